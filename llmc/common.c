@@ -1,0 +1,98 @@
+#include "common.h"
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct {
+    const char *program;
+    int rank;
+    void (*abort_hook)(int);
+} process = {"train_gpt", -1, NULL};
+
+void set_program_name(const char *name, int rank)
+{
+    process.program = name;
+    process.rank = rank;
+}
+
+void set_abort_hook(void (*hook)(int)) { process.abort_hook = hook; }
+
+bool error_set(Error *e, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(e->text, sizeof e->text, format, args);
+    va_end(args);
+    return false;
+}
+
+static void print_line(const char *kind, const char *format, va_list args)
+{
+    char text[2048], where[32] = "";
+    vsnprintf(text, sizeof text, format, args);
+    if (process.rank >= 0) snprintf(where, sizeof where, " (rank %d)", process.rank);
+    fflush(stdout);
+    fprintf(stderr, "%s%s: %s: %s\n", process.program, where, kind, text);
+}
+
+void fatal(int status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print_line("error", format, args);
+    va_end(args);
+    if (process.abort_hook) process.abort_hook(status);
+    _exit(status); // other threads may still run: no destructors
+}
+
+void note(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print_line("note", format, args);
+    va_end(args);
+}
+
+void *xcalloc(size_t count, size_t size)
+{
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    if (!p) fatal(EXIT_BAD_INPUT, "out of host memory: could not allocate %zu x %zu bytes", count, size);
+    return p;
+}
+
+void *xrealloc(void *old, size_t count, size_t size)
+{
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) fatal(EXIT_BAD_INPUT, "out of host memory: %zu x %zu bytes", count, size);
+    void *p = realloc(old, bytes ? bytes : 1);
+    if (!p) fatal(EXIT_BAD_INPUT, "out of host memory: could not allocate %zu bytes", bytes);
+    return p;
+}
+
+char *xstrdup(const char *s)
+{
+    size_t n = strlen(s) + 1;
+    return memcpy(xcalloc(n, 1), s, n);
+}
+
+char *format_string(const char *format, ...)
+{
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    char *s = xcalloc((size_t)n + 1, 1);
+    vsnprintf(s, (size_t)n + 1, format, again);
+    va_end(again);
+    va_end(args);
+    return s;
+}
+
+double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

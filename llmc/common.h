@@ -1,0 +1,45 @@
+// What every file may use: errors, checked allocation, small arithmetic. Nothing here knows of models or data.
+//
+// Errors. A function that can fail because of what the user gave it (a file, an option) returns false and writes one line
+// into an Error: what, where, what to do. Only the program's own top level turns that line into an exit, through fatal().
+// Broken promises of our own code are assert()s.
+#pragma once
+#include <assert.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+typedef struct {
+    char text[1024];
+} Error;
+
+// Writes the message and returns false, so that a check reads `return error_set(e, "...")`.
+bool error_set(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3 };
+
+// Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with `status`.
+void fatal(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
+
+// A line on stderr that starts with "note: "; for a slower or missing path taken.
+void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// Called by fatal() before it exits; comm sets it so that one failing rank ends the others.
+void set_abort_hook(void (*hook)(int status));
+void set_program_name(const char *name, int rank); // rank < 0: not shown
+
+// Never return NULL: running out of host memory is fatal, with the size in the message. Zeroed memory.
+void *xcalloc(size_t count, size_t size);
+void *xrealloc(void *p, size_t count, size_t size);
+char *xstrdup(const char *s);
+
+// printf into a fresh string, owned by the caller.
+char *format_string(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+double seconds_now(void); // monotonic clock
+
+static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
