@@ -1,0 +1,1 @@
+"""PyTorch twin of the trainer: the same mathematics, written a second time."""

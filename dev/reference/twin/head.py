@@ -1,0 +1,79 @@
+"""Language-model head and loss, evaluated in chunks of rows so that the logits of a long sequence never exist at once."""
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+CAP, SLOPE = 30.0, 7.5
+CHUNK = 4096
+E4M3_MAX, E5M2_MAX = 448.0, 57344.0
+
+
+class Linear(torch.autograd.Function):
+    """y = x w^T, x [N, a] in the activation dtype, w [b, a] wide. w is rounded to the dtype of x; its gradient stays wide."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        rounded = w.to(x.dtype)
+        ctx.save_for_backward(x, rounded)
+        ctx.wide = w.dtype
+        return x @ rounded.t()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        if x.dtype == ctx.wide:
+            dw = g.t() @ x
+        elif x.is_cuda:
+            dw = torch.mm(g.t(), x, out_dtype=ctx.wide)
+        else:
+            dw = g.t().to(ctx.wide) @ x.to(ctx.wide)
+        return g @ w, dw
+
+
+def quantize(x, scale, dtype, limit):
+    """x / scale as 8-bit floats, saturating, given back as float32 (where every such value is exact)."""
+    return (x.float() / scale).clamp(-limit, limit).to(dtype).float()
+
+
+class Fp8Linear(torch.autograd.Function):
+    """The FP8 head: e4m3 operands forward, e5m2 gradient backward, one scale for each tensor; bf16 in and out.
+
+    Sums run in `sums` (float32; the golden vectors take float64). Quantisation is straight-through.
+    """
+
+    @staticmethod
+    def forward(ctx, x, w, sums):
+        sx, sw = x.shape[-1] ** 0.5 / E4M3_MAX, 2.0 ** -9
+        x8, w8 = (quantize(t, s, torch.float8_e4m3fn, E4M3_MAX).to(sums) for t, s in ((x, sx), (w, sw)))
+        ctx.save_for_backward(x8, w8)
+        ctx.scales, ctx.wide = (sx, sw), w.dtype
+        return (sx * sw * (x8 @ w8.t())).to(torch.bfloat16)
+
+    @staticmethod
+    def backward(ctx, g):
+        x8, w8 = ctx.saved_tensors
+        sx, sw = ctx.scales
+        sg = 1.0 / E4M3_MAX
+        g8 = quantize(g, sg, torch.float8_e5m2, E5M2_MAX).to(x8.dtype)
+        return (sg * sw * (g8 @ w8)).to(torch.bfloat16), (sx * sg * (g8.t() @ x8)).to(ctx.wide), None
+
+
+def cross_entropy_sum(logits, targets, wide):
+    """Sum over rows of the cross entropy of 30 sigmoid(logits / 7.5), over all columns, padding included."""
+    return F.cross_entropy(CAP * torch.sigmoid(logits.to(wide) / SLOPE), targets, reduction="sum")
+
+
+def logits_of(x, w, fp8):
+    return Fp8Linear.apply(x, w, torch.float32) if fp8 else Linear.apply(x, w)
+
+
+def loss_sum(x, w, targets, wide, fp8):
+    """x [N, d], w [Vp, d], targets [N]: summed loss. Chunks are recomputed in the backward pass."""
+    def chunk(x, w, targets):
+        return cross_entropy_sum(logits_of(x, w, fp8), targets, wide)
+    if x.shape[0] <= CHUNK:
+        return chunk(x, w, targets)
+    total = 0.0
+    for xs, ts in zip(x.split(CHUNK), targets.split(CHUNK)):
+        total = total + (checkpoint(chunk, xs, w, ts, use_reentrant=False) if torch.is_grad_enabled() else chunk(xs, w, ts))
+    return total
