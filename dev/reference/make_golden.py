@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Writes golden/*.safetensors: what the C program must reproduce. README.md describes every tensor."""
+import dataclasses
+import math
+import os
+
+import torch
+from safetensors.torch import save_file
+
+from twin import config, head, model, newton_schulz, schedule
+from twin.optimizer import adam_lr_multiplier
+from twin.trainer import Trainer
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
+SIZES = dict(model_dim=16, num_heads=2, mlp_dim=64, block_size=4, vocab_size=61, micro_batch_tokens=64, micro_batches=2,
+             num_scheduled=6, num_extension=2, head="bf16")
+STEPS, SAMPLES = 6, 160
+DRAWS = 8                 # instances (weights and tokens) whose error in half and single precision makes the yardsticks
+SAMPLE_RULE = "index i of k = min(160, n) is (i * s) mod n; s = smallest integer >= max(1, floor(0.618 n)) coprime to n"
+# documents of every micro-batch, by length, cut at N + 1; the last token alone is a document of its own in one of them
+DOCUMENTS = ((1, 5, 24, 1, 9, 30), (64, 1), (3, 40, 2, 2, 60), (70,), (12, 12, 1, 1, 1, 80), (33, 31, 9))
+
+
+def make_config(preset, **changes):
+    return config.preset(preset, **SIZES, **changes).check()
+
+
+def initial_parameters(cfg, draw=0):
+    """Random everywhere, so that no gradient vanishes and no scalar is at a value that hides an error."""
+    g = torch.Generator().manual_seed(2718 + draw)
+    bound = 0.5 * math.sqrt(3.0) * cfg.model_dim ** -0.5
+    spread = {"lm_head.weight": 0.3, "smear_gate.weight": 0.5, "attn_gate.weight": 0.5}
+    p = {}
+    for name, (shape, half) in model.parameter_shapes(cfg).items():
+        if name == "scalars":
+            n = cfg.num_layers
+            mean = torch.tensor([-1.5] * n + [1.05, 0.1] * n + [0.5, 0.4] * n + [0.3, 0.5] + [1.0] * (62 - 5 * n))
+            t = mean + 0.1 * torch.randn(shape, generator=g)
+        elif half:
+            t = torch.randn(shape, generator=g) * next((s for end, s in spread.items() if name.endswith(end)), 1.0)
+        else:
+            t = torch.empty(shape).uniform_(-bound, bound, generator=g)
+        p[name] = t.bfloat16().float() if half else t
+    return p
+
+
+def make_batches(cfg, draw=0):
+    """tokens [STEPS, 2, N+1] and cu_seqlens [STEPS, 2, N+1] (filled up with N). Token 60 begins every document."""
+    g, n = torch.Generator().manual_seed(31415 + draw), cfg.micro_batch_tokens
+    tokens = torch.randint(0, 60, (STEPS, cfg.micro_batches, n + 1), generator=g)
+    cu = torch.full_like(tokens, n)
+    for i in range(STEPS * cfg.micro_batches):
+        row, starts, at = (i // cfg.micro_batches, i % cfg.micro_batches), [], 0
+        for length in DOCUMENTS[i % len(DOCUMENTS)]:
+            starts.append(at)
+            at += length
+        tokens[row][[s for s in starts if s <= n]] = 60
+        starts = [s for s in starts if s < n]
+        cu[row][:len(starts)] = torch.tensor(starts)
+    return tokens, cu
+
+
+def batches_of_step(tokens, cu, t):
+    """Drops the fill of cu_seqlens again."""
+    n = tokens.shape[-1] - 1
+    return [model.Batch(x, torch.cat([c[c < n], torch.tensor([n])])) for x, c in zip(tokens[t], cu[t])]
+
+
+def save(name, cfg, tensors, **extra):
+    meta = {k: str(getattr(cfg, k)) for k in ("num_layers", "model_dim", "num_heads", "mlp_dim", "block_size", "vocab_size",
+                                              "padded_vocab_size", "micro_batch_tokens", "micro_batches", "num_scheduled",
+                                              "num_extension", "weight_decay", "ns", "head")} if cfg else {}
+    meta |= {"steps": str(STEPS), "sample_rule": SAMPLE_RULE} | {k: str(v) for k, v in extra.items()}
+    reals = {torch.float64: torch.float32, torch.int64: torch.int32}
+    tensors = {k: t.detach().to(reals.get(t.dtype, t.dtype)).contiguous() for k, t in tensors.items()}
+    path = os.path.join(FOLDER, name + ".safetensors")
+    save_file(tensors, path, metadata=meta)
+    print(f"{name}: {len(tensors)} tensors, {os.path.getsize(path)} bytes")
+
+
+def relative_error(x, r):
+    """|x - r| / |r| in float64; 0 where both are zero."""
+    x, r = x.double(), r.double()
+    norm, diff = r.norm(), (x - r).norm()
+    return torch.zeros(()).double() if norm == 0 and diff == 0 else diff / norm
+
+
+def sample_indices(n):
+    s = max(1, int(0.618 * n))
+    while math.gcd(s, n) != 1:
+        s += 1
+    return torch.arange(min(SAMPLES, n)) * s % n
+
+
+def flattened(values):
+    """The results of one run by name, each as [rows, numel] in float64: one row for a gradient, a row per step otherwise."""
+    return {k: v.detach().double().clone() for k, v in values.items()}
+
+
+def gradients_at_start(cfg, parameters, tokens, cu):
+    """loss [1, 2], logits [1, N * Vp] of micro-batch 0 and grad.<name> [1, numel], the sum over the micro-batches."""
+    trainer = Trainer(cfg, parameters)
+    batches = batches_of_step(tokens, cu, 0)
+    trainer.set_window(0)
+    losses, gradients = trainer.gradients(batches)
+    w = trainer.yarn.window
+    with torch.no_grad():
+        x = trainer.model.hidden(batches[0], trainer._rope(len(batches[0].inputs)), trainer.yarn.scale, w // 2, w)
+        logits = head.logits_of(x, trainer.model.p["lm_head.weight"], False)
+    return flattened({"loss": torch.stack(losses)[None], "logits": logits.reshape(1, -1)} |
+                     {f"grad.{n}": g.reshape(1, -1) for n, g in gradients.items()})
+
+
+def trajectory(cfg, parameters, tokens, cu):
+    """loss [STEPS, 2] and, for each parameter, value minus initial value after every step, <name> [STEPS, numel]."""
+    trainer = Trainer(cfg, parameters)
+    losses, updates = [], {n: [] for n in parameters}
+    for t in range(STEPS):
+        losses.append(torch.stack(trainer.step(batches_of_step(tokens, cu, t))))
+        for n, p in trainer.model.p.items():
+            updates[n].append((p.detach().double() - parameters[n].double()).flatten())
+    return flattened({"loss": torch.stack(losses)} | {n: torch.stack(v) for n, v in updates.items()})
+
+
+def reference_and_errors(cfg, run):
+    """(run in float64 on draw 0, {kind: {name: [rows]}}): the errors are root mean squares over the draws."""
+    squares, reference = {"bf16": {}, "f32": {}}, None
+    for draw in range(DRAWS):
+        inputs = initial_parameters(cfg, draw), *make_batches(cfg, draw)
+        exact = run(dataclasses.replace(cfg, dtype="float64"), *inputs)
+        reference = reference or exact
+        for kind, dtype in (("bf16", "bf16"), ("f32", "float32")):
+            other = run(dataclasses.replace(cfg, dtype=dtype), *inputs)
+            for name, r in exact.items():
+                e = torch.stack([relative_error(x, y) for x, y in zip(other[name], r)])
+                squares[kind][name] = squares[kind].get(name, 0) + e.square() / DRAWS
+    return reference, {kind: {n: s.sqrt() for n, s in by_name.items()} for kind, by_name in squares.items()}
+
+
+def write_gradients(preset):
+    cfg = make_config(preset)
+    exact, errors = reference_and_errors(cfg, gradients_at_start)
+    shapes = model.parameter_shapes(cfg)
+    out = {"loss": exact["loss"][0], "logits": exact["logits"].view(cfg.micro_batch_tokens, -1)}
+    out |= {f"{k}_rel": torch.cat([errors["bf16"][k], errors["f32"][k]]) for k in ("loss", "logits")}
+    for n, (shape, _) in shapes.items():
+        out[f"grad.{n}"] = exact[f"grad.{n}"].view(shape)
+        out |= {f"rel_{kind}.{n}": e[f"grad.{n}"] for kind, e in errors.items()}
+    save(f"gradients-{preset}", cfg, out, preset=preset)
+
+
+def write_steps(preset, ns):
+    cfg = make_config(preset, ns=ns)
+    exact, errors = reference_and_errors(cfg, trajectory)
+    out = {"loss": exact.pop("loss")} | {f"loss_rel_{kind}": e.pop("loss") for kind, e in errors.items()}
+    p0 = initial_parameters(cfg)
+    for n, update in exact.items():
+        value = p0[n].double().flatten() + update
+        out |= {f"sample.{n}": value[:, sample_indices(value.shape[1])], f"norm.{n}": value.norm(dim=1),
+                f"update_norm.{n}": update.norm(dim=1)}
+        out |= {f"rel_{kind}.{n}": e[n] for kind, e in errors.items()}
+    save(f"steps-{preset}-{ns}", cfg, out, preset=preset)
+    worst = {kind: max(float(v[2]) for v in e.values()) for kind, e in errors.items()}
+    print("   update after 3 steps, worst tensor: " + ", ".join(f"{k} {w:.2e}" for k, w in worst.items()))
+
+
+def log_uniform(n, m, g):
+    """Singular values log-uniform in 1e-3..1, random singular vectors."""
+    u, _ = torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64))
+    v, _ = torch.linalg.qr(torch.randn(m, n, generator=g, dtype=torch.float64))
+    return u * 10 ** (-3 * torch.rand(n, generator=g, dtype=torch.float64)) @ v.t()
+
+
+def write_newton_schulz():
+    g = torch.Generator().manual_seed(161803)
+    cases = {k: torch.randn(s, generator=g) for k, s in dict(wide=(16, 64), square=(16, 16), gate=(2, 12), row=(1, 12)).items()}
+    cases |= {"hard": log_uniform(24, 48, g).float(), "zero": torch.zeros(4, 8)}
+    out = {f"input.{k}": x for k, x in cases.items()}
+    for ns in config.NS_NAMES:
+        for k, x in cases.items():
+            out[f"{ns}.{k}"] = newton_schulz.orthogonalize(x.double()[None], ns, False)[0]
+    save("newton_schulz", None, out)
+
+
+def write_schedules():
+    out = {}
+    for scheduled, extension in ((2245, 40), (279, 10), (6, 2)):
+        total = scheduled + extension
+        long = [schedule.long_window(t, scheduled) for t in range(total)]
+        out |= {f"lr.{total}": torch.tensor([schedule.lr_factor(t, scheduled) for t in range(total)]).double(),
+                f"momentum.{total}": torch.tensor([schedule.momentum(t, total) for t in range(total)]).double(),
+                f"ws_long.{total}": torch.tensor(long), f"ws_short.{total}": torch.tensor([w // 2 for w in long])}
+    yarn, frequencies, scales = schedule.Yarn(128, 128, torch.float64), [], []
+    for w in (3, 7, 11, 13):
+        yarn.set_window(w)
+        frequencies.append(yarn.frequencies)
+        scales.append(yarn.scale)
+    out |= {"ws": torch.tensor([3, 7, 11, 13, schedule.FINAL_WINDOW]), "frequencies": torch.stack(frequencies + frequencies[-1:]),
+            "scale": torch.tensor(scales + scales[-1:]).double()}
+    save("schedules", None, out)
+
+
+def write_fp8_head():
+    """One row of x has a single non-zero channel (the largest value that rms can give); some weights saturate e4m3."""
+    g = torch.Generator().manual_seed(57721)
+    x = torch.randn(32, 64, generator=g)
+    x[7] = torch.eye(64)[5]
+    x = (x / x.square().mean(-1, keepdim=True).sqrt()).bfloat16()
+    w = (0.25 * torch.randn(256, 64, generator=g)).bfloat16()
+    targets = torch.randint(0, 250, (32,), generator=g)
+    xs, ws = x.clone().requires_grad_(), w.double().requires_grad_()
+    logits = head.Fp8Linear.apply(xs, ws, torch.float64)
+    loss = head.cross_entropy_sum(logits, targets, torch.float64)
+    loss.backward()
+    save("fp8_head", None, {"x": x, "w": w, "targets": targets, "logits": logits.double(), "loss": loss.reshape(1),
+                            "dx": xs.grad.double(), "dw": ws.grad})
+
+
+def main():
+    os.makedirs(FOLDER, exist_ok=True)
+    cfg = make_config("2025-11-18")
+    parameters, (tokens, cu) = initial_parameters(cfg), make_batches(cfg)
+    shapes = model.parameter_shapes(cfg)
+    save("init", cfg, {n: t.bfloat16() if shapes[n][1] else t for n, t in parameters.items()})
+    save("batches", cfg, {"tokens": tokens, "cu_seqlens": cu})
+    for preset in ("2025-10-27", "2025-11-18"):
+        write_gradients(preset)
+    for preset in ("2025-10-27", "2025-11-10"):
+        write_steps(preset, "polar")
+    for ns in config.NS_NAMES:
+        write_steps("2025-11-18", ns)
+    write_newton_schulz()
+    write_schedules()
+    write_fp8_head()
+
+
+if __name__ == "__main__":
+    main()
