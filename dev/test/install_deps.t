@@ -1,0 +1,99 @@
+#!/usr/bin/env perl
+# scripts/install_deps.sh on imitated machines: a PATH that holds a few basic tools and one package manager that only
+# writes down how it was called. Nothing is installed.
+use strict;
+use warnings;
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use File::Path qw(remove_tree);
+use File::Temp qw(tempdir);
+use Test::More;
+
+my $script = dirname(dirname(dirname(abs_path(__FILE__)))) . '/scripts/install_deps.sh';
+my $dir = tempdir(CLEANUP => 1);
+
+sub found { (grep { -x } map { "$_/$_[0]" } split /:/, $ENV{PATH})[0] }
+
+sub program {
+    my ($name, $text) = @_;
+    open my $out, '>', "$dir/bin/$name" or die;
+    print $out "#!" . found('bash') . "\n$text\n";
+    close $out;
+    chmod 0755, "$dir/bin/$name";
+}
+
+# A machine with these programs only: each is [name, text of a shell script]. $uid is what `id -u` answers.
+# Returns (exit status, stdout, stderr, calls of the package manager).
+sub on_machine {
+    my ($uid, $arguments, @programs) = @_;
+    remove_tree("$dir/bin");
+    unlink "$dir/calls";
+    mkdir "$dir/bin";
+    for (qw(bash env mktemp rm sed grep tail touch)) { symlink found($_), "$dir/bin/$_" or die }
+    program('id', "echo $uid");
+    program(@$_) for @programs;
+    my $pid = fork // die;
+    if (!$pid) {
+        open STDIN, '<', '/dev/null' or die;
+        open STDOUT, '>', "$dir/stdout" or die;
+        open STDERR, '>', "$dir/stderr" or die;
+        $ENV{PATH} = "$dir/bin";
+        delete $ENV{DEBIAN_FRONTEND};
+        exec "$dir/bin/bash", $script, @$arguments or die;
+    }
+    waitpid $pid, 0;
+    return ($? >> 8, map { slurp("$dir/$_") } 'stdout', 'stderr', 'calls');
+}
+
+sub slurp {
+    open my $in, '<', $_[0] or return '';
+    local $/;
+    return scalar(<$in>) // '';
+}
+
+my $recorder = "echo \"\${DEBIAN_FRONTEND-} \${0##*/} \$*\" >>'$dir/calls'";
+# A gcc that makes every program, so that all libraries seem to be there; and one that finds no library.
+my @tools = (['gcc', 'exit 0'], map { [$_, 'exit 0'] } qw(make perl prove mpicc mpirun gnuplot));
+my @no_libraries = (['gcc', 'case "$*" in *" -l"*) exit 1;; esac'], @tools[1 .. $#tools]);
+my @required = (['gcc', 'case "$*" in *-lopenblas*|*-lpcre2*) exit 1;; esac'], map { [$_, 'exit 0'] } qw(make perl prove));
+
+my ($status, $out, $err, $calls) = on_machine(0, [], @tools, ['apt-get', $recorder]);
+ok($status == 0 && $out =~ /^install_deps: all there: .*\n\z/ && $calls eq '', 'all there: says so, and apt-get is not called');
+
+($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', "$recorder; exit 0"]);
+ok($status == 1 && $err =~ /^install_deps: error: missing: json-c OpenBLAS PCRE2\. [^\n]*\n\z/, 'apt-get that installs nothing: an error that names what is missing') or diag("$out$err");
+like($calls, qr/^noninteractive apt-get .*update\nnoninteractive apt-get .*install -y --no-install-recommends libjson-c-dev libopenblas-dev libpcre2-dev\n/, 'apt-get: update, then only what is missing, without questions');
+
+# Here apt-get install makes gcc find the libraries.
+my $gcc = "case \"\$*\" in *' -l'*) [ -e '$dir/bin/installed' ];; esac";
+($status, $out, $err) = on_machine(0, [], ['gcc', $gcc], @tools[1 .. $#tools], ['apt-get', "case \"\$*\" in *install*) touch '$dir/bin/installed';; esac"]);
+ok($status == 0 && $out =~ /done\n\z/ && $err eq '', 'apt-get that works: done') or diag("$out$err");
+
+# No network: update and install fail.
+($status, $out, $err) = on_machine(0, [], @no_libraries, ['apt-get', 'echo "E: Could not resolve the mirror"; exit 100']);
+ok($status == 1 && $out =~ /apt-get update failed \(E: Could not resolve/ && $err =~ /\A[^\n]*\n\z/, 'no network: says why') or diag("$out$err");
+
+($status, $out, $err, $calls) = on_machine(0, [], @required, ['apt-get', "$recorder; exit 1"]);
+ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 MPI gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
+
+($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', $recorder]);
+ok($status == 1 && $err =~ /as root run: apt-get install libjson-c-dev/ && $calls eq '', 'neither root nor sudo');
+
+($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', 'exit 0'], ['sudo', $recorder]);
+like($calls, qr/^ ?sudo -n env DEBIAN_FRONTEND=noninteractive apt-get .*update$/m, 'sudo, that must not ask for a password where nobody sits');
+
+($status, $out, $err, $calls) = on_machine(0, ['--dry-run'], @no_libraries, ['apt-get', $recorder]);
+ok($status == 0 && $out =~ /would install with apt-get: libjson-c-dev/ && $calls eq '', '--dry-run');
+
+for (['dnf', 'dnf install json-c-devel openblas-devel pcre2-devel'], ['pacman', 'pacman -S --needed json-c openblas pcre2'], ['zypper', 'zypper install libjson-c-devel'],
+    ['apk', 'apk add json-c-dev'], ['brew', 'brew install json-c openblas pcre2'])
+{
+    my ($manager, $line) = @$_;
+    ($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, [$manager, $recorder]);
+    ok($status == 1 && $err =~ /\A[^\n]*Install with: \Q$line\E[^\n]*\n\z/ && $calls eq '', "$manager: one line with its names") or diag("$out$err");
+}
+($status, $out, $err) = on_machine(0, []);
+like($err, qr/missing: gcc make perl json-c .*No package manager was found.*gcc libc6-dev make perl libjson-c-dev/, 'a bare machine without package manager');
+($status, $out, $err) = on_machine(0, ['--fast'], @tools);
+ok($status == 2 && $err =~ /unknown option "--fast"/, 'unknown option: exit 2');
+done_testing();
