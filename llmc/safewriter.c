@@ -1,0 +1,276 @@
+// The writing half of safetensors.h.
+#include "llmc/safetensors.h"
+#include "llmc/utf8.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <json-c/json.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    char *name; // owned
+    SafeDtype dtype;
+    int ndim;
+    int64_t shape[SAFETENSORS_MAX_DIMS];
+    int64_t bytes, written;
+    int64_t begin; // from the start of the data
+} Declared;
+
+struct SafeWriter {
+    char *path;   // as the caller named it
+    char *target; // the file behind it
+    char *temp;
+    int fd; // -1 once failed
+    json_object *metadata;
+    Declared *tensors; // (count) in the order of declaration
+    int count, capacity;
+    int64_t data_start; // 0: the header is not written yet
+    Error first_error;  // of the file, once fd is -1
+};
+
+// The last failure of the system, kept as the writer's one error. The space of the unfinished file is given back at once.
+static bool fail(SafeWriter *w, const char *doing, Error *e)
+{
+    int code = errno;
+    bool full = code == ENOSPC || code == EDQUOT || code == EFBIG;
+    size_t n = strlen(w->path);
+    error_set(&w->first_error, "%s: cannot %s: %s; %s", n > 400 ? w->path + n - 400 : w->path, doing, strerror(code),
+              full ? "make room or choose another folder; an older file of this name is kept"
+                   : "check the folder and its device; an older file of this name is kept");
+    if (w->fd >= 0) {
+        close(w->fd);
+        unlink(w->temp);
+        w->fd = -1;
+    }
+    *e = w->first_error;
+    return false;
+}
+
+static void writer_free(SafeWriter *w)
+{
+    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
+    free(w->tensors);
+    json_object_put(w->metadata);
+    free(w->temp);
+    free(w->target);
+    free(w->path);
+    free(w);
+}
+
+// The folder part of a path, owned by the caller.
+static char *folder_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) return xstrdup(".");
+    return slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
+}
+
+// Removes <target>.tmp.<pid> files whose process is gone. One with our own pid is from an earlier life of this number.
+static void remove_stale(const char *target)
+{
+    char *folder = folder_of(target);
+    const char *slash = strrchr(target, '/');
+    char *prefix = format_string("%s.tmp.", slash ? slash + 1 : target);
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        const char *digits = entry->d_name + strlen(prefix);
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0) continue;
+        if (!*digits || digits[strspn(digits, "0123456789")]) continue;
+        long pid = strtol(digits, NULL, 10);
+        if (pid <= 0 || pid > INT_MAX) continue;
+        if (pid == getpid() || (kill((pid_t)pid, 0) != 0 && errno == ESRCH)) unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    if (dir) closedir(dir);
+    free(prefix);
+    free(folder);
+}
+
+SafeWriter *safewriter_begin(const char *path, Error *e)
+{
+    SafeWriter *w = xcalloc(1, sizeof *w);
+    char *resolved = realpath(path, NULL); // NULL for a file that is still to come
+    w->path = xstrdup(path);
+    w->target = resolved ? xstrdup(resolved) : xstrdup(path);
+    free(resolved);
+    w->temp = format_string("%s.tmp.%ld", w->target, (long)getpid());
+    w->metadata = json_object_new_object();
+    w->fd = -1;
+    struct stat info;
+    bool other = stat(w->target, &info) == 0 && !S_ISREG(info.st_mode);
+    if (other) {
+        error_set(e, "%s: is no regular file, so no checkpoint can be put there; choose another name", w->path);
+    } else {
+        remove_stale(w->target);
+        w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (w->fd < 0) fail(w, "create a file beside it", e);
+    }
+    if (w->fd >= 0) return w;
+    writer_free(w);
+    return NULL;
+}
+
+void safewriter_metadata(SafeWriter *w, const char *key, const char *value)
+{
+    assert(!w->data_start && "metadata comes before the data");
+    size_t key_length, value_length, replaced;
+    char *k = utf8_repair(key, strlen(key), &key_length, &replaced); // both end with a NUL: they hold 1 byte more than 3 * len
+    char *v = utf8_repair(value, strlen(value), &value_length, &replaced);
+    json_object_object_add(w->metadata, k, json_object_new_string_len(v, (int)value_length));
+    free(k);
+    free(v);
+}
+
+static Declared *find_declared(const SafeWriter *w, const char *name)
+{
+    for (int i = 0; i < w->count; i++)
+        if (strcmp(w->tensors[i].name, name) == 0) return &w->tensors[i];
+    return NULL;
+}
+
+void safewriter_declare(SafeWriter *w, const char *name, SafeDtype dtype, int ndim, const int64_t *shape)
+{
+    assert(!w->data_start && "declarations come before the data");
+    assert(ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS && strcmp(name, "__metadata__") != 0 && !find_declared(w, name));
+    assert(utf8_valid_prefix(name, strlen(name)) == strlen(name));
+    if (w->count == w->capacity) {
+        w->capacity = 2 * w->capacity + 64;
+        w->tensors = xrealloc(w->tensors, (size_t)w->capacity, sizeof *w->tensors);
+    }
+    Declared *t = &w->tensors[w->count++];
+    *t = (Declared){.name = xstrdup(name), .dtype = dtype, .ndim = ndim, .bytes = safetensors_dtype_size(dtype)};
+    for (int i = 0; i < ndim; i++) {
+        assert(shape[i] >= 0);
+        t->shape[i] = shape[i];
+        bool overflow = __builtin_mul_overflow(t->bytes, shape[i], &t->bytes);
+        assert(!overflow), (void)overflow;
+    }
+}
+
+// Wide elements first: then every tensor starts at a multiple of its element size, which readers that map the file need.
+static void lay_out(SafeWriter *w)
+{
+    int64_t at = 0;
+    for (int size = 8; size >= 1; size /= 2) {
+        for (int i = 0; i < w->count; i++) {
+            Declared *t = &w->tensors[i];
+            if (safetensors_dtype_size(t->dtype) != size) continue;
+            t->begin = at;
+            bool overflow = __builtin_add_overflow(at, t->bytes, &at);
+            assert(!overflow && at < INT64_MAX / 2), (void)overflow; // room for the header in front
+        }
+    }
+}
+
+static json_object *describe(const Declared *t)
+{
+    json_object *object = json_object_new_object(), *shape = json_object_new_array(), *offsets = json_object_new_array();
+    for (int i = 0; i < t->ndim; i++) json_object_array_add(shape, json_object_new_int64(t->shape[i]));
+    json_object_array_add(offsets, json_object_new_int64(t->begin));
+    json_object_array_add(offsets, json_object_new_int64(t->begin + t->bytes));
+    json_object_object_add(object, "dtype", json_object_new_string(safetensors_dtype_name(t->dtype)));
+    json_object_object_add(object, "shape", shape);
+    json_object_object_add(object, "data_offsets", offsets);
+    return object;
+}
+
+static bool pwrite_all(SafeWriter *w, const void *data, size_t bytes, int64_t offset, const char *doing, Error *e)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pwrite(w->fd, (const char *)data + done, bytes - done, offset + (int64_t)done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = EIO; // cannot be, but must not loop
+        if (n <= 0) return fail(w, doing, e);
+        done += (size_t)n;
+    }
+    return true;
+}
+
+static bool write_header(SafeWriter *w, Error *e)
+{
+    lay_out(w);
+    json_object *header = json_object_new_object();
+    if (json_object_object_length(w->metadata)) json_object_object_add(header, "__metadata__", json_object_get(w->metadata));
+    for (int size = 8; size >= 1; size /= 2) // in data order, as other writers have it
+        for (int i = 0; i < w->count; i++)
+            if (safetensors_dtype_size(w->tensors[i].dtype) == size)
+                json_object_object_add(header, w->tensors[i].name, describe(&w->tensors[i]));
+
+    size_t length;
+    const char *json = json_object_to_json_string_length(header, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &length);
+    size_t padded = (size_t)round_up((int64_t)length, 8); // the data starts aligned
+    assert(padded <= SAFETENSORS_MAX_HEADER);
+    char *block = xcalloc(8 + padded, 1);
+    for (int i = 0; i < 8; i++) block[i] = (char)(padded >> 8 * i);
+    memset(block + 8, ' ', padded);
+    memcpy(block + 8, json, length);
+    bool good = pwrite_all(w, block, 8 + padded, 0, "write the header", e);
+    free(block);
+    json_object_put(header);
+    w->data_start = 8 + (int64_t)padded;
+    return good;
+}
+
+bool safewriter_write(SafeWriter *w, const char *name, const void *data, size_t bytes, Error *e)
+{
+    if (w->fd < 0) return *e = w->first_error, false;
+    if (!w->data_start && !write_header(w, e)) return false;
+    Declared *t = find_declared(w, name);
+    assert(t && bytes <= (uint64_t)(t->bytes - t->written));
+    int64_t offset = w->data_start + t->begin + t->written;
+    t->written += (int64_t)bytes;
+    return pwrite_all(w, data, bytes, offset, "write", e);
+}
+
+// Makes the rename durable. Not every file system can sync a folder; those answer EINVAL and have nothing to be synced.
+static bool sync_folder(const char *target)
+{
+    char *folder = folder_of(target);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool good = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
+    int code = errno;
+    if (fd >= 0) close(fd);
+    free(folder);
+    errno = code;
+    return good;
+}
+
+static bool finish(SafeWriter *w, Error *e)
+{
+    if (w->fd < 0) return *e = w->first_error, false;
+    if (!w->data_start && !write_header(w, e)) return false;
+    for (int i = 0; i < w->count; i++) assert(w->tensors[i].written == w->tensors[i].bytes);
+    if (fsync(w->fd) != 0) return fail(w, "bring the data to the disk", e);
+    int fd = w->fd;
+    w->fd = -1;
+    if (close(fd) != 0 || rename(w->temp, w->target) != 0) {
+        int code = errno;
+        unlink(w->temp);
+        errno = code;
+        return fail(w, "put the finished file in place", e);
+    }
+    if (sync_folder(w->target)) return true;
+    return error_set(e, "%s: is written, but may not survive a power failure: cannot sync its folder: %s", w->path,
+                     strerror(errno));
+}
+
+bool safewriter_commit(SafeWriter *w, Error *e)
+{
+    bool good = finish(w, e);
+    writer_free(w);
+    return good;
+}
+
+void safewriter_abort(SafeWriter *w)
+{
+    if (!w) return;
+    if (w->fd >= 0) {
+        close(w->fd);
+        unlink(w->temp);
+    }
+    writer_free(w);
+}
