@@ -54,6 +54,13 @@ void copy_to_host(Stream s, void *host_dst, const void *src, size_t bytes); // v
 void copy_on_device(Stream s, void *dst, const void *src, size_t bytes);
 void device_zero(Stream s, void *p, size_t bytes);
 
+// Marks in a stream's work that the host can wait for. A few are enough: recording again moves the mark.
+typedef struct Event Event;
+Event *event_create(void);
+void event_record(Event *e, Stream s);
+void event_synchronize(Event *e); // returns when all work queued before the mark is done; at once when never recorded
+void event_destroy(Event *e);
+
 // Records the ops queued between begin and end instead of running them. The CPU has no graphs: begin returns false and the
 // ops run at once.
 typedef struct Graph Graph;
@@ -179,7 +186,8 @@ typedef struct {
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e);
 
 // Where the documents of a packed sequence lie, in the form the backend's attention wants: built on the host with the batch,
-// copied to the device with it. Returns the number of document slots (a host value for the two ops; constant in a graph).
+// copied to the device with it. Returns the number of document slots it needs: the two ops take this or any larger number (a
+// host value, constant in a captured graph), up to the one that max_documents gives.
 int64_t attention_table_ints(int N, int max_documents); // max_documents 0: N
 int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents); // all host
 
@@ -249,7 +257,7 @@ void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *ste
 typedef struct {
     float *w;             // (batch, rows, cols) in/out, or NULL when the weight is stored as floatX only
     floatX *wx;           // (batch, rows, cols) out: the weight rounded; in/out when w is NULL
-    float *grad;          // (batch, rows, cols) zeroed: the gradient buffer that normuon_momentum turned into U
+    float *grad;          // (batch, rows, cols) zeroed: the gradient buffer that normuon_momentum turned into U; or NULL
     float *second;        // S (batch, max side) in/out, fp32
     const void *o;        // (batch, rows, cols) packed, in o_dtype
     NsDtype o_dtype;

@@ -1,0 +1,197 @@
+// Runs our model and optimizer on the golden files of dev/reference/golden (format: dev/reference/README.md) and measures how far
+// each tensor is from the float64 reference. exact_golden.c and test_golden.c hold the limits of the two builds.
+#pragma once
+#include "llmc/optimizer.h"
+#include "llmc/safetensors.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GOLDEN "dev/reference/golden/"
+enum { GOLDEN_STEPS = 6, SAMPLES = 160 };
+
+typedef struct {
+    Config config;
+    Model model;
+    Optimizer optimizer;
+    Acts acts;
+    void *memory;
+    Rope rope;
+    floatX *cos, *sin;
+    Batch batch;
+    int32_t *table;
+    float loss_device[1], *loss;
+    int32_t *tokens, *cu_seqlens; // (6, 2, N+1)
+    SafeTensors *init;
+} Golden;
+
+static SafeTensors *open_golden(const char *name)
+{
+    Error e;
+    char *path = format_string(GOLDEN "%s.safetensors", name);
+    SafeTensors *st = safetensors_open(path, &e);
+    if (!st) fatal(1, "%s (run the tests from the top folder)", e.text);
+    free(path);
+    return st;
+}
+
+// A whole tensor as fresh memory of 4-byte elements; *count its number.
+static void *read_golden(const SafeTensors *st, const char *name, int64_t *count)
+{
+    Error e;
+    const TensorInfo *info = safetensors_find(st, name);
+    if (!info) fatal(1, "golden file lacks %s", name);
+    void *data = xcalloc((size_t)info->bytes + 4, 1);
+    if (!safetensors_read(st, name, data, (size_t)info->bytes, &e)) fatal(1, "%s", e.text);
+    int64_t n = info->bytes / safetensors_dtype_size(info->dtype);
+    if (info->dtype == ST_BF16) {
+        float *wide = xcalloc((size_t)n + 1, 4);
+        for (int64_t i = 0; i < n; i++) wide[i] = bf16_to_float(((bf16 *)data)[i]);
+        free(data);
+        data = wide;
+    }
+    if (count) *count = n;
+    return data;
+}
+
+static float *golden_values(const SafeTensors *st, const char *prefix, const char *name, int64_t *count)
+{
+    char *key = format_string("%s%s", prefix, name);
+    float *x = read_golden(st, key, count);
+    free(key);
+    return x;
+}
+
+static void golden_open(Golden *g, const char *preset, const char *ns)
+{
+    Error e;
+    const char *argv[] = {"test", "--preset", preset, "--ns", ns, "--model-dim", "16", "--num-heads", "2", "--mlp-dim", "64", "--vocab-size", "61",
+                          "--micro-batch-tokens", "64", "--micro-batches", "2", "--block-size", "4", "--num-scheduled", "6",
+                          "--num-extension", "2", "--head", "bf16", "--val-tokens", "128"};
+    memset(g, 0, sizeof *g);
+    if (!config_parse(&g->config, sizeof argv / sizeof *argv, (char **)argv, &e)) fatal(1, "%s", e.text);
+    const Config *c = &g->config;
+    int N = c->micro_batch_tokens, d = c->model_dim;
+    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = 2, .mlp_dim = c->mlp_dim, .vocab_padded = 128});
+    model_describe(&g->model, c);
+    model_allocate(&g->model);
+    optimizer_create(&g->optimizer, &g->model);
+    g->memory = device_alloc(acts_bytes(c, N, true), "activations");
+    acts_place(&g->acts, c, N, true, g->memory);
+    rope_start(&g->rope, c);
+    g->cos = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");
+    g->sin = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");
+    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, N, 8);
+    batch_alloc(&g->batch, N);
+    g->table = xcalloc((size_t)attention_table_ints(N, 0), 4);
+    SafeTensors *st = open_golden("batches");
+    g->tokens = read_golden(st, "tokens", NULL);
+    g->cu_seqlens = read_golden(st, "cu_seqlens", NULL);
+    safetensors_close(st);
+    g->init = open_golden("init");
+}
+
+static void golden_close(Golden *g)
+{
+    optimizer_free(&g->optimizer);
+    model_free(&g->model);
+    device_free(g->memory);
+    device_free(g->cos);
+    device_free(g->sin);
+    batch_free(&g->batch);
+    free(g->table);
+    free(g->tokens);
+    free(g->cu_seqlens);
+    safetensors_close(g->init);
+}
+
+static void golden_load_weights(Golden *g)
+{
+    Params *p = &g->model.params;
+    for (int i = 0; i < p->count; i++) {
+        const Param *a = &p->list[i];
+        int64_t n;
+        float *x = golden_values(g->init, "", a->name, &n);
+        if (n != a->rows * a->cols) fatal(1, "golden %s has %lld elements", a->name, (long long)n);
+        void *to = param_data(p, a);
+        for (int64_t k = 0; k < n; k++) {
+            if (param_element_size(a) == 4) ((float *)to)[k] = x[k];
+            else ((floatX *)to)[k] = float_to_x(x[k]);
+        }
+        free(x);
+    }
+    cast_weights(NULL, p->matrices_x, p->matrices, p->num_slots * p->slot_size);
+}
+
+// One micro-batch of step t: forward and backward; returns the summed loss.
+static double golden_batch(Golden *g, int t, int micro)
+{
+    Batch *b = &g->batch;
+    const int32_t *tokens = g->tokens + (t * 2 + micro) * (b->N + 1), *cu = g->cu_seqlens + (t * 2 + micro) * (b->N + 1);
+    AttentionSetting at = {.window_short = window_short_tokens(&g->config, g->rope.window),
+                           .window_long = window_long_tokens(&g->config, g->rope.window), .scale = (float)g->rope.scale,
+                           .cos = g->cos, .sin = g->sin};
+    memcpy(b->tokens, tokens, (size_t)b->N * 4);
+    memcpy(b->targets, tokens + 1, (size_t)b->N * 4);
+    for (b->num_docs = 0; cu[b->num_docs] < b->N; b->num_docs++) b->cu_seqlens[b->num_docs] = cu[b->num_docs];
+    b->cu_seqlens[b->num_docs] = b->N;
+    batch_sort_rows(b);
+    int slots = attention_table_build(g->table, b->cu_seqlens, b->num_docs, b->N, 0);
+    DeviceBatch device = {.N = b->N, .tokens = b->tokens, .targets = b->targets,
+                          .rows = {b->order, b->row_token, b->row_start, &b->num_rows}, .table = g->table, .slots = slots};
+    model_train_batch(&g->model, &g->acts, &device, &at, g->loss_device, NULL);
+    return g->loss_device[0];
+}
+
+// Forward and backward of all micro-batches of step t. loss (2) out.
+static void golden_gradients(Golden *g, int t, double *loss)
+{
+    if (rope_follow_window(&g->rope, &g->config, schedule_window(&g->config, t)))
+        rope_tables(NULL, g->cos, g->sin, g->rope.frequency, g->batch.N, 8);
+    model_prepare(&g->model, &g->acts, NULL);
+    for (int micro = 0; micro < 2; micro++) loss[micro] = golden_batch(g, t, micro);
+    model_finish_gradients(&g->model, &g->acts, NULL);
+}
+
+static void golden_update(Golden *g, int t)
+{
+    bool adam = schedule_adam_steps_at(t);
+    *g->optimizer.step = schedule_step_params(&g->config, t, g->optimizer.adam_steps);
+    optimizer_step(&g->optimizer, &g->model, adam, NULL);
+    g->optimizer.adam_steps += adam;
+}
+
+static const float *param_grad(const Params *p, const Param *a)
+{
+    switch (a->group) {
+    case GROUP_TABLE: return p->tables_grad + a->offset;
+    case GROUP_MATRIX: return p->matrices_grad + a->offset;
+    case GROUP_GATE: return p->gates_grad + a->offset;
+    case GROUP_SCALARS: return p->scalars_grad + a->offset;
+    }
+    return NULL;
+}
+
+static float param_value(const Params *p, const Param *a, int64_t i)
+{
+    void *x = param_data(p, a);
+    return param_element_size(a) == 4 ? ((float *)x)[i] : x_to_float(((floatX *)x)[i]);
+}
+
+// The sample rule of the golden files: indices (i * stride) mod n.
+static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+static int64_t sample_stride(int64_t n)
+{
+    int64_t s = max_i64(1, (int64_t)(0.618 * (double)n));
+    while (gcd(s, n) != 1) s++;
+    return s;
+}
+
+// The kinds of parameters whose errors are pooled, since one small tensor's error says little.
+static const char *kind_of(const Param *a)
+{
+    static const char *const kinds[] = {"value_embeds", "embed", "lm_head", "smear_gate", "attn_gate", "qkvo", "c_fc", "c_proj", "scalars"};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strstr(a->name, kinds[i])) return kinds[i];
+    return "?";
+}

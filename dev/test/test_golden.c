@@ -1,0 +1,127 @@
+// The bf16 build against the float64 twin: no further off than twice the twin's own bf16 run. Errors of tensors of one kind are
+// pooled (root mean square), because one small tensor's error is a draw from a wide distribution.
+#include "dev/test/golden.h"
+#include "dev/test/tap.h"
+
+enum { KINDS = 16 };
+typedef struct {
+    const char *name;
+    double ours, twin;
+    int count;
+} Pool;
+
+static Pool *pool_of(Pool *pools, const Param *a)
+{
+    const char *name = kind_of(a);
+    int i = 0;
+    while (pools[i].name && strcmp(pools[i].name, name)) i++;
+    pools[i].name = name;
+    return &pools[i];
+}
+
+static void add_to_pool(Pool *pool, double ours, double twin)
+{
+    pool->ours += ours * ours;
+    pool->twin += twin * twin;
+    pool->count++;
+}
+
+static void report(const Pool *pools, const char *what)
+{
+    for (const Pool *p = pools; p->name; p++)
+        ok(sqrt(p->ours) <= 2 * sqrt(p->twin), "%s of %s: error %.2e, the twin's in bf16 %.2e", what, p->name,
+           sqrt(p->ours / p->count), sqrt(p->twin / p->count));
+}
+
+static void check_gradients(const char *preset)
+{
+    Golden g;
+    Pool pools[KINDS] = {0};
+    golden_open(&g, preset, "polar");
+    golden_load_weights(&g);
+    char *name = format_string("gradients-%s", preset);
+    SafeTensors *st = open_golden(name);
+    double loss[2];
+    float *want_loss = read_golden(st, "loss", NULL), *loss_rel = read_golden(st, "loss_rel", NULL);
+    golden_gradients(&g, 0, loss);
+    printf("# %s\n", preset);
+    double error = fabs(loss[0] + loss[1] - want_loss[0] - want_loss[1]) / (want_loss[0] + want_loss[1]);
+    ok_at_most(error, 2 * loss_rel[0], "loss, relative error");
+    for (int i = 0; i < g.model.params.count; i++) {
+        const Param *a = &g.model.params.list[i];
+        const float *got = param_grad(&g.model.params, a);
+        int64_t n;
+        float *want = golden_values(st, "grad.", a->name, &n), *rel = golden_values(st, "rel_bf16.", a->name, NULL);
+        double difference = 0, norm = 0;
+        for (int64_t k = 0; k < n; k++) {
+            difference += pow((double)got[k] - want[k], 2);
+            norm += pow(want[k], 2);
+        }
+        add_to_pool(pool_of(pools, a), sqrt(difference / norm), rel[0]);
+        free(want);
+        free(rel);
+    }
+    report(pools, "gradients");
+    free(want_loss);
+    free(loss_rel);
+    free(name);
+    safetensors_close(st);
+    golden_close(&g);
+}
+
+// Error of the update on the sample, relative to the update.
+static double update_error(const Golden *g, const SafeTensors *st, const Param *a, int t)
+{
+    int64_t k, n = a->rows * a->cols, stride = sample_stride(n);
+    float *want = golden_values(st, "sample.", a->name, &k), *init = golden_values(g->init, "", a->name, NULL);
+    double error = 0, update = 0;
+    k /= GOLDEN_STEPS;
+    for (int64_t i = 0; i < k; i++) {
+        int64_t at = i * stride % n;
+        double w = want[t * k + i];
+        error += pow(param_value(&g->model.params, a, at) - w, 2);
+        update += pow(w - init[at], 2);
+    }
+    free(want);
+    free(init);
+    return update > 0 ? sqrt(error / update) : error > 0 ? INFINITY : 0;
+}
+
+static void check_steps(const char *preset, const char *ns)
+{
+    Golden g;
+    golden_open(&g, preset, ns);
+    golden_load_weights(&g);
+    char *name = format_string("steps-%s-%s", preset, ns);
+    SafeTensors *st = open_golden(name);
+    printf("# %s\n", name);
+    for (int t = 0; t < GOLDEN_STEPS; t++) {
+        double loss[2];
+        Pool pools[KINDS] = {0};
+        golden_gradients(&g, t, loss);
+        golden_update(&g, t);
+        if (t != 1 && t != GOLDEN_STEPS - 1) continue; // the first Adam step and the last
+        for (int i = 0; i < g.model.params.count; i++) {
+            const Param *a = &g.model.params.list[i];
+            float *rel = golden_values(st, "rel_bf16.", a->name, NULL);
+            add_to_pool(pool_of(pools, a), update_error(&g, st, a, t), rel[t]);
+            free(rel);
+        }
+        char *label = format_string("step %d, updates", t + 1);
+        report(pools, label);
+        free(label);
+    }
+    free(name);
+    safetensors_close(st);
+    golden_close(&g);
+}
+
+int main(void)
+{
+    check_gradients("2025-10-27");
+    check_gradients("2025-11-18");
+    const char *presets[] = {"2025-10-27", "2025-11-10"}, *variants[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
+    for (int i = 0; i < 2; i++) check_steps(presets[i], "polar");
+    for (int i = 0; i < 6; i++) check_steps("2025-11-18", variants[i]);
+    return tap_done();
+}

@@ -1,0 +1,87 @@
+// Schedules against tables worked out by hand from the definitions, and against the twin's (dev/reference/golden).
+#include "dev/test/golden.h"
+#include "dev/test/tap.h"
+
+static Config preset(const char *name, const char *scheduled, const char *extension)
+{
+    Config c;
+    Error e;
+    const char *argv[] = {"test", "--preset", name, "--num-scheduled", scheduled, "--num-extension", extension};
+    if (!config_parse(&c, 7, (char **)argv, &e)) fatal(1, "%s", e.text);
+    return c;
+}
+
+static void check_by_hand(void)
+{
+    Config c = preset("2025-10-27", "2245", "40");
+    // u < 0.5 up to step 1122; at t: w = 2 (1 - t/2245), factor = 0.1 + 0.9 w; u stops at 0.9999.
+    struct { int t; double factor; } rates[] = {{0, 1}, {1122, 1}, {1123, 0.99959910913}, {2000, 0.1 + 1.8 * 245 / 2245}, {2244, 0.1 + 1.8 / 2245}, {2245, 0.10018}, {2284, 0.10018}};
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        ok(fabs(schedule_lr_factor(&c, rates[i].t) - rates[i].factor) < 1e-9, "rate factor at %d: %.8f", rates[i].t, schedule_lr_factor(&c, rates[i].t));
+    struct { int t; double mu; } momenta[] = {{0, 0.85}, {150, 0.9}, {299, 0.85 + 0.1 * 299 / 300}, {300, 0.95}, {2235, 0.95}, {2236, 0.948}, {2284, 0.95 - 0.098}};
+    for (size_t i = 0; i < sizeof momenta / sizeof *momenta; i++)
+        ok(fabs(schedule_momentum(&c, momenta[i].t) - momenta[i].mu) < 1e-12, "momentum at %d", momenta[i].t);
+    // floor(3 t / 2245): the second window from 749 on (3*748 = 2244), the third from 1497 on (3*1496 = 4488 < 4490).
+    struct { int t, window; } windows[] = {{0, 3}, {748, 3}, {749, 7}, {1496, 7}, {1497, 11}, {2244, 11}, {2245, 13}, {2284, 13}};
+    for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
+        ok(schedule_window(&c, windows[i].t) == windows[i].window, "window at %d is %d", windows[i].t, windows[i].window);
+    ok(window_short_tokens(&c, 13) == 768 && window_long_tokens(&c, 20) == 2560, "windows in tokens");
+    Config small = preset("2025-10-27", "279", "10");
+    ok(schedule_momentum(&small, 288) == 0.85 + 0.1 * 288 / 300, "a run of 289 steps never reaches the momentum cooldown");
+    StepParams p = schedule_step_params(&c, 1, 0);
+    ok(fabs(p.adam_rate - 0.008 * sqrt(1 - 0.95) / (1 - 0.65)) < 1e-8, "Adam's first step, bias correction with k = 1");
+    ok(p.muon_decay == 0 && p.grad_scale == 0.125f, "no decay; gradient factor 1/8");
+}
+
+static void check_against_twin(const char *name, const char *scheduled, const char *extension)
+{
+    SafeTensors *st = open_golden("schedules");
+    Config c = preset("2025-10-27", scheduled, extension);
+    int64_t T;
+    float *lr = golden_values(st, "lr.", name, &T), *momentum = golden_values(st, "momentum.", name, NULL);
+    int32_t *ws_long = (int32_t *)golden_values(st, "ws_long.", name, NULL), *ws_short = (int32_t *)golden_values(st, "ws_short.", name, NULL);
+    double worst = 0;
+    bool windows = T == config_total_steps(&c);
+    for (int t = 0; t < T; t++) {
+        worst = fmax(worst, fmax(fabs(schedule_lr_factor(&c, t) - lr[t]), fabs(schedule_momentum(&c, t) - momentum[t])));
+        windows = windows && schedule_window(&c, t) == ws_long[t] && schedule_window(&c, t) / 2 == ws_short[t];
+    }
+    ok(windows, "run %s: windows of all steps as the twin has them", name);
+    ok(worst < 1e-7, "run %s: rates and momenta as the twin has them (%.1e)", name, worst);
+    free(lr), free(momentum), free(ws_long), free(ws_short);
+    safetensors_close(st);
+}
+
+static void check_yarn(void)
+{
+    SafeTensors *st = open_golden("schedules");
+    Config c = preset("2025-10-27", "2245", "40");
+    Rope r;
+    float *frequencies = read_golden(st, "frequencies", NULL), *scale = read_golden(st, "scale", NULL);
+    int32_t *ws = read_golden(st, "ws", NULL);
+    double worst = 0, worst_scale = 0;
+    rope_start(&r, &c);
+    ok(r.count == 32 && r.frequency[0] == 1 && fabs(r.frequency[31] * 1024 - 1) < 1e-6, "first frequencies run from 1 to 1/1024");
+    for (int i = 0; i < 4; i++) { // 3, 7, 11, 13; the last validation's 20 is no YaRN step
+        bool changed = rope_follow_window(&r, &c, ws[i]);
+        ok(changed == (i > 0), "window %d %s", ws[i], i ? "moves the frequencies" : "is the first");
+        for (int j = 0; j < 32; j++) worst = fmax(worst, fabs(r.frequency[j] / frequencies[64 * i + j] - 1));
+        worst_scale = fmax(worst_scale, fabs(r.scale - scale[i]));
+    }
+    // Each of the three moves rounds to fp32 once: 3 * 2^-24, and the table is fp32 too.
+    ok(worst < 3e-7, "frequencies after each move (%.1e)", worst);
+    ok(worst_scale < 1e-7, "attention scale after each move (%.1e)", worst_scale);
+    ok(!rope_follow_window(&r, &c, 13), "the same window changes nothing");
+    free(frequencies), free(scale), free(ws);
+    safetensors_close(st);
+}
+
+int main(void)
+{
+    check_by_hand();
+    check_against_twin("2285", "2245", "40");
+    check_against_twin("289", "279", "10");
+    check_against_twin("8", "6", "2");
+    check_yarn();
+    return tap_done();
+}

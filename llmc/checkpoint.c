@@ -1,0 +1,325 @@
+#include "llmc/checkpoint.h"
+#include "llmc/safetensors.h"
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const SafeDtype dtype_x = sizeof(floatX) == 2 ? ST_BF16 : ST_F32;
+
+static size_t element_bytes(bool half) { return half ? sizeof(floatX) : sizeof(float); }
+static SafeDtype element_dtype(bool half) { return half ? dtype_x : ST_F32; }
+
+// ---- which tensors -----------------------------------------------------------------------------------------------------
+
+// Weights, optimizer state, left-over gradients: one list, in one order, for writing and reading.
+typedef enum { WEIGHTS, STATE, LEFT_OVER } Part;
+
+// The index-th tensor of a part on this rank; false after the last.
+static bool weight_tensor(const Trainer *t, int index, StateTensor *out)
+{
+    const Params *p = &t->model.params;
+    if (index >= p->count) return false;
+    const Param *a = &p->list[index];
+    bool mine = a->group == GROUP_MATRIX ? slot_owner((int)(a->offset / p->slot_size), comm_size()) == comm_rank() : !comm_rank();
+    *out = (StateTensor){.half = a->group == GROUP_TABLE || a->group == GROUP_GATE, .rows = a->rows, .cols = a->cols,
+                         .count = mine ? a->rows * a->cols : 0, .data = param_data(p, a)};
+    snprintf(out->name, sizeof out->name, "%s", a->name);
+    return true;
+}
+
+// Gradients of Adam's parameters, which wait from an even step to the next. Whole on rank 0, see gather_left_over.
+static bool left_over_tensor(const Trainer *t, int index, StateTensor *out)
+{
+    const Params *p = &t->model.params;
+    if (index > NUM_TABLES || t->step % 2 == 0) return false; // an odd number of steps: the last one was even
+    const Param *a = index < NUM_TABLES ? &p->list[index] : params_find(p, "scalars");
+    *out = (StateTensor){.rows = a->rows, .cols = a->cols, .count = comm_rank() ? 0 : a->rows * a->cols,
+                         .data = index < NUM_TABLES ? p->tables_grad + a->offset : p->scalars_grad};
+    snprintf(out->name, sizeof out->name, "%s.grad", a->name);
+    return true;
+}
+
+static bool nth_tensor(const Trainer *t, Part part, int index, StateTensor *out)
+{
+    switch (part) {
+    case WEIGHTS: return weight_tensor(t, index, out);
+    case STATE: return optimizer_state(&t->optimizer, &t->model, index, out);
+    case LEFT_OVER: return left_over_tensor(t, index, out);
+    }
+    return false;
+}
+
+static void gather_left_over(Trainer *t)
+{
+    Params *p = &t->model.params;
+    int64_t n = NUM_TABLES * p->table_size;
+    if (comm_size() == 1 || t->step % 2 == 0) return;
+    comm_all_reduce(t->stream, p->tables_grad, n);
+    comm_all_reduce(t->stream, p->scalars_grad, NUM_SCALARS);
+    if (comm_rank() == 0) return;
+    device_zero(t->stream, p->tables_grad, (size_t)n * sizeof(float));
+    device_zero(t->stream, p->scalars_grad, NUM_SCALARS * sizeof(float));
+}
+
+// ---- writing -----------------------------------------------------------------------------------------------------------
+
+// Brings every rank's piece to rank 0 and writes it. Only rank 0 has a writer.
+static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error *e)
+{
+    size_t bytes = (size_t)x->count * element_bytes(x->half);
+    char *host = host_alloc((size_t)(x->rows * x->cols) * element_bytes(x->half));
+    bool good = true;
+    if (x->count) copy_to_host(t->stream, host, x->data, bytes);
+    stream_synchronize(t->stream);
+    for (int r = 0; r < comm_size(); r++) {
+        size_t arrived = comm_collect(host, bytes, r);
+        if (w && arrived) good = safewriter_write(w, x->name, host, arrived, e) && good;
+    }
+    host_free(host);
+    return good;
+}
+
+static void declare_part(const Trainer *t, SafeWriter *w, Part part)
+{
+    StateTensor x;
+    for (int i = 0; nth_tensor(t, part, i, &x); i++)
+        safewriter_declare(w, x.name, element_dtype(x.half), 2, (int64_t[]){x.rows, x.cols});
+}
+
+static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)
+{
+    StateTensor x;
+    bool good = true;
+    for (int i = 0; nth_tensor(t, part, i, &x); i++) good = write_tensor(t, w, &x, e) && good; // all ranks, to the end
+    return good;
+}
+
+static void put_metadata(SafeWriter *w, const char *key, char *value)
+{
+    safewriter_metadata(w, key, value);
+    free(value);
+}
+
+static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
+{
+    const char *name;
+    put_metadata(w, "format", xstrdup(state ? "gpt-speedrun checkpoint 1" : "gpt-speedrun weights 1"));
+    for (int i = 0; (name = config_option_name(i, NULL)); i++) {
+        char *key = format_string("option.%s", name);
+        put_metadata(w, key, config_option_value(t->config, i));
+        free(key);
+    }
+    if (!state) return;
+    put_metadata(w, "step", format_string("%d", t->step));
+    put_metadata(w, "adam_steps", format_string("%d", t->optimizer.adam_steps));
+    put_metadata(w, "train_ms", format_string("%.17g", t->train_ms));
+    put_metadata(w, "rope.window", format_string("%d", t->rope.window));
+    put_metadata(w, "rope.scale", format_string("%.17g", t->rope.scale));
+    put_metadata(w, "data.position", format_string("%d %d %lld", t->position.epoch, t->position.shard, (long long)t->position.document));
+}
+
+static bool save(Trainer *t, const char *path, bool state, Error *e)
+{
+    Error sub = {""};
+    bool root = comm_rank() == 0;
+    SafeWriter *w = root ? safewriter_begin(path, &sub) : NULL;
+    bool good = !root || w;
+    if (comm_any(!good)) return good ? error_set(e, "rank 0 could not write %s", path) : error_set(e, "%s", sub.text);
+    if (state) gather_left_over(t);
+    if (w) {
+        write_metadata(t, w, state);
+        for (Part part = WEIGHTS; part <= (state ? LEFT_OVER : WEIGHTS); part++) declare_part(t, w, part);
+        if (state) safewriter_declare(w, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count});
+    }
+    for (Part part = WEIGHTS; part <= (state ? LEFT_OVER : WEIGHTS); part++) good = write_part(t, w, part, &sub) && good;
+    if (w && state) good = safewriter_write(w, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, &sub) && good;
+    if (w) good = safewriter_commit(w, &sub) && good;
+    if (comm_any(!good)) return root ? error_set(e, "%s", sub.text) : error_set(e, "rank 0 could not write %s", path);
+    return true;
+}
+
+bool weights_save(Trainer *t, const char *path, Error *e) { return save(t, path, false, e); }
+bool checkpoint_save(Trainer *t, const char *path, Error *e) { return save(t, path, true, e); }
+
+// ---- reading -----------------------------------------------------------------------------------------------------------
+
+// In place, from the end of a buffer of n floats or n bf16 to its start or the other way: no second buffer.
+static void widen(void *buffer, int64_t n)
+{
+    float *to = buffer;
+    bf16 *from = buffer;
+    for (int64_t i = n - 1; i >= 0; i--) to[i] = bf16_to_float(from[i]);
+}
+
+static void narrow(void *buffer, int64_t n)
+{
+    bf16 *to = buffer;
+    float *from = buffer;
+    for (int64_t i = 0; i < n; i++) to[i] = float_to_bf16(from[i]);
+}
+
+// Older and foreign files hold 62 or 63 scalars, padded to the number of ranks.
+static bool read_scalars(const SafeTensors *st, float *host, Error *e)
+{
+    const TensorInfo *info = safetensors_find(st, "scalars");
+    for (int i = 0; i < NUM_SCALARS; i++) host[i] = 1;
+    int64_t n = info && info->ndim ? info->shape[info->ndim - 1] : 0;
+    if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < SCALAR_BACKOUT + 1 || n > NUM_SCALARS)
+        return error_set(e, "tensor scalars: expected F32 with %d to %d values, found %lld bytes", SCALAR_BACKOUT + 1, NUM_SCALARS,
+                         info ? (long long)info->bytes : 0);
+    return safetensors_read(st, "scalars", host, (size_t)info->bytes, e);
+}
+
+// Reads this rank's piece into host memory, in the element type that the device holds.
+static bool read_piece(const SafeTensors *st, const StateTensor *x, void *host, Error *e)
+{
+    if (!strcmp(x->name, "scalars")) return read_scalars(st, host, e);
+    if (!safetensors_expect(st, x->name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e)) return false;
+    bool file_half = safetensors_find(st, x->name)->dtype == ST_BF16, device_half = element_bytes(x->half) == 2;
+    int64_t size = file_half ? 2 : 4;
+    if (!safetensors_read_part(st, x->name, x->first * size, host, (size_t)(x->count * size), e)) return false;
+    if (file_half && !device_half) widen(host, x->count);
+    if (!file_half && device_half) narrow(host, x->count);
+    return true;
+}
+
+static bool read_tensor(Trainer *t, const SafeTensors *st, StateTensor *x, Error *e)
+{
+    size_t bytes = (size_t)x->count * element_bytes(x->half);
+    void *host = host_alloc((size_t)max_i64(x->count, NUM_SCALARS) * sizeof(float));
+    bool good = read_piece(st, x, host, e);
+    if (good) copy_to_device(t->stream, x->data, host, bytes);
+    stream_synchronize(t->stream);
+    host_free(host);
+    return good;
+}
+
+// What rank 0 writes for all, every rank reads: `shared` parts are taken whole.
+static bool read_part(Trainer *t, const SafeTensors *st, Part part, Error *e)
+{
+    StateTensor x;
+    for (int i = 0; nth_tensor(t, part, i, &x); i++) {
+        bool replicated = !strstr(x.name, "blocks.") || strstr(x.name, "attn_gate");
+        bool table_state = part == STATE && x.count && x.count < x.rows * x.cols;
+        if (part != LEFT_OVER && replicated && !table_state) x.count = x.rows * x.cols;
+        if (part == WEIGHTS) x.count = x.rows * x.cols; // complete everywhere: the rounded copy is made from it
+        if (x.count && !read_tensor(t, st, &x, e)) return false;
+    }
+    return true;
+}
+
+static bool read_weights(Trainer *t, const SafeTensors *st, Error *e)
+{
+    Params *p = &t->model.params;
+    if (!read_part(t, st, WEIGHTS, e)) return false;
+    cast_weights(t->stream, p->matrices_x, p->matrices, p->num_slots * p->slot_size);
+    return true;
+}
+
+static bool in_file(const char *path, bool good, const Error *sub, Error *e) // names the file, if the message does not
+{
+    if (good) return true;
+    return strstr(sub->text, path) ? error_set(e, "%s", sub->text) : error_set(e, "%s: %s", path, sub->text);
+}
+
+bool weights_load(Trainer *t, const char *path, Error *e)
+{
+    Error sub;
+    SafeTensors *st = safetensors_open(path, e);
+    if (!st) return false;
+    bool good = read_weights(t, st, &sub);
+    safetensors_close(st);
+    return in_file(path, good, &sub, e);
+}
+
+static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
+{
+    const char *name;
+    bool shapes;
+    for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
+        if (!shapes) continue;
+        char *key = format_string("option.%s", name), *mine = config_option_value(t->config, i);
+        const char *theirs = safetensors_metadata(st, key);
+        bool same = theirs && !strcmp(theirs, mine);
+        if (!same) error_set(e, "made with --%s %s, but this run has %s; give the same options to resume", name, theirs ? theirs : "(missing)", mine);
+        free(key);
+        free(mine);
+        if (!same) return false;
+    }
+    return true;
+}
+
+static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
+{
+    const char *keys[] = {"step", "adam_steps", "train_ms", "rope.window", "rope.scale", "data.position"}, *value[6];
+    long long document;
+    for (int i = 0; i < 6; i++)
+        if (!(value[i] = safetensors_metadata(st, keys[i])))
+            return error_set(e, "holds weights but no training state (%s is missing); use --init-from", keys[i]);
+    if (!check_options(t, st, e)) return false;
+    t->step = atoi(value[0]);
+    t->optimizer.adam_steps = atoi(value[1]);
+    t->train_ms = strtod(value[2], NULL);
+    t->rope.window = atoi(value[3]);
+    t->rope.scale = strtod(value[4], NULL);
+    if (t->step < 0 || t->step > config_total_steps(t->config) || t->optimizer.adam_steps != t->step / 2 || t->rope.window < 1 ||
+        sscanf(value[5], "%d %d %lld", &t->position.epoch, &t->position.shard, &document) != 3)
+        return error_set(e, "the training state in its metadata is damaged (step %s, position %s)", value[0], value[5]);
+    t->position.document = document;
+    return safetensors_expect(st, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count}, e) &&
+           safetensors_read(st, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, e);
+}
+
+static char *newest_in(const char *folder) // NULL when there is none
+{
+    DIR *dir = opendir(folder);
+    int best = -1, step, end;
+    for (struct dirent *f; dir && (f = readdir(dir));) {
+        end = 0;
+        if (sscanf(f->d_name, "step_%d.safetensors%n", &step, &end) == 1 && end && !f->d_name[end] && step > best) best = step;
+    }
+    if (dir) closedir(dir);
+    return best < 0 ? NULL : checkpoint_path(folder, best);
+}
+
+static char *resolve(const char *path, Error *e)
+{
+    struct stat info;
+    if (stat(path, &info) || !S_ISDIR(info.st_mode)) return xstrdup(path);
+    char *newest = newest_in(path);
+    if (!newest) error_set(e, "%s: no checkpoint (step_*.safetensors) in this folder", path);
+    return newest;
+}
+
+bool checkpoint_load(Trainer *t, const char *given, Error *e)
+{
+    Error sub;
+    char *path = resolve(given, e);
+    SafeTensors *st = path ? safetensors_open(path, e) : NULL;
+    bool good = false;
+    if (st) {
+        bool training = t->loader != NULL; // else only weights and rope are of use
+        good = read_state(t, st, &sub) && read_weights(t, st, &sub) &&
+               (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, LEFT_OVER, &sub)));
+        good = in_file(path, good, &sub, e);
+        safetensors_close(st);
+    }
+    free(path);
+    return good && trainer_continue(t, e);
+}
+
+bool checkpoint_peek_vocab(const char *given, int *vocab_size, Error *e)
+{
+    char *path = resolve(given, e);
+    SafeTensors *st = path ? safetensors_open(path, e) : NULL;
+    const char *text = st ? safetensors_metadata(st, "option.vocab-size") : NULL;
+    if (text) *vocab_size = atoi(text);
+    else if (st) error_set(e, "%s: does not say its vocabulary; give --vocab-size", path);
+    bool good = text != NULL;
+    safetensors_close(st);
+    free(path);
+    return good;
+}
+
+char *checkpoint_path(const char *folder, int step) { return format_string("%s/step_%06d.safetensors", folder, step); }

@@ -1,0 +1,327 @@
+#include "llmc/config.h"
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum { OPT_INT, OPT_INT64, OPT_FLOAT, OPT_TEXT, OPT_FLAG, OPT_CHOICE } OptionType;
+
+typedef struct {
+    const char *name;
+    OptionType type;
+    size_t offset;
+    const char *standard; // default, as text; NULL: none
+    double low, high;     // bounds of numbers
+    const char *choices;  // for OPT_CHOICE: "a|b|c", the value is the index
+    const char *help;
+    bool shapes_model;    // must agree between a checkpoint and the run that resumes it
+    const char *section;  // starts a group in --help
+} Option;
+
+#define AT(field) offsetof(Config, field)
+#define BIG 2147483647.0
+
+static const Option options[] = {
+    {"preset", OPT_TEXT, AT(preset), "2025-10-27", 0, 0, NULL, "2025-10-27, 2025-11-10, 2025-11-18 or tiny; applied before all other options", false, "Model"},
+    {"vocab-size", OPT_INT, AT(vocab_size), "0", 0, 65536, NULL, "token ids; 0: as the training shard says", true, NULL},
+    {"model-dim", OPT_INT, AT(model_dim), "768", 16, 16384, NULL, "width d of the residual stream", true, NULL},
+    {"num-heads", OPT_INT, AT(num_heads), "6", 1, 256, NULL, "attention heads; the head width is model-dim / num-heads", true, NULL},
+    {"mlp-dim", OPT_INT, AT(mlp_dim), "3072", 16, 65536, NULL, "hidden width of the MLP", true, NULL},
+    {"block-size", OPT_INT, AT(block_size), "128", 1, 65536, NULL, "tokens in one block of the window schedule", true, NULL},
+    {"skips", OPT_CHOICE, AT(skips), "unet", 0, 0, "unet|single", "U-net skips 5->6 .. 1->10, or the single skip 4->7", true, NULL},
+    {"lambda-init", OPT_FLOAT, AT(lambda_init), "1", -100, 100, NULL, "initial weight of the residual stream at each layer", false, NULL},
+
+    {"num-scheduled", OPT_INT, AT(num_scheduled), "2245", 1, 1e9, NULL, "steps of the learning-rate and window schedules", true, "Schedule"},
+    {"num-extension", OPT_INT, AT(num_extension), "40", 0, 1e9, NULL, "steps after them, at the longest window", true, NULL},
+    {"cooldown", OPT_FLOAT, AT(cooldown), "0.5", 0.0001, 1, NULL, "share of the scheduled steps in which the learning rate falls", true, NULL},
+    {"window-schedule", OPT_TEXT, AT(window_schedule), "3,7,11", 0, 0, NULL, "long windows in blocks, evenly over the scheduled steps", true, NULL},
+    {"window-extension", OPT_INT, AT(window_extension), "13", 1, 1e6, NULL, "long window of the extension steps, in blocks", true, NULL},
+    {"window-final", OPT_INT, AT(window_final), "20", 1, 1e6, NULL, "long window of the last validation, in blocks", true, NULL},
+
+    {"adam-rate", OPT_FLOAT, AT(adam_rate), "0.008", 0, 1e3, NULL, "learning rate of embeddings, head and scalars", true, "Optimizers"},
+    {"muon-rate", OPT_FLOAT, AT(muon_rate), "0.03", 0, 1e3, NULL, "learning rate of the matrices and gates (NorMuon)", true, NULL},
+    {"weight-decay", OPT_FLOAT, AT(weight_decay), "0", 0, 1e3, NULL, "cautious weight decay of NorMuon", true, NULL},
+    {"momentum-low", OPT_FLOAT, AT(momentum_low), "0.85", 0, 0.9999, NULL, "NorMuon momentum at the first and last step", true, NULL},
+    {"momentum-high", OPT_FLOAT, AT(momentum_high), "0.95", 0, 0.9999, NULL, "NorMuon momentum in between", true, NULL},
+    {"momentum-warmup", OPT_INT, AT(momentum_warmup), "300", 0, 1e9, NULL, "steps in which the momentum rises", true, NULL},
+    {"momentum-cooldown", OPT_INT, AT(momentum_cooldown), "50", 0, 1e9, NULL, "last steps, in which it falls again", true, NULL},
+    {"ns", OPT_CHOICE, AT(ns), "polar", 0, 0, "kj|you|polar|gram|turbo|turbo-gram", "Newton-Schulz variant that orthogonalises the updates", true, NULL},
+    {"ns-steps", OPT_INT, AT(ns_steps), "0", 0, NS_MAX_STEPS, NULL, "iterations; 0: all tuples of the variant", true, NULL},
+    {"ns-tuples", OPT_TEXT, AT(ns_tuples), "", 0, 0, NULL, "other coefficients: kj, you, polar, dao, ga, hybrid, or a,b,c;a,b,c;...", true, NULL},
+    {"ns-restarts", OPT_TEXT, AT(ns_restarts), "", 0, 0, NULL, "Gram forms: iterations to restart before, e.g. 2 or 1,3 or none; empty: the variant's", true, NULL},
+    {"ns-dtype", OPT_TEXT, AT(ns_dtype), "auto", 0, 0, NULL, "auto, bf16, fp16 or fp32", true, NULL},
+    {"ns-gain", OPT_FLOAT, AT(ns_gain), "1", 0.1, 1.9, NULL, "Turbo forms: over-drive of the AOL scale", true, NULL},
+
+    {"micro-batches", OPT_INT, AT(micro_batches), "8", 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together", true, "Data"},
+    {"micro-batch-tokens", OPT_INT, AT(micro_batch_tokens), "32768", 16, 1 << 24, NULL, "tokens of one packed sequence", true, NULL},
+    {"max-document", OPT_INT, AT(max_document), "2048", 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},
+    {"train-files", OPT_TEXT, AT(train_files), "data/fineweb10B/fineweb_train_*.bin", 0, 0, NULL, "glob of training shards", false, NULL},
+    {"val-files", OPT_TEXT, AT(val_files), "data/fineweb10B/fineweb_val_*.bin", 0, 0, NULL, "glob of the validation shard", false, NULL},
+    {"val-tokens", OPT_INT64, AT(val_tokens), "10485760", 1, 1e15, NULL, "tokens of a validation; a multiple of the sequence of micro-batches * micro-batch-tokens", false, NULL},
+    {"val-every", OPT_INT, AT(val_every), "250", 0, 1e9, NULL, "steps between validations; 0: only the last", false, NULL},
+    {"repeat", OPT_FLAG, AT(repeat), "0", 0, 0, NULL, "start over when the training data ends", false, NULL},
+    {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
+
+    {"head", OPT_CHOICE, AT(head), "fp8", 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
+    {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},
+    {"out", OPT_TEXT, AT(out), "runs", 0, 0, NULL, "folder of logs and checkpoints", false, NULL},
+    {"init-from", OPT_TEXT, AT(init_from), "", 0, 0, NULL, "start from the weights of this .safetensors file", false, NULL},
+    {"save-init", OPT_TEXT, AT(save_init), "", 0, 0, NULL, "write the initial weights to this file", false, NULL},
+    {"resume", OPT_TEXT, AT(resume), "", 0, 0, NULL, "go on from this checkpoint", false, NULL},
+    {"checkpoint-every", OPT_INT, AT(checkpoint_every), "0", 0, 1e9, NULL, "steps between checkpoints; 0: one at the end", false, NULL},
+    {"stop-at", OPT_INT, AT(stop_at), "0", 0, 1e9, NULL, "save and stop before this step, with the schedules unchanged; 0: run to the end", false, NULL},
+    {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
+    {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
+    {"device", OPT_INT, AT(device), "0", 0, 1023, NULL, "GPU index", false, NULL},
+    {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads; 0: one for each core", false, NULL},
+
+    {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
+    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary; empty: bytes when the shards are of bytes", false, NULL},
+    {"temperature", OPT_FLOAT, AT(temperature), "0.8", 0, 100, NULL, "0 takes the likeliest token", false, NULL},
+    {"top-k", OPT_INT, AT(top_k), "50", 0, 65536, NULL, "draw among the k likeliest; 0: all", false, NULL},
+    {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of the sample", false, NULL},
+    {"help", OPT_FLAG, AT(help), "0", 0, 0, NULL, "this text", false, NULL},
+};
+enum { NUM_OPTIONS = sizeof options / sizeof *options };
+
+// Each preset is the row it is based on, with these changes.
+static const struct {
+    const char *name, *based_on;
+    const char *changes[16][2];
+} presets[] = {
+    {"2025-10-27", NULL, {{NULL, NULL}}},
+    {"2025-11-10", "2025-10-27", {{"weight-decay", "1.2"}, {"num-scheduled", "2205"}}},
+    {"2025-11-18", "2025-11-10", {{"skips", "single"}, {"lambda-init", "1.1"}, {"num-scheduled", "2185"}}},
+    {"tiny", "2025-11-18",
+     {{"model-dim", "64"}, {"num-heads", "2"}, {"mlp-dim", "256"}, {"block-size", "16"}, {"micro-batch-tokens", "512"},
+      {"num-scheduled", "300"}, {"num-extension", "20"}, {"val-tokens", "65536"}, {"val-every", "50"}}},
+};
+enum { NUM_PRESETS = sizeof presets / sizeof *presets };
+
+static const Option *find_option(const char *name)
+{
+    for (int i = 0; i < NUM_OPTIONS; i++)
+        if (!strcmp(options[i].name, name)) return &options[i];
+    return NULL;
+}
+
+static int find_choice(const char *choices, const char *value)
+{
+    size_t n = strlen(value);
+    int index = 0;
+    for (const char *p = choices; *p; index++) {
+        size_t length = strcspn(p, "|");
+        if (length == n && !memcmp(p, value, n)) return index;
+        p += length + (p[length] == '|');
+    }
+    return -1;
+}
+
+static bool parse_number(const Option *o, const char *text, double *value, Error *e)
+{
+    char *end;
+    errno = 0;
+    *value = strtod(text, &end);
+    if (!*text || *end || errno || !isfinite(*value))
+        return error_set(e, "--%s: '%s' is not a number", o->name, text);
+    if (o->type != OPT_FLOAT && *value != floor(*value))
+        return error_set(e, "--%s: '%s' is not a whole number", o->name, text);
+    if (*value < o->low || *value > o->high)
+        return error_set(e, "--%s: %s is out of range, must be %.10g to %.10g", o->name, text, o->low, o->high);
+    return true;
+}
+
+static bool set_option(Config *c, const Option *o, const char *text, Error *e)
+{
+    void *field = (char *)c + o->offset;
+    double value = 0;
+    if ((o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT) && !parse_number(o, text, &value, e)) return false;
+    switch (o->type) {
+    case OPT_INT: *(int *)field = (int)value; break;
+    case OPT_INT64: *(int64_t *)field = (int64_t)value; break;
+    case OPT_FLOAT: *(double *)field = value; break;
+    case OPT_TEXT: *(const char **)field = xstrdup(text); break;
+    case OPT_FLAG:
+        if (strcmp(text, "0") && strcmp(text, "1")) return error_set(e, "--%s: takes no value, or 0 or 1, not '%s'", o->name, text);
+        *(bool *)field = *text == '1';
+        break;
+    case OPT_CHOICE: {
+        int index = find_choice(o->choices, text);
+        if (index < 0) return error_set(e, "--%s: '%s' is none of %s", o->name, text, o->choices);
+        *(int *)field = index;
+    }
+    }
+    return true;
+}
+
+bool config_set(Config *c, const char *name, const char *value, Error *e)
+{
+    const Option *o = find_option(name);
+    return o ? set_option(c, o, value, e) : error_set(e, "unknown option --%s; see --help", name);
+}
+
+static bool apply_preset(Config *c, const char *name, Error *e)
+{
+    for (int i = 0; i < NUM_PRESETS; i++) {
+        if (strcmp(presets[i].name, name)) continue;
+        if (presets[i].based_on && !apply_preset(c, presets[i].based_on, e)) return false;
+        for (int k = 0; k < 16 && presets[i].changes[k][0]; k++)
+            if (!config_set(c, presets[i].changes[k][0], presets[i].changes[k][1], e)) return false;
+        return true;
+    }
+    return error_set(e, "--preset: there is no preset '%s'; there are 2025-10-27, 2025-11-10, 2025-11-18 and tiny", name);
+}
+
+// One argument, "--name value", "--name=value" or a flag; *i moves past what was taken.
+static bool parse_argument(int argc, char **argv, int *i, const Option **o, const char **value, Error *e)
+{
+    const char *arg = argv[(*i)++];
+    if (strncmp(arg, "--", 2)) return error_set(e, "unexpected argument '%s'; options start with --, see --help", arg);
+    char name[64];
+    size_t length = strcspn(arg + 2, "=");
+    snprintf(name, sizeof name, "%.*s", (int)min_i64((int64_t)length, 63), arg + 2);
+    *o = find_option(name);
+    if (!*o) return error_set(e, "unknown option --%s; see --help", name);
+    if (arg[2 + length] == '=')
+        *value = arg + 3 + length;
+    else if ((*o)->type == OPT_FLAG)
+        *value = "1";
+    else if (*i < argc)
+        *value = argv[(*i)++];
+    else
+        return error_set(e, "--%s: needs a value", name);
+    return true;
+}
+
+bool config_parse(Config *c, int argc, char **argv, Error *e)
+{
+    const Option *o;
+    const char *value;
+    memset(c, 0, sizeof *c);
+    for (int i = 0; i < NUM_OPTIONS; i++)
+        if (options[i].standard && !set_option(c, &options[i], options[i].standard, e)) return false;
+    for (int i = 1; i < argc;) {
+        if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
+        if (!strcmp(o->name, "preset") && !set_option(c, o, value, e)) return false;
+    }
+    if (!apply_preset(c, c->preset, e)) return false;
+    for (int i = 1; i < argc;) {
+        if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
+        if (!set_option(c, o, value, e)) return false;
+    }
+    return c->help || config_check(c, e);
+}
+
+bool config_check(const Config *c, Error *e)
+{
+    int head_dim = c->model_dim / c->num_heads;
+    if (c->model_dim % c->num_heads)
+        return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
+    if (head_dim % 4 || head_dim < 8)
+        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4 and at least 8", head_dim);
+    if (c->model_dim % 8 || c->mlp_dim % 8) return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
+    if (c->micro_batch_tokens % 16) return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
+    if (c->num_scheduled > 1000000000 - c->num_extension) return error_set(e, "--num-scheduled and --num-extension are too many steps");
+    if (*c->init_from && *c->resume)
+        return error_set(e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
+    if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
+    if (c->stop_at > config_total_steps(c))
+        return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
+    for (const char *p = c->window_schedule;;) {
+        char *end;
+        long w = strtol(p, &end, 10);
+        if (end == p || w < 1 || w > 1000000 || (*end && *end != ','))
+            return error_set(e, "--window-schedule: '%s' is not a list of numbers of blocks, like 3,7,11", c->window_schedule);
+        if (!*end) break;
+        p = end + 1;
+    }
+    NsOptions ns;
+    NsText text = config_ns_text(c);
+    return ns_options_parse(&ns, &text, e);
+}
+
+NsText config_ns_text(const Config *c)
+{
+    NsText text = NS_TEXT_DEFAULT;
+    text.variant = ns_variant_name((NsVariant)c->ns);
+    text.coefficients = c->ns_tuples;
+    text.restarts = c->ns_restarts;
+    text.dtype = c->ns_dtype;
+    text.steps = c->ns_steps;
+    text.aol_gain = (float)c->ns_gain;
+    return text;
+}
+
+const char *config_option_name(int index, bool *shapes_model)
+{
+    if (index < 0 || index >= NUM_OPTIONS) return NULL;
+    if (shapes_model) *shapes_model = options[index].shapes_model;
+    return options[index].name;
+}
+
+char *config_option_value(const Config *c, int index)
+{
+    const Option *o = &options[index];
+    const void *field = (const char *)c + o->offset;
+    switch (o->type) {
+    case OPT_INT: return format_string("%d", *(const int *)field);
+    case OPT_INT64: return format_string("%lld", (long long)*(const int64_t *)field);
+    case OPT_FLOAT: return format_string("%.17g", *(const double *)field);
+    case OPT_FLAG: return format_string("%d", *(const bool *)field);
+    case OPT_TEXT: return xstrdup(*(const char *const *)field ? *(const char *const *)field : "");
+    case OPT_CHOICE: {
+        const char *p = o->choices;
+        for (int i = *(const int *)field; i > 0; i--) p += strcspn(p, "|") + 1;
+        return format_string("%.*s", (int)strcspn(p, "|"), p);
+    }
+    }
+    return NULL;
+}
+
+void config_print_help(FILE *f)
+{
+    fprintf(f, "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 --train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
+               "\nOptions are written --name value or --name=value; flags need no value.\n");
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const Option *o = &options[i];
+        char left[64], range[64] = "";
+        if (o->section) fprintf(f, "\n%s\n", o->section);
+        snprintf(left, sizeof left, "--%s", o->name);
+        if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT) snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
+        fprintf(f, "  %-22s %s", left, o->help);
+        if (o->type == OPT_FLAG) fprintf(f, "\n");
+        else if (o->choices) fprintf(f, " (%s; default %s)\n", o->choices, o->standard);
+        else fprintf(f, " (default %s%s)\n", o->standard && *o->standard ? o->standard : "none", range);
+    }
+    fprintf(f, "\nPresets, each as the row it is based on with these changes:\n");
+    for (int i = 0; i < NUM_PRESETS; i++) {
+        fprintf(f, "  %-12s %s", presets[i].name, presets[i].based_on ? presets[i].based_on : "the defaults above");
+        for (int k = 0; k < 16 && presets[i].changes[k][0]; k++)
+            fprintf(f, "%s--%s %s", k ? " " : " with ", presets[i].changes[k][0], presets[i].changes[k][1]);
+        fprintf(f, "\n");
+    }
+    fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted (the state was saved).\n");
+}
+
+LayerRole layer_role(const Config *c, int layer)
+{
+    static const int value_embeds[NUM_LAYERS] = {-1, 1, 2, -1, -1, -1, -1, -1, -1, 0, 1, 2};
+    LayerRole r = {.mlp = layer != 0,
+                   .attention = layer != 0 && layer != 7,
+                   .long_window = layer == 4 || layer == 11,
+                   .value_embed = value_embeds[layer],
+                   .skip_from = -1,
+                   .skip_weight = -1};
+    if (c->skips == SKIPS_UNET && layer >= 6 && layer <= 10) {
+        r.skip_from = 11 - layer;
+        r.skip_weight = layer - 6;
+    }
+    if (c->skips == SKIPS_SINGLE && layer == 7) {
+        r.skip_from = 4;
+        r.skip_weight = 1;
+    }
+    return r;
+}
+
+int config_total_steps(const Config *c) { return c->num_scheduled + c->num_extension; }
+int config_vocab_padded(const Config *c) { return (int)round_up(c->vocab_size, 128); }

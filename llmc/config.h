@@ -1,0 +1,85 @@
+// The options of a run: one typed table, from which parsing, --help, the log header and the checkpoint record are made.
+// Presets are rows of a second table: lists of option values.
+#pragma once
+#include "llmc/common.h"
+#include "llmc/newton_schulz.h"
+#include "llmc/ops.h"
+
+enum { MAX_LAYERS = 12, NUM_LAYERS = 12, NUM_VALUE_EMBEDS = 3, GATE_INPUTS = 12, NUM_SCALARS = 64 };
+
+typedef struct {
+    // model
+    int vocab_size; // 0 on the command line: taken from the training shard
+    int model_dim, num_heads, mlp_dim, block_size;
+    int skips;          // SKIPS_UNET or SKIPS_SINGLE
+    double lambda_init; // first block lambda
+    // schedule
+    int num_scheduled, num_extension;
+    double cooldown;
+    const char *window_schedule; // "3,7,11": long windows, in blocks, over the scheduled steps
+    int window_extension, window_final;
+    // optimizer
+    double adam_rate, muon_rate, weight_decay;
+    double momentum_low, momentum_high;
+    int momentum_warmup, momentum_cooldown;
+    int ns; // NsVariant
+    int ns_steps;
+    const char *ns_tuples, *ns_restarts, *ns_dtype;
+    double ns_gain;
+    // batches and data
+    int micro_batches, micro_batch_tokens, max_document;
+    const char *train_files, *val_files;
+    int64_t val_tokens;
+    int val_every;
+    bool repeat;
+    int epochs;
+    // run
+    const char *preset;
+    int head; // HeadMode
+    int64_t seed;
+    const char *init_from, *save_init, *resume, *out;
+    int checkpoint_every;
+    int stop_at;
+    bool eval_only;
+    bool deterministic;
+    int device, threads;
+    // sampling
+    const char *sample, *vocab;
+    double temperature;
+    int top_k, num_tokens;
+    bool help;
+} Config;
+
+enum { SKIPS_UNET, SKIPS_SINGLE };
+
+// Fills the config from the command line: defaults, then the preset named there, then the other options in order.
+// False, with one line in e, for an unknown option, a value that is no number, out of its bounds, or an impossible combination.
+bool config_parse(Config *c, int argc, char **argv, Error *e);
+void config_print_help(FILE *f);
+
+// One option at a time as text, for logs and checkpoints. config_option_name gives NULL after the last. The text belongs to the
+// caller. `shapes_model` is true for the options that a checkpoint must agree on.
+const char *config_option_name(int index, bool *shapes_model);
+char *config_option_value(const Config *c, int index);
+// Sets one option from text, as the command line would.
+bool config_set(Config *c, const char *name, const char *value, Error *e);
+// Checks what no single bound can say. Called by config_parse.
+bool config_check(const Config *c, Error *e);
+
+// ---- the topology: which layer holds what ------------------------------------------------------------------------------
+
+typedef struct {
+    bool mlp, attention;
+    bool long_window;
+    int value_embed; // table 0..2, or -1
+    int skip_from;   // the block whose output is added at this layer's entry, or -1
+    int skip_weight; // index among the skip weights, or -1
+} LayerRole;
+
+enum { BACKOUT_LAYER = 8 }; // its output is subtracted before the final norm
+
+// Layer 0..11 of the preset's network.
+LayerRole layer_role(const Config *c, int layer);
+NsText config_ns_text(const Config *c); // the Newton-Schulz options as newton_schulz.h parses them
+int config_total_steps(const Config *c);
+int config_vocab_padded(const Config *c); // up to the next multiple of 128

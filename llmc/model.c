@@ -1,0 +1,314 @@
+#include "llmc/model.h"
+#include <string.h>
+
+void model_describe(Model *m, const Config *c)
+{
+    memset(m, 0, sizeof *m);
+    m->config = c;
+    params_describe(&m->params, c);
+    for (int i = 0; i < NUM_LAYERS; i++) m->skip_of[i] = layer_role(c, i).skip_weight;
+}
+
+void model_allocate(Model *m)
+{
+    const Config *c = m->config;
+    size_t w8 = c->head == HEAD_FP8 ? head_weight_bytes(HEAD_FP8, config_vocab_padded(c), c->model_dim) : 0;
+    params_allocate(&m->params);
+    if (w8) m->head_w8 = device_alloc(w8, "quantised head");
+}
+
+void model_free(Model *m)
+{
+    params_free(&m->params);
+    if (m->head_w8) device_free(m->head_w8);
+}
+
+// ---- activations -------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    char *base;
+    size_t used;
+} Bump;
+
+static void *take(Bump *b, size_t elements, size_t size) // 256-byte aligned; base NULL: only counts
+{
+    void *p = b->base ? b->base + b->used : NULL;
+    b->used += (size_t)round_up((int64_t)(elements * size), 256);
+    return p;
+}
+
+static bool block_is_kept(const Config *c, int block) // read again by a later layer
+{
+    bool kept = block == BACKOUT_LAYER;
+    for (int i = 0; i < NUM_LAYERS; i++) kept |= layer_role(c, i).skip_from == block;
+    return kept;
+}
+
+static void place_layer(LayerActs *l, const Config *c, size_t N, bool backward, Bump *b)
+{
+    size_t d = (size_t)c->model_dim, H = (size_t)c->num_heads, n = N * d;
+    floatX *planes = take(b, 3 * n, sizeof(floatX));
+    l->q = planes;
+    l->k = planes ? planes + n : NULL;
+    l->v_raw = planes ? planes + 2 * n : NULL;
+    l->h = take(b, n, sizeof(floatX));
+    l->y = take(b, n, sizeof(floatX));
+    l->post = take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    l->rstd = take(b, N, sizeof(float));
+    l->rstd_q = take(b, N * H, sizeof(float));
+    l->rstd_k = take(b, N * H, sizeof(float));
+    l->lse = take(b, N * H, sizeof(float));
+    l->v = backward ? take(b, n, sizeof(floatX)) : l->v_raw;
+    l->yg = backward ? take(b, n, sizeof(floatX)) : l->y;
+    l->h2 = backward ? take(b, n, sizeof(floatX)) : l->h;
+    l->rstd2 = backward ? take(b, N, sizeof(float)) : l->rstd;
+}
+
+static void place_gradients(Acts *a, const Config *c, size_t N, Bump *b)
+{
+    size_t n = N * (size_t)c->model_dim;
+    a->dx = take(b, n, sizeof(floatX));
+    a->dx0 = take(b, n, sizeof(floatX));
+    a->dh = take(b, n, sizeof(floatX));
+    a->dx_backout = take(b, n, sizeof(floatX));
+    for (int i = 0; i < NUM_LAYERS; i++)
+        if (block_is_kept(c, i) && i != BACKOUT_LAYER) a->dskip[i] = take(b, n, sizeof(floatX));
+    a->dyg = take(b, n, sizeof(floatX));
+    a->dy = take(b, n, sizeof(floatX));
+    a->dq = take(b, n, sizeof(floatX));
+    a->dk = take(b, n, sizeof(floatX));
+    a->dv = take(b, n, sizeof(floatX));
+    a->dqkv = take(b, 3 * n, sizeof(floatX));
+    a->dpre = take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    a->dgate = take(b, N * (size_t)c->num_heads, sizeof(float));
+    a->dcoef = take(b, (NUM_LAYERS + 1) * 3, sizeof(float));
+}
+
+static size_t place(Acts *a, const Config *c, int tokens, bool backward, void *base)
+{
+    Bump b = {base, 0};
+    size_t N = (size_t)tokens, n = N * (size_t)c->model_dim;
+    *a = (Acts){.tokens = tokens, .backward = backward};
+    a->coef = take(&b, (NUM_LAYERS + 1) * 3, sizeof(float));
+    a->x0 = take(&b, n, sizeof(floatX));
+    a->x = take(&b, n, sizeof(floatX));
+    a->rstd0 = take(&b, N, sizeof(float));
+    a->rstd_f = take(&b, N, sizeof(float));
+    // Without a backward, blocks whose output nobody reads again share one buffer.
+    floatX *shared = backward ? NULL : take(&b, n, sizeof(floatX));
+    a->block_out[0] = a->x0;
+    for (int i = 1; i < NUM_LAYERS; i++)
+        a->block_out[i] = backward || block_is_kept(c, i) ? take(&b, n, sizeof(floatX)) : shared;
+    if (!backward) place_layer(&a->layer[0], c, N, false, &b);
+    for (int i = 1; i < NUM_LAYERS; i++) {
+        if (backward) place_layer(&a->layer[i], c, N, true, &b);
+        else a->layer[i] = a->layer[0];
+    }
+    a->xf = backward ? take(&b, n, sizeof(floatX)) : a->layer[0].h;
+    if (backward) place_gradients(a, c, N, &b);
+    return b.used;
+}
+
+size_t acts_bytes(const Config *c, int N, bool backward)
+{
+    Acts a;
+    return place(&a, c, N, backward, NULL);
+}
+
+void acts_place(Acts *a, const Config *c, int N, bool backward, void *base) { place(a, c, N, backward, base); }
+
+// ---- parameters of a layer ---------------------------------------------------------------------------------------------
+
+typedef struct {
+    const floatX *qkvo, *fc, *proj, *gate;
+    float *dqkvo, *dfc, *dproj, *dgate;
+    const floatX *value_embed;
+    float *dvalue_embed;
+    const float *lambda; // attention lambdas (2)
+    float *dlambda;
+} LayerParams;
+
+static LayerParams layer_params(const Model *m, int i)
+{
+    const Params *p = &m->params;
+    LayerRole role = layer_role(m->config, i);
+    LayerParams l = {0};
+    char name[48];
+    struct { const char *format; const floatX **w; float **dw; bool there; } rows[] = {
+        {"blocks.%d.attn.qkvo_w", &l.qkvo, &l.dqkvo, role.attention},
+        {"blocks.%d.mlp.c_fc", &l.fc, &l.dfc, role.mlp},
+        {"blocks.%d.mlp.c_proj", &l.proj, &l.dproj, role.mlp},
+        {"blocks.%d.attn.attn_gate.weight", &l.gate, &l.dgate, role.attention},
+    };
+    for (int k = 0; k < 4; k++) {
+        if (!rows[k].there) continue;
+        snprintf(name, sizeof name, rows[k].format, i);
+        const Param *a = params_find(p, name);
+        bool gate = a->group == GROUP_GATE;
+        *rows[k].w = (gate ? p->gates : p->matrices_x) + a->offset;
+        *rows[k].dw = (gate ? p->gates_grad : p->matrices_grad) + a->offset;
+    }
+    if (role.value_embed >= 0) {
+        l.value_embed = p->tables + (1 + role.value_embed) * p->table_size;
+        l.dvalue_embed = p->tables_grad + (1 + role.value_embed) * p->table_size;
+    }
+    l.lambda = p->scalars + SCALAR_ATTENTION + 2 * i;
+    l.dlambda = p->scalars_grad + SCALAR_ATTENTION + 2 * i;
+    return l;
+}
+
+static const floatX *smear_gate(const Model *m) { return m->params.gates + params_find(&m->params, "smear_gate.weight")->offset; }
+
+static int window_of(const LayerRole *role, const AttentionSetting *at) { return role->long_window ? at->window_long : at->window_short; }
+
+// ---- forward -----------------------------------------------------------------------------------------------------------
+
+static void attention_layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    const Config *c = m->config;
+    int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
+    LayerRole role = layer_role(c, i);
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    matmul_forward(s, l->q, l->h, w.qkvo, NULL, N, d, d, 3);
+    qkv_forward(s, l->q, l->k, l->v, l->rstd_q, l->rstd_k, l->v_raw, w.value_embed, b->tokens, w.lambda, at->cos, at->sin, N, H, e);
+    attention_forward(s, l->y, l->lse, l->q, l->k, l->v, b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
+    attn_gate_forward(s, l->yg, l->y, l->h, w.gate, N, H, e);
+    matmul_forward(s, a->x, l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);
+}
+
+static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    const Config *c = m->config;
+    int N = b->N, d = c->model_dim, F = c->mlp_dim;
+    LayerRole role = layer_role(c, i);
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    const floatX *skip = role.skip_from >= 0 ? a->block_out[role.skip_from] : NULL;
+    floatX *h = role.attention ? l->h : l->h2;
+    float *rstd = role.attention ? l->rstd : l->rstd2;
+    mix_rmsnorm_forward(s, a->x, h, rstd, a->block_out[i - 1], a->x0, skip, a->coef + 3 * i, N, d);
+    if (role.attention) {
+        attention_layer_forward(m, a, i, b, at, s);
+        rmsnorm_forward(s, l->h2, l->rstd2, a->x, N, d);
+    }
+    matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
+    matmul_forward(s, a->block_out[i], l->post, w.proj, a->x, N, F, d, 1);
+}
+
+void model_prepare(Model *m, Acts *a, Stream s)
+{
+    const Params *p = &m->params;
+    coefficients_forward(s, a->coef, p->scalars, m->skip_of, NUM_LAYERS);
+    if (a->backward) device_zero(s, a->dcoef, (NUM_LAYERS + 1) * 3 * sizeof(float)); // a validation may have used its memory
+    if (m->head_w8 && a->backward)
+        head_quantize(s, m->head_w8, p->tables + (NUM_TABLES - 1) * p->table_size, config_vocab_padded(m->config), m->config->model_dim);
+}
+
+void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    const Params *p = &m->params;
+    int d = m->config->model_dim;
+    assert(b->N <= a->tokens);
+    embed_forward(s, a->x0, a->rstd0, b->tokens, p->tables, smear_gate(m), p->scalars + SCALAR_SMEAR, b->N, d);
+    for (int i = 1; i < NUM_LAYERS; i++) layer_forward(m, a, i, b, at, s);
+    mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, a->block_out[NUM_LAYERS - 1], a->block_out[BACKOUT_LAYER], NULL,
+                        a->coef + 3 * NUM_LAYERS, b->N, d);
+}
+
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s)
+{
+    const Params *p = &m->params;
+    model_forward(m, a, b, at, s);
+    head_loss_eval(s, loss, a->xf, p->tables + (NUM_TABLES - 1) * p->table_size, b->targets, b->N, m->config->model_dim,
+                   config_vocab_padded(m->config));
+}
+
+// ---- backward ----------------------------------------------------------------------------------------------------------
+
+// a->dx: gradient of the residual stream, from behind this sublayer to before it.
+static void mlp_backward(const Model *m, Acts *a, int i, int N, Stream s)
+{
+    int d = m->config->model_dim, F = m->config->mlp_dim;
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    matmul_relu2_backward(s, a->dpre, a->dx, w.proj, l->post, N, d, F);
+    matmul_weight_grad(s, w.dproj, a->dx, l->post, N, d, F);
+    matmul_weight_grad(s, w.dfc, l->h2, a->dpre, N, d, F);
+    matmul_forward(s, a->dh, a->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
+}
+
+// Leaves the gradient of h in a->dh and a->dgate.
+static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    const Config *c = m->config;
+    int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
+    int64_t square = (int64_t)d * d;
+    LayerRole role = layer_role(c, i);
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
+    matmul_weight_grad(s, w.dqkvo + 3 * square, a->dx, l->yg, N, d, d);
+    attn_gate_backward(s, a->dy, a->dgate, w.dgate, a->dyg, l->y, l->h, w.gate, N, H, e);
+    attention_backward(s, a->dq, a->dk, a->dv, a->dy, l->y, l->lse, l->q, l->k, l->v, b->table, b->slots, at->scale,
+                       window_of(&role, at), N, H, e);
+    if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
+    qkv_backward(s,
+                 &(QkvBackward){.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q, .k = l->k,
+                                .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
+                                .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin},
+                 N, H, e);
+    matmul_weight_grad(s, w.dqkvo, a->dqkv, l->h, N, 3 * d, d);
+    matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
+}
+
+static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    const Config *c = m->config;
+    int N = b->N, d = c->model_dim;
+    LayerRole role = layer_role(c, i);
+    LayerActs *l = &a->layer[i];
+    mlp_backward(m, a, i, N, s);
+    if (role.attention) {
+        rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, N, d);
+        attention_layer_backward(m, a, i, b, at, s);
+    }
+    int below = i - 1;
+    mix_rmsnorm_backward(s,
+                         &(MixBackward){.dx = a->dx, .dx0 = a->dx0, .accumulate_dx0 = i != NUM_LAYERS - 1,
+                                        .dskip = role.skip_from >= 0 ? a->dskip[role.skip_from] : NULL,
+                                        .dcoef = a->dcoef + 3 * i, .dx_out = a->dx, .dh = a->dh,
+                                        .dx_add = below == BACKOUT_LAYER ? a->dx_backout : a->dskip[below],
+                                        .h = role.attention ? l->h : l->h2, .rstd = role.attention ? l->rstd : l->rstd2,
+                                        .x = a->block_out[below], .x0 = a->x0,
+                                        .skip = role.skip_from >= 0 ? a->block_out[role.skip_from] : NULL,
+                                        .coef = a->coef + 3 * i, .dgate = role.attention ? a->dgate : NULL,
+                                        .gate_w = layer_params(m, i).gate, .heads = c->num_heads},
+                         N, d);
+}
+
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s)
+{
+    const Config *c = m->config;
+    const Params *p = &m->params;
+    int N = b->N, d = c->model_dim;
+    int64_t head = (NUM_TABLES - 1) * p->table_size;
+    model_forward(m, a, b, at, s);
+    head_loss_train(s, (HeadMode)c->head, loss, a->dh, p->tables_grad + head, a->xf, p->tables + head, m->head_w8, b->targets, N, d,
+                    config_vocab_padded(c));
+    mix_rmsnorm_backward(s,
+                         &(MixBackward){.dx = a->dx, .dx0 = a->dx_backout, .dcoef = a->dcoef + 3 * NUM_LAYERS, .dh = a->dh,
+                                        .h = a->xf, .rstd = a->rstd_f, .x = a->block_out[NUM_LAYERS - 1],
+                                        .x0 = a->block_out[BACKOUT_LAYER], .coef = a->coef + 3 * NUM_LAYERS},
+                         N, d);
+    for (int i = NUM_LAYERS - 1; i > 0; i--) layer_backward(m, a, i, b, at, s);
+    const Param *gate = params_find(p, "smear_gate.weight");
+    embed_backward(s, a->dh, p->gates_grad + gate->offset, p->scalars_grad + SCALAR_SMEAR, a->dx, a->dx0, a->x0, a->rstd0, b->tokens,
+                   p->tables, p->gates + gate->offset, p->scalars + SCALAR_SMEAR, N, d);
+    embedding_grad(s, p->tables_grad, a->dh, NULL, &b->rows, N, d);
+}
+
+void model_finish_gradients(Model *m, Acts *a, Stream s)
+{
+    coefficients_backward(s, m->params.scalars_grad, a->dcoef, m->params.scalars, m->skip_of, NUM_LAYERS);
+}

@@ -1,0 +1,72 @@
+// The network: activations of one packed sequence, forward and backward as lists of ops.
+// Source of the formulas: the speedrun GPT (track 1), as each op in ops.h states them.
+#pragma once
+#include "llmc/dataloader.h"
+#include "llmc/params.h"
+#include "llmc/schedule.h"
+
+// What one layer keeps for backward. (N, d) floatX and (N) or (N, H) fp32; post is (N, F). In a forward-only pass all layers
+// share one set, h2 is h, v is v_raw and yg is y.
+typedef struct {
+    floatX *h;               // input of attention
+    floatX *q, *k, *v_raw;   // three planes of one product; q and k are normalised and rotated in place
+    floatX *v, *y, *yg;      // mixed values, attention output, gated output
+    floatX *h2, *post;       // input of the MLP, relu(h2 c_fc)^2
+    float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
+} LayerActs;
+
+typedef struct {
+    int tokens; // N
+    bool backward;
+    floatX *x0, *x, *xf;               // normed embedding, running residual stream, normed output
+    float *rstd0, *rstd_f;
+    floatX *block_out[NUM_LAYERS];     // residual stream after each block; [0] is x0
+    LayerActs layer[NUM_LAYERS];
+    float *coef;                       // (L+1, 3): weights of the residual mixes
+    // gradients, when there is a backward
+    floatX *dx, *dx0, *dh, *dx_backout;
+    floatX *dskip[NUM_LAYERS];         // gradient that block_out[i] gets through a skip
+    floatX *dyg, *dy, *dq, *dk, *dv, *dqkv, *dpre;
+    float *dgate, *dcoef;
+} Acts;
+
+// A batch on the device; points into one block.
+typedef struct {
+    int N;
+    const int32_t *tokens, *targets; // (N)
+    TokenRows rows;
+    const int32_t *table; // attention table
+    int slots;
+} DeviceBatch;
+
+typedef struct {
+    int window_short, window_long; // tokens
+    float scale;
+    const floatX *cos, *sin; // (positions, e/4)
+} AttentionSetting;
+
+typedef struct {
+    const Config *config;
+    Params params;
+    void *head_w8; // quantised head, NULL in HEAD_BF16
+    int skip_of[NUM_LAYERS];
+} Model;
+
+void model_describe(Model *m, const Config *c);
+void model_allocate(Model *m);
+void model_free(Model *m);
+
+// Bytes of an Acts for N tokens; acts_place points it into `base`.
+size_t acts_bytes(const Config *c, int N, bool backward);
+void acts_place(Acts *a, const Config *c, int N, bool backward, void *base);
+
+// Once a step, after the weights have changed: what is derived from them alone.
+void model_prepare(Model *m, Acts *a, Stream s);
+// Up to xf.
+void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s);
+// Loss (1) fp32 device: the sum over the tokens. Forward, backward; gradients are added to the params' gradient arenas.
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s);
+// After the last micro-batch of a step: gradients of what model_prepare derived.
+void model_finish_gradients(Model *m, Acts *a, Stream s);
+// Loss of a forward-only pass with the plain head.
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s);

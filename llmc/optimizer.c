@@ -1,0 +1,248 @@
+#include "llmc/optimizer.h"
+#include <string.h>
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int count_own(const Optimizer *o, int first, int last) // own slots in [first, last)
+{
+    int n = 0;
+    for (int slot = first; slot < last; slot++) n += slot_owner(slot, o->size) == o->rank;
+    return n;
+}
+
+static size_t workspace_bytes(const Optimizer *o, const Model *m)
+{
+    int d = m->config->model_dim, F = m->config->mlp_dim;
+    size_t mlp = ns_workspace_bytes(&o->ns, d, F, o->own_mlp);
+    size_t attention = ns_workspace_bytes(&o->ns, d, d, 4 * o->own_attention);
+    size_t gates = ns_workspace_bytes(&o->ns_gates, m->config->num_heads, GATE_INPUTS, m->params.num_attention);
+    size_t most = mlp > attention ? mlp : attention;
+    return most > gates ? most : gates;
+}
+
+void optimizer_create(Optimizer *o, const Model *m)
+{
+    const Params *p = &m->params;
+    const Config *c = m->config;
+    Error e;
+    memset(o, 0, sizeof *o);
+    o->config = c;
+    o->rank = comm_rank();
+    o->size = comm_size();
+    NsText text = config_ns_text(c), text_gates = text;
+    text_gates.dtype = "fp32";
+    if (!ns_options_parse(&o->ns, &text, &e) || !ns_options_parse(&o->ns_gates, &text_gates, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    int attention_end = p->first_attention_slot + p->num_attention;
+    o->own_slots = count_own(o, 0, p->num_slots);
+    o->own_mlp = count_own(o, 0, p->first_attention_slot);
+    o->own_attention = count_own(o, p->first_attention_slot, attention_end);
+
+    size_t tables = (size_t)(NUM_TABLES * p->table_size / o->size), slots = (size_t)(o->own_slots * p->slot_size);
+    int64_t d = c->model_dim, H = c->num_heads;
+    o->table_m = device_alloc(tables * sizeof(floatX), "Adam first moments");
+    o->table_v = device_alloc(tables * sizeof(floatX), "Adam second moments");
+    o->scalar_m = device_alloc(NUM_SCALARS * 4, "Adam moments of the scalars");
+    o->scalar_v = device_alloc(NUM_SCALARS * 4, "Adam moments of the scalars");
+    o->momentum = device_alloc(slots * 4, "NorMuon momentum");
+    o->second_mlp = device_alloc((size_t)(o->own_mlp * larger(d, c->mlp_dim)) * 4, "NorMuon second moments");
+    o->second_attention = device_alloc((size_t)(o->own_attention * 4 * d) * 4, "NorMuon second moments");
+    o->gates_momentum = device_alloc((size_t)p->gates_size * 4, "NorMuon momentum of the gates");
+    o->second_gates = device_alloc((size_t)(p->num_attention * larger(H, GATE_INPUTS)) * 4, "NorMuon second moments of the gates");
+    o->second_smear = device_alloc(GATE_INPUTS * 4, "NorMuon second moments of the gates");
+    if (o->size > 1) o->u = device_alloc(slots * 4, "own gradients");
+    o->ns_workspace = device_alloc(workspace_bytes(o, m), "Newton-Schulz workspace");
+    o->step = device_alloc(sizeof *o->step, "scalars of the step");
+}
+
+void optimizer_free(Optimizer *o)
+{
+    void *all[] = {o->table_m, o->table_v, o->scalar_m, o->scalar_v, o->momentum, o->second_mlp, o->second_attention,
+                   o->gates_momentum, o->second_gates, o->second_smear, o->u, o->ns_workspace, o->step};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]) device_free(all[i]);
+}
+
+// ---- communication -----------------------------------------------------------------------------------------------------
+
+static void reduce_gradients(Optimizer *o, Params *p, bool adam, Stream s)
+{
+    if (o->size == 1) return;
+    comm_all_reduce(s, p->gates_grad, p->gates_size + (adam ? NUM_SCALARS : 0));
+    for (int slot = 0; slot < p->num_slots; slot += o->size)
+        comm_reduce_scatter(s, p->matrices_grad + slot * p->slot_size, p->slot_size);
+    for (int i = 0; adam && i < NUM_TABLES; i++) comm_reduce_scatter(s, p->tables_grad + i * p->table_size, p->table_size / o->size);
+    for (int i = 0; i < o->own_slots; i++)
+        copy_on_device(s, o->u + i * p->slot_size, p->matrices_grad + (o->rank + (int64_t)i * o->size) * p->slot_size,
+                       (size_t)p->slot_size * sizeof(float));
+}
+
+// Chunks of other ranks hold half-made sums, and the ops zeroed only what they read.
+static void clear_gradients(Optimizer *o, Params *p, bool adam, Stream s)
+{
+    if (o->size == 1) return;
+    device_zero(s, p->matrices_grad, (size_t)(p->num_slots * p->slot_size) * sizeof(float));
+    if (adam) device_zero(s, p->tables_grad, (size_t)(NUM_TABLES * p->table_size) * sizeof(float));
+}
+
+static void gather_weights(Optimizer *o, Params *p, bool adam, Stream s)
+{
+    if (o->size == 1) return;
+    for (int slot = 0; slot < p->num_slots; slot += o->size)
+        comm_all_gather(s, p->matrices_x + slot * p->slot_size, p->slot_size * (int64_t)sizeof(floatX));
+    for (int i = 0; adam && i < NUM_TABLES; i++)
+        comm_all_gather(s, p->tables + i * p->table_size, p->table_size / o->size * (int64_t)sizeof(floatX));
+}
+
+// ---- Adam --------------------------------------------------------------------------------------------------------------
+
+static void adam(Optimizer *o, Params *p, Stream s)
+{
+    int64_t own = p->table_size / o->size;
+    for (int i = 0; i < NUM_TABLES; i++) {
+        int64_t at = i * p->table_size + o->rank * own;
+        adam_update(s, p->tables + at, o->table_m + i * own, o->table_v + i * own, p->tables_grad + at, o->step,
+                    (float)p->list[i].multiplier, own);
+    }
+    const Param *scalars = params_find(p, "scalars");
+    adam_update_fp32(s, p->scalars, o->scalar_m, o->scalar_v, p->scalars_grad, o->step, (float)scalars->multiplier, NUM_SCALARS);
+}
+
+// ---- NorMuon -----------------------------------------------------------------------------------------------------------
+
+// U of the own slot `i`: gathered with several ranks, else where the gradient is.
+static float *own_u(const Optimizer *o, const Params *p, int i) { return (o->u ? o->u : p->matrices_grad) + i * p->slot_size; }
+
+// The parameter in a matrix slot. The table lists matrices in slot order.
+static const Param *slot_param(const Params *p, int slot) { return &p->list[NUM_TABLES + slot]; }
+
+// `batch` matrices (rows, cols) of one own slot, or with one rank of many slots: weights and orthogonalised update lie the same.
+static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows, int cols, int batch, float *second, Stream s)
+{
+    int slot = o->rank + own * o->size;
+    int64_t at = slot * p->slot_size;
+    const Param *a = slot_param(p, slot);
+    normuon_update(s,
+                   &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at, .grad = o->u ? NULL : p->matrices_grad + at,
+                                    .second = second, .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols,
+                                    .batch = batch, .per_column = a->rows < a->cols, .multiplier = (float)a->multiplier},
+                   o->step);
+}
+
+static void normuon_mlp(Optimizer *o, Params *p, Stream s)
+{
+    int d = o->config->model_dim, F = o->config->mlp_dim, side = (int)larger(d, F);
+    size_t bytes = (size_t)d * F * ns_element_size(o->ns.dtype);
+    if (!o->own_mlp) return;
+    char *ortho = newton_schulz(s, &o->ns, own_u(o, p, 0), p->slot_size, d, F, o->own_mlp, o->ns_workspace);
+    // One call a slot: the multiplier of c_fc and c_proj differs, and with several ranks own slots lie apart.
+    for (int i = 0; i < o->own_mlp; i++) update(o, p, i, ortho + i * bytes, d, F, 1, o->second_mlp + (int64_t)i * side, s);
+}
+
+// Q, K, V and O are four matrices, orthogonalised and normalised each by itself: one batch over all slots, unless a wider MLP
+// makes slots larger than an attention matrix.
+static void normuon_attention(Optimizer *o, Params *p, Stream s)
+{
+    int d = o->config->model_dim;
+    int64_t square = (int64_t)d * d;
+    size_t bytes = (size_t)(4 * square) * ns_element_size(o->ns.dtype);
+    int together = p->slot_size == 4 * square ? o->own_attention : 1;
+    for (int first = 0; first < o->own_attention; first += together) {
+        char *ortho = newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp + first), square, d, d, 4 * together, o->ns_workspace);
+        for (int i = 0; i < together; i++)
+            update(o, p, o->own_mlp + first + i, ortho + i * bytes, d, d, 4, o->second_attention + (first + i) * 4 * (int64_t)d, s);
+    }
+}
+
+static void normuon_gates(Optimizer *o, Params *p, Stream s)
+{
+    int H = o->config->num_heads;
+    const Param *smear = params_find(p, "smear_gate.weight");
+    struct {
+        int64_t offset;
+        int rows, batch;
+        float *second;
+    } stacks[] = {{0, H, p->num_attention, o->second_gates}, {smear->offset, 1, 1, o->second_smear}};
+    normuon_momentum(s, p->gates_grad, o->gates_momentum, o->step, p->gates_size);
+    for (int i = 0; i < 2; i++) {
+        float *u = p->gates_grad + stacks[i].offset;
+        int rows = stacks[i].rows;
+        void *ortho = newton_schulz(s, &o->ns_gates, u, rows * GATE_INPUTS, rows, GATE_INPUTS, stacks[i].batch, o->ns_workspace);
+        normuon_update(s,
+                       &(NormuonUpdate){.wx = p->gates + stacks[i].offset, .grad = u, .second = stacks[i].second, .o = ortho,
+                                        .o_dtype = o->ns_gates.dtype, .rows = rows, .cols = GATE_INPUTS, .batch = stacks[i].batch,
+                                        .per_column = rows < GATE_INPUTS, .multiplier = (float)smear->multiplier},
+                       o->step);
+    }
+}
+
+void optimizer_step(Optimizer *o, Model *m, bool adam_now, Stream s)
+{
+    Params *p = &m->params;
+    reduce_gradients(o, p, adam_now, s);
+    if (adam_now) adam(o, p, s);
+    normuon_gates(o, p, s);
+    normuon_momentum(s, own_u(o, p, 0), o->momentum, o->step, o->own_slots * p->slot_size);
+    normuon_mlp(o, p, s);
+    normuon_attention(o, p, s);
+    clear_gradients(o, p, adam_now, s);
+    gather_weights(o, p, adam_now, s);
+}
+
+// ---- state by parameter ------------------------------------------------------------------------------------------------
+
+static void table_state(const Optimizer *o, const Params *p, int i, bool second, StateTensor *t)
+{
+    int64_t own = p->table_size / o->size;
+    t->half = true;
+    t->first = o->rank * own;
+    t->count = own;
+    t->data = (second ? o->table_v : o->table_m) + i * own;
+}
+
+static void matrix_state(const Optimizer *o, const Params *p, int slot, bool second, StateTensor *t)
+{
+    int own = slot / o->size; // index among the own slots, if it is ours
+    bool attention = slot >= p->first_attention_slot, mine = slot_owner(slot, o->size) == o->rank;
+    int64_t d = o->config->model_dim;
+    if (second) {
+        t->rows = attention ? 4 : 1;
+        t->cols = attention ? d : larger(d, o->config->mlp_dim);
+        t->data = attention ? o->second_attention + (own - o->own_mlp) * 4 * d : o->second_mlp + own * t->cols;
+    } else {
+        t->data = o->momentum + own * p->slot_size;
+    }
+    t->count = mine ? t->rows * t->cols : 0;
+}
+
+static void gate_state(const Optimizer *o, const Params *p, const Param *a, bool second, StateTensor *t)
+{
+    bool smear = a == params_find(p, "smear_gate.weight");
+    if (second) {
+        t->rows = 1;
+        t->cols = larger(a->rows, a->cols);
+        t->data = smear ? o->second_smear : o->second_gates + a->offset / (a->rows * a->cols) * t->cols;
+    } else {
+        t->data = o->gates_momentum + a->offset;
+    }
+    t->count = o->rank ? 0 : t->rows * t->cols; // the same everywhere: rank 0 writes it
+}
+
+bool optimizer_state(const Optimizer *o, const Model *m, int index, StateTensor *t)
+{
+    static const char *const kinds[][2] = {[GROUP_TABLE] = {"adam_m", "adam_v"}, [GROUP_MATRIX] = {"momentum", "second"},
+                                           [GROUP_GATE] = {"momentum", "second"}, [GROUP_SCALARS] = {"adam_m", "adam_v"}};
+    const Params *p = &m->params;
+    bool second = index % 2;
+    if (index / 2 >= p->count) return false;
+    const Param *a = &p->list[index / 2];
+    *t = (StateTensor){.rows = a->rows, .cols = a->cols};
+    snprintf(t->name, sizeof t->name, "%s.%s", a->name, kinds[a->group][second]);
+    if (a->group == GROUP_TABLE) table_state(o, p, index / 2, second, t);
+    if (a->group == GROUP_MATRIX) matrix_state(o, p, (int)(a->offset / p->slot_size), second, t);
+    if (a->group == GROUP_GATE) gate_state(o, p, a, second, t);
+    if (a->group == GROUP_SCALARS) {
+        t->data = second ? o->scalar_v : o->scalar_m;
+        t->count = o->rank ? 0 : t->rows * t->cols;
+    }
+    return true;
+}

@@ -1,0 +1,331 @@
+#include "llmc/trainer.h"
+#include <math.h>
+#include <string.h>
+
+// ---- data --------------------------------------------------------------------------------------------------------------
+
+static void open_training_data(Trainer *t)
+{
+    Config *c = t->config;
+    Error e;
+    LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches, .micro_batch_tokens = c->micro_batch_tokens,
+                       .rank = comm_rank(), .num_ranks = comm_size(), .max_document = c->max_document, .repeat = c->repeat,
+                       .epochs = c->repeat ? 0 : c->epochs, .vocab_size = c->vocab_size};
+    t->loader = loader_open(&o, &e);
+    if (!t->loader) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    c->vocab_size = loader_vocab_size(t->loader);
+    t->position = loader_position(t->loader);
+}
+
+static void open_validation_data(Trainer *t)
+{
+    Config *c = t->config;
+    Error e;
+    t->sequence_tokens = (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens);
+    if (c->val_tokens % t->sequence_tokens)
+        fatal(EXIT_USAGE, "--val-tokens %lld is not a multiple of a validation sequence, %d tokens (--micro-batches times --micro-batch-tokens)",
+              (long long)c->val_tokens, t->sequence_tokens);
+    t->validation = validation_open(c->val_files, c->val_tokens, t->sequence_tokens, c->vocab_size,
+                                    t->loader ? loader_document_token(t->loader) : -1, &e);
+    if (!t->validation) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!c->vocab_size) c->vocab_size = validation_vocab_size(t->validation);
+}
+
+// A block holds the batch's arrays, the number of rows, and the attention table.
+static int64_t rows_offset(int N) { return (int64_t)batch_offset(N, BATCH_ARRAYS); }
+static int64_t table_offset(int N) { return rows_offset(N) + BATCH_ALIGN; }
+static int64_t block_size(int N) { return round_up(table_offset(N) + attention_table_ints(N, 0), BATCH_ALIGN); }
+
+// Fills a host block; returns the document slots it needs.
+static int pack_block(int32_t *block, const Batch *b)
+{
+    memcpy(block, b->block, b->block_ints * sizeof *block);
+    block[rows_offset(b->N)] = b->num_rows;
+    return attention_table_build(block + table_offset(b->N), b->cu_seqlens, b->num_docs, b->N, 0);
+}
+
+static DeviceBatch device_batch(const int32_t *block, int N, int slots)
+{
+    const int32_t *array[BATCH_ARRAYS];
+    for (int i = 0; i < BATCH_ARRAYS; i++) array[i] = block + batch_offset(N, i);
+    return (DeviceBatch){.N = N, .tokens = array[0], .targets = array[1],
+                         .rows = {.order = array[3], .row_token = array[4], .row_start = array[5], .num_rows = block + rows_offset(N)},
+                         .table = block + table_offset(N), .slots = slots};
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------------
+
+static void allocate_batches(Trainer *t)
+{
+    int N = t->config->micro_batch_tokens, A = t->accumulation;
+    t->block_ints = block_size(N);
+    batch_alloc(&t->batch, N);
+    size_t bytes = (size_t)(A * t->block_ints) * sizeof(int32_t);
+    t->device_block = device_alloc(bytes, "batches");
+    t->device_loss = device_alloc((size_t)A * sizeof(float), "losses");
+    for (int i = 0; i < HOST_SLOTS; i++) {
+        t->host_block[i] = host_alloc(bytes);
+        t->host_loss[i] = host_alloc((size_t)A * sizeof(float));
+        t->host_step[i] = host_alloc(sizeof(StepParams));
+        t->done[i] = event_create();
+    }
+}
+
+static void allocate_sequences(Trainer *t)
+{
+    t->eval_block_ints = block_size(t->sequence_tokens);
+    size_t bytes = (size_t)t->eval_block_ints * sizeof(int32_t);
+    batch_alloc(&t->eval_batch, t->sequence_tokens);
+    t->host_eval_block = host_alloc(bytes);
+    t->device_eval_block = device_alloc(bytes, "validation batch");
+}
+
+static void allocate_acts(Trainer *t)
+{
+    Config *c = t->config;
+    size_t train = t->loader ? acts_bytes(c, c->micro_batch_tokens, true) : 0, eval = acts_bytes(c, t->sequence_tokens, false);
+    t->acts_memory = device_alloc(train > eval ? train : eval, "activations");
+    if (t->loader) acts_place(&t->train, c, c->micro_batch_tokens, true, t->acts_memory);
+    acts_place(&t->eval, c, t->sequence_tokens, false, t->acts_memory);
+    t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? c->micro_batch_tokens : 0);
+    size_t angles = (size_t)t->rope_positions * (size_t)(c->model_dim / c->num_heads / 4);
+    t->rope_cos = device_alloc(angles * sizeof(floatX), "rope tables");
+    t->rope_sin = device_alloc(angles * sizeof(floatX), "rope tables");
+}
+
+static void rebuild_rope(Trainer *t)
+{
+    rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions, t->config->model_dim / t->config->num_heads);
+}
+
+void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
+{
+    memset(t, 0, sizeof *t);
+    t->config = c;
+    t->accumulation = c->micro_batches / comm_size();
+    if (need_training) open_training_data(t);
+    if (need_validation) open_validation_data(t);
+    if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
+    model_describe(&t->model, c);
+    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : t->sequence_tokens, .eval_tokens = t->sequence_tokens,
+                               .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
+                               .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
+                               .deterministic = c->deterministic});
+    t->stream = stream_create();
+    model_allocate(&t->model);
+    if (need_training) optimizer_create(&t->optimizer, &t->model);
+    allocate_acts(t);
+    if (need_training) allocate_batches(t);
+    allocate_sequences(t);
+    rope_start(&t->rope, c);
+    rebuild_rope(t);
+}
+
+static void drop_graphs(Trainer *t)
+{
+    for (int i = 0; i < t->num_graphs; i++) graph_destroy(t->graphs[i].graph);
+    t->num_graphs = 0;
+}
+
+void trainer_free(Trainer *t)
+{
+    stream_synchronize(t->stream);
+    drop_graphs(t);
+    loader_close(t->loader);
+    validation_close(t->validation);
+    for (int i = 0; i < HOST_SLOTS && t->loader; i++) {
+        host_free(t->host_block[i]);
+        host_free(t->host_loss[i]);
+        host_free(t->host_step[i]);
+        event_destroy(t->done[i]);
+    }
+    if (t->loader) {
+        batch_free(&t->batch);
+        device_free(t->device_block);
+        device_free(t->device_loss);
+        optimizer_free(&t->optimizer);
+    }
+    batch_free(&t->eval_batch);
+    host_free(t->host_eval_block);
+    device_free(t->device_eval_block);
+    device_free(t->acts_memory);
+    device_free(t->rope_cos);
+    device_free(t->rope_sin);
+    model_free(&t->model);
+    stream_destroy(t->stream);
+}
+
+// ---- windows -----------------------------------------------------------------------------------------------------------
+
+static AttentionSetting attention_setting(const Trainer *t, int window_long)
+{
+    return (AttentionSetting){.window_short = window_short_tokens(t->config, t->rope.window),
+                              .window_long = window_long_tokens(t->config, window_long),
+                              .scale = (float)t->rope.scale, .cos = t->rope_cos, .sin = t->rope_sin};
+}
+
+static void follow(Trainer *t, int window)
+{
+    if (!rope_follow_window(&t->rope, t->config, window)) return;
+    drop_graphs(t); // windows and scale are frozen in them
+    rebuild_rope(t);
+}
+
+void trainer_follow_windows(Trainer *t) { follow(t, schedule_window(t->config, t->step)); }
+
+void trainer_finish_schedule(Trainer *t)
+{
+    rope_start(&t->rope, t->config);
+    for (int i = 0; i < config_total_steps(t->config); i++) rope_follow_window(&t->rope, t->config, schedule_window(t->config, i));
+    follow(t, t->config->window_extension);
+    rebuild_rope(t);
+}
+
+bool trainer_continue(Trainer *t, Error *e)
+{
+    rebuild_rope(t);
+    return !t->loader || loader_seek(t->loader, t->position, e);
+}
+
+// ---- training step -----------------------------------------------------------------------------------------------------
+
+// The ops of a whole step. Everything that differs between two steps of one graph is in device memory.
+static void step_ops(Trainer *t, bool adam)
+{
+    AttentionSetting at = attention_setting(t, t->rope.window);
+    model_prepare(&t->model, &t->train, t->stream);
+    for (int a = 0; a < t->accumulation; a++) {
+        DeviceBatch b = device_batch(t->device_block + a * t->block_ints, t->config->micro_batch_tokens, t->slots);
+        model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, t->stream);
+    }
+    model_finish_gradients(&t->model, &t->train, t->stream);
+    optimizer_step(&t->optimizer, &t->model, adam, t->stream);
+}
+
+static void run_step_ops(Trainer *t, bool adam)
+{
+    for (int i = 0; i < t->num_graphs; i++) {
+        StepGraph *g = &t->graphs[i];
+        if (g->window == t->rope.window && g->slots == t->slots && g->adam == adam) {
+            graph_launch(g->graph, t->stream);
+            return;
+        }
+    }
+    if (t->num_graphs == MAX_GRAPHS) drop_graphs(t);
+    bool captured = graph_begin(t->stream);
+    step_ops(t, adam);
+    if (!captured) return;
+    t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, adam, graph_end(t->stream)};
+    graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
+}
+
+static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
+{
+    for (int a = 0; a < t->accumulation; a++) {
+        if (!loader_next(t->loader, &t->batch, e)) return false;
+        t->slots = (int)max_i64(t->slots, pack_block(blocks + a * t->block_ints, &t->batch));
+    }
+    t->position = loader_position(t->loader);
+    return true;
+}
+
+bool trainer_queue_step(Trainer *t, Error *e)
+{
+    int slot = t->step % HOST_SLOTS, A = t->accumulation;
+    bool adam = schedule_adam_steps_at(t->step);
+    if (!read_batches(t, t->host_block[slot], e)) return false;
+    trainer_follow_windows(t);
+    *t->host_step[slot] = schedule_step_params(t->config, t->step, t->optimizer.adam_steps);
+    copy_to_device(t->stream, t->device_block, t->host_block[slot], (size_t)(A * t->block_ints) * sizeof(int32_t));
+    copy_to_device(t->stream, t->optimizer.step, t->host_step[slot], sizeof(StepParams));
+    run_step_ops(t, adam);
+    copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)A * sizeof(float));
+    event_record(t->done[slot], t->stream);
+    t->optimizer.adam_steps += adam;
+    t->step++;
+    return true;
+}
+
+double trainer_finish_step(Trainer *t, int step)
+{
+    int slot = step % HOST_SLOTS;
+    double sum = 0;
+    event_synchronize(t->done[slot]);
+    for (int a = 0; a < t->accumulation; a++) sum += t->host_loss[slot][a];
+    return comm_sum(sum) / ((double)t->config->micro_batches * t->config->micro_batch_tokens);
+}
+
+void trainer_warm_up(Trainer *t)
+{
+    const Params *p = &t->model.params;
+    Batch *b = &t->batch;
+    for (int i = 0; i < b->N; i++) b->tokens[i] = b->targets[i] = i % t->config->vocab_size;
+    b->num_docs = 1;
+    b->cu_seqlens[0] = 0;
+    b->cu_seqlens[1] = b->N;
+    batch_sort_rows(b);
+    int slots = pack_block(t->host_block[0], b);
+    copy_to_device(t->stream, t->device_block, t->host_block[0], (size_t)t->block_ints * sizeof(int32_t));
+    DeviceBatch device = device_batch(t->device_block, b->N, slots);
+    AttentionSetting at = attention_setting(t, t->rope.window);
+    model_prepare(&t->model, &t->train, t->stream);
+    model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, t->stream);
+    device_zero(t->stream, p->tables_grad, (size_t)(NUM_TABLES * p->table_size) * sizeof(float));
+    device_zero(t->stream, p->matrices_grad, (size_t)(p->num_slots * p->slot_size) * sizeof(float));
+    device_zero(t->stream, p->gates_grad, (size_t)(p->gates_size + NUM_SCALARS) * sizeof(float));
+    stream_synchronize(t->stream);
+}
+
+// ---- validation and sampling -------------------------------------------------------------------------------------------
+
+static DeviceBatch upload_sequence(Trainer *t)
+{
+    Batch *b = &t->eval_batch;
+    int slots = pack_block(t->host_eval_block, b);
+    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)t->eval_block_ints * sizeof(int32_t));
+    return device_batch(t->device_eval_block, b->N, slots);
+}
+
+bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
+{
+    float sum_sequence, *device_sum = t->eval.rstd0; // free again once the sequence is through
+    double sum = 0;
+    trainer_follow_windows(t);
+    AttentionSetting at = attention_setting(t, final ? t->config->window_final : t->rope.window);
+    model_prepare(&t->model, &t->eval, t->stream);
+    for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
+        if (!validation_batch(t->validation, q, &t->eval_batch, e)) return false;
+        DeviceBatch b = upload_sequence(t);
+        model_eval_batch(&t->model, &t->eval, &b, &at, device_sum, t->stream);
+        copy_to_host(t->stream, &sum_sequence, device_sum, sizeof sum_sequence);
+        stream_synchronize(t->stream);
+        sum += sum_sequence;
+    }
+    *loss = comm_sum(sum) / (double)t->config->val_tokens;
+    return true;
+}
+
+void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
+{
+    const Config *c = t->config;
+    const Params *p = &t->model.params;
+    Batch b;
+    int Vp = config_vocab_padded(c), padded = (int)round_up(N, 16);
+    batch_alloc(&b, padded);
+    memcpy(b.tokens, tokens, (size_t)N * sizeof *tokens); // what follows the last token cannot be seen by it
+    b.num_docs = 1;
+    b.cu_seqlens[1] = padded;
+    int slots = pack_block(t->host_eval_block, &b);
+    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)block_size(padded) * sizeof(int32_t));
+    DeviceBatch device = device_batch(t->device_eval_block, padded, slots);
+    AttentionSetting at = attention_setting(t, c->window_final);
+    model_prepare(&t->model, &t->eval, t->stream);
+    model_forward(&t->model, &t->eval, &device, &at, t->stream);
+    float *logits = (float *)t->eval.layer[0].q; // free after the forward pass
+    assert((size_t)Vp * sizeof(float) <= 3 * (size_t)t->sequence_tokens * (size_t)c->model_dim * sizeof(floatX));
+    head_logits(t->stream, logits, t->eval.xf + (int64_t)(N - 1) * c->model_dim, p->tables + (NUM_TABLES - 1) * p->table_size, 1,
+                c->model_dim, Vp);
+    copy_to_host(t->stream, z, logits, (size_t)Vp * sizeof(float));
+    stream_synchronize(t->stream);
+    batch_free(&b);
+}

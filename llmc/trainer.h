@@ -1,0 +1,71 @@
+// One rank's training: everything that a step needs, and the step itself.
+//
+// A step is prepared (batches of the host, tables), queued (copies to the device, forward and backward of all micro-batches,
+// optimizer) and finished (its loss read back). While the device works on step t the host prepares and queues step t + 1, so the
+// device never waits; at most two steps are under way, each with its own half of the host buffers.
+#pragma once
+#include "llmc/optimizer.h"
+
+enum { HOST_SLOTS = 2, MAX_GRAPHS = 8 };
+
+typedef struct {
+    int window;           // long window in blocks
+    int slots, adam;      // what a captured step depends on
+    Graph *graph;
+} StepGraph;
+
+typedef struct {
+    Config *config;
+    Model model;
+    Optimizer optimizer;
+    Stream stream;
+    Loader *loader;         // NULL when there is nothing to train
+    Validation *validation; // NULL when there is nothing to validate
+    int sequence_tokens;    // of a validation sequence
+    Rope rope;
+    floatX *rope_cos, *rope_sin; // (positions, head width / 4)
+    int rope_positions;
+
+    void *acts_memory; // shared by the two, which are never alive together
+    Acts train, eval;
+
+    int accumulation;      // micro-batches of a step on this rank
+    Batch batch;           // host, one training micro-batch
+    Batch eval_batch;      // host, one validation sequence
+    int64_t block_ints;    // of one training micro-batch: batch, number of rows, attention table
+    int32_t *host_block[HOST_SLOTS], *device_block;
+    int32_t *host_eval_block, *device_eval_block;
+    int64_t eval_block_ints;
+    StepParams *host_step[HOST_SLOTS];
+    float *host_loss[HOST_SLOTS], *device_loss; // (accumulation)
+    Event *done[HOST_SLOTS];
+    int slots; // document slots, the most so far
+    StepGraph graphs[MAX_GRAPHS];
+    int num_graphs;
+
+    int step;                // next step to queue
+    LoaderPosition position; // where its data begins
+    double train_ms;         // training time so far
+} Trainer;
+
+// Finds the vocabulary from the shards (config->vocab_size), allocates everything, and makes the initial weights.
+// need_training, need_validation: which data to open. Fatal with one line when memory or data fail.
+void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation);
+void trainer_free(Trainer *t);
+// Runs every kernel once on made-up data and leaves no trace in the state.
+void trainer_warm_up(Trainer *t);
+// After the state was loaded: data position, rope tables.
+bool trainer_continue(Trainer *t, Error *e);
+// Rope and attention scale as at the end of the schedule, for weights that come without a step.
+void trainer_finish_schedule(Trainer *t);
+
+// Moves windows and rope to those of the next step, or of the last validation.
+void trainer_follow_windows(Trainer *t);
+// Queues the next step; false with a line when the data fails. The step's loss comes from trainer_finish_step.
+bool trainer_queue_step(Trainer *t, Error *e);
+// Waits for queued step `step` and returns its training loss per token, the mean over all ranks.
+double trainer_finish_step(Trainer *t, int step);
+// Mean validation loss over all ranks, with the windows of the next step; `final`: those of the last validation.
+bool trainer_validate(Trainer *t, bool final, double *loss, Error *e);
+// A forward-only pass over N tokens of one document. z (Vp) fp32 host out: softcapped logits of the last one. For sampling.
+void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z);

@@ -1,0 +1,276 @@
+// The program, top-down: options -> data, model, optimizers -> the loop. No kernel and no arithmetic here.
+#include "llmc/checkpoint.h"
+#include "llmc/logger.h"
+#include "llmc/sample.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+// ---- signals -----------------------------------------------------------------------------------------------------------
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number)
+{
+    (void)number;
+    if (interrupted++) _Exit(EXIT_INTERRUPTED); // asked twice: at once, without saving
+}
+
+static void catch_signals(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); // a file size limit is a write error like a full disk
+}
+
+// ---- the run -----------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    Config config;
+    Trainer trainer;
+    Logger *logger; // NULL when nothing is trained
+    double clock;   // when the running stretch of training time began; 0: stopped
+} Run;
+
+static void start_clock(Run *r) { r->clock = seconds_now(); }
+
+static void lap_clock(Run *r)
+{
+    double now = seconds_now();
+    if (r->clock) r->trainer.train_ms += 1e3 * (now - r->clock);
+    r->clock = r->clock ? now : 0;
+}
+
+static void stop_clock(Run *r)
+{
+    lap_clock(r);
+    r->clock = 0;
+}
+
+static void make_folder(const char *path)
+{
+    char *copy = xstrdup(path);
+    for (char *p = copy + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        mkdir(copy, 0777);
+        *p = '/';
+    }
+    if (mkdir(copy, 0777) && errno != EEXIST) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", path, strerror(errno));
+    free(copy);
+}
+
+static void save_checkpoint(Run *r)
+{
+    Error e;
+    char *path = checkpoint_path(r->config.out, r->trainer.step);
+    if (checkpoint_save(&r->trainer, path, &e)) logger_message(r->logger, "saved %s", path);
+    else if (comm_rank() == 0) note("checkpoint not saved, training goes on: %s", e.text);
+    free(path);
+}
+
+static void validate(Run *r, bool final)
+{
+    Error e;
+    double loss;
+    Trainer *t = &r->trainer;
+    if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
+    logger_validation(r->logger, t->step, config_total_steps(&r->config), loss, t->train_ms);
+}
+
+// Waits for queued step `step` and reports it.
+static void finish_step(Run *r, int step)
+{
+    double loss = trainer_finish_step(&r->trainer, step);
+    lap_clock(r);
+    logger_step(r->logger, step + 1, config_total_steps(&r->config), r->trainer.train_ms, loss,
+                schedule_lr_factor(&r->config, step));
+}
+
+static bool due(int step, int every) { return every > 0 && step % every == 0; }
+
+// Steps until the end, --stop-at, or a signal. One step is always queued ahead of the one that is reported, except around
+// validations and checkpoints. Returns true when it was interrupted.
+static bool train(Run *r)
+{
+    Trainer *t = &r->trainer;
+    const Config *c = &r->config;
+    int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total, first = t->step, queued = -1;
+    bool stop = false;
+    Error e;
+    while (t->step < end && !stop) {
+        bool validation = t->step == 0 || due(t->step, c->val_every), checkpoint = t->step > first && due(t->step, c->checkpoint_every);
+        if (queued >= 0 && (validation || checkpoint)) {
+            finish_step(r, queued);
+            queued = -1;
+        }
+        if (validation || checkpoint) stop_clock(r);
+        if (checkpoint) save_checkpoint(r);
+        if (validation) validate(r, false);
+        if (!r->clock) start_clock(r);
+        if (!trainer_queue_step(t, &e)) fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
+        if (queued >= 0) finish_step(r, queued);
+        queued = t->step - 1;
+        stop = comm_any(interrupted != 0);
+    }
+    if (queued >= 0) finish_step(r, queued);
+    stop_clock(r);
+    return stop && t->step < end;
+}
+
+// ---- set-up ------------------------------------------------------------------------------------------------------------
+
+static void load_state(Run *r)
+{
+    Trainer *t = &r->trainer;
+    const Config *c = &r->config;
+    Error e;
+    if (*c->resume) {
+        if (!checkpoint_load(t, c->resume, &e)) fatal(EXIT_BAD_INPUT, "--resume: %s", e.text);
+        return;
+    }
+    if (*c->init_from) {
+        if (!weights_load(t, c->init_from, &e)) fatal(EXIT_BAD_INPUT, "--init-from: %s", e.text);
+        if (!t->loader) trainer_finish_schedule(t); // weights to use, not to train
+    } else {
+        params_init(&t->model.params, c, t->stream);
+    }
+    if (*c->save_init && !weights_save(t, c->save_init, &e)) fatal(EXIT_BAD_INPUT, "--save-init: %s", e.text);
+}
+
+static void open_logger(Run *r, int argc, char **argv)
+{
+    Config *c = &r->config;
+    Trainer *t = &r->trainer;
+    make_folder(c->out);
+    r->logger = logger_open(c->out, comm_rank(), argc, argv, backend_version_line);
+    if (!r->logger) return; // not the rank that writes
+    const char *name;
+    for (int i = 0; (name = config_option_name(i, NULL)); i++) {
+        char *value = config_option_value(c, i);
+        logger_option(r->logger, name, value);
+        free(value);
+    }
+    NsOptions *ns = &t->optimizer.ns;
+    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns);
+    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "", comm_description());
+    logger_message(r->logger, "data: %s", data);
+    logger_message(r->logger, "model: %lld parameters, %s activations; head %s", (long long)params_total(&t->model.params), FLOATX_NAME,
+                   c->head == HEAD_FP8 ? "fp8" : "bf16");
+    logger_message(r->logger, "updates: %s", ns_text);
+    if (ns_caution(ns)) note("%s", ns_caution(ns));
+    logger_tokens_per_step(r->logger, (double)c->micro_batches * c->micro_batch_tokens);
+    free(data);
+    free(ns_text);
+}
+
+static void write_sample(Run *r)
+{
+    Error e;
+    const Config *c = &r->config;
+    if (!c->sample || comm_rank()) return;
+    bool bytes = c->vocab_size == BYTE_VOCAB;
+    if (!*c->vocab && !bytes) fatal(EXIT_USAGE, "--sample: this vocabulary needs --vocab, a folder with the GPT-2 vocabulary (data/gpt2_vocab.sh)");
+    Tokenizer *tokenizer = *c->vocab ? tokenizer_load(c->vocab, &e) : tokenizer_bytes();
+    if (!tokenizer) fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
+    if (tokenizer_vocab_size(tokenizer) != c->vocab_size)
+        fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab, tokenizer_vocab_size(tokenizer), c->vocab_size);
+    printf("\n");
+    if (!sample_write(&r->trainer, tokenizer, stdout, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    tokenizer_free(tokenizer);
+}
+
+// Trains, from the first step or from a checkpoint. Returns the exit status.
+static int train_run(Run *r, int argc, char **argv)
+{
+    Trainer *t = &r->trainer;
+    const Config *c = &r->config;
+    int total = config_total_steps(c);
+    start_clock(r); // finding and reading the first shard counts
+    trainer_create(t, &r->config, true, true);
+    stop_clock(r);
+    load_state(r);
+    open_logger(r, argc, argv);
+    trainer_warm_up(t);
+    if (c->stop_at && t->step >= c->stop_at)
+        fatal(EXIT_USAGE, "--stop-at %d: the checkpoint is already at step %d", c->stop_at, t->step);
+    bool stopped = train(r);
+    bool done = t->step == total;
+    save_checkpoint(r);
+    if (done) validate(r, true);
+    logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_allocated() / 1048576);
+    if (done) write_sample(r);
+    logger_close(r->logger);
+    return stopped ? EXIT_INTERRUPTED : 0;
+}
+
+// Validates or samples with given weights.
+static int use_run(Run *r)
+{
+    Config *c = &r->config;
+    Trainer *t = &r->trainer;
+    Error e;
+    double loss;
+    const char *weights = *c->resume ? c->resume : c->init_from;
+    if (!*weights) fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
+    if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    trainer_create(t, c, false, c->eval_only);
+    load_state(r);
+    if (c->eval_only) {
+        bool final = !*c->resume || t->step == config_total_steps(c);
+        if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
+        if (comm_rank() == 0) printf("val_loss:%.4f\n", loss);
+    }
+    write_sample(r);
+    return 0;
+}
+
+static bool given(int argc, char **argv, const char *option)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strncmp(argv[i], option, strlen(option))) return true;
+    return false;
+}
+
+static void check_ranks(const Config *c)
+{
+    int R = comm_size();
+    if (c->micro_batches % R || R > SLOT_GROUP || SLOT_GROUP % R)
+        fatal(EXIT_USAGE, "%d ranks: must be 1, 2, 4 or 8 and divide --micro-batches %d", R, c->micro_batches);
+}
+
+int main(int argc, char **argv)
+{
+    static Run run;
+    Error e;
+    comm_open(&argc, &argv);
+    set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
+    if (!config_parse(&run.config, argc, argv, &e)) {
+        if (comm_rank() == 0) fatal(EXIT_USAGE, "%s", e.text);
+        comm_barrier(); // rank 0 speaks for all
+    }
+    if (run.config.help) {
+        if (comm_rank() == 0) config_print_help(stdout);
+        comm_close();
+        return 0;
+    }
+    check_ranks(&run.config);
+    catch_signals();
+#ifdef _OPENMP
+    if (run.config.threads) omp_set_num_threads(run.config.threads);
+#endif
+    backend_open(run.config.device);
+    bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
+    int status = training ? train_run(&run, argc, argv) : use_run(&run);
+    trainer_free(&run.trainer);
+    backend_close();
+    comm_close();
+    return status;
+}
