@@ -1,0 +1,567 @@
+// The tokenizer against a naive merger, hand-cut pieces and recorded encodings, with broken vocabularies refused.
+#include "llmc/tokenizer.h"
+#include "tap.h"
+#include <json-c/json.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/test_tokenizer_XXXXXX";
+
+static char *in_folder(const char *name) { return format_string("%s/%s", folder, name); }
+
+static void write_file(const char *name, const char *text, size_t len)
+{
+    char *path = in_folder(name);
+    FILE *f = fopen(path, "wb");
+    if (!f || fwrite(text, 1, len, f) != len || fclose(f)) fatal(1, "cannot write %s", path);
+    free(path);
+}
+
+// ---- a growing text ------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    char *text;
+    size_t len, capacity;
+} Buffer;
+
+static void put(Buffer *b, const char *p, size_t n)
+{
+    if (b->len + n + 1 > b->capacity) b->text = xrealloc(b->text, b->capacity = 2 * b->capacity + n + 1024, 1);
+    memcpy(b->text + b->len, p, n);
+    b->text[b->len += n] = 0;
+}
+
+static void puts_to(Buffer *b, const char *s) { put(b, s, strlen(s)); }
+
+static void put_base64(Buffer *b, const unsigned char *p, size_t n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    for (size_t i = 0; i < n; i += 3) {
+        uint32_t v = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
+        char four[4] = {digits[v >> 18], digits[v >> 12 & 63], i + 1 < n ? digits[v >> 6 & 63] : '=', i + 2 < n ? digits[v & 63] : '='};
+        put(b, four, 4);
+    }
+}
+
+static void put_rank(Buffer *b, const char *token, size_t n, int rank)
+{
+    put_base64(b, (const unsigned char *)token, n);
+    char number[32];
+    snprintf(number, sizeof number, " %d\n", rank);
+    puts_to(b, number);
+}
+
+// The 256 bytes in descending order, so that id and value differ.
+static void put_byte_ranks(Buffer *b)
+{
+    for (int i = 0; i < 256; i++) put_rank(b, &(char){(char)(255 - i)}, 1, i);
+}
+
+// The published spelling of one byte, as JSON or merges text needs it.
+static void put_printable(Buffer *b, unsigned char byte, bool json)
+{
+    unsigned shifted = 256;
+    for (int i = 0; i < byte; i++) shifted += !((i >= 33 && i <= 126) || (i >= 161 && i <= 172) || i >= 174);
+    bool plain = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    unsigned c = plain ? byte : shifted;
+    if (json && (c == '"' || c == '\\')) puts_to(b, "\\");
+    if (c < 128) put(b, &(char){(char)c}, 1);
+    else put(b, (char[]){(char)(0xC0 | c >> 6), (char)(0x80 | (c & 63))}, 2);
+}
+
+// ---- a small vocabulary --------------------------------------------------------------------------------------------------
+
+// Left and right part of each merge, in rank order. Some overlap, so that order and leftmost-first matter.
+static const char *const merges[][2] = {{"a", "b"},   {"b", "c"},     {"a", "a"},   {"c", "ab"},   {"aa", "aa"}, {"aaaa", "aaaa"},
+                                        {"c", "c"},   {"ab", "ab"},   {"cc", "aa"}, {"bc", "ab"},  {" ", "a"},   {" a", "b"},
+                                        {"'", "s"},   {"\xE6", "\x97"}, {"\n", "\n"}, {"cab", "cab"}, {"b", "b"},  {"bb", "b"}};
+enum { MERGES = sizeof merges / sizeof merges[0], SMALL_VOCAB = 256 + MERGES + 1 };
+
+static void small_json(Buffer *json)
+{
+    char number[32];
+    puts_to(json, "{");
+    for (int id = 0; id < 256 + MERGES; id++) {
+        puts_to(json, id ? ", \"" : "\"");
+        if (id < 256) {
+            put_printable(json, (unsigned char)(255 - id), true);
+        } else {
+            for (int side = 0; side < 2; side++) {
+                for (const char *p = merges[id - 256][side]; *p; p++) put_printable(json, (unsigned char)*p, true);
+            }
+        }
+        snprintf(number, sizeof number, "\": %d", id);
+        puts_to(json, number);
+    }
+    snprintf(number, sizeof number, ", \"<|endoftext|>\": %d}", SMALL_VOCAB - 1);
+    puts_to(json, number);
+}
+
+static void small_merges(Buffer *b, int count)
+{
+    puts_to(b, "#version: 0.2\n");
+    for (int i = 0; i < count; i++) {
+        for (int side = 0; side < 2; side++) {
+            for (const char *p = merges[i][side]; *p; p++) put_printable(b, (unsigned char)*p, false);
+            puts_to(b, side ? "\n" : " ");
+        }
+    }
+}
+
+static void small_ranks(Buffer *b)
+{
+    put_byte_ranks(b);
+    for (int i = 0; i < MERGES; i++) {
+        char token[64];
+        int n = snprintf(token, sizeof token, "%s%s", merges[i][0], merges[i][1]);
+        put_rank(b, token, (size_t)n, 256 + i);
+    }
+}
+
+// Merges one piece by scanning everything for the best pair after every merge. Returns the number of tokens.
+static size_t naive_merge(const char *piece, size_t len, uint16_t *ids)
+{
+    struct {
+        const char *p;
+        size_t n;
+        int id;
+    } *part = xcalloc(len, sizeof *part);
+    for (size_t i = 0; i < len; i++) part[i].p = piece + i, part[i].n = 1, part[i].id = 255 - (unsigned char)piece[i];
+    for (;;) {
+        int best_rank = MERGES;
+        size_t best = 0;
+        for (size_t i = 0; i + 1 < len; i++) {
+            for (int rank = 0; rank < best_rank; rank++) {
+                if (part[i].n == strlen(merges[rank][0]) && !memcmp(part[i].p, merges[rank][0], part[i].n) &&
+                    part[i + 1].n == strlen(merges[rank][1]) && !memcmp(part[i + 1].p, merges[rank][1], part[i + 1].n)) {
+                    best_rank = rank, best = i;
+                }
+            }
+        }
+        if (best_rank == MERGES) break;
+        part[best].n += part[best + 1].n;
+        part[best].id = 256 + best_rank;
+        memmove(part + best + 1, part + best + 2, (len - best - 2) * sizeof *part);
+        len--;
+    }
+    for (size_t i = 0; i < len; i++) ids[i] = (uint16_t)part[i].id;
+    free(part);
+    return len;
+}
+
+static uint32_t random_state = 12345;
+static uint32_t random_below(uint32_t n)
+{
+    random_state = random_state * 1664525u + 1013904223u;
+    return (uint32_t)((uint64_t)random_state * n >> 32);
+}
+
+static void check_against_naive(const Tokenizer *t, const char *what)
+{
+    static const uint32_t longest[] = {4, 15, 16, 40, 48, 49, 300}; // around the lengths where the method changes
+    TextEncoder *encoder = text_encoder_create(t);
+    int wrong = 0, tried = 0;
+    for (int round = 0; round < 3500; round++) {
+        char piece[301];
+        uint16_t expected[300];
+        size_t len = 1 + random_below(longest[round % 7]), letters = 1 + random_below(4);
+        for (size_t i = 0; i < len; i++) piece[i] = "abcd"[random_below((uint32_t)letters)];
+        size_t count = naive_merge(piece, len, expected);
+        for (int again = 0; again < 2; again++, tried++) { // the second time from the cache
+            TokenList list = {0};
+            text_encode(encoder, piece, len, &list);
+            wrong += list.count != count || memcmp(list.ids, expected, count * sizeof *expected) != 0;
+            free(list.ids);
+        }
+    }
+    text_encoder_free(encoder);
+    ok(wrong == 0, "%s: %d random pieces as the naive merger does them (%d wrong)", what, tried, wrong);
+}
+
+static bool round_trip(const Tokenizer *t, const char *text, size_t len)
+{
+    uint16_t *ids;
+    size_t count, back_len = 0;
+    Error e;
+    tokenizer_encode(t, text, len, &ids, &count);
+    char *back = tokenizer_decode(t, ids, count, &back_len, &e);
+    bool same = back && back_len == len && !memcmp(back, text, len);
+    free(back);
+    free(ids);
+    return same;
+}
+
+static void check_long_pieces(const Tokenizer *t)
+{
+    enum { LONG = 1 << 20 };
+    char *text = xcalloc(LONG, 1);
+    uint16_t *ids, *whole = xcalloc(3000, sizeof *whole);
+    size_t count;
+    memset(text, 'a', LONG);
+    double start = seconds_now();
+    tokenizer_encode(t, text, LONG, &ids, &count);
+    ok(count == LONG / 8 && ids[0] == 256 + 5 && ids[count - 1] == 256 + 5, "1 MB of one letter: %zu tokens of eight", count);
+    free(ids);
+    for (int i = 0; i < LONG; i++) text[i] = "abc"[random_below(3)];
+    ok(round_trip(t, text, LONG), "1 MB of random letters decodes to itself");
+    memset(text, ' ', LONG);
+    ok(round_trip(t, text, LONG), "1 MB of spaces decodes to itself");
+    ok_at_most(seconds_now() - start, 10, "seconds for 3 MB in three pieces (quadratic merging takes minutes)");
+    for (int i = 0; i < 3000; i++) text[i] = "abc"[random_below(3)];
+    tokenizer_encode(t, text, 3000, &ids, &count);
+    ok(naive_merge(text, 3000, whole) == count && !memcmp(ids, whole, count * sizeof *ids), "a piece of 3000 as the naive merger");
+    free(ids);
+    free(whole);
+    free(text);
+}
+
+// ---- pieces --------------------------------------------------------------------------------------------------------------
+
+// Each row is cut by hand by the published pattern. Only a space joins the word after it, and a run of white space before
+// something else leaves its last character alone.
+static const char *const cut[][12] = {
+    {"Hello", " world", "'s", " end", "."},
+    {"I", "'m", " don", "'t", " WE", "'", "LL", " they", "'ve", " he", "'d", "'ll"},
+    {"tab", "\t", "\t", "if", " x", ":"},
+    {"a", "\n\n", "\n", "b", "\r\n", "\t", "c"},
+    {"end", "   "},
+    {"abc", "123", " 456", "x"},
+    {"3", ".", "14", " ", "\u00a0", "x"},
+    {"e", "\u0301", "t", "\u00e9"},                                  // a combining mark is no letter
+    {"\u65e5\u672c\u8a9e", "\u3002", "\u4e2d\u6587", "\u3000", "x"}, // ideographic space is white space
+    {" \U0001F469\u200D\U0001F467", " \U0001F44D\U0001F3FD", "ok"},  // emoji sequences
+    {"a", "\u180e", "b"},                                            // U+180E is not white space
+    {"a", "\x01\x02\x7f", "b", "\xC2\x85", "c"},                      // control characters; U+0085 is white space
+    {"\u2167", " \u00bd", "x", "\u00b2"},                            // roman numeral, fraction, superscript are numbers
+    {"<|", "endoftext", "|>"},
+    {"\ufeff", "x"},
+};
+
+static bool cut_row(const char *const *pieces, size_t n)
+{
+    Buffer ranks = {0}, text = {0};
+    uint16_t expected[12];
+    int next = 256;
+    Error e;
+    put_byte_ranks(&ranks);
+    for (size_t i = 0; i < n; i++) {
+        size_t len = strlen(pieces[i]), same = 0;
+        puts_to(&text, pieces[i]);
+        while (same < i && strcmp(pieces[same], pieces[i])) same++;
+        expected[i] = (uint16_t)(len == 1 ? 255 - (unsigned char)pieces[i][0] : same < i ? expected[same] : next);
+        if (len > 1 && same == i) put_rank(&ranks, pieces[i], len, next++);
+    }
+    write_file("cut.tiktoken", ranks.text, ranks.len);
+    char *path = in_folder("cut.tiktoken");
+    Tokenizer *t = tokenizer_load(path, &e);
+    uint16_t *ids = NULL;
+    size_t count = 0;
+    if (t) tokenizer_encode(t, text.text, text.len, &ids, &count);
+    bool good = t && count == n && !memcmp(ids, expected, n * sizeof *ids);
+    unlink(path);
+    tokenizer_free(t);
+    free(ids);
+    free(path);
+    free(ranks.text);
+    free(text.text);
+    return good;
+}
+
+static void check_pieces(void)
+{
+    for (size_t row = 0; row < sizeof cut / sizeof cut[0]; row++) {
+        size_t n = 0;
+        while (n < 12 && cut[row][n]) n++;
+        ok(cut_row(cut[row], n), "pieces of row %zu (%s ...)", row, row == 11 ? "control characters" : cut[row][0]);
+    }
+    static const char *const spaces[] = {"x", " ", " y", "    ", " z", "\n", "w", " "};
+    ok(cut_row(spaces, 8), "a run of spaces leaves the last to the word after it");
+}
+
+// ---- byte mode, threads --------------------------------------------------------------------------------------------------
+
+static void check_bytes(void)
+{
+    Tokenizer *t = tokenizer_bytes();
+    uint16_t *ids;
+    size_t count, len;
+    Error e = {""};
+    ok(tokenizer_vocab_size(t) == 257 && tokenizer_document(t) == 256, "byte mode: 257 ids, document 256");
+    size_t replaced = tokenizer_encode(t, "A\xC3\xA9\xFF", 4, &ids, &count);
+    ok(count == 6 && ids[0] == 'A' && ids[1] == 0xC3 && ids[2] == 0xA9 && ids[3] == 0xEF && ids[5] == 0xBD && replaced == 1,
+       "byte mode: bytes are ids, an invalid byte is U+FFFD");
+    free(ids);
+    replaced = tokenizer_encode(t, "", 0, &ids, &count);
+    ok(count == 0 && ids && replaced == 0, "byte mode: the empty text has no tokens");
+    free(ids);
+    uint16_t tokens[] = {'h', 'i', 256};
+    char *text = tokenizer_decode(t, tokens, 3, &len, &e);
+    ok(text && len == 15 && !strcmp(text, "hi<|endoftext|>"), "byte mode: decoding, the document token has a text");
+    free(text);
+    tokens[1] = 257;
+    ok(!tokenizer_decode(t, tokens, 3, &len, &e) && strstr(e.text, "257"), "an id outside the vocabulary: %s", e.text);
+    tokenizer_free(t);
+}
+
+typedef struct {
+    const Tokenizer *t;
+    const char *text;
+    size_t len;
+    TokenList list;
+} ThreadWork;
+
+static void *thread_main(void *argument)
+{
+    ThreadWork *w = argument;
+    TextEncoder *encoder = text_encoder_create(w->t);
+    for (size_t at = 0; at < w->len; at += 1000) text_encode(encoder, w->text + at, 1000, &w->list);
+    text_encoder_free(encoder);
+    return NULL;
+}
+
+static void check_threads(const Tokenizer *t)
+{
+    enum { THREADS = 4, LENGTH = 300000 };
+    char *text = xcalloc(LENGTH, 1);
+    for (int i = 0; i < LENGTH; i++) text[i] = "abc abc\n's1"[random_below(11)];
+    ThreadWork work[THREADS];
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        work[i] = (ThreadWork){t, text, LENGTH, {0}};
+        if (pthread_create(&threads[i], NULL, thread_main, &work[i])) fatal(1, "no thread");
+    }
+    bool same = true;
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        same = same && work[i].list.count == work[0].list.count &&
+               !memcmp(work[i].list.ids, work[0].list.ids, work[0].list.count * sizeof(uint16_t));
+    }
+    ok(same && work[0].list.count > LENGTH / 4, "four threads share a tokenizer");
+    for (int i = 0; i < THREADS; i++) free(work[i].list.ids);
+    free(text);
+}
+
+// ---- vocabularies that must be refused -----------------------------------------------------------------------------------
+
+static void refuses(const char *name, const char *expected, const char *what)
+{
+    Error e = {""};
+    char *path = name[0] == '/' ? xstrdup(name) : in_folder(name);
+    Tokenizer *t = tokenizer_load(path, &e);
+    ok(!t && strstr(e.text, expected) && !strchr(e.text, '\n'), "%s: %s", what, t ? "was accepted" : e.text);
+    tokenizer_free(t);
+    free(path);
+}
+
+static void check_refused_ranks(void)
+{
+    Buffer b = {0};
+    write_file("bad.tiktoken", "", 0);
+    refuses("bad.tiktoken", "empty", "empty rank file");
+    write_file("bad.tiktoken", "IQ== 0\nIg=\n", 11);
+    refuses("bad.tiktoken", "bad.tiktoken:2", "rank line that is none");
+    write_file("bad.tiktoken", "IQ== 0\nI!== 1\n", 14);
+    refuses("bad.tiktoken", "bad.tiktoken:2", "rank line with bad base64");
+    write_file("bad.tiktoken", "IQ== 0\nIg== 0\n", 14);
+    refuses("bad.tiktoken", "given twice", "one rank for two tokens");
+    write_file("bad.tiktoken", "IQ== 0\nIQ== 1\n", 14);
+    refuses("bad.tiktoken", "same token", "one token with two ranks");
+    write_file("bad.tiktoken", "IQ== 0\nIg== 2\n", 14);
+    refuses("bad.tiktoken", "missing", "a rank left out");
+    write_file("bad.tiktoken", "IQ== 0\nIg== 1\n", 14);
+    refuses("bad.tiktoken", "single byte", "bytes without a token");
+    put_byte_ranks(&b);
+    for (int i = 256; i < 65536; i++) put_rank(&b, (char[]){(char)(i >> 8), (char)i, 'x'}, 3, i);
+    write_file("bad.tiktoken", b.text, b.len);
+    refuses("bad.tiktoken", "16 bits", "65536 ranks and a document token");
+    char *path = in_folder("bad.tiktoken");
+    unlink(path);
+    free(path);
+    free(b.text);
+}
+
+static void check_refused_merges(void)
+{
+    Buffer json = {0}, good = {0}, bad = {0};
+    small_json(&json);
+    small_merges(&good, MERGES);
+    write_file("encoder.json", json.text, json.len / 2);
+    refuses("vocab.bpe", "not valid JSON", "truncated encoder.json");
+    write_file("encoder.json", "[1]", 3);
+    refuses("vocab.bpe", "not a JSON object", "encoder.json with something else");
+    write_file("encoder.json", "{\"a\": 0, \"b\": 1, \"<|endoftext|>\": 3}", 37);
+    refuses("vocab.bpe", "missing", "encoder.json with a hole");
+    write_file("encoder.json", "{\"a\": 0, \"b\": 70000}", 20);
+    refuses("vocab.bpe", "16 bits", "encoder.json with an id of 70000");
+    write_file("encoder.json", "{\"a\": 0, \"b\": \"x\"}", 18);
+    refuses("vocab.bpe", "not an integer", "encoder.json with an id that is no number");
+    write_file("encoder.json", json.text, json.len);
+    small_merges(&bad, MERGES - 1);
+    write_file("vocab.bpe", bad.text, bad.len);
+    refuses("vocab.bpe", "truncated", "vocab.bpe without its last line");
+    puts_to(&bad, "bb\n");
+    write_file("vocab.bpe", bad.text, bad.len);
+    refuses("vocab.bpe", "vocab.bpe:19", "a merge of one token");
+    bad.len -= 3;
+    puts_to(&bad, "x y\n");
+    write_file("vocab.bpe", bad.text, bad.len);
+    refuses("vocab.bpe", "do not belong together", "a merge that makes no token");
+    bad.len -= 4;
+    puts_to(&bad, "a b\n");
+    write_file("vocab.bpe", bad.text, bad.len);
+    refuses("vocab.bpe", "given twice", "a merge given twice");
+    write_file("vocab.bpe", good.text, good.len);
+    free(json.text);
+    free(good.text);
+    free(bad.text);
+}
+
+static void check_missing(void)
+{
+    char *empty = in_folder("empty");
+    if (mkdir(empty, 0777)) fatal(1, "cannot make %s", empty);
+    free(empty);
+    write_file("empty.bpe", "x", 1);
+    write_file("empty.dat", "x", 1);
+    refuses("/nonexistent/vocabulary", "no vocabulary at", "a path that is not there");
+    refuses("empty", "vocab.bpe and encoder.json missing", "a folder without vocabulary");
+    refuses("empty.bpe", "needs encoder.json", "merges without their JSON");
+    refuses("empty.dat", "unknown kind", "a file of unknown kind");
+}
+
+static void check_small_vocabularies(void)
+{
+    Buffer json = {0}, bpe = {0}, ranks = {0};
+    Error e = {""};
+    small_json(&json);
+    small_merges(&bpe, MERGES);
+    small_ranks(&ranks);
+    write_file("encoder.json", json.text, json.len);
+    write_file("vocab.bpe", bpe.text, bpe.len);
+    write_file("small.tiktoken", ranks.text, ranks.len);
+    char *file = in_folder("small.tiktoken");
+    Tokenizer *from_merges = tokenizer_load(folder, &e);
+    ok(from_merges && tokenizer_vocab_size(from_merges) == SMALL_VOCAB && tokenizer_document(from_merges) == SMALL_VOCAB - 1,
+       "a folder with vocab.bpe and encoder.json %s", e.text);
+    Tokenizer *from_ranks = tokenizer_load(file, &e);
+    ok(from_ranks && tokenizer_vocab_size(from_ranks) == SMALL_VOCAB && tokenizer_document(from_ranks) == SMALL_VOCAB - 1,
+       "a rank file %s", e.text);
+    if (from_merges && from_ranks) {
+        check_against_naive(from_merges, "merges");
+        check_long_pieces(from_merges);
+        check_threads(from_merges);
+        static const char controls[] = "\0\x01 \xE6\x97\xA5 it's\n\n a  b";
+        ok(round_trip(from_merges, controls, sizeof controls - 1), "a text with control bytes decodes to itself");
+        size_t len;
+        const char *token = tokenizer_token(from_ranks, 256 + 13, &len);
+        ok(len == 2 && !memcmp(token, "\xE6\x97", 2), "the bytes of one token");
+    }
+    unlink(file);
+    free(file);
+    tokenizer_free(from_merges);
+    tokenizer_free(from_ranks);
+    free(json.text);
+    free(bpe.text);
+    free(ranks.text);
+}
+
+// ---- the published vocabulary, when it is at hand ------------------------------------------------------------------------
+
+static char *base64_text(const char *p, size_t *len)
+{
+    char *out = xcalloc(strlen(p) + 1, 1);
+    uint32_t bits = 0, kept = 0;
+    *len = 0;
+    for (; *p && *p != '='; p++) {
+        uint32_t v = (uint32_t)(*p >= 'a' ? *p - 'a' + 26 : *p >= 'A' ? *p - 'A' : *p >= '0' ? *p - '0' + 52 : *p == '+' ? 62 : 63);
+        bits = bits << 6 | v, kept += 6;
+        if (kept >= 8) out[(*len)++] = (char)(bits >> (kept -= 8));
+    }
+    return out;
+}
+
+static bool recorded_case(const Tokenizer *t, struct json_object *record)
+{
+    struct json_object *tokens = json_object_object_get(record, "tokens");
+    size_t len, count, n = json_object_array_length(tokens);
+    char *text = base64_text(json_object_get_string(json_object_object_get(record, "utf8_base64")), &len);
+    uint16_t *ids;
+    tokenizer_encode(t, text, len, &ids, &count);
+    bool same = count == n;
+    for (size_t i = 0; same && i < n; i++) same = ids[i] == json_object_get_int(json_object_array_get_idx(tokens, i));
+    same = same && round_trip(t, text, len);
+    free(ids);
+    free(text);
+    return same;
+}
+
+static void check_recorded(const char *vocabulary, const char *cases)
+{
+    Error e = {""};
+    Tokenizer *t = tokenizer_load(vocabulary, &e);
+    FILE *f = fopen(cases, "r");
+    char *line = NULL;
+    size_t capacity = 0;
+    int tried = 0, wrong = 0;
+    while (t && f && getline(&line, &capacity, f) > 0) {
+        struct json_object *record = json_tokener_parse(line);
+        wrong += !recorded_case(t, record);
+        tried++;
+        json_object_put(record);
+    }
+    ok(t && tokenizer_vocab_size(t) == GPT2_VOCAB && tokenizer_document(t) == GPT2_DOCUMENT && tried > 0 && wrong == 0,
+       "%s: %d recorded cases (%d wrong)%s", vocabulary, tried, wrong, e.text);
+    free(line);
+    if (f) fclose(f);
+    tokenizer_free(t);
+}
+
+static void check_published(void)
+{
+    const char *data = getenv("SHARED_DATA") ? getenv("SHARED_DATA") : "../shared/data";
+    char *cases = format_string("%s/tokenizer-cases/cases.jsonl", data);
+    char *published = format_string("%s/tokenizer", data), *ranks = format_string("%s/tokenizer/r50k_base.tiktoken", data);
+    if (access(cases, R_OK) == 0) {
+        check_recorded(published, cases);
+        check_recorded(ranks, cases);
+    } else {
+        skip("recorded encodings are not here");
+    }
+    free(published);
+    free(ranks);
+    free(cases);
+}
+
+int main(void)
+{
+#ifdef HAVE_PCRE2
+    const bool have_pcre2 = true;
+#else
+    const bool have_pcre2 = false;
+#endif
+    Error e = {""};
+    if (!mkdtemp(folder)) fatal(1, "no temporary folder");
+    check_bytes();
+    Tokenizer *bytes = tokenizer_load("bytes", &e);
+    ok(bytes && tokenizer_vocab_size(bytes) == BYTE_VOCAB, "\"bytes\" loads byte mode");
+    tokenizer_free(bytes);
+    if (have_pcre2) {
+        check_missing();
+        check_pieces();
+        check_small_vocabularies();
+        check_refused_merges();
+        check_refused_ranks();
+        check_published();
+    } else {
+        write_file("any.tiktoken", "IQ== 0\n", 7);
+        refuses("any.tiktoken", "without PCRE2", "a build without PCRE2");
+        skip("GPT-2 encoding needs PCRE2");
+    }
+    char *clean = format_string("rm -rf %s", folder);
+    if (system(clean)) note("could not remove %s", folder);
+    free(clean);
+    return tap_done();
+}
