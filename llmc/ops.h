@@ -124,7 +124,8 @@ typedef struct {
     float *dcoef;            // (3) +=
     const floatX *dx_out;    // (N, d) gradient of x_out from the layers above, or NULL for zero
     const floatX *dh;        // (N, d) gradient of h
-    const floatX *dx_add;    // (N, d) further gradient of x (a skip or backout taken from it), or NULL
+    const floatX *dx_add;    // (N, d) further gradient of x (a skip or backout taken from it), or NULL. May be dskip, of a skip
+                             // from the block directly below: dskip is written first
     const floatX *h;         // (N, d) as forward gave it
     const float *rstd;       // (N)
     const floatX *x, *x0;    // (N, d) as forward took them

@@ -1,13 +1,9 @@
 // Runs our model and optimizer on the golden files of dev/reference/golden (format: dev/reference/README.md) and measures how far
 // each tensor is from the float64 reference. exact_golden.c and test_golden.c hold the limits of the two builds.
 #pragma once
+#include "dev/test/golden_file.h"
 #include "llmc/optimizer.h"
-#include "llmc/safetensors.h"
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-#define GOLDEN "dev/reference/golden/"
 enum { GOLDEN_STEPS = 6, SAMPLES = 160 };
 
 typedef struct {
@@ -25,43 +21,6 @@ typedef struct {
     SafeTensors *init;
 } Golden;
 
-static SafeTensors *open_golden(const char *name)
-{
-    Error e;
-    char *path = format_string(GOLDEN "%s.safetensors", name);
-    SafeTensors *st = safetensors_open(path, &e);
-    if (!st) fatal(1, "%s (run the tests from the top folder)", e.text);
-    free(path);
-    return st;
-}
-
-// A whole tensor as fresh memory of 4-byte elements; *count its number.
-static void *read_golden(const SafeTensors *st, const char *name, int64_t *count)
-{
-    Error e;
-    const TensorInfo *info = safetensors_find(st, name);
-    if (!info) fatal(1, "golden file lacks %s", name);
-    void *data = xcalloc((size_t)info->bytes + 4, 1);
-    if (!safetensors_read(st, name, data, (size_t)info->bytes, &e)) fatal(1, "%s", e.text);
-    int64_t n = info->bytes / safetensors_dtype_size(info->dtype);
-    if (info->dtype == ST_BF16) {
-        float *wide = xcalloc((size_t)n + 1, 4);
-        for (int64_t i = 0; i < n; i++) wide[i] = bf16_to_float(((bf16 *)data)[i]);
-        free(data);
-        data = wide;
-    }
-    if (count) *count = n;
-    return data;
-}
-
-static float *golden_values(const SafeTensors *st, const char *prefix, const char *name, int64_t *count)
-{
-    char *key = format_string("%s%s", prefix, name);
-    float *x = read_golden(st, key, count);
-    free(key);
-    return x;
-}
-
 static void golden_open(Golden *g, const char *preset, const char *ns)
 {
     Error e;
@@ -72,6 +31,7 @@ static void golden_open(Golden *g, const char *preset, const char *ns)
     if (!config_parse(&g->config, sizeof argv / sizeof *argv, (char **)argv, &e)) fatal(1, "%s", e.text);
     const Config *c = &g->config;
     int N = c->micro_batch_tokens, d = c->model_dim;
+    backend_open(0);
     backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = 2, .mlp_dim = c->mlp_dim, .vocab_padded = 128});
     model_describe(&g->model, c);
     model_allocate(&g->model);
@@ -103,6 +63,7 @@ static void golden_close(Golden *g)
     free(g->tokens);
     free(g->cu_seqlens);
     safetensors_close(g->init);
+    backend_close();
 }
 
 static void golden_load_weights(Golden *g)
@@ -185,13 +146,4 @@ static int64_t sample_stride(int64_t n)
     int64_t s = max_i64(1, (int64_t)(0.618 * (double)n));
     while (gcd(s, n) != 1) s++;
     return s;
-}
-
-// The kinds of parameters whose errors are pooled, since one small tensor's error says little.
-static const char *kind_of(const Param *a)
-{
-    static const char *const kinds[] = {"value_embeds", "embed", "lm_head", "smear_gate", "attn_gate", "qkvo", "c_fc", "c_proj", "scalars"};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strstr(a->name, kinds[i])) return kinds[i];
-    return "?";
 }

@@ -1,6 +1,7 @@
 // Schedules against tables worked out by hand from the definitions, and against the twin's (dev/reference/golden).
-#include "dev/test/golden.h"
+#include "dev/test/golden_file.h"
 #include "dev/test/tap.h"
+#include "llmc/schedule.h"
 
 static Config preset(const char *name, const char *scheduled, const char *extension)
 {
