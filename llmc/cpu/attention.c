@@ -1,0 +1,253 @@
+// Causal attention inside a window and inside a document. Never forms more than QUERIES x KEYS scores at once, and no scores
+// of keys that no query of the block sees.
+//
+// The table: document boundaries, then the query blocks of all documents in order, which the forward pass shares out.
+//   [0 .. D]                  cu_seqlens
+//   [D+1]                     number of blocks
+//   [D+2 + 2*b], [D+3 + 2*b]  first query and document of block b
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/gemm.h"
+#include "llmc/cpu/vmath.h"
+#include <math.h>
+#include <string.h>
+
+enum { QUERIES = 64, KEYS = 512 };
+
+int64_t attention_table_ints(int N, int max_documents)
+{
+    int64_t documents = max_documents ? max_documents : N;
+    return documents + 3 + 2 * (documents + N / QUERIES);
+}
+
+int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents)
+{
+    assert(num_documents >= 1 && cu_seqlens[0] == 0 && cu_seqlens[num_documents] == N);
+    assert(!max_documents || num_documents <= max_documents);
+    (void)N, (void)max_documents;
+    table[0] = num_documents;
+    memcpy(table + 1, cu_seqlens, sizeof(int32_t) * (size_t)(num_documents + 1));
+    int32_t *blocks = table + num_documents + 2, count = 0;
+    for (int doc = 0; doc < num_documents; doc++)
+        for (int32_t t = cu_seqlens[doc]; t < cu_seqlens[doc + 1]; t += QUERIES, count++) {
+            blocks[1 + 2 * count] = t;
+            blocks[2 + 2 * count] = doc;
+        }
+    blocks[0] = count;
+    return num_documents;
+}
+
+size_t attention_scratch(const OpSizes *sizes)
+{
+    size_t e = (size_t)ceil_div(sizes->dim, sizes->heads), tokens = (size_t)sizes->tokens;
+    size_t blocks = (3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 4 * QUERIES;
+    return blocks + 2 * tokens * e + 256; // backward holds dk and dv of a document
+}
+
+// One head of the packed sequence: its tensors start at column `head * e` of rows of d.
+typedef struct {
+    const floatX *q, *k, *v;
+    float scale;
+    int window, d, e;
+} Head;
+
+// Queries q0 .. q0 + rows of one document.
+typedef struct {
+    int q0, rows, doc_begin;
+} Block;
+
+static int first_key(const Block *b, int window) { return b->q0 - window > b->doc_begin ? b->q0 - window : b->doc_begin; }
+
+// Keys that query `i` sees in a tile of keys [k0, k0 + keys), as a range of columns.
+static void seen(const Block *b, int window, int i, int k0, int keys, int *begin, int *end)
+{
+    int query = b->q0 + i, first = query - window > b->doc_begin ? query - window : b->doc_begin;
+    *begin = (int)min_i64(keys, max_i64(0, first - k0));
+    *end = (int)max_i64(*begin, min_i64(keys, query + 1 - k0));
+}
+
+// ---- forward -----------------------------------------------------------------------------------------------------------
+
+// Running softmax of the block's rows over tiles of keys: y = sum of e^(s - max) v, sum = sum of e^(s - max).
+typedef struct {
+    float *q, *k, *v, *scores, *y; // (QUERIES, e), (KEYS, e), (KEYS, e), (QUERIES, KEYS), (QUERIES, e)
+    float *max, *sum;              // (QUERIES)
+} Forward;
+
+// Scores of one row to weights; unseen columns to 0. Rescales what the row has so far when its maximum grows.
+static void softmax_row(Forward *f, int i, float *restrict p, int begin, int end, int keys, float scale, int e)
+{
+    float max = f->max[i], sum = 0;
+#pragma omp simd reduction(max : max)
+    for (int j = begin; j < end; j++) max = p[j] * scale > max ? p[j] * scale : max;
+    for (int j = 0; j < begin; j++) p[j] = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int j = begin; j < end; j++) {
+        float w = fast_exp(p[j] * scale - max);
+        p[j] = w;
+        sum += w;
+    }
+    for (int j = end; j < keys; j++) p[j] = 0;
+    if (max > f->max[i]) {
+        float shrink = fast_exp(f->max[i] - max);
+        f->sum[i] *= shrink;
+        for (int j = 0; j < e; j++) f->y[i * e + j] *= shrink;
+        f->max[i] = max;
+    }
+    f->sum[i] += sum;
+}
+
+static void forward_tile(const Head *h, const Block *b, Forward *f, int k0, int keys)
+{
+    int e = h->e;
+    load_block(f->k, h->k + (int64_t)k0 * h->d, keys, e, h->d);
+    load_block(f->v, h->v + (int64_t)k0 * h->d, keys, e, h->d);
+    gemm(false, true, b->rows, keys, e, 1, f->q, e, f->k, e, 0, f->scores, keys);
+    for (int i = 0; i < b->rows; i++) {
+        int begin, end;
+        seen(b, h->window, i, k0, keys, &begin, &end);
+        softmax_row(f, i, f->scores + (int64_t)i * keys, begin, end, keys, h->scale, e);
+    }
+    gemm(false, false, b->rows, e, keys, 1, f->scores, keys, f->v, e, 1, f->y, e);
+}
+
+// y (N, d) and lse (N, H) of the whole sequence, at this head.
+static void forward_block(const Head *h, const Block *b, floatX *y, float *lse, int H)
+{
+    size_t e = (size_t)h->e;
+    float *arena = cpu_scratch((2 * QUERIES + 2 * KEYS) * e + QUERIES * KEYS + 2 * QUERIES);
+    Forward f;
+    f.q = scratch_take(&arena, QUERIES * e), f.y = scratch_take(&arena, QUERIES * e);
+    f.k = scratch_take(&arena, KEYS * e), f.v = scratch_take(&arena, KEYS * e);
+    f.scores = scratch_take(&arena, QUERIES * KEYS);
+    f.max = scratch_take(&arena, QUERIES), f.sum = arena;
+    load_block(f.q, h->q + (int64_t)b->q0 * h->d, b->rows, h->e, h->d);
+    memset(f.y, 0, sizeof(float) * (size_t)b->rows * e);
+    for (int i = 0; i < b->rows; i++) f.max[i] = -INFINITY, f.sum[i] = 0;
+    for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
+        forward_tile(h, b, &f, k0, (int)min_i64(KEYS, last - k0));
+    for (int i = 0; i < b->rows; i++) {
+        int t = b->q0 + i;
+        float inverse = 1 / f.sum[i];
+        for (size_t j = 0; j < e; j++) f.y[i * e + j] *= inverse;
+        store_row(y + (int64_t)t * h->d, f.y + i * e, h->e);
+        lse[(int64_t)t * H] = f.max[i] + logf(f.sum[i]);
+    }
+}
+
+void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
+                       int slots, float scale, int window, int N, int H, int e)
+{
+    (void)s, (void)N;
+    int d = H * e, blocks = table[slots + 1];
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    for (int n = 0; n < blocks; n++)
+        for (int head = 0; head < H; head++) {
+            int q0 = table[slots + 2 + 2 * n], doc = table[slots + 3 + 2 * n];
+            Block b = {q0, (int)min_i64(QUERIES, table[doc + 1] - q0), table[doc]};
+            Head h = {q + head * e, k + head * e, v + head * e, scale, window, d, e};
+            forward_block(&h, &b, y + head * e, lse + head, H);
+        }
+}
+
+// ---- backward ----------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    floatX *dq, *dk, *dv;
+    const floatX *dy, *y;
+    const float *lse;
+    int H;
+} Gradients; // at one head
+
+typedef struct {
+    float *q, *dy, *dq;      // (QUERIES, e)
+    float *k, *v;            // (KEYS, e)
+    float *p, *dp;           // (QUERIES, KEYS)
+    float *delta, *lse;      // (QUERIES)
+    float *dk, *dv;          // (document, e)
+} Backward;
+
+// p: scores to weights; dp: gradient of the weights to gradient of the unscaled scores.
+static void backward_row(float *restrict p, float *restrict dp, int begin, int end, int keys, float scale, float lse, float delta)
+{
+    for (int j = 0; j < begin; j++) p[j] = dp[j] = 0;
+#pragma omp simd
+    for (int j = begin; j < end; j++) {
+        float w = fast_exp(p[j] * scale - lse);
+        p[j] = w;
+        dp[j] = w * (dp[j] - delta) * scale;
+    }
+    for (int j = end; j < keys; j++) p[j] = dp[j] = 0;
+}
+
+static void backward_tile(const Head *h, const Block *b, Backward *w, int k0, int keys)
+{
+    int e = h->e;
+    float *dk = w->dk + (int64_t)(k0 - b->doc_begin) * e, *dv = w->dv + (int64_t)(k0 - b->doc_begin) * e;
+    load_block(w->k, h->k + (int64_t)k0 * h->d, keys, e, h->d);
+    load_block(w->v, h->v + (int64_t)k0 * h->d, keys, e, h->d);
+    gemm(false, true, b->rows, keys, e, 1, w->q, e, w->k, e, 0, w->p, keys);
+    gemm(false, true, b->rows, keys, e, 1, w->dy, e, w->v, e, 0, w->dp, keys);
+    for (int i = 0; i < b->rows; i++) {
+        int begin, end;
+        seen(b, h->window, i, k0, keys, &begin, &end);
+        backward_row(w->p + (int64_t)i * keys, w->dp + (int64_t)i * keys, begin, end, keys, h->scale, w->lse[i], w->delta[i]);
+    }
+    gemm(true, false, keys, e, b->rows, 1, w->p, keys, w->dy, e, 1, dv, e);
+    gemm(true, false, keys, e, b->rows, 1, w->dp, keys, w->q, e, 1, dk, e);
+    gemm(false, false, b->rows, e, keys, 1, w->dp, keys, w->k, e, 1, w->dq, e);
+}
+
+static void backward_block(const Head *h, const Gradients *g, const Block *b, Backward *w)
+{
+    int e = h->e;
+    int64_t at = (int64_t)b->q0 * h->d;
+    load_block(w->q, h->q + at, b->rows, e, h->d);
+    load_block(w->dy, g->dy + at, b->rows, e, h->d);
+    load_block(w->dq, g->y + at, b->rows, e, h->d); // y for a moment
+    for (int i = 0; i < b->rows; i++) {
+        w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
+        w->lse[i] = g->lse[(int64_t)(b->q0 + i) * g->H];
+    }
+    memset(w->dq, 0, sizeof(float) * (size_t)b->rows * (size_t)e);
+    for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
+        backward_tile(h, b, w, k0, (int)min_i64(KEYS, last - k0));
+    for (int i = 0; i < b->rows; i++) store_row(g->dq + at + (int64_t)i * h->d, w->dq + i * e, e);
+}
+
+// A document and head is one piece of work, because its query blocks add to the same keys.
+static void backward_document(const Head *h, const Gradients *g, int begin, int end)
+{
+    size_t e = (size_t)h->e, tokens = (size_t)(end - begin);
+    float *arena = cpu_scratch((3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 2 * QUERIES + 2 * tokens * e + 64);
+    Backward w;
+    w.q = scratch_take(&arena, QUERIES * e), w.dy = scratch_take(&arena, QUERIES * e), w.dq = scratch_take(&arena, QUERIES * e);
+    w.k = scratch_take(&arena, KEYS * e), w.v = scratch_take(&arena, KEYS * e);
+    w.p = scratch_take(&arena, QUERIES * KEYS), w.dp = scratch_take(&arena, QUERIES * KEYS);
+    w.delta = scratch_take(&arena, QUERIES), w.lse = scratch_take(&arena, QUERIES);
+    w.dk = scratch_take(&arena, tokens * e), w.dv = arena;
+    memset(w.dk, 0, sizeof(float) * tokens * e);
+    memset(w.dv, 0, sizeof(float) * tokens * e);
+    for (int q0 = begin; q0 < end; q0 += QUERIES)
+        backward_block(h, g, &(Block){q0, (int)min_i64(QUERIES, end - q0), begin}, &w);
+    for (size_t i = 0; i < tokens; i++) {
+        int64_t at = (begin + (int64_t)i) * h->d;
+        store_row(g->dk + at, w.dk + i * e, h->e);
+        store_row(g->dv + at, w.dv + i * e, h->e);
+    }
+}
+
+void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
+                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale, int window,
+                        int N, int H, int e)
+{
+    (void)s, (void)N;
+    int d = H * e;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    for (int doc = 0; doc < slots; doc++)
+        for (int head = 0; head < H; head++) {
+            int at = head * e;
+            Head h = {q + at, k + at, v + at, scale, window, d, e};
+            Gradients g = {dq + at, dk + at, dv + at, dy + at, y + at, lse + head, H};
+            backward_document(&h, &g, table[doc], table[doc + 1]);
+        }
+}

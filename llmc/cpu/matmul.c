@@ -1,0 +1,141 @@
+// Products of floatX matrices. Tiles are converted to fp32 in the thread's scratch, multiplied there, and stored once.
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/gemm.h"
+#include <math.h>
+
+// A tile is ROWS x cols of the result, its sum taken DEPTH at a time; cols * depth <= WEIGHT_TILE keeps the converted weight in
+// the second-level cache.
+enum { MAX_ROWS = 128, DEPTH = 512, WEIGHT_TILE = 1 << 16, MAX_COLS = 1024 };
+// Of the weight gradient: rows, columns, and tokens at a time.
+enum { GRAD_ROWS = 128, GRAD_COLS = 128, GRAD_TOKENS = 512 };
+
+static size_t product_scratch(void) { return MAX_ROWS * DEPTH + WEIGHT_TILE + MAX_ROWS * MAX_COLS; }
+static size_t grad_scratch(void) { return GRAD_TOKENS * (GRAD_ROWS + GRAD_COLS); }
+
+size_t matmul_scratch(void)
+{
+    return product_scratch() > grad_scratch() ? product_scratch() : grad_scratch();
+}
+
+// ---- y = epilogue(x op(w)) ---------------------------------------------------------------------------------------------
+
+typedef enum { STORE, ADD, RELU2, RELU2_GRADIENT } Epilogue;
+
+typedef struct {
+    floatX *y;           // (planes, N, out)
+    const floatX *x;     // (N, in)
+    const floatX *w;     // (planes, out, in) when transposed, else (in, out)
+    const floatX *extra; // (N, out): what ADD adds, or the activation whose gradient RELU2_GRADIENT takes
+    bool transposed;
+    Epilogue epilogue;
+    int N, in, out, planes;
+} Product;
+
+static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float *restrict c, int cols)
+{
+    if (epilogue == ADD) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++) c[j] += x_to_float(extra[j]);
+    } else if (epilogue == RELU2) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++) {
+            float r = c[j] < 0 ? 0 : c[j]; // NaN passes
+            c[j] = r * r;
+        }
+    } else if (epilogue == RELU2_GRADIENT) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++) c[j] *= 2 * sqrtf(x_to_float(extra[j]));
+    }
+    store_row(y, c, cols);
+}
+
+static void product_tile(const Product *p, int plane, int row, int rows, int col, int cols)
+{
+    float *arena = cpu_scratch(product_scratch());
+    float *x = scratch_take(&arena, MAX_ROWS * DEPTH), *w = scratch_take(&arena, WEIGHT_TILE), *c = arena;
+    const floatX *plane_w = p->w + (int64_t)plane * p->in * p->out;
+    for (int k = 0; k < p->in; k += DEPTH) {
+        int depth = (int)min_i64(DEPTH, p->in - k);
+        load_block(x, p->x + (int64_t)row * p->in + k, rows, depth, p->in);
+        if (p->transposed) load_block(w, plane_w + (int64_t)col * p->in + k, cols, depth, p->in);
+        else load_block(w, plane_w + (int64_t)k * p->out + col, depth, cols, p->out);
+        gemm(false, p->transposed, rows, cols, depth, 1, x, depth, w, p->transposed ? depth : cols, k ? 1 : 0, c, cols);
+    }
+    for (int r = 0; r < rows; r++) {
+        int64_t at = (int64_t)(row + r) * p->out + col;
+        finish_row(p->epilogue, p->y + (int64_t)plane * p->N * p->out + at, p->extra ? p->extra + at : NULL, c + (int64_t)r * cols,
+                   cols);
+    }
+}
+
+static void product(const Product *p)
+{
+    int rows = p->N > 1024 ? MAX_ROWS : 64;
+    int cols = (int)min_i64(MAX_COLS, WEIGHT_TILE / min_i64(p->in, DEPTH) / 16 * 16);
+    int row_tiles = (int)ceil_div(p->N, rows), col_tiles = (int)ceil_div(p->out, cols);
+#pragma omp parallel for collapse(3) schedule(static)
+    for (int plane = 0; plane < p->planes; plane++)
+        for (int j = 0; j < col_tiles; j++)
+            for (int i = 0; i < row_tiles; i++)
+                product_tile(p, plane, i * rows, (int)min_i64(rows, p->N - i * rows), j * cols,
+                             (int)min_i64(cols, p->out - j * cols));
+}
+
+void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out,
+                    int planes)
+{
+    (void)s;
+    assert(!residual || planes == 1);
+    product(&(Product){y, x, w, residual, true, residual ? ADD : STORE, N, in, out, planes});
+}
+
+void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
+{
+    (void)s;
+    product(&(Product){dx, dy, w, NULL, false, STORE, N, out, in, 1});
+}
+
+void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
+{
+    (void)s;
+    product(&(Product){y, x, w, NULL, false, RELU2, N, in, out, 1});
+}
+
+void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N, int d, int F)
+{
+    (void)s;
+    product(&(Product){dpre, dy, w, y, false, RELU2_GRADIENT, N, d, F, 1});
+}
+
+// ---- dw += a^T b -------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    float *dw;           // (m, n)
+    const floatX *a, *b; // (N, m), (N, n)
+    int N, m, n;
+} WeightGrad;
+
+static void weight_grad_tile(const WeightGrad *g, int row, int rows, int col, int cols)
+{
+    float *arena = cpu_scratch(grad_scratch());
+    float *a = scratch_take(&arena, GRAD_TOKENS * GRAD_ROWS), *b = arena;
+    for (int t = 0; t < g->N; t += GRAD_TOKENS) {
+        int tokens = (int)min_i64(GRAD_TOKENS, g->N - t);
+        load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
+        load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
+        gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, 1, g->dw + (int64_t)row * g->n + col, g->n);
+    }
+}
+
+void matmul_weight_grad(Stream s, float *dw, const floatX *a, const floatX *b, int N, int m, int n)
+{
+    (void)s;
+    WeightGrad g = {dw, a, b, N, m, n};
+    // Small matrices are cut finer, so that every thread gets some.
+    int rows = m <= 256 ? 32 : GRAD_ROWS, cols = GRAD_COLS;
+    int row_tiles = (int)ceil_div(m, rows), col_tiles = (int)ceil_div(n, cols);
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int i = 0; i < row_tiles; i++)
+        for (int j = 0; j < col_tiles; j++)
+            weight_grad_tile(&g, i * rows, (int)min_i64(rows, m - i * rows), j * cols, (int)min_i64(cols, n - j * cols));
+}

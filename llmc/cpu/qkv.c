@@ -1,0 +1,199 @@
+// Around attention: rope tables, norm and rotation of q and k, the mix of v with value embeddings, the output gate.
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/rows.h"
+#include "llmc/cpu/vmath.h"
+#include <math.h>
+#include <string.h>
+
+// The angle is formed in double: in fp32 it would be wrong by 3e-5 at position 512 and by 0.016 at 262144.
+void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *frequency, int positions, int e)
+{
+    (void)s;
+    int n = e / 4;
+#pragma omp parallel for schedule(static) if ((int64_t)positions * n > 256)
+    for (int t = 0; t < positions; t++)
+        for (int j = 0; j < n; j++) {
+            double angle = (double)t * frequency[j];
+            cos_table[(int64_t)t * n + j] = float_to_x((float)cos(angle));
+            sin_table[(int64_t)t * n + j] = float_to_x((float)sin(angle));
+        }
+}
+
+// ---- norm and rotation of one head -------------------------------------------------------------------------------------
+
+// x (e) in place; returns rstd. cos, sin (e/4) fp32. y: scratch (e)
+static float norm_rotate(floatX *x, const float *cos, const float *sin, int e, float *restrict y)
+{
+    int half = e / 2, n = e / 4;
+    load_row(y, x, e);
+    float rstd = rms_rstd(y, e);
+#pragma omp simd
+    for (int j = 0; j < e; j++) y[j] *= rstd;
+#pragma omp simd
+    for (int j = 0; j < n; j++) {
+        float x1 = y[j], x2 = y[half + j];
+        y[j] = x1 * cos[j] + x2 * sin[j];
+        y[half + j] = x2 * cos[j] - x1 * sin[j];
+    }
+    store_row(x, y, e);
+    return rstd;
+}
+
+// Gradient of the raw head from that of the rotated one. The normalised head is recovered from the rotated one; the tables being
+// rounded, cos^2 + sin^2 is not 1 and the inverse rotation divides by it.  g, x: scratch (e)
+static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, float rstd, const float *cos, const float *sin, int e,
+                                 float *restrict g, float *restrict x)
+{
+    int half = e / 2, n = e / 4;
+    load_row(g, dy, e);
+    load_row(x, y, e);
+#pragma omp simd
+    for (int j = 0; j < n; j++) {
+        float c = cos[j], s = sin[j], inverse = 1 / (c * c + s * s);
+        float y1 = x[j], y2 = x[half + j], g1 = g[j], g2 = g[half + j];
+        x[j] = (y1 * c - y2 * s) * inverse;
+        x[half + j] = (y2 * c + y1 * s) * inverse;
+        g[j] = g1 * c - g2 * s;
+        g[half + j] = g2 * c + g1 * s;
+    }
+    rms_backward(g, g, x, rstd, e);
+    store_row(dx, g, e);
+}
+
+// ---- q, k, v -----------------------------------------------------------------------------------------------------------
+
+static void mix_value(floatX *v, const floatX *v_raw, const floatX *embedded, const float *lambda, int d)
+{
+    if (embedded) {
+#pragma omp simd
+        for (int i = 0; i < d; i++) v[i] = float_to_x(lambda[0] * x_to_float(v_raw[i]) + lambda[1] * x_to_float(embedded[i]));
+    } else {
+#pragma omp simd
+        for (int i = 0; i < d; i++) v[i] = float_to_x(lambda[0] * x_to_float(v_raw[i]));
+    }
+}
+
+void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin, int N,
+                 int H, int e)
+{
+    (void)s;
+    int d = H * e, n = e / 4;
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++) {
+        float *arena = cpu_scratch(3 * (size_t)round_up(e, 16));
+        float *c = scratch_take(&arena, (size_t)n), *sn = scratch_take(&arena, (size_t)n), *row = arena;
+        load_row(c, cos + (int64_t)t * n, n);
+        load_row(sn, sin + (int64_t)t * n, n);
+        for (int head = 0; head < H; head++) {
+            int64_t at = (int64_t)t * d + head * e, of_head = (int64_t)t * H + head;
+            rstd_q[of_head] = norm_rotate(q + at, c, sn, e, row);
+            rstd_k[of_head] = norm_rotate(k + at, c, sn, e, row);
+        }
+        mix_value(v + (int64_t)t * d, v_raw + (int64_t)t * d, value_embed ? value_embed + (int64_t)tokens[t] * d : NULL, lambda, d);
+    }
+}
+
+// The v third of dqkv, and the sums for dlambda. g, row: scratch (d)
+static void value_backward_row(const QkvBackward *a, int t, int d, float *restrict g, float *restrict row, double sums[2])
+{
+    int64_t at = (int64_t)t * d;
+    load_row(g, a->dv + at, d);
+    load_row(row, a->v_raw + at, d);
+    sums[0] += dot(g, row, d);
+    if (a->value_embed) {
+        load_row(row, a->value_embed + (int64_t)a->tokens[t] * d, d);
+        sums[1] += dot(g, row, d);
+    }
+    float lambda = a->lambda[0];
+#pragma omp simd
+    for (int i = 0; i < d; i++) g[i] *= lambda;
+    store_row(a->dqkv + 3 * at + 2 * d, g, d);
+}
+
+static void qkv_backward_row(const QkvBackward *a, int t, int H, int e, double sums[2])
+{
+    int d = H * e, n = e / 4;
+    float *arena = cpu_scratch(4 * (size_t)round_up(d, 16));
+    float *c = scratch_take(&arena, (size_t)n), *sn = scratch_take(&arena, (size_t)n);
+    float *g = scratch_take(&arena, (size_t)d), *row = arena;
+    load_row(c, a->cos + (int64_t)t * n, n);
+    load_row(sn, a->sin + (int64_t)t * n, n);
+    for (int head = 0; head < H; head++) {
+        int64_t at = (int64_t)t * d + head * e, of_head = (int64_t)t * H + head;
+        floatX *dq = a->dqkv + 3 * (int64_t)t * d + head * e;
+        norm_rotate_backward(dq, a->dq + at, a->q + at, a->rstd_q[of_head], c, sn, e, g, row);
+        norm_rotate_backward(dq + d, a->dk + at, a->k + at, a->rstd_k[of_head], c, sn, e, g, row);
+    }
+    value_backward_row(a, t, d, g, row, sums);
+}
+
+void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
+{
+    (void)s;
+    double sums[PARTS][2] = {{0}};
+#pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
+    for (int part = 0; part < PARTS; part++)
+        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++) qkv_backward_row(a, t, H, e, sums[part]);
+    for (int i = 0; i < 2; i++) {
+        double total = 0;
+        for (int part = 0; part < PARTS; part++) total += sums[part][i];
+        a->dlambda[i] += (float)total;
+    }
+}
+
+// ---- output gate -------------------------------------------------------------------------------------------------------
+
+void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
+{
+    (void)s;
+    int d = H * e;
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++)
+        for (int head = 0; head < H; head++) {
+            float sig = sigmoid(gate_dot(h + (int64_t)t * d, gate_w + head * GATE_WIDTH));
+            const floatX *from = y + (int64_t)t * d + head * e;
+            floatX *to = yg + (int64_t)t * d + head * e;
+#pragma omp simd
+            for (int i = 0; i < e; i++) to[i] = float_to_x(sig * x_to_float(from[i]));
+        }
+}
+
+// One head of one token: writes dy, returns the gradient before the sigmoid.
+static float gate_backward_head(floatX *dy, const floatX *dyg, const floatX *y, float sig, int e)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < e; i++) {
+        float g = x_to_float(dyg[i]);
+        sum += g * x_to_float(y[i]);
+        dy[i] = float_to_x(sig * g);
+    }
+    return sum * sig * (1 - sig);
+}
+
+void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, const floatX *dyg, const floatX *y, const floatX *h,
+                        const floatX *gate_w, int N, int H, int e)
+{
+    (void)s;
+    int d = H * e, weights = H * GATE_WIDTH;
+    float *sums = cpu_shared((size_t)PARTS * weights);
+    memset(sums, 0, sizeof(float) * PARTS * (size_t)weights);
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int part = 0; part < PARTS; part++)
+        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
+            for (int head = 0; head < H; head++) {
+                int64_t at = (int64_t)t * d + head * e;
+                const floatX *row = h + (int64_t)t * d;
+                float sig = sigmoid(gate_dot(row, gate_w + head * GATE_WIDTH));
+                float g = gate_backward_head(dy + at, dyg + at, y + at, sig, e);
+                float *sum = sums + part * weights + head * GATE_WIDTH;
+                dgate[(int64_t)t * H + head] = g;
+                for (int c = 0; c < GATE_WIDTH; c++) sum[c] += g * x_to_float(row[c]);
+            }
+    for (int i = 0; i < weights; i++) {
+        double total = 0;
+        for (int part = 0; part < PARTS; part++) total += sums[part * weights + i];
+        dgate_w[i] += (float)total;
+    }
+}

@@ -1,0 +1,176 @@
+// The residual stream: mixes with trained coefficients, rms norms, and the coefficients themselves.
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/rows.h"
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+size_t rows_scratch(const OpSizes *sizes) { return 8 * (size_t)round_up(sizes->dim + sizes->heads, 16) + 64; }
+size_t rows_shared(const OpSizes *sizes) { return (size_t)PARTS * sizes->heads * GATE_WIDTH + 64; }
+
+// ---- coefficients ------------------------------------------------------------------------------------------------------
+
+// Where model.md's `scalars` hold what is needed here.
+static int block_lambda(int L, int i) { return L + 2 * i; }
+static int backout_lambda(int L) { return 5 * L + 1; }
+
+static double logistic(double x) { return 1 / (1 + exp(-x)); }
+
+void coefficients_forward(Stream s, float *coef, const float *scalars, const int *skip_of, int L)
+{
+    (void)s;
+    memset(coef, 0, sizeof(float) * 3 * (size_t)(L + 1));
+    for (int i = 1; i < L; i++) {
+        const float *lambda = scalars + block_lambda(L, i);
+        coef[3 * i] = lambda[0];
+        coef[3 * i + 1] = lambda[1];
+        if (skip_of[i] >= 0) coef[3 * i + 2] = (float)(lambda[0] * logistic(scalars[skip_of[i]]));
+    }
+    coef[3 * L] = 1;
+    coef[3 * L + 1] = -scalars[backout_lambda(L)];
+}
+
+void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const int *skip_of, int L)
+{
+    (void)s;
+    for (int i = 1; i < L; i++) {
+        int at = block_lambda(L, i);
+        dscalars[at] += dcoef[3 * i];
+        dscalars[at + 1] += dcoef[3 * i + 1];
+        if (skip_of[i] < 0) continue;
+        double g = dcoef[3 * i + 2], sig = logistic(scalars[skip_of[i]]);
+        dscalars[at] += (float)(g * sig);
+        dscalars[skip_of[i]] += (float)(g * scalars[at] * sig * (1 - sig));
+    }
+    dscalars[backout_lambda(L)] -= dcoef[3 * L + 1];
+    memset(dcoef, 0, sizeof(float) * 3 * (size_t)(L + 1));
+}
+
+// ---- mix and norm ------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    floatX *x_out, *h;
+    float *rstd;
+    const floatX *x, *x0, *skip;
+    const float *coef;
+} MixForward;
+
+static void mix_row(const MixForward *a, int t, int d, float *restrict y)
+{
+    int64_t at = (int64_t)t * d;
+    const floatX *restrict x = a->x + at, *restrict x0 = a->x0 + at;
+    float c0 = a->coef[0], c1 = a->coef[1], c2 = a->coef[2];
+#pragma omp simd
+    for (int i = 0; i < d; i++) y[i] = c0 * x_to_float(x[i]) + c1 * x_to_float(x0[i]);
+    if (a->skip) {
+        const floatX *restrict skip = a->skip + at;
+#pragma omp simd
+        for (int i = 0; i < d; i++) y[i] += c2 * x_to_float(skip[i]);
+    }
+    if (a->x_out) store_row(a->x_out + at, y, d);
+    a->rstd[t] = rms_store(a->h + at, y, d);
+}
+
+void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0, const floatX *skip,
+                         const float *coef, int N, int d)
+{
+    (void)s;
+    MixForward a = {x_out, h, rstd, x, x0, skip, coef};
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int part = 0; part < PARTS; part++)
+        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++) mix_row(&a, t, d, cpu_scratch((size_t)d));
+}
+
+// dh of one row, with what comes back through the attention gates.
+static void load_dh(const MixBackward *a, int t, int d, float *dh)
+{
+    load_row(dh, a->dh + (int64_t)t * d, d);
+    if (!a->dgate) return;
+    for (int head = 0; head < a->heads; head++) {
+        float g = a->dgate[(int64_t)t * a->heads + head];
+        for (int c = 0; c < GATE_WIDTH; c++) dh[c] += g * x_to_float(a->gate_w[head * GATE_WIDTH + c]);
+    }
+}
+
+// The products g*x, g*x0, g*skip of a row, summed.
+static void add_dcoef(const MixBackward *a, int64_t at, int d, const float *restrict g, float *restrict row, double sums[3])
+{
+    const floatX *streams[3] = {a->x, a->x0, a->skip};
+    for (int i = 0; i < 3; i++) {
+        if (!streams[i]) continue;
+        load_row(row, streams[i] + at, d);
+        sums[i] += dot(g, row, d);
+    }
+}
+
+static void mix_backward_row(const MixBackward *a, int t, int d, double sums[3])
+{
+    int64_t at = (int64_t)t * d;
+    float *arena = cpu_scratch(3 * (size_t)round_up(d, 16));
+    float *restrict g = scratch_take(&arena, (size_t)d), *restrict h = scratch_take(&arena, (size_t)d), *restrict row = arena;
+    load_dh(a, t, d, g);
+    load_row(h, a->h + at, d);
+    rms_backward(g, g, h, a->rstd[t], d);
+    if (a->dx_out) {
+        const floatX *dx_out = a->dx_out + at;
+#pragma omp simd
+        for (int i = 0; i < d; i++) g[i] += x_to_float(dx_out[i]);
+    }
+    add_dcoef(a, at, d, g, row, sums);
+    float c0 = a->coef[0], c1 = a->coef[1], c2 = a->coef[2];
+    if (a->dskip) { // first: dx_add may be this very row
+#pragma omp simd
+        for (int i = 0; i < d; i++) row[i] = c2 * g[i];
+        store_row(a->dskip + at, row, d);
+    }
+#pragma omp simd
+    for (int i = 0; i < d; i++) row[i] = c0 * g[i] + (a->dx_add ? x_to_float(a->dx_add[at + i]) : 0);
+    store_row(a->dx + at, row, d);
+#pragma omp simd
+    for (int i = 0; i < d; i++) row[i] = c1 * g[i] + (a->accumulate_dx0 ? x_to_float(a->dx0[at + i]) : 0);
+    store_row(a->dx0 + at, row, d);
+}
+
+void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
+{
+    (void)s;
+    double sums[PARTS][3] = {{0}};
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int part = 0; part < PARTS; part++)
+        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++) mix_backward_row(a, t, d, sums[part]);
+    for (int i = 0; i < 3; i++) {
+        double total = 0;
+        for (int part = 0; part < PARTS; part++) total += sums[part][i];
+        a->dcoef[i] += (float)total;
+    }
+}
+
+// ---- plain norm --------------------------------------------------------------------------------------------------------
+
+void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
+{
+    (void)s;
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++) {
+        float *row = cpu_scratch((size_t)d);
+        load_row(row, x + (int64_t)t * d, d);
+        rstd[t] = rms_store(h + (int64_t)t * d, row, d);
+    }
+}
+
+void rmsnorm_backward(Stream s, floatX *dx, const floatX *dh, const floatX *h, const float *rstd, int N, int d)
+{
+    (void)s;
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++) {
+        int64_t at = (int64_t)t * d;
+        float *arena = cpu_scratch(2 * (size_t)round_up(d, 16));
+        float *restrict g = scratch_take(&arena, (size_t)d), *restrict row = arena;
+        load_row(g, dh + at, d);
+        load_row(row, h + at, d);
+        rms_backward(g, g, row, rstd[t], d);
+#pragma omp simd
+        for (int i = 0; i < d; i++) g[i] += x_to_float(dx[at + i]);
+        store_row(dx + at, g, d);
+    }
+}
