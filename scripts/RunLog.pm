@@ -86,7 +86,7 @@ sub parse_header {
 # Runs of one experiment differ in seed and in where they write; nothing else may.
 sub without_run_options {
     my ($command) = @_;
-    $command =~ s/ --(?:seed|out|checkpoint-every)(?:=| +)(?:'[^']*'|"[^"]*"|\S+)//g;
+    $command =~ s/ --(?:seed|out)(?:=| +)(?:'[^']*'|"[^"]*"|\S+)//g;
     return $command;
 }
 
