@@ -22,10 +22,10 @@ enum { SYMBOLS = 257, BOUNDARY = 256 }; // bytes and the document boundary, whic
 // with one discount for counts of 1, of 2 and of more. Below order 2, c(hw) is the number of different symbols seen before hw,
 // and below order 0 stands the uniform distribution.
 typedef struct {
-    uint32_t *count;   // (contexts, SYMBOLS)
-    double *total;     // (contexts)  c(h); 0: never seen
-    double *discount;  // (contexts)  sum of all D in h
-    double d[4];       // D by count: 0, 1, 2, 3 and more
+    uint32_t *count;  // (contexts, SYMBOLS)
+    double *total;    // (contexts)  c(h); 0: never seen
+    double *discount; // (contexts)  sum of all D in h
+    double d[4];      // D by count: 0, 1, 2, 3 and more
     int contexts;
 } Order;
 
@@ -51,7 +51,8 @@ static void count_symbol(void *to, int symbol)
 {
     Model *m = to;
     uint32_t *count = &m->order[2].count[(m->before * SYMBOLS + m->last) * SYMBOLS + symbol];
-    if (*count == UINT32_MAX) fatal(EXIT_BAD_INPUT, "the training text is too long: three bytes occur more than %u times; give less", UINT32_MAX);
+    if (*count == UINT32_MAX)
+        fatal(EXIT_BAD_INPUT, "the training text is too long: three bytes occur more than %u times; give less", UINT32_MAX);
     ++*count;
     m->before = m->last;
     m->last = symbol;
@@ -68,8 +69,7 @@ static void count_continuations(Order *lower, const Order *higher)
 {
     int sequences = lower->contexts * SYMBOLS;
     for (int first = 0; first < SYMBOLS; first++)
-        for (int i = 0; i < sequences; i++)
-            lower->count[i] += higher->count[first * sequences + i] > 0;
+        for (int i = 0; i < sequences; i++) lower->count[i] += higher->count[first * sequences + i] > 0;
 }
 
 // The discounts that leave-one-out likelihood suggests, from how many sequences occur once, twice, three and four times. Texts
@@ -101,8 +101,11 @@ static void model_init(Model *m)
 {
     *m = (Model){.before = BOUNDARY, .last = BOUNDARY};
     for (int k = 0, contexts = 1; k < 3; k++, contexts *= SYMBOLS)
-        m->order[k] = (Order){xcalloc((size_t)contexts * SYMBOLS, sizeof(uint32_t)), xcalloc((size_t)contexts, sizeof(double)),
-                              xcalloc((size_t)contexts, sizeof(double)), {0}, contexts};
+        m->order[k] = (Order){xcalloc((size_t)contexts * SYMBOLS, sizeof(uint32_t)),
+                              xcalloc((size_t)contexts, sizeof(double)),
+                              xcalloc((size_t)contexts, sizeof(double)),
+                              {0},
+                              contexts};
 }
 
 static void model_finish(Model *m)
@@ -161,10 +164,7 @@ static bool read_plain(FILE *in, const char *path, Consumer consume, void *to, E
     return true;
 }
 
-static bool blank(const char *s, size_t n)
-{
-    return strspn(s, " \t\r\n") >= n;
-}
+static bool blank(const char *s, size_t n) { return strspn(s, " \t\r\n") >= n; }
 
 // One record; line counts from 1.
 static bool read_record(json_tokener *parser, const char *line, size_t n, Consumer consume, void *to)
@@ -225,7 +225,8 @@ int main(int argc, char **argv)
 {
     set_program_name("order2", -1);
     if (argc == 2 && !strcmp(argv[1], "--help")) {
-        puts("usage: order2 TRAIN VAL\nBits per byte on VAL of an order-2 byte model trained on TRAIN; text files or .jsonl with a \"text\" field.");
+        puts("usage: order2 TRAIN VAL\nBits per byte on VAL of an order-2 byte model trained on TRAIN; text files or .jsonl with "
+             "a \"text\" field.");
         return 0;
     }
     if (argc != 3) fatal(EXIT_USAGE, "two files are needed: order2 TRAIN VAL");
@@ -240,9 +241,11 @@ int main(int argc, char **argv)
     if (!read_text(argv[2], evaluate_symbol, &result, &error)) fatal(EXIT_BAD_INPUT, "%s", error.text);
     if (result.bytes == 0) fatal(EXIT_BAD_INPUT, "%s holds no text to evaluate", argv[2]);
     double tokens = (double)(result.bytes + result.documents);
-    printf("order-2 byte model: %.6f bits per byte, %.6f nats per token\n", result.bits / (double)result.bytes, result.bits * M_LN2 / tokens);
-    printf("evaluated on %llu bytes in %llu documents, trained on %llu bytes in %llu documents\n", (unsigned long long)result.bytes,
-           (unsigned long long)result.documents, (unsigned long long)model.bytes, (unsigned long long)model.documents);
+    printf("order-2 byte model: %.6f bits per byte, %.6f nats per token\n", result.bits / (double)result.bytes,
+           result.bits * M_LN2 / tokens);
+    printf("evaluated on %llu bytes in %llu documents, trained on %llu bytes in %llu documents\n",
+           (unsigned long long)result.bytes, (unsigned long long)result.documents, (unsigned long long)model.bytes,
+           (unsigned long long)model.documents);
     model_free(&model);
     if (fflush(stdout) != 0) fatal(EXIT_BAD_INPUT, "cannot write the result: %s", strerror(errno));
     return 0;
