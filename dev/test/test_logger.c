@@ -1,0 +1,393 @@
+// The log of a run, character by character; the JSON lines beside it; the console; and runs that lose their disk or are killed.
+#include "dev/test/tap.h"
+#include "llmc/logger.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <json-c/json.h>
+#include <regex.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char folder[256];
+
+static char *in_folder(const char *name) { return format_string("%s/%s", folder, name); }
+
+// The file's bytes with a NUL behind them; NULL when it cannot be read. Owned by the caller.
+static char *read_text(const char *path)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f) return NULL;
+    char *text = xcalloc(1, 1);
+    size_t bytes = 0, n;
+    char block[65536];
+    while ((n = fread(block, 1, sizeof block, f)) > 0) {
+        text = xrealloc(text, bytes + n + 1, 1);
+        memcpy(text + bytes, block, n);
+        text[bytes += n] = 0;
+    }
+    fclose(f);
+    return text;
+}
+
+// The only file of <folder>/<run>/logs that ends so; NULL when there is none, or more than one.
+static char *find_log(const char *run, const char *ending)
+{
+    char *logs = format_string("%s/%s/logs", folder, run), *found = NULL;
+    int count = 0;
+    DIR *dir = opendir(logs);
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        size_t n = strlen(entry->d_name), m = strlen(ending);
+        if (n < m || strcmp(entry->d_name + n - m, ending) != 0) continue;
+        free(found);
+        found = format_string("%s/%s", logs, entry->d_name);
+        count++;
+    }
+    if (dir) closedir(dir);
+    free(logs);
+    if (count == 1) return found;
+    free(found);
+    return NULL;
+}
+
+static void remove_tree(const char *path)
+{
+    char *command = format_string("rm -rf '%s'", path);
+    if (system(command) != 0) printf("# could not remove %s\n", path);
+    free(command);
+}
+
+static const char *version_line(int index)
+{
+    const char *lines[] = {"compiler 12.3", "CUDA runtime 12.8", NULL};
+    return lines[index];
+}
+
+static char *arguments[] = {"./train_gpt", "--preset", "tiny", "--sample", "it's \n here", ""};
+
+static Logger *open_run(const char *run)
+{
+    char *out = in_folder(run);
+    Logger *l = logger_open(out, 0, 6, arguments, version_line);
+    free(out);
+    return l;
+}
+
+// What `scenario` writes to stdout and stderr in a process of its own. Owned by the caller.
+static char *capture(void (*scenario)(const char *run), const char *run, int *status)
+{
+    char *path = in_folder("console");
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        if (dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(9);
+        scenario(run);
+        fflush(stdout);
+        _exit(0);
+    }
+    waitpid(child, status, 0);
+    char *text = read_text(path);
+    unlink(path);
+    free(path);
+    return text;
+}
+
+static int count_of(const char *text, const char *part)
+{
+    int n = 0;
+    for (; (text = strstr(text, part)); text += strlen(part)) n++;
+    return n;
+}
+
+// ---- a whole run ---------------------------------------------------------------------------------------------------------
+
+static void short_run(const char *run)
+{
+    Logger *l = open_run(run);
+    logger_option(l, "preset", "tiny");
+    logger_option(l, "out", "a \"path\" \xff");
+    logger_message(l, "model: %d parameters", 42);
+    logger_tokens_per_step(l, 262144);
+    logger_validation(l, 0, 3, 10.82584, 0.4);
+    logger_step(l, 1, 3, 1234.5678, 10.5, 1);
+    logger_step(l, 2, 3, 2000.006, NAN, 0.5);
+    logger_step(l, 3, 3, 3333.6, INFINITY, 0.25);
+    logger_validation(l, 3, 3, 3.27996, 3333.6);
+    logger_memory(l, 39999.7, 51000.2);
+    logger_close(l);
+}
+
+static const char short_lines[] = "step:0/3 val_loss:10.8258 train_time:0ms step_avg:0.40ms\n"
+                                  "step:1/3 train_time:1235ms step_avg:1234.57ms\n"
+                                  "step:2/3 train_time:2000ms step_avg:1000.00ms\n"
+                                  "step:3/3 train_time:3334ms step_avg:1111.20ms\n"
+                                  "step:3/3 val_loss:3.2800 train_time:3334ms step_avg:1111.20ms\n"
+                                  "peak memory allocated: 40000 MiB reserved: 51000 MiB\n";
+
+static void check_log(const char *path)
+{
+    char *log = read_text(path), separator[102] = "";
+    memset(separator, '=', 100);
+    separator[100] = '\n';
+    ok(program_source_size == strlen(program_source) && strstr(program_source, "// ---- llmc/logger.c ----\n") &&
+           strstr(program_source, "// ---- train_gpt.cu ----\n") == program_source,
+       "the program holds its source, %zu bytes", program_source_size);
+    if (!ok(log && strncmp(log, program_source, program_source_size) == 0, "the log begins with it")) return;
+
+    char *p = log + program_source_size;
+    ok(strncmp(p, separator, 101) == 0, "100 =");
+    char *versions = format_string("compiler 12.3\nCUDA runtime 12.8\ngit commit: %s\n"
+                                   "command line: ./train_gpt --preset tiny --sample 'it'\\''s ? here' ''\n",
+                                   program_commit);
+    p += 101;
+    ok(strncmp(p, versions, strlen(versions)) == 0, "version lines, commit, command line");
+    p += strlen(versions);
+    char *second = strstr(p, separator);
+    size_t between = second ? (size_t)(second - p) : 0;
+    ok(memmem(p, between, "NVIDIA-SMI", 10) || memmem(p, between, "no NVIDIA GPU", 13),
+       "the words of nvidia-smi, or that there is none");
+    ok(second && strcmp(second + 101, short_lines) == 0, "100 =, and every line to the character");
+    free(versions);
+    free(log);
+}
+
+static void check_json(const char *path)
+{
+    static const char *const wanted[] = {
+        NULL, // options, below
+        "{\"event\":\"message\",\"text\":\"model: 42 parameters\"}",
+        "{\"event\":\"validation\",\"step\":0,\"val_loss\":10.82584,\"train_ms\":0.4}",
+        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":1,\"ms\":1234.1678,\"train_ms\":1234.5678}",
+        "{\"event\":\"step\",\"step\":2,\"loss\":null,\"lr\":0.5,\"ms\":765.4382,\"train_ms\":2000.006}",
+        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.594,\"train_ms\":3333.6}",
+        "{\"event\":\"validation\",\"step\":3,\"val_loss\":3.27996,\"train_ms\":3333.6}",
+        "{\"event\":\"memory\",\"allocated_mib\":39999.7,\"reserved_mib\":51000.2}",
+        "{\"event\":\"end\"}",
+    };
+    enum { LINES = sizeof wanted / sizeof *wanted };
+    char *text = read_text(path), *rest = text, *line;
+    int n = 0, same = 0;
+    json_object *options = NULL;
+    while (rest && (line = strsep(&rest, "\n")) && (*line || rest)) {
+        if (n == 0)
+            options = json_tokener_parse(line);
+        else if (n < LINES && strcmp(line, wanted[n]) == 0)
+            same++;
+        else
+            printf("# %s\n", line);
+        n++;
+    }
+    ok(n == LINES && same == LINES - 1, "%d JSON lines as they should be, null for NaN and infinity", same);
+    json_object *list = json_object_object_get(options, "options");
+    ok(list && json_object_object_length(list) == 2 &&
+           strcmp(json_object_get_string(json_object_object_get(list, "out")), "a \"path\" \xef\xbf\xbd") == 0,
+       "the options come first, repaired where they are not UTF-8");
+    const char *run = json_object_get_string(json_object_object_get(options, "run"));
+    ok(run && strstr(path, run), "with the name of the run");
+    json_object_put(options);
+    free(text);
+}
+
+static void test_whole_run(void)
+{
+    int status;
+    char *console = capture(short_run, "new/folders", &status), *log = find_log("new/folders", ".txt");
+    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a run in folders that did not exist");
+    regex_t name;
+    regcomp(&name, "/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\\.txt$", REG_EXTENDED | REG_NOSUB);
+    if (!ok(log && regexec(&name, log, 0, NULL, 0) == 0, "one log named by a version 4 uuid: %s", log)) return;
+    regfree(&name);
+    check_log(log);
+    char *json = find_log("new/folders", ".jsonl");
+    ok(json && strncmp(json, log, strlen(log) - 3) == 0, "JSON lines of the same name");
+    if (json) check_json(json);
+
+    ok(strstr(console, log) && strstr(console, "step:3/3 val_loss:3.2800 train_time:3334ms"),
+       "the console shows log and validation");
+    ok(strstr(console, "step 1/3  loss 10.5000  1234 ms  212k tokens/s  eta 0:02\n") != NULL,
+       "and loss, ms, tokens/s, time left");
+    ok(strstr(console, "step 3/3 ") && !strstr(console, "step 2/3 ") && !strchr(console, '\r'),
+       "without a terminal only some lines");
+
+    char *command =
+        format_string("perl -Iscripts -MRunLog -e 'my $l = RunLog::parse($ARGV[0]); print STDERR RunLog::unfinished($l);"
+                      " exit 1 if RunLog::unfinished($l) || $l->{command} !~ /--preset tiny/' '%s'",
+                      log);
+    if (system("perl -e 1 2>/dev/null") != 0)
+        skip("no perl");
+    else
+        ok(system(command) == 0, "the record tool finds the log complete");
+    free(command);
+    free(console);
+    free(log);
+    free(json);
+}
+
+static void test_other_ranks(void)
+{
+    char *out = in_folder("rank1");
+    struct stat info;
+    Logger *l = logger_open(out, 1, 6, arguments, version_line);
+    ok(l == NULL && stat(out, &info) != 0, "rank 1 has no logger and makes no folder");
+    logger_option(l, "a", "b");
+    logger_tokens_per_step(l, 1);
+    logger_message(l, "x");
+    logger_validation(l, 0, 1, 1, 1);
+    logger_step(l, 1, 1, 1, 1, 1);
+    logger_memory(l, 1, 1);
+    ok(logger_path(l) == NULL, "and may call everything");
+    logger_close(l);
+    free(out);
+}
+
+// ---- losing the disk -----------------------------------------------------------------------------------------------------
+
+static void limited_run(const char *run)
+{
+    Logger *l = open_run(run);
+    logger_tokens_per_step(l, 262144);
+    logger_validation(l, 0, 1000, 10, 0);
+    struct stat info;
+    if (stat(logger_path(l), &info) != 0) _exit(8);
+    struct rlimit limit = {(rlim_t)info.st_size + 1000, RLIM_INFINITY};
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    for (int i = 1; i <= 1000; i++) logger_step(l, i, 1000, 10 * i, 5, 1);
+    logger_validation(l, 1000, 1000, 4, 10000);
+    logger_close(l);
+    printf("went on to the end\n");
+}
+
+static void test_full_disk(void)
+{
+    int status;
+    char *console = capture(limited_run, "limited", &status);
+    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0 && strstr(console, "went on to the end\n"), "a run outlives its full disk");
+    ok(count_of(console, "note: ") == 1 && strstr(console, "File too large; the run goes on without it"),
+       "with one note for the log");
+    ok(strstr(console, "step:1000/1000 val_loss:4.0000") != NULL, "and the losses still on the console");
+    char *path = find_log("limited", ".txt"), *log = path ? read_text(path) : NULL;
+    const char *last = log ? strrchr(log, ':') : NULL; // of step_avg
+    ok(last && strcmp(last, ":10.00ms\n") == 0, "the log ends with a whole line");
+    free(log);
+    free(path);
+    free(console);
+}
+
+static void no_folder_run(const char *run)
+{
+    char *out = in_folder(run);
+    close(open(out, O_WRONLY | O_CREAT, 0600)); // a file where the folder should be
+    short_run(run);
+    printf("went on to the end\n");
+    free(out);
+}
+
+static void test_no_folder(void)
+{
+    int status;
+    char *console = capture(no_folder_run, "blocked", &status);
+    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0 && strstr(console, "went on to the end\n"),
+       "a run without a folder for its logs");
+    ok(count_of(console, "note: ") == 2 && count_of(console, "Not a directory") == 2, "says so once for each of the two files");
+    ok(strstr(console, "val_loss:3.2800") != NULL, "and shows its losses");
+    free(console);
+}
+
+// ---- being killed --------------------------------------------------------------------------------------------------------
+
+static void test_kill(void)
+{
+    int channel[2], status, step = 0;
+    if (pipe(channel) != 0) fatal(1, "no pipe");
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        int quiet = open("/dev/null", O_WRONLY);
+        dup2(quiet, 1);
+        Logger *l = open_run("killed");
+        for (int i = 1;; i++) {
+            logger_step(l, i, 100000000, i, 5, 1);
+            if (write(channel[1], &i, sizeof i) != sizeof i) _exit(1);
+        }
+    }
+    close(channel[1]);
+    while (step < 2000 && read(channel[0], &step, sizeof step) == sizeof step) {
+    }
+    kill(child, SIGKILL);
+    while (read(channel[0], &step, sizeof step) == sizeof step) {
+    } // what it still reported
+    waitpid(child, &status, 0);
+    close(channel[0]);
+    char *path = find_log("killed", ".txt"), *log = path ? read_text(path) : NULL;
+    char *json_path = find_log("killed", ".jsonl"), *json = json_path ? read_text(json_path) : NULL;
+    char *line = format_string("step:%d/100000000 train_time:%dms step_avg:1.00ms\n", step, step);
+    char *record = format_string("{\"event\":\"step\",\"step\":%d,", step);
+    ok(step >= 2000 && log && strstr(log, line), "SIGKILL after %d steps: the log has the last of them", step);
+    ok(json && strstr(json, record), "and so have the JSON lines");
+    free(line);
+    free(record);
+    free(log);
+    free(json);
+    free(path);
+    free(json_path);
+}
+
+// ---- a terminal ----------------------------------------------------------------------------------------------------------
+
+static void test_terminal(void)
+{
+    int master = posix_openpt(O_RDWR | O_NOCTTY), status;
+    const char *name = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0 ? ptsname(master) : NULL;
+    int terminal = name ? open(name, O_RDWR | O_NOCTTY) : -1;
+    if (terminal < 0) {
+        skip("no pseudo-terminals here");
+        return;
+    }
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(terminal, 1);
+        Logger *l = open_run("terminal");
+        logger_validation(l, 0, 400, 10, 0);
+        for (int i = 1; i <= 400; i++) {
+            logger_step(l, i, 400, 10 * i, 5, 1);
+            usleep(1000);
+        }
+        logger_message(l, "done");
+        logger_close(l);
+        _exit(0);
+    }
+    close(terminal);
+    char text[65536];
+    size_t bytes = 0;
+    ssize_t n;
+    while (bytes < sizeof text - 1 && (n = read(master, text + bytes, sizeof text - 1 - bytes)) > 0) bytes += (size_t)n;
+    text[bytes] = 0;
+    waitpid(child, &status, 0);
+    close(master);
+    int rewritten = count_of(text, "\r\033[Kstep ");
+    ok(rewritten >= 3 && rewritten < 200, "on a terminal one line is rewritten, %d times in 400 steps", rewritten);
+    ok(strstr(text, "step 400/400  loss 5.0000  10.0 ms  eta 0:00\r\ndone\r\n") != NULL,
+       "up to the last step, and what follows begins a new line");
+}
+
+int main(void)
+{
+    const char *base = getenv("TMPDIR");
+    snprintf(folder, sizeof folder, "%s/logger-XXXXXX", base ? base : P_tmpdir);
+    if (!mkdtemp(folder)) fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
+    test_whole_run();
+    test_other_ranks();
+    test_full_disk();
+    test_no_folder();
+    test_kill();
+    test_terminal();
+    remove_tree(folder);
+    return tap_done();
+}

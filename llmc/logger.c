@@ -1,0 +1,386 @@
+#include "llmc/logger.h"
+#include "llmc/utf8.h"
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <json-c/json.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { UUID_CHARS = 36 };
+
+typedef struct {
+    char *path; // owned
+    int fd;     // -1: given up
+    off_t good; // end of the last complete record
+} LogFile;
+
+struct Logger {
+    LogFile log, json;
+    char uuid[UUID_CHARS + 1];
+    json_object *options; // NULL once written
+    double tokens_per_step;
+
+    // console
+    bool terminal, line_open; // line_open: the cursor stands behind a line that may be rewritten
+    double shown_at;          // time of the last line; 0: none yet
+    double last_ms;           // train_ms of the last event; NAN: none yet
+    double mean_ms;           // smoothed time of a step; NAN: no step measured yet
+};
+
+// ---- files -------------------------------------------------------------------------------------------------------------
+
+static void give_up(LogFile *f)
+{
+    note("cannot write %s: %s; the run goes on without it", f->path, strerror(errno));
+    if (f->fd < 0) return;
+    if (ftruncate(f->fd, f->good) != 0) note("%s ends in the middle of a line", f->path);
+    close(f->fd);
+    f->fd = -1;
+}
+
+// Straight to the kernel, one record at a time: what was written stays when the process is killed.
+static void append(LogFile *f, const char *text, size_t bytes)
+{
+    for (size_t done = 0; f->fd >= 0 && done < bytes;) {
+        ssize_t n = write(f->fd, text + done, bytes - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0)
+            give_up(f);
+        else
+            done += (size_t)n;
+    }
+    f->good += (off_t)bytes;
+}
+
+static void append_line(LogFile *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void append_line(LogFile *f, const char *format, ...)
+{
+    char line[4096];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line - 1, format, args);
+    va_end(args);
+    if (n < 0) return;
+    size_t length = strlen(line);
+    line[length] = '\n';
+    append(f, line, length + 1);
+}
+
+static void make_folders(const char *path)
+{
+    char *copy = xstrdup(path);
+    for (char *p = copy + 1; *p; p++) {
+        if (*p != '/') continue;
+        *p = 0;
+        mkdir(copy, 0777); // what goes wrong here shows when the file is opened
+        *p = '/';
+    }
+    mkdir(copy, 0777);
+    free(copy);
+}
+
+static void create_file(LogFile *f, const char *folder, const char *uuid, const char *ending)
+{
+    f->path = format_string("%s/logs/%s.%s", folder, uuid, ending);
+    f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    if (f->fd < 0) give_up(f);
+}
+
+// RFC 9562, version 4: 122 random bits.
+static void make_uuid(char uuid[UUID_CHARS + 1])
+{
+    uint8_t b[16];
+    while (getrandom(b, sizeof b, 0) != sizeof b)
+        if (errno != EINTR) fatal(EXIT_BAD_INPUT, "cannot name the log: the kernel gives no random numbers: %s", strerror(errno));
+    b[6] = (b[6] & 0x0f) | 0x40;
+    b[8] = (b[8] & 0x3f) | 0x80;
+    char *p = uuid;
+    for (int i = 0; i < 16; i++) {
+        if (i == 4 || i == 6 || i == 8 || i == 10) *p++ = '-';
+        p += sprintf(p, "%02x", b[i]);
+    }
+}
+
+// ---- head of the log ---------------------------------------------------------------------------------------------------
+
+static void append_separator(LogFile *f)
+{
+    char line[101];
+    memset(line, '=', 100);
+    line[100] = '\n';
+    append(f, line, sizeof line);
+}
+
+static const char shell_plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./=:,+@%-";
+
+// As a shell would need it typed; control characters become "?", so that it stays one line.
+static void append_command(LogFile *f, int argc, char **argv)
+{
+    append(f, "command line:", 13);
+    for (int i = 0; i < argc; i++) {
+        bool plain = argv[i][0] && argv[i][strspn(argv[i], shell_plain)] == 0;
+        size_t n = 0;
+        char *text = xcalloc(4 * strlen(argv[i]) + 4, 1); // a quote takes four
+        text[n++] = ' ';
+        if (!plain) text[n++] = '\'';
+        for (const char *p = argv[i]; *p; p++) {
+            if (*p == '\'')
+                n += (size_t)sprintf(text + n, "'\\''");
+            else
+                text[n++] = iscntrl((unsigned char)*p) ? '?' : *p;
+        }
+        if (!plain) text[n++] = '\'';
+        append(f, text, n);
+        free(text);
+    }
+    append(f, "\n", 1);
+}
+
+static void append_nvidia_smi(LogFile *f)
+{
+    // A driver in trouble can keep nvidia-smi waiting for ever.
+    FILE *in = popen("exec timeout 30 nvidia-smi 2>/dev/null </dev/null", "r");
+    char *text = NULL;
+    size_t bytes = 0, n;
+    char block[4096];
+    while (in && (n = fread(block, 1, sizeof block, in)) > 0) {
+        text = xrealloc(text, bytes + n, 1);
+        memcpy(text + bytes, block, n);
+        bytes += n;
+    }
+    int status = in ? pclose(in) : -1;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0 && bytes) {
+        append(f, text, bytes);
+        if (text[bytes - 1] != '\n') append(f, "\n", 1);
+    } else {
+        append_line(f, "nvidia-smi: no NVIDIA GPU or driver on this machine");
+    }
+    free(text);
+}
+
+static void append_head(LogFile *f, int argc, char **argv, const char *(*version_line)(int index))
+{
+    append(f, program_source, program_source_size);
+    append_separator(f);
+    const char *line;
+    for (int i = 0; (line = version_line(i)); i++) append_line(f, "%s", line);
+    append_line(f, "git commit: %s", program_commit);
+    append_command(f, argc, argv);
+    append_nvidia_smi(f);
+    append_separator(f);
+}
+
+// ---- JSON lines --------------------------------------------------------------------------------------------------------
+
+static json_object *text_value(const char *text)
+{
+    size_t bytes, replaced;
+    char *valid = utf8_repair(text, strlen(text), &bytes, &replaced); // paths may be in any encoding
+    json_object *value = json_object_new_string_len(valid, (int)bytes);
+    free(valid);
+    return value;
+}
+
+// 9 significant digits bring back any fp32. NULL stands for null.
+static json_object *number_value(double x)
+{
+    char text[40];
+    if (!isfinite(x)) return NULL;
+    snprintf(text, sizeof text, "%.9g", x);
+    return json_object_new_double_s(x, text);
+}
+
+static void append_json(LogFile *f, json_object *record)
+{
+    size_t n;
+    const char *text = json_object_to_json_string_length(record, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &n);
+    char *line = xcalloc(n + 1, 1); // with its end in one write
+    memcpy(line, text, n);
+    line[n] = '\n';
+    append(f, line, n + 1);
+    free(line);
+    json_object_put(record);
+}
+
+static json_object *event(const char *kind)
+{
+    json_object *record = json_object_new_object();
+    json_object_object_add(record, "event", json_object_new_string(kind));
+    return record;
+}
+
+// Every event comes through here, so that the options are in front of the first one.
+static void append_event(Logger *l, json_object *record)
+{
+    if (l->options) {
+        json_object *first = event("options");
+        json_object_object_add(first, "run", json_object_new_string(l->uuid));
+        json_object_object_add(first, "options", l->options);
+        l->options = NULL;
+        append_json(&l->json, first);
+    }
+    append_json(&l->json, record);
+}
+
+// ---- console -----------------------------------------------------------------------------------------------------------
+
+// A line of its own, below the one that is being rewritten.
+static void show(Logger *l, const char *text)
+{
+    printf("%s%s\n", l->line_open ? "\n" : "", text);
+    fflush(stdout);
+    l->line_open = false;
+}
+
+static void format_rate(char *text, size_t size, double tokens_per_second)
+{
+    static const char *const units[] = {"", "k", "M", "G"};
+    int u = 0;
+    while (tokens_per_second >= 999.5 && u < 3) tokens_per_second /= 1000, u++;
+    snprintf(text, size, "%.3g%s tokens/s", tokens_per_second, units[u]);
+}
+
+static void format_eta(char *text, size_t size, double seconds)
+{
+    long long s = seconds < 1e9 ? (long long)(seconds + 0.5) : 1000000000;
+    if (s >= 3600)
+        snprintf(text, size, "%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    else
+        snprintf(text, size, "%lld:%02lld", s / 60, s % 60);
+}
+
+static bool time_to_show(const Logger *l, bool last, double now)
+{
+    return last || !l->shown_at || now - l->shown_at >= (l->terminal ? 0.1 : 5);
+}
+
+static void show_progress(Logger *l, int step, int total, double loss)
+{
+    double now = seconds_now();
+    if (!time_to_show(l, step == total, now)) return;
+    char rate[48] = "", eta[32] = "", timing[128] = "";
+    if (l->mean_ms > 0) { // false for NAN: the first step after a resume has no start
+        if (l->tokens_per_step) format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
+        format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * (total - step));
+        snprintf(timing, sizeof timing, "  %.*f ms%s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms, *rate ? "  " : "", rate,
+                 eta);
+    }
+    printf("%sstep %d/%d  loss %.4f%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, timing, l->terminal ? "" : "\n");
+    fflush(stdout);
+    l->line_open = l->terminal;
+    l->shown_at = now;
+}
+
+// ---- the interface -----------------------------------------------------------------------------------------------------
+
+Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index))
+{
+    if (rank != 0) return NULL;
+    Logger *l = xcalloc(1, sizeof *l);
+    l->options = json_object_new_object();
+    l->terminal = isatty(STDOUT_FILENO);
+    l->last_ms = l->mean_ms = NAN;
+    make_uuid(l->uuid);
+    char *logs = format_string("%s/logs", folder);
+    make_folders(logs);
+    free(logs);
+    create_file(&l->log, folder, l->uuid, "txt");
+    if (l->log.fd >= 0) append_head(&l->log, argc, argv, version_line);
+    create_file(&l->json, folder, l->uuid, "jsonl");
+    if (logger_path(l)) printf("log %s\n", l->log.path);
+    fflush(stdout);
+    return l;
+}
+
+void logger_close(Logger *l)
+{
+    if (!l) return;
+    append_event(l, event("end"));
+    if (l->line_open) printf("\n");
+    if (l->log.fd >= 0) close(l->log.fd);
+    if (l->json.fd >= 0) close(l->json.fd);
+    free(l->log.path);
+    free(l->json.path);
+    free(l);
+}
+
+const char *logger_path(const Logger *l) { return l && l->log.fd >= 0 ? l->log.path : NULL; }
+
+void logger_option(Logger *l, const char *name, const char *value)
+{
+    if (!l) return;
+    assert(l->options && "options come first");
+    json_object_object_add(l->options, name, text_value(value));
+}
+
+void logger_tokens_per_step(Logger *l, double tokens)
+{
+    if (l) l->tokens_per_step = tokens;
+}
+
+void logger_message(Logger *l, const char *format, ...)
+{
+    if (!l) return;
+    char text[2048];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    show(l, text);
+    json_object *record = event("message");
+    json_object_object_add(record, "text", text_value(text));
+    append_event(l, record);
+}
+
+void logger_validation(Logger *l, int step, int total, double loss, double train_ms)
+{
+    if (!l) return;
+    char line[200];
+    snprintf(line, sizeof line, "step:%d/%d val_loss:%.4f train_time:%.0fms step_avg:%.2fms", step, total, loss, train_ms,
+             train_ms / (step > 1 ? step : 1));
+    append_line(&l->log, "%s", line);
+    show(l, line);
+    l->last_ms = train_ms;
+    json_object *record = event("validation");
+    json_object_object_add(record, "step", json_object_new_int(step));
+    json_object_object_add(record, "val_loss", number_value(loss));
+    json_object_object_add(record, "train_ms", number_value(train_ms));
+    append_event(l, record);
+}
+
+void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr)
+{
+    if (!l) return;
+    double ms = train_ms - l->last_ms;
+    l->last_ms = train_ms;
+    if (isfinite(ms)) l->mean_ms = isnan(l->mean_ms) ? ms : 0.9 * l->mean_ms + 0.1 * ms;
+    append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", step, total, train_ms, train_ms / (step > 1 ? step : 1));
+    json_object *record = event("step");
+    json_object_object_add(record, "step", json_object_new_int(step));
+    json_object_object_add(record, "loss", number_value(loss));
+    json_object_object_add(record, "lr", number_value(lr));
+    json_object_object_add(record, "ms", number_value(ms));
+    json_object_object_add(record, "train_ms", number_value(train_ms));
+    append_event(l, record);
+    show_progress(l, step, total, loss);
+}
+
+void logger_memory(Logger *l, double allocated, double reserved)
+{
+    if (!l) return;
+    char line[200];
+    snprintf(line, sizeof line, "peak memory allocated: %.0f MiB reserved: %.0f MiB", allocated, reserved);
+    append_line(&l->log, "%s", line);
+    show(l, line);
+    json_object *record = event("memory");
+    json_object_object_add(record, "allocated_mib", number_value(allocated));
+    json_object_object_add(record, "reserved_mib", number_value(reserved));
+    append_event(l, record);
+}

@@ -1,0 +1,53 @@
+// What a run leaves behind: <folder>/logs/<uuid>.txt, the log that is evidence of a record; <uuid>.jsonl beside it, for plots;
+// and the progress on the console. Rank 0 writes, the others get NULL from logger_open and may pass it on to every function.
+//
+// The log: the complete source of the program, 100 "=", version lines, the output of nvidia-smi, 100 "=", and then, read by
+// other people's tools and therefore exact to the character,
+//   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    before the training step of that index, and after the last
+//   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
+//   peak memory allocated: A MiB reserved: R MiB                at the end
+// where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run leaves its log.
+//
+// JSON lines: {"event": "options", "run": uuid, "options": {name: text, ...}} first, then
+//   {"event": "step", "step", "loss", "lr", "ms", "train_ms"}   {"event": "validation", "step", "val_loss", "train_ms"}
+//   {"event": "message", "text"}   {"event": "memory", "allocated_mib", "reserved_mib"}   {"event": "end"}
+// Numbers that JSON cannot hold (NaN, infinity) are null.
+//
+// A log that cannot be written (full disk) costs one note; the run goes on without that file.
+#pragma once
+#include "llmc/common.h"
+
+typedef struct Logger Logger;
+
+// Made at build time by scripts/embed_source.sh.
+extern const char program_source[]; // (program_source_size) and a NUL: train_gpt.cu and llmc/, each file under its name
+extern const size_t program_source_size;
+extern const char program_commit[];
+
+// Makes the folders and both files, writes the head of the log up to the second line of "=", and shows the log's name.
+//   version_line  gives version lines from index 0, NULL after the last; must not hold what changes from run to run
+// NULL for a rank other than 0; never for rank 0. The strings are not kept.
+Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index));
+void logger_close(Logger *l);
+
+// For the first JSON record: call for every option, before anything below.
+void logger_option(Logger *l, const char *name, const char *value);
+
+// Tokens of one step, over all ranks: the console shows tokens per second once it is known.
+void logger_tokens_per_step(Logger *l, double tokens);
+
+// A remark for console and JSON lines; the log itself has no place for it.
+void logger_message(Logger *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// step: training steps done; total: steps of the run; loss: mean per token in nats; train_ms: training time since step 0.
+void logger_validation(Logger *l, int step, int total, double loss, double train_ms);
+
+// The same after a training step, with the step's training loss and the factor of the learning-rate schedule. On a terminal
+// one line is rewritten; elsewhere a line appears every few seconds and after the last step.
+void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr);
+
+// Device memory in MiB. The last line of a finished run.
+void logger_memory(Logger *l, double allocated, double reserved);
+
+// The log's path, owned by the logger. NULL: there is none.
+const char *logger_path(const Logger *l);
