@@ -290,13 +290,12 @@ static bool parse_tensor(const SafeTensors *st, const char *name, json_object *o
     for (int i = 0; i < NUM_DTYPES; i++)
         if (strcmp(type, dtype_table[i].name) == 0) t->dtype = dtype_table[i].dtype;
     if (!t->dtype)
-        return error_set(e, "%s: tensor '%s' has dtype '%.20s', which is not known here; convert it to F32 or BF16", path,
-                         n.text, shown(type).text);
+        return error_set(e, "%s: tensor '%s' has dtype '%.20s', which is not known here; convert it to F32 or BF16", path, n.text,
+                         shown(type).text);
 
     size_t ndim = json_object_array_length(shape);
     if (ndim > SAFETENSORS_MAX_DIMS)
-        return error_set(e, "%s: tensor '%s' has %zu dimensions; at most %d are read", path, n.text, ndim,
-                         SAFETENSORS_MAX_DIMS);
+        return error_set(e, "%s: tensor '%s' has %zu dimensions; at most %d are read", path, n.text, ndim, SAFETENSORS_MAX_DIMS);
     t->ndim = (int)ndim;
     for (size_t i = 0; i < ndim; i++)
         if (!get_count(json_object_array_get_idx(shape, i), &t->shape[i]))

@@ -201,7 +201,8 @@ static bool write_header(SafeWriter *w, Error *e)
                 json_object_object_add(header, w->tensors[i].name, describe(&w->tensors[i]));
 
     size_t length;
-    const char *json = json_object_to_json_string_length(header, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &length);
+    const char *json =
+        json_object_to_json_string_length(header, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &length);
     size_t padded = (size_t)round_up((int64_t)length, 8); // the data starts aligned
     assert(padded <= SAFETENSORS_MAX_HEADER);
     char *block = xcalloc(8 + padded, 1);

@@ -41,10 +41,10 @@ static const struct {
     int64_t shape[3];
 } samples[] = {
     // the list of safetensors_peer.py
-    {"bool", ST_BOOL, 1, {5}},        {"u8", ST_U8, 2, {3, 1}},     {"i8", ST_I8, 1, {7}},
-    {"e4m3", ST_F8_E4M3, 2, {2, 3}},  {"i16", ST_I16, 1, {3}},      {"e5m2", ST_F8_E5M2, 3, {1, 1, 5}},
-    {"f16", ST_F16, 3, {2, 2, 3}},    {"i32", ST_I32, 1, {4}},      {"blocks.0.\xc3\xa9\"quoted\\", ST_BF16, 2, {3, 5}},
-    {"f32", ST_F32, 2, {3, 3}},       {"i64", ST_I64, 0, {0}},      {"f64", ST_F64, 1, {2}},
+    {"bool", ST_BOOL, 1, {5}},       {"u8", ST_U8, 2, {3, 1}}, {"i8", ST_I8, 1, {7}},
+    {"e4m3", ST_F8_E4M3, 2, {2, 3}}, {"i16", ST_I16, 1, {3}},  {"e5m2", ST_F8_E5M2, 3, {1, 1, 5}},
+    {"f16", ST_F16, 3, {2, 2, 3}},   {"i32", ST_I32, 1, {4}},  {"blocks.0.\xc3\xa9\"quoted\\", ST_BF16, 2, {3, 5}},
+    {"f32", ST_F32, 2, {3, 3}},      {"i64", ST_I64, 0, {0}},  {"f64", ST_F64, 1, {2}},
     {"empty", ST_F32, 2, {4, 0}},
 };
 enum { NUM_SAMPLES = sizeof samples / sizeof *samples };
@@ -193,7 +193,7 @@ static void refused(const char *path, const char *what, const char *wanted)
     safetensors_close(st);
 }
 
-#define TENSOR(name, dtype, shape, begin, end)                                                                                 \
+#define TENSOR(name, dtype, shape, begin, end)                                                                                   \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
 
 static const struct {
@@ -236,7 +236,8 @@ static const struct {
     {"NUL in a name", "{" TENSOR("w\\u0000x", "U8", "1", 0, 1) "}", 1, "NUL"},
     {"no shape", "{\"w\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "tensor 'w' is not described"},
     {"tensor is a number", "{\"w\":3}", 0, "tensor 'w' is not described"},
-    {"member too many", "{\"w\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1],\"x\":1}}", 1, "tensor 'w' is not described"},
+    {"member too many", "{\"w\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,1],\"x\":1}}", 1,
+     "tensor 'w' is not described"},
     {"metadata is a list", "{\"__metadata__\":[]}", 0, "__metadata__"},
     {"metadata holds a number", "{\"__metadata__\":{\"step\":3}}", 0, "metadata 'step' is no text"},
     {"line end in a name", "{\"a\\nb\\u001b[31m\":3}", 0, "tensor 'a?b?[31m' is not described"},
@@ -330,8 +331,10 @@ static bool save_generation(const char *path, int generation, Error *e)
     memset(data, generation & 255, (size_t)shape);
     for (int i = 0; i < 2 * CHECKPOINT_TENSORS; i++) {
         snprintf(name, sizeof name, "t%d", i % CHECKPOINT_TENSORS);
-        if (i < CHECKPOINT_TENSORS) safewriter_declare(w, name, ST_U8, 1, &shape);
-        else safewriter_write(w, name, data, (size_t)shape, e); // commit tells
+        if (i < CHECKPOINT_TENSORS)
+            safewriter_declare(w, name, ST_U8, 1, &shape);
+        else
+            safewriter_write(w, name, data, (size_t)shape, e); // commit tells
     }
     free(data);
     return safewriter_commit(w, e);
