@@ -1,0 +1,147 @@
+// The instructions of Hopper (sm_90a) that a product is made of, one thin function each: memory barriers, copies of tiles by the
+// tensor memory accelerator, products of a warpgroup. After the PTX manual, "mbarrier", "cp.async.bulk.tensor" and "wgmma".
+#pragma once
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define NS_HOPPER 1 // this pass compiles for sm_90a
+#else
+#define NS_HOPPER 0
+#endif
+
+#if NS_HOPPER
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// ---- barriers in shared memory ---------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+// Makes the initialisation known to the copy unit too.
+static __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// Arrives, and lets the phase last until `bytes` have been copied as well.
+static __device__ __forceinline__ void barrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Returns once the phase of this parity is complete.
+static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t address = shared_address(barrier), done = 0;
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+}
+// All `threads` threads that name barrier `id` (1 to 15).
+static __device__ __forceinline__ void group_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- copies of tiles ---------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ void tile_prefetch_map(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
+}
+// The box of `map` that starts at column x, row y of matrix z, to shared memory; completes on `barrier`.
+static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                     shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+// ---- dependent launch ---------------------------------------------------------------------------------------------------------
+
+// The next kernel of the stream may take its place on multiprocessors that this one leaves ...
+static __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// ... and waits here until the kernels before it are complete and their results visible.
+static __device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// A warpgroup gives registers back to the block's pool, or waits for them and takes them.
+template <int COUNT> static __device__ __forceinline__ void registers_shrink()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void registers_grow()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// ---- products of a warpgroup --------------------------------------------------------------------------------------------------
+
+// Describes an operand tile in shared memory whose rows of 128 bytes are swizzled (128-byte mode): groups of 8 rows are 1024 bytes
+// apart. `leading`: bytes between neighbouring tiles of 64 columns, for operands stored along the columns.
+static __device__ __forceinline__ uint64_t operand(const void *tile, uint32_t leading)
+{
+    uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
+    return address | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+static __device__ __forceinline__ uint64_t operand_advance(uint64_t d, int bytes) { return d + (uint64_t)(bytes >> 4); }
+
+static __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+static __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Returns when at most PENDING committed groups are under way.
+template <int PENDING> static __device__ __forceinline__ void products_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+#define NS_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define NS_WGMMA(TYPE, TRANSPOSE_B)                                                                                             \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                                               \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                            \
+                 "%64, %65, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                  \
+                 : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24), NS_D8(32), NS_D8(40), NS_D8(48), NS_D8(56)                         \
+                 : "l"(a), "l"(b), "r"((int)accumulate))
+
+// d (64, 128) = a (64, 16) b (16, 128), or += when accumulate. ALONG_COLUMNS: b is stored as (16, 128), else as (128, 16).
+// Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
+template <typename T, bool ALONG_COLUMNS> struct WarpgroupProduct;
+template <> struct WarpgroupProduct<__nv_bfloat16, false> {
+    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("bf16", "0"); }
+};
+template <> struct WarpgroupProduct<__nv_bfloat16, true> {
+    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("bf16", "1"); }
+};
+template <> struct WarpgroupProduct<__half, false> {
+    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("f16", "0"); }
+};
+template <> struct WarpgroupProduct<__half, true> {
+    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("f16", "1"); }
+};
+
+// ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next --------------------
+
+// Writes the transposes of four blocks; lane 8 k + r gives the address of row r of what block k becomes.
+static __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b0), "r"(b1), "r"(b2),
+                 "r"(b3)
+                 : "memory");
+}
+static __device__ __forceinline__ uint32_t block_transposed(uint32_t block)
+{
+    uint32_t t;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(block));
+    return t;
+}
+
+#endif
