@@ -1,6 +1,6 @@
 // Newton-Schulz products on Hopper's tensor memory accelerator (TMA) and warpgroup products (wgmma), for bf16 and fp16.
 //
-// A tile of 128 x 128 is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that a third group fetches ahead
+// A tile of 128 x 128 is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that one more warp fetches ahead
 // through a ring of STAGES. The blocks are persistent: each takes every gridDim.x-th tile of all matrices of the batch, and the
 // ring runs on from tile to tile. Two blocks share a multiprocessor, so that one multiplies while the other writes its result:
 // at a depth of 768 the writing would otherwise cost a quarter of the time.
@@ -16,9 +16,7 @@ enum {
     GROUP = 128,          // threads of a warpgroup
     GROUP_ROWS = 64,      // rows of the tile that a warpgroup computes
     HALF = 64,            // columns that pass through the staging area at a time
-    THREADS = 3 * GROUP,  // the third group fetches: registers are handed over in whole groups
-    FETCH_REGISTERS = 24, // 128 * 24 + 256 * 104 <= 384 * 80, which is what two blocks leave each other
-    COMPUTE_REGISTERS = 104,
+    THREADS = 2 * GROUP + WARP,
     BLOCKS_PER_SM = 2,
     OPERAND_BYTES = SIDE * DEPTH * 2,
     STAGING_BYTES = GROUP_ROWS * HALF * 2, // of one warpgroup
@@ -296,7 +294,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #if NS_HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     SharedMemory m = {shared};
-    int group = threadIdx.x / GROUP; // 2: fetches
+    int group = threadIdx.x / GROUP; // 2: the warp that fetches
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), 2 * GROUP / WARP);
@@ -308,13 +306,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     launch_dependents();
     __syncthreads();
     wait_for_predecessors();
-    if (group < 2) {
-        registers_grow<COMPUTE_REGISTERS>();
+    if (group < 2)
         compute_tiles<T, FORM, FP32_OUT>(m, w, group);
-    } else {
-        registers_shrink<FETCH_REGISTERS>();
-        if (threadIdx.x == 2 * GROUP) fetch_tiles<FORM>(m, &map_a, &map_b, w);
-    }
+    else if (threadIdx.x == 2 * GROUP)
+        fetch_tiles<FORM>(m, &map_a, &map_b, w);
 #endif
 }
 

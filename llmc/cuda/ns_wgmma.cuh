@@ -71,16 +71,6 @@ static __device__ __forceinline__ void launch_dependents() { asm volatile("gridd
 // ... and waits here until the kernels before it are complete and their results visible.
 static __device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// A warpgroup gives registers back to the block's pool, or waits for them and takes them.
-template <int COUNT> static __device__ __forceinline__ void registers_shrink()
-{
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT> static __device__ __forceinline__ void registers_grow()
-{
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
 // ---- products of a warpgroup --------------------------------------------------------------------------------------------------
 
 // Describes an operand tile in shared memory whose rows of 128 bytes are swizzled (128-byte mode): groups of 8 rows are 1024 bytes
