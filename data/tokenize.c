@@ -64,8 +64,8 @@ static double parse_fraction(const char *text)
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || *end || !(v > 0 && v <= 1)) fatal(EXIT_USAGE, "--val-fraction %s: expected a number above 0, at most 1", text);
-    return v;
+    if (end != text && !*end && v > 0 && v <= 1) return v;
+    fatal(EXIT_USAGE, "--val-fraction %s: expected a number above 0, at most 1", text);
 }
 
 static TextFormat parse_format(const char *text)
@@ -224,12 +224,12 @@ static bool output_check(const Output *out, Error *e)
     const Options *o = out->o;
     if (out->tokens == out->documents) return error_set(e, "the input holds no text (%lld documents)", (long long)out->documents);
     if (o->val_tokens && (out->val.tokens < o->val_tokens || !out->train_count)) {
-        return error_set(e, "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; lower it, add text, "
-                            "or use --val-fraction 1 for a validation set alone", (long long)o->val_tokens, (long long)out->tokens);
+        return error_set(e, "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
+                            "lower it, add text, or use --val-fraction 1 for a validation set alone", (long long)o->val_tokens, (long long)out->tokens);
     }
     if (o->val_fraction > 0 && !out->val.path) {
-        return error_set(e, "--val-fraction %g of %lld documents is not one document; raise it or use --val-tokens", o->val_fraction,
-                         (long long)out->documents);
+        return error_set(e, "--val-fraction %g of %lld documents is not one document; raise it or use --val-tokens",
+                         o->val_fraction, (long long)out->documents);
     }
     return true;
 }
@@ -482,11 +482,12 @@ static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *f
     if (good) {
         double seconds = seconds_now() - p->start;
         if (p->replaced) {
-            note("%lld invalid UTF-8 sequences were replaced by U+FFFD, the first in %s", (long long)p->replaced, p->first_replaced);
+            note("%lld invalid UTF-8 sequences were replaced by U+FFFD, the first in %s", (long long)p->replaced,
+                 p->first_replaced);
         }
         printf("%lld documents, %.1f MB of text, %lld tokens, %.3f bytes per token, %.1f s, %.1f MB/s\n", (long long)out.documents,
                1e-6 * (double)p->text_bytes, (long long)out.tokens,
-               (double)p->text_bytes / (double)(out.tokens - out.documents), seconds, 1e-6 * (double)p->read / seconds);
+               (double)p->text_bytes / (double)(out.tokens - out.documents), seconds, 1e-6 * (double)p->text_bytes / seconds);
     }
     output_free(&out);
     return good;

@@ -27,7 +27,9 @@ static bool table_add(TokenTable *table, int64_t id, const char *p, size_t len, 
                          where, (long long)id, TOKENIZER_MAX_VOCAB - 1);
     }
     if (table->token[id].given) return error_set(e, "%s: id %lld is given twice", where, (long long)id);
-    if (len == 0 || len > LONGEST_TOKEN) return error_set(e, "%s: token of %zu bytes (1 to %d are allowed)", where, len, LONGEST_TOKEN);
+    if (len == 0 || len > LONGEST_TOKEN) {
+        return error_set(e, "%s: token of %zu bytes (1 to %d are allowed)", where, len, LONGEST_TOKEN);
+    }
     if (table->used + len > table->capacity) {
         table->capacity = 2 * table->capacity + len + 4096;
         table->bytes = xrealloc(table->bytes, table->capacity, 1);
@@ -302,8 +304,8 @@ static bool read_merge(Tokenizer *t, const char *line, size_t n, uint32_t rank, 
         int both = word_find(t, bytes, (size_t)(left + right));
         good = a >= 0 && b >= 0 && both >= 0;
         if (!good) {
-            error_set(e, "%s: the merge \"%.*s\" names a token that the JSON file does not have; the two files do not belong together",
-                      where, (int)(n < 80 ? n : 80), line);
+            error_set(e, "%s: the merge \"%.*s\" names a token that the JSON file does not have; "
+                      "the two files do not belong together", where, (int)(n < 80 ? n : 80), line);
         } else if (!(good = merge_insert(t, (uint32_t)a, (uint32_t)b, (uint32_t)both, rank))) {
             error_set(e, "%s: the merge \"%.*s\" is given twice", where, (int)(n < 80 ? n : 80), line);
         } else {

@@ -41,7 +41,9 @@ static void put_base64(Buffer *b, const unsigned char *p, size_t n)
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < n; i += 3) {
         uint32_t v = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
-        char four[4] = {digits[v >> 18], digits[v >> 12 & 63], i + 1 < n ? digits[v >> 6 & 63] : '=', i + 2 < n ? digits[v & 63] : '='};
+        char four[4] = {digits[v >> 18], digits[v >> 12 & 63], '=', '='};
+        if (i + 1 < n) four[2] = digits[v >> 6 & 63];
+        if (i + 2 < n) four[3] = digits[v & 63];
         put(b, four, 4);
     }
 }

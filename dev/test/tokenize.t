@@ -1,0 +1,201 @@
+#!/usr/bin/env perl
+# The tokenize program: what it writes, token by token, against documents encoded here; that it does not depend on threads or
+# chunks; what it refuses. With the published vocabulary, tiktoken and a corpus at hand: identical on all of its validation text.
+use strict;
+use warnings;
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use File::Path qw(make_path);
+use File::Temp qw(tempdir);
+use IPC::Open3 qw(open3);
+use MIME::Base64 qw(encode_base64);
+use Symbol qw(gensym);
+use Test::More;
+
+my $root = dirname(dirname(dirname(abs_path(__FILE__))));
+my $program = $ENV{TOKENIZE} // "$root/tokenize";
+BAIL_OUT("$program is missing: run make first") unless -x $program;
+my $dir = tempdir(CLEANUP => 1);
+my $data = $ENV{SHARED_DATA} // "$root/../shared/data";
+
+# ---- running and reading -----------------------------------------------------------------------------------------------
+
+sub spew { my ($path, $bytes) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $bytes; close $f or die }
+sub slurp { my ($path) = @_; open my $f, '<:raw', $path or return; local $/; return scalar <$f> }
+
+# Exit status, stdout, stderr; the first argument may be a reference to the bytes of standard input.
+sub run {
+    my $input = ref $_[0] ? ${ shift() } : '';
+    spew("$dir/stdin", $input);
+    my @command = map { "'" . s/'/'\\''/gr . "'" } @_;
+    system "'$program' @command <'$dir/stdin' >'$dir/stdout' 2>'$dir/stderr'";
+    return ($? & 127 ? 'signal ' . ($? & 127) : $? >> 8, slurp("$dir/stdout"), slurp("$dir/stderr"));
+}
+
+# The tokens of a shard, as the bytes they are stored in, after a check of its header; undef with a diagnosis when it is wrong.
+sub shard {
+    my ($path, $vocab, $document) = @_;
+    my $bytes = slurp($path);
+    return diag "no file $path" if !defined $bytes;
+    my ($magic, $version, $count, @rest) = unpack 'l<256', $bytes;
+    return diag "header of $path" if $magic != 20240520 || $version != 1 || length($bytes) != 1024 + 2 * $count;
+    return diag "vocabulary words of $path: @rest[0, 1]" if $rest[0] != $vocab || $rest[1] != $document;
+    return diag "other header words of $path" if grep { $_ } @rest[2 .. $#rest];
+    return substr $bytes, 1024;
+}
+sub byte_tokens { return join '', map { my $bytes = $_; "\0\1" . $bytes =~ s/(.)/$1\0/gsr } @_ } # 256, then the bytes, as uint16
+sub same { my ($got, @documents) = @_; return $got && $got eq byte_tokens(@documents) }
+sub shards_in { return map { s{.*/}{}r } glob "$_[0]/*" }
+
+sub refuses {
+    my ($what, $status, $pattern, @arguments) = @_;
+    my ($got, undef, $err) = run(@arguments);
+    my @lines = split /\n/, $err;
+    ok($got eq $status && @lines == 1 && $err =~ $pattern, "$what: " . ($lines[0] // 'no message')) or diag "status $got: $err";
+}
+
+# ---- text files, folders, standard input -------------------------------------------------------------------------------
+
+my $seed = 7;
+sub random { $seed = ($seed * 1103515245 + 12345) % 2**31; return int($seed / 65536) % $_[0] }
+sub words { my ($n) = @_; return join '', map { join('', map { chr 97 + random(26) } 0 .. random(7)) . (random(9) ? ' ' : "\n") } 1 .. $n }
+
+make_path("$dir/texts/b/deep", "$dir/texts/a.d");
+my %text = ('texts/B.txt' => 'capital', 'texts/a.d/x' => "x\n", 'texts/a.txt' => "caf\xC3\xA9", 'texts/b/1' => '', 'texts/b/deep/2' => 'two');
+spew("$dir/$_", $text{$_}) for keys %text;
+spew("$dir/texts/.hidden", 'not this');
+my @in_order = @text{sort keys %text};
+
+my ($status, $out, $err) = run('--input', "$dir/texts", '--vocab', 'bytes', '--out', "$dir/folder/new", '--name', 'small');
+ok($status eq 0 && same(shard("$dir/folder/new/small_train_000001.bin", 257, 257), @in_order), 'a folder, in name order, hidden files left out')
+    or diag $err;
+like($out, qr/^5 documents, .* 22 tokens/m, 'the summary counts documents and tokens');
+is_deeply([shards_in("$dir/folder/new")], ['small_train_000001.bin'], 'no other file is left');
+run('--vocab', 'bytes', '--out', "$dir/prefix", "$dir/texts/B.txt", "$dir/texts/a.txt");
+ok(same(shard("$dir/prefix_train_000001.bin", 257, 257), @text{'texts/B.txt', 'texts/a.txt'}), '--out as the start of file names');
+run(\"from a pipe", '--vocab', 'bytes', '--out', "$dir/stdin_text", '--input', '-');
+ok(same(shard("$dir/stdin_text_train_000001.bin", 257, 257), 'from a pipe'), 'standard input as text');
+
+($status, undef, $err) = run(\"good \xFF\xE2\x82 bad\xC3", '--vocab', 'bytes', '--out', "$dir/broken", '--input', '-');
+ok($status eq 0 && same(shard("$dir/broken_train_000001.bin", 257, 257), "good \xEF\xBF\xBD\xEF\xBF\xBD bad\xEF\xBF\xBD"),
+    'invalid UTF-8 is replaced');
+like($err, qr/note: 3 invalid UTF-8 sequences .* standard input/, 'and counted');
+
+# ---- JSONL -------------------------------------------------------------------------------------------------------------
+
+spew("$dir/r.jsonl", qq({"text": "one"}\n\n  \r\n{"src": 1, "text": "t\\u00e9\\ud83d\\ude00\\ud83d"}\r\n{"text": ""}\n{"text": "a\\u0000b"}));
+run('--vocab', 'bytes', '--out', "$dir/r", "$dir/r.jsonl");
+ok(same(shard("$dir/r_train_000001.bin", 257, 257), 'one', "t\xC3\xA9\xF0\x9F\x98\x80\xEF\xBF\xBD", '', "a\0b"),
+    'JSONL: escapes, blank lines, an empty text, a lone surrogate, U+0000, no newline at the end');
+run(\qq({"text": "piped"}\n), '--format', 'jsonl', '--vocab', 'bytes', '--out', "$dir/p", '-');
+ok(same(shard("$dir/p_train_000001.bin", 257, 257), 'piped'), 'JSONL from standard input');
+
+# ---- threads, chunks, shards, validation -------------------------------------------------------------------------------
+
+my @documents = map { words(1 + random(400)) } 1 .. 1500;
+push @documents, words(500000), 'z' x 3000000, words(30); # chunks in one document, one without a space
+sub json_line { return '{"text": "' . ($_[0] =~ s/\n/\\n/gr) . qq("}\n) }
+spew("$dir/many.jsonl", join '', map { json_line($_) } @documents);
+spew("$dir/long.txt", $documents[1500]);
+
+for my $threads (1, 3) {
+    run('--vocab', 'bytes', '--threads', $threads, '--out', "$dir/t$threads", "$dir/many.jsonl", "$dir/long.txt");
+    my $got = shard("$dir/t${threads}_train_000001.bin", 257, 257);
+    ok(same($got, @documents, $documents[1500]), "1504 documents of 10 MB with $threads threads");
+}
+
+run('--vocab', 'bytes', '--out', "$dir/cut/", '--shard-tokens', 400000, '--val-tokens', 5000, "$dir/many.jsonl");
+my @parts = map { shard($_, 257, 257) } glob "$dir/cut/text_train_*.bin";
+my $val = shard("$dir/cut/text_val_000000.bin", 257, 257);
+ok(@parts > 3 && !grep({ !/^\x00\x01/ } @parts, $val), scalar(@parts) . ' shards, each begins with a document');
+ok(same(join('', $val, @parts), @documents), 'validation and shards together are the input');
+ok(length($val) >= 2 * 5000 && length($val) < 2 * 9000, 'validation: whole documents up to --val-tokens');
+ok(!grep({ length($_) < 2 * 400000 } @parts[0 .. $#parts - 1]), 'every shard but the last has --shard-tokens');
+run('--vocab', 'bytes', '--out', "$dir/cut/", '--shard-tokens', 4000000, "$dir/many.jsonl");
+is(scalar(my @left = glob "$dir/cut/text_train_*.bin"), 2, 'a smaller data set of the same name leaves no older shards behind');
+
+run('--vocab', 'bytes', '--out', "$dir/f", '--val-fraction', 0.1, '--val-out', "$dir/own_val.bin", "$dir/many.jsonl");
+my @tenth = @documents[grep { $_ % 10 == 9 } 0 .. $#documents];
+my @others = @documents[grep { $_ % 10 != 9 } 0 .. $#documents];
+ok(same(shard("$dir/own_val.bin", 257, 257), @tenth) && same(shard("$dir/f_train_000001.bin", 257, 257), @others),
+    'validation by fraction, to a file of its own');
+run('--vocab', 'bytes', '--out', "$dir/all", '--val-fraction', 1, "$dir/r.jsonl");
+ok(-e "$dir/all_val_000000.bin" && !-e "$dir/all_train_000001.bin", '--val-fraction 1: validation alone');
+
+# ---- what is refused ---------------------------------------------------------------------------------------------------
+
+my @to = ('--vocab', 'bytes', '--out', "$dir/refused/", '--threads', 2);
+refuses('missing input', 1, qr{cannot read the input .*/nothing: No such}, @to, "$dir/nothing");
+make_path("$dir/empty");
+refuses('empty folder', 1, qr/holds no files/, @to, "$dir/empty");
+spew("$dir/empty.txt", '');
+refuses('empty file', 1, qr/holds no text/, @to, "$dir/empty.txt");
+for my $case (['cut off', '{"text": "a', qr/bad.jsonl:2: not a JSON record/], ['not JSON', 'text', qr/bad.jsonl:2: not a JSON record/],
+    ['two on a line', '{"text": "a"} {"text": "b"}', qr/bad.jsonl:2: not a JSON record/], ['without text', '{"txt": "a"}', qr/bad.jsonl:2: .*no field "text"/],
+    ['text that is a number', '{"text": 3}', qr/bad.jsonl:2: .*not a string/], ['an array', '["text"]', qr/bad.jsonl:2: .*no field "text"/])
+{
+    spew("$dir/bad.jsonl", qq({"text": "good"}\n$case->[1]\n{"text": "good"}\n));
+    refuses("record $case->[0]", 1, $case->[2], @to, "$dir/bad.jsonl");
+}
+spew("$dir/late.jsonl", slurp("$dir/many.jsonl") . "oops\n");
+refuses('a bad record far into a file', 1, qr/late.jsonl:1504: /, @to, "$dir/late.jsonl");
+refuses('validation that takes everything', 1, qr/leaves none for training/, @to, '--val-tokens', 100000000, "$dir/many.jsonl");
+refuses('a fraction of too few documents', 1, qr/is not one document/, @to, '--val-fraction', 0.01, "$dir/texts");
+is_deeply([shards_in("$dir/refused")], [], 'after all these, no file is left');
+refuses('missing vocabulary', 1, qr{no vocabulary at .*/nothing}, '--vocab', "$dir/nothing", '--out', "$dir/x", "$dir/texts");
+refuses('folder without vocabulary', 1, qr/vocab.bpe and encoder.json missing/, '--vocab', "$dir/empty", '--out', "$dir/x", "$dir/texts");
+refuses('output folder that is a file', 1, qr/cannot make the folder|cannot write/, '--vocab', 'bytes', '--out', "$dir/empty.txt/x/", "$dir/texts");
+refuses('unknown option', 2, qr/unknown option --frobnicate/, @to, '--frobnicate', "$dir/texts");
+refuses('no input', 2, qr/no --input/, @to);
+refuses('no vocabulary', 2, qr/no --vocab/, '--out', "$dir/x", "$dir/texts");
+refuses('no threads', 2, qr/--threads 0: expected/, @to, '--threads', 0, "$dir/texts");
+refuses('a count that is no number', 2, qr/--shard-tokens 1e6: expected/, @to, '--shard-tokens', '1e6', "$dir/texts");
+refuses('a fraction above one', 2, qr/--val-fraction 2: expected/, @to, '--val-fraction', 2, "$dir/texts");
+refuses('two rules for validation', 2, qr/exclude each other/, @to, '--val-fraction', 0.5, '--val-tokens', 5, "$dir/texts");
+refuses('a value left out', 2, qr/--vocab needs a value/, '--vocab');
+
+# A limit on file size stands in for a full disk: the write fails halfway, the data set that was there survives.
+my $before = slurp("$dir/t1_train_000001.bin");
+system "ulimit -f 2000; '$program' --vocab bytes --out '$dir/t1' '$dir/many.jsonl' >'$dir/stdout' 2>'$dir/stderr'";
+ok($? >> 8 == 1 && slurp("$dir/stderr") =~ /^tokenize: error: cannot write \S+: .*\n\z/, 'a write that fails: ' . slurp("$dir/stderr") =~ s/\n//r);
+ok($before eq slurp("$dir/t1_train_000001.bin") && !glob("$dir/t1*.tmp"), 'and the older shard is as it was');
+
+# Interrupted while it waits for its input.
+my $pid = open3(my $to, my $from, my $messages = gensym, $program, @to, '-');
+sleep 1;
+kill INT => $pid;
+my $said = join '', <$messages>;
+waitpid $pid, 0;
+ok($? >> 8 == 3 && $said =~ /interrupted; nothing was written/ && !shards_in("$dir/refused"), 'interrupted: its own status, no file left');
+
+# ---- chunks with merges ------------------------------------------------------------------------------------------------
+
+# A file is encoded in chunks, a record whole: tokens of up to three bytes across every possible seam must come out the same.
+my $rank = 0;
+spew("$dir/small.tiktoken", join '', map { encode_base64($_, '') . ' ' . $rank++ . "\n" }
+    (map { chr } 0 .. 255), (map { my $x = $_; map { "$x$_" } 'a' .. 'z', ' ' } 'a' .. 'z', ' '), (map { " a$_" } 'a' .. 'z'));
+spew("$dir/long.jsonl", json_line($documents[1500]));
+($status, undef, $err) = run('--vocab', "$dir/small.tiktoken", '--out', "$dir/whole", "$dir/long.jsonl");
+SKIP: {
+    skip 'built without PCRE2', 2 if $err =~ /without PCRE2/;
+    run('--vocab', "$dir/small.tiktoken", '--out', "$dir/chunks", "$dir/long.txt");
+    my ($whole, $chunks) = map { shard("$dir/${_}_train_000001.bin", $rank + 1, $rank + 1) } 'whole', 'chunks';
+    ok($whole && $chunks eq $whole, 'chunks of a file do not show in its tokens');
+    ok(length($whole) < 1.5 * length($documents[1500]), 'though tokens of several bytes are there');
+}
+
+# ---- the published vocabulary ------------------------------------------------------------------------------------------
+
+SKIP: {
+    skip 'a corpus and GPT-2 vocabulary are not here', 2 unless -d "$data/corpus" && -d "$data/tokenizer";
+    skip 'tiktoken is not here', 2 if system "python3 -c 'import tiktoken, numpy' >/dev/null 2>&1";
+    skip 'built without PCRE2', 2 if $err =~ /without PCRE2/;
+    system "xz -dc '$data/corpus/val.jsonl.xz' >'$dir/val.jsonl'";
+    my @vocabularies = ("$data/tokenizer", "$data/tokenizer/r50k_base.tiktoken");
+    my @made = map { "$dir/val_$_.bin" } 0, 1;
+    run('--vocab', $vocabularies[$_], '--val-fraction', 1, '--val-out', $made[$_], '--out', "$dir/x", "$dir/val.jsonl") for 0, 1;
+    chomp(my $verdict = `python3 '$root/dev/bench/tiktoken_peer.py' compare '$vocabularies[1]' '$dir/val.jsonl' '$made[0]' 2>&1`);
+    like($verdict, qr/^identical: /, 'all of the validation text against tiktoken');
+    is(system('cmp', @made), 0, 'merges and rank file give the same tokens') and diag $verdict;
+}
+done_testing;
