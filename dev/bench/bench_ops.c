@@ -1,0 +1,293 @@
+// Time of every op of the CUDA backend at the size of a training run (attention and Newton-Schulz have benchmarks of their own).
+//
+//   bench_ops [FILTER]     only ops whose name contains FILTER
+//
+// An op is captured REPEATS times in a graph, each time on other buffers (together far more than the L2 cache), and the graph is
+// timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run: a copy of 208 MB for bytes, a bf16 product
+// of 8192 x 8192 x 8192 for operations. Bytes are those an op must read and write at least, operations 2 per multiply and add.
+#include "llmc/ops.h"
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 32768, H = 6, E = 128, D = H * E, F = 3072, VP = 50304, REPEATS = 6, ROUNDS = 4, SETS = 2, LAYERS = 12 };
+enum { MATRICES = 22, SLOTS = 32 };
+static Stream stream;
+static const char *filter;
+static double copy_rate, product_rate; // bytes and operations a second
+
+// Buffers, SETS of each: (N, D) tensors, (N, F) tensors, tables and weights.
+static struct {
+    floatX *t[14], *wide[2], *dqkv, *w, *table, *m, *v, *cos, *sin, *wx;
+    float *rstd, *head_rstd, *dtable, *weight, *momentum, *u, *second, *dw;
+    int32_t *tokens, *order, *row_token, *row_start, *num_rows;
+    void *w8;
+} set[SETS];
+static float *small; // scalars
+static StepParams *step;
+static int now; // which set
+
+// ---- filling -------------------------------------------------------------------------------------------------------------
+
+static void fill_floatx(floatX *p, int64_t n, float scale)
+{
+    enum { BLOCK = 1 << 20 };
+    static bf16 block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
+    for (int i = 0; i < BLOCK; i++) block[i] = float_to_bf16(scale * ((float)rand() / (float)RAND_MAX * 2 - 1));
+    for (int64_t at = 0; at < n; at += BLOCK) copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
+    stream_synchronize(stream);
+}
+
+static floatX *tensor(int64_t n, float scale)
+{
+    floatX *p = device_alloc((size_t)n * sizeof *p, "bench");
+    fill_floatx(p, n, scale);
+    return p;
+}
+
+static float *floats(int64_t n, float value)
+{
+    float *p = device_alloc((size_t)n * sizeof *p, "bench"), *host = xcalloc((size_t)n, sizeof *host);
+    for (int64_t i = 0; i < n; i++) host[i] = value * (0.5f + (float)(i % 997) / 997);
+    copy_to_device(stream, p, host, (size_t)n * sizeof *p);
+    stream_synchronize(stream);
+    free(host);
+    return p;
+}
+
+static int32_t *integers(const int32_t *x, int64_t n)
+{
+    int32_t *p = device_alloc((size_t)n * sizeof *p, "bench");
+    copy_to_device(stream, p, x, (size_t)n * sizeof *p);
+    stream_synchronize(stream);
+    return p;
+}
+
+// Tokens whose frequencies fall as in text (Zipf), and the table of their places.
+static void fill_tokens(int s)
+{
+    static int32_t token[N], order[N], row_token[N], row_start[N + 1], first[VP + 1];
+    memset(first, 0, sizeof first);
+    for (int i = 0; i < N; i++) {
+        double r = (double)rand() / RAND_MAX;
+        token[i] = (int32_t)fmin(VP - 1, exp(r * log(50000.0)) - 1);
+        first[token[i] + 1]++;
+    }
+    int rows = 0, filled = 0;
+    for (int t = 0; t < VP; t++) {
+        if (first[t + 1]) row_token[rows] = t, row_start[rows++] = filled;
+        filled += first[t + 1], first[t + 1] = filled;
+    }
+    row_start[rows] = N;
+    for (int i = 0; i < N; i++) order[first[token[i]]++] = i;
+    set[s].tokens = integers(token, N), set[s].order = integers(order, N);
+    set[s].row_token = integers(row_token, N), set[s].row_start = integers(row_start, N + 1), set[s].num_rows = integers(&rows, 1);
+}
+
+static void fill_set(int s)
+{
+    for (int i = 0; i < 14; i++) set[s].t[i] = tensor((int64_t)N * D, 1);
+    for (int i = 0; i < 2; i++) set[s].wide[i] = tensor((int64_t)N * F, 1);
+    set[s].dqkv = tensor((int64_t)3 * N * D, 1);
+    set[s].w = tensor((int64_t)4 * D * F, 0.05f);
+    set[s].table = tensor((int64_t)VP * D, 0.2f);
+    set[s].m = tensor((int64_t)VP * D, 0.1f), set[s].v = device_alloc((size_t)VP * D * 2, "bench");
+    set[s].cos = tensor((int64_t)N * (E / 4), 1), set[s].sin = tensor((int64_t)N * (E / 4), 1);
+    set[s].rstd = floats(N, 1), set[s].head_rstd = floats((int64_t)2 * N * H, 1);
+    set[s].dtable = floats((int64_t)VP * D, 1e-3f);
+    set[s].weight = floats((int64_t)MATRICES * D * F, 0.05f), set[s].momentum = floats((int64_t)MATRICES * D * F, 0.01f);
+    set[s].u = floats((int64_t)MATRICES * D * F, 0.01f), set[s].second = floats((int64_t)MATRICES * F, 1e-3f);
+    set[s].wx = tensor((int64_t)MATRICES * D * F, 0.05f);
+    set[s].dw = floats((int64_t)4 * D * F, 0);
+    set[s].w8 = device_alloc(head_weight_bytes(HEAD_FP8, VP, D), "bench");
+    head_quantize(stream, set[s].w8, set[s].table, VP, D);
+    fill_tokens(s);
+}
+
+// ---- timing --------------------------------------------------------------------------------------------------------------
+
+static double seconds_of(void (*op)(void)) // of one call
+{
+    cudaEvent_t begin, end;
+    double best = INFINITY;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    now = 0;
+    op();
+    stream_synchronize(stream);
+    graph_begin(stream);
+    for (int i = 0; i < REPEATS; i++) {
+        now = i % SETS;
+        op();
+    }
+    Graph *g = graph_end(stream);
+    for (int i = 0; i < ROUNDS; i++) {
+        float ms;
+        cudaEventRecord(begin, stream);
+        graph_launch(g, stream);
+        cudaEventRecord(end, stream);
+        cudaEventSynchronize(end);
+        cudaEventElapsedTime(&ms, begin, end);
+        if (i && ms < best) best = ms; // the first launch uploads the graph
+    }
+    graph_destroy(g);
+    cudaEventDestroy(begin), cudaEventDestroy(end);
+    return best / REPEATS * 1e-3;
+}
+
+// bytes or operations 0: not the measure for this op
+static void report(const char *name, void (*op)(void), double bytes, double operations)
+{
+    if (filter && !strstr(name, filter)) return;
+    double t = seconds_of(op);
+    printf("%-34s %9.1f us", name, t * 1e6);
+    if (bytes > 0) printf("  %7.0f GB/s    %5.1f%% of copy", bytes / t * 1e-9, 100 * bytes / t / copy_rate);
+    if (operations > 0) printf("  %7.0f TFLOP/s %5.1f%% of product", operations / t * 1e-12, 100 * operations / t / product_rate);
+    printf("\n");
+    fflush(stdout);
+}
+
+// ---- the ops -------------------------------------------------------------------------------------------------------------
+
+#define S set[now]
+#define OP(name) static void op_##name(void)
+OP(copy) { copy_on_device(stream, set[0].u, set[1].u, (size_t)MATRICES * D * F * 4); }
+static floatX *square[3];
+OP(square) { matmul_forward(stream, square[0], square[1], square[2], NULL, 8192, 8192, 8192, 1); }
+
+OP(embed_forward) { embed_forward(stream, S.t[0], S.rstd, S.tokens, S.table, S.w, small, N, D); }
+OP(embed_backward) { embed_backward(stream, S.t[0], small + 8, small + 24, S.t[1], S.t[2], S.t[3], S.rstd, S.tokens, S.table, S.w, small, N, D); }
+OP(embedding_grad)
+{
+    TokenRows rows = {S.order, S.row_token, S.row_start, S.num_rows};
+    embedding_grad(stream, S.dtable, S.t[0], small, &rows, N, D);
+}
+OP(mix_forward) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], NULL, small, N, D); }
+OP(mix_forward_skip) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small, N, D); }
+static void mix_backward(bool skip)
+{
+    MixBackward a = {.dx = S.t[0], .dx0 = S.t[1], .dskip = skip ? S.t[2] : NULL, .dcoef = small + 8, .dx_out = S.t[0], .dh = S.t[3], .h = S.t[5],
+                     .rstd = S.rstd, .x = S.t[6], .x0 = S.t[7], .skip = skip ? S.t[8] : NULL, .coef = small, .dgate = S.head_rstd,
+                     .gate_w = S.w, .heads = H, .accumulate_dx0 = true};
+    mix_rmsnorm_backward(stream, &a, N, D);
+}
+OP(mix_backward) { mix_backward(false); }
+OP(mix_backward_skip) { mix_backward(true); }
+OP(rmsnorm_forward) { rmsnorm_forward(stream, S.t[0], S.rstd, S.t[1], N, D); }
+OP(rmsnorm_backward) { rmsnorm_backward(stream, S.t[0], S.t[1], S.t[2], S.rstd, N, D); }
+OP(qkv_forward) { qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], NULL, S.tokens, small, S.cos, S.sin, N, H, E); }
+OP(qkv_forward_ve) { qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], S.table, S.tokens, small, S.cos, S.sin, N, H, E); }
+static void run_qkv_backward(const floatX *value_embed)
+{
+    QkvBackward a = {S.dqkv, small + 8, S.t[0], S.t[1], S.t[2], S.t[3], S.t[4], S.head_rstd, S.head_rstd + N * H, S.t[5], value_embed, S.tokens,
+                     small, S.cos, S.sin};
+    qkv_backward(stream, &a, N, H, E);
+}
+OP(qkv_backward) { run_qkv_backward(NULL); }
+OP(qkv_backward_ve) { run_qkv_backward(S.table); }
+OP(gate_forward) { attn_gate_forward(stream, S.t[0], S.t[1], S.t[2], S.w, N, H, E); }
+OP(gate_backward) { attn_gate_backward(stream, S.t[0], S.head_rstd, small + 32, S.t[1], S.t[2], S.t[3], S.w, N, H, E); }
+
+OP(qkv) { matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3); } // t[0] is not followed by t[1]: see main
+OP(o) { matmul_forward(stream, S.t[3], S.t[4], S.w, S.t[3], N, D, D, 1); }
+OP(proj) { matmul_forward(stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
+OP(dh_mlp) { matmul_forward(stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
+OP(dyg) { matmul_backward_input(stream, S.t[3], S.t[4], S.w, N, D, D); }
+OP(dh_qkv) { matmul_backward_input(stream, S.t[3], S.dqkv, S.w, N, D, 3 * D); }
+OP(dw_o) { matmul_weight_grad(stream, S.dw, S.t[3], S.t[4], N, D, D); }
+OP(dw_qkv) { matmul_weight_grad(stream, S.dw, S.dqkv, S.t[4], N, 3 * D, D); }
+OP(dw_mlp) { matmul_weight_grad(stream, S.dw, S.t[3], S.wide[0], N, D, F); }
+OP(relu2_forward) { matmul_relu2_forward(stream, S.wide[0], S.t[3], S.w, N, D, F); }
+OP(relu2_backward) { matmul_relu2_backward(stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
+
+OP(head_quantize) { head_quantize(stream, S.w8, S.table, VP, D); }
+OP(head_fp8) { head_loss_train(stream, HEAD_FP8, small + 8, S.t[3], S.dtable, S.t[4], S.table, S.w8, S.tokens, N, D, VP); }
+OP(head_bf16) { head_loss_train(stream, HEAD_BF16, small + 8, S.t[3], S.dtable, S.t[4], S.table, NULL, S.tokens, N, D, VP); }
+OP(head_eval) { head_loss_eval(stream, small + 8, S.t[4], S.table, S.tokens, N, D, VP); }
+
+OP(adam) { adam_update(stream, S.table, S.m, S.v, S.dtable, step, 1, (int64_t)VP * D); }
+OP(momentum) { normuon_momentum(stream, S.u, S.momentum, step, (int64_t)MATRICES * D * F); }
+OP(update)
+{
+    NormuonUpdate a = {.w = S.weight, .wx = S.wx, .grad = S.u, .second = S.second, .o = set[1 - now].wx, .o_dtype = NS_BF16, .rows = D, .cols = F,
+                       .batch = MATRICES, .per_column = true, .multiplier = 1};
+    normuon_update(stream, &a, step);
+}
+OP(cast) { cast_weights(stream, S.wx, S.weight, (int64_t)MATRICES * D * F); }
+
+// ---- main ----------------------------------------------------------------------------------------------------------------
+
+static void bench_memory_bound(void)
+{
+    double t = (double)N * D * 2; // bytes of a tensor
+    double rows = (double)MATRICES * D * F, table = (double)VP * D;
+    report("embed_forward", op_embed_forward, 2 * t, 0);
+    report("embed_backward", op_embed_backward, 5 * t, 0);
+    report("embedding_grad", op_embedding_grad, t, 0);
+    report("mix_rmsnorm_forward", op_mix_forward, 4 * t, 0);
+    report("mix_rmsnorm_forward, skip", op_mix_forward_skip, 5 * t, 0);
+    report("mix_rmsnorm_backward", op_mix_backward, 8 * t, 0);
+    report("mix_rmsnorm_backward, skip", op_mix_backward_skip, 10 * t, 0);
+    report("rmsnorm_forward", op_rmsnorm_forward, 2 * t, 0);
+    report("rmsnorm_backward", op_rmsnorm_backward, 4 * t, 0);
+    report("qkv_forward", op_qkv_forward, 6 * t, 0);
+    report("qkv_forward, value embedding", op_qkv_forward_ve, 7 * t, 0);
+    report("qkv_backward", op_qkv_backward, 9 * t, 0);
+    report("qkv_backward, value embedding", op_qkv_backward_ve, 10 * t, 0);
+    report("attn_gate_forward", op_gate_forward, 2 * t, 0);
+    report("attn_gate_backward", op_gate_backward, 3 * t, 0);
+    report("head_quantize", op_head_quantize, table * 4, 0);
+    report("adam_update, one table", op_adam, table * 20, 0);
+    report("normuon_momentum, 22 MLP matrices", op_momentum, rows * 16, 0);
+    report("normuon_update, 22 MLP matrices", op_update, rows * (2 + 2 + 4 + 4 + 2 + 4), 0);
+    report("cast_weights, 22 MLP matrices", op_cast, rows * 6, 0);
+}
+
+static void bench_products(void)
+{
+    double n = 2.0 * N, square_ops = n * D * D, mlp = n * D * F, head = n * D * VP;
+    report("QKV forward", op_qkv, 0, 3 * square_ops);
+    report("O forward, residual", op_o, 0, square_ops);
+    report("fc forward, relu^2", op_relu2_forward, 0, mlp);
+    report("proj forward, residual", op_proj, 0, mlp);
+    report("proj backward, relu^2", op_relu2_backward, 0, mlp);
+    report("fc backward", op_dh_mlp, 0, mlp);
+    report("O backward", op_dyg, 0, square_ops);
+    report("QKV backward", op_dh_qkv, 0, 3 * square_ops);
+    report("O weights", op_dw_o, 0, square_ops);
+    report("QKV weights", op_dw_qkv, 0, 3 * square_ops);
+    report("fc and proj weights", op_dw_mlp, 0, mlp);
+    report("head, FP8, training", op_head_fp8, 0, 3 * head);
+    report("head, bf16, training", op_head_bf16, 0, 3 * head);
+    report("head, evaluation", op_head_eval, 0, head);
+}
+
+int main(int argc, char **argv)
+{
+    set_program_name("bench_ops", -1);
+    filter = argc > 1 ? argv[1] : NULL;
+    double begin = seconds_now();
+    backend_open(0);
+    OpSizes sizes = {.tokens = N, .eval_tokens = N, .dim = D, .heads = H, .mlp_dim = F, .vocab_padded = VP, .fp8_head = true};
+    double opened = seconds_now();
+    backend_reserve(&sizes);
+    double reserved = seconds_now();
+    printf("%s\nopened in %.2f s, plans and scratch in %.2f s, %.0f MiB\n", backend_description(), opened - begin, reserved - opened,
+           (double)device_bytes_allocated() / 1048576);
+    stream = stream_create();
+    small = floats(256, 0.3f);
+    StepParams values = {.grad_scale = 0.125f, .adam_rate = 1e-6f, .muon_rate = 1e-6f, .muon_momentum = 0.95f, .muon_decay = 1e-6f};
+    step = device_alloc(sizeof *step, "bench");
+    copy_to_device(stream, step, &values, sizeof values);
+    stream_synchronize(stream);
+    for (int s = 0; s < SETS; s++) fill_set(s);
+    for (int s = 0; s < SETS; s++) set[s].t[0] = tensor((int64_t)3 * N * D, 1); // room for the three planes of QKV
+    for (int i = 0; i < 3; i++) square[i] = tensor((int64_t)8192 * 8192, 1);
+    copy_rate = 2.0 * MATRICES * D * F * 4 / seconds_of(op_copy);
+    product_rate = 2.0 * 8192 * 8192 * 8192 / seconds_of(op_square);
+    printf("copy %.0f GB/s, bf16 product %.0f TFLOP/s\n", copy_rate * 1e-9, product_rate * 1e-12);
+    bench_memory_bound();
+    bench_products();
+    printf("peak %.0f MiB\n", (double)device_bytes_peak() / 1048576);
+    return 0;
+}

@@ -1,0 +1,287 @@
+// Rotary tables; QK norm, rotation and value mix in one pass over q, k and v; and its backward.
+//
+// Fast path, head widths 32, 64 ... 512: e/16 neighbouring threads share a head, each holds a vector of the first half and its
+// partner in the second, so that a rotation needs no exchange. Other widths: one warp a head, element by element.
+#include "llmc/cuda/cuda_common.cuh"
+
+static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
+enum { THREADS = 256 };
+
+__global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency, int positions, int count)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= (int64_t)positions * count) return;
+    float angle = (float)(i / count) * frequency[i % count], c, s;
+    sincosf(angle, &s, &c); // the accurate ones: angles reach a quarter of a million radians
+    cos_out[i] = __float2bfloat16(c);
+    sin_out[i] = __float2bfloat16(s);
+}
+
+enum { MAX_FREQUENCIES_ON_DEVICE = 256 };
+struct Frequencies {
+    float f[MAX_FREQUENCIES_ON_DEVICE];
+};
+__global__ void store_frequencies_kernel(float *out, Frequencies in, int count)
+{
+    for (int i = threadIdx.x; i < count; i += blockDim.x) out[i] = in.f[i];
+}
+
+void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e)
+{
+    int count = e / 4;
+    if (positions <= 0 || count <= 0) return;
+    Frequencies by_value; // travels as a kernel argument: no host memory has to outlive the call
+    assert(count <= MAX_FREQUENCIES_ON_DEVICE);
+    for (int i = 0; i < count; i++) by_value.f[i] = frequency[i];
+    float *scratch = scratch_floats((size_t)count);
+    store_frequencies_kernel<<<1, 256, 0, s>>>(scratch, by_value, count);
+    int64_t blocks = ceil_div((int64_t)positions * count, THREADS);
+    rope_tables_kernel<<<(unsigned)blocks, THREADS, 0, s>>>(cos, sin, scratch, positions, count);
+    CHECK_LAUNCH();
+}
+
+static bool fast_head_width(int e) { return e >= 32 && e <= 512 && (e & (e - 1)) == 0; }
+
+// ---- one rotation --------------------------------------------------------------------------------------------------------
+
+// y = R x of a pair of vectors.
+static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], const float (&c)[8], const float (&s)[8])
+{
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float y1 = x1[k] * c[k] + x2[k] * s[k], y2 = x2[k] * c[k] - x1[k] * s[k];
+        x1[k] = y1;
+        x2[k] = y2;
+    }
+}
+
+// cos and sin of a thread's vector j (elements 8j..8j+7 of the first half); the second quarter of a head stands still.
+static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8], const floatX *cos, const floatX *sin, int64_t position,
+                                                     int j, int e)
+{
+    if (8 * j < e / 4) {
+        unpack8(load_vec(cos + position * (e / 4), j), c);
+        unpack8(load_vec(sin + position * (e / 4), j), s);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 8; k++) c[k] = 1, s[k] = 0;
+    }
+}
+
+// ---- forward -------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    floatX *q, *k, *v;
+    float *rstd_q, *rstd_k;
+    const floatX *v_raw, *value_embed;
+    const int32_t *tokens;
+    const float *lambda;
+    const floatX *cos, *sin;
+} QkvForward;
+
+static __device__ __forceinline__ void norm_and_rotate(floatX *head, float *rstd, int j, int e, const float (&c)[8], const float (&s)[8],
+                                                       unsigned mask)
+{
+    int half = e / 16; // vectors of a half
+    float x1[8], x2[8], sum = 0;
+    unpack8(load_vec(head, j), x1);
+    unpack8(load_vec(head, j + half), x2);
+#pragma unroll
+    for (int k = 0; k < 8; k++) sum += x1[k] * x1[k] + x2[k] * x2[k];
+    float r = 1.0f / sqrtf(group_sum(sum, half, mask) / (float)e + RMS_EPS);
+    if (j == 0) *rstd = r;
+#pragma unroll
+    for (int k = 0; k < 8; k++) x1[k] *= r, x2[k] *= r;
+    rotate(x1, x2, c, s);
+    store_vec(head, j, pack8(x1));
+    store_vec(head, j + half, pack8(x2));
+}
+
+static __device__ __forceinline__ void mix_value(const QkvForward &a, int64_t at, int64_t token_at, int v)
+{
+    float x[8], t[8];
+    unpack8(load_vec(a.v_raw + at, v), x);
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] *= a.lambda[0];
+    if (a.value_embed) {
+        unpack8(load_vec(a.value_embed + token_at, v), t);
+#pragma unroll
+        for (int k = 0; k < 8; k++) x[k] += a.lambda[1] * t[k];
+    }
+    store_vec(a.v + at, v, pack8(x));
+}
+
+__global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int N, int H, int e)
+{
+    int half = e / 16, per_row = H * half;
+    int64_t id = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    // Groups beyond the end leave; the shuffles of the rest of their warp stay within groups.
+    unsigned mask = __ballot_sync(0xffffffffu, id < (int64_t)N * per_row);
+    if (id >= (int64_t)N * per_row) return;
+    int64_t n = id / per_row;
+    int h = (int)(id % per_row) / half, j = (int)(id % half);
+    int64_t at = (n * H + h) * e;
+    float c[8], s[8];
+    load_rotation(c, s, a.cos, a.sin, n, j, e);
+    norm_and_rotate(a.q + at, a.rstd_q + n * H + h, j, e, c, s, mask);
+    norm_and_rotate(a.k + at, a.rstd_k + n * H + h, j, e, c, s, mask);
+    int64_t token_at = a.value_embed ? ((int64_t)a.tokens[n] * H + h) * e : 0;
+    mix_value(a, at, token_at, j);
+    mix_value(a, at, token_at, j + half);
+}
+
+// Any head width: one warp a head.
+__global__ __launch_bounds__(THREADS) void qkv_forward_any_kernel(QkvForward a, int N, int H, int e)
+{
+    int64_t unit = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
+    int lane = threadIdx.x % WARP, half = e / 2, turning = e / 4;
+    if (unit >= (int64_t)N * H) return;
+    int64_t n = unit / H, at = unit * e;
+    floatX *streams[2] = {a.q + at, a.k + at};
+    float *rstds[2] = {a.rstd_q + unit, a.rstd_k + unit};
+    for (int which = 0; which < 2; which++) {
+        floatX *x = streams[which];
+        float sum = 0;
+        for (int i = lane; i < e; i += WARP) sum += to_float(x[i]) * to_float(x[i]);
+        float r = 1.0f / sqrtf(warp_sum(sum) / (float)e + RMS_EPS);
+        if (lane == 0) *rstds[which] = r;
+        for (int i = lane; i < half; i += WARP) {
+            float c = i < turning ? to_float(a.cos[n * turning + i]) : 1, s = i < turning ? to_float(a.sin[n * turning + i]) : 0;
+            float x1 = to_float(x[i]) * r, x2 = to_float(x[i + half]) * r;
+            x[i] = __float2bfloat16(x1 * c + x2 * s);
+            x[i + half] = __float2bfloat16(x2 * c - x1 * s);
+        }
+    }
+    for (int i = lane; i < e; i += WARP) {
+        float v = a.lambda[0] * to_float(a.v_raw[at + i]);
+        if (a.value_embed) v += a.lambda[1] * to_float(a.value_embed[(int64_t)a.tokens[n] * H * e + at % ((int64_t)H * e) + i]);
+        a.v[at + i] = __float2bfloat16(v);
+    }
+}
+
+void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin, int N,
+                 int H, int e)
+{
+    if (N <= 0) return;
+    QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
+    if (fast_head_width(e))
+        qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H, e);
+    else qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H, e);
+    CHECK_LAUNCH();
+}
+
+// ---- backward ------------------------------------------------------------------------------------------------------------
+// With y = R x^, x^ = x rstd: dx^ = R' dy, and dx = rstd (dx^ - x^ mean(dx^ x^)). The sum of dx^ x^ is that of dy y. R' R is not
+// quite the identity, because cos and sin are rounded: x^ = R' y / (cos^2 + sin^2).
+
+static __device__ __forceinline__ void unrotate_gradient(floatX *out, const floatX *dy, const floatX *y, float r, int j, int e,
+                                                         const float (&c)[8], const float (&s)[8], unsigned mask)
+{
+    int half = e / 16;
+    float g1[8], g2[8], y1[8], y2[8], dot = 0;
+    unpack8(load_vec(dy, j), g1);
+    unpack8(load_vec(dy, j + half), g2);
+    unpack8(load_vec(y, j), y1);
+    unpack8(load_vec(y, j + half), y2);
+#pragma unroll
+    for (int k = 0; k < 8; k++) dot += g1[k] * y1[k] + g2[k] * y2[k];
+    dot = group_sum(dot, half, mask) / (float)e;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float scale = dot / (c[k] * c[k] + s[k] * s[k]);
+        float a = g1[k] - y1[k] * scale, b = g2[k] - y2[k] * scale; // R' of this is dx^ - x^ dot
+        g1[k] = r * (a * c[k] - b * s[k]);
+        g2[k] = r * (b * c[k] + a * s[k]);
+    }
+    store_vec(out, j, pack8(g1));
+    store_vec(out, j + half, pack8(g2));
+}
+
+static __device__ __forceinline__ void value_gradient(const QkvBackward &a, floatX *out, int64_t at, int64_t token_at, int v, float lambda,
+                                                      float (&sums)[2])
+{
+    float g[8], t[8];
+    unpack8(load_vec(a.dv + at, v), g);
+    unpack8(load_vec(a.v_raw + at, v), t);
+#pragma unroll
+    for (int k = 0; k < 8; k++) sums[0] += g[k] * t[k];
+    if (a.value_embed) {
+        unpack8(load_vec(a.value_embed + token_at, v), t);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sums[1] += g[k] * t[k];
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) g[k] *= lambda;
+    store_vec(out, v, pack8(g));
+}
+
+__global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials, unsigned *counter)
+{
+    int half = e / 16, per_row = H * half, d = H * e;
+    int64_t all = (int64_t)N * per_row;
+    float sums[2] = {0, 0}, lambda = a.lambda[0];
+    for (int64_t start = (int64_t)blockIdx.x * THREADS; start < all; start += (int64_t)gridDim.x * THREADS) {
+        int64_t id = start + threadIdx.x;
+        unsigned mask = __ballot_sync(0xffffffffu, id < all); // groups are whole: only the last block's tail is off
+        if (id >= all) break;
+        int64_t n = id / per_row;
+        int h = (int)(id % per_row) / half, j = (int)(id % half);
+        int64_t at = (n * H + h) * e, out = n * 3 * d + (int64_t)h * e;
+        float c[8], s[8];
+        load_rotation(c, s, a.cos, a.sin, n, j, e);
+        unrotate_gradient(a.dqkv + out, a.dq + at, a.q + at, a.rstd_q[n * H + h], j, e, c, s, mask);
+        unrotate_gradient(a.dqkv + out + d, a.dk + at, a.k + at, a.rstd_k[n * H + h], j, e, c, s, mask);
+        int64_t token_at = a.value_embed ? ((int64_t)a.tokens[n] * H + h) * e : 0;
+        value_gradient(a, a.dqkv + out + 2 * d, at, token_at, j, lambda, sums);
+        value_gradient(a, a.dqkv + out + 2 * d, at, token_at, j + half, lambda, sums);
+    }
+    grid_accumulate<2>(a.dlambda, sums, partials, counter);
+}
+
+static __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX *dy, const floatX *y, float r, const floatX *cos,
+                                                             const floatX *sin, int lane, int e)
+{
+    int half = e / 2, turning = e / 4;
+    float dot = 0;
+    for (int i = lane; i < e; i += WARP) dot += to_float(dy[i]) * to_float(y[i]);
+    dot = warp_sum(dot) / (float)e;
+    for (int i = lane; i < half; i += WARP) {
+        float c = i < turning ? to_float(cos[i]) : 1, s = i < turning ? to_float(sin[i]) : 0, scale = dot / (c * c + s * s);
+        float a = to_float(dy[i]) - to_float(y[i]) * scale, b = to_float(dy[i + half]) - to_float(y[i + half]) * scale;
+        out[i] = __float2bfloat16(r * (a * c - b * s));
+        out[i + half] = __float2bfloat16(r * (b * c + a * s));
+    }
+}
+
+__global__ __launch_bounds__(THREADS) void qkv_backward_any_kernel(QkvBackward a, int N, int H, int e, float *partials, unsigned *counter)
+{
+    int lane = threadIdx.x % WARP, turning = e / 4, d = H * e;
+    int64_t units = (int64_t)N * H, step = (int64_t)gridDim.x * (THREADS / WARP);
+    float sums[2] = {0, 0};
+    for (int64_t unit = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; unit < units; unit += step) {
+        int64_t n = unit / H, h = unit % H, at = unit * e, out = n * 3 * d + h * e;
+        const floatX *c = a.cos + n * turning, *s = a.sin + n * turning;
+        unrotate_gradient_any(a.dqkv + out, a.dq + at, a.q + at, a.rstd_q[unit], c, s, lane, e);
+        unrotate_gradient_any(a.dqkv + out + d, a.dk + at, a.k + at, a.rstd_k[unit], c, s, lane, e);
+        for (int i = lane; i < e; i += WARP) {
+            float g = to_float(a.dv[at + i]);
+            sums[0] += g * to_float(a.v_raw[at + i]);
+            if (a.value_embed) sums[1] += g * to_float(a.value_embed[(int64_t)a.tokens[n] * d + h * e + i]);
+            a.dqkv[out + 2 * d + i] = __float2bfloat16(a.lambda[0] * g);
+        }
+    }
+    grid_accumulate<2>(a.dlambda, sums, partials, counter);
+}
+
+void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
+{
+    if (N <= 0) return;
+    bool fast = fast_head_width(e);
+    int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), THREADS);
+    int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
+    float *partials = scratch_floats((size_t)blocks * 2);
+    if (fast) qkv_backward_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
+    else qkv_backward_any_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
+    CHECK_LAUNCH();
+}
