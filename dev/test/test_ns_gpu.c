@@ -1,0 +1,496 @@
+// The CUDA primitives and variants of Newton-Schulz against the CPU backend in double.
+//   test_ns_gpu [reference library]     default build/ref/libref_fp32.so: the CPU backend built with -DFLOATX_FP32, where
+//                                       NS_FP32 means doubles and no rounding
+#include "dev/test/ns_reference.h"
+#include "dev/test/tap.h"
+#include "llmc/cuda/ns_gpu.h"
+#include "llmc/floatx.h"
+#include "llmc/ops.h"
+#include <dlfcn.h>
+
+// ---- the reference -----------------------------------------------------------------------------------------------------
+
+#define REFERENCE_FUNCTIONS(F)                                                                                                   \
+    F(ns_sum_squares) F(ns_load) F(ns_gram) F(ns_symmetric) F(ns_add_diagonal) F(ns_apply) F(ns_aol) F(ns_scale_rows)              \
+    F(ns_transpose) F(ns_workspace_bytes) F(newton_schulz)
+static struct {
+#define DECLARE(name) __typeof__(&name) name;
+    REFERENCE_FUNCTIONS(DECLARE)
+} ref;
+
+static bool open_reference(const char *path)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        fprintf(stderr, "no reference: %s; build it with gcc -shared -fPIC -fopenmp -DFLOATX_FP32 -Wl,-Bsymbolic\n", dlerror());
+        return false;
+    }
+#define LOOK_UP(name) *(void **)&ref.name = dlsym(library, #name);
+#define AND_FOUND(name) &&ref.name
+    REFERENCE_FUNCTIONS(LOOK_UP)
+    return true REFERENCE_FUNCTIONS(AND_FOUND);
+}
+
+// ---- elements ------------------------------------------------------------------------------------------------------------
+
+static const char *const dtype_name[] = {"bf16", "fp16", "fp32"};
+static const double unit_roundoff[] = {0x1p-8, 0x1p-11, 0x1p-24};
+static const double smallest_step[] = {0, 0x1p-25, 0}; // half the spacing of subnormals, where they are within reach
+
+static double get(NsDtype dtype, const void *p, int64_t i)
+{
+    if (dtype == NS_BF16) return bf16_to_float(((const bf16 *)p)[i]);
+    if (dtype == NS_FP16) return (double)((const _Float16 *)p)[i];
+    return ((const float *)p)[i];
+}
+static void put(NsDtype dtype, void *p, int64_t i, double v)
+{
+    if (dtype == NS_BF16) ((bf16 *)p)[i] = float_to_bf16((float)v);
+    else if (dtype == NS_FP16) ((_Float16 *)p)[i] = (_Float16)(float)v;
+    else ((float *)p)[i] = (float)v;
+}
+
+// ---- device arrays with guard zones ------------------------------------------------------------------------------------
+
+enum { GUARD = 4096, POISON = 0xff }; // NaN in every dtype: an element that was not written shows
+
+typedef struct {
+    char *base;
+    void *p;
+    size_t bytes;
+} Array;
+
+static Array array_new(size_t bytes)
+{
+    Array a = {.bytes = bytes};
+    a.base = device_alloc(bytes + 2 * GUARD, "test array");
+    a.p = a.base + GUARD;
+    void *fill = malloc(bytes + 2 * GUARD);
+    memset(fill, POISON, bytes + 2 * GUARD);
+    copy_to_device(NULL, a.base, fill, bytes + 2 * GUARD);
+    stream_synchronize(NULL);
+    free(fill);
+    return a;
+}
+static bool intact_and_free(Array a)
+{
+    unsigned char *copy = malloc(a.bytes + 2 * GUARD);
+    copy_to_host(NULL, copy, a.base, a.bytes + 2 * GUARD);
+    stream_synchronize(NULL);
+    bool intact = true;
+    for (size_t i = 0; i < GUARD; i++) intact = intact && copy[i] == POISON && copy[GUARD + a.bytes + i] == POISON;
+    free(copy);
+    device_free(a.base);
+    return intact;
+}
+// Values rounded to the dtype, on the device; `rounded`, when not NULL, gets them back as doubles.
+static Array array_of(NsDtype dtype, const double *values, int64_t count, double *rounded)
+{
+    Array a = array_new((size_t)count * ns_element_size(dtype));
+    void *host = xcalloc((size_t)count + 1, 4);
+    for (int64_t i = 0; i < count; i++) {
+        put(dtype, host, i, values[i]);
+        if (rounded) rounded[i] = get(dtype, host, i);
+    }
+    copy_to_device(NULL, a.p, host, a.bytes);
+    stream_synchronize(NULL);
+    free(host);
+    return a;
+}
+static double *values_of(NsDtype dtype, const void *p, int64_t count)
+{
+    void *host = xcalloc((size_t)count + 1, 4);
+    double *v = matrix(count, 1);
+    copy_to_host(NULL, host, p, (size_t)count * ns_element_size(dtype));
+    stream_synchronize(NULL);
+    for (int64_t i = 0; i < count; i++) v[i] = get(dtype, host, i);
+    free(host);
+    return v;
+}
+
+// ---- comparisons -------------------------------------------------------------------------------------------------------
+
+// Largest excess of |value - exact| over one rounding to the dtype plus `sums`, the bound for what the fp32 sums may lose; 1 and
+// below passes. NaN gives infinity.
+static double excess(NsDtype dtype, const double *value, const double *exact, int64_t count, double sums)
+{
+    double worst = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double limit = unit_roundoff[dtype] * fabs(exact[i]) * 1.001 + smallest_step[dtype] + sums;
+        double ratio = fabs(value[i] - exact[i]) / limit;
+        if (!(ratio <= worst)) worst = isnan(ratio) ? (value[i] == exact[i] ? worst : INFINITY) : ratio;
+    }
+    return worst;
+}
+static bool is_symmetric(const double *a, int n, int batch)
+{
+    for (int b = 0; b < batch; b++, a += (int64_t)n * n)
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < i; j++)
+                if (a[(int64_t)i * n + j] != a[(int64_t)j * n + i]) return false;
+    return true;
+}
+// A sum of `depth` products of fp32 exactness, each of size up to `product`, may be off by this much.
+static double sum_bound(int depth, double product) { return 2 * depth * product * 0x1p-24 * sqrt(depth); }
+
+// ---- products ------------------------------------------------------------------------------------------------------------
+
+static double *gaussian(Random *r, int64_t count)
+{
+    double *g = matrix(count, 1);
+    for (int64_t i = 0; i < count; i++) g[i] = random_normal(r);
+    return g;
+}
+static double *symmetric_gaussian(Random *r, int n, int batch)
+{
+    double *g = gaussian(r, (int64_t)n * n * batch);
+    for (int b = 0; b < batch; b++)
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < i; j++) g[((int64_t)b * n + j) * n + i] = g[((int64_t)b * n + i) * n + j];
+    return g;
+}
+
+static void test_gram(Random *r, NsDtype dtype, NsDtype out, int n, int m, int batch)
+{
+    int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch;
+    double *x = gaussian(r, count), *exact = matrix(square, 1);
+    Array dx = array_of(dtype, x, count, x), da = array_new((size_t)square * ns_element_size(out));
+    ns_gram(NULL, dtype, out, da.p, dx.p, n, m, batch);
+    ref.ns_gram(NULL, NS_FP32, NS_FP32, exact, x, n, m, batch);
+    double *a = values_of(out, da.p, square);
+    double over = excess(out, a, exact, square, sum_bound(m, 4));
+    bool guards = intact_and_free(dx) & intact_and_free(da);
+    ok(over <= 1 && is_symmetric(a, n, batch) && guards, "gram %s -> %s, %d of %dx%d: error %.3f of the bound, symmetric, guards intact",
+       dtype_name[dtype], dtype_name[out], batch, n, m, over);
+    free(x), free(exact), free(a);
+}
+
+static void test_symmetric(Random *r, NsDtype dtype, int n, int batch, float beta)
+{
+    int64_t square = (int64_t)n * n * batch;
+    double *a = symmetric_gaussian(r, n, batch), *b = symmetric_gaussian(r, n, batch), *d = symmetric_gaussian(r, n, batch);
+    double *exact = matrix(square, 1);
+    Array da = array_of(dtype, a, square, a), db = array_of(dtype, b, square, b), dd = array_of(dtype, d, square, d);
+    Array dc = array_new(da.bytes);
+    ns_symmetric(NULL, dtype, dc.p, 0.75f, da.p, db.p, beta, dd.p, n, batch);
+    ref.ns_symmetric(NULL, NS_FP32, exact, 0.75f, a, b, beta, d, n, batch);
+    double *c = values_of(dtype, dc.p, square);
+    double over = excess(dtype, c, exact, square, sum_bound(n, 4));
+    bool symmetric = is_symmetric(c, n, batch);
+    // One tensor as all operands, as the iteration calls it.
+    ns_symmetric(NULL, dtype, dc.p, -0.5f, da.p, da.p, beta, da.p, n, batch);
+    ref.ns_symmetric(NULL, NS_FP32, exact, -0.5f, a, a, beta, a, n, batch);
+    double *same = values_of(dtype, dc.p, square), over_same = excess(dtype, same, exact, square, sum_bound(n, 4));
+    symmetric = symmetric && is_symmetric(same, n, batch);
+    bool guards = intact_and_free(da) & intact_and_free(db) & intact_and_free(dd) & intact_and_free(dc);
+    ok(over <= 1 && over_same <= 1 && symmetric && guards, "symmetric %s, %d of %d, beta %g: error %.3f, one tensor %.3f of the bound",
+       dtype_name[dtype], batch, n, beta, over, over_same);
+    free(a), free(b), free(d), free(exact), free(c), free(same);
+}
+
+static void test_apply(Random *r, NsDtype dtype, int n, int m, int batch, float factor)
+{
+    int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch;
+    double *x = gaussian(r, count), *b = gaussian(r, square), *exact = matrix(count, 1); // b need not be symmetric here
+    Array dx = array_of(dtype, x, count, x), db = array_of(dtype, b, square, b), dy = array_new(dx.bytes);
+    ns_apply(NULL, dtype, dy.p, db.p, dx.p, factor, n, m, batch);
+    ref.ns_apply(NULL, NS_FP32, exact, b, x, factor, n, m, batch);
+    double *y = values_of(dtype, dy.p, count), over = excess(dtype, y, exact, count, sum_bound(n, 4));
+    bool guards = intact_and_free(dx) & intact_and_free(db) & intact_and_free(dy);
+    ok(over <= 1 && guards, "apply %s, %d of %dx%d, a = %g: error %.3f of the bound", dtype_name[dtype], batch, n, m, factor, over);
+    free(x), free(b), free(exact), free(y);
+}
+
+// ---- elementwise -------------------------------------------------------------------------------------------------------
+
+static void test_norm_and_load(Random *r, NsDtype dtype, int rows, int cols, int batch, bool transpose)
+{
+    int64_t size = (int64_t)rows * cols, stride = size + 12, count = size * batch;
+    double *u = gaussian(r, stride * batch), *exact = matrix(count, 1), worst = 0;
+    for (int64_t i = 0; i < size; i++) u[stride + i] = 0; // an empty slot
+    Array du = array_of(NS_FP32, u, stride * batch, u), dx = array_new((size_t)count * ns_element_size(dtype));
+    Array ds = array_new((size_t)batch * sizeof(float));
+    float *host_u = to_float(u, stride * batch), *exact_sums = xcalloc((size_t)batch, sizeof(float));
+    ns_sum_squares(NULL, ds.p, du.p, size, stride, batch);
+    ref.ns_sum_squares(NULL, exact_sums, host_u, size, stride, batch);
+    double *sums = values_of(NS_FP32, ds.p, batch);
+    for (int i = 0; i < batch; i++) worst = fmax(worst, fabs(sums[i] - exact_sums[i]) / fmax(exact_sums[i], 1e-30));
+    ns_load(NULL, dtype, dx.p, du.p, stride, ds.p, 1.02f, 1e-6f, 3, rows, cols, batch, transpose);
+    ref.ns_load(NULL, NS_FP32, exact, host_u, stride, exact_sums, 1.02f, 1e-6f, 3, rows, cols, batch, transpose);
+    double *x = values_of(dtype, dx.p, count), largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(exact[i]));
+    double over = excess(dtype, x, exact, count, largest * 1e-6);
+    bool guards = intact_and_free(du) & intact_and_free(dx) & intact_and_free(ds);
+    ok(worst <= 1e-6 && over <= 1 && guards, "sum of squares and load %s, %d of %dx%d%s: %.2g, %.3f of the bound", dtype_name[dtype], batch,
+       rows, cols, transpose ? ", transposed" : "", worst, over);
+    free(u), free(exact), free(host_u), free(exact_sums), free(sums), free(x);
+}
+
+static void test_spoilt_norms(void)
+{
+    float sums[3] = {NAN, INFINITY, 0}, u[24];
+    for (int i = 0; i < 24; i++) u[i] = 1;
+    Array ds = array_new(sizeof sums), du = array_new(sizeof u), dx = array_new(24 * 2);
+    copy_to_device(NULL, ds.p, sums, sizeof sums);
+    copy_to_device(NULL, du.p, u, sizeof u);
+    stream_synchronize(NULL);
+    ns_load(NULL, NS_BF16, dx.p, du.p, 8, ds.p, 1, 0, 1, 2, 4, 3, false);
+    double *x = values_of(NS_BF16, dx.p, 24);
+    bool right = true;
+    for (int i = 0; i < 24; i++) right = right && (i < 16 ? isnan(x[i]) : x[i] == 0);
+    ok(right, "load: NaN and infinite norms give NaN, a zero norm without eps gives zeros");
+    free(x), intact_and_free(ds), intact_and_free(du), intact_and_free(dx);
+}
+
+static void test_rows_and_diagonal(Random *r, NsDtype dtype, int n, int m, int batch)
+{
+    int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch;
+    double *x = gaussian(r, count), *z = gaussian(r, square), *scale = gaussian(r, (int64_t)n * batch);
+    double *exact_q = matrix(square, 1), *exact_t = matrix(count, 1);
+    Array dx = array_of(dtype, x, count, x), dz = array_of(dtype, z, square, z), ds = array_of(NS_FP32, scale, (int64_t)n * batch, scale);
+    Array dq = array_new(dz.bytes), dt = array_new(dx.bytes);
+    float *host_scale = to_float(scale, (int64_t)n * batch);
+    ns_transpose(NULL, dtype, dt.p, dx.p, n, m, batch);
+    ref.ns_transpose(NULL, NS_FP32, exact_t, x, n, m, batch);
+    ns_add_diagonal(NULL, dtype, dq.p, dz.p, 4.25f, n, batch);
+    ref.ns_add_diagonal(NULL, NS_FP32, exact_q, z, 4.25f, n, batch);
+    ns_scale_rows(NULL, dtype, dx.p, ds.p, n, m, batch);
+    ref.ns_scale_rows(NULL, NS_FP32, x, host_scale, n, m, batch);
+    double *t = values_of(dtype, dt.p, count), *q = values_of(dtype, dq.p, square), *scaled = values_of(dtype, dx.p, count);
+    bool exact = !memcmp(t, exact_t, (size_t)count * sizeof *t);
+    double over_q = excess(dtype, q, exact_q, square, 0), over_x = excess(dtype, scaled, x, count, 0);
+    bool guards = intact_and_free(dx) & intact_and_free(dz) & intact_and_free(ds) & intact_and_free(dq) & intact_and_free(dt);
+    ok(exact && over_q <= 1 && over_x <= 1 && guards, "transpose exact, add_diagonal %.3f, scale_rows %.3f of one rounding: %s, %d of %dx%d",
+       over_q, over_x, dtype_name[dtype], batch, n, m);
+    free(x), free(z), free(scale), free(exact_q), free(exact_t), free(host_scale), free(t), free(q), free(scaled);
+}
+
+static void test_aol(Random *r, NsDtype dtype, int n, int batch)
+{
+    int64_t square = (int64_t)n * n * batch, rows = (int64_t)n * batch;
+    double *raw = symmetric_gaussian(r, n, batch), *exact = matrix(square, 1);
+    for (int i = 0; i < n; i++) raw[i] = raw[(int64_t)i * n] = 0; // a row of the first matrix without any entry
+    Array draw = array_of(NS_FP32, raw, square, raw), ds = array_new((size_t)rows * sizeof(float));
+    Array da = array_new((size_t)square * ns_element_size(dtype));
+    float *exact_scale = xcalloc((size_t)rows, sizeof(float));
+    ns_aol(NULL, dtype, ds.p, da.p, draw.p, 1.8f, n, batch);
+    ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, 1.8f, n, batch);
+    double *a = values_of(dtype, da.p, square), *scale = values_of(NS_FP32, ds.p, rows), worst = 0, largest = 0;
+    for (int64_t i = 0; i < rows; i++) worst = fmax(worst, fabs(scale[i] - exact_scale[i]) / fmax(exact_scale[i], 1e-30f));
+    for (int64_t i = 0; i < square; i++) largest = fmax(largest, fabs(exact[i]));
+    double over = excess(dtype, a, exact, square, largest * 1e-6);
+    bool guards = intact_and_free(draw) & intact_and_free(ds) & intact_and_free(da);
+    ok(worst <= 2e-6 && over <= 1 && is_symmetric(a, n, batch) && guards, "aol %s, %d of %d: scales %.2g, matrix %.3f of the bound, symmetric",
+       dtype_name[dtype], batch, n, worst, over);
+    free(raw), free(exact), free(exact_scale), free(a), free(scale);
+}
+
+static const int shapes[][2] = {{1, 12}, {6, 12}, {8, 16}, {100, 300}, {127, 129}, {257, 513}, {768, 769}, {768, 768}, {768, 3072}, {264, 1000}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void test_primitives(void)
+{
+    Random r = {1};
+    for (int i = 0; i < SHAPES; i++) {
+        int n = shapes[i][0], m = shapes[i][1], batch = n < 768 ? 3 : 2;
+        for (NsDtype t = NS_BF16; t <= NS_FP32; t++) {
+            printf("# %s %d of %dx%d: %s\n", dtype_name[t], batch, n, m, ns_path_name(ns_product_path(t, n, m, batch)));
+            test_gram(&r, t, t, n, m, batch);
+            if (t != NS_FP32) test_gram(&r, t, NS_FP32, n, m, batch);
+            test_symmetric(&r, t, n, batch, 1.5f);
+            test_apply(&r, t, n, m, batch, 2.25f);
+            if (n <= 300) test_symmetric(&r, t, n, batch, 0), test_apply(&r, t, n, m, batch, 0);
+            test_norm_and_load(&r, t, n, m, 3, false);
+            test_norm_and_load(&r, t, m, n, 3, true);
+            test_rows_and_diagonal(&r, t, n, m, batch);
+            test_aol(&r, t, n, batch);
+        }
+    }
+    test_spoilt_norms();
+}
+
+// ---- variants ----------------------------------------------------------------------------------------------------------
+
+static double *reference_run(NsOptions o, const float *u, int rows, int cols, int batch)
+{
+    int64_t count = (int64_t)rows * cols * batch;
+    o.dtype = NS_FP32;
+    void *workspace = aligned_alloc(256, (ref.ns_workspace_bytes(&o, rows, cols, batch) + 256) / 256 * 256);
+    double *out = matrix(count, 1), *result = ref.newton_schulz(NULL, &o, u, (int64_t)rows * cols, rows, cols, batch, workspace);
+    memcpy(out, result, (size_t)count * sizeof *out);
+    free(workspace);
+    return out;
+}
+
+static double *gpu_run(const NsOptions *o, const float *u, int rows, int cols, int batch, bool captured, bool *guards)
+{
+    int64_t count = (int64_t)rows * cols * batch;
+    Array du = array_new((size_t)count * sizeof *u), work = array_new(ns_workspace_bytes(o, rows, cols, batch));
+    copy_to_device(NULL, du.p, u, du.bytes);
+    stream_synchronize(NULL);
+    Stream s = captured ? stream_create() : NULL;
+    Graph *graph = NULL;
+    if (captured && !graph_begin(s)) captured = false;
+    void *result = newton_schulz(s, o, du.p, (int64_t)rows * cols, rows, cols, batch, work.p);
+    if (captured) {
+        graph = graph_end(s);
+        graph_launch(graph, s), graph_launch(graph, s); // the second finds the workspace used
+        stream_synchronize(s);
+        graph_destroy(graph);
+    }
+    double *out = values_of(o->dtype, result, count);
+    bool intact = intact_and_free(du) & intact_and_free(work);
+    if (guards) *guards = intact;
+    if (s) stream_destroy(s);
+    return out;
+}
+
+typedef struct {
+    const char *variant, *coefficients, *dtype;
+    double wide, square, hard; // limits of the relative error: Gaussian with m >= 1.5 n, other Gaussian, log-uniform spectrum
+    double top;                // largest singular value allowed
+} Case;
+// Limits: two to three times what an emulation of the rounding gives (square turbo-gram 8.8e-3, gram 2.5e-2).
+static const Case cases[] = {
+    {"kj", NULL, "bf16", 2e-2, 2e-2, 1.2e-1, 1.21},         {"you", NULL, "bf16", 2e-2, 2e-2, 1.2e-1, 1.155},
+    {"polar", NULL, "bf16", 2e-2, 2e-2, 1.2e-1, 1.15},      {"polar", NULL, "fp16", 3e-3, 3e-3, 1.5e-2, 1.15},
+    {"polar", NULL, "fp32", 2e-5, 2e-5, 1e-4, 1.15},        {"gram", "dao", "fp16", 3e-3, 4e-2, 7e-2, 1.20},
+    {"gram", NULL, "fp16", 4e-3, 6e-2, 1e-1, 1.20},         {"turbo", NULL, "bf16", 2e-2, 2e-2, 1.2e-1, 1.15},
+    {"turbo-gram", NULL, "fp16", 4e-3, 2.5e-2, 7e-2, 1.20}, {"turbo-gram", NULL, "bf16", 2e-2, 3e-2, 8e-2, 1.20},
+};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static void test_variants(void)
+{
+    Random r = {2};
+    for (int i = 0; i < SHAPES + 2; i++) {
+        int rows = i < SHAPES ? shapes[i][0] : shapes[i == SHAPES ? 6 : 3][1], cols = i < SHAPES ? shapes[i][1] : shapes[i == SHAPES ? 6 : 3][0];
+        int64_t size = (int64_t)rows * cols;
+        double *g = gaussian(&r, 3 * size);
+        for (int64_t k = 0; k < size; k++) g[size + k] = 0; // an empty slot between two matrices
+        float *u = to_float(g, 3 * size);
+        for (int k = 0; k < CASES; k++) {
+            const Case *c = &cases[k];
+            NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
+            bool guards, zeros = true;
+            double *out = gpu_run(&o, u, rows, cols, 3, false, &guards), *exact = reference_run(o, u, rows, cols, 1);
+            for (int64_t e = 0; e < size; e++) zeros = zeros && out[size + e] == 0;
+            double error = relative_error(out, exact, size), limit = 2 * max_i64(rows, cols) >= 3 * min_i64(rows, cols) ? c->wide : c->square;
+            ok(error <= limit && zeros && guards, "%s%s%s in %s, %dx%d: relative error %.2g <= %.2g, empty slot stays zero, guards intact",
+               c->variant, c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, rows, cols, error, limit);
+            free(out), free(exact);
+        }
+        free(g), free(u);
+    }
+}
+
+static double largest_singular_value(const double *a, int n, int m) // power iteration on a a^T
+{
+    double *gram = matrix(n, n), *v = matrix(n, 1), *w = matrix(n, 1), size = 0;
+    multiply(gram, a, a, true, n, n, m);
+    for (int i = 0; i < n; i++) v[i] = 1 + 0.3 * sin(i);
+    for (int step = 0; step < 300; step++) {
+        multiply(w, gram, v, false, n, 1, n);
+        size = norm(w, n);
+        for (int i = 0; i < n; i++) v[i] = size > 0 ? w[i] / size : 0;
+    }
+    free(gram), free(v), free(w);
+    return sqrt(size);
+}
+
+static void test_spectra(void)
+{
+    Random r = {3};
+    Frames f = make_frames(&r, 128, 512);
+    NsOptions control = options("gram", NULL, 0, "none", "bf16");
+    for (int kind = 0; kind < SPECTRA; kind++) {
+        float *u = with_spectrum(&f, (SpectrumKind)kind, &r);
+        for (int k = 0; k < CASES; k++) {
+            const Case *c = &cases[k];
+            NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
+            double *out = gpu_run(&o, u, 128, 512, 1, false, NULL), *exact = reference_run(o, u, 128, 512, 1);
+            double error = relative_error(out, exact, 128 * 512), top = largest_singular_value(out, 128, 512);
+            bool graded = kind == LOG_UNIFORM;
+            ok(isfinite(error) && top <= c->top && (!graded || error <= c->hard), "%s, %s%s%s in %s: largest singular value %.3f <= %.3f, relative error %.2g%s",
+               spectrum_names[kind], c->variant, c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, top, c->top, error,
+               graded ? ", within its limit" : "");
+            free(out), free(exact);
+        }
+        if (kind == TWO_LARGE) {
+            double *out = gpu_run(&control, u, 128, 512, 1, false, NULL), top = largest_singular_value(out, 128, 512);
+            ok(!(top <= 1.3), "negative control: bf16 in Gram form without restart is found out, largest singular value %.3g", top);
+            free(out);
+        }
+        free(u);
+    }
+    free_frames(&f);
+}
+
+// ---- batches, repeats, graphs, large offsets ---------------------------------------------------------------------------
+
+static void test_batches(void)
+{
+    static const struct { int n, m; const char *variant; } kinds[] = {{256, 768, "turbo-gram"}, {100, 300, "polar"}, {257, 513, "turbo"}, {96, 200, "gram"}};
+    Random r = {4};
+    for (int k = 0; k < 4; k++) {
+        int n = kinds[k].n, m = kinds[k].m;
+        int64_t size = (int64_t)n * m;
+        NsOptions o = options(kinds[k].variant, NULL, 0, NULL, NULL), chunked = o;
+        chunked.max_batch = 7;
+        double *g = gaussian(&r, 64 * size);
+        float *u = to_float(g, 64 * size);
+        double *all = gpu_run(&o, u, n, m, 64, false, NULL), *again = gpu_run(&o, u, n, m, 64, false, NULL);
+        double *graph = gpu_run(&o, u, n, m, 64, true, NULL), *parts = gpu_run(&chunked, u, n, m, 64, false, NULL);
+        size_t bytes = (size_t)size * sizeof(double);
+        ok(!memcmp(all, again, 64 * bytes), "%s %dx%d, 64 matrices: two runs agree to the bit", kinds[k].variant, n, m);
+        ok(!memcmp(all, graph, 64 * bytes), "... and a replayed graph");
+        ok(!memcmp(all, parts, 64 * bytes), "... and in chunks of 7");
+        for (int i = 0; i < 64; i += 31) {
+            double *one = gpu_run(&o, u + i * size, n, m, 1, false, NULL);
+            ok(!memcmp(all + i * size, one, bytes), "... and matrix %d alone", i);
+            free(one);
+        }
+        double *none = gpu_run(&o, u, n, m, 0, false, NULL);
+        free(g), free(u), free(all), free(again), free(graph), free(parts), free(none);
+    }
+    ok(true, "a batch of 0 does nothing");
+}
+
+// batch * stride beyond 2^31 elements: the last matrix must come out as the first.
+static void test_large_offsets(void)
+{
+    enum { SIDE = 2048, BATCH = 520 };
+    int64_t size = (int64_t)SIDE * SIDE;
+    size_t bytes = (size_t)size * 2;
+    Random r = {5};
+    double *g = gaussian(&r, size);
+    Array one = array_of(NS_BF16, g, size, NULL);
+    char *x = device_alloc(bytes * BATCH, "large batch"), *y = device_alloc(bytes * BATCH, "large batch");
+    for (int i = 0; i < BATCH; i++) copy_on_device(NULL, x + bytes * (size_t)i, one.p, bytes);
+    uint16_t *first = malloc(bytes), *last = malloc(bytes);
+    for (int op = 0; op < 3; op++) {
+        if (op == 0) ns_gram(NULL, NS_BF16, NS_BF16, y, x, SIDE, SIDE, BATCH);
+        if (op == 1) ns_apply(NULL, NS_BF16, y, x, x, 2, SIDE, SIDE, BATCH);
+        if (op == 2) ns_transpose(NULL, NS_BF16, y, x, SIDE, SIDE, BATCH);
+        copy_to_host(NULL, first, y, bytes);
+        copy_to_host(NULL, last, y + bytes * (BATCH - 1), bytes);
+        stream_synchronize(NULL);
+        ok(!memcmp(first, last, bytes), "%s on %.2g elements", (const char *[]){"gram", "apply", "transpose"}[op], (double)size * BATCH);
+    }
+    device_free(x), device_free(y), intact_and_free(one), free(g), free(first), free(last);
+}
+
+int main(int argc, char **argv)
+{
+    set_program_name("test_ns_gpu", -1);
+    if (!open_reference(argc > 1 ? argv[1] : "build/ref/libref_fp32.so")) return EXIT_BAD_INPUT;
+    backend_open(0);
+    ns_reserve(3 * 768 * 776);
+    test_primitives();
+    test_variants();
+    test_spectra();
+    test_batches();
+    test_large_offsets();
+    ns_release();
+    return tap_done();
+}
