@@ -5,7 +5,7 @@
 //   n <= m always (ns_load transposes tall matrices). Any size from 1 on; batch 0 does nothing.
 //   `void *` tensors hold elements of the iteration dtype: ns_element_size(dtype) bytes each. Products accumulate in fp32
 //   and are rounded once, to nearest even, where they are stored; fp16 keeps its subnormals and overflows to infinity.
-//   Buffers start on 16 bytes unless n*m*element is no multiple of 16: then later matrices of a batch, and later chunks of it, do not.
+//   Buffers start on 16 bytes; when n*m*element is no multiple of 16, later matrices and later chunks of a batch do not.
 //   An output never overlaps an input unless the comment says "in place".
 //   Sums have an order that depends on the shape only, never on the batch: a matrix gives the same bits in every batch.
 #pragma once
@@ -20,8 +20,8 @@ typedef struct CUstream_st *Stream; // the CPU backend ignores it
 
 typedef enum { NS_BF16, NS_FP16, NS_FP32 } NsDtype;
 
-// The CPU backend keeps every dtype in ns_real, holding values rounded to the dtype. In the exact build that is double and NS_FP32
-// means no rounding at all, which makes it an fp64 reference.
+// The CPU backend keeps every dtype in ns_real, holding values rounded to the dtype. In the exact build that is double and
+// NS_FP32 means no rounding at all, which makes it an fp64 reference.
 #ifdef FLOATX_FP32
 typedef double ns_real;
 #else

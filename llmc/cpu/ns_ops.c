@@ -1,0 +1,309 @@
+// Newton-Schulz primitives on the CPU: the reference for the kernels, and what the CPU trainer runs.
+//
+// Every product is cut into (matrix, block of rows) items whose size depends on the shape only and which are computed by one
+// thread each: the bits of a result depend neither on the number of threads nor on the batch it came in.
+#include "llmc/ns_ops.h"
+#include "llmc/common.h"
+#include "llmc/floatx.h"
+#include <math.h>
+#include <string.h>
+#ifdef HAVE_OPENBLAS
+#include <cblas.h>
+#endif
+
+enum { ROW_BLOCK = 128, TILE = 32 };
+
+// Below so many multiply-adds or elements waking the other threads costs more than they save.
+enum { MIN_PRODUCT = 1 << 17, MIN_ELEMENTS = 1 << 14 };
+
+size_t ns_element_size(NsDtype dtype)
+{
+    (void)dtype;
+    return sizeof(ns_real);
+}
+
+// ---- rounding ----------------------------------------------------------------------------------------------------------
+
+// fp16 with subnormals, to nearest even. Branch-free, so that loops over it are vectorised.
+static inline float round_to_fp16(float x)
+{
+    uint32_t bits, rounded, sign;
+    memcpy(&bits, &x, 4);
+    sign = bits & 0x80000000u;
+    bits ^= sign;
+    rounded = (bits + 0xfffu + ((bits >> 13) & 1)) & ~0x1fffu;
+    rounded = rounded >= 0x47800000u ? 0x7f800000u : rounded; // 65536 and above
+    float small;                                              // |x| < 2^-14: a spacing of 2^-24, which is that of fp32 around 0.5
+    memcpy(&small, &bits, 4);
+    small = (small + 0.5f) - 0.5f;
+    uint32_t small_bits;
+    memcpy(&small_bits, &small, 4);
+    rounded = bits < 0x38800000u ? small_bits : rounded;
+    rounded = (bits > 0x7f800000u ? bits : rounded) | sign; // NaN stays
+    memcpy(&x, &rounded, 4);
+    return x;
+}
+
+// Rounds in place. In the exact build a double passes through fp32 first, as an accumulator would.
+static void round_values(NsDtype dtype, ns_real *x, int64_t count)
+{
+    if (dtype == NS_BF16) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) x[i] = bf16_to_float(float_to_bf16((float)x[i]));
+    } else if (dtype == NS_FP16) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++) x[i] = round_to_fp16((float)x[i]);
+    }
+}
+
+// ---- product of one block ----------------------------------------------------------------------------------------------
+
+#ifdef HAVE_OPENBLAS
+
+// c (rows, cols) = alpha a b + beta c;  a (rows, k), b (k, cols) or, when transpose_b, (cols, k); ld*: row pitches
+static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a, int lda, const ns_real *b,
+                          int ldb, ns_real beta, ns_real *c, int ldc)
+{
+    CBLAS_TRANSPOSE tb = transpose_b ? CblasTrans : CblasNoTrans;
+#ifdef FLOATX_FP32
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
+#else
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
+#endif
+}
+
+// The items are the parallelism; threads of the library's own would fight with ours for the cores.
+static int blas_single_thread(void)
+{
+    int threads = openblas_get_num_threads();
+    openblas_set_num_threads(1);
+    return threads;
+}
+static void blas_restore(int threads) { openblas_set_num_threads(threads); }
+
+#else
+
+enum { PANEL = 32, DEPTH = 128, STRIP = 4 };
+
+// acc (strip, PANEL) += a (strip, depth) panel (depth, PANEL). `strip` is a constant after inlining: the sums stay in registers.
+static inline void strip_product(int strip, int depth, const ns_real *a, int lda, const ns_real (*restrict panel)[PANEL],
+                                 ns_real (*restrict acc)[PANEL])
+{
+    for (int r = 0; r < strip; r++)
+        for (int j = 0; j < PANEL; j++) acc[r][j] = 0;
+    for (int p = 0; p < depth; p++)
+        for (int r = 0; r < strip; r++)
+#pragma omp simd
+            for (int j = 0; j < PANEL; j++) acc[r][j] += a[(int64_t)r * lda + p] * panel[p][j];
+}
+
+static void pack_panel(bool transpose_b, const ns_real *b, int ldb, int p0, int depth, int j0, int width, ns_real (*panel)[PANEL])
+{
+    for (int p = 0; p < depth; p++)
+        for (int j = 0; j < PANEL; j++) {
+            int64_t row = p0 + p, col = j0 + j;
+            panel[p][j] = j >= width ? 0 : transpose_b ? b[col * ldb + row] : b[row * ldb + col];
+        }
+}
+
+// As above, in blocks: a panel of b is packed once for all rows.
+static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a, int lda, const ns_real *b,
+                          int ldb, ns_real beta, ns_real *c, int ldc)
+{
+    ns_real panel[DEPTH][PANEL], acc[STRIP][PANEL];
+    for (int p0 = 0; p0 < k; p0 += DEPTH) {
+        int depth = k - p0 < DEPTH ? k - p0 : DEPTH;
+        for (int j0 = 0; j0 < cols; j0 += PANEL) {
+            int width = cols - j0 < PANEL ? cols - j0 : PANEL;
+            pack_panel(transpose_b, b, ldb, p0, depth, j0, width, panel);
+            for (int i = 0; i < rows; i += STRIP) {
+                int strip = rows - i < STRIP ? rows - i : STRIP;
+                const ns_real *from = a + (int64_t)i * lda + p0;
+                if (strip == STRIP)
+                    strip_product(STRIP, depth, from, lda, (const ns_real(*)[PANEL])panel, acc);
+                else
+                    strip_product(strip, depth, from, lda, (const ns_real(*)[PANEL])panel, acc);
+                for (int r = 0; r < strip; r++)
+                    for (int j = 0; j < width; j++) {
+                        ns_real *to = c + (int64_t)(i + r) * ldc + j0 + j;
+                        ns_real old = p0 > 0 ? *to : beta == 0 ? 0 : beta * *to;
+                        *to = old + alpha * acc[r][j];
+                    }
+            }
+        }
+    }
+}
+
+static int blas_single_thread(void) { return 0; }
+static void blas_restore(int threads) { (void)threads; }
+
+#endif
+
+// ---- symmetric products ------------------------------------------------------------------------------------------------
+
+// The tiles above the diagonal in rows [i0, i1) of c (n, n) from those below it.
+static void mirror_rows(ns_real *c, int n, int i0, int i1)
+{
+    for (int j0 = i0; j0 < n; j0 += TILE)
+        for (int i = i0; i < i1; i++)
+            for (int j = j0 > i ? j0 : i + 1; j < j0 + TILE && j < n; j++) c[(int64_t)i * n + j] = c[(int64_t)j * n + i];
+}
+
+// c = alpha a b' + beta d on and below the diagonal, rounded and mirrored; b' = b (n, k = n), or b^T with b (n, k).
+static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns_real *a, const ns_real *b, bool transpose_b,
+                              ns_real beta, const ns_real *d, int n, int k, int batch)
+{
+    int64_t blocks = ceil_div(n, ROW_BLOCK), tiles = ceil_div(n, TILE), square = (int64_t)n * n, size = (int64_t)n * k;
+    int threads = blas_single_thread();
+#pragma omp parallel if ((int64_t)batch * n * n * k >= MIN_PRODUCT)
+    {
+#pragma omp for schedule(dynamic)
+        for (int64_t item = 0; item < blocks * batch; item++) {
+            int i0 = (int)(blocks - 1 - item % blocks) * ROW_BLOCK, i1 = (int)min_i64(n, i0 + ROW_BLOCK); // long rows first
+            int64_t which = item / blocks, offset = which * square + (int64_t)i0 * n;
+            for (int i = i0; d && i < i1; i++)
+                memcpy(c + which * square + (int64_t)i * n, d + which * square + (int64_t)i * n, (size_t)i1 * sizeof *c);
+            block_product(transpose_b, i1 - i0, i1, k, alpha, a + which * size + (int64_t)i0 * k, k, b + which * size, k,
+                          d ? beta : 0, c + offset, n);
+            for (int i = i0; i < i1; i++) round_values(dtype, c + which * square + (int64_t)i * n, i + 1);
+        }
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < tiles * batch; item++) {
+            int i0 = (int)(item % tiles) * TILE, i1 = (int)min_i64(n, i0 + TILE);
+            mirror_rows(c + item / tiles * square, n, i0, i1);
+        }
+    }
+    blas_restore(threads);
+}
+
+void ns_gram(Stream s, NsDtype dtype, NsDtype out_dtype, void *a, const void *x, int n, int m, int batch)
+{
+    (void)s, (void)dtype;
+    symmetric_product(out_dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
+}
+
+void ns_symmetric(Stream s, NsDtype dtype, void *c, float alpha, const void *a, const void *b, float beta, const void *d, int n,
+                  int batch)
+{
+    (void)s;
+    symmetric_product(dtype, c, alpha, a, b, false, beta, d, n, n, batch);
+}
+
+// ---- the other product -------------------------------------------------------------------------------------------------
+
+void ns_apply(Stream s, NsDtype dtype, void *y, const void *b, const void *x, float a, int n, int m, int batch)
+{
+    (void)s;
+    int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
+    int threads = blas_single_thread();
+#pragma omp parallel for schedule(dynamic) if ((int64_t)batch * n * n * m >= MIN_PRODUCT)
+    for (int64_t item = 0; item < blocks * batch; item++) {
+        int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
+        const ns_real *from = (const ns_real *)x + which * size;
+        ns_real *to = (ns_real *)y + which * size + i0 * m;
+        if (a != 0) memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
+        block_product(false, (int)rows, m, n, 1, (const ns_real *)b + which * square + i0 * n, n, from, m, a, to, m);
+        round_values(dtype, to, rows * m);
+    }
+    blas_restore(threads);
+}
+
+// ---- elementwise -------------------------------------------------------------------------------------------------------
+
+void ns_sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
+{
+    (void)s;
+#pragma omp parallel for schedule(static) if (count * batch >= MIN_ELEMENTS)
+    for (int i = 0; i < batch; i++) {
+        const float *v = u + i * stride;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < count; j++) sum += (double)v[j] * v[j];
+        sumsq[i] = (float)sum;
+    }
+}
+
+void ns_load(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
+             float gain, int rows, int cols, int batch, bool transpose)
+{
+    (void)s;
+    int n = transpose ? cols : rows, m = transpose ? rows : cols;
+    int64_t blocks = ceil_div(n, TILE);
+#pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
+    for (int64_t item = 0; item < blocks * batch; item++) {
+        int64_t which = item / blocks, i0 = item % blocks * TILE, i1 = min_i64(n, i0 + TILE);
+        const float *from = u + which * u_stride;
+        ns_real *to = (ns_real *)x + which * n * m;
+        ns_real total = sumsq[which], scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
+        if (!isfinite(total)) scale = (ns_real)NAN;
+        if (transpose) {
+            for (int64_t j = 0; j < m; j++)
+                for (int64_t i = i0; i < i1; i++) to[i * m + j] = from[j * n + i] * scale;
+        } else {
+            for (int64_t e = i0 * m; e < i1 * m; e++) to[e] = from[e] * scale;
+        }
+        round_values(dtype, to + i0 * m, (i1 - i0) * m);
+    }
+}
+
+void ns_add_diagonal(Stream s, NsDtype dtype, void *q, const void *z, float a, int n, int batch)
+{
+    (void)s;
+#pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
+    for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+        ns_real *to = (ns_real *)q + row * n;
+        memcpy(to, (const ns_real *)z + row * n, (size_t)n * sizeof *to);
+        to[row % n] += a;
+        round_values(dtype, to + row % n, 1);
+    }
+}
+
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int batch)
+{
+    (void)s;
+#pragma omp parallel if ((int64_t)batch * n * n >= MIN_ELEMENTS)
+    {
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+            const ns_real *from = (const ns_real *)raw + row * n;
+            double sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int j = 0; j < n; j++) sum += fabs((double)from[j]);
+            scale[row] = sum == 0 ? 0 : (float)(gain / sqrt(1.02 * sum));
+        }
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+            const ns_real *from = (const ns_real *)raw + row * n;
+            const float *column_scale = scale + row / n * n;
+            ns_real *to = (ns_real *)a + row * n;
+            // The two scales first: their product commutes, so that the result is symmetric to the last bit.
+            for (int j = 0; j < n; j++) to[j] = (ns_real)scale[row] * column_scale[j] * from[j];
+            round_values(dtype, to, n);
+        }
+    }
+}
+
+void ns_scale_rows(Stream s, NsDtype dtype, void *x, const float *scale, int n, int m, int batch)
+{
+    (void)s;
+#pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
+    for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+        ns_real *v = (ns_real *)x + row * m;
+        for (int j = 0; j < m; j++) v[j] *= scale[row];
+        round_values(dtype, v, m);
+    }
+}
+
+void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int cols, int batch)
+{
+    (void)s, (void)dtype;
+    int64_t blocks = ceil_div(cols, TILE), size = (int64_t)rows * cols;
+#pragma omp parallel for schedule(static) if (size * batch >= MIN_ELEMENTS)
+    for (int64_t item = 0; item < blocks * batch; item++) {
+        int64_t i0 = item % blocks * TILE, i1 = min_i64(cols, i0 + TILE);
+        const ns_real *from = (const ns_real *)x + item / blocks * size;
+        ns_real *to = (ns_real *)y + item / blocks * size;
+        for (int64_t j = 0; j < rows; j++)
+            for (int64_t i = i0; i < i1; i++) to[i * rows + j] = from[j * cols + i];
+    }
+}
