@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes golden/*.safetensors: what the C program must reproduce. README.md describes every tensor."""
 import dataclasses
+import json
 import math
 import os
 
@@ -75,7 +76,20 @@ def save(name, cfg, tensors, **extra):
     tensors = {k: t.detach().to(reals.get(t.dtype, t.dtype)).contiguous() for k, t in tensors.items()}
     path = os.path.join(FOLDER, name + ".safetensors")
     save_file(tensors, path, metadata=meta)
+    sort_metadata(path)
     print(f"{name}: {len(tensors)} tensors, {os.path.getsize(path)} bytes")
+
+
+def sort_metadata(path):
+    """The library writes metadata in a random order; sorted, a regenerated file is the same byte for byte."""
+    with open(path, "rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        header, body = json.loads(f.read(size)), f.read()
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text + body)
 
 
 def relative_error(x, r):

@@ -26,6 +26,8 @@ def train(cfg, log):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and cfg.attention != "dense":
         raise config.BadInput(f"--attention {cfg.attention} needs a GPU; use dense")
+    if cfg.compile and cfg.attention == "flex":
+        raise config.BadInput("--attention flex compiles itself and does not go with --compile; use flash")
     shard = data.Shard(data.find_shards(cfg.train_files)[0])
     cfg.vocab_size = shard.vocab_size
     parameters = initial_parameters(cfg)

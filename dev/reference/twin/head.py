@@ -35,6 +35,13 @@ def quantize(x, scale, dtype, limit):
     return (x.float() / scale).clamp(-limit, limit).to(dtype).float()
 
 
+def product(a, b, sums):
+    """a b summed in `sums`. 8-bit floats are exact in bf16, so a GPU may multiply there and still sum in float32."""
+    if a.is_cuda and sums == torch.float32:
+        return torch.mm(a.bfloat16(), b.bfloat16(), out_dtype=sums)
+    return a.to(sums) @ b.to(sums)
+
+
 class Fp8Linear(torch.autograd.Function):
     """The FP8 head: e4m3 operands forward, e5m2 gradient backward, one scale for each tensor; bf16 in and out.
 
@@ -44,18 +51,19 @@ class Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, sums):
         sx, sw = x.shape[-1] ** 0.5 / E4M3_MAX, 2.0 ** -9
-        x8, w8 = (quantize(t, s, torch.float8_e4m3fn, E4M3_MAX).to(sums) for t, s in ((x, sx), (w, sw)))
+        x8, w8 = (quantize(t, s, torch.float8_e4m3fn, E4M3_MAX) for t, s in ((x, sx), (w, sw)))
         ctx.save_for_backward(x8, w8)
-        ctx.scales, ctx.wide = (sx, sw), w.dtype
-        return (sx * sw * (x8 @ w8.t())).to(torch.bfloat16)
+        ctx.scales, ctx.wide, ctx.sums = (sx, sw), w.dtype, sums
+        return (sx * sw * product(x8, w8.t(), sums)).to(torch.bfloat16)
 
     @staticmethod
     def backward(ctx, g):
         x8, w8 = ctx.saved_tensors
         sx, sw = ctx.scales
         sg = 1.0 / E4M3_MAX
-        g8 = quantize(g, sg, torch.float8_e5m2, E5M2_MAX).to(x8.dtype)
-        return (sg * sw * (g8 @ w8)).to(torch.bfloat16), (sx * sg * (g8.t() @ x8)).to(ctx.wide), None
+        g8 = quantize(g, sg, torch.float8_e5m2, E5M2_MAX)
+        dx = (sg * sw * product(g8, w8, ctx.sums)).to(torch.bfloat16)
+        return dx, (sx * sg * product(g8.t(), x8, ctx.sums)).to(ctx.wide), None
 
 
 def cross_entropy_sum(logits, targets, wide):
