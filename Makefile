@@ -55,6 +55,11 @@ endif
 CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS) $(if $(HAVE_MPI),-DHAVE_MPI $(shell mpicc --showme:compile 2>/dev/null))
 CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas) $(if $(HAVE_MPI),$(shell mpicc --showme:link 2>/dev/null || echo -lmpi))
 
+CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR))
+NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include -gencode arch=compute_$(GPU_ARCH),code=sm_$(GPU_ARCH) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudnn -lcudart $(if $(NCCL_DIR),-lnccl)
+REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
+
 # ---- what is built -----------------------------------------------------------------------------------------------------
 # Three variants of the same sources: cpu (bf16 storage), exact (fp32 storage, to check the mathematics), cuda.
 SUFFIX := $(if $(SANITIZE),-sanitize)
@@ -65,27 +70,32 @@ COMMON_SRC := $(wildcard llmc/*.c)
 CPU_SRC := $(COMMON_SRC) $(wildcard llmc/cpu/*.c)
 CUDA_SRC := $(wildcard llmc/cuda/*.cu)
 CUDA_HOST_SRC := $(COMMON_SRC) $(wildcard llmc/cuda/*.c)
-TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(wildcard dev/test/test_*.c))
+TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(filter-out %_gpu.c,$(wildcard dev/test/test_*.c)))
 EXACT_TESTS := $(patsubst dev/test/%.c,$(EXACT)/%,$(wildcard dev/test/exact_*.c))
 SCRIPT_TESTS := $(wildcard dev/test/*.t)
+GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
+GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c))
+REF_SRC := llmc/common.c llmc/newton_schulz.c $(filter-out %comm_mpi.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
-.PHONY: all found deps quickstart test test-programs test-gpu fuzz bench clean cuda cuda-tests
+
+.PHONY: all found programs cuda deps quickstart test test-programs test-gpu test-gpu-programs fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
-all: found train_gpt_cpu tokenize $(if $(NVCC),cuda)
+all: found programs $(if $(NVCC),cuda)
+programs: train_gpt_cpu tokenize order2
 
 found:
 	@echo "compiler  $(shell $(CC) --version | head -n 1)"
-	@echo "json-c    $(if $(HAVE_JSON),yes,NO: needed for checkpoints; scripts/install_deps.sh installs it)"
+	@echo "json-c    $(if $(HAVE_JSON),yes,NO: checkpoints and JSONL need it)"
 	@echo "OpenMP    $(if $(HAVE_OPENMP),yes,no: one thread only)"
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
 	@echo "MPI       $(if $(HAVE_MPI),yes,no: train_gpt_cpu runs as one rank)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for sm_$(GPU_ARCH),no: CPU program only)"
-	@$(if $(NVCC),echo "cuDNN     $(if $(CUDNN_DIR),$(CUDNN_DIR),no)"; echo "NCCL      $(if $(NCCL_DIR),$(NCCL_DIR),no)")
-	@$(if $(HAVE_JSON),,echo "json-c is missing; run scripts/install_deps.sh" >&2; exit 1)
+	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no)",true)
+	@$(if $(HAVE_JSON),true,echo "json-c is missing: run scripts/install_deps.sh" >&2; exit 1)
 
-# One pattern for each variant: objects, then programs.
+# ---- objects and programs ----------------------------------------------------------------------------------------------
 $(CPU)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
@@ -94,23 +104,102 @@ $(EXACT)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  cc    $< (fp32)"
 	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -DFLOATX_FP32 -c $< -o $@
-$(CPU)/train_gpt.o $(EXACT)/train_gpt.o: train_gpt.cu
+$(CUDA)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "  cc    $< (cuda)"
+	$(Q)$(CC) $(CUDA_CFLAGS) -c $< -o $@
+$(CUDA)/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  nvcc  $<"
+	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
+# The program's own file holds host code only and is C for all of them.
+$(CPU)/train_gpt.o: train_gpt.cu
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
-	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) $(if $(findstring exact,$@),-DFLOATX_FP32) -x c -c $< -o $@
-$(CPU)/libllmc.a: $(CPU_SRC:%.c=$(CPU)/%.o)
-$(EXACT)/libllmc.a: $(CPU_SRC:%.c=$(EXACT)/%.o)
+	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -x c -c $< -o $@
+$(EXACT)/train_gpt.o: train_gpt.cu
+	@mkdir -p $(@D)
+	@echo "  cc    $< (fp32)"
+	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -DFLOATX_FP32 -x c -c $< -o $@
+$(CUDA)/train_gpt.o: train_gpt.cu
+	@mkdir -p $(@D)
+	@echo "  cc    $< (cuda)"
+	$(Q)$(CC) $(CUDA_CFLAGS) -x c -c $< -o $@
+
+# The whole source goes into the binary, and from there into every log.
+build/source_text.c: FORCE
+	@mkdir -p build
+	@scripts/embed_source.sh $@
+build/source_text.o: build/source_text.c
+	$(Q)$(CC) -c $< -o $@
+
+$(CPU)/libllmc.a: $(CPU_SRC:%.c=$(CPU)/%.o) build/source_text.o
+$(EXACT)/libllmc.a: $(CPU_SRC:%.c=$(EXACT)/%.o) build/source_text.o
+$(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o) build/source_text.o
 %/libllmc.a:
 	@rm -f $@; ar rcs $@ $^
-train_gpt_cpu: $(CPU)/train_gpt_cpu
-	@cp $< $@
-$(CPU)/train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a
-	$(Q)$(CC) $^ -o $@ $(CPU_LIBS) $(LDLIBS)
+
+link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ $(CPU_LIBS) $(LDLIBS)
+link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
+train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a
+	$(link_cpu)
 $(EXACT)/train_gpt_cpu: $(EXACT)/train_gpt.o $(EXACT)/libllmc.a
-	$(Q)$(CC) $^ -o $@ $(CPU_LIBS) $(LDLIBS)
-tokenize: $(CPU)/data/tokenize.o $(CPU)/libllmc.a
-	$(Q)$(CC) $^ -o $@ $(CPU_LIBS) $(LDLIBS)
-$(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a
-	$(Q)$(CC) $^ -o $@ $(CPU_LIBS) $(LDLIBS)
-$(EXACT)/%: $(EXACT)/dev/test/%.o $(EXACT)/libllmc.a
-	$(Q)$(CC) $^ -o $@ $(CPU_LIBS) $(LDLIBS)
+	$(link_cpu)
+tokenize order2: %: $(CPU)/data/%.o $(CPU)/libllmc.a
+	$(link_cpu)
+$(TESTS): $(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a
+	$(link_cpu)
+$(EXACT_TESTS): $(EXACT)/%: $(EXACT)/dev/test/%.o $(EXACT)/libllmc.a
+	$(link_cpu)
+
+# ---- CUDA --------------------------------------------------------------------------------------------------------------
+cuda: train_gpt
+train_gpt: $(CUDA)/train_gpt.o $(CUDA)/libllmc.a
+	$(link_cuda)
+$(GPU_TESTS): $(CUDA)/%: $(CUDA)/dev/test/%.o $(CUDA)/libllmc.a
+	$(link_cuda)
+$(GPU_BENCHES): $(CUDA)/%: $(CUDA)/dev/bench/%.o $(CUDA)/libllmc.a
+	$(link_cuda)
+# The CPU backend as two libraries, bf16 and fp32, which the GPU tests open beside the CUDA one.
+build/ref/%.bf16.o: %.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(REF_CFLAGS) -c $< -o $@
+build/ref/%.fp32.o: %.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(REF_CFLAGS) -DFLOATX_FP32 -c $< -o $@
+build/ref/libref_%.so: $(foreach f,$(REF_SRC:%.c=%),build/ref/$(f).%.o)
+	$(Q)$(CC) -shared -Wl,-Bsymbolic $^ -o $@ -lm $(if $(HAVE_OPENMP),-fopenmp)
+$(foreach v,bf16 fp32,$(eval build/ref/libref_$(v).so: $(foreach f,$(REF_SRC:%.c=%),build/ref/$(f).$(v).o)))
+test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so
+test-gpu: test-gpu-programs
+	prove -v --exec '' $(GPU_TESTS)
+
+# ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------
+deps:
+	@scripts/install_deps.sh
+quickstart: deps
+	@$(MAKE) --no-print-directory found programs $(if $(NVCC),cuda)
+	@scripts/quickstart.sh
+test-programs: programs $(TESTS) $(EXACT_TESTS)
+test: deps
+	@$(MAKE) --no-print-directory found test-programs $(if $(NVCC),cuda)
+	BUILD=$(CPU) prove --timer --exec '' $(TESTS) $(EXACT_TESTS) $(SCRIPT_TESTS)
+
+build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c
+	@mkdir -p $(@D)
+	clang -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ -ljson-c $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
+fuzz-programs: $(FUZZERS)
+FUZZ_SECONDS := 60
+fuzz: fuzz-programs
+	@for f in $(FUZZERS); do echo "== $$f"; mkdir -p build/fuzz/corpus-$$(basename $$f); \
+	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -close_fd_mask=3 -artifact_prefix=build/fuzz/ \
+	  build/fuzz/corpus-$$(basename $$f) 2>&1 | tail -n 3 || exit 1; done
+
+bench: programs
+	dev/bench/throughput.sh
+clean:
+	rm -rf build train_gpt train_gpt_cpu tokenize order2
+FORCE:
+
+-include $(shell find build -name '*.d' 2>/dev/null)

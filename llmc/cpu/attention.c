@@ -13,6 +13,7 @@
 
 enum { QUERIES = 64, KEYS = 512 };
 
+// The table: number of documents D, their starts (D + 1), number of query blocks B, then (first query, document) of each block.
 int64_t attention_table_ints(int N, int max_documents)
 {
     int64_t documents = max_documents ? max_documents : N;
@@ -137,13 +138,14 @@ static void forward_block(const Head *h, const Block *b, floatX *y, float *lse, 
 void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
                        int slots, float scale, int window, int N, int H, int e)
 {
-    (void)s, (void)N;
-    int d = H * e, blocks = table[slots + 1];
+    (void)s, (void)N, (void)slots;
+    int d = H * e, documents = table[0];
+    const int32_t *start = table + 1, *blocks = table + documents + 2;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int n = 0; n < blocks; n++)
+    for (int n = 0; n < blocks[0]; n++)
         for (int head = 0; head < H; head++) {
-            int q0 = table[slots + 2 + 2 * n], doc = table[slots + 3 + 2 * n];
-            Block b = {q0, (int)min_i64(QUERIES, table[doc + 1] - q0), table[doc]};
+            int q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
+            Block b = {q0, (int)min_i64(QUERIES, start[doc + 1] - q0), start[doc]};
             Head h = {q + head * e, k + head * e, v + head * e, scale, window, d, e};
             forward_block(&h, &b, y + head * e, lse + head, H);
         }
@@ -240,14 +242,15 @@ void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floa
                         const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale, int window,
                         int N, int H, int e)
 {
-    (void)s, (void)N;
-    int d = H * e;
+    (void)s, (void)N, (void)slots;
+    int d = H * e, documents = table[0];
+    const int32_t *start = table + 1;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int doc = 0; doc < slots; doc++)
+    for (int doc = 0; doc < documents; doc++)
         for (int head = 0; head < H; head++) {
             int at = head * e;
             Head h = {q + at, k + at, v + at, scale, window, d, e};
             Gradients g = {dq + at, dk + at, dv + at, dy + at, y + at, lse + head, H};
-            backward_document(&h, &g, table[doc], table[doc + 1]);
+            backward_document(&h, &g, start[doc], start[doc + 1]);
         }
 }
