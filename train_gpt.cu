@@ -118,6 +118,10 @@ static bool train(Run *r)
         if (!trainer_queue_step(t, &e)) fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
         if (queued >= 0) finish_step(r, queued);
         queued = t->step - 1;
+        if (!backend_is_asynchronous()) {
+            finish_step(r, queued);
+            queued = -1;
+        }
         stop = comm_any(interrupted != 0);
     }
     if (queued >= 0) finish_step(r, queued);
@@ -205,7 +209,7 @@ static int train_run(Run *r, int argc, char **argv)
     bool done = t->step == total;
     save_checkpoint(r);
     if (done) validate(r, true);
-    logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_allocated() / 1048576);
+    logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_peak() / 1048576);
     if (done) write_sample(r);
     logger_close(r->logger);
     return stopped ? EXIT_INTERRUPTED : 0;
@@ -250,6 +254,7 @@ int main(int argc, char **argv)
 {
     static Run run;
     Error e;
+    backend_prepare_process(argv);
     comm_open(&argc, &argv);
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
     if (!config_parse(&run.config, argc, argv, &e)) {

@@ -29,12 +29,15 @@ typedef struct {
     bool deterministic; // attention backward with a fixed order of sums
 } OpSizes;
 
+// First of all in main: may start the program anew (same arguments) with the environment that the backend's libraries need.
+void backend_prepare_process(char **argv);
 // Takes device `index` (ignored on the CPU) and its handles. Fatal, with the reason, when there is none.
 void backend_open(int index);
 // Scratch memory and plans for all ops up to these sizes. Call once, before any op.
 void backend_reserve(const OpSizes *sizes);
 void backend_close(void);
 const char *backend_name(void);        // "cpu" or "cuda"
+bool backend_is_asynchronous(void);    // ops are still running when they return
 const char *backend_description(void); // one line: device, threads, libraries and their versions, paths taken and why
 // Version lines for the log header, one by one from index 0; NULL after the last.
 const char *backend_version_line(int index);
