@@ -146,7 +146,7 @@ static void update_row(const NormuonUpdate *a, const StepParams *step, int64_t a
         if (w) w[c] = updated;
         wx[c] = float_to_x(updated);
     }
-    memset(a->grad + at, 0, sizeof(float) * (size_t)a->cols);
+    if (a->grad) memset(a->grad + at, 0, sizeof(float) * (size_t)a->cols);
 }
 
 static void update_matrix(const NormuonUpdate *a, const StepParams *step, int b)
