@@ -94,7 +94,7 @@ static const struct {
     {"2025-11-18", "2025-11-10", {{"skips", "single"}, {"lambda-init", "1.1"}, {"num-scheduled", "2185"}}},
     {"tiny", "2025-11-18",
      {{"model-dim", "64"}, {"num-heads", "2"}, {"mlp-dim", "256"}, {"block-size", "16"}, {"micro-batch-tokens", "512"},
-      {"num-scheduled", "300"}, {"num-extension", "20"}, {"val-tokens", "65536"}, {"val-every", "50"}}},
+      {"num-scheduled", "300"}, {"num-extension", "20"}, {"val-tokens", "65536"}, {"val-every", "50"}, {"head", "bf16"}}},
 };
 enum { NUM_PRESETS = sizeof presets / sizeof *presets };
 

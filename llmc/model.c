@@ -209,7 +209,7 @@ void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetti
 {
     const Params *p = &m->params;
     int d = m->config->model_dim;
-    assert(b->N <= a->tokens);
+    assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     embed_forward(s, a->x0, a->rstd0, b->tokens, p->tables, smear_gate(m), p->scalars + SCALAR_SMEAR, b->N, d);
     for (int i = 1; i < NUM_LAYERS; i++) layer_forward(m, a, i, b, at, s);
     mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, a->block_out[NUM_LAYERS - 1], a->block_out[BACKOUT_LAYER], NULL,

@@ -78,6 +78,7 @@ static void allocate_sequences(Trainer *t)
     batch_alloc(&t->eval_batch, t->sequence_tokens);
     t->host_eval_block = host_alloc(bytes);
     t->device_eval_block = device_alloc(bytes, "validation batch");
+    t->device_logits = device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "logits of a sample");
 }
 
 static void allocate_acts(Trainer *t)
@@ -148,6 +149,7 @@ void trainer_free(Trainer *t)
     batch_free(&t->eval_batch);
     host_free(t->host_eval_block);
     device_free(t->device_eval_block);
+    device_free(t->device_logits);
     device_free(t->acts_memory);
     device_free(t->rope_cos);
     device_free(t->rope_sin);
@@ -319,13 +321,13 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)block_size(padded) * sizeof(int32_t));
     DeviceBatch device = device_batch(t->device_eval_block, padded, slots);
     AttentionSetting at = attention_setting(t, c->window_final);
-    model_prepare(&t->model, &t->eval, t->stream);
-    model_forward(&t->model, &t->eval, &device, &at, t->stream);
-    float *logits = (float *)t->eval.layer[0].q; // free after the forward pass
-    assert((size_t)Vp * sizeof(float) <= 3 * (size_t)t->sequence_tokens * (size_t)c->model_dim * sizeof(floatX));
-    head_logits(t->stream, logits, t->eval.xf + (int64_t)(N - 1) * c->model_dim, p->tables + (NUM_TABLES - 1) * p->table_size, 1,
-                c->model_dim, Vp);
-    copy_to_host(t->stream, z, logits, (size_t)Vp * sizeof(float));
+    Acts acts;
+    acts_place(&acts, c, padded, false, t->acts_memory);
+    model_prepare(&t->model, &acts, t->stream);
+    model_forward(&t->model, &acts, &device, &at, t->stream);
+    head_logits(t->stream, t->device_logits, acts.xf + (int64_t)(N - 1) * c->model_dim,
+                p->tables + (NUM_TABLES - 1) * p->table_size, 1, c->model_dim, Vp);
+    copy_to_host(t->stream, z, t->device_logits, (size_t)Vp * sizeof(float));
     stream_synchronize(t->stream);
     batch_free(&b);
 }

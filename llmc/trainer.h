@@ -36,6 +36,7 @@ typedef struct {
     int32_t *host_block[HOST_SLOTS], *device_block;
     int32_t *host_eval_block, *device_eval_block;
     int64_t eval_block_ints;
+    float *device_logits; // (Vp), of a sample
     StepParams *host_step[HOST_SLOTS];
     float *host_loss[HOST_SLOTS], *device_loss; // (accumulation)
     Event *done[HOST_SLOTS];

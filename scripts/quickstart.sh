@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# From nothing to a sample: real text, byte shards, a short training run of the tiny preset, its loss beside that of an order-2 byte
+# model on the same text, and a continuation written by the model. `make quickstart` builds the programs first.
+#   TEXT=path  own text in place of the six novels          STEPS=300  scheduled steps
+set -eu -o pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+data=data/quickstart out=runs/quickstart steps=${STEPS:-300}
+
+say() { printf '\n== %s\n' "$*"; }
+
+trainer=./train_gpt_cpu
+if [[ -x ./train_gpt ]] && nvidia-smi -L >/dev/null 2>&1; then trainer=./train_gpt; fi
+
+say "text"
+[[ -s $data/train.jsonl && -z ${TEXT:-} ]] || data/quickstart_text.sh
+cat $data/SOURCE
+
+say "tokens (bytes)"
+./tokenize --vocab bytes --out $data/ --name bytes --input $data/train.jsonl
+./tokenize --vocab bytes --out $data/ --name heldout --val-fraction 1 --input $data/val.jsonl
+
+say "the model to beat: order-2 byte statistics of the same text"
+./order2 $data/train.jsonl $data/val.jsonl | tee $data/order2.txt
+
+say "training with $trainer"
+rm -rf $out
+$trainer --preset tiny --num-scheduled "$steps" --repeat --out $out \
+    --train-files "$data/bytes_train_*.bin" --val-files "$data/heldout_val_*.bin"
+
+say "validation on all of the held-out text, and a sample"
+tokens=$(od -An -td4 -j8 -N4 $data/heldout_val_000000.bin)
+$trainer --preset tiny --num-scheduled "$steps" --resume $out --eval-only --val-files "$data/heldout_val_*.bin" \
+    --val-tokens $(((tokens - 1) / 4096 * 4096)) --sample "It was" --num-tokens 400 | tee $data/eval.txt
+
+loss=$(sed -n 's/^val_loss:\([0-9.]*\)$/\1/p' $data/eval.txt)
+say "result"
+awk -v loss="$loss" -v order2="$(cat $data/order2.txt)" -v documents="$(wc -l <$data/val.jsonl)" -v tokens="$tokens" 'BEGIN {
+    match(order2, /[0-9.]+ bits per byte/); bar = substr(order2, RSTART, RLENGTH) + 0
+    bits = loss / log(2) * tokens / (tokens - documents)   # tokens count the document ends too
+    printf "order-2 byte model %.3f bits per byte, this model %.3f bits per byte: %s\n", bar, bits, bits < bar ? "below it" : "NOT below it"
+    exit !(bits < bar) }'
