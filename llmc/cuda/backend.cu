@@ -38,7 +38,7 @@ __global__ void device_probe_kernel(void) {} // exists for the device this was c
 // Partial sums of the widest reduction: per block three scalars, or the column sums of the largest matrices.
 static size_t partial_floats_needed(const OpSizes *sizes)
 {
-    size_t segments = (size_t)ceil_div(max_i64(sizes->tokens, 1), 32) * 2 * (size_t)sizes->dim; // embedding_grad
+    size_t segments = (size_t)ceil_div(max_i64(sizes->tokens, 1), 16) * 2 * (size_t)sizes->dim; // embedding_grad
     size_t columns = (size_t)4 << 20;                                                           // normuon_update, in slices
     size_t blocks = (size_t)device_state.sms * 64 * 16;
     size_t need = segments > columns ? segments : columns;
@@ -85,6 +85,8 @@ float *scratch_floats(size_t floats)
     return device_state.partials;
 }
 
+void backend_prepare_process(char **) {}
+bool backend_is_asynchronous(void) { return true; }
 const char *backend_name(void) { return "cuda"; }
 
 const char *backend_description(void)

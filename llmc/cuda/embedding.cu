@@ -2,7 +2,8 @@
 #include "llmc/cuda/cuda_common.cuh"
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-enum { GATE_WIDTH = 12, RUN = 16 /* rows a warp walks in embed_backward */, SEGMENT = 32 /* positions a warp sums */ };
+enum { GATE_WIDTH = 12, RUN = 16 /* rows a warp walks in embed_backward */, SEGMENT = 16 /* positions a warp sums */,
+       JOIN_WARPS = 4 };
 
 // gate . row[0:12], given to all lanes.
 static __device__ __forceinline__ float gate_dot(const floatX *row, const floatX *gate, int lane)
@@ -199,7 +200,7 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
 }
 
 // ---- rows of a table -----------------------------------------------------------------------------------------------------
-// The positions, sorted by token, are cut into segments of 32. A warp sums its segment; tokens that lie inside go to the table at
+// The positions, sorted by token, are cut into segments. A warp sums its segment; tokens that lie inside go to the table at
 // once, the first and last token of a segment may go on in the neighbours: their sums wait in scratch (segments, 2, d) for the
 // second kernel, which adds them in order. So a token that occurs a thousand times costs no more than a thousand tokens.
 
@@ -227,6 +228,19 @@ template <int VPL> static __device__ __forceinline__ void save_partial(float *ro
     }
 }
 
+template <int VPL> static __device__ __forceinline__ void add_partial(float (&sum)[VPL][8], const float4 *row, int vectors, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < VPL; i++) {
+        int v = lane + WARP * i;
+        if (v >= vectors) continue;
+        float4 a = row[2 * v], b = row[2 * v + 1];
+        const float f[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum[i][k] += f[k];
+    }
+}
+
 // The row whose positions contain `position`.
 static __device__ __forceinline__ int find_row(const int32_t *row_start, int rows, int position)
 {
@@ -248,7 +262,8 @@ __global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtab
     if (begin >= N) return;
     float factor = scale ? scale[0] : 1;
     int r = find_row(rows.row_start, *rows.num_rows, begin), at = begin;
-    int mine = begin + lane < end ? rows.order[begin + lane] : 0; // 32 positions, one a lane
+    static_assert(SEGMENT <= WARP, "a lane holds one position");
+    int mine = begin + lane < end ? rows.order[begin + lane] : 0; // positions, one a lane
     while (at < end) {
         int start = rows.row_start[r], stop = rows.row_start[r + 1], until = min(stop, end);
         float sum[VPL][8];
@@ -275,14 +290,16 @@ __global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtab
     }
 }
 
-// One warp for each segment in which a token begins that goes on in the next: adds up that token's partial sums.
+// One block for each segment in which a token begins that goes on in the next: adds up that token's partial sums. Each warp takes
+// every JOIN_WARPS-th, the first adds the warps'.
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void embedding_join_kernel(float *dtable, const float *scale, TokenRows rows, int N, int d,
-                                                                     const float *partials)
+__global__ __launch_bounds__(JOIN_WARPS *WARP) void embedding_join_kernel(float *dtable, const float *scale, TokenRows rows, int N, int d,
+                                                                          const float *partials)
 {
-    int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
-    int begin = segment * SEGMENT, end = min(begin + SEGMENT, N);
-    if (begin >= N || end == N) return;
+    __shared__ float4 sums[JOIN_WARPS - 1][2 * VPL * WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, segment = blockIdx.x, vectors = d / 8;
+    int begin = segment * SEGMENT, end = begin + SEGMENT;
+    if (end >= N) return;
     int r = find_row(rows.row_start, *rows.num_rows, end - 1), start = rows.row_start[r], stop = rows.row_start[r + 1];
     if (start < begin || stop <= end) return;
     int last = (stop - 1) / SEGMENT;
@@ -292,18 +309,12 @@ __global__ __launch_bounds__(ROW_THREADS) void embedding_join_kernel(float *dtab
 #pragma unroll
         for (int k = 0; k < 8; k++) sum[i][k] = 0;
 #pragma unroll 4
-    for (int j = segment; j <= last; j++) {
-        const float4 *row = reinterpret_cast<const float4 *>(partials + (2 * (int64_t)j + (j == segment)) * d);
-#pragma unroll
-        for (int i = 0; i < VPL; i++) {
-            int v = lane + WARP * i;
-            if (v >= vectors) continue;
-            float4 a = row[2 * v], b = row[2 * v + 1];
-            const float f[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (int k = 0; k < 8; k++) sum[i][k] += f[k];
-        }
-    }
+    for (int j = segment + warp; j <= last; j += JOIN_WARPS)
+        add_partial<VPL>(sum, reinterpret_cast<const float4 *>(partials + (2 * (int64_t)j + (j == segment)) * d), vectors, lane);
+    if (warp) save_partial<VPL>(reinterpret_cast<float *>(sums[warp - 1]), sum, vectors, lane);
+    __syncthreads();
+    if (warp) return;
+    for (int w = 1; w < JOIN_WARPS; w++) add_partial<VPL>(sum, sums[w - 1], vectors, lane);
     add_to_table<VPL>(dtable + (int64_t)rows.row_token[r] * d, sum, scale ? scale[0] : 1, vectors, lane);
 }
 
@@ -314,5 +325,5 @@ void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale
     unsigned blocks = (unsigned)ceil_div(segments, ROW_WARPS);
     float *partials = scratch_floats((size_t)segments * 2 * (size_t)d);
     DISPATCH_WIDTH(d, (embedding_grad_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dtable, g, scale, *rows, N, d, partials)));
-    DISPATCH_WIDTH(d, (embedding_join_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dtable, scale, *rows, N, d, partials)));
+    DISPATCH_WIDTH(d, (embedding_join_kernel<VPL><<<(unsigned)segments, JOIN_WARPS * WARP, 0, s>>>(dtable, scale, *rows, N, d, partials)));
 }

@@ -1,7 +1,7 @@
 // Attention gates: y * sig(gate_w . h[0:12]) per head, and backward. One warp a token.
 #include "llmc/cuda/cuda_common.cuh"
 
-enum { GATE_WIDTH = 12, WEIGHT_ROWS = 64 /* rows a block of the weight gradient sums */ };
+enum { GATE_WIDTH = 12, WEIGHT_ROWS = 128 /* rows a block of the weight gradient sums */ };
 
 // The gate's input before the sigmoid, by one lane.
 static __device__ __forceinline__ float gate_input(const floatX *h, const floatX *w)
@@ -94,34 +94,43 @@ __global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(flo
     if (lane == 0) dgate[unit] = dot * gate * (1 - gate);
 }
 
-// dgate_w[h][j] += sum over rows of dgate[row][h] * h[row][j]. A thread owns pairs (h, j); a block sums WEIGHT_ROWS rows; the last
-// block adds the blocks' sums in order.
+// dgate_w[h][j] += sum over rows of dgate[row][h] * h[row][j]. A block sums WEIGHT_ROWS rows: each warp a stretch of them, a lane
+// owns pairs (h, j). The last block adds the blocks' sums in order.
 __global__ __launch_bounds__(ROW_THREADS) void gate_weight_kernel(float *dgate_w, const float *dgate, const floatX *h, int N, int H, int d,
                                                                   float *partials, unsigned *counter)
 {
     __shared__ bool last;
-    __shared__ float inputs[WEIGHT_ROWS][GATE_WIDTH];
+    __shared__ float inputs[WEIGHT_ROWS][GATE_WIDTH], sums[ROW_WARPS][WARP];
     int first = blockIdx.x * WEIGHT_ROWS, rows = min(WEIGHT_ROWS, N - first), pairs = H * GATE_WIDTH;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int i = threadIdx.x; i < rows * GATE_WIDTH; i += ROW_THREADS)
         inputs[i / GATE_WIDTH][i % GATE_WIDTH] = to_float(h[(int64_t)(first + i / GATE_WIDTH) * d + i % GATE_WIDTH]);
-    __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += ROW_THREADS) {
+    for (int start = 0; start < pairs; start += WARP) {
+        __syncthreads();
+        int p = min(start + lane, pairs - 1), end = min((warp + 1) * (WEIGHT_ROWS / ROW_WARPS), rows);
         float x = 0;
-#pragma unroll 16
-        for (int r = 0; r < rows; r++) x += dgate[(int64_t)(first + r) * H + p / GATE_WIDTH] * inputs[r][p % GATE_WIDTH];
-        partials[(int64_t)blockIdx.x * pairs + p] = x;
-        __threadfence();
+#pragma unroll 8
+        for (int r = warp * (WEIGHT_ROWS / ROW_WARPS); r < end; r++) x += dgate[(int64_t)(first + r) * H + p / GATE_WIDTH] * inputs[r][p % GATE_WIDTH];
+        sums[warp][lane] = x;
+        __syncthreads();
+        if (warp == 0 && start + lane < pairs) {
+            x = 0;
+            for (int w = 0; w < ROW_WARPS; w++) x += sums[w][lane];
+            partials[(int64_t)blockIdx.x * pairs + p] = x;
+            __threadfence();
+        }
     }
     __syncthreads();
     if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     if (!last) return;
     __threadfence();
-    for (int p = threadIdx.x / WARP; p < pairs; p += ROW_WARPS) {
+    for (int p = warp; p < pairs; p += ROW_WARPS) {
         float x = 0;
-        for (int b = threadIdx.x % WARP; b < gridDim.x; b += WARP) x += __ldcg(partials + (int64_t)b * pairs + p);
+#pragma unroll 8
+        for (int b = lane; b < gridDim.x; b += WARP) x += __ldcg(partials + (int64_t)b * pairs + p);
         x = warp_sum(x);
-        if (threadIdx.x % WARP == 0) dgate_w[p] += x;
+        if (lane == 0) dgate_w[p] += x;
     }
 }
 

@@ -138,12 +138,14 @@ template <class T> __global__ __launch_bounds__(STRIP) void row_squares_kernel(f
     if (threadIdx.x % WARP == 0) sums[row] = sum;
 }
 
-// sums (batch, chunks, count); factor (batch, count) out; elements: how many squares a sum has in all
-__global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, float *second, const float *sums, int chunks, int count, int elements)
+// sums (batch, chunks, count); factor (batch, count) out; second (batch, stride), of which `count` are used; elements: how many
+// squares a sum has in all
+__global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, float *second, const float *sums, int chunks, int count, int stride,
+                                                            int elements)
 {
     __shared__ float shared[WARP];
     const float *mine = sums + (int64_t)blockIdx.x * chunks * count;
-    float *s = second + (int64_t)blockIdx.x * count, *f = factor + (int64_t)blockIdx.x * count, before = 0, after = 0;
+    float *s = second + (int64_t)blockIdx.x * stride, *f = factor + (int64_t)blockIdx.x * count, before = 0, after = 0;
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
         float total = 0;
         for (int i = 0; i < chunks; i++) total += mine[(int64_t)i * count + j];
@@ -218,7 +220,8 @@ template <class T> static void update_slice(Stream s, const NormuonUpdate *a, co
         int64_t rows = (int64_t)a->batch * a->rows;
         row_squares_kernel<T><<<(unsigned)ceil_div(rows, STRIP / WARP), STRIP, 0, s>>>(sums, o, rows, a->cols);
     }
-    second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(factor, a->second, sums, chunks, count, a->per_column ? a->rows : a->cols);
+    second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(factor, a->second, sums, chunks, count, a->rows > a->cols ? a->rows : a->cols,
+                                                           a->per_column ? a->rows : a->cols);
     bool vector = a->cols % 4 == 0 && aligned16(a->o) && aligned16(a->w) && aligned16(a->wx) && aligned16(a->grad);
     if (vector) update_kernel<T, 4><<<(unsigned)ceil_div(all / 4, THREADS), THREADS, 0, s>>>(*a, o, factor, step, all);
     else update_kernel<T, 1><<<(unsigned)ceil_div(all, THREADS), THREADS, 0, s>>>(*a, o, factor, step, all);
@@ -237,7 +240,7 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
         part.w = a->w ? a->w + at : NULL;
         part.wx = a->wx + at;
         part.grad = a->grad ? a->grad + at : NULL;
-        part.second = a->second + (int64_t)b * count;
+        part.second = a->second + b * max_i64(a->rows, a->cols);
         part.o = (const char *)a->o + (size_t)at * element;
         float *scratch = scratch_floats((size_t)part.batch * each);
         if (a->o_dtype == NS_BF16) update_slice<__nv_bfloat16>(s, &part, step, scratch);

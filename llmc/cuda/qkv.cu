@@ -79,13 +79,19 @@ typedef struct {
     const floatX *cos, *sin;
 } QkvForward;
 
-static __device__ __forceinline__ void norm_and_rotate(floatX *head, float *rstd, int j, int e, const float (&c)[8], const float (&s)[8],
+// A thread's two vectors of a head.
+struct Pair {
+    uint4 lo, hi;
+};
+static __device__ __forceinline__ Pair load_pair(const floatX *head, int j, int half) { return {load_vec(head, j), load_vec(head, j + half)}; }
+
+static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e, const float (&c)[8], const float (&s)[8],
                                                        unsigned mask)
 {
     int half = e / 16; // vectors of a half
     float x1[8], x2[8], sum = 0;
-    unpack8(load_vec(head, j), x1);
-    unpack8(load_vec(head, j + half), x2);
+    unpack8(in.lo, x1);
+    unpack8(in.hi, x2);
 #pragma unroll
     for (int k = 0; k < 8; k++) sum += x1[k] * x1[k] + x2[k] * x2[k];
     float r = 1.0f / sqrtf(group_sum(sum, half, mask) / (float)e + RMS_EPS);
@@ -97,18 +103,14 @@ static __device__ __forceinline__ void norm_and_rotate(floatX *head, float *rstd
     store_vec(head, j + half, pack8(x2));
 }
 
-static __device__ __forceinline__ void mix_value(const QkvForward &a, int64_t at, int64_t token_at, int v)
+static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const float *lambda, bool with_embed)
 {
     float x[8], t[8];
-    unpack8(load_vec(a.v_raw + at, v), x);
+    unpack8(raw, x);
+    unpack8(embed, t);
 #pragma unroll
-    for (int k = 0; k < 8; k++) x[k] *= a.lambda[0];
-    if (a.value_embed) {
-        unpack8(load_vec(a.value_embed + token_at, v), t);
-#pragma unroll
-        for (int k = 0; k < 8; k++) x[k] += a.lambda[1] * t[k];
-    }
-    store_vec(a.v + at, v, pack8(x));
+    for (int k = 0; k < 8; k++) x[k] = with_embed ? lambda[0] * x[k] + lambda[1] * t[k] : lambda[0] * x[k];
+    return pack8(x);
 }
 
 __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int N, int H, int e)
@@ -121,13 +123,14 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int 
     int64_t n = id / per_row;
     int h = (int)(id % per_row) / half, j = (int)(id % half);
     int64_t at = (n * H + h) * e;
+    Pair q = load_pair(a.q + at, j, half), k = load_pair(a.k + at, j, half), v = load_pair(a.v_raw + at, j, half), embed = v;
+    if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
     float c[8], s[8];
     load_rotation(c, s, a.cos, a.sin, n, j, e);
-    norm_and_rotate(a.q + at, a.rstd_q + n * H + h, j, e, c, s, mask);
-    norm_and_rotate(a.k + at, a.rstd_k + n * H + h, j, e, c, s, mask);
-    int64_t token_at = a.value_embed ? ((int64_t)a.tokens[n] * H + h) * e : 0;
-    mix_value(a, at, token_at, j);
-    mix_value(a, at, token_at, j + half);
+    norm_and_rotate(a.q + at, q, a.rstd_q + n * H + h, j, e, c, s, mask);
+    norm_and_rotate(a.k + at, k, a.rstd_k + n * H + h, j, e, c, s, mask);
+    store_vec(a.v + at, j, mix_value(v.lo, embed.lo, a.lambda, a.value_embed));
+    store_vec(a.v + at, j + half, mix_value(v.hi, embed.hi, a.lambda, a.value_embed));
 }
 
 // Any head width: one warp a head.
@@ -175,21 +178,22 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
 // With y = R x^, x^ = x rstd: dx^ = R' dy, and dx = rstd (dx^ - x^ mean(dx^ x^)). The sum of dx^ x^ is that of dy y. R' R is not
 // quite the identity, because cos and sin are rounded: x^ = R' y / (cos^2 + sin^2).
 
-static __device__ __forceinline__ void unrotate_gradient(floatX *out, const floatX *dy, const floatX *y, float r, int j, int e,
-                                                         const float (&c)[8], const float (&s)[8], unsigned mask)
+// inverse: 1 / (c^2 + s^2)
+static __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, float r, int j, int e, const float (&c)[8],
+                                                         const float (&s)[8], const float (&inverse)[8], unsigned mask)
 {
     int half = e / 16;
     float g1[8], g2[8], y1[8], y2[8], dot = 0;
-    unpack8(load_vec(dy, j), g1);
-    unpack8(load_vec(dy, j + half), g2);
-    unpack8(load_vec(y, j), y1);
-    unpack8(load_vec(y, j + half), y2);
+    unpack8(dy.lo, g1);
+    unpack8(dy.hi, g2);
+    unpack8(y.lo, y1);
+    unpack8(y.hi, y2);
 #pragma unroll
     for (int k = 0; k < 8; k++) dot += g1[k] * y1[k] + g2[k] * y2[k];
     dot = group_sum(dot, half, mask) / (float)e;
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        float scale = dot / (c[k] * c[k] + s[k] * s[k]);
+        float scale = dot * inverse[k];
         float a = g1[k] - y1[k] * scale, b = g2[k] - y2[k] * scale; // R' of this is dx^ - x^ dot
         g1[k] = r * (a * c[k] - b * s[k]);
         g2[k] = r * (b * c[k] + a * s[k]);
@@ -198,22 +202,21 @@ static __device__ __forceinline__ void unrotate_gradient(floatX *out, const floa
     store_vec(out, j + half, pack8(g2));
 }
 
-static __device__ __forceinline__ void value_gradient(const QkvBackward &a, floatX *out, int64_t at, int64_t token_at, int v, float lambda,
-                                                      float (&sums)[2])
+// lambda dv; adds dv v_raw and dv embed to the sums.
+static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint4 embed, bool with_embed, float lambda, float (&sums)[2])
 {
     float g[8], t[8];
-    unpack8(load_vec(a.dv + at, v), g);
-    unpack8(load_vec(a.v_raw + at, v), t);
+    unpack8(dv, g);
+    unpack8(raw, t);
 #pragma unroll
     for (int k = 0; k < 8; k++) sums[0] += g[k] * t[k];
-    if (a.value_embed) {
-        unpack8(load_vec(a.value_embed + token_at, v), t);
+    unpack8(embed, t);
 #pragma unroll
-        for (int k = 0; k < 8; k++) sums[1] += g[k] * t[k];
+    for (int k = 0; k < 8; k++) {
+        if (with_embed) sums[1] += g[k] * t[k];
+        g[k] *= lambda;
     }
-#pragma unroll
-    for (int k = 0; k < 8; k++) g[k] *= lambda;
-    store_vec(out, v, pack8(g));
+    return pack8(g);
 }
 
 __global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials, unsigned *counter)
@@ -228,13 +231,17 @@ __global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, in
         int64_t n = id / per_row;
         int h = (int)(id % per_row) / half, j = (int)(id % half);
         int64_t at = (n * H + h) * e, out = n * 3 * d + (int64_t)h * e;
-        float c[8], s[8];
+        Pair dq = load_pair(a.dq + at, j, half), q = load_pair(a.q + at, j, half), dk = load_pair(a.dk + at, j, half);
+        Pair k = load_pair(a.k + at, j, half), dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half), embed = raw;
+        if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
+        float c[8], s[8], inverse[8];
         load_rotation(c, s, a.cos, a.sin, n, j, e);
-        unrotate_gradient(a.dqkv + out, a.dq + at, a.q + at, a.rstd_q[n * H + h], j, e, c, s, mask);
-        unrotate_gradient(a.dqkv + out + d, a.dk + at, a.k + at, a.rstd_k[n * H + h], j, e, c, s, mask);
-        int64_t token_at = a.value_embed ? ((int64_t)a.tokens[n] * H + h) * e : 0;
-        value_gradient(a, a.dqkv + out + 2 * d, at, token_at, j, lambda, sums);
-        value_gradient(a, a.dqkv + out + 2 * d, at, token_at, j + half, lambda, sums);
+#pragma unroll
+        for (int i = 0; i < 8; i++) inverse[i] = __fdividef(1, c[i] * c[i] + s[i] * s[i]);
+        unrotate_gradient(a.dqkv + out, dq, q, a.rstd_q[n * H + h], j, e, c, s, inverse, mask);
+        unrotate_gradient(a.dqkv + out + d, dk, k, a.rstd_k[n * H + h], j, e, c, s, inverse, mask);
+        store_vec(a.dqkv + out + 2 * d, j, value_gradient(dv.lo, raw.lo, embed.lo, a.value_embed, lambda, sums));
+        store_vec(a.dqkv + out + 2 * d, j + half, value_gradient(dv.hi, raw.hi, embed.hi, a.value_embed, lambda, sums));
     }
     grid_accumulate<2>(a.dlambda, sums, partials, counter);
 }

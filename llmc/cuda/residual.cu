@@ -22,8 +22,12 @@ static SkipTable skip_table(const int *skip_of, int L)
 __global__ void coefficients_forward_kernel(float *coef, const float *scalars, SkipTable skips, int L)
 {
     int i = threadIdx.x;
-    if (i == 0 || i > L) return;
+    if (i > L) return;
     float *c = coef + 3 * i;
+    if (i == 0) {
+        c[0] = c[1] = c[2] = 0; // unused
+        return;
+    }
     if (i == L) {
         c[0] = 1;
         c[1] = -scalars[5 * L + 1];
@@ -139,80 +143,102 @@ static __device__ __forceinline__ void add_gate_gradient(float (&dh)[8], const f
     }
 }
 
+// All streams of a row are asked for before the first is used.
+template <int VPL> struct MixRow {
+    uint4 dh[VPL], h[VPL], x[VPL], x0[VPL], dx_out[VPL], dx0[VPL];
+};
+
+template <int VPL> static __device__ __forceinline__ void mix_load(MixRow<VPL> &u, const MixBackward &a, int64_t at, int vectors, int lane)
+{
+    load_row(u.dh, a.dh + at, vectors, lane);
+    load_row(u.h, a.h + at, vectors, lane);
+    load_row(u.x, a.x + at, vectors, lane);
+    load_row(u.x0, a.x0 + at, vectors, lane);
+    if (a.dx_out) load_row(u.dx_out, a.dx_out + at, vectors, lane);
+    if (a.accumulate_dx0) load_row(u.dx0, a.dx0 + at, vectors, lane);
+}
+
+// Vector v of the row, of which g is the gradient: what goes to skip, x0 and x, in this order, because dx_add may be dskip.
+static __device__ __forceinline__ void mix_scatter(const MixBackward &a, int64_t at, int v, const float (&g)[8], uint4 x, uint4 x0, uint4 dx0,
+                                                   const float (&coef)[3], float (&sums)[3])
+{
+    float t[8], out[8];
+    if (a.skip) {
+        unpack8(load_vec(a.skip + at, v), t);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            sums[2] += g[k] * t[k];
+            out[k] = coef[2] * g[k];
+        }
+        store_vec(a.dskip + at, v, pack8(out));
+    }
+    unpack8(x0, t);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        sums[1] += g[k] * t[k];
+        out[k] = coef[1] * g[k];
+    }
+    if (a.accumulate_dx0) {
+        unpack8(dx0, t);
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] += t[k];
+    }
+    store_vec(a.dx0 + at, v, pack8(out));
+    unpack8(x, t);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        sums[0] += g[k] * t[k];
+        out[k] = coef[0] * g[k];
+    }
+    if (a.dx_add) {
+        unpack8(load_vec(a.dx_add + at, v), t);
+#pragma unroll
+        for (int k = 0; k < 8; k++) out[k] += t[k];
+    }
+    store_vec(a.dx + at, v, pack8(out));
+}
+
 template <int VPL>
 static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, int row, int d, int lane, const float (&coef)[3],
                                                         float (&sums)[3])
 {
     int vectors = d / 8;
     int64_t at = (int64_t)row * d;
-    float dh[VPL][8], h[VPL][8], dot = 0;
-    uint4 udh[VPL], uh[VPL], ux[VPL], u0[VPL];
-    load_row(udh, a.dh + at, vectors, lane);
-    load_row(uh, a.h + at, vectors, lane);
-    load_row(ux, a.x + at, vectors, lane);
-    load_row(u0, a.x0 + at, vectors, lane);
-    float r = a.rstd[row];
+    MixRow<VPL> u;
+    mix_load(u, a, at, vectors, lane);
+    float h[8], gate[8], r = a.rstd[row], dot = 0; // gate: what the gates add to the row's first elements
+#pragma unroll
+    for (int k = 0; k < 8; k++) gate[k] = 0;
+    if (a.dgate) add_gate_gradient(gate, a.dgate + (int64_t)row * a.heads, a.gate_w, a.heads, lane);
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
-        unpack8(udh[i], dh[i]);
-        unpack8(uh[i], h[i]);
+        float dh[8];
+        unpack8(u.dh[i], dh);
+        unpack8(u.h[i], h);
+#pragma unroll
+        for (int k = 0; k < 8; k++) dot += (i ? dh[k] : dh[k] + gate[k]) * h[k];
     }
-    if (a.dgate) add_gate_gradient(dh[0], a.dgate + (int64_t)row * a.heads, a.gate_w, a.heads, lane);
-#pragma unroll
-    for (int i = 0; i < VPL; i++)
-#pragma unroll
-        for (int k = 0; k < 8; k++) dot += dh[i][k] * h[i][k];
     dot = warp_sum(dot) / (float)d;
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
         int v = lane + WARP * i;
         if (v >= vectors) continue;
-        float g[8], t[8], out[8];
+        float g[8];
+        unpack8(u.dh[i], g);
+        unpack8(u.h[i], h);
 #pragma unroll
-        for (int k = 0; k < 8; k++) g[k] = r * (dh[i][k] - h[i][k] * dot);
+        for (int k = 0; k < 8; k++) g[k] = r * ((i ? g[k] : g[k] + gate[k]) - h[k] * dot);
         if (a.dx_out) {
-            unpack8(load_vec(a.dx_out + at, v), t);
+            unpack8(u.dx_out[i], h);
 #pragma unroll
-            for (int k = 0; k < 8; k++) g[k] += t[k];
+            for (int k = 0; k < 8; k++) g[k] += h[k];
         }
-        if (a.skip) {
-            unpack8(load_vec(a.skip + at, v), t);
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                sums[2] += g[k] * t[k];
-                out[k] = coef[2] * g[k];
-            }
-            store_vec(a.dskip + at, v, pack8(out));
-        }
-        unpack8(u0[i], t);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            sums[1] += g[k] * t[k];
-            out[k] = coef[1] * g[k];
-        }
-        if (a.accumulate_dx0) {
-            unpack8(load_vec(a.dx0 + at, v), t);
-#pragma unroll
-            for (int k = 0; k < 8; k++) out[k] += t[k];
-        }
-        store_vec(a.dx0 + at, v, pack8(out));
-        unpack8(ux[i], t);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            sums[0] += g[k] * t[k];
-            out[k] = coef[0] * g[k];
-        }
-        if (a.dx_add) {
-            unpack8(load_vec(a.dx_add + at, v), t);
-#pragma unroll
-            for (int k = 0; k < 8; k++) out[k] += t[k];
-        }
-        store_vec(a.dx + at, v, pack8(out));
+        mix_scatter(a, at, v, g, u.x[i], u.x0[i], u.dx0[i], coef, sums);
     }
 }
 
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void mix_rmsnorm_backward_kernel(MixBackward a, int N, int d, float *partials,
+__global__ __launch_bounds__(ROW_THREADS, VPL <= 3 ? 2 : 1) void mix_rmsnorm_backward_kernel(MixBackward a, int N, int d, float *partials,
                                                                            unsigned *counter)
 {
     int lane = threadIdx.x % WARP;
