@@ -63,17 +63,22 @@ static void make_folder(const char *path)
         mkdir(copy, 0777);
         *p = '/';
     }
-    if (mkdir(copy, 0777) && errno != EEXIST) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", path, strerror(errno));
+    struct stat info;
+    int failed = mkdir(copy, 0777) && errno != EEXIST ? errno : stat(copy, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+    if (failed) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", path, strerror(failed));
     free(copy);
 }
 
-static void save_checkpoint(Run *r)
+// False, with a note, when it could not be written.
+static bool save_checkpoint(Run *r, const char *consequence)
 {
     Error e;
     char *path = checkpoint_path(r->config.out, r->trainer.step);
-    if (checkpoint_save(&r->trainer, path, &e)) logger_message(r->logger, "saved %s", path);
-    else if (comm_rank() == 0) note("checkpoint not saved, training goes on: %s", e.text);
+    bool saved = checkpoint_save(&r->trainer, path, &e);
+    if (saved) logger_message(r->logger, "saved %s", path);
+    else if (comm_rank() == 0) note("checkpoint not saved, %s: %s", consequence, e.text);
     free(path);
+    return saved;
 }
 
 static void validate(Run *r, bool final)
@@ -112,7 +117,7 @@ static bool train(Run *r)
             queued = -1;
         }
         if (validation || checkpoint) stop_clock(r);
-        if (checkpoint) save_checkpoint(r);
+        if (checkpoint) save_checkpoint(r, "training goes on");
         if (validation) validate(r, false);
         if (!r->clock) start_clock(r);
         if (!trainer_queue_step(t, &e)) fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
@@ -200,18 +205,19 @@ static int train_run(Run *r, int argc, char **argv)
     start_clock(r); // finding and reading the first shard counts
     trainer_create(t, &r->config, true, true);
     stop_clock(r);
+    trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     load_state(r);
     open_logger(r, argc, argv);
-    trainer_warm_up(t);
     if (c->stop_at && t->step >= c->stop_at)
         fatal(EXIT_USAGE, "--stop-at %d: the checkpoint is already at step %d", c->stop_at, t->step);
     bool stopped = train(r);
     bool done = t->step == total;
-    save_checkpoint(r);
+    bool saved = save_checkpoint(r, "and the run is over");
     if (done) validate(r, true);
     logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_peak() / 1048576);
     if (done) write_sample(r);
     logger_close(r->logger);
+    if (!saved) return EXIT_BAD_INPUT;
     return stopped ? EXIT_INTERRUPTED : 0;
 }
 
@@ -246,8 +252,9 @@ static bool given(int argc, char **argv, const char *option)
 static void check_ranks(const Config *c)
 {
     int R = comm_size();
-    if (c->micro_batches % R || R > SLOT_GROUP || SLOT_GROUP % R)
-        fatal(EXIT_USAGE, "%d ranks: must be 1, 2, 4 or 8 and divide --micro-batches %d", R, c->micro_batches);
+    if (c->micro_batches % R == 0 && R <= SLOT_GROUP && SLOT_GROUP % R == 0) return;
+    if (comm_rank() == 0) fatal(EXIT_USAGE, "%d ranks: must be 1, 2, 4 or 8 and divide --micro-batches %d", R, c->micro_batches);
+    comm_barrier(); // rank 0 speaks for all
 }
 
 int main(int argc, char **argv)

@@ -1,5 +1,6 @@
 #include "llmc/config.h"
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -212,29 +213,42 @@ bool config_parse(Config *c, int argc, char **argv, Error *e)
     return c->help || config_check(c, e);
 }
 
+// A comma-separated list of long windows in blocks, each of which must fit an int in tokens.
+static bool check_windows(const Config *c, Error *e)
+{
+    int most = INT_MAX / c->block_size, count = 0;
+    if (c->window_extension > most || c->window_final > most)
+        return error_set(e, "--window-extension and --window-final: at most %d blocks with --block-size %d", most, c->block_size);
+    for (const char *p = c->window_schedule;; p++) {
+        char *end;
+        long w = strtol(p, &end, 10);
+        if (end == p || w < 1 || w > most || (*end && *end != ',') || ++count > MAX_WINDOWS)
+            return error_set(e, "--window-schedule: '%s' is not a list of at most %d numbers of blocks, like 3,7,11, each 1 to %d",
+                             c->window_schedule, MAX_WINDOWS, most);
+        if (!*end) return true;
+        p = end;
+    }
+}
+
 bool config_check(const Config *c, Error *e)
 {
     int head_dim = c->model_dim / c->num_heads;
     if (c->model_dim % c->num_heads)
         return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
-    if (head_dim % 4 || head_dim < 8)
-        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4 and at least 8", head_dim);
+    if (head_dim % 4 || head_dim < 8 || head_dim > MAX_HEAD_DIM)
+        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d", head_dim, MAX_HEAD_DIM);
     if (c->model_dim % 8 || c->mlp_dim % 8) return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
     if (c->micro_batch_tokens % 16) return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
+    if ((int64_t)c->micro_batches * c->micro_batch_tokens > MAX_STEP_TOKENS)
+        return error_set(e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d", c->micro_batches,
+                         c->micro_batch_tokens, MAX_STEP_TOKENS);
     if (c->num_scheduled > 1000000000 - c->num_extension) return error_set(e, "--num-scheduled and --num-extension are too many steps");
     if (*c->init_from && *c->resume)
         return error_set(e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
     if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
     if (c->stop_at > config_total_steps(c))
         return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
-    for (const char *p = c->window_schedule;;) {
-        char *end;
-        long w = strtol(p, &end, 10);
-        if (end == p || w < 1 || w > 1000000 || (*end && *end != ','))
-            return error_set(e, "--window-schedule: '%s' is not a list of numbers of blocks, like 3,7,11", c->window_schedule);
-        if (!*end) break;
-        p = end + 1;
-    }
+    if (!check_windows(c, e)) return false;
     NsOptions ns;
     NsText text = config_ns_text(c);
     return ns_options_parse(&ns, &text, e);

@@ -51,6 +51,7 @@ typedef struct {
 } Config;
 
 enum { SKIPS_UNET, SKIPS_SINGLE };
+enum { MAX_HEAD_DIM = 1024, MAX_WINDOWS = 64, MAX_STEP_TOKENS = 1 << 28 }; // a step's tokens are also a validation sequence
 
 // Fills the config from the command line: defaults, then the preset named there, then the other options in order.
 // False, with one line in e, for an unknown option, a value that is no number, out of its bounds, or an impossible combination.

@@ -21,7 +21,7 @@ static void open_validation_data(Trainer *t)
 {
     Config *c = t->config;
     Error e;
-    t->sequence_tokens = (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens);
+    t->sequence_tokens = (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens); // config_check: fits
     if (c->val_tokens % t->sequence_tokens)
         fatal(EXIT_USAGE, "--val-tokens %lld is not a multiple of a validation sequence, %d tokens (--micro-batches times --micro-batch-tokens)",
               (long long)c->val_tokens, t->sequence_tokens);
@@ -177,8 +177,9 @@ void trainer_follow_windows(Trainer *t) { follow(t, schedule_window(t->config, t
 
 void trainer_finish_schedule(Trainer *t)
 {
+    t->step = config_total_steps(t->config); // else a validation would move the windows back to those of step 0
     rope_start(&t->rope, t->config);
-    for (int i = 0; i < config_total_steps(t->config); i++) rope_follow_window(&t->rope, t->config, schedule_window(t->config, i));
+    for (int i = 0; i < t->step; i++) rope_follow_window(&t->rope, t->config, schedule_window(t->config, i));
     follow(t, t->config->window_extension);
     rebuild_rope(t);
 }
