@@ -199,7 +199,8 @@ def main():
     check_parameter_count()
     for preset in ("2025-10-27", "2025-11-18"):
         check_gradients(preset)
-    for f in (check_polar_errors, check_attention, check_schedules, check_optimizers, check_fp8, check_loader, check_initial_loss):
+    for f in (check_polar_errors, check_attention, check_schedules, check_optimizers, check_fp8, check_loader,
+              check_initial_loss):
         f()
     print(f"1..{count}")
     return 1 if failures else 0

@@ -1,7 +1,7 @@
 """Parameters and forward pass.
 
-Parameters are wide leaves (float64 in that mode, float32 otherwise). In bf16 the half-stored ones hold bf16 values; casting them in the
-forward pass is then exact, and their gradients come out wide. `Arithmetic` says what activations are stored in (`act`) and
+Parameters are wide leaves (float64 in that mode, float32 otherwise). In bf16 the half-stored ones hold bf16 values; casting
+them in the forward pass is then exact, and their gradients come out wide. `Arithmetic` says what activations are stored in (`act`) and
 what is computed with inside an operation (`wide`); each operation rounds its result once.
 """
 import math
