@@ -1,0 +1,101 @@
+#!/usr/bin/env perl
+# A run that stops and goes on ends in the same bits as one that never stopped: at even and odd steps, across shards and window
+# changes, after signals, and after SIGKILL at random moments of saving.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+# Shards of about six steps each, so that 20 steps cross several boundaries.
+write_shard("train_$_.bin", documents(6000, 10 + $_)) for 1 .. 5;
+write_shard('val.bin', documents(700, 2));
+
+run_ok('20 steps at once', $trainer, @tiny, '--out', "$dir/whole");
+my $whole = "$dir/whole/step_000020.safetensors";
+my (%shard, %window);
+
+# 5, 6: around a window change; 7, 8: in the second shard; 9 odd, 10 even; 16: the extension begins; 19: the last step.
+for my $stop (1, 5, 6, 7, 8, 9, 10, 16, 19) {
+    run_ok("stop at $stop", $trainer, @tiny, '--out', "$dir/s$stop", '--stop-at', $stop);
+    my $checkpoint = sprintf "$dir/s$stop/step_%06d.safetensors", $stop;
+    my ($tensors, $metadata) = tensors($checkpoint);
+    $shard{(split ' ', $metadata->{'data.position'})[1]} = $window{$metadata->{'rope.window'}} = 1;
+    is(exists $tensors->{'lm_head.weight.grad'} ? 1 : 0, $stop % 2, "an odd number of steps leaves a gradient: $stop");
+    run_ok("resume at $stop", $trainer, @tiny, '--out', "$dir/s$stop", '--resume', $stop % 2 ? $checkpoint : "$dir/s$stop");
+    is(same_state($whole, "$dir/s$stop/step_000020.safetensors"), '', "$stop + " . (20 - $stop) . ' steps end in the same bits as 20');
+    is_deeply(losses("$dir/s$stop"), losses("$dir/whole"), 'with the same losses on the way');
+}
+ok(keys %shard >= 3, 'the stops lay in several shards: ' . join ' ', sort keys %shard);
+is_deeply([sort { $a <=> $b } keys %window], [3, 7, 11, 13], 'and in all windows of the schedule');
+
+# A checkpoint of the last step has nothing left to do, and says so by ending well.
+run_ok('resume at the end', $trainer, @tiny, '--out', "$dir/s1", '--resume', "$dir/s1");
+is(same_state($whole, "$dir/s1/step_000020.safetensors"), '', 'resuming a finished run changes nothing');
+
+# The test can fail: a gradient that is lost on the way shows.
+my $crippled = rewrite("$dir/s9/step_000009.safetensors", "$dir/crippled.safetensors", sub {
+    my ($name, $tensor) = @_;
+    $tensor->{bytes} = "\0" x length $tensor->{bytes} if $name eq 'lm_head.weight.grad';
+    return 1;
+});
+run_ok('without the left-over gradient', $trainer, @tiny, '--out', "$dir/crippled", '--resume', $crippled);
+isnt(same_state($whole, "$dir/crippled/step_000020.safetensors"), '', 'a lost left-over gradient is noticed');
+
+# ---- signals -----------------------------------------------------------------------------------------------------------
+
+sub steps_done { my ($folder) = @_; return scalar(() = log_text($folder) =~ /^step:\d+\/20 train_time/mg) }
+
+sub wait_for_step {
+    my ($folder, $step) = @_;
+    my $end = time + 30;
+    sleep 0.002 while steps_done($folder) < $step && time < $end;
+}
+
+for my $signal (qw(INT TERM)) {
+    my $folder = "$dir/$signal";
+    my $run = start($trainer, @tiny, '--out', $folder);
+    wait_for_step($folder, 3);
+    kill $signal, $run->{pid};
+    my ($status, $out, $err) = finish($run);
+    is($status, 3, "SIG$signal: exit status 3") or diag $err;
+    my ($done, $saved) = (steps_done($folder), newest($folder) // '');
+    ok($done >= 3 && $done < 20 && $saved eq sprintf("$folder/step_%06d.safetensors", $done), "it finished step $done and saved it");
+    is($err, '', 'without a complaint');
+    run_ok('resume', $trainer, @tiny, '--out', $folder, '--resume', $folder);
+    is(same_state($whole, "$folder/step_000020.safetensors"), '', 'and went on to the same bits');
+}
+
+# ---- killed while saving -----------------------------------------------------------------------------------------------
+
+# A checkpoint after every step: about half of the time goes into saving, so that many of these moments lie inside a save.
+my @saving = (@tiny, '--out', "$dir/killed", '--checkpoint-every', 1, '--val-every', 0);
+srand 20;
+my ($kills, $finished, $half_written) = (0, 0, 0);
+while ($kills < 30 && !$finished) {
+    my @resume = newest("$dir/killed") ? ('--resume', "$dir/killed") : ();
+    my $before = newest("$dir/killed") // '';
+    my $run = start($trainer, @saving, @resume);
+    sleep(0.08 + rand 0.15);
+    kill 'KILL', $run->{pid};
+    my ($status, $out, $err) = finish($run);
+    $kills += $status eq 'signal 9';
+    $finished = $status eq '0';
+    if ($status ne 'signal 9' && !$finished) {
+        fail("attempt $kills after $before: status $status, $err");
+        last;
+    }
+    $half_written += grep { /\.tmp\.\d+$/ } glob "$dir/killed/*";
+    for my $checkpoint (glob "$dir/killed/step_*.safetensors") {
+        next if eval { tensors($checkpoint); 1 };
+        fail("a complete name on an incomplete file: $checkpoint");
+    }
+}
+cmp_ok($kills, '>', 3, "killed $kills times; $half_written times a half-written file lay there");
+if (!$finished) { run_ok('the rest', $trainer, @saving, newest("$dir/killed") ? ('--resume', "$dir/killed") : ()) }
+is(same_state($whole, "$dir/killed/step_000020.safetensors"), '', 'the newest checkpoint always went on, to the same bits');
+is(scalar(glob "$dir/killed/step_000020.safetensors.tmp.*"), undef, 'and no half-written last one is left');
+done_testing;

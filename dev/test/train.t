@@ -1,0 +1,128 @@
+#!/usr/bin/env perl
+# Whole runs of the trainer: its log to the character, the same bits for the same seed and any number of threads, weights in and
+# out, validation and samples from a checkpoint, and every Newton-Schulz variant.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin, "$FindBin::Bin/../../scripts";
+use TrainTest;
+use RunLog;
+use Test::More;
+
+plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+write_shard('train_1.bin', documents(24000, 1));
+write_shard('val.bin', documents(700, 2));
+
+# ---- the log -----------------------------------------------------------------------------------------------------------
+
+my ($out) = run_ok('20 steps', $trainer, @tiny, '--out', "$dir/a", '--save-init', "$dir/init.safetensors");
+my ($log) = glob "$dir/a/logs/*.txt";
+like($log, qr{/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.txt$}, 'the log is named by a UUID of version 4');
+my @parts = split /^={100}\n/m, slurp($log), -1;
+is(scalar @parts, 3, 'two lines of 100 =');
+like($parts[0], qr/int main\(int argc, char \*\*argv\).*newton_schulz/s, 'the source stands first');
+like($parts[1], qr/^git commit: .*^command line: .*train_gpt_cpu.* --preset tiny .*nvidia-smi/ms, 'then versions, command line and nvidia-smi');
+
+my $time = qr/train_time:(\d+)ms step_avg:(\d+\.\d\d)ms/;
+my @expected = (qr{^step:0/20 val_loss:\d+\.\d{4} $time\n});
+for my $step (1 .. 20) {
+    push @expected, qr{^step:$step/20 $time\n};
+    push @expected, qr{^step:$step/20 val_loss:\d+\.\d{4} $time\n} if $step % 5 == 0;
+}
+push @expected, qr{^peak memory allocated: \d+ MiB reserved: \d+ MiB\n};
+my @lines = split /^/m, $parts[2];
+is(scalar @lines, scalar @expected, 'one line for each step and validation, and the memory');
+is(scalar(grep { ($lines[$_] // '') !~ /$expected[$_]\z/ } 0 .. $#expected), 0, 'every line to the character') or diag $parts[2];
+my $parsed = eval { RunLog::parse($log) };
+ok($parsed && RunLog::unfinished($parsed) eq '', 'the record tool reads it as a complete run') or diag $@;
+my $val = val_losses("$dir/a");
+is($val->{0}, '5.9506', 'the first loss is ln 384: the head is zero, and padding columns count');
+cmp_ok($val->{20}, '<', 4, "the validation loss falls, to $val->{20}");
+is(scalar keys %{losses("$dir/a")}, 20, 'the JSON lines hold the loss of every step');
+like($out, qr{^step 20/20  loss .*tokens/s  eta 0:00$}m, 'the console shows loss, speed and remaining time');
+
+# ---- the same bits -----------------------------------------------------------------------------------------------------
+
+my $final = "$dir/a/step_000020.safetensors";
+run_ok('the same again', $trainer, @tiny, '--out', "$dir/b");
+is(same_state($final, "$dir/b/step_000020.safetensors"), '', 'same seed: the same final state, bit for bit');
+is_deeply(losses("$dir/b"), losses("$dir/a"), 'and the same losses');
+{
+    local $ENV{OMP_NUM_THREADS};
+    delete $ENV{OMP_NUM_THREADS};
+    run_ok('two threads', $trainer, @tiny, '--out', "$dir/threads", '--threads', 2);
+    like(log_text("$dir/threads"), qr/OpenMP \d+, 2 threads/, '--threads 2 is heeded') if log_text("$dir/threads") !~ /OpenMP absent/;
+}
+is(same_state($final, "$dir/threads/step_000020.safetensors"), '', 'one thread and two: the same bits');
+run_ok('another seed', $trainer, @tiny, '--out', "$dir/seed", '--seed', 7, '--stop-at', 6);
+my ($one, $other) = map { losses("$dir/$_") } qw(a seed);
+is($other->{1}, $one->{1}, 'another seed: at step 0 the zero head hides it');
+isnt($other->{6}, $one->{6}, 'and then the losses differ');
+
+# ---- weights in and out ------------------------------------------------------------------------------------------------
+
+run_ok('--init-from', $trainer, @tiny, '--out', "$dir/c", '--init-from', "$dir/init.safetensors", '--seed', 7, '--save-init', "$dir/again.safetensors");
+my ($init, $meta) = tensors("$dir/init.safetensors");
+my ($again) = tensors("$dir/again.safetensors");
+is_deeply($again, $init, '--init-from and --save-init: the same tensors, bit for bit');
+my ($from_init, $from_seed) = map { (tensors($_))[0] } "$dir/c/step_000020.safetensors", $final;
+is_deeply($from_init, $from_seed, 'training from the saved weights gives the bits of the run that saved them');
+is($meta->{'option.seed'}, 1337, 'the file says which options made it');
+is_deeply([map { $init->{$_}{dtype} } qw(embed.weight smear_gate.weight blocks.1.mlp.c_fc scalars)], [qw(BF16 BF16 F32 F32)], 'dtypes of the public layout');
+is_deeply($init->{'scalars'}{shape}, [1, 64], '64 scalars');
+
+# The same weights as another program would write them.
+sub variant { my ($name, $change) = @_; return rewrite("$dir/init.safetensors", "$dir/$name.safetensors", $change) }
+sub first_losses { # of a run from this file, as text
+    my ($file, $what) = @_;
+    run_ok($what, $trainer, @tiny, '--out', "$file.run", '--init-from', $file, '--stop-at', 4);
+    return join ' ', map { losses("$file.run")->{$_} } 1 .. 4;
+}
+my $known = join ' ', map { $one->{$_} } 1 .. 4;
+my $wide = variant('f32', sub {
+    my (undef, $t) = @_;
+    @$t{qw(bytes dtype)} = (pack('f<*', @{floats($t)}), 'F32');
+});
+is(first_losses($wide, 'tables as F32'), $known, 'tables as F32 give the same run');
+for my $count (62, 63) {
+    my $file = variant("scalars$count", sub {
+        my ($name, $t) = @_;
+        ($t->{bytes}, $t->{shape}) = (substr($t->{bytes}, 0, 4 * $count), [$count]) if $name eq 'scalars';
+        return 1;
+    });
+    is(first_losses($file, "$count scalars in one dimension"), $known, "$count scalars give the same run");
+}
+
+# ---- validation and samples --------------------------------------------------------------------------------------------
+
+($out) = run_ok('--eval-only --resume', $trainer, @tiny, '--eval-only', '--resume', "$dir/a");
+is($out, "val_loss:$val->{20}\n", "--eval-only of the last checkpoint is the run's last validation");
+($out) = run_ok('--eval-only --init-from', $trainer, @tiny, '--eval-only', '--init-from', $final);
+is($out, "val_loss:$val->{20}\n", 'and so are its weights alone, with the windows of the end');
+run_ok('stopped', $trainer, @tiny, '--out', "$dir/ten", '--stop-at', 10);
+($out) = run_ok('--eval-only in the middle', $trainer, @tiny, '--eval-only', '--resume', "$dir/ten");
+is($out, "val_loss:$val->{10}\n", "--eval-only in the middle is that step's validation");
+
+my @size = @tiny[0 .. 17]; # without data
+my @sample = ($trainer, @size, '--sample', 'abc', '--num-tokens', 40);
+my ($first) = run_ok('a sample', @sample, '--resume', "$dir/a");
+like($first, qr/^\nabc.+\n\z/s, 'it continues the prompt');
+is((run_ok('again', @sample, '--resume', "$dir/a"))[0], $first, 'deterministic');
+is((run_ok('from weights', @sample, '--init-from', $final, '--vocab-size', 257))[0], $first, 'from the weights alone: the same text');
+isnt((run_ok('another seed', @sample, '--resume', "$dir/a", '--seed', 5))[0], $first, 'another seed draws other text');
+my ($likeliest) = run_ok('temperature 0', @sample, '--resume', "$dir/a", '--temperature', 0);
+like($likeliest, qr/^\nabc[a-h]*\n\z/, 'the likeliest bytes are those of the training text: ' . ($likeliest =~ s/\n//gr));
+is((run_ok('another seed', @sample, '--resume', "$dir/a", '--temperature', 0, '--seed', 5))[0], $likeliest, '--temperature 0 does not draw');
+is((run_ok('top-k 1', @sample, '--resume', "$dir/a", '--top-k', 1))[0], $likeliest, '--top-k 1 is the same');
+
+# ---- every variant trains ----------------------------------------------------------------------------------------------
+
+for my $ns (qw(kj you gram turbo turbo-gram)) {
+    run_ok("--ns $ns", $trainer, @tiny, '--out', "$dir/$ns", '--ns', $ns, '--val-every', 0);
+    my $loss = val_losses("$dir/$ns")->{20};
+    cmp_ok($loss, '<', $val->{0} - 1, "--ns $ns learns: $loss");
+    isnt(losses("$dir/$ns")->{20}, $one->{20}, "--ns $ns is not polar");
+}
+run_ok('FP8 head', $trainer, @tiny, '--out', "$dir/fp8", '--head', 'fp8');
+cmp_ok(abs(val_losses("$dir/fp8")->{20} - $val->{20}), '<', 0.1, 'the FP8 head learns about the same');
+done_testing;
