@@ -2,9 +2,10 @@
 // of keys that no query of the block sees.
 //
 // The table: document boundaries, then the query blocks of all documents in order, which the forward pass shares out.
-//   [0 .. D]                  cu_seqlens
-//   [D+1]                     number of blocks
-//   [D+2 + 2*b], [D+3 + 2*b]  first query and document of block b
+//   [0]                       number of documents D
+//   [1 .. D+1]                cu_seqlens
+//   [D+2]                     number of blocks
+//   [D+3 + 2*b], [D+4 + 2*b]  first query and document of block b
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
 #include "llmc/cpu/vmath.h"
@@ -13,7 +14,7 @@
 
 enum { QUERIES = 64, KEYS = 512 };
 
-// The table: number of documents D, their starts (D + 1), number of query blocks B, then (first query, document) of each block.
+// A document of n tokens has at most 1 + (n - 1) / QUERIES blocks.
 int64_t attention_table_ints(int N, int max_documents)
 {
     int64_t documents = max_documents ? max_documents : N;
