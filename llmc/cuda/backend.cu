@@ -1,4 +1,5 @@
 // Device, memory, streams, graphs.
+#include "llmc/cuda/attention.h"
 #include "llmc/cuda/cuda_common.cuh"
 #include <stdlib.h>
 #include <string.h>
@@ -63,12 +64,14 @@ void backend_reserve(const OpSizes *sizes)
     matmul_reserve(sizes);
     relu2_reserve(sizes);
     head_reserve(sizes);
+    attention_reserve(sizes);
 }
 
 void backend_close(void)
 {
     if (!device_state.open) return;
     CUDA_CHECK(cudaDeviceSynchronize());
+    attention_close();
     head_close();
     relu2_close();
     matmul_close();
@@ -92,9 +95,9 @@ const char *backend_name(void) { return "cuda"; }
 const char *backend_description(void)
 {
     static char text[1024];
-    snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, FP8 head %s, %s",
+    snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, FP8 head %s, %s; %s",
              device_state.name, device_state.index, device_state.compute / 10, device_state.compute % 10, device_state.sms,
-             head_uses_fp8_units(device_state.sizes.dim) ? "on the FP8 units" : "emulated in bf16", matmul_description());
+             head_uses_fp8_units(device_state.sizes.dim) ? "on the FP8 units" : "emulated in bf16", matmul_description(), attention_description());
     return text;
 }
 

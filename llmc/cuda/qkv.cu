@@ -40,7 +40,7 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
     CHECK_LAUNCH();
 }
 
-static bool fast_head_width(int e) { return e >= 32 && e <= 512 && (e & (e - 1)) == 0; }
+static bool fast_path(int N, int H, int e) { return e >= 32 && e <= 512 && (e & (e - 1)) == 0 && (int64_t)N * H * e < (int64_t)1 << 34; }
 
 // ---- one rotation --------------------------------------------------------------------------------------------------------
 
@@ -115,13 +115,12 @@ static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const 
 
 __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int N, int H, int e)
 {
-    int half = e / 16, per_row = H * half;
-    int64_t id = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    unsigned half = e / 16, per_row = H * half, all = N * per_row, id = blockIdx.x * THREADS + threadIdx.x; // 64-bit divisions are slow
     // Groups beyond the end leave; the shuffles of the rest of their warp stay within groups.
-    unsigned mask = __ballot_sync(0xffffffffu, id < (int64_t)N * per_row);
-    if (id >= (int64_t)N * per_row) return;
+    unsigned mask = __ballot_sync(0xffffffffu, id < all);
+    if (id >= all) return;
     int64_t n = id / per_row;
-    int h = (int)(id % per_row) / half, j = (int)(id % half);
+    int h = id % per_row / half, j = id % half;
     int64_t at = (n * H + h) * e;
     Pair q = load_pair(a.q + at, j, half), k = load_pair(a.k + at, j, half), v = load_pair(a.v_raw + at, j, half), embed = v;
     if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
@@ -168,7 +167,7 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
 {
     if (N <= 0) return;
     QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
-    if (fast_head_width(e))
+    if (fast_path(N, H, e))
         qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H, e);
     else qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H, e);
     CHECK_LAUNCH();
@@ -221,15 +220,15 @@ static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint
 
 __global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials, unsigned *counter)
 {
-    int half = e / 16, per_row = H * half, d = H * e;
-    int64_t all = (int64_t)N * per_row;
+    unsigned half = e / 16, per_row = H * half, all = N * per_row;
+    int d = H * e;
     float sums[2] = {0, 0}, lambda = a.lambda[0];
-    for (int64_t start = (int64_t)blockIdx.x * THREADS; start < all; start += (int64_t)gridDim.x * THREADS) {
-        int64_t id = start + threadIdx.x;
+    for (unsigned start = blockIdx.x * THREADS; start < all; start += gridDim.x * THREADS) {
+        unsigned id = start + threadIdx.x;
         unsigned mask = __ballot_sync(0xffffffffu, id < all); // groups are whole: only the last block's tail is off
         if (id >= all) break;
         int64_t n = id / per_row;
-        int h = (int)(id % per_row) / half, j = (int)(id % half);
+        int h = id % per_row / half, j = id % half;
         int64_t at = (n * H + h) * e, out = n * 3 * d + (int64_t)h * e;
         Pair dq = load_pair(a.dq + at, j, half), q = load_pair(a.q + at, j, half), dk = load_pair(a.dk + at, j, half);
         Pair k = load_pair(a.k + at, j, half), dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half), embed = raw;
@@ -284,7 +283,7 @@ __global__ __launch_bounds__(THREADS) void qkv_backward_any_kernel(QkvBackward a
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
     if (N <= 0) return;
-    bool fast = fast_head_width(e);
+    bool fast = fast_path(N, H, e);
     int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), THREADS);
     int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
     float *partials = scratch_floats((size_t)blocks * 2);

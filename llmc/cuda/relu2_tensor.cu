@@ -3,7 +3,7 @@
 // A tile of 128 x 256 is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that one more warp fetches ahead
 // through a ring of stages. The blocks are persistent and the ring runs on from tile to tile. The result passes through shared
 // memory, from where the copy unit writes it while the next tile is multiplied; in the backward the same memory first receives y,
-// whose roots are taken while this tile is multiplied. Edges are the copy unit's business: what lies outside reads as zero and is not written.
+// fetched while this tile is multiplied. Edges are the copy unit's business: what lies outside reads as zero and is not written.
 #include "llmc/cuda/relu2.cuh"
 #include "llmc/cuda/ns_wgmma.cuh"
 
@@ -127,28 +127,10 @@ static __device__ __forceinline__ float root(float x)
     return y;
 }
 
-// y becomes sqrt(y) in fp16, which has eight times the precision of y: its rounding is lost in that of the result. A root beyond
-// fp16 (y above 4e9) turns infinite, and shows. The thread's SLOTS places are worked off in batches: four columns of 8, both rows.
-enum { SLOTS = COLS / 8 * 2, BATCH = 8, FIRST_BATCH = 4 /* stages that y may take to arrive */ };
-static __device__ __forceinline__ void take_roots(uint8_t *staging, int begin)
+// sum (64, 256) = the warpgroup's rows of one tile.
+static __device__ __forceinline__ void multiply_tile(float (&sum)[128], const Shared &m, Ring &ring, int depth, int group)
 {
-    int lane = threadIdx.x % WARP, row = threadIdx.x / WARP % 4 * 16 + lane / 4, g = begin / 2 % 8;
-    uint8_t *at = staging + begin / 16 * PANEL_BYTES + row * 128 + lane % 4 * 4;
-    uint32_t y[BATCH];
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) y[i] = *(uint32_t *)(at + i % 2 * 1024 + (((g + i / 2) ^ (row & 7)) << 4));
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-        __half2 r = __floats2half2_rn(root(__uint_as_float(y[i] << 16)), root(__uint_as_float(y[i] & 0xffff0000u)));
-        *(__half2 *)(at + i % 2 * 1024 + (((g + i / 2) ^ (row & 7)) << 4)) = r;
-    }
-}
-
-// sum (64, 256) = the warpgroup's rows of one tile. BACKWARD: the special-function units take the roots meanwhile.
-template <bool BACKWARD>
-static __device__ __forceinline__ void multiply_tile(float (&sum)[128], const Shared &m, Ring &ring, int depth, int group, uint32_t factor_parity)
-{
-    int previous = 0, rooted = 0;
+    int previous = 0;
     for (int k = 0; k < depth; k += DEPTH) {
         barrier_wait(m.full(ring.stage), ring.parity);
         uint64_t a = operand(m.a(ring.stage) + group * GROUP_ROWS * 128, 0), b = operand(m.b(ring.stage), B_PANEL_BYTES);
@@ -156,11 +138,6 @@ static __device__ __forceinline__ void multiply_tile(float (&sum)[128], const Sh
 #pragma unroll
         for (int i = 0; i < DEPTH / 16; i++) multiply_256(sum, operand_advance(a, 32 * i), operand_advance(b, 16 * 128 * i), k + i > 0);
         products_commit();
-        if (BACKWARD && k >= FIRST_BATCH * DEPTH && rooted < SLOTS) {
-            if (rooted == 0) barrier_wait(m.factor(group), factor_parity);
-            take_roots(m.staging(group), rooted);
-            rooted += BATCH;
-        }
         if (k > 0) {
             products_wait<1>();
             if (threadIdx.x % WARP == 0) release_stage(m.empty(previous));
@@ -168,15 +145,11 @@ static __device__ __forceinline__ void multiply_tile(float (&sum)[128], const Sh
         previous = ring.stage;
         ring.advance();
     }
-    if (BACKWARD && rooted < SLOTS) { // a short depth
-        if (rooted == 0) barrier_wait(m.factor(group), factor_parity);
-        for (; rooted < SLOTS; rooted += BATCH) take_roots(m.staging(group), rooted);
-    }
     products_wait<0>();
     if (threadIdx.x % WARP == 0) release_stage(m.empty(previous));
 }
 
-// The sums to results in the staging area, where a thread finds its roots in the places of its results.
+// The sums to results in the staging area, where a thread finds its y in the places of its results.
 template <bool BACKWARD> static __device__ __forceinline__ void finish(const float (&sum)[128], uint8_t *staging)
 {
 #pragma unroll
@@ -186,9 +159,9 @@ template <bool BACKWARD> static __device__ __forceinline__ void finish(const flo
             uint32_t *slot = slot_of(staging, g, half);
             float lo = sum[4 * g + 2 * half], hi = sum[4 * g + 2 * half + 1];
             if (BACKWARD) {
-                float2 r = __half22float2(*reinterpret_cast<__half2 *>(slot));
-                lo *= 2 * r.x;
-                hi *= 2 * r.y;
+                uint32_t y = *slot;
+                lo *= 2 * root(__uint_as_float(y << 16));
+                hi *= 2 * root(__uint_as_float(y & 0xffff0000u));
             } else {
                 lo = lo <= 0 ? 0 : lo * lo; // NaN stays
                 hi = hi <= 0 ? 0 : hi * hi;
@@ -214,9 +187,13 @@ static __device__ __forceinline__ void compute(const Shared &m, const CUtensorMa
             }
         }
         float sum[128];
-        multiply_tile<BACKWARD>(sum, m, ring, t.depth, group, factor_parity);
-        factor_parity ^= 1;
-        if (!BACKWARD) group_sync(1 + group, GROUP); // the leader has seen the staging area free
+        multiply_tile(sum, m, ring, t.depth, group);
+        if (BACKWARD) {
+            barrier_wait(m.factor(group), factor_parity);
+            factor_parity ^= 1;
+        } else {
+            group_sync(1 + group, GROUP); // the leader has seen the staging area free
+        }
         finish<BACKWARD>(sum, staging);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // what was written is now seen by the copy unit
         group_sync(1 + group, GROUP);
