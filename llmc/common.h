@@ -9,6 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 typedef struct {
     char text[1024];
@@ -43,3 +46,7 @@ static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t round_up(int64_t a, int64_t to) { return ceil_div(a, to) * to; }
+
+#ifdef __cplusplus
+}
+#endif
