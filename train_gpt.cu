@@ -35,8 +35,9 @@ static void catch_signals(void)
 typedef struct {
     Config config;
     Trainer trainer;
-    Logger *logger; // NULL when nothing is trained
-    double clock;   // when the running stretch of training time began; 0: stopped
+    Logger *logger;       // NULL when nothing is trained
+    Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
+    double clock;         // when the running stretch of training time began; 0: stopped
 } Run;
 
 static void start_clock(Run *r) { r->clock = seconds_now(); }
@@ -180,7 +181,8 @@ static void open_logger(Run *r, int argc, char **argv)
     free(ns_text);
 }
 
-static void write_sample(Run *r)
+// Before any training: a missing vocabulary must not show hours later.
+static void open_tokenizer(Run *r)
 {
     Error e;
     const Config *c = &r->config;
@@ -191,9 +193,15 @@ static void write_sample(Run *r)
     if (!tokenizer) fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
     if (tokenizer_vocab_size(tokenizer) != c->vocab_size)
         fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab, tokenizer_vocab_size(tokenizer), c->vocab_size);
+    r->tokenizer = tokenizer;
+}
+
+static void write_sample(Run *r)
+{
+    Error e;
+    if (!r->tokenizer) return;
     printf("\n");
-    if (!sample_write(&r->trainer, tokenizer, stdout, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
-    tokenizer_free(tokenizer);
+    if (!sample_write(&r->trainer, r->tokenizer, stdout, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
 // Trains, from the first step or from a checkpoint. Returns the exit status.
@@ -205,6 +213,7 @@ static int train_run(Run *r, int argc, char **argv)
     start_clock(r); // finding and reading the first shard counts
     trainer_create(t, &r->config, true, true);
     stop_clock(r);
+    open_tokenizer(r);
     trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     load_state(r);
     open_logger(r, argc, argv);
@@ -232,6 +241,7 @@ static int use_run(Run *r)
     if (!*weights) fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
     trainer_create(t, c, false, c->eval_only);
+    open_tokenizer(r);
     load_state(r);
     if (c->eval_only) {
         bool final = !*c->resume || t->step == config_total_steps(c);
@@ -281,6 +291,7 @@ int main(int argc, char **argv)
     backend_open(run.config.device);
     bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
     int status = training ? train_run(&run, argc, argv) : use_run(&run);
+    tokenizer_free(run.tokenizer);
     trainer_free(&run.trainer);
     backend_close();
     comm_close();

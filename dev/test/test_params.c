@@ -1,0 +1,207 @@
+// The parameter table: names, shapes and count of the public layout, slots and who owns them; and the distributions of the
+// initial weights, which depend on the seed only.
+#include "dev/test/tap.h"
+#include "llmc/optimizer.h"
+#include <stdlib.h>
+#include <string.h>
+
+static Config preset(const char *name, const char *vocab)
+{
+    Config c;
+    Error e;
+    char *argv[] = {"train_gpt", "--preset", (char *)name, "--vocab-size", (char *)vocab};
+    if (!config_parse(&c, 5, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    return c;
+}
+
+static bool has(const Params *p, const char *name, ParamGroup group, int64_t rows, int64_t cols, double multiplier)
+{
+    const Param *a = params_find(p, name);
+    bool good = a && a->group == group && a->rows == rows && a->cols == cols && a->multiplier == multiplier;
+    if (!good) printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1, a ? (long long)a->cols : -1, a ? a->multiplier : 0);
+    return good;
+}
+
+static void check_layers(const Params *p, int64_t d, int64_t F, int64_t H)
+{
+    char name[64];
+    bool good = true;
+    for (int i = 0; i < NUM_LAYERS; i++) {
+        bool attention = i != 0 && i != 7;
+        snprintf(name, sizeof name, "blocks.%d.attn.qkvo_w", i);
+        good = (attention ? has(p, name, GROUP_MATRIX, d, 4 * d, 1) : !params_find(p, name)) && good;
+        snprintf(name, sizeof name, "blocks.%d.attn.attn_gate.weight", i);
+        good = (attention ? has(p, name, GROUP_GATE, H, 12, 1) : !params_find(p, name)) && good;
+        snprintf(name, sizeof name, "blocks.%d.mlp.c_fc", i);
+        good = (i ? has(p, name, GROUP_MATRIX, d, F, 2) : !params_find(p, name)) && good;
+        snprintf(name, sizeof name, "blocks.%d.mlp.c_proj", i);
+        good = (i ? has(p, name, GROUP_MATRIX, d, F, 1) : !params_find(p, name)) && good;
+    }
+    ok(good, "shapes and rates of all layers");
+}
+
+static void check_table(void)
+{
+    static const char *const presets[] = {"2025-10-27", "2025-11-10", "2025-11-18"};
+    Params p;
+    for (int i = 0; i < 3; i++) {
+        Config c = preset(presets[i], "50257");
+        params_describe(&p, &c);
+        ok(params_total(&p) == 268665628, "preset %s: %lld parameters", presets[i], (long long)params_total(&p));
+    }
+    bool good = has(&p, "embed.weight", GROUP_TABLE, 50304, 768, 75) && has(&p, "lm_head.weight", GROUP_TABLE, 50304, 768, 1);
+    for (int i = 0; i < 3; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "value_embeds.%d.weight", i);
+        good = has(&p, name, GROUP_TABLE, 50304, 768, 75) && good;
+    }
+    ok(good && has(&p, "scalars", GROUP_SCALARS, 1, 64, 5) && has(&p, "smear_gate.weight", GROUP_GATE, 1, 12, 1), "tables, scalars, smear gate");
+    check_layers(&p, 768, 3072, 6);
+    ok(p.count == 5 + 11 * 2 + 10 * 2 + 1 + 1 && !params_find(&p, "blocks.3"), "49 parameters, and no other names");
+    bool apart = true;
+    for (int i = 0; i < p.count; i++)
+        for (int k = 0; k < i; k++) apart = apart && strcmp(p.list[i].name, p.list[k].name);
+    ok(apart, "no name twice");
+}
+
+// Parameters of one arena do not overlap and lie inside it.
+static void check_places(const char *what, const Config *c)
+{
+    Params p;
+    params_describe(&p, c);
+    int64_t end[] = {[GROUP_TABLE] = NUM_TABLES * p.table_size, [GROUP_MATRIX] = p.num_slots * p.slot_size,
+                     [GROUP_GATE] = p.gates_size, [GROUP_SCALARS] = NUM_SCALARS};
+    bool good = true;
+    for (int i = 0; i < p.count; i++) {
+        const Param *a = &p.list[i];
+        good = good && a->offset >= 0 && a->offset + a->rows * a->cols <= end[a->group];
+        for (int k = 0; k < p.count; k++) {
+            const Param *b = &p.list[k];
+            if (k != i && b->group == a->group) good = good && (a->offset + a->rows * a->cols <= b->offset || b->offset + b->rows * b->cols <= a->offset);
+        }
+    }
+    ok(good, "%s: parameters lie side by side inside their arenas", what);
+}
+
+static void check_slots(void)
+{
+    Config c = preset("2025-10-27", "50257");
+    Params p;
+    params_describe(&p, &c);
+    ok(p.first_attention_slot == 22 && p.num_attention == 10 && p.num_slots == 32, "22 MLP slots, then 10 of attention, in groups of 8");
+    char name[64];
+    bool order = true;
+    for (int i = 11, slot = 0; i > 0; i--, slot += 2) { // as backward finishes them
+        snprintf(name, sizeof name, "blocks.%d.mlp.c_proj", i);
+        order = order && params_find(&p, name)->offset == slot * p.slot_size;
+        snprintf(name, sizeof name, "blocks.%d.mlp.c_fc", i);
+        order = order && params_find(&p, name)->offset == (slot + 1) * p.slot_size;
+    }
+    for (int i = 11, slot = 22; i > 0; i--) {
+        if (i == 7) continue;
+        snprintf(name, sizeof name, "blocks.%d.attn.qkvo_w", i);
+        order = order && params_find(&p, name)->offset == slot++ * p.slot_size;
+    }
+    ok(order, "slots stand in the order of backward, MLP first");
+    for (int R = 1; R <= 8; R *= 2) {
+        int most = 0, least = MAX_SLOTS, own[8] = {0};
+        for (int slot = 0; slot < p.num_slots; slot++) own[slot_owner(slot, R)]++;
+        for (int r = 0; r < R; r++) {
+            most = own[r] > most ? own[r] : most;
+            least = own[r] < least ? own[r] : least;
+        }
+        ok(most == least && most * R == p.num_slots && p.list[0].rows % R == 0, "%d ranks own %d slots each, and whole rows", R, most);
+    }
+}
+
+// ---- initial weights ---------------------------------------------------------------------------------------------------
+
+typedef struct {
+    double mean, deviation, largest;
+} Moments;
+
+static Moments moments(const Params *p, const char *name, int64_t first, int64_t n)
+{
+    const Param *a = params_find(p, name);
+    double sum = 0, squares = 0;
+    Moments m = {0, 0, 0};
+    for (int64_t i = first; i < first + n; i++) {
+        double x = param_element_size(a) == 4 ? ((float *)param_data(p, a))[i] : x_to_float(((floatX *)param_data(p, a))[i]);
+        sum += x;
+        squares += x * x;
+        m.largest = fmax(m.largest, fabs(x));
+    }
+    m.mean = sum / (double)n;
+    m.deviation = sqrt(squares / (double)n);
+    return m;
+}
+
+// Five standard errors of mean and deviation: one honest draw in a million fails.
+static void check_spread(const char *what, Moments m, double deviation, double kurtosis, double n)
+{
+    ok(fabs(m.mean) < 5 * deviation / sqrt(n), "%s: mean %.4g", what, m.mean);
+    ok(fabs(m.deviation / deviation - 1) < 5 * sqrt((kurtosis - 1) / (4 * n)) + 1e-4, "%s: deviation %.5g, expected %.5g", what, m.deviation, deviation);
+}
+
+static void check_initial_weights(const Config *c, const Params *p)
+{
+    int64_t d = c->model_dim, table = p->table_size;
+    double bound = sqrt(3) / 2 / sqrt((double)d);
+    check_spread("embed", moments(p, "embed.weight", 0, table), 1, 3, (double)table);
+    check_spread("value_embeds.2", moments(p, "value_embeds.2.weight", 0, table), 1, 3, (double)table);
+    Moments qkv = moments(p, "blocks.5.attn.qkvo_w", 0, 3 * d * d), fc = moments(p, "blocks.5.mlp.c_fc", 0, d * c->mlp_dim);
+    check_spread("q, k, v", qkv, bound / sqrt(3), 1.8, 3.0 * (double)(d * d));
+    check_spread("c_fc", fc, bound / sqrt(3), 1.8, (double)(d * c->mlp_dim));
+    ok(qkv.largest <= bound && fc.largest <= bound && fc.largest > 0.99 * bound, "uniform up to the bound %.5g", bound);
+    ok(moments(p, "blocks.5.attn.qkvo_w", 3 * d * d, d * d).largest == 0, "o is zero");
+    ok(moments(p, "blocks.5.mlp.c_proj", 0, d * c->mlp_dim).largest == 0 && moments(p, "lm_head.weight", 0, table).largest == 0 &&
+           moments(p, "smear_gate.weight", 0, 12).largest == 0 && moments(p, "blocks.5.attn.attn_gate.weight", 0, 12).largest == 0,
+       "c_proj, head and gates are zero");
+    bool rounded = true;
+    for (int64_t i = 0; i < p->num_slots * p->slot_size; i++) rounded = rounded && x_to_float(p->matrices_x[i]) == x_to_float(float_to_x(p->matrices[i]));
+    ok(rounded, "the rounded copy of the matrices is complete");
+
+    bool good = true;
+    for (int i = 0; i < NUM_SCALARS; i++) {
+        float expected = i < 12 ? -1.5f : i < 36 ? (i % 2 ? 0 : (float)c->lambda_init) : i < 60 ? 0.5f : i == 60 ? 0 : i == 61 ? 0.5f : 1;
+        good = good && p->scalars[i] == expected;
+    }
+    ok(good, "scalars: skips -1.5, lambdas (%g, 0), attention (0.5, 0.5), smear 0, backout 0.5, padding 1", c->lambda_init);
+}
+
+static void check_init(void)
+{
+    Config c = preset("tiny", "257");
+    Params p, q;
+    params_describe(&p, &c);
+    params_allocate(&p);
+    params_init(&p, &c, NULL);
+    check_initial_weights(&c, &p);
+    params_describe(&q, &c);
+    params_allocate(&q);
+    params_init(&q, &c, NULL);
+    size_t tables = (size_t)(NUM_TABLES * p.table_size) * sizeof(floatX), matrices = (size_t)(p.num_slots * p.slot_size) * 4;
+    ok(!memcmp(p.tables, q.tables, tables) && !memcmp(p.matrices, q.matrices, matrices), "the same seed gives the same weights");
+    ok(memcmp(p.tables, p.tables + p.table_size, tables / NUM_TABLES), "two tables differ");
+    c.seed++;
+    params_init(&q, &c, NULL);
+    int64_t same = 0;
+    for (int64_t i = 0; i < p.table_size; i++) same += x_to_float(p.tables[i]) == x_to_float(q.tables[i]);
+    ok(same < p.table_size / 50, "the next seed shares %lld of %lld values", (long long)same, (long long)p.table_size);
+    params_free(&p);
+    params_free(&q);
+}
+
+int main(void)
+{
+    check_table();
+    check_slots();
+    Config full = preset("2025-11-18", "50257"), tiny = preset("tiny", "257");
+    check_places("full size", &full);
+    check_places("tiny", &tiny);
+    Error e;
+    if (!config_set(&tiny, "mlp-dim", "72", &e) || !config_set(&tiny, "num-heads", "1", &e)) return 1;
+    check_places("narrow MLP, one head", &tiny);
+    check_init();
+    return tap_done();
+}
