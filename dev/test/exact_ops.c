@@ -464,7 +464,7 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
 
 int main(void)
 {
-    OpSizes sizes = {.tokens = 600, .eval_tokens = 600, .dim = 600, .heads = 4, .mlp_dim = 600, .vocab_padded = 2048, .fp8_head = true};
+    OpSizes sizes = {.tokens = 1100, .eval_tokens = 1100, .dim = 600, .heads = 4, .mlp_dim = 600, .vocab_padded = 17024, .fp8_head = true};
     backend_open(0);
     backend_reserve(&sizes);
     embed_case(19, 16, 7);
@@ -486,6 +486,8 @@ int main(void)
     head_case(7, 12, 64, 1, true);
     head_case(1, 12, 128, 1, true);
     head_case(150, 20, 1792, 0.5, false);
+    head_case(1100, 12, 128, 1, false);   // more rows than a chunk
+    head_case(70, 12, 17024, 0.5, false); // two chunks, groups of more than one tile
     fp8_head_case(70, 16, 512);
     zero_head_case();
     adam_case(9001, false);

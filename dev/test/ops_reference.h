@@ -95,15 +95,15 @@ static double relative_error(const double *a, const double *b, int n)
     return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 }
 
-// Largest error of an element, in units of what it may be: half a unit in the last place of floatX (bf16 keeps 8 bits: at most
-// 2^-9 of the value), plus 1e-5 of the tensor's root mean square for sums in fp32 that cancel. At most 1 is a pass.
+// Largest error of an element, in units of what it may be: half a unit in the last place of bf16 (8 significant bits: at most
+// 2^-8 of the value), plus 1e-5 of the tensor's root mean square for sums in fp32 that cancel. At most 1 is a pass.
 static double worst_rounding(const double *a, const double *exact, int n)
 {
     double square = 0, worst = 0;
     for (int i = 0; i < n; i++) square += exact[i] * exact[i];
     double floor = 1e-5 * sqrt(square / n) + 1e-37;
     for (int i = 0; i < n; i++) {
-        double error = fabs(a[i] - exact[i]) / (0x1p-9 * fabs(exact[i]) + floor);
+        double error = fabs(a[i] - exact[i]) / (0x1p-8 * fabs(exact[i]) + floor);
         if (!(error <= worst)) worst = error; // NaN sticks
         if (isnan(worst)) return worst;
     }
