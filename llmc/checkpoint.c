@@ -83,8 +83,10 @@ static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error 
 static void declare_part(const Trainer *t, SafeWriter *w, Part part)
 {
     StateTensor x;
-    for (int i = 0; nth_tensor(t, part, i, &x); i++)
-        safewriter_declare(w, x.name, element_dtype(x.half), 2, (int64_t[]){x.rows, x.cols});
+    for (int i = 0; nth_tensor(t, part, i, &x); i++) {
+        bool vector = !strcmp(x.name, "scalars"); // one dimension in the public layout
+        safewriter_declare(w, x.name, element_dtype(x.half), vector ? 1 : 2, vector ? &x.cols : (int64_t[]){x.rows, x.cols});
+    }
 }
 
 static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)

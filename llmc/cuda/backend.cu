@@ -1,6 +1,7 @@
 // Device, memory, streams, graphs.
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/ns_gpu.h"
 #include <stdlib.h>
 #include <string.h>
 #include <cublasLt.h>
@@ -65,12 +66,14 @@ void backend_reserve(const OpSizes *sizes)
     relu2_reserve(sizes);
     head_reserve(sizes);
     attention_reserve(sizes);
+    ns_reserve(0); // the model's matrices need no repacking: their widths are multiples of 8
 }
 
 void backend_close(void)
 {
     if (!device_state.open) return;
     CUDA_CHECK(cudaDeviceSynchronize());
+    ns_release();
     attention_close();
     head_close();
     relu2_close();
