@@ -8,7 +8,7 @@ use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
 use JSON::PP ();
 use Test::More;
-use Time::HiRes qw(sleep time);
+use Time::HiRes qw(sleep stat time);
 
 our @EXPORT = qw($root $dir $trainer $exact @tiny write_shard slurp spew documents start finish run run_ok refuses losses log_text
     tensors floats to_bf16 same_state distance val_losses newest mpirun have_mpi rewrite);
@@ -113,7 +113,8 @@ sub mpirun { my ($ranks, @command) = @_; return ('mpirun', '--allow-run-as-root'
 # The newest log of a run's folder; ending: txt or jsonl.
 sub log_text {
     my ($folder, $ending) = @_;
-    my ($path) = sort { -M $a <=> -M $b } glob "$folder/logs/*." . ($ending // 'txt');
+    my %written = map { $_ => (stat)[9] } glob "$folder/logs/*." . ($ending // 'txt');
+    my ($path) = sort { $written{$b} <=> $written{$a} } keys %written;
     return $path ? slurp($path) : '';
 }
 
