@@ -3,7 +3,7 @@
 
 enum { THREADS = 256, TILE = 64, SLICE = 32768, MAX_GRID_YZ = 65535 };
 
-template <typename T, int N> struct alignas(sizeof(T) * N) Vector {
+template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
     T v[N];
 };
 
@@ -85,35 +85,72 @@ __global__ void __launch_bounds__(THREADS) load_kernel(T *x, const float *u, int
     }
 }
 
-// y (cols, rows) = convert(x (rows, cols))^T, one TILE x TILE tile a block. Rows of the shared tile are one element longer
-// than the tile, which spreads the columns over the banks. `scale` is applied in fp32.
+// to (cols, rows) = convert(from (rows, cols) * scale)^T, one TILE x TILE tile a block, converted on the way in. Rows of the shared
+// tile are one word longer than the tile, which spreads the columns over the banks.
 template <typename T, typename U>
-static __device__ __forceinline__ void transpose_tile(T *to, const U *from, int rows, int cols, float scale, bool scaled)
+static __device__ __forceinline__ void transpose_tile(T *to, const U *from, int rows, int cols, float scale)
 {
-    __shared__ U tile[TILE][TILE + (sizeof(U) == 4 ? 1 : 2)];
+    __shared__ T tile[TILE][TILE + 4 / sizeof(T)];
     int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int r = warp; r < TILE && row0 + r < rows; r += THREADS / WARP)
-        for (int c = lane; c < TILE && col0 + c < cols; c += WARP) tile[r][c] = from[(int64_t)(row0 + r) * cols + col0 + c];
+        for (int c = lane; c < TILE && col0 + c < cols; c += WARP)
+            tile[r][c] = from_float<T>(to_float(from[(int64_t)(row0 + r) * cols + col0 + c]) * scale);
     __syncthreads();
     for (int c = warp; c < TILE && col0 + c < cols; c += THREADS / WARP)
-        for (int r = lane; r < TILE && row0 + r < rows; r += WARP) {
-            U value = tile[r][c];
-            to[(int64_t)(col0 + c) * rows + row0 + r] = scaled ? from_float<T>(to_float(value) * scale) : from_float<T>(to_float(value));
-        }
+        for (int r = lane; r < TILE && row0 + r < rows; r += WARP) to[(int64_t)(col0 + c) * rows + row0 + r] = tile[r][c];
 }
 
-template <typename T>
+// The same for 16-bit T, rows and cols multiples of 8: eight elements a thread, both ways.
+template <typename T, typename U>
+static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *from, int rows, int cols, float scale)
+{
+    static_assert(sizeof(T) == 2, "pairs of elements make a word");
+    __shared__ uint32_t tile[TILE][TILE / 2 + 1];
+    int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE;
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
+        int r = i / 8, c = i % 8 * 8;
+        if (row0 + r >= rows || col0 + c >= cols) continue;
+        Vector<U, 8> in = *reinterpret_cast<const Vector<U, 8> *>(from + (int64_t)(row0 + r) * cols + col0 + c);
+        Vector<T, 8> out;
+#pragma unroll
+        for (int k = 0; k < 8; k++) out.v[k] = from_float<T>(to_float(in.v[k]) * scale);
+#pragma unroll
+        for (int k = 0; k < 4; k++) tile[r][c / 2 + k] = reinterpret_cast<const uint32_t *>(&out)[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
+        int c = i / 8, r = i % 8 * 8;
+        if (row0 + r >= rows || col0 + c >= cols) continue;
+        Vector<T, 8> out;
+#pragma unroll
+        for (int k = 0; k < 8; k++) out.v[k] = reinterpret_cast<const T *>(&tile[r + k][0])[c];
+        *reinterpret_cast<Vector<T, 8> *>(to + (int64_t)(col0 + c) * rows + row0 + r) = out;
+    }
+}
+
+template <typename T, typename U, bool VECTORS>
+static __device__ __forceinline__ void transpose_any(T *to, const U *from, int rows, int cols, float scale)
+{
+    if constexpr (VECTORS && sizeof(T) == 2)
+        transpose_tile_vectors(to, from, rows, cols, scale);
+    else
+        transpose_tile(to, from, rows, cols, scale);
+}
+
+template <typename T, bool VECTORS>
 __global__ void __launch_bounds__(THREADS) load_transposed_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq,
                                                                   float kappa, float eps, float gain, int rows, int cols)
 {
     float scale = load_scale(sumsq[blockIdx.z], kappa, eps, gain);
-    transpose_tile(x + (int64_t)blockIdx.z * rows * cols, u + blockIdx.z * u_stride, rows, cols, scale, true);
+    transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * rows * cols, u + blockIdx.z * u_stride, rows, cols, scale);
 }
 
-template <typename T> __global__ void __launch_bounds__(THREADS) transpose_kernel(T *y, const T *x, int rows, int cols)
+template <typename T, bool VECTORS> __global__ void __launch_bounds__(THREADS) transpose_kernel(T *y, const T *x, int rows, int cols)
 {
     int64_t at = (int64_t)blockIdx.z * rows * cols;
-    transpose_tile(y + at, x + at, rows, cols, 1, false);
+    transpose_any<T, T, VECTORS>(y + at, x + at, rows, cols, 1);
 }
 
 static dim3 tile_grid(int rows, int cols, int batch)
@@ -133,9 +170,11 @@ void ns_load(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride,
         dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now);
         DISPATCH_DTYPE(dtype, {
             T *to = (T *)x + first * count;
-            if (transpose)
-                load_transposed_kernel<T>
-                    <<<tile_grid(rows, cols, now), THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols);
+            dim3 tiles = tile_grid(rows, cols, now);
+            if (transpose && vectors && rows % 8 == 0 && cols % 8 == 0)
+                load_transposed_kernel<T, true><<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols);
+            else if (transpose)
+                load_transposed_kernel<T, false><<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols);
             else if (vectors)
                 load_kernel<T, 8><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
             else
@@ -150,8 +189,14 @@ void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         int64_t at = (int64_t)first * rows * cols;
-        DISPATCH_DTYPE(dtype, (transpose_kernel<T>
-                               <<<tile_grid(rows, cols, now), THREADS, 0, s>>>((T *)y + at, (const T *)x + at, rows, cols)));
+        dim3 tiles = tile_grid(rows, cols, now);
+        bool vectors = rows % 8 == 0 && cols % 8 == 0 && aligned(x, 16) && aligned(y, 16);
+        DISPATCH_DTYPE(dtype, {
+            if (vectors)
+                transpose_kernel<T, true><<<tiles, THREADS, 0, s>>>((T *)y + at, (const T *)x + at, rows, cols);
+            else
+                transpose_kernel<T, false><<<tiles, THREADS, 0, s>>>((T *)y + at, (const T *)x + at, rows, cols);
+        });
     }
     CHECK_LAUNCH();
 }

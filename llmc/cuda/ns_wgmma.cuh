@@ -25,10 +25,6 @@ static __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t 
 // Makes the initialisation known to the copy unit too.
 static __device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
 // Arrives, and lets the phase last until `bytes` have been copied as well.
 static __device__ __forceinline__ void barrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
 {
@@ -49,18 +45,47 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
 // All `threads` threads that name barrier `id` (1 to 15).
 static __device__ __forceinline__ void group_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// Counts as one of them, without waiting for the others.
+static __device__ __forceinline__ void group_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
 // ---- copies of tiles ---------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ void tile_prefetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
-// The box of `map` that starts at column x, row y of matrix z, to shared memory; completes on `barrier`.
-static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
+// The box of `map` that starts at column x, row y of matrix z, to the same place in the shared memory of every block of the cluster
+// that `blocks` has a bit for; completes on the barrier at the same place in each of them.
+static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z, uint16_t blocks)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                     shared_address(to)),
-                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
+                 : "memory");
+}
+
+// ---- clusters --------------------------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ int cluster_rank(void)
+{
+    int rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// All threads of all blocks of the cluster. A warp arrives as a whole: lanes that went different ways are brought together first.
+static __device__ __forceinline__ void cluster_sync(void)
+{
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to be
+// made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole stage.
+static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank)
+{
+    asm volatile("{\n\t.reg .b32 remote;\n\t"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(shared_address(barrier)),
+                 "r"(rank)
                  : "memory");
 }
 
@@ -70,6 +95,16 @@ static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *ma
 static __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 // ... and waits here until the kernels before it are complete and their results visible.
 static __device__ __forceinline__ void wait_for_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// A warpgroup gives registers back to the block's pool, or waits for them and takes them.
+template <int COUNT> static __device__ __forceinline__ void registers_shrink()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void registers_grow()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
 // ---- products of a warpgroup --------------------------------------------------------------------------------------------------
 
