@@ -28,8 +28,8 @@ typedef struct {
     cublasLtHandle_t handle;
     void *workspace;
     LtProduct gram, square, apply;
-    int n, m, pitch, batch;
-    void *x, *y, *a, *b; // bf16: (batch, n, pitch) twice, (batch, n, n) twice
+    int n, m, batch;
+    void *x, *y, *a, *b; // bf16: (batch, n, m) twice, (batch, n, n) twice
 } Baseline;
 
 static inline cublasLtMatrixLayout_t lt_layout(int64_t rows, int64_t cols, int64_t pitch, int batch, int64_t stride)
@@ -89,17 +89,17 @@ static inline void lt_choose(const Baseline *k, LtProduct *p, void *out, const v
 }
 
 // Row-major matrices are the transposes of what cuBLASLt calls column-major: X is a (m, n) there, and a symmetric matrix itself.
-static inline Baseline baseline_open(int n, int m, int pitch, int batch, void *x, void *y, void *a, void *b)
+static inline Baseline baseline_open(int n, int m, int batch, void *x, void *y, void *a, void *b)
 {
-    Baseline k = {.n = n, .m = m, .pitch = pitch, .batch = batch, .x = x, .y = y, .a = a, .b = b};
+    Baseline k = {.n = n, .m = m, .batch = batch, .x = x, .y = y, .a = a, .b = b};
     BENCH_LT(cublasLtCreate(&k.handle));
     BENCH_CUDA(cudaMalloc(&k.workspace, LT_WORKSPACE));
     LtProduct *all[] = {&k.gram, &k.square, &k.apply};
     for (int i = 0; i < 3; i++) BENCH_LT(cublasLtMatmulDescCreate(&all[i]->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     cublasOperation_t transposed = CUBLAS_OP_T;
     BENCH_LT(cublasLtMatmulDescSetAttribute(k.gram.operation, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
-    int64_t square = (int64_t)n * n, tall = (int64_t)n * pitch;
-    k.gram.a = k.gram.b = k.apply.a = k.apply.c = lt_layout(m, n, pitch, batch, tall);
+    int64_t square = (int64_t)n * n, tall = (int64_t)n * m;
+    k.gram.a = k.gram.b = k.apply.a = k.apply.c = lt_layout(m, n, m, batch, tall);
     k.gram.c = k.square.a = k.square.b = k.square.c = k.apply.b = lt_layout(n, n, n, batch, square);
     lt_choose(&k, &k.gram, a, x, x, 0, a);
     lt_choose(&k, &k.square, b, a, a, 1, a);
@@ -116,13 +116,14 @@ static inline void baseline_close(Baseline *k)
     cudaFree(k->workspace);
 }
 
-// u (batch, n, m) fp32, packed, n <= m; the same norm and load as ours (with a padded pitch the caller loads once: x must be filled).
-static inline void *baseline_run(const Baseline *k, cudaStream_t s, const float *u, float *sumsq)
+// u (batch, n, m_of_u) fp32, packed, n <= m; the same norm and load as ours. Where k->m is wider, x must hold the loaded matrices with
+// zero columns behind them, and the load is not repeated.
+static inline void *baseline_run(const Baseline *k, cudaStream_t s, const float *u, int m_of_u, float *sumsq)
 {
     NsOptions o = ns_options_default(NS_POLAR);
-    int64_t count = (int64_t)k->n * k->m;
+    int64_t count = (int64_t)k->n * m_of_u;
     ns_sum_squares(s, sumsq, u, count, count, k->batch);
-    if (k->pitch == k->m) ns_load(s, NS_BF16, k->x, u, count, sumsq, o.kappa, o.eps, 1, k->n, k->m, k->batch, false);
+    if (k->m == m_of_u) ns_load(s, NS_BF16, k->x, u, count, sumsq, o.kappa, o.eps, 1, k->n, k->m, k->batch, false);
     void *x = k->x, *y = k->y;
     for (int i = 0; i < o.steps; i++) {
         lt_run(k, &k->gram, s, k->a, 1, x, x, 0, k->a);
