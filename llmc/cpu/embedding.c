@@ -106,7 +106,7 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
 
 void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows, int N, int d)
 {
-    (void)s;
+    (void)s, (void)N; // N is used by the pragma only
     float factor = scale ? *scale : 1;
 #pragma omp parallel for schedule(dynamic, 16) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int r = 0; r < *rows->num_rows; r++) {
