@@ -188,6 +188,16 @@ void optimizer_step(Optimizer *o, Model *m, bool adam_now, Stream s)
     gather_weights(o, p, adam_now, s);
 }
 
+void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
+{
+    Params *p = &m->params;
+    int d = o->config->model_dim, attention = p->slot_size == 4 * (int64_t)d * d ? o->own_attention : o->own_attention > 0;
+    newton_schulz(s, &o->ns, own_u(o, p, 0), p->slot_size, d, o->config->mlp_dim, o->own_mlp, o->ns_workspace);
+    newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp), (int64_t)d * d, d, d, 4 * attention, o->ns_workspace);
+    newton_schulz(s, &o->ns_gates, p->gates_grad, 0, o->config->num_heads, GATE_INPUTS, p->num_attention, o->ns_workspace);
+    newton_schulz(s, &o->ns_gates, p->gates_grad, 0, 1, GATE_INPUTS, 1, o->ns_workspace);
+}
+
 // ---- state by parameter ------------------------------------------------------------------------------------------------
 
 static void table_state(const Optimizer *o, const Params *p, int i, bool second, StateTensor *t)

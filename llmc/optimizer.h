@@ -38,6 +38,9 @@ void optimizer_free(Optimizer *o);
 // kept when not. Other gradients are zeroed.
 void optimizer_step(Optimizer *o, Model *m, bool adam, Stream s);
 
+// Runs Newton-Schulz once on the gradients as they are, which leaves no trace: a backend may prepare what a graph cannot hold.
+void optimizer_warm_up(Optimizer *o, Model *m, Stream s);
+
 // ---- for checkpoints: state tensors by parameter -----------------------------------------------------------------------
 
 // A piece of state on this rank's device that belongs to a parameter: its elements [first, first + count) of the parameter's

@@ -276,6 +276,7 @@ void trainer_warm_up(Trainer *t)
     device_zero(t->stream, p->tables_grad, (size_t)(NUM_TABLES * p->table_size) * sizeof(float));
     device_zero(t->stream, p->matrices_grad, (size_t)(p->num_slots * p->slot_size) * sizeof(float));
     device_zero(t->stream, p->gates_grad, (size_t)(p->gates_size + NUM_SCALARS) * sizeof(float));
+    optimizer_warm_up(&t->optimizer, &t->model, t->stream);
     stream_synchronize(t->stream);
 }
 
