@@ -132,6 +132,21 @@ static bool parse_number(const Option *o, const char *text, double *value, Error
     return true;
 }
 
+// Configs are copied freely, so none of them can own its texts: they stay, in a list, as long as the program runs.
+static const char *keep_text(const char *text)
+{
+    typedef struct Kept {
+        struct Kept *next;
+        char text[];
+    } Kept;
+    static Kept *all;
+    size_t bytes = strlen(text) + 1;
+    Kept *kept = xcalloc(1, sizeof *kept + bytes);
+    kept->next = all;
+    all = kept;
+    return memcpy(kept->text, text, bytes);
+}
+
 static bool set_option(Config *c, const Option *o, const char *text, Error *e)
 {
     void *field = (char *)c + o->offset;
@@ -141,7 +156,7 @@ static bool set_option(Config *c, const Option *o, const char *text, Error *e)
     case OPT_INT: *(int *)field = (int)value; break;
     case OPT_INT64: *(int64_t *)field = (int64_t)value; break;
     case OPT_FLOAT: *(double *)field = value; break;
-    case OPT_TEXT: *(const char **)field = xstrdup(text); break;
+    case OPT_TEXT: *(const char **)field = keep_text(text); break;
     case OPT_FLAG:
         if (strcmp(text, "0") && strcmp(text, "1")) return error_set(e, "--%s: takes no value, or 0 or 1, not '%s'", o->name, text);
         *(bool *)field = *text == '1';
