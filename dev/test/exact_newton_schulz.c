@@ -370,12 +370,13 @@ static void test_shapes(void)
         free(u);
     }
     NsOptions o = options("polar", NULL, 0, NULL, "bf16");
-    float *u = to_float(random_gaussian(&r, 20, 30), 600);
+    double *g = random_gaussian(&r, 20, 30);
+    float *u = to_float(g, 600);
     double *q = run_one(&o, u, 20, 30);
     int rounded = 0;
     for (int i = 0; i < 600; i++) rounded += q[i] == (double)bf16_to_float(float_to_bf16((float)q[i]));
     ok(rounded == 600, "with dtype bf16 this build rounds too");
-    free(u), free(q);
+    free(g), free(u), free(q);
     o = ns_options_default(NS_TURBO_GRAM);
     bool intact;
     free(run_batch(&o, NULL, 0, 5, 9, 0, &intact));

@@ -40,6 +40,14 @@ static inline double *random_gaussian(Random *r, int rows, int cols)
 
 // ---- products and norms ------------------------------------------------------------------------------------------------
 
+static inline double *transposed(const double *a, int rows, int cols)
+{
+    double *t = matrix(rows, cols);
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) t[(int64_t)j * rows + i] = a[(int64_t)i * cols + j];
+    return t;
+}
+
 // c (rows, cols) = a b;  a (rows, k);  b (k, cols), or (cols, k) when transpose_b
 static inline void multiply(double *c, const double *a, const double *b, bool transpose_b, int rows, int cols, int k)
 {
@@ -47,15 +55,21 @@ static inline void multiply(double *c, const double *a, const double *b, bool tr
     cblas_dgemm(CblasRowMajor, CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, rows, cols, k, 1, a, k, b,
                 transpose_b ? k : cols, 0, c, cols);
 #else
+    enum { ROWS = 4, COLS = 64 };
+    double *straight = transpose_b ? transposed(b, cols, k) : NULL;
+    const double *from = straight ? straight : b;
 #pragma omp parallel for
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) c[(int64_t)i * cols + j] = 0;
-#pragma omp parallel for
-    for (int i = 0; i < rows; i++)
-        for (int p = 0; p < k; p++)
-            for (int j = 0; j < cols; j++)
-                c[(int64_t)i * cols + j] +=
-                    a[(int64_t)i * k + p] * (transpose_b ? b[(int64_t)j * k + p] : b[(int64_t)p * cols + j]);
+    for (int i0 = 0; i0 < rows; i0 += ROWS)
+        for (int j0 = 0; j0 < cols; j0 += COLS) {
+            double sum[ROWS][COLS] = {{0}};
+            int width = cols - j0 < COLS ? cols - j0 : COLS, height = rows - i0 < ROWS ? rows - i0 : ROWS;
+            for (int p = 0; p < k; p++)
+                for (int i = 0; i < height; i++)
+#pragma omp simd
+                    for (int j = 0; j < width; j++) sum[i][j] += a[(int64_t)(i0 + i) * k + p] * from[(int64_t)p * cols + j0 + j];
+            for (int i = 0; i < height; i++) memcpy(c + (int64_t)(i0 + i) * cols + j0, sum[i], (size_t)width * sizeof *c);
+        }
+    free(straight);
 #endif
 }
 
@@ -75,14 +89,6 @@ static inline double relative_error(const double *a, const double *b, int64_t n)
     for (int64_t i = 0; i < n; i++) difference += (a[i] - b[i]) * (a[i] - b[i]);
     double size = dot(b, b, n);
     return size > 0 ? sqrt(difference / size) : sqrt(difference);
-}
-
-static inline double *transposed(const double *a, int rows, int cols)
-{
-    double *t = matrix(rows, cols);
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < cols; j++) t[(int64_t)j * rows + i] = a[(int64_t)i * cols + j];
-    return t;
 }
 
 // ---- orthonormal rows --------------------------------------------------------------------------------------------------
@@ -199,7 +205,8 @@ static inline double *polar_by_iteration(const double *g, int n, int m)
     return x;
 }
 
-// Householder reduction of symmetric a (n, n), destroyed, to the tridiagonal matrix (diagonal, off) with the same eigenvalues.
+// Householder reduction of symmetric a (n, n), of which the lower triangle is used and destroyed, to the tridiagonal matrix
+// (diagonal, off) with the same eigenvalues.
 static inline void tridiagonalise(double *a, int n, double *diagonal, double *off)
 {
     double *v = matrix(n, 1), *w = matrix(n, 1);
@@ -212,14 +219,24 @@ static inline void tridiagonalise(double *a, int n, double *diagonal, double *of
         int rest = n - k - 1;
         double vv = dot(v + k + 1, v + k + 1, rest);
         if (vv == 0) continue;
-#pragma omp parallel for
-        for (int i = k + 1; i < n; i++) w[i] = 2 / vv * dot(a + (int64_t)i * n + k + 1, v + k + 1, rest);
+        for (int i = k + 1; i < n; i++) { // w = a v from the lower triangle
+            const double *row = a + (int64_t)i * n;
+            double sum = row[i] * v[i], vi = v[i];
+            w[i] = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int j = k + 1; j < i; j++) {
+                sum += row[j] * v[j];
+                w[j] += row[j] * vi;
+            }
+            w[i] += sum;
+        }
+        for (int i = k + 1; i < n; i++) w[i] *= 2 / vv;
         double factor = dot(v + k + 1, w + k + 1, rest) / vv;
         for (int i = k + 1; i < n; i++) w[i] -= factor * v[i];
-#pragma omp parallel for
         for (int i = k + 1; i < n; i++) {
-            double *row = a + (int64_t)i * n;
-            for (int j = k + 1; j < n; j++) row[j] -= v[i] * w[j] + w[i] * v[j];
+            double *row = a + (int64_t)i * n, vi = v[i], wi = w[i];
+#pragma omp simd
+            for (int j = k + 1; j <= i; j++) row[j] -= vi * w[j] + wi * v[j];
         }
     }
     for (int i = 0; i < n; i++) diagonal[i] = a[(int64_t)i * n + i];
