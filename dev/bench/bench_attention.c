@@ -1,0 +1,213 @@
+// Time of attention, forward and backward, by cuDNN and by the program's own kernels, at the sizes of a training run.
+//
+//   bench_attention          a training micro-batch and a validation sequence
+//   bench_attention plans    what a cuDNN plan's number of document slots and its longest document cost
+//
+// A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts. TFLOP/s count 4 e operations per
+// head and pair of tokens that see each other forward and 2.5 times that backward, whatever the kernel really computes.
+#include "llmc/cuda/attention.h"
+#include <cuda_runtime_api.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 32768, EVAL_N = 262144, H = 6, E = 128, D = H * E, REPEATS = 10, ROUNDS = 5, MAX_DOCUMENTS = 1024, DOCUMENTS = 47 };
+#define SCALE 0.1f
+static Stream stream;
+static floatX *tensor[8]; // q, k, v, y, dy, dq, dk, dv
+static float *lse;
+static int32_t *table, *host_table;
+static int cu[MAX_DOCUMENTS + 1], documents;
+
+// ---- inputs --------------------------------------------------------------------------------------------------------------
+
+static void fill(floatX *p, int64_t n, float size)
+{
+    enum { BLOCK = 1 << 20 };
+    static bf16 block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
+    for (int i = 0; i < BLOCK; i++) block[i] = float_to_bf16(size * ((float)rand() / (float)RAND_MAX * 2 - 1));
+    for (int64_t at = 0; at < n; at += BLOCK) copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
+    stream_synchronize(stream);
+}
+
+// Lengths as in text: lognormal, median 500, at most `longest`.
+static void make_documents(int tokens, int count, int longest)
+{
+    srand(1);
+    int end = 0;
+    for (documents = 0; end < tokens && documents < MAX_DOCUMENTS; documents++) {
+        double normal = sqrt(-2 * log((rand() + 1.0) / (RAND_MAX + 1.0))) * cos(2 * M_PI * rand() / RAND_MAX);
+        int rest = count - 1 - documents, n = (int)fmin(longest, 1 + 500 * exp(normal));
+        if (count && n > tokens - end - rest) n = tokens - end - rest;
+        if (n > tokens - end || (count && rest == 0)) n = tokens - end;
+        cu[documents] = end, end += n;
+    }
+    cu[documents] = tokens;
+}
+
+static double pairs(int window)
+{
+    double sum = 0;
+    for (int i = 0; i < documents; i++)
+        for (int t = 0, n = cu[i + 1] - cu[i]; t < n; t++) sum += t < window ? t + 1 : window + 1;
+    return sum;
+}
+
+static int upload_table(int tokens)
+{
+    int slots = attention_table_build(host_table, cu, documents, tokens, 0);
+    copy_to_device(stream, table, host_table, (size_t)attention_table_ints(tokens, 0) * sizeof *table);
+    stream_synchronize(stream);
+    return slots;
+}
+
+// ---- timing --------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int tokens, slots, window;
+    bool backward;
+    AttentionPlan *plan; // or NULL: the ops
+} Call;
+
+static void queue(const Call *c)
+{
+    floatX **t = tensor;
+    if (c->plan) {
+        int64_t part = attention_table_ints(c->tokens, 0) / 4;
+        AttentionCall a = {t[0],
+                           t[1],
+                           t[2],
+                           t[3],
+                           lse,
+                           t[4],
+                           t[5],
+                           t[6],
+                           t[7],
+                           NULL,
+                           NULL,
+                           table,
+                           table + part,
+                           table + 2 * part,
+                           table + 3 * part,
+                           SCALE,
+                           c->window,
+                           c->slots,
+                           c->tokens,
+                           H,
+                           E};
+        attention_plan_run(c->plan, &a, stream);
+    } else if (c->backward)
+        attention_backward(stream, t[5], t[6], t[7], t[4], t[3], lse, t[0], t[1], t[2], table, c->slots, SCALE, c->window,
+                           c->tokens, H, E);
+    else attention_forward(stream, t[3], lse, t[0], t[1], t[2], table, c->slots, SCALE, c->window, c->tokens, H, E);
+}
+
+static double milliseconds(const Call *c)
+{
+    cudaEvent_t begin, end;
+    double best = INFINITY;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    queue(c);
+    stream_synchronize(stream);
+    graph_begin(stream);
+    for (int i = 0; i < REPEATS; i++) queue(c);
+    Graph *g = graph_end(stream);
+    for (int i = 0; i < ROUNDS; i++) {
+        float ms;
+        cudaEventRecord(begin, stream);
+        graph_launch(g, stream);
+        cudaEventRecord(end, stream);
+        cudaEventSynchronize(end);
+        cudaEventElapsedTime(&ms, begin, end);
+        if (i && ms < best) best = ms; // the first launch uploads the graph
+    }
+    graph_destroy(g);
+    cudaEventDestroy(begin), cudaEventDestroy(end);
+    return best / REPEATS;
+}
+
+static void report(const Call *c)
+{
+    double operations = 4.0 * H * E * pairs(c->window) * (c->backward ? 2.5 : 1), ms = milliseconds(c);
+    printf("  window %4d %-8s %8.3f ms %6.0f TFLOP/s\n", c->window, c->backward ? "backward" : "forward", ms,
+           operations / ms * 1e-9);
+    fflush(stdout);
+}
+
+// ---- what is timed -------------------------------------------------------------------------------------------------------
+
+static void reserve(AttentionKernels kernels, bool deterministic)
+{
+    double t = seconds_now();
+    attention_prefer(kernels);
+    attention_reserve(&(OpSizes){.tokens = N, .eval_tokens = EVAL_N, .dim = D, .heads = H, .deterministic = deterministic});
+    printf("%s (made in %.1f s)\n", attention_description(), seconds_now() - t);
+}
+
+static void bench_kernels(AttentionKernels kernels, bool deterministic)
+{
+    static const int train[] = {384, 896, 1408}, eval[] = {768, 2560};
+    reserve(kernels, deterministic);
+    make_documents(N, DOCUMENTS, 2048);
+    printf(" N = %d, %d documents\n", N, documents);
+    int slots = upload_table(N);
+    for (int i = 0; i < 3; i++) {
+        report(&(Call){N, slots, train[i], false, NULL});
+        report(&(Call){N, slots, train[i], true, NULL});
+    }
+    make_documents(EVAL_N, 0, 12000);
+    printf(" N = %d, %d documents\n", EVAL_N, documents);
+    slots = upload_table(EVAL_N);
+    for (int i = 0; i < 2; i++) report(&(Call){EVAL_N, slots, eval[i], false, NULL});
+}
+
+static void bench_plan(int tokens, int slots, int longest, int window)
+{
+    Error e;
+    double t = seconds_now();
+    AttentionPlan *p = attention_plan_create(&(AttentionShape){slots, longest, H, E, false}, &e);
+    if (!p) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    Call c = {tokens, slots, window, false, p};
+    printf("  %7d tokens, %4d slots, longest %6d: forward %.3f ms, made in %.2f s\n", tokens, slots, longest, milliseconds(&c),
+           seconds_now() - t);
+    fflush(stdout);
+    attention_plan_free(p);
+}
+
+static void bench_plans(void)
+{
+    static const int slots[] = {64, 96, 128, 256, 512}, train[] = {2048, 8192, N}, eval[] = {16384, 32768, 65536, EVAL_N};
+    reserve(ATTENTION_CUDNN, false);
+    make_documents(N, DOCUMENTS, 2048);
+    upload_table(N);
+    for (int i = 0; i < 5; i++) bench_plan(N, slots[i], 2048, 896);
+    for (int i = 0; i < 3; i++) bench_plan(N, 128, train[i], 896);
+    make_documents(EVAL_N, 0, 12000);
+    upload_table(EVAL_N);
+    for (int i = 0; i < 4; i++) bench_plan(EVAL_N, 512, eval[i], 768);
+}
+
+int main(int argc, char **argv)
+{
+    set_program_name("bench_attention", -1);
+    backend_open(0);
+    stream = stream_create();
+    for (int i = 0; i < 8; i++) {
+        int64_t n = (int64_t)(i < 4 ? EVAL_N : N) * D;
+        tensor[i] = device_alloc((size_t)n * sizeof(floatX), "bench");
+        fill(tensor[i], n, i < 2 ? 1.7f : 1);
+    }
+    lse = device_alloc((size_t)EVAL_N * H * sizeof *lse, "bench");
+    size_t ints = (size_t)attention_table_ints(EVAL_N, 0);
+    table = device_alloc(ints * sizeof *table, "bench");
+    host_table = host_alloc(ints * sizeof *table);
+    if (argc > 1 && strcmp(argv[1], "plans") == 0) bench_plans();
+    else {
+        bench_kernels(ATTENTION_BEST, false);
+        bench_kernels(ATTENTION_BEST, true);
+        bench_kernels(ATTENTION_OWN, false);
+    }
+    attention_close();
+    backend_close();
+    return 0;
+}

@@ -1,0 +1,321 @@
+// Attention of the CUDA backend: the table of documents, the choice of kernels, cuDNN's plans by number of document slots.
+//
+// The table of a sequence of N tokens, C = capacity(N) slots, each part of round_up(C + 1, 4) int32 (so that parts start on 16
+// bytes, if the table does). Slots take the documents longest first: the long ones are the last to finish, so they start first.
+//   part 0  length of the slot's document, 0 for an empty slot
+//   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
+//   part 2  where it starts in (N, H) buffers; N H for an empty slot
+//   part 3  cu_seqlens, followed by N to the end
+// Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward on
+// an H200 also when it is empty, hence plans for several numbers.
+#include "llmc/cuda/attention.h"
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PARTS = 4, MIN_SLOTS = 64, RESERVED_SLOTS = 512, MAX_PLANS = 64, TOKENS_PER_EVAL_SLOT = 512 };
+
+static struct {
+    bool open, own_forward, own_backward;
+    OpSizes sizes;
+    int head_dim;
+    AttentionPlan *plan[MAX_PLANS];
+    int num_plans;
+    float *row_sums, *dq_sum;
+    char description[512];
+} at;
+static AttentionKernels preferred = ATTENTION_BEST;
+
+// ---- document slots ------------------------------------------------------------------------------------------------------
+
+// The number of slots for so many documents: 64, 96, 128, 192, 256, 512 and further powers of two.
+static int64_t rounded_slots(int64_t documents)
+{
+    static const int64_t steps[] = {MIN_SLOTS, 96, 128, 192, 256};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (documents <= steps[i]) return steps[i];
+    int64_t slots = 512;
+    while (slots < documents) slots *= 2;
+    return slots;
+}
+
+// Slots that a table has room for: at least those of the plans made in advance.
+static int64_t capacity(int N, int max_documents)
+{
+    int64_t documents = max_documents ? min_i64(max_documents, N) : N;
+    return max_i64(RESERVED_SLOTS, rounded_slots(documents));
+}
+
+static int64_t part_ints(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
+
+int64_t attention_table_ints(int N, int max_documents) { return PARTS * part_ints(N, max_documents); }
+
+static int longest_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+// order[i]: length complemented, then start; owned by the caller.
+static uint64_t *sorted_documents(const int32_t *cu, int count)
+{
+    uint64_t *order = xcalloc((size_t)count, sizeof *order);
+    for (int i = 0; i < count; i++) order[i] = (uint64_t)~(uint32_t)(cu[i + 1] - cu[i]) << 32 | (uint32_t)cu[i];
+    qsort(order, (size_t)count, sizeof *order, longest_first);
+    return order;
+}
+
+static void make_plans_for(int64_t slots, int N);
+
+int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents)
+{
+    assert(at.open && max_documents == at.sizes.max_documents);
+    assert(num_documents >= 1 && cu_seqlens[0] == 0 && cu_seqlens[num_documents] == N);
+    assert(num_documents <= capacity(N, max_documents));
+    int64_t part = part_ints(N, max_documents);
+    int32_t *length = table, *start = table + part, *lse_start = table + 2 * part, *cu = table + 3 * part;
+    int32_t d = at.sizes.dim, H = at.sizes.heads;
+    uint64_t *order = sorted_documents(cu_seqlens, num_documents);
+    for (int i = 0; i < num_documents; i++) {
+        int32_t first = (int32_t)(uint32_t)order[i];
+        length[i] = (int32_t)~(uint32_t)(order[i] >> 32);
+        start[i] = first * d;
+        lse_start[i] = first * H;
+        cu[i] = cu_seqlens[i];
+    }
+    free(order);
+    for (int64_t i = num_documents; i < part; i++) length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
+    int64_t slots = rounded_slots(num_documents);
+    make_plans_for(slots, N); // here and not in the op, which may be under capture
+    return (int)slots;
+}
+
+// ---- plans ---------------------------------------------------------------------------------------------------------------
+
+static AttentionPlan *make_plan(int64_t slots, int longest, bool backward, Error *e)
+{
+    AttentionShape shape = {(int)slots, longest, at.sizes.heads, at.head_dim, backward};
+    if (at.num_plans == MAX_PLANS) {
+        error_set(e, "more than %d attention plans", MAX_PLANS);
+        return NULL;
+    }
+    AttentionPlan *p = attention_plan_create(&shape, e);
+    if (p) at.plan[at.num_plans++] = p;
+    return p;
+}
+
+// The smallest plan that serves; NULL when there is none.
+static AttentionPlan *find_plan(int64_t slots, int N, bool backward)
+{
+    AttentionPlan *best = NULL;
+    for (int i = 0; i < at.num_plans; i++) {
+        const AttentionShape *s = attention_plan_shape(at.plan[i]), *b = best ? attention_plan_shape(best) : NULL;
+        if (s->backward != backward || s->slots < slots || s->longest < N || s->slots > capacity(N, at.sizes.max_documents)) continue;
+        if (!b || s->slots < b->slots || (s->slots == b->slots && s->longest < b->longest)) best = at.plan[i];
+    }
+    return best;
+}
+
+static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
+{
+    AttentionPlan *p = find_plan(slots, N, backward);
+    if (p) return p;
+    Error e;
+    int longest = N <= at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens;
+    slots = rounded_slots(slots);
+    note("a cuDNN attention plan for %d documents of up to %d tokens, %s, is made now: a batch needs more than those made at the start",
+         (int)slots, longest, backward ? "backward" : "forward");
+    p = make_plan(slots, longest, backward, &e);
+    if (!p) fatal(EXIT_BAD_INPUT, "%s (%d documents in a sequence of %d tokens)", e.text, (int)slots, N);
+    return p;
+}
+
+static void check_tokens(int N, int most, const char *what)
+{
+    if (N > most) fatal(EXIT_BAD_INPUT, "attention%s was asked for %d tokens, backend_reserve set aside %d", what, N, most);
+}
+
+static void make_plans_for(int64_t slots, int N)
+{
+    check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
+    if (!at.own_forward) need_plan(slots, N, false);
+    if (!at.own_backward && N <= at.sizes.tokens) need_plan(slots, N, true);
+}
+
+static bool is_capturing(Stream s)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(s, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
+static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
+{
+    if (is_capturing(s) && !find_plan(slots, N, backward))
+        fatal(EXIT_BAD_INPUT, "no attention plan for %d documents in %d tokens, and none can be made while a graph is captured: build a "
+              "table of so many documents first", slots, N);
+    return need_plan(slots, N, backward);
+}
+
+// Everything but the tensors.
+static AttentionCall make_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+{
+    assert(at.open && H == at.sizes.heads && e == at.head_dim && (uintptr_t)table % 16 == 0);
+    assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
+    int64_t part = part_ints(N, at.sizes.max_documents);
+    return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
+                           .row_sums = at.row_sums, .dq_sum = at.dq_sum, .scale = scale, .window = window, .slots = slots,
+                           .N = N, .H = H, .e = e};
+}
+
+// ---- what is reserved ----------------------------------------------------------------------------------------------------
+
+static int compute_capability(void)
+{
+    int device = 0, major = 0, minor = 0;
+    if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device))
+        fatal(EXIT_BAD_INPUT, "the CUDA device does not tell its compute capability: %s", cudaGetErrorString(cudaGetLastError()));
+    return 10 * major + minor;
+}
+
+// Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed here.
+static bool cudnn_is_a_candidate(Error *why)
+{
+    int capability = compute_capability(), e = at.head_dim;
+    if (preferred == ATTENTION_OWN) return error_set(why, "asked for");
+    if (preferred == ATTENTION_CUDNN) return true;
+    if (capability < 90)
+        return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10, capability % 10);
+    if (e % 16) return error_set(why, "cuDNN's dq is wrong for heads of width %d, which is no multiple of 16", e);
+    return true;
+}
+
+static bool make_first_plans(Error *e)
+{
+    const OpSizes *z = &at.sizes;
+    for (int slots = MIN_SLOTS; z->tokens && slots <= 128; slots += 32) {
+        if (!make_plan(slots, z->tokens, false, e)) return false;
+        if (!at.own_backward && !make_plan(slots, z->tokens, true, e)) return false;
+    }
+    if (z->eval_tokens <= z->tokens) return true;
+    int64_t slots = min_i64(capacity(z->eval_tokens, z->max_documents), rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
+    return make_plan(slots, z->eval_tokens, false, e) != NULL;
+}
+
+// Documents that begin and end inside of tiles, and a window that cuts the longest.
+static bool cudnn_is_right(Error *why)
+{
+    if (!attention_own_prepare(at.head_dim, why) || !attention_own_prepare_backward(at.head_dim, why)) return false;
+    int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens), documents = N < 8 ? 1 : 3;
+    int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
+    size_t bytes = (size_t)attention_table_ints(N, at.sizes.max_documents) * sizeof(int32_t);
+    int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "check of attention");
+    Stream s = stream_create();
+    int slots = attention_table_build(host, cu, documents, N, at.sizes.max_documents);
+    copy_to_device(s, table, host, bytes);
+    stream_synchronize(s);
+    stream_destroy(s);
+    AttentionCall c = make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
+    bool backward = !at.own_backward && at.sizes.tokens;
+    bool right = attention_agree(find_plan(slots, N, false), backward ? find_plan(slots, N, true) : NULL, &c, why);
+    host_free(host), device_free(table);
+    return right;
+}
+
+// On true with plans made and scratch set aside.
+static bool cudnn_is_usable(Error *why)
+{
+    if (!cudnn_is_a_candidate(why) || !make_first_plans(why)) return false;
+    size_t elements = (size_t)at.sizes.tokens * (size_t)at.sizes.dim;
+    if (!at.own_backward) at.dq_sum = device_alloc(elements * sizeof(float), "attention: sums of dq");
+    return preferred == ATTENTION_CUDNN || cudnn_is_right(why);
+}
+
+static void free_plans(void)
+{
+    while (at.num_plans) attention_plan_free(at.plan[--at.num_plans]);
+}
+
+static void prepare_own(void)
+{
+    Error e;
+    bool good = !at.own_forward || attention_own_prepare(at.head_dim, &e);
+    if (good && at.own_backward && at.sizes.tokens) good = attention_own_prepare_backward(at.head_dim, &e);
+    if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
+}
+
+static void choose_kernels(void)
+{
+    Error why = {""};
+    at.own_backward = at.sizes.deterministic; // cuDNN's dq depends on the order in which blocks arrive
+    at.own_forward = !cudnn_is_usable(&why);
+    if (at.own_forward && preferred == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", why.text);
+    if (at.own_forward) free_plans(), at.own_backward = true;
+    if (at.own_backward && at.dq_sum) device_free(at.dq_sum), at.dq_sum = NULL;
+    prepare_own();
+    size_t version = cudnnGetVersion();
+    char library[64];
+    snprintf(library, sizeof library, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    char *text = at.description;
+    size_t size = sizeof at.description;
+    if (at.own_forward) snprintf(text, size, "attention by the program's own kernels (%.400s)", why.text);
+    else if (at.own_backward)
+        snprintf(text, size, "attention forward by %s, backward by the program's own kernels (a fixed order of sums)", library);
+    else snprintf(text, size, "attention by %s", library);
+    if (at.own_backward) note("%s; slower than cuDNN's", at.description);
+}
+
+void attention_prefer(AttentionKernels kernels) { preferred = kernels; }
+
+void attention_reserve(const OpSizes *sizes)
+{
+    attention_close();
+    at.sizes = *sizes;
+    at.head_dim = sizes->dim / sizes->heads;
+    int64_t most = max_i64(sizes->tokens, sizes->eval_tokens);
+    if (at.head_dim % 8 || at.head_dim > ATTENTION_OWN_MAX_WIDTH)
+        fatal(EXIT_BAD_INPUT, "heads of width %d: attention takes multiples of 8 up to %d", at.head_dim, ATTENTION_OWN_MAX_WIDTH);
+    if (most * sizes->dim > INT32_MAX)
+        fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens", (long long)most,
+              sizes->dim, INT32_MAX / sizes->dim);
+    at.open = true;
+    at.row_sums = device_alloc((size_t)sizes->tokens * (size_t)sizes->heads * sizeof(float), "attention: row sums");
+    choose_kernels();
+}
+
+void attention_close(void)
+{
+    if (!at.open) return;
+    free_plans();
+    attention_cudnn_close();
+    if (at.row_sums) device_free(at.row_sums);
+    if (at.dq_sum) device_free(at.dq_sum);
+    memset(&at, 0, sizeof at);
+}
+
+const char *attention_description(void) { return at.open ? at.description : "attention not yet reserved"; }
+
+// ---- the ops -------------------------------------------------------------------------------------------------------------
+
+void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots,
+                       float scale, int window, int N, int H, int e)
+{
+    AttentionCall c = make_call(table, slots, scale, window, N, H, e);
+    check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
+    c.y = y, c.lse = lse, c.q = q, c.k = k, c.v = v;
+    if (at.own_forward) attention_own_forward(&c, s);
+    else attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
+}
+
+void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse, const floatX *q,
+                        const floatX *k, const floatX *v, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+{
+    AttentionCall c = make_call(table, slots, scale, window, N, H, e);
+    check_tokens(N, at.sizes.tokens, " backward");
+    c.q = q, c.k = k, c.v = v, c.y = (floatX *)y, c.lse = (float *)lse; // only read
+    c.dy = dy, c.dq = dq, c.dk = dk, c.dv = dv;
+    if (at.own_backward) attention_own_backward(&c, s);
+    else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
+}

@@ -1,0 +1,80 @@
+// Inside of the CUDA backend's attention: cuDNN's kernels (attention_cudnn.c), the program's own (attention_own*.cu), and
+// attention.c, which implements llmc/ops.h with them and chooses.
+#pragma once
+#include "llmc/common.h"
+#include "llmc/ops.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- for backend.cu ------------------------------------------------------------------------------------------------------
+
+// Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates scratch memory. Call after
+// backend_open and before any table is built; calling again starts over with the new sizes. A note says when it is not cuDNN.
+//   tokens 0: no backward pass. Fatal on sizes that neither path can take.
+void attention_reserve(const OpSizes *sizes);
+void attention_close(void);
+
+// For tests and benchmarks: what the next attention_reserve chooses. BEST: cuDNN where it works, as described above.
+// CUDNN: unchecked; fatal when it has no plan. OWN: the program's own kernels.
+typedef enum { ATTENTION_BEST, ATTENTION_CUDNN, ATTENTION_OWN } AttentionKernels;
+void attention_prefer(AttentionKernels kernels);
+const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
+
+// ---- one call -----------------------------------------------------------------------------------------------------------
+
+// Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e, as in llmc/ops.h.
+typedef struct {
+    const floatX *q, *k, *v; // (N, d)
+    floatX *y;               // (N, d) forward: out; backward: in
+    float *lse;              // (N, H) forward: out; backward: in
+    const floatX *dy;        // (N, d)
+    floatX *dq, *dk, *dv;    // (N, d) out
+    float *row_sums;         // (N, H) scratch of backward: sum over the head of dy * y
+    float *dq_sum;           // (N, d) scratch of cuDNN's backward
+    // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
+    const int32_t *length;    // (slots) longest first
+    const int32_t *start;     // (slots + 1) of the slot's document in (N, d) buffers, elements
+    const int32_t *lse_start; // (slots + 1) the same in (N, H) buffers
+    const int32_t *cu;        // (slots + 1) starts in rising order, tokens
+    float scale;
+    int window, slots;
+    int N, H, e;
+} AttentionCall;
+
+// ---- cuDNN --------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int slots;   // documents, empty ones included
+    int longest; // most tokens of a document
+    int heads, head_dim;
+    bool backward;
+} AttentionShape;
+typedef struct AttentionPlan AttentionPlan;
+
+// Owned by the caller. NULL, with the reason in `e`, when cuDNN has no plan for the shape. Not during graph capture.
+AttentionPlan *attention_plan_create(const AttentionShape *shape, Error *e);
+const AttentionShape *attention_plan_shape(const AttentionPlan *p);
+// Queues the pass; c->slots is ignored: the plan's number counts. Fatal on errors of the library.
+void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s);
+void attention_plan_free(AttentionPlan *p);
+void attention_cudnn_close(void); // after the last plan is freed
+
+// ---- own kernels ----------------------------------------------------------------------------------------------------------
+
+enum { ATTENTION_OWN_MAX_WIDTH = 256 };
+// Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the reason, when the device has too
+// little shared memory for it.
+bool attention_own_prepare(int e, Error *error);
+bool attention_own_prepare_backward(int e, Error *error);
+// The same bits for the same input, always.
+void attention_own_forward(const AttentionCall *c, Stream s);
+void attention_own_backward(const AttentionCall *c, Stream s);
+
+// Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL when cuDNN's is not wanted.
+// False, with the tensor that differs, when cuDNN's results are not to be trusted. Both own kernels must have been prepared.
+bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e);
+
+#ifdef __cplusplus
+}
+#endif
