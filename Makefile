@@ -180,7 +180,7 @@ deps:
 quickstart: deps
 	@$(MAKE) --no-print-directory found programs $(if $(NVCC),cuda)
 	@scripts/quickstart.sh
-test-programs: programs $(TESTS) $(EXACT_TESTS)
+test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu
 test: deps
 	@$(MAKE) --no-print-directory found test-programs $(if $(NVCC),cuda)
 	BUILD=$(CPU) prove --timer --exec '' $(TESTS) $(EXACT_TESTS) $(SCRIPT_TESTS)
