@@ -44,26 +44,32 @@ static bool block_is_kept(const Config *c, int block) // read again by a later l
     return kept;
 }
 
-static void place_layer(LayerActs *l, const Config *c, size_t N, bool backward, Bump *b)
+static void place_attention(LayerActs *l, const Config *c, size_t N, bool backward, Bump *b)
 {
-    size_t d = (size_t)c->model_dim, H = (size_t)c->num_heads, n = N * d;
+    size_t H = (size_t)c->num_heads, n = N * (size_t)c->model_dim;
     floatX *planes = take(b, 3 * n, sizeof(floatX));
     l->q = planes;
     l->k = planes ? planes + n : NULL;
     l->v_raw = planes ? planes + 2 * n : NULL;
     l->h = take(b, n, sizeof(floatX));
     l->y = take(b, n, sizeof(floatX));
-    l->post = take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    l->v = backward ? take(b, n, sizeof(floatX)) : l->v_raw;
+    l->yg = backward ? take(b, n, sizeof(floatX)) : l->y;
     l->rstd = take(b, N, sizeof(float));
     l->rstd_q = take(b, N * H, sizeof(float));
     l->rstd_k = take(b, N * H, sizeof(float));
     l->lse = take(b, N * H, sizeof(float));
-    l->v = backward ? take(b, n, sizeof(floatX)) : l->v_raw;
-    l->yg = backward ? take(b, n, sizeof(floatX)) : l->y;
-    l->h2 = backward ? take(b, n, sizeof(floatX)) : l->h;
+}
+
+static void place_layer(LayerActs *l, const Config *c, int layer, size_t N, bool backward, Bump *b)
+{
+    if (!backward || layer_role(c, layer).attention) place_attention(l, c, N, backward, b);
+    l->post = take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    l->h2 = backward ? take(b, N * (size_t)c->model_dim, sizeof(floatX)) : l->h;
     l->rstd2 = backward ? take(b, N, sizeof(float)) : l->rstd;
 }
 
+// The MLP's gradients and the attention's are never alive together: they share memory.
 static void place_gradients(Acts *a, const Config *c, size_t N, Bump *b)
 {
     size_t n = N * (size_t)c->model_dim;
@@ -73,13 +79,15 @@ static void place_gradients(Acts *a, const Config *c, size_t N, Bump *b)
     a->dx_backout = take(b, n, sizeof(floatX));
     for (int i = 0; i < NUM_LAYERS; i++)
         if (block_is_kept(c, i) && i != BACKOUT_LAYER) a->dskip[i] = take(b, n, sizeof(floatX));
-    a->dyg = take(b, n, sizeof(floatX));
     a->dy = take(b, n, sizeof(floatX));
+    a->dqkv = take(b, 3 * n, sizeof(floatX));
+    Bump mlp = *b;
+    a->dpre = take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
+    a->dyg = take(b, n, sizeof(floatX));
     a->dq = take(b, n, sizeof(floatX));
     a->dk = take(b, n, sizeof(floatX));
     a->dv = take(b, n, sizeof(floatX));
-    a->dqkv = take(b, 3 * n, sizeof(floatX));
-    a->dpre = take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    if (mlp.used > b->used) *b = mlp;
     a->dgate = take(b, N * (size_t)c->num_heads, sizeof(float));
     a->dcoef = take(b, (NUM_LAYERS + 1) * 3, sizeof(float));
 }
@@ -99,9 +107,9 @@ static size_t place(Acts *a, const Config *c, int tokens, bool backward, void *b
     a->block_out[0] = a->x0;
     for (int i = 1; i < NUM_LAYERS; i++)
         a->block_out[i] = backward || block_is_kept(c, i) ? take(&b, n, sizeof(floatX)) : shared;
-    if (!backward) place_layer(&a->layer[0], c, N, false, &b);
+    if (!backward) place_layer(&a->layer[0], c, 0, N, false, &b);
     for (int i = 1; i < NUM_LAYERS; i++) {
-        if (backward) place_layer(&a->layer[i], c, N, true, &b);
+        if (backward) place_layer(&a->layer[i], c, i, N, true, &b);
         else a->layer[i] = a->layer[0];
     }
     a->xf = backward ? take(&b, n, sizeof(floatX)) : a->layer[0].h;
