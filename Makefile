@@ -13,6 +13,7 @@ GPU_ARCH := 90a
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(wildcard /opt/cuda))
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 Q := $(if $(V),,@)
+JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 # ---- what is here ------------------------------------------------------------------------------------------------------
 # Each probe links a one-line program: headers and libraries are both proved, and no pkg-config is needed.
@@ -29,6 +30,7 @@ ifneq ($(USE_MPI),0)
 MPICC := $(shell command -v mpicc 2>/dev/null)
 HAVE_MPI := $(if $(MPICC),$(call probe,#include <mpi.h>,MPI_Finalize();,$(shell mpicc --showme:compile 2>/dev/null) $(shell mpicc --showme:link 2>/dev/null || echo -lmpi)))
 endif
+HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 CUDA_LIB := $(firstword $(wildcard $(CUDA_HOME)/lib64) $(wildcard $(CUDA_HOME)/lib))
 CUDNN_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu,$(if $(wildcard $(d)/cudnn.h),$(d))))
 NCCL_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu,$(if $(wildcard $(d)/nccl.h),$(d))))
@@ -95,33 +97,42 @@ found:
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no)",true)
 	@$(if $(HAVE_JSON),true,echo "json-c is missing: run scripts/install_deps.sh" >&2; exit 1)
 
+# Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.
+stamp = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
+$(CPU)/flags $(EXACT)/flags: FORCE
+	$(call stamp,$(CC) $(CFLAGS) $(CPU_FLAGS))
+$(CUDA)/flags: FORCE
+	$(call stamp,$(CC) $(CUDA_CFLAGS) $(NVCC_FLAGS))
+build/programs: FORCE
+	$(call stamp,$(CPU))
+
 # ---- objects and programs ----------------------------------------------------------------------------------------------
-$(CPU)/%.o: %.c
+$(CPU)/%.o: %.c $(CPU)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
 	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -c $< -o $@
-$(EXACT)/%.o: %.c
+$(EXACT)/%.o: %.c $(EXACT)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $< (fp32)"
 	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -DFLOATX_FP32 -c $< -o $@
-$(CUDA)/%.o: %.c
+$(CUDA)/%.o: %.c $(CUDA)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $< (cuda)"
 	$(Q)$(CC) $(CUDA_CFLAGS) -c $< -o $@
-$(CUDA)/%.o: %.cu
+$(CUDA)/%.o: %.cu $(CUDA)/flags
 	@mkdir -p $(@D)
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVCC_FLAGS) -MMD -MP -c $< -o $@
 # The program's own file holds host code only and is C for all of them.
-$(CPU)/train_gpt.o: train_gpt.cu
+$(CPU)/train_gpt.o: train_gpt.cu $(CPU)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $<"
 	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -x c -c $< -o $@
-$(EXACT)/train_gpt.o: train_gpt.cu
+$(EXACT)/train_gpt.o: train_gpt.cu $(EXACT)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $< (fp32)"
 	$(Q)$(CC) $(CFLAGS) $(CPU_FLAGS) -DFLOATX_FP32 -x c -c $< -o $@
-$(CUDA)/train_gpt.o: train_gpt.cu
+$(CUDA)/train_gpt.o: train_gpt.cu $(CUDA)/flags
 	@mkdir -p $(@D)
 	@echo "  cc    $< (cuda)"
 	$(Q)$(CC) $(CUDA_CFLAGS) -x c -c $< -o $@
@@ -141,11 +152,11 @@ $(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o)
 
 link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ $(CPU_LIBS) $(LDLIBS)
 link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
-train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a
+train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(EXACT)/train_gpt_cpu: $(EXACT)/train_gpt.o $(EXACT)/libllmc.a
 	$(link_cpu)
-tokenize order2: %: $(CPU)/data/%.o $(CPU)/libllmc.a
+tokenize order2: %: $(CPU)/data/%.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(TESTS): $(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a
 	$(link_cpu)
@@ -178,11 +189,11 @@ test-gpu: test-gpu-programs
 deps:
 	@scripts/install_deps.sh
 quickstart: deps
-	@$(MAKE) --no-print-directory found programs $(if $(NVCC),cuda)
+	@$(MAKE) --no-print-directory -j$(JOBS) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu
 test: deps
-	@$(MAKE) --no-print-directory found test-programs $(if $(NVCC),cuda)
+	@$(MAKE) --no-print-directory -j$(JOBS) found test-programs $(if $(NVCC),cuda)
 	BUILD=$(CPU) prove --timer --exec '' $(TESTS) $(EXACT_TESTS) $(SCRIPT_TESTS)
 
 build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c
