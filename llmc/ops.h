@@ -163,8 +163,8 @@ void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const float
 
 // ---- attention ---------------------------------------------------------------------------------------------------------
 
-// cos and sin of position * frequency, rounded to floatX.  cos, sin (positions, e/4) out; frequency (e/4) fp32 host.
-// Only the first e/4 of the e/2 rotations have a frequency; the others are the identity.
+// cos and sin of the fp32 product position * frequency, rounded to floatX.  cos, sin (positions, e/4) out; frequency (e/4) fp32
+// host. Only the first e/4 of the e/2 rotations have a frequency; the others are the identity.
 void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e);
 
 // q = rope(rms(q)), k = rope(rms(k)) per head, in place;  v = lambda[0]*v_raw + lambda[1]*value_embed[token].

@@ -136,17 +136,20 @@ static void qkv_case(int N, int H, int e, bool values)
 static void rope_case(void)
 {
     pool_reset();
-    enum { POSITIONS = 2000, E = 32, COUNT = POSITIONS * E / 4 };
+    enum { POSITIONS = 1 << 18, E = 32, COUNT = POSITIONS * E / 4 }; // as many as a validation sequence of the presets has
     float frequency[E / 4];
     for (int j = 0; j < E / 4; j++) frequency[j] = powf(1.0f / 1024, (float)j / (E / 4 - 1));
     floatX *c = halves(COUNT), *s = halves(COUNT);
     rope_tables(NULL, c, s, frequency, POSITIONS, E);
-    double worst = 0;
+    double worst = 0, in_double = 0; // the latter: had the angle not been rounded to fp32
     for (int i = 0; i < COUNT; i++) {
-        double angle = (double)(i / (E / 4)) * frequency[i % (E / 4)];
+        float angle = (float)(i / (E / 4)) * frequency[i % (E / 4)];
+        double unrounded = (double)(i / (E / 4)) * frequency[i % (E / 4)];
         worst = fmax(worst, fmax(fabs(x_to_float(c[i]) - cos(angle)), fabs(x_to_float(s[i]) - sin(angle))));
+        in_double = fmax(in_double, fabs(x_to_float(c[i]) - cos(unrounded)));
     }
-    ok_at_most(worst, 0x1p-24, "rope tables: rounding of cos and sin only");
+    ok_at_most(worst, 0x1p-24, "rope tables: the fp32 angle, then rounding of cos and sin only");
+    ok(in_double > 1e-3, "   an angle in double is another one: %.2g apart", in_double);
 }
 
 // ---- gate --------------------------------------------------------------------------------------------------------------

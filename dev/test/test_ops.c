@@ -129,7 +129,7 @@ static void rope_test_tables(Tensor *c, Tensor *s, int positions)
     rope_tables(NULL, c->x, s->x, frequency, positions, E);
     double *ec = doubles(c->n), *es = doubles(c->n);
     for (int i = 0; i < c->n; i++) {
-        double angle = (double)(i / (E / 4)) * frequency[i % (E / 4)];
+        double angle = (float)(i / (E / 4)) * frequency[i % (E / 4)]; // rounded to fp32
         ec[i] = cos(angle), es[i] = sin(angle);
         c->d[i] = x_to_float(c->x[i]), s->d[i] = x_to_float(s->x[i]);
     }
