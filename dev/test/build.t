@@ -1,0 +1,60 @@
+#!/usr/bin/env perl
+# What make would do, read from its own dry run: the compiler lines of both programs, the GPU architecture in every line of nvcc,
+# and the list of what the machine has. Nothing is built.
+use strict;
+use warnings;
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use Test::More;
+
+chdir dirname(dirname(dirname(abs_path(__FILE__)))) or die;
+delete @ENV{qw(MAKEFLAGS MFLAGS MAKEOVERRIDES MAKELEVEL)}; # of a make that runs this test
+
+sub make {
+    open my $from, '-|', 'make', '--no-print-directory', @_ or die "make: $!";
+    my @lines = <$from>;
+    close $from;
+    return ($?, @lines);
+}
+
+# Those lines of a dry run that compile this file.
+sub compiling { my ($file, @lines) = @_; return grep { / -c \Q$file\E -o / } @lines }
+
+# ---- what was found ----------------------------------------------------------------------------------------------------
+
+my ($status, @found) = make('found');
+is($status, 0, 'make found');
+my %found = map { /^(\S+)\s+(\S.*)$/ ? ($1 => $2) : () } @found;
+ok($found{$_}, "$_: " . ($found{$_} // 'not in the list')) for qw(compiler json-c OpenMP OpenBLAS MPI PCRE2 nvcc);
+my $nvcc = $found{nvcc} =~ /^\d/;
+SKIP: {
+    skip 'no nvcc', 2 if !$nvcc;
+    ok($found{$_}, "$_: " . ($found{$_} // 'not in the list')) for qw(cuDNN NCCL);
+}
+
+# ---- the CPU program ---------------------------------------------------------------------------------------------------
+
+($status, my @cpu) = make('-n', '-B', 'NVCC=', 'all');
+is($status, 0, 'a build without nvcc');
+is(scalar(grep { /USE_CUDA|-gencode|llmc\/cuda/ } @cpu), 0, 'has nothing of CUDA in it');
+my ($program) = compiling('train_gpt.cu', @cpu);
+like($program, qr/ -Wall -Wextra .* -x c -c train_gpt\.cu /, 'and takes train_gpt.cu as C, with warnings');
+my @sources = (glob('llmc/*.c'), glob('llmc/cpu/*.c'));
+is(scalar(grep { compiling($_, @cpu) != 1 } @sources), 0, 'every source of the CPU backend is compiled once: ' . @sources);
+(undef, my @without) = make('found', 'NVCC=');
+ok((grep { /^nvcc\s+no: CPU program only$/ } @without), 'and the list says so');
+
+# ---- the CUDA program --------------------------------------------------------------------------------------------------
+
+SKIP: {
+    skip 'no nvcc', 6 if !$nvcc;
+    my @kernels = glob 'llmc/cuda/*.cu';
+    for (['90a'], ['100a', 'GPU_ARCH=100a'], ['80', 'GPU_ARCH=80']) {
+        my ($arch, @override) = @$_;
+        my ($status, @lines) = make('-n', '-B', @override, 'train_gpt');
+        is($status, 0, "train_gpt for sm_$arch" . (@override ? '' : ', which is the default'));
+        my @right = grep { my @line = compiling($_, @lines); @line == 1 && $line[0] =~ /nvcc .* -gencode arch=compute_$arch,code=sm_$arch / } @kernels;
+        ok(@right && @right == @kernels, 'is what nvcc is told for ' . @right . ' of ' . @kernels . ' files');
+    }
+}
+done_testing;
