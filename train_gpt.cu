@@ -2,11 +2,9 @@
 #include "llmc/checkpoint.h"
 #include "llmc/logger.h"
 #include "llmc/sample.h"
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -53,21 +51,6 @@ static void stop_clock(Run *r)
 {
     lap_clock(r);
     r->clock = 0;
-}
-
-static void make_folder(const char *path)
-{
-    char *copy = xstrdup(path);
-    for (char *p = copy + 1; *p; p++) {
-        if (*p != '/') continue;
-        *p = 0;
-        mkdir(copy, 0777);
-        *p = '/';
-    }
-    struct stat info;
-    int failed = mkdir(copy, 0777) && errno != EEXIST ? errno : stat(copy, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
-    if (failed) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", path, strerror(failed));
-    free(copy);
 }
 
 // False, with a note, when it could not be written.
@@ -159,7 +142,8 @@ static void open_logger(Run *r, int argc, char **argv)
 {
     Config *c = &r->config;
     Trainer *t = &r->trainer;
-    make_folder(c->out);
+    int failed = make_folders(c->out);
+    if (failed) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", c->out, strerror(failed));
     r->logger = logger_open(c->out, comm_rank(), argc, argv, backend_version_line);
     if (!r->logger) return; // not the rank that writes
     const char *name;
@@ -181,18 +165,20 @@ static void open_logger(Run *r, int argc, char **argv)
     free(ns_text);
 }
 
-// Before any training: a missing vocabulary must not show hours later.
+// Before any training: a missing vocabulary or too long a prompt must not show hours later.
 static void open_tokenizer(Run *r)
 {
     Error e;
     const Config *c = &r->config;
     if (!c->sample || comm_rank()) return;
     bool bytes = c->vocab_size == BYTE_VOCAB;
-    if (!*c->vocab && !bytes) fatal(EXIT_USAGE, "--sample: this vocabulary needs --vocab, a folder with the GPT-2 vocabulary (data/gpt2_vocab.sh)");
+    if (!*c->vocab && !bytes)
+        fatal(EXIT_USAGE, "--sample: this vocabulary needs --vocab, a folder with the GPT-2 vocabulary (data/gpt2_vocab.sh)");
     Tokenizer *tokenizer = *c->vocab ? tokenizer_load(c->vocab, &e) : tokenizer_bytes();
     if (!tokenizer) fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
     if (tokenizer_vocab_size(tokenizer) != c->vocab_size)
         fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab, tokenizer_vocab_size(tokenizer), c->vocab_size);
+    if (!sample_check(&r->trainer, tokenizer, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
     r->tokenizer = tokenizer;
 }
 
@@ -216,9 +202,9 @@ static int train_run(Run *r, int argc, char **argv)
     open_tokenizer(r);
     trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     load_state(r);
-    open_logger(r, argc, argv);
     if (c->stop_at && t->step >= c->stop_at)
         fatal(EXIT_USAGE, "--stop-at %d: the checkpoint is already at step %d", c->stop_at, t->step);
+    open_logger(r, argc, argv);
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");

@@ -133,22 +133,6 @@ typedef struct {
     int64_t documents, tokens;
 } Output;
 
-static bool make_folders(const char *path, Error *e)
-{
-    char *p = xstrdup(path);
-    bool good = true;
-    for (char *at = p + 1; good; at++) {
-        char c = *at;
-        if (c && c != '/') continue;
-        *at = 0;
-        good = mkdir(p, 0777) == 0 || errno == EEXIST || error_set(e, "cannot make the folder %s: %s", p, strerror(errno));
-        *at = c;
-        if (!c) break;
-    }
-    free(p);
-    return good;
-}
-
 static bool output_open(Output *out, const Options *o, const Tokenizer *t, Error *e)
 {
     *out = (Output){.o = o, .t = t};
@@ -158,7 +142,8 @@ static bool output_open(Output *out, const Options *o, const Tokenizer *t, Error
     bool slash = o->out[len - 1] == '/';
     if (o->name || slash || (stat(o->out, &s) == 0 && S_ISDIR(s.st_mode))) {
         out->prefix = format_string("%s%s%s", o->out, slash ? "" : "/", o->name ? o->name : "text");
-        return make_folders(o->out, e);
+        int failed = make_folders(o->out);
+        return !failed || error_set(e, "cannot make the folder %s: %s", o->out, strerror(failed));
     }
     out->prefix = xstrdup(o->out);
     return true;

@@ -1,6 +1,7 @@
 #include "llmc/checkpoint.h"
 #include "llmc/safetensors.h"
 #include <dirent.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -266,6 +267,7 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
     t->rope.window = atoi(value[3]);
     t->rope.scale = strtod(value[4], NULL);
     if (t->step < 0 || t->step > config_total_steps(t->config) || t->optimizer.adam_steps != t->step / 2 || t->rope.window < 1 ||
+        t->rope.window > INT_MAX / t->config->block_size || !(t->rope.scale > 0 && t->rope.scale < 1e6) ||
         sscanf(value[5], "%d %d %lld", &t->position.epoch, &t->position.shard, &document) != 3)
         return error_set(e, "the training state in its metadata is damaged (step %s, position %s)", value[0], value[5]);
     t->position.document = document;

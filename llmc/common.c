@@ -1,7 +1,10 @@
 #include "common.h"
+#include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,9 +40,19 @@ static void print_line(const char *kind, const char *format, va_list args)
     fprintf(stderr, "%s%s: %s: %s\n", process.program, where, kind, text);
 }
 
+// When all ranks fail alike, one line is enough: rank 0 speaks at once, and its abort ends the others before their time is up.
+static void let_rank_0_speak_first(void)
+{
+    struct timespec wait = {.tv_nsec = 300000000};
+    if (process.rank <= 0) return;
+    signal(SIGTERM, SIG_DFL); // by which the abort ends ranks; there is nothing left to save
+    nanosleep(&wait, NULL);
+}
+
 void fatal(int status, const char *format, ...)
 {
     va_list args;
+    let_rank_0_speak_first();
     va_start(args, format);
     print_line("error", format, args);
     va_end(args);
@@ -88,6 +101,20 @@ char *format_string(const char *format, ...)
     va_end(again);
     va_end(args);
     return s;
+}
+
+int make_folders(const char *path)
+{
+    struct stat info;
+    char *copy = xstrdup(path);
+    for (char *p = *copy ? strchr(copy + 1, '/') : NULL; p; p = strchr(p + 1, '/')) {
+        *p = 0;
+        mkdir(copy, 0777); // what goes wrong here shows at the end of the path
+        *p = '/';
+    }
+    int failed = mkdir(copy, 0777) && errno != EEXIST ? errno : stat(copy, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+    free(copy);
+    return failed;
 }
 
 double seconds_now(void)

@@ -73,19 +73,6 @@ static void append_line(LogFile *f, const char *format, ...)
     append(f, line, length + 1);
 }
 
-static void make_folders(const char *path)
-{
-    char *copy = xstrdup(path);
-    for (char *p = copy + 1; *p; p++) {
-        if (*p != '/') continue;
-        *p = 0;
-        mkdir(copy, 0777); // what goes wrong here shows when the file is opened
-        *p = '/';
-    }
-    mkdir(copy, 0777);
-    free(copy);
-}
-
 static void create_file(LogFile *f, const char *folder, const char *uuid, const char *ending)
 {
     f->path = format_string("%s/logs/%s.%s", folder, uuid, ending);
@@ -289,7 +276,7 @@ Logger *logger_open(const char *folder, int rank, int argc, char **argv, const c
     l->last_ms = l->mean_ms = NAN;
     make_uuid(l->uuid);
     char *logs = format_string("%s/logs", folder);
-    make_folders(logs);
+    make_folders(logs); // a failure shows when the files are opened
     free(logs);
     create_file(&l->log, folder, l->uuid, "txt");
     if (l->log.fd >= 0) append_head(&l->log, argc, argv, version_line);

@@ -57,18 +57,38 @@ static void write_token(const Tokenizer *tokenizer, int id, FILE *f)
     fflush(f);
 }
 
+// Tokens that a forward pass takes; trainer_next_logits works on multiples of 16.
+static int context_of(const Trainer *t) { return t->sequence_tokens / 16 * 16; }
+
+// The prompt's ids (*length), owned by the caller; NULL when the context has no room for them, the document token before and one
+// token behind.
+static uint16_t *encode_prompt(const Trainer *t, const Tokenizer *tokenizer, size_t *length, Error *e)
+{
+    uint16_t *prompt;
+    int room = (int)max_i64(0, context_of(t) - 2);
+    tokenizer_encode(tokenizer, t->config->sample, strlen(t->config->sample), &prompt, length);
+    if (*length <= (size_t)room && context_of(t)) return prompt;
+    free(prompt);
+    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length, t->sequence_tokens, room);
+    return NULL;
+}
+
+bool sample_check(const Trainer *t, const Tokenizer *tokenizer, Error *e)
+{
+    size_t length;
+    uint16_t *prompt = encode_prompt(t, tokenizer, &length, e);
+    free(prompt);
+    return prompt != NULL;
+}
+
 bool sample_write(Trainer *t, const Tokenizer *tokenizer, FILE *f, Error *e)
 {
     const Config *c = t->config;
-    int vocab = tokenizer_vocab_size(tokenizer), context = t->sequence_tokens / 16 * 16, count = 1;
-    uint16_t *prompt;
+    int vocab = tokenizer_vocab_size(tokenizer), context = context_of(t), count = 1;
     size_t prompt_length;
     uint64_t random = (uint64_t)c->seed;
-    tokenizer_encode(tokenizer, c->sample, strlen(c->sample), &prompt, &prompt_length);
-    if ((int64_t)prompt_length + 2 > context) {
-        free(prompt);
-        return error_set(e, "--sample: the prompt has %zu tokens, more than the context of %d", prompt_length, context - 2);
-    }
+    uint16_t *prompt = encode_prompt(t, tokenizer, &prompt_length, e);
+    if (!prompt) return false;
     int32_t *tokens = xcalloc((size_t)max_i64(context, (int64_t)prompt_length + 1 + c->num_tokens), sizeof *tokens);
     float *z = xcalloc((size_t)config_vocab_padded(c), sizeof *z);
     tokens[0] = tokenizer_document(tokenizer);

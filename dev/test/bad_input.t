@@ -97,6 +97,7 @@ run_ok('--epochs 4 goes round', @run, '--train-files', "$dir/small.bin", '--out'
 run_ok('and so does --repeat', @run, '--train-files', "$dir/small.bin", '--out', "$dir/repeat", '--repeat');
 spew("$dir/file", 'precious');
 refuses('--out is a file', 1, qr/--out .*file: cannot make this folder/, @short, '--out', "$dir/file");
+refuses('--out is empty', 1, qr/--out : cannot make this folder: No such file/, @short, '--out', '');
 refuses('--out lies in a file', 1, qr/--out .*cannot make this folder: Not a directory/, @short, '--out', "$dir/file/below");
 is(slurp("$dir/file"), 'precious', 'which is left alone');
 for ('other_train', 'other_val') { # a vocabulary that is neither bytes nor GPT-2
@@ -107,6 +108,11 @@ refuses('a sample without its vocabulary', 2, qr/--sample: this vocabulary needs
 refuses('a sample with another vocabulary', 1, qr/--vocab bytes: has 257 tokens, the model 300/, @other, '--sample', 'abc', '--vocab', 'bytes');
 refuses('a vocabulary that is missing', 1, qr/--vocab: .*none/, @other, '--sample', 'abc', '--vocab', "$dir/none");
 ok(!-e "$dir/other", 'before any training');
+refuses('a prompt longer than the context', 1, qr/--sample: the prompt has 511 tokens; sequences of 512 tokens leave room for 510/,
+    @short, '--sample', 'a' x 511, '--out', "$dir/prompt");
+refuses('a context too short for any prompt', 1, qr/--sample: the prompt has 0 tokens; sequences of 15 tokens leave room for 0/,
+    @short, '--sample', '', '--val-tokens', 15, '--out', "$dir/prompt");
+ok(!-e "$dir/prompt", 'before any training, too');
 refuses('--save-init into nowhere', 1, qr/--save-init: .*No such file or directory/, @short, '--save-init', "$dir/nowhere/init.safetensors");
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------------
@@ -139,7 +145,8 @@ my $integers = damaged('integers', sub { $_[1]{dtype} = 'I32' if $_[0] eq 'block
 refuses('a tensor of integers', 1, qr/integers\.safetensors: .*blocks\.3\.mlp\.c_fc.*I32/, @go_on, '--resume', $integers);
 my $scalars = damaged('scalars', sub { @{$_[1]}{qw(shape bytes)} = ([40], "\0" x 160) if $_[0] eq 'scalars'; 1 });
 refuses('too few scalars', 1, qr/scalars: expected F32 with 62 to 64 values/, @go_on, '--init-from', $scalars);
-for (['step', -1], ['step', 99999], ['adam_steps', 7], ['data.position', 'here'], ['rope.window', 0]) {
+for (['step', -1], ['step', 99999], ['adam_steps', 7], ['data.position', 'here'], ['rope.window', 0], ['rope.window', 2147483647],
+    ['rope.scale', 'nan']) {
     my ($key, $value) = @$_;
     my $file = damaged('meta', sub { $_[2]{$key} = "$value"; 1 });
     refuses("$key of $value", 1, qr/training state in its metadata is damaged/, @go_on, '--resume', $file);

@@ -144,6 +144,7 @@ sub one_line {
 one_line('3 ranks', qr/3 ranks: must be 1, 2, 4 or 8/, 20, mpirun(3, $trainer, @tiny));
 one_line('more ranks than micro-batches', qr/4 ranks: .* --micro-batches 2/, 20, mpirun(4, $trainer, @tiny, '--micro-batches', 2));
 one_line('a wrong option', qr/unknown option --nonsense/, 20, mpirun(2, $trainer, @tiny, '--nonsense'));
+one_line('what all ranks meet is told once', qr/rank 0.*: no file matches/, 20, mpirun(4, $trainer, @tiny, '--train-files', "$dir/none.bin"));
 # One rank finds its shard cut short; the others are waiting for it in a collective.
 spew("$dir/cut.bin", substr slurp("$dir/train_1.bin"), 0, 20000);
 spew("$dir/one_bad_rank", "#!/bin/sh\nif [ \"\$OMPI_COMM_WORLD_RANK\" = 1 ]; then files='$dir/cut.bin'; else files='$dir/train_1.bin'; fi\n"
