@@ -20,7 +20,6 @@ typedef struct {
 } Option;
 
 #define AT(field) offsetof(Config, field)
-#define BIG 2147483647.0
 
 static const Option options[] = {
     {"preset", OPT_TEXT, AT(preset), "2025-10-27", 0, 0, NULL, "2025-10-27, 2025-11-10, 2025-11-18 or tiny; applied before all other options", false, "Model"},

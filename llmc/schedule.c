@@ -23,7 +23,7 @@ double schedule_momentum(const Config *c, int t)
 static int window_list(const Config *c, int *windows)
 {
     int n = 0;
-    for (char *p = (char *)c->window_schedule; n < 64; p++) {
+    for (char *p = (char *)c->window_schedule; n < MAX_WINDOWS; p++) {
         windows[n++] = (int)strtol(p, &p, 10);
         if (!*p) break;
     }
@@ -32,7 +32,7 @@ static int window_list(const Config *c, int *windows)
 
 int schedule_window(const Config *c, int t)
 {
-    int windows[64], n = window_list(c, windows);
+    int windows[MAX_WINDOWS], n = window_list(c, windows);
     if (t >= c->num_scheduled) return c->window_extension;
     return windows[(int64_t)n * t / c->num_scheduled];
 }

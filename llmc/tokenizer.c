@@ -3,24 +3,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char document_text[] = "<|endoftext|>";
-
 Tokenizer *tokenizer_bytes(void)
 {
     Tokenizer *t = xcalloc(1, sizeof *t);
     t->vocab_size = BYTE_VOCAB;
     t->document = BYTE_DOCUMENT;
     t->byte_mode = true;
-    t->bytes = xcalloc(256 + sizeof document_text, 1);
+    t->bytes = xcalloc(256 + sizeof DOCUMENT_TEXT, 1);
     t->offset = xcalloc(BYTE_VOCAB + 1, sizeof *t->offset);
     for (uint32_t b = 0; b < 256; b++) {
         t->bytes[b] = (char)b;
         t->offset[b] = b;
         t->byte_id[b] = (uint16_t)b;
     }
-    memcpy(t->bytes + 256, document_text, sizeof document_text - 1);
+    memcpy(t->bytes + 256, DOCUMENT_TEXT, sizeof DOCUMENT_TEXT - 1);
     t->offset[256] = 256;
-    t->offset[257] = 256 + sizeof document_text - 1;
+    t->offset[257] = 256 + sizeof DOCUMENT_TEXT - 1;
     return t;
 }
 

@@ -10,6 +10,7 @@ typedef struct {
 } Merge;
 
 enum { LONGEST_TOKEN = 1024 }; // bytes; GPT-2's longest has 128
+#define DOCUMENT_TEXT "<|endoftext|>" // what the document token is called in vocabularies
 static const uint32_t NO_RANK = UINT32_MAX;
 
 struct Tokenizer {

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char document_text[] = "<|endoftext|>";
-
 // ---- building the tables -------------------------------------------------------------------------------------------------
 
 // Tokens in the order they are read; ids come from the file, so their bytes are put in order at the end.
@@ -203,7 +201,7 @@ Tokenizer *tokenizer_from_ranks(const char *text, size_t len, const char *name, 
     bool good = pattern_compile(t, e) && read_ranks(table, text, len, name, e);
     t->document = table->highest + 1;
     t->whole_pieces = true;
-    good = good && table_add(table, t->document, document_text, sizeof document_text - 1, name, e) &&
+    good = good && table_add(table, t->document, DOCUMENT_TEXT, sizeof DOCUMENT_TEXT - 1, name, e) &&
            words_build(t, table, name, e);
     if (good) {
         merges_allocate(t, splits(t, false));
@@ -264,11 +262,11 @@ static bool add_json_tokens(Tokenizer *t, TokenTable *table, struct json_object 
         } else {
             int64_t id = json_object_get_int64(value);
             good = table_add(table, id, token, (size_t)len, where, e);
-            if (good && !strcmp(key, document_text)) t->document = (int)id, has_document = true;
+            if (good && !strcmp(key, DOCUMENT_TEXT)) t->document = (int)id, has_document = true;
         }
         free(token);
     }
-    if (good && !has_document) return error_set(e, "%s: no token \"%s\", which begins every document", name, document_text);
+    if (good && !has_document) return error_set(e, "%s: no token \"%s\", which begins every document", name, DOCUMENT_TEXT);
     return good;
 }
 

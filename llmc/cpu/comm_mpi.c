@@ -1,5 +1,6 @@
 // Collectives of the CPU program: MPI over host memory, or one rank when it was built without MPI.
 #include "llmc/comm.h"
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef HAVE_MPI
@@ -16,6 +17,13 @@ static void check(int status, const char *what)
     fatal(EXIT_BAD_INPUT, "%s: %s", what, text);
 }
 #define CHECK(call) check(call, #call)
+
+// MPI counts in int.
+static int mpi_count(int64_t count)
+{
+    if (count > INT_MAX) fatal(EXIT_BAD_INPUT, "a collective of %lld elements is more than MPI counts; use a smaller model", (long long)count);
+    return (int)count;
+}
 
 // A rank that fails alone ends the others; one that fails in company (a wrong option) need not.
 static void abort_all(int status)
@@ -49,14 +57,14 @@ void comm_reduce_scatter(Stream s, float *buf, int64_t count)
     (void)s;
     if (size == 1) return;
     // In place, MPI leaves the result in chunk 0; it belongs into chunk `rank`.
-    CHECK(MPI_Reduce_scatter_block(MPI_IN_PLACE, buf, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
+    CHECK(MPI_Reduce_scatter_block(MPI_IN_PLACE, buf, mpi_count(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
     if (rank) memmove(buf + rank * count, buf, (size_t)count * sizeof *buf);
 }
 
 void comm_all_gather(Stream s, void *buf, int64_t bytes)
 {
     (void)s;
-    if (size > 1) CHECK(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buf, (int)bytes, MPI_BYTE, MPI_COMM_WORLD));
+    if (size > 1) CHECK(MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, buf, mpi_count(bytes), MPI_BYTE, MPI_COMM_WORLD));
 }
 
 // Reduce and broadcast: every rank gets the bits that rank 0 summed.
@@ -64,24 +72,24 @@ void comm_all_reduce(Stream s, float *buf, int64_t count)
 {
     (void)s;
     if (size == 1) return;
-    CHECK(MPI_Reduce(rank ? buf : MPI_IN_PLACE, buf, (int)count, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD));
-    CHECK(MPI_Bcast(buf, (int)count, MPI_FLOAT, 0, MPI_COMM_WORLD));
+    CHECK(MPI_Reduce(rank ? buf : MPI_IN_PLACE, buf, mpi_count(count), MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD));
+    CHECK(MPI_Bcast(buf, mpi_count(count), MPI_FLOAT, 0, MPI_COMM_WORLD));
 }
 
 size_t comm_collect(void *buf, size_t bytes, int owner)
 {
     enum { PART = 1 << 30 }; // MPI counts are int
-    uint64_t size = bytes;
+    uint64_t total = bytes;
     if (owner == 0) return rank ? 0 : bytes;
-    if (rank == owner) CHECK(MPI_Send(&size, 1, MPI_UINT64_T, 0, 0, MPI_COMM_WORLD));
-    if (rank == 0) CHECK(MPI_Recv(&size, 1, MPI_UINT64_T, owner, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+    if (rank == owner) CHECK(MPI_Send(&total, 1, MPI_UINT64_T, 0, 0, MPI_COMM_WORLD));
+    if (rank == 0) CHECK(MPI_Recv(&total, 1, MPI_UINT64_T, owner, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
     if (rank && rank != owner) return 0;
-    for (uint64_t at = 0; at < size; at += PART) {
-        int part = (int)(size - at < PART ? size - at : PART);
+    for (uint64_t at = 0; at < total; at += PART) {
+        int part = (int)(total - at < PART ? total - at : PART);
         if (rank) CHECK(MPI_Send((char *)buf + at, part, MPI_BYTE, 0, 1, MPI_COMM_WORLD));
         else CHECK(MPI_Recv((char *)buf + at, part, MPI_BYTE, owner, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
     }
-    return size;
+    return total;
 }
 
 double comm_sum(double x)
