@@ -63,29 +63,6 @@ static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *ma
                  "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
                  : "memory");
 }
-// The same box, to this block alone.
-static __device__ __forceinline__ void tile_load_own(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-                     shared_address(to)),
-                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-}
-// A box from shared memory to the place of `map` that starts at column x, row y of matrix z; what would fall outside is left out.
-static __device__ __forceinline__ void tile_store(const CUtensorMap *map, const void *from, int x, int y, int z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
-                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-}
-// What this thread has stored since the last call forms a group.
-static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Returns when shared memory has been read by all of this thread's stores: it may be overwritten.
-static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// Returns when they are complete.
-static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Shows this thread's own writes to shared memory to the copy unit.
-static __device__ __forceinline__ void copy_unit_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters --------------------------------------------------------------------------------------------------------------
 
@@ -96,11 +73,10 @@ static __device__ __forceinline__ int cluster_rank(void)
     return rank;
 }
 // All threads of all blocks of the cluster. A warp arrives as a whole: lanes that went different ways are brought together first.
-// Orders nothing but initialised barriers (barrier_init_fence), for a release would flush all of the block's writes.
 static __device__ __forceinline__ void cluster_sync(void)
 {
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to be
 // made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole stage.
@@ -179,30 +155,12 @@ template <> struct WarpgroupProduct<__half, true> {
 
 // ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next --------------------
 
-// Four blocks from or to shared memory; lane 8 k + r gives the address of row r of block k.
-static __device__ __forceinline__ void load_blocks(uint32_t (&b)[4], uint32_t address)
+// Writes the transposes of four blocks; lane 8 k + r gives the address of row r of what block k becomes.
+static __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3)
 {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(address)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b0), "r"(b1), "r"(b2),
+                 "r"(b3)
                  : "memory");
-}
-static __device__ __forceinline__ void store_blocks(uint32_t address, const uint32_t *b)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]), "r"(b[1]), "r"(b[2]),
-                 "r"(b[3])
-                 : "memory");
-}
-// The transposes of four blocks, and of one (lanes 0 to 7 give the addresses).
-static __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t *b)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]), "r"(b[1]),
-                 "r"(b[2]), "r"(b[3])
-                 : "memory");
-}
-static __device__ __forceinline__ void store_transposed_one(uint32_t address, uint32_t b)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared::cta.b16 [%0], {%1};" ::"r"(address), "r"(b) : "memory");
 }
 static __device__ __forceinline__ uint32_t block_transposed(uint32_t block)
 {
