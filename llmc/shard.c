@@ -20,11 +20,6 @@ static int32_t header_word(const uint8_t *bytes, int i)
     return (int32_t)((uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24);
 }
 
-static void put_header_word(uint8_t *bytes, int i, int32_t value)
-{
-    for (int k = 0; k < 4; k++) bytes[4 * i + k] = (uint8_t)((uint32_t)value >> 8 * k);
-}
-
 static bool decode_vocabulary(const uint8_t *bytes, const char *path, ShardHeader *header, Error *e)
 {
     int32_t vocab = header_word(bytes, 3), begin = header_word(bytes, 4);
@@ -134,65 +129,6 @@ int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const Sha
         found++;
     }
     return found;
-}
-
-// ---- writing ---------------------------------------------------------------------------------------------------------
-
-static bool write_fully(int fd, const void *from, int64_t count)
-{
-    while (count > 0) {
-        ssize_t n = write(fd, from, (size_t)count);
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = ENOSPC;
-        if (n <= 0) return false;
-        from = (const char *)from + n;
-        count -= n;
-    }
-    return true;
-}
-
-static bool write_file(const char *path, const uint8_t *header, const uint16_t *ids, int64_t count)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) return false;
-    bool written = write_fully(fd, header, SHARD_HEADER_BYTES) && write_fully(fd, ids, 2 * count) && fsync(fd) == 0;
-    int why = errno;
-    if (close(fd) != 0 && written) { // some network file systems report a full disk only here
-        written = false;
-        why = errno;
-    }
-    errno = why;
-    return written;
-}
-
-bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token, Error *e)
-{
-    ShardHeader h = {count, vocab_size ? vocab_size : SHARD_GPT2_VOCAB, vocab_size ? document_token : SHARD_GPT2_DOCUMENT};
-    if (count < 1 || count > INT32_MAX)
-        return error_set(e, "%s: a shard holds 1 to %d tokens, not %lld", path, INT32_MAX, (long long)count);
-    if (h.vocab_size < 1 || h.vocab_size > SHARD_MAX_VOCAB || h.document_token < 0 || h.document_token >= h.vocab_size)
-        return error_set(e, "%s: cannot write a vocabulary of %d ids with document token %d; at most %d ids, the token below it",
-                         path, h.vocab_size, h.document_token, SHARD_MAX_VOCAB);
-    int64_t documents = shard_index(ids, 0, count, &h, path, NULL, e);
-    if (documents < 0) return false;
-    if (documents == 0) return error_set(e, "%s: no document token %d among the ids to write", path, h.document_token);
-
-    uint8_t header[SHARD_HEADER_BYTES] = {0};
-    put_header_word(header, 0, SHARD_MAGIC);
-    put_header_word(header, 1, SHARD_VERSION);
-    put_header_word(header, 2, (int32_t)count);
-    if (h.vocab_size != SHARD_GPT2_VOCAB || h.document_token != SHARD_GPT2_DOCUMENT) { // else byte for byte the public format
-        put_header_word(header, 3, h.vocab_size);
-        put_header_word(header, 4, h.document_token + 1);
-    }
-    char *temporary = format_string("%s.%ld.tmp", path, (long)getpid());
-    bool written = write_file(temporary, header, ids, count) && rename(temporary, path) == 0;
-    if (!written) {
-        error_set(e, "%s: cannot be written: %s", path, strerror(errno));
-        unlink(temporary);
-    }
-    free(temporary);
-    return written;
 }
 
 // ---- background reading ----------------------------------------------------------------------------------------------

@@ -45,13 +45,6 @@ bool shard_read(int fd, const char *path, int64_t first, int64_t count, uint16_t
 int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const ShardHeader *header, const char *path,
                     int32_t *starts, Error *e);
 
-// Writes a shard; it appears under its name only when it is complete (temporary file, fsync, rename).
-//   ids (count) uint16  in, owned by the caller
-//   vocab_size 0: GPT-2, and document_token is taken as 50256
-// Error: count outside 1 .. 2^31 - 1, an id outside the vocabulary, no document token among the ids, or the system's own
-// words on a failed write; an older file of that name is then left as it was.
-bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token, Error *e);
-
 // ---- background reading ----------------------------------------------------------------------------------------------
 
 // Called by the reading thread after each chunk, with the number of tokens indexed so far. Only tests use it: by blocking

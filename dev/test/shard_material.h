@@ -1,6 +1,7 @@
 // Random token shards in a temporary folder, for the tests of the loader.
 #pragma once
 #include "llmc/dataloader.h"
+#include "llmc/shard_writer.h"
 #include "tap.h"
 #include <stdlib.h>
 #include <string.h>
