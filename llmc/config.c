@@ -328,7 +328,7 @@ void config_print_help(FILE *f)
             fprintf(f, "%s--%s %s", k ? " " : " with ", presets[i].changes[k][0], presets[i].changes[k][1]);
         fprintf(f, "\n");
     }
-    fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted (the state was saved).\n");
+    fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted (the state was saved, unless a second signal came).\n");
 }
 
 LayerRole layer_role(const Config *c, int layer)

@@ -12,7 +12,7 @@ trainer=./train_gpt_cpu
 if [[ -x ./train_gpt ]] && nvidia-smi -L >/dev/null 2>&1; then trainer=./train_gpt; fi
 
 say "text"
-[[ -s $data/train.jsonl && -z ${TEXT:-} ]] || data/quickstart_text.sh
+data/quickstart_text.sh # fetches nothing when it is there; own text of an earlier run makes way for the novels
 cat $data/SOURCE
 
 say "tokens (bytes)"
