@@ -246,6 +246,14 @@ static void prepare_own(void)
     if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
+const char *attention_library(void)
+{
+    static char text[64];
+    size_t version = cudnnGetVersion();
+    snprintf(text, sizeof text, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    return text;
+}
+
 static void choose_kernels(void)
 {
     Error why = {""};
@@ -255,9 +263,7 @@ static void choose_kernels(void)
     if (at.own_forward) free_plans(), at.own_backward = true;
     if (at.own_backward && at.dq_sum) device_free(at.dq_sum), at.dq_sum = NULL;
     prepare_own();
-    size_t version = cudnnGetVersion();
-    char library[64];
-    snprintf(library, sizeof library, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    const char *library = attention_library();
     char *text = at.description;
     size_t size = sizeof at.description;
     if (at.own_forward) snprintf(text, size, "attention by the program's own kernels (%.400s)", why.text);

@@ -19,6 +19,7 @@ void attention_close(void);
 // CUDNN: unchecked; fatal when it has no plan. OWN: the program's own kernels.
 typedef enum { ATTENTION_BEST, ATTENTION_CUDNN, ATTENTION_OWN } AttentionKernels;
 void attention_prefer(AttentionKernels kernels);
+const char *attention_library(void);     // "cuDNN 9.1.0"; static text
 const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
 
 // ---- one call -----------------------------------------------------------------------------------------------------------

@@ -115,6 +115,11 @@ const char *backend_version_line(int index)
         snprintf(text, sizeof text, "cuBLASLt %zu.%zu.%zu", cublasLtGetVersion() / 10000, cublasLtGetVersion() / 100 % 100,
                  cublasLtGetVersion() % 100);
         return text;
+    case 3: return attention_library();
+    case 4:
+        snprintf(text, sizeof text, "compiler " __VERSION__ ", nvcc %d.%d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,
+                 __CUDACC_VER_BUILD__);
+        return text;
     default: return NULL;
     }
     snprintf(text, sizeof text, "CUDA %s %d.%d", index ? "runtime" : "driver", version / 1000, version % 1000 / 10);
