@@ -95,7 +95,8 @@ static bool train(Run *r)
     bool stop = false;
     Error e;
     while (t->step < end && !stop) {
-        bool validation = t->step == 0 || due(t->step, c->val_every), checkpoint = t->step > first && due(t->step, c->checkpoint_every);
+        bool validation = t->step == 0 || due(t->step, c->val_every),
+             checkpoint = t->step > first && due(t->step, c->checkpoint_every);
         if (queued >= 0 && (validation || checkpoint)) {
             finish_step(r, queued);
             queued = -1;
@@ -154,10 +155,11 @@ static void open_logger(Run *r, int argc, char **argv)
     }
     NsOptions *ns = &t->optimizer.ns;
     char *data = loader_describe(t->loader), *ns_text = ns_describe(ns);
-    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "", comm_description());
+    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "",
+                   comm_description());
     logger_message(r->logger, "data: %s", data);
-    logger_message(r->logger, "model: %lld parameters, %s activations; head %s", (long long)params_total(&t->model.params), FLOATX_NAME,
-                   c->head == HEAD_FP8 ? "fp8" : "bf16");
+    logger_message(r->logger, "model: %lld parameters, %s activations; head %s", (long long)params_total(&t->model.params),
+                   FLOATX_NAME, c->head == HEAD_FP8 ? "fp8" : "bf16");
     logger_message(r->logger, "updates: %s", ns_text);
     if (ns_caution(ns)) note("%s", ns_caution(ns));
     logger_tokens_per_step(r->logger, (double)c->micro_batches * c->micro_batch_tokens);
@@ -177,7 +179,8 @@ static void open_tokenizer(Run *r)
     Tokenizer *tokenizer = *c->vocab ? tokenizer_load(c->vocab, &e) : tokenizer_bytes();
     if (!tokenizer) fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
     if (tokenizer_vocab_size(tokenizer) != c->vocab_size)
-        fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab, tokenizer_vocab_size(tokenizer), c->vocab_size);
+        fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab, tokenizer_vocab_size(tokenizer),
+              c->vocab_size);
     if (!sample_check(&r->trainer, tokenizer, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
     r->tokenizer = tokenizer;
 }
@@ -225,7 +228,8 @@ static int use_run(Run *r)
     double loss;
     const char *weights = *c->resume ? c->resume : c->init_from;
     if (!*weights) fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
-    if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     trainer_create(t, c, false, c->eval_only);
     open_tokenizer(r);
     load_state(r);

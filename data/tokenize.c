@@ -209,8 +209,10 @@ static bool output_check(const Output *out, Error *e)
     const Options *o = out->o;
     if (out->tokens == out->documents) return error_set(e, "the input holds no text (%lld documents)", (long long)out->documents);
     if (o->val_tokens && (out->val.tokens < o->val_tokens || !out->train_count)) {
-        return error_set(e, "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
-                            "lower it, add text, or use --val-fraction 1 for a validation set alone", (long long)o->val_tokens, (long long)out->tokens);
+        return error_set(e,
+                         "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
+                         "lower it, add text, or use --val-fraction 1 for a validation set alone",
+                         (long long)o->val_tokens, (long long)out->tokens);
     }
     if (o->val_fraction > 0 && !out->val.path) {
         return error_set(e, "--val-fraction %g of %lld documents is not one document; raise it or use --val-tokens",
@@ -470,8 +472,8 @@ static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *f
             note("%lld invalid UTF-8 sequences were replaced by U+FFFD, the first in %s", (long long)p->replaced,
                  p->first_replaced);
         }
-        printf("%lld documents, %.1f MB of text, %lld tokens, %.3f bytes per token, %.1f s, %.1f MB/s\n", (long long)out.documents,
-               1e-6 * (double)p->text_bytes, (long long)out.tokens,
+        printf("%lld documents, %.1f MB of text, %lld tokens, %.3f bytes per token, %.1f s, %.1f MB/s\n",
+               (long long)out.documents, 1e-6 * (double)p->text_bytes, (long long)out.tokens,
                (double)p->text_bytes / (double)(out.tokens - out.documents), seconds, 1e-6 * (double)p->text_bytes / seconds);
     }
     output_free(&out);

@@ -119,7 +119,8 @@ static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
     put_metadata(w, "train_ms", format_string("%.17g", t->train_ms));
     put_metadata(w, "rope.window", format_string("%d", t->rope.window));
     put_metadata(w, "rope.scale", format_string("%.17g", t->rope.scale));
-    put_metadata(w, "data.position", format_string("%d %d %lld", t->position.epoch, t->position.shard, (long long)t->position.document));
+    put_metadata(w, "data.position",
+                 format_string("%d %d %lld", t->position.epoch, t->position.shard, (long long)t->position.document));
 }
 
 static bool save(Trainer *t, const char *path, bool state, Error *e)
@@ -169,8 +170,8 @@ static bool read_scalars(const SafeTensors *st, float *host, Error *e)
     for (int i = 0; i < NUM_SCALARS; i++) host[i] = 1;
     int64_t n = info && info->ndim ? info->shape[info->ndim - 1] : 0;
     if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < SCALAR_BACKOUT + 1 || n > NUM_SCALARS)
-        return error_set(e, "tensor scalars: expected F32 with %d to %d values, found %lld bytes", SCALAR_BACKOUT + 1, NUM_SCALARS,
-                         info ? (long long)info->bytes : 0);
+        return error_set(e, "tensor scalars: expected F32 with %d to %d values, found %lld bytes", SCALAR_BACKOUT + 1,
+                         NUM_SCALARS, info ? (long long)info->bytes : 0);
     return safetensors_read(st, "scalars", host, (size_t)info->bytes, e);
 }
 
@@ -245,7 +246,9 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
         char *key = format_string("option.%s", name), *mine = config_option_value(t->config, i);
         const char *theirs = safetensors_metadata(st, key);
         bool same = theirs && !strcmp(theirs, mine);
-        if (!same) error_set(e, "made with --%s %s, but this run has %s; give the same options to resume", name, theirs ? theirs : "(missing)", mine);
+        if (!same)
+            error_set(e, "made with --%s %s, but this run has %s; give the same options to resume", name,
+                      theirs ? theirs : "(missing)", mine);
         free(key);
         free(mine);
         if (!same) return false;

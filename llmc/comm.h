@@ -16,8 +16,8 @@ void comm_all_gather(Stream s, void *buf, int64_t bytes);
 // buf (count) fp32 device: the sum over ranks, the same bits on all ranks.
 void comm_all_reduce(Stream s, float *buf, int64_t count);
 
-// Host memory to rank 0: rank `owner` gives `bytes` of buf, rank 0 receives them in its buf. Returns the size that arrived, on rank
-// 0 and the owner; 0 elsewhere. buf must be large enough on rank 0.
+// Host memory to rank 0: rank `owner` gives `bytes` of buf, rank 0 receives them in its buf. Returns the size that arrived, on
+// rank 0 and the owner; 0 elsewhere. buf must be large enough on rank 0.
 size_t comm_collect(void *buf, size_t bytes, int owner);
 
 // Host values.

@@ -22,8 +22,8 @@ bool error_set(Error *e, const char *format, ...) __attribute__((format(printf, 
 
 enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3 };
 
-// Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with `status`. Ranks above
-// 0 wait 0.3 s before they print, so that a fault that all of them meet is told once, by rank 0.
+// Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with `status`. Ranks
+// above 0 wait 0.3 s before they print, so that a fault that all of them meet is told once, by rank 0.
 void fatal(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 
 // A line on stderr that starts with "note: "; for a slower or missing path taken.

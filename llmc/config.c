@@ -157,7 +157,8 @@ static bool set_option(Config *c, const Option *o, const char *text, Error *e)
     case OPT_FLOAT: *(double *)field = value; break;
     case OPT_TEXT: *(const char **)field = keep_text(text); break;
     case OPT_FLAG:
-        if (strcmp(text, "0") && strcmp(text, "1")) return error_set(e, "--%s: takes no value, or 0 or 1, not '%s'", o->name, text);
+        if (strcmp(text, "0") && strcmp(text, "1"))
+            return error_set(e, "--%s: takes no value, or 0 or 1, not '%s'", o->name, text);
         *(bool *)field = *text == '1';
         break;
     case OPT_CHOICE: {
@@ -237,7 +238,8 @@ static bool check_windows(const Config *c, Error *e)
         char *end;
         long w = strtol(p, &end, 10);
         if (end == p || w < 1 || w > most || (*end && *end != ',') || ++count > MAX_WINDOWS)
-            return error_set(e, "--window-schedule: '%s' is not a list of at most %d numbers of blocks, like 3,7,11, each 1 to %d",
+            return error_set(e,
+                             "--window-schedule: '%s' is not a list of at most %d numbers of blocks, like 3,7,11, each 1 to %d",
                              c->window_schedule, MAX_WINDOWS, most);
         if (!*end) return true;
         p = end;
@@ -250,13 +252,15 @@ bool config_check(const Config *c, Error *e)
     if (c->model_dim % c->num_heads)
         return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
     if (head_dim % 4 || head_dim < 8 || head_dim > MAX_HEAD_DIM)
-        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d", head_dim, MAX_HEAD_DIM);
+        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d", head_dim,
+                         MAX_HEAD_DIM);
     if (c->model_dim % 8 || c->mlp_dim % 8) return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
     if (c->micro_batch_tokens % 16) return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
     if ((int64_t)c->micro_batches * c->micro_batch_tokens > MAX_STEP_TOKENS)
-        return error_set(e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d", c->micro_batches,
-                         c->micro_batch_tokens, MAX_STEP_TOKENS);
-    if (c->num_scheduled > 1000000000 - c->num_extension) return error_set(e, "--num-scheduled and --num-extension are too many steps");
+        return error_set(e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d",
+                         c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);
+    if (c->num_scheduled > 1000000000 - c->num_extension)
+        return error_set(e, "--num-scheduled and --num-extension are too many steps");
     if (*c->init_from && *c->resume)
         return error_set(e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
     if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
@@ -308,14 +312,17 @@ char *config_option_value(const Config *c, int index)
 
 void config_print_help(FILE *f)
 {
-    fprintf(f, "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 --train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
+    fprintf(f,
+            "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 "
+            "--train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
                "\nOptions are written --name value or --name=value; flags need no value.\n");
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const Option *o = &options[i];
         char left[64], range[64] = "";
         if (o->section) fprintf(f, "\n%s\n", o->section);
         snprintf(left, sizeof left, "--%s", o->name);
-        if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT) snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
+        if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT)
+            snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
         fprintf(f, "  %-22s %s", left, o->help);
         if (o->type == OPT_FLAG) fprintf(f, "\n");
         else if (o->choices) fprintf(f, " (%s; default %s)\n", o->choices, o->standard);
@@ -328,7 +335,9 @@ void config_print_help(FILE *f)
             fprintf(f, "%s--%s %s", k ? " " : " with ", presets[i].changes[k][0], presets[i].changes[k][1]);
         fprintf(f, "\n");
     }
-    fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted (the state was saved, unless a second signal came).\n");
+    fprintf(f,
+            "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
+            "(the state was saved, unless a second signal came).\n");
 }
 
 LayerRole layer_role(const Config *c, int layer)

@@ -167,7 +167,10 @@ static LayerParams layer_params(const Model *m, int i)
 
 static const floatX *smear_gate(const Model *m) { return m->params.gates + params_find(&m->params, "smear_gate.weight")->offset; }
 
-static int window_of(const LayerRole *role, const AttentionSetting *at) { return role->long_window ? at->window_long : at->window_short; }
+static int window_of(const LayerRole *role, const AttentionSetting *at)
+{
+    return role->long_window ? at->window_long : at->window_short;
+}
 
 // ---- forward -----------------------------------------------------------------------------------------------------------
 
@@ -179,7 +182,8 @@ static void attention_layer_forward(const Model *m, Acts *a, int i, const Device
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     matmul_forward(s, l->q, l->h, w.qkvo, NULL, N, d, d, 3);
-    qkv_forward(s, l->q, l->k, l->v, l->rstd_q, l->rstd_k, l->v_raw, w.value_embed, b->tokens, w.lambda, at->cos, at->sin, N, H, e);
+    qkv_forward(s, l->q, l->k, l->v, l->rstd_q, l->rstd_k, l->v_raw, w.value_embed, b->tokens, w.lambda, at->cos, at->sin, N, H,
+                e);
     attention_forward(s, l->y, l->lse, l->q, l->k, l->v, b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
     attn_gate_forward(s, l->yg, l->y, l->h, w.gate, N, H, e);
     matmul_forward(s, a->x, l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);
@@ -210,7 +214,8 @@ void model_prepare(Model *m, Acts *a, Stream s)
     coefficients_forward(s, a->coef, p->scalars, m->skip_of, NUM_LAYERS);
     if (a->backward) device_zero(s, a->dcoef, (NUM_LAYERS + 1) * 3 * sizeof(float)); // a validation may have used its memory
     if (m->head_w8 && a->backward)
-        head_quantize(s, m->head_w8, p->tables + (NUM_TABLES - 1) * p->table_size, config_vocab_padded(m->config), m->config->model_dim);
+        head_quantize(s, m->head_w8, p->tables + (NUM_TABLES - 1) * p->table_size, config_vocab_padded(m->config),
+                      m->config->model_dim);
 }
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
@@ -262,7 +267,8 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
                        window_of(&role, at), N, H, e);
     if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
     qkv_backward(s,
-                 &(QkvBackward){.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q, .k = l->k,
+                 &(QkvBackward){.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q,
+                                .k = l->k,
                                 .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
                                 .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin},
                  N, H, e);
@@ -302,8 +308,8 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     int N = b->N, d = c->model_dim;
     int64_t head = (NUM_TABLES - 1) * p->table_size;
     model_forward(m, a, b, at, s);
-    head_loss_train(s, (HeadMode)c->head, loss, a->dh, p->tables_grad + head, a->xf, p->tables + head, m->head_w8, b->targets, N, d,
-                    config_vocab_padded(c));
+    head_loss_train(s, (HeadMode)c->head, loss, a->dh, p->tables_grad + head, a->xf, p->tables + head, m->head_w8, b->targets, N,
+                    d, config_vocab_padded(c));
     mix_rmsnorm_backward(s,
                          &(MixBackward){.dx = a->dx, .dx0 = a->dx_backout, .dcoef = a->dcoef + 3 * NUM_LAYERS, .dh = a->dh,
                                         .h = a->xf, .rstd = a->rstd_f, .x = a->block_out[NUM_LAYERS - 1],
@@ -311,8 +317,8 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
                          N, d);
     for (int i = NUM_LAYERS - 1; i > 0; i--) layer_backward(m, a, i, b, at, s);
     const Param *gate = params_find(p, "smear_gate.weight");
-    embed_backward(s, a->dh, p->gates_grad + gate->offset, p->scalars_grad + SCALAR_SMEAR, a->dx, a->dx0, a->x0, a->rstd0, b->tokens,
-                   p->tables, p->gates + gate->offset, p->scalars + SCALAR_SMEAR, N, d);
+    embed_backward(s, a->dh, p->gates_grad + gate->offset, p->scalars_grad + SCALAR_SMEAR, a->dx, a->dx0, a->x0, a->rstd0,
+                   b->tokens, p->tables, p->gates + gate->offset, p->scalars + SCALAR_SMEAR, N, d);
     embedding_grad(s, p->tables_grad, a->dh, NULL, &b->rows, N, d);
 }
 

@@ -173,8 +173,8 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
 //   value_embed (Vp, d) floatX or NULL;  lambda (2) fp32
 // rope: y1 = x1 cos + x2 sin, y2 = x2 cos - x1 sin, on the halves x1, x2 of a head.
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin, int N,
-                 int H, int e);
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
+                 int N, int H, int e);
 typedef struct {
     floatX *dqkv;                 // (N, 3d) out: gradient of the raw q | k | v
     float *dlambda;               // (2) +=
@@ -201,8 +201,8 @@ void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const f
                        int slots, float scale, int window, int N, int H, int e);
 // dq, dk, dv (N, d) out; dy (N, d), y and lse as forward gave them
 void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale, int window,
-                        int N, int H, int e);
+                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
+                        int window, int N, int H, int e);
 
 // yg = y * sig(gate_w_head . h[0:12]) per head.  y, yg (N, d); h (N, d); gate_w (H, 12) floatX
 void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
@@ -224,8 +224,8 @@ size_t head_weight_bytes(HeadMode mode, int Vp, int d); // 0 for HEAD_BF16
 void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d);
 
 // loss (1) fp32 out: sum over the N tokens;  dx (N, d) floatX out;  dw (Vp, d) fp32 +=
-void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w, const void *w8,
-                     const int32_t *targets, int N, int d, int Vp);
+void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w,
+                     const void *w8, const int32_t *targets, int N, int d, int Vp);
 // loss (1) fp32 out: sum over the N tokens, plain head, logits not rounded
 void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N, int d, int Vp);
 // z (rows, Vp) fp32 out, softcapped; plain head, few rows (sampling)

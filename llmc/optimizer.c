@@ -47,7 +47,8 @@ void optimizer_create(Optimizer *o, const Model *m)
     o->second_mlp = device_alloc((size_t)(o->own_mlp * larger(d, c->mlp_dim)) * 4, "NorMuon second moments");
     o->second_attention = device_alloc((size_t)(o->own_attention * 4 * d) * 4, "NorMuon second moments");
     o->gates_momentum = device_alloc((size_t)p->gates_size * 4, "NorMuon momentum of the gates");
-    o->second_gates = device_alloc((size_t)(p->num_attention * larger(H, GATE_INPUTS)) * 4, "NorMuon second moments of the gates");
+    o->second_gates =
+        device_alloc((size_t)(p->num_attention * larger(H, GATE_INPUTS)) * 4, "NorMuon second moments of the gates");
     o->second_smear = device_alloc(GATE_INPUTS * 4, "NorMuon second moments of the gates");
     if (o->size > 1) o->u = device_alloc(slots * 4, "own gradients");
     o->ns_workspace = device_alloc(workspace_bytes(o, m), "Newton-Schulz workspace");
@@ -70,7 +71,8 @@ static void reduce_gradients(Optimizer *o, Params *p, bool adam, Stream s)
     comm_all_reduce(s, p->gates_grad, p->gates_size + (adam ? NUM_SCALARS : 0));
     for (int slot = 0; slot < p->num_slots; slot += o->size)
         comm_reduce_scatter(s, p->matrices_grad + slot * p->slot_size, p->slot_size);
-    for (int i = 0; adam && i < NUM_TABLES; i++) comm_reduce_scatter(s, p->tables_grad + i * p->table_size, p->table_size / o->size);
+    for (int i = 0; adam && i < NUM_TABLES; i++)
+        comm_reduce_scatter(s, p->tables_grad + i * p->table_size, p->table_size / o->size);
     for (int i = 0; i < o->own_slots; i++)
         copy_on_device(s, o->u + i * p->slot_size, p->matrices_grad + (o->rank + (int64_t)i * o->size) * p->slot_size,
                        (size_t)p->slot_size * sizeof(float));
@@ -149,7 +151,8 @@ static void normuon_attention(Optimizer *o, Params *p, Stream s)
     for (int first = 0; first < o->own_attention; first += together) {
         char *ortho = newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp + first), square, d, d, 4 * together, o->ns_workspace);
         for (int i = 0; i < together; i++)
-            update(o, p, o->own_mlp + first + i, ortho + i * bytes, d, d, 4, o->second_attention + (first + i) * 4 * (int64_t)d, s);
+            update(o, p, o->own_mlp + first + i, ortho + i * bytes, d, d, 4, o->second_attention + (first + i) * 4 * (int64_t)d,
+                   s);
     }
 }
 

@@ -38,8 +38,10 @@ bool shard_writer_open(ShardWriter *w, const char *path, int vocab_size, int doc
 bool shard_writer_append(ShardWriter *w, const uint16_t *ids, size_t count, Error *e)
 {
     if (w->tokens + (int64_t)count > INT32_MAX) {
-        return error_set(e, "%s would hold more than %d tokens, the most a shard header can say: choose smaller --shard-tokens, or "
-                            "split the document", w->path, INT32_MAX);
+        return error_set(e,
+                         "%s would hold more than %d tokens, the most a shard header can say: choose smaller --shard-tokens, or "
+                         "split the document",
+                         w->path, INT32_MAX);
     }
     if (fwrite(ids, sizeof *ids, count, w->file) != count) return write_failed(w, e);
     w->tokens += (int64_t)count;
@@ -76,8 +78,8 @@ void shard_writer_free(ShardWriter *w)
 static bool write_whole(const char *path, const uint16_t *ids, int64_t count, const ShardHeader *h, Error *e)
 {
     ShardWriter w;
-    bool good = shard_writer_open(&w, path, h->vocab_size, h->document_token, e) && shard_writer_append(&w, ids, (size_t)count, e) &&
-                shard_writer_finish(&w, e) && shard_writer_publish(&w, e);
+    bool good = shard_writer_open(&w, path, h->vocab_size, h->document_token, e) &&
+                shard_writer_append(&w, ids, (size_t)count, e) && shard_writer_finish(&w, e) && shard_writer_publish(&w, e);
     shard_writer_free(&w);
     return good;
 }

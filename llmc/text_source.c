@@ -27,7 +27,8 @@ static void add_file(TextFileList *list, const char *path, TextFormat format, in
         list->capacity = 2 * list->capacity + 16;
         list->files = xrealloc(list->files, list->capacity, sizeof *list->files);
     }
-    bool jsonl = format == FORMAT_JSONL || (format == FORMAT_BY_NAME && (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")));
+    bool jsonl =
+        format == FORMAT_JSONL || (format == FORMAT_BY_NAME && (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")));
     list->files[list->count++] = (TextFile){xstrdup(path), jsonl, size};
 }
 

@@ -331,8 +331,8 @@ static bool read_merges(Tokenizer *t, const char *text, size_t len, const char *
     }
     for (int id = 0; good && id < t->vocab_size; id++) {
         if (made[id] || id == t->document || token_length(t, (uint32_t)id) == 1) continue;
-        good = error_set(e, "%s: no merge makes token %d (\"%.*s\"); the file is truncated or belongs to another vocabulary", name,
-                         id, (int)token_length(t, (uint32_t)id), t->bytes + t->offset[id]);
+        good = error_set(e, "%s: no merge makes token %d (\"%.*s\"); the file is truncated or belongs to another vocabulary",
+                         name, id, (int)token_length(t, (uint32_t)id), t->bytes + t->offset[id]);
     }
     free(made);
     return good;

@@ -8,7 +8,8 @@ static void open_training_data(Trainer *t)
 {
     Config *c = t->config;
     Error e;
-    LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches, .micro_batch_tokens = c->micro_batch_tokens,
+    LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches,
+                       .micro_batch_tokens = c->micro_batch_tokens,
                        .rank = comm_rank(), .num_ranks = comm_size(), .max_document = c->max_document, .repeat = c->repeat,
                        .epochs = c->repeat ? 0 : c->epochs, .vocab_size = c->vocab_size};
     t->loader = loader_open(&o, &e);
@@ -23,7 +24,9 @@ static void open_validation_data(Trainer *t)
     Error e;
     t->sequence_tokens = (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens); // config_check: fits
     if (c->val_tokens % t->sequence_tokens)
-        fatal(EXIT_USAGE, "--val-tokens %lld is not a multiple of a validation sequence, %d tokens (--micro-batches times --micro-batch-tokens)",
+        fatal(EXIT_USAGE,
+              "--val-tokens %lld is not a multiple of a validation sequence, %d tokens "
+              "(--micro-batches times --micro-batch-tokens)",
               (long long)c->val_tokens, t->sequence_tokens);
     t->validation = validation_open(c->val_files, c->val_tokens, t->sequence_tokens, c->vocab_size,
                                     t->loader ? loader_document_token(t->loader) : -1, &e);
@@ -49,7 +52,8 @@ static DeviceBatch device_batch(const int32_t *block, int N, int slots)
     const int32_t *array[BATCH_ARRAYS];
     for (int i = 0; i < BATCH_ARRAYS; i++) array[i] = block + batch_offset(N, i);
     return (DeviceBatch){.N = N, .tokens = array[0], .targets = array[1],
-                         .rows = {.order = array[3], .row_token = array[4], .row_start = array[5], .num_rows = block + rows_offset(N)},
+                         .rows = {.order = array[3], .row_token = array[4], .row_start = array[5],
+                                  .num_rows = block + rows_offset(N)},
                          .table = block + table_offset(N), .slots = slots};
 }
 
@@ -96,7 +100,8 @@ static void allocate_acts(Trainer *t)
 
 static void rebuild_rope(Trainer *t)
 {
-    rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions, t->config->model_dim / t->config->num_heads);
+    rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions,
+                t->config->model_dim / t->config->num_heads);
 }
 
 void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
@@ -108,7 +113,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (need_validation) open_validation_data(t);
     if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
     model_describe(&t->model, c);
-    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : t->sequence_tokens, .eval_tokens = t->sequence_tokens,
+    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : t->sequence_tokens,
+                               .eval_tokens = t->sequence_tokens,
                                .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
                                .deterministic = c->deterministic});

@@ -82,7 +82,8 @@ static void fill_tokens(int s)
     row_start[rows] = N;
     for (int i = 0; i < N; i++) order[first[token[i]]++] = i;
     set[s].tokens = integers(token, N), set[s].order = integers(order, N);
-    set[s].row_token = integers(row_token, N), set[s].row_start = integers(row_start, N + 1), set[s].num_rows = integers(&rows, 1);
+    set[s].row_token = integers(row_token, N), set[s].row_start = integers(row_start, N + 1),
+    set[s].num_rows = integers(&rows, 1);
 }
 
 static void fill_set(int s)
@@ -156,7 +157,10 @@ static floatX *square[3];
 OP(square) { matmul_forward(stream, square[0], square[1], square[2], NULL, 8192, 8192, 8192, 1); }
 
 OP(embed_forward) { embed_forward(stream, S.t[0], S.rstd, S.tokens, S.table, S.w, small, N, D); }
-OP(embed_backward) { embed_backward(stream, S.t[0], small + 8, small + 24, S.t[1], S.t[2], S.t[3], S.rstd, S.tokens, S.table, S.w, small, N, D); }
+OP(embed_backward)
+{
+    embed_backward(stream, S.t[0], small + 8, small + 24, S.t[1], S.t[2], S.t[3], S.rstd, S.tokens, S.table, S.w, small, N, D);
+}
 OP(embedding_grad)
 {
     TokenRows rows = {S.order, S.row_token, S.row_start, S.num_rows};
@@ -166,7 +170,8 @@ OP(mix_forward) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.
 OP(mix_forward_skip) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small, N, D); }
 static void mix_backward(bool skip)
 {
-    MixBackward a = {.dx = S.t[0], .dx0 = S.t[1], .dskip = skip ? S.t[2] : NULL, .dcoef = small + 8, .dx_out = S.t[0], .dh = S.t[3], .h = S.t[5],
+    MixBackward a = {.dx = S.t[0], .dx0 = S.t[1], .dskip = skip ? S.t[2] : NULL, .dcoef = small + 8, .dx_out = S.t[0],
+                     .dh = S.t[3], .h = S.t[5],
                      .rstd = S.rstd, .x = S.t[6], .x0 = S.t[7], .skip = skip ? S.t[8] : NULL, .coef = small, .dgate = S.head_rstd,
                      .gate_w = S.w, .heads = H, .accumulate_dx0 = true};
     mix_rmsnorm_backward(stream, &a, N, D);
@@ -175,12 +180,20 @@ OP(mix_backward) { mix_backward(false); }
 OP(mix_backward_skip) { mix_backward(true); }
 OP(rmsnorm_forward) { rmsnorm_forward(stream, S.t[0], S.rstd, S.t[1], N, D); }
 OP(rmsnorm_backward) { rmsnorm_backward(stream, S.t[0], S.t[1], S.t[2], S.rstd, N, D); }
-OP(qkv_forward) { qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], NULL, S.tokens, small, S.cos, S.sin, N, H, E); }
-OP(qkv_forward_ve) { qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], S.table, S.tokens, small, S.cos, S.sin, N, H, E); }
+OP(qkv_forward)
+{
+    qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], NULL, S.tokens, small,
+                S.cos, S.sin, N, H, E);
+}
+OP(qkv_forward_ve)
+{
+    qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], S.table, S.tokens,
+                small, S.cos, S.sin, N, H, E);
+}
 static void run_qkv_backward(const floatX *value_embed)
 {
-    QkvBackward a = {S.dqkv, small + 8, S.t[0], S.t[1], S.t[2], S.t[3], S.t[4], S.head_rstd, S.head_rstd + N * H, S.t[5], value_embed, S.tokens,
-                     small, S.cos, S.sin};
+    QkvBackward a = {S.dqkv, small + 8,   S.t[0],   S.t[1], S.t[2], S.t[3], S.t[4], S.head_rstd, S.head_rstd + N * H,
+                     S.t[5], value_embed, S.tokens, small,  S.cos,  S.sin};
     qkv_backward(stream, &a, N, H, E);
 }
 OP(qkv_backward) { run_qkv_backward(NULL); }
@@ -209,7 +222,8 @@ OP(adam) { adam_update(stream, S.table, S.m, S.v, S.dtable, step, 1, (int64_t)VP
 OP(momentum) { normuon_momentum(stream, S.u, S.momentum, step, (int64_t)MATRICES * D * F); }
 OP(update)
 {
-    NormuonUpdate a = {.w = S.weight, .wx = S.wx, .grad = S.u, .second = S.second, .o = set[1 - now].wx, .o_dtype = NS_BF16, .rows = D, .cols = F,
+    NormuonUpdate a = {.w = S.weight, .wx = S.wx, .grad = S.u, .second = S.second, .o = set[1 - now].wx, .o_dtype = NS_BF16,
+                       .rows = D, .cols = F,
                        .batch = MATRICES, .per_column = true, .multiplier = 1};
     normuon_update(stream, &a, step);
 }
@@ -272,11 +286,12 @@ int main(int argc, char **argv)
     double opened = seconds_now();
     backend_reserve(&sizes);
     double reserved = seconds_now();
-    printf("%s\nopened in %.2f s, plans and scratch in %.2f s, %.0f MiB\n", backend_description(), opened - begin, reserved - opened,
-           (double)device_bytes_allocated() / 1048576);
+    printf("%s\nopened in %.2f s, plans and scratch in %.2f s, %.0f MiB\n", backend_description(), opened - begin,
+           reserved - opened, (double)device_bytes_allocated() / 1048576);
     stream = stream_create();
     small = floats(256, 0.3f);
-    StepParams values = {.grad_scale = 0.125f, .adam_rate = 1e-6f, .muon_rate = 1e-6f, .muon_momentum = 0.95f, .muon_decay = 1e-6f};
+    StepParams values = {
+        .grad_scale = 0.125f, .adam_rate = 1e-6f, .muon_rate = 1e-6f, .muon_momentum = 0.95f, .muon_decay = 1e-6f};
     step = device_alloc(sizeof *step, "bench");
     copy_to_device(stream, step, &values, sizeof values);
     stream_synchronize(stream);

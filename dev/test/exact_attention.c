@@ -1,7 +1,7 @@
 // Attention and what stands around it, fp32 build: forward against the double reference, backward against central differences of
 // that reference, and at sizes that cross the backend's blocks against the analytic double backward (itself checked here).
-// Limit: sums of at most some hundred fp32 products, 2^-24 each with random signs, through two products and a softmax: 1e-6 or so;
-// 1e-5 in norm leaves an order of magnitude and is far below any wrong formula.
+// Limit: sums of at most some hundred fp32 products, 2^-24 each with random signs, through two products and a softmax: 1e-6 or
+// so; 1e-5 in norm leaves an order of magnitude and is far below any wrong formula.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
 
@@ -51,13 +51,15 @@ static void attention_case(const Case *c)
     attention_loss();
     check(c, "y", y, at.y, n);
     ok_at_most(relative_error(of_float(lse, c->N * c->H), at.lse, c->N * c->H), LIMIT, "   lse");
-    attention_backward(NULL, dq, dk, dv, at.dy.x, y, lse, at.q.x, at.k.x, at.v.x, table, slots, scale, c->window, c->N, c->H, c->e);
+    attention_backward(NULL, dq, dk, dv, at.dy.x, y, lse, at.q.x, at.k.x, at.v.x, table, slots, scale, c->window, c->N, c->H,
+                       c->e);
     double *rq = doubles(n), *rk = doubles(n), *rv = doubles(n);
     ref_attention_backward(&at.a, rq, rk, rv, at.dy.d, at.y, at.lse, at.q.d, at.k.d, at.v.d);
     if (c->differences) { // the analytic reference must earn its name
         double *nq = central_differences(at.q.d, n, attention_loss), *nk = central_differences(at.k.d, n, attention_loss);
         double *nv = central_differences(at.v.d, n, attention_loss);
-        ok_at_most(relative_error(rq, nq, n) + relative_error(rk, nk, n) + relative_error(rv, nv, n), 1e-7, "   analytic reference");
+        ok_at_most(relative_error(rq, nq, n) + relative_error(rk, nk, n) + relative_error(rv, nv, n), 1e-7,
+                   "   analytic reference");
         rq = nq, rk = nk, rv = nv;
     }
     check(c, "dq", dq, rq, n);
@@ -123,8 +125,10 @@ static void qkv_case(int N, int H, int e, bool values)
     ok_at_most(relative_error(of_x(q, n), qkv.yq, n), LIMIT, values ? "qkv with value embedding: q" : "qkv: q");
     ok_at_most(relative_error(of_x(k, n), qkv.yk, n), LIMIT, "   k");
     ok_at_most(relative_error(of_x(v, n), rv, n), LIMIT, "   v");
-    qkv_backward(NULL, &(QkvBackward){dqkv, dlambda, qkv.dq.x, qkv.dk.x, qkv.dv.x, q, k, rstd_q, rstd_k, qkv.v.x, table, qkv.tokens,
-                                      qkv.lambda.x, cos_table.x, sin_table.x}, N, H, e);
+    qkv_backward(NULL,
+                 &(QkvBackward){dqkv, dlambda, qkv.dq.x, qkv.dk.x, qkv.dv.x, q, k, rstd_q, rstd_k, qkv.v.x, table, qkv.tokens,
+                                qkv.lambda.x, cos_table.x, sin_table.x},
+                 N, H, e);
     Tensor *inputs[] = {&qkv.q, &qkv.k, &qkv.v};
     for (int i = 0; i < 3; i++)
         ok_at_most(relative_error(third(dqkv, i, N, d), central_differences(inputs[i]->d, n, qkv_loss), n), LIMIT, "   gradient");
@@ -171,7 +175,8 @@ static void gate_case(int N, int H, int e)
     pool_reset();
     int d = H * e, n = N * d;
     gate.N = N, gate.H = H, gate.e = e;
-    gate.y = random_tensor(n, 1), gate.h = random_tensor(n, 1.7), gate.w = random_tensor(H * 12, 1), gate.dyg = random_tensor(n, 1);
+    gate.y = random_tensor(n, 1), gate.h = random_tensor(n, 1.7), gate.w = random_tensor(H * 12, 1),
+    gate.dyg = random_tensor(n, 1);
     gate.yg = doubles(n);
     floatX *yg = halves(n), *dy = halves(n);
     float *dgate = floats(N * H), *dw = floats(H * 12);
@@ -180,7 +185,8 @@ static void gate_case(int N, int H, int e)
     ok_at_most(relative_error(of_x(yg, n), gate.yg, n), LIMIT, "gate");
     attn_gate_backward(NULL, dy, dgate, dw, gate.dyg.x, gate.y.x, gate.h.x, gate.w.x, N, H, e);
     ok_at_most(relative_error(of_x(dy, n), central_differences(gate.y.d, n, gate_loss), n), LIMIT, "   dy");
-    ok_at_most(relative_error(of_float(dw, H * 12), central_differences(gate.w.d, H * 12, gate_loss), H * 12), LIMIT, "   dgate_w");
+    ok_at_most(relative_error(of_float(dw, H * 12), central_differences(gate.w.d, H * 12, gate_loss), H * 12), LIMIT,
+               "   dgate_w");
     double *dh = doubles(n);
     for (int t = 0; t < N; t++)
         for (int i = 0; i < H * 12; i++) dh[t * d + i % 12] += dgate[t * H + i / 12] * gate.w.d[i];

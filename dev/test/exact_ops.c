@@ -1,7 +1,7 @@
 // Embedding, residual stream, products, head and optimizers, fp32 build: forward against the double references, backward against
 // central differences of them. Attention and its surroundings: exact_attention.c.
-// Limit: every result is a chain of a few fp32 operations and one sum of at most some hundred terms, 2^-24 each; measured errors are
-// near 1e-7 in norm, 1e-5 is far below what a wrong formula gives.
+// Limit: every result is a chain of a few fp32 operations and one sum of at most some hundred terms, 2^-24 each; measured errors
+// are near 1e-7 in norm, 1e-5 is far below what a wrong formula gives.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
 
@@ -120,11 +120,13 @@ static void mix_case(int N, int d, int H, bool with_skip, bool with_out, bool wi
        accumulate ? ", dx0 +=" : "");
     if (with_out) check_x("   x_out", x_out, mix.x_out, n);
     check_x("   h", h, mix.h, n);
-    double *before = doubles(n), *ex0 = central_differences(mix.x0.d, n, mix_loss), *ecoef = central_differences(mix.coef.d, 3, mix_loss);
+    double *before = doubles(n), *ex0 = central_differences(mix.x0.d, n, mix_loss),
+           *ecoef = central_differences(mix.coef.d, 3, mix_loss);
     for (int i = 0; i < n; i++) before[i] = x_to_float(dx0[i] = float_to_x((float)uniform(-1, 1)));
     double *ex = central_differences(mix.x.d, n, mix_loss), *eskip = central_differences(mix.skip.d, n, mix_loss);
     // dx is dx_out itself, as the contract allows
-    MixBackward b = {dx, dx0, with_skip ? dskip : NULL, dcoef, with_out ? mix.dx_out.x : NULL, mix.dh.x, with_add ? mix.dx_add.x : NULL,
+    MixBackward b = {dx, dx0, with_skip ? dskip : NULL, dcoef, with_out ? mix.dx_out.x : NULL, mix.dh.x,
+                     with_add ? mix.dx_add.x : NULL,
                      h, rstd, mix.x.x, mix.x0.x, skip, mix.coef.x, H ? mix.dgate.x : NULL, mix.gate_w.x, H, accumulate};
     mix_rmsnorm_backward(NULL, &b, N, d);
     for (int i = 0; i < n && accumulate; i++) ex0[i] += before[i];
@@ -145,8 +147,8 @@ static void mix_shared_case(int N, int d)
     floatX *h = halves(n), *dx = halves(n), *dx0 = halves(n), *dskip = halves(n);
     float *rstd = floats(N), dcoef[3] = {0};
     mix_rmsnorm_forward(NULL, NULL, h, rstd, mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, N, d);
-    MixBackward b = {dx, dx0, dskip, dcoef, mix.dx_out.x, mix.dh.x, dskip, h, rstd, mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, NULL,
-                     NULL, 0, false};
+    MixBackward b = {dx,      dx0,      dskip,      dcoef,      mix.dx_out.x, mix.dh.x, dskip, h,    rstd,
+                     mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, NULL,         NULL,     0,     false};
     mix_rmsnorm_backward(NULL, &b, N, d);
     double *ex = central_differences(mix.x.d, n, mix_loss), *eskip = central_differences(mix.skip.d, n, mix_loss);
     for (int i = 0; i < n; i++) ex[i] += eskip[i];
@@ -345,8 +347,8 @@ static void head_case(int N, int d, int Vp, double size, bool differences)
     check("   z", z, ez, N * Vp);
 }
 
-// An fp32 value next to a tie may fall on the other side than its double: 8 bits make that a whole step of the coarse grid, so the
-// gradient's limit counts one element in ten thousand off by one step (2^-2 of it) : 0.25 * sqrt(1e-4) = 2.5e-3.
+// An fp32 value next to a tie may fall on the other side than its double: 8 bits make that a whole step of the coarse grid, so
+// the gradient's limit counts one element in ten thousand off by one step (2^-2 of it) : 0.25 * sqrt(1e-4) = 2.5e-3.
 static void fp8_head_case(int N, int d, int Vp)
 {
     head_inputs(N, d, Vp, 0.4);
@@ -419,7 +421,8 @@ static void momentum_case(int n)
     check("   U", u.x, eu, n);
 }
 
-static void normuon_reference(double *w, double *second, const double *o, int rows, int cols, bool per_column, double rate, double decay)
+static void normuon_reference(double *w, double *second, const double *o, int rows, int cols, bool per_column, double rate,
+                              double decay)
 {
     int sides = per_column ? cols : rows, others = per_column ? rows : cols;
     double *scaled = doubles(rows * cols), before = 0, after = 0;
@@ -451,9 +454,11 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
     StepParams step = {.muon_rate = 0.03f, .muon_decay = 0.3f};
     for (int i = 0; i < batch * n; i++) od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1), wx[i] = float_to_x(w.x[i]);
     for (int i = 0; i < batch * side; i++) s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
-    normuon_update(NULL, &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, 2}, &step);
+    normuon_update(NULL, &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, 2},
+                   &step);
     for (int b = 0; b < batch; b++)
-        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, 2 * (double)step.muon_rate, step.muon_decay);
+        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, 2 * (double)step.muon_rate,
+                          step.muon_decay);
     for (int i = 0; i < batch * n; i++) left += fabs(grad.x[i]);
     ok(left == 0, "NorMuon %d x %dx%d%s%s%s, gradient cleared", batch, rows, cols, per_column ? ", columns" : ", rows",
        own_weight ? "" : ", floatX weight only", zero ? ", zero update decays" : "");
@@ -464,7 +469,8 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
 
 int main(void)
 {
-    OpSizes sizes = {.tokens = 1100, .eval_tokens = 1100, .dim = 600, .heads = 4, .mlp_dim = 600, .vocab_padded = 17024, .fp8_head = true};
+    OpSizes sizes = {
+        .tokens = 1100, .eval_tokens = 1100, .dim = 600, .heads = 4, .mlp_dim = 600, .vocab_padded = 17024, .fp8_head = true};
     backend_open(0);
     backend_reserve(&sizes);
     embed_case(19, 16, 7);

@@ -24,7 +24,8 @@ typedef struct {
 static void golden_open(Golden *g, const char *preset, const char *ns)
 {
     Error e;
-    const char *argv[] = {"test", "--preset", preset, "--ns", ns, "--model-dim", "16", "--num-heads", "2", "--mlp-dim", "64", "--vocab-size", "61",
+    const char *argv[] = {"test", "--preset", preset, "--ns", ns, "--model-dim", "16", "--num-heads", "2", "--mlp-dim", "64",
+                          "--vocab-size", "61",
                           "--micro-batch-tokens", "64", "--micro-batches", "2", "--block-size", "4", "--num-scheduled", "6",
                           "--num-extension", "2", "--head", "bf16", "--val-tokens", "128"};
     memset(g, 0, sizeof *g);

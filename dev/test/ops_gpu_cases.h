@@ -1,7 +1,9 @@
 // The cases of test_ops_gpu.c: one for each op, its buffers and its call. Pointers in `p` stand in the order of the add() calls.
 #pragma once
 
-#define SIZES int N = c->z.N, H = c->z.H, e = c->z.e, d = c->d, F = c->z.F, Vp = c->z.Vp; (void)N, (void)H, (void)e, (void)d, (void)F, (void)Vp
+#define SIZES                                                                                                                    \
+    int N = c->z.N, H = c->z.H, e = c->z.e, d = c->d, F = c->z.F, Vp = c->z.Vp;                                                  \
+    (void)N, (void)H, (void)e, (void)d, (void)F, (void)Vp
 #define RUN(name) static void run_##name(const Ops *o, void **p, const Case *c)
 #define DESCRIBE(name) static void describe_##name(Case *c)
 enum { LAYERS = 12, NUM = 64 };
@@ -27,7 +29,8 @@ DESCRIBE(embed_backward)
 {
     SIZES;
     add(c, "de", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dgate", FP32, INOUT, 12, 1), add(c, "dlambda", FP32, INOUT, 1, 1);
-    add(c, "dx", FLOATX, IN, (int64_t)N * d, 1), add(c, "dx0", FLOATX, IN, (int64_t)N * d, 1), add(c, "x0", FLOATX, IN, (int64_t)N * d, 1.7);
+    add(c, "dx", FLOATX, IN, (int64_t)N * d, 1), add(c, "dx0", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "x0", FLOATX, IN, (int64_t)N * d, 1.7);
     add(c, "rstd", FP32, IN, N, 1), add(c, "tokens", INT32, IN, N, Vp), add(c, "embed", FLOATX, IN, (int64_t)Vp * d, 2);
     add(c, "gate", FLOATX, IN, 12, 1), add(c, "lambda", FP32, IN, 1, 1);
 }
@@ -56,7 +59,8 @@ static void fix_embedding_grad(Case *c)
 DESCRIBE(embedding_grad)
 {
     SIZES;
-    add(c, "dtable", FP32, INOUT, (int64_t)Vp * d, 1), add(c, "g", FLOATX, IN, (int64_t)N * d, 1), add(c, "order", INT32, IN, N, 1);
+    add(c, "dtable", FP32, INOUT, (int64_t)Vp * d, 1), add(c, "g", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "order", INT32, IN, N, 1);
     add(c, "row_token", INT32, IN, N, 1), add(c, "row_start", INT32, IN, N + 1, 1), add(c, "num_rows", INT32, IN, 1, 1);
     add(c, "tokens", INT32, IN, N, Vp), add(c, "scale", FP32, IN, 1, 1);
 }
@@ -75,12 +79,14 @@ static void fix_skips(Case *c)
 }
 DESCRIBE(coefficients_forward)
 {
-    add(c, "coef", FP32, INOUT, 3 * (LAYERS + 1), 1), add(c, "scalars", FP32, IN, NUM, 1), add(c, "skips", HOST_INT, IN, LAYERS, 1);
+    add(c, "coef", FP32, INOUT, 3 * (LAYERS + 1), 1), add(c, "scalars", FP32, IN, NUM, 1),
+    add(c, "skips", HOST_INT, IN, LAYERS, 1);
 }
 RUN(coefficients_forward) { (void)c, o->coefficients_forward(stream, p[0], p[1], p[2], LAYERS); }
 DESCRIBE(coefficients_backward)
 {
-    add(c, "dscalars", FP32, INOUT, NUM, 1), add(c, "dcoef", FP32, INOUT, 3 * (LAYERS + 1), 1), add(c, "skips", HOST_INT, IN, LAYERS, 1);
+    add(c, "dscalars", FP32, INOUT, NUM, 1), add(c, "dcoef", FP32, INOUT, 3 * (LAYERS + 1), 1),
+    add(c, "skips", HOST_INT, IN, LAYERS, 1);
     add(c, "scalars", FP32, IN, NUM, 1);
 }
 RUN(coefficients_backward) { (void)c, o->coefficients_backward(stream, p[0], p[1], p[3], p[2], LAYERS); }
@@ -96,25 +102,31 @@ DESCRIBE(mix_forward)
 RUN(mix_forward)
 {
     SIZES;
-    o->mix_rmsnorm_forward(stream, c->variant == 2 ? NULL : p[0], p[1], p[2], p[3], p[4], c->variant == 0 ? p[5] : NULL, p[6], N, d);
+    o->mix_rmsnorm_forward(stream, c->variant == 2 ? NULL : p[0], p[1], p[2], p[3], p[4], c->variant == 0 ? p[5] : NULL, p[6], N,
+                           d);
 }
 
-// Variants: 0 everything; 1 no skip, no dx_out, no gates, dx0 written; 2 skip written where dx_add is read, dx in place of dx_out.
+// Variants: 0 everything; 1 no skip, no dx_out, no gates, dx0 written; 2 skip written where dx_add is read, dx in place of
+// dx_out.
 DESCRIBE(mix_backward)
 {
     SIZES;
     int64_t n = (int64_t)N * d;
     add(c, "dx", FLOATX, c->variant == 2 ? INOUT : OUT, n, 1), add(c, "dx0", FLOATX, c->variant == 1 ? OUT : INOUT, n, 1);
-    add(c, "dskip", FLOATX, c->variant == 1 ? IN : OUT, n, 1), add(c, "dcoef", FP32, INOUT, 3, 100), add(c, "dx_out", FLOATX, IN, n, 1);
-    add(c, "dh", FLOATX, IN, n, 1), add(c, "dx_add", FLOATX, IN, n, 1), add(c, "h", FLOATX, IN, n, 1.7), add(c, "rstd", FP32, IN, N, 1);
-    add(c, "x", FLOATX, IN, n, 2), add(c, "x0", FLOATX, IN, n, 1), add(c, "skip", FLOATX, IN, n, 1), add(c, "coef", FP32, IN, 3, 1);
+    add(c, "dskip", FLOATX, c->variant == 1 ? IN : OUT, n, 1), add(c, "dcoef", FP32, INOUT, 3, 100),
+    add(c, "dx_out", FLOATX, IN, n, 1);
+    add(c, "dh", FLOATX, IN, n, 1), add(c, "dx_add", FLOATX, IN, n, 1), add(c, "h", FLOATX, IN, n, 1.7),
+    add(c, "rstd", FP32, IN, N, 1);
+    add(c, "x", FLOATX, IN, n, 2), add(c, "x0", FLOATX, IN, n, 1), add(c, "skip", FLOATX, IN, n, 1),
+    add(c, "coef", FP32, IN, 3, 1);
     add(c, "dgate", FP32, IN, (int64_t)N * H, 1), add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
 }
 RUN(mix_backward)
 {
     SIZES;
     int v = c->variant;
-    MixBackward a = {.dx = p[0], .dx0 = p[1], .dskip = v == 1 ? NULL : p[2], .dcoef = p[3], .dx_out = v == 0 ? p[4] : v == 1 ? NULL : p[0],
+    MixBackward a = {.dx = p[0], .dx0 = p[1], .dskip = v == 1 ? NULL : p[2], .dcoef = p[3],
+                     .dx_out = v == 0 ? p[4] : v == 1 ? NULL : p[0],
                      .dh = p[5], .dx_add = v == 0 ? p[6] : v == 1 ? NULL : p[2], .h = p[7], .rstd = p[8], .x = p[9], .x0 = p[10],
                      .skip = v == 1 ? NULL : p[11], .coef = p[12], .dgate = v == 1 ? NULL : p[13], .gate_w = p[14], .heads = H,
                      .accumulate_dx0 = v != 1};
@@ -154,19 +166,22 @@ RUN(matmul)
 DESCRIBE(matmul_input)
 {
     SIZES;
-    add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dy", FLOATX, IN, (int64_t)N * F, 1), add(c, "w", FLOATX, IN, (int64_t)F * d, 1);
+    add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dy", FLOATX, IN, (int64_t)N * F, 1),
+    add(c, "w", FLOATX, IN, (int64_t)F * d, 1);
 }
 RUN(matmul_input) { SIZES; o->matmul_backward_input(stream, p[0], p[1], p[2], N, d, F); }
 DESCRIBE(matmul_weight)
 {
     SIZES;
-    add(c, "dw", FP32, INOUT, (int64_t)d * F, 1), add(c, "a", FLOATX, IN, (int64_t)N * d, 1), add(c, "b", FLOATX, IN, (int64_t)N * F, 1);
+    add(c, "dw", FP32, INOUT, (int64_t)d * F, 1), add(c, "a", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "b", FLOATX, IN, (int64_t)N * F, 1);
 }
 RUN(matmul_weight) { SIZES; o->matmul_weight_grad(stream, p[0], p[1], p[2], N, d, F); }
 DESCRIBE(relu2_forward)
 {
     SIZES;
-    add(c, "y", FLOATX, OUT, (int64_t)N * F, 0), add(c, "x", FLOATX, IN, (int64_t)N * d, 1), add(c, "w", FLOATX, IN, (int64_t)F * d, 0.1);
+    add(c, "y", FLOATX, OUT, (int64_t)N * F, 0), add(c, "x", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "w", FLOATX, IN, (int64_t)F * d, 0.1);
 }
 RUN(relu2_forward) { SIZES; o->matmul_relu2_forward(stream, p[0], p[1], p[2], N, d, F); }
 static void fix_squares(Case *c) // y is never negative, and half of it zero
@@ -208,7 +223,8 @@ DESCRIBE(qkv_forward) // variant 1: no value embedding
     SIZES;
     int64_t n = (int64_t)N * d, angles = (int64_t)N * (e / 4);
     add(c, "q", FLOATX, INOUT, n, 3), add(c, "k", FLOATX, INOUT, n, 3), add(c, "v", FLOATX, OUT, n, 0);
-    add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0), add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0), add(c, "v_raw", FLOATX, IN, n, 1);
+    add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0), add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0),
+    add(c, "v_raw", FLOATX, IN, n, 1);
     add(c, "ve", FLOATX, IN, (int64_t)Vp * d, 1), add(c, "tokens", INT32, IN, N, Vp), add(c, "lambda", FP32, IN, 2, 1);
     add(c, "cos", FLOATX, IN, angles, 1), add(c, "sin", FLOATX, IN, angles, 1);
 }
@@ -223,29 +239,35 @@ DESCRIBE(qkv_backward)
     SIZES;
     int64_t n = (int64_t)N * d, angles = (int64_t)N * (e / 4);
     add(c, "dqkv", FLOATX, OUT, 3 * n, 0), add(c, "dlambda", FP32, INOUT, 2, 100), add(c, "dq", FLOATX, IN, n, 1);
-    add(c, "dk", FLOATX, IN, n, 1), add(c, "dv", FLOATX, IN, n, 1), add(c, "q", FLOATX, IN, n, 1.7), add(c, "k", FLOATX, IN, n, 1.7);
-    add(c, "rstd_q", FP32, IN, (int64_t)N * H, 1), add(c, "rstd_k", FP32, IN, (int64_t)N * H, 1), add(c, "v_raw", FLOATX, IN, n, 1);
+    add(c, "dk", FLOATX, IN, n, 1), add(c, "dv", FLOATX, IN, n, 1), add(c, "q", FLOATX, IN, n, 1.7),
+    add(c, "k", FLOATX, IN, n, 1.7);
+    add(c, "rstd_q", FP32, IN, (int64_t)N * H, 1), add(c, "rstd_k", FP32, IN, (int64_t)N * H, 1),
+    add(c, "v_raw", FLOATX, IN, n, 1);
     add(c, "ve", FLOATX, IN, (int64_t)Vp * d, 1), add(c, "tokens", INT32, IN, N, Vp), add(c, "lambda", FP32, IN, 2, 1);
     add(c, "cos", FLOATX, IN, angles, 1), add(c, "sin", FLOATX, IN, angles, 1);
 }
 RUN(qkv_backward)
 {
     SIZES;
-    QkvBackward a = {p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], c->variant ? NULL : p[10], p[11], p[12], p[13], p[14]};
+    QkvBackward a = {p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], c->variant ? NULL : p[10], p[11], p[12], p[13],
+                     p[14]};
     o->qkv_backward(stream, &a, N, H, e);
 }
 DESCRIBE(gate_forward)
 {
     SIZES;
-    add(c, "yg", FLOATX, OUT, (int64_t)N * d, 0), add(c, "y", FLOATX, IN, (int64_t)N * d, 1), add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
+    add(c, "yg", FLOATX, OUT, (int64_t)N * d, 0), add(c, "y", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
     add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
 }
 RUN(gate_forward) { SIZES; o->attn_gate_forward(stream, p[0], p[1], p[2], p[3], N, H, e); }
 DESCRIBE(gate_backward)
 {
     SIZES;
-    add(c, "dy", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dgate", FP32, OUT, (int64_t)N * H, 0), add(c, "dgate_w", FP32, INOUT, 12 * (int64_t)H, 1);
-    add(c, "dyg", FLOATX, IN, (int64_t)N * d, 1), add(c, "y", FLOATX, IN, (int64_t)N * d, 1), add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
+    add(c, "dy", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dgate", FP32, OUT, (int64_t)N * H, 0),
+    add(c, "dgate_w", FP32, INOUT, 12 * (int64_t)H, 1);
+    add(c, "dyg", FLOATX, IN, (int64_t)N * d, 1), add(c, "y", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
     add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
 }
 RUN(gate_backward) { SIZES; o->attn_gate_backward(stream, p[0], p[1], p[2], p[3], p[4], p[5], p[6], N, H, e); }
@@ -255,7 +277,8 @@ RUN(gate_backward) { SIZES; o->attn_gate_backward(stream, p[0], p[1], p[2], p[3]
 DESCRIBE(head_train) // variant 0: bf16, 1: FP8
 {
     SIZES;
-    add(c, "loss", FP32, OUT, 1, 0), add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dw", FP32, INOUT, (int64_t)Vp * d, 1e-3);
+    add(c, "loss", FP32, OUT, 1, 0), add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0),
+    add(c, "dw", FP32, INOUT, (int64_t)Vp * d, 1e-3);
     add(c, "x", FLOATX, IN, (int64_t)N * d, 1.7), add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2), add(c, "w8", WEIGHT8, OUT, 0, 0);
     add(c, "targets", INT32, IN, N, Vp);
 }
@@ -277,7 +300,8 @@ DESCRIBE(head_logits)
 {
     SIZES;
     int rows = N < 3 ? N : 3;
-    add(c, "z", FP32, OUT, (int64_t)rows * Vp, 0), add(c, "x", FLOATX, IN, (int64_t)rows * d, 1.7), add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
+    add(c, "z", FP32, OUT, (int64_t)rows * Vp, 0), add(c, "x", FLOATX, IN, (int64_t)rows * d, 1.7),
+    add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
 }
 RUN(head_logits) { SIZES; o->head_logits(stream, p[0], p[1], p[2], N < 3 ? N : 3, d, Vp); }
 
@@ -297,7 +321,8 @@ DESCRIBE(adam)
     SIZES;
     Kind kind = c->variant ? FP32 : FLOATX;
     int64_t n = (int64_t)N * d + 5;
-    add(c, "p", kind, INOUT, n, 1), add(c, "m", kind, INOUT, n, 0.1), add(c, "v", kind, INOUT, n, 0.01), add(c, "grad", FP32, INOUT, n, 1);
+    add(c, "p", kind, INOUT, n, 1), add(c, "m", kind, INOUT, n, 0.1), add(c, "v", kind, INOUT, n, 0.01),
+    add(c, "grad", FP32, INOUT, n, 1);
     add(c, "step", FP32, IN, 5, 1);
 }
 RUN(adam)
@@ -310,7 +335,8 @@ static void fix_momentum(Case *c) { set_step(c->master[2]); }
 DESCRIBE(momentum)
 {
     SIZES;
-    add(c, "u", FP32, INOUT, (int64_t)N * d + 3, 1), add(c, "momentum", FP32, INOUT, (int64_t)N * d + 3, 1), add(c, "step", FP32, IN, 5, 1);
+    add(c, "u", FP32, INOUT, (int64_t)N * d + 3, 1), add(c, "momentum", FP32, INOUT, (int64_t)N * d + 3, 1),
+    add(c, "step", FP32, IN, 5, 1);
 }
 RUN(momentum) { o->normuon_momentum(stream, p[0], p[1], p[2], c->buffer[0].count); }
 
@@ -338,12 +364,14 @@ DESCRIBE(update)
     int64_t n = (int64_t)rows * cols * batch;
     add(c, "w", FP32, c->variant == 3 ? IN : INOUT, n, 0.5), add(c, "wx", FLOATX, c->variant == 3 ? INOUT : OUT, n, 0.5);
     add(c, "grad", FP32, c->variant == 2 ? IN : INOUT, n, 1), add(c, "second", FP32, INOUT, batch * max_i64(rows, cols), 0.01);
-    add(c, "o", c->variant == 1 ? ORTHO_FP16 : c->variant == 2 ? ORTHO_FP32 : ORTHO_BF16, IN, n, 0.25), add(c, "step", FP32, IN, 5, 1);
+    add(c, "o", c->variant == 1 ? ORTHO_FP16 : c->variant == 2 ? ORTHO_FP32 : ORTHO_BF16, IN, n, 0.25),
+    add(c, "step", FP32, IN, 5, 1);
 }
 RUN(update)
 {
     static const NsDtype dtypes[] = {NS_BF16, NS_FP16, NS_FP32, NS_BF16};
-    NormuonUpdate a = {.w = c->variant == 3 ? NULL : p[0], .wx = p[1], .grad = c->variant == 2 && o == &ops[GPU] ? NULL : p[2], .second = p[3], .o = p[4],
+    NormuonUpdate a = {.w = c->variant == 3 ? NULL : p[0], .wx = p[1], .grad = c->variant == 2 && o == &ops[GPU] ? NULL : p[2],
+                       .second = p[3], .o = p[4],
                        .o_dtype = dtypes[c->variant], .multiplier = 2};
     update_shape(c, &a.rows, &a.cols, &a.batch, &a.per_column);
     o->normuon_update(stream, &a, p[5]);
@@ -355,7 +383,8 @@ DESCRIBE(cast)
 }
 RUN(cast) { o->cast_weights(stream, p[0], p[1], c->buffer[0].count); }
 
-#define CASE(name, fix, variants, elementwise) {#name, describe_##name, run_##name, fix, variants, elementwise, {0}, 0, 0, 0, {{0}}, {0}}
+#define CASE(name, fix, variants, elementwise)                                                                                   \
+    {#name, describe_##name, run_##name, fix, variants, elementwise, {0}, 0, 0, 0, {{0}}, {0}}
 static Case cases[] = {
     CASE(embed_forward, NULL, 1, true),        CASE(embed_backward, NULL, 1, true),
     CASE(embedding_grad, fix_embedding_grad, 3, true),

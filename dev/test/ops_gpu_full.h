@@ -1,6 +1,7 @@
 // The products and the head at the size of a training run, where the CPU is too slow for all of it.
 //   Products: sampled elements, summed in double.
-//   Head: 32768 tokens that repeat the same 512: loss and dw are 64 times those of the 512, which the CPU computes, and dx repeats.
+//   Head: 32768 tokens that repeat the same 512: loss and dw are 64 times those of the 512, which the CPU computes, and dx
+//   repeats.
 #pragma once
 
 static const Sizes FULL = {32768, 6, 128, 3072, 50304};
@@ -64,7 +65,8 @@ static void check_products(int in, int out)
     int N = FULL.N;
     size_t x_bytes = (size_t)N * (size_t)in * 2, w_bytes = (size_t)in * (size_t)out * 2, y_count = (size_t)N * (size_t)out;
     bf16 *x = random_bf16((int64_t)N * in, 1), *w = random_bf16((int64_t)in * out, 1), *dy = random_bf16((int64_t)y_count, 1);
-    void *gx = to_device(x, x_bytes), *gw = to_device(w, w_bytes), *gdy = to_device(dy, y_count * 2), *gy = device_alloc(y_count * 2, "y");
+    void *gx = to_device(x, x_bytes), *gw = to_device(w, w_bytes), *gdy = to_device(dy, y_count * 2),
+         *gy = device_alloc(y_count * 2, "y");
     void *gdx = device_alloc(x_bytes, "dx"), *gdw = device_alloc(w_bytes * 2, "dw"), *y;
     char name[128];
 
@@ -155,12 +157,14 @@ static void check_head(HeadMode mode)
     HeadResult truth = head_on_cpu(TRUTH, mode, x, w, targets), naive = head_on_cpu(NAIVE, mode, x, w, targets);
     HeadResult gpu = head_on_gpu(mode, x, w, targets), again = head_on_gpu(mode, x, w, targets);
     double dx = periodic_distance(gpu.dx, n * times, 1, truth.dx, n), dx_naive = periodic_distance(naive.dx, n, 1, truth.dx, n);
-    double dw = periodic_distance(gpu.dw, nw, (double)times, truth.dw, nw), dw_naive = periodic_distance(naive.dw, nw, 1, truth.dw, nw);
+    double dw = periodic_distance(gpu.dw, nw, (double)times, truth.dw, nw),
+           dw_naive = periodic_distance(naive.dw, nw, 1, truth.dw, nw);
     double loss = fabs(gpu.loss / (times * (double)truth.loss) - 1), loss_naive = fabs(naive.loss / (double)truth.loss - 1);
     ok(loss <= 2 * loss_naive + loss_atom(PERIOD), "%s, full size, loss: %.2g (%.2g)", name, loss, loss_naive);
     ok(dx <= 2 * dx_naive + FP32_ATOM, "%s, full size, dx: %.2g (%.2g)", name, dx, dx_naive);
     ok(dw <= 2 * dw_naive + FP32_ATOM, "%s, full size, dw: %.2g (%.2g)", name, dw, dw_naive);
-    bool same = gpu.loss == again.loss && !memcmp(gpu.dx, again.dx, (size_t)(n * times) * 4) && !memcmp(gpu.dw, again.dw, (size_t)nw * 4);
+    bool same =
+        gpu.loss == again.loss && !memcmp(gpu.dx, again.dx, (size_t)(n * times) * 4) && !memcmp(gpu.dw, again.dw, (size_t)nw * 4);
     ok(same, "%s, full size: the same bits twice", name);
     HeadResult all[] = {truth, naive, gpu, again};
     for (int i = 0; i < 4; i++) free(all[i].dx), free(all[i].dw);

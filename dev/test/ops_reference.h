@@ -151,8 +151,8 @@ static void ref_rms_backward(double *dx, const double *dh, const double *h, doub
     for (int i = 0; i < d; i++) dx[i] = rstd * (dh[i] - h[i] * mean);
 }
 
-static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const double *embed, const double *gate, double lambda, int N,
-                      int d)
+static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const double *embed, const double *gate, double lambda,
+                      int N, int d)
 {
     double y[512];
     for (int t = 0; t < N; t++) {
@@ -164,8 +164,9 @@ static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const dou
 }
 
 // de: gradient of the gathered rows, from the stored x0 and rstd
-static void ref_embed_backward(double *de, double *dgate, double *dlambda, const double *dx0, const double *x0, const double *rstd,
-                               const int32_t *tokens, const double *embed, const double *gate, double lambda, int N, int d)
+static void ref_embed_backward(double *de, double *dgate, double *dlambda, const double *dx0, const double *x0,
+                               const double *rstd, const int32_t *tokens, const double *embed, const double *gate, double lambda,
+                               int N, int d)
 {
     double dy[512];
     memset(de, 0, sizeof(double) * (size_t)(N * d));
@@ -181,8 +182,8 @@ static void ref_embed_backward(double *de, double *dgate, double *dlambda, const
     }
 }
 
-static void ref_mix(double *x_out, double *h, double *rstd, const double *x, const double *x0, const double *skip, const double *coef,
-                    int N, int d)
+static void ref_mix(double *x_out, double *h, double *rstd, const double *x, const double *x0, const double *skip,
+                    const double *coef, int N, int d)
 {
     for (int i = 0; i < N * d; i++) x_out[i] = coef[0] * x[i] + coef[1] * x0[i] + (skip ? coef[2] * skip[i] : 0);
     for (int t = 0; t < N; t++) rstd[t] = ref_rms(h + t * d, x_out + t * d, d);
@@ -256,7 +257,8 @@ static bool ref_sees(const Attention *a, int i, int j)
 }
 
 // y (N, d), lse (N, H); weights p (N, N) of each head in turn go to `p` when given: p[(head * N + i) * N + j]
-static void ref_attention(const Attention *a, double *y, double *lse, double *p, const double *q, const double *k, const double *v)
+static void ref_attention(const Attention *a, double *y, double *lse, double *p, const double *q, const double *k,
+                          const double *v)
 {
     int d = a->H * a->e, N = a->N;
     double *w = malloc(sizeof *w * (size_t)N);

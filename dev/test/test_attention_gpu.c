@@ -25,9 +25,10 @@ static Stream stream;
 
 // ---- the CPU backend's two builds ----------------------------------------------------------------------------------------
 
-#define OPS(X)                                                                                                                  \
-    X(backend_open) X(backend_reserve) X(backend_close) X(attention_table_ints) X(attention_table_build) X(attention_forward)     \
-    X(attention_backward)
+#define OPS(X)                                                                                                                   \
+    X(backend_open)                                                                                                              \
+    X(backend_reserve) X(backend_close) X(attention_table_ints) X(attention_table_build) X(attention_forward)                    \
+        X(attention_backward)
 typedef struct {
 #define X(f) __typeof__(&f) f;
     OPS(X)

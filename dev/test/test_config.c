@@ -1,5 +1,5 @@
-// The option table: help, parsing, printing back, bounds, presets, impossible combinations. Bounds are read from the help text, so
-// that what users are told is what is tested.
+// The option table: help, parsing, printing back, bounds, presets, impossible combinations. Bounds are read from the help text,
+// so that what users are told is what is tested.
 #include "dev/test/tap.h"
 #include "llmc/config.h"
 #include <stdlib.h>
@@ -108,11 +108,13 @@ static void check_help(const Config *standard)
     }
     ok(options > 40 && described == options, "each of %d options has a line of help", options);
     ok(bounded > 25, "%d numeric options have bounds", bounded);
-    ok(defaults >= options - 6, "defaults are shown as they are printed, but for the digits of a few fractions: %d of %d", defaults, options);
-    static const char *const relied_on[] = {"preset", "train-files", "val-files", "val-tokens", "val-every", "num-scheduled",
-                                            "num-extension", "micro-batches", "micro-batch-tokens", "ns", "head", "seed", "init-from",
-                                            "save-init", "resume", "checkpoint-every", "eval-only", "repeat", "out", "sample",
-                                            "temperature", "top-k", "num-tokens"};
+    ok(defaults >= options - 6, "defaults are shown as they are printed, but for the digits of a few fractions: %d of %d",
+       defaults, options);
+    static const char *const relied_on[] = {
+        "preset",        "train-files",        "val-files", "val-tokens", "val-every", "num-scheduled", "num-extension",
+        "micro-batches", "micro-batch-tokens", "ns",        "head",       "seed",      "init-from",     "save-init",
+        "resume",        "checkpoint-every",   "eval-only", "repeat",     "out",       "sample",        "temperature",
+        "top-k",         "num-tokens"};
     int found = 0;
     for (size_t i = 0; i < sizeof relied_on / sizeof *relied_on; i++) found += option_index(relied_on[i]) >= 0;
     ok(found == sizeof relied_on / sizeof *relied_on, "the %d names that scripts rely on exist", found);
@@ -124,7 +126,8 @@ static void check_help(const Config *standard)
 static void check_round_trip(const Config *standard)
 {
     // A value other than the default for some of every type; all others as they are.
-    static const char *const other[][2] = {{"model-dim", "64"}, {"val-tokens", "123456789012345"}, {"adam-rate", "0.10000000000000001"},
+    static const char *const other[][2] = {{"model-dim", "64"}, {"val-tokens", "123456789012345"},
+                                           {"adam-rate", "0.10000000000000001"},
                                            {"lambda-init", "-1.25"}, {"out", "a folder/with 'quotes'=1"}, {"ns", "turbo-gram"},
                                            {"skips", "single"}, {"repeat", "1"}, {"seed", "9000000000000000"}};
     Config c = *standard;
@@ -175,8 +178,10 @@ static void check_presets(void)
     } expected[] = {
         {"2025-10-27", {{"model-dim", "768"}, {"num-heads", "6"}, {"mlp-dim", "3072"}, {"skips", "unet"}, {"lambda-init", "1"},
                         {"weight-decay", "0"}, {"num-scheduled", "2245"}, {"num-extension", "40"}, {"block-size", "128"}}},
-        {"2025-11-10", {{"skips", "unet"}, {"lambda-init", "1"}, {"weight-decay", "1.2"}, {"num-scheduled", "2205"}, {"num-extension", "40"}}},
-        {"2025-11-18", {{"skips", "single"}, {"lambda-init", "1.1000000000000001"}, {"weight-decay", "1.2"}, {"num-scheduled", "2185"},
+        {"2025-11-10", {{"skips", "unet"}, {"lambda-init", "1"}, {"weight-decay", "1.2"}, {"num-scheduled", "2205"},
+                        {"num-extension", "40"}}},
+        {"2025-11-18", {{"skips", "single"}, {"lambda-init", "1.1000000000000001"}, {"weight-decay", "1.2"},
+                        {"num-scheduled", "2185"},
                         {"num-extension", "40"}, {"head", "fp8"}}},
         {"tiny", {{"skips", "single"}, {"lambda-init", "1.1000000000000001"}, {"weight-decay", "1.2"}, {"model-dim", "64"},
                   {"window-schedule", "3,7,11"}, {"window-extension", "13"}, {"window-final", "20"}, {"cooldown", "0.5"}}},
@@ -186,7 +191,8 @@ static void check_presets(void)
         Error e;
         char *line = format_string("--preset %s", expected[p].preset);
         bool good = parse(&c, line, &e);
-        for (int i = 0; good && i < 10 && expected[p].values[i][0]; i++) good = has_value(&c, expected[p].values[i][0], expected[p].values[i][1]);
+        for (int i = 0; good && i < 10 && expected[p].values[i][0]; i++)
+            good = has_value(&c, expected[p].values[i][0], expected[p].values[i][1]);
         ok(good, "preset %s", expected[p].preset);
         free(line);
     }

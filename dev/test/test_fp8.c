@@ -81,7 +81,8 @@ static void test_extremes(const Format *f)
     ok(f->to(0.0f) == 0x00 && f->to(-0.0f) == 0x80, "%s: both zeros keep their sign", f->name);
     ok(f->to(1e-40f) == 0x00 && f->to(-1e-40f) == 0x80, "%s: fp32 subnormals go to zero with their sign", f->name);
     float least = (float)value_of(f, 1);
-    ok(f->from(f->to(least / 2)) == 0 && f->from(f->to(nextafterf(least / 2, 1))) == least && f->from(f->to(least * 1.5f)) == 2 * least,
+    ok(f->from(f->to(least / 2)) == 0 && f->from(f->to(nextafterf(least / 2, 1))) == least &&
+           f->from(f->to(least * 1.5f)) == 2 * least,
        "%s: around the smallest subnormal", f->name);
 }
 

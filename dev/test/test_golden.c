@@ -6,7 +6,8 @@
 // The kinds of parameters whose errors are pooled, since one small tensor's error says little.
 static const char *kind_of(const Param *a)
 {
-    static const char *const kinds[] = {"value_embeds", "embed", "lm_head", "smear_gate", "attn_gate", "qkvo", "c_fc", "c_proj", "scalars"};
+    static const char *const kinds[] = {"value_embeds", "embed", "lm_head", "smear_gate", "attn_gate",
+                                        "qkvo",         "c_fc",  "c_proj",  "scalars"};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strstr(a->name, kinds[i])) return kinds[i];
     return "?";

@@ -1,7 +1,7 @@
-// Every op in the build that trains (bf16 storage): against the double references on the very values the op is given, including the
-// rounded intermediates its contract names (h, y, q, x0 as stored). An output in floatX may then be off by its own rounding only,
-// half a unit in the last place, and an output in fp32 by fp32 sums; see worst_rounding() and SUMS.
-// Also: the same bits from one thread as from all.
+// Every op in the build that trains (bf16 storage): against the double references on the very values the op is given, including
+// the rounded intermediates its contract names (h, y, q, x0 as stored). An output in floatX may then be off by its own rounding
+// only, half a unit in the last place, and an output in fp32 by fp32 sums; see worst_rounding() and SUMS. Also: the same bits
+// from one thread as from all.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
 #include "llmc/cpu/vmath.h"
@@ -95,7 +95,8 @@ static void test_rmsnorm(void)
 static void test_products(int n, int in, int out)
 {
     pool_reset();
-    Tensor x = random_tensor(n * in, 1), w = random_tensor(in * out, 1), r = random_tensor(n * out, 1), dy = random_tensor(n * out, 1);
+    Tensor x = random_tensor(n * in, 1), w = random_tensor(in * out, 1), r = random_tensor(n * out, 1),
+           dy = random_tensor(n * out, 1);
     Tensor32 dw = random_tensor32(in * out, 1);
     floatX *y = halves(n * out), *dx = halves(n * in);
     double *e = doubles(n * out + n * in + in * out), *wide = doubles(n * out);
@@ -140,7 +141,8 @@ static void rope_test_tables(Tensor *c, Tensor *s, int positions)
 static void test_qkv(void)
 {
     pool_reset();
-    Tensor c, s, q = random_tensor(NN, 1), k = random_tensor(NN, 1), v_raw = random_tensor(NN, 1), table = random_tensor(9 * D, 1);
+    Tensor c, s, q = random_tensor(NN, 1), k = random_tensor(NN, 1), v_raw = random_tensor(NN, 1),
+                 table = random_tensor(9 * D, 1);
     Tensor dq = random_tensor(NN, 1), dk = random_tensor(NN, 1), dv = random_tensor(NN, 1);
     Tensor32 lambda = random_tensor32(2, 1);
     int32_t *tokens = random_tokens(N, 9);
@@ -160,7 +162,8 @@ static void test_qkv(void)
     check("qkv: q", q.x, eq, NN);
     check("   k", k.x, ek, NN);
     check("   v", v, ev, NN);
-    qkv_backward(NULL, &(QkvBackward){dqkv, dlambda, dq.x, dk.x, dv.x, q.x, k.x, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x},
+    qkv_backward(NULL,
+                 &(QkvBackward){dqkv, dlambda, dq.x, dk.x, dv.x, q.x, k.x, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x},
                  N, H, E);
     ref_norm_rope_backward(eq, dq.d, of_x(q.x, NN), of_float(rq, N * H), c.d, s.d, N, H, E);
     ref_norm_rope_backward(ek, dk.d, of_x(k.x, NN), of_float(rk, N * H), c.d, s.d, N, H, E);
@@ -184,7 +187,8 @@ static void test_attention(int n, int window)
     int count = n * D, *cu = take((size_t)n + 1, sizeof *cu), documents = many_documents(cu, n);
     int32_t *table = take((size_t)attention_table_ints(n, documents), sizeof *table);
     int slots = attention_table_build(table, cu, documents, n, documents);
-    Tensor q = random_tensor(count, 1.7), k = random_tensor(count, 1.7), v = random_tensor(count, 1), dy = random_tensor(count, 1);
+    Tensor q = random_tensor(count, 1.7), k = random_tensor(count, 1.7), v = random_tensor(count, 1),
+           dy = random_tensor(count, 1);
     floatX *y = halves(count), *dq = halves(count), *dk = halves(count), *dv = halves(count);
     float *lse = floats(n * H), scale = 0.2f;
     Attention a = {cu, documents, n, H, E, window, scale};
@@ -225,10 +229,10 @@ static void test_gate(void)
 }
 
 // The reference rounds logits and their gradient as the contract says. Where fp32 and double lie on two sides of a tie they round
-// apart, by a unit in the last place: 2^-7 of the value. fp32 errors are a few 2^-24 and the spacing is 2^-7, so that about one value
-// in 2^14 meets a tie; in norm that is 2^-7 * 2^-7, once for the logits and once for the gradient. dx has its own rounding besides:
-// uniform within 2^-8, so 2^-8 / sqrt(3) in norm.
-// FP8: one in 2^5 of the gradients that differ by a bf16 unit are parted further, by an e5m2 tie: 2^-2 * sqrt(2^-14 * 2^-5).
+// apart, by a unit in the last place: 2^-7 of the value. fp32 errors are a few 2^-24 and the spacing is 2^-7, so that about one
+// value in 2^14 meets a tie; in norm that is 2^-7 * 2^-7, once for the logits and once for the gradient. dx has its own rounding
+// besides: uniform within 2^-8, so 2^-8 / sqrt(3) in norm. FP8: one in 2^5 of the gradients that differ by a bf16 unit are parted
+// further, by an e5m2 tie: 2^-2 * sqrt(2^-14 * 2^-5).
 #define TIES (2 * 0x1p-14)
 #define TIES_E5M2 (0x1p-2 * 0.0014)
 #define BF16_NORM (0x1p-8 / 1.732)
@@ -240,9 +244,11 @@ static void test_head(HeadMode mode, int n, int vocab)
     int32_t *targets = random_tokens(n, vocab);
     Tensor x = random_tensor(n * D, 1.7), w = random_tensor(vocab * D, 0.5);
     floatX *dx = halves(n * D);
-    float loss = 0, eval = 0, *dw = floats(vocab * D), sx = fp8 ? sqrtf(D) / 448 : 1, sw = fp8 ? 0x1p-9f : 1, sg = fp8 ? 1.0f / 448 : 1;
+    float loss = 0, eval = 0, *dw = floats(vocab * D), sx = fp8 ? sqrtf(D) / 448 : 1, sw = fp8 ? 0x1p-9f : 1,
+          sg = fp8 ? 1.0f / 448 : 1;
     void *w8 = take(head_weight_bytes(mode, vocab, D) + 1, 1);
-    double exact = 0, exact_eval = 0, *logits = doubles(vocab), *g = doubles(n * vocab), *ex = doubles(n * D), *ew = doubles(vocab * D);
+    double exact = 0, exact_eval = 0, *logits = doubles(vocab), *g = doubles(n * vocab), *ex = doubles(n * D),
+           *ew = doubles(vocab * D);
     if (fp8) head_quantize(NULL, w8, w.x, vocab, D);
     head_loss_train(NULL, mode, &loss, dx, dw, x.x, w.x, w8, targets, n, D, vocab);
     head_loss_eval(NULL, &eval, x.x, w.x, targets, n, D, vocab);
@@ -315,7 +321,8 @@ static void test_vmath(void)
         if (x < 80 && x > -80) worst_sigmoid = fmax(worst_sigmoid, fabs(sigmoid(x) - sig) / ldexp(1, ilogb(sig) - 23));
     }
     ok_at_most(worst_exp, 1.5, "exp, in units of the last place");
-    // relative to the value: 1 for e^-x, 1/2 for the sum, which a value just below a power of two counts double; 1/2 for the quotient
+    // relative to the value: 1 for e^-x, 1/2 for the sum, which a value just below a power of two counts double; 1/2 for the
+    // quotient
     ok_at_most(worst_sigmoid, 3.5, "sigmoid, in units of the last place");
     ok(fast_exp(0) == 1 && fast_exp(-88) == 0 && fast_exp(-INFINITY) == 0 && isinf(fast_exp(89)) && isinf(fast_exp(INFINITY))
            && isnan(fast_exp(NAN)),
@@ -336,12 +343,13 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
     int n = 600;
     memset(b, 0, sizeof *b);
     attention_forward(NULL, b->y, b->lse, in[0].x, in[1].x, in[2].x, table, slots, 0.2f, 70, n, H, E);
-    attention_backward(NULL, b->dq, b->dk, b->dv, in[3].x, b->y, b->lse, in[0].x, in[1].x, in[2].x, table, slots, 0.2f, 70, n, H, E);
+    attention_backward(NULL, b->dq, b->dk, b->dv, in[3].x, b->y, b->lse, in[0].x, in[1].x, in[2].x, table, slots, 0.2f, 70, n, H,
+                       E);
     head_loss_train(NULL, HEAD_BF16, &b->loss, b->dx, b->dw, in[0].x, w->x, NULL, targets, n, D, 2000);
     matmul_weight_grad(NULL, b->dwm, in[0].x, in[1].x, n, D, D);
     attn_gate_backward(NULL, b->dx, b->dgate, b->dgate_w, in[0].x, in[1].x, in[2].x, w->x, n, H, E);
-    MixBackward mix = {b->dx, b->dk, NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3, in[3].x, in[0].x, NULL, coef->x, NULL,
-                       NULL, 0, true};
+    MixBackward mix = {b->dx,   b->dk,   NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3,
+                       in[3].x, in[0].x, NULL, coef->x,  NULL,    NULL,    0,    true};
     mix_rmsnorm_backward(NULL, &mix, n, D);
 }
 
@@ -375,7 +383,8 @@ int main(void)
 #ifdef _OPENMP
     omp_set_num_threads(omp_get_max_threads() > 4 ? omp_get_max_threads() : 4); // more than cores: pieces finish in any order
 #endif
-    OpSizes sizes = {.tokens = 700, .eval_tokens = 700, .dim = D, .heads = H, .mlp_dim = 600, .vocab_padded = 2000, .fp8_head = true};
+    OpSizes sizes = {
+        .tokens = 700, .eval_tokens = 700, .dim = D, .heads = H, .mlp_dim = 600, .vocab_padded = 2000, .fp8_head = true};
     backend_open(0);
     backend_reserve(&sizes);
     test_vmath();

@@ -3,10 +3,10 @@
 //   test_ops_gpu [DIR [ROUNDS]]   DIR holds libref_bf16.so and libref_fp32.so: the CPU backend in its two builds (default
 //                                 build/ref); ROUNDS: only the first so many sizes, for runs under compute-sanitizer
 //
-// The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the bf16 CPU build is what a
-// plain implementation with the same storage types gives, and the GPU's distance from the truth (relative, in the 2-norm) may be at
-// most twice the plain one's, plus FP32_ATOM for what the order of fp32 sums may change. Outputs start as NaN. Every op runs twice
-// on the same input and must give the same bits.
+// The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the bf16 CPU build is what
+// a plain implementation with the same storage types gives, and the GPU's distance from the truth (relative, in the 2-norm) may
+// be at most twice the plain one's, plus FP32_ATOM for what the order of fp32 sums may change. Outputs start as NaN. Every op
+// runs twice on the same input and must give the same bits.
 #include "dev/test/tap.h"
 #include "llmc/ops.h"
 #include <dlfcn.h>
@@ -214,7 +214,8 @@ static void check_case(Case *c, Sizes z, int variant)
         size_t used = strlen(text);
         snprintf(text + used, sizeof text - used, "  %s %.2g (%.2g)", b->name, gpu, plain);
     }
-    ok(good && same, "%s/%d N=%d H=%d e=%d F=%d Vp=%d:%s%s", c->name, variant, z.N, z.H, z.e, z.F, z.Vp, text, same ? "" : "  NOT THE SAME BITS TWICE");
+    ok(good && same, "%s/%d N=%d H=%d e=%d F=%d Vp=%d:%s%s", c->name, variant, z.N, z.H, z.e, z.F, z.Vp, text,
+       same ? "" : "  NOT THE SAME BITS TWICE");
     for (int i = 0; i < c->count; i++) free(first[i]), free(again[i]), free(naive[i]), free(truth[i]), free(c->master[i]);
 }
 
@@ -248,7 +249,8 @@ static void run_round(const void *argument)
 
 static OpSizes sizes_for(Sizes z)
 {
-    return (OpSizes){.tokens = z.N, .eval_tokens = z.N, .dim = z.H * z.e, .heads = z.H, .mlp_dim = z.F, .vocab_padded = z.Vp, .fp8_head = true};
+    return (OpSizes){.tokens = z.N, .eval_tokens = z.N, .dim = z.H * z.e, .heads = z.H, .mlp_dim = z.F, .vocab_padded = z.Vp,
+                     .fp8_head = true};
 }
 
 int main(int argc, char **argv)

@@ -18,7 +18,9 @@ static bool has(const Params *p, const char *name, ParamGroup group, int64_t row
 {
     const Param *a = params_find(p, name);
     bool good = a && a->group == group && a->rows == rows && a->cols == cols && a->multiplier == multiplier;
-    if (!good) printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1, a ? (long long)a->cols : -1, a ? a->multiplier : 0);
+    if (!good)
+        printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1, a ? (long long)a->cols : -1,
+               a ? a->multiplier : 0);
     return good;
 }
 
@@ -55,7 +57,8 @@ static void check_table(void)
         snprintf(name, sizeof name, "value_embeds.%d.weight", i);
         good = has(&p, name, GROUP_TABLE, 50304, 768, 75) && good;
     }
-    ok(good && has(&p, "scalars", GROUP_SCALARS, 1, 64, 5) && has(&p, "smear_gate.weight", GROUP_GATE, 1, 12, 1), "tables, scalars, smear gate");
+    ok(good && has(&p, "scalars", GROUP_SCALARS, 1, 64, 5) && has(&p, "smear_gate.weight", GROUP_GATE, 1, 12, 1),
+       "tables, scalars, smear gate");
     check_layers(&p, 768, 3072, 6);
     ok(p.count == 5 + 11 * 2 + 10 * 2 + 1 + 1 && !params_find(&p, "blocks.3"), "49 parameters, and no other names");
     bool apart = true;
@@ -77,7 +80,8 @@ static void check_places(const char *what, const Config *c)
         good = good && a->offset >= 0 && a->offset + a->rows * a->cols <= end[a->group];
         for (int k = 0; k < p.count; k++) {
             const Param *b = &p.list[k];
-            if (k != i && b->group == a->group) good = good && (a->offset + a->rows * a->cols <= b->offset || b->offset + b->rows * b->cols <= a->offset);
+            if (k != i && b->group == a->group)
+                good = good && (a->offset + a->rows * a->cols <= b->offset || b->offset + b->rows * b->cols <= a->offset);
         }
     }
     ok(good, "%s: parameters lie side by side inside their arenas", what);
@@ -88,7 +92,8 @@ static void check_slots(void)
     Config c = preset("2025-10-27", "50257");
     Params p;
     params_describe(&p, &c);
-    ok(p.first_attention_slot == 22 && p.num_attention == 10 && p.num_slots == 32, "22 MLP slots, then 10 of attention, in groups of 8");
+    ok(p.first_attention_slot == 22 && p.num_attention == 10 && p.num_slots == 32,
+       "22 MLP slots, then 10 of attention, in groups of 8");
     char name[64];
     bool order = true;
     for (int i = 11, slot = 0; i > 0; i--, slot += 2) { // as backward finishes them
@@ -110,7 +115,8 @@ static void check_slots(void)
             most = own[r] > most ? own[r] : most;
             least = own[r] < least ? own[r] : least;
         }
-        ok(most == least && most * R == p.num_slots && p.list[0].rows % R == 0, "%d ranks own %d slots each, and whole rows", R, most);
+        ok(most == least && most * R == p.num_slots && p.list[0].rows % R == 0, "%d ranks own %d slots each, and whole rows", R,
+           most);
     }
 }
 
@@ -140,7 +146,8 @@ static Moments moments(const Params *p, const char *name, int64_t first, int64_t
 static void check_spread(const char *what, Moments m, double deviation, double kurtosis, double n)
 {
     ok(fabs(m.mean) < 5 * deviation / sqrt(n), "%s: mean %.4g", what, m.mean);
-    ok(fabs(m.deviation / deviation - 1) < 5 * sqrt((kurtosis - 1) / (4 * n)) + 1e-4, "%s: deviation %.5g, expected %.5g", what, m.deviation, deviation);
+    ok(fabs(m.deviation / deviation - 1) < 5 * sqrt((kurtosis - 1) / (4 * n)) + 1e-4, "%s: deviation %.5g, expected %.5g", what,
+       m.deviation, deviation);
 }
 
 static void check_initial_weights(const Config *c, const Params *p)
@@ -155,15 +162,18 @@ static void check_initial_weights(const Config *c, const Params *p)
     ok(qkv.largest <= bound && fc.largest <= bound && fc.largest > 0.99 * bound, "uniform up to the bound %.5g", bound);
     ok(moments(p, "blocks.5.attn.qkvo_w", 3 * d * d, d * d).largest == 0, "o is zero");
     ok(moments(p, "blocks.5.mlp.c_proj", 0, d * c->mlp_dim).largest == 0 && moments(p, "lm_head.weight", 0, table).largest == 0 &&
-           moments(p, "smear_gate.weight", 0, 12).largest == 0 && moments(p, "blocks.5.attn.attn_gate.weight", 0, 12).largest == 0,
+           moments(p, "smear_gate.weight", 0, 12).largest == 0 &&
+           moments(p, "blocks.5.attn.attn_gate.weight", 0, 12).largest == 0,
        "c_proj, head and gates are zero");
     bool rounded = true;
-    for (int64_t i = 0; i < p->num_slots * p->slot_size; i++) rounded = rounded && x_to_float(p->matrices_x[i]) == x_to_float(float_to_x(p->matrices[i]));
+    for (int64_t i = 0; i < p->num_slots * p->slot_size; i++)
+        rounded = rounded && x_to_float(p->matrices_x[i]) == x_to_float(float_to_x(p->matrices[i]));
     ok(rounded, "the rounded copy of the matrices is complete");
 
     bool good = true;
     for (int i = 0; i < NUM_SCALARS; i++) {
-        float expected = i < 12 ? -1.5f : i < 36 ? (i % 2 ? 0 : (float)c->lambda_init) : i < 60 ? 0.5f : i == 60 ? 0 : i == 61 ? 0.5f : 1;
+        float expected = i < 12 ? -1.5f : i < 36 ? (i % 2 ? 0 : (float)c->lambda_init)
+                         : i < 60 ? 0.5f : i == 60 ? 0 : i == 61 ? 0.5f : 1;
         good = good && p->scalars[i] == expected;
     }
     ok(good, "scalars: skips -1.5, lambdas (%g, 0), attention (0.5, 0.5), smear 0, backout 0.5, padding 1", c->lambda_init);

@@ -40,7 +40,8 @@ int main(void)
     check_shares(1, 3, three);
     check_shares(0.5, 2, two);
     check_shares(1, 1, two); // the two largest are equal: a tie is not broken
-    ok(draw(1e-3, 0, 0.25) == 2 && draw(1e-3, 0, 0.75) == 4, "a temperature near 0 shares out among the likeliest, without overflow");
+    ok(draw(1e-3, 0, 0.25) == 2 && draw(1e-3, 0, 0.75) == 4,
+       "a temperature near 0 shares out among the likeliest, without overflow");
     ok(draw(100, 0, 0) == 0 && draw(100, 0, nextafter(1, 0)) == 6, "the ends of the interval are the first and last token");
     float single = -5, far[2] = {-1e30f, 1e30f};
     ok(sample_token(&single, 1, 0.7, 50, 0.5) == 0, "a vocabulary of one");

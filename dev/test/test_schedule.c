@@ -16,10 +16,13 @@ static void check_by_hand(void)
 {
     Config c = preset("2025-10-27", "2245", "40");
     // u < 0.5 up to step 1122; at t: w = 2 (1 - t/2245), factor = 0.1 + 0.9 w; u stops at 0.9999.
-    struct { int t; double factor; } rates[] = {{0, 1}, {1122, 1}, {1123, 0.99959910913}, {2000, 0.1 + 1.8 * 245 / 2245}, {2244, 0.1 + 1.8 / 2245}, {2245, 0.10018}, {2284, 0.10018}};
+    struct { int t; double factor; } rates[] = {{0, 1}, {1122, 1}, {1123, 0.99959910913}, {2000, 0.1 + 1.8 * 245 / 2245}, {2244,
+        0.1 + 1.8 / 2245}, {2245, 0.10018}, {2284, 0.10018}};
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
-        ok(fabs(schedule_lr_factor(&c, rates[i].t) - rates[i].factor) < 1e-9, "rate factor at %d: %.8f", rates[i].t, schedule_lr_factor(&c, rates[i].t));
-    struct { int t; double mu; } momenta[] = {{0, 0.85}, {150, 0.9}, {299, 0.85 + 0.1 * 299 / 300}, {300, 0.95}, {2235, 0.95}, {2236, 0.948}, {2284, 0.95 - 0.098}};
+        ok(fabs(schedule_lr_factor(&c, rates[i].t) - rates[i].factor) < 1e-9, "rate factor at %d: %.8f", rates[i].t,
+           schedule_lr_factor(&c, rates[i].t));
+    struct { int t; double mu; } momenta[] = {{0, 0.85}, {150, 0.9}, {299, 0.85 + 0.1 * 299 / 300}, {300, 0.95}, {2235, 0.95},
+                                              {2236, 0.948}, {2284, 0.95 - 0.098}};
     for (size_t i = 0; i < sizeof momenta / sizeof *momenta; i++)
         ok(fabs(schedule_momentum(&c, momenta[i].t) - momenta[i].mu) < 1e-12, "momentum at %d", momenta[i].t);
     // floor(3 t / 2245): the second window from 749 on (3*748 = 2244), the third from 1497 on (3*1496 = 4488 < 4490).
@@ -40,7 +43,8 @@ static void check_against_twin(const char *name, const char *scheduled, const ch
     Config c = preset("2025-10-27", scheduled, extension);
     int64_t T;
     float *lr = golden_values(st, "lr.", name, &T), *momentum = golden_values(st, "momentum.", name, NULL);
-    int32_t *ws_long = (int32_t *)golden_values(st, "ws_long.", name, NULL), *ws_short = (int32_t *)golden_values(st, "ws_short.", name, NULL);
+    int32_t *ws_long = (int32_t *)golden_values(st, "ws_long.", name, NULL),
+            *ws_short = (int32_t *)golden_values(st, "ws_short.", name, NULL);
     double worst = 0;
     bool windows = T == config_total_steps(&c);
     for (int t = 0; t < T; t++) {

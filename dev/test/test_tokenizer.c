@@ -214,7 +214,8 @@ static void check_long_pieces(const Tokenizer *t)
     ok_at_most(seconds_now() - start, 10, "seconds for 3 MB in three pieces (quadratic merging takes minutes)");
     for (int i = 0; i < 3000; i++) text[i] = "abc"[random_below(3)];
     tokenizer_encode(t, text, 3000, &ids, &count);
-    ok(naive_merge(text, 3000, whole) == count && !memcmp(ids, whole, count * sizeof *ids), "a piece of 3000 as the naive merger");
+    ok(naive_merge(text, 3000, whole) == count && !memcmp(ids, whole, count * sizeof *ids),
+       "a piece of 3000 as the naive merger");
     free(ids);
     free(whole);
     free(text);
@@ -478,7 +479,8 @@ static char *base64_text(const char *p, size_t *len)
     uint32_t bits = 0, kept = 0;
     *len = 0;
     for (; *p && *p != '='; p++) {
-        uint32_t v = (uint32_t)(*p >= 'a' ? *p - 'a' + 26 : *p >= 'A' ? *p - 'A' : *p >= '0' ? *p - '0' + 52 : *p == '+' ? 62 : 63);
+        uint32_t v = (uint32_t)(*p >= 'a' ? *p - 'a' + 26 : *p >= 'A' ? *p - 'A'
+                                : *p >= '0' ? *p - '0' + 52 : *p == '+' ? 62 : 63);
         bits = bits << 6 | v, kept += 6;
         if (kept >= 8) out[(*len)++] = (char)(bits >> (kept -= 8));
     }

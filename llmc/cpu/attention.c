@@ -240,8 +240,8 @@ static void backward_document(const Head *h, const Gradients *g, int begin, int 
 }
 
 void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale, int window,
-                        int N, int H, int e)
+                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
+                        int window, int N, int H, int e)
 {
     (void)s, (void)N, (void)slots;
     int d = H * e, documents = table[0];

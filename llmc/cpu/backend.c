@@ -38,8 +38,8 @@ void backend_open(int index)
     backend.threads = thread_limit();
     blas_use_one_thread();
 #ifdef _OPENMP
-    snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d threads of %d processors", _OPENMP, backend.threads,
-             omp_get_num_procs());
+    snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d threads of %d processors", _OPENMP,
+             backend.threads, omp_get_num_procs());
 #else
     snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP absent, 1 thread");
 #endif
@@ -108,7 +108,8 @@ void *device_alloc(size_t bytes, const char *what)
 {
     enum { ALIGN = 64 };
     char *start = bytes <= SIZE_MAX - 2 * ALIGN ? calloc(1, bytes + 2 * ALIGN) : NULL;
-    if (!start) fatal(EXIT_BAD_INPUT, "no memory for %s: %.1f MiB; use smaller sizes or a larger machine", what, bytes / 1048576.0);
+    if (!start)
+        fatal(EXIT_BAD_INPUT, "no memory for %s: %.1f MiB; use smaller sizes or a larger machine", what, bytes / 1048576.0);
     char *p = start + ALIGN + (ALIGN - (uintptr_t)start % ALIGN) % ALIGN;
     memcpy(p - ALIGN, &(AllocHeader){start, bytes}, sizeof(AllocHeader));
     backend.allocated += bytes;

@@ -21,7 +21,8 @@ static void check(int status, const char *what)
 // MPI counts in int.
 static int mpi_count(int64_t count)
 {
-    if (count > INT_MAX) fatal(EXIT_BAD_INPUT, "a collective of %lld elements is more than MPI counts; use a smaller model", (long long)count);
+    if (count > INT_MAX)
+        fatal(EXIT_BAD_INPUT, "a collective of %lld elements is more than MPI counts; use a smaller model", (long long)count);
     return (int)count;
 }
 
@@ -124,7 +125,8 @@ void comm_open(int *argc, char ***argv)
 {
     (void)argc, (void)argv;
     const char *size = getenv("OMPI_COMM_WORLD_SIZE");
-    if (size && atoi(size) > 1) fatal(EXIT_BAD_INPUT, "started as one of %s ranks, but built without MPI; install it and build again", size);
+    if (size && atoi(size) > 1)
+        fatal(EXIT_BAD_INPUT, "started as one of %s ranks, but built without MPI; install it and build again", size);
 }
 void comm_close(void) {}
 void comm_reduce_scatter(Stream s, float *buf, int64_t count) { (void)s, (void)buf, (void)count; }

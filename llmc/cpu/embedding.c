@@ -46,8 +46,8 @@ static void smeared_gradient(const EmbedBackward *a, int t, int d, float *restri
 }
 
 // Writes de_t. next: lambda * sig_{t+1} * dy_{t+1}, what row t gave to row t+1; replaced by the same of row t for row t-1.
-static void embed_backward_row(const EmbedBackward *a, int t, int d, float *restrict dy, float *restrict row, float *restrict next,
-                               double *sums)
+static void embed_backward_row(const EmbedBackward *a, int t, int d, float *restrict dy, float *restrict row,
+                               float *restrict next, double *sums)
 {
     const floatX *own = a->embed + (int64_t)a->tokens[t] * d;
     smeared_gradient(a, t, d, dy, row);

@@ -238,8 +238,8 @@ static void run_task(const Task *a, float *loss)
     *loss = (float)total;
 }
 
-void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w, const void *w8,
-                     const int32_t *targets, int N, int d, int Vp)
+void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w,
+                     const void *w8, const int32_t *targets, int N, int d, int Vp)
 {
     (void)s;
     Task a = {mode, true, x, w, w8, targets, dw, dx, N, d, Vp, 1, 1, 1};

@@ -63,8 +63,8 @@ static void product_tile(const Product *p, int plane, int row, int rows, int col
     }
     for (int r = 0; r < rows; r++) {
         int64_t at = (int64_t)(row + r) * p->out + col;
-        finish_row(p->epilogue, p->y + (int64_t)plane * p->N * p->out + at, p->extra ? p->extra + at : NULL, c + (int64_t)r * cols,
-                   cols);
+        finish_row(p->epilogue, p->y + (int64_t)plane * p->N * p->out + at, p->extra ? p->extra + at : NULL,
+                   c + (int64_t)r * cols, cols);
     }
 }
 

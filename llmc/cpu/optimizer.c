@@ -12,7 +12,8 @@ static int64_t spans(int64_t n) { return ceil_div(n, SPAN); }
 #define BETA1 (ADAM_BETA1_PERCENT / 100.0f)
 #define BETA2 (ADAM_BETA2_PERCENT / 100.0f)
 
-// What is added to a parameter; *m and *v become the new moments. 1 - beta is the rounded 0.35 and 0.05, not 1 minus a rounded beta.
+// What is added to a parameter; *m and *v become the new moments. 1 - beta is the rounded 0.35 and 0.05, not 1 minus a rounded
+// beta.
 static inline float adam_step(float *m, float *v, float g, float rate)
 {
     *m = BETA1 * *m + (100 - ADAM_BETA1_PERCENT) / 100.0f * g;
@@ -99,8 +100,8 @@ static void column_means(double *restrict mean, const ns_real *o, int rows, int 
     for (int c = 0; c < count; c++) mean[c] /= rows;
 }
 
-// S += (1 - beta2)(c - S), and the squares of the norms: of O, and of O' = O / sqrt(max(S, 1e-10)), where every element of a row or
-// column is divided by the same.
+// S += (1 - beta2)(c - S), and the squares of the norms: of O, and of O' = O / sqrt(max(S, 1e-10)), where every element of a row
+// or column is divided by the same.
 typedef struct {
     double before, after;
 } Norms;

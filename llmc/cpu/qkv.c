@@ -41,8 +41,8 @@ static float norm_rotate(floatX *x, const float *cos, const float *sin, int e, f
 
 // Gradient of the raw head from that of the rotated one. The normalised head is recovered from the rotated one; the tables being
 // rounded, cos^2 + sin^2 is not 1 and the inverse rotation divides by it.  g, x: scratch (e)
-static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, float rstd, const float *cos, const float *sin, int e,
-                                 float *restrict g, float *restrict x)
+static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, float rstd, const float *cos, const float *sin,
+                                 int e, float *restrict g, float *restrict x)
 {
     int half = e / 2, n = e / 4;
     load_row(g, dy, e);
@@ -74,8 +74,8 @@ static void mix_value(floatX *v, const floatX *v_raw, const floatX *embedded, co
 }
 
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin, int N,
-                 int H, int e)
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
+                 int N, int H, int e)
 {
     (void)s;
     int d = H * e, n = e / 4;
@@ -90,7 +90,8 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
             rstd_q[of_head] = norm_rotate(q + at, c, sn, e, row);
             rstd_k[of_head] = norm_rotate(k + at, c, sn, e, row);
         }
-        mix_value(v + (int64_t)t * d, v_raw + (int64_t)t * d, value_embed ? value_embed + (int64_t)tokens[t] * d : NULL, lambda, d);
+        mix_value(v + (int64_t)t * d, v_raw + (int64_t)t * d, value_embed ? value_embed + (int64_t)tokens[t] * d : NULL, lambda,
+                  d);
     }
 }
 

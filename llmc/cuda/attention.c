@@ -6,8 +6,8 @@
 //   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
 //   part 2  where it starts in (N, H) buffers; N H for an empty slot
 //   part 3  cu_seqlens, followed by N to the end
-// Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward on
-// an H200 also when it is empty, hence plans for several numbers.
+// Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
+// on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention.h"
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
@@ -112,7 +112,8 @@ static AttentionPlan *find_plan(int64_t slots, int N, bool backward)
     AttentionPlan *best = NULL;
     for (int i = 0; i < at.num_plans; i++) {
         const AttentionShape *s = attention_plan_shape(at.plan[i]), *b = best ? attention_plan_shape(best) : NULL;
-        if (s->backward != backward || s->slots < slots || s->longest < N || s->slots > capacity(N, at.sizes.max_documents)) continue;
+        if (s->backward != backward || s->slots < slots || s->longest < N || s->slots > capacity(N, at.sizes.max_documents))
+            continue;
         if (!b || s->slots < b->slots || (s->slots == b->slots && s->longest < b->longest)) best = at.plan[i];
     }
     return best;
@@ -125,7 +126,8 @@ static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
     Error e;
     int longest = N <= at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens;
     slots = rounded_slots(slots);
-    note("a cuDNN attention plan for %d documents of up to %d tokens, %s, is made now: a batch needs more than those made at the start",
+    note("a cuDNN attention plan for %d documents of up to %d tokens, %s, is made now: a batch needs more than those "
+         "made at the start",
          (int)slots, longest, backward ? "backward" : "forward");
     p = make_plan(slots, longest, backward, &e);
     if (!p) fatal(EXIT_BAD_INPUT, "%s (%d documents in a sequence of %d tokens)", e.text, (int)slots, N);
@@ -153,8 +155,10 @@ static bool is_capturing(Stream s)
 static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
 {
     if (is_capturing(s) && !find_plan(slots, N, backward))
-        fatal(EXIT_BAD_INPUT, "no attention plan for %d documents in %d tokens, and none can be made while a graph is captured: build a "
-              "table of so many documents first", slots, N);
+        fatal(EXIT_BAD_INPUT,
+              "no attention plan for %d documents in %d tokens, and none can be made while a graph is captured: build a "
+              "table of so many documents first",
+              slots, N);
     return need_plan(slots, N, backward);
 }
 
@@ -200,7 +204,8 @@ static bool make_first_plans(Error *e)
         if (!at.own_backward && !make_plan(slots, z->tokens, true, e)) return false;
     }
     if (z->eval_tokens <= z->tokens) return true;
-    int64_t slots = min_i64(capacity(z->eval_tokens, z->max_documents), rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
+    int64_t slots =
+        min_i64(capacity(z->eval_tokens, z->max_documents), rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
     return make_plan(slots, z->eval_tokens, false, e) != NULL;
 }
 
@@ -284,8 +289,8 @@ void attention_reserve(const OpSizes *sizes)
     if (at.head_dim % 8 || at.head_dim > ATTENTION_OWN_MAX_WIDTH)
         fatal(EXIT_BAD_INPUT, "heads of width %d: attention takes multiples of 8 up to %d", at.head_dim, ATTENTION_OWN_MAX_WIDTH);
     if (most * sizes->dim > INT32_MAX)
-        fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens", (long long)most,
-              sizes->dim, INT32_MAX / sizes->dim);
+        fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens",
+              (long long)most, sizes->dim, INT32_MAX / sizes->dim);
     at.open = true;
     at.row_sums = device_alloc((size_t)sizes->tokens * (size_t)sizes->heads * sizeof(float), "attention: row sums");
     choose_kernels();
@@ -305,8 +310,8 @@ const char *attention_description(void) { return at.open ? at.description : "att
 
 // ---- the ops -------------------------------------------------------------------------------------------------------------
 
-void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots,
-                       float scale, int window, int N, int H, int e)
+void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
+                       int slots, float scale, int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
@@ -315,8 +320,9 @@ void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const f
     else attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
 }
 
-void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse, const floatX *q,
-                        const floatX *k, const floatX *v, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
+                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
+                        int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");

@@ -9,8 +9,9 @@ extern "C" {
 
 // ---- for backend.cu ------------------------------------------------------------------------------------------------------
 
-// Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates scratch memory. Call after
-// backend_open and before any table is built; calling again starts over with the new sizes. A note says when it is not cuDNN.
+// Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates scratch memory. Call
+// after backend_open and before any table is built; calling again starts over with the new sizes. A note says when it is not
+// cuDNN.
 //   tokens 0: no backward pass. Fatal on sizes that neither path can take.
 void attention_reserve(const OpSizes *sizes);
 void attention_close(void);
@@ -64,16 +65,17 @@ void attention_cudnn_close(void); // after the last plan is freed
 // ---- own kernels ----------------------------------------------------------------------------------------------------------
 
 enum { ATTENTION_OWN_MAX_WIDTH = 256 };
-// Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the reason, when the device has too
-// little shared memory for it.
+// Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the reason, when the device
+// has too little shared memory for it.
 bool attention_own_prepare(int e, Error *error);
 bool attention_own_prepare_backward(int e, Error *error);
 // The same bits for the same input, always.
 void attention_own_forward(const AttentionCall *c, Stream s);
 void attention_own_backward(const AttentionCall *c, Stream s);
 
-// Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL when cuDNN's is not wanted.
-// False, with the tensor that differs, when cuDNN's results are not to be trusted. Both own kernels must have been prepared.
+// Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL when cuDNN's is not
+// wanted. False, with the tensor that differs, when cuDNN's results are not to be trusted. Both own kernels must have been
+// prepared.
 bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e);
 
 #ifdef __cplusplus

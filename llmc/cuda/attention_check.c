@@ -1,6 +1,6 @@
-// Whether cuDNN's kernels and the program's own agree on a small batch, with this library, on this GPU, for this head width. Plans
-// compile where they then give wrong results without a word: on an H200, dq for head widths that are no multiple of 16 (cuDNN 9.14 and
-// 9.19), all gradients for widths of 192 and 256 (cuDNN 9.14). So no plan is trusted unseen.
+// Whether cuDNN's kernels and the program's own agree on a small batch, with this library, on this GPU, for this head width.
+// Plans compile where they then give wrong results without a word: on an H200, dq for head widths that are no multiple of 16
+// (cuDNN 9.14 and 9.19), all gradients for widths of 192 and 256 (cuDNN 9.14). So no plan is trusted unseen.
 #include "llmc/cuda/attention.h"
 #include <math.h>
 #include <stdlib.h>
@@ -49,7 +49,8 @@ static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const ch
     }
     free(a), free(b);
     difference = sqrt(difference / size);
-    return difference <= LARGEST_DIFFERENCE || error_set(e, "cuDNN's %s differs by %.2g from the program's own", name, difference);
+    return difference <= LARGEST_DIFFERENCE ||
+           error_set(e, "cuDNN's %s differs by %.2g from the program's own", name, difference);
 }
 
 bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e)

@@ -6,8 +6,8 @@
 // The library has no call for this. One describes the arithmetic as a graph of small operations on score matrices of shape
 // (slots, heads, longest, longest); it recognises the whole and puts a fused kernel in its place. Order and data types of the
 // operations belong to what it recognises: change them with care, and believe results only, not that a plan compiles.
-// Scale and window are read on the host at each call, and where documents lie is read on the GPU: one plan serves every window and
-// number of tokens and, in a captured graph, every batch. Fixed are only the number of slots and the longest document.
+// Scale and window are read on the host at each call, and where documents lie is read on the GPU: one plan serves every window
+// and number of tokens and, in a captured graph, every batch. Fixed are only the number of slots and the longest document.
 #include "llmc/cuda/attention.h"
 #include <cudnn.h>
 #include <math.h>
@@ -37,11 +37,13 @@ typedef struct {
 } Builder;
 
 enum {
-    Q = 1, K, V, Y, LSE, D_Y, D_Q, D_K, D_V, ROW_SUM, DQ_SUM, LENGTHS, QKV_START, OUT_START, LSE_START, SCALE, REACH, MINUS_INF, ONE,
+    Q = 1, K, V, Y, LSE, D_Y, D_Q, D_K, D_V, ROW_SUM, DQ_SUM, LENGTHS, QKV_START, OUT_START, LSE_START, SCALE, REACH, MINUS_INF,
+        ONE,
     FIRST_VIRTUAL = 100
 };
 typedef enum { REAL, VIRTUAL, HOST_SCALAR } Storage;
-static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16, I32 = CUDNN_DATA_INT32, BOOL = CUDNN_DATA_BOOLEAN;
+static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16, I32 = CUDNN_DATA_INT32,
+                             BOOL = CUDNN_DATA_BOOLEAN;
 static cudnnHandle_t handle;
 
 // ---- descriptors: create, set attributes, finish -------------------------------------------------------------------------
@@ -64,7 +66,8 @@ static Desc make(Builder *b, cudnnBackendDescriptorType_t type)
     return d;
 }
 
-static void set(Builder *b, Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n, const void *value)
+static void set(Builder *b, Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n,
+                const void *value)
 {
     if (!b->status) check(b, cudnnBackendSetAttribute(d, name, type, n, value), "set attribute");
 }
@@ -82,7 +85,8 @@ static Desc finish(Builder *b, Desc d)
 
 // ---- tensors -------------------------------------------------------------------------------------------------------------
 
-static Desc tensor(Builder *b, int64_t id, cudnnDataType_t type, const int64_t dim[4], const int64_t stride[4], Storage storage, Desc start)
+static Desc tensor(Builder *b, int64_t id, cudnnDataType_t type, const int64_t dim[4], const int64_t stride[4], Storage storage,
+                   Desc start)
 {
     Desc t = make(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     int64_t alignment = 16;
@@ -117,7 +121,8 @@ static Desc packed(Builder *b, int64_t id, cudnnDataType_t type, Desc start, boo
     int64_t e = b->p->shape.head_dim, n = b->p->shape.longest, slots = b->p->shape.slots, h = b->p->shape.heads, row = h * e;
     int64_t dim[4] = {slots, h, n, e}, stride[4] = {n * row, e, row, 1};
     int64_t dim_swapped[4] = {slots, h, e, n}, stride_swapped[4] = {n * row, e, 1, row};
-    return swap ? tensor(b, id, type, dim_swapped, stride_swapped, storage, start) : tensor(b, id, type, dim, stride, storage, start);
+    return swap ? tensor(b, id, type, dim_swapped, stride_swapped, storage, start)
+                : tensor(b, id, type, dim, stride, storage, start);
 }
 
 static Desc qkv(Builder *b, int64_t id, bool swap) { return packed(b, id, BF16, b->qkv_start, swap, REAL); }
@@ -154,7 +159,10 @@ static Desc pointwise(Builder *b, cudnnPointwiseMode_t mode, cudnnDataType_t mat
     return add_op(b, op, y);
 }
 
-static Desc apply(Builder *b, cudnnPointwiseMode_t mode, Desc x, Desc u, Desc y) { return pointwise(b, mode, F32, -1, x, u, NULL, y); }
+static Desc apply(Builder *b, cudnnPointwiseMode_t mode, Desc x, Desc u, Desc y)
+{
+    return pointwise(b, mode, F32, -1, x, u, NULL, y);
+}
 
 // z = x y. The true extents of each document's m, n or k are in b->lengths, for those named in `ragged`.
 static Desc matmul(Builder *b, Desc x, Desc y, Desc z, const char *ragged, bool pad_with_zero)
@@ -301,8 +309,10 @@ static int64_t propose(Builder *b, Desc config[MAX_CONFIGS])
     finish(b, heuristics);
     for (int i = 0; i < MAX_CONFIGS; i++) config[i] = make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     if (!b->status)
-        check(b, cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS, &count,
-                                          config), "heuristics");
+        check(b,
+              cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS,
+                                       &count, config),
+              "heuristics");
     return b->status ? 0 : min_i64(count, MAX_CONFIGS);
 }
 
@@ -396,7 +406,8 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s)
     must(cudnnSetStream(handle, s), "stream");
     must(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "arguments");
     must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, x.count, x.id), "arguments");
-    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, x.count, x.pointer), "arguments");
+    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, x.count, x.pointer),
+         "arguments");
     must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &p->workspace), "arguments");
     must(cudnnBackendFinalize(pack), "arguments");
     must(cudnnBackendExecute(handle, p->plan, pack), "execution");

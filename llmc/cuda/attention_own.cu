@@ -1,10 +1,10 @@
-// Attention forward by the program's own kernel: any head width that is a multiple of 8 up to 256, any GPU with bf16 tensor cores,
-// the same bits in every run.
+// Attention forward by the program's own kernel: any head width that is a multiple of 8 up to 256, any GPU with bf16 tensor
+// cores, the same bits in every run.
 //
-// A block takes 64 queries of one head, wherever documents begin and end among them, and walks over the keys that any of them sees,
-// 64 at a time. Softmax on the way, after Milakov and Gimelshein's online normaliser: the running maximum and sum of a row stand in
-// for those of the whole, and what was added up is shrunk when the maximum grows. Weights are powers of two of scores scaled by
-// log2(e): the hardware's exponential is one of base 2.
+// A block takes 64 queries of one head, wherever documents begin and end among them, and walks over the keys that any of them
+// sees, 64 at a time. Softmax on the way, after Milakov and Gimelshein's online normaliser: the running maximum and sum of a row
+// stand in for those of the whole, and what was added up is shrunk when the maximum grows. Weights are powers of two of scores
+// scaled by log2(e): the hardware's exponential is one of base 2.
 #include "llmc/cuda/attention_own.cuh"
 
 namespace attention {
@@ -26,8 +26,8 @@ static __device__ __forceinline__ float quad_sum(float x)
 
 // Scores to weights; shrinks y when a maximum grows.
 template <int NB, int NA>
-static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y)[NA][4], Softmax &m, const RowSpans &spans, int k0,
-                                                    float scale_log2)
+static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y)[NA][4], Softmax &m, const RowSpans &spans,
+                                                    int k0, float scale_log2)
 {
     bool all = k0 >= spans.all_lo && k0 + 8 * NB <= spans.all_hi;
     int column = k0 + threadIdx.x % 4 * 2;

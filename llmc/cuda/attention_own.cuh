@@ -1,9 +1,9 @@
 // What the program's own attention kernels share: tiles in shared memory, products of tiles on the tensor cores (mma.sync), and
 // which positions of the other side a row sees. After the PTX manual, "mma.m16n8k16", "ldmatrix" and "cp.async".
 //
-// A tile is ROWS x E bf16 with rows of E + 8 elements: 16 bytes more than a multiple of 128 bytes put the eight rows that ldmatrix
-// reads together on different banks. Head widths between the instances of E are filled up with zeros.
-// In a warp's 16 x (8 n) accumulators, lane l holds rows l/4 and l/4 + 8, columns 8 n + 2 (l%4) and the next.
+// A tile is ROWS x E bf16 with rows of E + 8 elements: 16 bytes more than a multiple of 128 bytes put the eight rows that
+// ldmatrix reads together on different banks. Head widths between the instances of E are filled up with zeros. In a warp's 16 x
+// (8 n) accumulators, lane l holds rows l/4 and l/4 + 8, columns 8 n + 2 (l%4) and the next.
 #pragma once
 #include "llmc/cuda/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/attention.h"
@@ -103,21 +103,23 @@ static __device__ __forceinline__ void product_weights(float (&acc)[NA][4], cons
 
 // (16, 8 NA) accumulators to the rows first .. first+16 of a head, times a factor for each of the lane's two rows.
 template <int NA>
-static __device__ __forceinline__ void store_rows(floatX *head, const float (&acc)[NA][4], int first, int first_column, float factor0,
-                                                  float factor1, const AttentionCall &c)
+static __device__ __forceinline__ void store_rows(floatX *head, const float (&acc)[NA][4], int first, int first_column,
+                                                  float factor0, float factor1, const AttentionCall &c)
 {
     int lane = threadIdx.x % WARP, row = first + lane / 4, column = first_column + lane % 4 * 2, d = c.H * c.e;
 #pragma unroll
     for (int j = 0; j < NA; j++, column += 8) {
         if (column >= c.e) break;
         if (row < c.N) *(uint32_t *)(head + (int64_t)row * d + column) = pack2(acc[j][0] * factor0, acc[j][1] * factor0);
-        if (row + 8 < c.N) *(uint32_t *)(head + (int64_t)(row + 8) * d + column) = pack2(acc[j][2] * factor1, acc[j][3] * factor1);
+        if (row + 8 < c.N)
+            *(uint32_t *)(head + (int64_t)(row + 8) * d + column) = pack2(acc[j][2] * factor1, acc[j][3] * factor1);
     }
 }
 
 // ---- who sees whom -----------------------------------------------------------------------------------------------------------
 
-// Positions lo .. hi of the other side. Of a query: its keys; of a key: the queries that see it. Both ends rise with the position.
+// Positions lo .. hi of the other side. Of a query: its keys; of a key: the queries that see it. Both ends rise with the
+// position.
 struct Span {
     int lo, hi;
 };

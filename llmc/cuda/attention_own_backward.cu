@@ -61,7 +61,8 @@ static __device__ __forceinline__ void find_row_sums(float (&row_sum)[TILE], con
     if (t < c.N) c.row_sums[(int64_t)t * c.H + head] = sum;
 }
 
-// s: scores to weights; dp: gradients of weights to those of unscaled scores. lse, row_sum: by row (queries in rows) or by column.
+// s: scores to weights; dp: gradients of weights to those of unscaled scores. lse, row_sum: by row (queries in rows) or by
+// column.
 template <bool KEYS>
 static __device__ __forceinline__ void gradients_of_scores(float (&s)[STEP_BLOCKS][4], float (&dp)[STEP_BLOCKS][4],
                                                            const RowSpans &spans, int first, const float (&lse)[2],

@@ -15,7 +15,8 @@ void backend_open(int index)
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
-        fatal(EXIT_BAD_INPUT, "no CUDA device (%s): check the driver with nvidia-smi, or run the CPU program", cudaGetErrorString(status));
+        fatal(EXIT_BAD_INPUT, "no CUDA device (%s): check the driver with nvidia-smi, or run the CPU program",
+              cudaGetErrorString(status));
     if (index < 0 || index >= count)
         fatal(EXIT_BAD_INPUT, "device %d does not exist: this machine has %d (0 to %d)", index, count, count - 1);
     cudaDeviceProp p;
@@ -30,8 +31,9 @@ void backend_open(int index)
     cudaFuncAttributes attributes;
     extern __global__ void device_probe_kernel(void);
     if (cudaFuncGetAttributes(&attributes, (const void *)device_probe_kernel) != cudaSuccess)
-        fatal(EXIT_BAD_INPUT, "%s is compute capability %d.%d, for which this program was not built: rebuild with make GPU_ARCH=%d%s",
-              p.name, p.major, p.minor, s->compute, s->compute >= 90 ? "a" : "");
+        fatal(EXIT_BAD_INPUT,
+              "%s is compute capability %d.%d, for which this program was not built: rebuild with make GPU_ARCH=%d%s", p.name,
+              p.major, p.minor, s->compute, s->compute >= 90 ? "a" : "");
     s->open = true;
 }
 
@@ -54,8 +56,8 @@ void backend_reserve(const OpSizes *sizes)
     if (sizes->dim % 8 || sizes->dim < 16 || sizes->dim > MAX_DIM)
         fatal(EXIT_BAD_INPUT, "model width %d: the CUDA program takes multiples of 8 from 16 to %d", sizes->dim, MAX_DIM);
     if (sizes->heads < 1 || sizes->dim % sizes->heads || sizes->dim / sizes->heads % 8)
-        fatal(EXIT_BAD_INPUT, "%d heads of width %d: the head width must be a multiple of 8 that divides the model width", sizes->heads,
-              sizes->dim / (sizes->heads ? sizes->heads : 1));
+        fatal(EXIT_BAD_INPUT, "%d heads of width %d: the head width must be a multiple of 8 that divides the model width",
+              sizes->heads, sizes->dim / (sizes->heads ? sizes->heads : 1));
     if (sizes->mlp_dim % 8 || sizes->vocab_padded % 8)
         fatal(EXIT_BAD_INPUT, "MLP width %d, vocabulary %d: both must be multiples of 8", sizes->mlp_dim, sizes->vocab_padded);
     s->sizes = *sizes;
@@ -100,7 +102,8 @@ const char *backend_description(void)
     static char text[1024];
     snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, FP8 head %s, %s; %s",
              device_state.name, device_state.index, device_state.compute / 10, device_state.compute % 10, device_state.sms,
-             head_uses_fp8_units(device_state.sizes.dim) ? "on the FP8 units" : "emulated in bf16", matmul_description(), attention_description());
+             head_uses_fp8_units(device_state.sizes.dim) ? "on the FP8 units" : "emulated in bf16", matmul_description(),
+             attention_description());
     return text;
 }
 
@@ -145,8 +148,8 @@ void *device_alloc(size_t bytes, const char *what)
         size_t free_bytes = 0, total = 0;
         cudaGetLastError();
         cudaMemGetInfo(&free_bytes, &total);
-        fatal(EXIT_BAD_INPUT, "no device memory for %s: %.1f MiB wanted, %.1f of %.1f MiB free (%s); use smaller micro-batches", what,
-              (double)size / 1048576, (double)free_bytes / 1048576, (double)total / 1048576, cudaGetErrorString(status));
+        fatal(EXIT_BAD_INPUT, "no device memory for %s: %.1f MiB wanted, %.1f of %.1f MiB free (%s); use smaller micro-batches",
+              what, (double)size / 1048576, (double)free_bytes / 1048576, (double)total / 1048576, cudaGetErrorString(status));
     }
     CUDA_CHECK(cudaMemset(p, 0, size));
     CUDA_CHECK(cudaDeviceSynchronize()); // the zeros are there for every stream

@@ -8,7 +8,8 @@ void comm_open(int *argc, char ***argv)
     const char *names[] = {"OMPI_COMM_WORLD_SIZE", "WORLD_SIZE", "SLURM_NTASKS"};
     for (int i = 0; i < 3; i++) {
         const char *size = getenv(names[i]);
-        if (size && atoi(size) > 1) fatal(EXIT_USAGE, "started as one of %s ranks (%s), but this program drives one GPU", size, names[i]);
+        if (size && atoi(size) > 1)
+            fatal(EXIT_USAGE, "started as one of %s ranks (%s), but this program drives one GPU", size, names[i]);
     }
 }
 void comm_close(void) {}

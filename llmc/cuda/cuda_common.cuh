@@ -1,7 +1,8 @@
 // What every CUDA file of the backend shares: error checks, 16-byte vectors of bf16, fixed-order reductions, the scratch memory.
 //
-// Shape of the memory-bound kernels: one warp owns a row of width d, lane l holds the 16-byte vectors l, l+32, l+64 ... of it, all
-// in registers. VPL (vectors per lane) is a template parameter, so a row of up to 256*VPL elements; shorter rows leave lanes idle.
+// Shape of the memory-bound kernels: one warp owns a row of width d, lane l holds the 16-byte vectors l, l+32, l+64 ... of it,
+// all in registers. VPL (vectors per lane) is a template parameter, so a row of up to 256*VPL elements; shorter rows leave lanes
+// idle.
 #pragma once
 #include <assert.h>
 #include <math.h>

@@ -68,7 +68,8 @@ typedef struct {
 } EmbedBackward;
 
 // dy of row t: the gradient of y_t through the norm.
-template <int VPL> static __device__ __forceinline__ void norm_gradient(float (&dy)[VPL][8], const EmbedBackward &a, int t, int d, int lane)
+template <int VPL>
+static __device__ __forceinline__ void norm_gradient(float (&dy)[VPL][8], const EmbedBackward &a, int t, int d, int lane)
 {
     int64_t at = (int64_t)t * d;
     uint4 u1[VPL], u2[VPL], ux[VPL];
@@ -101,8 +102,8 @@ template <int VPL> static __device__ __forceinline__ void norm_gradient(float (&
 // A warp walks RUN rows from the last to the first, because row t also gets gradient from y_{t+1}, which it then still holds.
 // sums: dlambda in lane 0's [0], dgate in lanes 0..11's [1].
 template <int VPL>
-static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a, int first, int end, int N, int d, int lane, float &dlambda,
-                                                          float &dgate)
+static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a, int first, int end, int N, int d, int lane,
+                                                          float &dlambda, float &dgate)
 {
     int vectors = d / 8;
     float lambda = a.lambda[0], mine = lane < GATE_WIDTH ? to_float(a.gate[lane]) : 0;
@@ -204,7 +205,8 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
 // once, the first and last token of a segment may go on in the neighbours: their sums wait in scratch (segments, 2, d) for the
 // second kernel, which adds them in order. So a token that occurs a thousand times costs no more than a thousand tokens.
 
-template <int VPL> static __device__ __forceinline__ void add_to_table(float *row, const float (&sum)[VPL][8], float scale, int vectors, int lane)
+template <int VPL>
+static __device__ __forceinline__ void add_to_table(float *row, const float (&sum)[VPL][8], float scale, int vectors, int lane)
 {
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -217,7 +219,8 @@ template <int VPL> static __device__ __forceinline__ void add_to_table(float *ro
     }
 }
 
-template <int VPL> static __device__ __forceinline__ void save_partial(float *row, const float (&sum)[VPL][8], int vectors, int lane)
+template <int VPL>
+static __device__ __forceinline__ void save_partial(float *row, const float (&sum)[VPL][8], int vectors, int lane)
 {
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -228,7 +231,8 @@ template <int VPL> static __device__ __forceinline__ void save_partial(float *ro
     }
 }
 
-template <int VPL> static __device__ __forceinline__ void add_partial(float (&sum)[VPL][8], const float4 *row, int vectors, int lane)
+template <int VPL>
+static __device__ __forceinline__ void add_partial(float (&sum)[VPL][8], const float4 *row, int vectors, int lane)
 {
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -254,8 +258,8 @@ static __device__ __forceinline__ int find_row(const int32_t *row_start, int row
 }
 
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtable, const floatX *g, const float *scale, TokenRows rows,
-                                                                     int N, int d, float *partials)
+__global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtable, const floatX *g, const float *scale,
+                                                                     TokenRows rows, int N, int d, float *partials)
 {
     int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     int begin = segment * SEGMENT, end = min(begin + SEGMENT, N);
@@ -285,7 +289,9 @@ __global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtab
             }
         }
         if (start >= begin && stop <= end) add_to_table<VPL>(dtable + (int64_t)rows.row_token[r] * d, sum, factor, vectors, lane);
-        else save_partial<VPL>(partials + (2 * (int64_t)segment + (start >= begin)) * d, sum, vectors, lane); // 0: comes in, 1: begins here
+        else
+            save_partial<VPL>(partials + (2 * (int64_t)segment + (start >= begin)) * d, sum, vectors,
+                              lane); // 0: comes in, 1: begins here
         r++;
     }
 }
@@ -293,8 +299,8 @@ __global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtab
 // One block for each segment in which a token begins that goes on in the next: adds up that token's partial sums. Each warp takes
 // every JOIN_WARPS-th, the first adds the warps'.
 template <int VPL>
-__global__ __launch_bounds__(JOIN_WARPS *WARP) void embedding_join_kernel(float *dtable, const float *scale, TokenRows rows, int N, int d,
-                                                                          const float *partials)
+__global__ __launch_bounds__(JOIN_WARPS *WARP) void embedding_join_kernel(float *dtable, const float *scale, TokenRows rows,
+                                                                          int N, int d, const float *partials)
 {
     __shared__ float4 sums[JOIN_WARPS - 1][2 * VPL * WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, segment = blockIdx.x, vectors = d / 8;
@@ -325,5 +331,6 @@ void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale
     unsigned blocks = (unsigned)ceil_div(segments, ROW_WARPS);
     float *partials = scratch_floats((size_t)segments * 2 * (size_t)d);
     DISPATCH_WIDTH(d, (embedding_grad_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dtable, g, scale, *rows, N, d, partials)));
-    DISPATCH_WIDTH(d, (embedding_join_kernel<VPL><<<(unsigned)segments, JOIN_WARPS * WARP, 0, s>>>(dtable, scale, *rows, N, d, partials)));
+    DISPATCH_WIDTH(
+        d, (embedding_join_kernel<VPL><<<(unsigned)segments, JOIN_WARPS * WARP, 0, s>>>(dtable, scale, *rows, N, d, partials)));
 }

@@ -1,8 +1,8 @@
-// Quantisation to FP8 together with the transpose: FP8 products want both operands contiguous along the sum, so every operand of the
-// head exists twice.
+// Quantisation to FP8 together with the transpose: FP8 products want both operands contiguous along the sum, so every operand of
+// the head exists twice.
 //
-// A block turns a tile of 128 x 128 bytes. A thread takes 4 rows x 16 columns, transposes 4 x 4 bytes in registers, and the tile in
-// shared memory is laid out as words of 4 rows, their place XORed with the column so that neither access meets a bank twice.
+// A block turns a tile of 128 x 128 bytes. A thread takes 4 rows x 16 columns, transposes 4 x 4 bytes in registers, and the tile
+// in shared memory is laid out as words of 4 rows, their place XORed with the column so that neither access meets a bank twice.
 #include "llmc/cuda/fp8.cuh"
 
 enum { TILE = 128, THREADS = 256, WORDS = TILE / 4 };
@@ -18,7 +18,10 @@ static __device__ __forceinline__ void transpose4(uint32_t (&w)[4])
     w[3] = __byte_perm(c, d, 0x7632);
 }
 
-static __device__ __forceinline__ uint4 read_16(const uint8_t *x, int64_t at, float) { return *reinterpret_cast<const uint4 *>(x + at); }
+static __device__ __forceinline__ uint4 read_16(const uint8_t *x, int64_t at, float)
+{
+    return *reinterpret_cast<const uint4 *>(x + at);
+}
 
 static __device__ __forceinline__ uint4 read_16(const floatX *x, int64_t at, float scale)
 {

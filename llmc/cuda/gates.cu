@@ -49,8 +49,9 @@ void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, c
 
 // Head widths whose vectors are a power of two of at most 32: a group of lanes sums its own head.
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_kernel(floatX *dy, float *dgate, const floatX *dyg, const floatX *y,
-                                                                         const floatX *h, const floatX *gate_w, int N, int H, int e)
+__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_kernel(floatX *dy, float *dgate, const floatX *dyg,
+                                                                         const floatX *y, const floatX *h, const floatX *gate_w,
+                                                                         int N, int H, int e)
 {
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e, vectors = d / 8;
     if (row >= N) return;
@@ -78,8 +79,9 @@ __global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_kernel(floatX 
 }
 
 // Any head width: one warp a head.
-__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(floatX *dy, float *dgate, const floatX *dyg, const floatX *y,
-                                                                             const floatX *h, const floatX *gate_w, int N, int H, int e)
+__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(floatX *dy, float *dgate, const floatX *dyg,
+                                                                             const floatX *y, const floatX *h,
+                                                                             const floatX *gate_w, int N, int H, int e)
 {
     int lane = threadIdx.x % WARP;
     int64_t unit = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / WARP, n = unit / H, at = unit * e;
@@ -96,8 +98,8 @@ __global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(flo
 
 // dgate_w[h][j] += sum over rows of dgate[row][h] * h[row][j]. A block sums WEIGHT_ROWS rows: each warp a stretch of them, a lane
 // owns pairs (h, j). The last block adds the blocks' sums in order.
-__global__ __launch_bounds__(ROW_THREADS) void gate_weight_kernel(float *dgate_w, const float *dgate, const floatX *h, int N, int H, int d,
-                                                                  float *partials, unsigned *counter)
+__global__ __launch_bounds__(ROW_THREADS) void gate_weight_kernel(float *dgate_w, const float *dgate, const floatX *h, int N,
+                                                                  int H, int d, float *partials, unsigned *counter)
 {
     __shared__ bool last;
     __shared__ float inputs[WEIGHT_ROWS][GATE_WIDTH], sums[ROW_WARPS][WARP];
@@ -110,7 +112,8 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_weight_kernel(float *dgate_w
         int p = min(start + lane, pairs - 1), end = min((warp + 1) * (WEIGHT_ROWS / ROW_WARPS), rows);
         float x = 0;
 #pragma unroll 8
-        for (int r = warp * (WEIGHT_ROWS / ROW_WARPS); r < end; r++) x += dgate[(int64_t)(first + r) * H + p / GATE_WIDTH] * inputs[r][p % GATE_WIDTH];
+        for (int r = warp * (WEIGHT_ROWS / ROW_WARPS); r < end; r++)
+            x += dgate[(int64_t)(first + r) * H + p / GATE_WIDTH] * inputs[r][p % GATE_WIDTH];
         sums[warp][lane] = x;
         __syncthreads();
         if (warp == 0 && start + lane < pairs) {
@@ -140,7 +143,9 @@ void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, cons
     if (N <= 0) return;
     bool fast = e <= 256 && (e & (e - 1)) == 0;
     unsigned blocks = (unsigned)ceil_div(fast ? N : (int64_t)N * H, ROW_WARPS);
-    if (fast) DISPATCH_WIDTH(H * e, (attn_gate_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, dyg, y, h, gate_w, N, H, e)));
+    if (fast)
+        DISPATCH_WIDTH(H * e,
+                       (attn_gate_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, dyg, y, h, gate_w, N, H, e)));
     else attn_gate_backward_any_kernel<<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, dyg, y, h, gate_w, N, H, e);
     unsigned weight_blocks = (unsigned)ceil_div(N, WEIGHT_ROWS);
     float *partials = scratch_floats((size_t)weight_blocks * (size_t)(H * GATE_WIDTH));

@@ -38,7 +38,10 @@ static GemmShape fp8_shape(int m, int n, int k, cudaDataType_t type_a, cudaDataT
 }
 
 static GemmShape fp8_logits(int rows, int d, int Vp) { return fp8_shape(rows, Vp, d, CUDA_R_8F_E4M3, CUDA_R_16BF, false, true); }
-static GemmShape fp8_input_gradient(int rows, int d, int Vp) { return fp8_shape(rows, d, Vp, CUDA_R_8F_E5M2, CUDA_R_16BF, false, false); }
+static GemmShape fp8_input_gradient(int rows, int d, int Vp)
+{
+    return fp8_shape(rows, d, Vp, CUDA_R_8F_E5M2, CUDA_R_16BF, false, false);
+}
 
 static GemmShape fp8_weight_gradient(int rows, int d, int Vp, int tokens)
 {
@@ -51,10 +54,12 @@ static void tune_head(const OpSizes *z)
 {
     int d = z->dim, Vp = z->vocab_padded, rows = head.rows;
     if (z->fp8_head && head_uses_fp8_units(d)) {
-        GemmShape shapes[] = {fp8_logits(rows, d, Vp), fp8_input_gradient(rows, d, Vp), fp8_weight_gradient(rows, d, Vp, head.tokens)};
+        GemmShape shapes[] = {fp8_logits(rows, d, Vp), fp8_input_gradient(rows, d, Vp),
+                              fp8_weight_gradient(rows, d, Vp, head.tokens)};
         for (int i = 0; i < 3; i++) gemm_tune(&shapes[i]);
     } else {
-        GemmShape shapes[] = {gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false), gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false),
+        GemmShape shapes[] = {gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false),
+                              gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false),
                               gemm_shape(Vp, d, rows, true, false, CUDA_R_32F, true)};
         for (int i = 0; i < 3; i++) gemm_tune(&shapes[i]);
     }
@@ -76,7 +81,8 @@ void head_reserve(const OpSizes *z)
     head.logits = (floatX *)device_alloc(cells * sizeof(floatX), "logits of a chunk of rows");
     head.losses = (float *)device_alloc((size_t)most * sizeof(float), "losses of tokens");
     head.tail = (floatX *)device_alloc(FP8_ALIGN * d * sizeof(floatX), "padding of the head");
-    if (z->fp8_head) head.x8 = (uint8_t *)device_alloc((size_t)head.tokens * d * (units ? 1 : sizeof(floatX)), "quantised input of the head");
+    if (z->fp8_head)
+        head.x8 = (uint8_t *)device_alloc((size_t)head.tokens * d * (units ? 1 : sizeof(floatX)), "quantised input of the head");
     if (units) {
         head.x8_turned = (uint8_t *)device_alloc((size_t)head.tokens * d, "quantised input of the head");
         head.g8 = (uint8_t *)device_alloc(cells, "quantised gradient of a chunk");
@@ -95,8 +101,8 @@ void head_close(void)
 static void check_reserved(int N, int limit, int Vp)
 {
     if (!head.logits || N > limit || Vp > device_state.sizes.vocab_padded)
-        fatal(EXIT_BAD_INPUT, "the head was asked for %d tokens and %d columns, backend_reserve set aside %d and %d", N, Vp, limit,
-              device_state.sizes.vocab_padded);
+        fatal(EXIT_BAD_INPUT, "the head was asked for %d tokens and %d columns, backend_reserve set aside %d and %d", N, Vp,
+              limit, device_state.sizes.vocab_padded);
 }
 
 // ---- the weight ----------------------------------------------------------------------------------------------------------
@@ -125,7 +131,8 @@ typedef struct {
 } Task;
 
 // bf16 products. scale_*: what an element of x, w and of the gradient stands for.
-static void chunk_in_bf16(Stream s, const Task *t, GradientForm form, int row, int rows, float scale_x, float scale_w, float scale_g)
+static void chunk_in_bf16(Stream s, const Task *t, GradientForm form, int row, int rows, float scale_x, float scale_w,
+                          float scale_g)
 {
     int d = t->d, Vp = t->Vp;
     const floatX *x = t->x + (int64_t)row * d;
@@ -144,7 +151,8 @@ static void chunk_in_fp8(Stream s, const Task *t, int row, int rows)
     int d = t->d, Vp = t->Vp, padded = (int)round_up(rows, FP8_ALIGN), whole = rows / FP8_ALIGN * FP8_ALIGN;
     float sx = scale_of_x(d), sw = SCALE_OF_W, sg = SCALE_OF_G;
     const uint8_t *w8_turned = t->w8 + (size_t)Vp * (size_t)d;
-    GemmShape logits = fp8_logits(padded, d, Vp), dx = fp8_input_gradient(whole, d, Vp), rest = fp8_input_gradient(FP8_ALIGN, d, Vp);
+    GemmShape logits = fp8_logits(padded, d, Vp), dx = fp8_input_gradient(whole, d, Vp),
+              rest = fp8_input_gradient(FP8_ALIGN, d, Vp);
     GemmShape dw = fp8_weight_gradient(padded, d, Vp, t->tokens);
     gemm(s, &logits, head.logits, head.x8 + (int64_t)row * d, t->w8, NULL, sx * sw);
     loss_gradient_rows(s, GRADIENT_E5M2, head.losses + row, head.logits, head.g8, t->targets + row, rows, padded, Vp);
@@ -157,8 +165,8 @@ static void chunk_in_fp8(Stream s, const Task *t, int row, int rows)
     gemm(s, &dw, t->dw, head.g8_turned, head.x8_turned + row, t->dw, sx * sg);
 }
 
-void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w, const void *w8,
-                     const int32_t *targets, int N, int d, int Vp)
+void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w,
+                     const void *w8, const int32_t *targets, int N, int d, int Vp)
 {
     if (N <= 0) return;
     check_reserved(N, head.tokens, Vp);

@@ -1,11 +1,11 @@
 // Loss and gradient of rows of logits, each read once.
 //
-// One block takes rows in turn. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory, where the bulk copy engine
-// brings the next one while this one is worked on. z lies in (0, 30), so e^(z - 30) needs no maximum to stay in range.
-// The special-function unit is busier than memory: an element costs two exponentials a pass, and four elements share one reciprocal.
+// One block takes rows in turn. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory, where the bulk copy
+// engine brings the next one while this one is worked on. z lies in (0, 30), so e^(z - 30) needs no maximum to stay in range. The
+// special-function unit is busier than memory: an element costs two exponentials a pass, and four elements share one reciprocal.
 // For the FP8 gradient the first pass therefore leaves 1 - sig in place of the logit, in 16 bits, and the second needs one
-// exponential only: an error of 2^-17 in sig is one of 2e-4 in the softmax, where e5m2 rounds by an eighth. The target's element, a
-// difference of nearly equal numbers once the model is sure, is computed from its logit.
+// exponential only: an error of 2^-17 in sig is one of 2e-4 in the softmax, where e5m2 rounds by an eighth. The target's element,
+// a difference of nearly equal numbers once the model is sure, is computed from its logit.
 #include "llmc/cuda/head_loss.cuh"
 
 static const float LOG2E = 1.4426950408889634f;
@@ -111,7 +111,8 @@ static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf
 
 // ---- writing the gradient ------------------------------------------------------------------------------------------------
 
-template <GradientForm FORM> static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
+template <GradientForm FORM>
+static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
 {
     uint4 rounded = pack8(g); // the gradient of bf16 logits is bf16
     if constexpr (FORM == GRADIENT_BF16) {
@@ -141,8 +142,8 @@ template <GradientForm FORM> static __device__ __forceinline__ void write_zero_r
 
 // Loss and gradient of one row, whose logits are at `in`: in shared memory (STAGED), or the row itself. Then out == in.
 template <GradientForm FORM, bool STAGED>
-static __device__ __forceinline__ void row_loss_gradient(float *loss, floatX *in, floatX *out, uint8_t *codes, int target, int vectors,
-                                                         float *shared)
+static __device__ __forceinline__ void row_loss_gradient(float *loss, floatX *in, floatX *out, uint8_t *codes, int target,
+                                                         int vectors, float *shared)
 {
     constexpr bool fractions = FORM == GRADIENT_E5M2 && STAGED;
     float sum = 0, wanted = to_float(out[target]);
@@ -182,9 +183,10 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p) { retur
 static __device__ __forceinline__ void fetch_row(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
 }
 
 static __device__ __forceinline__ void wait_row(uint64_t *barrier, uint32_t phase)
@@ -199,14 +201,16 @@ static __device__ __forceinline__ void wait_row(uint64_t *barrier, uint32_t phas
 
 template <GradientForm FORM>
 __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(float *losses, floatX *logits, uint8_t *codes,
-                                                                              const int32_t *targets, int rows, int rows_padded, int Vp)
+                                                                              const int32_t *targets, int rows, int rows_padded,
+                                                                              int Vp)
 {
     extern __shared__ uint4 stage[]; // two rows
     __shared__ uint64_t barrier[2];
     __shared__ float shared[WARP];
     int vectors = Vp / 8;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier[i])) : "memory");
+        for (int i = 0; i < 2; i++)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier[i])) : "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         if (blockIdx.x < rows) fetch_row(stage, logits + (int64_t)blockIdx.x * Vp, (uint32_t)Vp * 2, &barrier[0]);
     }
@@ -215,7 +219,8 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(fl
     for (int row = blockIdx.x; row < rows; row += gridDim.x, turn++) {
         int slot = turn % 2, next = row + (int)gridDim.x;
         // Both passes over the other slot ended before the last barrier of the turn.
-        if (threadIdx.x == 0 && next < rows) fetch_row(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2, &barrier[1 - slot]);
+        if (threadIdx.x == 0 && next < rows)
+            fetch_row(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2, &barrier[1 - slot]);
         wait_row(&barrier[slot], turn / 2 % 2);
         int64_t at = (int64_t)row * Vp;
         row_loss_gradient<FORM, true>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
@@ -235,7 +240,8 @@ __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(float 
     int row = blockIdx.x;
     int64_t at = (int64_t)row * Vp;
     uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
-    if (row < rows) row_loss_gradient<FORM, false>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8, shared);
+    if (row < rows)
+        row_loss_gradient<FORM, false>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8, shared);
     else write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
 }
 
@@ -251,22 +257,24 @@ static int threads_for(int vectors)
 }
 
 template <GradientForm FORM>
-static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets, int rows, int rows_padded,
-                                 int Vp)
+static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets, int rows,
+                                 int rows_padded, int Vp)
 {
     size_t stage_bytes = (size_t)Vp * 4;
     if (device_state.compute < 90 || stage_bytes + 2048 > device_state.shared_block) {
         loss_gradient_plain_kernel<FORM><<<(unsigned)rows_padded, 512, 0, s>>>(losses, logits, codes, targets, rows, Vp);
     } else {
         int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
-        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
-        loss_gradient_staged_kernel<FORM><<<(unsigned)blocks, threads, stage_bytes, s>>>(losses, logits, codes, targets, rows, rows_padded, Vp);
+        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)stage_bytes));
+        loss_gradient_staged_kernel<FORM>
+            <<<(unsigned)blocks, threads, stage_bytes, s>>>(losses, logits, codes, targets, rows, rows_padded, Vp);
     }
     CHECK_LAUNCH();
 }
 
-void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets, int rows,
-                        int rows_padded, int Vp)
+void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets,
+                        int rows, int rows_padded, int Vp)
 {
     if (rows_padded <= 0) return;
     switch (form) {
@@ -280,7 +288,8 @@ void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logi
 
 // ---- evaluation ----------------------------------------------------------------------------------------------------------
 
-__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits, const int32_t *targets, int Vp)
+__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits, const int32_t *targets,
+                                                                 int Vp)
 {
     __shared__ float shared[WARP];
     const float *row = logits + (int64_t)blockIdx.x * Vp;

@@ -11,8 +11,8 @@ typedef enum {
 
 // losses (rows) fp32 out;  logits (rows_padded, Vp) bf16 in/out;  codes (rows_padded, Vp) for GRADIENT_E5M2
 // Rows from `rows` to rows_padded get zero gradient.
-void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets, int rows,
-                        int rows_padded, int Vp);
+void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets,
+                        int rows, int rows_padded, int Vp);
 // losses (rows) fp32 out;  logits (rows, Vp) fp32
 void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targets, int rows, int Vp);
 // z = 30 sig(z / 7.5), in place.  n elements

@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CUBLAS_CHECK(expression)                                                                                                \
-    do {                                                                                                                        \
-        cublasStatus_t status_ = (expression);                                                                                  \
-        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                                   \
-            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__,                            \
-                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_));                                                \
+#define CUBLAS_CHECK(expression)                                                                                                 \
+    do {                                                                                                                         \
+        cublasStatus_t status_ = (expression);                                                                                   \
+        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                                    \
+            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__,                             \
+                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_));                                             \
     } while (0)
 
 enum { CANDIDATES = 12, TIMED_RUNS = 3 };
@@ -79,17 +79,19 @@ static void find_candidates(Plan *p)
     cublasLtMatmulPreference_t want;
     uint32_t alignment = 16; // parts of arenas start on 16 bytes, not on the 256 that the library would assume
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&want));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES,
+                                                      sizeof WORKSPACE_BYTES));
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (int i = 0; i < 4; i++) CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, operands[i], &alignment, sizeof alignment));
+    for (int i = 0; i < 4; i++)
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, operands[i], &alignment, sizeof alignment));
     const GemmShape *g = &p->shape;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d, want, CANDIDATES, p->found,
-                                                           &p->candidates);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d, want, CANDIDATES,
+                                                           p->found, &p->candidates);
     if (status != CUBLAS_STATUS_SUCCESS || p->candidates == 0)
-        fatal(EXIT_BAD_INPUT, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m, g->k, g->n,
-              (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name, cublasLtGetStatusString(status));
+        fatal(EXIT_BAD_INPUT, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m,
+              g->k, g->n, (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name, cublasLtGetStatusString(status));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(want));
 }
 
@@ -109,11 +111,12 @@ static Plan *plan_for(const GemmShape *g)
     return p;
 }
 
-static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b, const void *c, float alpha)
+static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b, const void *c,
+                               float alpha)
 {
     float beta = p->shape.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(lt.handle, p->operation, &alpha, b, p->a, a, p->b, &beta, c ? c : d, p->d, d, p->d, &p->found[which].algo,
-                          lt.workspace, WORKSPACE_BYTES, s);
+    return cublasLtMatmul(lt.handle, p->operation, &alpha, b, p->a, a, p->b, &beta, c ? c : d, p->d, d, p->d,
+                          &p->found[which].algo, lt.workspace, WORKSPACE_BYTES, s);
 }
 
 void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha)
@@ -194,8 +197,8 @@ static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *s
     unsigned long long differences = 0;
     if (which) {
         CUDA_CHECK(cudaMemsetAsync(t->differences, 0, sizeof differences, t->stream));
-        count_differences_kernel<<<1024, 256, 0, t->stream>>>(t->differences, (const uint32_t *)t->d, (const uint32_t *)t->first_d,
-                                                              t->bytes_d / 4);
+        count_differences_kernel<<<1024, 256, 0, t->stream>>>(t->differences, (const uint32_t *)t->d,
+                                                              (const uint32_t *)t->first_d, t->bytes_d / 4);
         CUDA_CHECK(cudaMemcpyAsync(&differences, t->differences, sizeof differences, cudaMemcpyDeviceToHost, t->stream));
     }
     CUDA_CHECK(cudaStreamSynchronize(t->stream));
@@ -290,14 +293,16 @@ const char *matmul_description(void)
         tuned += p->tuned, changed += p->chosen != 0;
         first += p->first_ms, chosen += p->chosen_ms, fastest += p->fastest_ms;
     }
-    snprintf(text, sizeof text, "%d products timed, %d not by the library's first choice (sum %.3f ms instead of %.3f; %.3f with other bits)",
-             tuned, changed, (double)chosen, (double)first, (double)fastest);
+    snprintf(text, sizeof text,
+             "%d products timed, %d not by the library's first choice (sum %.3f ms instead of %.3f; %.3f with other bits)", tuned,
+             changed, (double)chosen, (double)first, (double)fastest);
     return text;
 }
 
 // ---- the ops -------------------------------------------------------------------------------------------------------------
 
-void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out, int planes)
+void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out,
+                    int planes)
 {
     assert(planes == 1 || !residual);
     GemmShape g = gemm_shape(N, out, in, false, true, CUDA_R_16BF, residual != NULL);

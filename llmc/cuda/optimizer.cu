@@ -18,8 +18,8 @@ static __device__ __forceinline__ void adam_step(float &p, float &m, float &v, f
     p -= rate * (m / (sqrtf(v) + ADAM_EPS));
 }
 
-__global__ __launch_bounds__(THREADS) void adam_vector_kernel(floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step,
-                                                              float multiplier, int64_t vectors)
+__global__ __launch_bounds__(THREADS) void adam_vector_kernel(floatX *p, floatX *m, floatX *v, float *grad,
+                                                              const StepParams *step, float multiplier, int64_t vectors)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= vectors) return;
@@ -43,7 +43,8 @@ static __device__ __forceinline__ void store(float *p, float x) { *p = x; }
 static __device__ __forceinline__ void store(floatX *p, float x) { *p = __float2bfloat16(x); }
 
 template <class T>
-__global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *grad, const StepParams *step, float multiplier, int64_t n)
+__global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *grad, const StepParams *step, float multiplier,
+                                                       int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
@@ -57,10 +58,13 @@ __global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *
 
 void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, float multiplier, int64_t n)
 {
-    int64_t vectors = aligned16(p) && aligned16(m) && aligned16(v) && aligned16(grad) ? n / 8 : 0, rest = n - 8 * vectors, at = 8 * vectors;
-    if (vectors) adam_vector_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, multiplier, vectors);
+    int64_t vectors = aligned16(p) && aligned16(m) && aligned16(v) && aligned16(grad) ? n / 8 : 0, rest = n - 8 * vectors,
+            at = 8 * vectors;
+    if (vectors)
+        adam_vector_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, multiplier, vectors);
     if (rest)
-        adam_kernel<<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at, grad + at, step, multiplier, rest);
+        adam_kernel<<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at, grad + at, step, multiplier,
+                                                                          rest);
     CHECK_LAUNCH();
 }
 
@@ -79,7 +83,8 @@ static __device__ __forceinline__ void momentum_step(float &u, float &m, float s
     u = g + mu * (m - g);
 }
 
-__global__ __launch_bounds__(THREADS) void momentum_kernel(float *u, float *momentum, const StepParams *step, int64_t n, int64_t vectors)
+__global__ __launch_bounds__(THREADS) void momentum_kernel(float *u, float *momentum, const StepParams *step, int64_t n,
+                                                           int64_t vectors)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     float scale = step->grad_scale, mu = step->muon_momentum;
@@ -125,7 +130,8 @@ template <class T> __global__ __launch_bounds__(STRIP) void column_squares_kerne
     sums[((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * cols + col] = sum;
 }
 
-template <class T> __global__ __launch_bounds__(STRIP) void row_squares_kernel(float *sums, const T *o, int64_t all_rows, int cols)
+template <class T>
+__global__ __launch_bounds__(STRIP) void row_squares_kernel(float *sums, const T *o, int64_t all_rows, int cols)
 {
     int64_t row = (int64_t)blockIdx.x * (STRIP / WARP) + threadIdx.x / WARP;
     if (row >= all_rows) return;
@@ -140,8 +146,8 @@ template <class T> __global__ __launch_bounds__(STRIP) void row_squares_kernel(f
 
 // sums (batch, chunks, count); factor (batch, count) out; second (batch, stride), of which `count` are used; elements: how many
 // squares a sum has in all
-__global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, float *second, const float *sums, int chunks, int count, int stride,
-                                                            int elements)
+__global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, float *second, const float *sums, int chunks,
+                                                             int count, int stride, int elements)
 {
     __shared__ float shared[WARP];
     const float *mine = sums + (int64_t)blockIdx.x * chunks * count;
@@ -167,7 +173,8 @@ template <class T> struct alignas(4 * sizeof(T)) Four {
 
 // VECTOR: four neighbouring elements of a row a thread, everything aligned; otherwise one.
 template <class T, int VECTOR>
-__global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const T *o, const float *factor, const StepParams *step, int64_t n)
+__global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const T *o, const float *factor, const StepParams *step,
+                                                         int64_t n)
 {
     int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR;
     if (i >= n) return;
@@ -220,8 +227,8 @@ template <class T> static void update_slice(Stream s, const NormuonUpdate *a, co
         int64_t rows = (int64_t)a->batch * a->rows;
         row_squares_kernel<T><<<(unsigned)ceil_div(rows, STRIP / WARP), STRIP, 0, s>>>(sums, o, rows, a->cols);
     }
-    second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(factor, a->second, sums, chunks, count, a->rows > a->cols ? a->rows : a->cols,
-                                                           a->per_column ? a->rows : a->cols);
+    second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(
+        factor, a->second, sums, chunks, count, a->rows > a->cols ? a->rows : a->cols, a->per_column ? a->rows : a->cols);
     bool vector = a->cols % 4 == 0 && aligned16(a->o) && aligned16(a->w) && aligned16(a->wx) && aligned16(a->grad);
     if (vector) update_kernel<T, 4><<<(unsigned)ceil_div(all / 4, THREADS), THREADS, 0, s>>>(*a, o, factor, step, all);
     else update_kernel<T, 1><<<(unsigned)ceil_div(all, THREADS), THREADS, 0, s>>>(*a, o, factor, step, all);

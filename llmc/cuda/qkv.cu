@@ -40,7 +40,10 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
     CHECK_LAUNCH();
 }
 
-static bool fast_path(int N, int H, int e) { return e >= 32 && e <= 512 && (e & (e - 1)) == 0 && (int64_t)N * H * e < (int64_t)1 << 34; }
+static bool fast_path(int N, int H, int e)
+{
+    return e >= 32 && e <= 512 && (e & (e - 1)) == 0 && (int64_t)N * H * e < (int64_t)1 << 34;
+}
 
 // ---- one rotation --------------------------------------------------------------------------------------------------------
 
@@ -56,8 +59,8 @@ static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], co
 }
 
 // cos and sin of a thread's vector j (elements 8j..8j+7 of the first half); the second quarter of a head stands still.
-static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8], const floatX *cos, const floatX *sin, int64_t position,
-                                                     int j, int e)
+static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8], const floatX *cos, const floatX *sin,
+                                                     int64_t position, int j, int e)
 {
     if (8 * j < e / 4) {
         unpack8(load_vec(cos + position * (e / 4), j), c);
@@ -83,10 +86,13 @@ typedef struct {
 struct Pair {
     uint4 lo, hi;
 };
-static __device__ __forceinline__ Pair load_pair(const floatX *head, int j, int half) { return {load_vec(head, j), load_vec(head, j + half)}; }
+static __device__ __forceinline__ Pair load_pair(const floatX *head, int j, int half)
+{
+    return {load_vec(head, j), load_vec(head, j + half)};
+}
 
-static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e, const float (&c)[8], const float (&s)[8],
-                                                       unsigned mask)
+static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e, const float (&c)[8],
+                                                       const float (&s)[8], unsigned mask)
 {
     int half = e / 16; // vectors of a half
     float x1[8], x2[8], sum = 0;
@@ -115,7 +121,8 @@ static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const 
 
 __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int N, int H, int e)
 {
-    unsigned half = e / 16, per_row = H * half, all = N * per_row, id = blockIdx.x * THREADS + threadIdx.x; // 64-bit divisions are slow
+    unsigned half = e / 16, per_row = H * half, all = N * per_row,
+             id = blockIdx.x * THREADS + threadIdx.x; // 64-bit divisions are slow
     // Groups beyond the end leave; the shuffles of the rest of their warp stay within groups.
     unsigned mask = __ballot_sync(0xffffffffu, id < all);
     if (id >= all) return;
@@ -162,8 +169,8 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_any_kernel(QkvForward a, 
 }
 
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin, int N,
-                 int H, int e)
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
+                 int N, int H, int e)
 {
     if (N <= 0) return;
     QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
@@ -202,7 +209,8 @@ static __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, P
 }
 
 // lambda dv; adds dv v_raw and dv embed to the sums.
-static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint4 embed, bool with_embed, float lambda, float (&sums)[2])
+static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint4 embed, bool with_embed, float lambda,
+                                                       float (&sums)[2])
 {
     float g[8], t[8];
     unpack8(dv, g);
@@ -218,7 +226,8 @@ static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint
     return pack8(g);
 }
 
-__global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials, unsigned *counter)
+__global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials,
+                                                               unsigned *counter)
 {
     unsigned half = e / 16, per_row = H * half, all = N * per_row;
     int d = H * e;
@@ -231,7 +240,8 @@ __global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, in
         int h = id % per_row / half, j = id % half;
         int64_t at = (n * H + h) * e, out = n * 3 * d + (int64_t)h * e;
         Pair dq = load_pair(a.dq + at, j, half), q = load_pair(a.q + at, j, half), dk = load_pair(a.dk + at, j, half);
-        Pair k = load_pair(a.k + at, j, half), dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half), embed = raw;
+        Pair k = load_pair(a.k + at, j, half), dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half),
+             embed = raw;
         if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
         float c[8], s[8], inverse[8];
         load_rotation(c, s, a.cos, a.sin, n, j, e);
@@ -245,8 +255,8 @@ __global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, in
     grid_accumulate<2>(a.dlambda, sums, partials, counter);
 }
 
-static __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX *dy, const floatX *y, float r, const floatX *cos,
-                                                             const floatX *sin, int lane, int e)
+static __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX *dy, const floatX *y, float r,
+                                                             const floatX *cos, const floatX *sin, int lane, int e)
 {
     int half = e / 2, turning = e / 4;
     float dot = 0;
@@ -260,7 +270,8 @@ static __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const 
     }
 }
 
-__global__ __launch_bounds__(THREADS) void qkv_backward_any_kernel(QkvBackward a, int N, int H, int e, float *partials, unsigned *counter)
+__global__ __launch_bounds__(THREADS) void qkv_backward_any_kernel(QkvBackward a, int N, int H, int e, float *partials,
+                                                                   unsigned *counter)
 {
     int lane = threadIdx.x % WARP, turning = e / 4, d = H * e;
     int64_t units = (int64_t)N * H, step = (int64_t)gridDim.x * (THREADS / WARP);

@@ -1,7 +1,8 @@
 // Products with a squared ReLU, forward and backward.
 //
-// On Hopper a kernel of our own does all in one (relu2_tensor.cu). Elsewhere the product of a slab of rows goes to fp32 scratch that fits the L2 cache, an elementwise pass rounds it once into the result.
-// Rounding the product to bf16 first would double the error of the square.
+// On Hopper a kernel of our own does all in one (relu2_tensor.cu). Elsewhere the product of a slab of rows goes to fp32 scratch
+// that fits the L2 cache, an elementwise pass rounds it once into the result. Rounding the product to bf16 first would double the
+// error of the square.
 #include "llmc/cuda/gemm.cuh"
 #include "llmc/cuda/relu2.cuh"
 
@@ -34,7 +35,8 @@ void relu2_close(void)
 }
 
 // Eight elements a thread. y: in the forward the result relu(p)^2; in the backward the factor 2 sqrt(y) of the result.
-template <bool BACKWARD> __global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float *product, const floatX *y, int64_t vectors)
+template <bool BACKWARD>
+__global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float *product, const floatX *y, int64_t vectors)
 {
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (v >= vectors) return;
@@ -58,7 +60,8 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
         int64_t at = (int64_t)row * width, vectors = (int64_t)rows * width / 8;
         GemmShape g = gemm_shape(rows, width, in, false, false, CUDA_R_32F, false);
         gemm(s, &g, slab, x + (int64_t)row * in, w, NULL, 1);
-        relu2_kernel<BACKWARD><<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(out + at, slab, BACKWARD ? y + at : NULL, vectors);
+        relu2_kernel<BACKWARD>
+            <<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(out + at, slab, BACKWARD ? y + at : NULL, vectors);
         CHECK_LAUNCH();
     }
 }

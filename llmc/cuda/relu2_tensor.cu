@@ -1,9 +1,10 @@
 // Products with a squared ReLU on Hopper's tensor memory accelerator (TMA) and warpgroup products (wgmma).
 //
-// A tile of 128 x 256 is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that one more warp fetches ahead
-// through a ring of stages. The blocks are persistent and the ring runs on from tile to tile. The result passes through shared
-// memory, from where the copy unit writes it while the next tile is multiplied; in the backward the same memory first receives y,
-// fetched while this tile is multiplied. Edges are the copy unit's business: what lies outside reads as zero and is not written.
+// A tile of 128 x 256 is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that one more warp fetches
+// ahead through a ring of stages. The blocks are persistent and the ring runs on from tile to tile. The result passes through
+// shared memory, from where the copy unit writes it while the next tile is multiplied; in the backward the same memory first
+// receives y, fetched while this tile is multiplied. Edges are the copy unit's business: what lies outside reads as zero and is
+// not written.
 #include "llmc/cuda/relu2.cuh"
 #include "llmc/cuda/ns_wgmma.cuh"
 
@@ -54,10 +55,11 @@ static __device__ __forceinline__ void multiply_256(float (&d)[128], uint64_t a,
 
 static __device__ __forceinline__ void tile_load_2d(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
 {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
-                     shared_address(to)),
-                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            shared_address(to)),
+        "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+        : "memory");
 }
 
 static __device__ __forceinline__ void tile_store_2d(const CUtensorMap *map, const void *from, int x, int y)
@@ -136,7 +138,8 @@ static __device__ __forceinline__ void multiply_tile(float (&sum)[128], const Sh
         uint64_t a = operand(m.a(ring.stage) + group * GROUP_ROWS * 128, 0), b = operand(m.b(ring.stage), B_PANEL_BYTES);
         products_begin();
 #pragma unroll
-        for (int i = 0; i < DEPTH / 16; i++) multiply_256(sum, operand_advance(a, 32 * i), operand_advance(b, 16 * 128 * i), k + i > 0);
+        for (int i = 0; i < DEPTH / 16; i++)
+            multiply_256(sum, operand_advance(a, 32 * i), operand_advance(b, 16 * 128 * i), k + i > 0);
         products_commit();
         if (k > 0) {
             products_wait<1>();
@@ -171,7 +174,8 @@ template <bool BACKWARD> static __device__ __forceinline__ void finish(const flo
 }
 
 template <bool BACKWARD>
-static __device__ __forceinline__ void compute(const Shared &m, const CUtensorMap *out, const CUtensorMap *y, const Tiles &t, int group)
+static __device__ __forceinline__ void compute(const Shared &m, const CUtensorMap *out, const CUtensorMap *y, const Tiles &t,
+                                               int group)
 {
     Ring ring;
     uint32_t factor_parity = 0;
@@ -183,7 +187,8 @@ static __device__ __forceinline__ void compute(const Shared &m, const CUtensorMa
             stores_wait_read(); // of the tile before
             if (BACKWARD) {
                 barrier_arrive_expect(m.factor(group), STAGING_BYTES);
-                for (int p = 0; p < PANELS; p++) tile_load_2d(staging + p * PANEL_BYTES, y, m.factor(group), col + p * PANEL, row);
+                for (int p = 0; p < PANELS; p++)
+                    tile_load_2d(staging + p * PANEL_BYTES, y, m.factor(group), col + p * PANEL, row);
             }
         }
         float sum[128];
@@ -209,8 +214,8 @@ static __device__ __forceinline__ void compute(const Shared &m, const CUtensorMa
 
 template <bool BACKWARD>
 __global__ void __launch_bounds__(THREADS, 1)
-    relu2_tensor_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap out,
-                        const __grid_constant__ CUtensorMap y, const Tiles tiles)
+    relu2_tensor_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                        const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap y, const Tiles tiles)
 {
 #if NS_HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -264,8 +269,9 @@ static CUtensorMap matrix_map(const void *base, int rows, int cols, int box_rows
     CUtensorMap map;
     cuuint64_t sizes[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)cols * 2};
     cuuint32_t box[2] = {PANEL, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for a matrix of %d x %d (error %d)", rows, cols, (int)r);
     return map;
 }
@@ -280,7 +286,8 @@ bool relu2_tensor(Stream s, floatX *out, const floatX *x, const floatX *w, const
     int64_t all = ceil_div(N, ROWS) * t.columns;
     if (all > INT32_MAX) return false;
     t.all = (int)all;
-    CUtensorMap map_x = matrix_map(x, N, in, ROWS), map_w = matrix_map(w, in, width, DEPTH), map_out = matrix_map(out, N, width, GROUP_ROWS);
+    CUtensorMap map_x = matrix_map(x, N, in, ROWS), map_w = matrix_map(w, in, width, DEPTH),
+                map_out = matrix_map(out, N, width, GROUP_ROWS);
     CUtensorMap map_y = y ? matrix_map(y, N, width, GROUP_ROWS) : map_out;
     unsigned blocks = (unsigned)min_i64(t.all, device_state.sms);
     if (y) relu2_tensor_kernel<true><<<blocks, THREADS, SHARED_BYTES, s>>>(map_x, map_w, map_out, map_y, t);

@@ -131,7 +131,8 @@ void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, i
 
 // dh[:, 0:12] += dgate gate_w, the part of dh that came through the attention gates. Twelve lanes compute one element each and
 // hand them to lanes 0 and 1, which hold the row's first 16 elements.
-static __device__ __forceinline__ void add_gate_gradient(float (&dh)[8], const float *dgate, const floatX *gate_w, int heads, int lane)
+static __device__ __forceinline__ void add_gate_gradient(float (&dh)[8], const float *dgate, const floatX *gate_w, int heads,
+                                                         int lane)
 {
     float mine = 0;
     if (lane < 12)
@@ -148,7 +149,8 @@ template <int VPL> struct MixRow {
     uint4 dh[VPL], h[VPL], x[VPL], x0[VPL], dx_out[VPL], dx0[VPL];
 };
 
-template <int VPL> static __device__ __forceinline__ void mix_load(MixRow<VPL> &u, const MixBackward &a, int64_t at, int vectors, int lane)
+template <int VPL>
+static __device__ __forceinline__ void mix_load(MixRow<VPL> &u, const MixBackward &a, int64_t at, int vectors, int lane)
 {
     load_row(u.dh, a.dh + at, vectors, lane);
     load_row(u.h, a.h + at, vectors, lane);
@@ -159,8 +161,8 @@ template <int VPL> static __device__ __forceinline__ void mix_load(MixRow<VPL> &
 }
 
 // Vector v of the row, of which g is the gradient: what goes to skip, x0 and x, in this order, because dx_add may be dskip.
-static __device__ __forceinline__ void mix_scatter(const MixBackward &a, int64_t at, int v, const float (&g)[8], uint4 x, uint4 x0, uint4 dx0,
-                                                   const float (&coef)[3], float (&sums)[3])
+static __device__ __forceinline__ void mix_scatter(const MixBackward &a, int64_t at, int v, const float (&g)[8], uint4 x,
+                                                   uint4 x0, uint4 dx0, const float (&coef)[3], float (&sums)[3])
 {
     float t[8], out[8];
     if (a.skip) {
@@ -238,8 +240,8 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
 }
 
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS, VPL <= 3 ? 2 : 1) void mix_rmsnorm_backward_kernel(MixBackward a, int N, int d, float *partials,
-                                                                           unsigned *counter)
+__global__ __launch_bounds__(ROW_THREADS, VPL <= 3 ? 2 : 1) void mix_rmsnorm_backward_kernel(MixBackward a, int N, int d,
+                                                                                             float *partials, unsigned *counter)
 {
     int lane = threadIdx.x % WARP;
     const float coef[3] = {a.coef[0], a.coef[1], a.coef[2]};
@@ -254,7 +256,8 @@ void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
     if (N <= 0) return;
     int blocks = row_blocks(N, 8);
     float *partials = scratch_floats((size_t)blocks * 3);
-    DISPATCH_WIDTH(d, (mix_rmsnorm_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, device_state.counter)));
+    DISPATCH_WIDTH(d,
+                   (mix_rmsnorm_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, device_state.counter)));
 }
 
 template <int VPL>
