@@ -138,7 +138,6 @@ static float normal(uint64_t key, int64_t i) // Box-Muller: even elements take t
     return (float)(radius * (i & 1 ? sin(angle) : cos(angle)));
 }
 
-
 static void init_scalars(float *x, const Config *c)
 {
     for (int i = 0; i < NUM_SCALARS; i++) x[i] = 1;

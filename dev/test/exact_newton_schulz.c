@@ -420,7 +420,10 @@ static void test_options(void)
     char *line = ns_describe(&o);
     ok(strstr(line, "bf16") && strstr(line, "restarts none"), "described: %s", line);
     free(line);
+}
 
+static void test_refused_options(void)
+{
     NsText t = NS_TEXT_DEFAULT;
     refuse((t.variant = "muon", t), "kj, you, polar");
     t = NS_TEXT_DEFAULT;
@@ -459,6 +462,7 @@ int main(void)
 {
     test_coefficients();
     test_options();
+    test_refused_options();
     test_scalar_map();
     test_gram_equals_standard();
     for (int v = 0; v < 6; v++) test_invariances(variant_names[v]);

@@ -31,7 +31,6 @@ static struct {
     int count, capacity;
 } lt;
 
-
 GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d, bool accumulate)
 {
     GemmShape g;
