@@ -203,7 +203,7 @@ build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_tex
 fuzz-programs: $(FUZZERS)
 FUZZ_SECONDS := 60
 fuzz: fuzz-programs
-	@for f in $(FUZZERS); do echo "== $$f"; mkdir -p build/fuzz/corpus-$$(basename $$f); \
+	@set -o pipefail; for f in $(FUZZERS); do echo "== $$f"; mkdir -p build/fuzz/corpus-$$(basename $$f); \
 	  $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=4096 -close_fd_mask=3 -artifact_prefix=build/fuzz/ \
 	  build/fuzz/corpus-$$(basename $$f) 2>&1 | tail -n 3 || exit 1; done
 
