@@ -73,13 +73,17 @@ for my $signal (qw(INT TERM)) {
 
 # A checkpoint after every step: about half of the time goes into saving, so that many of these moments lie inside a save.
 my @saving = (@tiny, '--out', "$dir/killed", '--checkpoint-every', 1, '--val-every', 0);
+sub checkpoints { return my @there = glob "$dir/killed/step_*.safetensors" }
 srand 20;
 my ($kills, $finished, $half_written) = (0, 0, 0);
 while ($kills < 30 && !$finished) {
     my @resume = newest("$dir/killed") ? ('--resume', "$dir/killed") : ();
     my $before = newest("$dir/killed") // '';
     my $run = start($trainer, @saving, @resume);
-    sleep(0.08 + rand 0.15);
+    # Each life gets to save once more, on a machine of any speed, and dies around the next save.
+    my ($saved, $end) = (scalar(checkpoints()), time + 20);
+    sleep 0.001 while checkpoints() <= $saved && time < $end;
+    sleep rand 0.02;
     kill 'KILL', $run->{pid};
     my ($status, $out, $err) = finish($run);
     $kills += $status eq 'signal 9';
