@@ -98,8 +98,8 @@ static void check_steps(const char *preset, const char *ns)
             free(rel);
         }
         ok(worst <= 1, "step %d: every parameter within its limit (worst %.3f of it, %s)", t + 1, worst, where);
-        ok_at_most(worst_norm, 1e-4, "        norms of the whole tensors");
-        ok_at_most(worst_loss, 1e-4, "        losses before the step");
+        ok_at_most(worst_norm, limit, "        norms of the whole tensors");
+        ok_at_most(worst_loss, limit, "        losses before the step");
     }
     free(want_loss);
     free(name);

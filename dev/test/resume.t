@@ -71,7 +71,7 @@ for my $signal (qw(INT TERM)) {
 
 # ---- killed while saving -----------------------------------------------------------------------------------------------
 
-# A checkpoint after every step: about half of the time goes into saving, so that many of these moments lie inside a save.
+# A checkpoint after every step. Each life saves once more and is killed as soon as the next save's temporary file shows.
 my @saving = (@tiny, '--out', "$dir/killed", '--checkpoint-every', 1, '--val-every', 0);
 sub checkpoints { return my @there = glob "$dir/killed/step_*.safetensors" }
 srand 20;
@@ -80,10 +80,9 @@ while ($kills < 30 && !$finished) {
     my @resume = newest("$dir/killed") ? ('--resume', "$dir/killed") : ();
     my $before = newest("$dir/killed") // '';
     my $run = start($trainer, @saving, @resume);
-    # Each life gets to save once more, on a machine of any speed, and dies around the next save.
     my ($saved, $end) = (scalar(checkpoints()), time + 20);
     sleep 0.001 while checkpoints() <= $saved && time < $end;
-    sleep rand 0.02;
+    until ((() = glob "$dir/killed/*.tmp.*") || -e "$dir/killed/step_000020.safetensors" || time > $end) { }
     kill 'KILL', $run->{pid};
     my ($status, $out, $err) = finish($run);
     $kills += $status eq 'signal 9';

@@ -487,7 +487,6 @@ static void test_batches(void)
         double *none = gpu_run(&o, u, n, m, 0, false, NULL);
         free(g), free(u), free(all), free(again), free(graph), free(parts), free(none);
     }
-    ok(true, "a batch of 0 does nothing");
 }
 
 // batch * stride beyond 2^31 elements: the last matrix must come out as the first.
