@@ -64,6 +64,13 @@ static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *ma
                  : "memory");
 }
 
+// What this thread has stored with the copy unit since the last call forms a group.
+static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Returns when shared memory has been read by all of this thread's stores: it may be overwritten.
+static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Returns when they are complete.
+static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // ---- clusters --------------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ int cluster_rank(void)

@@ -68,10 +68,6 @@ static __device__ __forceinline__ void tile_store_2d(const CUtensorMap *map, con
                  "r"(shared_address(from)), "r"(x), "r"(y)
                  : "memory");
 }
-static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the memory that this thread's stores read from is free again.
-static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 static __device__ __forceinline__ void release_stage(uint64_t *empty)
 {
