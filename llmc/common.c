@@ -12,7 +12,8 @@ static struct {
     const char *program;
     int rank;
     void (*abort_hook)(int);
-} process = {"train_gpt", -1, NULL};
+    void (*error_sink)(int, const char *);
+} process = {"train_gpt", -1, NULL, NULL};
 
 void set_program_name(const char *name, int rank)
 {
@@ -21,6 +22,7 @@ void set_program_name(const char *name, int rank)
 }
 
 void set_abort_hook(void (*hook)(int)) { process.abort_hook = hook; }
+void set_error_sink(void (*sink)(int, const char *)) { process.error_sink = sink; }
 
 bool error_set(Error *e, const char *format, ...)
 {
@@ -31,11 +33,10 @@ bool error_set(Error *e, const char *format, ...)
     return false;
 }
 
-static void print_line(const char *kind, const char *format, va_list args)
+static void print_line(int rank, const char *kind, const char *text)
 {
-    char text[2048], where[32] = "";
-    vsnprintf(text, sizeof text, format, args);
-    if (process.rank >= 0) snprintf(where, sizeof where, " (rank %d)", process.rank);
+    char where[32] = "";
+    if (rank >= 0) snprintf(where, sizeof where, " (rank %d)", rank);
     fflush(stdout);
     fprintf(stderr, "%s%s: %s: %s\n", process.program, where, kind, text);
 }
@@ -52,20 +53,35 @@ static void let_rank_0_speak_first(void)
 void fatal(int status, const char *format, ...)
 {
     va_list args;
+    char text[2048];
     let_rank_0_speak_first();
     va_start(args, format);
-    print_line("error", format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (process.error_sink) process.error_sink(status, text);
+    else print_line(process.rank, "error", text);
     if (process.abort_hook) process.abort_hook(status);
     _exit(status); // other threads may still run: no destructors
+}
+
+void print_error(int rank, const char *format, ...)
+{
+    va_list args;
+    char text[2048];
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    print_line(rank, "error", text);
 }
 
 void note(const char *format, ...)
 {
     va_list args;
+    char text[2048];
     va_start(args, format);
-    print_line("note", format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    print_line(process.rank, "note", text);
 }
 
 void *xcalloc(size_t count, size_t size)

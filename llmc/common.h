@@ -26,11 +26,16 @@ enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3 };
 // above 0 wait 0.3 s before they print, so that a fault that all of them meet is told once, by rank 0.
 void fatal(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 
+// The line alone, as fatal() would print it for `rank` (below 0: of the program as a whole).
+void print_error(int rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
 // A line on stderr that starts with "note: "; for a slower or missing path taken.
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Called by fatal() before it exits; comm sets it so that one failing rank ends the others.
 void set_abort_hook(void (*hook)(int status));
+// Gets the message of fatal() in place of stderr: launch sets it in its children, whose parent prints the first one only.
+void set_error_sink(void (*sink)(int status, const char *message));
 void set_program_name(const char *name, int rank); // rank < 0: not shown
 
 // Never return NULL: running out of host memory is fatal, with the size in the message. Zeroed memory.

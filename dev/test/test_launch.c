@@ -1,0 +1,390 @@
+// Ranks without any device: launched by the program itself, or started from outside and meeting over TCP. Every way in which a
+// rank can end must end all of them, with one line, soon, and leave no process behind.
+#include "dev/test/tap.h"
+#include "llmc/launch.h"
+#include "llmc/rendezvous.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 4, STEPS = 40, TOO_LATE = 124 };
+
+// What the made-up programs write and the test reads.
+typedef struct {
+    _Atomic int pids, saves, steps;
+    pid_t pid[64];
+} Board;
+static Board *board;
+
+static void wait_ms(int ms) { nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL); }
+
+// ---- running a made-up program -----------------------------------------------------------------------------------------
+
+typedef struct {
+    pid_t pid;
+    char path[64]; // its stderr
+    double began;
+} Run;
+
+typedef struct {
+    int status;       // exit status; TOO_LATE; 128 + signal
+    int lines;
+    char text[4096];  // stderr
+    double seconds;
+} Result;
+
+static int runs;
+
+static Run start(void (*program)(void *), void *argument)
+{
+    Run r = {.began = seconds_now()};
+    snprintf(r.path, sizeof r.path, "/tmp/test_launch.%d.%d", getpid(), runs++);
+    fflush(stdout);
+    r.pid = fork();
+    if (r.pid) return r;
+    setpgid(0, 0);
+    int fd = open(r.path, O_CREAT | O_WRONLY | O_APPEND, 0600);
+    dup2(fd, 2);
+    program(argument);
+    _exit(0);
+}
+
+static Result finish(const Run *r, double limit)
+{
+    Result x = {.status = TOO_LATE};
+    int status = 0;
+    while (waitpid(r->pid, &status, WNOHANG) == 0) {
+        if (seconds_now() - r->began > limit) {
+            kill(-r->pid, SIGKILL);
+            waitpid(r->pid, &status, 0);
+            status = TOO_LATE << 8;
+        }
+        wait_ms(5);
+    }
+    x.seconds = seconds_now() - r->began;
+    x.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    FILE *f = fopen(r->path, "r");
+    size_t n = f ? fread(x.text, 1, sizeof x.text - 1, f) : 0;
+    if (f) fclose(f);
+    unlink(r->path);
+    for (size_t i = 0; i < n; i++) x.lines += x.text[i] == '\n';
+    return x;
+}
+
+static bool gone(pid_t pid) // a zombie, whose new parent has not yet looked, is gone as well
+{
+    char path[64], line[256] = "", state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return true;
+    if (fgets(line, sizeof line, f) && strrchr(line, ')')) state = strrchr(line, ')')[2];
+    fclose(f);
+    return state == 'Z' || state == 'X';
+}
+
+static int left_over(void) // ranks that still run, after a moment for the system
+{
+    int n = 0;
+    for (int wait = 0; wait < 100; wait++) {
+        n = 0;
+        for (int i = 0; i < board->pids; i++) n += !gone(board->pid[i]);
+        if (!n) break;
+        wait_ms(20);
+    }
+    return n;
+}
+
+static void clear_board(void) { memset(board, 0, sizeof *board); }
+
+static void expect(const char *what, Result x, int status, const char *pattern, double seconds)
+{
+    bool line = !pattern ? x.lines == 0 : x.lines == 1 && strstr(x.text, pattern);
+    x.text[strcspn(x.text, "\n")] = 0;
+    ok(x.status == status && line, "%s: status %d, %d lines, %s", what, x.status, x.lines, x.text);
+    ok(x.seconds < seconds && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
+}
+
+// ---- made-up training --------------------------------------------------------------------------------------------------
+
+typedef enum { WELL, FATAL, KILLED, HANG, FATAL_ALL, ENDS, OUT_OF_STEP } Fate;
+typedef struct {
+    Fate fate;
+    int rank, size, step_ms;
+    double timeout;
+    bool tcp;
+    int port;
+    const char *options; // of this rank
+} Plan;
+
+static volatile sig_atomic_t interrupted;
+static void on_signal(int number) { (void)number, interrupted++; }
+
+static void meet_fate(const Plan *p, Hub *h, int step)
+{
+    if (step == 5 && p->fate == FATAL_ALL) fatal(EXIT_BAD_INPUT, "no such shard");
+    if (step != 5 || h->rank != p->rank) return;
+    if (p->fate == FATAL) fatal(EXIT_BAD_INPUT, "shard 3 is truncated");
+    if (p->fate == KILLED) kill(getpid(), SIGKILL);
+    if (p->fate == ENDS) _exit(7);
+    if (p->fate == OUT_OF_STEP) hub_max(h, 0);
+    while (p->fate == HANG) pause();
+}
+
+static int train(const Plan *p, Hub *h) // the exit status
+{
+    bool stop = false;
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    board->pid[board->pids++] = getpid();
+    for (int step = 0; step < STEPS && !stop; step++) {
+        hub_step(h, step);
+        meet_fate(p, h, step);
+        if (hub_sum(h, h->rank + 1) != h->size * (h->size + 1) / 2) fatal(EXIT_BAD_INPUT, "a wrong sum");
+        wait_ms(p->step_ms);
+        stop = hub_max(h, interrupted || launch_interrupted());
+        if (!h->rank) board->steps++;
+    }
+    if (!h->rank) board->saves++;
+    hub_close(h);
+    return stop ? EXIT_INTERRUPTED : 0;
+}
+
+static void program(void *argument)
+{
+    Plan *p = argument;
+    static Hub h;
+    Rendezvous r;
+    Error e;
+    if (p->tcp) {
+        if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
+        rendezvous_meet(&r, 1, hash_bytes(0, p->options, strlen(p->options)), p->timeout, &h);
+    } else {
+        launch_ranks(&h, p->size ? p->size : RANKS, p->timeout);
+    }
+    set_program_name("train_gpt", h.rank);
+    hub_watch(&h, p->tcp ? p->timeout : 0, NULL);
+    _exit(train(p, &h));
+}
+
+static Result run(const Plan *p, double limit)
+{
+    clear_board();
+    Run r = start(program, (void *)p);
+    return finish(&r, limit);
+}
+
+// ---- launched ----------------------------------------------------------------------------------------------------------
+
+static void test_launched(void)
+{
+    for (int size = 2; size <= 8; size *= 2) {
+        expect("ranks that end well", run(&(Plan){.size = size, .timeout = 20}, 30), 0, NULL, 10);
+        ok(board->pids == size && board->saves == 1 && board->steps == STEPS, "%d ranks made %d steps", size, board->steps);
+    }
+    Plan fails = {.fate = FATAL, .rank = 1, .timeout = 20};
+    expect("a rank that finds bad data", run(&fails, 20), 1, "train_gpt (rank 1): error: shard 3 is truncated (at step 5)", 5);
+    fails.rank = 0;
+    expect("rank 0 finds bad data", run(&fails, 20), 1, "(rank 0): error: shard 3 is truncated", 5);
+    fails.fate = FATAL_ALL;
+    expect("what all ranks meet is told once", run(&fails, 20), 1, "(rank 0): error: no such", 5);
+    Plan killed = {.fate = KILLED, .rank = 2, .timeout = 20};
+    expect("a rank that is killed", run(&killed, 20), 1, "(rank 2): error: killed by signal 9 (Killed) (at step 5)", 5);
+    Plan ends = {.fate = ENDS, .rank = 3, .timeout = 20};
+    expect("a rank that ends", run(&ends, 20), 7, "(rank 3): error: ended with status 7", 5);
+    Plan hangs = {.fate = HANG, .rank = 1, .timeout = 1};
+    expect("a rank that hangs", run(&hangs, 20), 1, "(rank 1): error: no progress for 1 s (--timeout)", 5);
+    Plan lost = {.fate = OUT_OF_STEP, .rank = 1, .timeout = 20};
+    expect("ranks at different places", run(&lost, 20), 1, "are not at the same place", 5);
+}
+
+static void test_parent(void)
+{
+    Plan slow = {.timeout = 20, .step_ms = 100};
+    clear_board();
+    Run r = start(program, &slow);
+    while (board->steps < 3) wait_ms(10);
+    kill(r.pid, SIGKILL);
+    Result x = finish(&r, 20);
+    ok(x.status == 128 + SIGKILL && left_over() == 0, "a parent that is killed takes its %d ranks along", board->pids);
+
+    for (int group = 0; group < 2; group++) {
+        int number = group ? SIGINT : SIGTERM;
+        clear_board();
+        r = start(program, &slow);
+        while (board->steps < 3) wait_ms(10);
+        int before = board->steps;
+        kill(group ? -r.pid : r.pid, number);
+        x = finish(&r, 20);
+        expect(group ? "SIGINT to the group" : "SIGTERM to the parent", x, EXIT_INTERRUPTED, NULL, 5);
+        ok(board->saves == 1 && board->steps <= before + 2, "the step is finished and saved once, %d to %d", before,
+           board->steps);
+    }
+    slow.step_ms = 3000;
+    clear_board();
+    r = start(program, &slow);
+    while (board->pids < RANKS) wait_ms(10);
+    kill(r.pid, SIGTERM);
+    wait_ms(700);
+    kill(r.pid, SIGTERM);
+    expect("asked twice", finish(&r, 20), EXIT_INTERRUPTED, NULL, 2.5);
+    ok(board->saves == 0, "nothing is saved then");
+}
+
+// ---- started from outside ----------------------------------------------------------------------------------------------
+
+static Run start_rank(Plan *p, int rank, const char *options)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", rank);
+    setenv("RANK", text, 1);
+    snprintf(text, sizeof text, "%d", p->size);
+    setenv("WORLD_SIZE", text, 1);
+    snprintf(text, sizeof text, "%d", p->port);
+    setenv("MASTER_ADDR", "localhost", 1);
+    setenv("MASTER_PORT", text, 1);
+    p->tcp = true;
+    p->options = options;
+    return start(program, p);
+}
+
+// Starts ranks 0..size-1; rank `other` gets other options. Joins the lines of all; the status of rank 0.
+static Result run_ranks(Plan *p, int other, double limit)
+{
+    Run run[RANKS];
+    Result all = {0};
+    clear_board();
+    for (int r = 0; r < p->size; r++) run[r] = start_rank(p, r, r == other ? "two" : "one");
+    for (int r = 0; r < p->size; r++) {
+        Result x = finish(&run[r], limit);
+        if (!r) all.status = x.status;
+        all.lines += x.lines;
+        all.seconds = fmax(all.seconds, x.seconds);
+        strncat(all.text, x.text, sizeof all.text - strlen(all.text) - 1);
+    }
+    return all;
+}
+
+static void test_tcp(int port)
+{
+    Plan p = {.size = RANKS, .timeout = 20, .port = port};
+    expect("ranks that meet over TCP", run_ranks(&p, -1, 30), 0, NULL, 10);
+    ok(board->saves == 1 && board->steps == STEPS, "all steps are made");
+    expect("a rank with other options", run_ranks(&p, 2, 20), 1, "was started with other options", 5);
+    p.fate = FATAL, p.rank = 1;
+    expect("TCP: a rank that finds bad data", run_ranks(&p, -1, 20), 1, "(rank 1): error: shard 3 is truncated (at step 5)", 5);
+    p.rank = 0;
+    expect("TCP: rank 0 finds bad data", run_ranks(&p, -1, 20), 1, "(rank 0): error: shard 3 is truncated (at step 5)", 5);
+    p.fate = KILLED, p.rank = 3;
+    expect("TCP: a rank that is killed", run_ranks(&p, -1, 20), 1, "(rank 0): error: rank 3 is gone", 5);
+    p.rank = 0;
+    expect("TCP: rank 0 is killed", run_ranks(&p, -1, 20), 137, "(rank 1): error: rank 0 is gone", 5);
+    p.fate = HANG, p.rank = 2, p.timeout = 2;
+    const char *line = "(rank 0): error: no progress for 2 s (--timeout), waiting for rank 2";
+    expect("TCP: a rank that hangs", run_ranks(&p, -1, 20), 1, line, 6);
+}
+
+static void test_two_programs(int port)
+{
+    Plan p = {.size = 2, .timeout = 10, .port = port, .step_ms = 50};
+    clear_board();
+    Run first[2], second[2];
+    for (int r = 0; r < 2; r++) first[r] = start_rank(&p, r, "one");
+    while (board->steps < 2) wait_ms(10);
+    for (int r = 0; r < 2; r++) second[r] = start_rank(&p, r, "one");
+    Result x0 = finish(&second[0], 20), x1 = finish(&second[1], 20);
+    ok(x0.status == 1 && x0.lines == 1 && strstr(x0.text, "is taken"), "a second program on the port: %s", x0.text);
+    ok(x1.status == 1 && x1.lines == 1 && strstr(x1.text, "belongs to another run"), "and its rank 1: %s", x1.text);
+    ok(x0.seconds < 5 && x1.seconds < 5, "both at once");
+    Result y0 = finish(&first[0], 30), y1 = finish(&first[1], 30);
+    ok(!y0.status && !y1.status && !y0.lines && !y1.lines && !left_over(), "while the first goes on to its end");
+
+    Plan alone = {.size = 2, .timeout = 1, .port = port + 1};
+    Run r = start_rank(&alone, 0, "one");
+    Result x = finish(&r, 20);
+    ok(x.status == 1 && strstr(x.text, "rank 1 has not come"), "a rank that never comes: %s", x.text);
+    r = start_rank(&alone, 1, "one");
+    x = finish(&r, 20);
+    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer"), "a rank 0 that never comes: %s", x.text);
+}
+
+// ---- pure functions ----------------------------------------------------------------------------------------------------
+
+static void chooses(const char *gpus, int visible, int micro_batches, int count, int first, const char *why)
+{
+    LaunchChoice c;
+    Error e = {""};
+    bool good = launch_choose(&c, gpus, visible, micro_batches, &e);
+    bool right = count ? good && c.count == count && c.device[0] == first && (why ? c.left_out > 0 : !c.left_out)
+                       : !good && strstr(e.text, why);
+    ok(right, "--gpus %s of %d, %d micro-batches: %s", gpus, visible, micro_batches, good ? c.why : e.text);
+}
+
+static void test_choice(void)
+{
+    int most[] = {1, 1, 2, 2, 4, 4, 4, 4, 8, 8};
+    for (int visible = 0; visible <= 9; visible++) {
+        bool odd = visible != most[visible] && visible > 0;
+        chooses("all", visible, 8, most[visible], 0, odd ? "left" : NULL);
+    }
+    chooses("all", 8, 12, 4, 0, "left");
+    chooses("all", 8, 3, 1, 0, "left");
+    chooses("2", 4, 8, 2, 0, NULL);
+    chooses("1,3", 4, 8, 2, 1, NULL);
+    chooses("3,", 4, 8, 1, 3, NULL);
+    chooses("3", 4, 8, 0, 0, "3 ranks; must be 1, 2, 4 or 8");
+    chooses("0", 4, 8, 0, 0, "0 ranks");
+    chooses("2", 1, 8, 0, 0, "device 1 does not exist");
+    chooses("1,1", 4, 8, 0, 0, "names 1 twice");
+    chooses("two", 4, 8, 0, 0, "neither a number");
+    chooses("", 4, 8, 0, 0, "needs a number");
+    chooses("4", 4, 6, 0, 0, "divide --micro-batches 6");
+}
+
+static void test_environment(void)
+{
+    char host[64];
+    const char *lists[][2] = {{"node7", "node7"}, {"a,b", "a"}, {"n[03-05,9],x", "n03"}, {"gpu[12]", "gpu12"}, {"x,n[3-4]", "x"}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        rendezvous_first_host(lists[i][0], host, sizeof host);
+        ok(!strcmp(host, lists[i][1]), "the first host of %s is %s", lists[i][0], host);
+    }
+    const char *vars[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
+    for (int i = 0; i < 4; i++) unsetenv(vars[i]);
+    Rendezvous r;
+    Error e;
+    ok(!rendezvous_find(&r, &e) && !*e.text, "without variables there is one rank");
+    setenv("SLURM_PROCID", "3", 1), setenv("SLURM_STEP_NUM_TASKS", "4", 1), setenv("SLURM_LOCALID", "1", 1);
+    setenv("SLURM_STEP_NODELIST", "gpu[07-08]", 1);
+    bool found = rendezvous_find(&r, &e);
+    ok(found && r.rank == 3 && r.size == 4 && r.local_rank == 1 && !strcmp(r.address, "gpu07") && r.port == 29500,
+       "srun's variables: rank %d of %d at %s", r.rank, r.size, r.address);
+    setenv("OMPI_COMM_WORLD_RANK", "1", 1), setenv("OMPI_COMM_WORLD_SIZE", "2", 1), setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
+    ok(!rendezvous_find(&r, &e) && strstr(e.text, "MASTER_ADDR"), "mpirun on machines unknown: %s", e.text);
+    setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
+    ok(rendezvous_find(&r, &e) && r.rank == 1 && r.size == 2 && !strcmp(r.address, "127.0.0.1"), "mpirun on one machine");
+    setenv("RANK", "5", 1), setenv("WORLD_SIZE", "4", 1);
+    ok(!rendezvous_find(&r, &e) && strstr(e.text, "RANK is '5'"), "a rank outside: %s", e.text);
+}
+
+static int answer(void) { return 5; }
+
+int main(void)
+{
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int port = 20000 + getpid() % 20000;
+    test_choice();
+    test_launched();
+    test_parent();
+    test_tcp(port);
+    test_two_programs(port + 1);
+    test_environment();
+    ok(launch_ask(answer) == 5, "a question asked in a child");
+    return tap_done();
+}

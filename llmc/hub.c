@@ -1,0 +1,309 @@
+#include "llmc/hub.h"
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef enum { SUM = 1, MAX, BARRIER, BROADCAST, COLLECT, ABORT } Kind;
+static const char *const kind_name[] = {"", "sum", "maximum", "barrier", "broadcast", "collection", "abort"};
+
+typedef struct {
+    uint32_t kind, call;
+    uint64_t bytes; // that follow
+} Frame;
+
+void hub_init(Hub *h, int rank, int size)
+{
+    memset(h, 0, sizeof *h);
+    h->rank = rank;
+    h->size = size;
+    h->listener = -1;
+    h->own_place.step = -1;
+    h->place = &h->own_place;
+    for (int r = 0; r < MAX_RANKS; r++) h->fd[r] = -1;
+}
+
+void hub_place_text(const HubPlace *p, char *out, size_t capacity)
+{
+    if (p->step < 0) snprintf(out, capacity, "before the first step");
+    else snprintf(out, capacity, "at step %d", p->step);
+}
+
+static void sleep_seconds(double s)
+{
+    struct timespec t = {.tv_sec = (time_t)s, .tv_nsec = (long)(1e9 * (s - (double)(time_t)s))};
+    nanosleep(&t, NULL);
+}
+
+// ---- the end of a rank -------------------------------------------------------------------------------------------------
+
+void hub_abort(Hub *h)
+{
+    Frame f = {.kind = ABORT};
+    for (int r = 0; r < h->size; r++)
+        if (h->fd[r] >= 0) send(h->fd[r], &f, sizeof f, MSG_NOSIGNAL | MSG_DONTWAIT); // one that is gone needs no news
+}
+
+static Hub *speaker;
+
+static void abort_ranks(int status)
+{
+    (void)status;
+    hub_abort(speaker);
+}
+
+static void speak(int status, const char *message)
+{
+    char place[40];
+    (void)status;
+    hub_place_text(speaker->place, place, sizeof place);
+    print_error(speaker->rank, "%s (%s)", message, place);
+}
+
+void hub_speak_for_itself(Hub *h)
+{
+    speaker = h;
+    set_abort_hook(abort_ranks);
+    set_error_sink(speak);
+}
+
+// Another rank has failed and has said why: no second message.
+static void leave_quietly(Hub *h)
+{
+    if (h->rank == 0) hub_abort(h);
+    _exit(EXIT_BAD_INPUT);
+}
+
+// The connection to rank r ended without a word. A moment first: whoever watches may know more, and a parent ends us meanwhile.
+static void peer_lost(Hub *h, int r)
+{
+    sleep_seconds(1);
+    if (h->rank > 1) leave_quietly(h); // rank 1 speaks for those that miss rank 0
+    fatal(EXIT_BAD_INPUT, "rank %d is gone: its process or its connection ended", r);
+}
+
+// ---- frames ------------------------------------------------------------------------------------------------------------
+
+static bool send_all(int fd, const void *buf, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = send(fd, (const char *)buf + done, bytes - done, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
+static bool receive_all(int fd, void *buf, size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = recv(fd, (char *)buf + done, bytes - done, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        done += (size_t)n;
+    }
+    return true;
+}
+
+static void send_frame(Hub *h, int r, Kind kind, const void *buf, size_t bytes)
+{
+    Frame f = {.kind = kind, .call = h->calls, .bytes = bytes};
+    if (!send_all(h->fd[r], &f, sizeof f) || !send_all(h->fd[r], buf, bytes)) peer_lost(h, r);
+}
+
+// Returns the bytes that came, at most `capacity`.
+static size_t receive_frame(Hub *h, int r, Kind kind, void *buf, size_t capacity)
+{
+    Frame f;
+    h->waiting_for = r;
+    if (!receive_all(h->fd[r], &f, sizeof f)) peer_lost(h, r);
+    h->waiting_for = 0;
+    if (f.kind == ABORT) leave_quietly(h);
+    if (f.kind != kind || f.call != h->calls || f.bytes > capacity)
+        fatal(EXIT_BAD_INPUT, "ranks %d and %d are not at the same place: %s number %u here, %s number %u there", h->rank, r,
+              kind_name[kind], h->calls, f.kind <= ABORT ? kind_name[f.kind] : "?", f.call);
+    if (!receive_all(h->fd[r], buf, f.bytes)) peer_lost(h, r);
+    return f.bytes;
+}
+
+static void begin_call(Hub *h)
+{
+    h->calls++;
+    atomic_fetch_add(&h->place->progress, 1);
+}
+
+// ---- collective calls --------------------------------------------------------------------------------------------------
+
+static void combine(Kind kind, void *into, const void *x)
+{
+    double a, b;
+    int64_t i, k;
+    if (kind == SUM) {
+        memcpy(&a, into, 8), memcpy(&b, x, 8);
+        a += b;
+        memcpy(into, &a, 8);
+    } else {
+        memcpy(&i, into, 8), memcpy(&k, x, 8);
+        i = max_i64(i, k);
+        memcpy(into, &i, 8);
+    }
+}
+
+static void reduce(Hub *h, Kind kind, void *value) // 8 bytes
+{
+    char other[8];
+    if (h->size == 1) return;
+    begin_call(h);
+    if (h->rank) {
+        send_frame(h, 0, kind, value, 8);
+        receive_frame(h, 0, kind, value, 8);
+        return;
+    }
+    for (int r = 1; r < h->size; r++) {
+        receive_frame(h, r, kind, other, 8);
+        combine(kind, value, other);
+    }
+    for (int r = 1; r < h->size; r++) send_frame(h, r, kind, value, 8);
+}
+
+double hub_sum(Hub *h, double x)
+{
+    reduce(h, SUM, &x);
+    return x;
+}
+
+int64_t hub_max(Hub *h, int64_t x)
+{
+    reduce(h, MAX, &x);
+    return x;
+}
+
+void hub_barrier(Hub *h)
+{
+    int64_t nothing = 0;
+    reduce(h, BARRIER, &nothing);
+}
+
+void hub_broadcast(Hub *h, void *buf, size_t bytes)
+{
+    if (h->size == 1) return;
+    begin_call(h);
+    if (h->rank) receive_frame(h, 0, BROADCAST, buf, bytes);
+    for (int r = 1; r < h->size && !h->rank; r++) send_frame(h, r, BROADCAST, buf, bytes);
+}
+
+size_t hub_collect(Hub *h, void *buf, size_t bytes, int owner)
+{
+    if (owner == 0) return h->rank ? 0 : bytes;
+    begin_call(h);
+    if (h->rank == owner) send_frame(h, 0, COLLECT, buf, bytes);
+    if (h->rank == 0) return receive_frame(h, owner, COLLECT, buf, SIZE_MAX);
+    return h->rank == owner ? bytes : 0;
+}
+
+// ---- watching ----------------------------------------------------------------------------------------------------------
+
+static struct {
+    Hub *hub;
+    double timeout;
+    const char *(*check)(void);
+    pthread_t thread;
+    bool runs;
+} watch;
+
+// The other side has closed. Its last words may still be unread, and the program's own thread may be waiting for the device.
+static void on_hang_up(Hub *h, int r)
+{
+    static char tail[1 << 16];
+    Frame f = {0};
+    ssize_t n = recv(h->fd[r], tail, sizeof tail, MSG_PEEK | MSG_DONTWAIT);
+    if (n >= (ssize_t)sizeof f) memcpy(&f, tail + n - (ssize_t)sizeof f, sizeof f);
+    if (f.kind == ABORT) leave_quietly(h);
+    if (h->closing) return;
+    peer_lost(h, r);
+}
+
+static void refuse_late_comer(Hub *h)
+{
+    int fd = accept(h->listener, NULL, NULL);
+    if (fd < 0) return;
+    send_all(fd, "taken", 6);
+    close(fd);
+}
+
+static void look_at_sockets(Hub *h, int milliseconds)
+{
+    struct pollfd p[MAX_RANKS + 1];
+    int rank_of[MAX_RANKS + 1], n = 0;
+    for (int r = 0; r < h->size; r++)
+        if (h->fd[r] >= 0) rank_of[n] = r, p[n++] = (struct pollfd){.fd = h->fd[r], .events = POLLRDHUP};
+    if (h->listener >= 0) rank_of[n] = -1, p[n++] = (struct pollfd){.fd = h->listener, .events = POLLIN};
+    if (poll(p, (nfds_t)n, milliseconds) <= 0) return;
+    for (int i = 0; i < n && !h->closing; i++) {
+        if (!p[i].revents) continue;
+        if (rank_of[i] < 0) refuse_late_comer(h);
+        else on_hang_up(h, rank_of[i]);
+    }
+}
+
+// Rank 0 knows for whom it waits and speaks first.
+static void look_for_standstill(Hub *h, double idle)
+{
+    if (watch.timeout <= 0 || idle < watch.timeout + (h->rank ? 2 : 0) || h->closing) return;
+    if (h->waiting_for)
+        fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout), waiting for rank %d", watch.timeout, h->waiting_for);
+    fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout)", watch.timeout);
+}
+
+static void *watch_thread(void *unused)
+{
+    (void)unused;
+    Hub *h = watch.hub;
+    double idle = 0, last = seconds_now();
+    int64_t seen = -1;
+    while (!h->closing) {
+        look_at_sockets(h, 100);
+        const char *failure = watch.check ? watch.check() : NULL;
+        if (failure && !h->closing) {
+            sleep_seconds(1.5); // most often the echo of a rank that is gone, and that is told better elsewhere
+            fatal(EXIT_BAD_INPUT, "%s", failure);
+        }
+        double now = seconds_now();
+        double passed = now - last < 1 ? now - last : 1; // of a process that was stopped, no more than a second counts
+        idle = seen == atomic_load(&h->place->progress) ? idle + passed : 0;
+        last = now;
+        seen = atomic_load(&h->place->progress);
+        look_for_standstill(h, idle);
+    }
+    return NULL;
+}
+
+void hub_watch(Hub *h, double timeout, const char *(*check)(void))
+{
+    watch.hub = h;
+    watch.timeout = timeout;
+    watch.check = check;
+    watch.runs = !pthread_create(&watch.thread, NULL, watch_thread, NULL);
+    if (!watch.runs) fatal(EXIT_BAD_INPUT, "cannot start the thread that watches the other ranks");
+}
+
+void hub_step(Hub *h, int step)
+{
+    h->place->step = step;
+    atomic_fetch_add(&h->place->progress, 1);
+}
+
+void hub_close(Hub *h)
+{
+    h->closing = 1; // from here on an end of a connection is what all expect
+    hub_barrier(h);
+    if (watch.runs) pthread_join(watch.thread, NULL);
+    watch.runs = false;
+    for (int r = 0; r < h->size; r++)
+        if (h->fd[r] >= 0) close(h->fd[r]);
+    if (h->listener >= 0) close(h->listener);
+}
