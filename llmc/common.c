@@ -1,6 +1,7 @@
 #include "common.h"
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,8 +53,10 @@ static void let_rank_0_speak_first(void)
 
 void fatal(int status, const char *format, ...)
 {
+    static _Atomic int ending;
     va_list args;
     char text[2048];
+    while (atomic_exchange(&ending, 1)) pause(); // one thread speaks, and ends the others
     let_rank_0_speak_first();
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
