@@ -3,7 +3,7 @@
 # make test-gpu    every CUDA op against the CPU reference             make fuzz      a minute of fuzzing for every parser
 # make bench       CPU throughput beside the PyTorch twin
 #
-# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_MPI=0, USE_OPENBLAS=0, V=1
+# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_MPI=0, USE_OPENBLAS=0, V=1
 
 SHELL := /bin/bash
 CC := gcc
@@ -58,7 +58,7 @@ CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS) $(if $(HAVE_MPI),-DHAVE_MPI 
 CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas) $(if $(HAVE_MPI),$(shell mpicc --showme:link 2>/dev/null || echo -lmpi))
 
 CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR))
-NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include -gencode arch=compute_$(GPU_ARCH),code=sm_$(GPU_ARCH) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
+NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include $(foreach a,$(GPU_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
 CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudnn -lcudart $(if $(NCCL_DIR),-lnccl)
 REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
 
@@ -93,7 +93,7 @@ found:
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
 	@echo "MPI       $(if $(HAVE_MPI),yes,no: train_gpt_cpu runs as one rank)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
-	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for sm_$(GPU_ARCH),no: CPU program only)"
+	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no)",true)
 	@$(if $(HAVE_JSON),true,echo "json-c is missing: run scripts/install_deps.sh" >&2; exit 1)
 

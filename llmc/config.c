@@ -72,6 +72,7 @@ static const Option options[] = {
     {"stop-at", OPT_INT, AT(stop_at), "0", 0, 1e9, NULL, "save and stop before this step, with the schedules unchanged; 0: run to the end", false, NULL},
     {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
+    {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
     {"device", OPT_INT, AT(device), "0", 0, 1023, NULL, "GPU index", false, NULL},
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads; 0: one for each core", false, NULL},
 

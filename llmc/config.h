@@ -41,7 +41,7 @@ typedef struct {
     int checkpoint_every;
     int stop_at;
     bool eval_only;
-    bool deterministic;
+    bool deterministic, portable;
     int device, threads;
     // sampling
     const char *sample, *vocab;

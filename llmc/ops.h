@@ -27,6 +27,7 @@ typedef struct {
     int max_documents; // most documents in one packed sequence, 0: no limit known
     bool fp8_head;
     bool deterministic; // attention backward with a fixed order of sums
+    bool portable;      // only kernels that every supported GPU runs
 } OpSizes;
 
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's libraries need.

@@ -10,7 +10,7 @@ use JSON::PP ();
 use Test::More;
 use Time::HiRes qw(sleep stat time);
 
-our @EXPORT = qw($root $dir $trainer $exact @tiny write_shard slurp spew documents start finish run run_ok refuses losses log_text
+our @EXPORT = qw($root $dir $trainer $exact @tiny write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
     tensors floats to_bf16 same_state distance val_losses newest mpirun have_mpi rewrite);
 
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
@@ -88,6 +88,15 @@ sub run_ok {
     my ($status, $out, $err) = run(@command);
     ok($status eq '0', $what) or diag "status $status\n$out$err";
     return ($out, $err);
+}
+
+# run_together([what, command...], ...): all at once; each must end well. For GPUs, where starting takes longer than the run.
+sub run_together {
+    my @runs = map { my ($what, @command) = @$_; [$what, start(@command)] } @_;
+    for (@runs) {
+        my ($status, $out, $err) = finish($_->[1], 300);
+        ok($status eq '0', $_->[0]) or diag "status $status\n$out$err";
+    }
 }
 
 # Exit with this status and exactly one line on stderr, which matches.
@@ -188,7 +197,7 @@ sub same_state {
     my ($one, $other) = @_;
     my ($a, $meta_a) = tensors($one);
     my ($b, $meta_b) = tensors($other);
-    delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init
+    delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
         option.val-every)}
         for $meta_a, $meta_b;
     my @different = grep { !$a->{$_} || !$b->{$_} || $a->{$_}{bytes} ne $b->{$_}{bytes} } sort keys %{{%$a, %$b}};

@@ -1,7 +1,7 @@
 // Attention of the CUDA backend, by cuDNN and by the program's own kernels, against the CPU backend.
 //
-//   test_attention_gpu [DIR]     DIR holds libref_bf16.so and libref_fp32.so: the CPU backend in its two builds (default
-//   build/ref)
+//   test_attention_gpu [--portable] [DIR]     --portable: what is chosen then; DIR holds libref_bf16.so and libref_fp32.so: the
+//                                             CPU backend in its two builds (default build/ref)
 //
 // The same inputs, representable in bf16, go through the GPU, the fp32 CPU build (the truth) and the bf16 CPU build (what a plain
 // implementation with the same storage gives). The GPU's distance from the truth (relative, in the 2-norm) may be at most twice
@@ -9,6 +9,7 @@
 // behind all buffers, after a run on NaN alone that leaves NaN in the scratch memory.
 #include "dev/test/tap.h"
 #include "llmc/cuda/attention.h"
+#include "llmc/cuda/device.h"
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -418,6 +419,8 @@ static bool check_choice(void)
 int main(int argc, char **argv)
 {
     set_program_name("test_attention_gpu", -1);
+    bool portable = argc > 1 && !strcmp(argv[1], "--portable");
+    argc -= portable, argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
     static const int own_widths[] = {8, 24, 32, 64, 72, 96, 128, 136, 256};
     const int cudnn_widths[] = {CUDNN_WIDTHS};
@@ -426,11 +429,13 @@ int main(int argc, char **argv)
         return tap_done();
     }
     backend_open(0);
+    device_set_portable(portable);
     stream = stream_create();
     check_kernels(ATTENTION_OWN, "own");
     check_widths(ATTENTION_OWN, "own", own_widths, sizeof own_widths / sizeof *own_widths);
     bool cudnn = check_choice();
-    if (!cudnn) skip("cuDNN is not used on this GPU");
+    if (portable) ok(!cudnn, "the portable path keeps off cuDNN");
+    else if (!cudnn) skip("cuDNN is not used on this GPU");
     if (cudnn) check_kernels(ATTENTION_CUDNN, "cuDNN");
     if (cudnn) check_widths(ATTENTION_CUDNN, "cuDNN", cudnn_widths, sizeof cudnn_widths / sizeof *cudnn_widths);
     attention_close();

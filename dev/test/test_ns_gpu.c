@@ -1,11 +1,12 @@
 // The CUDA primitives and variants of Newton-Schulz against the CPU backend in double.
-//   test_ns_gpu [reference [emulation]]
+//   test_ns_gpu [--portable] [reference [emulation]]
 // reference (build/ref/libref_fp32.so) is the CPU backend built with -DFLOATX_FP32, where NS_FP32 means doubles and no rounding;
 // emulation (build/ref/libref_bf16.so) the ordinary one, which rounds wherever the GPU does. A variant may be as wrong as the limits
 // of its arithmetic allow, or twice as wrong as the emulation on the same matrix, whichever is more: how much a rounding weighs depends
 // on the spectrum, and small matrices sit where the polynomials are steepest.
 #include "dev/test/ns_reference.h"
 #include "dev/test/tap.h"
+#include "llmc/cuda/device.h"
 #include "llmc/cuda/ns_gpu.h"
 #include "llmc/floatx.h"
 #include "llmc/ops.h"
@@ -516,9 +517,12 @@ static void test_large_offsets(void)
 int main(int argc, char **argv)
 {
     set_program_name("test_ns_gpu", -1);
+    bool portable = argc > 1 && !strcmp(argv[1], "--portable"); // the kernels that every supported GPU runs
+    argc -= portable, argv += portable;
     if (!open_library(&ref, argc > 1 ? argv[1] : "build/ref/libref_fp32.so")) return EXIT_BAD_INPUT;
     if (!open_library(&emulation, argc > 2 ? argv[2] : "build/ref/libref_bf16.so")) return EXIT_BAD_INPUT;
     backend_open(0);
+    device_set_portable(portable);
     ns_reserve(3 * 768 * 776);
     test_batches();
     test_large_offsets();

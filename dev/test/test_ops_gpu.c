@@ -1,6 +1,7 @@
 // Every op of the CUDA backend (attention and Newton-Schulz have tests of their own) against the CPU backend.
 //
-//   test_ops_gpu [DIR [ROUNDS]]   DIR holds libref_bf16.so and libref_fp32.so: the CPU backend in its two builds (default
+//   test_ops_gpu [--portable] [DIR [ROUNDS]]
+//                                 --portable: on the kernels that every supported GPU runs; DIR holds libref_bf16.so and libref_fp32.so: the CPU backend in its two builds (default
 //                                 build/ref); ROUNDS: only the first so many sizes, for runs under compute-sanitizer
 //
 // The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the bf16 CPU build is what
@@ -28,6 +29,7 @@ typedef struct {
 } Ops;
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
+static bool portable;
 static Stream stream;
 
 static bool load(Ops *o, const char *directory, const char *file)
@@ -227,6 +229,7 @@ static void check_case(Case *c, Sizes z, int variant)
 static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const void *), const void *argument)
 {
     for (int w = 0; w < (cpu ? BACKENDS : 1); w++) ops[w].backend_open(0), ops[w].backend_reserve(sizes);
+    printf("# %s\n", backend_description());
     stream = stream_create();
     body(argument);
     stream_destroy(stream);
@@ -250,11 +253,13 @@ static void run_round(const void *argument)
 static OpSizes sizes_for(Sizes z)
 {
     return (OpSizes){.tokens = z.N, .eval_tokens = z.N, .dim = z.H * z.e, .heads = z.H, .mlp_dim = z.F, .vocab_padded = z.Vp,
-                     .fp8_head = true};
+                     .fp8_head = true, .portable = portable};
 }
 
 int main(int argc, char **argv)
 {
+    portable = argc > 1 && !strcmp(argv[1], "--portable");
+    argc -= portable, argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
     static const Round rounds[] = {
         {{1, 2, 32, 64, 128}, false},       {{37, 3, 24, 216, 384}, false},      {{130, 2, 128, 512, 1024}, false},

@@ -9,6 +9,7 @@
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
 // on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention.h"
+#include "llmc/cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
 #include <math.h>
@@ -175,21 +176,13 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------
 
-static int compute_capability(void)
-{
-    int device = 0, major = 0, minor = 0;
-    if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) ||
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device))
-        fatal(EXIT_BAD_INPUT, "the CUDA device does not tell its compute capability: %s", cudaGetErrorString(cudaGetLastError()));
-    return 10 * major + minor;
-}
-
 // Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed here.
 static bool cudnn_is_a_candidate(Error *why)
 {
-    int capability = compute_capability(), e = at.head_dim;
+    int capability = device_compute(), e = at.head_dim;
     if (preferred == ATTENTION_OWN) return error_set(why, "asked for");
     if (preferred == ATTENTION_CUDNN) return true;
+    if (device_is_portable()) return error_set(why, "--portable");
     if (capability < 90)
         return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10, capability % 10);
     if (e % 16) return error_set(why, "cuDNN's dq is wrong for heads of width %d, which is no multiple of 16", e);

@@ -10,34 +10,7 @@ DeviceState device_state;
 
 // ---- opening and closing -------------------------------------------------------------------------------------------------
 
-void backend_open(int index)
-{
-    int count = 0;
-    cudaError_t status = cudaGetDeviceCount(&count);
-    if (status != cudaSuccess || count == 0)
-        fatal(EXIT_BAD_INPUT, "no CUDA device (%s): check the driver with nvidia-smi, or run the CPU program",
-              cudaGetErrorString(status));
-    if (index < 0 || index >= count)
-        fatal(EXIT_BAD_INPUT, "device %d does not exist: this machine has %d (0 to %d)", index, count, count - 1);
-    cudaDeviceProp p;
-    CUDA_CHECK(cudaGetDeviceProperties(&p, index));
-    CUDA_CHECK(cudaSetDevice(index));
-    DeviceState *s = &device_state;
-    s->index = index;
-    s->sms = p.multiProcessorCount;
-    s->compute = 10 * p.major + p.minor;
-    s->shared_block = p.sharedMemPerBlockOptin;
-    snprintf(s->name, sizeof s->name, "%s", p.name);
-    cudaFuncAttributes attributes;
-    extern __global__ void device_probe_kernel(void);
-    if (cudaFuncGetAttributes(&attributes, (const void *)device_probe_kernel) != cudaSuccess)
-        fatal(EXIT_BAD_INPUT,
-              "%s is compute capability %d.%d, for which this program was not built: rebuild with make GPU_ARCH=%d%s", p.name,
-              p.major, p.minor, s->compute, s->compute >= 90 ? "a" : "");
-    s->open = true;
-}
-
-__global__ void device_probe_kernel(void) {} // exists for the device this was compiled for, or not at all
+void backend_open(int index) { device_open(&device_state, index); }
 
 // Partial sums of the widest reduction: per block three scalars, or the column sums of the largest matrices.
 static size_t partial_floats_needed(const OpSizes *sizes)
@@ -61,6 +34,7 @@ void backend_reserve(const OpSizes *sizes)
     if (sizes->mlp_dim % 8 || sizes->vocab_padded % 8)
         fatal(EXIT_BAD_INPUT, "MLP width %d, vocabulary %d: both must be multiples of 8", sizes->mlp_dim, sizes->vocab_padded);
     s->sizes = *sizes;
+    device_set_portable(sizes->portable);
     s->partial_floats = partial_floats_needed(sizes);
     s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch of reductions");
     s->counter = (unsigned *)device_alloc(sizeof(unsigned), "scratch of reductions");
@@ -100,10 +74,13 @@ const char *backend_name(void) { return "cuda"; }
 const char *backend_description(void)
 {
     static char text[1024];
-    snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, FP8 head %s, %s; %s",
-             device_state.name, device_state.index, device_state.compute / 10, device_state.compute % 10, device_state.sms,
-             head_uses_fp8_units(device_state.sizes.dim) ? "on the FP8 units" : "emulated in bf16", matmul_description(),
-             attention_description());
+    const DeviceState *s = &device_state;
+    const char *head = !s->sizes.fp8_head ? "head in bf16"
+                       : head_uses_fp8_units(s->sizes.dim) ? "FP8 head on the FP8 units"
+                       : device_has_fp8() ? "FP8 head emulated in bf16 (the width is no multiple of 16)"
+                                          : "FP8 head emulated in bf16 (no FP8 units on this path)";
+    snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, %s, %s, %s; %s", s->name,
+             s->index, s->compute / 10, s->compute % 10, s->sms, device_path(), head, matmul_description(), attention_description());
     return text;
 }
 
@@ -139,10 +116,9 @@ typedef struct Allocation {
 static Allocation *allocations;
 static size_t bytes_now, bytes_peak;
 
-void *device_alloc(size_t bytes, const char *what)
+void *device_malloc(size_t size, const char *what)
 {
     void *p = NULL;
-    size_t size = bytes ? bytes : 1;
     cudaError_t status = cudaMalloc(&p, size);
     if (status != cudaSuccess) {
         size_t free_bytes = 0, total = 0;
@@ -151,6 +127,13 @@ void *device_alloc(size_t bytes, const char *what)
         fatal(EXIT_BAD_INPUT, "no device memory for %s: %.1f MiB wanted, %.1f of %.1f MiB free (%s); use smaller micro-batches",
               what, (double)size / 1048576, (double)free_bytes / 1048576, (double)total / 1048576, cudaGetErrorString(status));
     }
+    return p;
+}
+
+void *device_alloc(size_t bytes, const char *what)
+{
+    size_t size = bytes ? bytes : 1;
+    void *p = device_malloc(size, what);
     CUDA_CHECK(cudaMemset(p, 0, size));
     CUDA_CHECK(cudaDeviceSynchronize()); // the zeros are there for every stream
     Allocation *a = (Allocation *)xcalloc(1, sizeof *a);

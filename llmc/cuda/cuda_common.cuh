@@ -16,6 +16,7 @@
 extern "C" {
 #include "llmc/common.h" // compiled as C
 }
+#include "llmc/cuda/device.h"
 #include "llmc/ops.h"
 
 #define CUDA_CHECK(expression)                                                                                                  \
@@ -33,6 +34,9 @@ typedef struct {
     int index;           // CUDA device
     int sms;             // multiprocessors
     int compute;         // 10 * major + minor
+    int code;            // __CUDA_ARCH__ of the machine code that the device took from this program
+    bool wgmma_code;     // that code may use the instructions of sm_90a
+    bool portable;       // none of what device.h asks for is to be used
     size_t shared_block; // most shared memory of a block, bytes
     char name[256];
     bool open;
@@ -42,6 +46,10 @@ typedef struct {
     unsigned *counter;   // (1) blocks that have arrived; 0 between kernels
 } DeviceState;
 extern DeviceState device_state;
+void device_open(DeviceState *s, int index); // fatal, with the reason, when there is no such device or no code for it
+
+// Memory that device_alloc's list does not know, not zeroed, to be freed with cudaFree; fatal with `what` when memory is short.
+void *device_malloc(size_t size, const char *what);
 
 // Scratch memory is shared by all ops: ops that use it may not run at the same time, so all ops of a process go to one stream or
 // are ordered by events. Fatal when more is asked than backend_reserve set aside.

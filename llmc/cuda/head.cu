@@ -20,7 +20,7 @@ static struct {
     float *losses;           // (tokens or eval tokens)
 } head;
 
-bool head_uses_fp8_units(int d) { return device_state.compute >= 89 && d % FP8_ALIGN == 0; }
+bool head_uses_fp8_units(int d) { return device_has_fp8() && d % FP8_ALIGN == 0; }
 
 static float scale_of_x(int d) { return sqrtf((float)d) / 448; }
 #define SCALE_OF_W 0x1p-9f

@@ -178,6 +178,9 @@ static __device__ __forceinline__ void row_loss_gradient(float *loss, floatX *in
 
 // ---- rows through shared memory ------------------------------------------------------------------------------------------
 
+#define HAS_BULK_COPIES (__CUDA_ARCH__ >= 900) // of this compilation; device_has_bulk_copies() asks for the same
+#if HAS_BULK_COPIES
+
 static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 static __device__ __forceinline__ void fetch_row(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
@@ -199,11 +202,14 @@ static __device__ __forceinline__ void wait_row(uint64_t *barrier, uint32_t phas
                      : "memory");
 }
 
+#endif
+
 template <GradientForm FORM>
 __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(float *losses, floatX *logits, uint8_t *codes,
                                                                               const int32_t *targets, int rows, int rows_padded,
                                                                               int Vp)
 {
+#if HAS_BULK_COPIES
     extern __shared__ uint4 stage[]; // two rows
     __shared__ uint64_t barrier[2];
     __shared__ float shared[WARP];
@@ -229,6 +235,7 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(fl
     }
     for (int row = rows + blockIdx.x; row < rows_padded; row += gridDim.x)
         write_zero_row<FORM>(logits + (int64_t)row * Vp, FORM == GRADIENT_E5M2 ? codes + (int64_t)row * Vp : NULL, vectors);
+#endif
 }
 
 // Rows too long for two of them in shared memory, and chips without the bulk copy engine: read twice.
@@ -261,7 +268,7 @@ static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_
                                  int rows_padded, int Vp)
 {
     size_t stage_bytes = (size_t)Vp * 4;
-    if (device_state.compute < 90 || stage_bytes + 2048 > device_state.shared_block) {
+    if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
         loss_gradient_plain_kernel<FORM><<<(unsigned)rows_padded, 512, 0, s>>>(losses, logits, codes, targets, rows, Vp);
     } else {
         int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);

@@ -165,11 +165,12 @@ static void trial_open(Trial *t, const GemmShape *g)
     size_t bytes_a = (rows_a * (size_t)g->lda + (size_t)(g->batch - 1) * (size_t)g->stride_a) * type_bytes(g->type_a);
     size_t bytes_b = (rows_b * (size_t)g->ldb + (size_t)(g->batch - 1) * (size_t)g->stride_b) * type_bytes(g->type_b);
     t->bytes_d = ((size_t)g->m * (size_t)g->ldd + (size_t)(g->batch - 1) * (size_t)g->stride_d) * type_bytes(g->type_d);
-    CUDA_CHECK(cudaMalloc(&t->a, bytes_a));
-    CUDA_CHECK(cudaMalloc(&t->b, bytes_b));
-    CUDA_CHECK(cudaMalloc(&t->d, t->bytes_d));
-    CUDA_CHECK(cudaMalloc(&t->first_d, t->bytes_d));
-    CUDA_CHECK(cudaMalloc((void **)&t->differences, sizeof *t->differences));
+    static const char what[] = "timing a matrix product";
+    t->a = device_malloc(bytes_a, what);
+    t->b = device_malloc(bytes_b, what);
+    t->d = device_malloc(t->bytes_d, what);
+    t->first_d = device_malloc(t->bytes_d, what);
+    t->differences = (unsigned long long *)device_malloc(sizeof *t->differences, what);
     t->stream = stream_create();
     CUDA_CHECK(cudaEventCreate(&t->begin));
     CUDA_CHECK(cudaEventCreate(&t->end));

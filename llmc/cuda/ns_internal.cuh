@@ -21,9 +21,7 @@ struct Product {
     float alpha, beta;
 };
 
-// True when the kernels for tensor memory accelerator and warpgroup products were compiled in and this device runs them.
-bool ns_tensor_available(void);
-// Operand rows start on 16 bytes, as do d's; d's and out's pitch is that of rows of a multiple of 8 elements or out is stored
+// Where device_has_wgmma(). Operand rows start on 16 bytes, as do d's; d's and out's pitch is that of rows of a multiple of 8 elements or out is stored
 // element by element. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_tensor_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p);
 // Any shape and alignment.

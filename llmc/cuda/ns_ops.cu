@@ -43,7 +43,7 @@ const char *ns_path_name(NsPath path)
 
 NsPath ns_product_path(NsDtype dtype, int n, int m, int batch)
 {
-    if (dtype == NS_FP32 || !ns_tensor_available()) return NS_PATH_PORTABLE;
+    if (dtype == NS_FP32 || !device_has_wgmma()) return NS_PATH_PORTABLE;
     if (n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE) return NS_PATH_PORTABLE;
     if (m % PITCH_ELEMENTS == 0) return NS_PATH_TENSOR;
     return (int64_t)batch * n * round_up(m, PITCH_ELEMENTS) <= scratch.repack_elements ? NS_PATH_REPACKED : NS_PATH_PORTABLE;

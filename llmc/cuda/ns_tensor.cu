@@ -38,8 +38,6 @@ struct TileWork {
     bool out_vectors;                       // rows of out start on 16 bytes
 };
 
-__global__ void hopper_probe_kernel(int *compiled_in) { *compiled_in = NS_HOPPER; }
-
 #if NS_HOPPER
 
 // A tile by its place in the matrix, in units of tiles.
@@ -408,25 +406,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
     cluster_sync(); // others may still arrive at this block's barriers
 #endif
-}
-
-bool ns_tensor_available(void)
-{
-    static int available = -1; // asked of the device once, before anything is captured
-    if (available < 0) {
-        int *flag = NULL, compiled_in = 0;
-        if (device_state.compute == 90) {
-            CUDA_CHECK(cudaMalloc(&flag, sizeof *flag));
-            hopper_probe_kernel<<<1, 1>>>(flag);
-            CHECK_LAUNCH();
-            CUDA_CHECK(cudaMemcpy(&compiled_in, flag, sizeof compiled_in, cudaMemcpyDeviceToHost));
-            CUDA_CHECK(cudaFree(flag));
-        }
-        available = compiled_in;
-        if (device_state.compute == 90 && !available)
-            note("compiled without Hopper's own instructions: Newton-Schulz takes its slow portable path; build with GPU_ARCH=90a");
-    }
-    return available;
 }
 
 typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,

@@ -30,8 +30,6 @@ struct Tiles {
     int depth;
 };
 
-__global__ void relu2_probe_kernel(int *compiled_in) { *compiled_in = NS_HOPPER; }
-
 #if NS_HOPPER
 
 // d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; b is stored as (16, 256).
@@ -234,22 +232,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
                                 const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-static EncodeTiled encode_tiled; // NULL: this chip or build has no such products
+static EncodeTiled encode_tiled; // NULL: no such products on this path
 
 bool relu2_tensor_open(void)
 {
-    int *flag = NULL, compiled_in = 0;
     encode_tiled = NULL;
-    if (device_state.compute != 90) return false;
-    CUDA_CHECK(cudaMalloc(&flag, sizeof *flag));
-    relu2_probe_kernel<<<1, 1>>>(flag);
-    CHECK_LAUNCH();
-    CUDA_CHECK(cudaMemcpy(&compiled_in, flag, sizeof compiled_in, cudaMemcpyDeviceToHost));
-    CUDA_CHECK(cudaFree(flag));
-    if (!compiled_in) {
-        note("compiled without Hopper's own instructions: MLP products take a slower path; build with GPU_ARCH=90a");
-        return false;
-    }
+    if (!device_has_wgmma()) return false;
     void *address = NULL;
     cudaDriverEntryPointQueryResult found;
     CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));

@@ -1,0 +1,58 @@
+#!/usr/bin/env perl
+# With --deterministic a run on the GPU that stops and goes on ends in the same bits as one that never stopped, on every path, at
+# even and odd steps, and after a signal, although a step is always queued ahead of the one that is reported.
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::Bin/..";
+use TrainTest;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $gpu = "$root/train_gpt";
+write_shard("train_$_.bin", documents(6000, 10 + $_)) for 1 .. 5;
+write_shard('val.bin', documents(700, 2));
+my %options = (bf16 => [qw(--head bf16)], fp8 => [qw(--head fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)],
+    portable => [qw(--head fp8 --portable)]);
+my %stops = (bf16 => [1, 2, 5, 6, 7], fp8 => [6, 7], portable => [6, 7]);
+
+sub command { # of a run to step 12 and its folder
+    my ($name, $folder, @more) = @_;
+    return ($gpu, @tiny, @{$options{$name}}, qw(--deterministic --stop-at 12), @more, '--out', "$dir/$folder");
+}
+
+# The bytes of the tensors as they lie in the file, and what its header says about them.
+sub contents {
+    my ($tensors) = tensors($_[0]);
+    return join '', map { "$_ @{$tensors->{$_}{shape}} @{$tensors->{$_}{data_offsets}}\n$tensors->{$_}{bytes}" } sort keys %$tensors;
+}
+
+my @parts = map { my $name = $_; map { [$name, $_, "$name$_"] } @{$stops{$name}} } sort keys %stops;
+run_together((map { ["$_: 12 steps", command($_, $_)] } sort keys %options), ['the same again', command('bf16', 'again')],
+    map { my ($name, $stop, $folder) = @$_; ["$name: stop at $stop", command($name, $folder, '--stop-at', $stop)] } @parts);
+run_together(map { my ($name, $stop, $folder) = @$_; ["$name: resume at $stop", command($name, $folder, '--resume', "$dir/$folder")] } @parts);
+for (@parts) {
+    my ($name, $stop, $folder) = @$_;
+    my ($whole, $end) = map { "$dir/$_/step_000012.safetensors" } $name, $folder;
+    is(same_state($whole, $end), '', "$name: $stop + " . (12 - $stop) . ' steps end in the state of 12');
+    ok(contents($whole) eq contents($end), 'tensors byte for byte the same in the file');
+    is_deeply(losses("$dir/$folder"), losses("$dir/$name"), 'with the same losses on the way');
+}
+is(same_state(map { "$dir/$_/step_000012.safetensors" } qw(bf16 again)), '', 'twice the same run gives the same bits');
+
+# ---- a signal ----------------------------------------------------------------------------------------------------------
+
+my @long = ($gpu, @tiny, qw(--head bf16 --deterministic --repeat --epochs 1000 --val-every 0 --num-scheduled 20000));
+my $run = start(@long, '--out', "$dir/term");
+my $end = time + 60;
+sleep 0.01 while (() = log_text("$dir/term") =~ /^step:\d+\/\d+ train_time/mg) < 10 && time < $end;
+kill 'TERM', $run->{pid};
+my ($status, undef, $err) = finish($run);
+is($status, 3, 'SIGTERM: exit status 3') or diag $err;
+my ($saved) = (newest("$dir/term") // '') =~ /step_0*(\d+)\./;
+ok($saved && $saved >= 10 && $saved < 20000, 'after a save at step ' . ($saved // 'none'));
+my $stop = ($saved // 0) + 5;
+run_together(['resume', @long, '--resume', "$dir/term", '--out', "$dir/term", '--stop-at', $stop],
+    ['the same run without the signal', @long, '--out', "$dir/straight", '--stop-at', $stop]);
+is(same_state(map { newest("$dir/$_") } qw(term straight)), '', "both end in the same bits at step $stop");
+done_testing;
