@@ -1,7 +1,8 @@
 # make             builds what this machine allows: train_gpt_cpu, tokenize, and train_gpt where nvcc is; prints what it found
 # make quickstart  small dataset, training, loss, sample text          make test      all tests, under prove
-# make test-gpu    every CUDA op against the CPU reference             make fuzz      a minute of fuzzing for every parser
-# make bench       CPU throughput beside the PyTorch twin
+# make test-gpu    all tests that need a GPU: every CUDA op against the CPU reference, whole runs, both on every path
+# make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
+# make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
 # Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_MPI=0, USE_OPENBLAS=0, V=1
 
@@ -76,12 +77,13 @@ TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(filter-out %_gpu.c,$(wildcard dev/te
 EXACT_TESTS := $(patsubst dev/test/%.c,$(EXACT)/%,$(wildcard dev/test/exact_*.c))
 SCRIPT_TESTS := $(wildcard dev/test/*.t)
 GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
+GPU_SCRIPT_TESTS := $(wildcard dev/test/gpu/*.t)
 GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c))
 REF_SRC := llmc/common.c llmc/newton_schulz.c $(filter-out %comm_mpi.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
-.PHONY: all found programs cuda deps quickstart test test-programs test-gpu test-gpu-programs fuzz fuzz-programs bench clean FORCE
+.PHONY: all found programs cuda deps quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
 all: found programs $(if $(NVCC),cuda)
 programs: train_gpt_cpu tokenize order2
@@ -182,8 +184,14 @@ build/ref/libref_%.so: $(foreach f,$(REF_SRC:%.c=%),build/ref/$(f).%.o)
 	$(Q)$(CC) -shared -Wl,-Bsymbolic $^ -o $@ -lm $(if $(HAVE_OPENMP),-fopenmp)
 $(foreach v,bf16 fp32,$(eval build/ref/libref_$(v).so: $(foreach f,$(REF_SRC:%.c=%),build/ref/$(f).$(v).o)))
 test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so
-test-gpu: test-gpu-programs
-	prove -v --exec '' $(GPU_TESTS)
+# One at a time: each may want all of the GPU's memory. The programs run a second time on the path for all GPUs.
+test-gpu: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs
+	prove --timer --exec '' $(GPU_TESTS) $(GPU_SCRIPT_TESTS); first=$$?; \
+	prove --timer --exec '' $(GPU_TESTS) :: --portable && exit $$first
+sanitize-gpu: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt
+	prove --timer -v dev/test/gpu/sanitize.pl
 
 # ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------
 deps:

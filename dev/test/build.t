@@ -46,15 +46,28 @@ ok((grep { /^nvcc\s+no: CPU program only$/ } @without), 'and the list says so');
 
 # ---- the CUDA program --------------------------------------------------------------------------------------------------
 
+# The architectures of a line of nvcc.
+sub architectures { return join ' ', $_[0] =~ / -gencode arch=compute_(\w+),code=sm_\1(?= )/g }
+
 SKIP: {
-    skip 'no nvcc', 6 if !$nvcc;
+    skip 'no nvcc', 16 if !$nvcc;
     my @kernels = glob 'llmc/cuda/*.cu';
-    for (['90a'], ['100a', 'GPU_ARCH=100a'], ['80', 'GPU_ARCH=80']) {
-        my ($arch, @override) = @$_;
-        my ($status, @lines) = make('-n', '-B', @override, 'train_gpt');
-        is($status, 0, "train_gpt for sm_$arch" . (@override ? '' : ', which is the default'));
-        my @right = grep { my @line = compiling($_, @lines); @line == 1 && $line[0] =~ /nvcc .* -gencode arch=compute_$arch,code=sm_$arch / } @kernels;
+    my %instructions = map { my $text = do { local (@ARGV, $/) = $_; <> }; $_ => $text =~ /\basm volatile/ ? 1 : 0 } @kernels, glob 'llmc/cuda/*.cuh';
+    my $headers = join '|', map { quotemeta } grep { /h$/ && $instructions{$_} } keys %instructions;
+    my @special = grep { my $text = do { local (@ARGV, $/) = $_; <> }; $instructions{$_} || $text =~ /#include "(?:$headers)"/ } @kernels;
+    for my $list ('', '80', '89', '90a', '100a', '80 89 90a 100a') {
+        my $wanted = $list || '90a';
+        my ($status, @lines) = make('-n', '-B', ($list ? "GPU_ARCH=$list" : ()), 'train_gpt', 'test-gpu-programs');
+        is($status, 0, "programs and tests for $wanted" . ($list ? '' : ', which is the default'));
+        my @right = grep { my @line = compiling($_, @lines); @line == 1 && $line[0] =~ /nvcc / && architectures($line[0]) eq $wanted } @kernels;
         ok(@right && @right == @kernels, 'is what nvcc is told for ' . @right . ' of ' . @kernels . ' files');
+        next if $list eq '' || $list =~ / /;
+        # What only some GPUs have stands in inline assembly, which nothing but the real compiler checks.
+        my @refused = grep {
+            my ($line) = compiling($_, @lines);
+            $line =~ s/ -MMD -MP -c (\S+) -o \S+/ -cubin $1 -o \/dev\/null/ && system("$line 2>/dev/null >&2") != 0;
+        } @special;
+        is("@refused", '', "and the compiler takes the assembly of all that have any, for $wanted: " . @special);
     }
 }
 done_testing;
