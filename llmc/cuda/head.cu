@@ -52,7 +52,7 @@ static GemmShape fp8_weight_gradient(int rows, int d, int Vp, int tokens)
 
 static void tune_head(const OpSizes *z)
 {
-    int d = z->dim, Vp = z->vocab_padded, rows = head.rows;
+    int d = z->dim, Vp = z->vocab_padded, rows = (int)min_i64(head.rows, head.tokens); // of training: evaluation may take more
     if (z->fp8_head && head_uses_fp8_units(d)) {
         GemmShape shapes[] = {fp8_logits(rows, d, Vp), fp8_input_gradient(rows, d, Vp),
                               fp8_weight_gradient(rows, d, Vp, head.tokens)};

@@ -43,8 +43,8 @@ for (@runs) {
     my ($here, $there) = map { val_losses("$dir/$_")->{$steps} // 'none' } $name, $beside;
     cmp_ok(abs($here - $there), '<=', 2e-3, "and the last validation, $here and $there");
 }
-# The line of a run's log that says which kernels ran; the log holds the program's source too.
-sub device_line { return (grep { /\(device \d+, compute capability \d/ } split /\n/, log_text("$dir/$_[0]"))[0] // 'none' }
+# The event of a run that says which kernels ran.
+sub device_line { return (grep { /\(device \d+, compute capability \d/ } split /\n/, log_text("$dir/$_[0]", 'jsonl'))[0] // 'none' }
 like(device_line('gpu'), qr/ (kernels for Hopper|portable kernels \(c)/, 'the log says which kernels ran');
 like(device_line('portable'), qr/portable kernels \(--portable\), head in bf16, .*own kernels \(--portable\)/, 'and that --portable was heeded');
 like(device_line('fp8_portable'), qr/FP8 head emulated in bf16 \(no FP8 units on this path\)/, 'for the FP8 head, too');
