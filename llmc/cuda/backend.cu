@@ -15,7 +15,7 @@ void backend_open(int index) { device_open(&device_state, index); }
 // Partial sums of the widest reduction: per block three scalars, or the column sums of the largest matrices.
 static size_t partial_floats_needed(const OpSizes *sizes)
 {
-    size_t segments = (size_t)ceil_div(max_i64(sizes->tokens, 1), 16) * 2 * (size_t)sizes->dim; // embedding_grad
+    size_t segments = (size_t)ceil_div(max_i64(sizes->tokens, 1), 16) * (2 * (size_t)sizes->dim + 2); // embedding_grad
     size_t columns = (size_t)4 << 20;                                                           // normuon_update, in slices
     size_t blocks = (size_t)device_state.sms * 64 * 16;
     size_t need = segments > columns ? segments : columns;

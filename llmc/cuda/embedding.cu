@@ -3,7 +3,8 @@
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 enum { GATE_WIDTH = 12, RUN = 16 /* rows a warp walks in embed_backward */, SEGMENT = 16 /* positions a warp sums */,
-       JOIN_WARPS = 4 };
+       STRIP = 4 * WARP /* columns it sums */,
+       JOIN = 16 /* partial sums a warp loads at once */ };
 
 // gate . row[0:12], given to all lanes.
 static __device__ __forceinline__ float gate_dot(const floatX *row, const floatX *gate, int lane)
@@ -201,136 +202,119 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
 }
 
 // ---- rows of a table -----------------------------------------------------------------------------------------------------
-// The positions, sorted by token, are cut into segments. A warp sums its segment; tokens that lie inside go to the table at
-// once, the first and last token of a segment may go on in the neighbours: their sums wait in scratch (segments, 2, d) for the
-// second kernel, which adds them in order. So a token that occurs a thousand times costs no more than a thousand tokens.
+// The positions, sorted by token, are cut into segments. A warp sums a strip of columns of a segment; it asks for all gradients
+// and all rows of the table at once, so that nothing waits for anything but memory's rate. Tokens that lie inside go to the table,
+// the first and last token of a segment may go on in the neighbours: their sums wait in scratch (segments, 2, d) for the second
+// kernel, which adds them in order. So a token that occurs a thousand times costs no more than a thousand tokens, and every
+// element of the table is changed by one thread only. (Additions by red.global.add, which wait for nothing
+// either, were slower.)
 
-template <int VPL>
-static __device__ __forceinline__ void add_to_table(float *row, const float (&sum)[VPL][8], float scale, int vectors, int lane)
+static __device__ __forceinline__ void add4(float4 &sum, float4 x)
 {
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        if (lane + WARP * i >= vectors) continue;
-        float4 *p = reinterpret_cast<float4 *>(row) + 2 * (lane + WARP * i);
-        float4 a = p[0], b = p[1];
-        const float *f = sum[i];
-        p[0] = make_float4(a.x + scale * f[0], a.y + scale * f[1], a.z + scale * f[2], a.w + scale * f[3]);
-        p[1] = make_float4(b.x + scale * f[4], b.y + scale * f[5], b.z + scale * f[6], b.w + scale * f[7]);
-    }
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
 }
 
-template <int VPL>
-static __device__ __forceinline__ void save_partial(float *row, const float (&sum)[VPL][8], int vectors, int lane)
+static __device__ __forceinline__ float4 plus_scaled(float4 old, float4 sum, float factor)
 {
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        if (lane + WARP * i >= vectors) continue;
-        float4 *p = reinterpret_cast<float4 *>(row) + 2 * (lane + WARP * i);
-        p[0] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
-        p[1] = make_float4(sum[i][4], sum[i][5], sum[i][6], sum[i][7]);
-    }
+    return make_float4(old.x + factor * sum.x, old.y + factor * sum.y, old.z + factor * sum.z, old.w + factor * sum.w);
 }
 
-template <int VPL>
-static __device__ __forceinline__ void add_partial(float (&sum)[VPL][8], const float4 *row, int vectors, int lane)
+static __device__ __forceinline__ float4 unpack4(uint2 u)
 {
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        int v = lane + WARP * i;
-        if (v >= vectors) continue;
-        float4 a = row[2 * v], b = row[2 * v + 1];
-        const float f[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int k = 0; k < 8; k++) sum[i][k] += f[k];
-    }
+    return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16),
+                       __uint_as_float(u.y & 0xffff0000u));
 }
 
-// The row whose positions contain `position`.
-static __device__ __forceinline__ int find_row(const int32_t *row_start, int rows, int position)
+// The row whose positions contain `position`. The lanes of a warp look at 32 places at a time.
+static __device__ __forceinline__ int find_row(const int32_t *row_start, int rows, int position, int lane)
 {
     int lo = 0, hi = rows; // row_start[lo] <= position < row_start[hi]
     while (hi - lo > 1) {
-        int mid = (lo + hi) / 2;
-        if (row_start[mid] <= position) lo = mid;
-        else hi = mid;
+        int step = (hi - lo + WARP - 1) / WARP, probe = lo + lane * step;
+        unsigned below = __ballot_sync(0xffffffffu, probe < hi && row_start[probe] <= position); // lane 0's always is
+        lo += (31 - __clz((int)below)) * step;
+        hi = min(hi, lo + step);
     }
     return lo;
 }
 
-template <int VPL>
+// grid (segments / ROW_WARPS, d / STRIP)
 __global__ __launch_bounds__(ROW_THREADS) void embedding_grad_kernel(float *dtable, const floatX *g, const float *scale,
-                                                                     TokenRows rows, int N, int d, float *partials)
+                                                                     TokenRows rows, int N, int d, float *partials, int2 *open)
 {
-    int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
-    int begin = segment * SEGMENT, end = min(begin + SEGMENT, N);
+    int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, column = blockIdx.y * STRIP + 4 * lane;
+    int begin = segment * SEGMENT, count = min(SEGMENT, N - begin), num_rows = *rows.num_rows;
     if (begin >= N) return;
+    static_assert(SEGMENT < WARP, "a lane holds one position, and one row of the table");
+    bool there = column < d;
     float factor = scale ? scale[0] : 1;
-    int r = find_row(rows.row_start, *rows.num_rows, begin), at = begin;
-    static_assert(SEGMENT <= WARP, "a lane holds one position");
-    int mine = begin + lane < end ? rows.order[begin + lane] : 0; // positions, one a lane
-    while (at < end) {
-        int start = rows.row_start[r], stop = rows.row_start[r + 1], until = min(stop, end);
-        float sum[VPL][8];
+    int first = find_row(rows.row_start, num_rows, begin, lane), row = first + lane;
+    int position = lane < count ? rows.order[begin + lane] : 0;
+    int stop = row < num_rows ? rows.row_start[row + 1] : 0, token = row < num_rows ? rows.row_token[row] : 0;
+    bool comes_in = rows.row_start[first] < begin; // the first token began in an earlier segment
+    unsigned ends = __reduce_or_sync(0xffffffffu, stop > begin && stop <= begin + count ? 1u << (stop - begin - 1) : 0);
+    unsigned inside = comes_in ? ends & (ends - 1) : ends; // bit i: a token that lies inside ends at place i
+    int last = __popc(ends), last_stop = __shfl_sync(0xffffffffu, stop, last), last_token = __shfl_sync(0xffffffffu, token, last);
+    bool goes_on = !(ends >> (count - 1) & 1), begins = !comes_in || ends; // of the segment's last token
+    if (blockIdx.y == 0 && lane == 0) open[segment] = make_int2(goes_on && begins ? last_token : -1, (last_stop - 1) / SEGMENT);
+    uint2 u[SEGMENT];
+    float4 old[SEGMENT], sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int i = 0; i < VPL; i++)
+    for (int i = 0; i < SEGMENT; i++) {
+        int t = __shfl_sync(0xffffffffu, position, i);
+        u[i] = there && i < count ? *reinterpret_cast<const uint2 *>(g + (int64_t)t * d + column) : make_uint2(0, 0);
+    }
+    float *table = dtable + column;
 #pragma unroll
-            for (int k = 0; k < 8; k++) sum[i][k] = 0;
-#pragma unroll 4
-        for (; at < until; at++) {
-            int position = __shfl_sync(0xffffffffu, mine, at - begin);
-            uint4 u[VPL];
-            load_row(u, g + (int64_t)position * d, vectors, lane);
+    for (int i = 0; i < SEGMENT; i++) {
+        int64_t at = (int64_t)__shfl_sync(0xffffffffu, token, __popc(ends & ((1u << i) - 1))) * d;
+        if (there && inside >> i & 1) old[i] = *reinterpret_cast<const float4 *>(table + at);
+    }
 #pragma unroll
-            for (int i = 0; i < VPL; i++) {
-                float f[8];
-                unpack8(u[i], f);
-#pragma unroll
-                for (int k = 0; k < 8; k++) sum[i][k] += f[k];
-            }
-        }
-        if (start >= begin && stop <= end) add_to_table<VPL>(dtable + (int64_t)rows.row_token[r] * d, sum, factor, vectors, lane);
-        else
-            save_partial<VPL>(partials + (2 * (int64_t)segment + (start >= begin)) * d, sum, vectors,
-                              lane); // 0: comes in, 1: begins here
-        r++;
+    for (int i = 0; i < SEGMENT; i++) {
+        unsigned before = ends & ((1u << i) - 1);
+        int64_t at = (int64_t)__shfl_sync(0xffffffffu, token, __popc(before)) * d;
+        add4(sum, unpack4(u[i]));
+        if (!(ends >> i & 1) && i + 1 != count) continue;
+        int side = !(comes_in && !before); // 0: comes in, 1: begins here
+        if (there && inside >> i & 1) *reinterpret_cast<float4 *>(table + at) = plus_scaled(old[i], sum, factor);
+        else if (there) *reinterpret_cast<float4 *>(partials + (2 * (int64_t)segment + side) * d + column) = sum;
+        sum = make_float4(0, 0, 0, 0);
     }
 }
 
-// One block for each segment in which a token begins that goes on in the next: adds up that token's partial sums. Each warp takes
-// every JOIN_WARPS-th, the first adds the warps'.
-template <int VPL>
-__global__ __launch_bounds__(JOIN_WARPS *WARP) void embedding_join_kernel(float *dtable, const float *scale, TokenRows rows,
-                                                                          int N, int d, const float *partials)
+// A warp for each segment in which a token begins that goes on in the next: adds up that token's partial sums.
+//   open (segments): that token, or -1; the last segment it reaches
+__global__ __launch_bounds__(ROW_THREADS, 3) void embedding_join_kernel(float *dtable, const float *scale, int segments, int d,
+                                                                        const float *partials, const int2 *open)
 {
-    __shared__ float4 sums[JOIN_WARPS - 1][2 * VPL * WARP];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, segment = blockIdx.x, vectors = d / 8;
-    int begin = segment * SEGMENT, end = begin + SEGMENT;
-    if (end >= N) return;
-    int r = find_row(rows.row_start, *rows.num_rows, end - 1), start = rows.row_start[r], stop = rows.row_start[r + 1];
-    if (start < begin || stop <= end) return;
-    int last = (stop - 1) / SEGMENT;
-    float sum[VPL][8];
+    int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, column = blockIdx.y * STRIP + 4 * lane;
+    if (segment >= segments || column >= d) return;
+    int token = open[segment].x, last = open[segment].y;
+    if (token < 0) return;
+    float4 sum = *reinterpret_cast<const float4 *>(partials + (2 * (int64_t)segment + 1) * d + column);
+    for (int j = segment + 1; j <= last; j += JOIN) {
+        float4 x[JOIN]; // all asked for at once: a frequent token has a hundred of them
 #pragma unroll
-    for (int i = 0; i < VPL; i++)
+        for (int k = 0; k < JOIN; k++)
+            x[k] = j + k <= last ? *reinterpret_cast<const float4 *>(partials + 2 * (int64_t)(j + k) * d + column)
+                                 : make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int k = 0; k < 8; k++) sum[i][k] = 0;
-#pragma unroll 4
-    for (int j = segment + warp; j <= last; j += JOIN_WARPS)
-        add_partial<VPL>(sum, reinterpret_cast<const float4 *>(partials + (2 * (int64_t)j + (j == segment)) * d), vectors, lane);
-    if (warp) save_partial<VPL>(reinterpret_cast<float *>(sums[warp - 1]), sum, vectors, lane);
-    __syncthreads();
-    if (warp) return;
-    for (int w = 1; w < JOIN_WARPS; w++) add_partial<VPL>(sum, sums[w - 1], vectors, lane);
-    add_to_table<VPL>(dtable + (int64_t)rows.row_token[r] * d, sum, scale ? scale[0] : 1, vectors, lane);
+        for (int k = 0; k < JOIN; k++) add4(sum, x[k]);
+    }
+    float4 *p = reinterpret_cast<float4 *>(dtable + (int64_t)token * d + column);
+    *p = plus_scaled(*p, sum, scale ? scale[0] : 1);
 }
 
 void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows, int N, int d)
 {
     if (N <= 0) return;
     int64_t segments = ceil_div(N, SEGMENT);
-    unsigned blocks = (unsigned)ceil_div(segments, ROW_WARPS);
-    float *partials = scratch_floats((size_t)segments * 2 * (size_t)d);
-    DISPATCH_WIDTH(d, (embedding_grad_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dtable, g, scale, *rows, N, d, partials)));
-    DISPATCH_WIDTH(
-        d, (embedding_join_kernel<VPL><<<(unsigned)segments, JOIN_WARPS * WARP, 0, s>>>(dtable, scale, *rows, N, d, partials)));
+    dim3 grid((unsigned)ceil_div(segments, ROW_WARPS), (unsigned)ceil_div(d, STRIP));
+    float *partials = scratch_floats((size_t)segments * (2 * (size_t)d + 2));
+    int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * d);
+    embedding_grad_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, g, scale, *rows, N, d, partials, open);
+    CHECK_LAUNCH();
+    embedding_join_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, scale, (int)segments, d, partials, open);
+    CHECK_LAUNCH();
 }
