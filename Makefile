@@ -14,6 +14,7 @@ GPU_ARCH := 90a
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(wildcard /opt/cuda))
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 Q := $(if $(V),,@)
+comma := ,
 JOBS := $(shell nproc 2>/dev/null || echo 2)
 
 # ---- what is here ------------------------------------------------------------------------------------------------------
@@ -34,6 +35,10 @@ endif
 HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 CUDA_LIB := $(firstword $(wildcard $(CUDA_HOME)/lib64) $(wildcard $(CUDA_HOME)/lib))
 CUDNN_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu,$(if $(wildcard $(d)/cudnn.h),$(d))))
+CUPTI_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include $(CUDA_HOME)/extras/CUPTI/include,$(if $(wildcard $(d)/cupti.h),$(d))))
+ifneq ($(CUPTI_DIR),)
+HAVE_CUPTI := $(call probe,#include <cupti.h>,CUpti_ActivityKernel10 k; (void)k;,-I$(CUPTI_DIR) -I$(CUDA_HOME)/include)
+endif
 NCCL_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu,$(if $(wildcard $(d)/nccl.h),$(d))))
 
 # ---- flags -------------------------------------------------------------------------------------------------------------
@@ -58,9 +63,11 @@ endif
 CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS) $(if $(HAVE_MPI),-DHAVE_MPI $(shell mpicc --showme:compile 2>/dev/null))
 CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas) $(if $(HAVE_MPI),$(shell mpicc --showme:link 2>/dev/null || echo -lmpi))
 
-CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR))
+CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR)) $(if $(HAVE_CUPTI),-DHAVE_CUPTI -I$(CUPTI_DIR))
 NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include $(foreach a,$(GPU_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
-CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudnn -lcudart $(if $(NCCL_DIR),-lnccl)
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) $(addprefix -Wl$(comma)-rpath$(comma),$(wildcard $(CUDA_HOME)/extras/CUPTI/lib64)) -lcublasLt -lcudnn -lcudart $(if $(NCCL_DIR),-lnccl)
+# Ops of the programs are called through the profile's wrappers.
+WRAP := $(addprefix -Wl$(comma)--wrap=,$(shell sed -n 's/^WRAPPED(\([a-z_0-9]*\)).*/\1/p' llmc/profile_ops.c))
 REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
 
 # ---- what is built -----------------------------------------------------------------------------------------------------
@@ -96,7 +103,7 @@ found:
 	@echo "MPI       $(if $(HAVE_MPI),yes,no: train_gpt_cpu runs as one rank)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
-	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no)",true)
+	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)
 	@$(if $(HAVE_JSON),true,echo "json-c is missing: run scripts/install_deps.sh" >&2; exit 1)
 
 # Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.
@@ -152,6 +159,7 @@ $(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o)
 %/libllmc.a:
 	@rm -f $@; ar rcs $@ $^
 
+train_gpt train_gpt_cpu $(EXACT)/train_gpt_cpu: LDLIBS := $(WRAP) $(LDLIBS)
 link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ $(CPU_LIBS) $(LDLIBS)
 link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
 train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a build/programs
@@ -207,7 +215,7 @@ test: deps
 build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c
 	@mkdir -p $(@D)
 	clang -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ -ljson-c $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
+	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ $(WRAP) -ljson-c $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
 fuzz-programs: $(FUZZERS)
 FUZZ_SECONDS := 60
 fuzz: fuzz-programs

@@ -36,6 +36,8 @@ typedef struct {
     Logger *logger;       // NULL when nothing is trained
     Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
     double clock;         // when the running stretch of training time began; 0: stopped
+    int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
+    double timed_ms;            // train_ms at timed_from
 } Run;
 
 static void start_clock(Run *r) { r->clock = seconds_now(); }
@@ -79,8 +81,57 @@ static void finish_step(Run *r, int step)
 {
     double loss = trainer_finish_step(&r->trainer, step);
     lap_clock(r);
+    if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
     logger_step(r->logger, step + 1, config_total_steps(&r->config), r->trainer.train_ms, loss,
                 schedule_lr_factor(&r->config, step));
+}
+
+static void queue_step(Run *r)
+{
+    Error e;
+    if (!trainer_queue_step(&r->trainer, &e)) fatal(EXIT_BAD_INPUT, "step %d: %s", r->trainer.step, e.text);
+}
+
+enum { TRACED = 2, PROFILE_STEPS = 2 * TRACED }; // an even number: every other step has Adam's update
+
+static void plan_profile(Run *r, int end)
+{
+    const Config *c = &r->config;
+    if (!c->profile) return;
+    r->profile_at = r->trainer.step + c->profile;
+    r->timed_from = r->profile_at - (c->profile - 4) / 2 * 2; // the first steps capture graphs
+    if (r->profile_at + PROFILE_STEPS > end)
+        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile, c->profile + PROFILE_STEPS,
+              end - r->trainer.step);
+}
+
+// Steps like all others, under the tracer: the table comes from steps that run op by op, and whether the device ever waits for the
+// host is seen from steps as they run otherwise, compared with the time that they take when nobody looks.
+static void profile_steps(Run *r)
+{
+    Trainer *t = &r->trainer;
+    int timed = r->profile_at - r->timed_from;
+    double step_ms = (t->train_ms - r->timed_ms) / timed;
+    char *line;
+    stop_clock(r);
+    Ceilings ceilings = trainer_ceilings(t);
+    start_clock(r);
+    for (int op_by_op = 1; op_by_op >= 0; op_by_op--) {
+        t->op_by_op = op_by_op;
+        profile_start();
+        for (int i = 0; i < TRACED; i++) {
+            queue_step(r);
+            finish_step(r, t->step - 1);
+        }
+        profile_stop(t->stream);
+        for (int i = 0; op_by_op && (line = profile_line(i, TRACED, &ceilings)); i++) {
+            logger_message(r->logger, "profile: %s", line);
+            free(line);
+        }
+    }
+    double device_ms = profile_device_ms() / TRACED;
+    logger_message(r->logger, "profile: sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
+                   device_ms / step_ms, device_ms, step_ms, timed);
 }
 
 static bool due(int step, int every) { return every > 0 && step % every == 0; }
@@ -93,11 +144,11 @@ static bool train(Run *r)
     const Config *c = &r->config;
     int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total, first = t->step, queued = -1;
     bool stop = false;
-    Error e;
+    plan_profile(r, end);
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),
-             checkpoint = t->step > first && due(t->step, c->checkpoint_every);
-        if (queued >= 0 && (validation || checkpoint)) {
+             checkpoint = t->step > first && due(t->step, c->checkpoint_every), profile = t->step && t->step == r->profile_at;
+        if (queued >= 0 && (validation || checkpoint || profile)) {
             finish_step(r, queued);
             queued = -1;
         }
@@ -105,7 +156,11 @@ static bool train(Run *r)
         if (checkpoint) save_checkpoint(r, "training goes on");
         if (validation) validate(r, false);
         if (!r->clock) start_clock(r);
-        if (!trainer_queue_step(t, &e)) fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
+        if (profile) {
+            profile_steps(r);
+            continue;
+        }
+        queue_step(r);
         if (queued >= 0) finish_step(r, queued);
         queued = t->step - 1;
         if (!backend_is_asynchronous()) {
@@ -199,15 +254,23 @@ static int train_run(Run *r, int argc, char **argv)
     Trainer *t = &r->trainer;
     const Config *c = &r->config;
     int total = config_total_steps(c);
+    Error e;
+    if (c->profile && !profile_open(&e)) fatal(EXIT_USAGE, "--profile: %s", e.text);
     start_clock(r); // finding and reading the first shard counts
     trainer_create(t, &r->config, true, true);
     stop_clock(r);
     open_tokenizer(r);
     trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
+    timeline_mark("warm-up");
     load_state(r);
+    timeline_mark("weights");
     if (c->stop_at && t->step >= c->stop_at)
         fatal(EXIT_USAGE, "--stop-at %d: the checkpoint is already at step %d", c->stop_at, t->step);
     open_logger(r, argc, argv);
+    timeline_mark("log");
+    char *start_up = timeline_text();
+    logger_message(r->logger, "start-up: %s", start_up);
+    free(start_up);
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
@@ -227,6 +290,7 @@ static int use_run(Run *r)
     Error e;
     double loss;
     const char *weights = *c->resume ? c->resume : c->init_from;
+    if (c->profile) fatal(EXIT_USAGE, "--profile: nothing is trained here");
     if (!*weights) fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
@@ -262,6 +326,7 @@ int main(int argc, char **argv)
     static Run run;
     Error e;
     backend_prepare_process(argv);
+    timeline_mark("program");
     comm_open(&argc, &argv);
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
     if (!config_parse(&run.config, argc, argv, &e)) {
@@ -279,6 +344,7 @@ int main(int argc, char **argv)
     if (run.config.threads) omp_set_num_threads(run.config.threads);
 #endif
     backend_open(run.config.device);
+    timeline_mark("device");
     bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
     int status = training ? train_run(&run, argc, argv) : use_run(&run);
     tokenizer_free(run.tokenizer);

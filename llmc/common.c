@@ -142,3 +142,54 @@ double seconds_now(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+
+// ---- timeline of the start ---------------------------------------------------------------------------------------------
+
+enum { MAX_STRETCHES = 16 };
+static struct {
+    const char *name[MAX_STRETCHES];
+    double seconds[MAX_STRETCHES], last;
+    int count;
+} timeline;
+
+// Seconds since the process began, libraries loaded before main included; 0 where /proc does not tell.
+static double process_age(void)
+{
+    char text[1024];
+    unsigned long long start = 0;
+    struct timespec now;
+    FILE *f = fopen("/proc/self/stat", "r");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f) fclose(f);
+    text[n] = 0;
+    const char *p = strrchr(text, ')'); // the name before it may hold anything; "start time" is the 20th field after it
+    for (int field = 0; p && field < 20; field++) p = strchr(p + 1, ' ');
+    if (!p || sscanf(p, "%llu", &start) != 1 || clock_gettime(CLOCK_BOOTTIME, &now)) return 0;
+    double age = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - (double)start / (double)sysconf(_SC_CLK_TCK);
+    return age > 0 && age < 3600 ? age : 0;
+}
+
+void timeline_mark(const char *stretch)
+{
+    int i = 0;
+    double now = seconds_now();
+    if (!timeline.last) timeline.last = now - process_age();
+    while (i < timeline.count && strcmp(timeline.name[i], stretch)) i++;
+    assert(i < MAX_STRETCHES);
+    if (i == timeline.count) timeline.name[timeline.count++] = stretch;
+    timeline.seconds[i] += now - timeline.last;
+    timeline.last = now;
+}
+
+char *timeline_text(void)
+{
+    char text[1024] = "";
+    size_t n = 0;
+    double sum = 0;
+    for (int i = 0; i < timeline.count; i++) {
+        sum += timeline.seconds[i];
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s %.2f, ", timeline.name[i], timeline.seconds[i]);
+        if (n >= sizeof text) n = sizeof text - 1;
+    }
+    return format_string("%sin all %.2f s", text, sum);
+}

@@ -73,6 +73,7 @@ static const Option options[] = {
     {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
+    {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, 4 more run under a tracer, and a table is printed; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
     {"device", OPT_INT, AT(device), "0", 0, 1023, NULL, "GPU index", false, NULL},
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads; 0: one for each core", false, NULL},
 
@@ -267,6 +268,9 @@ bool config_check(const Config *c, Error *e)
     if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
     if (c->stop_at > config_total_steps(c))
         return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
+    if (c->profile && c->profile < MIN_PROFILE)
+        return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile, MIN_PROFILE);
+    if (c->repeat && c->epochs > 1) return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
     if (!check_windows(c, e)) return false;
     NsOptions ns;
     NsText text = config_ns_text(c);

@@ -42,6 +42,7 @@ typedef struct {
     int stop_at;
     bool eval_only;
     bool deterministic, portable;
+    int profile; // steps before the profiled ones; 0: none
     int device, threads;
     // sampling
     const char *sample, *vocab;
@@ -51,6 +52,7 @@ typedef struct {
 } Config;
 
 enum { SKIPS_UNET, SKIPS_SINGLE };
+enum { MIN_PROFILE = 6 };
 enum { MAX_HEAD_DIM = 1024, MAX_WINDOWS = 64, MAX_STEP_TOKENS = 1 << 28 }; // a step's tokens are also a validation sequence
 
 // Fills the config from the command line: defaults, then the preset named there, then the other options in order.

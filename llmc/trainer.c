@@ -89,7 +89,8 @@ static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
     size_t train = t->loader ? acts_bytes(c, c->micro_batch_tokens, true) : 0, eval = acts_bytes(c, t->sequence_tokens, false);
-    t->acts_memory = device_alloc(train > eval ? train : eval, "activations");
+    t->acts_bytes = train > eval ? train : eval;
+    t->acts_memory = device_alloc(t->acts_bytes, "activations");
     if (t->loader) acts_place(&t->train, c, c->micro_batch_tokens, true, t->acts_memory);
     acts_place(&t->eval, c, t->sequence_tokens, false, t->acts_memory);
     t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? c->micro_batch_tokens : 0);
@@ -113,11 +114,13 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (need_validation) open_validation_data(t);
     if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
     model_describe(&t->model, c);
-    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : t->sequence_tokens,
+    timeline_mark("data");
+    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : 0,
                                .eval_tokens = t->sequence_tokens,
                                .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
                                .deterministic = c->deterministic, .portable = c->portable});
+    timeline_mark("products and plans");
     t->stream = stream_create();
     model_allocate(&t->model);
     if (need_training) optimizer_create(&t->optimizer, &t->model);
@@ -126,6 +129,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     allocate_sequences(t);
     rope_start(&t->rope, c);
     rebuild_rope(t);
+    timeline_mark("memory");
 }
 
 static void drop_graphs(Trainer *t)
@@ -204,7 +208,10 @@ static void step_ops(Trainer *t, bool adam)
     AttentionSetting at = attention_setting(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a < t->accumulation; a++) {
-        DeviceBatch b = device_batch(t->device_block + a * t->block_ints, t->config->micro_batch_tokens, t->slots);
+        int N = t->config->micro_batch_tokens;
+        const int32_t *host = t->host_block[t->step % HOST_SLOTS] + a * t->block_ints;
+        DeviceBatch b = device_batch(t->device_block + a * t->block_ints, N, t->slots);
+        profile_batch(host + batch_offset(N, 2), N, host[rows_offset(N)]);
         model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, t->stream);
     }
     model_finish_gradients(&t->model, &t->train, t->stream);
@@ -213,6 +220,10 @@ static void step_ops(Trainer *t, bool adam)
 
 static void run_step_ops(Trainer *t, bool adam)
 {
+    if (t->op_by_op) {
+        step_ops(t, adam);
+        return;
+    }
     for (int i = 0; i < t->num_graphs; i++) {
         StepGraph *g = &t->graphs[i];
         if (g->window == t->rope.window && g->slots == t->slots && g->adam == adam) {
@@ -263,6 +274,8 @@ double trainer_finish_step(Trainer *t, int step)
     for (int a = 0; a < t->accumulation; a++) sum += t->host_loss[slot][a];
     return comm_sum(sum) / ((double)t->config->micro_batches * t->config->micro_batch_tokens);
 }
+
+Ceilings trainer_ceilings(Trainer *t) { return profile_ceilings(t->stream, t->acts_memory, t->acts_bytes); }
 
 void trainer_warm_up(Trainer *t)
 {

@@ -5,6 +5,7 @@
 // device never waits; at most two steps are under way, each with its own half of the host buffers.
 #pragma once
 #include "llmc/optimizer.h"
+#include "llmc/profile.h"
 
 enum { HOST_SLOTS = 2, MAX_GRAPHS = 8 };
 
@@ -27,6 +28,7 @@ typedef struct {
     int rope_positions;
 
     void *acts_memory; // shared by the two, which are never alive together
+    size_t acts_bytes;
     Acts train, eval;
 
     int accumulation;      // micro-batches of a step on this rank
@@ -44,6 +46,7 @@ typedef struct {
     StepGraph graphs[MAX_GRAPHS];
     int num_graphs;
 
+    bool op_by_op;           // steps run without a graph, for profiles
     int step;                // next step to queue
     LoaderPosition position; // where its data begins
     double train_ms;         // training time so far
@@ -66,6 +69,8 @@ void trainer_follow_windows(Trainer *t);
 bool trainer_queue_step(Trainer *t, Error *e);
 // Waits for queued step `step` and returns its training loss per token, the mean over all ranks.
 double trainer_finish_step(Trainer *t, int step);
+// What the device can do, measured in the memory of the activations: between two steps.
+Ceilings trainer_ceilings(Trainer *t);
 // Mean validation loss over all ranks, with the windows of the next step; `final`: those of the last validation.
 bool trainer_validate(Trainer *t, bool final, double *loss, Error *e);
 // A forward-only pass over N tokens of one document. z (Vp) fp32 host out: softcapped logits of the last one. For sampling.

@@ -1,0 +1,58 @@
+// What every op of a training step costs: calls, time on the device, and how near it comes to what the machine can do.
+//
+// The linker puts a wrapper in front of every op of ops.h (profile_ops.c; the Makefile's --wrap): it names the op, counts what the
+// op cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the backend's tracer takes the time.
+#pragma once
+#include "llmc/ops.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- around every op -----------------------------------------------------------------------------------------------------
+
+// flops: multiplications and additions that the op cannot do without; bytes: each input read once, each output written once.
+// Either may be 0: not counted. Ops that are called by other ops belong to the outer one.
+void profile_enter(const char *name, double flops, double bytes); // static text, the same pointer for the same op
+void profile_leave(void);
+
+// The micro-batch whose ops come next. What attention and the embeddings do depends on it, and to the ops it is known on the
+// device alone.  cu_seqlens host: rises from 0 to N
+void profile_batch(const int32_t *cu_seqlens, int N, int num_rows);
+double profile_pairs(int window); // (query, key) pairs that attention sees: j <= i, same document, i - j <= window
+double profile_touched_rows(void);
+
+// ---- for the program -----------------------------------------------------------------------------------------------------
+
+// Once, before the device is opened. False, with the reason, where this program or machine cannot trace.
+bool profile_open(Error *e);
+
+// Counts and times are cleared, and taken from now on until profile_stop, which waits for the stream.
+void profile_start(void);
+void profile_stop(Stream s);
+double profile_device_ms(void); // kernels, copies and fills between the two, inside and outside of ops
+
+// Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX matrices (operations
+// a second).  memory: `bytes` of device memory, overwritten
+typedef struct {
+    double copy, product;
+} Ceilings;
+Ceilings profile_ceilings(Stream s, void *memory, size_t bytes);
+
+// One line of the table of what was taken between the last start and stop, by falling time; owned by the caller, NULL after the
+// last. steps: that the ops are of.
+char *profile_line(int index, int steps, const Ceilings *c);
+
+// ---- what a backend provides ---------------------------------------------------------------------------------------------
+
+// Time on the device by tag: the number of the op, from 0; TRACE_TAGS - 1 is what runs outside of any op, as in a captured graph.
+// An op is entered and left also when nothing is traced, with tag -1: a backend may tell other tools its name.
+enum { TRACE_TAGS = 64 };
+bool trace_open(Error *e);
+void trace_start(void);
+void trace_enter(int tag, const char *name);
+void trace_leave(void);
+void trace_stop(Stream s, double ms[TRACE_TAGS]);
+
+#ifdef __cplusplus
+}
+#endif
