@@ -1,6 +1,7 @@
 // The program, top-down: options -> data, model, optimizers -> the loop. No kernel and no arithmetic here.
 #include "llmc/checkpoint.h"
 #include "llmc/logger.h"
+#include "llmc/memory.h"
 #include "llmc/sample.h"
 #include <signal.h>
 #include <stdlib.h>
@@ -222,6 +223,18 @@ static void open_logger(Run *r, int argc, char **argv)
     free(ns_text);
 }
 
+static void log_memory(Run *r)
+{
+    char *line;
+    for (int i = 0; (line = memory_line(i)); i++) {
+        logger_message(r->logger, "memory: %s", line);
+        free(line);
+    }
+    double in_use = (double)device_bytes_in_use() / 1048576, ours = (double)device_bytes_allocated() / 1048576;
+    logger_message(r->logger, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries", in_use - ours, in_use);
+    logger_message(r->logger, "memory: activations: %s", r->trainer.memory_plan);
+}
+
 // Before any training: a missing vocabulary or too long a prompt must not show hours later.
 static void open_tokenizer(Run *r)
 {
@@ -271,11 +284,12 @@ static int train_run(Run *r, int argc, char **argv)
     char *start_up = timeline_text();
     logger_message(r->logger, "start-up: %s", start_up);
     free(start_up);
+    log_memory(r);
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
     if (done) validate(r, true);
-    logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_peak() / 1048576);
+    logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_in_use() / 1048576);
     if (done) write_sample(r);
     logger_close(r->logger);
     if (!saved) return EXIT_BAD_INPUT;

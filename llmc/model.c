@@ -1,4 +1,5 @@
 #include "llmc/model.h"
+#include "llmc/arena.h"
 #include <string.h>
 
 void model_describe(Model *m, const Config *c)
@@ -9,12 +10,12 @@ void model_describe(Model *m, const Config *c)
     for (int i = 0; i < NUM_LAYERS; i++) m->skip_of[i] = layer_role(c, i).skip_weight;
 }
 
-void model_allocate(Model *m)
+void model_allocate(Model *m, bool training)
 {
     const Config *c = m->config;
     size_t w8 = c->head == HEAD_FP8 ? head_weight_bytes(HEAD_FP8, config_vocab_padded(c), c->model_dim) : 0;
-    params_allocate(&m->params);
-    if (w8) m->head_w8 = device_alloc(w8, "quantised head");
+    params_allocate(&m->params, training);
+    if (w8) m->head_w8 = device_alloc(w8, "parameters: quantised head");
 }
 
 void model_free(Model *m)
@@ -25,18 +26,6 @@ void model_free(Model *m)
 
 // ---- activations -------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    char *base;
-    size_t used;
-} Bump;
-
-static void *take(Bump *b, size_t elements, size_t size) // 256-byte aligned; base NULL: only counts
-{
-    void *p = b->base ? b->base + b->used : NULL;
-    b->used += (size_t)round_up((int64_t)(elements * size), 256);
-    return p;
-}
-
 static bool block_is_kept(const Config *c, int block) // read again by a later layer
 {
     bool kept = block == BACKOUT_LAYER;
@@ -44,86 +33,109 @@ static bool block_is_kept(const Config *c, int block) // read again by a later l
     return kept;
 }
 
-static void place_attention(LayerActs *l, const Config *c, size_t N, bool backward, Bump *b)
+static void place_attention(LayerActs *l, const Config *c, size_t N, Arena *b)
 {
     size_t H = (size_t)c->num_heads, n = N * (size_t)c->model_dim;
-    floatX *planes = take(b, 3 * n, sizeof(floatX));
+    floatX *planes = arena_take(b, 3 * n, sizeof(floatX));
     l->q = planes;
     l->k = planes ? planes + n : NULL;
     l->v_raw = planes ? planes + 2 * n : NULL;
-    l->h = take(b, n, sizeof(floatX));
-    l->y = take(b, n, sizeof(floatX));
-    l->v = backward ? take(b, n, sizeof(floatX)) : l->v_raw;
-    l->yg = backward ? take(b, n, sizeof(floatX)) : l->y;
-    l->rstd = take(b, N, sizeof(float));
-    l->rstd_q = take(b, N * H, sizeof(float));
-    l->rstd_k = take(b, N * H, sizeof(float));
-    l->lse = take(b, N * H, sizeof(float));
+    l->y = arena_take(b, n, sizeof(floatX));
+    l->rstd_q = arena_take(b, N * H, sizeof(float));
+    l->rstd_k = arena_take(b, N * H, sizeof(float));
+    l->lse = arena_take(b, N * H, sizeof(float));
 }
 
-static void place_layer(LayerActs *l, const Config *c, int layer, size_t N, bool backward, Bump *b)
-{
-    if (!backward || layer_role(c, layer).attention) place_attention(l, c, N, backward, b);
-    l->post = take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
-    l->h2 = backward ? take(b, N * (size_t)c->model_dim, sizeof(floatX)) : l->h;
-    l->rstd2 = backward ? take(b, N, sizeof(float)) : l->rstd;
-}
-
-// The MLP's gradients and the attention's are never alive together: they share memory.
-static void place_gradients(Acts *a, const Config *c, size_t N, Bump *b)
+static void place_layer(LayerActs *l, const Config *c, int layer, size_t N, Arena *b)
 {
     size_t n = N * (size_t)c->model_dim;
-    a->dx = take(b, n, sizeof(floatX));
-    a->dx0 = take(b, n, sizeof(floatX));
-    a->dh = take(b, n, sizeof(floatX));
-    a->dx_backout = take(b, n, sizeof(floatX));
-    for (int i = 0; i < NUM_LAYERS; i++)
-        if (block_is_kept(c, i) && i != BACKOUT_LAYER) a->dskip[i] = take(b, n, sizeof(floatX));
-    a->dy = take(b, n, sizeof(floatX));
-    a->dqkv = take(b, 3 * n, sizeof(floatX));
-    Bump mlp = *b;
-    a->dpre = take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
-    a->dyg = take(b, n, sizeof(floatX));
-    a->dq = take(b, n, sizeof(floatX));
-    a->dk = take(b, n, sizeof(floatX));
-    a->dv = take(b, n, sizeof(floatX));
-    if (mlp.used > b->used) *b = mlp;
-    a->dgate = take(b, N * (size_t)c->num_heads, sizeof(float));
-    a->dcoef = take(b, (NUM_LAYERS + 1) * 3, sizeof(float));
+    if (layer_role(c, layer).attention) {
+        place_attention(l, c, N, b);
+        l->h = arena_take(b, n, sizeof(floatX));
+        l->v = arena_take(b, n, sizeof(floatX));
+        l->yg = arena_take(b, n, sizeof(floatX));
+        l->rstd = arena_take(b, N, sizeof(float));
+    }
+    l->post = arena_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    l->h2 = arena_take(b, n, sizeof(floatX));
+    l->rstd2 = arena_take(b, N, sizeof(float));
 }
 
-static size_t place(Acts *a, const Config *c, int tokens, bool backward, void *base)
+// Without a backward one set serves all layers, and attention's tensors lie where the MLP's come to lie when they are dead.
+static void place_shared_layer(LayerActs *l, const Config *c, size_t N, Arena *b)
 {
-    Bump b = {base, 0};
+    l->h = l->h2 = arena_take(b, N * (size_t)c->model_dim, sizeof(floatX));
+    l->rstd = l->rstd2 = arena_take(b, N, sizeof(float));
+    Arena attention = *b;
+    place_attention(l, c, N, &attention);
+    l->v = l->v_raw;
+    l->yg = l->y;
+    l->post = arena_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    if (attention.used > b->used) b->used = attention.used;
+}
+
+// Gradients lie where others are dead. dpre is dead when attention's come; dyg and dy are when dqkv comes. What skips carry, from
+// layers below the last, lies in the last layer's activations; what the backout carries, in the forward's residual stream.
+static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer, Arena *b)
+{
+    size_t n = N * (size_t)c->model_dim;
+    a->dx = arena_take(b, n, sizeof(floatX));
+    a->dx0 = arena_take(b, n, sizeof(floatX));
+    a->dgate = arena_take(b, N * (size_t)c->num_heads, sizeof(float));
+    Arena mlp = *b;
+    a->dpre = arena_take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
+    a->dqkv = arena_take(b, 3 * n, sizeof(floatX));
+    a->dyg = a->dqkv;
+    a->dy = a->dqkv ? a->dqkv + n : NULL;
+    a->dq = arena_take(b, n, sizeof(floatX));
+    a->dk = arena_take(b, n, sizeof(floatX));
+    a->dv = arena_take(b, n, sizeof(floatX));
+    if (mlp.used > b->used) b->used = mlp.used;
+    a->dx_backout = a->x;
+    for (int i = 0; i < NUM_LAYERS; i++)
+        if (block_is_kept(c, i) && i != BACKOUT_LAYER) a->dskip[i] = arena_take(&last_layer, n, sizeof(floatX));
+}
+
+static void place(Acts *a, const Config *c, int tokens, bool backward, Arena *b, Arena *gradients)
+{
+    Arena last = {NULL, 0};
     size_t N = (size_t)tokens, n = N * (size_t)c->model_dim;
     *a = (Acts){.tokens = tokens, .backward = backward};
-    a->coef = take(&b, (NUM_LAYERS + 1) * 3, sizeof(float));
-    a->x0 = take(&b, n, sizeof(floatX));
-    a->x = take(&b, n, sizeof(floatX));
-    a->rstd0 = take(&b, N, sizeof(float));
-    a->rstd_f = take(&b, N, sizeof(float));
+    a->coef = arena_take(b, (NUM_LAYERS + 1) * 3, sizeof(float));
+    a->dcoef = backward ? arena_take(b, (NUM_LAYERS + 1) * 3, sizeof(float)) : NULL;
+    a->x0 = arena_take(b, n, sizeof(floatX));
+    a->x = arena_take(b, n, sizeof(floatX));
+    a->rstd0 = arena_take(b, N, sizeof(float));
+    a->rstd_f = arena_take(b, N, sizeof(float));
     // Without a backward, blocks whose output nobody reads again share one buffer.
-    floatX *shared = backward ? NULL : take(&b, n, sizeof(floatX));
+    floatX *shared = backward ? NULL : arena_take(b, n, sizeof(floatX));
     a->block_out[0] = a->x0;
     for (int i = 1; i < NUM_LAYERS; i++)
-        a->block_out[i] = backward || block_is_kept(c, i) ? take(&b, n, sizeof(floatX)) : shared;
-    if (!backward) place_layer(&a->layer[0], c, 0, N, false, &b);
+        a->block_out[i] = backward || block_is_kept(c, i) ? arena_take(b, n, sizeof(floatX)) : shared;
+    if (!backward) place_shared_layer(&a->layer[0], c, N, b);
     for (int i = 1; i < NUM_LAYERS; i++) {
-        if (backward) place_layer(&a->layer[i], c, i, N, true, &b);
+        last = *b;
+        if (backward) place_layer(&a->layer[i], c, i, N, b);
         else a->layer[i] = a->layer[0];
     }
-    a->xf = backward ? take(&b, n, sizeof(floatX)) : a->layer[0].h;
-    if (backward) place_gradients(a, c, N, &b);
-    return b.used;
+    a->xf = backward ? arena_take(b, n, sizeof(floatX)) : a->layer[0].h;
+    a->dh = backward ? arena_take(b, n, sizeof(floatX)) : NULL;
+    if (backward) place_gradients(a, c, N, last, gradients);
 }
 
-size_t acts_bytes(const Config *c, int N, bool backward)
+size_t acts_bytes(const Config *c, int N, bool backward, size_t *gradient_bytes)
 {
     Acts a;
-    return place(&a, c, N, backward, NULL);
+    Arena all = {NULL, 0}, gradients = {NULL, 0};
+    place(&a, c, N, backward, &all, &gradients);
+    *gradient_bytes = gradients.used;
+    return all.used;
 }
 
-void acts_place(Acts *a, const Config *c, int N, bool backward, void *base) { place(a, c, N, backward, base); }
+void acts_place(Acts *a, const Config *c, int N, bool backward, void *base, void *gradients)
+{
+    place(a, c, N, backward, &(Arena){base, 0}, &(Arena){gradients, 0});
+}
 
 // ---- parameters of a layer ---------------------------------------------------------------------------------------------
 

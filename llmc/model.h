@@ -23,7 +23,7 @@ typedef struct {
     floatX *block_out[NUM_LAYERS];     // residual stream after each block; [0] is x0
     LayerActs layer[NUM_LAYERS];
     float *coef;                       // (L+1, 3): weights of the residual mixes
-    // gradients, when there is a backward
+    // Gradients, when there is a backward. Some lie in memory that is dead by then, see model.c.
     floatX *dx, *dx0, *dh, *dx_backout;
     floatX *dskip[NUM_LAYERS];         // gradient that block_out[i] gets through a skip
     floatX *dyg, *dy, *dq, *dk, *dv, *dqkv, *dpre;
@@ -53,12 +53,13 @@ typedef struct {
 } Model;
 
 void model_describe(Model *m, const Config *c);
-void model_allocate(Model *m);
+void model_allocate(Model *m, bool training); // training: with gradients
 void model_free(Model *m);
 
-// Bytes of an Acts for N tokens; acts_place points it into `base`.
-size_t acts_bytes(const Config *c, int N, bool backward);
-void acts_place(Acts *a, const Config *c, int N, bool backward, void *base);
+// Bytes of an Acts for N tokens; acts_place points it into `base`, and gradients but dh and dcoef into `gradients`, memory that is
+// not needed while an op of the head runs and may be used by those ops.
+size_t acts_bytes(const Config *c, int N, bool backward, size_t *gradient_bytes);
+void acts_place(Acts *a, const Config *c, int N, bool backward, void *base, void *gradients);
 
 // Once a step, after the weights have changed: what is derived from them alone.
 void model_prepare(Model *m, Acts *a, Stream s);

@@ -43,10 +43,14 @@ const char *backend_description(void); // one line: device, threads, libraries a
 // Version lines for the log header, one by one from index 0; NULL after the last.
 const char *backend_version_line(int index);
 
-void *device_alloc(size_t bytes, const char *what); // zeroed; fatal with `what` and the size when memory is short
+// Zeroed; fatal with `what` and the size when memory is short. what: "class: detail", or the class alone; see llmc/memory.h.
+void *device_alloc(size_t bytes, const char *what);
 void device_free(void *p);
 size_t device_bytes_allocated(void); // now, by device_alloc and backend_reserve together
 size_t device_bytes_peak(void);
+// The most that was in use on the device whenever this was called: contexts, the libraries' own memory, graphs, and what other
+// programs use there, beside what device_alloc gave. On the CPU device_bytes_peak().
+size_t device_bytes_in_use(void);
 void *host_alloc(size_t bytes); // zeroed host memory from which copies run asynchronously
 void host_free(void *p);
 
@@ -220,6 +224,10 @@ typedef enum { HEAD_BF16, HEAD_FP8 } HeadMode;
 
 // HEAD_FP8: x8 = e4m3(x / sx), w8 = e4m3(w / sw), logits = sx sw x8 w8^T; g8 = e5m2(g / sg); dx = sg sw g8 w8;
 // dw = sx sg g8^T x8; sx = sqrt(d)/448, sw = 2^-9, sg = 1/448; conversions saturate.
+// After backend_reserve: device memory that only ops of the head use, and only while they run. Between them it is free for others.
+// NULL with 0 bytes when there is none.
+void *head_idle_memory(size_t *bytes);
+
 // w8: the backend's own copies of the quantised weight, made anew when the weight has changed.
 size_t head_weight_bytes(HeadMode mode, int Vp, int d); // 0 for HEAD_BF16
 void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d);

@@ -1,4 +1,5 @@
 #include "llmc/optimizer.h"
+#include "llmc/arena.h"
 #include <string.h>
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -10,7 +11,7 @@ static int count_own(const Optimizer *o, int first, int last) // own slots in [f
     return n;
 }
 
-static size_t workspace_bytes(const Optimizer *o, const Model *m)
+size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m)
 {
     int d = m->config->model_dim, F = m->config->mlp_dim;
     size_t mlp = ns_workspace_bytes(&o->ns, d, F, o->own_mlp);
@@ -18,6 +19,24 @@ static size_t workspace_bytes(const Optimizer *o, const Model *m)
     size_t gates = ns_workspace_bytes(&o->ns_gates, m->config->num_heads, GATE_INPUTS, m->params.num_attention);
     size_t most = mlp > attention ? mlp : attention;
     return most > gates ? most : gates;
+}
+
+static void place(Optimizer *o, const Params *p, Arena *a)
+{
+    size_t tables = (size_t)(NUM_TABLES * p->table_size / o->size), slots = (size_t)(o->own_slots * p->slot_size);
+    int64_t d = o->config->model_dim, F = o->config->mlp_dim, H = o->config->num_heads;
+    o->table_m = arena_take(a, tables, sizeof(floatX));
+    o->table_v = arena_take(a, tables, sizeof(floatX));
+    o->scalar_m = arena_take(a, NUM_SCALARS, sizeof(float));
+    o->scalar_v = arena_take(a, NUM_SCALARS, sizeof(float));
+    o->momentum = arena_take(a, slots, sizeof(float));
+    o->second_mlp = arena_take(a, (size_t)(o->own_mlp * larger(d, F)), sizeof(float));
+    o->second_attention = arena_take(a, (size_t)(o->own_attention * 4 * d), sizeof(float));
+    o->gates_momentum = arena_take(a, (size_t)p->gates_size, sizeof(float));
+    o->second_gates = arena_take(a, (size_t)(p->num_attention * larger(H, GATE_INPUTS)), sizeof(float));
+    o->second_smear = arena_take(a, GATE_INPUTS, sizeof(float));
+    o->step = arena_take(a, 1, sizeof *o->step);
+    o->u = o->size > 1 ? arena_take(a, slots, sizeof(float)) : NULL;
 }
 
 void optimizer_create(Optimizer *o, const Model *m)
@@ -37,31 +56,13 @@ void optimizer_create(Optimizer *o, const Model *m)
     o->own_mlp = count_own(o, 0, p->first_attention_slot);
     o->own_attention = count_own(o, p->first_attention_slot, attention_end);
 
-    size_t tables = (size_t)(NUM_TABLES * p->table_size / o->size), slots = (size_t)(o->own_slots * p->slot_size);
-    int64_t d = c->model_dim, H = c->num_heads;
-    o->table_m = device_alloc(tables * sizeof(floatX), "Adam first moments");
-    o->table_v = device_alloc(tables * sizeof(floatX), "Adam second moments");
-    o->scalar_m = device_alloc(NUM_SCALARS * 4, "Adam moments of the scalars");
-    o->scalar_v = device_alloc(NUM_SCALARS * 4, "Adam moments of the scalars");
-    o->momentum = device_alloc(slots * 4, "NorMuon momentum");
-    o->second_mlp = device_alloc((size_t)(o->own_mlp * larger(d, c->mlp_dim)) * 4, "NorMuon second moments");
-    o->second_attention = device_alloc((size_t)(o->own_attention * 4 * d) * 4, "NorMuon second moments");
-    o->gates_momentum = device_alloc((size_t)p->gates_size * 4, "NorMuon momentum of the gates");
-    o->second_gates =
-        device_alloc((size_t)(p->num_attention * larger(H, GATE_INPUTS)) * 4, "NorMuon second moments of the gates");
-    o->second_smear = device_alloc(GATE_INPUTS * 4, "NorMuon second moments of the gates");
-    if (o->size > 1) o->u = device_alloc(slots * 4, "own gradients");
-    o->ns_workspace = device_alloc(workspace_bytes(o, m), "Newton-Schulz workspace");
-    o->step = device_alloc(sizeof *o->step, "scalars of the step");
+    Arena state = {NULL, 0};
+    place(o, p, &state);
+    state = (Arena){device_alloc(state.used, "optimizer state"), 0};
+    place(o, p, &state);
 }
 
-void optimizer_free(Optimizer *o)
-{
-    void *all[] = {o->table_m, o->table_v, o->scalar_m, o->scalar_v, o->momentum, o->second_mlp, o->second_attention,
-                   o->gates_momentum, o->second_gates, o->second_smear, o->u, o->ns_workspace, o->step};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (all[i]) device_free(all[i]);
-}
+void optimizer_free(Optimizer *o) { device_free(o->table_m); } // where the arena begins
 
 // ---- communication -----------------------------------------------------------------------------------------------------
 

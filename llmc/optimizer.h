@@ -27,11 +27,13 @@ typedef struct {
     float *gates_momentum;            // (gates_size)
     float *second_gates, *second_smear; // (num_attention, larger side), (12)
     float *u;                         // (own_slots, slot_size) with several ranks: gathered own gradients; else NULL
-    void *ns_workspace;
     StepParams *step; // (1)
+    void *ns_workspace; // not owned: optimizer_workspace_bytes() that nobody else uses while a step of the optimizer runs
 } Optimizer;
 
+// Everything but ns_workspace, which the caller sets.
 void optimizer_create(Optimizer *o, const Model *m);
+size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m);
 void optimizer_free(Optimizer *o);
 
 // Queues the update of step t; `o->step` already holds its scalars. Tables and scalars move when `adam`; their gradients are

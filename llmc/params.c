@@ -1,4 +1,5 @@
 #include "llmc/params.h"
+#include "llmc/arena.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,24 +69,33 @@ void params_describe(Params *p, const Config *c)
     strcpy(add(p, GROUP_SCALARS, -1, 1, NUM_SCALARS, 0, 5)->name, "scalars");
 }
 
-void params_allocate(Params *p)
+static void place(Params *p, Arena *values, Arena *gradients)
 {
     size_t tables = (size_t)(NUM_TABLES * p->table_size), matrices = (size_t)(p->num_slots * p->slot_size);
-    p->tables = device_alloc(tables * sizeof(floatX), "embedding tables and head");
-    p->tables_grad = device_alloc(tables * sizeof(float), "gradients of tables and head");
-    p->matrices = device_alloc(matrices * sizeof(float), "matrices");
-    p->matrices_x = device_alloc(matrices * sizeof(floatX), "rounded matrices");
-    p->matrices_grad = device_alloc(matrices * sizeof(float), "gradients of matrices");
-    p->gates = device_alloc((size_t)p->gates_size * sizeof(floatX), "gates");
-    p->gates_grad = device_alloc((size_t)(p->gates_size + NUM_SCALARS) * sizeof(float), "gradients of gates and scalars");
-    p->scalars_grad = p->gates_grad + p->gates_size;
-    p->scalars = device_alloc(NUM_SCALARS * sizeof(float), "scalars");
+    p->tables = arena_take(values, tables, sizeof(floatX));
+    p->matrices = arena_take(values, matrices, sizeof(float));
+    p->matrices_x = arena_take(values, matrices, sizeof(floatX));
+    p->gates = arena_take(values, (size_t)p->gates_size, sizeof(floatX));
+    p->scalars = arena_take(values, NUM_SCALARS, sizeof(float));
+    p->tables_grad = arena_take(gradients, tables, sizeof(float));
+    p->matrices_grad = arena_take(gradients, matrices, sizeof(float));
+    p->gates_grad = arena_take(gradients, (size_t)(p->gates_size + NUM_SCALARS), sizeof(float));
+    p->scalars_grad = p->gates_grad ? p->gates_grad + p->gates_size : NULL;
+}
+
+void params_allocate(Params *p, bool training)
+{
+    Arena values = {NULL, 0}, gradients = {NULL, 0};
+    place(p, &values, &gradients);
+    values = (Arena){device_alloc(values.used, "parameters"), 0};
+    gradients = (Arena){training ? device_alloc(gradients.used, "gradients") : NULL, 0};
+    place(p, &values, &gradients);
 }
 
 void params_free(Params *p)
 {
-    void *all[] = {p->tables, p->tables_grad, p->matrices, p->matrices_x, p->matrices_grad, p->gates, p->gates_grad, p->scalars};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) device_free(all[i]);
+    device_free(p->tables); // where the arenas begin
+    device_free(p->tables_grad);
 }
 
 const Param *params_find(const Params *p, const char *name)

@@ -46,8 +46,8 @@ typedef struct {
 
 // Builds the table only, no memory: shapes and offsets for this config.
 void params_describe(Params *p, const Config *c);
-// And the arenas.
-void params_allocate(Params *p);
+// And the arenas; gradients only when training, else NULL.
+void params_allocate(Params *p, bool training);
 void params_free(Params *p);
 // Random initial weights, the same for the same seed on every machine, backend and number of ranks. Fills matrices_x too.
 void params_init(Params *p, const Config *c, Stream s);

@@ -66,7 +66,7 @@ static void allocate_batches(Trainer *t)
     batch_alloc(&t->batch, N);
     size_t bytes = (size_t)(A * t->block_ints) * sizeof(int32_t);
     t->device_block = device_alloc(bytes, "batches");
-    t->device_loss = device_alloc((size_t)A * sizeof(float), "losses");
+    t->device_loss = device_alloc((size_t)A * sizeof(float), "batches: losses");
     for (int i = 0; i < HOST_SLOTS; i++) {
         t->host_block[i] = host_alloc(bytes);
         t->host_loss[i] = host_alloc((size_t)A * sizeof(float));
@@ -81,22 +81,41 @@ static void allocate_sequences(Trainer *t)
     size_t bytes = (size_t)t->eval_block_ints * sizeof(int32_t);
     batch_alloc(&t->eval_batch, t->sequence_tokens);
     t->host_eval_block = host_alloc(bytes);
-    t->device_eval_block = device_alloc(bytes, "validation batch");
-    t->device_logits = device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "logits of a sample");
+    t->device_eval_block = device_alloc(bytes, "batches: validation");
+    t->device_logits = device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "batches: logits of a sample");
 }
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+// One memory for what is never alive together: a training micro-batch, a validation sequence, the work of Newton-Schulz. Gradients
+// of activations lie in the head's memory when it is large enough.
 static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
-    size_t train = t->loader ? acts_bytes(c, c->micro_batch_tokens, true) : 0, eval = acts_bytes(c, t->sequence_tokens, false);
-    t->acts_bytes = train > eval ? train : eval;
+    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(c, t->sequence_tokens, false, &none), updates = 0;
+    if (t->loader) train = acts_bytes(c, c->micro_batch_tokens, true, &gradients);
+    if (t->loader) updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
+    char *head = head_idle_memory(&idle);
+    bool lent = gradients <= idle;
+    t->acts_bytes = larger(larger(train + (lent ? 0 : gradients), eval), updates);
     t->acts_memory = device_alloc(t->acts_bytes, "activations");
-    if (t->loader) acts_place(&t->train, c, c->micro_batch_tokens, true, t->acts_memory);
-    acts_place(&t->eval, c, t->sequence_tokens, false, t->acts_memory);
+    if (t->loader)
+        acts_place(&t->train, c, c->micro_batch_tokens, true, t->acts_memory, lent ? head : (char *)t->acts_memory + train);
+    acts_place(&t->eval, c, t->sequence_tokens, false, t->acts_memory, NULL);
+    t->optimizer.ns_workspace = t->acts_memory;
+    snprintf(t->memory_plan, sizeof t->memory_plan,
+             "training %.1f MiB, validation %.1f, updates %.1f in one place; gradients of activations %.1f %s",
+             (double)train / 1048576, (double)eval / 1048576, (double)updates / 1048576, (double)gradients / 1048576,
+             lent ? "in the head's" : "after the first");
+}
+
+static void allocate_rope(Trainer *t)
+{
+    Config *c = t->config;
     t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? c->micro_batch_tokens : 0);
     size_t angles = (size_t)t->rope_positions * (size_t)(c->model_dim / c->num_heads / 4);
-    t->rope_cos = device_alloc(angles * sizeof(floatX), "rope tables");
-    t->rope_sin = device_alloc(angles * sizeof(floatX), "rope tables");
+    t->rope_cos = device_alloc(angles * sizeof(floatX), "batches: rope tables");
+    t->rope_sin = device_alloc(angles * sizeof(floatX), "batches: rope tables");
 }
 
 static void rebuild_rope(Trainer *t)
@@ -122,9 +141,10 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
                                .deterministic = c->deterministic, .portable = c->portable});
     timeline_mark("products and plans");
     t->stream = stream_create();
-    model_allocate(&t->model);
+    model_allocate(&t->model, need_training);
     if (need_training) optimizer_create(&t->optimizer, &t->model);
     allocate_acts(t);
+    allocate_rope(t);
     if (need_training) allocate_batches(t);
     allocate_sequences(t);
     rope_start(&t->rope, c);
@@ -343,7 +363,7 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     DeviceBatch device = device_batch(t->device_eval_block, padded, slots);
     AttentionSetting at = attention_setting(t, c->window_final);
     Acts acts;
-    acts_place(&acts, c, padded, false, t->acts_memory);
+    acts_place(&acts, c, padded, false, t->acts_memory, NULL);
     model_prepare(&t->model, &acts, t->stream);
     model_forward(&t->model, &acts, &device, &at, t->stream);
     head_logits(t->stream, t->device_logits, acts.xf + (int64_t)(N - 1) * c->model_dim,

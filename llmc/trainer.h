@@ -27,8 +27,9 @@ typedef struct {
     floatX *rope_cos, *rope_sin; // (positions, head width / 4)
     int rope_positions;
 
-    void *acts_memory; // shared by the two, which are never alive together
+    void *acts_memory; // shared by the two and by the optimizer's work, which are never alive together
     size_t acts_bytes;
+    char memory_plan[200]; // a line for the log
     Acts train, eval;
 
     int accumulation;      // micro-batches of a step on this rank

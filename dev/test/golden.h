@@ -11,7 +11,7 @@ typedef struct {
     Model model;
     Optimizer optimizer;
     Acts acts;
-    void *memory;
+    char *memory;
     Rope rope;
     floatX *cos, *sin;
     Batch batch;
@@ -35,10 +35,12 @@ static void golden_open(Golden *g, const char *preset, const char *ns)
     backend_open(0);
     backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = 2, .mlp_dim = c->mlp_dim, .vocab_padded = 128});
     model_describe(&g->model, c);
-    model_allocate(&g->model);
+    model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
-    g->memory = device_alloc(acts_bytes(c, N, true), "activations");
-    acts_place(&g->acts, c, N, true, g->memory);
+    size_t gradients, bytes = acts_bytes(c, N, true, &gradients), updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
+    g->memory = device_alloc(bytes + gradients + updates, "activations");
+    acts_place(&g->acts, c, N, true, g->memory, g->memory + bytes);
+    g->optimizer.ns_workspace = g->memory + bytes + gradients;
     rope_start(&g->rope, c);
     g->cos = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");
     g->sin = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");

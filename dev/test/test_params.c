@@ -184,11 +184,11 @@ static void check_init(void)
     Config c = preset("tiny", "257");
     Params p, q;
     params_describe(&p, &c);
-    params_allocate(&p);
+    params_allocate(&p, true);
     params_init(&p, &c, NULL);
     check_initial_weights(&c, &p);
     params_describe(&q, &c);
-    params_allocate(&q);
+    params_allocate(&q, true);
     params_init(&q, &c, NULL);
     size_t tables = (size_t)(NUM_TABLES * p.table_size) * sizeof(floatX), matrices = (size_t)(p.num_slots * p.slot_size) * 4;
     ok(!memcmp(p.tables, q.tables, tables) && !memcmp(p.matrices, q.matrices, matrices), "the same seed gives the same weights");

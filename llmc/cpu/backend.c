@@ -1,6 +1,7 @@
 // The CPU as a device: memory is host memory, streams run at once, there are no graphs.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
+#include "llmc/memory.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,7 +11,6 @@ static struct {
     size_t scratch_floats, shared_floats;
     float **scratch; // one for each thread
     float *shared;
-    size_t allocated, peak;
     char description[512], threads_line[128], blas_line[320];
 } backend;
 
@@ -58,8 +58,8 @@ void backend_reserve(const OpSizes *sizes)
     if (rows_shared(sizes) > backend.shared_floats) backend.shared_floats = rows_shared(sizes);
     backend.scratch = xcalloc((size_t)backend.threads, sizeof *backend.scratch);
     for (int t = 0; t < backend.threads; t++)
-        backend.scratch[t] = device_alloc(backend.scratch_floats * sizeof(float), "scratch of a thread");
-    backend.shared = device_alloc(backend.shared_floats * sizeof(float), "scratch of the ops");
+        backend.scratch[t] = device_alloc(backend.scratch_floats * sizeof(float), "scratch: of a thread");
+    backend.shared = device_alloc(backend.shared_floats * sizeof(float), "scratch: of the ops");
 }
 
 void backend_close(void)
@@ -102,6 +102,7 @@ float *cpu_shared(size_t floats)
 typedef struct {
     void *start; // what calloc gave
     size_t bytes;
+    int memory_class;
 } AllocHeader;
 
 void *device_alloc(size_t bytes, const char *what)
@@ -111,9 +112,9 @@ void *device_alloc(size_t bytes, const char *what)
     if (!start)
         fatal(EXIT_BAD_INPUT, "no memory for %s: %.1f MiB; use smaller sizes or a larger machine", what, bytes / 1048576.0);
     char *p = start + ALIGN + (ALIGN - (uintptr_t)start % ALIGN) % ALIGN;
-    memcpy(p - ALIGN, &(AllocHeader){start, bytes}, sizeof(AllocHeader));
-    backend.allocated += bytes;
-    if (backend.allocated > backend.peak) backend.peak = backend.allocated;
+    int number = memory_class(what);
+    memcpy(p - ALIGN, &(AllocHeader){start, bytes, number}, sizeof(AllocHeader));
+    memory_change(number, (int64_t)bytes);
     return p;
 }
 
@@ -122,12 +123,13 @@ void device_free(void *p)
     if (!p) return;
     AllocHeader header;
     memcpy(&header, (char *)p - 64, sizeof header);
-    backend.allocated -= header.bytes;
+    memory_change(header.memory_class, -(int64_t)header.bytes);
     free(header.start);
 }
 
-size_t device_bytes_allocated(void) { return backend.allocated; }
-size_t device_bytes_peak(void) { return backend.peak; }
+size_t device_bytes_allocated(void) { return memory_now(); }
+size_t device_bytes_peak(void) { return memory_peak(); }
+size_t device_bytes_in_use(void) { return memory_peak(); }
 void *host_alloc(size_t bytes) { return xcalloc(bytes ? bytes : 1, 1); }
 void host_free(void *p) { free(p); }
 

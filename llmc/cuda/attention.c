@@ -209,7 +209,7 @@ static bool cudnn_is_right(Error *why)
     int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens), documents = N < 8 ? 1 : 3;
     int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
     size_t bytes = (size_t)attention_table_ints(N, at.sizes.max_documents) * sizeof(int32_t);
-    int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "check of attention");
+    int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "attention: check");
     Stream s = stream_create();
     int slots = attention_table_build(host, cu, documents, N, at.sizes.max_documents);
     copy_to_device(s, table, host, bytes);

@@ -60,12 +60,12 @@ bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const Atte
     Stream s = stream_create();
     Side cudnn, own;
     for (int i = 0; i < TENSORS; i++) {
-        cudnn.t[i] = own.t[i] = device_alloc((size_t)n * sizeof(floatX), "check of attention");
+        cudnn.t[i] = own.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
         if (i < INPUTS) fill(s, own.t[i], n, &state);
-        else cudnn.t[i] = device_alloc((size_t)n * sizeof(floatX), "check of attention");
+        else cudnn.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
     }
-    own.lse = device_alloc((size_t)base->N * (size_t)base->H * sizeof(float), "check of attention");
-    cudnn.lse = device_alloc((size_t)base->N * (size_t)base->H * sizeof(float), "check of attention");
+    own.lse = device_alloc((size_t)base->N * (size_t)base->H * sizeof(float), "attention: check");
+    cudnn.lse = device_alloc((size_t)base->N * (size_t)base->H * sizeof(float), "attention: check");
     AttentionCall a = call_of(base, &cudnn), b = call_of(base, &own);
     attention_plan_run(forward, &a, s);
     attention_own_forward(&b, s);

@@ -331,7 +331,7 @@ static void compile(Builder *b)
               "workspace size");
     }
     if (!b->p->plan) check(b, CUDNN_STATUS_NOT_SUPPORTED, "no plan for this attention");
-    if (!b->status) b->p->workspace = device_alloc((size_t)bytes, "workspace of an attention plan");
+    if (!b->status) b->p->workspace = device_alloc((size_t)bytes, "attention: workspace of a plan");
 }
 
 AttentionPlan *attention_plan_create(const AttentionShape *shape, Error *e)

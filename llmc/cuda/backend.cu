@@ -2,6 +2,7 @@
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ns_gpu.h"
+#include "llmc/memory.h"
 #include <stdlib.h>
 #include <string.h>
 #include <cublasLt.h>
@@ -36,8 +37,8 @@ void backend_reserve(const OpSizes *sizes)
     s->sizes = *sizes;
     device_set_portable(sizes->portable);
     s->partial_floats = partial_floats_needed(sizes);
-    s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch of reductions");
-    s->counter = (unsigned *)device_alloc(sizeof(unsigned), "scratch of reductions");
+    s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch: reductions");
+    s->counter = (unsigned *)device_alloc(sizeof(unsigned), "scratch: reductions");
     matmul_reserve(sizes);
     relu2_reserve(sizes);
     head_reserve(sizes);
@@ -111,10 +112,11 @@ const char *backend_version_line(int index)
 typedef struct Allocation {
     void *p;
     size_t bytes;
+    int memory_class;
     struct Allocation *next;
 } Allocation;
 static Allocation *allocations;
-static size_t bytes_now, bytes_peak;
+static size_t most_in_use;
 
 void *device_malloc(size_t size, const char *what)
 {
@@ -139,10 +141,10 @@ void *device_alloc(size_t bytes, const char *what)
     Allocation *a = (Allocation *)xcalloc(1, sizeof *a);
     a->p = p;
     a->bytes = size;
+    a->memory_class = memory_class(what);
     a->next = allocations;
     allocations = a;
-    bytes_now += size;
-    if (bytes_now > bytes_peak) bytes_peak = bytes_now;
+    memory_change(a->memory_class, (int64_t)size);
     return p;
 }
 
@@ -154,13 +156,21 @@ void device_free(void *p)
     assert(*link && "device_free of memory that device_alloc did not give");
     Allocation *a = *link;
     *link = a->next;
-    bytes_now -= a->bytes;
+    memory_change(a->memory_class, -(int64_t)a->bytes);
     free(a);
     CUDA_CHECK(cudaFree(p));
 }
 
-size_t device_bytes_allocated(void) { return bytes_now; }
-size_t device_bytes_peak(void) { return bytes_peak; }
+size_t device_bytes_allocated(void) { return memory_now(); }
+size_t device_bytes_peak(void) { return memory_peak(); }
+
+size_t device_bytes_in_use(void)
+{
+    size_t free_bytes, total;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    if (total - free_bytes > most_in_use) most_in_use = total - free_bytes;
+    return most_in_use;
+}
 
 void *host_alloc(size_t bytes)
 {

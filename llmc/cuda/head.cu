@@ -53,11 +53,11 @@ static GemmShape fp8_weight_gradient(int rows, int d, int Vp, int tokens)
 static void tune_head(const OpSizes *z)
 {
     int d = z->dim, Vp = z->vocab_padded, rows = (int)min_i64(head.rows, head.tokens); // of training: evaluation may take more
-    if (z->fp8_head && head_uses_fp8_units(d)) {
+    if (z->tokens > 0 && z->fp8_head && head_uses_fp8_units(d)) {
         GemmShape shapes[] = {fp8_logits(rows, d, Vp), fp8_input_gradient(rows, d, Vp),
                               fp8_weight_gradient(rows, d, Vp, head.tokens)};
         for (int i = 0; i < 3; i++) gemm_tune(&shapes[i]);
-    } else {
+    } else if (z->tokens > 0) {
         GemmShape shapes[] = {gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false),
                               gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false),
                               gemm_shape(Vp, d, rows, true, false, CUDA_R_32F, true)};
@@ -73,22 +73,28 @@ void head_reserve(const OpSizes *z)
 {
     size_t d = (size_t)z->dim, Vp = (size_t)z->vocab_padded;
     int most = (int)max_i64(max_i64(z->tokens, z->eval_tokens), 1);
-    bool units = z->fp8_head && head_uses_fp8_units(z->dim);
+    bool units = z->tokens > 0 && z->fp8_head && head_uses_fp8_units(z->dim);
     head.tokens = (int)round_up(max_i64(z->tokens, 1), FP8_ALIGN);
     head.rows = (int)min_i64(HEAD_CHUNK_ROWS, round_up(most, FP8_ALIGN));
     head.eval_rows = (int)max_i64(1, head.rows / 2);
     size_t cells = (size_t)head.rows * Vp;
-    head.logits = (floatX *)device_alloc(cells * sizeof(floatX), "logits of a chunk of rows");
-    head.losses = (float *)device_alloc((size_t)most * sizeof(float), "losses of tokens");
-    head.tail = (floatX *)device_alloc(FP8_ALIGN * d * sizeof(floatX), "padding of the head");
-    if (z->fp8_head)
-        head.x8 = (uint8_t *)device_alloc((size_t)head.tokens * d * (units ? 1 : sizeof(floatX)), "quantised input of the head");
+    head.logits = (floatX *)device_alloc(cells * sizeof(floatX), "head: logits of a chunk of rows");
+    head.losses = (float *)device_alloc((size_t)most * sizeof(float), "head: losses of tokens");
+    head.tail = (floatX *)device_alloc(FP8_ALIGN * d * sizeof(floatX), "head: padding");
+    if (z->tokens > 0 && z->fp8_head)
+        head.x8 = (uint8_t *)device_alloc((size_t)head.tokens * d * (units ? 1 : sizeof(floatX)), "head: quantised input");
     if (units) {
-        head.x8_turned = (uint8_t *)device_alloc((size_t)head.tokens * d, "quantised input of the head");
-        head.g8 = (uint8_t *)device_alloc(cells, "quantised gradient of a chunk");
-        head.g8_turned = (uint8_t *)device_alloc(cells, "quantised gradient of a chunk");
+        head.x8_turned = (uint8_t *)device_alloc((size_t)head.tokens * d, "head: quantised input");
+        head.g8 = (uint8_t *)device_alloc(cells, "head: quantised gradient of a chunk");
+        head.g8_turned = (uint8_t *)device_alloc(cells, "head: quantised gradient of a chunk");
     }
     tune_head(z);
+}
+
+void *head_idle_memory(size_t *bytes)
+{
+    *bytes = head.logits ? (size_t)head.rows * (size_t)device_state.sizes.vocab_padded * sizeof(floatX) : 0;
+    return head.logits;
 }
 
 void head_close(void)

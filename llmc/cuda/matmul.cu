@@ -264,7 +264,7 @@ static void tune_model(const OpSizes *z)
 void matmul_reserve(const OpSizes *sizes)
 {
     CUBLAS_CHECK(cublasLtCreate(&lt.handle));
-    lt.workspace = device_alloc(WORKSPACE_BYTES, "workspace of matrix products");
+    lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
     if (sizes->tokens > 0) tune_model(sizes);
 }
 

@@ -12,10 +12,10 @@ static struct {
 void ns_reserve(int64_t repack_elements)
 {
     if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
-    if (!scratch.partials) scratch.partials = (float *)device_alloc(NS_PARTIALS * sizeof(float), "scratch of Newton-Schulz norms");
+    if (!scratch.partials) scratch.partials = (float *)device_alloc(NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
     if (repack_elements > scratch.repack_elements) {
         if (scratch.repacked) device_free(scratch.repacked);
-        scratch.repacked = device_alloc((size_t)repack_elements * 2, "padded rows for Newton-Schulz");
+        scratch.repacked = device_alloc((size_t)repack_elements * 2, "scratch: padded rows for Newton-Schulz");
         scratch.repack_elements = repack_elements;
     }
 }

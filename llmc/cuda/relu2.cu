@@ -21,7 +21,7 @@ void relu2_reserve(const OpSizes *z)
 {
     bool hopper = relu2_tensor_open();
     slab_floats = (size_t)max_i64(SLAB_BYTES / 4, z->mlp_dim);
-    slab = (float *)device_alloc(slab_floats * sizeof(float), "slab of the MLP products");
+    slab = (float *)device_alloc(slab_floats * sizeof(float), "scratch: slab of the MLP products");
     if (hopper || z->tokens <= 0) return;
     int rows = slab_rows(z->tokens, z->mlp_dim);
     GemmShape g = gemm_shape(rows, z->mlp_dim, z->dim, false, false, CUDA_R_32F, false);

@@ -1,0 +1,64 @@
+#!/usr/bin/env perl
+# A step in 4 large micro-batches or in 16 small ones: the same result within rounding, and less memory. TRAIN_GPT names the program.
+#
+# The loader gives every micro-batch whole documents from its start and drops the document that it ends in, so two shards hold the
+# same documents, with one to drop wherever a micro-batch of that shard ends. What is left: the first token of a micro-batch has no
+# token before it to take a share of (the smear gate), which counts from the second step on.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest;
+use Test::More;
+
+plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+
+my ($small, $steps) = (64, 8);
+my ($large, $seed) = (4 * $small, 1);
+sub random { my ($below) = @_; $seed = ($seed * 1103515245 + 12345) % 2**31; return int($seed / 65536) % $below }
+
+# Documents that fill `small` tokens.
+sub documents_of_a_batch {
+    my @documents;
+    for (my $left = $small; $left;) {
+        my $length = 2 + random(30);
+        $length = $left if $left - $length < 2;
+        my $last = random(8);
+        push @documents, [256, map { 97 + ($last = random(4) ? ($last + 1) % 8 : random(8)) } 2 .. $length];
+        $left -= $length;
+    }
+    return @documents;
+}
+
+my @batches = map { [documents_of_a_batch()] } 1 .. 16 * $steps;
+sub shard { # with a document to drop after so many small batches
+    my ($name, $every) = @_;
+    return write_shard($name, map { ((map { @$_ } @{$batches[$_]}), ($_ + 1) % $every ? () : (256, 97)) } 0 .. $#batches);
+}
+my %files = (large => shard('large.bin', 4), small => shard('small.bin', 1));
+write_shard('val.bin', documents(5000, 2));
+
+my %run = (large => [4, $large], small => [16, $small]);
+
+sub peak { return log_text($_[0]) =~ /^peak memory allocated: (\d+) MiB/m ? $1 : undef }
+sub train {
+    my ($what, $program, $size) = @_;
+    my ($count, $tokens) = @{$run{$size}};
+    my $out = "$dir/$what.$size";
+    run_ok("$what: $count micro-batches of $tokens tokens", $program, @tiny, '--train-files', $files{$size}, '--val-tokens', 4096,
+        '--micro-batches', $count, '--micro-batch-tokens', $tokens, '--max-document', $small, '--stop-at', $steps, '--val-every', 0,
+        '--out', $out);
+    return losses($out);
+}
+
+# First step: the same arithmetic but for the order of sums. bf16 rounds activations alike in both; gradients are summed in fp32.
+for (['as it is', $trainer, 1e-5, 3e-3], ['in fp32', $exact, 2e-6, 3e-4]) {
+    my ($what, $program, $first, $rest) = @$_;
+    next if $program eq $exact && ($trainer !~ /_cpu$/ || !-x $exact);
+    my ($one, $other) = map { train($what =~ s/ /_/gr, $program, $_) } qw(large small);
+    my @difference = map { abs($one->{$_} - $other->{$_}) } 1 .. $steps;
+    cmp_ok($difference[0], '<', $first, "$what: loss of step 1, $one->{1}");
+    my ($most) = sort { $b <=> $a } @difference;
+    cmp_ok($most, '<', $rest, "of steps 1 to $steps, at most $most apart");
+}
+done_testing;
