@@ -1,0 +1,41 @@
+#!/usr/bin/env perl
+# --profile: every op has a wrapper, the table counts calls as the network has them, and the run's mathematics does not change.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest;
+use Test::More;
+
+# Every function that queues work on a stream, but for those that are no op.
+my %other = map { $_ => 1 } qw(event_record graph_launch stream_destroy stream_synchronize);
+my @ops = grep { !$other{$_} } map { slurp("$root/llmc/$_") =~ /^void (\w+)\(Stream s\b/mg } qw(ops.h ns_ops.h comm.h);
+my %wrapped = map { $_ => 1 } slurp("$root/llmc/profile_ops.c") =~ /^WRAPPED\((\w+)\)\(/mg;
+cmp_ok(scalar @ops, '>', 40, scalar(@ops) . ' ops in the contracts');
+is(join(' ', grep { !$wrapped{$_} } @ops), '', 'each has a wrapper');
+
+SKIP: {
+    skip "$trainer is missing: run make", 1 if !-x $trainer;
+    write_shard('train_1.bin', documents(24000, 1));
+    write_shard('val.bin', documents(700, 2));
+    my ($out) = run_ok('a profiled run', $trainer, @tiny, '--out', "$dir/profiled", '--profile', 7);
+    run_ok('and one without', $trainer, @tiny, '--out', "$dir/plain");
+    is(same_state(newest("$dir/profiled"), newest("$dir/plain")), 'option.profile' , 'end in the same state but for that option');
+    is_deeply(losses("$dir/profiled"), losses("$dir/plain"), 'with the same losses');
+
+    my %row = $out =~ /^profile: ([a-z]\w+) +([\d.]+) +[\d.]+ +[\d.]+%/mg;
+    my $layers = 8; # times micro-batches
+    is($row{attention_forward}, 10 * $layers, 'ten layers have attention');
+    is($row{matmul_relu2_backward}, 11 * $layers, 'eleven an MLP');
+    is($row{embedding_grad}, 6 * $layers, 'and six inputs are of a table');
+    is($row{adam_update}, 2.5, 'Adam steps at every other step');
+    my ($share) = $out =~ /^profile: sum of kernel times \/ step time: ([\d.]+) \([\d.]+ of [\d.]+ ms, mean of 2 steps\)$/m;
+    ok($share && $share > 0.2 && $share < 5, 'sum of ops over the time of a step: ' . ($share // 'no such line'));
+    my $log = log_text("$dir/profiled", 'jsonl');
+    like($log, qr/"event":"message","text":"profile: op +calls/, 'the table is in the JSON lines');
+    refuses('too few steps before it', 2, qr/--profile 5: needs at least 6 steps/, $trainer, @tiny, '--profile', 5);
+    refuses('more steps than the run has', 2, qr/--profile 17: needs 21 steps, and the run has 20/, $trainer, @tiny, '--profile', 17,
+        '--out', "$dir/long");
+    refuses('nothing to time', 2, qr/--profile: nothing is trained here/, $trainer, @tiny, '--profile', 8, '--eval-only', '--init-from', 'a');
+}
+done_testing;
