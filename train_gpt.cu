@@ -130,9 +130,10 @@ static void profile_steps(Run *r)
             free(line);
         }
     }
-    double device_ms = profile_device_ms() / TRACED;
+    double sum_ms = profile_device_ms() / TRACED, busy_ms = profile_busy_ms() / TRACED;
     logger_message(r->logger, "profile: sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
-                   device_ms / step_ms, device_ms, step_ms, timed);
+                   sum_ms / step_ms, sum_ms, step_ms, timed);
+    logger_message(r->logger, "profile: time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms, busy_ms);
 }
 
 static bool due(int step, int every) { return every > 0 && step % every == 0; }

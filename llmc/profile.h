@@ -29,7 +29,8 @@ bool profile_open(Error *e);
 // Counts and times are cleared, and taken from now on until profile_stop, which waits for the stream.
 void profile_start(void);
 void profile_stop(Stream s);
-double profile_device_ms(void); // kernels, copies and fills between the two, inside and outside of ops
+double profile_device_ms(void); // sum of kernels, copies and fills between the two, inside and outside of ops
+double profile_busy_ms(void);   // the time in which at least one of them ran: one may begin while another ends
 
 // Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX matrices (operations
 // a second).  memory: `bytes` of device memory, overwritten
@@ -51,7 +52,7 @@ bool trace_open(Error *e);
 void trace_start(void);
 void trace_enter(int tag, const char *name);
 void trace_leave(void);
-void trace_stop(Stream s, double ms[TRACE_TAGS]);
+double trace_stop(Stream s, double ms[TRACE_TAGS]); // returns the time in which anything ran, ms
 
 #ifdef __cplusplus
 }

@@ -68,11 +68,11 @@ static void must(CUptiResult result, const char *what)
 
 // ---- records -------------------------------------------------------------------------------------------------------------
 
-// A call's number, and the tag around it or the time of what it started.
+// A call's number, and the tag around it or when what it started ran (ns).
 typedef struct {
     uint32_t call;
     int tag;
-    double ms;
+    uint64_t begin, end;
 } Record;
 typedef struct {
     Record *record;
@@ -106,12 +106,12 @@ static void take_record(const CUpti_Activity *a)
     const CUpti_ActivityMemcpy6 *copy = (const void *)a;
     const CUpti_ActivityMemset4 *fill = (const void *)a;
     switch (a->kind) {
-    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: add(&tags, (Record){x->correlationId, (int)x->externalId, 0}); break;
+    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: add(&tags, (Record){x->correlationId, (int)x->externalId, 0, 0}); break;
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
-        add(&times, (Record){kernel->correlationId, 0, 1e-6 * (double)(kernel->end - kernel->start)});
+        add(&times, (Record){kernel->correlationId, 0, kernel->start, kernel->end});
         break;
-    case CUPTI_ACTIVITY_KIND_MEMCPY: add(&times, (Record){copy->correlationId, 0, 1e-6 * (double)(copy->end - copy->start)}); break;
-    case CUPTI_ACTIVITY_KIND_MEMSET: add(&times, (Record){fill->correlationId, 0, 1e-6 * (double)(fill->end - fill->start)}); break;
+    case CUPTI_ACTIVITY_KIND_MEMCPY: add(&times, (Record){copy->correlationId, 0, copy->start, copy->end}); break;
+    case CUPTI_ACTIVITY_KIND_MEMSET: add(&times, (Record){fill->correlationId, 0, fill->start, fill->end}); break;
     default: break;
     }
 }
@@ -166,7 +166,25 @@ static int by_call(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-void trace_stop(Stream s, double ms[TRACE_TAGS])
+static int by_begin(const void *a, const void *b)
+{
+    uint64_t x = ((const Record *)a)->begin, y = ((const Record *)b)->begin;
+    return x < y ? -1 : x > y;
+}
+
+static double busy_ms(void) // sorts the times
+{
+    uint64_t busy = 0, until = 0;
+    if (times.count) qsort(times.record, times.count, sizeof *times.record, by_begin);
+    for (size_t i = 0; i < times.count; i++) {
+        const Record *r = &times.record[i];
+        uint64_t from = r->begin > until ? r->begin : until;
+        if (r->end > from) busy += r->end - from, until = r->end;
+    }
+    return 1e-6 * (double)busy;
+}
+
+double trace_stop(Stream s, double ms[TRACE_TAGS])
 {
     stream_synchronize(s);
     must(cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flush");
@@ -177,8 +195,9 @@ void trace_stop(Stream s, double ms[TRACE_TAGS])
     for (size_t i = 0; i < times.count; i++) {
         const Record *found =
             tags.count ? bsearch(&times.record[i], tags.record, tags.count, sizeof *tags.record, by_call) : NULL;
-        ms[found ? found->tag : TRACE_TAGS - 1] += times.record[i].ms;
+        ms[found ? found->tag : TRACE_TAGS - 1] += 1e-6 * (double)(times.record[i].end - times.record[i].begin);
     }
+    return busy_ms();
 }
 
 #else // nothing is traced, after one line that says why; ranges have their names all the same
@@ -188,7 +207,11 @@ bool trace_open(Error *e)
     return error_set(e, "this program was built without CUPTI (CUDA 13 or later), which gives the times of kernels");
 }
 void trace_start(void) { assert(!"trace_open refused"); }
-void trace_stop(Stream s, double ms[TRACE_TAGS]) { assert(!"trace_open refused" && s && ms); }
+double trace_stop(Stream s, double ms[TRACE_TAGS])
+{
+    assert(!"trace_open refused" && s && ms);
+    return 0;
+}
 void trace_enter(int tag, const char *name) { (void)tag, nvtxRangePushA(name); }
 void trace_leave(void) { nvtxRangePop(); }
 #endif
