@@ -195,8 +195,9 @@ test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/lib
 # One at a time: each may want all of the GPU's memory. The programs run a second time on the path for all GPUs.
 test-gpu: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs
-	prove --timer --exec '' $(GPU_TESTS) $(GPU_SCRIPT_TESTS); first=$$?; \
-	prove --timer --exec '' $(GPU_TESTS) :: --portable && exit $$first
+	failed=0; prove --timer --exec '' $(GPU_TESTS) $(GPU_SCRIPT_TESTS) || failed=1; \
+	TRAIN_GPT=./train_gpt prove --timer dev/test/micro_batches.t dev/test/profile.t || failed=1; \
+	prove --timer --exec '' $(GPU_TESTS) :: --portable || failed=1; exit $$failed
 sanitize-gpu: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt
 	prove --timer -v dev/test/gpu/sanitize.pl

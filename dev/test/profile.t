@@ -18,8 +18,8 @@ SKIP: {
     skip "$trainer is missing: run make", 1 if !-x $trainer;
     write_shard('train_1.bin', documents(24000, 1));
     write_shard('val.bin', documents(700, 2));
-    my ($out) = run_ok('a profiled run', $trainer, @tiny, '--out', "$dir/profiled", '--profile', 7);
-    run_ok('and one without', $trainer, @tiny, '--out', "$dir/plain");
+    my ($out) = run_ok('a profiled run', $trainer, @tiny, '--deterministic', '--out', "$dir/profiled", '--profile', 7);
+    run_ok('and one without', $trainer, @tiny, '--deterministic', '--out', "$dir/plain");
     is(same_state(newest("$dir/profiled"), newest("$dir/plain")), 'option.profile' , 'end in the same state but for that option');
     is_deeply(losses("$dir/profiled"), losses("$dir/plain"), 'with the same losses');
 
