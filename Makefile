@@ -63,9 +63,9 @@ endif
 CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS) $(if $(HAVE_MPI),-DHAVE_MPI $(shell mpicc --showme:compile 2>/dev/null))
 CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas) $(if $(HAVE_MPI),$(shell mpicc --showme:link 2>/dev/null || echo -lmpi))
 
-CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR)) $(if $(HAVE_CUPTI),-DHAVE_CUPTI -I$(CUPTI_DIR))
+CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR)) $(if $(NCCL_DIR),-I$(NCCL_DIR)) $(if $(HAVE_CUPTI),-DHAVE_CUPTI -I$(CUPTI_DIR))
 NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include $(foreach a,$(GPU_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
-CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) $(addprefix -Wl$(comma)-rpath$(comma),$(wildcard $(CUDA_HOME)/extras/CUPTI/lib64)) -lcublasLt -lcudnn -lcudart $(if $(NCCL_DIR),-lnccl)
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) $(addprefix -Wl$(comma)-rpath$(comma),$(wildcard $(CUDA_HOME)/extras/CUPTI/lib64)) -lcublasLt -lcudnn -lcudart
 # Ops of the programs are called through the profile's wrappers.
 WRAP := $(addprefix -Wl$(comma)--wrap=,$(shell sed -n 's/^WRAPPED(\([a-z_0-9]*\)).*/\1/p' llmc/profile_ops.c))
 REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
@@ -79,7 +79,7 @@ CUDA := build/cuda
 COMMON_SRC := $(wildcard llmc/*.c)
 CPU_SRC := $(COMMON_SRC) $(wildcard llmc/cpu/*.c)
 CUDA_SRC := $(wildcard llmc/cuda/*.cu)
-CUDA_HOST_SRC := $(COMMON_SRC) $(wildcard llmc/cuda/*.c)
+CUDA_HOST_SRC := $(COMMON_SRC) $(filter-out llmc/cuda/comm_$(if $(NCCL_DIR),single,nccl).c,$(wildcard llmc/cuda/*.c))
 TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(filter-out %_gpu.c,$(wildcard dev/test/test_*.c)))
 EXACT_TESTS := $(patsubst dev/test/%.c,$(EXACT)/%,$(wildcard dev/test/exact_*.c))
 SCRIPT_TESTS := $(wildcard dev/test/*.t)
@@ -103,7 +103,7 @@ found:
 	@echo "MPI       $(if $(HAVE_MPI),yes,no: train_gpt_cpu runs as one rank)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
-	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)
+	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)
 	@$(if $(HAVE_JSON),true,echo "json-c is missing: run scripts/install_deps.sh" >&2; exit 1)
 
 # Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.

@@ -169,7 +169,7 @@ static bool train(Run *r)
             finish_step(r, queued);
             queued = -1;
         }
-        stop = comm_any(interrupted != 0);
+        stop = comm_any(interrupted != 0 || comm_interrupted());
     }
     if (queued >= 0) finish_step(r, queued);
     stop_clock(r);
@@ -328,12 +328,31 @@ static bool given(int argc, char **argv, const char *option)
     return false;
 }
 
+// What all ranks meet alike: rank 0 tells it.
+static void refuse(const char *line)
+{
+    if (comm_rank() == 0) fatal(EXIT_USAGE, "%s", line);
+    comm_barrier();
+    exit(EXIT_USAGE);
+}
+
 static void check_ranks(const Config *c)
 {
+    Error e;
     int R = comm_size();
     if (c->micro_batches % R == 0 && R <= SLOT_GROUP && SLOT_GROUP % R == 0) return;
-    if (comm_rank() == 0) fatal(EXIT_USAGE, "%d ranks: must be 1, 2, 4 or 8 and divide --micro-batches %d", R, c->micro_batches);
-    comm_barrier(); // rank 0 speaks for all
+    error_set(&e, "%d ranks: must be 1, 2, 4 or 8 and divide --micro-batches %d", R, c->micro_batches);
+    refuse(e.text);
+}
+
+static void join_ranks(Run *r, bool training)
+{
+    Config *c = &r->config;
+    bool alone = !training && !c->eval_only && !strcmp(c->gpus, "all"); // a sample is written by one
+    uint64_t program = fingerprint_bytes(fingerprint_bytes(0, program_source, program_source_size), program_commit, strlen(program_commit));
+    c->device = comm_join(&(CommOptions){.gpus = alone ? "1" : c->gpus, .device = c->device, .micro_batches = c->micro_batches,
+                                         .timeout = c->timeout, .program = program, .options = config_fingerprint(c)});
+    check_ranks(c);
 }
 
 int main(int argc, char **argv)
@@ -344,23 +363,20 @@ int main(int argc, char **argv)
     timeline_mark("program");
     comm_open(&argc, &argv);
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
-    if (!config_parse(&run.config, argc, argv, &e)) {
-        if (comm_rank() == 0) fatal(EXIT_USAGE, "%s", e.text);
-        comm_barrier(); // rank 0 speaks for all
-    }
+    if (!config_parse(&run.config, argc, argv, &e)) refuse(e.text);
     if (run.config.help) {
         if (comm_rank() == 0) config_print_help(stdout);
         comm_close();
         return 0;
     }
-    check_ranks(&run.config);
+    bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
+    join_ranks(&run, training);
     catch_signals();
 #ifdef _OPENMP
     if (run.config.threads) omp_set_num_threads(run.config.threads);
 #endif
     backend_open(run.config.device);
     timeline_mark("device");
-    bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
     int status = training ? train_run(&run, argc, argv) : use_run(&run);
     tokenizer_free(run.tokenizer);
     trainer_free(&run.trainer);

@@ -130,6 +130,7 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
     SafeWriter *w = root ? safewriter_begin(path, &sub) : NULL;
     bool good = !root || w;
     if (comm_any(!good)) return good ? error_set(e, "rank 0 could not write %s", path) : error_set(e, "%s", sub.text);
+    trainer_complete_weights(t);
     if (state) gather_left_over(t);
     if (w) {
         write_metadata(t, w, state);

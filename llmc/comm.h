@@ -1,16 +1,33 @@
 // Ranks and collectives. Ranks are processes with one device each; llmc/cpu/comm_mpi.c speaks MPI over host memory (one rank
-// without it), the CUDA program brings its own. All functions are collective: every rank calls them in the same order.
+// without it), llmc/cuda/comm_nccl.c NCCL on device memory and sockets on the host (comm_single.c: one GPU, when NCCL is not
+// installed). All functions are collective: every rank calls them in the same order.
 #pragma once
 #include "llmc/ops.h"
 
-// Before anything else in main: MPI may rewrite the arguments.
+// Before anything else in main: MPI may rewrite the arguments. Ranks that something else has started know who they are from here on.
 void comm_open(int *argc, char ***argv);
+
+typedef struct {
+    const char *gpus;           // --gpus
+    int device;                 // --device; -1: not given
+    int micro_batches;          // of a step, over all ranks
+    double timeout;             // seconds without progress after which all ranks are ended
+    uint64_t program, options;  // hashes: ranks that something else has started must agree on them
+} CommOptions;
+// Once the options are known, before any thread exists or device is touched: starts the ranks, or meets those that were started.
+// Returns the device of this rank.
+int comm_join(const CommOptions *o);
+// Prepares collectives on device memory. Call with the device open, before the first of them.
+void comm_connect(void);
 void comm_close(void);
+void comm_step(int step);    // for whoever watches the ranks: this one is alive, and at this step
+bool comm_interrupted(void); // the program was asked to stop, as its launching process knows
 int comm_rank(void);
 int comm_size(void);
 
-// buf (size * count) fp32 device: chunk r of rank r receives the sum of all ranks' chunk r; the other chunks are undefined.
-void comm_reduce_scatter(Stream s, float *buf, int64_t count);
+// in (size * count) fp32 device: out (count) of rank r receives the sum of all ranks' chunk r. out may be this rank's chunk of
+// `in`, whose other chunks are then undefined.
+void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count);
 // buf (size * bytes) device: every rank's chunk, in rank order, on all ranks. Each rank has filled its own.
 void comm_all_gather(Stream s, void *buf, int64_t bytes);
 // buf (count) fp32 device: the sum over ranks, the same bits on all ranks.

@@ -136,6 +136,13 @@ int make_folders(const char *path)
     return failed;
 }
 
+uint64_t fingerprint_bytes(uint64_t seed, const void *bytes, size_t count)
+{
+    uint64_t h = seed ? seed : 0xcbf29ce484222325u;
+    for (size_t i = 0; i < count; i++) h = (h ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
+    return h;
+}
+
 double seconds_now(void)
 {
     struct timespec t;

@@ -47,6 +47,7 @@ char *xstrdup(const char *s);
 char *format_string(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 double seconds_now(void); // monotonic clock
+uint64_t fingerprint_bytes(uint64_t seed, const void *bytes, size_t count); // FNV-1a, to tell things apart; seed 0 begins
 
 // Where the time from the start of the process to the first training step goes: each mark names the stretch since the one before
 // it (the same name again adds to it). timeline_text: "program 0.11 s, device 0.52, ..., in all 3.20", owned by the caller.

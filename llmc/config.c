@@ -74,7 +74,10 @@ static const Option options[] = {
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
     {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, 4 more run under a tracer, and a table is printed; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
-    {"device", OPT_INT, AT(device), "0", 0, 1023, NULL, "GPU index", false, NULL},
+    {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
+    {"device", OPT_INT, AT(device), "-1", -1, 1023, NULL, "the one GPU of this rank; -1: as --gpus says", false, NULL},
+    {"timeout", OPT_INT, AT(timeout), "120", 1, 1e6, NULL, "seconds without progress, or without an answer from another rank, after which all ranks end", false, NULL},
+    {"graphs", OPT_CHOICE, AT(graphs), "on", 0, 0, "off|on", "a step is captured as a CUDA graph, or its ops are queued one by one", false, NULL},
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads; 0: one for each core", false, NULL},
 
     {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
@@ -313,6 +316,19 @@ char *config_option_value(const Config *c, int index)
     }
     }
     return NULL;
+}
+
+uint64_t config_fingerprint(const Config *c)
+{
+    static const char own[] = " device gpus threads out train-files val-files vocab timeout ";
+    uint64_t h = 0;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        char *name = format_string(" %s ", options[i].name), *value = config_option_value(c, i);
+        if (!strstr(own, name)) h = fingerprint_bytes(fingerprint_bytes(h, name, strlen(name)), value, strlen(value) + 1);
+        free(name);
+        free(value);
+    }
+    return h;
 }
 
 void config_print_help(FILE *f)

@@ -43,7 +43,9 @@ typedef struct {
     bool eval_only;
     bool deterministic, portable;
     int profile; // steps before the profiled ones; 0: none
-    int device, threads;
+    const char *gpus;
+    int device, timeout, threads;
+    int graphs;
     // sampling
     const char *sample, *vocab;
     double temperature;
@@ -64,6 +66,8 @@ void config_print_help(FILE *f);
 // caller. `shapes_model` is true for the options that a checkpoint must agree on.
 const char *config_option_name(int index, bool *shapes_model);
 char *config_option_value(const Config *c, int index);
+// Of all options that the ranks of one run must agree on. The others name files, devices and threads of a machine.
+uint64_t config_fingerprint(const Config *c);
 // Sets one option from text, as the command line would.
 bool config_set(Config *c, const char *name, const char *value, Error *e);
 // Checks what no single bound can say. Called by config_parse.

@@ -88,6 +88,17 @@ static void shard_set_free(ShardSet *set)
     free(set->headers);
 }
 
+static uint64_t shard_set_fingerprint(const ShardSet *set)
+{
+    uint64_t h = 0;
+    for (int i = 0; i < set->count; i++) {
+        const char *slash = strrchr(set->paths[i], '/'), *name = slash ? slash + 1 : set->paths[i];
+        h = fingerprint_bytes(h, name, strlen(name) + 1);
+        h = fingerprint_bytes(h, &set->headers[i].num_tokens, sizeof set->headers[i].num_tokens);
+    }
+    return h;
+}
+
 static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
 // The files that `pattern` names, in byte order (glob's own order depends on the locale).
@@ -391,6 +402,8 @@ int loader_vocab_size(const Loader *l) { return l->set.headers[0].vocab_size; }
 int loader_document_token(const Loader *l) { return l->set.headers[0].document_token; }
 int64_t loader_num_tokens(const Loader *l) { return l->set.num_tokens; }
 
+uint64_t loader_fingerprint(const Loader *l) { return shard_set_fingerprint(&l->set); }
+
 char *loader_describe(const Loader *l)
 {
     const LoaderOptions *o = &l->options;
@@ -483,6 +496,11 @@ Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequen
 
 int validation_num_sequences(const Validation *v) { return v->num_sequences; }
 int validation_vocab_size(const Validation *v) { return v->set.headers[0].vocab_size; }
+uint64_t validation_fingerprint(const Validation *v)
+{
+    return fingerprint_bytes(0, v->tokens, (size_t)v->num_kept * sizeof *v->tokens);
+}
+
 int validation_document_token(const Validation *v) { return v->set.headers[0].document_token; }
 
 bool validation_batch(const Validation *v, int q, Batch *b, Error *e)

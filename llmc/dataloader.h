@@ -96,6 +96,7 @@ int loader_vocab_size(const Loader *l);
 int loader_document_token(const Loader *l);
 int64_t loader_num_tokens(const Loader *l); // in all files, from their headers
 char *loader_describe(const Loader *l);     // one line for a log; owned by the caller
+uint64_t loader_fingerprint(const Loader *l); // of names (without folders) and sizes of the files, in order
 void loader_close(Loader *l);               // ends the background threads; NULL is allowed
 
 // ---- validation ------------------------------------------------------------------------------------------------------
@@ -112,6 +113,7 @@ Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequen
 int validation_num_sequences(const Validation *v);
 int validation_vocab_size(const Validation *v);
 int validation_document_token(const Validation *v);
+uint64_t validation_fingerprint(const Validation *v); // of the tokens that are predicted
 
 // Sequence q: inputs are tokens [S q, S (q+1)), targets those one further, S = sequence_tokens. Each document token at a position
 // above 0 begins a document. num_rows is 0.

@@ -225,21 +225,34 @@ void model_prepare(Model *m, Acts *a, Stream s)
     const Params *p = &m->params;
     coefficients_forward(s, a->coef, p->scalars, m->skip_of, NUM_LAYERS);
     if (a->backward) device_zero(s, a->dcoef, (NUM_LAYERS + 1) * 3 * sizeof(float)); // a validation may have used its memory
-    if (m->head_w8 && a->backward)
-        head_quantize(s, m->head_w8, p->tables + (NUM_TABLES - 1) * p->table_size, config_vocab_padded(m->config),
-                      m->config->model_dim);
 }
 
-void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+static void stage_needed(const Model *m, int place, int stage, Stream s)
+{
+    if (place & FIRST_OF_STEP && m->hooks.needed) m->hooks.needed(m->hooks.context, stage, s);
+}
+
+static void stage_done(const Model *m, int place, int stage, Stream s)
+{
+    if (place & LAST_OF_STEP && m->hooks.done) m->hooks.done(m->hooks.context, stage, s);
+}
+
+static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
 {
     const Params *p = &m->params;
     int d = m->config->model_dim;
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
+    stage_needed(m, place, 0, s);
     embed_forward(s, a->x0, a->rstd0, b->tokens, p->tables, smear_gate(m), p->scalars + SCALAR_SMEAR, b->N, d);
-    for (int i = 1; i < NUM_LAYERS; i++) layer_forward(m, a, i, b, at, s);
+    for (int i = 1; i < NUM_LAYERS; i++) {
+        stage_needed(m, place, i, s);
+        layer_forward(m, a, i, b, at, s);
+    }
     mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, a->block_out[NUM_LAYERS - 1], a->block_out[BACKOUT_LAYER], NULL,
                         a->coef + 3 * NUM_LAYERS, b->N, d);
 }
+
+void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s) { forward(m, a, b, at, 0, s); }
 
 void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s)
 {
@@ -313,13 +326,15 @@ static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b,
                          N, d);
 }
 
-void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s)
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s)
 {
     const Config *c = m->config;
     const Params *p = &m->params;
     int N = b->N, d = c->model_dim;
     int64_t head = (NUM_TABLES - 1) * p->table_size;
-    model_forward(m, a, b, at, s);
+    forward(m, a, b, at, place, s);
+    stage_needed(m, place, HEAD_STAGE, s);
+    if (m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, p->tables + head, config_vocab_padded(c), d);
     head_loss_train(s, (HeadMode)c->head, loss, a->dh, p->tables_grad + head, a->xf, p->tables + head, m->head_w8, b->targets, N,
                     d, config_vocab_padded(c));
     mix_rmsnorm_backward(s,
@@ -327,11 +342,16 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
                                         .h = a->xf, .rstd = a->rstd_f, .x = a->block_out[NUM_LAYERS - 1],
                                         .x0 = a->block_out[BACKOUT_LAYER], .coef = a->coef + 3 * NUM_LAYERS},
                          N, d);
-    for (int i = NUM_LAYERS - 1; i > 0; i--) layer_backward(m, a, i, b, at, s);
+    stage_done(m, place, HEAD_STAGE, s);
+    for (int i = NUM_LAYERS - 1; i > 0; i--) {
+        layer_backward(m, a, i, b, at, s);
+        stage_done(m, place, i, s);
+    }
     const Param *gate = params_find(p, "smear_gate.weight");
     embed_backward(s, a->dh, p->gates_grad + gate->offset, p->scalars_grad + SCALAR_SMEAR, a->dx, a->dx0, a->x0, a->rstd0,
                    b->tokens, p->tables, p->gates + gate->offset, p->scalars + SCALAR_SMEAR, N, d);
     embedding_grad(s, p->tables_grad, a->dh, NULL, &b->rows, N, d);
+    stage_done(m, place, 0, s);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)

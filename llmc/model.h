@@ -45,9 +45,21 @@ typedef struct {
     const floatX *cos, *sin; // (positions, e/4)
 } AttentionSetting;
 
+// Where the communication of a step attaches itself. Stages: 0 the embedding, 1 .. 11 the layers, 12 the head. NULL: nobody does.
+typedef struct {
+    void *context;
+    void (*needed)(void *context, int stage, Stream s); // before the first op of a step that uses the stage's weights
+    void (*done)(void *context, int stage, Stream s);   // after the last op of a step that adds to the stage's gradients
+} StageHooks;
+enum { HEAD_STAGE = NUM_LAYERS };
+
+// Which micro-batch of a step it is.
+enum { FIRST_OF_STEP = 1, LAST_OF_STEP = 2 };
+
 typedef struct {
     const Config *config;
     Params params;
+    StageHooks hooks;
     void *head_w8; // quantised head, NULL in HEAD_BF16
     int skip_of[NUM_LAYERS];
 } Model;
@@ -61,12 +73,13 @@ void model_free(Model *m);
 size_t acts_bytes(const Config *c, int N, bool backward, size_t *gradient_bytes);
 void acts_place(Acts *a, const Config *c, int N, bool backward, void *base, void *gradients);
 
-// Once a step, after the weights have changed: what is derived from them alone.
+// Once a step, after the scalars have changed: what is derived from them alone.
 void model_prepare(Model *m, Acts *a, Stream s);
 // Up to xf.
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s);
 // Loss (1) fp32 device: the sum over the tokens. Forward, backward; gradients are added to the params' gradient arenas.
-void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s);
+// place: FIRST_OF_STEP (weights are new: the head is quantised again), LAST_OF_STEP, both, or 0.
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s);
 // After the last micro-batch of a step: gradients of what model_prepare derived.
 void model_finish_gradients(Model *m, Acts *a, Stream s);
 // Loss of a forward-only pass with the plain head.

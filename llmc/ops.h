@@ -32,6 +32,7 @@ typedef struct {
 
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's libraries need.
 void backend_prepare_process(char **argv);
+int backend_device_count(void); // 0 when there is none or it cannot be asked; the CPU counts as one
 // Takes device `index` (ignored on the CPU) and its handles. Fatal, with the reason, when there is none.
 void backend_open(int index);
 // Scratch memory and plans for all ops up to these sizes. Call once, before any op.
@@ -55,6 +56,7 @@ void *host_alloc(size_t bytes); // zeroed host memory from which copies run asyn
 void host_free(void *p);
 
 Stream stream_create(void);
+Stream stream_create_urgent(void); // its kernels go before those of other streams, also in a graph
 void stream_destroy(Stream s);
 void stream_synchronize(Stream s);
 void copy_to_device(Stream s, void *dst, const void *host_src, size_t bytes);
@@ -62,11 +64,12 @@ void copy_to_host(Stream s, void *host_dst, const void *src, size_t bytes); // v
 void copy_on_device(Stream s, void *dst, const void *src, size_t bytes);
 void device_zero(Stream s, void *p, size_t bytes);
 
-// Marks in a stream's work that the host can wait for. A few are enough: recording again moves the mark.
+// Marks in a stream's work that the host, or another stream, can wait for. A few are enough: recording again moves the mark.
 typedef struct Event Event;
 Event *event_create(void);
 void event_record(Event *e, Stream s);
 void event_synchronize(Event *e); // returns when all work queued before the mark is done; at once when never recorded
+void stream_wait(Stream s, Event *e); // what is queued on s from here on runs after the mark; both may belong to one capture
 void event_destroy(Event *e);
 
 // Records the ops queued between begin and end instead of running them. The CPU has no graphs: begin returns false and the

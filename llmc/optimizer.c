@@ -36,7 +36,6 @@ static void place(Optimizer *o, const Params *p, Arena *a)
     o->second_gates = arena_take(a, (size_t)(p->num_attention * larger(H, GATE_INPUTS)), sizeof(float));
     o->second_smear = arena_take(a, GATE_INPUTS, sizeof(float));
     o->step = arena_take(a, 1, sizeof *o->step);
-    o->u = o->size > 1 ? arena_take(a, slots, sizeof(float)) : NULL;
 }
 
 void optimizer_create(Optimizer *o, const Model *m)
@@ -60,40 +59,13 @@ void optimizer_create(Optimizer *o, const Model *m)
     place(o, p, &state);
     state = (Arena){device_alloc(state.used, "optimizer state"), 0};
     place(o, p, &state);
+    exchange_create(&o->exchange, p, c);
 }
 
-void optimizer_free(Optimizer *o) { device_free(o->table_m); } // where the arena begins
-
-// ---- communication -----------------------------------------------------------------------------------------------------
-
-static void reduce_gradients(Optimizer *o, Params *p, bool adam, Stream s)
+void optimizer_free(Optimizer *o)
 {
-    if (o->size == 1) return;
-    comm_all_reduce(s, p->gates_grad, p->gates_size + (adam ? NUM_SCALARS : 0));
-    for (int slot = 0; slot < p->num_slots; slot += o->size)
-        comm_reduce_scatter(s, p->matrices_grad + slot * p->slot_size, p->slot_size);
-    for (int i = 0; adam && i < NUM_TABLES; i++)
-        comm_reduce_scatter(s, p->tables_grad + i * p->table_size, p->table_size / o->size);
-    for (int i = 0; i < o->own_slots; i++)
-        copy_on_device(s, o->u + i * p->slot_size, p->matrices_grad + (o->rank + (int64_t)i * o->size) * p->slot_size,
-                       (size_t)p->slot_size * sizeof(float));
-}
-
-// Chunks of other ranks hold half-made sums, and the ops zeroed only what they read.
-static void clear_gradients(Optimizer *o, Params *p, bool adam, Stream s)
-{
-    if (o->size == 1) return;
-    device_zero(s, p->matrices_grad, (size_t)(p->num_slots * p->slot_size) * sizeof(float));
-    if (adam) device_zero(s, p->tables_grad, (size_t)(NUM_TABLES * p->table_size) * sizeof(float));
-}
-
-static void gather_weights(Optimizer *o, Params *p, bool adam, Stream s)
-{
-    if (o->size == 1) return;
-    for (int slot = 0; slot < p->num_slots; slot += o->size)
-        comm_all_gather(s, p->matrices_x + slot * p->slot_size, p->slot_size * (int64_t)sizeof(floatX));
-    for (int i = 0; adam && i < NUM_TABLES; i++)
-        comm_all_gather(s, p->tables + i * p->table_size, p->table_size / o->size * (int64_t)sizeof(floatX));
+    device_free(o->table_m); // where the arena begins
+    exchange_free(&o->exchange);
 }
 
 // ---- Adam --------------------------------------------------------------------------------------------------------------
@@ -103,6 +75,7 @@ static void adam(Optimizer *o, Params *p, Stream s)
     int64_t own = p->table_size / o->size;
     for (int i = 0; i < NUM_TABLES; i++) {
         int64_t at = i * p->table_size + o->rank * own;
+        exchange_wait_table(&o->exchange, i, s);
         adam_update(s, p->tables + at, o->table_m + i * own, o->table_v + i * own, p->tables_grad + at, o->step,
                     (float)p->list[i].multiplier, own);
     }
@@ -112,8 +85,11 @@ static void adam(Optimizer *o, Params *p, Stream s)
 
 // ---- NorMuon -----------------------------------------------------------------------------------------------------------
 
-// U of the own slot `i`: gathered with several ranks, else where the gradient is.
-static float *own_u(const Optimizer *o, const Params *p, int i) { return (o->u ? o->u : p->matrices_grad) + i * p->slot_size; }
+// U of the own slot `i`: where the sums arrive with several ranks, else where the gradient is.
+static float *own_u(const Optimizer *o, const Params *p, int i)
+{
+    return (o->exchange.own ? o->exchange.own : p->matrices_grad) + i * p->slot_size;
+}
 
 // The parameter in a matrix slot. The table lists matrices in slot order.
 static const Param *slot_param(const Params *p, int slot) { return &p->list[NUM_TABLES + slot]; }
@@ -125,10 +101,17 @@ static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows
     int64_t at = slot * p->slot_size;
     const Param *a = slot_param(p, slot);
     normuon_update(s,
-                   &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at, .grad = o->u ? NULL : p->matrices_grad + at,
-                                    .second = second, .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols,
+                   &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at,
+                                    .grad = o->exchange.own ? NULL : p->matrices_grad + at, .second = second, .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols,
                                     .batch = batch, .per_column = a->rows < a->cols, .multiplier = (float)a->multiplier},
                    o->step);
+}
+
+// Momentum of own slots [first, last), whose sums must have arrived.
+static void momentum(Optimizer *o, Params *p, int first, int last, Stream s)
+{
+    exchange_wait_slots(&o->exchange, o->rank + first * o->size, o->rank + (last - 1) * o->size + 1, s);
+    normuon_momentum(s, own_u(o, p, first), o->momentum + first * p->slot_size, o->step, (last - first) * p->slot_size);
 }
 
 static void normuon_mlp(Optimizer *o, Params *p, Stream s)
@@ -136,6 +119,7 @@ static void normuon_mlp(Optimizer *o, Params *p, Stream s)
     int d = o->config->model_dim, F = o->config->mlp_dim, side = (int)larger(d, F);
     size_t bytes = (size_t)d * F * ns_element_size(o->ns.dtype);
     if (!o->own_mlp) return;
+    momentum(o, p, 0, o->own_mlp, s);
     char *ortho = newton_schulz(s, &o->ns, own_u(o, p, 0), p->slot_size, d, F, o->own_mlp, o->ns_workspace);
     // One call a slot: the multiplier of c_fc and c_proj differs, and with several ranks own slots lie apart.
     for (int i = 0; i < o->own_mlp; i++) update(o, p, i, ortho + i * bytes, d, F, 1, o->second_mlp + (int64_t)i * side, s);
@@ -149,6 +133,8 @@ static void normuon_attention(Optimizer *o, Params *p, Stream s)
     int64_t square = (int64_t)d * d;
     size_t bytes = (size_t)(4 * square) * ns_element_size(o->ns.dtype);
     int together = p->slot_size == 4 * square ? o->own_attention : 1;
+    if (!o->own_attention) return;
+    momentum(o, p, o->own_mlp, o->own_mlp + o->own_attention, s);
     for (int first = 0; first < o->own_attention; first += together) {
         char *ortho = newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp + first), square, d, d, 4 * together, o->ns_workspace);
         for (int i = 0; i < together; i++)
@@ -166,6 +152,7 @@ static void normuon_gates(Optimizer *o, Params *p, Stream s)
         int rows, batch;
         float *second;
     } stacks[] = {{0, H, p->num_attention, o->second_gates}, {smear->offset, 1, 1, o->second_smear}};
+    exchange_wait_small(&o->exchange, s);
     normuon_momentum(s, p->gates_grad, o->gates_momentum, o->step, p->gates_size);
     for (int i = 0; i < 2; i++) {
         float *u = p->gates_grad + stacks[i].offset;
@@ -179,17 +166,15 @@ static void normuon_gates(Optimizer *o, Params *p, Stream s)
     }
 }
 
+// What was sent last is used last: sums travel while those before them are worked on.
 void optimizer_step(Optimizer *o, Model *m, bool adam_now, Stream s)
 {
     Params *p = &m->params;
-    reduce_gradients(o, p, adam_now, s);
-    if (adam_now) adam(o, p, s);
-    normuon_gates(o, p, s);
-    normuon_momentum(s, own_u(o, p, 0), o->momentum, o->step, o->own_slots * p->slot_size);
+    exchange_small(&o->exchange, p, adam_now, s);
     normuon_mlp(o, p, s);
     normuon_attention(o, p, s);
-    clear_gradients(o, p, adam_now, s);
-    gather_weights(o, p, adam_now, s);
+    normuon_gates(o, p, s);
+    if (adam_now) adam(o, p, s);
 }
 
 void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
@@ -200,6 +185,12 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
     newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp), (int64_t)d * d, d, d, 4 * attention, o->ns_workspace);
     newton_schulz(s, &o->ns_gates, p->gates_grad, 0, o->config->num_heads, GATE_INPUTS, p->num_attention, o->ns_workspace);
     newton_schulz(s, &o->ns_gates, p->gates_grad, 0, 1, GATE_INPUTS, 1, o->ns_workspace);
+    // Every collective once: sums and copies of zeros.
+    for (int stage = NUM_STAGES - 1; stage >= 0; stage--) exchange_stage_done(&o->exchange, p, stage, true, s);
+    exchange_small(&o->exchange, p, true, s);
+    exchange_wait_small(&o->exchange, s);
+    exchange_begin_gather(&o->exchange, p, true, s);
+    exchange_stage_needed(&o->exchange, HEAD_STAGE, s);
 }
 
 // ---- state by parameter ------------------------------------------------------------------------------------------------

@@ -166,9 +166,11 @@ PROFILED(ns_transpose, (s, dtype, y, x, rows, cols, batch), 0, ns_bytes(dtype, p
 
 // ---- collectives ---------------------------------------------------------------------------------------------------------
 
-WRAPPED(comm_reduce_scatter)(Stream s, float *buf, int64_t count)
-PROFILED(comm_reduce_scatter, (s, buf, count), 0, 0)
+// Bytes: what a rank must at least send over its links.
+static double sent(double chunk) { return chunk * (comm_size() - 1); }
+WRAPPED(comm_reduce_scatter)(Stream s, float *out, float *in, int64_t count)
+PROFILED(comm_reduce_scatter, (s, out, in, count), 0, sent((double)count * F32))
 WRAPPED(comm_all_gather)(Stream s, void *buf, int64_t bytes)
-PROFILED(comm_all_gather, (s, buf, bytes), 0, 0)
+PROFILED(comm_all_gather, (s, buf, bytes), 0, sent((double)bytes))
 WRAPPED(comm_all_reduce)(Stream s, float *buf, int64_t count)
-PROFILED(comm_all_reduce, (s, buf, count), 0, 0)
+PROFILED(comm_all_reduce, (s, buf, count), 0, 2 * sent((double)count / comm_size() * F32))

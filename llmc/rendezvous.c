@@ -10,13 +10,6 @@
 #include <time.h>
 #include <unistd.h>
 
-uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t count)
-{
-    uint64_t h = seed ? seed : 0xcbf29ce484222325u;
-    for (size_t i = 0; i < count; i++) h = (h ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
-    return h;
-}
-
 // ---- who we are --------------------------------------------------------------------------------------------------------
 
 typedef struct {

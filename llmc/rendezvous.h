@@ -24,4 +24,3 @@ void rendezvous_meet(const Rendezvous *r, uint64_t program, uint64_t options, do
 
 // First host of a Slurm node list, "node[03-05,9],x" -> "node03". out (capacity): a string.
 void rendezvous_first_host(const char *list, char *out, size_t capacity);
-uint64_t hash_bytes(uint64_t seed, const void *bytes, size_t count); // FNV-1a; seed 0 begins

@@ -18,6 +18,13 @@ static void open_training_data(Trainer *t)
     t->position = loader_position(t->loader);
 }
 
+// Ranks on several machines may see different files under one name.
+static void check_same_data(const char *what, uint64_t fingerprint, const char *pattern)
+{
+    int64_t mine = (int64_t)(fingerprint >> 2) + 1, first = comm_max(comm_rank() ? 0 : mine);
+    if (mine != first) fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (names, sizes): %s", what, pattern);
+}
+
 static void open_validation_data(Trainer *t)
 {
     Config *c = t->config;
@@ -118,6 +125,9 @@ static void allocate_rope(Trainer *t)
     t->rope_sin = device_alloc(angles * sizeof(floatX), "batches: rope tables");
 }
 
+static void weights_needed(void *trainer, int stage, Stream s);
+static void gradients_done(void *trainer, int stage, Stream s);
+
 static void rebuild_rope(Trainer *t)
 {
     rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions,
@@ -131,6 +141,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     t->accumulation = c->micro_batches / comm_size();
     if (need_training) open_training_data(t);
     if (need_validation) open_validation_data(t);
+    if (need_training) check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
+    if (need_validation) check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
     model_describe(&t->model, c);
     timeline_mark("data");
@@ -143,6 +155,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     t->stream = stream_create();
     model_allocate(&t->model, need_training);
     if (need_training) optimizer_create(&t->optimizer, &t->model);
+    if (need_training && comm_size() > 1) t->model.hooks = (StageHooks){t, weights_needed, gradients_done};
     allocate_acts(t);
     allocate_rope(t);
     if (need_training) allocate_batches(t);
@@ -222,17 +235,36 @@ bool trainer_continue(Trainer *t, Error *e)
 
 // ---- training step -----------------------------------------------------------------------------------------------------
 
+static void weights_needed(void *trainer, int stage, Stream s)
+{
+    exchange_stage_needed(&((Trainer *)trainer)->optimizer.exchange, stage, s);
+}
+
+static void gradients_done(void *trainer, int stage, Stream s)
+{
+    Trainer *t = trainer;
+    exchange_stage_done(&t->optimizer.exchange, &t->model.params, stage, t->adam_step, s);
+}
+
+void trainer_complete_weights(Trainer *t)
+{
+    if (t->loader) exchange_complete(&t->optimizer.exchange, &t->model.params, t->stream);
+}
+
 // The ops of a whole step. Everything that differs between two steps of one graph is in device memory.
 static void step_ops(Trainer *t, bool adam)
 {
     AttentionSetting at = attention_setting(t, t->rope.window);
+    int last = t->accumulation - 1;
+    exchange_begin_gather(&t->optimizer.exchange, &t->model.params, !adam, t->stream); // tables have moved in the step before
+    t->adam_step = adam;
     model_prepare(&t->model, &t->train, t->stream);
-    for (int a = 0; a < t->accumulation; a++) {
-        int N = t->config->micro_batch_tokens;
+    for (int a = 0; a <= last; a++) {
+        int N = t->config->micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
         const int32_t *host = t->host_block[t->step % HOST_SLOTS] + a * t->block_ints;
         DeviceBatch b = device_batch(t->device_block + a * t->block_ints, N, t->slots);
         profile_batch(host + batch_offset(N, 2), N, host[rows_offset(N)]);
-        model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, t->stream);
+        model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
     }
     model_finish_gradients(&t->model, &t->train, t->stream);
     optimizer_step(&t->optimizer, &t->model, adam, t->stream);
@@ -252,7 +284,7 @@ static void run_step_ops(Trainer *t, bool adam)
         }
     }
     if (t->num_graphs == MAX_GRAPHS) drop_graphs(t);
-    bool captured = graph_begin(t->stream);
+    bool captured = t->config->graphs && graph_begin(t->stream);
     step_ops(t, adam);
     if (!captured) return;
     t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, adam, graph_end(t->stream)};
@@ -272,6 +304,7 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
 bool trainer_queue_step(Trainer *t, Error *e)
 {
     int slot = t->step % HOST_SLOTS, A = t->accumulation;
+    comm_step(t->step);
     bool adam = schedule_adam_steps_at(t->step);
     if (!read_batches(t, t->host_block[slot], e)) return false;
     trainer_follow_windows(t);
@@ -281,6 +314,7 @@ bool trainer_queue_step(Trainer *t, Error *e)
     run_step_ops(t, adam);
     copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)A * sizeof(float));
     event_record(t->done[slot], t->stream);
+    exchange_step_queued(&t->optimizer.exchange, adam);
     t->optimizer.adam_steps += adam;
     t->step++;
     return true;
@@ -311,7 +345,7 @@ void trainer_warm_up(Trainer *t)
     DeviceBatch device = device_batch(t->device_block, b->N, slots);
     AttentionSetting at = attention_setting(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);
-    model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, t->stream);
+    model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, FIRST_OF_STEP, t->stream);
     device_zero(t->stream, p->tables_grad, (size_t)(NUM_TABLES * p->table_size) * sizeof(float));
     device_zero(t->stream, p->matrices_grad, (size_t)(p->num_slots * p->slot_size) * sizeof(float));
     device_zero(t->stream, p->gates_grad, (size_t)(p->gates_size + NUM_SCALARS) * sizeof(float));
@@ -334,6 +368,7 @@ bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
     float sum_sequence, *device_sum = t->eval.rstd0; // free again once the sequence is through
     double sum = 0;
     trainer_follow_windows(t);
+    trainer_complete_weights(t);
     AttentionSetting at = attention_setting(t, final ? t->config->window_final : t->rope.window);
     model_prepare(&t->model, &t->eval, t->stream);
     for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
@@ -361,6 +396,7 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     int slots = pack_block(t->host_eval_block, &b);
     copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)block_size(padded) * sizeof(int32_t));
     DeviceBatch device = device_batch(t->device_eval_block, padded, slots);
+    trainer_complete_weights(t);
     AttentionSetting at = attention_setting(t, c->window_final);
     Acts acts;
     acts_place(&acts, c, padded, false, t->acts_memory, NULL);

@@ -46,6 +46,7 @@ typedef struct {
     int slots; // document slots, the most so far
     StepGraph graphs[MAX_GRAPHS];
     int num_graphs;
+    bool adam_step; // of the step whose ops are being queued
 
     bool op_by_op;           // steps run without a graph, for profiles
     int step;                // next step to queue
@@ -63,6 +64,9 @@ void trainer_warm_up(Trainer *t);
 bool trainer_continue(Trainer *t, Error *e);
 // Rope and attention scale as at the end of the schedule, for weights that come without a step.
 void trainer_finish_schedule(Trainer *t);
+
+// Brings the weights that other ranks own up to date. Collective; every use of weights outside a training step needs it first.
+void trainer_complete_weights(Trainer *t);
 
 // Moves windows and rope to those of the next step, or of the last validation.
 void trainer_follow_windows(Trainer *t);

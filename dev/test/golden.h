@@ -103,7 +103,7 @@ static double golden_batch(Golden *g, int t, int micro)
     int slots = attention_table_build(g->table, b->cu_seqlens, b->num_docs, b->N, 0);
     DeviceBatch device = {.N = b->N, .tokens = b->tokens, .targets = b->targets,
                           .rows = {b->order, b->row_token, b->row_start, &b->num_rows}, .table = g->table, .slots = slots};
-    model_train_batch(&g->model, &g->acts, &device, &at, g->loss_device, NULL);
+    model_train_batch(&g->model, &g->acts, &device, &at, g->loss_device, micro ? LAST_OF_STEP : FIRST_OF_STEP, NULL);
     return g->loss_device[0];
 }
 

@@ -164,7 +164,7 @@ static void program(void *argument)
     Error e;
     if (p->tcp) {
         if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
-        rendezvous_meet(&r, 1, hash_bytes(0, p->options, strlen(p->options)), p->timeout, &h);
+        rendezvous_meet(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &h);
     } else {
         launch_ranks(&h, p->size ? p->size : RANKS, p->timeout);
     }

@@ -32,6 +32,8 @@ void backend_prepare_process(char **argv)
     execv("/proc/self/exe", argv); // on failure: go on, only slower
 }
 
+int backend_device_count(void) { return 1; }
+
 void backend_open(int index)
 {
     (void)index;
@@ -136,6 +138,7 @@ void host_free(void *p) { free(p); }
 // ---- streams and graphs ------------------------------------------------------------------------------------------------
 
 Stream stream_create(void) { return NULL; }
+Stream stream_create_urgent(void) { return NULL; }
 void stream_destroy(Stream s) { (void)s; }
 void stream_synchronize(Stream s) { (void)s; }
 
@@ -198,4 +201,5 @@ struct Event {
 Event *event_create(void) { return xcalloc(1, sizeof(Event)); }
 void event_record(Event *e, Stream s) { (void)e, (void)s; }
 void event_synchronize(Event *e) { (void)e; }
+void stream_wait(Stream s, Event *e) { (void)s, (void)e; }
 void event_destroy(Event *e) { free(e); }

@@ -53,13 +53,17 @@ void comm_close(void)
     if (started_by_mpi()) MPI_Finalize();
 }
 
-void comm_reduce_scatter(Stream s, float *buf, int64_t count)
+void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count)
 {
     (void)s;
     if (size == 1) return;
+    if (out != in + rank * count) {
+        CHECK(MPI_Reduce_scatter_block(in, out, mpi_count(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
+        return;
+    }
     // In place, MPI leaves the result in chunk 0; it belongs into chunk `rank`.
-    CHECK(MPI_Reduce_scatter_block(MPI_IN_PLACE, buf, mpi_count(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
-    if (rank) memmove(buf + rank * count, buf, (size_t)count * sizeof *buf);
+    CHECK(MPI_Reduce_scatter_block(MPI_IN_PLACE, in, mpi_count(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
+    if (rank) memmove(out, in, (size_t)count * sizeof *in);
 }
 
 void comm_all_gather(Stream s, void *buf, int64_t bytes)
@@ -129,7 +133,7 @@ void comm_open(int *argc, char ***argv)
         fatal(EXIT_BAD_INPUT, "started as one of %s ranks, but built without MPI; install it and build again", size);
 }
 void comm_close(void) {}
-void comm_reduce_scatter(Stream s, float *buf, int64_t count) { (void)s, (void)buf, (void)count; }
+void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count) { (void)s, (void)out, (void)in, (void)count; }
 void comm_all_gather(Stream s, void *buf, int64_t bytes) { (void)s, (void)buf, (void)bytes; }
 void comm_all_reduce(Stream s, float *buf, int64_t count) { (void)s, (void)buf, (void)count; }
 size_t comm_collect(void *buf, size_t bytes, int owner)
@@ -146,3 +150,7 @@ const char *comm_description(void) { return "one rank (built without MPI)"; }
 #endif
 
 bool comm_any(bool mine) { return comm_max(mine) != 0; }
+int comm_join(const CommOptions *o) { return (int)max_i64(o->device, 0); } // mpirun has started and connected the ranks
+void comm_connect(void) {}
+void comm_step(int step) { (void)step; }
+bool comm_interrupted(void) { return false; }

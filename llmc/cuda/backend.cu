@@ -11,6 +11,12 @@ DeviceState device_state;
 
 // ---- opening and closing -------------------------------------------------------------------------------------------------
 
+int backend_device_count(void)
+{
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
 void backend_open(int index) { device_open(&device_state, index); }
 
 // Partial sums of the widest reduction: per block three scalars, or the column sums of the largest matrices.
@@ -194,6 +200,15 @@ Stream stream_create(void)
     return s;
 }
 
+Stream stream_create_urgent(void)
+{
+    int least, most;
+    cudaStream_t s;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &most));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&s, cudaStreamNonBlocking, most));
+    return s;
+}
+
 void stream_destroy(Stream s) { CUDA_CHECK(cudaStreamDestroy(s)); }
 void stream_synchronize(Stream s) { CUDA_CHECK(cudaStreamSynchronize(s)); }
 
@@ -227,6 +242,7 @@ Event *event_create(void)
 
 void event_record(Event *e, Stream s) { CUDA_CHECK(cudaEventRecord(e->event, s)); }
 void event_synchronize(Event *e) { CUDA_CHECK(cudaEventSynchronize(e->event)); }
+void stream_wait(Stream s, Event *e) { CUDA_CHECK(cudaStreamWaitEvent(s, e->event, 0)); }
 
 void event_destroy(Event *e)
 {
@@ -250,7 +266,7 @@ Graph *graph_end(Stream s)
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamEndCapture(s, &graph));
     Graph *g = (Graph *)xcalloc(1, sizeof *g);
-    CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+    CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, cudaGraphInstantiateFlagUseNodePriority)); // as the streams have it
     CUDA_CHECK(cudaGraphDestroy(graph));
     return g;
 }
