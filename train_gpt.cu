@@ -349,7 +349,8 @@ static void join_ranks(Run *r, bool training)
 {
     Config *c = &r->config;
     bool alone = !training && !c->eval_only && !strcmp(c->gpus, "all"); // a sample is written by one
-    uint64_t program = fingerprint_bytes(fingerprint_bytes(0, program_source, program_source_size), program_commit, strlen(program_commit));
+    uint64_t source = fingerprint_bytes(0, program_source, program_source_size);
+    uint64_t program = fingerprint_bytes(source, program_commit, strlen(program_commit));
     c->device = comm_join(&(CommOptions){.gpus = alone ? "1" : c->gpus, .device = c->device, .micro_batches = c->micro_batches,
                                          .timeout = c->timeout, .program = program, .options = config_fingerprint(c)});
     check_ranks(c);

@@ -4,7 +4,8 @@
 #pragma once
 #include "llmc/ops.h"
 
-// Before anything else in main: MPI may rewrite the arguments. Ranks that something else has started know who they are from here on.
+// Before anything else in main: MPI may rewrite the arguments. Ranks that something else has started know who they are from here
+// on.
 void comm_open(int *argc, char ***argv);
 
 typedef struct {

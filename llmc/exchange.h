@@ -1,15 +1,15 @@
 // What travels between the ranks in a step, whose it is, and when it goes.
 //
-// Stages are the network from bottom to top: 0 the embedding, 1 .. 11 the layers, 12 the head. Forward climbs them, backward comes
-// down. What several stages use counts for the lowest: its gradient is complete once the last micro-batch's backward has left that
-// stage, and its new value is needed when the next step's forward comes there.
+// Stages are the network from bottom to top: 0 the embedding, 1 .. 11 the layers, 12 the head. Forward climbs them, backward
+// comes down. What several stages use counts for the lowest: its gradient is complete once the last micro-batch's backward has
+// left that stage, and its new value is needed when the next step's forward comes there.
 //
-//   bucket                        stage   gradient, per step                         owner                new value
-//   lm_head                       12      reduce-scatter of rows, when Adam steps    rank r: r-th 1/R     all-gather, the step after
-//   R matrix slots [kR, kR + R)   lowest  reduce-scatter, out of place, every step   slot kR + r: rank r  all-gather, every step
-//   value_embeds.i                lowest  as lm_head                                 as lm_head           as lm_head
-//   embed                         0       as lm_head                                 as lm_head           as lm_head
-//   gates and scalars             -       all-reduce, one bucket, after stage 0      every rank alike     made by every rank
+//   bucket                        stage   gradient                                  owner            new value
+//   lm_head                       12      reduce-scatter of rows, at Adam's steps   rank r: r-th 1/R  all-gather, the step after
+//   R matrix slots [kR, kR + R)   lowest  reduce-scatter, out of place              rank r: kR + r    all-gather, every step
+//   value_embeds.i                lowest  as lm_head                                as lm_head        as lm_head
+//   embed                         0       as lm_head                                as lm_head        as lm_head
+//   gates and scalars             -       all-reduce, one bucket, after stage 0     all alike         made by every rank
 //
 // Gradients go out in this order (falling stages) while backward goes on below; new values come in rising order of stages at the
 // start of the next step, while its forward goes on above. Both run on a stream of their own. Between two steps the values of

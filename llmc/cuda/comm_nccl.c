@@ -1,8 +1,8 @@
 // Collectives of the CUDA program on several GPUs: NCCL on device memory, the hub's sockets on the host.
 //
 // NCCL is opened at run time and only by a program of several ranks: the library is a quarter of a gigabyte, and one GPU does not
-// need it. Its calls block; what ends a rank whose peer is gone, or whose communicator has failed, is the hub's watching thread and
-// the launching process.
+// need it. Its calls block; what ends a rank whose peer is gone, or whose communicator has failed, is the hub's watching thread
+// and the launching process.
 #include "llmc/comm.h"
 #include "llmc/launch.h"
 #include "llmc/rendezvous.h"
@@ -58,7 +58,8 @@ static const char *failure(void)
     static char text[512];
     ncclComm_t comm = nccl.comm;
     ncclResult_t state = ncclSuccess;
-    if (!comm || nccl.CommGetAsyncError(comm, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress) return NULL;
+    if (!comm || nccl.CommGetAsyncError(comm, &state) != ncclSuccess) return NULL;
+    if (state == ncclSuccess || state == ncclInProgress) return NULL;
     snprintf(text, sizeof text, "NCCL: %s: %s", nccl.GetErrorString(state), nccl.GetLastError(comm));
     return text;
 }
