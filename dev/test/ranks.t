@@ -151,6 +151,11 @@ spew("$dir/one_bad_rank", "#!/bin/sh\nif [ \"\$OMPI_COMM_WORLD_RANK\" = 1 ]; the
     . "exec '$trainer' \"\$@\" --train-files \"\$files\"\n");
 chmod 0755, "$dir/one_bad_rank";
 one_line('one rank of two fails', qr/rank 1.*cut\.bin: truncated/, 20, mpirun(2, "$dir/one_bad_rank", @tiny, '--out', "$dir/bad"));
+# One rank sees other files under the same name.
+write_shard('other.bin', documents(20000, 3));
+spew("$dir/one_other_rank", slurp("$dir/one_bad_rank") =~ s/cut\.bin/other.bin/r);
+chmod 0755, "$dir/one_other_rank";
+one_line('one rank with another shard list', qr/rank 1.*not those of rank 0/, 20, mpirun(2, "$dir/one_other_rank", @tiny, '--out', "$dir/bad"));
 # A rank that dies without a word.
 spew("$dir/one_dead_rank", "#!/bin/sh\nif [ \"\$OMPI_COMM_WORLD_RANK\" = 1 ]; then '$trainer' \"\$@\" & p=\$!; sleep 0.5; kill -9 \$p; exit 9; fi\n"
     . "exec '$trainer' \"\$@\"\n");

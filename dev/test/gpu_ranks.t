@@ -1,0 +1,187 @@
+#!/usr/bin/env perl
+# Several GPUs train as one does, and end as one when something happens to one of them. Needs two GPUs; every case that fails on
+# purpose must be over within 10 seconds, with one line that names rank and cause, and leave no process.
+#
+# Limits: as in ranks.t, 3 times what weights moved by one unit in the last place do to a run on one GPU.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+BEGIN { $ENV{TRAIN_GPT} //= "$FindBin::Bin/../../train_gpt" }
+use TrainTest;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $gpus = () = `nvidia-smi -L 2>/dev/null` =~ /^GPU/mg;
+plan skip_all => "$gpus GPUs; two are needed" if $gpus < 2;
+plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+my $helper = $ENV{TEST_COMM} // "$root/build/cuda/test_comm_gpu";
+my $port = 20000 + $$ % 10000;
+
+write_shard('train_1.bin', documents(200_000, 1));
+write_shard('val.bin', documents(9000, 2));
+my @small = (qw(--preset tiny --model-dim 256 --num-heads 2 --mlp-dim 1024 --micro-batch-tokens 1024 --block-size 16 --num-scheduled 60
+    --num-extension 4 --val-tokens 8192 --val-every 20 --repeat), '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val.bin");
+my @long = (@small, qw(--num-scheduled 1000000)); # ends only because something happens
+
+# ---- running -----------------------------------------------------------------------------------------------------------
+
+sub launched { my ($name, @options) = @_; return {name => $name, began => time, runs => [start($trainer, @options, '--out', "$dir/$name")]} }
+
+# Two ranks as two "machines" that see one GPU each. options: a list for each rank.
+sub started {
+    my ($name, $port, @options) = @_;
+    my @runs;
+    for my $rank (0, 1) {
+        local %ENV = (%ENV, RANK => $rank, WORLD_SIZE => 2, LOCAL_RANK => 0, MASTER_ADDR => '127.0.0.1', MASTER_PORT => $port,
+            CUDA_VISIBLE_DEVICES => $rank);
+        push @runs, start($trainer, @{$options[$rank]}, '--out', "$dir/$name");
+    }
+    return {name => $name, began => time, runs => \@runs};
+}
+
+sub processes { # that belong to a case
+    my ($case) = @_;
+    my @left;
+    for (glob '/proc/[0-9]*') {
+        my $command = slurp("$_/cmdline");
+        push @left, m{(\d+)$} if $command =~ m{\Q$dir/$case->{name}\E(\0|$)};
+    }
+    return @left;
+}
+
+sub children { my ($parent) = @_; return map { (slurp("$_/stat") =~ /^(\d+) \(.*\) \S (\d+)/ && $2 == $parent) ? $1 : () } glob '/proc/[0-9]*' }
+
+sub wait_for_step {
+    my ($case, $step) = @_;
+    my $end = time + 40;
+    sleep 0.05 while time < $end && !losses("$dir/$case->{name}")->{$step};
+    return time < $end;
+}
+
+# All runs of a case end, in at most so many seconds from now.
+sub over {
+    my ($case, $seconds) = @_;
+    my $began = time;
+    my (@status, $err);
+    for my $run (@{$case->{runs}}) {
+        my ($status, undef, $text) = finish($run, $seconds);
+        push @status, $status;
+        $err .= $text;
+    }
+    my $took = time - $began;
+    sleep 0.1 while (processes($case)) && time < $began + $seconds;
+    return {status => \@status, err => $err, seconds => $took, left => scalar(() = processes($case))};
+}
+
+sub well { my ($what, $case) = @_; my $end = over($case, 90); ok(!(grep { $_ ne '0' } @{$end->{status}}), $what) or diag "@{$end->{status}} $end->{err}" }
+
+sub fails {
+    my ($what, $case, $pattern) = @_;
+    my $end = over($case, 10);
+    my @lines = grep { /: error: / } split /\n/, $end->{err};
+    my $bad = grep { $_ ne '0' && $_ ne 'timeout' } @{$end->{status}};
+    ok($bad == @{$end->{status}} && @lines == 1 && $lines[0] =~ $pattern, "$what: " . substr($lines[0] // 'nothing', 0, 150))
+        or diag "status @{$end->{status}}\n$end->{err}";
+    ok($end->{seconds} < 10 && !$end->{left}, sprintf 'and all is over after %.1f s', $end->{seconds});
+}
+
+sub most_apart {
+    my ($first, $second, $from, $to) = @_;
+    my ($a, $b, $most) = (losses("$dir/$first"), losses("$dir/$second"), 0);
+    for ($from .. $to) {
+        return 'inf' if !defined $a->{$_} || !defined $b->{$_};
+        my $d = abs($a->{$_} - $b->{$_});
+        $most = $d if $d > $most;
+    }
+    return $most;
+}
+
+# ---- the same training -------------------------------------------------------------------------------------------------
+
+my $init = "$dir/init.safetensors";
+well('one GPU', launched('one', @small, '--device', 0, '--stop-at', 50, '--save-init', $init));
+my $seed = 5;
+rewrite($init, "$dir/moved.safetensors", sub {
+    my (undef, $tensor) = @_;
+    return 1 if $tensor->{dtype} ne 'F32';
+    my $move = sub { ($seed = ($seed * 1103515245 + 12345) % 2**31) & 65536 ? 1 : -1 };
+    $tensor->{bytes} = pack 'V*', map { $_ & 0x7fffffff ? $_ + $move->() : $_ } unpack 'V*', $tensor->{bytes};
+});
+my @bits = (@small, '--deterministic', '--stop-at', 9);
+my @cases = (
+    ['one GPU, other roundings', launched('moved', @small, '--device', 1, '--stop-at', 50, '--init-from', "$dir/moved.safetensors")],
+    ['two GPUs', launched('two', @small, '--stop-at', 50)],
+    ['two GPUs without graphs', launched('ungraphed', @small, '--graphs', 'off', '--stop-at', 50)],
+    ['two GPUs, deterministic', launched('bits1', @bits)],
+    ['two GPUs, deterministic, again', launched('bits2', @bits)],
+    ['two machines of one GPU', started('bits3', $port, \@bits, \@bits)],
+    ['one GPU, to an odd step', launched('one9', @small, '--gpus', 1, '--stop-at', 9)],
+);
+well(@$_) for @cases;
+my $limit = 3 * most_apart('one', 'moved', 1, 50);
+for (['two', 'two GPUs'], ['ungraphed', 'without graphs']) {
+    my ($name, $what) = @$_;
+    my $apart = most_apart('one', $name, 1, 50);
+    cmp_ok($apart, '<=', $limit, "$what: 50 losses are those of one GPU, to $apart of $limit");
+}
+cmp_ok(most_apart('one', 'two', 1, 1), '<=', 1e-5, 'the first loss but for the order of a sum');
+is(same_state(newest("$dir/bits1"), newest("$dir/bits2")), '', 'two GPUs, twice: the same bits');
+is(same_state(newest("$dir/bits1"), newest("$dir/bits3")), '', 'two machines: the same bits');
+@cases = (
+    ['a checkpoint of two goes on on one', launched('to1', @small, '--gpus', '1,', '--stop-at', 50, '--resume', newest("$dir/bits1"))],
+    ['a checkpoint of one goes on on two', launched('to2', @small, '--stop-at', 50, '--resume', newest("$dir/one9"))],
+);
+well(@$_) for @cases;
+cmp_ok(most_apart('one', $_, 10, 50), '<=', $limit, "with the losses of a run in one piece ($_)") for qw(to1 to2);
+
+# ---- what happens to a rank --------------------------------------------------------------------------------------------
+
+my @other = (@long, '--train-files', write_shard('other.bin', documents(150_000, 3)));
+mkdir "$dir/cut";
+spew("$dir/cut/train_1.bin", substr slurp("$dir/train_1.bin"), 0, 200_000);
+my @cut = (@long, '--train-files', "$dir/cut/train_1.bin");
+my %case = (killed => launched('killed', @long), parent => launched('parent', @long), interrupt => launched('interrupt', @long),
+    stopped => launched('stopped', @long, '--timeout', 5), port => started('port', $port + 1, \@long, \@long));
+my %early = (shards => started('shards', $port + 2, \@long, \@other), cut => started('cut1', $port + 3, \@long, \@cut),
+    options => started('options', $port + 4, \@long, [@long, '--seed', 3]));
+sleep 4; # these fail before the first step; the ten seconds count from here, when all have started
+fails('a rank with another shard list', $early{shards}, qr/rank 1\).*training shards of this rank are not those of rank 0/);
+fails('a truncated shard on one rank', $early{cut}, qr/rank 1\).*train_1\.bin: truncated/);
+fails('a rank with other options', $early{options}, qr/rank 1 was started with other options/);
+ok(wait_for_step($_, 3), "$_->{name}: trains") for values %case;
+
+my @ranks = children($case{killed}{runs}[0]{pid});
+is(scalar @ranks, 2, 'one process for each GPU');
+kill 'KILL', $ranks[1];
+fails('a rank that is killed', $case{killed}, qr/rank [01]\): error: killed by signal 9 .*at step \d/);
+kill 'KILL', $case{parent}{runs}[0]{pid};
+my $end = over($case{parent}, 10);
+is($end->{left}, 0, 'a parent that is killed leaves no rank');
+kill 'STOP', (children($case{stopped}{runs}[0]{pid}))[0];
+fails('a rank that stands still', $case{stopped}, qr/no progress for 5 s/);
+my $second = started('port2', $port + 1, \@long, \@long);
+$end = over($second, 10);
+my @lines = grep { /: error: / } split /\n/, $end->{err};
+ok(2 == grep({ $_ eq '1' } @{$end->{status}}) && 2 == grep({ /port .* (is taken|belongs to another run)/ } @lines), "two programs on one port: @lines")
+    or diag "@{$end->{status}} $end->{err}";
+ok($end->{seconds} < 10 && !$end->{left}, sprintf 'the second is over after %.1f s', $end->{seconds});
+is(scalar(() = processes($case{port})), 2, 'the first goes on');
+kill 'INT', -$_->{pid} for @{$case{port}{runs}}, @{$case{interrupt}{runs}};
+for my $name (qw(port interrupt)) {
+    $end = over($case{$name}, 10);
+    my @saved = glob "$dir/$case{$name}{name}/step_*.safetensors";
+    ok(!(grep { $_ ne '3' } @{$end->{status}}) && @saved == 1, "SIGINT ($name): saved once, status @{$end->{status}}") or diag $end->{err};
+}
+
+SKIP: {
+    skip "$helper is missing", 2 if !-x $helper;
+    my $holder = start($helper, '--hold', 1, 40);
+    sleep 0.2 while slurp("$holder->{out}.1") !~ /holding/ && kill 0, $holder->{pid};
+    my $case = launched('memory', @long);
+    sleep 3;
+    fails('a GPU that is full', $case, qr/rank 1\).*memory/);
+    kill 'KILL', $holder->{pid};
+    finish($holder, 10);
+}
+done_testing;
