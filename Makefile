@@ -191,7 +191,12 @@ build/ref/%.fp32.o: %.c
 build/ref/libref_%.so: $(foreach f,$(REF_SRC:%.c=%),build/ref/$(f).%.o)
 	$(Q)$(CC) -shared -Wl,-Bsymbolic $^ -o $@ -lm $(if $(HAVE_OPENMP),-fopenmp)
 $(foreach v,bf16 fp32,$(eval build/ref/libref_$(v).so: $(foreach f,$(REF_SRC:%.c=%),build/ref/$(f).$(v).o)))
-test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so
+# Stands in for NCCL when the ranks of a test share one GPU.
+build/one_gpu/libnccl.so.2: dev/test/one_gpu_nccl.cu
+	@mkdir -p $(@D)
+	@echo "  nvcc  $<"
+	$(Q)$(NVCC) $(NVCC_FLAGS) -I$(NCCL_DIR) -shared -cudart shared -Xcompiler -fPIC $< -o $@
+test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so $(if $(NCCL_DIR),build/one_gpu/libnccl.so.2)
 # One at a time: each may want all of the GPU's memory. The programs run a second time on the path for all GPUs.
 test-gpu: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs

@@ -26,8 +26,6 @@ static bool parse_list(LaunchChoice *c, const char *text, Error *e)
         if (end == p || index < 0 || index > 1023 || (*end && *end != ','))
             return error_set(e, "--gpus: '%s' is neither a number of GPUs, nor a list like 0,1, nor all", text);
         if (c->count == MAX_RANKS) return error_set(e, "--gpus: '%s' names more than %d", text, MAX_RANKS);
-        for (int i = 0; i < c->count; i++)
-            if (c->device[i] == index) return error_set(e, "--gpus: '%s' names %ld twice", text, index);
         c->device[c->count++] = (int)index;
         p = *end ? end + 1 : end;
     }

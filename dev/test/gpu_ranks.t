@@ -1,6 +1,7 @@
 #!/usr/bin/env perl
-# Several GPUs train as one does, and end as one when something happens to one of them. Needs two GPUs; every case that fails on
-# purpose must be over within 10 seconds, with one line that names rank and cause, and leave no process.
+# Several GPUs train as one does, and end as one when something happens to one of them. Every case that fails on purpose must be
+# over within 10 seconds, with one line that names rank and cause, and leave no process. With one GPU two ranks share it, and
+# one_gpu_nccl.cu stands in for NCCL.
 #
 # Limits: as in ranks.t, 3 times what weights moved by one unit in the last place do to a run on one GPU.
 use strict;
@@ -13,8 +14,14 @@ use Test::More;
 use Time::HiRes qw(sleep time);
 
 my $gpus = () = `nvidia-smi -L 2>/dev/null` =~ /^GPU/mg;
-plan skip_all => "$gpus GPUs; two are needed" if $gpus < 2;
+my $stand_in = $ENV{ONE_GPU_NCCL} // "$root/build/one_gpu";
+plan skip_all => 'no GPU' if !$gpus;
 plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+plan skip_all => 'one GPU, and no stand-in for NCCL: make test-gpu-programs' if $gpus == 1 && !-e "$stand_in/libnccl.so.2";
+$ENV{LD_LIBRARY_PATH} = join ':', $stand_in, $ENV{LD_LIBRARY_PATH} // () if $gpus == 1;
+my @both = $gpus == 1 ? ('--gpus', '0,0') : ();
+my $second_gpu = $gpus == 1 ? 0 : 1;
+diag $gpus == 1 ? 'two ranks on one GPU, without NCCL' : "$gpus GPUs";
 my $helper = $ENV{TEST_COMM} // "$root/build/cuda/test_comm_gpu";
 my $port = 20000 + $$ % 10000;
 
@@ -34,7 +41,7 @@ sub started {
     my @runs;
     for my $rank (0, 1) {
         local %ENV = (%ENV, RANK => $rank, WORLD_SIZE => 2, LOCAL_RANK => 0, MASTER_ADDR => '127.0.0.1', MASTER_PORT => $port,
-            CUDA_VISIBLE_DEVICES => $rank);
+            CUDA_VISIBLE_DEVICES => $rank && $second_gpu);
         push @runs, start($trainer, @{$options[$rank]}, '--out', "$dir/$name");
     }
     return {name => $name, began => time, runs => \@runs};
@@ -110,11 +117,11 @@ rewrite($init, "$dir/moved.safetensors", sub {
 });
 my @bits = (@small, '--deterministic', '--stop-at', 9);
 my @cases = (
-    ['one GPU, other roundings', launched('moved', @small, '--device', 1, '--stop-at', 50, '--init-from', "$dir/moved.safetensors")],
-    ['two GPUs', launched('two', @small, '--stop-at', 50)],
-    ['two GPUs without graphs', launched('ungraphed', @small, '--graphs', 'off', '--stop-at', 50)],
-    ['two GPUs, deterministic', launched('bits1', @bits)],
-    ['two GPUs, deterministic, again', launched('bits2', @bits)],
+    ['one GPU, other roundings', launched('moved', @small, '--device', $second_gpu, '--stop-at', 50, '--init-from', "$dir/moved.safetensors")],
+    ['two GPUs', launched('two', @small, @both, '--stop-at', 50)],
+    ['two GPUs without graphs', launched('ungraphed', @small, @both, '--graphs', 'off', '--stop-at', 50)],
+    ['two GPUs, deterministic', launched('bits1', @bits, @both)],
+    ['two GPUs, deterministic, again', launched('bits2', @bits, @both)],
     ['two machines of one GPU', started('bits3', $port, \@bits, \@bits)],
     ['one GPU, to an odd step', launched('one9', @small, '--gpus', 1, '--stop-at', 9)],
 );
@@ -130,7 +137,7 @@ is(same_state(newest("$dir/bits1"), newest("$dir/bits2")), '', 'two GPUs, twice:
 is(same_state(newest("$dir/bits1"), newest("$dir/bits3")), '', 'two machines: the same bits');
 @cases = (
     ['a checkpoint of two goes on on one', launched('to1', @small, '--gpus', '1,', '--stop-at', 50, '--resume', newest("$dir/bits1"))],
-    ['a checkpoint of one goes on on two', launched('to2', @small, '--stop-at', 50, '--resume', newest("$dir/one9"))],
+    ['a checkpoint of one goes on on two', launched('to2', @small, @both, '--stop-at', 50, '--resume', newest("$dir/one9"))],
 );
 well(@$_) for @cases;
 cmp_ok(most_apart('one', $_, 10, 50), '<=', $limit, "with the losses of a run in one piece ($_)") for qw(to1 to2);
@@ -141,8 +148,8 @@ my @other = (@long, '--train-files', write_shard('other.bin', documents(150_000,
 mkdir "$dir/cut";
 spew("$dir/cut/train_1.bin", substr slurp("$dir/train_1.bin"), 0, 200_000);
 my @cut = (@long, '--train-files', "$dir/cut/train_1.bin");
-my %case = (killed => launched('killed', @long), parent => launched('parent', @long), interrupt => launched('interrupt', @long),
-    stopped => launched('stopped', @long, '--timeout', 5), port => started('port', $port + 1, \@long, \@long));
+my %case = (killed => launched('killed', @long, @both), parent => launched('parent', @long, @both),
+    interrupt => launched('interrupt', @long, @both), stopped => launched('stopped', @long, @both, '--timeout', 5), port => started('port', $port + 1, \@long, \@long));
 my %early = (shards => started('shards', $port + 2, \@long, \@other), cut => started('cut1', $port + 3, \@long, \@cut),
     options => started('options', $port + 4, \@long, [@long, '--seed', 3]));
 sleep 4; # these fail before the first step; the ten seconds count from here, when all have started
@@ -176,11 +183,11 @@ for my $name (qw(port interrupt)) {
 
 SKIP: {
     skip "$helper is missing", 2 if !-x $helper;
-    my $holder = start($helper, '--hold', 1, 40);
+    my $holder = start($helper, '--hold', $second_gpu, 40);
     sleep 0.2 while slurp("$holder->{out}.1") !~ /holding/ && kill 0, $holder->{pid};
-    my $case = launched('memory', @long);
+    my $case = launched('memory', @long, @both);
     sleep 3;
-    fails('a GPU that is full', $case, qr/rank 1\).*memory/);
+    fails('a GPU that is full', $case, qr/rank [01]\).*memory/);
     kill 'KILL', $holder->{pid};
     finish($holder, 10);
 }
