@@ -81,6 +81,7 @@ void note(const char *format, ...)
 {
     va_list args;
     char text[2048];
+    if (process.rank > 0) return;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);

@@ -29,7 +29,8 @@ void fatal(int status, const char *format, ...) __attribute__((noreturn, format(
 // The line alone, as fatal() would print it for `rank` (below 0: of the program as a whole).
 void print_error(int rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// A line on stderr that starts with "note: "; for a slower or missing path taken.
+// A line on stderr that starts with "note: "; for a slower or missing path taken. Of several ranks only rank 0 prints it: they
+// take the same paths.
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Called by fatal() before it exits; comm sets it so that one failing rank ends the others.

@@ -198,7 +198,7 @@ sub same_state {
     my ($a, $meta_a) = tensors($one);
     my ($b, $meta_b) = tensors($other);
     delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
-        option.val-every)}
+        option.val-every option.gpus option.device option.timeout option.graphs)}
         for $meta_a, $meta_b;
     my @different = grep { !$a->{$_} || !$b->{$_} || $a->{$_}{bytes} ne $b->{$_}{bytes} } sort keys %{{%$a, %$b}};
     push @different, grep { ($meta_a->{$_} // '') ne ($meta_b->{$_} // '') } sort keys %{{%$meta_a, %$meta_b}};

@@ -136,7 +136,7 @@ cmp_ok(most_apart('one', 'two', 1, 1), '<=', 1e-5, 'the first loss but for the o
 is(same_state(newest("$dir/bits1"), newest("$dir/bits2")), '', 'two GPUs, twice: the same bits');
 is(same_state(newest("$dir/bits1"), newest("$dir/bits3")), '', 'two machines: the same bits');
 @cases = (
-    ['a checkpoint of two goes on on one', launched('to1', @small, '--gpus', '1,', '--stop-at', 50, '--resume', newest("$dir/bits1"))],
+    ['a checkpoint of two goes on on one', launched('to1', @small, '--gpus', "$second_gpu,", '--stop-at', 50, '--resume', newest("$dir/bits1"))],
     ['a checkpoint of one goes on on two', launched('to2', @small, @both, '--stop-at', 50, '--resume', newest("$dir/one9"))],
 );
 well(@$_) for @cases;
