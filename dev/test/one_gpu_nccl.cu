@@ -13,7 +13,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { RANKS = 8, PIECE = 4 << 20 }; // floats of a piece, for each rank
+enum { RANKS = 8 };
+static const size_t PIECE = 4 << 20; // floats of a piece, for each rank
 
 typedef struct {
     volatile unsigned published, read; // pieces

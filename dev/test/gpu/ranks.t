@@ -7,8 +7,8 @@
 use strict;
 use warnings;
 use FindBin;
-use lib $FindBin::Bin;
-BEGIN { $ENV{TRAIN_GPT} //= "$FindBin::Bin/../../train_gpt" }
+use lib "$FindBin::Bin/..";
+BEGIN { $ENV{TRAIN_GPT} //= "$FindBin::Bin/../../../train_gpt" }
 use TrainTest;
 use Test::More;
 use Time::HiRes qw(sleep time);
