@@ -134,6 +134,9 @@ static void profile_steps(Run *r)
     logger_message(r->logger, "profile: sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
                    sum_ms / step_ms, sum_ms, step_ms, timed);
     logger_message(r->logger, "profile: time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms, busy_ms);
+    if (comm_size() > 1)
+        logger_message(r->logger, "profile: exposed communication: %.3f ms a step, in which nothing but collectives ran",
+                       profile_exposed_ms() / TRACED);
 }
 
 static bool due(int step, int every) { return every > 0 && step % every == 0; }

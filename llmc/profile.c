@@ -14,7 +14,7 @@ static struct {
     int depth; // of ops within ops
     Op op[TRACE_TAGS];
     int count;
-    double ms[TRACE_TAGS], busy_ms;
+    double ms[TRACE_TAGS], busy_ms, exposed_ms;
     int order[TRACE_TAGS]; // ops by falling time
 
     // the current micro-batch
@@ -91,7 +91,7 @@ void profile_stop(Stream s)
 {
     profile.on = false;
     profile.cu_seqlens = NULL;
-    profile.busy_ms = trace_stop(s, profile.ms);
+    profile.busy_ms = trace_stop(s, profile.ms, &profile.exposed_ms);
     for (int i = 0; i < profile.count; i++) profile.order[i] = i;
     qsort(profile.order, (size_t)profile.count, sizeof *profile.order, by_falling_time);
 }
@@ -104,6 +104,7 @@ double profile_device_ms(void)
 }
 
 double profile_busy_ms(void) { return profile.busy_ms; }
+double profile_exposed_ms(void) { return profile.exposed_ms; }
 
 // ---- what the machine can do ---------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ void profile_start(void);
 void profile_stop(Stream s);
 double profile_device_ms(void); // sum of kernels, copies and fills between the two, inside and outside of ops
 double profile_busy_ms(void);   // the time in which at least one of them ran: one may begin while another ends
+double profile_exposed_ms(void); // of it, the time in which nothing but collectives between ranks ran
 
 // Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX matrices (operations
 // a second).  memory: `bytes` of device memory, overwritten
@@ -52,7 +53,8 @@ bool trace_open(Error *e);
 void trace_start(void);
 void trace_enter(int tag, const char *name);
 void trace_leave(void);
-double trace_stop(Stream s, double ms[TRACE_TAGS]); // returns the time in which anything ran, ms
+// Returns the time in which anything ran, ms; exposed: of it, the time in which nothing but collectives did.
+double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed);
 
 #ifdef __cplusplus
 }

@@ -272,7 +272,7 @@ static void step_ops(Trainer *t, bool adam)
 
 static void run_step_ops(Trainer *t, bool adam)
 {
-    if (t->op_by_op) {
+    if (t->op_by_op || !t->config->graphs) {
         step_ops(t, adam);
         return;
     }
@@ -284,7 +284,7 @@ static void run_step_ops(Trainer *t, bool adam)
         }
     }
     if (t->num_graphs == MAX_GRAPHS) drop_graphs(t);
-    bool captured = t->config->graphs && graph_begin(t->stream);
+    bool captured = graph_begin(t->stream);
     step_ops(t, adam);
     if (!captured) return;
     t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, adam, graph_end(t->stream)};

@@ -73,6 +73,7 @@ typedef struct {
     uint32_t call;
     int tag;
     uint64_t begin, end;
+    bool collective;
 } Record;
 typedef struct {
     Record *record;
@@ -106,12 +107,12 @@ static void take_record(const CUpti_Activity *a)
     const CUpti_ActivityMemcpy6 *copy = (const void *)a;
     const CUpti_ActivityMemset4 *fill = (const void *)a;
     switch (a->kind) {
-    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: add(&tags, (Record){x->correlationId, (int)x->externalId, 0, 0}); break;
+    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: add(&tags, (Record){.call = x->correlationId, .tag = (int)x->externalId}); break;
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
-        add(&times, (Record){kernel->correlationId, 0, kernel->start, kernel->end});
+        add(&times, (Record){kernel->correlationId, 0, kernel->start, kernel->end, !strncmp(kernel->name, "nccl", 4)});
         break;
-    case CUPTI_ACTIVITY_KIND_MEMCPY: add(&times, (Record){copy->correlationId, 0, copy->start, copy->end}); break;
-    case CUPTI_ACTIVITY_KIND_MEMSET: add(&times, (Record){fill->correlationId, 0, fill->start, fill->end}); break;
+    case CUPTI_ACTIVITY_KIND_MEMCPY: add(&times, (Record){copy->correlationId, 0, copy->start, copy->end, false}); break;
+    case CUPTI_ACTIVITY_KIND_MEMSET: add(&times, (Record){fill->correlationId, 0, fill->start, fill->end, false}); break;
     default: break;
     }
 }
@@ -172,19 +173,19 @@ static int by_begin(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static double busy_ms(void) // sorts the times
+static double busy_ms(bool collectives) // of times sorted by begin
 {
     uint64_t busy = 0, until = 0;
-    if (times.count) qsort(times.record, times.count, sizeof *times.record, by_begin);
     for (size_t i = 0; i < times.count; i++) {
         const Record *r = &times.record[i];
+        if (r->collective && !collectives) continue;
         uint64_t from = r->begin > until ? r->begin : until;
         if (r->end > from) busy += r->end - from, until = r->end;
     }
     return 1e-6 * (double)busy;
 }
 
-double trace_stop(Stream s, double ms[TRACE_TAGS])
+double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
 {
     stream_synchronize(s);
     must(cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flush");
@@ -197,7 +198,10 @@ double trace_stop(Stream s, double ms[TRACE_TAGS])
             tags.count ? bsearch(&times.record[i], tags.record, tags.count, sizeof *tags.record, by_call) : NULL;
         ms[found ? found->tag : TRACE_TAGS - 1] += 1e-6 * (double)(times.record[i].end - times.record[i].begin);
     }
-    return busy_ms();
+    if (times.count) qsort(times.record, times.count, sizeof *times.record, by_begin);
+    double all = busy_ms(true);
+    *exposed = all - busy_ms(false);
+    return all;
 }
 
 #else // nothing is traced, after one line that says why; ranges have their names all the same
@@ -207,9 +211,9 @@ bool trace_open(Error *e)
     return error_set(e, "this program was built without CUPTI (CUDA 13 or later), which gives the times of kernels");
 }
 void trace_start(void) { assert(!"trace_open refused"); }
-double trace_stop(Stream s, double ms[TRACE_TAGS])
+double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
 {
-    assert(!"trace_open refused" && s && ms);
+    assert(!"trace_open refused" && s && ms && exposed);
     return 0;
 }
 void trace_enter(int tag, const char *name) { (void)tag, nvtxRangePushA(name); }
