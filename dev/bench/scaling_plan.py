@@ -15,17 +15,18 @@ SLOT = 4 * 768 * 768                    # elements
 TABLE = 50304 * 768
 ATTENTION = [i for i in range(LAYERS - 1, 0, -1) if i != 7]
 LAYER_OF_SLOT = [i for i in range(LAYERS - 1, 0, -1) for _ in range(2)] + ATTENTION
+MLP, QKVO, ROWS = range(3)
 TABLE_STAGE = [0, 9, 1, 2, LAYERS]      # embed, value_embeds.0 .1 .2 (their lowest layers), lm_head
 
 
 def buckets(ranks, tables):
-    """(stage, bytes of the gradient, bytes of the weight), by falling stage."""
+    """(stage, -kind, bytes of the gradient, bytes of the weight), in the order in which they are sent; kind: what waits for it."""
     found = []
     for first in range(0, SLOTS, ranks):
         layers = LAYER_OF_SLOT[first:first + ranks]
-        found.append((min(layers), 4 * ranks * SLOT, 2 * ranks * SLOT))
+        found.append((min(layers), -(MLP if first < MLP_SLOTS else QKVO), 4 * ranks * SLOT, 2 * ranks * SLOT))
     if tables:
-        found += [(stage, 4 * TABLE, 2 * TABLE) for stage in TABLE_STAGE]
+        found += [(stage, -ROWS, 4 * TABLE, 2 * TABLE) for stage in TABLE_STAGE]
     return sorted(found, reverse=True)
 
 
@@ -58,7 +59,7 @@ def step_ms(a, ranks, adam):
     # Gathers are for the step before: tables after an Adam step, that is in a step without Adam.
     arrived = {}
     if ranks > 1:
-        for stage, _, size in reversed(buckets(ranks, not adam)):
+        for stage, _, _, size in reversed(buckets(ranks, not adam)):
             arrived[stage] = link.send(0.0, size)
     for stage in range(LAYERS + 1):
         wait(arrived.get(stage, 0.0))
@@ -66,19 +67,22 @@ def step_ms(a, ranks, adam):
     if 8 // ranks > 1:                                  # the rest of this micro-batch, those between, the last one's forward
         now += (LAYERS - 1) * backward + a.embed_ms * 2 / 3
         now += (8 // ranks - 2) * a.micro_ms + a.embed_ms / 3 + (LAYERS - 1) * forward + a.head_ms
-    last_slots = 0.0
+    arrived = {MLP: 0.0, QKVO: 0.0, ROWS: 0.0}
     sends = buckets(ranks, adam)
     for stage in range(LAYERS, -1, -1):
         now += a.embed_ms * 2 / 3 if stage == 0 else backward if stage < LAYERS else 0.0
         if ranks > 1:
-            for s, size, _ in sends:
-                if s == stage:
-                    done = link.send(now, size)
-                    last_slots = last_slots if size == 4 * TABLE else done
+            for at, kind, size, _ in sends:
+                if at == stage:
+                    arrived[-kind] = link.send(now, size)
     small = link.send(now, 4 * 1024, 2) if ranks > 1 else 0.0
-    wait(last_slots)
-    now += max(sum(a.mlp_ms / MLP_SLOTS if slot < MLP_SLOTS else a.attention_ms / len(ATTENTION)
-                   for slot in range(r, len(LAYER_OF_SLOT), ranks)) for r in range(ranks))
+    def slowest(first, last):                           # most slots of a rank among these
+        return max(len([s for s in range(r, last, ranks) if s >= first]) for r in range(ranks))
+
+    wait(arrived[MLP])
+    now += slowest(0, MLP_SLOTS) * a.mlp_ms / MLP_SLOTS
+    wait(arrived[QKVO])
+    now += slowest(MLP_SLOTS, len(LAYER_OF_SLOT)) * a.attention_ms / len(ATTENTION)
     wait(small)
     now += a.fixed_ms + (a.adam_ms / ranks if adam else 0.0)
     return now + a.slow * link.busy, waited
