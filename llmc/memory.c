@@ -15,7 +15,8 @@ int memory_class(const char *what)
     snprintf(name, sizeof name, "%.*s", (int)strcspn(what, ":"), what);
     int i = 0;
     while (i < memory.count && strcmp(memory.name[i], name)) i++;
-    assert(i < MAX_CLASSES);
+    if (i == MAX_CLASSES) return MAX_CLASSES - 1; // "others"
+    if (i == MAX_CLASSES - 1) strcpy(name, "others");
     if (i == memory.count) memcpy(memory.name[memory.count++], name, NAME);
     return i;
 }

@@ -5,7 +5,7 @@
 extern "C" {
 #endif
 
-int memory_class(const char *what); // its number, the same for the same class
+int memory_class(const char *what); // its number, the same for the same class; beyond the table: "others"
 void memory_change(int class_number, int64_t bytes);
 // One line of the table, owned by the caller: the classes, in the order of their first use, then the sum. NULL after the last.
 char *memory_line(int index);
