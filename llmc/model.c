@@ -193,9 +193,8 @@ static void attention_layer_forward(const Model *m, Acts *a, int i, const Device
     LayerRole role = layer_role(c, i);
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    matmul_forward(s, l->q, l->h, w.qkvo, NULL, N, d, d, 3);
-    qkv_forward(s, l->q, l->k, l->v, l->rstd_q, l->rstd_k, l->v_raw, w.value_embed, b->tokens, w.lambda, at->cos, at->sin, N, H,
-                e);
+    qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens, w.lambda, at->cos, at->sin,
+                        N, H, e);
     attention_forward(s, l->y, l->lse, l->q, l->k, l->v, b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
     attn_gate_forward(s, l->yg, l->y, l->h, w.gate, N, H, e);
     matmul_forward(s, a->x, l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);

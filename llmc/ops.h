@@ -183,6 +183,12 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
                  const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
                  int N, int H, int e);
+// The product that makes q, k and v_raw and qkv_forward in one: they are the planes of x w^T. Raw q and k need not be rounded.
+//   qkv (3, N, d) floatX  out: q, k as qkv_forward leaves them, and v_raw;  v (N, d) out; may be the last plane of qkv
+//   x (N, d), w (3, d, d) floatX;  the rest as for qkv_forward
+void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
+                         const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                         const floatX *sin, int N, int H, int e);
 typedef struct {
     floatX *dqkv;                 // (N, 3d) out: gradient of the raw q | k | v
     float *dlambda;               // (2) +=

@@ -86,6 +86,11 @@ WRAPPED(qkv_forward)(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, f
                      int N, int H, int e)
 PROFILED(qkv_forward, (s, q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin, N, H, e), 0,
          product(N, H * e, (6 + !!value_embed) * X))
+WRAPPED(qkv_product_forward)(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
+                             const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                             const floatX *sin, int N, int H, int e)
+PROFILED(qkv_product_forward, (s, qkv, v, rstd_q, rstd_k, x, w, value_embed, tokens, lambda, cos, sin, N, H, e),
+         6 * product(N, H * e, H * e), X * (product(N, H * e, 5 + !!value_embed) + product(3, H * e, H * e)))
 WRAPPED(qkv_backward)(Stream s, const QkvBackward *a, int N, int H, int e)
 PROFILED(qkv_backward, (s, a, N, H, e), 0, product(N, H * e, (9 + !!a->value_embed) * X))
 WRAPPED(attention_forward)(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v,

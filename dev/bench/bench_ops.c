@@ -202,6 +202,13 @@ OP(gate_forward) { attn_gate_forward(stream, S.t[0], S.t[1], S.t[2], S.w, N, H, 
 OP(gate_backward) { attn_gate_backward(stream, S.t[0], S.head_rstd, small + 32, S.t[1], S.t[2], S.t[3], S.w, N, H, E); }
 
 OP(qkv) { matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3); } // t[0] is not followed by t[1]: see main
+static void run_qkv_product(const floatX *value_embed)
+{
+    qkv_product_forward(stream, S.dqkv, S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[4], S.w, value_embed, S.tokens, small,
+                        S.cos, S.sin, N, H, E);
+}
+OP(qkv_product) { run_qkv_product(NULL); }
+OP(qkv_product_ve) { run_qkv_product(S.table); }
 OP(o) { matmul_forward(stream, S.t[3], S.t[4], S.w, S.t[3], N, D, D, 1); }
 OP(proj) { matmul_forward(stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
 OP(dh_mlp) { matmul_forward(stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
@@ -261,6 +268,8 @@ static void bench_products(void)
 {
     double n = 2.0 * N, square_ops = n * D * D, mlp = n * D * F, head = n * D * VP;
     report("QKV forward", op_qkv, 0, 3 * square_ops);
+    report("QKV forward, norm, rope, v mix", op_qkv_product, 0, 3 * square_ops);
+    report("QKV forward, value embedding", op_qkv_product_ve, 0, 3 * square_ops);
     report("O forward, residual", op_o, 0, square_ops);
     report("fc forward, relu^2", op_relu2_forward, 0, mlp);
     report("proj forward, residual", op_proj, 0, mlp);

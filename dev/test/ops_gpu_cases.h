@@ -163,6 +163,17 @@ RUN(matmul)
     const void *residual = c->variant == 1 ? p[0] : c->variant == 2 ? p[3] : NULL;
     o->matmul_forward(stream, p[0], p[1], p[2], residual, N, d, F, c->variant == 3 ? 3 : 1);
 }
+DESCRIBE(matmul_down) // from the MLP's width to the model's: the greater depth
+{
+    SIZES;
+    add(c, "y", FLOATX, c->variant == 1 ? INOUT : OUT, (int64_t)N * d, 1), add(c, "x", FLOATX, IN, (int64_t)N * F, 1);
+    add(c, "w", FLOATX, IN, (int64_t)F * d, 1), add(c, "residual", FLOATX, IN, (int64_t)N * d, 3);
+}
+RUN(matmul_down)
+{
+    SIZES;
+    o->matmul_forward(stream, p[0], p[1], p[2], c->variant == 1 ? p[0] : c->variant == 2 ? p[3] : NULL, N, F, d, 1);
+}
 DESCRIBE(matmul_input)
 {
     SIZES;
@@ -232,6 +243,25 @@ RUN(qkv_forward)
 {
     SIZES;
     o->qkv_forward(stream, p[0], p[1], p[2], p[3], p[4], p[5], c->variant ? NULL : p[6], p[7], p[8], p[9], p[10], N, H, e);
+}
+static void fix_qkv_product(Case *c) { fix_angles(c, 9, 10); }
+DESCRIBE(qkv_product) // variants 1, 3: no value embedding; 2, 3: v in place of v_raw
+{
+    SIZES;
+    int64_t n = (int64_t)N * d, angles = (int64_t)N * (e / 4);
+    add(c, "qkv", FLOATX, OUT, 3 * n, 0), add(c, "v", FLOATX, c->variant < 2 ? OUT : IN, n, 1);
+    add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0), add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0);
+    add(c, "x", FLOATX, IN, n, 1.7), add(c, "w", FLOATX, IN, (int64_t)3 * d * d, 0.1);
+    add(c, "ve", FLOATX, IN, (int64_t)Vp * d, 1), add(c, "tokens", INT32, IN, N, Vp), add(c, "lambda", FP32, IN, 2, 1);
+    add(c, "cos", FLOATX, IN, angles, 1), add(c, "sin", FLOATX, IN, angles, 1);
+}
+RUN(qkv_product)
+{
+    SIZES;
+    size_t last = 2 * (size_t)N * (size_t)d * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
+    void *v = c->variant < 2 ? p[1] : (char *)p[0] + last;
+    o->qkv_product_forward(stream, p[0], v, p[2], p[3], p[4], p[5], c->variant % 2 ? NULL : p[6], p[7], p[8], p[9], p[10], N, H,
+                           e);
 }
 static void fix_qkv_backward(Case *c) { fix_angles(c, 13, 14); }
 DESCRIBE(qkv_backward)
@@ -391,10 +421,12 @@ static Case cases[] = {
     CASE(coefficients_forward, fix_skips, 1, false), CASE(coefficients_backward, fix_skips, 1, false),
     CASE(mix_forward, NULL, 3, true),          CASE(mix_backward, NULL, 3, true),
     CASE(rmsnorm_forward, NULL, 1, true),      CASE(rmsnorm_backward, NULL, 1, true),
-    CASE(matmul, NULL, 4, false),              CASE(matmul_input, NULL, 1, false),
+    CASE(matmul, NULL, 4, false),              CASE(matmul_down, NULL, 3, false),
+    CASE(matmul_input, NULL, 1, false),
     CASE(matmul_weight, NULL, 1, false),       CASE(relu2_forward, NULL, 1, false),
     CASE(relu2_backward, fix_squares, 1, false), CASE(rope, fix_frequencies, 1, true),
-    CASE(qkv_forward, fix_qkv_forward, 2, true), CASE(qkv_backward, fix_qkv_backward, 2, true),
+    CASE(qkv_forward, fix_qkv_forward, 2, true), CASE(qkv_product, fix_qkv_product, 4, false),
+    CASE(qkv_backward, fix_qkv_backward, 2, true),
     CASE(gate_forward, NULL, 1, true),         CASE(gate_backward, NULL, 1, true),
     CASE(head_train, NULL, 2, false),          CASE(head_eval, NULL, 1, false),
     CASE(head_logits, NULL, 1, false),         CASE(adam, fix_adam, 2, true),

@@ -38,7 +38,8 @@ typedef struct {
 } Product;
 
 // Relative error of sampled elements against double; beside it that of a plain fp32 sum in the order of the terms, stored alike.
-static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b, const void *y)
+// residual: like y, added to the product, or NULL
+static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b, const bf16 *residual, const void *y)
 {
     double wrong = 0, naive = 0, size = 0;
     for (int i = 0; i < SAMPLES; i++) {
@@ -51,6 +52,7 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
             plain += x * z;
         }
         int64_t at = r * q->cols + col;
+        if (residual) sum += (double)bf16_to_float(residual[at]), plain += bf16_to_float(residual[at]);
         double got = q->fp32 ? ((const float *)y)[at] : bf16_to_float(((const bf16 *)y)[at]);
         double stored = q->fp32 ? plain : to_bf16_value(plain);
         wrong += (got - sum) * (got - sum), naive += (stored - sum) * (stored - sum), size += sum * sum;
@@ -71,15 +73,20 @@ static void check_products(int in, int out)
 
     matmul_forward(stream, gy, gx, gw, NULL, N, in, out, 1);
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d", N, in, out);
-    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, y = to_host(gy, y_count * 2)), free(y);
+    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, NULL, y = to_host(gy, y_count * 2)), free(y);
+
+    copy_on_device(stream, gy, gdy, y_count * 2);
+    matmul_forward(stream, gy, gx, gw, gy, N, in, out, 1);
+    snprintf(name, sizeof name, "matmul_forward %d x %d x %d onto a residual", N, in, out);
+    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, dy, y = to_host(gy, y_count * 2)), free(y);
 
     matmul_backward_input(stream, gdx, gdy, gw, N, in, out);
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
-    check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, y = to_host(gdx, x_bytes)), free(y);
+    check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes)), free(y);
 
     matmul_weight_grad(stream, gdw, gdy, gx, N, out, in);
     snprintf(name, sizeof name, "matmul_weight_grad %d x %d x %d", out, N, in);
-    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, y = to_host(gdw, w_bytes * 2)), free(y);
+    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, y = to_host(gdw, w_bytes * 2)), free(y);
     void *memory[] = {gx, gw, gdy, gy, gdx, gdw};
     for (int i = 0; i < 6; i++) device_free(memory[i]);
     free(x), free(w), free(dy);

@@ -95,6 +95,15 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
     }
 }
 
+void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
+                         const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                         const floatX *sin, int N, int H, int e)
+{
+    int64_t plane = (int64_t)N * H * e;
+    matmul_forward(s, qkv, x, w, NULL, N, H * e, H * e, 3);
+    qkv_forward(s, qkv, qkv + plane, v, rstd_q, rstd_k, qkv + 2 * plane, value_embed, tokens, lambda, cos, sin, N, H, e);
+}
+
 // The v third of dqkv, and the sums for dlambda. g, row: scratch (d)
 static void value_backward_row(const QkvBackward *a, int t, int d, float *restrict g, float *restrict row, double sums[2])
 {

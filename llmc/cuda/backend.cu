@@ -2,6 +2,7 @@
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/ns_gpu.h"
+#include "llmc/cuda/wide_product.cuh"
 #include "llmc/memory.h"
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +46,8 @@ void backend_reserve(const OpSizes *sizes)
     s->partial_floats = partial_floats_needed(sizes);
     s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch: reductions");
     s->counter = (unsigned *)device_alloc(sizeof(unsigned), "scratch: reductions");
-    matmul_reserve(sizes);
+    wide_product_reserve();
+    matmul_reserve(sizes); // leaves to the above what that can do
     relu2_reserve(sizes);
     head_reserve(sizes);
     attention_reserve(sizes);

@@ -1,5 +1,7 @@
 // Plans of the model's matrix products, and the ops that run them.
 #include "llmc/cuda/gemm.cuh"
+#include "llmc/cuda/qkv.cuh"
+#include "llmc/cuda/wide_product.cuh"
 #include <stdlib.h>
 #include <string.h>
 
@@ -258,7 +260,11 @@ static void tune_model(const OpSizes *z)
         gemm_shape(3 * d, d, N, true, false, CUDA_R_32F, true),   // of QKV
         gemm_shape(d, F, N, true, false, CUDA_R_32F, true),       // of fc and proj
     };
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) gemm_tune(&shapes[i]);
+    enum { WEIGHTS = 6 }; // where those begin
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        bool own = i == 0 ? qkv_tensor_takes(d / z->heads) : i < WEIGHTS && wide_product_pays(N, shapes[i].k, d);
+        if (!own) gemm_tune(&shapes[i]);
+    }
 }
 
 void matmul_reserve(const OpSizes *sizes)
@@ -305,6 +311,9 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
                     int planes)
 {
     assert(planes == 1 || !residual);
+    if (planes == 1 && wide_product_pays(N, in, out)
+        && wide_product(s, W_BY_COLUMN, residual ? WIDE_ADD : WIDE_STORE, y, x, w, residual, N, in, out))
+        return;
     GemmShape g = gemm_shape(N, out, in, false, true, CUDA_R_16BF, residual != NULL);
     if (planes > 1) {
         g.batch = planes;
@@ -316,6 +325,7 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
 
 void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
 {
+    if (wide_product_pays(N, out, in) && wide_product(s, W_BY_DEPTH, WIDE_STORE, dx, dy, w, NULL, N, out, in)) return;
     GemmShape g = gemm_shape(N, in, out, false, false, CUDA_R_16BF, false);
     gemm(s, &g, dx, dy, w, NULL, 1);
 }

@@ -2,7 +2,7 @@
 //
 // Fast path, head widths 32, 64 ... 512: e/16 neighbouring threads share a head, each holds a vector of the first half and its
 // partner in the second, so that a rotation needs no exchange. Other widths: one warp a head, element by element.
-#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/qkv.cuh"
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 enum { THREADS = 256 };
@@ -178,6 +178,37 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
         qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H, e);
     else qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H, e);
     CHECK_LAUNCH();
+}
+
+// v alone, where the product has done everything else. One warp a token.
+template <int VPL>
+__global__ __launch_bounds__(ROW_THREADS) void mix_value_kernel(floatX *v, const floatX *v_raw, const floatX *value_embed,
+                                                                const int32_t *tokens, const float *lambda, int N, int d)
+{
+    int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
+    if (row >= N) return;
+    uint4 u[VPL], t[VPL];
+    load_row(u, v_raw + (int64_t)row * d, vectors, lane);
+    load_row(t, value_embed + (int64_t)tokens[row] * d, vectors, lane);
+#pragma unroll
+    for (int i = 0; i < VPL; i++) u[i] = mix_value(u[i], t[i], lambda, true);
+    store_row(v + (int64_t)row * d, u, vectors, lane);
+}
+
+void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
+                         const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                         const floatX *sin, int N, int H, int e)
+{
+    int d = H * e;
+    floatX *k = qkv + (int64_t)N * d, *v_raw = k + (int64_t)N * d;
+    if (N <= 0) return;
+    if (!qkv_tensor(s, qkv, v, rstd_q, rstd_k, x, w, value_embed ? NULL : lambda, cos, sin, N, H, e)) {
+        matmul_forward(s, qkv, x, w, NULL, N, d, d, 3);
+        qkv_forward(s, qkv, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin, N, H, e);
+    } else if (value_embed) {
+        unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
+        DISPATCH_WIDTH(d, (mix_value_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(v, v_raw, value_embed, tokens, lambda, N, d)));
+    }
 }
 
 // ---- backward ------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 // Products with a squared ReLU, forward and backward.
 //
-// On Hopper a kernel of our own does all in one (relu2_tensor.cu). Elsewhere the product of a slab of rows goes to fp32 scratch
+// On Hopper a kernel of our own does all in one (wide_product.cu). Elsewhere the product of a slab of rows goes to fp32 scratch
 // that fits the L2 cache, an elementwise pass rounds it once into the result. Rounding the product to bf16 first would double the
 // error of the square.
+#include "llmc/cuda/device.h"
 #include "llmc/cuda/gemm.cuh"
-#include "llmc/cuda/relu2.cuh"
+#include "llmc/cuda/wide_product.cuh"
 
 enum { SLAB_BYTES = 48 << 20, THREADS = 256 };
 static float *slab; // (slab_rows, out) fp32
@@ -19,10 +20,9 @@ static int slab_rows(int N, int out)
 
 void relu2_reserve(const OpSizes *z)
 {
-    bool hopper = relu2_tensor_open();
     slab_floats = (size_t)max_i64(SLAB_BYTES / 4, z->mlp_dim);
     slab = (float *)device_alloc(slab_floats * sizeof(float), "scratch: slab of the MLP products");
-    if (hopper || z->tokens <= 0) return;
+    if (z->tokens <= 0 || device_has_wgmma()) return;
     int rows = slab_rows(z->tokens, z->mlp_dim);
     GemmShape g = gemm_shape(rows, z->mlp_dim, z->dim, false, false, CUDA_R_32F, false);
     gemm_tune(&g);
@@ -68,10 +68,10 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
 
 void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
 {
-    if (N > 0 && !relu2_tensor(s, y, x, w, NULL, N, in, out)) product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
+    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_SQUARE, y, x, w, NULL, N, in, out)) product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
 }
 
 void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N, int d, int F)
 {
-    if (N > 0 && !relu2_tensor(s, dpre, dy, w, y, N, d, F)) product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
+    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_FACTOR, dpre, dy, w, y, N, d, F)) product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
 }

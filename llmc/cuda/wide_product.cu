@@ -1,0 +1,202 @@
+// Products in tiles of 128 x 256 (wide_tile.cuh says how), with a residual or a squared ReLU.
+//
+// Where the result is made of the sums and another matrix, the registers that will hold the packed result first receive that: it
+// comes through the ring as two more stages a tile, and what can be computed of it alone is computed while the products run.
+#include "llmc/cuda/device.h"
+#include "llmc/cuda/qkv.cuh"
+#include "llmc/cuda/wide_tile.cuh"
+
+// What is done after which step of a tile's depth, beside the products.
+enum { STORE_LEFT, STORE_RIGHT, TAKE_LEFT, TAKE_RIGHT, EVENTS };
+enum { WITH_PANEL_BYTES = TILE_ROWS * PANEL * 2 };
+static_assert(HALF_PANELS * WITH_PANEL_BYTES <= STAGE_BYTES, "half a tile of the other matrix fits into a stage");
+
+struct WideWork {
+    WideTiles tiles;
+    int at[EVENTS]; // never falling
+};
+
+template <WideFinish FINISH> constexpr bool takes_with = FINISH == WIDE_ADD || FINISH == WIDE_FACTOR;
+
+#if NS_HOPPER
+
+// One thread of each block runs this.
+template <WideForm FORM, WideFinish FINISH>
+static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w,
+                                             const CUtensorMap *with, const WideWork &work, int rank)
+{
+    const WideTiles &t = work.tiles;
+    TileRing ring;
+    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
+        int row = (index / t.columns * CLUSTER + rank) * TILE_ROWS, col = index % t.columns * TILE_COLS;
+        for (int p = 0; takes_with<FINISH> && p < 2 * HALF_PANELS; p++) box_prefetch(with, col + p * PANEL, row);
+        for (int k = 0; k < t.steps; k++) {
+            stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, row, col, rank);
+            for (int half = 0; takes_with<FINISH> && half < 2; half++) {
+                if (k != work.at[TAKE_LEFT + half]) continue;
+                uint64_t *full = stage_claim(m, ring, HALF_PANELS * WITH_PANEL_BYTES);
+                for (int p = 0; p < HALF_PANELS; p++)
+                    box_load(m.a(ring.stage) + p * WITH_PANEL_BYTES, with, full, col + half * HALF + p * PANEL, row);
+                ring.advance();
+            }
+        }
+    }
+}
+
+// ---- factors ---------------------------------------------------------------------------------------------------------------
+// Two factors 2 sqrt(y) share a register as fp16: an eighth of the rounding of a bf16. Beyond 65504 they are infinite, and so is
+// the result: MLP inputs of 32752 are those of a run that has diverged.
+
+static __device__ __forceinline__ float root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ uint32_t pack_factors(uint32_t y)
+{
+    __nv_bfloat162 four_y = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&y), __float2bfloat162_rn(4));
+    uint32_t u = *reinterpret_cast<uint32_t *>(&four_y);
+    __half2 factors = __floats2half2_rn(root(__uint_as_float(u << 16)), root(__uint_as_float(u & 0xffff0000u)));
+    return *reinterpret_cast<uint32_t *>(&factors);
+}
+
+static __device__ __forceinline__ uint32_t apply_factors(float lo, float hi, uint32_t factors)
+{
+    float2 f = __half22float2(*reinterpret_cast<__half2 *>(&factors));
+    return pack2(lo * f.x, hi * f.y);
+}
+
+// ---- the groups that multiply ----------------------------------------------------------------------------------------------
+
+// Half a tile of the other matrix, from the stage of the ring that is next.
+template <WideFinish FINISH, int SIDE>
+static __device__ __forceinline__ void take_half(uint32_t (&packed)[64], TileWorker &at)
+{
+    barrier_wait(at.m.full(at.ring.stage), at.ring.parity);
+    uint32_t address = blocks_address(at.m.a(at.ring.stage), at.group * GROUP_ROWS + threadIdx.x / WARP % 4 * 16);
+#pragma unroll
+    for (int g = 0; g < HALF / 8; g += 2) {
+        uint32_t b[4];
+        blocks_load(b, (address ^ g % 8 << 4) + g / 8 * WITH_PANEL_BYTES);
+#pragma unroll
+        for (int i = 0; i < 4; i++) packed[SIDE * HALF / 4 + 2 * g + i] = FINISH == WIDE_FACTOR ? pack_factors(b[i]) : b[i];
+    }
+    __syncwarp();
+    stage_release(at.m, at.ring.stage);
+    at.ring.advance();
+}
+
+// with: two elements of the other matrix, or two factors
+template <WideFinish FINISH> static __device__ __forceinline__ uint32_t pack_result(float lo, float hi, uint32_t with)
+{
+    if (FINISH == WIDE_ADD) return pack2(lo + __uint_as_float(with << 16), hi + __uint_as_float(with & 0xffff0000u));
+    if (FINISH == WIDE_FACTOR) return apply_factors(lo, hi, with);
+    if (FINISH == WIDE_STORE) return pack2(lo, hi);
+    uint32_t packed; // the conversion makes negative numbers zero; NaN stays
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi * fabsf(hi)), "f"(lo * fabsf(lo)));
+    return packed;
+}
+
+template <WideForm FORM, WideFinish FINISH>
+static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const WideWork &work, int rank)
+{
+    const WideTiles &t = work.tiles;
+    uint32_t packed[64];
+    int row = -1, col = 0; // of the tile that is packed
+    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
+        float sum[128];
+        for (int k = 0; k < t.steps; k++) {
+            tile_step<FORM>(sum, g, k);
+            if (k == work.at[STORE_LEFT] && row >= 0) store_half<0>(packed, g, out, col, row, 0);
+            if (k == work.at[STORE_RIGHT] && row >= 0) store_half<1>(packed, g, out, col + HALF, row, 0);
+            if (takes_with<FINISH> && k == work.at[TAKE_LEFT]) take_half<FINISH, 0>(packed, g);
+            if (takes_with<FINISH> && k == work.at[TAKE_RIGHT]) take_half<FINISH, 1>(packed, g);
+        }
+        tile_finish(g);
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            packed[i] = pack_result<FINISH>(sum[2 * i], sum[2 * i + 1], takes_with<FINISH> ? packed[i] : 0);
+        row = (index / t.columns * CLUSTER + rank) * TILE_ROWS + g.group * GROUP_ROWS;
+        col = index % t.columns * TILE_COLS;
+    }
+    if (row < 0) return;
+    store_half<0>(packed, g, out, col, row, 0);
+    store_half<1>(packed, g, out, col + HALF, row, 0);
+    if (threadIdx.x % GROUP == 0) stores_wait();
+}
+
+#endif
+
+template <WideForm FORM, WideFinish FINISH>
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(TILE_THREADS, 1)
+    wide_product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                        const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap with,
+                        const __grid_constant__ WideWork work)
+{
+#if NS_HOPPER
+    extern __shared__ __align__(1024) uint8_t shared[];
+    TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
+    int rank = cluster_rank();
+    tile_memory_init(g.m);
+    if (g.group == 2) {
+        registers_shrink<FETCH_REGISTERS>();
+        if (threadIdx.x == 2 * GROUP) fetch<FORM, FINISH>(g.m, &x, &w, &with, work, rank);
+    } else {
+        registers_grow<COMPUTE_REGISTERS>();
+        compute<FORM, FINISH>(g, &out, work, rank);
+    }
+    cluster_sync(); // a block's memory and barriers must last until the other needs them no more
+#endif
+}
+
+// ---- launch --------------------------------------------------------------------------------------------------------------
+
+typedef void (*WideKernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap, const WideWork);
+static const struct {
+    WideForm form;
+    WideFinish finish;
+    WideKernel kernel;
+} kernels[] = {
+    {W_BY_DEPTH, WIDE_STORE, wide_product_kernel<W_BY_DEPTH, WIDE_STORE>},
+    {W_BY_COLUMN, WIDE_STORE, wide_product_kernel<W_BY_COLUMN, WIDE_STORE>},
+    {W_BY_COLUMN, WIDE_ADD, wide_product_kernel<W_BY_COLUMN, WIDE_ADD>},
+    {W_BY_DEPTH, WIDE_SQUARE, wide_product_kernel<W_BY_DEPTH, WIDE_SQUARE>},
+    {W_BY_DEPTH, WIDE_FACTOR, wide_product_kernel<W_BY_DEPTH, WIDE_FACTOR>},
+};
+enum { KERNELS = sizeof kernels / sizeof *kernels };
+
+void wide_product_reserve(void)
+{
+    wide_tile_reserve();
+    if (!device_has_wgmma()) return;
+    for (int i = 0; i < KERNELS; i++)
+        CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_SHARED_BYTES));
+    qkv_tensor_reserve();
+}
+
+bool wide_product(Stream s, WideForm form, WideFinish finish, floatX *out, const floatX *x, const floatX *w, const floatX *with,
+                  int N, int depth, int cols)
+{
+    static const int when[2][EVENTS] = {{3, 8, 11, 11}, {1, 6, 8, 11}}; // twelfths of the depth; without, with another matrix
+    WideWork work;
+    unsigned blocks;
+    const void *operands[] = {out, x, w, with};
+    for (int i = 0; i < 4; i++)
+        if ((uintptr_t)operands[i] % 16) return false;
+    if (!wide_tiles(&work.tiles, &blocks, N, cols, depth)) return false;
+    for (int i = 0; i < EVENTS; i++) work.at[i] = work.tiles.steps * when[with != NULL][i] / 12;
+    bool by_depth = form == W_BY_DEPTH;
+    CUtensorMap map_x = wide_tile_map(x, 1, N, depth, TILE_ROWS),
+                map_w = by_depth ? wide_tile_map(w, 1, depth, cols, STAGE_DEPTH) : wide_tile_map(w, 1, cols, depth, PART),
+                map_out = wide_tile_map(out, 1, N, cols, GROUP_ROWS),
+                map_with = with ? wide_tile_map(with, 1, N, cols, TILE_ROWS) : map_out;
+    for (int i = 0; i < KERNELS; i++) {
+        if (kernels[i].form != form || kernels[i].finish != finish) continue;
+        kernels[i].kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_with, work);
+        CHECK_LAUNCH();
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,49 @@
+// The host's part of products in tiles of 128 x 256.
+#include "llmc/cuda/wide_tile.cuh"
+#include "llmc/cuda/device.h"
+
+typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+static EncodeTiled encode_tiled; // NULL: no such products on this path
+
+void wide_tile_reserve(void)
+{
+    encode_tiled = NULL;
+    if (!device_has_wgmma()) return;
+    void *address = NULL;
+    cudaDriverEntryPointQueryResult found;
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
+    if (found == cudaDriverEntryPointSuccess) encode_tiled = (EncodeTiled)address;
+    else note("the driver describes no tiles: matrix products take a slower path");
+}
+
+bool wide_product_pays(int N, int depth, int cols)
+{
+    const int least_depth = 24 * STAGE_DEPTH; // measured: 5% faster than cuBLASLt at 2304, 10% slower at 768
+    int64_t pairs = ceil_div(N, CLUSTER * TILE_ROWS) * ceil_div(cols, TILE_COLS);
+    return encode_tiled && depth >= least_depth && pairs >= device_state.sms / CLUSTER;
+}
+
+bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
+{
+    int64_t columns = ceil_div(cols, TILE_COLS), all = ceil_div(rows, CLUSTER * TILE_ROWS) * columns;
+    if (!encode_tiled || depth % 8 || cols % 8 || all > INT32_MAX) return false;
+    *t = {.columns = (int)columns, .all = (int)all, .steps = (int)ceil_div(depth, STAGE_DEPTH)};
+    *blocks = CLUSTER * (unsigned)min_i64(all, device_state.sms / CLUSTER);
+    return true;
+}
+
+CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows)
+{
+    CUtensorMap map;
+    cuuint64_t pitch = (cuuint64_t)cols * 2, sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes};
+    cuuint64_t strides[2] = {pitch, pitch * (cuuint64_t)rows};
+    cuuint32_t box[3] = {PANEL, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
+    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d x %d x %d (error %d)", planes, rows, cols, (int)r);
+    return map;
+}

@@ -1,0 +1,249 @@
+// Matrix products (rows, cols) = x w in tiles of 128 x 256 on Hopper's tensor memory accelerator (TMA) and warpgroup products
+// (wgmma): what kernels that differ in what they do with the sums have in common. bf16 operands, fp32 sums.
+//
+// A tile is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that a third group fetches ahead through a
+// ring of stages. Two blocks form a cluster and compute tiles one above the other: each fetches half of w's tile for both,
+// because without that the reads from L2 would set the pace. The blocks are persistent and the ring runs on from tile to tile.
+//
+// Most depths are only some 12 stages, so what happens between two tiles matters as much as the products. A group leaves its sums
+// for the next tile as soon as they are packed into half as many registers; from there they go through shared memory to the copy
+// unit while the next tile is multiplied.
+//
+// Edges are the copy unit's business: what lies outside reads as zero and is not written.
+#pragma once
+#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/ns_wgmma.cuh"
+#include "llmc/cuda/wide_product.cuh"
+
+enum {
+    TILE_ROWS = 128, TILE_COLS = 256,
+    STAGE_DEPTH = 64,
+    STAGES = 4,
+    CLUSTER = 2,
+    GROUP = 128,          // threads of a warpgroup
+    GROUP_ROWS = 64,      // rows of the tile that a warpgroup computes
+    PANEL = 64,           // columns of 128 bytes, the width of the swizzle
+    PART = TILE_COLS / CLUSTER, // columns of w that a block fetches for all of its cluster
+    HALF = TILE_COLS / 2, // columns that pass through the staging area together
+    HALF_PANELS = HALF / PANEL,
+    TILE_THREADS = 3 * GROUP,
+    FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
+    COMPUTE_REGISTERS = 232,
+    A_BYTES = TILE_ROWS * STAGE_DEPTH * 2,
+    B_BYTES = TILE_COLS * STAGE_DEPTH * 2,
+    B_PANEL_BYTES = PANEL * STAGE_DEPTH * 2,
+    STAGE_BYTES = A_BYTES + B_BYTES,
+    PANEL_BYTES = GROUP_ROWS * PANEL * 2, // of a warpgroup's result
+    STAGING_BYTES = HALF_PANELS * PANEL_BYTES,
+    TILE_SHARED_BYTES = STAGES * STAGE_BYTES + 2 * STAGING_BYTES + 2 * STAGES * 8
+};
+static_assert(TILE_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+
+// The tiles of a product, in pairs one above the other.
+struct WideTiles {
+    int columns, all; // pairs: in a row of them; in all
+    int steps;        // stages of the depth
+};
+
+void wide_tile_reserve(void); // once device.h knows the path
+// The tiles of a product (rows, depth) x (depth, cols), and the blocks to launch. False when the path, the build or the shape do
+// not allow them.
+bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
+// Boxes of 64 columns and box_rows rows of `planes` bf16 matrices (rows, cols), one after the other.
+CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows);
+
+#if NS_HOPPER
+
+// ---- copies ----------------------------------------------------------------------------------------------------------------
+// Column x, row y of matrix z.
+
+static __device__ __forceinline__ void box_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(0)
+                 : "memory");
+}
+static __device__ __forceinline__ void box_prefetch(const CUtensorMap *map, int x, int y) // into L2
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(x), "r"(y),
+                 "r"(0)
+                 : "memory");
+}
+static __device__ __forceinline__ void box_store(const CUtensorMap *map, const void *from, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
+                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+// Four 8 x 8 blocks between shared memory and registers; lane 8 k + r gives the address of row r of block k, lane l holds row
+// l / 4, columns 2 (l % 4) and the next.
+static __device__ __forceinline__ void blocks_load(uint32_t (&b)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(address)
+                 : "memory");
+}
+static __device__ __forceinline__ void blocks_store(uint32_t address, const uint32_t *b)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]), "r"(b[1]),
+                 "r"(b[2]), "r"(b[3])
+                 : "memory");
+}
+
+// A thread's address for blocks of 8 x 8 in a panel of rows of 128 bytes, 16-byte chunks swizzled as the copy unit has them. Its
+// warp has 16 rows from `row` on; blocks 0 to 3 are upper left, lower left, upper right, lower right. XOR with 16 g moves by g
+// blocks to the right, g even.
+static __device__ __forceinline__ uint32_t blocks_address(const uint8_t *panel, int row)
+{
+    int lane = threadIdx.x % WARP, r = row + lane % 16;
+    return shared_address(panel) + r * 128 + ((lane / 16 ^ (r & 7)) << 4);
+}
+
+// ---- the ring of stages ------------------------------------------------------------------------------------------------------
+
+struct TileMemory {
+    uint8_t *base;
+    __device__ __forceinline__ uint8_t *a(int stage) const { return base + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint8_t *b(int stage) const { return a(stage) + A_BYTES; }
+    __device__ __forceinline__ uint8_t *staging(int group) const { return base + STAGES * STAGE_BYTES + group * STAGING_BYTES; }
+    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)staging(2) + stage; }
+    __device__ __forceinline__ uint64_t *empty(int stage) const { return full(STAGES) + stage; }
+};
+
+struct TileRing { // a position
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// All threads of the block, first of all.
+static __device__ __forceinline__ void tile_memory_init(const TileMemory &m)
+{
+    if (threadIdx.x == 0) {
+        if (shared_address(m.base) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), CLUSTER * 2 * GROUP / WARP);
+        barrier_init_fence();
+    }
+    cluster_sync();
+}
+
+// Tells both blocks that this warp has read a stage: what they fetch for each other may overwrite it.
+static __device__ __forceinline__ void stage_release(const TileMemory &m, int stage)
+{
+    if (threadIdx.x % WARP < CLUSTER) barrier_arrive_at(m.empty(stage), threadIdx.x % WARP);
+}
+
+// Waits until the next stage may be overwritten by `bytes`, of which those that the other block sends are a part.
+static __device__ __forceinline__ uint64_t *stage_claim(const TileMemory &m, const TileRing &ring, uint32_t bytes)
+{
+    uint64_t *full = m.full(ring.stage);
+    barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+    barrier_arrive_expect(full, bytes);
+    return full;
+}
+
+// One thread of each block: operands of depth k for the tile at row, col. Box rows: x 128; w 64 by depth, 128 by column.
+template <WideForm FORM>
+static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing &ring, const CUtensorMap *x,
+                                                   const CUtensorMap *w, int k, int row, int col, int rank)
+{
+    const uint16_t both = (1 << CLUSTER) - 1;
+    uint64_t *full = stage_claim(m, ring, STAGE_BYTES);
+    uint8_t *mine = m.b(ring.stage) + rank * (B_BYTES / CLUSTER);
+    int first = col + rank * PART;
+    box_load(m.a(ring.stage), x, full, k, row);
+    if (FORM == W_BY_COLUMN) tile_load(mine, w, full, k, first, 0, both);
+    else
+        for (int p = 0; p < PART / PANEL; p++) tile_load(mine + p * B_PANEL_BYTES, w, full, first + p * PANEL, k, 0, both);
+    ring.advance();
+}
+
+// ---- products ----------------------------------------------------------------------------------------------------------------
+
+// d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; b stored as (256, 16), or (16, 256) with TRANSPOSE_B 1.
+// Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
+#define MULTIPLY_256(TRANSPOSE_B)                                                                                               \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "                                                       \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                             \
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                             \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                             \
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                 \
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "            \
+                 "%128, %129, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                \
+                 : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24), NS_D8(32), NS_D8(40), NS_D8(48), NS_D8(56), NS_D8(64), NS_D8(72), \
+                   NS_D8(80), NS_D8(88), NS_D8(96), NS_D8(104), NS_D8(112), NS_D8(120)                                          \
+                 : "l"(a), "l"(b), "r"((int)accumulate))
+
+template <WideForm FORM>
+static __device__ __forceinline__ void multiply_256(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
+{
+    if (FORM == W_BY_COLUMN) MULTIPLY_256("0");
+    else MULTIPLY_256("1");
+}
+
+// Where a warpgroup stands.
+struct TileWorker {
+    TileMemory m;
+    TileRing ring;
+    int group, previous; // previous: the stage whose products may still be under way
+};
+
+// Adds step k of the depth to the warpgroup's sums (64, 256). The products run on when this returns.
+template <WideForm FORM> static __device__ __forceinline__ void tile_step(float (&sum)[128], TileWorker &g, int k)
+{
+    barrier_wait(g.m.full(g.ring.stage), g.ring.parity);
+    uint64_t a = operand(g.m.a(g.ring.stage) + g.group * GROUP_ROWS * 128, 0);
+    uint64_t b = operand(g.m.b(g.ring.stage), FORM == W_BY_COLUMN ? 0 : B_PANEL_BYTES);
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < STAGE_DEPTH / 16; i++)
+        multiply_256<FORM>(sum, operand_advance(a, 32 * i), operand_advance(b, (FORM == W_BY_COLUMN ? 32 : 16 * 128) * i),
+                           k > 0 || i > 0);
+    products_commit();
+    if (k > 0) {
+        products_wait<1>();
+        stage_release(g.m, g.previous);
+    }
+    g.previous = g.ring.stage;
+    g.ring.advance();
+}
+
+// The sums are complete.
+static __device__ __forceinline__ void tile_finish(TileWorker &g)
+{
+    products_wait<0>();
+    stage_release(g.m, g.previous);
+}
+
+// Columns HALF * SIDE to HALF * SIDE + 127 of a packed tile of a warpgroup, to column x, row y of matrix z. packed[2 g + h] holds
+// what became of the sums 4 g + 2 h and the next.
+template <int SIDE>
+static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], const TileWorker &at, const CUtensorMap *out,
+                                                  int x, int y, int z)
+{
+    bool leader = threadIdx.x % GROUP == 0;
+    uint8_t *staging = at.m.staging(at.group);
+    if (leader) stores_wait_read(); // of the half before
+    group_sync(1 + at.group, GROUP);
+    uint32_t address = blocks_address(staging, threadIdx.x / WARP % 4 * 16);
+#pragma unroll
+    for (int g = 0; g < HALF / 8; g += 2)
+        blocks_store((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF / 4 + 2 * g);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // what was written is now seen by the copy unit
+    group_sync(1 + at.group, GROUP);
+    if (!leader) return;
+    for (int p = 0; p < HALF_PANELS; p++) box_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
+    stores_commit();
+}
+
+#endif
