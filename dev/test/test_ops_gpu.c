@@ -156,7 +156,7 @@ static void run_case(const Case *c, Which w, void **result)
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
         if (b->kind == WEIGHT8) {
-            p[i] = ops[w].device_alloc(ops[w].head_weight_bytes(HEAD_FP8, c->z.Vp, c->d), b->name);
+            p[i] = ops[w].device_alloc(ops[w].head_weight_bytes(HEAD_FP8, c->z.Vp, c->d), "test");
             continue;
         }
         size_t bytes = (size_t)b->count * element_bytes(w, b->kind);
@@ -164,7 +164,7 @@ static void run_case(const Case *c, Which w, void **result)
         encode(result[i], w, b, c->master[i]);
         p[i] = result[i];
         if (w != GPU || b->kind == HOST_FLOAT || b->kind == HOST_INT) continue;
-        p[i] = device_alloc(bytes, b->name);
+        p[i] = device_alloc(bytes, "test");
         copy_to_device(stream, p[i], result[i], bytes);
     }
     c->run(&ops[w], p, c);
