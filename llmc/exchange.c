@@ -32,18 +32,24 @@ static int by_falling_stage(const void *a, const void *b) // then slots before t
     return x->table != y->table ? x->table - y->table : x->first - y->first;
 }
 
-void exchange_create(Exchange *x, const Params *p, const Config *c)
+void exchange_plan(Exchange *x, const Params *p, const Config *c, int rank, int size)
 {
     memset(x, 0, sizeof *x);
-    x->rank = comm_rank();
-    x->size = comm_size();
-    if (x->size == 1) return;
-    comm_connect();
+    x->rank = rank;
+    x->size = size;
+    if (size == 1) return;
     for (int slot = 0; slot < p->num_slots; slot += x->size)
         x->list[x->count++] = (Bucket){.first = slot, .stage = slots_stage(p, slot, x->size)};
     for (int i = 0; i < NUM_TABLES; i++) x->list[x->count++] = (Bucket){.table = true, .first = i, .stage = table_stage(c, i)};
     assert(x->count <= MAX_BUCKETS);
     qsort(x->list, (size_t)x->count, sizeof *x->list, by_falling_stage);
+}
+
+void exchange_create(Exchange *x, const Params *p, const Config *c)
+{
+    exchange_plan(x, p, c, comm_rank(), comm_size());
+    if (x->size == 1) return;
+    comm_connect();
     x->own = device_alloc((size_t)(p->num_slots / x->size * p->slot_size) * sizeof(float), "gradients: own sums");
     x->stream = stream_create_urgent();
     x->forked = event_create();

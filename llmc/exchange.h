@@ -40,6 +40,8 @@ typedef struct {
     bool stale, stale_tables;    // the last step's values have not been gathered yet; those of tables as well
 } Exchange;
 
+// The table alone, for `size` ranks: no memory, no device.
+void exchange_plan(Exchange *x, const Params *p, const Config *c, int rank, int size);
 void exchange_create(Exchange *x, const Params *p, const Config *c);
 void exchange_free(Exchange *x);
 

@@ -17,6 +17,9 @@ our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
 our $trainer = $ENV{TRAIN_GPT} // "$root/train_gpt_cpu";
 our $exact = ($ENV{BUILD} // '') =~ /sanitize/ ? "$root/build/exact-sanitize/train_gpt_cpu" : "$root/build/exact/train_gpt_cpu";
+# One GPU unless a test says otherwise: the program takes all that it sees.
+our $visible_gpus = $ENV{CUDA_VISIBLE_DEVICES};
+$ENV{CUDA_VISIBLE_DEVICES} //= 0;
 # One thread unless a test says otherwise: these models are too small to gain from more.
 $ENV{OMP_NUM_THREADS} = 1;
 

@@ -13,13 +13,15 @@ use TrainTest;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
+if (defined $TrainTest::visible_gpus) { $ENV{CUDA_VISIBLE_DEVICES} = $TrainTest::visible_gpus } else { delete $ENV{CUDA_VISIBLE_DEVICES} }
 my $gpus = () = `nvidia-smi -L 2>/dev/null` =~ /^GPU/mg;
 my $stand_in = $ENV{ONE_GPU_NCCL} // "$root/build/one_gpu";
 plan skip_all => 'no GPU' if !$gpus;
 plan skip_all => "$trainer is missing: run make" if !-x $trainer;
 plan skip_all => 'one GPU, and no stand-in for NCCL: make test-gpu-programs' if $gpus == 1 && !-e "$stand_in/libnccl.so.2";
 $ENV{LD_LIBRARY_PATH} = join ':', $stand_in, $ENV{LD_LIBRARY_PATH} // () if $gpus == 1;
-my @both = $gpus == 1 ? ('--gpus', '0,0') : ();
+my @both = ('--gpus', $gpus == 1 ? '0,0' : 2);
+my @four = ('--gpus', $gpus == 1 ? '0,0,0,0' : 4);
 my $second_gpu = $gpus == 1 ? 0 : 1;
 diag $gpus == 1 ? 'two ranks on one GPU, without NCCL' : "$gpus GPUs";
 my $helper = $ENV{TEST_COMM} // "$root/build/cuda/test_comm_gpu";
@@ -119,6 +121,7 @@ my @bits = (@small, '--deterministic', '--stop-at', 9);
 my @cases = (
     ['one GPU, other roundings', launched('moved', @small, '--device', $second_gpu, '--stop-at', 50, '--init-from', "$dir/moved.safetensors")],
     ['two GPUs', launched('two', @small, @both, '--stop-at', 50)],
+    $gpus == 1 || $gpus >= 4 ? ['four GPUs', launched('four', @small, @four, '--stop-at', 50)] : (),
     ['two GPUs without graphs', launched('ungraphed', @small, @both, '--graphs', 'off', '--stop-at', 50)],
     ['two GPUs, deterministic', launched('bits1', @bits, @both)],
     ['two GPUs, deterministic, again', launched('bits2', @bits, @both)],
@@ -127,8 +130,9 @@ my @cases = (
 );
 well(@$_) for @cases;
 my $limit = 3 * most_apart('one', 'moved', 1, 50);
-for (['two', 'two GPUs'], ['ungraphed', 'without graphs']) {
+for (['two', 'two GPUs'], ['ungraphed', 'without graphs'], ['four', 'four GPUs']) {
     my ($name, $what) = @$_;
+    next if !-d "$dir/$name";
     my $apart = most_apart('one', $name, 1, 50);
     cmp_ok($apart, '<=', $limit, "$what: 50 losses are those of one GPU, to $apart of $limit");
 }
