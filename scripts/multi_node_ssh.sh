@@ -12,7 +12,8 @@ shift 2
 export MASTER_ADDR=${hosts[0]} MASTER_PORT=$port
 
 if [[ ${WITH:-ssh} == mpi ]]; then
-    exec mpirun -np "$world" -H "$(printf "%s:$per_host," "${hosts[@]}")" -x MASTER_ADDR -x MASTER_PORT ./train_gpt "$@"
+    slots=$(printf "%s:$per_host," "${hosts[@]}")
+    exec mpirun -np "$world" -H "${slots%,}" -x MASTER_ADDR -x MASTER_PORT ./train_gpt "$@"
 fi
 
 command=$(printf '%q ' ./train_gpt "$@")
