@@ -6,7 +6,6 @@
 #include "llmc/cuda/qkv.cuh"
 #include "llmc/cuda/wide_tile.cuh"
 
-static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 enum { HEAD = HALF, ANGLES = HEAD / 4, PLANES = 3 /* q, k, v */ };
 
 struct QkvWork {
@@ -20,6 +19,8 @@ struct QkvWork {
 };
 
 #if NS_HOPPER
+
+static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 
 static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w, const WideTiles &t,
                                              int rank)
@@ -147,7 +148,7 @@ static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap 
 
 #endif
 
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(TILE_THREADS, 1)
+__global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     qkv_tensor_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                       const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap v,
                       const __grid_constant__ QkvWork work)

@@ -130,7 +130,7 @@ static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap 
 #endif
 
 template <WideForm FORM, WideFinish FINISH>
-__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(TILE_THREADS, 1)
+__global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     wide_product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                         const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap with,
                         const __grid_constant__ WideWork work)

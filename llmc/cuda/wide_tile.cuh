@@ -39,6 +39,12 @@ enum {
 };
 static_assert(TILE_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
+#if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
+#define TILE_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define TILE_CLUSTER // the kernel is empty there
+#endif
+
 // The tiles of a product, in pairs one above the other.
 struct WideTiles {
     int columns, all; // pairs: in a row of them; in all
