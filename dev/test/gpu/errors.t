@@ -23,7 +23,7 @@ my $documents = pack('S<*', 256, (97) x 1023) x ($tokens / 1024 + 2);
 spew("$dir/long.bin", pack('l<256', 20240520, 1, length($documents) / 2, 257, 257, (0) x 251) . $documents);
 my @absurd = ($gpu, @tiny, '--micro-batches', 1, '--micro-batch-tokens', $tokens, '--val-tokens', $tokens, '--mlp-dim', 65536,
     '--out', "$dir/absurd");
-my $memory = qr/^train_gpt: error: no device memory for .*: [\d.]+ MiB wanted, [\d.]+ of [\d.]+ MiB free .*use smaller micro-batches$/m;
+my $memory = qr/^train_gpt: error: no device memory for .*: [\d.]+ MiB wanted, .* MiB free .*use smaller micro-batches$/m;
 refuses('a micro-batch beyond all memory', 1, $memory, @absurd, '--train-files', "$dir/long.bin", '--val-files', "$dir/long.bin");
 refuses('a width that the kernels do not take', 1, qr/^train_gpt: error: .*the head width must be a multiple of 8/m,
     $gpu, @tiny, qw(--model-dim 24 --num-heads 2 --out), "$dir/width");
