@@ -104,7 +104,7 @@ static void place(Acts *a, const Config *c, int tokens, bool backward, Arena *b,
     a->coef = arena_take(b, (NUM_LAYERS + 1) * 3, sizeof(float));
     a->dcoef = backward ? arena_take(b, (NUM_LAYERS + 1) * 3, sizeof(float)) : NULL;
     a->x0 = arena_take(b, n, sizeof(floatX));
-    a->x = arena_take(b, n, sizeof(floatX));
+    a->x = arena_take(backward ? gradients : b, n, sizeof(floatX)); // dead when the head runs
     a->rstd0 = arena_take(b, N, sizeof(float));
     a->rstd_f = arena_take(b, N, sizeof(float));
     // Without a backward, blocks whose output nobody reads again share one buffer.

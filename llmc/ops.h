@@ -233,8 +233,8 @@ typedef enum { HEAD_BF16, HEAD_FP8 } HeadMode;
 
 // HEAD_FP8: x8 = e4m3(x / sx), w8 = e4m3(w / sw), logits = sx sw x8 w8^T; g8 = e5m2(g / sg); dx = sg sw g8 w8;
 // dw = sx sg g8^T x8; sx = sqrt(d)/448, sw = 2^-9, sg = 1/448; conversions saturate.
-// After backend_reserve: device memory that only ops of the head use, and only while they run. Between them it is free for others.
-// NULL with 0 bytes when there is none.
+// After backend_reserve: device memory that ops of the head use while they run, and no other op. Between them it is free for the
+// caller. NULL with 0 bytes when there is none.
 void *head_idle_memory(size_t *bytes);
 
 // w8: the backend's own copies of the quantised weight, made anew when the weight has changed.

@@ -94,8 +94,8 @@ static void allocate_sequences(Trainer *t)
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// One memory for what is never alive together: a training micro-batch, a validation sequence, the work of Newton-Schulz. Gradients
-// of activations lie in the head's memory when it is large enough.
+// One memory for what is never alive together: a training micro-batch, a validation sequence, the work of Newton-Schulz. What is
+// dead while the head runs lies in the head's memory when that is large enough.
 static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
@@ -111,7 +111,7 @@ static void allocate_acts(Trainer *t)
     acts_place(&t->eval, c, t->sequence_tokens, false, t->acts_memory, NULL);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
-             "training %.1f MiB, validation %.1f, updates %.1f in one place; gradients of activations %.1f %s",
+             "training %.1f MiB, validation %.1f, updates %.1f in one place; gradients %.1f %s",
              (double)train / 1048576, (double)eval / 1048576, (double)updates / 1048576, (double)gradients / 1048576,
              lent ? "in the head's" : "after the first");
 }

@@ -25,6 +25,7 @@ static struct {
     AttentionPlan *plan[MAX_PLANS];
     int num_plans;
     float *row_sums, *dq_sum;
+    size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
     char description[512];
 } at;
 static AttentionKernels preferred = ATTENTION_BEST;
@@ -222,12 +223,34 @@ static bool cudnn_is_right(Error *why)
     return right;
 }
 
+size_t attention_borrowed_bytes(void) { return at.borrowed; }
+
+static void free_dq_sum(void)
+{
+    if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
+    at.dq_sum = NULL;
+    at.borrowed = 0;
+}
+
+// The head's idle memory serves, if the caller can still have most of it.
+static void reserve_dq_sum(size_t bytes)
+{
+    size_t idle, aligned = (size_t)round_up((int64_t)bytes, 256);
+    char *head = head_idle_memory(&idle);
+    if (aligned > idle / 4) {
+        at.dq_sum = device_alloc(bytes, "attention: sums of dq");
+        return;
+    }
+    at.dq_sum = (float *)(head + idle - aligned);
+    at.borrowed = aligned;
+}
+
 // On true with plans made and scratch set aside.
 static bool cudnn_is_usable(Error *why)
 {
     if (!cudnn_is_a_candidate(why) || !make_first_plans(why)) return false;
     size_t elements = (size_t)at.sizes.tokens * (size_t)at.sizes.dim;
-    if (!at.own_backward) at.dq_sum = device_alloc(elements * sizeof(float), "attention: sums of dq");
+    if (!at.own_backward) reserve_dq_sum(elements * sizeof(float));
     return preferred == ATTENTION_CUDNN || cudnn_is_right(why);
 }
 
@@ -259,7 +282,7 @@ static void choose_kernels(void)
     at.own_forward = !cudnn_is_usable(&why);
     if (at.own_forward && preferred == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", why.text);
     if (at.own_forward) free_plans(), at.own_backward = true;
-    if (at.own_backward && at.dq_sum) device_free(at.dq_sum), at.dq_sum = NULL;
+    if (at.own_backward) free_dq_sum();
     prepare_own();
     const char *library = attention_library();
     char *text = at.description;
@@ -295,7 +318,7 @@ void attention_close(void)
     free_plans();
     attention_cudnn_close();
     if (at.row_sums) device_free(at.row_sums);
-    if (at.dq_sum) device_free(at.dq_sum);
+    free_dq_sum();
     memset(&at, 0, sizeof at);
 }
 

@@ -15,6 +15,8 @@ extern "C" {
 //   tokens 0: no backward pass. Fatal on sizes that neither path can take.
 void attention_reserve(const OpSizes *sizes);
 void attention_close(void);
+// What attention uses of the head's idle memory, at its end: scratch that is dead outside of its ops.
+size_t attention_borrowed_bytes(void);
 
 // For tests and benchmarks: what the next attention_reserve chooses. BEST: cuDNN where it works, as described above.
 // CUDNN: unchecked; fatal when it has no plan. OWN: the program's own kernels.

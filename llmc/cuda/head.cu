@@ -2,6 +2,7 @@
 //
 // With FP8 units: x, the weight and the gradient are quantised and kept plain and transposed, as the products want them. Without
 // (older chips, widths that are no multiple of 16): the same quantised values, held in bf16, which represents them exactly.
+#include "llmc/cuda/attention.h"
 #include "llmc/cuda/gemm.cuh"
 #include "llmc/cuda/head_loss.cuh"
 #include <string.h>
@@ -94,6 +95,7 @@ void head_reserve(const OpSizes *z)
 void *head_idle_memory(size_t *bytes)
 {
     *bytes = head.logits ? (size_t)head.rows * (size_t)device_state.sizes.vocab_padded * sizeof(floatX) : 0;
+    *bytes -= attention_borrowed_bytes(); // at its end
     return head.logits;
 }
 
