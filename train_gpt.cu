@@ -106,8 +106,8 @@ static void plan_profile(Run *r, int end)
               end - r->trainer.step);
 }
 
-// Steps like all others, under the tracer: the table comes from steps that run op by op, and whether the device ever waits for the
-// host is seen from steps as they run otherwise, compared with the time that they take when nobody looks.
+// Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device ever waits for the
+// host shows in steps as they run otherwise, compared with the time that they take when nobody looks.
 static void profile_steps(Run *r)
 {
     Trainer *t = &r->trainer;

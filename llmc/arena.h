@@ -1,4 +1,4 @@
-// Memory of many tensors that is planned first and allocated once: the same function takes its tensors twice, from an arena without
+// Memory of many tensors, planned first and allocated once: the same function takes its tensors twice, from an arena without
 // memory, which only counts, and from one with as many bytes as were counted.
 #pragma once
 #include "llmc/common.h"

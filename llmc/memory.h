@@ -1,4 +1,5 @@
-// What device memory is used for, by class. Both backends' device_alloc count here; `what` is "class: detail", or the class alone.
+// What device memory is used for, by class. Both backends' device_alloc count here; `what` is "class: detail", or the class
+// alone.
 #pragma once
 #include "llmc/common.h"
 #ifdef __cplusplus

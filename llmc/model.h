@@ -68,8 +68,8 @@ void model_describe(Model *m, const Config *c);
 void model_allocate(Model *m, bool training); // training: with gradients
 void model_free(Model *m);
 
-// Bytes of an Acts for N tokens; acts_place points it into `base`, and what is dead while the head runs (gradients but dh and dcoef,
-// the residual stream within blocks) into `gradients`, memory that the head's ops may use.
+// Bytes of an Acts for N tokens; acts_place points it into `base`, and what is dead while the head runs (gradients but dh and
+// dcoef, the residual stream within blocks) into `gradients`, memory that the head's ops may use.
 size_t acts_bytes(const Config *c, int N, bool backward, size_t *gradient_bytes);
 void acts_place(Acts *a, const Config *c, int N, bool backward, void *base, void *gradients);
 

@@ -1,7 +1,7 @@
 // What every op of a training step costs: calls, time on the device, and how near it comes to what the machine can do.
 //
-// The linker puts a wrapper in front of every op of ops.h (profile_ops.c; the Makefile's --wrap): it names the op, counts what the
-// op cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the backend's tracer takes the time.
+// The linker puts a wrapper in front of every op of ops.h (profile_ops.c, --wrap in the Makefile): it names the op, counts what that
+// cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the tracer of the backend takes the time.
 #pragma once
 #include "llmc/ops.h"
 #ifdef __cplusplus

@@ -107,7 +107,9 @@ static void take_record(const CUpti_Activity *a)
     const CUpti_ActivityMemcpy6 *copy = (const void *)a;
     const CUpti_ActivityMemset4 *fill = (const void *)a;
     switch (a->kind) {
-    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION: add(&tags, (Record){.call = x->correlationId, .tag = (int)x->externalId}); break;
+    case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION:
+        add(&tags, (Record){.call = x->correlationId, .tag = (int)x->externalId});
+        break;
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
         add(&times, (Record){kernel->correlationId, 0, kernel->start, kernel->end, !strncmp(kernel->name, "nccl", 4)});
         break;
