@@ -1,6 +1,6 @@
 // What every op of a training step costs: calls, time on the device, and how near it comes to what the machine can do.
 //
-// The linker puts a wrapper in front of every op of ops.h (profile_ops.c, --wrap in the Makefile): it names the op, counts what that
+// The linker puts a wrapper in front of every op of ops.h (profile_ops.c, --wrap in the Makefile): it names the op, counts what it
 // cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the tracer of the backend takes the time.
 #pragma once
 #include "llmc/ops.h"
