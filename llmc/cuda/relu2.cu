@@ -20,7 +20,8 @@ static int slab_rows(int N, int out)
 
 void relu2_reserve(const OpSizes *z)
 {
-    slab_floats = (size_t)max_i64(SLAB_BYTES / 4, z->mlp_dim);
+    // On Hopper only what the own kernel does not take comes here, no product of the model: a small slab will do.
+    slab_floats = (size_t)max_i64(device_has_wgmma() ? 0 : SLAB_BYTES / 4, 128 * (int64_t)z->mlp_dim);
     slab = (float *)device_alloc(slab_floats * sizeof(float), "scratch: slab of the MLP products");
     if (z->tokens <= 0 || device_has_wgmma()) return;
     int rows = slab_rows(z->tokens, z->mlp_dim);
