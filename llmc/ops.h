@@ -285,7 +285,8 @@ typedef struct {
     NsDtype o_dtype;
     int rows, cols, batch;
     bool per_column;      // decided by the stored shape of the parameter, of which these may be parts
-    float multiplier;     // on the rate only, not on the decay
+    float multiplier[2];  // of even and of odd matrices; on the rate only, not on the decay
+    int64_t stride;       // elements from one matrix of w, wx and grad to the next; o and second are packed
 } NormuonUpdate;
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step);
 

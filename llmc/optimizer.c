@@ -94,17 +94,19 @@ static float *own_u(const Optimizer *o, const Params *p, int i)
 // The parameter in a matrix slot. The table lists matrices in slot order.
 static const Param *slot_param(const Params *p, int slot) { return &p->list[NUM_TABLES + slot]; }
 
-// `batch` matrices (rows, cols) of one own slot, or with one rank of many slots: weights and orthogonalised update lie the same.
-static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows, int cols, int batch, float *second, Stream s)
+// `batch` matrices (rows, cols) that are `stride` elements apart, the first of them at the start of an own slot.
+static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows, int cols, int batch, int64_t stride,
+                   float *second, Stream s)
 {
-    int slot = o->rank + own * o->size;
+    int slot = o->rank + own * o->size, next = slot + o->size;
     int64_t at = slot * p->slot_size;
-    const Param *a = slot_param(p, slot);
+    const Param *a = slot_param(p, slot), *odd = stride < p->slot_size || batch < 2 ? a : slot_param(p, next);
     normuon_update(s,
                    &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at,
                                     .grad = o->exchange.own ? NULL : p->matrices_grad + at, .second = second,
                                     .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols, .batch = batch,
-                                    .per_column = a->rows < a->cols, .multiplier = (float)a->multiplier},
+                                    .per_column = a->rows < a->cols,
+                                    .multiplier = {(float)a->multiplier, (float)odd->multiplier}, .stride = stride},
                    o->step);
 }
 
@@ -117,13 +119,12 @@ static void momentum(Optimizer *o, Params *p, int first, int last, Stream s)
 
 static void normuon_mlp(Optimizer *o, Params *p, Stream s)
 {
-    int d = o->config->model_dim, F = o->config->mlp_dim, side = (int)larger(d, F);
-    size_t bytes = (size_t)d * F * ns_element_size(o->ns.dtype);
+    int d = o->config->model_dim, F = o->config->mlp_dim;
     if (!o->own_mlp) return;
     momentum(o, p, 0, o->own_mlp, s);
     char *ortho = newton_schulz(s, &o->ns, own_u(o, p, 0), p->slot_size, d, F, o->own_mlp, o->ns_workspace);
-    // One call a slot: the multiplier of c_fc and c_proj differs, and with several ranks own slots lie apart.
-    for (int i = 0; i < o->own_mlp; i++) update(o, p, i, ortho + i * bytes, d, F, 1, o->second_mlp + (int64_t)i * side, s);
+    // c_proj and c_fc take turns. Every second own slot is of the same kind, if not every one.
+    update(o, p, 0, ortho, d, F, o->own_mlp, o->size * p->slot_size, o->second_mlp, s);
 }
 
 // Q, K, V and O are four matrices, orthogonalised and normalised each by itself: one batch over all slots, unless a wider MLP
@@ -133,14 +134,14 @@ static void normuon_attention(Optimizer *o, Params *p, Stream s)
     int d = o->config->model_dim;
     int64_t square = (int64_t)d * d;
     size_t bytes = (size_t)(4 * square) * ns_element_size(o->ns.dtype);
-    int together = p->slot_size == 4 * square ? o->own_attention : 1;
+    int together = p->slot_size == 4 * square ? o->own_attention : 1, adjacent = o->size == 1 ? together : 1;
     if (!o->own_attention) return;
     momentum(o, p, o->own_mlp, o->own_mlp + o->own_attention, s);
     for (int first = 0; first < o->own_attention; first += together) {
         char *ortho = newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp + first), square, d, d, 4 * together, o->ns_workspace);
-        for (int i = 0; i < together; i++)
-            update(o, p, o->own_mlp + first + i, ortho + i * bytes, d, d, 4, o->second_attention + (first + i) * 4 * (int64_t)d,
-                   s);
+        for (int i = 0; i < together; i += adjacent)
+            update(o, p, o->own_mlp + first + i, ortho + i * bytes, d, d, 4 * adjacent, square,
+                   o->second_attention + (first + i) * 4 * (int64_t)d, s);
     }
 }
 
@@ -162,7 +163,9 @@ static void normuon_gates(Optimizer *o, Params *p, Stream s)
         normuon_update(s,
                        &(NormuonUpdate){.wx = p->gates + stacks[i].offset, .grad = u, .second = stacks[i].second, .o = ortho,
                                         .o_dtype = o->ns_gates.dtype, .rows = rows, .cols = GATE_INPUTS, .batch = stacks[i].batch,
-                                        .per_column = rows < GATE_INPUTS, .multiplier = (float)smear->multiplier},
+                                        .per_column = rows < GATE_INPUTS,
+                                        .multiplier = {(float)smear->multiplier, (float)smear->multiplier},
+                                        .stride = rows * GATE_INPUTS},
                        o->step);
     }
 }

@@ -231,7 +231,7 @@ OP(update)
 {
     NormuonUpdate a = {.w = S.weight, .wx = S.wx, .grad = S.u, .second = S.second, .o = set[1 - now].wx, .o_dtype = NS_BF16,
                        .rows = D, .cols = F,
-                       .batch = MATRICES, .per_column = true, .multiplier = 1};
+                       .batch = MATRICES, .per_column = true, .multiplier = {1, 2}, .stride = (int64_t)D * F};
     normuon_update(stream, &a, step);
 }
 OP(cast) { cast_weights(stream, S.wx, S.weight, (int64_t)MATRICES * D * F); }

@@ -454,10 +454,12 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
     StepParams step = {.muon_rate = 0.03f, .muon_decay = 0.3f};
     for (int i = 0; i < batch * n; i++) od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1), wx[i] = float_to_x(w.x[i]);
     for (int i = 0; i < batch * side; i++) s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
-    normuon_update(NULL, &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, 2},
+    normuon_update(NULL,
+                   &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, {2, 3},
+                                    n},
                    &step);
     for (int b = 0; b < batch; b++)
-        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, 2 * (double)step.muon_rate,
+        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, (2 + b % 2) * (double)step.muon_rate,
                           step.muon_decay);
     for (int i = 0; i < batch * n; i++) left += fabs(grad.x[i]);
     ok(left == 0, "NorMuon %d x %dx%d%s%s%s, gradient cleared", batch, rows, cols, per_column ? ", columns" : ", rows",

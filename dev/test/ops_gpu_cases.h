@@ -402,8 +402,9 @@ RUN(update)
     static const NsDtype dtypes[] = {NS_BF16, NS_FP16, NS_FP32, NS_BF16};
     NormuonUpdate a = {.w = c->variant == 3 ? NULL : p[0], .wx = p[1], .grad = c->variant == 2 && o == &ops[GPU] ? NULL : p[2],
                        .second = p[3], .o = p[4],
-                       .o_dtype = dtypes[c->variant], .multiplier = 2};
+                       .o_dtype = dtypes[c->variant], .multiplier = {2, 1}};
     update_shape(c, &a.rows, &a.cols, &a.batch, &a.per_column);
+    a.stride = (int64_t)a.rows * a.cols;
     o->normuon_update(stream, &a, p[5]);
 }
 DESCRIBE(cast)

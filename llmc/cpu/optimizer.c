@@ -130,11 +130,11 @@ static Norms second_moments(const NormuonUpdate *a, float *second, const ns_real
     return norms;
 }
 
-// One row of the weight; `divide` (cols) or one value: what O is divided by.
-static void update_row(const NormuonUpdate *a, const StepParams *step, int64_t at, const ns_real *restrict o,
+// One row of the weight, from element `at` on; `second` (cols) or one value: the square of what O is divided by.
+static void update_row(const NormuonUpdate *a, const StepParams *step, float multiplier, int64_t at, const ns_real *restrict o,
                        const float *restrict second, float gain)
 {
-    float decay = step->muon_decay, rate = step->muon_rate * a->multiplier;
+    float decay = step->muon_decay, rate = step->muon_rate * multiplier;
     float *w = a->w ? a->w + at : NULL;
     floatX *wx = a->wx + at;
 #pragma omp simd
@@ -152,13 +152,13 @@ static void update_row(const NormuonUpdate *a, const StepParams *step, int64_t a
 
 static void update_matrix(const NormuonUpdate *a, const StepParams *step, int b)
 {
-    int64_t at = (int64_t)b * a->rows * a->cols;
-    const ns_real *o = (const ns_real *)a->o + at;
+    const ns_real *o = (const ns_real *)a->o + (int64_t)b * a->rows * a->cols;
     float *second = a->second + (int64_t)b * max_i64(a->rows, a->cols);
     Norms norms = second_moments(a, second, o);
     float gain = (float)(sqrt(norms.before) / fmax(sqrt(norms.after), 1e-10));
     for (int r = 0; r < a->rows; r++)
-        update_row(a, step, at + (int64_t)r * a->cols, o + (int64_t)r * a->cols, a->per_column ? second : second + r, gain);
+        update_row(a, step, a->multiplier[b % 2], b * a->stride + (int64_t)r * a->cols, o + (int64_t)r * a->cols,
+                   a->per_column ? second : second + r, gain);
 }
 
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)

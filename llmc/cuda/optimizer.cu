@@ -171,17 +171,20 @@ template <class T> struct alignas(4 * sizeof(T)) Four {
     T v[4];
 };
 
-// VECTOR: four neighbouring elements of a row a thread, everything aligned; otherwise one.
+// VECTOR: four neighbouring elements of a row a thread, everything aligned; otherwise one. One matrix for each y.
 template <class T, int VECTOR>
 __global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const T *o, const float *factor, const StepParams *step,
-                                                         int64_t n)
+                                                         int first_matrix)
 {
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR;
-    if (i >= n) return;
-    float rate = step->muon_rate * a.multiplier, decay = step->muon_decay;
-    int64_t row = i / a.cols;
-    int col = (int)(i - row * a.cols);
-    const float *f = a.per_column ? factor + row / a.rows * a.cols + col : factor + row;
+    int i = (blockIdx.x * THREADS + threadIdx.x) * VECTOR, b = blockIdx.y;
+    if (i >= a.rows * a.cols) return;
+    float rate = step->muon_rate * a.multiplier[(first_matrix + b) % 2], decay = step->muon_decay;
+    int row = i / a.cols, col = i - row * a.cols;
+    const float *f = a.per_column ? factor + (int64_t)b * a.cols + col : factor + (int64_t)b * a.rows + row;
+    if (a.w) a.w += b * a.stride;
+    if (a.grad) a.grad += b * a.stride;
+    a.wx += b * a.stride;
+    o += (int64_t)b * a.rows * a.cols;
     float w[4], change[4];
     if (VECTOR == 4) {
         Four<T> in = *reinterpret_cast<const Four<T> *>(o + i);
@@ -214,11 +217,13 @@ __global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const 
     }
 }
 
-template <class T> static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *step, float *scratch)
+template <class T>
+static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *step, float *scratch, int first_matrix)
 {
     const T *o = (const T *)a->o;
     int count = a->per_column ? a->cols : a->rows, chunks = a->per_column ? (int)ceil_div(a->rows, CHUNK) : 1;
-    int64_t all = (int64_t)a->batch * a->rows * a->cols;
+    int64_t each = (int64_t)a->rows * a->cols;
+    if (each > INT32_MAX / 2) fatal(EXIT_BAD_INPUT, "NorMuon: a matrix of %d x %d is too large", a->rows, a->cols);
     float *factor = scratch, *sums = scratch + (size_t)a->batch * (size_t)count;
     if (a->per_column) {
         dim3 grid((unsigned)ceil_div(a->cols, STRIP), (unsigned)chunks, (unsigned)a->batch);
@@ -229,9 +234,11 @@ template <class T> static void update_slice(Stream s, const NormuonUpdate *a, co
     }
     second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(
         factor, a->second, sums, chunks, count, a->rows > a->cols ? a->rows : a->cols, a->per_column ? a->rows : a->cols);
-    bool vector = a->cols % 4 == 0 && aligned16(a->o) && aligned16(a->w) && aligned16(a->wx) && aligned16(a->grad);
-    if (vector) update_kernel<T, 4><<<(unsigned)ceil_div(all / 4, THREADS), THREADS, 0, s>>>(*a, o, factor, step, all);
-    else update_kernel<T, 1><<<(unsigned)ceil_div(all, THREADS), THREADS, 0, s>>>(*a, o, factor, step, all);
+    bool vector = a->cols % 4 == 0 && a->stride % 4 == 0 && aligned16(a->o) && aligned16(a->w) && aligned16(a->wx) &&
+                  aligned16(a->grad);
+    dim3 grid((unsigned)ceil_div(each, THREADS * (vector ? 4 : 1)), (unsigned)a->batch);
+    if (vector) update_kernel<T, 4><<<grid, THREADS, 0, s>>>(*a, o, factor, step, first_matrix);
+    else update_kernel<T, 1><<<grid, THREADS, 0, s>>>(*a, o, factor, step, first_matrix);
     CHECK_LAUNCH();
 }
 
@@ -242,17 +249,17 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
     int slice = (int)min_i64(max_i64(1, (int64_t)(device_state.partial_floats / each)), 65535);
     for (int b = 0; b < a->batch; b += slice) {
         NormuonUpdate part = *a;
-        int64_t at = (int64_t)b * a->rows * a->cols;
+        int64_t at = b * a->stride;
         part.batch = (int)min_i64(slice, a->batch - b);
         part.w = a->w ? a->w + at : NULL;
         part.wx = a->wx + at;
         part.grad = a->grad ? a->grad + at : NULL;
         part.second = a->second + b * max_i64(a->rows, a->cols);
-        part.o = (const char *)a->o + (size_t)at * element;
+        part.o = (const char *)a->o + (size_t)b * (size_t)a->rows * (size_t)a->cols * element;
         float *scratch = scratch_floats((size_t)part.batch * each);
-        if (a->o_dtype == NS_BF16) update_slice<__nv_bfloat16>(s, &part, step, scratch);
-        else if (a->o_dtype == NS_FP16) update_slice<__half>(s, &part, step, scratch);
-        else update_slice<float>(s, &part, step, scratch);
+        if (a->o_dtype == NS_BF16) update_slice<__nv_bfloat16>(s, &part, step, scratch, b);
+        else if (a->o_dtype == NS_FP16) update_slice<__half>(s, &part, step, scratch, b);
+        else update_slice<float>(s, &part, step, scratch, b);
     }
 }
 

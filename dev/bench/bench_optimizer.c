@@ -1,0 +1,108 @@
+// NorMuon's step alone, on the matrices of a preset with random weights and gradients, replayed as a graph like the trainer does.
+//   bench_optimizer [option of train_gpt ...]
+// Prints the median time of REPEATS steps for the --ns given, for all variants when there is none.
+#include "llmc/optimizer.h"
+#include <cuda_runtime_api.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { REPEATS = 40, WARM_UP = 5, PERIOD = 1999993 };
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+// Normal values that repeat after a prime number of them, to every gradient of a matrix.
+static void fill_gradients(const Params *p, Stream s)
+{
+    int64_t count = p->num_slots * p->slot_size;
+    float *host = host_alloc(PERIOD * sizeof *host);
+    uint64_t state = 88172645463325252u;
+    for (int i = 0; i < PERIOD; i++) {
+        float sum = 0;
+        for (int k = 0; k < 4; k++) {
+            state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+            sum += (float)(state >> 40) * 0x1p-24f - 0.5f;
+        }
+        host[i] = sum;
+    }
+    for (int64_t at = 0; at < count; at += PERIOD)
+        copy_to_device(s, p->matrices_grad + at, host, (size_t)min_i64(PERIOD, count - at) * sizeof *host);
+    stream_synchronize(s);
+    host_free(host);
+}
+
+static double step_ms(Optimizer *o, Model *m, Stream s)
+{
+    static float ms[REPEATS];
+    cudaEvent_t from, to;
+    if (!graph_begin(s)) fatal(EXIT_BAD_INPUT, "this backend records no graphs");
+    optimizer_step(o, m, false, s);
+    Graph *g = graph_end(s);
+    cudaEventCreate(&from), cudaEventCreate(&to);
+    for (int i = 0; i < REPEATS + WARM_UP; i++) {
+        fill_gradients(&m->params, s); // the step clears them
+        cudaEventRecord(from, s);
+        graph_launch(g, s);
+        cudaEventRecord(to, s);
+        stream_synchronize(s);
+        if (i >= WARM_UP) cudaEventElapsedTime(&ms[i - WARM_UP], from, to);
+    }
+    graph_destroy(g);
+    cudaEventDestroy(from), cudaEventDestroy(to);
+    qsort(ms, REPEATS, sizeof *ms, by_value);
+    return ms[REPEATS / 2];
+}
+
+static void bench(const Config *c)
+{
+    Model m;
+    Optimizer o;
+    Stream s = stream_create();
+    StepParams step = {.grad_scale = 1, .muon_momentum = 0.9f, .muon_rate = 0.03f, .muon_decay = 0.01f, .adam_rate = 1e-3f};
+    memset(&m, 0, sizeof m);
+    model_describe(&m, c);
+    model_allocate(&m, true);
+    optimizer_create(&o, &m);
+    o.ns_workspace = device_alloc(optimizer_workspace_bytes(&o, &m), "workspace");
+    copy_to_device(s, o.step, &step, sizeof step);
+    fill_gradients(&m.params, s);
+    copy_on_device(s, m.params.matrices, m.params.matrices_grad,
+                   (size_t)(m.params.num_slots * m.params.slot_size) * sizeof(float));
+    optimizer_warm_up(&o, &m, s);
+    char *ns = ns_describe(&o.ns);
+    printf("%-10s  %6.3f ms: %s\n", ns_variant_name((NsVariant)c->ns), step_ms(&o, &m, s), ns);
+    free(ns);
+    device_free(o.ns_workspace);
+    optimizer_free(&o);
+    model_free(&m);
+    stream_destroy(s);
+}
+
+int main(int argc, char **argv)
+{
+    set_program_name("bench_optimizer", -1);
+    Config c;
+    Error e;
+    bool chosen = false;
+    if (!config_parse(&c, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    for (int i = 1; i < argc; i++) chosen |= !strcmp(argv[i], "--ns");
+    if (!c.vocab_size) c.vocab_size = 50257;
+    backend_open(c.device);
+    backend_reserve(&(OpSizes){.tokens = 1024,
+                               .eval_tokens = 1024,
+                               .dim = c.model_dim,
+                               .heads = c.num_heads,
+                               .mlp_dim = c.mlp_dim,
+                               .vocab_padded = config_vocab_padded(&c)});
+    for (int v = 0; v < NS_VARIANTS; v++) {
+        if (chosen && v != c.ns) continue;
+        Config one = c;
+        one.ns = v;
+        bench(&one);
+    }
+    backend_close();
+    return 0;
+}
