@@ -338,12 +338,12 @@ char *ns_describe(const NsOptions *o)
 // ---- workspace ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    size_t sumsq, scale, out, spare, square, square_pitch, total; // byte offsets; squares: n x n matrices of a chunk
-    int n, m, chunk, applies;
+    size_t sumsq, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
+    int n, m, chunk, applies, squares;
     bool transpose, gram;
 } Layout;
 
-enum { GRAM_SQUARES = 4, STANDARD_SQUARES = 2 };
+enum { MOST_SQUARES = 5 };
 
 static size_t reserve(size_t *total, size_t bytes)
 {
@@ -360,17 +360,18 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     l.chunk = o->max_batch && o->max_batch < batch ? o->max_batch : batch;
     l.gram = o->gram && !(o->square_fallback && rows == cols);
     l.applies = l.gram ? 1 + __builtin_popcount(o->restarts) : o->steps;
-    size_t element = ns_element_size(o->dtype), matrix = (size_t)l.n * (size_t)l.m * element;
-    size_t entries = (size_t)l.chunk * (size_t)l.n * (size_t)l.n;
+    l.squares = l.gram ? MOST_SQUARES : 2;
+    int pitch = ns_pitch(o->dtype, l.n, l.m);
+    size_t element = ns_element_size(o->dtype), matrix = (size_t)l.n * (size_t)pitch * element;
     l.sumsq = reserve(&l.total, (size_t)batch * sizeof(float));
     l.scale = reserve(&l.total, o->aol ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
-    l.out = reserve(&l.total, (size_t)batch * matrix);
-    l.spare = reserve(&l.total, (size_t)l.chunk * matrix);
-    l.square_pitch = (size_t)round_up((int64_t)(entries * element), 256);
-    size_t squares = (size_t)(l.gram ? GRAM_SQUARES : STANDARD_SQUARES) * l.square_pitch;
-    size_t raw =
-        l.square_pitch + entries * ns_element_size(NS_FP32); // AOL: an fp32 Gram matrix over the squares behind the first
-    l.square = reserve(&l.total, o->aol && raw > squares ? raw : squares);
+    l.out = reserve(&l.total, (size_t)batch * (size_t)l.n * (size_t)l.m * element);
+    l.x[0] = reserve(&l.total, (size_t)l.chunk * matrix);
+    // The matrices of the iteration take turns between two places, of which one is the result's if they lie alike.
+    l.x[1] = pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)l.chunk * matrix : 0);
+    l.square_pitch = (size_t)round_up((int64_t)((size_t)l.chunk * (size_t)l.n * (size_t)l.n * element), 256);
+    l.square = reserve(&l.total, (size_t)l.squares * l.square_pitch);
+    l.raw = reserve(&l.total, o->aol ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
     return l;
 }
 
@@ -378,15 +379,17 @@ size_t ns_workspace_bytes(const NsOptions *o, int rows, int cols, int batch) { r
 
 // ---- iteration ---------------------------------------------------------------------------------------------------------
 
-// A chunk of the batch under way. x and spare (batch, n, m) change places at each product, the squares are (batch, n, n).
+// A chunk of the batch under way.
 typedef struct {
     Stream s;
     const NsOptions *o;
     NsDtype dtype;
-    int n, m, batch;
-    void *x, *spare;
-    void *square[GRAM_SQUARES]; // the standard form has two
-    float *scale;               // (batch, n), AOL only
+    int n, m, batch, applies; // products with x still to come
+    void *x, *spare;          // (batch, n, m), change places at each product
+    void *out;                // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
+    void *square[MOST_SQUARES], *raw;
+    float *scale; // (batch, n), AOL only
+    bool scaled;  // x still lacks diag(scale)
 } Chunk;
 
 static void swap(void **a, void **b)
@@ -396,32 +399,45 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-static void apply(Chunk *k, const void *b, float a)
+// AOL is free of scale, so its input may be scaled to use the range of fp16: a Frobenius norm of 2^14 keeps the largest
+// possible entry finite, and rows down to 1e-6 of the norm out of the subnormals. The scales are then about 2^-11, and 2^4 brings
+// them to where fp16 has room on both sides.
+static const float aol_load_gain = 16384, aol_column_factor = 16;
+
+// x = b x, or b diag(scale) x as long as x lacks its scale: that costs a pass over b and not over x. scratch: a square.
+static void apply(Chunk *k, const void *b, void *scratch)
 {
-    ns_apply(k->s, k->dtype, k->spare, b, k->x, a, k->n, k->m, k->batch);
+    float alpha = 1;
+    if (k->scaled) {
+        ns_scale_columns(k->s, k->dtype, scratch, b, k->scale, aol_column_factor, k->n, k->batch);
+        b = scratch, alpha = 1 / aol_column_factor, k->scaled = false;
+    }
+    bool to_out = --k->applies == 0 && k->out;
+    ns_apply(k->s, k->dtype, to_out ? k->out : k->spare, to_out, alpha, b, k->x, k->n, k->m, k->batch);
     swap(&k->x, &k->spare);
 }
 
-// square[0] = Gram matrix of x; with `aol` of the AOL-scaled x, which replaces x. The squares from [1] on are scratch then.
+// square[0] = Gram matrix of x, with `aol` of the x that is AOL-scaled.
 static void gram_matrix(Chunk *k, bool aol)
 {
     if (!aol) {
-        ns_gram(k->s, k->dtype, k->dtype, k->square[0], k->x, k->n, k->m, k->batch);
+        ns_gram(k->s, k->dtype, k->square[0], k->x, k->n, k->m, k->batch);
         return;
     }
-    ns_gram(k->s, k->dtype, NS_FP32, k->square[1], k->x, k->n, k->m, k->batch);
-    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->square[1], k->o->aol_gain, k->n, k->batch);
-    ns_scale_rows(k->s, k->dtype, k->x, k->scale, k->n, k->m, k->batch);
+    ns_gram_raw(k->s, k->dtype, k->raw, k->x, k->n, k->m, k->batch);
+    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->raw, k->o->aol_gain, k->n, k->m, k->batch);
+    k->scaled = true;
 }
 
+// X <- (a I + b A + c A^2) X. The diagonal is rounded with the rest, which costs nothing that could be measured here.
 static void iterate_standard(Chunk *k)
 {
     void *A = k->square[0], *B = k->square[1];
     for (int i = 0; i < k->o->steps; i++) {
         NsTuple t = k->o->tuples[i];
         gram_matrix(k, i == 0 && k->o->aol);
-        ns_symmetric(k->s, k->dtype, B, (float)t.c, A, A, (float)t.b, A, k->n, k->batch); // b A + c A^2
-        apply(k, B, (float)t.a);
+        ns_symmetric(k->s, k->dtype, NULL, B, (float)t.a, (float)t.c, A, A, (float)t.b, A, k->n, k->batch);
+        apply(k, B, A);
     }
 }
 
@@ -430,38 +446,32 @@ static void iterate_standard(Chunk *k)
 static void iterate_gram(Chunk *k)
 {
     const NsOptions *o = k->o;
-    void *R = k->square[0], *Z = k->square[1], *Q = k->square[2], *T = k->square[3];
+    void *R = k->square[0], *Z = k->square[1], *Q = k->square[2], *T = k->square[3], *H = k->square[4];
     for (int i = 0; i < o->steps; i++) {
         NsTuple t = o->tuples[i];
-        float a = (float)t.a;
-        bool restart = o->restarts >> i & 1;
+        float a = (float)t.a, b = (float)t.b, c = (float)t.c;
+        bool restart = o->restarts >> i & 1, first = i == 0 || restart;
         // A restart discards the negative eigenvalues that rounding put into R, before they grow by a^2 a step.
-        if (restart) apply(k, Q, 0);
-        if (i == 0 || restart) gram_matrix(k, i == 0 && o->aol);
-        ns_symmetric(k->s, k->dtype, Z, (float)t.c, R, R, (float)t.b, R, k->n, k->batch);
-        if (i == 0 || restart) {
-            ns_add_diagonal(k->s, k->dtype, Q, Z, a, k->n, k->batch);
-        } else {
-            ns_symmetric(k->s, k->dtype, T, 1, Q, Z, a, Q, k->n, k->batch);
+        if (restart) apply(k, Q, T);
+        if (first) gram_matrix(k, i == 0 && o->aol);
+        ns_symmetric(k->s, k->dtype, Z, first ? Q : NULL, a, c, R, R, b, R, k->n, k->batch);
+        if (!first) {
+            ns_symmetric(k->s, k->dtype, T, NULL, 0, 1, Q, Z, a, Q, k->n, k->batch);
             swap(&Q, &T);
         }
         if (i + 1 < o->steps && !(o->restarts >> (i + 1) & 1)) {
-            ns_symmetric(k->s, k->dtype, T, 1, R, Z, a, R, k->n, k->batch); // R h(R)
-            ns_symmetric(k->s, k->dtype, R, 1, Z, T, a, T, k->n, k->batch); // h(R) R h(R)
+            ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
+            ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
         }
     }
-    apply(k, Q, 0);
+    apply(k, Q, T);
 }
 
-// AOL is free of scale, so its input may be scaled to use the range of fp16: a Frobenius norm of 2^14 keeps the largest
-// possible entry finite, and rows down to 1e-6 of the norm out of the subnormals.
-static const float aol_load_gain = 16384;
-
-static void load(const Chunk *k, const float *u, int64_t u_stride, const float *sumsq, bool transpose)
+static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
 {
     float kappa = k->o->aol ? 1 : k->o->kappa, eps = k->o->aol ? 0 : k->o->eps, gain = k->o->aol ? aol_load_gain : 1;
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
-    ns_load(k->s, k->dtype, k->x, u, u_stride, sumsq, kappa, eps, gain, rows, cols, k->batch, transpose);
+    ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, k->batch, transpose);
 }
 
 void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols, int batch,
@@ -469,23 +479,25 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
 {
     Layout l = plan(o, rows, cols, batch);
     char *base = workspace;
-    float *sumsq = (float *)(base + l.sumsq);
-    if (batch == 0) return base + l.out;
-    ns_sum_squares(s, sumsq, u, (int64_t)rows * cols, u_stride, batch);
+    bool alike = l.x[1] == l.out;
     for (int first = 0; first < batch; first += l.chunk) {
-        void *out = base + l.out + (size_t)first * (size_t)l.n * (size_t)l.m * ns_element_size(o->dtype);
-        Chunk k = {.s = s, .o = o, .dtype = o->dtype, .n = l.n, .m = l.m, .scale = (float *)(base + l.scale)};
+        size_t done = (size_t)first * (size_t)l.n * (size_t)l.m * ns_element_size(o->dtype);
+        Chunk k = {.s = s, .o = o, .dtype = o->dtype, .n = l.n, .m = l.m, .applies = l.applies};
+        k.scale = (float *)(base + l.scale);
         k.batch = batch - first < l.chunk ? batch - first : l.chunk;
-        for (int i = 0; i < (l.gram ? GRAM_SQUARES : STANDARD_SQUARES); i++)
-            k.square[i] = base + l.square + (size_t)i * l.square_pitch;
-        // Start where the last product lands in `out`, or in the spare matrix when the transposition follows.
-        k.x = out, k.spare = base + l.spare;
-        if ((l.applies % 2 == 1) != l.transpose) swap(&k.x, &k.spare);
-        load(&k, u + first * u_stride, u_stride, sumsq + first, l.transpose);
+        for (int i = 0; i < l.squares; i++) k.square[i] = base + l.square + (size_t)i * l.square_pitch;
+        k.raw = base + l.raw;
+        void *out = base + l.out + done;
+        k.x = base + l.x[0], k.spare = alike ? out : base + l.x[1], k.out = alike || l.transpose ? NULL : out;
+        // Start where the last product lands in `out`, or in the other place when the transposition follows.
+        if (alike && (l.applies % 2 == 0) != l.transpose) swap(&k.x, &k.spare);
+        load(&k, (float *)(base + l.sumsq) + first, u + first * u_stride, u_stride, l.transpose);
+        ns_chain_begin(s);
         if (l.gram)
             iterate_gram(&k);
         else
             iterate_standard(&k);
+        ns_chain_end(s);
         if (l.transpose) ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.batch);
     }
     return base + l.out;

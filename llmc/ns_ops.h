@@ -1,12 +1,14 @@
 // The primitives from which llmc/newton_schulz.c composes every Newton-Schulz variant; a backend provides these and no more.
 //
 // Conventions
-//   All pointers are device memory, owned by the caller; matrices are row-major and packed, the batch is the slowest index.
+//   All pointers are device memory, owned by the caller; the batch is the slowest index, matrices are row-major.
 //   n <= m always (ns_load transposes tall matrices). Any size from 1 on; batch 0 does nothing.
 //   `void *` tensors hold elements of the iteration dtype: ns_element_size(dtype) bytes each. Products accumulate in fp32
 //   and are rounded once, to nearest even, where they are stored; fp16 keeps its subnormals and overflows to infinity.
-//   Buffers start on 16 bytes; when n*m*element is no multiple of 16, later matrices and later chunks of a batch do not.
-//   An output never overlaps an input unless the comment says "in place".
+//   Those of shape (batch, n, m) have rows ns_pitch() elements apart, what lies between them is undefined; all others are packed.
+//   Buffers start on 16 bytes.
+//   An output never overlaps an input unless the comment says "in place"; two buffers of a chain are the same or have no byte in
+//   common, and matrix i of one is used together with matrix i of the others only.
 //   Sums have an order that depends on the shape only, never on the batch: a matrix gives the same bits in every batch.
 #pragma once
 #include <stdbool.h>
@@ -30,39 +32,45 @@ typedef float ns_real;
 
 size_t ns_element_size(NsDtype dtype); // bytes; on the CPU sizeof(ns_real) for all
 
-// sumsq_i = sum of squares of matrix i.  sumsq (batch) fp32 out; u fp32: matrix i is `count` elements from u + i*stride
-void ns_sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch);
+int ns_pitch(NsDtype dtype, int n, int m); // m or a little more
 
-// x_i = u_i * (gain / (kappa * sqrt(sumsq_i) + eps)), normalised in fp32 before the cast (a cast first could overflow fp16).
-//   x (batch, rows, cols), or (batch, cols, rows) when transpose; u fp32: matrix i is (rows, cols) from u + i*u_stride
-//   sumsq_i = 0 gives zeros, also for eps = 0. sumsq_i not finite gives NaN: a spoilt gradient must show and not vanish.
-void ns_load(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
-             float gain, int rows, int cols, int batch, bool transpose);
+// Between these two a backend may hold back products and run them together, each matrix at its own pace. Results are valid, and
+// memory that was used may be touched by others, after ns_chain_end.
+void ns_chain_begin(Stream s);
+void ns_chain_end(Stream s);
 
-// a = x x^T, exactly symmetric.  a (batch, n, n) in out_dtype (that of x, or NS_FP32 for ns_aol);  x (batch, n, m)
-void ns_gram(Stream s, NsDtype dtype, NsDtype out_dtype, void *a, const void *x, int n, int m, int batch);
+// x_i = u_i * (gain / (kappa * |u_i| + eps)) with the Frobenius norm, in fp32 before the cast (a cast first could overflow fp16).
+//   x (batch, rows, cols), or (batch, cols, rows) when transpose, out;  sumsq (batch) fp32 out: |u_i|^2
+//   u fp32: matrix i is (rows, cols) packed from u + i*u_stride
+//   |u_i| = 0 gives zeros, also for eps = 0. |u_i| not finite gives NaN: a spoilt gradient must show and not vanish.
+void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
+             int rows, int cols, int batch, bool transpose);
+
+// a = x x^T, exactly symmetric.  a (batch, n, n) out;  x (batch, n, m)
+void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch);
 
 // c = alpha a b + beta d, for a product that is symmetric because a and b commute: the lower triangle is computed and
-// mirrored, which also removes the asymmetry that rounding brings in.  a, b, c, d (batch, n, n); a, b, d may be one tensor
-void ns_symmetric(Stream s, NsDtype dtype, void *c, float alpha, const void *a, const void *b, float beta, const void *d, int n,
-                  int batch);
+// mirrored, which also removes the asymmetry that rounding brings in.  q = c + diagonal I, from the rounded c.
+//   c, q (batch, n, n) out, either may be NULL;  a, b, d (batch, n, n) may be one tensor; beta = 0 leaves d out
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n, int batch);
 
-// q = z + a I.  q, z (batch, n, n)
-void ns_add_diagonal(Stream s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
+// y = alpha b x.  b (batch, n, n), x (batch, n, m);  y (batch, n, m) out, packed on demand
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch);
 
-// y = b x + a x; a = 0 leaves the second term out.  b (batch, n, n), x, y (batch, n, m)
-void ns_apply(Stream s, NsDtype dtype, void *y, const void *b, const void *x, float a, int n, int m, int batch);
+// Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the entries of small
+// rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m)
+size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch);
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch);
+// s_i = gain / sqrt(1.02 * sum_j |raw_ij|), 0 where the sum is 0;  a = diag(s) raw diag(s), in fp32, rounded once.
+//   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch);
+// q = factor z diag(scale); finite values beyond the range of fp16 become the largest of their sign.
+//   q, z (batch, n, n);  scale (batch, n) fp32
+void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch);
 
-// Almost-orthogonal scaling: s_i = gain / sqrt(1.02 * sum_j |raw_ij|), 0 where the sum is 0;  a = diag(s) raw diag(s).
-// The sums and the scaling are in fp32 from the unrounded Gram matrix: in fp16 the Gram entries of small rows would vanish.
-//   scale (batch, n) fp32 out;  a (batch, n, n) out, exactly symmetric;  raw (batch, n, n) NS_FP32, by ns_gram
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int batch);
-
-// x = diag(scale) x, in place.  x (batch, n, m);  scale (batch, n) fp32
-void ns_scale_rows(Stream s, NsDtype dtype, void *x, const float *scale, int n, int m, int batch);
-
-// y_i = x_i^T.  x (batch, rows, cols), y (batch, cols, rows)
-void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int cols, int batch);
+// y_i = x_i^T.  x (batch, n, m);  y (batch, m, n) packed, out
+void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch);
 
 #ifdef __cplusplus
 }

@@ -11,7 +11,8 @@ typedef struct {
 enum { OUTSIDE = TRACE_TAGS - 1, NOT_TRACED = -1 };
 static struct {
     bool on;
-    int depth; // of ops within ops
+    int depth;   // of ops within ops
+    Op *entered; // the outermost of them
     Op op[TRACE_TAGS];
     int count;
     double ms[TRACE_TAGS], busy_ms, exposed_ms;
@@ -39,10 +40,16 @@ void profile_enter(const char *name, double flops, double bytes)
     int tag = profile.on ? find_op(name) : NOT_TRACED;
     trace_enter(tag, name);
     if (!profile.on) return;
-    Op *op = &profile.op[tag];
-    op->calls++;
-    op->flops += flops;
-    op->bytes += bytes;
+    profile.entered = &profile.op[tag];
+    profile.entered->calls++;
+    profile_count(flops, bytes);
+}
+
+void profile_count(double flops, double bytes)
+{
+    if (!profile.on || !profile.depth) return;
+    profile.entered->flops += flops;
+    profile.entered->bytes += bytes;
 }
 
 void profile_leave(void)

@@ -14,6 +14,7 @@ extern "C" {
 // Either may be 0: not counted. Ops that are called by other ops belong to the outer one.
 void profile_enter(const char *name, double flops, double bytes); // static text, the same pointer for the same op
 void profile_leave(void);
+void profile_count(double flops, double bytes); // more of them, to the op that was entered
 
 // The micro-batch whose ops come next. What attention and the embeddings do depends on it, and to the ops it is known on the
 // device alone.  cu_seqlens host: rises from 0 to N

@@ -143,31 +143,47 @@ PROFILED(cast_weights, (s, wx, w, n), 0, (double)n * (F32 + X))
 
 static double ns_bytes(NsDtype dtype, double elements, int batch) { return (double)ns_element_size(dtype) * elements * batch; }
 
-WRAPPED(ns_sum_squares)(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
-PROFILED(ns_sum_squares, (s, sumsq, u, count, stride, batch), 0, (double)count * batch * F32)
-WRAPPED(ns_load)(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
+// Products between ns_chain_begin and ns_chain_end may run together: they are one op, and what each must do is counted to it.
+#define CHAINED(op, arguments, flops, bytes) \
+    { \
+        profile_count(flops, bytes); \
+        __real_##op arguments; \
+    }
+WRAPPED(ns_chain_begin)(Stream s)
+{
+    profile_enter("ns_chain", 0, 0);
+    __real_ns_chain_begin(s);
+}
+WRAPPED(ns_chain_end)(Stream s)
+{
+    __real_ns_chain_end(s);
+    profile_leave();
+}
+WRAPPED(ns_load)(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps,
                  float gain, int rows, int cols, int batch, bool transpose)
-PROFILED(ns_load, (s, dtype, x, u, u_stride, sumsq, kappa, eps, gain, rows, cols, batch, transpose), 0,
+PROFILED(ns_load, (s, dtype, x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, batch, transpose), 0,
          product(rows, cols, batch) * F32 + ns_bytes(dtype, product(rows, cols, 1), batch))
-WRAPPED(ns_gram)(Stream s, NsDtype dtype, NsDtype out_dtype, void *a, const void *x, int n, int m, int batch)
-PROFILED(ns_gram, (s, dtype, out_dtype, a, x, n, m, batch), product(n, n + 1, m) * batch,
-         ns_bytes(dtype, product(n, m, 1), batch) + ns_bytes(out_dtype, product(n, n, 1), batch))
-WRAPPED(ns_symmetric)(Stream s, NsDtype dtype, void *c, float alpha, const void *a, const void *b, float beta, const void *d,
-                      int n, int batch)
-PROFILED(ns_symmetric, (s, dtype, c, alpha, a, b, beta, d, n, batch), product(n, n + 1, n) * batch,
-         ns_bytes(dtype, product(n, n, 2 + (a != b) + (beta != 0 && d != a && d != b)), batch))
-WRAPPED(ns_add_diagonal)(Stream s, NsDtype dtype, void *q, const void *z, float a, int n, int batch)
-PROFILED(ns_add_diagonal, (s, dtype, q, z, a, n, batch), 0, ns_bytes(dtype, product(n, n, 2), batch))
-WRAPPED(ns_apply)(Stream s, NsDtype dtype, void *y, const void *b, const void *x, float a, int n, int m, int batch)
-PROFILED(ns_apply, (s, dtype, y, b, x, a, n, m, batch), 2 * product(n, n, m) * batch,
-         ns_bytes(dtype, product(n, n, 1) + product(n, m, 2), batch))
-WRAPPED(ns_aol)(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int batch)
-PROFILED(ns_aol, (s, dtype, scale, a, raw, gain, n, batch), 0,
-         ns_bytes(NS_FP32, product(n, n, 1), batch) + ns_bytes(dtype, product(n, n, 1), batch))
-WRAPPED(ns_scale_rows)(Stream s, NsDtype dtype, void *x, const float *scale, int n, int m, int batch)
-PROFILED(ns_scale_rows, (s, dtype, x, scale, n, m, batch), 0, ns_bytes(dtype, product(n, m, 2), batch))
-WRAPPED(ns_transpose)(Stream s, NsDtype dtype, void *y, const void *x, int rows, int cols, int batch)
-PROFILED(ns_transpose, (s, dtype, y, x, rows, cols, batch), 0, ns_bytes(dtype, product(rows, cols, 2), batch))
+WRAPPED(ns_gram)(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
+CHAINED(ns_gram, (s, dtype, a, x, n, m, batch), product(n, n + 1, m) * batch,
+        ns_bytes(dtype, product(n, m, 1) + product(n, n, 1), batch))
+WRAPPED(ns_symmetric)(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                      float beta, const void *d, int n, int batch)
+CHAINED(ns_symmetric, (s, dtype, c, q, diagonal, alpha, a, b, beta, d, n, batch), product(n, n + 1, n) * batch,
+        ns_bytes(dtype, product(n, n, 1 + !!c + !!q + (a != b) + (beta != 0 && d != a && d != b)), batch))
+WRAPPED(ns_apply)(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m,
+                  int batch)
+CHAINED(ns_apply, (s, dtype, y, packed, alpha, b, x, n, m, batch), 2 * product(n, n, m) * batch,
+        ns_bytes(dtype, product(n, n, 1) + product(n, m, 2), batch))
+WRAPPED(ns_gram_raw)(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
+CHAINED(ns_gram_raw, (s, dtype, raw, x, n, m, batch), product(n, n + 1, m) * batch,
+        ns_bytes(dtype, product(n, m, 1), batch) + ns_bytes(NS_FP32, product(n, n, 0.5), batch))
+WRAPPED(ns_aol)(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
+CHAINED(ns_aol, (s, dtype, scale, a, raw, gain, n, m, batch), 0,
+        ns_bytes(NS_FP32, product(n, n, 0.5), batch) + ns_bytes(dtype, product(n, n, 1), batch))
+WRAPPED(ns_scale_columns)(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
+CHAINED(ns_scale_columns, (s, dtype, q, z, scale, factor, n, batch), 0, ns_bytes(dtype, product(n, n, 2), batch))
+WRAPPED(ns_transpose)(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)
+PROFILED(ns_transpose, (s, dtype, y, x, n, m, batch), 0, ns_bytes(dtype, product(n, m, 2), batch))
 
 // ---- collectives ---------------------------------------------------------------------------------------------------------
 

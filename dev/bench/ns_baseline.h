@@ -1,5 +1,5 @@
-// The yardstick of bench_ns: the standard 5-step iteration on cuBLASLt, as well as it can be called. bf16 with fp32 sums, batched,
-// the terms b A and a X inside the products, the fastest of the algorithms that the library proposes, timed one by one.
+// The yardstick of bench_ns: the standard 5-step iteration on cuBLASLt, as well as it can be called. bf16 with fp32 sums,
+// batched, the terms b A and a X inside the products, the fastest of the algorithms that the library proposes, timed one by one.
 #pragma once
 #include "llmc/newton_schulz.h"
 #include <cublasLt.h>
@@ -8,12 +8,12 @@
 #define BENCH_CUDA(call)                                                                                                         \
     do {                                                                                                                         \
         cudaError_t status_ = (call);                                                                                            \
-        if (status_ != cudaSuccess) fatal(EXIT_BAD_INPUT, "%s: %s", #call, cudaGetErrorString(status_));                          \
+        if (status_ != cudaSuccess) fatal(EXIT_BAD_INPUT, "%s: %s", #call, cudaGetErrorString(status_));                         \
     } while (0)
 #define BENCH_LT(call)                                                                                                           \
     do {                                                                                                                         \
         cublasStatus_t status_ = (call);                                                                                         \
-        if (status_ != CUBLAS_STATUS_SUCCESS) fatal(EXIT_BAD_INPUT, "%s: cuBLASLt status %d", #call, (int)status_);               \
+        if (status_ != CUBLAS_STATUS_SUCCESS) fatal(EXIT_BAD_INPUT, "%s: cuBLASLt status %d", #call, (int)status_);              \
     } while (0)
 
 enum { LT_CANDIDATES = 8, LT_WORKSPACE = 64 << 20 };
@@ -41,15 +41,16 @@ static inline cublasLtMatrixLayout_t lt_layout(int64_t rows, int64_t cols, int64
     return l;
 }
 
-static inline void lt_run(const Baseline *k, const LtProduct *p, cudaStream_t s, void *out, float alpha, const void *a, const void *b,
-                          float beta, const void *c)
+static inline void lt_run(const Baseline *k, const LtProduct *p, cudaStream_t s, void *out, float alpha, const void *a,
+                          const void *b, float beta, const void *c)
 {
-    BENCH_LT(cublasLtMatmul(k->handle, p->operation, &alpha, a, p->a, b, p->b, &beta, c, p->c, out, p->c, &p->algorithm, k->workspace,
-                            LT_WORKSPACE, s));
+    BENCH_LT(cublasLtMatmul(k->handle, p->operation, &alpha, a, p->a, b, p->b, &beta, c, p->c, out, p->c, &p->algorithm,
+                            k->workspace, LT_WORKSPACE, s));
 }
 
 // Median time of one call, microseconds.
-static inline double lt_time(const Baseline *k, const LtProduct *p, void *out, const void *a, const void *b, float beta, const void *c)
+static inline double lt_time(const Baseline *k, const LtProduct *p, void *out, const void *a, const void *b, float beta,
+                             const void *c)
 {
     enum { CALLS = 10 };
     cudaEvent_t from, to;
@@ -75,7 +76,8 @@ static inline void lt_choose(const Baseline *k, LtProduct *p, void *out, const v
     size_t bytes = LT_WORKSPACE;
     BENCH_LT(cublasLtMatmulPreferenceCreate(&preference));
     BENCH_LT(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
-    BENCH_LT(cublasLtMatmulAlgoGetHeuristic(k->handle, p->operation, p->a, p->b, p->c, p->c, preference, LT_CANDIDATES, found, &count));
+    BENCH_LT(cublasLtMatmulAlgoGetHeuristic(k->handle, p->operation, p->a, p->b, p->c, p->c, preference, LT_CANDIDATES, found,
+                                            &count));
     if (count == 0) fatal(EXIT_BAD_INPUT, "cuBLASLt knows no algorithm for a product of the baseline");
     double best = 0;
     int chosen = 0;
@@ -116,14 +118,11 @@ static inline void baseline_close(Baseline *k)
     cudaFree(k->workspace);
 }
 
-// u (batch, n, m_of_u) fp32, packed, n <= m; the same norm and load as ours. Where k->m is wider, x must hold the loaded matrices with
-// zero columns behind them, and the load is not repeated.
+// u (batch, n, m_of_u) fp32, packed, n <= m; the same norm and load as ours, into rows of ns_pitch(): k->m must be that.
 static inline void *baseline_run(const Baseline *k, cudaStream_t s, const float *u, int m_of_u, float *sumsq)
 {
     NsOptions o = ns_options_default(NS_POLAR);
-    int64_t count = (int64_t)k->n * m_of_u;
-    ns_sum_squares(s, sumsq, u, count, count, k->batch);
-    if (k->m == m_of_u) ns_load(s, NS_BF16, k->x, u, count, sumsq, o.kappa, o.eps, 1, k->n, k->m, k->batch, false);
+    ns_load(s, NS_BF16, k->x, sumsq, u, (int64_t)k->n * m_of_u, o.kappa, o.eps, 1, k->n, m_of_u, k->batch, false);
     void *x = k->x, *y = k->y;
     for (int i = 0; i < o.steps; i++) {
         lt_run(k, &k->gram, s, k->a, 1, x, x, 0, k->a);

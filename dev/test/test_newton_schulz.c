@@ -21,8 +21,15 @@ static double decode(uint32_t code, int exponent_bits, int mantissa_bits)
     return ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
 }
 
+// out = in (count), rounded to the dtype: a product with one.
+static void round_all(NsDtype dtype, float *out, const float *in, int count)
+{
+    float one = 1;
+    ns_apply(NULL, dtype, out, true, 1, &one, in, 1, count, 1);
+}
+
 // Every positive code, the midpoint to the next one (a tie: the even code wins), and its fp32 neighbours, with both signs, go
-// through a primitive as 1 x 1 matrices.
+// through a primitive.
 static void test_rounding(NsDtype dtype, int exponent_bits, int mantissa_bits)
 {
     uint32_t codes = ((1u << exponent_bits) - 1) << mantissa_bits; // infinity
@@ -39,12 +46,12 @@ static void test_rounding(NsDtype dtype, int exponent_bits, int mantissa_bits)
             for (int i = 0; i < 4; i++) in[k] = (float)sign * points[i], expected[k++] = (float)sign * results[i];
         }
     float *out = xcalloc((size_t)count, sizeof *out);
-    ns_add_diagonal(NULL, dtype, out, in, 0, 1, (int)count);
+    round_all(dtype, out, in, (int)count);
     int64_t wrong = 0;
     for (int64_t i = 0; i < count; i++) wrong += out[i] != expected[i];
     ok(wrong == 0, "%s: %lld codes, ties and neighbours, %lld wrong", ns_dtype_name(dtype), (long long)count, (long long)wrong);
     float nan = NAN, result;
-    ns_add_diagonal(NULL, dtype, &result, &nan, 0, 1, 1);
+    round_all(dtype, &result, &nan, 1);
     ok(isnan(result), "%s: NaN stays", ns_dtype_name(dtype));
     free(in), free(expected), free(out);
 }
@@ -65,8 +72,10 @@ static double share(NsDtype dtype, double value, double exact, double magnitude,
 
 static void fill(float *x, int64_t count, Random *r, NsDtype dtype)
 {
-    for (int64_t i = 0; i < count; i++) x[i] = (float)random_normal(r) / 8;
-    ns_add_diagonal(NULL, dtype, x, x, 0, 1, (int)count); // in place: elementwise on 1 x 1 matrices
+    float *exact = xcalloc((size_t)count, sizeof *exact);
+    for (int64_t i = 0; i < count; i++) exact[i] = (float)random_normal(r) / 8;
+    round_all(dtype, x, exact, (int)count);
+    free(exact);
 }
 
 static int asymmetric(const float *a, int n, int batch)
@@ -89,8 +98,8 @@ static void test_products(NsDtype dtype, int n, int m)
     float *d = xcalloc((size_t)(BATCH * square), 4), *c = xcalloc((size_t)(BATCH * square), 4),
           *y = xcalloc((size_t)(BATCH * size), 4);
     fill(x, BATCH * size, &r, dtype), fill(b, BATCH * square, &r, dtype), fill(d, BATCH * square, &r, dtype);
-    ns_gram(NULL, dtype, dtype, a, x, n, m, BATCH);
-    ns_symmetric(NULL, dtype, c, 0.75f, a, a, -1.5f, a, n, BATCH);
+    ns_gram(NULL, dtype, a, x, n, m, BATCH);
+    ns_symmetric(NULL, dtype, c, NULL, 0, 0.75f, a, a, -1.5f, a, n, BATCH);
     double gram = 0, symmetric = 0, general = 0, applied = 0;
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -103,7 +112,7 @@ static void test_products(NsDtype dtype, int n, int m)
             symmetric = fmax(symmetric, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     int broken = asymmetric(a, n, BATCH) + asymmetric(c, n, BATCH);
-    ns_symmetric(NULL, dtype, c, 1, a, b, 0.5f, d, n, BATCH); // not symmetric by itself: the lower triangle decides
+    ns_symmetric(NULL, dtype, c, NULL, 0, 1, a, b, 0.5f, d, n, BATCH); // not symmetric by itself: the lower triangle decides
     broken += asymmetric(c, n, BATCH);
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j <= i % n; j++) {
@@ -114,18 +123,16 @@ static void test_products(NsDtype dtype, int n, int m)
             }
             general = fmax(general, share(dtype, c[i * n + j], exact, magnitude, n));
         }
-    for (int pass = 0; pass < 2; pass++) {
-        ns_apply(NULL, dtype, y, b, x, pass ? 2.5f : 0, n, m, BATCH);
-        for (int64_t i = 0; i < BATCH * n; i++)
-            for (int64_t j = 0; j < m; j++) {
-                double exact = pass ? 2.5 * x[i * m + j] : 0, magnitude = fabs(exact);
-                for (int k = 0; k < n; k++) {
-                    double term = (double)b[i * n + k] * x[(i / n * n + k) * m + j];
-                    exact += term, magnitude += fabs(term);
-                }
-                applied = fmax(applied, share(dtype, y[i * m + j], exact, magnitude, n));
+    ns_apply(NULL, dtype, y, true, 2.5f, b, x, n, m, BATCH);
+    for (int64_t i = 0; i < BATCH * n; i++)
+        for (int64_t j = 0; j < m; j++) {
+            double exact = 0, magnitude = 0;
+            for (int k = 0; k < n; k++) {
+                double term = 2.5 * b[i * n + k] * x[(i / n * n + k) * m + j];
+                exact += term, magnitude += fabs(term);
             }
-    }
+            applied = fmax(applied, share(dtype, y[i * m + j], exact, magnitude, n));
+        }
     ok(gram <= 1 && symmetric <= 1 && general <= 1 && applied <= 1 && broken == 0,
        "products %dx%d %s: largest error %.2f, %.2f, %.2f, %.2f of one rounding and its sums; symmetric outputs exactly so", n, m,
        ns_dtype_name(dtype), gram, symmetric, general, applied);
@@ -138,7 +145,7 @@ static void test_elementwise(void)
     Random r = {12};
     static float u[BATCH * (COUNT + 3)], x[BATCH * COUNT], y[BATCH * COUNT], sumsq[BATCH];
     for (int i = 0; i < BATCH * (COUNT + 3); i++) u[i] = (float)random_normal(&r);
-    ns_sum_squares(NULL, sumsq, u, COUNT, COUNT + 3, BATCH);
+    ns_load(NULL, NS_FP32, x, sumsq, u, COUNT + 3, 1.02f, 1e-6f, 3, R, C, BATCH, true);
     double worst = 0, exact;
     for (int b = 0; b < BATCH; b++) {
         double *v = to_double(u + b * (COUNT + 3), COUNT);
@@ -148,7 +155,6 @@ static void test_elementwise(void)
     }
     ok_at_most(worst, 0x1p-24, "sum of squares is the exact one rounded to fp32");
     int wrong = 0;
-    ns_load(NULL, NS_FP32, x, u, COUNT + 3, sumsq, 1.02f, 1e-6f, 3, R, C, BATCH, true);
     for (int b = 0; b < BATCH; b++)
         for (int i = 0; i < R; i++)
             for (int j = 0; j < C; j++) {
@@ -157,13 +163,13 @@ static void test_elementwise(void)
             }
     ok(wrong == 0, "load scales and transposes");
     ns_transpose(NULL, NS_FP32, y, x, C, R, BATCH);
-    ns_load(NULL, NS_FP32, x, u, COUNT + 3, sumsq, 1.02f, 1e-6f, 3, R, C, BATCH, false);
+    ns_load(NULL, NS_FP32, x, sumsq, u, COUNT + 3, 1.02f, 1e-6f, 3, R, C, BATCH, false);
     ok(!memcmp(x, y, sizeof x), "transposing back gives the plain load");
 
     static float a[R * R], raw[R * R], scale[R];
-    ns_gram(NULL, NS_FP16, NS_FP32, raw, x, R, C, 1);
+    ns_gram_raw(NULL, NS_FP16, raw, x, R, C, 1); // on the CPU an ordinary matrix
     for (int j = 0; j < R; j++) raw[5 * R + j] = raw[j * R + 5] = 0; // a zero row
-    ns_aol(NULL, NS_FP16, scale, a, raw, 1.5f, R, 1);
+    ns_aol(NULL, NS_FP16, scale, a, raw, 1.5f, R, C, 1);
     wrong = asymmetric(a, R, 1) + (scale[5] != 0);
     for (int i = 0; i < R; i++) {
         double sum = 0;
@@ -173,6 +179,33 @@ static void test_elementwise(void)
             wrong += !(share(NS_FP16, a[i * R + j], (double)scale[i] * scale[j] * raw[i * R + j], fabs(a[i * R + j]), 2) <= 1);
     }
     ok(wrong == 0, "AOL scales rows by their sums, a zero row by zero, and stays symmetric");
+}
+
+static void test_second_results(void)
+{
+    enum { N = 35, BATCH = 2, COUNT = N * N * BATCH };
+    Random r = {13};
+    static float a[COUNT], b[COUNT], c[COUNT], q[COUNT], only[COUNT], scaled[COUNT], scale[N * BATCH];
+    fill(a, COUNT, &r, NS_FP16), fill(b, COUNT, &r, NS_FP16);
+    for (int i = 0; i < N * BATCH; i++) scale[i] = (float)random_normal(&r);
+    ns_symmetric(NULL, NS_FP16, c, q, 3.25f, 1, a, b, 0.5f, a, N, BATCH);
+    ns_symmetric(NULL, NS_FP16, NULL, only, 3.25f, 1, a, b, 0.5f, a, N, BATCH);
+    int wrong = memcmp(q, only, sizeof q) != 0;
+    for (int i = 0; i < COUNT; i++) {
+        bool diagonal = i / N % N == i % N;
+        wrong += diagonal ? !(share(NS_FP16, q[i], c[i] + 3.25, fabs(c[i]) + 3.25, 1) <= 1) : q[i] != c[i];
+    }
+    ok(wrong == 0, "a symmetric product plus a multiple of I, with and without the product itself");
+    scale[3] = 1e6f;
+    q[N * 7 + 3] = NAN;
+    ns_scale_columns(NULL, NS_FP16, scaled, q, scale, 16, N, BATCH);
+    wrong = !isnan(scaled[N * 7 + 3]);
+    for (int i = 0; i < COUNT; i++) {
+        double exact = 16.0 * scale[i / (N * N) * N + i % N] * q[i];
+        exact = exact > 65504 ? 65504 : exact < -65504 ? -65504 : exact;
+        if (i != N * 7 + 3) wrong += !(share(NS_FP16, scaled[i], exact, fabs(exact), 2) <= 1);
+    }
+    ok(wrong == 0, "columns are scaled, to the largest fp16 at most; NaN stays");
 }
 
 // ---- against double ----------------------------------------------------------------------------------------------------
@@ -499,6 +532,7 @@ int main(void)
         test_products((NsDtype)dtype, 130, 261);
     }
     test_elementwise();
+    test_second_results();
     for (int v = 0; v < 6; v++) test_reproducible(variant_names[v]);
     test_shapes();
     test_structured_input();

@@ -22,6 +22,21 @@ size_t ns_element_size(NsDtype dtype)
     return sizeof(ns_real);
 }
 
+int ns_pitch(NsDtype dtype, int n, int m)
+{
+    (void)dtype, (void)n;
+    return m;
+}
+
+size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
+{
+    (void)dtype, (void)m;
+    return (size_t)batch * (size_t)n * (size_t)n * sizeof(ns_real);
+}
+
+void ns_chain_begin(Stream s) { (void)s; }
+void ns_chain_end(Stream s) { (void)s; }
+
 // ---- rounding ----------------------------------------------------------------------------------------------------------
 
 // fp16 with subnormals, to nearest even. Branch-free, so that loops over it are vectorised.
@@ -176,24 +191,43 @@ static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns
     blas_restore(threads);
 }
 
-void ns_gram(Stream s, NsDtype dtype, NsDtype out_dtype, void *a, const void *x, int n, int m, int batch)
-{
-    (void)s, (void)dtype;
-    symmetric_product(out_dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
-}
-
-void ns_symmetric(Stream s, NsDtype dtype, void *c, float alpha, const void *a, const void *b, float beta, const void *d, int n,
-                  int batch)
+void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
 {
     (void)s;
-    symmetric_product(dtype, c, alpha, a, b, false, beta, d, n, n, batch);
+    symmetric_product(dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
+}
+
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
+{
+    (void)s, (void)dtype;
+    symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, batch);
+}
+
+static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, int n, int batch)
+{
+#pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
+    for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+        ns_real *to = q + row * n;
+        if (q != z) memcpy(to, z + row * n, (size_t)n * sizeof *to);
+        to[row % n] += a;
+        round_values(dtype, to + row % n, 1);
+    }
+}
+
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n, int batch)
+{
+    (void)s;
+    void *first = c ? c : q;
+    symmetric_product(dtype, first, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, batch);
+    if (q) add_diagonal(dtype, q, first, diagonal, n, batch);
 }
 
 // ---- the other product -------------------------------------------------------------------------------------------------
 
-void ns_apply(Stream s, NsDtype dtype, void *y, const void *b, const void *x, float a, int n, int m, int batch)
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch)
 {
-    (void)s;
+    (void)s, (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
     int threads = blas_single_thread();
 #pragma omp parallel for schedule(dynamic) if ((int64_t)batch * n * n * m >= MIN_PRODUCT)
@@ -201,8 +235,7 @@ void ns_apply(Stream s, NsDtype dtype, void *y, const void *b, const void *x, fl
         int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
         const ns_real *from = (const ns_real *)x + which * size;
         ns_real *to = (ns_real *)y + which * size + i0 * m;
-        if (a != 0) memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
-        block_product(false, (int)rows, m, n, 1, (const ns_real *)b + which * square + i0 * n, n, from, m, a, to, m);
+        block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m, 0, to, m);
         round_values(dtype, to, rows * m);
     }
     blas_restore(threads);
@@ -210,9 +243,8 @@ void ns_apply(Stream s, NsDtype dtype, void *y, const void *b, const void *x, fl
 
 // ---- elementwise -------------------------------------------------------------------------------------------------------
 
-void ns_sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
+static void sum_squares(float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
 {
-    (void)s;
 #pragma omp parallel for schedule(static) if (count * batch >= MIN_ELEMENTS)
     for (int i = 0; i < batch; i++) {
         const float *v = u + i * stride;
@@ -223,10 +255,11 @@ void ns_sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64
     }
 }
 
-void ns_load(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
-             float gain, int rows, int cols, int batch, bool transpose)
+void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
+             int rows, int cols, int batch, bool transpose)
 {
     (void)s;
+    sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
     int n = transpose ? cols : rows, m = transpose ? rows : cols;
     int64_t blocks = ceil_div(n, TILE);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
@@ -246,21 +279,9 @@ void ns_load(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride,
     }
 }
 
-void ns_add_diagonal(Stream s, NsDtype dtype, void *q, const void *z, float a, int n, int batch)
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
 {
-    (void)s;
-#pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
-    for (int64_t row = 0; row < (int64_t)n * batch; row++) {
-        ns_real *to = (ns_real *)q + row * n;
-        memcpy(to, (const ns_real *)z + row * n, (size_t)n * sizeof *to);
-        to[row % n] += a;
-        round_values(dtype, to + row % n, 1);
-    }
-}
-
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int batch)
-{
-    (void)s;
+    (void)s, (void)m;
 #pragma omp parallel if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     {
 #pragma omp for schedule(static)
@@ -283,14 +304,20 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, flo
     }
 }
 
-void ns_scale_rows(Stream s, NsDtype dtype, void *x, const float *scale, int n, int m, int batch)
+void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
 {
     (void)s;
-#pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
+    const ns_real most = 65504; // of fp16
+#pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * batch; row++) {
-        ns_real *v = (ns_real *)x + row * m;
-        for (int j = 0; j < m; j++) v[j] *= scale[row];
-        round_values(dtype, v, m);
+        const ns_real *from = (const ns_real *)z + row * n;
+        const float *column_scale = scale + row / n * n;
+        ns_real *to = (ns_real *)q + row * n;
+        for (int j = 0; j < n; j++) {
+            to[j] = (ns_real)(factor * column_scale[j]) * from[j];
+            if (dtype == NS_FP16 && isfinite(to[j])) to[j] = to[j] > most ? most : to[j] < -most ? -most : to[j];
+        }
+        round_values(dtype, to, n);
     }
 }
 

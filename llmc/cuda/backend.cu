@@ -51,7 +51,7 @@ void backend_reserve(const OpSizes *sizes)
     relu2_reserve(sizes);
     head_reserve(sizes);
     attention_reserve(sizes);
-    ns_reserve(0); // the model's matrices need no repacking: their widths are multiples of 8
+    ns_reserve();
 }
 
 void backend_close(void)

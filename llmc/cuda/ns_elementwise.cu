@@ -10,7 +10,10 @@ template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N :
 static bool aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
 
 // Blocks for a loop over `items` by all threads of the grid.
-static int flat_blocks(int64_t items) { return (int)max_i64(1, min_i64(ceil_div(items, THREADS), (int64_t)device_state.sms * 16)); }
+static int flat_blocks(int64_t items)
+{
+    return (int)max_i64(1, min_i64(ceil_div(items, THREADS), (int64_t)device_state.sms * 16));
+}
 
 // ---- sum of squares ------------------------------------------------------------------------------------------------------
 
@@ -41,7 +44,7 @@ __global__ void __launch_bounds__(WARP) sum_partials_kernel(float *sumsq, const 
     if (threadIdx.x == 0) sumsq[blockIdx.x] = (float)sum;
 }
 
-void ns_sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
+static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
 {
     int slices = (int)ceil_div(count, SLICE);
     if (slices > NS_PARTIALS) fatal(EXIT_BAD_INPUT, "Newton-Schulz: a matrix of %lld elements is too large", (long long)count);
@@ -69,13 +72,18 @@ static __device__ __forceinline__ float load_scale(float total, float kappa, flo
     return total == 0 ? 0 : gain / (kappa * sqrtf(total) + eps);
 }
 
+// Matrix z of the batch for block (x, y): the last first. They are what L2 still holds of the reading for the norm.
+static __device__ __forceinline__ int last_first(void) { return gridDim.y - 1 - blockIdx.y; }
+
+// Packed matrices, N elements at a time.
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) load_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa,
-                                                       float eps, float gain, int64_t count)
+__global__ void __launch_bounds__(THREADS)
+    load_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain, int64_t count)
 {
-    float scale = load_scale(sumsq[blockIdx.y], kappa, eps, gain);
-    const float *from = u + blockIdx.y * u_stride;
-    T *to = x + blockIdx.y * count;
+    int z = last_first();
+    float scale = load_scale(sumsq[z], kappa, eps, gain);
+    const float *from = u + z * u_stride;
+    T *to = x + z * count;
     for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N; i < count; i += (int64_t)gridDim.x * THREADS * N) {
         Vector<T, N> out;
         Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
@@ -85,19 +93,34 @@ __global__ void __launch_bounds__(THREADS) load_kernel(T *x, const float *u, int
     }
 }
 
-// to (cols, rows) = convert(from (rows, cols) * scale)^T, one TILE x TILE tile a block, converted on the way in. Rows of the shared
-// tile are one word longer than the tile, which spreads the columns over the banks.
+// Into rows that are `pitch` apart, one warp a row.
+template <typename T>
+__global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq,
+                                                            float kappa, float eps, float gain, int rows, int cols, int pitch)
+{
+    float scale = load_scale(sumsq[blockIdx.y], kappa, eps, gain);
+    for (int row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; row < rows; row += gridDim.x * (THREADS / WARP)) {
+        const float *from = u + blockIdx.y * u_stride + (int64_t)row * cols;
+        T *to = x + ((int64_t)blockIdx.y * rows + row) * pitch;
+#pragma unroll 8
+        for (int c = threadIdx.x % WARP; c < cols; c += WARP) to[c] = from_float<T>(from[c] * scale);
+    }
+}
+
+// to (cols, rows) = convert(from (rows, cols) * scale)^T, pitches as named, one TILE x TILE tile a block, converted on the way
+// in. Rows of the shared tile are one word longer than the tile, which spreads the columns over the banks.
 template <typename T, typename U>
-static __device__ __forceinline__ void transpose_tile(T *to, const U *from, int rows, int cols, float scale)
+static __device__ __forceinline__ void transpose_tile(T *to, int to_pitch, const U *from, int from_pitch, int rows, int cols,
+                                                      float scale)
 {
     __shared__ T tile[TILE][TILE + 4 / sizeof(T)];
     int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int r = warp; r < TILE && row0 + r < rows; r += THREADS / WARP)
         for (int c = lane; c < TILE && col0 + c < cols; c += WARP)
-            tile[r][c] = from_float<T>(to_float(from[(int64_t)(row0 + r) * cols + col0 + c]) * scale);
+            tile[r][c] = from_float<T>(to_float(from[(int64_t)(row0 + r) * from_pitch + col0 + c]) * scale);
     __syncthreads();
     for (int c = warp; c < TILE && col0 + c < cols; c += THREADS / WARP)
-        for (int r = lane; r < TILE && row0 + r < rows; r += WARP) to[(int64_t)(col0 + c) * rows + row0 + r] = tile[r][c];
+        for (int r = lane; r < TILE && row0 + r < rows; r += WARP) to[(int64_t)(col0 + c) * to_pitch + row0 + r] = tile[r][c];
 }
 
 // The same for 16-bit T, rows and cols multiples of 8: eight elements a thread, both ways.
@@ -131,26 +154,30 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
 }
 
 template <typename T, typename U, bool VECTORS>
-static __device__ __forceinline__ void transpose_any(T *to, const U *from, int rows, int cols, float scale)
+static __device__ __forceinline__ void transpose_any(T *to, int to_pitch, const U *from, int from_pitch, int rows, int cols,
+                                                     float scale)
 {
     if constexpr (VECTORS && sizeof(T) == 2)
-        transpose_tile_vectors(to, from, rows, cols, scale);
+        transpose_tile_vectors(to, from, rows, cols, scale); // packed: widths are multiples of 8
     else
-        transpose_tile(to, from, rows, cols, scale);
+        transpose_tile(to, to_pitch, from, from_pitch, rows, cols, scale);
 }
 
 template <typename T, bool VECTORS>
-__global__ void __launch_bounds__(THREADS) load_transposed_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq,
-                                                                  float kappa, float eps, float gain, int rows, int cols)
+__global__ void __launch_bounds__(THREADS)
+    load_transposed_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain,
+                           int rows, int cols, int pitch)
 {
     float scale = load_scale(sumsq[blockIdx.z], kappa, eps, gain);
-    transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * rows * cols, u + blockIdx.z * u_stride, rows, cols, scale);
+    transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * cols * pitch, pitch, u + blockIdx.z * u_stride, cols, rows, cols,
+                                     scale);
 }
 
-template <typename T, bool VECTORS> __global__ void __launch_bounds__(THREADS) transpose_kernel(T *y, const T *x, int rows, int cols)
+template <typename T, bool VECTORS>
+__global__ void __launch_bounds__(THREADS) transpose_kernel(T *y, const T *x, int rows, int cols, int pitch)
 {
-    int64_t at = (int64_t)blockIdx.z * rows * cols;
-    transpose_any<T, T, VECTORS>(y + at, x + at, rows, cols, 1);
+    int64_t z = blockIdx.z;
+    transpose_any<T, T, VECTORS>(y + z * rows * cols, rows, x + z * rows * pitch, pitch, rows, cols, 1);
 }
 
 static dim3 tile_grid(int rows, int cols, int batch)
@@ -158,50 +185,62 @@ static dim3 tile_grid(int rows, int cols, int batch)
     return dim3((unsigned)ceil_div(cols, TILE), (unsigned)ceil_div(rows, TILE), (unsigned)batch);
 }
 
-void ns_load(Stream s, NsDtype dtype, void *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
-             float gain, int rows, int cols, int batch, bool transpose)
+void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
+             int rows, int cols, int batch, bool transpose)
 {
+    int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
     int64_t count = (int64_t)rows * cols;
-    bool vectors = count % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
+    bool packed = count == (int64_t)n * pitch,
+         vectors = packed && count % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
+    ns_flush();
+    sum_squares(s, sumsq, u, count, u_stride, batch);
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         const float *from = u + (int64_t)first * u_stride, *norms = sumsq + first;
-        int64_t items = count / (vectors ? 8 : 1);
+        int64_t items = packed ? count / (vectors ? 8 : 1) : (int64_t)rows * WARP;
         dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now);
         DISPATCH_DTYPE(dtype, {
-            T *to = (T *)x + first * count;
+            T *to = (T *)x + (int64_t)first * n * pitch;
             dim3 tiles = tile_grid(rows, cols, now);
             if (transpose && vectors && rows % 8 == 0 && cols % 8 == 0)
-                load_transposed_kernel<T, true><<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols);
+                load_transposed_kernel<T, true>
+                    <<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
             else if (transpose)
-                load_transposed_kernel<T, false><<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols);
+                load_transposed_kernel<T, false>
+                    <<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
             else if (vectors)
                 load_kernel<T, 8><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
-            else
+            else if (packed)
                 load_kernel<T, 1><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
+            else
+                load_rows_kernel<T><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
         });
     }
     CHECK_LAUNCH();
 }
 
-void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int cols, int batch)
+void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)
 {
+    int pitch = ns_pitch(dtype, n, m);
+    ns_flush();
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
-        int64_t at = (int64_t)first * rows * cols;
-        dim3 tiles = tile_grid(rows, cols, now);
-        bool vectors = rows % 8 == 0 && cols % 8 == 0 && aligned(x, 16) && aligned(y, 16);
+        dim3 tiles = tile_grid(n, m, now);
+        bool vectors = n % 8 == 0 && m % 8 == 0 && aligned(x, 16) && aligned(y, 16);
         DISPATCH_DTYPE(dtype, {
+            T *to = (T *)y + (int64_t)first * n * m;
+            const T *from = (const T *)x + (int64_t)first * n * pitch;
             if (vectors)
-                transpose_kernel<T, true><<<tiles, THREADS, 0, s>>>((T *)y + at, (const T *)x + at, rows, cols);
+                transpose_kernel<T, true><<<tiles, THREADS, 0, s>>>(to, from, n, m, pitch);
             else
-                transpose_kernel<T, false><<<tiles, THREADS, 0, s>>>((T *)y + at, (const T *)x + at, rows, cols);
+                transpose_kernel<T, false><<<tiles, THREADS, 0, s>>>(to, from, n, m, pitch);
         });
     }
     CHECK_LAUNCH();
 }
 
-// ---- rows, diagonal, AOL -------------------------------------------------------------------------------------------------
+// ---- portable: rows, diagonal, AOL
+// -------------------------------------------------------------------------------------------------
 
 // One warp per row in all of these: `call(row, lane)`.
 template <typename F> static __device__ __forceinline__ void for_rows(int64_t rows, F call)
@@ -210,33 +249,26 @@ template <typename F> static __device__ __forceinline__ void for_rows(int64_t ro
     for (int64_t row = warp; row < rows; row += warps) call(row, (int)(threadIdx.x % WARP));
 }
 
-// q = z + a I, N elements at a time
-template <typename T, int N>
+// q = z + a I
+template <typename T>
 __global__ void __launch_bounds__(THREADS) add_diagonal_kernel(T *q, const T *z, float a, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
-        int diagonal = (int)(row % n);
-        for (int j = lane * N; j < n; j += WARP * N) {
-            Vector<T, N> v = *reinterpret_cast<const Vector<T, N> *>(z + row * n + j);
-#pragma unroll
-            for (int k = 0; k < N; k++)
-                if (j + k == diagonal) v.v[k] = from_float<T>(to_float(v.v[k]) + a);
-            *reinterpret_cast<Vector<T, N> *>(q + row * n + j) = v;
+        for (int j = lane; j < n; j += WARP) {
+            T v = z[row * n + j];
+            q[row * n + j] = j == row % n ? from_float<T>(to_float(v) + a) : v;
         }
     });
 }
 
-template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) scale_rows_kernel(T *x, const float *scale, int m, int64_t rows)
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    scale_columns_kernel(T *q, const T *z, const float *scale, float factor, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
-        float factor = scale[row];
-        for (int j = lane * N; j < m; j += WARP * N) {
-            Vector<T, N> v = *reinterpret_cast<const Vector<T, N> *>(x + row * m + j);
-#pragma unroll
-            for (int k = 0; k < N; k++) v.v[k] = from_float<T>(to_float(v.v[k]) * factor);
-            *reinterpret_cast<Vector<T, N> *>(x + row * m + j) = v;
-        }
+        const float *column_scale = scale + row / n * n;
+        for (int j = lane; j < n; j += WARP)
+            q[row * n + j] = from_float<T>(saturated<T>(to_float(z[row * n + j]) * (factor * column_scale[j])));
     });
 }
 
@@ -250,82 +282,41 @@ __global__ void __launch_bounds__(THREADS) aol_scales_kernel(float *scale, const
     });
 }
 
-template <typename T, int N>
+template <typename T>
 __global__ void __launch_bounds__(THREADS) aol_apply_kernel(T *a, const float *raw, const float *scale, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
         float own = scale[row];
         const float *column_scale = scale + row / n * n;
-        for (int j = lane * N; j < n; j += WARP * N) {
-            Vector<float, N> v = *reinterpret_cast<const Vector<float, N> *>(raw + row * n + j);
-            Vector<T, N> out;
-            // The two scales first: their product commutes, so that the result is symmetric to the last bit.
-#pragma unroll
-            for (int k = 0; k < N; k++) out.v[k] = from_float<T>(own * column_scale[j + k] * v.v[k]);
-            *reinterpret_cast<Vector<T, N> *>(a + row * n + j) = out;
-        }
+        // The two scales first: their product commutes, so that the result is symmetric to the last bit.
+        for (int j = lane; j < n; j += WARP) a[row * n + j] = from_float<T>(own * column_scale[j] * raw[row * n + j]);
     });
 }
 
 static int warp_blocks(int64_t rows) { return flat_blocks(rows * WARP); }
 
-void ns_add_diagonal(Stream s, NsDtype dtype, void *q, const void *z, float a, int n, int batch)
+void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch)
 {
     int64_t rows = (int64_t)n * batch;
-    if (rows == 0) return;
-    bool vectors = n % 8 == 0 && aligned(q, 16) && aligned(z, 16);
-    DISPATCH_DTYPE(dtype, {
-        constexpr int N = 16 / sizeof(T);
-        if (vectors)
-            add_diagonal_kernel<T, N><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows);
-        else
-            add_diagonal_kernel<T, 1><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows);
-    });
+    DISPATCH_DTYPE(dtype, { add_diagonal_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows); });
     CHECK_LAUNCH();
 }
 
-void ns_scale_rows(Stream s, NsDtype dtype, void *x, const float *scale, int n, int m, int batch)
+void ns_portable_scale_columns(cudaStream_t s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n,
+                               int batch)
 {
     int64_t rows = (int64_t)n * batch;
-    if (rows == 0) return;
-    bool vectors = m % 8 == 0 && aligned(x, 16);
-    DISPATCH_DTYPE(dtype, {
-        constexpr int N = 16 / sizeof(T);
-        if (vectors)
-            scale_rows_kernel<T, N><<<warp_blocks(rows), THREADS, 0, s>>>((T *)x, scale, m, rows);
-        else
-            scale_rows_kernel<T, 1><<<warp_blocks(rows), THREADS, 0, s>>>((T *)x, scale, m, rows);
-    });
+    ns_flush();
+    DISPATCH_DTYPE(
+        dtype, { scale_columns_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, scale, factor, n, rows); });
     CHECK_LAUNCH();
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int batch)
+void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, float gain, int n, int batch)
 {
     int64_t rows = (int64_t)n * batch;
-    if (rows == 0) return;
-    aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, (const float *)raw, gain, n, rows);
-    bool vectors = n % 4 == 0 && aligned(a, 16) && aligned(raw, 16) && aligned(scale, 16);
-    DISPATCH_DTYPE(dtype, {
-        if (vectors)
-            aol_apply_kernel<T, 4><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, (const float *)raw, scale, n, rows);
-        else
-            aol_apply_kernel<T, 1><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, (const float *)raw, scale, n, rows);
-    });
-    CHECK_LAUNCH();
-}
-
-// ---- pitch ---------------------------------------------------------------------------------------------------------------
-
-__global__ void __launch_bounds__(THREADS) repack_kernel(uint16_t *to, const uint16_t *from, int64_t rows, int cols, int to_pitch)
-{
-    for_rows(rows, [=](int64_t row, int lane) {
-#pragma unroll 8
-        for (int j = lane; j < cols; j += WARP) to[row * to_pitch + j] = from[row * cols + j];
-    });
-}
-
-void ns_repack(cudaStream_t s, void *to, const void *from, int64_t rows, int cols, int to_pitch)
-{
-    repack_kernel<<<warp_blocks(rows), THREADS, 0, s>>>((uint16_t *)to, (const uint16_t *)from, rows, cols, to_pitch);
+    ns_flush();
+    aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, gain, n, rows);
+    DISPATCH_DTYPE(dtype, { aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows); });
     CHECK_LAUNCH();
 }

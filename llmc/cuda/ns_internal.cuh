@@ -11,7 +11,8 @@ enum ProductForm {
     PRODUCT_FULL       // b as stored
 };
 
-// All pitches and strides in elements. a (rows, depth); b (rows, depth) in the symmetric forms, else (depth, cols); d, out (rows, cols)
+// All pitches and strides in elements. a (rows, depth); b (rows, depth) in the symmetric forms, else (depth, cols); d and out are
+// (rows, cols)
 struct Product {
     const void *a, *b, *d; // d may be NULL
     void *out;
@@ -21,14 +22,16 @@ struct Product {
     float alpha, beta;
 };
 
-// Where device_has_wgmma(). Operand rows start on 16 bytes, as do d's; d's and out's pitch is that of rows of a multiple of 8 elements or out is stored
-// element by element. out_dtype differs from dtype in PRODUCT_GRAM only.
-void ns_tensor_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p);
-// Any shape and alignment.
-void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p);
+// Launches what a chain holds back; every primitive that is no task calls it first.
+void ns_flush(void);
 
-// Copies rows of any pitch into rows of another, 16-bit elements; what lies between the rows is left alone.
-void ns_repack(cudaStream_t s, void *to, const void *from, int64_t rows, int cols, int to_pitch);
+// Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
+void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p);
+void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, float gain, int n, int batch);
+void ns_portable_scale_columns(cudaStream_t s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n,
+                               int batch);
+// q = z + a I; q may be z
+void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
 
 float *ns_partials(void); // fp32 scratch of the sums of squares, NS_PARTIALS long
 enum { NS_PARTIALS = 1 << 17 };
@@ -37,6 +40,13 @@ template <typename T> static __device__ __forceinline__ T from_float(float x);
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
 template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
 template <> __device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+
+// Finite values beyond the range of T become its largest. Those here overflow fp16 only.
+template <typename T> static __device__ __forceinline__ float saturated(float x) { return x; }
+template <> __device__ __forceinline__ float saturated<__half>(float x)
+{
+    return fabsf(x) == INFINITY ? x : x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; // and a NaN stays
+}
 
 // Position t of the lower triangle, counted row by row: (0,0) (1,0) (1,1) (2,0) ...
 static __device__ __forceinline__ void triangle_position(int t, int &row, int &col)

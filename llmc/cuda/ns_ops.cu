@@ -1,29 +1,26 @@
-// Newton-Schulz products: which path a shape takes, and the scratch memory behind them.
-#include "llmc/cuda/ns_internal.cuh"
+// Newton-Schulz primitives: which path a shape takes, and chains of them on the tensor path.
+#include "llmc/cuda/ns_chain.cuh"
 
-enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8 };
+// SQUARES_UNDER_WAY: two for each of the clusters that a device of 132 multiprocessors holds, and some more. A task of fewer
+// would keep the next one waiting; more would drive out of L2 what the next one reads.
+enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, SQUARES_UNDER_WAY = 72 };
 
 static struct {
     float *partials;
-    void *repacked;
-    int64_t repack_elements;
+    unsigned *counters; // of chains: blocks that are through, and CHAIN_DONE
 } scratch;
 
-void ns_reserve(int64_t repack_elements)
+void ns_reserve(void)
 {
     if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
-    if (!scratch.partials) scratch.partials = (float *)device_alloc(NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
-    if (repack_elements > scratch.repack_elements) {
-        if (scratch.repacked) device_free(scratch.repacked);
-        scratch.repacked = device_alloc((size_t)repack_elements * 2, "scratch: padded rows for Newton-Schulz");
-        scratch.repack_elements = repack_elements;
-    }
+    if (scratch.partials) return;
+    scratch.partials = (float *)device_alloc(NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
+    scratch.counters = (unsigned *)device_alloc((1 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
 }
 
 void ns_release(void)
 {
-    if (scratch.partials) device_free(scratch.partials);
-    if (scratch.repacked) device_free(scratch.repacked);
+    if (scratch.partials) device_free(scratch.partials), device_free(scratch.counters);
     scratch = {};
 }
 
@@ -37,72 +34,253 @@ size_t ns_element_size(NsDtype dtype) { return dtype == NS_FP32 ? 4 : 2; }
 
 const char *ns_path_name(NsPath path)
 {
-    static const char *const names[] = {"tensor (TMA, warpgroup products)", "tensor after padding the rows", "portable"};
+    static const char *const names[] = {"tensor (TMA, warpgroup products)", "portable"};
     return names[path];
 }
 
-NsPath ns_product_path(NsDtype dtype, int n, int m, int batch)
+NsPath ns_product_path(NsDtype dtype, int n, int m)
 {
     if (dtype == NS_FP32 || !device_has_wgmma()) return NS_PATH_PORTABLE;
-    if (n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE) return NS_PATH_PORTABLE;
-    if (m % PITCH_ELEMENTS == 0) return NS_PATH_TENSOR;
-    return (int64_t)batch * n * round_up(m, PITCH_ELEMENTS) <= scratch.repack_elements ? NS_PATH_REPACKED : NS_PATH_PORTABLE;
+    return n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE ? NS_PATH_PORTABLE : NS_PATH_TENSOR;
 }
 
-// Runs `p`, whose operand `x` has rows of x_cols elements, on the path of its shape. Pointers that are not on 16 bytes occur only with
-// shapes that are portable anyway, or in a caller's own views: those become portable here. Padded: set those of p's fields that
-// refer to x from the copy.
-template <typename Padded>
-static void run_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, Product p, int n, int m,
-                        const void *x, Padded padded)
+int ns_pitch(NsDtype dtype, int n, int m)
 {
-    if (p.batch == 0) return;
-    NsPath path = ns_product_path(dtype, n, m, p.batch);
-    bool on_vectors = ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d | (uintptr_t)p.out) % 16 == 0;
-    if (path == NS_PATH_REPACKED) { // the copy is aligned; a, d and out of the n x n kind must be
-        int pitch = (int)round_up(m, PITCH_ELEMENTS);
-        ns_repack(s, scratch.repacked, x, (int64_t)p.batch * n, m, pitch);
-        padded(p, scratch.repacked, pitch, (int64_t)pitch * n);
-        on_vectors = ((uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.d) % 16 == 0;
+    return ns_product_path(dtype, n, m) == NS_PATH_TENSOR ? (int)round_up(m, PITCH_ELEMENTS) : m;
+}
+
+// ---- chains ----------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const void *in[4], *out[3];
+} Uses;
+
+// The chain that is being put together. Between ns_chain_begin and _end it waits for more, otherwise each task goes at once.
+static struct {
+    bool open;
+    cudaStream_t stream;
+    NsDtype dtype;
+    Chain chain;
+    Uses uses[CHAIN_TASKS];
+} held;
+
+static bool contains(const void *const *list, int count, const void *p)
+{
+    for (int i = 0; i < count; i++)
+        if (p && list[i] == p) return true;
+    return false;
+}
+
+// One of them writes what the other uses.
+static bool conflict(const Uses *x, const Uses *y)
+{
+    for (int i = 0; i < 3; i++)
+        if (contains(y->in, 4, x->out[i]) || contains(y->out, 3, x->out[i]) || contains(x->in, 4, y->out[i])) return true;
+    return false;
+}
+
+static int wanted_tiles(const Task *t)
+{
+    int rows = tiles_along(t->rows), cols = tiles_along(t->cols);
+    return t->kind == TASK_FULL || t->kind == TASK_SCALE ? rows * cols : rows * (rows + 1) / 2;
+}
+
+void ns_flush(void)
+{
+    Chain *c = &held.chain;
+    if (c->tasks == 0) return;
+    int tiles[CHAIN_TASKS] = {};
+    int64_t squares = 0, smallest = INT32_MAX;
+    for (int i = 0; i < c->tasks; i++) {
+        Task *t = &c->task[i];
+        int64_t along = ceil_div(tiles_along(t->rows), SQUARE_TILES), across = ceil_div(tiles_along(t->cols), SQUARE_TILES);
+        bool full = t->kind == TASK_FULL || t->kind == TASK_SCALE;
+        t->row_squares = (int)along;
+        t->squares = (int)(full ? along * across : along * (along + 1) / 2);
+        squares += t->squares;
+        smallest = min_i64(smallest, t->squares);
+        tiles[t->stage] += wanted_tiles(t);
     }
-    if (path == NS_PATH_PORTABLE || !on_vectors)
-        ns_portable_product(s, form, dtype, out_dtype, p);
-    else
-        ns_tensor_product(s, form, dtype, out_dtype, p);
+    if (squares * c->batch > INT32_MAX)
+        fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
+              c->task[0].rows);
+    for (int i = 0; i < c->tasks; i++) c->task[i].needed = c->task[i].stage ? tiles[c->task[i].stage - 1] : 0;
+    c->squares = (int)squares;
+    c->total = (int)(squares * c->batch);
+    int groups = (int)max_i64(1, c->batch / ceil_div(SQUARES_UNDER_WAY, smallest));
+    c->together = (int)ceil_div(c->batch, groups);
+    if (!scratch.counters) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
+    c->finished = scratch.counters;
+    c->done = c->stages > 1 ? c->finished + 1 : NULL;
+    ns_launch_chain(held.stream, held.dtype, *c);
+    c->tasks = 0;
 }
 
-void ns_gram(Stream s, NsDtype dtype, NsDtype out_dtype, void *a, const void *x, int n, int m, int batch)
+static void add_task(cudaStream_t s, NsDtype dtype, int batch, const Task *t, const Uses *u)
 {
-    assert(out_dtype == dtype || out_dtype == NS_FP32);
-    int64_t size = (int64_t)n * m, square = (int64_t)n * n;
+    Chain *c = &held.chain;
+    if (c->tasks == CHAIN_TASKS || (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream))) ns_flush();
+    int stage = c->tasks ? c->task[c->tasks - 1].stage : 0;
+    bool waits = false;
+    for (int i = 0; i < c->tasks; i++) waits |= c->task[i].stage == stage && conflict(&held.uses[i], u);
+    if (waits && (int64_t)(++stage + 1) * batch > CHAIN_DONE) ns_flush(), stage = 0;
+    held.stream = s, held.dtype = dtype;
+    c->batch = batch, c->stages = stage + 1;
+    c->task[c->tasks] = *t;
+    c->task[c->tasks].stage = stage;
+    held.uses[c->tasks++] = *u;
+    if (!held.open) ns_flush();
+}
+
+void ns_chain_begin(Stream s)
+{
+    (void)s;
+    held.open = true;
+}
+
+void ns_chain_end(Stream s)
+{
+    (void)s;
+    held.open = false;
+    ns_flush();
+}
+
+// ---- products --------------------------------------------------------------------------------------------------------------
+
+static CUtensorMap square_map(NsDtype dtype, const void *a, int n, int batch)
+{
+    return ns_tensor_map(dtype, a, n, n, n, (int64_t)n * n, batch);
+}
+static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batch)
+{
+    int pitch = ns_pitch(dtype, n, m);
+    return ns_tensor_map(dtype, x, n, m, pitch, (int64_t)n * pitch, batch);
+}
+
+static Product portable_gram(void *a, const void *x, int n, int m, int batch)
+{
     Product p = {};
-    p.a = p.b = x, p.out = a, p.a_stride = p.b_stride = size, p.out_stride = square;
+    p.a = p.b = x, p.out = a, p.a_stride = p.b_stride = (int64_t)n * m, p.out_stride = (int64_t)n * n;
     p.a_pitch = p.b_pitch = m, p.out_pitch = n, p.rows = p.cols = n, p.depth = m, p.batch = batch, p.alpha = 1;
-    run_product(s, PRODUCT_GRAM, dtype, out_dtype, p, n, m, x, [](Product &q, const void *copy, int pitch, int64_t stride) {
-        q.a = q.b = copy, q.a_pitch = q.b_pitch = pitch, q.a_stride = q.b_stride = stride;
-    });
+    return p;
 }
 
-void ns_symmetric(Stream s, NsDtype dtype, void *c, float alpha, const void *a, const void *b, float beta, const void *d, int n,
-                  int batch)
+void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
 {
-    Product p = {};
-    p.a = a, p.b = b, p.d = beta == 0 ? NULL : d, p.out = c;
-    p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
-    p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
-    p.batch = batch, p.alpha = alpha, p.beta = beta;
-    run_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p, n, n, NULL, [](Product &, const void *, int, int64_t) {});
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        ns_portable_product(s, PRODUCT_GRAM, dtype, dtype, portable_gram(a, x, n, m, batch));
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1, t.has_out = true;
+    t.a = t.b = tall_map(dtype, x, n, m, batch), t.out = square_map(dtype, a, n, batch);
+    Uses u = {{x}, {a}};
+    add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_apply(Stream s, NsDtype dtype, void *y, const void *b, const void *x, float a, int n, int m, int batch)
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n, int batch)
 {
-    Product p = {};
-    p.a = b, p.b = x, p.d = a == 0 ? NULL : x, p.out = y;
-    p.a_stride = (int64_t)n * n, p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
-    p.a_pitch = n, p.b_pitch = p.d_pitch = p.out_pitch = m;
-    p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = 1, p.beta = a;
-    run_product(s, PRODUCT_FULL, dtype, dtype, p, n, m, x, [](Product &q, const void *copy, int pitch, int64_t stride) {
-        q.b = copy, q.b_pitch = q.d_pitch = pitch, q.b_stride = q.d_stride = stride;
-        if (q.d) q.d = copy;
-    });
+    if (batch == 0) return;
+    if (beta == 0) d = NULL;
+    if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
+        Product p = {};
+        p.a = a, p.b = b, p.d = d, p.out = c ? c : q;
+        p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
+        p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
+        p.batch = batch, p.alpha = alpha, p.beta = beta;
+        ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
+        if (q) ns_add_diagonal(s, dtype, q, p.out, diagonal, n, batch);
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta, t.diagonal = diagonal;
+    t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
+    t.has_d = d, t.has_out = c, t.has_plus = q;
+    if (d) t.d = square_map(dtype, d, n, batch);
+    if (c) t.out = square_map(dtype, c, n, batch);
+    if (q) t.plus = square_map(dtype, q, n, batch);
+    Uses u = {{a, b, d}, {c, q}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch)
+{
+    if (batch == 0) return;
+    int pitch = ns_pitch(dtype, n, m);
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        Product p = {};
+        p.a = b, p.b = x, p.out = y, p.a_stride = (int64_t)n * n, p.b_stride = p.out_stride = (int64_t)n * m;
+        p.a_pitch = n, p.b_pitch = p.out_pitch = m, p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha;
+        ns_portable_product(s, PRODUCT_FULL, dtype, dtype, p);
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha;
+    t.a = square_map(dtype, b, n, batch), t.b = tall_map(dtype, x, n, m, batch);
+    if (packed && pitch != m)
+        t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
+    else
+        t.out = tall_map(dtype, y, n, m, batch), t.has_out = true;
+    Uses u = {{b, x}, {y}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+// ---- almost-orthogonal scaling -----------------------------------------------------------------------------------------------
+
+// Raw Gram matrices of the tensor path are tiles, and behind them the sums of their absolute values.
+static int64_t raw_elements(int n, int batch)
+{
+    int64_t side = tiles_along(n);
+    return batch * (side * (side + 1) / 2) * TILE_SIDE * TILE_SIDE;
+}
+
+size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
+{
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) return (size_t)batch * (size_t)n * (size_t)n * sizeof(float);
+    return (size_t)(raw_elements(n, batch) + (int64_t)batch * tiles_along(n) * n) * sizeof(float);
+}
+
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
+{
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        ns_portable_product(s, PRODUCT_GRAM, dtype, NS_FP32, portable_gram(raw, x, n, m, batch));
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch);
+    t.a = t.b = tall_map(dtype, x, n, m, batch);
+    Uses u = {{x}, {raw}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
+{
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        ns_portable_aol(s, dtype, scale, a, (const float *)raw, gain, n, batch);
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch), t.scale = scale,
+    t.gain = gain;
+    t.out = square_map(dtype, a, n, batch), t.has_out = true;
+    Uses u = {{raw}, {a, scale}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
+{
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
+        ns_portable_scale_columns(s, dtype, q, z, scale, factor, n, batch);
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_SCALE, t.rows = t.cols = n, t.alpha = factor, t.scale = (float *)scale;
+    t.d = square_map(dtype, z, n, batch), t.has_d = true, t.out = square_map(dtype, q, n, batch), t.has_out = true;
+    Uses u = {{z, scale}, {q}};
+    add_task(s, dtype, batch, &t, &u);
 }

@@ -12,7 +12,8 @@ enum { SIDE = 64, DEPTH = 32, THREADS = 128, PAD = 8, RESULT_PITCH = SIDE + 4 };
 
 // tile (height, width), pitch width + PAD, from rows row0.. and columns col0.. of a (rows, cols) matrix; zeros outside of it.
 template <typename T, int HEIGHT, int WIDTH>
-static __device__ __forceinline__ void load_tile(T *tile, const T *from, int pitch, int row0, int col0, int rows, int cols, bool vectors)
+static __device__ __forceinline__ void load_tile(T *tile, const T *from, int pitch, int row0, int col0, int rows, int cols,
+                                                 bool vectors)
 {
     constexpr int N = 16 / sizeof(T);
     if (vectors) { // rows of whole vectors: one is inside the matrix or outside of it, never half
@@ -110,10 +111,11 @@ template <typename T> static __device__ __forceinline__ float finish(float sum, 
     return d ? __fmaf_rn(p.beta, to_float(d[(int64_t)row * p.d_pitch + col]), value) : value;
 }
 
-// Writes the tile at (row0, col0): alpha result + beta d. Symmetric forms: what is on or below the diagonal of the matrix, and its
-// mirror image, from the same rounded value.
+// Writes the tile at (row0, col0): alpha result + beta d. Symmetric forms: what is on or below the diagonal of the matrix, and
+// its mirror image, from the same rounded value.
 template <typename O, typename T>
-static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const Product &p, int row0, int col0, bool symmetric)
+static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const Product &p, int row0, int col0,
+                                                  bool symmetric)
 {
     for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) {
         int row = row0 + i / SIDE, col = col0 + i % SIDE;
@@ -182,7 +184,8 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
     int batch = p.batch;
     for (int first = 0; first < batch; first += MOST) {
         p.batch = batch - first < MOST ? batch - first : MOST;
-        portable_kernel<T, O, FORM><<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(p, (int)col_tiles, a_vectors, b_vectors);
+        portable_kernel<T, O, FORM>
+            <<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(p, (int)col_tiles, a_vectors, b_vectors);
         p.a = (const T *)p.a + MOST * p.a_stride, p.b = (const T *)p.b + MOST * p.b_stride;
         if (p.d) p.d = (const T *)p.d + MOST * p.d_stride;
         p.out = (O *)p.out + MOST * p.out_stride;
@@ -192,6 +195,7 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
 
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p)
 {
+    ns_flush();
     DISPATCH_DTYPE(dtype, {
         if (form == PRODUCT_GRAM && out_dtype == NS_FP32)
             launch<T, float, PRODUCT_GRAM>(s, p);

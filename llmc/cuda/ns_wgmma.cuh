@@ -42,11 +42,21 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
                      : "r"(address), "r"(parity)
                      : "memory");
 }
+static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 // All `threads` threads that name barrier `id` (1 to 15).
-static __device__ __forceinline__ void group_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+static __device__ __forceinline__ void group_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // Counts as one of them, without waiting for the others.
-static __device__ __forceinline__ void group_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+static __device__ __forceinline__ void group_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // ---- copies of tiles ---------------------------------------------------------------------------------------------------------
 
@@ -54,22 +64,56 @@ static __device__ __forceinline__ void tile_prefetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
 }
-// The box of `map` that starts at column x, row y of matrix z, to the same place in the shared memory of every block of the cluster
-// that `blocks` has a bit for; completes on the barrier at the same place in each of them.
-static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z, uint16_t blocks)
+// The box of `map` that starts at column x, row y of matrix z, to the same place in the shared memory of every block of the
+// cluster that `blocks` has a bit for; completes on the barrier at the same place in each of them.
+static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z,
+                                                 uint16_t blocks)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
                  "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
                  : "memory");
 }
-
-// What this thread has stored with the copy unit since the last call forms a group.
+// The same box, to this block alone.
+static __device__ __forceinline__ void tile_load_own(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+            shared_address(to)),
+        "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+// A box from shared memory to the place of `map` that starts at column x, row y of matrix z; what would fall outside is left out.
+static __device__ __forceinline__ void tile_store(const CUtensorMap *map, const void *from, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
+                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+// What this thread has stored since the last call forms a group.
 static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Returns when shared memory has been read by all of this thread's stores: it may be overwritten.
 static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Returns when they are complete.
 static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Shows this thread's own writes to shared memory to the copy unit.
+static __device__ __forceinline__ void copy_unit_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Orders this thread's view of all memory between its own accesses and those of the copy unit.
+static __device__ __forceinline__ void copy_unit_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+
+// ---- counters in global memory -----------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ unsigned load_acquire(const unsigned *p)
+{
+    unsigned v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+static __device__ __forceinline__ void add_release(unsigned *p, unsigned v)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 
 // ---- clusters --------------------------------------------------------------------------------------------------------------
 
@@ -80,13 +124,15 @@ static __device__ __forceinline__ int cluster_rank(void)
     return rank;
 }
 // All threads of all blocks of the cluster. A warp arrives as a whole: lanes that went different ways are brought together first.
+// Orders nothing but initialised barriers (barrier_init_fence), for a release would flush all of the block's writes.
 static __device__ __forceinline__ void cluster_sync(void)
 {
     __syncwarp();
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to be
-// made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole stage.
+// Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to
+// be made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole
+// stage.
 static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank)
 {
     asm volatile("{\n\t.reg .b32 remote;\n\t"
@@ -115,8 +161,8 @@ template <int COUNT> static __device__ __forceinline__ void registers_grow()
 
 // ---- products of a warpgroup --------------------------------------------------------------------------------------------------
 
-// Describes an operand tile in shared memory whose rows of 128 bytes are swizzled (128-byte mode): groups of 8 rows are 1024 bytes
-// apart. `leading`: bytes between neighbouring tiles of 64 columns, for operands stored along the columns.
+// Describes an operand tile in shared memory whose rows of 128 bytes are swizzled (128-byte mode): groups of 8 rows are 1024
+// bytes apart. `leading`: bytes between neighbouring tiles of 64 columns, for operands stored along the columns.
 static __device__ __forceinline__ uint64_t operand(const void *tile, uint32_t leading)
 {
     uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
@@ -132,7 +178,8 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define NS_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define NS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define NS_D8(i) NS_D4(i), NS_D4(i + 4)
 #define NS_WGMMA(TYPE, TRANSPOSE_B)                                                                                             \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                                             \
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                                               \
@@ -160,14 +207,33 @@ template <> struct WarpgroupProduct<__half, true> {
     static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("f16", "1"); }
 };
 
-// ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next --------------------
+// ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next
+// --------------------
 
-// Writes the transposes of four blocks; lane 8 k + r gives the address of row r of what block k becomes.
-static __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t b0, uint32_t b1, uint32_t b2, uint32_t b3)
+// Four blocks from or to shared memory; lane 8 k + r gives the address of row r of block k.
+static __device__ __forceinline__ void load_blocks(uint32_t (&b)[4], uint32_t address)
 {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b0), "r"(b1), "r"(b2),
-                 "r"(b3)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(address)
                  : "memory");
+}
+static __device__ __forceinline__ void store_blocks(uint32_t address, const uint32_t *b)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]), "r"(b[1]),
+                 "r"(b[2]), "r"(b[3])
+                 : "memory");
+}
+// The transposes of four blocks, and of one (lanes 0 to 7 give the addresses).
+static __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t *b)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]),
+                 "r"(b[1]), "r"(b[2]), "r"(b[3])
+                 : "memory");
+}
+static __device__ __forceinline__ void store_transposed_one(uint32_t address, uint32_t b)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared::cta.b16 [%0], {%1};" ::"r"(address), "r"(b) : "memory");
 }
 static __device__ __forceinline__ uint32_t block_transposed(uint32_t block)
 {
