@@ -90,7 +90,7 @@ int main(int argc, char **argv)
     if (!config_parse(&c, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
     for (int i = 1; i < argc; i++) chosen |= !strcmp(argv[i], "--ns");
     if (!c.vocab_size) c.vocab_size = 50257;
-    backend_open(c.device);
+    backend_open(c.device < 0 ? 0 : c.device);
     backend_reserve(&(OpSizes){.tokens = 1024,
                                .eval_tokens = 1024,
                                .dim = c.model_dim,
