@@ -37,19 +37,20 @@ typedef struct {
     bool fp32; // the result's type
 } Product;
 
-// Relative error of sampled elements against double; beside it that of a plain fp32 sum in the order of the terms, stored alike.
+// Relative error of sampled elements against double; beside it that of the plain bf16 computation: one sum on the tensor cores in
+// the order of the terms, stored alike.
 // residual: like y, added to the product, or NULL
 static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b, const bf16 *residual, const void *y)
 {
     double wrong = 0, naive = 0, size = 0;
     for (int i = 0; i < SAMPLES; i++) {
         int64_t r = (int64_t)(uniform() * q->rows), col = (int64_t)(uniform() * q->cols);
-        double sum = 0;
+        double sum = 0, product[16] = {0};
         float plain = 0;
         for (int64_t k = 0; k < q->terms; k++) {
             float x = bf16_to_float(a[r * q->a_row + k * q->a_term]), z = bf16_to_float(b[col * q->b_col + k * q->b_term]);
-            sum += (double)x * (double)z;
-            plain += x * z;
+            sum += product[k % 16] = (double)x * (double)z;
+            if (k % 16 == 15) plain = add_cut(plain, product, 16, BF16_SUM_BITS);
         }
         int64_t at = r * q->cols + col;
         if (residual) sum += (double)bf16_to_float(residual[at]), plain += bf16_to_float(residual[at]);
@@ -61,7 +62,7 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
     ok(error <= 2 * plain + FP32_ATOM, "%s, %d samples in double: %.2g (%.2g)", name, SAMPLES, error, plain);
 }
 
-static void check_products(int in, int out)
+static void check_products(int in, int out) // multiples of 16
 {
     int N = FULL.N;
     size_t x_bytes = (size_t)N * (size_t)in * 2, w_bytes = (size_t)in * (size_t)out * 2, y_count = (size_t)N * (size_t)out;
@@ -140,6 +141,23 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
     return r;
 }
 
+// Of the PERIOD tokens.
+static double head_loss_limit(HeadMode mode, float *x, float *w, const int32_t *targets, double plain, double truth)
+{
+    Case c = {.describe = describe_head_train, .run = run_head_train, .z = FULL, .d = FULL.H * FULL.e};
+    c.z.N = PERIOD, c.variant = mode == HEAD_FP8;
+    c.describe(&c);
+    float *none = xcalloc((size_t)FULL.Vp * (size_t)c.d, 4), places[PERIOD];
+    for (int i = 0; i < PERIOD; i++) places[i] = (float)targets[i];
+    for (int i = 0; i < c.count; i++) {
+        const char *name = c.buffer[i].name;
+        c.master[i] = !strcmp(name, "x") ? x : !strcmp(name, "w") ? w : !strcmp(name, "targets") ? places : none;
+    }
+    double limit = loss_limit(&c, plain, truth);
+    free(none);
+    return limit;
+}
+
 static double periodic_distance(const float *x, int64_t n, double factor, const float *truth, int64_t period)
 {
     double difference = 0, size = 0;
@@ -166,7 +184,9 @@ static void check_head(HeadMode mode)
     double dw = periodic_distance(gpu.dw, nw, (double)times, truth.dw, nw),
            dw_naive = periodic_distance(naive.dw, nw, 1, truth.dw, nw);
     double loss = fabs(gpu.loss / (times * (double)truth.loss) - 1), loss_naive = fabs(naive.loss / (double)truth.loss - 1);
-    ok(loss <= 2 * loss_naive + loss_atom(PERIOD), "%s, full size, loss: %.2g (%.2g)", name, loss, loss_naive);
+    double limit = 2 * loss_naive + FP32_ATOM;
+    if (loss > limit) limit = head_loss_limit(mode, x, w, targets, loss_naive, truth.loss);
+    ok(loss <= limit, "%s, full size, loss: %.2g (%.2g, at most %.2g)", name, loss, loss_naive, limit);
     ok(dx <= 2 * dx_naive + FP32_ATOM, "%s, full size, dx: %.2g (%.2g)", name, dx, dx_naive);
     ok(dw <= 2 * dw_naive + FP32_ATOM, "%s, full size, dw: %.2g (%.2g)", name, dw, dw_naive);
     bool same =
@@ -181,9 +201,13 @@ static void check_full_size(const void *unused)
 {
     (void)unused;
     int d = FULL.H * FULL.e;
-    check_products(d, 3 * d);
-    check_products(d, d);
-    check_products(FULL.F, d);
-    check_head(HEAD_BF16);
-    check_head(HEAD_FP8);
+    if (strstr("matmul", filter)) {
+        check_products(d, 3 * d);
+        check_products(d, d);
+        check_products(FULL.F, d);
+    }
+    if (strstr("head_train", filter)) {
+        check_head(HEAD_BF16);
+        check_head(HEAD_FP8);
+    }
 }
