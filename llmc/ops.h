@@ -228,7 +228,8 @@ void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, cons
 // ---- head and loss -----------------------------------------------------------------------------------------------------
 
 // logits = x w^T;  z = 30 sig(logits / 7.5);  loss_t = log sum_j exp(z_j) - z_target over all Vp columns.
-// Never holds more than a chunk of logits. In training logits and their gradient are rounded to floatX, as between any two ops.
+// Never holds more than a chunk of logits. In training logits and their gradient are rounded to floatX, as between any two ops,
+// or kept more exactly.
 typedef enum { HEAD_BF16, HEAD_FP8 } HeadMode;
 
 // HEAD_FP8: x8 = e4m3(x / sx), w8 = e4m3(w / sw), logits = sx sw x8 w8^T; g8 = e5m2(g / sg); dx = sg sw g8 w8;

@@ -84,12 +84,9 @@ const char *backend_description(void)
 {
     static char text[1024];
     const DeviceState *s = &device_state;
-    const char *head = !s->sizes.fp8_head ? "head in bf16"
-                       : head_uses_fp8_units(s->sizes.dim) ? "FP8 head on the FP8 units"
-                       : device_has_fp8() ? "FP8 head emulated in bf16 (the width is no multiple of 16)"
-                                          : "FP8 head emulated in bf16 (no FP8 units on this path)";
     snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, %s, %s, %s; %s", s->name,
-             s->index, s->compute / 10, s->compute % 10, s->sms, device_path(), head, matmul_description(), attention_description());
+             s->index, s->compute / 10, s->compute % 10, s->sms, device_path(), head_description(), matmul_description(),
+             attention_description());
     return text;
 }
 

@@ -62,7 +62,7 @@ void relu2_reserve(const OpSizes *sizes);
 void relu2_close(void);
 void head_reserve(const OpSizes *sizes);
 void head_close(void);
-bool head_uses_fp8_units(int d); // FP8 products on the tensor cores; else the same values in bf16
+const char *head_description(void);
 
 // ---- vectors -------------------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,10 @@ static __device__ __forceinline__ float fp8_value(float x, __nv_fp8_interpretati
 
 // plain (rows_padded, cols) = e4m3(x / scale), turned (cols, rows_padded) its transpose; rows beyond `rows` are zero.
 //   x (rows, cols) bf16; cols and rows_padded multiples of 16
-void fp8_quantize(Stream s, uint8_t *plain, uint8_t *turned, const floatX *x, float scale, int rows, int rows_padded, int cols);
+//   product_order: plain has row r where product_row(r) says (fp8_turn.cuh); rows a multiple of 32 then
+void fp8_quantize(Stream s, uint8_t *plain, uint8_t *turned, const floatX *x, float scale, int rows, int rows_padded, int cols,
+                  bool product_order);
 // out = the values of e4m3(x / scale), in bf16, for the products without FP8 units.  n elements
 void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n);
-// turned (cols, rows) = x^T of bytes.  rows and cols multiples of 16
-void fp8_transpose(Stream s, uint8_t *turned, const uint8_t *x, int rows, int cols);
+// turned (cols, rows) = x^T of bytes, turned_pitch bytes between its rows.  rows and cols multiples of 16
+void fp8_transpose(Stream s, uint8_t *turned, int64_t turned_pitch, const uint8_t *x, int rows, int cols);

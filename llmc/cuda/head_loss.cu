@@ -3,31 +3,11 @@
 // One block takes rows in turn. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory, where the bulk copy
 // engine brings the next one while this one is worked on. z lies in (0, 30), so e^(z - 30) needs no maximum to stay in range. The
 // special-function unit is busier than memory: an element costs two exponentials a pass, and four elements share one reciprocal.
-// For the FP8 gradient the first pass therefore leaves 1 - sig in place of the logit, in 16 bits, and the second needs one
-// exponential only: an error of 2^-17 in sig is one of 2e-4 in the softmax, where e5m2 rounds by an eighth. The target's element,
-// a difference of nearly equal numbers once the model is sure, is computed from its logit.
 #include "llmc/cuda/head_loss.cuh"
 
-static const float LOG2E = 1.4426950408889634f;
-#define CAP 30.0f
-#define GRADIENT_FACTOR 448.0f // 1/sg of the e5m2 codes; exact on a bf16 gradient
 enum { MAX_THREADS = 1024, EVAL_THREADS = 512 };
 
 // ---- arithmetic ----------------------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float min_keeping_nan(float a, float b)
-{
-    float y;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
 
 // sig and 1 - sig of four logits / 7.5. With e = exp(-l/7.5) they are 1/(1+e) and e/(1+e); the four reciprocals come from that of
 // the product. e is kept below 2^30, where sig is zero for all purposes and the product of four still finite.
@@ -36,59 +16,27 @@ static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&rest)[4
     float e[4], d[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        e[k] = exp2_fast(min_keeping_nan(l[k] * (-LOG2E / 7.5f), 30));
+        e[k] = exp2_fast(min_keeping_nan(l[k] * (-LOG2E / SLOPE), 30));
         d[k] = 1 + e[k];
     }
-    float ab = d[0] * d[1], cd = d[2] * d[3], r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(ab * cd));
-    float rab = r * cd, rcd = r * ab;
+    float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
     sig[0] = rab * d[1], sig[1] = rab * d[0], sig[2] = rcd * d[3], sig[3] = rcd * d[2];
 #pragma unroll
     for (int k = 0; k < 4; k++) rest[k] = e[k] * sig[k];
 }
 
 // Sum of e^(z - 30) of eight logits.
-static __device__ __forceinline__ float exp_sum8(const float (&l)[8], float (&rest)[8]) // rest = 1 - sig
+static __device__ __forceinline__ float exp_sum8(const float (&l)[8])
 {
     float sum = 0;
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        float sig[4], r[4];
-        sigmoid4(sig, r, l + 4 * q);
+        float sig[4], rest[4];
+        sigmoid4(sig, rest, l + 4 * q);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            rest[4 * q + k] = r[k];
-            sum += exp2_fast(r[k] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
-        }
+        for (int k = 0; k < 4; k++) sum += exp2_fast(rest[k] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
     }
     return sum;
-}
-
-// Eight numbers of [0, 1] in 16 bits each. 2^23 + x puts the integer part of x into the low bits, rounded.
-static __device__ __forceinline__ uint4 pack_fractions(const float (&f)[8])
-{
-    uint32_t w[8];
-#pragma unroll
-    for (int k = 0; k < 8; k++) w[k] = __float_as_uint(fmaf(f[k], 65535, 8388608));
-    return make_uint4(__byte_perm(w[0], w[1], 0x5410), __byte_perm(w[2], w[3], 0x5410), __byte_perm(w[4], w[5], 0x5410),
-                      __byte_perm(w[6], w[7], 0x5410));
-}
-static __device__ __forceinline__ void unpack_fractions(uint4 u, float (&f)[8])
-{
-    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        f[k] = (__uint_as_float(__byte_perm(w[k / 2], 0x4b000000, k % 2 ? 0x7632 : 0x7610)) - 8388608) * (1.0f / 65535);
-}
-
-// Gradients of eight logits from 1 - sig.
-static __device__ __forceinline__ void gradient_from_rest8(float (&rest)[8], float norm)
-{
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float p = exp2_fast(fmaf(rest[k], -CAP * LOG2E, -norm));
-        rest[k] = p * (4 * rest[k] * (1 - rest[k]));
-    }
 }
 
 // Gradients of eight logits; `norm` = log2 of the row's sum. target: its place among the eight, or anything else.
@@ -107,7 +55,7 @@ static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, int 
     }
 }
 
-static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf(-l / 7.5f)); }
+static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf(-l / SLOPE)); }
 
 // ---- writing the gradient ------------------------------------------------------------------------------------------------
 
@@ -140,38 +88,24 @@ template <GradientForm FORM> static __device__ __forceinline__ void write_zero_r
     }
 }
 
-// Loss and gradient of one row, whose logits are at `in`: in shared memory (STAGED), or the row itself. Then out == in.
-template <GradientForm FORM, bool STAGED>
-static __device__ __forceinline__ void row_loss_gradient(float *loss, floatX *in, floatX *out, uint8_t *codes, int target,
+// Loss and gradient of one row, whose logits are at `in`: in shared memory, or the row itself. Then out == in.
+template <GradientForm FORM>
+static __device__ __forceinline__ void row_loss_gradient(float *loss, const floatX *in, floatX *out, uint8_t *codes, int target,
                                                          int vectors, float *shared)
 {
-    constexpr bool fractions = FORM == GRADIENT_E5M2 && STAGED;
     float sum = 0, wanted = to_float(out[target]);
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
-        float l[8], rest[8];
+        float l[8];
         unpack8(load_vec(in, v), l);
-        sum += exp_sum8(l, rest);
-        if (fractions) store_vec(in, v, pack_fractions(rest));
+        sum += exp_sum8(l);
     }
     sum = block_sum(sum, shared); // and all have read the target's logit
     if (threadIdx.x == 0) *loss = CAP + logf(sum) - capped(wanted);
     float norm = log2f(sum);
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
-        int at = target - 8 * v;
-        if (fractions) {
-            unpack_fractions(load_vec(in, v), l);
-            gradient_from_rest8(l, norm);
-            if ((unsigned)at < 8) {
-                float t[8] = {wanted, wanted, wanted, wanted, wanted, wanted, wanted, wanted};
-                gradient8(t, norm, 0);
-#pragma unroll
-                for (int k = 0; k < 8; k++) l[k] = k == at ? t[0] : l[k];
-            }
-        } else {
-            unpack8(load_vec(in, v), l);
-            gradient8(l, norm, at);
-        }
+        unpack8(load_vec(in, v), l);
+        gradient8(l, norm, target - 8 * v);
         write_gradient<FORM>(out, codes, v, l);
     }
 }
@@ -229,7 +163,7 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(fl
             fetch_row(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2, &barrier[1 - slot]);
         wait_row(&barrier[slot], turn / 2 % 2);
         int64_t at = (int64_t)row * Vp;
-        row_loss_gradient<FORM, true>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
+        row_loss_gradient<FORM>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
                                 FORM == GRADIENT_E5M2 ? codes + at : NULL, targets[row], vectors, shared);
         __syncthreads();
     }
@@ -248,7 +182,7 @@ __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(float 
     int64_t at = (int64_t)row * Vp;
     uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
     if (row < rows)
-        row_loss_gradient<FORM, false>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8, shared);
+        row_loss_gradient<FORM>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8, shared);
     else write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
 }
 
@@ -305,8 +239,7 @@ __global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, 
     for (int v = threadIdx.x; v < Vp / 8; v += EVAL_THREADS) {
         float4 a = vectors[2 * v], b = vectors[2 * v + 1];
         const float l[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        float rest[8];
-        sum += exp_sum8(l, rest);
+        sum += exp_sum8(l);
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) losses[blockIdx.x] = CAP + logf(sum) - capped(row[targets[blockIdx.x]]);
