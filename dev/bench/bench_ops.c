@@ -1,6 +1,10 @@
 // Time of every op of the CUDA backend at the size of a training run (attention and Newton-Schulz have benchmarks of their own).
 //
-//   bench_ops [FILTER]     only ops whose name contains FILTER
+//   bench_ops [--portable] [--sustained SECONDS] [FILTER...]
+//     FILTER        only ops whose name contains one of them
+//     --portable    on the kernels and libraries that every supported GPU runs
+//     --sustained   all these ops in turn for SECONDS, means of the last two thirds: at the power limit, as in a training run,
+//                   where a product takes up to a quarter longer than in the short burst that is timed otherwise
 //
 // An op is captured REPEATS times in a graph, each time on other buffers (together far more than the L2 cache), and the graph is
 // timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run: a copy of 208 MB for bytes, a bf16 product
@@ -14,7 +18,8 @@
 enum { N = 32768, H = 6, E = 128, D = H * E, F = 3072, VP = 50304, REPEATS = 6, ROUNDS = 4, SETS = 2, LAYERS = 12 };
 enum { MATRICES = 22, SLOTS = 32 };
 static Stream stream;
-static const char *filter;
+static char **filters; // up to a NULL
+static double sustained;
 static double copy_rate, product_rate; // bytes and operations a second
 
 // Buffers, SETS of each: (N, D) tensors, (N, F) tensors, tables and weights.
@@ -108,11 +113,8 @@ static void fill_set(int s)
 
 // ---- timing --------------------------------------------------------------------------------------------------------------
 
-static double seconds_of(void (*op)(void)) // of one call
+static Graph *graph_of(void (*op)(void)) // REPEATS calls
 {
-    cudaEvent_t begin, end;
-    double best = INFINITY;
-    cudaEventCreate(&begin), cudaEventCreate(&end);
     now = 0;
     op();
     stream_synchronize(stream);
@@ -121,31 +123,84 @@ static double seconds_of(void (*op)(void)) // of one call
         now = i % SETS;
         op();
     }
-    Graph *g = graph_end(stream);
+    return graph_end(stream);
+}
+
+static double milliseconds(cudaEvent_t begin, cudaEvent_t end)
+{
+    float ms;
+    cudaEventElapsedTime(&ms, begin, end);
+    return ms;
+}
+
+static double seconds_of(void (*op)(void)) // of one call
+{
+    cudaEvent_t begin, end;
+    double best = INFINITY;
+    cudaEventCreate(&begin), cudaEventCreate(&end);
+    Graph *g = graph_of(op);
     for (int i = 0; i < ROUNDS; i++) {
-        float ms;
         cudaEventRecord(begin, stream);
         graph_launch(g, stream);
         cudaEventRecord(end, stream);
         cudaEventSynchronize(end);
-        cudaEventElapsedTime(&ms, begin, end);
-        if (i && ms < best) best = ms; // the first launch uploads the graph
+        if (i) best = fmin(best, milliseconds(begin, end)); // the first launch uploads the graph
     }
     graph_destroy(g);
     cudaEventDestroy(begin), cudaEventDestroy(end);
     return best / REPEATS * 1e-3;
 }
 
-// bytes or operations 0: not the measure for this op
-static void report(const char *name, void (*op)(void), double bytes, double operations)
+static void print_row(const char *name, double t, double bytes, double operations)
 {
-    if (filter && !strstr(name, filter)) return;
-    double t = seconds_of(op);
     printf("%-34s %9.1f us", name, t * 1e6);
     if (bytes > 0) printf("  %7.0f GB/s    %5.1f%% of copy", bytes / t * 1e-9, 100 * bytes / t / copy_rate);
     if (operations > 0) printf("  %7.0f TFLOP/s %5.1f%% of product", operations / t * 1e-12, 100 * operations / t / product_rate);
     printf("\n");
     fflush(stdout);
+}
+
+static struct {
+    const char *name;
+    double bytes, operations, ms;
+    Graph *graph;
+    cudaEvent_t begin, end;
+} turn[48]; // what takes turns when sustained
+static int turns;
+
+// bytes or operations 0: not the measure for this op
+static void report(const char *name, void (*op)(void), double bytes, double operations)
+{
+    bool wanted = !*filters;
+    for (char **f = filters; *f; f++) wanted |= strstr(name, *f) != NULL;
+    if (!wanted) return;
+    if (!sustained) {
+        print_row(name, seconds_of(op), bytes, operations);
+        return;
+    }
+    assert(turns < (int)(sizeof turn / sizeof *turn));
+    turn[turns].name = name, turn[turns].bytes = bytes, turn[turns].operations = operations;
+    turn[turns].graph = graph_of(op);
+    cudaEventCreate(&turn[turns].begin), cudaEventCreate(&turn[turns].end);
+    turns++;
+}
+
+static void take_turns(void)
+{
+    int counted = 0;
+    for (double start = seconds_now(), at = start; at < start + sustained; at = seconds_now()) {
+        for (int i = 0; i < turns; i++) {
+            cudaEventRecord(turn[i].begin, stream);
+            graph_launch(turn[i].graph, stream);
+            cudaEventRecord(turn[i].end, stream);
+        }
+        stream_synchronize(stream);
+        if (at < start + sustained / 3) continue;
+        for (int i = 0; i < turns; i++) turn[i].ms += milliseconds(turn[i].begin, turn[i].end);
+        counted++;
+    }
+    for (int i = 0; i < turns; i++)
+        print_row(turn[i].name, turn[i].ms / counted / REPEATS * 1e-3, turn[i].bytes, turn[i].operations);
 }
 
 // ---- the ops -------------------------------------------------------------------------------------------------------------
@@ -288,10 +343,14 @@ static void bench_products(void)
 int main(int argc, char **argv)
 {
     set_program_name("bench_ops", -1);
-    filter = argc > 1 ? argv[1] : NULL;
+    OpSizes sizes = {.tokens = N, .eval_tokens = N, .dim = D, .heads = H, .mlp_dim = F, .vocab_padded = VP, .fp8_head = true};
+    for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
+        if (!strcmp(*filters, "--portable")) sizes.portable = true;
+        else if (!strcmp(*filters, "--sustained") && filters[1] && (sustained = atof(filters[1])) > 0) filters++;
+        else fatal(EXIT_USAGE, "usage: bench_ops [--portable] [--sustained SECONDS] [FILTER...]");
+    }
     double begin = seconds_now();
     backend_open(0);
-    OpSizes sizes = {.tokens = N, .eval_tokens = N, .dim = D, .heads = H, .mlp_dim = F, .vocab_padded = VP, .fp8_head = true};
     double opened = seconds_now();
     backend_reserve(&sizes);
     double reserved = seconds_now();
@@ -312,6 +371,7 @@ int main(int argc, char **argv)
     printf("copy %.0f GB/s, bf16 product %.0f TFLOP/s\n", copy_rate * 1e-9, product_rate * 1e-12);
     bench_memory_bound();
     bench_products();
+    if (sustained) take_turns();
     printf("peak %.0f MiB\n", (double)device_bytes_peak() / 1048576);
     return 0;
 }

@@ -172,6 +172,28 @@ static void test_qkv(void)
     check32("   lambda", dlambda, edlambda, 2);
 }
 
+// On the CPU the same bits as its two parts one after the other, also where v takes the place of v_raw.
+static void test_qkv_product(void)
+{
+    pool_reset();
+    Tensor c, s, x = random_tensor(NN, 1), w = random_tensor(3 * D * D, 0.1), table = random_tensor(9 * D, 1);
+    Tensor32 lambda = random_tensor32(2, 1);
+    int32_t *tokens = random_tokens(N, 9);
+    floatX *parts = halves(3 * NN), *whole = halves(3 * NN), *v[2] = {halves(NN), halves(NN)};
+    float *rstd[2] = {floats(2 * N * H), floats(2 * N * H)};
+    size_t plane = NN * sizeof(floatX);
+    rope_test_tables(&c, &s, N);
+    matmul_forward(NULL, parts, x.x, w.x, NULL, N, D, D, 3);
+    qkv_forward(NULL, parts, parts + NN, v[0], rstd[0], rstd[0] + N * H, parts + 2 * NN, table.x, tokens, lambda.x, c.x, s.x,
+                N, H, E);
+    qkv_product_forward(NULL, whole, v[1], rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens, lambda.x, c.x, s.x, N, H, E);
+    ok(!memcmp(parts, whole, 3 * plane) && !memcmp(v[0], v[1], plane), "qkv with its product: q, k, v_raw and v");
+    ok(!memcmp(rstd[0], rstd[1], 2 * N * H * sizeof(float)), "   rstd");
+    qkv_product_forward(NULL, whole, whole + 2 * NN, rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens, lambda.x, c.x, s.x,
+                        N, H, E);
+    ok(!memcmp(parts, whole, 2 * plane) && !memcmp(v[0], whole + 2 * NN, plane), "   v in place of v_raw");
+}
+
 // Documents of the lengths 1, 2, 3, ..., the rest in the last; the table as if more could come.
 static int many_documents(int32_t *cu, int n)
 {
@@ -396,6 +418,7 @@ int main(void)
     test_products(131, 64, 192);
     test_products(70, 520, 33);
     test_qkv();
+    test_qkv_product();
     test_attention(1, 5);
     test_attention(253, 0);
     test_attention(253, 9);

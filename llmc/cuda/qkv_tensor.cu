@@ -85,9 +85,13 @@ static __device__ __forceinline__ void finish_head(uint32_t (&packed)[64], const
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float *x = sum + 64 * SIDE + 2 * half; // x[4 g], x[4 g + 1]
-        float squares = 0;
+        float part[4] = {0, 0, 0, 0}; // independent sums: their latencies overlap
 #pragma unroll
-        for (int g = 0; g < HEAD / 8; g++) squares += x[4 * g] * x[4 * g] + x[4 * g + 1] * x[4 * g + 1];
+        for (int g = 0; g < HEAD / 8; g++) {
+            part[g % 2] += x[4 * g] * x[4 * g];
+            part[g % 2 + 2] += x[4 * g + 1] * x[4 * g + 1];
+        }
+        float squares = (part[0] + part[1]) + (part[2] + part[3]);
         squares += __shfl_xor_sync(0xffffffffu, squares, 1);
         squares += __shfl_xor_sync(0xffffffffu, squares, 2);
         float scale = rsqrtf(squares / HEAD + RMS_EPS);

@@ -169,11 +169,10 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 
 void wide_product_reserve(void)
 {
-    wide_tile_reserve();
-    if (!device_has_wgmma()) return;
-    for (int i = 0; i < KERNELS; i++)
+    for (int i = 0; device_has_wgmma() && i < KERNELS; i++)
         CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_SHARED_BYTES));
-    qkv_tensor_reserve();
+    if (device_has_wgmma()) qkv_tensor_reserve();
+    wide_tile_reserve((const void *)kernels[0].kernel);
 }
 
 bool wide_product(Stream s, WideForm form, WideFinish finish, floatX *out, const floatX *x, const floatX *w, const floatX *with,

@@ -6,11 +6,21 @@ typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, 
                                 const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled; // NULL: no such products on this path
+static int clusters;             // that run at the same time
 
-void wide_tile_reserve(void)
+void wide_tile_reserve(const void *kernel)
 {
     encode_tiled = NULL;
     if (!device_has_wgmma()) return;
+    cudaLaunchAttribute attribute = {.id = cudaLaunchAttributeClusterDimension};
+    attribute.val.clusterDim.x = CLUSTER, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {.gridDim = dim3((unsigned)device_state.sms / CLUSTER * CLUSTER), .blockDim = dim3(TILE_THREADS),
+                                 .dynamicSmemBytes = TILE_SHARED_BYTES, .stream = NULL, .attrs = &attribute, .numAttrs = 1};
+    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+    if (clusters < 1) {
+        note("the device runs no clusters of %d blocks: matrix products take a slower path", (int)CLUSTER);
+        return;
+    }
     void *address = NULL;
     cudaDriverEntryPointQueryResult found;
     CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
@@ -21,8 +31,8 @@ void wide_tile_reserve(void)
 bool wide_product_pays(int N, int depth, int cols)
 {
     const int least_depth = 24 * STAGE_DEPTH; // measured: 5% faster than cuBLASLt at 2304, 10% slower at 768
-    int64_t pairs = ceil_div(N, CLUSTER * TILE_ROWS) * ceil_div(cols, TILE_COLS);
-    return encode_tiled && depth >= least_depth && pairs >= device_state.sms / CLUSTER;
+    int64_t groups = ceil_div(N, CLUSTER * TILE_ROWS) * ceil_div(cols, TILE_COLS);
+    return encode_tiled && depth >= least_depth && groups >= clusters;
 }
 
 bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
@@ -30,7 +40,7 @@ bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int6
     int64_t columns = ceil_div(cols, TILE_COLS), all = ceil_div(rows, CLUSTER * TILE_ROWS) * columns;
     if (!encode_tiled || depth % 8 || cols % 8 || all > INT32_MAX) return false;
     *t = {.columns = (int)columns, .all = (int)all, .steps = (int)ceil_div(depth, STAGE_DEPTH)};
-    *blocks = CLUSTER * (unsigned)min_i64(all, device_state.sms / CLUSTER);
+    *blocks = CLUSTER * (unsigned)min_i64(all, clusters);
     return true;
 }
 

@@ -51,7 +51,8 @@ struct WideTiles {
     int steps;        // stages of the depth
 };
 
-void wide_tile_reserve(void); // once device.h knows the path
+// Once device.h knows the path. kernel: one of those that are launched with these blocks
+void wide_tile_reserve(const void *kernel);
 // The tiles of a product (rows, depth) x (depth, cols), and the blocks to launch. False when the path, the build or the shape do
 // not allow them.
 bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
