@@ -36,7 +36,7 @@ static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensor
                 if (k != work.at[TAKE_LEFT + half]) continue;
                 uint64_t *full = stage_claim(m, ring, HALF_PANELS * WITH_PANEL_BYTES);
                 for (int p = 0; p < HALF_PANELS; p++)
-                    box_load(m.a(ring.stage) + p * WITH_PANEL_BYTES, with, full, col + half * HALF + p * PANEL, row);
+                    tile_load_own(m.a(ring.stage) + p * WITH_PANEL_BYTES, with, full, col + half * HALF + p * PANEL, row, 0);
                 ring.advance();
             }
         }

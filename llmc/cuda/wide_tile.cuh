@@ -62,25 +62,12 @@ CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int 
 #if NS_HOPPER
 
 // ---- copies ----------------------------------------------------------------------------------------------------------------
-// Column x, row y of matrix z.
 
-static __device__ __forceinline__ void box_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-                 "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(0)
-                 : "memory");
-}
-static __device__ __forceinline__ void box_prefetch(const CUtensorMap *map, int x, int y) // into L2
+// The box at column x, row y, into L2.
+static __device__ __forceinline__ void box_prefetch(const CUtensorMap *map, int x, int y)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(x), "r"(y),
                  "r"(0)
-                 : "memory");
-}
-static __device__ __forceinline__ void box_store(const CUtensorMap *map, const void *from, int x, int y, int z)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
-                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
 
@@ -164,7 +151,7 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
     uint64_t *full = stage_claim(m, ring, STAGE_BYTES);
     uint8_t *mine = m.b(ring.stage) + rank * (B_BYTES / CLUSTER);
     int first = col + rank * PART;
-    box_load(m.a(ring.stage), x, full, k, row);
+    tile_load_own(m.a(ring.stage), x, full, k, row, 0);
     if (FORM == W_BY_COLUMN) tile_load(mine, w, full, k, first, 0, both);
     else
         for (int p = 0; p < PART / PANEL; p++) tile_load(mine + p * B_PANEL_BYTES, w, full, first + p * PANEL, k, 0, both);
@@ -246,10 +233,10 @@ static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], 
 #pragma unroll
     for (int g = 0; g < HALF / 8; g += 2)
         blocks_store((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF / 4 + 2 * g);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // what was written is now seen by the copy unit
+    copy_unit_fence();
     group_sync(1 + at.group, GROUP);
     if (!leader) return;
-    for (int p = 0; p < HALF_PANELS; p++) box_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
+    for (int p = 0; p < HALF_PANELS; p++) tile_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
     stores_commit();
 }
 
