@@ -72,6 +72,7 @@ static const Option options[] = {
     {"stop-at", OPT_INT, AT(stop_at), "0", 0, 1e9, NULL, "save and stop before this step, with the schedules unchanged; 0: run to the end", false, NULL},
     {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
+    {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
     {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, 4 more run under a tracer, and a table is printed; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
@@ -274,6 +275,8 @@ bool config_check(const Config *c, Error *e)
     if (c->profile && c->profile < MIN_PROFILE)
         return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile, MIN_PROFILE);
     if (c->repeat && c->epochs > 1) return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
+    if (c->portable && c->attention == ATTENTION_CUDNN)
+        return error_set(e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
     if (!check_windows(c, e)) return false;
     NsOptions ns;
     NsText text = config_ns_text(c);

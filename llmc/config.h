@@ -46,6 +46,7 @@ typedef struct {
     const char *gpus;
     int device, timeout, threads;
     int graphs;
+    int attention; // AttentionKernels
     // sampling
     const char *sample, *vocab;
     double temperature;

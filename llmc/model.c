@@ -82,6 +82,7 @@ static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer
     a->dx = arena_take(b, n, sizeof(floatX));
     a->dx0 = arena_take(b, n, sizeof(floatX));
     a->dgate = arena_take(b, N * (size_t)c->num_heads, sizeof(float));
+    a->row_sums = arena_take(b, N * (size_t)c->num_heads, sizeof(float));
     Arena mlp = *b;
     a->dpre = arena_take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
     a->dqkv = arena_take(b, 3 * n, sizeof(floatX));
@@ -286,9 +287,9 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     LayerActs *l = &a->layer[i];
     matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
     matmul_weight_grad(s, w.dqkvo + 3 * square, a->dx, l->yg, N, d, d);
-    attn_gate_backward(s, a->dy, a->dgate, w.dgate, a->dyg, l->y, l->h, w.gate, N, H, e);
-    attention_backward(s, a->dq, a->dk, a->dv, a->dy, l->y, l->lse, l->q, l->k, l->v, b->table, b->slots, at->scale,
-                       window_of(&role, at), N, H, e);
+    attn_gate_backward(s, a->dy, a->dgate, a->row_sums, w.dgate, a->dyg, l->y, l->h, w.gate, N, H, e);
+    attention_backward(s, a->dq, a->dk, a->dv, a->dy, l->y, l->lse, a->row_sums, l->q, l->k, l->v, b->table, b->slots,
+                       at->scale, window_of(&role, at), N, H, e);
     if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
     qkv_backward(s,
                  &(QkvBackward){.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q,

@@ -27,7 +27,7 @@ typedef struct {
     floatX *dx, *dx0, *dh, *dx_backout;
     floatX *dskip[NUM_LAYERS];         // gradient that block_out[i] gets through a skip
     floatX *dyg, *dy, *dq, *dk, *dv, *dqkv, *dpre;
-    float *dgate, *dcoef;
+    float *dgate, *row_sums, *dcoef;
 } Acts;
 
 // A batch on the device; points into one block.

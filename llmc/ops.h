@@ -20,6 +20,9 @@ extern "C" {
 
 // ---- device, memory, streams, graphs -----------------------------------------------------------------------------------
 
+// Whose attention kernels: the fastest that are right here; cuDNN's; the program's own. The CPU has one kind.
+typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionKernels;
+
 typedef struct {
     int tokens;      // largest N of a training micro-batch
     int eval_tokens; // largest N of a forward-only sequence
@@ -28,6 +31,7 @@ typedef struct {
     bool fp8_head;
     bool deterministic; // attention backward with a fixed order of sums
     bool portable;      // only kernels that every supported GPU runs
+    AttentionKernels attention;
 } OpSizes;
 
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's libraries need.
@@ -213,17 +217,17 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
 //   q, k, v, y (N, d) floatX;  lse (N, H) fp32 out = log sum exp of the scaled scores
 void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
                        int slots, float scale, int window, int N, int H, int e);
-// dq, dk, dv (N, d) out; dy (N, d), y and lse as forward gave them
+// dq, dk, dv (N, d) out; dy (N, d), y and lse as forward gave them; row_sums (N, H) fp32: sum over the head of dy * y
 void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
-                        int window, int N, int H, int e);
+                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
+                        int slots, float scale, int window, int N, int H, int e);
 
 // yg = y * sig(gate_w_head . h[0:12]) per head.  y, yg (N, d); h (N, d); gate_w (H, 12) floatX
 void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
 // dy (N, d) out; dgate (N, H) fp32 out: gradient before the sigmoid (mix_rmsnorm_backward carries it on to h);
-// dgate_w (H, 12) fp32 +=
-void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, const floatX *dyg, const floatX *y, const floatX *h,
-                        const floatX *gate_w, int N, int H, int e);
+// row_sums (N, H) fp32 out: sum over the head of dy * y, of the unrounded dy; dgate_w (H, 12) fp32 +=
+void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg, const floatX *y,
+                        const floatX *h, const floatX *gate_w, int N, int H, int e);
 
 // ---- head and loss -----------------------------------------------------------------------------------------------------
 

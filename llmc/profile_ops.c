@@ -98,15 +98,15 @@ WRAPPED(attention_forward)(Stream s, floatX *y, float *lse, const floatX *q, con
 PROFILED(attention_forward, (s, y, lse, q, k, v, table, slots, scale, window, N, H, e),
          4.0 * e * H * profile_pairs(window), product(N, H * e, 4 * X))
 WRAPPED(attention_backward)(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                            const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
-                            int window, int N, int H, int e)
-PROFILED(attention_backward, (s, dq, dk, dv, dy, y, lse, q, k, v, table, slots, scale, window, N, H, e),
+                            const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
+                            int slots, float scale, int window, int N, int H, int e)
+PROFILED(attention_backward, (s, dq, dk, dv, dy, y, lse, row_sums, q, k, v, table, slots, scale, window, N, H, e),
          10.0 * e * H * profile_pairs(window), product(N, H * e, 8 * X))
 WRAPPED(attn_gate_forward)(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
 PROFILED(attn_gate_forward, (s, yg, y, h, gate_w, N, H, e), 0, product(N, H * e, 2 * X))
-WRAPPED(attn_gate_backward)(Stream s, floatX *dy, float *dgate, float *dgate_w, const floatX *dyg, const floatX *y,
-                            const floatX *h, const floatX *gate_w, int N, int H, int e)
-PROFILED(attn_gate_backward, (s, dy, dgate, dgate_w, dyg, y, h, gate_w, N, H, e), 0, product(N, H * e, 3 * X))
+WRAPPED(attn_gate_backward)(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg,
+                            const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
+PROFILED(attn_gate_backward, (s, dy, dgate, row_sums, dgate_w, dyg, y, h, gate_w, N, H, e), 0, product(N, H * e, 3 * X))
 
 // ---- head and loss: of FP8 products as many operations as of others, though the ceiling is twice as high -------------------
 

@@ -254,7 +254,10 @@ static void run_qkv_backward(const floatX *value_embed)
 OP(qkv_backward) { run_qkv_backward(NULL); }
 OP(qkv_backward_ve) { run_qkv_backward(S.table); }
 OP(gate_forward) { attn_gate_forward(stream, S.t[0], S.t[1], S.t[2], S.w, N, H, E); }
-OP(gate_backward) { attn_gate_backward(stream, S.t[0], S.head_rstd, small + 32, S.t[1], S.t[2], S.t[3], S.w, N, H, E); }
+OP(gate_backward)
+{
+    attn_gate_backward(stream, S.t[0], S.head_rstd, S.head_rstd + N * H, small + 32, S.t[1], S.t[2], S.t[3], S.w, N, H, E);
+}
 
 OP(qkv) { matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3); } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)

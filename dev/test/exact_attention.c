@@ -45,14 +45,15 @@ static void attention_case(const Case *c)
     int32_t *table = take((size_t)attention_table_ints(c->N, 0), sizeof *table);
     int slots = attention_table_build(table, c->cu, c->documents, c->N, 0);
     floatX *y = halves(n), *dq = halves(n), *dk = halves(n), *dv = halves(n);
-    float *lse = floats(c->N * c->H), scale = 0.37f;
+    float *lse = floats(c->N * c->H), *row_sums = floats(c->N * c->H), scale = 0.37f;
     at.a.scale = scale;
     attention_forward(NULL, y, lse, at.q.x, at.k.x, at.v.x, table, slots, scale, c->window, c->N, c->H, c->e);
     attention_loss();
     check(c, "y", y, at.y, n);
     ok_at_most(relative_error(of_float(lse, c->N * c->H), at.lse, c->N * c->H), LIMIT, "   lse");
-    attention_backward(NULL, dq, dk, dv, at.dy.x, y, lse, at.q.x, at.k.x, at.v.x, table, slots, scale, c->window, c->N, c->H,
-                       c->e);
+    for (int i = 0; i < c->N * c->H; i++) row_sums[i] = (float)inner(at.dy.d + i * c->e, at.y + i * c->e, c->e);
+    attention_backward(NULL, dq, dk, dv, at.dy.x, y, lse, row_sums, at.q.x, at.k.x, at.v.x, table, slots, scale, c->window, c->N,
+                       c->H, c->e);
     double *rq = doubles(n), *rk = doubles(n), *rv = doubles(n);
     ref_attention_backward(&at.a, rq, rk, rv, at.dy.d, at.y, at.lse, at.q.d, at.k.d, at.v.d);
     if (c->differences) { // the analytic reference must earn its name
@@ -179,11 +180,14 @@ static void gate_case(int N, int H, int e)
     gate.dyg = random_tensor(n, 1);
     gate.yg = doubles(n);
     floatX *yg = halves(n), *dy = halves(n);
-    float *dgate = floats(N * H), *dw = floats(H * 12);
+    float *dgate = floats(N * H), *row_sums = floats(N * H), *dw = floats(H * 12);
     attn_gate_forward(NULL, yg, gate.y.x, gate.h.x, gate.w.x, N, H, e);
     gate_loss();
     ok_at_most(relative_error(of_x(yg, n), gate.yg, n), LIMIT, "gate");
-    attn_gate_backward(NULL, dy, dgate, dw, gate.dyg.x, gate.y.x, gate.h.x, gate.w.x, N, H, e);
+    attn_gate_backward(NULL, dy, dgate, row_sums, dw, gate.dyg.x, gate.y.x, gate.h.x, gate.w.x, N, H, e);
+    double *sums = doubles(N * H), *stored_dy = of_x(dy, n);
+    for (int i = 0; i < N * H; i++) sums[i] = inner(stored_dy + i * e, gate.y.d + i * e, e);
+    ok_at_most(relative_error(of_float(row_sums, N * H), sums, N * H), LIMIT, "   row sums");
     ok_at_most(relative_error(of_x(dy, n), central_differences(gate.y.d, n, gate_loss), n), LIMIT, "   dy");
     ok_at_most(relative_error(of_float(dw, H * 12), central_differences(gate.w.d, H * 12, gate_loss), H * 12), LIMIT,
                "   dgate_w");

@@ -295,12 +295,12 @@ DESCRIBE(gate_backward)
 {
     SIZES;
     add(c, "dy", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dgate", FP32, OUT, (int64_t)N * H, 0),
-    add(c, "dgate_w", FP32, INOUT, 12 * (int64_t)H, 1);
+    add(c, "row_sums", FP32, OUT, (int64_t)N * H, 0), add(c, "dgate_w", FP32, INOUT, 12 * (int64_t)H, 1);
     add(c, "dyg", FLOATX, IN, (int64_t)N * d, 1), add(c, "y", FLOATX, IN, (int64_t)N * d, 1),
     add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
     add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
 }
-RUN(gate_backward) { SIZES; o->attn_gate_backward(stream, p[0], p[1], p[2], p[3], p[4], p[5], p[6], N, H, e); }
+RUN(gate_backward) { SIZES; o->attn_gate_backward(stream, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], N, H, e); }
 
 // ---- head ----------------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 // Attention of the CUDA backend, by cuDNN and by the program's own kernels, against the CPU backend.
 //
-//   test_attention_gpu [--portable] [DIR]     --portable: what is chosen then; DIR holds libref_bf16.so and libref_fp32.so: the
-//                                             CPU backend in its two builds (default build/ref)
+//   test_attention_gpu [--portable] [DIR [quick]]     --portable: what is chosen then; DIR holds libref_bf16.so and
+//                                             libref_fp32.so: the CPU backend in its two builds (default build/ref);
+//                                             quick: the fastest own kernels alone, without the cases that take the CPU seconds
 //
 // The same inputs, representable in bf16, go through the GPU, the fp32 CPU build (the truth) and the bf16 CPU build (what a plain
 // implementation with the same storage gives). The GPU's distance from the truth (relative, in the 2-norm) may be at most twice
@@ -23,6 +24,7 @@ enum { TOKENS = 32768, EVAL_TOKENS = 40000, GUARD_ROWS = 64, MAX_DOCUMENTS = 102
 enum { QUERY, KEY, VALUE, DY, INPUTS, OUT_Y = INPUTS, OUT_DQ, OUT_DK, OUT_DV, TENSORS, LSE = TENSORS, ALL };
 static const char *const names[ALL] = {"q", "k", "v", "dy", "y", "dq", "dk", "dv", "lse"};
 static Stream stream;
+static bool quick;
 
 // ---- the CPU backend's two builds ----------------------------------------------------------------------------------------
 
@@ -139,9 +141,14 @@ static Result run_cpu(const Case *c, Which w)
     int32_t *table = xcalloc((size_t)ops[w].attention_table_ints(c->N, 0), sizeof *table);
     int slots = ops[w].attention_table_build(table, c->cu, c->documents, c->N, 0);
     ops[w].attention_forward(NULL, p[OUT_Y], lse, p[QUERY], p[KEY], p[VALUE], table, slots, SCALE, c->window, c->N, c->H, c->e);
-    if (c->backward)
-        ops[w].attention_backward(NULL, p[OUT_DQ], p[OUT_DK], p[OUT_DV], p[DY], p[OUT_Y], lse, p[QUERY], p[KEY], p[VALUE], table,
-                                  slots, SCALE, c->window, c->N, c->H, c->e);
+    if (c->backward) {
+        float *sums = xcalloc((size_t)elements(c, LSE), sizeof *sums);
+        for (int64_t k = 0; k < elements(c, DY); k++)
+            sums[k / c->e] += c->input[DY][k] * (w == TRUTH ? ((float *)p[OUT_Y])[k] : bf16_to_float(((bf16 *)p[OUT_Y])[k]));
+        ops[w].attention_backward(NULL, p[OUT_DQ], p[OUT_DK], p[OUT_DV], p[DY], p[OUT_Y], lse, sums, p[QUERY], p[KEY], p[VALUE],
+                                  table, slots, SCALE, c->window, c->N, c->H, c->e);
+        free(sums);
+    }
     for (int i = OUT_Y; i < ALL; i++) {
         if (!c->backward && i != OUT_Y && i != LSE) continue;
         r.x[i] = xcalloc((size_t)elements(c, i), sizeof(double));
@@ -159,6 +166,7 @@ static Result run_cpu(const Case *c, Which w)
 typedef struct {
     void *device[ALL], *host[ALL]; // GUARD_ROWS rows behind the last token; host: after fetch()
     size_t bytes[ALL], guarded[ALL];
+    float *row_sums; // (N, H)
     int32_t *table, *host_table;
     int slots;
 } Gpu;
@@ -197,6 +205,7 @@ static Gpu gpu_open(const Case *c)
         g.host[i] = xcalloc(g.guarded[i], 1);
         poison(&g, i);
     }
+    g.row_sums = device_alloc((size_t)elements(c, LSE) * sizeof *g.row_sums, "row sums");
     size_t ints = (size_t)attention_table_ints(c->N, 0);
     g.table = device_alloc(ints * sizeof(int32_t), "table");
     g.host_table = xcalloc(ints, sizeof(int32_t));
@@ -207,16 +216,33 @@ static Gpu gpu_open(const Case *c)
 static void gpu_close(Gpu *g)
 {
     for (int i = 0; i < ALL; i++) device_free(g->device[i]), free(g->host[i]);
-    device_free(g->table), free(g->host_table);
+    device_free(g->row_sums), device_free(g->table), free(g->host_table);
 }
 
-static void queue(const Gpu *g, const Case *c, int slots)
+static void queue_forward(const Gpu *g, const Case *c, int slots)
 {
     void *const *p = g->device;
     attention_forward(stream, p[OUT_Y], p[LSE], p[QUERY], p[KEY], p[VALUE], g->table, slots, SCALE, c->window, c->N, c->H, c->e);
-    if (c->backward)
-        attention_backward(stream, p[OUT_DQ], p[OUT_DK], p[OUT_DV], p[DY], p[OUT_Y], p[LSE], p[QUERY], p[KEY], p[VALUE], g->table,
-                           slots, SCALE, c->window, c->N, c->H, c->e);
+}
+
+static void queue_backward(const Gpu *g, const Case *c, int slots)
+{
+    void *const *p = g->device;
+    attention_backward(stream, p[OUT_DQ], p[OUT_DK], p[OUT_DV], p[DY], p[OUT_Y], p[LSE], g->row_sums, p[QUERY], p[KEY], p[VALUE],
+                       g->table, slots, SCALE, c->window, c->N, c->H, c->e);
+}
+
+// From what forward gave; in the model an op between the two leaves them behind.
+static void sum_rows(const Gpu *g, const Case *c)
+{
+    float *sums = xcalloc((size_t)elements(c, LSE), sizeof *sums);
+    const bf16 *y = g->host[OUT_Y], *dy = g->host[DY];
+    copy_to_host(stream, g->host[OUT_Y], g->device[OUT_Y], g->bytes[OUT_Y]);
+    stream_synchronize(stream);
+    for (int64_t k = 0; k < elements(c, DY); k++) sums[k / c->e] += bf16_to_float(dy[k]) * bf16_to_float(y[k]);
+    copy_to_device(stream, g->row_sums, sums, (size_t)elements(c, LSE) * sizeof *sums);
+    stream_synchronize(stream);
+    free(sums);
 }
 
 static void fetch(Gpu *g)
@@ -228,7 +254,11 @@ static void fetch(Gpu *g)
 static void run_gpu(Gpu *g, const Case *c, int slots)
 {
     for (int i = INPUTS; i < ALL; i++) poison(g, i);
-    queue(g, c, slots);
+    queue_forward(g, c, slots);
+    if (c->backward) {
+        sum_rows(g, c);
+        queue_backward(g, c, slots);
+    }
     fetch(g);
 }
 
@@ -334,7 +364,7 @@ static void check_graph(const char *kernels, bool own)
     keep(eager, &g);
     upload_table(&g, &a);
     graph_begin(stream);
-    queue(&g, &a, g.slots);
+    queue_forward(&g, &a, g.slots), queue_backward(&g, &a, g.slots); // with b's row sums
     Graph *graph = graph_end(stream);
     graph_launch(graph, stream);
     fetch(&g);
@@ -355,9 +385,8 @@ static void check_graph(const char *kernels, bool own)
 
 static const char *reserve(AttentionKernels kernels, int tokens, int eval_tokens, int H, int e, bool deterministic)
 {
-    attention_prefer(kernels);
-    attention_reserve(
-        &(OpSizes){.tokens = tokens, .eval_tokens = eval_tokens, .dim = H * e, .heads = H, .deterministic = deterministic});
+    attention_reserve(&(OpSizes){.tokens = tokens, .eval_tokens = eval_tokens, .dim = H * e, .heads = H,
+                                 .deterministic = deterministic, .attention = kernels});
     printf("# %s\n", attention_description());
     return attention_description();
 }
@@ -365,29 +394,29 @@ static const char *reserve(AttentionKernels kernels, int tokens, int eval_tokens
 static const int edge_lengths[] = {1, 7, 900, 63, 64, 65, 127, 257, 128, 129, 191, 193, 256};
 enum { NUM_EDGES = sizeof edge_lengths / sizeof *edge_lengths };
 
-static void check_widths(AttentionKernels kernels, const char *name, const int *widths, int count)
+// repeatable: the same bits are asked for, of dq, too
+static void check_widths(AttentionKernels kernels, const char *name, bool repeatable, const int *widths, int count)
 {
     static const int windows[] = {17, 129, 5000};
     for (int i = 0; i < count; i++) {
-        bool own = strstr(reserve(kernels, 4096, 4096, 3, widths[i], false), "own kernels");
+        reserve(kernels, 4096, 4096, 3, widths[i], repeatable);
         for (int w = 0; w < 3; w++) {
             Case c = make_case("edges", edge_lengths, NUM_EDGES, 3, widths[i], windows[w]);
-            check_case(&c, name, own);
+            check_case(&c, name, repeatable);
         }
     }
 }
 
-static void check_kernels(AttentionKernels kernels, const char *name)
+static void check_kernels(AttentionKernels kernels, const char *name, bool repeatable)
 {
     static const int windows[] = {0, 1, 17, 127, 128, 129, 895, 5000}, single[] = {1}, whole[] = {1000}, equal[] = {2048, 2048},
                      all[] = {TOKENS};
     static int ones[600];
-    bool own = kernels == ATTENTION_OWN;
     for (int i = 0; i < 600; i++) ones[i] = 1;
-    reserve(kernels, TOKENS, EVAL_TOKENS, 6, 128, false);
+    reserve(kernels, TOKENS, EVAL_TOKENS, 6, 128, repeatable);
     for (int i = 0; i < 8; i++) {
         Case c = make_case("edges", edge_lengths, NUM_EDGES, 6, 128, windows[i]);
-        check_case(&c, name, own);
+        check_case(&c, name, repeatable);
     }
     Case cases[] = {make_case("one token", single, 1, 6, 128, 896),
                     make_case("one document", whole, 1, 6, 128, 384),
@@ -396,12 +425,13 @@ static void check_kernels(AttentionKernels kernels, const char *name)
                     make_text_case("text, many documents", 20000, 140, 400, 6, 128, 384),
                     make_case("one document of all tokens", all, 1, 6, 128, 1408),
                     make_case("one-token documents", ones, 600, 6, 128, 896)};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_case(&cases[i], name, own);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        if (!quick || cases[i].N < TOKENS) check_case(&cases[i], name, repeatable);
     static const int eval[] = {5, 33000, 6000, 995};
     Case forward_only = make_case("forward only", eval, 4, 6, 128, 1408);
     forward_only.backward = false;
-    check_case(&forward_only, name, own);
-    check_graph(name, own);
+    check_case(&forward_only, name, repeatable);
+    check_graph(name, repeatable);
 }
 
 // What attention.c chooses by itself must have the same bits in every run where that was asked for, and keep clear of widths that
@@ -409,11 +439,23 @@ static void check_kernels(AttentionKernels kernels, const char *name)
 static bool check_choice(void)
 {
     static const int doubtful[] = {8, 24, 72, 192, 256}; // wrong in cuDNN 9.14, and but for the last two in 9.19
-    check_widths(ATTENTION_BEST, "best", doubtful, sizeof doubtful / sizeof *doubtful);
+    check_widths(ATTENTION_AUTO, "auto", false, doubtful, sizeof doubtful / sizeof *doubtful);
     Case repeatable = make_text_case("text, repeatable", 8192, 12, 2048, 6, 128, 896);
-    reserve(ATTENTION_BEST, 8192, 8192, 6, 128, true);
-    check_case(&repeatable, "best", true);
-    return strncmp(reserve(ATTENTION_BEST, 4096, 4096, 3, 128, false), "attention by cuDNN", 18) == 0;
+    reserve(ATTENTION_AUTO, 8192, 8192, 6, 128, true);
+    check_case(&repeatable, "auto", true);
+    return strncmp(reserve(ATTENTION_AUTO, 4096, 4096, 3, 128, false), "attention forward by cuDNN", 26) == 0;
+}
+
+static void check_others(bool portable)
+{
+    static const int own_widths[] = {8, 24, 32, 64, 72, 96, 128, 136, 256}, cudnn_widths[] = {CUDNN_WIDTHS};
+    check_kernels(ATTENTION_OWN, "own, repeatable", true);
+    check_widths(ATTENTION_OWN, "own", true, own_widths, sizeof own_widths / sizeof *own_widths);
+    bool cudnn = check_choice();
+    if (portable) ok(!cudnn, "the portable path keeps off cuDNN");
+    else if (!cudnn) skip("cuDNN is not used on this GPU");
+    if (cudnn) check_kernels(ATTENTION_CUDNN, "cuDNN", false);
+    if (cudnn) check_widths(ATTENTION_CUDNN, "cuDNN", false, cudnn_widths, sizeof cudnn_widths / sizeof *cudnn_widths);
 }
 
 int main(int argc, char **argv)
@@ -422,22 +464,16 @@ int main(int argc, char **argv)
     bool portable = argc > 1 && !strcmp(argv[1], "--portable");
     argc -= portable, argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
-    static const int own_widths[] = {8, 24, 32, 64, 72, 96, 128, 136, 256};
-    const int cudnn_widths[] = {CUDNN_WIDTHS};
     if (!load(&ops[PLAIN], directory, "libref_bf16.so") || !load(&ops[TRUTH], directory, "libref_fp32.so")) {
         ok(false, "the CPU backend's libraries are in %s", directory);
         return tap_done();
     }
     backend_open(0);
+    quick = argc > 2;
     device_set_portable(portable);
     stream = stream_create();
-    check_kernels(ATTENTION_OWN, "own");
-    check_widths(ATTENTION_OWN, "own", own_widths, sizeof own_widths / sizeof *own_widths);
-    bool cudnn = check_choice();
-    if (portable) ok(!cudnn, "the portable path keeps off cuDNN");
-    else if (!cudnn) skip("cuDNN is not used on this GPU");
-    if (cudnn) check_kernels(ATTENTION_CUDNN, "cuDNN");
-    if (cudnn) check_widths(ATTENTION_CUDNN, "cuDNN", cudnn_widths, sizeof cudnn_widths / sizeof *cudnn_widths);
+    check_kernels(ATTENTION_OWN, "own", false);
+    if (!quick) check_others(portable);
     attention_close();
     stream_destroy(stream);
     backend_close();

@@ -259,6 +259,7 @@ static void check_refusals(void)
     refused("--num-scheduled 1000000000 --num-extension 1", "too many steps");
     refused("--init-from a --resume b", "exclude each other");
     refused("--repeat --epochs 2", "--repeat and --epochs exclude each other");
+    refused("--portable --attention cudnn", "exclude each other");
     refused("--resume a --save-init b", "--save-init needs initial weights");
     refused("--stop-at 2286", "behind the last step, 2285");
     refused("--window-schedule 3,x", "--window-schedule: '3,x' is not a list");

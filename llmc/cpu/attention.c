@@ -156,8 +156,8 @@ void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const f
 
 typedef struct {
     floatX *dq, *dk, *dv;
-    const floatX *dy, *y;
-    const float *lse;
+    const floatX *dy;
+    const float *lse, *row_sums;
     int H;
 } Gradients; // at one head
 
@@ -206,9 +206,8 @@ static void backward_block(const Head *h, const Gradients *g, const Block *b, Ba
     int64_t at = (int64_t)b->q0 * h->d;
     load_block(w->q, h->q + at, b->rows, e, h->d);
     load_block(w->dy, g->dy + at, b->rows, e, h->d);
-    load_block(w->dq, g->y + at, b->rows, e, h->d); // y for a moment
     for (int i = 0; i < b->rows; i++) {
-        w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
+        w->delta[i] = g->row_sums[(int64_t)(b->q0 + i) * g->H];
         w->lse[i] = g->lse[(int64_t)(b->q0 + i) * g->H];
     }
     memset(w->dq, 0, sizeof(float) * (size_t)b->rows * (size_t)e);
@@ -240,10 +239,10 @@ static void backward_document(const Head *h, const Gradients *g, int begin, int 
 }
 
 void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
-                        int window, int N, int H, int e)
+                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
+                        int slots, float scale, int window, int N, int H, int e)
 {
-    (void)s, (void)N, (void)slots;
+    (void)s, (void)y, (void)N, (void)slots;
     int d = H * e, documents = table[0];
     const int32_t *start = table + 1;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
@@ -251,7 +250,7 @@ void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floa
         for (int head = 0; head < H; head++) {
             int at = head * e;
             Head h = {q + at, k + at, v + at, scale, window, d, e};
-            Gradients g = {dq + at, dk + at, dv + at, dy + at, y + at, lse + head, H};
+            Gradients g = {dq + at, dk + at, dv + at, dy + at, lse + head, row_sums + head, H};
             backward_document(&h, &g, start[doc], start[doc + 1]);
         }
 }

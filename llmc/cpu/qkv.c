@@ -169,7 +169,7 @@ void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, c
         }
 }
 
-// One head of one token: writes dy, returns the gradient before the sigmoid.
+// One head of one token: writes dy, returns the sum of dy * y.
 static float gate_backward_head(floatX *dy, const floatX *dyg, const floatX *y, float sig, int e)
 {
     float sum = 0;
@@ -179,11 +179,11 @@ static float gate_backward_head(floatX *dy, const floatX *dyg, const floatX *y, 
         sum += g * x_to_float(y[i]);
         dy[i] = float_to_x(sig * g);
     }
-    return sum * sig * (1 - sig);
+    return sum * sig;
 }
 
-void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, const floatX *dyg, const floatX *y, const floatX *h,
-                        const floatX *gate_w, int N, int H, int e)
+void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg, const floatX *y,
+                        const floatX *h, const floatX *gate_w, int N, int H, int e)
 {
     (void)s;
     int d = H * e, weights = H * GATE_WIDTH;
@@ -196,9 +196,10 @@ void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, cons
                 int64_t at = (int64_t)t * d + head * e;
                 const floatX *row = h + (int64_t)t * d;
                 float sig = sigmoid(gate_dot(row, gate_w + head * GATE_WIDTH));
-                float g = gate_backward_head(dy + at, dyg + at, y + at, sig, e);
+                float row_sum = gate_backward_head(dy + at, dyg + at, y + at, sig, e), g = row_sum * (1 - sig);
                 float *sum = sums + part * weights + head * GATE_WIDTH;
                 dgate[(int64_t)t * H + head] = g;
+                row_sums[(int64_t)t * H + head] = row_sum;
                 for (int c = 0; c < GATE_WIDTH; c++) sum[c] += g * x_to_float(row[c]);
             }
     for (int i = 0; i < weights; i++) {

@@ -6,6 +6,7 @@
 //   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
 //   part 2  where it starts in (N, H) buffers; N H for an empty slot
 //   part 3  cu_seqlens, followed by N to the end
+//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
 // on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention.h"
@@ -18,17 +19,19 @@
 
 enum { PARTS = 4, MIN_SLOTS = 64, RESERVED_SLOTS = 512, MAX_PLANS = 64, TOKENS_PER_EVAL_SLOT = 512 };
 
+typedef enum { BY_CUDNN, BY_TENSOR, BY_OWN } Kernels;
 static struct {
-    bool open, own_forward, own_backward;
+    bool open;
+    Kernels forward, backward;
     OpSizes sizes;
     int head_dim;
     AttentionPlan *plan[MAX_PLANS];
     int num_plans;
-    float *row_sums, *dq_sum;
+    float *row_scratch, *dq_sum;
     size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
+    unsigned *counters;
     char description[512];
 } at;
-static AttentionKernels preferred = ATTENTION_BEST;
 
 // ---- document slots ------------------------------------------------------------------------------------------------------
 
@@ -50,11 +53,14 @@ static int64_t capacity(int N, int max_documents)
     return max_i64(RESERVED_SLOTS, rounded_slots(documents));
 }
 
-static int64_t part_ints(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
+int64_t attention_table_part(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
 
-int64_t attention_table_ints(int N, int max_documents) { return PARTS * part_ints(N, max_documents); }
+int64_t attention_table_ints(int N, int max_documents)
+{
+    return PARTS * attention_table_part(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
+}
 
-static int longest_first(const void *a, const void *b)
+static int rising(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? -1 : x > y;
@@ -65,8 +71,24 @@ static uint64_t *sorted_documents(const int32_t *cu, int count)
 {
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
     for (int i = 0; i < count; i++) order[i] = (uint64_t)~(uint32_t)(cu[i + 1] - cu[i]) << 32 | (uint32_t)cu[i];
-    qsort(order, (size_t)count, sizeof *order, longest_first);
+    qsort(order, (size_t)count, sizeof *order, rising);
     return order;
+}
+
+// A tile counts to the document of its last key. Whole documents one after the other: the tiles of one read and add to the same
+// queries, which then are still in L2. Longest first: what comes last is short work.
+static void sort_key_tiles(int32_t *tiles, const int32_t *cu, int documents, int N)
+{
+    int count = (int)ceil_div(N, ATTENTION_KEY_TILE), document = 0;
+    uint64_t *order = xcalloc((size_t)count, sizeof *order);
+    for (int i = 0; i < count; i++) {
+        int first = i * ATTENTION_KEY_TILE, last = (int)min_i64(N, first + ATTENTION_KEY_TILE) - 1;
+        while (document + 1 < documents && cu[document + 1] <= last) document++;
+        order[i] = (uint64_t)~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
+    }
+    qsort(order, (size_t)count, sizeof *order, rising);
+    for (int i = 0; i < count; i++) tiles[i] = (int32_t)(uint32_t)order[i];
+    free(order);
 }
 
 static void make_plans_for(int64_t slots, int N);
@@ -76,7 +98,7 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     assert(at.open && max_documents == at.sizes.max_documents);
     assert(num_documents >= 1 && cu_seqlens[0] == 0 && cu_seqlens[num_documents] == N);
     assert(num_documents <= capacity(N, max_documents));
-    int64_t part = part_ints(N, max_documents);
+    int64_t part = attention_table_part(N, max_documents);
     int32_t *length = table, *start = table + part, *lse_start = table + 2 * part, *cu = table + 3 * part;
     int32_t d = at.sizes.dim, H = at.sizes.heads;
     uint64_t *order = sorted_documents(cu_seqlens, num_documents);
@@ -89,6 +111,7 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     }
     free(order);
     for (int64_t i = num_documents; i < part; i++) length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
+    sort_key_tiles(table + PARTS * part, cu_seqlens, num_documents, N);
     int64_t slots = rounded_slots(num_documents);
     make_plans_for(slots, N); // here and not in the op, which may be under capture
     return (int)slots;
@@ -144,8 +167,8 @@ static void check_tokens(int N, int most, const char *what)
 static void make_plans_for(int64_t slots, int N)
 {
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
-    if (!at.own_forward) need_plan(slots, N, false);
-    if (!at.own_backward && N <= at.sizes.tokens) need_plan(slots, N, true);
+    if (at.forward == BY_CUDNN) need_plan(slots, N, false);
+    if (at.backward == BY_CUDNN && N <= at.sizes.tokens) need_plan(slots, N, true);
 }
 
 static bool is_capturing(Stream s)
@@ -169,10 +192,10 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
 {
     assert(at.open && H == at.sizes.heads && e == at.head_dim && (uintptr_t)table % 16 == 0);
     assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
-    int64_t part = part_ints(N, at.sizes.max_documents);
+    int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
-                           .row_sums = at.row_sums, .dq_sum = at.dq_sum, .scale = scale, .window = window, .slots = slots,
-                           .N = N, .H = H, .e = e};
+                           .key_tiles = table + PARTS * part, .row_scratch = at.row_scratch, .dq_sum = at.dq_sum,
+                           .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
 }
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------
@@ -181,8 +204,8 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
 static bool cudnn_is_a_candidate(Error *why)
 {
     int capability = device_compute(), e = at.head_dim;
-    if (preferred == ATTENTION_OWN) return error_set(why, "asked for");
-    if (preferred == ATTENTION_CUDNN) return true;
+    if (at.sizes.attention == ATTENTION_OWN) return error_set(why, "asked for");
+    if (at.sizes.attention == ATTENTION_CUDNN) return true;
     if (device_is_portable()) return error_set(why, "--portable");
     if (capability < 90)
         return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10, capability % 10);
@@ -195,7 +218,7 @@ static bool make_first_plans(Error *e)
     const OpSizes *z = &at.sizes;
     for (int slots = MIN_SLOTS; z->tokens && slots <= 128; slots += 32) {
         if (!make_plan(slots, z->tokens, false, e)) return false;
-        if (!at.own_backward && !make_plan(slots, z->tokens, true, e)) return false;
+        if (at.backward == BY_CUDNN && !make_plan(slots, z->tokens, true, e)) return false;
     }
     if (z->eval_tokens <= z->tokens) return true;
     int64_t slots =
@@ -217,7 +240,7 @@ static bool cudnn_is_right(Error *why)
     stream_synchronize(s);
     stream_destroy(s);
     AttentionCall c = make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
-    bool backward = !at.own_backward && at.sizes.tokens;
+    bool backward = at.backward == BY_CUDNN && at.sizes.tokens;
     bool right = attention_agree(find_plan(slots, N, false), backward ? find_plan(slots, N, true) : NULL, &c, why);
     host_free(host), device_free(table);
     return right;
@@ -225,10 +248,12 @@ static bool cudnn_is_right(Error *why)
 
 size_t attention_borrowed_bytes(void) { return at.borrowed; }
 
-static void free_dq_sum(void)
+static void free_scratch(void)
 {
+    if (at.row_scratch) device_free(at.row_scratch);
+    if (at.counters) device_free(at.counters);
     if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
-    at.dq_sum = NULL;
+    at.row_scratch = NULL, at.counters = NULL, at.dq_sum = NULL;
     at.borrowed = 0;
 }
 
@@ -245,13 +270,11 @@ static void reserve_dq_sum(size_t bytes)
     at.borrowed = aligned;
 }
 
-// On true with plans made and scratch set aside.
+// On true with plans made.
 static bool cudnn_is_usable(Error *why)
 {
     if (!cudnn_is_a_candidate(why) || !make_first_plans(why)) return false;
-    size_t elements = (size_t)at.sizes.tokens * (size_t)at.sizes.dim;
-    if (!at.own_backward) reserve_dq_sum(elements * sizeof(float));
-    return preferred == ATTENTION_CUDNN || cudnn_is_right(why);
+    return at.sizes.attention == ATTENTION_CUDNN || cudnn_is_right(why);
 }
 
 static void free_plans(void)
@@ -262,9 +285,24 @@ static void free_plans(void)
 static void prepare_own(void)
 {
     Error e;
-    bool good = !at.own_forward || attention_own_prepare(at.head_dim, &e);
-    if (good && at.own_backward && at.sizes.tokens) good = attention_own_prepare_backward(at.head_dim, &e);
+    bool good = at.forward != BY_OWN || attention_own_prepare(at.head_dim, &e);
+    if (good && at.backward == BY_OWN && at.sizes.tokens) good = attention_own_prepare_backward(at.head_dim, &e);
     if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
+}
+
+static void reserve_scratch(void)
+{
+    const OpSizes *z = &at.sizes;
+    size_t rows = (size_t)z->tokens * (size_t)z->heads;
+    if (!rows) return;
+    if (at.backward == BY_CUDNN) {
+        at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
+        reserve_dq_sum(rows * (size_t)at.head_dim * sizeof(float));
+    } else if (at.backward == BY_TENSOR) {
+        size_t sums = attention_tensor_sums(z->tokens, z->heads, at.head_dim);
+        at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
+        at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
+    }
 }
 
 const char *attention_library(void)
@@ -275,26 +313,37 @@ const char *attention_library(void)
     return text;
 }
 
-static void choose_kernels(void)
+static const char *kernels_name(Kernels k)
 {
-    Error why = {""};
-    at.own_backward = at.sizes.deterministic; // cuDNN's dq depends on the order in which blocks arrive
-    at.own_forward = !cudnn_is_usable(&why);
-    if (at.own_forward && preferred == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", why.text);
-    if (at.own_forward) free_plans(), at.own_backward = true;
-    if (at.own_backward) free_dq_sum();
-    prepare_own();
-    const char *library = attention_library();
-    char *text = at.description;
-    size_t size = sizeof at.description;
-    if (at.own_forward) snprintf(text, size, "attention by the program's own kernels (%.400s)", why.text);
-    else if (at.own_backward)
-        snprintf(text, size, "attention forward by %s, backward by the program's own kernels (a fixed order of sums)", library);
-    else snprintf(text, size, "attention by %s", library);
-    if (at.own_backward) note("%s; slower than cuDNN's", at.description);
+    if (k == BY_CUDNN) return attention_library();
+    return k == BY_TENSOR ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
 }
 
-void attention_prefer(AttentionKernels kernels) { preferred = kernels; }
+// Backward: only the own kernels for any GPU have a fixed order of sums; those for Hopper are the fastest; cuDNN's come next.
+static void choose_kernels(void)
+{
+    Error not_tensor = {""}, not_cudnn = {""};
+    at.backward = BY_CUDNN;
+    if (at.sizes.deterministic) at.backward = BY_OWN;
+    else if (at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor)) at.backward = BY_TENSOR;
+    reserve_scratch();
+    at.forward = cudnn_is_usable(&not_cudnn) ? BY_CUDNN : BY_OWN;
+    if (at.forward == BY_OWN && at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
+    if (at.forward == BY_OWN) free_plans();
+    if (at.forward == BY_OWN && at.backward == BY_CUDNN) {
+        at.backward = BY_OWN;
+        free_scratch();
+    }
+    prepare_own();
+    char *text = at.description;
+    size_t size = sizeof at.description;
+    int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
+    if (not_cudnn.text[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn.text);
+    used += snprintf(text + used, size - (size_t)used, ", backward by %s", kernels_name(at.backward));
+    if (at.sizes.deterministic) snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
+    else if (not_tensor.text[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor.text);
+    if (at.forward == BY_OWN || at.backward == BY_OWN) note("%s: several times slower than could be", text);
+}
 
 void attention_reserve(const OpSizes *sizes)
 {
@@ -308,7 +357,6 @@ void attention_reserve(const OpSizes *sizes)
         fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens",
               (long long)most, sizes->dim, INT32_MAX / sizes->dim);
     at.open = true;
-    at.row_sums = device_alloc((size_t)sizes->tokens * (size_t)sizes->heads * sizeof(float), "attention: row sums");
     choose_kernels();
 }
 
@@ -317,8 +365,7 @@ void attention_close(void)
     if (!at.open) return;
     free_plans();
     attention_cudnn_close();
-    if (at.row_sums) device_free(at.row_sums);
-    free_dq_sum();
+    free_scratch();
     memset(&at, 0, sizeof at);
 }
 
@@ -332,18 +379,19 @@ void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const f
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
     c.y = y, c.lse = lse, c.q = q, c.k = k, c.v = v;
-    if (at.own_forward) attention_own_forward(&c, s);
+    if (at.forward == BY_OWN) attention_own_forward(&c, s);
     else attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
 }
 
 void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const floatX *q, const floatX *k, const floatX *v, const int32_t *table, int slots, float scale,
-                        int window, int N, int H, int e)
+                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
+                        int slots, float scale, int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");
     c.q = q, c.k = k, c.v = v, c.y = (floatX *)y, c.lse = (float *)lse; // only read
-    c.dy = dy, c.dq = dq, c.dk = dk, c.dv = dv;
-    if (at.own_backward) attention_own_backward(&c, s);
+    c.dy = dy, c.row_sums = row_sums, c.dq = dq, c.dk = dk, c.dv = dv;
+    if (at.backward == BY_OWN) attention_own_backward(&c, s);
+    else if (at.backward == BY_TENSOR) attention_tensor_backward(&c, s);
     else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
 }

@@ -1,5 +1,5 @@
-// Inside of the CUDA backend's attention: cuDNN's kernels (attention_cudnn.c), the program's own (attention_own*.cu), and
-// attention.c, which implements llmc/ops.h with them and chooses.
+// Inside of the CUDA backend's attention: cuDNN's kernels (attention_cudnn.c), the program's own for any GPU (attention_own*.cu)
+// and for Hopper (attention_tensor*.cu), and attention.c, which implements llmc/ops.h with them and chooses.
 #pragma once
 #include "llmc/common.h"
 #include "llmc/ops.h"
@@ -10,18 +10,16 @@ extern "C" {
 // ---- for backend.cu ------------------------------------------------------------------------------------------------------
 
 // Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates scratch memory. Call
-// after backend_open and before any table is built; calling again starts over with the new sizes. A note says when it is not
-// cuDNN.
-//   tokens 0: no backward pass. Fatal on sizes that neither path can take.
+// after backend_open and before any table is built; calling again starts over with the new sizes. A note says when slow kernels
+// are taken.
+//   sizes->tokens 0: no backward pass.  sizes->attention: ATTENTION_CUDNN is taken unchecked.
+// Fatal on sizes that no kernels can take, or not those asked for.
 void attention_reserve(const OpSizes *sizes);
+int64_t attention_table_part(int N, int max_documents); // int32 from one part of a table to the next (see attention.c)
 void attention_close(void);
 // What attention uses of the head's idle memory, at its end: scratch that is dead outside of its ops.
 size_t attention_borrowed_bytes(void);
 
-// For tests and benchmarks: what the next attention_reserve chooses. BEST: cuDNN where it works, as described above.
-// CUDNN: unchecked; fatal when it has no plan. OWN: the program's own kernels.
-typedef enum { ATTENTION_BEST, ATTENTION_CUDNN, ATTENTION_OWN } AttentionKernels;
-void attention_prefer(AttentionKernels kernels);
 const char *attention_library(void);     // "cuDNN 9.1.0"; static text
 const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
 
@@ -34,13 +32,17 @@ typedef struct {
     float *lse;              // (N, H) forward: out; backward: in
     const floatX *dy;        // (N, d)
     floatX *dq, *dk, *dv;    // (N, d) out
-    float *row_sums;         // (N, H) scratch of backward: sum over the head of dy * y
-    float *dq_sum;           // (N, d) scratch of cuDNN's backward
+    const float *row_sums;   // (N, H) backward: in
+    // scratch of backward
+    float *row_scratch;      // (N, H) cuDNN: its own row sums
+    float *dq_sum;           // cuDNN: (N, d); Hopper's kernels: attention_tensor_sums(N, H, e) floats, zeros between calls
+    unsigned *counters;      // Hopper's kernels: attention_tensor_counters() of them, zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
     const int32_t *length;    // (slots) longest first
     const int32_t *start;     // (slots + 1) of the slot's document in (N, d) buffers, elements
     const int32_t *lse_start; // (slots + 1) the same in (N, H) buffers
     const int32_t *cu;        // (slots + 1) starts in rising order, tokens
+    const int32_t *key_tiles; // tiles of ATTENTION_KEY_TILE keys, in the order to take them
     float scale;
     int window, slots;
     int N, H, e;
@@ -74,6 +76,16 @@ bool attention_own_prepare_backward(int e, Error *error);
 // The same bits for the same input, always.
 void attention_own_forward(const AttentionCall *c, Stream s);
 void attention_own_backward(const AttentionCall *c, Stream s);
+
+// ---- own kernels for Hopper ------------------------------------------------------------------------------------------------
+
+enum { ATTENTION_KEY_TILE = 128 };
+// False, with the reason, where they do not run: another chip, compiled for another, another head width than 128.
+bool attention_tensor_prepare(int e, Error *error);
+size_t attention_tensor_sums(int N, int H, int e);
+size_t attention_tensor_counters(void);
+// dk and dv have the same bits always, dq up to the order of fp32 sums.
+void attention_tensor_backward(const AttentionCall *c, Stream s);
 
 // Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL when cuDNN's is not
 // wanted. False, with the tensor that differs, when cuDNN's results are not to be trusted. Both own kernels must have been

@@ -13,7 +13,7 @@ static const char *const names[TENSORS] = {"q", "k", "v", "dy", "y", "dq", "dk",
 
 typedef struct {
     floatX *t[TENSORS]; // inputs are shared by the two sides
-    float *lse;
+    float *lse, *row_sums;
 } Side;
 
 static void fill(Stream s, floatX *p, int64_t n, uint64_t *state)
@@ -32,7 +32,7 @@ static AttentionCall call_of(const AttentionCall *base, const Side *side)
 {
     AttentionCall c = *base;
     c.q = side->t[Q], c.k = side->t[K], c.v = side->t[V], c.dy = side->t[D_Y], c.y = side->t[Y], c.lse = side->lse;
-    c.dq = side->t[D_Q], c.dk = side->t[D_K], c.dv = side->t[D_V];
+    c.row_sums = side->row_sums, c.dq = side->t[D_Q], c.dk = side->t[D_K], c.dv = side->t[D_V];
     return c;
 }
 
@@ -53,6 +53,21 @@ static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const ch
            error_set(e, "cuDNN's %s differs by %.2g from the program's own", name, difference);
 }
 
+// Sums over the head of dy * y, (N, H).
+static void sum_rows(Stream s, const Side *side, const AttentionCall *c)
+{
+    int64_t rows = (int64_t)c->N * c->H, n = rows * c->e;
+    floatX *dy = xcalloc((size_t)n, sizeof *dy), *y = xcalloc((size_t)n, sizeof *y);
+    float *sums = xcalloc((size_t)rows, sizeof *sums);
+    copy_to_host(s, dy, side->t[D_Y], (size_t)n * sizeof *dy);
+    copy_to_host(s, y, side->t[Y], (size_t)n * sizeof *y);
+    stream_synchronize(s);
+    for (int64_t i = 0; i < n; i++) sums[i / c->e] += x_to_float(dy[i]) * x_to_float(y[i]);
+    copy_to_device(s, side->row_sums, sums, (size_t)rows * sizeof *sums);
+    stream_synchronize(s);
+    free(dy), free(y), free(sums);
+}
+
 bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e)
 {
     int64_t n = (int64_t)base->N * base->H * base->e;
@@ -64,19 +79,24 @@ bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const Atte
         if (i < INPUTS) fill(s, own.t[i], n, &state);
         else cudnn.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
     }
-    own.lse = device_alloc((size_t)base->N * (size_t)base->H * sizeof(float), "attention: check");
-    cudnn.lse = device_alloc((size_t)base->N * (size_t)base->H * sizeof(float), "attention: check");
+    size_t row_bytes = (size_t)base->N * (size_t)base->H * sizeof(float);
+    own.lse = device_alloc(row_bytes, "attention: check"), cudnn.lse = device_alloc(row_bytes, "attention: check");
+    own.row_sums = cudnn.row_sums = device_alloc(row_bytes, "attention: check");
     AttentionCall a = call_of(base, &cudnn), b = call_of(base, &own);
     attention_plan_run(forward, &a, s);
     attention_own_forward(&b, s);
-    if (backward) attention_plan_run(backward, &a, s), attention_own_backward(&b, s);
+    if (backward) {
+        sum_rows(s, &own, base);
+        attention_plan_run(backward, &a, s);
+        attention_own_backward(&b, s);
+    }
     bool good = true;
     for (int i = INPUTS; good && i < (backward ? TENSORS : Y + 1); i++) good = same(s, cudnn.t[i], own.t[i], n, names[i], e);
     for (int i = 0; i < TENSORS; i++) {
         device_free(own.t[i]);
         if (i >= INPUTS) device_free(cudnn.t[i]);
     }
-    device_free(own.lse), device_free(cudnn.lse);
+    device_free(own.lse), device_free(cudnn.lse), device_free(own.row_sums);
     stream_destroy(s);
     return good;
 }

@@ -383,7 +383,7 @@ static void put_tensors(Arguments *x, const AttentionCall *c, bool backward)
     put(x, LENGTHS, c->length), put(x, QKV_START, c->start), put(x, OUT_START, c->start), put(x, LSE_START, c->lse_start);
     if (!backward) return;
     put(x, D_Y, c->dy), put(x, D_Q, c->dq), put(x, D_K, c->dk), put(x, D_V, c->dv);
-    put(x, ROW_SUM, c->row_sums), put(x, DQ_SUM, c->dq_sum);
+    put(x, ROW_SUM, c->row_scratch), put(x, DQ_SUM, c->dq_sum);
 }
 
 static void must(cudnnStatus_t status, const char *what)

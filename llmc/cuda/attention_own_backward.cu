@@ -2,7 +2,7 @@
 // that sums it in a fixed order: one pass over the keys of 64 queries for dq, one over the queries of 64 keys for dk and dv. The
 // price is that scores and their gradients are computed twice: 7 products of tiles instead of 5.
 //
-// With p = exp(s - lse), r = rowsum(dy * y), ds = scale p * (dy v^T - r):   dq = ds k;   dk = ds^T q;   dv = p^T dy.
+// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = scale p * (dy v^T - r):   dq = ds k;   dk = ds^T q;   dv = p^T dy.
 // The two passes are one kernel: its rows stay (q and dy, or k and v), the other side's two tensors stream by, 32 rows at a time
 // through two stages. Rows are queries in the one and keys in the other, so in the second everything appears transposed.
 #include "llmc/cuda/attention_own.cuh"
@@ -38,29 +38,6 @@ static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *que
     queries->row_sum[threadIdx.x] = exists ? c.row_sums[(int64_t)t * c.H + head] : 0;
 }
 
-// r of the block's 64 queries, to `row_sum` and for the pass over keys to memory. Two threads a row; dy: tile
-template <int E>
-static __device__ __forceinline__ void find_row_sums(float (&row_sum)[TILE], const floatX *dy, int q0, int head,
-                                                     const AttentionCall &c)
-{
-    int row = threadIdx.x / 2, t = q0 + row;
-    float sum = 0;
-    if (t < c.N) {
-        const floatX *y = c.y + (int64_t)t * (c.H * c.e) + head * c.e;
-        for (int column = threadIdx.x % 2 * 8; column < c.e; column += 16) {
-            float a[8], b[8];
-            unpack8(*(const uint4 *)(y + column), a);
-            unpack8(*(const uint4 *)(dy + row * PITCH<E> + column), b);
-#pragma unroll
-            for (int i = 0; i < 8; i++) sum += a[i] * b[i];
-        }
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    if (threadIdx.x % 2) return;
-    row_sum[row] = sum;
-    if (t < c.N) c.row_sums[(int64_t)t * c.H + head] = sum;
-}
-
 // s: scores to weights; dp: gradients of weights to those of unscaled scores. lse, row_sum: by row (queries in rows) or by
 // column.
 template <bool KEYS>
@@ -85,7 +62,6 @@ template <int E, bool KEYS> __global__ void __launch_bounds__(THREADS<E, KEYS>) 
     constexpr int NT = THREADS<E, KEYS>, COLUMNS = E / SPLIT<E, KEYS>;
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[TILE];
-    __shared__ float row_sums[TILE];
     __shared__ QueryStage queries[STAGES];
     floatX *a = shared, *b = a + TILE * PITCH<E>, *ring = b + TILE * PITCH<E>;
     int head = blockIdx.y, first = blockIdx.x * TILE, warp = threadIdx.x / WARP,
@@ -99,14 +75,9 @@ template <int E, bool KEYS> __global__ void __launch_bounds__(THREADS<E, KEYS>) 
     wait_loads<0>();
     __syncthreads();
     float lse[2] = {}, row_sum[2] = {};
-    if (!KEYS) {
-        find_row_sums<E>(row_sums, b, first, head, c);
-        __syncthreads();
-        for (int r = 0; r < 2; r++) {
-            int row = warp_row + threadIdx.x % WARP / 4 + 8 * r;
-            row_sum[r] = row_sums[row];
-            lse[r] = first + row < c.N ? c.lse[(int64_t)(first + row) * c.H + head] * LOG2E : 0;
-        }
+    for (int r = 0; !KEYS && r < 2; r++) {
+        int t = first + warp_row + threadIdx.x % WARP / 4 + 8 * r;
+        if (t < c.N) lse[r] = c.lse[(int64_t)t * c.H + head] * LOG2E, row_sum[r] = c.row_sums[(int64_t)t * c.H + head];
     }
     RowSpans spans = my_spans(span, warp_row, first, c.N);
     float da[COLUMNS / 8][4] = {}, db[KEYS ? COLUMNS / 8 : 1][4] = {};
@@ -150,7 +121,7 @@ template <int E> static bool prepare(Error *error)
 template <int E> static void launch(const AttentionCall *c, Stream s)
 {
     dim3 grid((unsigned)ceil_div(c->N, TILE), (unsigned)c->H);
-    attention_backward_kernel<E, false><<<grid, THREADS<E, false>, backward_bytes<E>(), s>>>(*c); // row sums, for the second, too
+    attention_backward_kernel<E, false><<<grid, THREADS<E, false>, backward_bytes<E>(), s>>>(*c);
     attention_backward_kernel<E, true><<<grid, THREADS<E, true>, backward_bytes<E>(), s>>>(*c);
     CHECK_LAUNCH();
 }

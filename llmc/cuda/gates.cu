@@ -49,9 +49,9 @@ void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, c
 
 // Head widths whose vectors are a power of two of at most 32: a group of lanes sums its own head.
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_kernel(floatX *dy, float *dgate, const floatX *dyg,
-                                                                         const floatX *y, const floatX *h, const floatX *gate_w,
-                                                                         int N, int H, int e)
+__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_kernel(floatX *dy, float *dgate, float *row_sums,
+                                                                         const floatX *dyg, const floatX *y, const floatX *h,
+                                                                         const floatX *gate_w, int N, int H, int e)
 {
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e, vectors = d / 8;
     if (row >= N) return;
@@ -72,16 +72,20 @@ __global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_kernel(floatX 
             g[k] *= gate;
         }
         dot = group_sum(dot, e / 8, 0xffffffffu);
-        if (v < vectors && v * 8 % e == 0) dgate[(int64_t)row * H + head] = dot * gate * (1 - gate);
+        if (v < vectors && v * 8 % e == 0) {
+            row_sums[(int64_t)row * H + head] = dot * gate;
+            dgate[(int64_t)row * H + head] = dot * gate * (1 - gate);
+        }
         ug[i] = pack8(g);
     }
     store_row(dy + at, ug, vectors, lane);
 }
 
 // Any head width: one warp a head.
-__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(floatX *dy, float *dgate, const floatX *dyg,
-                                                                             const floatX *y, const floatX *h,
-                                                                             const floatX *gate_w, int N, int H, int e)
+__global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(floatX *dy, float *dgate, float *row_sums,
+                                                                             const floatX *dyg, const floatX *y,
+                                                                             const floatX *h, const floatX *gate_w, int N, int H,
+                                                                             int e)
 {
     int lane = threadIdx.x % WARP;
     int64_t unit = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / WARP, n = unit / H, at = unit * e;
@@ -93,7 +97,7 @@ __global__ __launch_bounds__(ROW_THREADS) void attn_gate_backward_any_kernel(flo
         dy[at + i] = __float2bfloat16(g * gate);
     }
     dot = warp_sum(dot);
-    if (lane == 0) dgate[unit] = dot * gate * (1 - gate);
+    if (lane == 0) row_sums[unit] = dot * gate, dgate[unit] = dot * gate * (1 - gate);
 }
 
 // dgate_w[h][j] += sum over rows of dgate[row][h] * h[row][j]. A block sums WEIGHT_ROWS rows: each warp a stretch of them, a lane
@@ -137,16 +141,16 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_weight_kernel(float *dgate_w
     }
 }
 
-void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *dgate_w, const floatX *dyg, const floatX *y, const floatX *h,
-                        const floatX *gate_w, int N, int H, int e)
+void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg, const floatX *y,
+                        const floatX *h, const floatX *gate_w, int N, int H, int e)
 {
     if (N <= 0) return;
     bool fast = e <= 256 && (e & (e - 1)) == 0;
     unsigned blocks = (unsigned)ceil_div(fast ? N : (int64_t)N * H, ROW_WARPS);
     if (fast)
-        DISPATCH_WIDTH(H * e,
-                       (attn_gate_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, dyg, y, h, gate_w, N, H, e)));
-    else attn_gate_backward_any_kernel<<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, dyg, y, h, gate_w, N, H, e);
+        DISPATCH_WIDTH(H * e, (attn_gate_backward_kernel<VPL>
+                               <<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, row_sums, dyg, y, h, gate_w, N, H, e)));
+    else attn_gate_backward_any_kernel<<<blocks, ROW_THREADS, 0, s>>>(dy, dgate, row_sums, dyg, y, h, gate_w, N, H, e);
     unsigned weight_blocks = (unsigned)ceil_div(N, WEIGHT_ROWS);
     float *partials = scratch_floats((size_t)weight_blocks * (size_t)(H * GATE_WIDTH));
     gate_weight_kernel<<<weight_blocks, ROW_THREADS, 0, s>>>(dgate_w, dgate, h, N, H, H * e, partials, device_state.counter);

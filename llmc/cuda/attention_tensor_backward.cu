@@ -1,0 +1,551 @@
+// Attention backward on Hopper's warpgroup products, for heads of width 128: packed documents, causal, sliding window.
+//
+// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):   dv = p^T dy, dk = scale ds^T q, dq = scale ds k.
+//
+// A block takes 128 keys of one head (an item) and walks over the tiles of 64 queries that see any of them. Everything is
+// computed transposed, keys in rows, so that p^T and ds^T leave one product in the registers where the next one wants its left
+// operand. Two warpgroups own 64 keys each, dk and dv in registers; only ds^T goes through shared memory, because dq sums over
+// the keys of both: each computes half of dq's columns. Of the third warpgroup one warp fetches and two hand shares of dq to the
+// copy unit, which adds them to memory while the next tile is computed.
+//
+//   arithmetic   5 products of 64 x 128 x 128: 2560 cycles of the tensor cores a tile
+//   shared mem.  operands 256 KB, ds 16, dq 64, arriving q and dy 32 KB a tile: 2940 cycles at 128 bytes: this is the limit
+//   bytes        32 KB of q and dy in, 32 KB of dq added in L2 a tile: 11 + 11 bytes a cycle and multiprocessor
+//   space        k of this and the next item 64 KB, v 32, q, dy in two stages 64, ds twice 32, dq 32: 224 KB
+//   registers    dk, dv 128; scores and gradients of weights 64, later their rounded forms and dq in the same: 192 of 232
+//
+// Blocks of queries that compute dq without any addition would need 7 products instead of 5.
+// dq is summed in fp32 in a buffer of tiles in the products' own order of elements (a thread's four values are neighbours).
+// Blocks add in no fixed order: its last bits vary from run to run. A second kernel rounds the sums to dq and leaves zeros for
+// the next call. Measured against that: rounding by spare warps of this kernel as tiles become complete held up the short items.
+// Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; which queries see a key is one interval.
+// Items are handed out as blocks become free, in the table's order.
+#include "llmc/cuda/attention_tensor.cuh"
+
+namespace attention_tensor {
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+enum {
+    WIDTH = 128, KEYS = 128, QUERIES = 64, GROUP = 128, GROUP_KEYS = 64,
+    THREADS = 3 * GROUP,
+    PANEL = 64,                         // columns of 128 bytes, the width of the swizzle
+    KEY_PANEL_BYTES = KEYS * 128, QUERY_PANEL_BYTES = QUERIES * 128, KEY_BYTES = 2 * KEY_PANEL_BYTES,
+    QUERY_BYTES = 2 * QUERY_PANEL_BYTES, STAGE_BYTES = 2 * QUERY_BYTES, DS_BYTES = KEYS * 128, SHARE_BYTES = QUERIES * PANEL * 4,
+    TILE_FLOATS = QUERIES * WIDTH, // of dq's sums
+    STEP_BYTES = 16 * 128,         // 16 rows of a panel: one step along an operand stored along the columns
+    CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40
+};
+
+// What the blocks share in memory; zeros between calls.
+struct Progress {
+    unsigned next, finished; // items handed out; blocks that got none any more
+};
+
+struct Arguments {
+    const float *lse, *row_sums;
+    floatX *dq, *dk, *dv;
+    float *dq_sum;       // (tiles, H, TILE_FLOATS)
+    Progress *progress;
+    const int32_t *cu, *order; // starts of documents; tiles of keys in the order to take them
+    float scale, scale_log2; // scale_log2: scores to powers of two
+    int window, slots, N, H, items; // items: tiles of keys times heads
+};
+
+// 128 keys of one head. Tiles are numbers of 64 queries, key tiles of 128 keys.
+struct Item {
+    int key0, head;
+    int first, last; // tiles of queries, last exclusive; empty: no more work
+    int full_end[2]; // tiles from the warpgroup's second to here, exclusive, are seen whole by all its keys
+    int count[KEYS]; // queries that see the key: itself and those behind it
+};
+
+struct Stage { // of a tile's queries
+    float lse[QUERIES], row_sum[QUERIES]; // lse in powers of two
+};
+
+struct Shared {
+    uint8_t *base;
+    __device__ __forceinline__ uint8_t *k(int slot) const { return base + slot * KEY_BYTES; }
+    __device__ __forceinline__ uint8_t *v(void) const { return base + 2 * KEY_BYTES; }
+    __device__ __forceinline__ uint8_t *q(int stage) const { return base + 3 * KEY_BYTES + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint8_t *dy(int stage) const { return q(stage) + QUERY_BYTES; }
+    __device__ __forceinline__ uint8_t *ds(int buffer) const { return q(2) + buffer * DS_BYTES; }
+    __device__ __forceinline__ uint8_t *dq(int group) const { return ds(2) + group * SHARE_BYTES; }
+    __device__ __forceinline__ Stage *stage(int i) const { return (Stage *)dq(2) + i; }
+    __device__ __forceinline__ Item *item(int slot) const { return (Item *)stage(2) + slot; }
+    __device__ __forceinline__ uint64_t *barrier(int i) const { return (uint64_t *)item(2) + i; }
+    __device__ __forceinline__ uint64_t *keys_full(int slot) const { return barrier(slot); }
+    __device__ __forceinline__ uint64_t *keys_empty(int slot) const { return barrier(2 + slot); }
+    __device__ __forceinline__ uint64_t *queries_full(int stage) const { return barrier(4 + stage); }
+    __device__ __forceinline__ uint64_t *queries_empty(int stage) const { return barrier(6 + stage); }
+    __device__ __forceinline__ uint64_t *values_full(void) const { return barrier(8); }
+    __device__ __forceinline__ uint64_t *values_empty(void) const { return barrier(9); }
+    __device__ __forceinline__ uint64_t *share_full(int group) const { return barrier(10 + group); }
+    __device__ __forceinline__ uint64_t *share_empty(int group) const { return barrier(12 + group); }
+};
+enum {
+    BARRIERS = 14,
+    TILES_BYTES = 3 * KEY_BYTES + 2 * STAGE_BYTES + 2 * DS_BYTES + 2 * SHARE_BYTES,
+    SHARED_BYTES = TILES_BYTES + 2 * sizeof(Stage) + 2 * sizeof(Item) + BARRIERS * 8
+};
+static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+static_assert(sizeof(Item) % 8 == 0, "barriers are aligned");
+static_assert((int)KEYS == (int)ATTENTION_KEY_TILE, "the table sorts tiles of this size");
+
+#if NS_HOPPER
+
+struct Ring { // a position in the two stages
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() { parity ^= stage, stage ^= 1; }
+};
+
+// ---- the warp that fetches -----------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ int document_of(int t, const Arguments &a) // last d with cu[d] <= t
+{
+    int low = 0, high = a.slots;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (a.cu[middle] <= t) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// Fills the item's description. All lanes, four keys each.
+static __device__ __forceinline__ void describe_item(Item *item, int index, const Arguments &a)
+{
+    int lane = threadIdx.x % WARP, key0 = a.order[index / a.H] * KEYS, first_key = key0 + 4 * lane;
+    int document = document_of(min(first_key, a.N - 1), a), end = a.cu[document + 1], last_seen = 0, count[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int key = first_key + i;
+        count[i] = 0;
+        if (key < a.N) {
+            while (key >= end) end = a.cu[++document + 1];
+            count[i] = min(end - key, a.window + 1);
+            last_seen = key + count[i];
+        }
+        item->count[4 * lane + i] = count[i];
+    }
+    int seen = __reduce_max_sync(0xffffffffu, last_seen);
+    int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0), __shfl_sync(0xffffffffu, first_key + count[0], 16)};
+    if (lane) return;
+    item->key0 = key0, item->head = index % a.H, item->first = key0 / QUERIES;
+    item->last = (seen + QUERIES - 1) / QUERIES;
+    for (int g = 0; g < 2; g++) item->full_end[g] = whole[g] / QUERIES;
+}
+
+// lse and row sum of the lane's two queries of a tile.
+struct Scalars {
+    float lse[2], row_sum[2];
+};
+static __device__ __forceinline__ Scalars load_scalars(int tile, int head, const Arguments &a)
+{
+    Scalars x;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int t = tile * QUERIES + (int)threadIdx.x % WARP + WARP * i;
+        x.lse[i] = t < a.N ? a.lse[(int64_t)t * a.H + head] : 0;
+        x.row_sum[i] = t < a.N ? a.row_sums[(int64_t)t * a.H + head] : 0;
+    }
+    return x;
+}
+
+struct Fetch {
+    const CUtensorMap *q, *k, *v, *dy;
+    Ring ring, slots;
+    unsigned next; // lane 0: the item after the one described last
+};
+
+// Describes the next item in its slot and fetches its keys. False after the last.
+static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, const Arguments &a)
+{
+    int lane = threadIdx.x % WARP, slot = f.slots.stage;
+    unsigned index = __shfl_sync(0xffffffffu, f.next, 0);
+    Item *item = m.item(slot);
+    uint64_t *full = m.keys_full(slot);
+    barrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
+    f.slots.advance();
+    if (index >= (unsigned)a.items) {
+        if (lane) return false;
+        item->first = item->last = 0;
+        barrier_arrive(full);
+        if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1) a.progress->next = 0; // all have their last answer
+        return false;
+    }
+    if (lane == 0) f.next = atomicAdd(&a.progress->next, 1);
+    describe_item(item, (int)index, a);
+    __syncwarp();
+    if (lane == 0) {
+        int key0 = item->key0, column = item->head * WIDTH;
+        barrier_arrive_expect(full, KEY_BYTES);
+        for (int p = 0; p < 2; p++) copy_box(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
+    }
+    return true;
+}
+
+static __device__ __forceinline__ void fetch_values(const Fetch &f, const Shared &m, const Item *item, uint32_t parity)
+{
+    barrier_wait(m.values_empty(), parity ^ 1);
+    if (threadIdx.x % WARP) return;
+    barrier_arrive_expect(m.values_full(), KEY_BYTES);
+    for (int p = 0; p < 2; p++)
+        copy_box(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL, item->key0);
+}
+
+static __device__ __forceinline__ void fetch_queries(Fetch &f, const Shared &m, const Arguments &a, int tile, int head)
+{
+    int lane = threadIdx.x % WARP;
+    Scalars x = load_scalars(tile, head, a);
+    uint64_t *full = m.queries_full(f.ring.stage);
+    uint8_t *q = m.q(f.ring.stage), *dy = m.dy(f.ring.stage);
+    Stage *stage = m.stage(f.ring.stage);
+    barrier_wait(m.queries_empty(f.ring.stage), f.ring.parity ^ 1);
+    if (lane == 0) {
+        barrier_arrive_expect(full, STAGE_BYTES);
+        for (int p = 0; p < 2; p++) {
+            copy_box(q + p * QUERY_PANEL_BYTES, f.q, full, head * WIDTH + p * PANEL, tile * QUERIES);
+            copy_box(dy + p * QUERY_PANEL_BYTES, f.dy, full, head * WIDTH + p * PANEL, tile * QUERIES);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        stage->lse[lane + WARP * i] = x.lse[i] * LOG2E;
+        stage->row_sum[lane + WARP * i] = x.row_sum[i];
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(full);
+    f.ring.advance();
+}
+
+static __device__ __forceinline__ void fetch(const Shared &m, const Arguments &a, const CUtensorMap *q, const CUtensorMap *k,
+                                             const CUtensorMap *v, const CUtensorMap *dy)
+{
+    Fetch f = {q, k, v, dy, Ring(), Ring(), 0};
+    if (threadIdx.x % WARP == 0) f.next = atomicAdd(&a.progress->next, 1);
+    uint32_t parity = 0;
+    for (bool more = fetch_item(f, m, a); more; parity ^= 1) {
+        const Item *item = m.item(f.slots.stage ^ 1);
+        int tile = item->first, last = item->last, head = item->head;
+        fetch_queries(f, m, a, tile, head);
+        fetch_values(f, m, item, parity);
+        more = fetch_item(f, m, a); // early: it takes a while
+        while (++tile < last) fetch_queries(f, m, a, tile, head);
+    }
+}
+
+// ---- the two warps that add shares of dq -----------------------------------------------------------------------------------
+
+// One thread runs this for its warpgroup.
+static __device__ __forceinline__ void add_shares(const Shared &m, const Arguments &a, int group)
+{
+    uint32_t parity = 0;
+    for (Ring slots;; slots.advance()) {
+        barrier_wait(m.keys_full(slots.stage), slots.parity);
+        const Item *item = m.item(slots.stage);
+        int tile = item->first, last = item->last;
+        float *sums = a.dq_sum + ((int64_t)tile * a.H + item->head) * TILE_FLOATS + group * (TILE_FLOATS / 2);
+        barrier_arrive(m.keys_empty(slots.stage));
+        if (tile == last) break;
+        for (; tile < last; tile++, parity ^= 1, sums += (int64_t)a.H * TILE_FLOATS) {
+            barrier_wait(m.share_full(group), parity);
+            add_bulk(sums, m.dq(group), SHARE_BYTES);
+            stores_commit();
+            stores_wait_read();
+            barrier_arrive(m.share_empty(group));
+        }
+    }
+    stores_wait();
+}
+
+// ---- the warpgroups that multiply ----------------------------------------------------------------------------------------
+
+// s (64, 64) = the warpgroup's keys of `keys` (128, 128) times the queries (64, 128)^T.
+static __device__ __forceinline__ void multiply_rows(float (&s)[32], const uint8_t *keys, const uint8_t *queries, int group)
+{
+    uint64_t a = operand(keys + group * GROUP_KEYS * 128, 0), b = operand(queries, 0);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 16; i++)
+        multiply_64<false, false>(s, operand_advance(a, i / 4 * KEY_PANEL_BYTES + i % 4 * 32),
+                                  operand_advance(b, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32), i > 0);
+}
+
+// sum (64, 128) += x (64, 64) queries (64, 128); x: packed, as fragments.
+static __device__ __forceinline__ void multiply_fragments(float (&sum)[64], const uint32_t (&x)[16], const uint8_t *queries,
+                                                          bool accumulate)
+{
+    uint64_t b = operand(queries, QUERY_PANEL_BYTES);
+#pragma unroll
+    for (int i = 0; i < QUERIES / 16; i++)
+        multiply_128(sum, x + 4 * i, operand_advance(b, i * STEP_BYTES), accumulate || i > 0);
+}
+
+// dq (64 queries, 64 columns of the warpgroup) = ds k
+static __device__ __forceinline__ void multiply_keys(float (&dq)[32], const uint8_t *ds, const uint8_t *k, int group)
+{
+    uint64_t a = operand(ds, 0), b = operand(k + group * KEY_PANEL_BYTES, 0);
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+        multiply_64<true, true>(dq, operand_advance(a, i * STEP_BYTES), operand_advance(b, i * STEP_BYTES), i > 0);
+}
+
+// Scores to weights. behind: query of the thread's first column minus its key, for its two keys; count: queries that see them
+template <bool MASKED>
+static __device__ __forceinline__ void weigh(float (&s)[32], const float *lse, float scale_log2, const int (&behind)[2],
+                                             const int (&count)[2])
+{
+#pragma unroll
+    for (int g = 0; g < 8; g++) {
+        float2 base = *(const float2 *)(lse + 8 * g);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float x = power_of_two(s[4 * g + i] * scale_log2 - (i % 2 ? base.y : base.x));
+            s[4 * g + i] = !MASKED || (unsigned)(behind[i / 2] + 8 * g + i % 2) < (unsigned)count[i / 2] ? x : 0;
+        }
+    }
+}
+
+// Packed: weights, and from their gradients those of the scores.
+static __device__ __forceinline__ void gradients(uint32_t (&p)[16], uint32_t (&ds)[16], const float (&s)[32],
+                                                 const float (&dp)[32], const float *row_sum)
+{
+#pragma unroll
+    for (int g = 0; g < 8; g++) {
+        float2 r = *(const float2 *)(row_sum + 8 * g);
+        ds[2 * g] = pack2(s[4 * g] * (dp[4 * g] - r.x), s[4 * g + 1] * (dp[4 * g + 1] - r.y));
+        ds[2 * g + 1] = pack2(s[4 * g + 2] * (dp[4 * g + 2] - r.x), s[4 * g + 3] * (dp[4 * g + 3] - r.y));
+        p[2 * g] = pack2(s[4 * g], s[4 * g + 1]);
+        p[2 * g + 1] = pack2(s[4 * g + 2], s[4 * g + 3]);
+    }
+}
+
+// The warp's 16 keys of ds^T (128 keys, 64 queries), in rows of 128 swizzled bytes.
+static __device__ __forceinline__ void store_gradients(uint8_t *row, const uint32_t (&ds)[16], int lane)
+{
+    uint32_t address = shared_address(row);
+#pragma unroll
+    for (int i = 0; i < 4; i++) store_blocks(address + ((2 * i + lane / 16 ^ lane % 8) << 4), ds + 4 * i);
+}
+
+// The warpgroup's half of a tile of dq to where it is added to memory from.
+static __device__ __forceinline__ void store_share(uint8_t *share, const float (&dq)[32])
+{
+#pragma unroll
+    for (int g = 0; g < 8; g++)
+        ((float4 *)share)[g * GROUP] = make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
+}
+
+// (64, 128) sums to rows of a head.  row: the thread's first
+static __device__ __forceinline__ void store_keys(floatX *head, const float (&sum)[64], float factor, int row, const Arguments &a)
+{
+#pragma unroll
+    for (int g = 0; g < 16; g += 4)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                x[k] = pack2(sum[4 * (g + k) + 2 * i] * factor, sum[4 * (g + k) + 2 * i + 1] * factor);
+            transpose_quad(x);
+            floatX *to = head + (int64_t)(row + 8 * i) * a.H * WIDTH + (g + threadIdx.x % 4) * 8;
+            if (row + 8 * i < a.N) *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+}
+
+static __device__ __forceinline__ void multiply(const Shared &m, const Arguments &a, int group)
+{
+    int thread; // read once: the compiler would read it anew in each turn of the loop, and wait for it
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    int lane = thread % WARP, my_row = thread / WARP * 16 + lane / 4;
+    Ring ring, slots;
+    uint32_t value_parity = 0, share_parity = 1, buffer = 0;
+    for (;; slots.advance()) {
+        const Item *item = m.item(slots.stage);
+        barrier_wait(m.keys_full(slots.stage), slots.parity);
+        int tile = item->first, last = item->last;
+        if (tile == last) break;
+        float dk[64], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
+        barrier_wait(m.queries_full(ring.stage), ring.parity);
+        products_begin();
+        multiply_rows(s, m.k(slots.stage), m.q(ring.stage), group);
+        products_commit();
+#pragma unroll
+        for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
+        barrier_wait(m.values_full(), value_parity);
+        value_parity ^= 1;
+#pragma unroll 1
+        do {
+            const uint8_t *q = m.q(ring.stage), *dy = m.dy(ring.stage);
+            uint32_t p[16], ds[16];
+            products_wait<0>(); // the scores
+            products_begin();
+            multiply_rows(t, m.v(), dy, group);
+            products_commit();
+            const float *lse = m.stage(ring.stage)->lse + 2 * (lane % 4);
+            if (tile <= item->first + group || tile >= item->full_end[group]) {
+                int from = tile * QUERIES - item->key0 - my_row + 2 * (lane % 4), behind[2] = {from, from - 8},
+                    count[2] = {item->count[my_row], item->count[my_row + 8]};
+                weigh<true>(s, lse, a.scale_log2, behind, count);
+            } else weigh<false>(s, lse, a.scale_log2, {}, {});
+            products_wait<0>();
+            if (tile + 1 == last && lane == 0) barrier_arrive(m.values_empty());
+            gradients(p, ds, s, t, m.stage(ring.stage)->row_sum + 2 * (lane % 4));
+            products_begin();
+            multiply_fragments(dv, p, dy, true);
+            multiply_fragments(dk, ds, q, true);
+            products_commit();
+            uint8_t *ds_buffer = m.ds(buffer);
+            store_gradients(ds_buffer + (thread / WARP * 16 + lane % 16) * 128, ds, lane);
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // seen by the tensor cores
+            group_sync(1, 2 * GROUP);
+            products_begin();
+            multiply_keys(t, ds_buffer, m.k(slots.stage), group);
+            products_commit();
+            products_wait<1>(); // dk and dv are done: their operands are free
+            if (lane == 0) barrier_arrive(m.queries_empty(ring.stage));
+            ring.advance();
+            if (tile + 1 < last) barrier_wait(m.queries_full(ring.stage), ring.parity);
+            products_begin();
+            multiply_rows(s, m.k(slots.stage), m.q(ring.stage), group); // the next scores; after the last tile of nothing
+            products_commit();
+            barrier_wait(m.share_empty(group), share_parity);
+            share_parity ^= 1;
+            products_wait<1>();
+            store_share(m.dq(group) + thread % GROUP * 16, t);
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // seen by the copy unit
+            __syncwarp();
+            if (lane == 0) barrier_arrive(m.share_full(group));
+            buffer ^= 1;
+        } while (++tile < last);
+        products_wait<0>();
+        int row = item->key0 + my_row, at = item->head * WIDTH;
+        __syncwarp();
+        if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
+        store_keys(a.dk + at, dk, a.scale, row, a);
+        store_keys(a.dv + at, dv, 1, row, a);
+    }
+}
+
+#endif
+
+__global__ void __launch_bounds__(THREADS, 1)
+    backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
+                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dy,
+                    const __grid_constant__ Arguments a)
+{
+#if NS_HOPPER
+    extern __shared__ __align__(1024) uint8_t shared[];
+    Shared m = {shared};
+    if (threadIdx.x == 0) {
+        if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        for (int i = 0; i < 2; i++) {
+            barrier_init(m.keys_full(i), 1), barrier_init(m.keys_empty(i), 2 * GROUP / WARP + 2);
+            barrier_init(m.queries_full(i), 2), barrier_init(m.queries_empty(i), 2 * GROUP / WARP);
+            barrier_init(m.share_full(i), GROUP / WARP), barrier_init(m.share_empty(i), 1);
+        }
+        barrier_init(m.values_full(), 1), barrier_init(m.values_empty(), 2 * GROUP / WARP);
+        barrier_init_fence();
+    }
+    __syncthreads();
+    int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0), group = warp / (GROUP / WARP); // known to be uniform
+    if (group == 2) {
+        registers_shrink<PRODUCER_REGISTERS>();
+        if (warp == 2 * GROUP / WARP) fetch(m, a, &q, &k, &v, &dy);
+        else if (warp <= 2 * GROUP / WARP + 2 && threadIdx.x % WARP == 0) add_shares(m, a, warp - 2 * GROUP / WARP - 1);
+    } else {
+        registers_grow<CONSUMER_REGISTERS>();
+        multiply(m, a, group);
+    }
+#endif
+}
+
+// A tile of sums to dq; leaves zeros. One block for each of the two tiles of an item.
+__global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant__ Arguments a)
+{
+    int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP, item = (int)blockIdx.x / 2, head = item % a.H;
+    int tile = item / a.H * (KEYS / QUERIES) + blockIdx.x % 2;
+    int first_row = tile * QUERIES + threadIdx.x % GROUP / WARP * 16 + lane / 4;
+    if (tile * QUERIES >= a.N) return;
+    float *sums_of_tile = a.dq_sum + ((int64_t)tile * a.H + head) * TILE_FLOATS;
+    float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % GROUP, s[8];
+#pragma unroll
+    for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * GROUP);
+#pragma unroll
+    for (int g = 0; g < 8; g++) __stcs(sums + g * GROUP, make_float4(0, 0, 0, 0));
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = first_row + i % 2 * 8, first = i / 2 * 4;
+        uint32_t x[4];
+#pragma unroll
+        for (int g = 0; g < 4; g++)
+            x[g] = i % 2 ? pack2(s[first + g].z * a.scale, s[first + g].w * a.scale)
+                         : pack2(s[first + g].x * a.scale, s[first + g].y * a.scale);
+        transpose_quad(x);
+        floatX *to = a.dq + (int64_t)row * a.H * WIDTH + head * WIDTH + half * PANEL + (first + lane % 4) * 8;
+        if (row < a.N) __stcs((uint4 *)to, make_uint4(x[0], x[1], x[2], x[3]));
+    }
+}
+
+// ---- launch --------------------------------------------------------------------------------------------------------------
+
+typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
+                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+static EncodeTiled encode_tiled;
+
+// Boxes of 64 columns and box_rows rows of an (N, d) tensor; rows from N on read as zeros.
+static CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
+{
+    CUtensorMap map;
+    cuuint64_t d = (cuuint64_t)(c->H * c->e), sizes[2] = {d, (cuuint64_t)c->N}, strides[1] = {d * sizeof(floatX)};
+    cuuint32_t box[2] = {PANEL, (cuuint32_t)box_rows}, steps[2] = {1, 1};
+    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS) fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for attention over %d tokens (error %d)", c->N, (int)r);
+    return map;
+}
+
+} // namespace attention_tensor
+
+using namespace attention_tensor;
+
+bool attention_tensor_prepare(int e, Error *error)
+{
+    void *address = NULL;
+    cudaDriverEntryPointQueryResult found;
+    if (e != WIDTH) return error_set(error, "heads of width %d, not %d", e, WIDTH);
+    if (!device_has_wgmma()) return error_set(error, "%s", device_path());
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
+    if (found != cudaDriverEntryPointSuccess) return error_set(error, "the driver makes no tensor maps");
+    encode_tiled = (EncodeTiled)address;
+    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    return true;
+}
+
+size_t attention_tensor_sums(int N, int H, int e)
+{
+    return (size_t)ceil_div(N, QUERIES) * (size_t)H * (size_t)(QUERIES * e);
+}
+
+size_t attention_tensor_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
+
+void attention_tensor_backward(const AttentionCall *c, Stream s)
+{
+    Arguments a;
+    a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
+    a.progress = (Progress *)c->counters;
+    a.cu = c->cu, a.order = c->key_tiles;
+    a.scale = c->scale, a.scale_log2 = c->scale * LOG2E;
+    a.window = c->window < c->N ? c->window : c->N, a.slots = c->slots, a.N = c->N, a.H = c->H;
+    a.items = (int)ceil_div(c->N, KEYS) * c->H;
+    CUtensorMap q = rows_map(c->q, c, QUERIES), k = rows_map(c->k, c, KEYS), v = rows_map(c->v, c, KEYS),
+                dy = rows_map(c->dy, c, QUERIES);
+    unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
+    backward_kernel<<<blocks, THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
+    round_kernel<<<(unsigned)a.items * (KEYS / QUERIES), 2 * GROUP, 0, s>>>(a);
+    CHECK_LAUNCH();
+}
