@@ -13,10 +13,13 @@ static floatX *keep[CHECKED]; // (VP) rows of logits of set 0, which some rungs 
 static int32_t *targets;      // (ROWS) device
 static const int checked[CHECKED] = {0, 77, 4095, 5000, ROWS - 1};
 
-static __device__ __forceinline__ uint8_t code(float g) { return (uint8_t)__nv_cvt_float_to_fp8(448 * g, __NV_SATFINITE, __NV_E5M2); }
+static __device__ __forceinline__ uint8_t code(float g)
+{
+    return (uint8_t)__nv_cvt_float_to_fp8(448 * g, __NV_SATFINITE, __NV_E5M2);
+}
 static __device__ __forceinline__ float rounded(float g) { return to_float(__float2bfloat16(g)); } // a gradient of bf16 logits
 
-// ---- 1: as one would write it: maximum, sum and gradient, each a pass over the row, the cap computed in each ----------------------
+// ---- 1: as one would write it: maximum, sum and gradient, each a pass over the row, the cap computed in each ---------------
 
 static __device__ __forceinline__ float capped(floatX l) { return 30 * sigmoid(to_float(l) / 7.5f); }
 
@@ -48,7 +51,7 @@ static void run1(Stream s, int i)
     textbook<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
 }
 
-// ---- 2: z is below 30, so no maximum is needed: two reads of the row ----------------------------------------------------------
+// ---- 2: z is below 30, so no maximum is needed: two reads of the row -------------------------------------------------------
 
 __global__ void two_passes(uint8_t *codes, float *losses, const floatX *logits, const int32_t *targets)
 {
@@ -69,7 +72,7 @@ static void run2(Stream s, int i)
     two_passes<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
 }
 
-// ---- 3: 16-byte loads, and exponentials and reciprocals from the special-function unit directly -----------------------------------
+// ---- 3: 16-byte loads, and exponentials and reciprocals from the special-function unit directly ----------------------------
 
 static __device__ __forceinline__ float fast_sigmoid(float l) { return __fdividef(1, 1 + exp2f(l * (-1.44269504f / 7.5f))); }
 
@@ -103,14 +106,14 @@ static void run3(Stream s, int i)
     vectors<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
 }
 
-// ---- 4: the program's, from logits of bf16: rows brought to shared memory by the bulk copy engine -------------------------------------
+// ---- 4: the program's, from logits of bf16: rows brought to shared memory by the bulk copy engine --------------------------
 
 static void run4(Stream s, int i)
 {
     loss_gradient_rows(s, GRADIENT_E5M2, set[i].losses, set[i].logits, set[i].codes, targets, ROWS, ROWS, VP);
 }
 
-// ---- check ------------------------------------------------------------------------------------------------------------------------
+// ---- check -----------------------------------------------------------------------------------------------------------------
 
 static void poison(Stream s)
 {

@@ -7,7 +7,7 @@ static floatX *w;                                  // (D, F)
 
 static __device__ __forceinline__ floatX relu2(float p) { return __float2bfloat16(p > 0 ? p * p : 0); }
 
-// ---- 1: one thread an element ------------------------------------------------------------------------------------------------
+// ---- 1: one thread an element ----------------------------------------------------------------------------------------------
 
 __global__ void thread_an_element(floatX *y, const floatX *x, const floatX *w)
 {
@@ -18,7 +18,7 @@ __global__ void thread_an_element(floatX *y, const floatX *x, const floatX *w)
 }
 static void run1(Stream s, int i) { thread_an_element<<<dim3(F / 32, N / 8), dim3(32, 8), 0, s>>>(set[i].y, set[i].x, w); }
 
-// ---- 2: tiles through shared memory, 8 x 8 elements a thread: each value loaded serves many products ---------------------------
+// ---- 2: tiles through shared memory, 8 x 8 elements a thread: each value loaded serves many products -----------------------
 
 enum { TILE = 128, STEP = 16 };
 
@@ -45,7 +45,7 @@ __global__ __launch_bounds__(256) void tiles(floatX *y, const floatX *x, const f
 }
 static void run2(Stream s, int i) { tiles<<<dim3(F / TILE, N / TILE), 256, 0, s>>>(set[i].y, set[i].x, w); }
 
-// ---- 3: the tensor cores by mma.sync, loads two steps ahead by cp.async ---------------------------------------------------------
+// ---- 3: the tensor cores by mma.sync, loads two steps ahead by cp.async ----------------------------------------------------
 // A block of 8 warps makes 128 x 128, a warp 64 x 32 of it. Rows in shared memory are padded by 16 bytes against bank conflicts.
 
 enum { K_STEP = 32, STAGES = 3, A_PITCH = K_STEP + 8, B_PITCH = TILE + 8 };
@@ -126,7 +126,7 @@ static void run3(Stream s, int i)
     tensor_tiles<<<dim3(F / TILE, N / TILE), 256, bytes, s>>>(set[i].y, set[i].x, w);
 }
 
-// ---- 4: cuBLASLt's product, and a pass of its own for the square ---------------------------------------------------------------
+// ---- 4: cuBLASLt's product, and a pass of its own for the square -----------------------------------------------------------
 
 __global__ void square_pass(floatX *y, int64_t vectors)
 {
@@ -144,11 +144,11 @@ static void run4(Stream s, int i)
     square_pass<<<(unsigned)((int64_t)N * F / 8 / 256), 256, 0, s>>>(set[i].y, (int64_t)N * F / 8);
 }
 
-// ---- 5: the program's op ----------------------------------------------------------------------------------------------------------
+// ---- 5: the program's op ---------------------------------------------------------------------------------------------------
 
 static void run5(Stream s, int i) { matmul_relu2_forward(s, set[i].y, set[i].x, w, N, D, F); }
 
-// ---- check ------------------------------------------------------------------------------------------------------------------------
+// ---- check -----------------------------------------------------------------------------------------------------------------
 
 static void poison(Stream s) { CUDA_CHECK(cudaMemsetAsync(set[0].y, 0xff, (size_t)N * F * sizeof(floatX), s)); }
 

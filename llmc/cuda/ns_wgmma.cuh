@@ -60,10 +60,6 @@ static __device__ __forceinline__ void group_arrive(int id, int threads)
 
 // ---- copies of tiles ---------------------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ void tile_prefetch_map(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
-}
 // The box of `map` that starts at column x, row y of matrix z, to the same place in the shared memory of every block of the
 // cluster that `blocks` has a bit for; completes on the barrier at the same place in each of them.
 static __device__ __forceinline__ void tile_load(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y, int z,

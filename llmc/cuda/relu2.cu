@@ -69,10 +69,12 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
 
 void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
 {
-    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_SQUARE, y, x, w, NULL, N, in, out)) product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
+    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_SQUARE, y, x, w, NULL, N, in, out))
+        product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
 }
 
 void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N, int d, int F)
 {
-    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_FACTOR, dpre, dy, w, y, N, d, F)) product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
+    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_FACTOR, dpre, dy, w, y, N, d, F))
+        product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
 }
