@@ -13,16 +13,25 @@
 // ---- signals -----------------------------------------------------------------------------------------------------------
 
 static volatile sig_atomic_t interrupted;
+static double interrupted_at;
+static bool nothing_to_save;
 
+// Asked twice, it ends at once, without saving. What comes within half a second of the first is the same request: timeout(1) and
+// batch systems send it to the process and to its group.
 static void on_signal(int number)
 {
     (void)number;
-    if (interrupted++) _Exit(EXIT_INTERRUPTED); // asked twice: at once, without saving
+    double now = seconds_now();
+    if (nothing_to_save || (interrupted && now - interrupted_at > 0.5)) _Exit(EXIT_INTERRUPTED);
+    if (!interrupted) interrupted_at = now;
+    interrupted = 1;
 }
 
-static void catch_signals(void)
+static void catch_signals(bool training)
 {
+    nothing_to_save = !training;
     struct sigaction action = {.sa_handler = on_signal};
+    sigaddset(&action.sa_mask, SIGINT), sigaddset(&action.sa_mask, SIGTERM); // one at a time
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
@@ -375,7 +384,7 @@ int main(int argc, char **argv)
     }
     bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
     join_ranks(&run, training);
-    catch_signals();
+    catch_signals(training);
 #ifdef _OPENMP
     if (run.config.threads) omp_set_num_threads(run.config.threads);
 #endif

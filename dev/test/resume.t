@@ -69,6 +69,25 @@ for my $signal (qw(INT TERM)) {
     is(same_state($whole, "$folder/step_000020.safetensors"), '', 'and went on to the same bits');
 }
 
+# timeout(1) and batch systems signal the process and then its group: one request, and not the second that ends without saving.
+{
+    my $folder = "$dir/twice";
+    my $run = start($trainer, @tiny, '--out', $folder);
+    wait_for_step($folder, 3);
+    for (1 .. 5) { kill 'TERM', $run->{pid}; sleep 0.003 }
+    my ($status, undef, $err) = finish($run);
+    is("$status $err", '3 ', 'signals in quick succession: exit status 3');
+    my $done = steps_done($folder);
+    is(newest($folder), sprintf("$folder/step_%06d.safetensors", $done), "step $done is saved");
+
+    my @slow = (@tiny, '--resume', newest($folder), '--eval-only', '--val-tokens', 512 * 200, '--val-files', write_shard('long.bin', documents(512 * 200 + 1, 3)));
+    $run = start($trainer, @slow);
+    sleep 0.3;
+    kill 'TERM', $run->{pid};
+    ($status, undef, $err) = finish($run);
+    is("$status $err", '3 ', 'where nothing is to be saved, one signal is enough');
+}
+
 # ---- killed while saving -----------------------------------------------------------------------------------------------
 
 # A checkpoint after every step. Each life saves once more and is killed as soon as the next save's temporary file shows.
