@@ -144,8 +144,16 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
     return true;
 }
 
-bool weights_save(Trainer *t, const char *path, Error *e) { return save(t, path, false, e); }
-bool checkpoint_save(Trainer *t, const char *path, Error *e) { return save(t, path, true, e); }
+static bool save_patiently(Trainer *t, const char *path, bool state, Error *e) // rank 0 may wait for a slow disk
+{
+    comm_patience(true);
+    bool good = save(t, path, state, e);
+    comm_patience(false);
+    return good;
+}
+
+bool weights_save(Trainer *t, const char *path, Error *e) { return save_patiently(t, path, false, e); }
+bool checkpoint_save(Trainer *t, const char *path, Error *e) { return save_patiently(t, path, true, e); }
 
 // ---- reading -----------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ int comm_join(const CommOptions *o);
 void comm_connect(void);
 void comm_close(void);
 void comm_step(int step);    // for whoever watches the ranks: this one is alive, and at this step
+void comm_patience(bool on); // collective: what one rank does from here on may take long, and the others wait; or no longer
 bool comm_interrupted(void); // the program was asked to stop, as its launching process knows
 int comm_rank(void);
 int comm_size(void);

@@ -32,6 +32,8 @@ void hub_place_text(const HubPlace *p, char *out, size_t capacity)
     else snprintf(out, capacity, "at step %d", p->step);
 }
 
+double hub_place_limit(const HubPlace *p, double timeout) { return p->patience ? timeout * p->patience : timeout; }
+
 static void sleep_seconds(double s)
 {
     struct timespec t = {.tv_sec = (time_t)s, .tv_nsec = (long)(1e9 * (s - (double)(time_t)s))};
@@ -253,10 +255,10 @@ static void look_at_sockets(Hub *h, int milliseconds)
 // Rank 0 knows for whom it waits and speaks first.
 static void look_for_standstill(Hub *h, double idle)
 {
-    if (watch.timeout <= 0 || idle < watch.timeout + (h->rank ? 2 : 0) || h->closing) return;
-    if (h->waiting_for)
-        fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout), waiting for rank %d", watch.timeout, h->waiting_for);
-    fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout)", watch.timeout);
+    double limit = hub_place_limit(h->place, watch.timeout);
+    if (watch.timeout <= 0 || idle < limit + (h->rank ? 2 : 0) || h->closing) return;
+    if (h->waiting_for) fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout), waiting for rank %d", limit, h->waiting_for);
+    fatal(EXIT_BAD_INPUT, "no progress for %.0f s (--timeout)", limit);
 }
 
 static void *watch_thread(void *unused)
@@ -297,8 +299,15 @@ void hub_step(Hub *h, int step)
     atomic_fetch_add(&h->place->progress, 1);
 }
 
+void hub_patience(Hub *h, bool on)
+{
+    h->place->patience = on ? PATIENCE : 0;
+    atomic_fetch_add(&h->place->progress, 1);
+}
+
 void hub_close(Hub *h)
 {
+    hub_patience(h, true); // they may wait for rank 0, which writes a sample
     h->closing = 1; // from here on an end of a connection is what all expect
     hub_barrier(h);
     if (watch.runs) pthread_join(watch.thread, NULL);

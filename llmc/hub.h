@@ -13,6 +13,7 @@ enum { MAX_RANKS = 64 };
 typedef struct {
     _Atomic int64_t progress; // moves with every call and step
     _Atomic int step;         // -1 before the first
+    _Atomic int patience;     // what it does may take this many time-outs; 0 is 1
 } HubPlace;
 
 typedef struct {
@@ -27,6 +28,8 @@ typedef struct {
 
 // "at step 17", for messages. out: a string
 void hub_place_text(const HubPlace *p, char *out, size_t capacity);
+// The seconds without progress after which such a rank stands still.
+double hub_place_limit(const HubPlace *p, double timeout);
 // rank, size, no sockets.
 void hub_init(Hub *h, int rank, int size);
 double hub_sum(Hub *h, double x);     // added in the order of the ranks: the same bits everywhere
@@ -40,6 +43,10 @@ size_t hub_collect(Hub *h, void *buf, size_t bytes, int owner);
 // timeout: seconds without a call or a step after which the rank gives up; 0: somebody else watches.
 void hub_watch(Hub *h, double timeout, const char *(*check)(void));
 void hub_step(Hub *h, int step); // the rank is alive, and at this step
+// From here on (on) one rank may be at work for long without a sign of life, a file being brought to the disk, and the others wait
+// for it: PATIENCE time-outs are granted. Every rank says so.
+enum { PATIENCE = 15 };
+void hub_patience(Hub *h, bool on);
 void hub_abort(Hub *h);          // tells the others that this rank has failed and has said so
 // For ranks without a parent: from here on fatal() names the step and ends the others.
 void hub_speak_for_itself(Hub *h);

@@ -167,18 +167,19 @@ static void on_interrupt(Watch *w)
 static void look_for_standstill(Watch *w, double seconds)
 {
     int behind = -1;
-    bool stuck = false;
+    double stuck = 0;
     for (int r = 0; r < w->size; r++) {
         if (!w->pid[r]) continue;
         int64_t now = shared->rank[r].place.progress;
         w->idle[r] = now == w->seen[r] ? w->idle[r] + seconds : 0;
         w->seen[r] = now;
-        stuck |= w->idle[r] > w->timeout;
+        double limit = hub_place_limit(&shared->rank[r].place, w->timeout);
+        if (w->idle[r] > limit) stuck = limit;
         if (behind < 0 || now < shared->rank[behind].place.progress) behind = r;
     }
-    if (!stuck) return;
+    if (!(stuck > 0)) return;
     char cause[128];
-    snprintf(cause, sizeof cause, "no progress for %.0f s (--timeout); the others wait for this rank", w->timeout);
+    snprintf(cause, sizeof cause, "no progress for %.0f s (--timeout); the others wait for this rank", stuck);
     fail(w, behind, EXIT_BAD_INPUT, cause);
 }
 

@@ -139,10 +139,12 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     memset(t, 0, sizeof *t);
     t->config = c;
     t->accumulation = c->micro_batches / comm_size();
+    comm_patience(true); // shards may come over a slow network
     if (need_training) open_training_data(t);
     if (need_validation) open_validation_data(t);
     if (need_training) check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
     if (need_validation) check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
+    comm_patience(false);
     if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
     model_describe(&t->model, c);
     timeline_mark("data");
@@ -373,6 +375,7 @@ bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
     AttentionSetting at = attention_setting(t, final ? t->config->window_final : t->rope.window);
     model_prepare(&t->model, &t->eval, t->stream);
     for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
+        comm_step(t->step); // a long validation is no standstill
         if (!validation_batch(t->validation, q, &t->eval_batch, e)) return false;
         DeviceBatch b = upload_sequence(t);
         model_eval_batch(&t->model, &t->eval, &b, &at, device_sum, t->stream);
@@ -397,6 +400,7 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     int slots = pack_block(t->host_eval_block, &b);
     copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)block_size(padded) * sizeof(int32_t));
     DeviceBatch device = device_batch(t->device_eval_block, padded, slots);
+    comm_step(t->step); // other ranks may wait for the end of a long sample
     trainer_complete_weights(t);
     AttentionSetting at = attention_setting(t, c->window_final);
     Acts acts;

@@ -113,7 +113,7 @@ static void expect(const char *what, Result x, int status, const char *pattern, 
 
 // ---- made-up training --------------------------------------------------------------------------------------------------
 
-typedef enum { WELL, FATAL, KILLED, HANG, FATAL_ALL, ENDS, OUT_OF_STEP } Fate;
+typedef enum { WELL, FATAL, KILLED, HANG, FATAL_ALL, ENDS, OUT_OF_STEP, SLOW_DISK, SLOW_END, STUCK_DISK } Fate;
 typedef struct {
     Fate fate;
     int rank, size, step_ms;
@@ -128,6 +128,10 @@ static void on_signal(int number) { (void)number, interrupted++; }
 
 static void meet_fate(const Plan *p, Hub *h, int step)
 {
+    bool disk = step == 5 && (p->fate == SLOW_DISK || p->fate == STUCK_DISK);
+    if (disk) hub_patience(h, true);
+    if (disk && !h->rank) wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
+    if (disk) hub_barrier(h), hub_patience(h, false);
     if (step == 5 && p->fate == FATAL_ALL) fatal(EXIT_BAD_INPUT, "no such shard");
     if (step != 5 || h->rank != p->rank) return;
     if (p->fate == FATAL) fatal(EXIT_BAD_INPUT, "shard 3 is truncated");
@@ -152,6 +156,7 @@ static int train(const Plan *p, Hub *h) // the exit status
         if (!h->rank) board->steps++;
     }
     if (!h->rank) board->saves++;
+    for (int token = 0; token < 35 && !h->rank && p->fate == SLOW_END; token++) hub_step(h, STEPS), wait_ms(100); // a sample
     hub_close(h);
     return stop ? EXIT_INTERRUPTED : 0;
 }
@@ -200,6 +205,12 @@ static void test_launched(void)
     expect("a rank that ends", run(&ends, 20), 7, "(rank 3): error: ended with status 7", 5);
     Plan hangs = {.fate = HANG, .rank = 1, .timeout = 1};
     expect("a rank that hangs", run(&hangs, 20), 1, "(rank 1): error: no progress for 1 s (--timeout)", 5);
+    Plan disk = {.fate = SLOW_DISK, .size = 2, .timeout = 1};
+    expect("a save that takes longer than the time-out", run(&disk, 20), 0, NULL, 10);
+    disk.fate = SLOW_END;
+    expect("a sample that does", run(&disk, 20), 0, NULL, 10);
+    disk.fate = STUCK_DISK, disk.timeout = 0.1;
+    expect("a save that never ends", run(&disk, 20), 1, "no progress for 2 s (--timeout)", 5);
     Plan lost = {.fate = OUT_OF_STEP, .rank = 1, .timeout = 20};
     expect("ranks at different places", run(&lost, 20), 1, "are not at the same place", 5);
 }
@@ -288,6 +299,8 @@ static void test_tcp(int port)
     p.fate = HANG, p.rank = 2, p.timeout = 2;
     const char *line = "(rank 0): error: no progress for 2 s (--timeout), waiting for rank 2";
     expect("TCP: a rank that hangs", run_ranks(&p, -1, 20), 1, line, 6);
+    p.fate = SLOW_DISK, p.timeout = 1;
+    expect("TCP: a save that takes longer than the time-out", run_ranks(&p, -1, 20), 0, NULL, 15);
 }
 
 static void test_two_programs(int port)

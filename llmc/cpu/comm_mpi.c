@@ -153,4 +153,5 @@ bool comm_any(bool mine) { return comm_max(mine) != 0; }
 int comm_join(const CommOptions *o) { return (int)max_i64(o->device, 0); } // mpirun has started and connected the ranks
 void comm_connect(void) {}
 void comm_step(int step) { (void)step; }
+void comm_patience(bool on) { (void)on; }
 bool comm_interrupted(void) { return false; }

@@ -166,6 +166,7 @@ void comm_barrier(void)
 }
 
 void comm_step(int step) { hub_step(&hub, step); }
+void comm_patience(bool on) { hub_patience(&hub, on); }
 bool comm_interrupted(void) { return launch_interrupted(); }
 int comm_rank(void) { return hub.rank; }
 int comm_size(void) { return hub.size; }
