@@ -280,7 +280,11 @@ bool config_check(const Config *c, Error *e)
     if (!check_windows(c, e)) return false;
     NsOptions ns;
     NsText text = config_ns_text(c);
-    return ns_options_parse(&ns, &text, e);
+    if (!ns_options_parse(&ns, &text, e)) return false;
+    if (ns.restarts && !ns.gram)
+        return error_set(e, "--ns-restarts %s: only the Gram forms (--ns gram, turbo-gram) restart", c->ns_restarts);
+    if (c->ns_gain != 1 && !ns.aol) return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one", c->ns_gain);
+    return true;
 }
 
 NsText config_ns_text(const Config *c)

@@ -71,6 +71,7 @@ for my $name (sort keys %shard) {
     next if $name eq 'too_small';
     refuses("validation shard: $name", 1, qr/bad_$name\.bin: .*$pattern/, @short, '--val-files', "$dir/bad_$name.bin");
 }
+refuses('GPUs for the CPU program', 2, qr/--gpus 2: this is the CPU program.*mpirun/, @short, '--gpus', 2) if $trainer =~ /_cpu$/;
 refuses('a glob that matches nothing', 1, qr/--train-files: no file matches '\/none\*\.bin'/, @short, '--train-files', '/none*.bin');
 refuses('no validation shard', 1, qr/--val-files: no file matches/, @short, '--val-files', "$dir/none.bin");
 refuses('several validation shards', 1, qr/matches 2 files/, @short, '--val-files', "$dir/bad_t*.bin");

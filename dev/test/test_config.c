@@ -270,6 +270,8 @@ static void check_refusals(void)
     refused("--block-size 65536 --window-final 32768", "at most 32767 blocks");
     refused("--ns-tuples nonsense", "nonsense");
     refused("--ns-dtype fp64", "fp64");
+    refused("--ns-restarts 2", "only the Gram forms");
+    refused("--ns gram --ns-gain 1.5", "only the Turbo forms");
     char many[200] = "--window-schedule 1";
     for (int i = 1; i < MAX_WINDOWS; i++) strcat(many, ",1");
     Config c;

@@ -150,7 +150,14 @@ const char *comm_description(void) { return "one rank (built without MPI)"; }
 #endif
 
 bool comm_any(bool mine) { return comm_max(mine) != 0; }
-int comm_join(const CommOptions *o) { return (int)max_i64(o->device, 0); } // mpirun has started and connected the ranks
+
+int comm_join(const CommOptions *o) // mpirun has started and connected the ranks
+{
+    if (strcmp(o->gpus, "all") && strcmp(o->gpus, "1"))
+        fatal(EXIT_USAGE, "--gpus %s: this is the CPU program, whose ranks are started by mpirun -np N", o->gpus);
+    return (int)max_i64(o->device, 0);
+}
+
 void comm_connect(void) {}
 void comm_step(int step) { (void)step; }
 void comm_patience(bool on) { (void)on; }
