@@ -208,13 +208,23 @@ static void load_state(Run *r)
     if (*c->save_init && !weights_save(t, c->save_init, &e)) fatal(EXIT_BAD_INPUT, "--save-init: %s", e.text);
 }
 
+// The backend's lines for the head of the log, then one that says how many GPUs of those that nvidia-smi lists took part.
+static const char *version_line(int index)
+{
+    static char text[320];
+    const char *line = backend_version_line(index);
+    if (line || (index && !backend_version_line(index - 1))) return line;
+    snprintf(text, sizeof text, "ranks: %d (%s)", comm_size(), comm_description());
+    return text;
+}
+
 static void open_logger(Run *r, int argc, char **argv)
 {
     Config *c = &r->config;
     Trainer *t = &r->trainer;
     int failed = make_folders(c->out);
     if (failed) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", c->out, strerror(failed));
-    r->logger = logger_open(c->out, comm_rank(), argc, argv, backend_version_line);
+    r->logger = logger_open(c->out, comm_rank(), argc, argv, version_line);
     if (!r->logger) return; // not the rank that writes
     const char *name;
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {

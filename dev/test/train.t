@@ -21,6 +21,7 @@ like($log, qr{/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{1
 my @parts = split /^={100}\n/m, slurp($log), -1;
 is(scalar @parts, 3, 'two lines of 100 =');
 like($parts[0], qr/int main\(int argc, char \*\*argv\).*newton_schulz/s, 'the source stands first');
+like($parts[1], qr/^ranks: 1 \(/m, 'the head says how many ranks there are');
 like($parts[1], qr/^git commit: .*^command line: .*train_gpt_cpu.* --preset tiny .*nvidia-smi/ms, 'then versions, command line and nvidia-smi');
 
 my $time = qr/train_time:(\d+)ms step_avg:(\d+\.\d\d)ms/;
