@@ -283,7 +283,8 @@ bool config_check(const Config *c, Error *e)
     if (!ns_options_parse(&ns, &text, e)) return false;
     if (ns.restarts && !ns.gram)
         return error_set(e, "--ns-restarts %s: only the Gram forms (--ns gram, turbo-gram) restart", c->ns_restarts);
-    if (c->ns_gain != 1 && !ns.aol) return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one", c->ns_gain);
+    if (c->ns_gain != 1 && !ns.aol)
+        return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one", c->ns_gain);
     return true;
 }
 
