@@ -168,16 +168,23 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     timeline_mark("memory");
 }
 
+// All ranks at once, when none of their steps is under way: a captured collective of one rank reads and writes the buffers of
+// the others, and NCCL unmaps them when a graph goes.
 static void drop_graphs(Trainer *t)
 {
+    if (!t->num_graphs) return;
+    stream_synchronize(t->stream);
+    comm_barrier();
     for (int i = 0; i < t->num_graphs; i++) graph_destroy(t->graphs[i].graph);
     t->num_graphs = 0;
 }
 
 void trainer_free(Trainer *t)
 {
-    stream_synchronize(t->stream);
+    comm_patience(true); // rank 0 may have written a sample, and the others wait for it
     drop_graphs(t);
+    comm_patience(false);
+    stream_synchronize(t->stream);
     loader_close(t->loader);
     validation_close(t->validation);
     for (int i = 0; i < HOST_SLOTS && t->loader; i++) {
@@ -300,6 +307,7 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
         if (!loader_next(t->loader, &t->batch, e)) return false;
         t->slots = (int)max_i64(t->slots, pack_block(blocks + a * t->block_ints, &t->batch));
     }
+    t->slots = (int)comm_max(t->slots); // all ranks capture anew at the same step
     t->position = loader_position(t->loader);
     return true;
 }
