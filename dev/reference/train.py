@@ -57,6 +57,8 @@ def train(cfg, log):
         spent += recent[-1]
         log(t, loss, val)
         print(f"step:{t + 1}/{cfg.total_steps} loss:{loss:.4f} {1e3 * recent[-1]:.1f}ms", flush=True)
+    if cfg.save_end:
+        save_parameters(cfg, {n: t.detach().float().cpu() for n, t in trainer.model.p.items()}, cfg.save_end)
     if recent:
         middle = sorted(recent)[len(recent) // 2]
         print(f"{len(recent)} steps in {spent:.1f} s; median {1e3 * middle:.1f} ms a step, {tokens / middle:.0f} tokens/s")

@@ -42,6 +42,7 @@ class Config:
     seed: int = option(1, "seed of the initial weights")
     init_from: str = option("", "safetensors file with the initial weights")
     save_init: str = option("", "write the initial weights to this safetensors file")
+    save_end: str = option("", "write the weights after the last step to this safetensors file")
     steps: int = option(0, "stop after so many steps; 0: all")
     dtype: str = option("bf16", "arithmetic of the twin", ("bf16", "float32", "float64"))
     attention: str = option("dense", "attention kernel (flex and flash need a GPU)", ("dense", "flex", "flash"))
