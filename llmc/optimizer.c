@@ -35,7 +35,6 @@ static void place(Optimizer *o, const Params *p, Arena *a)
     o->gates_momentum = arena_take(a, (size_t)p->gates_size, sizeof(float));
     o->second_gates = arena_take(a, (size_t)(p->num_attention * larger(H, GATE_INPUTS)), sizeof(float));
     o->second_smear = arena_take(a, GATE_INPUTS, sizeof(float));
-    o->step = arena_take(a, 1, sizeof *o->step);
 }
 
 void optimizer_create(Optimizer *o, const Model *m)

@@ -26,12 +26,12 @@ typedef struct {
     float *second_attention;          // (own_attention, 4, d)
     float *gates_momentum;            // (gates_size)
     float *second_gates, *second_smear; // (num_attention, larger side), (12)
-    StepParams *step; // (1)
+    const StepParams *step; // (1) device, not owned: the scalars of the step whose ops are queued, set by the caller
     void *ns_workspace; // not owned: optimizer_workspace_bytes() that nobody else uses while a step of the optimizer runs
     Exchange exchange; // what travels between the ranks
 } Optimizer;
 
-// Everything but ns_workspace, which the caller sets.
+// Everything but step and ns_workspace, which the caller sets.
 void optimizer_create(Optimizer *o, const Model *m);
 size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m);
 void optimizer_free(Optimizer *o);

@@ -54,6 +54,12 @@ static int pack_block(int32_t *block, const Batch *b)
     return attention_table_build(block + table_offset(b->N), b->cu_seqlens, b->num_docs, b->N, 0);
 }
 
+// Behind the blocks of a step's input, here or on the device.
+static StepParams *input_params(const Trainer *t, int32_t *input)
+{
+    return (StepParams *)(input + t->accumulation * t->block_ints);
+}
+
 static DeviceBatch device_batch(const int32_t *block, int N, int slots)
 {
     const int32_t *array[BATCH_ARRAYS];
@@ -71,13 +77,14 @@ static void allocate_batches(Trainer *t)
     int N = t->config->micro_batch_tokens, A = t->accumulation;
     t->block_ints = block_size(N);
     batch_alloc(&t->batch, N);
-    size_t bytes = (size_t)(A * t->block_ints) * sizeof(int32_t);
-    t->device_block = device_alloc(bytes, "batches");
+    t->input_bytes = A * t->block_ints * (int64_t)sizeof(int32_t) + (int64_t)sizeof(StepParams);
     t->device_loss = device_alloc((size_t)A * sizeof(float), "batches: losses");
-    for (int i = 0; i < HOST_SLOTS; i++) {
-        t->host_block[i] = host_alloc(bytes);
+    t->feed = stream_create();
+    for (int i = 0; i < STEP_SLOTS; i++) {
+        t->device_input[i] = device_alloc((size_t)t->input_bytes, "batches");
+        t->host_input[i] = host_alloc((size_t)t->input_bytes);
         t->host_loss[i] = host_alloc((size_t)A * sizeof(float));
-        t->host_step[i] = host_alloc(sizeof(StepParams));
+        t->fed[i] = event_create();
         t->done[i] = event_create();
     }
 }
@@ -187,15 +194,16 @@ void trainer_free(Trainer *t)
     stream_synchronize(t->stream);
     loader_close(t->loader);
     validation_close(t->validation);
-    for (int i = 0; i < HOST_SLOTS && t->loader; i++) {
-        host_free(t->host_block[i]);
+    for (int i = 0; i < STEP_SLOTS && t->loader; i++) {
+        host_free(t->host_input[i]);
+        device_free(t->device_input[i]);
         host_free(t->host_loss[i]);
-        host_free(t->host_step[i]);
+        event_destroy(t->fed[i]);
         event_destroy(t->done[i]);
     }
     if (t->loader) {
         batch_free(&t->batch);
-        device_free(t->device_block);
+        stream_destroy(t->feed);
         device_free(t->device_loss);
         optimizer_free(&t->optimizer);
     }
@@ -265,14 +273,15 @@ void trainer_complete_weights(Trainer *t)
 static void step_ops(Trainer *t, bool adam)
 {
     AttentionSetting at = attention_setting(t, t->rope.window);
-    int last = t->accumulation - 1;
+    int last = t->accumulation - 1, slot = t->step % STEP_SLOTS;
+    t->optimizer.step = input_params(t, t->device_input[slot]);
     exchange_begin_gather(&t->optimizer.exchange, &t->model.params, !adam, t->stream); // tables have moved in the step before
     t->adam_step = adam;
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a <= last; a++) {
         int N = t->config->micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
-        const int32_t *host = t->host_block[t->step % HOST_SLOTS] + a * t->block_ints;
-        DeviceBatch b = device_batch(t->device_block + a * t->block_ints, N, t->slots);
+        const int32_t *host = t->host_input[slot] + a * t->block_ints;
+        DeviceBatch b = device_batch(t->device_input[slot] + a * t->block_ints, N, t->slots);
         profile_batch(host + batch_offset(N, 2), N, host[rows_offset(N)]);
         model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
     }
@@ -286,9 +295,10 @@ static void run_step_ops(Trainer *t, bool adam)
         step_ops(t, adam);
         return;
     }
+    int input = t->step % STEP_SLOTS;
     for (int i = 0; i < t->num_graphs; i++) {
         StepGraph *g = &t->graphs[i];
-        if (g->window == t->rope.window && g->slots == t->slots && g->adam == adam) {
+        if (g->window == t->rope.window && g->slots == t->slots && g->adam == adam && g->input == input) {
             graph_launch(g->graph, t->stream);
             return;
         }
@@ -297,7 +307,7 @@ static void run_step_ops(Trainer *t, bool adam)
     bool captured = graph_begin(t->stream);
     step_ops(t, adam);
     if (!captured) return;
-    t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, adam, graph_end(t->stream)};
+    t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, adam, input, graph_end(t->stream)};
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
 
@@ -312,18 +322,26 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
     return true;
 }
 
+// While the step before computes. The one that read this slot last is over on the device, before anything is written there.
+static void feed_step(Trainer *t, int slot)
+{
+    stream_wait(t->feed, t->done[slot]);
+    copy_to_device(t->feed, t->device_input[slot], t->host_input[slot], (size_t)t->input_bytes);
+    event_record(t->fed[slot], t->feed);
+    stream_wait(t->stream, t->fed[slot]);
+}
+
 bool trainer_queue_step(Trainer *t, Error *e)
 {
-    int slot = t->step % HOST_SLOTS, A = t->accumulation;
+    int slot = t->step % STEP_SLOTS;
     comm_step(t->step);
     bool adam = schedule_adam_steps_at(t->step);
-    if (!read_batches(t, t->host_block[slot], e)) return false;
+    if (!read_batches(t, t->host_input[slot], e)) return false;
     trainer_follow_windows(t);
-    *t->host_step[slot] = schedule_step_params(t->config, t->step, t->optimizer.adam_steps);
-    copy_to_device(t->stream, t->device_block, t->host_block[slot], (size_t)(A * t->block_ints) * sizeof(int32_t));
-    copy_to_device(t->stream, t->optimizer.step, t->host_step[slot], sizeof(StepParams));
+    *input_params(t, t->host_input[slot]) = schedule_step_params(t->config, t->step, t->optimizer.adam_steps);
+    feed_step(t, slot);
     run_step_ops(t, adam);
-    copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)A * sizeof(float));
+    copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)t->accumulation * sizeof(float));
     event_record(t->done[slot], t->stream);
     exchange_step_queued(&t->optimizer.exchange, adam);
     t->optimizer.adam_steps += adam;
@@ -333,7 +351,7 @@ bool trainer_queue_step(Trainer *t, Error *e)
 
 double trainer_finish_step(Trainer *t, int step)
 {
-    int slot = step % HOST_SLOTS;
+    int slot = step % STEP_SLOTS;
     double sum = 0;
     event_synchronize(t->done[slot]);
     for (int a = 0; a < t->accumulation; a++) sum += t->host_loss[slot][a];
@@ -351,9 +369,9 @@ void trainer_warm_up(Trainer *t)
     b->cu_seqlens[0] = 0;
     b->cu_seqlens[1] = b->N;
     batch_sort_rows(b);
-    int slots = pack_block(t->host_block[0], b);
-    copy_to_device(t->stream, t->device_block, t->host_block[0], (size_t)t->block_ints * sizeof(int32_t));
-    DeviceBatch device = device_batch(t->device_block, b->N, slots);
+    int slots = pack_block(t->host_input[0], b);
+    copy_to_device(t->stream, t->device_input[0], t->host_input[0], (size_t)t->block_ints * sizeof(int32_t));
+    DeviceBatch device = device_batch(t->device_input[0], b->N, slots);
     AttentionSetting at = attention_setting(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);
     model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, FIRST_OF_STEP, t->stream);

@@ -2,16 +2,17 @@
 //
 // A step is prepared (batches of the host, tables), queued (copies to the device, forward and backward of all micro-batches,
 // optimizer) and finished (its loss read back). While the device works on step t the host prepares and queues step t + 1, so the
-// device never waits; at most two steps are under way, each with its own half of the host buffers.
+// device never waits; at most two steps are under way, each with its own slot of the buffers, here and on the device. What step
+// t + 1 reads is copied on a stream of its own while step t computes.
 #pragma once
 #include "llmc/optimizer.h"
 #include "llmc/profile.h"
 
-enum { HOST_SLOTS = 2, MAX_GRAPHS = 8 };
+enum { STEP_SLOTS = 2, MAX_GRAPHS = 8 };
 
 typedef struct {
-    int window;           // long window in blocks
-    int slots, adam;      // what a captured step depends on
+    int window;             // long window in blocks
+    int slots, adam, input; // what a captured step depends on; input: slot of the buffers that it reads
     Graph *graph;
 } StepGraph;
 
@@ -19,7 +20,7 @@ typedef struct {
     Config *config;
     Model model;
     Optimizer optimizer;
-    Stream stream;
+    Stream stream, feed;    // of all that computes; of the copies that bring a step its input
     Loader *loader;         // NULL when there is nothing to train
     Validation *validation; // NULL when there is nothing to validate
     int sequence_tokens;    // of a validation sequence
@@ -36,13 +37,13 @@ typedef struct {
     Batch batch;           // host, one training micro-batch
     Batch eval_batch;      // host, one validation sequence
     int64_t block_ints;    // of one training micro-batch: batch, number of rows, attention table
-    int32_t *host_block[HOST_SLOTS], *device_block;
+    int64_t input_bytes;   // of one step: a block for each of its micro-batches, then its StepParams
+    int32_t *host_input[STEP_SLOTS], *device_input[STEP_SLOTS];
     int32_t *host_eval_block, *device_eval_block;
     int64_t eval_block_ints;
     float *device_logits; // (Vp), of a sample
-    StepParams *host_step[HOST_SLOTS];
-    float *host_loss[HOST_SLOTS], *device_loss; // (accumulation)
-    Event *done[HOST_SLOTS];
+    float *host_loss[STEP_SLOTS], *device_loss; // (accumulation)
+    Event *fed[STEP_SLOTS], *done[STEP_SLOTS];  // a slot's input is on the device; its step is over
     int slots; // document slots, the most so far
     StepGraph graphs[MAX_GRAPHS];
     int num_graphs;

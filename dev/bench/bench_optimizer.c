@@ -67,7 +67,9 @@ static void bench(const Config *c)
     model_allocate(&m, true);
     optimizer_create(&o, &m);
     o.ns_workspace = device_alloc(optimizer_workspace_bytes(&o, &m), "workspace");
-    copy_to_device(s, o.step, &step, sizeof step);
+    StepParams *device_step = device_alloc(sizeof step, "scratch: step");
+    copy_to_device(s, device_step, &step, sizeof step);
+    o.step = device_step;
     fill_gradients(&m.params, s);
     copy_on_device(s, m.params.matrices, m.params.matrices_grad,
                    (size_t)(m.params.num_slots * m.params.slot_size) * sizeof(float));
@@ -75,6 +77,7 @@ static void bench(const Config *c)
     char *ns = ns_describe(&o.ns);
     printf("%-10s  %6.3f ms: %s\n", ns_variant_name((NsVariant)c->ns), step_ms(&o, &m, s), ns);
     free(ns);
+    device_free(device_step);
     device_free(o.ns_workspace);
     optimizer_free(&o);
     model_free(&m);

@@ -10,6 +10,7 @@ typedef struct {
     Config config;
     Model model;
     Optimizer optimizer;
+    StepParams step;
     Acts acts;
     char *memory;
     Rope rope;
@@ -37,6 +38,7 @@ static void golden_open(Golden *g, const char *preset, const char *ns)
     model_describe(&g->model, c);
     model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
+    g->optimizer.step = &g->step;
     size_t gradients, bytes = acts_bytes(c, N, true, &gradients), updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
     g->memory = device_alloc(bytes + gradients + updates, "activations");
     acts_place(&g->acts, c, N, true, g->memory, g->memory + bytes);
@@ -120,7 +122,7 @@ static void golden_gradients(Golden *g, int t, double *loss)
 static void golden_update(Golden *g, int t)
 {
     bool adam = schedule_adam_steps_at(t);
-    *g->optimizer.step = schedule_step_params(&g->config, t, g->optimizer.adam_steps);
+    g->step = schedule_step_params(&g->config, t, g->optimizer.adam_steps);
     optimizer_step(&g->optimizer, &g->model, adam, NULL);
     g->optimizer.adam_steps += adam;
 }
