@@ -30,10 +30,12 @@ static void on_signal(int number)
 static void catch_signals(bool training)
 {
     nothing_to_save = !training;
-    struct sigaction action = {.sa_handler = on_signal};
-    sigaddset(&action.sa_mask, SIGINT), sigaddset(&action.sa_mask, SIGTERM); // one at a time
+    struct sigaction action = {.sa_handler = on_signal}, hangup;
+    sigaddset(&action.sa_mask, SIGINT), sigaddset(&action.sa_mask, SIGTERM), sigaddset(&action.sa_mask, SIGHUP); // one at a time
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, NULL, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL); // nohup, or the parent of this rank takes it
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is a write error like a full disk
 }
@@ -374,7 +376,8 @@ static void join_ranks(Run *r, bool training)
     uint64_t source = fingerprint_bytes(0, program_source, program_source_size);
     uint64_t program = fingerprint_bytes(source, program_commit, strlen(program_commit));
     c->device = comm_join(&(CommOptions){.gpus = alone ? "1" : c->gpus, .device = c->device, .micro_batches = c->micro_batches,
-                                         .timeout = c->timeout, .program = program, .options = config_fingerprint(c)});
+                                         .timeout = c->timeout, .nothing_to_save = !training, .program = program,
+                                         .options = config_fingerprint(c)});
     check_ranks(c);
 }
 

@@ -13,6 +13,7 @@ typedef struct {
     int device;                 // --device; -1: not given
     int micro_batches;          // of a step, over all ranks
     double timeout;             // seconds without progress after which all ranks are ended
+    bool nothing_to_save;       // the first request to stop ends all ranks at once
     uint64_t program, options;  // hashes: ranks that something else has started must agree on them
 } CommOptions;
 // Once the options are known, before any thread exists or device is touched: starts the ranks, or meets those that were started.

@@ -45,6 +45,7 @@ bool launch_choose(LaunchChoice *c, const char *gpus, int visible, int micro_bat
         c->count = all && count < 1 ? 1 : count; // without a device the backend says so
         for (int i = 0; i < c->count; i++) c->device[i] = i;
     }
+    if (!all && !list && !c->count) return error_set(e, "--gpus %s: is no GPU; GPU 0 alone is --gpus 0, (with the comma)", gpus);
     if (!launch_ranks_fit(c->count, micro_batches))
         return error_set(e, "--gpus %s: %d ranks; must be 1, 2, 4 or 8 and divide --micro-batches %d", gpus, c->count,
                          micro_batches);
@@ -101,6 +102,7 @@ static void report(int status, const char *message) // fatal() in a rank
 typedef struct {
     int size, left, status;
     pid_t pid[MAX_RANKS], parent; // 0: has ended
+    bool nothing_to_save;
     double timeout, idle[MAX_RANKS], interrupted_at;
     int64_t seen[MAX_RANKS];
 } Watch;
@@ -152,11 +154,11 @@ static void reap(Watch *w)
             if (w->pid[r] == pid) on_end(w, r, status);
 }
 
-// A second request ends everything without saving. What comes within half a second of the first is the same one: it is often sent
+// A second request ends everything without saving, and so does the first where there is nothing to save. What comes within half a second of the first is the same one: it is often sent
 // to the parent and to its group.
 static void on_interrupt(Watch *w)
 {
-    if (shared->interrupted && seconds_now() - w->interrupted_at > 0.5) {
+    if (w->nothing_to_save || (shared->interrupted && seconds_now() - w->interrupted_at > 0.5)) {
         end_all(w);
         exit(EXIT_INTERRUPTED);
     }
@@ -189,7 +191,7 @@ static void supervise(Watch *w, const sigset_t *signals)
     double last = seconds_now();
     while (w->left) {
         int signal = sigtimedwait(signals, NULL, &tick);
-        if (signal == SIGINT || signal == SIGTERM) on_interrupt(w);
+        if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) on_interrupt(w);
         reap(w);
         if (shared->first_failed && w->left) fail_by_message(w);
         double now = seconds_now();
@@ -214,6 +216,7 @@ static void become_rank(Hub *h, int rank, int size, int (*pair)[2], pid_t parent
     if (getppid() != parent) _exit(EXIT_BAD_INPUT); // it was gone before the line above
     signal(SIGINT, SIG_IGN); // until the program catches them; the parent hands requests on
     signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
     hub_init(h, rank, size);
     h->place = &shared->rank[rank].place;
     own_hub = h;
@@ -226,18 +229,27 @@ static void become_rank(Hub *h, int rank, int size, int (*pair)[2], pid_t parent
     set_error_sink(report);
 }
 
-void launch_ranks(Hub *h, int size, double timeout)
+// The requests that the parent takes up, and the ends of ranks.
+static void watched_signals(sigset_t *signals)
+{
+    struct sigaction hangup;
+    sigemptyset(signals);
+    sigaddset(signals, SIGCHLD), sigaddset(signals, SIGINT), sigaddset(signals, SIGTERM);
+    sigaction(SIGHUP, NULL, &hangup);
+    if (hangup.sa_handler != SIG_IGN) sigaddset(signals, SIGHUP); // nohup: a terminal that is closed is no request
+}
+
+void launch_ranks(Hub *h, int size, double timeout, bool nothing_to_save)
 {
     static int pair[MAX_RANKS][2];
-    Watch w = {.size = size, .left = size, .parent = getpid(), .timeout = timeout};
+    Watch w = {.size = size, .left = size, .parent = getpid(), .timeout = timeout, .nothing_to_save = nothing_to_save};
     sigset_t signals, before;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) fatal(EXIT_BAD_INPUT, "cannot share memory among the ranks: %s", strerror(errno));
     for (int r = 0; r < size; r++) shared->rank[r].place.step = -1;
     make_sockets(size, pair);
     signal(SIGCHLD, SIG_DFL); // whoever started us may have ignored it, and children would then vanish without a status
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGCHLD), sigaddset(&signals, SIGINT), sigaddset(&signals, SIGTERM);
+    watched_signals(&signals);
     sigprocmask(SIG_BLOCK, &signals, &before);
     fflush(NULL);
     for (int r = 0; r < size; r++) {

@@ -1,5 +1,7 @@
 #include "llmc/rendezvous.h"
 #include <errno.h>
+#include <fcntl.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -222,13 +224,28 @@ static void gather_ranks(const Rendezvous *r, const Hello *mine, double timeout,
     for (int i = 1; i < r->size; i++) answer(h->fd[i], WELCOME);
 }
 
-static int try_connect(const Rendezvous *r)
+// A machine that is silent, and does not even refuse, would keep connect waiting for two minutes.
+static bool connect_within(int fd, const struct addrinfo *a, double seconds)
+{
+    int failed = 0;
+    socklen_t size = sizeof failed;
+    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    int flags = fcntl(fd, F_GETFL);
+    fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    if (connect(fd, a->ai_addr, a->ai_addrlen)) {
+        if (errno != EINPROGRESS || poll(&p, 1, (int)(1e3 * fmax(0, seconds)) + 1) <= 0) return false;
+        if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failed, &size) || failed) return false;
+    }
+    return fcntl(fd, F_SETFL, flags) == 0;
+}
+
+static int try_connect(const Rendezvous *r, double end)
 {
     int fd = -1;
     struct addrinfo *all = resolve(r);
     for (struct addrinfo *a = all; a && fd < 0; a = a->ai_next) {
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (connect(fd, a->ai_addr, a->ai_addrlen)) {
+        if (!connect_within(fd, a, end - seconds_now())) {
             close(fd);
             fd = -1;
         }
@@ -243,7 +260,7 @@ static void join_rank_0(const Rendezvous *r, const Hello *mine, double timeout, 
     double end = seconds_now() + timeout;
     char verdict = 0;
     int fd;
-    while ((fd = try_connect(r)) < 0) {
+    while ((fd = try_connect(r, end)) < 0) {
         if (seconds_now() > end)
             fatal(EXIT_BAD_INPUT, "rank 0 does not answer at %s port %d within %.0f s (--timeout)", r->address, r->port, timeout);
         nanosleep(&wait, NULL);

@@ -19,7 +19,7 @@ fi
 command=$(printf '%q ' ./train_gpt "$@")
 pid_file=/tmp/train_gpt.$MASTER_PORT.pid # of rank 0, on its machine: when one rank is asked to stop, all do
 stop() { ssh "${hosts[0]}" "kill -TERM \$(cat $pid_file)"; }
-trap stop INT TERM
+trap stop INT TERM HUP
 pids=()
 rank=0
 for host in "${hosts[@]}"; do

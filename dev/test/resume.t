@@ -55,7 +55,7 @@ sub wait_for_step {
     sleep 0.002 while steps_done($folder) < $step && time < $end;
 }
 
-for my $signal (qw(INT TERM)) {
+for my $signal (qw(INT TERM HUP)) {
     my $folder = "$dir/$signal";
     my $run = start($trainer, @tiny, '--out', $folder);
     wait_for_step($folder, 3);
@@ -86,6 +86,13 @@ for my $signal (qw(INT TERM)) {
     kill 'TERM', $run->{pid};
     ($status, undef, $err) = finish($run);
     is("$status $err", '3 ', 'where nothing is to be saved, one signal is enough');
+
+    local $SIG{HUP} = 'IGNORE'; # as nohup starts it
+    $run = start($trainer, @tiny, '--out', "$dir/nohup");
+    wait_for_step("$dir/nohup", 3);
+    kill 'HUP', $run->{pid};
+    ($status, undef, $err) = finish($run);
+    is("$status $err", '0 ', 'under nohup a closed terminal stops nothing');
 }
 
 # ---- killed while saving -----------------------------------------------------------------------------------------------

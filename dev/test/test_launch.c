@@ -5,10 +5,12 @@
 #include "llmc/rendezvous.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -118,7 +120,7 @@ typedef struct {
     Fate fate;
     int rank, size, step_ms;
     double timeout;
-    bool tcp;
+    bool tcp, nothing_to_save, nohup;
     int port;
     const char *options; // of this rank
 } Plan;
@@ -171,7 +173,8 @@ static void program(void *argument)
         if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
         rendezvous_meet(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &h);
     } else {
-        launch_ranks(&h, p->size ? p->size : RANKS, p->timeout);
+        if (p->nohup) signal(SIGHUP, SIG_IGN);
+        launch_ranks(&h, p->size ? p->size : RANKS, p->timeout, p->nothing_to_save);
     }
     set_program_name("train_gpt", h.rank);
     hub_watch(&h, p->tcp ? p->timeout : 0, NULL);
@@ -225,19 +228,38 @@ static void test_parent(void)
     Result x = finish(&r, 20);
     ok(x.status == 128 + SIGKILL && left_over() == 0, "a parent that is killed takes its %d ranks along", board->pids);
 
-    for (int group = 0; group < 2; group++) {
-        int number = group ? SIGINT : SIGTERM;
+    const int number[] = {SIGTERM, SIGHUP, SIGINT, SIGHUP};
+    const char *name[] = {"SIGTERM to the parent", "SIGHUP to the parent", "SIGINT to the group", "SIGHUP to the group"};
+    for (int i = 0; i < 4; i++) {
+        bool group = i >= 2;
         clear_board();
         r = start(program, &slow);
         while (board->steps < 3) wait_ms(10);
         int before = board->steps;
-        kill(group ? -r.pid : r.pid, number);
+        kill(group ? -r.pid : r.pid, number[i]);
         x = finish(&r, 20);
-        expect(group ? "SIGINT to the group" : "SIGTERM to the parent", x, EXIT_INTERRUPTED, NULL, 5);
+        expect(name[i], x, EXIT_INTERRUPTED, NULL, 5);
         ok(board->saves == 1 && board->steps <= before + 2, "the step is finished and saved once, %d to %d", before,
            board->steps);
     }
+    Plan nohup = {.timeout = 20, .step_ms = 30, .nohup = true};
+    clear_board();
+    r = start(program, &nohup);
+    while (board->steps < 3) wait_ms(10);
+    kill(-r.pid, SIGHUP);
+    expect("a closed terminal under nohup", finish(&r, 20), 0, NULL, 10);
+    ok(board->steps == STEPS && board->saves == 1, "all steps are made");
+
     slow.step_ms = 3000;
+    slow.nothing_to_save = true;
+    clear_board();
+    r = start(program, &slow);
+    while (board->pids < RANKS) wait_ms(10);
+    wait_ms(100);
+    kill(r.pid, SIGTERM);
+    expect("asked once, with nothing to save", finish(&r, 20), EXIT_INTERRUPTED, NULL, 2.5);
+
+    slow.nothing_to_save = false;
     clear_board();
     r = start(program, &slow);
     while (board->pids < RANKS) wait_ms(10);
@@ -303,6 +325,19 @@ static void test_tcp(int port)
     expect("TCP: a save that takes longer than the time-out", run_ranks(&p, -1, 20), 0, NULL, 15);
 }
 
+// A port whose queue of new connections is full: the system answers no further one, as a machine that is switched off. The
+// connections that fill it stay open.
+static int silent_listener(int port)
+{
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, (struct sockaddr *)&here, sizeof here) || listen(fd, 0)) return -1;
+    for (int i = 0; i < 4; i++) connect(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), (struct sockaddr *)&here, sizeof here);
+    wait_ms(50);
+    return fd;
+}
+
 static void test_two_programs(int port)
 {
     Plan p = {.size = 2, .timeout = 10, .port = port, .step_ms = 50};
@@ -325,6 +360,14 @@ static void test_two_programs(int port)
     r = start_rank(&alone, 1, "one");
     x = finish(&r, 20);
     ok(x.status == 1 && strstr(x.text, "rank 0 does not answer"), "a rank 0 that never comes: %s", x.text);
+
+    int silent = silent_listener(port + 2);
+    Plan unheard = {.size = 2, .timeout = 1, .port = port + 2};
+    r = start_rank(&unheard, 1, "one");
+    x = finish(&r, 20);
+    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3, "a machine that is silent: %.1f s, %s", x.seconds,
+       x.text);
+    close(silent);
 }
 
 // ---- pure functions ----------------------------------------------------------------------------------------------------
@@ -352,7 +395,8 @@ static void test_choice(void)
     chooses("1,3", 4, 8, 2, 1, NULL);
     chooses("3,", 4, 8, 1, 3, NULL);
     chooses("3", 4, 8, 0, 0, "3 ranks; must be 1, 2, 4 or 8");
-    chooses("0", 4, 8, 0, 0, "0 ranks");
+    chooses("0", 4, 8, 0, 0, "GPU 0 alone is --gpus 0,");
+    chooses("0,", 4, 8, 1, 0, NULL);
     chooses("2", 1, 8, 0, 0, "device 1 does not exist");
     chooses("1,1", 4, 8, 2, 1, NULL); // NCCL refuses that, its stand-in on one GPU does not
     chooses("two", 4, 8, 0, 0, "neither a number");

@@ -42,7 +42,8 @@ void comm_open(int *argc, char ***argv)
     hub_init(&hub, started.rank, started.size ? started.size : 1);
 }
 
-// Device files, /dev/nvidia0 and so on: where there is but one, the driver need not be asked.
+// Device files, /dev/nvidia0 and so on: where there is exactly one, the driver need not be asked. Some systems have GPUs and no
+// such files.
 static int device_files(void)
 {
     int count = 0;
@@ -71,11 +72,11 @@ static int launch(const CommOptions *o)
     bool all = !strcmp(o->gpus, "all");
     if (o->device >= 0 && !all) fatal(EXIT_USAGE, "--gpus and --device exclude each other");
     if (o->device >= 0) return o->device;
-    int visible = device_files() > 1 ? launch_ask(backend_device_count) : 1;
+    int visible = device_files() == 1 ? 1 : launch_ask(backend_device_count);
     if (!launch_choose(&c, o->gpus, visible, o->micro_batches, &e)) fatal(EXIT_USAGE, "%s", e.text);
     if (c.left_out) note("%s", c.why);
     if (c.count == 1) return c.device[0];
-    launch_ranks(&hub, c.count, o->timeout);
+    launch_ranks(&hub, c.count, o->timeout, o->nothing_to_save);
     set_program_name("train_gpt", hub.rank);
     hub_watch(&hub, 0, failure);
     return c.device[hub.rank];
