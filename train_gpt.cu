@@ -3,6 +3,7 @@
 #include "llmc/logger.h"
 #include "llmc/memory.h"
 #include "llmc/sample.h"
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,15 +107,30 @@ static void queue_step(Run *r)
 
 enum { TRACED = 2, PROFILE_STEPS = 2 * TRACED }; // an even number: every other step has Adam's update
 
+static bool due(int step, int every) { return every > 0 && step % every == 0; }
+
+// Whether all of the profiled steps from `at` on follow each other, without a validation or a checkpoint in between.
+static bool in_a_row(const Config *c, int at)
+{
+    for (int step = at + 1; step < at + PROFILE_STEPS; step++)
+        if (due(step, c->val_every) || due(step, c->checkpoint_every)) return false;
+    return true;
+}
+
+// After so many steps as --profile says, or the first place after them where nothing falls in between.
 static void plan_profile(Run *r, int end)
 {
     const Config *c = &r->config;
+    int first = r->trainer.step;
     if (!c->profile) return;
-    r->profile_at = r->trainer.step + c->profile;
+    if (first + c->profile + PROFILE_STEPS > end)
+        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile, c->profile + PROFILE_STEPS, end - first);
+    r->profile_at = first + c->profile;
+    while (!in_a_row(c, r->profile_at))
+        if (++r->profile_at + PROFILE_STEPS > end)
+            fatal(EXIT_USAGE, "--profile %d: no %d steps follow each other from there on; raise --val-every %d, --checkpoint-every %d",
+                  c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every);
     r->timed_from = r->profile_at - (c->profile - 4) / 2 * 2; // the first steps capture graphs
-    if (r->profile_at + PROFILE_STEPS > end)
-        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile, c->profile + PROFILE_STEPS,
-              end - r->trainer.step);
 }
 
 // Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device ever waits for the
@@ -128,6 +144,7 @@ static void profile_steps(Run *r)
     stop_clock(r);
     Ceilings ceilings = trainer_ceilings(t);
     start_clock(r);
+    logger_profile(r->logger, "steps %d to %d", t->step + 1, t->step + PROFILE_STEPS);
     for (int op_by_op = 1; op_by_op >= 0; op_by_op--) {
         t->op_by_op = op_by_op;
         profile_start();
@@ -137,20 +154,18 @@ static void profile_steps(Run *r)
         }
         profile_stop(t->stream);
         for (int i = 0; op_by_op && (line = profile_line(i, TRACED, &ceilings)); i++) {
-            logger_message(r->logger, "profile: %s", line);
+            logger_profile(r->logger, "%s", line);
             free(line);
         }
     }
     double sum_ms = profile_device_ms() / TRACED, busy_ms = profile_busy_ms() / TRACED;
-    logger_message(r->logger, "profile: sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
+    logger_profile(r->logger, "sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
                    sum_ms / step_ms, sum_ms, step_ms, timed);
-    logger_message(r->logger, "profile: time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms, busy_ms);
+    logger_profile(r->logger, "time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms, busy_ms);
     if (comm_size() > 1)
-        logger_message(r->logger, "profile: exposed communication: %.3f ms a step, in which nothing but collectives ran",
+        logger_profile(r->logger, "exposed communication: %.3f ms a step, in which nothing but collectives ran",
                        profile_exposed_ms() / TRACED);
 }
-
-static bool due(int step, int every) { return every > 0 && step % every == 0; }
 
 // Steps until the end, --stop-at, or a signal. One step is always queued ahead of the one that is reported, except around
 // validations and checkpoints. Returns true when it was interrupted.
@@ -226,7 +241,7 @@ static void open_logger(Run *r, int argc, char **argv)
     Trainer *t = &r->trainer;
     int failed = make_folders(c->out);
     if (failed) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", c->out, strerror(failed));
-    r->logger = logger_open(c->out, comm_rank(), argc, argv, version_line);
+    r->logger = logger_open(c->out, comm_rank(), argc, argv, version_line, fmin(30, 0.5 * c->timeout)); // others wait meanwhile
     if (!r->logger) return; // not the rank that writes
     const char *name;
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {

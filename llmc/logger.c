@@ -1,4 +1,5 @@
 #include "llmc/logger.h"
+#include "llmc/command.h"
 #include "llmc/utf8.h"
 #include <ctype.h>
 #include <errno.h>
@@ -10,7 +11,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 enum { UUID_CHARS = 36 };
@@ -130,29 +130,23 @@ static void append_command(LogFile *f, int argc, char **argv)
     append(f, "\n", 1);
 }
 
-static void append_nvidia_smi(LogFile *f)
+// A driver in trouble can keep nvidia-smi waiting for ever, and the other ranks with it.
+static void append_nvidia_smi(LogFile *f, double seconds)
 {
-    // A driver in trouble can keep nvidia-smi waiting for ever.
-    FILE *in = popen("exec timeout 30 nvidia-smi 2>/dev/null </dev/null", "r");
-    char *text = NULL;
-    size_t bytes = 0, n;
-    char block[4096];
-    while (in && (n = fread(block, 1, sizeof block, in)) > 0) {
-        text = xrealloc(text, bytes + n, 1);
-        memcpy(text + bytes, block, n);
-        bytes += n;
-    }
-    int status = in ? pclose(in) : -1;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0 && bytes) {
-        append(f, text, bytes);
-        if (text[bytes - 1] != '\n') append(f, "\n", 1);
+    bool late;
+    char *const argv[] = {"nvidia-smi", NULL}, *text = command_output(argv, seconds, &late);
+    if (text) {
+        append(f, text, strlen(text));
+        if (text[strlen(text) - 1] != '\n') append(f, "\n", 1);
+    } else if (late) {
+        append_line(f, "nvidia-smi: no answer within %.3g s", seconds);
     } else {
         append_line(f, "nvidia-smi: no NVIDIA GPU or driver on this machine");
     }
     free(text);
 }
 
-static void append_head(LogFile *f, int argc, char **argv, const char *(*version_line)(int index))
+static void append_head(LogFile *f, int argc, char **argv, const char *(*version_line)(int index), double patience)
 {
     append(f, program_source, program_source_size);
     append_separator(f);
@@ -160,7 +154,7 @@ static void append_head(LogFile *f, int argc, char **argv, const char *(*version
     for (int i = 0; (line = version_line(i)); i++) append_line(f, "%s", line);
     append_line(f, "git commit: %s", program_commit);
     append_command(f, argc, argv);
-    append_nvidia_smi(f);
+    append_nvidia_smi(f, patience);
     append_separator(f);
 }
 
@@ -267,7 +261,8 @@ static void show_progress(Logger *l, int step, int total, double loss)
 
 // ---- the interface -----------------------------------------------------------------------------------------------------
 
-Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index))
+Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index),
+                    double patience)
 {
     if (rank != 0) return NULL;
     Logger *l = xcalloc(1, sizeof *l);
@@ -279,7 +274,7 @@ Logger *logger_open(const char *folder, int rank, int argc, char **argv, const c
     make_folders(logs); // a failure shows when the files are opened
     free(logs);
     create_file(&l->log, folder, l->uuid, "txt");
-    if (l->log.fd >= 0) append_head(&l->log, argc, argv, version_line);
+    if (l->log.fd >= 0) append_head(&l->log, argc, argv, version_line, patience);
     create_file(&l->json, folder, l->uuid, "jsonl");
     if (logger_path(l)) printf("log %s\n", l->log.path);
     fflush(stdout);
@@ -312,6 +307,14 @@ void logger_tokens_per_step(Logger *l, double tokens)
     if (l) l->tokens_per_step = tokens;
 }
 
+static void say(Logger *l, const char *text)
+{
+    show(l, text);
+    json_object *record = event("message");
+    json_object_object_add(record, "text", text_value(text));
+    append_event(l, record);
+}
+
 void logger_message(Logger *l, const char *format, ...)
 {
     if (!l) return;
@@ -320,10 +323,20 @@ void logger_message(Logger *l, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    show(l, text);
-    json_object *record = event("message");
-    json_object_object_add(record, "text", text_value(text));
-    append_event(l, record);
+    say(l, text);
+}
+
+void logger_profile(Logger *l, const char *format, ...)
+{
+    if (!l) return;
+    char text[2048] = "profile: ";
+    size_t n = strlen(text);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + n, sizeof text - n, format, args);
+    va_end(args);
+    append_line(&l->log, "%s", text);
+    say(l, text);
 }
 
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms)

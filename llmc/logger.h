@@ -5,6 +5,7 @@
 // other people's tools and therefore exact to the character,
 //   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    before the training step of that index, and after the last
 //   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
+//   profile: ...                                                a line of the table of --profile
 //   peak memory allocated: A MiB reserved: R MiB                at the end
 // where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run leaves its log.
 //
@@ -26,8 +27,10 @@ extern const char program_commit[];
 
 // Makes the folders and both files, writes the head of the log up to the second line of "=", and shows the log's name.
 //   version_line  gives version lines from index 0, NULL after the last; must not hold what changes from run to run
+//   patience      seconds that nvidia-smi may take; one that takes longer is left out, and the log says so
 // NULL for a rank other than 0; never for rank 0. The strings are not kept.
-Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index));
+Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index),
+                    double patience);
 void logger_close(Logger *l);
 
 // For the first JSON record: call for every option, before anything below.
@@ -38,6 +41,8 @@ void logger_tokens_per_step(Logger *l, double tokens);
 
 // A remark for console and JSON lines; the log itself has no place for it.
 void logger_message(Logger *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// A line of a profile, "profile: " and the text: for the log as well.
+void logger_profile(Logger *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // step: training steps done; total: steps of the run; loss: mean per token in nats; train_ms: training time since step 0.
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms);

@@ -3,6 +3,7 @@
 #   source of the program, "=" x 100, version lines and the output of nvidia-smi, "=" x 100, then
 #   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    at validations, before the training step of that index
 #   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
+#   profile: ...                                                lines of the table of a profiled run; they are passed over
 #   peak memory allocated: A MiB reserved: R MiB                at the end
 package RunLog;
 use strict;
@@ -98,6 +99,7 @@ sub parse_line {
         @$log{qw(allocated reserved)} = ($1, $2);
         return;
     }
+    return if $line =~ /\Aprofile: /;
     my ($step, $total, $loss, $time, $average);
     if ($line =~ m{\Astep:($INTEGER)/($INTEGER) val_loss:($LOSS) $TIMES\z}) {
         ($step, $total, $loss, $time, $average) = ($1, $2, $3, $4, $5);

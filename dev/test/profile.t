@@ -33,6 +33,22 @@ SKIP: {
     ok($share && $share > 0.2 && $share < 5, 'sum of ops over the time of a step: ' . ($share // 'no such line'));
     my $log = log_text("$dir/profiled", 'jsonl');
     like($log, qr/"event":"message","text":"profile: op +calls/, 'the table is in the JSON lines');
+    my ($told) = $log =~ /"text":"profile: steps (\d+) to (\d+)"/;
+    is($told, 11, 'it begins where no validation falls into it');
+    is_deeply(val_losses("$dir/profiled"), val_losses("$dir/plain"), 'and none is left out');
+    my $text = log_text("$dir/profiled");
+    my @told = $out =~ /^(profile: .*)$/mg;
+    is_deeply([$text =~ /^(profile: .*)$/mg], \@told, 'the table is in the log as well, line by line as on the console');
+    require lib;
+    lib->import("$root/scripts");
+    require RunLog;
+    my ($path) = glob "$dir/profiled/logs/*.txt";
+    is(eval { RunLog::unfinished(RunLog::parse($path)) } // $@, '', 'which is a log like others');
+
+    run_ok('checkpoints all along', $trainer, @tiny, '--out', "$dir/saved", qw(--profile 6 --checkpoint-every 4 --val-every 0));
+    is_deeply([map { /(\d+)\.safe/ } sort glob "$dir/saved/step_*"], [qw(000004 000008 000012 000016 000020)], 'none is left out');
+    refuses('a validation before every third step', 2, qr/--profile 6: no 4 steps follow each other.*--val-every 3/, $trainer, @tiny,
+        '--profile', 6, '--val-every', 3, '--out', "$dir/every");
     refuses('too few steps before it', 2, qr/--profile 5: needs at least 6 steps/, $trainer, @tiny, '--profile', 5);
     refuses('more steps than the run has', 2, qr/--profile 17: needs 21 steps, and the run has 20/, $trainer, @tiny, '--profile', 17,
         '--out', "$dir/long");

@@ -72,7 +72,7 @@ static char *arguments[] = {"./train_gpt", "--preset", "tiny", "--sample", "it's
 static Logger *open_run(const char *run)
 {
     char *out = in_folder(run);
-    Logger *l = logger_open(out, 0, 6, arguments, version_line);
+    Logger *l = logger_open(out, 0, 6, arguments, version_line, 30);
     free(out);
     return l;
 }
@@ -116,6 +116,7 @@ static void short_run(const char *run)
     logger_validation(l, 0, 3, 10.82584, 0.4);
     logger_step(l, 1, 3, 1234.5678, 10.5, 1);
     logger_step(l, 2, 3, 2000.006, NAN, 0.5);
+    logger_profile(l, "%-10s %d", "op", 7);
     logger_step(l, 3, 3, 3333.6, INFINITY, 0.25);
     logger_validation(l, 3, 3, 3.27996, 3333.6);
     logger_memory(l, 39999.7, 51000.2);
@@ -125,6 +126,7 @@ static void short_run(const char *run)
 static const char short_lines[] = "step:0/3 val_loss:10.8258 train_time:0ms step_avg:0.40ms\n"
                                   "step:1/3 train_time:1235ms step_avg:1234.57ms\n"
                                   "step:2/3 train_time:2000ms step_avg:1000.00ms\n"
+                                  "profile: op         7\n"
                                   "step:3/3 train_time:3334ms step_avg:1111.20ms\n"
                                   "step:3/3 val_loss:3.2800 train_time:3334ms step_avg:1111.20ms\n"
                                   "peak memory allocated: 40000 MiB reserved: 51000 MiB\n";
@@ -164,6 +166,7 @@ static void check_json(const char *path)
         "{\"event\":\"validation\",\"step\":0,\"val_loss\":10.82584,\"train_ms\":0.4}",
         "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":1,\"ms\":1234.1678,\"train_ms\":1234.5678}",
         "{\"event\":\"step\",\"step\":2,\"loss\":null,\"lr\":0.5,\"ms\":765.4382,\"train_ms\":2000.006}",
+        "{\"event\":\"message\",\"text\":\"profile: op         7\"}",
         "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.594,\"train_ms\":3333.6}",
         "{\"event\":\"validation\",\"step\":3,\"val_loss\":3.27996,\"train_ms\":3333.6}",
         "{\"event\":\"memory\",\"allocated_mib\":39999.7,\"reserved_mib\":51000.2}",
@@ -228,11 +231,52 @@ static void test_whole_run(void)
     free(json);
 }
 
+// A program of that name before all others in PATH. Returns the log of a run that asks it, cut down to its head; owned by the caller.
+static char *log_with_smi(const char *script, double patience, double *seconds)
+{
+    char *bin = in_folder("bin"), *path = in_folder("bin/nvidia-smi"), *old = xstrdup(getenv("PATH")), *out = in_folder("smi");
+    char *new_path = format_string("%s:%s", bin, old);
+    remove_tree(out);
+    mkdir(bin, 0700);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "#!/bin/sh\n%s\n", script);
+    fclose(f);
+    chmod(path, 0700);
+    setenv("PATH", new_path, 1);
+    double began = seconds_now();
+    Logger *l = logger_open(out, 0, 6, arguments, version_line, patience);
+    *seconds = seconds_now() - began;
+    logger_close(l);
+    setenv("PATH", old, 1);
+    char *name = find_log("smi", ".txt"), *log = name ? read_text(name) : NULL;
+    char *head = xstrdup(log ? log + program_source_size : "");
+    free(bin), free(path), free(old), free(out), free(new_path), free(name), free(log);
+    return head;
+}
+
+static void test_nvidia_smi(void)
+{
+    double seconds;
+    char *log = log_with_smi("printf 'NVIDIA-SMI 1\n| 0  GPU |'", 30, &seconds);
+    ok(strstr(log, "\nNVIDIA-SMI 1\n| 0  GPU |\n==="), "what nvidia-smi prints is in the head");
+    free(log);
+    log = log_with_smi("echo half; exec sleep 60", 0.5, &seconds);
+    ok(strstr(log, "\nnvidia-smi: no answer within 0.5 s\n===") && !strstr(log, "half") && seconds < 5,
+       "one that hangs is left out after %.1f s", seconds);
+    free(log);
+    log = log_with_smi("exec >&- 2>&-; exec sleep 60", 0.5, &seconds);
+    ok(strstr(log, "\nnvidia-smi: no answer within") && seconds < 5, "also when it has closed its output: %.1f s", seconds);
+    free(log);
+    log = log_with_smi("echo failed; exit 9", 30, &seconds);
+    ok(strstr(log, "\nnvidia-smi: no NVIDIA GPU or driver") && !strstr(log, "failed"), "one that fails is no answer");
+    free(log);
+}
+
 static void test_other_ranks(void)
 {
     char *out = in_folder("rank1");
     struct stat info;
-    Logger *l = logger_open(out, 1, 6, arguments, version_line);
+    Logger *l = logger_open(out, 1, 6, arguments, version_line, 30);
     ok(l == NULL && stat(out, &info) != 0, "rank 1 has no logger and makes no folder");
     logger_option(l, "a", "b");
     logger_tokens_per_step(l, 1);
@@ -383,6 +427,7 @@ int main(void)
     snprintf(folder, sizeof folder, "%s/logger-XXXXXX", base ? base : P_tmpdir);
     if (!mkdtemp(folder)) fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
     test_whole_run();
+    test_nvidia_smi();
     test_other_ranks();
     test_full_disk();
     test_no_folder();
