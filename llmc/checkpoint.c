@@ -121,6 +121,7 @@ static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
     put_metadata(w, "rope.scale", format_string("%.17g", t->rope.scale));
     put_metadata(w, "data.position",
                  format_string("%d %d %lld", t->position.epoch, t->position.shard, (long long)t->position.document));
+    put_metadata(w, "data.shards", loader_shards(t->loader));
 }
 
 static bool save(Trainer *t, const char *path, bool state, Error *e)
@@ -287,6 +288,15 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
            safetensors_read(st, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, e);
 }
 
+// The position is one in the files of the run that wrote the checkpoint.
+static bool check_shards(const Trainer *t, const SafeTensors *st, Error *e)
+{
+    const char *shards = safetensors_metadata(st, "data.shards");
+    if (shards) return loader_continues(t->loader, shards, t->position, e);
+    note("the checkpoint does not say which training shards its run had: whether these are the same is not checked");
+    return true;
+}
+
 static char *newest_in(const char *folder) // NULL when there is none
 {
     DIR *dir = opendir(folder);
@@ -316,7 +326,7 @@ bool checkpoint_load(Trainer *t, const char *given, Error *e)
     bool good = false;
     if (st) {
         bool training = t->loader != NULL; // else only weights and rope are of use
-        good = read_state(t, st, &sub) && read_weights(t, st, &sub) &&
+        good = read_state(t, st, &sub) && (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
                (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, LEFT_OVER, &sub)));
         good = in_file(path, good, &sub, e);
         safetensors_close(st);

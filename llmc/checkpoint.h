@@ -2,8 +2,8 @@
 //
 // Tensors carry the names and stored shapes of the public checkpoint layout: tables and gates BF16 (F32 from the exact build),
 // matrices and scalars F32. A checkpoint adds "<parameter>.<adam_m|adam_v|momentum|second>", "<parameter>.grad" for gradients
-// that an even step has left to the next one, and "rope.frequency"; its metadata holds step, data position, train time, attention
-// scale and every option. The file does not depend on the number of ranks, nor on the backend.
+// that an even step has left to the next one, and "rope.frequency"; its metadata holds step, data position, training shards, train
+// time, attention scale and every option. The file does not depend on the number of ranks, nor on the backend.
 #pragma once
 #include "llmc/trainer.h"
 
@@ -16,7 +16,7 @@ bool weights_load(Trainer *t, const char *path, Error *e);
 // saving moves the ranks' shares of it to rank 0: this run and one resumed from the file then go on with the same sums.
 bool checkpoint_save(Trainer *t, const char *path, Error *e);
 // path: a checkpoint, or a folder, of which it takes the checkpoint with the highest step. Refuses options that shape the model
-// and differ, by name.
+// and differ, by name, and other training shards (loader_continues); a checkpoint without a list of them gets a note.
 bool checkpoint_load(Trainer *t, const char *path, Error *e);
 // Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard names them.
 bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e);

@@ -1,9 +1,7 @@
 #include "dataloader.h"
-#include <errno.h>
-#include <glob.h>
+#include "shard_set.h"
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // 512 KB at a time: the first step waits for two or three of these, and one takes well under a millisecond.
@@ -72,85 +70,6 @@ void batch_sort_rows(Batch *b)
     b->row_start[b->num_rows] = b->N;
 }
 
-// ---- files -----------------------------------------------------------------------------------------------------------
-
-typedef struct {
-    int count;
-    char **paths;         // (count), owned
-    ShardHeader *headers; // (count), owned
-    int64_t num_tokens;   // in all of them
-} ShardSet;
-
-static void shard_set_free(ShardSet *set)
-{
-    for (int i = 0; i < set->count; i++) free(set->paths[i]);
-    free(set->paths);
-    free(set->headers);
-}
-
-static uint64_t shard_set_fingerprint(const ShardSet *set)
-{
-    uint64_t h = 0;
-    for (int i = 0; i < set->count; i++) {
-        const char *slash = strrchr(set->paths[i], '/'), *name = slash ? slash + 1 : set->paths[i];
-        h = fingerprint_bytes(h, name, strlen(name) + 1);
-        h = fingerprint_bytes(h, &set->headers[i].num_tokens, sizeof set->headers[i].num_tokens);
-    }
-    return h;
-}
-
-static int compare_names(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
-// The files that `pattern` names, in byte order (glob's own order depends on the locale).
-static bool find_files(ShardSet *set, const char *pattern, const char *option, Error *e)
-{
-    struct stat st;
-    if (!pattern || !*pattern) return error_set(e, "%s is empty; name a token shard or a pattern of them", option);
-    if (stat(pattern, &st) == 0) { // first of all a plain name, which may well contain brackets
-        set->paths = xcalloc(1, sizeof *set->paths);
-        set->paths[set->count++] = xstrdup(pattern);
-        return true;
-    }
-    glob_t found = {0};
-    errno = 0;
-    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
-    if (status == GLOB_NOMATCH)
-        return error_set(e, "%s: no file matches '%s'; check the path, or make shards with ./tokenize or data/fineweb10B.sh",
-                         option, pattern);
-    if (status != 0) return error_set(e, "%s: cannot look for '%s': %s", option, pattern, strerror(errno ? errno : ENOMEM));
-    qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, compare_names);
-    set->paths = xcalloc(found.gl_pathc, sizeof *set->paths);
-    for (size_t i = 0; i < found.gl_pathc; i++) set->paths[set->count++] = xstrdup(found.gl_pathv[i]);
-    globfree(&found);
-    return true;
-}
-
-// vocab_size 0: any, but all files the same; document_token -1: any.
-static bool check_headers(ShardSet *set, int vocab_size, int document_token, Error *e)
-{
-    set->headers = xcalloc((size_t)set->count, sizeof *set->headers);
-    for (int i = 0; i < set->count; i++) {
-        ShardHeader *h = &set->headers[i], *first = &set->headers[0];
-        int fd = shard_open(set->paths[i], h, e);
-        if (fd < 0) return false;
-        close(fd);
-        if (vocab_size && h->vocab_size != vocab_size)
-            return error_set(e,
-                             "%s: holds ids of a vocabulary of %d, but %d is needed here; tokenize it with the other vocabulary",
-                             set->paths[i], h->vocab_size, vocab_size);
-        if (document_token >= 0 && h->document_token != document_token)
-            return error_set(
-                e, "%s: its documents begin with token %d, but %d is needed here; tokenize it with the other vocabulary",
-                set->paths[i], h->document_token, document_token);
-        if (h->vocab_size != first->vocab_size || h->document_token != first->document_token)
-            return error_set(
-                e, "%s: vocabulary of %d ids with document token %d, but %s has %d ids and %d; use shards of one kind",
-                set->paths[i], h->vocab_size, h->document_token, set->paths[0], first->vocab_size, first->document_token);
-        set->num_tokens += h->num_tokens;
-    }
-    return true;
-}
-
 // ---- training --------------------------------------------------------------------------------------------------------
 
 struct Loader {
@@ -199,7 +118,7 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
 static bool open_files(Loader *l, Error *e)
 {
     const LoaderOptions *o = &l->options;
-    if (!find_files(&l->set, o->files_glob, "--train-files", e) || !check_headers(&l->set, o->vocab_size, -1, e)) return false;
+    if (!shard_set_find(&l->set, o->files_glob, "--train-files", e) || !shard_set_check(&l->set, o->vocab_size, -1, e)) return false;
     // Most shards that are too small can be told by their size: better now than after hours of training.
     for (int i = 0; i < l->set.count; i++)
         if (l->set.headers[i].num_tokens / o->micro_batches < (int64_t)o->micro_batch_tokens + 1)
@@ -403,6 +322,11 @@ int loader_document_token(const Loader *l) { return l->set.headers[0].document_t
 int64_t loader_num_tokens(const Loader *l) { return l->set.num_tokens; }
 
 uint64_t loader_fingerprint(const Loader *l) { return shard_set_fingerprint(&l->set); }
+char *loader_shards(const Loader *l) { return shard_set_text(&l->set); }
+bool loader_continues(const Loader *l, const char *shards, LoaderPosition p, Error *e)
+{
+    return shard_set_continues(&l->set, shards, p.epoch == 0, e);
+}
 
 char *loader_describe(const Loader *l)
 {
@@ -454,11 +378,11 @@ static bool read_validation(Validation *v, Error *e)
 
 static bool open_validation(Validation *v, const char *glob, int64_t val_tokens, int vocab_size, int document_token, Error *e)
 {
-    if (!find_files(&v->set, glob, "--val-files", e)) return false;
+    if (!shard_set_find(&v->set, glob, "--val-files", e)) return false;
     if (v->set.count != 1)
         return error_set(e, "--val-files: '%s' matches %d files, from %s to %s; name one shard", glob, v->set.count,
                          v->set.paths[0], v->set.paths[v->set.count - 1]);
-    if (!check_headers(&v->set, vocab_size, document_token, e)) return false;
+    if (!shard_set_check(&v->set, vocab_size, document_token, e)) return false;
     if (v->set.num_tokens <= val_tokens) {
         int64_t fits = (v->set.num_tokens - 1) / v->sequence_tokens * v->sequence_tokens;
         return error_set(e, "%s: holds %lld tokens, but --val-tokens %lld needs one more than that; %s %lld", v->set.paths[0],
