@@ -301,6 +301,15 @@ static void write_sample(Run *r)
     if (!sample_write(&r->trainer, r->tokenizer, stdout, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
+static void note_unused(const Config *c, bool training)
+{
+    for (int reason = 0; reason < UNUSED_REASONS; reason++) {
+        char *line = config_unused(c, training, reason);
+        if (line) note("%s", line);
+        free(line);
+    }
+}
+
 // Trains, from the first step or from a checkpoint. Returns the exit status.
 static int train_run(Run *r, int argc, char **argv)
 {
@@ -325,6 +334,7 @@ static int train_run(Run *r, int argc, char **argv)
     logger_message(r->logger, "start-up: %s", start_up);
     free(start_up);
     log_memory(r);
+    note_unused(c, true);
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
@@ -351,6 +361,7 @@ static int use_run(Run *r)
     trainer_create(t, c, false, c->eval_only);
     open_tokenizer(r);
     load_state(r);
+    note_unused(c, false);
     if (c->eval_only) {
         bool final = !*c->resume || t->step == config_total_steps(c);
         if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
@@ -358,13 +369,6 @@ static int use_run(Run *r)
     }
     write_sample(r);
     return 0;
-}
-
-static bool given(int argc, char **argv, const char *option)
-{
-    for (int i = 1; i < argc; i++)
-        if (!strncmp(argv[i], option, strlen(option))) return true;
-    return false;
 }
 
 // What all ranks meet alike: rank 0 tells it.
@@ -410,7 +414,7 @@ int main(int argc, char **argv)
         comm_close();
         return 0;
     }
-    bool training = !run.config.eval_only && !(run.config.sample && !given(argc, argv, "--train-files"));
+    bool training = !run.config.eval_only && !(run.config.sample && !config_given(&run.config, "train-files"));
     join_ranks(&run, training);
     catch_signals(training);
 #ifdef _OPENMP

@@ -89,6 +89,7 @@ static const Option options[] = {
     {"help", OPT_FLAG, AT(help), "0", 0, 0, NULL, "this text", false, NULL},
 };
 enum { NUM_OPTIONS = sizeof options / sizeof *options };
+static_assert((int)NUM_OPTIONS <= (int)MAX_OPTIONS, "Config.given has a place for every option");
 
 // Each preset is the row it is based on, with these changes.
 static const struct {
@@ -230,6 +231,7 @@ bool config_parse(Config *c, int argc, char **argv, Error *e)
     for (int i = 1; i < argc;) {
         if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
         if (!set_option(c, o, value, e)) return false;
+        c->given[o - options] = true;
     }
     return c->help || config_check(c, e);
 }
@@ -274,7 +276,8 @@ bool config_check(const Config *c, Error *e)
         return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
     if (c->profile && c->profile < MIN_PROFILE)
         return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile, MIN_PROFILE);
-    if (c->repeat && c->epochs > 1) return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
+    if (c->repeat && (c->epochs > 1 || config_given(c, "epochs")))
+        return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
     if (c->portable && c->attention == ATTENTION_CUDNN)
         return error_set(e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
     if (!check_windows(c, e)) return false;
@@ -324,6 +327,36 @@ char *config_option_value(const Config *c, int index)
     }
     }
     return NULL;
+}
+
+bool config_given(const Config *c, const char *name)
+{
+    const Option *o = find_option(name);
+    return o && c->given[o - options];
+}
+
+char *config_unused(const Config *c, bool training, int reason)
+{
+    const struct {
+        bool holds;
+        const char *names, *why;
+    } reasons[UNUSED_REASONS] = {
+        {!c->sample, " vocab temperature top-k num-tokens ", "only --sample uses it"},
+        {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
+        {!training, " train-files val-every repeat epochs out checkpoint-every stop-at ", "nothing is trained here"},
+        {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
+        {!backend_is_asynchronous(), " attention portable graphs device ", "this is the CPU program"},
+    };
+    if (!reasons[reason].holds) return NULL;
+    char list[512] = "";
+    size_t n = 0;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        char *name = format_string(" %s ", options[i].name);
+        if (c->given[i] && strstr(reasons[reason].names, name))
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s--%s", n ? ", " : "", options[i].name);
+        free(name);
+    }
+    return n ? format_string("%s: not used: %s", list, reasons[reason].why) : NULL;
 }
 
 uint64_t config_fingerprint(const Config *c)

@@ -7,6 +7,8 @@
 
 enum { MAX_LAYERS = 12, NUM_LAYERS = 12, NUM_VALUE_EMBEDS = 3, GATE_INPUTS = 12, NUM_SCALARS = 64 };
 
+enum { MAX_OPTIONS = 96 };
+
 typedef struct {
     // model
     int vocab_size; // 0 on the command line: taken from the training shard
@@ -52,6 +54,7 @@ typedef struct {
     double temperature;
     int top_k, num_tokens;
     bool help;
+    bool given[MAX_OPTIONS]; // by index: the command line names the option
 } Config;
 
 enum { SKIPS_UNET, SKIPS_SINGLE };
@@ -67,6 +70,11 @@ void config_print_help(FILE *f);
 // caller. `shapes_model` is true for the options that a checkpoint must agree on.
 const char *config_option_name(int index, bool *shapes_model);
 char *config_option_value(const Config *c, int index);
+bool config_given(const Config *c, const char *name); // on the command line, whatever its value
+// Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by the caller; NULL when
+// there are none for that reason. training: something is trained here
+enum { UNUSED_REASONS = 5 };
+char *config_unused(const Config *c, bool training, int reason);
 // Of all options that the ranks of one run must agree on. The others name files, devices and threads of a machine.
 uint64_t config_fingerprint(const Config *c);
 // Sets one option from text, as the command line would.

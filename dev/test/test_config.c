@@ -259,6 +259,7 @@ static void check_refusals(void)
     refused("--num-scheduled 1000000000 --num-extension 1", "too many steps");
     refused("--init-from a --resume b", "exclude each other");
     refused("--repeat --epochs 2", "--repeat and --epochs exclude each other");
+    refused("--repeat --epochs 1", "--repeat and --epochs exclude each other");
     refused("--portable --attention cudnn", "exclude each other");
     refused("--resume a --save-init b", "--save-init needs initial weights");
     refused("--stop-at 2286", "behind the last step, 2285");
@@ -281,6 +282,40 @@ static void check_refusals(void)
     refused(many, "at most 64 numbers");
 }
 
+// All lines of a command line, joined.
+static void unused(const char *line, bool training, const char *expected)
+{
+    Config c;
+    Error e;
+    char all[1024] = "";
+    bool good = parse(&c, line, &e);
+    for (int i = 0; good && i < UNUSED_REASONS; i++) {
+        char *text = config_unused(&c, training, i);
+        if (text) snprintf(all + strlen(all), sizeof all - strlen(all), "%s; ", text);
+        free(text);
+    }
+    ok(good && !strcmp(all, expected), "not used of '%s'%s: %s", line, training ? " in training" : "", good ? all : e.text);
+}
+
+static void check_unused(void)
+{
+    unused("", true, "");
+    unused("", false, "");
+    unused("--preset tiny --val-every 5 --out x --repeat", true, "");
+    unused("--sample a --top-k 3 --vocab v", true, "");
+    unused("--top-k 3 --vocab v --sample=a", false, "");
+    unused("--top-k=3 --vocab v", true, "--vocab, --top-k: not used: only --sample uses it; ");
+    unused("--sample a --temperature 0 --top-k 3", true, "--top-k: not used: --temperature 0 takes the likeliest token; ");
+    unused("--eval-only --out x --repeat=0 --stop-at 3 --val-tokens 262144", false,
+           "--repeat, --out, --stop-at: not used: nothing is trained here; ");
+    unused("--sample a --val-tokens 262144", false, "--val-tokens: not used: nothing is validated here; ");
+    unused("--graphs off --device 0 --attention own", true, "--attention, --device, --graphs: not used: this is the CPU program; ");
+    Config c;
+    Error e;
+    ok(parse(&c, "--preset tiny --seed=1", &e) && config_given(&c, "seed") && config_given(&c, "preset") &&
+           !config_given(&c, "model-dim") && !config_given(&c, "none"), "given is what the command line names, not the preset");
+}
+
 int main(void)
 {
     Config standard;
@@ -292,5 +327,6 @@ int main(void)
     check_presets();
     check_topology();
     check_refusals();
+    check_unused();
     return tap_done();
 }

@@ -42,7 +42,7 @@ is(same_state(map { "$dir/$_/step_000012.safetensors" } qw(bf16 again)), '', 'tw
 
 # ---- a signal ----------------------------------------------------------------------------------------------------------
 
-my @long = ($gpu, @tiny, qw(--head bf16 --deterministic --repeat --epochs 1000 --val-every 0 --num-scheduled 20000));
+my @long = ($gpu, @tiny, qw(--head bf16 --deterministic --repeat --val-every 0 --num-scheduled 20000));
 my $run = start(@long, '--out', "$dir/term");
 my $end = time + 60;
 sleep 0.01 while (() = log_text("$dir/term") =~ /^step:\d+\/\d+ train_time/mg) < 10 && time < $end;
