@@ -1,0 +1,134 @@
+#!/usr/bin/env perl
+# scripts/speedrun_8xH100.sh as on a fresh machine, with stand-ins for the server, nvidia-smi and the trainer: what is fetched, what
+# is run, and how it goes on after a failure.
+use strict;
+use warnings;
+use Cwd qw(abs_path);
+use File::Basename qw(dirname);
+use File::Copy qw(copy);
+use File::Path qw(make_path);
+use File::Temp qw(tempdir);
+use Test::More;
+
+my $root = dirname(dirname(dirname(abs_path(__FILE__))));
+plan skip_all => 'curl is not here' if system 'command -v curl >/dev/null';
+my $dir = tempdir(CLEANUP => 1);
+make_path(map { "$dir/$_" } qw(scripts data bin server records));
+for (qw(scripts/speedrun_8xH100.sh scripts/RunLog.pm data/fineweb10B.sh data/fetch_lib.sh)) {
+    copy("$root/$_", "$dir/$_") or die "$_: $!";
+    chmod 0755, "$dir/$_";
+}
+sub spew { my ($path, $text, $mode) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $text; close $f or die; chmod $mode, $path if $mode }
+sub slurp { my ($path) = @_; open my $f, '<:raw', $path or return ''; local $/; return scalar(<$f>) // '' }
+my @names = ('fineweb_val_000000.bin', map { sprintf 'fineweb_train_%06d.bin', $_ } 1 .. 9);
+spew("$dir/server/$names[$_]", pack('l<3 x1012', 20240520, 1, 50 + $_) . pack('S<*', (1) x (50 + $_))) for 0 .. 9;
+$ENV{FINEWEB_URL} = "file://$dir/server";
+$ENV{PATH} = "$dir/bin:$ENV{PATH}";
+delete @ENV{qw(RUNS PRESET OUT GPUS KEEP FAIL_AT)};
+
+sub gpus { my ($count, $name) = @_; spew("$dir/bin/nvidia-smi", "#!/bin/sh\n" . ($count ? "echo '$name'\n" x $count : "exit 9\n"), 0755) }
+
+# Writes a log, whole unless its seed is $FAIL_AT, and a checkpoint; notes how it was called.
+my $trainer = <<'END';
+#!/usr/bin/env perl
+my %o = @ARGV;
+open my $calls, '>>', 'calls'; print $calls "@ARGV\n";
+system "mkdir -p '$o{'--out'}/logs'";
+my $name = "$o{'--out'}/logs/log$$.txt";
+open my $log, '>', $name;
+my $loss = sprintf '%.4f', 3.27 + 0.0001 * $o{'--seed'};
+print $log "source\n", '=' x 100, "\nCUDA 13\ncommand line: ./train_gpt @ARGV\nnvidia-smi\n", '=' x 100, "\n",
+    "step:0/2 val_loss:10.8258 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:50ms step_avg:50.00ms\n";
+spew("$name"); sub spew { my $j = $_[0] =~ s/txt$/jsonl/r; open my $f, '>', $j; print $f "{}\n" }
+open my $c, '>', "$o{'--out'}/step_000002.safetensors";
+exit 3 if $o{'--seed'} == ($ENV{FAIL_AT} // 0);
+print $log "step:2/2 train_time:100ms step_avg:50.00ms\nstep:2/2 val_loss:$loss train_time:100ms step_avg:50.00ms\n",
+    "peak memory allocated: 100 MiB reserved: 200 MiB\n";
+END
+
+# run(words...) -> status, output. Environment by local %ENV.
+sub run {
+    my @words = map { "'$_'" } @_;
+    my $out = `cd / && '$dir/scripts/speedrun_8xH100.sh' @words 2>&1 </dev/null`;
+    return ($? >> 8, $out);
+}
+sub calls { my @calls = split /\n/, slurp("$dir/calls"); unlink "$dir/calls"; return @calls }
+sub refused { my ($what, $pattern, @words) = @_; my ($status, $out) = run(@words); ok($status == 1 && $out =~ $pattern, $what) or diag $out }
+
+# ---- what is missing shows before anything is fetched ------------------------------------------------------------------
+
+gpus(8, 'NVIDIA H100 80GB HBM3');
+refused('no trainer', qr/\Aspeedrun: error: \.\/train_gpt is missing: run make.*\n\z/);
+spew("$dir/train_gpt", $trainer, 0755);
+gpus(0);
+refused('no GPU', qr/error: nvidia-smi finds no GPU/);
+gpus(8, 'NVIDIA H100 80GB HBM3');
+refused("$_, which the script sets", qr/error: $_ is set here/, $_, 5) for qw(--seed --out --preset --gpus);
+refused('its other spelling', qr/error: --seed is set here/, '--seed=5');
+{
+    local $ENV{RUNS} = 'many';
+    refused('no number of runs', qr/error: RUNS=many is no number/);
+}
+ok(!-e "$dir/data/fineweb10B", 'nothing was fetched');
+
+# ---- a fresh machine ---------------------------------------------------------------------------------------------------
+
+$ENV{RUNS} = 3;
+my ($status, $out) = run('--head', 'bf16');
+is($status, 0, 'three runs') or diag $out;
+is_deeply([sort map { s{.*/}{}r } glob "$dir/data/fineweb10B/*"], [sort @names], 'all shards were fetched');
+my $folder = 'runs/speedrun_2025-10-27';
+is_deeply([calls()], [map { "--preset 2025-10-27 --gpus all --seed $_ --out $folder/$_ --head bf16" } 1 .. 3], 'each with its seed and folder');
+unlike($out, qr/note:/, 'eight H100 need no remark');
+is_deeply([glob "$dir/$folder/*/*.safetensors"], [], 'no checkpoints are left');
+my ($last) = $out =~ /A submission: scripts\/(.*)\n\z/;
+$last =~ s/--name NAME --what 'what changed'/--name Test --what x --records '$dir\/records'/;
+my $made = `cd '$dir' && '$root/scripts/'$last 2>&1`;
+like($made, qr/^Record: the mean final loss of 3 runs is below 3\.28/m, 'the last line makes a submission') or diag $made;
+
+($status, $out) = run('--head', 'bf16');
+is_deeply([$status, calls()], [0], 'called again nothing is run: all is there') or diag $out;
+
+# ---- data that is partly there -----------------------------------------------------------------------------------------
+
+unlink "$dir/data/fineweb10B/$_" for @names[0, 4];
+spew("$dir/data/fineweb10B/$names[5]", substr slurp("$dir/server/$names[5]"), 0, 1030);
+($status, $out) = run();
+is($status, 0, 'missing validation, a missing and a short shard') or diag $out;
+is(join(' ', grep { slurp("$dir/data/fineweb10B/$_") ne slurp("$dir/server/$_") } @names), '', 'all are whole then');
+rename "$dir/server/$names[3]", "$dir/server/gone";
+unlink "$dir/data/fineweb10B/$names[3]";
+refused('a shard that cannot be had', qr/the shards are not complete/);
+is_deeply([calls()], [], 'nothing is run without it');
+($status, $out) = run('--train-files', 'x_*.bin', '--val-files=y.bin');
+ok($status == 0 && $out =~ /shards: as given/, 'unless the shards are elsewhere') or diag $out;
+rename "$dir/server/gone", "$dir/server/$names[3]";
+
+# ---- a run that fails --------------------------------------------------------------------------------------------------
+
+$ENV{OUT} = "$dir/other place";
+{
+    local $ENV{FAIL_AT} = 2;
+    refused('a run that is interrupted', qr/error: run 2 ended with status 3.*call this again/);
+    is(scalar(calls()), 2, 'ends the series');
+}
+($status, $out) = run();
+is($status, 0, 'called again') or diag $out;
+is_deeply([map { /--seed (\d)/ } calls()], [2, 3], 'it goes on with that run');
+is(scalar(() = glob "'$dir/other place/unfinished/*'"), 2, 'whose first log was set aside, lines and all');
+is(scalar(() = glob "'$dir/other place/[0-9]*/logs/*.txt'"), 3, 'one whole log is left of each run');
+
+# ---- other machines ----------------------------------------------------------------------------------------------------
+
+$ENV{OUT} = "$dir/few";
+gpus(4, 'NVIDIA H200');
+($status, $out) = run();
+ok($status == 0 && $out =~ /note: 4 GPUs \(0 of them H100\), GPUS=all; times of the track are taken on eight H100/, 'four H200: a remark');
+gpus(8, 'NVIDIA H100 80GB HBM3');
+@ENV{qw(GPUS OUT KEEP PRESET)} = (2, "$dir/two", 1, '2025-11-18');
+calls();
+($status, $out) = run();
+ok($status == 0 && $out =~ /note: 8 GPUs \(8 of them H100\), GPUS=2/, 'two of eight: as well');
+is((calls())[0], "--preset 2025-11-18 --gpus 2 --seed 1 --out $dir/two/1", 'as asked');
+is(scalar(() = glob "$dir/two/*/*.safetensors"), 3, 'KEEP=1 keeps checkpoints');
+done_testing;
