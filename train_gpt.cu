@@ -49,6 +49,7 @@ typedef struct {
     Logger *logger;       // NULL when nothing is trained
     Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
     double clock;         // when the running stretch of training time began; 0: stopped
+    int queued;           // step that is queued and not yet reported; -1: none
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
     double timed_ms;            // train_ms at timed_from
 } Run;
@@ -89,9 +90,12 @@ static void validate(Run *r, bool final)
     logger_validation(r->logger, t->step, config_total_steps(&r->config), loss, t->train_ms);
 }
 
-// Waits for queued step `step` and reports it.
-static void finish_step(Run *r, int step)
+// Waits for the step that is queued, if there is one, and reports it.
+static void finish_step(Run *r)
 {
+    int step = r->queued;
+    if (step < 0) return;
+    r->queued = -1;
     double loss = trainer_finish_step(&r->trainer, step);
     lap_clock(r);
     if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
@@ -99,10 +103,19 @@ static void finish_step(Run *r, int step)
                 schedule_lr_factor(&r->config, step));
 }
 
+// Queues the next step and reports the one before. When the data ends, what was trained on it until then is saved.
 static void queue_step(Run *r)
 {
     Error e;
-    if (!trainer_queue_step(&r->trainer, &e)) fatal(EXIT_BAD_INPUT, "step %d: %s", r->trainer.step, e.text);
+    Trainer *t = &r->trainer;
+    bool queued = trainer_queue_step(t, &e);
+    finish_step(r);
+    if (queued) {
+        r->queued = t->step - 1;
+        return;
+    }
+    if (loader_ended(t->loader) && t->step) save_checkpoint(r, "and the run is over");
+    fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
 }
 
 enum { TRACED = 2, PROFILE_STEPS = 2 * TRACED }; // an even number: every other step has Adam's update
@@ -150,7 +163,7 @@ static void profile_steps(Run *r)
         profile_start();
         for (int i = 0; i < TRACED; i++) {
             queue_step(r);
-            finish_step(r, t->step - 1);
+            finish_step(r);
         }
         profile_stop(t->stream);
         for (int i = 0; op_by_op && (line = profile_line(i, TRACED, &ceilings)); i++) {
@@ -173,16 +186,14 @@ static bool train(Run *r)
 {
     Trainer *t = &r->trainer;
     const Config *c = &r->config;
-    int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total, first = t->step, queued = -1;
+    int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total, first = t->step;
     bool stop = false;
+    r->queued = -1;
     plan_profile(r, end);
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),
              checkpoint = t->step > first && due(t->step, c->checkpoint_every), profile = t->step && t->step == r->profile_at;
-        if (queued >= 0 && (validation || checkpoint || profile)) {
-            finish_step(r, queued);
-            queued = -1;
-        }
+        if (validation || checkpoint || profile) finish_step(r);
         if (validation || checkpoint) stop_clock(r);
         if (checkpoint) save_checkpoint(r, "training goes on");
         if (validation) validate(r, false);
@@ -192,15 +203,10 @@ static bool train(Run *r)
             continue;
         }
         queue_step(r);
-        if (queued >= 0) finish_step(r, queued);
-        queued = t->step - 1;
-        if (!backend_is_asynchronous()) {
-            finish_step(r, queued);
-            queued = -1;
-        }
+        if (!backend_is_asynchronous()) finish_step(r);
         stop = comm_any(interrupted != 0 || comm_interrupted());
     }
-    if (queued >= 0) finish_step(r, queued);
+    finish_step(r);
     stop_clock(r);
     return stop && t->step < end;
 }

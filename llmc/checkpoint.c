@@ -249,16 +249,17 @@ bool weights_load(Trainer *t, const char *path, Error *e)
 
 static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
 {
-    const char *name;
-    bool shapes;
+    const char *name, *preset = safetensors_metadata(st, "option.preset");
+    bool shapes, other_preset = preset && strcmp(preset, t->config->preset);
     for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
         if (!shapes) continue;
         char *key = format_string("option.%s", name), *mine = config_option_value(t->config, i);
         const char *theirs = safetensors_metadata(st, key);
         bool same = theirs && !strcmp(theirs, mine);
         if (!same)
-            error_set(e, "made with --%s %s, but this run has %s; give the same options to resume", name,
-                      theirs ? theirs : "(missing)", mine);
+            error_set(e, "made with %s%s%s--%s %s, but this run has %s%s%s; give the same options to resume",
+                      other_preset ? "--preset " : "", other_preset ? preset : "", other_preset ? " and " : "", name,
+                      theirs ? theirs : "(missing)", other_preset ? t->config->preset : "", other_preset ? " and " : "", mine);
         free(key);
         free(mine);
         if (!same) return false;

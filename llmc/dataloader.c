@@ -83,6 +83,7 @@ struct Loader {
     LoaderPosition group_start; // first document of the planned group
     int64_t *first_document;    // (micro_batches + 1) of each micro-batch of the planned group, and where the next one begins
     int accumulated;            // micro-batches of the planned group that this rank has taken
+    bool ended;                 // there was no further group
 };
 
 static bool check_options(const LoaderOptions *o, Error *e)
@@ -185,7 +186,8 @@ static bool following_shard(const Loader *l, LoaderPosition *next)
 static bool advance_shard(Loader *l, Error *e)
 {
     LoaderPosition next;
-    if (!following_shard(l, &next))
+    l->ended = !following_shard(l, &next);
+    if (l->ended)
         return error_set(
             e, "%s: the training data ends here, after %d %s over %d %s; give more files, fewer steps, or --repeat or --epochs",
             l->set.paths[l->position.shard], next.epoch, next.epoch == 1 ? "pass" : "passes", l->set.count,
@@ -283,6 +285,8 @@ bool loader_next(Loader *l, Batch *batch, Error *e)
     }
     return true;
 }
+
+bool loader_ended(const Loader *l) { return l->ended; }
 
 LoaderPosition loader_position(const Loader *l)
 {

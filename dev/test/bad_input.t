@@ -93,8 +93,12 @@ refuses('too little validation text', 1, qr/holds 700 tokens, but --val-tokens 1
 write_shard('small.bin', documents(6000, 3));
 my ($status, $out, $err) = run(@run, '--train-files', "$dir/small.bin", '--out', "$dir/ended", '--checkpoint-every', 2);
 ok($status eq '1' && $err =~ /\A[^\n]*step \d+: .*the training data ends here, after 1 pass .*--repeat or --epochs\n\z/, 'the data ends: one line') or diag $err;
-ok(newest("$dir/ended"), 'and the checkpoints made until then are there');
-run_ok('--epochs 4 goes round', @run, '--train-files', "$dir/small.bin", '--out', "$dir/epochs", '--epochs', 4);
+my ($last) = $err =~ /step (\d+):/;
+is(newest("$dir/ended"), sprintf("$dir/ended/step_%06d.safetensors", $last), 'and the state of that step is saved');
+my @given = (@run, '--train-files', "$dir/small.bin", '--epochs', 4);
+run_ok('more passes go on from it', @given, '--out', "$dir/ended", '--resume', "$dir/ended");
+run_ok('--epochs 4 goes round', @given, '--out', "$dir/epochs");
+is(same_state(map { "$dir/$_/step_000020.safetensors" } qw(ended epochs)), '', 'to the same bits as if the data had not ended');
 run_ok('and so does --repeat', @run, '--train-files', "$dir/small.bin", '--out', "$dir/repeat", '--repeat');
 spew("$dir/file", 'precious');
 refuses('--out is a file', 1, qr/--out .*file: cannot make this folder/, @short, '--out', "$dir/file");
@@ -161,6 +165,8 @@ for (['--weight-decay', '0.5', '1.2'], ['--ns', 'turbo', 'polar'], ['--num-sched
     my ($option, $value, $was) = @$_;
     refuses("$option differs", 1, qr/made with $option \Q$was\E\S*, but this run has \Q$value\E/, @go_on, '--resume', $checkpoint, $option, $value);
 }
+refuses('another preset', 1, qr/made with --preset tiny and --skips single, but this run has 2025-10-27 and unet;/, @go_on, '--resume', $checkpoint,
+    '--preset', '2025-10-27');
 refuses('--init-from of another size', 1, qr/init\.safetensors: .*: expected .*384.*64.*found .*384.*32|embed\.weight/, @go_on, '--init-from', "$dir/init.safetensors", '--model-dim', 64);
 refuses('a stop that is past', 2, qr/--stop-at 2: the checkpoint is already at step 3/, @go_on, '--resume', $checkpoint, '--stop-at', 2);
 is(slurp($checkpoint), $bytes, 'the checkpoint itself is untouched');
