@@ -29,7 +29,7 @@ our @tiny = (qw(--preset tiny --model-dim 32 --num-heads 2 --mlp-dim 128 --micro
 
 # ---- files -------------------------------------------------------------------------------------------------------------
 
-sub spew { my ($path, $bytes) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $bytes; close $f or die "$path: $!" }
+sub spew { my ($path, $bytes) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $bytes; close $f or die "$path: $!"; return $path }
 sub slurp { my ($path) = @_; open my $f, '<:raw', $path or return ''; local $/; return scalar(<$f>) // '' }
 
 # Byte documents of a small alphabet with a bias that a model can learn; the same on every machine.

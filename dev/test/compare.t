@@ -5,6 +5,9 @@ use warnings;
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(spew slurp);
 use Test::More;
 my $ROOT;
 BEGIN { $ROOT = dirname(dirname(dirname(abs_path(__FILE__)))) }
@@ -33,9 +36,6 @@ is(join(' ', Compare::ticks(0, 10)), '0 2 4 6 8 10', 'ticks');
 is(join(' ', map { sprintf '%g', $_ } Compare::ticks(3.28, 3.61)), '3.3 3.35 3.4 3.45 3.5 3.55 3.6', 'ticks of losses');
 
 # ---- a page ------------------------------------------------------------------------------------------------------------
-
-sub spew { my ($path, $text) = @_; open my $f, '>', $path or die $!; print $f $text; close $f or die $!; return $path }
-sub slurp { my ($path) = @_; open my $f, '<', $path or return ''; local $/; return scalar <$f> }
 
 sub made_up_run { # JSON lines of 60 steps
     my ($name, $offset, $ms) = @_;

@@ -6,6 +6,9 @@ use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Path qw(make_path);
 use File::Temp qw(tempdir);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(spew slurp);
 use Test::More;
 
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
@@ -14,8 +17,6 @@ my $dir = tempdir(CLEANUP => 1);
 make_path("$dir/server");
 $ENV{FINEWEB_URL} = "file://$dir/server";
 
-sub spew { my ($path, $bytes) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $bytes; close $f or die }
-sub slurp { my ($path) = @_; open my $f, '<:raw', $path or return; local $/; return scalar <$f> }
 sub shard { my ($tokens) = @_; return pack('l<3 x1012', 20240520, 1, $tokens) . pack 'S<*', map { $_ * 7 % 50257 } 1 .. $tokens }
 sub run {
     my ($script, @arguments) = @_;

@@ -152,3 +152,14 @@ static int64_t sample_stride(int64_t n)
     while (gcd(s, n) != 1) s++;
     return s;
 }
+
+// The checks of a build, on everything that there are golden files for.
+static void golden_all(void (*gradients)(const char *preset), void (*steps)(const char *preset, const char *ns))
+{
+    static const char *const variants[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
+    gradients("2025-10-27");
+    gradients("2025-11-18");
+    steps("2025-10-27", "polar");
+    steps("2025-11-10", "polar");
+    for (int i = 0; i < 6; i++) steps("2025-11-18", variants[i]);
+}

@@ -7,6 +7,9 @@ use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Path qw(remove_tree);
 use File::Temp qw(tempdir);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(slurp);
 use Test::More;
 
 my $script = dirname(dirname(dirname(abs_path(__FILE__)))) . '/scripts/install_deps.sh';
@@ -43,12 +46,6 @@ sub on_machine {
     }
     waitpid $pid, 0;
     return ($? >> 8, map { slurp("$dir/$_") } 'stdout', 'stderr', 'calls');
-}
-
-sub slurp {
-    open my $in, '<', $_[0] or return '';
-    local $/;
-    return scalar(<$in>) // '';
 }
 
 my $recorder = "echo \"\${DEBIAN_FRONTEND-} \${0##*/} \$*\" >>'$dir/calls'";

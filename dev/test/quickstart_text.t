@@ -10,6 +10,9 @@ use File::Basename qw(dirname);
 use File::Path qw(make_path);
 use File::Temp qw(tempdir);
 use JSON::PP qw(decode_json encode_json);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(slurp);
 use Test::More;
 
 my $script = dirname(dirname(dirname(abs_path(__FILE__)))) . '/data/quickstart_text.sh';
@@ -103,11 +106,6 @@ sub run_script {
     return ($? >> 8, map { slurp("$dir/$_") } 'stdout', 'stderr');
 }
 
-sub slurp {
-    open my $in, '<:raw', $_[0] or return '';
-    local $/;
-    return scalar(<$in>) // '';
-}
 sub records { map { decode_json($_) } split /\n/, slurp($_[0]) }
 sub listing { opendir my $d, $_[0] or return ''; join ' ', sort grep { !/^\.\.?$/ } readdir $d }
 my $FILES = 'SOURCE text.jsonl train.jsonl val.jsonl';

@@ -5,6 +5,9 @@ use warnings;
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(slurp);
 use Test::More;
 my $ROOT;
 BEGIN { $ROOT = dirname(dirname(dirname(abs_path(__FILE__)))) }
@@ -108,13 +111,6 @@ sub run_script {
     waitpid $pid, 0;
     my $status = $?;
     return ($status & 127 ? "signal $status" : $status >> 8, map { slurp("$DIR/$_") } 'stdout', 'stderr');
-}
-
-sub slurp {
-    my ($path) = @_;
-    open my $in, '<:raw', $path or return;
-    local $/;
-    return scalar(<$in>) // '';
 }
 
 sub leftovers {

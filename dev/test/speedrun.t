@@ -8,6 +8,9 @@ use File::Basename qw(dirname);
 use File::Copy qw(copy);
 use File::Path qw(make_path);
 use File::Temp qw(tempdir);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(spew slurp);
 use Test::More;
 
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
@@ -18,15 +21,14 @@ for (qw(scripts/speedrun_8xH100.sh scripts/RunLog.pm data/fineweb10B.sh data/fet
     copy("$root/$_", "$dir/$_") or die "$_: $!";
     chmod 0755, "$dir/$_";
 }
-sub spew { my ($path, $text, $mode) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $text; close $f or die; chmod $mode, $path if $mode }
-sub slurp { my ($path) = @_; open my $f, '<:raw', $path or return ''; local $/; return scalar(<$f>) // '' }
+sub program { my ($name, $text) = @_; spew("$dir/$name", $text); chmod 0755, "$dir/$name" }
 my @names = ('fineweb_val_000000.bin', map { sprintf 'fineweb_train_%06d.bin', $_ } 1 .. 9);
 spew("$dir/server/$names[$_]", pack('l<3 x1012', 20240520, 1, 50 + $_) . pack('S<*', (1) x (50 + $_))) for 0 .. 9;
 $ENV{FINEWEB_URL} = "file://$dir/server";
 $ENV{PATH} = "$dir/bin:$ENV{PATH}";
 delete @ENV{qw(RUNS PRESET OUT GPUS KEEP FAIL_AT)};
 
-sub gpus { my ($count, $name) = @_; spew("$dir/bin/nvidia-smi", "#!/bin/sh\n" . ($count ? "echo '$name'\n" x $count : "exit 9\n"), 0755) }
+sub gpus { my ($count, $name) = @_; program('bin/nvidia-smi', "#!/bin/sh\n" . ($count ? "echo '$name'\n" x $count : "exit 9\n")) }
 
 # Writes a log, whole unless its seed is $FAIL_AT, and a checkpoint; notes how it was called.
 my $trainer = <<'END';
@@ -59,7 +61,7 @@ sub refused { my ($what, $pattern, @words) = @_; my ($status, $out) = run(@words
 
 gpus(8, 'NVIDIA H100 80GB HBM3');
 refused('no trainer', qr/\Aspeedrun: error: \.\/train_gpt is missing: run make.*\n\z/);
-spew("$dir/train_gpt", $trainer, 0755);
+program('train_gpt', $trainer);
 gpus(0);
 refused('no GPU', qr/error: nvidia-smi finds no GPU/);
 gpus(8, 'NVIDIA H100 80GB HBM3');

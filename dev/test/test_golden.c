@@ -128,10 +128,6 @@ static void check_steps(const char *preset, const char *ns)
 
 int main(void)
 {
-    check_gradients("2025-10-27");
-    check_gradients("2025-11-18");
-    const char *presets[] = {"2025-10-27", "2025-11-10"}, *variants[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
-    for (int i = 0; i < 2; i++) check_steps(presets[i], "polar");
-    for (int i = 0; i < 6; i++) check_steps("2025-11-18", variants[i]);
+    golden_all(check_gradients, check_steps);
     return tap_done();
 }

@@ -10,6 +10,9 @@ use File::Temp qw(tempdir);
 use IPC::Open3 qw(open3);
 use MIME::Base64 qw(encode_base64);
 use Symbol qw(gensym);
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest qw(spew slurp);
 use Test::More;
 
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
@@ -20,8 +23,6 @@ my $data = $ENV{SHARED_DATA} // "$root/../shared/data";
 
 # ---- running and reading -----------------------------------------------------------------------------------------------
 
-sub spew { my ($path, $bytes) = @_; open my $f, '>:raw', $path or die "$path: $!"; print $f $bytes; close $f or die }
-sub slurp { my ($path) = @_; open my $f, '<:raw', $path or return; local $/; return scalar <$f> }
 
 # Exit status, stdout, stderr; the first argument may be a reference to the bytes of standard input.
 sub run {
