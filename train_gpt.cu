@@ -50,6 +50,7 @@ typedef struct {
     Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
     double clock;         // when the running stretch of training time began; 0: stopped
     int queued;           // step that is queued and not yet reported; -1: none
+    bool lost;            // a loss was not a number
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
     double timed_ms;            // train_ms at timed_from
 } Run;
@@ -101,6 +102,8 @@ static void finish_step(Run *r)
     if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
     logger_step(r->logger, step + 1, config_total_steps(&r->config), r->trainer.train_ms, loss,
                 schedule_lr_factor(&r->config, step));
+    if (!isfinite(loss) && !r->lost) note("the training loss of step %d is %g: this run is lost", step + 1, loss);
+    r->lost = r->lost || !isfinite(loss);
 }
 
 // Queues the next step and reports the one before. When the data ends, what was trained on it until then is saved.
@@ -208,6 +211,7 @@ static bool train(Run *r)
     }
     finish_step(r);
     stop_clock(r);
+    if (stop) logger_message(r->logger, "asked to stop: step %d is done, its state comes to the disk", t->step);
     return stop && t->step < end;
 }
 
@@ -340,6 +344,7 @@ static int train_run(Run *r, int argc, char **argv)
     logger_message(r->logger, "start-up: %s", start_up);
     free(start_up);
     log_memory(r);
+    if (*c->resume) logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
     note_unused(c, true);
     bool stopped = train(r);
     bool done = t->step == total;

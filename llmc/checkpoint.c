@@ -298,23 +298,38 @@ static bool check_shards(const Trainer *t, const SafeTensors *st, Error *e)
     return true;
 }
 
-static char *newest_in(const char *folder) // NULL when there is none
+static double written_at(const char *folder, int step)
+{
+    struct stat info;
+    char *path = checkpoint_path(folder, step);
+    bool there = stat(path, &info) == 0;
+    free(path);
+    return there ? (double)info.st_mtim.tv_sec + 1e-9 * (double)info.st_mtim.tv_nsec : 0;
+}
+
+// Its checkpoint with the highest step; NULL when there is none. tell: a note when another one is younger.
+static char *newest_in(const char *folder, bool tell)
 {
     DIR *dir = opendir(folder);
-    int best = -1, step, end;
+    int best = -1, last = -1, step, end;
     for (struct dirent *f; dir && (f = readdir(dir));) {
         end = 0;
-        if (sscanf(f->d_name, "step_%d.safetensors%n", &step, &end) == 1 && end && !f->d_name[end] && step > best) best = step;
+        if (sscanf(f->d_name, "step_%d.safetensors%n", &step, &end) != 1 || !end || f->d_name[end]) continue;
+        if (step > best) best = step;
+        if (last < 0 || written_at(folder, step) > written_at(folder, last)) last = step;
     }
     if (dir) closedir(dir);
+    if (tell && best >= 0 && written_at(folder, last) > written_at(folder, best))
+        note("%s: step %d is taken, the last one; step %d was written after it: if that belongs to a later run, name its file",
+             folder, best, last);
     return best < 0 ? NULL : checkpoint_path(folder, best);
 }
 
-static char *resolve(const char *path, Error *e)
+static char *resolve(const char *path, bool tell, Error *e)
 {
     struct stat info;
     if (stat(path, &info) || !S_ISDIR(info.st_mode)) return xstrdup(path);
-    char *newest = newest_in(path);
+    char *newest = newest_in(path, tell);
     if (!newest) error_set(e, "%s: no checkpoint (step_*.safetensors) in this folder", path);
     return newest;
 }
@@ -322,7 +337,7 @@ static char *resolve(const char *path, Error *e)
 bool checkpoint_load(Trainer *t, const char *given, Error *e)
 {
     Error sub;
-    char *path = resolve(given, e);
+    char *path = resolve(given, true, e);
     SafeTensors *st = path ? safetensors_open(path, e) : NULL;
     bool good = false;
     if (st) {
@@ -338,7 +353,7 @@ bool checkpoint_load(Trainer *t, const char *given, Error *e)
 
 bool checkpoint_peek_vocab(const char *given, int *vocab_size, Error *e)
 {
-    char *path = resolve(given, e);
+    char *path = resolve(given, false, e);
     SafeTensors *st = path ? safetensors_open(path, e) : NULL;
     const char *text = st ? safetensors_metadata(st, "option.vocab-size") : NULL;
     if (text) *vocab_size = atoi(text);

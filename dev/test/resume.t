@@ -36,6 +36,17 @@ is_deeply([sort { $a <=> $b } keys %window], [3, 7, 11, 13], 'and in all windows
 run_ok('resume at the end', $trainer, @tiny, '--out', "$dir/s1", '--resume', "$dir/s1");
 is(same_state($whole, "$dir/s1/step_000020.safetensors"), '', 'resuming a finished run changes nothing');
 
+# Two runs in one folder: the highest step is taken, which may be the older run's.
+{
+    my ($old, $new) = map { "$dir/s10/step_0000$_.safetensors" } 20, 10;
+    utime undef, undef, $new;
+    utime time - 60, time - 60, $old;
+    my ($status, $out, $err) = run($trainer, @tiny, '--out', "$dir/again", '--resume', "$dir/s10");
+    is($status, 0, 'a folder with a younger checkpoint of a lower step') or diag $err;
+    like($err, qr/note: .*: step 20 is taken, the last one; step 10 was written after it/, 'a note says so');
+    like($out, qr/^resumed .*s10: 20 of 20 steps are done$/m, 'where it goes on is told');
+}
+
 # The test can fail: a gradient that is lost on the way shows.
 my $crippled = rewrite("$dir/s9/step_000009.safetensors", "$dir/crippled.safetensors", sub {
     my ($name, $tensor) = @_;
@@ -65,6 +76,7 @@ for my $signal (qw(INT TERM HUP)) {
     my ($done, $saved) = (steps_done($folder), newest($folder) // '');
     ok($done >= 3 && $done < 20 && $saved eq sprintf("$folder/step_%06d.safetensors", $done), "it finished step $done and saved it");
     is($err, '', 'without a complaint');
+    like($out, qr/^asked to stop: step $done is done/m, 'the request is acknowledged');
     run_ok('resume', $trainer, @tiny, '--out', $folder, '--resume', $folder);
     is(same_state($whole, "$folder/step_000020.safetensors"), '', 'and went on to the same bits');
 }

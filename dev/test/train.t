@@ -60,6 +60,10 @@ my ($one, $other) = map { losses("$dir/$_") } qw(a seed);
 is($other->{1}, $one->{1}, 'another seed: at step 0 the zero head hides it');
 isnt($other->{6}, $one->{6}, 'and then the losses differ');
 
+my (undef, undef, $lost) = run($trainer, @tiny, '--out', "$dir/lost", qw(--adam-rate 1000 --muon-rate 1000 --stop-at 12));
+my @notes = $lost =~ /note: the training loss of step \d+ is -?(?:nan|inf): this run is lost/g;
+is(scalar @notes, 1, 'a loss that is no number: one note') or diag $lost;
+
 # ---- weights in and out ------------------------------------------------------------------------------------------------
 
 run_ok('--init-from', $trainer, @tiny, '--out', "$dir/c", '--init-from', "$dir/init.safetensors", '--seed', 7, '--save-init', "$dir/again.safetensors");
