@@ -211,8 +211,9 @@ static bool train(Run *r)
     }
     finish_step(r);
     stop_clock(r);
-    if (stop) logger_message(r->logger, "asked to stop: step %d is done, its state comes to the disk", t->step);
-    return stop && t->step < end;
+    if (!stop || t->step == end) return false;
+    logger_message(r->logger, "asked to stop: step %d is done, its state comes to the disk", t->step);
+    return true;
 }
 
 // ---- set-up ------------------------------------------------------------------------------------------------------------
