@@ -25,7 +25,20 @@ static void check_batch(const Batch *b, int vocab_size, bool rows)
         for (int i = b->row_start[r]; i < b->row_start[r + 1]; i++) check(b->tokens[b->order[i]] == b->row_token[r]);
 }
 
-static void train(const char *path, const uint8_t *choice)
+// The same bytes as a checkpoint's list of shards; and the loader's own list, which it must accept.
+static void compare(const Loader *l, const uint8_t *bytes, size_t count)
+{
+    Error e;
+    char *own = loader_shards(l), *text = xcalloc(count + 1, 1);
+    memcpy(text, bytes, count);
+    check(loader_continues(l, own, (LoaderPosition){.epoch = 1}, &e));
+    for (int epoch = 0; epoch < 2; epoch++)
+        check(loader_continues(l, text, (LoaderPosition){.epoch = epoch}, &e) || (*e.text && !strchr(e.text, '\n')));
+    free(own);
+    free(text);
+}
+
+static void train(const char *path, const uint8_t *choice, size_t count)
 {
     LoaderOptions o = {.files_glob = path,
                        .micro_batches = 4,
@@ -38,6 +51,7 @@ static void train(const char *path, const uint8_t *choice)
     Error e;
     Loader *l = loader_open(&o, &e);
     if (!l) return;
+    compare(l, choice + CHOICE_BYTES, count);
     Batch b;
     batch_alloc(&b, o.micro_batch_tokens);
     LoaderPosition p = {choice[5] % 3, 0, choice[5] / 3};
@@ -87,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     write_bytes(fd, rest, count);
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    train(path, data);
+    train(path, data, size - CHOICE_BYTES);
     validate(path, data);
     close(fd);
     return 0;
