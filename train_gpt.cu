@@ -140,11 +140,13 @@ static void plan_profile(Run *r, int end)
     int first = r->trainer.step;
     if (!c->profile) return;
     if (first + c->profile + PROFILE_STEPS > end)
-        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile, c->profile + PROFILE_STEPS, end - first);
+        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile, c->profile + PROFILE_STEPS,
+              end - first);
     r->profile_at = first + c->profile;
     while (!in_a_row(c, r->profile_at))
         if (++r->profile_at + PROFILE_STEPS > end)
-            fatal(EXIT_USAGE, "--profile %d: no %d steps follow each other from there on; raise --val-every %d, --checkpoint-every %d",
+            fatal(EXIT_USAGE,
+                  "--profile %d: no %d steps follow each other from there on; raise --val-every %d, --checkpoint-every %d",
                   c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every);
     r->timed_from = r->profile_at - (c->profile - 4) / 2 * 2; // the first steps capture graphs
 }

@@ -2,8 +2,8 @@
 //
 // Tensors carry the names and stored shapes of the public checkpoint layout: tables and gates BF16 (F32 from the exact build),
 // matrices and scalars F32. A checkpoint adds "<parameter>.<adam_m|adam_v|momentum|second>", "<parameter>.grad" for gradients
-// that an even step has left to the next one, and "rope.frequency"; its metadata holds step, data position, training shards, train
-// time, attention scale and every option. The file does not depend on the number of ranks, nor on the backend.
+// that an even step has left to the next one, and "rope.frequency"; its metadata holds step, data position, training shards,
+// train time, attention scale and every option. The file does not depend on the number of ranks, nor on the backend.
 #pragma once
 #include "llmc/trainer.h"
 

@@ -119,7 +119,8 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
 static bool open_files(Loader *l, Error *e)
 {
     const LoaderOptions *o = &l->options;
-    if (!shard_set_find(&l->set, o->files_glob, "--train-files", e) || !shard_set_check(&l->set, o->vocab_size, -1, e)) return false;
+    if (!shard_set_find(&l->set, o->files_glob, "--train-files", e)) return false;
+    if (!shard_set_check(&l->set, o->vocab_size, -1, e)) return false;
     // Most shards that are too small can be told by their size: better now than after hours of training.
     for (int i = 0; i < l->set.count; i++)
         if (l->set.headers[i].num_tokens / o->micro_batches < (int64_t)o->micro_batch_tokens + 1)

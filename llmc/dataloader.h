@@ -73,8 +73,9 @@ typedef struct {
 
 typedef struct Loader Loader;
 
-// Finds the files and checks name, size and header of each, and that all have one vocabulary and enough tokens for a group. Of the
-// tokens a few are looked at: reading begins with the first loader_next or loader_seek, so that a clock started in between counts it.
+// Finds the files and checks name, size and header of each, and that all have one vocabulary and enough tokens for a group. Of
+// the tokens a few are looked at: reading begins with the first loader_next or loader_seek, so that a clock started in between
+// counts it.
 // Returns NULL with an Error on impossible sizes or ranks, no matching file, or a file that shard_open refuses.
 Loader *loader_open(const LoaderOptions *options, Error *e);
 
@@ -102,8 +103,8 @@ char *loader_describe(const Loader *l);     // one line for a log; owned by the 
 uint64_t loader_fingerprint(const Loader *l); // of the files' sizes and of some of their tokens, in order
 
 // The files as a line of text each, for a checkpoint; owned by the caller. And whether a run that wrote such a text and came to
-// position p can go on with the files of l, wherever they lie: the same ones in the same order, or, in its first pass, more behind
-// them. Error: names the first difference.
+// position p can go on with the files of l, wherever they lie: the same ones in the same order, or, in its first pass, more
+// behind them. Error: names the first difference.
 char *loader_shards(const Loader *l);
 bool loader_continues(const Loader *l, const char *shards, LoaderPosition p, Error *e);
 void loader_close(Loader *l);               // ends the background threads; NULL is allowed

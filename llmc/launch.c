@@ -154,8 +154,8 @@ static void reap(Watch *w)
             if (w->pid[r] == pid) on_end(w, r, status);
 }
 
-// A second request ends everything without saving, and so does the first where there is nothing to save. What comes within half a second of the first is the same one: it is often sent
-// to the parent and to its group.
+// A second request ends everything without saving, and so does the first where there is nothing to save. What comes within half a
+// second of the first is the same one: it is often sent to the parent and to its group.
 static void on_interrupt(Watch *w)
 {
     if (w->nothing_to_save || (shared->interrupted && seconds_now() - w->interrupted_at > 0.5)) {

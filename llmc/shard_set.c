@@ -121,11 +121,12 @@ char *shard_set_text(const ShardSet *set)
 static bool same_shard(const ShardSet *set, int i, int64_t tokens, uint64_t contents, const char *name, int length, Error *e)
 {
     if (i >= set->count)
-        return error_set(e, "its run had a training shard %d, %.*s with %lld tokens, and there are only %d now", i + 1, length, name,
-                         (long long)tokens, set->count);
+        return error_set(e, "its run had a training shard %d, %.*s with %lld tokens, and there are only %d now", i + 1, length,
+                         name, (long long)tokens, set->count);
     if (set->contents[i] == contents) return true;
     bool same_size = set->headers[i].num_tokens == tokens;
-    return error_set(e, "its run's training shard %d was %.*s with %lld tokens; now it is %s with %lld%s: give the files of that run",
+    return error_set(e,
+                     "its run's training shard %d was %.*s with %lld tokens; now it is %s with %lld%s: give the files of that run",
                      i + 1, length, name, (long long)tokens, name_of(set, i), (long long)set->headers[i].num_tokens,
                      same_size ? ", others" : "");
 }
@@ -146,6 +147,7 @@ bool shard_set_continues(const ShardSet *set, const char *text, bool may_grow, E
     }
     if (!i) return error_set(e, "its list of training shards is damaged");
     if (i == set->count || may_grow) return true;
-    return error_set(e, "its run has begun its %d training shard%s anew; there are %d now, from %s on: give the files of that run",
-                     i, i > 1 ? "s" : "", set->count, name_of(set, i));
+    return error_set(e,
+                     "its run has begun its %d training shard%s anew; there are %d now, from %s on: give the files of that run", i,
+                     i > 1 ? "s" : "", set->count, name_of(set, i));
 }

@@ -24,8 +24,8 @@ void shard_set_free(ShardSet *set);
 // Of all contents, in order. Names and folders do not count.
 uint64_t shard_set_fingerprint(const ShardSet *set);
 
-// The set as text for a checkpoint, a line "<tokens> <contents> <name without folder>" for each file; owned by the caller. A name's
-// bytes beyond printable ASCII become "?".
+// The set as text for a checkpoint, a line "<tokens> <contents> <name without folder>" for each file; owned by the caller. A
+// name's bytes beyond printable ASCII become "?".
 char *shard_set_text(const ShardSet *set);
 
 // Whether a run that wrote `text` can go on with this set: the same contents in the same order, under whatever names. Files may

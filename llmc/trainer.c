@@ -22,7 +22,7 @@ static void open_training_data(Trainer *t)
 static void check_same_data(const char *what, uint64_t fingerprint, const char *pattern)
 {
     int64_t mine = (int64_t)(fingerprint >> 2) + 1, first = comm_max(comm_rank() ? 0 : mine);
-    if (mine != first) fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (number, sizes, tokens): %s", what, pattern);
+    if (mine != first) fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (sizes, tokens): %s", what, pattern);
 }
 
 static void open_validation_data(Trainer *t)

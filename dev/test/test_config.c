@@ -309,7 +309,8 @@ static void check_unused(void)
     unused("--eval-only --out x --repeat=0 --stop-at 3 --val-tokens 262144", false,
            "--repeat, --out, --stop-at: not used: nothing is trained here; ");
     unused("--sample a --val-tokens 262144", false, "--val-tokens: not used: nothing is validated here; ");
-    unused("--graphs off --device 0 --attention own", true, "--attention, --device, --graphs: not used: this is the CPU program; ");
+    unused("--graphs off --device 0 --attention own", true,
+           "--attention, --device, --graphs: not used: this is the CPU program; ");
     Config c;
     Error e;
     ok(parse(&c, "--preset tiny --seed=1", &e) && config_given(&c, "seed") && config_given(&c, "preset") &&

@@ -329,7 +329,8 @@ static void test_tcp(int port)
 // connections that fill it stay open.
 static int silent_listener(int port)
 {
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(fd, (struct sockaddr *)&here, sizeof here) || listen(fd, 0)) return -1;
@@ -365,8 +366,8 @@ static void test_two_programs(int port)
     Plan unheard = {.size = 2, .timeout = 1, .port = port + 2};
     r = start_rank(&unheard, 1, "one");
     x = finish(&r, 20);
-    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3, "a machine that is silent: %.1f s, %s", x.seconds,
-       x.text);
+    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3, "a machine that is silent: %.1f s, %s",
+       x.seconds, x.text);
     close(silent);
 }
 

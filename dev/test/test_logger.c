@@ -231,7 +231,7 @@ static void test_whole_run(void)
     free(json);
 }
 
-// A program of that name before all others in PATH. Returns the log of a run that asks it, cut down to its head; owned by the caller.
+// A program of that name before all others in PATH. Returns the log of a run that asks it, without the source; owned by the caller.
 static char *log_with_smi(const char *script, double patience, double *seconds)
 {
     char *bin = in_folder("bin"), *path = in_folder("bin/nvidia-smi"), *old = xstrdup(getenv("PATH")), *out = in_folder("smi");
