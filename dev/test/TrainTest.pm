@@ -64,6 +64,7 @@ sub start {
     defined(my $pid = fork) or die "fork: $!";
     if (!$pid) {
         setpgrp;
+        @SIG{qw(INT HUP)} = ('DEFAULT') x 2; # whoever runs the tests, in the background or under nohup, may have them ignored
         open STDIN, '<', '/dev/null' or die;
         open STDOUT, '>', "$out.1" or die;
         open STDERR, '>', "$out.2" or die;

@@ -99,8 +99,7 @@ for my $signal (qw(INT TERM HUP)) {
     ($status, undef, $err) = finish($run);
     is($status, 3, 'where nothing is to be saved, one signal is enough') or diag $err;
 
-    local $SIG{HUP} = 'IGNORE'; # as nohup starts it
-    $run = start($trainer, @tiny, '--out', "$dir/nohup");
+    $run = start('nohup', $trainer, @tiny, '--out', "$dir/nohup");
     wait_for_step("$dir/nohup", 3);
     kill 'HUP', $run->{pid};
     ($status, undef, $err) = finish($run);

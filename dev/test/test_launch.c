@@ -173,7 +173,7 @@ static void program(void *argument)
         if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
         rendezvous_meet(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &h);
     } else {
-        if (p->nohup) signal(SIGHUP, SIG_IGN);
+        signal(SIGHUP, p->nohup ? SIG_IGN : SIG_DFL);
         launch_ranks(&h, p->size ? p->size : RANKS, p->timeout, p->nothing_to_save);
     }
     set_program_name("train_gpt", h.rank);
