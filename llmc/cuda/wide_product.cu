@@ -84,7 +84,7 @@ static __device__ __forceinline__ void take_half(uint32_t (&packed)[64], TileWor
         for (int i = 0; i < 4; i++) packed[SIDE * HALF / 4 + 2 * g + i] = FINISH == WIDE_FACTOR ? pack_factors(b[i]) : b[i];
     }
     __syncwarp();
-    stage_release(at.m, at.ring.stage);
+    stage_release_reads(at.m, at.ring.stage);
     at.ring.advance();
 }
 
@@ -114,7 +114,7 @@ static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap 
             if (takes_with<FINISH> && k == work.at[TAKE_LEFT]) take_half<FINISH, 0>(packed, g);
             if (takes_with<FINISH> && k == work.at[TAKE_RIGHT]) take_half<FINISH, 1>(packed, g);
         }
-        tile_finish(g);
+        tile_finish(sum, g);
 #pragma unroll
         for (int i = 0; i < 64; i++)
             packed[i] = pack_result<FINISH>(sum[2 * i], sum[2 * i + 1], takes_with<FINISH> ? packed[i] : 0);
@@ -147,7 +147,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
         registers_grow<COMPUTE_REGISTERS>();
         compute<FORM, FINISH>(g, &out, work, rank);
     }
-    cluster_sync(); // a block's memory and barriers must last until the other needs them no more
+    cluster_sync_at_end(); // a block's memory and barriers must last until the other needs them no more
 #endif
 }
 
