@@ -16,7 +16,7 @@
 
 enum {
     MOST_WHOLE = 2,   // workers that a tile may have for itself: with more they wait too long for each other (below)
-    ADDING_STEPS = 3, // steps that a cluster could have computed while it adds a part to dw
+    ADDING_STEPS = 6, // steps that a cluster could have computed while it adds a part to dw
     SUM_PANEL = 32,   // columns of 128 bytes, the width of the swizzle
     SUM_PANEL_BYTES = GROUP_ROWS * SUM_PANEL * 4,
     SUM_PANELS = STAGING_BYTES / SUM_PANEL_BYTES, // in the staging area of a warpgroup
@@ -47,8 +47,9 @@ struct GradWork {
     Counters *counters;
 };
 
-// ---- shares
-// --------------------------------------------------------------------------------------------------------------------
+#if NS_HOPPER
+
+// ---- shares ----------------------------------------------------------------------------------------------------------------
 
 struct Shares {
     int first, tiles; // of the set
@@ -57,10 +58,10 @@ struct Shares {
     int rest;         // steps at the end of every tile's depth that are theirs
 };
 
-// The set's tiles take P = whole workers each, L are left over. Those add t / L + 1 parts on average where the others add one, so
-// with u steps for one left over and p for one of the P, counting in steps: p = u + ADDING (t / L + 1), and all steps are L u + P
-// t p.
-static __host__ __device__ __forceinline__ Shares shares_of(const GradWork &w, int set)
+// The t tiles of a set take P = whole workers each, L are left over. Those add t / L + 1 parts on average where the others add
+// one, and are to have added the last of them when the others come. So with u steps for one left over and p for one of the P,
+// p = u + ADDING_STEPS (t / L + 1), and all steps of the set are L u + P t p.
+static __device__ __forceinline__ Shares shares_of(const GradWork &w, int set)
 {
     Shares s;
     s.first = (int)((int64_t)w.tiles * set / w.sets);
@@ -81,13 +82,13 @@ struct Part {
 };
 
 // Who of those left over has this step of the row of rests.
-static __host__ __device__ __forceinline__ int owner(const Shares &s, int step)
+static __device__ __forceinline__ int owner(const Shares &s, int step)
 {
     return ((step + 1) * s.left_over - 1) / (s.tiles * s.rest);
 }
 
 // Part number `index` of a worker in a set; false when there is none.
-static __host__ __device__ __forceinline__ bool part_of(Part *part, const Shares &s, int steps, int worker, int index)
+static __device__ __forceinline__ bool part_of(Part *part, const Shares &s, int steps, int worker, int index)
 {
     int shared = steps - s.rest;
     if (worker >= s.left_over) {
@@ -106,10 +107,7 @@ static __host__ __device__ __forceinline__ bool part_of(Part *part, const Shares
     return true;
 }
 
-// ---- the kernel
-// ------------------------------------------------------------------------------------------------------------------
-
-#if NS_HOPPER
+// ---- the kernel ------------------------------------------------------------------------------------------------------------
 
 struct Place {
     int product, row, col; // of this block's tile
@@ -178,38 +176,26 @@ template <int P> static __device__ __forceinline__ void write_panel(const float 
         }
 }
 
-// Queues the addition of a warpgroup's sums (64, 256) to dw at column x, row y, once `place` parts have been added.
-static __device__ __forceinline__ Addition add_sums(const float (&sum)[128], const TileWorker &g, const CUtensorMap *dw, int x,
-                                                    int y, unsigned *added, const Part &part)
+// Queues the addition of columns 32 P to 32 P + 31 of a warpgroup's sums to dw at column x, row y, the first of them once as many
+// parts have been added as come before.
+template <int P>
+static __device__ __forceinline__ void add_panel(const float (&sum)[128], const TileWorker &g, const CUtensorMap *dw, int x,
+                                                 int y, const unsigned *added, const Part &part)
 {
     bool leader = threadIdx.x % GROUP == 0;
-    uint8_t *staging = g.m.staging(g.group);
-#define PANEL_OF_SUMS(P)                                                                                                         \
-    do {                                                                                                                         \
-        uint8_t *panel = staging + (P) % SUM_PANELS * SUM_PANEL_BYTES;                                                           \
-        if (leader) stores_wait_read_but_one();                                                                                  \
-        group_sync(1 + g.group, GROUP);                                                                                          \
-        write_panel<P>(sum, panel);                                                                                              \
-        copy_unit_fence();                                                                                                       \
-        group_sync(1 + g.group, GROUP);                                                                                          \
-        if (!leader) break;                                                                                                      \
-        if ((P) == 0 && part.place > 0) {                                                                                        \
-            while (load_acquire(added) != part.place) continue;                                                                  \
-            copy_unit_fence_all();                                                                                               \
-        }                                                                                                                        \
-        tile_add(dw, panel, x + (P)*SUM_PANEL, y, 0);                                                                            \
-        stores_commit();                                                                                                         \
-    } while (0)
-    PANEL_OF_SUMS(0);
-    PANEL_OF_SUMS(1);
-    PANEL_OF_SUMS(2);
-    PANEL_OF_SUMS(3);
-    PANEL_OF_SUMS(4);
-    PANEL_OF_SUMS(5);
-    PANEL_OF_SUMS(6);
-    PANEL_OF_SUMS(7);
-#undef PANEL_OF_SUMS
-    return {added, part.last};
+    uint8_t *panel = g.m.staging(g.group) + P % SUM_PANELS * SUM_PANEL_BYTES;
+    if (leader) stores_wait_read_but_one(); // the last but one was of this panel
+    group_sync(1 + g.group, GROUP);
+    write_panel<P>(sum, panel);
+    copy_unit_fence();
+    group_sync(1 + g.group, GROUP);
+    if (!leader) return;
+    if (P == 0 && part.place > 0) {
+        while (load_acquire(added) != part.place) continue;
+        copy_unit_fence_all();
+    }
+    tile_add(dw, panel, x + P * SUM_PANEL, y, 0);
+    stores_commit();
 }
 
 static __device__ __forceinline__ void compute(TileWorker &g, const GradMaps &maps, const GradWork &work, int worker, int rank)
@@ -229,8 +215,18 @@ static __device__ __forceinline__ void compute(TileWorker &g, const GradMaps &ma
             tile_finish(sum, g);
             if (leader) addition_finish(addition);
             Place at = place_of(work, part.tile, rank);
-            addition = add_sums(sum, g, &maps.dw[at.product], at.col, at.row + g.group * GROUP_ROWS,
-                                &work.counters->added[part.tile][rank][g.group], part);
+            const CUtensorMap *dw = &maps.dw[at.product];
+            unsigned *added = &work.counters->added[part.tile][rank][g.group];
+            int row = at.row + g.group * GROUP_ROWS;
+            add_panel<0>(sum, g, dw, at.col, row, added, part);
+            add_panel<1>(sum, g, dw, at.col, row, added, part);
+            add_panel<2>(sum, g, dw, at.col, row, added, part);
+            add_panel<3>(sum, g, dw, at.col, row, added, part);
+            add_panel<4>(sum, g, dw, at.col, row, added, part);
+            add_panel<5>(sum, g, dw, at.col, row, added, part);
+            add_panel<6>(sum, g, dw, at.col, row, added, part);
+            add_panel<7>(sum, g, dw, at.col, row, added, part);
+            addition = {added, part.last};
         }
     }
     if (leader) addition_finish(addition);
@@ -250,7 +246,7 @@ static __device__ __forceinline__ int take_number(const TileMemory &m, const Gra
                          "r"(block), "r"(mine)
                          : "memory");
     }
-    cluster_sync_at_end();
+    cluster_sync_at_end(); // shows the number, which cluster_sync would not
     return (int)*(volatile unsigned *)number;
 }
 
@@ -276,7 +272,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 #endif
 }
 
-// ---- launch --------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------------------------
 
 void weight_grad_reserve(void)
 {
