@@ -67,14 +67,6 @@ CUtensorMap wide_sum_map(const float *base, int rows, int cols);
 
 // ---- copies ----------------------------------------------------------------------------------------------------------------
 
-// The box at column x, row y, into L2.
-static __device__ __forceinline__ void box_prefetch(const CUtensorMap *map, int x, int y)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(x), "r"(y),
-                 "r"(0)
-                 : "memory");
-}
-
 // Four 8 x 8 blocks between shared memory and registers; lane 8 k + r gives the address of row r of block k, lane l holds row
 // l / 4, columns 2 (l % 4) and the next.
 static __device__ __forceinline__ void blocks_load(uint32_t (&b)[4], uint32_t address)
@@ -147,15 +139,6 @@ static __device__ __forceinline__ void tile_memory_init(const TileMemory &m)
 static __device__ __forceinline__ void stage_release(const TileMemory &m, int stage)
 {
     if (threadIdx.x % WARP < CLUSTER) barrier_arrive_at(m.empty(stage), threadIdx.x % WARP);
-}
-
-// The same after ordinary reads of the stage, which must be complete when the other block hears of it. (A release at the cluster's
-// scope says no more of reads and waits for all writes of the thread: with one a half tile, relu^2 backward took 365 us in place of
-// 280 on an H200.)
-static __device__ __forceinline__ void stage_release_reads(const TileMemory &m, int stage)
-{
-    asm volatile("fence.acq_rel.cta;" ::: "memory");
-    stage_release(m, stage);
 }
 
 // Waits until the next stage may be overwritten by `bytes`, of which those that the other block sends are a part.
