@@ -7,8 +7,8 @@
 #include "llmc/cuda/qkv.cuh"
 #include "llmc/cuda/wide_tile.cuh"
 
-// What is done after which step of a tile's depth, beside the products: half a tile before leaves the registers, half of the other
-// matrix's tile is asked for and comes into them.
+// What is done after which step of a tile's depth, beside the products: half of the tile before leaves the registers, half of the
+// other matrix's tile is asked for and comes into them.
 enum { STORE_LEFT, ASK_LEFT, TAKE_LEFT, STORE_RIGHT, ASK_RIGHT, TAKE_RIGHT, EVENTS };
 enum { SHARED_BYTES = TILE_SHARED_BYTES + 2 * 8 /* barriers */ };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
