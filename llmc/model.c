@@ -271,8 +271,7 @@ static void mlp_backward(const Model *m, Acts *a, int i, int N, Stream s)
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     matmul_relu2_backward(s, a->dpre, a->dx, w.proj, l->post, N, d, F);
-    matmul_weight_grad(s, w.dproj, a->dx, l->post, N, d, F);
-    matmul_weight_grad(s, w.dfc, l->h2, a->dpre, N, d, F);
+    matmul_weight_grads(s, (WeightGrad[]){{w.dproj, a->dx, l->post, d, F}, {w.dfc, l->h2, a->dpre, d, F}}, 2, N);
     matmul_forward(s, a->dh, a->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
 }
 
@@ -286,7 +285,6 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
-    matmul_weight_grad(s, w.dqkvo + 3 * square, a->dx, l->yg, N, d, d);
     attn_gate_backward(s, a->dy, a->dgate, a->row_sums, w.dgate, a->dyg, l->y, l->h, w.gate, N, H, e);
     attention_backward(s, a->dq, a->dk, a->dv, a->dy, l->y, l->lse, a->row_sums, l->q, l->k, l->v, b->table, b->slots,
                        at->scale, window_of(&role, at), N, H, e);
@@ -297,7 +295,7 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
                                 .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
                                 .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin},
                  N, H, e);
-    matmul_weight_grad(s, w.dqkvo, a->dqkv, l->h, N, 3 * d, d);
+    matmul_weight_grads(s, (WeightGrad[]){{w.dqkvo, a->dqkv, l->h, 3 * d, d}, {w.dqkvo + 3 * square, a->dx, l->yg, d, d}}, 2, N);
     matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
 }
 

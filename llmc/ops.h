@@ -167,8 +167,15 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
                     int planes);
 // dx = dy w.  dy (N, out), w (out, in), dx (N, in)
 void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out);
-// dw += a^T b.  a (N, m), b (N, n), dw (m, n) fp32
-void matmul_weight_grad(Stream s, float *dw, const floatX *a, const floatX *b, int N, int m, int n);
+// dw += a^T b, for each of `count` (1 or 2) products over the same N tokens: together they fill a GPU better than one after the
+// other.
+typedef struct {
+    float *dw;           // (m, n) fp32 +=; two of them do not overlap
+    const floatX *a, *b; // (N, m), (N, n)
+    int m, n;
+} WeightGrad;
+enum { WEIGHT_GRADS = 2 }; // most at a time
+void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N);
 // y = relu(x w)^2.  x (N, in), w (in, out), y (N, out)
 void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out);
 // dpre = (dy w) * 2 sqrt(y).  dy (N, d), w (d, F), y (N, F) as matmul_relu2_forward gave it, dpre (N, F)

@@ -272,9 +272,19 @@ OP(proj) { matmul_forward(stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
 OP(dh_mlp) { matmul_forward(stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
 OP(dyg) { matmul_backward_input(stream, S.t[3], S.t[4], S.w, N, D, D); }
 OP(dh_qkv) { matmul_backward_input(stream, S.t[3], S.dqkv, S.w, N, D, 3 * D); }
-OP(dw_o) { matmul_weight_grad(stream, S.dw, S.t[3], S.t[4], N, D, D); }
-OP(dw_qkv) { matmul_weight_grad(stream, S.dw, S.dqkv, S.t[4], N, 3 * D, D); }
-OP(dw_mlp) { matmul_weight_grad(stream, S.dw, S.t[3], S.wide[0], N, D, F); }
+OP(dw_o) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D}, 1, N); }
+OP(dw_qkv) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D}, 1, N); }
+OP(dw_mlp) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F}, 1, N); }
+OP(dw_attention)
+{
+    WeightGrad g[] = {{S.dw, S.dqkv, S.t[4], 3 * D, D}, {S.dw + 3 * D * D, S.t[3], S.t[5], D, D}};
+    matmul_weight_grads(stream, g, 2, N);
+}
+OP(dw_mlps)
+{
+    WeightGrad g[] = {{S.dw, S.t[3], S.wide[0], D, F}, {S.dw + D * F, S.t[4], S.wide[1], D, F}};
+    matmul_weight_grads(stream, g, 2, N);
+}
 OP(relu2_forward) { matmul_relu2_forward(stream, S.wide[0], S.t[3], S.w, N, D, F); }
 OP(relu2_backward) { matmul_relu2_backward(stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
@@ -337,7 +347,9 @@ static void bench_products(void)
     report("QKV backward", op_dh_qkv, 0, 3 * square_ops);
     report("O weights", op_dw_o, 0, square_ops);
     report("QKV weights", op_dw_qkv, 0, 3 * square_ops);
-    report("fc and proj weights", op_dw_mlp, 0, mlp);
+    report("fc or proj weights", op_dw_mlp, 0, mlp);
+    report("QKV and O weights, together", op_dw_attention, 0, 4 * square_ops);
+    report("fc and proj weights, together", op_dw_mlps, 0, 2 * mlp);
     report("head, FP8, training", op_head_fp8, 0, 3 * head);
     report("head, bf16, training", op_head_bf16, 0, 3 * head);
     report("head, evaluation", op_head_eval, 0, head);

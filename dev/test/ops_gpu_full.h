@@ -85,8 +85,8 @@ static void check_products(int in, int out) // multiples of 16
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
     check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes)), free(y);
 
-    matmul_weight_grad(stream, gdw, gdy, gx, N, out, in);
-    snprintf(name, sizeof name, "matmul_weight_grad %d x %d x %d", out, N, in);
+    matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in}, 1, N);
+    snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d", out, N, in);
     check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, y = to_host(gdw, w_bytes * 2)), free(y);
     void *memory[] = {gx, gw, gdy, gy, gdx, gdw};
     for (int i = 0; i < 6; i++) device_free(memory[i]);

@@ -109,33 +109,29 @@ void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const float
 
 // ---- dw += a^T b -------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    float *dw;           // (m, n)
-    const floatX *a, *b; // (N, m), (N, n)
-    int N, m, n;
-} WeightGrad;
-
-static void weight_grad_tile(const WeightGrad *g, int row, int rows, int col, int cols)
+static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int col, int cols)
 {
     float *arena = cpu_scratch(grad_scratch());
     float *a = scratch_take(&arena, GRAD_TOKENS * GRAD_ROWS), *b = arena;
-    for (int t = 0; t < g->N; t += GRAD_TOKENS) {
-        int tokens = (int)min_i64(GRAD_TOKENS, g->N - t);
+    for (int t = 0; t < N; t += GRAD_TOKENS) {
+        int tokens = (int)min_i64(GRAD_TOKENS, N - t);
         load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
         load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
         gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, 1, g->dw + (int64_t)row * g->n + col, g->n);
     }
 }
 
-void matmul_weight_grad(Stream s, float *dw, const floatX *a, const floatX *b, int N, int m, int n)
+void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
 {
     (void)s;
-    WeightGrad g = {dw, a, b, N, m, n};
-    // Small matrices are cut finer, so that every thread gets some.
-    int rows = m <= 256 ? 32 : GRAD_ROWS, cols = GRAD_COLS;
-    int row_tiles = (int)ceil_div(m, rows), col_tiles = (int)ceil_div(n, cols);
+    for (const WeightGrad *end = g + count; g < end; g++) {
+        // Small matrices are cut finer, so that every thread gets some.
+        int rows = g->m <= 256 ? 32 : GRAD_ROWS, cols = GRAD_COLS;
+        int row_tiles = (int)ceil_div(g->m, rows), col_tiles = (int)ceil_div(g->n, cols);
 #pragma omp parallel for collapse(2) schedule(static)
-    for (int i = 0; i < row_tiles; i++)
-        for (int j = 0; j < col_tiles; j++)
-            weight_grad_tile(&g, i * rows, (int)min_i64(rows, m - i * rows), j * cols, (int)min_i64(cols, n - j * cols));
+        for (int i = 0; i < row_tiles; i++)
+            for (int j = 0; j < col_tiles; j++)
+                weight_grad_tile(g, N, i * rows, (int)min_i64(rows, g->m - i * rows), j * cols,
+                                 (int)min_i64(cols, g->n - j * cols));
+    }
 }

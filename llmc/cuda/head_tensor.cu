@@ -12,6 +12,7 @@
 #include "llmc/cuda/head_tensor.cuh"
 #include "llmc/cuda/head_loss.cuh"
 #include "llmc/cuda/ns_wgmma.cuh"
+#include "llmc/cuda/tensor_map.cuh"
 
 enum {
     TILE_ROWS = 64, DEPTH = 128, // of a tile, of a stage: bytes, the width of the swizzle
@@ -169,6 +170,7 @@ static __device__ __forceinline__ void multiply_tile(float (&sum)[COLS / 2], con
     }
     if (pass_on) pass_turn_on(group);
     products_wait<0>();
+    products_done(sum);
     if (lane < CLUSTER) barrier_arrive_at(m.empty(previous), lane);
 }
 
@@ -315,27 +317,20 @@ __global__ void __launch_bounds__(THREADS, 1)
             else if (warp == rings<MODE>()) fetch_w<COLS>(m, &map_w, k, rank);
         }
     }
-    cluster_sync(); // the other block may still copy to this one and arrive at its barriers
+    cluster_sync_at_end(); // the other block may still copy to this one and arrive at its barriers
 #endif
 }
 
 // ---- launch --------------------------------------------------------------------------------------------------------------
 
-typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled; // NULL: not where this runs
 
 void head_tensor_open(void)
 {
     encode_tiled = NULL;
     if (!device_has_wgmma()) return;
-    void *address = NULL;
-    cudaDriverEntryPointQueryResult found;
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess || !address)
-        fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
-    encode_tiled = (EncodeTiled)address;
+    encode_tiled = tensor_map_encoder();
+    if (!encode_tiled) fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192>, most, MAX_SHARED));
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 96>, most, MAX_SHARED));

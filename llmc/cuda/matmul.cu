@@ -1,6 +1,7 @@
 // Plans of the model's matrix products, and the ops that run them.
 #include "llmc/cuda/gemm.cuh"
 #include "llmc/cuda/qkv.cuh"
+#include "llmc/cuda/weight_grad.cuh"
 #include "llmc/cuda/wide_product.cuh"
 #include <stdlib.h>
 #include <string.h>
@@ -260,9 +261,12 @@ static void tune_model(const OpSizes *z)
         gemm_shape(3 * d, d, N, true, false, CUDA_R_32F, true),   // of QKV
         gemm_shape(d, F, N, true, false, CUDA_R_32F, true),       // of fc and proj
     };
-    enum { WEIGHTS = 6 }; // where those begin
+    enum { WEIGHTS = 6, MLP_WEIGHTS = 8 }; // where those begin
+    const WeightGrad attention[] = {{.m = 3 * d, .n = d}, {.m = d, .n = d}}, mlp[] = {{.m = d, .n = F}, {.m = d, .n = F}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        bool own = i == 0 ? qkv_tensor_takes(d / z->heads) : i < WEIGHTS && wide_product_pays(N, shapes[i].k, d);
+        bool own = i == 0        ? qkv_tensor_takes(d / z->heads)
+                   : i < WEIGHTS ? wide_product_pays(N, shapes[i].k, d)
+                                 : weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
         if (!own) gemm_tune(&shapes[i]);
     }
 }
@@ -271,6 +275,7 @@ void matmul_reserve(const OpSizes *sizes)
 {
     CUBLAS_CHECK(cublasLtCreate(&lt.handle));
     lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
+    weight_grad_reserve();
     if (sizes->tokens > 0) tune_model(sizes);
 }
 
@@ -285,6 +290,7 @@ void matmul_close(void)
     }
     free(lt.plans);
     device_free(lt.workspace);
+    weight_grad_close();
     CUBLAS_CHECK(cublasLtDestroy(lt.handle));
     memset(&lt, 0, sizeof lt);
 }
@@ -330,8 +336,11 @@ void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX 
     gemm(s, &g, dx, dy, w, NULL, 1);
 }
 
-void matmul_weight_grad(Stream s, float *dw, const floatX *a, const floatX *b, int N, int m, int n)
+void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
 {
-    GemmShape g = gemm_shape(m, n, N, true, false, CUDA_R_32F, true);
-    gemm(s, &g, dw, a, b, dw, 1);
+    if (weight_grad(s, g, count, N)) return;
+    for (int i = 0; i < count; i++) {
+        GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, true);
+        gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].dw, 1);
+    }
 }

@@ -126,6 +126,12 @@ static __device__ __forceinline__ void cluster_sync(void)
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The last one of a kernel: what others still do to this block's shared memory has happened before it ends.
+static __device__ __forceinline__ void cluster_sync_at_end(void)
+{
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 // Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to
 // be made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole
 // stage.
@@ -202,6 +208,13 @@ template <> struct WarpgroupProduct<__half, false> {
 template <> struct WarpgroupProduct<__half, true> {
     static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("f16", "1"); }
 };
+
+// After products_wait: sums are what the products left in the registers, whatever the compiler knew of them before.
+template <int COUNT> static __device__ __forceinline__ void products_done(float (&d)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 
 // ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next
 // --------------------

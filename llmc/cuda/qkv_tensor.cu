@@ -140,7 +140,7 @@ static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap 
         head = index % t.columns * 2;
         Rotation r;
         if (head < 2 * work.H) load_rotation(r, work, row); // during the last products
-        tile_finish(g);
+        tile_finish(sum, g);
         finish_head<0>(packed, sum, r, work, row, head);
         finish_head<1>(packed, sum, r, work, row, head + 1);
     }
@@ -169,7 +169,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
         registers_grow<COMPUTE_REGISTERS>();
         compute(g, &out, &v, work, rank);
     }
-    cluster_sync(); // a block's memory and barriers must last until the other needs them no more
+    cluster_sync_at_end(); // a block's memory and barriers must last until the other needs them no more
 #endif
 }
 

@@ -1,15 +1,17 @@
 // Products in tiles of 128 x 256 (wide_tile.cuh says how), with a residual or a squared ReLU.
 //
-// Where the result is made of the sums and another matrix, the registers that will hold the packed result first receive that: it
-// comes through the ring as two more stages a tile, and what can be computed of it alone is computed while the products run.
+// Where the result is made of the sums and another matrix, the registers that will hold the packed result first receive that. It
+// comes half a tile at a time through the staging area, between the halves of the tile before that leave through it, and what can
+// be computed of it alone is computed while the products run.
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/qkv.cuh"
 #include "llmc/cuda/wide_tile.cuh"
 
-// What is done after which step of a tile's depth, beside the products.
-enum { STORE_LEFT, STORE_RIGHT, TAKE_LEFT, TAKE_RIGHT, EVENTS };
-enum { WITH_PANEL_BYTES = TILE_ROWS * PANEL * 2 };
-static_assert(HALF_PANELS * WITH_PANEL_BYTES <= STAGE_BYTES, "half a tile of the other matrix fits into a stage");
+// What is done after which step of a tile's depth, beside the products: half of the tile before leaves the registers, half of the
+// other matrix's tile is asked for and comes into them.
+enum { STORE_LEFT, ASK_LEFT, TAKE_LEFT, STORE_RIGHT, ASK_RIGHT, TAKE_RIGHT, EVENTS };
+enum { SHARED_BYTES = TILE_SHARED_BYTES + 2 * 8 /* barriers */ };
+static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
 struct WideWork {
     WideTiles tiles;
@@ -21,25 +23,14 @@ template <WideFinish FINISH> constexpr bool takes_with = FINISH == WIDE_ADD || F
 #if NS_HOPPER
 
 // One thread of each block runs this.
-template <WideForm FORM, WideFinish FINISH>
-static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w,
-                                             const CUtensorMap *with, const WideWork &work, int rank)
+template <WideForm FORM>
+static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w, const WideTiles &t,
+                                             int rank)
 {
-    const WideTiles &t = work.tiles;
     TileRing ring;
     for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
         int row = (index / t.columns * CLUSTER + rank) * TILE_ROWS, col = index % t.columns * TILE_COLS;
-        for (int p = 0; takes_with<FINISH> && p < 2 * HALF_PANELS; p++) box_prefetch(with, col + p * PANEL, row);
-        for (int k = 0; k < t.steps; k++) {
-            stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, row, col, rank);
-            for (int half = 0; takes_with<FINISH> && half < 2; half++) {
-                if (k != work.at[TAKE_LEFT + half]) continue;
-                uint64_t *full = stage_claim(m, ring, HALF_PANELS * WITH_PANEL_BYTES);
-                for (int p = 0; p < HALF_PANELS; p++)
-                    tile_load_own(m.a(ring.stage) + p * WITH_PANEL_BYTES, with, full, col + half * HALF + p * PANEL, row, 0);
-                ring.advance();
-            }
-        }
+        for (int k = 0; k < t.steps; k++) stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, row, col, rank);
     }
 }
 
@@ -70,22 +61,34 @@ static __device__ __forceinline__ uint32_t apply_factors(float lo, float hi, uin
 
 // ---- the groups that multiply ----------------------------------------------------------------------------------------------
 
-// Half a tile of the other matrix, from the stage of the ring that is next.
-template <WideFinish FINISH, int SIDE>
-static __device__ __forceinline__ void take_half(uint32_t (&packed)[64], TileWorker &at)
+// Completes when a half of the other matrix's tile has come to a warpgroup's staging area.
+static __device__ __forceinline__ uint64_t *with_full(const TileMemory &m, int group) { return m.empty(STAGES) + group; }
+
+// Asks for columns x to x + 127, rows y to y + 63 of the other matrix, once what was stored from the staging area has been read.
+static __device__ __forceinline__ void ask_half(const TileWorker &g, const CUtensorMap *with, int x, int y)
 {
-    barrier_wait(at.m.full(at.ring.stage), at.ring.parity);
-    uint32_t address = blocks_address(at.m.a(at.ring.stage), at.group * GROUP_ROWS + threadIdx.x / WARP % 4 * 16);
+    group_sync(1 + g.group, GROUP); // all have taken the half before
+    if (threadIdx.x % GROUP) return;
+    uint64_t *full = with_full(g.m, g.group);
+    stores_wait_read();
+    barrier_arrive_expect(full, STAGING_BYTES);
+    for (int p = 0; p < HALF_PANELS; p++)
+        tile_load_own(g.m.staging(g.group) + p * PANEL_BYTES, with, full, x + p * PANEL, y, 0);
+}
+
+// What has been asked for, to the registers of columns HALF * SIDE to HALF * SIDE + 127.
+template <WideFinish FINISH, int SIDE>
+static __device__ __forceinline__ void take_half(uint32_t (&packed)[64], const TileWorker &g)
+{
+    barrier_wait(with_full(g.m, g.group), SIDE);
+    uint32_t address = blocks_address(g.m.staging(g.group), threadIdx.x / WARP % 4 * 16);
 #pragma unroll
-    for (int g = 0; g < HALF / 8; g += 2) {
+    for (int c = 0; c < HALF / 8; c += 2) {
         uint32_t b[4];
-        blocks_load(b, (address ^ g % 8 << 4) + g / 8 * WITH_PANEL_BYTES);
+        blocks_load(b, (address ^ c % 8 << 4) + c / 8 * PANEL_BYTES);
 #pragma unroll
-        for (int i = 0; i < 4; i++) packed[SIDE * HALF / 4 + 2 * g + i] = FINISH == WIDE_FACTOR ? pack_factors(b[i]) : b[i];
+        for (int i = 0; i < 4; i++) packed[SIDE * HALF / 4 + 2 * c + i] = FINISH == WIDE_FACTOR ? pack_factors(b[i]) : b[i];
     }
-    __syncwarp();
-    stage_release(at.m, at.ring.stage);
-    at.ring.advance();
 }
 
 // with: two elements of the other matrix, or two factors
@@ -100,26 +103,30 @@ template <WideFinish FINISH> static __device__ __forceinline__ uint32_t pack_res
 }
 
 template <WideForm FORM, WideFinish FINISH>
-static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const WideWork &work, int rank)
+static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const CUtensorMap *with,
+                                               const WideWork &work, int rank)
 {
     const WideTiles &t = work.tiles;
     uint32_t packed[64];
     int row = -1, col = 0; // of the tile that is packed
     for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
+        int next_row = (index / t.columns * CLUSTER + rank) * TILE_ROWS + g.group * GROUP_ROWS;
+        int next_col = index % t.columns * TILE_COLS;
         float sum[128];
         for (int k = 0; k < t.steps; k++) {
             tile_step<FORM>(sum, g, k);
             if (k == work.at[STORE_LEFT] && row >= 0) store_half<0>(packed, g, out, col, row, 0);
-            if (k == work.at[STORE_RIGHT] && row >= 0) store_half<1>(packed, g, out, col + HALF, row, 0);
+            if (takes_with<FINISH> && k == work.at[ASK_LEFT]) ask_half(g, with, next_col, next_row);
             if (takes_with<FINISH> && k == work.at[TAKE_LEFT]) take_half<FINISH, 0>(packed, g);
+            if (k == work.at[STORE_RIGHT] && row >= 0) store_half<1>(packed, g, out, col + HALF, row, 0);
+            if (takes_with<FINISH> && k == work.at[ASK_RIGHT]) ask_half(g, with, next_col + HALF, next_row);
             if (takes_with<FINISH> && k == work.at[TAKE_RIGHT]) take_half<FINISH, 1>(packed, g);
         }
-        tile_finish(g);
+        tile_finish(sum, g);
 #pragma unroll
         for (int i = 0; i < 64; i++)
             packed[i] = pack_result<FINISH>(sum[2 * i], sum[2 * i + 1], takes_with<FINISH> ? packed[i] : 0);
-        row = (index / t.columns * CLUSTER + rank) * TILE_ROWS + g.group * GROUP_ROWS;
-        col = index % t.columns * TILE_COLS;
+        row = next_row, col = next_col;
     }
     if (row < 0) return;
     store_half<0>(packed, g, out, col, row, 0);
@@ -139,15 +146,16 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
     int rank = cluster_rank();
+    for (int i = 0; threadIdx.x == 0 && i < 2; i++) barrier_init(with_full(g.m, i), 1);
     tile_memory_init(g.m);
     if (g.group == 2) {
         registers_shrink<FETCH_REGISTERS>();
-        if (threadIdx.x == 2 * GROUP) fetch<FORM, FINISH>(g.m, &x, &w, &with, work, rank);
+        if (threadIdx.x == 2 * GROUP) fetch<FORM>(g.m, &x, &w, work.tiles, rank);
     } else {
         registers_grow<COMPUTE_REGISTERS>();
-        compute<FORM, FINISH>(g, &out, work, rank);
+        compute<FORM, FINISH>(g, &out, &with, work, rank);
     }
-    cluster_sync(); // a block's memory and barriers must last until the other needs them no more
+    cluster_sync_at_end(); // a block's memory and barriers must last until the other needs them no more
 #endif
 }
 
@@ -170,7 +178,7 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 void wide_product_reserve(void)
 {
     for (int i = 0; device_has_wgmma() && i < KERNELS; i++)
-        CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_SHARED_BYTES));
+        CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     if (device_has_wgmma()) qkv_tensor_reserve();
     wide_tile_reserve((const void *)kernels[0].kernel);
 }
@@ -178,7 +186,8 @@ void wide_product_reserve(void)
 bool wide_product(Stream s, WideForm form, WideFinish finish, floatX *out, const floatX *x, const floatX *w, const floatX *with,
                   int N, int depth, int cols)
 {
-    static const int when[2][EVENTS] = {{3, 8, 11, 11}, {1, 6, 8, 11}}; // twelfths of the depth; without, with another matrix
+    // twelfths of the depth; without, with another matrix
+    static const int when[2][EVENTS] = {{3, 3, 3, 8, 8, 8}, {1, 2, 5, 6, 7, 10}};
     WideWork work;
     unsigned blocks;
     const void *operands[] = {out, x, w, with};
@@ -190,10 +199,10 @@ bool wide_product(Stream s, WideForm form, WideFinish finish, floatX *out, const
     CUtensorMap map_x = wide_tile_map(x, 1, N, depth, TILE_ROWS),
                 map_w = by_depth ? wide_tile_map(w, 1, depth, cols, STAGE_DEPTH) : wide_tile_map(w, 1, cols, depth, PART),
                 map_out = wide_tile_map(out, 1, N, cols, GROUP_ROWS),
-                map_with = with ? wide_tile_map(with, 1, N, cols, TILE_ROWS) : map_out;
+                map_with = with ? wide_tile_map(with, 1, N, cols, GROUP_ROWS) : map_out;
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].form != form || kernels[i].finish != finish) continue;
-        kernels[i].kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_with, work);
+        kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, s>>>(map_x, map_w, map_out, map_with, work);
         CHECK_LAUNCH();
         return true;
     }

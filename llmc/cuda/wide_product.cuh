@@ -2,7 +2,8 @@
 #pragma once
 #include "llmc/cuda/cuda_common.cuh"
 
-enum WideForm { W_BY_DEPTH, W_BY_COLUMN }; // w is stored as (depth, cols), or as (cols, depth)
+// How operands are stored: w as (depth, cols), or as (cols, depth), and x as (N, depth); or w as (depth, cols) and x as (depth, rows).
+enum WideForm { W_BY_DEPTH, W_BY_COLUMN, BOTH_BY_DEPTH };
 enum WideFinish {
     WIDE_STORE,  // x w
     WIDE_ADD,    // x w + with

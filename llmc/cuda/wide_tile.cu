@@ -1,10 +1,8 @@
 // The host's part of products in tiles of 128 x 256.
 #include "llmc/cuda/wide_tile.cuh"
 #include "llmc/cuda/device.h"
+#include "llmc/cuda/tensor_map.cuh"
 
-typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled; // NULL: no such products on this path
 static int clusters;             // that run at the same time
 
@@ -21,11 +19,8 @@ void wide_tile_reserve(const void *kernel)
         note("the device runs no clusters of %d blocks: matrix products take a slower path", (int)CLUSTER);
         return;
     }
-    void *address = NULL;
-    cudaDriverEntryPointQueryResult found;
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
-    if (found == cudaDriverEntryPointSuccess) encode_tiled = (EncodeTiled)address;
-    else note("the driver describes no tiles: matrix products take a slower path");
+    encode_tiled = tensor_map_encoder();
+    if (!encode_tiled) note("the driver describes no tiles: matrix products take a slower path");
 }
 
 bool wide_product_pays(int N, int depth, int cols)
@@ -44,16 +39,28 @@ bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int6
     return true;
 }
 
-CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows)
+int wide_tile_clusters(void) { return encode_tiled ? clusters : 0; }
+
+// Boxes of 128 bytes and box_rows rows.
+static CUtensorMap tile_map(CUtensorMapDataType type, int element, const void *base, int planes, int rows, int cols, int box_rows)
 {
     CUtensorMap map;
-    cuuint64_t pitch = (cuuint64_t)cols * 2, sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes};
-    cuuint64_t strides[2] = {pitch, pitch * (cuuint64_t)rows};
-    cuuint32_t box[3] = {PANEL, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    cuuint64_t pitch = (cuuint64_t)cols * (cuuint64_t)element;
+    cuuint64_t sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes}, strides[2] = {pitch, pitch * (cuuint64_t)rows};
+    cuuint32_t box[3] = {(cuuint32_t)(128 / element), (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
+    CUresult r = encode_tiled(&map, type, 3, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
         fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d x %d x %d (error %d)", planes, rows, cols, (int)r);
     return map;
+}
+
+CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows)
+{
+    return tile_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, base, planes, rows, cols, box_rows);
+}
+
+CUtensorMap wide_sum_map(const float *base, int rows, int cols)
+{
+    return tile_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, base, 1, rows, cols, GROUP_ROWS);
 }

@@ -56,20 +56,16 @@ void wide_tile_reserve(const void *kernel);
 // The tiles of a product (rows, depth) x (depth, cols), and the blocks to launch. False when the path, the build or the shape do
 // not allow them.
 bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
+// Blocks in clusters that run at the same time, as pairs; 0: no such products on this path.
+int wide_tile_clusters(void);
 // Boxes of 64 columns and box_rows rows of `planes` bf16 matrices (rows, cols), one after the other.
 CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows);
+// Boxes of 32 columns and 64 rows of an fp32 matrix (rows, cols).
+CUtensorMap wide_sum_map(const float *base, int rows, int cols);
 
 #if NS_HOPPER
 
 // ---- copies ----------------------------------------------------------------------------------------------------------------
-
-// The box at column x, row y, into L2.
-static __device__ __forceinline__ void box_prefetch(const CUtensorMap *map, int x, int y)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(x), "r"(y),
-                 "r"(0)
-                 : "memory");
-}
 
 // Four 8 x 8 blocks between shared memory and registers; lane 8 k + r gives the address of row r of block k, lane l holds row
 // l / 4, columns 2 (l % 4) and the next.
@@ -95,6 +91,18 @@ static __device__ __forceinline__ uint32_t blocks_address(const uint8_t *panel, 
     int lane = threadIdx.x % WARP, r = row + lane % 16;
     return shared_address(panel) + r * 128 + ((lane / 16 ^ (r & 7)) << 4);
 }
+
+// Adds a box of fp32 sums in shared memory to the place of `map` that starts at column x, row y of matrix z; what would fall outside
+// is left out.
+static __device__ __forceinline__ void tile_add(const CUtensorMap *map, const void *from, int x, int y, int z)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+                     (uint64_t)map),
+                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+// Returns when shared memory has been read by all of this thread's groups of stores but the last.
+static __device__ __forceinline__ void stores_wait_read_but_one() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
 
 // ---- the ring of stages ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +150,8 @@ static __device__ __forceinline__ uint64_t *stage_claim(const TileMemory &m, con
     return full;
 }
 
-// One thread of each block: operands of depth k for the tile at row, col. Box rows: x 128; w 64 by depth, 128 by column.
+// One thread of each block: operands of depth k for the tile at row, col. Box rows: x 128, 64 by depth; w 64 by depth, 128 by
+// column.
 template <WideForm FORM>
 static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing &ring, const CUtensorMap *x,
                                                    const CUtensorMap *w, int k, int row, int col, int rank)
@@ -151,7 +160,10 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
     uint64_t *full = stage_claim(m, ring, STAGE_BYTES);
     uint8_t *mine = m.b(ring.stage) + rank * (B_BYTES / CLUSTER);
     int first = col + rank * PART;
-    tile_load_own(m.a(ring.stage), x, full, k, row, 0);
+    if (FORM == BOTH_BY_DEPTH)
+        for (int p = 0; p < TILE_ROWS / PANEL; p++)
+            tile_load_own(m.a(ring.stage) + p * B_PANEL_BYTES, x, full, row + p * PANEL, k, 0);
+    else tile_load_own(m.a(ring.stage), x, full, k, row, 0);
     if (FORM == W_BY_COLUMN) tile_load(mine, w, full, k, first, 0, both);
     else
         for (int p = 0; p < PART / PANEL; p++) tile_load(mine + p * B_PANEL_BYTES, w, full, first + p * PANEL, k, 0, both);
@@ -160,9 +172,10 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
 
 // ---- products ----------------------------------------------------------------------------------------------------------------
 
-// d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; b stored as (256, 16), or (16, 256) with TRANSPOSE_B 1.
+// d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; a stored as (64, 16), or (16, 64) with TRANSPOSE_A 1; b stored as
+// (256, 16), or (16, 256) with TRANSPOSE_B 1.
 // Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
-#define MULTIPLY_256(TRANSPOSE_B)                                                                                               \
+#define MULTIPLY_256(TRANSPOSE_A, TRANSPOSE_B)                                                                                   \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                            \
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "                                                       \
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
@@ -173,7 +186,7 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                             \
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                 \
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "            \
-                 "%128, %129, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                \
+                 "%128, %129, p, 1, 1, " TRANSPOSE_A ", " TRANSPOSE_B ";\n\t}"                                                    \
                  : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24), NS_D8(32), NS_D8(40), NS_D8(48), NS_D8(56), NS_D8(64), NS_D8(72), \
                    NS_D8(80), NS_D8(88), NS_D8(96), NS_D8(104), NS_D8(112), NS_D8(120)                                          \
                  : "l"(a), "l"(b), "r"((int)accumulate))
@@ -181,8 +194,9 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
 template <WideForm FORM>
 static __device__ __forceinline__ void multiply_256(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
 {
-    if (FORM == W_BY_COLUMN) MULTIPLY_256("0");
-    else MULTIPLY_256("1");
+    if (FORM == W_BY_COLUMN) MULTIPLY_256("0", "0");
+    else if (FORM == W_BY_DEPTH) MULTIPLY_256("0", "1");
+    else MULTIPLY_256("1", "1");
 }
 
 // Where a warpgroup stands.
@@ -201,8 +215,8 @@ template <WideForm FORM> static __device__ __forceinline__ void tile_step(float 
     products_begin();
 #pragma unroll
     for (int i = 0; i < STAGE_DEPTH / 16; i++)
-        multiply_256<FORM>(sum, operand_advance(a, 32 * i), operand_advance(b, (FORM == W_BY_COLUMN ? 32 : 16 * 128) * i),
-                           k > 0 || i > 0);
+        multiply_256<FORM>(sum, operand_advance(a, (FORM == BOTH_BY_DEPTH ? 16 * 128 : 32) * i),
+                           operand_advance(b, (FORM == W_BY_COLUMN ? 32 : 16 * 128) * i), k > 0 || i > 0);
     products_commit();
     if (k > 0) {
         products_wait<1>();
@@ -213,9 +227,10 @@ template <WideForm FORM> static __device__ __forceinline__ void tile_step(float 
 }
 
 // The sums are complete.
-static __device__ __forceinline__ void tile_finish(TileWorker &g)
+static __device__ __forceinline__ void tile_finish(float (&sum)[128], TileWorker &g)
 {
     products_wait<0>();
+    products_done(sum);
     stage_release(g.m, g.previous);
 }
 
