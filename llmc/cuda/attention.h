@@ -28,6 +28,7 @@ const char *attention_description(void); // which kernels, and why; static text,
 // Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e, as in llmc/ops.h.
 typedef struct {
     const floatX *q, *k, *v; // (N, d)
+    const floatX *h, *gate_w; // (N, d), (H, 12) forward: y is multiplied by sig(gate_w . h[0:12]); NULL: no gate
     floatX *y;               // (N, d) forward: out; backward: in
     float *lse;              // (N, H) forward: out; backward: in
     const floatX *dy;        // (N, d)

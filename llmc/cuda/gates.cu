@@ -1,16 +1,8 @@
 // Attention gates: y * sig(gate_w . h[0:12]) per head, and backward. One warp a token.
 #include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/gates.cuh"
 
-enum { GATE_WIDTH = 12, WEIGHT_ROWS = 128 /* rows a block of the weight gradient sums */ };
-
-// The gate's input before the sigmoid, by one lane.
-static __device__ __forceinline__ float gate_input(const floatX *h, const floatX *w)
-{
-    float x = 0;
-#pragma unroll
-    for (int j = 0; j < GATE_WIDTH; j++) x += to_float(h[j]) * to_float(w[j]);
-    return x;
-}
+enum { WEIGHT_ROWS = 128 /* rows a block of the weight gradient sums */ };
 
 // sig for head `head`: lane l has computed that of head l; heads beyond the 32nd are computed by whoever asks.
 static __device__ __forceinline__ float gate_of(float mine, int head, const floatX *h, const floatX *gate_w)
