@@ -27,9 +27,12 @@ static struct {
     int head_dim;
     AttentionPlan *plan[MAX_PLANS];
     int num_plans;
-    float *row_scratch, *dq_sum;
+    float *row_scratch, *dq_sum, *lse_gated, *row_sums;
+    floatX *y;
     size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
-    unsigned *counters;
+    unsigned *counters, *dq_state;
+    int kept_tokens; // of the dq that waits in dq_sum; 0: none does
+    float kept_scale;
     char description[512];
 } at;
 
@@ -195,7 +198,7 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
     int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part, .row_scratch = at.row_scratch, .dq_sum = at.dq_sum,
-                           .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
+                           .dq_state = at.dq_state, .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
 }
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------
@@ -251,9 +254,10 @@ size_t attention_borrowed_bytes(void) { return at.borrowed; }
 static void free_scratch(void)
 {
     if (at.row_scratch) device_free(at.row_scratch);
-    if (at.counters) device_free(at.counters);
+    if (at.counters) device_free(at.counters), device_free(at.dq_state);
+    if (at.y) device_free(at.y);
     if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
-    at.row_scratch = NULL, at.counters = NULL, at.dq_sum = NULL;
+    at.row_scratch = NULL, at.counters = at.dq_state = NULL, at.dq_sum = NULL, at.y = NULL;
     at.borrowed = 0;
 }
 
@@ -297,12 +301,23 @@ static void reserve_scratch(void)
     if (!rows) return;
     if (at.backward == BY_CUDNN) {
         at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
+        at.y = device_alloc(rows * (size_t)at.head_dim * sizeof(floatX), "attention: output without its gate");
         reserve_dq_sum(rows * (size_t)at.head_dim * sizeof(float));
     } else if (at.backward == BY_TENSOR) {
         size_t sums = attention_tensor_sums(z->tokens, z->heads, at.head_dim);
         at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
+        at.dq_state = device_alloc(attention_tensor_states(z->tokens, z->heads) * sizeof(unsigned), "attention: sums of dq");
         at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
     }
+}
+
+// What all backward kernels take from the gate's pass.
+static void reserve_rows(void)
+{
+    size_t bytes = (size_t)at.sizes.tokens * (size_t)at.sizes.heads * sizeof(float);
+    if (!bytes) return;
+    at.lse_gated = device_alloc(bytes, "attention: lse with its gate");
+    at.row_sums = device_alloc(bytes, "attention: row sums");
 }
 
 const char *attention_library(void)
@@ -335,6 +350,7 @@ static void choose_kernels(void)
         free_scratch();
     }
     prepare_own();
+    reserve_rows();
     char *text = at.description;
     size_t size = sizeof at.description;
     int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
@@ -366,6 +382,7 @@ void attention_close(void)
     free_plans();
     attention_cudnn_close();
     free_scratch();
+    if (at.lse_gated) device_free(at.lse_gated), device_free(at.row_sums);
     memset(&at, 0, sizeof at);
 }
 
@@ -373,25 +390,45 @@ const char *attention_description(void) { return at.open ? at.description : "att
 
 // ---- the ops -------------------------------------------------------------------------------------------------------------
 
-void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                       int slots, float scale, int window, int N, int H, int e)
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
+                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
-    c.y = y, c.lse = lse, c.q = q, c.k = k, c.v = v;
-    if (at.forward == BY_OWN) attention_own_forward(&c, s);
-    else attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
+    c.y = yg, c.lse = lse, c.q = q, c.k = k, c.v = v, c.h = h, c.gate_w = gate_w;
+    if (at.forward == BY_OWN) {
+        attention_own_forward(&c, s);
+    } else {
+        attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
+        attention_gate_forward(s, yg, h, gate_w, N, H, e);
+    }
 }
 
-void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                        int slots, float scale, int window, int N, int H, int e)
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
+                        int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");
-    c.q = q, c.k = k, c.v = v, c.y = (floatX *)y, c.lse = (float *)lse; // only read
-    c.dy = dy, c.row_sums = row_sums, c.dq = dq, c.dk = dk, c.dv = dv;
+    assert(a->dq || attention_keeps_dq());
+    assert(!at.kept_tokens); // qkv_backward has taken what the last call left
+    if (!a->dq) at.kept_tokens = N, at.kept_scale = scale;
+    attention_gate_backward(s,
+                            &(GateBackward){.lse_gated = at.lse_gated, .row_sums = at.row_sums, .y = at.y, .dgate = a->dgate,
+                                            .dgate_w = a->dgate_w, .dyg = a->dyg, .yg = a->yg, .lse = a->lse, .h = a->h,
+                                            .gate_w = a->gate_w},
+                            N, H, e);
+    c.q = a->q, c.k = a->k, c.v = a->v, c.y = at.y, c.lse = at.lse_gated;
+    c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv;
     if (at.backward == BY_OWN) attention_own_backward(&c, s);
     else if (at.backward == BY_TENSOR) attention_tensor_backward(&c, s);
     else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
+}
+
+bool attention_keeps_dq(void) { return at.backward == BY_TENSOR; }
+
+KeptGradient attention_take_dq(int N)
+{
+    assert(N == at.kept_tokens);
+    at.kept_tokens = 0;
+    return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale};
 }

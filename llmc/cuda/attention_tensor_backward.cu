@@ -16,23 +16,25 @@
 //
 // Blocks of queries that compute dq without any addition would need 7 products instead of 5.
 // dq is summed in fp32 in a buffer of tiles in the products' own order of elements (a thread's four values are neighbours).
-// Blocks add in no fixed order: its last bits vary from run to run. A second kernel rounds the sums to dq and leaves zeros for
-// the next call. Measured against that: rounding by spare warps of this kernel as tiles become complete held up the short items.
+// Blocks add in no fixed order: its last bits vary from run to run. The first that comes to a tile stores, those after it add, so
+// that nobody needs to clear. The sums stay there for qkv_backward, or a second kernel rounds them to dq. Measured against that:
+// rounding by spare warps of this kernel as tiles become complete held up the short items.
 // Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; which queries see a key is one interval.
 // Items are handed out as blocks become free, in the table's order.
 #include "llmc/cuda/attention_tensor.cuh"
 
 namespace attention_tensor {
 
+using namespace dq_sums;
+
 constexpr float LOG2E = 1.4426950408889634f;
 
 enum {
-    WIDTH = 128, KEYS = 128, QUERIES = 64, GROUP = 128, GROUP_KEYS = 64,
-    THREADS = 3 * GROUP,
+    WIDTH = 128, KEYS = 128, GROUP = 128, GROUP_KEYS = 64,
+    BLOCK_THREADS = 3 * GROUP,
     PANEL = 64,                         // columns of 128 bytes, the width of the swizzle
     KEY_PANEL_BYTES = KEYS * 128, QUERY_PANEL_BYTES = QUERIES * 128, KEY_BYTES = 2 * KEY_PANEL_BYTES,
     QUERY_BYTES = 2 * QUERY_PANEL_BYTES, STAGE_BYTES = 2 * QUERY_BYTES, DS_BYTES = KEYS * 128, SHARE_BYTES = QUERIES * PANEL * 4,
-    TILE_FLOATS = QUERIES * WIDTH, // of dq's sums
     STEP_BYTES = 16 * 128,         // 16 rows of a panel: one step along an operand stored along the columns
     CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40
 };
@@ -45,7 +47,8 @@ struct Progress {
 struct Arguments {
     const float *lse, *row_sums;
     floatX *dq, *dk, *dv;
-    float *dq_sum;       // (tiles, H, TILE_FLOATS)
+    float *dq_sum;       // see dq_sums
+    unsigned *state;     // (tiles, H, 2) of dq_sum
     Progress *progress;
     const int32_t *cu, *order; // starts of documents; tiles of keys in the order to take them
     float scale, scale_log2; // scale_log2: scores to powers of two
@@ -247,15 +250,25 @@ static __device__ __forceinline__ void add_shares(const Shared &m, const Argumen
         barrier_wait(m.keys_full(slots.stage), slots.parity);
         const Item *item = m.item(slots.stage);
         int tile = item->first, last = item->last;
-        float *sums = a.dq_sum + ((int64_t)tile * a.H + item->head) * TILE_FLOATS + group * (TILE_FLOATS / 2);
+        int64_t unit = (int64_t)tile * a.H + item->head;
         barrier_arrive(m.keys_empty(slots.stage));
         if (tile == last) break;
-        for (; tile < last; tile++, parity ^= 1, sums += (int64_t)a.H * TILE_FLOATS) {
+        for (; tile < last; tile++, parity ^= 1, unit += a.H) {
+            float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
+            unsigned *state = a.state + 2 * unit + group, seen = load_acquire(state);
             barrier_wait(m.share_full(group), parity);
-            add_bulk(sums, m.dq(group), SHARE_BYTES);
+            bool first = seen != STORED && (seen = atomicCAS(state, UNTOUCHED, BEING_STORED)) == UNTOUCHED;
+            while (!first && seen != STORED) seen = load_acquire(state);
+            copy_unit_fence_all(); // what was stored comes before what is added
+            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
+            else add_bulk(sums, m.dq(group), SHARE_BYTES);
             stores_commit();
             stores_wait_read();
             barrier_arrive(m.share_empty(group));
+            if (!first) continue;
+            stores_wait();
+            copy_unit_fence_all();
+            store_release(state, STORED);
         }
     }
     stores_wait();
@@ -431,7 +444,7 @@ static __device__ __forceinline__ void multiply(const Shared &m, const Arguments
 
 #endif
 
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dy,
                     const __grid_constant__ Arguments a)
@@ -462,7 +475,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// A tile of sums to dq; leaves zeros. One block for each of the two tiles of an item.
+// A tile of sums to dq. One block for each of the two tiles of an item.
 __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant__ Arguments a)
 {
     int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP, item = (int)blockIdx.x / 2, head = item % a.H;
@@ -473,8 +486,7 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
     float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % GROUP, s[8];
 #pragma unroll
     for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * GROUP);
-#pragma unroll
-    for (int g = 0; g < 8; g++) __stcs(sums + g * GROUP, make_float4(0, 0, 0, 0));
+    if (threadIdx.x % GROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -528,8 +540,11 @@ bool attention_tensor_prepare(int e, Error *error)
 
 size_t attention_tensor_sums(int N, int H, int e)
 {
-    return (size_t)ceil_div(N, QUERIES) * (size_t)H * (size_t)(QUERIES * e);
+    assert(e == WIDTH);
+    return (size_t)ceil_div(N, QUERIES) * (size_t)H * TILE_FLOATS;
 }
+
+size_t attention_tensor_states(int N, int H) { return (size_t)ceil_div(N, QUERIES) * (size_t)H * 2; }
 
 size_t attention_tensor_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
 
@@ -538,6 +553,7 @@ void attention_tensor_backward(const AttentionCall *c, Stream s)
     Arguments a;
     a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
     a.progress = (Progress *)c->counters;
+    a.state = c->dq_state;
     a.cu = c->cu, a.order = c->key_tiles;
     a.scale = c->scale, a.scale_log2 = c->scale * LOG2E;
     a.window = c->window < c->N ? c->window : c->N, a.slots = c->slots, a.N = c->N, a.H = c->H;
@@ -545,7 +561,7 @@ void attention_tensor_backward(const AttentionCall *c, Stream s)
     CUtensorMap q = rows_map(c->q, c, QUERIES), k = rows_map(c->k, c, KEYS), v = rows_map(c->v, c, KEYS),
                 dy = rows_map(c->dy, c, QUERIES);
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    backward_kernel<<<blocks, THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
-    round_kernel<<<(unsigned)a.items * (KEYS / QUERIES), 2 * GROUP, 0, s>>>(a);
+    backward_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
+    if (c->dq) round_kernel<<<(unsigned)a.items * (KEYS / QUERIES), 2 * GROUP, 0, s>>>(a);
     CHECK_LAUNCH();
 }
