@@ -1,5 +1,7 @@
 // Time of attention, forward and backward, by cuDNN and by the program's own kernels, at the sizes of a training run.
 //
+// "backward" ends with dq, dk and dv in bf16, "to q, k, v" with the gradients of what the product gave, as a step of training does.
+//
 //   bench_attention          a training micro-batch and a validation sequence
 //   bench_attention auto     the same, only by the kernels that are chosen by themselves
 //   bench_attention plans    what a cuDNN plan's number of document slots and its longest document cost
@@ -15,8 +17,9 @@
 enum { N = 32768, EVAL_N = 262144, H = 6, E = 128, D = H * E, REPEATS = 10, ROUNDS = 5, MAX_DOCUMENTS = 1024, DOCUMENTS = 47 };
 #define SCALE 0.1f
 static Stream stream;
-static floatX *tensor[8]; // q, k, v, y, dy, dq, dk, dv
-static float *lse, *row_sums;
+static floatX *tensor[9], *gate_w; // q, k, v, yg, h, dyg, dq, dk, dv
+static float *lse, *dgate, *dgate_w, *rstd, *scalars;
+static floatX *dqkv, *turns; // (N, 3 D), cos and sin (2, N, E / 4)
 static int32_t *table, *host_table;
 static int cu[MAX_DOCUMENTS + 1], documents;
 
@@ -64,9 +67,11 @@ static int upload_table(int tokens)
 
 // ---- timing --------------------------------------------------------------------------------------------------------------
 
+typedef enum { FORWARD, BACKWARD, TO_QKV, PASSES } Pass;
+static const char *const pass_names[PASSES] = {"forward", "backward", "to q, k, v"};
 typedef struct {
     int tokens, slots, window;
-    bool backward;
+    Pass pass;
     AttentionPlan *plan; // or NULL: the ops
 } Call;
 
@@ -79,10 +84,14 @@ static void queue(const Call *c)
                            .lse_start = table + 2 * part, .cu = table + 3 * part, .scale = SCALE, .window = c->window,
                            .slots = c->slots, .N = c->tokens, .H = H, .e = E};
         attention_plan_run(c->plan, &a, stream);
-    } else if (c->backward)
-        attention_backward(stream, t[5], t[6], t[7], t[4], t[3], lse, row_sums, t[0], t[1], t[2], table, c->slots, SCALE,
-                           c->window, c->tokens, H, E);
-    else attention_forward(stream, t[3], lse, t[0], t[1], t[2], table, c->slots, SCALE, c->window, c->tokens, H, E);
+    } else if (c->pass != FORWARD) {
+        floatX *dq = c->pass == TO_QKV && attention_keeps_dq() ? NULL : t[6];
+        AttentionBackward a = {dq, t[7], t[8], dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w};
+        attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
+        QkvBackward b = {dqkv, scalars + 2, dq, t[7], t[8], t[0], t[1], rstd, rstd, t[2], NULL, NULL, scalars, turns,
+                         turns + (int64_t)N * (E / 4)};
+        if (c->pass == TO_QKV) qkv_backward(stream, &b, c->tokens, H, E);
+    } else attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);
 }
 
 static double milliseconds(const Call *c)
@@ -111,9 +120,8 @@ static double milliseconds(const Call *c)
 
 static void report(const Call *c)
 {
-    double operations = 4.0 * H * E * pairs(c->window) * (c->backward ? 2.5 : 1), ms = milliseconds(c);
-    printf("  window %4d %-8s %8.3f ms %6.0f TFLOP/s\n", c->window, c->backward ? "backward" : "forward", ms,
-           operations / ms * 1e-9);
+    double operations = 4.0 * H * E * pairs(c->window) * (c->pass == FORWARD ? 1 : 2.5), ms = milliseconds(c);
+    printf("  window %4d %-10s %8.3f ms %6.0f TFLOP/s\n", c->window, pass_names[c->pass], ms, operations / ms * 1e-9);
     fflush(stdout);
 }
 
@@ -134,14 +142,12 @@ static void bench_kernels(AttentionKernels kernels, bool deterministic)
     make_documents(N, DOCUMENTS, 2048);
     printf(" N = %d, %d documents\n", N, documents);
     int slots = upload_table(N);
-    for (int i = 0; i < 3; i++) {
-        report(&(Call){N, slots, train[i], false, NULL});
-        report(&(Call){N, slots, train[i], true, NULL});
-    }
+    for (int i = 0; i < 3; i++)
+        for (int pass = 0; pass < PASSES; pass++) report(&(Call){N, slots, train[i], (Pass)pass, NULL});
     make_documents(EVAL_N, 0, 12000);
     printf(" N = %d, %d documents\n", EVAL_N, documents);
     slots = upload_table(EVAL_N);
-    for (int i = 0; i < 2; i++) report(&(Call){EVAL_N, slots, eval[i], false, NULL});
+    for (int i = 0; i < 2; i++) report(&(Call){EVAL_N, slots, eval[i], FORWARD, NULL});
 }
 
 static void bench_plan(int tokens, int slots, int longest, int window)
@@ -150,7 +156,7 @@ static void bench_plan(int tokens, int slots, int longest, int window)
     double t = seconds_now();
     AttentionPlan *p = attention_plan_create(&(AttentionShape){slots, longest, H, E, false}, &e);
     if (!p) fatal(EXIT_BAD_INPUT, "%s", e.text);
-    Call c = {tokens, slots, window, false, p};
+    Call c = {tokens, slots, window, FORWARD, p};
     printf("  %7d tokens, %4d slots, longest %6d: forward %.3f ms, made in %.2f s\n", tokens, slots, longest, milliseconds(&c),
            seconds_now() - t);
     fflush(stdout);
@@ -174,14 +180,21 @@ int main(int argc, char **argv)
 {
     set_program_name("bench_attention", -1);
     backend_open(0);
+    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = EVAL_N, .dim = D, .heads = H, .mlp_dim = 16, .vocab_padded = 128});
     stream = stream_create();
-    for (int i = 0; i < 8; i++) {
-        int64_t n = (int64_t)(i < 4 ? EVAL_N : N) * D;
+    for (int i = 0; i < 9; i++) {
+        int64_t n = (int64_t)(i < 5 ? EVAL_N : N) * D;
         tensor[i] = device_alloc((size_t)n * sizeof(floatX), "bench");
         fill(tensor[i], n, i < 2 ? 1.7f : 1);
     }
     lse = device_alloc((size_t)EVAL_N * H * sizeof *lse, "bench");
-    row_sums = device_alloc((size_t)N * H * sizeof *row_sums, "bench"); // zeros: time does not depend on them
+    dgate = device_alloc((size_t)N * H * sizeof *dgate, "bench"), dgate_w = device_alloc((size_t)H * 12 * sizeof(float), "bench");
+    gate_w = device_alloc((size_t)H * 12 * sizeof *gate_w, "bench");
+    fill(gate_w, H * 12, 0.5f);
+    rstd = device_alloc((size_t)N * H * sizeof *rstd, "bench"), scalars = device_alloc(4 * sizeof *scalars, "bench");
+    dqkv = device_alloc((size_t)3 * N * D * sizeof *dqkv, "bench");
+    turns = device_alloc((size_t)2 * N * (E / 4) * sizeof *turns, "bench");
+    fill(turns, (int64_t)2 * N * (E / 4), 1);
     size_t ints = (size_t)attention_table_ints(EVAL_N, 0);
     table = device_alloc(ints * sizeof *table, "bench");
     host_table = host_alloc(ints * sizeof *table);
@@ -191,7 +204,6 @@ int main(int argc, char **argv)
         if (argc == 1) bench_kernels(ATTENTION_CUDNN, false);
         if (argc == 1) bench_kernels(ATTENTION_OWN, true);
     }
-    attention_close();
     backend_close();
     return 0;
 }
