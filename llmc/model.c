@@ -72,7 +72,8 @@ static void place_shared_layer(LayerActs *l, const Config *c, size_t N, Arena *b
     if (attention.used > b->used) b->used = attention.used;
 }
 
-// Gradients lie where others are dead. dpre is dead when attention's come; dyg is when dqkv comes. What skips carry, from
+// Gradients lie where others are dead. dpre is dead when attention's come; dyg is when
+// dqkv comes, unless attention writes to it. What skips carry, from
 // layers below the last, lies in the last layer's activations; what the backout carries, in the forward's residual stream.
 static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer, Arena *b)
 {
@@ -83,9 +84,10 @@ static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer
     Arena mlp = *b;
     a->dpre = arena_take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
     a->dqkv = arena_take(b, 3 * n, sizeof(floatX));
-    a->dyg = a->dqkv;
-    a->dq = attention_keeps_dq() ? NULL : arena_take(b, n, sizeof(floatX));
-    a->dk = arena_take(b, n, sizeof(floatX));
+    bool feeds = attention_feeds_qkv();
+    a->dyg = feeds ? arena_take(b, n, sizeof(floatX)) : a->dqkv;
+    a->dq = feeds ? NULL : arena_take(b, n, sizeof(floatX));
+    a->dk = feeds ? NULL : arena_take(b, n, sizeof(floatX));
     a->dv = arena_take(b, n, sizeof(floatX));
     if (mlp.used > b->used) b->used = mlp.used;
     a->dx_backout = a->x;
@@ -283,18 +285,16 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     LayerActs *l = &a->layer[i];
     matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
     matmul_weight_grad(s, w.dqkvo + 3 * square, a->dx, l->yg, N, d, d);
+    QkvBackward next = {.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q, .k = l->k,
+                        .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
+                        .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin};
     attention_backward(s,
                        &(AttentionBackward){.dq = a->dq, .dk = a->dk, .dv = a->dv, .dgate = a->dgate, .dgate_w = w.dgate,
                                             .dyg = a->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
-                                            .h = l->h, .gate_w = w.gate},
+                                            .h = l->h, .gate_w = w.gate, .next = &next},
                        b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
     if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
-    qkv_backward(s,
-                 &(QkvBackward){.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q,
-                                .k = l->k,
-                                .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
-                                .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin},
-                 N, H, e);
+    qkv_backward(s, &next, N, H, e);
     matmul_weight_grad(s, w.dqkvo, a->dqkv, l->h, N, 3 * d, d);
     matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
 }

@@ -26,7 +26,7 @@ typedef struct {
     // Gradients, when there is a backward. Some lie in memory that is dead by then, see model.c.
     floatX *dx, *dx0, *dh, *dx_backout;
     floatX *dskip[NUM_LAYERS];         // gradient that block_out[i] gets through a skip
-    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // dq: NULL where the backend keeps it
+    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // dq, dk: NULL where attention_feeds_qkv()
     float *dgate, *dcoef;
 } Acts;
 

@@ -197,7 +197,7 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
 typedef struct {
     floatX *dqkv;                 // (N, 3d) out: gradient of the raw q | k | v
     float *dlambda;               // (2) +=
-    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results; dq NULL: what attention_backward kept
+    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results; dq and dk NULL: attention_feeds_qkv()
     const floatX *q, *k;          // (N, d) its results
     const float *rstd_q, *rstd_k; // (N, H)
     const floatX *v_raw;          // (N, d)
@@ -223,8 +223,7 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
 // With sig the gate, p the weights, delta = rowsum(dyg * yg):  dv = p^T (sig dyg);  ds = p * (sig dyg v^T - delta);
 // dq = scale ds k;  dk = scale ds^T q;  dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12].
 typedef struct {
-    floatX *dq;                 // (N, d) out; or NULL, where attention_keeps_dq(): the next qkv_backward takes it from the backend
-    floatX *dk, *dv;            // (N, d) out
+    floatX *dq, *dk, *dv;       // (N, d) out; dq and dk may be NULL where attention_feeds_qkv()
     float *dgate;               // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
     float *dgate_w;             // (H, 12) +=
     const floatX *dyg;          // (N, d) gradient of attention_forward's result
@@ -232,12 +231,14 @@ typedef struct {
     const float *lse;           // (N, H) its results
     const floatX *q, *k, *v;    // (N, d)
     const floatX *h, *gate_w;   // (N, d), (H, 12) as it took them
+    const QkvBackward *next;    // without dq and dk: what the qkv_backward that follows on the stream is called with
 } AttentionBackward;
 void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
                         int H, int e);
-// After backend_reserve: whether the backend can hold dq itself, unrounded, between attention_backward and the qkv_backward that
-// follows it on the stream, both with dq NULL and of the same N. It then must, once, in this order.
-bool attention_keeps_dq(void);
+// After backend_reserve: whether the gradients of q and k need not come to memory between the two ops. Then, with dq and dk NULL
+// in both, attention_backward may already write to next's dqkv, which must not share memory with dyg, and one qkv_backward of
+// the same N must follow before the next attention_backward.
+bool attention_feeds_qkv(void);
 
 // ---- head and loss -----------------------------------------------------------------------------------------------------
 

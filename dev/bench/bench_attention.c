@@ -85,11 +85,12 @@ static void queue(const Call *c)
                            .slots = c->slots, .N = c->tokens, .H = H, .e = E};
         attention_plan_run(c->plan, &a, stream);
     } else if (c->pass != FORWARD) {
-        floatX *dq = c->pass == TO_QKV && attention_keeps_dq() ? NULL : t[6];
-        AttentionBackward a = {dq, t[7], t[8], dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w};
-        attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
-        QkvBackward b = {dqkv, scalars + 2, dq, t[7], t[8], t[0], t[1], rstd, rstd, t[2], NULL, NULL, scalars, turns,
+        bool feeds = c->pass == TO_QKV && attention_feeds_qkv();
+        floatX *dq = feeds ? NULL : t[6], *dk = feeds ? NULL : t[7];
+        QkvBackward b = {dqkv, scalars + 2, dq, dk, t[8], t[0], t[1], rstd, rstd, t[2], NULL, NULL, scalars, turns,
                          turns + (int64_t)N * (E / 4)};
+        AttentionBackward a = {dq, dk, t[8], dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w, &b};
+        attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
         if (c->pass == TO_QKV) qkv_backward(stream, &b, c->tokens, H, E);
     } else attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);
 }

@@ -192,7 +192,7 @@ static Result run_cpu(const Case *c, Which w)
     ops[w].attention_forward(NULL, p[OUT_YG], lse, p[QUERY], p[KEY], p[VALUE], p[INPUT], p[GATE_W], table, slots, SCALE, c->window,
                              c->N, c->H, c->e);
     AttentionBackward a = {p[OUT_DQ], p[OUT_DK], p[OUT_DV], dgate,    dgate_w,  p[DYG],   p[OUT_YG],
-                           lse,       p[QUERY],  p[KEY],    p[VALUE], p[INPUT], p[GATE_W]};
+                           lse,       p[QUERY],  p[KEY],    p[VALUE], p[INPUT], p[GATE_W], NULL};
     if (c->backward) ops[w].attention_backward(NULL, &a, table, slots, SCALE, c->window, c->N, c->H, c->e);
     for (int i = OUT_YG; i < ALL; i++) {
         if (!c->backward && i != OUT_YG && i != LSE) continue;
@@ -270,11 +270,12 @@ static void queue_forward(const Gpu *g, const Case *c, int slots)
                       c->window, c->N, c->H, c->e);
 }
 
-static void queue_backward(const Gpu *g, const Case *c, int slots, void *dq)
+// next: what a qkv_backward that follows is called with; NULL: dq and dk are wanted
+static void queue_backward(const Gpu *g, const Case *c, int slots, const QkvBackward *next)
 {
     void *const *p = g->device;
-    AttentionBackward a = {dq,     p[OUT_DK], p[OUT_DV], p[DGATE], p[DGATE_W], p[DYG],   p[OUT_YG],
-                           p[LSE], p[QUERY],  p[KEY],    p[VALUE], p[INPUT],   p[GATE_W]};
+    AttentionBackward a = {next ? NULL : p[OUT_DQ], next ? NULL : p[OUT_DK], p[OUT_DV], p[DGATE], p[DGATE_W], p[DYG],
+                           p[OUT_YG], p[LSE], p[QUERY], p[KEY], p[VALUE], p[INPUT], p[GATE_W], next};
     attention_backward(stream, &a, g->table, slots, SCALE, c->window, c->N, c->H, c->e);
 }
 
@@ -289,7 +290,7 @@ static void run_gpu(Gpu *g, const Case *c, int slots)
     for (int i = INPUTS; i < ALL; i++) poison(g, i);
     device_zero(stream, g->device[DGATE_W], g->bytes[DGATE_W]); // it is added to
     queue_forward(g, c, slots);
-    if (c->backward) queue_backward(g, c, slots, g->device[OUT_DQ]);
+    if (c->backward) queue_backward(g, c, slots, NULL);
     fetch(g);
 }
 
@@ -371,7 +372,8 @@ static float *turn_on_gpu(const Case *c, int i)
     return p;
 }
 
-// dq stays with the backend and goes on into qkv_backward, in the same buffers as before: what they hold must not matter.
+// Gradients of q and k go on into qkv_backward without being written, through the same memory as before: what it holds must not
+// matter.
 static bool check_kept(Gpu *g, const Case *c, const Result *plain, const Result *truth, char *text, size_t size)
 {
     void *const *p = g->device;
@@ -384,11 +386,10 @@ static bool check_kept(Gpu *g, const Case *c, const Result *plain, const Result 
     for (int run = 0; run < 2; run++) {
         memset(host, 0xff, (size_t)n * sizeof *host);
         copy_to_device(stream, dqkv, host, (size_t)n * sizeof *host);
-        queue_backward(g, c, g->slots, NULL);
-        qkv_backward(stream,
-                     &(QkvBackward){dqkv, scalars + 2, NULL, p[OUT_DK], p[OUT_DV], p[QUERY], p[KEY], turn[RSTD], turn[RSTD],
-                                    p[VALUE], NULL, NULL, scalars, (floatX *)turn[COS], (floatX *)turn[SIN]},
-                     c->N, c->H, c->e);
+        QkvBackward next = {dqkv, scalars + 2, NULL, NULL, p[OUT_DV], p[QUERY], p[KEY], turn[RSTD], turn[RSTD], p[VALUE], NULL,
+                            NULL, scalars, (floatX *)turn[COS], (floatX *)turn[SIN]};
+        queue_backward(g, c, g->slots, &next);
+        qkv_backward(stream, &next, c->N, c->H, c->e);
         copy_to_host(stream, host, dqkv, (size_t)n * sizeof *host);
         stream_synchronize(stream);
         for (int64_t k = 0; k < n; k++) x[k] = bf16_to_float(host[k]);
@@ -407,7 +408,7 @@ static void check_case(Case *c, const char *kernels, bool own)
     char text[512];
     void *first[ALL];
     make_inputs(c);
-    if (c->backward && attention_keeps_dq()) make_turns(c);
+    if (c->backward && attention_feeds_qkv()) make_turns(c);
     Result truth = run_cpu(c, TRUTH), plain = run_cpu(c, PLAIN);
     Gpu g = gpu_open(c);
     run_gpu(&g, c, g.slots); // NaN alone
@@ -441,7 +442,7 @@ static void check_graph(const char *kernels, bool own)
     keep(eager, &g);
     upload_table(&g, &a);
     graph_begin(stream);
-    queue_forward(&g, &a, g.slots), queue_backward(&g, &a, g.slots, g.device[OUT_DQ]);
+    queue_forward(&g, &a, g.slots), queue_backward(&g, &a, g.slots, NULL);
     Graph *graph = graph_end(stream);
     graph_launch(graph, stream);
     fetch(&g);

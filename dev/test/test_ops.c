@@ -231,7 +231,7 @@ static void test_attention(int n, int window)
     snprintf(what, sizeof what, "attention, %d documents, window %d: yg", documents, window);
     check(what, yg, ey, count);
     check32("   lse", lse, el, n * H);
-    attention_backward(NULL, &(AttentionBackward){dq, dk, dv, dgate, dw, dyg.x, yg, lse, q.x, k.x, v.x, h.x, w.x}, table, slots,
+    attention_backward(NULL, &(AttentionBackward){dq, dk, dv, dgate, dw, dyg.x, yg, lse, q.x, k.x, v.x, h.x, w.x, NULL}, table, slots,
                        scale, window, n, H, E);
     double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H), *ew = doubles(H * 12);
     for (int i = 0; i < n * H; i++) {
@@ -366,7 +366,7 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
     attention_forward(NULL, b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 0.2f, 70, n, H, E);
     attention_backward(NULL,
                        &(AttentionBackward){b->dq, b->dk, b->dv, b->dgate, b->dgate_w, in[3].x, b->y, b->lse, in[0].x, in[1].x,
-                                            in[2].x, in[3].x, w->x},
+                                            in[2].x, in[3].x, w->x, NULL},
                        table, slots, 0.2f, 70, n, H, E);
     head_loss_train(NULL, HEAD_BF16, &b->loss, b->dx, b->dw, in[0].x, w->x, NULL, targets, n, D, 2000);
     matmul_weight_grad(NULL, b->dwm, in[0].x, in[1].x, n, D, D);

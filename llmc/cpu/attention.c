@@ -264,13 +264,13 @@ static void gate_weight_grad(float *dgate_w, const float *dgate, const floatX *h
     }
 }
 
-bool attention_keeps_dq(void) { return false; }
+bool attention_feeds_qkv(void) { return false; }
 
 void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
                         int H, int e)
 {
     (void)s, (void)slots;
-    assert(a->dq); // attention_keeps_dq() is false
+    assert(a->dq && a->dk); // attention_feeds_qkv() is false
     int d = H * e, documents = table[0];
     const int32_t *start = table + 1;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)

@@ -141,7 +141,7 @@ static void qkv_backward_row(const QkvBackward *a, int t, int H, int e, double s
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
     (void)s;
-    assert(a->dq); // attention_keeps_dq() is false
+    assert(a->dq && a->dk); // attention_feeds_qkv() is false
     double sums[PARTS][2] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)

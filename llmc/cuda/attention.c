@@ -409,7 +409,7 @@ void attention_backward(Stream s, const AttentionBackward *a, const int32_t *tab
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");
-    assert(a->dq || attention_keeps_dq());
+    assert(!a->dq == !a->dk && (a->dq || (attention_feeds_qkv() && a->next)));
     assert(!at.kept_tokens); // qkv_backward has taken what the last call left
     if (!a->dq) at.kept_tokens = N, at.kept_scale = scale;
     attention_gate_backward(s,
@@ -418,13 +418,13 @@ void attention_backward(Stream s, const AttentionBackward *a, const int32_t *tab
                                             .gate_w = a->gate_w},
                             N, H, e);
     c.q = a->q, c.k = a->k, c.v = a->v, c.y = at.y, c.lse = at.lse_gated;
-    c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv;
+    c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv, c.next = a->next;
     if (at.backward == BY_OWN) attention_own_backward(&c, s);
     else if (at.backward == BY_TENSOR) attention_tensor_backward(&c, s);
     else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
 }
 
-bool attention_keeps_dq(void) { return at.backward == BY_TENSOR; }
+bool attention_feeds_qkv(void) { return at.backward == BY_TENSOR; }
 
 KeptGradient attention_take_dq(int N)
 {

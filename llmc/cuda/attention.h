@@ -32,7 +32,8 @@ typedef struct {
     floatX *y;               // (N, d) forward: out; backward: in
     float *lse;              // (N, H) forward: out; backward: in
     const floatX *dy;        // (N, d)
-    floatX *dq, *dk, *dv;    // (N, d) out; dq NULL: Hopper's kernels leave it in dq_sum
+    floatX *dq, *dk, *dv;    // (N, d) out; dq and dk NULL: Hopper's kernels leave dq in dq_sum, and of dk what next wants
+    const QkvBackward *next; // without dq and dk
     const float *row_sums;   // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch;      // (N, H) cuDNN: its own row sums
@@ -107,7 +108,7 @@ size_t attention_tensor_counters(void);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
 void attention_tensor_backward(const AttentionCall *c, Stream s);
 
-// dq of the last attention_backward with dq NULL, for the next qkv_backward, which asks once.
+// dq of the last attention_backward without dq, for the next qkv_backward, which asks once.
 typedef struct {
     const float *sums; // laid out as attention_tensor.cuh says, without the factor `scale`
     unsigned *state;   // to be set to zeros

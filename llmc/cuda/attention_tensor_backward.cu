@@ -22,6 +22,7 @@
 // Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; which queries see a key is one interval.
 // Items are handed out as blocks become free, in the table's order.
 #include "llmc/cuda/attention_tensor.cuh"
+#include "llmc/cuda/qkv_row.cuh"
 
 namespace attention_tensor {
 
@@ -46,7 +47,10 @@ struct Progress {
 
 struct Arguments {
     const float *lse, *row_sums;
-    floatX *dq, *dk, *dv;
+    floatX *dq, *dk, *dv; // dq and dk NULL: dk goes on to dqkv
+    floatX *dqkv;         // (N, 3 d)
+    const floatX *cos, *sin; // (N, WIDTH / 4)
+    const float *rstd_k;
     float *dq_sum;       // see dq_sums
     unsigned *state;     // (tiles, H, 2) of dq_sum
     Progress *progress;
@@ -242,6 +246,16 @@ static __device__ __forceinline__ void fetch(const Shared &m, const Arguments &a
 
 // ---- the two warps that add shares of dq -----------------------------------------------------------------------------------
 
+static __device__ __forceinline__ unsigned claim(unsigned *state)
+{
+    unsigned seen;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(seen)
+                 : "l"(state), "r"((unsigned)UNTOUCHED), "r"((unsigned)BEING_STORED)
+                 : "memory");
+    return seen;
+}
+
 // One thread runs this for its warpgroup.
 static __device__ __forceinline__ void add_shares(const Shared &m, const Arguments &a, int group)
 {
@@ -253,9 +267,58 @@ static __device__ __forceinline__ void add_shares(const Shared &m, const Argumen
         int64_t unit = (int64_t)tile * a.H + item->head;
         barrier_arrive(m.keys_empty(slots.stage));
         if (tile == last) break;
+        int64_t first_unit = unit;
+        unsigned seen = 0;
         for (; tile < last; tile++, parity ^= 1, unit += a.H) {
             float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
-            unsigned *state = a.state + 2 * unit + group, seen = load_acquire(state);
+#if SCHEME == 0
+            barrier_wait(m.share_full(group), parity);
+            add_bulk(sums, m.dq(group), SHARE_BYTES);
+            stores_commit();
+            stores_wait_read();
+            barrier_arrive(m.share_empty(group));
+            continue;
+#elif SCHEME == 2
+            unsigned *state = a.state + 2 * unit + group;
+            if (unit == first_unit) seen = claim(state);
+            bool first = seen == UNTOUCHED;
+            while (!first && seen != STORED) seen = load_acquire(state);
+            if (!first) __threadfence();
+            barrier_wait(m.share_full(group), parity);
+            copy_unit_fence_all(); // what was stored comes before what is added
+            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
+            else add_bulk(sums, m.dq(group), SHARE_BYTES);
+            stores_commit();
+            if (tile + 1 < last) seen = claim(state + 2 * a.H);
+            stores_wait_read();
+            barrier_arrive(m.share_empty(group));
+            if (!first) continue;
+            stores_wait();
+            copy_unit_fence_all();
+            store_release(state, STORED);
+            continue;
+#elif SCHEME == 3
+            unsigned *state = a.state + 2 * unit + group;
+            if (unit == first_unit) seen = *(volatile unsigned *)state;
+            unsigned next = tile + 1 < last ? *(volatile unsigned *)(state + 2 * a.H) : 0;
+            barrier_wait(m.share_full(group), parity);
+            bool first = seen != STORED && (seen = claim(state)) == UNTOUCHED;
+            while (!first && seen != STORED) seen = load_acquire(state);
+            if (!first) copy_unit_fence_all();
+            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
+            else add_bulk(sums, m.dq(group), SHARE_BYTES);
+            stores_commit();
+            stores_wait_read();
+            barrier_arrive(m.share_empty(group));
+            seen = next;
+            if (!first) continue;
+            stores_wait();
+            copy_unit_fence_all();
+            store_release(state, STORED);
+            continue;
+#else
+            unsigned *state = a.state + 2 * unit + group;
+            seen = load_acquire(state);
             barrier_wait(m.share_full(group), parity);
             bool first = seen != STORED && (seen = atomicCAS(state, UNTOUCHED, BEING_STORED)) == UNTOUCHED;
             while (!first && seen != STORED) seen = load_acquire(state);
@@ -269,6 +332,7 @@ static __device__ __forceinline__ void add_shares(const Shared &m, const Argumen
             stores_wait();
             copy_unit_fence_all();
             store_release(state, STORED);
+#endif
         }
     }
     stores_wait();
@@ -368,6 +432,38 @@ static __device__ __forceinline__ void store_keys(floatX *head, const float (&su
         }
 }
 
+// (64, 128) sums of dk through rotation and norm to the raw k's gradient.  k: the item's keys; row: the thread's first of all, of
+// those in k my_row
+static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, const float (&sum)[64], int head, int row,
+                                                   int my_row, const Arguments &a)
+{
+    RowPairs k[2];
+    Angles angles[2];
+    float rstd[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int n = row + 8 * r, at = (my_row + 8 * r) * 128 + threadIdx.x % 4 * 4;
+        angles[r] = load_angles(a.cos, a.sin, n, n < a.N);
+        if (n < a.N) rstd[r] = a.rstd_k[(int64_t)n * a.H + head];
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int g = 0; g < 8; g++) // in rows of 128 swizzled bytes
+                k[r].x[half][g / 4][g % 4] =
+                    *(const uint32_t *)(m.k(slot) + half * KEY_PANEL_BYTES + (at ^ (g ^ my_row % 8) << 4));
+    }
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier_arrive(m.keys_empty(slot));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float d[2][8][2];
+        int n = row + 8 * r;
+#pragma unroll
+        for (int i = 0; i < 32; i++) d[i / 16][i / 2 % 8][i % 2] = a.scale * sum[i / 2 * 4 + 2 * r + i % 2];
+        finish_row(a.dqkv + (3 * (int64_t)n + 1) * a.H * WIDTH + head * WIDTH, d, k[r], angles[r], rstd[r], n < a.N);
+    }
+}
+
 static __device__ __forceinline__ void multiply(const Shared &m, const Arguments &a, int group)
 {
     int thread; // read once: the compiler would read it anew in each turn of the loop, and wait for it
@@ -435,9 +531,11 @@ static __device__ __forceinline__ void multiply(const Shared &m, const Arguments
         } while (++tile < last);
         products_wait<0>();
         int row = item->key0 + my_row, at = item->head * WIDTH;
-        __syncwarp();
-        if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
-        store_keys(a.dk + at, dk, a.scale, row, a);
+        if (a.dk) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
+            store_keys(a.dk + at, dk, a.scale, row, a);
+        } else finish_keys(m, slots.stage, dk, item->head, row, my_row, a);
         store_keys(a.dv + at, dv, 1, row, a);
     }
 }
@@ -487,6 +585,9 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
 #pragma unroll
     for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * GROUP);
     if (threadIdx.x % GROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
+#if SCHEME == 0
+    for (int g = 0; g < 8; g++) __stcs(sums + g * GROUP, make_float4(0, 0, 0, 0));
+#endif
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -550,8 +651,9 @@ size_t attention_tensor_counters(void) { return sizeof(Progress) / sizeof(unsign
 
 void attention_tensor_backward(const AttentionCall *c, Stream s)
 {
-    Arguments a;
+    Arguments a = {};
     a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
+    if (!c->dk) a.dqkv = c->next->dqkv, a.cos = c->next->cos, a.sin = c->next->sin, a.rstd_k = c->next->rstd_k;
     a.progress = (Progress *)c->counters;
     a.state = c->dq_state;
     a.cu = c->cu, a.order = c->key_tiles;

@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { THREADS = 512, WARPS = THREADS / WARP, BLOCKS_PER_SM = 2 };
+enum { THREADS = 1024, WARPS = THREADS / WARP }; // of a block of the backward pass for heads of width 128
 
 // ---- forward, for kernels that leave y without its gate --------------------------------------------------------------------
 
@@ -41,88 +41,32 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floa
 
 // ---- backward --------------------------------------------------------------------------------------------------------------
 
-// What a warp keeps of its token, and its sums of dgate^T h over all its tokens.
-struct Token {
-    float *sig, *dgate, *input, *sums; // (H), (H), (GATE_WIDTH), (H, GATE_WIDTH), in shared memory
-};
-__host__ __device__ constexpr int token_floats(int H) { return 2 * H + GATE_WIDTH + H * GATE_WIDTH; }
-
-__device__ __forceinline__ void find_gates(const Token &t, const GateBackward &a, const float *weight, int64_t at, int H)
-{
-    int lane = threadIdx.x % WARP;
-    if (lane < GATE_WIDTH) t.input[lane] = to_float(a.h[at + lane]);
-    __syncwarp();
-    for (int head = lane; head < H; head += WARP) {
-        float x = 0;
-#pragma unroll
-        for (int j = 0; j < GATE_WIDTH; j++) x += t.input[j] * weight[head * GATE_WIDTH + j];
-        t.sig[head] = x;
-    }
-    __syncwarp();
-}
-
-// By one lane.  x: the gate before the sigmoid; delta: the row's sum of dyg * yg
-__device__ __forceinline__ void store_row_sums(const GateBackward &a, float *dgate, int64_t unit, float x, float delta)
+// By the lane that has a head's sums.  x: its gate before the sigmoid; delta: the row's sum of dyg * yg. Returns dgate.
+__device__ __forceinline__ float store_row_sums(const GateBackward &a, int64_t unit, float x, float delta)
 {
     float sig = sigmoid(x), grows = log1pf(expf(-fabsf(x))) + fmaxf(-x, 0); // -log(sig), also where sig is nearly 0
-    a.dgate[unit] = *dgate = delta * (1 - sig);
+    float dgate = delta * (1 - sig);
+    a.dgate[unit] = dgate;
     a.lse_gated[unit] = a.lse[unit] + grows;
     a.row_sums[unit] = sig > 0 ? delta / sig : 0;
+    return dgate;
 }
 
-// For head widths whose vectors are a power of two of at most 32: a group of lanes sums its own head.
-template <int VPL>
-__device__ __forceinline__ void sum_vectors(const Token &t, const GateBackward &a, const uint4 (&dyg)[VPL], uint4 (&yg)[VPL],
-                                            int row, int H, int e)
+__device__ __forceinline__ float inverse_gate(float x)
 {
-    int lane = threadIdx.x % WARP, vectors = H * e / 8;
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        int v = lane + WARP * i, head = min(v * 8 / e, H - 1);
-        float g[8], f[8], dot = 0;
-        unpack8(dyg[i], g);
-        unpack8(yg[i], f);
-#pragma unroll
-        for (int k = 0; k < 8; k++) dot += g[k] * f[k];
-        dot = group_sum(dot, e / 8, 0xffffffffu);
-        float x = t.sig[head];
-        if (v < vectors && v * 8 % e == 0) store_row_sums(a, t.dgate + head, (int64_t)row * H + head, x, dot);
-        if (a.y) {
-            float sig = sigmoid(x), inverse = sig > 0 ? 1 / sig : 0;
-#pragma unroll
-            for (int k = 0; k < 8; k++) f[k] *= inverse;
-            yg[i] = pack8(f);
-        }
-    }
-    if (a.y) store_row(a.y + (int64_t)row * H * e, yg, vectors, lane);
+    float sig = sigmoid(x);
+    return sig > 0 ? 1 / sig : 0;
 }
 
-// Any head width: the warp takes one head after the other.
-__device__ __forceinline__ void sum_heads(const Token &t, const GateBackward &a, int row, int H, int e)
-{
-    int lane = threadIdx.x % WARP;
-    for (int head = 0; head < H; head++) {
-        int64_t at = ((int64_t)row * H + head) * e;
-        float dot = 0, x = t.sig[head], sig = sigmoid(x), inverse = sig > 0 ? 1 / sig : 0;
-        for (int i = lane; i < e; i += WARP) {
-            float f = to_float(a.yg[at + i]);
-            dot += to_float(a.dyg[at + i]) * f;
-            if (a.y) a.y[at + i] = __float2bfloat16(f * inverse);
-        }
-        dot = warp_sum(dot);
-        if (lane == 0) store_row_sums(a, t.dgate + head, (int64_t)row * H + head, x, dot);
-    }
-}
-
-// sums += the warps' sums, in order; the last block adds the blocks'.
-__device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, int pitch, float *partials, unsigned *counter)
+// dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last block adds the blocks'.
+__device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, float *partials, unsigned *counter)
 {
     __shared__ bool last;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += THREADS) {
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
         float x = 0;
-        for (int w = 0; w < WARPS; w++) x += shared[w * pitch + p];
+        for (int w = 0; w < warps; w++) x += shared[w * pairs + p];
         partials[(int64_t)blockIdx.x * pairs + p] = x;
     }
     __threadfence();
@@ -134,50 +78,97 @@ __device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pair
     for (int p = lane; p < pairs; p += WARP) {
         float x = 0;
 #pragma unroll 8
-        for (int b = warp; b < gridDim.x; b += WARPS) x += __ldcg(partials + (int64_t)b * pairs + p);
-        shared[warp * pitch + p] = x;
+        for (int b = warp; b < gridDim.x; b += warps) x += __ldcg(partials + (int64_t)b * pairs + p);
+        shared[warp * pairs + p] = x;
     }
     __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += THREADS) {
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
         float x = 0;
-        for (int w = 0; w < WARPS; w++) x += shared[w * pitch + p];
+        for (int w = 0; w < warps; w++) x += shared[w * pairs + p];
         dgate_w[p] += x;
     }
 }
 
-template <int VPL, bool POWER>
-__global__ __launch_bounds__(THREADS, BLOCKS_PER_SM) void gate_backward_kernel(GateBackward a, int N, int H, int e,
-                                                                               float *partials, unsigned *counter)
+// Heads of width 128: half a warp has a head in vector i of its lanes, and lane j of the half has input j of the gate.
+enum { HALF_WARP = WARP / 2 };
+template <int VPL>
+__global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackward a, int N, int H, float *partials,
+                                                                       unsigned *counter)
 {
     extern __shared__ float shared[];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, pairs = H * GATE_WIDTH, pitch = token_floats(H);
-    float *weight = shared + WARPS * pitch, *mine = shared + warp * pitch;
-    Token t = {mine + pairs, mine + pairs + H, mine + pairs + 2 * H, mine};
-    for (int p = threadIdx.x; p < pairs; p += THREADS) weight[p] = to_float(a.gate_w[p]);
-    for (int p = lane; p < pairs; p += WARP) t.sums[p] = 0;
-    __syncthreads();
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP, d = H * 128;
+    float weight[VPL], sums[VPL] = {};
+#pragma unroll
+    for (int i = 0; i < VPL; i++) {
+        int head = lane / HALF_WARP + 2 * i;
+        weight[i] = j < GATE_WIDTH && head < H ? to_float(a.gate_w[head * GATE_WIDTH + j]) : 0;
+    }
     for (int row = blockIdx.x * WARPS + warp; row < N; row += gridDim.x * WARPS) {
         int64_t at = (int64_t)row * d;
         uint4 dyg[VPL], yg[VPL];
-        if (POWER) load_row(dyg, a.dyg + at, d / 8, lane), load_row(yg, a.yg + at, d / 8, lane);
-        find_gates(t, a, weight, at, H);
-        if (POWER) sum_vectors(t, a, dyg, yg, row, H, e);
-        else sum_heads(t, a, row, H, e);
-        __syncwarp();
-        for (int p = lane; p < pairs; p += WARP) t.sums[p] += t.dgate[p / GATE_WIDTH] * t.input[p % GATE_WIDTH];
-        __syncwarp();
+        float input = j < GATE_WIDTH ? to_float(a.h[at + j]) : 0, my_x = 0, my_dot = 0;
+        load_row(dyg, a.dyg + at, d / 8, lane), load_row(yg, a.yg + at, d / 8, lane);
+#pragma unroll
+        for (int i = 0; i < VPL; i++) {
+            float g[8], f[8], dot = 0, x = group_sum(input * weight[i], HALF_WARP, 0xffffffffu);
+            unpack8(dyg[i], g), unpack8(yg[i], f);
+#pragma unroll
+            for (int k = 0; k < 8; k++) dot += g[k] * f[k];
+            dot = group_sum(dot, HALF_WARP, 0xffffffffu);
+            if (i == j) my_x = x, my_dot = dot;
+            if (a.y) {
+                float inverse = inverse_gate(x);
+#pragma unroll
+                for (int k = 0; k < 8; k++) f[k] *= inverse;
+                yg[i] = pack8(f);
+            }
+        }
+        int head = lane / HALF_WARP + 2 * j;
+        float dgate = 0;
+        if (j < VPL && head < H) dgate = store_row_sums(a, (int64_t)row * H + head, my_x, my_dot);
+#pragma unroll
+        for (int i = 0; i < VPL; i++) sums[i] += __shfl_sync(0xffffffffu, dgate, i, HALF_WARP) * input;
+        if (a.y) store_row(a.y + at, yg, d / 8, lane);
     }
-    add_sums(a.dgate_w, shared, pairs, pitch, partials, counter);
+#pragma unroll
+    for (int i = 0; i < VPL; i++) {
+        int head = lane / HALF_WARP + 2 * i;
+        if (j < GATE_WIDTH && head < H) shared[(warp * H + head) * GATE_WIDTH + j] = sums[i];
+    }
+    add_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
 }
 
-template <int VPL, bool POWER> void launch_backward(const GateBackward *a, int N, int H, int e, Stream s)
+// Any head width: the warp takes one head after the other, lanes its vectors.
+__global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBackward a, int N, int H, int e, float *partials,
+                                                                        unsigned *counter)
 {
-    int blocks = (int)min_i64(ceil_div(N, WARPS), (int64_t)device_state.sms * BLOCKS_PER_SM);
-    size_t pairs = (size_t)H * GATE_WIDTH, bytes = ((size_t)token_floats(H) * WARPS + pairs) * sizeof(float);
-    float *partials = scratch_floats((size_t)blocks * pairs);
-    if (bytes > 48 * 1024)
-        CUDA_CHECK(cudaFuncSetAttribute(gate_backward_kernel<VPL, POWER>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    gate_backward_kernel<VPL, POWER><<<blocks, THREADS, bytes, s>>>(*a, N, H, e, partials, device_state.counter);
+    extern __shared__ float shared[];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, pairs = H * GATE_WIDTH;
+    float *sums = shared + warp * pairs;
+    for (int p = lane; p < pairs; p += WARP) sums[p] = 0;
+    for (int row = blockIdx.x * ROW_WARPS + warp; row < N; row += gridDim.x * ROW_WARPS) {
+        float input = lane < GATE_WIDTH ? to_float(a.h[(int64_t)row * d + lane]) : 0;
+#pragma unroll 2
+        for (int head = 0; head < H; head++) {
+            int64_t unit = (int64_t)row * H + head;
+            bool mine = lane < e / 8;
+            float g[8], f[8], dot = 0, dgate;
+            unpack8(mine ? load_vec(a.dyg + unit * e, lane) : make_uint4(0, 0, 0, 0), g);
+            unpack8(mine ? load_vec(a.yg + unit * e, lane) : make_uint4(0, 0, 0, 0), f);
+            float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0, x = warp_sum(input * weight);
+#pragma unroll
+            for (int k = 0; k < 8; k++) dot += g[k] * f[k];
+            dot = warp_sum(dot);
+            if (lane == 0) dgate = store_row_sums(a, unit, x, dot);
+            dgate = __shfl_sync(0xffffffffu, dgate, 0);
+            if (lane < GATE_WIDTH) sums[head * GATE_WIDTH + lane] += dgate * input;
+            float inverse = a.y ? inverse_gate(x) : 0;
+#pragma unroll
+            for (int k = 0; k < 8; k++) f[k] *= inverse;
+            if (a.y && mine) store_vec(a.y + unit * e, lane, pack8(f));
+        }
+    }
+    add_sums(a.dgate_w, shared, pairs, partials, counter);
 }
 
 } // namespace
@@ -192,7 +183,20 @@ void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e)
 {
     if (N <= 0) return;
-    if (e <= 256 && (e & (e - 1)) == 0) DISPATCH_WIDTH(H * e, (launch_backward<VPL, true>(a, N, H, e, s)));
-    else launch_backward<1, false>(a, N, H, e, s);
+    size_t pairs = (size_t)H * GATE_WIDTH;
+    unsigned *counter = device_state.counter;
+    if (e == 128) {
+        unsigned blocks = (unsigned)min_i64(ceil_div(N, WARPS), device_state.sms);
+        size_t bytes = WARPS * pairs * sizeof(float);
+        float *partials = scratch_floats(blocks * pairs);
+        DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL><<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
+    } else {
+        unsigned blocks = (unsigned)row_blocks(N, 4);
+        size_t bytes = ROW_WARPS * pairs * sizeof(float);
+        float *partials = scratch_floats(blocks * pairs);
+        if (bytes > 48 * 1024)
+            CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        gate_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(*a, N, H, e, partials, counter);
+    }
     CHECK_LAUNCH();
 }
