@@ -285,11 +285,12 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     LayerActs *l = &a->layer[i];
     matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
     matmul_weight_grad(s, w.dqkvo + 3 * square, a->dx, l->yg, N, d, d);
-    QkvBackward next = {.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q, .k = l->k,
+    floatX *dv = a->dk || w.dvalue_embed ? a->dv : NULL; // does anybody read it?
+    QkvBackward next = {.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = dv, .q = l->q, .k = l->k,
                         .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
                         .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin};
     attention_backward(s,
-                       &(AttentionBackward){.dq = a->dq, .dk = a->dk, .dv = a->dv, .dgate = a->dgate, .dgate_w = w.dgate,
+                       &(AttentionBackward){.dq = a->dq, .dk = a->dk, .dv = dv, .dgate = a->dgate, .dgate_w = w.dgate,
                                             .dyg = a->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
                                             .h = l->h, .gate_w = w.gate, .next = &next},
                        b->table, b->slots, at->scale, window_of(&role, at), N, H, e);

@@ -197,7 +197,7 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
 typedef struct {
     floatX *dqkv;                 // (N, 3d) out: gradient of the raw q | k | v
     float *dlambda;               // (2) +=
-    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results; dq and dk NULL: attention_feeds_qkv()
+    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results; dq and dk NULL: see attention_feeds_qkv
     const floatX *q, *k;          // (N, d) its results
     const float *rstd_q, *rstd_k; // (N, H)
     const floatX *v_raw;          // (N, d)
@@ -223,7 +223,7 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
 // With sig the gate, p the weights, delta = rowsum(dyg * yg):  dv = p^T (sig dyg);  ds = p * (sig dyg v^T - delta);
 // dq = scale ds k;  dk = scale ds^T q;  dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12].
 typedef struct {
-    floatX *dq, *dk, *dv;       // (N, d) out; dq and dk may be NULL where attention_feeds_qkv()
+    floatX *dq, *dk, *dv;       // (N, d) out; where attention_feeds_qkv() both dq and dk may be NULL, and dv if they are
     float *dgate;               // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
     float *dgate_w;             // (H, 12) +=
     const floatX *dyg;          // (N, d) gradient of attention_forward's result

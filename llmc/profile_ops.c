@@ -92,7 +92,7 @@ WRAPPED(qkv_product_forward)(Stream s, floatX *qkv, floatX *v, float *rstd_q, fl
 PROFILED(qkv_product_forward, (s, qkv, v, rstd_q, rstd_k, x, w, value_embed, tokens, lambda, cos, sin, N, H, e),
          6 * product(N, H * e, H * e), X * (product(N, H * e, 5 + !!value_embed) + product(3, H * e, H * e)))
 WRAPPED(qkv_backward)(Stream s, const QkvBackward *a, int N, int H, int e)
-PROFILED(qkv_backward, (s, a, N, H, e), 0, product(N, H * e, ((a->dq ? 9 : 5) + !!a->value_embed) * X + (a->dq ? 0 : F32)))
+PROFILED(qkv_backward, (s, a, N, H, e), 0, product(N, H * e, a->dq ? (9 + !!a->value_embed) * X : 2 * X + F32))
 WRAPPED(attention_forward)(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
                            const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
 PROFILED(attention_forward, (s, yg, lse, q, k, v, h, gate_w, table, slots, scale, window, N, H, e),
@@ -100,7 +100,7 @@ PROFILED(attention_forward, (s, yg, lse, q, k, v, h, gate_w, table, slots, scale
 WRAPPED(attention_backward)(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
                             int H, int e)
 PROFILED(attention_backward, (s, a, table, slots, scale, window, N, H, e), 10.0 * e * H * profile_pairs(window),
-         product(N, H * e, a->dq ? 8 * X : 7 * X + F32))
+         product(N, H * e, a->dq ? 8 * X : (8 + !!a->dv + !!a->next->value_embed) * X + F32))
 
 // ---- head and loss: of FP8 products as many operations as of others, though the ceiling is twice as high -------------------
 

@@ -86,10 +86,10 @@ static void queue(const Call *c)
         attention_plan_run(c->plan, &a, stream);
     } else if (c->pass != FORWARD) {
         bool feeds = c->pass == TO_QKV && attention_feeds_qkv();
-        floatX *dq = feeds ? NULL : t[6], *dk = feeds ? NULL : t[7];
-        QkvBackward b = {dqkv, scalars + 2, dq, dk, t[8], t[0], t[1], rstd, rstd, t[2], NULL, NULL, scalars, turns,
+        floatX *dq = feeds ? NULL : t[6], *dk = feeds ? NULL : t[7], *dv = feeds ? NULL : t[8];
+        QkvBackward b = {dqkv, scalars + 2, dq, dk, dv, t[0], t[1], rstd, rstd, t[2], NULL, NULL, scalars, turns,
                          turns + (int64_t)N * (E / 4)};
-        AttentionBackward a = {dq, dk, t[8], dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w, &b};
+        AttentionBackward a = {dq, dk, dv, dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w, &b};
         attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
         if (c->pass == TO_QKV) qkv_backward(stream, &b, c->tokens, H, E);
     } else attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);

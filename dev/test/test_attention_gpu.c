@@ -25,7 +25,7 @@ enum {
     LSE = TENSORS, DGATE, DGATE_W, ALL                                                              // fp32
 };
 enum { GATE_WIDTH = 12 };
-enum { RSTD, COS, SIN, TURNS }; // (N, H), (N, e/4), (N, e/4)
+enum { RSTD, COS, SIN, TURNS }; // (N, H), (N, e/4), (N, e/4), for qkv_backward; its value embeddings are rows of h
 static const char *const names[ALL] = {"q", "k", "v", "dyg", "h", "gate_w", "yg", "dq", "dk", "dv", "lse", "dgate", "dgate_w"};
 static Stream stream;
 static bool quick;
@@ -66,7 +66,8 @@ typedef struct {
     bool backward;
     int documents, cu[MAX_DOCUMENTS + 1];
     float *input[INPUTS]; // bf16 values
-    float *turn[TURNS];   // for qkv_backward, bf16 values; or NULL
+    float *turn[TURNS];   // bf16 values; or NULL
+    int32_t *tokens;      // (N) rows of h
 } Case;
 
 static uint64_t random_state = 1;
@@ -103,12 +104,15 @@ static void make_turns(Case *c)
         c->turn[COS][k] = bf16_to_float(float_to_bf16((float)cos(angle)));
         c->turn[SIN][k] = bf16_to_float(float_to_bf16((float)sin(angle)));
     }
+    c->tokens = xcalloc((size_t)c->N, sizeof *c->tokens);
+    for (int t = 0; t < c->N; t++) c->tokens[t] = (int32_t)(uniform() * c->N);
 }
 
 static void free_inputs(Case *c)
 {
     for (int i = 0; i < INPUTS; i++) free(c->input[i]);
     for (int i = 0; i < TURNS; i++) free(c->turn[i]);
+    free(c->tokens);
 }
 
 static Case make_case(const char *name, const int *length, int documents, int H, int e, int window)
@@ -163,7 +167,7 @@ static double *turn_back_on_cpu(const Case *c, Which w, void *const *p)
     }
     ops[w].qkv_backward(NULL,
                         &(QkvBackward){dqkv, dlambda, p[OUT_DQ], p[OUT_DK], p[OUT_DV], p[QUERY], p[KEY], c->turn[RSTD],
-                                       c->turn[RSTD], p[VALUE], NULL, NULL, lambda, table[COS], table[SIN]},
+                                       c->turn[RSTD], p[VALUE], p[INPUT], c->tokens, lambda, table[COS], table[SIN]},
                         c->N, c->H, c->e);
     for (size_t k = 0; k < 3 * n; k++) x[k] = w == TRUTH ? ((float *)dqkv)[k] : bf16_to_float(((bf16 *)dqkv)[k]);
     free(dqkv), free(table[COS]), free(table[SIN]);
@@ -274,8 +278,8 @@ static void queue_forward(const Gpu *g, const Case *c, int slots)
 static void queue_backward(const Gpu *g, const Case *c, int slots, const QkvBackward *next)
 {
     void *const *p = g->device;
-    AttentionBackward a = {next ? NULL : p[OUT_DQ], next ? NULL : p[OUT_DK], p[OUT_DV], p[DGATE], p[DGATE_W], p[DYG],
-                           p[OUT_YG], p[LSE], p[QUERY], p[KEY], p[VALUE], p[INPUT], p[GATE_W], next};
+    AttentionBackward a = {next ? NULL : p[OUT_DQ], next ? NULL : p[OUT_DK], next ? (floatX *)next->dv : p[OUT_DV], p[DGATE],
+                           p[DGATE_W], p[DYG], p[OUT_YG], p[LSE], p[QUERY], p[KEY], p[VALUE], p[INPUT], p[GATE_W], next};
     attention_backward(stream, &a, g->table, slots, SCALE, c->window, c->N, c->H, c->e);
 }
 
@@ -372,35 +376,55 @@ static float *turn_on_gpu(const Case *c, int i)
     return p;
 }
 
-// Gradients of q and k go on into qkv_backward without being written, through the same memory as before: what it holds must not
-// matter.
-static bool check_kept(Gpu *g, const Case *c, const Result *plain, const Result *truth, char *text, size_t size)
+// dlambda of these dv, each beside the sum of its terms' magnitudes.
+static void sum_lambdas(const Case *c, const bf16 *dv, double sum[2], double size[2])
 {
-    void *const *p = g->device;
+    int d = c->H * c->e;
+    sum[0] = sum[1] = size[0] = size[1] = 0;
+    for (int64_t k = 0; k < elements(c, VALUE); k++) {
+        double g = bf16_to_float(dv[k]), x[2] = {c->input[VALUE][k], c->input[INPUT][(int64_t)c->tokens[k / d] * d + k % d]};
+        for (int i = 0; i < 2; i++) sum[i] += g * x[i], size[i] += fabs(g * x[i]);
+    }
+}
+
+// Gradients go on into qkv_backward without being written, dv among them in the second run, through the memory of the runs before:
+// what it holds must not matter.
+static bool check_fed(Gpu *g, const Case *c, const Result *plain, const Result *truth, char *text, size_t size)
+{
+    void **p = g->device;
     int64_t n = 3 * elements(c, QUERY);
-    float lambda[2] = {0.5f, 0.25f}, *turn[TURNS], *scalars = device_alloc(4 * sizeof(float), "lambda, dlambda");
+    float scalars[2][4], lambda[4] = {0.5f, 0.25f}, *turn[TURNS], *on_device = device_alloc(sizeof lambda, "lambda, dlambda");
     bf16 *dqkv = device_alloc((size_t)n * sizeof *dqkv, "dqkv"), *host = xcalloc((size_t)n, sizeof *host);
+    int32_t *tokens = device_alloc((size_t)c->N * sizeof *tokens, "tokens");
     double *x = xcalloc((size_t)n, sizeof *x), worst = 0, allowed = norm(plain->dqkv, truth->dqkv, n) / norm(truth->dqkv, NULL, n);
     for (int i = 0; i < TURNS; i++) turn[i] = turn_on_gpu(c, i);
-    copy_to_device(stream, scalars, lambda, sizeof lambda);
+    copy_to_device(stream, tokens, c->tokens, (size_t)c->N * sizeof *tokens);
     for (int run = 0; run < 2; run++) {
         memset(host, 0xff, (size_t)n * sizeof *host);
         copy_to_device(stream, dqkv, host, (size_t)n * sizeof *host);
-        QkvBackward next = {dqkv, scalars + 2, NULL, NULL, p[OUT_DV], p[QUERY], p[KEY], turn[RSTD], turn[RSTD], p[VALUE], NULL,
-                            NULL, scalars, (floatX *)turn[COS], (floatX *)turn[SIN]};
+        copy_to_device(stream, on_device, lambda, sizeof lambda);
+        QkvBackward next = {dqkv, on_device + 2, NULL, NULL, run ? NULL : p[OUT_DV], p[QUERY], p[KEY], turn[RSTD], turn[RSTD],
+                            p[VALUE], p[INPUT], tokens, on_device, (floatX *)turn[COS], (floatX *)turn[SIN]};
         queue_backward(g, c, g->slots, &next);
         qkv_backward(stream, &next, c->N, c->H, c->e);
         copy_to_host(stream, host, dqkv, (size_t)n * sizeof *host);
+        copy_to_host(stream, scalars[run], on_device, sizeof lambda);
         stream_synchronize(stream);
         for (int64_t k = 0; k < n; k++) x[k] = bf16_to_float(host[k]);
         double error = norm(x, truth->dqkv, n) / norm(truth->dqkv, NULL, n);
         if (!(error <= worst)) worst = error; // NaN counts
     }
+    double sum[2], magnitude[2], off = 0;
+    copy_to_host(stream, g->host[OUT_DV], p[OUT_DV], g->bytes[OUT_DV]);
+    stream_synchronize(stream);
+    sum_lambdas(c, g->host[OUT_DV], sum, magnitude);
+    for (int i = 0; i < 2; i++) off = fmax(off, fabs(scalars[0][2 + i] - sum[i]) / magnitude[i]);
+    bool repeats = !memcmp(scalars[0], scalars[1], sizeof lambda);
     size_t used = strlen(text);
-    snprintf(text + used, size - used, "  dqkv %.2g (%.2g)", worst, allowed);
+    snprintf(text + used, size - used, "  dqkv %.2g (%.2g)  dlambda %.2g%s", worst, allowed, off, repeats ? "" : ", NOT TWICE THE SAME");
     for (int i = 0; i < TURNS; i++) device_free(turn[i]);
-    device_free(scalars), device_free(dqkv), free(host), free(x);
-    return worst <= 2 * allowed + FP32_ATOM;
+    device_free(tokens), device_free(on_device), device_free(dqkv), free(host), free(x);
+    return worst <= 2 * allowed + FP32_ATOM && off <= FP32_ATOM && repeats;
 }
 
 static void check_case(Case *c, const char *kernels, bool own)
@@ -420,7 +444,7 @@ static void check_case(Case *c, const char *kernels, bool own)
     bool again = same_bits(first, g.host, &g, own);
     run_gpu(&g, c, (int)max_i64(512, g.slots));
     bool more_slots = same_bits(first, g.host, &g, own);
-    if (c->turn[RSTD]) good &= check_kept(&g, c, &plain, &truth, text, sizeof text);
+    if (c->turn[RSTD]) good &= check_fed(&g, c, &plain, &truth, text, sizeof text);
     ok(good && guards && again && more_slots, "%s: %s N=%d documents=%d H=%d e=%d window=%d:%s%s%s%s", kernels, c->name, c->N,
        c->documents, c->H, c->e, c->window, text, guards ? "" : "  WRITES BEHIND THE END",
        again ? "" : "  NOT THE SAME BITS TWICE", more_slots ? "" : "  OTHER BITS WITH MORE SLOTS");

@@ -31,6 +31,7 @@ static struct {
     floatX *y;
     size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
     unsigned *counters, *dq_state;
+    float *value_sums;
     int kept_tokens; // of the dq that waits in dq_sum; 0: none does
     float kept_scale;
     char description[512];
@@ -198,7 +199,7 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
     int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part, .row_scratch = at.row_scratch, .dq_sum = at.dq_sum,
-                           .dq_state = at.dq_state, .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
+                           .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
 }
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ size_t attention_borrowed_bytes(void) { return at.borrowed; }
 static void free_scratch(void)
 {
     if (at.row_scratch) device_free(at.row_scratch);
-    if (at.counters) device_free(at.counters), device_free(at.dq_state);
+    if (at.counters) device_free(at.counters), device_free(at.dq_state), device_free(at.value_sums);
     if (at.y) device_free(at.y);
     if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
     at.row_scratch = NULL, at.counters = at.dq_state = NULL, at.dq_sum = NULL, at.y = NULL;
@@ -306,6 +307,7 @@ static void reserve_scratch(void)
     } else if (at.backward == BY_TENSOR) {
         size_t sums = attention_tensor_sums(z->tokens, z->heads, at.head_dim);
         at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
+        at.value_sums = device_alloc(attention_tensor_value_sums(z->tokens, z->heads) * 2 * sizeof(float), "attention: row sums");
         at.dq_state = device_alloc(attention_tensor_states(z->tokens, z->heads) * sizeof(unsigned), "attention: sums of dq");
         at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
     }
@@ -430,5 +432,6 @@ KeptGradient attention_take_dq(int N)
 {
     assert(N == at.kept_tokens);
     at.kept_tokens = 0;
-    return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale};
+    return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale, at.value_sums,
+                          (int)attention_tensor_value_sums(N, at.sizes.heads)};
 }

@@ -32,13 +32,15 @@ typedef struct {
     floatX *y;               // (N, d) forward: out; backward: in
     float *lse;              // (N, H) forward: out; backward: in
     const floatX *dy;        // (N, d)
-    floatX *dq, *dk, *dv;    // (N, d) out; dq and dk NULL: Hopper's kernels leave dq in dq_sum, and of dk what next wants
+    floatX *dq, *dk, *dv;    // (N, d) out; without dq and dk Hopper's kernels leave dq in dq_sum, do k's and v's part of next,
+                             // and may be without dv
     const QkvBackward *next; // without dq and dk
     const float *row_sums;   // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch;      // (N, H) cuDNN: its own row sums
     float *dq_sum;           // cuDNN: (N, d); Hopper's kernels: attention_tensor_sums(N, H, e) floats
     unsigned *dq_state;      // Hopper's kernels: attention_tensor_states(N, H), zeros before a call and when dq_sum has been taken
+    float *value_sums;       // Hopper's kernels, without dk: (attention_tensor_value_sums(N, H), 2), for dlambda
     unsigned *counters;      // Hopper's kernels: attention_tensor_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
     const int32_t *length;    // (slots) longest first
@@ -104,6 +106,7 @@ enum { ATTENTION_KEY_TILE = 128 };
 bool attention_tensor_prepare(int e, Error *error);
 size_t attention_tensor_sums(int N, int H, int e);
 size_t attention_tensor_states(int N, int H);
+size_t attention_tensor_value_sums(int N, int H);
 size_t attention_tensor_counters(void);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
 void attention_tensor_backward(const AttentionCall *c, Stream s);
@@ -113,6 +116,8 @@ typedef struct {
     const float *sums; // laid out as attention_tensor.cuh says, without the factor `scale`
     unsigned *state;   // to be set to zeros
     float scale;
+    const float *value_sums; // (num_value_sums, 2): parts of dlambda
+    int num_value_sums;
 } KeptGradient;
 KeptGradient attention_take_dq(int N);
 

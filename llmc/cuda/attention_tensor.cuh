@@ -2,9 +2,6 @@
 // with the left operand in registers, additions to memory by the copy unit. After the PTX manual, "wgmma" and
 // "cp.reduce.async.bulk".
 #pragma once
-#ifndef SCHEME
-#define SCHEME 2
-#endif
 #include "llmc/cuda/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/ns_wgmma.cuh"

@@ -32,7 +32,7 @@ constexpr float LOG2E = 1.4426950408889634f;
 
 enum {
     WIDTH = 128, KEYS = 128, GROUP = 128, GROUP_KEYS = 64,
-    BLOCK_THREADS = 3 * GROUP,
+    BLOCK_THREADS = 3 * GROUP, CONSUMER_WARPS = 2 * GROUP / WARP,
     PANEL = 64,                         // columns of 128 bytes, the width of the swizzle
     KEY_PANEL_BYTES = KEYS * 128, QUERY_PANEL_BYTES = QUERIES * 128, KEY_BYTES = 2 * KEY_PANEL_BYTES,
     QUERY_BYTES = 2 * QUERY_PANEL_BYTES, STAGE_BYTES = 2 * QUERY_BYTES, DS_BYTES = KEYS * 128, SHARE_BYTES = QUERIES * PANEL * 4,
@@ -48,9 +48,12 @@ struct Progress {
 struct Arguments {
     const float *lse, *row_sums;
     floatX *dq, *dk, *dv; // dq and dk NULL: dk goes on to dqkv
-    floatX *dqkv;         // (N, 3 d)
+    floatX *dqkv;         // (N, 3 d); dv may be NULL then
     const floatX *cos, *sin; // (N, WIDTH / 4)
-    const float *rstd_k;
+    const float *rstd_k, *lambda;
+    const floatX *v_raw, *value_embed;
+    const int32_t *tokens;
+    float *value_sums;    // (items, CONSUMER_WARPS, 2)
     float *dq_sum;       // see dq_sums
     unsigned *state;     // (tiles, H, 2) of dq_sum
     Progress *progress;
@@ -246,17 +249,20 @@ static __device__ __forceinline__ void fetch(const Shared &m, const Arguments &a
 
 // ---- the two warps that add shares of dq -----------------------------------------------------------------------------------
 
-static __device__ __forceinline__ unsigned claim(unsigned *state)
+// Waits until a tile's sums may be added to. True when there are none yet: the caller stores, then says so.
+static __device__ __forceinline__ bool is_first(unsigned *state)
 {
     unsigned seen;
-    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
                  : "=r"(seen)
-                 : "l"(state), "r"((unsigned)UNTOUCHED), "r"((unsigned)BEING_STORED)
+                 : "l"(state), "n"((unsigned)UNTOUCHED), "n"((unsigned)BEING_STORED)
                  : "memory");
-    return seen;
+    if (seen == UNTOUCHED) return true;
+    while (seen != STORED) seen = load_acquire(state);
+    return false;
 }
 
-// One thread runs this for its warpgroup.
+// One thread runs this for its warpgroup. A tile's state is read a tile ahead, for that takes as long as a share needs.
 static __device__ __forceinline__ void add_shares(const Shared &m, const Arguments &a, int group)
 {
     uint32_t parity = 0;
@@ -267,62 +273,14 @@ static __device__ __forceinline__ void add_shares(const Shared &m, const Argumen
         int64_t unit = (int64_t)tile * a.H + item->head;
         barrier_arrive(m.keys_empty(slots.stage));
         if (tile == last) break;
-        int64_t first_unit = unit;
-        unsigned seen = 0;
-        for (; tile < last; tile++, parity ^= 1, unit += a.H) {
+        unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = UNTOUCHED;
+        for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
             float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
-#if SCHEME == 0
+            if (seen == STORED) __threadfence(); // what was read is an acquire
+            if (tile + 1 < last) next = *(volatile unsigned *)(state + 2 * a.H);
             barrier_wait(m.share_full(group), parity);
-            add_bulk(sums, m.dq(group), SHARE_BYTES);
-            stores_commit();
-            stores_wait_read();
-            barrier_arrive(m.share_empty(group));
-            continue;
-#elif SCHEME == 2
-            unsigned *state = a.state + 2 * unit + group;
-            if (unit == first_unit) seen = claim(state);
-            bool first = seen == UNTOUCHED;
-            while (!first && seen != STORED) seen = load_acquire(state);
-            if (!first) __threadfence();
-            barrier_wait(m.share_full(group), parity);
-            copy_unit_fence_all(); // what was stored comes before what is added
-            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
-            else add_bulk(sums, m.dq(group), SHARE_BYTES);
-            stores_commit();
-            if (tile + 1 < last) seen = claim(state + 2 * a.H);
-            stores_wait_read();
-            barrier_arrive(m.share_empty(group));
-            if (!first) continue;
-            stores_wait();
-            copy_unit_fence_all();
-            store_release(state, STORED);
-            continue;
-#elif SCHEME == 3
-            unsigned *state = a.state + 2 * unit + group;
-            if (unit == first_unit) seen = *(volatile unsigned *)state;
-            unsigned next = tile + 1 < last ? *(volatile unsigned *)(state + 2 * a.H) : 0;
-            barrier_wait(m.share_full(group), parity);
-            bool first = seen != STORED && (seen = claim(state)) == UNTOUCHED;
-            while (!first && seen != STORED) seen = load_acquire(state);
-            if (!first) copy_unit_fence_all();
-            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
-            else add_bulk(sums, m.dq(group), SHARE_BYTES);
-            stores_commit();
-            stores_wait_read();
-            barrier_arrive(m.share_empty(group));
-            seen = next;
-            if (!first) continue;
-            stores_wait();
-            copy_unit_fence_all();
-            store_release(state, STORED);
-            continue;
-#else
-            unsigned *state = a.state + 2 * unit + group;
-            seen = load_acquire(state);
-            barrier_wait(m.share_full(group), parity);
-            bool first = seen != STORED && (seen = atomicCAS(state, UNTOUCHED, BEING_STORED)) == UNTOUCHED;
-            while (!first && seen != STORED) seen = load_acquire(state);
-            copy_unit_fence_all(); // what was stored comes before what is added
+            bool first = seen != STORED && is_first(state);
+            copy_unit_fence_all(); // what others have stored comes before what is added
             if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
             else add_bulk(sums, m.dq(group), SHARE_BYTES);
             stores_commit();
@@ -332,7 +290,6 @@ static __device__ __forceinline__ void add_shares(const Shared &m, const Argumen
             stores_wait();
             copy_unit_fence_all();
             store_release(state, STORED);
-#endif
         }
     }
     stores_wait();
@@ -432,25 +389,57 @@ static __device__ __forceinline__ void store_keys(floatX *head, const float (&su
         }
 }
 
-// (64, 128) sums of dk through rotation and norm to the raw k's gradient.  k: the item's keys; row: the thread's first of all, of
-// those in k my_row
+// v_raw's gradient, and dv where it is wanted, of (64, 128) sums.  row: the thread's first
+static __device__ __forceinline__ void finish_values(const float (&sum)[64], const Item *item, int row, int warp, const Arguments &a)
+{
+    int quad = threadIdx.x % 4, d = a.H * WIDTH, column = item->head * WIDTH;
+    uint4 raw[2][4] = {}, embed[2][4] = {};
+    float lambda = a.lambda[0], sums[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int64_t n = row + 8 * i;
+        if (n >= a.N) continue;
+#pragma unroll
+        for (int k = 0; k < 4; k++) raw[i][k] = load_vec(a.v_raw + n * d + column, 4 * k + quad);
+        if (!a.value_embed) continue;
+        const floatX *from = a.value_embed + (int64_t)a.tokens[n] * d + column;
+#pragma unroll
+        for (int k = 0; k < 4; k++) embed[i][k] = load_vec(from, 4 * k + quad);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int64_t n = row + 8 * i;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int g = 0; g < 4; g++) x[g] = pack2(sum[4 * (4 * k + g) + 2 * i], sum[4 * (4 * k + g) + 2 * i + 1]);
+            transpose_quad(x);
+            uint4 dv = make_uint4(x[0], x[1], x[2], x[3]);
+            if (n >= a.N) continue;
+            if (a.dv) store_vec(a.dv + n * d + column, 4 * k + quad, dv);
+            store_vec(a.dqkv + (3 * n + 2) * d + column, 4 * k + quad,
+                      value_gradient(dv, raw[i][k], embed[i][k], true, lambda, sums));
+        }
+    }
+    sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
+    if (threadIdx.x % WARP == 0)
+        ((float2 *)a.value_sums)[(item->key0 / KEYS * a.H + item->head) * CONSUMER_WARPS + warp] = make_float2(sums[0], sums[1]);
+}
+
+// The raw k's gradient, of (64, 128) sums of dk; frees the item's keys.  row: the thread's first, in the item my_row
 static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, const float (&sum)[64], int head, int row,
-                                                   int my_row, const Arguments &a)
+                                                   int my_row, const Angles (&angles)[2], const float (&rstd)[2],
+                                                   const Arguments &a)
 {
     RowPairs k[2];
-    Angles angles[2];
-    float rstd[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int n = row + 8 * r, at = (my_row + 8 * r) * 128 + threadIdx.x % 4 * 4;
-        angles[r] = load_angles(a.cos, a.sin, n, n < a.N);
-        if (n < a.N) rstd[r] = a.rstd_k[(int64_t)n * a.H + head];
+        int at = (my_row + 8 * r) * 128 + threadIdx.x % 4 * 4;
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-#pragma unroll
-            for (int g = 0; g < 8; g++) // in rows of 128 swizzled bytes
-                k[r].x[half][g / 4][g % 4] =
-                    *(const uint32_t *)(m.k(slot) + half * KEY_PANEL_BYTES + (at ^ (g ^ my_row % 8) << 4));
+        for (int i = 0; i < 16; i++) // groups of columns; rows have 128 swizzled bytes
+            k[r].x[i / 8][i % 8 / 4][i % 4] =
+                *(const uint32_t *)(m.k(slot) + i / 8 * KEY_PANEL_BYTES + (at ^ (i % 8 ^ my_row % 8) << 4));
     }
     __syncwarp();
     if (threadIdx.x % WARP == 0) barrier_arrive(m.keys_empty(slot));
@@ -535,8 +524,19 @@ static __device__ __forceinline__ void multiply(const Shared &m, const Arguments
             __syncwarp();
             if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
             store_keys(a.dk + at, dk, a.scale, row, a);
-        } else finish_keys(m, slots.stage, dk, item->head, row, my_row, a);
-        store_keys(a.dv + at, dv, 1, row, a);
+            store_keys(a.dv + at, dv, 1, row, a);
+        } else {
+            Angles angles[2];
+            float rstd[2] = {};
+            int head = item->head;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                angles[r] = load_angles(a.cos, a.sin, row + 8 * r, row + 8 * r < a.N);
+                if (row + 8 * r < a.N) rstd[r] = a.rstd_k[(int64_t)(row + 8 * r) * a.H + head];
+            }
+            finish_values(dv, item, row, thread / WARP, a);
+            finish_keys(m, slots.stage, dk, head, row, my_row, angles, rstd, a);
+        }
     }
 }
 
@@ -585,9 +585,6 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
 #pragma unroll
     for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * GROUP);
     if (threadIdx.x % GROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
-#if SCHEME == 0
-    for (int g = 0; g < 8; g++) __stcs(sums + g * GROUP, make_float4(0, 0, 0, 0));
-#endif
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -647,13 +644,19 @@ size_t attention_tensor_sums(int N, int H, int e)
 
 size_t attention_tensor_states(int N, int H) { return (size_t)ceil_div(N, QUERIES) * (size_t)H * 2; }
 
+size_t attention_tensor_value_sums(int N, int H) { return (size_t)ceil_div(N, KEYS) * (size_t)H * CONSUMER_WARPS; }
+
 size_t attention_tensor_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
 
 void attention_tensor_backward(const AttentionCall *c, Stream s)
 {
     Arguments a = {};
     a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
-    if (!c->dk) a.dqkv = c->next->dqkv, a.cos = c->next->cos, a.sin = c->next->sin, a.rstd_k = c->next->rstd_k;
+    if (!c->dk) {
+        const QkvBackward *n = c->next;
+        a.dqkv = n->dqkv, a.cos = n->cos, a.sin = n->sin, a.rstd_k = n->rstd_k, a.lambda = n->lambda, a.v_raw = n->v_raw;
+        a.value_embed = n->value_embed, a.tokens = n->tokens, a.value_sums = c->value_sums;
+    }
     a.progress = (Progress *)c->counters;
     a.state = c->dq_state;
     a.cu = c->cu, a.order = c->key_tiles;

@@ -3,7 +3,7 @@
 // With y = R x^, x^ = x rstd: dx^ = R' dy, and dx = rstd (dx^ - x^ mean(dx^ x^)). The sum of dx^ x^ is that of dy y. R' R is not
 // quite the identity, because cos and sin are rounded: x^ = R' y / (cos^2 + sin^2).
 //
-// Where attention's backward feeds this op, k is done, dq comes as its sums, and v has a kernel of its own.
+// Where attention's backward feeds this op, k and v are done and dq comes as its sums.
 #include "llmc/cuda/attention_tensor.cuh"
 #include "llmc/cuda/qkv.cuh"
 #include "llmc/cuda/qkv_row.cuh"
@@ -38,25 +38,6 @@ __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, 
     store_vec(out, j + half, pack8(g2));
 }
 
-// lambda dv; adds dv v_raw and dv embed to the sums.
-__device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint4 embed, bool with_embed, float lambda,
-                                                       float (&sums)[2])
-{
-    float g[8], t[8];
-    unpack8(dv, g);
-    unpack8(raw, t);
-#pragma unroll
-    for (int k = 0; k < 8; k++) sums[0] += g[k] * t[k];
-    unpack8(embed, t);
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (with_embed) sums[1] += g[k] * t[k];
-        g[k] *= lambda;
-    }
-    return pack8(g);
-}
-
-template <bool QK> // or v alone
 __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials,
                                                                unsigned *counter)
 {
@@ -70,20 +51,16 @@ __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_kernel(QkvBackw
         int64_t n = id / per_row;
         int h = id % per_row / half, j = id % half;
         int64_t at = (n * H + h) * e, out = n * 3 * d + (int64_t)h * e;
-        Pair dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half), embed = raw, dq, q, dk, k;
-        if (QK) {
-            dq = load_pair(a.dq + at, j, half), q = load_pair(a.q + at, j, half);
-            dk = load_pair(a.dk + at, j, half), k = load_pair(a.k + at, j, half);
-        }
+        Pair dq = load_pair(a.dq + at, j, half), q = load_pair(a.q + at, j, half), dk = load_pair(a.dk + at, j, half);
+        Pair k = load_pair(a.k + at, j, half), dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half),
+             embed = raw;
         if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
-        if (QK) {
-            float c[8], s[8], inverse[8];
-            load_rotation(c, s, a.cos, a.sin, n, j, e);
+        float c[8], s[8], inverse[8];
+        load_rotation(c, s, a.cos, a.sin, n, j, e);
 #pragma unroll
-            for (int i = 0; i < 8; i++) inverse[i] = __fdividef(1, c[i] * c[i] + s[i] * s[i]);
-            unrotate_gradient(a.dqkv + out, dq, q, a.rstd_q[n * H + h], j, e, c, s, inverse, mask);
-            unrotate_gradient(a.dqkv + out + d, dk, k, a.rstd_k[n * H + h], j, e, c, s, inverse, mask);
-        }
+        for (int i = 0; i < 8; i++) inverse[i] = __fdividef(1, c[i] * c[i] + s[i] * s[i]);
+        unrotate_gradient(a.dqkv + out, dq, q, a.rstd_q[n * H + h], j, e, c, s, inverse, mask);
+        unrotate_gradient(a.dqkv + out + d, dk, k, a.rstd_k[n * H + h], j, e, c, s, inverse, mask);
         store_vec(a.dqkv + out + 2 * d, j, value_gradient(dv.lo, raw.lo, embed.lo, a.value_embed, lambda, sums));
         store_vec(a.dqkv + out + 2 * d, j + half, value_gradient(dv.hi, raw.hi, embed.hi, a.value_embed, lambda, sums));
     }
@@ -131,6 +108,22 @@ __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_any_kernel(QkvB
 using namespace dq_sums;
 enum { WIDTH = QKV_ROW_WIDTH }; // of a head
 
+// dlambda += what attention's backward summed, in order. One block.
+__device__ __forceinline__ void add_value_sums(float *dlambda, const KeptGradient &kept)
+{
+    __shared__ float shared[WARP];
+    float sums[2] = {0, 0};
+#pragma unroll 8
+    for (int i = threadIdx.x; i < kept.num_value_sums; i += THREADS) {
+        float2 x = ((const float2 *)kept.value_sums)[i];
+        sums[0] += x.x, sums[1] += x.y;
+    }
+    for (int k = 0; k < 2; k++) {
+        float x = block_sum(sums[k], shared);
+        if (threadIdx.x == 0) dlambda[k] += x;
+    }
+}
+
 // A block takes a tile of a head, a thread two rows of it, a quad of lanes all columns of a row.
 __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_constant__ QkvBackward a,
                                                                 const __grid_constant__ KeptGradient kept, int N, int H)
@@ -156,12 +149,8 @@ __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_con
         for (int k = 0; k < 4; k++) y[r][k / 2][k % 2] = load_vec(q + k / 2 * (WIDTH / 2), 4 * (k % 2) + lane % 4);
         rstd[r] = a.rstd_q[n * H + head];
     }
-#if SCHEME == 0
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int g = 0; g < 8; g++) __stcs((float4 *)sums + half * HALF_VECTORS + g * THREADS, make_float4(0, 0, 0, 0));
-#endif
     if (threadIdx.x < 2) kept.state[2 * blockIdx.x + threadIdx.x] = UNTOUCHED;
+    if (blockIdx.x == 0) add_value_sums(a.dlambda, kept);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float row[2][8][2];
@@ -183,16 +172,16 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
     if (N <= 0) return;
     bool fast = qkv_fast_path(N, H, e);
+    if (!a->dq) {
+        assert(!a->dk && e == WIDTH);
+        q_backward_kernel<<<(unsigned)(ceil_div(N, QUERIES) * H), THREADS, 0, s>>>(*a, attention_take_dq(N), N, H);
+        CHECK_LAUNCH();
+        return;
+    }
     int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), BACKWARD_THREADS);
     int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
     float *partials = scratch_floats((size_t)blocks * 2);
-    if (!a->dq) {
-        KeptGradient kept = attention_take_dq(N);
-        assert(fast && e == WIDTH);
-        assert(!a->dk);
-        q_backward_kernel<<<(unsigned)(ceil_div(N, QUERIES) * H), THREADS, 0, s>>>(*a, kept, N, H);
-        qkv_backward_kernel<false><<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
-    } else if (fast) qkv_backward_kernel<true><<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
+    if (fast) qkv_backward_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
     else qkv_backward_any_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
     CHECK_LAUNCH();
 }

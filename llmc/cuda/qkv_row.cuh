@@ -1,4 +1,4 @@
-// Backward of norm and rotation of a row of q or k of width 128, held by a quad of lanes as products leave their sums: of each
+// Parts of qkv_backward that attention's backward pass does, too. Norm and rotation: of a row of q or k of width 128, held by a quad of lanes as products leave their sums: of each
 // group of 8 columns a lane has columns 2 (lane % 4) and the next. With y = R x^, x^ = x rstd: dx^ = R' dy, and
 // dx = rstd (dx^ - x^ mean(dx^ x^)); see qkv_backward.cu.
 #pragma once
@@ -79,4 +79,22 @@ static __device__ __forceinline__ void finish_row(floatX *out, float (&d)[2][8][
             transpose_quad(x);
             if (exists) store_vec(out + half * (QKV_ROW_WIDTH / 2), 4 * i + threadIdx.x % 4, make_uint4(x[0], x[1], x[2], x[3]));
         }
+}
+
+// lambda dv; adds dv v_raw and dv embed to the sums.
+static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint4 embed, bool with_embed, float lambda,
+                                                       float (&sums)[2])
+{
+    float g[8], t[8];
+    unpack8(dv, g);
+    unpack8(raw, t);
+#pragma unroll
+    for (int k = 0; k < 8; k++) sums[0] += g[k] * t[k];
+    unpack8(embed, t);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (with_embed) sums[1] += g[k] * t[k];
+        g[k] *= lambda;
+    }
+    return pack8(g);
 }
