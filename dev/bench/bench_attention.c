@@ -1,6 +1,6 @@
 // Time of attention, forward and backward, by cuDNN and by the program's own kernels, at the sizes of a training run.
 //
-// "backward" ends with dq, dk and dv in bf16, "to q, k, v" with the gradients of what the product gave, as a step of training does.
+// "backward" ends with dq, dk and dv in bf16, "to q, k, v" with the gradients of what the product gave, as a training step does.
 //
 //   bench_attention          a training micro-batch and a validation sequence
 //   bench_attention auto     the same, only by the kernels that are chosen by themselves
@@ -92,7 +92,8 @@ static void queue(const Call *c)
         AttentionBackward a = {dq, dk, dv, dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w, &b};
         attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
         if (c->pass == TO_QKV) qkv_backward(stream, &b, c->tokens, H, E);
-    } else attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);
+    } else
+        attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);
 }
 
 static double milliseconds(const Call *c)

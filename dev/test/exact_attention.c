@@ -79,7 +79,8 @@ static void attention_case(const Case *c)
     check(c, "yg", yg, at.yg, n);
     ok_at_most(relative_error(of_float(lse, c->N * c->H), at.lse, c->N * c->H), LIMIT, "   lse");
     attention_backward(NULL,
-                       &(AttentionBackward){dq, dk, dv, dgate, dgate_w, at.dyg.x, yg, lse, at.q.x, at.k.x, at.v.x, at.h.x, at.w.x, NULL},
+                       &(AttentionBackward){dq, dk, dv, dgate, dgate_w, at.dyg.x, yg, lse, at.q.x, at.k.x, at.v.x, at.h.x,
+                                            at.w.x, NULL},
                        table, slots, scale, c->window, c->N, c->H, c->e);
     double *rq = doubles(n), *rk = doubles(n), *rv = doubles(n), *dy = doubles(n);
     ref_gate(dy, at.dyg.d, at.h.d, at.w.d, c->N, c->H, c->e); // the gate's backward to y is the gate itself

@@ -86,7 +86,8 @@ static int64_t elements(const Case *c, int tensor)
 static void make_inputs(Case *c)
 {
     for (int i = 0; i < INPUTS; i++) {
-        double size = i == QUERY || i == KEY || i == INPUT ? sqrt(3) : 1; // as after rms norm: scores of standard deviation scale * sqrt(e)
+        bool normed = i == QUERY || i == KEY || i == INPUT; // scores of standard deviation scale * sqrt(e)
+        double size = normed ? sqrt(3) : 1;
         c->input[i] = xcalloc((size_t)elements(c, i), sizeof(float));
         for (int64_t k = 0; k < elements(c, i); k++)
             c->input[i][k] = bf16_to_float(float_to_bf16((float)(size * (2 * uniform() - 1))));
@@ -421,7 +422,8 @@ static bool check_fed(Gpu *g, const Case *c, const Result *plain, const Result *
     for (int i = 0; i < 2; i++) off = fmax(off, fabs(scalars[0][2 + i] - sum[i]) / magnitude[i]);
     bool repeats = !memcmp(scalars[0], scalars[1], sizeof lambda);
     size_t used = strlen(text);
-    snprintf(text + used, size - used, "  dqkv %.2g (%.2g)  dlambda %.2g%s", worst, allowed, off, repeats ? "" : ", NOT TWICE THE SAME");
+    snprintf(text + used, size - used, "  dqkv %.2g (%.2g)  dlambda %.2g%s", worst, allowed, off,
+             repeats ? "" : ", NOT TWICE THE SAME");
     for (int i = 0; i < TURNS; i++) device_free(turn[i]);
     device_free(tokens), device_free(on_device), device_free(dqkv), free(host), free(x);
     return worst <= 2 * allowed + FP32_ATOM && off <= FP32_ATOM && repeats;

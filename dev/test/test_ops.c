@@ -231,8 +231,8 @@ static void test_attention(int n, int window)
     snprintf(what, sizeof what, "attention, %d documents, window %d: yg", documents, window);
     check(what, yg, ey, count);
     check32("   lse", lse, el, n * H);
-    attention_backward(NULL, &(AttentionBackward){dq, dk, dv, dgate, dw, dyg.x, yg, lse, q.x, k.x, v.x, h.x, w.x, NULL}, table, slots,
-                       scale, window, n, H, E);
+    AttentionBackward b = {dq, dk, dv, dgate, dw, dyg.x, yg, lse, q.x, k.x, v.x, h.x, w.x, NULL};
+    attention_backward(NULL, &b, table, slots, scale, window, n, H, E);
     double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H), *ew = doubles(H * 12);
     for (int i = 0; i < n * H; i++) {
         double sig = ref_sigmoid(inner(h.d + i / H * D, w.d + i % H * 12, 12));

@@ -1,5 +1,5 @@
-// Causal attention inside a window and inside a document, with its output gate. Never forms more than QUERIES x KEYS scores at once, and no scores
-// of keys that no query of the block sees.
+// Causal attention inside a window and inside a document, with its output gate. Never forms more than QUERIES x KEYS scores at
+// once, and no scores of keys that no query of the block sees.
 //
 // The table: document boundaries, then the query blocks of all documents in order, which the forward pass shares out.
 //   [0]                       number of documents D
@@ -255,8 +255,10 @@ static void gate_weight_grad(float *dgate_w, const float *dgate, const floatX *h
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
         for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
-            for (int i = 0; i < weights; i++)
-                sums[part * weights + i] += dgate[(int64_t)t * H + i / GATE_WIDTH] * x_to_float(h[(int64_t)t * d + i % GATE_WIDTH]);
+            for (int i = 0; i < weights; i++) {
+                float x = x_to_float(h[(int64_t)t * d + i % GATE_WIDTH]);
+                sums[part * weights + i] += dgate[(int64_t)t * H + i / GATE_WIDTH] * x;
+            }
     for (int i = 0; i < weights; i++) {
         double total = 0;
         for (int part = 0; part < PARTS; part++) total += sums[part * weights + i];

@@ -199,7 +199,8 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
     int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part, .row_scratch = at.row_scratch, .dq_sum = at.dq_sum,
-                           .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
+                           .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters, .scale = scale,
+                           .window = window, .slots = slots, .N = N, .H = H, .e = e};
 }
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ typedef struct {
     // scratch of backward
     float *row_scratch;      // (N, H) cuDNN: its own row sums
     float *dq_sum;           // cuDNN: (N, d); Hopper's kernels: attention_tensor_sums(N, H, e) floats
-    unsigned *dq_state;      // Hopper's kernels: attention_tensor_states(N, H), zeros before a call and when dq_sum has been taken
+    unsigned *dq_state;      // Hopper's kernels: attention_tensor_states(N, H), zeros but while dq_sum waits to be taken
     float *value_sums;       // Hopper's kernels, without dk: (attention_tensor_value_sums(N, H), 2), for dlambda
     unsigned *counters;      // Hopper's kernels: attention_tensor_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.

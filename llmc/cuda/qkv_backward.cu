@@ -16,7 +16,7 @@ enum { BACKWARD_THREADS = 256 };
 
 // inverse: 1 / (c^2 + s^2)
 __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, float r, int j, int e, const float (&c)[8],
-                                                         const float (&s)[8], const float (&inverse)[8], unsigned mask)
+                                                  const float (&s)[8], const float (&inverse)[8], unsigned mask)
 {
     int half = e / 16;
     float g1[8], g2[8], y1[8], y2[8], dot = 0;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, 
 }
 
 __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials,
-                                                               unsigned *counter)
+                                                                        unsigned *counter)
 {
     unsigned half = e / 16, per_row = H * half, all = N * per_row;
     int d = H * e;
@@ -67,8 +67,8 @@ __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_kernel(QkvBackw
     grid_accumulate<2>(a.dlambda, sums, partials, counter);
 }
 
-__device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX *dy, const floatX *y, float r,
-                                                             const floatX *cos, const floatX *sin, int lane, int e)
+__device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX *dy, const floatX *y, float r, const floatX *cos,
+                                                      const floatX *sin, int lane, int e)
 {
     int half = e / 2, turning = e / 4;
     float dot = 0;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX 
 }
 
 __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_any_kernel(QkvBackward a, int N, int H, int e, float *partials,
-                                                                   unsigned *counter)
+                                                                            unsigned *counter)
 {
     int lane = threadIdx.x % WARP, turning = e / 4, d = H * e;
     int64_t units = (int64_t)N * H, step = (int64_t)gridDim.x * (BACKWARD_THREADS / WARP);

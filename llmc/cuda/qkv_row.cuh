@@ -1,6 +1,6 @@
-// Parts of qkv_backward that attention's backward pass does, too. Norm and rotation: of a row of q or k of width 128, held by a quad of lanes as products leave their sums: of each
-// group of 8 columns a lane has columns 2 (lane % 4) and the next. With y = R x^, x^ = x rstd: dx^ = R' dy, and
-// dx = rstd (dx^ - x^ mean(dx^ x^)); see qkv_backward.cu.
+// Parts of qkv_backward that attention's backward pass does, too. Norm and rotation: of a row of q or k of width 128, held by a
+// quad of lanes as products leave their sums: of each group of 8 columns a lane has columns 2 (lane % 4) and the next. With y = R
+// x^, x^ = x rstd: dx^ = R' dy, and dx = rstd (dx^ - x^ mean(dx^ x^)); see qkv_backward.cu.
 #pragma once
 #include "llmc/cuda/cuda_common.cuh"
 #include "llmc/cuda/attention_tensor.cuh"
@@ -30,7 +30,8 @@ static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_fl
 static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // The gradients of elements that rotate together, in place.  mean: of the row's products of gradient and result
-static __device__ __forceinline__ void unrotate(float &d0, float &d1, float y0, float y1, float c, float s, float mean, float rstd)
+static __device__ __forceinline__ void unrotate(float &d0, float &d1, float y0, float y1, float c, float s, float mean,
+                                                float rstd)
 {
     float scale = mean * __fdividef(1, c * c + s * s), x0 = d0 - y0 * scale, x1 = d1 - y1 * scale;
     d0 = rstd * (x0 * c - x1 * s);
@@ -50,7 +51,7 @@ static __device__ __forceinline__ Angles load_angles(const floatX *cos, const fl
 
 // d: the row's sums [half][group][column of the pair]; out: the row's head in dqkv
 static __device__ __forceinline__ void finish_row(floatX *out, float (&d)[2][8][2], const RowPairs &y, const Angles &angles,
-                                           float rstd, bool exists)
+                                                  float rstd, bool exists)
 {
     uint32_t c[4] = {angles.cos.x, angles.cos.y, angles.cos.z, angles.cos.w};
     uint32_t s[4] = {angles.sin.x, angles.sin.y, angles.sin.z, angles.sin.w};
