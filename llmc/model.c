@@ -72,9 +72,9 @@ static void place_shared_layer(LayerActs *l, const Config *c, size_t N, Arena *b
     if (attention.used > b->used) b->used = attention.used;
 }
 
-// Gradients lie where others are dead. dpre is dead when attention's come; dyg is when
-// dqkv comes, unless attention writes to it. What skips carry, from
-// layers below the last, lies in the last layer's activations; what the backout carries, in the forward's residual stream.
+// Gradients lie where others are dead. dpre is dead when attention's come; dyg is when dqkv comes, unless attention's backward pass
+// writes to it. What skips carry, from layers below the last, lies in the last layer's activations; what the backout carries, in
+// the forward's residual stream.
 static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer, Arena *b)
 {
     size_t n = N * (size_t)c->model_dim;
