@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { THREADS = 768, WARPS = THREADS / WARP }; // of a block of the backward pass for heads of width 128
+enum { THREADS = 1024, WARPS = THREADS / WARP }; // of a block of the backward pass for heads of width 128
 
 // ---- forward, for kernels that leave y without its gate --------------------------------------------------------------------
 
@@ -58,6 +58,25 @@ __device__ __forceinline__ float inverse_gate(float x)
     return sig > 0 ? 1 / sig : 0;
 }
 
+__device__ __forceinline__ float dot_vectors(uint4 a, uint4 b)
+{
+    float x[8], y[8], dot = 0;
+    unpack8(a, x);
+    unpack8(b, y);
+#pragma unroll
+    for (int k = 0; k < 8; k++) dot += x[k] * y[k];
+    return dot;
+}
+
+__device__ __forceinline__ uint4 scaled_vector(uint4 v, float factor)
+{
+    float x[8];
+    unpack8(v, x);
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] *= factor;
+    return pack8(x);
+}
+
 // dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last block adds the blocks'.
 __device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, float *partials, unsigned *counter)
 {
@@ -91,67 +110,35 @@ __device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pair
 
 // Heads of width 128: half a warp has a head in vector i of its lanes, and lane j of the half has input j of the gate.
 enum { HALF_WARP = WARP / 2 };
-template <int VPL> struct GateRow {
-    uint4 dyg[VPL], yg[VPL];
-    float input;
-};
-
-template <int VPL> __device__ __forceinline__ void load_gate_row(GateRow<VPL> &t, const GateBackward &a, int64_t at, int d)
-{
-    int lane = threadIdx.x % WARP, j = lane % HALF_WARP;
-    t.input = j < GATE_WIDTH ? to_float(a.h[at + j]) : 0;
-    load_row(t.dyg, a.dyg + at, d / 8, lane), load_row(t.yg, a.yg + at, d / 8, lane);
-}
-
-// weight, sums: of the lane's input, for the head in vector i
-template <int VPL>
-__device__ __forceinline__ void finish_gate_row(GateRow<VPL> &t, const GateBackward &a, const float (&weight)[VPL],
-                                                float (&sums)[VPL], int row, int H)
-{
-    int lane = threadIdx.x % WARP, j = lane % HALF_WARP, head = lane / HALF_WARP + 2 * j, d = H * 128;
-    float my_x = 0, my_dot = 0, dgate = 0;
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        float g[8], f[8], dot = 0, x = group_sum(t.input * weight[i], HALF_WARP, 0xffffffffu);
-        unpack8(t.dyg[i], g), unpack8(t.yg[i], f);
-#pragma unroll
-        for (int k = 0; k < 8; k++) dot += g[k] * f[k];
-        dot = group_sum(dot, HALF_WARP, 0xffffffffu);
-        if (i == j) my_x = x, my_dot = dot;
-        if (a.y) {
-            float inverse = inverse_gate(x);
-#pragma unroll
-            for (int k = 0; k < 8; k++) f[k] *= inverse;
-            t.yg[i] = pack8(f);
-        }
-    }
-    if (j < VPL && head < H) dgate = store_row_sums(a, (int64_t)row * H + head, my_x, my_dot);
-#pragma unroll
-    for (int i = 0; i < VPL; i++) sums[i] += __shfl_sync(0xffffffffu, dgate, i, HALF_WARP) * t.input;
-    if (a.y) store_row(a.y + (int64_t)row * d, t.yg, d / 8, lane);
-}
-
 template <int VPL>
 __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackward a, int N, int H, float *partials,
                                                                        unsigned *counter)
 {
-    constexpr int ROWS = VPL <= 3 ? 2 : 1; // that a warp has on the way at a time: as registers allow
     extern __shared__ float shared[];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP, d = H * 128, step = gridDim.x * WARPS;
-    float weight[VPL], sums[VPL] = {};
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP, my_head = lane / HALF_WARP + 2 * j,
+        d = H * 128;
+    float weight[VPL], sums[VPL] = {}; // of the lane's input, for the head in vector i
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
         int head = lane / HALF_WARP + 2 * i;
         weight[i] = j < GATE_WIDTH && head < H ? to_float(a.gate_w[head * GATE_WIDTH + j]) : 0;
     }
-    for (int first = blockIdx.x * WARPS + warp; first < N; first += ROWS * step) {
-        GateRow<VPL> row[ROWS];
+    for (int row = blockIdx.x * WARPS + warp; row < N; row += gridDim.x * WARPS) {
+        int64_t at = (int64_t)row * d;
+        uint4 dyg[VPL], yg[VPL];
+        float input = j < GATE_WIDTH ? to_float(a.h[at + j]) : 0, my_x = 0, my_dot = 0, dgate = 0;
+        load_row(dyg, a.dyg + at, d / 8, lane), load_row(yg, a.yg + at, d / 8, lane);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (first + r * step < N) load_gate_row(row[r], a, (int64_t)(first + r * step) * d, d);
+        for (int i = 0; i < VPL; i++) {
+            float x = group_sum(input * weight[i], HALF_WARP, 0xffffffffu), dot = dot_vectors(dyg[i], yg[i]);
+            dot = group_sum(dot, HALF_WARP, 0xffffffffu);
+            if (i == j) my_x = x, my_dot = dot;
+            if (a.y) yg[i] = scaled_vector(yg[i], inverse_gate(x));
+        }
+        if (j < VPL && my_head < H) dgate = store_row_sums(a, (int64_t)row * H + my_head, my_x, my_dot);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (first + r * step < N) finish_gate_row(row[r], a, weight, sums, first + r * step, H);
+        for (int i = 0; i < VPL; i++) sums[i] += __shfl_sync(0xffffffffu, dgate, i, HALF_WARP) * input;
+        if (a.y) store_row(a.y + at, yg, d / 8, lane);
     }
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -175,20 +162,14 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
         for (int head = 0; head < H; head++) {
             int64_t unit = (int64_t)row * H + head;
             bool mine = lane < e / 8;
-            float g[8], f[8], dot = 0, dgate;
-            unpack8(mine ? load_vec(a.dyg + unit * e, lane) : make_uint4(0, 0, 0, 0), g);
-            unpack8(mine ? load_vec(a.yg + unit * e, lane) : make_uint4(0, 0, 0, 0), f);
+            uint4 dyg = mine ? load_vec(a.dyg + unit * e, lane) : make_uint4(0, 0, 0, 0);
+            uint4 yg = mine ? load_vec(a.yg + unit * e, lane) : make_uint4(0, 0, 0, 0);
             float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0, x = warp_sum(input * weight);
-#pragma unroll
-            for (int k = 0; k < 8; k++) dot += g[k] * f[k];
-            dot = warp_sum(dot);
+            float dot = warp_sum(dot_vectors(dyg, yg)), dgate = 0;
             if (lane == 0) dgate = store_row_sums(a, unit, x, dot);
             dgate = __shfl_sync(0xffffffffu, dgate, 0);
             if (lane < GATE_WIDTH) sums[head * GATE_WIDTH + lane] += dgate * input;
-            float inverse = a.y ? inverse_gate(x) : 0;
-#pragma unroll
-            for (int k = 0; k < 8; k++) f[k] *= inverse;
-            if (a.y && mine) store_vec(a.y + unit * e, lane, pack8(f));
+            if (a.y && mine) store_vec(a.y + unit * e, lane, scaled_vector(yg, inverse_gate(x)));
         }
     }
     add_sums(a.dgate_w, shared, pairs, partials, counter);
