@@ -6,7 +6,8 @@
 //   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
 //   part 2  where it starts in (N, H) buffers; N H for an empty slot
 //   part 3  cu_seqlens, followed by N to the end
-//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first
+//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, and on the next 16 bytes
+//   then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, the same
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
 // on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention.h"
@@ -59,9 +60,14 @@ static int64_t capacity(int N, int max_documents)
 
 int64_t attention_table_part(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
 
-int64_t attention_table_ints(int N, int max_documents)
+static int64_t query_tiles_at(int N, int max_documents)
 {
     return PARTS * attention_table_part(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
+}
+
+int64_t attention_table_ints(int N, int max_documents)
+{
+    return query_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_QUERY_TILE), 4);
 }
 
 static int rising(const void *a, const void *b)
@@ -79,15 +85,16 @@ static uint64_t *sorted_documents(const int32_t *cu, int count)
     return order;
 }
 
-// A tile counts to the document of its last key. Whole documents one after the other: the tiles of one read and add to the same
-// queries, which then are still in L2. Longest first: what comes last is short work.
-static void sort_key_tiles(int32_t *tiles, const int32_t *cu, int documents, int N)
+// Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most queries see, one of
+// queries to that of its first, which sees the most keys. Whole documents one after the other: the tiles of one read the same
+// rows, which then are still in L2. Longest first: what comes last is short work.
+static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents, int N)
 {
-    int count = (int)ceil_div(N, ATTENTION_KEY_TILE), document = 0;
+    int count = (int)ceil_div(N, size), document = 0;
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
     for (int i = 0; i < count; i++) {
-        int first = i * ATTENTION_KEY_TILE, last = (int)min_i64(N, first + ATTENTION_KEY_TILE) - 1;
-        while (document + 1 < documents && cu[document + 1] <= last) document++;
+        int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
+        while (document + 1 < documents && cu[document + 1] <= token) document++;
         order[i] = (uint64_t)~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
     }
     qsort(order, (size_t)count, sizeof *order, rising);
@@ -115,7 +122,8 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     }
     free(order);
     for (int64_t i = num_documents; i < part; i++) length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
-    sort_key_tiles(table + PARTS * part, cu_seqlens, num_documents, N);
+    sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
+    sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens, num_documents, N);
     int64_t slots = rounded_slots(num_documents);
     make_plans_for(slots, N); // here and not in the op, which may be under capture
     return (int)slots;
@@ -198,9 +206,10 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
     assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
     int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
-                           .key_tiles = table + PARTS * part, .row_scratch = at.row_scratch, .dq_sum = at.dq_sum,
-                           .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters, .scale = scale,
-                           .window = window, .slots = slots, .N = N, .H = H, .e = e};
+                           .key_tiles = table + PARTS * part,
+                           .query_tiles = table + query_tiles_at(N, at.sizes.max_documents), .row_scratch = at.row_scratch,
+                           .dq_sum = at.dq_sum, .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters,
+                           .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
 }
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------
@@ -256,7 +265,8 @@ size_t attention_borrowed_bytes(void) { return at.borrowed; }
 static void free_scratch(void)
 {
     if (at.row_scratch) device_free(at.row_scratch);
-    if (at.counters) device_free(at.counters), device_free(at.dq_state), device_free(at.value_sums);
+    if (at.counters) device_free(at.counters);
+    if (at.dq_state) device_free(at.dq_state), device_free(at.value_sums);
     if (at.y) device_free(at.y);
     if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
     at.row_scratch = NULL, at.counters = at.dq_state = NULL, at.dq_sum = NULL, at.y = NULL;
@@ -300,6 +310,7 @@ static void reserve_scratch(void)
 {
     const OpSizes *z = &at.sizes;
     size_t rows = (size_t)z->tokens * (size_t)z->heads;
+    if (at.forward == BY_TENSOR) at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
     if (!rows) return;
     if (at.backward == BY_CUDNN) {
         at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
@@ -310,7 +321,6 @@ static void reserve_scratch(void)
         at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
         at.value_sums = device_alloc(attention_tensor_value_sums(z->tokens, z->heads) * 2 * sizeof(float), "attention: row sums");
         at.dq_state = device_alloc(attention_tensor_states(z->tokens, z->heads) * sizeof(unsigned), "attention: sums of dq");
-        at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
     }
 }
 
@@ -337,31 +347,37 @@ static const char *kernels_name(Kernels k)
     return k == BY_TENSOR ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
 }
 
-// Backward: only the own kernels for any GPU have a fixed order of sums; those for Hopper are the fastest; cuDNN's come next.
-static void choose_kernels(void)
+// A reason is empty where there was nothing to refuse.
+static void describe_choice(const char *not_tensor, const char *not_cudnn)
 {
-    Error not_tensor = {""}, not_cudnn = {""};
-    at.backward = BY_CUDNN;
-    if (at.sizes.deterministic) at.backward = BY_OWN;
-    else if (at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor)) at.backward = BY_TENSOR;
-    reserve_scratch();
-    at.forward = cudnn_is_usable(&not_cudnn) ? BY_CUDNN : BY_OWN;
-    if (at.forward == BY_OWN && at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
-    if (at.forward == BY_OWN) free_plans();
-    if (at.forward == BY_OWN && at.backward == BY_CUDNN) {
-        at.backward = BY_OWN;
-        free_scratch();
-    }
-    prepare_own();
-    reserve_rows();
     char *text = at.description;
     size_t size = sizeof at.description;
     int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
-    if (not_cudnn.text[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn.text);
+    if (not_cudnn[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn);
     used += snprintf(text + used, size - (size_t)used, ", backward by %s", kernels_name(at.backward));
-    if (at.sizes.deterministic) snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
-    else if (not_tensor.text[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor.text);
+    if (at.sizes.deterministic) used += snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
+    if (not_tensor[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
     if (at.forward == BY_OWN || at.backward == BY_OWN) note("%s: several times slower than could be", text);
+}
+
+// The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have a fixed order of
+// sums.
+static void choose_kernels(void)
+{
+    Error not_tensor = {""}, not_cudnn = {""};
+    bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor);
+    at.forward = tensor ? BY_TENSOR : BY_CUDNN;
+    at.backward = at.sizes.deterministic ? BY_OWN : at.forward;
+    reserve_scratch();
+    if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
+        if (at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
+        free_plans();
+        free_scratch();
+        at.forward = at.backward = BY_OWN;
+    }
+    prepare_own();
+    reserve_rows();
+    describe_choice(not_tensor.text, not_cudnn.text);
 }
 
 void attention_reserve(const OpSizes *sizes)
@@ -399,7 +415,9 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
     c.y = yg, c.lse = lse, c.q = q, c.k = k, c.v = v, c.h = h, c.gate_w = gate_w;
-    if (at.forward == BY_OWN) {
+    if (at.forward == BY_TENSOR) {
+        attention_tensor_forward(&c, s);
+    } else if (at.forward == BY_OWN) {
         attention_own_forward(&c, s);
     } else {
         attention_plan_run(plan_for_op(s, slots, N, false), &c, s);

@@ -48,6 +48,7 @@ typedef struct {
     const int32_t *lse_start; // (slots + 1) the same in (N, H) buffers
     const int32_t *cu;        // (slots + 1) starts in rising order, tokens
     const int32_t *key_tiles; // tiles of ATTENTION_KEY_TILE keys, in the order to take them
+    const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same
     float scale;
     int window, slots;
     int N, H, e;
@@ -101,13 +102,14 @@ void attention_own_backward(const AttentionCall *c, Stream s);
 
 // ---- own kernels for Hopper ------------------------------------------------------------------------------------------------
 
-enum { ATTENTION_KEY_TILE = 128 };
+enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
 // False, with the reason, where they do not run: another chip, compiled for another, another head width than 128.
 bool attention_tensor_prepare(int e, Error *error);
 size_t attention_tensor_sums(int N, int H, int e);
 size_t attention_tensor_states(int N, int H);
 size_t attention_tensor_value_sums(int N, int H);
 size_t attention_tensor_counters(void);
+void attention_tensor_forward(const AttentionCall *c, Stream s);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
 void attention_tensor_backward(const AttentionCall *c, Stream s);
 

@@ -30,6 +30,20 @@ enum { QUERIES = 64, THREADS = 128, HALF_VECTORS = 8 * THREADS, TILE_FLOATS = 2 
 enum { UNTOUCHED, BEING_STORED, STORED };
 }
 
+namespace attention_tensor {
+
+// What the blocks of a kernel share in memory; zeros between calls.
+struct Progress {
+    unsigned next, finished; // items handed out; blocks that got none any more
+};
+
+// Boxes of 64 columns, swizzled in rows of 128 bytes, and box_rows rows of an (N, d) tensor; rows from N on read as zeros and are
+// not written.
+CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows);
+void prepare_forward(void); // for attention_tensor_prepare
+
+} // namespace attention_tensor
+
 #if NS_HOPPER
 
 // d (64, 64) = a (64, 16) b (16, 64), or += when accumulate. A_ALONG: a is stored as (16, 64), else (64, 16); B_ALONG: b is
@@ -69,6 +83,14 @@ static __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map
             shared_address(to)),
         "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y)
         : "memory");
+}
+
+// The box at column x, row y, from shared memory; what would fall outside is left out.
+static __device__ __forceinline__ void store_box(const CUtensorMap *map, const void *from, int x, int y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map),
+                 "r"(shared_address(from)), "r"(x), "r"(y)
+                 : "memory");
 }
 
 // *to = what lies in shared memory, by the copy unit: queued in the thread's open group.

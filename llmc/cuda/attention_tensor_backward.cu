@@ -343,8 +343,7 @@ typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, 
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled;
 
-// Boxes of 64 columns and box_rows rows of an (N, d) tensor; rows from N on read as zeros.
-static CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
+CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
 {
     CUtensorMap map;
     cuuint64_t d = (cuuint64_t)(c->H * c->e), sizes[2] = {d, (cuuint64_t)c->N}, strides[1] = {d * sizeof(floatX)};
@@ -370,6 +369,7 @@ bool attention_tensor_prepare(int e, Error *error)
     if (found != cudaDriverEntryPointSuccess) return error_set(error, "the driver makes no tensor maps");
     encode_tiled = (EncodeTiled)address;
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    prepare_forward();
     return true;
 }
 

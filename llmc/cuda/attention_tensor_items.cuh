@@ -19,11 +19,6 @@ enum {
     CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40
 };
 
-// What the blocks share in memory; zeros between calls.
-struct Progress {
-    unsigned next, finished; // items handed out; blocks that got none any more
-};
-
 struct Arguments {
     const float *lse, *row_sums;
     floatX *dq, *dk, *dv; // dq and dk NULL: dk goes on to dqkv
