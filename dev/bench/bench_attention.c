@@ -2,11 +2,13 @@
 //
 // "backward" ends with dq, dk and dv in bf16, "to q, k, v" with the gradients of what the product gave, as a training step does.
 //
-//   bench_attention          a training micro-batch and a validation sequence
-//   bench_attention auto     the same, only by the kernels that are chosen by themselves
+//   bench_attention [--sustained SECONDS]          a training micro-batch and a validation sequence
+//   bench_attention [--sustained SECONDS] auto     the same, only by the kernels that are chosen by themselves
+//   bench_attention [--sustained SECONDS] cudnn    the same, only by cuDNN's
 //   bench_attention plans    what a cuDNN plan's number of document slots and its longest document cost
 //
-// A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts. TFLOP/s count 4 e operations per
+// A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts, or with --sustained the mean of
+// the last two thirds of SECONDS: at the power limit, as in a training run. TFLOP/s count 4 e operations per
 // head and pair of tokens that see each other forward and 2.5 times that backward, whatever the kernel really computes.
 #include "llmc/cuda/attention.h"
 #include <cuda_runtime_api.h>
@@ -17,6 +19,7 @@
 enum { N = 32768, EVAL_N = 262144, H = 6, E = 128, D = H * E, REPEATS = 10, ROUNDS = 5, MAX_DOCUMENTS = 1024, DOCUMENTS = 47 };
 #define SCALE 0.1f
 static Stream stream;
+static double sustained;
 static floatX *tensor[9], *gate_w; // q, k, v, yg, h, dyg, dq, dk, dv
 static float *lse, *dgate, *dgate_w, *rstd, *scalars;
 static floatX *dqkv, *turns; // (N, 3 D), cos and sin (2, N, E / 4)
@@ -96,28 +99,56 @@ static void queue(const Call *c)
         attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);
 }
 
+static double time_graph(Graph *g, cudaEvent_t begin, cudaEvent_t end)
+{
+    float ms;
+    cudaEventRecord(begin, stream);
+    graph_launch(g, stream);
+    cudaEventRecord(end, stream);
+    cudaEventSynchronize(end);
+    cudaEventElapsedTime(&ms, begin, end);
+    return ms;
+}
+
+static double best_time(Graph *g, cudaEvent_t begin, cudaEvent_t end)
+{
+    double best = INFINITY;
+    time_graph(g, begin, end); // the first launch uploads the graph
+    for (int i = 1; i < ROUNDS; i++) best = fmin(best, time_graph(g, begin, end));
+    return best;
+}
+
+// Many graphs are queued at a time, so that the GPU never waits for the host.
+static double mean_time(Graph *g, cudaEvent_t begin, cudaEvent_t end)
+{
+    int queued = 1 + (int)(50 / best_time(g, begin, end)), counted = 0; // some 50 ms
+    double ms = 0;
+    for (double start = seconds_now(), at = start; at < start + sustained; at = seconds_now()) {
+        float all;
+        cudaEventRecord(begin, stream);
+        for (int i = 0; i < queued; i++) graph_launch(g, stream);
+        cudaEventRecord(end, stream);
+        cudaEventSynchronize(end);
+        cudaEventElapsedTime(&all, begin, end);
+        if (at < start + sustained / 3) continue;
+        ms += all, counted += queued;
+    }
+    return ms / counted;
+}
+
 static double milliseconds(const Call *c)
 {
     cudaEvent_t begin, end;
-    double best = INFINITY;
     cudaEventCreate(&begin), cudaEventCreate(&end);
     queue(c);
     stream_synchronize(stream);
     graph_begin(stream);
     for (int i = 0; i < REPEATS; i++) queue(c);
     Graph *g = graph_end(stream);
-    for (int i = 0; i < ROUNDS; i++) {
-        float ms;
-        cudaEventRecord(begin, stream);
-        graph_launch(g, stream);
-        cudaEventRecord(end, stream);
-        cudaEventSynchronize(end);
-        cudaEventElapsedTime(&ms, begin, end);
-        if (i && ms < best) best = ms; // the first launch uploads the graph
-    }
+    double ms = sustained ? mean_time(g, begin, end) : best_time(g, begin, end);
     graph_destroy(g);
     cudaEventDestroy(begin), cudaEventDestroy(end);
-    return best / REPEATS;
+    return ms / REPEATS;
 }
 
 static void report(const Call *c)
@@ -181,6 +212,8 @@ static void bench_plans(void)
 int main(int argc, char **argv)
 {
     set_program_name("bench_attention", -1);
+    if (argc > 2 && strcmp(argv[1], "--sustained") == 0) sustained = atof(argv[2]), argc -= 2, argv += 2;
+    const char *what = argc > 1 ? argv[1] : "";
     backend_open(0);
     backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = EVAL_N, .dim = D, .heads = H, .mlp_dim = 16, .vocab_padded = 128});
     stream = stream_create();
@@ -200,11 +233,11 @@ int main(int argc, char **argv)
     size_t ints = (size_t)attention_table_ints(EVAL_N, 0);
     table = device_alloc(ints * sizeof *table, "bench");
     host_table = host_alloc(ints * sizeof *table);
-    if (argc > 1 && strcmp(argv[1], "plans") == 0) bench_plans();
+    if (!strcmp(what, "plans")) bench_plans();
     else {
-        bench_kernels(ATTENTION_AUTO, false);
-        if (argc == 1) bench_kernels(ATTENTION_CUDNN, false);
-        if (argc == 1) bench_kernels(ATTENTION_OWN, true);
+        if (!*what || !strcmp(what, "auto")) bench_kernels(ATTENTION_AUTO, false);
+        if (!*what || !strcmp(what, "cudnn")) bench_kernels(ATTENTION_CUDNN, false);
+        if (!*what) bench_kernels(ATTENTION_OWN, true);
     }
     backend_close();
     return 0;
