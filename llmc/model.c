@@ -40,7 +40,7 @@ static void place_attention(LayerActs *l, const Config *c, size_t N, Arena *b)
     l->q = planes;
     l->k = planes ? planes + n : NULL;
     l->v_raw = planes ? planes + 2 * n : NULL;
-    l->y = arena_take(b, n, sizeof(floatX));
+    l->yg = arena_take(b, n, sizeof(floatX));
     l->rstd_q = arena_take(b, N * H, sizeof(float));
     l->rstd_k = arena_take(b, N * H, sizeof(float));
     l->lse = arena_take(b, N * H, sizeof(float));
@@ -53,7 +53,6 @@ static void place_layer(LayerActs *l, const Config *c, int layer, size_t N, Aren
         place_attention(l, c, N, b);
         l->h = arena_take(b, n, sizeof(floatX));
         l->v = arena_take(b, n, sizeof(floatX));
-        l->yg = arena_take(b, n, sizeof(floatX));
         l->rstd = arena_take(b, N, sizeof(float));
     }
     l->post = arena_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
@@ -69,27 +68,26 @@ static void place_shared_layer(LayerActs *l, const Config *c, size_t N, Arena *b
     Arena attention = *b;
     place_attention(l, c, N, &attention);
     l->v = l->v_raw;
-    l->yg = l->y;
     l->post = arena_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
     if (attention.used > b->used) b->used = attention.used;
 }
 
-// Gradients lie where others are dead. dpre is dead when attention's come; dyg and dy are when dqkv comes. What skips carry, from
-// layers below the last, lies in the last layer's activations; what the backout carries, in the forward's residual stream.
+// Gradients lie where others are dead. dpre is dead when attention's come; dyg is when dqkv comes, unless attention's backward pass
+// writes to it. What skips carry, from layers below the last, lies in the last layer's activations; what the backout carries, in
+// the forward's residual stream.
 static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer, Arena *b)
 {
     size_t n = N * (size_t)c->model_dim;
     a->dx = arena_take(b, n, sizeof(floatX));
     a->dx0 = arena_take(b, n, sizeof(floatX));
     a->dgate = arena_take(b, N * (size_t)c->num_heads, sizeof(float));
-    a->row_sums = arena_take(b, N * (size_t)c->num_heads, sizeof(float));
     Arena mlp = *b;
     a->dpre = arena_take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
     a->dqkv = arena_take(b, 3 * n, sizeof(floatX));
-    a->dyg = a->dqkv;
-    a->dy = a->dqkv ? a->dqkv + n : NULL;
-    a->dq = arena_take(b, n, sizeof(floatX));
-    a->dk = arena_take(b, n, sizeof(floatX));
+    bool feeds = attention_feeds_qkv();
+    a->dyg = feeds ? arena_take(b, n, sizeof(floatX)) : a->dqkv;
+    a->dq = feeds ? NULL : arena_take(b, n, sizeof(floatX));
+    a->dk = feeds ? NULL : arena_take(b, n, sizeof(floatX));
     a->dv = arena_take(b, n, sizeof(floatX));
     if (mlp.used > b->used) b->used = mlp.used;
     a->dx_backout = a->x;
@@ -196,8 +194,8 @@ static void attention_layer_forward(const Model *m, Acts *a, int i, const Device
     LayerActs *l = &a->layer[i];
     qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens, w.lambda, at->cos, at->sin,
                         N, H, e);
-    attention_forward(s, l->y, l->lse, l->q, l->k, l->v, b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
-    attn_gate_forward(s, l->yg, l->y, l->h, w.gate, N, H, e);
+    attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale, window_of(&role, at), N,
+                      H, e);
     matmul_forward(s, a->x, l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);
 }
 
@@ -285,16 +283,17 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
-    attn_gate_backward(s, a->dy, a->dgate, a->row_sums, w.dgate, a->dyg, l->y, l->h, w.gate, N, H, e);
-    attention_backward(s, a->dq, a->dk, a->dv, a->dy, l->y, l->lse, a->row_sums, l->q, l->k, l->v, b->table, b->slots,
-                       at->scale, window_of(&role, at), N, H, e);
+    floatX *dv = a->dk || w.dvalue_embed ? a->dv : NULL; // does anybody read it?
+    QkvBackward next = {.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = dv, .q = l->q, .k = l->k,
+                        .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
+                        .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin};
+    attention_backward(s,
+                       &(AttentionBackward){.dq = a->dq, .dk = a->dk, .dv = dv, .dgate = a->dgate, .dgate_w = w.dgate,
+                                            .dyg = a->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
+                                            .h = l->h, .gate_w = w.gate, .next = &next},
+                       b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
     if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
-    qkv_backward(s,
-                 &(QkvBackward){.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = a->dv, .q = l->q,
-                                .k = l->k,
-                                .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
-                                .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin},
-                 N, H, e);
+    qkv_backward(s, &next, N, H, e);
     matmul_weight_grads(s, (WeightGrad[]){{w.dqkvo, a->dqkv, l->h, 3 * d, d}, {w.dqkvo + 3 * square, a->dx, l->yg, d, d}}, 2, N);
     matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
 }

@@ -6,11 +6,11 @@
 #include "llmc/schedule.h"
 
 // What one layer keeps for backward. (N, d) floatX and (N) or (N, H) fp32; post is (N, F). In a forward-only pass all layers
-// share one set, h2 is h, v is v_raw and yg is y.
+// share one set, h2 is h and v is v_raw.
 typedef struct {
     floatX *h;               // input of attention
     floatX *q, *k, *v_raw;   // three planes of one product; q and k are normalised and rotated in place
-    floatX *v, *y, *yg;      // mixed values, attention output, gated output
+    floatX *v, *yg;          // mixed values, gated output of attention
     floatX *h2, *post;       // input of the MLP, relu(h2 c_fc)^2
     float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
 } LayerActs;
@@ -26,8 +26,8 @@ typedef struct {
     // Gradients, when there is a backward. Some lie in memory that is dead by then, see model.c.
     floatX *dx, *dx0, *dh, *dx_backout;
     floatX *dskip[NUM_LAYERS];         // gradient that block_out[i] gets through a skip
-    floatX *dyg, *dy, *dq, *dk, *dv, *dqkv, *dpre;
-    float *dgate, *row_sums, *dcoef;
+    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // dq, dk: NULL where attention_feeds_qkv()
+    float *dgate, *dcoef;
 } Acts;
 
 // A batch on the device; points into one block.

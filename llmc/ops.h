@@ -147,7 +147,7 @@ typedef struct {
     const floatX *x, *x0;    // (N, d) as forward took them
     const floatX *skip;      // (N, d) or NULL
     const float *coef;       // (3)
-    const float *dgate;      // (N, H) from attn_gate_backward: dh[:, 0:12] += dgate gate_w; or NULL
+    const float *dgate;      // (N, H) from attention_backward: dh[:, 0:12] += dgate gate_w; or NULL
     const floatX *gate_w;    // (H, 12)
     int heads;
     bool accumulate_dx0;
@@ -204,7 +204,7 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
 typedef struct {
     floatX *dqkv;                 // (N, 3d) out: gradient of the raw q | k | v
     float *dlambda;               // (2) +=
-    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results
+    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results; dq and dk NULL: see attention_feeds_qkv
     const floatX *q, *k;          // (N, d) its results
     const float *rstd_q, *rstd_k; // (N, H)
     const floatX *v_raw;          // (N, d)
@@ -221,21 +221,31 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e);
 int64_t attention_table_ints(int N, int max_documents); // max_documents 0: N
 int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents); // all host
 
-// y = softmax(scale q k^T + mask) v per head; i sees j when j <= i, same document, i - j <= window.
-//   q, k, v, y (N, d) floatX;  lse (N, H) fp32 out = log sum exp of the scaled scores
-void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                       int slots, float scale, int window, int N, int H, int e);
-// dq, dk, dv (N, d) out; dy (N, d), y and lse as forward gave them; row_sums (N, H) fp32: sum over the head of dy * y
-void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                        int slots, float scale, int window, int N, int H, int e);
+// yg = y * sig(gate_w_head . h[0:12]) with y = softmax(scale q k^T + mask) v, per head; i sees j when j <= i, same document,
+// i - j <= window.
+//   q, k, v, yg (N, d) floatX; h (N, d), gate_w (H, 12) floatX;  lse (N, H) fp32 out = log sum exp of the scaled scores
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
+                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e);
 
-// yg = y * sig(gate_w_head . h[0:12]) per head.  y, yg (N, d); h (N, d); gate_w (H, 12) floatX
-void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
-// dy (N, d) out; dgate (N, H) fp32 out: gradient before the sigmoid (mix_rmsnorm_backward carries it on to h);
-// row_sums (N, H) fp32 out: sum over the head of dy * y, of the unrounded dy; dgate_w (H, 12) fp32 +=
-void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg, const floatX *y,
-                        const floatX *h, const floatX *gate_w, int N, int H, int e);
+// With sig the gate, p the weights, delta = rowsum(dyg * yg):  dv = p^T (sig dyg);  ds = p * (sig dyg v^T - delta);
+// dq = scale ds k;  dk = scale ds^T q;  dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12].
+typedef struct {
+    floatX *dq, *dk, *dv;       // (N, d) out; where attention_feeds_qkv() both dq and dk may be NULL, and dv if they are
+    float *dgate;               // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
+    float *dgate_w;             // (H, 12) +=
+    const floatX *dyg;          // (N, d) gradient of attention_forward's result
+    const floatX *yg;           // (N, d) and
+    const float *lse;           // (N, H) its results
+    const floatX *q, *k, *v;    // (N, d)
+    const floatX *h, *gate_w;   // (N, d), (H, 12) as it took them
+    const QkvBackward *next;    // without dq and dk: what the qkv_backward that follows on the stream is called with
+} AttentionBackward;
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
+                        int H, int e);
+// After backend_reserve: whether the gradients of q and k need not come to memory between the two ops. Then, with dq and dk NULL
+// in both, attention_backward may already write to next's dqkv, which must not share memory with dyg, and one qkv_backward of
+// the same N must follow before the next attention_backward.
+bool attention_feeds_qkv(void);
 
 // ---- head and loss -----------------------------------------------------------------------------------------------------
 

@@ -100,21 +100,15 @@ WRAPPED(qkv_product_forward)(Stream s, floatX *qkv, floatX *v, float *rstd_q, fl
 PROFILED(qkv_product_forward, (s, qkv, v, rstd_q, rstd_k, x, w, value_embed, tokens, lambda, cos, sin, N, H, e),
          6 * product(N, H * e, H * e), X * (product(N, H * e, 5 + !!value_embed) + product(3, H * e, H * e)))
 WRAPPED(qkv_backward)(Stream s, const QkvBackward *a, int N, int H, int e)
-PROFILED(qkv_backward, (s, a, N, H, e), 0, product(N, H * e, (9 + !!a->value_embed) * X))
-WRAPPED(attention_forward)(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                           const int32_t *table, int slots, float scale, int window, int N, int H, int e)
-PROFILED(attention_forward, (s, y, lse, q, k, v, table, slots, scale, window, N, H, e),
+PROFILED(qkv_backward, (s, a, N, H, e), 0, product(N, H * e, a->dq ? (9 + !!a->value_embed) * X : 2 * X + F32))
+WRAPPED(attention_forward)(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
+                           const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+PROFILED(attention_forward, (s, yg, lse, q, k, v, h, gate_w, table, slots, scale, window, N, H, e),
          4.0 * e * H * profile_pairs(window), product(N, H * e, 4 * X))
-WRAPPED(attention_backward)(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                            const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                            int slots, float scale, int window, int N, int H, int e)
-PROFILED(attention_backward, (s, dq, dk, dv, dy, y, lse, row_sums, q, k, v, table, slots, scale, window, N, H, e),
-         10.0 * e * H * profile_pairs(window), product(N, H * e, 8 * X))
-WRAPPED(attn_gate_forward)(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
-PROFILED(attn_gate_forward, (s, yg, y, h, gate_w, N, H, e), 0, product(N, H * e, 2 * X))
-WRAPPED(attn_gate_backward)(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg,
-                            const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
-PROFILED(attn_gate_backward, (s, dy, dgate, row_sums, dgate_w, dyg, y, h, gate_w, N, H, e), 0, product(N, H * e, 3 * X))
+WRAPPED(attention_backward)(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
+                            int H, int e)
+PROFILED(attention_backward, (s, a, table, slots, scale, window, N, H, e), 10.0 * e * H * profile_pairs(window),
+         product(N, H * e, a->dq ? 8 * X : (8 + !!a->dv + !!a->next->value_embed) * X + F32))
 
 // ---- head and loss: of FP8 products as many operations as of others, though the ceiling is twice as high -------------------
 

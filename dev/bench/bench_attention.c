@@ -1,10 +1,14 @@
 // Time of attention, forward and backward, by cuDNN and by the program's own kernels, at the sizes of a training run.
 //
-//   bench_attention          a training micro-batch and a validation sequence
-//   bench_attention auto     the same, only by the kernels that are chosen by themselves
+// "backward" ends with dq, dk and dv in bf16, "to q, k, v" with the gradients of what the product gave, as a training step does.
+//
+//   bench_attention [--sustained SECONDS]          a training micro-batch and a validation sequence
+//   bench_attention [--sustained SECONDS] auto     the same, only by the kernels that are chosen by themselves
+//   bench_attention [--sustained SECONDS] cudnn    the same, only by cuDNN's
 //   bench_attention plans    what a cuDNN plan's number of document slots and its longest document cost
 //
-// A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts. TFLOP/s count 4 e operations per
+// A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts, or with --sustained the mean of
+// the last two thirds of SECONDS: at the power limit, as in a training run. TFLOP/s count 4 e operations per
 // head and pair of tokens that see each other forward and 2.5 times that backward, whatever the kernel really computes.
 #include "llmc/cuda/attention.h"
 #include <cuda_runtime_api.h>
@@ -15,8 +19,10 @@
 enum { N = 32768, EVAL_N = 262144, H = 6, E = 128, D = H * E, REPEATS = 10, ROUNDS = 5, MAX_DOCUMENTS = 1024, DOCUMENTS = 47 };
 #define SCALE 0.1f
 static Stream stream;
-static floatX *tensor[8]; // q, k, v, y, dy, dq, dk, dv
-static float *lse, *row_sums;
+static double sustained;
+static floatX *tensor[9], *gate_w; // q, k, v, yg, h, dyg, dq, dk, dv
+static float *lse, *dgate, *dgate_w, *rstd, *scalars;
+static floatX *dqkv, *turns; // (N, 3 D), cos and sin (2, N, E / 4)
 static int32_t *table, *host_table;
 static int cu[MAX_DOCUMENTS + 1], documents;
 
@@ -64,9 +70,11 @@ static int upload_table(int tokens)
 
 // ---- timing --------------------------------------------------------------------------------------------------------------
 
+typedef enum { FORWARD, BACKWARD, TO_QKV, PASSES } Pass;
+static const char *const pass_names[PASSES] = {"forward", "backward", "to q, k, v"};
 typedef struct {
     int tokens, slots, window;
-    bool backward;
+    Pass pass;
     AttentionPlan *plan; // or NULL: the ops
 } Call;
 
@@ -79,41 +87,74 @@ static void queue(const Call *c)
                            .lse_start = table + 2 * part, .cu = table + 3 * part, .scale = SCALE, .window = c->window,
                            .slots = c->slots, .N = c->tokens, .H = H, .e = E};
         attention_plan_run(c->plan, &a, stream);
-    } else if (c->backward)
-        attention_backward(stream, t[5], t[6], t[7], t[4], t[3], lse, row_sums, t[0], t[1], t[2], table, c->slots, SCALE,
-                           c->window, c->tokens, H, E);
-    else attention_forward(stream, t[3], lse, t[0], t[1], t[2], table, c->slots, SCALE, c->window, c->tokens, H, E);
+    } else if (c->pass != FORWARD) {
+        bool feeds = c->pass == TO_QKV && attention_feeds_qkv();
+        floatX *dq = feeds ? NULL : t[6], *dk = feeds ? NULL : t[7], *dv = feeds ? NULL : t[8];
+        QkvBackward b = {dqkv, scalars + 2, dq, dk, dv, t[0], t[1], rstd, rstd, t[2], NULL, NULL, scalars, turns,
+                         turns + (int64_t)N * (E / 4)};
+        AttentionBackward a = {dq, dk, dv, dgate, dgate_w, t[5], t[3], lse, t[0], t[1], t[2], t[4], gate_w, &b};
+        attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
+        if (c->pass == TO_QKV) qkv_backward(stream, &b, c->tokens, H, E);
+    } else
+        attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE, c->window, c->tokens, H, E);
+}
+
+static double time_graph(Graph *g, cudaEvent_t begin, cudaEvent_t end)
+{
+    float ms;
+    cudaEventRecord(begin, stream);
+    graph_launch(g, stream);
+    cudaEventRecord(end, stream);
+    cudaEventSynchronize(end);
+    cudaEventElapsedTime(&ms, begin, end);
+    return ms;
+}
+
+static double best_time(Graph *g, cudaEvent_t begin, cudaEvent_t end)
+{
+    double best = INFINITY;
+    time_graph(g, begin, end); // the first launch uploads the graph
+    for (int i = 1; i < ROUNDS; i++) best = fmin(best, time_graph(g, begin, end));
+    return best;
+}
+
+// Many graphs are queued at a time, so that the GPU never waits for the host.
+static double mean_time(Graph *g, cudaEvent_t begin, cudaEvent_t end)
+{
+    int queued = 1 + (int)(50 / best_time(g, begin, end)), counted = 0; // some 50 ms
+    double ms = 0;
+    for (double start = seconds_now(), at = start; at < start + sustained; at = seconds_now()) {
+        float all;
+        cudaEventRecord(begin, stream);
+        for (int i = 0; i < queued; i++) graph_launch(g, stream);
+        cudaEventRecord(end, stream);
+        cudaEventSynchronize(end);
+        cudaEventElapsedTime(&all, begin, end);
+        if (at < start + sustained / 3) continue;
+        ms += all, counted += queued;
+    }
+    return ms / counted;
 }
 
 static double milliseconds(const Call *c)
 {
     cudaEvent_t begin, end;
-    double best = INFINITY;
     cudaEventCreate(&begin), cudaEventCreate(&end);
     queue(c);
     stream_synchronize(stream);
     graph_begin(stream);
     for (int i = 0; i < REPEATS; i++) queue(c);
     Graph *g = graph_end(stream);
-    for (int i = 0; i < ROUNDS; i++) {
-        float ms;
-        cudaEventRecord(begin, stream);
-        graph_launch(g, stream);
-        cudaEventRecord(end, stream);
-        cudaEventSynchronize(end);
-        cudaEventElapsedTime(&ms, begin, end);
-        if (i && ms < best) best = ms; // the first launch uploads the graph
-    }
+    double ms = sustained ? mean_time(g, begin, end) : best_time(g, begin, end);
     graph_destroy(g);
     cudaEventDestroy(begin), cudaEventDestroy(end);
-    return best / REPEATS;
+    return ms / REPEATS;
 }
 
 static void report(const Call *c)
 {
-    double operations = 4.0 * H * E * pairs(c->window) * (c->backward ? 2.5 : 1), ms = milliseconds(c);
-    printf("  window %4d %-8s %8.3f ms %6.0f TFLOP/s\n", c->window, c->backward ? "backward" : "forward", ms,
-           operations / ms * 1e-9);
+    double operations = 4.0 * H * E * pairs(c->window) * (c->pass == FORWARD ? 1 : 2.5), ms = milliseconds(c);
+    printf("  window %4d %-10s %8.3f ms %6.0f TFLOP/s\n", c->window, pass_names[c->pass], ms, operations / ms * 1e-9);
     fflush(stdout);
 }
 
@@ -134,14 +175,12 @@ static void bench_kernels(AttentionKernels kernels, bool deterministic)
     make_documents(N, DOCUMENTS, 2048);
     printf(" N = %d, %d documents\n", N, documents);
     int slots = upload_table(N);
-    for (int i = 0; i < 3; i++) {
-        report(&(Call){N, slots, train[i], false, NULL});
-        report(&(Call){N, slots, train[i], true, NULL});
-    }
+    for (int i = 0; i < 3; i++)
+        for (int pass = 0; pass < PASSES; pass++) report(&(Call){N, slots, train[i], (Pass)pass, NULL});
     make_documents(EVAL_N, 0, 12000);
     printf(" N = %d, %d documents\n", EVAL_N, documents);
     slots = upload_table(EVAL_N);
-    for (int i = 0; i < 2; i++) report(&(Call){EVAL_N, slots, eval[i], false, NULL});
+    for (int i = 0; i < 2; i++) report(&(Call){EVAL_N, slots, eval[i], FORWARD, NULL});
 }
 
 static void bench_plan(int tokens, int slots, int longest, int window)
@@ -150,7 +189,7 @@ static void bench_plan(int tokens, int slots, int longest, int window)
     double t = seconds_now();
     AttentionPlan *p = attention_plan_create(&(AttentionShape){slots, longest, H, E, false}, &e);
     if (!p) fatal(EXIT_BAD_INPUT, "%s", e.text);
-    Call c = {tokens, slots, window, false, p};
+    Call c = {tokens, slots, window, FORWARD, p};
     printf("  %7d tokens, %4d slots, longest %6d: forward %.3f ms, made in %.2f s\n", tokens, slots, longest, milliseconds(&c),
            seconds_now() - t);
     fflush(stdout);
@@ -173,25 +212,33 @@ static void bench_plans(void)
 int main(int argc, char **argv)
 {
     set_program_name("bench_attention", -1);
+    if (argc > 2 && strcmp(argv[1], "--sustained") == 0) sustained = atof(argv[2]), argc -= 2, argv += 2;
+    const char *what = argc > 1 ? argv[1] : "";
     backend_open(0);
+    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = EVAL_N, .dim = D, .heads = H, .mlp_dim = 16, .vocab_padded = 128});
     stream = stream_create();
-    for (int i = 0; i < 8; i++) {
-        int64_t n = (int64_t)(i < 4 ? EVAL_N : N) * D;
+    for (int i = 0; i < 9; i++) {
+        int64_t n = (int64_t)(i < 5 ? EVAL_N : N) * D;
         tensor[i] = device_alloc((size_t)n * sizeof(floatX), "bench");
         fill(tensor[i], n, i < 2 ? 1.7f : 1);
     }
     lse = device_alloc((size_t)EVAL_N * H * sizeof *lse, "bench");
-    row_sums = device_alloc((size_t)N * H * sizeof *row_sums, "bench"); // zeros: time does not depend on them
+    dgate = device_alloc((size_t)N * H * sizeof *dgate, "bench"), dgate_w = device_alloc((size_t)H * 12 * sizeof(float), "bench");
+    gate_w = device_alloc((size_t)H * 12 * sizeof *gate_w, "bench");
+    fill(gate_w, H * 12, 0.5f);
+    rstd = device_alloc((size_t)N * H * sizeof *rstd, "bench"), scalars = device_alloc(4 * sizeof *scalars, "bench");
+    dqkv = device_alloc((size_t)3 * N * D * sizeof *dqkv, "bench");
+    turns = device_alloc((size_t)2 * N * (E / 4) * sizeof *turns, "bench");
+    fill(turns, (int64_t)2 * N * (E / 4), 1);
     size_t ints = (size_t)attention_table_ints(EVAL_N, 0);
     table = device_alloc(ints * sizeof *table, "bench");
     host_table = host_alloc(ints * sizeof *table);
-    if (argc > 1 && strcmp(argv[1], "plans") == 0) bench_plans();
+    if (!strcmp(what, "plans")) bench_plans();
     else {
-        bench_kernels(ATTENTION_AUTO, false);
-        if (argc == 1) bench_kernels(ATTENTION_CUDNN, false);
-        if (argc == 1) bench_kernels(ATTENTION_OWN, true);
+        if (!*what || !strcmp(what, "auto")) bench_kernels(ATTENTION_AUTO, false);
+        if (!*what || !strcmp(what, "cudnn")) bench_kernels(ATTENTION_CUDNN, false);
+        if (!*what) bench_kernels(ATTENTION_OWN, true);
     }
-    attention_close();
     backend_close();
     return 0;
 }

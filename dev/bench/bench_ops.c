@@ -253,11 +253,6 @@ static void run_qkv_backward(const floatX *value_embed)
 }
 OP(qkv_backward) { run_qkv_backward(NULL); }
 OP(qkv_backward_ve) { run_qkv_backward(S.table); }
-OP(gate_forward) { attn_gate_forward(stream, S.t[0], S.t[1], S.t[2], S.w, N, H, E); }
-OP(gate_backward)
-{
-    attn_gate_backward(stream, S.t[0], S.head_rstd, S.head_rstd + N * H, small + 32, S.t[1], S.t[2], S.t[3], S.w, N, H, E);
-}
 
 OP(qkv) { matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3); } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
@@ -323,8 +318,6 @@ static void bench_memory_bound(void)
     report("qkv_forward, value embedding", op_qkv_forward_ve, 7 * t, 0);
     report("qkv_backward", op_qkv_backward, 9 * t, 0);
     report("qkv_backward, value embedding", op_qkv_backward_ve, 10 * t, 0);
-    report("attn_gate_forward", op_gate_forward, 2 * t, 0);
-    report("attn_gate_backward", op_gate_backward, 3 * t, 0);
     report("head_quantize", op_head_quantize, table * 4, 0);
     report("adam_update, one table", op_adam, table * 20, 0);
     report("normuon_momentum, 22 MLP matrices", op_momentum, rows * 16, 0);

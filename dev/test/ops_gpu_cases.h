@@ -289,24 +289,6 @@ RUN(qkv_backward)
                      p[14]};
     o->qkv_backward(stream, &a, N, H, e);
 }
-DESCRIBE(gate_forward)
-{
-    SIZES;
-    add(c, "yg", FLOATX, OUT, (int64_t)N * d, 0), add(c, "y", FLOATX, IN, (int64_t)N * d, 1),
-    add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
-    add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
-}
-RUN(gate_forward) { SIZES; o->attn_gate_forward(stream, p[0], p[1], p[2], p[3], N, H, e); }
-DESCRIBE(gate_backward)
-{
-    SIZES;
-    add(c, "dy", FLOATX, OUT, (int64_t)N * d, 0), add(c, "dgate", FP32, OUT, (int64_t)N * H, 0),
-    add(c, "row_sums", FP32, OUT, (int64_t)N * H, 0), add(c, "dgate_w", FP32, INOUT, 12 * (int64_t)H, 1);
-    add(c, "dyg", FLOATX, IN, (int64_t)N * d, 1), add(c, "y", FLOATX, IN, (int64_t)N * d, 1),
-    add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
-    add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
-}
-RUN(gate_backward) { SIZES; o->attn_gate_backward(stream, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], N, H, e); }
 
 // ---- head ----------------------------------------------------------------------------------------------------------------
 
@@ -434,7 +416,6 @@ static Case cases[] = {
     CASE(relu2_backward, fix_squares, 1, false), CASE(rope, fix_frequencies, 1, true),
     CASE(qkv_forward, fix_qkv_forward, 2, true), CASE(qkv_product, fix_qkv_product, 4, false),
     CASE(qkv_backward, fix_qkv_backward, 2, true),
-    CASE(gate_forward, NULL, 1, true),         CASE(gate_backward, NULL, 1, true),
     CASE(head_train, NULL, 2, false),          CASE(head_eval, NULL, 1, false),
     CASE(head_logits, NULL, 1, false),         CASE(adam, fix_adam, 2, true),
     CASE(momentum, fix_momentum, 1, true),     CASE(update, fix_update, 4, false),

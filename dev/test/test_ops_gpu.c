@@ -22,7 +22,7 @@
     X(embedding_grad) X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward)           \
     X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) X(matmul_weight_grads)                    \
     X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) X(qkv_backward)       \
-    X(attn_gate_forward) X(attn_gate_backward) X(head_weight_bytes) X(head_quantize) X(head_loss_train) X(head_loss_eval)       \
+    X(head_weight_bytes) X(head_quantize) X(head_loss_train) X(head_loss_eval)       \
     X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) X(normuon_update) X(cast_weights)
 typedef struct {
 #define X(f) __typeof__(&f) f;

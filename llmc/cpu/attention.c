@@ -1,5 +1,5 @@
-// Causal attention inside a window and inside a document. Never forms more than QUERIES x KEYS scores at once, and no scores
-// of keys that no query of the block sees.
+// Causal attention inside a window and inside a document, with its output gate. Never forms more than QUERIES x KEYS scores at
+// once, and no scores of keys that no query of the block sees.
 //
 // The table: document boundaries, then the query blocks of all documents in order, which the forward pass shares out.
 //   [0]                       number of documents D
@@ -48,9 +48,12 @@ size_t attention_scratch(const OpSizes *sizes)
 // One head of the packed sequence: its tensors start at column `head * e` of rows of d.
 typedef struct {
     const floatX *q, *k, *v;
+    const floatX *h, *gate_w; // rows of d; the head's weights of its gate
     float scale;
     int window, d, e;
 } Head;
+
+static float gate_of(const Head *h, int t) { return sigmoid(gate_dot(h->h + (int64_t)t * h->d, h->gate_w)); }
 
 // Queries q0 .. q0 + rows of one document.
 typedef struct {
@@ -112,8 +115,8 @@ static void forward_tile(const Head *h, const Block *b, Forward *f, int k0, int 
     gemm(false, false, b->rows, e, keys, 1, f->scores, keys, f->v, e, 1, f->y, e);
 }
 
-// y (N, d) and lse (N, H) of the whole sequence, at this head.
-static void forward_block(const Head *h, const Block *b, floatX *y, float *lse, int H)
+// yg (N, d) and lse (N, H) of the whole sequence, at this head.
+static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse, int H)
 {
     size_t e = (size_t)h->e;
     float *arena = cpu_scratch((2 * QUERIES + 2 * KEYS) * e + QUERIES * KEYS + 2 * QUERIES);
@@ -129,15 +132,15 @@ static void forward_block(const Head *h, const Block *b, floatX *y, float *lse, 
         forward_tile(h, b, &f, k0, (int)min_i64(KEYS, last - k0));
     for (int i = 0; i < b->rows; i++) {
         int t = b->q0 + i;
-        float inverse = 1 / f.sum[i];
-        for (size_t j = 0; j < e; j++) f.y[i * e + j] *= inverse;
-        store_row(y + (int64_t)t * h->d, f.y + i * e, h->e);
+        float factor = gate_of(h, t) / f.sum[i];
+        for (size_t j = 0; j < e; j++) f.y[i * e + j] *= factor;
+        store_row(yg + (int64_t)t * h->d, f.y + i * e, h->e);
         lse[(int64_t)t * H] = f.max[i] + logf(f.sum[i]);
     }
 }
 
-void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                       int slots, float scale, int window, int N, int H, int e)
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
+                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
 {
     (void)s, (void)N, (void)slots;
     int d = H * e, documents = table[0];
@@ -147,8 +150,8 @@ void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const f
         for (int head = 0; head < H; head++) {
             int q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
             Block b = {q0, (int)min_i64(QUERIES, start[doc + 1] - q0), start[doc]};
-            Head h = {q + head * e, k + head * e, v + head * e, scale, window, d, e};
-            forward_block(&h, &b, y + head * e, lse + head, H);
+            Head of = {q + head * e, k + head * e, v + head * e, h, gate_w + head * GATE_WIDTH, scale, window, d, e};
+            forward_block(&of, &b, yg + head * e, lse + head, H);
         }
 }
 
@@ -156,13 +159,14 @@ void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const f
 
 typedef struct {
     floatX *dq, *dk, *dv;
-    const floatX *dy;
-    const float *lse, *row_sums;
+    float *dgate;
+    const floatX *dyg, *yg;
+    const float *lse;
     int H;
 } Gradients; // at one head
 
 typedef struct {
-    float *q, *dy, *dq;      // (QUERIES, e)
+    float *q, *dy, *dq;      // (QUERIES, e); dy: of what the gate takes
     float *k, *v;            // (KEYS, e)
     float *p, *dp;           // (QUERIES, KEYS)
     float *delta, *lse;      // (QUERIES)
@@ -205,10 +209,14 @@ static void backward_block(const Head *h, const Gradients *g, const Block *b, Ba
     int e = h->e;
     int64_t at = (int64_t)b->q0 * h->d;
     load_block(w->q, h->q + at, b->rows, e, h->d);
-    load_block(w->dy, g->dy + at, b->rows, e, h->d);
+    load_block(w->dy, g->dyg + at, b->rows, e, h->d);
+    load_block(w->dq, g->yg + at, b->rows, e, h->d); // for its sum alone
     for (int i = 0; i < b->rows; i++) {
-        w->delta[i] = g->row_sums[(int64_t)(b->q0 + i) * g->H];
+        float sig = gate_of(h, b->q0 + i);
+        w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
         w->lse[i] = g->lse[(int64_t)(b->q0 + i) * g->H];
+        g->dgate[(int64_t)(b->q0 + i) * g->H] = w->delta[i] * (1 - sig);
+        for (int j = 0; j < e; j++) w->dy[i * e + j] *= sig;
     }
     memset(w->dq, 0, sizeof(float) * (size_t)b->rows * (size_t)e);
     for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
@@ -238,19 +246,42 @@ static void backward_document(const Head *h, const Gradients *g, int begin, int 
     }
 }
 
-void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                        int slots, float scale, int window, int N, int H, int e)
+// dgate_w += dgate^T h[0:12]
+static void gate_weight_grad(float *dgate_w, const float *dgate, const floatX *h, int N, int H, int d)
 {
-    (void)s, (void)y, (void)N, (void)slots;
+    int weights = H * GATE_WIDTH;
+    float *sums = cpu_shared((size_t)PARTS * (size_t)weights);
+    memset(sums, 0, sizeof(float) * PARTS * (size_t)weights);
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int part = 0; part < PARTS; part++)
+        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
+            for (int i = 0; i < weights; i++) {
+                float x = x_to_float(h[(int64_t)t * d + i % GATE_WIDTH]);
+                sums[part * weights + i] += dgate[(int64_t)t * H + i / GATE_WIDTH] * x;
+            }
+    for (int i = 0; i < weights; i++) {
+        double total = 0;
+        for (int part = 0; part < PARTS; part++) total += sums[part * weights + i];
+        dgate_w[i] += (float)total;
+    }
+}
+
+bool attention_feeds_qkv(void) { return false; }
+
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
+                        int H, int e)
+{
+    (void)s, (void)slots;
+    assert(a->dq && a->dk); // attention_feeds_qkv() is false
     int d = H * e, documents = table[0];
     const int32_t *start = table + 1;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int doc = 0; doc < documents; doc++)
         for (int head = 0; head < H; head++) {
             int at = head * e;
-            Head h = {q + at, k + at, v + at, scale, window, d, e};
-            Gradients g = {dq + at, dk + at, dv + at, dy + at, lse + head, row_sums + head, H};
+            Head h = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH, scale, window, d, e};
+            Gradients g = {a->dq + at, a->dk + at, a->dv + at, a->dgate + head, a->dyg + at, a->yg + at, a->lse + head, H};
             backward_document(&h, &g, start[doc], start[doc + 1]);
         }
+    gate_weight_grad(a->dgate_w, a->dgate, a->h, N, H, d);
 }

@@ -23,7 +23,7 @@ size_t matmul_scratch(void);
 size_t attention_scratch(const OpSizes *sizes);
 size_t head_scratch(const OpSizes *sizes);
 size_t head_shared(const OpSizes *sizes);
-size_t rows_scratch(const OpSizes *sizes); // embedding, residual, qkv and gate: a few rows
+size_t rows_scratch(const OpSizes *sizes); // embedding, residual and qkv: a few rows
 size_t rows_shared(const OpSizes *sizes);
 
 // Takes `count` floats from the front of *arena, keeping it 64-byte aligned.

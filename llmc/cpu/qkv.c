@@ -1,4 +1,4 @@
-// Around attention: rope tables, norm and rotation of q and k, the mix of v with value embeddings, the output gate.
+// Around attention: rope tables, norm and rotation of q and k, the mix of v with value embeddings.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/rows.h"
 #include "llmc/cpu/vmath.h"
@@ -141,6 +141,7 @@ static void qkv_backward_row(const QkvBackward *a, int t, int H, int e, double s
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
     (void)s;
+    assert(a->dq && a->dk); // attention_feeds_qkv() is false
     double sums[PARTS][2] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
@@ -149,62 +150,5 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
         double total = 0;
         for (int part = 0; part < PARTS; part++) total += sums[part][i];
         a->dlambda[i] += (float)total;
-    }
-}
-
-// ---- output gate -------------------------------------------------------------------------------------------------------
-
-void attn_gate_forward(Stream s, floatX *yg, const floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
-{
-    (void)s;
-    int d = H * e;
-#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
-    for (int t = 0; t < N; t++)
-        for (int head = 0; head < H; head++) {
-            float sig = sigmoid(gate_dot(h + (int64_t)t * d, gate_w + head * GATE_WIDTH));
-            const floatX *from = y + (int64_t)t * d + head * e;
-            floatX *to = yg + (int64_t)t * d + head * e;
-#pragma omp simd
-            for (int i = 0; i < e; i++) to[i] = float_to_x(sig * x_to_float(from[i]));
-        }
-}
-
-// One head of one token: writes dy, returns the sum of dy * y.
-static float gate_backward_head(floatX *dy, const floatX *dyg, const floatX *y, float sig, int e)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < e; i++) {
-        float g = x_to_float(dyg[i]);
-        sum += g * x_to_float(y[i]);
-        dy[i] = float_to_x(sig * g);
-    }
-    return sum * sig;
-}
-
-void attn_gate_backward(Stream s, floatX *dy, float *dgate, float *row_sums, float *dgate_w, const floatX *dyg, const floatX *y,
-                        const floatX *h, const floatX *gate_w, int N, int H, int e)
-{
-    (void)s;
-    int d = H * e, weights = H * GATE_WIDTH;
-    float *sums = cpu_shared((size_t)PARTS * weights);
-    memset(sums, 0, sizeof(float) * PARTS * (size_t)weights);
-#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
-    for (int part = 0; part < PARTS; part++)
-        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
-            for (int head = 0; head < H; head++) {
-                int64_t at = (int64_t)t * d + head * e;
-                const floatX *row = h + (int64_t)t * d;
-                float sig = sigmoid(gate_dot(row, gate_w + head * GATE_WIDTH));
-                float row_sum = gate_backward_head(dy + at, dyg + at, y + at, sig, e), g = row_sum * (1 - sig);
-                float *sum = sums + part * weights + head * GATE_WIDTH;
-                dgate[(int64_t)t * H + head] = g;
-                row_sums[(int64_t)t * H + head] = row_sum;
-                for (int c = 0; c < GATE_WIDTH; c++) sum[c] += g * x_to_float(row[c]);
-            }
-    for (int i = 0; i < weights; i++) {
-        double total = 0;
-        for (int part = 0; part < PARTS; part++) total += sums[part * weights + i];
-        dgate_w[i] += (float)total;
     }
 }

@@ -6,7 +6,8 @@
 //   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
 //   part 2  where it starts in (N, H) buffers; N H for an empty slot
 //   part 3  cu_seqlens, followed by N to the end
-//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first
+//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, and on the next 16 bytes
+//   then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, the same
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
 // on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention.h"
@@ -27,9 +28,13 @@ static struct {
     int head_dim;
     AttentionPlan *plan[MAX_PLANS];
     int num_plans;
-    float *row_scratch, *dq_sum;
+    float *row_scratch, *dq_sum, *lse_gated, *row_sums;
+    floatX *y;
     size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
-    unsigned *counters;
+    unsigned *counters, *dq_state;
+    float *value_sums;
+    int kept_tokens; // of the dq that waits in dq_sum; 0: none does
+    float kept_scale;
     char description[512];
 } at;
 
@@ -55,9 +60,14 @@ static int64_t capacity(int N, int max_documents)
 
 int64_t attention_table_part(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
 
-int64_t attention_table_ints(int N, int max_documents)
+static int64_t query_tiles_at(int N, int max_documents)
 {
     return PARTS * attention_table_part(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
+}
+
+int64_t attention_table_ints(int N, int max_documents)
+{
+    return query_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_QUERY_TILE), 4);
 }
 
 static int rising(const void *a, const void *b)
@@ -75,15 +85,16 @@ static uint64_t *sorted_documents(const int32_t *cu, int count)
     return order;
 }
 
-// A tile counts to the document of its last key. Whole documents one after the other: the tiles of one read and add to the same
-// queries, which then are still in L2. Longest first: what comes last is short work.
-static void sort_key_tiles(int32_t *tiles, const int32_t *cu, int documents, int N)
+// Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most queries see, one of
+// queries to that of its first, which sees the most keys. Whole documents one after the other: the tiles of one read the same
+// rows, which then are still in L2. Longest first: what comes last is short work.
+static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents, int N)
 {
-    int count = (int)ceil_div(N, ATTENTION_KEY_TILE), document = 0;
+    int count = (int)ceil_div(N, size), document = 0;
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
     for (int i = 0; i < count; i++) {
-        int first = i * ATTENTION_KEY_TILE, last = (int)min_i64(N, first + ATTENTION_KEY_TILE) - 1;
-        while (document + 1 < documents && cu[document + 1] <= last) document++;
+        int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
+        while (document + 1 < documents && cu[document + 1] <= token) document++;
         order[i] = (uint64_t)~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
     }
     qsort(order, (size_t)count, sizeof *order, rising);
@@ -111,7 +122,8 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     }
     free(order);
     for (int64_t i = num_documents; i < part; i++) length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
-    sort_key_tiles(table + PARTS * part, cu_seqlens, num_documents, N);
+    sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
+    sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens, num_documents, N);
     int64_t slots = rounded_slots(num_documents);
     make_plans_for(slots, N); // here and not in the op, which may be under capture
     return (int)slots;
@@ -194,8 +206,10 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
     assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
     int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
-                           .key_tiles = table + PARTS * part, .row_scratch = at.row_scratch, .dq_sum = at.dq_sum,
-                           .counters = at.counters, .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
+                           .key_tiles = table + PARTS * part,
+                           .query_tiles = table + query_tiles_at(N, at.sizes.max_documents), .row_scratch = at.row_scratch,
+                           .dq_sum = at.dq_sum, .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters,
+                           .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
 }
 
 // ---- what is reserved ----------------------------------------------------------------------------------------------------
@@ -252,8 +266,10 @@ static void free_scratch(void)
 {
     if (at.row_scratch) device_free(at.row_scratch);
     if (at.counters) device_free(at.counters);
+    if (at.dq_state) device_free(at.dq_state), device_free(at.value_sums);
+    if (at.y) device_free(at.y);
     if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
-    at.row_scratch = NULL, at.counters = NULL, at.dq_sum = NULL;
+    at.row_scratch = NULL, at.counters = at.dq_state = NULL, at.dq_sum = NULL, at.y = NULL;
     at.borrowed = 0;
 }
 
@@ -294,15 +310,27 @@ static void reserve_scratch(void)
 {
     const OpSizes *z = &at.sizes;
     size_t rows = (size_t)z->tokens * (size_t)z->heads;
+    if (at.forward == BY_TENSOR) at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
     if (!rows) return;
     if (at.backward == BY_CUDNN) {
         at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
+        at.y = device_alloc(rows * (size_t)at.head_dim * sizeof(floatX), "attention: output without its gate");
         reserve_dq_sum(rows * (size_t)at.head_dim * sizeof(float));
     } else if (at.backward == BY_TENSOR) {
         size_t sums = attention_tensor_sums(z->tokens, z->heads, at.head_dim);
         at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
-        at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
+        at.value_sums = device_alloc(attention_tensor_value_sums(z->tokens, z->heads) * 2 * sizeof(float), "attention: row sums");
+        at.dq_state = device_alloc(attention_tensor_states(z->tokens, z->heads) * sizeof(unsigned), "attention: sums of dq");
     }
+}
+
+// What all backward kernels take from the gate's pass.
+static void reserve_rows(void)
+{
+    size_t bytes = (size_t)at.sizes.tokens * (size_t)at.sizes.heads * sizeof(float);
+    if (!bytes) return;
+    at.lse_gated = device_alloc(bytes, "attention: lse with its gate");
+    at.row_sums = device_alloc(bytes, "attention: row sums");
 }
 
 const char *attention_library(void)
@@ -319,30 +347,37 @@ static const char *kernels_name(Kernels k)
     return k == BY_TENSOR ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
 }
 
-// Backward: only the own kernels for any GPU have a fixed order of sums; those for Hopper are the fastest; cuDNN's come next.
-static void choose_kernels(void)
+// A reason is empty where there was nothing to refuse.
+static void describe_choice(const char *not_tensor, const char *not_cudnn)
 {
-    Error not_tensor = {""}, not_cudnn = {""};
-    at.backward = BY_CUDNN;
-    if (at.sizes.deterministic) at.backward = BY_OWN;
-    else if (at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor)) at.backward = BY_TENSOR;
-    reserve_scratch();
-    at.forward = cudnn_is_usable(&not_cudnn) ? BY_CUDNN : BY_OWN;
-    if (at.forward == BY_OWN && at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
-    if (at.forward == BY_OWN) free_plans();
-    if (at.forward == BY_OWN && at.backward == BY_CUDNN) {
-        at.backward = BY_OWN;
-        free_scratch();
-    }
-    prepare_own();
     char *text = at.description;
     size_t size = sizeof at.description;
     int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
-    if (not_cudnn.text[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn.text);
+    if (not_cudnn[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn);
     used += snprintf(text + used, size - (size_t)used, ", backward by %s", kernels_name(at.backward));
-    if (at.sizes.deterministic) snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
-    else if (not_tensor.text[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor.text);
+    if (at.sizes.deterministic) used += snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
+    if (not_tensor[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
     if (at.forward == BY_OWN || at.backward == BY_OWN) note("%s: several times slower than could be", text);
+}
+
+// The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have a fixed order of
+// sums.
+static void choose_kernels(void)
+{
+    Error not_tensor = {""}, not_cudnn = {""};
+    bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor);
+    at.forward = tensor ? BY_TENSOR : BY_CUDNN;
+    at.backward = at.sizes.deterministic ? BY_OWN : at.forward;
+    reserve_scratch();
+    if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
+        if (at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
+        free_plans();
+        free_scratch();
+        at.forward = at.backward = BY_OWN;
+    }
+    prepare_own();
+    reserve_rows();
+    describe_choice(not_tensor.text, not_cudnn.text);
 }
 
 void attention_reserve(const OpSizes *sizes)
@@ -366,6 +401,7 @@ void attention_close(void)
     free_plans();
     attention_cudnn_close();
     free_scratch();
+    if (at.lse_gated) device_free(at.lse_gated), device_free(at.row_sums);
     memset(&at, 0, sizeof at);
 }
 
@@ -373,25 +409,48 @@ const char *attention_description(void) { return at.open ? at.description : "att
 
 // ---- the ops -------------------------------------------------------------------------------------------------------------
 
-void attention_forward(Stream s, floatX *y, float *lse, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                       int slots, float scale, int window, int N, int H, int e)
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
+                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
-    c.y = y, c.lse = lse, c.q = q, c.k = k, c.v = v;
-    if (at.forward == BY_OWN) attention_own_forward(&c, s);
-    else attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
+    c.y = yg, c.lse = lse, c.q = q, c.k = k, c.v = v, c.h = h, c.gate_w = gate_w;
+    if (at.forward == BY_TENSOR) {
+        attention_tensor_forward(&c, s);
+    } else if (at.forward == BY_OWN) {
+        attention_own_forward(&c, s);
+    } else {
+        attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
+        attention_gate_forward(s, yg, h, gate_w, N, H, e);
+    }
 }
 
-void attention_backward(Stream s, floatX *dq, floatX *dk, floatX *dv, const floatX *dy, const floatX *y, const float *lse,
-                        const float *row_sums, const floatX *q, const floatX *k, const floatX *v, const int32_t *table,
-                        int slots, float scale, int window, int N, int H, int e)
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
+                        int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");
-    c.q = q, c.k = k, c.v = v, c.y = (floatX *)y, c.lse = (float *)lse; // only read
-    c.dy = dy, c.row_sums = row_sums, c.dq = dq, c.dk = dk, c.dv = dv;
+    assert(!a->dq == !a->dk && (a->dq || (attention_feeds_qkv() && a->next)));
+    assert(!at.kept_tokens); // qkv_backward has taken what the last call left
+    if (!a->dq) at.kept_tokens = N, at.kept_scale = scale;
+    attention_gate_backward(s,
+                            &(GateBackward){.lse_gated = at.lse_gated, .row_sums = at.row_sums, .y = at.y, .dgate = a->dgate,
+                                            .dgate_w = a->dgate_w, .dyg = a->dyg, .yg = a->yg, .lse = a->lse, .h = a->h,
+                                            .gate_w = a->gate_w},
+                            N, H, e);
+    c.q = a->q, c.k = a->k, c.v = a->v, c.y = at.y, c.lse = at.lse_gated;
+    c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv, c.next = a->next;
     if (at.backward == BY_OWN) attention_own_backward(&c, s);
     else if (at.backward == BY_TENSOR) attention_tensor_backward(&c, s);
     else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
+}
+
+bool attention_feeds_qkv(void) { return at.backward == BY_TENSOR; }
+
+KeptGradient attention_take_dq(int N)
+{
+    assert(N == at.kept_tokens);
+    at.kept_tokens = 0;
+    return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale, at.value_sums,
+                          (int)attention_tensor_value_sums(N, at.sizes.heads)};
 }

@@ -28,25 +28,48 @@ const char *attention_description(void); // which kernels, and why; static text,
 // Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e, as in llmc/ops.h.
 typedef struct {
     const floatX *q, *k, *v; // (N, d)
+    const floatX *h, *gate_w; // (N, d), (H, 12) forward: y is multiplied by sig(gate_w . h[0:12]); NULL: no gate
     floatX *y;               // (N, d) forward: out; backward: in
     float *lse;              // (N, H) forward: out; backward: in
     const floatX *dy;        // (N, d)
-    floatX *dq, *dk, *dv;    // (N, d) out
-    const float *row_sums;   // (N, H) backward: in
+    floatX *dq, *dk, *dv;    // (N, d) out; without dq and dk Hopper's kernels leave dq in dq_sum, do k's and v's part of next,
+                             // and may be without dv
+    const QkvBackward *next; // without dq and dk
+    const float *row_sums;   // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch;      // (N, H) cuDNN: its own row sums
-    float *dq_sum;           // cuDNN: (N, d); Hopper's kernels: attention_tensor_sums(N, H, e) floats, zeros between calls
-    unsigned *counters;      // Hopper's kernels: attention_tensor_counters() of them, zeros between calls
+    float *dq_sum;           // cuDNN: (N, d); Hopper's kernels: attention_tensor_sums(N, H, e) floats
+    unsigned *dq_state;      // Hopper's kernels: attention_tensor_states(N, H), zeros but while dq_sum waits to be taken
+    float *value_sums;       // Hopper's kernels, without dk: (attention_tensor_value_sums(N, H), 2), for dlambda
+    unsigned *counters;      // Hopper's kernels: attention_tensor_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
     const int32_t *length;    // (slots) longest first
     const int32_t *start;     // (slots + 1) of the slot's document in (N, d) buffers, elements
     const int32_t *lse_start; // (slots + 1) the same in (N, H) buffers
     const int32_t *cu;        // (slots + 1) starts in rising order, tokens
     const int32_t *key_tiles; // tiles of ATTENTION_KEY_TILE keys, in the order to take them
+    const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same
     float scale;
     int window, slots;
     int N, H, e;
 } AttentionCall;
+
+// ---- the gate ----------------------------------------------------------------------------------------------------------
+
+// y *= sig(gate_w . h[0:12]), for forward kernels that do not apply the gate themselves. (N, d) in place.
+void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
+
+// What attention's backward kernels take instead of lse, row sums and dy, so that they need not know the gate (see gates.cu).
+typedef struct {
+    float *lse_gated;         // (N, H) out: lse - log(sig)
+    float *row_sums;          // (N, H) out: sum over the head of dyg * yg / sig
+    floatX *y;                // (N, d) out: yg / sig; or NULL
+    float *dgate, *dgate_w;   // (N, H) out; (H, 12) +=
+    const floatX *dyg, *yg;   // (N, d)
+    const float *lse;         // (N, H)
+    const floatX *h, *gate_w; // (N, d), (H, 12)
+} GateBackward;
+void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e);
 
 // ---- cuDNN --------------------------------------------------------------------------------------------------------------
 
@@ -79,13 +102,26 @@ void attention_own_backward(const AttentionCall *c, Stream s);
 
 // ---- own kernels for Hopper ------------------------------------------------------------------------------------------------
 
-enum { ATTENTION_KEY_TILE = 128 };
+enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
 // False, with the reason, where they do not run: another chip, compiled for another, another head width than 128.
 bool attention_tensor_prepare(int e, Error *error);
 size_t attention_tensor_sums(int N, int H, int e);
+size_t attention_tensor_states(int N, int H);
+size_t attention_tensor_value_sums(int N, int H);
 size_t attention_tensor_counters(void);
+void attention_tensor_forward(const AttentionCall *c, Stream s);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
 void attention_tensor_backward(const AttentionCall *c, Stream s);
+
+// dq of the last attention_backward without dq, for the next qkv_backward, which asks once.
+typedef struct {
+    const float *sums; // laid out as attention_tensor.cuh says, without the factor `scale`
+    unsigned *state;   // to be set to zeros
+    float scale;
+    const float *value_sums; // (num_value_sums, 2): parts of dlambda
+    int num_value_sums;
+} KeptGradient;
+KeptGradient attention_take_dq(int N);
 
 // Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL when cuDNN's is not
 // wanted. False, with the tensor that differs, when cuDNN's results are not to be trusted. Both own kernels must have been

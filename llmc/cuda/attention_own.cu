@@ -6,6 +6,7 @@
 // stand in for those of the whole, and what was added up is shrunk when the maximum grows. Weights are powers of two of scores
 // scaled by log2(e): the hardware's exponential is one of base 2.
 #include "llmc/cuda/attention_own.cuh"
+#include "llmc/cuda/gates.cuh"
 
 namespace attention {
 
@@ -63,12 +64,16 @@ static __device__ __forceinline__ void store_queries(float (&y)[E / 8][4], Softm
                                                      const AttentionCall &c)
 {
     int lane = threadIdx.x % WARP, row = q0 + warp_row + lane / 4;
+    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         m.sum[r] = quad_sum(m.sum[r]);
         if (lane % 4 == 0 && row + 8 * r < c.N) c.lse[(int64_t)(row + 8 * r) * c.H + head] = (m.max[r] + log2f(m.sum[r])) * LN2;
+        factor[r] = 1 / m.sum[r];
+        if (c.h && row + 8 * r < c.N)
+            factor[r] *= sigmoid(gate_input(c.h + (int64_t)(row + 8 * r) * c.H * c.e, c.gate_w + head * GATE_WIDTH));
     }
-    store_rows(c.y + head * c.e, y, q0 + warp_row, 0, 1 / m.sum[0], 1 / m.sum[1], c);
+    store_rows(c.y + head * c.e, y, q0 + warp_row, 0, factor[0], factor[1], c);
 }
 
 template <int E> constexpr int forward_bytes() { return 3 * tile_bytes<E>(TILE); }

@@ -21,6 +21,29 @@ static __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4])
         }
 }
 
+// Sums of dq without the factor `scale`, as blocks of keys leave them: (tiles, H, 2, 8, 128) times four fp32 for tiles of 64
+// queries, halves of 64 columns, groups of 8 columns. Thread t of 128 holds rows 16 (t / 32) + t % 32 / 4 and the eighth after,
+// columns 2 (t % 4) and the next of each group, as (row, row, row + 8, row + 8): the products' own order of elements.
+namespace dq_sums {
+enum { QUERIES = 64, THREADS = 128, HALF_VECTORS = 8 * THREADS, TILE_FLOATS = 2 * HALF_VECTORS * 4 };
+// Beside every half of a tile of a head: whether there are sums. Untouched ones are overwritten by the first that comes.
+enum { UNTOUCHED, BEING_STORED, STORED };
+}
+
+namespace attention_tensor {
+
+// What the blocks of a kernel share in memory; zeros between calls.
+struct Progress {
+    unsigned next, finished; // items handed out; blocks that got none any more
+};
+
+// Boxes of 64 columns, swizzled in rows of 128 bytes, and box_rows rows of an (N, d) tensor; rows from N on read as zeros and are
+// not written.
+CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows);
+void prepare_forward(void); // for attention_tensor_prepare
+
+} // namespace attention_tensor
+
 #if NS_HOPPER
 
 // d (64, 64) = a (64, 16) b (16, 64), or += when accumulate. A_ALONG: a is stored as (16, 64), else (64, 16); B_ALONG: b is
@@ -60,6 +83,21 @@ static __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map
             shared_address(to)),
         "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y)
         : "memory");
+}
+
+// The box at column x, row y, from shared memory; what would fall outside is left out.
+static __device__ __forceinline__ void store_box(const CUtensorMap *map, const void *from, int x, int y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map),
+                 "r"(shared_address(from)), "r"(x), "r"(y)
+                 : "memory");
+}
+
+// *to = what lies in shared memory, by the copy unit: queued in the thread's open group.
+static __device__ __forceinline__ void store_bulk(float *to, const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
 }
 
 // *to += what lies in shared memory, element by element, by the copy unit: queued in the thread's open group.

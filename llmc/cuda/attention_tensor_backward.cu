@@ -1,6 +1,8 @@
 // Attention backward on Hopper's warpgroup products, for heads of width 128: packed documents, causal, sliding window.
 //
 // With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):   dv = p^T dy, dk = scale ds^T q, dq = scale ds k.
+// The gate of the output is in lse and r (gates.cu). Where qkv_backward follows, what it would do to dk and dv is done here, on
+// the unrounded sums in registers: its traffic, 250 MB for a layer of 32768 tokens, is saved or hidden by products.
 //
 // A block takes 128 keys of one head (an item) and walks over the tiles of 64 queries that see any of them. Everything is
 // computed transposed, keys in rows, so that p^T and ds^T leave one product in the registers where the next one wants its left
@@ -16,250 +18,18 @@
 //
 // Blocks of queries that compute dq without any addition would need 7 products instead of 5.
 // dq is summed in fp32 in a buffer of tiles in the products' own order of elements (a thread's four values are neighbours).
-// Blocks add in no fixed order: its last bits vary from run to run. A second kernel rounds the sums to dq and leaves zeros for
-// the next call. Measured against that: rounding by spare warps of this kernel as tiles become complete held up the short items.
+// Blocks add in no fixed order: its last bits vary from run to run. The first that comes to a tile stores, those after it add, so
+// that nobody needs to clear. The sums stay there for qkv_backward, or a second kernel rounds them to dq. Measured against that
+// (H200, 2026-11-22): rounding by spare warps of this kernel as tiles become complete held up the short items; sums that are
+// only added to are 8 us less here and 26 us more where they are read and cleared (32768 tokens, window 384).
 // Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; which queries see a key is one interval.
 // Items are handed out as blocks become free, in the table's order.
-#include "llmc/cuda/attention_tensor.cuh"
+#include "llmc/cuda/attention_tensor_items.cuh"
+#include "llmc/cuda/qkv_row.cuh"
 
 namespace attention_tensor {
 
-constexpr float LOG2E = 1.4426950408889634f;
-
-enum {
-    WIDTH = 128, KEYS = 128, QUERIES = 64, GROUP = 128, GROUP_KEYS = 64,
-    THREADS = 3 * GROUP,
-    PANEL = 64,                         // columns of 128 bytes, the width of the swizzle
-    KEY_PANEL_BYTES = KEYS * 128, QUERY_PANEL_BYTES = QUERIES * 128, KEY_BYTES = 2 * KEY_PANEL_BYTES,
-    QUERY_BYTES = 2 * QUERY_PANEL_BYTES, STAGE_BYTES = 2 * QUERY_BYTES, DS_BYTES = KEYS * 128, SHARE_BYTES = QUERIES * PANEL * 4,
-    TILE_FLOATS = QUERIES * WIDTH, // of dq's sums
-    STEP_BYTES = 16 * 128,         // 16 rows of a panel: one step along an operand stored along the columns
-    CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40
-};
-
-// What the blocks share in memory; zeros between calls.
-struct Progress {
-    unsigned next, finished; // items handed out; blocks that got none any more
-};
-
-struct Arguments {
-    const float *lse, *row_sums;
-    floatX *dq, *dk, *dv;
-    float *dq_sum;       // (tiles, H, TILE_FLOATS)
-    Progress *progress;
-    const int32_t *cu, *order; // starts of documents; tiles of keys in the order to take them
-    float scale, scale_log2; // scale_log2: scores to powers of two
-    int window, slots, N, H, items; // items: tiles of keys times heads
-};
-
-// 128 keys of one head. Tiles are numbers of 64 queries, key tiles of 128 keys.
-struct Item {
-    int key0, head;
-    int first, last; // tiles of queries, last exclusive; empty: no more work
-    int full_end[2]; // tiles from the warpgroup's second to here, exclusive, are seen whole by all its keys
-    int count[KEYS]; // queries that see the key: itself and those behind it
-};
-
-struct Stage { // of a tile's queries
-    float lse[QUERIES], row_sum[QUERIES]; // lse in powers of two
-};
-
-struct Shared {
-    uint8_t *base;
-    __device__ __forceinline__ uint8_t *k(int slot) const { return base + slot * KEY_BYTES; }
-    __device__ __forceinline__ uint8_t *v(void) const { return base + 2 * KEY_BYTES; }
-    __device__ __forceinline__ uint8_t *q(int stage) const { return base + 3 * KEY_BYTES + stage * STAGE_BYTES; }
-    __device__ __forceinline__ uint8_t *dy(int stage) const { return q(stage) + QUERY_BYTES; }
-    __device__ __forceinline__ uint8_t *ds(int buffer) const { return q(2) + buffer * DS_BYTES; }
-    __device__ __forceinline__ uint8_t *dq(int group) const { return ds(2) + group * SHARE_BYTES; }
-    __device__ __forceinline__ Stage *stage(int i) const { return (Stage *)dq(2) + i; }
-    __device__ __forceinline__ Item *item(int slot) const { return (Item *)stage(2) + slot; }
-    __device__ __forceinline__ uint64_t *barrier(int i) const { return (uint64_t *)item(2) + i; }
-    __device__ __forceinline__ uint64_t *keys_full(int slot) const { return barrier(slot); }
-    __device__ __forceinline__ uint64_t *keys_empty(int slot) const { return barrier(2 + slot); }
-    __device__ __forceinline__ uint64_t *queries_full(int stage) const { return barrier(4 + stage); }
-    __device__ __forceinline__ uint64_t *queries_empty(int stage) const { return barrier(6 + stage); }
-    __device__ __forceinline__ uint64_t *values_full(void) const { return barrier(8); }
-    __device__ __forceinline__ uint64_t *values_empty(void) const { return barrier(9); }
-    __device__ __forceinline__ uint64_t *share_full(int group) const { return barrier(10 + group); }
-    __device__ __forceinline__ uint64_t *share_empty(int group) const { return barrier(12 + group); }
-};
-enum {
-    BARRIERS = 14,
-    TILES_BYTES = 3 * KEY_BYTES + 2 * STAGE_BYTES + 2 * DS_BYTES + 2 * SHARE_BYTES,
-    SHARED_BYTES = TILES_BYTES + 2 * sizeof(Stage) + 2 * sizeof(Item) + BARRIERS * 8
-};
-static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
-static_assert(sizeof(Item) % 8 == 0, "barriers are aligned");
-static_assert((int)KEYS == (int)ATTENTION_KEY_TILE, "the table sorts tiles of this size");
-
 #if NS_HOPPER
-
-struct Ring { // a position in the two stages
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance() { parity ^= stage, stage ^= 1; }
-};
-
-// ---- the warp that fetches -----------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ int document_of(int t, const Arguments &a) // last d with cu[d] <= t
-{
-    int low = 0, high = a.slots;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (a.cu[middle] <= t) low = middle;
-        else high = middle;
-    }
-    return low;
-}
-
-// Fills the item's description. All lanes, four keys each.
-static __device__ __forceinline__ void describe_item(Item *item, int index, const Arguments &a)
-{
-    int lane = threadIdx.x % WARP, key0 = a.order[index / a.H] * KEYS, first_key = key0 + 4 * lane;
-    int document = document_of(min(first_key, a.N - 1), a), end = a.cu[document + 1], last_seen = 0, count[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int key = first_key + i;
-        count[i] = 0;
-        if (key < a.N) {
-            while (key >= end) end = a.cu[++document + 1];
-            count[i] = min(end - key, a.window + 1);
-            last_seen = key + count[i];
-        }
-        item->count[4 * lane + i] = count[i];
-    }
-    int seen = __reduce_max_sync(0xffffffffu, last_seen);
-    int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0), __shfl_sync(0xffffffffu, first_key + count[0], 16)};
-    if (lane) return;
-    item->key0 = key0, item->head = index % a.H, item->first = key0 / QUERIES;
-    item->last = (seen + QUERIES - 1) / QUERIES;
-    for (int g = 0; g < 2; g++) item->full_end[g] = whole[g] / QUERIES;
-}
-
-// lse and row sum of the lane's two queries of a tile.
-struct Scalars {
-    float lse[2], row_sum[2];
-};
-static __device__ __forceinline__ Scalars load_scalars(int tile, int head, const Arguments &a)
-{
-    Scalars x;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int t = tile * QUERIES + (int)threadIdx.x % WARP + WARP * i;
-        x.lse[i] = t < a.N ? a.lse[(int64_t)t * a.H + head] : 0;
-        x.row_sum[i] = t < a.N ? a.row_sums[(int64_t)t * a.H + head] : 0;
-    }
-    return x;
-}
-
-struct Fetch {
-    const CUtensorMap *q, *k, *v, *dy;
-    Ring ring, slots;
-    unsigned next; // lane 0: the item after the one described last
-};
-
-// Describes the next item in its slot and fetches its keys. False after the last.
-static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, const Arguments &a)
-{
-    int lane = threadIdx.x % WARP, slot = f.slots.stage;
-    unsigned index = __shfl_sync(0xffffffffu, f.next, 0);
-    Item *item = m.item(slot);
-    uint64_t *full = m.keys_full(slot);
-    barrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
-    f.slots.advance();
-    if (index >= (unsigned)a.items) {
-        if (lane) return false;
-        item->first = item->last = 0;
-        barrier_arrive(full);
-        if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1) a.progress->next = 0; // all have their last answer
-        return false;
-    }
-    if (lane == 0) f.next = atomicAdd(&a.progress->next, 1);
-    describe_item(item, (int)index, a);
-    __syncwarp();
-    if (lane == 0) {
-        int key0 = item->key0, column = item->head * WIDTH;
-        barrier_arrive_expect(full, KEY_BYTES);
-        for (int p = 0; p < 2; p++) copy_box(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
-    }
-    return true;
-}
-
-static __device__ __forceinline__ void fetch_values(const Fetch &f, const Shared &m, const Item *item, uint32_t parity)
-{
-    barrier_wait(m.values_empty(), parity ^ 1);
-    if (threadIdx.x % WARP) return;
-    barrier_arrive_expect(m.values_full(), KEY_BYTES);
-    for (int p = 0; p < 2; p++)
-        copy_box(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL, item->key0);
-}
-
-static __device__ __forceinline__ void fetch_queries(Fetch &f, const Shared &m, const Arguments &a, int tile, int head)
-{
-    int lane = threadIdx.x % WARP;
-    Scalars x = load_scalars(tile, head, a);
-    uint64_t *full = m.queries_full(f.ring.stage);
-    uint8_t *q = m.q(f.ring.stage), *dy = m.dy(f.ring.stage);
-    Stage *stage = m.stage(f.ring.stage);
-    barrier_wait(m.queries_empty(f.ring.stage), f.ring.parity ^ 1);
-    if (lane == 0) {
-        barrier_arrive_expect(full, STAGE_BYTES);
-        for (int p = 0; p < 2; p++) {
-            copy_box(q + p * QUERY_PANEL_BYTES, f.q, full, head * WIDTH + p * PANEL, tile * QUERIES);
-            copy_box(dy + p * QUERY_PANEL_BYTES, f.dy, full, head * WIDTH + p * PANEL, tile * QUERIES);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        stage->lse[lane + WARP * i] = x.lse[i] * LOG2E;
-        stage->row_sum[lane + WARP * i] = x.row_sum[i];
-    }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(full);
-    f.ring.advance();
-}
-
-static __device__ __forceinline__ void fetch(const Shared &m, const Arguments &a, const CUtensorMap *q, const CUtensorMap *k,
-                                             const CUtensorMap *v, const CUtensorMap *dy)
-{
-    Fetch f = {q, k, v, dy, Ring(), Ring(), 0};
-    if (threadIdx.x % WARP == 0) f.next = atomicAdd(&a.progress->next, 1);
-    uint32_t parity = 0;
-    for (bool more = fetch_item(f, m, a); more; parity ^= 1) {
-        const Item *item = m.item(f.slots.stage ^ 1);
-        int tile = item->first, last = item->last, head = item->head;
-        fetch_queries(f, m, a, tile, head);
-        fetch_values(f, m, item, parity);
-        more = fetch_item(f, m, a); // early: it takes a while
-        while (++tile < last) fetch_queries(f, m, a, tile, head);
-    }
-}
-
-// ---- the two warps that add shares of dq -----------------------------------------------------------------------------------
-
-// One thread runs this for its warpgroup.
-static __device__ __forceinline__ void add_shares(const Shared &m, const Arguments &a, int group)
-{
-    uint32_t parity = 0;
-    for (Ring slots;; slots.advance()) {
-        barrier_wait(m.keys_full(slots.stage), slots.parity);
-        const Item *item = m.item(slots.stage);
-        int tile = item->first, last = item->last;
-        float *sums = a.dq_sum + ((int64_t)tile * a.H + item->head) * TILE_FLOATS + group * (TILE_FLOATS / 2);
-        barrier_arrive(m.keys_empty(slots.stage));
-        if (tile == last) break;
-        for (; tile < last; tile++, parity ^= 1, sums += (int64_t)a.H * TILE_FLOATS) {
-            barrier_wait(m.share_full(group), parity);
-            add_bulk(sums, m.dq(group), SHARE_BYTES);
-            stores_commit();
-            stores_wait_read();
-            barrier_arrive(m.share_empty(group));
-        }
-    }
-    stores_wait();
-}
 
 // ---- the warpgroups that multiply ----------------------------------------------------------------------------------------
 
@@ -355,6 +125,71 @@ static __device__ __forceinline__ void store_keys(floatX *head, const float (&su
         }
 }
 
+// v_raw's gradient, and dv where it is wanted, of (64, 128) sums.  row: the thread's first
+static __device__ __forceinline__ void finish_values(const float (&sum)[64], const Item *item, int row, int warp,
+                                                     const Arguments &a)
+{
+    int quad = threadIdx.x % 4, d = a.H * WIDTH, column = item->head * WIDTH;
+    uint4 raw[2][4] = {}, embed[2][4] = {};
+    float lambda = a.lambda[0], sums[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int64_t n = row + 8 * i;
+        if (n >= a.N) continue;
+#pragma unroll
+        for (int k = 0; k < 4; k++) raw[i][k] = load_vec(a.v_raw + n * d + column, 4 * k + quad);
+        if (!a.value_embed) continue;
+        const floatX *from = a.value_embed + (int64_t)a.tokens[n] * d + column;
+#pragma unroll
+        for (int k = 0; k < 4; k++) embed[i][k] = load_vec(from, 4 * k + quad);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int64_t n = row + 8 * i;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int g = 0; g < 4; g++) x[g] = pack2(sum[4 * (4 * k + g) + 2 * i], sum[4 * (4 * k + g) + 2 * i + 1]);
+            transpose_quad(x);
+            uint4 dv = make_uint4(x[0], x[1], x[2], x[3]);
+            if (n >= a.N) continue;
+            if (a.dv) store_vec(a.dv + n * d + column, 4 * k + quad, dv);
+            store_vec(a.dqkv + (3 * n + 2) * d + column, 4 * k + quad,
+                      value_gradient(dv, raw[i][k], embed[i][k], true, lambda, sums));
+        }
+    }
+    sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
+    if (threadIdx.x % WARP == 0)
+        ((float2 *)a.value_sums)[(item->key0 / KEYS * a.H + item->head) * CONSUMER_WARPS + warp] = make_float2(sums[0], sums[1]);
+}
+
+// The raw k's gradient, of (64, 128) sums of dk; frees the item's keys.  row: the thread's first, in the item my_row
+static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, const float (&sum)[64], int head, int row,
+                                                   int my_row, const Angles (&angles)[2], const float (&rstd)[2],
+                                                   const Arguments &a)
+{
+    RowPairs k[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int at = (my_row + 8 * r) * 128 + threadIdx.x % 4 * 4;
+#pragma unroll
+        for (int i = 0; i < 16; i++) // groups of columns; rows have 128 swizzled bytes
+            k[r].x[i / 8][i % 8 / 4][i % 4] =
+                *(const uint32_t *)(m.k(slot) + i / 8 * KEY_PANEL_BYTES + (at ^ (i % 8 ^ my_row % 8) << 4));
+    }
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier_arrive(m.keys_empty(slot));
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float d[2][8][2];
+        int n = row + 8 * r;
+#pragma unroll
+        for (int i = 0; i < 32; i++) d[i / 16][i / 2 % 8][i % 2] = a.scale * sum[i / 2 * 4 + 2 * r + i % 2];
+        finish_row(a.dqkv + (3 * (int64_t)n + 1) * a.H * WIDTH + head * WIDTH, d, k[r], angles[r], rstd[r], n < a.N);
+    }
+}
+
 static __device__ __forceinline__ void multiply(const Shared &m, const Arguments &a, int group)
 {
     int thread; // read once: the compiler would read it anew in each turn of the loop, and wait for it
@@ -422,16 +257,29 @@ static __device__ __forceinline__ void multiply(const Shared &m, const Arguments
         } while (++tile < last);
         products_wait<0>();
         int row = item->key0 + my_row, at = item->head * WIDTH;
-        __syncwarp();
-        if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
-        store_keys(a.dk + at, dk, a.scale, row, a);
-        store_keys(a.dv + at, dv, 1, row, a);
+        if (a.dk) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
+            store_keys(a.dk + at, dk, a.scale, row, a);
+            store_keys(a.dv + at, dv, 1, row, a);
+        } else {
+            Angles angles[2];
+            float rstd[2] = {};
+            int head = item->head;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                angles[r] = load_angles(a.cos, a.sin, row + 8 * r, row + 8 * r < a.N);
+                if (row + 8 * r < a.N) rstd[r] = a.rstd_k[(int64_t)(row + 8 * r) * a.H + head];
+            }
+            finish_values(dv, item, row, thread / WARP, a);
+            finish_keys(m, slots.stage, dk, head, row, my_row, angles, rstd, a);
+        }
     }
 }
 
 #endif
 
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dy,
                     const __grid_constant__ Arguments a)
@@ -462,7 +310,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// A tile of sums to dq; leaves zeros. One block for each of the two tiles of an item.
+// A tile of sums to dq. One block for each of the two tiles of an item.
 __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant__ Arguments a)
 {
     int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP, item = (int)blockIdx.x / 2, head = item % a.H;
@@ -473,8 +321,7 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
     float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % GROUP, s[8];
 #pragma unroll
     for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * GROUP);
-#pragma unroll
-    for (int g = 0; g < 8; g++) __stcs(sums + g * GROUP, make_float4(0, 0, 0, 0));
+    if (threadIdx.x % GROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -496,8 +343,7 @@ typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, 
                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled;
 
-// Boxes of 64 columns and box_rows rows of an (N, d) tensor; rows from N on read as zeros.
-static CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
+CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
 {
     CUtensorMap map;
     cuuint64_t d = (cuuint64_t)(c->H * c->e), sizes[2] = {d, (cuuint64_t)c->N}, strides[1] = {d * sizeof(floatX)};
@@ -523,21 +369,33 @@ bool attention_tensor_prepare(int e, Error *error)
     if (found != cudaDriverEntryPointSuccess) return error_set(error, "the driver makes no tensor maps");
     encode_tiled = (EncodeTiled)address;
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    prepare_forward();
     return true;
 }
 
 size_t attention_tensor_sums(int N, int H, int e)
 {
-    return (size_t)ceil_div(N, QUERIES) * (size_t)H * (size_t)(QUERIES * e);
+    assert(e == WIDTH);
+    return (size_t)ceil_div(N, QUERIES) * (size_t)H * TILE_FLOATS;
 }
+
+size_t attention_tensor_states(int N, int H) { return (size_t)ceil_div(N, QUERIES) * (size_t)H * 2; }
+
+size_t attention_tensor_value_sums(int N, int H) { return (size_t)ceil_div(N, KEYS) * (size_t)H * CONSUMER_WARPS; }
 
 size_t attention_tensor_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
 
 void attention_tensor_backward(const AttentionCall *c, Stream s)
 {
-    Arguments a;
+    Arguments a = {};
     a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
+    if (!c->dk) {
+        const QkvBackward *n = c->next;
+        a.dqkv = n->dqkv, a.cos = n->cos, a.sin = n->sin, a.rstd_k = n->rstd_k, a.lambda = n->lambda, a.v_raw = n->v_raw;
+        a.value_embed = n->value_embed, a.tokens = n->tokens, a.value_sums = c->value_sums;
+    }
     a.progress = (Progress *)c->counters;
+    a.state = c->dq_state;
     a.cu = c->cu, a.order = c->key_tiles;
     a.scale = c->scale, a.scale_log2 = c->scale * LOG2E;
     a.window = c->window < c->N ? c->window : c->N, a.slots = c->slots, a.N = c->N, a.H = c->H;
@@ -545,7 +403,7 @@ void attention_tensor_backward(const AttentionCall *c, Stream s)
     CUtensorMap q = rows_map(c->q, c, QUERIES), k = rows_map(c->k, c, KEYS), v = rows_map(c->v, c, KEYS),
                 dy = rows_map(c->dy, c, QUERIES);
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    backward_kernel<<<blocks, THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
-    round_kernel<<<(unsigned)a.items * (KEYS / QUERIES), 2 * GROUP, 0, s>>>(a);
+    backward_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
+    if (c->dq) round_kernel<<<(unsigned)a.items * (KEYS / QUERIES), 2 * GROUP, 0, s>>>(a);
     CHECK_LAUNCH();
 }

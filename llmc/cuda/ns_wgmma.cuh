@@ -111,6 +111,11 @@ static __device__ __forceinline__ void add_release(unsigned *p, unsigned v)
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
+static __device__ __forceinline__ void store_release(unsigned *p, unsigned v)
+{
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 // ---- clusters --------------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ int cluster_rank(void)

@@ -1,7 +1,4 @@
-// Rotary tables; QK norm, rotation and value mix in one pass over q, k and v; and its backward.
-//
-// Fast path, head widths 32, 64 ... 512: e/16 neighbouring threads share a head, each holds a vector of the first half and its
-// partner in the second, so that a rotation needs no exchange. Other widths: one warp a head, element by element.
+// Rotary tables; QK norm, rotation and value mix in one pass over q, k and v. Backward: qkv_backward.cu.
 #include "llmc/cuda/qkv.cuh"
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
@@ -40,11 +37,6 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
     CHECK_LAUNCH();
 }
 
-static bool fast_path(int N, int H, int e)
-{
-    return e >= 32 && e <= 512 && (e & (e - 1)) == 0 && (int64_t)N * H * e < (int64_t)1 << 34;
-}
-
 // ---- one rotation --------------------------------------------------------------------------------------------------------
 
 // y = R x of a pair of vectors.
@@ -58,19 +50,6 @@ static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], co
     }
 }
 
-// cos and sin of a thread's vector j (elements 8j..8j+7 of the first half); the second quarter of a head stands still.
-static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8], const floatX *cos, const floatX *sin,
-                                                     int64_t position, int j, int e)
-{
-    if (8 * j < e / 4) {
-        unpack8(load_vec(cos + position * (e / 4), j), c);
-        unpack8(load_vec(sin + position * (e / 4), j), s);
-    } else {
-#pragma unroll
-        for (int k = 0; k < 8; k++) c[k] = 1, s[k] = 0;
-    }
-}
-
 // ---- forward -------------------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -81,15 +60,6 @@ typedef struct {
     const float *lambda;
     const floatX *cos, *sin;
 } QkvForward;
-
-// A thread's two vectors of a head.
-struct Pair {
-    uint4 lo, hi;
-};
-static __device__ __forceinline__ Pair load_pair(const floatX *head, int j, int half)
-{
-    return {load_vec(head, j), load_vec(head, j + half)};
-}
 
 static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e, const float (&c)[8],
                                                        const float (&s)[8], unsigned mask)
@@ -174,7 +144,7 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
 {
     if (N <= 0) return;
     QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
-    if (fast_path(N, H, e))
+    if (qkv_fast_path(N, H, e))
         qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H, e);
     else qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H, e);
     CHECK_LAUNCH();
@@ -209,127 +179,4 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
         unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
         DISPATCH_WIDTH(d, (mix_value_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(v, v_raw, value_embed, tokens, lambda, N, d)));
     }
-}
-
-// ---- backward ------------------------------------------------------------------------------------------------------------
-// With y = R x^, x^ = x rstd: dx^ = R' dy, and dx = rstd (dx^ - x^ mean(dx^ x^)). The sum of dx^ x^ is that of dy y. R' R is not
-// quite the identity, because cos and sin are rounded: x^ = R' y / (cos^2 + sin^2).
-
-// inverse: 1 / (c^2 + s^2)
-static __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, float r, int j, int e, const float (&c)[8],
-                                                         const float (&s)[8], const float (&inverse)[8], unsigned mask)
-{
-    int half = e / 16;
-    float g1[8], g2[8], y1[8], y2[8], dot = 0;
-    unpack8(dy.lo, g1);
-    unpack8(dy.hi, g2);
-    unpack8(y.lo, y1);
-    unpack8(y.hi, y2);
-#pragma unroll
-    for (int k = 0; k < 8; k++) dot += g1[k] * y1[k] + g2[k] * y2[k];
-    dot = group_sum(dot, half, mask) / (float)e;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float scale = dot * inverse[k];
-        float a = g1[k] - y1[k] * scale, b = g2[k] - y2[k] * scale; // R' of this is dx^ - x^ dot
-        g1[k] = r * (a * c[k] - b * s[k]);
-        g2[k] = r * (b * c[k] + a * s[k]);
-    }
-    store_vec(out, j, pack8(g1));
-    store_vec(out, j + half, pack8(g2));
-}
-
-// lambda dv; adds dv v_raw and dv embed to the sums.
-static __device__ __forceinline__ uint4 value_gradient(uint4 dv, uint4 raw, uint4 embed, bool with_embed, float lambda,
-                                                       float (&sums)[2])
-{
-    float g[8], t[8];
-    unpack8(dv, g);
-    unpack8(raw, t);
-#pragma unroll
-    for (int k = 0; k < 8; k++) sums[0] += g[k] * t[k];
-    unpack8(embed, t);
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (with_embed) sums[1] += g[k] * t[k];
-        g[k] *= lambda;
-    }
-    return pack8(g);
-}
-
-__global__ __launch_bounds__(THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e, float *partials,
-                                                               unsigned *counter)
-{
-    unsigned half = e / 16, per_row = H * half, all = N * per_row;
-    int d = H * e;
-    float sums[2] = {0, 0}, lambda = a.lambda[0];
-    for (unsigned start = blockIdx.x * THREADS; start < all; start += gridDim.x * THREADS) {
-        unsigned id = start + threadIdx.x;
-        unsigned mask = __ballot_sync(0xffffffffu, id < all); // groups are whole: only the last block's tail is off
-        if (id >= all) break;
-        int64_t n = id / per_row;
-        int h = id % per_row / half, j = id % half;
-        int64_t at = (n * H + h) * e, out = n * 3 * d + (int64_t)h * e;
-        Pair dq = load_pair(a.dq + at, j, half), q = load_pair(a.q + at, j, half), dk = load_pair(a.dk + at, j, half);
-        Pair k = load_pair(a.k + at, j, half), dv = load_pair(a.dv + at, j, half), raw = load_pair(a.v_raw + at, j, half),
-             embed = raw;
-        if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
-        float c[8], s[8], inverse[8];
-        load_rotation(c, s, a.cos, a.sin, n, j, e);
-#pragma unroll
-        for (int i = 0; i < 8; i++) inverse[i] = __fdividef(1, c[i] * c[i] + s[i] * s[i]);
-        unrotate_gradient(a.dqkv + out, dq, q, a.rstd_q[n * H + h], j, e, c, s, inverse, mask);
-        unrotate_gradient(a.dqkv + out + d, dk, k, a.rstd_k[n * H + h], j, e, c, s, inverse, mask);
-        store_vec(a.dqkv + out + 2 * d, j, value_gradient(dv.lo, raw.lo, embed.lo, a.value_embed, lambda, sums));
-        store_vec(a.dqkv + out + 2 * d, j + half, value_gradient(dv.hi, raw.hi, embed.hi, a.value_embed, lambda, sums));
-    }
-    grid_accumulate<2>(a.dlambda, sums, partials, counter);
-}
-
-static __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX *dy, const floatX *y, float r,
-                                                             const floatX *cos, const floatX *sin, int lane, int e)
-{
-    int half = e / 2, turning = e / 4;
-    float dot = 0;
-    for (int i = lane; i < e; i += WARP) dot += to_float(dy[i]) * to_float(y[i]);
-    dot = warp_sum(dot) / (float)e;
-    for (int i = lane; i < half; i += WARP) {
-        float c = i < turning ? to_float(cos[i]) : 1, s = i < turning ? to_float(sin[i]) : 0, scale = dot / (c * c + s * s);
-        float a = to_float(dy[i]) - to_float(y[i]) * scale, b = to_float(dy[i + half]) - to_float(y[i + half]) * scale;
-        out[i] = __float2bfloat16(r * (a * c - b * s));
-        out[i + half] = __float2bfloat16(r * (b * c + a * s));
-    }
-}
-
-__global__ __launch_bounds__(THREADS) void qkv_backward_any_kernel(QkvBackward a, int N, int H, int e, float *partials,
-                                                                   unsigned *counter)
-{
-    int lane = threadIdx.x % WARP, turning = e / 4, d = H * e;
-    int64_t units = (int64_t)N * H, step = (int64_t)gridDim.x * (THREADS / WARP);
-    float sums[2] = {0, 0};
-    for (int64_t unit = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; unit < units; unit += step) {
-        int64_t n = unit / H, h = unit % H, at = unit * e, out = n * 3 * d + h * e;
-        const floatX *c = a.cos + n * turning, *s = a.sin + n * turning;
-        unrotate_gradient_any(a.dqkv + out, a.dq + at, a.q + at, a.rstd_q[unit], c, s, lane, e);
-        unrotate_gradient_any(a.dqkv + out + d, a.dk + at, a.k + at, a.rstd_k[unit], c, s, lane, e);
-        for (int i = lane; i < e; i += WARP) {
-            float g = to_float(a.dv[at + i]);
-            sums[0] += g * to_float(a.v_raw[at + i]);
-            if (a.value_embed) sums[1] += g * to_float(a.value_embed[(int64_t)a.tokens[n] * d + h * e + i]);
-            a.dqkv[out + 2 * d + i] = __float2bfloat16(a.lambda[0] * g);
-        }
-    }
-    grid_accumulate<2>(a.dlambda, sums, partials, counter);
-}
-
-void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
-{
-    if (N <= 0) return;
-    bool fast = fast_path(N, H, e);
-    int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), THREADS);
-    int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
-    float *partials = scratch_floats((size_t)blocks * 2);
-    if (fast) qkv_backward_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
-    else qkv_backward_any_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
-    CHECK_LAUNCH();
 }
