@@ -154,7 +154,7 @@ static void run_primitive(cudaStream_t s, void *p)
         ns_symmetric(s, NS_BF16, k->b, NULL, 0, 0.5f, k->a, k->a, 1, k->a, n, batch);
         break;
     case P_APPLY:
-        ns_apply(s, NS_BF16, k->y, false, 1, k->a, k->x, n, m, batch);
+        ns_apply(s, NS_BF16, k->y, false, 1, k->a, k->x, 2, n, m, batch);
         break;
     case P_LOAD:
         ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)n * m, 1, 0, 1, n, m, batch, false);

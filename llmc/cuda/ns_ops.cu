@@ -205,20 +205,23 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch)
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
+              int batch)
 {
     if (batch == 0) return;
     int pitch = ns_pitch(dtype, n, m);
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
         Product p = {};
-        p.a = b, p.b = x, p.out = y, p.a_stride = (int64_t)n * n, p.b_stride = p.out_stride = (int64_t)n * m;
-        p.a_pitch = n, p.b_pitch = p.out_pitch = m, p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha;
+        p.a = b, p.b = x, p.d = a == 0 ? NULL : x, p.out = y;
+        p.a_stride = (int64_t)n * n, p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
+        p.a_pitch = n, p.b_pitch = p.d_pitch = p.out_pitch = m;
+        p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha, p.beta = a;
         ns_portable_product(s, PRODUCT_FULL, dtype, dtype, p);
         return;
     }
     Task t = {};
-    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha;
-    t.a = square_map(dtype, b, n, batch), t.b = tall_map(dtype, x, n, m, batch);
+    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha, t.beta = a, t.has_d = a != 0;
+    t.a = square_map(dtype, b, n, batch), t.b = t.d = tall_map(dtype, x, n, m, batch);
     if (packed && pitch != m)
         t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
     else

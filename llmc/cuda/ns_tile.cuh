@@ -196,8 +196,13 @@ template <typename T>
 static __device__ __forceinline__ void write_full(const float (&sum)[2][64], Desk &desk, const Task &w, const Tile &t)
 {
     uint32_t packed[64];
-    desk.wait_free();
-    combine<T, false>(packed, sum, desk.base, w.alpha, 0);
+    if (w.has_d) {
+        desk.wait_full();
+        combine<T, true>(packed, sum, desk.base, w.alpha, w.beta);
+    } else {
+        desk.wait_free();
+        combine<T, false>(packed, sum, desk.base, w.alpha, 0);
+    }
     if (w.elements) write_elements<T>(desk.base, w, t, desk.group);
     desk.hand_over();
 }
