@@ -404,16 +404,18 @@ static void swap(void **a, void **b)
 // them to where fp16 has room on both sides.
 static const float aol_load_gain = 16384, aol_column_factor = 16;
 
-// x = b x, or b diag(scale) x as long as x lacks its scale: that costs a pass over b and not over x. scratch: a square.
-static void apply(Chunk *k, const void *b, void *scratch)
+// x = b x + a x. As long as x lacks its scale, b diag(scale) in place of b, which costs a pass over b and not over x.
+// scratch: a square, used only then; and a is 0 then.
+static void apply(Chunk *k, const void *b, float a, void *scratch)
 {
     float alpha = 1;
     if (k->scaled) {
+        assert(a == 0);
         ns_scale_columns(k->s, k->dtype, scratch, b, k->scale, aol_column_factor, k->n, k->batch);
         b = scratch, alpha = 1 / aol_column_factor, k->scaled = false;
     }
     bool to_out = --k->applies == 0 && k->out;
-    ns_apply(k->s, k->dtype, to_out ? k->out : k->spare, to_out, alpha, b, k->x, k->n, k->m, k->batch);
+    ns_apply(k->s, k->dtype, to_out ? k->out : k->spare, to_out, alpha, b, k->x, a, k->n, k->m, k->batch);
     swap(&k->x, &k->spare);
 }
 
@@ -429,15 +431,17 @@ static void gram_matrix(Chunk *k, bool aol)
     k->scaled = true;
 }
 
-// X <- (a I + b A + c A^2) X. The diagonal is rounded with the rest, which costs nothing that could be measured here.
+// X <- a X + (b A + c A^2) X. The large a stays out of the rounded matrix, but for the step in which AOL's scale goes into it.
 static void iterate_standard(Chunk *k)
 {
     void *A = k->square[0], *B = k->square[1];
     for (int i = 0; i < k->o->steps; i++) {
         NsTuple t = k->o->tuples[i];
+        float a = (float)t.a, b = (float)t.b, c = (float)t.c;
         gram_matrix(k, i == 0 && k->o->aol);
-        ns_symmetric(k->s, k->dtype, NULL, B, (float)t.a, (float)t.c, A, A, (float)t.b, A, k->n, k->batch);
-        apply(k, B, A);
+        bool in_matrix = k->scaled;
+        ns_symmetric(k->s, k->dtype, in_matrix ? NULL : B, in_matrix ? B : NULL, a, c, A, A, b, A, k->n, k->batch);
+        apply(k, B, in_matrix ? 0 : a, A);
     }
 }
 
@@ -452,7 +456,7 @@ static void iterate_gram(Chunk *k)
         float a = (float)t.a, b = (float)t.b, c = (float)t.c;
         bool restart = o->restarts >> i & 1, first = i == 0 || restart;
         // A restart discards the negative eigenvalues that rounding put into R, before they grow by a^2 a step.
-        if (restart) apply(k, Q, T);
+        if (restart) apply(k, Q, 0, T);
         if (first) gram_matrix(k, i == 0 && o->aol);
         ns_symmetric(k->s, k->dtype, Z, first ? Q : NULL, a, c, R, R, b, R, k->n, k->batch);
         if (!first) {
@@ -464,7 +468,7 @@ static void iterate_gram(Chunk *k)
             ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
         }
     }
-    apply(k, Q, T);
+    apply(k, Q, 0, T);
 }
 
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)

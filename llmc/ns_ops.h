@@ -55,8 +55,9 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
 void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
                   float beta, const void *d, int n, int batch);
 
-// y = alpha b x.  b (batch, n, n), x (batch, n, m);  y (batch, n, m) out, packed on demand
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch);
+// y = alpha b x + a x; a = 0 leaves the second term out.  b (batch, n, n), x (batch, n, m);  y (batch, n, m) out, packed on demand
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
+              int batch);
 
 // Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the entries of small
 // rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m)

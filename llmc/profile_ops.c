@@ -172,9 +172,9 @@ WRAPPED(ns_symmetric)(Stream s, NsDtype dtype, void *c, void *q, float diagonal,
                       float beta, const void *d, int n, int batch)
 CHAINED(ns_symmetric, (s, dtype, c, q, diagonal, alpha, a, b, beta, d, n, batch), product(n, n + 1, n) * batch,
         ns_bytes(dtype, product(n, n, 1 + !!c + !!q + (a != b) + (beta != 0 && d != a && d != b)), batch))
-WRAPPED(ns_apply)(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m,
-                  int batch)
-CHAINED(ns_apply, (s, dtype, y, packed, alpha, b, x, n, m, batch), 2 * product(n, n, m) * batch,
+WRAPPED(ns_apply)(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
+                  int m, int batch)
+CHAINED(ns_apply, (s, dtype, y, packed, alpha, b, x, a, n, m, batch), 2 * product(n, n, m) * batch,
         ns_bytes(dtype, product(n, n, 1) + product(n, m, 2), batch))
 WRAPPED(ns_gram_raw)(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
 CHAINED(ns_gram_raw, (s, dtype, raw, x, n, m, batch), product(n, n + 1, m) * batch,

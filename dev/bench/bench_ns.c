@@ -1,7 +1,8 @@
 // Newton-Schulz on the GPU: every variant against the standard iteration on cuBLASLt in the same run, every primitive against its
 // floor, and the error that each variant leaves.
 //   bench_ns [shape]      0..4: one of the shapes only
-// Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS.
+// Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS. "products": the steps
+// alone, from 16-bit matrices on, which is the whole less norm and load, measured by themselves.
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/ns_gpu.h"
@@ -64,6 +65,7 @@ typedef struct {
     NsOptions options;
     Baseline baseline;
     int primitive;
+    double load_us; // norm and load alone
 } Bench;
 
 // The numbers repeat after a prime of them, so that no two matrices are alike.
@@ -84,6 +86,11 @@ static void run_baseline(cudaStream_t s, void *p)
     Bench *k = p;
     baseline_run(&k->baseline, s, k->u, k->m, k->sumsq);
 }
+static void run_load(cudaStream_t s, void *p)
+{
+    Bench *k = p;
+    ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)k->n * k->m, 1.02f, 1e-6f, 1, k->n, k->m, k->batch, false);
+}
 static void run_variant(cudaStream_t s, void *p)
 {
     Bench *k = p;
@@ -93,13 +100,16 @@ static void run_variant(cudaStream_t s, void *p)
 static double dense_gflop(const Bench *k) { return k->batch * 5 * (4.0 * k->n * k->n * k->m + 2.0 * k->n * k->n * k->n) * 1e-9; }
 
 // The baseline on matrices of `pitch` columns, zeros behind the m of ours: cuBLAS is slow where rows do not start on 16 bytes.
-static double time_baseline(Bench *k)
+static double time_baseline(Bench *k, double *products)
 {
     k->baseline = baseline_open(k->n, k->pitch, k->batch, k->x, k->y, k->a, k->b);
     double us = median_us(run_baseline, k, 1);
+    k->load_us = median_us(run_load, k, 1);
+    *products = us - k->load_us;
     baseline_close(&k->baseline);
-    printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x\n", k->pitch, us,
-           dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops);
+    printf("  norm and load alone                %9.1f us\n", k->load_us);
+    printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x   products %8.1f us  1.00x\n", k->pitch,
+           us, dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, *products);
     return us;
 }
 
@@ -123,7 +133,7 @@ static NsOptions row_options(int i)
     return o;
 }
 
-static void time_variants(Bench *k, double baseline)
+static void time_variants(Bench *k, double baseline, double products)
 {
     for (int i = 0; i < ROWS; i++) {
         if (rows[i].square_gram && k->n != k->m) continue;
@@ -131,8 +141,9 @@ static void time_variants(Bench *k, double baseline)
         k->work = device_alloc(ns_workspace_bytes(&k->options, k->n, k->m, k->batch), "workspace");
         double us = median_us(run_variant, k, 1);
         device_free(k->work);
-        printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx\n", rows[i].label, us, dense_gflop(k) / us * 1e3,
-               dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us);
+        printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx   products %8.1f us %5.2fx\n", rows[i].label, us,
+               dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - k->load_us,
+               products / (us - k->load_us));
     }
 }
 
@@ -154,7 +165,7 @@ static void run_primitive(cudaStream_t s, void *p)
         ns_symmetric(s, NS_BF16, k->b, NULL, 0, 0.5f, k->a, k->a, 1, k->a, n, batch);
         break;
     case P_APPLY:
-        ns_apply(s, NS_BF16, k->y, false, 1, k->a, k->x, n, m, batch);
+        ns_apply(s, NS_BF16, k->y, false, 1, k->a, k->x, 2, n, m, batch);
         break;
     case P_LOAD:
         ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)n * m, 1, 0, 1, n, m, batch, false);
@@ -209,7 +220,8 @@ static void bench_shape(int n, int m, int batch)
     k.b = device_alloc(square, "b");
     k.raw = device_alloc(ns_raw_bytes(NS_BF16, n, m, batch), "raw Gram matrices");
     printf("%d x %d, batch %d: %s\n", n, m, batch, ns_path_name(ns_product_path(NS_BF16, n, m)));
-    time_variants(&k, time_baseline(&k));
+    double products, baseline = time_baseline(&k, &products);
+    time_variants(&k, baseline, products);
     time_primitives(&k);
     device_free(k.u), device_free(k.sumsq), device_free(k.scale), device_free(k.x), device_free(k.y), device_free(k.a),
         device_free(k.b);

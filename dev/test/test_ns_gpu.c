@@ -235,22 +235,22 @@ static void test_symmetric(Random *r, NsDtype dtype, int n, int batch, float bet
     free(a), free(b), free(d), free(exact), free(c), free(q), free(same), free(only);
 }
 
-static void test_apply(Random *r, NsDtype dtype, int n, int m, int batch, float alpha)
+static void test_apply(Random *r, NsDtype dtype, int n, int m, int batch, float a)
 {
     int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch, rows = (int64_t)n * batch;
     int pitch = ns_pitch(dtype, n, m);
     double *x = gaussian(r, count), *b = gaussian(r, square), *exact = matrix(count, 1); // b need not be symmetric here
     Array dx = pitched_of(dtype, x, rows, m, pitch, x), db = array_of(dtype, b, square, b), dy = array_new(dx.bytes);
     Array dp = array_new((size_t)count * ns_element_size(dtype));
-    ns_apply(NULL, dtype, dy.p, false, alpha, db.p, dx.p, n, m, batch);
-    ns_apply(NULL, dtype, dp.p, true, alpha, db.p, dx.p, n, m, batch);
-    ref.ns_apply(NULL, NS_FP32, exact, true, alpha, b, x, n, m, batch);
+    ns_apply(NULL, dtype, dy.p, false, 0.5f, db.p, dx.p, a, n, m, batch);
+    ns_apply(NULL, dtype, dp.p, true, 0.5f, db.p, dx.p, a, n, m, batch);
+    ref.ns_apply(NULL, NS_FP32, exact, true, 0.5f, b, x, a, n, m, batch);
     double *y = pitched_values(dtype, dy.p, rows, m, pitch), *packed = values_of(dtype, dp.p, count);
     double over = excess(dtype, y, exact, count, sum_bound(n, 4));
     bool same = !memcmp(y, packed, (size_t)count * sizeof *y);
     bool guards = intact_and_free(dx) & intact_and_free(db) & intact_and_free(dy) & intact_and_free(dp);
-    ok(over <= 1 && same && guards, "apply %s, %d of %dx%d, alpha = %g: error %.3f of the bound, the same packed",
-       dtype_name[dtype], batch, n, m, alpha, over);
+    ok(over <= 1 && same && guards, "apply %s, %d of %dx%d, a = %g: error %.3f of the bound, the same packed",
+       dtype_name[dtype], batch, n, m, a, over);
     free(x), free(b), free(exact), free(y), free(packed);
 }
 
@@ -357,7 +357,7 @@ static void test_primitives(void)
             test_gram(&r, t, n, m, batch);
             test_symmetric(&r, t, n, batch, 1.5f);
             test_apply(&r, t, n, m, batch, 2.25f);
-            if (n <= 300) test_symmetric(&r, t, n, batch, 0);
+            if (n <= 300) test_symmetric(&r, t, n, batch, 0), test_apply(&r, t, n, m, batch, 0);
             test_load(&r, t, n, m, 2, false);
             test_load(&r, t, m, n, 2, true);
             test_transpose_and_columns(&r, t, n, m, batch);
@@ -567,7 +567,7 @@ static void test_large_offsets(void)
     uint16_t *first = malloc(bytes), *last = malloc(bytes);
     for (int op = 0; op < 3; op++) {
         if (op == 0) ns_gram(NULL, NS_BF16, y, x, SIDE, SIDE, BATCH);
-        if (op == 1) ns_apply(NULL, NS_BF16, y, true, 1, x, x, SIDE, SIDE, BATCH);
+        if (op == 1) ns_apply(NULL, NS_BF16, y, true, 1, x, x, 2, SIDE, SIDE, BATCH);
         if (op == 2) ns_transpose(NULL, NS_BF16, y, x, SIDE, SIDE, BATCH);
         copy_to_host(NULL, first, y, bytes);
         copy_to_host(NULL, last, y + bytes * (BATCH - 1), bytes);

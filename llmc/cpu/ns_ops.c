@@ -225,7 +225,8 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
 
 // ---- the other product -------------------------------------------------------------------------------------------------
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch)
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
+              int batch)
 {
     (void)s, (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
@@ -235,7 +236,8 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
         int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
         const ns_real *from = (const ns_real *)x + which * size;
         ns_real *to = (ns_real *)y + which * size + i0 * m;
-        block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m, 0, to, m);
+        if (a != 0) memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
+        block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m, a, to, m);
         round_values(dtype, to, rows * m);
     }
     blas_restore(threads);

@@ -1,19 +1,19 @@
 // A chain of tasks: products and the few elementwise passes between them, run by one kernel. Host and device share this
 // description.
 //
-// A task computes one tensor (or two: with and without a diagonal) of the whole batch, tile by tile. Tasks of one stage are
-// independent of each other; a tile of stage s + 1 waits until all tiles of stage s of its own matrix are done, and of no other:
-// while some matrices finish a stage, others are in the next one, and no multiprocessor waits for the slowest between two
-// products.
+// A task computes one tensor (or two: with and without a diagonal) of the whole batch, square by square. A square waits until
+// those tasks are done for its own matrix that its task depends on, and for nothing else: while some matrices finish a product,
+// others are in the next one, and what only a later task needs fills up the multiprocessors that the one before leaves free.
 #pragma once
 #include "llmc/cuda/ns_internal.cuh"
 #include "llmc/cuda/ns_wgmma.cuh"
 
 enum {
-    TILE_SIDE = 128,
-    SQUARE_TILES = 2,    // a cluster computes a square of 2 x 2 tiles
+    SQUARE = 256,        // side of what a cluster computes at a time
+    BOX_SIDE = 64,       // the copy unit moves boxes of 64 rows of 64 elements
+    SQUARE_PARTS = 4,    // multiplying groups of a cluster: each has 64 rows of the square
     CHAIN_TASKS = 24,    // 18 KB of kernel parameters, of which there may be 32
-    CHAIN_DONE = 1 << 16 // counters: stages times matrices
+    CHAIN_DONE = 1 << 16 // counters: tasks times matrices
 };
 
 enum TaskKind {
@@ -29,32 +29,41 @@ struct Task {
     void *elements;                 // out, where the copy unit cannot write it: rows start anywhere
     int64_t stride;                 // of `elements`: from matrix to matrix
     int pitch;                      // of `elements`
-    float *raw;                     // (batch, tiles, 128 * 128) in the order of the sums' registers
-    float *sums;                    // (batch, columns of tiles, rows): sum of |raw| along one tile
+    float *raw;                     // (batch, squares, 256 * 256) in the order of the sums' registers
+    float *sums;                    // (batch, sum_slots(), rows): sums of |raw| along the rows of parts of squares
     float *scale;                   // (batch, rows)
     int rows, cols, depth;
     float alpha, beta, diagonal, gain;
     TaskKind kind;
-    bool has_d, has_out, has_plus;
-    int row_squares, squares; // squares of tiles: in a column, in a matrix
-    int stage, needed;        // needed: tiles of the stage before, in a matrix
+    bool has_d, has_out, has_plus, square; // square: a and b are one tensor
+    int row_squares, squares;              // squares in a column, in a matrix
+    uint32_t waits;                        // bit i: for task i, whose result it uses or whose operands it overwrites
+    bool awaited;                          // by a later task
 };
 
 struct Chain {
     Task task[CHAIN_TASKS];
-    int tasks, stages, batch;
+    int tasks, batch;
     int together;       // so many matrices go through all tasks, then the next: what they leave in the cache is still there
     int squares;        // of all tasks, in a matrix
     int total;          // in the batch
-    unsigned *done;     // (stages, batch) tiles done, 0 before and after; NULL when there is one stage only
+    unsigned *done;     // (tasks, batch) parts of squares done, 0 before and after; of a single task none are needed
+    int counters;       // in done
+    unsigned *ticket;   // (1) the square that is next, 0 before and after
     unsigned *finished; // (1) blocks at the end, 0 before and after
 };
 static_assert(sizeof(Chain) <= 32764, "kernel parameters");
 
-static inline __host__ __device__ int tiles_along(int elements) { return (elements + TILE_SIDE - 1) / TILE_SIDE; }
+static inline __host__ __device__ int squares_along(int elements) { return (elements + SQUARE - 1) / SQUARE; }
+static inline __host__ __device__ int boxes_along(int elements) { return (elements + BOX_SIDE - 1) / BOX_SIDE; }
+// Sums of |raw| of one row: of the squares that it crosses on and below the diagonal, and of the parts of squares that it
+// crosses as a column.
+static inline __host__ __device__ int sum_slots(int rows) { return squares_along(rows) + boxes_along(rows); }
 
 // Runs the chain on tensors of `dtype`, which is 16 bits wide.
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &chain);
+// What was found out about the device is forgotten.
+void ns_forget_device(void);
 // Of a (batch, rows, cols) tensor, for boxes of 64 rows of 128 bytes; what lies outside of a matrix reads as zero and is not
 // written.
 CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int64_t stride, int batch);

@@ -1,7 +1,7 @@
 // Newton-Schulz primitives that move data and barely compute: norms, casts, scalings, transposes. All run at memory speed.
 #include "llmc/cuda/ns_internal.cuh"
 
-enum { THREADS = 256, TILE = 64, SLICE = 32768, MAX_GRID_YZ = 65535 };
+enum { THREADS = 256, TILE = 64, SLICE = 32768, MAX_GRID_YZ = 65535, AT_ONCE = 16 };
 
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
     T v[N];
@@ -102,8 +102,15 @@ __global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u
     for (int row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; row < rows; row += gridDim.x * (THREADS / WARP)) {
         const float *from = u + blockIdx.y * u_stride + (int64_t)row * cols;
         T *to = x + ((int64_t)blockIdx.y * rows + row) * pitch;
-#pragma unroll 8
-        for (int c = threadIdx.x % WARP; c < cols; c += WARP) to[c] = from_float<T>(from[c] * scale);
+        int c = threadIdx.x % WARP;
+        for (; c + (AT_ONCE - 1) * WARP < cols; c += AT_ONCE * WARP) {
+            float v[AT_ONCE]; // all on their way before the first is stored
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) v[k] = from[c + k * WARP];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) to[c + k * WARP] = from_float<T>(v[k] * scale);
+        }
+        for (; c < cols; c += WARP) to[c] = from_float<T>(from[c] * scale);
     }
 }
 

@@ -1,13 +1,13 @@
 // Newton-Schulz primitives: which path a shape takes, and chains of them on the tensor path.
 #include "llmc/cuda/ns_chain.cuh"
 
-// SQUARES_UNDER_WAY: two for each of the clusters that a device of 132 multiprocessors holds, and some more. A task of fewer
-// would keep the next one waiting; more would drive out of L2 what the next one reads.
-enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, SQUARES_UNDER_WAY = 72 };
+// SQUARES_UNDER_WAY: two for each of the clusters that a device of 132 multiprocessors holds, and some more. With fewer of a task
+// the next one has to wait for it, and nothing can be fetched ahead.
+enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, SQUARES_UNDER_WAY = 144 };
 
 static struct {
     float *partials;
-    unsigned *counters; // of chains: blocks that are through, and CHAIN_DONE
+    unsigned *counters; // of chains: blocks that are through, squares that are drawn, and CHAIN_DONE
 } scratch;
 
 void ns_reserve(void)
@@ -15,13 +15,14 @@ void ns_reserve(void)
     if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
     if (scratch.partials) return;
     scratch.partials = (float *)device_alloc(NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
-    scratch.counters = (unsigned *)device_alloc((1 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
+    scratch.counters = (unsigned *)device_alloc((2 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
 }
 
 void ns_release(void)
 {
     if (scratch.partials) device_free(scratch.partials), device_free(scratch.counters);
     scratch = {};
+    ns_forget_device();
 }
 
 float *ns_partials(void)
@@ -62,6 +63,7 @@ static struct {
     NsDtype dtype;
     Chain chain;
     Uses uses[CHAIN_TASKS];
+    uint32_t after[CHAIN_TASKS]; // bit i: comes after task i, directly or not
 } held;
 
 static bool contains(const void *const *list, int count, const void *p)
@@ -79,39 +81,32 @@ static bool conflict(const Uses *x, const Uses *y)
     return false;
 }
 
-static int wanted_tiles(const Task *t)
-{
-    int rows = tiles_along(t->rows), cols = tiles_along(t->cols);
-    return t->kind == TASK_FULL || t->kind == TASK_SCALE ? rows * cols : rows * (rows + 1) / 2;
-}
-
 void ns_flush(void)
 {
     Chain *c = &held.chain;
     if (c->tasks == 0) return;
-    int tiles[CHAIN_TASKS] = {};
     int64_t squares = 0, smallest = INT32_MAX;
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
-        int64_t along = ceil_div(tiles_along(t->rows), SQUARE_TILES), across = ceil_div(tiles_along(t->cols), SQUARE_TILES);
+        int64_t along = squares_along(t->rows), across = squares_along(t->cols);
         bool full = t->kind == TASK_FULL || t->kind == TASK_SCALE;
         t->row_squares = (int)along;
         t->squares = (int)(full ? along * across : along * (along + 1) / 2);
         squares += t->squares;
         smallest = min_i64(smallest, t->squares);
-        tiles[t->stage] += wanted_tiles(t);
     }
     if (squares * c->batch > INT32_MAX)
         fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
               c->task[0].rows);
-    for (int i = 0; i < c->tasks; i++) c->task[i].needed = c->task[i].stage ? tiles[c->task[i].stage - 1] : 0;
     c->squares = (int)squares;
     c->total = (int)(squares * c->batch);
     int groups = (int)max_i64(1, c->batch / ceil_div(SQUARES_UNDER_WAY, smallest));
     c->together = (int)ceil_div(c->batch, groups);
     if (!scratch.counters) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
     c->finished = scratch.counters;
-    c->done = c->stages > 1 ? c->finished + 1 : NULL;
+    c->ticket = c->finished + 1;
+    c->done = c->ticket + 1;
+    c->counters = c->tasks > 1 ? c->tasks * c->batch : 0;
     ns_launch_chain(held.stream, held.dtype, *c);
     c->tasks = 0;
 }
@@ -120,14 +115,20 @@ static void add_task(cudaStream_t s, NsDtype dtype, int batch, const Task *t, co
 {
     Chain *c = &held.chain;
     if (c->tasks == CHAIN_TASKS || (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream))) ns_flush();
-    int stage = c->tasks ? c->task[c->tasks - 1].stage : 0;
-    bool waits = false;
-    for (int i = 0; i < c->tasks; i++) waits |= c->task[i].stage == stage && conflict(&held.uses[i], u);
-    if (waits && (int64_t)(++stage + 1) * batch > CHAIN_DONE) ns_flush(), stage = 0;
+    if ((int64_t)(c->tasks + 1) * batch > CHAIN_DONE) ns_flush();
     held.stream = s, held.dtype = dtype;
-    c->batch = batch, c->stages = stage + 1;
-    c->task[c->tasks] = *t;
-    c->task[c->tasks].stage = stage;
+    c->batch = batch;
+    Task *to = &c->task[c->tasks];
+    *to = *t;
+    // The latest first: what it has waited for itself needs no waiting.
+    uint32_t known = 0;
+    for (int i = c->tasks - 1; i >= 0; i--) {
+        if (known >> i & 1 || !conflict(&held.uses[i], u)) continue;
+        to->waits |= 1u << i;
+        c->task[i].awaited = true;
+        known |= held.after[i];
+    }
+    held.after[c->tasks] = known | to->waits;
     held.uses[c->tasks++] = *u;
     if (!held.open) ns_flush();
 }
@@ -173,7 +174,7 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
         return;
     }
     Task t = {};
-    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1, t.has_out = true;
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1, t.has_out = t.square = true;
     t.a = t.b = tall_map(dtype, x, n, m, batch), t.out = square_map(dtype, a, n, batch);
     Uses u = {{x}, {a}};
     add_task(s, dtype, batch, &t, &u);
@@ -197,7 +198,7 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
     Task t = {};
     t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta, t.diagonal = diagonal;
     t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
-    t.has_d = d, t.has_out = c, t.has_plus = q;
+    t.has_d = d, t.has_out = c, t.has_plus = q, t.square = a == b;
     if (d) t.d = square_map(dtype, d, n, batch);
     if (c) t.out = square_map(dtype, c, n, batch);
     if (q) t.plus = square_map(dtype, q, n, batch);
@@ -205,20 +206,23 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, int n, int m, int batch)
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
+              int batch)
 {
     if (batch == 0) return;
     int pitch = ns_pitch(dtype, n, m);
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
         Product p = {};
-        p.a = b, p.b = x, p.out = y, p.a_stride = (int64_t)n * n, p.b_stride = p.out_stride = (int64_t)n * m;
-        p.a_pitch = n, p.b_pitch = p.out_pitch = m, p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha;
+        p.a = b, p.b = x, p.d = a == 0 ? NULL : x, p.out = y;
+        p.a_stride = (int64_t)n * n, p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
+        p.a_pitch = n, p.b_pitch = p.d_pitch = p.out_pitch = m;
+        p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha, p.beta = a;
         ns_portable_product(s, PRODUCT_FULL, dtype, dtype, p);
         return;
     }
     Task t = {};
-    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha;
-    t.a = square_map(dtype, b, n, batch), t.b = tall_map(dtype, x, n, m, batch);
+    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha, t.beta = a, t.has_d = a != 0;
+    t.a = square_map(dtype, b, n, batch), t.b = t.d = tall_map(dtype, x, n, m, batch);
     if (packed && pitch != m)
         t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
     else
@@ -229,17 +233,17 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
 
 // ---- almost-orthogonal scaling -----------------------------------------------------------------------------------------------
 
-// Raw Gram matrices of the tensor path are tiles, and behind them the sums of their absolute values.
+// Raw Gram matrices of the tensor path are squares, and behind them the sums of their absolute values.
 static int64_t raw_elements(int n, int batch)
 {
-    int64_t side = tiles_along(n);
-    return batch * (side * (side + 1) / 2) * TILE_SIDE * TILE_SIDE;
+    int64_t side = squares_along(n);
+    return batch * (side * (side + 1) / 2) * SQUARE * SQUARE;
 }
 
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 {
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) return (size_t)batch * (size_t)n * (size_t)n * sizeof(float);
-    return (size_t)(raw_elements(n, batch) + (int64_t)batch * tiles_along(n) * n) * sizeof(float);
+    return (size_t)(raw_elements(n, batch) + (int64_t)batch * sum_slots(n) * n) * sizeof(float);
 }
 
 void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
@@ -251,7 +255,7 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m
     }
     Task t = {};
     t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch);
-    t.a = t.b = tall_map(dtype, x, n, m, batch);
+    t.a = t.b = tall_map(dtype, x, n, m, batch), t.square = true;
     Uses u = {{x}, {raw}};
     add_task(s, dtype, batch, &t, &u);
 }

@@ -1,287 +1,442 @@
 // Chains of Newton-Schulz tasks on Hopper's tensor memory accelerator (TMA) and warpgroup products (wgmma), for bf16 and fp16.
 //
-// One block occupies a multiprocessor and computes tiles of 128 x 128. Of a group of 128 threads one fetches operand tiles of
-// depth 64 ahead, through a ring of STAGES, and two are clerks (ns_tile.cuh); two more groups take turns: one multiplies a tile
-// while the other finishes its last one.
+// A cluster of two blocks, each alone on its multiprocessor, computes a square of 256 x 256 at a time, a block 128 rows of it. In
+// a block two groups of 128 threads multiply 64 rows each; of the third group one thread fetches operand tiles of depth 64 ahead,
+// through a ring of STAGES. The columns' operand is needed by both blocks: each fetches half of it and the hardware delivers it
+// to both.
 //
-// The blocks are persistent: each takes every so-many-th tile of all tasks of the chain, in an order in which a tile depends on
-// earlier ones only. There are no more clusters than the device holds at a time, so that whatever a tile waits for is done, or
-// under way, or will be as soon as other kernels leave their multiprocessors.
+// Why 64 x 256 a group: a product of 64 x 256 x 16 reads 10 KB of shared memory in 128 cycles and 6 KB more arrive for it, which
+// is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time.
 //
-// Four blocks form a cluster and compute 2 x 2 neighbouring tiles. Each operand tile is needed by two of them: each fetches half
-// of it and the hardware delivers it to both, which halves the reads from L2. Without it they, not the products, set the pace: a
-// tile of 128 x 128 does 64 operations for each byte, and some 7.5 TB/s come out of that cache.
+// Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh).
 //
-// Symmetric results: only tiles on and below the diagonal exist; a tile is also written transposed, and on the diagonal the
+// The blocks are persistent. Each cluster draws squares of the chain, in an order in which a square depends on earlier ones only:
+// what it waits for has been drawn by a cluster that is running, whatever else occupies the device.
+//
+// Symmetric results: only squares on and below the diagonal exist; boxes are also written transposed, and on the diagonal the
 // elements below it are copied above, which makes the result symmetric to the last bit.
 #include "llmc/cuda/ns_tile.cuh"
 
 enum {
     FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
     COMPUTE_REGISTERS = 232,
-    CLUSTER = SQUARE_TILES * SQUARE_TILES
+    CLUSTER = 2,
+    ANNOUNCE_AFTER = 1,           // stage of the next square, with whose products under way a group waits for its stores
+    WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
 
 #if NS_HOPPER
 
-// ---- tiles and stages ------------------------------------------------------------------------------------------------------
+// ---- squares and tasks -----------------------------------------------------------------------------------------------------
 
-// The tile of this block in square `index` of the chain.
-static __device__ __forceinline__ Tile find_tile(const Chain &c, int index, int rank)
+// Square `index` of the chain, as the part in its first row of boxes.
+static __device__ __forceinline__ Part find_square(const Chain &c, int index)
 {
-    Tile t = {};
+    Part t = {};
     int first = index / (c.together * c.squares) * c.together, count = min(c.together, c.batch - first),
-        rest = index - first * c.squares;
+        rest = index - first * c.squares, i, j;
     while (rest >= c.task[t.task].squares * count) rest -= c.task[t.task++].squares * count;
     const Task &w = c.task[t.task];
     int matrix = rest / w.squares;
-    rest -= matrix * w.squares;
+    t.square = rest - matrix * w.squares;
     t.matrix = first + matrix;
-    bool full = w.kind == TASK_FULL || w.kind == TASK_SCALE;
-    if (full)
-        t.j = rest / w.row_squares, t.i = rest - t.j * w.row_squares; // neighbours share the tall operand's columns
+    if (is_symmetric(w))
+        triangle_position(t.square, i, j);
     else
-        triangle_position(rest, t.i, t.j);
-    t.i = SQUARE_TILES * t.i + rank / SQUARE_TILES;
-    t.j = SQUARE_TILES * t.j + rank % SQUARE_TILES;
-    t.wanted = t.i * TILE_SIDE < w.rows && t.j * TILE_SIDE < w.cols && (full || t.i >= t.j);
+        j = t.square / w.row_squares, i = t.square - j * w.row_squares; // neighbours share the tall operand's columns
+    t.on_diagonal = i == j && is_symmetric(w);
+    t.row = SQUARE_PARTS * i;
+    t.col = SQUARE_PARTS * j;
     return t;
 }
 
+// The row of the part that a group of a block has. On the diagonal a part has one to four boxes below it: each block gets five.
+static __device__ __forceinline__ int part_row(const Part &square, int rank, int group)
+{
+    if (square.on_diagonal) return square.row + (group ? SQUARE_PARTS - 1 - rank : rank);
+    return square.row + GROUPS * rank + group;
+}
+
+// On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched.
+static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t) { return w.square && t.on_diagonal; }
+
 static __device__ __forceinline__ int depth_blocks(const Task &w) { return (w.depth + DEPTH - 1) / DEPTH; }
 
-// One thread: waits until the tile's matrix has passed the stage before. What the copy unit wrote then is for the copy unit to
-// read, too.
-static __device__ __forceinline__ void wait_for_stage(const Chain &c, const Tile &t)
+// One thread: waits until the tasks that this one depends on are done for the part's matrix. What the copy unit wrote then is for
+// the copy unit to read, too.
+static __device__ __forceinline__ void wait_for_tasks(const Chain &c, const Part &t)
 {
-    const Task &w = c.task[t.task];
-    if (w.stage == 0) return;
-    const unsigned *done = c.done + (w.stage - 1) * c.batch + t.matrix;
-    while (load_acquire(done) < (unsigned)w.needed) __nanosleep(20);
+    for (uint32_t waits = c.task[t.task].waits; waits; waits &= waits - 1) {
+        int task = __ffs((int)waits) - 1;
+        const unsigned *done = c.done + task * c.batch + t.matrix;
+        while (load_acquire(done) < (unsigned)(SQUARE_PARTS * c.task[task].squares)) __nanosleep(20);
+    }
     copy_unit_fence_all();
 }
 
-// The clerk: all of the tile that was sent has arrived; others have written theirs before they handed the desk over.
-static __device__ __forceinline__ void announce(const Chain &c, const Tile &t)
-{
-    int stage = c.task[t.task].stage;
-    if (stage + 1 >= c.stages) return;
-    stores_wait();
-    copy_unit_fence_all();
-    add_release(c.done + stage * c.batch + t.matrix, 1);
-}
-
-// A position in the ring of stages.
-struct Ring {
+// A position in a ring of SIZE places.
+template <int SIZE> struct Ring {
     int stage = 0;
     uint32_t parity = 0;
     __device__ __forceinline__ void advance()
     {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ void advance(int steps)
-    {
-        stage += steps;
-        parity ^= stage / STAGES & 1;
-        stage %= STAGES;
+        if (++stage == SIZE) stage = 0, parity ^= 1;
     }
 };
 
+// ---- tickets ---------------------------------------------------------------------------------------------------------------
+
+// The fetching threads: that of the cluster's first block draws and tells both which square comes next; the last one told of is
+// beyond the last.
+static __device__ __forceinline__ void hand_out(const SharedMemory &m, Ring<TICKETS> &ring, unsigned index)
+{
+    barrier_wait(m.taken(ring.stage), ring.parity ^ 1);
+    for (int rank = 0; rank < CLUSTER; rank++) send_word(m.ticket(ring.stage), index, m.drawn(ring.stage), rank);
+    ring.advance();
+}
+static __device__ __forceinline__ int take_ticket(const SharedMemory &m, Ring<TICKETS> &ring)
+{
+    barrier_wait(m.drawn(ring.stage), ring.parity);
+    int index = *(volatile uint32_t *)m.ticket(ring.stage);
+    barrier_arrive_at(m.taken(ring.stage), 0);
+    ring.advance();
+    return index;
+}
+
+// What they tell the groups of their block: the square, task -1 after the last.
+static __device__ __forceinline__ void tell_part(const SharedMemory &m, Ring<TICKETS> &ring, const Part &t)
+{
+    barrier_wait(m.heard(ring.stage), ring.parity ^ 1);
+    *m.part(ring.stage) = t;
+    barrier_arrive(m.told(ring.stage));
+    ring.advance();
+}
+static __device__ __forceinline__ Part hear_part(const SharedMemory &m, Ring<TICKETS> &ring, int rank, int group)
+{
+    barrier_wait(m.told(ring.stage), ring.parity);
+    Part t = *m.part(ring.stage);
+    t.row = part_row(t, rank, group);
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier_arrive(m.heard(ring.stage));
+    ring.advance();
+    return t;
+}
+
 // ---- fetching ------------------------------------------------------------------------------------------------------------
 
-// One thread of each block runs this. Operand tiles come in halves of 64 rows (or columns): a's half rank % 2 for the two blocks
-// of the same i, b's half rank / 2 for the two of the same j.
-static __device__ __forceinline__ void fetch_tiles(const SharedMemory &m, const Chain &c, int rank)
+// Depth k to k + 63 of the operands: this block's rows of a, and its half of b's columns for both blocks.
+static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Task &w, const Part &t, int stage, int k,
+                                                      int rank)
 {
-    Ring ring;
-    int row = rank / 2, col = rank % 2;
-    uint16_t same_row = (uint16_t)(3 << 2 * row), same_col = (uint16_t)(5 << col);
-    for (int index = blockIdx.x / CLUSTER; index < c.total; index += gridDim.x / CLUSTER) {
-        Tile t = find_tile(c, index, rank);
-        const Task &w = c.task[t.task];
-        if (w.depth == 0) continue;
-        int a_row = t.i * TILE_SIDE + col * HALF, b_at = t.j * TILE_SIDE + row * HALF;
-        wait_for_stage(c, t);
-        for (int k = 0; k < w.depth; k += DEPTH) {
-            uint64_t *full = m.full(ring.stage);
-            barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-            barrier_arrive_expect(full, 2 * OPERAND_BYTES); // what the others send counts too
-            tile_load(m.a(ring.stage) + col * OPERAND_BYTES / 2, &w.a, full, k, a_row, t.matrix, same_row);
-            uint8_t *b = m.b(ring.stage) + row * OPERAND_BYTES / 2;
-            if (w.kind == TASK_FULL)
-                tile_load(b, &w.b, full, b_at, k, t.matrix, same_col);
-            else
-                tile_load(b, &w.b, full, k, b_at, t.matrix, same_col);
-            ring.advance();
-        }
+    uint64_t *full = m.full(stage);
+    const uint16_t both = 3;
+    int own = a_is_in_b(w, t) ? 0 : GROUPS;
+    barrier_arrive_expect(full, STAGE_BYTES - (GROUPS - own) * BOX_BYTES); // what the other block sends counts too
+    for (int i = 0; i < own; i++)
+        tile_load_own(m.a(stage) + i * BOX_BYTES, &w.a, full, k, part_row(t, rank, i) * BOX_SIDE, t.matrix);
+    for (int i = 2 * rank; i < 2 * rank + 2; i++) {
+        int at = (t.col + i) * BOX_SIDE;
+        if (w.kind == TASK_FULL)
+            tile_load(m.b(stage) + i * BOX_BYTES, &w.b, full, at, k, t.matrix, both);
+        else
+            tile_load(m.b(stage) + i * BOX_BYTES, &w.b, full, k, at, t.matrix, both);
     }
 }
 
-// One thread for each of the two groups.
-static __device__ __forceinline__ void run_clerk(const SharedMemory &m, const Chain &c, int rank, int group)
+// Of a symmetric result nothing above the diagonal is.
+static __device__ __forceinline__ bool addend_wanted(const Task &w, const Part &t, int half, int rank, int i)
 {
-    int clusters = gridDim.x / CLUSTER;
-    uint32_t ready_phase = 0;
-    for (int index = blockIdx.x / CLUSTER + group * clusters; index < c.total; index += 2 * clusters) {
-        Tile t = find_tile(c, index, rank);
-        const Task &w = c.task[t.task];
-        if (!t.wanted) continue;
-        for (int put = 0; put < tile_puts(w, t); put++) {
-            if (put == 0 && w.has_d)
-                wait_for_stage(c, t), bring_addend(m, w, t, group);
-            else
-                barrier_arrive(m.desk_free(group));
-            barrier_wait(m.desk_ready(group), ready_phase), ready_phase ^= 1;
-            if (w.has_out || w.has_plus) send_desk(m.desk(group), w, t, put);
-            stores_wait_read();
-        }
-        announce(c, t);
+    return !is_symmetric(w) || t.col + 2 * half + i % 2 <= part_row(t, rank, i / 2);
+}
+
+// One half of d's part of the square, for this block's groups: two boxes side by side for the first, then for the second. Without
+// d only the place for them.
+static __device__ __forceinline__ void fetch_addend(const SharedMemory &m, const Task &w, const Part &t, int stage, int half,
+                                                    int rank)
+{
+    uint64_t *full = m.full(stage);
+    int boxes = 0;
+    for (int i = 0; w.has_d && i < 2 * GROUPS; i++) boxes += addend_wanted(w, t, half, rank, i);
+    if (boxes == 0) {
+        barrier_arrive(full);
+        return;
     }
-    stores_wait();
+    barrier_arrive_expect(full, (uint32_t)(boxes * BOX_BYTES));
+    for (int i = 0; i < 2 * GROUPS; i++)
+        if (addend_wanted(w, t, half, rank, i))
+            tile_load_own(m.a(stage) + i * BOX_BYTES, &w.d, full, (t.col + 2 * half + i % 2) * BOX_SIDE,
+                          part_row(t, rank, i / 2) * BOX_SIDE, t.matrix);
+}
+
+static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW ? 0 : 2; }
+
+static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring, const Part &t,
+                                                    int rank)
+{
+    const Task &w = c.task[t.task];
+    wait_for_tasks(c, t);
+    for (int k = 0; k < w.depth; k += DEPTH, ring.advance()) {
+        barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+        fetch_operands(m, w, t, ring.stage, k, rank);
+    }
+    for (int half = 0; half < items_after(w); half++, ring.advance()) {
+        barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+        fetch_addend(m, w, t, ring.stage, half, rank);
+    }
+}
+
+// One thread of each block runs this. The next square is drawn before this one is fetched, so that the number is there in time.
+static __device__ __forceinline__ void fetch_squares(const SharedMemory &m, const Chain &c, int rank)
+{
+    Ring<STAGES> ring;
+    Ring<TICKETS> handed, taken, told;
+    Part t = {};
+    unsigned drawn = 0;
+    if (rank == 0) {
+        hand_out(m, handed, atomicAdd(c.ticket, 1));
+        drawn = atomicAdd(c.ticket, 1);
+    }
+    for (int index; (index = take_ticket(m, taken)) < c.total;) {
+        if (rank == 0) {
+            hand_out(m, handed, drawn);
+            drawn = atomicAdd(c.ticket, 1);
+        }
+        t = find_square(c, index);
+        tell_part(m, told, t);
+        fetch_square(m, c, ring, t, rank);
+    }
+    t.task = -1;
+    tell_part(m, told, t);
 }
 
 // ---- multiplying ---------------------------------------------------------------------------------------------------------
 
-// Tells all that write into this stage of this block, itself and two others, that a warp has read it.
-static __device__ __forceinline__ void release(const SharedMemory &m, int stage, int rank)
-{
-    int lane = threadIdx.x % WARP;
-    if (lane < 3) barrier_arrive_at(m.empty(stage), rank ^ lane); // the same block, the one beside, the one below or above
-}
-
-// The groups multiply one after the other. This keeps the tensor cores on one tile at a time, and it is needed: the parity of a
-// barrier tells a phase from the next one, not from the one after, so no group may wait for a stage that the other still has to
-// read.
-static __device__ __forceinline__ void take_turn(int group) { group_sync(TURN_BARRIER + group, 2 * GROUP); }
-static __device__ __forceinline__ void give_turn(int group) { group_arrive(TURN_BARRIER + group, 2 * GROUP); }
-
-// sum (128, 128) = one tile; sum[h] has rows 64 h to 64 h + 63, in the layout of WarpgroupProduct. ALONG_COLUMNS: b is stored
-// (depth, cols) next_group: whose turn is next, negative when no tile is left.
-template <typename T, bool ALONG_COLUMNS>
-static __device__ __forceinline__ void multiply_tile(float (&sum)[2][64], const SharedMemory &m, Ring &ring, int blocks, int rank,
-                                                     int next_group)
-{
-    constexpr int b_step = ALONG_COLUMNS ? 16 * 128 : 32; // bytes from one 16 of the depth to the next
-    int previous = 0;
-    for (int block = 0; block < blocks; block++) {
-        barrier_wait(m.full(ring.stage), ring.parity);
-        uint64_t a = operand(m.a(ring.stage), 0), b = operand(m.b(ring.stage), ALONG_COLUMNS ? OPERAND_BYTES / 2 : 0);
-        products_begin();
-#pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                WarpgroupProduct<T, ALONG_COLUMNS>::run(sum[h], operand_advance(a, h * OPERAND_BYTES / 2 + 32 * k),
-                                                        operand_advance(b, b_step * k), block + k > 0);
-        products_commit();
-        if (block > 0) {
-            products_wait<1>();
-            release(m, previous, rank);
-        }
-        previous = ring.stage;
-        ring.advance();
-    }
-    if (next_group >= 0) give_turn(next_group);
-    products_wait<0>();
-    release(m, previous, rank);
-}
-
-// The same steps for a tile that is not wanted.
-static __device__ __forceinline__ void pass_over_tile(const SharedMemory &m, Ring &ring, int blocks, int rank)
-{
-    for (int block = 0; block < blocks; block++) {
-        barrier_wait(m.full(ring.stage), ring.parity);
-        release(m, ring.stage, rank);
-        ring.advance();
-    }
-}
-
-// ---- whole tiles -----------------------------------------------------------------------------------------------------------
-
-// Where a group stands.
+// Where a group stands. Its registers of sums are not part of it: where kinds of tasks share them, the compiler makes products
+// wait for each other.
 struct Place {
-    Ring ring;
+    const SharedMemory &m;
+    const Chain &c;
+    Ring<STAGES> ring;
     Desk desk;
-    int rank, next_group; // next_group: whose turn is next, negative when no tile is left
+    int rank;
+    // Of the leader, what the last part leaves to do: the stage of its first item, and its counter. Negative, NULL: nothing.
+    int items;
+    unsigned *counter;
 };
 
-// The kinds of tasks have their own sums each: where registers of sums are shared, the compiler makes products wait for each
-// other.
-template <typename T>
-static __device__ __forceinline__ void full_tile(const SharedMemory &m, const Task &w, const Tile &t, Place &p)
+// Tells both blocks, which write into this stage, that a warp has read it.
+static __device__ __forceinline__ void release(const Place &p, int stage)
 {
-    float sum[2][64];
-    take_turn(p.desk.group);
-    multiply_tile<T, true>(sum, m, p.ring, depth_blocks(w), p.rank, p.next_group);
-    write_full<T>(sum, p.desk, w, t);
+    int lane = threadIdx.x % WARP;
+    if (lane < CLUSTER) barrier_arrive_at(p.m.empty(stage), lane);
 }
 
-template <typename T>
-static __device__ __forceinline__ void symmetric_tile(const SharedMemory &m, const Task &w, const Tile &t, Place &p)
+// The leader: the last part's items go back, as soon as the copy unit has read them.
+static __device__ __forceinline__ void return_items(Place &p)
 {
-    float sum[2][64];
-    take_turn(p.desk.group);
-    multiply_tile<T, false>(sum, m, p.ring, depth_blocks(w), p.rank, p.next_group);
-    if (w.kind == TASK_RAW) {
-        write_raw(sum, p.desk, w, t);
-        return;
-    }
-    uint32_t packed[64];
-    if (w.has_d) {
-        p.desk.wait_full();
-        combine<T, true>(packed, sum, p.desk.base, w.alpha, w.beta);
-    } else {
-        p.desk.wait_free();
-        combine<T, false>(packed, sum, p.desk.base, w.alpha, 0);
-    }
-    write_symmetric<T>(packed, p.desk, w, t);
+    if (!p.desk.leader || p.items < 0) return;
+    stores_wait_read();
+    for (int i = 0; i < 2; i++)
+        for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(p.m.empty((p.items + i) % STAGES), rank, GROUP / WARP);
+    p.items = -1;
 }
 
-template <typename T> static __device__ __forceinline__ void scaled_tile(const Chain &c, const Task &w, const Tile &t, Place &p)
+// The leader: the last part is announced, as soon as all of it is in global memory. Others of the group have written theirs
+// before they met the leader at the desk.
+static __device__ __forceinline__ void announce(Place &p)
 {
-    if (threadIdx.x % GROUP == 0) wait_for_stage(c, t); // the turn that is taken lets the others know
+    if (!p.desk.leader || !p.counter) return;
+    stores_wait();
+    copy_unit_fence_all();
+    add_release(p.counter, 1);
+    p.counter = NULL;
+}
+static __device__ __forceinline__ void settle(Place &p) { return_items(p), announce(p); }
+
+static __device__ __forceinline__ void wait_for_fetch(const Place &p) { barrier_wait(p.m.full(p.ring.stage), p.ring.parity); }
+
+// One stage's products are begun, for the first COLS columns; those of the stage before are over. a_bytes: where the
+// part's rows of a begin; previous: the stage before, negative if there is none.
+template <typename T, bool ALONG_COLUMNS, int COLS>
+static __device__ __forceinline__ void multiply_stage(float (&sum)[SQUARE / 2], Place &p, int a_bytes, int &previous)
+{
+    constexpr int b_step = ALONG_COLUMNS ? 16 * 128 : 32; // bytes from one 16 of the depth to the next
+    wait_for_fetch(p);
+    uint64_t a = operand(p.m.a(p.ring.stage) + a_bytes, 0), b = operand(p.m.b(p.ring.stage), ALONG_COLUMNS ? BOX_BYTES : 0);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++)
+        warpgroup_product<T, ALONG_COLUMNS, COLS>(sum, operand_advance(a, 32 * k), operand_advance(b, b_step * k),
+                                                  previous >= 0 || k > 0);
+    products_commit();
+    if (previous >= 0) {
+        products_wait<1>();
+        release(p, previous);
+    }
+    previous = p.ring.stage;
+    p.ring.advance();
+}
+
+// sum = the part's products, in the layout of warpgroup_product. ALONG_COLUMNS: b is stored (depth, cols).
+template <typename T, bool ALONG_COLUMNS, int COLS>
+static __device__ __forceinline__ void multiply_cols(float (&sum)[SQUARE / 2], Place &p, int blocks, int a_bytes)
+{
+    int previous = -1;
+    // Nothing to multiply yet: others may be waiting for the last part.
+    if (p.desk.leader && !barrier_complete(p.m.full(p.ring.stage), p.ring.parity)) settle(p);
     __syncwarp();
-    take_turn(p.desk.group);
-    if (p.next_group >= 0) give_turn(p.next_group);
-    if (w.kind == TASK_AOL) {
-        uint32_t packed[64];
-        read_scaled<T>(packed, p.desk, w, t);
-        write_symmetric<T>(packed, p.desk, w, t);
-    } else {
-        write_scaled<T>(p.desk, w, t);
+    for (int i = 0; i < blocks; i++) {
+        multiply_stage<T, ALONG_COLUMNS, COLS>(sum, p, a_bytes, previous);
+        if (i == 0) return_items(p);
+        if (i == ANNOUNCE_AFTER) announce(p);
+        if (i <= ANNOUNCE_AFTER) __syncwarp();
+    }
+    products_wait<0>();
+    products_done(sum);
+    release(p, previous);
+    announce(p);
+    __syncwarp();
+}
+
+// Of symmetric results only the columns up to the diagonal are wanted.
+template <typename T, bool ALONG_COLUMNS>
+static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
+{
+    int blocks = depth_blocks(w), boxes = t.row - t.col + 1,
+        a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
+    if (ALONG_COLUMNS || boxes >= 4)
+        multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
+    else if (boxes == 3)
+        multiply_cols<T, false, 192>(sum, p, blocks, a_bytes);
+    else if (boxes == 2)
+        multiply_cols<T, false, 128>(sum, p, blocks, a_bytes);
+    else
+        multiply_cols<T, false, 64>(sum, p, blocks, a_bytes);
+}
+
+// The same steps for a part that is not wanted.
+static __device__ __forceinline__ void pass_over(Place &p, int items)
+{
+    for (; items > 0; items--, p.ring.advance()) {
+        wait_for_fetch(p);
+        release(p, p.ring.stage);
     }
 }
 
-// Group `group` takes every second tile of the block.
-template <typename T>
-static __device__ __forceinline__ void compute_tiles(const SharedMemory &m, const Chain &c, int group, int rank)
+// ---- whole parts -----------------------------------------------------------------------------------------------------------
+
+// Takes the next item, which is half `half` of the part, and returns the group's boxes of it.
+static __device__ __forceinline__ uint8_t *take_item(Place &p, Items &items, int half)
 {
-    Place p = {
-        {}, {m.desk(group), m.scales(group), m.desk_full(group), m.desk_ready(group), m.desk_free(group), group, 0, 0}, rank, 0};
-    int clusters = gridDim.x / CLUSTER, index = blockIdx.x / CLUSTER;
-    if (group == 1) {
-        give_turn(0);
-        p.ring.advance(depth_blocks(c.task[find_tile(c, index, rank).task]));
-        index += clusters;
+    wait_for_fetch(p);
+    items.stage[half] = p.m.a(p.ring.stage);
+    p.ring.advance();
+    return items.boxes(half);
+}
+
+// What lies in the items and in packed leaves.
+template <typename T, bool SYMMETRIC>
+static __device__ __forceinline__ void send_all(const uint32_t (&packed)[64], const Items &items, Place &p, const Task &w,
+                                                const Part &t)
+{
+    send_part<T>(packed, items, p.desk, w, t);
+    if (SYMMETRIC && is_symmetric(w)) send_mirrored(packed, items, p.desk, w, t);
+}
+
+template <typename T, bool ALONG_COLUMNS>
+static __device__ __forceinline__ void product_part(Place &p, const Task &w, const Part &t)
+{
+    float sum[SQUARE / 2];
+    multiply<T, ALONG_COLUMNS>(sum, p, w, t);
+    p.items = p.ring.stage;
+    uint32_t packed[64];
+    Items items = {{}, p.desk.group};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint8_t *boxes = take_item(p, items, half);
+        if (w.has_d)
+            combine<T, true>(packed + 32 * half, sum + 64 * half, boxes, w.alpha, w.beta);
+        else
+            combine<T, false>(packed + 32 * half, sum + 64 * half, NULL, w.alpha, 0);
+        put_blocks(packed + 32 * half, boxes);
     }
-    for (; index < c.total; index += 2 * clusters) {
-        Tile t = find_tile(c, index, rank);
+    send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
+}
+
+template <typename T> static __device__ __forceinline__ void raw_part(Place &p, const Task &w, const Part &t)
+{
+    float sum[SQUARE / 2];
+    multiply<T, false>(sum, p, w, t);
+    write_raw(sum, p.desk, w, t);
+}
+
+// The leader: before the group reads what other groups wrote. All meet here.
+static __device__ __forceinline__ void wait_for_others(Place &p, const Part &t)
+{
+    if (p.desk.leader) settle(p), wait_for_tasks(p.c, t);
+    p.desk.sync();
+}
+
+template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
+{
+    float4 raw[2][16];
+    wait_for_others(p, t);
+    load_raw(raw[0], w, t, 0); // on its way while the scales are
+    read_aol_scales(p.desk, w, t);
+    load_raw(raw[1], w, t, 1);
+    p.items = p.ring.stage;
+    uint32_t packed[64];
+    Items items = {{}, p.desk.group};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint8_t *boxes = take_item(p, items, half);
+        scale_raw<T>(packed + 32 * half, raw[half], p.desk, half);
+        put_blocks(packed + 32 * half, boxes);
+    }
+    send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
+}
+
+template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
+{
+    wait_for_others(p, t);
+    read_column_scales(p.desk, w, t);
+    p.items = p.ring.stage;
+    uint32_t packed[64];
+    Items items = {{}, p.desk.group};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint8_t *boxes = take_item(p, items, half);
+        scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
+        put_blocks(packed + 32 * half, boxes);
+    }
+    send_all<T, false>(packed, items, p, w, t); // meets at the desk before the scales of the next part
+}
+
+template <typename T>
+static __device__ __forceinline__ void compute_parts(const SharedMemory &m, const Chain &c, int group, int rank)
+{
+    Place p = {m, c, {}, {m.desk(group), m.scales(group), group, threadIdx.x % GROUP == 0}, rank, -1, NULL};
+    Ring<TICKETS> heard;
+    for (Part t; (t = hear_part(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
-        p.next_group = index + clusters < c.total ? 1 - group : -1;
-        if (!t.wanted) {
-            take_turn(group);
-            pass_over_tile(m, p.ring, depth_blocks(w), rank);
-            if (p.next_group >= 0) give_turn(p.next_group);
+        if (t.row * BOX_SIDE >= w.rows) {
+            settle(p);
+            pass_over(p, depth_blocks(w) + items_after(w));
         } else if (w.kind == TASK_FULL) {
-            full_tile<T>(m, w, t, p);
-        } else if (w.depth > 0) {
-            symmetric_tile<T>(m, w, t, p);
+            product_part<T, true>(p, w, t);
+        } else if (w.kind == TASK_AOL) {
+            aol_part<T>(p, w, t);
+        } else if (w.kind == TASK_SCALE) {
+            scaled_part<T>(p, w, t);
+        } else if (w.kind == TASK_RAW) {
+            raw_part<T>(p, w, t);
         } else {
-            scaled_tile<T>(c, w, t, p);
+            product_part<T, false>(p, w, t);
         }
-        if (p.next_group >= 0)
-            p.ring.advance(depth_blocks(c.task[find_tile(c, index + clusters, rank).task])); // the other group's
+        p.counter = w.awaited ? c.done + t.task * c.batch + t.matrix : NULL;
     }
+    settle(p);
+    if (p.desk.leader) stores_wait();
 }
 
 // The last block of the grid resets the counters for the next chain. One warp.
@@ -294,7 +449,8 @@ static __device__ __forceinline__ void reset_counters(const Chain &c)
         __threadfence();
     }
     if (!__shfl_sync(0xffffffffu, last, 0)) return;
-    for (int i = threadIdx.x % WARP; i < c.stages * c.batch; i += WARP) c.done[i] = 0;
+    if (threadIdx.x % WARP == 0) *c.ticket = 0;
+    for (int i = threadIdx.x % WARP; i < c.counters; i += WARP) c.done[i] = 0;
 }
 
 #endif
@@ -306,29 +462,28 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
 #if NS_HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     SharedMemory m = {shared};
-    int rank = cluster_rank(), group = threadIdx.x / GROUP, warp = threadIdx.x / WARP % 4; // group 2 fetches and has the clerks
+    int rank = cluster_rank(), group = threadIdx.x / GROUP; // group 2 fetches and draws
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
-        for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), 3 * GROUP / WARP);
-        for (int i = 0; i < 2; i++)
-            barrier_init(m.desk_full(i), 1), barrier_init(m.desk_ready(i), GROUP / WARP), barrier_init(m.desk_free(i), 1);
+        for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), CLUSTER * WARPS);
+        for (int i = 0; i < TICKETS; i++) barrier_init(m.drawn(i), 1), barrier_init(m.taken(i), CLUSTER);
+        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.heard(i), WARPS);
         barrier_init_fence();
     }
     launch_dependents();
     cluster_sync(); // the barriers are ready
     wait_for_predecessors();
-    if (group < 2) {
+    if (group < GROUPS) {
         registers_grow<COMPUTE_REGISTERS>();
-        compute_tiles<T>(m, c, group, rank);
+        compute_parts<T>(m, c, group, rank);
     } else {
         registers_shrink<FETCH_REGISTERS>();
-        if (warp == 0 && threadIdx.x % WARP == 0) fetch_tiles(m, c, rank);
-        if ((warp == 1 || warp == 2) && threadIdx.x % WARP == 0) run_clerk(m, c, rank, warp - 1);
+        if (threadIdx.x == GROUPS * GROUP) fetch_squares(m, c, rank);
         __syncwarp();
     }
-    cluster_sync(); // others may still arrive at this block's barriers
+    cluster_sync_at_end(); // others may still arrive at this block's barriers
     __syncthreads();
-    if (c.done && threadIdx.x < WARP) reset_counters(c);
+    if (threadIdx.x < WARP) reset_counters(c);
 #endif
 }
 
@@ -355,7 +510,7 @@ CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, i
     CUtensorMap map;
     cuuint64_t sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)batch},
                strides[2] = {(cuuint64_t)pitch * 2, (cuuint64_t)stride * 2};
-    cuuint32_t box[3] = {128 / 2, HALF, 1}, steps[3] = {1, 1, 1};
+    cuuint32_t box[3] = {BOX_SIDE, BOX_SIDE, 1}, steps[3] = {1, 1, 1};
     CUtensorMapDataType type = dtype == NS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     CUresult r =
         encode_function()(&map, type, 3, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -366,9 +521,12 @@ CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, i
     return map;
 }
 
-template <typename T> static void launch(cudaStream_t s, const Chain &c)
+static int clusters_held[2]; // by dtype: that the device holds at a time, 0: not asked yet
+
+void ns_forget_device(void) { clusters_held[NS_BF16] = clusters_held[NS_FP16] = 0; }
+
+template <typename T> static void launch(cudaStream_t s, const Chain &c, int &clusters)
 {
-    static int clusters; // that the device holds at a time
     auto kernel = chain_kernel<T>;
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -395,7 +553,7 @@ template <typename T> static void launch(cudaStream_t s, const Chain &c)
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &c)
 {
     if (dtype == NS_BF16)
-        launch<__nv_bfloat16>(s, c);
+        launch<__nv_bfloat16>(s, c, clusters_held[dtype]);
     else
-        launch<__half>(s, c);
+        launch<__half>(s, c, clusters_held[dtype]);
 }

@@ -1,80 +1,86 @@
-// What becomes of a finished tile: scaling, rounding, mirroring, and the way to global memory.
+// What becomes of finished sums: scaling, rounding, mirroring, and the way to global memory.
 //
-// Each of the two multiplying groups has a desk, shared memory for one tile of 16-bit elements, and a clerk, one thread of the
-// third group. The clerk lays d's tile on the desk; the group adds its sums in place and hands the desk over; the clerk sends the
-// tile away and gives the desk back, to the same tile once more if it is needed transposed or with the diagonal. When all has
-// arrived it announces the tile. So no thread that multiplies waits for global memory.
+// A multiplying group has 64 rows of a square, its part. Behind the operands of a square two more items come through the ring of
+// stages, one for each half of its columns: with d's half of the part, or empty where there is no d. The group puts its rounded
+// sums in d's place, from where the copy unit takes them; their mirror image goes by way of the group's desk and of what an item
+// leaves free of its stage. The items go back to the fetching thread when the copy unit has read them, and the part is announced
+// when all has arrived: the group's leader sees to both when the next square's products are under way.
 //
-// A desk holds four boxes of 64 rows of 128 bytes, the quarters of the tile row by row, the chunks of 16 bytes swizzled as the
-// copy unit does it: chunk c of row r at chunk c ^ r % 8.
+// Halves of a part are two boxes of 64 rows of 128 bytes, the chunks of 16 bytes swizzled as the copy unit does it: chunk c of
+// row r at chunk c ^ r % 8.
 #pragma once
 #include "llmc/cuda/ns_chain.cuh"
 
 enum {
     DEPTH = 64,  // of a stage: 128 bytes, the width of the swizzle
-    STAGES = 5,  // 160 KB
+    STAGES = 4,  // 192 KB
     GROUP = 128, // threads of a warpgroup
-    HALF = 64,   // of a tile: the copy unit moves boxes of 64 rows of 128 bytes
-    THREADS = 3 * GROUP,
-    OPERAND_BYTES = TILE_SIDE * DEPTH * 2,
-    BOX_BYTES = HALF * 128,
-    BOXES = 4, // of a desk
-    DESK_BYTES = BOXES * BOX_BYTES,
-    SCALE_BYTES = 2 * TILE_SIDE * 4, // of a group: scales of the tile's rows and columns
-    BARRIERS = 2 * STAGES + 6,
-    SHARED_BYTES = STAGES * 2 * OPERAND_BYTES + 2 * DESK_BYTES + 2 * SCALE_BYTES + BARRIERS * 8
+    GROUPS = 2,  // that multiply
+    THREADS = (GROUPS + 1) * GROUP,
+    BLOCK_ROWS = SQUARE / 2, // a cluster has two blocks
+    HALF_COLS = SQUARE / 2,  // of a part: what goes over the desk at a time
+    BOX_BYTES = BOX_SIDE * BOX_SIDE * 2,
+    A_BYTES = BLOCK_ROWS * DEPTH * 2,
+    STAGE_BYTES = A_BYTES + SQUARE * DEPTH * 2,
+    ADDEND_BYTES = BLOCK_ROWS * HALF_COLS * 2, // half of d's part of the square, for both groups
+    DESK_BYTES = 2 * BOX_BYTES,
+    SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
+    TICKETS = 2,                // squares drawn ahead, and parts told of ahead
+    BARRIERS = 2 * STAGES + 4 * TICKETS,
+    PART_WORDS = 6,
+    SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
-enum { DESK_BARRIER = 1, TURN_BARRIER = 3 }; // 1 and 2 belong to the desks, 3 and 4 to the turns
+static_assert(ADDEND_BYTES + GROUPS * BOX_BYTES <= STAGE_BYTES, "an item and a mirrored box for each group fit into a stage");
+enum { DESK_BARRIER = 1 }; // and 2: one for each group
 
-// A tile by its place in the matrix, in units of tiles.
-struct Tile {
-    int task, matrix, i, j;
-    bool wanted; // false: outside of the matrix or above the diagonal; its block still fetches for the others
+// A part by its place in the matrix, in units of boxes, and the square it belongs to.
+struct Part {
+    int task, matrix, row, col;
+    int square;      // of its task, in its matrix
+    int on_diagonal; // the square is
 };
+static_assert(sizeof(Part) == PART_WORDS * 4, "a part is told of in words");
 
 #if NS_HOPPER
 
 struct SharedMemory {
     uint8_t *base;
-    __device__ __forceinline__ uint8_t *a(int stage) const { return base + stage * 2 * OPERAND_BYTES; }
-    __device__ __forceinline__ uint8_t *b(int stage) const { return a(stage) + OPERAND_BYTES; }
-    __device__ __forceinline__ uint8_t *desk(int group) const { return base + STAGES * 2 * OPERAND_BYTES + group * DESK_BYTES; }
-    __device__ __forceinline__ float *scales(int group) const { return (float *)(desk(2) + group * SCALE_BYTES); }
-    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)scales(2) + stage; }
+    __device__ __forceinline__ uint8_t *a(int stage) const { return base + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint8_t *b(int stage) const { return a(stage) + A_BYTES; }
+    __device__ __forceinline__ uint8_t *desk(int group) const { return base + STAGES * STAGE_BYTES + group * DESK_BYTES; }
+    __device__ __forceinline__ float *scales(int group) const { return (float *)desk(GROUPS) + group * SCALES; }
+    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)scales(GROUPS) + stage; }
     __device__ __forceinline__ uint64_t *empty(int stage) const { return full(STAGES) + stage; }
-    // d has arrived; the group has written; the group may write
-    __device__ __forceinline__ uint64_t *desk_full(int group) const { return full(2 * STAGES) + group; }
-    __device__ __forceinline__ uint64_t *desk_ready(int group) const { return full(2 * STAGES + 2) + group; }
-    __device__ __forceinline__ uint64_t *desk_free(int group) const { return full(2 * STAGES + 4) + group; }
+    __device__ __forceinline__ uint64_t *drawn(int i) const { return full(2 * STAGES) + i; }
+    __device__ __forceinline__ uint64_t *taken(int i) const { return full(2 * STAGES + TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *told(int i) const { return full(2 * STAGES + 2 * TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *heard(int i) const { return full(2 * STAGES + 3 * TICKETS) + i; }
+    __device__ __forceinline__ uint32_t *ticket(int i) const { return (uint32_t *)full(BARRIERS) + i; }
+    __device__ __forceinline__ Part *part(int i) const { return (Part *)ticket(TICKETS) + i; }
 };
 
-// How often the desk changes hands for a tile.
-static __device__ __forceinline__ int tile_puts(const Task &w, const Tile &t)
-{
-    if (w.kind != TASK_SYMMETRIC && w.kind != TASK_AOL) return 1;
-    return t.i != t.j || w.has_plus ? 2 : 1; // transposed, or on the diagonal once more with it
-}
+static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL && w.kind != TASK_SCALE; }
 
-// ---- the desk: the group's side ------------------------------------------------------------------------------------------
+// ---- a group and its desk ------------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ void desk_sync(int group) { group_sync(DESK_BARRIER + group, GROUP); }
-
-// A group and its desk: the phases of the desk's barriers that this thread has passed.
 struct Desk {
     uint8_t *base;
     float *scales;
-    uint64_t *full, *ready, *free;
     int group;
-    uint32_t full_phase, free_phase;
-
-    __device__ __forceinline__ void wait_full() { barrier_wait(full, full_phase), full_phase ^= 1; }
-    __device__ __forceinline__ void wait_free() { barrier_wait(free, free_phase), free_phase ^= 1; }
-    __device__ __forceinline__ void hand_over()
+    bool leader; // the thread that talks to the copy unit
+    __device__ __forceinline__ void sync() const { group_sync(DESK_BARRIER + group, GROUP); }
+    // What the group sent has been read.
+    __device__ __forceinline__ void wait_free() const
+    {
+        if (leader) stores_wait_read();
+        sync();
+    }
+    // What is on the desk is there for the copy unit; the leader may send it.
+    __device__ __forceinline__ void hand_over() const
     {
         copy_unit_fence();
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) barrier_arrive(ready);
+        sync();
     }
 };
 
@@ -91,58 +97,65 @@ template <typename T> static __device__ __forceinline__ float2 unpack(uint32_t u
     return make_float2(to_float(v[0]), to_float(v[1]));
 }
 
-// Where four blocks lie, two of 8 rows by two of 8 columns: step = 8 h + g / 2; `first` is the lane's row of the first step's.
+// Which elements a thread holds: sum[4 g + 2 e + p] is row row_of() + 8 e of the part, column 8 g + col_of() + p; rounded, both
+// columns are in packed[2 g + e], an 8 x 8 block for the warp.
+static __device__ __forceinline__ int row_of(void) { return threadIdx.x / WARP % 4 * 16 + threadIdx.x % WARP / 4; }
+static __device__ __forceinline__ int col_of(void) { return threadIdx.x % 4 * 2; }
+
+// This thread's place of the first step's blocks, two of 8 rows by two of 8 columns; `boxes`: two of them, side by side.
+static __device__ __forceinline__ uint32_t first_place(const uint8_t *boxes)
+{
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
+    return shared_address(boxes) + (warp * 16 + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
+}
+// Where the blocks of step g / 2 of a half lie.
 static __device__ __forceinline__ uint32_t step_place(uint32_t first, int step)
 {
     return (first ^ step % 4 << 5) + step / 4 * BOX_BYTES;
 }
 
-// This thread's place of the first of those blocks.
-static __device__ __forceinline__ uint32_t first_place(const uint8_t *desk)
-{
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
-    return shared_address(desk) + (warp * 16 + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
-}
-
-// packed = alpha sum + beta d as T, in this thread's place of each 8 x 8 block: block (row pair half h, warp, e; column g) in
-// [32 h + 2 g + e]. The desk holds d before and the result after.
+// packed = alpha sum + beta d as T, for one half (8 steps); d: where its boxes begin.
 template <typename T, bool HAS_D>
-static __device__ __forceinline__ void combine(uint32_t (&packed)[64], const float (&sum)[2][64], uint8_t *desk, float alpha,
+static __device__ __forceinline__ void combine(uint32_t *packed, const float *sum, const uint8_t *d_boxes, float alpha,
                                                float beta)
 {
-    uint32_t first = first_place(desk);
-    uint32_t d[2][4]; // one step ahead
+    uint32_t first = HAS_D ? first_place(d_boxes) : 0, d[2][4]; // one step ahead
     if (HAS_D) load_blocks(d[0], first);
 #pragma unroll
-    for (int step = 0; step < 16; step++) {
-        uint32_t *to = packed + 4 * step;
-        if (HAS_D && step < 15) load_blocks(d[(step + 1) % 2], step_place(first, step + 1));
+    for (int step = 0; step < 8; step++) {
+        if (HAS_D && step < 7) load_blocks(d[(step + 1) % 2], step_place(first, step + 1));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const float *s = sum[step / 8] + step % 8 * 8 + 2 * k;
+            const float *s = sum + step * 8 + 2 * k;
             float2 v = HAS_D ? unpack<T>(d[step % 2][k]) : make_float2(0, 0);
-            to[k] = HAS_D ? pack<T>(alpha * s[0] + beta * v.x, alpha * s[1] + beta * v.y) : pack<T>(alpha * s[0], alpha * s[1]);
+            packed[4 * step + k] =
+                HAS_D ? pack<T>(alpha * s[0] + beta * v.x, alpha * s[1] + beta * v.y) : pack<T>(alpha * s[0], alpha * s[1]);
         }
-        store_blocks(step_place(first, step), to);
     }
 }
 
-// The address of the mirror image of block (h, warp, 0; 0) for lanes 0 to 7, of the next three for the others: e = 1, then g = 1.
+// packed = d diag(scales) as T, for one half; scales: of its columns.
+template <typename T>
+static __device__ __forceinline__ void scale_columns(uint32_t *packed, const uint8_t *d_boxes, const float *scales)
+{
+    uint32_t first = first_place(d_boxes), d[4];
+#pragma unroll
+    for (int step = 0; step < 8; step++) {
+        load_blocks(d, step_place(first, step));
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float *s = scales + step * 16 + k / 2 * 8 + col_of();
+            float2 v = unpack<T>(d[k]);
+            packed[4 * step + k] = pack<T>(saturated<T>(v.x * s[0]), saturated<T>(v.y * s[1]));
+        }
+    }
+}
+
+// The address of the mirror image of block (warp, 0; 0) for lanes 0 to 7, of the next three for the others: e = 1, then g = 1.
 static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *desk)
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
     return shared_address(desk) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
-}
-
-// The whole tile, transposed.
-static __device__ __forceinline__ void write_mirrored(const uint32_t (&packed)[64], uint8_t *desk)
-{
-    uint32_t first = mirrored_place(desk);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int g = 0; g < 16; g += 2)
-            store_transposed(first + (2 * (g / 8) + h) * BOX_BYTES + g % 8 * 1024, packed + 32 * h + 2 * g);
 }
 
 // An 8 x 8 block on the diagonal: what is above takes the bits of what is below.
@@ -154,219 +167,268 @@ static __device__ __forceinline__ uint32_t mirrored_block(uint32_t block)
     return (low & 0xffffu) | (high & 0xffff0000u);
 }
 
-// A tile on the diagonal, which lies on the desk: what is below goes above.
-static __device__ __forceinline__ void mirror_in_place(const uint32_t (&packed)[64], uint8_t *desk)
+// A box on the diagonal, which lies on the desk: what is below goes above.
+static __device__ __forceinline__ void mirror_in_place(const uint32_t *packed, uint8_t *box)
 {
     int warp = threadIdx.x / WARP % 4;
-    uint32_t first = mirrored_place(desk);
+    uint32_t first = mirrored_place(box);
 #pragma unroll
-    for (int i = 0; i < 64; i++) {
-        int h = i / 32, g = i / 2 % 16, e = i % 2, row = 8 * h + 2 * warp + e; // one for all lanes of a warp
+    for (int i = 0; i < 16; i++) {
+        int g = i / 2, e = i % 2, row = 2 * warp + e; // one for all lanes of a warp
         if (row < g) continue;
         uint32_t block = row == g ? mirrored_block(packed[i]) : packed[i];
-        store_transposed_one((first ^ e << 4) + (2 * (g / 8) + h) * BOX_BYTES + g % 8 * 1024, block);
+        store_transposed_one((first ^ e << 4) + g * 1024, block);
     }
 }
 
-// Adds to the elements on the diagonal of the tile that lies on the desk.
-template <typename T> static __device__ __forceinline__ void add_to_diagonal(uint8_t *desk, float value)
+// Adds to the elements on the diagonal of a box.
+template <typename T> static __device__ __forceinline__ void add_to_diagonal(uint8_t *box, float value)
 {
-    int i = threadIdx.x % GROUP, r = i % HALF;
-    T *element = reinterpret_cast<T *>(desk + i / HALF * 3 * BOX_BYTES + r * 128 + ((r / 8 ^ r % 8) << 4)) + r % 8;
+    int r = threadIdx.x % GROUP;
+    if (r >= BOX_SIDE) return;
+    T *element = reinterpret_cast<T *>(box + r * 128 + ((r / 8 ^ r % 8) << 4)) + r % 8;
     *element = from_float<T>(to_float(*element) + value);
 }
 
 // ---- results -------------------------------------------------------------------------------------------------------------
 
-// The desk, where rows of out start anywhere.
+// Half `half` of the part, which lies in `boxes`, to global memory where rows of out start anywhere.
 template <typename T>
-static __device__ __forceinline__ void write_elements(const uint8_t *desk, const Task &w, const Tile &t, int group)
+static __device__ __forceinline__ void write_elements(const uint8_t *boxes, const Task &w, const Part &t, int half)
 {
     T *out = (T *)w.elements + t.matrix * w.stride;
-    desk_sync(group);
-    int c = threadIdx.x % GROUP, col = t.j * TILE_SIDE + c;
-    for (int r = 0; r < TILE_SIDE && t.i * TILE_SIDE + r < w.rows && col < w.cols; r++) {
-        const uint8_t *chunk = desk + (2 * (r / HALF) + c / HALF) * BOX_BYTES + r % HALF * 128 + ((c % HALF / 8 ^ r % 8) << 4);
-        out[(int64_t)(t.i * TILE_SIDE + r) * w.pitch + col] = reinterpret_cast<const T *>(chunk)[c % 8];
+    int c = threadIdx.x % GROUP, row = t.row * BOX_SIDE, col = t.col * BOX_SIDE + half * HALF_COLS + c;
+    for (int r = 0; r < BOX_SIDE && row + r < w.rows && col < w.cols; r++) {
+        const uint8_t *chunk = boxes + c / BOX_SIDE * BOX_BYTES + r * 128 + ((c % BOX_SIDE / 8 ^ r % 8) << 4);
+        out[(int64_t)(row + r) * w.pitch + col] = reinterpret_cast<const T *>(chunk)[c % 8];
     }
-    desk_sync(group);
 }
 
-template <typename T>
-static __device__ __forceinline__ void write_full(const float (&sum)[2][64], Desk &desk, const Task &w, const Tile &t)
+// The leader sends a box to (row, col) of the results.
+static __device__ __forceinline__ void send_box(const uint8_t *box, const Task &w, int row, int col, int matrix, bool out,
+                                                bool plus)
 {
-    uint32_t packed[64];
-    desk.wait_free();
-    combine<T, false>(packed, sum, desk.base, w.alpha, 0);
-    if (w.elements) write_elements<T>(desk.base, w, t, desk.group);
+    if (row * BOX_SIDE >= w.rows || col * BOX_SIDE >= w.cols) return;
+    if (out) tile_store(&w.out, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
+    if (plus) tile_store(&w.plus, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
+}
+
+static __device__ __forceinline__ void put_blocks(const uint32_t *packed, uint8_t *boxes)
+{
+    uint32_t first = first_place(boxes);
+#pragma unroll
+    for (int step = 0; step < 8; step++) store_blocks(step_place(first, step), packed + 4 * step);
+}
+// One box of the mirror image, from 16 registers.
+static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint8_t *box)
+{
+    uint32_t first = mirrored_place(box);
+#pragma unroll
+    for (int g = 0; g < 8; g += 2) store_transposed(first + g * 1024, packed + 2 * g);
+}
+
+// The two items of a part, of which a group has two boxes each, and one for the mirror image.
+struct Items {
+    uint8_t *stage[2];
+    int group;
+    __device__ __forceinline__ uint8_t *boxes(int half) const { return stage[half] + 2 * group * BOX_BYTES; }
+    __device__ __forceinline__ uint8_t *box(int i) const { return boxes(i / 2) + i % 2 * BOX_BYTES; }
+    __device__ __forceinline__ uint8_t *mirrored(const Desk &desk, int i) const
+    {
+        return i < 2 ? desk.base + i * BOX_BYTES : stage[i - 2] + ADDEND_BYTES + group * BOX_BYTES;
+    }
+};
+
+// The part as it is, which lies in its items and in packed. Of a symmetric result only the boxes on and below the diagonal.
+template <typename T>
+static __device__ __forceinline__ void send_part(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
+                                                 const Task &w, const Part &t)
+{
+    int diagonal = is_symmetric(w) && t.row - t.col < 4 ? t.row - t.col : -1, last = diagonal < 0 ? 3 : diagonal;
+    uint8_t *box = items.box(max(diagonal, 0)); // on the diagonal
+    if (diagonal >= 0) {
+        desk.sync();
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (i == diagonal) mirror_in_place(packed + 16 * i, box);
+        if (w.has_plus && !w.has_out) desk.sync(), add_to_diagonal<T>(box, w.diagonal);
+    }
     desk.hand_over();
-}
-
-// The tile that lies on the desk and in `packed`, and its mirror image.
-template <typename T>
-static __device__ __forceinline__ void write_symmetric(const uint32_t (&packed)[64], Desk &desk, const Task &w, const Tile &t)
-{
-    if (t.i != t.j) {
-        desk.hand_over();
-        desk.wait_free();
-        write_mirrored(packed, desk.base);
-        desk.hand_over();
+    if (w.elements) {
+        write_elements<T>(items.boxes(0), w, t, 0);
+        write_elements<T>(items.boxes(1), w, t, 1);
+        desk.sync(); // before the items go back
         return;
     }
-    desk_sync(desk.group);
-    mirror_in_place(packed, desk.base);
-    desk.hand_over();
-    if (!w.has_plus) return;
-    desk.wait_free();
-    add_to_diagonal<T>(desk.base, w.diagonal);
-    desk.hand_over();
-}
-
-// ---- the desk: the clerk's side --------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ void bring_addend(const SharedMemory &m, const Task &w, const Tile &t, int group)
-{
-    uint64_t *full = m.desk_full(group);
-    barrier_arrive_expect(full, DESK_BYTES);
-    for (int q = 0; q < BOXES; q++)
-        tile_load_own(m.desk(group) + q * BOX_BYTES, &w.d, full, t.j * TILE_SIDE + q % 2 * HALF, t.i * TILE_SIDE + q / 2 * HALF,
-                      t.matrix);
-}
-
-// Sends away what the group has put on the desk the `put`-th time.
-static __device__ __forceinline__ void send_desk(const uint8_t *desk, const Task &w, const Tile &t, int put)
-{
-    bool symmetric = w.kind == TASK_SYMMETRIC || w.kind == TASK_AOL, diagonal = symmetric && t.i == t.j;
-    bool out = w.has_out && !(diagonal && put), plus = w.has_plus && (!diagonal || put);
-    int x = t.j * TILE_SIDE, y = t.i * TILE_SIDE;
-    if (put && !diagonal) x = t.i * TILE_SIDE, y = t.j * TILE_SIDE;
-    for (int q = 0; q < BOXES; q++) {
-        int box_x = x + q % 2 * HALF, box_y = y + q / 2 * HALF;
-        if (box_x >= w.cols || box_y >= w.rows) continue;
-        if (out) tile_store(&w.out, desk + q * BOX_BYTES, box_x, box_y, t.matrix);
-        if (plus) tile_store(&w.plus, desk + q * BOX_BYTES, box_x, box_y, t.matrix);
+    bool again = diagonal >= 0 && w.has_plus && w.has_out; // with the diagonal it differs
+    if (desk.leader) {
+        for (int i = 0; i <= last; i++)
+            send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !(again && i == diagonal));
+        stores_commit();
     }
+    if (!again) return;
+    desk.wait_free();
+    add_to_diagonal<T>(box, w.diagonal);
+    desk.hand_over();
+    if (desk.leader) send_box(box, w, t.row, t.col + diagonal, t.matrix, false, true), stores_commit();
+}
+
+// A symmetric result transposed: the boxes below the diagonal. That the desk is free the group knows since it sent the part: its
+// leader returned the items of the last one before.
+static __device__ __forceinline__ void send_mirrored(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
+                                                     const Task &w, const Part &t)
+{
+    int below = min(4, t.row - t.col);
+    if (below == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < below) put_mirrored(packed + 16 * i, items.mirrored(desk, i));
+    desk.hand_over();
+    if (!desk.leader) return;
+    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
     stores_commit();
 }
 
 // ---- almost-orthogonal scaling -------------------------------------------------------------------------------------------
 
-// Which elements a thread holds: sum[h][4 g + 2 e + p] is row 64 h + row_of() + 8 e, column 8 g + col_of() + p.
-static __device__ __forceinline__ int row_of(void) { return threadIdx.x / WARP % 4 * 16 + threadIdx.x % WARP / 4; }
-static __device__ __forceinline__ int col_of(void) { return threadIdx.x % 4 * 2; }
-
-static __device__ __forceinline__ float4 *raw_place(const Task &w, const Tile &t)
+static __device__ __forceinline__ float4 *raw_place(const Task &w, const Part &t)
 {
-    int side = tiles_along(w.rows);
-    int64_t tile = (int64_t)t.matrix * (side * (side + 1) / 2) + t.i * (t.i + 1) / 2 + t.j;
-    return reinterpret_cast<float4 *>(w.raw + tile * TILE_SIDE * TILE_SIDE) + threadIdx.x % GROUP;
+    int64_t part = ((int64_t)t.matrix * w.squares + t.square) * SQUARE_PARTS + t.row % SQUARE_PARTS;
+    return reinterpret_cast<float4 *>(w.raw + part * BOX_SIDE * SQUARE) + threadIdx.x % GROUP;
 }
-// Sums of absolute values along the tile in column `slot` of tiles, of the rows from tile row i on.
-static __device__ __forceinline__ float *sums_place(const Task &w, const Tile &t, int slot, int i)
+// Slot `slot` of the sums of the rows from `row` on.
+static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, int slot, int row)
 {
-    return w.sums + ((int64_t)t.matrix * tiles_along(w.rows) + slot) * w.rows + i * TILE_SIDE;
+    return w.sums + ((int64_t)matrix * sum_slots(w.rows) + slot) * w.rows + row;
 }
 
-// The tile as it is, and its sums along rows and, for its mirror image, along columns. The order of the sums is fixed.
-static __device__ __forceinline__ void write_raw(const float (&sum)[2][64], Desk &desk, const Task &w, const Tile &t)
+// The sums as they are, and the sums of their absolute values: along rows, and along columns for the mirror image. Their order is
+// fixed.
+static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], const Desk &desk, const Task &w, const Part &t)
 {
-    desk.wait_free(); // for the sums of columns
     float4 *to = raw_place(w, t);
-    float *row_sums = sums_place(w, t, t.j, t.i), *col_sums = sums_place(w, t, t.i, t.j), *shared = (float *)desk.base;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, me = threadIdx.x % GROUP;
-    float rows[4] = {};
+    float *shared = (float *)desk.base, rows[2] = {};
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, wanted = min(4, t.row - t.col + 1); // boxes
 #pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int g = 0; g < 16; g++) {
-            const float *s = sum[h] + 4 * g;
-            to[(16 * h + g) * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
-            rows[2 * h] += fabsf(s[0]) + fabsf(s[1]);
-            rows[2 * h + 1] += fabsf(s[2]) + fabsf(s[3]);
-        }
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        rows[k] += __shfl_xor_sync(0xffffffffu, rows[k], 1);
-        rows[k] += __shfl_xor_sync(0xffffffffu, rows[k], 2);
-        int r = 64 * (k / 2) + row_of() + 8 * (k % 2);
-        if (lane % 4 == 0 && t.i * TILE_SIDE + r < w.rows) row_sums[r] = rows[k];
+    for (int g = 0; g < 32; g++) {
+        const float *s = sum + 4 * g;
+        to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
+        if (g / 8 >= wanted) continue;
+        rows[0] += fabsf(s[0]) + fabsf(s[1]);
+        rows[1] += fabsf(s[2]) + fabsf(s[3]);
     }
-    if (t.i != t.j) {
 #pragma unroll
-        for (int k = 0; k < 32; k++) {
-            const int g = k / 2, p = k % 2;
-            float c =
-                fabsf(sum[0][4 * g + p]) + fabsf(sum[0][4 * g + 2 + p]) + fabsf(sum[1][4 * g + p]) + fabsf(sum[1][4 * g + 2 + p]);
-            for (int step = 4; step < WARP; step *= 2) c += __shfl_xor_sync(0xffffffffu, c, step);
-            if (lane / 4 == 0) shared[warp * TILE_SIDE + 8 * g + col_of() + p] = c;
-        }
-        desk_sync(desk.group);
-        if (t.j * TILE_SIDE + me < w.rows)
-            col_sums[me] = shared[me] + shared[TILE_SIDE + me] + shared[2 * TILE_SIDE + me] + shared[3 * TILE_SIDE + me];
+    for (int e = 0; e < 2; e++) {
+        rows[e] += __shfl_xor_sync(0xffffffffu, rows[e], 1);
+        rows[e] += __shfl_xor_sync(0xffffffffu, rows[e], 2);
+        int row = t.row * BOX_SIDE + row_of() + 8 * e;
+        if (lane % 4 == 0 && row < w.rows) *sums_place(w, t.matrix, t.col / SQUARE_PARTS, row) = rows[e];
     }
-    desk.hand_over();
+    desk.wait_free();
+#pragma unroll
+    for (int k = 0; k < 64; k++) {
+        const int g = k / 2, p = k % 2;
+        float c = fabsf(sum[4 * g + p]) + fabsf(sum[4 * g + 2 + p]);
+        for (int step = 4; step < WARP; step *= 2) c += __shfl_xor_sync(0xffffffffu, c, step);
+        if (lane / 4 == 0) shared[warp * SQUARE + 8 * g + col_of() + p] = c;
+    }
+    desk.sync();
+    for (int c = threadIdx.x % GROUP; c < SQUARE; c += GROUP) {
+        int box = t.col + c / BOX_SIDE, col = t.col * BOX_SIDE + c;
+        if (box < t.row && col < w.rows && t.row * BOX_SIDE < w.rows)
+            *sums_place(w, t.matrix, squares_along(w.rows) + t.row, col) =
+                shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c];
+    }
+    desk.sync(); // before the leader announces, and before the desk is used again
 }
 
-// The scale of row `row`, 0 beyond the last.
-static __device__ __forceinline__ float row_scale(const Task &w, const Tile &t, int row)
+// Sums of |raw| of row `row` from number `from` on, SLOTS of them at most, 0 beyond the last. All are on their way at once: one
+// after the other each would take as long as all.
+enum { SLOTS = 16 };
+static __device__ __forceinline__ int sums_of_row(const Task &w, int row)
+{
+    return row < w.rows ? row / SQUARE + boxes_along(w.rows) - row / BOX_SIDE : 0;
+}
+static __device__ __forceinline__ void load_sums(float (&v)[SLOTS], const Task &w, int matrix, int row, int from)
+{
+    int squares = row / SQUARE + 1, count = sums_of_row(w, row),
+        boxes = squares_along(w.rows) + row / BOX_SIDE + 1 - squares; // slots of boxes follow those of all squares
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) {
+        int i = from + k;
+        v[k] = i < count ? __ldcg(sums_place(w, matrix, i < squares ? i : boxes + i, row)) : 0;
+    }
+}
+
+// The scale of row `row`, 0 beyond the last; v: its first sums.
+static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int row, float (&v)[SLOTS])
 {
     float sum = 0;
-    if (row >= w.rows) return 0;
-    for (int slot = 0; slot < tiles_along(w.rows); slot++) sum += __ldcg(sums_place(w, t, slot, 0) + row);
+    int count = sums_of_row(w, row);
+#pragma unroll 1
+    for (int from = 0;;) {
+#pragma unroll
+        for (int k = 0; k < SLOTS; k++) sum += v[k];
+        if ((from += SLOTS) >= count) break;
+        load_sums(v, w, matrix, row, from);
+    }
     return sum == 0 ? 0 : w.gain / sqrtf(1.02f * sum);
 }
 
-// packed and the desk = diag(scale) raw diag(scale) of the tile. Tiles on the diagonal keep the scales of their rows.
-template <typename T>
-static __device__ __forceinline__ void read_scaled(uint32_t (&packed)[64], Desk &desk, const Task &w, const Tile &t)
+// The scales that a part needs, of its rows and columns, from the sums. Squares on the diagonal keep those of their rows.
+static __device__ __forceinline__ void read_aol_scales(const Desk &desk, const Task &w, const Part &t)
 {
-    float *scales = desk.scales;
-    const float4 *from = raw_place(w, t);
-    int me = threadIdx.x % GROUP;
-    float own = row_scale(w, t, t.i * TILE_SIDE + me);
-    if (t.i == t.j && t.i * TILE_SIDE + me < w.rows) w.scale[(int64_t)t.matrix * w.rows + t.i * TILE_SIDE + me] = own;
-    scales[me] = own;
-    scales[TILE_SIDE + me] = row_scale(w, t, t.j * TILE_SIDE + me);
-    desk_sync(desk.group);
-    // The two scales first: their product commutes, so that nothing depends on which half of the matrix is computed.
+    const int rounds = (SCALES + GROUP - 1) / GROUP;
+    float v[rounds][SLOTS];
+    int row[rounds];
 #pragma unroll
-    for (int q = 0; q < 32; q++) {
-        const int h = q / 16, g = q % 16;
-        float4 v = __ldcg(from + q * GROUP);
-        const float *r = scales + 64 * h + row_of(), *c = scales + TILE_SIDE + 8 * g + col_of();
-        packed[2 * q] = pack<T>(r[0] * c[0] * v.x, r[0] * c[1] * v.y);
-        packed[2 * q + 1] = pack<T>(r[8] * c[0] * v.z, r[8] * c[1] * v.w);
+    for (int k = 0; k < rounds; k++) {
+        int i = threadIdx.x % GROUP + k * GROUP;
+        row[k] = i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
+        load_sums(v[k], w, t.matrix, row[k], 0);
     }
-    desk.wait_free();
-    uint32_t first = first_place(desk.base);
 #pragma unroll
-    for (int step = 0; step < 16; step++) store_blocks(step_place(first, step), packed + 4 * step);
-    desk_sync(desk.group); // before the scales of the next tile
+    for (int k = 0; k < rounds; k++) {
+        int i = threadIdx.x % GROUP + k * GROUP;
+        if (i >= SCALES) break;
+        float own = row_scale(w, t.matrix, row[k], v[k]);
+        if (t.on_diagonal && i < BOX_SIDE && row[k] < w.rows) w.scale[(int64_t)t.matrix * w.rows + row[k]] = own;
+        desk.scales[i] = own;
+    }
+    desk.sync();
 }
 
-// out = alpha d diag(scale), d on the desk.
-template <typename T> static __device__ __forceinline__ void write_scaled(Desk &desk, const Task &w, const Tile &t)
+// alpha times the scales of the part's columns.
+static __device__ __forceinline__ void read_column_scales(const Desk &desk, const Task &w, const Part &t)
 {
-    float *scales = desk.scales;
-    int me = threadIdx.x % GROUP, col = t.j * TILE_SIDE + me;
-    scales[me] = col < w.cols ? w.alpha * __ldcg(w.scale + (int64_t)t.matrix * w.cols + col) : 0;
-    desk_sync(desk.group);
-    desk.wait_full();
-    uint32_t first = first_place(desk.base);
-#pragma unroll
-    for (int step = 0; step < 16; step++) {
-        uint32_t v[4];
-        load_blocks(v, step_place(first, step));
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float *s = scales + step % 8 * 16 + k / 2 * 8 + col_of();
-            float2 x = unpack<T>(v[k]);
-            v[k] = pack<T>(saturated<T>(x.x * s[0]), saturated<T>(x.y * s[1]));
-        }
-        store_blocks(step_place(first, step), v);
+    for (int i = threadIdx.x % GROUP; i < SQUARE; i += GROUP) {
+        int col = t.col * BOX_SIDE + i;
+        desk.scales[BOX_SIDE + i] = col < w.cols ? w.alpha * __ldcg(w.scale + (int64_t)t.matrix * w.cols + col) : 0;
     }
-    desk.hand_over();
-    desk_sync(desk.group); // before the scales of the next tile
+    desk.sync();
+}
+
+// One half of the part's raw sums. Above the diagonal there may be nothing.
+static __device__ __forceinline__ void load_raw(float4 (&raw)[16], const Task &w, const Part &t, int half)
+{
+    const float4 *from = raw_place(w, t) + 16 * half * GROUP;
+#pragma unroll
+    for (int g = 0; g < 16; g++) raw[g] = t.col + 2 * half + g / 8 <= t.row ? __ldcg(from + g * GROUP) : make_float4(0, 0, 0, 0);
+}
+
+// packed = diag(scale) raw diag(scale), one half.
+template <typename T>
+static __device__ __forceinline__ void scale_raw(uint32_t *packed, const float4 (&raw)[16], const Desk &desk, int half)
+{
+    const float *r = desk.scales + row_of(), *cols = desk.scales + BOX_SIDE + half * HALF_COLS + col_of();
+    // The two scales first: their product commutes, so that nothing depends on which half of the matrix is computed.
+#pragma unroll
+    for (int g = 0; g < 16; g++) {
+        float4 v = raw[g];
+        const float *c = cols + 8 * g;
+        packed[2 * g] = pack<T>(r[0] * c[0] * v.x, r[0] * c[1] * v.y);
+        packed[2 * g + 1] = pack<T>(r[8] * c[0] * v.z, r[8] * c[1] * v.w);
+    }
 }
 
 #endif

@@ -42,6 +42,18 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t 
                      : "r"(address), "r"(parity)
                      : "memory");
 }
+// Whether it is complete already.
+static __device__ __forceinline__ bool barrier_complete(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return done;
+}
 static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -56,6 +68,19 @@ static __device__ __forceinline__ void group_sync(int id, int threads)
 static __device__ __forceinline__ void group_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// The same as group_sync, and whether `yes` holds for all of them.
+static __device__ __forceinline__ bool group_all(int id, int threads, bool yes)
+{
+    uint32_t all;
+    asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %3, 0;\n\t"
+                 "bar.red.and.pred q, %1, %2, p;\n\t"
+                 "selp.u32 %0, 1, 0, q;\n\t}"
+                 : "=r"(all)
+                 : "r"(id), "r"(threads), "r"((uint32_t)yes)
+                 : "memory");
+    return all;
 }
 
 // ---- copies of tiles ---------------------------------------------------------------------------------------------------------
@@ -137,15 +162,27 @@ static __device__ __forceinline__ void cluster_sync_at_end(void)
     __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// Writes `value` to the place that block `rank` of the cluster has for it, and completes its barrier's phase, whose only arrival
+// this is.
+static __device__ __forceinline__ void send_word(uint32_t *place, uint32_t value, uint64_t *barrier, int rank)
+{
+    asm volatile("{\n\t.reg .b32 to, at;\n\t"
+                 "mapa.shared::cluster.u32 to, %0, %3;\n\t"
+                 "mapa.shared::cluster.u32 at, %2, %3;\n\t"
+                 "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [at], 4;\n\t"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [at];\n\t}" ::"r"(shared_address(place)),
+                 "r"(value), "r"(shared_address(barrier)), "r"(rank)
+                 : "memory");
+}
 // Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to
 // be made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole
 // stage.
-static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank)
+static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank, uint32_t times = 1)
 {
     asm volatile("{\n\t.reg .b32 remote;\n\t"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(shared_address(barrier)),
-                 "r"(rank)
+                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote], %2;\n\t}" ::"r"(shared_address(barrier)),
+                 "r"(rank), "r"(times)
                  : "memory");
 }
 
@@ -187,32 +224,85 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
 
 #define NS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define NS_D8(i) NS_D4(i), NS_D4(i + 4)
-#define NS_WGMMA(TYPE, TRANSPOSE_B)                                                                                             \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                                             \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                                               \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                            \
-                 "%64, %65, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                  \
-                 : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24), NS_D8(32), NS_D8(40), NS_D8(48), NS_D8(56)                         \
+#define NS_D32(i) NS_D8(i), NS_D8(i + 8), NS_D8(i + 16), NS_D8(i + 24)
+#define NS_WGMMA_64(TYPE, TRANSPOSE_B)                                                                                         \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "                                               \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                           \
+                 "%32, %33, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
+                 : NS_D32(0)                                                                                                   \
+                 : "l"(a), "l"(b), "r"((int)accumulate))
+#define NS_WGMMA_128(TYPE, TRANSPOSE_B)                                                                                        \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                                              \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                           \
+                 "%64, %65, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
+                 : NS_D32(0), NS_D32(32)                                                                                       \
+                 : "l"(a), "l"(b), "r"((int)accumulate))
+#define NS_WGMMA_192(TYPE, TRANSPOSE_B)                                                                                        \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %98, 0;\n\t"                                                            \
+                 "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " "                                              \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                            \
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                            \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                           \
+                 "%96, %97, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
+                 : NS_D32(0), NS_D32(32), NS_D32(64)                                                                           \
+                 : "l"(a), "l"(b), "r"((int)accumulate))
+#define NS_WGMMA_256(TYPE, TRANSPOSE_B)                                                                                        \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                           \
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " "                                              \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                            \
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                            \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                            \
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                \
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "           \
+                 "%128, %129, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                               \
+                 : NS_D32(0), NS_D32(32), NS_D32(64), NS_D32(96)                                                               \
                  : "l"(a), "l"(b), "r"((int)accumulate))
 
-// d (64, 128) = a (64, 16) b (16, 128), or += when accumulate. ALONG_COLUMNS: b is stored as (16, 128), else as (128, 16).
+template <typename T> struct IsHalf {
+    static constexpr bool value = false; // bf16
+};
+template <> struct IsHalf<__half> {
+    static constexpr bool value = true;
+};
+
+// d (64, COLS) = a (64, 16) b (16, COLS), or += when accumulate; of d's columns the first COLS. ALONG_COLUMNS: b is stored as
+// (16, COLS), else as (COLS, 16).
 // Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
-template <typename T, bool ALONG_COLUMNS> struct WarpgroupProduct;
-template <> struct WarpgroupProduct<__nv_bfloat16, false> {
-    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("bf16", "0"); }
-};
-template <> struct WarpgroupProduct<__nv_bfloat16, true> {
-    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("bf16", "1"); }
-};
-template <> struct WarpgroupProduct<__half, false> {
-    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("f16", "0"); }
-};
-template <> struct WarpgroupProduct<__half, true> {
-    static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) { NS_WGMMA("f16", "1"); }
-};
+template <typename T, bool ALONG_COLUMNS, int COLS>
+static __device__ __forceinline__ void warpgroup_product(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
+{
+    static_assert(!ALONG_COLUMNS || COLS == 256, "narrower products are those of symmetric results");
+    constexpr bool is_half = IsHalf<T>::value;
+    if constexpr (ALONG_COLUMNS && is_half) NS_WGMMA_256("f16", "1");
+    if constexpr (ALONG_COLUMNS && !is_half) NS_WGMMA_256("bf16", "1");
+    if constexpr (!ALONG_COLUMNS && COLS == 64 && is_half) NS_WGMMA_64("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 64 && !is_half) NS_WGMMA_64("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 128 && is_half) NS_WGMMA_128("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 128 && !is_half) NS_WGMMA_128("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 192 && is_half) NS_WGMMA_192("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 192 && !is_half) NS_WGMMA_192("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 256 && is_half) NS_WGMMA_256("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 256 && !is_half) NS_WGMMA_256("bf16", "0");
+}
+
+// After products_wait: sums are what the products left in the registers, whatever the compiler knew of them before.
+template <int COUNT> static __device__ __forceinline__ void products_done(float (&d)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 
 // After products_wait: sums are what the products left in the registers, whatever the compiler knew of them before.
 template <int COUNT> static __device__ __forceinline__ void products_done(float (&d)[COUNT])
