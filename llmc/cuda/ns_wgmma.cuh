@@ -304,13 +304,6 @@ template <int COUNT> static __device__ __forceinline__ void products_done(float 
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// After products_wait: sums are what the products left in the registers, whatever the compiler knew of them before.
-template <int COUNT> static __device__ __forceinline__ void products_done(float (&d)[COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 // ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next
 // --------------------
 
