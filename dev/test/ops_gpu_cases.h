@@ -33,6 +33,8 @@ DESCRIBE(embed_backward)
     add(c, "x0", FLOATX, IN, (int64_t)N * d, 1.7);
     add(c, "rstd", FP32, IN, N, 1), add(c, "tokens", INT32, IN, N, Vp), add(c, "embed", FLOATX, IN, (int64_t)Vp * d, 2);
     add(c, "gate", FLOATX, IN, 12, 1), add(c, "lambda", FP32, IN, 1, 1);
+    // Variances of dlambda's N d terms: rstd 1/3, dx + dx0 2/3, the embedding 4/3, the square of the gate some 0.3.
+    c->buffer[2].spread = 0.3 * sqrt((double)N * d);
 }
 RUN(embed_backward) { SIZES; o->embed_backward(stream, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], N, d); }
 

@@ -104,7 +104,7 @@ static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const 
 {
     int d = FULL.H * FULL.e, Vp = FULL.Vp;
     int64_t n = (int64_t)PERIOD * d, nw = (int64_t)Vp * d;
-    Buffer bx = {"x", FLOATX, IN, n, 1}, bw = {"w", FLOATX, IN, nw, 1};
+    Buffer bx = {"x", FLOATX, IN, n, 1, 0}, bw = {"w", FLOATX, IN, nw, 1, 0};
     size_t size = element_bytes(which, FLOATX);
     void *cx = xcalloc((size_t)n, size), *cw = xcalloc((size_t)nw, size), *cdx = xcalloc((size_t)n, size);
     void *w8 = xcalloc(ops[which].head_weight_bytes(HEAD_FP8, Vp, d), 1);
@@ -142,7 +142,7 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
 }
 
 // Of the PERIOD tokens.
-static double head_loss_limit(HeadMode mode, float *x, float *w, const int32_t *targets, double plain, double truth)
+static double full_head_loss_limit(HeadMode mode, float *x, float *w, const int32_t *targets, double plain, double truth)
 {
     Case c = {.describe = describe_head_train, .run = run_head_train, .z = FULL, .d = FULL.H * FULL.e};
     c.z.N = PERIOD, c.variant = mode == HEAD_FP8;
@@ -153,7 +153,7 @@ static double head_loss_limit(HeadMode mode, float *x, float *w, const int32_t *
         const char *name = c.buffer[i].name;
         c.master[i] = !strcmp(name, "x") ? x : !strcmp(name, "w") ? w : !strcmp(name, "targets") ? places : none;
     }
-    double limit = loss_limit(&c, plain, truth);
+    double limit = head_limit(&c, "loss", plain, truth);
     free(none);
     return limit;
 }
@@ -185,7 +185,7 @@ static void check_head(HeadMode mode)
            dw_naive = periodic_distance(naive.dw, nw, 1, truth.dw, nw);
     double loss = fabs(gpu.loss / (times * (double)truth.loss) - 1), loss_naive = fabs(naive.loss / (double)truth.loss - 1);
     double limit = 2 * loss_naive + FP32_ATOM;
-    if (loss > limit) limit = head_loss_limit(mode, x, w, targets, loss_naive, truth.loss);
+    if (loss > limit) limit = full_head_loss_limit(mode, x, w, targets, loss_naive, truth.loss);
     ok(loss <= limit, "%s, full size, loss: %.2g (%.2g, at most %.2g)", name, loss, loss_naive, limit);
     ok(dx <= 2 * dx_naive + FP32_ATOM, "%s, full size, dx: %.2g (%.2g)", name, dx, dx_naive);
     ok(dw <= 2 * dw_naive + FP32_ATOM, "%s, full size, dw: %.2g (%.2g)", name, dw, dw_naive);
