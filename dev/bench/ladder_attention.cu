@@ -116,7 +116,7 @@ static void run3(Stream s, int i)
 
 enum { ROWS = 64, PANEL_BYTES = ROWS * 128, TILE_BYTES = 2 * PANEL_BYTES, THREADS = 128 };
 
-#if NS_HOPPER
+#if HOPPER
 
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(THREADS) warpgroup_tiles(floatX *yg, const flo
                                                            const __grid_constant__ CUtensorMap k,
                                                            const __grid_constant__ CUtensorMap v)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     __shared__ uint64_t full;
     uint8_t *qs = shared, *ks = qs + TILE_BYTES, *vs = ks + TILE_BYTES;

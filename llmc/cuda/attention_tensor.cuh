@@ -1,10 +1,10 @@
-// Hopper's instructions that attention by warpgroup products needs beyond those of ns_wgmma.cuh: products of 64 x 64, products
+// Hopper's instructions that attention by warpgroup products needs beyond those of hopper.cuh: products of 64 x 64, products
 // with the left operand in registers, additions to memory by the copy unit. After the PTX manual, "wgmma" and
 // "cp.reduce.async.bulk".
 #pragma once
 #include "llmc/cuda/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/attention.h"
-#include "llmc/cuda/ns_wgmma.cuh"
+#include "llmc/cuda/hopper.cuh"
 
 // x[k] of lane t becomes x[t] of lane k, within each group of four lanes.
 static __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4])
@@ -44,7 +44,7 @@ void prepare_forward(void); // for attention_tensor_prepare
 
 } // namespace attention_tensor
 
-#if NS_HOPPER
+#if HOPPER
 
 // d (64, 64) = a (64, 16) b (16, 64), or += when accumulate. A_ALONG: a is stored as (16, 64), else (64, 16); B_ALONG: b is
 // stored as (16, 64), else (64, 16).
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void multiply_64(float (&d)[32], uint64_t a, u
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
                  "%32, %33, p, 1, 1, %35, %36;\n\t}"
-                 : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24)
+                 : WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24)
                  : "l"(a), "l"(b), "r"((int)accumulate), "n"(A_ALONG), "n"(B_ALONG));
 }
 
@@ -72,7 +72,7 @@ static __device__ __forceinline__ void multiply_128(float (&d)[64], const uint32
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
                  "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n\t}"
-                 : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24), NS_D8(32), NS_D8(40), NS_D8(48), NS_D8(56)
+                 : WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 

@@ -26,10 +26,11 @@
 // Items are handed out as blocks become free, in the table's order.
 #include "llmc/cuda/attention_tensor_items.cuh"
 #include "llmc/cuda/qkv_row.cuh"
+#include "llmc/cuda/tensor_map.cuh"
 
 namespace attention_tensor {
 
-#if NS_HOPPER
+#if HOPPER
 
 // ---- the warpgroups that multiply ----------------------------------------------------------------------------------------
 
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dy,
                     const __grid_constant__ Arguments a)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     Shared m = {shared};
     if (threadIdx.x == 0) {
@@ -338,9 +339,6 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
 
 // ---- launch --------------------------------------------------------------------------------------------------------------
 
-typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled;
 
 CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
@@ -361,13 +359,9 @@ using namespace attention_tensor;
 
 bool attention_tensor_prepare(int e, Error *error)
 {
-    void *address = NULL;
-    cudaDriverEntryPointQueryResult found;
     if (e != WIDTH) return error_set(error, "heads of width %d, not %d", e, WIDTH);
     if (!device_has_wgmma()) return error_set(error, "%s", device_path());
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess) return error_set(error, "the driver makes no tensor maps");
-    encode_tiled = (EncodeTiled)address;
+    if (!(encode_tiled = tensor_map_encoder())) return error_set(error, "the driver makes no tensor maps");
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     prepare_forward();
     return true;

@@ -85,7 +85,7 @@ enum {
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 static_assert((int)QUERIES == (int)ATTENTION_QUERY_TILE, "the table sorts tiles of this size");
 
-#if NS_HOPPER
+#if HOPPER
 
 constexpr float LN2 = 0.6931471805599453f;
 constexpr float SLACK = 8; // powers of two by which weights are smaller than they might be, so that scores may grow
@@ -519,7 +519,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
                    const __grid_constant__ Arguments a)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     Shared m = {shared};
     if (threadIdx.x == 0) {

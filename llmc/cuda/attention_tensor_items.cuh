@@ -77,7 +77,7 @@ static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 static_assert(sizeof(Item) % 8 == 0, "barriers are aligned");
 static_assert((int)KEYS == (int)ATTENTION_KEY_TILE, "the table sorts tiles of this size");
 
-#if NS_HOPPER
+#if HOPPER
 
 struct Ring { // a position in the two stages
     int stage = 0;

@@ -11,7 +11,7 @@
 // sig is one of 2e-4 in the softmax, a fiftieth of what rounding the logit to bf16 does), and the gradient spares the sigmoid.
 #include "llmc/cuda/head_tensor.cuh"
 #include "llmc/cuda/head_loss.cuh"
-#include "llmc/cuda/ns_wgmma.cuh"
+#include "llmc/cuda/hopper.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 
 enum {
@@ -33,7 +33,7 @@ struct Work {
     int slabs, stages; // a slab: DEPTH columns of the block's part of the weight
 };
 
-#if NS_HOPPER
+#if HOPPER
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
@@ -294,7 +294,7 @@ template <HeadMode MODE, int COLS>
 __global__ void __launch_bounds__(THREADS, 1)
     head_logits_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w, const Work k)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     Shared<COLS> m = {shared, k.slabs, k.stages};
     int rank = cluster_rank(), group = threadIdx.x / GROUP;

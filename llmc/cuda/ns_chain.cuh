@@ -6,7 +6,7 @@
 // others are in the next one, and what only a later task needs fills up the multiprocessors that the one before leaves free.
 #pragma once
 #include "llmc/cuda/ns_internal.cuh"
-#include "llmc/cuda/ns_wgmma.cuh"
+#include "llmc/cuda/hopper.cuh"
 
 enum {
     SQUARE = 256,        // side of what a cluster computes at a time

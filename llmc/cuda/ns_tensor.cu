@@ -16,6 +16,7 @@
 // Symmetric results: only squares on and below the diagonal exist; boxes are also written transposed, and on the diagonal the
 // elements below it are copied above, which makes the result symmetric to the last bit.
 #include "llmc/cuda/ns_tile.cuh"
+#include "llmc/cuda/tensor_map.cuh"
 
 enum {
     FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
@@ -25,7 +26,7 @@ enum {
     WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
 
-#if NS_HOPPER
+#if HOPPER
 
 // ---- squares and tasks -----------------------------------------------------------------------------------------------------
 
@@ -459,7 +460,7 @@ static __device__ __forceinline__ void reset_counters(const Chain &c)
 
 template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant__ Chain c)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     SharedMemory m = {shared};
     int rank = cluster_rank(), group = threadIdx.x / GROUP; // group 2 fetches and draws
@@ -487,34 +488,18 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
 #endif
 }
 
-typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-static EncodeTiled encode_function(void)
-{
-    static EncodeTiled function;
-    if (!function) {
-        void *address = NULL;
-        cudaDriverEntryPointQueryResult found;
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
-        if (found != cudaDriverEntryPointSuccess || !address)
-            fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
-        function = (EncodeTiled)address;
-    }
-    return function;
-}
-
 CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int64_t stride, int batch)
 {
     CUtensorMap map;
     cuuint64_t sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)batch},
                strides[2] = {(cuuint64_t)pitch * 2, (cuuint64_t)stride * 2};
     cuuint32_t box[3] = {BOX_SIDE, BOX_SIDE, 1}, steps[3] = {1, 1, 1};
+    static EncodeTiled encode;
+    if (!encode && !(encode = tensor_map_encoder()))
+        fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
     CUtensorMapDataType type = dtype == NS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    CUresult r =
-        encode_function()(&map, type, 3, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                          CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult r = encode(&map, type, 3, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
         fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d matrices of %d x %d, pitch %d (error %d)", batch, rows, cols, pitch,
               (int)r);

@@ -42,7 +42,7 @@ struct Part {
 };
 static_assert(sizeof(Part) == PART_WORDS * 4, "a part is told of in words");
 
-#if NS_HOPPER
+#if HOPPER
 
 struct SharedMemory {
     uint8_t *base;

@@ -18,7 +18,7 @@ struct QkvWork {
     bool keep_raw;            // v_raw has a place of its own
 };
 
-#if NS_HOPPER
+#if HOPPER
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 
@@ -157,7 +157,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
                       const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap v,
                       const __grid_constant__ QkvWork work)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
     int rank = cluster_rank();

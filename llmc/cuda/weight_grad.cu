@@ -48,7 +48,7 @@ struct GradWork {
     Counters *counters;
 };
 
-#if NS_HOPPER
+#if HOPPER
 
 // ---- shares ----------------------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ static __device__ __forceinline__ int take_number(const TileMemory &m, const Gra
 __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     weight_grad_kernel(const __grid_constant__ GradMaps maps, const __grid_constant__ GradWork work)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
     int rank = cluster_rank();

@@ -20,7 +20,7 @@ struct WideWork {
 
 template <WideFinish FINISH> constexpr bool takes_with = FINISH == WIDE_ADD || FINISH == WIDE_FACTOR;
 
-#if NS_HOPPER
+#if HOPPER
 
 // One thread of each block runs this.
 template <WideForm FORM>
@@ -85,7 +85,7 @@ static __device__ __forceinline__ void take_half(uint32_t (&packed)[64], const T
 #pragma unroll
     for (int c = 0; c < HALF / 8; c += 2) {
         uint32_t b[4];
-        blocks_load(b, (address ^ c % 8 << 4) + c / 8 * PANEL_BYTES);
+        load_blocks(b, (address ^ c % 8 << 4) + c / 8 * PANEL_BYTES);
 #pragma unroll
         for (int i = 0; i < 4; i++) packed[SIDE * HALF / 4 + 2 * c + i] = FINISH == WIDE_FACTOR ? pack_factors(b[i]) : b[i];
     }
@@ -142,7 +142,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
                         const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap with,
                         const __grid_constant__ WideWork work)
 {
-#if NS_HOPPER
+#if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
     int rank = cluster_rank();

@@ -12,7 +12,7 @@
 // Edges are the copy unit's business: what lies outside reads as zero and is not written.
 #pragma once
 #include "llmc/cuda/cuda_common.cuh"
-#include "llmc/cuda/ns_wgmma.cuh"
+#include "llmc/cuda/hopper.cuh"
 #include "llmc/cuda/wide_product.cuh"
 
 enum {
@@ -63,25 +63,9 @@ CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int 
 // Boxes of 32 columns and 64 rows of an fp32 matrix (rows, cols).
 CUtensorMap wide_sum_map(const float *base, int rows, int cols);
 
-#if NS_HOPPER
+#if HOPPER
 
 // ---- copies ----------------------------------------------------------------------------------------------------------------
-
-// Four 8 x 8 blocks between shared memory and registers; lane 8 k + r gives the address of row r of block k, lane l holds row
-// l / 4, columns 2 (l % 4) and the next.
-static __device__ __forceinline__ void blocks_load(uint32_t (&b)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(address)
-                 : "memory");
-}
-static __device__ __forceinline__ void blocks_store(uint32_t address, const uint32_t *b)
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]), "r"(b[1]),
-                 "r"(b[2]), "r"(b[3])
-                 : "memory");
-}
 
 // A thread's address for blocks of 8 x 8 in a panel of rows of 128 bytes, 16-byte chunks swizzled as the copy unit has them. Its
 // warp has 16 rows from `row` on; blocks 0 to 3 are upper left, lower left, upper right, lower right. XOR with 16 g moves by g
@@ -187,8 +171,8 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                 \
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "            \
                  "%128, %129, p, 1, 1, " TRANSPOSE_A ", " TRANSPOSE_B ";\n\t}"                                                    \
-                 : NS_D8(0), NS_D8(8), NS_D8(16), NS_D8(24), NS_D8(32), NS_D8(40), NS_D8(48), NS_D8(56), NS_D8(64), NS_D8(72), \
-                   NS_D8(80), NS_D8(88), NS_D8(96), NS_D8(104), NS_D8(112), NS_D8(120)                                          \
+                 : WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72), \
+                   WGMMA_D8(80), WGMMA_D8(88), WGMMA_D8(96), WGMMA_D8(104), WGMMA_D8(112), WGMMA_D8(120)                                          \
                  : "l"(a), "l"(b), "r"((int)accumulate))
 
 template <WideForm FORM>
@@ -247,7 +231,7 @@ static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], 
     uint32_t address = blocks_address(staging, threadIdx.x / WARP % 4 * 16);
 #pragma unroll
     for (int g = 0; g < HALF / 8; g += 2)
-        blocks_store((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF / 4 + 2 * g);
+        store_blocks((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF / 4 + 2 * g);
     copy_unit_fence();
     group_sync(1 + at.group, GROUP);
     if (!leader) return;

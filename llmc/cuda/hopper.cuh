@@ -7,12 +7,12 @@
 #include <stdint.h>
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define NS_HOPPER 1 // this pass compiles for sm_90a
+#define HOPPER 1 // this pass compiles for sm_90a
 #else
-#define NS_HOPPER 0
+#define HOPPER 0
 #endif
 
-#if NS_HOPPER
+#if HOPPER
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -222,52 +222,52 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define NS_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define NS_D8(i) NS_D4(i), NS_D4(i + 4)
-#define NS_D32(i) NS_D8(i), NS_D8(i + 8), NS_D8(i + 16), NS_D8(i + 24)
-#define NS_WGMMA_64(TYPE, TRANSPOSE_B)                                                                                         \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"                                                            \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "                                               \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                           \
-                 "%32, %33, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
-                 : NS_D32(0)                                                                                                   \
+#define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
+#define WGMMA_D32(i) WGMMA_D8(i), WGMMA_D8(i + 8), WGMMA_D8(i + 16), WGMMA_D8(i + 24)
+#define WGMMA_64(TYPE, TRANSPOSE_B)                                                                                              \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "                                                 \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                             \
+                 "%32, %33, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                   \
+                 : WGMMA_D32(0)                                                                                                  \
                  : "l"(a), "l"(b), "r"((int)accumulate))
-#define NS_WGMMA_128(TYPE, TRANSPOSE_B)                                                                                        \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                                            \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                                              \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                           \
-                 "%64, %65, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
-                 : NS_D32(0), NS_D32(32)                                                                                       \
+#define WGMMA_128(TYPE, TRANSPOSE_B)                                                                                             \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "                                                \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "                             \
+                 "%64, %65, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                   \
+                 : WGMMA_D32(0), WGMMA_D32(32)                                                                                   \
                  : "l"(a), "l"(b), "r"((int)accumulate))
-#define NS_WGMMA_192(TYPE, TRANSPOSE_B)                                                                                        \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %98, 0;\n\t"                                                            \
-                 "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " "                                              \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                            \
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                            \
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                           \
-                 "%96, %97, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
-                 : NS_D32(0), NS_D32(32), NS_D32(64)                                                                           \
+#define WGMMA_192(TYPE, TRANSPOSE_B)                                                                                             \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %98, 0;\n\t"                                                              \
+                 "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " "                                                \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                              \
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                              \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                             \
+                 "%96, %97, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                   \
+                 : WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64)                                                                    \
                  : "l"(a), "l"(b), "r"((int)accumulate))
-#define NS_WGMMA_256(TYPE, TRANSPOSE_B)                                                                                        \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                           \
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " "                                              \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                     \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                            \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                            \
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                            \
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                            \
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                            \
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                \
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "           \
-                 "%128, %129, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                               \
-                 : NS_D32(0), NS_D32(32), NS_D32(64), NS_D32(96)                                                               \
+#define WGMMA_256(TYPE, TRANSPOSE_B)                                                                                             \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                             \
+                 "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " "                                                \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                              \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                              \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                              \
+                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                              \
+                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                              \
+                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                  \
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "             \
+                 "%128, %129, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
+                 : WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64), WGMMA_D32(96)                                                     \
                  : "l"(a), "l"(b), "r"((int)accumulate))
 
 template <typename T> struct IsHalf {
@@ -285,16 +285,16 @@ static __device__ __forceinline__ void warpgroup_product(float (&d)[128], uint64
 {
     static_assert(!ALONG_COLUMNS || COLS == 256, "narrower products are those of symmetric results");
     constexpr bool is_half = IsHalf<T>::value;
-    if constexpr (ALONG_COLUMNS && is_half) NS_WGMMA_256("f16", "1");
-    if constexpr (ALONG_COLUMNS && !is_half) NS_WGMMA_256("bf16", "1");
-    if constexpr (!ALONG_COLUMNS && COLS == 64 && is_half) NS_WGMMA_64("f16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 64 && !is_half) NS_WGMMA_64("bf16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 128 && is_half) NS_WGMMA_128("f16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 128 && !is_half) NS_WGMMA_128("bf16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 192 && is_half) NS_WGMMA_192("f16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 192 && !is_half) NS_WGMMA_192("bf16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 256 && is_half) NS_WGMMA_256("f16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 256 && !is_half) NS_WGMMA_256("bf16", "0");
+    if constexpr (ALONG_COLUMNS && is_half) WGMMA_256("f16", "1");
+    if constexpr (ALONG_COLUMNS && !is_half) WGMMA_256("bf16", "1");
+    if constexpr (!ALONG_COLUMNS && COLS == 64 && is_half) WGMMA_64("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 64 && !is_half) WGMMA_64("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 128 && is_half) WGMMA_128("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 128 && !is_half) WGMMA_128("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 192 && is_half) WGMMA_192("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 192 && !is_half) WGMMA_192("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 256 && is_half) WGMMA_256("f16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 256 && !is_half) WGMMA_256("bf16", "0");
 }
 
 // After products_wait: sums are what the products left in the registers, whatever the compiler knew of them before.
