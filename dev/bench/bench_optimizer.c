@@ -1,6 +1,7 @@
 // NorMuon's step alone, on the matrices of a preset with random weights and gradients, replayed as a graph like the trainer does.
 //   bench_optimizer [option of train_gpt ...]
 // Prints the median time of REPEATS steps for the --ns given, for all variants when there is none.
+#include "llmc/comm.h"
 #include "llmc/optimizer.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -87,6 +88,7 @@ static void bench(const Config *c)
 int main(int argc, char **argv)
 {
     set_program_name("bench_optimizer", -1);
+    comm_open(&argc, &argv); // one rank, whose number and count the optimizer asks for
     Config c;
     Error e;
     bool chosen = false;
