@@ -371,24 +371,46 @@ template <typename T> static __device__ __forceinline__ void raw_part(Place &p, 
     write_raw(sum, p.desk, w, t);
 }
 
-template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
+// The leader: before the group reads what other groups wrote. All meet here.
+static __device__ __forceinline__ void wait_for_others(Place &p, const Part &t)
 {
     if (p.desk.leader) settle(p), wait_for_tasks(p.c, t);
     p.desk.sync();
-    read_scales(p.desk, w, t);
+}
+
+template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
+{
+    float4 raw[2][16];
+    wait_for_others(p, t);
+    load_raw(raw[0], w, t, 0); // on its way while the scales are
+    read_aol_scales(p.desk, w, t);
+    load_raw(raw[1], w, t, 1);
     p.items = p.ring.stage;
     uint32_t packed[64];
     Items items = {{}, p.desk.group};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint8_t *boxes = take_item(p, items, half);
-        if (w.kind == TASK_AOL)
-            read_scaled<T>(packed + 32 * half, p.desk, w, t, half);
-        else
-            scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
+        scale_raw<T>(packed + 32 * half, raw[half], p.desk, half);
         put_blocks(packed + 32 * half, boxes);
     }
     send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
+}
+
+template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
+{
+    wait_for_others(p, t);
+    read_column_scales(p.desk, w, t);
+    p.items = p.ring.stage;
+    uint32_t packed[64];
+    Items items = {{}, p.desk.group};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        uint8_t *boxes = take_item(p, items, half);
+        scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
+        put_blocks(packed + 32 * half, boxes);
+    }
+    send_all<T, false>(packed, items, p, w, t); // meets at the desk before the scales of the next part
 }
 
 template <typename T>
@@ -403,7 +425,9 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
             pass_over(p, depth_blocks(w) + items_after(w));
         } else if (w.kind == TASK_FULL) {
             product_part<T, true>(p, w, t);
-        } else if (w.depth == 0) {
+        } else if (w.kind == TASK_AOL) {
+            aol_part<T>(p, w, t);
+        } else if (w.kind == TASK_SCALE) {
             scaled_part<T>(p, w, t);
         } else if (w.kind == TASK_RAW) {
             raw_part<T>(p, w, t);
