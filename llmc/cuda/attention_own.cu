@@ -14,17 +14,6 @@ struct Softmax {
     float max[2], sum[2]; // of the lane's two rows; sums over the lane's own columns only
 };
 
-static __device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-static __device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 // Scores to weights; shrinks y when a maximum grows.
 template <int NB, int NA>
 static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y)[NA][4], Softmax &m, const RowSpans &spans,

@@ -269,17 +269,6 @@ struct Softmax {
     int reach[2];          // keys that the query sees: itself and those before it
 };
 
-static __device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-static __device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 // What a query does not see.  behind: the thread's first query minus the key of its first column
 static __device__ __forceinline__ void mask(float (&s)[KEYS / 2], const Softmax &m, int behind)
 {

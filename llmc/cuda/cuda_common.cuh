@@ -139,6 +139,18 @@ static __device__ __forceinline__ float group_sum(float x, int width, unsigned m
     return x;
 }
 
+// Over the four lanes that hold a row of a tensor core's result.
+static __device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+static __device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
 // Sum over the block, given to all threads. `shared` holds one float per warp.
 static __device__ __forceinline__ float block_sum(float x, float *shared)
 {

@@ -255,7 +255,7 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
                  "%96, %97, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                   \
                  : WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64)                                                                    \
                  : "l"(a), "l"(b), "r"((int)accumulate))
-#define WGMMA_256(TYPE, TRANSPOSE_B)                                                                                             \
+#define WGMMA_256(TYPE, TRANSPOSE_A, TRANSPOSE_B)                                                                                \
     asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                             \
                  "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE " "                                                \
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
@@ -266,7 +266,7 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                              \
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                  \
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "             \
-                 "%128, %129, p, 1, 1, 0, " TRANSPOSE_B ";\n\t}"                                                                 \
+                 "%128, %129, p, 1, 1, " TRANSPOSE_A ", " TRANSPOSE_B ";\n\t}"                                                   \
                  : WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64), WGMMA_D32(96)                                                     \
                  : "l"(a), "l"(b), "r"((int)accumulate))
 
@@ -285,16 +285,16 @@ static __device__ __forceinline__ void warpgroup_product(float (&d)[128], uint64
 {
     static_assert(!ALONG_COLUMNS || COLS == 256, "narrower products are those of symmetric results");
     constexpr bool is_half = IsHalf<T>::value;
-    if constexpr (ALONG_COLUMNS && is_half) WGMMA_256("f16", "1");
-    if constexpr (ALONG_COLUMNS && !is_half) WGMMA_256("bf16", "1");
+    if constexpr (ALONG_COLUMNS && is_half) WGMMA_256("f16", "0", "1");
+    if constexpr (ALONG_COLUMNS && !is_half) WGMMA_256("bf16", "0", "1");
     if constexpr (!ALONG_COLUMNS && COLS == 64 && is_half) WGMMA_64("f16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 64 && !is_half) WGMMA_64("bf16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 128 && is_half) WGMMA_128("f16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 128 && !is_half) WGMMA_128("bf16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 192 && is_half) WGMMA_192("f16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 192 && !is_half) WGMMA_192("bf16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 256 && is_half) WGMMA_256("f16", "0");
-    if constexpr (!ALONG_COLUMNS && COLS == 256 && !is_half) WGMMA_256("bf16", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 256 && is_half) WGMMA_256("f16", "0", "0");
+    if constexpr (!ALONG_COLUMNS && COLS == 256 && !is_half) WGMMA_256("bf16", "0", "0");
 }
 
 // After products_wait: sums are what the products left in the registers, whatever the compiler knew of them before.

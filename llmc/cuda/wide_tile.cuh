@@ -156,31 +156,15 @@ static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing
 
 // ---- products ----------------------------------------------------------------------------------------------------------------
 
-// d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; a stored as (64, 16), or (16, 64) with TRANSPOSE_A 1; b stored as
-// (256, 16), or (16, 256) with TRANSPOSE_B 1.
+// d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; a stored as (64, 16), or (16, 64) where both are stored by depth; b
+// stored as (256, 16), or (16, 256).
 // Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
-#define MULTIPLY_256(TRANSPOSE_A, TRANSPOSE_B)                                                                                   \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %130, 0;\n\t"                                                            \
-                 "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "                                                       \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                      \
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                             \
-                 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                             \
-                 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                             \
-                 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                 \
-                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "            \
-                 "%128, %129, p, 1, 1, " TRANSPOSE_A ", " TRANSPOSE_B ";\n\t}"                                                    \
-                 : WGMMA_D8(0), WGMMA_D8(8), WGMMA_D8(16), WGMMA_D8(24), WGMMA_D8(32), WGMMA_D8(40), WGMMA_D8(48), WGMMA_D8(56), WGMMA_D8(64), WGMMA_D8(72), \
-                   WGMMA_D8(80), WGMMA_D8(88), WGMMA_D8(96), WGMMA_D8(104), WGMMA_D8(112), WGMMA_D8(120)                                          \
-                 : "l"(a), "l"(b), "r"((int)accumulate))
-
 template <WideForm FORM>
 static __device__ __forceinline__ void multiply_256(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
 {
-    if (FORM == W_BY_COLUMN) MULTIPLY_256("0", "0");
-    else if (FORM == W_BY_DEPTH) MULTIPLY_256("0", "1");
-    else MULTIPLY_256("1", "1");
+    if (FORM == W_BY_COLUMN) WGMMA_256("bf16", "0", "0");
+    else if (FORM == W_BY_DEPTH) WGMMA_256("bf16", "0", "1");
+    else WGMMA_256("bf16", "1", "1");
 }
 
 // Where a warpgroup stands.
