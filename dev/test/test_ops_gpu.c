@@ -280,9 +280,9 @@ static double fp8_shrink(const Case *c, const float *x, const float *w, const fl
     return lost / size;
 }
 
-// Relative size of the gradient codes that may round to the other neighbour. Between logits and codes a gradient may be rounded to
-// bf16 (half a unit: at most 2^-8 of it), and a logit, too (at most 2^-10 of the gradient): a target's gradient as near as that to
-// the middle of two codes may become either. All but the target's share of the softmax is left out: it is 1 / Vp or so.
+// Where the library makes the logits: relative size of the gradient codes that may round to the other neighbour. There a gradient
+// is rounded to bf16 before its code (half a unit: at most 2^-8 of it), and a logit, too (at most 2^-10 of the gradient): a target's
+// gradient as near as that to the middle of two codes may become either. All but the target's share of the softmax is left out: it is 1 / Vp or so.
 static double code_flips(const Case *c, const float *x, const float *w, const float *targets)
 {
     double flips = 0, size = 0, scale = sqrt(c->d) / 448 / 512;
@@ -306,8 +306,8 @@ static double head_limit(const Case *c, const char *output, double plain, double
         const char *name = c->buffer[i].name;
         *(!strcmp(name, "x") ? &x : !strcmp(name, "w") ? &w : &targets) = c->master[i]; // targets are the last
     }
-    bool fp8 = c->variant == 1;
-    if (strcmp(output, "loss")) return 2 * plain + FP32_ATOM + (fp8 ? code_flips(c, x, w, targets) : 0);
+    bool fp8 = c->variant == 1, own = strstr(backend_description(), "own product for the logits") != NULL;
+    if (strcmp(output, "loss")) return 2 * plain + FP32_ATOM + (fp8 && !own ? code_flips(c, x, w, targets) : 0);
     double limit = 2 * fmax(plain, loss_spread(c)) + FP32_ATOM;
     return fp8 ? limit + 2 * 6.72 * fp8_shrink(c, x, w, targets) * c->z.N / truth : limit;
 }
