@@ -153,7 +153,7 @@ static double full_head_loss_limit(HeadMode mode, float *x, float *w, const int3
         const char *name = c.buffer[i].name;
         c.master[i] = !strcmp(name, "x") ? x : !strcmp(name, "w") ? w : !strcmp(name, "targets") ? places : none;
     }
-    double limit = head_limit(&c, "loss", plain, truth);
+    double limit = loss_limit(&c, plain, truth);
     free(none);
     return limit;
 }

@@ -280,36 +280,17 @@ static double fp8_shrink(const Case *c, const float *x, const float *w, const fl
     return lost / size;
 }
 
-// Where the library makes the logits: relative size of the gradient codes that may round to the other neighbour. There a gradient
-// is rounded to bf16 before its code (half a unit: at most 2^-8 of it), and a logit, too (at most 2^-10 of the gradient): a target's
-// gradient as near as that to the middle of two codes may become either. All but the target's share of the softmax is left out: it is 1 / Vp or so.
-static double code_flips(const Case *c, const float *x, const float *w, const float *targets)
-{
-    double flips = 0, size = 0, scale = sqrt(c->d) / 448 / 512;
-    for (int i = 0; i < c->z.N; i++) {
-        double logit = 0;
-        const float *x_row = x + (int64_t)i * c->d, *w_row = w + (int64_t)targets[i] * c->d;
-        for (int k = 0; k < c->d; k++) logit += e4m3(x_row[k] / scale / 512) * e4m3(512 * w_row[k]);
-        double sig = 1 / (1 + exp(-logit * scale / 7.5)), g = 448 * 4 * sig * (1 - sig), unit = ldexp(1, exponent(g) - 3);
-        size += g * g;
-        if (fabs(g / unit - floor(g / unit) - 0.5) * unit < g * (1.0 / 256 + 1.0 / 1024)) flips += unit * unit;
-    }
-    return sqrt(flips / size);
-}
-
 // Twice the plain implementation's error, or what that error comes to by its spread; and for FP8 what shrunk logits may do to a
 // loss: l dz/dl = 30 x sig(x) (1 - sig(x)), x = l / 7.5, is at most 6.72, once for the target and once for the others together.
-static double head_limit(const Case *c, const char *output, double plain, double truth)
+static double loss_limit(const Case *c, double plain, double truth)
 {
     const float *x = NULL, *w = NULL, *targets = NULL;
     for (int i = 0; i < c->count; i++) {
         const char *name = c->buffer[i].name;
         *(!strcmp(name, "x") ? &x : !strcmp(name, "w") ? &w : &targets) = c->master[i]; // targets are the last
     }
-    bool fp8 = c->variant == 1, own = strstr(backend_description(), "own product for the logits") != NULL;
-    if (strcmp(output, "loss")) return 2 * plain + FP32_ATOM + (fp8 && !own ? code_flips(c, x, w, targets) : 0);
     double limit = 2 * fmax(plain, loss_spread(c)) + FP32_ATOM;
-    return fp8 ? limit + 2 * 6.72 * fp8_shrink(c, x, w, targets) * c->z.N / truth : limit;
+    return c->variant ? limit + 2 * 6.72 * fp8_shrink(c, x, w, targets) * c->z.N / truth : limit;
 }
 
 static void check_case(Case *c, Sizes z, int variant)
@@ -330,7 +311,7 @@ static void check_case(Case *c, Sizes z, int variant)
         same &= memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);
         double limit = 2 * plain + FP32_ATOM;
-        if (gpu > limit && !strncmp(c->name, "head_", 5)) limit = head_limit(c, b->name, plain, *(const float *)truth[i]);
+        if (gpu > limit && !strcmp(b->name, "loss")) limit = loss_limit(c, plain, *(const float *)truth[i]);
         good &= gpu <= limit;
         size_t used = strlen(text);
         snprintf(text + used, sizeof text - used, "  %s %.2g (%.2g)", b->name, gpu, plain);

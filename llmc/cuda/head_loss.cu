@@ -62,11 +62,9 @@ static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf
 template <GradientForm FORM>
 static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
 {
-    uint4 rounded = pack8(g); // the gradient of bf16 logits is bf16
     if constexpr (FORM == GRADIENT_BF16) {
-        store_vec(row, v, rounded);
-    } else {
-        unpack8(rounded, g);
+        store_vec(row, v, pack8(g));
+    } else { // rounded once: bf16 on the way would put one between two codes on the wrong side
 #pragma unroll
         for (int k = 0; k < 8; k++) g[k] *= GRADIENT_FACTOR;
         if constexpr (FORM == GRADIENT_E5M2) {
@@ -75,7 +73,7 @@ static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *code
         } else {
 #pragma unroll
             for (int k = 0; k < 8; k++) g[k] = fp8_value(g[k], __NV_E5M2);
-            store_vec(row, v, pack8(g));
+            store_vec(row, v, pack8(g)); // exact
         }
     }
 }

@@ -6,7 +6,7 @@
 static const float LOG2E = 1.4426950408889634f;
 #define CAP 30.0f
 #define SLOPE 7.5f
-#define GRADIENT_FACTOR 448.0f // 1/sg of the e5m2 codes; exact on a bf16 gradient
+#define GRADIENT_FACTOR 448.0f // 1/sg of the e5m2 codes
 
 static __device__ __forceinline__ float exp2_fast(float x)
 {
@@ -71,7 +71,7 @@ void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targ
 void loss_from_sums(Stream s, float *losses, float2 *factors, const float *sums, int parts, int pitch, const float *wanted,
                     int rows);
 // g8 (rows_padded, Vp) = e5m2(448 g), g8_turned its transpose, turned_pitch bytes between rows; rows from `rows` on are zero.
-//   rest (rows, Vp) as head_tensor_logits gave it. The gradient is not rounded to bf16 on the way.
+//   rest (rows, Vp) as head_tensor_logits gave it
 void gradient_from_rest(Stream s, uint8_t *g8, uint8_t *g8_turned, int64_t turned_pitch, const uint16_t *rest,
                         const float2 *factors, const int32_t *targets, int rows, int rows_padded, int Vp);
 // z = 30 sig(z / 7.5), in place.  n elements
