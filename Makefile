@@ -90,10 +90,12 @@ REF_SRC := llmc/common.c llmc/memory.c llmc/newton_schulz.c $(filter-out %comm_m
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
-.PHONY: all found programs cuda deps quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
+.PHONY: all help found programs cuda deps quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
 all: found programs $(if $(NVCC),cuda)
 programs: train_gpt_cpu tokenize order2
+help: # the head of this file
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 found:
 	@echo "compiler  $(shell $(CC) --version | head -n 1)"
@@ -197,13 +199,25 @@ build/one_gpu/libnccl.so.2: dev/test/one_gpu_nccl.cu
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVCC_FLAGS) -I$(NCCL_DIR) -shared -cudart shared -Xcompiler -fPIC $< -o $@
 test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so $(if $(NCCL_DIR),build/one_gpu/libnccl.so.2)
-# One at a time: each may want all of the GPU's memory. The programs run a second time on the path for all GPUs.
-test-gpu: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs
-	failed=0; prove --timer --exec '' $(GPU_TESTS) $(GPU_SCRIPT_TESTS) || failed=1; \
-	TRAIN_GPT=./train_gpt prove --timer dev/test/micro_batches.t dev/test/profile.t || failed=1; \
-	prove --timer --exec '' $(filter-out %/test_comm_gpu,$(GPU_TESTS)) :: --portable || failed=1; exit $$failed
-sanitize-gpu: deps
+# The programs once more on the path for all GPUs.
+$(CUDA)/portable/%: $(CUDA)/%
+	@mkdir -p $(@D)
+	$(Q)printf '#!/bin/sh\nexec %s --portable "$$@"\n' $< >$@; chmod +x $@
+GPU_TESTS_OF_OPS := $(filter-out %/test_comm_gpu,$(GPU_TESTS))
+GPU_TESTS_PORTABLE := $(GPU_TESTS_OF_OPS:$(CUDA)/%=$(CUDA)/portable/%)
+# These look at the clock, at how busy the GPU is, or take all of its memory. Of the others four run at once, the long ones first,
+# and their CPU references must not spin while they wait.
+GPU_TESTS_ALONE := dev/test/profile.t dev/test/gpu/errors.t $(CUDA)/test_comm_gpu dev/test/gpu/ranks.t
+GPU_TESTS_TOGETHER := $(foreach t,ops attention ns,$(filter %_$(t)_gpu,$(GPU_TESTS_OF_OPS) $(GPU_TESTS_PORTABLE))) \
+  $(filter-out $(GPU_TESTS_ALONE),$(GPU_SCRIPT_TESTS)) dev/test/micro_batches.t
+test-gpu:
+	@scripts/install_deps.sh --required
+	@nvidia-smi -L || { echo "make test-gpu: no GPU here" >&2; exit 1; }
+	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs $(GPU_TESTS_PORTABLE)
+	export TRAIN_GPT=./train_gpt OMP_WAIT_POLICY=passive; failed=0; prove -j4 --timer --exec '' $(GPU_TESTS_TOGETHER) || failed=1; \
+	prove --timer --exec '' $(GPU_TESTS_ALONE) || failed=1; exit $$failed
+sanitize-gpu:
+	@scripts/install_deps.sh --required
 	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt
 	prove --timer -v dev/test/gpu/sanitize.pl
 

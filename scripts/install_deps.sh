@@ -2,19 +2,20 @@
 # Installs what the project builds with, by apt; with another package manager it says in one line what to install.
 # Does nothing when all is there. Exit 1 when something the build cannot do without is missing and cannot be installed.
 #
-#   install_deps.sh [--dry-run]
+#   install_deps.sh [--dry-run | --required]     --required: only what the build cannot do without
 set -u
 
 say() { printf 'install_deps: %s\n' "$*"; }
 fail() { printf 'install_deps: error: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-dry_run=
+dry_run= optional=yes
 case "${1-}" in
     '') ;;
     --dry-run) dry_run=1 ;;
+    --required) optional= ;;
     --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) printf 'install_deps: error: unknown option "%s"; only --dry-run is known\n' "$1" >&2; exit 2 ;;
+    *) printf 'install_deps: error: unknown option "%s"; --dry-run and --required are known\n' "$1" >&2; exit 2 ;;
 esac
 
 # What is needed, one row each; "-" where the package above already brings it.
@@ -61,6 +62,7 @@ look() {
     missing='' required_missing='' packages=''
     while read -r name need apt dnf pacman zypper apk brew; do
         [ -n "$name" ] || continue
+        [ -n "$optional" ] || [ "$need" = required ] || continue
         present "$name" && continue
         missing="$missing $name"
         [ "$need" = optional ] || required_missing="$required_missing $name"
@@ -78,7 +80,7 @@ column=${manager/apt-get/apt}
 [ "$manager" = none ] && column=apt
 look "$column"
 if [ -z "$missing" ]; then
-    say "all there: gcc, make, perl, json-c, OpenBLAS, PCRE2, MPI, gnuplot"
+    say "all there: gcc, make, perl, json-c${optional:+, OpenBLAS, PCRE2, MPI, gnuplot}"
     exit 0
 fi
 

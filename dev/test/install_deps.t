@@ -73,6 +73,9 @@ ok($status == 1 && $out =~ /apt-get update failed \(E: Could not resolve/ && $er
 ($status, $out, $err, $calls) = on_machine(0, [], @required, ['apt-get', "$recorder; exit 1"]);
 ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 MPI gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
 
+($status, $out, $err, $calls) = on_machine(0, ['--required'], @required, ['apt-get', $recorder]);
+ok($status == 0 && $out =~ /^install_deps: all there: gcc, make, perl, json-c\n\z/ && $calls eq '', '--required: does not look for them') or diag("$out$err");
+
 ($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', $recorder]);
 ok($status == 1 && $err =~ /as root run: apt-get install libjson-c-dev/ && $calls eq '', 'neither root nor sudo');
 
