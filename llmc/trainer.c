@@ -190,8 +190,9 @@ void trainer_free(Trainer *t)
 {
     comm_patience(true); // rank 0 may have written a sample, and the others wait for it
     drop_graphs(t);
-    comm_patience(false);
     stream_synchronize(t->stream);
+    comm_disconnect();
+    comm_patience(false);
     loader_close(t->loader);
     validation_close(t->validation);
     for (int i = 0; i < STEP_SLOTS && t->loader; i++) {

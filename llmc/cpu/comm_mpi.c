@@ -159,6 +159,7 @@ int comm_join(const CommOptions *o) // mpirun has started and connected the rank
 }
 
 void comm_connect(void) {}
+void comm_disconnect(void) {}
 void comm_step(int step) { (void)step; }
 void comm_patience(bool on) { (void)on; }
 bool comm_interrupted(void) { return false; }

@@ -11,6 +11,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <nccl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +23,10 @@ static struct {
 #define MEMBER(name) __typeof__(nccl##name) *name;
     NCCL_CALLS(MEMBER)
 #undef MEMBER
-    _Atomic(ncclComm_t) comm; // NULL before comm_connect
+    _Atomic(ncclComm_t) comm; // NULL before comm_connect and after comm_disconnect
 } nccl;
 
+static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER; // the watching thread asks nccl.comm, which must not go meanwhile
 static Hub hub;
 static bool joined;
 static Rendezvous started; // size 0: not by something else
@@ -57,12 +59,13 @@ static int device_files(void)
 static const char *failure(void)
 {
     static char text[512];
-    ncclComm_t comm = nccl.comm;
     ncclResult_t state = ncclSuccess;
-    if (!comm || nccl.CommGetAsyncError(comm, &state) != ncclSuccess) return NULL;
-    if (state == ncclSuccess || state == ncclInProgress) return NULL;
-    snprintf(text, sizeof text, "NCCL: %s: %s", nccl.GetErrorString(state), nccl.GetLastError(comm));
-    return text;
+    pthread_mutex_lock(&asking);
+    ncclComm_t comm = nccl.comm;
+    bool good = !comm || nccl.CommGetAsyncError(comm, &state) != ncclSuccess || state == ncclSuccess || state == ncclInProgress;
+    if (!good) snprintf(text, sizeof text, "NCCL: %s: %s", nccl.GetErrorString(state), nccl.GetLastError(comm));
+    pthread_mutex_unlock(&asking);
+    return good ? NULL : text;
 }
 
 static int launch(const CommOptions *o)
@@ -185,11 +188,20 @@ const char *comm_description(void)
     return text;
 }
 
+void comm_disconnect(void)
+{
+    pthread_mutex_lock(&asking);
+    ncclComm_t comm = nccl.comm;
+    nccl.comm = NULL;
+    pthread_mutex_unlock(&asking);
+    if (!comm) return;
+    CHECK(CommDestroy(comm));
+    hub_barrier(&hub);
+}
+
 void comm_close(void)
 {
     if (!joined || hub.size == 1) return;
+    comm_disconnect();
     hub_close(&hub);
-    ncclComm_t comm = nccl.comm;
-    nccl.comm = NULL;
-    if (comm) CHECK(CommDestroy(comm));
 }

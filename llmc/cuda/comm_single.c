@@ -21,6 +21,7 @@ int comm_join(const CommOptions *o)
     return (int)max_i64(o->device, 0);
 }
 void comm_connect(void) {}
+void comm_disconnect(void) {}
 void comm_close(void) {}
 void comm_step(int step) { (void)step; }
 void comm_patience(bool on) { (void)on; }
