@@ -1,5 +1,5 @@
 # make             builds what this machine allows: train_gpt_cpu, tokenize, and train_gpt where nvcc is; prints what it found
-# make quickstart  small dataset, training, loss, sample text          make test      all tests, under prove
+# make quickstart  small dataset, training, loss, sample text          make test      all tests that need no GPU, under prove
 # make test-gpu    all tests that need a GPU: every CUDA op against the CPU reference, whole runs, both on every path
 # make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
