@@ -218,7 +218,7 @@ test-gpu:
 	prove --timer --exec '' $(GPU_TESTS_ALONE) || failed=1; exit $$failed
 sanitize-gpu:
 	@scripts/install_deps.sh --required
-	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt
+	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt $(CUDA)/test_attention_gpu build/ref/libref_bf16.so build/ref/libref_fp32.so
 	prove --timer -v dev/test/gpu/sanitize.pl
 
 # ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------

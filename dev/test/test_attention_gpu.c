@@ -1,8 +1,9 @@
 // Attention of the CUDA backend, by cuDNN and by the program's own kernels, against the CPU backend.
 //
-//   test_attention_gpu [--portable] [DIR [quick]]     --portable: what is chosen then; DIR holds libref_bf16.so and
+//   test_attention_gpu [--portable] [DIR [quick|small]]     --portable: what is chosen then; DIR holds libref_bf16.so and
 //                                             libref_fp32.so: the CPU backend in its two builds (default build/ref);
 //                                             quick: the fastest own kernels alone, without the cases that take the CPU seconds
+//                                             small: one small case of them and no kernel of a library, for compute-sanitizer
 //
 // The same inputs, representable in bf16, go through the GPU, the fp32 CPU build (the truth) and the bf16 CPU build (what a plain
 // implementation with the same storage gives). The GPU's distance from the truth (relative, in the 2-norm) may be at most twice
@@ -578,6 +579,13 @@ static void check_others(bool portable)
     if (cudnn) check_widths(ATTENTION_CUDNN, "cuDNN", false, cudnn_widths, sizeof cudnn_widths / sizeof *cudnn_widths);
 }
 
+static void check_small(void)
+{
+    reserve(ATTENTION_OWN, 2048, 2048, 2, 128, false);
+    Case c = make_case("edges", edge_lengths, 6, 2, 128, 300);
+    check_case(&c, "own", false);
+}
+
 int main(int argc, char **argv)
 {
     set_program_name("test_attention_gpu", -1);
@@ -590,10 +598,12 @@ int main(int argc, char **argv)
     }
     backend_open(0);
     quick = argc > 2;
-    backend_reserve(&(OpSizes){.tokens = TOKENS, .eval_tokens = EVAL_TOKENS, .dim = 768, .heads = 6, .mlp_dim = 16,
+    bool small = quick && !strcmp(argv[2], "small"); // without tokens, no products are timed
+    backend_reserve(&(OpSizes){.tokens = small ? 0 : TOKENS, .eval_tokens = EVAL_TOKENS, .dim = 768, .heads = 6, .mlp_dim = 16,
                                .vocab_padded = 128, .portable = portable}); // once, for what attention shares with other ops
     stream = stream_create();
-    check_kernels(ATTENTION_OWN, "own", false);
+    if (small) check_small();
+    else check_kernels(ATTENTION_OWN, "own", false);
     if (!quick) check_others(portable);
     stream_destroy(stream);
     backend_close();

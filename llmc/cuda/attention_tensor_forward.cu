@@ -236,6 +236,7 @@ static __device__ __forceinline__ void fetch(const Shared &m, const CUtensorMap 
         const Item *item = m.item(slots.stage);
         barrier_wait(m.described(slots.stage), slots.parity);
         int end = item->end, column = item->head * WIDTH, key0 = item->query0 + QUERIES - KEYS;
+        __syncwarp(); // all have read before lane 0 begins what ends in the slot's being used again
         if (end == 0) break;
         for (int n = 0; n < end; n++, key0 -= KEYS, ring.advance()) {
             int stage = ring.stage;

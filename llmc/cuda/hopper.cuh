@@ -54,6 +54,9 @@ static __device__ __forceinline__ bool barrier_complete(uint64_t *barrier, uint3
                  : "memory");
     return done;
 }
+// One lane may arrive for all that it has met in __syncwarp or group_sync: what they did before comes before what those do who wait
+// for the phase. (PTX's memory model: bar and bar.warp.sync synchronise, the arrival releases, the wait acquires, and causality order
+// is transitive over all three.)
 static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
