@@ -159,7 +159,9 @@ static __device__ __forceinline__ void cluster_sync(void)
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The last one of a kernel: what others still do to this block's shared memory has happened before it ends.
+// The last one of a kernel: what others still do to this block's shared memory has happened before it ends. With a relaxed arrival
+// their arrives at its barriers could find it gone: an unspecified launch failure of theirs, at once where 32 a thread were under way,
+// not in 10^8 clusters with one (H200, 2026-11-22).
 static __device__ __forceinline__ void cluster_sync_at_end(void)
 {
     __syncwarp();
