@@ -200,6 +200,7 @@ like($readme, qr/^\| \*\*mean\*\* \| \*\*3\.27816\*\* \| \*\*35\.45[45]\*\* \| \
 like($readme, qr/^\| \*\*sd\*\* \| 0\.00198 \|/m, 'README: the standard deviation');
 like($readme, qr/t = -2\.9\d+, 9 degrees of freedom, p = 0\.0083/, 'README: the test');
 like($readme, qr/500 steps on 2 x NVIDIA H200/, 'README: the GPUs');
+is(RunLog::parse(write_log(log_text() =~ s/^git commit/ranks: $_->[0] (x)\ngit commit/mr))->{gpus}, "$_->[1] x NVIDIA H200", "GPUs of $_->[0] ranks") for [1, 1], [16, 16];
 like($readme, qr/^    command line: \.\/train_gpt --preset 2025-11-18$/m, 'README: the command line, without seed and output');
 is_deeply([map { slurp("$folder/" . s{.*/}{}r) } @logs], [map { slurp($_) } @logs], 'the logs are byte for byte the ones given');
 SKIP: {
