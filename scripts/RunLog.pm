@@ -36,7 +36,7 @@ sub read_file {
 #   source           SHA-256 of the source part
 #   versions         [lines before the output of nvidia-smi, the command line excepted]
 #   command          the command line, without what may differ between runs of one experiment (seed, output folder)
-#   gpus             names of the GPUs in nvidia-smi's table, as "8 x NVIDIA H200"; '' without any
+#   gpus             the GPUs of the run by nvidia-smi's table and the number of ranks, as "8 x NVIDIA H200"; '' without any
 #   total            T
 #   validations      [[step, loss, train_time in ms], ...]; a loss may be NaN or infinite
 #   steps            [[step, train_time in ms], ...]
@@ -81,6 +81,9 @@ sub parse_header {
 
     my %count;
     for (@lines[$smi .. $#lines]) { $count{$1}++ if /^\|\s+[0-9]+\s+(\S.*?)\s+(?:On|Off|N\/A)\s*\|/ }
+    # The table has all GPUs of one machine; the run may have used fewer, or those of more machines: one a rank.
+    my ($ranks) = map { /^ranks: ([0-9]+)/ } @versions;
+    $count{(keys %count)[0]} = $ranks if defined $ranks && keys %count == 1;
     $log->{gpus} = join ', ', map { "$count{$_} x $_" } sort keys %count;
 }
 

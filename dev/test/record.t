@@ -200,6 +200,7 @@ like($readme, qr/^\| \*\*mean\*\* \| \*\*3\.27816\*\* \| \*\*35\.45[45]\*\* \| \
 like($readme, qr/^\| \*\*sd\*\* \| 0\.00198 \|/m, 'README: the standard deviation');
 like($readme, qr/t = -2\.9\d+, 9 degrees of freedom, p = 0\.0083/, 'README: the test');
 like($readme, qr/500 steps on 2 x NVIDIA H200/, 'README: the GPUs');
+is(RunLog::parse(write_log(log_text() =~ s/^git commit/ranks: $_->[0] (x)\ngit commit/mr))->{gpus}, "$_->[1] x NVIDIA H200", "GPUs of $_->[0] ranks") for [1, 1], [16, 16];
 like($readme, qr/^    command line: \.\/train_gpt --preset 2025-11-18$/m, 'README: the command line, without seed and output');
 is_deeply([map { slurp("$folder/" . s{.*/}{}r) } @logs], [map { slurp($_) } @logs], 'the logs are byte for byte the ones given');
 SKIP: {
@@ -240,6 +241,10 @@ my $lines = join '', map { qq({"event":"step","step":$_,"loss":) . (5 - $_ / 100
 my $jsonl = write_log(qq({"event":"options","preset":"tiny"}\n$lines) . qq({"event":"step","step":41,"loss":null,"ms":70}\n), 'run.jsonl');
 my $running = write_log(log_text(@second) =~ s{^step:300/500 tra\K.*}{}smr, 'running.txt');
 is_deeply([PlotCurveTest::points('loss', $jsonl)], [map { [10 * $_, 5 - (10 * $_ - 4.5) / 100] } 1 .. 4], 'JSON lines: loss averaged over ten steps');
+my $validated = write_log(qq({"event":"validation","step":0,"val_loss":5}\n$lines) . qq({"event":"validation","step":40,"val_loss":4.6}\n), 'validated.jsonl');
+is_deeply([PlotCurveTest::points('validation', $validated)], [[0, 5], [40, 4.6]], 'JSON lines: validations');
+my $few = write_log($lines . qq({"event":"step","step":41,"loss":9,"ms":70}\n), 'few.jsonl');
+is([PlotCurveTest::points('loss', $few)]->[-1][0], 40, 'a last group that is not full is left out');
 is_deeply([PlotCurveTest::points('step-time', $running)]->[1], [20, 71], 'log: time per step');
 is_deeply([map { $_->[0] } PlotCurveTest::points('loss', $running)], [0, 250], 'a run still going on is plotted as far as it is');
 SKIP: {
@@ -251,7 +256,7 @@ SKIP: {
 }
 for (
     [2, qr/--output/, '--output', 'x.gif', $good], [2, qr/2 labels for 1 logs/, '--output', "$DIR/b.png", '--label', 'a', '--label', 'b', $good],
-    [2, qr/loss or step-time/, '--output', "$DIR/b.png", '--quantity', 'memory', $good], [1, qr/no such file/, '--output', "$DIR/b.png", "$DIR/absent.txt"],
+    [2, qr/loss, validation or step-time/, '--output', "$DIR/b.png", '--quantity', 'memory', $good], [1, qr/no such file/, '--output', "$DIR/b.png", "$DIR/absent.txt"],
     [1, qr/line 1: not JSON/, '--output', "$DIR/b.png", write_log("x\n", 'bad.jsonl')], [1, qr/nothing to plot/, '--output', "$DIR/b.png", '--from', 900, $good],
   )
 {

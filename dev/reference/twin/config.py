@@ -26,6 +26,7 @@ class Config:
     # schedule and optimizers
     num_scheduled: int = option(2245, "scheduled steps")
     num_extension: int = option(40, "extension steps")
+    window_schedule: str = option("3,7,11", "long windows in blocks, evenly over the scheduled steps")
     micro_batches: int = option(8, "micro-batches in one step")
     micro_batch_tokens: int = option(32768, "tokens N in one micro-batch")
     weight_decay: float = option(0.0, "cautious weight decay of NorMuon")
@@ -62,6 +63,10 @@ class Config:
         return -(-self.vocab_size // 128) * 128
 
     @property
+    def windows(self):
+        return [int(w) for w in self.window_schedule.split(",")]
+
+    @property
     def total_steps(self):
         return self.num_scheduled + self.num_extension
 
@@ -71,6 +76,8 @@ class Config:
             raise BadInput("--model-dim must be at least 12 and a multiple of --num-heads")
         if self.head_dim % 4 or self.head_dim < 8:
             raise BadInput(f"head width {self.head_dim} must be a multiple of 4, at least 8")
+        if not all(w.isdecimal() and int(w) > 0 for w in self.window_schedule.split(",")):
+            raise BadInput(f"--window-schedule: '{self.window_schedule}' is not a list like 3,7,11")
         for name in ("mlp_dim", "block_size", "num_scheduled", "micro_batches", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name.replace('_', '-')} must be at least 1")

@@ -3,7 +3,7 @@ import math
 
 import torch
 
-WINDOWS = (3, 7, 11)      # blocks, by thirds of the scheduled steps
+WINDOWS = (3, 7, 11)      # blocks, evenly over the scheduled steps
 EXTENSION_WINDOW = 13
 FINAL_WINDOW = 20         # the last validation only
 COOLDOWN = 0.5
@@ -27,19 +27,19 @@ def momentum(t, total):
     return 0.95
 
 
-def long_window(t, scheduled):
+def long_window(t, scheduled, windows=WINDOWS):
     """Blocks seen by the long-window layers; the short ones see half, rounded down."""
-    return EXTENSION_WINDOW if t >= scheduled else WINDOWS[3 * t // scheduled]
+    return EXTENSION_WINDOW if t >= scheduled else windows[len(windows) * t // scheduled]
 
 
 class Yarn:
     """Rope frequencies (head width e: e/2 of them, the upper half zero) and attention scale, following the window."""
 
-    def __init__(self, head_dim, block_size, dtype, device="cpu"):
+    def __init__(self, head_dim, block_size, dtype, device="cpu", window=WINDOWS[0]):
         n = head_dim // 4
         f = torch.tensor([(1 / 1024) ** (j / (n - 1)) for j in range(n)] + [0.0] * n, dtype=torch.float64)
         self.frequencies = f.to(device=device, dtype=dtype)
-        self.block_size, self.window, self.scale = block_size, WINDOWS[0], 0.1
+        self.block_size, self.window, self.scale = block_size, window, 0.1
 
     def set_window(self, window):
         a, b = self.window, window

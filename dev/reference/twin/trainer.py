@@ -10,7 +10,7 @@ class Trainer:
         self.cfg, self.device, self.t = cfg, device, 0
         self.model = model.Model(cfg, parameters, device)
         self.ar = self.model.ar
-        self.yarn = schedule.Yarn(cfg.head_dim, cfg.block_size, self.ar.wide, device)
+        self.yarn = schedule.Yarn(cfg.head_dim, cfg.block_size, self.ar.wide, device, cfg.windows[0])
         self.adam = Adam(self.model.p, self.ar.half)
         self.normuon = NorMuon(self.model.p, cfg.ns, cfg.weight_decay, self.ar.half)
         self.pending = {n: torch.zeros_like(p) for n, p in self.adam.p.items()}   # Adam's gradient over two steps
@@ -25,7 +25,8 @@ class Trainer:
         return self.tables[key]
 
     def set_window(self, t):
-        self.yarn.set_window(schedule.long_window(t, self.cfg.num_scheduled))
+        cfg = self.cfg
+        self.yarn.set_window(schedule.long_window(t, cfg.num_scheduled, cfg.windows))
 
     def loss(self, batch, ws_long=None, fp8=False):
         """Summed loss of one sequence at the present window (ws_long: another long window, same rope and scale)."""
