@@ -22,16 +22,6 @@ struct QkvWork {
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 
-static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w, const WideTiles &t,
-                                             int rank)
-{
-    TileRing ring;
-    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
-        int row = (index / t.columns * CLUSTER + rank) * TILE_ROWS, col = index % t.columns * TILE_COLS;
-        for (int k = 0; k < t.steps; k++) stage_fetch<W_BY_COLUMN>(m, ring, x, w, k * STAGE_DEPTH, row, col, rank);
-    }
-}
-
 // Angles of a thread's columns 8 g + 2 (lane % 4) and the next, in its two rows.
 struct Rotation {
     uint32_t cos[2][ANGLES / 8], sin[2][ANGLES / 8];
@@ -123,30 +113,45 @@ static __device__ __forceinline__ void store_head(uint32_t (&packed)[64], const 
     store_half<SIDE>(packed, g, v, col, row, 0);
 }
 
+// What has been computed and packed.
+struct Packed {
+    uint32_t pair[64];
+    int row, head; // the first of the tile's; row -1: nothing
+};
+
+// Computes a tile of COLS / HEAD heads, while the one before leaves.
+template <int COLS>
+static __device__ __forceinline__ void compute_tile(Packed &packed, TileWorker &g, const CUtensorMap *out, const CUtensorMap *v,
+                                                    const QkvWork &work, TilePlace at)
+{
+    float sum[128];
+    for (int k = 0; k < work.tiles.steps; k++) {
+        tile_step<W_BY_COLUMN, COLS>(sum, g, k);
+        if (k == work.store_left && packed.row >= 0) store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
+        if (k == work.store_right && packed.row >= 0) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
+    }
+    packed.row = at.row + g.group * GROUP_ROWS;
+    packed.head = at.col / HEAD;
+    Rotation r;
+    if (packed.head < 2 * work.H) load_rotation(r, work, packed.row); // during the last products
+    tile_finish<COLS>(sum, g);
+    finish_head<0>(packed.pair, sum, r, work, packed.row, packed.head);
+    if (COLS == TILE_COLS) finish_head<1>(packed.pair, sum, r, work, packed.row, packed.head + 1);
+}
+
 static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const CUtensorMap *v, const QkvWork &work,
                                                int rank)
 {
     const WideTiles &t = work.tiles;
-    uint32_t packed[64];
-    int row = -1, head = 0; // of the tile that is packed
-    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
-        float sum[128];
-        for (int k = 0; k < t.steps; k++) {
-            tile_step<W_BY_COLUMN>(sum, g, k);
-            if (k == work.store_left && row >= 0) store_head<0>(packed, g, out, v, work, row, head);
-            if (k == work.store_right && row >= 0) store_head<1>(packed, g, out, v, work, row, head + 1);
-        }
-        row = (index / t.columns * CLUSTER + rank) * TILE_ROWS + g.group * GROUP_ROWS;
-        head = index % t.columns * 2;
-        Rotation r;
-        if (head < 2 * work.H) load_rotation(r, work, row); // during the last products
-        tile_finish(sum, g);
-        finish_head<0>(packed, sum, r, work, row, head);
-        finish_head<1>(packed, sum, r, work, row, head + 1);
-    }
-    if (row < 0) return;
-    store_head<0>(packed, g, out, v, work, row, head);
-    store_head<1>(packed, g, out, v, work, row, head + 1);
+    Packed packed;
+    int index = blockIdx.x / CLUSTER;
+    packed.row = -1;
+    for (; index < t.whole; index += gridDim.x / CLUSTER)
+        compute_tile<TILE_COLS>(packed, g, out, v, work, tile_place(t, index, rank));
+    bool half = index < t.whole + t.halves;
+    if (half) compute_tile<HALF>(packed, g, out, v, work, tile_place(t, index, rank));
+    store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
+    if (!half) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
     if (threadIdx.x % GROUP == 0) stores_wait();
 }
 
@@ -164,7 +169,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     tile_memory_init(g.m);
     if (g.group == 2) {
         registers_shrink<FETCH_REGISTERS>();
-        if (threadIdx.x == 2 * GROUP) fetch(g.m, &x, &w, work.tiles, rank);
+        if (threadIdx.x == 2 * GROUP) tiles_fetch<W_BY_COLUMN>(g.m, &x, &w, work.tiles, rank);
     } else {
         registers_grow<COMPUTE_REGISTERS>();
         compute(g, &out, &v, work, rank);
@@ -193,7 +198,7 @@ bool qkv_tensor(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, 
     if (!qkv_tensor_takes(e) || !wide_tiles(&work.tiles, &blocks, N, (int64_t)PLANES * d, d)) return false;
     work.store_left = work.tiles.steps / 4;
     work.store_right = work.tiles.steps * 2 / 3;
-    CUtensorMap map_x = wide_tile_map(x, 1, N, d, TILE_ROWS), map_w = wide_tile_map(w, 1, PLANES * d, d, PART),
+    CUtensorMap map_x = wide_tile_map(x, 1, N, d, TILE_ROWS), map_w = wide_tile_map(w, 1, PLANES * d, d, PANEL),
                 map_out = wide_tile_map(qkv, PLANES, N, d, GROUP_ROWS), map_v = wide_tile_map(v, 1, N, d, GROUP_ROWS);
     qkv_tensor_kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_v, work);
     CHECK_LAUNCH();
