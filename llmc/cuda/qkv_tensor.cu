@@ -12,6 +12,7 @@ struct QkvWork {
     WideTiles tiles;
     int store_left, store_right; // steps after which halves of the tile before are stored
     int N, H;
+    int first_v, end;         // heads: counted through q, k and v
     float *rstd[2];           // of q, k: (N, H)
     const floatX *cos, *sin;  // (N, ANGLES)
     const float *v_scale;     // v = *v_scale v_raw; NULL: v_raw only
@@ -60,18 +61,24 @@ static __device__ __forceinline__ void rotate(float (&x1)[2], float (&x2)[2], ui
     }
 }
 
+// Beyond the last head: PLANES. A division would stand between two tiles' products.
+static __device__ __forceinline__ int plane_of(const QkvWork &work, int head)
+{
+    return head < work.H ? 0 : head < work.first_v ? 1 : head < work.end ? 2 : PLANES;
+}
+
 // Head SIDE of the two in a tile: norm, rotation, packing. row: the warpgroup's first; head counts q's, k's and v's heads.
 template <int SIDE>
 static __device__ __forceinline__ void finish_head(uint32_t (&packed)[64], const float (&sum)[128], const Rotation &r,
                                                    const QkvWork &work, int row, int head)
 {
-    int plane = head / work.H;
-    if (plane >= 2) {
+    if (head >= work.first_v) {
 #pragma unroll
         for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++) packed[i] = pack2(sum[2 * i], sum[2 * i + 1]);
         return;
     }
-    float *rstd = work.rstd[plane] + head % work.H;
+    bool is_k = head >= work.H;
+    float *rstd = (is_k ? work.rstd[1] : work.rstd[0]) + (is_k ? head - work.H : head);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float *x = sum + 64 * SIDE + 2 * half; // x[4 g], x[4 g + 1]
@@ -103,7 +110,7 @@ template <int SIDE>
 static __device__ __forceinline__ void store_head(uint32_t (&packed)[64], const TileWorker &g, const CUtensorMap *out,
                                                   const CUtensorMap *v, const QkvWork &work, int row, int head)
 {
-    int plane = head / work.H, col = head % work.H * HEAD;
+    int plane = plane_of(work, head), col = (head - plane * work.H) * HEAD;
     bool scaled = plane == 2 && work.v_scale;
     if (!scaled || work.keep_raw) store_half<SIDE>(packed, g, out, col, row, plane);
     if (!scaled) return;
@@ -133,7 +140,7 @@ static __device__ __forceinline__ void compute_tile(Packed &packed, TileWorker &
     packed.row = at.row + g.group * GROUP_ROWS;
     packed.head = at.col / HEAD;
     Rotation r;
-    if (packed.head < 2 * work.H) load_rotation(r, work, packed.row); // during the last products
+    if (packed.head < work.first_v) load_rotation(r, work, packed.row); // during the last products
     tile_finish<COLS>(sum, g);
     finish_head<0>(packed.pair, sum, r, work, packed.row, packed.head);
     if (COLS == TILE_COLS) finish_head<1>(packed.pair, sum, r, work, packed.row, packed.head + 1);
@@ -189,8 +196,8 @@ bool qkv_tensor(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, 
                 const float *v_scale, const floatX *cos, const floatX *sin, int N, int H, int e)
 {
     int d = H * e;
-    QkvWork work = {.N = N, .H = H, .rstd = {rstd_q, rstd_k}, .cos = cos, .sin = sin, .v_scale = v_scale,
-                    .keep_raw = v != qkv + (int64_t)2 * N * d};
+    QkvWork work = {.N = N, .H = H, .first_v = 2 * H, .end = PLANES * H, .rstd = {rstd_q, rstd_k}, .cos = cos, .sin = sin,
+                    .v_scale = v_scale, .keep_raw = v != qkv + (int64_t)2 * N * d};
     unsigned blocks;
     const void *operands[] = {qkv, v, x, w};
     for (int i = 0; i < 4; i++)
