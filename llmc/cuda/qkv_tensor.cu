@@ -12,6 +12,7 @@ struct QkvWork {
     WideTiles tiles;
     int store_left, store_right; // steps after which halves of the tile before are stored
     int N, H;
+    int first_v, end;         // heads: counted through q, k and v
     float *rstd[2];           // of q, k: (N, H)
     const floatX *cos, *sin;  // (N, ANGLES)
     const float *v_scale;     // v = *v_scale v_raw; NULL: v_raw only
@@ -21,16 +22,6 @@ struct QkvWork {
 #if HOPPER
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-
-static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w, const WideTiles &t,
-                                             int rank)
-{
-    TileRing ring;
-    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
-        int row = (index / t.columns * CLUSTER + rank) * TILE_ROWS, col = index % t.columns * TILE_COLS;
-        for (int k = 0; k < t.steps; k++) stage_fetch<W_BY_COLUMN>(m, ring, x, w, k * STAGE_DEPTH, row, col, rank);
-    }
-}
 
 // Angles of a thread's columns 8 g + 2 (lane % 4) and the next, in its two rows.
 struct Rotation {
@@ -70,18 +61,24 @@ static __device__ __forceinline__ void rotate(float (&x1)[2], float (&x2)[2], ui
     }
 }
 
+// Beyond the last head: PLANES. A division would stand between two tiles' products.
+static __device__ __forceinline__ int plane_of(const QkvWork &work, int head)
+{
+    return head < work.H ? 0 : head < work.first_v ? 1 : head < work.end ? 2 : PLANES;
+}
+
 // Head SIDE of the two in a tile: norm, rotation, packing. row: the warpgroup's first; head counts q's, k's and v's heads.
 template <int SIDE>
 static __device__ __forceinline__ void finish_head(uint32_t (&packed)[64], const float (&sum)[128], const Rotation &r,
                                                    const QkvWork &work, int row, int head)
 {
-    int plane = head / work.H;
-    if (plane >= 2) {
+    if (head >= work.first_v) {
 #pragma unroll
         for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++) packed[i] = pack2(sum[2 * i], sum[2 * i + 1]);
         return;
     }
-    float *rstd = work.rstd[plane] + head % work.H;
+    bool is_k = head >= work.H;
+    float *rstd = (is_k ? work.rstd[1] : work.rstd[0]) + (is_k ? head - work.H : head);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float *x = sum + 64 * SIDE + 2 * half; // x[4 g], x[4 g + 1]
@@ -113,7 +110,7 @@ template <int SIDE>
 static __device__ __forceinline__ void store_head(uint32_t (&packed)[64], const TileWorker &g, const CUtensorMap *out,
                                                   const CUtensorMap *v, const QkvWork &work, int row, int head)
 {
-    int plane = head / work.H, col = head % work.H * HEAD;
+    int plane = plane_of(work, head), col = (head - plane * work.H) * HEAD;
     bool scaled = plane == 2 && work.v_scale;
     if (!scaled || work.keep_raw) store_half<SIDE>(packed, g, out, col, row, plane);
     if (!scaled) return;
@@ -123,30 +120,45 @@ static __device__ __forceinline__ void store_head(uint32_t (&packed)[64], const 
     store_half<SIDE>(packed, g, v, col, row, 0);
 }
 
+// What has been computed and packed.
+struct Packed {
+    uint32_t pair[64];
+    int row, head; // the first of the tile's; row -1: nothing
+};
+
+// Computes a tile of COLS / HEAD heads, while the one before leaves.
+template <int COLS>
+static __device__ __forceinline__ void compute_tile(Packed &packed, TileWorker &g, const CUtensorMap *out, const CUtensorMap *v,
+                                                    const QkvWork &work, TilePlace at)
+{
+    float sum[128];
+    for (int k = 0; k < work.tiles.steps; k++) {
+        tile_step<W_BY_COLUMN, COLS>(sum, g, k);
+        if (k == work.store_left && packed.row >= 0) store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
+        if (k == work.store_right && packed.row >= 0) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
+    }
+    packed.row = at.row + g.group * GROUP_ROWS;
+    packed.head = at.col / HEAD;
+    Rotation r;
+    if (packed.head < work.first_v) load_rotation(r, work, packed.row); // during the last products
+    tile_finish<COLS>(sum, g);
+    finish_head<0>(packed.pair, sum, r, work, packed.row, packed.head);
+    if (COLS == TILE_COLS) finish_head<1>(packed.pair, sum, r, work, packed.row, packed.head + 1);
+}
+
 static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const CUtensorMap *v, const QkvWork &work,
                                                int rank)
 {
     const WideTiles &t = work.tiles;
-    uint32_t packed[64];
-    int row = -1, head = 0; // of the tile that is packed
-    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
-        float sum[128];
-        for (int k = 0; k < t.steps; k++) {
-            tile_step<W_BY_COLUMN>(sum, g, k);
-            if (k == work.store_left && row >= 0) store_head<0>(packed, g, out, v, work, row, head);
-            if (k == work.store_right && row >= 0) store_head<1>(packed, g, out, v, work, row, head + 1);
-        }
-        row = (index / t.columns * CLUSTER + rank) * TILE_ROWS + g.group * GROUP_ROWS;
-        head = index % t.columns * 2;
-        Rotation r;
-        if (head < 2 * work.H) load_rotation(r, work, row); // during the last products
-        tile_finish(sum, g);
-        finish_head<0>(packed, sum, r, work, row, head);
-        finish_head<1>(packed, sum, r, work, row, head + 1);
-    }
-    if (row < 0) return;
-    store_head<0>(packed, g, out, v, work, row, head);
-    store_head<1>(packed, g, out, v, work, row, head + 1);
+    Packed packed;
+    int index = blockIdx.x / CLUSTER;
+    packed.row = -1;
+    for (; index < t.whole; index += gridDim.x / CLUSTER)
+        compute_tile<TILE_COLS>(packed, g, out, v, work, tile_place(t, index, rank));
+    bool half = index < t.whole + t.halves;
+    if (half) compute_tile<HALF>(packed, g, out, v, work, tile_place(t, index, rank));
+    store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
+    if (!half) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
     if (threadIdx.x % GROUP == 0) stores_wait();
 }
 
@@ -164,7 +176,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     tile_memory_init(g.m);
     if (g.group == 2) {
         registers_shrink<FETCH_REGISTERS>();
-        if (threadIdx.x == 2 * GROUP) fetch(g.m, &x, &w, work.tiles, rank);
+        if (threadIdx.x == 2 * GROUP) tiles_fetch<W_BY_COLUMN>(g.m, &x, &w, work.tiles, rank);
     } else {
         registers_grow<COMPUTE_REGISTERS>();
         compute(g, &out, &v, work, rank);
@@ -184,8 +196,8 @@ bool qkv_tensor(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, 
                 const float *v_scale, const floatX *cos, const floatX *sin, int N, int H, int e)
 {
     int d = H * e;
-    QkvWork work = {.N = N, .H = H, .rstd = {rstd_q, rstd_k}, .cos = cos, .sin = sin, .v_scale = v_scale,
-                    .keep_raw = v != qkv + (int64_t)2 * N * d};
+    QkvWork work = {.N = N, .H = H, .first_v = 2 * H, .end = PLANES * H, .rstd = {rstd_q, rstd_k}, .cos = cos, .sin = sin,
+                    .v_scale = v_scale, .keep_raw = v != qkv + (int64_t)2 * N * d};
     unsigned blocks;
     const void *operands[] = {qkv, v, x, w};
     for (int i = 0; i < 4; i++)
@@ -193,7 +205,7 @@ bool qkv_tensor(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, 
     if (!qkv_tensor_takes(e) || !wide_tiles(&work.tiles, &blocks, N, (int64_t)PLANES * d, d)) return false;
     work.store_left = work.tiles.steps / 4;
     work.store_right = work.tiles.steps * 2 / 3;
-    CUtensorMap map_x = wide_tile_map(x, 1, N, d, TILE_ROWS), map_w = wide_tile_map(w, 1, PLANES * d, d, PART),
+    CUtensorMap map_x = wide_tile_map(x, 1, N, d, TILE_ROWS), map_w = wide_tile_map(w, 1, PLANES * d, d, PANEL),
                 map_out = wide_tile_map(qkv, PLANES, N, d, GROUP_ROWS), map_v = wide_tile_map(v, 1, N, d, GROUP_ROWS);
     qkv_tensor_kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_v, work);
     CHECK_LAUNCH();

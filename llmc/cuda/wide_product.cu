@@ -22,18 +22,6 @@ template <WideFinish FINISH> constexpr bool takes_with = FINISH == WIDE_ADD || F
 
 #if HOPPER
 
-// One thread of each block runs this.
-template <WideForm FORM>
-static __device__ __forceinline__ void fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w, const WideTiles &t,
-                                             int rank)
-{
-    TileRing ring;
-    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
-        int row = (index / t.columns * CLUSTER + rank) * TILE_ROWS, col = index % t.columns * TILE_COLS;
-        for (int k = 0; k < t.steps; k++) stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, row, col, rank);
-    }
-}
-
 // ---- factors ---------------------------------------------------------------------------------------------------------------
 // Two factors 2 sqrt(y) share a register as fp16: an eighth of the rounding of a bf16. Beyond 65504 they are infinite, and so is
 // the result: MLP inputs of 32752 are those of a run that has diverged.
@@ -102,35 +90,51 @@ template <WideFinish FINISH> static __device__ __forceinline__ uint32_t pack_res
     return packed;
 }
 
+// What has been computed and packed.
+struct Packed {
+    uint32_t pair[64];
+    int row, col; // of the tile; row -1: nothing
+};
+
+// Computes a tile of COLS columns, while the one before leaves.
+template <WideForm FORM, WideFinish FINISH, int COLS>
+static __device__ __forceinline__ void compute_tile(Packed &packed, TileWorker &g, const CUtensorMap *out,
+                                                    const CUtensorMap *with, const WideWork &work, TilePlace at)
+{
+    constexpr bool takes = takes_with<FINISH>, whole = COLS == TILE_COLS;
+    constexpr int last = whole ? 1 : 0; // half of the other matrix's tile that comes when all of the tile before has left
+    int row = at.row + g.group * GROUP_ROWS;
+    float sum[128];
+    for (int k = 0; k < work.tiles.steps; k++) {
+        tile_step<FORM, COLS>(sum, g, k);
+        if (k == work.at[STORE_LEFT] && packed.row >= 0) store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
+        if (whole && takes && k == work.at[ASK_LEFT]) ask_half(g, with, at.col, row);
+        if (whole && takes && k == work.at[TAKE_LEFT]) take_half<FINISH, 0>(packed.pair, g);
+        if (k == work.at[STORE_RIGHT] && packed.row >= 0) store_half<1>(packed.pair, g, out, packed.col + HALF, packed.row, 0);
+        if (takes && k == work.at[ASK_RIGHT]) ask_half(g, with, at.col + last * HALF, row);
+        if (takes && k == work.at[TAKE_RIGHT]) take_half<FINISH, last>(packed.pair, g);
+    }
+    tile_finish<COLS>(sum, g);
+#pragma unroll
+    for (int i = 0; i < COLS / 4; i++)
+        packed.pair[i] = pack_result<FINISH>(sum[2 * i], sum[2 * i + 1], takes ? packed.pair[i] : 0);
+    packed.row = row, packed.col = at.col;
+}
+
 template <WideForm FORM, WideFinish FINISH>
 static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const CUtensorMap *with,
                                                const WideWork &work, int rank)
 {
     const WideTiles &t = work.tiles;
-    uint32_t packed[64];
-    int row = -1, col = 0; // of the tile that is packed
-    for (int index = blockIdx.x / CLUSTER; index < t.all; index += gridDim.x / CLUSTER) {
-        int next_row = (index / t.columns * CLUSTER + rank) * TILE_ROWS + g.group * GROUP_ROWS;
-        int next_col = index % t.columns * TILE_COLS;
-        float sum[128];
-        for (int k = 0; k < t.steps; k++) {
-            tile_step<FORM>(sum, g, k);
-            if (k == work.at[STORE_LEFT] && row >= 0) store_half<0>(packed, g, out, col, row, 0);
-            if (takes_with<FINISH> && k == work.at[ASK_LEFT]) ask_half(g, with, next_col, next_row);
-            if (takes_with<FINISH> && k == work.at[TAKE_LEFT]) take_half<FINISH, 0>(packed, g);
-            if (k == work.at[STORE_RIGHT] && row >= 0) store_half<1>(packed, g, out, col + HALF, row, 0);
-            if (takes_with<FINISH> && k == work.at[ASK_RIGHT]) ask_half(g, with, next_col + HALF, next_row);
-            if (takes_with<FINISH> && k == work.at[TAKE_RIGHT]) take_half<FINISH, 1>(packed, g);
-        }
-        tile_finish(sum, g);
-#pragma unroll
-        for (int i = 0; i < 64; i++)
-            packed[i] = pack_result<FINISH>(sum[2 * i], sum[2 * i + 1], takes_with<FINISH> ? packed[i] : 0);
-        row = next_row, col = next_col;
-    }
-    if (row < 0) return;
-    store_half<0>(packed, g, out, col, row, 0);
-    store_half<1>(packed, g, out, col + HALF, row, 0);
+    Packed packed;
+    int index = blockIdx.x / CLUSTER;
+    packed.row = -1;
+    for (; index < t.whole; index += gridDim.x / CLUSTER)
+        compute_tile<FORM, FINISH, TILE_COLS>(packed, g, out, with, work, tile_place(t, index, rank));
+    bool half = index < t.whole + t.halves;
+    if (half) compute_tile<FORM, FINISH, HALF>(packed, g, out, with, work, tile_place(t, index, rank));
+    store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
+    if (!half) store_half<1>(packed.pair, g, out, packed.col + HALF, packed.row, 0);
     if (threadIdx.x % GROUP == 0) stores_wait();
 }
 
@@ -150,7 +154,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     tile_memory_init(g.m);
     if (g.group == 2) {
         registers_shrink<FETCH_REGISTERS>();
-        if (threadIdx.x == 2 * GROUP) fetch<FORM>(g.m, &x, &w, work.tiles, rank);
+        if (threadIdx.x == 2 * GROUP) tiles_fetch<FORM>(g.m, &x, &w, work.tiles, rank);
     } else {
         registers_grow<COMPUTE_REGISTERS>();
         compute<FORM, FINISH>(g, &out, &with, work, rank);
@@ -197,7 +201,7 @@ bool wide_product(Stream s, WideForm form, WideFinish finish, floatX *out, const
     for (int i = 0; i < EVENTS; i++) work.at[i] = work.tiles.steps * when[with != NULL][i] / 12;
     bool by_depth = form == W_BY_DEPTH;
     CUtensorMap map_x = wide_tile_map(x, 1, N, depth, TILE_ROWS),
-                map_w = by_depth ? wide_tile_map(w, 1, depth, cols, STAGE_DEPTH) : wide_tile_map(w, 1, cols, depth, PART),
+                map_w = by_depth ? wide_tile_map(w, 1, depth, cols, STAGE_DEPTH) : wide_tile_map(w, 1, cols, depth, PANEL),
                 map_out = wide_tile_map(out, 1, N, cols, GROUP_ROWS),
                 map_with = with ? wide_tile_map(with, 1, N, cols, GROUP_ROWS) : map_out;
     for (int i = 0; i < KERNELS; i++) {

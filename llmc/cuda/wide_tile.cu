@@ -34,7 +34,8 @@ bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int6
 {
     int64_t columns = ceil_div(cols, TILE_COLS), all = ceil_div(rows, CLUSTER * TILE_ROWS) * columns;
     if (!encode_tiled || depth % 8 || cols % 8 || all > INT32_MAX) return false;
-    *t = {.columns = (int)columns, .all = (int)all, .steps = (int)ceil_div(depth, STAGE_DEPTH)};
+    int last = (int)(all % clusters), cut = all > clusters && 2 * last <= clusters ? last : 0;
+    *t = {.columns = (int)columns, .whole = (int)all - cut, .halves = 2 * cut, .steps = (int)ceil_div(depth, STAGE_DEPTH)};
     *blocks = CLUSTER * (unsigned)min_i64(all, clusters);
     return true;
 }

@@ -23,7 +23,6 @@ enum {
     GROUP = 128,          // threads of a warpgroup
     GROUP_ROWS = 64,      // rows of the tile that a warpgroup computes
     PANEL = 64,           // columns of 128 bytes, the width of the swizzle
-    PART = TILE_COLS / CLUSTER, // columns of w that a block fetches for all of its cluster
     HALF = TILE_COLS / 2, // columns that pass through the staging area together
     HALF_PANELS = HALF / PANEL,
     TILE_THREADS = 3 * GROUP,
@@ -45,10 +44,12 @@ static_assert(TILE_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 #define TILE_CLUSTER // the kernel is empty there
 #endif
 
-// The tiles of a product, in pairs one above the other.
+// The tiles of a product, in pairs one above the other, which the clusters take by turns. Where at most half of the clusters would
+// have one in the last turn, its tiles are cut into halves of HALF columns, and that turn lasts half as long.
 struct WideTiles {
-    int columns, all; // pairs: in a row of them; in all
-    int steps;        // stages of the depth
+    int columns;       // pairs in a row of them
+    int whole, halves; // pairs: of whole tiles, and after them of halves
+    int steps;         // stages of the depth
 };
 
 // Once device.h knows the path. kernel: one of those that are launched with these blocks
@@ -58,7 +59,7 @@ void wide_tile_reserve(const void *kernel);
 bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
 // Blocks in clusters that run at the same time, as pairs; 0: no such products on this path.
 int wide_tile_clusters(void);
-// Boxes of 64 columns and box_rows rows of `planes` bf16 matrices (rows, cols), one after the other.
+// Boxes of PANEL columns and box_rows rows of `planes` bf16 matrices (rows, cols), one after the other.
 CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows);
 // Boxes of 32 columns and 64 rows of an fp32 matrix (rows, cols).
 CUtensorMap wide_sum_map(const float *base, int rows, int cols);
@@ -134,37 +135,69 @@ static __device__ __forceinline__ uint64_t *stage_claim(const TileMemory &m, con
     return full;
 }
 
-// One thread of each block: operands of depth k for the tile at row, col. Box rows: x 128, 64 by depth; w 64 by depth, 128 by
-// column.
-template <WideForm FORM>
+// One thread of each block: operands of depth k for the tile of COLS columns at row, col. Box rows: x 128, 64 by depth; w 64. A
+// block fetches a part of w's columns for all of its cluster.
+template <WideForm FORM, int COLS = TILE_COLS>
 static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing &ring, const CUtensorMap *x,
                                                    const CUtensorMap *w, int k, int row, int col, int rank)
 {
     const uint16_t both = (1 << CLUSTER) - 1;
-    uint64_t *full = stage_claim(m, ring, STAGE_BYTES);
-    uint8_t *mine = m.b(ring.stage) + rank * (B_BYTES / CLUSTER);
-    int first = col + rank * PART;
+    const int panels = COLS / CLUSTER / PANEL;
+    uint64_t *full = stage_claim(m, ring, A_BYTES + COLS / PANEL * B_PANEL_BYTES);
+    uint8_t *mine = m.b(ring.stage) + rank * panels * B_PANEL_BYTES;
+    int first = col + rank * panels * PANEL;
     if (FORM == BOTH_BY_DEPTH)
         for (int p = 0; p < TILE_ROWS / PANEL; p++)
             tile_load_own(m.a(ring.stage) + p * B_PANEL_BYTES, x, full, row + p * PANEL, k, 0);
     else tile_load_own(m.a(ring.stage), x, full, k, row, 0);
-    if (FORM == W_BY_COLUMN) tile_load(mine, w, full, k, first, 0, both);
-    else
-        for (int p = 0; p < PART / PANEL; p++) tile_load(mine + p * B_PANEL_BYTES, w, full, first + p * PANEL, k, 0, both);
+    for (int p = 0; p < panels; p++) {
+        int at = first + p * PANEL;
+        tile_load(mine + p * B_PANEL_BYTES, w, full, FORM == W_BY_COLUMN ? k : at, FORM == W_BY_COLUMN ? at : k, 0, both);
+    }
     ring.advance();
+}
+
+struct TilePlace {
+    int row, col;
+};
+
+// Of a block's tile, or half.
+static __device__ __forceinline__ TilePlace tile_place(const WideTiles &t, int index, int rank)
+{
+    int half = max(index - t.whole, 0), pair = index - half + half / 2;
+    return {(pair / t.columns * CLUSTER + rank) * TILE_ROWS, pair % t.columns * TILE_COLS + half % 2 * HALF};
+}
+
+// One thread of each block: everything that its groups multiply.
+template <WideForm FORM>
+static __device__ __forceinline__ void tiles_fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w,
+                                                   const WideTiles &t, int rank)
+{
+    TileRing ring;
+    int index = blockIdx.x / CLUSTER;
+    for (; index < t.whole; index += gridDim.x / CLUSTER) {
+        TilePlace at = tile_place(t, index, rank);
+        for (int k = 0; k < t.steps; k++) stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
+    }
+    if (index >= t.whole + t.halves) return;
+    TilePlace at = tile_place(t, index, rank);
+    for (int k = 0; k < t.steps; k++) stage_fetch<FORM, HALF>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------------------
 
-// d (64, 256) = a (64, 16) b (16, 256), or += when accumulate; a stored as (64, 16), or (16, 64) where both are stored by depth; b
-// stored as (256, 16), or (16, 256).
+// d (64, COLS) = a (64, 16) b (16, COLS), or += when accumulate; a stored as (64, 16), or (16, 64) where both are stored by depth; b
+// stored as (COLS, 16), or (16, COLS).
 // Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
-template <WideForm FORM>
-static __device__ __forceinline__ void multiply_256(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
+template <WideForm FORM, int COLS>
+static __device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
 {
-    if (FORM == W_BY_COLUMN) WGMMA_256("bf16", "0", "0");
-    else if (FORM == W_BY_DEPTH) WGMMA_256("bf16", "0", "1");
-    else WGMMA_256("bf16", "1", "1");
+    static_assert(COLS == TILE_COLS || COLS == HALF && FORM != BOTH_BY_DEPTH, "a tile or a half");
+    if constexpr (COLS == HALF && FORM == W_BY_COLUMN) WGMMA_128("bf16", "0");
+    if constexpr (COLS == HALF && FORM == W_BY_DEPTH) WGMMA_128("bf16", "1");
+    if constexpr (COLS == TILE_COLS && FORM == W_BY_COLUMN) WGMMA_256("bf16", "0", "0");
+    if constexpr (COLS == TILE_COLS && FORM == W_BY_DEPTH) WGMMA_256("bf16", "0", "1");
+    if constexpr (COLS == TILE_COLS && FORM == BOTH_BY_DEPTH) WGMMA_256("bf16", "1", "1");
 }
 
 // Where a warpgroup stands.
@@ -174,8 +207,9 @@ struct TileWorker {
     int group, previous; // previous: the stage whose products may still be under way
 };
 
-// Adds step k of the depth to the warpgroup's sums (64, 256). The products run on when this returns.
-template <WideForm FORM> static __device__ __forceinline__ void tile_step(float (&sum)[128], TileWorker &g, int k)
+// Adds step k of the depth to the warpgroup's sums (64, COLS). The products run on when this returns.
+template <WideForm FORM, int COLS = TILE_COLS>
+static __device__ __forceinline__ void tile_step(float (&sum)[128], TileWorker &g, int k)
 {
     barrier_wait(g.m.full(g.ring.stage), g.ring.parity);
     uint64_t a = operand(g.m.a(g.ring.stage) + g.group * GROUP_ROWS * 128, 0);
@@ -183,8 +217,8 @@ template <WideForm FORM> static __device__ __forceinline__ void tile_step(float 
     products_begin();
 #pragma unroll
     for (int i = 0; i < STAGE_DEPTH / 16; i++)
-        multiply_256<FORM>(sum, operand_advance(a, (FORM == BOTH_BY_DEPTH ? 16 * 128 : 32) * i),
-                           operand_advance(b, (FORM == W_BY_COLUMN ? 32 : 16 * 128) * i), k > 0 || i > 0);
+        multiply<FORM, COLS>(sum, operand_advance(a, (FORM == BOTH_BY_DEPTH ? 16 * 128 : 32) * i),
+                             operand_advance(b, (FORM == W_BY_COLUMN ? 32 : 16 * 128) * i), k > 0 || i > 0);
     products_commit();
     if (k > 0) {
         products_wait<1>();
@@ -195,10 +229,10 @@ template <WideForm FORM> static __device__ __forceinline__ void tile_step(float 
 }
 
 // The sums are complete.
-static __device__ __forceinline__ void tile_finish(float (&sum)[128], TileWorker &g)
+template <int COLS = TILE_COLS> static __device__ __forceinline__ void tile_finish(float (&sum)[128], TileWorker &g)
 {
     products_wait<0>();
-    products_done(sum);
+    products_done(reinterpret_cast<float(&)[COLS / 2]>(sum));
     stage_release(g.m, g.previous);
 }
 
