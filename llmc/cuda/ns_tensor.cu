@@ -22,6 +22,7 @@ enum {
     FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
     COMPUTE_REGISTERS = 232,
     CLUSTER = 2,
+    DRAW_BEFORE = 4,              // stages of a square that are fetched after the next one is drawn
     ANNOUNCE_AFTER = 1,           // stage of the next square, with whose products under way a group waits for its stores
     WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
@@ -171,40 +172,39 @@ static __device__ __forceinline__ void fetch_addend(const SharedMemory &m, const
 
 static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW ? 0 : 2; }
 
-static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring, const Part &t,
-                                                    int rank)
+// The next square is drawn when the last few stages of this one are about to be fetched: early enough for its number to be there
+// in time, and late enough for clusters that are behind to draw less.
+static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring,
+                                                    Ring<TICKETS> &handed, const Part &t, int rank)
 {
     const Task &w = c.task[t.task];
+    int draw_at = max(0, depth_blocks(w) - DRAW_BEFORE) * DEPTH;
+    unsigned drawn = 0;
     wait_for_tasks(c, t);
+    if (rank == 0 && w.depth == 0) drawn = atomicAdd(c.ticket, 1);
     for (int k = 0; k < w.depth; k += DEPTH, ring.advance()) {
+        if (rank == 0 && k == draw_at) drawn = atomicAdd(c.ticket, 1);
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_operands(m, w, t, ring.stage, k, rank);
     }
+    if (rank == 0) hand_out(m, handed, drawn);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_addend(m, w, t, ring.stage, half, rank);
     }
 }
 
-// One thread of each block runs this. The next square is drawn before this one is fetched, so that the number is there in time.
+// One thread of each block runs this.
 static __device__ __forceinline__ void fetch_squares(const SharedMemory &m, const Chain &c, int rank)
 {
     Ring<STAGES> ring;
     Ring<TICKETS> handed, taken, told;
     Part t = {};
-    unsigned drawn = 0;
-    if (rank == 0) {
-        hand_out(m, handed, atomicAdd(c.ticket, 1));
-        drawn = atomicAdd(c.ticket, 1);
-    }
+    if (rank == 0) hand_out(m, handed, atomicAdd(c.ticket, 1));
     for (int index; (index = take_ticket(m, taken)) < c.total;) {
-        if (rank == 0) {
-            hand_out(m, handed, drawn);
-            drawn = atomicAdd(c.ticket, 1);
-        }
         t = find_square(c, index);
         tell_part(m, told, t);
-        fetch_square(m, c, ring, t, rank);
+        fetch_square(m, c, ring, handed, t, rank);
     }
     t.task = -1;
     tell_part(m, told, t);
@@ -371,46 +371,24 @@ template <typename T> static __device__ __forceinline__ void raw_part(Place &p, 
     write_raw(sum, p.desk, w, t);
 }
 
-// The leader: before the group reads what other groups wrote. All meet here.
-static __device__ __forceinline__ void wait_for_others(Place &p, const Part &t)
+template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
 {
     if (p.desk.leader) settle(p), wait_for_tasks(p.c, t);
     p.desk.sync();
-}
-
-template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
-{
-    float4 raw[2][16];
-    wait_for_others(p, t);
-    load_raw(raw[0], w, t, 0); // on its way while the scales are
-    read_aol_scales(p.desk, w, t);
-    load_raw(raw[1], w, t, 1);
+    read_scales(p.desk, w, t);
     p.items = p.ring.stage;
     uint32_t packed[64];
     Items items = {{}, p.desk.group};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint8_t *boxes = take_item(p, items, half);
-        scale_raw<T>(packed + 32 * half, raw[half], p.desk, half);
+        if (w.kind == TASK_AOL)
+            read_scaled<T>(packed + 32 * half, p.desk, w, t, half);
+        else
+            scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
         put_blocks(packed + 32 * half, boxes);
     }
     send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
-}
-
-template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
-{
-    wait_for_others(p, t);
-    read_column_scales(p.desk, w, t);
-    p.items = p.ring.stage;
-    uint32_t packed[64];
-    Items items = {{}, p.desk.group};
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint8_t *boxes = take_item(p, items, half);
-        scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
-        put_blocks(packed + 32 * half, boxes);
-    }
-    send_all<T, false>(packed, items, p, w, t); // meets at the desk before the scales of the next part
 }
 
 template <typename T>
@@ -425,9 +403,7 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
             pass_over(p, depth_blocks(w) + items_after(w));
         } else if (w.kind == TASK_FULL) {
             product_part<T, true>(p, w, t);
-        } else if (w.kind == TASK_AOL) {
-            aol_part<T>(p, w, t);
-        } else if (w.kind == TASK_SCALE) {
+        } else if (w.depth == 0) {
             scaled_part<T>(p, w, t);
         } else if (w.kind == TASK_RAW) {
             raw_part<T>(p, w, t);

@@ -342,89 +342,56 @@ static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2],
     desk.sync(); // before the leader announces, and before the desk is used again
 }
 
-// Sums of |raw| of row `row` from number `from` on, SLOTS of them at most, 0 beyond the last. All are on their way at once: one
-// after the other each would take as long as all.
-enum { SLOTS = 16 };
-static __device__ __forceinline__ int sums_of_row(const Task &w, int row)
+// The scale of row `row`, 0 beyond the last. The sums are fetched several at a time: one after the other each would take as long
+// as all.
+static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int row)
 {
-    return row < w.rows ? row / SQUARE + boxes_along(w.rows) - row / BOX_SIDE : 0;
-}
-static __device__ __forceinline__ void load_sums(float (&v)[SLOTS], const Task &w, int matrix, int row, int from)
-{
-    int squares = row / SQUARE + 1, count = sums_of_row(w, row),
-        boxes = squares_along(w.rows) + row / BOX_SIDE + 1 - squares; // slots of boxes follow those of all squares
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++) {
-        int i = from + k;
-        v[k] = i < count ? __ldcg(sums_place(w, matrix, i < squares ? i : boxes + i, row)) : 0;
-    }
-}
-
-// The scale of row `row`, 0 beyond the last; v: its first sums.
-static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int row, float (&v)[SLOTS])
-{
+    const int at_once = 8;
+    int squares = row / SQUARE + 1, box = row / BOX_SIDE + 1, count = squares + boxes_along(w.rows) - box;
     float sum = 0;
-    int count = sums_of_row(w, row);
+    if (row >= w.rows) return 0;
 #pragma unroll 1
-    for (int from = 0;;) {
+    for (int i = 0; i < count; i += at_once) {
+        float v[at_once];
 #pragma unroll
-        for (int k = 0; k < SLOTS; k++) sum += v[k];
-        if ((from += SLOTS) >= count) break;
-        load_sums(v, w, matrix, row, from);
+        for (int k = 0; k < at_once; k++) {
+            int slot = i + k < squares ? i + k : squares_along(w.rows) + box + i + k - squares;
+            v[k] = i + k < count ? __ldcg(sums_place(w, matrix, slot, row)) : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < at_once; k++) sum += v[k];
     }
     return sum == 0 ? 0 : w.gain / sqrtf(1.02f * sum);
 }
 
-// The scales that a part needs, of its rows and columns, from the sums. Squares on the diagonal keep those of their rows.
-static __device__ __forceinline__ void read_aol_scales(const Desk &desk, const Task &w, const Part &t)
+// The scales that a part needs: of AOL those of its rows and columns, from the sums; squares on the diagonal keep those of their
+// rows. Otherwise alpha times those of its columns.
+static __device__ __forceinline__ void read_scales(const Desk &desk, const Task &w, const Part &t)
 {
-    const int rounds = (SCALES + GROUP - 1) / GROUP;
-    float v[rounds][SLOTS];
-    int row[rounds];
-#pragma unroll
-    for (int k = 0; k < rounds; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP;
-        row[k] = i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
-        load_sums(v[k], w, t.matrix, row[k], 0);
-    }
-#pragma unroll
-    for (int k = 0; k < rounds; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP;
-        if (i >= SCALES) break;
-        float own = row_scale(w, t.matrix, row[k], v[k]);
-        if (t.on_diagonal && i < BOX_SIDE && row[k] < w.rows) w.scale[(int64_t)t.matrix * w.rows + row[k]] = own;
+    for (int i = threadIdx.x % GROUP; i < SCALES; i += GROUP) {
+        int row = i < BOX_SIDE ? t.row * BOX_SIDE + i : t.col * BOX_SIDE + i - BOX_SIDE;
+        float own = 0;
+        if (w.kind == TASK_AOL)
+            own = row_scale(w, t.matrix, row);
+        else if (row < w.cols)
+            own = w.alpha * __ldcg(w.scale + (int64_t)t.matrix * w.cols + row);
+        if (w.kind == TASK_AOL && t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[(int64_t)t.matrix * w.rows + row] = own;
         desk.scales[i] = own;
     }
     desk.sync();
 }
 
-// alpha times the scales of the part's columns.
-static __device__ __forceinline__ void read_column_scales(const Desk &desk, const Task &w, const Part &t)
-{
-    for (int i = threadIdx.x % GROUP; i < SQUARE; i += GROUP) {
-        int col = t.col * BOX_SIDE + i;
-        desk.scales[BOX_SIDE + i] = col < w.cols ? w.alpha * __ldcg(w.scale + (int64_t)t.matrix * w.cols + col) : 0;
-    }
-    desk.sync();
-}
-
-// One half of the part's raw sums. Above the diagonal there may be nothing.
-static __device__ __forceinline__ void load_raw(float4 (&raw)[16], const Task &w, const Part &t, int half)
-{
-    const float4 *from = raw_place(w, t) + 16 * half * GROUP;
-#pragma unroll
-    for (int g = 0; g < 16; g++) raw[g] = t.col + 2 * half + g / 8 <= t.row ? __ldcg(from + g * GROUP) : make_float4(0, 0, 0, 0);
-}
-
 // packed = diag(scale) raw diag(scale), one half.
 template <typename T>
-static __device__ __forceinline__ void scale_raw(uint32_t *packed, const float4 (&raw)[16], const Desk &desk, int half)
+static __device__ __forceinline__ void read_scaled(uint32_t *packed, const Desk &desk, const Task &w, const Part &t, int half)
 {
+    const float4 *from = raw_place(w, t) + 16 * half * GROUP;
     const float *r = desk.scales + row_of(), *cols = desk.scales + BOX_SIDE + half * HALF_COLS + col_of();
     // The two scales first: their product commutes, so that nothing depends on which half of the matrix is computed.
 #pragma unroll
     for (int g = 0; g < 16; g++) {
-        float4 v = raw[g];
+        bool wanted = t.col + 2 * half + g / 8 <= t.row; // above the diagonal there may be nothing
+        float4 v = wanted ? __ldcg(from + g * GROUP) : make_float4(0, 0, 0, 0);
         const float *c = cols + 8 * g;
         packed[2 * g] = pack<T>(r[0] * c[0] * v.x, r[0] * c[1] * v.y);
         packed[2 * g + 1] = pack<T>(r[8] * c[0] * v.z, r[8] * c[1] * v.w);
