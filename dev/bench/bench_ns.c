@@ -149,9 +149,9 @@ static void time_variants(Bench *k, double baseline, double products)
 
 // ---- primitives ------------------------------------------------------------------------------------------------------------
 
-enum { P_GRAM, P_SYMMETRIC, P_APPLY, P_LOAD, P_GRAM_RAW, P_AOL, P_SCALE_COLUMNS, P_TRANSPOSE, PRIMITIVES };
-static const char *const primitive_names[PRIMITIVES] = {"gram",     "symmetric", "apply",         "load",
-                                                        "gram_raw", "aol",       "scale_columns", "transpose"};
+enum { P_GRAM, P_SYMMETRIC, P_APPLY, P_LOAD, P_GRAM_RAW, P_AOL, P_SCALED, P_TRANSPOSE, PRIMITIVES };
+static const char *const primitive_names[PRIMITIVES] = {"gram",     "symmetric", "apply",  "load",
+                                                        "gram_raw", "aol",       "scaled", "transpose"};
 
 static void run_primitive(cudaStream_t s, void *p)
 {
@@ -176,8 +176,8 @@ static void run_primitive(cudaStream_t s, void *p)
     case P_AOL:
         ns_aol(s, NS_BF16, k->scale, k->b, k->raw, 1, n, m, batch);
         break;
-    case P_SCALE_COLUMNS:
-        ns_scale_columns(s, NS_BF16, k->b, k->a, k->scale, 1, n, batch);
+    case P_SCALED:
+        ns_symmetric_scaled(s, NS_BF16, k->b, 1, 0.5f, k->a, k->a, 1, k->a, k->scale, 1, n, batch);
         break;
     case P_TRANSPOSE:
         ns_transpose(s, NS_BF16, k->y, k->x, n, m, batch);
@@ -192,7 +192,8 @@ static void primitive_cost(const Bench *k, double *gflop, double *gbyte)
 {
     double n = k->n, m = k->m, tiles = ceil(n / 128), triangle = (tiles + 1) / (2 * tiles), b = k->batch * 1e-9;
     double nm = n * m, nn = n * n;
-    double flops[PRIMITIVES] = {2 * nn * m * triangle, 2 * nn * n * triangle, 2 * nn * m, 0, 2 * nn * m * triangle};
+    double flops[PRIMITIVES] = {2 * nn * m * triangle, 2 * nn * n * triangle, 2 * nn * m, 0, 2 * nn * m * triangle, 0,
+                                2 * nn * n * triangle};
     double bytes[PRIMITIVES] = {
         2 * nm + 2 * nn, 4 * nn, 4 * nm + 2 * nn, 6 * nm, 2 * nm + 4 * nn * triangle, 4 * nn * triangle + 2 * nn, 4 * nn, 4 * nm};
     *gflop = flops[k->primitive] * b;

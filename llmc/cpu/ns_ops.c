@@ -306,17 +306,17 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, flo
     }
 }
 
-void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                         const void *d, const float *scale, float factor, int n, int batch)
 {
-    (void)s;
     const ns_real most = 65504; // of fp16
+    ns_symmetric(s, dtype, NULL, q, diagonal, alpha, a, b, beta, d, n, batch);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * batch; row++) {
-        const ns_real *from = (const ns_real *)z + row * n;
         const float *column_scale = scale + row / n * n;
         ns_real *to = (ns_real *)q + row * n;
         for (int j = 0; j < n; j++) {
-            to[j] = (ns_real)(factor * column_scale[j]) * from[j];
+            to[j] *= (ns_real)(factor * column_scale[j]);
             if (dtype == NS_FP16 && isfinite(to[j])) to[j] = to[j] > most ? most : to[j] < -most ? -most : to[j];
         }
         round_values(dtype, to, n);

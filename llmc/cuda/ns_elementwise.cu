@@ -268,17 +268,6 @@ __global__ void __launch_bounds__(THREADS) add_diagonal_kernel(T *q, const T *z,
     });
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    scale_columns_kernel(T *q, const T *z, const float *scale, float factor, int n, int64_t rows)
-{
-    for_rows(rows, [=](int64_t row, int lane) {
-        const float *column_scale = scale + row / n * n;
-        for (int j = lane; j < n; j += WARP)
-            q[row * n + j] = from_float<T>(saturated<T>(to_float(z[row * n + j]) * (factor * column_scale[j])));
-    });
-}
-
 __global__ void __launch_bounds__(THREADS) aol_scales_kernel(float *scale, const float *raw, float gain, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
@@ -306,16 +295,6 @@ void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, floa
 {
     int64_t rows = (int64_t)n * batch;
     DISPATCH_DTYPE(dtype, { add_diagonal_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows); });
-    CHECK_LAUNCH();
-}
-
-void ns_portable_scale_columns(cudaStream_t s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n,
-                               int batch)
-{
-    int64_t rows = (int64_t)n * batch;
-    ns_flush();
-    DISPATCH_DTYPE(
-        dtype, { scale_columns_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, scale, factor, n, rows); });
     CHECK_LAUNCH();
 }
 

@@ -62,7 +62,11 @@ static __device__ __forceinline__ int part_row(const Part &square, int rank, int
 // On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched.
 static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t) { return w.square && t.on_diagonal; }
 
-static __device__ __forceinline__ int depth_blocks(const Task &w) { return (w.depth + DEPTH - 1) / DEPTH; }
+// Of operands, or of raw sums, a box of each part at a time.
+static __device__ __forceinline__ int stages_of(const Task &w)
+{
+    return w.kind == TASK_AOL ? SQUARE / BOX_SIDE : (w.depth + DEPTH - 1) / DEPTH;
+}
 
 // One thread: waits until the tasks that this one depends on are done for the part's matrix. What the copy unit wrote then is for
 // the copy unit to read, too.
@@ -170,6 +174,28 @@ static __device__ __forceinline__ void fetch_addend(const SharedMemory &m, const
                           part_row(t, rank, i / 2) * BOX_SIDE, t.matrix);
 }
 
+// The raw sums of box `box` of the groups' parts. Above the diagonal there may be nothing.
+static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Task &w, const Part &t, int stage, int box,
+                                                 int rank)
+{
+    uint64_t *full = m.full(stage);
+    bool wanted[GROUPS];
+    uint32_t bytes = 0;
+    for (int i = 0; i < GROUPS; i++) {
+        int row = part_row(t, rank, i);
+        wanted[i] = t.col + box <= row && row * BOX_SIDE < w.rows;
+        bytes += wanted[i] ? RAW_BYTES : 0;
+    }
+    if (bytes == 0)
+        barrier_arrive(full);
+    else
+        barrier_arrive_expect(full, bytes);
+    for (int i = 0; i < GROUPS; i++)
+        if (wanted[i])
+            bulk_load(m.a(stage) + i * RAW_BYTES, raw_place(w, t, part_row(t, rank, i)) + box * RAW_BYTES / sizeof(float4), full,
+                      RAW_BYTES);
+}
+
 static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW ? 0 : 2; }
 
 // The next square is drawn when the last few stages of this one are about to be fetched: early enough for its number to be there
@@ -178,14 +204,16 @@ static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const
                                                     Ring<TICKETS> &handed, const Part &t, int rank)
 {
     const Task &w = c.task[t.task];
-    int draw_at = max(0, depth_blocks(w) - DRAW_BEFORE) * DEPTH;
+    int stages = stages_of(w), draw_at = max(0, stages - DRAW_BEFORE);
     unsigned drawn = 0;
     wait_for_tasks(c, t);
-    if (rank == 0 && w.depth == 0) drawn = atomicAdd(c.ticket, 1);
-    for (int k = 0; k < w.depth; k += DEPTH, ring.advance()) {
-        if (rank == 0 && k == draw_at) drawn = atomicAdd(c.ticket, 1);
+    for (int i = 0; i < stages; i++, ring.advance()) {
+        if (rank == 0 && i == draw_at) drawn = atomicAdd(c.ticket, 1);
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-        fetch_operands(m, w, t, ring.stage, k, rank);
+        if (w.kind == TASK_AOL)
+            fetch_raw(m, w, t, ring.stage, i, rank);
+        else
+            fetch_operands(m, w, t, ring.stage, i * DEPTH, rank);
     }
     if (rank == 0) hand_out(m, handed, drawn);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
@@ -303,7 +331,7 @@ static __device__ __forceinline__ void multiply_cols(float (&sum)[SQUARE / 2], P
 template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
 {
-    int blocks = depth_blocks(w), boxes = t.row - t.col + 1,
+    int blocks = stages_of(w), boxes = t.row - t.col + 1,
         a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
     if (ALONG_COLUMNS || boxes >= 4)
         multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
@@ -359,9 +387,15 @@ static __device__ __forceinline__ void product_part(Place &p, const Task &w, con
             combine<T, true>(packed + 32 * half, sum + 64 * half, boxes, w.alpha, w.beta);
         else
             combine<T, false>(packed + 32 * half, sum + 64 * half, NULL, w.alpha, 0);
-        put_blocks(packed + 32 * half, boxes);
+        put_blocks<HALF_COLS>(packed + 32 * half, boxes);
     }
-    send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
+    if (!ALONG_COLUMNS && w.kind == TASK_SCALED) {
+        // Complete before the operands were: AOL's pass wrote them together with the matrix that is multiplied.
+        read_scales(p.desk, w, t);
+        send_scaled<T>(packed, items, p.desk, w, t); // meets at the desk before the scales of the next part
+    } else {
+        send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
+    }
 }
 
 template <typename T> static __device__ __forceinline__ void raw_part(Place &p, const Task &w, const Part &t)
@@ -371,23 +405,27 @@ template <typename T> static __device__ __forceinline__ void raw_part(Place &p, 
     write_raw(sum, p.desk, w, t);
 }
 
-template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
+template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
 {
-    if (p.desk.leader) settle(p), wait_for_tasks(p.c, t);
-    p.desk.sync();
-    read_scales(p.desk, w, t);
-    p.items = p.ring.stage;
     uint32_t packed[64];
+    if (p.desk.leader) return_items(p);
+    if (p.desk.leader && !barrier_complete(p.m.full(p.ring.stage), p.ring.parity)) announce(p); // others may be waiting for it
+    __syncwarp();
+    wait_for_fetch(p); // the sums are complete like the first box
+    read_aol_scales(p.desk, w, t);
+#pragma unroll
+    for (int i = 0; i < 4; i++, p.ring.advance()) {
+        wait_for_fetch(p);
+        scale_raw<T>(packed + 16 * i, p.m.a(p.ring.stage) + p.desk.group * RAW_BYTES, p.desk, i);
+        __syncwarp();
+        release(p, p.ring.stage);
+    }
+    if (p.desk.leader) announce(p);
+    __syncwarp();
+    p.items = p.ring.stage;
     Items items = {{}, p.desk.group};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint8_t *boxes = take_item(p, items, half);
-        if (w.kind == TASK_AOL)
-            read_scaled<T>(packed + 32 * half, p.desk, w, t, half);
-        else
-            scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
-        put_blocks(packed + 32 * half, boxes);
-    }
+    for (int half = 0; half < 2; half++) put_blocks<HALF_COLS>(packed + 32 * half, take_item(p, items, half));
     send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
 }
 
@@ -400,11 +438,11 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
         const Task &w = c.task[t.task];
         if (t.row * BOX_SIDE >= w.rows) {
             settle(p);
-            pass_over(p, depth_blocks(w) + items_after(w));
+            pass_over(p, stages_of(w) + items_after(w));
         } else if (w.kind == TASK_FULL) {
             product_part<T, true>(p, w, t);
-        } else if (w.depth == 0) {
-            scaled_part<T>(p, w, t);
+        } else if (w.kind == TASK_AOL) {
+            aol_part<T>(p, w, t);
         } else if (w.kind == TASK_RAW) {
             raw_part<T>(p, w, t);
         } else {
