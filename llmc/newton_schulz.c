@@ -399,9 +399,9 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-// AOL is free of scale, so its input may be scaled to use the range of fp16: a Frobenius norm of 2^14 keeps the largest
-// possible entry finite, and rows down to 1e-6 of the norm out of the subnormals. The scales are then about 2^-11, and 2^4 brings
-// them to where fp16 has room on both sides.
+// AOL is free of scale: bf16 takes its input as it is. For fp16 it is scaled to use the range: a Frobenius norm of 2^14 keeps the
+// largest possible entry finite, and rows down to 1e-6 of the norm out of the subnormals. The scales are then about 2^-11, and
+// 2^4 brings them to where fp16 has room on both sides.
 static const float aol_load_gain = 16384, aol_column_factor = 16;
 
 // q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale, times diag(scale),
@@ -474,6 +474,8 @@ static void iterate_gram(Chunk *k)
             continue;
         }
         ns_symmetric(k->s, k->dtype, Z, first ? Q : NULL, a, c, R, R, b, R, k->n, k->batch);
+        // Q's product goes between those of R, which wait for each other: it keeps the multiprocessors busy meanwhile.
+        if (!last) ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
         if (!first) {
             if (last)
                 last_symmetric(k, T, 0, 1, Q, Z, a, Q);
@@ -481,10 +483,7 @@ static void iterate_gram(Chunk *k)
                 ns_symmetric(k->s, k->dtype, T, NULL, 0, 1, Q, Z, a, Q, k->n, k->batch);
             swap(&Q, &T);
         }
-        if (!last) {
-            ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
-            ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
-        }
+        if (!last) ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
     }
     apply(k, Q, 0);
 }
@@ -492,6 +491,7 @@ static void iterate_gram(Chunk *k)
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
 {
     float kappa = k->o->aol ? 1 : k->o->kappa, eps = k->o->aol ? 0 : k->o->eps, gain = k->o->aol ? aol_load_gain : 1;
+    if (k->o->aol && k->dtype == NS_BF16) sumsq = NULL, gain = 1;
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
     ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, k->batch, transpose);
 }

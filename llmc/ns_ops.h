@@ -43,6 +43,7 @@ void ns_chain_end(Stream s);
 //   x (batch, rows, cols), or (batch, cols, rows) when transpose, out;  sumsq (batch) fp32 out: |u_i|^2
 //   u fp32: matrix i is (rows, cols) packed from u + i*u_stride
 //   |u_i| = 0 gives zeros, also for eps = 0. |u_i| not finite gives NaN: a spoilt gradient must show and not vanish.
+//   sumsq NULL: x_i = gain u_i, no norm is computed
 void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
              int rows, int cols, int batch, bool transpose);
 

@@ -261,7 +261,7 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
              int rows, int cols, int batch, bool transpose)
 {
     (void)s;
-    sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
+    if (sumsq) sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
     int n = transpose ? cols : rows, m = transpose ? rows : cols;
     int64_t blocks = ceil_div(n, TILE);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
@@ -269,7 +269,8 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
         int64_t which = item / blocks, i0 = item % blocks * TILE, i1 = min_i64(n, i0 + TILE);
         const float *from = u + which * u_stride;
         ns_real *to = (ns_real *)x + which * n * m;
-        ns_real total = sumsq[which], scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
+        ns_real total = sumsq ? sumsq[which] : 0, scale = gain;
+        if (sumsq) scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
         if (!isfinite(total)) scale = (ns_real)NAN;
         if (transpose) {
             for (int64_t j = 0; j < m; j++)
