@@ -22,7 +22,7 @@ enum {
     FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
     COMPUTE_REGISTERS = 232,
     CLUSTER = 2,
-    DRAW_BEFORE = 4,              // stages of a square that are fetched after the next one is drawn
+    DRAW_BEFORE = 2,              // stages of a square that are fetched after the next one is drawn
     ANNOUNCE_AFTER = 1,           // stage of the next square, with whose products under way a group waits for its stores
     WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
