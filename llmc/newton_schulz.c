@@ -399,20 +399,31 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-// AOL is free of scale, so its input may be scaled to use the range of fp16: a Frobenius norm of 2^14 keeps the largest
-// possible entry finite, and rows down to 1e-6 of the norm out of the subnormals. The scales are then about 2^-11, and 2^4 brings
-// them to where fp16 has room on both sides.
+// AOL is free of scale: bf16 takes its input as it is. For fp16 it is scaled to use the range: a Frobenius norm of 2^14 keeps the
+// largest possible entry finite, and rows down to 1e-6 of the norm out of the subnormals. The scales are then about 2^-11, and
+// 2^4 brings them to where fp16 has room on both sides.
 static const float aol_load_gain = 16384, aol_column_factor = 16;
 
-// x = b x + a x. As long as x lacks its scale, b diag(scale) in place of b, which costs a pass over b and not over x.
-// scratch: a square, used only then; and a is 0 then.
-static void apply(Chunk *k, const void *b, float a, void *scratch)
+// q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale, times diag(scale),
+// which costs nothing here and would cost a pass over x.
+static void last_symmetric(const Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                           const void *d)
+{
+    if (k->scaled)
+        ns_symmetric_scaled(k->s, k->dtype, q, diagonal, alpha, a, b, beta, d, k->scale, aol_column_factor, k->n, k->batch);
+    else if (diagonal == 0)
+        ns_symmetric(k->s, k->dtype, q, NULL, 0, alpha, a, b, beta, d, k->n, k->batch);
+    else
+        ns_symmetric(k->s, k->dtype, NULL, q, diagonal, alpha, a, b, beta, d, k->n, k->batch);
+}
+
+// x = b x + a x, b from last_symmetric. Where b has x's scale in it a is 0.
+static void apply(Chunk *k, const void *b, float a)
 {
     float alpha = 1;
     if (k->scaled) {
         assert(a == 0);
-        ns_scale_columns(k->s, k->dtype, scratch, b, k->scale, aol_column_factor, k->n, k->batch);
-        b = scratch, alpha = 1 / aol_column_factor, k->scaled = false;
+        alpha = 1 / aol_column_factor, k->scaled = false;
     }
     bool to_out = --k->applies == 0 && k->out;
     ns_apply(k->s, k->dtype, to_out ? k->out : k->spare, to_out, alpha, b, k->x, a, k->n, k->m, k->batch);
@@ -440,8 +451,8 @@ static void iterate_standard(Chunk *k)
         float a = (float)t.a, b = (float)t.b, c = (float)t.c;
         gram_matrix(k, i == 0 && k->o->aol);
         bool in_matrix = k->scaled;
-        ns_symmetric(k->s, k->dtype, in_matrix ? NULL : B, in_matrix ? B : NULL, a, c, A, A, b, A, k->n, k->batch);
-        apply(k, B, in_matrix ? 0 : a, A);
+        last_symmetric(k, B, in_matrix ? a : 0, c, A, A, b, A);
+        apply(k, B, in_matrix ? 0 : a);
     }
 }
 
@@ -454,26 +465,33 @@ static void iterate_gram(Chunk *k)
     for (int i = 0; i < o->steps; i++) {
         NsTuple t = o->tuples[i];
         float a = (float)t.a, b = (float)t.b, c = (float)t.c;
-        bool restart = o->restarts >> i & 1, first = i == 0 || restart;
+        bool restart = o->restarts >> i & 1, first = i == 0 || restart, last = i + 1 == o->steps || o->restarts >> (i + 1) & 1;
         // A restart discards the negative eigenvalues that rounding put into R, before they grow by a^2 a step.
-        if (restart) apply(k, Q, 0, T);
+        if (restart) apply(k, Q, 0);
         if (first) gram_matrix(k, i == 0 && o->aol);
+        if (first && last) {
+            last_symmetric(k, Q, a, c, R, R, b, R);
+            continue;
+        }
         ns_symmetric(k->s, k->dtype, Z, first ? Q : NULL, a, c, R, R, b, R, k->n, k->batch);
+        // Q's product goes between those of R, which wait for each other: it keeps the multiprocessors busy meanwhile.
+        if (!last) ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
         if (!first) {
-            ns_symmetric(k->s, k->dtype, T, NULL, 0, 1, Q, Z, a, Q, k->n, k->batch);
+            if (last)
+                last_symmetric(k, T, 0, 1, Q, Z, a, Q);
+            else
+                ns_symmetric(k->s, k->dtype, T, NULL, 0, 1, Q, Z, a, Q, k->n, k->batch);
             swap(&Q, &T);
         }
-        if (i + 1 < o->steps && !(o->restarts >> (i + 1) & 1)) {
-            ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
-            ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
-        }
+        if (!last) ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
     }
-    apply(k, Q, 0, T);
+    apply(k, Q, 0);
 }
 
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
 {
     float kappa = k->o->aol ? 1 : k->o->kappa, eps = k->o->aol ? 0 : k->o->eps, gain = k->o->aol ? aol_load_gain : 1;
+    if (k->o->aol && k->dtype == NS_BF16) sumsq = NULL, gain = 1;
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
     ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, k->batch, transpose);
 }

@@ -43,6 +43,7 @@ void ns_chain_end(Stream s);
 //   x (batch, rows, cols), or (batch, cols, rows) when transpose, out;  sumsq (batch) fp32 out: |u_i|^2
 //   u fp32: matrix i is (rows, cols) packed from u + i*u_stride
 //   |u_i| = 0 gives zeros, also for eps = 0. |u_i| not finite gives NaN: a spoilt gradient must show and not vanish.
+//   sumsq NULL: x_i = gain u_i, no norm is computed
 void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
              int rows, int cols, int batch, bool transpose);
 
@@ -66,9 +67,12 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m
 // s_i = gain / sqrt(1.02 * sum_j |raw_ij|), 0 where the sum is 0;  a = diag(s) raw diag(s), in fp32, rounded once.
 //   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
 void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch);
-// q = factor z diag(scale); finite values beyond the range of fp16 become the largest of their sign.
-//   q, z (batch, n, n);  scale (batch, n) fp32
-void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch);
+// q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the range of fp16 become the
+// largest of their sign.
+//   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol that wrote a or b or
+//   what they were computed from
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                         const void *d, const float *scale, float factor, int n, int batch);
 
 // y_i = x_i^T.  x (batch, n, m);  y (batch, m, n) packed, out
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch);

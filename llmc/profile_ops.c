@@ -182,8 +182,11 @@ CHAINED(ns_gram_raw, (s, dtype, raw, x, n, m, batch), product(n, n + 1, m) * bat
 WRAPPED(ns_aol)(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
 CHAINED(ns_aol, (s, dtype, scale, a, raw, gain, n, m, batch), 0,
         ns_bytes(NS_FP32, product(n, n, 0.5), batch) + ns_bytes(dtype, product(n, n, 1), batch))
-WRAPPED(ns_scale_columns)(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
-CHAINED(ns_scale_columns, (s, dtype, q, z, scale, factor, n, batch), 0, ns_bytes(dtype, product(n, n, 2), batch))
+WRAPPED(ns_symmetric_scaled)(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                             const void *d, const float *scale, float factor, int n, int batch)
+CHAINED(ns_symmetric_scaled, (s, dtype, q, diagonal, alpha, a, b, beta, d, scale, factor, n, batch),
+        product(n, n + 1, n) * batch,
+        ns_bytes(dtype, product(n, n, 2 + (a != b) + (beta != 0 && d != a && d != b)), batch))
 WRAPPED(ns_transpose)(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)
 PROFILED(ns_transpose, (s, dtype, y, x, n, m, batch), 0, ns_bytes(dtype, product(n, m, 2), batch))
 

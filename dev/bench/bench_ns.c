@@ -2,7 +2,7 @@
 // floor, and the error that each variant leaves.
 //   bench_ns [shape]      0..4: one of the shapes only
 // Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS. "products": the steps
-// alone, from 16-bit matrices on, which is the whole less norm and load, measured by themselves.
+// alone, from 16-bit matrices on, which is the whole less norm and load (AOL in bf16: load), measured by themselves.
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/ns_gpu.h"
@@ -65,7 +65,7 @@ typedef struct {
     NsOptions options;
     Baseline baseline;
     int primitive;
-    double load_us; // norm and load alone
+    double load_us[2]; // load alone, norm and load
 } Bench;
 
 // The numbers repeat after a prime of them, so that no two matrices are alike.
@@ -91,6 +91,11 @@ static void run_load(cudaStream_t s, void *p)
     Bench *k = p;
     ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)k->n * k->m, 1.02f, 1e-6f, 1, k->n, k->m, k->batch, false);
 }
+static void run_load_alone(cudaStream_t s, void *p)
+{
+    Bench *k = p;
+    ns_load(s, NS_BF16, k->x, NULL, k->u, (int64_t)k->n * k->m, 1, 0, 1, k->n, k->m, k->batch, false);
+}
 static void run_variant(cudaStream_t s, void *p)
 {
     Bench *k = p;
@@ -104,10 +109,10 @@ static double time_baseline(Bench *k, double *products)
 {
     k->baseline = baseline_open(k->n, k->pitch, k->batch, k->x, k->y, k->a, k->b);
     double us = median_us(run_baseline, k, 1);
-    k->load_us = median_us(run_load, k, 1);
-    *products = us - k->load_us;
+    k->load_us[false] = median_us(run_load_alone, k, 1), k->load_us[true] = median_us(run_load, k, 1);
+    *products = us - k->load_us[true];
     baseline_close(&k->baseline);
-    printf("  norm and load alone                %9.1f us\n", k->load_us);
+    printf("  norm and load alone                %9.1f us, load alone %.1f us\n", k->load_us[true], k->load_us[false]);
     printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x   products %8.1f us  1.00x\n", k->pitch,
            us, dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, *products);
     return us;
@@ -141,17 +146,18 @@ static void time_variants(Bench *k, double baseline, double products)
         k->work = device_alloc(ns_workspace_bytes(&k->options, k->n, k->m, k->batch), "workspace");
         double us = median_us(run_variant, k, 1);
         device_free(k->work);
+        bool norm = !(k->options.aol && k->options.dtype == NS_BF16);
         printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx   products %8.1f us %5.2fx\n", rows[i].label, us,
-               dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - k->load_us,
-               products / (us - k->load_us));
+               dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - k->load_us[norm],
+               products / (us - k->load_us[norm]));
     }
 }
 
 // ---- primitives ------------------------------------------------------------------------------------------------------------
 
-enum { P_GRAM, P_SYMMETRIC, P_APPLY, P_LOAD, P_GRAM_RAW, P_AOL, P_SCALE_COLUMNS, P_TRANSPOSE, PRIMITIVES };
-static const char *const primitive_names[PRIMITIVES] = {"gram",     "symmetric", "apply",         "load",
-                                                        "gram_raw", "aol",       "scale_columns", "transpose"};
+enum { P_GRAM, P_SYMMETRIC, P_APPLY, P_LOAD, P_GRAM_RAW, P_AOL, P_SCALED, P_TRANSPOSE, PRIMITIVES };
+static const char *const primitive_names[PRIMITIVES] = {"gram",     "symmetric", "apply",  "load",
+                                                        "gram_raw", "aol",       "scaled", "transpose"};
 
 static void run_primitive(cudaStream_t s, void *p)
 {
@@ -176,8 +182,8 @@ static void run_primitive(cudaStream_t s, void *p)
     case P_AOL:
         ns_aol(s, NS_BF16, k->scale, k->b, k->raw, 1, n, m, batch);
         break;
-    case P_SCALE_COLUMNS:
-        ns_scale_columns(s, NS_BF16, k->b, k->a, k->scale, 1, n, batch);
+    case P_SCALED:
+        ns_symmetric_scaled(s, NS_BF16, k->b, 1, 0.5f, k->a, k->a, 1, k->a, k->scale, 1, n, batch);
         break;
     case P_TRANSPOSE:
         ns_transpose(s, NS_BF16, k->y, k->x, n, m, batch);
@@ -192,7 +198,8 @@ static void primitive_cost(const Bench *k, double *gflop, double *gbyte)
 {
     double n = k->n, m = k->m, tiles = ceil(n / 128), triangle = (tiles + 1) / (2 * tiles), b = k->batch * 1e-9;
     double nm = n * m, nn = n * n;
-    double flops[PRIMITIVES] = {2 * nn * m * triangle, 2 * nn * n * triangle, 2 * nn * m, 0, 2 * nn * m * triangle};
+    double flops[PRIMITIVES] = {2 * nn * m * triangle, 2 * nn * n * triangle, 2 * nn * m, 0, 2 * nn * m * triangle, 0,
+                                2 * nn * n * triangle};
     double bytes[PRIMITIVES] = {
         2 * nm + 2 * nn, 4 * nn, 4 * nm + 2 * nn, 6 * nm, 2 * nm + 4 * nn * triangle, 4 * nn * triangle + 2 * nn, 4 * nn, 4 * nm};
     *gflop = flops[k->primitive] * b;

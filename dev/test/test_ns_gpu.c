@@ -17,7 +17,7 @@
 
 #define REFERENCE_FUNCTIONS(F)                                                                                                   \
     F(ns_load)                                                                                                                   \
-    F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_scale_columns) F(ns_transpose) F(ns_workspace_bytes)    \
+    F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose) F(ns_workspace_bytes)    \
         F(newton_schulz)
 typedef struct {
 #define DECLARE(name) __typeof__(&name) name;
@@ -295,28 +295,31 @@ static void test_spoilt_norms(void)
     free(u), free(x), intact_and_free(ds), intact_and_free(du), intact_and_free(dx);
 }
 
-static void test_transpose_and_columns(Random *r, NsDtype dtype, int n, int m, int batch)
+static void test_transpose_and_scaled(Random *r, NsDtype dtype, int n, int m, int batch)
 {
     int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch;
-    double *x = gaussian(r, count), *z = gaussian(r, square), *scale = gaussian(r, (int64_t)n * batch);
-    double *exact_q = matrix(square, 1), *exact_t = matrix(count, 1);
+    double *x = gaussian(r, count), *a = symmetric_gaussian(r, n, batch), *d = symmetric_gaussian(r, n, batch);
+    double *scale = gaussian(r, (int64_t)n * batch), *exact_q = matrix(square, 1), *exact_t = matrix(count, 1);
     scale[n / 2] = 1e6; // overflows fp16
-    Array dx = pitched_of(dtype, x, (int64_t)n * batch, m, ns_pitch(dtype, n, m), x), dz = array_of(dtype, z, square, z);
-    Array ds = array_of(NS_FP32, scale, (int64_t)n * batch, scale), dq = array_new(dz.bytes),
+    Array dx = pitched_of(dtype, x, (int64_t)n * batch, m, ns_pitch(dtype, n, m), x);
+    Array da = array_of(dtype, a, square, a), dd = array_of(dtype, d, square, d), dz = array_new(da.bytes);
+    Array ds = array_of(NS_FP32, scale, (int64_t)n * batch, scale), dq = array_new(da.bytes),
           dt = array_new((size_t)count * ns_element_size(dtype));
-    float *host_scale = to_float(scale, (int64_t)n * batch);
     ns_transpose(NULL, dtype, dt.p, dx.p, n, m, batch);
     ref.ns_transpose(NULL, NS_FP32, exact_t, x, n, m, batch);
-    ns_scale_columns(NULL, dtype, dq.p, dz.p, ds.p, 16, n, batch);
-    ref.ns_scale_columns(NULL, NS_FP32, exact_q, z, host_scale, 16, n, batch);
+    ns_symmetric_scaled(NULL, dtype, dq.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, ds.p, 16, n, batch);
+    ns_symmetric(NULL, dtype, NULL, dz.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, n, batch);
+    double *z = values_of(dtype, dz.p, square);
+    for (int64_t i = 0; i < square; i++) exact_q[i] = 16 * scale[i / ((int64_t)n * n) * n + i % n] * z[i];
     for (int64_t i = 0; dtype == NS_FP16 && i < square; i++) exact_q[i] = fmax(-65504, fmin(65504, exact_q[i]));
     double *t = values_of(dtype, dt.p, count), *q = values_of(dtype, dq.p, square);
     bool exact = !memcmp(t, exact_t, (size_t)count * sizeof *t);
     double over_q = excess(dtype, q, exact_q, square, 1e-6);
-    bool guards = intact_and_free(dx) & intact_and_free(dz) & intact_and_free(ds) & intact_and_free(dq) & intact_and_free(dt);
-    ok(exact && over_q <= 1 && guards, "transpose exact, scale_columns %.3f of one rounding: %s, %d of %dx%d", over_q,
+    bool guards = intact_and_free(dx) & intact_and_free(da) & intact_and_free(dd) & intact_and_free(dz) & intact_and_free(ds) &
+                  intact_and_free(dq) & intact_and_free(dt);
+    ok(exact && over_q <= 1 && guards, "transpose exact, symmetric_scaled %.3f of one rounding: %s, %d of %dx%d", over_q,
        dtype_name[dtype], batch, n, m);
-    free(x), free(z), free(scale), free(exact_q), free(exact_t), free(host_scale), free(t), free(q);
+    free(x), free(a), free(d), free(z), free(scale), free(exact_q), free(exact_t), free(t), free(q);
 }
 
 static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch)
@@ -360,7 +363,7 @@ static void test_primitives(void)
             if (n <= 300) test_symmetric(&r, t, n, batch, 0), test_apply(&r, t, n, m, batch, 0);
             test_load(&r, t, n, m, 2, false);
             test_load(&r, t, m, n, 2, true);
-            test_transpose_and_columns(&r, t, n, m, batch);
+            test_transpose_and_scaled(&r, t, n, m, batch);
             test_aol(&r, t, n, m, batch);
         }
     }

@@ -261,7 +261,7 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
              int rows, int cols, int batch, bool transpose)
 {
     (void)s;
-    sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
+    if (sumsq) sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
     int n = transpose ? cols : rows, m = transpose ? rows : cols;
     int64_t blocks = ceil_div(n, TILE);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
@@ -269,7 +269,8 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
         int64_t which = item / blocks, i0 = item % blocks * TILE, i1 = min_i64(n, i0 + TILE);
         const float *from = u + which * u_stride;
         ns_real *to = (ns_real *)x + which * n * m;
-        ns_real total = sumsq[which], scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
+        ns_real total = sumsq ? sumsq[which] : 0, scale = gain;
+        if (sumsq) scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
         if (!isfinite(total)) scale = (ns_real)NAN;
         if (transpose) {
             for (int64_t j = 0; j < m; j++)
@@ -306,17 +307,17 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, flo
     }
 }
 
-void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                         const void *d, const float *scale, float factor, int n, int batch)
 {
-    (void)s;
     const ns_real most = 65504; // of fp16
+    ns_symmetric(s, dtype, NULL, q, diagonal, alpha, a, b, beta, d, n, batch);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * batch; row++) {
-        const ns_real *from = (const ns_real *)z + row * n;
         const float *column_scale = scale + row / n * n;
         ns_real *to = (ns_real *)q + row * n;
         for (int j = 0; j < n; j++) {
-            to[j] = (ns_real)(factor * column_scale[j]) * from[j];
+            to[j] *= (ns_real)(factor * column_scale[j]);
             if (dtype == NS_FP16 && isfinite(to[j])) to[j] = to[j] > most ? most : to[j] < -most ? -most : to[j];
         }
         round_values(dtype, to, n);

@@ -107,6 +107,14 @@ static __device__ __forceinline__ void tile_load_own(void *to, const CUtensorMap
         "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// `bytes` that lie together, a multiple of 16, to this block alone.
+static __device__ __forceinline__ void bulk_load(void *to, const void *from, uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+        "l"((uint64_t)from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
 // A box from shared memory to the place of `map` that starts at column x, row y of matrix z; what would fall outside is left out.
 static __device__ __forceinline__ void tile_store(const CUtensorMap *map, const void *from, int x, int y, int z)
 {

@@ -21,7 +21,7 @@ enum TaskKind {
     TASK_FULL,      // alpha a b + beta d, b as stored
     TASK_RAW,       // a b like TASK_SYMMETRIC, to raw: fp32, and the sums of absolute values that AOL needs
     TASK_AOL,       // diag(scale) raw diag(scale), scale from the sums
-    TASK_SCALE      // alpha d diag(scale)
+    TASK_SCALED     // (alpha a b + beta d + diagonal I) diag(gain scale), of a product like TASK_SYMMETRIC's
 };
 
 struct Task {

@@ -66,8 +66,11 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
 
 // ---- load: fp32 -> normalised matrices of the iteration dtype ------------------------------------------------------------
 
-static __device__ __forceinline__ float load_scale(float total, float kappa, float eps, float gain)
+// Of matrix z; without norms it is the gain.
+static __device__ __forceinline__ float load_scale(const float *sumsq, int z, float kappa, float eps, float gain)
 {
+    if (!sumsq) return gain;
+    float total = sumsq[z];
     if (!isfinite(total)) return __int_as_float(0x7fffffff);
     return total == 0 ? 0 : gain / (kappa * sqrtf(total) + eps);
 }
@@ -81,7 +84,7 @@ __global__ void __launch_bounds__(THREADS)
     load_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain, int64_t count)
 {
     int z = last_first();
-    float scale = load_scale(sumsq[z], kappa, eps, gain);
+    float scale = load_scale(sumsq, z, kappa, eps, gain);
     const float *from = u + z * u_stride;
     T *to = x + z * count;
     for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N; i < count; i += (int64_t)gridDim.x * THREADS * N) {
@@ -98,7 +101,7 @@ template <typename T>
 __global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq,
                                                             float kappa, float eps, float gain, int rows, int cols, int pitch)
 {
-    float scale = load_scale(sumsq[blockIdx.y], kappa, eps, gain);
+    float scale = load_scale(sumsq, blockIdx.y, kappa, eps, gain);
     for (int row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; row < rows; row += gridDim.x * (THREADS / WARP)) {
         const float *from = u + blockIdx.y * u_stride + (int64_t)row * cols;
         T *to = x + ((int64_t)blockIdx.y * rows + row) * pitch;
@@ -175,7 +178,7 @@ __global__ void __launch_bounds__(THREADS)
     load_transposed_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain,
                            int rows, int cols, int pitch)
 {
-    float scale = load_scale(sumsq[blockIdx.z], kappa, eps, gain);
+    float scale = load_scale(sumsq, blockIdx.z, kappa, eps, gain);
     transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * cols * pitch, pitch, u + blockIdx.z * u_stride, cols, rows, cols,
                                      scale);
 }
@@ -200,10 +203,10 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
     bool packed = count == (int64_t)n * pitch,
          vectors = packed && count % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
     ns_flush();
-    sum_squares(s, sumsq, u, count, u_stride, batch);
+    if (sumsq) sum_squares(s, sumsq, u, count, u_stride, batch);
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
-        const float *from = u + (int64_t)first * u_stride, *norms = sumsq + first;
+        const float *from = u + (int64_t)first * u_stride, *norms = sumsq ? sumsq + first : NULL;
         int64_t items = packed ? count / (vectors ? 8 : 1) : (int64_t)rows * WARP;
         dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now);
         DISPATCH_DTYPE(dtype, {
@@ -268,17 +271,6 @@ __global__ void __launch_bounds__(THREADS) add_diagonal_kernel(T *q, const T *z,
     });
 }
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    scale_columns_kernel(T *q, const T *z, const float *scale, float factor, int n, int64_t rows)
-{
-    for_rows(rows, [=](int64_t row, int lane) {
-        const float *column_scale = scale + row / n * n;
-        for (int j = lane; j < n; j += WARP)
-            q[row * n + j] = from_float<T>(saturated<T>(to_float(z[row * n + j]) * (factor * column_scale[j])));
-    });
-}
-
 __global__ void __launch_bounds__(THREADS) aol_scales_kernel(float *scale, const float *raw, float gain, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
@@ -306,16 +298,6 @@ void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, floa
 {
     int64_t rows = (int64_t)n * batch;
     DISPATCH_DTYPE(dtype, { add_diagonal_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows); });
-    CHECK_LAUNCH();
-}
-
-void ns_portable_scale_columns(cudaStream_t s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n,
-                               int batch)
-{
-    int64_t rows = (int64_t)n * batch;
-    ns_flush();
-    DISPATCH_DTYPE(
-        dtype, { scale_columns_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, scale, factor, n, rows); });
     CHECK_LAUNCH();
 }
 

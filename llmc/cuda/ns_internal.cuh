@@ -20,6 +20,8 @@ struct Product {
     int a_pitch, b_pitch, d_pitch, out_pitch;
     int rows, cols, depth, batch;
     float alpha, beta;
+    const float *scale; // (batch, rows), PRODUCT_SYMMETRIC only, may be NULL: then (out + diagonal I) diag(scale) factor
+    float factor, diagonal;
 };
 
 // Launches what a chain holds back; every primitive that is no task calls it first.
@@ -28,8 +30,6 @@ void ns_flush(void);
 // Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p);
 void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, float gain, int n, int batch);
-void ns_portable_scale_columns(cudaStream_t s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n,
-                               int batch);
 // q = z + a I; q may be z
 void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
 

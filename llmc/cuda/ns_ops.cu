@@ -89,7 +89,7 @@ void ns_flush(void)
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
         int64_t along = squares_along(t->rows), across = squares_along(t->cols);
-        bool full = t->kind == TASK_FULL || t->kind == TASK_SCALE;
+        bool full = t->kind == TASK_FULL;
         t->row_squares = (int)along;
         t->squares = (int)(full ? along * across : along * (along + 1) / 2);
         squares += t->squares;
@@ -180,26 +180,41 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
     add_task(s, dtype, batch, &t, &u);
 }
 
+static Product portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta, const void *d, int n,
+                                  int batch)
+{
+    Product p = {};
+    p.a = a, p.b = b, p.d = d, p.out = out;
+    p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
+    p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
+    p.batch = batch, p.alpha = alpha, p.beta = beta;
+    return p;
+}
+
+// Without its results.
+static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void *b, float beta, const void *d, int n, int batch)
+{
+    Task t = {};
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta;
+    t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
+    t.has_d = d, t.square = a == b;
+    if (d) t.d = square_map(dtype, d, n, batch);
+    return t;
+}
+
 void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
                   float beta, const void *d, int n, int batch)
 {
     if (batch == 0) return;
     if (beta == 0) d = NULL;
     if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
-        Product p = {};
-        p.a = a, p.b = b, p.d = d, p.out = c ? c : q;
-        p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
-        p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
-        p.batch = batch, p.alpha = alpha, p.beta = beta;
+        Product p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, batch);
         ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
         if (q) ns_add_diagonal(s, dtype, q, p.out, diagonal, n, batch);
         return;
     }
-    Task t = {};
-    t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta, t.diagonal = diagonal;
-    t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
-    t.has_d = d, t.has_out = c, t.has_plus = q, t.square = a == b;
-    if (d) t.d = square_map(dtype, d, n, batch);
+    Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
+    t.has_out = c, t.has_plus = q, t.diagonal = diagonal;
     if (c) t.out = square_map(dtype, c, n, batch);
     if (q) t.plus = square_map(dtype, q, n, batch);
     Uses u = {{a, b, d}, {c, q}};
@@ -275,16 +290,20 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, flo
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_scale_columns(Stream s, NsDtype dtype, void *q, const void *z, const float *scale, float factor, int n, int batch)
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                         const void *d, const float *scale, float factor, int n, int batch)
 {
     if (batch == 0) return;
+    if (beta == 0) d = NULL;
     if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
-        ns_portable_scale_columns(s, dtype, q, z, scale, factor, n, batch);
+        Product p = portable_symmetric(q, alpha, a, b, beta, d, n, batch);
+        p.scale = scale, p.factor = factor, p.diagonal = diagonal;
+        ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
         return;
     }
-    Task t = {};
-    t.kind = TASK_SCALE, t.rows = t.cols = n, t.alpha = factor, t.scale = (float *)scale;
-    t.d = square_map(dtype, z, n, batch), t.has_d = true, t.out = square_map(dtype, q, n, batch), t.has_out = true;
-    Uses u = {{z, scale}, {q}};
+    Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
+    t.kind = TASK_SCALED, t.diagonal = diagonal, t.scale = (float *)scale, t.gain = factor;
+    t.out = square_map(dtype, q, n, batch), t.has_out = true;
+    Uses u = {{a, b, d, scale}, {q}};
     add_task(s, dtype, batch, &t, &u);
 }

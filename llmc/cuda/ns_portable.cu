@@ -111,24 +111,34 @@ template <typename T> static __device__ __forceinline__ float finish(float sum, 
     return d ? __fmaf_rn(p.beta, to_float(d[(int64_t)row * p.d_pitch + col]), value) : value;
 }
 
+// Column `col` of a scaled result, from its value before. scale: of the matrix, or NULL.
+template <typename O>
+static __device__ __forceinline__ float scale_value(float value, const float *scale, const Product &p, bool on_diagonal, int col)
+{
+    if (!scale) return value;
+    value = to_float(from_float<O>(value));
+    if (on_diagonal) value = to_float(from_float<O>(value + p.diagonal));
+    return saturated<O>(value * (p.factor * scale[col]));
+}
+
 // Writes the tile at (row0, col0): alpha result + beta d. Symmetric forms: what is on or below the diagonal of the matrix, and
 // its mirror image, from the same rounded value.
 template <typename O, typename T>
-static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const Product &p, int row0, int col0,
-                                                  bool symmetric)
+static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const float *scale, const Product &p,
+                                                  int row0, int col0, bool symmetric)
 {
     for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) {
         int row = row0 + i / SIDE, col = col0 + i % SIDE;
         if (row >= p.rows || col >= p.cols || (symmetric && col > row)) continue;
         float value = finish(result[i / SIDE * RESULT_PITCH + i % SIDE], d, p, row, col);
-        out[(int64_t)row * p.out_pitch + col] = from_float<O>(value);
+        out[(int64_t)row * p.out_pitch + col] = from_float<O>(scale_value<O>(value, scale, p, row == col, col));
     }
     if (!symmetric) return;
     for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) { // neighbouring threads: neighbouring columns of the mirror image
         int row = row0 + i % SIDE, col = col0 + i / SIDE;
         if (row >= p.rows || col >= row) continue;
         float value = finish(result[i % SIDE * RESULT_PITCH + i / SIDE], d, p, row, col);
-        out[(int64_t)col * p.out_pitch + row] = from_float<O>(value);
+        out[(int64_t)col * p.out_pitch + row] = from_float<O>(scale_value<O>(value, scale, p, false, row));
     }
 }
 
@@ -161,7 +171,8 @@ __global__ void __launch_bounds__(THREADS) portable_kernel(const Product p, int 
     }
     sums.store(result);
     __syncthreads();
-    write_tile((O *)p.out + blockIdx.y * p.out_stride, result, d, p, i * SIDE, j * SIDE, symmetric);
+    const float *scale = p.scale ? p.scale + (int64_t)blockIdx.y * p.rows : nullptr;
+    write_tile((O *)p.out + blockIdx.y * p.out_stride, result, d, scale, p, i * SIDE, j * SIDE, symmetric);
 }
 
 // ---- launch --------------------------------------------------------------------------------------------------------------
@@ -188,6 +199,7 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
             <<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(p, (int)col_tiles, a_vectors, b_vectors);
         p.a = (const T *)p.a + MOST * p.a_stride, p.b = (const T *)p.b + MOST * p.b_stride;
         if (p.d) p.d = (const T *)p.d + MOST * p.d_stride;
+        if (p.scale) p.scale += (int64_t)MOST * p.rows;
         p.out = (O *)p.out + MOST * p.out_stride;
     }
     CHECK_LAUNCH();

@@ -22,6 +22,7 @@ enum {
     FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
     COMPUTE_REGISTERS = 232,
     CLUSTER = 2,
+    DRAW_BEFORE = 2,              // stages of a square that are fetched after the next one is drawn
     ANNOUNCE_AFTER = 1,           // stage of the next square, with whose products under way a group waits for its stores
     WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
@@ -61,7 +62,11 @@ static __device__ __forceinline__ int part_row(const Part &square, int rank, int
 // On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched.
 static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t) { return w.square && t.on_diagonal; }
 
-static __device__ __forceinline__ int depth_blocks(const Task &w) { return (w.depth + DEPTH - 1) / DEPTH; }
+// Of operands, or of raw sums, a box of each part at a time.
+static __device__ __forceinline__ int stages_of(const Task &w)
+{
+    return w.kind == TASK_AOL ? SQUARE / BOX_SIDE : (w.depth + DEPTH - 1) / DEPTH;
+}
 
 // One thread: waits until the tasks that this one depends on are done for the part's matrix. What the copy unit wrote then is for
 // the copy unit to read, too.
@@ -169,42 +174,65 @@ static __device__ __forceinline__ void fetch_addend(const SharedMemory &m, const
                           part_row(t, rank, i / 2) * BOX_SIDE, t.matrix);
 }
 
+// The raw sums of box `box` of the groups' parts. Above the diagonal there may be nothing.
+static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Task &w, const Part &t, int stage, int box,
+                                                 int rank)
+{
+    uint64_t *full = m.full(stage);
+    bool wanted[GROUPS];
+    uint32_t bytes = 0;
+    for (int i = 0; i < GROUPS; i++) {
+        int row = part_row(t, rank, i);
+        wanted[i] = t.col + box <= row && row * BOX_SIDE < w.rows;
+        bytes += wanted[i] ? RAW_BYTES : 0;
+    }
+    if (bytes == 0)
+        barrier_arrive(full);
+    else
+        barrier_arrive_expect(full, bytes);
+    for (int i = 0; i < GROUPS; i++)
+        if (wanted[i])
+            bulk_load(m.a(stage) + i * RAW_BYTES, raw_place(w, t, part_row(t, rank, i)) + box * RAW_BYTES / sizeof(float4), full,
+                      RAW_BYTES);
+}
+
 static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW ? 0 : 2; }
 
-static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring, const Part &t,
-                                                    int rank)
+// The next square is drawn when the last few stages of this one are about to be fetched: early enough for its number to be there
+// in time, and late enough for clusters that are behind to draw less.
+static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring,
+                                                    Ring<TICKETS> &handed, const Part &t, int rank)
 {
     const Task &w = c.task[t.task];
+    int stages = stages_of(w), draw_at = max(0, stages - DRAW_BEFORE);
+    unsigned drawn = 0;
     wait_for_tasks(c, t);
-    for (int k = 0; k < w.depth; k += DEPTH, ring.advance()) {
+    for (int i = 0; i < stages; i++, ring.advance()) {
+        if (rank == 0 && i == draw_at) drawn = atomicAdd(c.ticket, 1);
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-        fetch_operands(m, w, t, ring.stage, k, rank);
+        if (w.kind == TASK_AOL)
+            fetch_raw(m, w, t, ring.stage, i, rank);
+        else
+            fetch_operands(m, w, t, ring.stage, i * DEPTH, rank);
     }
+    if (rank == 0) hand_out(m, handed, drawn);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_addend(m, w, t, ring.stage, half, rank);
     }
 }
 
-// One thread of each block runs this. The next square is drawn before this one is fetched, so that the number is there in time.
+// One thread of each block runs this.
 static __device__ __forceinline__ void fetch_squares(const SharedMemory &m, const Chain &c, int rank)
 {
     Ring<STAGES> ring;
     Ring<TICKETS> handed, taken, told;
     Part t = {};
-    unsigned drawn = 0;
-    if (rank == 0) {
-        hand_out(m, handed, atomicAdd(c.ticket, 1));
-        drawn = atomicAdd(c.ticket, 1);
-    }
+    if (rank == 0) hand_out(m, handed, atomicAdd(c.ticket, 1));
     for (int index; (index = take_ticket(m, taken)) < c.total;) {
-        if (rank == 0) {
-            hand_out(m, handed, drawn);
-            drawn = atomicAdd(c.ticket, 1);
-        }
         t = find_square(c, index);
         tell_part(m, told, t);
-        fetch_square(m, c, ring, t, rank);
+        fetch_square(m, c, ring, handed, t, rank);
     }
     t.task = -1;
     tell_part(m, told, t);
@@ -303,7 +331,7 @@ static __device__ __forceinline__ void multiply_cols(float (&sum)[SQUARE / 2], P
 template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
 {
-    int blocks = depth_blocks(w), boxes = t.row - t.col + 1,
+    int blocks = stages_of(w), boxes = t.row - t.col + 1,
         a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
     if (ALONG_COLUMNS || boxes >= 4)
         multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
@@ -359,9 +387,15 @@ static __device__ __forceinline__ void product_part(Place &p, const Task &w, con
             combine<T, true>(packed + 32 * half, sum + 64 * half, boxes, w.alpha, w.beta);
         else
             combine<T, false>(packed + 32 * half, sum + 64 * half, NULL, w.alpha, 0);
-        put_blocks(packed + 32 * half, boxes);
+        put_blocks<HALF_COLS>(packed + 32 * half, boxes);
     }
-    send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
+    if (!ALONG_COLUMNS && w.kind == TASK_SCALED) {
+        // Complete before the operands were: AOL's pass wrote them together with the matrix that is multiplied.
+        read_scales(p.desk, w, t);
+        send_scaled<T>(packed, items, p.desk, w, t); // meets at the desk before the scales of the next part
+    } else {
+        send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
+    }
 }
 
 template <typename T> static __device__ __forceinline__ void raw_part(Place &p, const Task &w, const Part &t)
@@ -371,46 +405,28 @@ template <typename T> static __device__ __forceinline__ void raw_part(Place &p, 
     write_raw(sum, p.desk, w, t);
 }
 
-// The leader: before the group reads what other groups wrote. All meet here.
-static __device__ __forceinline__ void wait_for_others(Place &p, const Part &t)
-{
-    if (p.desk.leader) settle(p), wait_for_tasks(p.c, t);
-    p.desk.sync();
-}
-
 template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
 {
-    float4 raw[2][16];
-    wait_for_others(p, t);
-    load_raw(raw[0], w, t, 0); // on its way while the scales are
+    uint32_t packed[64];
+    if (p.desk.leader) return_items(p);
+    if (p.desk.leader && !barrier_complete(p.m.full(p.ring.stage), p.ring.parity)) announce(p); // others may be waiting for it
+    __syncwarp();
+    wait_for_fetch(p); // the sums are complete like the first box
     read_aol_scales(p.desk, w, t);
-    load_raw(raw[1], w, t, 1);
+#pragma unroll
+    for (int i = 0; i < 4; i++, p.ring.advance()) {
+        wait_for_fetch(p);
+        scale_raw<T>(packed + 16 * i, p.m.a(p.ring.stage) + p.desk.group * RAW_BYTES, p.desk, i);
+        __syncwarp();
+        release(p, p.ring.stage);
+    }
+    if (p.desk.leader) announce(p);
+    __syncwarp();
     p.items = p.ring.stage;
-    uint32_t packed[64];
     Items items = {{}, p.desk.group};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint8_t *boxes = take_item(p, items, half);
-        scale_raw<T>(packed + 32 * half, raw[half], p.desk, half);
-        put_blocks(packed + 32 * half, boxes);
-    }
+    for (int half = 0; half < 2; half++) put_blocks<HALF_COLS>(packed + 32 * half, take_item(p, items, half));
     send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
-}
-
-template <typename T> static __device__ __forceinline__ void scaled_part(Place &p, const Task &w, const Part &t)
-{
-    wait_for_others(p, t);
-    read_column_scales(p.desk, w, t);
-    p.items = p.ring.stage;
-    uint32_t packed[64];
-    Items items = {{}, p.desk.group};
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint8_t *boxes = take_item(p, items, half);
-        scale_columns<T>(packed + 32 * half, boxes, p.desk.scales + BOX_SIDE + half * HALF_COLS);
-        put_blocks(packed + 32 * half, boxes);
-    }
-    send_all<T, false>(packed, items, p, w, t); // meets at the desk before the scales of the next part
 }
 
 template <typename T>
@@ -422,13 +438,11 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
         const Task &w = c.task[t.task];
         if (t.row * BOX_SIDE >= w.rows) {
             settle(p);
-            pass_over(p, depth_blocks(w) + items_after(w));
+            pass_over(p, stages_of(w) + items_after(w));
         } else if (w.kind == TASK_FULL) {
             product_part<T, true>(p, w, t);
         } else if (w.kind == TASK_AOL) {
             aol_part<T>(p, w, t);
-        } else if (w.kind == TASK_SCALE) {
-            scaled_part<T>(p, w, t);
         } else if (w.kind == TASK_RAW) {
             raw_part<T>(p, w, t);
         } else {

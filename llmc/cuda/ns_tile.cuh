@@ -20,6 +20,7 @@ enum {
     BLOCK_ROWS = SQUARE / 2, // a cluster has two blocks
     HALF_COLS = SQUARE / 2,  // of a part: what goes over the desk at a time
     BOX_BYTES = BOX_SIDE * BOX_SIDE * 2,
+    RAW_BYTES = BOX_SIDE * BOX_SIDE * 4, // of a box
     A_BYTES = BLOCK_ROWS * DEPTH * 2,
     STAGE_BYTES = A_BYTES + SQUARE * DEPTH * 2,
     ADDEND_BYTES = BLOCK_ROWS * HALF_COLS * 2, // half of d's part of the square, for both groups
@@ -31,6 +32,7 @@ enum {
     SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
+static_assert(GROUPS * RAW_BYTES <= STAGE_BYTES, "raw boxes of all groups fit into a stage");
 static_assert(ADDEND_BYTES + GROUPS * BOX_BYTES <= STAGE_BYTES, "an item and a mirrored box for each group fit into a stage");
 enum { DESK_BARRIER = 1 }; // and 2: one for each group
 
@@ -60,7 +62,7 @@ struct SharedMemory {
     __device__ __forceinline__ Part *part(int i) const { return (Part *)ticket(TICKETS) + i; }
 };
 
-static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL && w.kind != TASK_SCALE; }
+static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL; } // by its squares
 
 // ---- a group and its desk ------------------------------------------------------------------------------------------------
 
@@ -114,6 +116,12 @@ static __device__ __forceinline__ uint32_t step_place(uint32_t first, int step)
     return (first ^ step % 4 << 5) + step / 4 * BOX_BYTES;
 }
 
+// The roundings are spelled out: a product gives the same bits whatever becomes of it.
+static __device__ __forceinline__ float plus_addend(float alpha, float sum, float beta, float d)
+{
+    return __fmaf_rn(beta, d, __fmul_rn(alpha, sum));
+}
+
 // packed = alpha sum + beta d as T, for one half (8 steps); d: where its boxes begin.
 template <typename T, bool HAS_D>
 static __device__ __forceinline__ void combine(uint32_t *packed, const float *sum, const uint8_t *d_boxes, float alpha,
@@ -128,26 +136,43 @@ static __device__ __forceinline__ void combine(uint32_t *packed, const float *su
         for (int k = 0; k < 4; k++) {
             const float *s = sum + step * 8 + 2 * k;
             float2 v = HAS_D ? unpack<T>(d[step % 2][k]) : make_float2(0, 0);
-            packed[4 * step + k] =
-                HAS_D ? pack<T>(alpha * s[0] + beta * v.x, alpha * s[1] + beta * v.y) : pack<T>(alpha * s[0], alpha * s[1]);
+            packed[4 * step + k] = HAS_D ? pack<T>(plus_addend(alpha, s[0], beta, v.x), plus_addend(alpha, s[1], beta, v.y))
+                                         : pack<T>(alpha * s[0], alpha * s[1]);
         }
     }
 }
 
-// packed = d diag(scales) as T, for one half; scales: of its columns.
+// scaled = packed diag(scales), for the columns of a box; scales: of these columns.
 template <typename T>
-static __device__ __forceinline__ void scale_columns(uint32_t *packed, const uint8_t *d_boxes, const float *scales)
+static __device__ __forceinline__ void scale_by_columns(uint32_t *scaled, const uint32_t *packed, const float *scales)
 {
-    uint32_t first = first_place(d_boxes), d[4];
 #pragma unroll
-    for (int step = 0; step < 8; step++) {
-        load_blocks(d, step_place(first, step));
+    for (int i = 0; i < BOX_SIDE / 4; i++) {
+        const float *c = scales + i / 2 * 8 + col_of();
+        float2 v = unpack<T>(packed[i]);
+        scaled[i] = pack<T>(saturated<T>(v.x * c[0]), saturated<T>(v.y * c[1]));
+    }
+}
+// scaled = diag(scales) packed, for the columns of a box: the transpose of what the mirror image is, scaled by its columns.
+template <typename T>
+static __device__ __forceinline__ void scale_by_rows(uint32_t *scaled, const uint32_t *packed, const float *scales)
+{
+    float r[2] = {scales[row_of()], scales[row_of() + 8]};
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float *s = scales + step * 16 + k / 2 * 8 + col_of();
-            float2 v = unpack<T>(d[k]);
-            packed[4 * step + k] = pack<T>(saturated<T>(v.x * s[0]), saturated<T>(v.y * s[1]));
-        }
+    for (int i = 0; i < BOX_SIDE / 4; i++) {
+        float2 v = unpack<T>(packed[i]);
+        scaled[i] = pack<T>(saturated<T>(v.x * r[i % 2]), saturated<T>(v.y * r[i % 2]));
+    }
+}
+
+// Adds to the elements on the diagonal of a box, which is still in registers.
+template <typename T> static __device__ __forceinline__ void add_to_diagonal_packed(uint32_t *packed, float value)
+{
+#pragma unroll
+    for (int i = 0; i < BOX_SIDE / 4; i++) {
+        int row = row_of() + i % 2 * 8, col = i / 2 * 8 + col_of();
+        float2 v = unpack<T>(packed[i]);
+        packed[i] = pack<T>(row == col ? v.x + value : v.x, row == col + 1 ? v.y + value : v.y);
     }
 }
 
@@ -158,17 +183,17 @@ static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *desk)
     return shared_address(desk) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 }
 
-// An 8 x 8 block on the diagonal: what is above takes the bits of what is below.
-static __device__ __forceinline__ uint32_t mirrored_block(uint32_t block)
+// The transpose of an 8 x 8 block on the diagonal that is `block` up to the diagonal, and above it the mirror image of `mirror`.
+static __device__ __forceinline__ uint32_t mirrored_block(uint32_t mirror, uint32_t block)
 {
     uint32_t t = block_transposed(block);
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
-    uint32_t low = row >= col ? block : t, high = row >= col + 1 ? block : t;
+    uint32_t low = row > col ? mirror : t, high = row > col + 1 ? mirror : t;
     return (low & 0xffffu) | (high & 0xffff0000u);
 }
 
-// A box on the diagonal, which lies on the desk: what is below goes above.
-static __device__ __forceinline__ void mirror_in_place(const uint32_t *packed, uint8_t *box)
+// A box on the diagonal, which lies on the desk as `packed`: the mirror image of `mirror` goes above the diagonal.
+static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, const uint32_t *packed, uint8_t *box)
 {
     int warp = threadIdx.x / WARP % 4;
     uint32_t first = mirrored_place(box);
@@ -176,7 +201,7 @@ static __device__ __forceinline__ void mirror_in_place(const uint32_t *packed, u
     for (int i = 0; i < 16; i++) {
         int g = i / 2, e = i % 2, row = 2 * warp + e; // one for all lanes of a warp
         if (row < g) continue;
-        uint32_t block = row == g ? mirrored_block(packed[i]) : packed[i];
+        uint32_t block = row == g ? mirrored_block(mirror[i], packed[i]) : mirror[i];
         store_transposed_one((first ^ e << 4) + g * 1024, block);
     }
 }
@@ -213,11 +238,11 @@ static __device__ __forceinline__ void send_box(const uint8_t *box, const Task &
     if (plus) tile_store(&w.plus, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
 }
 
-static __device__ __forceinline__ void put_blocks(const uint32_t *packed, uint8_t *boxes)
+template <int COLS> static __device__ __forceinline__ void put_blocks(const uint32_t *packed, uint8_t *boxes)
 {
     uint32_t first = first_place(boxes);
 #pragma unroll
-    for (int step = 0; step < 8; step++) store_blocks(step_place(first, step), packed + 4 * step);
+    for (int step = 0; step < COLS / 16; step++) store_blocks(step_place(first, step), packed + 4 * step);
 }
 // One box of the mirror image, from 16 registers.
 static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint8_t *box)
@@ -250,7 +275,7 @@ static __device__ __forceinline__ void send_part(const uint32_t (&packed)[64], c
         desk.sync();
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (i == diagonal) mirror_in_place(packed + 16 * i, box);
+            if (i == diagonal) mirror_in_place(packed + 16 * i, packed + 16 * i, box);
         if (w.has_plus && !w.has_out) desk.sync(), add_to_diagonal<T>(box, w.diagonal);
     }
     desk.hand_over();
@@ -289,12 +314,40 @@ static __device__ __forceinline__ void send_mirrored(const uint32_t (&packed)[64
     stores_commit();
 }
 
+// The part plus diagonal I, times diag(scales): its mirror image is not the same numbers.
+template <typename T>
+static __device__ __forceinline__ void send_scaled(uint32_t (&packed)[64], const Items &items, const Desk &desk, const Task &w,
+                                                   const Part &t)
+{
+    int below = min(4, t.row - t.col), last = min(3, t.row - t.col);
+    uint32_t scaled[16], mirror[16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // a box at a time, whose scales are read when the last one is through
+        if (i > below) break;
+        if (i == below) add_to_diagonal_packed<T>(packed + 16 * i, w.diagonal);
+        scale_by_columns<T>(scaled, packed + 16 * i, desk.scales + BOX_SIDE + i * BOX_SIDE);
+        put_blocks<BOX_SIDE>(scaled, items.box(i));
+        scale_by_rows<T>(mirror, packed + 16 * i, desk.scales);
+        if (i == below) {
+            desk.sync(); // before the box is mirrored in its place
+            mirror_in_place(mirror, scaled, items.box(i));
+        } else {
+            put_mirrored(mirror, items.mirrored(desk, i));
+        }
+    }
+    desk.hand_over();
+    if (!desk.leader) return;
+    for (int i = 0; i <= last; i++) send_box(items.box(i), w, t.row, t.col + i, t.matrix, true, false);
+    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, true, false);
+    stores_commit();
+}
+
 // ---- almost-orthogonal scaling -------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ float4 *raw_place(const Task &w, const Part &t)
+static __device__ __forceinline__ float4 *raw_place(const Task &w, const Part &t, int row)
 {
-    int64_t part = ((int64_t)t.matrix * w.squares + t.square) * SQUARE_PARTS + t.row % SQUARE_PARTS;
-    return reinterpret_cast<float4 *>(w.raw + part * BOX_SIDE * SQUARE) + threadIdx.x % GROUP;
+    int64_t part = ((int64_t)t.matrix * w.squares + t.square) * SQUARE_PARTS + row % SQUARE_PARTS;
+    return reinterpret_cast<float4 *>(w.raw + part * BOX_SIDE * SQUARE);
 }
 // Slot `slot` of the sums of the rows from `row` on.
 static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, int slot, int row)
@@ -306,14 +359,14 @@ static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, i
 // fixed.
 static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], const Desk &desk, const Task &w, const Part &t)
 {
-    float4 *to = raw_place(w, t);
+    float4 *to = raw_place(w, t, t.row) + threadIdx.x % GROUP;
     float *shared = (float *)desk.base, rows[2] = {};
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, wanted = min(4, t.row - t.col + 1); // boxes
 #pragma unroll
     for (int g = 0; g < 32; g++) {
         const float *s = sum + 4 * g;
-        to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
         if (g / 8 >= wanted) continue;
+        to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
         rows[0] += fabsf(s[0]) + fabsf(s[1]);
         rows[1] += fabsf(s[2]) + fabsf(s[3]);
     }
@@ -342,12 +395,11 @@ static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2],
     desk.sync(); // before the leader announces, and before the desk is used again
 }
 
-// Sums of |raw| of row `row` from number `from` on, SLOTS of them at most, 0 beyond the last. All are on their way at once: one
-// after the other each would take as long as all.
+// Sums of |raw| of row `row` from number `from` on, SLOTS of them at most, 0 beyond the last.
 enum { SLOTS = 16 };
 static __device__ __forceinline__ int sums_of_row(const Task &w, int row)
 {
-    return row < w.rows ? row / SQUARE + boxes_along(w.rows) - row / BOX_SIDE : 0;
+    return row < w.rows ? row / SQUARE + 1 + boxes_along(w.rows) - (row / BOX_SIDE + 1) : 0;
 }
 static __device__ __forceinline__ void load_sums(float (&v)[SLOTS], const Task &w, int matrix, int row, int from)
 {
@@ -375,56 +427,51 @@ static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int
     return sum == 0 ? 0 : w.gain / sqrtf(1.02f * sum);
 }
 
-// The scales that a part needs, of its rows and columns, from the sums. Squares on the diagonal keep those of their rows.
+// The scales that a part needs, of its rows and columns: 64 rows, then 256 columns. A thread has up to three, whose sums are all
+// on their way at once: one after the other each would take as long as all.
+enum { SCALES_EACH = (SCALES + GROUP - 1) / GROUP };
+static __device__ __forceinline__ int scale_row(const Task &w, const Part &t, int i)
+{
+    return i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
+}
+
+// From the sums. Squares on the diagonal keep those of their rows.
 static __device__ __forceinline__ void read_aol_scales(const Desk &desk, const Task &w, const Part &t)
 {
-    const int rounds = (SCALES + GROUP - 1) / GROUP;
-    float v[rounds][SLOTS];
-    int row[rounds];
+    float v[SCALES_EACH][SLOTS];
 #pragma unroll
-    for (int k = 0; k < rounds; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP;
-        row[k] = i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
-        load_sums(v[k], w, t.matrix, row[k], 0);
-    }
+    for (int k = 0; k < SCALES_EACH; k++) load_sums(v[k], w, t.matrix, scale_row(w, t, threadIdx.x % GROUP + k * GROUP), 0);
 #pragma unroll
-    for (int k = 0; k < rounds; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP;
-        if (i >= SCALES) break;
-        float own = row_scale(w, t.matrix, row[k], v[k]);
-        if (t.on_diagonal && i < BOX_SIDE && row[k] < w.rows) w.scale[(int64_t)t.matrix * w.rows + row[k]] = own;
-        desk.scales[i] = own;
+    for (int k = 0; k < SCALES_EACH; k++) {
+        int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
+        float own = row_scale(w, t.matrix, row, v[k]);
+        if (t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[(int64_t)t.matrix * w.rows + row] = own;
+        if (i < SCALES) desk.scales[i] = own;
     }
     desk.sync();
 }
 
-// alpha times the scales of the part's columns.
-static __device__ __forceinline__ void read_column_scales(const Desk &desk, const Task &w, const Part &t)
+// `gain` times what AOL kept.
+static __device__ __forceinline__ void read_scales(const Desk &desk, const Task &w, const Part &t)
 {
-    for (int i = threadIdx.x % GROUP; i < SQUARE; i += GROUP) {
-        int col = t.col * BOX_SIDE + i;
-        desk.scales[BOX_SIDE + i] = col < w.cols ? w.alpha * __ldcg(w.scale + (int64_t)t.matrix * w.cols + col) : 0;
+#pragma unroll
+    for (int k = 0; k < SCALES_EACH; k++) {
+        int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
+        if (i < SCALES) desk.scales[i] = row < w.rows ? w.gain * __ldcg(w.scale + (int64_t)t.matrix * w.rows + row) : 0;
     }
     desk.sync();
 }
 
-// One half of the part's raw sums. Above the diagonal there may be nothing.
-static __device__ __forceinline__ void load_raw(float4 (&raw)[16], const Task &w, const Part &t, int half)
-{
-    const float4 *from = raw_place(w, t) + 16 * half * GROUP;
-#pragma unroll
-    for (int g = 0; g < 16; g++) raw[g] = t.col + 2 * half + g / 8 <= t.row ? __ldcg(from + g * GROUP) : make_float4(0, 0, 0, 0);
-}
-
-// packed = diag(scale) raw diag(scale), one half.
+// packed = diag(scale) raw diag(scale), for box `box` of the part.
 template <typename T>
-static __device__ __forceinline__ void scale_raw(uint32_t *packed, const float4 (&raw)[16], const Desk &desk, int half)
+static __device__ __forceinline__ void scale_raw(uint32_t *packed, const uint8_t *raw, const Desk &desk, int box)
 {
-    const float *r = desk.scales + row_of(), *cols = desk.scales + BOX_SIDE + half * HALF_COLS + col_of();
+    const float4 *from = reinterpret_cast<const float4 *>(raw) + threadIdx.x % GROUP;
+    const float *r = desk.scales + row_of(), *cols = desk.scales + BOX_SIDE + box * BOX_SIDE + col_of();
     // The two scales first: their product commutes, so that nothing depends on which half of the matrix is computed.
 #pragma unroll
-    for (int g = 0; g < 16; g++) {
-        float4 v = raw[g];
+    for (int g = 0; g < 8; g++) {
+        float4 v = from[g * GROUP];
         const float *c = cols + 8 * g;
         packed[2 * g] = pack<T>(r[0] * c[0] * v.x, r[0] * c[1] * v.y);
         packed[2 * g + 1] = pack<T>(r[8] * c[0] * v.z, r[8] * c[1] * v.w);
