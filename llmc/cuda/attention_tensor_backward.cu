@@ -179,8 +179,7 @@ static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, co
             k[r].x[i / 8][i % 8 / 4][i % 4] =
                 *(const uint32_t *)(m.k(slot) + i / 8 * KEY_PANEL_BYTES + (at ^ (i % 8 ^ my_row % 8) << 4));
     }
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(m.keys_empty(slot));
+    barrier_arrive(m.keys_empty(slot));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float d[2][8][2];
@@ -241,7 +240,7 @@ static __device__ __forceinline__ void multiply(const Shared &m, const Arguments
             multiply_keys(t, ds_buffer, m.k(slots.stage), group);
             products_commit();
             products_wait<1>(); // dk and dv are done: their operands are free
-            if (lane == 0) barrier_arrive(m.queries_empty(ring.stage));
+            barrier_arrive(m.queries_empty(ring.stage));
             ring.advance();
             if (tile + 1 < last) barrier_wait(m.queries_full(ring.stage), ring.parity);
             products_begin();
@@ -259,8 +258,7 @@ static __device__ __forceinline__ void multiply(const Shared &m, const Arguments
         products_wait<0>();
         int row = item->key0 + my_row, at = item->head * WIDTH;
         if (a.dk) {
-            __syncwarp();
-            if (lane == 0) barrier_arrive(m.keys_empty(slots.stage));
+            barrier_arrive(m.keys_empty(slots.stage));
             store_keys(a.dk + at, dk, a.scale, row, a);
             store_keys(a.dv + at, dv, 1, row, a);
         } else {
@@ -291,8 +289,8 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < 2; i++) {
-            barrier_init(m.keys_full(i), 1), barrier_init(m.keys_empty(i), 2 * GROUP / WARP + 2);
-            barrier_init(m.queries_full(i), 2), barrier_init(m.queries_empty(i), 2 * GROUP / WARP);
+            barrier_init(m.keys_full(i), WARP), barrier_init(m.keys_empty(i), 2 * GROUP + 2);
+            barrier_init(m.queries_full(i), WARP + 1), barrier_init(m.queries_empty(i), 2 * GROUP);
             barrier_init(m.share_full(i), GROUP / WARP), barrier_init(m.share_empty(i), 1);
         }
         barrier_init(m.values_full(), 1), barrier_init(m.values_empty(), 2 * GROUP / WARP);

@@ -174,11 +174,13 @@ static __device__ __forceinline__ void prepare_items(const Shared &m, const Argu
     Ring<2> slots;
     for (; index < a.items; index = next_item(a)) {
         Item *item = m.item(slots.stage);
+        uint64_t *full = m.item_full(slots.stage);
         describe_item(item, index, a);
         __syncwarp();
-        if (lane == 0) {
-            uint64_t *full = m.item_full(slots.stage);
-            barrier_arrive(m.described(slots.stage));
+        barrier_arrive(m.described(slots.stage));
+        if (lane) {
+            barrier_arrive(full);
+        } else {
             barrier_arrive_expect(full, GROUPS * QUERY_BYTES);
             for (int g = 0; g < GROUPS; g++)
                 for (int p = 0; p < 2; p++)
@@ -188,10 +190,10 @@ static __device__ __forceinline__ void prepare_items(const Shared &m, const Argu
         slots.advance();
         barrier_wait(m.item_empty(slots.stage), slots.parity ^ 1);
     }
-    if (lane) return;
-    m.item(slots.stage)->end = 0;
+    if (lane == 0) m.item(slots.stage)->end = 0;
     barrier_arrive(m.described(slots.stage));
     barrier_arrive(m.item_full(slots.stage));
+    if (lane) return;
     if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1) a.progress->next = 0; // all have had their last
 }
 
@@ -213,8 +215,7 @@ static __device__ __forceinline__ void compute_gates(const Shared &m, const Argu
 #pragma unroll
         for (int i = 0; i < QUERIES / WARP / GATE_WARPS; i++)
             item->gate[threadIdx.x % WARP + WARP * (GATE_WARPS * i + warp)] = x[i];
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) barrier_arrive(m.gated(slots.stage));
+        barrier_arrive(m.gated(slots.stage));
     }
 }
 
@@ -515,8 +516,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < 2; i++)
-            barrier_init(m.item_full(i), 1), barrier_init(m.item_empty(i), GROUPS), barrier_init(m.described(i), 1),
-                barrier_init(m.gated(i), GATE_WARPS);
+            barrier_init(m.item_full(i), WARP), barrier_init(m.item_empty(i), GROUPS), barrier_init(m.described(i), WARP),
+                barrier_init(m.gated(i), GATE_WARPS * WARP);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(m.k_full(i), 1), barrier_init(m.k_empty(i), GROUPS * GROUP / WARP);
             barrier_init(m.v_full(i), 1), barrier_init(m.v_empty(i), GROUPS * GROUP / WARP);

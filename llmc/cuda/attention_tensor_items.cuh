@@ -154,9 +154,9 @@ static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, con
     barrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
     f.slots.advance();
     if (index >= (unsigned)a.items) {
-        if (lane) return false;
-        item->first = item->last = 0;
+        if (lane == 0) item->first = item->last = 0;
         barrier_arrive(full);
+        if (lane) return false;
         if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1) a.progress->next = 0; // all have their last answer
         return false;
     }
@@ -167,7 +167,7 @@ static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, con
         int key0 = item->key0, column = item->head * WIDTH;
         barrier_arrive_expect(full, KEY_BYTES);
         for (int p = 0; p < 2; p++) copy_box(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
-    }
+    } else barrier_arrive(full);
     return true;
 }
 
@@ -200,8 +200,7 @@ static __device__ __forceinline__ void fetch_queries(Fetch &f, const Shared &m, 
         stage->lse[lane + WARP * i] = x.lse[i] * LOG2E;
         stage->row_sum[lane + WARP * i] = x.row_sum[i];
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(full);
+    barrier_arrive(full);
     f.ring.advance();
 }
 

@@ -8,11 +8,8 @@
 # timed at the start, and takes the longest. At larger widths it reports races within cuBLASLt's own kernels for Hopper, therefore training
 # is narrow there, and attention with heads of 128 comes alone, without a library.
 #
-# Its kernels hand things over between warps: all lanes write or read, they meet, one arrives at a barrier that the other warp waits for.
-# That is ordered (barrier_arrive in hopper.cuh says why), but racecheck 2025.3 reports it; its release notes know of false reports about
-# mbarriers, mended in 2025.4, and about warpgroups of Hopper, in 2026.1. With every lane arriving where things are produced 36 of 58
-# reports were left and the backward was up to 1% slower (H200, 2026-11-22); where they are used up it would be 256 arrivals a tile in
-# place of 8. So reports between a warp that prepares and one that multiplies are counted and passed over; any other counts.
+# Its kernels hand things over between warps through barriers at which every lane arrives: racecheck does not follow the order that
+# __syncwarp and one lane's arrival give (58 reports, and none with all lanes; H200, 2026-11-22).
 use strict;
 use warnings;
 use FindBin;
@@ -33,21 +30,12 @@ my @narrow = ('FP8', qw(--head fp8 --model-dim 64 --micro-batch-tokens 80 --val-
 my @attention = ('attention with heads of 128', "$root/build/cuda/test_attention_gpu", "$root/build/ref", 'small');
 my @paths = (['bf16', qw(--head bf16)], ['deterministic', qw(--head bf16 --deterministic)], ['portable', qw(--head fp8 --portable)]);
 
-my %prepares = map { $_ => 1 } qw(fetch_queries fetch_item describe_item find_documents prepare_items compute_gates);
-sub handed_over { # whether one side of a report prepares and the other does not
-    my ($report) = @_;
-    my @lines = grep { / access at / } split /\n/, $report;
-    my @functions = map { / access at (?:\w+::)*(\w+).* in attention_tensor_\w+\.cuh?:\d+/ ? $1 : () } @lines;
-    my ($first, @others) = map { $prepares{$_} ? 1 : 0 } @functions;
-    return @others && @functions == @lines && !grep { $_ == $first } @others;
-}
-
 my @runs; # all at once: a tool keeps one core busy, the GPU hardly
 for my $tool (@ARGV ? @ARGV : qw(racecheck memcheck initcheck synccheck)) {
     for my $path ($tool eq 'racecheck' ? (\@narrow, \@attention) : \@wide, @paths) {
         my ($name, @command) = @$path;
         @command = (@run, @{$run_options{$tool} // []}, @command, '--out', "$dir/$tool$name") if $path != \@attention;
-        my @tool = ($sanitizer, '--port', 50000 + 20 * @runs, '--tool', $tool, qw(--print-limit 0 --error-exitcode 99), @{$tool_options{$tool} // []});
+        my @tool = ($sanitizer, '--port', 50000 + 20 * @runs, '--tool', $tool, qw(--error-exitcode 99), @{$tool_options{$tool} // []});
         push @runs, ["$tool, $name", start(@tool, @command)];
     }
 }
@@ -55,12 +43,6 @@ for (@runs) {
     my ($name, $run) = @$_;
     my ($status, $out, $err) = finish($run, 220);
     my ($summary) = reverse grep { /SUMMARY/ } split /\n/, $out;
-    my (undef, @reports) = split /Race reported between/, $out;
-    if (@reports && $name =~ /\Q$attention[0]\E$/ && $summary =~ /: (\d+) hazard/ && $1 == @reports && $out =~ /^ok 1 -/m) {
-        my @races = grep { !handed_over($_) } @reports;
-        ok(!@races, "$name: " . @reports . ' reports, ' . @races . ' of them not of a hand-over by a barrier') or diag @races;
-        next;
-    }
     ok($status eq '0', "$name: " . ($summary // 'no summary')) or diag "status $status\n", substr($out, 0, 4000), substr($err, 0, 1000);
 }
 done_testing;
