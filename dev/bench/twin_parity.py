@@ -6,6 +6,7 @@ trainer itself. What is complete in --out is not run again. Exit status 0 when t
 """
 import argparse
 import glob
+import itertools
 import json
 import os
 import re
@@ -20,9 +21,13 @@ class Failed(Exception):
 
 
 def run(command, console):
-    """Runs to the end with what it prints in the file; a complete one is left as it is."""
+    """Runs to the end with what it prints in the file; a complete one is left as it is, an unfinished one's folder is kept aside."""
     if os.path.exists(console):
         return
+    folder = console.removesuffix('.txt')
+    if os.path.isdir(folder):
+        kept = next(n for n in itertools.count(1) if not os.path.exists(f'{folder}.unfinished-{n}'))
+        os.rename(folder, f'{folder}.unfinished-{kept}')
     with open(console + '.unfinished', 'w') as out:
         status = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
     if status:
@@ -93,7 +98,7 @@ def main():
     try:
         make_runs(a)
         return 0 if compare(a) else 1
-    except Failed as e:
+    except (Failed, OSError) as e:
         print(f'twin_parity: {e}', file=sys.stderr)
         return 1
 
