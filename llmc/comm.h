@@ -21,7 +21,8 @@ typedef struct {
 int comm_join(const CommOptions *o);
 // Prepares collectives on device memory. Call with the device open, before the first of them.
 void comm_connect(void);
-// When no collective is under way and their graphs are gone, before the memory goes that they have used: other ranks have mapped it.
+// When no collective is under way and their graphs are gone, before the memory goes that they have used: other ranks have
+// mapped it.
 void comm_disconnect(void);
 void comm_close(void);
 void comm_step(int step);    // for whoever watches the ranks: this one is alive, and at this step

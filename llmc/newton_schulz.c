@@ -399,9 +399,9 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-// AOL is free of scale: bf16 takes its input as it is. For fp16 it is scaled to use the range: a Frobenius norm of 2^14 keeps the
-// largest possible entry finite, and rows down to 1e-6 of the norm out of the subnormals. The scales are then about 2^-11, and
-// 2^4 brings them to where fp16 has room on both sides.
+// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to 1e17). For fp16 it is
+// scaled to use the range: a Frobenius norm of 2^14 keeps the largest possible entry finite, and rows down to 1e-6 of the norm out
+// of the subnormals. The scales are then about 2^-11, and 2^4 brings them to where fp16 has room on both sides.
 static const float aol_load_gain = 16384, aol_column_factor = 16;
 
 // q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale, times diag(scale),

@@ -64,11 +64,13 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
 // rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m)
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch);
 void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch);
-// s_i = gain / sqrt(1.02 * sum_j |raw_ij|), 0 where the sum is 0;  a = diag(s) raw diag(s), in fp32, rounded once.
+#define NS_AOL_LEAST 1e-36f
+// s_i = gain / sqrt(1.02 * sum_j |raw_ij|), 0 where the sum is below NS_AOL_LEAST: the product of two scales must stay finite;
+//   a = diag(s) raw diag(s), in fp32, rounded once.
 //   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
 void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch);
-// q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the range of fp16 become the
-// largest of their sign.
+// q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the range of fp16 become
+// the largest of their sign.
 //   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol that wrote a or b or
 //   what they were computed from
 void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,

@@ -479,6 +479,16 @@ static void test_reproducible(const char *name)
     }
     ok(differs == 0, "%s: f(2^k G) = f(G) bitwise for k in -45 .. 45", name);
 
+    bool finite = true; // a row that dies away passes through every size
+    for (float size = 1; size > 0; size *= 0.2f) {
+        for (int i = 0; i < COUNT; i++) v[i] = u[i] * 0x1p-30f; // as small as gradients come
+        for (int j = 0; j < M; j++) v[3 * M + j] *= size;
+        double *dying = run_one(&o, v, N, M);
+        for (int i = 0; i < COUNT; i++) finite = finite && isfinite(dying[i]);
+        free(dying);
+    }
+    ok(finite, "%s: a row of any size spoils nothing", name);
+
     u[COUNT + 77] = NAN, u[4 * COUNT + 5] = INFINITY; // spoilt matrices show, and do not touch their neighbours
     double *spoilt = run_batch(&o, u, COUNT, N, M, BATCH, NULL);
     bool shows = isnan(spoilt[COUNT]) && isnan(spoilt[4 * COUNT]), apart = !memcmp(spoilt, base, sizeof *base * COUNT);

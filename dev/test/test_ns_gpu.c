@@ -17,8 +17,8 @@
 
 #define REFERENCE_FUNCTIONS(F)                                                                                                   \
     F(ns_load)                                                                                                                   \
-    F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose) F(ns_workspace_bytes)    \
-        F(newton_schulz)
+    F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose)                       \
+    F(ns_workspace_bytes) F(newton_schulz)
 typedef struct {
 #define DECLARE(name) __typeof__(&name) name;
     REFERENCE_FUNCTIONS(DECLARE)

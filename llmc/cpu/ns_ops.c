@@ -293,7 +293,7 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, flo
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int j = 0; j < n; j++) sum += fabs((double)from[j]);
-            scale[row] = sum == 0 ? 0 : (float)(gain / sqrt(1.02 * sum));
+            scale[row] = sum < (double)NS_AOL_LEAST ? 0 : (float)(gain / sqrt(1.02 * sum));
         }
 #pragma omp for schedule(static)
         for (int64_t row = 0; row < (int64_t)n * batch; row++) {

@@ -54,9 +54,9 @@ static __device__ __forceinline__ bool barrier_complete(uint64_t *barrier, uint3
                  : "memory");
     return done;
 }
-// One lane may arrive for all that it has met in __syncwarp or group_sync: what they did before comes before what those do who wait
-// for the phase. (PTX's memory model: bar and bar.warp.sync synchronise, the arrival releases, the wait acquires, and causality order
-// is transitive over all three.)
+// One lane may arrive for all that it has met in __syncwarp or group_sync: what they did before comes before what those do who
+// wait for the phase. (PTX's memory model: bar and bar.warp.sync synchronise, the arrival releases, the wait acquires, and
+// causality order is transitive over all three.)
 static __device__ __forceinline__ void barrier_arrive(uint64_t *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -71,19 +71,6 @@ static __device__ __forceinline__ void group_sync(int id, int threads)
 static __device__ __forceinline__ void group_arrive(int id, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// The same as group_sync, and whether `yes` holds for all of them.
-static __device__ __forceinline__ bool group_all(int id, int threads, bool yes)
-{
-    uint32_t all;
-    asm volatile("{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %3, 0;\n\t"
-                 "bar.red.and.pred q, %1, %2, p;\n\t"
-                 "selp.u32 %0, 1, 0, q;\n\t}"
-                 : "=r"(all)
-                 : "r"(id), "r"(threads), "r"((uint32_t)yes)
-                 : "memory");
-    return all;
 }
 
 // ---- copies of tiles ---------------------------------------------------------------------------------------------------------
@@ -167,9 +154,9 @@ static __device__ __forceinline__ void cluster_sync(void)
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The last one of a kernel: what others still do to this block's shared memory has happened before it ends. With a relaxed arrival
-// their arrives at its barriers could find it gone: an unspecified launch failure of theirs, at once where 32 a thread were under way,
-// not in 10^8 clusters with one (H200, 2026-11-22).
+// The last one of a kernel: what others still do to this block's shared memory has happened before it ends. With a relaxed
+// arrival their arrives at its barriers could find it gone: an unspecified launch failure of theirs, within 200 launches where
+// 32 a thread were under way, not in 5 x 10^7 clusters with one (H200, 2026-11-22).
 static __device__ __forceinline__ void cluster_sync_at_end(void)
 {
     __syncwarp();

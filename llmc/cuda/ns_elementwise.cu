@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(THREADS) aol_scales_kernel(float *scale, const
         float sum = 0;
         for (int j = lane; j < n; j += WARP) sum += fabsf(raw[row * n + j]);
         sum = warp_sum(sum);
-        if (lane == 0) scale[row] = sum == 0 ? 0 : gain / sqrtf(1.02f * sum);
+        if (lane == 0) scale[row] = sum < NS_AOL_LEAST ? 0 : gain / sqrtf(1.02f * sum);
     });
 }
 

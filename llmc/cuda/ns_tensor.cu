@@ -8,7 +8,8 @@
 // Why 64 x 256 a group: a product of 64 x 256 x 16 reads 10 KB of shared memory in 128 cycles and 6 KB more arrive for it, which
 // is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time.
 //
-// Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh).
+// Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw
+// sums, a box of each part a stage, take the operands' place.
 //
 // The blocks are persistent. Each cluster draws squares of the chain, in an order in which a square depends on earlier ones only:
 // what it waits for has been drawn by a cluster that is running, whatever else occupies the device.

@@ -424,7 +424,7 @@ static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int
         if ((from += SLOTS) >= count) break;
         load_sums(v, w, matrix, row, from);
     }
-    return sum == 0 ? 0 : w.gain / sqrtf(1.02f * sum);
+    return sum < NS_AOL_LEAST ? 0 : w.gain / sqrtf(1.02f * sum);
 }
 
 // The scales that a part needs, of its rows and columns: 64 rows, then 256 columns. A thread has up to three, whose sums are all

@@ -44,8 +44,8 @@ static_assert(TILE_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 #define TILE_CLUSTER // the kernel is empty there
 #endif
 
-// The tiles of a product, in pairs one above the other, which the clusters take by turns. Where at most half of the clusters would
-// have one in the last turn, its tiles are cut into halves of HALF columns, and that turn lasts half as long.
+// The tiles of a product, in pairs one above the other, which the clusters take by turns. Where at most half of the clusters
+// would have one in the last turn, its tiles are cut into halves of HALF columns, and that turn lasts half as long.
 struct WideTiles {
     int columns;       // pairs in a row of them
     int whole, halves; // pairs: of whole tiles, and after them of halves

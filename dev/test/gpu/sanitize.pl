@@ -1,15 +1,15 @@
 #!/usr/bin/env perl
 # Small training runs under every tool of compute-sanitizer: memory accesses and leaks, races in shared memory, reads of memory that
 # nothing wrote, barriers. One validation and two steps on each path, checkpoint and all. TAP; make sanitize-gpu runs it under prove.
-#   sanitize.pl [TOOL ...]     memcheck racecheck initcheck synccheck by default
+#   sanitize.pl [TOOL ...]     racecheck memcheck initcheck synccheck by default
 # cuDNN's attention backward for Hopper (9.14) is reported for races and for a barrier: racecheck runs with the own kernels, which it then
 # checks as well, and synccheck leaves out all libraries. racecheck cannot leave anything out: kernels of cuBLASLt that it has not prepared
 # end in an illegal access (version 2025.3, also with --num-cuda-barriers and with --kernel-name). So it also watches the products that are
 # timed at the start, and takes the longest. At larger widths it reports races within cuBLASLt's own kernels for Hopper, therefore training
 # is narrow there, and attention with heads of 128 comes alone, without a library.
 #
-# Its kernels hand things over between warps through barriers at which every lane arrives: racecheck does not follow the order that
-# __syncwarp and one lane's arrival give (58 reports, and none with all lanes; H200, 2026-11-22).
+# Where lanes of a warp write, or read, what another warp reads or overwrites by itself, every lane arrives at the barrier between them:
+# racecheck does not follow the order that __syncwarp and one lane's arrival give (58 reports, none with all lanes; H200, 2026-11-22).
 use strict;
 use warnings;
 use FindBin;
