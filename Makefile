@@ -205,8 +205,8 @@ $(CUDA)/portable/%: $(CUDA)/%
 	$(Q)printf '#!/bin/sh\nexec %s --portable "$$@"\n' $< >$@; chmod +x $@
 GPU_TESTS_OF_OPS := $(filter-out %/test_comm_gpu,$(GPU_TESTS))
 GPU_TESTS_PORTABLE := $(GPU_TESTS_OF_OPS:$(CUDA)/%=$(CUDA)/portable/%)
-# These look at the clock, at how busy the GPU is, or take all of its memory. Of the others four run at once, the long ones first,
-# and their CPU references must not spin while they wait.
+# These look at the clock, at how busy the GPU is, or take all of its memory, or several GPUs. Of the others four run at once on each GPU
+# (dev/test/on_gpu), the long ones first; their CPU references share the cores and must not spin while they wait.
 GPU_TESTS_ALONE := dev/test/profile.t dev/test/gpu/errors.t $(CUDA)/test_comm_gpu dev/test/gpu/ranks.t
 GPU_TESTS_TOGETHER := $(foreach t,ops attention ns,$(filter %_$(t)_gpu,$(GPU_TESTS_OF_OPS) $(GPU_TESTS_PORTABLE))) \
   $(filter-out $(GPU_TESTS_ALONE),$(GPU_SCRIPT_TESTS)) dev/test/micro_batches.t
@@ -214,8 +214,9 @@ test-gpu:
 	@scripts/install_deps.sh --required
 	@nvidia-smi -L || { echo "make test-gpu: no GPU here" >&2; exit 1; }
 	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs $(GPU_TESTS_PORTABLE)
-	export TRAIN_GPT=./train_gpt OMP_WAIT_POLICY=passive; failed=0; prove -j4 --timer --exec '' $(GPU_TESTS_TOGETHER) || failed=1; \
-	prove --timer --exec '' $(GPU_TESTS_ALONE) || failed=1; exit $$failed
+	export TRAIN_GPT=./train_gpt OMP_WAIT_POLICY=passive; failed=0; at_once=$$((4 * $$(nvidia-smi -L | grep -c ^GPU))); \
+	OMP_NUM_THREADS=$$((($(JOBS) + 3) / 4)) prove -j$$at_once --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_TOGETHER) || failed=1; \
+	ON_EACH_GPU=0 prove --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_ALONE) || failed=1; exit $$failed
 sanitize-gpu:
 	@scripts/install_deps.sh --required
 	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt $(CUDA)/test_attention_gpu build/ref/libref_bf16.so build/ref/libref_fp32.so

@@ -10,16 +10,16 @@ use JSON::PP ();
 use Test::More;
 use Time::HiRes qw(sleep stat time);
 
-our @EXPORT = qw($root $dir $trainer $exact @tiny write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
+our @EXPORT = qw($root $dir $trainer $exact @tiny @gpus write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
     tensors floats to_bf16 same_state distance val_losses newest mpirun have_mpi rewrite);
 
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
 our $trainer = $ENV{TRAIN_GPT} // "$root/train_gpt_cpu";
 our $exact = ($ENV{BUILD} // '') =~ /sanitize/ ? "$root/build/exact-sanitize/train_gpt_cpu" : "$root/build/exact/train_gpt_cpu";
-# One GPU unless a test says otherwise: the program takes all that it sees.
-our $visible_gpus = $ENV{CUDA_VISIBLE_DEVICES};
-$ENV{CUDA_VISIBLE_DEVICES} //= 0;
+# The GPUs that are ours to use. One of them unless a test says otherwise: the program takes all that it sees.
+our @gpus = defined $ENV{CUDA_VISIBLE_DEVICES} ? split(/,/, $ENV{CUDA_VISIBLE_DEVICES}) : map { /^GPU (\d+)/ } `nvidia-smi -L 2>/dev/null`;
+$ENV{CUDA_VISIBLE_DEVICES} = $gpus[0] // $ENV{CUDA_VISIBLE_DEVICES} // 0;
 # One thread unless a test says otherwise: these models are too small to gain from more.
 $ENV{OMP_NUM_THREADS} = 1;
 

@@ -63,12 +63,17 @@ typedef struct {
     int32_t *tokens;      // (N) rows of h
 } Case;
 
-static uint64_t random_state = 1;
-static double uniform(void) // [0, 1)
+// Numbers in [0, 1), each found from its index alone, so that threads can share the work on long arrays: without that, filling and
+// comparing take most of this program's time.
+static uint64_t random_used;
+static double uniform_at(uint64_t index)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (double)(random_state >> 40) * 0x1p-24;
+    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 40) * 0x1p-24;
 }
+static double uniform(void) { return uniform_at(random_used++); }
 
 static int64_t elements(const Case *c, int tensor)
 {
@@ -82,10 +87,13 @@ static void make_inputs(Case *c)
         bool normed = i == QUERY || i == KEY || i == INPUT; // scores of standard deviation scale * sqrt(e)
         double size = normed ? sqrt(3) : 1;
         c->input[i] = xcalloc((size_t)elements(c, i), sizeof(float));
+#pragma omp parallel for
         for (int64_t k = 0; k < elements(c, i); k++) {
             double growth = i == KEY ? 1 + c->slope * (1 - (double)(k / (c->H * c->e)) / c->N) : 1;
-            c->input[i][k] = bf16_to_float(float_to_bf16((float)(size * growth * (2 * uniform() - 1))));
+            double x = 2 * uniform_at(random_used + (uint64_t)k) - 1;
+            c->input[i][k] = bf16_to_float(float_to_bf16((float)(size * growth * x)));
         }
+        random_used += (uint64_t)elements(c, i);
     }
 }
 
@@ -95,11 +103,13 @@ static void make_turns(Case *c)
 {
     for (int i = 0; i < TURNS; i++) c->turn[i] = xcalloc((size_t)turn_elements(c, i), sizeof(float));
     for (int64_t k = 0; k < turn_elements(c, RSTD); k++) c->turn[RSTD][k] = (float)(0.5 + uniform());
+#pragma omp parallel for
     for (int64_t k = 0; k < turn_elements(c, COS); k++) {
-        double angle = 6.28 * uniform();
+        double angle = 6.28 * uniform_at(random_used + (uint64_t)k);
         c->turn[COS][k] = bf16_to_float(float_to_bf16((float)cos(angle)));
         c->turn[SIN][k] = bf16_to_float(float_to_bf16((float)sin(angle)));
     }
+    random_used += (uint64_t)turn_elements(c, COS);
     c->tokens = xcalloc((size_t)c->N, sizeof *c->tokens);
     for (int t = 0; t < c->N; t++) c->tokens[t] = (int32_t)(uniform() * c->N);
 }

@@ -99,11 +99,15 @@ static inline void orthonormalise_rows(double *x, int n, int m)
     double *l = matrix(n, n);
     for (int pass = 0; pass < 2; pass++) {
         multiply(l, x, x, true, n, n, m);
-        for (int i = 0; i < n; i++)
-            for (int j = 0; j <= i; j++) {
-                double v = l[(int64_t)i * n + j] - dot(l + (int64_t)i * n, l + (int64_t)j * n, j);
-                l[(int64_t)i * n + j] = i == j ? sqrt(v) : v / l[(int64_t)j * n + j];
+        for (int j = 0; j < n; j++) {
+            double *row = l + (int64_t)j * n;
+            row[j] = sqrt(row[j] - dot(row, row, j));
+#pragma omp parallel for if (n - j > 256)
+            for (int i = j + 1; i < n; i++) {
+                double *below = l + (int64_t)i * n;
+                below[j] = (below[j] - dot(below, row, j)) / row[j];
             }
+        }
 #pragma omp parallel for
         for (int c0 = 0; c0 < m; c0 += 64) // a strip of columns stays in cache
             for (int i = 0; i < n; i++) {

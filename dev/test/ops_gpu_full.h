@@ -10,7 +10,9 @@ enum { SAMPLES = 4096, PERIOD = 512 };
 static bf16 *random_bf16(int64_t n, double scale)
 {
     bf16 *x = xcalloc((size_t)n, sizeof *x);
-    for (int64_t i = 0; i < n; i++) x[i] = float_to_bf16((float)(scale * (2 * uniform() - 1)));
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) x[i] = float_to_bf16((float)(scale * (2 * uniform_at(random_used + (uint64_t)i) - 1)));
+    random_used += (uint64_t)n;
     return x;
 }
 
@@ -43,8 +45,10 @@ typedef struct {
 static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b, const bf16 *residual, const void *y)
 {
     double wrong = 0, naive = 0, size = 0;
+#pragma omp parallel for reduction(+ : wrong, naive, size)
     for (int i = 0; i < SAMPLES; i++) {
-        int64_t r = (int64_t)(uniform() * q->rows), col = (int64_t)(uniform() * q->cols);
+        uint64_t index = random_used + 2 * (uint64_t)i;
+        int64_t r = (int64_t)(uniform_at(index) * q->rows), col = (int64_t)(uniform_at(index + 1) * q->cols);
         double sum = 0, product[16] = {0};
         float plain = 0;
         for (int64_t k = 0; k < q->terms; k++) {
@@ -58,6 +62,7 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
         double stored = q->fp32 ? plain : to_bf16_value(plain);
         wrong += (got - sum) * (got - sum), naive += (stored - sum) * (stored - sum), size += sum * sum;
     }
+    random_used += 2 * SAMPLES;
     double error = sqrt(wrong / size), plain = sqrt(naive / size);
     ok(error <= 2 * plain + FP32_ATOM, "%s, %d samples in double: %.2g (%.2g)", name, SAMPLES, error, plain);
 }
@@ -123,7 +128,9 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
     int64_t n = (int64_t)N * d, nw = (int64_t)Vp * d;
     bf16 *cx = xcalloc((size_t)n, 2), *cw = xcalloc((size_t)nw, 2);
     int32_t *ct = xcalloc((size_t)N, 4);
+#pragma omp parallel for
     for (int64_t i = 0; i < n; i++) cx[i] = float_to_bf16(x[i % ((int64_t)PERIOD * d)]);
+#pragma omp parallel for
     for (int64_t i = 0; i < nw; i++) cw[i] = float_to_bf16(w[i]);
     for (int i = 0; i < N; i++) ct[i] = targets[i % PERIOD];
     void *gx = to_device(cx, (size_t)n * 2), *gw = to_device(cw, (size_t)nw * 2), *gt = to_device(ct, (size_t)N * 4);
@@ -134,6 +141,7 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
     float *loss = to_host(gloss, 4);
     bf16 *dx = to_host(gdx, (size_t)n * 2);
     HeadResult r = {*loss, xcalloc((size_t)n, 4), to_host(gdw, (size_t)nw * 4)};
+#pragma omp parallel for
     for (int64_t i = 0; i < n; i++) r.dx[i] = bf16_to_float(dx[i]);
     void *memory[] = {gx, gw, gt, w8, gdx, gdw, gloss};
     for (int i = 0; i < 7; i++) device_free(memory[i]);
@@ -161,6 +169,7 @@ static double full_head_loss_limit(HeadMode mode, float *x, float *w, const int3
 static double periodic_distance(const float *x, int64_t n, double factor, const float *truth, int64_t period)
 {
     double difference = 0, size = 0;
+#pragma omp parallel for reduction(+ : difference, size)
     for (int64_t i = 0; i < n; i++) {
         double t = factor * truth[i % period], e = x[i] - t;
         difference += e * e, size += t * t;
@@ -176,7 +185,9 @@ static void check_head(HeadMode mode)
     float *x = xcalloc((size_t)n, 4), *w = xcalloc((size_t)nw, 4);
     int32_t targets[PERIOD];
     for (int64_t i = 0; i < n; i++) x[i] = to_bf16_value(1.7 * (2 * uniform() - 1));
-    for (int64_t i = 0; i < nw; i++) w[i] = to_bf16_value(0.2 * (2 * uniform() - 1));
+#pragma omp parallel for
+    for (int64_t i = 0; i < nw; i++) w[i] = to_bf16_value(0.2 * (2 * uniform_at(random_used + (uint64_t)i) - 1));
+    random_used += (uint64_t)nw;
     for (int i = 0; i < PERIOD; i++) targets[i] = (int32_t)(uniform() * FULL.Vp);
     HeadResult truth = head_on_cpu(TRUTH, mode, x, w, targets), naive = head_on_cpu(NAIVE, mode, x, w, targets);
     HeadResult gpu = head_on_gpu(mode, x, w, targets), again = head_on_gpu(mode, x, w, targets);

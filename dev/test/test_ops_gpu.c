@@ -89,12 +89,18 @@ static void add(Case *c, const char *name, Kind kind, Role role, int64_t count, 
     c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0};
 }
 
-static uint64_t random_state = 1;
-static double uniform(void) // [0, 1)
+// Numbers in [0, 1), each found from its index alone, so that threads can share the work on long arrays: without that, filling and
+// comparing take most of this program's time.
+static uint64_t random_used;
+static double uniform_at(uint64_t index)
 {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (double)(random_state >> 40) * 0x1p-24;
+    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 40) * 0x1p-24;
 }
+static double uniform(void) { return uniform_at(random_used++); }
+enum { SHORT = 1 << 14 }; // not worth a second thread
 
 static float to_bf16_value(double x) { return bf16_to_float(float_to_bf16((float)x)); }
 
@@ -104,8 +110,14 @@ static void make_masters(Case *c)
         const Buffer *b = &c->buffer[i];
         c->master[i] = xcalloc((size_t)b->count, sizeof(float));
         bool integer = b->kind == INT32 || b->kind == HOST_INT;
-        for (int64_t k = 0; b->role != OUT && k < b->count; k++)
-            c->master[i][k] = integer ? (float)floor(uniform() * b->scale) : to_bf16_value(b->scale * (2 * uniform() - 1));
+        if (b->role == OUT) continue;
+        float *to = c->master[i];
+#pragma omp parallel for if (b->count > SHORT)
+        for (int64_t k = 0; k < b->count; k++) {
+            double x = uniform_at(random_used + (uint64_t)k);
+            to[k] = integer ? (float)floor(x * b->scale) : to_bf16_value(b->scale * (2 * x - 1));
+        }
+        random_used += (uint64_t)b->count;
     }
     if (c->fix) c->fix(c);
 }
@@ -131,6 +143,7 @@ static uint16_t half_bits(float f)
 static void encode(void *to, Which w, const Buffer *b, const float *master)
 {
     size_t bytes = element_bytes(w, b->kind);
+#pragma omp parallel for if (b->count > SHORT)
     for (int64_t k = 0; k < b->count; k++) {
         char *at = (char *)to + (size_t)k * bytes;
         float f = b->role == OUT ? NAN : master[k];
@@ -188,6 +201,7 @@ static void run_case(const Case *c, Which w, void **result)
 static double distance(const void *x, Which w, const void *truth, const Buffer *b)
 {
     double difference = 0, size = 0;
+#pragma omp parallel for reduction(+ : difference, size) if (b->count > SHORT)
     for (int64_t k = 0; k < b->count; k++) {
         double t = decode(truth, TRUTH, b, k), e = decode(x, w, b, k) - t;
         difference += e * e;

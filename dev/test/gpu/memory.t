@@ -9,7 +9,7 @@ use TrainTest;
 use Test::More;
 
 my $gpu = "$root/train_gpt";
-my ($free) = map { /(\d+)/ } `nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits 2>/dev/null`;
+my ($free) = map { /(\d+)/ } `nvidia-smi -i $ENV{CUDA_VISIBLE_DEVICES} --query-gpu=memory.free --format=csv,noheader,nounits 2>/dev/null`;
 plan skip_all => 'less than 14 GB of device memory are free' if ($free // 0) < 14000;
 
 # All documents are the same, so that it does not matter which ones the ends of micro-batches drop.

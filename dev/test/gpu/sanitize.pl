@@ -30,12 +30,13 @@ my @narrow = ('FP8', qw(--head fp8 --model-dim 64 --micro-batch-tokens 80 --val-
 my @attention = ('attention with heads of 128', "$root/build/cuda/test_attention_gpu", "$root/build/ref", 'small');
 my @paths = (['bf16', qw(--head bf16)], ['deterministic', qw(--head bf16 --deterministic)], ['portable', qw(--head fp8 --portable)]);
 
-my @runs; # all at once: a tool keeps one core busy, the GPU hardly
+my @runs; # all at once, on the GPUs by turns: a tool keeps one core busy, the GPU hardly
 for my $tool (@ARGV ? @ARGV : qw(racecheck memcheck initcheck synccheck)) {
     for my $path ($tool eq 'racecheck' ? (\@narrow, \@attention) : \@wide, @paths) {
         my ($name, @command) = @$path;
         @command = (@run, @{$run_options{$tool} // []}, @command, '--out', "$dir/$tool$name") if $path != \@attention;
         my @tool = ($sanitizer, '--port', 50000 + 20 * @runs, '--tool', $tool, qw(--error-exitcode 99), @{$tool_options{$tool} // []});
+        local $ENV{CUDA_VISIBLE_DEVICES} = $gpus[@runs % @gpus] if @gpus;
         push @runs, ["$tool, $name", start(@tool, @command)];
     }
 }
