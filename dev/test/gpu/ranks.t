@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # Several GPUs train as one does, and end as one when something happens to one of them. Every case that fails on purpose must be
-# over within 10 seconds, with one line that names rank and cause, and leave no process. With one GPU two ranks share it, and
-# one_gpu_nccl.cu stands in for NCCL.
+# over within 10 seconds, with one line that names rank and cause, and leave no process. With four GPUs or more some cases have a
+# rank on each of four, the others share out the pairs; with one GPU all ranks share it, and one_gpu_nccl.cu stands in for NCCL.
 #
 # Limits: as in ranks.t, 3 times what weights moved by one unit in the last place do to a run on one GPU.
 use strict;
@@ -13,17 +13,20 @@ use TrainTest;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-if (defined $TrainTest::visible_gpus) { $ENV{CUDA_VISIBLE_DEVICES} = $TrainTest::visible_gpus } else { delete $ENV{CUDA_VISIBLE_DEVICES} }
-my $gpus = () = `nvidia-smi -L 2>/dev/null` =~ /^GPU/mg;
+my $gpus = @gpus;
 my $stand_in = $ENV{ONE_GPU_NCCL} // "$root/build/one_gpu";
 plan skip_all => 'no GPU' if !$gpus;
 plan skip_all => "$trainer is missing: run make" if !-x $trainer;
 plan skip_all => "$trainer was built without NCCL and drives one GPU" if slurp($trainer) !~ /ncclReduceScatter/;
 plan skip_all => 'one GPU, and no stand-in for NCCL: make test-gpu-programs' if $gpus == 1 && !-e "$stand_in/libnccl.so.2";
 $ENV{LD_LIBRARY_PATH} = join ':', $stand_in, $ENV{LD_LIBRARY_PATH} // () if $gpus == 1;
-my @both = ('--gpus', $gpus == 1 ? '0,0' : 2);
+$ENV{CUDA_VISIBLE_DEVICES} = join ',', @gpus;
+my $world = $gpus >= 4 ? 4 : 2; # ranks of the cases that fail; the last one is to blame
+my @two = ('--gpus', $gpus == 1 ? '0,0' : '0,1');
+my @other_two = $gpus >= 4 ? ('--gpus', '2,3') : @two;
 my @four = ('--gpus', $gpus == 1 ? '0,0,0,0' : 4);
-my $second_gpu = $gpus == 1 ? 0 : 1;
+my @most = $gpus >= 4 ? @four : @two;
+my $other_gpu = $gpus - 1;
 diag $gpus == 1 ? 'two ranks on one GPU, without NCCL' : "$gpus GPUs";
 my $helper = $ENV{TEST_COMM} // "$root/build/cuda/test_comm_gpu";
 my $port = 20000 + $$ % 10000;
@@ -38,17 +41,19 @@ my @long = (@small, qw(--num-scheduled 1000000)); # ends only because something 
 
 sub launched { my ($name, @options) = @_; return {name => $name, began => time, runs => [start($trainer, @options, '--out', "$dir/$name")]} }
 
-# Two ranks as two "machines" that see one GPU each. options: a list for each rank.
+# As many ranks as lists of options, as "machines" that see one GPU each.
 sub started {
     my ($name, $port, @options) = @_;
     my @runs;
-    for my $rank (0, 1) {
-        local %ENV = (%ENV, RANK => $rank, WORLD_SIZE => 2, LOCAL_RANK => 0, MASTER_ADDR => '127.0.0.1', MASTER_PORT => $port,
-            CUDA_VISIBLE_DEVICES => $rank && $second_gpu);
+    for my $rank (0 .. $#options) {
+        local %ENV = (%ENV, RANK => $rank, WORLD_SIZE => scalar(@options), LOCAL_RANK => 0, MASTER_ADDR => '127.0.0.1', MASTER_PORT => $port,
+            CUDA_VISIBLE_DEVICES => $gpus[$rank % $gpus]);
         push @runs, start($trainer, @{$options[$rank]}, '--out', "$dir/$name");
     }
     return {name => $name, began => time, runs => \@runs};
 }
+
+sub odd_one_out { my ($usual, $last) = @_; return (($usual) x ($world - 1), $last) } # options of $world ranks
 
 sub processes { # that belong to a case
     my ($case) = @_;
@@ -120,12 +125,13 @@ rewrite($init, "$dir/moved.safetensors", sub {
 });
 my @bits = (@small, '--deterministic', '--stop-at', 9);
 my @cases = (
-    ['one GPU, other roundings', launched('moved', @small, '--device', $second_gpu, '--stop-at', 50, '--init-from', "$dir/moved.safetensors")],
-    ['two GPUs', launched('two', @small, @both, '--stop-at', 50)],
-    $gpus == 1 || $gpus >= 4 ? ['four GPUs', launched('four', @small, @four, '--stop-at', 50)] : (),
-    ['two GPUs without graphs', launched('ungraphed', @small, @both, '--graphs', 'off', '--stop-at', 50)],
-    ['two GPUs, deterministic', launched('bits1', @bits, @both)],
-    ['two GPUs, deterministic, again', launched('bits2', @bits, @both)],
+    ['one GPU, other roundings', launched('moved', @small, '--device', $other_gpu, '--stop-at', 50, '--init-from', "$dir/moved.safetensors")],
+    ['two GPUs', launched('two', @small, @two, '--stop-at', 50)],
+    $gpus == 1 || $gpus >= 4 ? (['four GPUs', launched('four', @small, @four, '--stop-at', 50)],
+        ['four GPUs, to an odd step', launched('four9', @small, @four, '--stop-at', 9)]) : (),
+    ['two GPUs without graphs', launched('ungraphed', @small, @other_two, '--graphs', 'off', '--stop-at', 50)],
+    ['two GPUs, deterministic', launched('bits1', @bits, @two)],
+    ['two GPUs, deterministic, again', launched('bits2', @bits, @other_two)],
     ['two machines of one GPU', started('bits3', $port, \@bits, \@bits)],
     ['one GPU, to an odd step', launched('one9', @small, '--gpus', 1, '--stop-at', 9)],
 );
@@ -139,15 +145,17 @@ for (['two', 'two GPUs'], ['ungraphed', 'without graphs'], ['four', 'four GPUs']
         cmp_ok($apart, '<=', $limit, "$what: 50 losses are those of one GPU, to $apart of $limit");
     }
 }
-cmp_ok(most_apart('one', 'two', 1, 1), '<=', 1e-5, 'the first loss but for the order of a sum');
+cmp_ok(most_apart('one', $_, 1, 1), '<=', 1e-5, "the first loss but for the order of a sum ($_)") for grep { -d "$dir/$_" } qw(two four);
 is(same_state(newest("$dir/bits1"), newest("$dir/bits2")), '', 'two GPUs, twice: the same bits');
 is(same_state(newest("$dir/bits1"), newest("$dir/bits3")), '', 'two machines: the same bits');
 @cases = (
-    ['a checkpoint of two goes on on one', launched('to1', @small, '--gpus', "$second_gpu,", '--stop-at', 50, '--resume', newest("$dir/bits1"))],
-    ['a checkpoint of one goes on on two', launched('to2', @small, @both, '--stop-at', 50, '--resume', newest("$dir/one9"))],
+    ['a checkpoint of two goes on on one', launched('to1', @small, '--gpus', "$other_gpu,", '--stop-at', 50, '--resume', newest("$dir/bits1"))],
+    ['a checkpoint of one goes on on two', launched('to2', @small, @two, '--stop-at', 50, '--resume', newest("$dir/one9"))],
+    -d "$dir/four9" ? (['a checkpoint of four goes on on two', launched('4to2', @small, @other_two, '--stop-at', 50, '--resume', newest("$dir/four9"))],
+        ['a checkpoint of one goes on on four', launched('to4', @small, @four, '--stop-at', 50, '--resume', newest("$dir/one9"))]) : (),
 );
 well(@$_) for @cases;
-cmp_ok(most_apart('one', $_, 10, 50), '<=', $limit, "with the losses of a run in one piece ($_)") for qw(to1 to2);
+cmp_ok(most_apart('one', $_, 10, 50), '<=', $limit, "with the losses of a run in one piece ($_)") for map { $_->[1]{name} } @cases;
 
 # ---- what happens to a rank --------------------------------------------------------------------------------------------
 
@@ -155,20 +163,21 @@ my @other = (@long, '--train-files', write_shard('other.bin', documents(150_000,
 mkdir "$dir/cut";
 spew("$dir/cut/train_1.bin", substr slurp("$dir/train_1.bin"), 0, 200_000);
 my @cut = (@long, '--train-files', "$dir/cut/train_1.bin");
-my %case = (killed => launched('killed', @long, @both), parent => launched('parent', @long, @both),
-    interrupt => launched('interrupt', @long, @both), stopped => launched('stopped', @long, @both, '--timeout', 5), port => started('port', $port + 1, \@long, \@long));
-my %early = (shards => started('shards', $port + 2, \@long, \@other), cut => started('cut1', $port + 3, \@long, \@cut),
-    options => started('options', $port + 4, \@long, [@long, '--seed', 3]));
+my %case = (killed => launched('killed', @long, @most), parent => launched('parent', @long, @two), interrupt => launched('interrupt', @long, @other_two),
+    stopped => launched('stopped', @long, @most, '--timeout', 5), port => started('port', $port + 1, \@long, \@long));
+my %early = (shards => started('shards', $port + 2, odd_one_out(\@long, \@other)), cut => started('cut1', $port + 3, odd_one_out(\@long, \@cut)),
+    options => started('options', $port + 4, odd_one_out(\@long, [@long, '--seed', 3])));
+my $last = $world - 1;
 sleep 4; # these fail before the first step; the ten seconds count from here, when all have started
-fails('a rank with another shard list', $early{shards}, qr/rank 1\).*training shards of this rank are not those of rank 0/);
-fails('a truncated shard on one rank', $early{cut}, qr/rank 1\).*train_1\.bin: truncated/);
-fails('a rank with other options', $early{options}, qr/rank 1 was started with other options/);
+fails('a rank with another shard list', $early{shards}, qr/rank $last\).*training shards of this rank are not those of rank 0/);
+fails('a truncated shard on one rank', $early{cut}, qr/rank $last\).*train_1\.bin: truncated/);
+fails('a rank with other options', $early{options}, qr/rank $last was started with other options/);
 ok(wait_for_step($_, 3), "$_->{name}: trains") for values %case;
 
 my @ranks = children($case{killed}{runs}[0]{pid});
-is(scalar @ranks, 2, 'one process for each GPU');
-kill 'KILL', $ranks[1];
-fails('a rank that is killed', $case{killed}, qr/rank [01]\): error: killed by signal 9 .*at step \d/);
+is(scalar @ranks, $world, 'one process for each GPU');
+kill 'KILL', $ranks[$last];
+fails('a rank that is killed', $case{killed}, qr/rank \d\): error: killed by signal 9 .*at step \d/);
 kill 'KILL', $case{parent}{runs}[0]{pid};
 my $end = over($case{parent}, 10);
 is($end->{left}, 0, 'a parent that is killed leaves no rank');
@@ -190,11 +199,11 @@ for my $name (qw(port interrupt)) {
 
 SKIP: {
     skip "$helper is missing", 2 if !-x $helper;
-    my $holder = start($helper, '--hold', $second_gpu, 40);
+    my $holder = start($helper, '--hold', $last % $gpus, 40);
     sleep 0.2 while slurp("$holder->{out}.1") !~ /holding/ && kill 0, $holder->{pid};
-    my $case = launched('memory', @long, @both);
+    my $case = launched('memory', @long, @most);
     sleep 3;
-    fails('a GPU that is full', $case, qr/rank [01]\).*memory/);
+    fails('a GPU that is full', $case, qr/rank \d\).*memory/);
     kill 'KILL', $holder->{pid};
     finish($holder, 10);
 }
