@@ -168,11 +168,11 @@ static const char *objection(const Hub *h, const Hello *mine, const Hello *x)
     return NULL;
 }
 
-// To those that have joined, and to those that come within two seconds, so that none waits for a rank 0 that has ended.
+// To those that have joined, and to those that come within five seconds, so that none waits for a rank 0 that has ended.
 static void refuse_all(Hub *h)
 {
     Hello x;
-    double end = seconds_now() + 2;
+    double end = seconds_now() + 5;
     int left = h->size - 2;
     for (int r = 1; r < h->size; r++)
         if (h->fd[r] >= 0) answer(h->fd[r], REFUSED), left--;

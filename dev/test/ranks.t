@@ -21,7 +21,7 @@ plan skip_all => "$trainer is missing: run make" if !-x $trainer;
 plan skip_all => 'no MPI: mpirun is missing, or the trainer was built without it' if !have_mpi();
 write_shard('train_1.bin', documents(24000, 1));
 write_shard('val.bin', documents(700, 2));
-my @ranks = (2, 4);
+my @ranks = (2, 4, 8);
 
 sub train { # 20 steps of a program on so many ranks; the folder of the run
     my ($program, $ranks, $name, @options) = @_;
@@ -124,7 +124,7 @@ for my $ranks (@ranks) {
 train($trainer, 4, 'stopped', '--stop-at', 9);
 my $four = train($trainer, 4, 'bf16-4-again');
 is(same_state(newest($four), newest("$dir/bf16-4")), '', 'four ranks, twice: the same bits');
-for my $ranks (1, 2, 4) {
+for my $ranks (1, 2, 8) {
     my $folder = train($trainer, $ranks, "from4-$ranks", '--resume', "$dir/stopped");
     my $loss = loss_distance("$dir/bf16-1", $folder, 10);
     cmp_ok($loss, '<=', $loss_limit{bf16}, "a checkpoint of 4 ranks at an odd step resumes on $ranks: losses to $loss");
@@ -141,7 +141,7 @@ sub one_line {
     ok($status ne '0' && $status ne 'timeout' && @ours == 1 && $ours[0] =~ $pattern, "$what: " . ($ours[0] // 'nothing')) or diag $err;
     cmp_ok(time - $began, '<', $seconds, 'and all ranks end');
 }
-one_line('3 ranks', qr/3 ranks: must be 1, 2, 4 or 8/, 20, mpirun(3, $trainer, @tiny));
+one_line("$_ ranks", qr/$_ ranks: must be 1, 2, 4 or 8/, 20, mpirun($_, $trainer, @tiny)) for 3, 5, 6, 7;
 one_line('more ranks than micro-batches', qr/4 ranks: .* --micro-batches 2/, 20, mpirun(4, $trainer, @tiny, '--micro-batches', 2));
 one_line('a wrong option', qr/unknown option --nonsense/, 20, mpirun(2, $trainer, @tiny, '--nonsense'));
 one_line('what all ranks meet is told once', qr/rank 0.*: no file matches/, 20, mpirun(4, $trainer, @tiny, '--train-files', "$dir/none.bin"));

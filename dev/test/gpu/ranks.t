@@ -134,6 +134,8 @@ my @cases = (
     ['two GPUs, deterministic, again', launched('bits2', @bits, @other_two)],
     ['two machines of one GPU', started('bits3', $port, \@bits, \@bits)],
     ['one GPU, to an odd step', launched('one9', @small, '--gpus', 1, '--stop-at', 9)],
+    ['one GPU, as many micro-batches as ranks', launched('few1', @small, '--micro-batches', $world, '--device', $other_gpu, '--stop-at', 20)],
+    ['one micro-batch for each rank', launched('few', @small, @most, '--micro-batches', $world, '--stop-at', 20)],
 );
 well(@$_) for @cases;
 my $limit = 3 * most_apart('one', 'moved', 1, 50);
@@ -146,6 +148,8 @@ for (['two', 'two GPUs'], ['ungraphed', 'without graphs'], ['four', 'four GPUs']
     }
 }
 cmp_ok(most_apart('one', $_, 1, 1), '<=', 1e-5, "the first loss but for the order of a sum ($_)") for grep { -d "$dir/$_" } qw(two four);
+my $apart = most_apart('few1', 'few', 1, 20);
+cmp_ok($apart, '<=', $limit, "a rank whose first micro-batch is its last: losses to $apart");
 is(same_state(newest("$dir/bits1"), newest("$dir/bits2")), '', 'two GPUs, twice: the same bits');
 is(same_state(newest("$dir/bits1"), newest("$dir/bits3")), '', 'two machines: the same bits');
 @cases = (
