@@ -53,6 +53,7 @@ static const Option options[] = {
     {"ns-gain", OPT_FLOAT, AT(ns_gain), "1", 0.1, 1.9, NULL, "Turbo forms: over-drive of the AOL scale", true, NULL},
 
     {"micro-batches", OPT_INT, AT(micro_batches), "8", 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together", true, "Data"},
+    {"group-micro-batches", OPT_INT, AT(group_micro_batches), "0", 0, 4096, NULL, "how many of them a shard's end drops together; the Python original on R GPUs: R; 0: those of a step", true, NULL},
     {"micro-batch-tokens", OPT_INT, AT(micro_batch_tokens), "32768", 16, 1 << 24, NULL, "tokens of one packed sequence", true, NULL},
     {"max-document", OPT_INT, AT(max_document), "2048", 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},
     {"train-files", OPT_TEXT, AT(train_files), "data/fineweb10B/fineweb_train_*.bin", 0, 0, NULL, "glob of training shards", false, NULL},
@@ -264,6 +265,9 @@ bool config_check(const Config *c, Error *e)
                          MAX_HEAD_DIM);
     if (c->model_dim % 8 || c->mlp_dim % 8) return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
     if (c->micro_batch_tokens % 16) return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
+    if (c->group_micro_batches && c->micro_batches % c->group_micro_batches)
+        return error_set(e, "--group-micro-batches is %d; it must divide the step's %d micro-batches", c->group_micro_batches,
+                         c->micro_batches);
     if ((int64_t)c->micro_batches * c->micro_batch_tokens > MAX_STEP_TOKENS)
         return error_set(e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d",
                          c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);

@@ -29,7 +29,7 @@ typedef struct {
     const char *ns_tuples, *ns_restarts, *ns_dtype;
     double ns_gain;
     // batches and data
-    int micro_batches, micro_batch_tokens, max_document;
+    int micro_batches, group_micro_batches, micro_batch_tokens, max_document;
     const char *train_files, *val_files;
     int64_t val_tokens;
     int val_every;

@@ -80,9 +80,10 @@ struct Loader {
     int current;                // index of the reader that trains
     int reading[2];             // shard that a reader holds, -1: none
     LoaderPosition position;    // where the next group is looked for
-    LoaderPosition group_start; // first document of the planned group
-    int64_t *first_document;    // (micro_batches + 1) of each micro-batch of the planned group, and where the next one begins
-    int accumulated;            // micro-batches of the planned group that this rank has taken
+    LoaderPosition step_start;  // first document of the step's first group
+    int64_t *first_document;    // (group_micro_batches + 1) of each micro-batch of the planned group, and where the next one begins
+    int planned;                // groups of this step up to the planned one, 0: none yet
+    int accumulated;            // micro-batches of this step that this rank has taken
     bool ended;                 // there was no further group
 };
 
@@ -110,9 +111,9 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
 {
     const LoaderOptions *o = &l->options;
     return error_set(e,
-                     "%s: too small: its %lld tokens do not make one step of %d micro-batches of %d tokens from documents of at "
+                     "%s: too small: its %lld tokens do not make one group of %d micro-batches of %d tokens from documents of at "
                      "most %d; leave it out, or lower --micro-batch-tokens",
-                     l->set.paths[shard], (long long)l->set.headers[shard].num_tokens, o->micro_batches, o->micro_batch_tokens,
+                     l->set.paths[shard], (long long)l->set.headers[shard].num_tokens, o->group_micro_batches, o->micro_batch_tokens,
                      o->max_document);
 }
 
@@ -123,19 +124,22 @@ static bool open_files(Loader *l, Error *e)
     if (!shard_set_check(&l->set, o->vocab_size, -1, e)) return false;
     // Most shards that are too small can be told by their size: better now than after hours of training.
     for (int i = 0; i < l->set.count; i++)
-        if (l->set.headers[i].num_tokens / o->micro_batches < (int64_t)o->micro_batch_tokens + 1)
+        if (l->set.headers[i].num_tokens / o->group_micro_batches < (int64_t)o->micro_batch_tokens + 1)
             return no_complete_group(l, i, e);
     return true;
 }
 
-Loader *loader_open(const LoaderOptions *options, Error *e)
+Loader *loader_open(const LoaderOptions *given, Error *e)
 {
-    if (!check_options(options, e)) return NULL;
+    LoaderOptions options = *given;
+    if (!options.group_micro_batches) options.group_micro_batches = options.micro_batches;
+    if (!check_options(&options, e)) return NULL;
+    assert(options.group_micro_batches > 0 && options.micro_batches % options.group_micro_batches == 0);
     Loader *l = xcalloc(1, sizeof *l);
-    l->options = *options;
-    l->options.files_glob = l->files_glob = xstrdup(options->files_glob ? options->files_glob : "");
+    l->options = options;
+    l->options.files_glob = l->files_glob = xstrdup(options.files_glob ? options.files_glob : "");
     if (l->options.chunk_tokens <= 0) l->options.chunk_tokens = CHUNK_TOKENS;
-    l->first_document = xcalloc((size_t)options->micro_batches + 1, sizeof *l->first_document);
+    l->first_document = xcalloc((size_t)options.group_micro_batches + 1, sizeof *l->first_document);
     for (int i = 0; i < 2; i++) {
         shard_reader_init(&l->readers[i]);
         l->reading[i] = -1;
@@ -220,7 +224,7 @@ static DocumentResult plan_group(Loader *l, Error *e)
     int64_t d = l->position.document, start, end;
     DocumentResult result = DOCUMENT_FOUND;
     pthread_mutex_lock(&r->lock);
-    for (int m = 0; m < l->options.micro_batches && result == DOCUMENT_FOUND; m++) {
+    for (int m = 0; m < l->options.group_micro_batches && result == DOCUMENT_FOUND; m++) {
         l->first_document[m] = d;
         int64_t lacking = (int64_t)l->options.micro_batch_tokens + 1;
         while (lacking > 0 && (result = shard_reader_document(r, d, &start, &end, e)) == DOCUMENT_FOUND) {
@@ -229,12 +233,12 @@ static DocumentResult plan_group(Loader *l, Error *e)
         }
     }
     pthread_mutex_unlock(&r->lock);
-    l->first_document[l->options.micro_batches] = d;
+    l->first_document[l->options.group_micro_batches] = d;
     return result;
 }
 
 // Plans the next group, in this shard or the next one.
-static bool begin_step(Loader *l, Error *e)
+static bool begin_group(Loader *l, Error *e)
 {
     if (!start_reading(l, l->current, l->position.shard, e)) return false;
     for (;;) {
@@ -244,8 +248,18 @@ static bool begin_step(Loader *l, Error *e)
         if (l->position.document == 0) return no_complete_group(l, l->position.shard, e);
         if (!advance_shard(l, e)) return false;
     }
-    l->group_start = l->position;
+    if (++l->planned == 1) l->step_start = l->position;
     return read_ahead(l, e);
+}
+
+// Plans on until this many groups of the step are passed or planned; all but the last may lie in another shard.
+static bool plan_groups(Loader *l, int groups, Error *e)
+{
+    while (l->planned < groups) {
+        if (l->planned > 0) l->position.document = l->first_document[l->options.group_micro_batches];
+        if (!begin_group(l, e)) return false;
+    }
+    return true;
 }
 
 // Copies micro-batch m of the planned group.
@@ -276,14 +290,14 @@ bool loader_next(Loader *l, Batch *batch, Error *e)
 {
     const LoaderOptions *o = &l->options;
     assert(batch->N == o->micro_batch_tokens);
-    if (l->accumulated == 0 && !begin_step(l, e)) return false;
-    if (!fill_batch(l, l->accumulated * o->num_ranks + o->rank, batch, e)) return false;
+    const int G = o->group_micro_batches, m = l->accumulated * o->num_ranks + o->rank;
+    if (!plan_groups(l, m / G + 1, e) || !fill_batch(l, m % G, batch, e)) return false;
     batch_sort_rows(batch);
-    batch->position = l->group_start;
-    if (++l->accumulated == o->micro_batches / o->num_ranks) {
-        l->accumulated = 0;
-        l->position.document = l->first_document[o->micro_batches];
-    }
+    batch->position = l->step_start;
+    if (++l->accumulated < o->micro_batches / o->num_ranks) return true;
+    if (!plan_groups(l, o->micro_batches / G, e)) return false; // those after this rank's last micro-batch
+    l->position.document = l->first_document[G];
+    l->accumulated = l->planned = 0;
     return true;
 }
 
@@ -303,7 +317,7 @@ bool loader_seek(Loader *l, LoaderPosition p, Error *e)
             "cannot continue at epoch %d, shard %d, document %lld: '%s' has %d shards (and see --epochs, --repeat); use "
             "the files of the interrupted run",
             p.epoch, p.shard, (long long)p.document, l->files_glob, l->set.count);
-    l->accumulated = 0;
+    l->accumulated = l->planned = 0;
     l->position = p;
     if (l->reading[l->current ^ 1] == p.shard) l->current ^= 1;
     if (!start_reading(l, l->current, p.shard, e)) return false;
@@ -336,16 +350,17 @@ bool loader_continues(const Loader *l, const char *shards, LoaderPosition p, Err
 char *loader_describe(const Loader *l)
 {
     const LoaderOptions *o = &l->options;
-    char epochs[32] = "once";
+    char epochs[32] = "once", groups[48] = "";
+    if (o->group_micro_batches < o->micro_batches) snprintf(groups, sizeof groups, " in groups of %d", o->group_micro_batches);
     if (o->epochs > 0)
         snprintf(epochs, sizeof epochs, "%d times", o->epochs);
     else if (o->repeat)
         snprintf(epochs, sizeof epochs, "repeated");
     return format_string(
-        "%s: %d %s, %lld tokens, vocabulary of %d ids, documents begin with %d, %s; %d x %d tokens a step, documents "
+        "%s: %d %s, %lld tokens, vocabulary of %d ids, documents begin with %d, %s; %d x %d tokens a step%s, documents "
         "cut at %d",
         l->files_glob, l->set.count, l->set.count == 1 ? "shard" : "shards", (long long)l->set.num_tokens, loader_vocab_size(l),
-        loader_document_token(l), epochs, o->micro_batches, o->micro_batch_tokens, o->max_document);
+        loader_document_token(l), epochs, o->micro_batches, o->micro_batch_tokens, groups, o->max_document);
 }
 
 // ---- validation ------------------------------------------------------------------------------------------------------

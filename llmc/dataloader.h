@@ -4,8 +4,9 @@
 // a-th is number a*R + r. A micro-batch of N begins at the next unread document and gathers exactly N + 1 tokens: of each
 // document its first tokens, at most `max_document` and at most what is left; the rest of the document is dropped for good.
 // Inputs are the first N, targets the last N. A group that the shard cannot complete is dropped whole and begins again in the
-// next shard. Every rank plans the whole group by itself, so nothing is communicated and the stream is the same for every number
-// of ranks.
+// next shard. Every rank plans whole groups by itself, so nothing is communicated and the stream is the same for every number
+// of ranks. A step may also be made of several smaller groups: with groups of G the stream is the one that the Python original
+// deals out on G GPUs.
 #pragma once
 #include "common.h"
 #include "shard.h"
@@ -44,7 +45,7 @@ typedef struct {
     int32_t *block;     // (block_ints) all of the above, owned by the batch
     size_t block_ints;
     uint64_t *scratch;       // (N) used to sort, owned by the batch
-    LoaderPosition position; // training: where the group of this batch begins; seeking there gives the whole group again
+    LoaderPosition position; // training: where the step of this batch begins; seeking there gives the whole step again
 } Batch;
 
 size_t batch_offset(int N, int array); // in ints; array 0 tokens .. 5 row_start, 6: size of the block
@@ -59,6 +60,7 @@ void batch_sort_rows(Batch *b);
 typedef struct {
     const char *files_glob; // one path, or a pattern; every file that matches, in byte order of the names
     int micro_batches;      // of a step, over all ranks; a multiple of num_ranks
+    int group_micro_batches; // of a group, a divisor of micro_batches; 0: all of a step
     int micro_batch_tokens; // N
     int rank, num_ranks;
     int max_document; // tokens used of a document at most
@@ -89,7 +91,7 @@ bool loader_next(Loader *l, Batch *batch, Error *e);
 // Whether the last loader_next found the end of the data, which all ranks come to at the same step; its message says so.
 bool loader_ended(const Loader *l);
 
-// Where the next group is looked for; only between steps. For a batch fetched ahead of its step use batch->position.
+// Where the next step is looked for; only between steps. For a batch fetched ahead of its step use batch->position.
 LoaderPosition loader_position(const Loader *l);
 
 // Continues from a position, as if the loader had come there by loader_next; reads the shard up to it. Error: a position outside

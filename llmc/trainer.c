@@ -8,7 +8,7 @@ static void open_training_data(Trainer *t)
 {
     Config *c = t->config;
     Error e;
-    LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches,
+    LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches, .group_micro_batches = c->group_micro_batches,
                        .micro_batch_tokens = c->micro_batch_tokens,
                        .rank = comm_rank(), .num_ranks = comm_size(), .max_document = c->max_document, .repeat = c->repeat,
                        .epochs = c->repeat ? 0 : c->epochs, .vocab_size = c->vocab_size};

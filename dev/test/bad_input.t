@@ -27,6 +27,7 @@ for (['an unknown option', qr/unknown option --lerning-rate; see --help/, '--ler
     ['no steps', qr/--num-scheduled: 0 is out of range, must be 1 to/, '--num-scheduled', 0],
     ['a negative size', qr/--model-dim: -64 is out of range/, '--model-dim', -64],
     ['micro-batches of no tokens', qr/--micro-batch-tokens: 0 is out of range/, '--micro-batch-tokens', 0],
+    ['groups that do not make a step', qr/--group-micro-batches is 3; it must divide the step's 8 micro-batches/, '--group-micro-batches', 3],
     ['no micro-batches', qr/--micro-batches: 0 is out of range/, '--micro-batches', 0],
     ['no validation tokens', qr/--val-tokens: 0 is out of range/, '--val-tokens', 0],
     ['infinity', qr/--adam-rate: 'inf' is not a number/, '--adam-rate', 'inf'],
