@@ -168,7 +168,7 @@ mkdir "$dir/cut";
 spew("$dir/cut/train_1.bin", substr slurp("$dir/train_1.bin"), 0, 200_000);
 my @cut = (@long, '--train-files', "$dir/cut/train_1.bin");
 my %case = (killed => launched('killed', @long, @most), parent => launched('parent', @long, @two), interrupt => launched('interrupt', @long, @other_two),
-    stopped => launched('stopped', @long, @most, '--timeout', 5), port => started('port', $port + 1, \@long, \@long));
+    stopped => launched('stopped', @long, @most, '--timeout', 7), port => started('port', $port + 1, \@long, \@long));
 my %early = (shards => started('shards', $port + 2, odd_one_out(\@long, \@other)), cut => started('cut1', $port + 3, odd_one_out(\@long, \@cut)),
     options => started('options', $port + 4, odd_one_out(\@long, [@long, '--seed', 3])));
 my $last = $world - 1;
@@ -186,7 +186,7 @@ kill 'KILL', $case{parent}{runs}[0]{pid};
 my $end = over($case{parent}, 10);
 is($end->{left}, 0, 'a parent that is killed leaves no rank');
 kill 'STOP', (children($case{stopped}{runs}[0]{pid}))[0];
-fails('a rank that stands still', $case{stopped}, qr/no progress for 5 s/);
+fails('a rank that stands still', $case{stopped}, qr/no progress for 7 s/);
 my $second = started('port2', $port + 1, \@long, \@long);
 $end = over($second, 10);
 my @lines = grep { /: error: / } split /\n/, $end->{err};
