@@ -155,7 +155,7 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
     extern __shared__ float shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, pairs = H * GATE_WIDTH;
     float *sums = shared + warp * pairs;
-    for (int p = lane; p < pairs; p += WARP) sums[p] = 0;
+    for (int head = 0; head < H && lane < GATE_WIDTH; head++) sums[head * GATE_WIDTH + lane] = 0; // by the lane that adds there
     for (int row = blockIdx.x * ROW_WARPS + warp; row < N; row += gridDim.x * ROW_WARPS) {
         float input = lane < GATE_WIDTH ? to_float(a.h[(int64_t)row * d + lane]) : 0;
 #pragma unroll 2
