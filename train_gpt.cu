@@ -331,9 +331,7 @@ static int train_run(Run *r, int argc, char **argv)
     int total = config_total_steps(c);
     Error e;
     if (c->profile && !profile_open(&e)) fatal(EXIT_USAGE, "--profile: %s", e.text);
-    start_clock(r); // finding and reading the first shard counts
     trainer_create(t, &r->config, true, true);
-    stop_clock(r);
     open_tokenizer(r);
     trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     timeline_mark("warm-up");

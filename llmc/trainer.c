@@ -147,7 +147,9 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     t->config = c;
     t->accumulation = c->micro_batches / comm_size();
     comm_patience(true); // shards may come over a slow network
+    double began = seconds_now();
     if (need_training) open_training_data(t);
+    t->train_ms = 1e3 * (seconds_now() - began); // finding the shards is training time; what the first step reads follows
     if (need_validation) open_validation_data(t);
     if (need_training) check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
     if (need_validation) check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
