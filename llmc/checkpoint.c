@@ -247,21 +247,26 @@ bool weights_load(Trainer *t, const char *path, Error *e)
     return in_file(path, good, &sub, e);
 }
 
+// An option that the file does not know is younger than the file: the run that wrote it did what is now the default.
 static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
 {
+    Config standard;
+    if (!config_parse(&standard, 1, (char *[]){"", NULL}, e)) return false;
     const char *name, *preset = safetensors_metadata(st, "option.preset");
     bool shapes, other_preset = preset && strcmp(preset, t->config->preset);
     for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
         if (!shapes) continue;
         char *key = format_string("option.%s", name), *mine = config_option_value(t->config, i);
-        const char *theirs = safetensors_metadata(st, key);
-        bool same = theirs && !strcmp(theirs, mine);
+        char *usual = config_option_value(&standard, i);
+        const char *known = safetensors_metadata(st, key), *theirs = known ? known : usual;
+        bool same = !strcmp(theirs, mine);
         if (!same)
             error_set(e, "made with %s%s%s--%s %s, but this run has %s%s%s; give the same options to resume",
                       other_preset ? "--preset " : "", other_preset ? preset : "", other_preset ? " and " : "", name,
-                      theirs ? theirs : "(missing)", other_preset ? t->config->preset : "", other_preset ? " and " : "", mine);
+                      theirs, other_preset ? t->config->preset : "", other_preset ? " and " : "", mine);
         free(key);
         free(mine);
+        free(usual);
         if (!same) return false;
     }
     return true;

@@ -106,6 +106,16 @@ for my $signal (qw(INT TERM HUP)) {
     is("$status $err", '0 ', 'under nohup a closed terminal stops nothing');
 }
 
+# ---- older than an option ----------------------------------------------------------------------------------------------
+
+{
+    my $older = rewrite("$dir/s9/step_000009.safetensors", "$dir/older.safetensors", sub { delete $_[2]{'option.group-micro-batches'}; 1 });
+    my @go_on = ($trainer, @tiny, '--resume', $older, '--out', "$dir/older");
+    run_ok('a checkpoint that does not know an option goes on with its default', @go_on);
+    is(same_state($whole, newest("$dir/older")), '', 'to the same bits');
+    refuses('and with nothing else', 1, qr/made with --group-micro-batches 0, but this run has 4/, @go_on, '--group-micro-batches', 4);
+}
+
 # ---- killed while saving -----------------------------------------------------------------------------------------------
 
 # A checkpoint after every step. Each life saves once more and is killed as soon as the next save's temporary file shows.
