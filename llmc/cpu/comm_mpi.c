@@ -1,11 +1,23 @@
 // Collectives of the CPU program: MPI over host memory, or one rank when it was built without MPI.
 #include "llmc/comm.h"
+#include "llmc/rendezvous.h"
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef HAVE_MPI
 #include <mpi.h>
+#endif
 
+// Ranks that do not know of each other would all train the same and write into one folder.
+static void refuse_strangers(const char *cure)
+{
+    Rendezvous r;
+    Error e;
+    if (rendezvous_find(&r, &e) || *e.text)
+        fatal(EXIT_USAGE, "started as one of %d ranks (%s), but ranks of the CPU program meet by MPI: %s", r.size, r.source, cure);
+}
+
+#ifdef HAVE_MPI
 static int rank, size = 1;
 
 static void check(int status, const char *what)
@@ -40,7 +52,10 @@ static bool started_by_mpi(void)
 
 void comm_open(int *argc, char ***argv)
 {
-    if (!started_by_mpi()) return;
+    if (!started_by_mpi()) {
+        refuse_strangers("start them by mpirun, or by srun with its PMIx");
+        return;
+    }
     CHECK(MPI_Init(argc, argv));
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
@@ -128,9 +143,7 @@ const char *comm_description(void) { return size > 1 ? "MPI" : "one rank"; }
 void comm_open(int *argc, char ***argv)
 {
     (void)argc, (void)argv;
-    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
-    if (size && atoi(size) > 1)
-        fatal(EXIT_BAD_INPUT, "started as one of %s ranks, but built without MPI; install it and build again", size);
+    refuse_strangers("this one was built without it; install it and build again");
 }
 void comm_close(void) {}
 void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count) { (void)s, (void)out, (void)in, (void)count; }

@@ -18,6 +18,8 @@ int comm_join(const CommOptions *o)
 {
     bool one = !strcmp(o->gpus, "all") || !strcmp(o->gpus, "1");
     if (!one) fatal(EXIT_USAGE, "--gpus %s, %s (one GPU is chosen by --device)", o->gpus, cure);
+    int visible = o->device < 0 && *o->gpus != '1' ? backend_device_count() : 1;
+    if (visible > 1) note("%d GPUs are here, %s", visible, cure);
     return (int)max_i64(o->device, 0);
 }
 void comm_connect(void) {}
