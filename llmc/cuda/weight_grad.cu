@@ -306,7 +306,7 @@ bool weight_grad(Stream s, const WeightGrad *g, int count, int N)
     assert(count >= 1 && count <= WEIGHT_GRADS);
     if (!weight_grad_takes(g, count, N)) return false;
     GradMaps maps;
-    GradWork work = {.steps = (int)ceil_div(N, STAGE_DEPTH), .workers = wide_tile_clusters(), .counters = counters};
+    GradWork work = {.steps = (int)ceil_div(N, STAGE_DEPTH), .workers = wide_tile_clusters_now(), .counters = counters};
     for (int i = 0; i < count; i++) {
         const void *operands[] = {g[i].dw, g[i].a, g[i].b};
         for (int k = 0; k < 3; k++)

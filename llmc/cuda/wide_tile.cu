@@ -30,17 +30,19 @@ bool wide_product_pays(int N, int depth, int cols)
     return encode_tiled && depth >= least_depth && groups >= clusters;
 }
 
+int wide_tile_clusters(void) { return encode_tiled ? clusters : 0; }
+int wide_tile_clusters_now(void) { return (int)max_i64(1, clusters - device_take_share() / CLUSTER); }
+
 bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
 {
     int64_t columns = ceil_div(cols, TILE_COLS), all = ceil_div(rows, CLUSTER * TILE_ROWS) * columns;
     if (!encode_tiled || depth % 8 || cols % 8 || all > INT32_MAX) return false;
-    int last = (int)(all % clusters), cut = all > clusters && 2 * last <= clusters ? last : 0;
+    int now = wide_tile_clusters_now(), last = (int)(all % now), cut = all > now && 2 * last <= now ? last : 0;
     *t = {.columns = (int)columns, .whole = (int)all - cut, .halves = 2 * cut, .steps = (int)ceil_div(depth, STAGE_DEPTH)};
-    *blocks = CLUSTER * (unsigned)min_i64(all, clusters);
+    *blocks = CLUSTER * (unsigned)min_i64(all, now);
     return true;
 }
 
-int wide_tile_clusters(void) { return encode_tiled ? clusters : 0; }
 
 // Boxes of 128 bytes and box_rows rows.
 static CUtensorMap tile_map(CUtensorMapDataType type, int element, const void *base, int planes, int rows, int cols, int box_rows)

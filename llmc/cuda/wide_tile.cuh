@@ -59,6 +59,7 @@ void wide_tile_reserve(const void *kernel);
 bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
 // Blocks in clusters that run at the same time, as pairs; 0: no such products on this path.
 int wide_tile_clusters(void);
+int wide_tile_clusters_now(void); // that the product to be launched next may take
 // Boxes of PANEL columns and box_rows rows of `planes` bf16 matrices (rows, cols), one after the other.
 CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows);
 // Boxes of 32 columns and 64 rows of an fp32 matrix (rows, cols).
