@@ -159,16 +159,14 @@ void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count)
     if (hub.size > 1) CHECK(ReduceScatter(in, out, (size_t)count, ncclFloat, ncclSum, nccl.comm, s));
 }
 
-// These begin a step: what its products take must not depend on the step before, or a run that goes on would have other bits than
-// one that never stopped.
 void comm_all_gather(Stream s, void *buf, int64_t bytes)
 {
-    device_share(0, 0);
     if (hub.size > 1) CHECK(AllGather((char *)buf + hub.rank * bytes, buf, (size_t)bytes, ncclChar, nccl.comm, s));
 }
 
 void comm_all_reduce(Stream s, float *buf, int64_t count)
 {
+    device_share(0, 0); // the last reduction of a step: the next step's products begin as those of the first
     if (hub.size > 1) CHECK(AllReduce(buf, buf, (size_t)count, ncclFloat, ncclSum, nccl.comm, s));
 }
 

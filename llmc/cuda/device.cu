@@ -91,7 +91,7 @@ static struct {
 void device_share(int sms, int products)
 {
     share.sms = sms;
-    if (!sms || products > share.products) share.products = products;
+    if (products > share.products || products == 0) share.products = products;
 }
 
 int device_take_share(void)
