@@ -338,7 +338,7 @@ char *ns_describe(const NsOptions *o)
 // ---- workspace ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    size_t sumsq, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
+    size_t sumsq, unit, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
     int n, m, chunk, applies, squares;
     bool transpose, gram;
 } Layout;
@@ -352,6 +352,10 @@ static size_t reserve(size_t *total, size_t bytes)
     return at;
 }
 
+// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to 1e17). Others bring each
+// row into range on its own.
+static bool rows_have_units(const NsOptions *o) { return o->aol && o->dtype != NS_BF16; }
+
 static Layout plan(const NsOptions *o, int rows, int cols, int batch)
 {
     Layout l = {.transpose = rows > cols};
@@ -364,6 +368,7 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     int pitch = ns_pitch(o->dtype, l.n, l.m);
     size_t element = ns_element_size(o->dtype), matrix = (size_t)l.n * (size_t)pitch * element;
     l.sumsq = reserve(&l.total, (size_t)batch * sizeof(float));
+    l.unit = reserve(&l.total, rows_have_units(o) ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
     l.scale = reserve(&l.total, o->aol ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
     l.out = reserve(&l.total, (size_t)batch * (size_t)l.n * (size_t)l.m * element);
     l.x[0] = reserve(&l.total, (size_t)l.chunk * matrix);
@@ -388,8 +393,8 @@ typedef struct {
     void *x, *spare;          // (batch, n, m), change places at each product
     void *out;                // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
     void *square[MOST_SQUARES], *raw;
-    float *scale; // (batch, n), AOL only
-    bool scaled;  // x still lacks diag(scale)
+    float *scale, *unit; // (batch, n), AOL only; unit NULL: rows of x have none
+    bool scaled;         // x still lacks diag(scale)
 } Chunk;
 
 static void swap(void **a, void **b)
@@ -399,10 +404,9 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to 1e17). For fp16 it is
-// scaled to use the range: a Frobenius norm of 2^14 keeps the largest possible entry finite, and rows down to 1e-6 of the norm out
-// of the subnormals. The scales are then about 2^-11, and 2^4 brings them to where fp16 has room on both sides.
-static const float aol_load_gain = 16384, aol_column_factor = 16;
+// With the largest element of every row at 32 to 64 the scales of AOL are 2^-6 to 2^-14, most of them about 2^-11, and 2^4 brings
+// them to where fp16 has room on both sides.
+static const float aol_column_factor = 16;
 
 // q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale, times diag(scale),
 // which costs nothing here and would cost a pass over x.
@@ -437,8 +441,8 @@ static void gram_matrix(Chunk *k, bool aol)
         ns_gram(k->s, k->dtype, k->square[0], k->x, k->n, k->m, k->batch);
         return;
     }
-    ns_gram_raw(k->s, k->dtype, k->raw, k->x, k->n, k->m, k->batch);
-    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->raw, k->o->aol_gain, k->n, k->m, k->batch);
+    ns_gram_raw(k->s, k->dtype, k->raw, k->x, k->unit, k->n, k->m, k->batch);
+    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->raw, k->unit, k->o->aol_gain, k->n, k->m, k->batch);
     k->scaled = true;
 }
 
@@ -490,10 +494,13 @@ static void iterate_gram(Chunk *k)
 
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
 {
-    float kappa = k->o->aol ? 1 : k->o->kappa, eps = k->o->aol ? 0 : k->o->eps, gain = k->o->aol ? aol_load_gain : 1;
-    if (k->o->aol && k->dtype == NS_BF16) sumsq = NULL, gain = 1;
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
-    ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, k->batch, transpose);
+    if (k->unit)
+        ns_load_rows(k->s, k->dtype, k->x, k->unit, u, u_stride, rows, cols, k->batch, transpose);
+    else if (k->o->aol)
+        ns_load(k->s, k->dtype, k->x, NULL, u, u_stride, 1, 0, 1, rows, cols, k->batch, transpose);
+    else
+        ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, k->batch, transpose);
 }
 
 void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols, int batch,
@@ -506,6 +513,7 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         size_t done = (size_t)first * (size_t)l.n * (size_t)l.m * ns_element_size(o->dtype);
         Chunk k = {.s = s, .o = o, .dtype = o->dtype, .n = l.n, .m = l.m, .applies = l.applies};
         k.scale = (float *)(base + l.scale);
+        k.unit = rows_have_units(o) ? (float *)(base + l.unit) : NULL;
         k.batch = batch - first < l.chunk ? batch - first : l.chunk;
         for (int i = 0; i < l.squares; i++) k.square[i] = base + l.square + (size_t)i * l.square_pitch;
         k.raw = base + l.raw;

@@ -47,6 +47,12 @@ void ns_chain_end(Stream s);
 void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
              int rows, int cols, int batch, bool transpose);
 
+// Rows of x brought to about one size, each by a power of two of its own, which takes no norm of the whole first:
+//   x_ij = u_ij / unit_i with max_j |x_ij| within 32 to 64, or beside that where the unit would leave 2^-100 to 2^100
+//   x, u as in ns_load;  unit (batch, rows of x) fp32 out, 1 for a row of zeros, NaN, and so x, where an entry is not finite
+void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int batch,
+                  bool transpose);
+
 // a = x x^T, exactly symmetric.  a (batch, n, n) out;  x (batch, n, m)
 void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch);
 
@@ -61,14 +67,16 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
               int batch);
 
 // Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the entries of small
-// rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m)
+// rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m);  unit (batch, n) fp32 from ns_load_rows, NULL: 1, for both steps
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch);
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch);
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch);
 #define NS_AOL_LEAST 1e-36f
-// s_i = gain / sqrt(1.02 * sum_j |raw_ij|), 0 where the sum is below NS_AOL_LEAST: the product of two scales must stay finite;
+// s_i = gain / sqrt(1.02 * sum_j |raw_ij| unit_j / unit_i), 0 where the sum is below NS_AOL_LEAST: the product of two scales must
+//   stay finite. With units diag(s) x is what it would be without.
 //   a = diag(s) raw diag(s), in fp32, rounded once.
 //   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch);
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
+            int batch);
 // q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the range of fp16 become
 // the largest of their sign.
 //   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol that wrote a or b or

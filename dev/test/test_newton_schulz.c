@@ -169,9 +169,9 @@ static void test_elementwise(void)
     ok(!memcmp(x, y, sizeof x), "transposing back gives the plain load");
 
     static float a[R * R], raw[R * R], scale[R];
-    ns_gram_raw(NULL, NS_FP16, raw, x, R, C, 1); // on the CPU an ordinary matrix
+    ns_gram_raw(NULL, NS_FP16, raw, x, NULL, R, C, 1); // on the CPU an ordinary matrix
     for (int j = 0; j < R; j++) raw[5 * R + j] = raw[j * R + 5] = 0; // a zero row
-    ns_aol(NULL, NS_FP16, scale, a, raw, 1.5f, R, C, 1);
+    ns_aol(NULL, NS_FP16, scale, a, raw, NULL, 1.5f, R, C, 1);
     wrong = asymmetric(a, R, 1) + (scale[5] != 0);
     for (int i = 0; i < R; i++) {
         double sum = 0;

@@ -5,7 +5,7 @@
 // A variant may be as wrong as the fixed limits, which are those of 768 rows and more, or twice as wrong as the emulation on the
 // same matrix: small or nearly square matrices have singular values where the polynomials are steepest, and there the same
 // arithmetic on the CPU exceeds the fixed limits too. Twice, because sums in another order are rounded differently.
-#include "dev/test/ns_reference.h"
+#include "dev/test/ns_gpu_arrays.h"
 #include "dev/test/tap.h"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/ns_gpu.h"
@@ -16,7 +16,7 @@
 // ---- the reference -----------------------------------------------------------------------------------------------------
 
 #define REFERENCE_FUNCTIONS(F)                                                                                                   \
-    F(ns_load)                                                                                                                   \
+    F(ns_load) F(ns_load_rows)                                                                                                   \
     F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose)                       \
     F(ns_workspace_bytes) F(newton_schulz)
 typedef struct {
@@ -36,108 +36,6 @@ static bool open_library(Library *l, const char *path)
 #define AND_FOUND(name) &&l->name
     REFERENCE_FUNCTIONS(LOOK_UP)
     return true REFERENCE_FUNCTIONS(AND_FOUND);
-}
-
-// ---- elements ------------------------------------------------------------------------------------------------------------
-
-static const char *const dtype_name[] = {"bf16", "fp16", "fp32"};
-static const double unit_roundoff[] = {0x1p-8, 0x1p-11, 0x1p-24};
-static const double smallest_step[] = {0, 0x1p-25, 0}; // half the spacing of subnormals, where they are within reach
-
-static double get(NsDtype dtype, const void *p, int64_t i)
-{
-    if (dtype == NS_BF16) return bf16_to_float(((const bf16 *)p)[i]);
-    if (dtype == NS_FP16) return (double)((const _Float16 *)p)[i];
-    return ((const float *)p)[i];
-}
-static void put(NsDtype dtype, void *p, int64_t i, double v)
-{
-    if (dtype == NS_BF16) ((bf16 *)p)[i] = float_to_bf16((float)v);
-    if (dtype == NS_FP16) ((_Float16 *)p)[i] = (_Float16)(float)v;
-    if (dtype == NS_FP32) ((float *)p)[i] = (float)v;
-}
-
-// ---- device arrays with guard zones ------------------------------------------------------------------------------------
-
-enum { GUARD = 4096, POISON = 0xff }; // NaN in every dtype: an element that was not written shows
-
-typedef struct {
-    char *base;
-    void *p;
-    size_t bytes;
-} Array;
-
-static Array array_new(size_t bytes)
-{
-    Array a = {.bytes = bytes};
-    a.base = device_alloc(bytes + 2 * GUARD, "test array");
-    a.p = a.base + GUARD;
-    void *fill = malloc(bytes + 2 * GUARD);
-    memset(fill, POISON, bytes + 2 * GUARD);
-    copy_to_device(NULL, a.base, fill, bytes + 2 * GUARD);
-    stream_synchronize(NULL);
-    free(fill);
-    return a;
-}
-static bool intact_and_free(Array a)
-{
-    unsigned char *copy = malloc(a.bytes + 2 * GUARD);
-    copy_to_host(NULL, copy, a.base, a.bytes + 2 * GUARD);
-    stream_synchronize(NULL);
-    bool intact = true;
-    for (size_t i = 0; i < GUARD; i++) intact = intact && copy[i] == POISON && copy[GUARD + a.bytes + i] == POISON;
-    free(copy);
-    device_free(a.base);
-    return intact;
-}
-static Array uploaded(Array a, void *host) // which is freed
-{
-    copy_to_device(NULL, a.p, host, a.bytes);
-    stream_synchronize(NULL);
-    free(host);
-    return a;
-}
-// Values rounded to the dtype, on the device; `rounded`, when not NULL, gets them back as doubles.
-static Array array_of(NsDtype dtype, const double *values, int64_t count, double *rounded)
-{
-    Array a = array_new((size_t)count * ns_element_size(dtype));
-    void *host = xcalloc((size_t)count + 1, 4);
-    for (int64_t i = 0; i < count; i++) {
-        put(dtype, host, i, values[i]);
-        if (rounded) rounded[i] = get(dtype, host, i);
-    }
-    return uploaded(a, host);
-}
-// The same for (rows, m) with rows `pitch` apart; between them there is poison.
-static Array pitched_of(NsDtype dtype, const double *values, int64_t rows, int m, int pitch, double *rounded)
-{
-    Array a = array_new((size_t)rows * (size_t)pitch * ns_element_size(dtype));
-    char *host = malloc(a.bytes);
-    memset(host, POISON, a.bytes);
-    for (int64_t i = 0; i < rows; i++)
-        for (int j = 0; j < m; j++) {
-            put(dtype, host, i * pitch + j, values[i * m + j]);
-            if (rounded) rounded[i * m + j] = get(dtype, host, i * pitch + j);
-        }
-    return uploaded(a, host);
-}
-static double *values_of(NsDtype dtype, const void *p, int64_t count)
-{
-    void *host = xcalloc((size_t)count + 1, 4);
-    double *v = matrix(count, 1);
-    copy_to_host(NULL, host, p, (size_t)count * ns_element_size(dtype));
-    stream_synchronize(NULL);
-    for (int64_t i = 0; i < count; i++) v[i] = get(dtype, host, i);
-    free(host);
-    return v;
-}
-
-static double *pitched_values(NsDtype dtype, const void *p, int64_t rows, int m, int pitch)
-{
-    double *all = values_of(dtype, p, rows * pitch), *v = matrix(rows, m);
-    for (int64_t i = 0; i < rows; i++) memcpy(v + i * m, all + i * pitch, (size_t)m * sizeof *v);
-    free(all);
-    return v;
 }
 
 // ---- comparisons -------------------------------------------------------------------------------------------------------
@@ -278,6 +176,36 @@ static void test_load(Random *r, NsDtype dtype, int rows, int cols, int batch, b
     free(u), free(exact), free(host_u), free(exact_sums), free(sums), free(x);
 }
 
+// Each row of x times its unit is the row of u as it was, and its largest element where it should be.
+static void test_load_rows(Random *r, NsDtype dtype, int rows, int cols, int batch, bool transpose)
+{
+    int64_t size = (int64_t)rows * cols, stride = size + 12, count = size * batch;
+    int n = transpose ? cols : rows, m = transpose ? rows : cols, pitch = ns_pitch(dtype, n, m);
+    double *u = gaussian(r, stride * batch), *exact = matrix(count, 1);
+    for (int64_t i = 0; i < stride * batch; i++) {
+        int64_t row = transpose ? i % stride % cols : i % stride / cols;
+        u[i] = i < stride && row == 0 ? 0 : u[i] * exp2((double)(row % 5 * 9));
+    }
+    Array du = array_of(NS_FP32, u, stride * batch, u), ds = array_new((size_t)n * (size_t)batch * sizeof(float));
+    Array dx = array_new((size_t)n * (size_t)pitch * (size_t)batch * ns_element_size(dtype));
+    ns_load_rows(NULL, dtype, dx.p, ds.p, du.p, stride, rows, cols, batch, transpose);
+    double *unit = values_of(NS_FP32, ds.p, (int64_t)n * batch), *x = pitched_values(dtype, dx.p, (int64_t)n * batch, m, pitch);
+    bool right = unit[0] == 1;
+    for (int64_t i = 0; i < (int64_t)n * batch; i++) {
+        double most = 0;
+        for (int64_t j = 0; j < m; j++) {
+            exact[i * m + j] = u[i / n * stride + (transpose ? j * n + i % n : i % n * m + j)] / unit[i];
+            most = fmax(most, fabs(exact[i * m + j]));
+        }
+        right = right && exp2(rint(log2(unit[i]))) == unit[i] && (i == 0 || (most >= 32 && most < 64));
+    }
+    double over = excess(dtype, x, exact, count, 0);
+    bool guards = intact_and_free(du) & intact_and_free(dx) & intact_and_free(ds);
+    ok(right && over <= 1 && guards, "load by rows %s, %d of %dx%d%s: %.3f of the bound", dtype_name[dtype], batch, rows, cols,
+       transpose ? ", transposed" : "", over);
+    free(u), free(exact), free(unit), free(x);
+}
+
 static void test_spoilt_norms(void)
 {
     enum { SIZE = 64 * 64 };
@@ -322,28 +250,30 @@ static void test_transpose_and_scaled(Random *r, NsDtype dtype, int n, int m, in
     free(x), free(a), free(d), free(z), free(scale), free(exact_q), free(exact_t), free(t), free(q);
 }
 
-static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch)
+static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch, bool with_units)
 {
     int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch, rows = (int64_t)n * batch;
-    double *x = gaussian(r, count), *raw = matrix(square, 1), *exact = matrix(square, 1);
+    double *x = gaussian(r, count), *raw = matrix(square, 1), *exact = matrix(square, 1), *unit = matrix(rows, 1);
+    for (int64_t i = 0; i < rows; i++) unit[i] = exp2((double)(i * 7 % 11) - 5);
     for (int j = 0; j < m; j++) x[j] = 0; // a row of the first matrix without any entry
     Array dx = pitched_of(dtype, x, rows, m, ns_pitch(dtype, n, m), x), draw = array_new(ns_raw_bytes(dtype, n, m, batch));
     Array ds = array_new((size_t)rows * sizeof(float)), da = array_new((size_t)square * ns_element_size(dtype));
-    float *exact_scale = xcalloc((size_t)rows, sizeof(float));
-    ns_gram_raw(NULL, dtype, draw.p, dx.p, n, m, batch);
-    ns_aol(NULL, dtype, ds.p, da.p, draw.p, 1.8f, n, m, batch);
-    ref.ns_gram_raw(NULL, NS_FP32, raw, x, n, m, batch);
-    ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, 1.8f, n, m, batch);
+    float *exact_scale = xcalloc((size_t)rows, sizeof(float)), *host_unit = to_float(unit, rows);
+    Array du = array_of(NS_FP32, unit, rows, NULL);
+    ns_gram_raw(NULL, dtype, draw.p, dx.p, with_units ? du.p : NULL, n, m, batch);
+    ns_aol(NULL, dtype, ds.p, da.p, draw.p, with_units ? du.p : NULL, 1.8f, n, m, batch);
+    ref.ns_gram_raw(NULL, NS_FP32, raw, x, NULL, n, m, batch);
+    ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, with_units ? host_unit : NULL, 1.8f, n, m, batch);
     double *a = values_of(dtype, da.p, square), *scale = values_of(NS_FP32, ds.p, rows), worst = 0, largest = 0;
     for (int64_t i = 0; i < rows; i++) worst = fmax(worst, fabs(scale[i] - exact_scale[i]) / fmax(exact_scale[i], 1e-30f));
     for (int64_t i = 0; i < square; i++) largest = fmax(largest, fabs(exact[i]));
     double over = excess(dtype, a, exact, square, largest * 2e-6 + sum_bound(m, 4) * 4 / m);
-    bool guards = intact_and_free(dx) & intact_and_free(draw) & intact_and_free(ds) & intact_and_free(da);
+    bool guards = intact_and_free(dx) & intact_and_free(draw) & intact_and_free(ds) & intact_and_free(da) & intact_and_free(du);
     double limit = 1e-6 + sqrt(m) * 0x1p-24; // the roundings of m additions, each way at random, and those of the formula
     ok(worst <= limit && over <= 1 && is_symmetric(a, n, batch) && guards,
-       "aol %s, %d of %dx%d: scales %.2g <= %.2g, matrix %.3f of the bound, symmetric", dtype_name[dtype], batch, n, m, worst,
-       limit, over);
-    free(x), free(raw), free(exact), free(exact_scale), free(a), free(scale);
+       "aol %s%s, %d of %dx%d: scales %.2g <= %.2g, matrix %.3f of the bound, symmetric", dtype_name[dtype],
+       with_units ? " with units" : "", batch, n, m, worst, limit, over);
+    free(x), free(raw), free(exact), free(exact_scale), free(host_unit), free(unit), free(a), free(scale);
 }
 
 static const int shapes[][2] = {{1, 12},    {6, 12},    {8, 16},    {100, 300},  {127, 129},
@@ -364,7 +294,8 @@ static void test_primitives(void)
             test_load(&r, t, n, m, 2, false);
             test_load(&r, t, m, n, 2, true);
             test_transpose_and_scaled(&r, t, n, m, batch);
-            test_aol(&r, t, n, m, batch);
+            test_aol(&r, t, n, m, batch, false), test_aol(&r, t, n, m, batch, true);
+            test_load_rows(&r, t, n, m, 2, false), test_load_rows(&r, t, m, n, 2, true);
         }
     }
     test_spoilt_norms();

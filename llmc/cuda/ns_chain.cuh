@@ -32,6 +32,7 @@ struct Task {
     float *raw;                     // (batch, squares, 256 * 256) in the order of the sums' registers
     float *sums;                    // (batch, sum_slots(), rows): sums of |raw| along the rows of parts of squares
     float *scale;                   // (batch, rows)
+    const float *unit;              // (batch, rows) of TASK_RAW and TASK_AOL, NULL: all 1
     int rows, cols, depth;
     float alpha, beta, diagonal, gain;
     TaskKind kind;

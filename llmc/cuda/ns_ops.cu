@@ -261,7 +261,7 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
     return (size_t)(raw_elements(n, batch) + (int64_t)batch * sum_slots(n) * n) * sizeof(float);
 }
 
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
 {
     if (batch == 0) return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
@@ -270,23 +270,24 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m
     }
     Task t = {};
     t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch);
-    t.a = t.b = tall_map(dtype, x, n, m, batch), t.square = true;
-    Uses u = {{x}, {raw}};
+    t.a = t.b = tall_map(dtype, x, n, m, batch), t.square = true, t.unit = unit;
+    Uses u = {{x, unit}, {raw}};
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
+            int batch)
 {
     if (batch == 0) return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
-        ns_portable_aol(s, dtype, scale, a, (const float *)raw, gain, n, batch);
+        ns_portable_aol(s, dtype, scale, a, (const float *)raw, unit, gain, n, batch);
         return;
     }
     Task t = {};
     t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch), t.scale = scale,
-    t.gain = gain;
+    t.gain = gain, t.unit = unit;
     t.out = square_map(dtype, a, n, batch), t.has_out = true;
-    Uses u = {{raw}, {a, scale}};
+    Uses u = {{raw, unit}, {a, scale}};
     add_task(s, dtype, batch, &t, &u);
 }
 

@@ -403,6 +403,7 @@ template <typename T> static __device__ __forceinline__ void raw_part(Place &p, 
 {
     float sum[SQUARE / 2];
     multiply<T, false>(sum, p, w, t);
+    read_units(p.desk, w, t); // after all have read the scales of the part before: they met at the desk since
     write_raw(sum, p.desk, w, t);
 }
 

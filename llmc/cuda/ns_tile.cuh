@@ -355,20 +355,40 @@ static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, i
     return w.sums + ((int64_t)matrix * sum_slots(w.rows) + slot) * w.rows + row;
 }
 
-// The sums as they are, and the sums of their absolute values: along rows, and along columns for the mirror image. Their order is
-// fixed.
+// The scales that a part needs, of its rows and columns: 64 rows, then 256 columns. A thread has up to three, whose sums are all
+// on their way at once: one after the other each would take as long as all.
+enum { SCALES_EACH = (SCALES + GROUP - 1) / GROUP };
+static __device__ __forceinline__ int scale_row(const Task &w, const Part &t, int i)
+{
+    return i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
+}
+
+// The units of a part's rows and columns, to where scales are otherwise.
+static __device__ __forceinline__ void read_units(const Desk &desk, const Task &w, const Part &t)
+{
+#pragma unroll
+    for (int k = 0; k < SCALES_EACH; k++) {
+        int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
+        if (i < SCALES) desk.scales[i] = w.unit && row < w.rows ? __ldg(w.unit + (int64_t)t.matrix * w.rows + row) : 1;
+    }
+    desk.sync();
+}
+
+// The sums as they are, and the sums of their absolute values, each times the unit of its column: along rows, and along columns
+// for the mirror image. Their order is fixed.
 static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], const Desk &desk, const Task &w, const Part &t)
 {
     float4 *to = raw_place(w, t, t.row) + threadIdx.x % GROUP;
-    float *shared = (float *)desk.base, rows[2] = {};
+    float *shared = (float *)desk.base, rows[2] = {}, own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, wanted = min(4, t.row - t.col + 1); // boxes
 #pragma unroll
     for (int g = 0; g < 32; g++) {
         const float *s = sum + 4 * g;
         if (g / 8 >= wanted) continue;
         to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
-        rows[0] += fabsf(s[0]) + fabsf(s[1]);
-        rows[1] += fabsf(s[2]) + fabsf(s[3]);
+        const float *c = desk.scales + BOX_SIDE + 8 * g + col_of();
+        rows[0] += fabsf(s[0]) * c[0] + fabsf(s[1]) * c[1];
+        rows[1] += fabsf(s[2]) * c[0] + fabsf(s[3]) * c[1];
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -381,7 +401,7 @@ static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2],
 #pragma unroll
     for (int k = 0; k < 64; k++) {
         const int g = k / 2, p = k % 2;
-        float c = fabsf(sum[4 * g + p]) + fabsf(sum[4 * g + 2 + p]);
+        float c = fabsf(sum[4 * g + p]) * own[0] + fabsf(sum[4 * g + 2 + p]) * own[1];
         for (int step = 4; step < WARP; step *= 2) c += __shfl_xor_sync(0xffffffffu, c, step);
         if (lane / 4 == 0) shared[warp * SQUARE + 8 * g + col_of() + p] = c;
     }
@@ -424,15 +444,8 @@ static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int
         if ((from += SLOTS) >= count) break;
         load_sums(v, w, matrix, row, from);
     }
+    if (w.unit && row < w.rows) sum /= __ldg(w.unit + (int64_t)matrix * w.rows + row);
     return sum < NS_AOL_LEAST ? 0 : w.gain / sqrtf(1.02f * sum);
-}
-
-// The scales that a part needs, of its rows and columns: 64 rows, then 256 columns. A thread has up to three, whose sums are all
-// on their way at once: one after the other each would take as long as all.
-enum { SCALES_EACH = (SCALES + GROUP - 1) / GROUP };
-static __device__ __forceinline__ int scale_row(const Task &w, const Part &t, int i)
-{
-    return i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
 }
 
 // From the sums. Squares on the diagonal keep those of their rows.
