@@ -276,7 +276,7 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
     while (v < NS_VARIANTS && strcmp(variants[v].name, name)) v++;
     if (v == NS_VARIANTS)
         return error_set(e, "Newton-Schulz variant: \"%s\" is none of kj, you, polar, gram, turbo, turbo-gram", name);
-    *o = (NsOptions){.gram = variants[v].gram, .aol = variants[v].aol, .square_fallback = true};
+    *o = (NsOptions){.gram = variants[v].gram, .aol = variants[v].aol, .fallback = true};
     o->aol_gain = text->aol_gain == 0 ? 1 : text->aol_gain;
     o->kappa = text->kappa < 0 ? variants[v].kappa : text->kappa;
     o->eps = text->eps < 0 ? variants[v].eps : text->eps;
@@ -340,7 +340,7 @@ char *ns_describe(const NsOptions *o)
 typedef struct {
     size_t sumsq, unit, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
     int n, m, chunk, applies, squares;
-    bool transpose, gram;
+    bool transpose, gram, whole; // whole: by ns_iterate
 } Layout;
 
 enum { MOST_SQUARES = 5 };
@@ -362,9 +362,11 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     l.n = l.transpose ? cols : rows;
     l.m = l.transpose ? rows : cols;
     l.chunk = o->max_batch && o->max_batch < batch ? o->max_batch : batch;
-    l.gram = o->gram && !(o->square_fallback && rows == cols);
+    bool whole = ns_iterates(o->dtype, l.n, l.m);
+    l.gram = o->gram && !(o->fallback && (rows == cols || whole));
+    l.whole = whole && !l.gram;
     l.applies = l.gram ? 1 + __builtin_popcount(o->restarts) : o->steps;
-    l.squares = l.gram ? MOST_SQUARES : 2;
+    l.squares = l.whole ? 0 : l.gram ? MOST_SQUARES : 2;
     int pitch = ns_pitch(o->dtype, l.n, l.m);
     size_t element = ns_element_size(o->dtype), matrix = (size_t)l.n * (size_t)pitch * element;
     l.sumsq = reserve(&l.total, (size_t)batch * sizeof(float));
@@ -376,7 +378,7 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     l.x[1] = pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)l.chunk * matrix : 0);
     l.square_pitch = (size_t)round_up((int64_t)((size_t)l.chunk * (size_t)l.n * (size_t)l.n * element), 256);
     l.square = reserve(&l.total, (size_t)l.squares * l.square_pitch);
-    l.raw = reserve(&l.total, o->aol ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
+    l.raw = reserve(&l.total, o->aol && !l.whole ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
     return l;
 }
 
@@ -492,6 +494,27 @@ static void iterate_gram(Chunk *k)
     apply(k, Q, 0);
 }
 
+static void iterate_chain(Chunk *k, bool gram)
+{
+    ns_chain_begin(k->s);
+    if (gram)
+        iterate_gram(k);
+    else
+        iterate_standard(k);
+    ns_chain_end(k->s);
+}
+
+// The standard form in one call.
+static void iterate_whole(Chunk *k)
+{
+    const NsOptions *o = k->o;
+    NsIteration it = {.steps = o->steps, .aol = o->aol, .aol_gain = o->aol_gain, .aol_factor = aol_column_factor};
+    for (int i = 0; i < o->steps; i++)
+        it.a[i] = (float)o->tuples[i].a, it.b[i] = (float)o->tuples[i].b, it.c[i] = (float)o->tuples[i].c;
+    ns_iterate(k->s, k->dtype, &it, k->x, k->spare, k->n, k->m, k->batch);
+    if (o->steps % 2) swap(&k->x, &k->spare);
+}
+
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
 {
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
@@ -522,12 +545,10 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         // Start where the last product lands in `out`, or in the other place when the transposition follows.
         if (alike && (l.applies % 2 == 0) != l.transpose) swap(&k.x, &k.spare);
         load(&k, (float *)(base + l.sumsq) + first, u + first * u_stride, u_stride, l.transpose);
-        ns_chain_begin(s);
-        if (l.gram)
-            iterate_gram(&k);
+        if (l.whole)
+            iterate_whole(&k);
         else
-            iterate_standard(&k);
-        ns_chain_end(s);
+            iterate_chain(&k, l.gram);
         if (l.transpose) ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.batch);
     }
     return base + l.out;

@@ -84,6 +84,19 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, con
 void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
                          const void *d, const float *scale, float factor, int n, int batch);
 
+// All steps x <- a x + (b A + c A^2) x, A = x x^T, in place of the primitives between ns_load and the result, for shapes that the
+// backend has it for.
+enum { NS_MAX_STEPS = 16 };
+typedef struct {
+    int steps;
+    float a[NS_MAX_STEPS], b[NS_MAX_STEPS], c[NS_MAX_STEPS];
+    bool aol; // the first step's A is scaled as by ns_aol, and its x as by ns_symmetric_scaled
+    float aol_gain, aol_factor;
+} NsIteration;
+bool ns_iterates(NsDtype dtype, int n, int m);
+//   x, spare (batch, n, m), m = ns_pitch(), x in; they take turns: the result is in x after an even number of steps
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, void *x, void *spare, int n, int m, int batch);
+
 // y_i = x_i^T.  x (batch, n, m);  y (batch, m, n) packed, out
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch);
 

@@ -1,6 +1,6 @@
 // Newton-Schulz on the GPU: every variant against the standard iteration on cuBLASLt in the same run, every primitive against its
 // floor, and the error that each variant leaves.
-//   bench_ns [shape]      0..4: one of the shapes only
+//   bench_ns [shape]      0..8: one of the shapes only
 // Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS. "products": the steps
 // alone, from 16-bit matrices on, which is the whole less norm and load (AOL: less its own load), measured by themselves.
 #include "dev/bench/ns_baseline.h"
@@ -14,7 +14,8 @@ static const double peak_tflops = 989; // of the datasheet, dense bf16
 
 static const struct {
     int n, m, batch;
-} shapes[] = {{768, 768, 24}, {768, 3072, 24}, {1024, 4096, 8}, {2048, 11059, 1}, {256, 768, 64}};
+} shapes[] = {{768, 768, 24}, {768, 3072, 24}, {1024, 4096, 8}, {2048, 11059, 1}, {256, 768, 64},
+              {192, 768, 64}, {128, 512, 64},  {256, 256, 64},  {100, 300, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 // ---- timing ------------------------------------------------------------------------------------------------------------
@@ -142,7 +143,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 static NsOptions row_options(int i)
 {
     NsOptions o = options(rows[i].variant, rows[i].coefficients, 0, rows[i].restarts, rows[i].dtype);
-    o.square_fallback = !rows[i].square_gram;
+    o.fallback = !rows[i].square_gram;
     return o;
 }
 
@@ -234,7 +235,7 @@ static void bench_shape(int n, int m, int batch)
     k.x = device_alloc(tall, "x"), k.y = device_alloc(tall, "y"), k.a = device_alloc(square, "a"),
     k.b = device_alloc(square, "b");
     k.raw = device_alloc(ns_raw_bytes(NS_BF16, n, m, batch), "raw Gram matrices");
-    printf("%d x %d, batch %d: %s\n", n, m, batch, ns_path_name(ns_product_path(NS_BF16, n, m)));
+    printf("%d x %d, batch %d: %s\n", n, m, batch, ns_path_name(ns_iteration_path(NS_BF16, n, m)));
     double products, baseline = time_baseline(&k, &products);
     time_variants(&k, baseline, products);
     time_primitives(&k);

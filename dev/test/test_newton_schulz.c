@@ -241,7 +241,7 @@ static double largest_difference(const double *a, const double *b, int64_t n)
 static void check_method(const Method *k, Input input, const float *u, int n, int m, const double *polar, const double *reference)
 {
     NsOptions o = options(k->variant, NULL, 0, k->restarts, k->dtype);
-    o.square_fallback = false;
+    o.fallback = false;
     int64_t count = (int64_t)n * m;
     double *q = run_one(&o, u, n, m), error = relative_error(q, reference, count);
     double limit = input == GAUSSIAN_WIDE ? k->wide : input == GAUSSIAN_SQUARE ? k->square : k->ill;

@@ -1,5 +1,5 @@
 // The CUDA primitives and variants of Newton-Schulz against the CPU backend in double.
-//   test_ns_gpu [--portable] [reference [emulation]]
+//   test_ns_gpu [--portable] [--only batches|offsets|primitives|spectra|variants|small] [reference [emulation]]
 // reference (build/ref/libref_fp32.so) is the CPU backend built with -DFLOATX_FP32, where NS_FP32 means doubles and no rounding;
 // emulation (build/ref/libref_bf16.so) the ordinary one, which rounds wherever the GPU does and knows nothing of its results.
 // A variant may be as wrong as the fixed limits, which are those of 768 rows and more, or twice as wrong as the emulation on the
@@ -276,8 +276,8 @@ static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch, bool wit
     free(x), free(raw), free(exact), free(exact_scale), free(host_unit), free(unit), free(a), free(scale);
 }
 
-static const int shapes[][2] = {{1, 12},    {6, 12},    {8, 16},    {100, 300},  {127, 129},
-                                {257, 513}, {768, 769}, {768, 768}, {768, 3072}, {264, 1000}};
+static const int shapes[][2] = {{1, 12},    {6, 12},    {8, 16},     {100, 300},  {127, 129}, {257, 513},
+                                {768, 769}, {768, 768}, {768, 3072}, {264, 1000}, {96, 300}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static void test_primitives(void)
@@ -310,6 +310,14 @@ static double *emulated_run(const NsOptions *o, const float *u, int rows, int co
     double *out = to_double(emulation.newton_schulz(NULL, o, u, 0, rows, cols, 1, workspace), (int64_t)rows * cols);
     free(workspace);
     return out;
+}
+
+// The form that the GPU takes: the emulation's error is to be that of the same arithmetic.
+static NsOptions as_run(NsOptions o, int rows, int cols)
+{
+    int n = (int)min_i64(rows, cols), m = (int)max_i64(rows, cols);
+    if (o.fallback && ns_iterates(o.dtype, n, m)) o.gram = false;
+    return o;
 }
 
 static double *reference_run(NsOptions o, const float *u, int rows, int cols, int batch)
@@ -376,38 +384,57 @@ static const Case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
+// Every case on three matrices, the second of them zero; `step`: every step-th case.
+static void test_variants_of(Random *r, int rows, int cols, int step)
+{
+    int64_t size = (int64_t)rows * cols;
+    double *g = gaussian(r, 3 * size);
+    for (int64_t k = 0; k < size; k++) g[size + k] = 0; // an empty slot between two matrices
+    float *u = to_float(g, 3 * size);
+    bool large = rows >= 768 && cols >= 768;
+    printf("# %dx%d: %s\n", rows, cols,
+           ns_path_name(ns_iteration_path(NS_BF16, (int)min_i64(rows, cols), (int)max_i64(rows, cols))));
+    for (int k = 0; k < CASES; k += step) {
+        const Case *c = &cases[k];
+        NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
+        bool guards, zeros = true;
+        double *out = gpu_run(&o, u, rows, cols, 3, false, &guards), *exact = reference_run(o, u, rows, cols, 1);
+        for (int64_t e = 0; e < size; e++) zeros = zeros && out[size + e] == 0;
+        double error = relative_error(out, exact, size),
+               limit = 2 * max_i64(rows, cols) >= 3 * min_i64(rows, cols) ? c->wide : c->square;
+        if (!large) {
+            NsOptions same = as_run(o, rows, cols);
+            double *emulated = emulated_run(&same, u, rows, cols);
+            limit = fmax(limit, 2 * relative_error(emulated, exact, size));
+            free(emulated);
+        }
+        if (min_i64(rows, cols) < 16) limit = fmax(limit, 2 * sensitivity(o, u, exact, rows, cols));
+        ok(error <= limit && zeros && guards,
+           "%s%s%s in %s, %dx%d: relative error %.2g <= %.2g, empty slot stays zero, guards intact", c->variant,
+           c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, rows, cols, error, limit);
+        free(out), free(exact);
+    }
+    free(g), free(u);
+}
+
 static void test_variants(void)
 {
     Random r = {2};
     for (int i = 0; i < SHAPES + 2; i++) {
         int rows = i < SHAPES ? shapes[i][0] : shapes[i == SHAPES ? 6 : 3][1],
             cols = i < SHAPES ? shapes[i][1] : shapes[i == SHAPES ? 6 : 3][0];
-        int64_t size = (int64_t)rows * cols;
-        double *g = gaussian(&r, 3 * size);
-        for (int64_t k = 0; k < size; k++) g[size + k] = 0; // an empty slot between two matrices
-        float *u = to_float(g, 3 * size);
         bool large = rows >= 768 && cols >= 768; // the reference takes seconds: every second case, and all for one shape
-        for (int k = 0; k < CASES; k += large && cols != 3072 ? 2 : 1) {
-            const Case *c = &cases[k];
-            NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
-            bool guards, zeros = true;
-            double *out = gpu_run(&o, u, rows, cols, 3, false, &guards), *exact = reference_run(o, u, rows, cols, 1);
-            for (int64_t e = 0; e < size; e++) zeros = zeros && out[size + e] == 0;
-            double error = relative_error(out, exact, size),
-                   limit = 2 * max_i64(rows, cols) >= 3 * min_i64(rows, cols) ? c->wide : c->square;
-            if (!large) {
-                double *emulated = emulated_run(&o, u, rows, cols);
-                limit = fmax(limit, 2 * relative_error(emulated, exact, size));
-                free(emulated);
-            }
-            if (min_i64(rows, cols) < 16) limit = fmax(limit, 2 * sensitivity(o, u, exact, rows, cols));
-            ok(error <= limit && zeros && guards,
-               "%s%s%s in %s, %dx%d: relative error %.2g <= %.2g, empty slot stays zero, guards intact", c->variant,
-               c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, rows, cols, error, limit);
-            free(out), free(exact);
-        }
-        free(g), free(u);
+        test_variants_of(&r, rows, cols, large && cols != 3072 ? 2 : 1);
     }
+}
+
+// Shapes that one kernel iterates on: one and two blocks a matrix, whole and cut boxes, one to many turns with x, transposed.
+static void test_small(void)
+{
+    static const int small[][2] = {{64, 64},   {72, 1000}, {128, 128}, {128, 512}, {136, 144}, {192, 768},
+                                   {200, 264}, {256, 256}, {256, 768}, {768, 256}, {256, 2048}};
+    Random r = {6};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) test_variants_of(&r, small[i][0], small[i][1], 1);
 }
 
 static double largest_singular_value(const double *a, int n, int m) // power iteration on a a^T
@@ -424,25 +451,32 @@ static double largest_singular_value(const double *a, int n, int m) // power ite
     return sqrt(size);
 }
 
+// One case on a 128 x 512 matrix; the Gram form of a matrix that small has to be asked for.
+static void test_spectrum(const Case *c, const char *spectrum, const float *u, bool fallback)
+{
+    NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype), same;
+    o.fallback = fallback, same = as_run(o, 128, 512);
+    double *out = gpu_run(&o, u, 128, 512, 1, false, NULL), *exact = reference_run(o, u, 128, 512, 1);
+    double error = relative_error(out, exact, 128 * 512), top = largest_singular_value(out, 128, 512);
+    double *emulated = emulated_run(&same, u, 128, 512), emulated_error = relative_error(emulated, exact, 128 * 512);
+    double most = fmax(c->top, 1.1 * largest_singular_value(emulated, 128, 512)), limit = fmax(c->hard, 2 * emulated_error);
+    ok(error <= limit && top <= most, "%s, %s%s%s in %s%s: relative error %.2g <= %.2g, largest singular value %.3f <= %.3f",
+       spectrum, c->variant, c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype,
+       same.gram ? ", Gram form" : "", error, limit, top, most);
+    free(out), free(exact), free(emulated);
+}
+
 static void test_spectra(void)
 {
     Random r = {3};
     Frames f = make_frames(&r, 128, 512);
     NsOptions control = options("gram", NULL, 0, "none", "bf16");
+    control.fallback = false;
     for (int kind = 0; kind < SPECTRA; kind++) {
         float *u = with_spectrum(&f, (SpectrumKind)kind, &r);
         for (int k = 0; k < CASES; k++) {
-            const Case *c = &cases[k];
-            NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
-            double *out = gpu_run(&o, u, 128, 512, 1, false, NULL), *exact = reference_run(o, u, 128, 512, 1);
-            double error = relative_error(out, exact, 128 * 512), top = largest_singular_value(out, 128, 512);
-            double *emulated = emulated_run(&o, u, 128, 512), emulated_error = relative_error(emulated, exact, 128 * 512);
-            double most = fmax(c->top, 1.1 * largest_singular_value(emulated, 128, 512)),
-                   limit = fmax(c->hard, 2 * emulated_error);
-            ok(error <= limit && top <= most,
-               "%s, %s%s%s in %s: relative error %.2g <= %.2g, largest singular value %.3f <= %.3f", spectrum_names[kind],
-               c->variant, c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, error, limit, top, most);
-            free(out), free(exact), free(emulated);
+            bool gram = !strncmp(cases[k].variant, "gram", 4) || !strcmp(cases[k].variant, "turbo-gram");
+            for (int fallback = 1; fallback >= !gram; fallback--) test_spectrum(&cases[k], spectrum_names[kind], u, fallback);
         }
         if (kind == TWO_LARGE) {
             double *out = gpu_run(&control, u, 128, 512, 1, false, NULL), top = largest_singular_value(out, 128, 512);
@@ -457,27 +491,30 @@ static void test_spectra(void)
 
 // ---- batches, repeats, graphs, large offsets ---------------------------------------------------------------------------
 
+// More matrices than clusters of blocks, too: then each cluster has several.
 static void test_batches(void)
 {
     static const struct {
-        int n, m;
+        int n, m, batch;
         const char *variant;
-    } kinds[] = {{256, 768, "turbo-gram"}, {100, 300, "polar"}, {257, 513, "turbo"}, {96, 200, "gram"}, {520, 528, "turbo"}};
+    } kinds[] = {{256, 768, 64, "turbo-gram"}, {100, 300, 64, "polar"},  {257, 513, 64, "turbo"},
+                 {96, 200, 64, "gram"},        {520, 528, 64, "turbo"},  {256, 264, 64, "polar"},
+                 {96, 300, 64, "gram"},        {136, 144, 200, "turbo"}, {72, 80, 300, "polar"}};
     Random r = {4};
-    for (int k = 0; k < 5; k++) {
-        int n = kinds[k].n, m = kinds[k].m;
-        int64_t size = (int64_t)n * m;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        int n = kinds[k].n, m = kinds[k].m, batch = kinds[k].batch;
+        int64_t size = (int64_t)n * m, count = batch * size;
         NsOptions o = options(kinds[k].variant, NULL, 0, NULL, NULL), chunked = o;
         chunked.max_batch = 7;
-        double *g = gaussian(&r, 64 * size);
-        float *u = to_float(g, 64 * size);
-        double *all = gpu_run(&o, u, n, m, 64, false, NULL), *again = gpu_run(&o, u, n, m, 64, false, NULL);
-        double *graph = gpu_run(&o, u, n, m, 64, true, NULL), *parts = gpu_run(&chunked, u, n, m, 64, false, NULL);
-        size_t bytes = (size_t)size * sizeof(double);
-        ok(!memcmp(all, again, 64 * bytes), "%s %dx%d, 64 matrices: two runs agree to the bit", kinds[k].variant, n, m);
-        ok(!memcmp(all, graph, 64 * bytes), "... and a replayed graph");
-        ok(!memcmp(all, parts, 64 * bytes), "... and in chunks of 7");
-        for (int i = 0; i < 64; i += 31) {
+        double *g = gaussian(&r, count);
+        float *u = to_float(g, count);
+        double *all = gpu_run(&o, u, n, m, batch, false, NULL), *again = gpu_run(&o, u, n, m, batch, false, NULL);
+        double *graph = gpu_run(&o, u, n, m, batch, true, NULL), *parts = gpu_run(&chunked, u, n, m, batch, false, NULL);
+        size_t bytes = (size_t)size * sizeof(double), total = (size_t)count * sizeof(double);
+        ok(!memcmp(all, again, total), "%s %dx%d, %d matrices: two runs agree to the bit", kinds[k].variant, n, m, batch);
+        ok(!memcmp(all, graph, total), "... and a replayed graph");
+        ok(!memcmp(all, parts, total), "... and in chunks of 7");
+        for (int i = 0; i < batch; i += (batch - 1) / 2) {
             double *one = gpu_run(&o, u + i * size, n, m, 1, false, NULL);
             ok(!memcmp(all + i * size, one, bytes), "... and matrix %d alone", i);
             free(one);
@@ -514,19 +551,23 @@ static void test_large_offsets(void)
 
 int main(int argc, char **argv)
 {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } parts[] = {{"batches", test_batches}, {"offsets", test_large_offsets}, {"primitives", test_primitives},
+                 {"spectra", test_spectra}, {"variants", test_variants},     {"small", test_small}};
     set_program_name("test_ns_gpu", -1);
     bool portable = argc > 1 && !strcmp(argv[1], "--portable"); // the kernels that every supported GPU runs
     argc -= portable, argv += portable;
+    const char *only = argc > 2 && !strcmp(argv[1], "--only") ? argv[2] : NULL;
+    if (only) argc -= 2, argv += 2;
     const char *paths[] = {argc > 1 ? argv[1] : "build/ref/libref_fp32.so", argc > 2 ? argv[2] : "build/ref/libref_bf16.so"};
     if (!open_library(&ref, paths[0]) || !open_library(&emulation, paths[1])) return EXIT_BAD_INPUT;
     backend_open(0);
     device_set_portable(portable);
     ns_reserve();
-    test_batches();
-    test_large_offsets();
-    test_primitives();
-    test_spectra();
-    test_variants();
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!only || !strcmp(only, parts[i].name)) parts[i].run();
     ns_release();
     return tap_done();
 }

@@ -37,6 +37,18 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 void ns_chain_begin(Stream s) { (void)s; }
 void ns_chain_end(Stream s) { (void)s; }
 
+// The reference is composed of primitives.
+bool ns_iterates(NsDtype dtype, int n, int m)
+{
+    (void)dtype, (void)n, (void)m;
+    return false;
+}
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, void *x, void *spare, int n, int m, int batch)
+{
+    (void)s, (void)dtype, (void)it, (void)x, (void)spare, (void)n, (void)m, (void)batch;
+    assert(!"ns_iterates");
+}
+
 // ---- rounding ----------------------------------------------------------------------------------------------------------
 
 // fp16 with subnormals, to nearest even. Branch-free, so that loops over it are vectorised.

@@ -67,6 +67,7 @@ static inline __host__ __device__ int sum_slots(int rows) { return 2 * squares_a
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &chain);
 // What was found out about the device is forgotten.
 void ns_forget_device(void);
+void ns_forget_clusters(void);
 // Of a (batch, rows, cols) tensor, for boxes of 64 rows of 128 bytes; what lies outside of a matrix reads as zero and is not
 // written.
 CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int64_t stride, int batch);

@@ -23,6 +23,7 @@ void ns_release(void)
     if (scratch.partials) device_free(scratch.partials), device_free(scratch.counters);
     scratch = {};
     ns_forget_device();
+    ns_forget_clusters();
 }
 
 float *ns_partials(void)
@@ -35,7 +36,8 @@ size_t ns_element_size(NsDtype dtype) { return dtype == NS_FP32 ? 4 : 2; }
 
 const char *ns_path_name(NsPath path)
 {
-    static const char *const names[] = {"tensor (TMA, warpgroup products)", "portable"};
+    static const char *const names[] = {"tensor (TMA, warpgroup products)", "portable",
+                                        "small (one kernel, squares on chip)"};
     return names[path];
 }
 
@@ -43,6 +45,11 @@ NsPath ns_product_path(NsDtype dtype, int n, int m)
 {
     if (dtype == NS_FP32 || !device_has_wgmma()) return NS_PATH_PORTABLE;
     return n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE ? NS_PATH_PORTABLE : NS_PATH_TENSOR;
+}
+
+NsPath ns_iteration_path(NsDtype dtype, int n, int m)
+{
+    return ns_iterates(dtype, n, m) ? NS_PATH_SMALL : ns_product_path(dtype, n, m);
 }
 
 int ns_pitch(NsDtype dtype, int n, int m)
