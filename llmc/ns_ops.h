@@ -95,7 +95,8 @@ typedef struct {
 } NsIteration;
 bool ns_iterates(NsDtype dtype, int n, int m);
 //   x, spare (batch, n, m), m = ns_pitch(), x in; they take turns: the result is in x after an even number of steps
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, void *x, void *spare, int n, int m, int batch);
+//   unit (batch, n) fp32 from ns_load_rows, for AOL, NULL: 1
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m, int batch);
 
 // y_i = x_i^T.  x (batch, n, m);  y (batch, m, n) packed, out
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch);

@@ -192,8 +192,9 @@ WRAPPED(ns_symmetric_scaled)(Stream s, NsDtype dtype, void *q, float diagonal, f
 CHAINED(ns_symmetric_scaled, (s, dtype, q, diagonal, alpha, a, b, beta, d, scale, factor, n, batch),
         product(n, n + 1, n) * batch,
         ns_bytes(dtype, product(n, n, 2 + (a != b) + (beta != 0 && d != a && d != b)), batch))
-WRAPPED(ns_iterate)(Stream s, NsDtype dtype, const NsIteration *it, void *x, void *spare, int n, int m, int batch)
-PROFILED(ns_iterate, (s, dtype, it, x, spare, n, m, batch),
+WRAPPED(ns_iterate)(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m,
+                    int batch)
+PROFILED(ns_iterate, (s, dtype, it, unit, x, spare, n, m, batch),
          it->steps * batch * (product(n, n + 1, m + n) + 2 * product(n, n, m)),
          ns_bytes(dtype, it->steps * product(n, m, 3), batch))
 WRAPPED(ns_transpose)(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)

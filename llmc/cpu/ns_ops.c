@@ -43,9 +43,9 @@ bool ns_iterates(NsDtype dtype, int n, int m)
     (void)dtype, (void)n, (void)m;
     return false;
 }
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, void *x, void *spare, int n, int m, int batch)
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m, int batch)
 {
-    (void)s, (void)dtype, (void)it, (void)x, (void)spare, (void)n, (void)m, (void)batch;
+    (void)s, (void)dtype, (void)it, (void)unit, (void)x, (void)spare, (void)n, (void)m, (void)batch;
     assert(!"ns_iterates");
 }
 

@@ -215,16 +215,20 @@ static __device__ __forceinline__ void square_rows(uint32_t (&rows)[SmallSizes<C
 // ---- almost-orthogonal scaling ---------------------------------------------------------------------------------------------
 
 // sum = diag(s) sum diag(s), and s is left in shared memory, in the order of the matrix like the sums' columns.
-template <int CLUSTER> static __device__ __forceinline__ void scale_sums(float (&sum)[128], SmallPlace<CLUSTER> &p)
+template <int CLUSTER> static __device__ __forceinline__ void scale_sums(float (&sum)[128], SmallPlace<CLUSTER> &p, int matrix)
 {
-    float own[2] = {};
+    float own[2] = {}, *unit = p.m.units();
+    int thread = threadIdx.x % (GROUPS * GROUP);
+    if (thread < p.m.SIDE) unit[thread] = p.c.unit && thread < p.c.n ? p.c.unit[(int64_t)matrix * p.c.n + thread] : 1;
+    group_sync(BOTH_BARRIER, GROUPS * GROUP);
 #pragma unroll
-    for (int i = 0; i < p.m.SUMS; i++) own[i / 2 % 2] += fabsf(sum[i]);
+    for (int i = 0; i < p.m.SUMS; i++) own[i / 2 % 2] += fabsf(sum[i]) * unit[i / 4 * 8 + col_of() + i % 2];
     int row = (GROUPS * p.rank + p.group) * BOX_SIDE + row_of();
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         own[e] += __shfl_xor_sync(0xffffffffu, own[e], 1);
         own[e] += __shfl_xor_sync(0xffffffffu, own[e], 2);
+        own[e] /= unit[row + 8 * e];
         own[e] = own[e] < NS_AOL_LEAST ? 0 : p.c.it.aol_gain / sqrtf(1.02f * own[e]);
         if (threadIdx.x % 4) continue;
         p.m.scales()[row + 8 * e] = own[e];
@@ -257,12 +261,12 @@ static __device__ __forceinline__ void scale_rows(uint32_t (&rows)[SmallSizes<CL
 
 // rows = the group's rows of X X^T, scaled on demand, in local order.
 template <typename T, int CLUSTER>
-static __device__ __forceinline__ void gram_rows(uint32_t (&rows)[SmallSizes<CLUSTER>::PAIRS], SmallPlace<CLUSTER> &p,
+static __device__ __forceinline__ void gram_rows(uint32_t (&rows)[SmallSizes<CLUSTER>::PAIRS], SmallPlace<CLUSTER> &p, int matrix,
                                                  bool scaled)
 {
     float sum[128] = {}; // unlike sums that begin with a product, which nothing is known of before
     gram_product<T, CLUSTER>(sum, p);
-    if (scaled) scale_sums<CLUSTER>(sum, p);
+    if (scaled) scale_sums<CLUSTER>(sum, p, matrix);
 #pragma unroll
     for (int k = 0; k < p.m.PAIRS; k++) rows[k] = pack<T>(sum[2 * k], sum[2 * k + 1]);
     if (CLUSTER > 1) swap_halves(rows, p.rank);
@@ -276,7 +280,7 @@ static __device__ __forceinline__ void compute_step(SmallPlace<CLUSTER> &p, int 
     const NsIteration &it = p.c.it;
     bool scaled = it.aol && step == 0;
     uint32_t rows[SmallSizes<CLUSTER>::PAIRS];
-    gram_rows<T, CLUSTER>(rows, p, scaled);
+    gram_rows<T, CLUSTER>(rows, p, matrix, scaled);
     publish<T, CLUSTER>(rows, p);
     square_rows<T, CLUSTER>(rows, p, it.b[step], it.c[step]);
     if (scaled) scale_rows<T, CLUSTER>(rows, p, it.a[step]);
@@ -367,11 +371,11 @@ bool ns_iterates(NsDtype dtype, int n, int m)
     return ns_product_path(dtype, n, m) == NS_PATH_TENSOR && n <= SmallSizes<2>::SIDE && m % 8 == 0;
 }
 
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, void *x, void *spare, int n, int m, int batch)
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m, int batch)
 {
     ns_flush();
     if (batch == 0) return;
-    Small c = {{}, *it, n, m, batch};
+    Small c = {{}, *it, unit, n, m, batch};
     for (int i = 0; i < 2; i++) c.x[i] = ns_tensor_map(dtype, i ? spare : x, n, m, m, (int64_t)n * m, batch);
     bool bf16 = dtype == NS_BF16, one = n <= SmallSizes<1>::SIDE;
     int &clusters = clusters_held[bf16][one];

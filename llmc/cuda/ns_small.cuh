@@ -12,6 +12,7 @@
 struct Small {
     CUtensorMap x[2]; // of (batch, n, m): the matrices, and where their products go; they change places at each product
     NsIteration it;
+    const float *unit; // (batch, n) of X's rows, or NULL
     int n, m, batch;
 };
 
@@ -28,7 +29,7 @@ template <int CLUSTER> struct SmallSizes {
         PAIRS = SUMS / 2,          // the same rounded, two in a register
         STRIP = BOXES * BOX_BYTES, // 64 x SIDE
         BARRIERS = 2 * SMALL_STAGES + 3,
-        BYTES = (SMALL_STAGES + GROUPS) * STRIP + SIDE * 4 + BARRIERS * 8
+        BYTES = (SMALL_STAGES + GROUPS) * STRIP + 2 * SIDE * 4 + BARRIERS * 8
     };
     static_assert(BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
 };
@@ -45,7 +46,8 @@ template <int CLUSTER> struct SmallMemory : SmallSizes<CLUSTER> {
     // Where a group's results leave.
     __device__ __forceinline__ uint8_t *desk(int group) const { return base + (SMALL_STAGES + group) * S::STRIP; }
     __device__ __forceinline__ float *scales() const { return (float *)desk(GROUPS); } // of AOL
-    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)(scales() + S::SIDE) + stage; }
+    __device__ __forceinline__ float *units() const { return scales() + S::SIDE; }     // of rows of X, where AOL begins
+    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)(units() + S::SIDE) + stage; }
     __device__ __forceinline__ uint64_t *empty(int stage) const { return full(SMALL_STAGES + stage); }
     __device__ __forceinline__ uint64_t *idle() const { return full(2 * SMALL_STAGES); } // all groups have read the right operand
     __device__ __forceinline__ uint64_t *sent() const { return full(2 * SMALL_STAGES + 1); } // the other block's rows are here
