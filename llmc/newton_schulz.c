@@ -276,7 +276,7 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
     while (v < NS_VARIANTS && strcmp(variants[v].name, name)) v++;
     if (v == NS_VARIANTS)
         return error_set(e, "Newton-Schulz variant: \"%s\" is none of kj, you, polar, gram, turbo, turbo-gram", name);
-    *o = (NsOptions){.gram = variants[v].gram, .aol = variants[v].aol, .square_fallback = true};
+    *o = (NsOptions){.gram = variants[v].gram, .aol = variants[v].aol, .fallback = true};
     o->aol_gain = text->aol_gain == 0 ? 1 : text->aol_gain;
     o->kappa = text->kappa < 0 ? variants[v].kappa : text->kappa;
     o->eps = text->eps < 0 ? variants[v].eps : text->eps;
@@ -338,9 +338,9 @@ char *ns_describe(const NsOptions *o)
 // ---- workspace ---------------------------------------------------------------------------------------------------------
 
 typedef struct {
-    size_t sumsq, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
+    size_t sumsq, unit, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
     int n, m, chunk, applies, squares;
-    bool transpose, gram;
+    bool transpose, gram, whole; // whole: by ns_iterate
 } Layout;
 
 enum { MOST_SQUARES = 5 };
@@ -352,18 +352,25 @@ static size_t reserve(size_t *total, size_t bytes)
     return at;
 }
 
+// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to 1e17). Others bring each
+// row into range on its own.
+static bool rows_have_units(const NsOptions *o) { return o->aol && o->dtype != NS_BF16; }
+
 static Layout plan(const NsOptions *o, int rows, int cols, int batch)
 {
     Layout l = {.transpose = rows > cols};
     l.n = l.transpose ? cols : rows;
     l.m = l.transpose ? rows : cols;
     l.chunk = o->max_batch && o->max_batch < batch ? o->max_batch : batch;
-    l.gram = o->gram && !(o->square_fallback && rows == cols);
+    bool whole = ns_iterates(o->dtype, l.n, l.m);
+    l.gram = o->gram && !(o->fallback && (rows == cols || whole));
+    l.whole = whole && !l.gram;
     l.applies = l.gram ? 1 + __builtin_popcount(o->restarts) : o->steps;
-    l.squares = l.gram ? MOST_SQUARES : 2;
+    l.squares = l.whole ? 0 : l.gram ? MOST_SQUARES : 2;
     int pitch = ns_pitch(o->dtype, l.n, l.m);
     size_t element = ns_element_size(o->dtype), matrix = (size_t)l.n * (size_t)pitch * element;
     l.sumsq = reserve(&l.total, (size_t)batch * sizeof(float));
+    l.unit = reserve(&l.total, rows_have_units(o) ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
     l.scale = reserve(&l.total, o->aol ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
     l.out = reserve(&l.total, (size_t)batch * (size_t)l.n * (size_t)l.m * element);
     l.x[0] = reserve(&l.total, (size_t)l.chunk * matrix);
@@ -371,7 +378,7 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     l.x[1] = pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)l.chunk * matrix : 0);
     l.square_pitch = (size_t)round_up((int64_t)((size_t)l.chunk * (size_t)l.n * (size_t)l.n * element), 256);
     l.square = reserve(&l.total, (size_t)l.squares * l.square_pitch);
-    l.raw = reserve(&l.total, o->aol ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
+    l.raw = reserve(&l.total, o->aol && !l.whole ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
     return l;
 }
 
@@ -388,8 +395,8 @@ typedef struct {
     void *x, *spare;          // (batch, n, m), change places at each product
     void *out;                // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
     void *square[MOST_SQUARES], *raw;
-    float *scale; // (batch, n), AOL only
-    bool scaled;  // x still lacks diag(scale)
+    float *scale, *unit; // (batch, n), AOL only; unit NULL: rows of x have none
+    bool scaled;         // x still lacks diag(scale)
 } Chunk;
 
 static void swap(void **a, void **b)
@@ -399,10 +406,9 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to 1e17). For fp16 it is
-// scaled to use the range: a Frobenius norm of 2^14 keeps the largest possible entry finite, and rows down to 1e-6 of the norm out
-// of the subnormals. The scales are then about 2^-11, and 2^4 brings them to where fp16 has room on both sides.
-static const float aol_load_gain = 16384, aol_column_factor = 16;
+// With the largest element of every row at 32 to 64 the scales of AOL are 2^-6 to 2^-14, most of them about 2^-11, and 2^4 brings
+// them to where fp16 has room on both sides.
+static const float aol_column_factor = 16;
 
 // q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale, times diag(scale),
 // which costs nothing here and would cost a pass over x.
@@ -437,8 +443,8 @@ static void gram_matrix(Chunk *k, bool aol)
         ns_gram(k->s, k->dtype, k->square[0], k->x, k->n, k->m, k->batch);
         return;
     }
-    ns_gram_raw(k->s, k->dtype, k->raw, k->x, k->n, k->m, k->batch);
-    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->raw, k->o->aol_gain, k->n, k->m, k->batch);
+    ns_gram_raw(k->s, k->dtype, k->raw, k->x, k->unit, k->n, k->m, k->batch);
+    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->raw, k->unit, k->o->aol_gain, k->n, k->m, k->batch);
     k->scaled = true;
 }
 
@@ -488,12 +494,36 @@ static void iterate_gram(Chunk *k)
     apply(k, Q, 0);
 }
 
+static void iterate_chain(Chunk *k, bool gram)
+{
+    ns_chain_begin(k->s);
+    if (gram)
+        iterate_gram(k);
+    else
+        iterate_standard(k);
+    ns_chain_end(k->s);
+}
+
+// The standard form in one call.
+static void iterate_whole(Chunk *k)
+{
+    const NsOptions *o = k->o;
+    NsIteration it = {.steps = o->steps, .aol = o->aol, .aol_gain = o->aol_gain, .aol_factor = aol_column_factor};
+    for (int i = 0; i < o->steps; i++)
+        it.a[i] = (float)o->tuples[i].a, it.b[i] = (float)o->tuples[i].b, it.c[i] = (float)o->tuples[i].c;
+    ns_iterate(k->s, k->dtype, &it, k->unit, k->x, k->spare, k->n, k->m, k->batch);
+    if (o->steps % 2) swap(&k->x, &k->spare);
+}
+
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
 {
-    float kappa = k->o->aol ? 1 : k->o->kappa, eps = k->o->aol ? 0 : k->o->eps, gain = k->o->aol ? aol_load_gain : 1;
-    if (k->o->aol && k->dtype == NS_BF16) sumsq = NULL, gain = 1;
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
-    ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, k->batch, transpose);
+    if (k->unit)
+        ns_load_rows(k->s, k->dtype, k->x, k->unit, u, u_stride, rows, cols, k->batch, transpose);
+    else if (k->o->aol)
+        ns_load(k->s, k->dtype, k->x, NULL, u, u_stride, 1, 0, 1, rows, cols, k->batch, transpose);
+    else
+        ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, k->batch, transpose);
 }
 
 void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols, int batch,
@@ -506,6 +536,7 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         size_t done = (size_t)first * (size_t)l.n * (size_t)l.m * ns_element_size(o->dtype);
         Chunk k = {.s = s, .o = o, .dtype = o->dtype, .n = l.n, .m = l.m, .applies = l.applies};
         k.scale = (float *)(base + l.scale);
+        k.unit = rows_have_units(o) ? (float *)(base + l.unit) : NULL;
         k.batch = batch - first < l.chunk ? batch - first : l.chunk;
         for (int i = 0; i < l.squares; i++) k.square[i] = base + l.square + (size_t)i * l.square_pitch;
         k.raw = base + l.raw;
@@ -514,12 +545,10 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         // Start where the last product lands in `out`, or in the other place when the transposition follows.
         if (alike && (l.applies % 2 == 0) != l.transpose) swap(&k.x, &k.spare);
         load(&k, (float *)(base + l.sumsq) + first, u + first * u_stride, u_stride, l.transpose);
-        ns_chain_begin(s);
-        if (l.gram)
-            iterate_gram(&k);
+        if (l.whole)
+            iterate_whole(&k);
         else
-            iterate_standard(&k);
-        ns_chain_end(s);
+            iterate_chain(&k, l.gram);
         if (l.transpose) ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.batch);
     }
     return base + l.out;

@@ -13,8 +13,6 @@
 extern "C" {
 #endif
 
-enum { NS_MAX_STEPS = 16 };
-
 typedef struct {
     double a, b, c; // x -> a x + b x^3 + c x^5
 } NsTuple;
@@ -24,7 +22,7 @@ typedef enum { NS_KJ, NS_YOU, NS_POLAR, NS_GRAM, NS_TURBO, NS_TURBO_GRAM, NS_VAR
 typedef struct {
     bool gram;            // Gram form
     bool aol;             // AOL row scaling in place of the Frobenius norm; kappa and eps are not used then
-    bool square_fallback; // Gram form: square matrices take the standard form, which is cheaper there
+    bool fallback;        // Gram form: the standard form takes its place where it is cheaper: squares, and what ns_iterate does
     float aol_gain;       // over-drives the AOL scale: singular values start in (0, aol_gain]
     float kappa, eps;     // X = U / (kappa |U|_F + eps)
     NsDtype dtype;        // of the iteration and of the result

@@ -165,6 +165,10 @@ WRAPPED(ns_load)(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u,
                  float gain, int rows, int cols, int batch, bool transpose)
 PROFILED(ns_load, (s, dtype, x, sumsq, u, u_stride, kappa, eps, gain, rows, cols, batch, transpose), 0,
          product(rows, cols, batch) * F32 + ns_bytes(dtype, product(rows, cols, 1), batch))
+WRAPPED(ns_load_rows)(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols,
+                      int batch, bool transpose)
+PROFILED(ns_load_rows, (s, dtype, x, unit, u, u_stride, rows, cols, batch, transpose), 0,
+         product(rows, cols, batch) * F32 + ns_bytes(dtype, product(rows, cols, 1), batch))
 WRAPPED(ns_gram)(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
 CHAINED(ns_gram, (s, dtype, a, x, n, m, batch), product(n, n + 1, m) * batch,
         ns_bytes(dtype, product(n, m, 1) + product(n, n, 1), batch))
@@ -176,17 +180,23 @@ WRAPPED(ns_apply)(Stream s, NsDtype dtype, void *y, bool packed, float alpha, co
                   int m, int batch)
 CHAINED(ns_apply, (s, dtype, y, packed, alpha, b, x, a, n, m, batch), 2 * product(n, n, m) * batch,
         ns_bytes(dtype, product(n, n, 1) + product(n, m, 2), batch))
-WRAPPED(ns_gram_raw)(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
-CHAINED(ns_gram_raw, (s, dtype, raw, x, n, m, batch), product(n, n + 1, m) * batch,
+WRAPPED(ns_gram_raw)(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
+CHAINED(ns_gram_raw, (s, dtype, raw, x, unit, n, m, batch), product(n, n + 1, m) * batch,
         ns_bytes(dtype, product(n, m, 1), batch) + ns_bytes(NS_FP32, product(n, n, 0.5), batch))
-WRAPPED(ns_aol)(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
-CHAINED(ns_aol, (s, dtype, scale, a, raw, gain, n, m, batch), 0,
+WRAPPED(ns_aol)(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
+                int batch)
+CHAINED(ns_aol, (s, dtype, scale, a, raw, unit, gain, n, m, batch), 0,
         ns_bytes(NS_FP32, product(n, n, 0.5), batch) + ns_bytes(dtype, product(n, n, 1), batch))
 WRAPPED(ns_symmetric_scaled)(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
                              const void *d, const float *scale, float factor, int n, int batch)
 CHAINED(ns_symmetric_scaled, (s, dtype, q, diagonal, alpha, a, b, beta, d, scale, factor, n, batch),
         product(n, n + 1, n) * batch,
         ns_bytes(dtype, product(n, n, 2 + (a != b) + (beta != 0 && d != a && d != b)), batch))
+WRAPPED(ns_iterate)(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m,
+                    int batch)
+PROFILED(ns_iterate, (s, dtype, it, unit, x, spare, n, m, batch),
+         it->steps * batch * (product(n, n + 1, m + n) + 2 * product(n, n, m)),
+         ns_bytes(dtype, it->steps * product(n, m, 3), batch))
 WRAPPED(ns_transpose)(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)
 PROFILED(ns_transpose, (s, dtype, y, x, n, m, batch), 0, ns_bytes(dtype, product(n, m, 2), batch))
 

@@ -1,8 +1,8 @@
 // Newton-Schulz on the GPU: every variant against the standard iteration on cuBLASLt in the same run, every primitive against its
 // floor, and the error that each variant leaves.
-//   bench_ns [shape]      0..4: one of the shapes only
+//   bench_ns [shape]      0..8: one of the shapes only
 // Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS. "products": the steps
-// alone, from 16-bit matrices on, which is the whole less norm and load (AOL in bf16: load), measured by themselves.
+// alone, from 16-bit matrices on, which is the whole less norm and load (AOL: less its own load), measured by themselves.
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/ns_gpu.h"
@@ -14,7 +14,8 @@ static const double peak_tflops = 989; // of the datasheet, dense bf16
 
 static const struct {
     int n, m, batch;
-} shapes[] = {{768, 768, 24}, {768, 3072, 24}, {1024, 4096, 8}, {2048, 11059, 1}, {256, 768, 64}};
+} shapes[] = {{768, 768, 24}, {768, 3072, 24}, {1024, 4096, 8}, {2048, 11059, 1}, {256, 768, 64},
+              {192, 768, 64}, {128, 512, 64},  {256, 256, 64},  {100, 300, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 // ---- timing ------------------------------------------------------------------------------------------------------------
@@ -58,6 +59,7 @@ static double median_us(Job *job, void *arguments, int copies)
 
 // ---- the work of one shape -----------------------------------------------------------------------------------------------
 
+enum { LOAD_ALONE, LOAD_ROWS, LOAD_NORM, LOADS };
 typedef struct {
     int n, m, pitch, batch;
     float *u, *sumsq, *scale;
@@ -65,7 +67,7 @@ typedef struct {
     NsOptions options;
     Baseline baseline;
     int primitive;
-    double load_us[2]; // load alone, norm and load
+    double load_us[LOADS];
 } Bench;
 
 // The numbers repeat after a prime of them, so that no two matrices are alike.
@@ -96,6 +98,11 @@ static void run_load_alone(cudaStream_t s, void *p)
     Bench *k = p;
     ns_load(s, NS_BF16, k->x, NULL, k->u, (int64_t)k->n * k->m, 1, 0, 1, k->n, k->m, k->batch, false);
 }
+static void run_load_rows(cudaStream_t s, void *p)
+{
+    Bench *k = p;
+    ns_load_rows(s, NS_FP16, k->x, k->scale, k->u, (int64_t)k->n * k->m, k->n, k->m, k->batch, false);
+}
 static void run_variant(cudaStream_t s, void *p)
 {
     Bench *k = p;
@@ -109,10 +116,12 @@ static double time_baseline(Bench *k, double *products)
 {
     k->baseline = baseline_open(k->n, k->pitch, k->batch, k->x, k->y, k->a, k->b);
     double us = median_us(run_baseline, k, 1);
-    k->load_us[false] = median_us(run_load_alone, k, 1), k->load_us[true] = median_us(run_load, k, 1);
-    *products = us - k->load_us[true];
+    Job *loads[LOADS] = {run_load_alone, run_load_rows, run_load};
+    for (int i = 0; i < LOADS; i++) k->load_us[i] = median_us(loads[i], k, 1);
+    *products = us - k->load_us[LOAD_NORM];
     baseline_close(&k->baseline);
-    printf("  norm and load alone                %9.1f us, load alone %.1f us\n", k->load_us[true], k->load_us[false]);
+    printf("  norm and load alone                %9.1f us, load by rows %.1f us, load %.1f us\n", k->load_us[LOAD_NORM],
+           k->load_us[LOAD_ROWS], k->load_us[LOAD_ALONE]);
     printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x   products %8.1f us  1.00x\n", k->pitch,
            us, dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, *products);
     return us;
@@ -134,7 +143,7 @@ enum { ROWS = sizeof rows / sizeof *rows };
 static NsOptions row_options(int i)
 {
     NsOptions o = options(rows[i].variant, rows[i].coefficients, 0, rows[i].restarts, rows[i].dtype);
-    o.square_fallback = !rows[i].square_gram;
+    o.fallback = !rows[i].square_gram;
     return o;
 }
 
@@ -146,10 +155,10 @@ static void time_variants(Bench *k, double baseline, double products)
         k->work = device_alloc(ns_workspace_bytes(&k->options, k->n, k->m, k->batch), "workspace");
         double us = median_us(run_variant, k, 1);
         device_free(k->work);
-        bool norm = !(k->options.aol && k->options.dtype == NS_BF16);
+        double load = k->load_us[!k->options.aol ? LOAD_NORM : k->options.dtype == NS_BF16 ? LOAD_ALONE : LOAD_ROWS];
         printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx   products %8.1f us %5.2fx\n", rows[i].label, us,
-               dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - k->load_us[norm],
-               products / (us - k->load_us[norm]));
+               dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - load,
+               products / (us - load));
     }
 }
 
@@ -177,10 +186,10 @@ static void run_primitive(cudaStream_t s, void *p)
         ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)n * m, 1, 0, 1, n, m, batch, false);
         break;
     case P_GRAM_RAW:
-        ns_gram_raw(s, NS_BF16, k->raw, k->x, n, m, batch);
+        ns_gram_raw(s, NS_BF16, k->raw, k->x, NULL, n, m, batch);
         break;
     case P_AOL:
-        ns_aol(s, NS_BF16, k->scale, k->b, k->raw, 1, n, m, batch);
+        ns_aol(s, NS_BF16, k->scale, k->b, k->raw, NULL, 1, n, m, batch);
         break;
     case P_SCALED:
         ns_symmetric_scaled(s, NS_BF16, k->b, 1, 0.5f, k->a, k->a, 1, k->a, k->scale, 1, n, batch);
@@ -226,7 +235,7 @@ static void bench_shape(int n, int m, int batch)
     k.x = device_alloc(tall, "x"), k.y = device_alloc(tall, "y"), k.a = device_alloc(square, "a"),
     k.b = device_alloc(square, "b");
     k.raw = device_alloc(ns_raw_bytes(NS_BF16, n, m, batch), "raw Gram matrices");
-    printf("%d x %d, batch %d: %s\n", n, m, batch, ns_path_name(ns_product_path(NS_BF16, n, m)));
+    printf("%d x %d, batch %d: %s\n", n, m, batch, ns_path_name(ns_iteration_path(NS_BF16, n, m)));
     double products, baseline = time_baseline(&k, &products);
     time_variants(&k, baseline, products);
     time_primitives(&k);

@@ -4,7 +4,7 @@
 #pragma once
 #include "llmc/cuda/cuda_common.cuh"
 
-enum { LADDER_SETS = 3, LADDER_ROUNDS = 7 };
+enum { LADDER_SETS = 3, LADDER_ROUNDS = 7, LADDER_MS = 2000 };
 
 typedef struct {
     const char *adds;                    // to the rung below
@@ -44,7 +44,7 @@ static floatX *ladder_tensor(int64_t n, float scale, uint32_t seed)
 }
 
 // n elements of a device buffer as host doubles; owned by the caller
-static double *ladder_read(const floatX *p, int64_t n)
+static inline double *ladder_read(const floatX *p, int64_t n)
 {
     floatX *host = (floatX *)malloc((size_t)n * sizeof(floatX));
     double *x = (double *)malloc((size_t)n * sizeof(double));
@@ -54,19 +54,20 @@ static double *ladder_read(const floatX *p, int64_t n)
     return x;
 }
 
-// Seconds of one call: the best of several rounds over all sets.
+// Seconds of one call: the best of several rounds over all sets, of two where they take long.
 static double ladder_seconds(void (*run)(Stream s, int set), Stream s)
 {
     cudaEvent_t begin, end;
-    float best = INFINITY, ms;
+    float best = INFINITY, ms, spent = 0;
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));
-    for (int i = 0; i < LADDER_ROUNDS; i++) {
+    for (int i = 0; i < LADDER_ROUNDS && (i < 2 || spent < LADDER_MS); i++) {
         CUDA_CHECK(cudaEventRecord(begin, s));
         for (int set = 0; set < LADDER_SETS; set++) run(s, set);
         CUDA_CHECK(cudaEventRecord(end, s));
         CUDA_CHECK(cudaEventSynchronize(end));
         CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        spent += ms;
         if (i && ms < best) best = ms; // the first round warms up
     }
     CUDA_CHECK(cudaEventDestroy(begin));

@@ -349,7 +349,7 @@ static void test_shapes(void)
         for (int v = 0; v < 6; v++)
             for (int chunk = 0; chunk < 3; chunk += 2) {
                 NsOptions o = options(variant_names[v], NULL, 0, NULL, NULL);
-                o.max_batch = chunk, o.square_fallback = chunk;
+                o.max_batch = chunk, o.fallback = chunk;
                 bool intact;
                 double *q = run_batch(&o, u, stride, rows, cols, batch, &intact);
                 for (int i = 0; i < batch; i++) {

@@ -169,9 +169,9 @@ static void test_elementwise(void)
     ok(!memcmp(x, y, sizeof x), "transposing back gives the plain load");
 
     static float a[R * R], raw[R * R], scale[R];
-    ns_gram_raw(NULL, NS_FP16, raw, x, R, C, 1); // on the CPU an ordinary matrix
+    ns_gram_raw(NULL, NS_FP16, raw, x, NULL, R, C, 1); // on the CPU an ordinary matrix
     for (int j = 0; j < R; j++) raw[5 * R + j] = raw[j * R + 5] = 0; // a zero row
-    ns_aol(NULL, NS_FP16, scale, a, raw, 1.5f, R, C, 1);
+    ns_aol(NULL, NS_FP16, scale, a, raw, NULL, 1.5f, R, C, 1);
     wrong = asymmetric(a, R, 1) + (scale[5] != 0);
     for (int i = 0; i < R; i++) {
         double sum = 0;
@@ -241,7 +241,7 @@ static double largest_difference(const double *a, const double *b, int64_t n)
 static void check_method(const Method *k, Input input, const float *u, int n, int m, const double *polar, const double *reference)
 {
     NsOptions o = options(k->variant, NULL, 0, k->restarts, k->dtype);
-    o.square_fallback = false;
+    o.fallback = false;
     int64_t count = (int64_t)n * m;
     double *q = run_one(&o, u, n, m), error = relative_error(q, reference, count);
     double limit = input == GAUSSIAN_WIDE ? k->wide : input == GAUSSIAN_SQUARE ? k->square : k->ill;

@@ -1,11 +1,11 @@
 // The CUDA primitives and variants of Newton-Schulz against the CPU backend in double.
-//   test_ns_gpu [--portable] [reference [emulation]]
+//   test_ns_gpu [--portable] [--only batches|offsets|primitives|spectra|variants|small] [reference [emulation]]
 // reference (build/ref/libref_fp32.so) is the CPU backend built with -DFLOATX_FP32, where NS_FP32 means doubles and no rounding;
 // emulation (build/ref/libref_bf16.so) the ordinary one, which rounds wherever the GPU does and knows nothing of its results.
 // A variant may be as wrong as the fixed limits, which are those of 768 rows and more, or twice as wrong as the emulation on the
 // same matrix: small or nearly square matrices have singular values where the polynomials are steepest, and there the same
 // arithmetic on the CPU exceeds the fixed limits too. Twice, because sums in another order are rounded differently.
-#include "dev/test/ns_reference.h"
+#include "dev/test/ns_gpu_arrays.h"
 #include "dev/test/tap.h"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/ns_gpu.h"
@@ -16,7 +16,7 @@
 // ---- the reference -----------------------------------------------------------------------------------------------------
 
 #define REFERENCE_FUNCTIONS(F)                                                                                                   \
-    F(ns_load)                                                                                                                   \
+    F(ns_load) F(ns_load_rows)                                                                                                   \
     F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose)                       \
     F(ns_workspace_bytes) F(newton_schulz)
 typedef struct {
@@ -36,108 +36,6 @@ static bool open_library(Library *l, const char *path)
 #define AND_FOUND(name) &&l->name
     REFERENCE_FUNCTIONS(LOOK_UP)
     return true REFERENCE_FUNCTIONS(AND_FOUND);
-}
-
-// ---- elements ------------------------------------------------------------------------------------------------------------
-
-static const char *const dtype_name[] = {"bf16", "fp16", "fp32"};
-static const double unit_roundoff[] = {0x1p-8, 0x1p-11, 0x1p-24};
-static const double smallest_step[] = {0, 0x1p-25, 0}; // half the spacing of subnormals, where they are within reach
-
-static double get(NsDtype dtype, const void *p, int64_t i)
-{
-    if (dtype == NS_BF16) return bf16_to_float(((const bf16 *)p)[i]);
-    if (dtype == NS_FP16) return (double)((const _Float16 *)p)[i];
-    return ((const float *)p)[i];
-}
-static void put(NsDtype dtype, void *p, int64_t i, double v)
-{
-    if (dtype == NS_BF16) ((bf16 *)p)[i] = float_to_bf16((float)v);
-    if (dtype == NS_FP16) ((_Float16 *)p)[i] = (_Float16)(float)v;
-    if (dtype == NS_FP32) ((float *)p)[i] = (float)v;
-}
-
-// ---- device arrays with guard zones ------------------------------------------------------------------------------------
-
-enum { GUARD = 4096, POISON = 0xff }; // NaN in every dtype: an element that was not written shows
-
-typedef struct {
-    char *base;
-    void *p;
-    size_t bytes;
-} Array;
-
-static Array array_new(size_t bytes)
-{
-    Array a = {.bytes = bytes};
-    a.base = device_alloc(bytes + 2 * GUARD, "test array");
-    a.p = a.base + GUARD;
-    void *fill = malloc(bytes + 2 * GUARD);
-    memset(fill, POISON, bytes + 2 * GUARD);
-    copy_to_device(NULL, a.base, fill, bytes + 2 * GUARD);
-    stream_synchronize(NULL);
-    free(fill);
-    return a;
-}
-static bool intact_and_free(Array a)
-{
-    unsigned char *copy = malloc(a.bytes + 2 * GUARD);
-    copy_to_host(NULL, copy, a.base, a.bytes + 2 * GUARD);
-    stream_synchronize(NULL);
-    bool intact = true;
-    for (size_t i = 0; i < GUARD; i++) intact = intact && copy[i] == POISON && copy[GUARD + a.bytes + i] == POISON;
-    free(copy);
-    device_free(a.base);
-    return intact;
-}
-static Array uploaded(Array a, void *host) // which is freed
-{
-    copy_to_device(NULL, a.p, host, a.bytes);
-    stream_synchronize(NULL);
-    free(host);
-    return a;
-}
-// Values rounded to the dtype, on the device; `rounded`, when not NULL, gets them back as doubles.
-static Array array_of(NsDtype dtype, const double *values, int64_t count, double *rounded)
-{
-    Array a = array_new((size_t)count * ns_element_size(dtype));
-    void *host = xcalloc((size_t)count + 1, 4);
-    for (int64_t i = 0; i < count; i++) {
-        put(dtype, host, i, values[i]);
-        if (rounded) rounded[i] = get(dtype, host, i);
-    }
-    return uploaded(a, host);
-}
-// The same for (rows, m) with rows `pitch` apart; between them there is poison.
-static Array pitched_of(NsDtype dtype, const double *values, int64_t rows, int m, int pitch, double *rounded)
-{
-    Array a = array_new((size_t)rows * (size_t)pitch * ns_element_size(dtype));
-    char *host = malloc(a.bytes);
-    memset(host, POISON, a.bytes);
-    for (int64_t i = 0; i < rows; i++)
-        for (int j = 0; j < m; j++) {
-            put(dtype, host, i * pitch + j, values[i * m + j]);
-            if (rounded) rounded[i * m + j] = get(dtype, host, i * pitch + j);
-        }
-    return uploaded(a, host);
-}
-static double *values_of(NsDtype dtype, const void *p, int64_t count)
-{
-    void *host = xcalloc((size_t)count + 1, 4);
-    double *v = matrix(count, 1);
-    copy_to_host(NULL, host, p, (size_t)count * ns_element_size(dtype));
-    stream_synchronize(NULL);
-    for (int64_t i = 0; i < count; i++) v[i] = get(dtype, host, i);
-    free(host);
-    return v;
-}
-
-static double *pitched_values(NsDtype dtype, const void *p, int64_t rows, int m, int pitch)
-{
-    double *all = values_of(dtype, p, rows * pitch), *v = matrix(rows, m);
-    for (int64_t i = 0; i < rows; i++) memcpy(v + i * m, all + i * pitch, (size_t)m * sizeof *v);
-    free(all);
-    return v;
 }
 
 // ---- comparisons -------------------------------------------------------------------------------------------------------
@@ -278,6 +176,36 @@ static void test_load(Random *r, NsDtype dtype, int rows, int cols, int batch, b
     free(u), free(exact), free(host_u), free(exact_sums), free(sums), free(x);
 }
 
+// Each row of x times its unit is the row of u as it was, and its largest element where it should be.
+static void test_load_rows(Random *r, NsDtype dtype, int rows, int cols, int batch, bool transpose)
+{
+    int64_t size = (int64_t)rows * cols, stride = size + 12, count = size * batch;
+    int n = transpose ? cols : rows, m = transpose ? rows : cols, pitch = ns_pitch(dtype, n, m);
+    double *u = gaussian(r, stride * batch), *exact = matrix(count, 1);
+    for (int64_t i = 0; i < stride * batch; i++) {
+        int64_t row = transpose ? i % stride % cols : i % stride / cols;
+        u[i] = i < stride && row == 0 ? 0 : u[i] * exp2((double)(row % 5 * 9));
+    }
+    Array du = array_of(NS_FP32, u, stride * batch, u), ds = array_new((size_t)n * (size_t)batch * sizeof(float));
+    Array dx = array_new((size_t)n * (size_t)pitch * (size_t)batch * ns_element_size(dtype));
+    ns_load_rows(NULL, dtype, dx.p, ds.p, du.p, stride, rows, cols, batch, transpose);
+    double *unit = values_of(NS_FP32, ds.p, (int64_t)n * batch), *x = pitched_values(dtype, dx.p, (int64_t)n * batch, m, pitch);
+    bool right = unit[0] == 1;
+    for (int64_t i = 0; i < (int64_t)n * batch; i++) {
+        double most = 0;
+        for (int64_t j = 0; j < m; j++) {
+            exact[i * m + j] = u[i / n * stride + (transpose ? j * n + i % n : i % n * m + j)] / unit[i];
+            most = fmax(most, fabs(exact[i * m + j]));
+        }
+        right = right && exp2(rint(log2(unit[i]))) == unit[i] && (i == 0 || (most >= 32 && most < 64));
+    }
+    double over = excess(dtype, x, exact, count, 0);
+    bool guards = intact_and_free(du) & intact_and_free(dx) & intact_and_free(ds);
+    ok(right && over <= 1 && guards, "load by rows %s, %d of %dx%d%s: %.3f of the bound", dtype_name[dtype], batch, rows, cols,
+       transpose ? ", transposed" : "", over);
+    free(u), free(exact), free(unit), free(x);
+}
+
 static void test_spoilt_norms(void)
 {
     enum { SIZE = 64 * 64 };
@@ -322,32 +250,34 @@ static void test_transpose_and_scaled(Random *r, NsDtype dtype, int n, int m, in
     free(x), free(a), free(d), free(z), free(scale), free(exact_q), free(exact_t), free(t), free(q);
 }
 
-static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch)
+static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch, bool with_units)
 {
     int64_t count = (int64_t)n * m * batch, square = (int64_t)n * n * batch, rows = (int64_t)n * batch;
-    double *x = gaussian(r, count), *raw = matrix(square, 1), *exact = matrix(square, 1);
+    double *x = gaussian(r, count), *raw = matrix(square, 1), *exact = matrix(square, 1), *unit = matrix(rows, 1);
+    for (int64_t i = 0; i < rows; i++) unit[i] = exp2((double)(i * 7 % 11) - 5);
     for (int j = 0; j < m; j++) x[j] = 0; // a row of the first matrix without any entry
     Array dx = pitched_of(dtype, x, rows, m, ns_pitch(dtype, n, m), x), draw = array_new(ns_raw_bytes(dtype, n, m, batch));
     Array ds = array_new((size_t)rows * sizeof(float)), da = array_new((size_t)square * ns_element_size(dtype));
-    float *exact_scale = xcalloc((size_t)rows, sizeof(float));
-    ns_gram_raw(NULL, dtype, draw.p, dx.p, n, m, batch);
-    ns_aol(NULL, dtype, ds.p, da.p, draw.p, 1.8f, n, m, batch);
-    ref.ns_gram_raw(NULL, NS_FP32, raw, x, n, m, batch);
-    ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, 1.8f, n, m, batch);
+    float *exact_scale = xcalloc((size_t)rows, sizeof(float)), *host_unit = to_float(unit, rows);
+    Array du = array_of(NS_FP32, unit, rows, NULL);
+    ns_gram_raw(NULL, dtype, draw.p, dx.p, with_units ? du.p : NULL, n, m, batch);
+    ns_aol(NULL, dtype, ds.p, da.p, draw.p, with_units ? du.p : NULL, 1.8f, n, m, batch);
+    ref.ns_gram_raw(NULL, NS_FP32, raw, x, NULL, n, m, batch);
+    ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, with_units ? host_unit : NULL, 1.8f, n, m, batch);
     double *a = values_of(dtype, da.p, square), *scale = values_of(NS_FP32, ds.p, rows), worst = 0, largest = 0;
     for (int64_t i = 0; i < rows; i++) worst = fmax(worst, fabs(scale[i] - exact_scale[i]) / fmax(exact_scale[i], 1e-30f));
     for (int64_t i = 0; i < square; i++) largest = fmax(largest, fabs(exact[i]));
     double over = excess(dtype, a, exact, square, largest * 2e-6 + sum_bound(m, 4) * 4 / m);
-    bool guards = intact_and_free(dx) & intact_and_free(draw) & intact_and_free(ds) & intact_and_free(da);
+    bool guards = intact_and_free(dx) & intact_and_free(draw) & intact_and_free(ds) & intact_and_free(da) & intact_and_free(du);
     double limit = 1e-6 + sqrt(m) * 0x1p-24; // the roundings of m additions, each way at random, and those of the formula
     ok(worst <= limit && over <= 1 && is_symmetric(a, n, batch) && guards,
-       "aol %s, %d of %dx%d: scales %.2g <= %.2g, matrix %.3f of the bound, symmetric", dtype_name[dtype], batch, n, m, worst,
-       limit, over);
-    free(x), free(raw), free(exact), free(exact_scale), free(a), free(scale);
+       "aol %s%s, %d of %dx%d: scales %.2g <= %.2g, matrix %.3f of the bound, symmetric", dtype_name[dtype],
+       with_units ? " with units" : "", batch, n, m, worst, limit, over);
+    free(x), free(raw), free(exact), free(exact_scale), free(host_unit), free(unit), free(a), free(scale);
 }
 
-static const int shapes[][2] = {{1, 12},    {6, 12},    {8, 16},    {100, 300},  {127, 129},
-                                {257, 513}, {768, 769}, {768, 768}, {768, 3072}, {264, 1000}};
+static const int shapes[][2] = {{1, 12},    {6, 12},    {8, 16},     {100, 300},  {127, 129}, {257, 513},
+                                {768, 769}, {768, 768}, {768, 3072}, {264, 1000}, {96, 300}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static void test_primitives(void)
@@ -364,7 +294,8 @@ static void test_primitives(void)
             test_load(&r, t, n, m, 2, false);
             test_load(&r, t, m, n, 2, true);
             test_transpose_and_scaled(&r, t, n, m, batch);
-            test_aol(&r, t, n, m, batch);
+            test_aol(&r, t, n, m, batch, false), test_aol(&r, t, n, m, batch, true);
+            test_load_rows(&r, t, n, m, 2, false), test_load_rows(&r, t, m, n, 2, true);
         }
     }
     test_spoilt_norms();
@@ -379,6 +310,14 @@ static double *emulated_run(const NsOptions *o, const float *u, int rows, int co
     double *out = to_double(emulation.newton_schulz(NULL, o, u, 0, rows, cols, 1, workspace), (int64_t)rows * cols);
     free(workspace);
     return out;
+}
+
+// The form that the GPU takes: the emulation's error is to be that of the same arithmetic.
+static NsOptions as_run(NsOptions o, int rows, int cols)
+{
+    int n = (int)min_i64(rows, cols), m = (int)max_i64(rows, cols);
+    if (o.fallback && ns_iterates(o.dtype, n, m)) o.gram = false;
+    return o;
 }
 
 static double *reference_run(NsOptions o, const float *u, int rows, int cols, int batch)
@@ -445,38 +384,57 @@ static const Case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
+// Every case on three matrices, the second of them zero; `step`: every step-th case.
+static void test_variants_of(Random *r, int rows, int cols, int step)
+{
+    int64_t size = (int64_t)rows * cols;
+    double *g = gaussian(r, 3 * size);
+    for (int64_t k = 0; k < size; k++) g[size + k] = 0; // an empty slot between two matrices
+    float *u = to_float(g, 3 * size);
+    bool large = rows >= 768 && cols >= 768;
+    printf("# %dx%d: %s\n", rows, cols,
+           ns_path_name(ns_iteration_path(NS_BF16, (int)min_i64(rows, cols), (int)max_i64(rows, cols))));
+    for (int k = 0; k < CASES; k += step) {
+        const Case *c = &cases[k];
+        NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
+        bool guards, zeros = true;
+        double *out = gpu_run(&o, u, rows, cols, 3, false, &guards), *exact = reference_run(o, u, rows, cols, 1);
+        for (int64_t e = 0; e < size; e++) zeros = zeros && out[size + e] == 0;
+        double error = relative_error(out, exact, size),
+               limit = 2 * max_i64(rows, cols) >= 3 * min_i64(rows, cols) ? c->wide : c->square;
+        if (!large) {
+            NsOptions same = as_run(o, rows, cols);
+            double *emulated = emulated_run(&same, u, rows, cols);
+            limit = fmax(limit, 2 * relative_error(emulated, exact, size));
+            free(emulated);
+        }
+        if (min_i64(rows, cols) < 16) limit = fmax(limit, 2 * sensitivity(o, u, exact, rows, cols));
+        ok(error <= limit && zeros && guards,
+           "%s%s%s in %s, %dx%d: relative error %.2g <= %.2g, empty slot stays zero, guards intact", c->variant,
+           c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, rows, cols, error, limit);
+        free(out), free(exact);
+    }
+    free(g), free(u);
+}
+
 static void test_variants(void)
 {
     Random r = {2};
     for (int i = 0; i < SHAPES + 2; i++) {
         int rows = i < SHAPES ? shapes[i][0] : shapes[i == SHAPES ? 6 : 3][1],
             cols = i < SHAPES ? shapes[i][1] : shapes[i == SHAPES ? 6 : 3][0];
-        int64_t size = (int64_t)rows * cols;
-        double *g = gaussian(&r, 3 * size);
-        for (int64_t k = 0; k < size; k++) g[size + k] = 0; // an empty slot between two matrices
-        float *u = to_float(g, 3 * size);
         bool large = rows >= 768 && cols >= 768; // the reference takes seconds: every second case, and all for one shape
-        for (int k = 0; k < CASES; k += large && cols != 3072 ? 2 : 1) {
-            const Case *c = &cases[k];
-            NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
-            bool guards, zeros = true;
-            double *out = gpu_run(&o, u, rows, cols, 3, false, &guards), *exact = reference_run(o, u, rows, cols, 1);
-            for (int64_t e = 0; e < size; e++) zeros = zeros && out[size + e] == 0;
-            double error = relative_error(out, exact, size),
-                   limit = 2 * max_i64(rows, cols) >= 3 * min_i64(rows, cols) ? c->wide : c->square;
-            if (!large) {
-                double *emulated = emulated_run(&o, u, rows, cols);
-                limit = fmax(limit, 2 * relative_error(emulated, exact, size));
-                free(emulated);
-            }
-            if (min_i64(rows, cols) < 16) limit = fmax(limit, 2 * sensitivity(o, u, exact, rows, cols));
-            ok(error <= limit && zeros && guards,
-               "%s%s%s in %s, %dx%d: relative error %.2g <= %.2g, empty slot stays zero, guards intact", c->variant,
-               c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, rows, cols, error, limit);
-            free(out), free(exact);
-        }
-        free(g), free(u);
+        test_variants_of(&r, rows, cols, large && cols != 3072 ? 2 : 1);
     }
+}
+
+// Shapes that one kernel iterates on: one and two blocks a matrix, whole and cut boxes, one to many turns with x, transposed.
+static void test_small(void)
+{
+    static const int small[][2] = {{64, 64},   {72, 1000}, {128, 128}, {128, 512}, {136, 144}, {192, 768},
+                                   {200, 264}, {256, 256}, {256, 768}, {768, 256}, {256, 2048}};
+    Random r = {6};
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) test_variants_of(&r, small[i][0], small[i][1], 1);
 }
 
 static double largest_singular_value(const double *a, int n, int m) // power iteration on a a^T
@@ -493,60 +451,79 @@ static double largest_singular_value(const double *a, int n, int m) // power ite
     return sqrt(size);
 }
 
+// One case on one matrix; the Gram form of a matrix that small has to be asked for.
+static void test_spectrum(const Case *c, const char *spectrum, const float *u, int n, int m, bool fallback)
+{
+    NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype), same;
+    o.fallback = fallback, same = as_run(o, n, m);
+    double *out = gpu_run(&o, u, n, m, 1, false, NULL), *exact = reference_run(o, u, n, m, 1);
+    double error = relative_error(out, exact, (int64_t)n * m), top = largest_singular_value(out, n, m);
+    double *emulated = emulated_run(&same, u, n, m), emulated_error = relative_error(emulated, exact, (int64_t)n * m);
+    double most = fmax(c->top, 1.1 * largest_singular_value(emulated, n, m)), limit = fmax(c->hard, 2 * emulated_error);
+    ok(error <= limit && top <= most,
+       "%s, %dx%d, %s%s%s in %s%s: relative error %.2g <= %.2g, largest singular value %.3f <= %.3f", spectrum, n, m, c->variant,
+       c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, same.gram ? ", Gram form" : "", error, limit,
+       top, most);
+    free(out), free(exact), free(emulated);
+}
+
+static void test_negative_control(const float *u, int n, int m)
+{
+    NsOptions control = options("gram", NULL, 0, "none", "bf16");
+    control.fallback = false;
+    double *out = gpu_run(&control, u, n, m, 1, false, NULL), top = largest_singular_value(out, n, m);
+    ok(!(top <= 1.3), "negative control: bf16 in Gram form without restart is found out, largest singular value %.3g", top);
+    free(out);
+}
+
+// One block a matrix and, but for the Gram form, two.
 static void test_spectra(void)
 {
+    static const int sizes[][2] = {{128, 512}, {192, 384}};
     Random r = {3};
-    Frames f = make_frames(&r, 128, 512);
-    NsOptions control = options("gram", NULL, 0, "none", "bf16");
-    for (int kind = 0; kind < SPECTRA; kind++) {
-        float *u = with_spectrum(&f, (SpectrumKind)kind, &r);
-        for (int k = 0; k < CASES; k++) {
-            const Case *c = &cases[k];
-            NsOptions o = options(c->variant, c->coefficients, 0, NULL, c->dtype);
-            double *out = gpu_run(&o, u, 128, 512, 1, false, NULL), *exact = reference_run(o, u, 128, 512, 1);
-            double error = relative_error(out, exact, 128 * 512), top = largest_singular_value(out, 128, 512);
-            double *emulated = emulated_run(&o, u, 128, 512), emulated_error = relative_error(emulated, exact, 128 * 512);
-            double most = fmax(c->top, 1.1 * largest_singular_value(emulated, 128, 512)),
-                   limit = fmax(c->hard, 2 * emulated_error);
-            ok(error <= limit && top <= most,
-               "%s, %s%s%s in %s: relative error %.2g <= %.2g, largest singular value %.3f <= %.3f", spectrum_names[kind],
-               c->variant, c->coefficients ? " " : "", c->coefficients ? c->coefficients : "", c->dtype, error, limit, top, most);
-            free(out), free(exact), free(emulated);
+    for (int i = 0; i < 2; i++) {
+        int n = sizes[i][0], m = sizes[i][1];
+        Frames f = make_frames(&r, n, m);
+        for (int kind = 0; kind < SPECTRA; kind++) {
+            float *u = with_spectrum(&f, (SpectrumKind)kind, &r);
+            for (int k = 0; k < CASES; k++) {
+                bool gram = !strncmp(cases[k].variant, "gram", 4) || !strcmp(cases[k].variant, "turbo-gram");
+                test_spectrum(&cases[k], spectrum_names[kind], u, n, m, true);
+                if (gram && i == 0) test_spectrum(&cases[k], spectrum_names[kind], u, n, m, false);
+            }
+            if (kind == TWO_LARGE && i == 0) test_negative_control(u, n, m);
+            free(u);
         }
-        if (kind == TWO_LARGE) {
-            double *out = gpu_run(&control, u, 128, 512, 1, false, NULL), top = largest_singular_value(out, 128, 512);
-            ok(!(top <= 1.3), "negative control: bf16 in Gram form without restart is found out, largest singular value %.3g",
-               top);
-            free(out);
-        }
-        free(u);
+        free_frames(&f);
     }
-    free_frames(&f);
 }
 
 // ---- batches, repeats, graphs, large offsets ---------------------------------------------------------------------------
 
+// More matrices than clusters of blocks, too: then each cluster has several.
 static void test_batches(void)
 {
     static const struct {
-        int n, m;
+        int n, m, batch;
         const char *variant;
-    } kinds[] = {{256, 768, "turbo-gram"}, {100, 300, "polar"}, {257, 513, "turbo"}, {96, 200, "gram"}, {520, 528, "turbo"}};
+    } kinds[] = {{256, 768, 64, "turbo-gram"}, {100, 300, 64, "polar"},  {257, 513, 64, "turbo"},
+                 {96, 200, 64, "gram"},        {520, 528, 64, "turbo"},  {256, 264, 64, "polar"},
+                 {96, 300, 64, "gram"},        {136, 144, 200, "turbo"}, {72, 80, 300, "polar"}};
     Random r = {4};
-    for (int k = 0; k < 5; k++) {
-        int n = kinds[k].n, m = kinds[k].m;
-        int64_t size = (int64_t)n * m;
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        int n = kinds[k].n, m = kinds[k].m, batch = kinds[k].batch;
+        int64_t size = (int64_t)n * m, count = batch * size;
         NsOptions o = options(kinds[k].variant, NULL, 0, NULL, NULL), chunked = o;
         chunked.max_batch = 7;
-        double *g = gaussian(&r, 64 * size);
-        float *u = to_float(g, 64 * size);
-        double *all = gpu_run(&o, u, n, m, 64, false, NULL), *again = gpu_run(&o, u, n, m, 64, false, NULL);
-        double *graph = gpu_run(&o, u, n, m, 64, true, NULL), *parts = gpu_run(&chunked, u, n, m, 64, false, NULL);
-        size_t bytes = (size_t)size * sizeof(double);
-        ok(!memcmp(all, again, 64 * bytes), "%s %dx%d, 64 matrices: two runs agree to the bit", kinds[k].variant, n, m);
-        ok(!memcmp(all, graph, 64 * bytes), "... and a replayed graph");
-        ok(!memcmp(all, parts, 64 * bytes), "... and in chunks of 7");
-        for (int i = 0; i < 64; i += 31) {
+        double *g = gaussian(&r, count);
+        float *u = to_float(g, count);
+        double *all = gpu_run(&o, u, n, m, batch, false, NULL), *again = gpu_run(&o, u, n, m, batch, false, NULL);
+        double *graph = gpu_run(&o, u, n, m, batch, true, NULL), *parts = gpu_run(&chunked, u, n, m, batch, false, NULL);
+        size_t bytes = (size_t)size * sizeof(double), total = (size_t)count * sizeof(double);
+        ok(!memcmp(all, again, total), "%s %dx%d, %d matrices: two runs agree to the bit", kinds[k].variant, n, m, batch);
+        ok(!memcmp(all, graph, total), "... and a replayed graph");
+        ok(!memcmp(all, parts, total), "... and in chunks of 7");
+        for (int i = 0; i < batch; i += (batch - 1) / 2) {
             double *one = gpu_run(&o, u + i * size, n, m, 1, false, NULL);
             ok(!memcmp(all + i * size, one, bytes), "... and matrix %d alone", i);
             free(one);
@@ -583,19 +560,23 @@ static void test_large_offsets(void)
 
 int main(int argc, char **argv)
 {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } parts[] = {{"batches", test_batches}, {"offsets", test_large_offsets}, {"primitives", test_primitives},
+                 {"spectra", test_spectra}, {"variants", test_variants},     {"small", test_small}};
     set_program_name("test_ns_gpu", -1);
     bool portable = argc > 1 && !strcmp(argv[1], "--portable"); // the kernels that every supported GPU runs
     argc -= portable, argv += portable;
+    const char *only = argc > 2 && !strcmp(argv[1], "--only") ? argv[2] : NULL;
+    if (only) argc -= 2, argv += 2;
     const char *paths[] = {argc > 1 ? argv[1] : "build/ref/libref_fp32.so", argc > 2 ? argv[2] : "build/ref/libref_bf16.so"};
     if (!open_library(&ref, paths[0]) || !open_library(&emulation, paths[1])) return EXIT_BAD_INPUT;
     backend_open(0);
     device_set_portable(portable);
     ns_reserve();
-    test_batches();
-    test_large_offsets();
-    test_primitives();
-    test_spectra();
-    test_variants();
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (!only || !strcmp(only, parts[i].name)) parts[i].run();
     ns_release();
     return tap_done();
 }

@@ -37,6 +37,18 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 void ns_chain_begin(Stream s) { (void)s; }
 void ns_chain_end(Stream s) { (void)s; }
 
+// The reference is composed of primitives.
+bool ns_iterates(NsDtype dtype, int n, int m)
+{
+    (void)dtype, (void)n, (void)m;
+    return false;
+}
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m, int batch)
+{
+    (void)s, (void)dtype, (void)it, (void)unit, (void)x, (void)spare, (void)n, (void)m, (void)batch;
+    assert(!"ns_iterates");
+}
+
 // ---- rounding ----------------------------------------------------------------------------------------------------------
 
 // fp16 with subnormals, to nearest even. Branch-free, so that loops over it are vectorised.
@@ -197,9 +209,9 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
     symmetric_product(dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
 }
 
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, int n, int m, int batch)
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
 {
-    (void)s, (void)dtype;
+    (void)s, (void)dtype, (void)unit;
     symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, batch);
 }
 
@@ -282,7 +294,31 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
     }
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, float gain, int n, int m, int batch)
+void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int batch,
+                  bool transpose)
+{
+    (void)s;
+    int n = transpose ? cols : rows, m = transpose ? rows : cols;
+    int64_t row_step = transpose ? 1 : m, col_step = transpose ? n : 1;
+#pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
+    for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+        const float *from = u + row / n * u_stride + row % n * row_step;
+        ns_real *to = (ns_real *)x + row * m;
+        float most = 0;
+        for (int64_t j = 0; j < m; j++) {
+            float size = fabsf(from[j * col_step]);
+            if (!(size <= most) && !isnan(most)) most = isfinite(size) ? size : NAN;
+        }
+        int power = most > 0 ? ilogbf(most) - 5 : 0;
+        unit[row] = isnan(most) ? NAN : ldexpf(1, power < -100 ? -100 : power > 100 ? 100 : power);
+        ns_real scale = 1 / unit[row];
+        for (int64_t j = 0; j < m; j++) to[j] = from[j * col_step] * scale;
+        round_values(dtype, to, m);
+    }
+}
+
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
+            int batch)
 {
     (void)s, (void)m;
 #pragma omp parallel if ((int64_t)batch * n * n >= MIN_ELEMENTS)
@@ -292,7 +328,8 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, flo
             const ns_real *from = (const ns_real *)raw + row * n;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int j = 0; j < n; j++) sum += fabs((double)from[j]);
+            for (int j = 0; j < n; j++) sum += fabs((double)from[j]) * (unit ? unit[row / n * n + j] : 1);
+            if (unit) sum /= unit[row];
             scale[row] = sum < (double)NS_AOL_LEAST ? 0 : (float)(gain / sqrt(1.02 * sum));
         }
 #pragma omp for schedule(static)

@@ -118,16 +118,19 @@ __global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u
 }
 
 // to (cols, rows) = convert(from (rows, cols) * scale)^T, pitches as named, one TILE x TILE tile a block, converted on the way
-// in. Rows of the shared tile are one word longer than the tile, which spreads the columns over the banks.
+// in; unit, if not NULL: of the columns, each divided by its own, a power of two. Rows of the shared tile are one word longer
+// than the tile, which spreads the columns over the banks.
 template <typename T, typename U>
 static __device__ __forceinline__ void transpose_tile(T *to, int to_pitch, const U *from, int from_pitch, int rows, int cols,
-                                                      float scale)
+                                                      float scale, const float *unit)
 {
     __shared__ T tile[TILE][TILE + 4 / sizeof(T)];
     int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int r = warp; r < TILE && row0 + r < rows; r += THREADS / WARP)
-        for (int c = lane; c < TILE && col0 + c < cols; c += WARP)
-            tile[r][c] = from_float<T>(to_float(from[(int64_t)(row0 + r) * from_pitch + col0 + c]) * scale);
+        for (int c = lane; c < TILE && col0 + c < cols; c += WARP) {
+            float own = unit ? 1 / unit[col0 + c] : scale;
+            tile[r][c] = from_float<T>(to_float(from[(int64_t)(row0 + r) * from_pitch + col0 + c]) * own);
+        }
     __syncthreads();
     for (int c = warp; c < TILE && col0 + c < cols; c += THREADS / WARP)
         for (int r = lane; r < TILE && row0 + r < rows; r += WARP) to[(int64_t)(col0 + c) * to_pitch + row0 + r] = tile[r][c];
@@ -135,7 +138,8 @@ static __device__ __forceinline__ void transpose_tile(T *to, int to_pitch, const
 
 // The same for 16-bit T, rows and cols multiples of 8: eight elements a thread, both ways.
 template <typename T, typename U>
-static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *from, int rows, int cols, float scale)
+static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *from, int rows, int cols, float scale,
+                                                              const float *unit)
 {
     static_assert(sizeof(T) == 2, "pairs of elements make a word");
     __shared__ uint32_t tile[TILE][TILE / 2 + 1];
@@ -147,7 +151,7 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
         Vector<U, 8> in = *reinterpret_cast<const Vector<U, 8> *>(from + (int64_t)(row0 + r) * cols + col0 + c);
         Vector<T, 8> out;
 #pragma unroll
-        for (int k = 0; k < 8; k++) out.v[k] = from_float<T>(to_float(in.v[k]) * scale);
+        for (int k = 0; k < 8; k++) out.v[k] = from_float<T>(to_float(in.v[k]) * (unit ? 1 / unit[col0 + c + k] : scale));
 #pragma unroll
         for (int k = 0; k < 4; k++) tile[r][c / 2 + k] = reinterpret_cast<const uint32_t *>(&out)[k];
     }
@@ -165,34 +169,49 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
 
 template <typename T, typename U, bool VECTORS>
 static __device__ __forceinline__ void transpose_any(T *to, int to_pitch, const U *from, int from_pitch, int rows, int cols,
-                                                     float scale)
+                                                     float scale, const float *unit)
 {
     if constexpr (VECTORS && sizeof(T) == 2)
-        transpose_tile_vectors(to, from, rows, cols, scale); // packed: widths are multiples of 8
+        transpose_tile_vectors(to, from, rows, cols, scale, unit); // packed: widths are multiples of 8
     else
-        transpose_tile(to, to_pitch, from, from_pitch, rows, cols, scale);
+        transpose_tile(to, to_pitch, from, from_pitch, rows, cols, scale, unit);
 }
 
 template <typename T, bool VECTORS>
 __global__ void __launch_bounds__(THREADS)
-    load_transposed_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain,
-                           int rows, int cols, int pitch)
+    load_transposed_kernel(T *x, const float *unit, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
+                           float gain, int rows, int cols, int pitch)
 {
     float scale = load_scale(sumsq, blockIdx.z, kappa, eps, gain);
     transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * cols * pitch, pitch, u + blockIdx.z * u_stride, cols, rows, cols,
-                                     scale);
+                                     scale, unit ? unit + (int64_t)blockIdx.z * cols : NULL);
 }
 
 template <typename T, bool VECTORS>
 __global__ void __launch_bounds__(THREADS) transpose_kernel(T *y, const T *x, int rows, int cols, int pitch)
 {
     int64_t z = blockIdx.z;
-    transpose_any<T, T, VECTORS>(y + z * rows * cols, rows, x + z * rows * pitch, pitch, rows, cols, 1);
+    transpose_any<T, T, VECTORS>(y + z * rows * cols, rows, x + z * rows * pitch, pitch, rows, cols, 1, NULL);
 }
 
 static dim3 tile_grid(int rows, int cols, int batch)
 {
     return dim3((unsigned)ceil_div(cols, TILE), (unsigned)ceil_div(rows, TILE), (unsigned)batch);
+}
+
+// unit: of ns_load_rows, or NULL. x is packed where it can be.
+template <typename T>
+static void load_transposed(Stream s, T *x, const float *unit, const float *u, int64_t u_stride, const float *sumsq, float kappa,
+                            float eps, float gain, int rows, int cols, int pitch, int batch)
+{
+    dim3 tiles = tile_grid(rows, cols, batch);
+    bool vectors = pitch == rows && rows % 8 == 0 && cols % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
+    if (vectors)
+        load_transposed_kernel<T, true>
+            <<<tiles, THREADS, 0, s>>>(x, unit, u, u_stride, sumsq, kappa, eps, gain, rows, cols, pitch);
+    else
+        load_transposed_kernel<T, false>
+            <<<tiles, THREADS, 0, s>>>(x, unit, u, u_stride, sumsq, kappa, eps, gain, rows, cols, pitch);
 }
 
 void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
@@ -211,19 +230,147 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
         dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now);
         DISPATCH_DTYPE(dtype, {
             T *to = (T *)x + (int64_t)first * n * pitch;
-            dim3 tiles = tile_grid(rows, cols, now);
-            if (transpose && vectors && rows % 8 == 0 && cols % 8 == 0)
-                load_transposed_kernel<T, true>
-                    <<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
-            else if (transpose)
-                load_transposed_kernel<T, false>
-                    <<<tiles, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
+            if (transpose)
+                load_transposed<T>(s, to, NULL, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch, now);
             else if (vectors)
                 load_kernel<T, 8><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
             else if (packed)
                 load_kernel<T, 1><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
             else
                 load_rows_kernel<T><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
+        });
+    }
+    CHECK_LAUNCH();
+}
+
+// From the bits of the largest absolute value, which have the order of the values.
+static __device__ __forceinline__ float unit_of(uint32_t most)
+{
+    if (most >= 0x7f800000u) return __int_as_float(0x7fffffff);
+    return most ? ldexpf(1, max(-100, min(100, ilogbf(__uint_as_float(most)) - 5))) : 1;
+}
+static __device__ __forceinline__ uint32_t size_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+static __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *shared)
+{
+    for (int step = 16; step; step >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
+    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = most;
+    __syncthreads();
+    for (int i = 0; i < THREADS / WARP; i++) most = max(most, shared[i]);
+    return most;
+}
+
+// A block for each row of each matrix: the second reading finds it in the cache.
+template <typename T, int N>
+__global__ void __launch_bounds__(THREADS)
+    load_with_units_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
+{
+    __shared__ uint32_t shared[THREADS / WARP];
+    int64_t row = (int64_t)blockIdx.y * rows + blockIdx.x;
+    const float *from = u + blockIdx.y * u_stride + (int64_t)blockIdx.x * cols;
+    uint32_t most = 0;
+#pragma unroll 4
+    for (int i = N * threadIdx.x; i < cols; i += N * THREADS) {
+        Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
+#pragma unroll
+        for (int k = 0; k < N; k++) most = max(most, size_bits(in.v[k]));
+    }
+    float own = unit_of(block_most(most, shared)), scale = 1 / own;
+    if (threadIdx.x == 0) unit[row] = own;
+#pragma unroll 4
+    for (int i = N * threadIdx.x; i < cols; i += N * THREADS) {
+        Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
+        Vector<T, N> out;
+#pragma unroll
+        for (int k = 0; k < N; k++) out.v[k] = from_float<T>(in.v[k] * scale);
+        *reinterpret_cast<Vector<T, N> *>(x + row * pitch + i) = out;
+    }
+}
+
+// The same where rows of u start anywhere, but those of x on 8 bytes: four elements are stored at once, up to three of them
+// between the rows.
+enum { WIDEST = 11776 }; // 46 KB
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    load_shifted_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
+{
+    __shared__ alignas(16) float kept[WIDEST];
+    __shared__ uint32_t shared[THREADS / WARP];
+    int64_t row = (int64_t)blockIdx.y * rows + blockIdx.x;
+    const float *from = u + blockIdx.y * u_stride + (int64_t)blockIdx.x * cols;
+    uint32_t most = 0;
+#pragma unroll 16
+    for (int i = threadIdx.x; i < cols; i += THREADS) {
+        float v = from[i];
+        kept[i] = v;
+        most = max(most, size_bits(v));
+    }
+    float own = unit_of(block_most(most, shared)), scale = 1 / own;
+    if (threadIdx.x == 0) unit[row] = own;
+    for (int i = 4 * threadIdx.x; i < cols; i += 4 * THREADS) {
+        Vector<T, 4> out;
+#pragma unroll
+        for (int k = 0; k < 4; k++) out.v[k] = from_float<T>(i + k < cols ? kept[i + k] * scale : 0);
+        *reinterpret_cast<Vector<T, 4> *>(x + row * pitch + i) = out;
+    }
+}
+
+// most (batch, cols), 0 before: of each column's absolute values. A block has THREADS columns of some rows.
+enum { ROWS_AT_ONCE = 64 };
+__global__ void __launch_bounds__(THREADS)
+    column_sizes_kernel(uint32_t *most, const float *u, int64_t u_stride, int rows, int cols)
+{
+    int col = blockIdx.x * THREADS + threadIdx.x, row0 = blockIdx.y * ROWS_AT_ONCE, to = min(rows, row0 + ROWS_AT_ONCE);
+    if (col >= cols) return;
+    uint32_t own = 0;
+#pragma unroll 16
+    for (int row = row0; row < to; row++) own = max(own, size_bits(u[blockIdx.z * u_stride + (int64_t)row * cols + col]));
+    atomicMax(most + (int64_t)blockIdx.z * cols + col, own);
+}
+__global__ void __launch_bounds__(THREADS) units_kernel(float *unit, int64_t count)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < count) unit[i] = unit_of(__float_as_uint(unit[i]));
+}
+
+template <typename T>
+static void load_columns(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch, int batch)
+{
+    int64_t units = (int64_t)cols * batch;
+    dim3 grid((unsigned)ceil_div(cols, THREADS), (unsigned)ceil_div(rows, ROWS_AT_ONCE), (unsigned)batch);
+    CUDA_CHECK(cudaMemsetAsync(unit, 0, (size_t)units * sizeof *unit, s));
+    column_sizes_kernel<<<grid, THREADS, 0, s>>>((uint32_t *)unit, u, u_stride, rows, cols);
+    units_kernel<<<(unsigned)ceil_div(units, THREADS), THREADS, 0, s>>>(unit, units);
+    load_transposed<T>(s, x, unit, u, u_stride, NULL, 1, 0, 1, rows, cols, pitch, batch);
+}
+
+template <typename T>
+static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch, int batch)
+{
+    dim3 grid((unsigned)rows, (unsigned)batch);
+    if (cols % 4 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16))
+        load_with_units_kernel<T, 4><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
+    else if (pitch % 4 == 0 && cols <= WIDEST && aligned(x, 16))
+        load_shifted_kernel<T><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
+    else
+        load_with_units_kernel<T, 1><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
+}
+
+void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int batch,
+                  bool transpose)
+{
+    int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
+    ns_flush();
+    for (int first = 0; first < batch; first += MAX_GRID_YZ) {
+        int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
+        const float *from = u + (int64_t)first * u_stride;
+        float *units = unit + (int64_t)first * n;
+        DISPATCH_DTYPE(dtype, {
+            T *to = (T *)x + (int64_t)first * n * pitch;
+            if (transpose)
+                load_columns(s, to, units, from, u_stride, rows, cols, pitch, now);
+            else
+                load_rows(s, to, units, from, u_stride, rows, cols, pitch, now);
         });
     }
     CHECK_LAUNCH();
@@ -271,12 +418,14 @@ __global__ void __launch_bounds__(THREADS) add_diagonal_kernel(T *q, const T *z,
     });
 }
 
-__global__ void __launch_bounds__(THREADS) aol_scales_kernel(float *scale, const float *raw, float gain, int n, int64_t rows)
+__global__ void __launch_bounds__(THREADS)
+    aol_scales_kernel(float *scale, const float *raw, const float *unit, float gain, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
         float sum = 0;
-        for (int j = lane; j < n; j += WARP) sum += fabsf(raw[row * n + j]);
+        for (int j = lane; j < n; j += WARP) sum += fabsf(raw[row * n + j]) * (unit ? unit[row / n * n + j] : 1);
         sum = warp_sum(sum);
+        if (unit) sum /= unit[row];
         if (lane == 0) scale[row] = sum < NS_AOL_LEAST ? 0 : gain / sqrtf(1.02f * sum);
     });
 }
@@ -301,11 +450,12 @@ void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, floa
     CHECK_LAUNCH();
 }
 
-void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, float gain, int n, int batch)
+void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, const float *unit, float gain, int n,
+                     int batch)
 {
     int64_t rows = (int64_t)n * batch;
     ns_flush();
-    aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, gain, n, rows);
+    aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, unit, gain, n, rows);
     DISPATCH_DTYPE(dtype, { aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows); });
     CHECK_LAUNCH();
 }

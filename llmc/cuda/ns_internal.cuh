@@ -29,7 +29,8 @@ void ns_flush(void);
 
 // Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p);
-void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, float gain, int n, int batch);
+void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, const float *unit, float gain, int n,
+                     int batch);
 // q = z + a I; q may be z
 void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
 
