@@ -116,7 +116,8 @@ static void test_path_refusals(void)
 
 static bool refused_sizes(int micro_batches, int N, int rank, int ranks, int longest, int epochs, int vocab, const char *word)
 {
-    LoaderOptions o = {pattern, micro_batches, N, rank, ranks, longest, false, epochs, vocab, 0, NULL, NULL};
+    LoaderOptions o = {.files_glob = pattern, .micro_batches = micro_batches, .micro_batch_tokens = N, .rank = rank, .num_ranks = ranks,
+                       .max_document = longest, .epochs = epochs, .vocab_size = vocab};
     Loader *l = loader_open(&o, &e);
     bool good = !l && strstr(e.text, word) && !strchr(e.text, '\n');
     loader_close(l);
