@@ -94,11 +94,6 @@ static __device__ __forceinline__ void tile_load_own(void *to, const CUtensorMap
         "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
-// Has the copy unit fetch `map` itself, ahead of its first use.
-static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"((uint64_t)map) : "memory");
-}
 // `bytes` that lie together, a multiple of 16, to this block alone.
 static __device__ __forceinline__ void bulk_load(void *to, const void *from, uint64_t *barrier, uint32_t bytes)
 {
@@ -116,11 +111,8 @@ static __device__ __forceinline__ void tile_store(const CUtensorMap *map, const 
 }
 // What this thread has stored since the last call forms a group.
 static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Returns when shared memory has been read by all of this thread's stores but the last PENDING groups: it may be overwritten.
-template <int PENDING = 0> static __device__ __forceinline__ void stores_wait_read()
-{
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
+// Returns when shared memory has been read by all of this thread's stores: it may be overwritten.
+static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Returns when they are complete.
 static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Shows this thread's own writes to shared memory to the copy unit.
@@ -128,8 +120,6 @@ static __device__ __forceinline__ void copy_unit_fence() { asm volatile("fence.p
 
 // Orders this thread's view of all memory between its own accesses and those of the copy unit.
 static __device__ __forceinline__ void copy_unit_fence_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// The same of global memory alone, which does not wait for all that the thread has written.
-static __device__ __forceinline__ void copy_unit_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- counters in global memory -----------------------------------------------------------------------------------------------
 
@@ -173,13 +163,13 @@ static __device__ __forceinline__ void cluster_sync_at_end(void)
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 // Writes `value` to the place that block `rank` of the cluster has for it, and completes its barrier's phase, whose only arrival
-// this is. The completion makes the value visible, the arrival need not.
+// this is.
 static __device__ __forceinline__ void send_word(uint32_t *place, uint32_t value, uint64_t *barrier, int rank)
 {
     asm volatile("{\n\t.reg .b32 to, at;\n\t"
                  "mapa.shared::cluster.u32 to, %0, %3;\n\t"
                  "mapa.shared::cluster.u32 at, %2, %3;\n\t"
-                 "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [at], 4;\n\t"
+                 "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [at], 4;\n\t"
                  "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [to], %1, [at];\n\t}" ::"r"(shared_address(place)),
                  "r"(value), "r"(shared_address(barrier)), "r"(rank)
                  : "memory");
@@ -331,11 +321,22 @@ static __device__ __forceinline__ void store_blocks(uint32_t address, const uint
                  "r"(b[2]), "r"(b[3])
                  : "memory");
 }
-// The transposes of four blocks.
+// The transposes of four blocks, and of one (lanes 0 to 7 give the addresses).
 static __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t *b)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(b[0]),
                  "r"(b[1]), "r"(b[2]), "r"(b[3])
                  : "memory");
 }
+static __device__ __forceinline__ void store_transposed_one(uint32_t address, uint32_t b)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared::cta.b16 [%0], {%1};" ::"r"(address), "r"(b) : "memory");
+}
+static __device__ __forceinline__ uint32_t block_transposed(uint32_t block)
+{
+    uint32_t t;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(block));
+    return t;
+}
+
 #endif

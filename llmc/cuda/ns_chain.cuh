@@ -30,7 +30,7 @@ struct Task {
     int64_t stride;                 // of `elements`: from matrix to matrix
     int pitch;                      // of `elements`
     float *raw;                     // (batch, squares, 256 * 256) in the order of the sums' registers
-    float *sums;                    // (batch, sum_slots(), rows): sums of |raw| along the rows of halves of squares
+    float *sums;                    // (batch, sum_slots(), rows): sums of |raw| along the rows of parts of squares
     float *scale;                   // (batch, rows)
     const float *unit;              // (batch, rows) of TASK_RAW and TASK_AOL, NULL: all 1
     int rows, cols, depth;
@@ -38,8 +38,6 @@ struct Task {
     TaskKind kind;
     bool has_d, has_out, has_plus, square; // square: a and b are one tensor
     int row_squares, squares;              // squares in a column, in a matrix
-    bool halved;                           // squares below the diagonal are computed in two halves of 128 columns
-    int units;                             // squares and halves in a matrix: what is drawn and counted
     uint32_t waits;                        // bit i: for task i, whose result it uses or whose operands it overwrites
     bool awaited;                          // by a later task
 };
@@ -48,20 +46,20 @@ struct Chain {
     Task task[CHAIN_TASKS];
     int tasks, batch;
     int together;       // so many matrices go through all tasks, then the next: what they leave in the cache is still there
-    int units;          // of all tasks, in a matrix
+    int squares;        // of all tasks, in a matrix
     int total;          // in the batch
-    unsigned *done;     // (tasks, batch) parts of units done, 0 before and after; of a single task none are needed
+    unsigned *done;     // (tasks, batch) parts of squares done, 0 before and after; of a single task none are needed
     int counters;       // in done
-    unsigned *ticket;   // (1) the unit that is next, 0 before and after
+    unsigned *ticket;   // (1) the square that is next, 0 before and after
     unsigned *finished; // (1) blocks at the end, 0 before and after
 };
 static_assert(sizeof(Chain) <= 32764, "kernel parameters");
 
 static inline __host__ __device__ int squares_along(int elements) { return (elements + SQUARE - 1) / SQUARE; }
 static inline __host__ __device__ int boxes_along(int elements) { return (elements + BOX_SIDE - 1) / BOX_SIDE; }
-// Sums of |raw| of one row: of the halves of squares that it crosses on and below the diagonal, and of the parts of squares that
-// it crosses as a column.
-static inline __host__ __device__ int sum_slots(int rows) { return 2 * squares_along(rows) + boxes_along(rows); }
+// Sums of |raw| of one row: of the squares that it crosses on and below the diagonal, and of the parts of squares that it
+// crosses as a column.
+static inline __host__ __device__ int sum_slots(int rows) { return squares_along(rows) + boxes_along(rows); }
 
 // Runs the chain on tensors of `dtype`, which is 16 bits wide.
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &chain);

@@ -88,35 +88,25 @@ static bool conflict(const Uses *x, const Uses *y)
     return false;
 }
 
-// A task whose squares are few is over sooner when those below the diagonal are cut, if there are clusters for all units at once:
-// a half takes some 0.65 of the time of a square.
-static bool better_halved(const Task *t, int batch)
-{
-    bool symmetric_product = t->kind != TASK_FULL && t->kind != TASK_AOL;
-    return symmetric_product && (int64_t)batch * t->row_squares * t->row_squares <= device_state.sms / 2;
-}
-
 void ns_flush(void)
 {
     Chain *c = &held.chain;
     if (c->tasks == 0) return;
-    int64_t units = 0, smallest = INT32_MAX;
+    int64_t squares = 0, smallest = INT32_MAX;
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
         int64_t along = squares_along(t->rows), across = squares_along(t->cols);
         bool full = t->kind == TASK_FULL;
         t->row_squares = (int)along;
         t->squares = (int)(full ? along * across : along * (along + 1) / 2);
-        t->halved = better_halved(t, c->batch);
-        t->units = (int)(t->halved ? along * along : t->squares); // one on the diagonal and two below it
-        units += t->units;
-        smallest = min_i64(smallest, t->units);
+        squares += t->squares;
+        smallest = min_i64(smallest, t->squares);
     }
-    if (units * c->batch > INT32_MAX)
+    if (squares * c->batch > INT32_MAX)
         fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
               c->task[0].rows);
-    c->units = (int)units;
-    c->total = (int)(units * c->batch);
+    c->squares = (int)squares;
+    c->total = (int)(squares * c->batch);
     int groups = (int)max_i64(1, c->batch / ceil_div(SQUARES_UNDER_WAY, smallest));
     c->together = (int)ceil_div(c->batch, groups);
     if (!scratch.counters) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");

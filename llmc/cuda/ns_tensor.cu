@@ -1,33 +1,243 @@
 // Chains of Newton-Schulz tasks on Hopper's tensor memory accelerator (TMA) and warpgroup products (wgmma), for bf16 and fp16.
 //
 // A cluster of two blocks, each alone on its multiprocessor, computes a square of 256 x 256 at a time, a block 128 rows of it. In
-// a block two groups of 128 threads multiply 64 rows each. The four warps of the third group are there for what would keep these
-// waiting, with a thread each: one fetches operand tiles of depth 64 ahead, through a ring of STAGES; one, the scout, finds out
-// what comes next (ns_fetch.cuh); two, the clerks, send results and announce them (below). The columns' operand is needed by both
-// blocks: each fetches half of it and the hardware delivers it to both.
+// a block two groups of 128 threads multiply 64 rows each; of the third group one thread fetches operand tiles of depth 64 ahead,
+// through a ring of STAGES. The columns' operand is needed by both blocks: each fetches half of it and the hardware delivers it
+// to both.
 //
 // Why 64 x 256 a group: a product of 64 x 256 x 16 reads 10 KB of shared memory in 128 cycles and 6 KB more arrive for it, which
 // is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time.
 //
-// Addends (d) follow their unit's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw sums,
-// a box of each part a stage, take the operands' place.
+// Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw
+// sums, a box of each part a stage, take the operands' place.
 //
-// The blocks are persistent. Each cluster draws units of the chain, squares or halves of them, in an order in which a unit
-// depends on earlier ones only: what it waits for has been drawn by a cluster that is running, whatever else occupies the device.
+// The blocks are persistent. Each cluster draws squares of the chain, in an order in which a square depends on earlier ones only:
+// what it waits for has been drawn by a cluster that is running, whatever else occupies the device.
 //
 // Symmetric results: only squares on and below the diagonal exist; boxes are also written transposed, and on the diagonal the
 // elements below it are copied above, which makes the result symmetric to the last bit.
-#include "llmc/cuda/ns_fetch.cuh"
+#include "llmc/cuda/ns_tile.cuh"
 #include "llmc/cuda/tensor_map.cuh"
 
 enum {
-    FETCH_REGISTERS = 56, // 128 * 56 + 256 * 224 = 384 * 168, which is what a block starts with
-    COMPUTE_REGISTERS = 224,
-    WARPS = GROUPS * GROUP / WARP, // that multiply, in a block
-    LISTENERS = WARPS + GROUPS + 1 // these, the clerks and the fetching thread are told of parts
+    FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
+    COMPUTE_REGISTERS = 232,
+    CLUSTER = 2,
+    DRAW_BEFORE = 2,              // stages of a square that are fetched after the next one is drawn
+    ANNOUNCE_AFTER = 1,           // stage of the next square, with whose products under way a group waits for its stores
+    WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
 
 #if HOPPER
+
+// ---- squares and tasks -----------------------------------------------------------------------------------------------------
+
+// Square `index` of the chain, as the part in its first row of boxes.
+static __device__ __forceinline__ Part find_square(const Chain &c, int index)
+{
+    Part t = {};
+    int first = index / (c.together * c.squares) * c.together, count = min(c.together, c.batch - first),
+        rest = index - first * c.squares, i, j;
+    while (rest >= c.task[t.task].squares * count) rest -= c.task[t.task++].squares * count;
+    const Task &w = c.task[t.task];
+    int matrix = rest / w.squares;
+    t.square = rest - matrix * w.squares;
+    t.matrix = first + matrix;
+    if (is_symmetric(w))
+        triangle_position(t.square, i, j);
+    else
+        j = t.square / w.row_squares, i = t.square - j * w.row_squares; // neighbours share the tall operand's columns
+    t.on_diagonal = i == j && is_symmetric(w);
+    t.row = SQUARE_PARTS * i;
+    t.col = SQUARE_PARTS * j;
+    return t;
+}
+
+// The row of the part that a group of a block has. On the diagonal a part has one to four boxes below it: each block gets five.
+static __device__ __forceinline__ int part_row(const Part &square, int rank, int group)
+{
+    if (square.on_diagonal) return square.row + (group ? SQUARE_PARTS - 1 - rank : rank);
+    return square.row + GROUPS * rank + group;
+}
+
+// On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched.
+static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t) { return w.square && t.on_diagonal; }
+
+// Of operands, or of raw sums, a box of each part at a time.
+static __device__ __forceinline__ int stages_of(const Task &w)
+{
+    return w.kind == TASK_AOL ? SQUARE / BOX_SIDE : (w.depth + DEPTH - 1) / DEPTH;
+}
+
+// One thread: waits until the tasks that this one depends on are done for the part's matrix. What the copy unit wrote then is for
+// the copy unit to read, too.
+static __device__ __forceinline__ void wait_for_tasks(const Chain &c, const Part &t)
+{
+    for (uint32_t waits = c.task[t.task].waits; waits; waits &= waits - 1) {
+        int task = __ffs((int)waits) - 1;
+        const unsigned *done = c.done + task * c.batch + t.matrix;
+        while (load_acquire(done) < (unsigned)(SQUARE_PARTS * c.task[task].squares)) __nanosleep(20);
+    }
+    copy_unit_fence_all();
+}
+
+// A position in a ring of SIZE places.
+template <int SIZE> struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == SIZE) stage = 0, parity ^= 1;
+    }
+};
+
+// ---- tickets ---------------------------------------------------------------------------------------------------------------
+
+// The fetching threads: that of the cluster's first block draws and tells both which square comes next; the last one told of is
+// beyond the last.
+static __device__ __forceinline__ void hand_out(const SharedMemory &m, Ring<TICKETS> &ring, unsigned index)
+{
+    barrier_wait(m.taken(ring.stage), ring.parity ^ 1);
+    for (int rank = 0; rank < CLUSTER; rank++) send_word(m.ticket(ring.stage), index, m.drawn(ring.stage), rank);
+    ring.advance();
+}
+static __device__ __forceinline__ int take_ticket(const SharedMemory &m, Ring<TICKETS> &ring)
+{
+    barrier_wait(m.drawn(ring.stage), ring.parity);
+    int index = *(volatile uint32_t *)m.ticket(ring.stage);
+    barrier_arrive_at(m.taken(ring.stage), 0);
+    ring.advance();
+    return index;
+}
+
+// What they tell the groups of their block: the square, task -1 after the last.
+static __device__ __forceinline__ void tell_part(const SharedMemory &m, Ring<TICKETS> &ring, const Part &t)
+{
+    barrier_wait(m.heard(ring.stage), ring.parity ^ 1);
+    *m.part(ring.stage) = t;
+    barrier_arrive(m.told(ring.stage));
+    ring.advance();
+}
+static __device__ __forceinline__ Part hear_part(const SharedMemory &m, Ring<TICKETS> &ring, int rank, int group)
+{
+    barrier_wait(m.told(ring.stage), ring.parity);
+    Part t = *m.part(ring.stage);
+    t.row = part_row(t, rank, group);
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) barrier_arrive(m.heard(ring.stage));
+    ring.advance();
+    return t;
+}
+
+// ---- fetching ------------------------------------------------------------------------------------------------------------
+
+// Depth k to k + 63 of the operands: this block's rows of a, and its half of b's columns for both blocks.
+static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Task &w, const Part &t, int stage, int k,
+                                                      int rank)
+{
+    uint64_t *full = m.full(stage);
+    const uint16_t both = 3;
+    int own = a_is_in_b(w, t) ? 0 : GROUPS;
+    barrier_arrive_expect(full, STAGE_BYTES - (GROUPS - own) * BOX_BYTES); // what the other block sends counts too
+    for (int i = 0; i < own; i++)
+        tile_load_own(m.a(stage) + i * BOX_BYTES, &w.a, full, k, part_row(t, rank, i) * BOX_SIDE, t.matrix);
+    for (int i = 2 * rank; i < 2 * rank + 2; i++) {
+        int at = (t.col + i) * BOX_SIDE;
+        if (w.kind == TASK_FULL)
+            tile_load(m.b(stage) + i * BOX_BYTES, &w.b, full, at, k, t.matrix, both);
+        else
+            tile_load(m.b(stage) + i * BOX_BYTES, &w.b, full, k, at, t.matrix, both);
+    }
+}
+
+// Of a symmetric result nothing above the diagonal is.
+static __device__ __forceinline__ bool addend_wanted(const Task &w, const Part &t, int half, int rank, int i)
+{
+    return !is_symmetric(w) || t.col + 2 * half + i % 2 <= part_row(t, rank, i / 2);
+}
+
+// One half of d's part of the square, for this block's groups: two boxes side by side for the first, then for the second. Without
+// d only the place for them.
+static __device__ __forceinline__ void fetch_addend(const SharedMemory &m, const Task &w, const Part &t, int stage, int half,
+                                                    int rank)
+{
+    uint64_t *full = m.full(stage);
+    int boxes = 0;
+    for (int i = 0; w.has_d && i < 2 * GROUPS; i++) boxes += addend_wanted(w, t, half, rank, i);
+    if (boxes == 0) {
+        barrier_arrive(full);
+        return;
+    }
+    barrier_arrive_expect(full, (uint32_t)(boxes * BOX_BYTES));
+    for (int i = 0; i < 2 * GROUPS; i++)
+        if (addend_wanted(w, t, half, rank, i))
+            tile_load_own(m.a(stage) + i * BOX_BYTES, &w.d, full, (t.col + 2 * half + i % 2) * BOX_SIDE,
+                          part_row(t, rank, i / 2) * BOX_SIDE, t.matrix);
+}
+
+// The raw sums of box `box` of the groups' parts. Above the diagonal there may be nothing.
+static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Task &w, const Part &t, int stage, int box,
+                                                 int rank)
+{
+    uint64_t *full = m.full(stage);
+    bool wanted[GROUPS];
+    uint32_t bytes = 0;
+    for (int i = 0; i < GROUPS; i++) {
+        int row = part_row(t, rank, i);
+        wanted[i] = t.col + box <= row && row * BOX_SIDE < w.rows;
+        bytes += wanted[i] ? RAW_BYTES : 0;
+    }
+    if (bytes == 0)
+        barrier_arrive(full);
+    else
+        barrier_arrive_expect(full, bytes);
+    for (int i = 0; i < GROUPS; i++)
+        if (wanted[i])
+            bulk_load(m.a(stage) + i * RAW_BYTES, raw_place(w, t, part_row(t, rank, i)) + box * RAW_BYTES / sizeof(float4), full,
+                      RAW_BYTES);
+}
+
+static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW ? 0 : 2; }
+
+// The next square is drawn when the last few stages of this one are about to be fetched: early enough for its number to be there
+// in time, and late enough for clusters that are behind to draw less.
+static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring,
+                                                    Ring<TICKETS> &handed, const Part &t, int rank)
+{
+    const Task &w = c.task[t.task];
+    int stages = stages_of(w), draw_at = max(0, stages - DRAW_BEFORE);
+    unsigned drawn = 0;
+    wait_for_tasks(c, t);
+    for (int i = 0; i < stages; i++, ring.advance()) {
+        if (rank == 0 && i == draw_at) drawn = atomicAdd(c.ticket, 1);
+        barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+        if (w.kind == TASK_AOL)
+            fetch_raw(m, w, t, ring.stage, i, rank);
+        else
+            fetch_operands(m, w, t, ring.stage, i * DEPTH, rank);
+    }
+    if (rank == 0) hand_out(m, handed, drawn);
+    for (int half = 0; half < items_after(w); half++, ring.advance()) {
+        barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+        fetch_addend(m, w, t, ring.stage, half, rank);
+    }
+}
+
+// One thread of each block runs this.
+static __device__ __forceinline__ void fetch_squares(const SharedMemory &m, const Chain &c, int rank)
+{
+    Ring<STAGES> ring;
+    Ring<TICKETS> handed, taken, told;
+    Part t = {};
+    if (rank == 0) hand_out(m, handed, atomicAdd(c.ticket, 1));
+    for (int index; (index = take_ticket(m, taken)) < c.total;) {
+        t = find_square(c, index);
+        tell_part(m, told, t);
+        fetch_square(m, c, ring, handed, t, rank);
+    }
+    t.task = -1;
+    tell_part(m, told, t);
+}
 
 // ---- multiplying ---------------------------------------------------------------------------------------------------------
 
@@ -38,7 +248,10 @@ struct Place {
     const Chain &c;
     Ring<STAGES> ring;
     Desk desk;
-    uint32_t desk_parity; // of the wait for the desk
+    int rank;
+    // Of the leader, what the last part leaves to do: the stage of its first item, and its counter. Negative, NULL: nothing.
+    int items;
+    unsigned *counter;
 };
 
 // Tells both blocks, which write into this stage, that a warp has read it.
@@ -47,6 +260,28 @@ static __device__ __forceinline__ void release(const Place &p, int stage)
     int lane = threadIdx.x % WARP;
     if (lane < CLUSTER) barrier_arrive_at(p.m.empty(stage), lane);
 }
+
+// The leader: the last part's items go back, as soon as the copy unit has read them.
+static __device__ __forceinline__ void return_items(Place &p)
+{
+    if (!p.desk.leader || p.items < 0) return;
+    stores_wait_read();
+    for (int i = 0; i < 2; i++)
+        for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(p.m.empty((p.items + i) % STAGES), rank, GROUP / WARP);
+    p.items = -1;
+}
+
+// The leader: the last part is announced, as soon as all of it is in global memory. Others of the group have written theirs
+// before they met the leader at the desk.
+static __device__ __forceinline__ void announce(Place &p)
+{
+    if (!p.desk.leader || !p.counter) return;
+    stores_wait();
+    copy_unit_fence_all();
+    add_release(p.counter, 1);
+    p.counter = NULL;
+}
+static __device__ __forceinline__ void settle(Place &p) { return_items(p), announce(p); }
 
 static __device__ __forceinline__ void wait_for_fetch(const Place &p) { barrier_wait(p.m.full(p.ring.stage), p.ring.parity); }
 
@@ -77,18 +312,28 @@ template <typename T, bool ALONG_COLUMNS, int COLS>
 static __device__ __forceinline__ void multiply_cols(float (&sum)[SQUARE / 2], Place &p, int blocks, int a_bytes)
 {
     int previous = -1;
-    for (int i = 0; i < blocks; i++) multiply_stage<T, ALONG_COLUMNS, COLS>(sum, p, a_bytes, previous);
+    // Nothing to multiply yet: others may be waiting for the last part.
+    if (p.desk.leader && !barrier_complete(p.m.full(p.ring.stage), p.ring.parity)) settle(p);
+    __syncwarp();
+    for (int i = 0; i < blocks; i++) {
+        multiply_stage<T, ALONG_COLUMNS, COLS>(sum, p, a_bytes, previous);
+        if (i == 0) return_items(p);
+        if (i == ANNOUNCE_AFTER) announce(p);
+        if (i <= ANNOUNCE_AFTER) __syncwarp();
+    }
     products_wait<0>();
     products_done(sum);
     release(p, previous);
+    announce(p);
+    __syncwarp();
 }
 
 // Of symmetric results only the columns up to the diagonal are wanted.
 template <typename T, bool ALONG_COLUMNS>
-static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Part &t)
+static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
 {
-    int blocks = t.stages, boxes = boxes_wanted(t),
-        a_bytes = t.a_in_b ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
+    int blocks = stages_of(w), boxes = t.row - t.col + 1,
+        a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
     if (ALONG_COLUMNS || boxes >= 4)
         multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
     else if (boxes == 3)
@@ -110,73 +355,64 @@ static __device__ __forceinline__ void pass_over(Place &p, int items)
 
 // ---- whole parts -----------------------------------------------------------------------------------------------------------
 
-// Takes the items that follow, as soon as the desk is free: the clerk has sent the part before.
-static __device__ __forceinline__ Items take_items(Place &p)
+// Takes the next item, which is half `half` of the part, and returns the group's boxes of it.
+static __device__ __forceinline__ uint8_t *take_item(Place &p, Items &items, int half)
 {
-    Items items = {{}, p.desk.base, p.desk.group};
-    for (int half = 0; half < 2; half++, p.ring.advance()) {
-        wait_for_fetch(p);
-        items.stage[half] = p.m.a(p.ring.stage);
-    }
-    return items;
-}
-static __device__ __forceinline__ void take_desk(Place &p)
-{
-    barrier_wait(p.m.desk_free(p.desk.group), p.desk_parity ^ 1);
-    p.desk_parity ^= 1;
+    wait_for_fetch(p);
+    items.stage[half] = p.m.a(p.ring.stage);
+    p.ring.advance();
+    return items.boxes(half);
 }
 
-// A warp has staged half `half` of the part, for the copy unit, or written it to global memory: over to the clerk.
-static __device__ __forceinline__ void hand_over(const Place &p, int half)
+// What lies in the items and in packed leaves.
+template <typename T, bool SYMMETRIC>
+static __device__ __forceinline__ void send_all(const uint32_t (&packed)[64], const Items &items, Place &p, const Task &w,
+                                                const Part &t)
 {
-    copy_unit_fence();
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(p.m.staged(p.desk.group, half));
+    send_part<T>(packed, items, p.desk, w, t);
+    if (SYMMETRIC && is_symmetric(w)) send_mirrored(packed, items, p.desk, w, t);
 }
 
 template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void product_part(Place &p, const Task &w, const Part &t)
 {
     float sum[SQUARE / 2];
-    multiply<T, ALONG_COLUMNS>(sum, p, t);
-    Items items = take_items(p);
-    take_desk(p);
-    // Complete before the operands were: AOL's pass wrote the scales together with the matrix that is multiplied.
-    bool scaled = !ALONG_COLUMNS && t.kind == TASK_SCALED;
-    if (scaled) read_scales(p.desk, w, t);
+    multiply<T, ALONG_COLUMNS>(sum, p, w, t);
+    p.items = p.ring.stage;
+    uint32_t packed[64];
+    Items items = {{}, p.desk.group};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (2 * half < boxes_wanted(t)) {
-            uint32_t packed[32];
-            if (t.has_d)
-                combine<T, true>(packed, sum + 64 * half, items.boxes(half), t.alpha, t.beta);
-            else
-                combine<T, false>(packed, sum + 64 * half, NULL, t.alpha, 0);
-            stage_half<T, !ALONG_COLUMNS>(packed, half, items, p.desk, w, t);
-            if (scaled) scale_half<T>(half, items, p.desk, t);
-            if (ALONG_COLUMNS && t.has_elements) {
-                p.desk.sync();
-                write_elements(items.boxes(half), w, t, half);
-            }
-        }
-        hand_over(p, half);
+        uint8_t *boxes = take_item(p, items, half);
+        if (w.has_d)
+            combine<T, true>(packed + 32 * half, sum + 64 * half, boxes, w.alpha, w.beta);
+        else
+            combine<T, false>(packed + 32 * half, sum + 64 * half, NULL, w.alpha, 0);
+        put_blocks<HALF_COLS>(packed + 32 * half, boxes);
+    }
+    if (!ALONG_COLUMNS && w.kind == TASK_SCALED) {
+        // Complete before the operands were: AOL's pass wrote them together with the matrix that is multiplied.
+        read_scales(p.desk, w, t);
+        send_scaled<T>(packed, items, p.desk, w, t); // meets at the desk before the scales of the next part
+    } else {
+        send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
     }
 }
 
 template <typename T> static __device__ __forceinline__ void raw_part(Place &p, const Task &w, const Part &t)
 {
     float sum[SQUARE / 2];
-    multiply<T, false>(sum, p, t);
-    take_desk(p);
-    read_units(p.desk, w, t);
+    multiply<T, false>(sum, p, w, t);
+    read_units(p.desk, w, t); // after all have read the scales of the part before: they met at the desk since
     write_raw(sum, p.desk, w, t);
-    for (int half = 0; half < 2; half++) hand_over(p, half);
 }
 
 template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
 {
     uint32_t packed[64];
-    take_desk(p);
+    if (p.desk.leader) return_items(p);
+    if (p.desk.leader && !barrier_complete(p.m.full(p.ring.stage), p.ring.parity)) announce(p); // others may be waiting for it
+    __syncwarp();
     wait_for_fetch(p); // the sums are complete like the first box
     read_aol_scales(p.desk, w, t);
 #pragma unroll
@@ -186,89 +422,38 @@ template <typename T> static __device__ __forceinline__ void aol_part(Place &p, 
         __syncwarp();
         release(p, p.ring.stage);
     }
-    Items items = take_items(p);
+    if (p.desk.leader) announce(p);
+    __syncwarp();
+    p.items = p.ring.stage;
+    Items items = {{}, p.desk.group};
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        stage_half<T, true>(packed + 32 * half, half, items, p.desk, w, t);
-        hand_over(p, half);
-    }
+    for (int half = 0; half < 2; half++) put_blocks<HALF_COLS>(packed + 32 * half, take_item(p, items, half));
+    send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
 }
-
-// A part that is not wanted: others may be.
-static __device__ __forceinline__ bool is_beyond(const Part &t) { return t.row * BOX_SIDE >= t.rows; }
 
 template <typename T>
 static __device__ __forceinline__ void compute_parts(const SharedMemory &m, const Chain &c, int group, int rank)
 {
-    Place p = {m, c, {}, {m.desk(group), m.scales(group), group}, 0};
+    Place p = {m, c, {}, {m.desk(group), m.scales(group), group, threadIdx.x % GROUP == 0}, rank, -1, NULL};
     Ring<TICKETS> heard;
-    for (Part t; (t = hear_part(m, heard)).task >= 0; heard.advance()) {
-        __syncwarp();
-        if (threadIdx.x % WARP == 0) barrier_arrive(m.heard(heard.stage));
+    for (Part t; (t = hear_part(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
-        t.row = part_row(t, rank, group);
-        if (is_beyond(t))
-            pass_over(p, t.stages + items_after(t));
-        else if (t.kind == TASK_FULL)
+        if (t.row * BOX_SIDE >= w.rows) {
+            settle(p);
+            pass_over(p, stages_of(w) + items_after(w));
+        } else if (w.kind == TASK_FULL) {
             product_part<T, true>(p, w, t);
-        else if (t.kind == TASK_AOL)
+        } else if (w.kind == TASK_AOL) {
             aol_part<T>(p, w, t);
-        else if (t.kind == TASK_RAW)
+        } else if (w.kind == TASK_RAW) {
             raw_part<T>(p, w, t);
-        else
+        } else {
             product_part<T, false>(p, w, t);
+        }
+        p.counter = w.awaited ? c.done + t.task * c.batch + t.matrix : NULL;
     }
-}
-
-// ---- clerks ----------------------------------------------------------------------------------------------------------------
-
-// The copy unit has read an item: it goes back to both blocks' fetching threads.
-static __device__ __forceinline__ void return_item(const SharedMemory &m, int stage)
-{
-    for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(m.empty(stage), rank, GROUP / WARP);
-}
-
-// What a group has staged leaves, the items first: the next unit's operands wait for their places.
-static __device__ __forceinline__ void send_part(const SharedMemory &m, const Task &w, const Part &t, int stage, int group,
-                                                 uint32_t parity)
-{
-    int stages[2] = {stage, (stage + 1) % STAGES};
-    Items items = {{m.a(stages[0]), m.a(stages[1])}, m.desk(group), group};
-    bool sends = items_after(t) && !t.has_elements;
-    for (int half = 0; half < 2; half++) {
-        barrier_wait(m.staged(group, half), parity);
-        if (sends) send_half(half, items, w, t);
-    }
-    if (sends) send_desk(items, w, t);
-    if (items_after(t)) {
-        stores_wait_read<2>();
-        return_item(m, stages[0]);
-        stores_wait_read<1>();
-        return_item(m, stages[1]);
-    }
-    stores_wait_read<0>();
-    barrier_arrive(m.desk_free(group));
-}
-
-// One thread for each group. A part is announced as soon as all of it is in global memory.
-static __device__ __forceinline__ void send_parts(const SharedMemory &m, const Chain &c, int group, int rank)
-{
-    Ring<TICKETS> heard;
-    int stage = 0;
-    uint32_t parity = 0;
-    for (Part t; (t = hear_part(m, heard)).task >= 0; heard.advance()) {
-        barrier_arrive(m.heard(heard.stage));
-        const Task &w = c.task[t.task];
-        t.row = part_row(t, rank, group);
-        stage = (stage + t.stages) % STAGES;
-        if (!is_beyond(t)) send_part(m, w, t, stage, group, parity), parity ^= 1;
-        stage = (stage + items_after(t)) % STAGES;
-        if (!w.awaited) continue;
-        stores_wait();
-        copy_unit_fence_global();
-        add_release(c.done + t.task * c.batch + t.matrix, 1);
-    }
-    stores_wait();
+    settle(p);
+    if (p.desk.leader) stores_wait();
 }
 
 // The last block of the grid resets the counters for the next chain. One warp.
@@ -294,18 +479,12 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     SharedMemory m = {shared};
-    int rank = cluster_rank(), group = threadIdx.x / GROUP;
+    int rank = cluster_rank(), group = threadIdx.x / GROUP; // group 2 fetches and draws
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), CLUSTER * WARPS);
         for (int i = 0; i < TICKETS; i++) barrier_init(m.drawn(i), 1), barrier_init(m.taken(i), CLUSTER);
-        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.ready(i), 1);
-        for (int i = 0; i < TICKETS; i++) barrier_init(m.heard(i), LISTENERS);
-        barrier_init(m.draw(), 1);
-        for (int i = 0; i < GROUPS; i++) {
-            for (int half = 0; half < 2; half++) barrier_init(m.staged(i, half), GROUP / WARP);
-            barrier_init(m.desk_free(i), 1);
-        }
+        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.heard(i), WARPS);
         barrier_init_fence();
     }
     launch_dependents();
@@ -316,15 +495,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
         compute_parts<T>(m, c, group, rank);
     } else {
         registers_shrink<FETCH_REGISTERS>();
-        int warp = threadIdx.x % GROUP / WARP; // the groups' clerks, the fetching thread, the scout
-        if (threadIdx.x % WARP == 0) {
-            if (warp < GROUPS)
-                send_parts(m, c, warp, rank);
-            else if (warp == GROUPS)
-                fetch_units(m, c, rank);
-            else
-                scout_units(m, c, rank);
-        }
+        if (threadIdx.x == GROUPS * GROUP) fetch_squares(m, c, rank);
         __syncwarp();
     }
     cluster_sync_at_end(); // others may still arrive at this block's barriers

@@ -3,9 +3,8 @@
 // A multiplying group has 64 rows of a square, its part. Behind the operands of a square two more items come through the ring of
 // stages, one for each half of its columns: with d's half of the part, or empty where there is no d. The group puts its rounded
 // sums in d's place, from where the copy unit takes them; their mirror image goes by way of the group's desk and of what an item
-// leaves free of its stage. All else is up to the group's clerk, a thread that does not multiply: it sends what is staged, gives
-// the items back to the fetching thread when the copy unit has read them, and announces the part when all has arrived. To wait
-// for that, and for memory to be in order, takes as long as some stages of products.
+// leaves free of its stage. The items go back to the fetching thread when the copy unit has read them, and the part is announced
+// when all has arrived: the group's leader sees to both when the next square's products are under way.
 //
 // Halves of a part are two boxes of 64 rows of 128 bytes, the chunks of 16 bytes swizzled as the copy unit does it: chunk c of
 // row r at chunk c ^ r % 8.
@@ -27,9 +26,9 @@ enum {
     ADDEND_BYTES = BLOCK_ROWS * HALF_COLS * 2, // half of d's part of the square, for both groups
     DESK_BYTES = 2 * BOX_BYTES,
     SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
-    TICKETS = 2,                // units drawn ahead, and parts told of ahead
-    BARRIERS = 2 * STAGES + 5 * TICKETS + 3 * GROUPS + 1,
-    PART_WORDS = 15,
+    TICKETS = 2,                // squares drawn ahead, and parts told of ahead
+    BARRIERS = 2 * STAGES + 4 * TICKETS,
+    PART_WORDS = 6,
     SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
@@ -37,17 +36,11 @@ static_assert(GROUPS * RAW_BYTES <= STAGE_BYTES, "raw boxes of all groups fit in
 static_assert(ADDEND_BYTES + GROUPS * BOX_BYTES <= STAGE_BYTES, "an item and a mirrored box for each group fit into a stage");
 enum { DESK_BARRIER = 1 }; // and 2: one for each group
 
-// A part by its place in the matrix, counted in boxes, and the square it belongs to.
+// A part by its place in the matrix, in units of boxes, and the square it belongs to.
 struct Part {
     int task, matrix, row, col;
     int square;      // of its task, in its matrix
     int on_diagonal; // the square is
-    int boxes;       // side by side in the part: 4, or 2 of a half
-    int kind, rows;  // of the task, and what else of it a group needs in a hurry
-    float alpha, beta;
-    int has_d, has_elements;
-    int stages; // of operands, or of raw sums, a box of each part at a time
-    int a_in_b; // on the diagonal of a product of a tensor with itself: the rows of a are among those of b and not fetched
 };
 static_assert(sizeof(Part) == PART_WORDS * 4, "a part is told of in words");
 
@@ -65,18 +58,11 @@ struct SharedMemory {
     __device__ __forceinline__ uint64_t *taken(int i) const { return full(2 * STAGES + TICKETS) + i; }
     __device__ __forceinline__ uint64_t *told(int i) const { return full(2 * STAGES + 2 * TICKETS) + i; }
     __device__ __forceinline__ uint64_t *heard(int i) const { return full(2 * STAGES + 3 * TICKETS) + i; }
-    __device__ __forceinline__ uint64_t *staged(int group, int half) const { return heard(TICKETS) + 2 * group + half; }
-    __device__ __forceinline__ uint64_t *desk_free(int group) const { return staged(GROUPS, group); }
-    __device__ __forceinline__ uint64_t *ready(int i) const { return desk_free(GROUPS) + i; }
-    __device__ __forceinline__ uint64_t *draw(void) const { return ready(TICKETS); }
     __device__ __forceinline__ uint32_t *ticket(int i) const { return (uint32_t *)full(BARRIERS) + i; }
     __device__ __forceinline__ Part *part(int i) const { return (Part *)ticket(TICKETS) + i; }
 };
 
 static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL; } // by its squares
-// Of a part's boxes, those below the diagonal of a symmetric result, and those on it too.
-static __device__ __forceinline__ int boxes_below(const Part &t) { return t.on_diagonal ? t.row - t.col : t.boxes; }
-static __device__ __forceinline__ int boxes_wanted(const Part &t) { return t.on_diagonal ? t.row - t.col + 1 : t.boxes; }
 
 // ---- a group and its desk ------------------------------------------------------------------------------------------------
 
@@ -84,7 +70,20 @@ struct Desk {
     uint8_t *base;
     float *scales;
     int group;
+    bool leader; // the thread that talks to the copy unit
     __device__ __forceinline__ void sync() const { group_sync(DESK_BARRIER + group, GROUP); }
+    // What the group sent has been read.
+    __device__ __forceinline__ void wait_free() const
+    {
+        if (leader) stores_wait_read();
+        sync();
+    }
+    // What is on the desk is there for the copy unit; the leader may send it.
+    __device__ __forceinline__ void hand_over() const
+    {
+        copy_unit_fence();
+        sync();
+    }
 };
 
 template <typename T> static __device__ __forceinline__ uint32_t pack(float lo, float hi);
@@ -143,6 +142,40 @@ static __device__ __forceinline__ void combine(uint32_t *packed, const float *su
     }
 }
 
+// scaled = packed diag(scales), for the columns of a box; scales: of these columns.
+template <typename T>
+static __device__ __forceinline__ void scale_by_columns(uint32_t *scaled, const uint32_t *packed, const float *scales)
+{
+#pragma unroll
+    for (int i = 0; i < BOX_SIDE / 4; i++) {
+        const float *c = scales + i / 2 * 8 + col_of();
+        float2 v = unpack<T>(packed[i]);
+        scaled[i] = pack<T>(saturated<T>(v.x * c[0]), saturated<T>(v.y * c[1]));
+    }
+}
+// scaled = diag(scales) packed, for the columns of a box: the transpose of what the mirror image is, scaled by its columns.
+template <typename T>
+static __device__ __forceinline__ void scale_by_rows(uint32_t *scaled, const uint32_t *packed, const float *scales)
+{
+    float r[2] = {scales[row_of()], scales[row_of() + 8]};
+#pragma unroll
+    for (int i = 0; i < BOX_SIDE / 4; i++) {
+        float2 v = unpack<T>(packed[i]);
+        scaled[i] = pack<T>(saturated<T>(v.x * r[i % 2]), saturated<T>(v.y * r[i % 2]));
+    }
+}
+
+// Adds to the elements on the diagonal of a box, which is still in registers.
+template <typename T> static __device__ __forceinline__ void add_to_diagonal_packed(uint32_t *packed, float value)
+{
+#pragma unroll
+    for (int i = 0; i < BOX_SIDE / 4; i++) {
+        int row = row_of() + i % 2 * 8, col = i / 2 * 8 + col_of();
+        float2 v = unpack<T>(packed[i]);
+        packed[i] = pack<T>(row == col ? v.x + value : v.x, row == col + 1 ? v.y + value : v.y);
+    }
+}
+
 // The address of the mirror image of block (warp, 0; 0) for lanes 0 to 7, of the next three for the others: e = 1, then g = 1.
 static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *desk)
 {
@@ -150,90 +183,53 @@ static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *desk)
     return shared_address(desk) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 }
 
-// The rest is rare, and small rather than fast: where code is not in the instruction cache it runs at the speed of the next one.
-// A thread's chunks of a box, the same in each function: 8 columns, every 16th row.
-enum { CHUNKS = BOX_SIDE / 8 };
-static __device__ __forceinline__ int chunk_row(int k) { return threadIdx.x % GROUP / CHUNKS + k * (GROUP / CHUNKS); }
-static __device__ __forceinline__ int chunk_col(void) { return threadIdx.x % CHUNKS * 8; }
-template <typename T> struct alignas(16) Chunk {
-    T v[8];
-};
-template <typename T> static __device__ __forceinline__ Chunk<T> *chunk_of(uint8_t *box, int k)
+// The transpose of an 8 x 8 block on the diagonal that is `block` up to the diagonal, and above it the mirror image of `mirror`.
+static __device__ __forceinline__ uint32_t mirrored_block(uint32_t mirror, uint32_t block)
 {
-    int row = chunk_row(k);
-    return reinterpret_cast<Chunk<T> *>(box + row * 128 + ((chunk_col() / 8 ^ row % 8) << 4));
+    uint32_t t = block_transposed(block);
+    int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
+    uint32_t low = row > col ? mirror : t, high = row > col + 1 ? mirror : t;
+    return (low & 0xffffu) | (high & 0xffff0000u);
 }
 
-// Above the diagonal of a box goes what is there in its transpose.
-template <typename T> static __device__ __forceinline__ void fill_above(uint8_t *box, uint8_t *transpose)
+// A box on the diagonal, which lies on the desk as `packed`: the mirror image of `mirror` goes above the diagonal.
+static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, const uint32_t *packed, uint8_t *box)
 {
-#pragma unroll 1
-    for (int k = 0; k < BOX_SIDE * CHUNKS / GROUP; k++) {
-        Chunk<T> *to = chunk_of<T>(box, k), own = *to, other = *chunk_of<T>(transpose, k);
+    int warp = threadIdx.x / WARP % 4;
+    uint32_t first = mirrored_place(box);
 #pragma unroll
-        for (int i = 0; i < 8; i++) own.v[i] = chunk_col() + i > chunk_row(k) ? other.v[i] : own.v[i];
-        *to = own;
+    for (int i = 0; i < 16; i++) {
+        int g = i / 2, e = i % 2, row = 2 * warp + e; // one for all lanes of a warp
+        if (row < g) continue;
+        uint32_t block = row == g ? mirrored_block(mirror[i], packed[i]) : mirror[i];
+        store_transposed_one((first ^ e << 4) + g * 1024, block);
     }
 }
 
-// Adds to the elements on the diagonal of a box; to may be the box.
-template <typename T> static __device__ __forceinline__ void add_to_diagonal(uint8_t *to, uint8_t *box, float value)
+// Adds to the elements on the diagonal of a box.
+template <typename T> static __device__ __forceinline__ void add_to_diagonal(uint8_t *box, float value)
 {
-#pragma unroll 1
-    for (int k = 0; k < BOX_SIDE * CHUNKS / GROUP; k++) {
-        Chunk<T> own = *chunk_of<T>(box, k);
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (chunk_col() + i == chunk_row(k)) own.v[i] = from_float<T>(to_float(own.v[i]) + value);
-        *chunk_of<T>(to, k) = own;
-    }
-}
-
-// A box times diag(scales).
-template <typename T> static __device__ __forceinline__ void scale_box(uint8_t *box, const float *scales)
-{
-#pragma unroll 1
-    for (int k = 0; k < BOX_SIDE * CHUNKS / GROUP; k++) {
-        Chunk<T> own = *chunk_of<T>(box, k);
-#pragma unroll
-        for (int i = 0; i < 8; i++) own.v[i] = from_float<T>(saturated<T>(to_float(own.v[i]) * scales[chunk_col() + i]));
-        *chunk_of<T>(box, k) = own;
-    }
+    int r = threadIdx.x % GROUP;
+    if (r >= BOX_SIDE) return;
+    T *element = reinterpret_cast<T *>(box + r * 128 + ((r / 8 ^ r % 8) << 4)) + r % 8;
+    *element = from_float<T>(to_float(*element) + value);
 }
 
 // ---- results -------------------------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ uint32_t element_bits(const uint8_t *boxes, int row, int col)
-{
-    const uint8_t *chunk = boxes + col / BOX_SIDE * BOX_BYTES + row * 128 + ((col % BOX_SIDE / 8 ^ row % 8) << 4);
-    return reinterpret_cast<const uint16_t *>(chunk)[col % 8];
-}
-
-// Half `half` of the part, which lies in `boxes`, to global memory where rows of out start anywhere: a warp a row, in words where
-// two elements share one.
+// Half `half` of the part, which lies in `boxes`, to global memory where rows of out start anywhere.
+template <typename T>
 static __device__ __forceinline__ void write_elements(const uint8_t *boxes, const Task &w, const Part &t, int half)
 {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, col = t.col * BOX_SIDE + half * HALF_COLS,
-        cols = min((int)HALF_COLS, w.cols - col);
-    uint16_t *out = (uint16_t *)w.elements + t.matrix * w.stride + (int64_t)t.row * BOX_SIDE * w.pitch + col;
-#pragma unroll 4
-    for (int r = warp; r < min((int)BOX_SIDE, w.rows - t.row * BOX_SIDE); r += 4) {
-        uint16_t *to = out + (int64_t)r * w.pitch;
-        int odd = (int)((uintptr_t)to / 2 % 2);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int c = 2 * (lane + i * WARP) + odd;
-            uint32_t first = element_bits(boxes, r, c), second = element_bits(boxes, r, min(c + 1, HALF_COLS - 1));
-            if (c + 1 < cols)
-                *reinterpret_cast<uint32_t *>(to + c) = first | second << 16;
-            else if (c < cols)
-                to[c] = (uint16_t)first;
-        }
-        if (odd && lane == 0 && cols > 0) to[0] = (uint16_t)element_bits(boxes, r, 0);
+    T *out = (T *)w.elements + t.matrix * w.stride;
+    int c = threadIdx.x % GROUP, row = t.row * BOX_SIDE, col = t.col * BOX_SIDE + half * HALF_COLS + c;
+    for (int r = 0; r < BOX_SIDE && row + r < w.rows && col < w.cols; r++) {
+        const uint8_t *chunk = boxes + c / BOX_SIDE * BOX_BYTES + r * 128 + ((c % BOX_SIDE / 8 ^ r % 8) << 4);
+        out[(int64_t)(row + r) * w.pitch + col] = reinterpret_cast<const T *>(chunk)[c % 8];
     }
 }
 
-// The clerk sends a box to (row, col) of the results.
+// The leader sends a box to (row, col) of the results.
 static __device__ __forceinline__ void send_box(const uint8_t *box, const Task &w, int row, int col, int matrix, bool out,
                                                 bool plus)
 {
@@ -256,81 +252,93 @@ static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint
     for (int g = 0; g < 8; g += 2) store_transposed(first + g * 1024, packed + 2 * g);
 }
 
-// The two items of a part, of which a group has two boxes each, and one for the mirror image; the other two of that lie on the
-// desk. On the diagonal the last box of mirror images is not wanted and is spare.
+// The two items of a part, of which a group has two boxes each, and one for the mirror image.
 struct Items {
-    uint8_t *stage[2], *desk;
+    uint8_t *stage[2];
     int group;
     __device__ __forceinline__ uint8_t *boxes(int half) const { return stage[half] + 2 * group * BOX_BYTES; }
     __device__ __forceinline__ uint8_t *box(int i) const { return boxes(i / 2) + i % 2 * BOX_BYTES; }
-    __device__ __forceinline__ uint8_t *mirrored(int i) const
+    __device__ __forceinline__ uint8_t *mirrored(const Desk &desk, int i) const
     {
-        return i % 3 ? desk + (i - 1) * BOX_BYTES : stage[i / 3] + ADDEND_BYTES + group * BOX_BYTES;
+        return i < 2 ? desk.base + i * BOX_BYTES : stage[i - 2] + ADDEND_BYTES + group * BOX_BYTES;
     }
-    __device__ __forceinline__ uint8_t *spare() const { return mirrored(3); }
 };
 
-// The box on the diagonal is there, its transpose is spare: it becomes symmetric, and with the diagonal what is wanted; where
-// both are, the spare one.
+// The part as it is, which lies in its items and in packed. Of a symmetric result only the boxes on and below the diagonal.
 template <typename T>
-static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *spare, const Desk &desk, const Task &w,
-                                                         const Part &t)
+static __device__ __forceinline__ void send_part(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
+                                                 const Task &w, const Part &t)
 {
-    desk.sync();
-    fill_above<T>(box, spare);
-    if (!w.has_plus && t.kind != TASK_SCALED) return;
-    add_to_diagonal<T>(w.has_out && w.has_plus ? spare : box, box, w.diagonal);
-}
-
-// Half of a part, 32 registers, into its items, and of a symmetric result its mirror image: boxes below the diagonal transposed.
-template <typename T, bool SYMMETRIC>
-static __device__ __forceinline__ void stage_half(const uint32_t *packed, int half, const Items &items, const Desk &desk,
-                                                  const Task &w, const Part &t)
-{
-    put_blocks<HALF_COLS>(packed, items.boxes(half));
-    if (!SYMMETRIC) return;
-    int below = boxes_below(t);
+    int diagonal = is_symmetric(w) && t.row - t.col < 4 ? t.row - t.col : -1, last = diagonal < 0 ? 3 : diagonal;
+    uint8_t *box = items.box(max(diagonal, 0)); // on the diagonal
+    if (diagonal >= 0) {
+        desk.sync();
 #pragma unroll
-    for (int b = 0; b < 2; b++) {
-        int i = 2 * half + b;
-        bool diagonal = t.on_diagonal && i == below;
-        if (i < below || diagonal) put_mirrored(packed + 16 * b, diagonal ? items.spare() : items.mirrored(i));
+        for (int i = 0; i < 4; i++)
+            if (i == diagonal) mirror_in_place(packed + 16 * i, packed + 16 * i, box);
+        if (w.has_plus && !w.has_out) desk.sync(), add_to_diagonal<T>(box, w.diagonal);
     }
-    if (t.on_diagonal && below / 2 == half) complete_diagonal<T>(items.box(below), items.spare(), desk, w, t);
+    desk.hand_over();
+    if (w.elements) {
+        write_elements<T>(items.boxes(0), w, t, 0);
+        write_elements<T>(items.boxes(1), w, t, 1);
+        desk.sync(); // before the items go back
+        return;
+    }
+    bool again = diagonal >= 0 && w.has_plus && w.has_out; // with the diagonal it differs
+    if (desk.leader) {
+        for (int i = 0; i <= last; i++)
+            send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !(again && i == diagonal));
+        stores_commit();
+    }
+    if (!again) return;
+    desk.wait_free();
+    add_to_diagonal<T>(box, w.diagonal);
+    desk.hand_over();
+    if (desk.leader) send_box(box, w, t.row, t.col + diagonal, t.matrix, false, true), stores_commit();
 }
 
-// A staged half times diag(scales): its mirror image is not the same numbers then.
-template <typename T>
-static __device__ __forceinline__ void scale_half(int half, const Items &items, const Desk &desk, const Part &t)
+// A symmetric result transposed: the boxes below the diagonal. That the desk is free the group knows since it sent the part: its
+// leader returned the items of the last one before.
+static __device__ __forceinline__ void send_mirrored(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
+                                                     const Task &w, const Part &t)
 {
-    desk.sync();
-#pragma unroll 1
-    for (int i = 2 * half; i < min(2 * half + 2, boxes_wanted(t)); i++) {
-        scale_box<T>(items.box(i), desk.scales + BOX_SIDE + i * BOX_SIDE);
-        if (i < boxes_below(t)) scale_box<T>(items.mirrored(i), desk.scales);
-    }
-}
-
-// What the clerk sends of a symmetric result: the boxes on and below the diagonal, and their mirror images, those on the desk
-// last.
-static __device__ __forceinline__ void send_mirrored(const Items &items, const Task &w, const Part &t, int i)
-{
-    if (is_symmetric(w) && i < boxes_below(t)) send_box(items.mirrored(i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
-}
-static __device__ __forceinline__ void send_half(int half, const Items &items, const Task &w, const Part &t)
-{
-    for (int i = 2 * half; i < min(2 * half + 2, boxes_wanted(t)); i++) {
-        bool twice = t.on_diagonal && i == boxes_below(t) && w.has_plus && w.has_out; // with the diagonal it differs
-        send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
-        if (twice) send_box(items.spare(), w, t.row, t.col + i, t.matrix, false, true);
-    }
-    send_mirrored(items, w, t, 3 * half);
+    int below = min(4, t.row - t.col);
+    if (below == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < below) put_mirrored(packed + 16 * i, items.mirrored(desk, i));
+    desk.hand_over();
+    if (!desk.leader) return;
+    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
     stores_commit();
 }
-static __device__ __forceinline__ void send_desk(const Items &items, const Task &w, const Part &t)
+
+// The part plus diagonal I, times diag(scales): its mirror image is not the same numbers.
+template <typename T>
+static __device__ __forceinline__ void send_scaled(uint32_t (&packed)[64], const Items &items, const Desk &desk, const Task &w,
+                                                   const Part &t)
 {
-    send_mirrored(items, w, t, 1);
-    send_mirrored(items, w, t, 2);
+    int below = min(4, t.row - t.col), last = min(3, t.row - t.col);
+    uint32_t scaled[16], mirror[16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // a box at a time, whose scales are read when the last one is through
+        if (i > below) break;
+        if (i == below) add_to_diagonal_packed<T>(packed + 16 * i, w.diagonal);
+        scale_by_columns<T>(scaled, packed + 16 * i, desk.scales + BOX_SIDE + i * BOX_SIDE);
+        put_blocks<BOX_SIDE>(scaled, items.box(i));
+        scale_by_rows<T>(mirror, packed + 16 * i, desk.scales);
+        if (i == below) {
+            desk.sync(); // before the box is mirrored in its place
+            mirror_in_place(mirror, scaled, items.box(i));
+        } else {
+            put_mirrored(mirror, items.mirrored(desk, i));
+        }
+    }
+    desk.hand_over();
+    if (!desk.leader) return;
+    for (int i = 0; i <= last; i++) send_box(items.box(i), w, t.row, t.col + i, t.matrix, true, false);
+    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, true, false);
     stores_commit();
 }
 
@@ -366,105 +374,92 @@ static __device__ __forceinline__ void read_units(const Desk &desk, const Task &
     desk.sync();
 }
 
-// Of twice KEPT sums a lane gives half to its partner, whose lane differs in bit `step`, and adds up the others: those with the
-// bit have the upper half then.
-template <int KEPT> static __device__ __forceinline__ void share_sums(float (&sums)[64], int step)
-{
-    bool upper = threadIdx.x & step;
-#pragma unroll
-    for (int k = 0; k < KEPT; k++) {
-        float given = upper ? sums[k] : sums[KEPT + k];
-        sums[k] = (upper ? sums[KEPT + k] : sums[k]) + __shfl_xor_sync(0xffffffffu, given, step);
-    }
-}
-
 // The sums as they are, and the sums of their absolute values, each times the unit of its column: along rows, and along columns
 // for the mirror image. Their order is fixed.
 static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], const Desk &desk, const Task &w, const Part &t)
 {
-    int first = t.col % SQUARE_PARTS; // box of the square
-    float4 *to = raw_place(w, t, t.row) + first * BOX_SIDE / 8 * GROUP + threadIdx.x % GROUP;
-    float *shared = (float *)desk.base, rows[2][2] = {}; // by half
-    float own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, wanted = boxes_wanted(t);
+    float4 *to = raw_place(w, t, t.row) + threadIdx.x % GROUP;
+    float *shared = (float *)desk.base, rows[2] = {}, own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, wanted = min(4, t.row - t.col + 1); // boxes
 #pragma unroll
     for (int g = 0; g < 32; g++) {
         const float *s = sum + 4 * g;
         if (g / 8 >= wanted) continue;
         to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
         const float *c = desk.scales + BOX_SIDE + 8 * g + col_of();
-        rows[g / 16][0] += fabsf(s[0]) * c[0] + fabsf(s[1]) * c[1];
-        rows[g / 16][1] += fabsf(s[2]) * c[0] + fabsf(s[3]) * c[1];
+        rows[0] += fabsf(s[0]) * c[0] + fabsf(s[1]) * c[1];
+        rows[1] += fabsf(s[2]) * c[0] + fabsf(s[3]) * c[1];
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        float &sum_of = rows[i / 2][i % 2];
-        sum_of += __shfl_xor_sync(0xffffffffu, sum_of, 1);
-        sum_of += __shfl_xor_sync(0xffffffffu, sum_of, 2);
-        int row = t.row * BOX_SIDE + row_of() + 8 * (i % 2);
-        if (lane % 4 == 0 && row < w.rows && i < t.boxes) *sums_place(w, t.matrix, t.col / 2 + i / 2, row) = sum_of;
+    for (int e = 0; e < 2; e++) {
+        rows[e] += __shfl_xor_sync(0xffffffffu, rows[e], 1);
+        rows[e] += __shfl_xor_sync(0xffffffffu, rows[e], 2);
+        int row = t.row * BOX_SIDE + row_of() + 8 * e;
+        if (lane % 4 == 0 && row < w.rows) *sums_place(w, t.matrix, t.col / SQUARE_PARTS, row) = rows[e];
     }
-    float cols[64]; // of columns 8 g + col_of() + p at 2 g + p
+    desk.wait_free();
 #pragma unroll
     for (int k = 0; k < 64; k++) {
-        const float *s = sum + k / 2 * 4 + k % 2;
-        cols[k] = fabsf(s[0]) * own[0] + fabsf(s[2]) * own[1];
+        const int g = k / 2, p = k % 2;
+        float c = fabsf(sum[4 * g + p]) * own[0] + fabsf(sum[4 * g + 2 + p]) * own[1];
+        for (int step = 4; step < WARP; step *= 2) c += __shfl_xor_sync(0xffffffffu, c, step);
+        if (lane / 4 == 0) shared[warp * SQUARE + 8 * g + col_of() + p] = c;
     }
-    // Lanes 4 r + c, r from 0 to 7, have the same columns. At the end r has the sums of g = 4 r to 4 r + 3.
-    share_sums<32>(cols, 16);
-    share_sums<16>(cols, 8);
-    share_sums<8>(cols, 4);
-#pragma unroll
-    for (int k = 0; k < 8; k++) shared[warp * SQUARE + 8 * (lane / 4 * 4 + k / 2) + col_of() + k % 2] = cols[k];
     desk.sync();
     for (int c = threadIdx.x % GROUP; c < SQUARE; c += GROUP) {
         int box = t.col + c / BOX_SIDE, col = t.col * BOX_SIDE + c;
-        if (c < t.boxes * BOX_SIDE && box < t.row && col < w.rows && t.row * BOX_SIDE < w.rows)
-            *sums_place(w, t.matrix, 2 * squares_along(w.rows) + t.row, col) =
+        if (box < t.row && col < w.rows && t.row * BOX_SIDE < w.rows)
+            *sums_place(w, t.matrix, squares_along(w.rows) + t.row, col) =
                 shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c];
+    }
+    desk.sync(); // before the leader announces, and before the desk is used again
+}
+
+// Sums of |raw| of row `row` from number `from` on, SLOTS of them at most, 0 beyond the last.
+enum { SLOTS = 16 };
+static __device__ __forceinline__ int sums_of_row(const Task &w, int row)
+{
+    return row < w.rows ? row / SQUARE + 1 + boxes_along(w.rows) - (row / BOX_SIDE + 1) : 0;
+}
+static __device__ __forceinline__ void load_sums(float (&v)[SLOTS], const Task &w, int matrix, int row, int from)
+{
+    int squares = row / SQUARE + 1, count = sums_of_row(w, row),
+        boxes = squares_along(w.rows) + row / BOX_SIDE + 1 - squares; // slots of boxes follow those of all squares
+#pragma unroll
+    for (int k = 0; k < SLOTS; k++) {
+        int i = from + k;
+        v[k] = i < count ? __ldcg(sums_place(w, matrix, i < squares ? i : boxes + i, row)) : 0;
     }
 }
 
-// From the sums. A thread has up to three rows, and some of the sums of all of them are on their way at once: one after the other
-// each would take as long as all. Squares on the diagonal keep the scales of their rows.
+// The scale of row `row`, 0 beyond the last; v: its first sums.
+static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int row, float (&v)[SLOTS])
+{
+    float sum = 0;
+    int count = sums_of_row(w, row);
+#pragma unroll 1
+    for (int from = 0;;) {
+#pragma unroll
+        for (int k = 0; k < SLOTS; k++) sum += v[k];
+        if ((from += SLOTS) >= count) break;
+        load_sums(v, w, matrix, row, from);
+    }
+    if (w.unit && row < w.rows) sum /= __ldg(w.unit + (int64_t)matrix * w.rows + row);
+    return sum < NS_AOL_LEAST ? 0 : w.gain / sqrtf(1.02f * sum);
+}
+
+// From the sums. Squares on the diagonal keep those of their rows.
 static __device__ __forceinline__ void read_aol_scales(const Desk &desk, const Task &w, const Part &t)
 {
-    enum { AT_ONCE = 8 };
-    const float *from[SCALES_EACH];
-    int halves[SCALES_EACH], count[SCALES_EACH], skipped[SCALES_EACH], most = 0;
-    float sum[SCALES_EACH] = {};
+    float v[SCALES_EACH][SLOTS];
 #pragma unroll
-    for (int k = 0; k < SCALES_EACH; k++) {
-        int row = scale_row(w, t, threadIdx.x % GROUP + k * GROUP);
-        from[k] = sums_place(w, t.matrix, 0, min(row, w.rows - 1));
-        halves[k] = 2 * (row / SQUARE + 1);
-        skipped[k] = 2 * squares_along(w.rows) + row / BOX_SIDE + 1 - halves[k]; // slots of boxes follow those of all halves
-        count[k] = row < w.rows ? sum_slots(w.rows) - skipped[k] : 0;
-        most = max(most, count[k]);
-    }
-#pragma unroll 1
-    for (int first = 0; first < most; first += AT_ONCE) {
-        float v[SCALES_EACH][AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE * SCALES_EACH; i++) {
-            int k = i % SCALES_EACH, slot = first + i / SCALES_EACH, place = slot < halves[k] ? slot : slot + skipped[k];
-            v[k][i / SCALES_EACH] = __ldcg(from[k] + (slot < count[k] ? place : 0) * w.rows);
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE * SCALES_EACH; i++) {
-            int k = i % SCALES_EACH, slot = first + i / SCALES_EACH;
-            sum[k] += slot < count[k] ? v[k][i / SCALES_EACH] : 0;
-        }
-    }
+    for (int k = 0; k < SCALES_EACH; k++) load_sums(v[k], w, t.matrix, scale_row(w, t, threadIdx.x % GROUP + k * GROUP), 0);
 #pragma unroll
     for (int k = 0; k < SCALES_EACH; k++) {
         int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
-        if (i >= SCALES) break;
-        int64_t place = (int64_t)t.matrix * w.rows + row;
-        if (w.unit && row < w.rows) sum[k] /= __ldg(w.unit + place);
-        float own = sum[k] < NS_AOL_LEAST ? 0 : w.gain / sqrtf(1.02f * sum[k]);
-        if (t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[place] = own;
-        desk.scales[i] = own;
+        float own = row_scale(w, t.matrix, row, v[k]);
+        if (t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[(int64_t)t.matrix * w.rows + row] = own;
+        if (i < SCALES) desk.scales[i] = own;
     }
     desk.sync();
 }
