@@ -78,6 +78,10 @@ refuses('GPUs for the CPU program', 2, qr/--gpus 2: this is the CPU program.*mpi
     my $what = qr/started as one of 2 ranks \(WORLD_SIZE\), but ranks of the CPU program meet by MPI/;
     refuses('ranks that MPI has not started', 2, $what, @short) if $trainer =~ /_cpu$/;
 }
+{
+    local @ENV{qw(PMI_RANK PMI_SIZE)} = (1, 2);
+    refuses('ranks that another MPI has started', 2, qr/started as one of 2 ranks \(PMI_SIZE\), but/, @short) if $trainer =~ /_cpu$/;
+}
 refuses('a glob that matches nothing', 1, qr/--train-files: no file matches '\/none\*\.bin'/, @short, '--train-files', '/none*.bin');
 refuses('no validation shard', 1, qr/--val-files: no file matches/, @short, '--val-files', "$dir/none.bin");
 refuses('several validation shards', 1, qr/matches 2 files/, @short, '--val-files', "$dir/bad_t*.bin");

@@ -67,6 +67,33 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
     ok(error <= 2 * plain + FP32_ATOM, "%s, %d samples in double: %.2g (%.2g)", name, SAMPLES, error, plain);
 }
 
+// The same products while they leave multiprocessors to collectives: dx has the same bits, sums over tokens are parted otherwise but
+// within the same limit, and alike each time.
+static void check_shared(const void *gdy, const void *gx, const void *gw, void *gdx, float *gdw, const bf16 *x, const bf16 *dy, int in,
+                         int out)
+{
+    enum { SMS = 24 };
+    int N = FULL.N;
+    size_t x_bytes = (size_t)N * (size_t)in * 2, dw_bytes = (size_t)in * (size_t)out * 4;
+    void *before = to_host(gdx, x_bytes), *dw[2], *after;
+    char name[128];
+    device_share(SMS, 1);
+    matmul_backward_input(stream, gdx, gdy, gw, N, in, out);
+    after = to_host(gdx, x_bytes);
+    ok(!memcmp(before, after, x_bytes), "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
+    for (int i = 0; i < 2; i++) {
+        device_zero(stream, gdw, dw_bytes);
+        device_share(SMS, 1);
+        matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in}, 1, N);
+        dw[i] = to_host(gdw, dw_bytes);
+    }
+    device_share(0, 0);
+    snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d beside a reduction", out, N, in);
+    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, dw[0]);
+    ok(!memcmp(dw[0], dw[1], dw_bytes), "and again: the same bits");
+    free(before), free(after), free(dw[0]), free(dw[1]);
+}
+
 static void check_products(int in, int out) // multiples of 16
 {
     int N = FULL.N;
@@ -93,6 +120,7 @@ static void check_products(int in, int out) // multiples of 16
     matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in}, 1, N);
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d", out, N, in);
     check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, y = to_host(gdw, w_bytes * 2)), free(y);
+    check_shared(gdy, gx, gw, gdx, gdw, x, dy, in, out);
     void *memory[] = {gx, gw, gdy, gy, gdx, gdw};
     for (int i = 0; i < 6; i++) device_free(memory[i]);
     free(x), free(w), free(dy);

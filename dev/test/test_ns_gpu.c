@@ -434,7 +434,11 @@ static void test_small(void)
     static const int small[][2] = {{64, 64},   {72, 1000}, {128, 128}, {128, 512}, {136, 144}, {192, 768},
                                    {200, 264}, {256, 256}, {256, 768}, {768, 256}, {256, 2048}};
     Random r = {6};
-    for (size_t i = 0; i < sizeof small / sizeof *small; i++) test_variants_of(&r, small[i][0], small[i][1], 1);
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) {
+        int n = (int)min_i64(small[i][0], small[i][1]), m = (int)max_i64(small[i][0], small[i][1]);
+        if (device_has_wgmma()) ok(ns_iteration_path(NS_FP16, n, m) == NS_PATH_SMALL, "%dx%d: one kernel's", n, m);
+        test_variants_of(&r, small[i][0], small[i][1], 1);
+    }
 }
 
 static double largest_singular_value(const double *a, int n, int m) // power iteration on a a^T
@@ -495,6 +499,11 @@ static void test_spectra(void)
             free(u);
         }
         free_frames(&f);
+        double *g = gaussian(&r, (int64_t)n * m);
+        for (int64_t e = 0; e < (int64_t)n * m; e++) g[e] *= e / m == 7 ? 0 : pow(10, -5.0 * (double)(e / m) / (n - 1));
+        float *u = to_float(g, (int64_t)n * m);
+        for (int k = 0; k < CASES; k++) test_spectrum(&cases[k], "rows scaled 1e-5 .. 1, one of them zero", u, n, m, true);
+        free(g), free(u);
     }
 }
 

@@ -11,6 +11,7 @@
 // runs twice on the same input and must give the same bits.
 #include "dev/test/tap.h"
 #include "llmc/cpu/fp8.h"
+#include "llmc/cuda/device.h"
 #include "llmc/ops.h"
 #include <dlfcn.h>
 #include <stdlib.h>

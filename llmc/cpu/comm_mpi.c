@@ -60,6 +60,7 @@ void comm_open(int *argc, char ***argv)
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
     CHECK(MPI_Comm_size(MPI_COMM_WORLD, &size));
+    if (size == 1) refuse_strangers("the MPI that started them is not the one that this program was built with");
     set_abort_hook(abort_all);
 }
 

@@ -27,7 +27,7 @@ template <int CLUSTER> struct SmallPlace {
         int lane = threadIdx.x % WARP;
         if (lane < CLUSTER) barrier_arrive_at(barrier, lane);
     }
-    // The leader's, for the group.
+    // All threads of the group.
     __device__ __forceinline__ void wait_sent() const
     {
         if (CLUSTER > 1) barrier_wait(m.sent(), sent ^ 1);
