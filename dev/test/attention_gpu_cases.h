@@ -2,7 +2,6 @@
 #pragma once
 #include "dev/test/tap.h"
 #include "llmc/cuda/attention.h"
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,27 +27,9 @@ static bool quick;
     X(backend_open)                                                                                                              \
     X(backend_reserve) X(backend_close) X(attention_table_ints) X(attention_table_build) X(attention_forward)                    \
         X(attention_backward) X(qkv_backward)
-typedef struct {
-#define X(f) __typeof__(&f) f;
-    OPS(X)
-#undef X
-} Ops;
+#include "dev/test/ops_library.h"
 typedef enum { PLAIN, TRUTH, REFERENCES } Which;
 static Ops ops[REFERENCES];
-
-static bool load(Ops *o, const char *directory, const char *file)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", directory, file);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return fprintf(stderr, "test_attention_gpu: %s\n", dlerror()), false;
-#define X(f)                                                                                                                    \
-    *(void **)&o->f = dlsym(library, #f);                                                                                       \
-    if (!o->f) return fprintf(stderr, "test_attention_gpu: %s has no %s\n", path, #f), false;
-    OPS(X)
-#undef X
-    return true;
-}
 
 // ---- cases ---------------------------------------------------------------------------------------------------------------
 

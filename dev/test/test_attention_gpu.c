@@ -477,7 +477,7 @@ int main(int argc, char **argv)
     bool portable = argc > 1 && !strcmp(argv[1], "--portable");
     argc -= portable, argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
-    if (!load(&ops[PLAIN], directory, "libref_bf16.so") || !load(&ops[TRUTH], directory, "libref_fp32.so")) {
+    if (!load_ops(&ops[PLAIN], directory, "libref_bf16.so") || !load_ops(&ops[TRUTH], directory, "libref_fp32.so")) {
         ok(false, "the CPU backend's libraries are in %s", directory);
         return tap_done();
     }

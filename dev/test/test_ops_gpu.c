@@ -13,7 +13,6 @@
 #include "llmc/cpu/fp8.h"
 #include "llmc/cuda/device.h"
 #include "llmc/ops.h"
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,30 +24,12 @@
     X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) X(qkv_backward)       \
     X(head_weight_bytes) X(head_quantize) X(head_loss_train) X(head_loss_eval)       \
     X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) X(normuon_update) X(cast_weights)
-typedef struct {
-#define X(f) __typeof__(&f) f;
-    OPS(X)
-#undef X
-} Ops;
+#include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
 static bool portable;
 static Stream stream;
 static const char *filter = "";
-
-static bool load(Ops *o, const char *directory, const char *file)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", directory, file);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return fprintf(stderr, "test_ops_gpu: %s\n", dlerror()), false;
-#define X(f)                                                                                                                    \
-    *(void **)&o->f = dlsym(library, #f);                                                                                       \
-    if (!o->f) return fprintf(stderr, "test_ops_gpu: %s has no %s\n", path, #f), false;
-    OPS(X)
-#undef X
-    return true;
-}
 
 // ---- a case: its buffers, and how to run it ------------------------------------------------------------------------------
 
@@ -387,7 +368,7 @@ int main(int argc, char **argv)
 #define X(f) ops[GPU].f = f;
     OPS(X)
 #undef X
-    if (!load(&ops[NAIVE], directory, "libref_bf16.so") || !load(&ops[TRUTH], directory, "libref_fp32.so")) {
+    if (!load_ops(&ops[NAIVE], directory, "libref_bf16.so") || !load_ops(&ops[TRUTH], directory, "libref_fp32.so")) {
         ok(false, "the CPU backend's libraries are in %s", directory);
         return tap_done();
     }

@@ -250,7 +250,7 @@ static __device__ __forceinline__ void scale_rows(uint32_t (&rows)[SmallSizes<CL
 {
 #pragma unroll
     for (int j = 0; j < GROUPS; j++)
-        if (j == p.group) add_to_packed_diagonal<T>(rows + 16 * j, a);
+        if (j == p.group) add_to_diagonal_packed<T>(rows + 16 * j, a);
 #pragma unroll
     for (int i = 0; i < p.m.PAIRS; i++) {
         const float *s = p.m.scales() + (i / 32 ^ p.rank) * HALF_COLS + i % 32 / 2 * 8 + col_of();

@@ -159,17 +159,6 @@ template <typename T, int SUMS> static __device__ __forceinline__ void add_boxes
     }
 }
 
-// The diagonal of a box of packed sums += value.
-template <typename T> static __device__ __forceinline__ void add_to_packed_diagonal(uint32_t *packed, float value)
-{
-#pragma unroll
-    for (int i = 0; i < BOX_SIDE / 4; i++) {
-        int row = row_of() + i % 2 * 8, col = i / 2 * 8 + col_of();
-        float2 v = unpack<T>(packed[i]);
-        packed[i] = pack<T>(row == col ? v.x + value : v.x, row == col + 1 ? v.y + value : v.y);
-    }
-}
-
 // Between local order and that of the matrix: the other block's rows or columns go first in the second block.
 template <typename R, int COUNT> static __device__ __forceinline__ void swap_halves(R (&v)[COUNT], bool swap)
 {
