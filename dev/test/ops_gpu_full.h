@@ -82,9 +82,8 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
     after = to_host(gdx, x_bytes);
     ok(!memcmp(before, after, x_bytes), "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
     for (int i = 0; i < 2; i++) {
-        device_zero(stream, gdw, dw_bytes);
         device_share(SMS, 1);
-        matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in}, 1, N);
+        matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = true}, 1, N);
         dw[i] = to_host(gdw, dw_bytes);
     }
     device_share(0, 0);
@@ -117,7 +116,7 @@ static void check_products(int in, int out) // multiples of 16
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
     check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes)), free(y);
 
-    matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in}, 1, N);
+    matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = false}, 1, N);
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d", out, N, in);
     check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, y = to_host(gdw, w_bytes * 2)), free(y);
     check_shared(gdy, gx, gw, gdx, gdw, x, dy, in, out);
