@@ -252,11 +252,13 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s) { forward(m, a, b, at, 0, s); }
 
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s)
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first, int count, float *loss,
+                      Stream s)
 {
     const Params *p = &m->params;
+    int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
-    head_loss_eval(s, loss, a->xf, p->tables + (NUM_TABLES - 1) * p->table_size, b->targets, b->N, m->config->model_dim,
+    head_loss_eval(s, loss, a->xf + (int64_t)first * d, p->tables + (NUM_TABLES - 1) * p->table_size, b->targets + first, count, d,
                    config_vocab_padded(m->config));
 }
 

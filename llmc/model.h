@@ -83,5 +83,6 @@ void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetti
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s);
 // After the last micro-batch of a step: gradients of what model_prepare derived.
 void model_finish_gradients(Model *m, Acts *a, Stream s);
-// Loss of a forward-only pass with the plain head.
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s);
+// Loss of a forward-only pass with the plain head: the sum over `count` tokens from `first` on.
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first, int count, float *loss,
+                      Stream s);
