@@ -484,13 +484,6 @@ bool validation_part(const Validation *v, int q, int begin, Batch *b, Validation
     return true;
 }
 
-bool validation_batch(const Validation *v, int q, Batch *b, Error *e)
-{
-    ValidationPart whole;
-    assert(b->N == v->sequence_tokens);
-    return validation_part(v, q, 0, b, &whole, e);
-}
-
 void validation_close(Validation *v)
 {
     if (!v) return;

@@ -128,20 +128,15 @@ int validation_document_token(const Validation *v);
 uint64_t validation_fingerprint(const Validation *v); // of the tokens that are predicted
 
 // Sequence q: inputs are tokens [S q, S (q+1)), targets those one further, S = sequence_tokens. Each document token at a position
-// above 0 begins a document. num_rows is 0.
-//   batch  N = S, allocated and owned by the caller
-// Error: q outside 0 .. validation_num_sequences - 1.
-bool validation_batch(const Validation *v, int q, Batch *batch, Error *e);
-
-// Some whole documents of a sequence, which nothing else of the sequence can reach but for the token before them (the smear):
-// N <= S tokens from `first` on, of which [begin, end) count. All are positions in the sequence.
+// above 0 begins a document. A part of it is some whole documents, which nothing else of the sequence can reach but for the token
+// before them (the smear): N <= S tokens from `first` on, of which [begin, end) count. All are positions in the sequence.
 typedef struct {
     int first, begin, end;
 } ValidationPart;
 
-// The part of sequence q that begins at `begin`, 0 or another part's end; N tells how long it may be.
-//   batch  N in validation_longest + 1 .. S, or S, allocated and owned by the caller
-// Error: as above.
+// The part of sequence q that begins at `begin`, 0 or another part's end; N tells how long it may be, S: the whole sequence.
+//   batch  N in validation_longest + 1 .. S, or S, allocated and owned by the caller; num_rows is 0
+// Error: q outside 0 .. validation_num_sequences - 1.
 bool validation_part(const Validation *v, int q, int begin, Batch *batch, ValidationPart *part, Error *e);
 int validation_longest(const Validation *v); // tokens of the longest document within a sequence
 void validation_close(Validation *v); // NULL is allowed

@@ -71,11 +71,13 @@ static void validate(const char *path, const uint8_t *choice)
     Validation *v = validation_open(path, (int64_t)S * (1 + choice[3]), S, 0, -1, &e);
     if (!v) return;
     Batch b;
-    batch_alloc(&b, S);
-    for (int q = 0; q < validation_num_sequences(v); q++) {
-        check(validation_batch(v, q, &b, &e));
-        check_batch(&b, SHARD_MAX_VOCAB, false);
-    }
+    ValidationPart part;
+    batch_alloc(&b, (int)min_i64(S, validation_longest(v) + 1 + choice[4] % 8));
+    for (int q = 0; q < validation_num_sequences(v); q++)
+        for (int begin = 0; begin < S; begin = part.end) {
+            check(validation_part(v, q, begin, &b, &part, &e) && part.begin == begin && part.end > begin && part.end <= S);
+            check_batch(&b, SHARD_MAX_VOCAB, false);
+        }
     batch_free(&b);
     validation_close(v);
 }

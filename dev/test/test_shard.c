@@ -226,6 +226,12 @@ static void test_validation_parts(const Validation *v, const Tokens *t, int S)
     ok(v && wrong == 0, "parts of %d to %d tokens: every document once and whole", longest + 1, S);
 }
 
+static bool whole_sequence(const Validation *v, int q, Batch *b, Error *error)
+{
+    ValidationPart part;
+    return validation_part(v, q, 0, b, &part, error) && part.first == 0 && part.begin == 0 && part.end == b->N;
+}
+
 static void test_validation(void)
 {
     enum { S = 64, SEQUENCES = 20 };
@@ -244,7 +250,7 @@ static void test_validation(void)
     batch_alloc(&b, S);
     int wrong = 0;
     for (int q = 0; q < SEQUENCES; q++) {
-        wrong += !v || !validation_batch(v, q, &b, &e);
+        wrong += !v || !whole_sequence(v, q, &b, &e);
         int docs = 0;
         for (int i = 0; i < S; i++) {
             wrong += b.tokens[i] != t->ids[q * S + i] || b.targets[i] != t->ids[q * S + i + 1];
@@ -253,7 +259,7 @@ static void test_validation(void)
         wrong += docs != b.num_docs || b.cu_seqlens[docs] != S || b.num_rows != 0;
     }
     ok(wrong == 0, "%d sequences: tokens, targets and documents as defined (%d differences)", SEQUENCES, wrong);
-    ok(v && !validation_batch(v, SEQUENCES, &b, &e) && !validation_batch(v, -1, &b, &e), "%s", e.text);
+    ok(v && !whole_sequence(v, SEQUENCES, &b, &e) && !whole_sequence(v, -1, &b, &e), "%s", e.text);
     test_validation_parts(v, t, S);
     validation_close(v);
 
@@ -276,7 +282,7 @@ static void test_validation(void)
     memset(t->ids, 0, S * 2 * sizeof *t->ids);
     written = shard_write(path_of("val2.bin"), t->ids, t->count, VOCAB, DOC, &e);
     v = validation_open(path_of("val2.bin"), S, S, VOCAB, DOC, &e);
-    ok(written && v && validation_batch(v, 0, &b, &e) && b.num_docs == 1, "no document token in the sequence: one document");
+    ok(written && v && whole_sequence(v, 0, &b, &e) && b.num_docs == 1, "no document token in the sequence: one document");
     validation_close(v);
     batch_free(&b);
     unlink(path_of("val.bin"));
