@@ -111,8 +111,11 @@ static __device__ __forceinline__ void tile_store(const CUtensorMap *map, const 
 }
 // What this thread has stored since the last call forms a group.
 static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Returns when shared memory has been read by all of this thread's stores: it may be overwritten.
-static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Returns when shared memory has been read by all of this thread's groups of stores but the last LEFT: it may be overwritten.
+template <int LEFT = 0> static __device__ __forceinline__ void stores_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
 // Returns when they are complete.
 static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Shows this thread's own writes to shared memory to the copy unit.

@@ -9,7 +9,7 @@
 // is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time.
 //
 // Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw
-// sums, a box of each part a stage, take the operands' place.
+// sums, a box of each part a stage, take the operands' place, and scaled boxes theirs.
 //
 // The blocks are persistent. Each cluster draws squares of the chain, in an order in which a square depends on earlier ones only:
 // what it waits for has been drawn by a cluster that is running, whatever else occupies the device.
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Ta
                       RAW_BYTES);
 }
 
-static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW ? 0 : 2; }
+static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW || w.kind == TASK_AOL ? 0 : 2; }
 
 // The next square is drawn when the last few stages of this one are about to be fetched: early enough for its number to be there
 // in time, and late enough for clusters that are behind to draw less.
@@ -249,8 +249,8 @@ struct Place {
     Ring<STAGES> ring;
     Desk desk;
     int rank;
-    // Of the leader, what the last part leaves to do: the stage of its first item, and its counter. Negative, NULL: nothing.
-    int items;
+    // Of the leader, what the last part leaves to do: stages to return, the first and how many, and its counter. NULL: nothing.
+    int first, items;
     unsigned *counter;
 };
 
@@ -261,14 +261,18 @@ static __device__ __forceinline__ void release(const Place &p, int stage)
     if (lane < CLUSTER) barrier_arrive_at(p.m.empty(stage), lane);
 }
 
-// The leader: the last part's items go back, as soon as the copy unit has read them.
+// The leader: the same for all warps of the group.
+static __device__ __forceinline__ void return_stage(const Place &p, int stage)
+{
+    for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(p.m.empty(stage), rank, GROUP / WARP);
+}
+// The leader: the last part's stages go back, as soon as the copy unit has read them.
 static __device__ __forceinline__ void return_items(Place &p)
 {
-    if (!p.desk.leader || p.items < 0) return;
+    if (!p.desk.leader || p.items == 0) return;
     stores_wait_read();
-    for (int i = 0; i < 2; i++)
-        for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(p.m.empty((p.items + i) % STAGES), rank, GROUP / WARP);
-    p.items = -1;
+#pragma unroll 1
+    for (; p.items > 0; p.items--, p.first = (p.first + 1) % STAGES) return_stage(p, p.first);
 }
 
 // The leader: the last part is announced, as soon as all of it is in global memory. Others of the group have written theirs
@@ -369,7 +373,7 @@ template <typename T, bool SYMMETRIC>
 static __device__ __forceinline__ void send_all(const uint32_t (&packed)[64], const Items &items, Place &p, const Task &w,
                                                 const Part &t)
 {
-    send_part<T>(packed, items, p.desk, w, t);
+    send_part<T>(items, p.desk, w, t);
     if (SYMMETRIC && is_symmetric(w)) send_mirrored(packed, items, p.desk, w, t);
 }
 
@@ -378,7 +382,11 @@ static __device__ __forceinline__ void product_part(Place &p, const Task &w, con
 {
     float sum[SQUARE / 2];
     multiply<T, ALONG_COLUMNS>(sum, p, w, t);
-    p.items = p.ring.stage;
+    // Complete before the operands were: AOL's pass wrote them together with the matrix that is multiplied.
+    float scales[SCALES_EACH];
+    bool scaled = !ALONG_COLUMNS && w.kind == TASK_SCALED;
+    if (scaled) load_scales(scales, w.scale, w, t);
+    p.first = p.ring.stage, p.items = 2;
     uint32_t packed[64];
     Items items = {{}, p.desk.group};
 #pragma unroll
@@ -390,10 +398,9 @@ static __device__ __forceinline__ void product_part(Place &p, const Task &w, con
             combine<T, false>(packed + 32 * half, sum + 64 * half, NULL, w.alpha, 0);
         put_blocks<HALF_COLS>(packed + 32 * half, boxes);
     }
-    if (!ALONG_COLUMNS && w.kind == TASK_SCALED) {
-        // Complete before the operands were: AOL's pass wrote them together with the matrix that is multiplied.
-        read_scales(p.desk, w, t);
-        send_scaled<T>(packed, items, p.desk, w, t); // meets at the desk before the scales of the next part
+    if (scaled) {
+        put_scales(p.desk, scales, w.gain);
+        send_scaled<T>(items, p.desk, w, t); // meets at the desk before the scales of the next part
     } else {
         send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
     }
@@ -401,40 +408,42 @@ static __device__ __forceinline__ void product_part(Place &p, const Task &w, con
 
 template <typename T> static __device__ __forceinline__ void raw_part(Place &p, const Task &w, const Part &t)
 {
-    float sum[SQUARE / 2];
+    float sum[SQUARE / 2], units[SCALES_EACH];
+    load_scales(units, w.unit, w, t);
     multiply<T, false>(sum, p, w, t);
-    read_units(p.desk, w, t); // after all have read the scales of the part before: they met at the desk since
+    put_scales(p.desk, units, 1); // after all have read the scales of the part before: they met at the desk since
     write_raw(sum, p.desk, w, t);
 }
 
+// Code that runs this rarely comes from memory each time: it is short.
 template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
 {
-    uint32_t packed[64];
-    if (p.desk.leader) return_items(p);
+    return_items(p);
     if (p.desk.leader && !barrier_complete(p.m.full(p.ring.stage), p.ring.parity)) announce(p); // others may be waiting for it
     __syncwarp();
     wait_for_fetch(p); // the sums are complete like the first box
-    read_aol_scales(p.desk, w, t);
-#pragma unroll
+    read_aol_scales(p.desk, w, t); // after all have met at the desk behind those of the part before
+    announce(p);
+    int last = min(3, t.row - t.col); // box on or below the diagonal
+#pragma unroll 1
     for (int i = 0; i < 4; i++, p.ring.advance()) {
+        __syncwarp(); // the leader is back
         wait_for_fetch(p);
-        scale_raw<T>(packed + 16 * i, p.m.a(p.ring.stage) + p.desk.group * RAW_BYTES, p.desk, i);
-        __syncwarp();
-        release(p, p.ring.stage);
+        if (i > last) {
+            release(p, p.ring.stage);
+            continue;
+        }
+        send_aol_box<T>(p.m.a(p.ring.stage) + p.desk.group * RAW_BYTES, i, p.desk, w, t);
+        if (!p.desk.leader) continue;
+        if (p.items) stores_wait_read<1>(), return_stage(p, p.first);
+        p.first = p.ring.stage, p.items = 1;
     }
-    if (p.desk.leader) announce(p);
-    __syncwarp();
-    p.items = p.ring.stage;
-    Items items = {{}, p.desk.group};
-#pragma unroll
-    for (int half = 0; half < 2; half++) put_blocks<HALF_COLS>(packed + 32 * half, take_item(p, items, half));
-    send_all<T, true>(packed, items, p, w, t); // meets at the desk before the scales of the next part
 }
 
 template <typename T>
 static __device__ __forceinline__ void compute_parts(const SharedMemory &m, const Chain &c, int group, int rank)
 {
-    Place p = {m, c, {}, {m.desk(group), m.scales(group), group, threadIdx.x % GROUP == 0}, rank, -1, NULL};
+    Place p = {m, c, {}, {m.desk(group), m.scales(group), group, threadIdx.x % GROUP == 0}, rank, 0, 0, NULL};
     Ring<TICKETS> heard;
     for (Part t; (t = hear_part(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
