@@ -373,8 +373,8 @@ template <typename T, bool SYMMETRIC>
 static __device__ __forceinline__ void send_all(const uint32_t (&packed)[64], const Items &items, Place &p, const Task &w,
                                                 const Part &t)
 {
-    send_part<T>(items, p.desk, w, t);
-    if (SYMMETRIC && is_symmetric(w)) send_mirrored(packed, items, p.desk, w, t);
+    send_part<T, SYMMETRIC>(items, p.desk, w, t);
+    if (SYMMETRIC) send_mirrored(packed, items, p.desk, w, t);
 }
 
 template <typename T, bool ALONG_COLUMNS>

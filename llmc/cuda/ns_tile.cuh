@@ -235,15 +235,6 @@ static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, c
     }
 }
 
-// Adds to the elements on the diagonal of a box.
-template <typename T> static __device__ __forceinline__ void add_to_diagonal(uint8_t *box, float value)
-{
-    int r = threadIdx.x % GROUP;
-    if (r >= BOX_SIDE) return;
-    T *element = reinterpret_cast<T *>(box + r * 128 + ((r / 8 ^ r % 8) << 4)) + r % 8;
-    *element = from_float<T>(to_float(*element) + value);
-}
-
 // ---- results -------------------------------------------------------------------------------------------------------------
 
 // Half `half` of the part, which lies in `boxes`, to global memory where rows of out start anywhere.
@@ -303,38 +294,48 @@ struct Items {
     }
 };
 
-// The part as it is, which lies in its items. Of a symmetric result only the boxes on and below the diagonal.
+// A box on the diagonal, in its place among the items: what is above the diagonal, and with the diagonal added, which differs, once
+// more in `spare` where both are wanted.
 template <typename T>
+static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *spare, const Desk &desk, const Task &w)
+{
+    uint32_t blocks[16];
+    __syncwarp(); // it has put its blocks
+    take_blocks(blocks, box);
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+        uint8_t *to = again ? spare : box;
+        if (w.has_plus && (again || !w.has_out)) {
+            add_to_diagonal_packed<T>(blocks, w.diagonal);
+            put_blocks<BOX_SIDE>(blocks, to);
+        }
+        desk.sync();
+        mirror_in_place(blocks, blocks, to);
+        if (again || !w.has_plus || !w.has_out) return;
+    }
+}
+
+// The part as it is, which lies in its items. Of a symmetric result only the boxes on and below the diagonal.
+template <typename T, bool SYMMETRIC>
 static __device__ __forceinline__ void send_part(const Items &items, const Desk &desk, const Task &w, const Part &t)
 {
-    int diagonal = is_symmetric(w) && t.row - t.col < 4 ? t.row - t.col : -1, last = diagonal < 0 ? 3 : diagonal;
-    uint8_t *box = items.box(max(diagonal, 0)); // on the diagonal
-    if (diagonal >= 0) {
-        uint32_t blocks[16];
-        __syncwarp();
-        take_blocks(blocks, box);
-        desk.sync();
-        mirror_in_place(blocks, blocks, box);
-        if (w.has_plus && !w.has_out) desk.sync(), add_to_diagonal<T>(box, w.diagonal);
-    }
+    int diagonal = SYMMETRIC && t.row - t.col < 4 ? t.row - t.col : -1, last = diagonal < 0 ? 3 : diagonal;
+    uint8_t *spare = items.mirrored(desk, max(diagonal, 0)); // no other box has its mirror image there
+    if (diagonal >= 0) complete_diagonal<T>(items.box(diagonal), spare, desk, w);
     desk.hand_over();
-    if (w.elements) {
-        write_elements<T>(items.boxes(0), w, t, 0);
-        write_elements<T>(items.boxes(1), w, t, 1);
+    if (!SYMMETRIC && w.elements) {
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) write_elements<T>(items.boxes(half), w, t, half);
         desk.sync(); // before the items go back
         return;
     }
-    bool again = diagonal >= 0 && w.has_plus && w.has_out; // with the diagonal it differs
-    if (desk.leader) {
-        for (int i = 0; i <= last; i++)
-            send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !(again && i == diagonal));
-        stores_commit();
-    }
-    if (!again) return;
-    desk.wait_free();
-    add_to_diagonal<T>(box, w.diagonal);
-    desk.hand_over();
-    if (desk.leader) send_box(box, w, t.row, t.col + diagonal, t.matrix, false, true), stores_commit();
+    if (!desk.leader) return;
+    bool again = diagonal >= 0 && w.has_plus && w.has_out;
+#pragma unroll 1
+    for (int i = 0; i <= last; i++)
+        send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !(again && i == diagonal));
+    if (again) send_box(spare, w, t.row, t.col + diagonal, t.matrix, false, true);
+    stores_commit();
 }
 
 // A symmetric result transposed: the boxes below the diagonal. That the desk is free the group knows since it sent the part: its
@@ -349,6 +350,7 @@ static __device__ __forceinline__ void send_mirrored(const uint32_t (&packed)[64
         if (i < below) put_mirrored(packed + 16 * i, items.mirrored(desk, i));
     desk.hand_over();
     if (!desk.leader) return;
+#pragma unroll 1
     for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
     stores_commit();
 }
