@@ -364,18 +364,18 @@ static __device__ __forceinline__ void send_scaled(const Items &items, const Des
 #pragma unroll 1
     for (int i = 0; i <= last; i++) {
         __syncwarp(); // it has put its blocks, and the leader is back
-        uint32_t packed[16], scaled[16];
+        uint32_t packed[16], scaled[16], mirror[16];
         uint8_t *box = items.box(i), *mirrored = items.mirrored(desk, i);
         take_blocks(packed, box);
         if (i == below) add_to_diagonal_packed<T>(packed, w.diagonal);
         scale_by_columns<T>(scaled, packed, desk.scales + BOX_SIDE + i * BOX_SIDE);
         put_blocks<BOX_SIDE>(scaled, box);
-        scale_by_rows<T>(packed, packed, desk.scales);
+        scale_by_rows<T>(mirror, packed, desk.scales);
         if (i == below) {
             desk.sync(); // before the box is mirrored in its place
-            mirror_in_place(packed, scaled, box);
+            mirror_in_place(mirror, scaled, box);
         } else {
-            put_mirrored(packed, mirrored);
+            put_mirrored(mirror, mirrored);
         }
         desk.hand_over();
         if (!desk.leader) continue;
