@@ -24,7 +24,10 @@ enum {
     COMPUTE_REGISTERS = 232,
     CLUSTER = 2,
     DRAW_BEFORE = 2,              // stages of a square that are fetched after the next one is drawn
-    ANNOUNCE_AFTER = 1,           // stage of the next square, with whose products under way a group waits for its stores
+    // Stages of the next square, with whose products under way a group waits for its stores: the first item goes back at the first
+    // one, the second here,
+    RETURN_AFTER = 1,
+    ANNOUNCE_AFTER = 2, // and all is announced here
     WARPS = GROUPS * GROUP / WARP // that multiply, in a block
 };
 
@@ -266,13 +269,21 @@ static __device__ __forceinline__ void return_stage(const Place &p, int stage)
 {
     for (int rank = 0; rank < CLUSTER; rank++) barrier_arrive_at(p.m.empty(stage), rank, GROUP / WARP);
 }
-// The leader: the last part's stages go back, as soon as the copy unit has read them.
-static __device__ __forceinline__ void return_items(Place &p)
+// The leader: one of the last part's stages goes back, as soon as the copy unit has read it: all but what was sent last.
+static __device__ __forceinline__ void return_item(Place &p)
 {
     if (!p.desk.leader || p.items == 0) return;
-    stores_wait_read();
+    if (p.items == 2)
+        stores_wait_read<1>();
+    else
+        stores_wait_read();
+    return_stage(p, p.first);
+    p.items--, p.first = (p.first + 1) % STAGES;
+}
+static __device__ __forceinline__ void return_items(Place &p)
+{
 #pragma unroll 1
-    for (; p.items > 0; p.items--, p.first = (p.first + 1) % STAGES) return_stage(p, p.first);
+    for (int i = 0; i < 2; i++) return_item(p);
 }
 
 // The leader: the last part is announced, as soon as all of it is in global memory. Others of the group have written theirs
@@ -321,14 +332,14 @@ static __device__ __forceinline__ void multiply_cols(float (&sum)[SQUARE / 2], P
     __syncwarp();
     for (int i = 0; i < blocks; i++) {
         multiply_stage<T, ALONG_COLUMNS, COLS>(sum, p, a_bytes, previous);
-        if (i == 0) return_items(p);
+        if (i == 0 || i == RETURN_AFTER) return_item(p);
         if (i == ANNOUNCE_AFTER) announce(p);
         if (i <= ANNOUNCE_AFTER) __syncwarp();
     }
     products_wait<0>();
     products_done(sum);
     release(p, previous);
-    announce(p);
+    settle(p);
     __syncwarp();
 }
 
@@ -368,15 +379,6 @@ static __device__ __forceinline__ uint8_t *take_item(Place &p, Items &items, int
     return items.boxes(half);
 }
 
-// What lies in the items and in packed leaves.
-template <typename T, bool SYMMETRIC>
-static __device__ __forceinline__ void send_all(const uint32_t (&packed)[64], const Items &items, Place &p, const Task &w,
-                                                const Part &t)
-{
-    send_part<T, SYMMETRIC>(items, p.desk, w, t);
-    if (SYMMETRIC) send_mirrored(packed, items, p.desk, w, t);
-}
-
 template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void product_part(Place &p, const Task &w, const Part &t)
 {
@@ -387,23 +389,21 @@ static __device__ __forceinline__ void product_part(Place &p, const Task &w, con
     bool scaled = !ALONG_COLUMNS && w.kind == TASK_SCALED;
     if (scaled) load_scales(scales, w.scale, w, t);
     p.first = p.ring.stage, p.items = 2;
-    uint32_t packed[64];
     Items items = {{}, p.desk.group};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint8_t *boxes = take_item(p, items, half);
+        uint32_t packed[32];
         if (w.has_d)
-            combine<T, true>(packed + 32 * half, sum + 64 * half, boxes, w.alpha, w.beta);
+            combine<T, true>(packed, sum + 64 * half, boxes, w.alpha, w.beta);
         else
-            combine<T, false>(packed + 32 * half, sum + 64 * half, NULL, w.alpha, 0);
-        put_blocks<HALF_COLS>(packed + 32 * half, boxes);
+            combine<T, false>(packed, sum + 64 * half, NULL, w.alpha, 0);
+        put_blocks<HALF_COLS>(packed, boxes);
+        if (!scaled) send_half<T, !ALONG_COLUMNS>(packed, half, items, p.desk, w, t);
     }
-    if (scaled) {
-        put_scales(p.desk, scales, w.gain);
-        send_scaled<T>(items, p.desk, w, t); // meets at the desk before the scales of the next part
-    } else {
-        send_all<T, !ALONG_COLUMNS>(packed, items, p, w, t);
-    }
+    if (!scaled) return;
+    put_scales(p.desk, scales, w.gain);
+    send_scaled<T>(items, p.desk, w, t); // meets at the desk before the scales of the next part
 }
 
 template <typename T> static __device__ __forceinline__ void raw_part(Place &p, const Task &w, const Part &t)

@@ -290,7 +290,7 @@ struct Items {
     __device__ __forceinline__ uint8_t *box(int i) const { return boxes(i / 2) + i % 2 * BOX_BYTES; }
     __device__ __forceinline__ uint8_t *mirrored(const Desk &desk, int i) const
     {
-        return i < 2 ? desk.base + i * BOX_BYTES : of(i - 2) + ADDEND_BYTES + group * BOX_BYTES;
+        return i % 2 ? desk.base + i / 2 * BOX_BYTES : of(i / 2) + ADDEND_BYTES + group * BOX_BYTES;
     }
 };
 
@@ -315,43 +315,36 @@ static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *
     }
 }
 
-// The part as it is, which lies in its items. Of a symmetric result only the boxes on and below the diagonal.
+// Half of the part as it is, which lies in its item and in packed: it leaves while the other half is made. Of a symmetric result
+// only the boxes on and below the diagonal, and the latter's mirror images.
 template <typename T, bool SYMMETRIC>
-static __device__ __forceinline__ void send_part(const Items &items, const Desk &desk, const Task &w, const Part &t)
+static __device__ __forceinline__ void send_half(const uint32_t *packed, int half, const Items &items, const Desk &desk,
+                                                 const Task &w, const Part &t)
 {
-    int diagonal = SYMMETRIC && t.row - t.col < 4 ? t.row - t.col : -1, last = diagonal < 0 ? 3 : diagonal;
-    uint8_t *spare = items.mirrored(desk, max(diagonal, 0)); // no other box has its mirror image there
-    if (diagonal >= 0) complete_diagonal<T>(items.box(diagonal), spare, desk, w);
+    int below = SYMMETRIC ? t.row - t.col : 4, end = min(2 * half + 2, below + 1);
+    if (SYMMETRIC) {
+        if (half == 0) desk.sync(); // the desk is free: its leader returned the items of the part before
+#pragma unroll
+        for (int b = 0; b < 2; b++)
+            if (2 * half + b < below) put_mirrored(packed + 16 * b, items.mirrored(desk, 2 * half + b));
+        if (below / 2 == half) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
+    }
     desk.hand_over();
     if (!SYMMETRIC && w.elements) {
-#pragma unroll 1
-        for (int half = 0; half < 2; half++) write_elements<T>(items.boxes(half), w, t, half);
-        desk.sync(); // before the items go back
+        write_elements<T>(items.boxes(half), w, t, half);
+        if (half == 1) desk.sync(); // before the items go back
         return;
     }
     if (!desk.leader) return;
-    bool again = diagonal >= 0 && w.has_plus && w.has_out;
 #pragma unroll 1
-    for (int i = 0; i <= last; i++)
-        send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !(again && i == diagonal));
-    if (again) send_box(spare, w, t.row, t.col + diagonal, t.matrix, false, true);
-    stores_commit();
-}
-
-// A symmetric result transposed: the boxes below the diagonal. That the desk is free the group knows since it sent the part: its
-// leader returned the items of the last one before.
-static __device__ __forceinline__ void send_mirrored(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
-                                                     const Task &w, const Part &t)
-{
-    int below = min(4, t.row - t.col);
-    if (below == 0) return;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (i < below) put_mirrored(packed + 16 * i, items.mirrored(desk, i));
-    desk.hand_over();
-    if (!desk.leader) return;
-#pragma unroll 1
-    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
+    for (int i = 2 * half; i < end; i++) {
+        bool diagonal = i == below, twice = diagonal && w.has_out && w.has_plus; // they differ there
+        send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
+        if (twice)
+            send_box(items.mirrored(desk, i), w, t.row, t.col + i, t.matrix, false, true);
+        else if (SYMMETRIC && !diagonal)
+            send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
+    }
     stores_commit();
 }
 
@@ -383,6 +376,7 @@ static __device__ __forceinline__ void send_scaled(const Items &items, const Des
         if (i < below) send_box(mirrored, w, t.col + i, t.row, t.matrix, true, false);
         stores_commit();
     }
+    if (desk.leader && last < 2) stores_commit(); // nothing in the last group: the first item may go back before it
 }
 
 // ---- almost-orthogonal scaling -------------------------------------------------------------------------------------------
