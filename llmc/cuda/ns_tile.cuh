@@ -3,8 +3,8 @@
 // A multiplying group has 64 rows of a square, its part. Behind the operands of a square two more items come through the ring of
 // stages, one for each half of its columns: with d's half of the part, or empty where there is no d. The group puts its rounded
 // sums in d's place, from where the copy unit takes them; their mirror image goes by way of the group's desk and of what an item
-// leaves free of its stage. The items go back to the fetching thread when the copy unit has read them, and the part is announced
-// when all has arrived: the group's leader sees to both when the next square's products are under way.
+// leaves free of its stage. The group's clerk, a thread of its own, sends them; the items go back to the fetching thread when the
+// copy unit has read them, and the part is announced when all has arrived.
 //
 // Halves of a part are two boxes of 64 rows of 128 bytes, the chunks of 16 bytes swizzled as the copy unit does it: chunk c of
 // row r at chunk c ^ r % 8.
@@ -27,7 +27,7 @@ enum {
     DESK_BYTES = 2 * BOX_BYTES,
     SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
     TICKETS = 2,                // squares drawn ahead, and parts told of ahead
-    BARRIERS = 2 * STAGES + 4 * TICKETS,
+    BARRIERS = 2 * STAGES + 5 * TICKETS + 1 + GROUPS * (STAGES + 1),
     PART_WORDS = 6,
     SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
@@ -60,6 +60,11 @@ struct SharedMemory {
     __device__ __forceinline__ uint64_t *taken(int i) const { return full(2 * STAGES + TICKETS) + i; }
     __device__ __forceinline__ uint64_t *told(int i) const { return full(2 * STAGES + 2 * TICKETS) + i; }
     __device__ __forceinline__ uint64_t *heard(int i) const { return full(2 * STAGES + 3 * TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *ready(int i) const { return full(2 * STAGES + 4 * TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *draw() const { return full(2 * STAGES + 5 * TICKETS); }
+    // Of a group: its results lie in a stage (one for each), and its clerk is through with a part's.
+    __device__ __forceinline__ uint64_t *staged(int group) const { return draw() + 1 + group * (STAGES + 1); }
+    __device__ __forceinline__ uint64_t *cleared(int group) const { return staged(group) + STAGES; }
     __device__ __forceinline__ uint32_t *ticket(int i) const { return (uint32_t *)full(BARRIERS) + i; }
     __device__ __forceinline__ Part *part(int i) const { return (Part *)ticket(TICKETS) + i; }
 };
@@ -72,19 +77,21 @@ struct Desk {
     uint8_t *base;
     float *scales;
     int group;
-    bool leader; // the thread that talks to the copy unit
+    uint64_t *staged, *cleared; // barriers, the first of them one for each stage
+    bool handed;                // a part went to the clerk, who has not been waited for since
+    uint32_t parity;            // of cleared
     __device__ __forceinline__ void sync() const { group_sync(DESK_BARRIER + group, GROUP); }
-    // What the group sent has been read.
-    __device__ __forceinline__ void wait_free() const
+    // The clerk is through with the last part: what lay on the desk has been read. Once a part, before it is handed over.
+    __device__ __forceinline__ void wait_free()
     {
-        if (leader) stores_wait_read();
-        sync();
+        if (handed) barrier_wait(cleared, parity), parity ^= 1, handed = false;
     }
-    // What is on the desk is there for the copy unit; the leader may send it.
-    __device__ __forceinline__ void hand_over() const
+    // What the warp has put into a stage and on the desk is there for the copy unit: the clerk may send it.
+    __device__ __forceinline__ void hand_over(int stage) const
     {
         copy_unit_fence();
-        sync();
+        __syncwarp();
+        if (threadIdx.x % WARP == 0) barrier_arrive(staged + stage);
     }
 };
 
@@ -249,7 +256,7 @@ static __device__ __forceinline__ void write_elements(const uint8_t *boxes, cons
     }
 }
 
-// The leader sends a box to (row, col) of the results.
+// The clerk sends a box to (row, col) of the results.
 static __device__ __forceinline__ void send_box(const uint8_t *box, const Task &w, int row, int col, int matrix, bool out,
                                                 bool plus)
 {
@@ -283,7 +290,8 @@ static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint
 // The two items of a part, of which a group has two boxes each, and one for the mirror image.
 struct Items {
     uint8_t *stage[2];
-    int group;
+    int group, first; // the first one's stage
+    __device__ __forceinline__ int number(int half) const { return (first + half) % STAGES; }
     // Chosen, not indexed: an index that is not known would put them into memory.
     __device__ __forceinline__ uint8_t *of(int half) const { return half ? stage[1] : stage[0]; }
     __device__ __forceinline__ uint8_t *boxes(int half) const { return of(half) + 2 * group * BOX_BYTES; }
@@ -315,34 +323,37 @@ static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *
     }
 }
 
-// Half of the part as it is, which lies in its item and in packed: it leaves while the other half is made. Of a symmetric result
-// only the boxes on and below the diagonal, and the latter's mirror images.
+// Half of the part as it is, which lies in its item and in packed, for the clerk to send while the other half is made. Of a
+// symmetric result only the boxes on and below the diagonal, and the latter's mirror images.
 template <typename T, bool SYMMETRIC>
-static __device__ __forceinline__ void send_half(const uint32_t *packed, int half, const Items &items, const Desk &desk,
-                                                 const Task &w, const Part &t)
+static __device__ __forceinline__ void finish_half(const uint32_t *packed, int half, const Items &items, Desk &desk, const Task &w,
+                                                   const Part &t)
 {
-    int below = SYMMETRIC ? t.row - t.col : 4, end = min(2 * half + 2, below + 1);
+    int below = t.row - t.col;
+    if (half == 0) desk.wait_free();
     if (SYMMETRIC) {
-        if (half == 0) desk.sync(); // the desk is free: its leader returned the items of the part before
 #pragma unroll
         for (int b = 0; b < 2; b++)
             if (2 * half + b < below) put_mirrored(packed + 16 * b, items.mirrored(desk, 2 * half + b));
         if (below / 2 == half) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
-    }
-    desk.hand_over();
-    if (!SYMMETRIC && w.elements) {
+    } else if (w.elements) {
+        desk.sync();
         write_elements<T>(items.boxes(half), w, t, half);
-        if (half == 1) desk.sync(); // before the items go back
-        return;
     }
-    if (!desk.leader) return;
+    desk.hand_over(items.number(half));
+}
+// The clerk: boxes of half `half`.
+static __device__ __forceinline__ void send_half(int half, const Items &items, const Desk &desk, const Task &w, const Part &t)
+{
+    if (w.elements) return;
+    int below = is_symmetric(w) ? t.row - t.col : 4;
 #pragma unroll 1
-    for (int i = 2 * half; i < end; i++) {
+    for (int i = 2 * half; i < min(2 * half + 2, below + 1); i++) {
         bool diagonal = i == below, twice = diagonal && w.has_out && w.has_plus; // they differ there
         send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
         if (twice)
             send_box(items.mirrored(desk, i), w, t.row, t.col + i, t.matrix, false, true);
-        else if (SYMMETRIC && !diagonal)
+        else if (is_symmetric(w) && !diagonal)
             send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
     }
     stores_commit();
@@ -351,12 +362,12 @@ static __device__ __forceinline__ void send_half(const uint32_t *packed, int hal
 // The part plus diagonal I, times diag(scales): its mirror image is not the same numbers. The part lies in its items. A box at a
 // time: code that runs this rarely comes from memory each time, so it is short.
 template <typename T>
-static __device__ __forceinline__ void send_scaled(const Items &items, const Desk &desk, const Task &w, const Part &t)
+static __device__ __forceinline__ void finish_scaled(const Items &items, const Desk &desk, const Task &w, const Part &t)
 {
     int below = t.row - t.col, last = min(3, below);
 #pragma unroll 1
     for (int i = 0; i <= last; i++) {
-        __syncwarp(); // it has put its blocks, and the leader is back
+        __syncwarp(); // it has put its blocks
         uint32_t packed[16], scaled[16], mirror[16];
         uint8_t *box = items.box(i), *mirrored = items.mirrored(desk, i);
         take_blocks(packed, box);
@@ -370,13 +381,10 @@ static __device__ __forceinline__ void send_scaled(const Items &items, const Des
         } else {
             put_mirrored(mirror, mirrored);
         }
-        desk.hand_over();
-        if (!desk.leader) continue;
-        send_box(box, w, t.row, t.col + i, t.matrix, true, false);
-        if (i < below) send_box(mirrored, w, t.col + i, t.row, t.matrix, true, false);
-        stores_commit();
+        if (i == min(1, last)) desk.hand_over(items.number(0));
     }
-    if (desk.leader && last < 2) stores_commit(); // nothing in the last group: the first item may go back before it
+    desk.hand_over(items.number(1));
+    desk.sync(); // before the scales of the next part
 }
 
 // ---- almost-orthogonal scaling -------------------------------------------------------------------------------------------
@@ -444,9 +452,9 @@ static __device__ __forceinline__ void write_row_sums(float (&rows)[2][4], const
         if (box <= t.row && row < w.rows) *sums_place(w, t.matrix, box, row) = rows[e][0] / own[e];
     }
 }
-// and along the columns, for the mirror image, from sums of a thread's two rows. Lanes 4 r + c, r from 0 to 7, have the same columns;
-// at the end r has the sums of blocks 4 r to 4 r + 3.
-static __device__ __forceinline__ void write_column_sums(float (&cols)[64], const Desk &desk, const Task &w, const Part &t)
+// and along the columns, for the mirror image, from sums of a thread's two rows. Lanes 4 r + c, r from 0 to 7, have the same
+// columns; at the end r has the sums of blocks 4 r to 4 r + 3.
+static __device__ __forceinline__ void write_column_sums(float (&cols)[64], Desk &desk, const Task &w, const Part &t)
 {
     share_sums<32>(cols, 16);
     share_sums<16>(cols, 8);
@@ -463,11 +471,11 @@ static __device__ __forceinline__ void write_column_sums(float (&cols)[64], cons
     for (int c = threadIdx.x % GROUP; c < min(4, t.row - t.col) * BOX_SIDE; c += GROUP)
         *sums_place(w, t.matrix, t.row, t.col * BOX_SIDE + c) =
             (shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c]) / desk.scales[BOX_SIDE + c];
-    desk.sync(); // before the leader announces, and before the desk is used again
+    desk.sync(); // before the desk is used again
 }
 
 // The sums as they are, and what AOL needs of them. The order of additions is fixed.
-static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], const Desk &desk, const Task &w, const Part &t)
+static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], Desk &desk, const Task &w, const Part &t)
 {
     float4 *to = raw_place(w, t, t.row) + threadIdx.x % GROUP;
     float rows[2][4] = {}, cols[64], own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
@@ -491,9 +499,9 @@ static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2],
     write_column_sums(cols, desk, w, t);
 }
 
-// The sums over all boxes of a part's rows and columns, to the desk: one for each warp. A thread has four rows at a time, eight half
-// warps take the boxes in turn, and the first sixteen boxes are all on their way at once.
-static __device__ __forceinline__ void gather_sums(const Desk &desk, const Task &w, const Part &t)
+// The sums over all boxes of a part's rows and columns, to the desk: one for each warp. A thread has four rows at a time, eight
+// half warps take the boxes in turn, and the first sixteen boxes are all on their way at once.
+static __device__ __forceinline__ void gather_sums(Desk &desk, const Task &w, const Part &t)
 {
     enum { HALF = WARP / 2, TURNS = GROUP / HALF, FOURS = SCALES / 4 / HALF };
     static_assert(FOURS * HALF * 4 == SCALES && BOX_SIDE == 4 * HALF, "the first four are the part's rows");
@@ -526,7 +534,7 @@ static __device__ __forceinline__ void gather_sums(const Desk &desk, const Task 
 }
 
 // From the sums. Squares on the diagonal keep the scales of their rows.
-static __device__ __forceinline__ void read_aol_scales(const Desk &desk, const Task &w, const Part &t)
+static __device__ __forceinline__ void read_aol_scales(Desk &desk, const Task &w, const Part &t)
 {
     gather_sums(desk, w, t);
     const float *shared = (const float *)desk.base;
@@ -557,26 +565,26 @@ static __device__ __forceinline__ void scale_raw(uint32_t (&packed)[16], const u
     }
 }
 
-// Box `box` of the part, from raw sums: it and its mirror image take their place and leave from there.
+// Box `box` of the part, from raw sums: it and its mirror image take their place.
 template <typename T>
-static __device__ __forceinline__ void send_aol_box(uint8_t *place, int box, const Desk &desk, const Task &w, const Part &t)
+static __device__ __forceinline__ void finish_aol_box(uint8_t *place, int box, const Desk &desk, const Task &w, const Part &t)
 {
-    bool on_diagonal = t.col + box == t.row;
-    uint8_t *mirrored = place + BOX_BYTES;
     uint32_t packed[16];
     scale_raw<T>(packed, place, desk, box);
     desk.sync(); // all have read the raw sums
     put_blocks<BOX_SIDE>(packed, place);
-    if (on_diagonal) {
+    if (t.col + box < t.row) {
+        put_mirrored(packed, place + BOX_BYTES);
+    } else {
         desk.sync(); // before the box is mirrored in its place
         mirror_in_place(packed, packed, place);
-    } else {
-        put_mirrored(packed, mirrored);
     }
-    desk.hand_over();
-    if (!desk.leader) return;
+}
+// The clerk: both.
+static __device__ __forceinline__ void send_aol_box(const uint8_t *place, int box, const Task &w, const Part &t)
+{
     send_box(place, w, t.row, t.col + box, t.matrix, true, false);
-    if (!on_diagonal) send_box(mirrored, w, t.col + box, t.row, t.matrix, true, false);
+    if (t.col + box < t.row) send_box(place + BOX_BYTES, w, t.col + box, t.row, t.matrix, true, false);
     stores_commit();
 }
 
