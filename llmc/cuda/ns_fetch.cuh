@@ -128,9 +128,9 @@ static __device__ __forceinline__ Part hear_ready(const SharedMemory &m, Ring<TI
     return t;
 }
 
-// The scout, one thread of each block: finds out what comes next and whether it may begin, while the fetching thread still has this
-// square's last operands and its addends to fetch. The next square is drawn when the last few stages of this one are about to be
-// fetched: early enough for it to be known in time, and late enough for clusters that are behind to draw less.
+// The scout, one thread of each block: finds out what comes next and whether it may begin, while the fetching thread still has
+// this square's last operands and its addends to fetch. The next square is drawn when the last few stages of this one are about
+// to be fetched: early enough for it to be known in time, and late enough for clusters that are behind to draw less.
 static __device__ __forceinline__ void find_squares(const SharedMemory &m, const Chain &c, int rank)
 {
     Ring<TICKETS> handed, taken, told;

@@ -199,8 +199,8 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
 
 // ---- sending -------------------------------------------------------------------------------------------------------------
 
-// A clerk for each group, a thread of its own, follows its parts: sends what the group has staged, returns the stages when the copy
-// unit has read them, and announces the part when all of it is in global memory.
+// A clerk for each group, a thread of its own, follows its parts: sends what the group has staged, returns the stages when the
+// copy unit has read them, and announces the part when all of it is in global memory.
 struct Clerk {
     const SharedMemory &m;
     int rank, group;

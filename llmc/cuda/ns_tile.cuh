@@ -302,8 +302,8 @@ struct Items {
     }
 };
 
-// A box on the diagonal, in its place among the items: what is above the diagonal, and with the diagonal added, which differs, once
-// more in `spare` where both are wanted.
+// A box on the diagonal, in its place among the items: what is above the diagonal, and with the diagonal added, which differs,
+// once more in `spare` where both are wanted.
 template <typename T>
 static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *spare, const Desk &desk, const Task &w)
 {
@@ -326,8 +326,8 @@ static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *
 // Half of the part as it is, which lies in its item and in packed, for the clerk to send while the other half is made. Of a
 // symmetric result only the boxes on and below the diagonal, and the latter's mirror images.
 template <typename T, bool SYMMETRIC>
-static __device__ __forceinline__ void finish_half(const uint32_t *packed, int half, const Items &items, Desk &desk, const Task &w,
-                                                   const Part &t)
+static __device__ __forceinline__ void finish_half(const uint32_t *packed, int half, const Items &items, Desk &desk,
+                                                   const Task &w, const Part &t)
 {
     int below = t.row - t.col;
     if (half == 0) desk.wait_free();
@@ -427,8 +427,8 @@ static __device__ __forceinline__ void put_scales(const Desk &desk, const float 
     desk.sync();
 }
 
-// Of twice KEPT sums a lane gives half to the lane that differs in bit `step`, and adds the other's to the half it keeps: with the
-// bit set the upper one.
+// Of twice KEPT sums a lane gives half to the lane that differs in bit `step`, and adds the other's to the half it keeps: with
+// the bit set the upper one.
 template <int KEPT> static __device__ __forceinline__ void share_sums(float *sums, int step)
 {
     bool upper = threadIdx.x & step;
