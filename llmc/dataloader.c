@@ -447,22 +447,48 @@ uint64_t validation_fingerprint(const Validation *v)
 
 int validation_document_token(const Validation *v) { return v->set.headers[0].document_token; }
 
-bool validation_batch(const Validation *v, int q, Batch *b, Error *e)
+static bool document_ends(const Validation *v, int q, int i) // before token i of sequence q
 {
-    const int S = v->sequence_tokens, document_token = v->set.headers[0].document_token;
-    assert(b->N == S);
+    return i == v->sequence_tokens || v->tokens[(int64_t)v->sequence_tokens * q + i] == validation_document_token(v);
+}
+
+int validation_longest(const Validation *v)
+{
+    int longest = 0;
+    for (int q = 0; q < v->num_sequences; q++)
+        for (int i = 1, begin = 0; i <= v->sequence_tokens; i++)
+            if (document_ends(v, q, i)) {
+                if (i - begin > longest) longest = i - begin;
+                begin = i;
+            }
+    return longest;
+}
+
+bool validation_part(const Validation *v, int q, int begin, Batch *b, ValidationPart *part, Error *e)
+{
+    const int S = v->sequence_tokens, N = b->N;
     if (q < 0 || q >= v->num_sequences)
         return error_set(e, "validation sequence %d does not exist; there are %d", q, v->num_sequences);
-    const uint16_t *ids = v->tokens + (int64_t)S * q;
+    int first = (int)min_i64(begin > 0 ? begin - 1 : 0, S - N), end = first + N;
+    while (end > begin && !document_ends(v, q, end)) end--;
+    assert(first >= 0 && end > begin);
+    const uint16_t *ids = v->tokens + (int64_t)S * q + first;
     b->num_rows = b->num_docs = 0;
-    b->cu_seqlens[b->num_docs++] = 0;
-    for (int i = 0; i < S; i++) {
+    for (int i = 0; i < N; i++) {
         b->tokens[i] = ids[i];
         b->targets[i] = ids[i + 1];
-        if (i > 0 && ids[i] == document_token) b->cu_seqlens[b->num_docs++] = i;
+        if (i == 0 || document_ends(v, q, first + i)) b->cu_seqlens[b->num_docs++] = i;
     }
-    b->cu_seqlens[b->num_docs] = S;
+    b->cu_seqlens[b->num_docs] = N;
+    *part = (ValidationPart){first, begin, end};
     return true;
+}
+
+bool validation_batch(const Validation *v, int q, Batch *b, Error *e)
+{
+    ValidationPart whole;
+    assert(b->N == v->sequence_tokens);
+    return validation_part(v, q, 0, b, &whole, e);
 }
 
 void validation_close(Validation *v)

@@ -132,4 +132,16 @@ uint64_t validation_fingerprint(const Validation *v); // of the tokens that are 
 //   batch  N = S, allocated and owned by the caller
 // Error: q outside 0 .. validation_num_sequences - 1.
 bool validation_batch(const Validation *v, int q, Batch *batch, Error *e);
+
+// Some whole documents of a sequence, which nothing else of the sequence can reach but for the token before them (the smear):
+// N <= S tokens from `first` on, of which [begin, end) count. All are positions in the sequence.
+typedef struct {
+    int first, begin, end;
+} ValidationPart;
+
+// The part of sequence q that begins at `begin`, 0 or another part's end; N tells how long it may be.
+//   batch  N in validation_longest + 1 .. S, or S, allocated and owned by the caller
+// Error: as above.
+bool validation_part(const Validation *v, int q, int begin, Batch *batch, ValidationPart *part, Error *e);
+int validation_longest(const Validation *v); // tokens of the longest document within a sequence
 void validation_close(Validation *v); // NULL is allowed

@@ -76,7 +76,6 @@ static void reduce_slots(Exchange *x, Params *p, int first)
 {
     float *grad = p->matrices_grad + first * p->slot_size;
     comm_reduce_scatter(x->stream, x->own + first / x->size * p->slot_size, grad, p->slot_size);
-    device_zero(x->stream, grad, (size_t)(x->size * p->slot_size) * sizeof(float));
 }
 
 // In place: the optimizer clears the own share when it has used it, and the others' are of no more use.

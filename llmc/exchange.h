@@ -32,7 +32,7 @@ typedef struct {
     int count;
     Stream stream;               // of the collectives; NULL with one rank
     Event *reached[NUM_STAGES];  // backward has left the stage
-    Event *reduced[MAX_BUCKETS]; // the own share of the gradient is there, the others' is cleared
+    Event *reduced[MAX_BUCKETS]; // the own share of the gradient is there; of a table, the others' is cleared
     Event *gathered[NUM_STAGES]; // the weights of the stage are new
     Event *small;                // the small bucket is summed: the last to go, so all others are as well
     Event *forked;               // where the stream left that of the caller

@@ -252,29 +252,32 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s) { forward(m, a, b, at, 0, s); }
 
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s)
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first, int count, float *loss,
+                      Stream s)
 {
     const Params *p = &m->params;
+    int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
-    head_loss_eval(s, loss, a->xf, p->tables + (NUM_TABLES - 1) * p->table_size, b->targets, b->N, m->config->model_dim,
+    head_loss_eval(s, loss, a->xf + (int64_t)first * d, p->tables + (NUM_TABLES - 1) * p->table_size, b->targets + first, count, d,
                    config_vocab_padded(m->config));
 }
 
 // ---- backward ----------------------------------------------------------------------------------------------------------
 
 // a->dx: gradient of the residual stream, from behind this sublayer to before it.
-static void mlp_backward(const Model *m, Acts *a, int i, int N, Stream s)
+static void mlp_backward(const Model *m, Acts *a, int i, int N, bool fresh, Stream s)
 {
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     matmul_relu2_backward(s, a->dpre, a->dx, w.proj, l->post, N, d, F);
-    matmul_weight_grads(s, (WeightGrad[]){{w.dproj, a->dx, l->post, d, F}, {w.dfc, l->h2, a->dpre, d, F}}, 2, N);
+    matmul_weight_grads(s, (WeightGrad[]){{w.dproj, a->dx, l->post, d, F, fresh}, {w.dfc, l->h2, a->dpre, d, F, fresh}}, 2, N);
     matmul_forward(s, a->dh, a->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
 }
 
 // Leaves the gradient of h in a->dh and a->dgate.
-static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, bool fresh,
+                                     Stream s)
 {
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
@@ -294,20 +297,21 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
                        b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
     if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
     qkv_backward(s, &next, N, H, e);
-    matmul_weight_grads(s, (WeightGrad[]){{w.dqkvo, a->dqkv, l->h, 3 * d, d}, {w.dqkvo + 3 * square, a->dx, l->yg, d, d}}, 2, N);
+    WeightGrad grads[] = {{w.dqkvo, a->dqkv, l->h, 3 * d, d, fresh}, {w.dqkvo + 3 * square, a->dx, l->yg, d, d, fresh}};
+    matmul_weight_grads(s, grads, 2, N);
     matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
 }
 
-static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
 {
     const Config *c = m->config;
     int N = b->N, d = c->model_dim;
     LayerRole role = layer_role(c, i);
     LayerActs *l = &a->layer[i];
-    mlp_backward(m, a, i, N, s);
+    mlp_backward(m, a, i, N, place & FIRST_OF_STEP, s);
     if (role.attention) {
         rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, N, d);
-        attention_layer_backward(m, a, i, b, at, s);
+        attention_layer_backward(m, a, i, b, at, place & FIRST_OF_STEP, s);
     }
     int below = i - 1;
     mix_rmsnorm_backward(s,
@@ -341,7 +345,7 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
                          N, d);
     stage_done(m, place, HEAD_STAGE, s);
     for (int i = NUM_LAYERS - 1; i > 0; i--) {
-        layer_backward(m, a, i, b, at, s);
+        layer_backward(m, a, i, b, at, place, s);
         stage_done(m, place, i, s);
     }
     const Param *gate = params_find(p, "smear_gate.weight");

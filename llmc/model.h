@@ -78,9 +78,11 @@ void model_prepare(Model *m, Acts *a, Stream s);
 // Up to xf.
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s);
 // Loss (1) fp32 device: the sum over the tokens. Forward, backward; gradients are added to the params' gradient arenas.
-// place: FIRST_OF_STEP (weights are new: the head is quantised again), LAST_OF_STEP, both, or 0.
+// place: FIRST_OF_STEP (weights are new: the head is quantised again; gradients of matrices begin anew, whatever is there),
+// LAST_OF_STEP, both, or 0.
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s);
 // After the last micro-batch of a step: gradients of what model_prepare derived.
 void model_finish_gradients(Model *m, Acts *a, Stream s);
-// Loss of a forward-only pass with the plain head.
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, Stream s);
+// Loss of a forward-only pass with the plain head: the sum over `count` tokens from `first` on.
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first, int count, float *loss,
+                      Stream s);

@@ -167,12 +167,13 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
                     int planes);
 // dx = dy w.  dy (N, out), w (out, in), dx (N, in)
 void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out);
-// dw += a^T b, for each of `count` (1 or 2) products over the same N tokens: together they fill a GPU better than one after the
-// other.
+// dw += a^T b, or dw = a^T b when fresh, for each of `count` (1 or 2) products over the same N tokens: together they fill a GPU
+// better than one after the other.
 typedef struct {
-    float *dw;           // (m, n) fp32 +=; two of them do not overlap
+    float *dw;           // (m, n) fp32 in/out, or out when fresh; two of them do not overlap
     const floatX *a, *b; // (N, m), (N, n)
     int m, n;
+    bool fresh;          // whatever dw held is not looked at: nobody has to clear it
 } WeightGrad;
 enum { WEIGHT_GRADS = 2 }; // most at a time
 void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N);

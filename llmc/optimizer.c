@@ -102,9 +102,8 @@ static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows
     const Param *a = slot_param(p, slot), *odd = stride < p->slot_size || batch < 2 ? a : slot_param(p, next);
     normuon_update(s,
                    &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at,
-                                    .grad = o->exchange.own ? NULL : p->matrices_grad + at, .second = second,
-                                    .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols, .batch = batch,
-                                    .per_column = a->rows < a->cols,
+                                    .second = second, .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols,
+                                    .batch = batch, .per_column = a->rows < a->cols,
                                     .multiplier = {(float)a->multiplier, (float)odd->multiplier}, .stride = stride},
                    o->step);
 }

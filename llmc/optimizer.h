@@ -37,7 +37,7 @@ size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m);
 void optimizer_free(Optimizer *o);
 
 // Queues the update of step t; `o->step` already holds its scalars. Tables and scalars move when `adam`; their gradients are
-// kept when not. Other gradients are zeroed. With several ranks the gradients have been sent (exchange_stage_done), and the new
+// kept when not. Those of gates are zeroed, those of matrices are of no more use. With several ranks the gradients have been sent (exchange_stage_done), and the new
 // weights of the other ranks come with the next step, or with exchange_complete.
 void optimizer_step(Optimizer *o, Model *m, bool adam, Stream s);
 

@@ -58,7 +58,7 @@ static void write_token(const Tokenizer *tokenizer, int id, FILE *f)
 }
 
 // Tokens that a forward pass takes; trainer_next_logits works on multiples of 16.
-static int context_of(const Trainer *t) { return t->sequence_tokens / 16 * 16; }
+static int context_of(const Trainer *t) { return t->part_tokens / 16 * 16; }
 
 // The prompt's ids (*length), owned by the caller; NULL when the context has no room for them, the document token before and one
 // token behind.
@@ -69,7 +69,7 @@ static uint16_t *encode_prompt(const Trainer *t, const Tokenizer *tokenizer, siz
     tokenizer_encode(tokenizer, t->config->sample, strlen(t->config->sample), &prompt, length);
     if (*length <= (size_t)room && context_of(t)) return prompt;
     free(prompt);
-    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length, t->sequence_tokens,
+    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length, t->part_tokens,
               room);
     return NULL;
 }

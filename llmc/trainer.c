@@ -89,11 +89,11 @@ static void allocate_batches(Trainer *t)
     }
 }
 
-static void allocate_sequences(Trainer *t)
+static void allocate_parts(Trainer *t)
 {
-    t->eval_block_ints = block_size(t->sequence_tokens);
+    t->eval_block_ints = block_size(t->part_tokens);
     size_t bytes = (size_t)t->eval_block_ints * sizeof(int32_t);
-    batch_alloc(&t->eval_batch, t->sequence_tokens);
+    batch_alloc(&t->eval_batch, t->part_tokens);
     t->host_eval_block = host_alloc(bytes);
     t->device_eval_block = device_alloc(bytes, "batches: validation");
     t->device_logits = device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "batches: logits of a sample");
@@ -101,12 +101,26 @@ static void allocate_sequences(Trainer *t)
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// One memory for what is never alive together: a training micro-batch, a validation sequence, the work of Newton-Schulz. What is
-// dead while the head runs lies in the head's memory when that is large enough.
+// Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits where a training
+// micro-batch does, but no document is cut. So small micro-batches make the whole program small.
+static int plan_parts(const Trainer *t)
+{
+    enum { MULTIPLE = 128 };
+    const Config *c = t->config;
+    size_t none, train = acts_bytes(c, c->micro_batch_tokens, true, &none),
+                 eval = acts_bytes(c, t->sequence_tokens, false, &none);
+    if (!t->validation || eval <= train) return t->sequence_tokens;
+    int64_t fit = (int64_t)((double)train / (double)eval * t->sequence_tokens) / MULTIPLE * MULTIPLE,
+            least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
+    return (int)min_i64(t->sequence_tokens, max_i64(fit, least));
+}
+
+// One memory for what is never alive together: a training micro-batch, a part of a validation sequence, the work of Newton-Schulz.
+// What is dead while the head runs lies in the head's memory when that is large enough.
 static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
-    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(c, t->sequence_tokens, false, &none), updates = 0;
+    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(c, t->part_tokens, false, &none), updates = 0;
     if (t->loader) train = acts_bytes(c, c->micro_batch_tokens, true, &gradients);
     if (t->loader) updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
     char *head = head_idle_memory(&idle);
@@ -115,12 +129,12 @@ static void allocate_acts(Trainer *t)
     t->acts_memory = device_alloc(t->acts_bytes, "activations");
     if (t->loader)
         acts_place(&t->train, c, c->micro_batch_tokens, true, t->acts_memory, lent ? head : (char *)t->acts_memory + train);
-    acts_place(&t->eval, c, t->sequence_tokens, false, t->acts_memory, NULL);
+    acts_place(&t->eval, c, t->part_tokens, false, t->acts_memory, NULL);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
-             "training %.1f MiB, validation %.1f, updates %.1f in one place; gradients %.1f %s",
-             (double)train / 1048576, (double)eval / 1048576, (double)updates / 1048576, (double)gradients / 1048576,
-             lent ? "in the head's" : "after the first");
+             "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; gradients %.1f %s",
+             (double)train / 1048576, (double)eval / 1048576, t->part_tokens, (double)updates / 1048576,
+             (double)gradients / 1048576, lent ? "in the head's" : "after the first");
 }
 
 static void allocate_rope(Trainer *t)
@@ -155,10 +169,11 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (need_validation) check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
     if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
+    t->part_tokens = plan_parts(t);
     model_describe(&t->model, c);
     timeline_mark("data");
     backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : 0,
-                               .eval_tokens = t->sequence_tokens,
+                               .eval_tokens = t->part_tokens,
                                .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
                                .deterministic = c->deterministic, .portable = c->portable,
@@ -171,7 +186,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     allocate_acts(t);
     allocate_rope(t);
     if (need_training) allocate_batches(t);
-    allocate_sequences(t);
+    allocate_parts(t);
     rope_start(&t->rope, c);
     rebuild_rope(t);
     timeline_mark("memory");
@@ -387,7 +402,7 @@ void trainer_warm_up(Trainer *t)
 
 // ---- validation and sampling -------------------------------------------------------------------------------------------
 
-static DeviceBatch upload_sequence(Trainer *t)
+static DeviceBatch upload_part(Trainer *t)
 {
     Batch *b = &t->eval_batch;
     int slots = pack_block(t->host_eval_block, b);
@@ -395,22 +410,34 @@ static DeviceBatch upload_sequence(Trainer *t)
     return device_batch(t->device_eval_block, b->N, slots);
 }
 
+// Summed over the part's tokens, whose batch is on the host. Positions are those in the whole sequence.
+static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *part)
+{
+    float sum, *device_sum = t->eval.rstd0; // free again once the part is through
+    int64_t angles = (int64_t)part->first * (t->config->model_dim / t->config->num_heads / 4);
+    DeviceBatch b = upload_part(t);
+    at.cos += angles, at.sin += angles;
+    model_eval_batch(&t->model, &t->eval, &b, &at, part->begin - part->first, part->end - part->begin, device_sum, t->stream);
+    copy_to_host(t->stream, &sum, device_sum, sizeof sum);
+    stream_synchronize(t->stream);
+    return sum;
+}
+
 bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
 {
-    float sum_sequence, *device_sum = t->eval.rstd0; // free again once the sequence is through
     double sum = 0;
     trainer_follow_windows(t);
     trainer_complete_weights(t);
     AttentionSetting at = attention_setting(t, final ? t->config->window_final : t->rope.window);
     model_prepare(&t->model, &t->eval, t->stream);
     for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
-        comm_step(t->step); // a long validation is no standstill
-        if (!validation_batch(t->validation, q, &t->eval_batch, e)) return false;
-        DeviceBatch b = upload_sequence(t);
-        model_eval_batch(&t->model, &t->eval, &b, &at, device_sum, t->stream);
-        copy_to_host(t->stream, &sum_sequence, device_sum, sizeof sum_sequence);
-        stream_synchronize(t->stream);
-        sum += sum_sequence;
+        for (int begin = 0; begin < t->sequence_tokens;) {
+            comm_step(t->step); // a long validation is no standstill
+            ValidationPart part;
+            if (!validation_part(t->validation, q, begin, &t->eval_batch, &part, e)) return false;
+            sum += part_loss(t, at, &part);
+            begin = part.end;
+        }
     }
     *loss = comm_sum(sum) / (double)t->config->val_tokens;
     return true;

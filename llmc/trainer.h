@@ -24,6 +24,7 @@ typedef struct {
     Loader *loader;         // NULL when there is nothing to train
     Validation *validation; // NULL when there is nothing to validate
     int sequence_tokens;    // of a validation sequence
+    int part_tokens;        // of it that are evaluated at a time
     Rope rope;
     floatX *rope_cos, *rope_sin; // (positions, head width / 4)
     int rope_positions;
@@ -35,7 +36,7 @@ typedef struct {
 
     int accumulation;      // micro-batches of a step on this rank
     Batch batch;           // host, one training micro-batch
-    Batch eval_batch;      // host, one validation sequence
+    Batch eval_batch;      // host, one part of a validation sequence
     int64_t block_ints;    // of one training micro-batch: batch, number of rows, attention table
     int64_t input_bytes;   // of one step: a block for each of its micro-batches, then its StepParams
     int32_t *host_input[STEP_SLOTS], *device_input[STEP_SLOTS];

@@ -267,17 +267,17 @@ OP(proj) { matmul_forward(stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
 OP(dh_mlp) { matmul_forward(stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
 OP(dyg) { matmul_backward_input(stream, S.t[3], S.t[4], S.w, N, D, D); }
 OP(dh_qkv) { matmul_backward_input(stream, S.t[3], S.dqkv, S.w, N, D, 3 * D); }
-OP(dw_o) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D}, 1, N); }
-OP(dw_qkv) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D}, 1, N); }
-OP(dw_mlp) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F}, 1, N); }
+OP(dw_o) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
+OP(dw_qkv) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D, false}, 1, N); }
+OP(dw_mlp) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }
 OP(dw_attention)
 {
-    WeightGrad g[] = {{S.dw, S.dqkv, S.t[4], 3 * D, D}, {S.dw + 3 * D * D, S.t[3], S.t[5], D, D}};
+    WeightGrad g[] = {{S.dw, S.dqkv, S.t[4], 3 * D, D, false}, {S.dw + 3 * D * D, S.t[3], S.t[5], D, D, false}};
     matmul_weight_grads(stream, g, 2, N);
 }
 OP(dw_mlps)
 {
-    WeightGrad g[] = {{S.dw, S.t[3], S.wide[0], D, F}, {S.dw + D * F, S.t[4], S.wide[1], D, F}};
+    WeightGrad g[] = {{S.dw, S.t[3], S.wide[0], D, F, false}, {S.dw + D * F, S.t[4], S.wide[1], D, F, false}};
     matmul_weight_grads(stream, g, 2, N);
 }
 OP(relu2_forward) { matmul_relu2_forward(stream, S.wide[0], S.t[3], S.w, N, D, F); }

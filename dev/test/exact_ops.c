@@ -245,7 +245,7 @@ static void backward_products(int N, int in, int out)
     check_x("   dx", dx, e, N * in);
     ref_product(e, dy.d, x.d, true, false, out, in, N);
     for (int i = 0; i < in * out; i++) e[i] += dw.d[i];
-    matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in}, 1, N);
+    matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = false}, 1, N);
     check("   dw +=", dw.x, e, in * out);
 }
 

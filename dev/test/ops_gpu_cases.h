@@ -183,18 +183,20 @@ DESCRIBE(matmul_input)
     add(c, "w", FLOATX, IN, (int64_t)F * d, 1);
 }
 RUN(matmul_input) { SIZES; o->matmul_backward_input(stream, p[0], p[1], p[2], N, d, F); }
-// Variant 1: two products at once.
+// Variant 1: two products at once; 2: the first of them begins anew; 3: a single one does.
 DESCRIBE(matmul_weight)
 {
     SIZES;
-    add(c, "dw", FP32, INOUT, (int64_t)d * F, 1), add(c, "a", FLOATX, IN, (int64_t)N * d, 1),
-    add(c, "b", FLOATX, IN, (int64_t)N * F, 1), add(c, "dw2", FP32, c->variant ? INOUT : IN, (int64_t)F * d, 1);
+    bool fresh = c->variant >= 2, two = c->variant == 1 || c->variant == 2;
+    add(c, "dw", FP32, fresh ? OUT : INOUT, (int64_t)d * F, 1), add(c, "a", FLOATX, IN, (int64_t)N * d, 1),
+    add(c, "b", FLOATX, IN, (int64_t)N * F, 1), add(c, "dw2", FP32, two ? INOUT : IN, (int64_t)F * d, 1);
 }
 RUN(matmul_weight)
 {
     SIZES;
-    WeightGrad both[WEIGHT_GRADS] = {{p[0], p[1], p[2], d, F}, {p[3], p[2], p[1], F, d}};
-    o->matmul_weight_grads(stream, both, c->variant ? WEIGHT_GRADS : 1, N);
+    bool fresh = c->variant >= 2, two = c->variant == 1 || c->variant == 2;
+    WeightGrad both[WEIGHT_GRADS] = {{p[0], p[1], p[2], d, F, fresh}, {p[3], p[2], p[1], F, d, false}};
+    o->matmul_weight_grads(stream, both, two ? WEIGHT_GRADS : 1, N);
 }
 DESCRIBE(relu2_forward)
 {
@@ -414,7 +416,7 @@ static Case cases[] = {
     CASE(rmsnorm_forward, NULL, 1, true),      CASE(rmsnorm_backward, NULL, 1, true),
     CASE(matmul, NULL, 4, false),              CASE(matmul_down, NULL, 3, false),
     CASE(matmul_input, NULL, 1, false),
-    CASE(matmul_weight, NULL, 2, false),       CASE(relu2_forward, NULL, 1, false),
+    CASE(matmul_weight, NULL, 4, false),       CASE(relu2_forward, NULL, 1, false),
     CASE(relu2_backward, fix_squares, 1, false), CASE(rope, fix_frequencies, 1, true),
     CASE(qkv_forward, fix_qkv_forward, 2, true), CASE(qkv_product, fix_qkv_product, 4, false),
     CASE(qkv_backward, fix_qkv_backward, 2, true),

@@ -109,8 +109,12 @@ static void test_products(int n, int in, int out)
     check("   dx", dx, e, n * in);
     ref_product(e, dy.d, x.d, true, false, out, in, n);
     for (int i = 0; i < in * out; i++) e[i] += dw.d[i];
-    matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in}, 1, n);
+    matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = false}, 1, n);
     check32("   dw", dw.x, e, in * out);
+    ref_product(e, dy.d, x.d, true, false, out, in, n);
+    for (int i = 0; i < in * out; i++) dw.x[i] = NAN;
+    matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = true}, 1, n);
+    check32("   dw, begun anew", dw.x, e, in * out);
     ref_product(e, x.d, w.d, false, false, n, out, in);
     for (int i = 0; i < n * out; i++) e[i] = e[i] > 0 ? e[i] * e[i] : 0;
     matmul_relu2_forward(NULL, y, x.x, w.x, n, in, out);
@@ -369,7 +373,7 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
                                             in[2].x, in[3].x, w->x, NULL},
                        table, slots, 0.2f, 70, n, H, E);
     head_loss_train(NULL, HEAD_BF16, &b->loss, b->dx, b->dw, in[0].x, w->x, NULL, targets, n, D, 2000);
-    matmul_weight_grads(NULL, &(WeightGrad){b->dwm, in[0].x, in[1].x, D, D}, 1, n);
+    matmul_weight_grads(NULL, &(WeightGrad){b->dwm, in[0].x, in[1].x, D, D, .fresh = false}, 1, n);
     MixBackward mix = {b->dx,   b->dk,   NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3,
                        in[3].x, in[0].x, NULL, coef->x,  NULL,    NULL,    0,    true};
     mix_rmsnorm_backward(NULL, &mix, n, D);

@@ -187,6 +187,45 @@ static void test_format(void)
 
 // ---- validation ------------------------------------------------------------------------------------------------------
 
+// Parts of `tokens`: whole documents, in order, all of them, each behind the token before it. Returns what is wrong.
+static int wrong_parts(const Validation *v, const Tokens *t, int S, int tokens)
+{
+    Batch b;
+    ValidationPart part;
+    int wrong = 0;
+    batch_alloc(&b, tokens);
+    for (int q = 0; q < validation_num_sequences(v); q++) {
+        const uint16_t *ids = t->ids + q * S;
+        for (int begin = 0; begin < S; begin = part.end) {
+            if (!validation_part(v, q, begin, &b, &part, &e) || part.begin != begin || part.end <= begin || part.end > S) return -1;
+            int first = part.first, docs = 0;
+            wrong += first < 0 || first > (begin ? begin - 1 : 0) || part.end > first + tokens || first + tokens > S;
+            wrong += part.end < S && ids[part.end] != DOC;
+            for (int i = part.end + 1; i <= first + tokens; i++) wrong += i == S || ids[i] == DOC; // it could have been longer
+            for (int i = 0; i < tokens; i++) {
+                wrong += b.tokens[i] != ids[first + i] || b.targets[i] != ids[first + i + 1];
+                if (i == 0 || ids[first + i] == DOC) wrong += docs >= b.num_docs || b.cu_seqlens[docs++] != i;
+            }
+            wrong += docs != b.num_docs || b.cu_seqlens[docs] != tokens || b.num_rows != 0;
+        }
+    }
+    batch_free(&b);
+    return wrong;
+}
+
+static void test_validation_parts(const Validation *v, const Tokens *t, int S)
+{
+    int longest = 0, wrong = 0;
+    for (int i = 1, begin = 0; i <= t->count - 1; i++)
+        if (i % S == 0 || t->ids[i] == DOC) {
+            if (i - begin > longest) longest = i - begin;
+            begin = i;
+        }
+    ok(v && validation_longest(v) == longest && longest < S - 1, "the longest document has %d tokens", longest);
+    for (int tokens = longest + 1; v && tokens <= S; tokens++) wrong += wrong_parts(v, t, S, tokens) != 0;
+    ok(v && wrong == 0, "parts of %d to %d tokens: every document once and whole", longest + 1, S);
+}
+
 static void test_validation(void)
 {
     enum { S = 64, SEQUENCES = 20 };
@@ -215,6 +254,7 @@ static void test_validation(void)
     }
     ok(wrong == 0, "%d sequences: tokens, targets and documents as defined (%d differences)", SEQUENCES, wrong);
     ok(v && !validation_batch(v, SEQUENCES, &b, &e) && !validation_batch(v, -1, &b, &e), "%s", e.text);
+    test_validation_parts(v, t, S);
     validation_close(v);
 
     written = shard_write(path_of("val2.bin"), t->ids, t->count - 1, VOCAB, DOC, &e);

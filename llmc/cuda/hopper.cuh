@@ -150,6 +150,14 @@ static __device__ __forceinline__ int cluster_rank(void)
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+// True in one lane of a warp that is all here. Of code behind it the compiler knows that one lane runs it, and leaves out the
+// loops over lanes around its copies of tiles.
+static __device__ __forceinline__ bool elect_lane(void)
+{
+    uint32_t elected = 0;
+    asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\t@p mov.u32 %0, 1;\n\t}" : "+r"(elected));
+    return elected;
+}
 // All threads of all blocks of the cluster. A warp arrives as a whole: lanes that went different ways are brought together first.
 // Orders nothing but initialised barriers (barrier_init_fence), for a release would flush all of the block's writes.
 static __device__ __forceinline__ void cluster_sync(void)

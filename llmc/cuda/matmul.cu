@@ -267,7 +267,10 @@ static void tune_model(const OpSizes *z)
         bool own = i == 0        ? qkv_tensor_takes(d / z->heads)
                    : i < WEIGHTS ? wide_product_pays(N, shapes[i].k, d)
                                  : weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
-        if (!own) gemm_tune(&shapes[i]);
+        if (own) continue;
+        gemm_tune(&shapes[i]);
+        shapes[i].accumulate = false;
+        if (i >= WEIGHTS) gemm_tune(&shapes[i]); // of a step's first micro-batch
     }
 }
 
@@ -340,7 +343,7 @@ void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
 {
     if (weight_grad(s, g, count, N)) return;
     for (int i = 0; i < count; i++) {
-        GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, true);
-        gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].dw, 1);
+        GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, !g[i].fresh);
+        gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].fresh ? NULL : g[i].dw, 1);
     }
 }

@@ -153,23 +153,40 @@ static __device__ __forceinline__ void find_squares(const SharedMemory &m, const
 
 // ---- fetching ------------------------------------------------------------------------------------------------------------
 
-// Depth k to k + 63 of the operands: this block's rows of a, and its half of b's columns for both blocks.
-static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Task &w, const Part &t, int stage, int k,
-                                                      int rank)
+// What a block fetches of a square's operands at each depth: its rows of a, and its half of b's columns for both blocks. What
+// does not depend on the depth is found once: a ring of four stages leaves little time between the release of a place and its
+// use.
+struct Operands {
+    const Task &w;
+    int a_row[GROUPS]; // of a, where the boxes of this block begin: elements
+    int b_at;          // the same of b, for the first of two boxes
+    int matrix;
+    bool a_wanted;
+    uint32_t bytes; // that arrive at each block, from both
+};
+static __device__ __forceinline__ Operands operands_of(const Task &w, const Part &t, int rank)
+{
+    Operands o = {w, {}, (t.col + 2 * rank) * BOX_SIDE, t.matrix, !a_is_in_b(w, t)};
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) o.a_row[i] = part_row(t, rank, i) * BOX_SIDE;
+    o.bytes = o.a_wanted ? STAGE_BYTES : STAGE_BYTES - A_BYTES;
+    return o;
+}
+
+// Depth k to k + 63.
+static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Operands &o, int stage, int k, int rank)
 {
     uint64_t *full = m.full(stage);
+    uint8_t *b = m.b(stage) + 2 * rank * BOX_BYTES;
     const uint16_t both = 3;
-    int own = a_is_in_b(w, t) ? 0 : GROUPS;
-    barrier_arrive_expect(full, STAGE_BYTES - (GROUPS - own) * BOX_BYTES); // what the other block sends counts too
-    for (int i = 0; i < own; i++)
-        tile_load_own(m.a(stage) + i * BOX_BYTES, &w.a, full, k, part_row(t, rank, i) * BOX_SIDE, t.matrix);
-    for (int i = 2 * rank; i < 2 * rank + 2; i++) {
-        int at = (t.col + i) * BOX_SIDE;
-        if (w.kind == TASK_FULL)
-            tile_load(m.b(stage) + i * BOX_BYTES, &w.b, full, at, k, t.matrix, both);
-        else
-            tile_load(m.b(stage) + i * BOX_BYTES, &w.b, full, k, at, t.matrix, both);
-    }
+    bool along = o.w.kind == TASK_FULL;
+    int x = along ? o.b_at : k, y = along ? k : o.b_at;
+    barrier_arrive_expect(full, o.bytes);
+    tile_load(b, &o.w.b, full, x, y, o.matrix, both);
+    tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
+    if (!o.a_wanted) return;
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) tile_load_own(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
 }
 
 // Of a symmetric result nothing above the diagonal is.
@@ -226,13 +243,14 @@ static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const
 {
     const Task &w = c.task[t.task];
     int stages = stages_of(w), draw_at = max(0, stages - DRAW_BEFORE);
+    Operands o = operands_of(w, t, rank);
     for (int i = 0; i < stages; i++, ring.advance()) {
         if (rank == 0 && i == draw_at) barrier_arrive(m.draw());
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         if (w.kind == TASK_AOL)
             fetch_raw(m, w, t, ring.stage, i, rank);
         else
-            fetch_operands(m, w, t, ring.stage, i * DEPTH, rank);
+            fetch_operands(m, o, ring.stage, i * DEPTH, rank);
     }
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);

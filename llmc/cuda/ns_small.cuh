@@ -2,23 +2,30 @@
 //
 // A cluster of CLUSTER blocks has one matrix at a time, a block 128 rows of every square and each of its two multiplying groups
 // 64 of them: sums and, rounded, the left operand of the next product live in a group's registers, laid out alike. The right
-// operand is a whole symmetric matrix that every block keeps in its own shared memory, read by rows: the block writes its own
-// rows and the copy unit brings them to the other block. Own rows and columns come first there, the other block's after them, so
-// that both blocks run the same code ("local order"), and a product begins with what the block has itself while the rest is on
-// its way.
+// operand of a square product is a whole symmetric matrix that every block keeps in its own shared memory, read by rows: the
+// block writes its own rows and the copy unit brings them to the other block. Own rows and columns come first there, the other
+// block's after them ("local order"), so that both blocks run the same code, and a product begins with what the block has itself
+// while the rest is on its way.
+//
+// Shared memory is strips of 64 x SIDE. The right operand takes the first ones. X comes through the three behind them and, while
+// nobody needs the right operand, three of its own; then another of them is the groups' desks, where results leave.
 #pragma once
 #include "llmc/cuda/ns_tile.cuh"
 
 struct Small {
-    CUtensorMap x[2]; // of (batch, n, m): the matrices, and where their products go; they change places at each product
+    CUtensorMap x[2]; // of (batch, n, m): the matrices, and where their products go; they change places at each step
     NsIteration it;
     const float *unit; // (batch, n) of X's rows, or NULL
     int n, m, batch;
 };
 
 enum {
-    SMALL_STAGES = 5, // of X: 64 of the depth for all rows or columns; but for the last they lie where the squares do
-    BOTH_BARRIER = 3, // both groups of a block
+    SMALL_STAGES = 6,     // of X: 64 of the depth for all rows, or half of the depth for UNIT_COLS columns
+    FREE_STAGES = 3,      // that lie where nothing else does
+    FREE_STRIP = 4,       // the first of them
+    UNIT_COLS = 128,      // of X that are multiplied at a time
+    ANNOUNCED_COLS = 256, // that are written before others are told
+    BOTH_BARRIER = 3      // both groups of a block
 };
 
 template <int CLUSTER> struct SmallSizes {
@@ -28,10 +35,14 @@ template <int CLUSTER> struct SmallSizes {
         SUMS = SIDE / 2,           // of a thread
         PAIRS = SUMS / 2,          // the same rounded, two in a register
         STRIP = BOXES * BOX_BYTES, // 64 x SIDE
-        BARRIERS = 2 * SMALL_STAGES + 3,
-        BYTES = (SMALL_STAGES + GROUPS) * STRIP + 2 * SIDE * 4 + BARRIERS * 8
+        DESK = 2 * BOX_BYTES,      // of a group, for UNIT_COLS columns
+        DESK_STRIP = CLUSTER == 2 ? 3 : FREE_STRIP + FREE_STAGES,
+        STRIPS = CLUSTER == 2 ? FREE_STRIP + FREE_STAGES : DESK_STRIP + 2,
+        BARRIERS = 2 * SMALL_STAGES + 4,
+        BYTES = STRIPS * STRIP + 2 * SIDE * 4 + BARRIERS * 8 + CLUSTER * GROUPS * 4
     };
     static_assert(BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
+    static_assert((int)BOXES <= (int)FREE_STRIP, "the right operand and the first stages of X are apart");
 };
 
 #if HOPPER
@@ -42,16 +53,21 @@ template <int CLUSTER> struct SmallMemory : SmallSizes<CLUSTER> {
     __device__ __forceinline__ SmallMemory(uint8_t *p) : base(p) {}
     // Columns 64 j and on of the right operand: a box for each 64 of its rows.
     __device__ __forceinline__ uint8_t *operand_strip(int j) const { return base + j * S::STRIP; }
-    __device__ __forceinline__ uint8_t *stage(int i) const { return base + i * S::STRIP; }
-    // Where a group's results leave.
-    __device__ __forceinline__ uint8_t *desk(int group) const { return base + (SMALL_STAGES + group) * S::STRIP; }
-    __device__ __forceinline__ float *scales() const { return (float *)desk(GROUPS); } // of AOL
-    __device__ __forceinline__ float *units() const { return scales() + S::SIDE; }     // of rows of X, where AOL begins
+    __device__ __forceinline__ uint8_t *stage(int i) const
+    {
+        return base + (i < FREE_STAGES ? FREE_STRIP + i : i - FREE_STAGES) * S::STRIP;
+    }
+    __device__ __forceinline__ uint8_t *desk(int group) const { return base + S::DESK_STRIP * S::STRIP + group * S::DESK; }
+    __device__ __forceinline__ float *scales() const { return (float *)(base + S::STRIPS * S::STRIP); } // of AOL
+    __device__ __forceinline__ float *units() const { return scales() + S::SIDE; } // of rows of X, where AOL begins
     __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)(units() + S::SIDE) + stage; }
     __device__ __forceinline__ uint64_t *empty(int stage) const { return full(SMALL_STAGES + stage); }
-    __device__ __forceinline__ uint64_t *idle() const { return full(2 * SMALL_STAGES); } // all groups have read the right operand
-    __device__ __forceinline__ uint64_t *sent() const { return full(2 * SMALL_STAGES + 1); } // the other block's rows are here
-    __device__ __forceinline__ uint64_t *go() const { return full(2 * SMALL_STAGES + 2); }   // the fetching threads may go on
+    __device__ __forceinline__ uint64_t *idle() const { return full(2 * SMALL_STAGES); }       // the right operand may be written
+    __device__ __forceinline__ uint64_t *sent() const { return full(2 * SMALL_STAGES + 1); }   // the other block's rows are here
+    __device__ __forceinline__ uint64_t *scaled() const { return full(2 * SMALL_STAGES + 3); } // its scales are here
+    __device__ __forceinline__ uint64_t *read() const { return full(2 * SMALL_STAGES + 2); }   // nobody needs the right operand
+    // How often a group of the cluster has told of columns of X.
+    __device__ __forceinline__ uint32_t *written(int i) const { return (uint32_t *)full(S::BARRIERS) + i; }
 };
 
 // ---- instructions ----------------------------------------------------------------------------------------------------------
@@ -109,25 +125,20 @@ static __device__ __forceinline__ void word_send(float *to, float value, uint64_
                  "r"(__float_as_uint(value)), "r"(shared_address(barrier)), "r"(rank)
                  : "memory");
 }
-// What this thread knows to be written has been when block `rank`'s wait for the phase, at cluster scope, is over.
-static __device__ __forceinline__ void barrier_release_at(uint64_t *barrier, int rank)
+// Counters that block `rank` has: what this thread knows to be written has been for whom sees it counted.
+static __device__ __forceinline__ void counter_add_at(uint32_t *counter, int rank)
 {
-    asm volatile("{\n\t.reg .b32 remote;\n\t"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n\t}" ::"r"(shared_address(barrier)),
+    asm volatile("{\n\t.reg .b32 there;\n\t"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "red.release.cluster.shared::cluster.add.u32 [there], 1;\n\t}" ::"r"(shared_address(counter)),
                  "r"(rank)
                  : "memory");
 }
-static __device__ __forceinline__ void barrier_wait_cluster(uint64_t *barrier, uint32_t parity)
+static __device__ __forceinline__ void counter_wait(const uint32_t *counter, uint32_t least)
 {
-    uint32_t address = shared_address(barrier), done = 0;
-    while (!done)
-        asm volatile("{\n\t.reg .pred p;\n\t"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-                     "selp.u32 %0, 1, 0, p;\n\t}"
-                     : "=r"(done)
-                     : "r"(address), "r"(parity)
-                     : "memory");
+    uint32_t count = 0;
+    while (count < least)
+        asm volatile("ld.acquire.cluster.shared::cta.u32 %0, [%1];" : "=r"(count) : "r"(shared_address(counter)) : "memory");
 }
 
 // ---- elements --------------------------------------------------------------------------------------------------------------

@@ -327,10 +327,9 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
         compute_parts<T>(m, c, group, rank);
     } else {
         registers_shrink<FETCH_REGISTERS>();
-        bool first = threadIdx.x % WARP == 0;
-        if (first && warp == 0) fetch_squares(m, c, rank);
-        if (first && warp == 1) find_squares(m, c, rank);
-        if (first && warp >= 2) clear_parts(m, c, warp - 2, rank);
+        if (warp == 0 && elect_lane()) fetch_squares(m, c, rank);
+        if (warp == 1 && elect_lane()) find_squares(m, c, rank);
+        if (warp >= 2 && elect_lane()) clear_parts(m, c, warp - 2, rank);
         __syncwarp();
     }
     cluster_sync_at_end(); // others may still arrive at this block's barriers

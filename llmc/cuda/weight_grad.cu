@@ -1,4 +1,4 @@
-// Gradients of weights, dw += a^T b, in tiles of 128 x 256 (wide_tile.cuh says how): few tiles of great depth. The depth of the
+// Gradients of weights, dw += a^T b or dw = a^T b, in tiles of 128 x 256 (wide_tile.cuh says how): few tiles of great depth. The depth of the
 // tiles is shared out so that all multiprocessors finish together, and what a cluster has summed is added to dw in place.
 //
 // Of the clusters ("workers") there are P whole ones for each tile and some are left over. The P share the first steps of the
@@ -7,7 +7,7 @@
 // of them reads, all others read at about that time, or a little later, and it comes from memory once.
 //
 // The parts of a tile are added to dw in a fixed order, so that the same input gives the same bits: a counter says how many have
-// been added. Parts of those left over come first, most of them long before the others are done; then the P in turn. A worker
+// been added. The first is stored in place of added where dw is fresh. Parts of those left over come first, most of them long before the others are done; then the P in turn. A worker
 // waits only for workers with lower numbers, and takes its number when it starts: those it waits for are running or have ended,
 // whatever else the device runs.
 #include "llmc/cuda/weight_grad.cuh"
@@ -42,6 +42,7 @@ struct GradMaps {
 // Tiles of all products, in pairs one above the other; those of the first product come first.
 struct GradWork {
     int tiles, first_tiles, columns[WEIGHT_GRADS];
+    bool fresh[WEIGHT_GRADS];
     int sets;  // that are computed one after the other, of (nearly) equal numbers of tiles, at most one for each worker
     int steps; // stages of the depth
     int workers;
@@ -178,10 +179,10 @@ template <int P> static __device__ __forceinline__ void write_panel(const float 
 }
 
 // Queues the addition of columns 32 P to 32 P + 31 of a warpgroup's sums to dw at column x, row y, the first of them once as many
-// parts have been added as come before.
+// parts have been added as come before; what comes first of all is stored when dw is fresh.
 template <int P>
 static __device__ __forceinline__ void add_panel(const float (&sum)[128], const TileWorker &g, const CUtensorMap *dw, int x,
-                                                 int y, const unsigned *added, const Part &part)
+                                                 int y, const unsigned *added, const Part &part, bool fresh)
 {
     bool leader = threadIdx.x % GROUP == 0;
     uint8_t *panel = g.m.staging(g.group) + P % SUM_PANELS * SUM_PANEL_BYTES;
@@ -195,7 +196,10 @@ static __device__ __forceinline__ void add_panel(const float (&sum)[128], const 
         while (load_acquire(added) != part.place) continue;
         copy_unit_fence_all();
     }
-    tile_add(dw, panel, x + P * SUM_PANEL, y, 0);
+    if (fresh && part.place == 0)
+        tile_store(dw, panel, x + P * SUM_PANEL, y, 0);
+    else
+        tile_add(dw, panel, x + P * SUM_PANEL, y, 0);
     stores_commit();
 }
 
@@ -219,14 +223,15 @@ static __device__ __forceinline__ void compute(TileWorker &g, const GradMaps &ma
             const CUtensorMap *dw = &maps.dw[at.product];
             unsigned *added = &work.counters->added[part.tile][rank][g.group];
             int row = at.row + g.group * GROUP_ROWS;
-            add_panel<0>(sum, g, dw, at.col, row, added, part);
-            add_panel<1>(sum, g, dw, at.col, row, added, part);
-            add_panel<2>(sum, g, dw, at.col, row, added, part);
-            add_panel<3>(sum, g, dw, at.col, row, added, part);
-            add_panel<4>(sum, g, dw, at.col, row, added, part);
-            add_panel<5>(sum, g, dw, at.col, row, added, part);
-            add_panel<6>(sum, g, dw, at.col, row, added, part);
-            add_panel<7>(sum, g, dw, at.col, row, added, part);
+            bool fresh = at.product ? work.fresh[1] : work.fresh[0];
+            add_panel<0>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<1>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<2>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<3>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<4>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<5>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<6>(sum, g, dw, at.col, row, added, part, fresh);
+            add_panel<7>(sum, g, dw, at.col, row, added, part, fresh);
             addition = {added, part.last};
         }
     }
@@ -311,6 +316,7 @@ bool weight_grad(Stream s, const WeightGrad *g, int count, int N)
         const void *operands[] = {g[i].dw, g[i].a, g[i].b};
         for (int k = 0; k < 3; k++)
             if ((uintptr_t)operands[k] % 16) return false;
+        work.fresh[i] = g[i].fresh;
         work.columns[i] = (int)ceil_div(g[i].n, TILE_COLS);
         work.tiles += (int)pairs_of(&g[i]);
         if (i == 0) work.first_tiles = work.tiles;
