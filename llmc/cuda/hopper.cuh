@@ -111,8 +111,11 @@ static __device__ __forceinline__ void tile_store(const CUtensorMap *map, const 
 }
 // What this thread has stored since the last call forms a group.
 static __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Returns when shared memory has been read by all of this thread's stores: it may be overwritten.
-static __device__ __forceinline__ void stores_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Returns when shared memory has been read by all of this thread's groups of stores but the last LEFT: it may be overwritten.
+template <int LEFT = 0> static __device__ __forceinline__ void stores_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
 // Returns when they are complete.
 static __device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Shows this thread's own writes to shared memory to the copy unit.
@@ -146,6 +149,14 @@ static __device__ __forceinline__ int cluster_rank(void)
     int rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
+}
+// True in one lane of a warp that is all here. Of code behind it the compiler knows that one lane runs it, and leaves out the
+// loops over lanes around its copies of tiles.
+static __device__ __forceinline__ bool elect_lane(void)
+{
+    uint32_t elected = 0;
+    asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\t@p mov.u32 %0, 1;\n\t}" : "+r"(elected));
+    return elected;
 }
 // All threads of all blocks of the cluster. A warp arrives as a whole: lanes that went different ways are brought together first.
 // Orders nothing but initialised barriers (barrier_init_fence), for a release would flush all of the block's writes.

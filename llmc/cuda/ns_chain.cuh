@@ -30,9 +30,9 @@ struct Task {
     int64_t stride;                 // of `elements`: from matrix to matrix
     int pitch;                      // of `elements`
     float *raw;                     // (batch, squares, 256 * 256) in the order of the sums' registers
-    float *sums;                    // (batch, sum_slots(), rows): sums of |raw| along the rows of parts of squares
+    float *sums;                    // (batch, boxes_along(), rows): sums of |raw| of each row, box by box
     float *scale;                   // (batch, rows)
-    const float *unit;              // (batch, rows) of TASK_RAW and TASK_AOL, NULL: all 1
+    const float *unit;              // (batch, rows) of TASK_RAW, NULL: all 1
     int rows, cols, depth;
     float alpha, beta, diagonal, gain;
     TaskKind kind;
@@ -57,9 +57,6 @@ static_assert(sizeof(Chain) <= 32764, "kernel parameters");
 
 static inline __host__ __device__ int squares_along(int elements) { return (elements + SQUARE - 1) / SQUARE; }
 static inline __host__ __device__ int boxes_along(int elements) { return (elements + BOX_SIDE - 1) / BOX_SIDE; }
-// Sums of |raw| of one row: of the squares that it crosses on and below the diagonal, and of the parts of squares that it
-// crosses as a column.
-static inline __host__ __device__ int sum_slots(int rows) { return squares_along(rows) + boxes_along(rows); }
 
 // Runs the chain on tensors of `dtype`, which is 16 bits wide.
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &chain);

@@ -265,7 +265,7 @@ static int64_t raw_elements(int n, int batch)
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 {
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) return (size_t)batch * (size_t)n * (size_t)n * sizeof(float);
-    return (size_t)(raw_elements(n, batch) + (int64_t)batch * sum_slots(n) * n) * sizeof(float);
+    return (size_t)(raw_elements(n, batch) + (int64_t)batch * boxes_along(n) * n) * sizeof(float);
 }
 
 void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
@@ -292,9 +292,9 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, con
     }
     Task t = {};
     t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch), t.scale = scale,
-    t.gain = gain, t.unit = unit;
+    t.gain = gain; // the sums are in units already
     t.out = square_map(dtype, a, n, batch), t.has_out = true;
-    Uses u = {{raw, unit}, {a, scale}};
+    Uses u = {{raw}, {a, scale}};
     add_task(s, dtype, batch, &t, &u);
 }
 

@@ -3,8 +3,8 @@
 // A multiplying group has 64 rows of a square, its part. Behind the operands of a square two more items come through the ring of
 // stages, one for each half of its columns: with d's half of the part, or empty where there is no d. The group puts its rounded
 // sums in d's place, from where the copy unit takes them; their mirror image goes by way of the group's desk and of what an item
-// leaves free of its stage. The items go back to the fetching thread when the copy unit has read them, and the part is announced
-// when all has arrived: the group's leader sees to both when the next square's products are under way.
+// leaves free of its stage. The group's clerk, a thread of its own, sends them; the items go back to the fetching thread when the
+// copy unit has read them, and the part is announced when all has arrived.
 //
 // Halves of a part are two boxes of 64 rows of 128 bytes, the chunks of 16 bytes swizzled as the copy unit does it: chunk c of
 // row r at chunk c ^ r % 8.
@@ -27,12 +27,14 @@ enum {
     DESK_BYTES = 2 * BOX_BYTES,
     SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
     TICKETS = 2,                // squares drawn ahead, and parts told of ahead
-    BARRIERS = 2 * STAGES + 4 * TICKETS,
+    BARRIERS = 2 * STAGES + 5 * TICKETS + 1 + GROUPS * (STAGES + 1),
     PART_WORDS = 6,
     SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
 static_assert(GROUPS * RAW_BYTES <= STAGE_BYTES, "raw boxes of all groups fit into a stage");
+static_assert(2 * BOX_BYTES <= RAW_BYTES, "a box and its mirror image take the place of a raw one");
+static_assert(4 * SCALES * 4 <= DESK_BYTES, "sums of each warp fit on the desk");
 static_assert(ADDEND_BYTES + GROUPS * BOX_BYTES <= STAGE_BYTES, "an item and a mirrored box for each group fit into a stage");
 enum { DESK_BARRIER = 1 }; // and 2: one for each group
 
@@ -58,6 +60,11 @@ struct SharedMemory {
     __device__ __forceinline__ uint64_t *taken(int i) const { return full(2 * STAGES + TICKETS) + i; }
     __device__ __forceinline__ uint64_t *told(int i) const { return full(2 * STAGES + 2 * TICKETS) + i; }
     __device__ __forceinline__ uint64_t *heard(int i) const { return full(2 * STAGES + 3 * TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *ready(int i) const { return full(2 * STAGES + 4 * TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *draw() const { return full(2 * STAGES + 5 * TICKETS); }
+    // Of a group: its results lie in a stage (one for each), and its clerk is through with a part's.
+    __device__ __forceinline__ uint64_t *staged(int group) const { return draw() + 1 + group * (STAGES + 1); }
+    __device__ __forceinline__ uint64_t *cleared(int group) const { return staged(group) + STAGES; }
     __device__ __forceinline__ uint32_t *ticket(int i) const { return (uint32_t *)full(BARRIERS) + i; }
     __device__ __forceinline__ Part *part(int i) const { return (Part *)ticket(TICKETS) + i; }
 };
@@ -70,19 +77,21 @@ struct Desk {
     uint8_t *base;
     float *scales;
     int group;
-    bool leader; // the thread that talks to the copy unit
+    uint64_t *staged, *cleared; // barriers, the first of them one for each stage
+    bool handed;                // a part went to the clerk, who has not been waited for since
+    uint32_t parity;            // of cleared
     __device__ __forceinline__ void sync() const { group_sync(DESK_BARRIER + group, GROUP); }
-    // What the group sent has been read.
-    __device__ __forceinline__ void wait_free() const
+    // The clerk is through with the last part: what lay on the desk has been read. Once a part, before it is handed over.
+    __device__ __forceinline__ void wait_free()
     {
-        if (leader) stores_wait_read();
-        sync();
+        if (handed) barrier_wait(cleared, parity), parity ^= 1, handed = false;
     }
-    // What is on the desk is there for the copy unit; the leader may send it.
-    __device__ __forceinline__ void hand_over() const
+    // What the warp has put into a stage and on the desk is there for the copy unit: the clerk may send it.
+    __device__ __forceinline__ void hand_over(int stage) const
     {
         copy_unit_fence();
-        sync();
+        __syncwarp();
+        if (threadIdx.x % WARP == 0) barrier_arrive(staged + stage);
     }
 };
 
@@ -142,27 +151,54 @@ static __device__ __forceinline__ void combine(uint32_t *packed, const float *su
     }
 }
 
+// Two elements scaled, and the largest magnitudes so far: in fp16 they tell whether anything has to be saturated, which is rare.
+template <typename T> static __device__ __forceinline__ uint32_t larger(uint32_t most, uint32_t packed) { return most; }
+template <> __device__ __forceinline__ uint32_t larger<__half>(uint32_t most, uint32_t packed)
+{
+    __half2 m = __hmax2(*reinterpret_cast<__half2 *>(&most), __habs2(*reinterpret_cast<__half2 *>(&packed)));
+    return *reinterpret_cast<uint32_t *>(&m);
+}
+template <typename T>
+static __device__ __forceinline__ uint32_t scale_two(uint32_t packed, float x, float y, uint32_t &most)
+{
+    float2 v = unpack<T>(packed);
+    uint32_t scaled = pack<T>(v.x * x, v.y * y);
+    most = larger<T>(most, scaled);
+    return scaled;
+}
+template <typename T> static __device__ __forceinline__ uint32_t saturate_two(uint32_t packed, float x, float y)
+{
+    float2 v = unpack<T>(packed);
+    return pack<T>(saturated<T>(v.x * x), saturated<T>(v.y * y));
+}
+static __device__ __forceinline__ bool one_infinite(uint32_t most) // of fp16, without signs
+{
+    return (most & 0xffffu) == 0x7c00u || most >> 16 == 0x7c00u;
+}
+
 // scaled = packed diag(scales), for the columns of a box; scales: of these columns.
 template <typename T>
-static __device__ __forceinline__ void scale_by_columns(uint32_t *scaled, const uint32_t *packed, const float *scales)
+static __device__ __forceinline__ void scale_by_columns(uint32_t (&scaled)[16], const uint32_t (&packed)[16], const float *scales)
 {
+    const float2 *c = reinterpret_cast<const float2 *>(scales + col_of());
+    uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < BOX_SIDE / 4; i++) {
-        const float *c = scales + i / 2 * 8 + col_of();
-        float2 v = unpack<T>(packed[i]);
-        scaled[i] = pack<T>(saturated<T>(v.x * c[0]), saturated<T>(v.y * c[1]));
-    }
+    for (int i = 0; i < 16; i++) scaled[i] = scale_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y, most);
+    if (!one_infinite(most)) return;
+#pragma unroll
+    for (int i = 0; i < 16; i++) scaled[i] = saturate_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y);
 }
 // scaled = diag(scales) packed, for the columns of a box: the transpose of what the mirror image is, scaled by its columns.
 template <typename T>
-static __device__ __forceinline__ void scale_by_rows(uint32_t *scaled, const uint32_t *packed, const float *scales)
+static __device__ __forceinline__ void scale_by_rows(uint32_t (&scaled)[16], const uint32_t (&packed)[16], const float *scales)
 {
     float r[2] = {scales[row_of()], scales[row_of() + 8]};
+    uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < BOX_SIDE / 4; i++) {
-        float2 v = unpack<T>(packed[i]);
-        scaled[i] = pack<T>(saturated<T>(v.x * r[i % 2]), saturated<T>(v.y * r[i % 2]));
-    }
+    for (int i = 0; i < 16; i++) scaled[i] = scale_two<T>(packed[i], r[i % 2], r[i % 2], most);
+    if (!one_infinite(most)) return;
+#pragma unroll
+    for (int i = 0; i < 16; i++) scaled[i] = saturate_two<T>(packed[i], r[i % 2], r[i % 2]);
 }
 
 // Adds to the elements on the diagonal of a box, which is still in registers.
@@ -206,15 +242,6 @@ static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, c
     }
 }
 
-// Adds to the elements on the diagonal of a box.
-template <typename T> static __device__ __forceinline__ void add_to_diagonal(uint8_t *box, float value)
-{
-    int r = threadIdx.x % GROUP;
-    if (r >= BOX_SIDE) return;
-    T *element = reinterpret_cast<T *>(box + r * 128 + ((r / 8 ^ r % 8) << 4)) + r % 8;
-    *element = from_float<T>(to_float(*element) + value);
-}
-
 // ---- results -------------------------------------------------------------------------------------------------------------
 
 // Half `half` of the part, which lies in `boxes`, to global memory where rows of out start anywhere.
@@ -229,7 +256,7 @@ static __device__ __forceinline__ void write_elements(const uint8_t *boxes, cons
     }
 }
 
-// The leader sends a box to (row, col) of the results.
+// The clerk sends a box to (row, col) of the results.
 static __device__ __forceinline__ void send_box(const uint8_t *box, const Task &w, int row, int col, int matrix, bool out,
                                                 bool plus)
 {
@@ -244,6 +271,14 @@ template <int COLS> static __device__ __forceinline__ void put_blocks(const uint
 #pragma unroll
     for (int step = 0; step < COLS / 16; step++) store_blocks(step_place(first, step), packed + 4 * step);
 }
+// A box that this thread's warp has put there, back into 16 registers.
+static __device__ __forceinline__ void take_blocks(uint32_t (&packed)[16], const uint8_t *box)
+{
+    uint32_t first = first_place(box);
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        load_blocks(reinterpret_cast<uint32_t(&)[4]>(packed[4 * step]), step_place(first, step));
+}
 // One box of the mirror image, from 16 registers.
 static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint8_t *box)
 {
@@ -255,91 +290,101 @@ static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint
 // The two items of a part, of which a group has two boxes each, and one for the mirror image.
 struct Items {
     uint8_t *stage[2];
-    int group;
-    __device__ __forceinline__ uint8_t *boxes(int half) const { return stage[half] + 2 * group * BOX_BYTES; }
+    int group, first; // the first one's stage
+    __device__ __forceinline__ int number(int half) const { return (first + half) % STAGES; }
+    // Chosen, not indexed: an index that is not known would put them into memory.
+    __device__ __forceinline__ uint8_t *of(int half) const { return half ? stage[1] : stage[0]; }
+    __device__ __forceinline__ uint8_t *boxes(int half) const { return of(half) + 2 * group * BOX_BYTES; }
     __device__ __forceinline__ uint8_t *box(int i) const { return boxes(i / 2) + i % 2 * BOX_BYTES; }
     __device__ __forceinline__ uint8_t *mirrored(const Desk &desk, int i) const
     {
-        return i < 2 ? desk.base + i * BOX_BYTES : stage[i - 2] + ADDEND_BYTES + group * BOX_BYTES;
+        return i % 2 ? desk.base + i / 2 * BOX_BYTES : of(i / 2) + ADDEND_BYTES + group * BOX_BYTES;
     }
 };
 
-// The part as it is, which lies in its items and in packed. Of a symmetric result only the boxes on and below the diagonal.
+// A box on the diagonal, in its place among the items: what is above the diagonal, and with the diagonal added, which differs,
+// once more in `spare` where both are wanted.
 template <typename T>
-static __device__ __forceinline__ void send_part(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
-                                                 const Task &w, const Part &t)
+static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *spare, const Desk &desk, const Task &w)
 {
-    int diagonal = is_symmetric(w) && t.row - t.col < 4 ? t.row - t.col : -1, last = diagonal < 0 ? 3 : diagonal;
-    uint8_t *box = items.box(max(diagonal, 0)); // on the diagonal
-    if (diagonal >= 0) {
+    uint32_t blocks[16];
+    __syncwarp(); // it has put its blocks
+    take_blocks(blocks, box);
+#pragma unroll 1
+    for (bool again = false;; again = true) {
+        uint8_t *to = again ? spare : box;
+        if (w.has_plus && (again || !w.has_out)) {
+            add_to_diagonal_packed<T>(blocks, w.diagonal);
+            put_blocks<BOX_SIDE>(blocks, to);
+        }
         desk.sync();
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (i == diagonal) mirror_in_place(packed + 16 * i, packed + 16 * i, box);
-        if (w.has_plus && !w.has_out) desk.sync(), add_to_diagonal<T>(box, w.diagonal);
+        mirror_in_place(blocks, blocks, to);
+        if (again || !w.has_plus || !w.has_out) return;
     }
-    desk.hand_over();
-    if (w.elements) {
-        write_elements<T>(items.boxes(0), w, t, 0);
-        write_elements<T>(items.boxes(1), w, t, 1);
-        desk.sync(); // before the items go back
-        return;
-    }
-    bool again = diagonal >= 0 && w.has_plus && w.has_out; // with the diagonal it differs
-    if (desk.leader) {
-        for (int i = 0; i <= last; i++)
-            send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !(again && i == diagonal));
-        stores_commit();
-    }
-    if (!again) return;
-    desk.wait_free();
-    add_to_diagonal<T>(box, w.diagonal);
-    desk.hand_over();
-    if (desk.leader) send_box(box, w, t.row, t.col + diagonal, t.matrix, false, true), stores_commit();
 }
 
-// A symmetric result transposed: the boxes below the diagonal. That the desk is free the group knows since it sent the part: its
-// leader returned the items of the last one before.
-static __device__ __forceinline__ void send_mirrored(const uint32_t (&packed)[64], const Items &items, const Desk &desk,
-                                                     const Task &w, const Part &t)
+// Half of the part as it is, which lies in its item and in packed, for the clerk to send while the other half is made. Of a
+// symmetric result only the boxes on and below the diagonal, and the latter's mirror images.
+template <typename T, bool SYMMETRIC>
+static __device__ __forceinline__ void finish_half(const uint32_t *packed, int half, const Items &items, Desk &desk,
+                                                   const Task &w, const Part &t)
 {
-    int below = min(4, t.row - t.col);
-    if (below == 0) return;
+    int below = t.row - t.col;
+    if (half == 0) desk.wait_free();
+    if (SYMMETRIC) {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (i < below) put_mirrored(packed + 16 * i, items.mirrored(desk, i));
-    desk.hand_over();
-    if (!desk.leader) return;
-    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
+        for (int b = 0; b < 2; b++)
+            if (2 * half + b < below) put_mirrored(packed + 16 * b, items.mirrored(desk, 2 * half + b));
+        if (below / 2 == half) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
+    } else if (w.elements) {
+        desk.sync();
+        write_elements<T>(items.boxes(half), w, t, half);
+    }
+    desk.hand_over(items.number(half));
+}
+// The clerk: boxes of half `half`.
+static __device__ __forceinline__ void send_half(int half, const Items &items, const Desk &desk, const Task &w, const Part &t)
+{
+    if (w.elements) return;
+    int below = is_symmetric(w) ? t.row - t.col : 4;
+#pragma unroll 1
+    for (int i = 2 * half; i < min(2 * half + 2, below + 1); i++) {
+        bool diagonal = i == below, twice = diagonal && w.has_out && w.has_plus; // they differ there
+        send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
+        if (twice)
+            send_box(items.mirrored(desk, i), w, t.row, t.col + i, t.matrix, false, true);
+        else if (is_symmetric(w) && !diagonal)
+            send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
+    }
     stores_commit();
 }
 
-// The part plus diagonal I, times diag(scales): its mirror image is not the same numbers.
+// The part plus diagonal I, times diag(scales): its mirror image is not the same numbers. The part lies in its items. A box at a
+// time: code that runs this rarely comes from memory each time, so it is short.
 template <typename T>
-static __device__ __forceinline__ void send_scaled(uint32_t (&packed)[64], const Items &items, const Desk &desk, const Task &w,
-                                                   const Part &t)
+static __device__ __forceinline__ void finish_scaled(const Items &items, const Desk &desk, const Task &w, const Part &t)
 {
-    int below = min(4, t.row - t.col), last = min(3, t.row - t.col);
-    uint32_t scaled[16], mirror[16];
-#pragma unroll
-    for (int i = 0; i < 4; i++) { // a box at a time, whose scales are read when the last one is through
-        if (i > below) break;
-        if (i == below) add_to_diagonal_packed<T>(packed + 16 * i, w.diagonal);
-        scale_by_columns<T>(scaled, packed + 16 * i, desk.scales + BOX_SIDE + i * BOX_SIDE);
-        put_blocks<BOX_SIDE>(scaled, items.box(i));
-        scale_by_rows<T>(mirror, packed + 16 * i, desk.scales);
+    int below = t.row - t.col, last = min(3, below);
+#pragma unroll 1
+    for (int i = 0; i <= last; i++) {
+        __syncwarp(); // it has put its blocks
+        uint32_t packed[16], scaled[16], mirror[16];
+        uint8_t *box = items.box(i), *mirrored = items.mirrored(desk, i);
+        take_blocks(packed, box);
+        if (i == below) add_to_diagonal_packed<T>(packed, w.diagonal);
+        scale_by_columns<T>(scaled, packed, desk.scales + BOX_SIDE + i * BOX_SIDE);
+        put_blocks<BOX_SIDE>(scaled, box);
+        scale_by_rows<T>(mirror, packed, desk.scales);
         if (i == below) {
             desk.sync(); // before the box is mirrored in its place
-            mirror_in_place(mirror, scaled, items.box(i));
+            mirror_in_place(mirror, scaled, box);
         } else {
-            put_mirrored(mirror, items.mirrored(desk, i));
+            put_mirrored(mirror, mirrored);
         }
+        if (i == min(1, last)) desk.hand_over(items.number(0));
     }
-    desk.hand_over();
-    if (!desk.leader) return;
-    for (int i = 0; i <= last; i++) send_box(items.box(i), w, t.row, t.col + i, t.matrix, true, false);
-    for (int i = 0; i < below; i++) send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, true, false);
-    stores_commit();
+    desk.hand_over(items.number(1));
+    desk.sync(); // before the scales of the next part
 }
 
 // ---- almost-orthogonal scaling -------------------------------------------------------------------------------------------
@@ -349,135 +394,164 @@ static __device__ __forceinline__ float4 *raw_place(const Task &w, const Part &t
     int64_t part = ((int64_t)t.matrix * w.squares + t.square) * SQUARE_PARTS + row % SQUARE_PARTS;
     return reinterpret_cast<float4 *>(w.raw + part * BOX_SIDE * SQUARE);
 }
-// Slot `slot` of the sums of the rows from `row` on.
-static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, int slot, int row)
+// The sums of the rows from `row` on over the columns of box `box`.
+static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, int box, int row)
 {
-    return w.sums + ((int64_t)matrix * sum_slots(w.rows) + slot) * w.rows + row;
+    return w.sums + ((int64_t)matrix * boxes_along(w.rows) + box) * w.rows + row;
 }
 
-// The scales that a part needs, of its rows and columns: 64 rows, then 256 columns. A thread has up to three, whose sums are all
-// on their way at once: one after the other each would take as long as all.
-enum { SCALES_EACH = (SCALES + GROUP - 1) / GROUP };
+// The scales that a part needs, of its rows and columns: 64 rows, then 256 columns.
+enum { SCALES_EACH = (SCALES + GROUP - 1) / GROUP }; // for a thread
 static __device__ __forceinline__ int scale_row(const Task &w, const Part &t, int i)
 {
     return i < BOX_SIDE ? t.row * BOX_SIDE + i : i < SCALES ? t.col * BOX_SIDE + i - BOX_SIDE : w.rows;
 }
 
-// The units of a part's rows and columns, to where scales are otherwise.
-static __device__ __forceinline__ void read_units(const Desk &desk, const Task &w, const Part &t)
+// This thread's scales, from (batch, rows) fp32, NULL: all 1. They are on their way while something else is done; then all go to
+// where the group finds them.
+static __device__ __forceinline__ void load_scales(float (&v)[SCALES_EACH], const float *from, const Task &w, const Part &t)
 {
 #pragma unroll
     for (int k = 0; k < SCALES_EACH; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
-        if (i < SCALES) desk.scales[i] = w.unit && row < w.rows ? __ldg(w.unit + (int64_t)t.matrix * w.rows + row) : 1;
+        int row = scale_row(w, t, threadIdx.x % GROUP + k * GROUP);
+        v[k] = from && row < w.rows ? __ldcg(from + (int64_t)t.matrix * w.rows + row) : 1;
+    }
+}
+static __device__ __forceinline__ void put_scales(const Desk &desk, const float (&v)[SCALES_EACH], float factor)
+{
+#pragma unroll
+    for (int k = 0; k < SCALES_EACH; k++) {
+        int i = threadIdx.x % GROUP + k * GROUP;
+        if (i < SCALES) desk.scales[i] = factor * v[k];
     }
     desk.sync();
 }
 
-// The sums as they are, and the sums of their absolute values, each times the unit of its column: along rows, and along columns
-// for the mirror image. Their order is fixed.
-static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], const Desk &desk, const Task &w, const Part &t)
+// Of twice KEPT sums a lane gives half to the lane that differs in bit `step`, and adds the other's to the half it keeps: with
+// the bit set the upper one.
+template <int KEPT> static __device__ __forceinline__ void share_sums(float *sums, int step)
+{
+    bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        float given = upper ? sums[k] : sums[KEPT + k];
+        sums[k] = (upper ? sums[KEPT + k] : sums[k]) + __shfl_xor_sync(0xffffffffu, given, step);
+    }
+}
+
+// Sums of |raw|, each times the unit of its column over that of its row. Along the rows of a part, box by box, from sums of a
+// thread's columns:
+static __device__ __forceinline__ void write_row_sums(float (&rows)[2][4], const float (&own)[2], const Task &w, const Part &t)
+{
+    int box = t.col + threadIdx.x % 4;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        share_sums<2>(rows[e], 2);
+        share_sums<1>(rows[e], 1);
+        int row = t.row * BOX_SIDE + row_of() + 8 * e;
+        if (box <= t.row && row < w.rows) *sums_place(w, t.matrix, box, row) = rows[e][0] / own[e];
+    }
+}
+// and along the columns, for the mirror image, from sums of a thread's two rows. Lanes 4 r + c, r from 0 to 7, have the same
+// columns; at the end r has the sums of blocks 4 r to 4 r + 3.
+static __device__ __forceinline__ void write_column_sums(float (&cols)[64], Desk &desk, const Task &w, const Part &t)
+{
+    share_sums<32>(cols, 16);
+    share_sums<16>(cols, 8);
+    share_sums<8>(cols, 4);
+    float *shared = (float *)desk.base;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
+    desk.wait_free();
+#pragma unroll
+    for (int k = 0; k < 8; k += 2)
+        *reinterpret_cast<float2 *>(shared + warp * SQUARE + 8 * (lane / 4 * 4 + k / 2) + col_of()) =
+            make_float2(cols[k], cols[k + 1]);
+    desk.sync();
+#pragma unroll 1
+    for (int c = threadIdx.x % GROUP; c < min(4, t.row - t.col) * BOX_SIDE; c += GROUP)
+        *sums_place(w, t.matrix, t.row, t.col * BOX_SIDE + c) =
+            (shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c]) / desk.scales[BOX_SIDE + c];
+    desk.sync(); // before the desk is used again
+}
+
+// The sums as they are, and what AOL needs of them. The order of additions is fixed.
+static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], Desk &desk, const Task &w, const Part &t)
 {
     float4 *to = raw_place(w, t, t.row) + threadIdx.x % GROUP;
-    float *shared = (float *)desk.base, rows[2] = {}, own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, wanted = min(4, t.row - t.col + 1); // boxes
+    float rows[2][4] = {}, cols[64], own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
+    int wanted = min(4, t.row - t.col + 1); // boxes
 #pragma unroll
     for (int g = 0; g < 32; g++) {
         const float *s = sum + 4 * g;
         if (g / 8 >= wanted) continue;
         to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
-        const float *c = desk.scales + BOX_SIDE + 8 * g + col_of();
-        rows[0] += fabsf(s[0]) * c[0] + fabsf(s[1]) * c[1];
-        rows[1] += fabsf(s[2]) * c[0] + fabsf(s[3]) * c[1];
-    }
+        float2 c = *reinterpret_cast<const float2 *>(desk.scales + BOX_SIDE + 8 * g + col_of());
 #pragma unroll
-    for (int e = 0; e < 2; e++) {
-        rows[e] += __shfl_xor_sync(0xffffffffu, rows[e], 1);
-        rows[e] += __shfl_xor_sync(0xffffffffu, rows[e], 2);
-        int row = t.row * BOX_SIDE + row_of() + 8 * e;
-        if (lane % 4 == 0 && row < w.rows) *sums_place(w, t.matrix, t.col / SQUARE_PARTS, row) = rows[e];
+        for (int e = 0; e < 2; e++)
+            rows[e][g / 8] = fmaf(fabsf(s[2 * e + 1]), c.y, fmaf(fabsf(s[2 * e]), c.x, rows[e][g / 8]));
+    }
+    write_row_sums(rows, own, w, t);
+#pragma unroll
+    for (int k = 0; k < 64; k++) {
+        const float *s = sum + k / 2 * 4 + k % 2;
+        cols[k] = fmaf(fabsf(s[2]), own[1], fabsf(s[0]) * own[0]);
+    }
+    write_column_sums(cols, desk, w, t);
+}
+
+// The sums over all boxes of a part's rows and columns, to the desk: one for each warp. A thread has four rows at a time, eight
+// half warps take the boxes in turn, and the first sixteen boxes are all on their way at once.
+static __device__ __forceinline__ void gather_sums(Desk &desk, const Task &w, const Part &t)
+{
+    enum { HALF = WARP / 2, TURNS = GROUP / HALF, FOURS = SCALES / 4 / HALF };
+    static_assert(FOURS * HALF * 4 == SCALES && BOX_SIDE == 4 * HALF, "the first four are the part's rows");
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, boxes = boxes_along(w.rows);
+    float sum[FOURS][4] = {};
+#pragma unroll 1
+    for (int box = threadIdx.x % GROUP / HALF; box < boxes; box += 2 * TURNS) {
+        float4 v[2][FOURS];
+#pragma unroll
+        for (int k = 0; k < 2 * FOURS; k++) {
+            int row = scale_row(w, t, 4 * (lane % HALF + k / 2 * HALF)), b = box + k % 2 * TURNS;
+            v[k % 2][k / 2] = row < w.rows && b < boxes
+                                  ? __ldcg(reinterpret_cast<const float4 *>(sums_place(w, t.matrix, b, row)))
+                                  : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int k = 0; k < 2 * FOURS; k++) {
+            const float4 &f = v[k % 2][k / 2];
+            sum[k / 2][0] += f.x, sum[k / 2][1] += f.y, sum[k / 2][2] += f.z, sum[k / 2][3] += f.w;
+        }
     }
     desk.wait_free();
 #pragma unroll
-    for (int k = 0; k < 64; k++) {
-        const int g = k / 2, p = k % 2;
-        float c = fabsf(sum[4 * g + p]) * own[0] + fabsf(sum[4 * g + 2 + p]) * own[1];
-        for (int step = 4; step < WARP; step *= 2) c += __shfl_xor_sync(0xffffffffu, c, step);
-        if (lane / 4 == 0) shared[warp * SQUARE + 8 * g + col_of() + p] = c;
+    for (int k = 0; k < FOURS; k++) { // each half warp keeps two of the four
+        share_sums<2>(sum[k], HALF);
+        *reinterpret_cast<float2 *>((float *)desk.base + warp * SCALES + 4 * (lane % HALF + k * HALF) + lane / HALF * 2) =
+            make_float2(sum[k][0], sum[k][1]);
     }
     desk.sync();
-    for (int c = threadIdx.x % GROUP; c < SQUARE; c += GROUP) {
-        int box = t.col + c / BOX_SIDE, col = t.col * BOX_SIDE + c;
-        if (box < t.row && col < w.rows && t.row * BOX_SIDE < w.rows)
-            *sums_place(w, t.matrix, squares_along(w.rows) + t.row, col) =
-                shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c];
-    }
-    desk.sync(); // before the leader announces, and before the desk is used again
 }
 
-// Sums of |raw| of row `row` from number `from` on, SLOTS of them at most, 0 beyond the last.
-enum { SLOTS = 16 };
-static __device__ __forceinline__ int sums_of_row(const Task &w, int row)
+// From the sums. Squares on the diagonal keep the scales of their rows.
+static __device__ __forceinline__ void read_aol_scales(Desk &desk, const Task &w, const Part &t)
 {
-    return row < w.rows ? row / SQUARE + 1 + boxes_along(w.rows) - (row / BOX_SIDE + 1) : 0;
-}
-static __device__ __forceinline__ void load_sums(float (&v)[SLOTS], const Task &w, int matrix, int row, int from)
-{
-    int squares = row / SQUARE + 1, count = sums_of_row(w, row),
-        boxes = squares_along(w.rows) + row / BOX_SIDE + 1 - squares; // slots of boxes follow those of all squares
-#pragma unroll
-    for (int k = 0; k < SLOTS; k++) {
-        int i = from + k;
-        v[k] = i < count ? __ldcg(sums_place(w, matrix, i < squares ? i : boxes + i, row)) : 0;
-    }
-}
-
-// The scale of row `row`, 0 beyond the last; v: its first sums.
-static __device__ __forceinline__ float row_scale(const Task &w, int matrix, int row, float (&v)[SLOTS])
-{
-    float sum = 0;
-    int count = sums_of_row(w, row);
+    gather_sums(desk, w, t);
+    const float *shared = (const float *)desk.base;
 #pragma unroll 1
-    for (int from = 0;;) {
-#pragma unroll
-        for (int k = 0; k < SLOTS; k++) sum += v[k];
-        if ((from += SLOTS) >= count) break;
-        load_sums(v, w, matrix, row, from);
-    }
-    if (w.unit && row < w.rows) sum /= __ldg(w.unit + (int64_t)matrix * w.rows + row);
-    return sum < NS_AOL_LEAST ? 0 : w.gain / sqrtf(1.02f * sum);
-}
-
-// From the sums. Squares on the diagonal keep those of their rows.
-static __device__ __forceinline__ void read_aol_scales(const Desk &desk, const Task &w, const Part &t)
-{
-    float v[SCALES_EACH][SLOTS];
-#pragma unroll
-    for (int k = 0; k < SCALES_EACH; k++) load_sums(v[k], w, t.matrix, scale_row(w, t, threadIdx.x % GROUP + k * GROUP), 0);
-#pragma unroll
-    for (int k = 0; k < SCALES_EACH; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
-        float own = row_scale(w, t.matrix, row, v[k]);
-        if (t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[(int64_t)t.matrix * w.rows + row] = own;
-        if (i < SCALES) desk.scales[i] = own;
-    }
-    desk.sync();
-}
-
-// `gain` times what AOL kept.
-static __device__ __forceinline__ void read_scales(const Desk &desk, const Task &w, const Part &t)
-{
-#pragma unroll
-    for (int k = 0; k < SCALES_EACH; k++) {
-        int i = threadIdx.x % GROUP + k * GROUP, row = scale_row(w, t, i);
-        if (i < SCALES) desk.scales[i] = row < w.rows ? w.gain * __ldcg(w.scale + (int64_t)t.matrix * w.rows + row) : 0;
+    for (int i = threadIdx.x % GROUP; i < SCALES; i += GROUP) {
+        int row = scale_row(w, t, i);
+        float sum = shared[i] + shared[SCALES + i] + shared[2 * SCALES + i] + shared[3 * SCALES + i],
+              scale = sum < NS_AOL_LEAST ? 0 : w.gain * rsqrtf(1.02f * sum);
+        if (t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[(int64_t)t.matrix * w.rows + row] = scale;
+        desk.scales[i] = scale;
     }
     desk.sync();
 }
 
 // packed = diag(scale) raw diag(scale), for box `box` of the part.
 template <typename T>
-static __device__ __forceinline__ void scale_raw(uint32_t *packed, const uint8_t *raw, const Desk &desk, int box)
+static __device__ __forceinline__ void scale_raw(uint32_t (&packed)[16], const uint8_t *raw, const Desk &desk, int box)
 {
     const float4 *from = reinterpret_cast<const float4 *>(raw) + threadIdx.x % GROUP;
     const float *r = desk.scales + row_of(), *cols = desk.scales + BOX_SIDE + box * BOX_SIDE + col_of();
@@ -489,6 +563,29 @@ static __device__ __forceinline__ void scale_raw(uint32_t *packed, const uint8_t
         packed[2 * g] = pack<T>(r[0] * c[0] * v.x, r[0] * c[1] * v.y);
         packed[2 * g + 1] = pack<T>(r[8] * c[0] * v.z, r[8] * c[1] * v.w);
     }
+}
+
+// Box `box` of the part, from raw sums: it and its mirror image take their place.
+template <typename T>
+static __device__ __forceinline__ void finish_aol_box(uint8_t *place, int box, const Desk &desk, const Task &w, const Part &t)
+{
+    uint32_t packed[16];
+    scale_raw<T>(packed, place, desk, box);
+    desk.sync(); // all have read the raw sums
+    put_blocks<BOX_SIDE>(packed, place);
+    if (t.col + box < t.row) {
+        put_mirrored(packed, place + BOX_BYTES);
+    } else {
+        desk.sync(); // before the box is mirrored in its place
+        mirror_in_place(packed, packed, place);
+    }
+}
+// The clerk: both.
+static __device__ __forceinline__ void send_aol_box(const uint8_t *place, int box, const Task &w, const Part &t)
+{
+    send_box(place, w, t.row, t.col + box, t.matrix, true, false);
+    if (t.col + box < t.row) send_box(place + BOX_BYTES, w, t.col + box, t.row, t.matrix, true, false);
+    stores_commit();
 }
 
 #endif

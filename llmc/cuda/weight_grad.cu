@@ -186,7 +186,7 @@ static __device__ __forceinline__ void add_panel(const float (&sum)[128], const 
 {
     bool leader = threadIdx.x % GROUP == 0;
     uint8_t *panel = g.m.staging(g.group) + P % SUM_PANELS * SUM_PANEL_BYTES;
-    if (leader) stores_wait_read_but_one(); // the last but one was of this panel
+    if (leader) stores_wait_read<1>(); // the last but one was of this panel
     group_sync(1 + g.group, GROUP);
     write_panel<P>(sum, panel);
     copy_unit_fence();

@@ -87,8 +87,6 @@ static __device__ __forceinline__ void tile_add(const CUtensorMap *map, const vo
                  "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
-// Returns when shared memory has been read by all of this thread's groups of stores but the last.
-static __device__ __forceinline__ void stores_wait_read_but_one() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
 
 // ---- the ring of stages ------------------------------------------------------------------------------------------------------
 
