@@ -126,6 +126,7 @@ static __device__ __forceinline__ void fetch_x(const Shared<COLS> &m, const CUte
                 ring.advance(1);
             }
         }
+    for (int i = 0; i < ring.count; i++, ring.advance(1)) barrier_wait(m.empty(ring.stage), ring.parity); // nobody arrives any more
 }
 
 template <int COLS>
@@ -317,7 +318,6 @@ __global__ void __launch_bounds__(THREADS, 1)
             else if (warp == rings<MODE>()) fetch_w<COLS>(m, &map_w, k, rank);
         }
     }
-    cluster_sync_at_end(); // the other block may still copy to this one and arrive at its barriers
 #endif
 }
 

@@ -93,12 +93,20 @@ template <int CLUSTER> static __device__ __forceinline__ void fetch_step(SmallPl
     p.read ^= 1;
 }
 
+// Waits for all that is still on its way to this block: stages that come back, and what is told of the last columns.
+template <int CLUSTER> static __device__ __forceinline__ void drain(SmallPlace<CLUSTER> &p)
+{
+    for (p.stage = 0; p.stage < SMALL_STAGES; p.stage++) barrier_wait(p.m.empty(p.stage), p.parity() ^ 1);
+    for (int i = 0; i < CLUSTER * GROUPS; i++) counter_wait(p.m.written(i), p.written);
+}
+
 template <int CLUSTER> static __device__ __forceinline__ void fetch_small(SmallPlace<CLUSTER> &p, int first, int clusters)
 {
     for (int matrix = first; matrix < p.c.batch; matrix += clusters) {
         for (int step = 0; step < p.c.it.steps; step++) fetch_step(p, matrix, step);
         p.written += (p.c.m + ANNOUNCED_COLS - 1) / ANNOUNCED_COLS; // in the last step
     }
+    drain(p);
 }
 
 // ---- announcing ------------------------------------------------------------------------------------------------------------
@@ -425,7 +433,6 @@ template <typename T, int CLUSTER> __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == GROUPS * GROUP) fetch_small<CLUSTER>(p, first, clusters);
         __syncwarp();
     }
-    cluster_sync_at_end(); // others may still arrive at this block's barriers
 #endif
 }
 

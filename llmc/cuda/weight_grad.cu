@@ -137,6 +137,7 @@ static __device__ __forceinline__ void fetch(const TileMemory &m, const GradMaps
                                            rank);
         }
     }
+    stages_drain(m, ring);
 }
 
 // A part whose addition is under way, and what to tell when it is done.
@@ -274,7 +275,6 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
         registers_grow<COMPUTE_REGISTERS>();
         compute(g, maps, work, worker, rank);
     }
-    cluster_sync_at_end();
 #endif
 }
 

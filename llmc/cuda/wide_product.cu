@@ -159,7 +159,6 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
         registers_grow<COMPUTE_REGISTERS>();
         compute<FORM, FINISH>(g, &out, &with, work, rank);
     }
-    cluster_sync_at_end(); // a block's memory and barriers must last until the other needs them no more
 #endif
 }
 

@@ -125,6 +125,13 @@ static __device__ __forceinline__ void stage_release(const TileMemory &m, int st
     if (threadIdx.x % WARP < CLUSTER) barrier_arrive_at(m.empty(stage), threadIdx.x % WARP);
 }
 
+// The fetching thread, last of all: waits until both blocks have released all stages. Nobody arrives at this block's barriers after
+// that, and what was sent to it has come, for it was read.
+static __device__ __forceinline__ void stages_drain(const TileMemory &m, TileRing &ring)
+{
+    for (int i = 0; i < STAGES; i++, ring.advance()) barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+}
+
 // Waits until the next stage may be overwritten by `bytes`, of which those that the other block sends are a part.
 static __device__ __forceinline__ uint64_t *stage_claim(const TileMemory &m, const TileRing &ring, uint32_t bytes)
 {
@@ -178,9 +185,11 @@ static __device__ __forceinline__ void tiles_fetch(const TileMemory &m, const CU
         TilePlace at = tile_place(t, index, rank);
         for (int k = 0; k < t.steps; k++) stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
     }
-    if (index >= t.whole + t.halves) return;
-    TilePlace at = tile_place(t, index, rank);
-    for (int k = 0; k < t.steps; k++) stage_fetch<FORM, HALF>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
+    if (index < t.whole + t.halves) {
+        TilePlace at = tile_place(t, index, rank);
+        for (int k = 0; k < t.steps; k++) stage_fetch<FORM, HALF>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
+    }
+    stages_drain(m, ring);
 }
 
 // ---- products ----------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ sub wait_for_step {
     return time < $end;
 }
 
+# What the driver has said of faults since the test began, where its words may be read: what kind they were, and whose.
+my ($test_began) = slurp('/proc/uptime') =~ /^(\S+)/;
+sub driver_words { return grep { /^\[ *([\d.]+)\].*NVRM: Xid/ && $1 > $test_began } `dmesg 2>/dev/null` }
+
 # All runs of a case end, in at most so many seconds from now.
 sub over {
     my ($case, $seconds) = @_;
@@ -170,8 +174,8 @@ my @other = (@long, '--train-files', write_shard('other.bin', documents(150_000,
 mkdir "$dir/cut";
 spew("$dir/cut/train_1.bin", substr slurp("$dir/train_1.bin"), 0, 200_000);
 my @cut = (@long, '--train-files', "$dir/cut/train_1.bin");
-my %case = (killed => launched('killed', @long, @most), parent => launched('parent', @long, @two), interrupt => launched('interrupt', @long, @other_two),
-    stopped => launched('stopped', @long, @most, '--timeout', 7), port => started('port', $port + 1, \@long, \@long));
+my %case = (killed => launched('killed', @long, @most), parent => launched('parent', @long, @two),
+    stopped => launched('stopped', @long, @most, '--timeout', 7));
 my %early = (shards => started('shards', $port + 2, odd_one_out(\@long, \@other)), cut => started('cut1', $port + 3, odd_one_out(\@long, \@cut)),
     options => started('options', $port + 4, odd_one_out(\@long, [@long, '--seed', 3])));
 my $last = $world - 1;
@@ -190,6 +194,11 @@ my $end = over($case{parent}, 10);
 is($end->{left}, 0, 'a parent that is killed leaves no rank');
 kill 'STOP', (children($case{stopped}{runs}[0]{pid}))[0];
 fails('a rank that stands still', $case{stopped}, qr/no progress for 7 s/);
+
+# These are to end well and start when the others are over: where programs share a GPU, a kernel of cuBLASLt whose blocks form
+# clusters has ended in an unspecified launch failure (RESULTS.md).
+@case{qw(port interrupt)} = (started('port', $port + 1, \@long, \@long), launched('interrupt', @long, @other_two));
+ok(wait_for_step($_, 3), "$_->{name}: trains") for @case{qw(port interrupt)};
 my $second = started('port2', $port + 1, \@long, \@long);
 $end = over($second, 10);
 my @lines = grep { /: error: / } split /\n/, $end->{err};
@@ -214,4 +223,5 @@ SKIP: {
     kill 'KILL', $holder->{pid};
     finish($holder, 10);
 }
+diag driver_words() if !Test::More->builder->is_passing;
 done_testing;
