@@ -126,7 +126,7 @@ static __device__ __forceinline__ void fetch_x(const Shared<COLS> &m, const CUte
                 ring.advance(1);
             }
         }
-    for (int i = 0; i < ring.count; i++, ring.advance(1)) barrier_wait(m.empty(ring.stage), ring.parity); // nobody arrives any more
+    for (int i = 0; i < ring.count; i++, ring.advance(1)) barrier_wait(m.empty(ring.stage), ring.parity); // the last arrivals
 }
 
 template <int COLS>
@@ -279,7 +279,7 @@ static __device__ __forceinline__ void compute(const Shared<COLS> &m, const Work
         begun = true;
         multiply_tile<MODE, COLS>(sum, m, k.slabs, ring, new_weight, weight_parity, TURNS && more, group);
         if (TURNS) ring.advance(k.slabs); // the other's
-        if (last_of_weight && lane == 0) barrier_arrive_at(m.w_empty(), rank);
+        if (last_of_weight && !last_weight && lane == 0) barrier_arrive_at(m.w_empty(), rank); // else nobody waits for it
         targets[0] = next_targets[0], targets[1] = next_targets[1];
         fetch_targets(next_targets, k, next * TILE_ROWS + row0);
         finish_tile<MODE, COLS>(sum, k, first + rank, t * TILE_ROWS + row0, targets);
