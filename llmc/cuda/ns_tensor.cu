@@ -34,10 +34,8 @@ enum {
 // wait for each other.
 struct Place {
     const SharedMemory &m;
-    const Chain &c;
     Ring<STAGES> ring;
     Desk desk;
-    int rank;
 };
 
 // Tells both blocks, which write into this stage, that a warp has read it.
@@ -176,7 +174,7 @@ template <typename T> static __device__ __forceinline__ void aol_part(Place &p, 
 template <typename T>
 static __device__ __forceinline__ void compute_parts(const SharedMemory &m, const Chain &c, int group, int rank)
 {
-    Place p = {m, c, {}, {m.desk(group), m.scales(group), group, m.staged(group), m.cleared(group), false, 0}, rank};
+    Place p = {m, {}, {m.desk(group), m.scales(group), group, m.staged(group), m.cleared(group), false, 0}};
     Ring<TICKETS> heard;
     for (Part t; (t = hear_part(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
@@ -203,7 +201,7 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
 // copy unit has read them, and announces the part when all of it is in global memory.
 struct Clerk {
     const SharedMemory &m;
-    int rank, group;
+    int group;
     Ring<STAGES> ring; // where the group's is
     uint32_t parities; // of staged(), a bit for each stage
     __device__ __forceinline__ void wait_for_results()
@@ -257,7 +255,7 @@ static __device__ __forceinline__ void clear_aol(Clerk &k, const Task &w, const 
 // One thread for each group runs this.
 static __device__ __forceinline__ void clear_parts(const SharedMemory &m, const Chain &c, int group, int rank)
 {
-    Clerk k = {m, rank, group, {}, 0};
+    Clerk k = {m, group, {}, 0};
     Desk desk = {m.desk(group), m.scales(group), group};
     Ring<TICKETS> heard;
     for (Part t; (t = hear_alone(m, heard, rank, group)).task >= 0;) {
