@@ -68,16 +68,17 @@ PROFILED(matmul_forward, (s, y, x, w, residual, N, in, out, planes), 2.0 * plane
 WRAPPED(matmul_backward_input)(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
 PROFILED(matmul_backward_input, (s, dx, dy, w, N, in, out), 2 * product(N, in, out),
          X * (product(N, in, 1) + product(in, out, 1) + product(N, out, 1)))
+// A result that begins anew is not read.
 static double weight_grads(const WeightGrad *g, int count, int N, double per_product, double per_input, double per_result)
 {
     double sum = 0;
     for (int i = 0; i < count; i++)
         sum += per_product * product(N, g[i].m, g[i].n) + per_input * product(N, g[i].m + g[i].n, 1) +
-               per_result * product(g[i].m, g[i].n, 1);
+               (g[i].fresh ? 1 : 2) * per_result * product(g[i].m, g[i].n, 1);
     return sum;
 }
 WRAPPED(matmul_weight_grads)(Stream s, const WeightGrad *g, int count, int N)
-PROFILED(matmul_weight_grads, (s, g, count, N), weight_grads(g, count, N, 2, 0, 0), weight_grads(g, count, N, 0, X, 2 * F32))
+PROFILED(matmul_weight_grads, (s, g, count, N), weight_grads(g, count, N, 2, 0, 0), weight_grads(g, count, N, 0, X, F32))
 WRAPPED(matmul_relu2_forward)(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
 PROFILED(matmul_relu2_forward, (s, y, x, w, N, in, out), 2 * product(N, in, out),
          X * (product(N, in, 1) + product(in, out, 1) + product(N, out, 1)))
