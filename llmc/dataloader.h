@@ -12,12 +12,8 @@
 #include "shard.h"
 
 enum {
-    LOADER_MICRO_BATCHES = 8,
     LOADER_MICRO_BATCH_TOKENS = 32768,
-    LOADER_MAX_DOCUMENT = 2048,
     LOADER_MAX_BATCH_TOKENS = 1 << 28, // positions and offsets in a block are int32
-    VALIDATION_TOKENS = 10485760,
-    VALIDATION_SEQUENCE_TOKENS = 262144,
 };
 
 // A place in the stream between two steps: the first document that the next step may use.
