@@ -1,8 +1,8 @@
 // One optimizer step over all parameters: Adam for tables and scalars, NorMuon for matrices and gates, each rank its share.
 //
 // With R ranks: rank r owns rows [r Vp/R, (r+1) Vp/R) of every table and the matrix slots r, r+R, r+2R, ...; gates and scalars
-// are updated by every rank alike (llmc/exchange.h). Gradients arrive as each rank's unscaled fp32 sum over its micro-batches; the factor
-// 1/micro-batches is applied once, by the ops, after the reduction: the same number on any number of ranks.
+// are updated by every rank alike (llmc/exchange.h). Gradients arrive as each rank's unscaled fp32 sum over its micro-batches; the
+// factor 1/micro-batches is applied once, by the ops, after the reduction: the same number on any number of ranks.
 // Sources: Adam (Kingma, Ba 2014), Muon (Jordan 2024), NorMuon (arXiv 2510.05491), the speedrun's schedules.
 #pragma once
 #include "llmc/exchange.h"
@@ -37,8 +37,8 @@ size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m);
 void optimizer_free(Optimizer *o);
 
 // Queues the update of step t; `o->step` already holds its scalars. Tables and scalars move when `adam`; their gradients are
-// kept when not. Those of gates are zeroed, those of matrices are of no more use. With several ranks the gradients have been sent (exchange_stage_done), and the new
-// weights of the other ranks come with the next step, or with exchange_complete.
+// kept when not. Those of gates are zeroed, those of matrices are of no more use. With several ranks the gradients have been sent
+// (exchange_stage_done), and the new weights of the other ranks come with the next step, or with exchange_complete.
 void optimizer_step(Optimizer *o, Model *m, bool adam, Stream s);
 
 // Runs Newton-Schulz once on the gradients as they are, which leaves no trace: a backend may prepare what a graph cannot hold.

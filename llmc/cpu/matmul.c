@@ -117,7 +117,8 @@ static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int 
         int tokens = (int)min_i64(GRAD_TOKENS, N - t);
         load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
         load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
-        gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, g->fresh && t == 0 ? 0 : 1, g->dw + (int64_t)row * g->n + col, g->n);
+        float beta = g->fresh && t == 0 ? 0 : 1;
+        gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, beta, g->dw + (int64_t)row * g->n + col, g->n);
     }
 }
 

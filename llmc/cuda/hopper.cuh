@@ -317,8 +317,8 @@ template <int COUNT> static __device__ __forceinline__ void products_done(float 
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// ---- 8 x 8 blocks of 16-bit elements, spread over a warp: lane l holds row l / 4, columns 2 (l % 4) and the next
-// --------------------
+// ---- 8 x 8 blocks of 16-bit elements, spread over a warp -------------------------------------------------------------------
+// Lane l holds row l / 4, columns 2 (l % 4) and the next.
 
 // Four blocks from or to shared memory; lane 8 k + r gives the address of row r of block k.
 static __device__ __forceinline__ void load_blocks(uint32_t (&b)[4], uint32_t address)

@@ -213,10 +213,10 @@ template <typename T> static __device__ __forceinline__ void add_to_diagonal_pac
 }
 
 // The address of the mirror image of block (warp, 0; 0) for lanes 0 to 7, of the next three for the others: e = 1, then g = 1.
-static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *desk)
+static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *box)
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
-    return shared_address(desk) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
+    return shared_address(box) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 }
 
 // The transpose of an 8 x 8 block on the diagonal that is `block` up to the diagonal, and above it the mirror image of `mirror`.
@@ -228,7 +228,7 @@ static __device__ __forceinline__ uint32_t mirrored_block(uint32_t mirror, uint3
     return (low & 0xffffu) | (high & 0xffff0000u);
 }
 
-// A box on the diagonal, which lies on the desk as `packed`: the mirror image of `mirror` goes above the diagonal.
+// A box on the diagonal, which lies there as `packed`: the mirror image of `mirror` goes above the diagonal.
 static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, const uint32_t *packed, uint8_t *box)
 {
     int warp = threadIdx.x / WARP % 4;

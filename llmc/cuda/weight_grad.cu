@@ -1,5 +1,6 @@
-// Gradients of weights, dw += a^T b or dw = a^T b, in tiles of 128 x 256 (wide_tile.cuh says how): few tiles of great depth. The depth of the
-// tiles is shared out so that all multiprocessors finish together, and what a cluster has summed is added to dw in place.
+// Gradients of weights, dw += a^T b or dw = a^T b, in tiles of 128 x 256 (wide_tile.cuh says how): few tiles of great depth. The
+// depth of the tiles is shared out so that all multiprocessors finish together, and what a cluster has summed is added to dw in
+// place.
 //
 // Of the clusters ("workers") there are P whole ones for each tile and some are left over. The P share the first steps of the
 // tile's depth; the rest of all tiles is laid out in a row and cut into equal lengths for those left over. All the P of all tiles
@@ -7,9 +8,9 @@
 // of them reads, all others read at about that time, or a little later, and it comes from memory once.
 //
 // The parts of a tile are added to dw in a fixed order, so that the same input gives the same bits: a counter says how many have
-// been added. The first is stored in place of added where dw is fresh. Parts of those left over come first, most of them long before the others are done; then the P in turn. A worker
-// waits only for workers with lower numbers, and takes its number when it starts: those it waits for are running or have ended,
-// whatever else the device runs.
+// been added. Where dw begins anew, the first of them is stored. Parts of those left over come first, most of them long before the
+// others are done; then the P in turn. A worker waits only for workers with lower numbers, and takes its number when it starts:
+// those it waits for are running or have ended, whatever else the device runs.
 #include "llmc/cuda/weight_grad.cuh"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/wide_tile.cuh"
