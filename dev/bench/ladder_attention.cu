@@ -275,7 +275,7 @@ static double row_error(int query, int head)
             want += term, size += fabs(term);
         }
         double e = fabs(yg[c] - want) / ((0x1p-9 + 20 * 0x1p-20) * size + 2 * 0x1p-9 * fabs(want));
-        if (!(e <= most)) most = e;
+        if (!(e <= most)) most = isnan(e) ? INFINITY : e;
     }
     free(q), free(yg), free(k), free(v), free(h), free(w), free(weight);
     return most;
@@ -286,7 +286,7 @@ static double error(void)
     double most = 0;
     for (int i = 0; i < 61; i++) {
         double e = row_error((int)((int64_t)i * (N - 1) / 60), i % H);
-        if (!(e <= most)) most = e;
+        if (!(e <= most)) most = isnan(e) ? INFINITY : e;
     }
     return most;
 }

@@ -96,7 +96,7 @@ static double worst(const double *got, const double *want)
     double most = 0;
     for (int i = 0; i < D; i++) {
         double e = fabs(got[i] - want[i]) / (fabs(want[i]) * (0x1p-8 + 0x1p-20) + 0x1p-20);
-        if (!(e <= most)) most = e;
+        if (!(e <= most)) most = isnan(e) ? INFINITY : e;
     }
     return most;
 }
@@ -111,7 +111,7 @@ static double error(void)
         for (int i = 0; i < D; i++) x[i] = (double)A * x[i] + (double)B * x0[i], sum += x[i] * x[i];
         for (int i = 0; i < D; i++) x0[i] = x[i] / sqrt(sum / D + (double)EPS);
         e = fmax(worst(out, x), worst(h, x0));
-        if (!(e <= most)) most = e;
+        if (!(e <= most)) most = isnan(e) ? INFINITY : e;
         free(x), free(x0), free(out), free(h);
     }
     return most;

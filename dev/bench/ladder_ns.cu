@@ -147,7 +147,7 @@ static double error(void)
         }
         free(q);
         double ratio = sqrt(off / size) / (last->dtype == NS_FP16 ? 4e-3 : 2e-2);
-        if (!(ratio <= most)) most = ratio;
+        if (!(ratio <= most)) most = isnan(ratio) ? INFINITY : ratio;
     }
     return most;
 }

@@ -164,7 +164,7 @@ static double error(void)
             for (int k = 0; k < D; k++) p += x[k] * weight[(int64_t)k * F + col], size += fabs(x[k] * weight[(int64_t)k * F + col]);
             double want = p > 0 ? p * p : 0, slack = 0x1p-24 * sqrt((double)D) * size;
             double e = fabs(y[col] - want) / (3 * 0x1p-8 * want + 2 * fabs(p) * slack + slack * slack + 1e-30);
-            if (!(e <= most)) most = e;
+            if (!(e <= most)) most = isnan(e) ? INFINITY : e;
         }
         free(x), free(y);
     }

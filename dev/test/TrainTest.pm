@@ -131,11 +131,11 @@ sub log_text {
     return $path ? slurp($path) : '';
 }
 
-# Training losses of all logs of a folder by step, as the text of 9 digits that names an fp32 uniquely.
+# Training losses of all logs of a folder by step, as the text of 9 digits that names an fp32 uniquely; none where it is no number.
 sub losses {
     my ($folder) = @_;
     my %loss;
-    for (map { split /\n/, slurp($_) } glob "$folder/logs/*.jsonl") { $loss{$1} = $2 if /"event":"step","step":(\d+),"loss":([^,]+)/ }
+    for (map { split /\n/, slurp($_) } glob "$folder/logs/*.jsonl") { $loss{$1} = $2 if /"event":"step","step":(\d+),"loss":([-\d][^,]*)/ }
     return \%loss;
 }
 

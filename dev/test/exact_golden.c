@@ -16,7 +16,7 @@ static void check_gradients(const char *preset)
     double loss[2], worst_loss = 0;
     float *want_loss = read_golden(st, "loss", NULL);
     golden_gradients(&g, 0, loss);
-    for (int i = 0; i < 2; i++) worst_loss = fmax(worst_loss, fabs(loss[i] - want_loss[i]) / want_loss[i]);
+    for (int i = 0; i < 2; i++) worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[i]) / want_loss[i]);
     printf("# %s\n", preset);
     ok_at_most(worst_loss, limit, "loss, relative error");
     for (int i = 0; i < g.model.params.count; i++) {
@@ -85,7 +85,8 @@ static void check_steps(const char *preset, const char *ns)
         const char *where = "";
         golden_gradients(&g, t, loss);
         golden_update(&g, t);
-        for (int i = 0; i < 2; i++) worst_loss = fmax(worst_loss, fabs(loss[i] - want_loss[2 * t + i]) / want_loss[2 * t + i]);
+        for (int i = 0; i < 2; i++)
+            worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[2 * t + i]) / want_loss[2 * t + i]);
         for (int i = 0; i < g.model.params.count; i++) {
             const Param *a = &g.model.params.list[i];
             double of_param, of_update;
@@ -93,8 +94,8 @@ static void check_steps(const char *preset, const char *ns)
             float *rel = golden_values(st, "rel_f32.", a->name, NULL);
             // The parameter to 1e-5, or its update to twice the error of the float32 twin.
             double excess = fmin(of_param / limit, rel[t] > 0 ? of_update / (2 * rel[t]) : INFINITY);
-            if (excess > worst) worst = excess, where = a->name;
-            worst_norm = fmax(worst_norm, norm_error(&g, st, a, t));
+            if (!(excess <= worst)) worst = larger_error(worst, excess), where = a->name;
+            worst_norm = larger_error(worst_norm, norm_error(&g, st, a, t));
             free(rel);
         }
         ok(worst <= 1, "step %d: every parameter within its limit (worst %.3f of it, %s)", t + 1, worst, where);

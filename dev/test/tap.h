@@ -28,6 +28,13 @@ static bool ok_at_most(double value, double limit, const char *what)
     return ok(value <= limit, "%s: %.4g <= %.4g", what, value, limit);
 }
 
+// The larger of two errors; NaN is larger than any number. (fmax would leave it out.)
+static double larger_error(double worst, double error) __attribute__((unused));
+static double larger_error(double worst, double error)
+{
+    return isnan(error) ? INFINITY : fmax(worst, error);
+}
+
 static void skip(const char *why) __attribute__((unused));
 static void skip(const char *why)
 {

@@ -167,7 +167,7 @@ static void test_load(Random *r, NsDtype dtype, int rows, int cols, int batch, b
     ns_load(NULL, dtype, dx.p, ds.p, du.p, stride, 1.02f, 1e-6f, 3, rows, cols, batch, transpose);
     ref.ns_load(NULL, NS_FP32, exact, exact_sums, host_u, stride, 1.02f, 1e-6f, 3, rows, cols, batch, transpose);
     double *sums = values_of(NS_FP32, ds.p, batch), *x = pitched_values(dtype, dx.p, (int64_t)n * batch, m, pitch), largest = 0;
-    for (int i = 0; i < batch; i++) worst = fmax(worst, fabs(sums[i] - exact_sums[i]) / fmax(exact_sums[i], 1e-30));
+    for (int i = 0; i < batch; i++) worst = larger_error(worst, fabs(sums[i] - exact_sums[i]) / fmax(exact_sums[i], 1e-30));
     for (int64_t i = 0; i < count; i++) largest = fmax(largest, fabs(exact[i]));
     double over = excess(dtype, x, exact, count, largest * 1e-6);
     bool guards = intact_and_free(du) & intact_and_free(dx) & intact_and_free(ds);
@@ -265,7 +265,7 @@ static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch, bool wit
     ref.ns_gram_raw(NULL, NS_FP32, raw, x, NULL, n, m, batch);
     ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, with_units ? host_unit : NULL, 1.8f, n, m, batch);
     double *a = values_of(dtype, da.p, square), *scale = values_of(NS_FP32, ds.p, rows), worst = 0, largest = 0;
-    for (int64_t i = 0; i < rows; i++) worst = fmax(worst, fabs(scale[i] - exact_scale[i]) / fmax(exact_scale[i], 1e-30f));
+    for (int64_t i = 0; i < rows; i++) worst = larger_error(worst, fabs(scale[i] - exact_scale[i]) / fmax(exact_scale[i], 1e-30f));
     for (int64_t i = 0; i < square; i++) largest = fmax(largest, fabs(exact[i]));
     double over = excess(dtype, a, exact, square, largest * 2e-6 + sum_bound(m, 4) * 4 / m);
     bool guards = intact_and_free(dx) & intact_and_free(draw) & intact_and_free(ds) & intact_and_free(da) & intact_and_free(du);

@@ -70,8 +70,8 @@ static void check_yarn(void)
     for (int i = 0; i < 4; i++) { // 3, 7, 11, 13; the last validation's 20 is no YaRN step
         bool changed = rope_follow_window(&r, &c, ws[i]);
         ok(changed == (i > 0), "window %d %s", ws[i], i ? "moves the frequencies" : "is the first");
-        for (int j = 0; j < 32; j++) worst = fmax(worst, fabs(r.frequency[j] / frequencies[64 * i + j] - 1));
-        worst_scale = fmax(worst_scale, fabs(r.scale - scale[i]));
+        for (int j = 0; j < 32; j++) worst = larger_error(worst, fabs(r.frequency[j] / frequencies[64 * i + j] - 1));
+        worst_scale = larger_error(worst_scale, fabs(r.scale - scale[i]));
     }
     // Each of the three moves rounds to fp32 once: 3 * 2^-24, and the table is fp32 too.
     ok(worst < 3e-7, "frequencies after each move (%.1e)", worst);
