@@ -280,6 +280,20 @@ static const int shapes[][2] = {{1, 12},    {6, 12},    {8, 16},     {100, 300},
                                 {768, 769}, {768, 768}, {768, 3072}, {264, 1000}, {96, 300}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+// Symmetric results of few matrices are computed in narrower squares than those of many: 20 of 264 rows are many, and one of 1032
+// is the least that has every way in which the diagonal goes through narrow squares, and rows that end within a box.
+static void test_square_widths(Random *r)
+{
+    for (NsDtype t = NS_BF16; t <= NS_FP16; t++) {
+        int n = t == NS_BF16 ? 264 : 1032, m = n + 8, batch = t == NS_BF16 ? 20 : 1;
+        printf("# %s %d of %dx%d: %s\n", dtype_name[t], batch, n, m, ns_path_name(ns_product_path(t, n, m)));
+        test_gram(r, t, n, m, batch);
+        test_symmetric(r, t, n, batch, 1.5f);
+        test_transpose_and_scaled(r, t, n, m, batch);
+        test_aol(r, t, n, m, batch, true);
+    }
+}
+
 static void test_primitives(void)
 {
     Random r = {1};
@@ -299,6 +313,7 @@ static void test_primitives(void)
         }
     }
     test_spoilt_norms();
+    test_square_widths(&r);
 }
 
 // ---- variants ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ enum {
     SQUARE = 256,        // side of what a cluster computes at a time
     BOX_SIDE = 64,       // the copy unit moves boxes of 64 rows of 64 elements
     SQUARE_PARTS = 4,    // multiplying groups of a cluster: each has 64 rows of the square
+    NARROW = 3,          // boxes across a square of a symmetric result of which there are few; others have SQUARE_PARTS
     CHAIN_TASKS = 24,    // 18 KB of kernel parameters, of which there may be 32
     CHAIN_DONE = 1 << 16 // counters: tasks times matrices
 };
@@ -29,7 +30,7 @@ struct Task {
     void *elements;                 // out, where the copy unit cannot write it: rows start anywhere
     int64_t stride;                 // of `elements`: from matrix to matrix
     int pitch;                      // of `elements`
-    float *raw;                     // (batch, squares, 256 * 256) in the order of the sums' registers
+    float *raw;                     // (batch, raw_boxes(rows), 64 * 64) in the order of the sums' registers
     float *sums;                    // (batch, boxes_along(), rows): sums of |raw| of each row, box by box
     float *scale;                   // (batch, rows)
     const float *unit;              // (batch, rows) of TASK_RAW, NULL: all 1
@@ -37,6 +38,7 @@ struct Task {
     float alpha, beta, diagonal, gain;
     TaskKind kind;
     bool has_d, has_out, has_plus, square; // square: a and b are one tensor
+    int width;                             // of a square, in boxes
     int row_squares, squares;              // squares in a column, in a matrix
     uint32_t waits;                        // bit i: for task i, whose result it uses or whose operands it overwrites
     bool awaited;                          // by a later task
@@ -57,9 +59,23 @@ static_assert(sizeof(Chain) <= 32764, "kernel parameters");
 
 static inline __host__ __device__ int squares_along(int elements) { return (elements + SQUARE - 1) / SQUARE; }
 static inline __host__ __device__ int boxes_along(int elements) { return (elements + BOX_SIDE - 1) / BOX_SIDE; }
+// Boxes on and below the diagonal of a symmetric matrix, row by row.
+static inline __host__ __device__ int64_t raw_boxes(int rows)
+{
+    int64_t boxes = boxes_along(rows);
+    return boxes * (boxes + 1) / 2;
+}
+// Squares in row `row` of a symmetric result that have a box on or below the diagonal.
+static inline __host__ __device__ int squares_in_row(int rows, int width, int row)
+{
+    int beyond = (row + 1) * SQUARE_PARTS, boxes = boxes_along(rows), last = (beyond < boxes ? beyond : boxes) - 1;
+    return 1 + (width == NARROW ? last / NARROW : last / SQUARE_PARTS);
+}
 
 // Runs the chain on tensors of `dtype`, which is 16 bits wide.
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &chain);
+// Clusters that the device holds at a time.
+int ns_clusters(NsDtype dtype);
 // What was found out about the device is forgotten.
 void ns_forget_device(void);
 void ns_forget_clusters(void);

@@ -20,16 +20,15 @@ static __device__ __forceinline__ Part find_square(const Chain &c, int index)
         rest = index - first * c.squares, i, j;
     while (rest >= c.task[t.task].squares * count) rest -= c.task[t.task++].squares * count;
     const Task &w = c.task[t.task];
-    int matrix = rest / w.squares;
-    t.square = rest - matrix * w.squares;
+    int matrix = rest / w.squares, square = rest - matrix * w.squares;
     t.matrix = first + matrix;
     if (is_symmetric(w))
-        triangle_position(t.square, i, j);
+        for (i = 0, j = square; j >= squares_in_row(w.rows, w.width, i); i++) j -= squares_in_row(w.rows, w.width, i);
     else
-        j = t.square / w.row_squares, i = t.square - j * w.row_squares; // neighbours share the tall operand's columns
-    t.on_diagonal = i == j && is_symmetric(w);
+        j = square / w.row_squares, i = square - j * w.row_squares; // neighbours share the tall operand's columns
     t.row = SQUARE_PARTS * i;
-    t.col = SQUARE_PARTS * j;
+    t.col = w.width * j;
+    t.on_diagonal = is_symmetric(w) && t.row - t.col < w.width;
     return t;
 }
 
@@ -40,8 +39,12 @@ static __device__ __forceinline__ int part_row(const Part &square, int rank, int
     return square.row + GROUPS * rank + group;
 }
 
-// On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched.
-static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t) { return w.square && t.on_diagonal; }
+// On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched: not so all rows
+// of a narrow square.
+static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t)
+{
+    return w.square && t.on_diagonal && w.width == SQUARE_PARTS;
+}
 
 // Of operands, or of raw sums, a box of each part at a time.
 static __device__ __forceinline__ int stages_of(const Task &w)
@@ -169,11 +172,12 @@ static __device__ __forceinline__ Operands operands_of(const Task &w, const Part
     Operands o = {w, {}, (t.col + 2 * rank) * BOX_SIDE, t.matrix, !a_is_in_b(w, t)};
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) o.a_row[i] = part_row(t, rank, i) * BOX_SIDE;
-    o.bytes = o.a_wanted ? STAGE_BYTES : STAGE_BYTES - A_BYTES;
+    o.bytes = (o.a_wanted ? A_BYTES : 0) + w.width * BOX_BYTES;
     return o;
 }
 
-// Depth k to k + 63.
+// Depth k to k + 63, B_BOXES of b's two boxes.
+template <int B_BOXES>
 static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Operands &o, int stage, int k, int rank)
 {
     uint64_t *full = m.full(stage);
@@ -183,7 +187,7 @@ static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, con
     int x = along ? o.b_at : k, y = along ? k : o.b_at;
     barrier_arrive_expect(full, o.bytes);
     tile_load(b, &o.w.b, full, x, y, o.matrix, both);
-    tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
+    if (B_BOXES == 2) tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
     if (!o.a_wanted) return;
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) tile_load_own(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
@@ -192,7 +196,8 @@ static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, con
 // Of a symmetric result nothing above the diagonal is.
 static __device__ __forceinline__ bool addend_wanted(const Task &w, const Part &t, int half, int rank, int i)
 {
-    return !is_symmetric(w) || t.col + 2 * half + i % 2 <= part_row(t, rank, i / 2);
+    int box = 2 * half + i % 2;
+    return box < w.width && (!is_symmetric(w) || t.col + box <= part_row(t, rank, i / 2));
 }
 
 // One half of d's part of the square, for this block's groups: two boxes side by side for the first, then for the second. Without
@@ -232,26 +237,39 @@ static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Ta
         barrier_arrive_expect(full, bytes);
     for (int i = 0; i < GROUPS; i++)
         if (wanted[i])
-            bulk_load(m.a(stage) + i * RAW_BYTES, raw_place(w, t, part_row(t, rank, i)) + box * RAW_BYTES / sizeof(float4), full,
-                      RAW_BYTES);
+            bulk_load(m.a(stage) + i * RAW_BYTES, raw_place(w, t.matrix, part_row(t, rank, i), t.col + box), full, RAW_BYTES);
 }
 
 static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW || w.kind == TASK_AOL ? 0 : 2; }
+
+// The stages of a square: of products, B_BOXES of b's boxes for this block, or of raw sums, 0.
+template <int B_BOXES>
+static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<STAGES> &ring, const Task &w, const Part &t,
+                                                    int rank)
+{
+    int stages = stages_of(w), draw_at = rank == 0 ? max(0, stages - DRAW_BEFORE) : -1;
+    Operands o = operands_of(w, t, rank);
+#pragma unroll 1
+    for (int i = 0; i < stages; i++, ring.advance()) {
+        if (i == draw_at) barrier_arrive(m.draw());
+        barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+        if (B_BOXES == 0)
+            fetch_raw(m, w, t, ring.stage, i, rank);
+        else
+            fetch_operands<B_BOXES>(m, o, ring.stage, i * DEPTH, rank);
+    }
+}
 
 static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring, const Part &t,
                                                     int rank)
 {
     const Task &w = c.task[t.task];
-    int stages = stages_of(w), draw_at = max(0, stages - DRAW_BEFORE);
-    Operands o = operands_of(w, t, rank);
-    for (int i = 0; i < stages; i++, ring.advance()) {
-        if (rank == 0 && i == draw_at) barrier_arrive(m.draw());
-        barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-        if (w.kind == TASK_AOL)
-            fetch_raw(m, w, t, ring.stage, i, rank);
-        else
-            fetch_operands(m, o, ring.stage, i * DEPTH, rank);
-    }
+    if (w.kind == TASK_AOL)
+        fetch_stages<0>(m, ring, w, t, rank);
+    else if (2 * rank + 2 <= w.width)
+        fetch_stages<2>(m, ring, w, t, rank);
+    else // a narrow square has three
+        fetch_stages<1>(m, ring, w, t, rank);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_addend(m, w, t, ring.stage, half, rank);

@@ -88,19 +88,96 @@ static bool conflict(const Uses *x, const Uses *y)
     return false;
 }
 
+// ---- squares of a chain ------------------------------------------------------------------------------------------------------
+
+static int64_t squares_of(const Task *t, int width)
+{
+    int64_t along = squares_along(t->rows), squares = 0;
+    if (t->kind == TASK_FULL) return along * squares_along(t->cols);
+    for (int i = 0; i < along; i++) squares += squares_in_row(t->rows, width, i);
+    return squares;
+}
+
+static void set_width(Task *t, int width)
+{
+    t->width = width;
+    t->row_squares = squares_along(t->rows);
+    t->squares = (int)squares_of(t, width);
+}
+
+// Cycles that a cluster takes for a square: those of a stage of products and of the rest, measured at 1.7 GHz.
+static double square_cycles(const Task *t)
+{
+    double stages = (double)ceil_div(t->depth, BOX_SIDE);
+    return t->width == NARROW ? 870 * stages + 7000 : 1106 * stages + 8000;
+}
+
+// So many clusters are free from `at` on; of a list in the order of time.
+enum { FREE_TIMES = 256 };
+typedef struct {
+    double at;
+    int64_t clusters;
+} Free;
+
+static void add_free(Free *list, int *count, Free x)
+{
+    int i = *count;
+    for (; i > 0 && list[i - 1].at > x.at; i--) list[i] = list[i - 1];
+    list[i] = x;
+    ++*count;
+}
+
+// When the last square is through, if clusters take squares in their order, those of one task at a time, and wait for whole
+// tasks: so it is where there are few.
+static double chain_cycles(const Chain *c, int clusters)
+{
+    Free list[FREE_TIMES] = {{0, clusters}};
+    double done[CHAIN_TASKS] = {}, end = 0;
+    for (int i = 0, count = 1; i < c->tasks; i++) {
+        const Task *t = &c->task[i];
+        double ready = 0, each = square_cycles(t);
+        for (int k = 0; k < i; k++)
+            if (t->waits >> k & 1) ready = fmax(ready, done[k]);
+        for (int64_t left = (int64_t)c->batch * t->squares, now; left > 0; left -= now) {
+            Free first = list[0];
+            now = min_i64(left, first.clusters);
+            if (now == first.clusters)
+                memmove(list, list + 1, (size_t)--count * sizeof *list);
+            else
+                list[0].clusters -= now;
+            double at = fmax(first.at, ready) + each;
+            done[i] = fmax(done[i], at);
+            add_free(list, &count, (Free){at, now});
+        }
+        end = fmax(end, done[i]);
+    }
+    return end;
+}
+
+// Where a task has fewer squares than there are clusters, narrow ones are done sooner, unless they get into another task's way.
+// AOL's pass takes the boxes of a part by fours.
+static void choose_widths(Chain *c, NsDtype dtype)
+{
+    int clusters = (int)min_i64(ns_clusters(dtype), FREE_TIMES - 1);
+    for (int i = 0; i < c->tasks; i++) set_width(&c->task[i], SQUARE_PARTS);
+    for (int i = 0; i < c->tasks; i++) {
+        Task *t = &c->task[i];
+        if (t->kind == TASK_FULL || t->kind == TASK_AOL || squares_of(t, NARROW) * c->batch > clusters) continue;
+        double before = chain_cycles(c, clusters);
+        set_width(t, NARROW);
+        if (chain_cycles(c, clusters) >= before) set_width(t, SQUARE_PARTS);
+    }
+}
+
 void ns_flush(void)
 {
     Chain *c = &held.chain;
     if (c->tasks == 0) return;
     int64_t squares = 0, smallest = INT32_MAX;
+    choose_widths(c, held.dtype);
     for (int i = 0; i < c->tasks; i++) {
-        Task *t = &c->task[i];
-        int64_t along = squares_along(t->rows), across = squares_along(t->cols);
-        bool full = t->kind == TASK_FULL;
-        t->row_squares = (int)along;
-        t->squares = (int)(full ? along * across : along * (along + 1) / 2);
-        squares += t->squares;
-        smallest = min_i64(smallest, t->squares);
+        squares += c->task[i].squares;
+        smallest = min_i64(smallest, c->task[i].squares);
     }
     if (squares * c->batch > INT32_MAX)
         fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
@@ -255,12 +332,8 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
 
 // ---- almost-orthogonal scaling -----------------------------------------------------------------------------------------------
 
-// Raw Gram matrices of the tensor path are squares, and behind them the sums of their absolute values.
-static int64_t raw_elements(int n, int batch)
-{
-    int64_t side = squares_along(n);
-    return batch * (side * (side + 1) / 2) * SQUARE * SQUARE;
-}
+// Raw Gram matrices of the tensor path are boxes, and behind them the sums of their absolute values.
+static int64_t raw_elements(int n, int batch) { return batch * raw_boxes(n) * BOX_SIDE * BOX_SIDE; }
 
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 {

@@ -8,7 +8,9 @@
 // delivers it to both.
 //
 // Why 64 x 256 a group: a product of 64 x 256 x 16 reads 10 KB of shared memory in 128 cycles and 6 KB more arrive for it, which
-// is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time.
+// is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time. Still a symmetric
+// result that has fewer squares than there are clusters is done sooner in narrow ones, of 256 x 192: more clusters take part,
+// each for three quarters of the time (choose_widths, ns_ops.cu).
 //
 // Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw
 // sums, a box of each part a stage, take the operands' place, and scaled boxes theirs.
@@ -84,9 +86,9 @@ static __device__ __forceinline__ void multiply_cols(float (&sum)[SQUARE / 2], P
 template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
 {
-    int blocks = stages_of(w), boxes = t.row - t.col + 1,
+    int blocks = stages_of(w), boxes = boxes_wanted(w, t),
         a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
-    if (ALONG_COLUMNS || boxes >= 4)
+    if (ALONG_COLUMNS || boxes == 4)
         multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
     else if (boxes == 3)
         multiply_cols<T, false, 192>(sum, p, blocks, a_bytes);
@@ -178,7 +180,7 @@ static __device__ __forceinline__ void compute_parts(const SharedMemory &m, cons
     Ring<TICKETS> heard;
     for (Part t; (t = hear_part(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
-        if (t.row * BOX_SIDE >= w.rows) {
+        if (!part_wanted(w, t)) {
             pass_over(p, stages_of(w) + items_after(w));
             continue;
         }
@@ -260,7 +262,7 @@ static __device__ __forceinline__ void clear_parts(const SharedMemory &m, const 
     Ring<TICKETS> heard;
     for (Part t; (t = hear_alone(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
-        if (t.row * BOX_SIDE >= w.rows) {
+        if (!part_wanted(w, t)) {
             k.pass(stages_of(w) + items_after(w));
         } else {
             if (w.kind != TASK_AOL) k.pass(stages_of(w));
@@ -358,35 +360,48 @@ static int clusters_held[2]; // by dtype: that the device holds at a time, 0: no
 
 void ns_forget_device(void) { clusters_held[NS_BF16] = clusters_held[NS_FP16] = 0; }
 
-template <typename T> static void launch(cudaStream_t s, const Chain &c, int &clusters)
+// attributes (2)
+static cudaLaunchConfig_t launch_of(cudaStream_t s, int clusters, cudaLaunchAttribute *attributes)
 {
-    auto kernel = chain_kernel<T>;
-    cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = CLUSTER, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(CLUSTER);
+    config.gridDim = dim3((unsigned)(CLUSTER * clusters));
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = SHARED_BYTES;
     config.stream = s;
     config.attrs = attributes;
-    config.numAttrs = 1;
-    if (!clusters) {
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-        CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-        if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", (int)CLUSTER);
-    }
-    config.gridDim = dim3((unsigned)(CLUSTER * min_i64(c.total, clusters)));
     config.numAttrs = 2;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, c));
+    return config;
+}
+
+template <typename T> static int count_clusters(void)
+{
+    int clusters;
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = launch_of(NULL, 1, attributes);
+    config.numAttrs = 1;
+    CUDA_CHECK(cudaFuncSetAttribute(chain_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, chain_kernel<T>, &config));
+    if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", (int)CLUSTER);
+    return clusters;
+}
+
+int ns_clusters(NsDtype dtype)
+{
+    int &clusters = clusters_held[dtype];
+    if (!clusters) clusters = dtype == NS_BF16 ? count_clusters<__nv_bfloat16>() : count_clusters<__half>();
+    return clusters;
 }
 
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &c)
 {
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = launch_of(s, (int)min_i64(c.total, ns_clusters(dtype)), attributes);
     if (dtype == NS_BF16)
-        launch<__nv_bfloat16>(s, c, clusters_held[dtype]);
+        CUDA_CHECK(cudaLaunchKernelEx(&config, chain_kernel<__nv_bfloat16>, c));
     else
-        launch<__half>(s, c, clusters_held[dtype]);
+        CUDA_CHECK(cudaLaunchKernelEx(&config, chain_kernel<__half>, c));
 }

@@ -28,7 +28,7 @@ enum {
     SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
     TICKETS = 2,                // squares drawn ahead, and parts told of ahead
     BARRIERS = 2 * STAGES + 5 * TICKETS + 1 + GROUPS * (STAGES + 1),
-    PART_WORDS = 6,
+    PART_WORDS = 5,
     SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
@@ -41,8 +41,7 @@ enum { DESK_BARRIER = 1 }; // and 2: one for each group
 // A part by its place in the matrix, in units of boxes, and the square it belongs to.
 struct Part {
     int task, matrix, row, col;
-    int square;      // of its task, in its matrix
-    int on_diagonal; // the square is
+    int on_diagonal; // the diagonal goes through the square
 };
 static_assert(sizeof(Part) == PART_WORDS * 4, "a part is told of in words");
 
@@ -70,6 +69,12 @@ struct SharedMemory {
 };
 
 static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL; } // by its squares
+// Of a symmetric result only the boxes on and below the diagonal are wanted, so many of a part: with narrow squares of some none.
+static __device__ __forceinline__ int boxes_wanted(const Task &w, const Part &t) { return min(w.width, t.row - t.col + 1); }
+static __device__ __forceinline__ bool part_wanted(const Task &w, const Part &t)
+{
+    return t.row * BOX_SIDE < w.rows && (!is_symmetric(w) || t.row >= t.col);
+}
 
 // ---- a group and its desk ------------------------------------------------------------------------------------------------
 
@@ -335,7 +340,7 @@ static __device__ __forceinline__ void finish_half(const uint32_t *packed, int h
 #pragma unroll
         for (int b = 0; b < 2; b++)
             if (2 * half + b < below) put_mirrored(packed + 16 * b, items.mirrored(desk, 2 * half + b));
-        if (below / 2 == half) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
+        if (below / 2 == half && below < w.width) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
     } else if (w.elements) {
         desk.sync();
         write_elements<T>(items.boxes(half), w, t, half);
@@ -346,9 +351,9 @@ static __device__ __forceinline__ void finish_half(const uint32_t *packed, int h
 static __device__ __forceinline__ void send_half(int half, const Items &items, const Desk &desk, const Task &w, const Part &t)
 {
     if (w.elements) return;
-    int below = is_symmetric(w) ? t.row - t.col : 4;
+    int below = is_symmetric(w) ? t.row - t.col : w.width, end = min(w.width, below + 1);
 #pragma unroll 1
-    for (int i = 2 * half; i < min(2 * half + 2, below + 1); i++) {
+    for (int i = 2 * half; i < min(2 * half + 2, end); i++) {
         bool diagonal = i == below, twice = diagonal && w.has_out && w.has_plus; // they differ there
         send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
         if (twice)
@@ -364,7 +369,7 @@ static __device__ __forceinline__ void send_half(int half, const Items &items, c
 template <typename T>
 static __device__ __forceinline__ void finish_scaled(const Items &items, const Desk &desk, const Task &w, const Part &t)
 {
-    int below = t.row - t.col, last = min(3, below);
+    int below = t.row - t.col, last = boxes_wanted(w, t) - 1;
 #pragma unroll 1
     for (int i = 0; i <= last; i++) {
         __syncwarp(); // it has put its blocks
@@ -389,10 +394,11 @@ static __device__ __forceinline__ void finish_scaled(const Items &items, const D
 
 // ---- almost-orthogonal scaling -------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ float4 *raw_place(const Task &w, const Part &t, int row)
+// Box (row, col) of the raw sums; behind it comes the next of its row.
+static __device__ __forceinline__ float4 *raw_place(const Task &w, int matrix, int row, int col)
 {
-    int64_t part = ((int64_t)t.matrix * w.squares + t.square) * SQUARE_PARTS + row % SQUARE_PARTS;
-    return reinterpret_cast<float4 *>(w.raw + part * BOX_SIDE * SQUARE);
+    int64_t box = matrix * raw_boxes(w.rows) + row * (row + 1) / 2 + col;
+    return reinterpret_cast<float4 *>(w.raw + box * BOX_SIDE * BOX_SIDE);
 }
 // The sums of the rows from `row` on over the columns of box `box`.
 static __device__ __forceinline__ float *sums_place(const Task &w, int matrix, int box, int row)
@@ -443,13 +449,13 @@ template <int KEPT> static __device__ __forceinline__ void share_sums(float *sum
 // thread's columns:
 static __device__ __forceinline__ void write_row_sums(float (&rows)[2][4], const float (&own)[2], const Task &w, const Part &t)
 {
-    int box = t.col + threadIdx.x % 4;
+    int box = threadIdx.x % 4;
 #pragma unroll
     for (int e = 0; e < 2; e++) {
         share_sums<2>(rows[e], 2);
         share_sums<1>(rows[e], 1);
         int row = t.row * BOX_SIDE + row_of() + 8 * e;
-        if (box <= t.row && row < w.rows) *sums_place(w, t.matrix, box, row) = rows[e][0] / own[e];
+        if (box < boxes_wanted(w, t) && row < w.rows) *sums_place(w, t.matrix, t.col + box, row) = rows[e][0] / own[e];
     }
 }
 // and along the columns, for the mirror image, from sums of a thread's two rows. Lanes 4 r + c, r from 0 to 7, have the same
@@ -468,7 +474,7 @@ static __device__ __forceinline__ void write_column_sums(float (&cols)[64], Desk
             make_float2(cols[k], cols[k + 1]);
     desk.sync();
 #pragma unroll 1
-    for (int c = threadIdx.x % GROUP; c < min(4, t.row - t.col) * BOX_SIDE; c += GROUP)
+    for (int c = threadIdx.x % GROUP; c < min(w.width, t.row - t.col) * BOX_SIDE; c += GROUP)
         *sums_place(w, t.matrix, t.row, t.col * BOX_SIDE + c) =
             (shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c]) / desk.scales[BOX_SIDE + c];
     desk.sync(); // before the desk is used again
@@ -477,9 +483,9 @@ static __device__ __forceinline__ void write_column_sums(float (&cols)[64], Desk
 // The sums as they are, and what AOL needs of them. The order of additions is fixed.
 static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2], Desk &desk, const Task &w, const Part &t)
 {
-    float4 *to = raw_place(w, t, t.row) + threadIdx.x % GROUP;
+    float4 *to = raw_place(w, t.matrix, t.row, t.col) + threadIdx.x % GROUP;
     float rows[2][4] = {}, cols[64], own[2] = {desk.scales[row_of()], desk.scales[row_of() + 8]};
-    int wanted = min(4, t.row - t.col + 1); // boxes
+    int wanted = boxes_wanted(w, t);
 #pragma unroll
     for (int g = 0; g < 32; g++) {
         const float *s = sum + 4 * g;
