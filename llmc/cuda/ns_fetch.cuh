@@ -32,7 +32,8 @@ static __device__ __forceinline__ Part find_square(const Chain &c, int index)
     return t;
 }
 
-// The row of the part that a group of a block has. On the diagonal a part has one to four boxes below it: each block gets five.
+// The row of the part that a group of a block has. On the diagonal a part of a wide square has one to four boxes that are wanted:
+// each block gets five.
 static __device__ __forceinline__ int part_row(const Part &square, int rank, int group)
 {
     if (square.on_diagonal) return square.row + (group ? SQUARE_PARTS - 1 - rank : rank);
