@@ -69,8 +69,7 @@ static uint16_t *encode_prompt(const Trainer *t, const Tokenizer *tokenizer, siz
     tokenizer_encode(tokenizer, t->config->sample, strlen(t->config->sample), &prompt, length);
     if (*length <= (size_t)room && context_of(t)) return prompt;
     free(prompt);
-    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length, t->part_tokens,
-              room);
+    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length, t->part_tokens, room);
     return NULL;
 }
 

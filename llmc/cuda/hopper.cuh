@@ -188,8 +188,8 @@ static __device__ __forceinline__ void send_word(uint32_t *place, uint32_t value
 // Arrives at the barrier that block `rank` of the cluster has at this place. It says that something was read, so nothing has to
 // be made visible with it: an ordering at cluster scope would flush all the thread's writes each time, at the cost of a whole
 // stage.
-// Arriving at a block that has ended is an unspecified launch failure ("CTA not present" in the driver's log). So a block waits at
-// its end for all that is still to come, the release of every stage that it has filled; where it cannot, cluster_sync_at_end.
+// Arriving at a block that has ended is an unspecified launch failure ("CTA not present" in the driver's log). So a block waits
+// at its end for all that is still to come, the release of every stage that it has filled; where it cannot, cluster_sync_at_end.
 static __device__ __forceinline__ void barrier_arrive_at(uint64_t *barrier, int rank, uint32_t times = 1)
 {
     asm volatile("{\n\t.reg .b32 remote;\n\t"

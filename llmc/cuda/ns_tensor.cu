@@ -158,8 +158,8 @@ template <typename T> static __device__ __forceinline__ void raw_part(Place &p, 
 // Code that runs this rarely comes from memory each time: it is short.
 template <typename T> static __device__ __forceinline__ void aol_part(Place &p, const Task &w, const Part &t)
 {
-    wait_for_fetch(p);             // the sums are complete like the first box
-    read_aol_scales(p.desk, w, t); // after all have met at the desk behind those of the part before
+    wait_for_fetch(p);                // the sums are complete like the first box
+    read_aol_scales(p.desk, w, t);    // after all have met at the desk behind those of the part before
     int last = min(3, t.row - t.col); // box on or below the diagonal
 #pragma unroll 1
     for (int i = 0; i < 4; i++, p.ring.advance()) {

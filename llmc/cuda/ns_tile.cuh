@@ -163,8 +163,7 @@ template <> __device__ __forceinline__ uint32_t larger<__half>(uint32_t most, ui
     __half2 m = __hmax2(*reinterpret_cast<__half2 *>(&most), __habs2(*reinterpret_cast<__half2 *>(&packed)));
     return *reinterpret_cast<uint32_t *>(&m);
 }
-template <typename T>
-static __device__ __forceinline__ uint32_t scale_two(uint32_t packed, float x, float y, uint32_t &most)
+template <typename T> static __device__ __forceinline__ uint32_t scale_two(uint32_t packed, float x, float y, uint32_t &most)
 {
     float2 v = unpack<T>(packed);
     uint32_t scaled = pack<T>(v.x * x, v.y * y);
@@ -281,8 +280,7 @@ static __device__ __forceinline__ void take_blocks(uint32_t (&packed)[16], const
 {
     uint32_t first = first_place(box);
 #pragma unroll
-    for (int step = 0; step < 4; step++)
-        load_blocks(reinterpret_cast<uint32_t(&)[4]>(packed[4 * step]), step_place(first, step));
+    for (int step = 0; step < 4; step++) load_blocks(reinterpret_cast<uint32_t(&)[4]>(packed[4 * step]), step_place(first, step));
 }
 // One box of the mirror image, from 16 registers.
 static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint8_t *box)
@@ -493,8 +491,7 @@ static __device__ __forceinline__ void write_raw(const float (&sum)[SQUARE / 2],
         to[g * GROUP] = make_float4(s[0], s[1], s[2], s[3]);
         float2 c = *reinterpret_cast<const float2 *>(desk.scales + BOX_SIDE + 8 * g + col_of());
 #pragma unroll
-        for (int e = 0; e < 2; e++)
-            rows[e][g / 8] = fmaf(fabsf(s[2 * e + 1]), c.y, fmaf(fabsf(s[2 * e]), c.x, rows[e][g / 8]));
+        for (int e = 0; e < 2; e++) rows[e][g / 8] = fmaf(fabsf(s[2 * e + 1]), c.y, fmaf(fabsf(s[2 * e]), c.x, rows[e][g / 8]));
     }
     write_row_sums(rows, own, w, t);
 #pragma unroll

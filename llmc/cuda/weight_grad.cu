@@ -8,9 +8,9 @@
 // of them reads, all others read at about that time, or a little later, and it comes from memory once.
 //
 // The parts of a tile are added to dw in a fixed order, so that the same input gives the same bits: a counter says how many have
-// been added. Where dw begins anew, the first of them is stored. Parts of those left over come first, most of them long before the
-// others are done; then the P in turn. A worker waits only for workers with lower numbers, and takes its number when it starts:
-// those it waits for are running or have ended, whatever else the device runs.
+// been added. Where dw begins anew, the first of them is stored. Parts of those left over come first, most of them long before
+// the others are done; then the P in turn. A worker waits only for workers with lower numbers, and takes its number when it
+// starts: those it waits for are running or have ended, whatever else the device runs.
 #include "llmc/cuda/weight_grad.cuh"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/wide_tile.cuh"
