@@ -11,32 +11,14 @@
 #include "llmc/cuda/ns_gpu.h"
 #include "llmc/floatx.h"
 #include "llmc/ops.h"
-#include <dlfcn.h>
 
-// ---- the reference -----------------------------------------------------------------------------------------------------
-
-#define REFERENCE_FUNCTIONS(F)                                                                                                   \
+// The CPU backend's, twice.
+#define OPS(F)                                                                                                                   \
     F(ns_load) F(ns_load_rows)                                                                                                   \
     F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose)                       \
     F(ns_workspace_bytes) F(newton_schulz)
-typedef struct {
-#define DECLARE(name) __typeof__(&name) name;
-    REFERENCE_FUNCTIONS(DECLARE)
-} Library;
-static Library ref, emulation;
-
-static bool open_library(Library *l, const char *path)
-{
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        fprintf(stderr, "no reference: %s; make test-gpu builds it\n", dlerror());
-        return false;
-    }
-#define LOOK_UP(name) *(void **)&l->name = dlsym(library, #name);
-#define AND_FOUND(name) &&l->name
-    REFERENCE_FUNCTIONS(LOOK_UP)
-    return true REFERENCE_FUNCTIONS(AND_FOUND);
-}
+#include "dev/test/ops_library.h"
+static Ops ref, emulation;
 
 // ---- comparisons -------------------------------------------------------------------------------------------------------
 
@@ -595,7 +577,7 @@ int main(int argc, char **argv)
     const char *only = argc > 2 && !strcmp(argv[1], "--only") ? argv[2] : NULL;
     if (only) argc -= 2, argv += 2;
     const char *paths[] = {argc > 1 ? argv[1] : "build/ref/libref_fp32.so", argc > 2 ? argv[2] : "build/ref/libref_bf16.so"};
-    if (!open_library(&ref, paths[0]) || !open_library(&emulation, paths[1])) return EXIT_BAD_INPUT;
+    if (!load_ops(&ref, "", paths[0]) || !load_ops(&emulation, "", paths[1])) return EXIT_BAD_INPUT;
     backend_open(0);
     device_set_portable(portable);
     ns_reserve();
