@@ -7,7 +7,8 @@
 # end in an illegal access (version 2025.3, also with --num-cuda-barriers and with --kernel-name). So it also watches the products that are
 # timed at the start, and takes the longest. At larger widths it reports races within cuBLASLt's own kernels for Hopper, therefore training
 # is narrow there, and attention with heads of 128 comes alone, without a library.
-# Open: racecheck has 3 reports in the run with the FP8 head (H200, 2026-11-22), of which kernel is not known: a failure tells each report now.
+# Once racecheck had 3 reports in the run with the FP8 head; five runs with it since had none (H200, 2026-11-22): which kernel it was is not known, and
+# a failure tells each report now. What these narrow models do not reach: Newton-Schulz of more than 256 rows (ns_tensor.cu).
 #
 # Where lanes of a warp write, or read, what another warp reads or overwrites by itself, every lane arrives at the barrier between them:
 # racecheck does not follow the order that __syncwarp and one lane's arrival give (58 reports, none with all lanes; H200, 2026-11-22).
