@@ -80,10 +80,10 @@ static void leave_quietly(Hub *h)
 }
 
 // The connection to rank r ended without a word. A moment first: whoever watches may know more, and a parent ends us meanwhile.
+// All that miss rank 0 say so: they cannot know which others are left, it may have taken its whole machine along.
 static void peer_lost(Hub *h, int r)
 {
     sleep_seconds(1);
-    if (h->rank > 1) leave_quietly(h); // rank 1 speaks for those that miss rank 0
     fatal(EXIT_BAD_INPUT, "rank %d is gone: its process or its connection ended", r);
 }
 
