@@ -5,10 +5,13 @@
 #include "llmc/rendezvous.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -389,6 +392,37 @@ static void test_two_programs(int port)
     close(silent);
 }
 
+static bool network(bool on)
+{
+    struct ifreq lo = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    bool done = !ioctl(fd, SIOCGIFFLAGS, &lo);
+    lo.ifr_flags = (short)(on ? lo.ifr_flags | IFF_UP : lo.ifr_flags & ~IFF_UP);
+    done = done && !ioctl(fd, SIOCSIFFLAGS, &lo);
+    close(fd);
+    return done;
+}
+
+// In a network of the test's own, which it switches off: no process ends and no connection is closed. The last of all tests: there
+// is no way back.
+static void test_cut_off(int port)
+{
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return skip("no network of our own: unshare is not allowed");
+    ok(network(true), "a network of our own");
+    Plan p = {.size = RANKS, .timeout = 60, .port = port, .step_ms = 50};
+    Run run[RANKS];
+    clear_board();
+    for (int r = 0; r < RANKS; r++) run[r] = start_rank(&p, r, "one");
+    while (board->steps < 3) wait_ms(10);
+    double cut = seconds_now();
+    ok(network(false), "is switched off");
+    for (int r = 0; r < RANKS; r++) {
+        Result x = finish(&run[r], 30);
+        ok(x.status == 1 && x.lines == 1 && strstr(x.text, "is gone"), "a rank that is cut off: status %d, %s", x.status, x.text);
+    }
+    ok(seconds_now() - cut < 10 && left_over() == 0, "and no rank is left after %.1f s", seconds_now() - cut);
+}
+
 // ---- pure functions ----------------------------------------------------------------------------------------------------
 
 static void chooses(const char *gpus, int visible, int micro_batches, int count, int first, const char *why)
@@ -462,5 +496,6 @@ int main(void)
     test_two_programs(port + 1);
     test_environment();
     ok(launch_ask(answer) == 5, "a question asked in a child");
+    test_cut_off(port + 4);
     return tap_done();
 }
