@@ -321,7 +321,8 @@ static void expect_each_to_speak(Plan *p)
         all = all && strstr(x.text, line);
     }
     x.text[strcspn(x.text, "\n")] = 0;
-    ok(x.status == 128 + SIGKILL && all, "TCP: ranks 0 to %d are killed: status %d, %d lines, %s", p->rank, x.status, x.lines, x.text);
+    ok(x.status == 128 + SIGKILL && all, "TCP: ranks 0 to %d are killed: status %d, %d lines, %s", p->rank, x.status, x.lines,
+       x.text);
     ok(x.seconds < 5 && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
 }
 
@@ -403,11 +404,11 @@ static bool network(bool on)
     return done;
 }
 
-// In a network of the test's own, which it switches off: no process ends and no connection is closed. The last of all tests: there
-// is no way back.
+// In a network of the test's own, which it switches off: no process ends and no connection is closed. The last of all tests:
+// there is no way back.
 static void test_cut_off(int port)
 {
-    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return skip("no network of our own: unshare is not allowed");
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return skip("no network of our own: not allowed");
     ok(network(true), "a network of our own");
     Plan p = {.size = RANKS, .timeout = 60, .port = port, .step_ms = 50};
     Run run[RANKS];
