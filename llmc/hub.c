@@ -1,8 +1,12 @@
 #include "llmc/hub.h"
 #include <errno.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -80,10 +84,10 @@ static void leave_quietly(Hub *h)
 }
 
 // The connection to rank r ended without a word. A moment first: whoever watches may know more, and a parent ends us meanwhile.
-static void peer_lost(Hub *h, int r)
+// All that miss rank 0 say so: they cannot know which others are left, it may have taken its whole machine along.
+static void peer_lost(int r)
 {
     sleep_seconds(1);
-    if (h->rank > 1) leave_quietly(h); // rank 1 speaks for those that miss rank 0
     fatal(EXIT_BAD_INPUT, "rank %d is gone: its process or its connection ended", r);
 }
 
@@ -114,7 +118,7 @@ static bool receive_all(int fd, void *buf, size_t bytes)
 static void send_frame(Hub *h, int r, Kind kind, const void *buf, size_t bytes)
 {
     Frame f = {.kind = kind, .call = h->calls, .bytes = bytes};
-    if (!send_all(h->fd[r], &f, sizeof f) || !send_all(h->fd[r], buf, bytes)) peer_lost(h, r);
+    if (!send_all(h->fd[r], &f, sizeof f) || !send_all(h->fd[r], buf, bytes)) peer_lost(r);
 }
 
 // Returns the bytes that came, at most `capacity`.
@@ -122,13 +126,13 @@ static size_t receive_frame(Hub *h, int r, Kind kind, void *buf, size_t capacity
 {
     Frame f;
     h->waiting_for = r;
-    if (!receive_all(h->fd[r], &f, sizeof f)) peer_lost(h, r);
+    if (!receive_all(h->fd[r], &f, sizeof f)) peer_lost(r);
     h->waiting_for = 0;
     if (f.kind == ABORT) leave_quietly(h);
     if (f.kind != kind || f.call != h->calls || f.bytes > capacity)
         fatal(EXIT_BAD_INPUT, "ranks %d and %d are not at the same place: %s number %u here, %s number %u there", h->rank, r,
               kind_name[kind], h->calls, f.kind <= ABORT ? kind_name[f.kind] : "?", f.call);
-    if (!receive_all(h->fd[r], buf, f.bytes)) peer_lost(h, r);
+    if (!receive_all(h->fd[r], buf, f.bytes)) peer_lost(r);
     return f.bytes;
 }
 
@@ -226,7 +230,7 @@ static void on_hang_up(Hub *h, int r)
     if (n >= (ssize_t)sizeof f) memcpy(&f, tail + n - (ssize_t)sizeof f, sizeof f);
     if (f.kind == ABORT) leave_quietly(h);
     if (h->closing) return;
-    peer_lost(h, r);
+    peer_lost(r);
 }
 
 static void refuse_late_comer(Hub *h)
@@ -252,6 +256,21 @@ static void look_at_sockets(Hub *h, int milliseconds)
     }
 }
 
+// A machine that is switched off or cut off ends no connection, and the system sends for many minutes. (Idle connections: tune()
+// in rendezvous.c.) What only waits here to be sent may wait for a rank that is slow to read, which happens under patience alone.
+static void look_for_silence(Hub *h)
+{
+    enum { SILENCE_MS = 7000 };
+    for (int r = 0; r < h->size && !h->closing; r++) {
+        struct tcp_info i;
+        socklen_t size = sizeof i;
+        int waiting = 0;
+        if (h->fd[r] < 0 || getsockopt(h->fd[r], IPPROTO_TCP, TCP_INFO, &i, &size)) continue; // ranks of a parent have no TCP
+        ioctl(h->fd[r], SIOCOUTQ, &waiting);
+        if (i.tcpi_last_ack_recv > SILENCE_MS && (i.tcpi_unacked || (waiting && !h->place->patience))) peer_lost(r);
+    }
+}
+
 // Rank 0 knows for whom it waits and speaks first.
 static void look_for_standstill(Hub *h, double idle)
 {
@@ -269,6 +288,7 @@ static void *watch_thread(void *unused)
     int64_t seen = -1;
     while (!h->closing) {
         look_at_sockets(h, 100);
+        look_for_silence(h);
         const char *failure = watch.check ? watch.check() : NULL;
         if (failure && !h->closing) {
             sleep_seconds(1.5); // most often the echo of a rank that is gone, and that is told better elsewhere

@@ -107,9 +107,9 @@ static struct addrinfo *resolve(const Rendezvous *r)
     return found;
 }
 
-static void tune(int fd) // small frames go at once; a machine that vanished shows within half a minute
+static void tune(int fd) // small frames go at once; of an idle connection to a machine that is cut off the end shows after 7 s
 {
-    int on = 1, idle = 10, interval = 5, probes = 4;
+    int on = 1, idle = 2, interval = 1, probes = 5;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);

@@ -5,10 +5,13 @@
 #include "llmc/rendezvous.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -115,7 +118,7 @@ static void expect(const char *what, Result x, int status, const char *pattern, 
 
 // ---- made-up training --------------------------------------------------------------------------------------------------
 
-typedef enum { WELL, FATAL, KILLED, HANG, FATAL_ALL, ENDS, OUT_OF_STEP, SLOW_DISK, SLOW_END, STUCK_DISK } Fate;
+typedef enum { WELL, FATAL, KILLED, KILLED_TO, HANG, FATAL_ALL, ENDS, OUT_OF_STEP, SLOW_DISK, SLOW_END, STUCK_DISK } Fate;
 typedef struct {
     Fate fate;
     int rank, size, step_ms;
@@ -135,6 +138,7 @@ static void meet_fate(const Plan *p, Hub *h, int step)
     if (disk && !h->rank) wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
     if (disk) hub_barrier(h), hub_patience(h, false);
     if (step == 5 && p->fate == FATAL_ALL) fatal(EXIT_BAD_INPUT, "no such shard");
+    if (step == 5 && p->fate == KILLED_TO && h->rank <= p->rank) kill(getpid(), SIGKILL); // rank 0 to p->rank at once
     if (step != 5 || h->rank != p->rank) return;
     if (p->fate == FATAL) fatal(EXIT_BAD_INPUT, "shard 3 is truncated");
     if (p->fate == KILLED) kill(getpid(), SIGKILL);
@@ -204,6 +208,8 @@ static void test_launched(void)
     expect("what all ranks meet is told once", run(&fails, 20), 1, "(rank 0): error: no such", 5);
     Plan killed = {.fate = KILLED, .rank = 2, .timeout = 20};
     expect("a rank that is killed", run(&killed, 20), 1, "(rank 2): error: killed by signal 9 (Killed) (at step 5)", 5);
+    killed = (Plan){.fate = KILLED_TO, .rank = 1, .timeout = 20};
+    expect("ranks 0 and 1 that are killed", run(&killed, 20), 1, "): error: killed by signal 9 (Killed) (at step 5)", 5);
     Plan ends = {.fate = ENDS, .rank = 3, .timeout = 20};
     expect("a rank that ends", run(&ends, 20), 7, "(rank 3): error: ended with status 7", 5);
     Plan hangs = {.fate = HANG, .rank = 1, .timeout = 1};
@@ -304,6 +310,22 @@ static Result run_ranks(Plan *p, int other, double limit)
     return all;
 }
 
+// Rank 0, alone or with others, is gone without a word: each that is left says so.
+static void expect_each_to_speak(Plan *p)
+{
+    char line[64];
+    Result x = run_ranks(p, -1, 20);
+    bool all = x.lines == p->size - 1 - p->rank;
+    for (int r = p->rank + 1; r < p->size; r++) {
+        snprintf(line, sizeof line, "(rank %d): error: rank 0 is gone", r);
+        all = all && strstr(x.text, line);
+    }
+    x.text[strcspn(x.text, "\n")] = 0;
+    ok(x.status == 128 + SIGKILL && all, "TCP: ranks 0 to %d are killed: status %d, %d lines, %s", p->rank, x.status, x.lines,
+       x.text);
+    ok(x.seconds < 5 && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
+}
+
 static void test_tcp(int port)
 {
     Plan p = {.size = RANKS, .timeout = 20, .port = port};
@@ -316,8 +338,8 @@ static void test_tcp(int port)
     expect("TCP: rank 0 finds bad data", run_ranks(&p, -1, 20), 1, "(rank 0): error: shard 3 is truncated (at step 5)", 5);
     p.fate = KILLED, p.rank = 3;
     expect("TCP: a rank that is killed", run_ranks(&p, -1, 20), 1, "(rank 0): error: rank 3 is gone", 5);
-    p.rank = 0;
-    expect("TCP: rank 0 is killed", run_ranks(&p, -1, 20), 137, "(rank 1): error: rank 0 is gone", 5);
+    p.fate = KILLED_TO;
+    for (p.rank = 0; p.rank < 2; p.rank++) expect_each_to_speak(&p);
     p.fate = HANG, p.rank = 2, p.timeout = 2;
     const char *line = "(rank 0): error: no progress for 2 s (--timeout), waiting for rank 2";
     expect("TCP: a rank that hangs", run_ranks(&p, -1, 20), 1, line, 6);
@@ -369,6 +391,37 @@ static void test_two_programs(int port)
     ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3, "a machine that is silent: %.1f s, %s",
        x.seconds, x.text);
     close(silent);
+}
+
+static bool network(bool on)
+{
+    struct ifreq lo = {.ifr_name = "lo"};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    bool done = !ioctl(fd, SIOCGIFFLAGS, &lo);
+    lo.ifr_flags = (short)(on ? lo.ifr_flags | IFF_UP : lo.ifr_flags & ~IFF_UP);
+    done = done && !ioctl(fd, SIOCSIFFLAGS, &lo);
+    close(fd);
+    return done;
+}
+
+// In a network of the test's own, which it switches off: no process ends and no connection is closed. The last of all tests:
+// there is no way back.
+static void test_cut_off(int port)
+{
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return skip("no network of our own: not allowed");
+    ok(network(true), "a network of our own");
+    Plan p = {.size = RANKS, .timeout = 60, .port = port, .step_ms = 50};
+    Run run[RANKS];
+    clear_board();
+    for (int r = 0; r < RANKS; r++) run[r] = start_rank(&p, r, "one");
+    while (board->steps < 3) wait_ms(10);
+    double cut = seconds_now();
+    ok(network(false), "is switched off");
+    for (int r = 0; r < RANKS; r++) {
+        Result x = finish(&run[r], 30);
+        ok(x.status == 1 && x.lines == 1 && strstr(x.text, "is gone"), "a rank that is cut off: status %d, %s", x.status, x.text);
+    }
+    ok(seconds_now() - cut < 10 && left_over() == 0, "and no rank is left after %.1f s", seconds_now() - cut);
 }
 
 // ---- pure functions ----------------------------------------------------------------------------------------------------
@@ -444,5 +497,6 @@ int main(void)
     test_two_programs(port + 1);
     test_environment();
     ok(launch_ask(answer) == 5, "a question asked in a child");
+    test_cut_off(port + 4);
     return tap_done();
 }

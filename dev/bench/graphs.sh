@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Collectives in the captured graph of a step or outside of it: the same steps with --graphs on and off, on 1, 2, 4 and 8 GPUs.
+#   dev/bench/graphs.sh TRAIN_FILES VAL_FILES [train_gpt's options]
+#   STEPS=40  steps before the profiled ones; all but the first quarter and the last two are timed
+# Without a graph all ops are queued one by one, not only the collectives. The host queues a step ahead: whether a GPU waits for it
+# all the same is seen in the share of a step in which a kernel runs.
+# As many groups of GPUs as there are train at once, every second one without graphs first; a single group has two turns of each.
+set -eu -o pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[[ $# -ge 2 ]] || { echo 'usage: graphs.sh TRAIN_FILES VAL_FILES [options]' >&2; exit 2; }
+train=$1 val=$2 steps=${STEPS:-40} trainer=${TRAINER:-./train_gpt}
+shift 2
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+((gpus)) || { echo 'graphs.sh: no GPU here' >&2; exit 1; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+source dev/bench/step_time.sh
+
+turns() { # RANKS GROUP options: both ways on the GPUs of a group
+    local ranks=$1 group=$2 list turn ways=(on off)
+    shift 2
+    list=$(seq -s, $((ranks * group)) $((ranks * group + ranks - 1))),
+    ((group % 2 == 0)) || ways=(off on)
+    ((2 * ranks <= gpus)) || ways=(on off off on)
+    for turn in "${!ways[@]}"; do
+        step_time "$ranks.${ways[turn]}.$group.$turn" "$list" --graphs "${ways[turn]}" --profile "$steps" "$@" || return 1
+    done
+}
+
+for ranks in 1 2 4 8; do
+    ((ranks <= gpus)) || break
+    groups=()
+    for ((g = 0; g < gpus / ranks; g++)); do turns $ranks $g "$@" & groups+=($!); done
+    for pid in "${groups[@]}"; do wait "$pid"; done
+    for way in on off; do
+        echo "$ranks GPUs, graphs $way: $(mean "$work/$ranks.$way".*.ms) ms a step ($(cat "$work/$ranks.$way".*.ms | xargs))"
+        grep -h 'with a kernel running\|exposed communication' "$work/$ranks.$way".0.*.txt || true
+    done
+done
