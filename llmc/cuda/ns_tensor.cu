@@ -310,7 +310,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), CLUSTER * WARPS);
         for (int i = 0; i < TICKETS; i++) barrier_init(m.drawn(i), 1), barrier_init(m.taken(i), CLUSTER);
-        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.heard(i), WARPS + 1 + GROUPS);
+        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.heard(i), GROUPS * GROUP + 1 + GROUPS);
         for (int i = 0; i < TICKETS; i++) barrier_init(m.ready(i), 1);
         barrier_init(m.draw(), 1); // the next square
         for (int g = 0; g < GROUPS; g++) {
