@@ -1,4 +1,4 @@
-// Small chains of Newton-Schulz for compute-sanitizer, which slows them down 10 to 100 times (gpu/sanitize.pl): all kinds of
+// Small chains of Newton-Schulz for compute-sanitizer, under which they take many times as long (gpu/sanitize.pl): all kinds of
 // tasks, narrow and full squares, rows that end within a box and results whose rows start anywhere. Input and workspace are
 // allocations of their own, of exactly the size that is asked for, and nobody writes the workspace before: accesses beyond it
 // and reads of what was never written are the tool's to see.
