@@ -219,7 +219,7 @@ test-gpu:
 	ON_EACH_GPU=0 prove --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_ALONE) || failed=1; exit $$failed
 sanitize-gpu:
 	@scripts/install_deps.sh --required
-	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt $(CUDA)/test_attention_gpu build/ref/libref_bf16.so build/ref/libref_fp32.so
+	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt $(CUDA)/test_attention_gpu $(CUDA)/test_ns_gpu build/ref/libref_bf16.so build/ref/libref_fp32.so
 	prove --timer -v dev/test/gpu/sanitize.pl
 
 # ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------

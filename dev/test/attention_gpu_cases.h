@@ -1,6 +1,7 @@
 // What test_attention_gpu.c runs: the CPU backend's two builds, and cases with their inputs and documents.
 #pragma once
 #include "dev/test/tap.h"
+#include "dev/test/uniform.h"
 #include "llmc/cuda/attention.h"
 #include <stdlib.h>
 #include <string.h>
@@ -43,18 +44,6 @@ typedef struct {
     float *turn[TURNS];   // bf16 values; or NULL
     int32_t *tokens;      // (N) rows of h
 } Case;
-
-// Numbers in [0, 1), each found from its index alone, so that threads can share the work on long arrays: without that, filling and
-// comparing take most of this program's time.
-static uint64_t random_used;
-static double uniform_at(uint64_t index)
-{
-    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 40) * 0x1p-24;
-}
-static double uniform(void) { return uniform_at(random_used++); }
 
 static int64_t elements(const Case *c, int tensor)
 {

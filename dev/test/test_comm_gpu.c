@@ -7,6 +7,7 @@
 //   test_comm_gpu --hold D SECONDS  keeps nearly all memory of device D for a while: for tests of a rank that runs out of it
 #include "dev/test/tap.h"
 #include "llmc/comm.h"
+#include "llmc/cuda/device.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,21 @@ static void test_graph(float *in, float *out, int64_t count, bool captured)
     event_destroy(done);
 }
 
+// Some of the products after a reduce-scatter leave multiprocessors to it. A step ends with an all-reduce, and the next step is
+// to begin like the first: none of its products leaves any before there is something to reduce.
+static void test_share(float *in, float *out)
+{
+    enum { MANY = 100 };
+    int products = 0;
+    comm_reduce_scatter(stream, out, in, MOST);
+    while (products < MANY && device_take_share() > 0) products++;
+    all_ok(products > 0 && products < MANY, "some products leave multiprocessors to a reduce-scatter");
+    comm_reduce_scatter(stream, out, in, MOST);
+    comm_all_reduce(stream, in, 4);
+    all_ok(device_take_share() == 0, "after a step's last collective they have all of them again");
+    stream_synchronize(stream);
+}
+
 static void test_host(void)
 {
     size_t bytes = (size_t)MOST * sizeof(float);
@@ -170,6 +186,7 @@ static void run_tests(void)
     test_same_bits(in, out, 768 * 3072);
     test_graph(in, out, 1 << 20, false);
     test_graph(in, out, 1 << 20, true);
+    test_share(in, out);
     test_host();
 }
 

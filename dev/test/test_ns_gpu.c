@@ -1,11 +1,12 @@
 // The CUDA primitives and variants of Newton-Schulz against the CPU backend in double.
-//   test_ns_gpu [--portable] [--only batches|offsets|primitives|spectra|variants|small] [reference [emulation]]
+//   test_ns_gpu [--portable] [--only batches|chains|offsets|primitives|spectra|variants|small] [reference [emulation]]
 // reference (build/ref/libref_fp32.so) is the CPU backend built with -DFLOATX_FP32, where NS_FP32 means doubles and no rounding;
 // emulation (build/ref/libref_bf16.so) the ordinary one, which rounds wherever the GPU does and knows nothing of its results.
 // A variant may be as wrong as the fixed limits, which are those of 768 rows and more, or twice as wrong as the emulation on the
 // same matrix: small or nearly square matrices have singular values where the polynomials are steepest, and there the same
 // arithmetic on the CPU exceeds the fixed limits too. Twice, because sums in another order are rounded differently.
 #include "dev/test/ns_gpu_arrays.h"
+#include "dev/test/ns_gpu_chains.h"
 #include "dev/test/tap.h"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/ns_gpu.h"
@@ -569,8 +570,9 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } parts[] = {{"batches", test_batches}, {"offsets", test_large_offsets}, {"primitives", test_primitives},
-                 {"spectra", test_spectra}, {"variants", test_variants},     {"small", test_small}};
+    } parts[] = {{"batches", test_batches},       {"chains", test_chains},   {"offsets", test_large_offsets},
+                 {"primitives", test_primitives}, {"spectra", test_spectra}, {"variants", test_variants},
+                 {"small", test_small}};
     set_program_name("test_ns_gpu", -1);
     bool portable = argc > 1 && !strcmp(argv[1], "--portable"); // the kernels that every supported GPU runs
     argc -= portable, argv += portable;

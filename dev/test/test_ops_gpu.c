@@ -10,6 +10,7 @@
 // be at most twice the plain one's, plus FP32_ATOM for what the order of fp32 sums may change; for a loss see plain_loss_error.
 // Outputs start as NaN. Every op runs twice on the same input and must give the same bits.
 #include "dev/test/tap.h"
+#include "dev/test/uniform.h"
 #include "llmc/cpu/fp8.h"
 #include "llmc/cuda/device.h"
 #include "llmc/ops.h"
@@ -71,17 +72,6 @@ static void add(Case *c, const char *name, Kind kind, Role role, int64_t count, 
     c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0};
 }
 
-// Numbers in [0, 1), each found from its index alone, so that threads can share the work on long arrays: without that, filling and
-// comparing take most of this program's time.
-static uint64_t random_used;
-static double uniform_at(uint64_t index)
-{
-    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (double)((z ^ (z >> 31)) >> 40) * 0x1p-24;
-}
-static double uniform(void) { return uniform_at(random_used++); }
 enum { SHORT = 1 << 14 }; // not worth a second thread
 
 static float to_bf16_value(double x) { return bf16_to_float(float_to_bf16((float)x)); }

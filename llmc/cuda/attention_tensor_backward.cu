@@ -26,7 +26,7 @@
 // Items are handed out as blocks become free, in the table's order.
 #include "llmc/cuda/attention_tensor_items.cuh"
 #include "llmc/cuda/qkv_row.cuh"
-#include "llmc/cuda/tensor_map.cuh"
+#include "llmc/cuda/hopper_launch.cuh"
 
 namespace attention_tensor {
 
@@ -337,18 +337,9 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
 
 // ---- launch --------------------------------------------------------------------------------------------------------------
 
-static EncodeTiled encode_tiled;
-
 CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
 {
-    CUtensorMap map;
-    cuuint64_t d = (cuuint64_t)(c->H * c->e), sizes[2] = {d, (cuuint64_t)c->N}, strides[1] = {d * sizeof(floatX)};
-    cuuint32_t box[2] = {PANEL, (cuuint32_t)box_rows}, steps[2] = {1, 1};
-    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS) fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for attention over %d tokens (error %d)", c->N, (int)r);
-    return map;
+    return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, 0, c->N, c->H * c->e, c->H * c->e, box_rows);
 }
 
 } // namespace attention_tensor
@@ -359,7 +350,7 @@ bool attention_tensor_prepare(int e, Error *error)
 {
     if (e != WIDTH) return error_set(error, "heads of width %d, not %d", e, WIDTH);
     if (!device_has_wgmma()) return error_set(error, "%s", device_path());
-    if (!(encode_tiled = tensor_map_encoder())) return error_set(error, "the driver makes no tensor maps");
+    if (!tensor_maps_known()) return error_set(error, "the driver makes no tensor maps");
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     prepare_forward();
     return true;

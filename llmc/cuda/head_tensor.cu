@@ -12,7 +12,7 @@
 #include "llmc/cuda/head_tensor.cuh"
 #include "llmc/cuda/head_loss.cuh"
 #include "llmc/cuda/hopper.cuh"
-#include "llmc/cuda/tensor_map.cuh"
+#include "llmc/cuda/hopper_launch.cuh"
 
 enum {
     TILE_ROWS = 64, DEPTH = 128, // of a tile, of a stage: bytes, the width of the swizzle
@@ -323,14 +323,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 // ---- launch --------------------------------------------------------------------------------------------------------------
 
-static EncodeTiled encode_tiled; // NULL: not where this runs
+static bool usable; // on this path
 
 void head_tensor_open(void)
 {
-    encode_tiled = NULL;
-    if (!device_has_wgmma()) return;
-    encode_tiled = tensor_map_encoder();
-    if (!encode_tiled) fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
+    usable = device_has_wgmma();
+    if (!usable) return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192>, most, MAX_SHARED));
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 96>, most, MAX_SHARED));
@@ -343,7 +341,7 @@ static int cols_of(HeadMode mode, int d) { return mode == HEAD_FP8 && slabs_of(m
 
 bool head_tensor_fits(HeadMode mode, int d, int Vp)
 {
-    return encode_tiled && row_bytes(mode, d) % 16 == 0 && slabs_of(mode, d) <= MAX_SLABS && Vp % 32 == 0;
+    return usable && row_bytes(mode, d) % 16 == 0 && slabs_of(mode, d) <= MAX_SLABS && Vp % 32 == 0;
 }
 
 int head_tensor_parts(HeadMode mode, int d, int Vp) { return (int)ceil_div(Vp, cols_of(mode, d)); }
@@ -351,29 +349,15 @@ int head_tensor_parts(HeadMode mode, int d, int Vp) { return (int)ceil_div(Vp, c
 // Boxes of DEPTH bytes of box_rows rows of a (rows, bytes) matrix; what lies outside reads as zero.
 static CUtensorMap bytes_map(const void *base, int rows, int bytes, int box_rows)
 {
-    CUtensorMap map;
-    cuuint64_t sizes[3] = {(cuuint64_t)bytes, (cuuint64_t)rows, 1};
-    cuuint64_t strides[2] = {(cuuint64_t)bytes, (cuuint64_t)bytes * (cuuint64_t)rows};
-    cuuint32_t box[3] = {DEPTH, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    CUresult r = encode_tiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, (void *)base, sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS) fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d rows of %d bytes (error %d)", rows, bytes, (int)r);
-    return map;
+    return tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, base, 1, rows, bytes, bytes, box_rows);
 }
 
 template <HeadMode MODE, int COLS> static void launch(Stream s, const CUtensorMap &map_x, const CUtensorMap &map_w, const Work &k)
 {
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = CLUSTER, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(CLUSTER * (unsigned)min_i64(ceil_div(k.col_tiles, CLUSTER), device_state.sms / CLUSTER));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = (size_t)(k.slabs * COLS * DEPTH + k.stages * STAGE_BYTES + BARRIER_BYTES);
-    config.stream = s;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+    size_t shared = (size_t)(k.slabs * COLS * DEPTH + k.stages * STAGE_BYTES + BARRIER_BYTES);
+    int64_t clusters = min_i64(ceil_div(k.col_tiles, CLUSTER), device_state.sms / CLUSTER);
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = cluster_launch(attributes, s, {CLUSTER, THREADS, shared}, clusters, false);
     CUDA_CHECK(cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS>, map_x, map_w, k));
 }
 

@@ -79,6 +79,6 @@ int ns_clusters(NsDtype dtype);
 // What was found out about the device is forgotten.
 void ns_forget_device(void);
 void ns_forget_clusters(void);
-// Of a (batch, rows, cols) tensor, for boxes of 64 rows of 128 bytes; what lies outside of a matrix reads as zero and is not
-// written.
-CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int64_t stride, int batch);
+// Of a (batch, rows, cols) tensor whose rows begin `pitch` elements apart, for boxes of 64 rows of 128 bytes; what lies outside
+// of a matrix reads as zero and is not written.
+CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int batch);

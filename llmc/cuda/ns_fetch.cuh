@@ -106,8 +106,7 @@ static __device__ __forceinline__ Part hear_part(const SharedMemory &m, Ring<TIC
     barrier_wait(m.told(ring.stage), ring.parity);
     Part t = *m.part(ring.stage);
     t.row = part_row(t, rank, group);
-    __syncwarp();
-    if (threadIdx.x % WARP == 0) barrier_arrive(m.heard(ring.stage));
+    barrier_arrive(m.heard(ring.stage)); // every lane, for what it has read itself
     ring.advance();
     return t;
 }

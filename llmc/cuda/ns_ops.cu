@@ -234,12 +234,11 @@ void ns_chain_end(Stream s)
 
 static CUtensorMap square_map(NsDtype dtype, const void *a, int n, int batch)
 {
-    return ns_tensor_map(dtype, a, n, n, n, (int64_t)n * n, batch);
+    return ns_tensor_map(dtype, a, n, n, n, batch);
 }
 static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batch)
 {
-    int pitch = ns_pitch(dtype, n, m);
-    return ns_tensor_map(dtype, x, n, m, pitch, (int64_t)n * pitch, batch);
+    return ns_tensor_map(dtype, x, n, m, ns_pitch(dtype, n, m), batch);
 }
 
 static Product portable_gram(void *a, const void *x, int n, int m, int batch)

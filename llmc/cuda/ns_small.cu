@@ -8,6 +8,7 @@
 //
 // R is symmetric to the last bit, its sums being over the same products in the same order; Z but for rounding.
 #include "llmc/cuda/ns_small.cuh"
+#include "llmc/cuda/hopper_launch.cuh"
 
 enum { SMALL_FETCH_REGISTERS = 40, SMALL_COMPUTE_REGISTERS = 232, GROUP_WARPS = GROUP / WARP };
 enum { ANNOUNCE_AFTER = 2 }; // stage of a Gram matrix by which the last columns have been stored
@@ -445,25 +446,14 @@ void ns_forget_clusters(void) { memset(clusters_held, 0, sizeof clusters_held); 
 template <typename T, int CLUSTER> static void launch_small(cudaStream_t s, const Small &c, int &clusters)
 {
     auto kernel = small_kernel<T, CLUSTER>;
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = CLUSTER, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(CLUSTER);
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SmallSizes<CLUSTER>::BYTES;
-    config.stream = s;
-    config.attrs = attributes;
-    config.numAttrs = 1;
+    const ClusterShape shape = {CLUSTER, THREADS, SmallSizes<CLUSTER>::BYTES};
     if (!clusters) {
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SmallSizes<CLUSTER>::BYTES));
-        CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+        clusters = clusters_that_fit((const void *)kernel, shape);
         if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", CLUSTER);
     }
-    config.gridDim = dim3((unsigned)(CLUSTER * min_i64(c.batch, clusters)));
-    config.numAttrs = 2;
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = cluster_launch(attributes, s, shape, min_i64(c.batch, clusters), true);
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, c));
 }
 
@@ -477,7 +467,7 @@ void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *uni
     ns_flush();
     if (batch == 0) return;
     Small c = {{}, *it, unit, n, m, batch};
-    for (int i = 0; i < 2; i++) c.x[i] = ns_tensor_map(dtype, i ? spare : x, n, m, m, (int64_t)n * m, batch);
+    for (int i = 0; i < 2; i++) c.x[i] = ns_tensor_map(dtype, i ? spare : x, n, m, m, batch);
     bool bf16 = dtype == NS_BF16, one = n <= SmallSizes<1>::SIDE;
     int &clusters = clusters_held[bf16][one];
     if (bf16 && one) launch_small<__nv_bfloat16, 1>(s, c, clusters);

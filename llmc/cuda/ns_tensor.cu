@@ -21,7 +21,7 @@
 // Symmetric results: only squares on and below the diagonal exist; boxes are also written transposed, and on the diagonal the
 // elements below it are copied above, which makes the result symmetric to the last bit.
 #include "llmc/cuda/ns_fetch.cuh"
-#include "llmc/cuda/tensor_map.cuh"
+#include "llmc/cuda/hopper_launch.cuh"
 
 enum {
     FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
@@ -310,7 +310,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), CLUSTER * WARPS);
         for (int i = 0; i < TICKETS; i++) barrier_init(m.drawn(i), 1), barrier_init(m.taken(i), CLUSTER);
-        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.heard(i), WARPS + 1 + GROUPS);
+        for (int i = 0; i < TICKETS; i++) barrier_init(m.told(i), 1), barrier_init(m.heard(i), GROUPS * GROUP + 1 + GROUPS);
         for (int i = 0; i < TICKETS; i++) barrier_init(m.ready(i), 1);
         barrier_init(m.draw(), 1); // the next square
         for (int g = 0; g < GROUPS; g++) {
@@ -338,70 +338,33 @@ template <typename T> __global__ void __launch_bounds__(THREADS, 1) chain_kernel
 #endif
 }
 
-CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int64_t stride, int batch)
+CUtensorMap ns_tensor_map(NsDtype dtype, const void *base, int rows, int cols, int pitch, int batch)
 {
-    CUtensorMap map;
-    cuuint64_t sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)batch},
-               strides[2] = {(cuuint64_t)pitch * 2, (cuuint64_t)stride * 2};
-    cuuint32_t box[3] = {BOX_SIDE, BOX_SIDE, 1}, steps[3] = {1, 1, 1};
-    static EncodeTiled encode;
-    if (!encode && !(encode = tensor_map_encoder()))
-        fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
     CUtensorMapDataType type = dtype == NS_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    CUresult r = encode(&map, type, 3, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS)
-        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d matrices of %d x %d, pitch %d (error %d)", batch, rows, cols, pitch,
-              (int)r);
-    return map;
+    return tensor_map(type, base, batch, rows, cols, pitch, BOX_SIDE);
 }
 
 static int clusters_held[2]; // by dtype: that the device holds at a time, 0: not asked yet
 
 void ns_forget_device(void) { clusters_held[NS_BF16] = clusters_held[NS_FP16] = 0; }
 
-// attributes (2)
-static cudaLaunchConfig_t launch_of(cudaStream_t s, int clusters, cudaLaunchAttribute *attributes)
-{
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = CLUSTER, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)(CLUSTER * clusters));
-    config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = SHARED_BYTES;
-    config.stream = s;
-    config.attrs = attributes;
-    config.numAttrs = 2;
-    return config;
-}
-
-template <typename T> static int count_clusters(void)
-{
-    int clusters;
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = launch_of(NULL, 1, attributes);
-    config.numAttrs = 1;
-    CUDA_CHECK(cudaFuncSetAttribute(chain_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, chain_kernel<T>, &config));
-    if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", (int)CLUSTER);
-    return clusters;
-}
+static const ClusterShape cluster_shape = {CLUSTER, THREADS, SHARED_BYTES};
 
 int ns_clusters(NsDtype dtype)
 {
     int &clusters = clusters_held[dtype];
-    if (!clusters) clusters = dtype == NS_BF16 ? count_clusters<__nv_bfloat16>() : count_clusters<__half>();
+    if (clusters) return clusters;
+    const void *kernel = dtype == NS_BF16 ? (const void *)chain_kernel<__nv_bfloat16> : (const void *)chain_kernel<__half>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    clusters = clusters_that_fit(kernel, cluster_shape);
+    if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", (int)CLUSTER);
     return clusters;
 }
 
 void ns_launch_chain(cudaStream_t s, NsDtype dtype, const Chain &c)
 {
-    cudaLaunchAttribute attributes[2] = {};
-    cudaLaunchConfig_t config = launch_of(s, (int)min_i64(c.total, ns_clusters(dtype)), attributes);
-    if (dtype == NS_BF16)
-        CUDA_CHECK(cudaLaunchKernelEx(&config, chain_kernel<__nv_bfloat16>, c));
-    else
-        CUDA_CHECK(cudaLaunchKernelEx(&config, chain_kernel<__half>, c));
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = cluster_launch(attributes, s, cluster_shape, min_i64(c.total, ns_clusters(dtype)), true);
+    auto kernel = dtype == NS_BF16 ? chain_kernel<__nv_bfloat16> : chain_kernel<__half>;
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, c));
 }
