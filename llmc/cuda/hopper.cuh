@@ -225,6 +225,10 @@ static __device__ __forceinline__ uint64_t operand(const void *tile, uint32_t le
     uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
     return address | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
+static __device__ __forceinline__ void map_prefetch(const CUtensorMap *m)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(m) : "memory");
+}
 static __device__ __forceinline__ uint64_t operand_advance(uint64_t d, int bytes) { return d + (uint64_t)(bytes >> 4); }
 
 static __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -296,10 +300,12 @@ template <> struct IsHalf<__half> {
 template <typename T, bool ALONG_COLUMNS, int COLS>
 static __device__ __forceinline__ void warpgroup_product(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
 {
-    static_assert(!ALONG_COLUMNS || COLS == 256, "narrower products are those of symmetric results");
+    static_assert(!ALONG_COLUMNS || COLS >= 192, "narrower products are those of symmetric results");
     constexpr bool is_half = IsHalf<T>::value;
-    if constexpr (ALONG_COLUMNS && is_half) WGMMA_256("f16", "0", "1");
-    if constexpr (ALONG_COLUMNS && !is_half) WGMMA_256("bf16", "0", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 192 && is_half) WGMMA_192("f16", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 192 && !is_half) WGMMA_192("bf16", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 256 && is_half) WGMMA_256("f16", "0", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 256 && !is_half) WGMMA_256("bf16", "0", "1");
     if constexpr (!ALONG_COLUMNS && COLS == 64 && is_half) WGMMA_64("f16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 64 && !is_half) WGMMA_64("bf16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 128 && is_half) WGMMA_128("f16", "0");

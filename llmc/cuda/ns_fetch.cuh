@@ -12,23 +12,32 @@ enum {
 
 // ---- squares and tasks -----------------------------------------------------------------------------------------------------
 
+// Where the last square that was found belongs, for the next ones come after it: a task of matrices from `first` on, which go
+// together, and the squares before all of these. The tasks lie so far apart that looking through them takes long.
+struct Found {
+    int first, task, before;
+};
+
 // Square `index` of the chain, as the part in its first row of boxes.
-static __device__ __forceinline__ Part find_square(const Chain &c, int index)
+static __device__ __forceinline__ Part find_square(const Chain &c, Found &f, int index)
 {
+    for (int squares; index - f.before >= (squares = c.task[f.task].squares * min(c.together, c.batch - f.first));) {
+        f.before += squares;
+        if (++f.task == c.tasks) f.task = 0, f.first += c.together;
+    }
+    const Task &w = c.task[f.task];
+    int matrix = (index - f.before) / w.squares, square = index - f.before - matrix * w.squares, i, j;
     Part t = {};
-    int first = index / (c.together * c.squares) * c.together, count = min(c.together, c.batch - first),
-        rest = index - first * c.squares, i, j;
-    while (rest >= c.task[t.task].squares * count) rest -= c.task[t.task++].squares * count;
-    const Task &w = c.task[t.task];
-    int matrix = rest / w.squares, square = rest - matrix * w.squares;
-    t.matrix = first + matrix;
+    t.task = f.task;
+    t.matrix = f.first + matrix;
     if (is_symmetric(w))
         for (i = 0, j = square; j >= squares_in_row(w.rows, w.width, i); i++) j -= squares_in_row(w.rows, w.width, i);
     else
         j = square / w.row_squares, i = square - j * w.row_squares; // neighbours share the tall operand's columns
     t.row = SQUARE_PARTS * i;
-    t.col = w.width * j;
-    t.on_diagonal = is_symmetric(w) && t.row - t.col < w.width;
+    t.width = j < w.wide ? SQUARE_PARTS : w.width;
+    t.col = w.width * j + (SQUARE_PARTS - w.width) * min(j, w.wide);
+    t.on_diagonal = is_symmetric(w) && t.row - t.col < t.width;
     return t;
 }
 
@@ -44,7 +53,7 @@ static __device__ __forceinline__ int part_row(const Part &square, int rank, int
 // of a narrow square.
 static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t)
 {
-    return w.square && t.on_diagonal && w.width == SQUARE_PARTS;
+    return w.square && t.on_diagonal && t.width == SQUARE_PARTS;
 }
 
 // Of operands, or of raw sums, a box of each part at a time.
@@ -120,15 +129,26 @@ static __device__ __forceinline__ Part hear_alone(const SharedMemory &m, Ring<TI
     ring.advance();
     return t;
 }
-// The fetching thread, when what it is to fetch is there.
-static __device__ __forceinline__ Part hear_ready(const SharedMemory &m, Ring<TICKETS> &ring)
+// The fetching thread hears it and prepares, and then waits until what it is to fetch is there.
+static __device__ __forceinline__ Part hear_early(const SharedMemory &m, const Ring<TICKETS> &ring)
+{
+    barrier_wait(m.told(ring.stage), ring.parity);
+    return *m.part(ring.stage);
+}
+static __device__ __forceinline__ void wait_until_ready(const SharedMemory &m, Ring<TICKETS> &ring)
 {
     barrier_wait(m.ready(ring.stage), ring.parity);
-    Part t = *m.part(ring.stage);
     copy_unit_fence_all();
     barrier_arrive(m.heard(ring.stage));
     ring.advance();
-    return t;
+}
+
+// The first use of a map takes its time.
+static __device__ __forceinline__ void prefetch_maps(const Task &w)
+{
+    if (w.kind != TASK_AOL) map_prefetch(&w.a), map_prefetch(&w.b);
+    if (w.has_d) map_prefetch(&w.d);
+    if (w.has_out) map_prefetch(&w.out);
 }
 
 // The scout, one thread of each block: finds out what comes next and whether it may begin, while the fetching thread still has
@@ -137,6 +157,7 @@ static __device__ __forceinline__ Part hear_ready(const SharedMemory &m, Ring<TI
 static __device__ __forceinline__ void find_squares(const SharedMemory &m, const Chain &c, int rank)
 {
     Ring<TICKETS> handed, taken, told;
+    Found found = {};
     Ring<1> draw;
     for (bool more = true; more; draw.advance()) {
         if (rank == 0) hand_out(m, handed, atomicAdd(c.ticket, 1));
@@ -144,10 +165,11 @@ static __device__ __forceinline__ void find_squares(const SharedMemory &m, const
         more = index < c.total;
         Part t = {};
         if (more)
-            t = find_square(c, index);
+            t = find_square(c, found, index);
         else
             t.task = -1;
         tell_part(m, told, t);
+        if (more) prefetch_maps(c.task[t.task]);
         if (more) wait_for_tasks(c, t);
         barrier_arrive(m.ready(place));
         if (more && rank == 0) barrier_wait(m.draw(), draw.parity);
@@ -172,7 +194,7 @@ static __device__ __forceinline__ Operands operands_of(const Task &w, const Part
     Operands o = {w, {}, (t.col + 2 * rank) * BOX_SIDE, t.matrix, !a_is_in_b(w, t)};
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) o.a_row[i] = part_row(t, rank, i) * BOX_SIDE;
-    o.bytes = (o.a_wanted ? A_BYTES : 0) + w.width * BOX_BYTES;
+    o.bytes = (o.a_wanted ? A_BYTES : 0) + t.width * BOX_BYTES;
     return o;
 }
 
@@ -197,7 +219,7 @@ static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, con
 static __device__ __forceinline__ bool addend_wanted(const Task &w, const Part &t, int half, int rank, int i)
 {
     int box = 2 * half + i % 2;
-    return box < w.width && (!is_symmetric(w) || t.col + box <= part_row(t, rank, i / 2));
+    return box < t.width && (!is_symmetric(w) || t.col + box <= part_row(t, rank, i / 2));
 }
 
 // One half of d's part of the square, for this block's groups: two boxes side by side for the first, then for the second. Without
@@ -244,11 +266,12 @@ static __device__ __forceinline__ int items_after(const Task &w) { return w.kind
 
 // The stages of a square: of products, B_BOXES of b's boxes for this block, or of raw sums, 0.
 template <int B_BOXES>
-static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<STAGES> &ring, const Task &w, const Part &t,
-                                                    int rank)
+static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<STAGES> &ring, Ring<TICKETS> &heard,
+                                                    const Task &w, const Part &t, int rank)
 {
     int stages = stages_of(w), draw_at = rank == 0 ? max(0, stages - DRAW_BEFORE) : -1;
     Operands o = operands_of(w, t, rank);
+    wait_until_ready(m, heard);
 #pragma unroll 1
     for (int i = 0; i < stages; i++, ring.advance()) {
         if (i == draw_at) barrier_arrive(m.draw());
@@ -260,16 +283,16 @@ static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<
     }
 }
 
-static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring, const Part &t,
-                                                    int rank)
+static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring,
+                                                    Ring<TICKETS> &heard, const Part &t, int rank)
 {
     const Task &w = c.task[t.task];
     if (w.kind == TASK_AOL)
-        fetch_stages<0>(m, ring, w, t, rank);
-    else if (2 * rank + 2 <= w.width)
-        fetch_stages<2>(m, ring, w, t, rank);
+        fetch_stages<0>(m, ring, heard, w, t, rank);
+    else if (2 * rank + 2 <= t.width)
+        fetch_stages<2>(m, ring, heard, w, t, rank);
     else // a narrow square has three
-        fetch_stages<1>(m, ring, w, t, rank);
+        fetch_stages<1>(m, ring, heard, w, t, rank);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_addend(m, w, t, ring.stage, half, rank);
@@ -281,7 +304,7 @@ static __device__ __forceinline__ void fetch_squares(const SharedMemory &m, cons
 {
     Ring<STAGES> ring;
     Ring<TICKETS> heard;
-    for (Part t; (t = hear_ready(m, heard)).task >= 0;) fetch_square(m, c, ring, t, rank);
+    for (Part t; (t = hear_early(m, heard)).task >= 0;) fetch_square(m, c, ring, heard, t, rank);
 }
 
 #endif
