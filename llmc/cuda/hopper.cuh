@@ -225,10 +225,6 @@ static __device__ __forceinline__ uint64_t operand(const void *tile, uint32_t le
     uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
     return address | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
-static __device__ __forceinline__ void map_prefetch(const CUtensorMap *m)
-{
-    asm volatile("prefetch.tensormap [%0];" ::"l"(m) : "memory");
-}
 static __device__ __forceinline__ uint64_t operand_advance(uint64_t d, int bytes) { return d + (uint64_t)(bytes >> 4); }
 
 static __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

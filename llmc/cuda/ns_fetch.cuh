@@ -49,11 +49,20 @@ static __device__ __forceinline__ int part_row(const Part &square, int rank, int
     return square.row + GROUPS * rank + group;
 }
 
-// On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched: not so all rows
-// of a narrow square.
-static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t)
+// On the diagonal of a product of a tensor with itself, a part's rows of a may be among those of b, and are not fetched.
+static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &square, int row)
 {
-    return w.square && t.on_diagonal && t.width == SQUARE_PARTS;
+    return w.square && row - square.col < square.width;
+}
+// Nor are those of parts above the diagonal: narrow squares multiply so fast that what they fetch limits them.
+static __device__ __forceinline__ bool a_wanted(const Task &w, const Part &square, int row)
+{
+    return !is_symmetric(w) || (row >= square.col && !a_is_in_b(w, square, row));
+}
+// Boxes of b that the parts of a square need.
+static __device__ __forceinline__ int b_boxes(const Task &w, const Part &square)
+{
+    return is_symmetric(w) ? min(square.width, square.row + SQUARE_PARTS - square.col) : square.width;
 }
 
 // Of operands, or of raw sums, a box of each part at a time.
@@ -129,26 +138,15 @@ static __device__ __forceinline__ Part hear_alone(const SharedMemory &m, Ring<TI
     ring.advance();
     return t;
 }
-// The fetching thread hears it and prepares, and then waits until what it is to fetch is there.
-static __device__ __forceinline__ Part hear_early(const SharedMemory &m, const Ring<TICKETS> &ring)
-{
-    barrier_wait(m.told(ring.stage), ring.parity);
-    return *m.part(ring.stage);
-}
-static __device__ __forceinline__ void wait_until_ready(const SharedMemory &m, Ring<TICKETS> &ring)
+// The fetching thread, when what it is to fetch is there.
+static __device__ __forceinline__ Part hear_ready(const SharedMemory &m, Ring<TICKETS> &ring)
 {
     barrier_wait(m.ready(ring.stage), ring.parity);
+    Part t = *m.part(ring.stage);
     copy_unit_fence_all();
     barrier_arrive(m.heard(ring.stage));
     ring.advance();
-}
-
-// The first use of a map takes its time.
-static __device__ __forceinline__ void prefetch_maps(const Task &w)
-{
-    if (w.kind != TASK_AOL) map_prefetch(&w.a), map_prefetch(&w.b);
-    if (w.has_d) map_prefetch(&w.d);
-    if (w.has_out) map_prefetch(&w.out);
+    return t;
 }
 
 // The scout, one thread of each block: finds out what comes next and whether it may begin, while the fetching thread still has
@@ -169,7 +167,6 @@ static __device__ __forceinline__ void find_squares(const SharedMemory &m, const
         else
             t.task = -1;
         tell_part(m, told, t);
-        if (more) prefetch_maps(c.task[t.task]);
         if (more) wait_for_tasks(c, t);
         barrier_arrive(m.ready(place));
         if (more && rank == 0) barrier_wait(m.draw(), draw.parity);
@@ -178,41 +175,45 @@ static __device__ __forceinline__ void find_squares(const SharedMemory &m, const
 
 // ---- fetching ------------------------------------------------------------------------------------------------------------
 
-// What a block fetches of a square's operands at each depth: its rows of a, and its half of b's columns for both blocks. What
-// does not depend on the depth is found once: a ring of four stages leaves little time between the release of a place and its
-// use.
+// What a block fetches of a square's operands at each depth: its rows of a, and its half of b's boxes for both blocks. What does
+// not depend on the depth is found once: a ring of four stages leaves little time between the release of a place and its use.
 struct Operands {
     const Task &w;
-    int a_row[GROUPS]; // of a, where the boxes of this block begin: elements
-    int b_at;          // the same of b, for the first of two boxes
+    int a_row[GROUPS]; // of a, where the boxes of this block begin: elements, negative: not wanted
+    int b_at;          // the same of b, for the first of its boxes
+    int b_first, b_count;
     int matrix;
-    bool a_wanted;
-    uint32_t bytes; // that arrive at each block, from both
+    uint32_t bytes; // that arrive at this block, from both
 };
 static __device__ __forceinline__ Operands operands_of(const Task &w, const Part &t, int rank)
 {
-    Operands o = {w, {}, (t.col + 2 * rank) * BOX_SIDE, t.matrix, !a_is_in_b(w, t)};
+    int boxes = b_boxes(w, t), first = rank ? (boxes + 1) / 2 : 0;
+    Operands o = {w, {}, (t.col + first) * BOX_SIDE, first, rank ? boxes - first : (boxes + 1) / 2, t.matrix};
+    o.bytes = (uint32_t)(boxes * BOX_BYTES);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) o.a_row[i] = part_row(t, rank, i) * BOX_SIDE;
-    o.bytes = (o.a_wanted ? A_BYTES : 0) + t.width * BOX_BYTES;
+    for (int i = 0; i < GROUPS; i++) {
+        int row = part_row(t, rank, i);
+        bool wanted = a_wanted(w, t, row);
+        o.a_row[i] = wanted ? row * BOX_SIDE : -1;
+        o.bytes += wanted ? BOX_BYTES : 0;
+    }
     return o;
 }
 
-// Depth k to k + 63, B_BOXES of b's two boxes.
-template <int B_BOXES>
-static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Operands &o, int stage, int k, int rank)
+// Depth k to k + 63.
+static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Operands &o, int stage, int k)
 {
     uint64_t *full = m.full(stage);
-    uint8_t *b = m.b(stage) + 2 * rank * BOX_BYTES;
+    uint8_t *b = m.b(stage) + o.b_first * BOX_BYTES;
     const uint16_t both = 3;
     bool along = o.w.kind == TASK_FULL;
     int x = along ? o.b_at : k, y = along ? k : o.b_at;
     barrier_arrive_expect(full, o.bytes);
-    tile_load(b, &o.w.b, full, x, y, o.matrix, both);
-    if (B_BOXES == 2) tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
-    if (!o.a_wanted) return;
+    if (o.b_count > 0) tile_load(b, &o.w.b, full, x, y, o.matrix, both);
+    if (o.b_count > 1) tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) tile_load_own(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
+    for (int i = 0; i < GROUPS; i++)
+        if (o.a_row[i] >= 0) tile_load_own(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
 }
 
 // Of a symmetric result nothing above the diagonal is.
@@ -264,35 +265,32 @@ static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Ta
 
 static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW || w.kind == TASK_AOL ? 0 : 2; }
 
-// The stages of a square: of products, B_BOXES of b's boxes for this block, or of raw sums, 0.
-template <int B_BOXES>
-static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<STAGES> &ring, Ring<TICKETS> &heard,
-                                                    const Task &w, const Part &t, int rank)
+// The stages of a square, of products or of raw sums.
+template <bool RAW>
+static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<STAGES> &ring, const Task &w, const Part &t,
+                                                    int rank)
 {
     int stages = stages_of(w), draw_at = rank == 0 ? max(0, stages - DRAW_BEFORE) : -1;
     Operands o = operands_of(w, t, rank);
-    wait_until_ready(m, heard);
 #pragma unroll 1
     for (int i = 0; i < stages; i++, ring.advance()) {
         if (i == draw_at) barrier_arrive(m.draw());
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-        if (B_BOXES == 0)
+        if (RAW)
             fetch_raw(m, w, t, ring.stage, i, rank);
         else
-            fetch_operands<B_BOXES>(m, o, ring.stage, i * DEPTH, rank);
+            fetch_operands(m, o, ring.stage, i * DEPTH);
     }
 }
 
-static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring,
-                                                    Ring<TICKETS> &heard, const Part &t, int rank)
+static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const Chain &c, Ring<STAGES> &ring, const Part &t,
+                                                    int rank)
 {
     const Task &w = c.task[t.task];
     if (w.kind == TASK_AOL)
-        fetch_stages<0>(m, ring, heard, w, t, rank);
-    else if (2 * rank + 2 <= t.width)
-        fetch_stages<2>(m, ring, heard, w, t, rank);
-    else // a narrow square has three
-        fetch_stages<1>(m, ring, heard, w, t, rank);
+        fetch_stages<true>(m, ring, w, t, rank);
+    else
+        fetch_stages<false>(m, ring, w, t, rank);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_addend(m, w, t, ring.stage, half, rank);
@@ -304,7 +302,7 @@ static __device__ __forceinline__ void fetch_squares(const SharedMemory &m, cons
 {
     Ring<STAGES> ring;
     Ring<TICKETS> heard;
-    for (Part t; (t = hear_early(m, heard)).task >= 0;) fetch_square(m, c, ring, heard, t, rank);
+    for (Part t; (t = hear_ready(m, heard)).task >= 0;) fetch_square(m, c, ring, t, rank);
 }
 
 #endif

@@ -88,7 +88,7 @@ template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
 {
     int blocks = stages_of(w), boxes = boxes_wanted(w, t),
-        a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
+        a_bytes = a_is_in_b(w, t, t.row) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
     if (boxes == 4)
         multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
     else if (ALONG_COLUMNS || boxes == 3)
