@@ -296,10 +296,12 @@ template <> struct IsHalf<__half> {
 template <typename T, bool ALONG_COLUMNS, int COLS>
 static __device__ __forceinline__ void warpgroup_product(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
 {
-    static_assert(!ALONG_COLUMNS || COLS == 256, "narrower products are those of symmetric results");
+    static_assert(!ALONG_COLUMNS || COLS >= 192, "narrower products are those of symmetric results");
     constexpr bool is_half = IsHalf<T>::value;
-    if constexpr (ALONG_COLUMNS && is_half) WGMMA_256("f16", "0", "1");
-    if constexpr (ALONG_COLUMNS && !is_half) WGMMA_256("bf16", "0", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 192 && is_half) WGMMA_192("f16", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 192 && !is_half) WGMMA_192("bf16", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 256 && is_half) WGMMA_256("f16", "0", "1");
+    if constexpr (ALONG_COLUMNS && COLS == 256 && !is_half) WGMMA_256("bf16", "0", "1");
     if constexpr (!ALONG_COLUMNS && COLS == 64 && is_half) WGMMA_64("f16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 64 && !is_half) WGMMA_64("bf16", "0");
     if constexpr (!ALONG_COLUMNS && COLS == 128 && is_half) WGMMA_128("f16", "0");

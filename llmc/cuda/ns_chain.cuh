@@ -12,7 +12,7 @@ enum {
     SQUARE = 256,        // side of what a cluster computes at a time
     BOX_SIDE = 64,       // the copy unit moves boxes of 64 rows of 64 elements
     SQUARE_PARTS = 4,    // multiplying groups of a cluster: each has 64 rows of the square
-    NARROW = 3,          // boxes across a square of a symmetric result of which there are few; others have SQUARE_PARTS
+    NARROW = 3,          // boxes across a square, where that is done sooner than with SQUARE_PARTS
     CHAIN_TASKS = 24,    // 18 KB of kernel parameters, of which there may be 32
     CHAIN_DONE = 1 << 16 // counters: tasks times matrices
 };
@@ -39,6 +39,7 @@ struct Task {
     TaskKind kind;
     bool has_d, has_out, has_plus, square; // square: a and b are one tensor
     int width;                             // of a square, in boxes
+    int wide;                              // columns of squares of SQUARE_PARTS boxes, before those of `width`
     int row_squares, squares;              // squares in a column, in a matrix
     uint32_t waits;                        // bit i: for task i, whose result it uses or whose operands it overwrites
     bool awaited;                          // by a later task
@@ -48,8 +49,7 @@ struct Chain {
     Task task[CHAIN_TASKS];
     int tasks, batch;
     int together;       // so many matrices go through all tasks, then the next: what they leave in the cache is still there
-    int squares;        // of all tasks, in a matrix
-    int total;          // in the batch
+    int total;          // squares of all tasks, in the batch
     unsigned *done;     // (tasks, batch) parts of squares done, 0 before and after; of a single task none are needed
     int counters;       // in done
     unsigned *ticket;   // (1) the square that is next, 0 before and after

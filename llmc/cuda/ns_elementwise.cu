@@ -1,4 +1,5 @@
 // Newton-Schulz primitives that move data and barely compute: norms, casts, scalings, transposes. All run at memory speed.
+#include "llmc/cuda/hopper.cuh"
 #include "llmc/cuda/ns_internal.cuh"
 
 enum { THREADS = 256, TILE = 64, SLICE = 32768, MAX_GRID_YZ = 65535, AT_ONCE = 16 };
@@ -6,6 +7,14 @@ enum { THREADS = 256, TILE = 64, SLICE = 32768, MAX_GRID_YZ = 65535, AT_ONCE = 1
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector {
     T v[N];
 };
+
+// The chain that follows may take its place when all blocks of this kernel have begun; it waits for what they write.
+static __device__ __forceinline__ void let_chain_begin(void)
+{
+#if HOPPER
+    launch_dependents();
+#endif
+}
 
 static bool aligned(const void *p, size_t to) { return (uintptr_t)p % to == 0; }
 
@@ -17,10 +26,34 @@ static int flat_blocks(int64_t items)
 
 // ---- sum of squares ------------------------------------------------------------------------------------------------------
 
+// Whether this block is the last of those with its y. Then it sees what they have written.
+static __device__ __forceinline__ bool last_block(unsigned *through)
+{
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(through, gridDim.x - 1) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+static __device__ __forceinline__ void sum_partials(float *sumsq, const float *partials, int slices)
+{
+    double sum = 0;
+    if (threadIdx.x >= WARP) return;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < slices; i += WARP) sum += __ldcg(partials + i);
+    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (threadIdx.x == 0) *sumsq = (float)sum;
+}
+
 // Block x adds up slice x of matrix y. The slices depend on `count` alone, so that the order of the sum is the matrix's own:
 // each thread adds at most SLICE / THREADS squares in fp32, the slices are added in double.
 template <int N>
-__global__ void __launch_bounds__(THREADS) sum_squares_kernel(float *partials, const float *u, int64_t count, int64_t stride)
+__global__ void __launch_bounds__(THREADS)
+    sum_squares_kernel(float *sumsq, float *partials, unsigned *through, const float *u, int64_t count, int64_t stride)
 {
     __shared__ float shared[WARP];
     const float *v = u + blockIdx.y * stride;
@@ -34,14 +67,7 @@ __global__ void __launch_bounds__(THREADS) sum_squares_kernel(float *partials, c
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) partials[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = sum;
-}
-
-__global__ void __launch_bounds__(WARP) sum_partials_kernel(float *sumsq, const float *partials, int slices)
-{
-    double sum = 0;
-    for (int i = threadIdx.x; i < slices; i += WARP) sum += partials[(int64_t)blockIdx.x * slices + i];
-    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (threadIdx.x == 0) sumsq[blockIdx.x] = (float)sum;
+    if (last_block(through + blockIdx.y)) sum_partials(sumsq + blockIdx.y, partials + (int64_t)blockIdx.y * gridDim.x, gridDim.x);
 }
 
 static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
@@ -56,10 +82,9 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
         const float *from = u + (int64_t)first * stride;
         dim3 grid((unsigned)slices, (unsigned)now);
         if (vectors)
-            sum_squares_kernel<4><<<grid, THREADS, 0, s>>>(ns_partials(), from, count, stride);
+            sum_squares_kernel<4><<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
         else
-            sum_squares_kernel<1><<<grid, THREADS, 0, s>>>(ns_partials(), from, count, stride);
-        sum_partials_kernel<<<now, WARP, 0, s>>>(sumsq + first, ns_partials(), slices);
+            sum_squares_kernel<1><<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
     }
     CHECK_LAUNCH();
 }
@@ -83,6 +108,7 @@ template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
     load_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain, int64_t count)
 {
+    let_chain_begin();
     int z = last_first();
     float scale = load_scale(sumsq, z, kappa, eps, gain);
     const float *from = u + z * u_stride;
@@ -96,25 +122,24 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Into rows that are `pitch` apart, one warp a row.
+// Into rows that are `pitch` apart. A block has AT_ONCE * THREADS columns of a row, or what is left of it: all of them are on
+// their way before the first is stored. The last rows first, like matrices.
 template <typename T>
 __global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq,
                                                             float kappa, float eps, float gain, int rows, int cols, int pitch)
 {
-    float scale = load_scale(sumsq, blockIdx.y, kappa, eps, gain);
-    for (int row = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; row < rows; row += gridDim.x * (THREADS / WARP)) {
-        const float *from = u + blockIdx.y * u_stride + (int64_t)row * cols;
-        T *to = x + ((int64_t)blockIdx.y * rows + row) * pitch;
-        int c = threadIdx.x % WARP;
-        for (; c + (AT_ONCE - 1) * WARP < cols; c += AT_ONCE * WARP) {
-            float v[AT_ONCE]; // all on their way before the first is stored
+    let_chain_begin();
+    int z = last_first(), along = (cols + AT_ONCE * THREADS - 1) / (AT_ONCE * THREADS), row = rows - 1 - blockIdx.x / along,
+        first = blockIdx.x % along * (AT_ONCE * THREADS) + threadIdx.x;
+    const float *from = u + z * u_stride + (int64_t)row * cols;
+    T *to = x + ((int64_t)z * rows + row) * pitch;
+    float v[AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) v[k] = from[c + k * WARP];
+    for (int k = 0; k < AT_ONCE; k++) v[k] = first + k * THREADS < cols ? from[first + k * THREADS] : 0;
+    float scale = load_scale(sumsq, z, kappa, eps, gain);
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) to[c + k * WARP] = from_float<T>(v[k] * scale);
-        }
-        for (; c < cols; c += WARP) to[c] = from_float<T>(from[c] * scale);
-    }
+    for (int k = 0; k < AT_ONCE; k++)
+        if (first + k * THREADS < cols) to[first + k * THREADS] = from_float<T>(v[k] * scale);
 }
 
 // to (cols, rows) = convert(from (rows, cols) * scale)^T, pitches as named, one TILE x TILE tile a block, converted on the way
@@ -226,8 +251,9 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         const float *from = u + (int64_t)first * u_stride, *norms = sumsq ? sumsq + first : NULL;
-        int64_t items = packed ? count / (vectors ? 8 : 1) : (int64_t)rows * WARP;
-        dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now);
+        int64_t items = count / (vectors ? 8 : 1);
+        dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now),
+            parts((unsigned)(rows * ceil_div(cols, AT_ONCE * THREADS)), (unsigned)now); // of rows
         DISPATCH_DTYPE(dtype, {
             T *to = (T *)x + (int64_t)first * n * pitch;
             if (transpose)
@@ -237,7 +263,7 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
             else if (packed)
                 load_kernel<T, 1><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
             else
-                load_rows_kernel<T><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
+                load_rows_kernel<T><<<parts, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
         });
     }
     CHECK_LAUNCH();
@@ -251,12 +277,12 @@ static __device__ __forceinline__ float unit_of(uint32_t most)
 }
 static __device__ __forceinline__ uint32_t size_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
-static __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *shared)
+template <int COUNT> static __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *shared)
 {
     for (int step = 16; step; step >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = most;
     __syncthreads();
-    for (int i = 0; i < THREADS / WARP; i++) most = max(most, shared[i]);
+    for (int i = 0; i < COUNT / WARP; i++) most = max(most, shared[i]);
     return most;
 }
 
@@ -266,6 +292,7 @@ __global__ void __launch_bounds__(THREADS)
     load_with_units_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
 {
     __shared__ uint32_t shared[THREADS / WARP];
+    let_chain_begin();
     int64_t row = (int64_t)blockIdx.y * rows + blockIdx.x;
     const float *from = u + blockIdx.y * u_stride + (int64_t)blockIdx.x * cols;
     uint32_t most = 0;
@@ -275,7 +302,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < N; k++) most = max(most, size_bits(in.v[k]));
     }
-    float own = unit_of(block_most(most, shared)), scale = 1 / own;
+    float own = unit_of(block_most<THREADS>(most, shared)), scale = 1 / own;
     if (threadIdx.x == 0) unit[row] = own;
 #pragma unroll 4
     for (int i = N * threadIdx.x; i < cols; i += N * THREADS) {
@@ -287,31 +314,31 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same where rows of u start anywhere, but those of x on 8 bytes: four elements are stored at once, up to three of them
-// between the rows.
-enum { WIDEST = 11776 }; // 46 KB
+// The same where rows start anywhere: a row stays in the registers of its block, which has all of it on its way at once.
+enum { KEPT_THREADS = 512, KEPT_EACH = 24, WIDEST = KEPT_THREADS * KEPT_EACH };
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    load_shifted_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
+__global__ void __launch_bounds__(KEPT_THREADS, 3)
+    load_kept_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
 {
-    __shared__ alignas(16) float kept[WIDEST];
-    __shared__ uint32_t shared[THREADS / WARP];
+    __shared__ uint32_t shared[KEPT_THREADS / WARP];
+    let_chain_begin();
     int64_t row = (int64_t)blockIdx.y * rows + blockIdx.x;
     const float *from = u + blockIdx.y * u_stride + (int64_t)blockIdx.x * cols;
+    float v[KEPT_EACH];
     uint32_t most = 0;
-#pragma unroll 16
-    for (int i = threadIdx.x; i < cols; i += THREADS) {
-        float v = from[i];
-        kept[i] = v;
-        most = max(most, size_bits(v));
-    }
-    float own = unit_of(block_most(most, shared)), scale = 1 / own;
-    if (threadIdx.x == 0) unit[row] = own;
-    for (int i = 4 * threadIdx.x; i < cols; i += 4 * THREADS) {
-        Vector<T, 4> out;
 #pragma unroll
-        for (int k = 0; k < 4; k++) out.v[k] = from_float<T>(i + k < cols ? kept[i + k] * scale : 0);
-        *reinterpret_cast<Vector<T, 4> *>(x + row * pitch + i) = out;
+    for (int k = 0; k < KEPT_EACH; k++) {
+        int i = threadIdx.x + k * KEPT_THREADS;
+        v[k] = i < cols ? from[i] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < KEPT_EACH; k++) most = max(most, size_bits(v[k]));
+    float own = unit_of(block_most<KEPT_THREADS>(most, shared)), scale = 1 / own;
+    if (threadIdx.x == 0) unit[row] = own;
+#pragma unroll
+    for (int k = 0; k < KEPT_EACH; k++) {
+        int i = threadIdx.x + k * KEPT_THREADS;
+        if (i < cols) x[row * pitch + i] = from_float<T>(v[k] * scale);
     }
 }
 
@@ -350,8 +377,8 @@ static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_str
     dim3 grid((unsigned)rows, (unsigned)batch);
     if (cols % 4 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16))
         load_with_units_kernel<T, 4><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
-    else if (pitch % 4 == 0 && cols <= WIDEST && aligned(x, 16))
-        load_shifted_kernel<T><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
+    else if (cols <= WIDEST)
+        load_kept_kernel<T><<<grid, KEPT_THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
     else
         load_with_units_kernel<T, 1><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
 }

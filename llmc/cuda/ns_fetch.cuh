@@ -12,23 +12,32 @@ enum {
 
 // ---- squares and tasks -----------------------------------------------------------------------------------------------------
 
+// Where the last square that was found belongs, for the next ones come after it: a task of matrices from `first` on, which go
+// together, and the squares before all of these. The tasks lie so far apart that looking through them takes long.
+struct Found {
+    int first, task, before;
+};
+
 // Square `index` of the chain, as the part in its first row of boxes.
-static __device__ __forceinline__ Part find_square(const Chain &c, int index)
+static __device__ __forceinline__ Part find_square(const Chain &c, Found &f, int index)
 {
+    for (int squares; index - f.before >= (squares = c.task[f.task].squares * min(c.together, c.batch - f.first));) {
+        f.before += squares;
+        if (++f.task == c.tasks) f.task = 0, f.first += c.together;
+    }
+    const Task &w = c.task[f.task];
+    int matrix = (index - f.before) / w.squares, square = index - f.before - matrix * w.squares, i, j;
     Part t = {};
-    int first = index / (c.together * c.squares) * c.together, count = min(c.together, c.batch - first),
-        rest = index - first * c.squares, i, j;
-    while (rest >= c.task[t.task].squares * count) rest -= c.task[t.task++].squares * count;
-    const Task &w = c.task[t.task];
-    int matrix = rest / w.squares, square = rest - matrix * w.squares;
-    t.matrix = first + matrix;
+    t.task = f.task;
+    t.matrix = f.first + matrix;
     if (is_symmetric(w))
         for (i = 0, j = square; j >= squares_in_row(w.rows, w.width, i); i++) j -= squares_in_row(w.rows, w.width, i);
     else
         j = square / w.row_squares, i = square - j * w.row_squares; // neighbours share the tall operand's columns
     t.row = SQUARE_PARTS * i;
-    t.col = w.width * j;
-    t.on_diagonal = is_symmetric(w) && t.row - t.col < w.width;
+    t.width = j < w.wide ? SQUARE_PARTS : w.width;
+    t.col = w.width * j + (SQUARE_PARTS - w.width) * min(j, w.wide);
+    t.on_diagonal = is_symmetric(w) && t.row - t.col < t.width;
     return t;
 }
 
@@ -40,11 +49,20 @@ static __device__ __forceinline__ int part_row(const Part &square, int rank, int
     return square.row + GROUPS * rank + group;
 }
 
-// On the diagonal of a product of a tensor with itself, the rows of a are among those of b, and a is not fetched: not so all rows
-// of a narrow square.
-static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &t)
+// On the diagonal of a product of a tensor with itself, a part's rows of a may be among those of b, and are not fetched.
+static __device__ __forceinline__ bool a_is_in_b(const Task &w, const Part &square, int row)
 {
-    return w.square && t.on_diagonal && w.width == SQUARE_PARTS;
+    return w.square && row - square.col < square.width;
+}
+// Nor are those of parts above the diagonal: narrow squares multiply so fast that what they fetch limits them.
+static __device__ __forceinline__ bool a_wanted(const Task &w, const Part &square, int row)
+{
+    return !is_symmetric(w) || (row >= square.col && !a_is_in_b(w, square, row));
+}
+// Boxes of b that the parts of a square need.
+static __device__ __forceinline__ int b_boxes(const Task &w, const Part &square)
+{
+    return is_symmetric(w) ? min(square.width, square.row + SQUARE_PARTS - square.col) : square.width;
 }
 
 // Of operands, or of raw sums, a box of each part at a time.
@@ -137,6 +155,7 @@ static __device__ __forceinline__ Part hear_ready(const SharedMemory &m, Ring<TI
 static __device__ __forceinline__ void find_squares(const SharedMemory &m, const Chain &c, int rank)
 {
     Ring<TICKETS> handed, taken, told;
+    Found found = {};
     Ring<1> draw;
     for (bool more = true; more; draw.advance()) {
         if (rank == 0) hand_out(m, handed, atomicAdd(c.ticket, 1));
@@ -144,7 +163,7 @@ static __device__ __forceinline__ void find_squares(const SharedMemory &m, const
         more = index < c.total;
         Part t = {};
         if (more)
-            t = find_square(c, index);
+            t = find_square(c, found, index);
         else
             t.task = -1;
         tell_part(m, told, t);
@@ -156,48 +175,52 @@ static __device__ __forceinline__ void find_squares(const SharedMemory &m, const
 
 // ---- fetching ------------------------------------------------------------------------------------------------------------
 
-// What a block fetches of a square's operands at each depth: its rows of a, and its half of b's columns for both blocks. What
-// does not depend on the depth is found once: a ring of four stages leaves little time between the release of a place and its
-// use.
+// What a block fetches of a square's operands at each depth: its rows of a, and its half of b's boxes for both blocks. What does
+// not depend on the depth is found once: a ring of four stages leaves little time between the release of a place and its use.
 struct Operands {
     const Task &w;
-    int a_row[GROUPS]; // of a, where the boxes of this block begin: elements
-    int b_at;          // the same of b, for the first of two boxes
+    int a_row[GROUPS]; // of a, where the boxes of this block begin: elements, negative: not wanted
+    int b_at;          // the same of b, for the first of its boxes
+    int b_first, b_count;
     int matrix;
-    bool a_wanted;
-    uint32_t bytes; // that arrive at each block, from both
+    uint32_t bytes; // that arrive at this block, from both
 };
 static __device__ __forceinline__ Operands operands_of(const Task &w, const Part &t, int rank)
 {
-    Operands o = {w, {}, (t.col + 2 * rank) * BOX_SIDE, t.matrix, !a_is_in_b(w, t)};
+    int boxes = b_boxes(w, t), first = rank ? (boxes + 1) / 2 : 0;
+    Operands o = {w, {}, (t.col + first) * BOX_SIDE, first, rank ? boxes - first : (boxes + 1) / 2, t.matrix};
+    o.bytes = (uint32_t)(boxes * BOX_BYTES);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) o.a_row[i] = part_row(t, rank, i) * BOX_SIDE;
-    o.bytes = (o.a_wanted ? A_BYTES : 0) + w.width * BOX_BYTES;
+    for (int i = 0; i < GROUPS; i++) {
+        int row = part_row(t, rank, i);
+        bool wanted = a_wanted(w, t, row);
+        o.a_row[i] = wanted ? row * BOX_SIDE : -1;
+        o.bytes += wanted ? BOX_BYTES : 0;
+    }
     return o;
 }
 
-// Depth k to k + 63, B_BOXES of b's two boxes.
-template <int B_BOXES>
-static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Operands &o, int stage, int k, int rank)
+// Depth k to k + 63.
+static __device__ __forceinline__ void fetch_operands(const SharedMemory &m, const Operands &o, int stage, int k)
 {
     uint64_t *full = m.full(stage);
-    uint8_t *b = m.b(stage) + 2 * rank * BOX_BYTES;
+    uint8_t *b = m.b(stage) + o.b_first * BOX_BYTES;
     const uint16_t both = 3;
     bool along = o.w.kind == TASK_FULL;
     int x = along ? o.b_at : k, y = along ? k : o.b_at;
     barrier_arrive_expect(full, o.bytes);
-    tile_load(b, &o.w.b, full, x, y, o.matrix, both);
-    if (B_BOXES == 2) tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
-    if (!o.a_wanted) return;
+    if (o.b_count > 0) tile_load(b, &o.w.b, full, x, y, o.matrix, both);
+    if (o.b_count > 1) tile_load(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE, o.matrix, both);
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) tile_load_own(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
+    for (int i = 0; i < GROUPS; i++)
+        if (o.a_row[i] >= 0) tile_load_own(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
 }
 
 // Of a symmetric result nothing above the diagonal is.
 static __device__ __forceinline__ bool addend_wanted(const Task &w, const Part &t, int half, int rank, int i)
 {
     int box = 2 * half + i % 2;
-    return box < w.width && (!is_symmetric(w) || t.col + box <= part_row(t, rank, i / 2));
+    return box < t.width && (!is_symmetric(w) || t.col + box <= part_row(t, rank, i / 2));
 }
 
 // One half of d's part of the square, for this block's groups: two boxes side by side for the first, then for the second. Without
@@ -242,8 +265,8 @@ static __device__ __forceinline__ void fetch_raw(const SharedMemory &m, const Ta
 
 static __device__ __forceinline__ int items_after(const Task &w) { return w.kind == TASK_RAW || w.kind == TASK_AOL ? 0 : 2; }
 
-// The stages of a square: of products, B_BOXES of b's boxes for this block, or of raw sums, 0.
-template <int B_BOXES>
+// The stages of a square, of products or of raw sums.
+template <bool RAW>
 static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<STAGES> &ring, const Task &w, const Part &t,
                                                     int rank)
 {
@@ -253,10 +276,10 @@ static __device__ __forceinline__ void fetch_stages(const SharedMemory &m, Ring<
     for (int i = 0; i < stages; i++, ring.advance()) {
         if (i == draw_at) barrier_arrive(m.draw());
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-        if (B_BOXES == 0)
+        if (RAW)
             fetch_raw(m, w, t, ring.stage, i, rank);
         else
-            fetch_operands<B_BOXES>(m, o, ring.stage, i * DEPTH, rank);
+            fetch_operands(m, o, ring.stage, i * DEPTH);
     }
 }
 
@@ -265,11 +288,9 @@ static __device__ __forceinline__ void fetch_square(const SharedMemory &m, const
 {
     const Task &w = c.task[t.task];
     if (w.kind == TASK_AOL)
-        fetch_stages<0>(m, ring, w, t, rank);
-    else if (2 * rank + 2 <= w.width)
-        fetch_stages<2>(m, ring, w, t, rank);
-    else // a narrow square has three
-        fetch_stages<1>(m, ring, w, t, rank);
+        fetch_stages<true>(m, ring, w, t, rank);
+    else
+        fetch_stages<false>(m, ring, w, t, rank);
     for (int half = 0; half < items_after(w); half++, ring.advance()) {
         barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
         fetch_addend(m, w, t, ring.stage, half, rank);

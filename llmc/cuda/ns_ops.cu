@@ -6,7 +6,7 @@
 enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, SQUARES_UNDER_WAY = 144 };
 
 static struct {
-    float *partials;
+    float *partials;    // of sums of squares, and behind them as many counters
     unsigned *counters; // of chains: blocks that are through, squares that are drawn, and CHAIN_DONE
 } scratch;
 
@@ -14,7 +14,7 @@ void ns_reserve(void)
 {
     if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
     if (scratch.partials) return;
-    scratch.partials = (float *)device_alloc(NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
+    scratch.partials = (float *)device_alloc(2 * NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
     scratch.counters = (unsigned *)device_alloc((2 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
 }
 
@@ -31,6 +31,8 @@ float *ns_partials(void)
     if (!scratch.partials) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
     return scratch.partials;
 }
+
+unsigned *ns_through(void) { return (unsigned *)(ns_partials() + NS_PARTIALS); }
 
 size_t ns_element_size(NsDtype dtype) { return dtype == NS_FP32 ? 4 : 2; }
 
@@ -90,26 +92,23 @@ static bool conflict(const Uses *x, const Uses *y)
 
 // ---- squares of a chain ------------------------------------------------------------------------------------------------------
 
-static int64_t squares_of(const Task *t, int width)
+// wide: columns of squares of SQUARE_PARTS boxes that come before those of `width`, of TASK_FULL only.
+static void set_width(Task *t, int width, int wide)
 {
-    int64_t along = squares_along(t->rows), squares = 0;
-    if (t->kind == TASK_FULL) return along * squares_along(t->cols);
-    for (int i = 0; i < along; i++) squares += squares_in_row(t->rows, width, i);
-    return squares;
-}
-
-static void set_width(Task *t, int width)
-{
-    t->width = width;
-    t->row_squares = squares_along(t->rows);
-    t->squares = (int)squares_of(t, width);
+    int along = squares_along(t->rows), squares = 0;
+    t->width = width, t->wide = wide, t->row_squares = along;
+    if (t->kind == TASK_FULL)
+        squares = along * (wide + (int)ceil_div(max_i64(0, boxes_along(t->cols) - SQUARE_PARTS * wide), width));
+    else
+        for (int i = 0; i < along; i++) squares += squares_in_row(t->rows, width, i);
+    t->squares = squares;
 }
 
 // Cycles that a cluster takes for a square: those of a stage of products and of the rest, measured at 1.7 GHz.
-static double square_cycles(const Task *t)
+static double square_cycles(const Task *t, int width)
 {
     double stages = (double)ceil_div(t->depth, BOX_SIDE);
-    return t->width == NARROW ? 870 * stages + 7000 : 1106 * stages + 8000;
+    return width == NARROW ? 870 * stages + 7000 : 1106 * stages + 8000;
 }
 
 // So many clusters are free from `at` on; of a list in the order of time.
@@ -118,40 +117,71 @@ typedef struct {
     double at;
     int64_t clusters;
 } Free;
+typedef struct {
+    Free list[FREE_TIMES];
+    int count;
+} Clusters;
 
-static void add_free(Free *list, int *count, Free x)
+static void add_free(Clusters *c, Free x)
 {
-    int i = *count;
-    for (; i > 0 && list[i - 1].at > x.at; i--) list[i] = list[i - 1];
-    list[i] = x;
-    ++*count;
+    int i = c->count++;
+    for (; i > 0 && c->list[i - 1].at > x.at; i--) c->list[i] = c->list[i - 1];
+    c->list[i] = x;
+}
+
+// They take squares of `each` cycles as they become free, not before `ready`. When the last is through.
+static double take_squares(Clusters *c, int64_t squares, double each, double ready)
+{
+    double end = ready;
+    for (int64_t left = squares, now; left > 0; left -= now) {
+        Free first = c->list[0];
+        now = min_i64(left, first.clusters);
+        if (now == first.clusters)
+            memmove(c->list, c->list + 1, (size_t)--c->count * sizeof *c->list);
+        else
+            c->list[0].clusters -= now;
+        double at = fmax(first.at, ready) + each;
+        end = fmax(end, at);
+        add_free(c, (Free){at, now});
+    }
+    return end;
+}
+static double take_task(Clusters *c, const Task *t, int batch, double ready)
+{
+    int64_t wide = (int64_t)batch * t->row_squares * t->wide;
+    double end = take_squares(c, wide, square_cycles(t, SQUARE_PARTS), ready);
+    return fmax(end, take_squares(c, (int64_t)batch * t->squares - wide, square_cycles(t, t->width), ready));
 }
 
 // When the last square is through, if clusters take squares in their order, those of one task at a time, and wait for whole
 // tasks: so it is where there are few.
 static double chain_cycles(const Chain *c, int clusters)
 {
-    Free list[FREE_TIMES] = {{0, clusters}};
+    Clusters free = {{{0, clusters}}, 1};
     double done[CHAIN_TASKS] = {}, end = 0;
-    for (int i = 0, count = 1; i < c->tasks; i++) {
-        const Task *t = &c->task[i];
-        double ready = 0, each = square_cycles(t);
+    for (int i = 0; i < c->tasks; i++) {
+        double ready = 0;
         for (int k = 0; k < i; k++)
-            if (t->waits >> k & 1) ready = fmax(ready, done[k]);
-        for (int64_t left = (int64_t)c->batch * t->squares, now; left > 0; left -= now) {
-            Free first = list[0];
-            now = min_i64(left, first.clusters);
-            if (now == first.clusters)
-                memmove(list, list + 1, (size_t)--count * sizeof *list);
-            else
-                list[0].clusters -= now;
-            double at = fmax(first.at, ready) + each;
-            done[i] = fmax(done[i], at);
-            add_free(list, &count, (Free){at, now});
-        }
+            if (c->task[i].waits >> k & 1) ready = fmax(ready, done[k]);
+        done[i] = take_task(&free, &c->task[i], c->batch, ready);
         end = fmax(end, done[i]);
     }
     return end;
+}
+
+// The product with x of one matrix, after which clusters wait for each other: wide squares first, and as many columns of narrow
+// ones as make it end soonest, because few clusters have none in the last turn.
+static void choose_columns(Task *t, int clusters)
+{
+    double best = 0;
+    int chosen = 0;
+    for (int wide = squares_along(t->cols); wide >= 0; wide--) {
+        set_width(t, NARROW, wide);
+        Clusters free = {{{0, clusters}}, 1};
+        double end = take_task(&free, t, 1, 0);
+        if (best == 0 || end < best) best = end, chosen = wide;
+    }
+    set_width(t, NARROW, chosen);
 }
 
 // Where a task has fewer squares than there are clusters, narrow ones are done sooner, unless they get into another task's way.
@@ -159,13 +189,17 @@ static double chain_cycles(const Chain *c, int clusters)
 static void choose_widths(Chain *c, NsDtype dtype)
 {
     int clusters = (int)min_i64(ns_clusters(dtype), FREE_TIMES - 1);
-    for (int i = 0; i < c->tasks; i++) set_width(&c->task[i], SQUARE_PARTS);
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
-        if (t->kind == TASK_FULL || t->kind == TASK_AOL || squares_of(t, NARROW) * c->batch > clusters) continue;
+        set_width(t, SQUARE_PARTS, 0);
+        if (t->kind == TASK_FULL && c->batch == 1) choose_columns(t, clusters);
+    }
+    for (int i = 0; i < c->tasks; i++) {
+        Task *t = &c->task[i];
+        if (t->kind == TASK_FULL || t->kind == TASK_AOL) continue;
         double before = chain_cycles(c, clusters);
-        set_width(t, NARROW);
-        if (chain_cycles(c, clusters) >= before) set_width(t, SQUARE_PARTS);
+        set_width(t, NARROW, 0);
+        if (t->squares * c->batch > clusters || chain_cycles(c, clusters) >= before) set_width(t, SQUARE_PARTS, 0);
     }
 }
 
@@ -182,7 +216,6 @@ void ns_flush(void)
     if (squares * c->batch > INT32_MAX)
         fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
               c->task[0].rows);
-    c->squares = (int)squares;
     c->total = (int)(squares * c->batch);
     int groups = (int)max_i64(1, c->batch / ceil_div(SQUARES_UNDER_WAY, smallest));
     c->together = (int)ceil_div(c->batch, groups);

@@ -10,7 +10,8 @@
 // Why 64 x 256 a group: a product of 64 x 256 x 16 reads 10 KB of shared memory in 128 cycles and 6 KB more arrive for it, which
 // is just what shared memory moves in that time; with 64 x 128 the tensor cores would wait a fifth of the time. Still a symmetric
 // result that has fewer squares than there are clusters is done sooner in narrow ones, of 256 x 192: more clusters take part,
-// each for three quarters of the time (choose_widths, ns_ops.cu).
+// each for three quarters of the time; and a product with x whose last turn has few squares ends sooner with some narrow ones
+// (choose_widths, ns_ops.cu).
 //
 // Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw
 // sums, a box of each part a stage, take the operands' place, and scaled boxes theirs.
@@ -87,11 +88,11 @@ template <typename T, bool ALONG_COLUMNS>
 static __device__ __forceinline__ void multiply(float (&sum)[SQUARE / 2], Place &p, const Task &w, const Part &t)
 {
     int blocks = stages_of(w), boxes = boxes_wanted(w, t),
-        a_bytes = a_is_in_b(w, t) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
-    if (ALONG_COLUMNS || boxes == 4)
+        a_bytes = a_is_in_b(w, t, t.row) ? A_BYTES + (t.row - t.col) * BOX_BYTES : p.desk.group * BOX_BYTES;
+    if (boxes == 4)
         multiply_cols<T, ALONG_COLUMNS, 256>(sum, p, blocks, a_bytes);
-    else if (boxes == 3)
-        multiply_cols<T, false, 192>(sum, p, blocks, a_bytes);
+    else if (ALONG_COLUMNS || boxes == 3)
+        multiply_cols<T, ALONG_COLUMNS, 192>(sum, p, blocks, a_bytes);
     else if (boxes == 2)
         multiply_cols<T, false, 128>(sum, p, blocks, a_bytes);
     else

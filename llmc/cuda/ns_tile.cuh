@@ -28,7 +28,7 @@ enum {
     SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
     TICKETS = 2,                // squares drawn ahead, and parts told of ahead
     BARRIERS = 2 * STAGES + 5 * TICKETS + 1 + GROUPS * (STAGES + 1),
-    PART_WORDS = 5,
+    PART_WORDS = 6,
     SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
@@ -41,6 +41,7 @@ enum { DESK_BARRIER = 1 }; // and 2: one for each group
 // A part by its place in the matrix, in units of boxes, and the square it belongs to.
 struct Part {
     int task, matrix, row, col;
+    int width;       // of the square
     int on_diagonal; // the diagonal goes through the square
 };
 static_assert(sizeof(Part) == PART_WORDS * 4, "a part is told of in words");
@@ -70,7 +71,10 @@ struct SharedMemory {
 
 static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL; } // by its squares
 // Of a symmetric result only the boxes on and below the diagonal are wanted, so many of a part: with narrow squares of some none.
-static __device__ __forceinline__ int boxes_wanted(const Task &w, const Part &t) { return min(w.width, t.row - t.col + 1); }
+static __device__ __forceinline__ int boxes_wanted(const Task &w, const Part &t)
+{
+    return is_symmetric(w) ? min(t.width, t.row - t.col + 1) : t.width;
+}
 static __device__ __forceinline__ bool part_wanted(const Task &w, const Part &t)
 {
     return t.row * BOX_SIDE < w.rows && (!is_symmetric(w) || t.row >= t.col);
@@ -252,11 +256,17 @@ static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, c
 template <typename T>
 static __device__ __forceinline__ void write_elements(const uint8_t *boxes, const Task &w, const Part &t, int half)
 {
-    T *out = (T *)w.elements + t.matrix * w.stride;
     int c = threadIdx.x % GROUP, row = t.row * BOX_SIDE, col = t.col * BOX_SIDE + half * HALF_COLS + c;
-    for (int r = 0; r < BOX_SIDE && row + r < w.rows && col < w.cols; r++) {
-        const uint8_t *chunk = boxes + c / BOX_SIDE * BOX_BYTES + r * 128 + ((c % BOX_SIDE / 8 ^ r % 8) << 4);
-        out[(int64_t)(row + r) * w.pitch + col] = reinterpret_cast<const T *>(chunk)[c % 8];
+    if (col >= min(w.cols, (t.col + t.width) * BOX_SIDE)) return;
+    T *out = (T *)w.elements + t.matrix * w.stride + (int64_t)row * w.pitch + col;
+    const uint8_t *first = boxes + c / BOX_SIDE * BOX_BYTES + c % 8 * sizeof(T);
+#pragma unroll 2
+    for (int r = 0; r < min(BOX_SIDE, w.rows - row); r += 8) { // rows come by eights
+        T v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = *reinterpret_cast<const T *>(first + (r + k) * 128 + ((c % BOX_SIDE / 8 ^ k) << 4));
+#pragma unroll
+        for (int k = 0; k < 8; k++, out += w.pitch) *out = v[k];
     }
 }
 
@@ -338,7 +348,7 @@ static __device__ __forceinline__ void finish_half(const uint32_t *packed, int h
 #pragma unroll
         for (int b = 0; b < 2; b++)
             if (2 * half + b < below) put_mirrored(packed + 16 * b, items.mirrored(desk, 2 * half + b));
-        if (below / 2 == half && below < w.width) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
+        if (below / 2 == half && below < t.width) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
     } else if (w.elements) {
         desk.sync();
         write_elements<T>(items.boxes(half), w, t, half);
@@ -349,7 +359,7 @@ static __device__ __forceinline__ void finish_half(const uint32_t *packed, int h
 static __device__ __forceinline__ void send_half(int half, const Items &items, const Desk &desk, const Task &w, const Part &t)
 {
     if (w.elements) return;
-    int below = is_symmetric(w) ? t.row - t.col : w.width, end = min(w.width, below + 1);
+    int below = is_symmetric(w) ? t.row - t.col : t.width, end = min(t.width, below + 1);
 #pragma unroll 1
     for (int i = 2 * half; i < min(2 * half + 2, end); i++) {
         bool diagonal = i == below, twice = diagonal && w.has_out && w.has_plus; // they differ there
@@ -472,7 +482,7 @@ static __device__ __forceinline__ void write_column_sums(float (&cols)[64], Desk
             make_float2(cols[k], cols[k + 1]);
     desk.sync();
 #pragma unroll 1
-    for (int c = threadIdx.x % GROUP; c < min(w.width, t.row - t.col) * BOX_SIDE; c += GROUP)
+    for (int c = threadIdx.x % GROUP; c < min(t.width, t.row - t.col) * BOX_SIDE; c += GROUP)
         *sums_place(w, t.matrix, t.row, t.col * BOX_SIDE + c) =
             (shared[c] + shared[SQUARE + c] + shared[2 * SQUARE + c] + shared[3 * SQUARE + c]) / desk.scales[BOX_SIDE + c];
     desk.sync(); // before the desk is used again
