@@ -1,4 +1,8 @@
-# For scaling.sh and graphs.sh, which source it: the time of a step. They set $trainer, $train, $val, $steps and the folder $work.
+# For scaling.sh and graphs.sh, which source it: the time of a step. They set $trainer, $train, $val, $steps, $gpus and the folder $work.
+
+name=$(basename "$0")
+((gpus)) || { echo "$name: no GPU here" >&2; exit 1; }
+[[ $steps =~ ^[1-9][0-9]{0,5}$ ]] && ((steps >= 4)) || { echo "$name: STEPS=$steps is no number of steps from 4 on" >&2; exit 2; }
 
 step_time() { # NAME GPUS options: trains at window 11, writes the mean of steps $steps/4 to $steps - 2 to NAME.ms
     local name=$1 list=$2

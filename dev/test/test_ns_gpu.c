@@ -279,6 +279,16 @@ static void test_square_widths(Random *r)
     }
 }
 
+// Rows that one block does not load at once, and that one does not hold: odd widths, whose rows start anywhere.
+static void test_wide_rows(Random *r)
+{
+    for (NsDtype t = NS_BF16; t <= NS_FP16; t++) {
+        test_load(r, t, 64, 11059, 3, false);
+        test_load_rows(r, t, 64, 11059, 3, false);
+        test_load_rows(r, t, 64, 12289, 2, false);
+    }
+}
+
 static void test_primitives(void)
 {
     Random r = {1};
@@ -299,6 +309,7 @@ static void test_primitives(void)
     }
     test_spoilt_norms();
     test_square_widths(&r);
+    test_wide_rows(&r);
 }
 
 // ---- variants ----------------------------------------------------------------------------------------------------------
