@@ -423,8 +423,7 @@ void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m,
     CHECK_LAUNCH();
 }
 
-// ---- portable: rows, diagonal, AOL
-// -------------------------------------------------------------------------------------------------
+// ---- portable: rows, diagonal, AOL --------------------------------------------------------------------------------------
 
 // One warp per row in all of these: `call(row, lane)`.
 template <typename F> static __device__ __forceinline__ void for_rows(int64_t rows, F call)

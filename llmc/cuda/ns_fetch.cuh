@@ -119,17 +119,8 @@ static __device__ __forceinline__ void tell_part(const SharedMemory &m, Ring<TIC
     barrier_arrive(m.told(ring.stage));
     ring.advance();
 }
+// Every lane of a group says for itself that it has read it, and a clerk is alone.
 static __device__ __forceinline__ Part hear_part(const SharedMemory &m, Ring<TICKETS> &ring, int rank, int group)
-{
-    barrier_wait(m.told(ring.stage), ring.parity);
-    Part t = *m.part(ring.stage);
-    t.row = part_row(t, rank, group);
-    barrier_arrive(m.heard(ring.stage)); // every lane, for what it has read itself
-    ring.advance();
-    return t;
-}
-// A clerk hears it alone.
-static __device__ __forceinline__ Part hear_alone(const SharedMemory &m, Ring<TICKETS> &ring, int rank, int group)
 {
     barrier_wait(m.told(ring.stage), ring.parity);
     Part t = *m.part(ring.stage);

@@ -34,7 +34,7 @@ void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const
 // q = z + a I; q may be z
 void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
 
-float *ns_partials(void);    // fp32 scratch of the sums of squares, NS_PARTIALS long
+float *ns_partials(void);   // fp32 scratch of the sums of squares, NS_PARTIALS long
 unsigned *ns_through(void); // as many counters, 0 before and after
 enum { NS_PARTIALS = 1 << 17 };
 

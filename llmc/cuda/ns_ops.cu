@@ -197,9 +197,11 @@ static void choose_widths(Chain *c, NsDtype dtype)
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
         if (t->kind == TASK_FULL || t->kind == TASK_AOL) continue;
-        double before = chain_cycles(c, clusters);
         set_width(t, NARROW, 0);
-        if (t->squares * c->batch > clusters || chain_cycles(c, clusters) >= before) set_width(t, SQUARE_PARTS, 0);
+        bool few = (int64_t)t->squares * c->batch <= clusters;
+        double narrow = few ? chain_cycles(c, clusters) : 0;
+        set_width(t, SQUARE_PARTS, 0);
+        if (few && narrow < chain_cycles(c, clusters)) set_width(t, NARROW, 0);
     }
 }
 

@@ -261,7 +261,7 @@ static __device__ __forceinline__ void clear_parts(const SharedMemory &m, const 
     Clerk k = {m, group, {}, 0};
     Desk desk = {m.desk(group), m.scales(group), group};
     Ring<TICKETS> heard;
-    for (Part t; (t = hear_alone(m, heard, rank, group)).task >= 0;) {
+    for (Part t; (t = hear_part(m, heard, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
         if (!part_wanted(w, t)) {
             k.pass(stages_of(w) + items_after(w));
