@@ -258,16 +258,24 @@ static void look_at_sockets(Hub *h, int milliseconds)
 
 // A machine that is switched off or cut off ends no connection, and the system sends for many minutes. (Idle connections: tune()
 // in rendezvous.c.) What only waits here to be sent may wait for a rank that is slow to read, which happens under patience alone.
+static bool is_silent(const Hub *h, int r)
+{
+    enum { SILENCE_MS = 6000 };
+    struct tcp_info i;
+    socklen_t size = sizeof i;
+    int waiting = 0;
+    if (h->fd[r] < 0 || getsockopt(h->fd[r], IPPROTO_TCP, TCP_INFO, &i, &size)) return false; // ranks of a parent have no TCP
+    ioctl(h->fd[r], SIOCOUTQ, &waiting);
+    return i.tcpi_last_ack_recv > SILENCE_MS && (i.tcpi_unacked || (waiting && !h->place->patience));
+}
+
+// A second look, since it may be this machine that stood still: then what it missed arrives now.
 static void look_for_silence(Hub *h)
 {
-    enum { SILENCE_MS = 7000 };
     for (int r = 0; r < h->size && !h->closing; r++) {
-        struct tcp_info i;
-        socklen_t size = sizeof i;
-        int waiting = 0;
-        if (h->fd[r] < 0 || getsockopt(h->fd[r], IPPROTO_TCP, TCP_INFO, &i, &size)) continue; // ranks of a parent have no TCP
-        ioctl(h->fd[r], SIOCOUTQ, &waiting);
-        if (i.tcpi_last_ack_recv > SILENCE_MS && (i.tcpi_unacked || (waiting && !h->place->patience))) peer_lost(r);
+        if (!is_silent(h, r)) continue;
+        sleep_seconds(1);
+        if (is_silent(h, r)) peer_lost(r);
     }
 }
 
