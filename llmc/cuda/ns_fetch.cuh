@@ -1,6 +1,6 @@
 // What a cluster computes next and how its operands get there: the scout of a block, and its fetching thread.
 #pragma once
-#include "llmc/cuda/ns_tile.cuh"
+#include "llmc/cuda/ns_aol.cuh"
 
 enum {
     CLUSTER = 2,

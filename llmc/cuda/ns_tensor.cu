@@ -14,7 +14,7 @@
 // (choose_widths, ns_ops.cu).
 //
 // Addends (d) follow their square's operands through the ring, and results leave from there (ns_tile.cuh). In AOL's pass raw
-// sums, a box of each part a stage, take the operands' place, and scaled boxes theirs.
+// sums, a box of each part a stage, take the operands' place, and scaled boxes theirs (ns_aol.cuh).
 //
 // The blocks are persistent. Each cluster draws squares of the chain, in an order in which a square depends on earlier ones only:
 // what it waits for has been drawn by a cluster that is running, whatever else occupies the device.
