@@ -6,14 +6,8 @@
 # all the same is seen in the share of a step in which a kernel runs.
 # As many groups of GPUs as there are train at once, every second one without graphs first; a single group has two turns of each.
 set -eu -o pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[[ $# -ge 2 ]] || { echo 'usage: graphs.sh TRAIN_FILES VAL_FILES [options]' >&2; exit 2; }
-train=$1 val=$2 steps=${STEPS:-40} trainer=${TRAINER:-./train_gpt}
-shift 2
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-source dev/bench/step_time.sh
+steps=${STEPS:-40}
+source "$(dirname "${BASH_SOURCE[0]}")/step_time.sh"
 
 turns() { # RANKS GROUP options: both ways on the GPUs of a group
     local ranks=$1 group=$2 list turn ways=(on off)
@@ -28,9 +22,8 @@ turns() { # RANKS GROUP options: both ways on the GPUs of a group
 
 for ranks in 1 2 4 8; do
     ((ranks <= gpus)) || break
-    groups=()
-    for ((g = 0; g < gpus / ranks; g++)); do turns $ranks $g "$@" & groups+=($!); done
-    for pid in "${groups[@]}"; do wait "$pid"; done
+    for ((g = 0; g < gpus / ranks; g++)); do turns $ranks $g "$@" & done
+    wait_for $((gpus / ranks))
     for way in on off; do
         echo "$ranks GPUs, graphs $way: $(mean "$work/$ranks.$way".*.ms) ms a step ($(cat "$work/$ranks.$way".*.ms | xargs))"
         grep -h 'with a kernel running\|exposed communication' "$work/$ranks.$way".0.*.txt || true

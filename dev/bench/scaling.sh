@@ -6,20 +6,12 @@
 # One GPU is the mean of all of them, each training alone at the same time: they differ by a percent, and are as hot as they are
 # when they train together.
 set -eu -o pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-[[ $# -ge 2 ]] || { echo 'usage: scaling.sh TRAIN_FILES VAL_FILES [options]' >&2; exit 2; }
-train=$1 val=$2 steps=${STEPS:-60} trainer=${TRAINER:-./train_gpt}
-shift 2
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-
-source dev/bench/step_time.sh
+steps=${STEPS:-60}
+source "$(dirname "${BASH_SOURCE[0]}")/step_time.sh"
 
 if [[ -x build/cuda/test_comm_gpu && $gpus -gt 1 ]]; then build/cuda/test_comm_gpu --bench; fi
-alone=()
-for ((g = 0; g < gpus; g++)); do step_time "alone$g" "$g," "$@" & alone+=($!); done
-for pid in "${alone[@]}"; do wait "$pid"; done
+for ((g = 0; g < gpus; g++)); do step_time "alone$g" "$g," "$@" & done
+wait_for "$gpus"
 one=$(mean "$work"/alone*.ms)
 echo "1 GPU: $one ms a step ($(cat "$work"/alone*.ms | xargs))"
 for ranks in 2 4 8; do
