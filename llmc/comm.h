@@ -1,5 +1,5 @@
 // Ranks and collectives. Ranks are processes with one device each; llmc/cpu/comm_mpi.c speaks MPI over host memory (one rank
-// without it), llmc/cuda/comm_nccl.c NCCL on device memory and sockets on the host (comm_single.c: one GPU, when NCCL is not
+// without it), llmc/cuda/device/comm_nccl.c NCCL on device memory and sockets on the host (comm_single.c: one GPU, when NCCL is not
 // installed). All functions are collective: every rank calls them in the same order.
 #pragma once
 #include "llmc/ops.h"

@@ -10,7 +10,7 @@
 // A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts, or with --sustained the mean of
 // the last two thirds of SECONDS: at the power limit, as in a training run. TFLOP/s count 4 e operations per
 // head and pair of tokens that see each other forward and 2.5 times that backward, whatever the kernel really computes.
-#include "llmc/cuda/attention.h"
+#include "llmc/cuda/attention/attention.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
 // Which rows other ranks touch is known from an all-gather of bits ("union"); collectives need counts on the host ("counts":
 // copy, wait, go on). Times: medians, means of the ranks, ms for all four tables; "known": as if counts were there for nothing.
 // Beside products: the products of a layer's backward, a few after the start of each table; by how much they all end later.
-#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 extern "C" {
 #include "llmc/comm.h"
 #include "llmc/config.h"

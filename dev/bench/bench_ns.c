@@ -5,7 +5,7 @@
 // alone, from 16-bit matrices on, which is the whole less norm and load (AOL: less its own load), measured by themselves.
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
-#include "llmc/cuda/ns_gpu.h"
+#include "llmc/cuda/muon/ns_gpu.h"
 #include "llmc/floatx.h"
 #include "llmc/ops.h"
 

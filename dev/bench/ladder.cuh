@@ -2,7 +2,7 @@
 // rung names what it adds to the one below. Every rung is checked against fp64 on sampled rows before it is timed, and is timed on
 // buffers that together exceed the L2 cache several times, as a training step finds them.
 #pragma once
-#include "llmc/cuda/cuda_common.cuh"
+#include "llmc/cuda/device/cuda_common.cuh"
 
 enum { LADDER_SETS = 3, LADDER_ROUNDS = 7, LADDER_MS = 2000 };
 

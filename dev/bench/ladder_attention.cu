@@ -1,8 +1,8 @@
 // Kernel ladder: attention forward over packed documents, causal, window of 896 tokens, with its gate:
 // yg = sig(gate_w . h[0:12]) softmax(scale q k^T + mask) v. 50 GFLOP at our size: bound by arithmetic, if not done badly.
 #include "dev/bench/ladder.cuh"
-#include "llmc/cuda/attention_tensor.cuh"
-#include "llmc/cuda/gates.cuh"
+#include "llmc/cuda/attention/sm90_attention.cuh"
+#include "llmc/cuda/attention/gates.cuh"
 
 enum { N = 32768, H = 6, E = 128, D = H * E, DOCUMENTS = 47, LONGEST = 2048, WINDOW = 896 };
 #define SCALE 0.1f

@@ -1,7 +1,7 @@
 // Kernel ladder: loss and FP8 gradient from a chunk of logits. z = 30 sig(l / 7.5); loss = log sum e^z - z_target;
 // g = (e^z / sum - [target]) 4 sig (1 - sig), stored as e5m2(448 g). At least one read of the logits and one write of the codes.
 #include "dev/bench/ladder.cuh"
-#include "llmc/cuda/head_loss.cuh"
+#include "llmc/cuda/head/head_loss.cuh"
 
 enum { ROWS = 8192, VP = 50304, THREADS = 512, CHECKED = 5 };
 static struct {
@@ -192,7 +192,7 @@ int main(void)
     const Rung rungs[] = {{"maximum, sum, gradient: three passes", run1},
                           {"z < 30 needs no maximum: two passes", run2},
                           {"16-byte loads, special functions directly", run3},
-                          {"rows in shared memory by bulk copies (the program's, without head_tensor.cu)", run4}};
+                          {"rows in shared memory by bulk copies (the program's, without sm90_head_logits.cu)", run4}};
     Ladder ladder = {.title = "loss and e5m2 gradient of 8192 rows of 50304 logits", .rungs = rungs, .count = 4,
                      .bytes = 3.0 * ROWS * VP, .poison = poison, .error = error};
     return ladder_climb(&ladder, s) > 0;

@@ -3,8 +3,8 @@
 // count the dense operations of Std-5 in every rung: they compare times.
 #include "dev/bench/ladder.cuh"
 #include "dev/bench/ns_baseline.h"
-#include "llmc/cuda/ns_gpu.h"
-#include "llmc/cuda/ns_internal.cuh"
+#include "llmc/cuda/muon/ns_gpu.h"
+#include "llmc/cuda/muon/ns_internal.cuh"
 
 enum { N = 768, M = 3072, BATCH = 24, CHECKED = 2 }; // matrices 0 and BATCH-1 are checked
 static const int64_t tall = (int64_t)N * M, square = (int64_t)N * N;

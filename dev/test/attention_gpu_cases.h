@@ -2,7 +2,7 @@
 #pragma once
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
-#include "llmc/cuda/attention.h"
+#include "llmc/cuda/attention/attention.h"
 #include <stdlib.h>
 #include <string.h>
 

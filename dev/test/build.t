@@ -51,8 +51,8 @@ sub architectures { return join ' ', $_[0] =~ / -gencode arch=compute_(\w+),code
 
 SKIP: {
     skip 'no nvcc', 16 if !$nvcc;
-    my @kernels = glob 'llmc/cuda/*.cu';
-    my %instructions = map { my $text = do { local (@ARGV, $/) = $_; <> }; $_ => $text =~ /\basm volatile/ ? 1 : 0 } @kernels, glob 'llmc/cuda/*.cuh';
+    my @kernels = glob 'llmc/cuda/*/*.cu';
+    my %instructions = map { my $text = do { local (@ARGV, $/) = $_; <> }; $_ => $text =~ /\basm volatile/ ? 1 : 0 } @kernels, glob 'llmc/cuda/*/*.cuh';
     my $headers = join '|', map { quotemeta } grep { /h$/ && $instructions{$_} } keys %instructions;
     my @special = grep { my $text = do { local (@ARGV, $/) = $_; <> }; $instructions{$_} || $text =~ /#include "(?:$headers)"/ } @kernels;
     for my $list ('', '80', '89', '90a', '100a', '80 89 90a 100a') {

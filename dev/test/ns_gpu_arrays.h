@@ -1,7 +1,7 @@
 // What the GPU test of Newton-Schulz compares: arrays on the device between guard zones, and their elements as doubles.
 #pragma once
 #include "dev/test/ns_reference.h"
-#include "llmc/cuda/device.h"
+#include "llmc/cuda/device/device.h"
 #include "llmc/floatx.h"
 #include "llmc/ops.h"
 

@@ -8,8 +8,8 @@
 #include "dev/test/ns_gpu_arrays.h"
 #include "dev/test/ns_gpu_chains.h"
 #include "dev/test/tap.h"
-#include "llmc/cuda/device.h"
-#include "llmc/cuda/ns_gpu.h"
+#include "llmc/cuda/device/device.h"
+#include "llmc/cuda/muon/ns_gpu.h"
 #include "llmc/floatx.h"
 #include "llmc/ops.h"
 

@@ -12,7 +12,7 @@
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/cpu/fp8.h"
-#include "llmc/cuda/device.h"
+#include "llmc/cuda/device/device.h"
 #include "llmc/ops.h"
 #include <stdlib.h>
 #include <string.h>

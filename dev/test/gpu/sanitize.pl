@@ -8,7 +8,7 @@
 # timed at the start, and takes the longest. At larger widths it reports races within cuBLASLt's own kernels for Hopper, therefore training
 # is narrow there, and attention with heads of 128 comes alone, without a library.
 # Once racecheck had 3 reports in the run with the FP8 head; five runs with it since had none (H200, 2026-11-22): which kernel it was is not known, and
-# a failure tells each report now. These models are too narrow for Newton-Schulz of more than 256 rows (ns_tensor.cu): small chains of it come alone.
+# a failure tells each report now. These models are too narrow for Newton-Schulz of more than 256 rows (sm90_ns_chain.cu): small chains of it come alone.
 #
 # What the tools follow in Hopper's kernels is what threads load and store, not what the copy unit, stmatrix, ldmatrix and the tensor cores do (chains
 # with errors put in, H200, 2026-11-22). memcheck finds a sum behind the workspace's end and no tile there: that is for the guard zones of test_ns_gpu.

@@ -1,0 +1,456 @@
+// Attention of the CUDA backend: the table of documents, the choice of kernels, cuDNN's plans by number of document slots.
+//
+// The table of a sequence of N tokens, C = capacity(N) slots, each part of round_up(C + 1, 4) int32 (so that parts start on 16
+// bytes, if the table does). Slots take the documents longest first: the long ones are the last to finish, so they start first.
+//   part 0  length of the slot's document, 0 for an empty slot
+//   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
+//   part 2  where it starts in (N, H) buffers; N H for an empty slot
+//   part 3  cu_seqlens, followed by N to the end
+//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, and on the next 16 bytes
+//   then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, the same
+// Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
+// on an H200 also when it is empty, hence plans for several numbers.
+#include "llmc/cuda/attention/attention.h"
+#include "llmc/cuda/device/device.h"
+#include <cuda_runtime_api.h>
+#include <cudnn.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PARTS = 4, MIN_SLOTS = 64, RESERVED_SLOTS = 512, MAX_PLANS = 64, TOKENS_PER_EVAL_SLOT = 512 };
+
+typedef enum { BY_CUDNN, BY_TENSOR, BY_OWN } Kernels;
+static struct {
+    bool open;
+    Kernels forward, backward;
+    OpSizes sizes;
+    int head_dim;
+    AttentionPlan *plan[MAX_PLANS];
+    int num_plans;
+    float *row_scratch, *dq_sum, *lse_gated, *row_sums;
+    floatX *y;
+    size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
+    unsigned *counters, *dq_state;
+    float *value_sums;
+    int kept_tokens; // of the dq that waits in dq_sum; 0: none does
+    float kept_scale;
+    char description[512];
+} at;
+
+// ---- document slots ------------------------------------------------------------------------------------------------------
+
+// The number of slots for so many documents: 64, 96, 128, 192, 256, 512 and further powers of two.
+static int64_t rounded_slots(int64_t documents)
+{
+    static const int64_t steps[] = {MIN_SLOTS, 96, 128, 192, 256};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (documents <= steps[i]) return steps[i];
+    int64_t slots = 512;
+    while (slots < documents) slots *= 2;
+    return slots;
+}
+
+// Slots that a table has room for: at least those of the plans made in advance.
+static int64_t capacity(int N, int max_documents)
+{
+    int64_t documents = max_documents ? min_i64(max_documents, N) : N;
+    return max_i64(RESERVED_SLOTS, rounded_slots(documents));
+}
+
+int64_t attention_table_part(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
+
+static int64_t query_tiles_at(int N, int max_documents)
+{
+    return PARTS * attention_table_part(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
+}
+
+int64_t attention_table_ints(int N, int max_documents)
+{
+    return query_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_QUERY_TILE), 4);
+}
+
+static int rising(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+// order[i]: length complemented, then start; owned by the caller.
+static uint64_t *sorted_documents(const int32_t *cu, int count)
+{
+    uint64_t *order = xcalloc((size_t)count, sizeof *order);
+    for (int i = 0; i < count; i++) order[i] = (uint64_t)~(uint32_t)(cu[i + 1] - cu[i]) << 32 | (uint32_t)cu[i];
+    qsort(order, (size_t)count, sizeof *order, rising);
+    return order;
+}
+
+// Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most queries see, one of
+// queries to that of its first, which sees the most keys. Whole documents one after the other: the tiles of one read the same
+// rows, which then are still in L2. Longest first: what comes last is short work.
+static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents, int N)
+{
+    int count = (int)ceil_div(N, size), document = 0;
+    uint64_t *order = xcalloc((size_t)count, sizeof *order);
+    for (int i = 0; i < count; i++) {
+        int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
+        while (document + 1 < documents && cu[document + 1] <= token) document++;
+        order[i] = (uint64_t)~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
+    }
+    qsort(order, (size_t)count, sizeof *order, rising);
+    for (int i = 0; i < count; i++) tiles[i] = (int32_t)(uint32_t)order[i];
+    free(order);
+}
+
+static void make_plans_for(int64_t slots, int N);
+
+int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents)
+{
+    assert(at.open && max_documents == at.sizes.max_documents);
+    assert(num_documents >= 1 && cu_seqlens[0] == 0 && cu_seqlens[num_documents] == N);
+    assert(num_documents <= capacity(N, max_documents));
+    int64_t part = attention_table_part(N, max_documents);
+    int32_t *length = table, *start = table + part, *lse_start = table + 2 * part, *cu = table + 3 * part;
+    int32_t d = at.sizes.dim, H = at.sizes.heads;
+    uint64_t *order = sorted_documents(cu_seqlens, num_documents);
+    for (int i = 0; i < num_documents; i++) {
+        int32_t first = (int32_t)(uint32_t)order[i];
+        length[i] = (int32_t)~(uint32_t)(order[i] >> 32);
+        start[i] = first * d;
+        lse_start[i] = first * H;
+        cu[i] = cu_seqlens[i];
+    }
+    free(order);
+    for (int64_t i = num_documents; i < part; i++) length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
+    sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
+    sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens, num_documents, N);
+    int64_t slots = rounded_slots(num_documents);
+    make_plans_for(slots, N); // here and not in the op, which may be under capture
+    return (int)slots;
+}
+
+// ---- plans ---------------------------------------------------------------------------------------------------------------
+
+static AttentionPlan *make_plan(int64_t slots, int longest, bool backward, Error *e)
+{
+    AttentionShape shape = {(int)slots, longest, at.sizes.heads, at.head_dim, backward};
+    if (at.num_plans == MAX_PLANS) {
+        error_set(e, "more than %d attention plans", MAX_PLANS);
+        return NULL;
+    }
+    AttentionPlan *p = attention_plan_create(&shape, e);
+    if (p) at.plan[at.num_plans++] = p;
+    return p;
+}
+
+// The smallest plan that serves; NULL when there is none.
+static AttentionPlan *find_plan(int64_t slots, int N, bool backward)
+{
+    AttentionPlan *best = NULL;
+    for (int i = 0; i < at.num_plans; i++) {
+        const AttentionShape *s = attention_plan_shape(at.plan[i]), *b = best ? attention_plan_shape(best) : NULL;
+        if (s->backward != backward || s->slots < slots || s->longest < N || s->slots > capacity(N, at.sizes.max_documents))
+            continue;
+        if (!b || s->slots < b->slots || (s->slots == b->slots && s->longest < b->longest)) best = at.plan[i];
+    }
+    return best;
+}
+
+static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
+{
+    AttentionPlan *p = find_plan(slots, N, backward);
+    if (p) return p;
+    Error e;
+    int longest = N <= at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens;
+    slots = rounded_slots(slots);
+    note("a cuDNN attention plan for %d documents of up to %d tokens, %s, is made now: a batch needs more than those "
+         "made at the start",
+         (int)slots, longest, backward ? "backward" : "forward");
+    p = make_plan(slots, longest, backward, &e);
+    if (!p) fatal(EXIT_BAD_INPUT, "%s (%d documents in a sequence of %d tokens)", e.text, (int)slots, N);
+    return p;
+}
+
+static void check_tokens(int N, int most, const char *what)
+{
+    if (N > most) fatal(EXIT_BAD_INPUT, "attention%s was asked for %d tokens, backend_reserve set aside %d", what, N, most);
+}
+
+static void make_plans_for(int64_t slots, int N)
+{
+    check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
+    if (at.forward == BY_CUDNN) need_plan(slots, N, false);
+    if (at.backward == BY_CUDNN && N <= at.sizes.tokens) need_plan(slots, N, true);
+}
+
+static bool is_capturing(Stream s)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(s, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
+static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
+{
+    if (is_capturing(s) && !find_plan(slots, N, backward))
+        fatal(EXIT_BAD_INPUT,
+              "no attention plan for %d documents in %d tokens, and none can be made while a graph is captured: build a "
+              "table of so many documents first",
+              slots, N);
+    return need_plan(slots, N, backward);
+}
+
+// Everything but the tensors.
+static AttentionCall make_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+{
+    assert(at.open && H == at.sizes.heads && e == at.head_dim && (uintptr_t)table % 16 == 0);
+    assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
+    int64_t part = attention_table_part(N, at.sizes.max_documents);
+    return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
+                           .key_tiles = table + PARTS * part,
+                           .query_tiles = table + query_tiles_at(N, at.sizes.max_documents), .row_scratch = at.row_scratch,
+                           .dq_sum = at.dq_sum, .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters,
+                           .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
+}
+
+// ---- what is reserved ----------------------------------------------------------------------------------------------------
+
+// Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed here.
+static bool cudnn_is_a_candidate(Error *why)
+{
+    int capability = device_compute(), e = at.head_dim;
+    if (at.sizes.attention == ATTENTION_OWN) return error_set(why, "asked for");
+    if (at.sizes.attention == ATTENTION_CUDNN) return true;
+    if (device_is_portable()) return error_set(why, "--portable");
+    if (capability < 90)
+        return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10, capability % 10);
+    if (e % 16) return error_set(why, "cuDNN's dq is wrong for heads of width %d, which is no multiple of 16", e);
+    return true;
+}
+
+static bool make_first_plans(Error *e)
+{
+    const OpSizes *z = &at.sizes;
+    for (int slots = MIN_SLOTS; z->tokens && slots <= 128; slots += 32) {
+        if (!make_plan(slots, z->tokens, false, e)) return false;
+        if (at.backward == BY_CUDNN && !make_plan(slots, z->tokens, true, e)) return false;
+    }
+    if (z->eval_tokens <= z->tokens) return true;
+    int64_t slots =
+        min_i64(capacity(z->eval_tokens, z->max_documents), rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
+    return make_plan(slots, z->eval_tokens, false, e) != NULL;
+}
+
+// Documents that begin and end inside of tiles, and a window that cuts the longest.
+static bool cudnn_is_right(Error *why)
+{
+    if (!attention_own_prepare(at.head_dim, why) || !attention_own_prepare_backward(at.head_dim, why)) return false;
+    int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens), documents = N < 8 ? 1 : 3;
+    int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
+    size_t bytes = (size_t)attention_table_ints(N, at.sizes.max_documents) * sizeof(int32_t);
+    int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "attention: check");
+    Stream s = stream_create();
+    int slots = attention_table_build(host, cu, documents, N, at.sizes.max_documents);
+    copy_to_device(s, table, host, bytes);
+    stream_synchronize(s);
+    stream_destroy(s);
+    AttentionCall c = make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
+    bool backward = at.backward == BY_CUDNN && at.sizes.tokens;
+    bool right = attention_agree(find_plan(slots, N, false), backward ? find_plan(slots, N, true) : NULL, &c, why);
+    host_free(host), device_free(table);
+    return right;
+}
+
+size_t attention_borrowed_bytes(void) { return at.borrowed; }
+
+static void free_scratch(void)
+{
+    if (at.row_scratch) device_free(at.row_scratch);
+    if (at.counters) device_free(at.counters);
+    if (at.dq_state) device_free(at.dq_state), device_free(at.value_sums);
+    if (at.y) device_free(at.y);
+    if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
+    at.row_scratch = NULL, at.counters = at.dq_state = NULL, at.dq_sum = NULL, at.y = NULL;
+    at.borrowed = 0;
+}
+
+// The head's idle memory serves, if the caller can still have most of it.
+static void reserve_dq_sum(size_t bytes)
+{
+    size_t idle, aligned = (size_t)round_up((int64_t)bytes, 256);
+    char *head = head_idle_memory(&idle);
+    if (aligned > idle / 4) {
+        at.dq_sum = device_alloc(bytes, "attention: sums of dq");
+        return;
+    }
+    at.dq_sum = (float *)(head + idle - aligned);
+    at.borrowed = aligned;
+}
+
+// On true with plans made.
+static bool cudnn_is_usable(Error *why)
+{
+    if (!cudnn_is_a_candidate(why) || !make_first_plans(why)) return false;
+    return at.sizes.attention == ATTENTION_CUDNN || cudnn_is_right(why);
+}
+
+static void free_plans(void)
+{
+    while (at.num_plans) attention_plan_free(at.plan[--at.num_plans]);
+}
+
+static void prepare_own(void)
+{
+    Error e;
+    bool good = at.forward != BY_OWN || attention_own_prepare(at.head_dim, &e);
+    if (good && at.backward == BY_OWN && at.sizes.tokens) good = attention_own_prepare_backward(at.head_dim, &e);
+    if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
+}
+
+static void reserve_scratch(void)
+{
+    const OpSizes *z = &at.sizes;
+    size_t rows = (size_t)z->tokens * (size_t)z->heads;
+    if (at.forward == BY_TENSOR) at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
+    if (!rows) return;
+    if (at.backward == BY_CUDNN) {
+        at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
+        at.y = device_alloc(rows * (size_t)at.head_dim * sizeof(floatX), "attention: output without its gate");
+        reserve_dq_sum(rows * (size_t)at.head_dim * sizeof(float));
+    } else if (at.backward == BY_TENSOR) {
+        size_t sums = attention_tensor_sums(z->tokens, z->heads, at.head_dim);
+        at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
+        at.value_sums = device_alloc(attention_tensor_value_sums(z->tokens, z->heads) * 2 * sizeof(float), "attention: row sums");
+        at.dq_state = device_alloc(attention_tensor_states(z->tokens, z->heads) * sizeof(unsigned), "attention: sums of dq");
+    }
+}
+
+// What all backward kernels take from the gate's pass.
+static void reserve_rows(void)
+{
+    size_t bytes = (size_t)at.sizes.tokens * (size_t)at.sizes.heads * sizeof(float);
+    if (!bytes) return;
+    at.lse_gated = device_alloc(bytes, "attention: lse with its gate");
+    at.row_sums = device_alloc(bytes, "attention: row sums");
+}
+
+const char *attention_library(void)
+{
+    static char text[64];
+    size_t version = cudnnGetVersion();
+    snprintf(text, sizeof text, "cuDNN %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+    return text;
+}
+
+static const char *kernels_name(Kernels k)
+{
+    if (k == BY_CUDNN) return attention_library();
+    return k == BY_TENSOR ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
+}
+
+// A reason is empty where there was nothing to refuse.
+static void describe_choice(const char *not_tensor, const char *not_cudnn)
+{
+    char *text = at.description;
+    size_t size = sizeof at.description;
+    int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
+    if (not_cudnn[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn);
+    used += snprintf(text + used, size - (size_t)used, ", backward by %s", kernels_name(at.backward));
+    if (at.sizes.deterministic) used += snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
+    if (not_tensor[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
+    if (at.forward == BY_OWN || at.backward == BY_OWN) note("%s: several times slower than could be", text);
+}
+
+// The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have a fixed order of
+// sums.
+static void choose_kernels(void)
+{
+    Error not_tensor = {""}, not_cudnn = {""};
+    bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor);
+    at.forward = tensor ? BY_TENSOR : BY_CUDNN;
+    at.backward = at.sizes.deterministic ? BY_OWN : at.forward;
+    reserve_scratch();
+    if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
+        if (at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
+        free_plans();
+        free_scratch();
+        at.forward = at.backward = BY_OWN;
+    }
+    prepare_own();
+    reserve_rows();
+    describe_choice(not_tensor.text, not_cudnn.text);
+}
+
+void attention_reserve(const OpSizes *sizes)
+{
+    attention_close();
+    at.sizes = *sizes;
+    at.head_dim = sizes->dim / sizes->heads;
+    int64_t most = max_i64(sizes->tokens, sizes->eval_tokens);
+    if (at.head_dim % 8 || at.head_dim > ATTENTION_OWN_MAX_WIDTH)
+        fatal(EXIT_BAD_INPUT, "heads of width %d: attention takes multiples of 8 up to %d", at.head_dim, ATTENTION_OWN_MAX_WIDTH);
+    if (most * sizes->dim > INT32_MAX)
+        fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens",
+              (long long)most, sizes->dim, INT32_MAX / sizes->dim);
+    at.open = true;
+    choose_kernels();
+}
+
+void attention_close(void)
+{
+    if (!at.open) return;
+    free_plans();
+    attention_cudnn_close();
+    free_scratch();
+    if (at.lse_gated) device_free(at.lse_gated), device_free(at.row_sums);
+    memset(&at, 0, sizeof at);
+}
+
+const char *attention_description(void) { return at.open ? at.description : "attention not yet reserved"; }
+
+// ---- the ops -------------------------------------------------------------------------------------------------------------
+
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
+                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+{
+    AttentionCall c = make_call(table, slots, scale, window, N, H, e);
+    check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
+    c.y = yg, c.lse = lse, c.q = q, c.k = k, c.v = v, c.h = h, c.gate_w = gate_w;
+    if (at.forward == BY_TENSOR) {
+        attention_tensor_forward(&c, s);
+    } else if (at.forward == BY_OWN) {
+        attention_own_forward(&c, s);
+    } else {
+        attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
+        attention_gate_forward(s, yg, h, gate_w, N, H, e);
+    }
+}
+
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
+                        int H, int e)
+{
+    AttentionCall c = make_call(table, slots, scale, window, N, H, e);
+    check_tokens(N, at.sizes.tokens, " backward");
+    assert(!a->dq == !a->dk && (a->dq || (attention_feeds_qkv() && a->next)));
+    assert(!at.kept_tokens); // qkv_backward has taken what the last call left
+    if (!a->dq) at.kept_tokens = N, at.kept_scale = scale;
+    attention_gate_backward(s,
+                            &(GateBackward){.lse_gated = at.lse_gated, .row_sums = at.row_sums, .y = at.y, .dgate = a->dgate,
+                                            .dgate_w = a->dgate_w, .dyg = a->dyg, .yg = a->yg, .lse = a->lse, .h = a->h,
+                                            .gate_w = a->gate_w},
+                            N, H, e);
+    c.q = a->q, c.k = a->k, c.v = a->v, c.y = at.y, c.lse = at.lse_gated;
+    c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv, c.next = a->next;
+    if (at.backward == BY_OWN) attention_own_backward(&c, s);
+    else if (at.backward == BY_TENSOR) attention_tensor_backward(&c, s);
+    else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
+}
+
+bool attention_feeds_qkv(void) { return at.backward == BY_TENSOR; }
+
+KeptGradient attention_take_dq(int N)
+{
+    assert(N == at.kept_tokens);
+    at.kept_tokens = 0;
+    return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale, at.value_sums,
+                          (int)attention_tensor_value_sums(N, at.sizes.heads)};
+}

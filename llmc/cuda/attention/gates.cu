@@ -1,0 +1,206 @@
+// Attention gates beside attention's kernels: yg = y * sig(gate_w . h[0:12]) per head. A warp takes a token.
+//
+// Backward, the gate comes before softmax does: with p the weights, delta = rowsum(dyg * yg) = rowsum(dy * y) and dy = sig dyg,
+//   dv = p^T dy = (sig p)^T dyg,   ds = p * (dy v^T - delta) = sig p * (dyg v^T - delta / sig),
+// so kernels that know nothing of gates give the right gradients from dyg, lse - log(sig) and delta / sig.
+#include "llmc/cuda/attention/gates.cuh"
+#include "llmc/cuda/attention/attention.h"
+
+namespace {
+
+enum { THREADS = 1024, WARPS = THREADS / WARP }; // of a block of the backward pass for heads of width 128
+
+// ---- forward, for kernels that leave y without its gate --------------------------------------------------------------------
+
+// sig for head `head`: lane l has computed that of head l; heads beyond the 32nd are computed by whoever asks.
+__device__ __forceinline__ float gate_of(float mine, int head, const floatX *h, const floatX *gate_w)
+{
+    float got = __shfl_sync(0xffffffffu, mine, head & 31);
+    return head < WARP ? got : sigmoid(gate_input(h, gate_w + head * GATE_WIDTH));
+}
+
+template <int VPL>
+__global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
+{
+    int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e, vectors = d / 8;
+    if (row >= N) return;
+    int64_t at = (int64_t)row * d;
+    uint4 u[VPL];
+    load_row(u, y + at, vectors, lane);
+    float mine = lane < H ? sigmoid(gate_input(h + at, gate_w + lane * GATE_WIDTH)) : 0;
+#pragma unroll
+    for (int i = 0; i < VPL; i++) {
+        float f[8], gate = gate_of(mine, min((lane + WARP * i) * 8 / e, H - 1), h + at, gate_w);
+        unpack8(u[i], f);
+#pragma unroll
+        for (int k = 0; k < 8; k++) f[k] *= gate;
+        u[i] = pack8(f);
+    }
+    store_row(y + at, u, vectors, lane);
+}
+
+// ---- backward --------------------------------------------------------------------------------------------------------------
+
+// By the lane that has a head's sums.  x: its gate before the sigmoid; delta: the row's sum of dyg * yg. Returns dgate.
+__device__ __forceinline__ float store_row_sums(const GateBackward &a, int64_t unit, float x, float delta)
+{
+    float sig = sigmoid(x), grows = log1pf(expf(-fabsf(x))) + fmaxf(-x, 0); // -log(sig), also where sig is nearly 0
+    float dgate = delta * (1 - sig);
+    a.dgate[unit] = dgate;
+    a.lse_gated[unit] = a.lse[unit] + grows;
+    a.row_sums[unit] = sig > 0 ? delta / sig : 0;
+    return dgate;
+}
+
+__device__ __forceinline__ float inverse_gate(float x)
+{
+    float sig = sigmoid(x);
+    return sig > 0 ? 1 / sig : 0;
+}
+
+__device__ __forceinline__ float dot_vectors(uint4 a, uint4 b)
+{
+    float x[8], y[8], dot = 0;
+    unpack8(a, x);
+    unpack8(b, y);
+#pragma unroll
+    for (int k = 0; k < 8; k++) dot += x[k] * y[k];
+    return dot;
+}
+
+__device__ __forceinline__ uint4 scaled_vector(uint4 v, float factor)
+{
+    float x[8];
+    unpack8(v, x);
+#pragma unroll
+    for (int k = 0; k < 8; k++) x[k] *= factor;
+    return pack8(x);
+}
+
+// dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last block adds the blocks'.
+__device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, float *partials, unsigned *counter)
+{
+    __shared__ bool last;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
+        float x = 0;
+        for (int w = 0; w < warps; w++) x += shared[w * pairs + p];
+        partials[(int64_t)blockIdx.x * pairs + p] = x;
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    for (int p = lane; p < pairs; p += WARP) {
+        float x = 0;
+#pragma unroll 8
+        for (int b = warp; b < gridDim.x; b += warps) x += __ldcg(partials + (int64_t)b * pairs + p);
+        shared[warp * pairs + p] = x;
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
+        float x = 0;
+        for (int w = 0; w < warps; w++) x += shared[w * pairs + p];
+        dgate_w[p] += x;
+    }
+}
+
+// Heads of width 128: half a warp has a head in vector i of its lanes, and lane j of the half has input j of the gate.
+enum { HALF_WARP = WARP / 2 };
+template <int VPL>
+__global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackward a, int N, int H, float *partials,
+                                                                       unsigned *counter)
+{
+    extern __shared__ float shared[];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP, my_head = lane / HALF_WARP + 2 * j,
+        d = H * 128;
+    float weight[VPL], sums[VPL] = {}; // of the lane's input, for the head in vector i
+#pragma unroll
+    for (int i = 0; i < VPL; i++) {
+        int head = lane / HALF_WARP + 2 * i;
+        weight[i] = j < GATE_WIDTH && head < H ? to_float(a.gate_w[head * GATE_WIDTH + j]) : 0;
+    }
+    for (int row = blockIdx.x * WARPS + warp; row < N; row += gridDim.x * WARPS) {
+        int64_t at = (int64_t)row * d;
+        uint4 dyg[VPL], yg[VPL];
+        float input = j < GATE_WIDTH ? to_float(a.h[at + j]) : 0, my_x = 0, my_dot = 0, dgate = 0;
+        load_row(dyg, a.dyg + at, d / 8, lane), load_row(yg, a.yg + at, d / 8, lane);
+#pragma unroll
+        for (int i = 0; i < VPL; i++) {
+            float x = group_sum(input * weight[i], HALF_WARP, 0xffffffffu), dot = dot_vectors(dyg[i], yg[i]);
+            dot = group_sum(dot, HALF_WARP, 0xffffffffu);
+            if (i == j) my_x = x, my_dot = dot;
+            if (a.y) yg[i] = scaled_vector(yg[i], inverse_gate(x));
+        }
+        if (j < VPL && my_head < H) dgate = store_row_sums(a, (int64_t)row * H + my_head, my_x, my_dot);
+#pragma unroll
+        for (int i = 0; i < VPL; i++) sums[i] += __shfl_sync(0xffffffffu, dgate, i, HALF_WARP) * input;
+        if (a.y) store_row(a.y + at, yg, d / 8, lane);
+    }
+#pragma unroll
+    for (int i = 0; i < VPL; i++) {
+        int head = lane / HALF_WARP + 2 * i;
+        if (j < GATE_WIDTH && head < H) shared[(warp * H + head) * GATE_WIDTH + j] = sums[i];
+    }
+    add_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
+}
+
+// Any head width: the warp takes one head after the other, lanes its vectors.
+__global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBackward a, int N, int H, int e, float *partials,
+                                                                        unsigned *counter)
+{
+    extern __shared__ float shared[];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, pairs = H * GATE_WIDTH;
+    float *sums = shared + warp * pairs;
+    for (int head = 0; head < H && lane < GATE_WIDTH; head++) sums[head * GATE_WIDTH + lane] = 0; // by the lane that adds there
+    for (int row = blockIdx.x * ROW_WARPS + warp; row < N; row += gridDim.x * ROW_WARPS) {
+        float input = lane < GATE_WIDTH ? to_float(a.h[(int64_t)row * d + lane]) : 0;
+#pragma unroll 2
+        for (int head = 0; head < H; head++) {
+            int64_t unit = (int64_t)row * H + head;
+            bool mine = lane < e / 8;
+            uint4 dyg = mine ? load_vec(a.dyg + unit * e, lane) : make_uint4(0, 0, 0, 0);
+            uint4 yg = mine ? load_vec(a.yg + unit * e, lane) : make_uint4(0, 0, 0, 0);
+            float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0, x = warp_sum(input * weight);
+            float dot = warp_sum(dot_vectors(dyg, yg)), dgate = 0;
+            if (lane == 0) dgate = store_row_sums(a, unit, x, dot);
+            dgate = __shfl_sync(0xffffffffu, dgate, 0);
+            if (lane < GATE_WIDTH) sums[head * GATE_WIDTH + lane] += dgate * input;
+            if (a.y && mine) store_vec(a.y + unit * e, lane, scaled_vector(yg, inverse_gate(x)));
+        }
+    }
+    add_sums(a.dgate_w, shared, pairs, partials, counter);
+}
+
+} // namespace
+
+void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
+{
+    if (N <= 0) return;
+    unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
+    DISPATCH_WIDTH(H * e, (gate_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(y, h, gate_w, N, H, e)));
+}
+
+void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e)
+{
+    if (N <= 0) return;
+    size_t pairs = (size_t)H * GATE_WIDTH;
+    unsigned *counter = device_state.counter;
+    if (e == 128) {
+        unsigned blocks = (unsigned)min_i64(ceil_div(N, WARPS), device_state.sms);
+        size_t bytes = WARPS * pairs * sizeof(float);
+        float *partials = scratch_floats(blocks * pairs);
+        DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL><<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
+    } else {
+        unsigned blocks = (unsigned)row_blocks(N, 4);
+        size_t bytes = ROW_WARPS * pairs * sizeof(float);
+        float *partials = scratch_floats(blocks * pairs);
+        if (bytes > 48 * 1024)
+            CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+        gate_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(*a, N, H, e, partials, counter);
+    }
+    CHECK_LAUNCH();
+}

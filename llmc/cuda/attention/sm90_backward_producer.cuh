@@ -1,0 +1,273 @@
+// Attention backward on Hopper, beside the products (sm90_backward.cu): what a block works on, where it lies in shared
+// memory, the warp that fetches it and the two warps that add shares of dq to memory.
+#pragma once
+#include "llmc/cuda/attention/sm90_attention.cuh"
+
+namespace attention_tensor {
+
+using namespace dq_sums;
+
+constexpr float LOG2E = 1.4426950408889634f;
+
+enum {
+    WIDTH = 128, KEYS = 128, GROUP = 128, GROUP_KEYS = 64,
+    BLOCK_THREADS = 3 * GROUP, CONSUMER_WARPS = 2 * GROUP / WARP,
+    PANEL = 64,                         // columns of 128 bytes, the width of the swizzle
+    KEY_PANEL_BYTES = KEYS * 128, QUERY_PANEL_BYTES = QUERIES * 128, KEY_BYTES = 2 * KEY_PANEL_BYTES,
+    QUERY_BYTES = 2 * QUERY_PANEL_BYTES, STAGE_BYTES = 2 * QUERY_BYTES, DS_BYTES = KEYS * 128, SHARE_BYTES = QUERIES * PANEL * 4,
+    STEP_BYTES = 16 * 128,         // 16 rows of a panel: one step along an operand stored along the columns
+    CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40
+};
+
+struct Arguments {
+    const float *lse, *row_sums;
+    floatX *dq, *dk, *dv; // dq and dk NULL: dk goes on to dqkv
+    floatX *dqkv;         // (N, 3 d); dv may be NULL then
+    const floatX *cos, *sin; // (N, WIDTH / 4)
+    const float *rstd_k, *lambda;
+    const floatX *v_raw, *value_embed;
+    const int32_t *tokens;
+    float *value_sums;    // (items, CONSUMER_WARPS, 2)
+    float *dq_sum;       // see dq_sums
+    unsigned *state;     // (tiles, H, 2) of dq_sum
+    Progress *progress;
+    const int32_t *cu, *order; // starts of documents; tiles of keys in the order to take them
+    float scale, scale_log2; // scale_log2: scores to powers of two
+    int window, slots, N, H, items; // items: tiles of keys times heads
+};
+
+// 128 keys of one head. Tiles are numbers of 64 queries, key tiles of 128 keys.
+struct Item {
+    int key0, head;
+    int first, last; // tiles of queries, last exclusive; empty: no more work
+    int full_end[2]; // tiles from the warpgroup's second to here, exclusive, are seen whole by all its keys
+    int count[KEYS]; // queries that see the key: itself and those behind it
+};
+
+struct Stage { // of a tile's queries
+    float lse[QUERIES], row_sum[QUERIES]; // lse in powers of two
+};
+
+struct Shared {
+    uint8_t *base;
+    __device__ __forceinline__ uint8_t *k(int slot) const { return base + slot * KEY_BYTES; }
+    __device__ __forceinline__ uint8_t *v(void) const { return base + 2 * KEY_BYTES; }
+    __device__ __forceinline__ uint8_t *q(int stage) const { return base + 3 * KEY_BYTES + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint8_t *dy(int stage) const { return q(stage) + QUERY_BYTES; }
+    __device__ __forceinline__ uint8_t *ds(int buffer) const { return q(2) + buffer * DS_BYTES; }
+    __device__ __forceinline__ uint8_t *dq(int group) const { return ds(2) + group * SHARE_BYTES; }
+    __device__ __forceinline__ Stage *stage(int i) const { return (Stage *)dq(2) + i; }
+    __device__ __forceinline__ Item *item(int slot) const { return (Item *)stage(2) + slot; }
+    __device__ __forceinline__ uint64_t *barrier(int i) const { return (uint64_t *)item(2) + i; }
+    __device__ __forceinline__ uint64_t *keys_full(int slot) const { return barrier(slot); }
+    __device__ __forceinline__ uint64_t *keys_empty(int slot) const { return barrier(2 + slot); }
+    __device__ __forceinline__ uint64_t *queries_full(int stage) const { return barrier(4 + stage); }
+    __device__ __forceinline__ uint64_t *queries_empty(int stage) const { return barrier(6 + stage); }
+    __device__ __forceinline__ uint64_t *values_full(void) const { return barrier(8); }
+    __device__ __forceinline__ uint64_t *values_empty(void) const { return barrier(9); }
+    __device__ __forceinline__ uint64_t *share_full(int group) const { return barrier(10 + group); }
+    __device__ __forceinline__ uint64_t *share_empty(int group) const { return barrier(12 + group); }
+};
+enum {
+    BARRIERS = 14,
+    TILES_BYTES = 3 * KEY_BYTES + 2 * STAGE_BYTES + 2 * DS_BYTES + 2 * SHARE_BYTES,
+    SHARED_BYTES = TILES_BYTES + 2 * sizeof(Stage) + 2 * sizeof(Item) + BARRIERS * 8
+};
+static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+static_assert(sizeof(Item) % 8 == 0, "barriers are aligned");
+static_assert((int)KEYS == (int)ATTENTION_KEY_TILE, "the table sorts tiles of this size");
+
+#if HOPPER
+
+struct Ring { // a position in the two stages
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() { parity ^= stage, stage ^= 1; }
+};
+
+// ---- the warp that fetches -----------------------------------------------------------------------------------------------
+
+static __device__ __forceinline__ int document_of(int t, const Arguments &a) // last d with cu[d] <= t
+{
+    int low = 0, high = a.slots;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (a.cu[middle] <= t) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// Fills the item's description. All lanes, four keys each.
+static __device__ __forceinline__ void describe_item(Item *item, int index, const Arguments &a)
+{
+    int lane = threadIdx.x % WARP, key0 = a.order[index / a.H] * KEYS, first_key = key0 + 4 * lane;
+    int document = document_of(min(first_key, a.N - 1), a), end = a.cu[document + 1], last_seen = 0, count[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int key = first_key + i;
+        count[i] = 0;
+        if (key < a.N) {
+            while (key >= end) end = a.cu[++document + 1];
+            count[i] = min(end - key, a.window + 1);
+            last_seen = key + count[i];
+        }
+        item->count[4 * lane + i] = count[i];
+    }
+    int seen = __reduce_max_sync(0xffffffffu, last_seen);
+    int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0), __shfl_sync(0xffffffffu, first_key + count[0], 16)};
+    if (lane) return;
+    item->key0 = key0, item->head = index % a.H, item->first = key0 / QUERIES;
+    item->last = (seen + QUERIES - 1) / QUERIES;
+    for (int g = 0; g < 2; g++) item->full_end[g] = whole[g] / QUERIES;
+}
+
+// lse and row sum of the lane's two queries of a tile.
+struct Scalars {
+    float lse[2], row_sum[2];
+};
+static __device__ __forceinline__ Scalars load_scalars(int tile, int head, const Arguments &a)
+{
+    Scalars x;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int t = tile * QUERIES + (int)threadIdx.x % WARP + WARP * i;
+        x.lse[i] = t < a.N ? a.lse[(int64_t)t * a.H + head] : 0;
+        x.row_sum[i] = t < a.N ? a.row_sums[(int64_t)t * a.H + head] : 0;
+    }
+    return x;
+}
+
+struct Fetch {
+    const CUtensorMap *q, *k, *v, *dy;
+    Ring ring, slots;
+    unsigned next; // lane 0: the item after the one described last
+};
+
+// Describes the next item in its slot and fetches its keys. False after the last.
+static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, const Arguments &a)
+{
+    int lane = threadIdx.x % WARP, slot = f.slots.stage;
+    unsigned index = __shfl_sync(0xffffffffu, f.next, 0);
+    Item *item = m.item(slot);
+    uint64_t *full = m.keys_full(slot);
+    barrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
+    f.slots.advance();
+    if (index >= (unsigned)a.items) {
+        if (lane == 0) item->first = item->last = 0;
+        barrier_arrive(full);
+        if (lane) return false;
+        if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1) a.progress->next = 0; // all have their last answer
+        return false;
+    }
+    if (lane == 0) f.next = atomicAdd(&a.progress->next, 1);
+    describe_item(item, (int)index, a);
+    __syncwarp();
+    if (lane == 0) {
+        int key0 = item->key0, column = item->head * WIDTH;
+        barrier_arrive_expect(full, KEY_BYTES);
+        for (int p = 0; p < 2; p++) copy_box(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
+    } else barrier_arrive(full);
+    return true;
+}
+
+static __device__ __forceinline__ void fetch_values(const Fetch &f, const Shared &m, const Item *item, uint32_t parity)
+{
+    barrier_wait(m.values_empty(), parity ^ 1);
+    if (threadIdx.x % WARP) return;
+    barrier_arrive_expect(m.values_full(), KEY_BYTES);
+    for (int p = 0; p < 2; p++)
+        copy_box(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL, item->key0);
+}
+
+static __device__ __forceinline__ void fetch_queries(Fetch &f, const Shared &m, const Arguments &a, int tile, int head)
+{
+    int lane = threadIdx.x % WARP;
+    Scalars x = load_scalars(tile, head, a);
+    uint64_t *full = m.queries_full(f.ring.stage);
+    uint8_t *q = m.q(f.ring.stage), *dy = m.dy(f.ring.stage);
+    Stage *stage = m.stage(f.ring.stage);
+    barrier_wait(m.queries_empty(f.ring.stage), f.ring.parity ^ 1);
+    if (lane == 0) {
+        barrier_arrive_expect(full, STAGE_BYTES);
+        for (int p = 0; p < 2; p++) {
+            copy_box(q + p * QUERY_PANEL_BYTES, f.q, full, head * WIDTH + p * PANEL, tile * QUERIES);
+            copy_box(dy + p * QUERY_PANEL_BYTES, f.dy, full, head * WIDTH + p * PANEL, tile * QUERIES);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        stage->lse[lane + WARP * i] = x.lse[i] * LOG2E;
+        stage->row_sum[lane + WARP * i] = x.row_sum[i];
+    }
+    barrier_arrive(full);
+    f.ring.advance();
+}
+
+static __device__ __forceinline__ void fetch(const Shared &m, const Arguments &a, const CUtensorMap *q, const CUtensorMap *k,
+                                             const CUtensorMap *v, const CUtensorMap *dy)
+{
+    Fetch f = {q, k, v, dy, Ring(), Ring(), 0};
+    if (threadIdx.x % WARP == 0) f.next = atomicAdd(&a.progress->next, 1);
+    uint32_t parity = 0;
+    for (bool more = fetch_item(f, m, a); more; parity ^= 1) {
+        const Item *item = m.item(f.slots.stage ^ 1);
+        int tile = item->first, last = item->last, head = item->head;
+        fetch_queries(f, m, a, tile, head);
+        fetch_values(f, m, item, parity);
+        more = fetch_item(f, m, a); // early: it takes a while
+        while (++tile < last) fetch_queries(f, m, a, tile, head);
+    }
+}
+
+// ---- the two warps that add shares of dq -----------------------------------------------------------------------------------
+
+// Waits until a tile's sums may be added to. True when there are none yet: the caller stores, then says so.
+static __device__ __forceinline__ bool is_first(unsigned *state)
+{
+    unsigned seen;
+    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(seen)
+                 : "l"(state), "n"((unsigned)UNTOUCHED), "n"((unsigned)BEING_STORED)
+                 : "memory");
+    if (seen == UNTOUCHED) return true;
+    while (seen != STORED) seen = load_acquire(state);
+    return false;
+}
+
+// One thread runs this for its warpgroup. A tile's state is read a tile ahead, for that takes as long as a share needs.
+static __device__ __forceinline__ void add_shares(const Shared &m, const Arguments &a, int group)
+{
+    uint32_t parity = 0;
+    for (Ring slots;; slots.advance()) {
+        barrier_wait(m.keys_full(slots.stage), slots.parity);
+        const Item *item = m.item(slots.stage);
+        int tile = item->first, last = item->last;
+        int64_t unit = (int64_t)tile * a.H + item->head;
+        barrier_arrive(m.keys_empty(slots.stage));
+        if (tile == last) break;
+        unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = UNTOUCHED;
+        for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
+            float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
+            if (seen == STORED) __threadfence(); // what was read is an acquire
+            if (tile + 1 < last) next = *(volatile unsigned *)(state + 2 * a.H);
+            barrier_wait(m.share_full(group), parity);
+            bool first = seen != STORED && is_first(state);
+            copy_unit_fence_all(); // what others have stored comes before what is added
+            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
+            else add_bulk(sums, m.dq(group), SHARE_BYTES);
+            stores_commit();
+            stores_wait_read();
+            barrier_arrive(m.share_empty(group));
+            if (!first) continue;
+            stores_wait();
+            copy_unit_fence_all();
+            store_release(state, STORED);
+        }
+    }
+    stores_wait();
+}
+
+#endif
+
+} // namespace attention_tensor

@@ -1,0 +1,102 @@
+// Opening the device, and what it can do. A program may hold machine code for several GPUs, and a GPU takes the best that fits it:
+// what counts is not only the device but also the code that it chose, so a kernel tells for which architecture it was compiled.
+#include "llmc/cuda/device/cuda_common.cuh"
+#include <string.h>
+
+enum { FIRST_WITH_BULK_COPIES = 900, FIRST_WITH_FP8 = 89, HOPPER = 90 };
+
+// code[0]: __CUDA_ARCH__ of the code that runs here; code[1]: it may use the instructions of sm_90a.
+__global__ void device_probe_kernel(int *code)
+{
+#ifdef __CUDA_ARCH__
+    code[0] = __CUDA_ARCH__;
+#endif
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    code[1] = 1;
+#else
+    code[1] = 0;
+#endif
+}
+
+// What a build for exactly this device is called: "80", "90a".
+static const char *architecture(const DeviceState *s)
+{
+    static char text[16];
+    snprintf(text, sizeof text, "%d%s", s->compute, s->compute >= HOPPER ? "a" : "");
+    return text;
+}
+
+static void probe_code(DeviceState *s)
+{
+    int code[2] = {0, 0}, *device_code;
+    cudaFuncAttributes attributes;
+    if (cudaFuncGetAttributes(&attributes, (const void *)device_probe_kernel) != cudaSuccess)
+        fatal(EXIT_BAD_INPUT, "%s is compute capability %d.%d, for which this program was not built: rebuild with make GPU_ARCH=%s",
+              s->name, s->compute / 10, s->compute % 10, architecture(s));
+    CUDA_CHECK(cudaMalloc(&device_code, sizeof code));
+    device_probe_kernel<<<1, 1>>>(device_code);
+    CHECK_LAUNCH();
+    CUDA_CHECK(cudaMemcpy(code, device_code, sizeof code, cudaMemcpyDeviceToHost));
+    CUDA_CHECK(cudaFree(device_code));
+    s->code = code[0];
+    s->wgmma_code = code[1];
+    if (s->compute == HOPPER && !s->wgmma_code)
+        note("built without the instructions of sm_90a: slower kernels than this GPU could run; rebuild with make GPU_ARCH=90a");
+}
+
+void device_open(DeviceState *s, int index)
+{
+    int count = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status != cudaSuccess || count == 0)
+        fatal(EXIT_BAD_INPUT, "no CUDA device (%s): check the driver with nvidia-smi, or run the CPU program",
+              cudaGetErrorString(status));
+    if (index < 0 || index >= count)
+        fatal(EXIT_BAD_INPUT, "device %d does not exist: this machine has %d (0 to %d)", index, count, count - 1);
+    cudaDeviceProp p;
+    CUDA_CHECK(cudaGetDeviceProperties(&p, index));
+    CUDA_CHECK(cudaSetDevice(index));
+    s->index = index;
+    s->sms = p.multiProcessorCount;
+    s->compute = 10 * p.major + p.minor;
+    s->shared_block = p.sharedMemPerBlockOptin;
+    snprintf(s->name, sizeof s->name, "%s", p.name);
+    probe_code(s);
+    s->open = true;
+}
+
+void device_set_portable(bool portable) { device_state.portable = portable; }
+bool device_is_portable(void) { return device_state.portable; }
+int device_compute(void) { return device_state.compute; }
+bool device_has_wgmma(void) { return device_state.wgmma_code && !device_state.portable; }
+bool device_has_bulk_copies(void) { return device_state.code >= FIRST_WITH_BULK_COPIES && !device_state.portable; }
+bool device_has_fp8(void) { return device_state.compute >= FIRST_WITH_FP8 && !device_state.portable; }
+
+const char *device_path(void)
+{
+    static char text[160];
+    const DeviceState *s = &device_state;
+    if (device_has_wgmma()) return "kernels for Hopper (wgmma, TMA)";
+    if (s->portable) return "portable kernels (--portable)";
+    if (s->compute == HOPPER) return "portable kernels (built without sm_90a)";
+    snprintf(text, sizeof text, "portable kernels (compute capability %d.%d has no wgmma)%s", s->compute / 10, s->compute % 10,
+             device_has_bulk_copies() ? ", rows by bulk copies" : "");
+    return text;
+}
+
+static struct {
+    int sms, products;
+} share;
+
+void device_share(int sms, int products)
+{
+    share.sms = sms;
+    if (products > share.products || products == 0) share.products = products;
+}
+
+int device_take_share(void)
+{
+    if (share.products == 0) return 0;
+    share.products--;
+    return share.sms;
+}

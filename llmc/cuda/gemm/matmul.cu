@@ -1,0 +1,349 @@
+// Plans of the model's matrix products, and the ops that run them.
+#include "llmc/cuda/gemm/gemm.cuh"
+#include "llmc/cuda/rows/qkv.cuh"
+#include "llmc/cuda/gemm/sm90_weight_grad.cuh"
+#include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include <stdlib.h>
+#include <string.h>
+
+#define CUBLAS_CHECK(expression)                                                                                                 \
+    do {                                                                                                                         \
+        cublasStatus_t status_ = (expression);                                                                                   \
+        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                                    \
+            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__,                             \
+                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_));                                             \
+    } while (0)
+
+enum { CANDIDATES = 12, TIMED_RUNS = 3 };
+static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
+
+typedef struct {
+    GemmShape shape;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, d; // as cuBLAS sees them: column-major, so our B is its A
+    cublasLtMatmulHeuristicResult_t found[CANDIDATES];
+    int candidates, chosen, same_bits;
+    bool tuned;
+    float first_ms, chosen_ms, fastest_ms; // fastest of all, whatever its bits
+} Plan;
+
+static struct {
+    cublasLtHandle_t handle;
+    void *workspace;
+    Plan *plans;
+    int count, capacity;
+} lt;
+
+GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d, bool accumulate)
+{
+    GemmShape g;
+    memset(&g, 0, sizeof g); // padding too: shapes are compared bytewise
+    g.m = m, g.n = n, g.k = k;
+    g.transpose_a = transpose_a, g.transpose_b = transpose_b;
+    g.type_a = g.type_b = CUDA_R_16BF;
+    g.type_d = type_d;
+    g.lda = transpose_a ? m : k;
+    g.ldb = transpose_b ? k : n;
+    g.ldd = n;
+    g.batch = 1;
+    g.accumulate = accumulate;
+    return g;
+}
+
+// ---- plans ---------------------------------------------------------------------------------------------------------------
+
+static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld, int batch, int64_t stride)
+{
+    cublasLtMatrixLayout_t l;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&l, type, (uint64_t)rows, (uint64_t)cols, ld));
+    int32_t count = batch;
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+    return l;
+}
+
+static void describe(Plan *p)
+{
+    const GemmShape *g = &p->shape;
+    cublasOperation_t op_a = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int8_t fast = (int8_t)g->fast_fp8;
+    CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    p->a = layout(g->type_b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch, g->stride_b);
+    p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch, g->stride_a);
+    p->d = layout(g->type_d, g->n, g->m, g->ldd, g->batch, g->stride_d);
+}
+
+static void find_candidates(Plan *p)
+{
+    cublasLtMatmulPreference_t want;
+    uint32_t alignment = 16; // parts of arenas start on 16 bytes, not on the 256 that the library would assume
+    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&want));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES,
+                                                      sizeof WORKSPACE_BYTES));
+    static const cublasLtMatmulPreferenceAttributes_t operands[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++)
+        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, operands[i], &alignment, sizeof alignment));
+    const GemmShape *g = &p->shape;
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d, want, CANDIDATES,
+                                                           p->found, &p->candidates);
+    if (status != CUBLAS_STATUS_SUCCESS || p->candidates == 0)
+        fatal(EXIT_BAD_INPUT, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m,
+              g->k, g->n, (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name, cublasLtGetStatusString(status));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(want));
+}
+
+static Plan *plan_for(const GemmShape *g)
+{
+    for (int i = 0; i < lt.count; i++)
+        if (memcmp(&lt.plans[i].shape, g, sizeof *g) == 0) return &lt.plans[i];
+    if (lt.count == lt.capacity) {
+        lt.capacity = lt.capacity ? 2 * lt.capacity : 32;
+        lt.plans = (Plan *)xrealloc(lt.plans, (size_t)lt.capacity, sizeof *lt.plans);
+    }
+    Plan *p = &lt.plans[lt.count++];
+    memset(p, 0, sizeof *p);
+    p->shape = *g;
+    describe(p);
+    find_candidates(p);
+    return p;
+}
+
+static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b, const void *c,
+                               float alpha)
+{
+    float beta = p->shape.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(lt.handle, p->operation, &alpha, b, p->a, a, p->b, &beta, c ? c : d, p->d, d, p->d,
+                          &p->found[which].algo, lt.workspace, WORKSPACE_BYTES, s);
+}
+
+void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha)
+{
+    if (g->m <= 0 || g->n <= 0) return;
+    const Plan *p = plan_for(g);
+    CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
+}
+
+// ---- tuning --------------------------------------------------------------------------------------------------------------
+
+// Numbers whose sums are rounded differently when the order changes; bytes that are finite in FP8 for one-byte types.
+__global__ void fill_random_kernel(void *out, size_t bytes, bool one_byte)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, step = (size_t)gridDim.x * blockDim.x;
+    for (; i < bytes / 2; i += step) {
+        uint32_t x = (uint32_t)i * 2654435761u + 12345u;
+        x ^= x >> 15;
+        x *= 2246822519u;
+        x ^= x >> 13;
+        if (one_byte) ((uint16_t *)out)[i] = (uint16_t)(x & 0xbfbfu); // exponent below the top: no NaN, no infinity
+        else ((__nv_bfloat16 *)out)[i] = __float2bfloat16((float)(int32_t)x * 4.6e-10f);
+    }
+}
+
+__global__ void count_differences_kernel(unsigned long long *count, const uint32_t *x, const uint32_t *y, size_t words)
+{
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, step = (size_t)gridDim.x * blockDim.x;
+    unsigned long long mine = 0;
+    for (; i < words; i += step) mine += x[i] != y[i];
+    if (mine) atomicAdd(count, mine); // of integers: the order does not matter
+}
+
+static size_t type_bytes(cudaDataType_t t) { return t == CUDA_R_32F ? 4 : t == CUDA_R_16BF || t == CUDA_R_16F ? 2 : 1; }
+
+typedef struct {
+    void *a, *b, *d, *first_d;
+    unsigned long long *differences;
+    size_t bytes_d;
+    Stream stream;
+    cudaEvent_t begin, end;
+} Trial;
+
+static void trial_open(Trial *t, const GemmShape *g)
+{
+    size_t rows_a = (size_t)(g->transpose_a ? g->k : g->m), rows_b = (size_t)(g->transpose_b ? g->n : g->k);
+    size_t bytes_a = (rows_a * (size_t)g->lda + (size_t)(g->batch - 1) * (size_t)g->stride_a) * type_bytes(g->type_a);
+    size_t bytes_b = (rows_b * (size_t)g->ldb + (size_t)(g->batch - 1) * (size_t)g->stride_b) * type_bytes(g->type_b);
+    t->bytes_d = ((size_t)g->m * (size_t)g->ldd + (size_t)(g->batch - 1) * (size_t)g->stride_d) * type_bytes(g->type_d);
+    static const char what[] = "timing a matrix product";
+    t->a = device_malloc(bytes_a, what);
+    t->b = device_malloc(bytes_b, what);
+    t->d = device_malloc(t->bytes_d, what);
+    t->first_d = device_malloc(t->bytes_d, what);
+    t->differences = (unsigned long long *)device_malloc(sizeof *t->differences, what);
+    t->stream = stream_create();
+    CUDA_CHECK(cudaEventCreate(&t->begin));
+    CUDA_CHECK(cudaEventCreate(&t->end));
+    fill_random_kernel<<<1024, 256, 0, t->stream>>>(t->a, bytes_a, type_bytes(g->type_a) == 1);
+    fill_random_kernel<<<1024, 256, 0, t->stream>>>(t->b, bytes_b, type_bytes(g->type_b) == 1);
+    CHECK_LAUNCH();
+}
+
+static void trial_close(Trial *t)
+{
+    void *memory[] = {t->a, t->b, t->d, t->first_d, t->differences};
+    for (int i = 0; i < 5; i++) CUDA_CHECK(cudaFree(memory[i]));
+    CUDA_CHECK(cudaEventDestroy(t->begin));
+    CUDA_CHECK(cudaEventDestroy(t->end));
+    stream_destroy(t->stream);
+}
+
+// False when the candidate does not run. Otherwise its time, and whether it gives the same bits as candidate 0.
+static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *same)
+{
+    void *out = which ? t->d : t->first_d;
+    CUDA_CHECK(cudaMemsetAsync(out, 0, t->bytes_d, t->stream));
+    if (run_plan(t->stream, p, which, out, t->a, t->b, NULL, 1) != CUBLAS_STATUS_SUCCESS) return false;
+    unsigned long long differences = 0;
+    if (which) {
+        CUDA_CHECK(cudaMemsetAsync(t->differences, 0, sizeof differences, t->stream));
+        count_differences_kernel<<<1024, 256, 0, t->stream>>>(t->differences, (const uint32_t *)t->d,
+                                                              (const uint32_t *)t->first_d, t->bytes_d / 4);
+        CUDA_CHECK(cudaMemcpyAsync(&differences, t->differences, sizeof differences, cudaMemcpyDeviceToHost, t->stream));
+    }
+    CUDA_CHECK(cudaStreamSynchronize(t->stream));
+    *same = differences == 0;
+    *ms = INFINITY;
+    for (int i = 0; i < TIMED_RUNS; i++) {
+        float now;
+        CUDA_CHECK(cudaEventRecord(t->begin, t->stream));
+        run_plan(t->stream, p, which, t->d, t->a, t->b, NULL, 1);
+        CUDA_CHECK(cudaEventRecord(t->end, t->stream));
+        CUDA_CHECK(cudaEventSynchronize(t->end));
+        CUDA_CHECK(cudaEventElapsedTime(&now, t->begin, t->end));
+        if (now < *ms) *ms = now;
+    }
+    return true;
+}
+
+void gemm_tune(const GemmShape *g)
+{
+    if (g->m <= 0 || g->n <= 0) return;
+    Plan *p = plan_for(g);
+    if (p->tuned) return;
+    p->tuned = true;
+    Trial t;
+    trial_open(&t, g);
+    for (int i = 0; i < p->candidates; i++) {
+        float ms;
+        bool same;
+        if (!try_candidate(&t, p, i, &ms, &same)) {
+            if (i == 0) break; // nothing to compare with: keep the library's order
+            continue;
+        }
+        if (i == 0) p->first_ms = p->chosen_ms = p->fastest_ms = ms;
+        if (ms < p->fastest_ms) p->fastest_ms = ms;
+        p->same_bits += same;
+        // A challenger must be clearly faster: three runs do not tell two percent apart.
+        if (same && ms < 0.98f * p->chosen_ms) p->chosen = i, p->chosen_ms = ms;
+    }
+    trial_close(&t);
+}
+
+// ---- opening, closing, reporting -----------------------------------------------------------------------------------------
+
+static void tune_model(const OpSizes *z)
+{
+    int N = z->tokens, d = z->dim, F = z->mlp_dim;
+    GemmShape qkv = gemm_shape(N, d, d, false, true, CUDA_R_16BF, false);
+    qkv.batch = 3, qkv.stride_b = (int64_t)d * d, qkv.stride_d = (int64_t)N * d;
+    GemmShape shapes[] = {
+        qkv,
+        gemm_shape(N, d, d, false, true, CUDA_R_16BF, true),      // O, onto the residual
+        gemm_shape(N, d, F, false, true, CUDA_R_16BF, true),      // proj
+        gemm_shape(N, d, F, false, true, CUDA_R_16BF, false),     // gradient through fc
+        gemm_shape(N, d, d, false, false, CUDA_R_16BF, false),    // through O
+        gemm_shape(N, d, 3 * d, false, false, CUDA_R_16BF, false), // through QKV
+        gemm_shape(d, d, N, true, false, CUDA_R_32F, true),       // weights of O
+        gemm_shape(3 * d, d, N, true, false, CUDA_R_32F, true),   // of QKV
+        gemm_shape(d, F, N, true, false, CUDA_R_32F, true),       // of fc and proj
+    };
+    enum { WEIGHTS = 6, MLP_WEIGHTS = 8 }; // where those begin
+    const WeightGrad attention[] = {{.m = 3 * d, .n = d}, {.m = d, .n = d}}, mlp[] = {{.m = d, .n = F}, {.m = d, .n = F}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        bool own = i == 0        ? qkv_tensor_takes(d / z->heads)
+                   : i < WEIGHTS ? wide_product_pays(N, shapes[i].k, d)
+                                 : weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
+        if (own) continue;
+        gemm_tune(&shapes[i]);
+        shapes[i].accumulate = false;
+        if (i >= WEIGHTS) gemm_tune(&shapes[i]); // of a step's first micro-batch
+    }
+}
+
+void matmul_reserve(const OpSizes *sizes)
+{
+    CUBLAS_CHECK(cublasLtCreate(&lt.handle));
+    lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
+    weight_grad_reserve();
+    if (sizes->tokens > 0) tune_model(sizes);
+}
+
+void matmul_close(void)
+{
+    if (!lt.handle) return;
+    for (int i = 0; i < lt.count; i++) {
+        cublasLtMatmulDescDestroy(lt.plans[i].operation);
+        cublasLtMatrixLayoutDestroy(lt.plans[i].a);
+        cublasLtMatrixLayoutDestroy(lt.plans[i].b);
+        cublasLtMatrixLayoutDestroy(lt.plans[i].d);
+    }
+    free(lt.plans);
+    device_free(lt.workspace);
+    weight_grad_close();
+    CUBLAS_CHECK(cublasLtDestroy(lt.handle));
+    memset(&lt, 0, sizeof lt);
+}
+
+const char *matmul_description(void)
+{
+    static char text[256];
+    int tuned = 0, changed = 0;
+    float first = 0, chosen = 0, fastest = 0;
+    for (int i = 0; i < lt.count; i++) {
+        const Plan *p = &lt.plans[i];
+        tuned += p->tuned, changed += p->chosen != 0;
+        first += p->first_ms, chosen += p->chosen_ms, fastest += p->fastest_ms;
+    }
+    snprintf(text, sizeof text,
+             "%d products timed, %d not by the library's first choice (sum %.3f ms instead of %.3f; %.3f with other bits)", tuned,
+             changed, (double)chosen, (double)first, (double)fastest);
+    return text;
+}
+
+// ---- the ops -------------------------------------------------------------------------------------------------------------
+
+void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out,
+                    int planes)
+{
+    assert(planes == 1 || !residual);
+    if (planes == 1 && wide_product_pays(N, in, out)
+        && wide_product(s, W_BY_COLUMN, residual ? WIDE_ADD : WIDE_STORE, y, x, w, residual, N, in, out))
+        return;
+    GemmShape g = gemm_shape(N, out, in, false, true, CUDA_R_16BF, residual != NULL);
+    if (planes > 1) {
+        g.batch = planes;
+        g.stride_b = (int64_t)out * in;
+        g.stride_d = (int64_t)N * out;
+    }
+    gemm(s, &g, y, x, w, residual, 1);
+}
+
+void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
+{
+    if (wide_product_pays(N, out, in) && wide_product(s, W_BY_DEPTH, WIDE_STORE, dx, dy, w, NULL, N, out, in)) return;
+    GemmShape g = gemm_shape(N, in, out, false, false, CUDA_R_16BF, false);
+    gemm(s, &g, dx, dy, w, NULL, 1);
+}
+
+void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
+{
+    if (weight_grad(s, g, count, N)) return;
+    for (int i = 0; i < count; i++) {
+        GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, !g[i].fresh);
+        gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].fresh ? NULL : g[i].dw, 1);
+    }
+}

@@ -1,0 +1,212 @@
+// The QKV product with norm and rotation of q and k, in tiles of 128 x 256 (sm90_tile.cuh says how): two heads of width 128.
+//
+// A row of a head lies in four neighbouring lanes, and the two elements that rotate together in the same lane: the norm is a sum
+// over four lanes, the rotation needs no exchange, and both happen on the fp32 sums.
+#include "llmc/cuda/device/device.h"
+#include "llmc/cuda/rows/qkv.cuh"
+#include "llmc/cuda/gemm/sm90_tile.cuh"
+
+enum { HEAD = HALF, ANGLES = HEAD / 4, PLANES = 3 /* q, k, v */ };
+
+struct QkvWork {
+    WideTiles tiles;
+    int store_left, store_right; // steps after which halves of the tile before are stored
+    int N, H;
+    int first_v, end;         // heads: counted through q, k and v
+    float *rstd[2];           // of q, k: (N, H)
+    const floatX *cos, *sin;  // (N, ANGLES)
+    const float *v_scale;     // v = *v_scale v_raw; NULL: v_raw only
+    bool keep_raw;            // v_raw has a place of its own
+};
+
+#if HOPPER
+
+static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
+
+// Angles of a thread's columns 8 g + 2 (lane % 4) and the next, in its two rows.
+struct Rotation {
+    uint32_t cos[2][ANGLES / 8], sin[2][ANGLES / 8];
+};
+
+static __device__ __forceinline__ int row_in_group(int half)
+{
+    return threadIdx.x / WARP % 4 * 16 + half * 8 + threadIdx.x % WARP / 4;
+}
+
+static __device__ __forceinline__ void load_rotation(Rotation &r, const QkvWork &work, int row)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int64_t at = (int64_t)min(row + row_in_group(half), work.N - 1) * ANGLES + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int g = 0; g < ANGLES / 8; g++) {
+            r.cos[half][g] = *reinterpret_cast<const uint32_t *>(work.cos + at + 8 * g);
+            r.sin[half][g] = *reinterpret_cast<const uint32_t *>(work.sin + at + 8 * g);
+        }
+    }
+}
+
+static __device__ __forceinline__ float low(uint32_t u) { return __uint_as_float(u << 16); }
+static __device__ __forceinline__ float high(uint32_t u) { return __uint_as_float(u & 0xffff0000u); }
+
+// x1[0..1], x2[0..1]: elements of the first half of a head and their partners in the second
+static __device__ __forceinline__ void rotate(float (&x1)[2], float (&x2)[2], uint32_t cos, uint32_t sin)
+{
+    const float c[2] = {low(cos), high(cos)}, s[2] = {low(sin), high(sin)};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float y1 = x1[i] * c[i] + x2[i] * s[i], y2 = x2[i] * c[i] - x1[i] * s[i];
+        x1[i] = y1;
+        x2[i] = y2;
+    }
+}
+
+// Beyond the last head: PLANES. A division would stand between two tiles' products.
+static __device__ __forceinline__ int plane_of(const QkvWork &work, int head)
+{
+    return head < work.H ? 0 : head < work.first_v ? 1 : head < work.end ? 2 : PLANES;
+}
+
+// Head SIDE of the two in a tile: norm, rotation, packing. row: the warpgroup's first; head counts q's, k's and v's heads.
+template <int SIDE>
+static __device__ __forceinline__ void finish_head(uint32_t (&packed)[64], const float (&sum)[128], const Rotation &r,
+                                                   const QkvWork &work, int row, int head)
+{
+    if (head >= work.first_v) {
+#pragma unroll
+        for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++) packed[i] = pack2(sum[2 * i], sum[2 * i + 1]);
+        return;
+    }
+    bool is_k = head >= work.H;
+    float *rstd = (is_k ? work.rstd[1] : work.rstd[0]) + (is_k ? head - work.H : head);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float *x = sum + 64 * SIDE + 2 * half; // x[4 g], x[4 g + 1]
+        float part[4] = {0, 0, 0, 0}; // independent sums: their latencies overlap
+#pragma unroll
+        for (int g = 0; g < HEAD / 8; g++) {
+            part[g % 2] += x[4 * g] * x[4 * g];
+            part[g % 2 + 2] += x[4 * g + 1] * x[4 * g + 1];
+        }
+        float squares = (part[0] + part[1]) + (part[2] + part[3]);
+        squares += __shfl_xor_sync(0xffffffffu, squares, 1);
+        squares += __shfl_xor_sync(0xffffffffu, squares, 2);
+        float scale = rsqrtf(squares / HEAD + RMS_EPS);
+        int n = row + row_in_group(half);
+        if (threadIdx.x % 4 == 0 && n < work.N) rstd[(int64_t)n * work.H] = scale;
+#pragma unroll
+        for (int g = 0; g < HEAD / 16; g++) {
+            float x1[2] = {x[4 * g] * scale, x[4 * g + 1] * scale}, x2[2] = {x[4 * g + 32] * scale, x[4 * g + 33] * scale};
+            if (g < ANGLES / 8) rotate(x1, x2, r.cos[half][g], r.sin[half][g]);
+            packed[32 * SIDE + 2 * g + half] = pack2(x1[0], x1[1]);
+            packed[32 * SIDE + 2 * g + half + 16] = pack2(x2[0], x2[1]);
+        }
+    }
+}
+
+// A packed head to its plane; what v becomes to its own place. Heads beyond the last are in a plane beyond the last, which is not
+// written.
+template <int SIDE>
+static __device__ __forceinline__ void store_head(uint32_t (&packed)[64], const TileWorker &g, const CUtensorMap *out,
+                                                  const CUtensorMap *v, const QkvWork &work, int row, int head)
+{
+    int plane = plane_of(work, head), col = (head - plane * work.H) * HEAD;
+    bool scaled = plane == 2 && work.v_scale;
+    if (!scaled || work.keep_raw) store_half<SIDE>(packed, g, out, col, row, plane);
+    if (!scaled) return;
+    float scale = *work.v_scale;
+#pragma unroll
+    for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++) packed[i] = pack2(scale * low(packed[i]), scale * high(packed[i]));
+    store_half<SIDE>(packed, g, v, col, row, 0);
+}
+
+// What has been computed and packed.
+struct Packed {
+    uint32_t pair[64];
+    int row, head; // the first of the tile's; row -1: nothing
+};
+
+// Computes a tile of COLS / HEAD heads, while the one before leaves.
+template <int COLS>
+static __device__ __forceinline__ void compute_tile(Packed &packed, TileWorker &g, const CUtensorMap *out, const CUtensorMap *v,
+                                                    const QkvWork &work, TilePlace at)
+{
+    float sum[128];
+    for (int k = 0; k < work.tiles.steps; k++) {
+        tile_step<W_BY_COLUMN, COLS>(sum, g, k);
+        if (k == work.store_left && packed.row >= 0) store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
+        if (k == work.store_right && packed.row >= 0) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
+    }
+    packed.row = at.row + g.group * GROUP_ROWS;
+    packed.head = at.col / HEAD;
+    Rotation r;
+    if (packed.head < work.first_v) load_rotation(r, work, packed.row); // during the last products
+    tile_finish<COLS>(sum, g);
+    finish_head<0>(packed.pair, sum, r, work, packed.row, packed.head);
+    if (COLS == TILE_COLS) finish_head<1>(packed.pair, sum, r, work, packed.row, packed.head + 1);
+}
+
+static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const CUtensorMap *v, const QkvWork &work,
+                                               int rank)
+{
+    const WideTiles &t = work.tiles;
+    Packed packed;
+    int index = blockIdx.x / CLUSTER;
+    packed.row = -1;
+    for (; index < t.whole; index += gridDim.x / CLUSTER)
+        compute_tile<TILE_COLS>(packed, g, out, v, work, tile_place(t, index, rank));
+    bool half = index < t.whole + t.halves;
+    if (half) compute_tile<HALF>(packed, g, out, v, work, tile_place(t, index, rank));
+    store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
+    if (!half) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
+    if (threadIdx.x % GROUP == 0) stores_wait();
+}
+
+#endif
+
+__global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
+    qkv_tensor_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                      const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap v,
+                      const __grid_constant__ QkvWork work)
+{
+#if HOPPER
+    extern __shared__ __align__(1024) uint8_t shared[];
+    TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
+    int rank = cluster_rank();
+    tile_memory_init(g.m);
+    if (g.group == 2) {
+        registers_shrink<FETCH_REGISTERS>();
+        if (threadIdx.x == 2 * GROUP) tiles_fetch<W_BY_COLUMN>(g.m, &x, &w, work.tiles, rank);
+    } else {
+        registers_grow<COMPUTE_REGISTERS>();
+        compute(g, &out, &v, work, rank);
+    }
+#endif
+}
+
+void qkv_tensor_reserve(void)
+{
+    CUDA_CHECK(cudaFuncSetAttribute(qkv_tensor_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, TILE_SHARED_BYTES));
+}
+
+bool qkv_tensor_takes(int e) { return e == HEAD && device_has_wgmma(); }
+
+bool qkv_tensor(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
+                const float *v_scale, const floatX *cos, const floatX *sin, int N, int H, int e)
+{
+    int d = H * e;
+    QkvWork work = {.N = N, .H = H, .first_v = 2 * H, .end = PLANES * H, .rstd = {rstd_q, rstd_k}, .cos = cos, .sin = sin,
+                    .v_scale = v_scale, .keep_raw = v != qkv + (int64_t)2 * N * d};
+    unsigned blocks;
+    const void *operands[] = {qkv, v, x, w};
+    for (int i = 0; i < 4; i++)
+        if ((uintptr_t)operands[i] % 16) return false;
+    if (!qkv_tensor_takes(e) || !wide_tiles(&work.tiles, &blocks, N, (int64_t)PLANES * d, d)) return false;
+    work.store_left = work.tiles.steps / 4;
+    work.store_right = work.tiles.steps * 2 / 3;
+    CUtensorMap map_x = wide_tile_map(x, 1, N, d, TILE_ROWS), map_w = wide_tile_map(w, 1, PLANES * d, d, PANEL),
+                map_out = wide_tile_map(qkv, PLANES, N, d, GROUP_ROWS), map_v = wide_tile_map(v, 1, N, d, GROUP_ROWS);
+    qkv_tensor_kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_v, work);
+    CHECK_LAUNCH();
+    return true;
+}

@@ -1,0 +1,67 @@
+// Quantisation to FP8, together with the transpose.
+#include "llmc/cuda/head/fp8_transpose.cuh"
+
+namespace {
+
+struct Bytes {
+    typedef uint4 Raw;
+    const uint8_t *x;
+    int cols;
+    __device__ __forceinline__ Raw load(int row, int col) const
+    {
+        return *reinterpret_cast<const uint4 *>(x + (int64_t)row * cols + col);
+    }
+    __device__ __forceinline__ uint4 codes(const Raw &raw, int, int) const { return raw; }
+};
+
+struct Quantise {
+    struct Raw {
+        uint4 a, b;
+    };
+    const floatX *x;
+    float scale;
+    int cols;
+    __device__ __forceinline__ Raw load(int row, int col) const
+    {
+        const uint4 *at = reinterpret_cast<const uint4 *>(x + (int64_t)row * cols + col);
+        return {at[0], at[1]};
+    }
+    __device__ __forceinline__ uint4 codes(const Raw &raw, int, int) const
+    {
+        float f[8], g[8];
+        unpack8(raw.a, f);
+        unpack8(raw.b, g);
+#pragma unroll
+        for (int k = 0; k < 8; k++) f[k] /= scale, g[k] /= scale; // its product with 1/scale may round otherwise
+        return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3), encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
+                          encode4(g[0], g[1], g[2], g[3], __NV_E4M3), encode4(g[4], g[5], g[6], g[7], __NV_E4M3));
+    }
+};
+
+} // namespace
+
+void fp8_quantize(Stream s, uint8_t *plain, uint8_t *turned, const floatX *x, float scale, int rows, int rows_padded, int cols,
+                  bool product_order)
+{
+    TurnTo t = {plain, turned, rows_padded, rows, rows_padded, cols, product_order};
+    turn(s, &t, Quantise{x, scale, cols});
+}
+
+void fp8_transpose(Stream s, uint8_t *turned, int64_t turned_pitch, const uint8_t *x, int rows, int cols)
+{
+    TurnTo t = {NULL, turned, turned_pitch, rows, rows, cols, false};
+    turn(s, &t, Bytes{x, cols});
+}
+
+__global__ void fp8_round_kernel(floatX *out, const floatX *x, float scale, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = __float2bfloat16(fp8_value(to_float(x[i]) / scale, __NV_E4M3));
+}
+
+void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n)
+{
+    if (n <= 0) return;
+    fp8_round_kernel<<<(unsigned)ceil_div(n, TURN_THREADS), TURN_THREADS, 0, s>>>(out, x, scale, n);
+    CHECK_LAUNCH();
+}

@@ -1,0 +1,85 @@
+// Writes a matrix of bytes plain and transposed: FP8 products want both operands contiguous along the sum, so every operand of
+// the head exists twice. Where the bytes come from is the caller's affair.
+//
+// A block turns a tile of 128 x 128 bytes. A thread takes 4 rows x 16 columns, transposes 4 x 4 bytes in registers, and the tile
+// in shared memory is laid out as words of 4 rows, their place XORed with the column so that neither access meets a bank twice.
+#pragma once
+#include "llmc/cuda/head/fp8.cuh"
+
+enum { TURN_TILE = 128, TURN_THREADS = 256, TURN_WORDS = TURN_TILE / 4 };
+
+typedef struct {
+    uint8_t *plain;       // (rows_padded, cols), or NULL
+    uint8_t *turned;      // (cols, ...), turned_pitch bytes between rows
+    int64_t turned_pitch;
+    int rows, rows_padded, cols; // rows beyond `rows` are zero; cols and rows_padded multiples of 16
+    bool product_order;   // plain has its rows in the order of product_row
+} TurnTo;
+
+// Where row `row` of a matrix stands for sm90_head_logits.cu: the 8 neighbouring columns of a product that a thread there is to hold.
+static __host__ __device__ __forceinline__ int product_row(int row)
+{
+    return (row & ~31) | (row % 8 / 2 * 8 + row % 32 / 8 * 2 + row % 2);
+}
+
+// Four rows of four bytes to four columns of four bytes.
+static __device__ __forceinline__ void transpose4(uint32_t (&w)[4])
+{
+    uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140); // r0c0 r1c0 r0c1 r1c1
+    uint32_t c = __byte_perm(w[0], w[1], 0x7362), d = __byte_perm(w[2], w[3], 0x7362);
+    w[0] = __byte_perm(a, b, 0x5410);
+    w[1] = __byte_perm(a, b, 0x7632);
+    w[2] = __byte_perm(c, d, 0x5410);
+    w[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Source: a struct with a type Raw, `Raw load(row, col)` of 16 columns, and `uint4 codes(Raw, row, col)`.
+template <class Source> __global__ __launch_bounds__(TURN_THREADS) void turn_kernel(const TurnTo t, const Source source)
+{
+    __shared__ uint4 tile[TURN_TILE * TURN_WORDS / 4];
+    uint32_t *words = reinterpret_cast<uint32_t *>(tile);
+    // From the last rows to the first: the last are what a kernel before this one has left in the L2 cache.
+    int col0 = blockIdx.x * TURN_TILE, row0 = (gridDim.y - 1 - blockIdx.y) * TURN_TILE;
+    int cg = threadIdx.x % 8, rg = threadIdx.x / 8; // 16 columns, 4 rows
+    int col = col0 + 16 * cg;
+    typename Source::Raw raw[4];
+    uint4 in[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        int row = row0 + 4 * rg + r;
+        if (row < t.rows && col < t.cols) raw[r] = source.load(row, col);
+    }
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        int row = row0 + 4 * rg + r, to = t.product_order ? product_row(row) : row;
+        in[r] = row < t.rows && col < t.cols ? source.codes(raw[r], row, col) : make_uint4(0, 0, 0, 0);
+        if (t.plain && row < t.rows_padded && col < t.cols)
+            *reinterpret_cast<uint4 *>(t.plain + (int64_t)to * t.cols + col) = in[r];
+    }
+    const uint32_t quads[4][4] = {{in[0].x, in[1].x, in[2].x, in[3].x},
+                                  {in[0].y, in[1].y, in[2].y, in[3].y},
+                                  {in[0].z, in[1].z, in[2].z, in[3].z},
+                                  {in[0].w, in[1].w, in[2].w, in[3].w}};
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        uint32_t w[4] = {quads[q][0], quads[q][1], quads[q][2], quads[q][3]};
+        transpose4(w);
+#pragma unroll
+        for (int k = 0; k < 4; k++) words[(16 * cg + 4 * q + k) * TURN_WORDS + (rg ^ (cg * 4))] = w[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int pass = 0; pass < 4; pass++) {
+        int c = pass * 32 + threadIdx.x / 8, j = threadIdx.x % 8; // 8 threads write the 128 bytes of a column
+        uint4 u = tile[(c * TURN_WORDS + ((4 * j) ^ (c / 16 * 4))) / 4];
+        if (col0 + c < t.cols && row0 + 16 * j < t.rows_padded)
+            *reinterpret_cast<uint4 *>(t.turned + (col0 + c) * t.turned_pitch + row0 + 16 * j) = u;
+    }
+}
+
+template <class Source> static void turn(Stream s, const TurnTo *t, const Source &source)
+{
+    dim3 grid((unsigned)ceil_div(t->cols, TURN_TILE), (unsigned)ceil_div(t->rows_padded, TURN_TILE));
+    turn_kernel<Source><<<grid, TURN_THREADS, 0, s>>>(*t, source);
+    CHECK_LAUNCH();
+}

@@ -1,0 +1,284 @@
+// Loss and gradient of rows of logits, each read once.
+//
+// One block takes rows in turn. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory, where the bulk copy
+// engine brings the next one while this one is worked on. z lies in (0, 30), so e^(z - 30) needs no maximum to stay in range. The
+// special-function unit is busier than memory: an element costs two exponentials a pass, and four elements share one reciprocal.
+#include "llmc/cuda/head/head_loss.cuh"
+
+enum { MAX_THREADS = 1024, EVAL_THREADS = 512 };
+
+// ---- arithmetic ----------------------------------------------------------------------------------------------------------
+
+// sig and 1 - sig of four logits / 7.5. With e = exp(-l/7.5) they are 1/(1+e) and e/(1+e); the four reciprocals come from that of
+// the product. e is kept below 2^30, where sig is zero for all purposes and the product of four still finite.
+static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&rest)[4], const float *l)
+{
+    float e[4], d[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        e[k] = exp2_fast(min_keeping_nan(l[k] * (-LOG2E / SLOPE), 30));
+        d[k] = 1 + e[k];
+    }
+    float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
+    sig[0] = rab * d[1], sig[1] = rab * d[0], sig[2] = rcd * d[3], sig[3] = rcd * d[2];
+#pragma unroll
+    for (int k = 0; k < 4; k++) rest[k] = e[k] * sig[k];
+}
+
+// Sum of e^(z - 30) of eight logits.
+static __device__ __forceinline__ float exp_sum8(const float (&l)[8])
+{
+    float sum = 0;
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        float sig[4], rest[4];
+        sigmoid4(sig, rest, l + 4 * q);
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum += exp2_fast(rest[k] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
+    }
+    return sum;
+}
+
+// Gradients of eight logits; `norm` = log2 of the row's sum. target: its place among the eight, or anything else.
+static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, int target)
+{
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        float sig[4], rest[4];
+        sigmoid4(sig, rest, l + 4 * q);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float p = exp2_fast(fmaf(rest[k], -CAP * LOG2E, -norm));
+            if (4 * q + k == target) p -= 1;
+            l[4 * q + k] = p * (4 * sig[k] * rest[k]);
+        }
+    }
+}
+
+static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf(-l / SLOPE)); }
+
+// ---- writing the gradient ------------------------------------------------------------------------------------------------
+
+template <GradientForm FORM>
+static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
+{
+    if constexpr (FORM == GRADIENT_BF16) {
+        store_vec(row, v, pack8(g));
+    } else { // rounded once: bf16 on the way would put one between two codes on the wrong side
+#pragma unroll
+        for (int k = 0; k < 8; k++) g[k] *= GRADIENT_FACTOR;
+        if constexpr (FORM == GRADIENT_E5M2) {
+            reinterpret_cast<uint2 *>(codes)[v] =
+                make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E5M2), encode4(g[4], g[5], g[6], g[7], __NV_E5M2));
+        } else {
+#pragma unroll
+            for (int k = 0; k < 8; k++) g[k] = fp8_value(g[k], __NV_E5M2);
+            store_vec(row, v, pack8(g)); // exact
+        }
+    }
+}
+
+template <GradientForm FORM> static __device__ __forceinline__ void write_zero_row(floatX *row, uint8_t *codes, int vectors)
+{
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+        if (FORM == GRADIENT_E5M2) reinterpret_cast<uint2 *>(codes)[v] = make_uint2(0, 0);
+        else store_vec(row, v, make_uint4(0, 0, 0, 0));
+    }
+}
+
+// Loss and gradient of one row, whose logits are at `in`: in shared memory, or the row itself. Then out == in.
+template <GradientForm FORM>
+static __device__ __forceinline__ void row_loss_gradient(float *loss, const floatX *in, floatX *out, uint8_t *codes, int target,
+                                                         int vectors, float *shared)
+{
+    float sum = 0, wanted = to_float(out[target]);
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+        float l[8];
+        unpack8(load_vec(in, v), l);
+        sum += exp_sum8(l);
+    }
+    sum = block_sum(sum, shared); // and all have read the target's logit
+    if (threadIdx.x == 0) *loss = CAP + logf(sum) - capped(wanted);
+    float norm = log2f(sum);
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+        float l[8];
+        unpack8(load_vec(in, v), l);
+        gradient8(l, norm, target - 8 * v);
+        write_gradient<FORM>(out, codes, v, l);
+    }
+}
+
+// ---- rows through shared memory ------------------------------------------------------------------------------------------
+
+#define HAS_BULK_COPIES (__CUDA_ARCH__ >= 900) // of this compilation; device_has_bulk_copies() asks for the same
+#if HAS_BULK_COPIES
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+static __device__ __forceinline__ void fetch_row(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+static __device__ __forceinline__ void wait_row(uint64_t *barrier, uint32_t phase)
+{
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(phase)
+                     : "memory");
+}
+
+#endif
+
+template <GradientForm FORM>
+__global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(float *losses, floatX *logits, uint8_t *codes,
+                                                                              const int32_t *targets, int rows, int rows_padded,
+                                                                              int Vp)
+{
+#if HAS_BULK_COPIES
+    extern __shared__ uint4 stage[]; // two rows
+    __shared__ uint64_t barrier[2];
+    __shared__ float shared[WARP];
+    int vectors = Vp / 8;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier[i])) : "memory");
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (blockIdx.x < rows) fetch_row(stage, logits + (int64_t)blockIdx.x * Vp, (uint32_t)Vp * 2, &barrier[0]);
+    }
+    __syncthreads();
+    int turn = 0;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x, turn++) {
+        int slot = turn % 2, next = row + (int)gridDim.x;
+        // Both passes over the other slot ended before the last barrier of the turn.
+        if (threadIdx.x == 0 && next < rows)
+            fetch_row(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2, &barrier[1 - slot]);
+        wait_row(&barrier[slot], turn / 2 % 2);
+        int64_t at = (int64_t)row * Vp;
+        row_loss_gradient<FORM>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
+                                FORM == GRADIENT_E5M2 ? codes + at : NULL, targets[row], vectors, shared);
+        __syncthreads();
+    }
+    for (int row = rows + blockIdx.x; row < rows_padded; row += gridDim.x)
+        write_zero_row<FORM>(logits + (int64_t)row * Vp, FORM == GRADIENT_E5M2 ? codes + (int64_t)row * Vp : NULL, vectors);
+#endif
+}
+
+// Rows too long for two of them in shared memory, and chips without the bulk copy engine: read twice.
+template <GradientForm FORM>
+__global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(float *losses, floatX *logits, uint8_t *codes,
+                                                                          const int32_t *targets, int rows, int Vp)
+{
+    __shared__ float shared[WARP];
+    int row = blockIdx.x;
+    int64_t at = (int64_t)row * Vp;
+    uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
+    if (row < rows)
+        row_loss_gradient<FORM>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8, shared);
+    else write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
+}
+
+// The number of threads that leaves fewest idle in the last round over a row.
+static int threads_for(int vectors)
+{
+    int best = 1024, waste = INT32_MAX;
+    for (int threads = 1024; threads >= 512; threads -= WARP) {
+        int idle = (int)(round_up(vectors, threads) - vectors);
+        if (idle < waste) waste = idle, best = threads;
+    }
+    return best;
+}
+
+template <GradientForm FORM>
+static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets, int rows,
+                                 int rows_padded, int Vp)
+{
+    size_t stage_bytes = (size_t)Vp * 4;
+    if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
+        loss_gradient_plain_kernel<FORM><<<(unsigned)rows_padded, 512, 0, s>>>(losses, logits, codes, targets, rows, Vp);
+    } else {
+        int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
+        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        (int)stage_bytes));
+        loss_gradient_staged_kernel<FORM>
+            <<<(unsigned)blocks, threads, stage_bytes, s>>>(losses, logits, codes, targets, rows, rows_padded, Vp);
+    }
+    CHECK_LAUNCH();
+}
+
+void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets,
+                        int rows, int rows_padded, int Vp)
+{
+    if (rows_padded <= 0) return;
+    switch (form) {
+    case GRADIENT_BF16: launch_loss_gradient<GRADIENT_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp); break;
+    case GRADIENT_E5M2: launch_loss_gradient<GRADIENT_E5M2>(s, losses, logits, codes, targets, rows, rows_padded, Vp); break;
+    case GRADIENT_E5M2_AS_BF16:
+        launch_loss_gradient<GRADIENT_E5M2_AS_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
+        break;
+    }
+}
+
+// ---- evaluation ----------------------------------------------------------------------------------------------------------
+
+__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits, const int32_t *targets,
+                                                                 int Vp)
+{
+    __shared__ float shared[WARP];
+    const float *row = logits + (int64_t)blockIdx.x * Vp;
+    const float4 *vectors = reinterpret_cast<const float4 *>(row);
+    float sum = 0;
+    for (int v = threadIdx.x; v < Vp / 8; v += EVAL_THREADS) {
+        float4 a = vectors[2 * v], b = vectors[2 * v + 1];
+        const float l[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+        sum += exp_sum8(l);
+    }
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) losses[blockIdx.x] = CAP + logf(sum) - capped(row[targets[blockIdx.x]]);
+}
+
+void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targets, int rows, int Vp)
+{
+    if (rows <= 0) return;
+    loss_rows_kernel<<<(unsigned)rows, EVAL_THREADS, 0, s>>>(losses, logits, targets, Vp);
+    CHECK_LAUNCH();
+}
+
+__global__ void softcap_kernel(float *z, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) z[i] = capped(z[i]);
+}
+
+void softcap(Stream s, float *z, int64_t n)
+{
+    if (n <= 0) return;
+    softcap_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, s>>>(z, n);
+    CHECK_LAUNCH();
+}
+
+// One block, and in double: the sum of a few hundred thousand losses in fp32 would lose their last digits.
+__global__ void sum_in_order_kernel(float *out, const float *x, int n)
+{
+    __shared__ double sums[1024];
+    double sum = 0;
+    for (int i = threadIdx.x; i < n; i += 1024) sum += x[i];
+    sums[threadIdx.x] = sum;
+    for (int half = 512; half; half >>= 1) {
+        __syncthreads();
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    if (threadIdx.x == 0) *out = (float)sums[0];
+}
+
+void sum_in_order(Stream s, float *out, const float *x, int n)
+{
+    sum_in_order_kernel<<<1, 1024, 0, s>>>(out, x, n);
+    CHECK_LAUNCH();
+}

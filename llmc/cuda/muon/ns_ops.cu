@@ -1,0 +1,424 @@
+// Newton-Schulz primitives: which path a shape takes, and chains of them on the tensor path.
+#include "llmc/cuda/muon/sm90_ns_chain.cuh"
+
+// SQUARES_UNDER_WAY: two for each of the clusters that a device of 132 multiprocessors holds, and some more. With fewer of a task
+// the next one has to wait for it, and nothing can be fetched ahead.
+enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, SQUARES_UNDER_WAY = 144 };
+
+static struct {
+    float *partials;    // of sums of squares, and behind them as many counters
+    unsigned *counters; // of chains: blocks that are through, squares that are drawn, and CHAIN_DONE
+} scratch;
+
+void ns_reserve(void)
+{
+    if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
+    if (scratch.partials) return;
+    scratch.partials = (float *)device_alloc(2 * NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
+    scratch.counters = (unsigned *)device_alloc((2 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
+}
+
+void ns_release(void)
+{
+    if (scratch.partials) device_free(scratch.partials), device_free(scratch.counters);
+    scratch = {};
+    ns_forget_device();
+    ns_forget_clusters();
+}
+
+float *ns_partials(void)
+{
+    if (!scratch.partials) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
+    return scratch.partials;
+}
+
+unsigned *ns_through(void) { return (unsigned *)(ns_partials() + NS_PARTIALS); }
+
+size_t ns_element_size(NsDtype dtype) { return dtype == NS_FP32 ? 4 : 2; }
+
+const char *ns_path_name(NsPath path)
+{
+    static const char *const names[] = {"tensor (TMA, warpgroup products)", "portable",
+                                        "small (one kernel, squares on chip)"};
+    return names[path];
+}
+
+NsPath ns_product_path(NsDtype dtype, int n, int m)
+{
+    if (dtype == NS_FP32 || !device_has_wgmma()) return NS_PATH_PORTABLE;
+    return n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE ? NS_PATH_PORTABLE : NS_PATH_TENSOR;
+}
+
+NsPath ns_iteration_path(NsDtype dtype, int n, int m)
+{
+    return ns_iterates(dtype, n, m) ? NS_PATH_SMALL : ns_product_path(dtype, n, m);
+}
+
+int ns_pitch(NsDtype dtype, int n, int m)
+{
+    return ns_product_path(dtype, n, m) == NS_PATH_TENSOR ? (int)round_up(m, PITCH_ELEMENTS) : m;
+}
+
+// ---- chains ----------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const void *in[4], *out[3];
+} Uses;
+
+// The chain that is being put together. Between ns_chain_begin and _end it waits for more, otherwise each task goes at once.
+static struct {
+    bool open;
+    cudaStream_t stream;
+    NsDtype dtype;
+    Chain chain;
+    Uses uses[CHAIN_TASKS];
+    uint32_t after[CHAIN_TASKS]; // bit i: comes after task i, directly or not
+} held;
+
+static bool contains(const void *const *list, int count, const void *p)
+{
+    for (int i = 0; i < count; i++)
+        if (p && list[i] == p) return true;
+    return false;
+}
+
+// One of them writes what the other uses.
+static bool conflict(const Uses *x, const Uses *y)
+{
+    for (int i = 0; i < 3; i++)
+        if (contains(y->in, 4, x->out[i]) || contains(y->out, 3, x->out[i]) || contains(x->in, 4, y->out[i])) return true;
+    return false;
+}
+
+// ---- squares of a chain ------------------------------------------------------------------------------------------------------
+
+// wide: columns of squares of SQUARE_PARTS boxes that come before those of `width`, of TASK_FULL only.
+static void set_width(Task *t, int width, int wide)
+{
+    int along = squares_along(t->rows), squares = 0;
+    t->width = width, t->wide = wide, t->row_squares = along;
+    if (t->kind == TASK_FULL)
+        squares = along * (wide + (int)ceil_div(max_i64(0, boxes_along(t->cols) - SQUARE_PARTS * wide), width));
+    else
+        for (int i = 0; i < along; i++) squares += squares_in_row(t->rows, width, i);
+    t->squares = squares;
+}
+
+// Cycles that a cluster takes for a square: those of a stage of products and of the rest, measured at 1.7 GHz.
+static double square_cycles(const Task *t, int width)
+{
+    double stages = (double)ceil_div(t->depth, BOX_SIDE);
+    return width == NARROW ? 870 * stages + 7000 : 1106 * stages + 8000;
+}
+
+// So many clusters are free from `at` on; of a list in the order of time.
+enum { FREE_TIMES = 256 };
+typedef struct {
+    double at;
+    int64_t clusters;
+} Free;
+typedef struct {
+    Free list[FREE_TIMES];
+    int count;
+} Clusters;
+
+static void add_free(Clusters *c, Free x)
+{
+    int i = c->count++;
+    for (; i > 0 && c->list[i - 1].at > x.at; i--) c->list[i] = c->list[i - 1];
+    c->list[i] = x;
+}
+
+// They take squares of `each` cycles as they become free, not before `ready`. When the last is through.
+static double take_squares(Clusters *c, int64_t squares, double each, double ready)
+{
+    double end = ready;
+    for (int64_t left = squares, now; left > 0; left -= now) {
+        Free first = c->list[0];
+        now = min_i64(left, first.clusters);
+        if (now == first.clusters)
+            memmove(c->list, c->list + 1, (size_t)--c->count * sizeof *c->list);
+        else
+            c->list[0].clusters -= now;
+        double at = fmax(first.at, ready) + each;
+        end = fmax(end, at);
+        add_free(c, (Free){at, now});
+    }
+    return end;
+}
+static double take_task(Clusters *c, const Task *t, int batch, double ready)
+{
+    int64_t wide = (int64_t)batch * t->row_squares * t->wide;
+    double end = take_squares(c, wide, square_cycles(t, SQUARE_PARTS), ready);
+    return fmax(end, take_squares(c, (int64_t)batch * t->squares - wide, square_cycles(t, t->width), ready));
+}
+
+// When the last square is through, if clusters take squares in their order, those of one task at a time, and wait for whole
+// tasks: so it is where there are few.
+static double chain_cycles(const Chain *c, int clusters)
+{
+    Clusters free = {{{0, clusters}}, 1};
+    double done[CHAIN_TASKS] = {}, end = 0;
+    for (int i = 0; i < c->tasks; i++) {
+        double ready = 0;
+        for (int k = 0; k < i; k++)
+            if (c->task[i].waits >> k & 1) ready = fmax(ready, done[k]);
+        done[i] = take_task(&free, &c->task[i], c->batch, ready);
+        end = fmax(end, done[i]);
+    }
+    return end;
+}
+
+// The product with x of one matrix, after which clusters wait for each other: wide squares first, and as many columns of narrow
+// ones as make it end soonest, because few clusters have none in the last turn.
+static void choose_columns(Task *t, int clusters)
+{
+    double best = 0;
+    int chosen = 0;
+    for (int wide = squares_along(t->cols); wide >= 0; wide--) {
+        set_width(t, NARROW, wide);
+        Clusters free = {{{0, clusters}}, 1};
+        double end = take_task(&free, t, 1, 0);
+        if (best == 0 || end < best) best = end, chosen = wide;
+    }
+    set_width(t, NARROW, chosen);
+}
+
+// Where a task has fewer squares than there are clusters, narrow ones are done sooner, unless they get into another task's way.
+// AOL's pass takes the boxes of a part by fours.
+static void choose_widths(Chain *c, NsDtype dtype)
+{
+    int clusters = (int)min_i64(ns_clusters(dtype), FREE_TIMES - 1);
+    for (int i = 0; i < c->tasks; i++) {
+        Task *t = &c->task[i];
+        set_width(t, SQUARE_PARTS, 0);
+        if (t->kind == TASK_FULL && c->batch == 1) choose_columns(t, clusters);
+    }
+    for (int i = 0; i < c->tasks; i++) {
+        Task *t = &c->task[i];
+        if (t->kind == TASK_FULL || t->kind == TASK_AOL) continue;
+        set_width(t, NARROW, 0);
+        bool few = (int64_t)t->squares * c->batch <= clusters;
+        double narrow = few ? chain_cycles(c, clusters) : 0;
+        set_width(t, SQUARE_PARTS, 0);
+        if (few && narrow < chain_cycles(c, clusters)) set_width(t, NARROW, 0);
+    }
+}
+
+void ns_flush(void)
+{
+    Chain *c = &held.chain;
+    if (c->tasks == 0) return;
+    int64_t squares = 0, smallest = INT32_MAX;
+    choose_widths(c, held.dtype);
+    for (int i = 0; i < c->tasks; i++) {
+        squares += c->task[i].squares;
+        smallest = min_i64(smallest, c->task[i].squares);
+    }
+    if (squares * c->batch > INT32_MAX)
+        fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
+              c->task[0].rows);
+    c->total = (int)(squares * c->batch);
+    int groups = (int)max_i64(1, c->batch / ceil_div(SQUARES_UNDER_WAY, smallest));
+    c->together = (int)ceil_div(c->batch, groups);
+    if (!scratch.counters) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
+    c->finished = scratch.counters;
+    c->ticket = c->finished + 1;
+    c->done = c->ticket + 1;
+    c->counters = c->tasks > 1 ? c->tasks * c->batch : 0;
+    ns_launch_chain(held.stream, held.dtype, *c);
+    c->tasks = 0;
+}
+
+static void add_task(cudaStream_t s, NsDtype dtype, int batch, const Task *t, const Uses *u)
+{
+    Chain *c = &held.chain;
+    if (c->tasks == CHAIN_TASKS || (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream))) ns_flush();
+    if ((int64_t)(c->tasks + 1) * batch > CHAIN_DONE) ns_flush();
+    held.stream = s, held.dtype = dtype;
+    c->batch = batch;
+    Task *to = &c->task[c->tasks];
+    *to = *t;
+    // The latest first: what it has waited for itself needs no waiting.
+    uint32_t known = 0;
+    for (int i = c->tasks - 1; i >= 0; i--) {
+        if (known >> i & 1 || !conflict(&held.uses[i], u)) continue;
+        to->waits |= 1u << i;
+        c->task[i].awaited = true;
+        known |= held.after[i];
+    }
+    held.after[c->tasks] = known | to->waits;
+    held.uses[c->tasks++] = *u;
+    if (!held.open) ns_flush();
+}
+
+void ns_chain_begin(Stream s)
+{
+    (void)s;
+    held.open = true;
+}
+
+void ns_chain_end(Stream s)
+{
+    (void)s;
+    held.open = false;
+    ns_flush();
+}
+
+// ---- products --------------------------------------------------------------------------------------------------------------
+
+static CUtensorMap square_map(NsDtype dtype, const void *a, int n, int batch)
+{
+    return ns_tensor_map(dtype, a, n, n, n, batch);
+}
+static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batch)
+{
+    return ns_tensor_map(dtype, x, n, m, ns_pitch(dtype, n, m), batch);
+}
+
+static Product portable_gram(void *a, const void *x, int n, int m, int batch)
+{
+    Product p = {};
+    p.a = p.b = x, p.out = a, p.a_stride = p.b_stride = (int64_t)n * m, p.out_stride = (int64_t)n * n;
+    p.a_pitch = p.b_pitch = m, p.out_pitch = n, p.rows = p.cols = n, p.depth = m, p.batch = batch, p.alpha = 1;
+    return p;
+}
+
+void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
+{
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        ns_portable_product(s, PRODUCT_GRAM, dtype, dtype, portable_gram(a, x, n, m, batch));
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1, t.has_out = t.square = true;
+    t.a = t.b = tall_map(dtype, x, n, m, batch), t.out = square_map(dtype, a, n, batch);
+    Uses u = {{x}, {a}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+static Product portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta, const void *d, int n,
+                                  int batch)
+{
+    Product p = {};
+    p.a = a, p.b = b, p.d = d, p.out = out;
+    p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
+    p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
+    p.batch = batch, p.alpha = alpha, p.beta = beta;
+    return p;
+}
+
+// Without its results.
+static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void *b, float beta, const void *d, int n, int batch)
+{
+    Task t = {};
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta;
+    t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
+    t.has_d = d, t.square = a == b;
+    if (d) t.d = square_map(dtype, d, n, batch);
+    return t;
+}
+
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n, int batch)
+{
+    if (batch == 0) return;
+    if (beta == 0) d = NULL;
+    if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
+        Product p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, batch);
+        ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
+        if (q) ns_add_diagonal(s, dtype, q, p.out, diagonal, n, batch);
+        return;
+    }
+    Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
+    t.has_out = c, t.has_plus = q, t.diagonal = diagonal;
+    if (c) t.out = square_map(dtype, c, n, batch);
+    if (q) t.plus = square_map(dtype, q, n, batch);
+    Uses u = {{a, b, d}, {c, q}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
+              int batch)
+{
+    if (batch == 0) return;
+    int pitch = ns_pitch(dtype, n, m);
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        Product p = {};
+        p.a = b, p.b = x, p.d = a == 0 ? NULL : x, p.out = y;
+        p.a_stride = (int64_t)n * n, p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
+        p.a_pitch = n, p.b_pitch = p.d_pitch = p.out_pitch = m;
+        p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha, p.beta = a;
+        ns_portable_product(s, PRODUCT_FULL, dtype, dtype, p);
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha, t.beta = a, t.has_d = a != 0;
+    t.a = square_map(dtype, b, n, batch), t.b = t.d = tall_map(dtype, x, n, m, batch);
+    if (packed && pitch != m)
+        t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
+    else
+        t.out = tall_map(dtype, y, n, m, batch), t.has_out = true;
+    Uses u = {{b, x}, {y}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+// ---- almost-orthogonal scaling -----------------------------------------------------------------------------------------------
+
+// Raw Gram matrices of the tensor path are boxes, and behind them the sums of their absolute values.
+static int64_t raw_elements(int n, int batch) { return batch * raw_boxes(n) * BOX_SIDE * BOX_SIDE; }
+
+size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
+{
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) return (size_t)batch * (size_t)n * (size_t)n * sizeof(float);
+    return (size_t)(raw_elements(n, batch) + (int64_t)batch * boxes_along(n) * n) * sizeof(float);
+}
+
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
+{
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        ns_portable_product(s, PRODUCT_GRAM, dtype, NS_FP32, portable_gram(raw, x, n, m, batch));
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch);
+    t.a = t.b = tall_map(dtype, x, n, m, batch), t.square = true, t.unit = unit;
+    Uses u = {{x, unit}, {raw}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
+            int batch)
+{
+    if (batch == 0) return;
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+        ns_portable_aol(s, dtype, scale, a, (const float *)raw, unit, gain, n, batch);
+        return;
+    }
+    Task t = {};
+    t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch), t.scale = scale,
+    t.gain = gain; // the sums are in units already
+    t.out = square_map(dtype, a, n, batch), t.has_out = true;
+    Uses u = {{raw}, {a, scale}};
+    add_task(s, dtype, batch, &t, &u);
+}
+
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
+                         const void *d, const float *scale, float factor, int n, int batch)
+{
+    if (batch == 0) return;
+    if (beta == 0) d = NULL;
+    if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
+        Product p = portable_symmetric(q, alpha, a, b, beta, d, n, batch);
+        p.scale = scale, p.factor = factor, p.diagonal = diagonal;
+        ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
+        return;
+    }
+    Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
+    t.kind = TASK_SCALED, t.diagonal = diagonal, t.scale = (float *)scale, t.gain = factor;
+    t.out = square_map(dtype, q, n, batch), t.has_out = true;
+    Uses u = {{a, b, d, scale}, {q}};
+    add_task(s, dtype, batch, &t, &u);
+}
