@@ -72,7 +72,7 @@ int launch_ask(int (*f)(void))
 // ---- what parent and ranks share ---------------------------------------------------------------------------------------
 
 typedef struct {
-    HubPlace place;
+    RankPlace place;
     int status;
     char message[2048];
 } RankState;
@@ -84,17 +84,17 @@ typedef struct {
 } Shared;
 
 static Shared *shared; // NULL in a program that was not launched
-static Hub *own_hub;
+static Control *own_control;
 
 bool launch_interrupted(void) { return shared && shared->interrupted; }
 
 static void report(int status, const char *message) // fatal() in a rank
 {
-    RankState *mine = &shared->rank[own_hub->rank];
+    RankState *mine = &shared->rank[own_control->rank];
     int none = 0;
     snprintf(mine->message, sizeof mine->message, "%s", message);
     mine->status = status;
-    atomic_compare_exchange_strong(&shared->first_failed, &none, own_hub->rank + 1);
+    atomic_compare_exchange_strong(&shared->first_failed, &none, own_control->rank + 1);
 }
 
 // ---- the parent --------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ static void end_all(Watch *w)
 static void fail(Watch *w, int rank, int status, const char *cause)
 {
     char place[40];
-    hub_place_text(&shared->rank[rank].place, place, sizeof place);
+    control_place_text(&shared->rank[rank].place, place, sizeof place);
     print_error(rank, "%s (%s)", cause, place);
     end_all(w);
     exit(status);
@@ -178,7 +178,7 @@ static void look_for_standstill(Watch *w, double seconds)
         int64_t now = shared->rank[r].place.progress;
         w->idle[r] = now == w->seen[r] ? w->idle[r] + seconds : 0;
         w->seen[r] = now;
-        double limit = hub_place_limit(&shared->rank[r].place, w->timeout);
+        double limit = control_place_limit(&shared->rank[r].place, w->timeout);
         if (w->idle[r] > limit) stuck = limit;
         if (behind < 0 || now < shared->rank[behind].place.progress) behind = r;
     }
@@ -213,19 +213,19 @@ static void make_sockets(int size, int (*pair)[2])
             fatal(EXIT_BAD_INPUT, "cannot connect the ranks: socketpair: %s", strerror(errno));
 }
 
-static void become_rank(Hub *h, int rank, int size, int (*pair)[2], pid_t parent)
+static void become_rank(Control *c, int rank, int size, int (*pair)[2], pid_t parent)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(EXIT_BAD_INPUT); // it was gone before the line above
     signal(SIGINT, SIG_IGN); // until the program catches them; the parent hands requests on
     signal(SIGTERM, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
-    hub_init(h, rank, size);
-    h->place = &shared->rank[rank].place;
-    own_hub = h;
+    control_init(c, rank, size);
+    c->place = &shared->rank[rank].place;
+    own_control = c;
     for (int r = 1; r < size; r++) {
-        if (rank == 0) h->fd[r] = pair[r][0];
-        else if (rank == r) h->fd[0] = pair[r][1];
+        if (rank == 0) c->fd[r] = pair[r][0];
+        else if (rank == r) c->fd[0] = pair[r][1];
         if (rank) close(pair[r][0]);
         if (rank != r) close(pair[r][1]);
     }
@@ -242,7 +242,7 @@ static void watched_signals(sigset_t *signals)
     if (hangup.sa_handler != SIG_IGN) sigaddset(signals, SIGHUP); // nohup: a terminal that is closed is no request
 }
 
-void launch_ranks(Hub *h, int size, double timeout, bool nothing_to_save)
+void launch_ranks(Control *c, int size, double timeout, bool nothing_to_save)
 {
     static int pair[MAX_RANKS][2];
     Watch w = {.size = size, .left = size, .parent = getpid(), .timeout = timeout, .nothing_to_save = nothing_to_save};
@@ -262,7 +262,7 @@ void launch_ranks(Hub *h, int size, double timeout, bool nothing_to_save)
             fatal(EXIT_BAD_INPUT, "cannot start rank %d: fork: %s", r, strerror(errno));
         }
         if (w.pid[r]) continue;
-        become_rank(h, r, size, pair, w.parent);
+        become_rank(c, r, size, pair, w.parent);
         sigprocmask(SIG_SETMASK, &before, NULL);
         return;
     }

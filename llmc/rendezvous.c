@@ -95,7 +95,7 @@ typedef struct {
     int32_t rank, size;
     uint64_t program, options;
 } Hello;
-typedef enum { WELCOME = 'w', REFUSED = 'r', TAKEN = 't' } Answer; // 't' begins the hub's "taken"
+typedef enum { WELCOME = 'w', REFUSED = 'r', TAKEN = 't' } Answer; // 't' begins the control channel's "taken"
 
 static struct addrinfo *resolve(const Rendezvous *r)
 {
@@ -159,69 +159,69 @@ static void answer(int fd, Answer a)
 }
 
 // Why this rank cannot join; NULL: it can.
-static const char *objection(const Hub *h, const Hello *mine, const Hello *x)
+static const char *objection(const Control *c, const Hello *mine, const Hello *x)
 {
     if (x->program != mine->program) return "is another program, or another build of this one";
     if (x->size != mine->size) return "was started with another number of ranks: two runs on one port?";
     if (x->options != mine->options) return "was started with other options: two runs on one port?";
-    if (x->rank < 1 || x->rank >= mine->size || h->fd[x->rank] >= 0) return "has joined before: two runs on one port?";
+    if (x->rank < 1 || x->rank >= mine->size || c->fd[x->rank] >= 0) return "has joined before: two runs on one port?";
     return NULL;
 }
 
 // To those that have joined, and to those that come within five seconds, so that none waits for a rank 0 that has ended.
-static void refuse_all(Hub *h)
+static void refuse_all(Control *c)
 {
     Hello x;
     double end = seconds_now() + 5;
-    int left = h->size - 2;
-    for (int r = 1; r < h->size; r++)
-        if (h->fd[r] >= 0) answer(h->fd[r], REFUSED), left--;
+    int left = c->size - 2;
+    for (int r = 1; r < c->size; r++)
+        if (c->fd[r] >= 0) answer(c->fd[r], REFUSED), left--;
     while (left > 0 && seconds_now() < end) {
-        struct pollfd p = {.fd = h->listener, .events = POLLIN};
+        struct pollfd p = {.fd = c->listener, .events = POLLIN};
         if (poll(&p, 1, 100) <= 0) continue;
-        int fd = accept(h->listener, NULL, NULL);
+        int fd = accept(c->listener, NULL, NULL);
         if (fd < 0) continue;
         if (read_within(fd, &x, sizeof x, 1)) answer(fd, REFUSED), left--;
         close(fd);
     }
 }
 
-static void accept_rank(Hub *h, const Hello *mine, int port)
+static void accept_rank(Control *c, const Hello *mine, int port)
 {
     Hello x;
-    int fd = accept4(h->listener, NULL, NULL, SOCK_CLOEXEC);
+    int fd = accept4(c->listener, NULL, NULL, SOCK_CLOEXEC);
     if (fd < 0) return;
     if (!read_within(fd, &x, sizeof x, 5) || memcmp(x.magic, magic, sizeof magic)) {
         close(fd); // not one of ours
         return;
     }
-    const char *why = objection(h, mine, &x);
+    const char *why = objection(c, mine, &x);
     if (why) {
         answer(fd, REFUSED);
-        refuse_all(h);
+        refuse_all(c);
         fatal(EXIT_BAD_INPUT, "who comes to port %d as rank %d %s", port, x.rank, why);
     }
     tune(fd);
-    h->fd[x.rank] = fd;
+    c->fd[x.rank] = fd;
 }
 
-static void gather_ranks(const Rendezvous *r, const Hello *mine, double timeout, Hub *h)
+static void gather_ranks(const Rendezvous *r, const Hello *mine, double timeout, Control *c)
 {
     double end = seconds_now() + timeout;
-    h->listener = open_listener(r);
+    c->listener = open_listener(r);
     for (int joined = 1; joined < r->size;) {
-        struct pollfd p = {.fd = h->listener, .events = POLLIN};
+        struct pollfd p = {.fd = c->listener, .events = POLLIN};
         double left = end - seconds_now();
         if (left <= 0) {
             int missing = 1;
-            while (h->fd[missing] >= 0) missing++;
+            while (c->fd[missing] >= 0) missing++;
             fatal(EXIT_BAD_INPUT, "rank %d has not come to port %d within %.0f s (--timeout)", missing, r->port, timeout);
         }
-        if (poll(&p, 1, (int)(1e3 * left) + 1) > 0) accept_rank(h, mine, r->port);
+        if (poll(&p, 1, (int)(1e3 * left) + 1) > 0) accept_rank(c, mine, r->port);
         joined = 1;
-        for (int i = 1; i < r->size; i++) joined += h->fd[i] >= 0;
+        for (int i = 1; i < r->size; i++) joined += c->fd[i] >= 0;
     }
-    for (int i = 1; i < r->size; i++) answer(h->fd[i], WELCOME);
+    for (int i = 1; i < r->size; i++) answer(c->fd[i], WELCOME);
 }
 
 // A machine that is silent, and does not even refuse, would keep connect waiting for two minutes.
@@ -254,7 +254,7 @@ static int try_connect(const Rendezvous *r, double end)
     return fd;
 }
 
-static void join_rank_0(const Rendezvous *r, const Hello *mine, double timeout, Hub *h)
+static void join_rank_0(const Rendezvous *r, const Hello *mine, double timeout, Control *c)
 {
     struct timespec wait = {.tv_nsec = 100000000};
     double end = seconds_now() + timeout;
@@ -275,15 +275,15 @@ static void join_rank_0(const Rendezvous *r, const Hello *mine, double timeout, 
     if (!answered || verdict != WELCOME)
         fatal(EXIT_BAD_INPUT, "no welcome from rank 0 at %s port %d: it has ended, or something else answers there", r->address,
               r->port);
-    h->fd[0] = fd;
+    c->fd[0] = fd;
 }
 
-void rendezvous_meet(const Rendezvous *r, uint64_t program, uint64_t options, double timeout, Hub *h)
+void rendezvous_meet(const Rendezvous *r, uint64_t program, uint64_t options, double timeout, Control *c)
 {
     Hello mine = {.rank = r->rank, .size = r->size, .program = program, .options = options};
     memcpy(mine.magic, magic, sizeof magic);
-    hub_init(h, r->rank, r->size);
-    if (r->rank) join_rank_0(r, &mine, timeout, h);
-    else gather_ranks(r, &mine, timeout, h);
-    hub_speak_for_itself(h);
+    control_init(c, r->rank, r->size);
+    if (r->rank) join_rank_0(r, &mine, timeout, c);
+    else gather_ranks(r, &mine, timeout, c);
+    control_speak_for_itself(c);
 }

@@ -5,7 +5,7 @@
 // where rank 0 listens: MASTER_ADDR, else the first node of Slurm's step, else this machine when all ranks are on it; port
 // MASTER_PORT, else 29500. A port that torchrun itself serves (TORCHELASTIC_USE_AGENT_STORE) is left to it: the next is taken.
 #pragma once
-#include "llmc/hub.h"
+#include "llmc/control.h"
 
 typedef struct {
     int rank, size, local_rank;
@@ -17,10 +17,10 @@ typedef struct {
 // False with an empty line: not started as one of several ranks. False with a line: started so, but something is missing.
 bool rendezvous_find(Rendezvous *r, Error *e);
 
-// Connects the hub of all ranks, or ends with one line: no answer within `timeout` seconds, the port taken, two programs on one
-// port, ranks of another program or with other options.
+// Connects the control channel of all ranks, or ends with one line: no answer within `timeout` seconds, the port taken, two
+// programs on one port, ranks of another program or with other options.
 //   program, options  hashes that must be the same on all ranks
-void rendezvous_meet(const Rendezvous *r, uint64_t program, uint64_t options, double timeout, Hub *h);
+void rendezvous_meet(const Rendezvous *r, uint64_t program, uint64_t options, double timeout, Control *c);
 
 // First host of a Slurm node list, "node[03-05,9],x" -> "node03". out (capacity): a string.
 void rendezvous_first_host(const char *list, char *out, size_t capacity);

@@ -131,58 +131,58 @@ typedef struct {
 static volatile sig_atomic_t interrupted;
 static void on_signal(int number) { (void)number, interrupted++; }
 
-static void meet_fate(const Plan *p, Hub *h, int step)
+static void meet_fate(const Plan *p, Control *c, int step)
 {
     bool disk = step == 5 && (p->fate == SLOW_DISK || p->fate == STUCK_DISK);
-    if (disk) hub_patience(h, true);
-    if (disk && !h->rank) wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
-    if (disk) hub_barrier(h), hub_patience(h, false);
+    if (disk) control_patience(c, true);
+    if (disk && !c->rank) wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
+    if (disk) control_barrier(c), control_patience(c, false);
     if (step == 5 && p->fate == FATAL_ALL) fatal(EXIT_BAD_INPUT, "no such shard");
-    if (step == 5 && p->fate == KILLED_TO && h->rank <= p->rank) kill(getpid(), SIGKILL); // rank 0 to p->rank at once
-    if (step != 5 || h->rank != p->rank) return;
+    if (step == 5 && p->fate == KILLED_TO && c->rank <= p->rank) kill(getpid(), SIGKILL); // rank 0 to p->rank at once
+    if (step != 5 || c->rank != p->rank) return;
     if (p->fate == FATAL) fatal(EXIT_BAD_INPUT, "shard 3 is truncated");
     if (p->fate == KILLED) kill(getpid(), SIGKILL);
     if (p->fate == ENDS) _exit(7);
-    if (p->fate == OUT_OF_STEP) hub_max(h, 0);
+    if (p->fate == OUT_OF_STEP) control_max(c, 0);
     while (p->fate == HANG) pause();
 }
 
-static int train(const Plan *p, Hub *h) // the exit status
+static int train(const Plan *p, Control *c) // the exit status
 {
     bool stop = false;
     signal(SIGINT, on_signal);
     signal(SIGTERM, on_signal);
     board->pid[board->pids++] = getpid();
     for (int step = 0; step < STEPS && !stop; step++) {
-        hub_step(h, step);
-        meet_fate(p, h, step);
-        if (hub_sum(h, h->rank + 1) != h->size * (h->size + 1) / 2) fatal(EXIT_BAD_INPUT, "a wrong sum");
+        control_step(c, step);
+        meet_fate(p, c, step);
+        if (control_sum(c, c->rank + 1) != c->size * (c->size + 1) / 2) fatal(EXIT_BAD_INPUT, "a wrong sum");
         wait_ms(p->step_ms);
-        stop = hub_max(h, interrupted || launch_interrupted());
-        if (!h->rank) board->steps++;
+        stop = control_max(c, interrupted || launch_interrupted());
+        if (!c->rank) board->steps++;
     }
-    if (!h->rank) board->saves++;
-    for (int token = 0; token < 35 && !h->rank && p->fate == SLOW_END; token++) hub_step(h, STEPS), wait_ms(100); // a sample
-    hub_close(h);
+    if (!c->rank) board->saves++;
+    for (int token = 0; token < 35 && !c->rank && p->fate == SLOW_END; token++) control_step(c, STEPS), wait_ms(100); // a sample
+    control_close(c);
     return stop ? EXIT_INTERRUPTED : 0;
 }
 
 static void program(void *argument)
 {
     Plan *p = argument;
-    static Hub h;
+    static Control c;
     Rendezvous r;
     Error e;
     if (p->tcp) {
         if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
-        rendezvous_meet(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &h);
+        rendezvous_meet(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &c);
     } else {
         signal(SIGHUP, p->nohup ? SIG_IGN : SIG_DFL);
-        launch_ranks(&h, p->size ? p->size : RANKS, p->timeout, p->nothing_to_save);
+        launch_ranks(&c, p->size ? p->size : RANKS, p->timeout, p->nothing_to_save);
     }
-    set_program_name("train_gpt", h.rank);
-    hub_watch(&h, p->tcp ? p->timeout : 0, NULL);
-    _exit(train(p, &h));
+    set_program_name("train_gpt", c.rank);
+    control_watch(&c, p->tcp ? p->timeout : 0, NULL);
+    _exit(train(p, &c));
 }
 
 static Result run(const Plan *p, double limit)

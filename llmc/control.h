@@ -1,5 +1,5 @@
-// The ranks' talk on the host: a star of sockets with rank 0 in the middle, over which go small sums, flags, barriers, the pieces
-// of a checkpoint, and the news that a rank is gone. The sockets come from launch.c (ranks of one machine) or rendezvous.c (TCP).
+// The control channel of the ranks: a star of sockets with rank 0 in the middle, over which go small sums, flags, barriers, the
+// pieces of a checkpoint, and the news that a rank is gone. The sockets come from launch.c (ranks of one machine) or rendezvous.c (TCP).
 //
 // Every call is collective. Frames carry kind and number of the call, so that ranks that have fallen out of step are told instead
 // of waiting for each other. A thread beside the program watches for a rank that is gone, for `check` and for a standstill.
@@ -14,40 +14,40 @@ typedef struct {
     _Atomic int64_t progress; // moves with every call and step
     _Atomic int step;         // -1 before the first
     _Atomic int patience;     // what it does may take this many time-outs; 0 is 1
-} HubPlace;
+} RankPlace;
 
 typedef struct {
     int rank, size;
-    int fd[MAX_RANKS];           // rank 0: the socket of each other rank; else only fd[0]. Owned by the hub
+    int fd[MAX_RANKS];           // rank 0: the socket of each other rank; else only fd[0]. Owned by the channel
     int listener;                // TCP, rank 0: late-comers are told that the port is taken; -1: none
     uint32_t calls;              // collective calls so far
-    HubPlace own_place, *place;  // place: own_place, or memory that the parent sees
+    RankPlace own_place, *place; // place: own_place, or memory that the parent sees
     _Atomic int waiting_for;     // rank 0: the rank it is receiving from; 0: none
     _Atomic int closing;
-} Hub;
+} Control;
 
 // "at step 17", for messages. out: a string
-void hub_place_text(const HubPlace *p, char *out, size_t capacity);
+void control_place_text(const RankPlace *p, char *out, size_t capacity);
 // The seconds without progress after which such a rank stands still.
-double hub_place_limit(const HubPlace *p, double timeout);
+double control_place_limit(const RankPlace *p, double timeout);
 // rank, size, no sockets.
-void hub_init(Hub *h, int rank, int size);
-double hub_sum(Hub *h, double x);     // added in the order of the ranks: the same bits everywhere
-int64_t hub_max(Hub *h, int64_t x);
-void hub_barrier(Hub *h);
-void hub_broadcast(Hub *h, void *buf, size_t bytes); // from rank 0
+void control_init(Control *c, int rank, int size);
+double control_sum(Control *c, double x);     // added in the order of the ranks: the same bits everywhere
+int64_t control_max(Control *c, int64_t x);
+void control_barrier(Control *c);
+void control_broadcast(Control *c, void *buf, size_t bytes); // from rank 0
 // `bytes` of rank `owner`'s buf to rank 0's. Returns the size that arrived, on rank 0 and the owner; 0 elsewhere.
-size_t hub_collect(Hub *h, void *buf, size_t bytes, int owner);
+size_t control_collect(Control *c, void *buf, size_t bytes, int owner);
 
 // Starts the watching thread. check: NULL, or asked several times a second, gives a line when something failed in the background.
 // timeout: seconds without a call or a step after which the rank gives up; 0: somebody else watches.
-void hub_watch(Hub *h, double timeout, const char *(*check)(void));
-void hub_step(Hub *h, int step); // the rank is alive, and at this step
+void control_watch(Control *c, double timeout, const char *(*check)(void));
+void control_step(Control *c, int step); // the rank is alive, and at this step
 // From here on (on) one rank may be at work for long without a sign of life, a file being brought to the disk, and the others wait
 // for it: PATIENCE time-outs are granted. Every rank says so.
 enum { PATIENCE = 15 };
-void hub_patience(Hub *h, bool on);
-void hub_abort(Hub *h);          // tells the others that this rank has failed and has said so
+void control_patience(Control *c, bool on);
+void control_abort(Control *c);          // tells the others that this rank has failed and has said so
 // For ranks without a parent: from here on fatal() names the step and ends the others.
-void hub_speak_for_itself(Hub *h);
-void hub_close(Hub *h);          // collective; ends the thread
+void control_speak_for_itself(Control *c);
+void control_close(Control *c);          // collective; ends the thread
