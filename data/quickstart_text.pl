@@ -19,6 +19,12 @@ my $MIN_BYTES = 50_000;
 my $VALIDATION_EVERY = 10;
 my $SECTION_BYTES = 16_000; # about a chapter, for text without chapters
 
+if (@ARGV && $ARGV[0] eq '--help') {
+    open my $self, '<', $0 or die "$0: $!\n";
+    while (<$self>) { next if /^#!/; last if !/^#/; print s/^# ?//r }
+    exit 0;
+}
+
 sub fail { print STDERR 'quickstart_text: error: ', @_, "\n"; exit 1 }
 
 sub read_file {

@@ -10,6 +10,7 @@ use strict;
 use warnings;
 use Digest::SHA qw(sha256_hex);
 use File::Basename qw(basename);
+use File::Glob qw(bsd_glob);
 
 my $SEPARATOR = '=' x 100;
 my $INTEGER = qr/0|[1-9][0-9]*/;
@@ -151,10 +152,43 @@ sub unfinished {
     return '';
 }
 
+# Text from outside (names, lines of files) for one line of a message or a page: letters of any language stay, control and
+# invisible characters and bytes that are no UTF-8 are written as \n, \x1b, \x{202e}.
 sub printable {
     my ($text) = @_;
-    $text =~ s/[^ -~]/?/g;
+    $text = "$text";
+    if (!utf8::decode($text)) { $text =~ s/([^ -~])/escaped_character($1)/ge }
+    $text =~ s/([\p{Cc}\p{Cf}\p{Cn}\p{Co}\p{Zl}\p{Zp}])/escaped_character($1)/ge;
+    utf8::encode($text);
     return $text;
+}
+
+sub escaped_character {
+    my ($character) = @_;
+    my %short = ("\n" => '\n', "\t" => '\t', "\r" => '\r');
+    my $code = ord $character;
+    return $short{$character} // sprintf $code < 256 ? '\x%02x' : '\x{%x}', $code;
+}
+
+# What died, for "program: error: ...": one line whatever names are in it.
+sub error_line {
+    my ($error) = @_;
+    return printable($error =~ s/\n+\z//r) . "\n";
+}
+
+# files($folder, $ending): the logs of the runs that wrote into an --out folder, oldest first: FOLDER/RUN/UUID.ENDING, where RUN was
+# "logs" for older programs.
+sub files {
+    my ($folder, $ending) = @_;
+    my $quoted = $folder =~ s/([\\\[\]{}*?~])/\\$1/gr;
+    my %written = map { $_ => (stat)[9] } bsd_glob("$quoted/*/*.$ending");
+    return sort { $written{$a} <=> $written{$b} || $a cmp $b } keys %written;
+}
+
+# Whether a text is a finite number that a plot or a mean can take.
+sub is_number {
+    my ($text) = @_;
+    return defined $text && !ref $text && $text =~ /\A-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?\z/ && abs($text) < 1e15;
 }
 
 1;

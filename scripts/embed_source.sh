@@ -6,6 +6,7 @@
 #
 #   embed_source.sh OUTPUT.c [ROOT]     ROOT: the project's folder, by default the one above this script
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 export LC_ALL=C
 
 [[ $# -ge 1 && $# -le 2 ]] || { echo 'usage: embed_source.sh OUTPUT.c [ROOT]' >&2; exit 2; }
@@ -15,7 +16,7 @@ root=${2:-$(dirname "${BASH_SOURCE[0]}")/..}
 
 list_sources() {
     echo train_gpt.cu
-    (cd "$root" && find llmc -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \)) | sort
+    (cd -- "$root" && find llmc -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \)) | sort
 }
 
 # One C string literal for each line. "?" is escaped because of trigraphs; a missing newline at a file's end is added.
@@ -42,7 +43,7 @@ trap 'rm -f "$new"' EXIT
     printf 'const char program_commit[] = "%s";\n' "$(commit)"
     echo 'const char program_source[] ='
     list_sources | while IFS= read -r file; do
-        printf '"// ---- %s ----\\n"\n' "$file"
+        printf '// ---- %s ----\n' "$file" | as_literals
         as_literals <"$root/$file"
     done
     echo ';'

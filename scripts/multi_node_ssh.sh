@@ -4,6 +4,7 @@
 #   WITH=mpi  starts the ranks by mpirun in place of ssh          PORT=29500  where rank 0 listens
 # Every machine needs this folder under the same path. When a rank fails, all end. Without MPI, Ctrl-C finishes the step and saves.
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ $# -ge 2 && $2 =~ ^[1-8]$ ]] || { echo 'usage: multi_node_ssh.sh "HOST1 HOST2 ..." GPUS_PER_HOST [options]' >&2; exit 2; }
 read -ra hosts <<<"$1"

@@ -3,6 +3,7 @@
 # model on the same text, and a continuation written by the model. `make quickstart` builds the programs first.
 #   TEXT=path  own text in place of the six novels          STEPS=300  scheduled steps
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 data=data/quickstart out=runs/quickstart steps=${STEPS:-300}
 

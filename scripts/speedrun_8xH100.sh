@@ -7,6 +7,7 @@
 # fetched to data/fineweb10B, and those that are there are checked, unless --train-files and --val-files say where others are.
 # KEEP=1 keeps the 2 GB checkpoint at the end of every run.
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 runs=${RUNS:-10} preset=${PRESET:-2025-10-27} gpus=${GPUS:-all} keep=${KEEP:-0}
 out=${OUT:-runs/speedrun_$preset}
@@ -15,6 +16,8 @@ say() { printf 'speedrun: %s\n' "$*"; }
 fail() { printf 'speedrun: error: %s\n' "$*" >&2; exit 1; }
 
 [[ $runs =~ ^[1-9][0-9]{0,3}$ ]] || fail "RUNS=$runs is no number of runs"
+# Only compared as text: [[ KEEP -eq 1 ]] would run commands that stand in KEEP.
+[[ $keep == 0 || $keep == 1 ]] || fail "KEEP=$keep is neither 0 nor 1"
 [[ -x ./train_gpt ]] || fail "./train_gpt is missing: run make (it needs nvcc and cuDNN; make says what it found)"
 for argument; do
     case $argument in
@@ -70,6 +73,6 @@ for ((run = 1; run <= runs; run++)); do
     status=0
     ./train_gpt --preset "$preset" --gpus "$gpus" --seed "$run" --out "$out/$run" "$@" || status=$?
     [[ $status -eq 0 ]] || fail "run $run ended with status $status (see above); call this again: runs that are whole are kept"
-    [[ $keep -eq 1 ]] || rm -f "$out/$run"/step_*.safetensors
+    [[ $keep == 1 ]] || rm -f "$out/$run"/step_*.safetensors
 done
-say "all runs are there. A submission: scripts/record --name NAME --what 'what changed' $out/[0-9]*/logs/*.txt"
+say "all runs are there. A submission: scripts/record --name NAME --what 'what changed' $(printf %q "$out")/[0-9]*/logs/*.txt"

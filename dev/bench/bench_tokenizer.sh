@@ -5,6 +5,7 @@
 # tiktoken's figure is encode_ordinary alone, texts already in memory; ours is the whole program, from JSON to shards on disk,
 # with the one-thread run pinned to one core. Best of three each. The tokens are compared.
 set -euo pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 cd "$(dirname "$0")/../.."
 [ $# = 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 vocabulary=$1 text=$2

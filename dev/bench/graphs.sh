@@ -6,6 +6,7 @@
 # all the same is seen in the share of a step in which a kernel runs.
 # As many groups of GPUs as there are train at once, every second one without graphs first; a single group has two turns of each.
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 steps=${STEPS:-40}
 source "$(dirname "${BASH_SOURCE[0]}")/step_time.sh"
 

@@ -6,6 +6,7 @@
 # One GPU is the mean of all of them, each training alone at the same time: they differ by a percent, and are as hot as they are
 # when they train together.
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 steps=${STEPS:-60}
 source "$(dirname "${BASH_SOURCE[0]}")/step_time.sh"
 

@@ -22,7 +22,7 @@ step_time() { # NAME GPUS options: trains at window 11, writes the mean of steps
     # catches up in the last step before a pause: the two before the profiled ones are left out.
     awk -F'[:/ ]' -v from=$((steps / 4)) -v to=$((steps - 2)) '
         /^step:[0-9]+\/[0-9]+ train_time:/ { sub("ms", "", $5); at[$2] = $5 }
-        END { printf "%.2f\n", (at[to] - at[from]) / (to - from) }' "$work/$name"/logs/*.txt >"$work/$name.ms"
+        END { printf "%.2f\n", (at[to] - at[from]) / (to - from) }' "$work/$name"/*/*.txt >"$work/$name.ms"
     rm -rf "${work:?}/$name"
 }
 

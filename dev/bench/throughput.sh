@@ -3,6 +3,7 @@
 #   dev/bench/throughput.sh [TRAIN_SHARD VAL_SHARD]     default: the byte shards of make quickstart
 #   STEPS=12  training steps of each run
 set -eu -o pipefail
+[[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 train=${1:-data/quickstart/bytes_train_000001.bin} val=${2:-data/quickstart/heldout_val_000000.bin}
 steps=${STEPS:-12} threads=$(nproc)
@@ -15,7 +16,7 @@ common=(--preset tiny --head bf16 --train-files "$train" --val-files "$val" --va
 median() { sort -g | awk '{x[NR] = $1} END {print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2}'; }
 
 OMP_NUM_THREADS=$threads ./train_gpt_cpu "${common[@]}" --stop-at "$steps" --out "$work/c" --save-init "$work/init.safetensors" >"$work/c.txt"
-ours=$(sed -n 's/.*"event": *"step".*"ms": *\([0-9.]*\).*/\1/p' "$work"/c/logs/*.jsonl | tail -n +3 | median)
+ours=$(sed -n 's/.*"event": *"step".*"ms": *\([0-9.]*\).*/\1/p' "$work"/c/*/*.jsonl | tail -n +3 | median)
 
 best= mode=
 for variant in "float32" "bf16" "float32 --compile"; do

@@ -44,9 +44,9 @@ def validation_loss(console):
 
 def trainer_losses(folder):
     """Training loss of each step, the first is that of the initial weights."""
-    logs = glob.glob(folder + '/logs/*.jsonl')
+    logs = glob.glob(glob.escape(folder) + '/*/*.jsonl')
     if len(logs) != 1:
-        raise Failed(f'{folder}/logs: {len(logs)} logs of a run, one was expected')
+        raise Failed(f'{folder}: {len(logs)} logs of a run, one was expected')
     events = [json.loads(line) for line in open(logs[0])]
     return [e['loss'] for e in events if e['event'] == 'step'], [e['ms'] for e in events if e['event'] == 'step']
 
@@ -95,6 +95,9 @@ def main():
     p.add_argument('--skip', type=int, default=20, help='first steps whose differences do not count')
     p.add_argument('--twin-options', default='--attention flash --compile')
     a = p.parse_args()
+    if not os.access(a.trainer, os.X_OK):
+        print(f'twin_parity: {a.trainer} is missing: run make (./train_gpt needs nvcc and cuDNN), or give --trainer FILE', file=sys.stderr)
+        return 1
     try:
         make_runs(a)
         return 0 if compare(a) else 1

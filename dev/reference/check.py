@@ -5,6 +5,10 @@ import os
 import sys
 import tempfile
 
+if "--help" in sys.argv:  # before the imports below, which not every machine has
+    print(__doc__)
+    sys.exit(0)
+
 import numpy as np
 import torch
 

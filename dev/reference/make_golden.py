@@ -4,6 +4,11 @@ import dataclasses
 import json
 import math
 import os
+import sys
+
+if "--help" in sys.argv:  # before the imports below, which not every machine has
+    print(__doc__)
+    sys.exit(0)
 
 import torch
 from safetensors.torch import save_file

@@ -4,9 +4,14 @@ import os
 import sys
 import time
 
+from twin import config
+
+if "--help" in sys.argv:  # before the imports below, which not every machine has
+    config.parse(["--help"], __doc__)
+
 import torch
 
-from twin import config, data, model
+from twin import data, model
 from twin.trainer import Trainer
 
 

@@ -62,6 +62,30 @@ is(scalar(() = $page =~ /<svg /g), 5, 'five plots');
 is(scalar(() = $page =~ /<polyline /g), 3 * 6 + 2, 'a curve for each run, and the differences');
 unlike($page, qr{<one>|https?://|<script|<link}, 'nothing is fetched, and names are names');
 
+# ---- losses that are no numbers ----------------------------------------------------------------------------------------
+
+# A diverged run must not look like one that lacks a few points: console and page say what is left out.
+sub diverged { my ($name, $from, $text) = @_; return spew("$dir/$name.jsonl", slurp("$dir/$from.jsonl") . $text) }
+my $nan = diverged('nan', 'b1', qq({"event":"step","step":61,"loss":null,"ms":100}\n{"event":"step","step":62,"loss":"nan","ms":100}\n)
+    . qq({"event":"validation","step":62,"val_loss":null,"train_ms":1}\n));
+($status, $out) = compare('--output', "$dir/nan.html", '--set', 'a', @a, '--set', 'b', $nan, $b[1]);
+is($status, 0, 'a run with NaN at its end') or diag $out;
+my @lost = ('2 of 62 training losses are no finite numbers (the first at step 61) and are left out',
+    '1 of 5 validation losses are no finite numbers (the first at step 62) and are left out');
+like($out, qr{^compare: note: \Q$nan: $_\E$}m, "console: $_") for @lost;
+like(slurp("$dir/nan.html"), qr{<p><b>Left out:</b> nan\.jsonl: \Q$_\E\.</p>}, "page: $_") for @lost;
+unlike($out . slurp("$dir/page.html"), qr{: .*Left out|a1\.jsonl: }, 'nothing of that for runs without');
+
+my $log = "source\n" . '=' x 100 . "\ncompiler\n" . '=' x 100 . "\nstep:0/2 val_loss:9.0000 train_time:0ms step_avg:0.00ms\n"
+    . "step:1/2 train_time:9ms step_avg:9.00ms\nstep:1/2 val_loss:-nan train_time:9ms step_avg:9.00ms\nstep:2/2 train_time:18ms step_avg:9.00ms\n"
+    . "step:2/2 val_loss:inf train_time:18ms step_avg:9.00ms\n";
+spew("$dir/log.txt", $log);
+($status, $out) = compare('--output', "$dir/log.html", '--set', 'a', $a[0], '--set', 'b', "$dir/log.txt");
+like($out, qr{^compare: note: \Q$dir/log.txt\E: 2 of 3 validation losses are no finite numbers \(the first at step 1\)}m, 'the same in a log');
+spew("$dir/all.jsonl", qq({"event":"step","step":1,"loss":null}\n));
+($status, $out) = compare('--output', "$dir/all.html", '--set', 'a', $a[0], '--set', 'b', "$dir/all.jsonl");
+ok($status == 1 && $out =~ /error: \Q$dir\E\/all\.jsonl: no finite number in it/, 'a run of nothing else is refused') or diag $out;
+
 # ---- refused -----------------------------------------------------------------------------------------------------------
 
 my @good = ('--output', "$dir/x.html", '--set', 'a', $a[0], '--set', 'b', $b[0]);

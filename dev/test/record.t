@@ -239,6 +239,10 @@ ok($status == 1 && $err =~ /\Arecord: error: [^\n]*no such folder[^\n]*\n\z/, 'a
 
 my $lines = join '', map { qq({"event":"step","step":$_,"loss":) . (5 - $_ / 100) . qq(,"ms":70.5}\n) } 1 .. 40;
 my $jsonl = write_log(qq({"event":"options","preset":"tiny"}\n$lines) . qq({"event":"step","step":41,"loss":null,"ms":70}\n), 'run.jsonl');
+{
+    my ($status, undef, $err) = run_script('plot_curve', '--output', "$DIR/nan.svg", $jsonl);
+    like($err, qr/\Aplot_curve: note: \S+run\.jsonl: 1 of 41 points are no finite numbers \(the first at step 41\) and are left out\n/, 'a loss that is no number is left out and told');
+}
 my $running = write_log(log_text(@second) =~ s{^step:300/500 tra\K.*}{}smr, 'running.txt');
 is_deeply([PlotCurveTest::points('loss', $jsonl)], [map { [10 * $_, 5 - (10 * $_ - 4.5) / 100] } 1 .. 4], 'JSON lines: loss averaged over ten steps');
 my $validated = write_log(qq({"event":"validation","step":0,"val_loss":5}\n$lines) . qq({"event":"validation","step":40,"val_loss":4.6}\n), 'validated.jsonl');
@@ -272,5 +276,6 @@ package PlotCurveTest;
 sub points {
     my ($quantity, $path) = @_;
     require "$ROOT/scripts/plot_curve";
+    local $SIG{__WARN__} = sub { };
     return map { [$_->[0], 0 + sprintf '%.9g', $_->[1]] } @{PlotCurve::curve({quantity => $quantity, average => 10, from => 0}, $path)};
 }
