@@ -1,0 +1,102 @@
+"""Emulated FP8 of the head and of the MLP. Quantisation is straight-through; products sum in the wide
+dtype.
+"""
+
+import torch
+
+E4M3, E5M2 = 448.0, 57344.0
+ACTIVATION_HEADROOM, WEIGHT_HEADROOM, LEAST = 1.80, 1.12, 1e-12
+
+
+def quantize(x, dtype, limit):
+    """x rounded to 8-bit floats, saturating, given back in the dtype of x."""
+    return x.clamp(-limit, limit).float().to(dtype).to(x.dtype)
+
+
+def bf16(x):
+    return x.bfloat16().to(x.dtype)
+
+
+class HeadScales:
+    """x / sx and w / sw are e4m3; the gradient of the logits times 448 / 0.75 is e5m2."""
+
+    def __init__(self):
+        self.x, self.w, self.g = 100 / 448, 1.6 / 448, 0.75 / 448
+
+
+class HeadProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, scales):
+        x8, w8 = quantize(x / scales.x, torch.float8_e4m3fn, E4M3), quantize(
+            w / scales.w, torch.float8_e4m3fn, E4M3
+        )
+        ctx.save_for_backward(x8, w8)
+        ctx.scales = scales
+        return bf16(scales.x * scales.w * (x8 @ w8))
+
+    @staticmethod
+    def backward(ctx, g):
+        (x8, w8), s = ctx.saved_tensors, ctx.scales
+        g8 = quantize(g / s.g, torch.float8_e5m2, E5M2)
+        return bf16(s.g * s.w * (g8 @ w8.t())), bf16(s.g * s.x * (x8.t() @ g8)), None
+
+
+def head_logits(x, w, scales):
+    return HeadProduct.apply(x, w, scales)
+
+
+class MlpState:
+    """Scales of one rank. Weights are quantised after every optimizer step, activations with the scale of the
+    forward before.
+    """
+
+    def __init__(self, layers):
+        self.activation = [1.0] * layers
+        self.largest = [0.0] * layers
+        self.up, self.down, self.down_scale, self.down_next = {}, {}, {}, {}
+
+    def quantize_weights(self, bank, exact):
+        """bank [layers, 2, F, d]. exact: the down-projection's scale comes from the weights at hand, else
+        from those before.
+        """
+        for i in range(len(self.activation)):
+            fc, proj = bank[i].detach()
+            scale = fc.bfloat16().abs().max().clamp(min=LEAST) / E4M3
+            self.up[i] = ((fc.bfloat16() / scale).to(torch.float8_e4m3fn).to(fc.dtype), float(scale))
+            largest = proj.bfloat16().abs().max().clamp(min=LEAST)
+            if exact:
+                self.down_next[i] = (largest / E4M3).float()
+            used = self.down_next[i]
+            self.down_scale[i] = float(used)
+            self.down[i] = quantize(proj.bfloat16().float() / used, torch.float8_e4m3fn, E4M3).to(proj.dtype)
+            self.down_next[i] = largest.float() * torch.tensor(WEIGHT_HEADROOM / E4M3)
+
+    def end_of_forward(self):
+        factor = torch.tensor(ACTIVATION_HEADROOM / E4M3)
+        self.activation = [float(torch.tensor(max(m, LEAST)) * factor) for m in self.largest]
+
+
+class MlpProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, fc, proj, state, i):
+        h16 = bf16(h)
+        largest = h16.abs().max().clamp(min=LEAST)
+        h8 = quantize(h16 * (E4M3 / largest), torch.float8_e4m3fn, E4M3)
+        up, up_scale = state.up[i]
+        post = bf16(torch.relu(bf16((up_scale * largest / E4M3) * (h8 @ up.t()))).square())
+        scale = state.activation[i]
+        post8 = quantize(post * float(1 / torch.tensor(scale)), torch.float8_e4m3fn, E4M3)
+        state.largest[i] = float(post.max())
+        ctx.save_for_backward(h16, fc, proj, post)
+        return bf16(scale * state.down_scale[i] * (post8 @ state.down[i]))
+
+    @staticmethod
+    def backward(ctx, g):
+        h, fc, proj, post = ctx.saved_tensors
+        dpost = bf16(g @ proj.t())
+        dpre = bf16(2 * dpost * post.sqrt())
+        return bf16(dpre @ fc), dpre.t() @ h, post.t() @ g, None, None
+
+
+def mlp_fp8(h, fc, proj, state, i):
+    return MlpProduct.apply(h, fc, proj, state, i)

@@ -1,0 +1,320 @@
+"""Forward pass and loss of one packed sequence, from the tables of a Record. The backward pass is autograd.
+
+Everything is computed in the dtype of the parameters (float64 for golden vectors). `fp8` chooses what is
+emulated: (), ("head",),
+("mlp",) or both; quantisation is straight-through and its scales are constants.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from twin.attention import dense
+
+from . import record
+from .fp8 import HeadScales, MlpState, head_logits, mlp_fp8
+
+EPS = 2.0**-23
+DC_EPS, XSA_FLOOR = 1e-6, 1e-8
+CAP, SHIFT, SLOPE = 23.0, 5.0, 7.5
+GENERATOR_SCALE = 0.1  # of mu and nu; that of a and b is a parameter
+
+
+@dataclass
+class Batch:
+    """tokens [N+1], cu_seqlens from 0 to N, rows of the bigram table [N], rows of the sign table [N]; all
+    int64.
+    """
+
+    tokens: torch.Tensor
+    cu_seqlens: torch.Tensor
+    bigram_rows: torch.Tensor
+    sign_rows: torch.Tensor
+
+    @property
+    def inputs(self):
+        return self.tokens[:-1]
+
+    @property
+    def targets(self):
+        return self.tokens[1:]
+
+    def documents(self):
+        lengths = torch.diff(self.cu_seqlens)
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+
+@dataclass
+class Rope:
+    """Frequencies [e/4] of the rotated channel pairs (2j, 2j+1), the attention scale; both follow the long
+    window.
+    """
+
+    frequencies: torch.Tensor
+    scale: float = 0.1
+
+    @staticmethod
+    def start(head_dim, dtype):
+        n = head_dim // 4
+        x = torch.linspace(0, 1, n, dtype=torch.float32 if dtype != torch.float64 else dtype)
+        return Rope(torch.tensor(1 / 1024, dtype=x.dtype) ** x)
+
+    def follow(self, old, new):
+        """YaRN: the long window goes from `old` to `new` tokens."""
+        if old == new:
+            return
+        turns = old * self.frequencies / (2 * math.pi)
+        g = ((turns - 1) / 31).clamp(0, 1)
+        self.frequencies = self.frequencies * (old / new + g * (1 - old / new))
+        self.scale *= 1 + 0.2 * math.log(new / old)
+
+    def rotate(self, x, positions):
+        """x [N, H, e]; positions [N] or [N, H]."""
+        angle = positions.to(self.frequencies.dtype)[..., None] * self.frequencies
+        if angle.dim() == 2:
+            angle = angle[:, None]
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        half = x.shape[-1] // 2
+        even, odd = x[..., 0:half:2], x[..., 1:half:2]
+        turned = torch.stack([even * cos + odd * sin, odd * cos - even * sin], -1).flatten(-2)
+        return torch.cat([turned, x[..., half:]], -1)
+
+
+def rms(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+def initial_parameters(r, generator, dtype=torch.float32):
+    """As the original starts: banks uniform, tables small, generators Kaiming; bf16-stored tensors hold bf16
+    values.
+    """
+    d, table = r.sizes.model_dim, record.parameters(r)
+    p = {n: torch.zeros(s.shape) for n, s in table.items()}
+    bound = 0.5 * math.sqrt(3.0) * d**-0.5
+
+    def uniform(shape, c):
+        return torch.empty(shape).uniform_(-c, c, generator=generator)
+
+    p["lm_head.weight"] = 0.005 * torch.randn(p["lm_head.weight"].shape, generator=generator)
+    p["value_embeds"] = 0.01 * torch.randn(p["value_embeds"].shape, generator=generator).bfloat16().float()
+    p["qk_bank"], p["vo_bank"] = uniform(p["qk_bank"].shape, bound), uniform(p["vo_bank"].shape, bound)
+    p["mlp_bank"][:, 0] = uniform(p["mlp_bank"][:, 0].shape, bound)
+    for name in ("mudd_w1", "mudd_gate_w1"):
+        p[name] = uniform(p[name].shape, d**-0.5)
+    p["scalars"] = torch.tensor([0.5, 1.0] * len(r.layers) + [0.0, -1.5])
+    p["resid_lambdas"].fill_(math.sqrt(1.1))
+    p["post_lambdas"].fill_(1.0)
+    p["_mudd_gate_scale"] = torch.tensor(0.1)
+    start = {6: 2.0, 7: 2.0, 8: math.sqrt(1.1), 9: 1.0, 11: 0.05, 12: math.sqrt(1.1), 13: 1.0}
+    for column, value in start.items():
+        p["mudd_b2"][0, column] = value / GENERATOR_SCALE
+    p["mudd_b2"][1, 1] = -0.5 / GENERATOR_SCALE
+    for i, row in enumerate("ab"):
+        for key, at in r.columns(row)[0].items():
+            kind = key[0] if isinstance(key, tuple) else key
+            value = {"gate": 0.25, "bigram": 0.05, "skip": 0.5, "dc1": 1.0}.get(kind, 0.0)
+            p["mudd_gate_b2"][i, at] = value / 0.1
+    for name, spec in table.items():
+        if spec.storage != "fp32":
+            p[name] = p[name].bfloat16().float()
+    p["embed.weight"] = p["lm_head.weight"].t().clone()
+    return {n: t.to(dtype) for n, t in p.items()}
+
+
+class Model:
+    """Parameters are leaves in one wide dtype. signs [sign_rows, d] of +-1; prefix [padded vocabulary], -1:
+    no prefix.
+    """
+
+    def __init__(self, r, parameters, signs, prefix, fp8=()):
+        self.r, self.z, self.signs, self.prefix, self.fp8 = r, r.sizes, signs, prefix, set(fp8)
+        self.p = {n: t.contiguous().clone().requires_grad_() for n, t in parameters.items()}
+        self.dtype = self.p["embed.weight"].dtype
+        self.mlp_state = MlpState(len(r.layers)) if "mlp" in self.fp8 else None
+        self.head_scales = HeadScales()
+
+    # ---- pieces -------------------------------------------------------------------------------------------
+
+    def generate(self, x, kind, row):
+        """Coefficients [N, K]; kind "mudd" (rows mu, nu) or "mudd_gate" (rows a, b)."""
+        p, number = self.p, {"mu": 0, "nu": 1, "a": 0, "b": 1}[row]
+        count = (
+            self.r.columns(row)[1] if kind == "mudd_gate" else {"mu": record.NUM_MU, "nu": record.NUM_NU}[row]
+        )
+        scale = p["_mudd_gate_scale"] if kind == "mudd_gate" else GENERATOR_SCALE
+        hidden = F.gelu(x @ p[kind + "_w1"][number].t())
+        return scale * (hidden @ p[kind + "_w2"][number, :count].t() + p[kind + "_b2"][number, :count])
+
+    def value_table(self, number, tokens):
+        vp = self.z.padded_vocab
+        return F.embedding(tokens, self.p["value_embeds"][number * vp : (number + 1) * vp])
+
+    def attend(self, layer, q, k, v, documents, windows, rope):
+        """q, k, v [N, H, e] after everything; the paired form reads them as [2N, H/2, e]."""
+        n, h, e = q.shape
+        window = windows[1] if layer.long_window else windows[0]
+        if layer.attention == "paired":
+            q, k, v = (x.reshape(2 * n, h // 2, e) for x in (q, k, v))
+            documents = documents.repeat_interleave(2)
+        return dense(q, k, v, documents, window, rope.scale, self.dtype).reshape(n, h, e)
+
+    def dc(self, q, k, v, weights, documents, rope):
+        """The second, mixed softmax over the last keys: a mixture of all heads' probabilities for every
+        head.
+        """
+        w1, w2 = weights
+        w1 = w1 * torch.rsqrt(w1.square().mean(-1, keepdim=True) + DC_EPS)
+        position = torch.arange(len(q))
+        distance = position[:, None] - position[None]
+        seen = (distance >= 0) & (distance < self.r.dc_window) & (documents[:, None] == documents[None])
+        scores = rope.scale * torch.einsum("tne,jne->ntj", q, k)
+        mixed = torch.einsum("tn,ntj->tj", w1, scores.masked_fill(~seen, float("-inf")).softmax(-1))
+        return w2[:, :, None] * torch.einsum("tj,jne->tne", mixed, v)
+
+    def values(self, i, layer, h, v, batch, mu, extra):
+        """V with its value embedding and, in the dynamic layer, the mixture `extra` of kept streams."""
+        n, heads, e = v.shape
+        if layer.value_table is None:
+            return v
+        u = self.value_table(layer.value_table, batch.inputs)
+        if layer.dynamic:
+            gate = torch.cat(
+                [mu[:, 6:7].expand(-1, heads // 2), mu[:, 7:8].expand(-1, heads - heads // 2)], -1
+            )
+            return v + gate[:, :, None] * u.view(n, heads, e) + extra.view(n, heads, e)
+        c = record.VALUE_GATE_CHANNELS
+        gate = 2 * torch.sigmoid(
+            torch.cat([h[:, :c], u[:, :c]], -1) @ self.p["ve_gate_bank"][layer.value_table].t()
+        )
+        return v + gate[:, :, None] * u.view(n, heads, e)
+
+    def attention(self, i, layer, h, batch, documents, coefficients, windows, rope, mu=None, extra=None):
+        """The layer's attention of the normalised input h [N, d], output projection included."""
+        z, p = self.z, self.p
+        n, heads, e, d = len(h), z.num_heads, z.head_dim, z.model_dim
+        number = self.r.attention_layers().index(i)
+        lin, lout = p["scalars"][2 * i], p["scalars"][2 * i + 1]
+        qk = p["qk_bank"][number * heads : (number + 1) * heads].reshape(2, d, d)
+        wv, wo = p["vo_bank"][2 * number], p["vo_bank"][2 * number + 1]
+        q, k, v = ((lin * (h @ w.t())).view(n, heads, e) for w in (qk[0], qk[1], wv))
+        position = torch.arange(n)
+        if layer.attention == "paired":
+            position = 2 * position[:, None] + (torch.arange(heads) % 2)[None]
+        q, k = (rope.rotate(rms(x), position) for x in (q, k))
+        if layer.long_window:  # the key offset: the fixed channels come from the position before
+            half = e // 2
+            shifted = torch.cat([k[:1, :, half:], k[:-1, :, half:]])
+            k = torch.cat([k[:, :, :half], shifted], -1)
+        v = self.values(i, layer, h, v, batch, mu, extra)
+        y = self.attend(layer, q, k, v, documents, windows, rope)
+        if layer.dc:
+            y = y + self.dc(q, k, v, (coefficients["dc1"], coefficients["dc2"]), documents, rope)
+        if layer.xsa:
+            share = torch.tanh(coefficients["xsa", i])[:, :, None]
+            y = (
+                y
+                - share
+                * (y * v).sum(-1, keepdim=True)
+                / v.square().sum(-1, keepdim=True).clamp_min(XSA_FLOOR)
+                * v
+            )
+        if layer.output_gate:
+            y = y * coefficients["gate", i][:, :, None]
+        return lout * (y.reshape(n, d) @ wo.t())
+
+    def mlp(self, i, x, training):
+        h, (fc, proj) = rms(x), self.p["mlp_bank"][i]
+        if training and self.mlp_state:
+            return mlp_fp8(h, fc, proj, self.mlp_state, i)
+        return torch.relu(h @ fc.t()).square() @ proj
+
+    # ---- the network --------------------------------------------------------------------------------------
+
+    def embed(self, tokens):
+        e = F.embedding(tokens, self.p["embed.weight"])
+        gate = torch.sigmoid(e[1:, : record.SMEAR_CHANNELS] @ self.p["smear_gate.weight"].t())
+        smear = self.p["scalars"][2 * len(self.r.layers)] * gate
+        return rms(torch.cat([e[:1], e[1:] + smear * e[:-1]]))
+
+    def hidden(self, batch, windows, rope, training=True):
+        """The normalised stream before the head, [N, d]. windows: (short, long) in tokens."""
+        p, heads, documents = self.p, self.z.num_heads, batch.documents()
+        x0 = self.embed(batch.inputs)
+        bigram = F.embedding(batch.bigram_rows, p["bigram_embed.weight"]) * self.signs[batch.sign_rows]
+        coefficients = {}
+
+        def unpack(x, row):
+            generated = self.generate(x, "mudd_gate", row)
+            coefficients.update({key: generated[:, at] for key, at in self.r.columns(row)[0].items()})
+
+        unpack(x0, "a")
+        c0 = x = x0 + coefficients["bigram", 0] * bigram
+        kept, mu, before_last = {}, None, None
+        rows = {
+            layer.gates: i for i, layer in reversed(list(enumerate(self.r.layers)))
+        }  # first layer of each generator
+        for i, layer in enumerate(self.r.layers):
+            if i and rows[layer.gates] == i:
+                unpack(x, layer.gates)
+            resid, post = p["resid_lambdas"][i], p["post_lambdas"][i]
+            if not layer.attention:
+                x = (
+                    x
+                    + torch.sigmoid(p["scalars"][2 * len(self.r.layers) + 1])
+                    * coefficients["skip"]
+                    * kept[self.r.early]
+                )
+            else:
+                h = rms(kept[self.r.late] if layer.from_late else x)
+                extra = None
+                if layer.dynamic:
+                    before_last = x
+                    mu = self.generate(x, "mudd", "mu")
+                    m = [mu[:, j : j + 1] for j in range(record.NUM_MU)]
+                    extra = m[0] * c0 + m[1] * kept[self.r.late] + m[2] * x
+                    x = (1 + m[5]) * x + m[3] * c0 + m[4] * kept[self.r.late]
+                out = self.attention(i, layer, h, batch, documents, coefficients, windows, rope, mu, extra)
+                if layer.dynamic:
+                    x = m[8] * x + m[9] * out + m[10] * c0 + m[11] * bigram
+                else:
+                    x = resid[0] * x + post[0] * out + coefficients["x0", i] * x0
+                    if i:
+                        x = x + coefficients["bigram", i] * bigram
+            f = self.mlp(i, x, training)
+            x = m[12] * x + m[13] * f if layer.dynamic else resid[1] * x + post[1] * f
+            if i in (self.r.early, self.r.late):
+                kept[i] = x
+        if training and self.mlp_state:
+            self.mlp_state.end_of_forward()
+        nu = self.generate(x, "mudd", "nu")
+        sources = (c0, kept[self.r.late], before_last, self.value_table(0, batch.inputs), kept[self.r.early])
+        for j, source in enumerate(sources):
+            x = x + nu[:, j : j + 1] * source
+        return rms(x)
+
+    def loss(self, batch, windows, rope, targets, prefix_weight):
+        """Training loss summed over the tokens; targets: weights of the tokens 1, 2, .. ahead."""
+        x = self.hidden(batch, windows, rope)
+        logits = (
+            head_logits(x, self.p["lm_head.weight"], self.head_scales)
+            if "head" in self.fp8
+            else x @ self.p["lm_head.weight"]
+        )
+        z = CAP * torch.sigmoid((logits + SHIFT) / SLOPE)
+        log_p = z.log_softmax(-1)
+        total = 0.0
+        for ahead, weight in enumerate(targets):
+            total = total - weight * log_p[: len(x) - ahead].gather(1, batch.targets[ahead:, None]).sum()
+        prefix = self.prefix[batch.targets]
+        rows = torch.nonzero(prefix >= 0).flatten()
+        return total - prefix_weight * log_p[rows].gather(1, prefix[rows, None]).sum()
+
+    @torch.no_grad()
+    def validation_loss(self, batch, windows, rope):
+        """Summed over the tokens: no FP8, the next token alone."""
+        z = CAP * torch.sigmoid(
+            (self.hidden(batch, windows, rope, False) @ self.p["lm_head.weight"] + SHIFT) / SLOPE
+        )
+        return F.cross_entropy(z, batch.targets, reduction="sum")

@@ -1,0 +1,55 @@
+"""Steps of a run: stage, windows and YaRN, gradients of the micro-batches, updates."""
+
+import torch
+
+from .model import Model, Rope
+from .optimizer import Optimizers
+
+
+class Trainer:
+    def __init__(self, r, parameters, signs, prefix, fp8=(), half=False):
+        self.r, self.schedule, self.t = r, r.schedule, 0
+        self.model = Model(r, parameters, signs, prefix, fp8)
+        self.rope = Rope.start(r.sizes.head_dim, self.model.dtype)
+        self.window_long = r.schedule.stage(0).window_long
+        self.optimizers = Optimizers(r, self.model.p, half)
+        if self.model.mlp_state:
+            self.model.mlp_state.quantize_weights(self.model.p["mlp_bank"], True)
+
+    def follow(self):
+        """Windows of step t; (short, long)."""
+        s = self.schedule.stage(self.t)
+        self.rope.follow(self.window_long, s.window_long)
+        self.window_long = s.window_long
+        return s.window_short, s.window_long
+
+    def gradients(self, batches):
+        """(summed loss of each micro-batch, {name: unscaled sum of the gradients})."""
+        windows, (targets, prefix) = self.follow(), self.schedule.weights(self.t)
+        losses = []
+        for p in self.model.p.values():
+            p.grad = torch.zeros_like(p)
+        for b in batches:
+            loss = self.model.loss(b, windows, self.rope, targets, prefix)
+            loss.backward()
+            losses.append(loss.detach())
+        return losses, {n: p.grad.clone() for n, p in self.model.p.items()}
+
+    def step(self, batches):
+        losses, gradients = self.gradients(batches)
+        for g in gradients.values():
+            g.div_(self.r.sizes.micro_batches)
+        self.optimizers.step(self.t, gradients)
+        if self.model.mlp_state:
+            self.model.mlp_state.quantize_weights(
+                self.model.p["mlp_bank"], self.t < self.schedule.exact_scales
+            )
+        self.t += 1
+        return losses
+
+    def validate(self, batch, final=False):
+        """Summed loss of one sequence with the windows of the step that would follow."""
+        windows = self.follow()
+        return self.model.validation_loss(
+            batch, (windows[0], self.schedule.final_window) if final else windows, self.rope
+        )
