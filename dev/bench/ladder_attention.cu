@@ -109,10 +109,10 @@ static AttentionCall call_of(int i)
 static void run3(Stream s, int i)
 {
     AttentionCall c = call_of(i);
-    attention_own_forward(&c, s);
+    attention_sm80_forward(&c, s);
 }
 
-// ---- 4: warpgroup products of 64 x 64 and the copy unit, one step after the other ------------------------------------------
+// ---- 4: WGMMA 64 x 64 and TMA, one step after the other ------------------------------------------
 
 enum { ROWS = 64, PANEL_BYTES = ROWS * 128, TILE_BYTES = 2 * PANEL_BYTES, THREADS = 128 };
 
@@ -131,7 +131,7 @@ static __device__ __forceinline__ float quad(float x, bool sum)
 
 static __device__ __forceinline__ void copy_tile(uint8_t *to, const CUtensorMap *map, uint64_t *full, int column, int row)
 {
-    for (int p = 0; p < 2; p++) copy_box(to + p * PANEL_BYTES, map, full, column + p * 64, row);
+    for (int p = 0; p < 2; p++) tma_load_2d(to + p * PANEL_BYTES, map, full, column + p * 64, row);
 }
 
 // Scores to packed weights.  key: of the thread's first column
@@ -162,25 +162,25 @@ static __device__ __forceinline__ void soften(float (&s)[32], uint32_t (&p)[16],
 
 static __device__ __forceinline__ void multiply_tiles(float (&s)[32], const uint8_t *q, const uint8_t *k)
 {
-    uint64_t a = operand(q, 0), b = operand(k, 0);
-    products_begin();
+    uint64_t a = smem_descriptor(q, 0), b = smem_descriptor(k, 0);
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < E / 16; i++) {
         int at = i / 4 * PANEL_BYTES + i % 4 * 32;
-        multiply_64<false, false>(s, operand_advance(a, at), operand_advance(b, at), i > 0);
+        wgmma_64x64<false, false>(s, descriptor_advance(a, at), descriptor_advance(b, at), i > 0);
     }
-    products_commit();
-    products_wait<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
 }
 
 static __device__ __forceinline__ void multiply_values(float (&y)[64], const uint32_t (&p)[16], const uint8_t *v)
 {
-    uint64_t b = operand(v, PANEL_BYTES);
-    products_begin();
+    uint64_t b = smem_descriptor(v, PANEL_BYTES);
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) multiply_128(y, p + 4 * i, operand_advance(b, i * 16 * 128), true);
-    products_commit();
-    products_wait<0>();
+    for (int i = 0; i < ROWS / 16; i++) wgmma_64x128_a_registers(y, p + 4 * i, descriptor_advance(b, i * 16 * 128), true);
+    wgmma_commit();
+    wgmma_wait<0>();
 }
 
 #endif
@@ -198,16 +198,16 @@ __global__ void __launch_bounds__(THREADS) warpgroup_tiles(floatX *yg, const flo
     int row = query0 + threadIdx.x / WARP * 16 + lane / 4, first[2] = {first_key[row], first_key[row + 8]};
     float s[32], y[64] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     uint32_t p[16];
-    if (threadIdx.x == 0) barrier_init(&full, 1), barrier_init_fence();
+    if (threadIdx.x == 0) mbarrier_init(&full, 1), fence_mbarrier_init();
     for (int key0 = first_key[query0] / ROWS * ROWS; key0 <= query0; key0 += ROWS, parity ^= 1) {
         __syncthreads(); // all are done with the last tile
         if (threadIdx.x == 0) {
-            barrier_arrive_expect(&full, 3 * TILE_BYTES);
+            mbarrier_arrive_expect_tx(&full, 3 * TILE_BYTES);
             copy_tile(qs, &q, &full, head * E, query0);
             copy_tile(ks, &k, &full, head * E, key0);
             copy_tile(vs, &v, &full, head * E, key0);
         }
-        barrier_wait(&full, parity);
+        mbarrier_wait(&full, parity);
         multiply_tiles(s, qs, ks);
         soften(s, p, y, max, sum, row, key0 + 2 * (lane % 4), first);
         multiply_values(y, p, vs);
@@ -226,8 +226,8 @@ static void run4(Stream s, int i)
     int bytes = 3 * TILE_BYTES;
     CUDA_CHECK(cudaFuncSetAttribute(warpgroup_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     warpgroup_tiles<<<dim3(N / ROWS, H), THREADS, (unsigned)bytes, s>>>(
-        set[i].yg, set[i].h, gate_w, first_key, attention_tensor::rows_map(c.q, &c, ROWS),
-        attention_tensor::rows_map(c.k, &c, ROWS), attention_tensor::rows_map(c.v, &c, ROWS));
+        set[i].yg, set[i].h, gate_w, first_key, attention_sm90::rows_map(c.q, &c, ROWS),
+        attention_sm90::rows_map(c.k, &c, ROWS), attention_sm90::rows_map(c.v, &c, ROWS));
 }
 
 // ---- 5: cuDNN, and a pass of its own for the gate --------------------------------------------------------------------------
@@ -339,7 +339,7 @@ int main(void)
     ladder_measure_ceilings(s);
     make_documents();
     upload_table(s);
-    if (!attention_own_prepare(E, &e) || !attention_tensor_prepare(E, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!attention_sm80_prepare(E, &e) || !attention_sm90_prepare(E, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
     AttentionShape shape = {slots, N, H, E, false};
     if (!(plan = attention_plan_create(&shape, &e))) fatal(EXIT_BAD_INPUT, "%s", e.text);
     gate_w = ladder_tensor(H * GATE_WIDTH, 0.5f, 99);

@@ -1,15 +1,17 @@
-// Attention of the CUDA backend: the table of documents, the choice of kernels, cuDNN's plans by number of document slots.
+// Attention of the CUDA backend: the table of documents, the choice of kernels, cuDNN's plans by number of
+// document slots.
 //
-// The table of a sequence of N tokens, C = capacity(N) slots, each part of round_up(C + 1, 4) int32 (so that parts start on 16
-// bytes, if the table does). Slots take the documents longest first: the long ones are the last to finish, so they start first.
+// The table of a sequence of N tokens, C = capacity(N) slots, each part of round_up(C + 1, 4) int32 (so that
+// parts start on 16 bytes, if the table does). Slots take the documents longest first: the long ones are the
+// last to finish, so they start first.
 //   part 0  length of the slot's document, 0 for an empty slot
 //   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
 //   part 2  where it starts in (N, H) buffers; N H for an empty slot
 //   part 3  cu_seqlens, followed by N to the end
-//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, and on the next 16 bytes
-//   then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, the same
-// Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward and 0.4 us backward
-// on an H200 also when it is empty, hence plans for several numbers.
+//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, and on the next
+//   16 bytes then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, the same
+// Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward
+// and 0.4 us backward on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/device.h"
 #include <cuda_runtime_api.h>
@@ -20,7 +22,7 @@
 
 enum { PARTS = 4, MIN_SLOTS = 64, RESERVED_SLOTS = 512, MAX_PLANS = 64, TOKENS_PER_EVAL_SLOT = 512 };
 
-typedef enum { BY_CUDNN, BY_TENSOR, BY_OWN } Kernels;
+typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } Kernels;
 static struct {
     bool open;
     Kernels forward, backward;
@@ -38,7 +40,8 @@ static struct {
     char description[512];
 } at;
 
-// ---- document slots ------------------------------------------------------------------------------------------------------
+// ---- document slots
+// ------------------------------------------------------------------------------------------------------
 
 // The number of slots for so many documents: 64, 96, 128, 192, 256, 512 and further powers of two.
 static int64_t rounded_slots(int64_t documents)
@@ -80,14 +83,16 @@ static int rising(const void *a, const void *b)
 static uint64_t *sorted_documents(const int32_t *cu, int count)
 {
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
-    for (int i = 0; i < count; i++) order[i] = (uint64_t)~(uint32_t)(cu[i + 1] - cu[i]) << 32 | (uint32_t)cu[i];
+    for (int i = 0; i < count; i++)
+        order[i] = (uint64_t) ~(uint32_t)(cu[i + 1] - cu[i]) << 32 | (uint32_t)cu[i];
     qsort(order, (size_t)count, sizeof *order, rising);
     return order;
 }
 
-// Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most queries see, one of
-// queries to that of its first, which sees the most keys. Whole documents one after the other: the tiles of one read the same
-// rows, which then are still in L2. Longest first: what comes last is short work.
+// Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most
+// queries see, one of queries to that of its first, which sees the most keys. Whole documents one after the
+// other: the tiles of one read the same rows, which then are still in L2. Longest first: what comes last is
+// short work.
 static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents, int N)
 {
     int count = (int)ceil_div(N, size), document = 0;
@@ -95,7 +100,7 @@ static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, i
     for (int i = 0; i < count; i++) {
         int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
         while (document + 1 < documents && cu[document + 1] <= token) document++;
-        order[i] = (uint64_t)~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
+        order[i] = (uint64_t) ~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
     }
     qsort(order, (size_t)count, sizeof *order, rising);
     for (int i = 0; i < count; i++) tiles[i] = (int32_t)(uint32_t)order[i];
@@ -104,7 +109,8 @@ static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, i
 
 static void make_plans_for(int64_t slots, int N);
 
-int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents)
+int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N,
+                          int max_documents)
 {
     assert(at.open && max_documents == at.sizes.max_documents);
     assert(num_documents >= 1 && cu_seqlens[0] == 0 && cu_seqlens[num_documents] == N);
@@ -115,21 +121,24 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     uint64_t *order = sorted_documents(cu_seqlens, num_documents);
     for (int i = 0; i < num_documents; i++) {
         int32_t first = (int32_t)(uint32_t)order[i];
-        length[i] = (int32_t)~(uint32_t)(order[i] >> 32);
+        length[i] = (int32_t) ~(uint32_t)(order[i] >> 32);
         start[i] = first * d;
         lse_start[i] = first * H;
         cu[i] = cu_seqlens[i];
     }
     free(order);
-    for (int64_t i = num_documents; i < part; i++) length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
+    for (int64_t i = num_documents; i < part; i++)
+        length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
     sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
-    sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens, num_documents, N);
+    sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens,
+               num_documents, N);
     int64_t slots = rounded_slots(num_documents);
     make_plans_for(slots, N); // here and not in the op, which may be under capture
     return (int)slots;
 }
 
-// ---- plans ---------------------------------------------------------------------------------------------------------------
+// ---- plans
+// ---------------------------------------------------------------------------------------------------------------
 
 static AttentionPlan *make_plan(int64_t slots, int longest, bool backward, Error *e)
 {
@@ -148,8 +157,10 @@ static AttentionPlan *find_plan(int64_t slots, int N, bool backward)
 {
     AttentionPlan *best = NULL;
     for (int i = 0; i < at.num_plans; i++) {
-        const AttentionShape *s = attention_plan_shape(at.plan[i]), *b = best ? attention_plan_shape(best) : NULL;
-        if (s->backward != backward || s->slots < slots || s->longest < N || s->slots > capacity(N, at.sizes.max_documents))
+        const AttentionShape *s = attention_plan_shape(at.plan[i]),
+                             *b = best ? attention_plan_shape(best) : NULL;
+        if (s->backward != backward || s->slots < slots || s->longest < N ||
+            s->slots > capacity(N, at.sizes.max_documents))
             continue;
         if (!b || s->slots < b->slots || (s->slots == b->slots && s->longest < b->longest)) best = at.plan[i];
     }
@@ -163,7 +174,8 @@ static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
     Error e;
     int longest = N <= at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens;
     slots = rounded_slots(slots);
-    note("a cuDNN attention plan for %d documents of up to %d tokens, %s, is made now: a batch needs more than those "
+    note("a cuDNN attention plan for %d documents of up to %d tokens, %s, is made now: a batch needs more "
+         "than those "
          "made at the start",
          (int)slots, longest, backward ? "backward" : "forward");
     p = make_plan(slots, longest, backward, &e);
@@ -173,7 +185,9 @@ static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
 
 static void check_tokens(int N, int most, const char *what)
 {
-    if (N > most) fatal(EXIT_BAD_INPUT, "attention%s was asked for %d tokens, backend_reserve set aside %d", what, N, most);
+    if (N > most)
+        fatal(EXIT_BAD_INPUT, "attention%s was asked for %d tokens, backend_reserve set aside %d", what, N,
+              most);
 }
 
 static void make_plans_for(int64_t slots, int N)
@@ -193,7 +207,8 @@ static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
 {
     if (is_capturing(s) && !find_plan(slots, N, backward))
         fatal(EXIT_BAD_INPUT,
-              "no attention plan for %d documents in %d tokens, and none can be made while a graph is captured: build a "
+              "no attention plan for %d documents in %d tokens, and none can be made while a graph is "
+              "captured: build a "
               "table of so many documents first",
               slots, N);
     return need_plan(slots, N, backward);
@@ -205,16 +220,30 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
     assert(at.open && H == at.sizes.heads && e == at.head_dim && (uintptr_t)table % 16 == 0);
     assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
     int64_t part = attention_table_part(N, at.sizes.max_documents);
-    return (AttentionCall){.length = table, .start = table + part, .lse_start = table + 2 * part, .cu = table + 3 * part,
+    return (AttentionCall){.length = table,
+                           .start = table + part,
+                           .lse_start = table + 2 * part,
+                           .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part,
-                           .query_tiles = table + query_tiles_at(N, at.sizes.max_documents), .row_scratch = at.row_scratch,
-                           .dq_sum = at.dq_sum, .dq_state = at.dq_state, .value_sums = at.value_sums, .counters = at.counters,
-                           .scale = scale, .window = window, .slots = slots, .N = N, .H = H, .e = e};
+                           .query_tiles = table + query_tiles_at(N, at.sizes.max_documents),
+                           .row_scratch = at.row_scratch,
+                           .dq_sum = at.dq_sum,
+                           .dq_state = at.dq_state,
+                           .value_sums = at.value_sums,
+                           .counters = at.counters,
+                           .scale = scale,
+                           .window = window,
+                           .slots = slots,
+                           .N = N,
+                           .H = H,
+                           .e = e};
 }
 
-// ---- what is reserved ----------------------------------------------------------------------------------------------------
+// ---- what is reserved
+// ----------------------------------------------------------------------------------------------------
 
-// Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed here.
+// Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed
+// here.
 static bool cudnn_is_a_candidate(Error *why)
 {
     int capability = device_compute(), e = at.head_dim;
@@ -222,8 +251,10 @@ static bool cudnn_is_a_candidate(Error *why)
     if (at.sizes.attention == ATTENTION_CUDNN) return true;
     if (device_is_portable()) return error_set(why, "--portable");
     if (capability < 90)
-        return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10, capability % 10);
-    if (e % 16) return error_set(why, "cuDNN's dq is wrong for heads of width %d, which is no multiple of 16", e);
+        return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10,
+                         capability % 10);
+    if (e % 16)
+        return error_set(why, "cuDNN's dq is wrong for heads of width %d, which is no multiple of 16", e);
     return true;
 }
 
@@ -235,16 +266,18 @@ static bool make_first_plans(Error *e)
         if (at.backward == BY_CUDNN && !make_plan(slots, z->tokens, true, e)) return false;
     }
     if (z->eval_tokens <= z->tokens) return true;
-    int64_t slots =
-        min_i64(capacity(z->eval_tokens, z->max_documents), rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
+    int64_t slots = min_i64(capacity(z->eval_tokens, z->max_documents),
+                            rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
     return make_plan(slots, z->eval_tokens, false, e) != NULL;
 }
 
 // Documents that begin and end inside of tiles, and a window that cuts the longest.
 static bool cudnn_is_right(Error *why)
 {
-    if (!attention_own_prepare(at.head_dim, why) || !attention_own_prepare_backward(at.head_dim, why)) return false;
-    int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens), documents = N < 8 ? 1 : 3;
+    if (!attention_sm80_prepare(at.head_dim, why) || !attention_sm80_prepare_backward(at.head_dim, why))
+        return false;
+    int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens),
+        documents = N < 8 ? 1 : 3;
     int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
     size_t bytes = (size_t)attention_table_ints(N, at.sizes.max_documents) * sizeof(int32_t);
     int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "attention: check");
@@ -253,9 +286,11 @@ static bool cudnn_is_right(Error *why)
     copy_to_device(s, table, host, bytes);
     stream_synchronize(s);
     stream_destroy(s);
-    AttentionCall c = make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
+    AttentionCall c =
+        make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
     bool backward = at.backward == BY_CUDNN && at.sizes.tokens;
-    bool right = attention_agree(find_plan(slots, N, false), backward ? find_plan(slots, N, true) : NULL, &c, why);
+    bool right =
+        attention_agree(find_plan(slots, N, false), backward ? find_plan(slots, N, true) : NULL, &c, why);
     host_free(host), device_free(table);
     return right;
 }
@@ -301,8 +336,9 @@ static void free_plans(void)
 static void prepare_own(void)
 {
     Error e;
-    bool good = at.forward != BY_OWN || attention_own_prepare(at.head_dim, &e);
-    if (good && at.backward == BY_OWN && at.sizes.tokens) good = attention_own_prepare_backward(at.head_dim, &e);
+    bool good = at.forward != BY_SM80 || attention_sm80_prepare(at.head_dim, &e);
+    if (good && at.backward == BY_SM80 && at.sizes.tokens)
+        good = attention_sm80_prepare_backward(at.head_dim, &e);
     if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
@@ -310,17 +346,21 @@ static void reserve_scratch(void)
 {
     const OpSizes *z = &at.sizes;
     size_t rows = (size_t)z->tokens * (size_t)z->heads;
-    if (at.forward == BY_TENSOR) at.counters = device_alloc(attention_tensor_counters() * sizeof(unsigned), "attention: counters");
+    if (at.forward == BY_SM90)
+        at.counters = device_alloc(attention_sm90_counters() * sizeof(unsigned), "attention: counters");
     if (!rows) return;
     if (at.backward == BY_CUDNN) {
         at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
-        at.y = device_alloc(rows * (size_t)at.head_dim * sizeof(floatX), "attention: output without its gate");
+        at.y =
+            device_alloc(rows * (size_t)at.head_dim * sizeof(floatX), "attention: output without its gate");
         reserve_dq_sum(rows * (size_t)at.head_dim * sizeof(float));
-    } else if (at.backward == BY_TENSOR) {
-        size_t sums = attention_tensor_sums(z->tokens, z->heads, at.head_dim);
+    } else if (at.backward == BY_SM90) {
+        size_t sums = attention_sm90_sums(z->tokens, z->heads, at.head_dim);
         at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
-        at.value_sums = device_alloc(attention_tensor_value_sums(z->tokens, z->heads) * 2 * sizeof(float), "attention: row sums");
-        at.dq_state = device_alloc(attention_tensor_states(z->tokens, z->heads) * sizeof(unsigned), "attention: sums of dq");
+        at.value_sums = device_alloc(attention_sm90_value_sums(z->tokens, z->heads) * 2 * sizeof(float),
+                                     "attention: row sums");
+        at.dq_state = device_alloc(attention_sm90_states(z->tokens, z->heads) * sizeof(unsigned),
+                                   "attention: sums of dq");
     }
 }
 
@@ -344,7 +384,7 @@ const char *attention_library(void)
 static const char *kernels_name(Kernels k)
 {
     if (k == BY_CUDNN) return attention_library();
-    return k == BY_TENSOR ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
+    return k == BY_SM90 ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
 }
 
 // A reason is empty where there was nothing to refuse.
@@ -355,25 +395,26 @@ static void describe_choice(const char *not_tensor, const char *not_cudnn)
     int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
     if (not_cudnn[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn);
     used += snprintf(text + used, size - (size_t)used, ", backward by %s", kernels_name(at.backward));
-    if (at.sizes.deterministic) used += snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
+    if (at.sizes.deterministic)
+        used += snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
     if (not_tensor[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
-    if (at.forward == BY_OWN || at.backward == BY_OWN) note("%s: several times slower than could be", text);
+    if (at.forward == BY_SM80 || at.backward == BY_SM80) note("%s: several times slower than could be", text);
 }
 
-// The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have a fixed order of
-// sums.
+// The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have
+// a fixed order of sums.
 static void choose_kernels(void)
 {
     Error not_tensor = {""}, not_cudnn = {""};
-    bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_tensor_prepare(at.head_dim, &not_tensor);
-    at.forward = tensor ? BY_TENSOR : BY_CUDNN;
-    at.backward = at.sizes.deterministic ? BY_OWN : at.forward;
+    bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_sm90_prepare(at.head_dim, &not_tensor);
+    at.forward = tensor ? BY_SM90 : BY_CUDNN;
+    at.backward = at.sizes.deterministic ? BY_SM80 : at.forward;
     reserve_scratch();
     if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
         if (at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
         free_plans();
         free_scratch();
-        at.forward = at.backward = BY_OWN;
+        at.forward = at.backward = BY_SM80;
     }
     prepare_own();
     reserve_rows();
@@ -387,9 +428,11 @@ void attention_reserve(const OpSizes *sizes)
     at.head_dim = sizes->dim / sizes->heads;
     int64_t most = max_i64(sizes->tokens, sizes->eval_tokens);
     if (at.head_dim % 8 || at.head_dim > ATTENTION_OWN_MAX_WIDTH)
-        fatal(EXIT_BAD_INPUT, "heads of width %d: attention takes multiples of 8 up to %d", at.head_dim, ATTENTION_OWN_MAX_WIDTH);
+        fatal(EXIT_BAD_INPUT, "heads of width %d: attention takes multiples of 8 up to %d", at.head_dim,
+              ATTENTION_OWN_MAX_WIDTH);
     if (most * sizes->dim > INT32_MAX)
-        fatal(EXIT_BAD_INPUT, "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens",
+        fatal(EXIT_BAD_INPUT,
+              "a sequence of %lld tokens of width %d is too large for attention: at most %d tokens",
               (long long)most, sizes->dim, INT32_MAX / sizes->dim);
     at.open = true;
     choose_kernels();
@@ -407,26 +450,28 @@ void attention_close(void)
 
 const char *attention_description(void) { return at.open ? at.description : "attention not yet reserved"; }
 
-// ---- the ops -------------------------------------------------------------------------------------------------------------
+// ---- the ops
+// -------------------------------------------------------------------------------------------------------------
 
-void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
-                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
+                       const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
+                       int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
     c.y = yg, c.lse = lse, c.q = q, c.k = k, c.v = v, c.h = h, c.gate_w = gate_w;
-    if (at.forward == BY_TENSOR) {
-        attention_tensor_forward(&c, s);
-    } else if (at.forward == BY_OWN) {
-        attention_own_forward(&c, s);
+    if (at.forward == BY_SM90) {
+        attention_sm90_forward(&c, s);
+    } else if (at.forward == BY_SM80) {
+        attention_sm80_forward(&c, s);
     } else {
         attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
         attention_gate_forward(s, yg, h, gate_w, N, H, e);
     }
 }
 
-void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
-                        int H, int e)
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
+                        int window, int N, int H, int e)
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");
@@ -434,23 +479,33 @@ void attention_backward(Stream s, const AttentionBackward *a, const int32_t *tab
     assert(!at.kept_tokens); // qkv_backward has taken what the last call left
     if (!a->dq) at.kept_tokens = N, at.kept_scale = scale;
     attention_gate_backward(s,
-                            &(GateBackward){.lse_gated = at.lse_gated, .row_sums = at.row_sums, .y = at.y, .dgate = a->dgate,
-                                            .dgate_w = a->dgate_w, .dyg = a->dyg, .yg = a->yg, .lse = a->lse, .h = a->h,
+                            &(GateBackward){.lse_gated = at.lse_gated,
+                                            .row_sums = at.row_sums,
+                                            .y = at.y,
+                                            .dgate = a->dgate,
+                                            .dgate_w = a->dgate_w,
+                                            .dyg = a->dyg,
+                                            .yg = a->yg,
+                                            .lse = a->lse,
+                                            .h = a->h,
                                             .gate_w = a->gate_w},
                             N, H, e);
     c.q = a->q, c.k = a->k, c.v = a->v, c.y = at.y, c.lse = at.lse_gated;
     c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv, c.next = a->next;
-    if (at.backward == BY_OWN) attention_own_backward(&c, s);
-    else if (at.backward == BY_TENSOR) attention_tensor_backward(&c, s);
-    else attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
+    if (at.backward == BY_SM80)
+        attention_sm80_backward(&c, s);
+    else if (at.backward == BY_SM90)
+        attention_sm90_backward(&c, s);
+    else
+        attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
 }
 
-bool attention_feeds_qkv(void) { return at.backward == BY_TENSOR; }
+bool attention_feeds_qkv(void) { return at.backward == BY_SM90; }
 
 KeptGradient attention_take_dq(int N)
 {
     assert(N == at.kept_tokens);
     at.kept_tokens = 0;
     return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale, at.value_sums,
-                          (int)attention_tensor_value_sums(N, at.sizes.heads)};
+                          (int)attention_sm90_value_sums(N, at.sizes.heads)};
 }

@@ -1,5 +1,6 @@
-// Inside of the CUDA backend's attention: cuDNN's kernels (attention_cudnn.c), the program's own for any GPU (attention_own*.cu)
-// and for Hopper (attention_tensor*.cu), and attention.c, which implements llmc/ops.h with them and chooses.
+// Interfaces inside the CUDA backend's attention: cuDNN (attention_cudnn.c), sm80 kernels for any GPU and
+// head dimension, sm90 kernels for head dimension 128, and attention.c, which chooses among them and
+// implements llmc/ops.h.
 #pragma once
 #include "llmc/common.h"
 #include "llmc/ops.h"
@@ -7,59 +8,68 @@
 extern "C" {
 #endif
 
-// ---- for backend.cu ------------------------------------------------------------------------------------------------------
+// ---- for backend.cu
+// ------------------------------------------------------------------------------------------------------
 
-// Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates scratch memory. Call
-// after backend_open and before any table is built; calling again starts over with the new sizes. A note says when slow kernels
-// are taken.
+// Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates
+// scratch memory. Call after backend_open and before any table is built; calling again starts over with the
+// new sizes. A note says when slow kernels are taken.
 //   sizes->tokens 0: no backward pass.  sizes->attention: ATTENTION_CUDNN is taken unchecked.
 // Fatal on sizes that no kernels can take, or not those asked for.
 void attention_reserve(const OpSizes *sizes);
-int64_t attention_table_part(int N, int max_documents); // int32 from one part of a table to the next (see attention.c)
+int64_t
+attention_table_part(int N,
+                     int max_documents); // int32 from one part of a table to the next (see attention.c)
 void attention_close(void);
-// What attention uses of the head's idle memory, at its end: scratch that is dead outside of its ops.
+// Bytes at the end of the head's idle memory that attention uses as scratch.
 size_t attention_borrowed_bytes(void);
 
 const char *attention_library(void);     // "cuDNN 9.1.0"; static text
 const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
 
-// ---- one call -----------------------------------------------------------------------------------------------------------
+// ---- one call
+// -----------------------------------------------------------------------------------------------------------
 
-// Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e, as in llmc/ops.h.
+// Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e,
+// as in llmc/ops.h.
 typedef struct {
     const floatX *q, *k, *v; // (N, d)
-    const floatX *h, *gate_w; // (N, d), (H, 12) forward: y is multiplied by sig(gate_w . h[0:12]); NULL: no gate
-    floatX *y;               // (N, d) forward: out; backward: in
-    float *lse;              // (N, H) forward: out; backward: in
-    const floatX *dy;        // (N, d)
-    floatX *dq, *dk, *dv;    // (N, d) out; without dq and dk Hopper's kernels leave dq in dq_sum, do k's and v's part of next,
-                             // and may be without dv
+    const floatX *h,
+        *gate_w;          // (N, d), (H, 12) forward: y is multiplied by sig(gate_w . h[0:12]); NULL: no gate
+    floatX *y;            // (N, d) forward: out; backward: in
+    float *lse;           // (N, H) forward: out; backward: in
+    const floatX *dy;     // (N, d)
+    floatX *dq, *dk, *dv; // (N, d) out; without dq and dk Hopper's kernels leave dq in dq_sum, do k's and v's
+                          // part of next, and may be without dv
     const QkvBackward *next; // without dq and dk
     const float *row_sums;   // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
-    float *row_scratch;      // (N, H) cuDNN: its own row sums
-    float *dq_sum;           // cuDNN: (N, d); Hopper's kernels: attention_tensor_sums(N, H, e) floats
-    unsigned *dq_state;      // Hopper's kernels: attention_tensor_states(N, H), zeros but while dq_sum waits to be taken
-    float *value_sums;       // Hopper's kernels, without dk: (attention_tensor_value_sums(N, H), 2), for dlambda
-    unsigned *counters;      // Hopper's kernels: attention_tensor_counters(), zeros between calls
+    float *row_scratch; // (N, H) cuDNN: its own row sums
+    float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, e) floats
+    unsigned
+        *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits to be taken
+    float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
+    unsigned *counters; // Hopper's kernels: attention_sm90_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
-    const int32_t *length;    // (slots) longest first
-    const int32_t *start;     // (slots + 1) of the slot's document in (N, d) buffers, elements
-    const int32_t *lse_start; // (slots + 1) the same in (N, H) buffers
-    const int32_t *cu;        // (slots + 1) starts in rising order, tokens
-    const int32_t *key_tiles; // tiles of ATTENTION_KEY_TILE keys, in the order to take them
+    const int32_t *length;      // (slots) longest first
+    const int32_t *start;       // (slots + 1) of the slot's document in (N, d) buffers, elements
+    const int32_t *lse_start;   // (slots + 1) the same in (N, H) buffers
+    const int32_t *cu;          // (slots + 1) starts in rising order, tokens
+    const int32_t *key_tiles;   // tiles of ATTENTION_KEY_TILE keys, in the order to take them
     const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same
     float scale;
     int window, slots;
     int N, H, e;
 } AttentionCall;
 
-// ---- the gate ----------------------------------------------------------------------------------------------------------
+// ---- the gate
+// ----------------------------------------------------------------------------------------------------------
 
 // y *= sig(gate_w . h[0:12]), for forward kernels that do not apply the gate themselves. (N, d) in place.
 void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
 
-// What attention's backward kernels take instead of lse, row sums and dy, so that they need not know the gate (see gates.cu).
+// What attention's backward kernels take instead of lse, row sums and dy, so that they need not know the gate
+// (see gates.cu).
 typedef struct {
     float *lse_gated;         // (N, H) out: lse - log(sig)
     float *row_sums;          // (N, H) out: sum over the head of dyg * yg / sig
@@ -71,7 +81,8 @@ typedef struct {
 } GateBackward;
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e);
 
-// ---- cuDNN --------------------------------------------------------------------------------------------------------------
+// ---- cuDNN
+// --------------------------------------------------------------------------------------------------------------
 
 typedef struct {
     int slots;   // documents, empty ones included
@@ -81,7 +92,8 @@ typedef struct {
 } AttentionShape;
 typedef struct AttentionPlan AttentionPlan;
 
-// Owned by the caller. NULL, with the reason in `e`, when cuDNN has no plan for the shape. Not during graph capture.
+// Owned by the caller. NULL, with the reason in `e`, when cuDNN has no plan for the shape. Not during graph
+// capture.
 AttentionPlan *attention_plan_create(const AttentionShape *shape, Error *e);
 const AttentionShape *attention_plan_shape(const AttentionPlan *p);
 // Queues the pass; c->slots is ignored: the plan's number counts. Fatal on errors of the library.
@@ -89,29 +101,32 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s);
 void attention_plan_free(AttentionPlan *p);
 void attention_cudnn_close(void); // after the last plan is freed
 
-// ---- own kernels ----------------------------------------------------------------------------------------------------------
+// ---- own kernels
+// ----------------------------------------------------------------------------------------------------------
 
 enum { ATTENTION_OWN_MAX_WIDTH = 256 };
-// Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the reason, when the device
-// has too little shared memory for it.
-bool attention_own_prepare(int e, Error *error);
-bool attention_own_prepare_backward(int e, Error *error);
+// Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the
+// reason, when the device has too little shared memory for it.
+bool attention_sm80_prepare(int e, Error *error);
+bool attention_sm80_prepare_backward(int e, Error *error);
 // The same bits for the same input, always.
-void attention_own_forward(const AttentionCall *c, Stream s);
-void attention_own_backward(const AttentionCall *c, Stream s);
+void attention_sm80_forward(const AttentionCall *c, Stream s);
+void attention_sm80_backward(const AttentionCall *c, Stream s);
 
-// ---- own kernels for Hopper ------------------------------------------------------------------------------------------------
+// ---- own kernels for Hopper
+// ------------------------------------------------------------------------------------------------
 
 enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
-// False, with the reason, where they do not run: another chip, compiled for another, another head width than 128.
-bool attention_tensor_prepare(int e, Error *error);
-size_t attention_tensor_sums(int N, int H, int e);
-size_t attention_tensor_states(int N, int H);
-size_t attention_tensor_value_sums(int N, int H);
-size_t attention_tensor_counters(void);
-void attention_tensor_forward(const AttentionCall *c, Stream s);
+// False, with the reason, where they do not run: another chip, compiled for another, another head width than
+// 128.
+bool attention_sm90_prepare(int e, Error *error);
+size_t attention_sm90_sums(int N, int H, int e);
+size_t attention_sm90_states(int N, int H);
+size_t attention_sm90_value_sums(int N, int H);
+size_t attention_sm90_counters(void);
+void attention_sm90_forward(const AttentionCall *c, Stream s);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
-void attention_tensor_backward(const AttentionCall *c, Stream s);
+void attention_sm90_backward(const AttentionCall *c, Stream s);
 
 // dq of the last attention_backward without dq, for the next qkv_backward, which asks once.
 typedef struct {
@@ -123,9 +138,9 @@ typedef struct {
 } KeptGradient;
 KeptGradient attention_take_dq(int N);
 
-// Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL when cuDNN's is not
-// wanted. False, with the tensor that differs, when cuDNN's results are not to be trusted. Both own kernels must have been
-// prepared.
+// Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL
+// when cuDNN's is not wanted. False, with the tensor that differs, when cuDNN's results are not to be
+// trusted. Both own kernels must have been prepared.
 bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e);
 
 #ifdef __cplusplus

@@ -1,13 +1,15 @@
-// Whether cuDNN's kernels and the program's own agree on a small batch, with this library, on this GPU, for this head width.
-// Plans compile where they then give wrong results without a word: on an H200, dq for head widths that are no multiple of 16
-// (cuDNN 9.14 and 9.19), all gradients for widths of 192 and 256 (cuDNN 9.14). So no plan is trusted unseen.
+// Whether cuDNN's kernels and the program's own agree on a small batch, with this library, on this GPU, for
+// this head width. Plans compile where they then give wrong results without a word: on an H200, dq for head
+// widths that are no multiple of 16 (cuDNN 9.14 and 9.19), all gradients for widths of 192 and 256
+// (cuDNN 9.14). So no plan is trusted unseen.
 #include "llmc/cuda/attention/attention.h"
 #include <math.h>
 #include <stdlib.h>
 
-// Both sides round weights and results to bf16, 0.3% in the 2-norm; a wrong kernel is off by tens of percent, or NaN.
-// Values of order one go in. Where no token sees another, gradients of q and k are zero, and what sums leave of them in one order
-// or another is compared with what rounding such values to bf16 would leave: half a unit in the last place of 1.
+// Both sides round weights and results to bf16, 0.3% in the 2-norm; a wrong kernel is off by tens of percent,
+// or NaN. Values of order one go in. Where no token sees another, gradients of q and k are zero, and what
+// sums leave of them in one order or another is compared with what rounding such values to bf16 would leave:
+// half a unit in the last place of 1.
 #define LARGEST_DIFFERENCE 0.02
 #define ROUNDING 0x1p-9
 
@@ -34,7 +36,8 @@ static void fill(Stream s, floatX *p, int64_t n, uint64_t *state)
 static AttentionCall call_of(const AttentionCall *base, const Side *side)
 {
     AttentionCall c = *base;
-    c.q = side->t[Q], c.k = side->t[K], c.v = side->t[V], c.dy = side->t[D_Y], c.y = side->t[Y], c.lse = side->lse;
+    c.q = side->t[Q], c.k = side->t[K], c.v = side->t[V], c.dy = side->t[D_Y], c.y = side->t[Y],
+    c.lse = side->lse;
     c.row_sums = side->row_sums, c.dq = side->t[D_Q], c.dk = side->t[D_K], c.dv = side->t[D_V];
     return c;
 }
@@ -52,7 +55,8 @@ static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const ch
     }
     free(a), free(b);
     difference = sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
-    return difference <= LARGEST_DIFFERENCE || // NaN is not: one in y is one in `difference`, whatever fmax makes of `size`
+    return difference <= LARGEST_DIFFERENCE || // NaN is not: one in y is one in `difference`, whatever fmax
+                                               // makes of `size`
            error_set(e, "cuDNN's %s differs by %.2g from the program's own", name, difference);
 }
 
@@ -79,22 +83,26 @@ bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const Atte
     Side cudnn, own;
     for (int i = 0; i < TENSORS; i++) {
         cudnn.t[i] = own.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
-        if (i < INPUTS) fill(s, own.t[i], n, &state);
-        else cudnn.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
+        if (i < INPUTS)
+            fill(s, own.t[i], n, &state);
+        else
+            cudnn.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
     }
     size_t row_bytes = (size_t)base->N * (size_t)base->H * sizeof(float);
-    own.lse = device_alloc(row_bytes, "attention: check"), cudnn.lse = device_alloc(row_bytes, "attention: check");
+    own.lse = device_alloc(row_bytes, "attention: check"),
+    cudnn.lse = device_alloc(row_bytes, "attention: check");
     own.row_sums = cudnn.row_sums = device_alloc(row_bytes, "attention: check");
     AttentionCall a = call_of(base, &cudnn), b = call_of(base, &own);
     attention_plan_run(forward, &a, s);
-    attention_own_forward(&b, s);
+    attention_sm80_forward(&b, s);
     if (backward) {
         sum_rows(s, &own, base);
         attention_plan_run(backward, &a, s);
-        attention_own_backward(&b, s);
+        attention_sm80_backward(&b, s);
     }
     bool good = true;
-    for (int i = INPUTS; good && i < (backward ? TENSORS : Y + 1); i++) good = same(s, cudnn.t[i], own.t[i], n, names[i], e);
+    for (int i = INPUTS; good && i < (backward ? TENSORS : Y + 1); i++)
+        good = same(s, cudnn.t[i], own.t[i], n, names[i], e);
     for (int i = 0; i < TENSORS; i++) {
         device_free(own.t[i]);
         if (i >= INPUTS) device_free(cudnn.t[i]);

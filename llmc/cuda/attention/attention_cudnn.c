@@ -1,13 +1,14 @@
 // Attention over packed documents by cuDNN, through its C backend API alone.
 //
-//   y   = softmax(scale q k^T) v          per head; token i sees token j of its document when 0 <= i - j <= window
-//   lse = log(sum(exp(scale q k^T)))      per token and head, kept for the backward pass
+//   y   = softmax(scale q k^T) v          per head; token i sees token j of its document when 0 <= i - j <=
+//   window lse = log(sum(exp(scale q k^T)))      per token and head, kept for the backward pass
 //
-// The library has no call for this. One describes the arithmetic as a graph of small operations on score matrices of shape
-// (slots, heads, longest, longest); it recognises the whole and puts a fused kernel in its place. Order and data types of the
-// operations belong to what it recognises: change them with care, and believe results only, not that a plan compiles.
-// Scale and window are read on the host at each call, and where documents lie is read on the GPU: one plan serves every window
-// and number of tokens and, in a captured graph, every batch. Fixed are only the number of slots and the longest document.
+// The library has no call for this. One describes the arithmetic as a graph of small operations on score
+// matrices of shape (slots, heads, longest, longest); it recognises the whole and puts a fused kernel in its
+// place. Order and data types of the operations belong to what it recognises: change them with care, and
+// believe results only, not that a plan compiles. Scale and window are read on the host at each call, and
+// where documents lie is read on the GPU: one plan serves every window and number of tokens and, in a
+// captured graph, every batch. Fixed are only the number of slots and the longest document.
 #include "llmc/cuda/attention/attention.h"
 #include <cudnn.h>
 #include <math.h>
@@ -37,8 +38,25 @@ typedef struct {
 } Builder;
 
 enum {
-    Q = 1, K, V, Y, LSE, D_Y, D_Q, D_K, D_V, ROW_SUM, DQ_SUM, LENGTHS, QKV_START, OUT_START, LSE_START, SCALE, REACH, MINUS_INF,
-        ONE,
+    Q = 1,
+    K,
+    V,
+    Y,
+    LSE,
+    D_Y,
+    D_Q,
+    D_K,
+    D_V,
+    ROW_SUM,
+    DQ_SUM,
+    LENGTHS,
+    QKV_START,
+    OUT_START,
+    LSE_START,
+    SCALE,
+    REACH,
+    MINUS_INF,
+    ONE,
     FIRST_VIRTUAL = 100
 };
 typedef enum { REAL, VIRTUAL, HOST_SCALAR } Storage;
@@ -46,7 +64,8 @@ static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16,
                              BOOL = CUDNN_DATA_BOOLEAN;
 static cudnnHandle_t handle;
 
-// ---- descriptors: create, set attributes, finish -------------------------------------------------------------------------
+// ---- descriptors: create, set attributes, finish
+// -------------------------------------------------------------------------
 
 static void check(Builder *b, cudnnStatus_t status, const char *what)
 {
@@ -66,8 +85,8 @@ static Desc make(Builder *b, cudnnBackendDescriptorType_t type)
     return d;
 }
 
-static void set(Builder *b, Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t n,
-                const void *value)
+static void set(Builder *b, Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                int64_t n, const void *value)
 {
     if (!b->status) check(b, cudnnBackendSetAttribute(d, name, type, n, value), "set attribute");
 }
@@ -83,10 +102,11 @@ static Desc finish(Builder *b, Desc d)
     return d;
 }
 
-// ---- tensors -------------------------------------------------------------------------------------------------------------
+// ---- tensors
+// -------------------------------------------------------------------------------------------------------------
 
-static Desc tensor(Builder *b, int64_t id, cudnnDataType_t type, const int64_t dim[4], const int64_t stride[4], Storage storage,
-                   Desc start)
+static Desc tensor(Builder *b, int64_t id, cudnnDataType_t type, const int64_t dim[4],
+                   const int64_t stride[4], Storage storage, Desc start)
 {
     Desc t = make(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     int64_t alignment = 16;
@@ -108,7 +128,8 @@ static Desc vector(Builder *b, int64_t id, cudnnDataType_t type, int64_t n, Stor
     return tensor(b, id, type, (int64_t[]){n, 1, 1, 1}, (int64_t[]){1, 1, 1, 1}, storage, NULL);
 }
 
-static Desc score(Builder *b, cudnnDataType_t type, bool swap) // (slots, heads, longest, longest), never stored
+static Desc score(Builder *b, cudnnDataType_t type,
+                  bool swap) // (slots, heads, longest, longest), never stored
 {
     int64_t h = b->p->shape.heads, n = b->p->shape.longest, dim[4] = {b->p->shape.slots, h, n, n};
     int64_t plain[4] = {h * n * n, n * n, n, 1}, swapped[4] = {h * n * n, n * n, 1, n};
@@ -118,7 +139,8 @@ static Desc score(Builder *b, cudnnDataType_t type, bool swap) // (slots, heads,
 // An (N, d) buffer seen as (slots, heads, longest, e), or with the last two swapped.
 static Desc packed(Builder *b, int64_t id, cudnnDataType_t type, Desc start, bool swap, Storage storage)
 {
-    int64_t e = b->p->shape.head_dim, n = b->p->shape.longest, slots = b->p->shape.slots, h = b->p->shape.heads, row = h * e;
+    int64_t e = b->p->shape.head_dim, n = b->p->shape.longest, slots = b->p->shape.slots,
+            h = b->p->shape.heads, row = h * e;
     int64_t dim[4] = {slots, h, n, e}, stride[4] = {n * row, e, row, 1};
     int64_t dim_swapped[4] = {slots, h, e, n}, stride_swapped[4] = {n * row, e, 1, row};
     return swap ? tensor(b, id, type, dim_swapped, stride_swapped, storage, start)
@@ -128,14 +150,17 @@ static Desc packed(Builder *b, int64_t id, cudnnDataType_t type, Desc start, boo
 static Desc qkv(Builder *b, int64_t id, bool swap) { return packed(b, id, BF16, b->qkv_start, swap, REAL); }
 static Desc out(Builder *b, int64_t id) { return packed(b, id, BF16, b->out_start, false, REAL); }
 
-static Desc per_row(Builder *b, int64_t id, Storage storage) // one fp32 per token and head: stored as (N, H), or virtual
+static Desc per_row(Builder *b, int64_t id,
+                    Storage storage) // one fp32 per token and head: stored as (N, H), or virtual
 {
     int64_t h = b->p->shape.heads, n = b->p->shape.longest;
     int64_t dim[4] = {b->p->shape.slots, h, n, 1}, stored[4] = {h * n, 1, h, 1}, plain[4] = {h * n, n, 1, 1};
-    return tensor(b, id, F32, dim, storage == REAL ? stored : plain, storage, storage == REAL ? b->lse_start : NULL);
+    return tensor(b, id, F32, dim, storage == REAL ? stored : plain, storage,
+                  storage == REAL ? b->lse_start : NULL);
 }
 
-// ---- operations: each adds a node to the graph and returns its result ----------------------------------------------------
+// ---- operations: each adds a node to the graph and returns its result
+// ----------------------------------------------------
 
 static Desc add_op(Builder *b, Desc op, Desc result)
 {
@@ -145,9 +170,11 @@ static Desc add_op(Builder *b, Desc op, Desc result)
 }
 
 // y = mode(x, u, t), element by element, computed in type `math`.
-static Desc pointwise(Builder *b, cudnnPointwiseMode_t mode, cudnnDataType_t math, int64_t axis, Desc x, Desc u, Desc t, Desc y)
+static Desc pointwise(Builder *b, cudnnPointwiseMode_t mode, cudnnDataType_t math, int64_t axis, Desc x,
+                      Desc u, Desc t, Desc y)
 {
-    Desc p = make(b, CUDNN_BACKEND_POINTWISE_DESCRIPTOR), op = make(b, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    Desc p = make(b, CUDNN_BACKEND_POINTWISE_DESCRIPTOR),
+         op = make(b, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     set(b, p, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     set(b, p, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &math);
     if (axis >= 0) set(b, p, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
@@ -167,7 +194,8 @@ static Desc apply(Builder *b, cudnnPointwiseMode_t mode, Desc x, Desc u, Desc y)
 // z = x y. The true extents of each document's m, n or k are in b->lengths, for those named in `ragged`.
 static Desc matmul(Builder *b, Desc x, Desc y, Desc z, const char *ragged, bool pad_with_zero)
 {
-    Desc p = make(b, CUDNN_BACKEND_MATMUL_DESCRIPTOR), op = make(b, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    Desc p = make(b, CUDNN_BACKEND_MATMUL_DESCRIPTOR),
+         op = make(b, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
     double zero = 0;
     set(b, p, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
     if (pad_with_zero) set(b, p, CUDNN_ATTR_MATMUL_PADDING_VALUE, CUDNN_TYPE_DOUBLE, 1, &zero);
@@ -175,15 +203,19 @@ static Desc matmul(Builder *b, Desc x, Desc y, Desc z, const char *ragged, bool 
     set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_ADESC, x);
     set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_BDESC, y);
     set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_CDESC, z);
-    set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC, strchr(ragged, 'm') ? b->lengths : NULL);
-    set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC, strchr(ragged, 'n') ? b->lengths : NULL);
-    set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC, strchr(ragged, 'k') ? b->lengths : NULL);
+    set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_GEMM_M_OVERRIDE_DESC,
+             strchr(ragged, 'm') ? b->lengths : NULL);
+    set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_GEMM_N_OVERRIDE_DESC,
+             strchr(ragged, 'n') ? b->lengths : NULL);
+    set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_GEMM_K_OVERRIDE_DESC,
+             strchr(ragged, 'k') ? b->lengths : NULL);
     return add_op(b, op, z);
 }
 
 static Desc reduce(Builder *b, cudnnReduceTensorOp_t how, Desc x, Desc y)
 {
-    Desc p = make(b, CUDNN_BACKEND_REDUCTION_DESCRIPTOR), op = make(b, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    Desc p = make(b, CUDNN_BACKEND_REDUCTION_DESCRIPTOR),
+         op = make(b, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
     set(b, p, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &how);
     set(b, p, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
     set_desc(b, op, CUDNN_ATTR_OPERATION_REDUCTION_DESC, finish(b, p));
@@ -200,11 +232,13 @@ static Desc reshape(Builder *b, Desc x, Desc y)
     return add_op(b, op, y);
 }
 
-// ---- masks: keep a score where the condition holds, put -inf elsewhere ---------------------------------------------------
+// ---- masks: keep a score where the condition holds, put -inf elsewhere
+// ---------------------------------------------------
 
 static Desc keep_if(Builder *b, Desc s, Desc condition)
 {
-    return pointwise(b, CUDNN_POINTWISE_BINARY_SELECT, F32, -1, s, b->minus_inf, condition, score(b, F32, false));
+    return pointwise(b, CUDNN_POINTWISE_BINARY_SELECT, F32, -1, s, b->minus_inf, condition,
+                     score(b, F32, false));
 }
 
 static Desc compare(Builder *b, cudnnPointwiseMode_t mode, Desc x, Desc y)
@@ -212,7 +246,8 @@ static Desc compare(Builder *b, cudnnPointwiseMode_t mode, Desc x, Desc y)
     return pointwise(b, mode, BOOL, -1, x, y, NULL, score(b, BOOL, false));
 }
 
-static Desc place(Builder *b, Desc s, int64_t axis, cudnnDataType_t math) // index of the query (axis 2) or the key (axis 3)
+static Desc place(Builder *b, Desc s, int64_t axis,
+                  cudnnDataType_t math) // index of the query (axis 2) or the key (axis 3)
 {
     return pointwise(b, CUDNN_POINTWISE_GEN_INDEX, math, axis, s, NULL, NULL, score(b, I32, false));
 }
@@ -234,7 +269,8 @@ static Desc mask_band(Builder *b, Desc s) // query >= key; then key + (window + 
     return keep_if(b, s, compare(b, CUDNN_POINTWISE_CMP_GT, key, query));
 }
 
-// ---- the two graphs ------------------------------------------------------------------------------------------------------
+// ---- the two graphs
+// ------------------------------------------------------------------------------------------------------
 
 static void begin(Builder *b)
 {
@@ -265,13 +301,15 @@ static void describe_forward(Builder *b)
     matmul(b, p, qkv(b, V, false), out(b, Y), "mk", false);
 }
 
-// With p = exp(s - lse) and r = rowsum(dy * y):  dv = p^T dy;  ds = scale * p * (dy v^T - r);  dk = ds^T q;  dq = ds k.
+// With p = exp(s - lse) and r = rowsum(dy * y):  dv = p^T dy;  ds = scale * p * (dy v^T - r);  dk = ds^T q;
+// dq = ds k.
 static void describe_backward(Builder *b)
 {
     Desc q = qkv(b, Q, false), kt = qkv(b, K, true), dy = out(b, D_Y);
 
     Desc r = packed(b, 0, F32, NULL, false, VIRTUAL);
-    r = reduce(b, CUDNN_REDUCE_TENSOR_ADD, apply(b, CUDNN_POINTWISE_MUL, dy, out(b, Y), r), per_row(b, 0, VIRTUAL));
+    r = reduce(b, CUDNN_REDUCE_TENSOR_ADD, apply(b, CUDNN_POINTWISE_MUL, dy, out(b, Y), r),
+               per_row(b, 0, VIRTUAL));
     r = apply(b, CUDNN_POINTWISE_MUL, r, b->one, per_row(b, ROW_SUM, REAL));
 
     Desc s = matmul(b, q, kt, score(b, F32, false), "mn", false);
@@ -286,19 +324,22 @@ static void describe_backward(Builder *b)
     ds = apply(b, CUDNN_POINTWISE_MUL, ds, b->scale, score(b, BF16, false));
     matmul(b, reshape(b, ds, score(b, BF16, true)), q, qkv(b, D_K, false), "mk", false);
 
-    // Blocks of keys add their shares of dq in fp32, in no fixed order: its last bits vary. The buffer for that must have dq's
-    // layout, because the library finds documents in it by dq's starts; it clears the buffer itself.
+    // Blocks of keys add their shares of dq in fp32, in no fixed order: its last bits vary. The buffer for
+    // that must have dq's layout, because the library finds documents in it by dq's starts; it clears the
+    // buffer itself.
     Desc k = reshape(b, kt, packed(b, 0, BF16, b->qkv_start, false, VIRTUAL));
     Desc dq = matmul(b, ds, k, packed(b, DQ_SUM, F32, b->qkv_start, false, REAL), "mk", false);
     apply(b, CUDNN_POINTWISE_IDENTITY, dq, NULL, qkv(b, D_Q, false));
 }
 
-// ---- plans ---------------------------------------------------------------------------------------------------------------
+// ---- plans
+// ---------------------------------------------------------------------------------------------------------------
 
 // The engines that cuDNN proposes for the graph, in its order of preference. Returns how many.
 static int64_t propose(Builder *b, Desc config[MAX_CONFIGS])
 {
-    Desc graph = make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR), heuristics = make(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    Desc graph = make(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR),
+         heuristics = make(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
     int64_t count = 0;
     set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
@@ -310,8 +351,8 @@ static int64_t propose(Builder *b, Desc config[MAX_CONFIGS])
     for (int i = 0; i < MAX_CONFIGS; i++) config[i] = make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     if (!b->status)
         check(b,
-              cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS,
-                                       &count, config),
+              cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                       CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS, &count, config),
               "heuristics");
     return b->status ? 0 : min_i64(count, MAX_CONFIGS);
 }
@@ -327,7 +368,9 @@ static void compile(Builder *b)
         set(b, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
         if (b->status || cudnnBackendFinalize(plan) != CUDNN_STATUS_SUCCESS) continue;
         b->p->plan = plan;
-        check(b, cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n, &bytes),
+        check(b,
+              cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                       &n, &bytes),
               "workspace size");
     }
     if (!b->p->plan) check(b, CUDNN_STATUS_NOT_SUPPORTED, "no plan for this attention");
@@ -363,7 +406,8 @@ void attention_cudnn_close(void)
     handle = NULL;
 }
 
-// ---- execution -----------------------------------------------------------------------------------------------------------
+// ---- execution
+// -----------------------------------------------------------------------------------------------------------
 
 typedef struct {
     int64_t id[24];
@@ -380,7 +424,8 @@ static void put(Arguments *x, int64_t id, const void *pointer)
 static void put_tensors(Arguments *x, const AttentionCall *c, bool backward)
 {
     put(x, Q, c->q), put(x, K, c->k), put(x, V, c->v), put(x, Y, c->y), put(x, LSE, c->lse);
-    put(x, LENGTHS, c->length), put(x, QKV_START, c->start), put(x, OUT_START, c->start), put(x, LSE_START, c->lse_start);
+    put(x, LENGTHS, c->length), put(x, QKV_START, c->start), put(x, OUT_START, c->start),
+        put(x, LSE_START, c->lse_start);
     if (!backward) return;
     put(x, D_Y, c->dy), put(x, D_Q, c->dq), put(x, D_K, c->dk), put(x, D_V, c->dv);
     put(x, ROW_SUM, c->row_scratch), put(x, DQ_SUM, c->dq_sum);
@@ -396,7 +441,8 @@ static void must(cudnnStatus_t status, const char *what)
 
 void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s)
 {
-    // Scalars pass by host pointer and are read during the call. cuDNN counts the token itself into the window.
+    // Scalars pass by host pointer and are read during the call. cuDNN counts the token itself into the
+    // window.
     float reach = (float)c->window + 1, minus_inf = -INFINITY, one = 1;
     Arguments x = {.count = 0};
     Desc pack = NULL; // cannot be used twice
@@ -405,10 +451,14 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s)
     if (p->shape.backward) put(&x, ONE, &one);
     must(cudnnSetStream(handle, s), "stream");
     must(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "arguments");
-    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, x.count, x.id), "arguments");
-    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, x.count, x.pointer),
+    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, x.count, x.id),
          "arguments");
-    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &p->workspace), "arguments");
+    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, x.count,
+                                  x.pointer),
+         "arguments");
+    must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
+                                  &p->workspace),
+         "arguments");
     must(cudnnBackendFinalize(pack), "arguments");
     must(cudnnBackendExecute(handle, p->plan, pack), "execution");
     cudnnBackendDestroyDescriptor(pack);

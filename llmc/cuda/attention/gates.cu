@@ -1,18 +1,21 @@
-// Attention gates beside attention's kernels: yg = y * sig(gate_w . h[0:12]) per head. A warp takes a token.
+// Attention gates outside of the attention kernels: yg = y * sig(gate_w . h[0:12]) per head. One warp per
+// token; bound by memory.
 //
-// Backward, the gate comes before softmax does: with p the weights, delta = rowsum(dyg * yg) = rowsum(dy * y) and dy = sig dyg,
+// Backward, the gate is moved in front of the softmax: with p the weights, delta = rowsum(dyg * yg) =
+// rowsum(dy * y), dy = sig dyg,
 //   dv = p^T dy = (sig p)^T dyg,   ds = p * (dy v^T - delta) = sig p * (dyg v^T - delta / sig),
-// so kernels that know nothing of gates give the right gradients from dyg, lse - log(sig) and delta / sig.
+// so attention kernels without gates compute the right gradients from dyg, lse - log(sig) and delta / sig.
 #include "llmc/cuda/attention/gates.cuh"
 #include "llmc/cuda/attention/attention.h"
 
-namespace {
+namespace
+{
 
 enum { THREADS = 1024, WARPS = THREADS / WARP }; // of a block of the backward pass for heads of width 128
 
-// ---- forward, for kernels that leave y without its gate --------------------------------------------------------------------
+// ---- forward, for attention kernels that do not apply the gate --------------------------------------------
 
-// sig for head `head`: lane l has computed that of head l; heads beyond the 32nd are computed by whoever asks.
+// sig for head `head`: lane l has computed that of head l; a lane computes those of heads from 32 on itself.
 __device__ __forceinline__ float gate_of(float mine, int head, const floatX *h, const floatX *gate_w)
 {
     float got = __shfl_sync(0xffffffffu, mine, head & 31);
@@ -20,9 +23,11 @@ __device__ __forceinline__ float gate_of(float mine, int head, const floatX *h, 
 }
 
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
+__global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floatX *h, const floatX *gate_w,
+                                                           int N, int H, int e)
 {
-    int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e, vectors = d / 8;
+    int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e,
+        vectors = d / 8;
     if (row >= N) return;
     int64_t at = (int64_t)row * d;
     uint4 u[VPL];
@@ -39,12 +44,15 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floa
     store_row(y + at, u, vectors, lane);
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------------
+// ---- backward
+// --------------------------------------------------------------------------------------------------------------
 
-// By the lane that has a head's sums.  x: its gate before the sigmoid; delta: the row's sum of dyg * yg. Returns dgate.
+// Called by the lane that has a head's sums.  x: the gate before the sigmoid; delta: the row's sum of dyg *
+// yg. Returns dgate.
 __device__ __forceinline__ float store_row_sums(const GateBackward &a, int64_t unit, float x, float delta)
 {
-    float sig = sigmoid(x), grows = log1pf(expf(-fabsf(x))) + fmaxf(-x, 0); // -log(sig), also where sig is nearly 0
+    float sig = sigmoid(x),
+          grows = log1pf(expf(-fabsf(x))) + fmaxf(-x, 0); // -log(sig), also where sig is nearly 0
     float dgate = delta * (1 - sig);
     a.dgate[unit] = dgate;
     a.lse_gated[unit] = a.lse[unit] + grows;
@@ -77,8 +85,10 @@ __device__ __forceinline__ uint4 scaled_vector(uint4 v, float factor)
     return pack8(x);
 }
 
-// dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last block adds the blocks'.
-__device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, float *partials, unsigned *counter)
+// dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last CTA adds the partial sums of all
+// CTAs.
+__device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, float *partials,
+                                         unsigned *counter)
 {
     __shared__ bool last;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -108,15 +118,16 @@ __device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pair
     }
 }
 
-// Heads of width 128: half a warp has a head in vector i of its lanes, and lane j of the half has input j of the gate.
+// Head dimension 128: half a warp has a head in vector i of its lanes, and lane j of the half has input j of
+// the gate.
 enum { HALF_WARP = WARP / 2 };
 template <int VPL>
-__global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackward a, int N, int H, float *partials,
-                                                                       unsigned *counter)
+__global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackward a, int N, int H,
+                                                                       float *partials, unsigned *counter)
 {
     extern __shared__ float shared[];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP, my_head = lane / HALF_WARP + 2 * j,
-        d = H * 128;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP,
+        my_head = lane / HALF_WARP + 2 * j, d = H * 128;
     float weight[VPL], sums[VPL] = {}; // of the lane's input, for the head in vector i
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -148,14 +159,15 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
     add_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
 }
 
-// Any head width: the warp takes one head after the other, lanes its vectors.
-__global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBackward a, int N, int H, int e, float *partials,
-                                                                        unsigned *counter)
+// Any head dimension: the warp loops over heads, lanes over vectors.
+__global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBackward a, int N, int H, int e,
+                                                                        float *partials, unsigned *counter)
 {
     extern __shared__ float shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, pairs = H * GATE_WIDTH;
     float *sums = shared + warp * pairs;
-    for (int head = 0; head < H && lane < GATE_WIDTH; head++) sums[head * GATE_WIDTH + lane] = 0; // by the lane that adds there
+    for (int head = 0; head < H && lane < GATE_WIDTH; head++)
+        sums[head * GATE_WIDTH + lane] = 0; // by the lane that adds there
     for (int row = blockIdx.x * ROW_WARPS + warp; row < N; row += gridDim.x * ROW_WARPS) {
         float input = lane < GATE_WIDTH ? to_float(a.h[(int64_t)row * d + lane]) : 0;
 #pragma unroll 2
@@ -164,7 +176,8 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
             bool mine = lane < e / 8;
             uint4 dyg = mine ? load_vec(a.dyg + unit * e, lane) : make_uint4(0, 0, 0, 0);
             uint4 yg = mine ? load_vec(a.yg + unit * e, lane) : make_uint4(0, 0, 0, 0);
-            float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0, x = warp_sum(input * weight);
+            float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0,
+                  x = warp_sum(input * weight);
             float dot = warp_sum(dot_vectors(dyg, yg)), dgate = 0;
             if (lane == 0) dgate = store_row_sums(a, unit, x, dot);
             dgate = __shfl_sync(0xffffffffu, dgate, 0);
@@ -193,13 +206,15 @@ void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int 
         unsigned blocks = (unsigned)min_i64(ceil_div(N, WARPS), device_state.sms);
         size_t bytes = WARPS * pairs * sizeof(float);
         float *partials = scratch_floats(blocks * pairs);
-        DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL><<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
+        DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL>
+                               <<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
     } else {
         unsigned blocks = (unsigned)row_blocks(N, 4);
         size_t bytes = ROW_WARPS * pairs * sizeof(float);
         float *partials = scratch_floats(blocks * pairs);
         if (bytes > 48 * 1024)
-            CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+            CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel,
+                                            cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
         gate_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(*a, N, H, e, partials, counter);
     }
     CHECK_LAUNCH();

@@ -4,7 +4,8 @@
 
 enum { GATE_WIDTH = 12 };
 
-// Before the sigmoid, by one thread.  h: the token's row of attention's input; w: the head's row of gate_w (H, 12)
+// Before the sigmoid, by one thread.  h: the token's row of attention's input; w: the head's row of gate_w
+// (H, 12)
 static __device__ __forceinline__ float gate_input(const floatX *h, const floatX *w)
 {
     float x = 0;

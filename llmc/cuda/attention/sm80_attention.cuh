@@ -1,32 +1,38 @@
-// What the program's own attention kernels share: tiles in shared memory, products of tiles on the tensor cores (mma.sync), and
-// which positions of the other side a row sees. After the PTX manual, "mma.m16n8k16", "ldmatrix" and "cp.async".
+// What the program's own attention kernels share: tiles in shared memory, products of tiles on the tensor
+// cores (mma.sync), and which positions of the other side a row sees. After the PTX manual, "mma.m16n8k16",
+// "ldmatrix" and "cp.async".
 //
-// A tile is ROWS x E bf16 with rows of E + 8 elements: 16 bytes more than a multiple of 128 bytes put the eight rows that
-// ldmatrix reads together on different banks. Head widths between the instances of E are filled up with zeros. In a warp's 16 x
-// (8 n) accumulators, lane l holds rows l/4 and l/4 + 8, columns 8 n + 2 (l%4) and the next.
+// A tile is ROWS x E bf16 with rows of E + 8 elements: 16 bytes more than a multiple of 128 bytes put the
+// eight rows that ldmatrix reads together on different banks. Head widths between the instances of E are
+// filled up with zeros. In a warp's 16 x (8 n) accumulators, lane l holds rows l/4 and l/4 + 8, columns 8 n +
+// 2 (l%4) and the next.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/attention/attention.h"
 
-namespace attention {
+namespace attention
+{
 
 enum { TILE = 64, ROWS_PER_WARP = 16, TILE_THREADS = TILE / ROWS_PER_WARP * WARP };
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 template <int E> constexpr int PITCH = E + 8;
 template <int E> constexpr int tile_bytes(int rows) { return rows * PITCH<E> * 2; }
 
-// ---- from memory to tiles ----------------------------------------------------------------------------------------------
+// ---- from memory to tiles
+// ----------------------------------------------------------------------------------------------
 
 // Queues the copy of rows first .. first+ROWS of one head; rows from N on and columns from e on become zeros.
 template <int E, int ROWS, int THREADS>
-static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *head, int first, const AttentionCall &c)
+static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *head, int first,
+                                                 const AttentionCall &c)
 {
     constexpr int VECTORS = E / 8;
     for (int i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
         int row = i / VECTORS, column = i % VECTORS * 8, bytes = first + row < c.N && column < c.e ? 16 : 0;
         const floatX *from = bytes ? head + (int64_t)(first + row) * (c.H * c.e) + column : head;
         uint32_t to = (uint32_t)__cvta_generic_to_shared(tile + row * PITCH<E> + column);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+                     : "memory");
     }
 }
 static __device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -35,7 +41,8 @@ template <int PENDING> static __device__ __forceinline__ void wait_loads()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// ---- products --------------------------------------------------------------------------------------------------------------
+// ---- products
+// --------------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const floatX *row)
 {
@@ -55,13 +62,15 @@ static __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], con
 }
 static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // s = (the warp's 16 rows of a) b^T, over the whole width.  a: from the warp's first row; b: 8 NB rows
-template <int E, int NB> static __device__ __forceinline__ void product_rows(float (&s)[NB][4], const floatX *a, const floatX *b)
+template <int E, int NB>
+static __device__ __forceinline__ void product_rows(float (&s)[NB][4], const floatX *a, const floatX *b)
 {
     int lane = threadIdx.x % WARP;
     const floatX *a_row = a + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
@@ -81,16 +90,18 @@ template <int E, int NB> static __device__ __forceinline__ void product_rows(flo
     }
 }
 
-// acc += p b, with p (16, 8 NB) as a product left it, rounded to bf16; b: 8 NB rows, from the first of the 8 NA columns wanted
+// acc += p b, with p (16, 8 NB) as a product left it, rounded to bf16; b: 8 NB rows, from the first of the 8
+// NA columns wanted
 template <int E, int NB, int NA>
-static __device__ __forceinline__ void product_weights(float (&acc)[NA][4], const float (&p)[NB][4], const floatX *b)
+static __device__ __forceinline__ void product_weights(float (&acc)[NA][4], const float (&p)[NB][4],
+                                                       const floatX *b)
 {
     int lane = threadIdx.x % WARP;
     const floatX *b_row = b + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
 #pragma unroll
     for (int n = 0; n < NB; n += 2) {
-        const uint32_t left[4] = {pack2(p[n][0], p[n][1]), pack2(p[n][2], p[n][3]), pack2(p[n + 1][0], p[n + 1][1]),
-                                  pack2(p[n + 1][2], p[n + 1][3])};
+        const uint32_t left[4] = {pack2(p[n][0], p[n][1]), pack2(p[n][2], p[n][3]),
+                                  pack2(p[n + 1][0], p[n + 1][1]), pack2(p[n + 1][2], p[n + 1][3])};
 #pragma unroll
         for (int j = 0; j < NA; j += 2) {
             uint32_t right[4];
@@ -101,25 +112,31 @@ static __device__ __forceinline__ void product_weights(float (&acc)[NA][4], cons
     }
 }
 
-// (16, 8 NA) accumulators to the rows first .. first+16 of a head, times a factor for each of the lane's two rows.
+// (16, 8 NA) accumulators to the rows first .. first+16 of a head, times a factor for each of the lane's two
+// rows.
 template <int NA>
-static __device__ __forceinline__ void store_rows(floatX *head, const float (&acc)[NA][4], int first, int first_column,
-                                                  float factor0, float factor1, const AttentionCall &c)
+static __device__ __forceinline__ void store_rows(floatX *head, const float (&acc)[NA][4], int first,
+                                                  int first_column, float factor0, float factor1,
+                                                  const AttentionCall &c)
 {
-    int lane = threadIdx.x % WARP, row = first + lane / 4, column = first_column + lane % 4 * 2, d = c.H * c.e;
+    int lane = threadIdx.x % WARP, row = first + lane / 4, column = first_column + lane % 4 * 2,
+        d = c.H * c.e;
 #pragma unroll
     for (int j = 0; j < NA; j++, column += 8) {
         if (column >= c.e) break;
-        if (row < c.N) *(uint32_t *)(head + (int64_t)row * d + column) = pack2(acc[j][0] * factor0, acc[j][1] * factor0);
+        if (row < c.N)
+            *(uint32_t *)(head + (int64_t)row * d + column) = pack2(acc[j][0] * factor0, acc[j][1] * factor0);
         if (row + 8 < c.N)
-            *(uint32_t *)(head + (int64_t)(row + 8) * d + column) = pack2(acc[j][2] * factor1, acc[j][3] * factor1);
+            *(uint32_t *)(head + (int64_t)(row + 8) * d + column) =
+                pack2(acc[j][2] * factor1, acc[j][3] * factor1);
     }
 }
 
-// ---- who sees whom -----------------------------------------------------------------------------------------------------------
+// ---- who sees whom
+// -----------------------------------------------------------------------------------------------------------
 
-// Positions lo .. hi of the other side. Of a query: its keys; of a key: the queries that see it. Both ends rise with the
-// position.
+// Positions lo .. hi of the other side. Of a query: its keys; of a key: the queries that see it. Both ends
+// rise with the position.
 struct Span {
     int lo, hi;
 };
@@ -129,8 +146,10 @@ static __device__ __forceinline__ int document_of(int t, const AttentionCall &c)
     int low = 0, high = c.slots;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (c.cu[middle] <= t) low = middle;
-        else high = middle;
+        if (c.cu[middle] <= t)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }
@@ -148,17 +167,21 @@ static __device__ __forceinline__ Span queries_of(int t, const AttentionCall &c)
 }
 
 // Spans of a tile's rows; rows from N on see nothing. One thread a row.
-template <bool KEYS> static __device__ __forceinline__ void find_spans(Span (&span)[TILE], int first, const AttentionCall &c)
+template <bool KEYS>
+static __device__ __forceinline__ void find_spans(Span (&span)[TILE], int first, const AttentionCall &c)
 {
     int row = threadIdx.x;
     if (row >= TILE) return;
-    if (first + row >= c.N) span[row] = {0, 0};
-    else span[row] = KEYS ? queries_of(first + row, c) : keys_of(first + row, c);
+    if (first + row >= c.N)
+        span[row] = {0, 0};
+    else
+        span[row] = KEYS ? queries_of(first + row, c) : keys_of(first + row, c);
 }
 
-// What the lane must know of its two rows; and whether all rows of the tile see all of columns first .. first+count.
+// What the lane must know of its two rows; and whether all rows of the tile see all of columns first ..
+// first+count.
 struct RowSpans {
-    Span row[2], tile; // tile: from the first row's lo to the last row's hi
+    Span row[2], tile;  // tile: from the first row's lo to the last row's hi
     int all_lo, all_hi; // seen by every row
 };
 

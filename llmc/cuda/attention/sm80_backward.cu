@@ -1,33 +1,41 @@
-// Attention backward by the program's own kernels. Where cuDNN adds shares of dq as they come, here every gradient has one block
-// that sums it in a fixed order: one pass over the keys of 64 queries for dq, one over the queries of 64 keys for dk and dv. The
-// price is that scores and their gradients are computed twice: 7 products of tiles instead of 5.
+// Attention backward by the program's own kernels. Where cuDNN adds shares of dq as they come, here every
+// gradient has one block that sums it in a fixed order: one pass over the keys of 64 queries for dq, one over
+// the queries of 64 keys for dk and dv. The price is that scores and their gradients are computed twice: 7
+// products of tiles instead of 5.
 //
-// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = scale p * (dy v^T - r):   dq = ds k;   dk = ds^T q;   dv = p^T dy.
-// The two passes are one kernel: its rows stay (q and dy, or k and v), the other side's two tensors stream by, 32 rows at a time
-// through two stages. Rows are queries in the one and keys in the other, so in the second everything appears transposed.
+// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = scale p * (dy v^T - r):   dq = ds k;   dk = ds^T q;
+// dv = p^T dy. The two passes are one kernel: its rows stay (q and dy, or k and v), the other side's two
+// tensors stream by, 32 rows at a time through two stages. Rows are queries in the one and keys in the other,
+// so in the second everything appears transposed.
 #include "llmc/cuda/attention/sm80_attention.cuh"
 
-namespace attention {
+namespace attention
+{
 
 enum { STEP = 32, STAGES = 2, STEP_BLOCKS = STEP / 8 };
 
-// Above a width of 128, accumulators of dk and dv no longer fit a warp's registers: two warps share 16 rows, half of the width
-// each.
-template <int E, bool KEYS> constexpr int SPLIT = KEYS && E > 128 ? 2 : 1;
-template <int E, bool KEYS> constexpr int THREADS = TILE_THREADS * SPLIT<E, KEYS>;
-template <int E> constexpr int backward_bytes() { return 2 * tile_bytes<E>(TILE) + 2 * STAGES * tile_bytes<E>(STEP); }
+// Above a width of 128, accumulators of dk and dv no longer fit a warp's registers: two warps share 16 rows,
+// half of the width each.
+template <int E, bool KEYS> constexpr int SPLIT = KEYS &&E > 128 ? 2 : 1;
+template <int E, bool KEYS> constexpr int THREADS = TILE_THREADS *SPLIT<E, KEYS>;
+template <int E> constexpr int backward_bytes()
+{
+    return 2 * tile_bytes<E>(TILE) + 2 * STAGES * tile_bytes<E>(STEP);
+}
 
 // Of the streaming queries: lse in powers of two, and r.
 struct QueryStage {
     float lse[STEP], row_sum[STEP];
 };
 
-// A stage is STEP rows of the other side's two tensors: scores are products with the first, gradients of weights with the second.
-template <int E> constexpr int STEP_ELEMENTS = STEP * PITCH<E>;
+// A stage is STEP rows of the other side's two tensors: scores are products with the first, gradients of
+// weights with the second.
+template <int E> constexpr int STEP_ELEMENTS = STEP *PITCH<E>;
 
 template <int E, int NT>
-static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *queries, const floatX *a, const floatX *b, int first,
-                                                  int head, const AttentionCall &c)
+static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *queries, const floatX *a,
+                                                  const floatX *b, int first, int head,
+                                                  const AttentionCall &c)
 {
     load_tile<E, STEP, NT>(stage, a, first, c);
     load_tile<E, STEP, NT>(stage + STEP_ELEMENTS<E>, b, first, c);
@@ -38,12 +46,12 @@ static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *que
     queries->row_sum[threadIdx.x] = exists ? c.row_sums[(int64_t)t * c.H + head] : 0;
 }
 
-// s: scores to weights; dp: gradients of weights to those of unscaled scores. lse, row_sum: by row (queries in rows) or by
-// column.
+// s: scores to weights; dp: gradients of weights to those of unscaled scores. lse, row_sum: by row (queries
+// in rows) or by column.
 template <bool KEYS>
-static __device__ __forceinline__ void gradients_of_scores(float (&s)[STEP_BLOCKS][4], float (&dp)[STEP_BLOCKS][4],
-                                                           const RowSpans &spans, int first, const float (&lse)[2],
-                                                           const float (&row_sum)[2], const QueryStage &queries, float scale)
+static __device__ __forceinline__ void
+gradients_of_scores(float (&s)[STEP_BLOCKS][4], float (&dp)[STEP_BLOCKS][4], const RowSpans &spans, int first,
+                    const float (&lse)[2], const float (&row_sum)[2], const QueryStage &queries, float scale)
 {
     bool all = first >= spans.all_lo && first + STEP <= spans.all_hi;
 #pragma unroll
@@ -51,13 +59,15 @@ static __device__ __forceinline__ void gradients_of_scores(float (&s)[STEP_BLOCK
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int column = 8 * n + threadIdx.x % 4 * 2 + i % 2;
-            float base = KEYS ? queries.lse[column] : lse[i / 2], r = KEYS ? queries.row_sum[column] : row_sum[i / 2];
+            float base = KEYS ? queries.lse[column] : lse[i / 2],
+                  r = KEYS ? queries.row_sum[column] : row_sum[i / 2];
             s[n][i] = all || sees(spans, i, first + column) ? exp2f(s[n][i] * (scale * LOG2E) - base) : 0;
             dp[n][i] = s[n][i] * (dp[n][i] - r) * scale;
         }
 }
 
-template <int E, bool KEYS> __global__ void __launch_bounds__(THREADS<E, KEYS>) attention_backward_kernel(AttentionCall c)
+template <int E, bool KEYS>
+__global__ void __launch_bounds__(THREADS<E, KEYS>) attention_backward_kernel(AttentionCall c)
 {
     constexpr int NT = THREADS<E, KEYS>, COLUMNS = E / SPLIT<E, KEYS>;
     extern __shared__ __align__(16) floatX shared[];
@@ -77,7 +87,8 @@ template <int E, bool KEYS> __global__ void __launch_bounds__(THREADS<E, KEYS>) 
     float lse[2] = {}, row_sum[2] = {};
     for (int r = 0; !KEYS && r < 2; r++) {
         int t = first + warp_row + threadIdx.x % WARP / 4 + 8 * r;
-        if (t < c.N) lse[r] = c.lse[(int64_t)t * c.H + head] * LOG2E, row_sum[r] = c.row_sums[(int64_t)t * c.H + head];
+        if (t < c.N)
+            lse[r] = c.lse[(int64_t)t * c.H + head] * LOG2E, row_sum[r] = c.row_sums[(int64_t)t * c.H + head];
     }
     RowSpans spans = my_spans(span, warp_row, first, c.N);
     float da[COLUMNS / 8][4] = {}, db[KEYS ? COLUMNS / 8 : 1][4] = {};
@@ -85,8 +96,8 @@ template <int E, bool KEYS> __global__ void __launch_bounds__(THREADS<E, KEYS>) 
     commit_loads();
     for (int n = 0, other = spans.tile.lo; other < spans.tile.hi; n ^= 1, other += STEP) {
         if (other + STEP < spans.tile.hi)
-            load_stage<E, NT>(ring + (n ^ 1) * 2 * STEP_ELEMENTS<E>, KEYS ? &queries[n ^ 1] : NULL, a_other, b_other,
-                              other + STEP, head, c);
+            load_stage<E, NT>(ring + (n ^ 1) * 2 * STEP_ELEMENTS<E>, KEYS ? &queries[n ^ 1] : NULL, a_other,
+                              b_other, other + STEP, head, c);
         commit_loads();
         wait_loads<1>();
         __syncthreads(); // this stage is here
@@ -106,16 +117,16 @@ template <int E, bool KEYS> __global__ void __launch_bounds__(THREADS<E, KEYS>) 
 template <int E> static bool prepare(Error *error)
 {
     int bytes = backward_bytes<E>();
-    if (cudaFuncSetAttribute(attention_backward_kernel<E, false>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
-            cudaSuccess &&
-        cudaFuncSetAttribute(attention_backward_kernel<E, true>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
-            cudaSuccess)
+    if (cudaFuncSetAttribute(attention_backward_kernel<E, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             bytes) == cudaSuccess &&
+        cudaFuncSetAttribute(attention_backward_kernel<E, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             bytes) == cudaSuccess)
         return true;
     cudaGetLastError();
-    return error_set(
-        error,
-        "attention backward with heads of width up to %d needs %d bytes of shared memory in a block: too much for this GPU", E,
-        bytes);
+    return error_set(error,
+                     "attention backward with heads of width up to %d needs %d bytes of shared memory in a "
+                     "block: too much for this GPU",
+                     E, bytes);
 }
 
 template <int E> static void launch(const AttentionCall *c, Stream s)
@@ -128,17 +139,24 @@ template <int E> static void launch(const AttentionCall *c, Stream s)
 
 } // namespace attention
 
-bool attention_own_prepare_backward(int e, Error *error)
+bool attention_sm80_prepare_backward(int e, Error *error)
 {
     using namespace attention;
-    return e <= 32 ? prepare<32>(error) : e <= 64 ? prepare<64>(error) : e <= 128 ? prepare<128>(error) : prepare<256>(error);
+    return e <= 32    ? prepare<32>(error)
+           : e <= 64  ? prepare<64>(error)
+           : e <= 128 ? prepare<128>(error)
+                      : prepare<256>(error);
 }
 
-void attention_own_backward(const AttentionCall *c, Stream s)
+void attention_sm80_backward(const AttentionCall *c, Stream s)
 {
     using namespace attention;
-    if (c->e <= 32) launch<32>(c, s);
-    else if (c->e <= 64) launch<64>(c, s);
-    else if (c->e <= 128) launch<128>(c, s);
-    else launch<256>(c, s);
+    if (c->e <= 32)
+        launch<32>(c, s);
+    else if (c->e <= 64)
+        launch<64>(c, s);
+    else if (c->e <= 128)
+        launch<128>(c, s);
+    else
+        launch<256>(c, s);
 }

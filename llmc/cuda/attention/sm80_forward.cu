@@ -1,14 +1,16 @@
-// Attention forward by the program's own kernel: any head width that is a multiple of 8 up to 256, any GPU with bf16 tensor
-// cores, the same bits in every run.
+// Attention forward by the program's own kernel: any head width that is a multiple of 8 up to 256, any GPU
+// with bf16 tensor cores, the same bits in every run.
 //
-// A block takes 64 queries of one head, wherever documents begin and end among them, and walks over the keys that any of them
-// sees, 64 at a time. Softmax on the way, after Milakov and Gimelshein's online normaliser: the running maximum and sum of a row
-// stand in for those of the whole, and what was added up is shrunk when the maximum grows. Weights are powers of two of scores
-// scaled by log2(e): the hardware's exponential is one of base 2.
+// A block takes 64 queries of one head, wherever documents begin and end among them, and walks over the keys
+// that any of them sees, 64 at a time. Softmax on the way, after Milakov and Gimelshein's online normaliser:
+// the running maximum and sum of a row stand in for those of the whole, and what was added up is shrunk when
+// the maximum grows. Weights are powers of two of scores scaled by log2(e): the hardware's exponential is one
+// of base 2.
 #include "llmc/cuda/attention/sm80_attention.cuh"
 #include "llmc/cuda/attention/gates.cuh"
 
-namespace attention {
+namespace attention
+{
 
 struct Softmax {
     float max[2], sum[2]; // of the lane's two rows; sums over the lane's own columns only
@@ -16,8 +18,8 @@ struct Softmax {
 
 // Scores to weights; shrinks y when a maximum grows.
 template <int NB, int NA>
-static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y)[NA][4], Softmax &m, const RowSpans &spans,
-                                                    int k0, float scale_log2)
+static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y)[NA][4], Softmax &m,
+                                                    const RowSpans &spans, int k0, float scale_log2)
 {
     bool all = k0 >= spans.all_lo && k0 + 8 * NB <= spans.all_hi;
     int column = k0 + threadIdx.x % 4 * 2;
@@ -49,18 +51,20 @@ static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y
 }
 
 template <int E>
-static __device__ __forceinline__ void store_queries(float (&y)[E / 8][4], Softmax &m, int q0, int warp_row, int head,
-                                                     const AttentionCall &c)
+static __device__ __forceinline__ void store_queries(float (&y)[E / 8][4], Softmax &m, int q0, int warp_row,
+                                                     int head, const AttentionCall &c)
 {
     int lane = threadIdx.x % WARP, row = q0 + warp_row + lane / 4;
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         m.sum[r] = quad_sum(m.sum[r]);
-        if (lane % 4 == 0 && row + 8 * r < c.N) c.lse[(int64_t)(row + 8 * r) * c.H + head] = (m.max[r] + log2f(m.sum[r])) * LN2;
+        if (lane % 4 == 0 && row + 8 * r < c.N)
+            c.lse[(int64_t)(row + 8 * r) * c.H + head] = (m.max[r] + log2f(m.sum[r])) * LN2;
         factor[r] = 1 / m.sum[r];
         if (c.h && row + 8 * r < c.N)
-            factor[r] *= sigmoid(gate_input(c.h + (int64_t)(row + 8 * r) * c.H * c.e, c.gate_w + head * GATE_WIDTH));
+            factor[r] *=
+                sigmoid(gate_input(c.h + (int64_t)(row + 8 * r) * c.H * c.e, c.gate_w + head * GATE_WIDTH));
     }
     store_rows(c.y + head * c.e, y, q0 + warp_row, 0, factor[0], factor[1], c);
 }
@@ -72,7 +76,8 @@ template <int E> __global__ void __launch_bounds__(TILE_THREADS) attention_forwa
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[TILE];
     floatX *q = shared, *k = q + TILE * PITCH<E>, *v = k + TILE * PITCH<E>;
-    int head = blockIdx.y, q0 = (gridDim.x - 1 - blockIdx.x) * TILE, warp_row = threadIdx.x / WARP * ROWS_PER_WARP;
+    int head = blockIdx.y, q0 = (gridDim.x - 1 - blockIdx.x) * TILE,
+        warp_row = threadIdx.x / WARP * ROWS_PER_WARP;
     const floatX *k_head = c.k + head * c.e, *v_head = c.v + head * c.e;
     load_tile<E, TILE, TILE_THREADS>(q, c.q + head * c.e, q0, c);
     find_spans<false>(span, q0, c);
@@ -102,11 +107,13 @@ template <int E> __global__ void __launch_bounds__(TILE_THREADS) attention_forwa
 template <int E> static bool prepare(Error *error)
 {
     int bytes = forward_bytes<E>();
-    if (cudaFuncSetAttribute(attention_forward_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess)
+    if (cudaFuncSetAttribute(attention_forward_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             bytes) == cudaSuccess)
         return true;
     cudaGetLastError();
     return error_set(error,
-                     "attention with heads of width up to %d needs %d bytes of shared memory in a block: too much for this GPU",
+                     "attention with heads of width up to %d needs %d bytes of shared memory in a block: too "
+                     "much for this GPU",
                      E, bytes);
 }
 
@@ -119,17 +126,24 @@ template <int E> static void launch(const AttentionCall *c, Stream s)
 
 } // namespace attention
 
-bool attention_own_prepare(int e, Error *error)
+bool attention_sm80_prepare(int e, Error *error)
 {
     using namespace attention;
-    return e <= 32 ? prepare<32>(error) : e <= 64 ? prepare<64>(error) : e <= 128 ? prepare<128>(error) : prepare<256>(error);
+    return e <= 32    ? prepare<32>(error)
+           : e <= 64  ? prepare<64>(error)
+           : e <= 128 ? prepare<128>(error)
+                      : prepare<256>(error);
 }
 
-void attention_own_forward(const AttentionCall *c, Stream s)
+void attention_sm80_forward(const AttentionCall *c, Stream s)
 {
     using namespace attention;
-    if (c->e <= 32) launch<32>(c, s);
-    else if (c->e <= 64) launch<64>(c, s);
-    else if (c->e <= 128) launch<128>(c, s);
-    else launch<256>(c, s);
+    if (c->e <= 32)
+        launch<32>(c, s);
+    else if (c->e <= 64)
+        launch<64>(c, s);
+    else if (c->e <= 128)
+        launch<128>(c, s);
+    else
+        launch<256>(c, s);
 }

@@ -1,85 +1,94 @@
-// Attention backward on Hopper's warpgroup products, for heads of width 128: packed documents, causal, sliding window.
+// Attention backward on sm90, head dimension 128: packed documents, causal, sliding window.
 //
-// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):   dv = p^T dy, dk = scale ds^T q, dq = scale ds k.
-// The gate of the output is in lse and r (gates.cu). Where qkv_backward follows, what it would do to dk and dv is done here, on
-// the unrounded sums in registers: its traffic, 250 MB for a layer of 32768 tokens, is saved or hidden by products.
+// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):  dv = p^T dy, dk = scale ds^T q,
+// dq = scale ds k. The output gate is folded into lse and r (gates.cu). When q, k, v's backward follows, its
+// work on dk and dv is done in the epilogue on the fp32 accumulators: 250 MB of traffic for a layer of 32768
+// tokens is saved or overlapped with WGMMA.
 //
-// A block takes 128 keys of one head (an item) and walks over the tiles of 64 queries that see any of them. Everything is
-// computed transposed, keys in rows, so that p^T and ds^T leave one product in the registers where the next one wants its left
-// operand. Two warpgroups own 64 keys each, dk and dv in registers; only ds^T goes through shared memory, because dq sums over
-// the keys of both: each computes half of dq's columns. Of the third warpgroup one warp fetches and two hand shares of dq to the
-// copy unit, which adds them to memory while the next tile is computed.
+// A CTA takes work items of 128 keys of one head and loops over the tiles of 64 queries that see any of
+// them. All products are transposed (keys are rows), so that p^T and ds^T, the accumulators of one WGMMA,
+// are the register operand A of the next. Two consumer warpgroups own 64 keys each and hold dk and dv in
+// registers; only ds^T passes through shared memory, because dq sums over the keys of both: each warpgroup
+// computes half of dq's columns. Warpgroup 2: one producer and tile-scheduler warp, two warps that reduce dq
+// tiles to global memory (cp.reduce.async.bulk) during the next tile.
 //
-//   arithmetic   5 products of 64 x 128 x 128: 2560 cycles of the tensor cores a tile
-//   shared mem.  operands 256 KB, ds 16, dq 64, arriving q and dy 32 KB a tile: 2940 cycles at 128 bytes: this is the limit
-//   bytes        32 KB of q and dy in, 32 KB of dq added in L2 a tile: 11 + 11 bytes a cycle and multiprocessor
-//   space        k of this and the next item 64 KB, v 32, q, dy in two stages 64, ds twice 32, dq 32: 224 KB
-//   registers    dk, dv 128; scores and gradients of weights 64, later their rounded forms and dq in the same: 192 of 232
+//   tensor cores 5 products of 64 x 128 x 128 a tile: 2560 cycles
+//   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes: the
+//   bound L2           32 KB of q and dy in, 32 KB of dq reduced a tile: 11 + 11 bytes a cycle and
+//   multiprocessor smem         k of this and the next item 64 KB, v 32, q and dy in two stages 64, ds twice
+//   32, dq 32: 224 KB registers    dk, dv 128; scores and dp 64, later their packed forms and dq in the same:
+//   192 of 232; no spills
 //
-// Blocks of queries that compute dq without any addition would need 7 products instead of 5.
-// dq is summed in fp32 in a buffer of tiles in the products' own order of elements (a thread's four values are neighbours).
-// Blocks add in no fixed order: its last bits vary from run to run. The first that comes to a tile stores, those after it add, so
-// that nobody needs to clear. The sums stay there for qkv_backward, or a second kernel rounds them to dq. Measured against that
-// (H200, 2026-11-22): rounding by spare warps of this kernel as tiles become complete held up the short items; sums that are
-// only added to are 8 us less here and 26 us more where they are read and cleared (32768 tokens, window 384).
-// Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; which queries see a key is one interval.
-// Items are handed out as blocks become free, in the table's order.
+// dq: CTAs reduce in no fixed order, its last bits vary from run to run. The accumulator keeps the sums for
+// q, k, v's backward, or round_kernel rounds them to dq. Tiles lie on multiples of 64 and 128 tokens
+// wherever documents begin and end; the queries that see a key are one interval. Dynamic tile scheduler: an
+// atomic counter, items in the table's order (longest documents first).
+//
+// Tried (H200, 2026-11-22): CTAs of queries without dq reduction need 7 products instead of 5; spare warps
+// that round complete dq tiles delay short items; reductions into a zeroed accumulator save 8 us here and
+// cost 26 us where it is read and cleared (32768 tokens, window 384).
 #include "llmc/cuda/attention/sm90_backward_producer.cuh"
 #include "llmc/cuda/rows/qkv_row.cuh"
 #include "llmc/cuda/sm90/sm90_launch.cuh"
 
-namespace attention_tensor {
+namespace attention_sm90
+{
 
 #if HOPPER
 
-// ---- the warpgroups that multiply ----------------------------------------------------------------------------------------
+// ---- consumer warpgroups ----------------------------------------------------------------------------------
 
-// s (64, 64) = the warpgroup's keys of `keys` (128, 128) times the queries (64, 128)^T.
-static __device__ __forceinline__ void multiply_rows(float (&s)[32], const uint8_t *keys, const uint8_t *queries, int group)
+// s (64, 64) = the warpgroup's rows of `keys` (128, 128) times queries (64, 128)^T.
+static __device__ __forceinline__ void mma_rows(float (&s)[32], const uint8_t *keys, const uint8_t *queries,
+                                                int group)
 {
-    uint64_t a = operand(keys + group * GROUP_KEYS * 128, 0), b = operand(queries, 0);
+    uint64_t a = smem_descriptor(keys + group * WARPGROUP_KEYS * 128, 0), b = smem_descriptor(queries, 0);
 #pragma unroll
     for (int i = 0; i < WIDTH / 16; i++)
-        multiply_64<false, false>(s, operand_advance(a, i / 4 * KEY_PANEL_BYTES + i % 4 * 32),
-                                  operand_advance(b, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32), i > 0);
+        wgmma_64x64<false, false>(s, descriptor_advance(a, i / 4 * KEY_PANEL_BYTES + i % 4 * 32),
+                                  descriptor_advance(b, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32), i > 0);
 }
 
-// sum (64, 128) += x (64, 64) queries (64, 128); x: packed, as fragments.
-static __device__ __forceinline__ void multiply_fragments(float (&sum)[64], const uint32_t (&x)[16], const uint8_t *queries,
-                                                          bool accumulate)
+// sum (64, 128) += x (64, 64) queries (64, 128); x: packed A fragments.
+static __device__ __forceinline__ void mma_fragments(float (&sum)[64], const uint32_t (&x)[16],
+                                                     const uint8_t *queries, bool accumulate)
 {
-    uint64_t b = operand(queries, QUERY_PANEL_BYTES);
+    uint64_t b = smem_descriptor(queries, QUERY_PANEL_BYTES);
 #pragma unroll
     for (int i = 0; i < QUERIES / 16; i++)
-        multiply_128(sum, x + 4 * i, operand_advance(b, i * STEP_BYTES), accumulate || i > 0);
+        wgmma_64x128_a_registers(sum, x + 4 * i, descriptor_advance(b, i * STEP_BYTES), accumulate || i > 0);
 }
 
 // dq (64 queries, 64 columns of the warpgroup) = ds k
-static __device__ __forceinline__ void multiply_keys(float (&dq)[32], const uint8_t *ds, const uint8_t *k, int group)
+static __device__ __forceinline__ void mma_keys(float (&dq)[32], const uint8_t *ds, const uint8_t *k,
+                                                int group)
 {
-    uint64_t a = operand(ds, 0), b = operand(k + group * KEY_PANEL_BYTES, 0);
+    uint64_t a = smem_descriptor(ds, 0), b = smem_descriptor(k + group * KEY_PANEL_BYTES, 0);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        multiply_64<true, true>(dq, operand_advance(a, i * STEP_BYTES), operand_advance(b, i * STEP_BYTES), i > 0);
+        wgmma_64x64<true, true>(dq, descriptor_advance(a, i * STEP_BYTES),
+                                descriptor_advance(b, i * STEP_BYTES), i > 0);
 }
 
-// Scores to weights. behind: query of the thread's first column minus its key, for its two keys; count: queries that see them
+// p = exp2(scores - lse). behind: query of the thread's first column minus its key, for its two keys; count:
+// queries that see them
 template <bool MASKED>
-static __device__ __forceinline__ void weigh(float (&s)[32], const float *lse, float scale_log2, const int (&behind)[2],
-                                             const int (&count)[2])
+static __device__ __forceinline__ void softmax_weights(float (&s)[32], const float *lse, float scale_log2,
+                                                       const int (&behind)[2], const int (&count)[2])
 {
 #pragma unroll
     for (int g = 0; g < 8; g++) {
         float2 base = *(const float2 *)(lse + 8 * g);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float x = power_of_two(s[4 * g + i] * scale_log2 - (i % 2 ? base.y : base.x));
-            s[4 * g + i] = !MASKED || (unsigned)(behind[i / 2] + 8 * g + i % 2) < (unsigned)count[i / 2] ? x : 0;
+            float x = exp2_approx(s[4 * g + i] * scale_log2 - (i % 2 ? base.y : base.x));
+            s[4 * g + i] =
+                !MASKED || (unsigned)(behind[i / 2] + 8 * g + i % 2) < (unsigned)count[i / 2] ? x : 0;
         }
     }
 }
 
-// Packed: weights, and from their gradients those of the scores.
+// Packs p and ds = p * (dp - r).
 static __device__ __forceinline__ void gradients(uint32_t (&p)[16], uint32_t (&ds)[16], const float (&s)[32],
                                                  const float (&dp)[32], const float *row_sum)
 {
@@ -93,24 +102,26 @@ static __device__ __forceinline__ void gradients(uint32_t (&p)[16], uint32_t (&d
     }
 }
 
-// The warp's 16 keys of ds^T (128 keys, 64 queries), in rows of 128 swizzled bytes.
+// Writes the warp's 16 rows of ds^T (128 keys, 64 queries) under the 128-byte swizzle.
 static __device__ __forceinline__ void store_gradients(uint8_t *row, const uint32_t (&ds)[16], int lane)
 {
     uint32_t address = shared_address(row);
 #pragma unroll
-    for (int i = 0; i < 4; i++) store_blocks(address + ((2 * i + lane / 16 ^ lane % 8) << 4), ds + 4 * i);
+    for (int i = 0; i < 4; i++) stmatrix_x4(address + ((2 * i + lane / 16 ^ lane % 8) << 4), ds + 4 * i);
 }
 
-// The warpgroup's half of a tile of dq to where it is added to memory from.
-static __device__ __forceinline__ void store_share(uint8_t *share, const float (&dq)[32])
+// Writes the warpgroup's half of a dq tile to the staging buffer of the reduction.
+static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq)[32])
 {
 #pragma unroll
     for (int g = 0; g < 8; g++)
-        ((float4 *)share)[g * GROUP] = make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
+        ((float4 *)share)[g * WARPGROUP] =
+            make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
 }
 
-// (64, 128) sums to rows of a head.  row: the thread's first
-static __device__ __forceinline__ void store_keys(floatX *head, const float (&sum)[64], float factor, int row, const Arguments &a)
+// Epilogue: accumulators (64, 128) to rows of a head.  row: first row of the thread
+static __device__ __forceinline__ void store_keys(floatX *head, const float (&sum)[64], float factor, int row,
+                                                  const Arguments &a)
 {
 #pragma unroll
     for (int g = 0; g < 16; g += 4)
@@ -126,9 +137,9 @@ static __device__ __forceinline__ void store_keys(floatX *head, const float (&su
         }
 }
 
-// v_raw's gradient, and dv where it is wanted, of (64, 128) sums.  row: the thread's first
-static __device__ __forceinline__ void finish_values(const float (&sum)[64], const Item *item, int row, int warp,
-                                                     const Arguments &a)
+// Epilogue: gradient of v_raw from dv (64, 128), and dv itself if wanted.  row: first row of the thread
+static __device__ __forceinline__ void finish_values(const float (&sum)[64], const Item *item, int row,
+                                                     int warp, const Arguments &a)
 {
     int quad = threadIdx.x % 4, d = a.H * WIDTH, column = item->head * WIDTH;
     uint4 raw[2][4] = {}, embed[2][4] = {};
@@ -151,7 +162,8 @@ static __device__ __forceinline__ void finish_values(const float (&sum)[64], con
         for (int k = 0; k < 4; k++) {
             uint32_t x[4];
 #pragma unroll
-            for (int g = 0; g < 4; g++) x[g] = pack2(sum[4 * (4 * k + g) + 2 * i], sum[4 * (4 * k + g) + 2 * i + 1]);
+            for (int g = 0; g < 4; g++)
+                x[g] = pack2(sum[4 * (4 * k + g) + 2 * i], sum[4 * (4 * k + g) + 2 * i + 1]);
             transpose_quad(x);
             uint4 dv = make_uint4(x[0], x[1], x[2], x[3]);
             if (n >= a.N) continue;
@@ -162,13 +174,15 @@ static __device__ __forceinline__ void finish_values(const float (&sum)[64], con
     }
     sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
     if (threadIdx.x % WARP == 0)
-        ((float2 *)a.value_sums)[(item->key0 / KEYS * a.H + item->head) * CONSUMER_WARPS + warp] = make_float2(sums[0], sums[1]);
+        ((float2 *)a.value_sums)[(item->key0 / KEYS * a.H + item->head) * CONSUMER_WARPS + warp] =
+            make_float2(sums[0], sums[1]);
 }
 
-// The raw k's gradient, of (64, 128) sums of dk; frees the item's keys.  row: the thread's first, in the item my_row
-static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, const float (&sum)[64], int head, int row,
-                                                   int my_row, const Angles (&angles)[2], const float (&rstd)[2],
-                                                   const Arguments &a)
+// Epilogue: gradient of the raw k from dk (64, 128); releases the item's k.  row: first row of the thread,
+// my_row: the same in the item
+static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, const float (&sum)[64],
+                                                   int head, int row, int my_row, const Angles (&angles)[2],
+                                                   const float (&rstd)[2], const Arguments &a)
 {
     RowPairs k[2];
 #pragma unroll
@@ -179,86 +193,89 @@ static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, co
             k[r].x[i / 8][i % 8 / 4][i % 4] =
                 *(const uint32_t *)(m.k(slot) + i / 8 * KEY_PANEL_BYTES + (at ^ (i % 8 ^ my_row % 8) << 4));
     }
-    barrier_arrive(m.keys_empty(slot));
+    mbarrier_arrive(m.keys_empty(slot));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float d[2][8][2];
         int n = row + 8 * r;
 #pragma unroll
         for (int i = 0; i < 32; i++) d[i / 16][i / 2 % 8][i % 2] = a.scale * sum[i / 2 * 4 + 2 * r + i % 2];
-        finish_row(a.dqkv + (3 * (int64_t)n + 1) * a.H * WIDTH + head * WIDTH, d, k[r], angles[r], rstd[r], n < a.N);
+        finish_row(a.dqkv + (3 * (int64_t)n + 1) * a.H * WIDTH + head * WIDTH, d, k[r], angles[r], rstd[r],
+                   n < a.N);
     }
 }
 
-static __device__ __forceinline__ void multiply(const Shared &m, const Arguments &a, int group)
+static __device__ __forceinline__ void consume(const Shared &m, const Arguments &a, int group)
 {
-    int thread; // read once: the compiler would read it anew in each turn of the loop, and wait for it
+    int thread; // read once: the compiler would read %tid in each iteration and wait for it
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     int lane = thread % WARP, my_row = thread / WARP * 16 + lane / 4;
-    Ring ring, slots;
-    uint32_t value_parity = 0, share_parity = 1, buffer = 0;
+    PipelineState ring, slots;
+    uint32_t value_parity = 0, dq_parity = 1, buffer = 0;
     for (;; slots.advance()) {
         const Item *item = m.item(slots.stage);
-        barrier_wait(m.keys_full(slots.stage), slots.parity);
+        mbarrier_wait(m.keys_full(slots.stage), slots.parity);
         int tile = item->first, last = item->last;
         if (tile == last) break;
         float dk[64], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
-        barrier_wait(m.queries_full(ring.stage), ring.parity);
-        products_begin();
-        multiply_rows(s, m.k(slots.stage), m.q(ring.stage), group);
-        products_commit();
+        mbarrier_wait(m.queries_full(ring.stage), ring.parity);
+        wgmma_fence();
+        mma_rows(s, m.k(slots.stage), m.q(ring.stage), group);
+        wgmma_commit();
 #pragma unroll
         for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
-        barrier_wait(m.values_full(), value_parity);
+        mbarrier_wait(m.values_full(), value_parity);
         value_parity ^= 1;
 #pragma unroll 1
         do {
             const uint8_t *q = m.q(ring.stage), *dy = m.dy(ring.stage);
             uint32_t p[16], ds[16];
-            products_wait<0>(); // the scores
-            products_begin();
-            multiply_rows(t, m.v(), dy, group);
-            products_commit();
+            wgmma_wait<0>(); // the scores
+            wgmma_fence();
+            mma_rows(t, m.v(), dy, group);
+            wgmma_commit();
             const float *lse = m.stage(ring.stage)->lse + 2 * (lane % 4);
             if (tile <= item->first + group || tile >= item->full_end[group]) {
-                int from = tile * QUERIES - item->key0 - my_row + 2 * (lane % 4), behind[2] = {from, from - 8},
-                    count[2] = {item->count[my_row], item->count[my_row + 8]};
-                weigh<true>(s, lse, a.scale_log2, behind, count);
-            } else weigh<false>(s, lse, a.scale_log2, {}, {});
-            products_wait<0>();
-            if (tile + 1 == last && lane == 0) barrier_arrive(m.values_empty());
+                int from = tile * QUERIES - item->key0 - my_row + 2 * (lane % 4),
+                    behind[2] = {from, from - 8}, count[2] = {item->count[my_row], item->count[my_row + 8]};
+                softmax_weights<true>(s, lse, a.scale_log2, behind, count);
+            } else
+                softmax_weights<false>(s, lse, a.scale_log2, {}, {});
+            wgmma_wait<0>();
+            if (tile + 1 == last && lane == 0) mbarrier_arrive(m.values_empty());
             gradients(p, ds, s, t, m.stage(ring.stage)->row_sum + 2 * (lane % 4));
-            products_begin();
-            multiply_fragments(dv, p, dy, true);
-            multiply_fragments(dk, ds, q, true);
-            products_commit();
+            wgmma_fence();
+            mma_fragments(dv, p, dy, true);
+            mma_fragments(dk, ds, q, true);
+            wgmma_commit();
             uint8_t *ds_buffer = m.ds(buffer);
             store_gradients(ds_buffer + (thread / WARP * 16 + lane % 16) * 128, ds, lane);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // seen by the tensor cores
-            group_sync(1, 2 * GROUP);
-            products_begin();
-            multiply_keys(t, ds_buffer, m.k(slots.stage), group);
-            products_commit();
-            products_wait<1>(); // dk and dv are done: their operands are free
-            barrier_arrive(m.queries_empty(ring.stage));
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // for WGMMA
+            named_barrier_sync(1, 2 * WARPGROUP);
+            wgmma_fence();
+            mma_keys(t, ds_buffer, m.k(slots.stage), group);
+            wgmma_commit();
+            wgmma_wait<1>(); // dk and dv are complete: their operands are free
+            mbarrier_arrive(m.queries_empty(ring.stage));
             ring.advance();
-            if (tile + 1 < last) barrier_wait(m.queries_full(ring.stage), ring.parity);
-            products_begin();
-            multiply_rows(s, m.k(slots.stage), m.q(ring.stage), group); // the next scores; after the last tile of nothing
-            products_commit();
-            barrier_wait(m.share_empty(group), share_parity);
-            share_parity ^= 1;
-            products_wait<1>();
-            store_share(m.dq(group) + thread % GROUP * 16, t);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // seen by the copy unit
+            if (tile + 1 < last) mbarrier_wait(m.queries_full(ring.stage), ring.parity);
+            wgmma_fence();
+            mma_rows(s, m.k(slots.stage), m.q(ring.stage),
+                     group); // the next scores; discarded after the last tile
+            wgmma_commit();
+            mbarrier_wait(m.dq_empty(group), dq_parity);
+            dq_parity ^= 1;
+            wgmma_wait<1>();
+            stage_dq(m.dq(group) + thread % WARPGROUP * 16, t);
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // for the bulk reduction
             __syncwarp();
-            if (lane == 0) barrier_arrive(m.share_full(group));
+            if (lane == 0) mbarrier_arrive(m.dq_full(group));
             buffer ^= 1;
         } while (++tile < last);
-        products_wait<0>();
+        wgmma_wait<0>();
         int row = item->key0 + my_row, at = item->head * WIDTH;
         if (a.dk) {
-            barrier_arrive(m.keys_empty(slots.stage));
+            mbarrier_arrive(m.keys_empty(slots.stage));
             store_keys(a.dk + at, dk, a.scale, row, a);
             store_keys(a.dv + at, dv, 1, row, a);
         } else {
@@ -289,38 +306,42 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < 2; i++) {
-            barrier_init(m.keys_full(i), WARP), barrier_init(m.keys_empty(i), 2 * GROUP + 2);
-            barrier_init(m.queries_full(i), WARP + 1), barrier_init(m.queries_empty(i), 2 * GROUP);
-            barrier_init(m.share_full(i), GROUP / WARP), barrier_init(m.share_empty(i), 1);
+            mbarrier_init(m.keys_full(i), WARP), mbarrier_init(m.keys_empty(i), 2 * WARPGROUP + 2);
+            mbarrier_init(m.queries_full(i), WARP + 1), mbarrier_init(m.queries_empty(i), 2 * WARPGROUP);
+            mbarrier_init(m.dq_full(i), WARPGROUP / WARP), mbarrier_init(m.dq_empty(i), 1);
         }
-        barrier_init(m.values_full(), 1), barrier_init(m.values_empty(), 2 * GROUP / WARP);
-        barrier_init_fence();
+        mbarrier_init(m.values_full(), 1), mbarrier_init(m.values_empty(), 2 * WARPGROUP / WARP);
+        fence_mbarrier_init();
     }
     __syncthreads();
-    int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0), group = warp / (GROUP / WARP); // known to be uniform
+    int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0),
+        group = warp / (WARPGROUP / WARP); // warp-uniform
     if (group == 2) {
-        registers_shrink<PRODUCER_REGISTERS>();
-        if (warp == 2 * GROUP / WARP) fetch(m, a, &q, &k, &v, &dy);
-        else if (warp <= 2 * GROUP / WARP + 2 && threadIdx.x % WARP == 0) add_shares(m, a, warp - 2 * GROUP / WARP - 1);
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (warp == 2 * WARPGROUP / WARP)
+            produce(m, a, &q, &k, &v, &dy);
+        else if (warp <= 2 * WARPGROUP / WARP + 2 && threadIdx.x % WARP == 0)
+            reduce_dq(m, a, warp - 2 * WARPGROUP / WARP - 1);
     } else {
-        registers_grow<CONSUMER_REGISTERS>();
-        multiply(m, a, group);
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(m, a, group);
     }
 #endif
 }
 
-// A tile of sums to dq. One block for each of the two tiles of an item.
-__global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant__ Arguments a)
+// Rounds accumulator tiles to dq. One CTA per tile of an item.
+__global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_constant__ Arguments a)
 {
-    int lane = threadIdx.x % WARP, half = threadIdx.x / GROUP, item = (int)blockIdx.x / 2, head = item % a.H;
+    int lane = threadIdx.x % WARP, half = threadIdx.x / WARPGROUP, item = (int)blockIdx.x / 2,
+        head = item % a.H;
     int tile = item / a.H * (KEYS / QUERIES) + blockIdx.x % 2;
-    int first_row = tile * QUERIES + threadIdx.x % GROUP / WARP * 16 + lane / 4;
+    int first_row = tile * QUERIES + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
     if (tile * QUERIES >= a.N) return;
     float *sums_of_tile = a.dq_sum + ((int64_t)tile * a.H + head) * TILE_FLOATS;
-    float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % GROUP, s[8];
+    float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % WARPGROUP, s[8];
 #pragma unroll
-    for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * GROUP);
-    if (threadIdx.x % GROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
+    for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * WARPGROUP);
+    if (threadIdx.x % WARPGROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -335,46 +356,52 @@ __global__ void __launch_bounds__(2 * GROUP) round_kernel(const __grid_constant_
     }
 }
 
-// ---- launch --------------------------------------------------------------------------------------------------------------
+// ---- launch
+// --------------------------------------------------------------------------------------------------------------
 
 CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
 {
     return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, 0, c->N, c->H * c->e, c->H * c->e, box_rows);
 }
 
-} // namespace attention_tensor
+} // namespace attention_sm90
 
-using namespace attention_tensor;
+using namespace attention_sm90;
 
-bool attention_tensor_prepare(int e, Error *error)
+bool attention_sm90_prepare(int e, Error *error)
 {
     if (e != WIDTH) return error_set(error, "heads of width %d, not %d", e, WIDTH);
     if (!device_has_wgmma()) return error_set(error, "%s", device_path());
     if (!tensor_maps_known()) return error_set(error, "the driver makes no tensor maps");
-    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     prepare_forward();
     return true;
 }
 
-size_t attention_tensor_sums(int N, int H, int e)
+size_t attention_sm90_sums(int N, int H, int e)
 {
     assert(e == WIDTH);
     return (size_t)ceil_div(N, QUERIES) * (size_t)H * TILE_FLOATS;
 }
 
-size_t attention_tensor_states(int N, int H) { return (size_t)ceil_div(N, QUERIES) * (size_t)H * 2; }
+size_t attention_sm90_states(int N, int H) { return (size_t)ceil_div(N, QUERIES) * (size_t)H * 2; }
 
-size_t attention_tensor_value_sums(int N, int H) { return (size_t)ceil_div(N, KEYS) * (size_t)H * CONSUMER_WARPS; }
+size_t attention_sm90_value_sums(int N, int H)
+{
+    return (size_t)ceil_div(N, KEYS) * (size_t)H * CONSUMER_WARPS;
+}
 
-size_t attention_tensor_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
+size_t attention_sm90_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
 
-void attention_tensor_backward(const AttentionCall *c, Stream s)
+void attention_sm90_backward(const AttentionCall *c, Stream s)
 {
     Arguments a = {};
     a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
     if (!c->dk) {
         const QkvBackward *n = c->next;
-        a.dqkv = n->dqkv, a.cos = n->cos, a.sin = n->sin, a.rstd_k = n->rstd_k, a.lambda = n->lambda, a.v_raw = n->v_raw;
+        a.dqkv = n->dqkv, a.cos = n->cos, a.sin = n->sin, a.rstd_k = n->rstd_k, a.lambda = n->lambda,
+        a.v_raw = n->v_raw;
         a.value_embed = n->value_embed, a.tokens = n->tokens, a.value_sums = c->value_sums;
     }
     a.progress = (Progress *)c->counters;
@@ -387,6 +414,6 @@ void attention_tensor_backward(const AttentionCall *c, Stream s)
                 dy = rows_map(c->dy, c, QUERIES);
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
     backward_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
-    if (c->dq) round_kernel<<<(unsigned)a.items * (KEYS / QUERIES), 2 * GROUP, 0, s>>>(a);
+    if (c->dq) round_kernel<<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
     CHECK_LAUNCH();
 }

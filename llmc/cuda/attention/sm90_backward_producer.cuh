@@ -1,42 +1,53 @@
-// Attention backward on Hopper, beside the products (sm90_backward.cu): what a block works on, where it lies in shared
-// memory, the warp that fetches it and the two warps that add shares of dq to memory.
+// Attention backward on sm90 (sm90_backward.cu): work items, shared-memory layout, producer and
+// tile-scheduler warp, dq reduction warps.
 #pragma once
 #include "llmc/cuda/attention/sm90_attention.cuh"
 
-namespace attention_tensor {
+namespace attention_sm90
+{
 
-using namespace dq_sums;
+using namespace dq_accumulator;
 
 constexpr float LOG2E = 1.4426950408889634f;
 
 enum {
-    WIDTH = 128, KEYS = 128, GROUP = 128, GROUP_KEYS = 64,
-    BLOCK_THREADS = 3 * GROUP, CONSUMER_WARPS = 2 * GROUP / WARP,
-    PANEL = 64,                         // columns of 128 bytes, the width of the swizzle
-    KEY_PANEL_BYTES = KEYS * 128, QUERY_PANEL_BYTES = QUERIES * 128, KEY_BYTES = 2 * KEY_PANEL_BYTES,
-    QUERY_BYTES = 2 * QUERY_PANEL_BYTES, STAGE_BYTES = 2 * QUERY_BYTES, DS_BYTES = KEYS * 128, SHARE_BYTES = QUERIES * PANEL * 4,
-    STEP_BYTES = 16 * 128,         // 16 rows of a panel: one step along an operand stored along the columns
-    CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40
+    WIDTH = 128,
+    KEYS = 128,
+    WARPGROUP = 128,
+    WARPGROUP_KEYS = 64,
+    BLOCK_THREADS = 3 * WARPGROUP,
+    CONSUMER_WARPS = 2 * WARPGROUP / WARP,
+    PANEL = 64, // columns of 128 bytes, the width of the swizzle
+    KEY_PANEL_BYTES = KEYS * 128,
+    QUERY_PANEL_BYTES = QUERIES * 128,
+    KEY_BYTES = 2 * KEY_PANEL_BYTES,
+    QUERY_BYTES = 2 * QUERY_PANEL_BYTES,
+    STAGE_BYTES = 2 * QUERY_BYTES,
+    DS_BYTES = KEYS * 128,
+    DQ_STAGE_BYTES = QUERIES * PANEL * 4,
+    STEP_BYTES = 16 * 128, // 16 rows of a panel: one step along an operand stored along the columns
+    CONSUMER_REGISTERS = 232,
+    PRODUCER_REGISTERS = 40
 };
 
 struct Arguments {
     const float *lse, *row_sums;
-    floatX *dq, *dk, *dv; // dq and dk NULL: dk goes on to dqkv
-    floatX *dqkv;         // (N, 3 d); dv may be NULL then
+    floatX *dq, *dk, *dv;    // dq and dk NULL: the raw k's gradient goes to dqkv
+    floatX *dqkv;            // (N, 3 d); dv may be NULL then
     const floatX *cos, *sin; // (N, WIDTH / 4)
     const float *rstd_k, *lambda;
     const floatX *v_raw, *value_embed;
     const int32_t *tokens;
-    float *value_sums;    // (items, CONSUMER_WARPS, 2)
-    float *dq_sum;       // see dq_sums
-    unsigned *state;     // (tiles, H, 2) of dq_sum
+    float *value_sums; // (items, CONSUMER_WARPS, 2)
+    float *dq_sum;     // see dq_accumulator
+    unsigned *state;   // (tiles, H, 2) of dq_sum
     Progress *progress;
-    const int32_t *cu, *order; // starts of documents; tiles of keys in the order to take them
-    float scale, scale_log2; // scale_log2: scores to powers of two
+    const int32_t *cu, *order;      // starts of documents; tiles of keys in the order to take them
+    float scale, scale_log2;        // scale_log2: scores to powers of two
     int window, slots, N, H, items; // items: tiles of keys times heads
 };
 
-// 128 keys of one head. Tiles are numbers of 64 queries, key tiles of 128 keys.
+// A work item: 128 keys of one head. Query tiles have 64 queries, key tiles 128 keys.
 struct Item {
     int key0, head;
     int first, last; // tiles of queries, last exclusive; empty: no more work
@@ -44,7 +55,7 @@ struct Item {
     int count[KEYS]; // queries that see the key: itself and those behind it
 };
 
-struct Stage { // of a tile's queries
+struct Stage {                            // of a tile's queries
     float lse[QUERIES], row_sum[QUERIES]; // lse in powers of two
 };
 
@@ -52,10 +63,13 @@ struct Shared {
     uint8_t *base;
     __device__ __forceinline__ uint8_t *k(int slot) const { return base + slot * KEY_BYTES; }
     __device__ __forceinline__ uint8_t *v(void) const { return base + 2 * KEY_BYTES; }
-    __device__ __forceinline__ uint8_t *q(int stage) const { return base + 3 * KEY_BYTES + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint8_t *q(int stage) const
+    {
+        return base + 3 * KEY_BYTES + stage * STAGE_BYTES;
+    }
     __device__ __forceinline__ uint8_t *dy(int stage) const { return q(stage) + QUERY_BYTES; }
     __device__ __forceinline__ uint8_t *ds(int buffer) const { return q(2) + buffer * DS_BYTES; }
-    __device__ __forceinline__ uint8_t *dq(int group) const { return ds(2) + group * SHARE_BYTES; }
+    __device__ __forceinline__ uint8_t *dq(int group) const { return ds(2) + group * DQ_STAGE_BYTES; }
     __device__ __forceinline__ Stage *stage(int i) const { return (Stage *)dq(2) + i; }
     __device__ __forceinline__ Item *item(int slot) const { return (Item *)stage(2) + slot; }
     __device__ __forceinline__ uint64_t *barrier(int i) const { return (uint64_t *)item(2) + i; }
@@ -65,12 +79,12 @@ struct Shared {
     __device__ __forceinline__ uint64_t *queries_empty(int stage) const { return barrier(6 + stage); }
     __device__ __forceinline__ uint64_t *values_full(void) const { return barrier(8); }
     __device__ __forceinline__ uint64_t *values_empty(void) const { return barrier(9); }
-    __device__ __forceinline__ uint64_t *share_full(int group) const { return barrier(10 + group); }
-    __device__ __forceinline__ uint64_t *share_empty(int group) const { return barrier(12 + group); }
+    __device__ __forceinline__ uint64_t *dq_full(int group) const { return barrier(10 + group); }
+    __device__ __forceinline__ uint64_t *dq_empty(int group) const { return barrier(12 + group); }
 };
 enum {
     BARRIERS = 14,
-    TILES_BYTES = 3 * KEY_BYTES + 2 * STAGE_BYTES + 2 * DS_BYTES + 2 * SHARE_BYTES,
+    TILES_BYTES = 3 * KEY_BYTES + 2 * STAGE_BYTES + 2 * DS_BYTES + 2 * DQ_STAGE_BYTES,
     SHARED_BYTES = TILES_BYTES + 2 * sizeof(Stage) + 2 * sizeof(Item) + BARRIERS * 8
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
@@ -79,26 +93,28 @@ static_assert((int)KEYS == (int)ATTENTION_KEY_TILE, "the table sorts tiles of th
 
 #if HOPPER
 
-struct Ring { // a position in the two stages
+struct PipelineState { // stage and phase of two stages
     int stage = 0;
     uint32_t parity = 0;
     __device__ __forceinline__ void advance() { parity ^= stage, stage ^= 1; }
 };
 
-// ---- the warp that fetches -----------------------------------------------------------------------------------------------
+// ---- producer and tile-scheduler warp ---------------------------------------------------------------------
 
 static __device__ __forceinline__ int document_of(int t, const Arguments &a) // last d with cu[d] <= t
 {
     int low = 0, high = a.slots;
     while (high - low > 1) {
         int middle = (low + high) / 2;
-        if (a.cu[middle] <= t) low = middle;
-        else high = middle;
+        if (a.cu[middle] <= t)
+            low = middle;
+        else
+            high = middle;
     }
     return low;
 }
 
-// Fills the item's description. All lanes, four keys each.
+// Fills in the item. Called by all lanes, four keys each.
 static __device__ __forceinline__ void describe_item(Item *item, int index, const Arguments &a)
 {
     int lane = threadIdx.x % WARP, key0 = a.order[index / a.H] * KEYS, first_key = key0 + 4 * lane;
@@ -115,7 +131,8 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, cons
         item->count[4 * lane + i] = count[i];
     }
     int seen = __reduce_max_sync(0xffffffffu, last_seen);
-    int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0), __shfl_sync(0xffffffffu, first_key + count[0], 16)};
+    int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0),
+                    __shfl_sync(0xffffffffu, first_key + count[0], 16)};
     if (lane) return;
     item->key0 = key0, item->head = index % a.H, item->first = key0 / QUERIES;
     item->last = (seen + QUERIES - 1) / QUERIES;
@@ -138,26 +155,27 @@ static __device__ __forceinline__ Scalars load_scalars(int tile, int head, const
     return x;
 }
 
-struct Fetch {
+struct Producer {
     const CUtensorMap *q, *k, *v, *dy;
-    Ring ring, slots;
-    unsigned next; // lane 0: the item after the one described last
+    PipelineState ring, slots;
+    unsigned next; // lane 0: the next item
 };
 
-// Describes the next item in its slot and fetches its keys. False after the last.
-static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, const Arguments &a)
+// Describes the next item in its slot and loads its k. False after the last item.
+static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &m, const Arguments &a)
 {
     int lane = threadIdx.x % WARP, slot = f.slots.stage;
     unsigned index = __shfl_sync(0xffffffffu, f.next, 0);
     Item *item = m.item(slot);
     uint64_t *full = m.keys_full(slot);
-    barrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
+    mbarrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
     f.slots.advance();
     if (index >= (unsigned)a.items) {
         if (lane == 0) item->first = item->last = 0;
-        barrier_arrive(full);
+        mbarrier_arrive(full);
         if (lane) return false;
-        if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1) a.progress->next = 0; // all have their last answer
+        if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1)
+            a.progress->next = 0; // the last CTA resets the counter
         return false;
     }
     if (lane == 0) f.next = atomicAdd(&a.progress->next, 1);
@@ -165,34 +183,39 @@ static __device__ __forceinline__ bool fetch_item(Fetch &f, const Shared &m, con
     __syncwarp();
     if (lane == 0) {
         int key0 = item->key0, column = item->head * WIDTH;
-        barrier_arrive_expect(full, KEY_BYTES);
-        for (int p = 0; p < 2; p++) copy_box(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
-    } else barrier_arrive(full);
+        mbarrier_arrive_expect_tx(full, KEY_BYTES);
+        for (int p = 0; p < 2; p++)
+            tma_load_2d(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
+    } else
+        mbarrier_arrive(full);
     return true;
 }
 
-static __device__ __forceinline__ void fetch_values(const Fetch &f, const Shared &m, const Item *item, uint32_t parity)
+static __device__ __forceinline__ void load_values(const Producer &f, const Shared &m, const Item *item,
+                                                   uint32_t parity)
 {
-    barrier_wait(m.values_empty(), parity ^ 1);
+    mbarrier_wait(m.values_empty(), parity ^ 1);
     if (threadIdx.x % WARP) return;
-    barrier_arrive_expect(m.values_full(), KEY_BYTES);
+    mbarrier_arrive_expect_tx(m.values_full(), KEY_BYTES);
     for (int p = 0; p < 2; p++)
-        copy_box(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL, item->key0);
+        tma_load_2d(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL,
+                    item->key0);
 }
 
-static __device__ __forceinline__ void fetch_queries(Fetch &f, const Shared &m, const Arguments &a, int tile, int head)
+static __device__ __forceinline__ void load_queries(Producer &f, const Shared &m, const Arguments &a,
+                                                    int tile, int head)
 {
     int lane = threadIdx.x % WARP;
     Scalars x = load_scalars(tile, head, a);
     uint64_t *full = m.queries_full(f.ring.stage);
     uint8_t *q = m.q(f.ring.stage), *dy = m.dy(f.ring.stage);
     Stage *stage = m.stage(f.ring.stage);
-    barrier_wait(m.queries_empty(f.ring.stage), f.ring.parity ^ 1);
+    mbarrier_wait(m.queries_empty(f.ring.stage), f.ring.parity ^ 1);
     if (lane == 0) {
-        barrier_arrive_expect(full, STAGE_BYTES);
+        mbarrier_arrive_expect_tx(full, STAGE_BYTES);
         for (int p = 0; p < 2; p++) {
-            copy_box(q + p * QUERY_PANEL_BYTES, f.q, full, head * WIDTH + p * PANEL, tile * QUERIES);
-            copy_box(dy + p * QUERY_PANEL_BYTES, f.dy, full, head * WIDTH + p * PANEL, tile * QUERIES);
+            tma_load_2d(q + p * QUERY_PANEL_BYTES, f.q, full, head * WIDTH + p * PANEL, tile * QUERIES);
+            tma_load_2d(dy + p * QUERY_PANEL_BYTES, f.dy, full, head * WIDTH + p * PANEL, tile * QUERIES);
         }
     }
 #pragma unroll
@@ -200,30 +223,32 @@ static __device__ __forceinline__ void fetch_queries(Fetch &f, const Shared &m, 
         stage->lse[lane + WARP * i] = x.lse[i] * LOG2E;
         stage->row_sum[lane + WARP * i] = x.row_sum[i];
     }
-    barrier_arrive(full);
+    mbarrier_arrive(full);
     f.ring.advance();
 }
 
-static __device__ __forceinline__ void fetch(const Shared &m, const Arguments &a, const CUtensorMap *q, const CUtensorMap *k,
-                                             const CUtensorMap *v, const CUtensorMap *dy)
+static __device__ __forceinline__ void produce(const Shared &m, const Arguments &a, const CUtensorMap *q,
+                                               const CUtensorMap *k, const CUtensorMap *v,
+                                               const CUtensorMap *dy)
 {
-    Fetch f = {q, k, v, dy, Ring(), Ring(), 0};
+    Producer f = {q, k, v, dy, PipelineState(), PipelineState(), 0};
     if (threadIdx.x % WARP == 0) f.next = atomicAdd(&a.progress->next, 1);
     uint32_t parity = 0;
-    for (bool more = fetch_item(f, m, a); more; parity ^= 1) {
+    for (bool more = schedule_item(f, m, a); more; parity ^= 1) {
         const Item *item = m.item(f.slots.stage ^ 1);
         int tile = item->first, last = item->last, head = item->head;
-        fetch_queries(f, m, a, tile, head);
-        fetch_values(f, m, item, parity);
-        more = fetch_item(f, m, a); // early: it takes a while
-        while (++tile < last) fetch_queries(f, m, a, tile, head);
+        load_queries(f, m, a, tile, head);
+        load_values(f, m, item, parity);
+        more = schedule_item(f, m, a); // early: its latency is long
+        while (++tile < last) load_queries(f, m, a, tile, head);
     }
 }
 
-// ---- the two warps that add shares of dq -----------------------------------------------------------------------------------
+// ---- dq reduction warps -----------------------------------------------------------------------------------
 
-// Waits until a tile's sums may be added to. True when there are none yet: the caller stores, then says so.
-static __device__ __forceinline__ bool is_first(unsigned *state)
+// Waits until the tile's accumulator holds sums. Returns true when it holds none yet: the caller stores and
+// then sets the state.
+static __device__ __forceinline__ bool claim_first(unsigned *state)
 {
     unsigned seen;
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
@@ -235,39 +260,42 @@ static __device__ __forceinline__ bool is_first(unsigned *state)
     return false;
 }
 
-// One thread runs this for its warpgroup. A tile's state is read a tile ahead, for that takes as long as a share needs.
-static __device__ __forceinline__ void add_shares(const Shared &m, const Arguments &a, int group)
+// One thread per warpgroup. The state of the next tile is read one tile ahead, because the load takes as
+// long as a reduction.
+static __device__ __forceinline__ void reduce_dq(const Shared &m, const Arguments &a, int group)
 {
     uint32_t parity = 0;
-    for (Ring slots;; slots.advance()) {
-        barrier_wait(m.keys_full(slots.stage), slots.parity);
+    for (PipelineState slots;; slots.advance()) {
+        mbarrier_wait(m.keys_full(slots.stage), slots.parity);
         const Item *item = m.item(slots.stage);
         int tile = item->first, last = item->last;
         int64_t unit = (int64_t)tile * a.H + item->head;
-        barrier_arrive(m.keys_empty(slots.stage));
+        mbarrier_arrive(m.keys_empty(slots.stage));
         if (tile == last) break;
         unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = UNTOUCHED;
         for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
             float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
-            if (seen == STORED) __threadfence(); // what was read is an acquire
+            if (seen == STORED) __threadfence(); // makes the volatile load an acquire
             if (tile + 1 < last) next = *(volatile unsigned *)(state + 2 * a.H);
-            barrier_wait(m.share_full(group), parity);
-            bool first = seen != STORED && is_first(state);
-            copy_unit_fence_all(); // what others have stored comes before what is added
-            if (first) store_bulk(sums, m.dq(group), SHARE_BYTES);
-            else add_bulk(sums, m.dq(group), SHARE_BYTES);
-            stores_commit();
-            stores_wait_read();
-            barrier_arrive(m.share_empty(group));
+            mbarrier_wait(m.dq_full(group), parity);
+            bool first = seen != STORED && claim_first(state);
+            fence_proxy_async(); // orders other CTAs' stores before the reduction
+            if (first)
+                bulk_store(sums, m.dq(group), DQ_STAGE_BYTES);
+            else
+                bulk_reduce_add(sums, m.dq(group), DQ_STAGE_BYTES);
+            tma_store_commit();
+            tma_store_wait_read();
+            mbarrier_arrive(m.dq_empty(group));
             if (!first) continue;
-            stores_wait();
-            copy_unit_fence_all();
+            tma_store_wait();
+            fence_proxy_async();
             store_release(state, STORED);
         }
     }
-    stores_wait();
+    tma_store_wait();
 }
 
 #endif
 
-} // namespace attention_tensor
+} // namespace attention_sm90

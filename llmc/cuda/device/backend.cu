@@ -46,7 +46,7 @@ void backend_reserve(const OpSizes *sizes)
     s->partial_floats = partial_floats_needed(sizes);
     s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch: reductions");
     s->counter = (unsigned *)device_alloc(sizeof(unsigned), "scratch: reductions");
-    wide_product_reserve();
+    sm90_gemm_reserve();
     matmul_reserve(sizes); // leaves to the above what that can do
     relu2_reserve(sizes);
     head_reserve(sizes);

@@ -3,7 +3,8 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include <cublasLt.h>
 
-// D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta C, row-major, beta 0 or 1, C of D's type and leading dimension (may be D).
+// D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta C, row-major, beta 0 or 1, C of D's type and leading
+// dimension (may be D).
 typedef struct {
     int m, n, k;
     int transpose_a, transpose_b; // A stored (k, m), B stored (n, k)
@@ -16,9 +17,11 @@ typedef struct {
 } GemmShape;
 
 // Packed bf16 operands, one matrix.
-GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d, bool accumulate);
+GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d,
+                     bool accumulate);
 // Queues the product. c may be NULL when the shape does not accumulate.
 void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha);
-// Times the library's candidates on memory of its own and keeps the fastest of those that give the same bits as its first choice:
-// so the choice, which depends on the clock, never changes a result. A shape that was not tuned runs with the first choice.
+// Times the library's candidates on memory of its own and keeps the fastest of those that give the same bits
+// as its first choice: so the choice, which depends on the clock, never changes a result. A shape that was
+// not tuned runs with the first choice.
 void gemm_tune(const GemmShape *g);

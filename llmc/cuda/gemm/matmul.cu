@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CUBLAS_CHECK(expression)                                                                                                 \
-    do {                                                                                                                         \
-        cublasStatus_t status_ = (expression);                                                                                   \
-        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                                    \
-            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__,                             \
-                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_));                                             \
+#define CUBLAS_CHECK(expression)                                                                             \
+    do {                                                                                                     \
+        cublasStatus_t status_ = (expression);                                                               \
+        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                \
+            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__,         \
+                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_));                         \
     } while (0)
 
 enum { CANDIDATES = 12, TIMED_RUNS = 3 };
@@ -34,7 +34,8 @@ static struct {
     int count, capacity;
 } lt;
 
-GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d, bool accumulate)
+GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d,
+                     bool accumulate)
 {
     GemmShape g;
     memset(&g, 0, sizeof g); // padding too: shapes are compared bytewise
@@ -50,50 +51,63 @@ GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cu
     return g;
 }
 
-// ---- plans ---------------------------------------------------------------------------------------------------------------
+// ---- plans
+// ---------------------------------------------------------------------------------------------------------------
 
-static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld, int batch, int64_t stride)
+static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld, int batch,
+                                     int64_t stride)
 {
     cublasLtMatrixLayout_t l;
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&l, type, (uint64_t)rows, (uint64_t)cols, ld));
     int32_t count = batch;
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                                  sizeof stride));
     return l;
 }
 
 static void describe(Plan *p)
 {
     const GemmShape *g = &p->shape;
-    cublasOperation_t op_a = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t op_a = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+                      op_b = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     int8_t fast = (int8_t)g->fast_fp8;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
-    p->a = layout(g->type_b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch, g->stride_b);
-    p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch, g->stride_a);
+    CUBLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
+    CUBLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
+    CUBLAS_CHECK(
+        cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    p->a = layout(g->type_b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch,
+                  g->stride_b);
+    p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch,
+                  g->stride_a);
     p->d = layout(g->type_d, g->n, g->m, g->ldd, g->batch, g->stride_d);
 }
 
 static void find_candidates(Plan *p)
 {
     cublasLtMatmulPreference_t want;
-    uint32_t alignment = 16; // parts of arenas start on 16 bytes, not on the 256 that the library would assume
+    uint32_t alignment =
+        16; // parts of arenas start on 16 bytes, not on the 256 that the library would assume
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&want));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES,
-                                                      sizeof WORKSPACE_BYTES));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES));
     static const cublasLtMatmulPreferenceAttributes_t operands[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, operands[i], &alignment, sizeof alignment));
     const GemmShape *g = &p->shape;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d, want, CANDIDATES,
-                                                           p->found, &p->candidates);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d,
+                                                           want, CANDIDATES, p->found, &p->candidates);
     if (status != CUBLAS_STATUS_SUCCESS || p->candidates == 0)
-        fatal(EXIT_BAD_INPUT, "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m,
-              g->k, g->n, (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name, cublasLtGetStatusString(status));
+        fatal(EXIT_BAD_INPUT,
+              "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m,
+              g->k, g->n, (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name,
+              cublasLtGetStatusString(status));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(want));
 }
 
@@ -113,8 +127,8 @@ static Plan *plan_for(const GemmShape *g)
     return p;
 }
 
-static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b, const void *c,
-                               float alpha)
+static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b,
+                               const void *c, float alpha)
 {
     float beta = p->shape.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(lt.handle, p->operation, &alpha, b, p->a, a, p->b, &beta, c ? c : d, p->d, d, p->d,
@@ -128,9 +142,11 @@ void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, c
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
 }
 
-// ---- tuning --------------------------------------------------------------------------------------------------------------
+// ---- tuning
+// --------------------------------------------------------------------------------------------------------------
 
-// Numbers whose sums are rounded differently when the order changes; bytes that are finite in FP8 for one-byte types.
+// Numbers whose sums are rounded differently when the order changes; bytes that are finite in FP8 for
+// one-byte types.
 __global__ void fill_random_kernel(void *out, size_t bytes, bool one_byte)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, step = (size_t)gridDim.x * blockDim.x;
@@ -139,12 +155,15 @@ __global__ void fill_random_kernel(void *out, size_t bytes, bool one_byte)
         x ^= x >> 15;
         x *= 2246822519u;
         x ^= x >> 13;
-        if (one_byte) ((uint16_t *)out)[i] = (uint16_t)(x & 0xbfbfu); // exponent below the top: no NaN, no infinity
-        else ((__nv_bfloat16 *)out)[i] = __float2bfloat16((float)(int32_t)x * 4.6e-10f);
+        if (one_byte)
+            ((uint16_t *)out)[i] = (uint16_t)(x & 0xbfbfu); // exponent below the top: no NaN, no infinity
+        else
+            ((__nv_bfloat16 *)out)[i] = __float2bfloat16((float)(int32_t)x * 4.6e-10f);
     }
 }
 
-__global__ void count_differences_kernel(unsigned long long *count, const uint32_t *x, const uint32_t *y, size_t words)
+__global__ void count_differences_kernel(unsigned long long *count, const uint32_t *x, const uint32_t *y,
+                                         size_t words)
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, step = (size_t)gridDim.x * blockDim.x;
     unsigned long long mine = 0;
@@ -152,7 +171,10 @@ __global__ void count_differences_kernel(unsigned long long *count, const uint32
     if (mine) atomicAdd(count, mine); // of integers: the order does not matter
 }
 
-static size_t type_bytes(cudaDataType_t t) { return t == CUDA_R_32F ? 4 : t == CUDA_R_16BF || t == CUDA_R_16F ? 2 : 1; }
+static size_t type_bytes(cudaDataType_t t)
+{
+    return t == CUDA_R_32F ? 4 : t == CUDA_R_16BF || t == CUDA_R_16F ? 2 : 1;
+}
 
 typedef struct {
     void *a, *b, *d, *first_d;
@@ -165,9 +187,12 @@ typedef struct {
 static void trial_open(Trial *t, const GemmShape *g)
 {
     size_t rows_a = (size_t)(g->transpose_a ? g->k : g->m), rows_b = (size_t)(g->transpose_b ? g->n : g->k);
-    size_t bytes_a = (rows_a * (size_t)g->lda + (size_t)(g->batch - 1) * (size_t)g->stride_a) * type_bytes(g->type_a);
-    size_t bytes_b = (rows_b * (size_t)g->ldb + (size_t)(g->batch - 1) * (size_t)g->stride_b) * type_bytes(g->type_b);
-    t->bytes_d = ((size_t)g->m * (size_t)g->ldd + (size_t)(g->batch - 1) * (size_t)g->stride_d) * type_bytes(g->type_d);
+    size_t bytes_a =
+        (rows_a * (size_t)g->lda + (size_t)(g->batch - 1) * (size_t)g->stride_a) * type_bytes(g->type_a);
+    size_t bytes_b =
+        (rows_b * (size_t)g->ldb + (size_t)(g->batch - 1) * (size_t)g->stride_b) * type_bytes(g->type_b);
+    t->bytes_d = ((size_t)g->m * (size_t)g->ldd + (size_t)(g->batch - 1) * (size_t)g->stride_d) *
+                 type_bytes(g->type_d);
     static const char what[] = "timing a matrix product";
     t->a = device_malloc(bytes_a, what);
     t->b = device_malloc(bytes_b, what);
@@ -191,7 +216,8 @@ static void trial_close(Trial *t)
     stream_destroy(t->stream);
 }
 
-// False when the candidate does not run. Otherwise its time, and whether it gives the same bits as candidate 0.
+// False when the candidate does not run. Otherwise its time, and whether it gives the same bits as candidate
+// 0.
 static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *same)
 {
     void *out = which ? t->d : t->first_d;
@@ -202,7 +228,8 @@ static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *s
         CUDA_CHECK(cudaMemsetAsync(t->differences, 0, sizeof differences, t->stream));
         count_differences_kernel<<<1024, 256, 0, t->stream>>>(t->differences, (const uint32_t *)t->d,
                                                               (const uint32_t *)t->first_d, t->bytes_d / 4);
-        CUDA_CHECK(cudaMemcpyAsync(&differences, t->differences, sizeof differences, cudaMemcpyDeviceToHost, t->stream));
+        CUDA_CHECK(cudaMemcpyAsync(&differences, t->differences, sizeof differences, cudaMemcpyDeviceToHost,
+                                   t->stream));
     }
     CUDA_CHECK(cudaStreamSynchronize(t->stream));
     *same = differences == 0;
@@ -243,7 +270,8 @@ void gemm_tune(const GemmShape *g)
     trial_close(&t);
 }
 
-// ---- opening, closing, reporting -----------------------------------------------------------------------------------------
+// ---- opening, closing, reporting
+// -----------------------------------------------------------------------------------------
 
 static void tune_model(const OpSizes *z)
 {
@@ -252,21 +280,22 @@ static void tune_model(const OpSizes *z)
     qkv.batch = 3, qkv.stride_b = (int64_t)d * d, qkv.stride_d = (int64_t)N * d;
     GemmShape shapes[] = {
         qkv,
-        gemm_shape(N, d, d, false, true, CUDA_R_16BF, true),      // O, onto the residual
-        gemm_shape(N, d, F, false, true, CUDA_R_16BF, true),      // proj
-        gemm_shape(N, d, F, false, true, CUDA_R_16BF, false),     // gradient through fc
-        gemm_shape(N, d, d, false, false, CUDA_R_16BF, false),    // through O
+        gemm_shape(N, d, d, false, true, CUDA_R_16BF, true),       // O, onto the residual
+        gemm_shape(N, d, F, false, true, CUDA_R_16BF, true),       // proj
+        gemm_shape(N, d, F, false, true, CUDA_R_16BF, false),      // gradient through fc
+        gemm_shape(N, d, d, false, false, CUDA_R_16BF, false),     // through O
         gemm_shape(N, d, 3 * d, false, false, CUDA_R_16BF, false), // through QKV
-        gemm_shape(d, d, N, true, false, CUDA_R_32F, true),       // weights of O
-        gemm_shape(3 * d, d, N, true, false, CUDA_R_32F, true),   // of QKV
-        gemm_shape(d, F, N, true, false, CUDA_R_32F, true),       // of fc and proj
+        gemm_shape(d, d, N, true, false, CUDA_R_32F, true),        // weights of O
+        gemm_shape(3 * d, d, N, true, false, CUDA_R_32F, true),    // of QKV
+        gemm_shape(d, F, N, true, false, CUDA_R_32F, true),        // of fc and proj
     };
     enum { WEIGHTS = 6, MLP_WEIGHTS = 8 }; // where those begin
-    const WeightGrad attention[] = {{.m = 3 * d, .n = d}, {.m = d, .n = d}}, mlp[] = {{.m = d, .n = F}, {.m = d, .n = F}};
+    const WeightGrad attention[] = {{.m = 3 * d, .n = d}, {.m = d, .n = d}},
+                     mlp[] = {{.m = d, .n = F}, {.m = d, .n = F}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        bool own = i == 0        ? qkv_tensor_takes(d / z->heads)
-                   : i < WEIGHTS ? wide_product_pays(N, shapes[i].k, d)
-                                 : weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
+        bool own = i == 0        ? sm90_qkv_takes(d / z->heads)
+                   : i < WEIGHTS ? sm90_gemm_pays(N, shapes[i].k, d)
+                                 : sm90_weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
         if (own) continue;
         gemm_tune(&shapes[i]);
         shapes[i].accumulate = false;
@@ -278,7 +307,7 @@ void matmul_reserve(const OpSizes *sizes)
 {
     CUBLAS_CHECK(cublasLtCreate(&lt.handle));
     lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
-    weight_grad_reserve();
+    sm90_weight_grad_reserve();
     if (sizes->tokens > 0) tune_model(sizes);
 }
 
@@ -293,7 +322,7 @@ void matmul_close(void)
     }
     free(lt.plans);
     device_free(lt.workspace);
-    weight_grad_close();
+    sm90_weight_grad_close();
     CUBLAS_CHECK(cublasLtDestroy(lt.handle));
     memset(&lt, 0, sizeof lt);
 }
@@ -309,19 +338,21 @@ const char *matmul_description(void)
         first += p->first_ms, chosen += p->chosen_ms, fastest += p->fastest_ms;
     }
     snprintf(text, sizeof text,
-             "%d products timed, %d not by the library's first choice (sum %.3f ms instead of %.3f; %.3f with other bits)", tuned,
-             changed, (double)chosen, (double)first, (double)fastest);
+             "%d products timed, %d not by the library's first choice (sum %.3f ms instead of %.3f; %.3f "
+             "with other bits)",
+             tuned, changed, (double)chosen, (double)first, (double)fastest);
     return text;
 }
 
-// ---- the ops -------------------------------------------------------------------------------------------------------------
+// ---- the ops
+// -------------------------------------------------------------------------------------------------------------
 
-void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out,
-                    int planes)
+void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
+                    int in, int out, int planes)
 {
     assert(planes == 1 || !residual);
-    if (planes == 1 && wide_product_pays(N, in, out)
-        && wide_product(s, W_BY_COLUMN, residual ? WIDE_ADD : WIDE_STORE, y, x, w, residual, N, in, out))
+    if (planes == 1 && sm90_gemm_pays(N, in, out) &&
+        sm90_gemm(s, LAYOUT_NT, residual ? EPILOGUE_RESIDUAL : EPILOGUE_STORE, y, x, w, residual, N, in, out))
         return;
     GemmShape g = gemm_shape(N, out, in, false, true, CUDA_R_16BF, residual != NULL);
     if (planes > 1) {
@@ -334,14 +365,15 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
 
 void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
 {
-    if (wide_product_pays(N, out, in) && wide_product(s, W_BY_DEPTH, WIDE_STORE, dx, dy, w, NULL, N, out, in)) return;
+    if (sm90_gemm_pays(N, out, in) && sm90_gemm(s, LAYOUT_NN, EPILOGUE_STORE, dx, dy, w, NULL, N, out, in))
+        return;
     GemmShape g = gemm_shape(N, in, out, false, false, CUDA_R_16BF, false);
     gemm(s, &g, dx, dy, w, NULL, 1);
 }
 
 void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
 {
-    if (weight_grad(s, g, count, N)) return;
+    if (sm90_weight_grad(s, g, count, N)) return;
     for (int i = 0; i < count; i++) {
         GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, !g[i].fresh);
         gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].fresh ? NULL : g[i].dw, 1);

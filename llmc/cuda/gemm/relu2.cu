@@ -1,8 +1,8 @@
-// Products with a squared ReLU, forward and backward.
+// Matrix products with relu(x)^2 in the epilogue, forward and backward.
 //
-// On Hopper a kernel of our own does all in one (sm90_gemm.cu). Elsewhere the product of a slab of rows goes to fp32 scratch
-// that fits the L2 cache, an elementwise pass rounds it once into the result. Rounding the product to bf16 first would double the
-// error of the square.
+// On Hopper sm90_gemm.cu fuses product and epilogue. On other GPUs cuBLASLt multiplies a slab of rows into
+// fp32 scratch that fits in L2 and an elementwise kernel rounds the slab once into the result. A product
+// rounded to bf16 before it is squared would double the error of the square.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
@@ -20,7 +20,7 @@ static int slab_rows(int N, int out)
 
 void relu2_reserve(const OpSizes *z)
 {
-    // On Hopper only what the own kernel does not take comes here, no product of the model: a small slab will do.
+    // On Hopper only shapes that sm90_gemm refuses use the slab, none of the model's: a small one suffices.
     slab_floats = (size_t)max_i64(device_has_wgmma() ? 0 : SLAB_BYTES / 4, 128 * (int64_t)z->mlp_dim);
     slab = (float *)device_alloc(slab_floats * sizeof(float), "scratch: slab of the MLP products");
     if (z->tokens <= 0 || device_has_wgmma()) return;
@@ -35,25 +35,31 @@ void relu2_close(void)
     slab = NULL;
 }
 
-// Eight elements a thread. y: in the forward the result relu(p)^2; in the backward the factor 2 sqrt(y) of the result.
+// Eight elements a thread. y: in the forward the result relu(p)^2; in the backward the factor 2 sqrt(y) of
+// the result.
 template <bool BACKWARD>
-__global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float *product, const floatX *y, int64_t vectors)
+__global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float *product, const floatX *y,
+                                                        int64_t vectors)
 {
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (v >= vectors) return;
-    float4 a = reinterpret_cast<const float4 *>(product)[2 * v], b = reinterpret_cast<const float4 *>(product)[2 * v + 1];
+    float4 a = reinterpret_cast<const float4 *>(product)[2 * v],
+           b = reinterpret_cast<const float4 *>(product)[2 * v + 1];
     float p[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, f[8];
     if (BACKWARD) unpack8(reinterpret_cast<const uint4 *>(y)[v], f);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        if (BACKWARD) p[k] *= 2 * sqrtf(f[k]);
-        else p[k] = p[k] > 0 ? p[k] * p[k] : p[k] <= 0 ? 0 : p[k]; // NaN stays
+        if (BACKWARD)
+            p[k] *= 2 * sqrtf(f[k]);
+        else
+            p[k] = p[k] > 0 ? p[k] * p[k] : p[k] <= 0 ? 0 : p[k]; // NaN stays
     }
     reinterpret_cast<uint4 *>(out)[v] = pack8(p);
 }
 
 template <bool BACKWARD>
-static void product_in_slabs(Stream s, floatX *out, const floatX *x, const floatX *w, const floatX *y, int N, int in, int width)
+static void product_in_slabs(Stream s, floatX *out, const floatX *x, const floatX *w, const floatX *y, int N,
+                             int in, int width)
 {
     int step = slab_rows(N, width);
     for (int row = 0; row < N; row += step) {
@@ -61,20 +67,21 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
         int64_t at = (int64_t)row * width, vectors = (int64_t)rows * width / 8;
         GemmShape g = gemm_shape(rows, width, in, false, false, CUDA_R_32F, false);
         gemm(s, &g, slab, x + (int64_t)row * in, w, NULL, 1);
-        relu2_kernel<BACKWARD>
-            <<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(out + at, slab, BACKWARD ? y + at : NULL, vectors);
+        relu2_kernel<BACKWARD><<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(
+            out + at, slab, BACKWARD ? y + at : NULL, vectors);
         CHECK_LAUNCH();
     }
 }
 
 void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
 {
-    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_SQUARE, y, x, w, NULL, N, in, out))
+    if (N > 0 && !sm90_gemm(s, LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, N, in, out))
         product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
 }
 
-void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N, int d, int F)
+void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N,
+                           int d, int F)
 {
-    if (N > 0 && !wide_product(s, W_BY_DEPTH, WIDE_FACTOR, dpre, dy, w, y, N, d, F))
+    if (N > 0 && !sm90_gemm(s, LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, N, d, F))
         product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
 }

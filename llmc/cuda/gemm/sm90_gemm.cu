@@ -1,211 +1,239 @@
-// Products in tiles of 128 x 256 (sm90_tile.cuh says how), with a residual or a squared ReLU.
+// sm90 GEMM with a fused epilogue: STORE, RESIDUAL (add C), RELU2 (relu(x)^2), DRELU2 (x * 2 sqrt(C)).
 //
-// Where the result is made of the sums and another matrix, the registers that will hold the packed result first receive that. It
-// comes half a tile at a time through the staging area, between the halves of the tile before that leave through it, and what can
-// be computed of it alone is computed while the products run.
+// Tile 128 x 256 x 64, 4 stages, clusters of 2 CTAs with multicast of B, 2 consumer warpgroups, 1 producer
+// thread, persistent (sm90_tile.cuh). The epilogue of a tile overlaps with the mainloop of the next one:
+// sums are packed to bf16 into 64 registers, and these are stored in two halves at fixed k steps of the next
+// tile.
+//
+// Epilogues with a source matrix C reuse the same 64 registers and the same staging buffer: each half of C
+// is loaded by TMA into the staging buffer after the half of the previous tile has been stored from it, and
+// is read into the registers that this half has left. Functions of C alone are computed there, under the
+// WGMMA of the mainloop.
+//
+// Bound: tensor cores, at the clock that 700 W allow: 660 to 700 TFLOP/s for STORE and RESIDUAL, 580 for
+// DRELU2, which executes two square roots for each pair of elements (one H200, 2026-11-22). Registers: 128
+// sums + 64 packed of 232; no spills. Tried without gain: staggered warpgroups, clusters of 4, ping-pong of
+// the two warpgroups.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/rows/qkv.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 
-// What is done after which step of a tile's depth, beside the products: half of the tile before leaves the registers, half of the
-// other matrix's tile is asked for and comes into them.
-enum { STORE_LEFT, ASK_LEFT, TAKE_LEFT, STORE_RIGHT, ASK_RIGHT, TAKE_RIGHT, EVENTS };
+// K steps of a tile's mainloop after which the epilogue of the previous tile and the load of this tile's C
+// advance.
+enum { STORE_HALF0, LOAD_HALF0, READ_HALF0, STORE_HALF1, LOAD_HALF1, READ_HALF1, EVENTS };
 enum { SHARED_BYTES = TILE_SHARED_BYTES + 2 * 8 /* barriers */ };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
-struct WideWork {
-    WideTiles tiles;
-    int at[EVENTS]; // never falling
+struct GemmWork {
+    TileSchedule tiles;
+    int at[EVENTS]; // non-decreasing
 };
 
-template <WideFinish FINISH> constexpr bool takes_with = FINISH == WIDE_ADD || FINISH == WIDE_FACTOR;
+template <GemmEpilogue EPI> constexpr bool has_source = EPI == EPILOGUE_RESIDUAL || EPI == EPILOGUE_DRELU2;
 
 #if HOPPER
 
-// ---- factors ---------------------------------------------------------------------------------------------------------------
-// Two factors 2 sqrt(y) share a register as fp16: an eighth of the rounding of a bf16. Beyond 65504 they are infinite, and so is
-// the result: MLP inputs of 32752 are those of a run that has diverged.
+// ---- DRELU2 -----------------------------------------------------------------------------------------------
+// A register holds two factors 2 sqrt(c) as fp16, whose rounding error is an eighth of bf16's. Factors above
+// 65504 become infinite, and so does the result: an MLP input of 32752 occurs only in a run that has
+// diverged.
 
-static __device__ __forceinline__ float root(float x)
+static __device__ __forceinline__ float sqrt_approx(float x)
 {
     float y;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-static __device__ __forceinline__ uint32_t pack_factors(uint32_t y)
+static __device__ __forceinline__ uint32_t drelu2_factors(uint32_t y)
 {
     __nv_bfloat162 four_y = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&y), __float2bfloat162_rn(4));
     uint32_t u = *reinterpret_cast<uint32_t *>(&four_y);
-    __half2 factors = __floats2half2_rn(root(__uint_as_float(u << 16)), root(__uint_as_float(u & 0xffff0000u)));
+    __half2 factors = __floats2half2_rn(sqrt_approx(__uint_as_float(u << 16)),
+                                        sqrt_approx(__uint_as_float(u & 0xffff0000u)));
     return *reinterpret_cast<uint32_t *>(&factors);
 }
 
-static __device__ __forceinline__ uint32_t apply_factors(float lo, float hi, uint32_t factors)
+static __device__ __forceinline__ uint32_t apply_drelu2_factors(float lo, float hi, uint32_t factors)
 {
     float2 f = __half22float2(*reinterpret_cast<__half2 *>(&factors));
     return pack2(lo * f.x, hi * f.y);
 }
 
-// ---- the groups that multiply ----------------------------------------------------------------------------------------------
+// ---- consumer warpgroups ----------------------------------------------------------------------------------
 
-// Completes when a half of the other matrix's tile has come to a warpgroup's staging area.
-static __device__ __forceinline__ uint64_t *with_full(const TileMemory &m, int group) { return m.empty(STAGES) + group; }
-
-// Asks for columns x to x + 127, rows y to y + 63 of the other matrix, once what was stored from the staging area has been read.
-static __device__ __forceinline__ void ask_half(const TileWorker &g, const CUtensorMap *with, int x, int y)
+// The mbarrier of a warpgroup for the half of C in its staging buffer.
+static __device__ __forceinline__ uint64_t *source_full(const SharedStorage &m, int group)
 {
-    group_sync(1 + g.group, GROUP); // all have taken the half before
-    if (threadIdx.x % GROUP) return;
-    uint64_t *full = with_full(g.m, g.group);
-    stores_wait_read();
-    barrier_arrive_expect(full, STAGING_BYTES);
-    for (int p = 0; p < HALF_PANELS; p++)
-        tile_load_own(g.m.staging(g.group) + p * PANEL_BYTES, with, full, x + p * PANEL, y, 0);
+    return m.empty(STAGES) + group;
 }
 
-// What has been asked for, to the registers of columns HALF * SIDE to HALF * SIDE + 127.
-template <WideFinish FINISH, int SIDE>
-static __device__ __forceinline__ void take_half(uint32_t (&packed)[64], const TileWorker &g)
+// Loads columns x to x + 127, rows y to y + 63 of C into the staging buffer, once TMA has read the half
+// stored from there.
+static __device__ __forceinline__ void load_source_half(const Consumer &g, const CUtensorMap *source, int x,
+                                                        int y)
 {
-    barrier_wait(with_full(g.m, g.group), SIDE);
-    uint32_t address = blocks_address(g.m.staging(g.group), threadIdx.x / WARP % 4 * 16);
+    named_barrier_sync(1 + g.group, WARPGROUP); // all warps have read the previous half
+    if (threadIdx.x % WARPGROUP) return;
+    uint64_t *full = source_full(g.m, g.group);
+    tma_store_wait_read();
+    mbarrier_arrive_expect_tx(full, STAGING_BYTES);
+    for (int p = 0; p < HALF_PANELS; p++)
+        tma_load(g.m.staging(g.group) + p * PANEL_BYTES, source, full, x + p * PANEL, y, 0);
+}
+
+// Reads the loaded half of C into the registers of columns HALF_N * SIDE to HALF_N * SIDE + 127.
+template <GemmEpilogue EPI, int SIDE>
+static __device__ __forceinline__ void read_source_half(uint32_t (&packed)[64], const Consumer &g)
+{
+    mbarrier_wait(source_full(g.m, g.group), SIDE);
+    uint32_t address = matrix_address(g.m.staging(g.group), threadIdx.x / WARP % 4 * 16);
 #pragma unroll
-    for (int c = 0; c < HALF / 8; c += 2) {
+    for (int c = 0; c < HALF_N / 8; c += 2) {
         uint32_t b[4];
-        load_blocks(b, (address ^ c % 8 << 4) + c / 8 * PANEL_BYTES);
+        ldmatrix_x4(b, (address ^ c % 8 << 4) + c / 8 * PANEL_BYTES);
 #pragma unroll
-        for (int i = 0; i < 4; i++) packed[SIDE * HALF / 4 + 2 * c + i] = FINISH == WIDE_FACTOR ? pack_factors(b[i]) : b[i];
+        for (int i = 0; i < 4; i++)
+            packed[SIDE * HALF_N / 4 + 2 * c + i] = EPI == EPILOGUE_DRELU2 ? drelu2_factors(b[i]) : b[i];
     }
 }
 
-// with: two elements of the other matrix, or two factors
-template <WideFinish FINISH> static __device__ __forceinline__ uint32_t pack_result(float lo, float hi, uint32_t with)
+// source: two elements of C, or two DRELU2 factors
+template <GemmEpilogue EPI>
+static __device__ __forceinline__ uint32_t epilogue_pair(float lo, float hi, uint32_t source)
 {
-    if (FINISH == WIDE_ADD) return pack2(lo + __uint_as_float(with << 16), hi + __uint_as_float(with & 0xffff0000u));
-    if (FINISH == WIDE_FACTOR) return apply_factors(lo, hi, with);
-    if (FINISH == WIDE_STORE) return pack2(lo, hi);
-    uint32_t packed; // the conversion makes negative numbers zero; NaN stays
+    if (EPI == EPILOGUE_RESIDUAL)
+        return pack2(lo + __uint_as_float(source << 16), hi + __uint_as_float(source & 0xffff0000u));
+    if (EPI == EPILOGUE_DRELU2) return apply_drelu2_factors(lo, hi, source);
+    if (EPI == EPILOGUE_STORE) return pack2(lo, hi);
+    uint32_t packed; // the conversion clamps negative numbers to zero and keeps NaN
     asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi * fabsf(hi)), "f"(lo * fabsf(lo)));
     return packed;
 }
 
-// What has been computed and packed.
-struct Packed {
+// A tile in registers, between its mainloop and its store.
+struct PackedTile {
     uint32_t pair[64];
-    int row, col; // of the tile; row -1: nothing
+    int row, col; // of the tile; row -1: no tile yet
 };
 
-// Computes a tile of COLS columns, while the one before leaves.
-template <WideForm FORM, WideFinish FINISH, int COLS>
-static __device__ __forceinline__ void compute_tile(Packed &packed, TileWorker &g, const CUtensorMap *out,
-                                                    const CUtensorMap *with, const WideWork &work, TilePlace at)
+// Mainloop of a tile of COLS columns. The epilogue of the previous tile overlaps with it.
+template <GemmLayout FORM, GemmEpilogue EPI, int COLS>
+static __device__ __forceinline__ void consume_tile(PackedTile &packed, Consumer &g, const CUtensorMap *out,
+                                                    const CUtensorMap *source, const GemmWork &work,
+                                                    TileCoord at)
 {
-    constexpr bool takes = takes_with<FINISH>, whole = COLS == TILE_COLS;
-    constexpr int last = whole ? 1 : 0; // half of the other matrix's tile that comes when all of the tile before has left
-    int row = at.row + g.group * GROUP_ROWS;
+    constexpr bool has_c = has_source<EPI>, whole = COLS == TILE_N;
+    constexpr int last = whole ? 1 : 0; // half of C that is loaded after the last store of the previous tile
+    int row = at.row + g.group * WARPGROUP_M;
     float sum[128];
     for (int k = 0; k < work.tiles.steps; k++) {
-        tile_step<FORM, COLS>(sum, g, k);
-        if (k == work.at[STORE_LEFT] && packed.row >= 0) store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
-        if (whole && takes && k == work.at[ASK_LEFT]) ask_half(g, with, at.col, row);
-        if (whole && takes && k == work.at[TAKE_LEFT]) take_half<FINISH, 0>(packed.pair, g);
-        if (k == work.at[STORE_RIGHT] && packed.row >= 0) store_half<1>(packed.pair, g, out, packed.col + HALF, packed.row, 0);
-        if (takes && k == work.at[ASK_RIGHT]) ask_half(g, with, at.col + last * HALF, row);
-        if (takes && k == work.at[TAKE_RIGHT]) take_half<FINISH, last>(packed.pair, g);
+        mainloop_step<FORM, COLS>(sum, g, k);
+        if (k == work.at[STORE_HALF0] && packed.row >= 0)
+            store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
+        if (whole && has_c && k == work.at[LOAD_HALF0]) load_source_half(g, source, at.col, row);
+        if (whole && has_c && k == work.at[READ_HALF0]) read_source_half<EPI, 0>(packed.pair, g);
+        if (k == work.at[STORE_HALF1] && packed.row >= 0)
+            store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
+        if (has_c && k == work.at[LOAD_HALF1]) load_source_half(g, source, at.col + last * HALF_N, row);
+        if (has_c && k == work.at[READ_HALF1]) read_source_half<EPI, last>(packed.pair, g);
     }
-    tile_finish<COLS>(sum, g);
+    mainloop_finish<COLS>(sum, g);
 #pragma unroll
     for (int i = 0; i < COLS / 4; i++)
-        packed.pair[i] = pack_result<FINISH>(sum[2 * i], sum[2 * i + 1], takes ? packed.pair[i] : 0);
+        packed.pair[i] = epilogue_pair<EPI>(sum[2 * i], sum[2 * i + 1], has_c ? packed.pair[i] : 0);
     packed.row = row, packed.col = at.col;
 }
 
-template <WideForm FORM, WideFinish FINISH>
-static __device__ __forceinline__ void compute(TileWorker &g, const CUtensorMap *out, const CUtensorMap *with,
-                                               const WideWork &work, int rank)
+template <GemmLayout FORM, GemmEpilogue EPI>
+static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *out, const CUtensorMap *source,
+                                               const GemmWork &work, int rank)
 {
-    const WideTiles &t = work.tiles;
-    Packed packed;
+    const TileSchedule &t = work.tiles;
+    PackedTile packed;
     int index = blockIdx.x / CLUSTER;
     packed.row = -1;
     for (; index < t.whole; index += gridDim.x / CLUSTER)
-        compute_tile<FORM, FINISH, TILE_COLS>(packed, g, out, with, work, tile_place(t, index, rank));
+        consume_tile<FORM, EPI, TILE_N>(packed, g, out, source, work, tile_coord(t, index, rank));
     bool half = index < t.whole + t.halves;
-    if (half) compute_tile<FORM, FINISH, HALF>(packed, g, out, with, work, tile_place(t, index, rank));
+    if (half) consume_tile<FORM, EPI, HALF_N>(packed, g, out, source, work, tile_coord(t, index, rank));
     store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
-    if (!half) store_half<1>(packed.pair, g, out, packed.col + HALF, packed.row, 0);
-    if (threadIdx.x % GROUP == 0) stores_wait();
+    if (!half) store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
+    if (threadIdx.x % WARPGROUP == 0) tma_store_wait();
 }
 
 #endif
 
-template <WideForm FORM, WideFinish FINISH>
+template <GemmLayout FORM, GemmEpilogue EPI>
 __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
-    wide_product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                        const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap with,
-                        const __grid_constant__ WideWork work)
+    sm90_gemm_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                     const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap source,
+                     const __grid_constant__ GemmWork work)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    TileWorker g = {{shared}, TileRing(), (int)threadIdx.x / GROUP, 0}; // group 2 fetches
+    Consumer g = {{shared}, PipelineState(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
     int rank = cluster_rank();
-    for (int i = 0; threadIdx.x == 0 && i < 2; i++) barrier_init(with_full(g.m, i), 1);
-    tile_memory_init(g.m);
+    for (int i = 0; threadIdx.x == 0 && i < 2; i++) mbarrier_init(source_full(g.m, i), 1);
+    shared_storage_init(g.m);
     if (g.group == 2) {
-        registers_shrink<FETCH_REGISTERS>();
-        if (threadIdx.x == 2 * GROUP) tiles_fetch<FORM>(g.m, &x, &w, work.tiles, rank);
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 2 * WARPGROUP) produce_tiles<FORM>(g.m, &x, &w, work.tiles, rank);
     } else {
-        registers_grow<COMPUTE_REGISTERS>();
-        compute<FORM, FINISH>(g, &out, &with, work, rank);
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume<FORM, EPI>(g, &out, &source, work, rank);
     }
 #endif
 }
 
-// ---- launch --------------------------------------------------------------------------------------------------------------
+// ---- launch
+// --------------------------------------------------------------------------------------------------------------
 
-typedef void (*WideKernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap, const WideWork);
+typedef void (*GemmKernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap,
+                           const GemmWork);
 static const struct {
-    WideForm form;
-    WideFinish finish;
-    WideKernel kernel;
+    GemmLayout form;
+    GemmEpilogue epilogue;
+    GemmKernel kernel;
 } kernels[] = {
-    {W_BY_DEPTH, WIDE_STORE, wide_product_kernel<W_BY_DEPTH, WIDE_STORE>},
-    {W_BY_COLUMN, WIDE_STORE, wide_product_kernel<W_BY_COLUMN, WIDE_STORE>},
-    {W_BY_COLUMN, WIDE_ADD, wide_product_kernel<W_BY_COLUMN, WIDE_ADD>},
-    {W_BY_DEPTH, WIDE_SQUARE, wide_product_kernel<W_BY_DEPTH, WIDE_SQUARE>},
-    {W_BY_DEPTH, WIDE_FACTOR, wide_product_kernel<W_BY_DEPTH, WIDE_FACTOR>},
+    {LAYOUT_NN, EPILOGUE_STORE, sm90_gemm_kernel<LAYOUT_NN, EPILOGUE_STORE>},
+    {LAYOUT_NT, EPILOGUE_STORE, sm90_gemm_kernel<LAYOUT_NT, EPILOGUE_STORE>},
+    {LAYOUT_NT, EPILOGUE_RESIDUAL, sm90_gemm_kernel<LAYOUT_NT, EPILOGUE_RESIDUAL>},
+    {LAYOUT_NN, EPILOGUE_RELU2, sm90_gemm_kernel<LAYOUT_NN, EPILOGUE_RELU2>},
+    {LAYOUT_NN, EPILOGUE_DRELU2, sm90_gemm_kernel<LAYOUT_NN, EPILOGUE_DRELU2>},
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 
-void wide_product_reserve(void)
+void sm90_gemm_reserve(void)
 {
     for (int i = 0; device_has_wgmma() && i < KERNELS; i++)
-        CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    if (device_has_wgmma()) qkv_tensor_reserve();
-    wide_tile_reserve((const void *)kernels[0].kernel);
+        CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        SHARED_BYTES));
+    if (device_has_wgmma()) sm90_qkv_reserve();
+    sm90_tile_reserve((const void *)kernels[0].kernel);
 }
 
-bool wide_product(Stream s, WideForm form, WideFinish finish, floatX *out, const floatX *x, const floatX *w, const floatX *with,
-                  int N, int depth, int cols)
+bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, const floatX *x,
+               const floatX *w, const floatX *source, int N, int depth, int cols)
 {
-    // twelfths of the depth; without, with another matrix
+    // in twelfths of the k steps; first row without C, second with C
     static const int when[2][EVENTS] = {{3, 3, 3, 8, 8, 8}, {1, 2, 5, 6, 7, 10}};
-    WideWork work;
+    GemmWork work;
     unsigned blocks;
-    const void *operands[] = {out, x, w, with};
+    const void *operands[] = {out, x, w, source};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16) return false;
-    if (!wide_tiles(&work.tiles, &blocks, N, cols, depth)) return false;
-    for (int i = 0; i < EVENTS; i++) work.at[i] = work.tiles.steps * when[with != NULL][i] / 12;
-    bool by_depth = form == W_BY_DEPTH;
-    CUtensorMap map_x = wide_tile_map(x, 1, N, depth, TILE_ROWS),
-                map_w = by_depth ? wide_tile_map(w, 1, depth, cols, STAGE_DEPTH) : wide_tile_map(w, 1, cols, depth, PANEL),
-                map_out = wide_tile_map(out, 1, N, cols, GROUP_ROWS),
-                map_with = with ? wide_tile_map(with, 1, N, cols, GROUP_ROWS) : map_out;
+    if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth)) return false;
+    for (int i = 0; i < EVENTS; i++) work.at[i] = work.tiles.steps * when[source != NULL][i] / 12;
+    bool by_depth = form == LAYOUT_NN;
+    CUtensorMap map_x = tile_map_bf16(x, 1, N, depth, TILE_M),
+                map_w = by_depth ? tile_map_bf16(w, 1, depth, cols, TILE_K)
+                                 : tile_map_bf16(w, 1, cols, depth, PANEL),
+                map_out = tile_map_bf16(out, 1, N, cols, WARPGROUP_M),
+                map_source = source ? tile_map_bf16(source, 1, N, cols, WARPGROUP_M) : map_out;
     for (int i = 0; i < KERNELS; i++) {
-        if (kernels[i].form != form || kernels[i].finish != finish) continue;
-        kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, s>>>(map_x, map_w, map_out, map_with, work);
+        if (kernels[i].form != form || kernels[i].epilogue != epilogue) continue;
+        kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, s>>>(map_x, map_w, map_out, map_source, work);
         CHECK_LAUNCH();
         return true;
     }

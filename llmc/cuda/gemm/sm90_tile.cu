@@ -1,48 +1,53 @@
-// The host's part of products in tiles of 128 x 256.
+// Host side of the 128 x 256 tile: occupancy, tile schedule, tensor maps.
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/sm90/sm90_launch.cuh"
 
-static int clusters; // that run at the same time; 0: no such products on this path
+static int clusters; // resident at the same time; 0: this tile does not run on this path
 
-void wide_tile_reserve(const void *kernel)
+void sm90_tile_reserve(const void *kernel)
 {
     clusters = 0;
     if (!device_has_wgmma()) return;
     if (!tensor_maps_known()) {
-        note("the driver describes no tiles: matrix products take a slower path");
+        note("the driver has no tensor maps for TMA: matrix products take a slower path");
         return;
     }
     clusters = clusters_that_fit(kernel, {CLUSTER, TILE_THREADS, TILE_SHARED_BYTES});
-    if (clusters < 1) note("the device runs no clusters of %d blocks: matrix products take a slower path", (int)CLUSTER);
+    if (clusters < 1)
+        note("the device holds no cluster of %d blocks: matrix products take a slower path", (int)CLUSTER);
 }
 
-bool wide_product_pays(int N, int depth, int cols)
+bool sm90_gemm_pays(int N, int depth, int cols)
 {
-    const int least_depth = 24 * STAGE_DEPTH; // measured: 5% faster than cuBLASLt at 2304, 10% slower at 768
-    int64_t groups = ceil_div(N, CLUSTER * TILE_ROWS) * ceil_div(cols, TILE_COLS);
+    const int least_depth = 24 * TILE_K; // measured: 5% faster than cuBLASLt at 2304, 10% slower at 768
+    int64_t groups = ceil_div(N, CLUSTER * TILE_M) * ceil_div(cols, TILE_N);
     return clusters && depth >= least_depth && groups >= clusters;
 }
 
-int wide_tile_clusters(void) { return clusters; }
-int wide_tile_clusters_now(void) { return (int)max_i64(1, clusters - device_take_share() / CLUSTER); }
+int sm90_tile_clusters(void) { return clusters; }
+int sm90_tile_clusters_now(void) { return (int)max_i64(1, clusters - device_take_share() / CLUSTER); }
 
-bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
+bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
 {
-    int64_t columns = ceil_div(cols, TILE_COLS), all = ceil_div(rows, CLUSTER * TILE_ROWS) * columns;
+    int64_t columns = ceil_div(cols, TILE_N), all = ceil_div(rows, CLUSTER * TILE_M) * columns;
     if (!clusters || depth % 8 || cols % 8 || all > INT32_MAX) return false;
-    int now = wide_tile_clusters_now(), last = (int)(all % now), cut = all > now && 2 * last <= now ? last : 0;
-    *t = {.columns = (int)columns, .whole = (int)all - cut, .halves = 2 * cut, .steps = (int)ceil_div(depth, STAGE_DEPTH)};
+    int now = sm90_tile_clusters_now(), last = (int)(all % now),
+        cut = all > now && 2 * last <= now ? last : 0;
+    *t = {.columns = (int)columns,
+          .whole = (int)all - cut,
+          .halves = 2 * cut,
+          .steps = (int)ceil_div(depth, TILE_K)};
     *blocks = CLUSTER * (unsigned)min_i64(all, now);
     return true;
 }
 
-CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows)
+CUtensorMap tile_map_bf16(const void *base, int planes, int rows, int cols, int box_rows)
 {
     return tensor_map(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, base, planes, rows, cols, cols, box_rows);
 }
 
-CUtensorMap wide_sum_map(const float *base, int rows, int cols)
+CUtensorMap tile_map_fp32(const float *base, int rows, int cols)
 {
-    return tensor_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, base, 1, rows, cols, cols, GROUP_ROWS);
+    return tensor_map(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, base, 1, rows, cols, cols, WARPGROUP_M);
 }

@@ -1,38 +1,44 @@
-// Matrix products (rows, cols) = x w in tiles of 128 x 256 on Hopper's tensor memory accelerator (TMA) and warpgroup products
-// (wgmma): what kernels that differ in what they do with the sums have in common. bf16 operands, fp32 sums.
+// Mainloop shared by the sm90 GEMM kernels (GEMM, QKV, weight gradients). Operands bf16, accumulators fp32.
 //
-// A tile is computed by two warpgroups, 64 rows each, from operand tiles of depth 64 that a third group fetches ahead through a
-// ring of stages. Two blocks form a cluster and compute tiles one above the other: each fetches half of w's tile for both,
-// because without that the reads from L2 would set the pace. The blocks are persistent and the ring runs on from tile to tile.
+//   tile        128 x 256 x 64, two consumer warpgroups of 64 x 256 each, WGMMA m64n256k16 with both operands
+//   in smem pipeline    4 stages of 48 KB (A 16 KB, B 32 KB), full/empty mbarriers, runs on from tile to tile
+//   cluster     2 CTAs, tiles one above the other: each loads half of B and multicasts it to both. Without
+//   multicast
+//               the loads from L2 are the bound
+//   warps       warpgroups 0 and 1: WGMMA and epilogue (232 registers); one thread of warpgroup 2: TMA
+//   producer (40) schedule    persistent, static: clusters take tiles round-robin. When at most half of the
+//   clusters have a tile in
+//               the last wave, that wave's tiles are split into 128 x 128 halves
+//   epilogue    sums are packed to bf16 in registers, so that the accumulators are free for the next
+//   mainloop; the
+//               packed tile passes through a 32 KB staging buffer to TMA stores during that mainloop
 //
-// Most depths are only some 12 stages, so what happens between two tiles matters as much as the products. A group leaves its sums
-// for the next tile as soon as they are packed into half as many registers; from there they go through shared memory to the copy
-// unit while the next tile is multiplied.
-//
-// Edges are the copy unit's business: what lies outside reads as zero and is not written.
+// Most K are only 12 stages long: the gap between two mainloops counts as much as the mainloop itself. TMA
+// handles edges: out-of-bounds loads return zero, stores are dropped.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 
 enum {
-    TILE_ROWS = 128, TILE_COLS = 256,
-    STAGE_DEPTH = 64,
+    TILE_M = 128,
+    TILE_N = 256,
+    TILE_K = 64,
     STAGES = 4,
     CLUSTER = 2,
-    GROUP = 128,          // threads of a warpgroup
-    GROUP_ROWS = 64,      // rows of the tile that a warpgroup computes
-    PANEL = 64,           // columns of 128 bytes, the width of the swizzle
-    HALF = TILE_COLS / 2, // columns that pass through the staging area together
-    HALF_PANELS = HALF / PANEL,
-    TILE_THREADS = 3 * GROUP,
-    FETCH_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
-    COMPUTE_REGISTERS = 232,
-    A_BYTES = TILE_ROWS * STAGE_DEPTH * 2,
-    B_BYTES = TILE_COLS * STAGE_DEPTH * 2,
-    B_PANEL_BYTES = PANEL * STAGE_DEPTH * 2,
+    WARPGROUP = 128,     // threads of a warpgroup
+    WARPGROUP_M = 64,    // rows of the tile per warpgroup
+    PANEL = 64,          // columns of 128 bytes, the width of the swizzle
+    HALF_N = TILE_N / 2, // columns that pass through the staging buffer together
+    HALF_PANELS = HALF_N / PANEL,
+    TILE_THREADS = 3 * WARPGROUP,
+    PRODUCER_REGISTERS = 40, // 128 * 40 + 256 * 232 = 384 * 168, which is what a block starts with
+    CONSUMER_REGISTERS = 232,
+    A_BYTES = TILE_M * TILE_K * 2,
+    B_BYTES = TILE_N * TILE_K * 2,
+    B_PANEL_BYTES = PANEL * TILE_K * 2,
     STAGE_BYTES = A_BYTES + B_BYTES,
-    PANEL_BYTES = GROUP_ROWS * PANEL * 2, // of a warpgroup's result
+    PANEL_BYTES = WARPGROUP_M * PANEL * 2, // of a warpgroup's output
     STAGING_BYTES = HALF_PANELS * PANEL_BYTES,
     TILE_SHARED_BYTES = STAGES * STAGE_BYTES + 2 * STAGING_BYTES + 2 * STAGES * 8
 };
@@ -41,65 +47,71 @@ static_assert(TILE_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 #if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 900
 #define TILE_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else
-#define TILE_CLUSTER // the kernel is empty there
+#define TILE_CLUSTER // the kernel is empty on other architectures
 #endif
 
-// The tiles of a product, in pairs one above the other, which the clusters take by turns. Where at most half of the clusters
-// would have one in the last turn, its tiles are cut into halves of HALF columns, and that turn lasts half as long.
-struct WideTiles {
-    int columns;       // pairs in a row of them
-    int whole, halves; // pairs: of whole tiles, and after them of halves
-    int steps;         // stages of the depth
+// Tiles of a GEMM, counted in pairs (one tile per CTA of a cluster). Clusters take pairs round-robin. When
+// at most half of the clusters have a pair in the last wave, its tiles are split into halves of HALF_N
+// columns, which halves the duration of that wave.
+struct TileSchedule {
+    int columns;       // pairs along N
+    int whole, halves; // pairs of whole tiles, and behind them of half tiles
+    int steps;         // k steps of a tile
 };
 
-// Once device.h knows the path. kernel: one of those that are launched with these blocks
-void wide_tile_reserve(const void *kernel);
-// The tiles of a product (rows, depth) x (depth, cols), and the blocks to launch. False when the path, the build or the shape do
-// not allow them.
-bool wide_tiles(WideTiles *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
-// Blocks in clusters that run at the same time, as pairs; 0: no such products on this path.
-int wide_tile_clusters(void);
-int wide_tile_clusters_now(void); // that the product to be launched next may take
-// Boxes of PANEL columns and box_rows rows of `planes` bf16 matrices (rows, cols), one after the other.
-CUtensorMap wide_tile_map(const void *base, int planes, int rows, int cols, int box_rows);
-// Boxes of 32 columns and 64 rows of an fp32 matrix (rows, cols).
-CUtensorMap wide_sum_map(const float *base, int rows, int cols);
+// Call after device_open. kernel: any kernel with this tile's CTAs
+void sm90_tile_reserve(const void *kernel);
+// Fills the schedule of a product (rows, depth) x (depth, cols) and the number of CTAs. False when the path,
+// the build or the shape does not allow this tile.
+bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
+// Clusters that are resident at the same time; 0: this tile does not run on this path.
+int sm90_tile_clusters(void);
+int sm90_tile_clusters_now(void); // clusters that the next launch may use
+// Tensor map of `planes` consecutive bf16 matrices (rows, cols), boxes of PANEL columns and box_rows rows.
+CUtensorMap tile_map_bf16(const void *base, int planes, int rows, int cols, int box_rows);
+// Tensor map of an fp32 matrix (rows, cols), boxes of 32 columns and 64 rows.
+CUtensorMap tile_map_fp32(const float *base, int rows, int cols);
 
 #if HOPPER
 
-// ---- copies ----------------------------------------------------------------------------------------------------------------
+// ---- shared memory ----------------------------------------------------------------------------------------
 
-// A thread's address for blocks of 8 x 8 in a panel of rows of 128 bytes, 16-byte chunks swizzled as the copy unit has them. Its
-// warp has 16 rows from `row` on; blocks 0 to 3 are upper left, lower left, upper right, lower right. XOR with 16 g moves by g
-// blocks to the right, g even.
-static __device__ __forceinline__ uint32_t blocks_address(const uint8_t *panel, int row)
+// A thread's ldmatrix/stmatrix address in a panel with rows of 128 bytes under the 128-byte swizzle. The
+// warp has 16 rows from `row` on; matrices 0 to 3 are upper left, lower left, upper right, lower right. XOR
+// with 16 g moves by g matrices to the right, g even.
+static __device__ __forceinline__ uint32_t matrix_address(const uint8_t *panel, int row)
 {
     int lane = threadIdx.x % WARP, r = row + lane % 16;
     return shared_address(panel) + r * 128 + ((lane / 16 ^ (r & 7)) << 4);
 }
 
-// Adds a box of fp32 sums in shared memory to the place of `map` that starts at column x, row y of matrix z; what would fall outside
-// is left out.
-static __device__ __forceinline__ void tile_add(const CUtensorMap *map, const void *from, int x, int y, int z)
+// Adds a box of fp32 values in shared memory to the box of `map` at column x, row y of matrix z; out of
+// bounds nothing is added.
+static __device__ __forceinline__ void tma_reduce_add(const CUtensorMap *map, const void *from, int x, int y,
+                                                      int z)
 {
-    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-                     (uint64_t)map),
-                 "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::
+            "l"((uint64_t)map),
+        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+        : "memory");
 }
 
-// ---- the ring of stages ------------------------------------------------------------------------------------------------------
+// ---- pipeline ---------------------------------------------------------------------------------------------
 
-struct TileMemory {
+struct SharedStorage {
     uint8_t *base;
     __device__ __forceinline__ uint8_t *a(int stage) const { return base + stage * STAGE_BYTES; }
     __device__ __forceinline__ uint8_t *b(int stage) const { return a(stage) + A_BYTES; }
-    __device__ __forceinline__ uint8_t *staging(int group) const { return base + STAGES * STAGE_BYTES + group * STAGING_BYTES; }
+    __device__ __forceinline__ uint8_t *staging(int group) const
+    {
+        return base + STAGES * STAGE_BYTES + group * STAGING_BYTES;
+    }
     __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)staging(2) + stage; }
     __device__ __forceinline__ uint64_t *empty(int stage) const { return full(STAGES) + stage; }
 };
 
-struct TileRing { // a position
+struct PipelineState { // stage and phase
     int stage = 0;
     uint32_t parity = 0;
     __device__ __forceinline__ void advance()
@@ -108,161 +120,172 @@ struct TileRing { // a position
     }
 };
 
-// All threads of the block, first of all.
-static __device__ __forceinline__ void tile_memory_init(const TileMemory &m)
+// Initialises the mbarriers. All threads of the cluster call it first.
+static __device__ __forceinline__ void shared_storage_init(const SharedStorage &m)
 {
     if (threadIdx.x == 0) {
         if (shared_address(m.base) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
-        for (int i = 0; i < STAGES; i++) barrier_init(m.full(i), 1), barrier_init(m.empty(i), CLUSTER * 2 * GROUP / WARP);
-        barrier_init_fence();
+        for (int i = 0; i < STAGES; i++)
+            mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * 2 * WARPGROUP / WARP);
+        fence_mbarrier_init();
     }
-    cluster_sync();
+    cluster_sync_relaxed();
 }
 
-// Tells both blocks that this warp has read a stage: what they fetch for each other may overwrite it.
-static __device__ __forceinline__ void stage_release(const TileMemory &m, int stage)
+// Releases a stage to both CTAs' producers, because both write to it. One arrival per warp.
+static __device__ __forceinline__ void consumer_release(const SharedStorage &m, int stage)
 {
-    if (threadIdx.x % WARP < CLUSTER) barrier_arrive_at(m.empty(stage), threadIdx.x % WARP);
+    if (threadIdx.x % WARP < CLUSTER) mbarrier_arrive_remote(m.empty(stage), threadIdx.x % WARP);
 }
 
-// The fetching thread, last of all: waits until both blocks have released all stages. Nobody arrives at this block's barriers after
-// that, and what was sent to it has come, for it was read.
-static __device__ __forceinline__ void stages_drain(const TileMemory &m, TileRing &ring)
+// The producer calls it last: it waits until both CTAs have released all stages, so that nobody arrives at
+// this CTA's mbarriers after it has exited. All multicast data has arrived too, because it was consumed.
+static __device__ __forceinline__ void producer_tail(const SharedStorage &m, PipelineState &ring)
 {
-    for (int i = 0; i < STAGES; i++, ring.advance()) barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+    for (int i = 0; i < STAGES; i++, ring.advance()) mbarrier_wait(m.empty(ring.stage), ring.parity ^ 1);
 }
 
-// Waits until the next stage may be overwritten by `bytes`, of which those that the other block sends are a part.
-static __device__ __forceinline__ uint64_t *stage_claim(const TileMemory &m, const TileRing &ring, uint32_t bytes)
+// Waits for an empty stage and arms its full barrier for `bytes`, which include the half that the other CTA
+// multicasts.
+static __device__ __forceinline__ uint64_t *producer_acquire(const SharedStorage &m,
+                                                             const PipelineState &ring, uint32_t bytes)
 {
     uint64_t *full = m.full(ring.stage);
-    barrier_wait(m.empty(ring.stage), ring.parity ^ 1);
-    barrier_arrive_expect(full, bytes);
+    mbarrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+    mbarrier_arrive_expect_tx(full, bytes);
     return full;
 }
 
-// One thread of each block: operands of depth k for the tile of COLS columns at row, col. Box rows: x 128, 64 by depth; w 64. A
-// block fetches a part of w's columns for all of its cluster.
-template <WideForm FORM, int COLS = TILE_COLS>
-static __device__ __forceinline__ void stage_fetch(const TileMemory &m, TileRing &ring, const CUtensorMap *x,
-                                                   const CUtensorMap *w, int k, int row, int col, int rank)
+// Producer: loads A and B of k step k for the tile of COLS columns at (row, col). Boxes of A have 128 rows,
+// 64 in layout TN; boxes of B 64. Each CTA loads 1 / CLUSTER of B's columns and multicasts them.
+template <GemmLayout FORM, int COLS = TILE_N>
+static __device__ __forceinline__ void produce_stage(const SharedStorage &m, PipelineState &ring,
+                                                     const CUtensorMap *x, const CUtensorMap *w, int k,
+                                                     int row, int col, int rank)
 {
     const uint16_t both = (1 << CLUSTER) - 1;
     const int panels = COLS / CLUSTER / PANEL;
-    uint64_t *full = stage_claim(m, ring, A_BYTES + COLS / PANEL * B_PANEL_BYTES);
+    uint64_t *full = producer_acquire(m, ring, A_BYTES + COLS / PANEL * B_PANEL_BYTES);
     uint8_t *mine = m.b(ring.stage) + rank * panels * B_PANEL_BYTES;
     int first = col + rank * panels * PANEL;
-    if (FORM == BOTH_BY_DEPTH)
-        for (int p = 0; p < TILE_ROWS / PANEL; p++)
-            tile_load_own(m.a(ring.stage) + p * B_PANEL_BYTES, x, full, row + p * PANEL, k, 0);
-    else tile_load_own(m.a(ring.stage), x, full, k, row, 0);
+    if (FORM == LAYOUT_TN)
+        for (int p = 0; p < TILE_M / PANEL; p++)
+            tma_load(m.a(ring.stage) + p * B_PANEL_BYTES, x, full, row + p * PANEL, k, 0);
+    else
+        tma_load(m.a(ring.stage), x, full, k, row, 0);
     for (int p = 0; p < panels; p++) {
         int at = first + p * PANEL;
-        tile_load(mine + p * B_PANEL_BYTES, w, full, FORM == W_BY_COLUMN ? k : at, FORM == W_BY_COLUMN ? at : k, 0, both);
+        tma_load_multicast(mine + p * B_PANEL_BYTES, w, full, FORM == LAYOUT_NT ? k : at,
+                           FORM == LAYOUT_NT ? at : k, 0, both);
     }
     ring.advance();
 }
 
-struct TilePlace {
+struct TileCoord {
     int row, col;
 };
 
-// Of a block's tile, or half.
-static __device__ __forceinline__ TilePlace tile_place(const WideTiles &t, int index, int rank)
+// Coordinates of this CTA's tile, or half tile.
+static __device__ __forceinline__ TileCoord tile_coord(const TileSchedule &t, int index, int rank)
 {
     int half = max(index - t.whole, 0), pair = index - half + half / 2;
-    return {(pair / t.columns * CLUSTER + rank) * TILE_ROWS, pair % t.columns * TILE_COLS + half % 2 * HALF};
+    return {(pair / t.columns * CLUSTER + rank) * TILE_M, pair % t.columns * TILE_N + half % 2 * HALF_N};
 }
 
-// One thread of each block: everything that its groups multiply.
-template <WideForm FORM>
-static __device__ __forceinline__ void tiles_fetch(const TileMemory &m, const CUtensorMap *x, const CUtensorMap *w,
-                                                   const WideTiles &t, int rank)
+// Producer thread: all stages of all tiles.
+template <GemmLayout FORM>
+static __device__ __forceinline__ void produce_tiles(const SharedStorage &m, const CUtensorMap *x,
+                                                     const CUtensorMap *w, const TileSchedule &t, int rank)
 {
-    TileRing ring;
+    PipelineState ring;
     int index = blockIdx.x / CLUSTER;
     for (; index < t.whole; index += gridDim.x / CLUSTER) {
-        TilePlace at = tile_place(t, index, rank);
-        for (int k = 0; k < t.steps; k++) stage_fetch<FORM>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
+        TileCoord at = tile_coord(t, index, rank);
+        for (int k = 0; k < t.steps; k++)
+            produce_stage<FORM>(m, ring, x, w, k * TILE_K, at.row, at.col, rank);
     }
     if (index < t.whole + t.halves) {
-        TilePlace at = tile_place(t, index, rank);
-        for (int k = 0; k < t.steps; k++) stage_fetch<FORM, HALF>(m, ring, x, w, k * STAGE_DEPTH, at.row, at.col, rank);
+        TileCoord at = tile_coord(t, index, rank);
+        for (int k = 0; k < t.steps; k++)
+            produce_stage<FORM, HALF_N>(m, ring, x, w, k * TILE_K, at.row, at.col, rank);
     }
-    stages_drain(m, ring);
+    producer_tail(m, ring);
 }
 
-// ---- products ----------------------------------------------------------------------------------------------------------------
+// ---- consumers --------------------------------------------------------------------------------------------
 
-// d (64, COLS) = a (64, 16) b (16, COLS), or += when accumulate; a stored as (64, 16), or (16, 64) where both are stored by depth; b
-// stored as (COLS, 16), or (16, COLS).
-// Thread t of the warpgroup holds rows 16 (t / 32) + t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
-template <WideForm FORM, int COLS>
-static __device__ __forceinline__ void multiply(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
+// d (64, COLS) = a (64, 16) b (16, COLS), or += when accumulate. a is stored as (64, 16), in layout TN as
+// (16, 64); b as (16, COLS), in layout NT as (COLS, 16). Thread t of the warpgroup holds rows 16 (t / 32) +
+// t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
+template <GemmLayout FORM, int COLS>
+static __device__ __forceinline__ void wgmma_tile(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
 {
-    static_assert(COLS == TILE_COLS || COLS == HALF && FORM != BOTH_BY_DEPTH, "a tile or a half");
-    if constexpr (COLS == HALF && FORM == W_BY_COLUMN) WGMMA_128("bf16", "0");
-    if constexpr (COLS == HALF && FORM == W_BY_DEPTH) WGMMA_128("bf16", "1");
-    if constexpr (COLS == TILE_COLS && FORM == W_BY_COLUMN) WGMMA_256("bf16", "0", "0");
-    if constexpr (COLS == TILE_COLS && FORM == W_BY_DEPTH) WGMMA_256("bf16", "0", "1");
-    if constexpr (COLS == TILE_COLS && FORM == BOTH_BY_DEPTH) WGMMA_256("bf16", "1", "1");
+    static_assert(COLS == TILE_N || COLS == HALF_N && FORM != LAYOUT_TN, "a tile or a half");
+    if constexpr (COLS == HALF_N && FORM == LAYOUT_NT) WGMMA_128("bf16", "0");
+    if constexpr (COLS == HALF_N && FORM == LAYOUT_NN) WGMMA_128("bf16", "1");
+    if constexpr (COLS == TILE_N && FORM == LAYOUT_NT) WGMMA_256("bf16", "0", "0");
+    if constexpr (COLS == TILE_N && FORM == LAYOUT_NN) WGMMA_256("bf16", "0", "1");
+    if constexpr (COLS == TILE_N && FORM == LAYOUT_TN) WGMMA_256("bf16", "1", "1");
 }
 
-// Where a warpgroup stands.
-struct TileWorker {
-    TileMemory m;
-    TileRing ring;
+// State of a consumer warpgroup.
+struct Consumer {
+    SharedStorage m;
+    PipelineState ring;
     int group, previous; // previous: the stage whose products may still be under way
 };
 
-// Adds step k of the depth to the warpgroup's sums (64, COLS). The products run on when this returns.
-template <WideForm FORM, int COLS = TILE_COLS>
-static __device__ __forceinline__ void tile_step(float (&sum)[128], TileWorker &g, int k)
+// Issues the WGMMAs of k step k into the accumulators (64, COLS), waits for those of the previous step and
+// releases its stage.
+template <GemmLayout FORM, int COLS = TILE_N>
+static __device__ __forceinline__ void mainloop_step(float (&sum)[128], Consumer &g, int k)
 {
-    barrier_wait(g.m.full(g.ring.stage), g.ring.parity);
-    uint64_t a = operand(g.m.a(g.ring.stage) + g.group * GROUP_ROWS * 128, 0);
-    uint64_t b = operand(g.m.b(g.ring.stage), FORM == W_BY_COLUMN ? 0 : B_PANEL_BYTES);
-    products_begin();
+    mbarrier_wait(g.m.full(g.ring.stage), g.ring.parity);
+    uint64_t a = smem_descriptor(g.m.a(g.ring.stage) + g.group * WARPGROUP_M * 128, 0);
+    uint64_t b = smem_descriptor(g.m.b(g.ring.stage), FORM == LAYOUT_NT ? 0 : B_PANEL_BYTES);
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < STAGE_DEPTH / 16; i++)
-        multiply<FORM, COLS>(sum, operand_advance(a, (FORM == BOTH_BY_DEPTH ? 16 * 128 : 32) * i),
-                             operand_advance(b, (FORM == W_BY_COLUMN ? 32 : 16 * 128) * i), k > 0 || i > 0);
-    products_commit();
+    for (int i = 0; i < TILE_K / 16; i++)
+        wgmma_tile<FORM, COLS>(sum, descriptor_advance(a, (FORM == LAYOUT_TN ? 16 * 128 : 32) * i),
+                               descriptor_advance(b, (FORM == LAYOUT_NT ? 32 : 16 * 128) * i),
+                               k > 0 || i > 0);
+    wgmma_commit();
     if (k > 0) {
-        products_wait<1>();
-        stage_release(g.m, g.previous);
+        wgmma_wait<1>();
+        consumer_release(g.m, g.previous);
     }
     g.previous = g.ring.stage;
     g.ring.advance();
 }
 
-// The sums are complete.
-template <int COLS = TILE_COLS> static __device__ __forceinline__ void tile_finish(float (&sum)[128], TileWorker &g)
+// Waits for the last step. The accumulators are complete.
+template <int COLS = TILE_N>
+static __device__ __forceinline__ void mainloop_finish(float (&sum)[128], Consumer &g)
 {
-    products_wait<0>();
-    products_done(reinterpret_cast<float(&)[COLS / 2]>(sum));
-    stage_release(g.m, g.previous);
+    wgmma_wait<0>();
+    wgmma_fence_registers(reinterpret_cast<float(&)[COLS / 2]>(sum));
+    consumer_release(g.m, g.previous);
 }
 
-// Columns HALF * SIDE to HALF * SIDE + 127 of a packed tile of a warpgroup, to column x, row y of matrix z. packed[2 g + h] holds
-// what became of the sums 4 g + 2 h and the next.
+// Stores columns HALF_N * SIDE to HALF_N * SIDE + 127 of the packed tile at column x, row y of matrix z.
+// packed[2 g + h] holds the values of accumulators 4 g + 2 h and the next.
 template <int SIDE>
-static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], const TileWorker &at, const CUtensorMap *out,
-                                                  int x, int y, int z)
+static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], const Consumer &at,
+                                                  const CUtensorMap *out, int x, int y, int z)
 {
-    bool leader = threadIdx.x % GROUP == 0;
+    bool leader = threadIdx.x % WARPGROUP == 0;
     uint8_t *staging = at.m.staging(at.group);
-    if (leader) stores_wait_read(); // of the half before
-    group_sync(1 + at.group, GROUP);
-    uint32_t address = blocks_address(staging, threadIdx.x / WARP % 4 * 16);
+    if (leader) tma_store_wait_read(); // the previous half
+    named_barrier_sync(1 + at.group, WARPGROUP);
+    uint32_t address = matrix_address(staging, threadIdx.x / WARP % 4 * 16);
 #pragma unroll
-    for (int g = 0; g < HALF / 8; g += 2)
-        store_blocks((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF / 4 + 2 * g);
-    copy_unit_fence();
-    group_sync(1 + at.group, GROUP);
+    for (int g = 0; g < HALF_N / 8; g += 2)
+        stmatrix_x4((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF_N / 4 + 2 * g);
+    fence_proxy_async_shared();
+    named_barrier_sync(1 + at.group, WARPGROUP);
     if (!leader) return;
-    for (int p = 0; p < HALF_PANELS; p++) tile_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
-    stores_commit();
+    for (int p = 0; p < HALF_PANELS; p++) tma_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
+    tma_store_commit();
 }
 
 #endif

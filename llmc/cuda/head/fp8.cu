@@ -1,7 +1,8 @@
 // Quantisation to FP8, together with the transpose.
 #include "llmc/cuda/head/fp8_transpose.cuh"
 
-namespace {
+namespace
+{
 
 struct Bytes {
     typedef uint4 Raw;
@@ -32,25 +33,28 @@ struct Quantise {
         unpack8(raw.a, f);
         unpack8(raw.b, g);
 #pragma unroll
-        for (int k = 0; k < 8; k++) f[k] /= scale, g[k] /= scale; // its product with 1/scale may round otherwise
-        return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3), encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
-                          encode4(g[0], g[1], g[2], g[3], __NV_E4M3), encode4(g[4], g[5], g[6], g[7], __NV_E4M3));
+        for (int k = 0; k < 8; k++)
+            f[k] /= scale, g[k] /= scale; // its product with 1/scale may round otherwise
+        return make_uint4(
+            encode4(f[0], f[1], f[2], f[3], __NV_E4M3), encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
+            encode4(g[0], g[1], g[2], g[3], __NV_E4M3), encode4(g[4], g[5], g[6], g[7], __NV_E4M3));
     }
 };
 
 } // namespace
 
-void fp8_quantize(Stream s, uint8_t *plain, uint8_t *turned, const floatX *x, float scale, int rows, int rows_padded, int cols,
-                  bool product_order)
+void fp8_quantize(Stream s, uint8_t *plain, uint8_t *transposed, const floatX *x, float scale, int rows,
+                  int rows_padded, int cols, bool product_order)
 {
-    TurnTo t = {plain, turned, rows_padded, rows, rows_padded, cols, product_order};
-    turn(s, &t, Quantise{x, scale, cols});
+    TransposeOut t = {plain, transposed, rows_padded, rows, rows_padded, cols, product_order};
+    transpose_tiles(s, &t, Quantise{x, scale, cols});
 }
 
-void fp8_transpose(Stream s, uint8_t *turned, int64_t turned_pitch, const uint8_t *x, int rows, int cols)
+void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, const uint8_t *x, int rows,
+                   int cols)
 {
-    TurnTo t = {NULL, turned, turned_pitch, rows, rows, cols, false};
-    turn(s, &t, Bytes{x, cols});
+    TransposeOut t = {NULL, transposed, transposed_pitch, rows, rows, cols, false};
+    transpose_tiles(s, &t, Bytes{x, cols});
 }
 
 __global__ void fp8_round_kernel(floatX *out, const floatX *x, float scale, int64_t n)
@@ -62,6 +66,6 @@ __global__ void fp8_round_kernel(floatX *out, const floatX *x, float scale, int6
 void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n)
 {
     if (n <= 0) return;
-    fp8_round_kernel<<<(unsigned)ceil_div(n, TURN_THREADS), TURN_THREADS, 0, s>>>(out, x, scale, n);
+    fp8_round_kernel<<<(unsigned)ceil_div(n, TRANSPOSE_THREADS), TRANSPOSE_THREADS, 0, s>>>(out, x, scale, n);
     CHECK_LAUNCH();
 }

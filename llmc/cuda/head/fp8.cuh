@@ -6,7 +6,8 @@
 enum { FP8_ALIGN = 16 }; // cuBLASLt wants every extent of an FP8 product to be a multiple of this
 
 // Four floats to four codes, nearest even, saturating; the first in the lowest byte.
-static __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d, __nv_fp8_interpretation_t kind)
+static __device__ __forceinline__ uint32_t encode4(float a, float b, float c, float d,
+                                                   __nv_fp8_interpretation_t kind)
 {
     uint32_t lo = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, kind);
     uint32_t hi = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, kind);
@@ -20,12 +21,15 @@ static __device__ __forceinline__ float fp8_value(float x, __nv_fp8_interpretati
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
 }
 
-// plain (rows_padded, cols) = e4m3(x / scale), turned (cols, rows_padded) its transpose; rows beyond `rows` are zero.
+// plain (rows_padded, cols) = e4m3(x / scale), transposed (cols, rows_padded) its transpose; rows beyond
+// `rows` are zero.
 //   x (rows, cols) bf16; cols and rows_padded multiples of 16
 //   product_order: plain has row r where product_row(r) says (fp8_transpose.cuh); rows a multiple of 32 then
-void fp8_quantize(Stream s, uint8_t *plain, uint8_t *turned, const floatX *x, float scale, int rows, int rows_padded, int cols,
-                  bool product_order);
+void fp8_quantize(Stream s, uint8_t *plain, uint8_t *transposed, const floatX *x, float scale, int rows,
+                  int rows_padded, int cols, bool product_order);
 // out = the values of e4m3(x / scale), in bf16, for the products without FP8 units.  n elements
 void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n);
-// turned (cols, rows) = x^T of bytes, turned_pitch bytes between its rows.  rows and cols multiples of 16
-void fp8_transpose(Stream s, uint8_t *turned, int64_t turned_pitch, const uint8_t *x, int rows, int cols);
+// transposed (cols, rows) = x^T of bytes, transposed_pitch bytes between its rows.  rows and cols multiples
+// of 16
+void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, const uint8_t *x, int rows,
+                   int cols);

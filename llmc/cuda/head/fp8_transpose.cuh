@@ -1,28 +1,30 @@
-// Writes a matrix of bytes plain and transposed: FP8 products want both operands contiguous along the sum, so every operand of
-// the head exists twice. Where the bytes come from is the caller's affair.
+// Writes a byte matrix plain and transposed: FP8 WGMMA wants both operands K-major, so every operand of the
+// head exists twice. The source of the bytes is a template parameter.
 //
-// A block turns a tile of 128 x 128 bytes. A thread takes 4 rows x 16 columns, transposes 4 x 4 bytes in registers, and the tile
-// in shared memory is laid out as words of 4 rows, their place XORed with the column so that neither access meets a bank twice.
+// A CTA transposes a tile of 128 x 128 bytes. A thread takes 4 rows x 16 columns and transposes 4 x 4 bytes
+// in registers; the tile in shared memory consists of words of 4 rows, XOR-swizzled by the column so that
+// neither access has bank conflicts. Bound by memory.
 #pragma once
 #include "llmc/cuda/head/fp8.cuh"
 
-enum { TURN_TILE = 128, TURN_THREADS = 256, TURN_WORDS = TURN_TILE / 4 };
+enum { TRANSPOSE_TILE = 128, TRANSPOSE_THREADS = 256, TRANSPOSE_WORDS = TRANSPOSE_TILE / 4 };
 
 typedef struct {
-    uint8_t *plain;       // (rows_padded, cols), or NULL
-    uint8_t *turned;      // (cols, ...), turned_pitch bytes between rows
-    int64_t turned_pitch;
+    uint8_t *plain;      // (rows_padded, cols), or NULL
+    uint8_t *transposed; // (cols, ...), transposed_pitch bytes between rows
+    int64_t transposed_pitch;
     int rows, rows_padded, cols; // rows beyond `rows` are zero; cols and rows_padded multiples of 16
-    bool product_order;   // plain has its rows in the order of product_row
-} TurnTo;
+    bool product_order;          // plain has its rows in the order of product_row
+} TransposeOut;
 
-// Where row `row` of a matrix stands for sm90_head_logits.cu: the 8 neighbouring columns of a product that a thread there is to hold.
+// Row `row` of the plain matrix in the order that sm90_head_logits.cu wants: the 8 neighbouring output
+// columns that one thread is to hold.
 static __host__ __device__ __forceinline__ int product_row(int row)
 {
     return (row & ~31) | (row % 8 / 2 * 8 + row % 32 / 8 * 2 + row % 2);
 }
 
-// Four rows of four bytes to four columns of four bytes.
+// Transposes 4 x 4 bytes.
 static __device__ __forceinline__ void transpose4(uint32_t (&w)[4])
 {
     uint32_t a = __byte_perm(w[0], w[1], 0x5140), b = __byte_perm(w[2], w[3], 0x5140); // r0c0 r1c0 r0c1 r1c1
@@ -34,12 +36,14 @@ static __device__ __forceinline__ void transpose4(uint32_t (&w)[4])
 }
 
 // Source: a struct with a type Raw, `Raw load(row, col)` of 16 columns, and `uint4 codes(Raw, row, col)`.
-template <class Source> __global__ __launch_bounds__(TURN_THREADS) void turn_kernel(const TurnTo t, const Source source)
+template <class Source>
+__global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const TransposeOut t,
+                                                                          const Source source)
 {
-    __shared__ uint4 tile[TURN_TILE * TURN_WORDS / 4];
+    __shared__ uint4 tile[TRANSPOSE_TILE * TRANSPOSE_WORDS / 4];
     uint32_t *words = reinterpret_cast<uint32_t *>(tile);
-    // From the last rows to the first: the last are what a kernel before this one has left in the L2 cache.
-    int col0 = blockIdx.x * TURN_TILE, row0 = (gridDim.y - 1 - blockIdx.y) * TURN_TILE;
+    // Rows in descending order: the last rows are what the kernel before this one has left in L2.
+    int col0 = blockIdx.x * TRANSPOSE_TILE, row0 = (gridDim.y - 1 - blockIdx.y) * TRANSPOSE_TILE;
     int cg = threadIdx.x % 8, rg = threadIdx.x / 8; // 16 columns, 4 rows
     int col = col0 + 16 * cg;
     typename Source::Raw raw[4];
@@ -65,21 +69,22 @@ template <class Source> __global__ __launch_bounds__(TURN_THREADS) void turn_ker
         uint32_t w[4] = {quads[q][0], quads[q][1], quads[q][2], quads[q][3]};
         transpose4(w);
 #pragma unroll
-        for (int k = 0; k < 4; k++) words[(16 * cg + 4 * q + k) * TURN_WORDS + (rg ^ (cg * 4))] = w[k];
+        for (int k = 0; k < 4; k++) words[(16 * cg + 4 * q + k) * TRANSPOSE_WORDS + (rg ^ (cg * 4))] = w[k];
     }
     __syncthreads();
 #pragma unroll
     for (int pass = 0; pass < 4; pass++) {
         int c = pass * 32 + threadIdx.x / 8, j = threadIdx.x % 8; // 8 threads write the 128 bytes of a column
-        uint4 u = tile[(c * TURN_WORDS + ((4 * j) ^ (c / 16 * 4))) / 4];
+        uint4 u = tile[(c * TRANSPOSE_WORDS + ((4 * j) ^ (c / 16 * 4))) / 4];
         if (col0 + c < t.cols && row0 + 16 * j < t.rows_padded)
-            *reinterpret_cast<uint4 *>(t.turned + (col0 + c) * t.turned_pitch + row0 + 16 * j) = u;
+            *reinterpret_cast<uint4 *>(t.transposed + (col0 + c) * t.transposed_pitch + row0 + 16 * j) = u;
     }
 }
 
-template <class Source> static void turn(Stream s, const TurnTo *t, const Source &source)
+template <class Source> static void transpose_tiles(Stream s, const TransposeOut *t, const Source &source)
 {
-    dim3 grid((unsigned)ceil_div(t->cols, TURN_TILE), (unsigned)ceil_div(t->rows_padded, TURN_TILE));
-    turn_kernel<Source><<<grid, TURN_THREADS, 0, s>>>(*t, source);
+    dim3 grid((unsigned)ceil_div(t->cols, TRANSPOSE_TILE),
+              (unsigned)ceil_div(t->rows_padded, TRANSPOSE_TILE));
+    fp8_transpose_kernel<Source><<<grid, TRANSPOSE_THREADS, 0, s>>>(*t, source);
     CHECK_LAUNCH();
 }

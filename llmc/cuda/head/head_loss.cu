@@ -1,17 +1,20 @@
 // Loss and gradient of rows of logits, each read once.
 //
-// One block takes rows in turn. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory, where the bulk copy
-// engine brings the next one while this one is worked on. z lies in (0, 30), so e^(z - 30) needs no maximum to stay in range. The
-// special-function unit is busier than memory: an element costs two exponentials a pass, and four elements share one reciprocal.
+// One CTA per row, persistent. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory,
+// double-buffered by bulk copies. z lies in (0, 30), so e^(z - 30) needs no maximum. Bound: special-function
+// units, not memory: two exponentials an element and pass; four elements share one reciprocal.
 #include "llmc/cuda/head/head_loss.cuh"
 
 enum { MAX_THREADS = 1024, EVAL_THREADS = 512 };
 
-// ---- arithmetic ----------------------------------------------------------------------------------------------------------
+// ---- arithmetic
+// ----------------------------------------------------------------------------------------------------------
 
-// sig and 1 - sig of four logits / 7.5. With e = exp(-l/7.5) they are 1/(1+e) and e/(1+e); the four reciprocals come from that of
-// the product. e is kept below 2^30, where sig is zero for all purposes and the product of four still finite.
-static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&rest)[4], const float *l)
+// sig and 1 - sig of four logits / 7.5. With e = exp(-l/7.5) they are 1/(1+e) and e/(1+e); the four
+// reciprocals come from that of the product. e is kept below 2^30, where sig is zero for all purposes and the
+// product of four still finite.
+static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&one_minus_sigmoid)[4],
+                                                const float *l)
 {
     float e[4], d[4];
 #pragma unroll
@@ -22,7 +25,7 @@ static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&rest)[4
     float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
     sig[0] = rab * d[1], sig[1] = rab * d[0], sig[2] = rcd * d[3], sig[3] = rcd * d[2];
 #pragma unroll
-    for (int k = 0; k < 4; k++) rest[k] = e[k] * sig[k];
+    for (int k = 0; k < 4; k++) one_minus_sigmoid[k] = e[k] * sig[k];
 }
 
 // Sum of e^(z - 30) of eight logits.
@@ -31,33 +34,36 @@ static __device__ __forceinline__ float exp_sum8(const float (&l)[8])
     float sum = 0;
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        float sig[4], rest[4];
-        sigmoid4(sig, rest, l + 4 * q);
+        float sig[4], one_minus_sigmoid[4];
+        sigmoid4(sig, one_minus_sigmoid, l + 4 * q);
 #pragma unroll
-        for (int k = 0; k < 4; k++) sum += exp2_fast(rest[k] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
+        for (int k = 0; k < 4; k++)
+            sum += exp2_fast(one_minus_sigmoid[k] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
     }
     return sum;
 }
 
-// Gradients of eight logits; `norm` = log2 of the row's sum. target: its place among the eight, or anything else.
+// Gradients of eight logits; `norm` = log2 of the row's sum. target: its place among the eight, or anything
+// else.
 static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, int target)
 {
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        float sig[4], rest[4];
-        sigmoid4(sig, rest, l + 4 * q);
+        float sig[4], one_minus_sigmoid[4];
+        sigmoid4(sig, one_minus_sigmoid, l + 4 * q);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            float p = exp2_fast(fmaf(rest[k], -CAP * LOG2E, -norm));
+            float p = exp2_fast(fmaf(one_minus_sigmoid[k], -CAP * LOG2E, -norm));
             if (4 * q + k == target) p -= 1;
-            l[4 * q + k] = p * (4 * sig[k] * rest[k]);
+            l[4 * q + k] = p * (4 * sig[k] * one_minus_sigmoid[k]);
         }
     }
 }
 
 static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf(-l / SLOPE)); }
 
-// ---- writing the gradient ------------------------------------------------------------------------------------------------
+// ---- writing the gradient
+// ------------------------------------------------------------------------------------------------
 
 template <GradientForm FORM>
 static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
@@ -68,8 +74,8 @@ static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *code
 #pragma unroll
         for (int k = 0; k < 8; k++) g[k] *= GRADIENT_FACTOR;
         if constexpr (FORM == GRADIENT_E5M2) {
-            reinterpret_cast<uint2 *>(codes)[v] =
-                make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E5M2), encode4(g[4], g[5], g[6], g[7], __NV_E5M2));
+            reinterpret_cast<uint2 *>(codes)[v] = make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E5M2),
+                                                             encode4(g[4], g[5], g[6], g[7], __NV_E5M2));
         } else {
 #pragma unroll
             for (int k = 0; k < 8; k++) g[k] = fp8_value(g[k], __NV_E5M2);
@@ -78,27 +84,32 @@ static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *code
     }
 }
 
-template <GradientForm FORM> static __device__ __forceinline__ void write_zero_row(floatX *row, uint8_t *codes, int vectors)
+template <GradientForm FORM>
+static __device__ __forceinline__ void write_zero_row(floatX *row, uint8_t *codes, int vectors)
 {
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
-        if (FORM == GRADIENT_E5M2) reinterpret_cast<uint2 *>(codes)[v] = make_uint2(0, 0);
-        else store_vec(row, v, make_uint4(0, 0, 0, 0));
+        if (FORM == GRADIENT_E5M2)
+            reinterpret_cast<uint2 *>(codes)[v] = make_uint2(0, 0);
+        else
+            store_vec(row, v, make_uint4(0, 0, 0, 0));
     }
 }
 
-// Loss and gradient of one row, whose logits are at `in`: in shared memory, or the row itself. Then out == in.
+// Loss and gradient of one row, whose logits are at `in`: in shared memory, or the row itself. Then out ==
+// in.
 template <GradientForm FORM>
-static __device__ __forceinline__ void row_loss_gradient(float *loss, const floatX *in, floatX *out, uint8_t *codes, int target,
-                                                         int vectors, float *shared)
+static __device__ __forceinline__ void row_loss_gradient(float *loss, const floatX *in, floatX *out,
+                                                         uint8_t *codes, int target, int vectors,
+                                                         float *shared)
 {
-    float sum = 0, wanted = to_float(out[target]);
+    float sum = 0, target_logit = to_float(out[target]);
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
         unpack8(load_vec(in, v), l);
         sum += exp_sum8(l);
     }
-    sum = block_sum(sum, shared); // and all have read the target's logit
-    if (threadIdx.x == 0) *loss = CAP + logf(sum) - capped(wanted);
+    sum = block_sum(sum, shared); // also orders the read of the target's logit
+    if (threadIdx.x == 0) *loss = CAP + logf(sum) - capped(target_logit);
     float norm = log2f(sum);
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
@@ -108,18 +119,27 @@ static __device__ __forceinline__ void row_loss_gradient(float *loss, const floa
     }
 }
 
-// ---- rows through shared memory ------------------------------------------------------------------------------------------
+// ---- rows through shared memory
+// ------------------------------------------------------------------------------------------
 
-#define HAS_BULK_COPIES (__CUDA_ARCH__ >= 900) // of this compilation; device_has_bulk_copies() asks for the same
+#define HAS_BULK_COPIES                                                                                      \
+    (__CUDA_ARCH__ >= 900) // of this compilation; device_has_bulk_copies() asks for the same
 #if HAS_BULK_COPIES
 
-static __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-static __device__ __forceinline__ void fetch_row(void *to, const void *from, uint32_t bytes, uint64_t *barrier)
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ void load_row_bulk(void *to, const void *from, uint32_t bytes,
+                                                     uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
 }
@@ -128,18 +148,20 @@ static __device__ __forceinline__ void wait_row(uint64_t *barrier, uint32_t phas
 {
     uint32_t done = 0;
     while (!done)
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(shared_address(barrier)), "r"(phase)
-                     : "memory");
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(phase)
+            : "memory");
 }
 
 #endif
 
 template <GradientForm FORM>
-__global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(float *losses, floatX *logits, uint8_t *codes,
-                                                                              const int32_t *targets, int rows, int rows_padded,
-                                                                              int Vp)
+__global__ __launch_bounds__(MAX_THREADS,
+                             1) void loss_gradient_staged_kernel(float *losses, floatX *logits,
+                                                                 uint8_t *codes, const int32_t *targets,
+                                                                 int rows, int rows_padded, int Vp)
 {
 #if HAS_BULK_COPIES
     extern __shared__ uint4 stage[]; // two rows
@@ -148,40 +170,47 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(fl
     int vectors = Vp / 8;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier[i])) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier[i]))
+                         : "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        if (blockIdx.x < rows) fetch_row(stage, logits + (int64_t)blockIdx.x * Vp, (uint32_t)Vp * 2, &barrier[0]);
+        if (blockIdx.x < rows)
+            load_row_bulk(stage, logits + (int64_t)blockIdx.x * Vp, (uint32_t)Vp * 2, &barrier[0]);
     }
     __syncthreads();
-    int turn = 0;
-    for (int row = blockIdx.x; row < rows; row += gridDim.x, turn++) {
-        int slot = turn % 2, next = row + (int)gridDim.x;
-        // Both passes over the other slot ended before the last barrier of the turn.
+    int count = 0;
+    for (int row = blockIdx.x; row < rows; row += gridDim.x, count++) {
+        int slot = count % 2, next = row + (int)gridDim.x;
+        // Both passes over the other slot ended before the last __syncthreads.
         if (threadIdx.x == 0 && next < rows)
-            fetch_row(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2, &barrier[1 - slot]);
-        wait_row(&barrier[slot], turn / 2 % 2);
+            load_row_bulk(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2,
+                          &barrier[1 - slot]);
+        wait_row(&barrier[slot], count / 2 % 2);
         int64_t at = (int64_t)row * Vp;
         row_loss_gradient<FORM>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
                                 FORM == GRADIENT_E5M2 ? codes + at : NULL, targets[row], vectors, shared);
         __syncthreads();
     }
     for (int row = rows + blockIdx.x; row < rows_padded; row += gridDim.x)
-        write_zero_row<FORM>(logits + (int64_t)row * Vp, FORM == GRADIENT_E5M2 ? codes + (int64_t)row * Vp : NULL, vectors);
+        write_zero_row<FORM>(logits + (int64_t)row * Vp,
+                             FORM == GRADIENT_E5M2 ? codes + (int64_t)row * Vp : NULL, vectors);
 #endif
 }
 
-// Rows too long for two of them in shared memory, and chips without the bulk copy engine: read twice.
+// Rows of which two do not fit into shared memory, and GPUs without bulk copies: read twice.
 template <GradientForm FORM>
-__global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(float *losses, floatX *logits, uint8_t *codes,
-                                                                          const int32_t *targets, int rows, int Vp)
+__global__
+__launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(float *losses, floatX *logits, uint8_t *codes,
+                                                               const int32_t *targets, int rows, int Vp)
 {
     __shared__ float shared[WARP];
     int row = blockIdx.x;
     int64_t at = (int64_t)row * Vp;
     uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
     if (row < rows)
-        row_loss_gradient<FORM>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8, shared);
-    else write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
+        row_loss_gradient<FORM>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8,
+                                shared);
+    else
+        write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
 }
 
 // The number of threads that leaves fewest idle in the last round over a row.
@@ -196,39 +225,45 @@ static int threads_for(int vectors)
 }
 
 template <GradientForm FORM>
-static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets, int rows,
-                                 int rows_padded, int Vp)
+static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_t *codes,
+                                 const int32_t *targets, int rows, int rows_padded, int Vp)
 {
     size_t stage_bytes = (size_t)Vp * 4;
     if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
-        loss_gradient_plain_kernel<FORM><<<(unsigned)rows_padded, 512, 0, s>>>(losses, logits, codes, targets, rows, Vp);
+        loss_gradient_plain_kernel<FORM>
+            <<<(unsigned)rows_padded, 512, 0, s>>>(losses, logits, codes, targets, rows, Vp);
     } else {
         int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
-        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int)stage_bytes));
-        loss_gradient_staged_kernel<FORM>
-            <<<(unsigned)blocks, threads, stage_bytes, s>>>(losses, logits, codes, targets, rows, rows_padded, Vp);
+        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
+        loss_gradient_staged_kernel<FORM><<<(unsigned)blocks, threads, stage_bytes, s>>>(
+            losses, logits, codes, targets, rows, rows_padded, Vp);
     }
     CHECK_LAUNCH();
 }
 
-void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets,
-                        int rows, int rows_padded, int Vp)
+void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes,
+                        const int32_t *targets, int rows, int rows_padded, int Vp)
 {
     if (rows_padded <= 0) return;
     switch (form) {
-    case GRADIENT_BF16: launch_loss_gradient<GRADIENT_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp); break;
-    case GRADIENT_E5M2: launch_loss_gradient<GRADIENT_E5M2>(s, losses, logits, codes, targets, rows, rows_padded, Vp); break;
+    case GRADIENT_BF16:
+        launch_loss_gradient<GRADIENT_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
+        break;
+    case GRADIENT_E5M2:
+        launch_loss_gradient<GRADIENT_E5M2>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
+        break;
     case GRADIENT_E5M2_AS_BF16:
         launch_loss_gradient<GRADIENT_E5M2_AS_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
         break;
     }
 }
 
-// ---- evaluation ----------------------------------------------------------------------------------------------------------
+// ---- evaluation
+// ----------------------------------------------------------------------------------------------------------
 
-__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits, const int32_t *targets,
-                                                                 int Vp)
+__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits,
+                                                                 const int32_t *targets, int Vp)
 {
     __shared__ float shared[WARP];
     const float *row = logits + (int64_t)blockIdx.x * Vp;
@@ -263,7 +298,7 @@ void softcap(Stream s, float *z, int64_t n)
     CHECK_LAUNCH();
 }
 
-// One block, and in double: the sum of a few hundred thousand losses in fp32 would lose their last digits.
+// One CTA, and in double: an fp32 sum of a few hundred thousand losses would lose its last digits.
 __global__ void sum_in_order_kernel(float *out, const float *x, int n)
 {
     __shared__ double sums[1024];

@@ -34,23 +34,25 @@ static __device__ __forceinline__ float tanh_fast(float x)
     return y;
 }
 
-// (1 - t)/2 of eight t in [-1, 1], in 16 bits each: 1 + FRACTIONS (1 - t)/2. 2^23 + x puts the integer part of x into the low
-// bits, rounded.
+// (1 - t)/2 of eight t in [-1, 1], in 16 bits each: 1 + FRACTIONS (1 - t)/2. 2^23 + x puts the integer part
+// of x into the low bits, rounded.
 enum { FRACTIONS = 65534 };
 static __device__ __forceinline__ uint4 pack_halves(const float (&t)[8])
 {
     uint32_t w[8];
 #pragma unroll
-    for (int k = 0; k < 8; k++) w[k] = __float_as_uint(fmaf(t[k], -FRACTIONS / 2, 8388608 + 1 + FRACTIONS / 2));
-    return make_uint4(__byte_perm(w[0], w[1], 0x5410), __byte_perm(w[2], w[3], 0x5410), __byte_perm(w[4], w[5], 0x5410),
-                      __byte_perm(w[6], w[7], 0x5410));
+    for (int k = 0; k < 8; k++)
+        w[k] = __float_as_uint(fmaf(t[k], -FRACTIONS / 2, 8388608 + 1 + FRACTIONS / 2));
+    return make_uint4(__byte_perm(w[0], w[1], 0x5410), __byte_perm(w[2], w[3], 0x5410),
+                      __byte_perm(w[4], w[5], 0x5410), __byte_perm(w[6], w[7], 0x5410));
 }
 // FRACTIONS times the numbers.
 static __device__ __forceinline__ void unpack_fractions(uint4 u, float *f)
 {
     const uint32_t w[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
-    for (int k = 0; k < 8; k++) f[k] = __uint_as_float(__byte_perm(w[k / 2], 0x4b000000, k % 2 ? 0x7632 : 0x7610)) - 8388609;
+    for (int k = 0; k < 8; k++)
+        f[k] = __uint_as_float(__byte_perm(w[k / 2], 0x4b000000, k % 2 ? 0x7632 : 0x7610)) - 8388609;
 }
 
 typedef enum {
@@ -61,19 +63,21 @@ typedef enum {
 
 // losses (rows) fp32 out;  logits (rows_padded, Vp) bf16 in/out;  codes (rows_padded, Vp) for GRADIENT_E5M2
 // Rows from `rows` to rows_padded get zero gradient.
-void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes, const int32_t *targets,
-                        int rows, int rows_padded, int Vp);
+void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes,
+                        const int32_t *targets, int rows, int rows_padded, int Vp);
 // losses (rows) fp32 out;  logits (rows, Vp) fp32
 void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targets, int rows, int Vp);
-// The same in two steps, from what sm90_head_logits.cuh leaves of the logits:
+// The same in two steps, from the output of sm90_head_logits.cuh:
 // losses (rows) out;  factors (rows) out: what the second step needs of a row
-//   sums (parts, pitch), wanted (rows): as head_tensor_logits gave them
-void loss_from_sums(Stream s, float *losses, float2 *factors, const float *sums, int parts, int pitch, const float *wanted,
-                    int rows);
-// g8 (rows_padded, Vp) = e5m2(448 g), g8_turned its transpose, turned_pitch bytes between rows; rows from `rows` on are zero.
-//   rest (rows, Vp) as head_tensor_logits gave it
-void gradient_from_rest(Stream s, uint8_t *g8, uint8_t *g8_turned, int64_t turned_pitch, const uint16_t *rest,
-                        const float2 *factors, const int32_t *targets, int rows, int rows_padded, int Vp);
+//   sums (parts, pitch), target_logit (rows): as sm90_head_logits gave them
+void loss_from_sums(Stream s, float *losses, float2 *factors, const float *sums, int parts, int pitch,
+                    const float *target_logit, int rows);
+// g8 (rows_padded, Vp) = e5m2(448 g), g8_transposed its transpose, transposed_pitch bytes between rows; rows
+// from `rows` on are zero.
+//   one_minus_sigmoid (rows, Vp) as sm90_head_logits gave it
+void gradient_from_one_minus_sigmoid(Stream s, uint8_t *g8, uint8_t *g8_transposed, int64_t transposed_pitch,
+                                     const uint16_t *one_minus_sigmoid, const float2 *factors,
+                                     const int32_t *targets, int rows, int rows_padded, int Vp);
 // z = 30 sig(z / 7.5), in place.  n elements
 void softcap(Stream s, float *z, int64_t n);
 // out (1) = sum of x (n), in a fixed order

@@ -1,4 +1,5 @@
-// Newton-Schulz primitives that move data and barely compute: norms, casts, scalings, transposes. All run at memory speed.
+// Newton-Schulz primitives that move data and barely compute: norms, casts, scalings, transposes. All run at
+// memory speed.
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/muon/ns_internal.cuh"
 
@@ -8,11 +9,12 @@ template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N :
     T v[N];
 };
 
-// The chain that follows may take its place when all blocks of this kernel have begun; it waits for what they write.
-static __device__ __forceinline__ void let_chain_begin(void)
+// PDL: the next kernel of the chain may launch once all CTAs of this one are resident; it waits for their
+// writes with pdl_wait.
+static __device__ __forceinline__ void allow_next_launch(void)
 {
 #if HOPPER
-    launch_dependents();
+    pdl_launch_dependents();
 #endif
 }
 
@@ -24,7 +26,8 @@ static int flat_blocks(int64_t items)
     return (int)max_i64(1, min_i64(ceil_div(items, THREADS), (int64_t)device_state.sms * 16));
 }
 
-// ---- sum of squares ------------------------------------------------------------------------------------------------------
+// ---- sum of squares
+// ------------------------------------------------------------------------------------------------------
 
 // Whether this block is the last of those with its y. Then it sees what they have written.
 static __device__ __forceinline__ bool last_block(unsigned *through)
@@ -49,11 +52,12 @@ static __device__ __forceinline__ void sum_partials(float *sumsq, const float *p
     if (threadIdx.x == 0) *sumsq = (float)sum;
 }
 
-// Block x adds up slice x of matrix y. The slices depend on `count` alone, so that the order of the sum is the matrix's own:
-// each thread adds at most SLICE / THREADS squares in fp32, the slices are added in double.
+// Block x adds up slice x of matrix y. The slices depend on `count` alone, so that the order of the sum is
+// the matrix's own: each thread adds at most SLICE / THREADS squares in fp32, the slices are added in double.
 template <int N>
 __global__ void __launch_bounds__(THREADS)
-    sum_squares_kernel(float *sumsq, float *partials, unsigned *through, const float *u, int64_t count, int64_t stride)
+    sum_squares_kernel(float *sumsq, float *partials, unsigned *through, const float *u, int64_t count,
+                       int64_t stride)
 {
     __shared__ float shared[WARP];
     const float *v = u + blockIdx.y * stride;
@@ -67,13 +71,15 @@ __global__ void __launch_bounds__(THREADS)
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0) partials[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = sum;
-    if (last_block(through + blockIdx.y)) sum_partials(sumsq + blockIdx.y, partials + (int64_t)blockIdx.y * gridDim.x, gridDim.x);
+    if (last_block(through + blockIdx.y))
+        sum_partials(sumsq + blockIdx.y, partials + (int64_t)blockIdx.y * gridDim.x, gridDim.x);
 }
 
 static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
 {
     int slices = (int)ceil_div(count, SLICE);
-    if (slices > NS_PARTIALS) fatal(EXIT_BAD_INPUT, "Newton-Schulz: a matrix of %lld elements is too large", (long long)count);
+    if (slices > NS_PARTIALS)
+        fatal(EXIT_BAD_INPUT, "Newton-Schulz: a matrix of %lld elements is too large", (long long)count);
     int most = (int)min_i64(NS_PARTIALS / slices, MAX_GRID_YZ);
     // Which loads are used must not depend on the place in the batch, for the sum's order depends on it.
     bool vectors = count % 4 == 0 && stride % 4 == 0 && aligned(u, 16);
@@ -82,17 +88,21 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
         const float *from = u + (int64_t)first * stride;
         dim3 grid((unsigned)slices, (unsigned)now);
         if (vectors)
-            sum_squares_kernel<4><<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
+            sum_squares_kernel<4>
+                <<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
         else
-            sum_squares_kernel<1><<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
+            sum_squares_kernel<1>
+                <<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
     }
     CHECK_LAUNCH();
 }
 
-// ---- load: fp32 -> normalised matrices of the iteration dtype ------------------------------------------------------------
+// ---- load: fp32 -> normalised matrices of the iteration dtype
+// ------------------------------------------------------------
 
 // Of matrix z; without norms it is the gain.
-static __device__ __forceinline__ float load_scale(const float *sumsq, int z, float kappa, float eps, float gain)
+static __device__ __forceinline__ float load_scale(const float *sumsq, int z, float kappa, float eps,
+                                                   float gain)
 {
     if (!sumsq) return gain;
     float total = sumsq[z];
@@ -100,20 +110,23 @@ static __device__ __forceinline__ float load_scale(const float *sumsq, int z, fl
     return total == 0 ? 0 : gain / (kappa * sqrtf(total) + eps);
 }
 
-// Matrix z of the batch for block (x, y): the last first. They are what L2 still holds of the reading for the norm.
+// Matrix z of the batch for block (x, y): the last first. They are what L2 still holds of the reading for the
+// norm.
 static __device__ __forceinline__ int last_first(void) { return gridDim.y - 1 - blockIdx.y; }
 
 // Packed matrices, N elements at a time.
 template <typename T, int N>
 __global__ void __launch_bounds__(THREADS)
-    load_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps, float gain, int64_t count)
+    load_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
+                float gain, int64_t count)
 {
-    let_chain_begin();
+    allow_next_launch();
     int z = last_first();
     float scale = load_scale(sumsq, z, kappa, eps, gain);
     const float *from = u + z * u_stride;
     T *to = x + z * count;
-    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N; i < count; i += (int64_t)gridDim.x * THREADS * N) {
+    for (int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N; i < count;
+         i += (int64_t)gridDim.x * THREADS * N) {
         Vector<T, N> out;
         Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
 #pragma unroll
@@ -122,15 +135,16 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Into rows that are `pitch` apart. A block has AT_ONCE * THREADS columns of a row, or what is left of it: all of them are on
-// their way before the first is stored. The last rows first, like matrices.
+// Into rows that are `pitch` apart. A block has AT_ONCE * THREADS columns of a row, or what is left of it:
+// all of them are on their way before the first is stored. The last rows first, like matrices.
 template <typename T>
-__global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq,
-                                                            float kappa, float eps, float gain, int rows, int cols, int pitch)
+__global__ void __launch_bounds__(THREADS)
+    load_rows_kernel(T *x, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
+                     float gain, int rows, int cols, int pitch)
 {
-    let_chain_begin();
-    int z = last_first(), along = (cols + AT_ONCE * THREADS - 1) / (AT_ONCE * THREADS), row = rows - 1 - blockIdx.x / along,
-        first = blockIdx.x % along * (AT_ONCE * THREADS) + threadIdx.x;
+    allow_next_launch();
+    int z = last_first(), along = (cols + AT_ONCE * THREADS - 1) / (AT_ONCE * THREADS),
+        row = rows - 1 - blockIdx.x / along, first = blockIdx.x % along * (AT_ONCE * THREADS) + threadIdx.x;
     const float *from = u + z * u_stride + (int64_t)row * cols;
     T *to = x + ((int64_t)z * rows + row) * pitch;
     float v[AT_ONCE];
@@ -142,15 +156,16 @@ __global__ void __launch_bounds__(THREADS) load_rows_kernel(T *x, const float *u
         if (first + k * THREADS < cols) to[first + k * THREADS] = from_float<T>(v[k] * scale);
 }
 
-// to (cols, rows) = convert(from (rows, cols) * scale)^T, pitches as named, one TILE x TILE tile a block, converted on the way
-// in; unit, if not NULL: of the columns, each divided by its own, a power of two. Rows of the shared tile are one word longer
-// than the tile, which spreads the columns over the banks.
+// to (cols, rows) = convert(from (rows, cols) * scale)^T, pitches as named, one TILE x TILE tile a block,
+// converted on the way in; unit, if not NULL: of the columns, each divided by its own, a power of two. Rows
+// of the shared tile are one word longer than the tile, which spreads the columns over the banks.
 template <typename T, typename U>
-static __device__ __forceinline__ void transpose_tile(T *to, int to_pitch, const U *from, int from_pitch, int rows, int cols,
-                                                      float scale, const float *unit)
+static __device__ __forceinline__ void transpose_tile(T *to, int to_pitch, const U *from, int from_pitch,
+                                                      int rows, int cols, float scale, const float *unit)
 {
     __shared__ T tile[TILE][TILE + 4 / sizeof(T)];
-    int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int row0 = blockIdx.y * TILE, col0 = blockIdx.x * TILE, lane = threadIdx.x % WARP,
+        warp = threadIdx.x / WARP;
     for (int r = warp; r < TILE && row0 + r < rows; r += THREADS / WARP)
         for (int c = lane; c < TILE && col0 + c < cols; c += WARP) {
             float own = unit ? 1 / unit[col0 + c] : scale;
@@ -158,13 +173,14 @@ static __device__ __forceinline__ void transpose_tile(T *to, int to_pitch, const
         }
     __syncthreads();
     for (int c = warp; c < TILE && col0 + c < cols; c += THREADS / WARP)
-        for (int r = lane; r < TILE && row0 + r < rows; r += WARP) to[(int64_t)(col0 + c) * to_pitch + row0 + r] = tile[r][c];
+        for (int r = lane; r < TILE && row0 + r < rows; r += WARP)
+            to[(int64_t)(col0 + c) * to_pitch + row0 + r] = tile[r][c];
 }
 
 // The same for 16-bit T, rows and cols multiples of 8: eight elements a thread, both ways.
 template <typename T, typename U>
-static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *from, int rows, int cols, float scale,
-                                                              const float *unit)
+static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *from, int rows, int cols,
+                                                              float scale, const float *unit)
 {
     static_assert(sizeof(T) == 2, "pairs of elements make a word");
     __shared__ uint32_t tile[TILE][TILE / 2 + 1];
@@ -173,10 +189,12 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
     for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
         int r = i / 8, c = i % 8 * 8;
         if (row0 + r >= rows || col0 + c >= cols) continue;
-        Vector<U, 8> in = *reinterpret_cast<const Vector<U, 8> *>(from + (int64_t)(row0 + r) * cols + col0 + c);
+        Vector<U, 8> in =
+            *reinterpret_cast<const Vector<U, 8> *>(from + (int64_t)(row0 + r) * cols + col0 + c);
         Vector<T, 8> out;
 #pragma unroll
-        for (int k = 0; k < 8; k++) out.v[k] = from_float<T>(to_float(in.v[k]) * (unit ? 1 / unit[col0 + c + k] : scale));
+        for (int k = 0; k < 8; k++)
+            out.v[k] = from_float<T>(to_float(in.v[k]) * (unit ? 1 / unit[col0 + c + k] : scale));
 #pragma unroll
         for (int k = 0; k < 4; k++) tile[r][c / 2 + k] = reinterpret_cast<const uint32_t *>(&out)[k];
     }
@@ -193,8 +211,8 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
 }
 
 template <typename T, typename U, bool VECTORS>
-static __device__ __forceinline__ void transpose_any(T *to, int to_pitch, const U *from, int from_pitch, int rows, int cols,
-                                                     float scale, const float *unit)
+static __device__ __forceinline__ void transpose_any(T *to, int to_pitch, const U *from, int from_pitch,
+                                                     int rows, int cols, float scale, const float *unit)
 {
     if constexpr (VECTORS && sizeof(T) == 2)
         transpose_tile_vectors(to, from, rows, cols, scale, unit); // packed: widths are multiples of 8
@@ -204,12 +222,13 @@ static __device__ __forceinline__ void transpose_any(T *to, int to_pitch, const 
 
 template <typename T, bool VECTORS>
 __global__ void __launch_bounds__(THREADS)
-    load_transposed_kernel(T *x, const float *unit, const float *u, int64_t u_stride, const float *sumsq, float kappa, float eps,
-                           float gain, int rows, int cols, int pitch)
+    load_transposed_kernel(T *x, const float *unit, const float *u, int64_t u_stride, const float *sumsq,
+                           float kappa, float eps, float gain, int rows, int cols, int pitch)
 {
     float scale = load_scale(sumsq, blockIdx.z, kappa, eps, gain);
-    transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * cols * pitch, pitch, u + blockIdx.z * u_stride, cols, rows, cols,
-                                     scale, unit ? unit + (int64_t)blockIdx.z * cols : NULL);
+    transpose_any<T, float, VECTORS>(x + (int64_t)blockIdx.z * cols * pitch, pitch, u + blockIdx.z * u_stride,
+                                     cols, rows, cols, scale,
+                                     unit ? unit + (int64_t)blockIdx.z * cols : NULL);
 }
 
 template <typename T, bool VECTORS>
@@ -226,11 +245,13 @@ static dim3 tile_grid(int rows, int cols, int batch)
 
 // unit: of ns_load_rows, or NULL. x is packed where it can be.
 template <typename T>
-static void load_transposed(Stream s, T *x, const float *unit, const float *u, int64_t u_stride, const float *sumsq, float kappa,
-                            float eps, float gain, int rows, int cols, int pitch, int batch)
+static void load_transposed(Stream s, T *x, const float *unit, const float *u, int64_t u_stride,
+                            const float *sumsq, float kappa, float eps, float gain, int rows, int cols,
+                            int pitch, int batch)
 {
     dim3 tiles = tile_grid(rows, cols, batch);
-    bool vectors = pitch == rows && rows % 8 == 0 && cols % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
+    bool vectors = pitch == rows && rows % 8 == 0 && cols % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) &&
+                   aligned(x, 16);
     if (vectors)
         load_transposed_kernel<T, true>
             <<<tiles, THREADS, 0, s>>>(x, unit, u, u_stride, sumsq, kappa, eps, gain, rows, cols, pitch);
@@ -239,8 +260,8 @@ static void load_transposed(Stream s, T *x, const float *unit, const float *u, i
             <<<tiles, THREADS, 0, s>>>(x, unit, u, u_stride, sumsq, kappa, eps, gain, rows, cols, pitch);
 }
 
-void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
-             int rows, int cols, int batch, bool transpose)
+void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
+             float eps, float gain, int rows, int cols, int batch, bool transpose)
 {
     int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
     int64_t count = (int64_t)rows * cols;
@@ -252,18 +273,23 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         const float *from = u + (int64_t)first * u_stride, *norms = sumsq ? sumsq + first : NULL;
         int64_t items = count / (vectors ? 8 : 1);
-        dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)), (unsigned)now),
+        dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)),
+                  (unsigned)now),
             parts((unsigned)(rows * ceil_div(cols, AT_ONCE * THREADS)), (unsigned)now); // of rows
         DISPATCH_DTYPE(dtype, {
             T *to = (T *)x + (int64_t)first * n * pitch;
             if (transpose)
-                load_transposed<T>(s, to, NULL, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch, now);
+                load_transposed<T>(s, to, NULL, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch,
+                                   now);
             else if (vectors)
-                load_kernel<T, 8><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
+                load_kernel<T, 8>
+                    <<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
             else if (packed)
-                load_kernel<T, 1><<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
+                load_kernel<T, 1>
+                    <<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
             else
-                load_rows_kernel<T><<<parts, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch);
+                load_rows_kernel<T><<<parts, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain,
+                                                              rows, cols, pitch);
         });
     }
     CHECK_LAUNCH();
@@ -292,7 +318,7 @@ __global__ void __launch_bounds__(THREADS)
     load_with_units_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
 {
     __shared__ uint32_t shared[THREADS / WARP];
-    let_chain_begin();
+    allow_next_launch();
     int64_t row = (int64_t)blockIdx.y * rows + blockIdx.x;
     const float *from = u + blockIdx.y * u_stride + (int64_t)blockIdx.x * cols;
     uint32_t most = 0;
@@ -314,14 +340,15 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same where rows start anywhere: a row stays in the registers of its block, which has all of it on its way at once.
+// The same where rows start anywhere: a row stays in the registers of its block, which has all of it on its
+// way at once.
 enum { KEPT_THREADS = 512, KEPT_EACH = 24, WIDEST = KEPT_THREADS * KEPT_EACH };
 template <typename T>
 __global__ void __launch_bounds__(KEPT_THREADS, 3)
     load_kept_kernel(T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch)
 {
     __shared__ uint32_t shared[KEPT_THREADS / WARP];
-    let_chain_begin();
+    allow_next_launch();
     int64_t row = (int64_t)blockIdx.y * rows + blockIdx.x;
     const float *from = u + blockIdx.y * u_stride + (int64_t)blockIdx.x * cols;
     float v[KEPT_EACH];
@@ -347,11 +374,13 @@ enum { ROWS_AT_ONCE = 64 };
 __global__ void __launch_bounds__(THREADS)
     column_sizes_kernel(uint32_t *most, const float *u, int64_t u_stride, int rows, int cols)
 {
-    int col = blockIdx.x * THREADS + threadIdx.x, row0 = blockIdx.y * ROWS_AT_ONCE, to = min(rows, row0 + ROWS_AT_ONCE);
+    int col = blockIdx.x * THREADS + threadIdx.x, row0 = blockIdx.y * ROWS_AT_ONCE,
+        to = min(rows, row0 + ROWS_AT_ONCE);
     if (col >= cols) return;
     uint32_t own = 0;
 #pragma unroll 16
-    for (int row = row0; row < to; row++) own = max(own, size_bits(u[blockIdx.z * u_stride + (int64_t)row * cols + col]));
+    for (int row = row0; row < to; row++)
+        own = max(own, size_bits(u[blockIdx.z * u_stride + (int64_t)row * cols + col]));
     atomicMax(most + (int64_t)blockIdx.z * cols + col, own);
 }
 __global__ void __launch_bounds__(THREADS) units_kernel(float *unit, int64_t count)
@@ -361,7 +390,8 @@ __global__ void __launch_bounds__(THREADS) units_kernel(float *unit, int64_t cou
 }
 
 template <typename T>
-static void load_columns(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch, int batch)
+static void load_columns(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols,
+                         int pitch, int batch)
 {
     int64_t units = (int64_t)cols * batch;
     dim3 grid((unsigned)ceil_div(cols, THREADS), (unsigned)ceil_div(rows, ROWS_AT_ONCE), (unsigned)batch);
@@ -372,7 +402,8 @@ static void load_columns(Stream s, T *x, float *unit, const float *u, int64_t u_
 }
 
 template <typename T>
-static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int pitch, int batch)
+static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols,
+                      int pitch, int batch)
 {
     dim3 grid((unsigned)rows, (unsigned)batch);
     if (cols % 4 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16))
@@ -383,8 +414,8 @@ static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_str
         load_with_units_kernel<T, 1><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
 }
 
-void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int batch,
-                  bool transpose)
+void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
+                  int cols, int batch, bool transpose)
 {
     int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
     ns_flush();
@@ -423,12 +454,14 @@ void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m,
     CHECK_LAUNCH();
 }
 
-// ---- portable: rows, diagonal, AOL --------------------------------------------------------------------------------------
+// ---- portable: rows, diagonal, AOL
+// --------------------------------------------------------------------------------------
 
 // One warp per row in all of these: `call(row, lane)`.
 template <typename F> static __device__ __forceinline__ void for_rows(int64_t rows, F call)
 {
-    int64_t warp = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP, warps = (int64_t)gridDim.x * (THREADS / WARP);
+    int64_t warp = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP,
+            warps = (int64_t)gridDim.x * (THREADS / WARP);
     for (int64_t row = warp; row < rows; row += warps) call(row, (int)(threadIdx.x % WARP));
 }
 
@@ -449,7 +482,8 @@ __global__ void __launch_bounds__(THREADS)
 {
     for_rows(rows, [=](int64_t row, int lane) {
         float sum = 0;
-        for (int j = lane; j < n; j += WARP) sum += fabsf(raw[row * n + j]) * (unit ? unit[row / n * n + j] : 1);
+        for (int j = lane; j < n; j += WARP)
+            sum += fabsf(raw[row * n + j]) * (unit ? unit[row / n * n + j] : 1);
         sum = warp_sum(sum);
         if (unit) sum /= unit[row];
         if (lane == 0) scale[row] = sum < NS_AOL_LEAST ? 0 : gain / sqrtf(1.02f * sum);
@@ -457,13 +491,15 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) aol_apply_kernel(T *a, const float *raw, const float *scale, int n, int64_t rows)
+__global__ void __launch_bounds__(THREADS)
+    aol_apply_kernel(T *a, const float *raw, const float *scale, int n, int64_t rows)
 {
     for_rows(rows, [=](int64_t row, int lane) {
         float own = scale[row];
         const float *column_scale = scale + row / n * n;
         // The two scales first: their product commutes, so that the result is symmetric to the last bit.
-        for (int j = lane; j < n; j += WARP) a[row * n + j] = from_float<T>(own * column_scale[j] * raw[row * n + j]);
+        for (int j = lane; j < n; j += WARP)
+            a[row * n + j] = from_float<T>(own * column_scale[j] * raw[row * n + j]);
     });
 }
 
@@ -472,16 +508,19 @@ static int warp_blocks(int64_t rows) { return flat_blocks(rows * WARP); }
 void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch)
 {
     int64_t rows = (int64_t)n * batch;
-    DISPATCH_DTYPE(dtype, { add_diagonal_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows); });
+    DISPATCH_DTYPE(dtype, {
+        add_diagonal_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)q, (const T *)z, a, n, rows);
+    });
     CHECK_LAUNCH();
 }
 
-void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw, const float *unit, float gain, int n,
-                     int batch)
+void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw,
+                     const float *unit, float gain, int n, int batch)
 {
     int64_t rows = (int64_t)n * batch;
     ns_flush();
     aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, unit, gain, n, rows);
-    DISPATCH_DTYPE(dtype, { aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows); });
+    DISPATCH_DTYPE(
+        dtype, { aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows); });
     CHECK_LAUNCH();
 }

@@ -1,5 +1,5 @@
-// What the CUDA backend offers beside llmc/ns_ops.h: scratch memory for the Newton-Schulz primitives, and which path a shape
-// takes.
+// What the CUDA backend offers beside llmc/ns_ops.h: scratch memory for the Newton-Schulz primitives, and
+// which path a shape takes.
 #pragma once
 #include "llmc/ns_ops.h"
 #ifdef __cplusplus

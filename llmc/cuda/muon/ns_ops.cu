@@ -1,21 +1,23 @@
-// Newton-Schulz primitives: which path a shape takes, and chains of them on the tensor path.
+// Newton-Schulz primitives: the path of a shape, and chains of tasks on the sm90 path.
 #include "llmc/cuda/muon/sm90_ns_chain.cuh"
 
-// SQUARES_UNDER_WAY: two for each of the clusters that a device of 132 multiprocessors holds, and some more. With fewer of a task
-// the next one has to wait for it, and nothing can be fetched ahead.
-enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, SQUARES_UNDER_WAY = 144 };
+// TILES_IN_FLIGHT: two for each cluster of a device with 132 multiprocessors, and some more. With fewer
+// tiles of a task the next one must wait for it, and nothing can be loaded ahead.
+enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, TILES_IN_FLIGHT = 144 };
 
 static struct {
     float *partials;    // of sums of squares, and behind them as many counters
-    unsigned *counters; // of chains: blocks that are through, squares that are drawn, and CHAIN_DONE
+    unsigned *counters; // of chains: finished CTAs, the tile counter, and CHAIN_DONE
 } scratch;
 
 void ns_reserve(void)
 {
     if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
     if (scratch.partials) return;
-    scratch.partials = (float *)device_alloc(2 * NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
-    scratch.counters = (unsigned *)device_alloc((2 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
+    scratch.partials =
+        (float *)device_alloc(2 * NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
+    scratch.counters =
+        (unsigned *)device_alloc((2 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
 }
 
 void ns_release(void)
@@ -39,14 +41,15 @@ size_t ns_element_size(NsDtype dtype) { return dtype == NS_FP32 ? 4 : 2; }
 const char *ns_path_name(NsPath path)
 {
     static const char *const names[] = {"tensor (TMA, warpgroup products)", "portable",
-                                        "small (one kernel, squares on chip)"};
+                                        "small (one kernel, tiles on chip)"};
     return names[path];
 }
 
 NsPath ns_product_path(NsDtype dtype, int n, int m)
 {
     if (dtype == NS_FP32 || !device_has_wgmma()) return NS_PATH_PORTABLE;
-    return n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE ? NS_PATH_PORTABLE : NS_PATH_TENSOR;
+    return n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE ? NS_PATH_PORTABLE
+                                                                                      : NS_PATH_TENSOR;
 }
 
 NsPath ns_iteration_path(NsDtype dtype, int n, int m)
@@ -59,13 +62,15 @@ int ns_pitch(NsDtype dtype, int n, int m)
     return ns_product_path(dtype, n, m) == NS_PATH_TENSOR ? (int)round_up(m, PITCH_ELEMENTS) : m;
 }
 
-// ---- chains ----------------------------------------------------------------------------------------------------------------
+// ---- chains
+// ----------------------------------------------------------------------------------------------------------------
 
 typedef struct {
     const void *in[4], *out[3];
 } Uses;
 
-// The chain that is being put together. Between ns_chain_begin and _end it waits for more, otherwise each task goes at once.
+// The chain that is being built. Between ns_chain_begin and _end it collects tasks, otherwise each task is
+// launched at once.
 static struct {
     bool open;
     cudaStream_t stream;
@@ -86,32 +91,33 @@ static bool contains(const void *const *list, int count, const void *p)
 static bool conflict(const Uses *x, const Uses *y)
 {
     for (int i = 0; i < 3; i++)
-        if (contains(y->in, 4, x->out[i]) || contains(y->out, 3, x->out[i]) || contains(x->in, 4, y->out[i])) return true;
+        if (contains(y->in, 4, x->out[i]) || contains(y->out, 3, x->out[i]) || contains(x->in, 4, y->out[i]))
+            return true;
     return false;
 }
 
-// ---- squares of a chain ------------------------------------------------------------------------------------------------------
+// ---- tile widths of a chain -------------------------------------------------------------------------------
 
-// wide: columns of squares of SQUARE_PARTS boxes that come before those of `width`, of TASK_FULL only.
+// wide: columns of tiles of TILE_SLICES boxes that come before those of `width`, of TASK_FULL only.
 static void set_width(Task *t, int width, int wide)
 {
-    int along = squares_along(t->rows), squares = 0;
-    t->width = width, t->wide = wide, t->row_squares = along;
+    int along = tiles_along(t->rows), tiles = 0;
+    t->width = width, t->wide = wide, t->tiles_per_column = along;
     if (t->kind == TASK_FULL)
-        squares = along * (wide + (int)ceil_div(max_i64(0, boxes_along(t->cols) - SQUARE_PARTS * wide), width));
+        tiles = along * (wide + (int)ceil_div(max_i64(0, boxes_along(t->cols) - TILE_SLICES * wide), width));
     else
-        for (int i = 0; i < along; i++) squares += squares_in_row(t->rows, width, i);
-    t->squares = squares;
+        for (int i = 0; i < along; i++) tiles += tiles_in_row(t->rows, width, i);
+    t->tiles = tiles;
 }
 
-// Cycles that a cluster takes for a square: those of a stage of products and of the rest, measured at 1.7 GHz.
-static double square_cycles(const Task *t, int width)
+// Cycles of a cluster for a tile: per k step and for the rest, measured at 1.7 GHz.
+static double tile_cycles(const Task *t, int width)
 {
     double stages = (double)ceil_div(t->depth, BOX_SIDE);
-    return width == NARROW ? 870 * stages + 7000 : 1106 * stages + 8000;
+    return width == NARROW_BOXES ? 870 * stages + 7000 : 1106 * stages + 8000;
 }
 
-// So many clusters are free from `at` on; of a list in the order of time.
+// `clusters` clusters are free from `at` on; lists are sorted by time.
 enum { FREE_TIMES = 256 };
 typedef struct {
     double at;
@@ -129,79 +135,81 @@ static void add_free(Clusters *c, Free x)
     c->list[i] = x;
 }
 
-// They take squares of `each` cycles as they become free, not before `ready`. When the last is through.
-static double take_squares(Clusters *c, int64_t squares, double each, double ready)
+// The clusters take tiles of `each` cycles as they become free, not before `ready`. Returns when the last
+// tile ends.
+static double assign_tiles(Clusters *c, int64_t tiles, double each, double input_ready)
 {
-    double end = ready;
-    for (int64_t left = squares, now; left > 0; left -= now) {
+    double end = input_ready;
+    for (int64_t left = tiles, now; left > 0; left -= now) {
         Free first = c->list[0];
         now = min_i64(left, first.clusters);
         if (now == first.clusters)
             memmove(c->list, c->list + 1, (size_t)--c->count * sizeof *c->list);
         else
             c->list[0].clusters -= now;
-        double at = fmax(first.at, ready) + each;
+        double at = fmax(first.at, input_ready) + each;
         end = fmax(end, at);
         add_free(c, (Free){at, now});
     }
     return end;
 }
-static double take_task(Clusters *c, const Task *t, int batch, double ready)
+static double assign_task(Clusters *c, const Task *t, int batch, double input_ready)
 {
-    int64_t wide = (int64_t)batch * t->row_squares * t->wide;
-    double end = take_squares(c, wide, square_cycles(t, SQUARE_PARTS), ready);
-    return fmax(end, take_squares(c, (int64_t)batch * t->squares - wide, square_cycles(t, t->width), ready));
+    int64_t wide = (int64_t)batch * t->tiles_per_column * t->wide;
+    double end = assign_tiles(c, wide, tile_cycles(t, TILE_SLICES), input_ready);
+    return fmax(end,
+                assign_tiles(c, (int64_t)batch * t->tiles - wide, tile_cycles(t, t->width), input_ready));
 }
 
-// When the last square is through, if clusters take squares in their order, those of one task at a time, and wait for whole
-// tasks: so it is where there are few.
+// When the last tile ends, if clusters take tiles in order, one task at a time, and wait for whole tasks, as
+// they do when there are few.
 static double chain_cycles(const Chain *c, int clusters)
 {
     Clusters free = {{{0, clusters}}, 1};
     double done[CHAIN_TASKS] = {}, end = 0;
     for (int i = 0; i < c->tasks; i++) {
-        double ready = 0;
+        double input_ready = 0;
         for (int k = 0; k < i; k++)
-            if (c->task[i].waits >> k & 1) ready = fmax(ready, done[k]);
-        done[i] = take_task(&free, &c->task[i], c->batch, ready);
+            if (c->task[i].waits >> k & 1) input_ready = fmax(input_ready, done[k]);
+        done[i] = assign_task(&free, &c->task[i], c->batch, input_ready);
         end = fmax(end, done[i]);
     }
     return end;
 }
 
-// The product with x of one matrix, after which clusters wait for each other: wide squares first, and as many columns of narrow
-// ones as make it end soonest, because few clusters have none in the last turn.
+// The product with x of one matrix, behind which clusters wait for each other: wide tiles first, then as
+// many columns of narrow ones as make it end soonest, because few clusters idle in the last wave.
 static void choose_columns(Task *t, int clusters)
 {
     double best = 0;
     int chosen = 0;
-    for (int wide = squares_along(t->cols); wide >= 0; wide--) {
-        set_width(t, NARROW, wide);
+    for (int wide = tiles_along(t->cols); wide >= 0; wide--) {
+        set_width(t, NARROW_BOXES, wide);
         Clusters free = {{{0, clusters}}, 1};
-        double end = take_task(&free, t, 1, 0);
+        double end = assign_task(&free, t, 1, 0);
         if (best == 0 || end < best) best = end, chosen = wide;
     }
-    set_width(t, NARROW, chosen);
+    set_width(t, NARROW_BOXES, chosen);
 }
 
-// Where a task has fewer squares than there are clusters, narrow ones are done sooner, unless they get into another task's way.
-// AOL's pass takes the boxes of a part by fours.
+// A task with fewer tiles than clusters ends sooner in narrow tiles, unless these delay another task.
+// TASK_AOL takes the boxes of a slice in fours.
 static void choose_widths(Chain *c, NsDtype dtype)
 {
     int clusters = (int)min_i64(ns_clusters(dtype), FREE_TIMES - 1);
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
-        set_width(t, SQUARE_PARTS, 0);
+        set_width(t, TILE_SLICES, 0);
         if (t->kind == TASK_FULL && c->batch == 1) choose_columns(t, clusters);
     }
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
         if (t->kind == TASK_FULL || t->kind == TASK_AOL) continue;
-        set_width(t, NARROW, 0);
-        bool few = (int64_t)t->squares * c->batch <= clusters;
+        set_width(t, NARROW_BOXES, 0);
+        bool few = (int64_t)t->tiles * c->batch <= clusters;
         double narrow = few ? chain_cycles(c, clusters) : 0;
-        set_width(t, SQUARE_PARTS, 0);
-        if (few && narrow < chain_cycles(c, clusters)) set_width(t, NARROW, 0);
+        set_width(t, TILE_SLICES, 0);
+        if (few && narrow < chain_cycles(c, clusters)) set_width(t, NARROW_BOXES, 0);
     }
 }
 
@@ -209,22 +217,22 @@ void ns_flush(void)
 {
     Chain *c = &held.chain;
     if (c->tasks == 0) return;
-    int64_t squares = 0, smallest = INT32_MAX;
+    int64_t tiles = 0, smallest = INT32_MAX;
     choose_widths(c, held.dtype);
     for (int i = 0; i < c->tasks; i++) {
-        squares += c->task[i].squares;
-        smallest = min_i64(smallest, c->task[i].squares);
+        tiles += c->task[i].tiles;
+        smallest = min_i64(smallest, c->task[i].tiles);
     }
-    if (squares * c->batch > INT32_MAX)
-        fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit", c->batch,
-              c->task[0].rows);
-    c->total = (int)(squares * c->batch);
-    int groups = (int)max_i64(1, c->batch / ceil_div(SQUARES_UNDER_WAY, smallest));
+    if (tiles * c->batch > INT32_MAX)
+        fatal(EXIT_BAD_INPUT, "Newton-Schulz: %d matrices of %d rows at once are too many; set a batch limit",
+              c->batch, c->task[0].rows);
+    c->total = (int)(tiles * c->batch);
+    int groups = (int)max_i64(1, c->batch / ceil_div(TILES_IN_FLIGHT, smallest));
     c->together = (int)ceil_div(c->batch, groups);
     if (!scratch.counters) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
     c->finished = scratch.counters;
-    c->ticket = c->finished + 1;
-    c->done = c->ticket + 1;
+    c->tile_counter = c->finished + 1;
+    c->done = c->tile_counter + 1;
     c->counters = c->tasks > 1 ? c->tasks * c->batch : 0;
     ns_launch_chain(held.stream, held.dtype, *c);
     c->tasks = 0;
@@ -233,13 +241,15 @@ void ns_flush(void)
 static void add_task(cudaStream_t s, NsDtype dtype, int batch, const Task *t, const Uses *u)
 {
     Chain *c = &held.chain;
-    if (c->tasks == CHAIN_TASKS || (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream))) ns_flush();
+    if (c->tasks == CHAIN_TASKS ||
+        (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream)))
+        ns_flush();
     if ((int64_t)(c->tasks + 1) * batch > CHAIN_DONE) ns_flush();
     held.stream = s, held.dtype = dtype;
     c->batch = batch;
     Task *to = &c->task[c->tasks];
     *to = *t;
-    // The latest first: what it has waited for itself needs no waiting.
+    // The latest task first: what it has waited for needs no wait of its own.
     uint32_t known = 0;
     for (int i = c->tasks - 1; i >= 0; i--) {
         if (known >> i & 1 || !conflict(&held.uses[i], u)) continue;
@@ -265,7 +275,8 @@ void ns_chain_end(Stream s)
     ns_flush();
 }
 
-// ---- products --------------------------------------------------------------------------------------------------------------
+// ---- products
+// --------------------------------------------------------------------------------------------------------------
 
 static CUtensorMap square_map(NsDtype dtype, const void *a, int n, int batch)
 {
@@ -280,7 +291,8 @@ static Product portable_gram(void *a, const void *x, int n, int m, int batch)
 {
     Product p = {};
     p.a = p.b = x, p.out = a, p.a_stride = p.b_stride = (int64_t)n * m, p.out_stride = (int64_t)n * n;
-    p.a_pitch = p.b_pitch = m, p.out_pitch = n, p.rows = p.cols = n, p.depth = m, p.batch = batch, p.alpha = 1;
+    p.a_pitch = p.b_pitch = m, p.out_pitch = n, p.rows = p.cols = n, p.depth = m, p.batch = batch,
+    p.alpha = 1;
     return p;
 }
 
@@ -292,14 +304,15 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
         return;
     }
     Task t = {};
-    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1, t.has_out = t.square = true;
+    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1,
+    t.has_out = t.same_operands = true;
     t.a = t.b = tall_map(dtype, x, n, m, batch), t.out = square_map(dtype, a, n, batch);
     Uses u = {{x}, {a}};
     add_task(s, dtype, batch, &t, &u);
 }
 
-static Product portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta, const void *d, int n,
-                                  int batch)
+static Product portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta,
+                                  const void *d, int n, int batch)
 {
     Product p = {};
     p.a = a, p.b = b, p.d = d, p.out = out;
@@ -310,18 +323,19 @@ static Product portable_symmetric(void *out, float alpha, const void *a, const v
 }
 
 // Without its results.
-static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void *b, float beta, const void *d, int n, int batch)
+static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void *b, float beta,
+                           const void *d, int n, int batch)
 {
     Task t = {};
     t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta;
     t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
-    t.has_d = d, t.square = a == b;
+    t.has_d = d, t.same_operands = a == b;
     if (d) t.d = square_map(dtype, d, n, batch);
     return t;
 }
 
-void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
-                  float beta, const void *d, int n, int batch)
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
+                  const void *b, float beta, const void *d, int n, int batch)
 {
     if (batch == 0) return;
     if (beta == 0) d = NULL;
@@ -339,8 +353,8 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
-              int batch)
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
+              float a, int n, int m, int batch)
 {
     if (batch == 0) return;
     int pitch = ns_pitch(dtype, n, m);
@@ -364,18 +378,21 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
     add_task(s, dtype, batch, &t, &u);
 }
 
-// ---- almost-orthogonal scaling -----------------------------------------------------------------------------------------------
+// ---- almost-orthogonal scaling
+// -----------------------------------------------------------------------------------------------
 
-// Raw Gram matrices of the tensor path are boxes, and behind them the sums of their absolute values.
+// Raw Gram matrices of the sm90 path are stored in boxes, followed by the sums of their magnitudes.
 static int64_t raw_elements(int n, int batch) { return batch * raw_boxes(n) * BOX_SIDE * BOX_SIDE; }
 
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 {
-    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) return (size_t)batch * (size_t)n * (size_t)n * sizeof(float);
+    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE)
+        return (size_t)batch * (size_t)n * (size_t)n * sizeof(float);
     return (size_t)(raw_elements(n, batch) + (int64_t)batch * boxes_along(n) * n) * sizeof(float);
 }
 
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
+                 int batch)
 {
     if (batch == 0) return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
@@ -383,14 +400,15 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float 
         return;
     }
     Task t = {};
-    t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch);
-    t.a = t.b = tall_map(dtype, x, n, m, batch), t.square = true, t.unit = unit;
+    t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw,
+    t.sums = t.raw + raw_elements(n, batch);
+    t.a = t.b = tall_map(dtype, x, n, m, batch), t.same_operands = true, t.unit = unit;
     Uses u = {{x, unit}, {raw}};
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
-            int batch)
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
+            int n, int m, int batch)
 {
     if (batch == 0) return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
@@ -398,15 +416,17 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, con
         return;
     }
     Task t = {};
-    t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch), t.scale = scale,
+    t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch),
+    t.scale = scale,
     t.gain = gain; // the sums are in units already
     t.out = square_map(dtype, a, n, batch), t.has_out = true;
     Uses u = {{raw}, {a, scale}};
     add_task(s, dtype, batch, &t, &u);
 }
 
-void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
-                         const void *d, const float *scale, float factor, int n, int batch)
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a,
+                         const void *b, float beta, const void *d, const float *scale, float factor, int n,
+                         int batch)
 {
     if (batch == 0) return;
     if (beta == 0) d = NULL;

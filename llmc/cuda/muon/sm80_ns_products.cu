@@ -1,19 +1,21 @@
-// Newton-Schulz products of any shape and alignment: every load and store is predicated. bf16 and fp16 go through the warp-wide
-// matrix units that all GPUs since Ampere have, fp32 through plain fused multiply-adds.
+// Newton-Schulz products of any shape and alignment: every load and store is predicated. bf16 and fp16 go
+// through the warp-wide matrix units that all GPUs since Ampere have, fp32 through plain fused multiply-adds.
 //
-// One block computes a SIDE x SIDE tile. Both operands come through shared memory in steps of DEPTH, the result goes back through
-// it, in fp32, so that plain and mirrored tile are both written row by row.
+// One block computes a SIDE x SIDE tile. Both operands come through shared memory in steps of DEPTH, the
+// result goes back through it, in fp32, so that plain and mirrored tile are both written row by row.
 #include "llmc/cuda/muon/ns_internal.cuh"
 #include <mma.h>
 
 enum { SIDE = 64, DEPTH = 32, THREADS = 128, PAD = 8, RESULT_PITCH = SIDE + 4 };
 
-// ---- operands ------------------------------------------------------------------------------------------------------------
+// ---- operands
+// ------------------------------------------------------------------------------------------------------------
 
-// tile (height, width), pitch width + PAD, from rows row0.. and columns col0.. of a (rows, cols) matrix; zeros outside of it.
+// tile (height, width), pitch width + PAD, from rows row0.. and columns col0.. of a (rows, cols) matrix;
+// zeros outside of it.
 template <typename T, int HEIGHT, int WIDTH>
-static __device__ __forceinline__ void load_tile(T *tile, const T *from, int pitch, int row0, int col0, int rows, int cols,
-                                                 bool vectors)
+static __device__ __forceinline__ void load_tile(T *tile, const T *from, int pitch, int row0, int col0,
+                                                 int rows, int cols, bool vectors)
 {
     constexpr int N = 16 / sizeof(T);
     if (vectors) { // rows of whole vectors: one is inside the matrix or outside of it, never half
@@ -21,18 +23,21 @@ static __device__ __forceinline__ void load_tile(T *tile, const T *from, int pit
             int r = i / (WIDTH / N), c = i % (WIDTH / N) * N;
             bool inside = row0 + r < rows && col0 + c < cols;
             *reinterpret_cast<uint4 *>(tile + r * (WIDTH + PAD) + c) =
-                inside ? *reinterpret_cast<const uint4 *>(from + (int64_t)(row0 + r) * pitch + col0 + c) : make_uint4(0, 0, 0, 0);
+                inside ? *reinterpret_cast<const uint4 *>(from + (int64_t)(row0 + r) * pitch + col0 + c)
+                       : make_uint4(0, 0, 0, 0);
         }
     } else {
         for (int i = threadIdx.x; i < HEIGHT * WIDTH; i += THREADS) {
             int r = i / WIDTH, c = i % WIDTH;
             bool inside = row0 + r < rows && col0 + c < cols;
-            tile[r * (WIDTH + PAD) + c] = inside ? from[(int64_t)(row0 + r) * pitch + col0 + c] : from_float<T>(0);
+            tile[r * (WIDTH + PAD) + c] =
+                inside ? from[(int64_t)(row0 + r) * pitch + col0 + c] : from_float<T>(0);
         }
     }
 }
 
-// ---- products of one step --------------------------------------------------------------------------------------------------
+// ---- products of one step
+// --------------------------------------------------------------------------------------------------
 
 // Accumulates a 32 x 32 quarter of the tile per warp. BY_ROWS: b's tile is (SIDE, DEPTH), else (DEPTH, SIDE).
 template <typename T, bool BY_ROWS> struct Accumulator {
@@ -55,7 +60,9 @@ template <typename T, bool BY_ROWS> struct Accumulator {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 load_matrix_sync(fa[i], a + (row0 + 16 * i) * (DEPTH + PAD) + k, DEPTH + PAD);
-                load_matrix_sync(fb[i], BY_ROWS ? b + (col0 + 16 * i) * b_pitch + k : b + k * b_pitch + col0 + 16 * i, b_pitch);
+                load_matrix_sync(
+                    fb[i], BY_ROWS ? b + (col0 + 16 * i) * b_pitch + k : b + k * b_pitch + col0 + 16 * i,
+                    b_pitch);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) mma_sync(sum[i / 2][i % 2], fa[i / 2], fb[i % 2], sum[i / 2][i % 2]);
@@ -66,12 +73,13 @@ template <typename T, bool BY_ROWS> struct Accumulator {
         int warp = threadIdx.x / WARP, row0 = warp / 2 * 32, col0 = warp % 2 * 32;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            nvcuda::wmma::store_matrix_sync(result + (row0 + i / 2 * 16) * RESULT_PITCH + col0 + i % 2 * 16, sum[i / 2][i % 2],
-                                            RESULT_PITCH, nvcuda::wmma::mem_row_major);
+            nvcuda::wmma::store_matrix_sync(result + (row0 + i / 2 * 16) * RESULT_PITCH + col0 + i % 2 * 16,
+                                            sum[i / 2][i % 2], RESULT_PITCH, nvcuda::wmma::mem_row_major);
     }
 };
 
-// fp32: thread (ty, tx) holds rows ty + 8i and columns tx + 16j, which keeps the columns of a warp in different banks.
+// fp32: thread (ty, tx) holds rows ty + 8i and columns tx + 16j, which keeps the columns of a warp in
+// different banks.
 template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
     float sum[8][4];
 
@@ -89,7 +97,8 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
 #pragma unroll
             for (int i = 0; i < 8; i++) av[i] = a[(ty + 8 * i) * (DEPTH + PAD) + k];
 #pragma unroll
-            for (int j = 0; j < 4; j++) bv[j] = BY_ROWS ? b[(tx + 16 * j) * b_pitch + k] : b[k * b_pitch + tx + 16 * j];
+            for (int j = 0; j < 4; j++)
+                bv[j] = BY_ROWS ? b[(tx + 16 * j) * b_pitch + k] : b[k * b_pitch + tx + 16 * j];
 #pragma unroll
             for (int i = 0; i < 32; i++) sum[i / 4][i % 4] += av[i / 4] * bv[i % 4];
         }
@@ -98,14 +107,18 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
     {
         int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
 #pragma unroll
-        for (int i = 0; i < 32; i++) result[(ty + 8 * (i / 4)) * RESULT_PITCH + tx + 16 * (i % 4)] = sum[i / 4][i % 4];
+        for (int i = 0; i < 32; i++)
+            result[(ty + 8 * (i / 4)) * RESULT_PITCH + tx + 16 * (i % 4)] = sum[i / 4][i % 4];
     }
 };
 
-// ---- result --------------------------------------------------------------------------------------------------------------
+// ---- result
+// --------------------------------------------------------------------------------------------------------------
 
-// alpha sum + beta d, with the roundings spelled out: both copies of a mirrored element must get the same bits.
-template <typename T> static __device__ __forceinline__ float finish(float sum, const T *d, const Product &p, int row, int col)
+// alpha sum + beta d, with the roundings spelled out: both copies of a mirrored element must get the same
+// bits.
+template <typename T>
+static __device__ __forceinline__ float finish(float sum, const T *d, const Product &p, int row, int col)
 {
     float value = __fmul_rn(p.alpha, sum);
     return d ? __fmaf_rn(p.beta, to_float(d[(int64_t)row * p.d_pitch + col]), value) : value;
@@ -113,7 +126,8 @@ template <typename T> static __device__ __forceinline__ float finish(float sum, 
 
 // Column `col` of a scaled result, from its value before. scale: of the matrix, or NULL.
 template <typename O>
-static __device__ __forceinline__ float scale_value(float value, const float *scale, const Product &p, bool on_diagonal, int col)
+static __device__ __forceinline__ float scale_value(float value, const float *scale, const Product &p,
+                                                    bool on_diagonal, int col)
 {
     if (!scale) return value;
     value = to_float(from_float<O>(value));
@@ -121,20 +135,22 @@ static __device__ __forceinline__ float scale_value(float value, const float *sc
     return saturated<O>(value * (p.factor * scale[col]));
 }
 
-// Writes the tile at (row0, col0): alpha result + beta d. Symmetric forms: what is on or below the diagonal of the matrix, and
-// its mirror image, from the same rounded value.
+// Writes the tile at (row0, col0): alpha result + beta d. Symmetric forms: what is on or below the diagonal
+// of the matrix, and its mirror image, from the same rounded value.
 template <typename O, typename T>
-static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const float *scale, const Product &p,
-                                                  int row0, int col0, bool symmetric)
+static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const float *scale,
+                                                  const Product &p, int row0, int col0, bool symmetric)
 {
     for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) {
         int row = row0 + i / SIDE, col = col0 + i % SIDE;
         if (row >= p.rows || col >= p.cols || (symmetric && col > row)) continue;
         float value = finish(result[i / SIDE * RESULT_PITCH + i % SIDE], d, p, row, col);
-        out[(int64_t)row * p.out_pitch + col] = from_float<O>(scale_value<O>(value, scale, p, row == col, col));
+        out[(int64_t)row * p.out_pitch + col] =
+            from_float<O>(scale_value<O>(value, scale, p, row == col, col));
     }
     if (!symmetric) return;
-    for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) { // neighbouring threads: neighbouring columns of the mirror image
+    for (int i = threadIdx.x; i < SIDE * SIDE;
+         i += THREADS) { // neighbouring threads: neighbouring columns of the mirror image
         int row = row0 + i % SIDE, col = col0 + i / SIDE;
         if (row >= p.rows || col >= row) continue;
         float value = finish(result[i % SIDE * RESULT_PITCH + i / SIDE], d, p, row, col);
@@ -143,7 +159,8 @@ static __device__ __forceinline__ void write_tile(O *out, const float *result, c
 }
 
 template <typename T, typename O, ProductForm FORM>
-__global__ void __launch_bounds__(THREADS) portable_kernel(const Product p, int col_tiles, bool a_vectors, bool b_vectors)
+__global__ void __launch_bounds__(THREADS)
+    portable_kernel(const Product p, int col_tiles, bool a_vectors, bool b_vectors)
 {
     constexpr bool symmetric = FORM != PRODUCT_FULL;
     constexpr int b_height = symmetric ? SIDE : DEPTH, b_width = symmetric ? DEPTH : SIDE;
@@ -175,7 +192,8 @@ __global__ void __launch_bounds__(THREADS) portable_kernel(const Product p, int 
     write_tile((O *)p.out + blockIdx.y * p.out_stride, result, d, scale, p, i * SIDE, j * SIDE, symmetric);
 }
 
-// ---- launch --------------------------------------------------------------------------------------------------------------
+// ---- launch
+// --------------------------------------------------------------------------------------------------------------
 
 static bool on_vectors(const void *base, int pitch, int64_t stride, size_t element)
 {
@@ -187,7 +205,8 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
     enum { MOST = 65535 }; // blocks in y
     int64_t row_tiles = ceil_div(p.rows, SIDE), col_tiles = ceil_div(p.cols, SIDE);
     int64_t tiles = FORM == PRODUCT_FULL ? row_tiles * col_tiles : row_tiles * (row_tiles + 1) / 2;
-    // A vector must not reach past the end of a row into what is no part of the matrix: the widths that are read count too.
+    // A vector must not reach past the end of a row into what is no part of the matrix: the widths that are
+    // read count too.
     size_t size = sizeof(T);
     int b_width = FORM == PRODUCT_FULL ? p.cols : p.depth;
     bool a_vectors = on_vectors(p.a, p.a_pitch, p.a_stride, size) && p.depth * size % 16 == 0;
@@ -195,8 +214,8 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
     int batch = p.batch;
     for (int first = 0; first < batch; first += MOST) {
         p.batch = batch - first < MOST ? batch - first : MOST;
-        portable_kernel<T, O, FORM>
-            <<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(p, (int)col_tiles, a_vectors, b_vectors);
+        portable_kernel<T, O, FORM><<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(
+            p, (int)col_tiles, a_vectors, b_vectors);
         p.a = (const T *)p.a + MOST * p.a_stride, p.b = (const T *)p.b + MOST * p.b_stride;
         if (p.d) p.d = (const T *)p.d + MOST * p.d_stride;
         if (p.scale) p.scale += (int64_t)MOST * p.rows;

@@ -1,50 +1,52 @@
-// What becomes of finished sums: scaling, rounding, mirroring, and the way to global memory.
+// Epilogue of the Newton-Schulz chain kernel, and its shared-memory layout.
 //
-// A multiplying group has 64 rows of a square, its part. Behind the operands of a square two more items come through the ring of
-// stages, one for each half of its columns: with d's half of the part, or empty where there is no d. The group puts its rounded
-// sums in d's place, from where the copy unit takes them; their mirror image goes by way of the group's desk and of what an item
-// leaves free of its stage. The group's clerk, a thread of its own, sends them; the items go back to the fetching thread when the
-// copy unit has read them, and the part is announced when all has arrived.
+// A consumer warpgroup has a slice of 64 rows of a tile. Two epilogue stages follow the operands of a tile
+// through the pipeline, one for each half of its columns: they hold d's half of the slice, or nothing. The
+// warpgroup writes its rounded output over d; the mirror image goes to the warpgroup's staging buffer and to
+// the free part of the epilogue stage. The TMA-store warp stores both, releases the stages to the producer
+// when TMA has read them, and marks the slice as done when the stores are complete.
 //
-// Halves of a part are two boxes of 64 rows of 128 bytes, the chunks of 16 bytes swizzled as the copy unit does it: chunk c of
-// row r at chunk c ^ r % 8.
+// A half is two boxes of 64 rows of 128 bytes under the 128-byte swizzle: 16-byte chunk c of row r lies at
+// chunk c ^ r % 8.
 #pragma once
 #include "llmc/cuda/muon/sm90_ns_chain.cuh"
 
 enum {
-    DEPTH = 64,  // of a stage: 128 bytes, the width of the swizzle
-    STAGES = 4,  // 192 KB
-    GROUP = 128, // threads of a warpgroup
-    GROUPS = 2,  // that multiply
-    THREADS = (GROUPS + 1) * GROUP,
-    BLOCK_ROWS = SQUARE / 2, // a cluster has two blocks
-    HALF_COLS = SQUARE / 2,  // of a part: what goes over the desk at a time
+    DEPTH = 64,      // of a stage: 128 bytes, the width of the swizzle
+    STAGES = 4,      // 192 KB
+    WARPGROUP = 128, // threads of a warpgroup
+    CONSUMERS = 2,   // warpgroups
+    THREADS = (CONSUMERS + 1) * WARPGROUP,
+    BLOCK_ROWS = TILE_SIDE / 2, // of a CTA
+    HALF_COLS = TILE_SIDE / 2,  // columns of a slice that the epilogue handles at a time
     BOX_BYTES = BOX_SIDE * BOX_SIDE * 2,
     RAW_BYTES = BOX_SIDE * BOX_SIDE * 4, // of a box
     A_BYTES = BLOCK_ROWS * DEPTH * 2,
-    STAGE_BYTES = A_BYTES + SQUARE * DEPTH * 2,
-    ADDEND_BYTES = BLOCK_ROWS * HALF_COLS * 2, // half of d's part of the square, for both groups
-    DESK_BYTES = 2 * BOX_BYTES,
-    SCALES = BOX_SIDE + SQUARE, // of a part's rows and columns
-    TICKETS = 2,                // squares drawn ahead, and parts told of ahead
-    BARRIERS = 2 * STAGES + 5 * TICKETS + 1 + GROUPS * (STAGES + 1),
-    PART_WORDS = 6,
-    SHARED_BYTES = STAGES * STAGE_BYTES + GROUPS * (DESK_BYTES + SCALES * 4) + BARRIERS * 8 + TICKETS * (1 + PART_WORDS) * 4
+    STAGE_BYTES = A_BYTES + TILE_SIDE * DEPTH * 2,
+    ADDEND_BYTES = BLOCK_ROWS * HALF_COLS * 2, // half of d's part of the tile, for both warpgroups
+    STAGING_BYTES = 2 * BOX_BYTES,
+    SCALES = BOX_SIDE + TILE_SIDE, // of a slice's rows and columns
+    SCHED_STAGES = 2,              // tiles that are claimed and published ahead
+    BARRIERS = 2 * STAGES + 5 * SCHED_STAGES + 1 + CONSUMERS * (STAGES + 1),
+    SLICE_WORDS = 6,
+    SHARED_BYTES = STAGES * STAGE_BYTES + CONSUMERS * (STAGING_BYTES + SCALES * 4) + BARRIERS * 8 +
+                   SCHED_STAGES * (1 + SLICE_WORDS) * 4
 };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
-static_assert(GROUPS * RAW_BYTES <= STAGE_BYTES, "raw boxes of all groups fit into a stage");
+static_assert(CONSUMERS * RAW_BYTES <= STAGE_BYTES, "raw boxes of all groups fit into a stage");
 static_assert(2 * BOX_BYTES <= RAW_BYTES, "a box and its mirror image take the place of a raw one");
-static_assert(4 * SCALES * 4 <= DESK_BYTES, "sums of each warp fit on the desk");
-static_assert(ADDEND_BYTES + GROUPS * BOX_BYTES <= STAGE_BYTES, "an item and a mirrored box for each group fit into a stage");
-enum { DESK_BARRIER = 1 }; // and 2: one for each group
+static_assert(4 * SCALES * 4 <= STAGING_BYTES, "sums of each warp fit on the staging");
+static_assert(ADDEND_BYTES + CONSUMERS * BOX_BYTES <= STAGE_BYTES,
+              "an item and a mirrored box for each group fit into a stage");
+enum { STAGING_BARRIER = 1 }; // and 2: one per warpgroup
 
-// A part by its place in the matrix, in units of boxes, and the square it belongs to.
-struct Part {
+// A slice: its position in the matrix in units of boxes, and the tile it belongs to.
+struct Slice {
     int task, matrix, row, col;
-    int width;       // of the square
-    int on_diagonal; // the diagonal goes through the square
+    int width;       // of the tile
+    int on_diagonal; // the diagonal crosses the tile
 };
-static_assert(sizeof(Part) == PART_WORDS * 4, "a part is told of in words");
+static_assert(sizeof(Slice) == SLICE_WORDS * 4, "a slice is published in words");
 
 #if HOPPER
 
@@ -52,60 +54,93 @@ struct SharedMemory {
     uint8_t *base;
     __device__ __forceinline__ uint8_t *a(int stage) const { return base + stage * STAGE_BYTES; }
     __device__ __forceinline__ uint8_t *b(int stage) const { return a(stage) + A_BYTES; }
-    __device__ __forceinline__ uint8_t *desk(int group) const { return base + STAGES * STAGE_BYTES + group * DESK_BYTES; }
-    __device__ __forceinline__ float *scales(int group) const { return (float *)desk(GROUPS) + group * SCALES; }
-    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)scales(GROUPS) + stage; }
+    __device__ __forceinline__ uint8_t *staging(int group) const
+    {
+        return base + STAGES * STAGE_BYTES + group * STAGING_BYTES;
+    }
+    __device__ __forceinline__ float *scales(int group) const
+    {
+        return (float *)staging(CONSUMERS) + group * SCALES;
+    }
+    __device__ __forceinline__ uint64_t *full(int stage) const
+    {
+        return (uint64_t *)scales(CONSUMERS) + stage;
+    }
     __device__ __forceinline__ uint64_t *empty(int stage) const { return full(STAGES) + stage; }
-    __device__ __forceinline__ uint64_t *drawn(int i) const { return full(2 * STAGES) + i; }
-    __device__ __forceinline__ uint64_t *taken(int i) const { return full(2 * STAGES + TICKETS) + i; }
-    __device__ __forceinline__ uint64_t *told(int i) const { return full(2 * STAGES + 2 * TICKETS) + i; }
-    __device__ __forceinline__ uint64_t *heard(int i) const { return full(2 * STAGES + 3 * TICKETS) + i; }
-    __device__ __forceinline__ uint64_t *ready(int i) const { return full(2 * STAGES + 4 * TICKETS) + i; }
-    __device__ __forceinline__ uint64_t *draw() const { return full(2 * STAGES + 5 * TICKETS); }
-    // Of a group: its results lie in a stage (one for each), and its clerk is through with a part's.
-    __device__ __forceinline__ uint64_t *staged(int group) const { return draw() + 1 + group * (STAGES + 1); }
-    __device__ __forceinline__ uint64_t *cleared(int group) const { return staged(group) + STAGES; }
-    __device__ __forceinline__ uint32_t *ticket(int i) const { return (uint32_t *)full(BARRIERS) + i; }
-    __device__ __forceinline__ Part *part(int i) const { return (Part *)ticket(TICKETS) + i; }
+    __device__ __forceinline__ uint64_t *index_full(int i) const { return full(2 * STAGES) + i; }
+    __device__ __forceinline__ uint64_t *index_empty(int i) const
+    {
+        return full(2 * STAGES + SCHED_STAGES) + i;
+    }
+    __device__ __forceinline__ uint64_t *sched_full(int i) const
+    {
+        return full(2 * STAGES + 2 * SCHED_STAGES) + i;
+    }
+    __device__ __forceinline__ uint64_t *sched_empty(int i) const
+    {
+        return full(2 * STAGES + 3 * SCHED_STAGES) + i;
+    }
+    __device__ __forceinline__ uint64_t *input_ready(int i) const
+    {
+        return full(2 * STAGES + 4 * SCHED_STAGES) + i;
+    }
+    __device__ __forceinline__ uint64_t *prefetch_next() const { return full(2 * STAGES + 5 * SCHED_STAGES); }
+    // Of a warpgroup: output is staged (one mbarrier per stage); the staging buffer may be overwritten.
+    __device__ __forceinline__ uint64_t *staging_full(int group) const
+    {
+        return prefetch_next() + 1 + group * (STAGES + 1);
+    }
+    __device__ __forceinline__ uint64_t *staging_empty(int group) const
+    {
+        return staging_full(group) + STAGES;
+    }
+    __device__ __forceinline__ uint32_t *tile_counter(int i) const { return (uint32_t *)full(BARRIERS) + i; }
+    __device__ __forceinline__ Slice *slice(int i) const { return (Slice *)tile_counter(SCHED_STAGES) + i; }
 };
 
-static __device__ __forceinline__ bool is_symmetric(const Task &w) { return w.kind != TASK_FULL; } // by its squares
-// Of a symmetric result only the boxes on and below the diagonal are wanted, so many of a part: with narrow squares of some none.
-static __device__ __forceinline__ int boxes_wanted(const Task &w, const Part &t)
+static __device__ __forceinline__ bool is_symmetric(const Task &w)
+{
+    return w.kind != TASK_FULL;
+} // by its tiles
+// Boxes of a slice on or below the diagonal of a symmetric result; narrow tiles have slices with none.
+static __device__ __forceinline__ int boxes_needed(const Task &w, const Slice &t)
 {
     return is_symmetric(w) ? min(t.width, t.row - t.col + 1) : t.width;
 }
-static __device__ __forceinline__ bool part_wanted(const Task &w, const Part &t)
+static __device__ __forceinline__ bool slice_exists(const Task &w, const Slice &t)
 {
     return t.row * BOX_SIDE < w.rows && (!is_symmetric(w) || t.row >= t.col);
 }
 
-// ---- a group and its desk ------------------------------------------------------------------------------------------------
+// ---- staging buffer of a warpgroup ------------------------------------------------------------------------
 
-struct Desk {
+struct Staging {
     uint8_t *base;
     float *scales;
     int group;
-    uint64_t *staged, *cleared; // barriers, the first of them one for each stage
-    bool handed;                // a part went to the clerk, who has not been waited for since
-    uint32_t parity;            // of cleared
-    __device__ __forceinline__ void sync() const { group_sync(DESK_BARRIER + group, GROUP); }
-    // The clerk is through with the last part: what lay on the desk has been read. Once a part, before it is handed over.
-    __device__ __forceinline__ void wait_free()
+    uint64_t *staging_full, *staging_empty; // mbarriers, staging_full one per stage
+    bool in_flight;                         // a slice has been committed and not been waited for
+    uint32_t parity;                        // of staging_empty
+    __device__ __forceinline__ void sync() const { named_barrier_sync(STAGING_BARRIER + group, WARPGROUP); }
+    // Waits until TMA has read the previous slice from the staging buffer. Once a slice, before commit.
+    __device__ __forceinline__ void acquire()
     {
-        if (handed) barrier_wait(cleared, parity), parity ^= 1, handed = false;
+        if (in_flight) mbarrier_wait(staging_empty, parity), parity ^= 1, in_flight = false;
     }
-    // What the warp has put into a stage and on the desk is there for the copy unit: the clerk may send it.
-    __device__ __forceinline__ void hand_over(int stage) const
+    // Makes the warp's writes visible to TMA and signals the TMA-store warp.
+    __device__ __forceinline__ void commit(int stage) const
     {
-        copy_unit_fence();
+        fence_proxy_async_shared();
         __syncwarp();
-        if (threadIdx.x % WARP == 0) barrier_arrive(staged + stage);
+        if (threadIdx.x % WARP == 0) mbarrier_arrive(staging_full + stage);
     }
 };
 
 template <typename T> static __device__ __forceinline__ uint32_t pack(float lo, float hi);
-template <> __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float lo, float hi) { return pack2(lo, hi); }
+template <> __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float lo, float hi)
+{
+    return pack2(lo, hi);
+}
 template <> __device__ __forceinline__ uint32_t pack<__half>(float lo, float hi)
 {
     __half2 h = __floats2half2_rn(lo, hi);
@@ -117,64 +152,75 @@ template <typename T> static __device__ __forceinline__ float2 unpack(uint32_t u
     return make_float2(to_float(v[0]), to_float(v[1]));
 }
 
-// Which elements a thread holds: sum[4 g + 2 e + p] is row row_of() + 8 e of the part, column 8 g + col_of() + p; rounded, both
-// columns are in packed[2 g + e], an 8 x 8 block for the warp.
-static __device__ __forceinline__ int row_of(void) { return threadIdx.x / WARP % 4 * 16 + threadIdx.x % WARP / 4; }
+// Layout: sum[4 g + 2 e + p] is row row_of() + 8 e of the slice, column 8 g + col_of() + p; packed[2 g + e]
+// holds both columns, an 8 x 8 matrix for the warp.
+static __device__ __forceinline__ int row_of(void)
+{
+    return threadIdx.x / WARP % 4 * 16 + threadIdx.x % WARP / 4;
+}
 static __device__ __forceinline__ int col_of(void) { return threadIdx.x % 4 * 2; }
 
-// This thread's place of the first step's blocks, two of 8 rows by two of 8 columns; `boxes`: two of them, side by side.
-static __device__ __forceinline__ uint32_t first_place(const uint8_t *boxes)
+// ldmatrix/stmatrix address of this thread for step 0: two matrices of 8 rows by two of 8 columns; `boxes`:
+// two, side by side.
+static __device__ __forceinline__ uint32_t fragment_address(const uint8_t *boxes)
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
     return shared_address(boxes) + (warp * 16 + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
 }
-// Where the blocks of step g / 2 of a half lie.
-static __device__ __forceinline__ uint32_t step_place(uint32_t first, int step)
+// The same for step g / 2 of a half.
+static __device__ __forceinline__ uint32_t fragment_step(uint32_t first, int step)
 {
     return (first ^ step % 4 << 5) + step / 4 * BOX_BYTES;
 }
 
-// The roundings are spelled out: a product gives the same bits whatever becomes of it.
+// Explicit roundings: a product has the same bits in every epilogue.
 static __device__ __forceinline__ float plus_addend(float alpha, float sum, float beta, float d)
 {
     return __fmaf_rn(beta, d, __fmul_rn(alpha, sum));
 }
 
-// packed = alpha sum + beta d as T, for one half (8 steps); d: where its boxes begin.
+// packed = alpha sum + beta d as T, for one half (8 steps); d_boxes: boxes of d.
 template <typename T, bool HAS_D>
-static __device__ __forceinline__ void combine(uint32_t *packed, const float *sum, const uint8_t *d_boxes, float alpha,
-                                               float beta)
+static __device__ __forceinline__ void combine(uint32_t *packed, const float *sum, const uint8_t *d_boxes,
+                                               float alpha, float beta)
 {
-    uint32_t first = HAS_D ? first_place(d_boxes) : 0, d[2][4]; // one step ahead
-    if (HAS_D) load_blocks(d[0], first);
+    uint32_t first = HAS_D ? fragment_address(d_boxes) : 0, d[2][4]; // one step ahead
+    if (HAS_D) ldmatrix_x4(d[0], first);
 #pragma unroll
     for (int step = 0; step < 8; step++) {
-        if (HAS_D && step < 7) load_blocks(d[(step + 1) % 2], step_place(first, step + 1));
+        if (HAS_D && step < 7) ldmatrix_x4(d[(step + 1) % 2], fragment_step(first, step + 1));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float *s = sum + step * 8 + 2 * k;
             float2 v = HAS_D ? unpack<T>(d[step % 2][k]) : make_float2(0, 0);
-            packed[4 * step + k] = HAS_D ? pack<T>(plus_addend(alpha, s[0], beta, v.x), plus_addend(alpha, s[1], beta, v.y))
-                                         : pack<T>(alpha * s[0], alpha * s[1]);
+            packed[4 * step + k] =
+                HAS_D ? pack<T>(plus_addend(alpha, s[0], beta, v.x), plus_addend(alpha, s[1], beta, v.y))
+                      : pack<T>(alpha * s[0], alpha * s[1]);
         }
     }
 }
 
-// Two elements scaled, and the largest magnitudes so far: in fp16 they tell whether anything has to be saturated, which is rare.
-template <typename T> static __device__ __forceinline__ uint32_t larger(uint32_t most, uint32_t packed) { return most; }
+// Scales two elements and tracks the largest magnitude, which tells in fp16 whether anything must be
+// saturated. That is rare.
+template <typename T> static __device__ __forceinline__ uint32_t larger(uint32_t most, uint32_t packed)
+{
+    return most;
+}
 template <> __device__ __forceinline__ uint32_t larger<__half>(uint32_t most, uint32_t packed)
 {
     __half2 m = __hmax2(*reinterpret_cast<__half2 *>(&most), __habs2(*reinterpret_cast<__half2 *>(&packed)));
     return *reinterpret_cast<uint32_t *>(&m);
 }
-template <typename T> static __device__ __forceinline__ uint32_t scale_two(uint32_t packed, float x, float y, uint32_t &most)
+template <typename T>
+static __device__ __forceinline__ uint32_t scale_two(uint32_t packed, float x, float y, uint32_t &most)
 {
     float2 v = unpack<T>(packed);
     uint32_t scaled = pack<T>(v.x * x, v.y * y);
     most = larger<T>(most, scaled);
     return scaled;
 }
-template <typename T> static __device__ __forceinline__ uint32_t saturate_two(uint32_t packed, float x, float y)
+template <typename T>
+static __device__ __forceinline__ uint32_t saturate_two(uint32_t packed, float x, float y)
 {
     float2 v = unpack<T>(packed);
     return pack<T>(saturated<T>(v.x * x), saturated<T>(v.y * y));
@@ -184,9 +230,10 @@ static __device__ __forceinline__ bool one_infinite(uint32_t most) // of fp16, w
     return (most & 0xffffu) == 0x7c00u || most >> 16 == 0x7c00u;
 }
 
-// scaled = packed diag(scales), for the columns of a box; scales: of these columns.
+// scaled = packed diag(scales), for the columns of a box; scales: those of these columns.
 template <typename T>
-static __device__ __forceinline__ void scale_by_columns(uint32_t (&scaled)[16], const uint32_t (&packed)[16], const float *scales)
+static __device__ __forceinline__ void scale_by_columns(uint32_t (&scaled)[16], const uint32_t (&packed)[16],
+                                                        const float *scales)
 {
     const float2 *c = reinterpret_cast<const float2 *>(scales + col_of());
     uint32_t most = 0;
@@ -196,9 +243,11 @@ static __device__ __forceinline__ void scale_by_columns(uint32_t (&scaled)[16], 
 #pragma unroll
     for (int i = 0; i < 16; i++) scaled[i] = saturate_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y);
 }
-// scaled = diag(scales) packed, for the columns of a box: the transpose of what the mirror image is, scaled by its columns.
+// scaled = diag(scales) packed, for the columns of a box: its transpose is the mirror image scaled by its
+// own columns.
 template <typename T>
-static __device__ __forceinline__ void scale_by_rows(uint32_t (&scaled)[16], const uint32_t (&packed)[16], const float *scales)
+static __device__ __forceinline__ void scale_by_rows(uint32_t (&scaled)[16], const uint32_t (&packed)[16],
+                                                     const float *scales)
 {
     float r[2] = {scales[row_of()], scales[row_of() + 8]};
     uint32_t most = 0;
@@ -209,8 +258,9 @@ static __device__ __forceinline__ void scale_by_rows(uint32_t (&scaled)[16], con
     for (int i = 0; i < 16; i++) scaled[i] = saturate_two<T>(packed[i], r[i % 2], r[i % 2]);
 }
 
-// Adds to the elements on the diagonal of a box, which is still in registers.
-template <typename T> static __device__ __forceinline__ void add_to_diagonal_packed(uint32_t *packed, float value)
+// Adds to the diagonal of a box in registers.
+template <typename T>
+static __device__ __forceinline__ void add_to_diagonal_packed(uint32_t *packed, float value)
 {
 #pragma unroll
     for (int i = 0; i < BOX_SIDE / 4; i++) {
@@ -220,184 +270,199 @@ template <typename T> static __device__ __forceinline__ void add_to_diagonal_pac
     }
 }
 
-// The address of the mirror image of block (warp, 0; 0) for lanes 0 to 7, of the next three for the others: e = 1, then g = 1.
-static __device__ __forceinline__ uint32_t mirrored_place(const uint8_t *box)
+// stmatrix address for the mirror image of matrix (warp, 0; 0) for lanes 0 to 7, of the next three for the
+// others: e = 1, then g = 1.
+static __device__ __forceinline__ uint32_t mirrored_address(const uint8_t *box)
 {
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
-    return shared_address(box) + (lane / 16 * 8 + lane % 8) * 128 + (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
+    return shared_address(box) + (lane / 16 * 8 + lane % 8) * 128 +
+           (((2 * warp + lane / 8 % 2) ^ lane % 8) << 4);
 }
 
-// The transpose of an 8 x 8 block on the diagonal that is `block` up to the diagonal, and above it the mirror image of `mirror`.
+// Transpose of a matrix on the diagonal: `block` up to the diagonal, above it the mirror image of `mirror`.
 static __device__ __forceinline__ uint32_t mirrored_block(uint32_t mirror, uint32_t block)
 {
-    uint32_t t = block_transposed(block);
+    uint32_t t = movmatrix_trans(block);
     int row = threadIdx.x % WARP / 4, col = threadIdx.x % 4 * 2;
     uint32_t low = row > col ? mirror : t, high = row > col + 1 ? mirror : t;
     return (low & 0xffffu) | (high & 0xffff0000u);
 }
 
-// A box on the diagonal, which lies there as `packed`: the mirror image of `mirror` goes above the diagonal.
-static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, const uint32_t *packed, uint8_t *box)
+// A box on the diagonal that holds `packed`: writes the mirror image of `mirror` above the diagonal.
+static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, const uint32_t *packed,
+                                                       uint8_t *box)
 {
     int warp = threadIdx.x / WARP % 4;
-    uint32_t first = mirrored_place(box);
+    uint32_t first = mirrored_address(box);
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        int g = i / 2, e = i % 2, row = 2 * warp + e; // one for all lanes of a warp
+        int g = i / 2, e = i % 2, row = 2 * warp + e; // warp-uniform
         if (row < g) continue;
         uint32_t block = row == g ? mirrored_block(mirror[i], packed[i]) : mirror[i];
-        store_transposed_one((first ^ e << 4) + g * 1024, block);
+        stmatrix_x1_trans((first ^ e << 4) + g * 1024, block);
     }
 }
 
-// ---- results -------------------------------------------------------------------------------------------------------------
+// ---- output -----------------------------------------------------------------------------------------------
 
-// Half `half` of the part, which lies in `boxes`, to global memory where rows of out start anywhere.
+// Writes half `half` of the slice from `boxes` to global memory with ordinary stores, for outputs whose rows
+// are not aligned for TMA.
 template <typename T>
-static __device__ __forceinline__ void write_elements(const uint8_t *boxes, const Task &w, const Part &t, int half)
+static __device__ __forceinline__ void write_elements(const uint8_t *boxes, const Task &w, const Slice &t,
+                                                      int half)
 {
-    int c = threadIdx.x % GROUP, row = t.row * BOX_SIDE, col = t.col * BOX_SIDE + half * HALF_COLS + c;
+    int c = threadIdx.x % WARPGROUP, row = t.row * BOX_SIDE, col = t.col * BOX_SIDE + half * HALF_COLS + c;
     if (col >= min(w.cols, (t.col + t.width) * BOX_SIDE)) return;
     T *out = (T *)w.elements + t.matrix * w.stride + (int64_t)row * w.pitch + col;
     const uint8_t *first = boxes + c / BOX_SIDE * BOX_BYTES + c % 8 * sizeof(T);
 #pragma unroll 2
-    for (int r = 0; r < min(BOX_SIDE, w.rows - row); r += 8) { // rows come by eights
+    for (int r = 0; r < min(BOX_SIDE, w.rows - row); r += 8) { // the number of rows is a multiple of 8
         T v[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = *reinterpret_cast<const T *>(first + (r + k) * 128 + ((c % BOX_SIDE / 8 ^ k) << 4));
+        for (int k = 0; k < 8; k++)
+            v[k] = *reinterpret_cast<const T *>(first + (r + k) * 128 + ((c % BOX_SIDE / 8 ^ k) << 4));
 #pragma unroll
         for (int k = 0; k < 8; k++, out += w.pitch) *out = v[k];
     }
 }
 
-// The clerk sends a box to (row, col) of the results.
-static __device__ __forceinline__ void send_box(const uint8_t *box, const Task &w, int row, int col, int matrix, bool out,
-                                                bool plus)
+// TMA-store warp: stores a box at (row, col) of the outputs.
+static __device__ __forceinline__ void store_box(const uint8_t *box, const Task &w, int row, int col,
+                                                 int matrix, bool out, bool plus)
 {
     if (row * BOX_SIDE >= w.rows || col * BOX_SIDE >= w.cols) return;
-    if (out) tile_store(&w.out, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
-    if (plus) tile_store(&w.plus, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
+    if (out) tma_store(&w.out, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
+    if (plus) tma_store(&w.plus, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
 }
 
-template <int COLS> static __device__ __forceinline__ void put_blocks(const uint32_t *packed, uint8_t *boxes)
+template <int COLS>
+static __device__ __forceinline__ void write_fragments(const uint32_t *packed, uint8_t *boxes)
 {
-    uint32_t first = first_place(boxes);
+    uint32_t first = fragment_address(boxes);
 #pragma unroll
-    for (int step = 0; step < COLS / 16; step++) store_blocks(step_place(first, step), packed + 4 * step);
+    for (int step = 0; step < COLS / 16; step++) stmatrix_x4(fragment_step(first, step), packed + 4 * step);
 }
-// A box that this thread's warp has put there, back into 16 registers.
-static __device__ __forceinline__ void take_blocks(uint32_t (&packed)[16], const uint8_t *box)
+// Reads a box that this warp has written back into 16 registers.
+static __device__ __forceinline__ void read_fragments(uint32_t (&packed)[16], const uint8_t *box)
 {
-    uint32_t first = first_place(box);
+    uint32_t first = fragment_address(box);
 #pragma unroll
-    for (int step = 0; step < 4; step++) load_blocks(reinterpret_cast<uint32_t(&)[4]>(packed[4 * step]), step_place(first, step));
+    for (int step = 0; step < 4; step++)
+        ldmatrix_x4(reinterpret_cast<uint32_t(&)[4]>(packed[4 * step]), fragment_step(first, step));
 }
-// One box of the mirror image, from 16 registers.
-static __device__ __forceinline__ void put_mirrored(const uint32_t *packed, uint8_t *box)
+// Writes the mirror image of a box from 16 registers.
+static __device__ __forceinline__ void write_mirrored(const uint32_t *packed, uint8_t *box)
 {
-    uint32_t first = mirrored_place(box);
+    uint32_t first = mirrored_address(box);
 #pragma unroll
-    for (int g = 0; g < 8; g += 2) store_transposed(first + g * 1024, packed + 2 * g);
+    for (int g = 0; g < 8; g += 2) stmatrix_x4_trans(first + g * 1024, packed + 2 * g);
 }
 
-// The two items of a part, of which a group has two boxes each, and one for the mirror image.
-struct Items {
+// The two epilogue stages of a slice. A warpgroup has two boxes in each, and one for the mirror image.
+struct EpilogueStages {
     uint8_t *stage[2];
     int group, first; // the first one's stage
     __device__ __forceinline__ int number(int half) const { return (first + half) % STAGES; }
-    // Chosen, not indexed: an index that is not known would put them into memory.
+    // A select, because a dynamic index would put the array into local memory.
     __device__ __forceinline__ uint8_t *of(int half) const { return half ? stage[1] : stage[0]; }
     __device__ __forceinline__ uint8_t *boxes(int half) const { return of(half) + 2 * group * BOX_BYTES; }
     __device__ __forceinline__ uint8_t *box(int i) const { return boxes(i / 2) + i % 2 * BOX_BYTES; }
-    __device__ __forceinline__ uint8_t *mirrored(const Desk &desk, int i) const
+    __device__ __forceinline__ uint8_t *mirrored(const Staging &staging, int i) const
     {
-        return i % 2 ? desk.base + i / 2 * BOX_BYTES : of(i / 2) + ADDEND_BYTES + group * BOX_BYTES;
+        return i % 2 ? staging.base + i / 2 * BOX_BYTES : of(i / 2) + ADDEND_BYTES + group * BOX_BYTES;
     }
 };
 
-// A box on the diagonal, in its place among the items: what is above the diagonal, and with the diagonal added, which differs,
-// once more in `spare` where both are wanted.
+// Completes a box on the diagonal: fills in the elements above it; with the diagonal added, once more in
+// `spare` where both outputs are wanted.
 template <typename T>
-static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *spare, const Desk &desk, const Task &w)
+static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *spare, const Staging &staging,
+                                                         const Task &w)
 {
     uint32_t blocks[16];
-    __syncwarp(); // it has put its blocks
-    take_blocks(blocks, box);
+    __syncwarp(); // the warp has written its fragments
+    read_fragments(blocks, box);
 #pragma unroll 1
     for (bool again = false;; again = true) {
         uint8_t *to = again ? spare : box;
         if (w.has_plus && (again || !w.has_out)) {
             add_to_diagonal_packed<T>(blocks, w.diagonal);
-            put_blocks<BOX_SIDE>(blocks, to);
+            write_fragments<BOX_SIDE>(blocks, to);
         }
-        desk.sync();
+        staging.sync();
         mirror_in_place(blocks, blocks, to);
         if (again || !w.has_plus || !w.has_out) return;
     }
 }
 
-// Half of the part as it is, which lies in its item and in packed, for the clerk to send while the other half is made. Of a
-// symmetric result only the boxes on and below the diagonal, and the latter's mirror images.
+// Half of the slice, which lies in its epilogue stage and in packed, for the TMA-store warp to store while
+// the other half is computed. Symmetric results: boxes on and below the diagonal, and mirror images of the
+// latter.
 template <typename T, bool SYMMETRIC>
-static __device__ __forceinline__ void finish_half(const uint32_t *packed, int half, const Items &items, Desk &desk,
-                                                   const Task &w, const Part &t)
+static __device__ __forceinline__ void finish_half(const uint32_t *packed, int half,
+                                                   const EpilogueStages &stages_out, Staging &staging,
+                                                   const Task &w, const Slice &t)
 {
     int below = t.row - t.col;
-    if (half == 0) desk.wait_free();
+    if (half == 0) staging.acquire();
     if (SYMMETRIC) {
 #pragma unroll
         for (int b = 0; b < 2; b++)
-            if (2 * half + b < below) put_mirrored(packed + 16 * b, items.mirrored(desk, 2 * half + b));
-        if (below / 2 == half && below < t.width) complete_diagonal<T>(items.box(below), items.mirrored(desk, below), desk, w);
+            if (2 * half + b < below)
+                write_mirrored(packed + 16 * b, stages_out.mirrored(staging, 2 * half + b));
+        if (below / 2 == half && below < t.width)
+            complete_diagonal<T>(stages_out.box(below), stages_out.mirrored(staging, below), staging, w);
     } else if (w.elements) {
-        desk.sync();
-        write_elements<T>(items.boxes(half), w, t, half);
+        staging.sync();
+        write_elements<T>(stages_out.boxes(half), w, t, half);
     }
-    desk.hand_over(items.number(half));
+    staging.commit(stages_out.number(half));
 }
-// The clerk: boxes of half `half`.
-static __device__ __forceinline__ void send_half(int half, const Items &items, const Desk &desk, const Task &w, const Part &t)
+// TMA-store warp: boxes of half `half`.
+static __device__ __forceinline__ void store_half(int half, const EpilogueStages &stages_out,
+                                                  const Staging &staging, const Task &w, const Slice &t)
 {
     if (w.elements) return;
     int below = is_symmetric(w) ? t.row - t.col : t.width, end = min(t.width, below + 1);
 #pragma unroll 1
     for (int i = 2 * half; i < min(2 * half + 2, end); i++) {
         bool diagonal = i == below, twice = diagonal && w.has_out && w.has_plus; // they differ there
-        send_box(items.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
+        store_box(stages_out.box(i), w, t.row, t.col + i, t.matrix, w.has_out, w.has_plus && !twice);
         if (twice)
-            send_box(items.mirrored(desk, i), w, t.row, t.col + i, t.matrix, false, true);
+            store_box(stages_out.mirrored(staging, i), w, t.row, t.col + i, t.matrix, false, true);
         else if (is_symmetric(w) && !diagonal)
-            send_box(items.mirrored(desk, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
+            store_box(stages_out.mirrored(staging, i), w, t.col + i, t.row, t.matrix, w.has_out, w.has_plus);
     }
-    stores_commit();
+    tma_store_commit();
 }
 
-// The part plus diagonal I, times diag(scales): its mirror image is not the same numbers. The part lies in its items. A box at a
-// time: code that runs this rarely comes from memory each time, so it is short.
+// (slice + diagonal I) diag(scales): its mirror image has other values. One box at a time, because code that
+// runs this rarely misses in the instruction cache.
 template <typename T>
-static __device__ __forceinline__ void finish_scaled(const Items &items, const Desk &desk, const Task &w, const Part &t)
+static __device__ __forceinline__ void finish_scaled(const EpilogueStages &stages_out, const Staging &staging,
+                                                     const Task &w, const Slice &t)
 {
-    int below = t.row - t.col, last = boxes_wanted(w, t) - 1;
+    int below = t.row - t.col, last = boxes_needed(w, t) - 1;
 #pragma unroll 1
     for (int i = 0; i <= last; i++) {
-        __syncwarp(); // it has put its blocks
+        __syncwarp(); // the warp has written its fragments
         uint32_t packed[16], scaled[16], mirror[16];
-        uint8_t *box = items.box(i), *mirrored = items.mirrored(desk, i);
-        take_blocks(packed, box);
+        uint8_t *box = stages_out.box(i), *mirrored = stages_out.mirrored(staging, i);
+        read_fragments(packed, box);
         if (i == below) add_to_diagonal_packed<T>(packed, w.diagonal);
-        scale_by_columns<T>(scaled, packed, desk.scales + BOX_SIDE + i * BOX_SIDE);
-        put_blocks<BOX_SIDE>(scaled, box);
-        scale_by_rows<T>(mirror, packed, desk.scales);
+        scale_by_columns<T>(scaled, packed, staging.scales + BOX_SIDE + i * BOX_SIDE);
+        write_fragments<BOX_SIDE>(scaled, box);
+        scale_by_rows<T>(mirror, packed, staging.scales);
         if (i == below) {
-            desk.sync(); // before the box is mirrored in its place
+            staging.sync(); // before the box is mirrored in place
             mirror_in_place(mirror, scaled, box);
         } else {
-            put_mirrored(mirror, mirrored);
+            write_mirrored(mirror, mirrored);
         }
-        if (i == min(1, last)) desk.hand_over(items.number(0));
+        if (i == min(1, last)) staging.commit(stages_out.number(0));
     }
-    desk.hand_over(items.number(1));
-    desk.sync(); // before the scales of the next part
+    staging.commit(stages_out.number(1));
+    staging.sync(); // before the scales of the next slice
 }
 
 #endif

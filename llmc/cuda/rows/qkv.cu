@@ -172,7 +172,7 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
     int d = H * e;
     floatX *k = qkv + (int64_t)N * d, *v_raw = k + (int64_t)N * d;
     if (N <= 0) return;
-    if (!qkv_tensor(s, qkv, v, rstd_q, rstd_k, x, w, value_embed ? NULL : lambda, cos, sin, N, H, e)) {
+    if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, value_embed ? NULL : lambda, cos, sin, N, H, e)) {
         matmul_forward(s, qkv, x, w, NULL, N, d, d, 3);
         qkv_forward(s, qkv, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin, N, H, e);
     } else if (value_embed) {

@@ -105,7 +105,7 @@ __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_any_kernel(QkvB
 
 // ---- q from attention's sums -----------------------------------------------------------------------------------------------
 
-using namespace dq_sums;
+using namespace dq_accumulator;
 enum { WIDTH = QKV_ROW_WIDTH }; // of a head
 
 // dlambda += what attention's backward summed, in order. One block.

@@ -1,40 +1,52 @@
 #include "llmc/cuda/sm90/sm90_launch.cuh"
 
-// ---- tensors ---------------------------------------------------------------------------------------------------------------
+// ---- tensors
+// ---------------------------------------------------------------------------------------------------------------
 
-typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
-                                const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                                const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
+                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                CUtensorMapFloatOOBfill);
 static EncodeTiled encode_tiled; // NULL: not asked yet, or the driver has none
 
-// Asked of the runtime, so that the program is not linked with the driver's library, which machines without a GPU lack.
+// From the runtime, so that the program does not link the driver's library, which machines without a GPU
+// lack.
 bool tensor_maps_known(void)
 {
     void *address = NULL;
     cudaDriverEntryPointQueryResult found;
     if (encode_tiled) return true;
-    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault, &found));
+    CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault,
+                                                &found));
     if (found == cudaDriverEntryPointSuccess) encode_tiled = (EncodeTiled)address;
     return encode_tiled;
 }
 
-CUtensorMap tensor_map(CUtensorMapDataType type, const void *base, int planes, int rows, int cols, int pitch, int box_rows)
+CUtensorMap tensor_map(CUtensorMapDataType type, const void *base, int planes, int rows, int cols, int pitch,
+                       int box_rows)
 {
     CUtensorMap map;
-    unsigned element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
-    cuuint64_t row = (cuuint64_t)pitch * element, sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes};
+    unsigned element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
+                       : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
+                                                                 : 2;
+    cuuint64_t row = (cuuint64_t)pitch * element,
+               sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes};
     cuuint64_t strides[2] = {row, row * (cuuint64_t)rows};
     cuuint32_t box[3] = {128 / element, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
     if (!tensor_maps_known())
-        fatal(EXIT_BAD_INPUT, "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
-    CUresult r = encode_tiled(&map, type, planes ? 3 : 2, (void *)base, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        fatal(EXIT_BAD_INPUT,
+              "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
+    CUresult r = encode_tiled(&map, type, planes ? 3 : 2, (void *)base, sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
-        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d x %d x %d, pitch %d (error %d)", planes, rows, cols, pitch, (int)r);
+        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d x %d x %d, pitch %d (error %d)", planes, rows, cols,
+              pitch, (int)r);
     return map;
 }
 
-// ---- clusters --------------------------------------------------------------------------------------------------------------
+// ---- clusters
+// --------------------------------------------------------------------------------------------------------------
 
 int clusters_that_fit(const void *kernel, ClusterShape shape)
 {
@@ -45,7 +57,8 @@ int clusters_that_fit(const void *kernel, ClusterShape shape)
     return clusters;
 }
 
-cudaLaunchConfig_t cluster_launch(cudaLaunchAttribute *attributes, Stream s, ClusterShape shape, int64_t clusters, bool early)
+cudaLaunchConfig_t cluster_launch(cudaLaunchAttribute *attributes, Stream s, ClusterShape shape,
+                                  int64_t clusters, bool early)
 {
     memset(attributes, 0, 2 * sizeof *attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
