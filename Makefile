@@ -22,7 +22,7 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 probe = $(shell printf '$(1)\nint main(void){$(2)}\n' >/tmp/probe$$$$.c; $(CC) /tmp/probe$$$$.c -o /tmp/probe$$$$ $(3) >/dev/null 2>&1 && echo 1; rm -f /tmp/probe$$$$ /tmp/probe$$$$.c)
 static_or = $(or $(firstword $(wildcard /usr/lib/$(shell $(CC) -dumpmachine)/lib$(1).a) $(wildcard /usr/lib/lib$(1).a) $(wildcard /usr/lib64/lib$(1).a)),-l$(1))
 
-HAVE_JSON := $(call probe,#include <json-c/json.h>,json_object_new_object();,-ljson-c)
+HAVE_JSON := $(call probe,#include <jansson.h>,json_object();,-ljansson)
 HAVE_OPENMP := $(call probe,#include <omp.h>,return omp_get_max_threads()<1;,-fopenmp)
 HAVE_PCRE2 := $(call probe,#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>,pcre2_code_free(0);,-lpcre2-8)
 ifneq ($(USE_OPENBLAS),0)
@@ -50,7 +50,7 @@ CFLAGS += -fopenmp
 LDLIBS += -fopenmp
 endif
 ifeq ($(HAVE_JSON),1)
-LDLIBS := $(call static_or,json-c) $(LDLIBS)
+LDLIBS := $(call static_or,jansson) $(LDLIBS)
 endif
 ifeq ($(HAVE_PCRE2),1)
 CFLAGS += -DHAVE_PCRE2
@@ -99,14 +99,14 @@ help: # the head of this file
 
 found:
 	@echo "compiler  $(shell $(CC) --version | head -n 1)"
-	@echo "json-c    $(if $(HAVE_JSON),yes,NO: checkpoints and JSONL need it)"
+	@echo "jansson   $(if $(HAVE_JSON),yes,NO: checkpoints and JSONL need it)"
 	@echo "OpenMP    $(if $(HAVE_OPENMP),yes,no: one thread only)"
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
 	@echo "MPI       $(if $(HAVE_MPI),yes,no: train_gpt_cpu runs as one rank)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)
-	@$(if $(HAVE_JSON),true,echo "json-c is missing: run scripts/install_deps.sh" >&2; exit 1)
+	@$(if $(HAVE_JSON),true,echo "jansson is missing: run scripts/install_deps.sh" >&2; exit 1)
 
 # Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.
 stamp = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
@@ -236,7 +236,7 @@ test: deps
 build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c
 	@mkdir -p $(@D)
 	clang -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ $(WRAP) -ljson-c $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
+	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ $(WRAP) -ljansson $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
 fuzz-programs: $(FUZZERS)
 FUZZ_SECONDS := 60
 fuzz: fuzz-programs

@@ -6,9 +6,8 @@
 // every byte of a document and its end, as the trainer predicts the token between documents; the first bytes of a document see
 // only what is before them in it. All bits count, over bytes alone for bits per byte, over bytes and ends for nats per token.
 #include "llmc/common.h"
-#include <json-c/json.h>
+#include "llmc/jsonl.h"
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,40 +165,30 @@ static bool read_plain(FILE *in, const char *path, Consumer consume, void *to, E
 
 static bool blank(const char *s, size_t n) { return strspn(s, " \t\r\n") >= n; }
 
-// One record; line counts from 1.
-static bool read_record(json_tokener *parser, const char *line, size_t n, Consumer consume, void *to)
-{
-    json_tokener_reset(parser);
-    json_object *record = n <= INT_MAX ? json_tokener_parse_ex(parser, line, (int)n) : NULL, *text = NULL;
-    size_t end = json_tokener_get_parse_end(parser);
-    bool good = record && blank(line + end, n - end) && json_object_is_type(record, json_type_object) &&
-                json_object_object_get_ex(record, "text", &text) && json_object_is_type(text, json_type_string);
-    if (good) {
-        const unsigned char *bytes = (const unsigned char *)json_object_get_string(text);
-        for (int i = 0, length = json_object_get_string_len(text); i < length; i++) consume(to, bytes[i]);
-        consume(to, BOUNDARY);
-    }
-    json_object_put(record);
-    return good;
-}
-
 static bool read_jsonl(FILE *in, const char *path, Consumer consume, void *to, Error *e)
 {
-    json_tokener *parser = json_tokener_new();
+    JsonlRecord record = {0};
+    Error problem;
     char *line = NULL;
-    size_t capacity = 0;
+    const char *text;
+    size_t capacity = 0, length;
     long number = 0;
     ssize_t n;
     bool good = true;
     while (good && (n = getline(&line, &capacity, in)) >= 0) {
         number++;
         if (blank(line, (size_t)n)) continue;
-        good = read_record(parser, line, (size_t)n, consume, to);
-        if (!good) error_set(e, "%s: line %ld is not a JSON object with a string \"text\"", path, number);
+        good = jsonl_text(&record, line, (size_t)n, &text, &length, &problem);
+        for (size_t i = 0; good && i < length; i++) consume(to, (unsigned char)text[i]);
+        if (good) consume(to, BOUNDARY);
     }
-    if (good && !feof(in)) good = error_set(e, "%s cannot be read: %s", path, strerror(errno));
+    if (!good) {
+        error_set(e, "%s: line %ld: %s", path, number, problem.text);
+    } else if (!feof(in)) {
+        good = error_set(e, "%s cannot be read: %s", path, strerror(errno));
+    }
     free(line);
-    json_tokener_free(parser);
+    jsonl_record_free(&record);
     return good;
 }
 

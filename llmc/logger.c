@@ -4,7 +4,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <json-c/json.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { UUID_CHARS = 36 };
+enum { UUID_CHARS = 36, DIGITS = 9 }; // 9 digits bring back any fp32
 
 typedef struct {
     char *path; // owned
@@ -24,7 +24,7 @@ typedef struct {
 struct Logger {
     LogFile log, json;
     char uuid[UUID_CHARS + 1];
-    json_object *options; // NULL once written
+    json_t *options; // NULL once written
     double tokens_per_step;
 
     // console
@@ -160,50 +160,54 @@ static void append_head(LogFile *f, int argc, char **argv, const char *(*version
 
 // ---- JSON lines --------------------------------------------------------------------------------------------------------
 
-static json_object *text_value(const char *text)
+static json_t *text_value(const char *text)
 {
     size_t bytes, replaced;
     char *valid = utf8_repair(text, strlen(text), &bytes, &replaced); // paths may be in any encoding
-    json_object *value = json_object_new_string_len(valid, (int)bytes);
+    json_t *value = json_stringn(valid, bytes);
     free(valid);
     return value;
 }
 
-// 9 significant digits bring back any fp32. NULL stands for null.
-static json_object *number_value(double x)
+// The shortest decimal that reads back as the same number, of an fp32 as the same fp32, but DIGITS digits at most: append_json
+// prints as many, without zeros at their end.
+static json_t *number_value(double x)
 {
     char text[40];
-    if (!isfinite(x)) return NULL;
-    snprintf(text, sizeof text, "%.9g", x);
-    return json_object_new_double_s(x, text);
+    bool fp32 = (float)x == x;
+    if (!isfinite(x)) return json_null();
+    for (int digits = 1; digits <= DIGITS; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x || (fp32 && strtof(text, NULL) == (float)x)) break;
+    }
+    return json_real(strtod(text, NULL));
 }
 
-static void append_json(LogFile *f, json_object *record)
+static void append_json(LogFile *f, json_t *record)
 {
-    size_t n;
-    const char *text = json_object_to_json_string_length(record, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &n);
-    char *line = xcalloc(n + 1, 1); // with its end in one write
-    memcpy(line, text, n);
-    line[n] = '\n';
+    char *line = json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
+    if (!line) fatal(EXIT_BAD_INPUT, "out of host memory for a line of the log");
+    size_t n = strlen(line);
+    line[n] = '\n'; // with its end in one write
     append(f, line, n + 1);
     free(line);
-    json_object_put(record);
+    json_decref(record);
 }
 
-static json_object *event(const char *kind)
+static json_t *event(const char *kind)
 {
-    json_object *record = json_object_new_object();
-    json_object_object_add(record, "event", json_object_new_string(kind));
+    json_t *record = json_object();
+    json_object_set_new(record, "event", json_string(kind));
     return record;
 }
 
 // Every event comes through here, so that the options are in front of the first one.
-static void append_event(Logger *l, json_object *record)
+static void append_event(Logger *l, json_t *record)
 {
     if (l->options) {
-        json_object *first = event("options");
-        json_object_object_add(first, "run", json_object_new_string(l->uuid));
-        json_object_object_add(first, "options", l->options);
+        json_t *first = event("options");
+        json_object_set_new(first, "run", json_string(l->uuid));
+        json_object_set_new(first, "options", l->options);
         l->options = NULL;
         append_json(&l->json, first);
     }
@@ -266,7 +270,7 @@ Logger *logger_open(const char *folder, int rank, int argc, char **argv, const c
 {
     if (rank != 0) return NULL;
     Logger *l = xcalloc(1, sizeof *l);
-    l->options = json_object_new_object();
+    l->options = json_object();
     l->terminal = isatty(STDOUT_FILENO);
     l->last_ms = l->mean_ms = NAN;
     make_uuid(l->uuid);
@@ -299,7 +303,7 @@ void logger_option(Logger *l, const char *name, const char *value)
 {
     if (!l) return;
     assert(l->options && "options come first");
-    json_object_object_add(l->options, name, text_value(value));
+    json_object_set_new(l->options, name, text_value(value));
 }
 
 void logger_tokens_per_step(Logger *l, double tokens)
@@ -310,8 +314,8 @@ void logger_tokens_per_step(Logger *l, double tokens)
 static void say(Logger *l, const char *text)
 {
     show(l, text);
-    json_object *record = event("message");
-    json_object_object_add(record, "text", text_value(text));
+    json_t *record = event("message");
+    json_object_set_new(record, "text", text_value(text));
     append_event(l, record);
 }
 
@@ -348,10 +352,10 @@ void logger_validation(Logger *l, int step, int total, double loss, double train
     append_line(&l->log, "%s", line);
     show(l, line);
     l->last_ms = train_ms;
-    json_object *record = event("validation");
-    json_object_object_add(record, "step", json_object_new_int(step));
-    json_object_object_add(record, "val_loss", number_value(loss));
-    json_object_object_add(record, "train_ms", number_value(train_ms));
+    json_t *record = event("validation");
+    json_object_set_new(record, "step", json_integer(step));
+    json_object_set_new(record, "val_loss", number_value(loss));
+    json_object_set_new(record, "train_ms", number_value(train_ms));
     append_event(l, record);
 }
 
@@ -362,12 +366,12 @@ void logger_step(Logger *l, int step, int total, double train_ms, double loss, d
     l->last_ms = train_ms;
     if (isfinite(ms)) l->mean_ms = isnan(l->mean_ms) ? ms : 0.9 * l->mean_ms + 0.1 * ms;
     append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", step, total, train_ms, train_ms / (step > 1 ? step : 1));
-    json_object *record = event("step");
-    json_object_object_add(record, "step", json_object_new_int(step));
-    json_object_object_add(record, "loss", number_value(loss));
-    json_object_object_add(record, "lr", number_value(lr));
-    json_object_object_add(record, "ms", number_value(ms));
-    json_object_object_add(record, "train_ms", number_value(train_ms));
+    json_t *record = event("step");
+    json_object_set_new(record, "step", json_integer(step));
+    json_object_set_new(record, "loss", number_value(loss));
+    json_object_set_new(record, "lr", number_value(lr));
+    json_object_set_new(record, "ms", number_value(ms));
+    json_object_set_new(record, "train_ms", number_value(train_ms));
     append_event(l, record);
     show_progress(l, step, total, loss);
 }
@@ -379,8 +383,8 @@ void logger_memory(Logger *l, double allocated, double reserved)
     snprintf(line, sizeof line, "peak memory allocated: %.0f MiB reserved: %.0f MiB", allocated, reserved);
     append_line(&l->log, "%s", line);
     show(l, line);
-    json_object *record = event("memory");
-    json_object_object_add(record, "allocated_mib", number_value(allocated));
-    json_object_object_add(record, "reserved_mib", number_value(reserved));
+    json_t *record = event("memory");
+    json_object_set_new(record, "allocated_mib", number_value(allocated));
+    json_object_set_new(record, "reserved_mib", number_value(reserved));
     append_event(l, record);
 }

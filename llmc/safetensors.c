@@ -2,7 +2,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <json-c/json.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -86,8 +86,8 @@ struct SafeTensors {
     char *path;
     int fd;
     int64_t data_start, file_bytes;
-    json_object *header; // owns all names and metadata texts
-    json_object *metadata;
+    json_t *header; // owns all names and metadata texts
+    json_t *metadata;
     TensorInfo *tensors; // (count) in data order
     int count;
 };
@@ -152,159 +152,72 @@ static char *read_header(SafeTensors *st, size_t *length, Error *e)
     return text;
 }
 
-// A key of the header as it stands in the file, escapes and all.
-typedef struct {
-    const char *start;
-    size_t length;
-} RawKey;
-
-static int compare_keys(const void *a, const void *b)
-{
-    const RawKey *x = a, *y = b;
-    int order = memcmp(x->start, y->start, x->length < y->length ? x->length : y->length);
-    return order ? order : (x->length > y->length) - (x->length < y->length);
-}
-
-// p: behind the opening quote. Returns the closing one, or `end`; *nul is set when the string holds an escaped NUL character.
-static const char *string_end(const char *p, const char *end, bool *nul)
-{
-    for (; p < end && *p != '"'; p++) {
-        if (*p != '\\') continue;
-        *nul |= end - p >= 6 && memcmp(p, "\\u0000", 6) == 0;
-        if (++p == end) break;
-    }
-    return p;
-}
-
-// The JSON library keeps the last of several members of one name and cuts strings at a NUL character. Both would let two
-// readers of one file see different tensors, so they are looked for in the text itself: returns the number of members, of
-// the top object and all inner ones, or -1 with an Error for a name that stands twice at the top or a NUL.
-static int64_t scan_members(const SafeTensors *st, const char *text, size_t length, Error *e)
-{
-    int64_t members = 0, keys = 0, capacity = 0;
-    int depth = 0;
-    RawKey last = {text, 0}, *top = NULL;
-    const char *end = text + length, *problem = memchr(text, 0, length) ? "a NUL byte" : NULL;
-    for (const char *p = text; p < end && !problem; p++) {
-        if (*p == '\'') problem = "a single quote as delimiter"; // which the library takes for a double one
-        depth += (*p == '{') - (*p == '}');
-        if (*p == '"') {
-            bool nul = false;
-            const char *close = string_end(p + 1, end, &nul);
-            if (nul) problem = "a NUL character in a name or text";
-            last = (RawKey){p + 1, (size_t)(close - p - 1)};
-            p = close;
-        } else if (*p == ':') {
-            members++;
-            if (depth != 1) continue;
-            if (keys == capacity) top = xrealloc(top, (size_t)(capacity = 2 * capacity + 64), sizeof *top);
-            top[keys++] = last;
-        }
-    }
-    if (keys) qsort(top, (size_t)keys, sizeof *top, compare_keys);
-    for (int64_t i = 1; i < keys && !problem; i++) {
-        if (compare_keys(&top[i - 1], &top[i]) != 0) continue;
-        char *name = format_string("%.*s", (int)min_i64((int64_t)top[i].length, 1000), top[i].start);
-        error_set(e, "%s: tensor '%s' stands twice in the header; the file is damaged", shown_path(st->path), shown(name).text);
-        free(name);
-        members = -1;
-        break;
-    }
-    free(top);
-    if (!problem) return members;
-    error_set(e, "%s: the header contains %s; the file is damaged", shown_path(st->path), problem);
-    return -1;
-}
-
 static bool parse_header(SafeTensors *st, const char *text, size_t length, Error *e)
 {
     const char *path = shown_path(st->path);
     if (length == 0 || text[0] != '{')
         return error_set(e, "%s: the header is no JSON object: not a safetensors file, or a damaged one", path);
-    int64_t members = scan_members(st, text, length, e);
-    if (members < 0) return false;
-
-    // Depth 4: header, tensor, array, number. Nothing in the format is deeper.
-    struct json_tokener *parser = json_tokener_new_ex(4);
-    if (!parser) fatal(EXIT_BAD_INPUT, "out of host memory: no room to parse the header of %s", path);
-    json_tokener_set_flags(parser, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
-    st->header = json_tokener_parse_ex(parser, text, (int)length);
-    enum json_tokener_error status = json_tokener_get_error(parser);
-    size_t parsed = json_tokener_get_parse_end(parser);
-    json_tokener_free(parser);
-    if (status == json_tokener_error_depth)
-        return error_set(e, "%s: the header is nested too deeply at byte %zu; the file is damaged", path, parsed);
-    if (status != json_tokener_success)
-        return error_set(e, "%s: the header is no valid JSON at byte %zu (%s); the file is damaged", path, parsed,
-                         status == json_tokener_continue ? "it ends too early" : json_tokener_error_desc(status));
-    if (!json_object_is_type(st->header, json_type_object))
-        return error_set(e, "%s: the header is no JSON object; the file is damaged", path);
-    if (strspn(text + parsed, " \t\r\n") != length - parsed)
-        return error_set(e, "%s: text follows the header's JSON at byte %zu; the file is damaged", path, parsed);
-
-    json_object_object_foreach(st->header, name, value)
-    {
-        (void)name;
-        members -= 1 + (json_object_is_type(value, json_type_object) ? json_object_object_length(value) : 0);
-    }
-    return members == 0 || error_set(e, "%s: a name stands twice in the header; the file is damaged", path);
+    json_error_t problem;
+    st->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &problem); // refuses NUL characters, too
+    if (!st->header)
+        return error_set(e, "%s: the header is no valid JSON at byte %d (%s); the file is damaged", path, problem.position,
+                         shown(problem.text).text);
+    return true;
 }
 
-static bool parse_metadata(SafeTensors *st, json_object *object, Error *e)
+static bool parse_metadata(SafeTensors *st, json_t *object, Error *e)
 {
-    const char *path = shown_path(st->path);
-    if (!json_object_is_type(object, json_type_object))
+    const char *path = shown_path(st->path), *key;
+    json_t *value;
+    if (!json_is_object(object))
         return error_set(e, "%s: %s is no object of texts; the file is damaged", path, metadata_name);
-    json_object_object_foreach(object, key, value)
+    json_object_foreach(object, key, value)
     {
-        if (!json_object_is_type(value, json_type_string))
+        if (!json_is_string(value))
             return error_set(e, "%s: metadata '%s' is no text; the file is damaged", path, shown(key).text);
     }
     st->metadata = object;
     return true;
 }
 
-// False unless `value` is an integer >= 0. The library turns larger ones than fit into the largest that does; neither can be
-// part of a file that exists, so that one is refused too.
-static bool get_count(json_object *value, int64_t *out)
+// False unless `value` is an integer >= 0. The largest int64 cannot be part of a file that exists.
+static bool get_count(const json_t *value, int64_t *out)
 {
-    if (!json_object_is_type(value, json_type_int)) return false;
-    *out = json_object_get_int64(value);
+    if (!json_is_integer(value)) return false;
+    *out = json_integer_value(value);
     return *out >= 0 && *out < INT64_MAX;
 }
 
-static bool parse_tensor(const SafeTensors *st, const char *name, json_object *object, TensorInfo *t, Error *e)
+static bool parse_tensor(const SafeTensors *st, const char *name, json_t *object, TensorInfo *t, Error *e)
 {
     const char *path = shown_path(st->path);
     Shown n = shown(name);
-    json_object *dtype, *shape, *offsets;
-    if (!json_object_is_type(object, json_type_object) || !json_object_object_get_ex(object, "dtype", &dtype) ||
-        !json_object_object_get_ex(object, "shape", &shape) || !json_object_object_get_ex(object, "data_offsets", &offsets) ||
-        !json_object_is_type(dtype, json_type_string) || !json_object_is_type(shape, json_type_array) ||
-        !json_object_is_type(offsets, json_type_array) || json_object_object_length(object) != 3)
+    json_t *dtype = json_object_get(object, "dtype"), *shape = json_object_get(object, "shape");
+    json_t *offsets = json_object_get(object, "data_offsets");
+    if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(offsets) || json_object_size(object) != 3)
         return error_set(e, "%s: tensor '%s' is not described by dtype, shape and data_offsets; the file is damaged", path,
                          n.text);
 
     t->name = name;
-    const char *type = json_object_get_string(dtype);
+    const char *type = json_string_value(dtype);
     for (int i = 0; i < NUM_DTYPES; i++)
         if (strcmp(type, dtype_table[i].name) == 0) t->dtype = dtype_table[i].dtype;
     if (!t->dtype)
         return error_set(e, "%s: tensor '%s' has dtype '%.20s', which is not known here; convert it to F32 or BF16", path, n.text,
                          shown(type).text);
 
-    size_t ndim = json_object_array_length(shape);
+    size_t ndim = json_array_size(shape);
     if (ndim > SAFETENSORS_MAX_DIMS)
         return error_set(e, "%s: tensor '%s' has %zu dimensions; at most %d are read", path, n.text, ndim, SAFETENSORS_MAX_DIMS);
     t->ndim = (int)ndim;
     for (size_t i = 0; i < ndim; i++)
-        if (!get_count(json_object_array_get_idx(shape, i), &t->shape[i]))
+        if (!get_count(json_array_get(shape, i), &t->shape[i]))
             return error_set(e, "%s: tensor '%s': extent %zu of its shape is no valid size; the file is damaged", path, n.text,
                              i);
 
     int64_t begin, end, data_bytes = st->file_bytes - st->data_start;
-    if (json_object_array_length(offsets) != 2 || !get_count(json_object_array_get_idx(offsets, 0), &begin) ||
-        !get_count(json_object_array_get_idx(offsets, 1), &end) || begin > end)
+    if (json_array_size(offsets) != 2 || !get_count(json_array_get(offsets, 0), &begin) ||
+        !get_count(json_array_get(offsets, 1), &end) || begin > end)
         return error_set(e, "%s: tensor '%s' has no valid data_offsets; the file is damaged", path, n.text);
     t->bytes = tensor_bytes(t->dtype, t->ndim, t->shape);
     if (t->bytes != end - begin)
@@ -352,8 +265,10 @@ static bool load_header(SafeTensors *st, Error *e)
     free(text);
     if (!good) return false;
 
-    st->tensors = xcalloc((size_t)json_object_object_length(st->header), sizeof *st->tensors);
-    json_object_object_foreach(st->header, name, value)
+    const char *name;
+    json_t *value;
+    st->tensors = xcalloc(json_object_size(st->header), sizeof *st->tensors);
+    json_object_foreach(st->header, name, value)
     {
         if (strcmp(name, metadata_name) == 0) {
             if (!parse_metadata(st, value, e)) return false;
@@ -379,7 +294,7 @@ void safetensors_close(SafeTensors *st)
 {
     if (!st) return;
     if (st->fd >= 0) close(st->fd);
-    json_object_put(st->header);
+    json_decref(st->header);
     free(st->tensors);
     free(st->path);
     free(st);
@@ -449,20 +364,15 @@ bool safetensors_expect(const SafeTensors *st, const char *name, unsigned dtypes
 
 const char *safetensors_metadata(const SafeTensors *st, const char *key)
 {
-    json_object *value;
-    if (!st->metadata || !json_object_object_get_ex(st->metadata, key, &value)) return NULL;
-    return json_object_get_string(value);
+    return json_string_value(json_object_get(st->metadata, key));
 }
 
-int safetensors_metadata_count(const SafeTensors *st) { return st->metadata ? json_object_object_length(st->metadata) : 0; }
+int safetensors_metadata_count(const SafeTensors *st) { return (int)json_object_size(st->metadata); }
 
 const char *safetensors_metadata_key(const SafeTensors *st, int index)
 {
     assert(index >= 0 && index < safetensors_metadata_count(st));
-    json_object_object_foreach(st->metadata, key, value)
-    {
-        (void)value;
-        if (index-- == 0) return key;
-    }
-    return NULL;
+    void *at = json_object_iter(st->metadata);
+    while (index-- > 0) at = json_object_iter_next(st->metadata, at);
+    return json_object_iter_key(at);
 }

@@ -4,7 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <json-c/json.h>
+#include <jansson.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ struct SafeWriter {
     char *target; // the file behind it
     char *temp;
     int fd; // -1 once failed
-    json_object *metadata;
+    json_t *metadata;
     Declared *tensors; // (count) in the order of declaration
     int count, capacity;
     int64_t data_start; // 0: the header is not written yet
@@ -55,7 +55,7 @@ static void writer_free(SafeWriter *w)
 {
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
-    json_object_put(w->metadata);
+    json_decref(w->metadata);
     free(w->temp);
     free(w->target);
     free(w->path);
@@ -98,7 +98,7 @@ SafeWriter *safewriter_begin(const char *path, Error *e)
     w->target = resolved ? xstrdup(resolved) : xstrdup(path);
     free(resolved);
     w->temp = format_string("%s.tmp.%ld", w->target, (long)getpid());
-    w->metadata = json_object_new_object();
+    w->metadata = json_object();
     w->fd = -1;
     struct stat info;
     bool other = stat(w->target, &info) == 0 && !S_ISREG(info.st_mode);
@@ -120,7 +120,7 @@ void safewriter_metadata(SafeWriter *w, const char *key, const char *value)
     size_t key_length, value_length, replaced;
     char *k = utf8_repair(key, strlen(key), &key_length, &replaced); // both end with a NUL: they hold 1 byte more than 3 * len
     char *v = utf8_repair(value, strlen(value), &value_length, &replaced);
-    json_object_object_add(w->metadata, k, json_object_new_string_len(v, (int)value_length));
+    json_object_set_new(w->metadata, k, json_stringn(v, value_length));
     free(k);
     free(v);
 }
@@ -166,15 +166,15 @@ static void lay_out(SafeWriter *w)
     }
 }
 
-static json_object *describe(const Declared *t)
+static json_t *describe(const Declared *t)
 {
-    json_object *object = json_object_new_object(), *shape = json_object_new_array(), *offsets = json_object_new_array();
-    for (int i = 0; i < t->ndim; i++) json_object_array_add(shape, json_object_new_int64(t->shape[i]));
-    json_object_array_add(offsets, json_object_new_int64(t->begin));
-    json_object_array_add(offsets, json_object_new_int64(t->begin + t->bytes));
-    json_object_object_add(object, "dtype", json_object_new_string(safetensors_dtype_name(t->dtype)));
-    json_object_object_add(object, "shape", shape);
-    json_object_object_add(object, "data_offsets", offsets);
+    json_t *object = json_object(), *shape = json_array(), *offsets = json_array();
+    for (int i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer(t->shape[i]));
+    json_array_append_new(offsets, json_integer(t->begin));
+    json_array_append_new(offsets, json_integer(t->begin + t->bytes));
+    json_object_set_new(object, "dtype", json_string(safetensors_dtype_name(t->dtype)));
+    json_object_set_new(object, "shape", shape);
+    json_object_set_new(object, "data_offsets", offsets);
     return object;
 }
 
@@ -193,16 +193,16 @@ static bool pwrite_all(SafeWriter *w, const void *data, size_t bytes, int64_t of
 static bool write_header(SafeWriter *w, Error *e)
 {
     lay_out(w);
-    json_object *header = json_object_new_object();
-    if (json_object_object_length(w->metadata)) json_object_object_add(header, "__metadata__", json_object_get(w->metadata));
+    json_t *header = json_object();
+    if (json_object_size(w->metadata)) json_object_set(header, "__metadata__", w->metadata);
     for (int size = 8; size >= 1; size /= 2) // in data order, as other writers have it
         for (int i = 0; i < w->count; i++)
             if (safetensors_dtype_size(w->tensors[i].dtype) == size)
-                json_object_object_add(header, w->tensors[i].name, describe(&w->tensors[i]));
+                json_object_set_new(header, w->tensors[i].name, describe(&w->tensors[i]));
 
-    size_t length;
-    const char *json =
-        json_object_to_json_string_length(header, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE, &length);
+    char *json = json_dumps(header, JSON_COMPACT);
+    if (!json) fatal(EXIT_BAD_INPUT, "out of host memory for the header of %s", w->path);
+    size_t length = strlen(json);
     size_t padded = (size_t)round_up((int64_t)length, 8); // the data starts aligned
     assert(padded <= SAFETENSORS_MAX_HEADER);
     char *block = xcalloc(8 + padded, 1);
@@ -211,7 +211,8 @@ static bool write_header(SafeWriter *w, Error *e)
     memcpy(block + 8, json, length);
     bool good = pwrite_all(w, block, 8 + padded, 0, "write the header", e);
     free(block);
-    json_object_put(header);
+    free(json);
+    json_decref(header);
     w->data_start = 8 + (int64_t)padded;
     return good;
 }

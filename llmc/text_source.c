@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <json-c/json.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -229,16 +228,9 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
 void jsonl_begin(JsonlReader *r, const TextChunk *chunk)
 {
     *r = (JsonlReader){.chunk = chunk, .line = chunk->first_line - 1};
-    r->parser = json_tokener_new();
-    if (!r->parser) fatal(EXIT_BAD_INPUT, "out of host memory for a JSON parser");
-    json_tokener_set_flags(r->parser, JSON_TOKENER_STRICT);
 }
 
-void jsonl_end(JsonlReader *r)
-{
-    json_object_put(r->record);
-    json_tokener_free(r->parser);
-}
+void jsonl_end(JsonlReader *r) { jsonl_record_free(&r->record); }
 
 // The next line that is not blank.
 static bool next_record(JsonlReader *r, const char **line, size_t *len)
@@ -261,29 +253,11 @@ static bool next_record(JsonlReader *r, const char **line, size_t *len)
 
 ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e)
 {
-    const char *line, *name = text_file_name(r->chunk->file);
+    const char *line;
     size_t n;
+    Error problem;
     if (!next_record(r, &line, &n)) return CHUNK_NONE;
-    json_object_put(r->record);
-    json_tokener_reset(r->parser);
-    r->record = json_tokener_parse_ex(r->parser, line, (int)n);
-    enum json_tokener_error state = json_tokener_get_error(r->parser);
-    struct json_object *field = NULL;
-    if (state != json_tokener_success) {
-        error_set(e, "%s:%lld: not a JSON record: %s at byte %zu of the line", name, (long long)r->line,
-                  state == json_tokener_continue ? "it breaks off" : json_tokener_error_desc(state),
-                  json_tokener_get_parse_end(r->parser));
-        return CHUNK_ERROR;
-    }
-    if (!json_object_is_type(r->record, json_type_object) || !json_object_object_get_ex(r->record, "text", &field)) {
-        error_set(e, "%s:%lld: the record has no field \"text\"", name, (long long)r->line);
-        return CHUNK_ERROR;
-    }
-    if (!json_object_is_type(field, json_type_string)) {
-        error_set(e, "%s:%lld: the field \"text\" is not a string", name, (long long)r->line);
-        return CHUNK_ERROR;
-    }
-    *text = json_object_get_string(field);
-    *len = (size_t)json_object_get_string_len(field);
-    return CHUNK_READ;
+    if (jsonl_text(&r->record, line, n, text, len, &problem)) return CHUNK_READ;
+    error_set(e, "%s:%lld: %s", text_file_name(r->chunk->file), (long long)r->line, problem.text);
+    return CHUNK_ERROR;
 }

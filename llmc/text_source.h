@@ -6,6 +6,7 @@
 // cannot hold a space, and the space belongs to the letters after it). So the tokens do not depend on the chunks.
 #pragma once
 #include "common.h"
+#include "jsonl.h"
 
 typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_JSONL } TextFormat; // by name: *.jsonl and *.ndjson are JSONL
 
@@ -50,7 +51,7 @@ typedef struct {
     const TextChunk *chunk;
     size_t at;
     int64_t line;
-    void *parser, *record; // json-c
+    JsonlRecord record;
 } JsonlReader;
 
 void jsonl_begin(JsonlReader *r, const TextChunk *chunk);

@@ -1,6 +1,6 @@
 // Vocabularies from the text of their files: OpenAI's merges with their JSON of ids, or a tiktoken rank file.
 #include "tokenizer_internal.h"
-#include <json-c/json.h>
+#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -244,47 +244,45 @@ static int64_t printable_decode(const char *p, size_t len, char *out)
     return used;
 }
 
-static bool add_json_tokens(Tokenizer *t, TokenTable *table, struct json_object *object, const char *name, Error *e)
+static bool add_json_tokens(Tokenizer *t, TokenTable *table, json_t *object, const char *name, Error *e)
 {
-    if (!json_object_is_type(object, json_type_object)) return error_set(e, "%s: not a JSON object of token: id", name);
+    if (!json_is_object(object)) return error_set(e, "%s: not a JSON object of token: id", name);
     bool good = true, has_document = false;
-    struct json_object_iterator at = json_object_iter_begin(object), end = json_object_iter_end(object);
-    for (; good && !json_object_iter_equal(&at, &end); json_object_iter_next(&at)) {
-        const char *key = json_object_iter_peek_name(&at);
-        struct json_object *value = json_object_iter_peek_value(&at);
+    for (void *at = json_object_iter(object); good && at; at = json_object_iter_next(object, at)) {
+        const char *key = json_object_iter_key(at);
+        json_t *value = json_object_iter_value(at);
         char where[512], *token = xcalloc(strlen(key) + 1, 1);
         snprintf(where, sizeof where, "%.400s: token \"%.80s\"", name, key);
         int64_t len = printable_decode(key, strlen(key), token);
         if (len < 0) {
             good = error_set(e, "%s: not in the published spelling of bytes as characters", where);
-        } else if (!json_object_is_type(value, json_type_int)) {
+        } else if (!json_is_integer(value)) {
             good = error_set(e, "%s: its id is not an integer", where);
         } else {
-            int64_t id = json_object_get_int64(value);
+            int64_t id = json_integer_value(value);
             good = table_add(table, id, token, (size_t)len, where, e);
-            if (good && !strcmp(key, DOCUMENT_TEXT)) t->document = (int)id, has_document = true;
+            if (good && !strcmp(key, DOCUMENT_TEXT)) {
+                t->document = (int)id;
+                has_document = true;
+            }
         }
         free(token);
     }
-    if (good && !has_document) return error_set(e, "%s: no token \"%s\", which begins every document", name, DOCUMENT_TEXT);
+    if (good && !has_document) {
+        return error_set(e, "%s: no token \"%s\", which begins every document", name, DOCUMENT_TEXT);
+    }
     return good;
 }
 
 static bool read_json(Tokenizer *t, TokenTable *table, const char *text, size_t len, const char *name, Error *e)
 {
-    struct json_tokener *parser = json_tokener_new();
-    if (!parser) return error_set(e, "%s: out of memory", name);
-    json_tokener_set_flags(parser, JSON_TOKENER_STRICT);
-    struct json_object *object = json_tokener_parse_ex(parser, text, (int)len);
-    enum json_tokener_error state = json_tokener_get_error(parser);
-    bool good = state == json_tokener_success;
-    if (!good) {
-        error_set(e, "%s: not valid JSON near byte %zu (%s); is it truncated?", name, json_tokener_get_parse_end(parser),
-                  json_tokener_error_desc(state));
+    json_error_t problem;
+    json_t *object = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
+    bool good = object && add_json_tokens(t, table, object, name, e);
+    if (!object) {
+        error_set(e, "%s: not valid JSON near byte %d (%s); is it truncated?", name, problem.position, problem.text);
     }
-    good = good && add_json_tokens(t, table, object, name, e);
-    json_object_put(object);
-    json_tokener_free(parser);
+    json_decref(object);
     return good;
 }
 

@@ -24,7 +24,7 @@ parts='
          gcc       required  gcc,libc6-dev    gcc               gcc      gcc              gcc,musl-dev  gcc
          make      required  make             make              make     make             make          make
          perl      required  perl             perl              perl     perl             perl,perl-utils perl
-         json-c    required  libjson-c-dev    json-c-devel      json-c   libjson-c-devel  json-c-dev    json-c
+         jansson   required  libjansson-dev   jansson-devel     jansson  libjansson-devel jansson-dev   jansson
          OpenBLAS  optional  libopenblas-dev  openblas-devel    openblas openblas-devel   openblas-dev  openblas
          PCRE2     optional  libpcre2-dev     pcre2-devel       pcre2    pcre2-devel      pcre2-dev     pcre2
          MPI       optional  libopenmpi-dev,openmpi-bin openmpi-devel openmpi openmpi-devel openmpi-dev,openmpi open-mpi
@@ -48,7 +48,7 @@ present() {
         make) have make ;;
         # Tests run under prove; the scripts use core modules that Debian's perl-base alone lacks.
         perl) have perl && have prove && perl -MTest::More -MJSON::PP -MCompress::Zlib -MDigest::SHA -e 1 2>/dev/null ;;
-        json-c) links '#include <json-c/json.h>\nint main(void){json_object_new_object();}' -ljson-c ;;
+        jansson) links '#include <jansson.h>\nint main(void){json_object();}' -ljansson ;;
         OpenBLAS) links '#include <cblas.h>\nint main(void){return openblas_get_num_threads()<1;}' -lopenblas ;;
         PCRE2) links '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void){pcre2_code_free(0);}' -lpcre2-8 ;;
         MPI) have mpicc && have mpirun ;;
@@ -80,7 +80,7 @@ column=${manager/apt-get/apt}
 [ "$manager" = none ] && column=apt
 look "$column"
 if [ -z "$missing" ]; then
-    say "all there: gcc, make, perl, json-c${optional:+, OpenBLAS, PCRE2, MPI, gnuplot}"
+    say "all there: gcc, make, perl, jansson${optional:+, OpenBLAS, PCRE2, MPI, gnuplot}"
     exit 0
 fi
 

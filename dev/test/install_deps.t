@@ -58,8 +58,8 @@ my ($status, $out, $err, $calls) = on_machine(0, [], @tools, ['apt-get', $record
 ok($status == 0 && $out =~ /^install_deps: all there: .*\n\z/ && $calls eq '', 'all there: says so, and apt-get is not called');
 
 ($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', "$recorder; exit 0"]);
-ok($status == 1 && $err =~ /^install_deps: error: missing: json-c OpenBLAS PCRE2\. [^\n]*\n\z/, 'apt-get that installs nothing: an error that names what is missing') or diag("$out$err");
-like($calls, qr/^noninteractive apt-get .*update\nnoninteractive apt-get .*install -y --no-install-recommends libjson-c-dev libopenblas-dev libpcre2-dev\n/, 'apt-get: update, then only what is missing, without questions');
+ok($status == 1 && $err =~ /^install_deps: error: missing: jansson OpenBLAS PCRE2\. [^\n]*\n\z/, 'apt-get that installs nothing: an error that names what is missing') or diag("$out$err");
+like($calls, qr/^noninteractive apt-get .*update\nnoninteractive apt-get .*install -y --no-install-recommends libjansson-dev libopenblas-dev libpcre2-dev\n/, 'apt-get: update, then only what is missing, without questions');
 
 # Here apt-get install makes gcc find the libraries.
 my $gcc = "case \"\$*\" in *' -l'*) [ -e '$dir/bin/installed' ];; esac";
@@ -74,26 +74,26 @@ ok($status == 1 && $out =~ /apt-get update failed \(E: Could not resolve/ && $er
 ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 MPI gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
 
 ($status, $out, $err, $calls) = on_machine(0, ['--required'], @required, ['apt-get', $recorder]);
-ok($status == 0 && $out =~ /^install_deps: all there: gcc, make, perl, json-c\n\z/ && $calls eq '', '--required: does not look for them') or diag("$out$err");
+ok($status == 0 && $out =~ /^install_deps: all there: gcc, make, perl, jansson\n\z/ && $calls eq '', '--required: does not look for them') or diag("$out$err");
 
 ($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', $recorder]);
-ok($status == 1 && $err =~ /as root run: apt-get install libjson-c-dev/ && $calls eq '', 'neither root nor sudo');
+ok($status == 1 && $err =~ /as root run: apt-get install libjansson-dev/ && $calls eq '', 'neither root nor sudo');
 
 ($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', 'exit 0'], ['sudo', $recorder]);
 like($calls, qr/^ ?sudo -n env DEBIAN_FRONTEND=noninteractive apt-get .*update$/m, 'sudo, that must not ask for a password where nobody sits');
 
 ($status, $out, $err, $calls) = on_machine(0, ['--dry-run'], @no_libraries, ['apt-get', $recorder]);
-ok($status == 0 && $out =~ /would install with apt-get: libjson-c-dev/ && $calls eq '', '--dry-run');
+ok($status == 0 && $out =~ /would install with apt-get: libjansson-dev/ && $calls eq '', '--dry-run');
 
-for (['dnf', 'dnf install json-c-devel openblas-devel pcre2-devel'], ['pacman', 'pacman -S --needed json-c openblas pcre2'], ['zypper', 'zypper install libjson-c-devel'],
-    ['apk', 'apk add json-c-dev'], ['brew', 'brew install json-c openblas pcre2'])
+for (['dnf', 'dnf install jansson-devel openblas-devel pcre2-devel'], ['pacman', 'pacman -S --needed jansson openblas pcre2'], ['zypper', 'zypper install libjansson-devel'],
+    ['apk', 'apk add jansson-dev'], ['brew', 'brew install jansson openblas pcre2'])
 {
     my ($manager, $line) = @$_;
     ($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, [$manager, $recorder]);
     ok($status == 1 && $err =~ /\A[^\n]*Install with: \Q$line\E[^\n]*\n\z/ && $calls eq '', "$manager: one line with its names") or diag("$out$err");
 }
 ($status, $out, $err) = on_machine(0, []);
-like($err, qr/missing: gcc make perl json-c .*No package manager was found.*gcc libc6-dev make perl libjson-c-dev/, 'a bare machine without package manager');
+like($err, qr/missing: gcc make perl jansson .*No package manager was found.*gcc libc6-dev make perl libjansson-dev/, 'a bare machine without package manager');
 ($status, $out, $err) = on_machine(0, ['--fast'], @tools);
 ok($status == 2 && $err =~ /unknown option "--fast"/, 'unknown option: exit 2');
 done_testing();

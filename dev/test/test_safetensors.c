@@ -204,19 +204,19 @@ static const struct {
     {"no JSON", "hello", 0, "no JSON object"},
     {"empty header", "", 0, "no JSON object"},
     {"an array", "[1, 2]", 0, "no JSON object"},
-    {"cut JSON", "{\"a\":{\"dtype\":\"F32\"", 0, "ends too early"},
+    {"cut JSON", "{\"a\":{\"dtype\":\"F32\"", 0, "near end of file"},
     {"broken JSON", "{\"a\" 3}", 0, "no valid JSON at byte"},
     {"a colon without a name", "{: 3}", 0, "no valid JSON"},
     {"comments", "{/* */}", 0, "no valid JSON"},
     {"trailing comma", "{\"__metadata__\":{},}", 0, "no valid JSON"},
-    {"single quotes", "{'__metadata__':{}}", 0, "single quote"},
+    {"single quotes", "{'__metadata__':{}}", 0, "at byte 2"},
     {"text behind", "{} x", 0, "header"},
     {"invalid UTF-8", "{\"__metadata__\":{\"a\":\"\xff\"}}", 0, "no valid JSON"},
-    {"deep nesting", "{\"a\":[[[[[[[[1]]]]]]]]}", 0, "nested too deeply"},
+    {"deep nesting", "{\"a\":[[[[[[[[1]]]]]]]]}", 0, "not described by dtype"},
     {"unknown dtype", "{" TENSOR("w", "F7", "1", 0, 1) "}", 1, "tensor 'w' has dtype 'F7'"},
     {"negative extent", "{" TENSOR("w", "U8", "-1", 0, 1) "}", 1, "tensor 'w': extent 0"},
     {"fractional extent", "{" TENSOR("w", "U8", "2, 0.5", 0, 1) "}", 1, "tensor 'w': extent 1"},
-    {"huge extent", "{" TENSOR("w", "U8", "99999999999999999999,0", 0, 0) "}", 0, "tensor 'w': extent 0"},
+    {"huge extent", "{" TENSOR("w", "U8", "99999999999999999999,0", 0, 0) "}", 0, "too big integer"},
     {"overflowing shape", "{" TENSOR("w", "F32", "4294967296,4294967296", 0, 0) "}", 0, "tensor 'w' has 0 bytes"},
     {"overflow hidden by 0", "{" TENSOR("w", "F32", "4294967296,4294967296,0", 0, 0) "}", 0, "tensor 'w' has 0 bytes"},
     {"too many dimensions", "{" TENSOR("w", "U8", "1,1,1,1,1,1,1,1,1", 0, 1) "}", 1, "tensor 'w' has 9 dimensions"},
@@ -230,9 +230,9 @@ static const struct {
     {"overlap", "{" TENSOR("v", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 3, 7) "}", 7, "'w' overlaps that of 'v'"},
     {"same place", "{" TENSOR("v", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 0, 4) "}", 4, "overlaps"},
     {"rest", "{" TENSOR("w", "U8", "4", 0, 4) "}", 9, "5 bytes after the last tensor"},
-    {"name twice", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 4, 8) "}", 8, "tensor 'w' stands twice"},
-    {"name twice, escaped", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("\\u0077", "U8", "4", 4, 8) "}", 8, "stands twice"},
-    {"dtype twice", "{\"w\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, "stands twice"},
+    {"name twice", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 4, 8) "}", 8, "duplicate object key near '\"w\""},
+    {"name twice, escaped", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("\\u0077", "U8", "4", 4, 8) "}", 8, "duplicate object key"},
+    {"dtype twice", "{\"w\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, "duplicate object key"},
     {"NUL in a name", "{" TENSOR("w\\u0000x", "U8", "1", 0, 1) "}", 1, "NUL"},
     {"no shape", "{\"w\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "tensor 'w' is not described"},
     {"tensor is a number", "{\"w\":3}", 0, "tensor 'w' is not described"},
@@ -254,7 +254,7 @@ static void test_refusals(void)
     memset(deep, '[', (1 << 20) - 1);
     memcpy(deep, "{\"a\":", 5);
     put_header(path, deep, 0);
-    refused(path, "a million brackets", "nested too deeply");
+    refused(path, "a million brackets", "parsing depth");
     memcpy(deep, "{\"", 2);
     memset(deep + 2, 'n', (1 << 20) - 3);
     memcpy(deep + (1 << 20) - 9, "\":true}", 8);

@@ -85,9 +85,14 @@ like($err, qr/note: 3 invalid UTF-8 sequences .* standard input/, 'and counted')
 # ---- JSONL -------------------------------------------------------------------------------------------------------------
 
 spew("$dir/r.jsonl", qq({"text": "one"}\n\n  \r\n{"src": 1, "text": "t\\u00e9\\ud83d\\ude00\\ud83d"}\r\n{"text": ""}\n{"text": "a\\u0000b"}));
-run('--vocab', 'bytes', '--out', "$dir/r", "$dir/r.jsonl");
+(undef, undef, $err) = run('--vocab', 'bytes', '--out', "$dir/r", "$dir/r.jsonl");
 ok(same(shard("$dir/r_train_000001.bin", 257, 257), 'one', "t\xC3\xA9\xF0\x9F\x98\x80\xEF\xBF\xBD", '', "a\0b"),
     'JSONL: escapes, blank lines, an empty text, a lone surrogate, U+0000, no newline at the end');
+like($err, qr/note: 1 invalid UTF-8 sequences /, 'and the lone surrogate is counted');
+spew("$dir/r8.jsonl", qq({"text":"caf\xC3\xA9 x\\ud876\\udc00y", "url":"\xC3\xBC", "n":123456789012345678901234567890}\n));
+($status, undef, $err) = run('--vocab', 'bytes', '--out', "$dir/r8", "$dir/r8.jsonl");
+ok($status eq 0 && same(shard("$dir/r8_train_000001.bin", 257, 257), "caf\xC3\xA9 x\xF0\xAD\xA0\x80y"),
+    'JSONL: bytes above 127, a surrogate pair for U+2D800, a number of 30 digits') or diag $err;
 run(\qq({"text": "piped"}\n), '--format', 'jsonl', '--vocab', 'bytes', '--out', "$dir/p", '-');
 ok(same(shard("$dir/p_train_000001.bin", 257, 257), 'piped'), 'JSONL from standard input');
 
