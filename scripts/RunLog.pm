@@ -36,6 +36,8 @@ sub read_file {
 #   path, name       as given, and without its folders
 #   source           SHA-256 of the source part
 #   versions         [lines before the output of nvidia-smi, the command line excepted]
+#   validation       {sha256, bytes, vocabulary, tokens} of the shard that was validated on; undef where the log does not say
+#   preset           the preset's name in the command line, '' without any
 #   command          the command line, without what may differ between runs of one experiment (seed, output folder)
 #   gpus             the GPUs of the run by nvidia-smi's table and the number of ranks, as "8 x NVIDIA H200"; '' without any
 #   total            T
@@ -79,6 +81,8 @@ sub parse_header {
     ($command) = grep { /train_gpt/ } @versions if !defined $command;
     $log->{versions} = [grep { /\S/ && !(defined $command && $_ eq $command) } @versions];
     $log->{command} = defined $command ? without_run_options($command) : '';
+    $log->{preset} = $log->{command} =~ /.* --preset(?:=| )(\S+)/ ? $1 : ''; # the last one counts
+    $log->{validation} = validation_data(@versions);
 
     my %count;
     for (@lines[$smi .. $#lines]) { $count{$1}++ if /^\|\s+[0-9]+\s+(\S.*?)\s+(?:On|Off|N\/A)\s*\|/ }
@@ -86,6 +90,14 @@ sub parse_header {
     my ($ranks) = map { /^ranks: ([0-9]+)/ } @versions;
     $count{(keys %count)[0]} = $ranks if defined $ranks && keys %count == 1;
     $log->{gpus} = join ', ', map { "$count{$_} x $_" } sort keys %count;
+}
+
+# "validation data: sha256 H, B bytes, vocabulary of V ids, N tokens predicted", as the program writes it.
+sub validation_data {
+    my ($line) = grep { /^validation data: / } @_;
+    return if !defined $line;
+    my $form = qr/\Avalidation data: sha256 ([0-9a-f]{64}), ([0-9]+) bytes, vocabulary of ([0-9]+) ids, ([0-9]+) tokens predicted\z/;
+    return $line =~ $form ? {sha256 => $1, bytes => $2, vocabulary => $3, tokens => $4} : undef;
 }
 
 # Runs of one experiment differ in seed and in where they write; nothing else may.

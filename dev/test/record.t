@@ -4,6 +4,7 @@ use strict;
 use warnings;
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
+use File::Path qw(remove_tree);
 use File::Temp qw(tempdir);
 use FindBin;
 use lib $FindBin::Bin;
@@ -15,6 +16,9 @@ require "$ROOT/scripts/record";
 
 my $DIR = tempdir(CLEANUP => 1);
 mkdir "$DIR/records";
+mkdir "$DIR/bin"; # a PATH without gnuplot
+symlink $^X, "$DIR/bin/perl";
+symlink '/usr/bin/env', "$DIR/bin/env";
 my @SEED_LOSSES = qw(3.2804 3.2754 3.2753 3.2800 3.2780 3.2813 3.2778 3.2771 3.2780 3.2783);
 my $SEPARATOR = '=' x 100;
 
@@ -70,12 +74,17 @@ is(Record::test_below(3.28, 3.27, 3.27, 3.27)->{p}, undef, 'equal losses allow n
 
 # ---- logs --------------------------------------------------------------------------------------------------------------
 
-# The text of a log; %change replaces parts: total, loss (final), seed, preset, source, compiler, gpu, ms (per step).
+my $FINEWEB = '5b95c8e0966f0861685b307b23dc5ae42b228ef74b28cb499784ae021f201640'; # of the published validation shard
+
+# The text of a log; %change replaces parts: total, loss (final), seed, preset, source, compiler, gpu, gpus (how many), ms (per step),
+# data (the line of the validation data).
 sub log_text {
-    my %o = (total => 500, loss => '3.2780', seed => 1, preset => '2025-11-18', source => "int main(void)\n{\n}\n", compiler => 'gcc 12', gpu => 'NVIDIA H200', ms => 71, @_);
-    my $text = "$o{source}$SEPARATOR\ncompiler: $o{compiler}\ngit commit: 0123abcd\n";
+    my %o = (total => 500, loss => '3.2780', seed => 1, preset => '2025-11-18', source => "int main(void)\n{\n}\n", compiler => 'gcc 12',
+        gpu => 'NVIDIA H100', gpus => 8, ms => 71, data => "sha256 $FINEWEB, 200001024 bytes, vocabulary of 50257 ids, 10485760 tokens predicted", @_);
+    my $text = "$o{source}$SEPARATOR\ncompiler: $o{compiler}\n" . ($o{data} eq '' ? '' : "validation data: $o{data}\n") . "git commit: 0123abcd\n";
     $text .= "command line: ./train_gpt --preset $o{preset} --seed $o{seed} --out runs/$o{seed}\n";
-    $text .= "Fri Nov 20 20:49:4$o{seed} 2026\n+-----------------------------+\n|   0  $o{gpu}    On  | 0000:19:00.0 Off |\n|   1  $o{gpu}    On  | 0000:1A:00.0 Off |\n";
+    $text .= "Fri Nov 20 20:49:4$o{seed} 2026\n+-----------------------------+\n";
+    $text .= "|   $_  $o{gpu}    On  | 0000:1$_:00.0 Off |\n" for 0 .. $o{gpus} - 1;
     $text .= "$SEPARATOR\n";
     for my $step (0 .. $o{total}) {
         my $ms = $step * $o{ms} + $o{seed};
@@ -138,7 +147,8 @@ refused('another source', qr/source differs/, $good, write_log(log_text(@second,
 refused('another number of steps', qr/number of steps, 499, is not.*, 500;/, $good, write_log(log_text(@second, total => 499)));
 refused('another preset', qr/command line differs/, $good, write_log(log_text(@second, preset => '2025-11-10')));
 refused('another compiler', qr/version line "compiler: gcc 13" is not.*"compiler: gcc 12"/, $good, write_log(log_text(@second, compiler => 'gcc 13')));
-refused('other GPUs', qr/GPUs, "2 x NVIDIA H100"/, $good, write_log(log_text(@second, gpu => 'NVIDIA H100')));
+refused('other GPUs', qr/GPUs, "8 x NVIDIA H200"/, $good, write_log(log_text(@second, gpu => 'NVIDIA H200')));
+refused('other validation data', qr/version line "validation data: sha256 0/, $good, write_log(log_text(@second, data => 'sha256 ' . '0' x 64)));
 refused('NaN at the end', qr/validation loss of step 500 is nan/, $good, write_log(log_text(@second, loss => 'nan')));
 refused('NaN as some libraries print it', qr/validation loss of step 500 is -nan/, $good, write_log(log_text(@second, loss => '-nan')));
 refused('infinite loss on the way', qr/step 250 is inf/, $good, write_log(log_text(@second) =~ s{step:250/500 val_loss:\S+}{step:250/500 val_loss:inf}r));
@@ -172,6 +182,7 @@ for (
     ['a name with a slash', qr/letters, digits/, '--name', '../x', '--what', 'x', $good],
     ['no text', qr/--what is missing/, '--name', 'x', $good],
     ['a bad date', qr/YYYY-MM-DD/, '--name', 'x', '--what', 'x', '--date', '2026-13-01', $good],
+    ['a bad time', qr/--time -1: a positive/, '--name', 'x', '--what', 'x', '--time', '-1', $good],
     ['a bad alpha', qr/between 0 and 1/, '--name', 'x', '--what', 'x', '--alpha', '2', $good],
     ['an alpha that is no number', qr/alpha/, '--name', 'x', '--what', 'x', '--alpha', 'small', $good],
     ['an unknown option', qr/unknown option/, '--name', 'x', '--what', 'x', '--colour', $good],
@@ -193,14 +204,14 @@ is($status, 0, 'ten runs: exit 0') or diag($err);
 like($out, qr{^\Q$folder\E\n.*p = 0\.0083\nRecord:}s, 'prints the folder, the p-value and the verdict');
 is(leftovers(), '2026-01-02_Seed', 'one folder, no temporary one');
 my $readme = slurp("$folder/README.md") // '';
-like($readme, qr/^# Seed, 2026-01-02\n\n\*\*Record: .*p = 0\.0083 < 0\.01\.\*\*\n/, 'README: title and verdict');
+like($readme, qr/^# Seed, 2026-01-02\n\n\*\*Record: .*p = 0\.0083 \\< 0\.01\.\*\*\n/, 'README: title and verdict');
 like($readme, qr/\n## What changed\n\nNothing: these are \*the\* ten losses\.\n/, 'README: what changed');
 like($readme, qr/^\| \[run03\.txt\]\(run03\.txt\) \| 3\.2800 \| 35\.003 \| 70\.01 \| 30123 \|$/m, 'README: a row of the table');
 like($readme, qr/^\| \*\*mean\*\* \| \*\*3\.27816\*\* \| \*\*35\.45[45]\*\* \| \*\*70\.91\*\* \| \|$/m, 'README: the means');
 like($readme, qr/^\| \*\*sd\*\* \| 0\.00198 \|/m, 'README: the standard deviation');
 like($readme, qr/t = -2\.9\d+, 9 degrees of freedom, p = 0\.0083/, 'README: the test');
-like($readme, qr/500 steps on 2 x NVIDIA H200/, 'README: the GPUs');
-is(RunLog::parse(write_log(log_text() =~ s/^git commit/ranks: $_->[0] (x)\ngit commit/mr))->{gpus}, "$_->[1] x NVIDIA H200", "GPUs of $_->[0] ranks") for [1, 1], [16, 16];
+like($readme, qr/500 steps on 8 x NVIDIA H100/, 'README: the GPUs');
+is(RunLog::parse(write_log(log_text() =~ s/^git commit/ranks: $_->[0] (x)\ngit commit/mr))->{gpus}, "$_->[1] x NVIDIA H100", "GPUs of $_->[0] ranks") for [1, 1], [16, 16];
 like($readme, qr/^    command line: \.\/train_gpt --preset 2025-11-18$/m, 'README: the command line, without seed and output');
 is_deeply([map { slurp("$folder/" . s{.*/}{}r) } @logs], [map { slurp($_) } @logs], 'the logs are byte for byte the ones given');
 SKIP: {
@@ -214,17 +225,45 @@ ok($status == 1 && $err =~ /exists already/ && slurp("$folder/README.md") eq $be
 ($status, $out) = record('--name', 'Nine', '--what', 'x', @logs[0 .. 4]);
 ok($status == 0 && $out =~ /^Not a record: .*p < 0\.01 is needed\.$/m, 'too large a p-value: made, and said not to be a record');
 like(slurp("$DIR/records/2026-01-02_Nine/README.md"), qr/^\*\*Not a record: /m, 'its README says so');
-($status, $out) = record('--name', 'Target', '--what', 'x', '--target', '3.27', @logs);
-like($out, qr/^Not a record: .*below 3\.27: p = 1\.0000/m, '--target');
+
+# ---- what is no record, whatever its loss ------------------------------------------------------------------------------
+
+sub experiment {
+    my ($what, $pattern, $change, @options) = @_;
+    local $ENV{PATH} = "$DIR/bin"; # without gnuplot
+    my @few = map { write_log(log_text(loss => $SEED_LOSSES[$_], seed => $_, @$change)) } 1, 2, 8;
+    my ($status, $out, $err) = record('--name', 'Experiment', '--what', 'x', @options, @few);
+    my $text = slurp("$DIR/records/2026-01-02_Experiment/README.md") // '';
+    my $good = $status eq 0 && $out =~ /^Experiment, no record: $pattern\.$/m && $text =~ /\A# [^\n]*\n\n\*\*Experiment, no record: [^\n]*\.\*\*\n/
+        && $text =~ /One-sided one-sample t-test/;
+    ok($good, "experiment: $what") or diag("status $status\n$out$err$text");
+    remove_tree("$DIR/records/2026-01-02_Experiment");
+}
+
+sub data { my %o = (sha256 => $FINEWEB, bytes => 200001024, vocabulary => 50257, tokens => 10485760, @_);
+    return [data => "sha256 $o{sha256}, $o{bytes} bytes, vocabulary of $o{vocabulary} ids, $o{tokens} tokens predicted"] }
+experiment('a log of before the line', qr/the logs do not say what they were validated on \(.*\)/, [data => '']);
+experiment('a line cut short', qr/the logs do not say .*/, [data => "sha256 $FINEWEB"]);
+experiment('other text', qr/the validation data is not that of FineWeb \(SHA-256\)/, data(sha256 => 'a' x 64));
+experiment('three runs on bytes of novels', qr/.*not that of FineWeb.*; a vocabulary of 257 ids, not GPT-2's 50257; 65536 validation tokens, not 10485760/,
+    data(sha256 => 'b' x 64, vocabulary => 257, tokens => 65536));
+experiment('fewer validation tokens', qr/1048576 validation tokens, not 10485760/, data(tokens => 1048576));
+experiment('preset tiny', qr/preset tiny, which is no record \(give --time SECONDS for a new one\)/, [preset => 'tiny']);
+experiment('no GPU', qr/no GPUs/, [gpus => 0]);
+experiment('other GPUs', qr/8 x NVIDIA H200, not 8 x H100/, [gpu => 'NVIDIA H200']);
+experiment('fewer GPUs', qr/4 x NVIDIA H100, not 8 x H100/, [gpus => 4]);
+experiment('too slow', qr/135\.\d s of training, and 134\.9 s are to be beaten/, [ms => 270]);
+experiment('too slow for a limit', qr/35\.5 s of training, and 30\.0 s are to be beaten/, [], '--time', 30);
+experiment('another target', qr/the target is 4, not 3\.28/, [], '--target', 4);
+($status, $out) = record('--name', 'Own', '--what', 'x', '--time', 40, map { write_log(log_text(loss => $SEED_LOSSES[$_], seed => $_, preset => 'mine')) } 0 .. 9);
+like($out, qr/^Record: .*p = 0\.0083/m, 'a new preset with its time to beat');
+
 ($status, $out) = record('--name', 'Equal', '--what', 'x', map { write_log(log_text(seed => $_)) } 6, 7);
 like($out, qr/^Not a record: all 2 final losses are equal/m, 'equal losses are no record');
 
 # Without gnuplot: a note, and the same record without plots.
 {
-    mkdir "$DIR/bin";
-    symlink $^X, "$DIR/bin/perl";
     local $ENV{PATH} = "$DIR/bin";
-    symlink '/usr/bin/env', "$DIR/bin/env";
     ($status, $out, $err) = record('--name', 'NoPlots', '--what', 'x', @logs);
     ok($status == 0 && $err =~ /gnuplot is not installed.*\nrecord: note: no plots/, 'without gnuplot: one note');
     my $text = slurp("$DIR/records/2026-01-02_NoPlots/README.md") // '';
