@@ -1,5 +1,6 @@
 // The program, top-down: options -> data, model, optimizers -> the loop. No kernel and no arithmetic here.
 #include "llmc/checkpoint.h"
+#include "llmc/file_hash.h"
 #include "llmc/logger.h"
 #include "llmc/memory.h"
 #include "llmc/sample.h"
@@ -347,10 +348,14 @@ static int train_run(Run *r, int argc, char **argv)
     log_memory(r);
     if (*c->resume) logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
     note_unused(c, true);
+    FileHash *hash = comm_rank() == 0 ? file_hash_start(validation_path(t->validation)) : NULL;
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
     if (done) validate(r, true);
+    char *sha256 = file_hash_finish(hash);
+    if (done) logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);
+    free(sha256);
     logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_in_use() / 1048576);
     if (done) write_sample(r);
     logger_close(r->logger);

@@ -438,6 +438,7 @@ Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequen
     return v;
 }
 
+const char *validation_path(const Validation *v) { return v->set.paths[0]; }
 int validation_num_sequences(const Validation *v) { return v->num_sequences; }
 int validation_vocab_size(const Validation *v) { return v->set.headers[0].vocab_size; }
 uint64_t validation_fingerprint(const Validation *v)

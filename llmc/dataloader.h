@@ -118,6 +118,7 @@ typedef struct Validation Validation;
 // Returns NULL with an Error: sizes, the refusals of training shards, or fewer than val_tokens + 1 tokens (--val-tokens).
 Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequence_tokens, int vocab_size, int document_token,
                             Error *e);
+const char *validation_path(const Validation *v); // of the shard; owned by it
 int validation_num_sequences(const Validation *v);
 int validation_vocab_size(const Validation *v);
 int validation_document_token(const Validation *v);

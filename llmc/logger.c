@@ -376,6 +376,16 @@ void logger_step(Logger *l, int step, int total, double train_ms, double loss, d
     show_progress(l, step, total, loss);
 }
 
+void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64_t tokens)
+{
+    if (!l) return;
+    char line[200];
+    snprintf(line, sizeof line, "validation data: %s%s, vocabulary of %d ids, %lld tokens predicted",
+             sha256 ? "sha256 " : "SHA-256 not known", sha256 ? sha256 : "", vocab_size, (long long)tokens);
+    append_line(&l->log, "%s", line);
+    logger_message(l, "%s", line);
+}
+
 void logger_memory(Logger *l, double allocated, double reserved)
 {
     if (!l) return;

@@ -6,6 +6,7 @@
 //   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    before the training step of that index, and after the last
 //   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
 //   profile: ...                                                a line of the table of --profile
+//   validation data: sha256 H, vocabulary of V ids, N tokens predicted    at the end of a whole run; of the shard
 //   peak memory allocated: A MiB reserved: R MiB                at the end
 // where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run leaves its log.
 //
@@ -50,6 +51,9 @@ void logger_validation(Logger *l, int step, int total, double loss, double train
 // The same after a training step, with the step's training loss and the factor of the learning-rate schedule. On a terminal
 // one line is rewritten; elsewhere a line appears every few seconds and after the last step.
 void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr);
+
+// What was validated on: the SHA-256 of the shard in hex (NULL: not known), its vocabulary, and the tokens that were predicted.
+void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64_t tokens);
 
 // Device memory in MiB. The last line of a finished run.
 void logger_memory(Logger *l, double allocated, double reserved);

@@ -4,6 +4,7 @@
 #   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    at validations, before the training step of that index
 #   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
 #   profile: ...                                                lines of the table of a profiled run; they are passed over
+#   validation data: sha256 H, vocabulary of V ids, N tokens predicted       of the shard; "SHA-256 not known" in place of sha256 H
 #   peak memory allocated: A MiB reserved: R MiB                at the end
 package RunLog;
 use strict;
@@ -36,7 +37,7 @@ sub read_file {
 #   path, name       as given, and without its folders
 #   source           SHA-256 of the source part
 #   versions         [lines before the output of nvidia-smi, the command line excepted]
-#   validation       {sha256, bytes, vocabulary, tokens} of the shard that was validated on; undef where the log does not say
+#   validation       {sha256, vocabulary, tokens} of the shard that was validated on; undef where the log does not say
 #   preset           the preset's name in the command line, '' without any
 #   command          the command line, without what may differ between runs of one experiment (seed, output folder)
 #   gpus             the GPUs of the run by nvidia-smi's table and the number of ranks, as "8 x NVIDIA H200"; '' without any
@@ -82,7 +83,6 @@ sub parse_header {
     $log->{versions} = [grep { /\S/ && !(defined $command && $_ eq $command) } @versions];
     $log->{command} = defined $command ? without_run_options($command) : '';
     $log->{preset} = $log->{command} =~ /.* --preset(?:=| )(\S+)/ ? $1 : ''; # the last one counts
-    $log->{validation} = validation_data(@versions);
 
     my %count;
     for (@lines[$smi .. $#lines]) { $count{$1}++ if /^\|\s+[0-9]+\s+(\S.*?)\s+(?:On|Off|N\/A)\s*\|/ }
@@ -90,14 +90,6 @@ sub parse_header {
     my ($ranks) = map { /^ranks: ([0-9]+)/ } @versions;
     $count{(keys %count)[0]} = $ranks if defined $ranks && keys %count == 1;
     $log->{gpus} = join ', ', map { "$count{$_} x $_" } sort keys %count;
-}
-
-# "validation data: sha256 H, B bytes, vocabulary of V ids, N tokens predicted", as the program writes it.
-sub validation_data {
-    my ($line) = grep { /^validation data: / } @_;
-    return if !defined $line;
-    my $form = qr/\Avalidation data: sha256 ([0-9a-f]{64}), ([0-9]+) bytes, vocabulary of ([0-9]+) ids, ([0-9]+) tokens predicted\z/;
-    return $line =~ $form ? {sha256 => $1, bytes => $2, vocabulary => $3, tokens => $4} : undef;
 }
 
 # Runs of one experiment differ in seed and in where they write; nothing else may.
@@ -116,6 +108,11 @@ sub parse_line {
         return;
     }
     return if $line =~ /\Aprofile: /;
+    if ($line =~ /\Avalidation data: /) {
+        my $form = qr/: sha256 ([0-9a-f]{64}), vocabulary of ($INTEGER) ids, ($INTEGER) tokens predicted\z/;
+        $log->{validation} = {sha256 => $1, vocabulary => $2, tokens => $3} if $line =~ $form;
+        return;
+    }
     my ($step, $total, $loss, $time, $average);
     if ($line =~ m{\Astep:($INTEGER)/($INTEGER) val_loss:($LOSS) $TIMES\z}) {
         ($step, $total, $loss, $time, $average) = ($1, $2, $3, $4, $5);

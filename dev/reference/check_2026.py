@@ -4,6 +4,11 @@ failure.
 """
 
 import math
+import sys
+
+if "--help" in sys.argv:  # before the imports below, which not every machine has
+    print(__doc__)
+    sys.exit(0)
 
 import torch
 

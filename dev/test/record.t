@@ -80,8 +80,8 @@ my $FINEWEB = '5b95c8e0966f0861685b307b23dc5ae42b228ef74b28cb499784ae021f201640'
 # data (the line of the validation data).
 sub log_text {
     my %o = (total => 500, loss => '3.2780', seed => 1, preset => '2025-11-18', source => "int main(void)\n{\n}\n", compiler => 'gcc 12',
-        gpu => 'NVIDIA H100', gpus => 8, ms => 71, data => "sha256 $FINEWEB, 200001024 bytes, vocabulary of 50257 ids, 10485760 tokens predicted", @_);
-    my $text = "$o{source}$SEPARATOR\ncompiler: $o{compiler}\n" . ($o{data} eq '' ? '' : "validation data: $o{data}\n") . "git commit: 0123abcd\n";
+        gpu => 'NVIDIA H100', gpus => 8, ms => 71, data => "sha256 $FINEWEB, vocabulary of 50257 ids, 10485760 tokens predicted", @_);
+    my $text = "$o{source}$SEPARATOR\ncompiler: $o{compiler}\ngit commit: 0123abcd\n";
     $text .= "command line: ./train_gpt --preset $o{preset} --seed $o{seed} --out runs/$o{seed}\n";
     $text .= "Fri Nov 20 20:49:4$o{seed} 2026\n+-----------------------------+\n";
     $text .= "|   $_  $o{gpu}    On  | 0000:1$_:00.0 Off |\n" for 0 .. $o{gpus} - 1;
@@ -95,6 +95,7 @@ sub log_text {
         my $loss = $step == $o{total} ? $o{loss} : sprintf '%.4f', 10.8258 - ($step ? 7 + 0.001 * $o{seed} : 0);
         $text .= "step:$step/$o{total} val_loss:$loss train_time:${ms}ms step_avg:${average}ms\n";
     }
+    $text .= "validation data: $o{data}\n" if $o{data} ne '';
     return $text . "peak memory allocated: 30123 MiB reserved: 31000 MiB\n";
 }
 
@@ -148,7 +149,7 @@ refused('another number of steps', qr/number of steps, 499, is not.*, 500;/, $go
 refused('another preset', qr/command line differs/, $good, write_log(log_text(@second, preset => '2025-11-10')));
 refused('another compiler', qr/version line "compiler: gcc 13" is not.*"compiler: gcc 12"/, $good, write_log(log_text(@second, compiler => 'gcc 13')));
 refused('other GPUs', qr/GPUs, "8 x NVIDIA H200"/, $good, write_log(log_text(@second, gpu => 'NVIDIA H200')));
-refused('other validation data', qr/version line "validation data: sha256 0/, $good, write_log(log_text(@second, data => 'sha256 ' . '0' x 64)));
+refused('other validation data', qr/its validation data is not that/, $good, write_log(log_text(@second, data => 'sha256 ' . '0' x 64 . ', vocabulary of 50257 ids, 10485760 tokens predicted')));
 refused('NaN at the end', qr/validation loss of step 500 is nan/, $good, write_log(log_text(@second, loss => 'nan')));
 refused('NaN as some libraries print it', qr/validation loss of step 500 is -nan/, $good, write_log(log_text(@second, loss => '-nan')));
 refused('infinite loss on the way', qr/step 250 is inf/, $good, write_log(log_text(@second) =~ s{step:250/500 val_loss:\S+}{step:250/500 val_loss:inf}r));
@@ -240,10 +241,10 @@ sub experiment {
     remove_tree("$DIR/records/2026-01-02_Experiment");
 }
 
-sub data { my %o = (sha256 => $FINEWEB, bytes => 200001024, vocabulary => 50257, tokens => 10485760, @_);
-    return [data => "sha256 $o{sha256}, $o{bytes} bytes, vocabulary of $o{vocabulary} ids, $o{tokens} tokens predicted"] }
+sub data { my %o = (sha256 => $FINEWEB, vocabulary => 50257, tokens => 10485760, @_);
+    return [data => "sha256 $o{sha256}, vocabulary of $o{vocabulary} ids, $o{tokens} tokens predicted"] }
 experiment('a log of before the line', qr/the logs do not say what they were validated on \(.*\)/, [data => '']);
-experiment('a line cut short', qr/the logs do not say .*/, [data => "sha256 $FINEWEB"]);
+experiment('a checksum that could not be had', qr/the logs do not say .*/, [data => 'SHA-256 not known, vocabulary of 50257 ids, 10485760 tokens predicted']);
 experiment('other text', qr/the validation data is not that of FineWeb \(SHA-256\)/, data(sha256 => 'a' x 64));
 experiment('three runs on bytes of novels', qr/.*not that of FineWeb.*; a vocabulary of 257 ids, not GPT-2's 50257; 65536 validation tokens, not 10485760/,
     data(sha256 => 'b' x 64, vocabulary => 257, tokens => 65536));

@@ -30,6 +30,7 @@ for my $step (1 .. 20) {
     push @expected, qr{^step:$step/20 $time\n};
     push @expected, qr{^step:$step/20 val_loss:\d+\.\d{4} $time\n} if $step % 5 == 0;
 }
+push @expected, qr{^validation data: sha256 [0-9a-f]{64}, vocabulary of 257 ids, 512 tokens predicted\n};
 push @expected, qr{^peak memory allocated: \d+ MiB reserved: \d+ MiB\n};
 my @lines = split /^/m, $parts[2];
 is(scalar @lines, scalar @expected, 'one line for each step and validation, and the memory');
