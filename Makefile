@@ -4,7 +4,7 @@
 # make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
-# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_MPI=0, USE_OPENBLAS=0, V=1
+# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_OPENBLAS=0, V=1
 
 SHELL := /bin/bash
 CC := gcc
@@ -27,10 +27,6 @@ HAVE_OPENMP := $(call probe,#include <omp.h>,return omp_get_max_threads()<1;,-fo
 HAVE_PCRE2 := $(call probe,#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>,pcre2_code_free(0);,-lpcre2-8)
 ifneq ($(USE_OPENBLAS),0)
 HAVE_OPENBLAS := $(call probe,#include <cblas.h>,return openblas_get_num_threads()<1;,-lopenblas)
-endif
-ifneq ($(USE_MPI),0)
-MPICC := $(shell command -v mpicc 2>/dev/null)
-HAVE_MPI := $(if $(MPICC),$(call probe,#include <mpi.h>,MPI_Finalize();,$(shell mpicc --showme:compile 2>/dev/null) $(shell mpicc --showme:link 2>/dev/null || echo -lmpi)))
 endif
 HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 CUDA_LIB := $(firstword $(wildcard $(CUDA_HOME)/lib64) $(wildcard $(CUDA_HOME)/lib))
@@ -60,8 +56,8 @@ ifneq ($(SANITIZE),)
 CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDLIBS += -fsanitize=$(SANITIZE)
 endif
-CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS) $(if $(HAVE_MPI),-DHAVE_MPI $(shell mpicc --showme:compile 2>/dev/null))
-CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas) $(if $(HAVE_MPI),$(shell mpicc --showme:link 2>/dev/null || echo -lmpi))
+CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS)
+CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas)
 
 CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR)) $(if $(NCCL_DIR),-I$(NCCL_DIR)) $(if $(HAVE_CUPTI),-DHAVE_CUPTI -I$(CUPTI_DIR))
 NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include $(foreach a,$(GPU_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
@@ -86,7 +82,7 @@ SCRIPT_TESTS := $(wildcard dev/test/*.t)
 GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
 GPU_SCRIPT_TESTS := $(wildcard dev/test/gpu/*.t)
 GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c)) $(patsubst dev/bench/%.cu,$(CUDA)/%,$(wildcard dev/bench/ladder_*.cu dev/bench/bench_*.cu))
-REF_SRC := llmc/common.c llmc/memory.c llmc/newton_schulz.c $(filter-out %comm_mpi.c,$(wildcard llmc/cpu/*.c))
+REF_SRC := llmc/common.c llmc/memory.c llmc/newton_schulz.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
@@ -102,7 +98,6 @@ found:
 	@echo "jansson   $(if $(HAVE_JSON),yes,NO: checkpoints and JSONL need it)"
 	@echo "OpenMP    $(if $(HAVE_OPENMP),yes,no: one thread only)"
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
-	@echo "MPI       $(if $(HAVE_MPI),yes,no: train_gpt_cpu runs as one rank)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)

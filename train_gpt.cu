@@ -411,9 +411,16 @@ static void join_ranks(Run *r, bool training)
     bool alone = !training && !c->eval_only && !strcmp(c->gpus, "all"); // a sample is written by one
     uint64_t source = fingerprint_bytes(0, program_source, program_source_size);
     uint64_t program = fingerprint_bytes(source, program_commit, strlen(program_commit));
-    c->device = comm_join(&(CommOptions){.gpus = alone ? "1" : c->gpus, .device = c->device, .micro_batches = c->micro_batches,
-                                         .timeout = c->timeout, .nothing_to_save = !training, .program = program,
-                                         .options = config_fingerprint(c)});
+    c->device = comm_join(&(CommOptions){
+        .gpus = alone ? "1" : c->gpus,
+        .ranks = alone ? 1 : c->ranks,
+        .device = c->device,
+        .micro_batches = c->micro_batches,
+        .timeout = c->timeout,
+        .nothing_to_save = !training,
+        .program = program,
+        .options = config_fingerprint(c),
+    });
     check_ranks(c);
 }
 
@@ -423,9 +430,9 @@ int main(int argc, char **argv)
     Error e;
     backend_prepare_process(argv);
     timeline_mark("program");
-    comm_open(&argc, &argv);
+    comm_open();
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
-    if (!config_parse(&run.config, argc, argv, &e)) refuse(e.text);
+    if (!config_parse(&run.config, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text); // ranks may have got different options
     if (run.config.help) {
         if (comm_rank() == 0) config_print_help(stdout);
         comm_close();

@@ -69,12 +69,13 @@ static void gather_left_over(Trainer *t)
 static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error *e)
 {
     size_t bytes = (size_t)x->count * element_bytes(x->half);
-    char *host = host_alloc((size_t)(x->rows * x->cols) * element_bytes(x->half));
+    size_t capacity = (size_t)(x->rows * x->cols) * element_bytes(x->half);
+    char *host = host_alloc(capacity);
     bool good = true;
     if (x->count) copy_to_host(t->stream, host, x->data, bytes);
     stream_synchronize(t->stream);
     for (int r = 0; r < comm_size(); r++) {
-        size_t arrived = comm_collect(host, bytes, r);
+        size_t arrived = comm_collect(host, bytes, capacity, r);
         if (w && arrived) good = safewriter_write(w, x->name, host, arrived, e) && good;
     }
     host_free(host);

@@ -1,15 +1,16 @@
-// Ranks and collectives. Ranks are processes with one device each; llmc/cpu/comm_mpi.c speaks MPI over host memory (one rank
-// without it), llmc/cuda/device/comm_nccl.c NCCL on device memory and sockets on the host (comm_single.c: one GPU, when NCCL is not
-// installed). All functions are collective: every rank calls them in the same order.
+// Ranks and collectives. Ranks are processes with one device each. llmc/comm.c starts them or meets those that were started, and
+// handles host values; collectives on device memory are the backend's (llmc/comm_backend.h): llmc/cpu/comm_cpu.c over the control
+// channel, llmc/cuda/device/comm_nccl.c over NCCL (comm_single.c: one GPU, when NCCL is not installed). All functions are
+// collective: every rank calls them in the same order.
 #pragma once
 #include "llmc/ops.h"
 
-// Before anything else in main: MPI may rewrite the arguments. Ranks that something else has started know who they are from here
-// on.
-void comm_open(int *argc, char ***argv);
+// First in main: ranks that something else has started know who they are from here on.
+void comm_open(void);
 
 typedef struct {
     const char *gpus;           // --gpus
+    int ranks;                  // --ranks: processes of the CPU program
     int device;                 // --device; -1: not given
     int micro_batches;          // of a step, over all ranks
     double timeout;             // seconds without progress after which all ranks are ended
@@ -39,9 +40,9 @@ void comm_all_gather(Stream s, void *buf, int64_t bytes);
 // buf (count) fp32 device: the sum over ranks, the same bits on all ranks.
 void comm_all_reduce(Stream s, float *buf, int64_t count);
 
-// Host memory to rank 0: rank `owner` gives `bytes` of buf, rank 0 receives them in its buf. Returns the size that arrived, on
-// rank 0 and the owner; 0 elsewhere. buf must be large enough on rank 0.
-size_t comm_collect(void *buf, size_t bytes, int owner);
+// Host memory to rank 0: rank `owner` gives `bytes` of buf, rank 0 receives them in its buf of `capacity` bytes; more is an error.
+// Returns the size that arrived, on rank 0 and the owner; 0 elsewhere.
+size_t comm_collect(void *buf, size_t bytes, size_t capacity, int owner);
 
 // Host values.
 double comm_sum(double x);

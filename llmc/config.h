@@ -46,7 +46,7 @@ typedef struct {
     bool deterministic, portable;
     int profile; // steps before the profiled ones; 0: none
     const char *gpus;
-    int device, timeout, threads;
+    int ranks, device, timeout, threads;
     int graphs;
     int attention; // AttentionKernels
     // sampling

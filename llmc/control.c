@@ -5,14 +5,15 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-typedef enum { SUM = 1, MAX, BARRIER, BROADCAST, COLLECT, ABORT } Kind;
-static const char *const kind_name[] = {"", "sum", "maximum", "barrier", "broadcast", "collection", "abort"};
+typedef enum { SUM = 1, MAX, BARRIER, BROADCAST, COLLECT, TENSOR, ABORT } Kind;
+static const char *const kind_name[] = {"", "sum", "maximum", "barrier", "broadcast", "collection", "tensor", "abort"};
 
 typedef struct {
     uint32_t kind, call;
@@ -93,24 +94,26 @@ static void peer_lost(int r)
 
 // ---- frames ------------------------------------------------------------------------------------------------------------
 
-static bool send_all(int fd, const void *buf, size_t bytes)
+static bool send_all(Control *c, int r, const void *buf, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
-        ssize_t n = send(fd, (const char *)buf + done, bytes - done, MSG_NOSIGNAL);
+        ssize_t n = send(c->fd[r], (const char *)buf + done, bytes - done, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         done += (size_t)n;
+        atomic_fetch_add(&c->place->progress, 1);
     }
     return true;
 }
 
-static bool receive_all(int fd, void *buf, size_t bytes)
+static bool receive_all(Control *c, int r, void *buf, size_t bytes)
 {
     for (size_t done = 0; done < bytes;) {
-        ssize_t n = recv(fd, (char *)buf + done, bytes - done, 0);
+        ssize_t n = recv(c->fd[r], (char *)buf + done, bytes - done, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         done += (size_t)n;
+        atomic_fetch_add(&c->place->progress, 1);
     }
     return true;
 }
@@ -118,22 +121,30 @@ static bool receive_all(int fd, void *buf, size_t bytes)
 static void send_frame(Control *c, int r, Kind kind, const void *buf, size_t bytes)
 {
     Frame f = {.kind = kind, .call = c->calls, .bytes = bytes};
-    if (!send_all(c->fd[r], &f, sizeof f) || !send_all(c->fd[r], buf, bytes)) peer_lost(r);
+    if (!send_all(c, r, &f, sizeof f) || !send_all(c, r, buf, bytes)) peer_lost(r);
 }
 
-// Returns the bytes that came, at most `capacity`.
-static size_t receive_frame(Control *c, int r, Kind kind, void *buf, size_t capacity)
+// Returns how many bytes follow: from `least` to `most`, whatever the other side says.
+static size_t receive_header(Control *c, int r, Kind kind, size_t least, size_t most)
 {
     Frame f;
     c->waiting_for = r;
-    if (!receive_all(c->fd[r], &f, sizeof f)) peer_lost(r);
+    if (!receive_all(c, r, &f, sizeof f)) peer_lost(r);
     c->waiting_for = 0;
     if (f.kind == ABORT) leave_quietly(c);
-    if (f.kind != kind || f.call != c->calls || f.bytes > capacity)
+    if (f.kind != kind || f.call != c->calls)
         fatal(EXIT_BAD_INPUT, "ranks %d and %d are not at the same place: %s number %u here, %s number %u there", c->rank, r,
               kind_name[kind], c->calls, f.kind <= ABORT ? kind_name[f.kind] : "?", f.call);
-    if (!receive_all(c->fd[r], buf, f.bytes)) peer_lost(r);
+    if (f.bytes < least || f.bytes > most)
+        fatal(EXIT_BAD_INPUT, "rank %d sends %llu bytes for %s number %u, and %zu to %zu are expected", r,
+              (unsigned long long)f.bytes, kind_name[kind], c->calls, least, most);
     return f.bytes;
+}
+
+static void receive_frame(Control *c, int r, Kind kind, void *buf, size_t bytes)
+{
+    receive_header(c, r, kind, bytes, bytes);
+    if (!receive_all(c, r, buf, bytes)) peer_lost(r);
 }
 
 static void begin_call(Control *c)
@@ -202,13 +213,96 @@ void control_broadcast(Control *c, void *buf, size_t bytes)
     for (int r = 1; r < c->size && !c->rank; r++) send_frame(c, r, BROADCAST, buf, bytes);
 }
 
-size_t control_collect(Control *c, void *buf, size_t bytes, int owner)
+size_t control_collect(Control *c, void *buf, size_t bytes, size_t capacity, int owner)
 {
     if (owner == 0) return c->rank ? 0 : bytes;
     begin_call(c);
-    if (c->rank == owner) send_frame(c, 0, COLLECT, buf, bytes);
-    if (c->rank == 0) return receive_frame(c, owner, COLLECT, buf, SIZE_MAX);
-    return c->rank == owner ? bytes : 0;
+    if (c->rank == owner) {
+        send_frame(c, 0, COLLECT, buf, bytes);
+        return bytes;
+    }
+    if (c->rank) return 0;
+    size_t arrived = receive_header(c, owner, COLLECT, 0, capacity);
+    if (!receive_all(c, owner, buf, arrived)) peer_lost(owner);
+    return arrived;
+}
+
+// ---- tensors -----------------------------------------------------------------------------------------------------------
+
+// Rank 0 reads one rank after the other, and not before it comes to this call itself: a sender may have to wait.
+static void send_tensor(Control *c, int r, const void *buf, size_t bytes)
+{
+    c->bulk = 1;
+    send_frame(c, r, TENSOR, buf, bytes);
+    c->bulk = 0;
+}
+
+static void add_tensor(Control *c, int r, float *sum, int64_t count)
+{
+    enum { PIECE = 1 << 14 }; // floats: what is received is added while it is in the cache
+    static float piece[PIECE];
+    size_t bytes = (size_t)count * sizeof *sum;
+    receive_header(c, r, TENSOR, bytes, bytes);
+    for (int64_t at = 0; at < count; at += PIECE) {
+        int64_t n = min_i64(PIECE, count - at);
+        if (!receive_all(c, r, piece, (size_t)n * sizeof *piece)) peer_lost(r);
+        for (int64_t i = 0; i < n; i++) sum[at + i] += piece[i];
+    }
+}
+
+static float *room_for_sums(Control *c, int64_t count)
+{
+    if (count > c->sums_count) c->sums = xrealloc(c->sums, (size_t)count, sizeof *c->sums);
+    c->sums_count = max_i64(count, c->sums_count);
+    return c->sums;
+}
+
+// Chunk by chunk: a rank whose chunk it was receives its sum before it sends the next, so nobody sends to one that sends.
+void control_reduce_scatter(Control *c, float *out, const float *in, int64_t count)
+{
+    size_t bytes = (size_t)count * sizeof *in;
+    if (c->size == 1) return;
+    begin_call(c);
+    for (int chunk = 0; chunk < c->size; chunk++) {
+        const float *own = in + chunk * count;
+        if (c->rank) {
+            send_tensor(c, 0, own, bytes);
+            if (chunk == c->rank) receive_frame(c, 0, TENSOR, out, bytes);
+            continue;
+        }
+        float *sum = chunk ? room_for_sums(c, count) : out;
+        memmove(sum, own, bytes);
+        for (int r = 1; r < c->size; r++) add_tensor(c, r, sum, count);
+        if (chunk) send_tensor(c, chunk, sum, bytes);
+    }
+}
+
+void control_all_gather(Control *c, void *buf, int64_t bytes)
+{
+    size_t chunk = (size_t)bytes, whole = (size_t)(bytes * c->size);
+    if (c->size == 1) return;
+    begin_call(c);
+    if (c->rank) {
+        send_tensor(c, 0, (char *)buf + c->rank * bytes, chunk);
+        receive_frame(c, 0, TENSOR, buf, whole);
+        return;
+    }
+    for (int r = 1; r < c->size; r++) receive_frame(c, r, TENSOR, (char *)buf + r * bytes, chunk);
+    for (int r = 1; r < c->size; r++) send_tensor(c, r, buf, whole);
+}
+
+void control_all_reduce(Control *c, float *buf, int64_t count)
+{
+    size_t bytes = (size_t)count * sizeof *buf;
+    if (c->size == 1) return;
+    begin_call(c);
+    if (c->rank) {
+        send_tensor(c, 0, buf, bytes);
+        receive_frame(c, 0, TENSOR, buf, bytes);
+        return;
+    }
+    for (int r = 1; r < c->size; r++) add_tensor(c, r, buf, count);
+    for (int r = 1; r < c->size; r++) send_tensor(c, r, buf, bytes);
 }
 
 // ---- watching ----------------------------------------------------------------------------------------------------------
@@ -237,7 +331,7 @@ static void refuse_late_comer(Control *c)
 {
     int fd = accept(c->listener, NULL, NULL);
     if (fd < 0) return;
-    send_all(fd, "taken", 6);
+    send(fd, "taken", 6, MSG_NOSIGNAL | MSG_DONTWAIT);
     close(fd);
 }
 
@@ -257,7 +351,7 @@ static void look_at_sockets(Control *c, int milliseconds)
 }
 
 // A machine that is switched off or cut off ends no connection, and the system sends for many minutes. (Idle connections: tune()
-// in rendezvous.c.) What only waits here to be sent may wait for a rank that is slow to read, which happens under patience alone.
+// in rendezvous.c.) What only waits here to be sent may wait for a rank that is slow to read: under patience, and with tensors.
 static bool is_silent(const Control *c, int r)
 {
     enum { SILENCE_MS = 6000 };
@@ -266,7 +360,7 @@ static bool is_silent(const Control *c, int r)
     int waiting = 0;
     if (c->fd[r] < 0 || getsockopt(c->fd[r], IPPROTO_TCP, TCP_INFO, &i, &size)) return false; // ranks of a parent have no TCP
     ioctl(c->fd[r], SIOCOUTQ, &waiting);
-    return i.tcpi_last_ack_recv > SILENCE_MS && (i.tcpi_unacked || (waiting && !c->place->patience));
+    return i.tcpi_last_ack_recv > SILENCE_MS && (i.tcpi_unacked || (waiting && !c->place->patience && !c->bulk));
 }
 
 // A second look, since it may be this machine that stood still: then what it missed arrives now.
@@ -343,4 +437,6 @@ void control_close(Control *c)
     for (int r = 0; r < c->size; r++)
         if (c->fd[r] >= 0) close(c->fd[r]);
     if (c->listener >= 0) close(c->listener);
+    free(c->sums);
+    c->sums = NULL;
 }

@@ -24,6 +24,9 @@ typedef struct {
     RankPlace own_place, *place; // place: own_place, or memory that the parent sees
     _Atomic int waiting_for;     // rank 0: the rank it is receiving from; 0: none
     _Atomic int closing;
+    _Atomic int bulk;            // a tensor is being sent, for which a rank that still computes lets us wait
+    float *sums;                 // rank 0: room for the chunk of another rank, sums_count floats; owned by the channel
+    int64_t sums_count;
 } Control;
 
 // "at step 17", for messages. out: a string
@@ -36,8 +39,17 @@ double control_sum(Control *c, double x);     // added in the order of the ranks
 int64_t control_max(Control *c, int64_t x);
 void control_barrier(Control *c);
 void control_broadcast(Control *c, void *buf, size_t bytes); // from rank 0
-// `bytes` of rank `owner`'s buf to rank 0's. Returns the size that arrived, on rank 0 and the owner; 0 elsewhere.
-size_t control_collect(Control *c, void *buf, size_t bytes, int owner);
+// `bytes` of rank `owner`'s buf to rank 0's, which holds `capacity`. Returns the size that arrived, on rank 0 and the owner; 0
+// elsewhere.
+size_t control_collect(Control *c, void *buf, size_t bytes, size_t capacity, int owner);
+
+// Tensors in host memory, for a backend without collectives of its own. Sums are added in the order of the ranks.
+// in (size, count): `out` (count) of rank r is the sum of all ranks' chunk r. out may be this rank's chunk of `in`, whose other
+// chunks are then undefined.
+void control_reduce_scatter(Control *c, float *out, const float *in, int64_t count);
+// buf (size * bytes): each rank gives its chunk; all get all of them.
+void control_all_gather(Control *c, void *buf, int64_t bytes);
+void control_all_reduce(Control *c, float *buf, int64_t count);
 
 // Starts the watching thread. check: NULL, or asked several times a second, gives a line when something failed in the background.
 // timeout: seconds without a call or a step after which the rank gives up; 0: somebody else watches.

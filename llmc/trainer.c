@@ -300,6 +300,7 @@ static void step_ops(Trainer *t, bool adam)
         int N = t->config->micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
         const int32_t *host = t->host_input[slot] + a * t->block_ints;
         DeviceBatch b = device_batch(t->device_input[slot] + a * t->block_ints, N, t->slots);
+        comm_step(t->step); // on a CPU a step may take minutes
         profile_batch(host + batch_offset(N, 2), N, host[rows_offset(N)]);
         model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
     }

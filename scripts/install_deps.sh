@@ -27,7 +27,6 @@ parts='
          jansson   required  libjansson-dev   jansson-devel     jansson  libjansson-devel jansson-dev   jansson
          OpenBLAS  optional  libopenblas-dev  openblas-devel    openblas openblas-devel   openblas-dev  openblas
          PCRE2     optional  libpcre2-dev     pcre2-devel       pcre2    pcre2-devel      pcre2-dev     pcre2
-         MPI       optional  libopenmpi-dev,openmpi-bin openmpi-devel openmpi openmpi-devel openmpi-dev,openmpi open-mpi
          gnuplot   optional  gnuplot-nox      gnuplot           gnuplot  gnuplot          gnuplot       gnuplot'
 
 # A library counts as there when a program with it compiles and links: that proves header and library, however installed.
@@ -51,7 +50,6 @@ present() {
         jansson) links '#include <jansson.h>\nint main(void){json_object();}' -ljansson ;;
         OpenBLAS) links '#include <cblas.h>\nint main(void){return openblas_get_num_threads()<1;}' -lopenblas ;;
         PCRE2) links '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void){pcre2_code_free(0);}' -lpcre2-8 ;;
-        MPI) have mpicc && have mpirun ;;
         gnuplot) have gnuplot ;;
     esac
 }
@@ -80,7 +78,7 @@ column=${manager/apt-get/apt}
 [ "$manager" = none ] && column=apt
 look "$column"
 if [ -z "$missing" ]; then
-    say "all there: gcc, make, perl, jansson${optional:+, OpenBLAS, PCRE2, MPI, gnuplot}"
+    say "all there: gcc, make, perl, jansson${optional:+, OpenBLAS, PCRE2, gnuplot}"
     exit 0
 fi
 

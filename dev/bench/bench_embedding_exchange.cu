@@ -517,10 +517,10 @@ int main(int argc, char **argv)
     Error e;
     const char *usage = "bench_embedding_exchange --gpus N --train-files FILES [option of train_gpt ...], N 2, 4 or 8";
     set_program_name("bench_embedding_exchange", -1);
-    comm_open(&argc, &argv);
+    comm_open();
     if (!config_parse(&config, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
     uint64_t options = config_fingerprint(&config);
-    CommOptions o = {config.gpus, config.device, config.micro_batches, (double)config.timeout, true, 0, options};
+    CommOptions o = {config.gpus, 1, config.device, config.micro_batches, (double)config.timeout, true, 0, options};
     int device = comm_join(&o);
     rank = comm_rank(), size = comm_size();
     if (size == 1) fatal(EXIT_USAGE, "one GPU exchanges nothing; usage: %s", usage);

@@ -93,7 +93,7 @@ static void bench(const Config *c, const float *gradients, Stream s)
 int main(int argc, char **argv)
 {
     set_program_name("bench_optimizer", -1);
-    comm_open(&argc, &argv); // one rank, whose number and count the optimizer asks for
+    comm_open(); // one rank, whose number and count the optimizer asks for
     Config c;
     Error e;
     bool chosen = false;

@@ -115,8 +115,8 @@ sub refuses {
 my $mpi_works;
 sub have_mpi {
     return $mpi_works //= do {
-        my ($status, $out) = -x $trainer ? run(mpirun(2, $trainer, '--help')) : (1, '');
-        $status eq '0' && slurp($trainer) =~ /MPI_Reduce_scatter_block/ ? 1 : 0;
+        my ($status) = run(mpirun(2, 'true'));
+        $status eq '0' ? 1 : 0;
     };
 }
 sub mpirun { my ($ranks, @command) = @_; return ('mpirun', '--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '-np', $ranks, @command) }
@@ -202,7 +202,7 @@ sub same_state {
     my ($a, $meta_a) = tensors($one);
     my ($b, $meta_b) = tensors($other);
     delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
-        option.val-every option.gpus option.device option.timeout option.graphs)}
+        option.val-every option.gpus option.ranks option.device option.timeout option.graphs)}
         for $meta_a, $meta_b;
     my @different = grep { !$a->{$_} || !$b->{$_} || $a->{$_}{bytes} ne $b->{$_}{bytes} } sort keys %{{%$a, %$b}};
     push @different, grep { ($meta_a->{$_} // '') ne ($meta_b->{$_} // '') } sort keys %{{%$meta_a, %$meta_b}};

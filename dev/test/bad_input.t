@@ -72,15 +72,14 @@ for my $name (sort keys %shard) {
     next if $name eq 'too_small';
     refuses("validation shard: $name", 1, qr/bad_$name\.bin: .*$pattern/, @short, '--val-files', "$dir/bad_$name.bin");
 }
-refuses('GPUs for the CPU program', 2, qr/--gpus 2: this is the CPU program.*mpirun/, @short, '--gpus', 2) if $trainer =~ /_cpu$/;
+refuses('GPUs for the CPU program', 2, qr/--gpus 2: this is the CPU program; --ranks N starts/, @short, '--gpus', 2) if $trainer =~ /_cpu$/;
 {
-    local @ENV{qw(RANK WORLD_SIZE MASTER_ADDR)} = (1, 2, 'localhost');
-    my $what = qr/started as one of 2 ranks \(WORLD_SIZE\), but ranks of the CPU program meet by MPI/;
-    refuses('ranks that MPI has not started', 2, $what, @short) if $trainer =~ /_cpu$/;
+    local @ENV{qw(RANK WORLD_SIZE)} = (1, 2);
+    refuses('a rank that knows no rank 0', 2, qr/started as rank 1 of 2 \(WORLD_SIZE\), but MASTER_ADDR, .* is not set/, @short);
 }
 {
-    local @ENV{qw(PMI_RANK PMI_SIZE)} = (1, 2);
-    refuses('ranks that another MPI has started', 2, qr/started as one of 2 ranks \(PMI_SIZE\), but/, @short) if $trainer =~ /_cpu$/;
+    local @ENV{qw(RANK WORLD_SIZE LOCAL_WORLD_SIZE)} = (1, 2, 2);
+    refuses('ranks of ranks', 2, qr/--gpus and --ranks start ranks, but this is one of 2/, @short, '--ranks', 2) if $trainer =~ /_cpu$/;
 }
 refuses('a glob that matches nothing', 1, qr/--train-files: no file matches '\/none\*\.bin'/, @short, '--train-files', '/none*.bin');
 refuses('no validation shard', 1, qr/--val-files: no file matches/, @short, '--val-files', "$dir/none.bin");

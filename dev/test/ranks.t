@@ -15,10 +15,10 @@ use FindBin;
 use lib $FindBin::Bin;
 use TrainTest;
 use Test::More;
-use Time::HiRes qw(time);
+use Time::HiRes qw(sleep time);
 
 plan skip_all => "$trainer is missing: run make" if !-x $trainer;
-plan skip_all => 'no MPI: mpirun is missing, or the trainer was built without it' if !have_mpi();
+plan skip_all => 'ranks of the CUDA program have tests of their own: gpu/ranks.t' if $trainer !~ /_cpu$/;
 write_shard('train_1.bin', documents(24000, 1));
 write_shard('val.bin', documents(700, 2));
 my @ranks = (2, 4, 8);
@@ -26,7 +26,7 @@ my @ranks = (2, 4, 8);
 sub train { # 20 steps of a program on so many ranks; the folder of the run
     my ($program, $ranks, $name, @options) = @_;
     my @command = ($program, @tiny, '--out', "$dir/$name", @options);
-    run_ok("$name: $ranks rank" . ($ranks > 1 ? 's' : ''), $ranks > 1 ? mpirun($ranks, @command) : @command);
+    run_ok("$name: $ranks rank" . ($ranks > 1 ? 's' : ''), @command, '--ranks', $ranks);
     return "$dir/$name";
 }
 
@@ -136,34 +136,102 @@ for my $ranks (1, 2, 8) {
 
 # ---- what cannot work --------------------------------------------------------------------------------------------------
 
-# mpirun adds lines of its own; ours are counted.
-sub one_line {
-    my ($what, $pattern, $seconds, @command) = @_;
-    my $began = time;
-    my ($status, $out, $err) = finish(start(@command), 40);
-    my @ours = grep { /^train_gpt/ } split /\n/, $err;
-    ok($status ne '0' && $status ne 'timeout' && @ours == 1 && $ours[0] =~ $pattern, "$what: " . ($ours[0] // 'nothing')) or diag $err;
-    cmp_ok(time - $began, '<', $seconds, 'and all ranks end');
+# Ranks as something else starts them, here from one list of options each.
+my $port = 20000 + $$ % 20000;
+sub started {
+    my @options = @_;
+    my @runs;
+    $port++;
+    for my $rank (0 .. $#options) {
+        local @ENV{qw(RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_PORT)} = ($rank, scalar @options, scalar @options, $port);
+        push @runs, start($trainer, @tiny, @{$options[$rank]});
+    }
+    return @runs;
 }
-one_line("$_ ranks", qr/$_ ranks: must be 1, 2, 4 or 8/, 20, mpirun($_, $trainer, @tiny)) for 3, 5, 6, 7;
-one_line('more ranks than micro-batches', qr/4 ranks: .* --micro-batches 2/, 20, mpirun(4, $trainer, @tiny, '--micro-batches', 2));
-one_line('a wrong option', qr/unknown option --nonsense/, 20, mpirun(2, $trainer, @tiny, '--nonsense'));
-one_line('what all ranks meet is told once', qr/rank 0.*: no file matches/, 20, mpirun(4, $trainer, @tiny, '--train-files', "$dir/none.bin"));
-# One rank finds its shard cut short; the others are waiting for it in a collective.
+
+# All runs end by themselves, none of them well, with one line among them that matches.
+sub fails {
+    my ($what, $pattern, $seconds, @runs) = @_;
+    my ($began, @status, $text) = (time);
+    for my $run (@runs) {
+        my ($status, undef, $err) = finish($run, 40);
+        push @status, $status;
+        $text .= $err;
+    }
+    my $took = time - $began;
+    my @ours = grep { /^train_gpt/ } split /\n/, $text; # mpirun adds lines of its own
+    ok(!(grep { $_ eq '0' || $_ eq 'timeout' } @status) && @ours == 1 && $ours[0] =~ $pattern, "$what: " . ($ours[0] // 'nothing'))
+        or diag "status @status\n$text";
+    cmp_ok($took, '<', $seconds, 'and all ranks end');
+}
+
+my @usual = ('--out', "$dir/bad");
+fails("$_ ranks", qr/--ranks $_: must be 1, 2, 4 or 8/, 20, start($trainer, @tiny, @usual, '--ranks', $_)) for 3, 5, 6, 7;
+fails('more ranks than micro-batches', qr/--ranks 4: .* --micro-batches 2/, 20, start($trainer, @tiny, @usual, qw(--ranks 4 --micro-batches 2)));
+fails('what all ranks meet is told once', qr/rank 0.*: no file matches/, 20, start($trainer, @tiny, '--ranks', 4, '--train-files', "$dir/none.bin"));
+# Options that differ from rank 0's: a wrong loss, a rank that waits for ever, an array that is too short, if nobody looked.
+fails("a rank with another @$_[0]", qr/rank 1 was started with other options/, 20, started(\@usual, [@usual, @$_]))
+    for [qw(--seed 5)], [qw(--muon-rate 0.1)], [qw(--val-every 7)], [qw(--mlp-dim 256)], [qw(--num-scheduled 12)];
+fails('three ranks that something has started', qr/3 ranks \(WORLD_SIZE\): must be 1, 2, 4 or 8/, 20, (started((\@usual) x 3))[0]);
+# One rank finds its shard cut short; the others are waiting for it in a collective. One sees other files under the same name.
 spew("$dir/cut.bin", substr slurp("$dir/train_1.bin"), 0, 20000);
-spew("$dir/one_bad_rank", "#!/bin/sh\nif [ \"\$OMPI_COMM_WORLD_RANK\" = 1 ]; then files='$dir/cut.bin'; else files='$dir/train_1.bin'; fi\n"
-    . "exec '$trainer' \"\$@\" --train-files \"\$files\"\n");
-chmod 0755, "$dir/one_bad_rank";
-one_line('one rank of two fails', qr/rank 1.*cut\.bin: truncated/, 20, mpirun(2, "$dir/one_bad_rank", @tiny, '--out', "$dir/bad"));
-# One rank sees other files under the same name.
 write_shard('other.bin', documents(20000, 3));
-spew("$dir/one_other_rank", slurp("$dir/one_bad_rank") =~ s/cut\.bin/other.bin/r);
-chmod 0755, "$dir/one_other_rank";
-one_line('one rank with another shard list', qr/rank 1.*not those of rank 0/, 20, mpirun(2, "$dir/one_other_rank", @tiny, '--out', "$dir/bad"));
-# A rank that dies without a word.
-spew("$dir/one_dead_rank", "#!/bin/sh\nif [ \"\$OMPI_COMM_WORLD_RANK\" = 1 ]; then '$trainer' \"\$@\" & p=\$!; sleep 0.5; kill -9 \$p; exit 9; fi\n"
-    . "exec '$trainer' \"\$@\"\n");
-chmod 0755, "$dir/one_dead_rank";
-my ($status) = finish(start(mpirun(2, "$dir/one_dead_rank", @tiny, qw(--num-scheduled 100000 --repeat), '--out', "$dir/dead")), 20);
-ok($status ne '0' && $status ne 'timeout', "a rank that is killed ends the others: status $status");
+fails('one rank of two fails', qr/rank 1.*cut\.bin: truncated/, 20, started(\@usual, [@usual, '--train-files', "$dir/cut.bin"]));
+fails('one rank with another shard list', qr/rank 1.*not those of rank 0/, 20, started(\@usual, [@usual, '--train-files', "$dir/other.bin"]));
+
+# Ranks that go on until something happens to one of them, from their third step on.
+sub long { my ($name) = @_; return (qw(--num-scheduled 1000000 --repeat --val-every 0 --out), "$dir/$name") }
+
+sub wait_for_steps {
+    my ($name) = @_;
+    my $end = time + 40;
+    sleep 0.02 while time < $end && !losses("$dir/$name")->{3};
+}
+
+sub ranks_of { my ($run) = @_; return map { (slurp("$_/stat") =~ /^(\d+) \(.*\) \S (\d+)/ && $2 == $run->{pid}) ? $1 : () } glob '/proc/[0-9]*' }
+
+my $run = start($trainer, @tiny, long('killed'), '--ranks', 2);
+wait_for_steps('killed');
+kill 'KILL', (sort { $a <=> $b } ranks_of($run))[1];
+fails('a rank that is killed', qr/\(rank 1\): error: killed by signal 9/, 10, $run);
+$run = start($trainer, @tiny, long('standstill'), qw(--ranks 2 --timeout 1));
+wait_for_steps('standstill');
+kill 'STOP', (sort { $a <=> $b } ranks_of($run))[1];
+fails('a rank that stands still', qr/\(rank 1\): error: no progress for 1 s \(--timeout\)/, 10, $run);
+my @runs = started([long('outside'), '--timeout', 2], [long('outside'), '--timeout', 2]);
+wait_for_steps('outside');
+kill 'STOP', $runs[1]{pid};
+fails('one of those that something has started', qr/\(rank 0\): error: no progress for 2 s \(--timeout\), waiting for rank 1/, 10, $runs[0]);
+kill 'KILL', $runs[1]{pid};
+finish($runs[1], 10);
+
+# ---- how they are started ----------------------------------------------------------------------------------------------
+
+# No library of MPI's is in any process: on some systems it takes SIGHUP at load, and the end of a terminal would end a run that
+# nohup protects. The program's own handler leaves the signal alone then.
+$run = start('nohup', $trainer, @tiny, long('nohup'), '--ranks', 2);
+wait_for_steps('nohup');
+my @children = ranks_of($run);
+my $libraries = join '', map { slurp("/proc/$_/maps") } $run->{pid}, @children;
+is(scalar @children, 2, 'a launching process and two ranks');
+unlike($libraries, qr/lib(?:mpi|ucs|ucp|open-rte|pmix)/, 'load no library of MPI');
+kill 'HUP', -$run->{pid};
+my $seen = keys %{losses("$dir/nohup")};
+my $end = time + 20;
+sleep 0.02 while time < $end && keys %{losses("$dir/nohup")} < $seen + 5;
+cmp_ok(scalar(keys %{losses("$dir/nohup")}), '>=', $seen + 5, 'and go on under nohup when their terminal goes');
+kill 'TERM', $run->{pid};
+is((finish($run, 20))[0], 3, 'until they are asked to end');
+
+SKIP: {
+    skip 'no mpirun', 5 if !have_mpi();
+    my $folder = "$dir/mpirun";
+    run_ok('mpirun: 2 ranks', mpirun(2, $trainer, @tiny, '--out', $folder));
+    is(same_state(newest($folder), newest("$dir/bf16-2")), '', 'the same bits as --ranks 2');
+    spew("$dir/other_options", "#!/bin/sh\n[ \"\$OMPI_COMM_WORLD_RANK\" = 1 ] && set -- \"\$@\" --seed 5\nexec '$trainer' \"\$@\"\n");
+    chmod 0755, "$dir/other_options";
+    fails('mpirun: a rank with other options', qr/rank 1 was started with other options/, 20, start(mpirun(2, "$dir/other_options", @tiny, @usual)));
+    my @both = map { start(mpirun(2, $trainer, @tiny, '--out', "$dir/mpirun$_")) } 1, 2;
+    is(join(' ', map { (finish($_, 60))[0] } @both), '0 0', 'mpirun twice at once: each finds its own ranks');
+}
 done_testing;

@@ -162,7 +162,7 @@ static void test_host(void)
     good &= comm_any(rank == size - 1) && !comm_any(false);
     all_ok(good, "sum, maximum, flag");
     memset(host, rank + 1, bytes);
-    size_t arrived = comm_collect(host, bytes, size - 1);
+    size_t arrived = comm_collect(host, bytes, bytes, size - 1);
     good = rank == 0 || rank == size - 1 ? arrived == bytes : arrived == 0;
     for (size_t i = 0; !rank && i < bytes; i++) good &= ((char *)host)[i] == size;
     all_ok(good, "16 MiB of the last rank reach the first");
@@ -249,10 +249,10 @@ static int hold(int device, int seconds)
 
 int main(int argc, char **argv)
 {
-    comm_open(&argc, &argv);
+    comm_open();
     if (argc == 4 && !strcmp(argv[1], "--hold")) return hold(atoi(argv[2]), atoi(argv[3]));
     bool given = argc == 3 && !strcmp(argv[1], "--gpus");
-    int device = comm_join(&(CommOptions){.gpus = given ? argv[2] : "all", .device = -1, .micro_batches = 8, .timeout = 30});
+    int device = comm_join(&(CommOptions){.gpus = given ? argv[2] : "all", .ranks = 1, .device = -1, .micro_batches = 8, .timeout = 30});
     rank = comm_rank();
     size = comm_size();
     if (size == 1) {
