@@ -1,5 +1,6 @@
 #include "llmc/optimizer.h"
 #include "llmc/arena.h"
+#include <math.h>
 #include <string.h>
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -93,6 +94,12 @@ static float *own_u(const Optimizer *o, const Params *p, int i)
 // The parameter in a matrix slot. The table lists matrices in slot order.
 static const Param *slot_param(const Params *p, int slot) { return &p->list[NUM_TABLES + slot]; }
 
+// On the learning rate: the parameter's own multiplier and NorMuon's shape factor, max(1, rows/cols)^1/2 of the stored shape.
+static float rate_multiplier(const Param *a)
+{
+    return (float)(a->multiplier * sqrt(fmax(1, (double)a->rows / (double)a->cols)));
+}
+
 // `batch` matrices (rows, cols) that are `stride` elements apart, the first of them at the start of an own slot.
 static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows, int cols, int batch, int64_t stride,
                    float *second, Stream s)
@@ -104,7 +111,7 @@ static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows
                    &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at,
                                     .second = second, .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols,
                                     .batch = batch, .per_column = a->rows < a->cols,
-                                    .multiplier = {(float)a->multiplier, (float)odd->multiplier}, .stride = stride},
+                                    .multiplier = {rate_multiplier(a), rate_multiplier(odd)}, .stride = stride},
                    o->step);
 }
 
@@ -143,29 +150,26 @@ static void normuon_attention(Optimizer *o, Params *p, Stream s)
     }
 }
 
+// `batch` gates of the shape of `a`, the first of them.
+static void update_gates(Optimizer *o, Params *p, const Param *a, int batch, float *second, Stream s)
+{
+    float *u = p->gates_grad + a->offset, multiplier = rate_multiplier(a);
+    int rows = (int)a->rows, cols = (int)a->cols;
+    void *ortho = newton_schulz(s, &o->ns_gates, u, rows * cols, rows, cols, batch, o->ns_workspace);
+    normuon_update(s,
+                   &(NormuonUpdate){.wx = p->gates + a->offset, .grad = u, .second = second, .o = ortho,
+                                    .o_dtype = o->ns_gates.dtype, .rows = rows, .cols = cols, .batch = batch,
+                                    .per_column = rows < cols, .multiplier = {multiplier, multiplier},
+                                    .stride = rows * cols},
+                   o->step);
+}
+
 static void normuon_gates(Optimizer *o, Params *p, Stream s)
 {
-    int H = o->config->num_heads;
-    const Param *smear = params_find(p, "smear_gate.weight");
-    struct {
-        int64_t offset;
-        int rows, batch;
-        float *second;
-    } stacks[] = {{0, H, p->num_attention, o->second_gates}, {smear->offset, 1, 1, o->second_smear}};
     exchange_wait_small(&o->exchange, s);
     normuon_momentum(s, p->gates_grad, o->gates_momentum, o->step, p->gates_size);
-    for (int i = 0; i < 2; i++) {
-        float *u = p->gates_grad + stacks[i].offset;
-        int rows = stacks[i].rows;
-        void *ortho = newton_schulz(s, &o->ns_gates, u, rows * GATE_INPUTS, rows, GATE_INPUTS, stacks[i].batch, o->ns_workspace);
-        normuon_update(s,
-                       &(NormuonUpdate){.wx = p->gates + stacks[i].offset, .grad = u, .second = stacks[i].second, .o = ortho,
-                                        .o_dtype = o->ns_gates.dtype, .rows = rows, .cols = GATE_INPUTS, .batch = stacks[i].batch,
-                                        .per_column = rows < GATE_INPUTS,
-                                        .multiplier = {(float)smear->multiplier, (float)smear->multiplier},
-                                        .stride = rows * GATE_INPUTS},
-                       o->step);
-    }
+    update_gates(o, p, params_first_gate(p), p->num_attention, o->second_gates, s);
+    update_gates(o, p, params_find(p, "smear_gate.weight"), 1, o->second_smear, s);
 }
 
 // What was sent last is used last: sums travel while those before them are worked on.

@@ -105,6 +105,13 @@ const Param *params_find(const Params *p, const char *name)
     return NULL;
 }
 
+const Param *params_first_gate(const Params *p)
+{
+    const Param *a = p->list;
+    while (a->group != GROUP_GATE) a++;
+    return a;
+}
+
 int64_t params_total(const Params *p)
 {
     int64_t n = 0;

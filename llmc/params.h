@@ -52,6 +52,7 @@ void params_free(Params *p);
 // Random initial weights, the same for the same seed on every machine, backend and number of ranks. Fills matrices_x too.
 void params_init(Params *p, const Config *c, Stream s);
 const Param *params_find(const Params *p, const char *name);
+const Param *params_first_gate(const Params *p); // of the num_attention attention gates, which follow each other
 int64_t params_total(const Params *p); // number of trained values, as the public counts have it
 
 // A parameter's place on the device. Tables and gates: floatX; matrices and scalars: fp32.

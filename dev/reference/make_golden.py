@@ -14,13 +14,15 @@ import torch
 from safetensors.torch import save_file
 
 from twin import config, head, model, newton_schulz, schedule
-from twin.optimizer import adam_lr_multiplier
+from twin.optimizer import NorMuon
 from twin.trainer import Trainer
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 SIZES = dict(model_dim=16, num_heads=2, mlp_dim=64, block_size=4, vocab_size=61, micro_batch_tokens=64, micro_batches=2,
              num_scheduled=6, num_extension=2, head="bf16")
 STEPS, SAMPLES = 6, 160
+NARROW_MLP = dict(model_dim=32, num_heads=4, mlp_dim=16)     # fewer columns than rows: NorMuon's shape factor is not 1
+HEADS_13 = dict(model_dim=104, num_heads=13, mlp_dim=16)     # so have the gates, [13, 12]
 DRAWS = 8                 # instances (weights and tokens) whose error in half and single precision makes the yardsticks
 SAMPLE_RULE = "index i of k = min(160, n) is (i * s) mod n; s = smallest integer >= max(1, floor(0.618 n)) coprime to n"
 # documents of every micro-batch, by length, cut at N + 1; the last token alone is a document of its own in one of them
@@ -28,7 +30,7 @@ DOCUMENTS = ((1, 5, 24, 1, 9, 30), (64, 1), (3, 40, 2, 2, 60), (70,), (12, 12, 1
 
 
 def make_config(preset, **changes):
-    return config.preset(preset, **SIZES, **changes).check()
+    return config.preset(preset, **(SIZES | changes)).check()
 
 
 def initial_parameters(cfg, draw=0):
@@ -141,11 +143,15 @@ def trajectory(cfg, parameters, tokens, cu):
     return flattened({"loss": torch.stack(losses)} | {n: torch.stack(v) for n, v in updates.items()})
 
 
-def reference_and_errors(cfg, run):
+def model_inputs(cfg, draw):
+    return initial_parameters(cfg, draw), *make_batches(cfg, draw)
+
+
+def reference_and_errors(cfg, run, make_inputs=model_inputs):
     """(run in float64 on draw 0, {kind: {name: [rows]}}): the errors are root mean squares over the draws."""
     squares, reference = {"bf16": {}, "f32": {}}, None
     for draw in range(DRAWS):
-        inputs = initial_parameters(cfg, draw), *make_batches(cfg, draw)
+        inputs = make_inputs(cfg, draw)
         exact = run(dataclasses.replace(cfg, dtype="float64"), *inputs)
         reference = reference or exact
         for kind, dtype in (("bf16", "bf16"), ("f32", "float32")):
@@ -168,19 +174,57 @@ def write_gradients(preset):
     save(f"gradients-{preset}", cfg, out, preset=preset)
 
 
-def write_steps(preset, ns):
-    cfg = make_config(preset, ns=ns)
-    exact, errors = reference_and_errors(cfg, trajectory)
-    out = {"loss": exact.pop("loss")} | {f"loss_rel_{kind}": e.pop("loss") for kind, e in errors.items()}
-    p0 = initial_parameters(cfg)
+def gate_inputs(cfg, draw=0):
+    """Gates and, for each, gradients of STEPS steps [STEPS, rows, cols]: sums over the micro-batches."""
+    g = torch.Generator().manual_seed(1618 + draw)
+    p = {n: t for n, t in initial_parameters(cfg, draw).items() if n.endswith("gate.weight")}
+    return p, {n: torch.randn(STEPS, *t.shape, generator=g) for n, t in p.items()}
+
+
+def gate_trajectory(cfg, parameters, gradients):
+    """NorMuon alone: value minus initial value of each gate after every step, <name> [STEPS, numel]."""
+    ar = model.ARITHMETIC[cfg.dtype]
+    p = {n: t.to(ar.wide, copy=True) for n, t in parameters.items()}
+    optimizer, updates = NorMuon(p, cfg.ns, cfg.weight_decay, ar.half), {n: [] for n in p}
+    for t in range(STEPS):
+        optimizer.step({n: g[t].to(ar.wide) / cfg.micro_batches for n, g in gradients.items()},
+                       schedule.lr_factor(t, cfg.num_scheduled), schedule.momentum(t, cfg.total_steps))
+        for n, x in p.items():
+            updates[n].append((x.double() - parameters[n].double()).flatten())
+    return flattened({n: torch.stack(v) for n, v in updates.items()})
+
+
+def samples_of(p0, exact, errors):
+    """What a steps-* file holds of each parameter."""
+    out = {}
     for n, update in exact.items():
         value = p0[n].double().flatten() + update
         out |= {f"sample.{n}": value[:, sample_indices(value.shape[1])], f"norm.{n}": value.norm(dim=1),
                 f"update_norm.{n}": update.norm(dim=1)}
         out |= {f"rel_{kind}.{n}": e[n] for kind, e in errors.items()}
-    save(f"steps-{preset}-{ns}", cfg, out, preset=preset)
+    return out
+
+
+def write_steps(preset, ns, suffix="", **sizes):
+    cfg = make_config(preset, ns=ns, **sizes)
+    exact, errors = reference_and_errors(cfg, trajectory)
+    out = {"loss": exact.pop("loss")} | {f"loss_rel_{kind}": e.pop("loss") for kind, e in errors.items()}
+    save(f"steps-{preset}-{ns}{suffix}", cfg, out | samples_of(initial_parameters(cfg), exact, errors), preset=preset)
     worst = {kind: max(float(v[2]) for v in e.values()) for kind, e in errors.items()}
     print("   update after 3 steps, worst tensor: " + ", ".join(f"{k} {w:.2e}" for k, w in worst.items()))
+
+
+def write_gates(preset, ns, suffix, **sizes):
+    cfg = make_config(preset, ns=ns, **sizes)
+    p, gradients = gate_inputs(cfg)
+    save(f"init{suffix}", cfg, {n: t.bfloat16() for n, t in p.items()} | {f"grad.{n}": g for n, g in gradients.items()})
+    exact, errors = reference_and_errors(cfg, gate_trajectory, gate_inputs)
+    save(f"steps-{preset}-{ns}{suffix}", cfg, samples_of(p, exact, errors), preset=preset)
+
+
+def write_init(cfg, suffix=""):
+    shapes = model.parameter_shapes(cfg)
+    save(f"init{suffix}", cfg, {n: t.bfloat16() if shapes[n][1] else t for n, t in initial_parameters(cfg).items()})
 
 
 def log_uniform(n, m, g):
@@ -238,9 +282,9 @@ def write_fp8_head():
 def main():
     os.makedirs(FOLDER, exist_ok=True)
     cfg = make_config("2025-11-18")
-    parameters, (tokens, cu) = initial_parameters(cfg), make_batches(cfg)
-    shapes = model.parameter_shapes(cfg)
-    save("init", cfg, {n: t.bfloat16() if shapes[n][1] else t for n, t in parameters.items()})
+    tokens, cu = make_batches(cfg)
+    write_init(cfg)
+    write_init(make_config("2025-11-18", **NARROW_MLP), "-narrow-mlp")
     save("batches", cfg, {"tokens": tokens, "cu_seqlens": cu})
     for preset in ("2025-10-27", "2025-11-18"):
         write_gradients(preset)
@@ -248,6 +292,8 @@ def main():
         write_steps(preset, "polar")
     for ns in config.NS_NAMES:
         write_steps("2025-11-18", ns)
+    write_steps("2025-11-18", "polar", "-narrow-mlp", **NARROW_MLP)
+    write_gates("2025-11-18", "polar", "-13-heads", **HEADS_13)
     write_newton_schulz()
     write_schedules()
     write_fp8_head()

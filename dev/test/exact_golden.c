@@ -9,7 +9,7 @@ static const double limit = 1e-5;
 static void check_gradients(const char *preset)
 {
     Golden g;
-    golden_open(&g, preset, "polar");
+    golden_open(&g, &(GoldenCase){.preset = preset, .ns = "polar", GOLDEN_SIZES});
     golden_load_weights(&g);
     char *name = format_string("gradients-%s", preset);
     SafeTensors *st = open_golden(name);
@@ -71,39 +71,45 @@ static double norm_error(const Golden *g, const SafeTensors *st, const Param *a,
     return error;
 }
 
-static void check_steps(const char *preset, const char *ns)
+// Step t against the file: parameters, norms, and losses where the case has any.
+static void check_step(Golden *g, const SafeTensors *st, const float *want_loss, int t)
+{
+    double loss[2], worst = 0, worst_norm = 0, worst_loss = 0;
+    const char *where = "";
+    if (g->c->gates_only) golden_given_gradients(g, t);
+    else golden_gradients(g, t, loss);
+    golden_update(g, t);
+    for (int i = 0; want_loss && i < 2; i++)
+        worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[2 * t + i]) / want_loss[2 * t + i]);
+    for (int i = 0; i < g->model.params.count; i++) {
+        const Param *a = &g->model.params.list[i];
+        double of_param, of_update;
+        if (!golden_trains(g, a)) continue;
+        compare(g, st, a, t, &of_param, &of_update);
+        float *rel = golden_values(st, "rel_f32.", a->name, NULL);
+        // The parameter to 1e-5, or its update to twice the error of the float32 twin.
+        double excess = fmin(of_param / limit, rel[t] > 0 ? of_update / (2 * rel[t]) : INFINITY);
+        if (!(excess <= worst)) {
+            worst = larger_error(worst, excess);
+            where = a->name;
+        }
+        worst_norm = larger_error(worst_norm, norm_error(g, st, a, t));
+        free(rel);
+    }
+    ok(worst <= 1, "step %d: every parameter within its limit (worst %.3f of it, %s)", t + 1, worst, where);
+    ok_at_most(worst_norm, limit, "        norms of the whole tensors");
+    if (want_loss) ok_at_most(worst_loss, limit, "        losses before the step");
+}
+
+static void check_steps(const GoldenCase *c)
 {
     Golden g;
-    golden_open(&g, preset, ns);
+    golden_open(&g, c);
     golden_load_weights(&g);
-    char *name = format_string("steps-%s-%s", preset, ns);
-    SafeTensors *st = open_golden(name);
-    float *want_loss = read_golden(st, "loss", NULL);
-    printf("# %s\n", name);
-    for (int t = 0; t < GOLDEN_STEPS; t++) {
-        double loss[2], worst = 0, worst_norm = 0, worst_loss = 0;
-        const char *where = "";
-        golden_gradients(&g, t, loss);
-        golden_update(&g, t);
-        for (int i = 0; i < 2; i++)
-            worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[2 * t + i]) / want_loss[2 * t + i]);
-        for (int i = 0; i < g.model.params.count; i++) {
-            const Param *a = &g.model.params.list[i];
-            double of_param, of_update;
-            compare(&g, st, a, t, &of_param, &of_update);
-            float *rel = golden_values(st, "rel_f32.", a->name, NULL);
-            // The parameter to 1e-5, or its update to twice the error of the float32 twin.
-            double excess = fmin(of_param / limit, rel[t] > 0 ? of_update / (2 * rel[t]) : INFINITY);
-            if (!(excess <= worst)) worst = larger_error(worst, excess), where = a->name;
-            worst_norm = larger_error(worst_norm, norm_error(&g, st, a, t));
-            free(rel);
-        }
-        ok(worst <= 1, "step %d: every parameter within its limit (worst %.3f of it, %s)", t + 1, worst, where);
-        ok_at_most(worst_norm, limit, "        norms of the whole tensors");
-        ok_at_most(worst_loss, limit, "        losses before the step");
-    }
+    SafeTensors *st = golden_steps(&g);
+    float *want_loss = c->gates_only ? NULL : read_golden(st, "loss", NULL);
+    for (int t = 0; t < GOLDEN_STEPS; t++) check_step(&g, st, want_loss, t);
     free(want_loss);
-    free(name);
     safetensors_close(st);
     golden_close(&g);
 }

@@ -6,7 +6,15 @@
 
 enum { GOLDEN_STEPS = 6, SAMPLES = 160 };
 
+// A trained case: files steps-<preset>-<ns><suffix> and init<suffix>.
 typedef struct {
+    const char *preset, *ns, *suffix, *model_dim, *num_heads, *mlp_dim;
+    bool gates_only; // NorMuon on given gradients of the gates, nothing else
+} GoldenCase;
+#define GOLDEN_SIZES .suffix = "", .model_dim = "16", .num_heads = "2", .mlp_dim = "64"
+
+typedef struct {
+    const GoldenCase *c;
     Config config;
     Model model;
     Optimizer optimizer;
@@ -22,19 +30,20 @@ typedef struct {
     SafeTensors *init;
 } Golden;
 
-static void golden_open(Golden *g, const char *preset, const char *ns)
+static void golden_open(Golden *g, const GoldenCase *gc)
 {
     Error e;
-    const char *argv[] = {"test", "--preset", preset, "--ns", ns, "--model-dim", "16", "--num-heads", "2", "--mlp-dim", "64",
-                          "--vocab-size", "61",
+    const char *argv[] = {"test", "--preset", gc->preset, "--ns", gc->ns, "--model-dim", gc->model_dim, "--num-heads",
+                          gc->num_heads, "--mlp-dim", gc->mlp_dim, "--vocab-size", "61",
                           "--micro-batch-tokens", "64", "--micro-batches", "2", "--block-size", "4", "--num-scheduled", "6",
                           "--num-extension", "2", "--head", "bf16", "--val-tokens", "128"};
     memset(g, 0, sizeof *g);
+    g->c = gc;
     if (!config_parse(&g->config, sizeof argv / sizeof *argv, (char **)argv, &e)) fatal(1, "%s", e.text);
     const Config *c = &g->config;
     int N = c->micro_batch_tokens, d = c->model_dim;
     backend_open(0);
-    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = 2, .mlp_dim = c->mlp_dim, .vocab_padded = 128});
+    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = c->num_heads, .mlp_dim = c->mlp_dim, .vocab_padded = 128});
     model_describe(&g->model, c);
     model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
@@ -53,7 +62,9 @@ static void golden_open(Golden *g, const char *preset, const char *ns)
     g->tokens = read_golden(st, "tokens", NULL);
     g->cu_seqlens = read_golden(st, "cu_seqlens", NULL);
     safetensors_close(st);
-    g->init = open_golden("init");
+    char *init = format_string("init%s", gc->suffix);
+    g->init = open_golden(init);
+    free(init);
 }
 
 static void golden_close(Golden *g)
@@ -71,12 +82,25 @@ static void golden_close(Golden *g)
     backend_close();
 }
 
+static SafeTensors *golden_steps(const Golden *g)
+{
+    char *name = format_string("steps-%s-%s%s", g->c->preset, g->c->ns, g->c->suffix);
+    SafeTensors *st = open_golden(name);
+    printf("# %s\n", name);
+    free(name);
+    return st;
+}
+
+// Parameters that the case does not train stay zero.
+static bool golden_trains(const Golden *g, const Param *a) { return !g->c->gates_only || a->group == GROUP_GATE; }
+
 static void golden_load_weights(Golden *g)
 {
     Params *p = &g->model.params;
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
         int64_t n;
+        if (!golden_trains(g, a)) continue;
         float *x = golden_values(g->init, "", a->name, &n);
         if (n != a->rows * a->cols) fatal(1, "golden %s has %lld elements", a->name, (long long)n);
         void *to = param_data(p, a);
@@ -119,9 +143,23 @@ static void golden_gradients(Golden *g, int t, double *loss)
     model_finish_gradients(&g->model, &g->acts, NULL);
 }
 
+// In place of golden_gradients: those of the gates from the file.
+static void golden_given_gradients(Golden *g, int t)
+{
+    Params *p = &g->model.params;
+    for (int i = 0; i < p->count; i++) {
+        const Param *a = &p->list[i];
+        if (!golden_trains(g, a)) continue;
+        int64_t n = a->rows * a->cols;
+        float *x = golden_values(g->init, "grad.", a->name, NULL);
+        memcpy(p->gates_grad + a->offset, x + t * n, (size_t)n * sizeof *x);
+        free(x);
+    }
+}
+
 static void golden_update(Golden *g, int t)
 {
-    bool adam = schedule_adam_steps_at(t);
+    bool adam = schedule_adam_steps_at(t) && !g->c->gates_only;
     g->step = schedule_step_params(&g->config, t, g->optimizer.adam_steps);
     optimizer_step(&g->optimizer, &g->model, adam, NULL);
     g->optimizer.adam_steps += adam;
@@ -154,12 +192,17 @@ static int64_t sample_stride(int64_t n)
 }
 
 // The checks of a build, on everything that there are golden files for.
-static void golden_all(void (*gradients)(const char *preset), void (*steps)(const char *preset, const char *ns))
+static void golden_all(void (*gradients)(const char *preset), void (*steps)(const GoldenCase *c))
 {
     static const char *const variants[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
     gradients("2025-10-27");
     gradients("2025-11-18");
-    steps("2025-10-27", "polar");
-    steps("2025-11-10", "polar");
-    for (int i = 0; i < 6; i++) steps("2025-11-18", variants[i]);
+    steps(&(GoldenCase){.preset = "2025-10-27", .ns = "polar", GOLDEN_SIZES});
+    steps(&(GoldenCase){.preset = "2025-11-10", .ns = "polar", GOLDEN_SIZES});
+    for (int i = 0; i < 6; i++) steps(&(GoldenCase){.preset = "2025-11-18", .ns = variants[i], GOLDEN_SIZES});
+    // Matrices of more rows than columns: the MLP's, and the gates of more than 12 heads.
+    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-narrow-mlp", .model_dim = "32", .num_heads = "4",
+                        .mlp_dim = "16"});
+    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-13-heads", .model_dim = "104", .num_heads = "13",
+                        .mlp_dim = "16", .gates_only = true});
 }

@@ -47,7 +47,7 @@ static void check_gradients(const char *preset)
 {
     Golden g;
     Pool pools[KINDS] = {0};
-    golden_open(&g, preset, "polar");
+    golden_open(&g, &(GoldenCase){.preset = preset, .ns = "polar", GOLDEN_SIZES});
     golden_load_weights(&g);
     char *name = format_string("gradients-%s", preset);
     SafeTensors *st = open_golden(name);
@@ -97,22 +97,22 @@ static double update_error(const Golden *g, const SafeTensors *st, const Param *
     return update > 0 ? sqrt(error / update) : error > 0 ? INFINITY : 0;
 }
 
-static void check_steps(const char *preset, const char *ns)
+static void check_steps(const GoldenCase *c)
 {
     Golden g;
-    golden_open(&g, preset, ns);
+    golden_open(&g, c);
     golden_load_weights(&g);
-    char *name = format_string("steps-%s-%s", preset, ns);
-    SafeTensors *st = open_golden(name);
-    printf("# %s\n", name);
+    SafeTensors *st = golden_steps(&g);
     for (int t = 0; t < GOLDEN_STEPS; t++) {
         double loss[2];
         Pool pools[KINDS] = {0};
-        golden_gradients(&g, t, loss);
+        if (c->gates_only) golden_given_gradients(&g, t);
+        else golden_gradients(&g, t, loss);
         golden_update(&g, t);
         if (t != 1 && t != GOLDEN_STEPS - 1) continue; // the first Adam step and the last
         for (int i = 0; i < g.model.params.count; i++) {
             const Param *a = &g.model.params.list[i];
+            if (!golden_trains(&g, a)) continue;
             float *rel = golden_values(st, "rel_bf16.", a->name, NULL);
             add_to_pool(pool_of(pools, a), update_error(&g, st, a, t), rel[t]);
             free(rel);
@@ -121,7 +121,6 @@ static void check_steps(const char *preset, const char *ns)
         report(pools, label);
         free(label);
     }
-    free(name);
     safetensors_close(st);
     golden_close(&g);
 }
