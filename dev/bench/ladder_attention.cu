@@ -167,7 +167,7 @@ static __device__ __forceinline__ void multiply_tiles(float (&s)[32], const uint
 #pragma unroll
     for (int i = 0; i < E / 16; i++) {
         int at = i / 4 * PANEL_BYTES + i % 4 * 32;
-        wgmma_64x64<false, false>(s, descriptor_advance(a, at), descriptor_advance(b, at), i > 0);
+        wgmma<floatX, 64, false, false>(s, descriptor_advance(a, at), descriptor_advance(b, at), i > 0);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void multiply_values(float (&y)[64], const uin
     uint64_t b = smem_descriptor(v, PANEL_BYTES);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) wgmma_64x128_a_registers(y, p + 4 * i, descriptor_advance(b, i * 16 * 128), true);
+    for (int i = 0; i < ROWS / 16; i++) wgmma_rs<floatX, true>(y, p + 4 * i, descriptor_advance(b, i * 16 * 128), true);
     wgmma_commit();
     wgmma_wait<0>();
 }

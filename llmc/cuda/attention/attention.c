@@ -40,8 +40,7 @@ static struct {
     char description[512];
 } at;
 
-// ---- document slots
-// ------------------------------------------------------------------------------------------------------
+// ---- document slots --------------------------------------------------------------------------------------
 
 // The number of slots for so many documents: 64, 96, 128, 192, 256, 512 and further powers of two.
 static int64_t rounded_slots(int64_t documents)
@@ -137,8 +136,7 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     return (int)slots;
 }
 
-// ---- plans
-// ---------------------------------------------------------------------------------------------------------------
+// ---- plans -----------------------------------------------------------------------------------------------
 
 static AttentionPlan *make_plan(int64_t slots, int longest, bool backward, Error *e)
 {
@@ -239,8 +237,7 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
                            .e = e};
 }
 
-// ---- what is reserved
-// ----------------------------------------------------------------------------------------------------
+// ---- what is reserved ------------------------------------------------------------------------------------
 
 // Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed
 // here.
@@ -450,8 +447,7 @@ void attention_close(void)
 
 const char *attention_description(void) { return at.open ? at.description : "attention not yet reserved"; }
 
-// ---- the ops
-// -------------------------------------------------------------------------------------------------------------
+// ---- the ops ---------------------------------------------------------------------------------------------
 
 void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
                        const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,

@@ -8,8 +8,7 @@
 extern "C" {
 #endif
 
-// ---- for backend.cu
-// ------------------------------------------------------------------------------------------------------
+// ---- for backend.cu --------------------------------------------------------------------------------------
 
 // Chooses the kernels, makes cuDNN's plans (some 3 s for the first of a process), checks them and allocates
 // scratch memory. Call after backend_open and before any table is built; calling again starts over with the
@@ -27,8 +26,7 @@ size_t attention_borrowed_bytes(void);
 const char *attention_library(void);     // "cuDNN 9.1.0"; static text
 const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
 
-// ---- one call
-// -----------------------------------------------------------------------------------------------------------
+// ---- one call --------------------------------------------------------------------------------------------
 
 // Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e,
 // as in llmc/ops.h.
@@ -62,8 +60,7 @@ typedef struct {
     int N, H, e;
 } AttentionCall;
 
-// ---- the gate
-// ----------------------------------------------------------------------------------------------------------
+// ---- the gate --------------------------------------------------------------------------------------------
 
 // y *= sig(gate_w . h[0:12]), for forward kernels that do not apply the gate themselves. (N, d) in place.
 void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
@@ -81,8 +78,7 @@ typedef struct {
 } GateBackward;
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e);
 
-// ---- cuDNN
-// --------------------------------------------------------------------------------------------------------------
+// ---- cuDNN -----------------------------------------------------------------------------------------------
 
 typedef struct {
     int slots;   // documents, empty ones included
@@ -101,8 +97,7 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s);
 void attention_plan_free(AttentionPlan *p);
 void attention_cudnn_close(void); // after the last plan is freed
 
-// ---- own kernels
-// ----------------------------------------------------------------------------------------------------------
+// ---- own kernels -----------------------------------------------------------------------------------------
 
 enum { ATTENTION_OWN_MAX_WIDTH = 256 };
 // Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the
@@ -113,8 +108,7 @@ bool attention_sm80_prepare_backward(int e, Error *error);
 void attention_sm80_forward(const AttentionCall *c, Stream s);
 void attention_sm80_backward(const AttentionCall *c, Stream s);
 
-// ---- own kernels for Hopper
-// ------------------------------------------------------------------------------------------------
+// ---- own kernels for Hopper ------------------------------------------------------------------------------
 
 enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
 // False, with the reason, where they do not run: another chip, compiled for another, another head width than

@@ -64,8 +64,7 @@ static const cudnnDataType_t F32 = CUDNN_DATA_FLOAT, BF16 = CUDNN_DATA_BFLOAT16,
                              BOOL = CUDNN_DATA_BOOLEAN;
 static cudnnHandle_t handle;
 
-// ---- descriptors: create, set attributes, finish
-// -------------------------------------------------------------------------
+// ---- descriptors: create, set attributes, finish ---------------------------------------------------------
 
 static void check(Builder *b, cudnnStatus_t status, const char *what)
 {
@@ -102,8 +101,7 @@ static Desc finish(Builder *b, Desc d)
     return d;
 }
 
-// ---- tensors
-// -------------------------------------------------------------------------------------------------------------
+// ---- tensors ---------------------------------------------------------------------------------------------
 
 static Desc tensor(Builder *b, int64_t id, cudnnDataType_t type, const int64_t dim[4],
                    const int64_t stride[4], Storage storage, Desc start)
@@ -159,8 +157,7 @@ static Desc per_row(Builder *b, int64_t id,
                   storage == REAL ? b->lse_start : NULL);
 }
 
-// ---- operations: each adds a node to the graph and returns its result
-// ----------------------------------------------------
+// ---- operations: each adds a node to the graph and returns its result ------------------------------------
 
 static Desc add_op(Builder *b, Desc op, Desc result)
 {
@@ -232,8 +229,7 @@ static Desc reshape(Builder *b, Desc x, Desc y)
     return add_op(b, op, y);
 }
 
-// ---- masks: keep a score where the condition holds, put -inf elsewhere
-// ---------------------------------------------------
+// ---- masks: keep a score where the condition holds, put -inf elsewhere -----------------------------------
 
 static Desc keep_if(Builder *b, Desc s, Desc condition)
 {
@@ -269,8 +265,7 @@ static Desc mask_band(Builder *b, Desc s) // query >= key; then key + (window + 
     return keep_if(b, s, compare(b, CUDNN_POINTWISE_CMP_GT, key, query));
 }
 
-// ---- the two graphs
-// ------------------------------------------------------------------------------------------------------
+// ---- the two graphs --------------------------------------------------------------------------------------
 
 static void begin(Builder *b)
 {
@@ -332,8 +327,7 @@ static void describe_backward(Builder *b)
     apply(b, CUDNN_POINTWISE_IDENTITY, dq, NULL, qkv(b, D_Q, false));
 }
 
-// ---- plans
-// ---------------------------------------------------------------------------------------------------------------
+// ---- plans -----------------------------------------------------------------------------------------------
 
 // The engines that cuDNN proposes for the graph, in its order of preference. Returns how many.
 static int64_t propose(Builder *b, Desc config[MAX_CONFIGS])
@@ -406,8 +400,7 @@ void attention_cudnn_close(void)
     handle = NULL;
 }
 
-// ---- execution
-// -----------------------------------------------------------------------------------------------------------
+// ---- execution -------------------------------------------------------------------------------------------
 
 typedef struct {
     int64_t id[24];

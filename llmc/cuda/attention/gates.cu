@@ -44,8 +44,7 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floa
     store_row(y + at, u, vectors, lane);
 }
 
-// ---- backward
-// --------------------------------------------------------------------------------------------------------------
+// ---- backward --------------------------------------------------------------------------------------------
 
 // Called by the lane that has a head's sums.  x: the gate before the sigmoid; delta: the row's sum of dyg *
 // yg. Returns dgate.

@@ -18,8 +18,7 @@ constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 template <int E> constexpr int PITCH = E + 8;
 template <int E> constexpr int tile_bytes(int rows) { return rows * PITCH<E> * 2; }
 
-// ---- from memory to tiles
-// ----------------------------------------------------------------------------------------------
+// ---- from memory to tiles --------------------------------------------------------------------------------
 
 // Queues the copy of rows first .. first+ROWS of one head; rows from N on and columns from e on become zeros.
 template <int E, int ROWS, int THREADS>
@@ -41,8 +40,7 @@ template <int PENDING> static __device__ __forceinline__ void wait_loads()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// ---- products
-// --------------------------------------------------------------------------------------------------------------
+// ---- products --------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const floatX *row)
 {
@@ -132,8 +130,7 @@ static __device__ __forceinline__ void store_rows(floatX *head, const float (&ac
     }
 }
 
-// ---- who sees whom
-// -----------------------------------------------------------------------------------------------------------
+// ---- who sees whom ---------------------------------------------------------------------------------------
 
 // Positions lo .. hi of the other side. Of a query: its keys; of a key: the queries that see it. Both ends
 // rise with the position.

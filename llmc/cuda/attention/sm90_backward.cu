@@ -1,28 +1,31 @@
 // Attention backward on sm90, head dimension 128: packed documents, causal, sliding window.
 //
-// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):  dv = p^T dy, dk = scale ds^T q,
-// dq = scale ds k. The output gate is folded into lse and r (gates.cu). When q, k, v's backward follows, its
-// work on dk and dv is done in the epilogue on the fp32 accumulators: 250 MB of traffic for a layer of 32768
-// tokens is saved or overlapped with WGMMA.
+// With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):  dv = p^T dy, dk = scale ds^T
+// q, dq = scale ds k. The output gate is folded into lse and r (gates.cu). When q, k, v's backward follows,
+// its work on dk and dv is done in the epilogue on the fp32 accumulators: 250 MB of traffic for a layer of
+// 32768 tokens is saved or overlapped with WGMMA.
 //
 // A CTA takes work items of 128 keys of one head and loops over the tiles of 64 queries that see any of
 // them. All products are transposed (keys are rows), so that p^T and ds^T, the accumulators of one WGMMA,
 // are the register operand A of the next. Two consumer warpgroups own 64 keys each and hold dk and dv in
 // registers; only ds^T passes through shared memory, because dq sums over the keys of both: each warpgroup
-// computes half of dq's columns. Warpgroup 2: one producer and tile-scheduler warp, two warps that reduce dq
-// tiles to global memory (cp.reduce.async.bulk) during the next tile.
+// computes half of dq's columns. Warpgroup 2: one producer and tile-scheduler warp, two warps that reduce
+// dq tiles to global memory (cp.reduce.async.bulk) during the next tile.
 //
 //   tensor cores 5 products of 64 x 128 x 128 a tile: 2560 cycles
-//   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes: the
-//   bound L2           32 KB of q and dy in, 32 KB of dq reduced a tile: 11 + 11 bytes a cycle and
-//   multiprocessor smem         k of this and the next item 64 KB, v 32, q and dy in two stages 64, ds twice
-//   32, dq 32: 224 KB registers    dk, dv 128; scores and dp 64, later their packed forms and dq in the same:
-//   192 of 232; no spills
+//   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes:
+//                the bound
+//   L2           32 KB of q and dy in, 32 KB of dq reduced a tile: 11 + 11 bytes a cycle and multiprocessor
+//   smem         k of this and the next item 64 KB, v 32, q and dy in two stages 64, ds twice 32, dq 32:
+//                224 KB
+//   registers    dk, dv 128; scores and dp 64, later their packed forms and dq in the same: 192 of 232; 24
+//                bytes spilled
 //
 // dq: CTAs reduce in no fixed order, its last bits vary from run to run. The accumulator keeps the sums for
-// q, k, v's backward, or round_kernel rounds them to dq. Tiles lie on multiples of 64 and 128 tokens
-// wherever documents begin and end; the queries that see a key are one interval. Dynamic tile scheduler: an
-// atomic counter, items in the table's order (longest documents first).
+// q, k, v's backward, or round_kernel rounds them to dq.
+// Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; the queries that see a key
+// are one interval. Dynamic tile scheduler: an atomic counter, items in the table's order (longest
+// documents first).
 //
 // Tried (H200, 2026-11-22): CTAs of queries without dq reduction need 7 products instead of 5; spare warps
 // that round complete dq tiles delay short items; reductions into a zeroed accumulator save 8 us here and
@@ -45,8 +48,8 @@ static __device__ __forceinline__ void mma_rows(float (&s)[32], const uint8_t *k
     uint64_t a = smem_descriptor(keys + group * WARPGROUP_KEYS * 128, 0), b = smem_descriptor(queries, 0);
 #pragma unroll
     for (int i = 0; i < WIDTH / 16; i++)
-        wgmma_64x64<false, false>(s, descriptor_advance(a, i / 4 * KEY_PANEL_BYTES + i % 4 * 32),
-                                  descriptor_advance(b, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32), i > 0);
+        wgmma<floatX, 64, false, false>(s, descriptor_advance(a, i / 4 * KEY_PANEL_BYTES + i % 4 * 32),
+                                        descriptor_advance(b, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32), i > 0);
 }
 
 // sum (64, 128) += x (64, 64) queries (64, 128); x: packed A fragments.
@@ -56,7 +59,7 @@ static __device__ __forceinline__ void mma_fragments(float (&sum)[64], const uin
     uint64_t b = smem_descriptor(queries, QUERY_PANEL_BYTES);
 #pragma unroll
     for (int i = 0; i < QUERIES / 16; i++)
-        wgmma_64x128_a_registers(sum, x + 4 * i, descriptor_advance(b, i * STEP_BYTES), accumulate || i > 0);
+        wgmma_rs<floatX, true>(sum, x + 4 * i, descriptor_advance(b, i * STEP_BYTES), accumulate || i > 0);
 }
 
 // dq (64 queries, 64 columns of the warpgroup) = ds k
@@ -66,8 +69,8 @@ static __device__ __forceinline__ void mma_keys(float (&dq)[32], const uint8_t *
     uint64_t a = smem_descriptor(ds, 0), b = smem_descriptor(k + group * KEY_PANEL_BYTES, 0);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        wgmma_64x64<true, true>(dq, descriptor_advance(a, i * STEP_BYTES),
-                                descriptor_advance(b, i * STEP_BYTES), i > 0);
+        wgmma<floatX, 64, true, true>(dq, descriptor_advance(a, i * STEP_BYTES),
+                                      descriptor_advance(b, i * STEP_BYTES), i > 0);
 }
 
 // p = exp2(scores - lse). behind: query of the thread's first column minus its key, for its two keys; count:
@@ -210,7 +213,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
     int thread; // read once: the compiler would read %tid in each iteration and wait for it
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     int lane = thread % WARP, my_row = thread / WARP * 16 + lane / 4;
-    PipelineState ring, slots;
+    Pipeline ring, slots;
     uint32_t value_parity = 0, dq_parity = 1, buffer = 0;
     for (;; slots.advance()) {
         const Item *item = m.item(slots.stage);
@@ -250,7 +253,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             wgmma_commit();
             uint8_t *ds_buffer = m.ds(buffer);
             store_gradients(ds_buffer + (thread / WARP * 16 + lane % 16) * 128, ds, lane);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // for WGMMA
+            fence_proxy_async_shared(); // for WGMMA
             named_barrier_sync(1, 2 * WARPGROUP);
             wgmma_fence();
             mma_keys(t, ds_buffer, m.k(slots.stage), group);
@@ -267,7 +270,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             dq_parity ^= 1;
             wgmma_wait<1>();
             stage_dq(m.dq(group) + thread % WARPGROUP * 16, t);
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // for the bulk reduction
+            fence_proxy_async_shared(); // for the bulk reduction
             __syncwarp();
             if (lane == 0) mbarrier_arrive(m.dq_full(group));
             buffer ^= 1;
@@ -356,8 +359,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_const
     }
 }
 
-// ---- launch
-// --------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
 {

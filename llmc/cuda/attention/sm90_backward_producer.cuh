@@ -93,11 +93,7 @@ static_assert((int)KEYS == (int)ATTENTION_KEY_TILE, "the table sorts tiles of th
 
 #if HOPPER
 
-struct PipelineState { // stage and phase of two stages
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance() { parity ^= stage, stage ^= 1; }
-};
+using Pipeline = PipelineState<2>;
 
 // ---- producer and tile-scheduler warp ---------------------------------------------------------------------
 
@@ -157,7 +153,7 @@ static __device__ __forceinline__ Scalars load_scalars(int tile, int head, const
 
 struct Producer {
     const CUtensorMap *q, *k, *v, *dy;
-    PipelineState ring, slots;
+    Pipeline ring, slots;
     unsigned next; // lane 0: the next item
 };
 
@@ -231,7 +227,7 @@ static __device__ __forceinline__ void produce(const Shared &m, const Arguments 
                                                const CUtensorMap *k, const CUtensorMap *v,
                                                const CUtensorMap *dy)
 {
-    Producer f = {q, k, v, dy, PipelineState(), PipelineState(), 0};
+    Producer f = {q, k, v, dy, Pipeline(), Pipeline(), 0};
     if (threadIdx.x % WARP == 0) f.next = atomicAdd(&a.progress->next, 1);
     uint32_t parity = 0;
     for (bool more = schedule_item(f, m, a); more; parity ^= 1) {
@@ -265,7 +261,7 @@ static __device__ __forceinline__ bool claim_first(unsigned *state)
 static __device__ __forceinline__ void reduce_dq(const Shared &m, const Arguments &a, int group)
 {
     uint32_t parity = 0;
-    for (PipelineState slots;; slots.advance()) {
+    for (Pipeline slots;; slots.advance()) {
         mbarrier_wait(m.keys_full(slots.stage), slots.parity);
         const Item *item = m.item(slots.stage);
         int tile = item->first, last = item->last;

@@ -3,25 +3,26 @@
 // A CTA takes work items of 192 queries of one head, 64 for each of three consumer warpgroups, and loops
 // over tiles of 64 keys backwards from the last query. A warpgroup skips tiles that none of its queries
 // sees. It issues the WGMMA of the next tile's scores before that of this tile's p v, so that the softmax
-// overlaps with WGMMA. Warpgroup 3: one producer warp for k and v (4 stages, runs on from item to item), one
-// tile-scheduler warp that describes the next item and loads its q, two warps that compute gates.
+// overlaps with WGMMA. Warpgroup 3: one producer warp for k and v (4 stages, runs on from item to item),
+// one tile-scheduler warp that describes the next item and loads its q, two warps that compute gates.
 //
 //   tensor cores 2 products of 64 x 64 x 128 a warpgroup and tile: 512 cycles
 //   exponentials 4096: 256 cycles; with all else 200 instructions of a warp on each scheduler
 //   shared mem.  32 KB for scores (q is read from smem each time), 16 for v, 11 of loads: 470 cycles at 128
-//   bytes L2           at window 384 / 896 / 1408: 40 / 33 / 32 bytes a cycle and multiprocessor at the
-//   tensor cores' full rate,
-//                with 128 queries instead of 192 49 / 43 / 41; at window 384 the profiler saw L2 at 79%
-//                (2026-11-22, H200)
-//   smem         q of this and the next item 96 KB (reused by the output), k and v in four stages 128: 224 KB
+//                bytes
+//   L2           at window 384 / 896 / 1408: 40 / 33 / 32 bytes a cycle and multiprocessor at the tensor
+//                cores' full rate, with 128 queries instead of 192 49 / 43 / 41; at window 384 the profiler
+//                saw L2 at 79% (2026-11-22, H200)
+//   smem         q of this and the next item 96 KB (reused by the output), k and v in four stages 128: 224
+//                KB
 //   registers    y 64, scores 32, p 16: 141 of 152; no spills
 //
-// Softmax: a running maximum took as long as the exponentials. Instead the first tile gives a base 2^8 above
-// its weights; the AND of the signs of all exponents says, at half an instruction each, whether a score has
-// exceeded the base, and a warp with such a score raises it. Weights of 2^-8 and below are as exact in bf16
-// and fp32 as those up to 1. Tiles lie on multiples of 192 and 64 tokens wherever documents begin and end:
-// the keys that a query sees are one interval. Dynamic tile scheduler: an atomic counter, items in the
-// table's order. Deterministic.
+// Softmax: a running maximum took as long as the exponentials. Instead the first tile gives a base 2^8
+// above its weights; the AND of the signs of all exponents says, at half an instruction each, whether a
+// score has exceeded the base, and a warp with such a score raises it. Weights of 2^-8 and below are as
+// exact in bf16 and fp32 as those up to 1.
+// Tiles lie on multiples of 192 and 64 tokens wherever documents begin and end: the keys that a query sees
+// are one interval. Dynamic tile scheduler: an atomic counter, items in the table's order. Deterministic.
 //
 // Slower (H200, 2026-11-22): gates in the consumers' epilogue (9 us of 85 at window 384); ordered issue
 // among warpgroups; the next item's first scores before the epilogue; tiles by span instead of by document;
@@ -109,15 +110,6 @@ static_assert((int)QUERIES == (int)ATTENTION_QUERY_TILE, "the table sorts tiles 
 constexpr float LN2 = 0.6931471805599453f;
 constexpr float SLACK =
     8; // powers of two by which weights are smaller than they might be, so that scores may grow
-
-template <int COUNT> struct PipelineState { // stage and phase
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance()
-    {
-        if (++stage == COUNT) stage = 0, parity ^= 1;
-    }
-};
 
 // ---- tile-scheduler warp ----------------------------------------------------------------------------------
 
@@ -279,8 +271,8 @@ static __device__ __forceinline__ void score(float (&s)[KEYS / 2], uint64_t q, u
 {
 #pragma unroll
     for (int i = 0; i < WIDTH / 16; i++)
-        wgmma_64x64<false, false>(s, descriptor_advance(q, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32),
-                                  descriptor_advance(k, i / 4 * KEY_PANEL_BYTES + i % 4 * 32), i > 0);
+        wgmma<floatX, 64, false, false>(s, descriptor_advance(q, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32),
+                                        descriptor_advance(k, i / 4 * KEY_PANEL_BYTES + i % 4 * 32), i > 0);
 }
 
 // y (64, 128) += p (64, KEYS) v (KEYS, 128); p: packed A fragments
@@ -289,7 +281,7 @@ static __device__ __forceinline__ void add_values(float (&y)[64], const uint32_t
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
-        wgmma_64x128_a_registers(y, p + 4 * i, descriptor_advance(v, i * STEP_BYTES), accumulate || i > 0);
+        wgmma_rs<floatX, true>(y, p + 4 * i, descriptor_advance(v, i * STEP_BYTES), accumulate || i > 0);
 }
 
 // Softmax state of the thread's two queries. A weight is 2^(score * scale_log2 - base).
@@ -585,8 +577,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// ---- launch
-// --------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 } // namespace attention_queries
 

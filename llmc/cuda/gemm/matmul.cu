@@ -51,8 +51,7 @@ GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cu
     return g;
 }
 
-// ---- plans
-// ---------------------------------------------------------------------------------------------------------------
+// ---- plans -----------------------------------------------------------------------------------------------
 
 static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t ld, int batch,
                                      int64_t stride)
@@ -142,8 +141,7 @@ void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, c
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
 }
 
-// ---- tuning
-// --------------------------------------------------------------------------------------------------------------
+// ---- tuning ----------------------------------------------------------------------------------------------
 
 // Numbers whose sums are rounded differently when the order changes; bytes that are finite in FP8 for
 // one-byte types.
@@ -270,8 +268,7 @@ void gemm_tune(const GemmShape *g)
     trial_close(&t);
 }
 
-// ---- opening, closing, reporting
-// -----------------------------------------------------------------------------------------
+// ---- opening, closing, reporting -------------------------------------------------------------------------
 
 static void tune_model(const OpSizes *z)
 {
@@ -344,8 +341,7 @@ const char *matmul_description(void)
     return text;
 }
 
-// ---- the ops
-// -------------------------------------------------------------------------------------------------------------
+// ---- the ops ---------------------------------------------------------------------------------------------
 
 void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
                     int in, int out, int planes)

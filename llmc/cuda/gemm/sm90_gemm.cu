@@ -172,7 +172,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    Consumer g = {{shared}, PipelineState(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
+    Consumer g = {{shared}, Pipeline(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     for (int i = 0; threadIdx.x == 0 && i < 2; i++) mbarrier_init(source_full(g.m, i), 1);
     shared_storage_init(g.m);
@@ -186,8 +186,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 #endif
 }
 
-// ---- launch
-// --------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 typedef void (*GemmKernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap,
                            const GemmWork);

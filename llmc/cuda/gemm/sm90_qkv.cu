@@ -182,7 +182,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    Consumer g = {{shared}, PipelineState(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
+    Consumer g = {{shared}, Pipeline(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     shared_storage_init(g.m);
     if (g.group == 2) {

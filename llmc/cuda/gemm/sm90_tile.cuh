@@ -1,20 +1,20 @@
 // Mainloop shared by the sm90 GEMM kernels (GEMM, QKV, weight gradients). Operands bf16, accumulators fp32.
 //
-//   tile        128 x 256 x 64, two consumer warpgroups of 64 x 256 each, WGMMA m64n256k16 with both operands
-//   in smem pipeline    4 stages of 48 KB (A 16 KB, B 32 KB), full/empty mbarriers, runs on from tile to tile
+//   tile        128 x 256 x 64, two consumer warpgroups of 64 x 256 each, WGMMA m64n256k16 with both
+//               operands in smem
+//   pipeline    4 stages of 48 KB (A 16 KB, B 32 KB), full/empty mbarriers, runs on from tile to tile
 //   cluster     2 CTAs, tiles one above the other: each loads half of B and multicasts it to both. Without
-//   multicast
-//               the loads from L2 are the bound
+//               multicast the loads from L2 are the bound
 //   warps       warpgroups 0 and 1: WGMMA and epilogue (232 registers); one thread of warpgroup 2: TMA
-//   producer (40) schedule    persistent, static: clusters take tiles round-robin. When at most half of the
-//   clusters have a tile in
-//               the last wave, that wave's tiles are split into 128 x 128 halves
+//               producer (40)
+//   schedule    persistent, static: clusters take tiles round-robin. When at most half of the clusters have
+//               a tile in the last wave, that wave's tiles are split into 128 x 128 halves
 //   epilogue    sums are packed to bf16 in registers, so that the accumulators are free for the next
-//   mainloop; the
-//               packed tile passes through a 32 KB staging buffer to TMA stores during that mainloop
+//               mainloop; the packed tile passes through a 32 KB staging buffer to TMA stores during that
+//               mainloop
 //
-// Most K are only 12 stages long: the gap between two mainloops counts as much as the mainloop itself. TMA
-// handles edges: out-of-bounds loads return zero, stores are dropped.
+// Most K are only 12 stages long: the gap between two mainloops counts as much as the mainloop itself.
+// TMA handles edges: out-of-bounds loads return zero, stores are dropped.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
@@ -74,29 +74,6 @@ CUtensorMap tile_map_fp32(const float *base, int rows, int cols);
 
 #if HOPPER
 
-// ---- shared memory ----------------------------------------------------------------------------------------
-
-// A thread's ldmatrix/stmatrix address in a panel with rows of 128 bytes under the 128-byte swizzle. The
-// warp has 16 rows from `row` on; matrices 0 to 3 are upper left, lower left, upper right, lower right. XOR
-// with 16 g moves by g matrices to the right, g even.
-static __device__ __forceinline__ uint32_t matrix_address(const uint8_t *panel, int row)
-{
-    int lane = threadIdx.x % WARP, r = row + lane % 16;
-    return shared_address(panel) + r * 128 + ((lane / 16 ^ (r & 7)) << 4);
-}
-
-// Adds a box of fp32 values in shared memory to the box of `map` at column x, row y of matrix z; out of
-// bounds nothing is added.
-static __device__ __forceinline__ void tma_reduce_add(const CUtensorMap *map, const void *from, int x, int y,
-                                                      int z)
-{
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::
-            "l"((uint64_t)map),
-        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
-        : "memory");
-}
-
 // ---- pipeline ---------------------------------------------------------------------------------------------
 
 struct SharedStorage {
@@ -111,14 +88,7 @@ struct SharedStorage {
     __device__ __forceinline__ uint64_t *empty(int stage) const { return full(STAGES) + stage; }
 };
 
-struct PipelineState { // stage and phase
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance()
-    {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
+using Pipeline = PipelineState<STAGES>;
 
 // Initialises the mbarriers. All threads of the cluster call it first.
 static __device__ __forceinline__ void shared_storage_init(const SharedStorage &m)
@@ -140,15 +110,15 @@ static __device__ __forceinline__ void consumer_release(const SharedStorage &m, 
 
 // The producer calls it last: it waits until both CTAs have released all stages, so that nobody arrives at
 // this CTA's mbarriers after it has exited. All multicast data has arrived too, because it was consumed.
-static __device__ __forceinline__ void producer_tail(const SharedStorage &m, PipelineState &ring)
+static __device__ __forceinline__ void producer_tail(const SharedStorage &m, Pipeline &ring)
 {
     for (int i = 0; i < STAGES; i++, ring.advance()) mbarrier_wait(m.empty(ring.stage), ring.parity ^ 1);
 }
 
 // Waits for an empty stage and arms its full barrier for `bytes`, which include the half that the other CTA
 // multicasts.
-static __device__ __forceinline__ uint64_t *producer_acquire(const SharedStorage &m,
-                                                             const PipelineState &ring, uint32_t bytes)
+static __device__ __forceinline__ uint64_t *producer_acquire(const SharedStorage &m, const Pipeline &ring,
+                                                             uint32_t bytes)
 {
     uint64_t *full = m.full(ring.stage);
     mbarrier_wait(m.empty(ring.stage), ring.parity ^ 1);
@@ -159,7 +129,7 @@ static __device__ __forceinline__ uint64_t *producer_acquire(const SharedStorage
 // Producer: loads A and B of k step k for the tile of COLS columns at (row, col). Boxes of A have 128 rows,
 // 64 in layout TN; boxes of B 64. Each CTA loads 1 / CLUSTER of B's columns and multicasts them.
 template <GemmLayout FORM, int COLS = TILE_N>
-static __device__ __forceinline__ void produce_stage(const SharedStorage &m, PipelineState &ring,
+static __device__ __forceinline__ void produce_stage(const SharedStorage &m, Pipeline &ring,
                                                      const CUtensorMap *x, const CUtensorMap *w, int k,
                                                      int row, int col, int rank)
 {
@@ -197,7 +167,7 @@ template <GemmLayout FORM>
 static __device__ __forceinline__ void produce_tiles(const SharedStorage &m, const CUtensorMap *x,
                                                      const CUtensorMap *w, const TileSchedule &t, int rank)
 {
-    PipelineState ring;
+    Pipeline ring;
     int index = blockIdx.x / CLUSTER;
     for (; index < t.whole; index += gridDim.x / CLUSTER) {
         TileCoord at = tile_coord(t, index, rank);
@@ -214,24 +184,10 @@ static __device__ __forceinline__ void produce_tiles(const SharedStorage &m, con
 
 // ---- consumers --------------------------------------------------------------------------------------------
 
-// d (64, COLS) = a (64, 16) b (16, COLS), or += when accumulate. a is stored as (64, 16), in layout TN as
-// (16, 64); b as (16, COLS), in layout NT as (COLS, 16). Thread t of the warpgroup holds rows 16 (t / 32) +
-// t % 32 / 4 (+ 8) and columns 8 g + 2 (t % 4) (+ 1) in d[4 g ...].
-template <GemmLayout FORM, int COLS>
-static __device__ __forceinline__ void wgmma_tile(float (&d)[128], uint64_t a, uint64_t b, bool accumulate)
-{
-    static_assert(COLS == TILE_N || COLS == HALF_N && FORM != LAYOUT_TN, "a tile or a half");
-    if constexpr (COLS == HALF_N && FORM == LAYOUT_NT) WGMMA_128("bf16", "0");
-    if constexpr (COLS == HALF_N && FORM == LAYOUT_NN) WGMMA_128("bf16", "1");
-    if constexpr (COLS == TILE_N && FORM == LAYOUT_NT) WGMMA_256("bf16", "0", "0");
-    if constexpr (COLS == TILE_N && FORM == LAYOUT_NN) WGMMA_256("bf16", "0", "1");
-    if constexpr (COLS == TILE_N && FORM == LAYOUT_TN) WGMMA_256("bf16", "1", "1");
-}
-
 // State of a consumer warpgroup.
 struct Consumer {
     SharedStorage m;
-    PipelineState ring;
+    Pipeline ring;
     int group, previous; // previous: the stage whose products may still be under way
 };
 
@@ -246,9 +202,9 @@ static __device__ __forceinline__ void mainloop_step(float (&sum)[128], Consumer
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < TILE_K / 16; i++)
-        wgmma_tile<FORM, COLS>(sum, descriptor_advance(a, (FORM == LAYOUT_TN ? 16 * 128 : 32) * i),
-                               descriptor_advance(b, (FORM == LAYOUT_NT ? 32 : 16 * 128) * i),
-                               k > 0 || i > 0);
+        wgmma<__nv_bfloat16, COLS, FORM == LAYOUT_TN, FORM != LAYOUT_NT>(
+            sum, descriptor_advance(a, (FORM == LAYOUT_TN ? 16 * 128 : 32) * i),
+            descriptor_advance(b, (FORM == LAYOUT_NT ? 32 : 16 * 128) * i), k > 0 || i > 0);
     wgmma_commit();
     if (k > 0) {
         wgmma_wait<1>();

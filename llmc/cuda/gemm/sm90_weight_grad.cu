@@ -21,8 +21,8 @@
 enum {
     MAX_CLUSTERS_PER_TILE = 2, // with more, reductions wait too long for each other: 7 took 84 us for the
                                // weights of O alone, cuBLASLt 66 (one H200, 2026-11-22)
-    REDUCTION_STEPS = 6, // k steps that take as long as the reduction of a tile
-    SUM_PANEL = 32,      // columns of 128 bytes, the width of the swizzle
+    REDUCTION_STEPS = 6,       // k steps that take as long as the reduction of a tile
+    SUM_PANEL = 32,            // columns of 128 bytes, the width of the swizzle
     SUM_PANEL_BYTES = WARPGROUP_M * SUM_PANEL * 4,
     SUM_PANELS = STAGING_BYTES / SUM_PANEL_BYTES, // in the staging buffer of a warpgroup
     GROUPS = 2,
@@ -137,7 +137,7 @@ static __device__ __forceinline__ GradCoord grad_coord(const GradWork &w, int ti
 static __device__ __forceinline__ void produce(const SharedStorage &m, const GradMaps &maps,
                                                const GradWork &work, int cluster, int rank)
 {
-    PipelineState ring;
+    Pipeline ring;
     KRange range;
     for (int set = 0; set < work.sets; set++) {
         StreamK split = stream_k_split(work, set);
@@ -281,7 +281,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    Consumer g = {{shared}, PipelineState(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
+    Consumer g = {{shared}, Pipeline(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     shared_storage_init(g.m);
     int cluster = claim_cluster_index(g.m, work, rank);
@@ -295,8 +295,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 #endif
 }
 
-// ---- launch
-// ----------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 void sm90_weight_grad_reserve(void)
 {

@@ -41,8 +41,7 @@ static float scale_of_x(int d) { return sqrtf((float)d) / 448; }
 #define SCALE_OF_W 0x1p-9f
 #define SCALE_OF_G (1.0f / 448)
 
-// ---- shapes of the products
-// ----------------------------------------------------------------------------------------------
+// ---- shapes of the products ------------------------------------------------------------------------------
 
 static GemmShape fp8_shape(int m, int n, int k, cudaDataType_t type_a, cudaDataType_t type_d, bool accumulate,
                            bool fast)
@@ -177,8 +176,7 @@ static void check_reserved(int N, int limit, int d, int Vp)
               limit, z->dim, z->vocab_padded);
 }
 
-// ---- the weight
-// ----------------------------------------------------------------------------------------------------------
+// ---- the weight ------------------------------------------------------------------------------------------
 
 // FP8 units: (Vp, d) codes and their transpose. Else (Vp, d) bf16 values: as large.
 size_t head_weight_bytes(HeadMode mode, int Vp, int d)
@@ -198,8 +196,7 @@ void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d)
         fp8_round(s, (floatX *)w8, w, SCALE_OF_W, (int64_t)Vp * d);
 }
 
-// ---- training
-// ------------------------------------------------------------------------------------------------------------
+// ---- training --------------------------------------------------------------------------------------------
 
 typedef struct {
     floatX *dx;
@@ -309,8 +306,7 @@ void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw
     sum_in_order(s, loss, head.losses, N);
 }
 
-// ---- evaluation
-// ----------------------------------------------------------------------------------------------------------
+// ---- evaluation ------------------------------------------------------------------------------------------
 
 void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N,
                     int d, int Vp)

@@ -4,11 +4,12 @@
 // double-buffered by bulk copies. z lies in (0, 30), so e^(z - 30) needs no maximum. Bound: special-function
 // units, not memory: two exponentials an element and pass; four elements share one reciprocal.
 #include "llmc/cuda/head/head_loss.cuh"
+#include "llmc/cuda/sm90/barrier.cuh"
+#include "llmc/cuda/sm90/tma.cuh"
 
 enum { MAX_THREADS = 1024, EVAL_THREADS = 512 };
 
-// ---- arithmetic
-// ----------------------------------------------------------------------------------------------------------
+// ---- arithmetic ------------------------------------------------------------------------------------------
 
 // sig and 1 - sig of four logits / 7.5. With e = exp(-l/7.5) they are 1/(1+e) and e/(1+e); the four
 // reciprocals come from that of the product. e is kept below 2^30, where sig is zero for all purposes and the
@@ -62,8 +63,7 @@ static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, int 
 
 static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf(-l / SLOPE)); }
 
-// ---- writing the gradient
-// ------------------------------------------------------------------------------------------------
+// ---- writing the gradient --------------------------------------------------------------------------------
 
 template <GradientForm FORM>
 static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
@@ -119,40 +119,15 @@ static __device__ __forceinline__ void row_loss_gradient(float *loss, const floa
     }
 }
 
-// ---- rows through shared memory
-// ------------------------------------------------------------------------------------------
+// ---- rows through shared memory --------------------------------------------------------------------------
 
-#define HAS_BULK_COPIES                                                                                      \
-    (__CUDA_ARCH__ >= 900) // of this compilation; device_has_bulk_copies() asks for the same
-#if HAS_BULK_COPIES
-
-static __device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+#if SM90_OR_LATER // device_has_bulk_copies() asks for the same
 
 static __device__ __forceinline__ void load_row_bulk(void *to, const void *from, uint32_t bytes,
                                                      uint64_t *barrier)
 {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");
-}
-
-static __device__ __forceinline__ void wait_row(uint64_t *barrier, uint32_t phase)
-{
-    uint32_t done = 0;
-    while (!done)
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(phase)
-            : "memory");
+    mbarrier_arrive_expect_tx(barrier, bytes);
+    bulk_load(to, from, barrier, bytes);
 }
 
 #endif
@@ -163,16 +138,14 @@ __global__ __launch_bounds__(MAX_THREADS,
                                                                  uint8_t *codes, const int32_t *targets,
                                                                  int rows, int rows_padded, int Vp)
 {
-#if HAS_BULK_COPIES
+#if SM90_OR_LATER
     extern __shared__ uint4 stage[]; // two rows
     __shared__ uint64_t barrier[2];
     __shared__ float shared[WARP];
     int vectors = Vp / 8;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier[i]))
-                         : "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        for (int i = 0; i < 2; i++) mbarrier_init(&barrier[i], 1);
+        fence_proxy_async_shared();
         if (blockIdx.x < rows)
             load_row_bulk(stage, logits + (int64_t)blockIdx.x * Vp, (uint32_t)Vp * 2, &barrier[0]);
     }
@@ -184,7 +157,7 @@ __global__ __launch_bounds__(MAX_THREADS,
         if (threadIdx.x == 0 && next < rows)
             load_row_bulk(stage + (1 - slot) * vectors, logits + (int64_t)next * Vp, (uint32_t)Vp * 2,
                           &barrier[1 - slot]);
-        wait_row(&barrier[slot], count / 2 % 2);
+        mbarrier_wait(&barrier[slot], count / 2 % 2);
         int64_t at = (int64_t)row * Vp;
         row_loss_gradient<FORM>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
                                 FORM == GRADIENT_E5M2 ? codes + at : NULL, targets[row], vectors, shared);
@@ -259,8 +232,7 @@ void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logi
     }
 }
 
-// ---- evaluation
-// ----------------------------------------------------------------------------------------------------------
+// ---- evaluation ------------------------------------------------------------------------------------------
 
 __global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits,
                                                                  const int32_t *targets, int Vp)

@@ -2,19 +2,18 @@
 // which needs only the sums.
 //
 //   tile        64 x 192 (FP8, d <= 768) or 64 x 96; K is one row of the weight, d bytes or 2 d
-//   pipeline    the CTA keeps COLS rows of w in smem for all rows of x; x streams through up to 12 stages of
-//   64 x 128
-//               bytes. Half the traffic of square tiles
+//   pipeline    the CTA keeps COLS rows of w in smem for all rows of x; x streams through up to 12 stages
+//               of 64 x 128 bytes. Half the traffic of square tiles
 //   cluster     2 CTAs with different rows of w; each loads half of every stage of x and multicasts it
 //   warps       two consumer warpgroups (240 registers) in strict alternation (ping-pong, an ordered
-//   barrier): one issues
-//               WGMMA while the other runs its epilogue; warpgroup 2: one producer thread for x, one for w
-//               (24)
-//   bound       operand and result traffic as much as tensor cores, because K = d is short; FP8 1030 TFLOP/s
-//   in a burst
+//               barrier): one issues WGMMA while the other runs its epilogue; warpgroup 2: one producer
+//               thread for x, one for w (24)
+//   bound       operand and result traffic as much as tensor cores, because K = d is short; FP8 1030
+//               TFLOP/s in a burst
 //
 // The epilogue stores 1 - sig(logit / 7.5) in 16 bits instead of the logit: an error of 2^-17 in sig is one
-// of 2e-4 in the softmax, 1/50 of that of a bf16 logit, and the gradient need not compute the sigmoid again.
+// of 2e-4 in the softmax, 1/50 of that of a bf16 logit, and the gradient need not compute the sigmoid
+// again.
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
@@ -44,52 +43,16 @@ struct Work {
 
 #if HOPPER
 
-#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
-#define D48(i) D16(i), D16(i + 16), D16(i + 32)
-#define FIRST_48                                                                                             \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "   \
-    "%22, %23, "                                                                                             \
-    "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "   \
-    "%44, %45, %46, %47"
-#define NEXT_48                                                                                              \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, "   \
-    "%68, %69, %70, %71, "                                                                                   \
-    "%72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "   \
-    "%92, %93, %94, %95"
-
 // d (64, COLS) = a b^T, or += when accumulate, over 32 bytes of every row of a (64, ...) and b (COLS, ...).
-template <HeadMode MODE, int COLS> struct Multiply;
-template <> struct Multiply<HEAD_FP8, 192> {
-    static __device__ __forceinline__ void run(float (&d)[96], uint64_t a, uint64_t b, bool accumulate)
-    {
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %98, "
-                     "0;\n\twgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 "
-                     "{" FIRST_48 ", " NEXT_48 "}, %96, %97, p, 1, 1;\n\t}"
-                     : D48(0), D48(48)
-                     : "l"(a), "l"(b), "r"((int)accumulate));
-    }
-};
-template <> struct Multiply<HEAD_FP8, 96> {
-    static __device__ __forceinline__ void run(float (&d)[48], uint64_t a, uint64_t b, bool accumulate)
-    {
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %50, "
-                     "0;\n\twgmma.mma_async.sync.aligned.m64n96k32.f32.e4m3.e4m3 "
-                     "{" FIRST_48 "}, %48, %49, p, 1, 1;\n\t}"
-                     : D48(0)
-                     : "l"(a), "l"(b), "r"((int)accumulate));
-    }
-};
-template <> struct Multiply<HEAD_BF16, 96> {
-    static __device__ __forceinline__ void run(float (&d)[48], uint64_t a, uint64_t b, bool accumulate)
-    {
-        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %50, "
-                     "0;\n\twgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
-                     "{" FIRST_48 "}, %48, %49, p, 1, 1, 0, 0;\n\t}"
-                     : D48(0)
-                     : "l"(a), "l"(b), "r"((int)accumulate));
-    }
-};
+template <HeadMode MODE, int COLS>
+static __device__ __forceinline__ void wgmma_row_bytes(float (&d)[COLS / 2], uint64_t a, uint64_t b,
+                                                       bool accumulate)
+{
+    if constexpr (MODE == HEAD_FP8)
+        wgmma_e4m3<COLS>(d, a, b, accumulate);
+    else
+        wgmma<__nv_bfloat16, COLS, false, false>(d, a, b, accumulate);
+}
 
 template <int COLS> struct SharedStorage {
     uint8_t *base;
@@ -111,7 +74,7 @@ template <HeadMode MODE> static __device__ __forceinline__ constexpr int rings()
     return MODE == HEAD_FP8 ? 1 : 2;
 }
 
-struct PipelineState { // stage and phase, in a range of stages
+struct StageRange { // stage and phase, in a range of stages
     int first, count, stage;
     uint32_t parity;
     __device__ __forceinline__ void advance(int by)
@@ -121,7 +84,7 @@ struct PipelineState { // stage and phase, in a range of stages
 };
 
 template <HeadMode MODE>
-static __device__ __forceinline__ PipelineState pipeline_of(int group, int stages, uint32_t parity)
+static __device__ __forceinline__ StageRange pipeline_of(int group, int stages, uint32_t parity)
 {
     int count = stages / rings<MODE>(), first = group % rings<MODE>() * count;
     return {first, count, first, parity};
@@ -134,7 +97,7 @@ template <HeadMode MODE, int COLS>
 static __device__ __forceinline__ void produce_x(const SharedStorage<COLS> &m, const CUtensorMap *map,
                                                  const Work &k, int group, int rank)
 {
-    PipelineState ring = pipeline_of<MODE>(group, k.stages, 1); // the stages begin empty
+    StageRange ring = pipeline_of<MODE>(group, k.stages, 1); // the stages begin empty
     int count = 0;
     for (int first = blockIdx.x - rank; first < k.col_tiles; first += gridDim.x)
         for (int tile = 0; tile < k.row_tiles; tile++, count++) {
@@ -182,7 +145,7 @@ static __device__ __forceinline__ void order_barrier_arrive(int group)
 // sum (64, COLS) = the mainloop of one tile.
 template <HeadMode MODE, int COLS>
 static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const SharedStorage<COLS> &m,
-                                                int slabs, PipelineState &ring, bool new_weight,
+                                                int slabs, StageRange &ring, bool new_weight,
                                                 uint32_t weight_parity, bool signal_next, int group)
 {
     int lane = threadIdx.x % WARP, previous = 0;
@@ -193,8 +156,8 @@ static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const Sh
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < TILE_K_BYTES / 32; i++)
-            Multiply<MODE, COLS>::run(sum, descriptor_advance(a, 32 * i), descriptor_advance(b, 32 * i),
-                                      slab + i > 0);
+            wgmma_row_bytes<MODE, COLS>(sum, descriptor_advance(a, 32 * i), descriptor_advance(b, 32 * i),
+                                        slab + i > 0);
         wgmma_commit();
         if (slab > 0) {
             wgmma_wait<1>();
@@ -310,7 +273,7 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
     uint32_t weight_parity = 0;
     bool new_weight = true, begun = group > 0;
     constexpr bool ORDERED = rings<MODE>() == 1;
-    PipelineState ring = pipeline_of<MODE>(group, k.stages, 0);
+    StageRange ring = pipeline_of<MODE>(group, k.stages, 0);
     int targets[2], next_targets[2];
     prefetch_targets(next_targets, k, t * TILE_M + row0);
     if (ORDERED) ring.advance(group * k.slabs);
@@ -370,8 +333,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// ---- launch
-// --------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 static bool usable; // on this path
 

@@ -26,8 +26,7 @@ static int flat_blocks(int64_t items)
     return (int)max_i64(1, min_i64(ceil_div(items, THREADS), (int64_t)device_state.sms * 16));
 }
 
-// ---- sum of squares
-// ------------------------------------------------------------------------------------------------------
+// ---- sum of squares --------------------------------------------------------------------------------------
 
 // Whether this block is the last of those with its y. Then it sees what they have written.
 static __device__ __forceinline__ bool last_block(unsigned *through)
@@ -97,8 +96,7 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
     CHECK_LAUNCH();
 }
 
-// ---- load: fp32 -> normalised matrices of the iteration dtype
-// ------------------------------------------------------------
+// ---- load: fp32 -> normalised matrices of the iteration dtype --------------------------------------------
 
 // Of matrix z; without norms it is the gain.
 static __device__ __forceinline__ float load_scale(const float *sumsq, int z, float kappa, float eps,
@@ -454,8 +452,7 @@ void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m,
     CHECK_LAUNCH();
 }
 
-// ---- portable: rows, diagonal, AOL
-// --------------------------------------------------------------------------------------
+// ---- portable: rows, diagonal, AOL -----------------------------------------------------------------------
 
 // One warp per row in all of these: `call(row, lane)`.
 template <typename F> static __device__ __forceinline__ void for_rows(int64_t rows, F call)

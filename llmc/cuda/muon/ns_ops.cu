@@ -62,8 +62,7 @@ int ns_pitch(NsDtype dtype, int n, int m)
     return ns_product_path(dtype, n, m) == NS_PATH_TENSOR ? (int)round_up(m, PITCH_ELEMENTS) : m;
 }
 
-// ---- chains
-// ----------------------------------------------------------------------------------------------------------------
+// ---- chains ----------------------------------------------------------------------------------------------
 
 typedef struct {
     const void *in[4], *out[3];
@@ -275,8 +274,7 @@ void ns_chain_end(Stream s)
     ns_flush();
 }
 
-// ---- products
-// --------------------------------------------------------------------------------------------------------------
+// ---- products --------------------------------------------------------------------------------------------
 
 static CUtensorMap square_map(NsDtype dtype, const void *a, int n, int batch)
 {
@@ -378,8 +376,7 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
     add_task(s, dtype, batch, &t, &u);
 }
 
-// ---- almost-orthogonal scaling
-// -----------------------------------------------------------------------------------------------
+// ---- almost-orthogonal scaling ---------------------------------------------------------------------------
 
 // Raw Gram matrices of the sm90 path are stored in boxes, followed by the sums of their magnitudes.
 static int64_t raw_elements(int n, int batch) { return batch * raw_boxes(n) * BOX_SIDE * BOX_SIDE; }

@@ -8,8 +8,7 @@
 
 enum { SIDE = 64, DEPTH = 32, THREADS = 128, PAD = 8, RESULT_PITCH = SIDE + 4 };
 
-// ---- operands
-// ------------------------------------------------------------------------------------------------------------
+// ---- operands --------------------------------------------------------------------------------------------
 
 // tile (height, width), pitch width + PAD, from rows row0.. and columns col0.. of a (rows, cols) matrix;
 // zeros outside of it.
@@ -36,8 +35,7 @@ static __device__ __forceinline__ void load_tile(T *tile, const T *from, int pit
     }
 }
 
-// ---- products of one step
-// --------------------------------------------------------------------------------------------------
+// ---- products of one step --------------------------------------------------------------------------------
 
 // Accumulates a 32 x 32 quarter of the tile per warp. BY_ROWS: b's tile is (SIDE, DEPTH), else (DEPTH, SIDE).
 template <typename T, bool BY_ROWS> struct Accumulator {
@@ -112,8 +110,7 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
     }
 };
 
-// ---- result
-// --------------------------------------------------------------------------------------------------------------
+// ---- result ----------------------------------------------------------------------------------------------
 
 // alpha sum + beta d, with the roundings spelled out: both copies of a mirrored element must get the same
 // bits.
@@ -192,8 +189,7 @@ __global__ void __launch_bounds__(THREADS)
     write_tile((O *)p.out + blockIdx.y * p.out_stride, result, d, scale, p, i * SIDE, j * SIDE, symmetric);
 }
 
-// ---- launch
-// --------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 static bool on_vectors(const void *base, int pitch, int64_t stride, size_t element)
 {

@@ -1,19 +1,19 @@
 // Newton-Schulz on sm90: one persistent kernel runs a chain of dependent GEMM tasks, bf16 or fp16, fp32
 // accumulators.
 //
-//   tile        256 x 256 (or 256 x 192) x 64 per cluster of 2 CTAs: four slices of 64 rows, WGMMA m64n256k16
+//   tile        256 x 256 (or 256 x 192) x 64 per cluster of 2 CTAs: four slices of 64 rows, WGMMA
+//               m64n256k16
 //   pipeline    4 stages of 48 KB; the column operand is loaded half by each CTA and multicast
-//   warps       warpgroups 0 and 1: WGMMA and epilogue, a slice each (232 registers). Warpgroup 2, one thread
-//   per warp:
-//               TMA producer, tile scheduler, and a TMA-store warp for each consumer warpgroup (40 registers)
+//   warps       warpgroups 0 and 1: WGMMA and epilogue, a slice each (232 registers). Warpgroup 2, one
+//               thread per warp: TMA producer, tile scheduler, and a TMA-store warp for each consumer
+//               warpgroup (40 registers)
 //   scheduler   dynamic: an atomic tile counter, published to both CTAs through mbarriers (sched_full,
-//   sched_empty). Tiles
-//               depend on earlier ones only, so that a tile waits for clusters that are running. input_ready:
-//               the tasks that the tile reads are complete for its matrix
+//               sched_empty). Tiles depend on earlier ones only, so that a tile waits for clusters that are
+//               running. input_ready: the tasks that the tile reads are complete for its matrix
 //   epilogue    alpha, beta d, rounding, transposition into the stages that held d; TMA stores
-//   (sm90_ns_epilogue.cuh) symmetric   only tiles on and below the diagonal are computed; boxes are also
-//   stored transposed, and on the diagonal
-//               elements below it are copied above: the result is symmetric to the last bit
+//               (sm90_ns_epilogue.cuh)
+//   symmetric   only tiles on and below the diagonal are computed; boxes are also stored transposed, and on
+//               the diagonal elements below it are copied above: the result is symmetric to the last bit
 //
 // Why 64 x 256 per warpgroup: m64n256k16 reads 10 KB of shared memory in 128 cycles while 6 KB are loaded,
 // which is just its bandwidth; with 64 x 128 the tensor cores would idle a fifth of the time. Symmetric
@@ -65,8 +65,8 @@ static __device__ __forceinline__ void mma_stage(float (&sum)[TILE_SIDE / 2], Co
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < DEPTH / 16; k++)
-        wgmma<T, ALONG_COLUMNS, COLS>(sum, descriptor_advance(a, 32 * k), descriptor_advance(b, b_step * k),
-                                      previous >= 0 || k > 0);
+        wgmma<T, COLS, false, ALONG_COLUMNS>(sum, descriptor_advance(a, 32 * k),
+                                             descriptor_advance(b, b_step * k), previous >= 0 || k > 0);
     wgmma_commit();
     if (previous >= 0) {
         wgmma_wait<1>();
@@ -315,8 +315,7 @@ static __device__ __forceinline__ void reset_counters(const Chain &c)
 
 #endif
 
-// ---- kernel and launch
-// ---------------------------------------------------------------------------------------------------
+// ---- kernel and launch -----------------------------------------------------------------------------------
 
 template <typename T>
 __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant__ Chain c)

@@ -160,12 +160,11 @@ static __device__ __forceinline__ int row_of(void)
 }
 static __device__ __forceinline__ int col_of(void) { return threadIdx.x % 4 * 2; }
 
-// ldmatrix/stmatrix address of this thread for step 0: two matrices of 8 rows by two of 8 columns; `boxes`:
-// two, side by side.
+// matrix_address of this thread for step 0: two matrices of 8 rows by two of 8 columns; `boxes`: two, side by
+// side.
 static __device__ __forceinline__ uint32_t fragment_address(const uint8_t *boxes)
 {
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4;
-    return shared_address(boxes) + (warp * 16 + lane % 16) * 128 + ((lane / 16 ^ lane % 8) << 4);
+    return matrix_address(boxes, threadIdx.x / WARP % 4 * 16);
 }
 // The same for step g / 2 of a half.
 static __device__ __forceinline__ uint32_t fragment_step(uint32_t first, int step)

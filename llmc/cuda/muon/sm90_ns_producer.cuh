@@ -88,16 +88,6 @@ static __device__ __forceinline__ void wait_for_tasks(const Chain &c, const Slic
     fence_proxy_async();
 }
 
-// Stage and phase of a pipeline of SIZE stages.
-template <int SIZE> struct PipelineState {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void advance()
-    {
-        if (++stage == SIZE) stage = 0, parity ^= 1;
-    }
-};
-
 // ---- tile scheduler ---------------------------------------------------------------------------------------
 
 // Publishes the tile index to both CTAs. Called by the scheduler of the cluster's first CTA; the last index

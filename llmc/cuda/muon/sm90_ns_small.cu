@@ -1,14 +1,13 @@
-// Newton-Schulz on sm90 for matrices of at most 256 rows: all steps in one kernel. With R = X X^T: Z = b R +
-// c R^2, X = a X + Z X.
+// Newton-Schulz on sm90 for matrices of at most 256 rows: all steps in one kernel. With R = X X^T: Z = b R
+// + c R^2, X = a X + Z X.
 //
 //   cluster     1 or 2 CTAs have a matrix; each warpgroup owns 64 rows of R, Z and X
 //   on chip     R, R^2 and Z stay in registers and shared memory (sm90_ns_small.cuh): the rounded rows of R
-//   are the register
-//               operand A of R R and part of its operand B in shared memory; Z is the register operand A of Z
-//               X
+//               are the register operand A of R R and part of its operand B in shared memory; Z is the
+//               register operand A of Z X
 //   X           streams through 6 stages from global memory (L2), 128 columns at a time, and back: the Gram
-//   matrix of the next step
-//               starts with columns that are complete while the last ones are being stored
+//               matrix of the next step starts with columns that are complete while the last ones are being
+//               stored
 //   warps       two consumer warpgroups (232 registers), one producer thread (40)
 //   schedule    static: a cluster takes whole matrices in a fixed order and waits for no other cluster
 //
@@ -151,8 +150,8 @@ static __device__ __forceinline__ void gram_product(float (&sum)[128], SmallCons
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < BOX_SIDE / 16; i++)
-            wgmma<T, false, SmallSizes<CLUSTER>::SIDE>(sum, descriptor_advance(a, 32 * i),
-                                                       descriptor_advance(b, 32 * i), true);
+            wgmma<T, SmallSizes<CLUSTER>::SIDE, false, false>(sum, descriptor_advance(a, 32 * i),
+                                                              descriptor_advance(b, 32 * i), true);
         wgmma_commit();
         if (previous >= 0) {
             wgmma_wait<1>();
@@ -256,7 +255,7 @@ static __device__ __forceinline__ void square_half(float *sum,
     for (int j = from; j < to; j++)
 #pragma unroll
         for (int k = 0; k < BOX_SIDE / 16; k++)
-            wgmma_a_registers<T, false>(
+            wgmma_rs_static<T, false>(
                 sum, rows + 16 * j + 4 * k,
                 descriptor_advance(b, j * SmallSizes<CLUSTER>::STRIP + 2 * half * BOX_BYTES + 32 * k),
                 j > 0 || k > 0);
@@ -330,9 +329,9 @@ static __device__ __forceinline__ Unit begin_unit(float (&sum)[64],
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < CLUSTER * BOX_SIDE / 16; k++)
-            wgmma_a_registers<T, true>(sum, z + half * CLUSTER * 16 + 4 * k,
-                                       descriptor_advance(b, k / 4 * 2 * BOX_BYTES + k % 4 * 16 * 128),
-                                       half > 0 || k > 0);
+            wgmma_rs_static<T, true>(sum, z + half * CLUSTER * 16 + 4 * k,
+                                     descriptor_advance(b, k / 4 * 2 * BOX_BYTES + k % 4 * 16 * 128),
+                                     half > 0 || k > 0);
         wgmma_commit();
         if (own / CLUSTER == half) unit.own = stage + own % CLUSTER * 2 * BOX_BYTES;
         unit.stage[half] = p.stage;
@@ -465,8 +464,7 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
 #endif
 }
 
-// ---- launch
-// ----------------------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 static int clusters_held[2][2]; // by dtype and cluster size: resident clusters, 0: not known yet
 

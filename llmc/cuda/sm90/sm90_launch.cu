@@ -1,7 +1,6 @@
 #include "llmc/cuda/sm90/sm90_launch.cuh"
 
-// ---- tensors
-// ---------------------------------------------------------------------------------------------------------------
+// ---- tensors ---------------------------------------------------------------------------------------------
 
 typedef CUresult (*EncodeTiled)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
                                 const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
@@ -45,8 +44,7 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void *base, int planes, i
     return map;
 }
 
-// ---- clusters
-// --------------------------------------------------------------------------------------------------------------
+// ---- clusters --------------------------------------------------------------------------------------------
 
 int clusters_that_fit(const void *kernel, ClusterShape shape)
 {
