@@ -20,7 +20,8 @@ typedef struct {
 // Writes the message and returns false, so that a check reads `return error_set(e, "...")`.
 bool error_set(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3 };
+// EXIT_DEVICE: a GPU has failed or no longer answers; the run can be resumed from its last checkpoint.
+enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3, EXIT_DEVICE = 4 };
 
 // Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with `status`. Ranks
 // above 0 wait 0.3 s before they print, so that a fault that all of them meet is told once, by rank 0.

@@ -33,6 +33,7 @@ typedef struct {
     bool deterministic; // attention backward with a fixed order of sums
     bool portable;      // only kernels that every supported GPU runs
     AttentionKernels attention;
+    double wait_limit;  // seconds; the program ends when the host has waited longer for the device. 0: no limit
 } OpSizes;
 
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's libraries need.

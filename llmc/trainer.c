@@ -172,7 +172,9 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     t->part_tokens = plan_parts(t);
     model_describe(&t->model, c);
     timeline_mark("data");
-    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : 0,
+    // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
+    double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
+    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : 0, .wait_limit = wait_limit,
                                .eval_tokens = t->part_tokens,
                                .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,

@@ -3,6 +3,7 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "llmc/cuda/muon/ns_gpu.h"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include "llmc/cuda/device/watchdog.h"
 #include "llmc/memory.h"
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +43,7 @@ void backend_reserve(const OpSizes *sizes)
     if (sizes->mlp_dim % 8 || sizes->vocab_padded % 8)
         fatal(EXIT_BAD_INPUT, "MLP width %d, vocabulary %d: both must be multiples of 8", sizes->mlp_dim, sizes->vocab_padded);
     s->sizes = *sizes;
+    if (sizes->wait_limit > 0) watchdog_start(sizes->wait_limit);
     device_set_portable(sizes->portable);
     s->partial_floats = partial_floats_needed(sizes);
     s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch: reductions");
@@ -58,6 +60,7 @@ void backend_close(void)
 {
     if (!device_state.open) return;
     CUDA_CHECK(cudaDeviceSynchronize());
+    watchdog_stop();
     ns_release();
     attention_close();
     head_close();
@@ -209,7 +212,12 @@ Stream stream_create_urgent(void)
 }
 
 void stream_destroy(Stream s) { CUDA_CHECK(cudaStreamDestroy(s)); }
-void stream_synchronize(Stream s) { CUDA_CHECK(cudaStreamSynchronize(s)); }
+void stream_synchronize(Stream s)
+{
+    watchdog_wait_begin();
+    CUDA_CHECK(cudaStreamSynchronize(s));
+    watchdog_wait_end();
+}
 
 void copy_to_device(Stream s, void *dst, const void *host_src, size_t bytes)
 {
@@ -240,7 +248,13 @@ Event *event_create(void)
 }
 
 void event_record(Event *e, Stream s) { CUDA_CHECK(cudaEventRecord(e->event, s)); }
-void event_synchronize(Event *e) { CUDA_CHECK(cudaEventSynchronize(e->event)); }
+void event_synchronize(Event *e)
+{
+    watchdog_wait_begin();
+    CUDA_CHECK(cudaEventSynchronize(e->event));
+    watchdog_wait_end();
+}
+
 void stream_wait(Stream s, Event *e) { CUDA_CHECK(cudaStreamWaitEvent(s, e->event, 0)); }
 
 void event_destroy(Event *e)

@@ -19,12 +19,13 @@ extern "C" {
 #include "llmc/cuda/device/device.h"
 #include "llmc/ops.h"
 
+// Ends the program with the error: EXIT_DEVICE when the GPU has failed, and any later call would too.
+__attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call, const char *file, int line);
+
 #define CUDA_CHECK(expression)                                                                                                  \
     do {                                                                                                                        \
         cudaError_t status_ = (expression);                                                                                     \
-        if (status_ != cudaSuccess)                                                                                             \
-            fatal(EXIT_BAD_INPUT, "CUDA: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__, cudaGetErrorString(status_),   \
-                  cudaGetErrorName(status_));                                                                                   \
+        if (status_ != cudaSuccess) cuda_failed(status_, #expression, __FILE__, __LINE__);                                      \
     } while (0)
 #define CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 

@@ -18,6 +18,43 @@ __global__ void device_probe_kernel(int *code)
 #endif
 }
 
+// ---- errors --------------------------------------------------------------------------------------------------------------
+
+// After these the context is lost: every later call gives the same error.
+static bool is_device_failure(cudaError_t status)
+{
+    switch (status) {
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown: return true;
+    default: return false;
+    }
+}
+
+void cuda_failed(cudaError_t status, const char *call, const char *file, int line)
+{
+    const char *text = cudaGetErrorString(status), *name = cudaGetErrorName(status);
+    if (!is_device_failure(status))
+        fatal(EXIT_BAD_INPUT, "CUDA: %s at %s:%d: %s (%s)", call, file, line, text, name);
+    fatal(EXIT_DEVICE,
+          "the GPU failed: %s (%s). Work is asynchronous: %s at %s:%d noticed it, the cause is one of the launches before; "
+          "CUDA_LAUNCH_BLOCKING=1 shows which. Hardware faults are in dmesg (Xid); --resume goes on from the last checkpoint",
+          text, name, call, file, line);
+}
+
+// ---- the device ------------------------------------------------------------------------------------------------------------
+
 // What a build for exactly this device is called: "80", "90a".
 static const char *architecture(const DeviceState *s)
 {
