@@ -22,6 +22,7 @@ JOBS := $(shell nproc 2>/dev/null || echo 2)
 probe = $(shell printf '$(1)\nint main(void){$(2)}\n' >/tmp/probe$$$$.c; $(CC) /tmp/probe$$$$.c -o /tmp/probe$$$$ $(3) >/dev/null 2>&1 && echo 1; rm -f /tmp/probe$$$$ /tmp/probe$$$$.c)
 static_or = $(or $(firstword $(wildcard /usr/lib/$(shell $(CC) -dumpmachine)/lib$(1).a) $(wildcard /usr/lib/lib$(1).a) $(wildcard /usr/lib64/lib$(1).a)),-l$(1))
 
+HAVE_CC := $(call probe,,return 0;)
 HAVE_JSON := $(call probe,#include <jansson.h>,json_object();,-ljansson)
 HAVE_OPENMP := $(call probe,#include <omp.h>,return omp_get_max_threads()<1;,-fopenmp)
 HAVE_PCRE2 := $(call probe,#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>,pcre2_code_free(0);,-lpcre2-8)
@@ -86,28 +87,31 @@ REF_SRC := llmc/common.c llmc/memory.c llmc/newton_schulz.c $(filter-out %comm_c
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
-.PHONY: all help found programs cuda deps quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
+.PHONY: all help needed found programs cuda deps clang-needed quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
 all: found programs $(if $(NVCC),cuda)
 programs: train_gpt_cpu tokenize order2
 help: # the head of this file
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-found:
-	@echo "compiler  $(shell $(CC) --version | head -n 1)"
-	@echo "jansson   $(if $(HAVE_JSON),yes,NO: checkpoints and JSONL need it)"
+# What no part of the build can do without, in one line: the first thing that any goal with a compiler asks.
+needed:
+	@$(if $(HAVE_CC),true,echo "$(CC) is missing, or cannot make a program: run scripts/install_deps.sh" >&2; exit 1)
+	@$(if $(HAVE_JSON),true,echo "jansson is missing: run scripts/install_deps.sh" >&2; exit 1)
+found: needed
+	@echo "compiler  $(if $(HAVE_CC),$(shell $(CC) --version | head -n 1))"
+	@echo "jansson   yes"
 	@echo "OpenMP    $(if $(HAVE_OPENMP),yes,no: one thread only)"
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)
-	@$(if $(HAVE_JSON),true,echo "jansson is missing: run scripts/install_deps.sh" >&2; exit 1)
 
 # Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.
 stamp = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
-$(CPU)/flags $(EXACT)/flags: FORCE
+$(CPU)/flags $(EXACT)/flags: needed FORCE
 	$(call stamp,$(CC) $(CFLAGS) $(CPU_FLAGS))
-$(CUDA)/flags: FORCE
+$(CUDA)/flags: needed FORCE
 	$(call stamp,$(CC) $(CUDA_CFLAGS) $(NVCC_FLAGS))
 build/programs: FORCE
 	$(call stamp,$(CPU))
@@ -206,6 +210,7 @@ GPU_TESTS_ALONE := dev/test/profile.t dev/test/gpu/errors.t $(CUDA)/test_comm_gp
 GPU_TESTS_TOGETHER := $(foreach t,ops attention ns,$(filter %_$(t)_gpu,$(GPU_TESTS_OF_OPS) $(GPU_TESTS_PORTABLE))) \
   $(filter-out $(GPU_TESTS_ALONE),$(GPU_SCRIPT_TESTS)) dev/test/micro_batches.t
 test-gpu:
+	@$(if $(NVCC),true,echo "make test-gpu: no nvcc here: it needs the CUDA toolkit" >&2; exit 1)
 	@scripts/install_deps.sh --required
 	@nvidia-smi -L || { echo "make test-gpu: no GPU here" >&2; exit 1; }
 	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs $(GPU_TESTS_PORTABLE)
@@ -213,6 +218,8 @@ test-gpu:
 	OMP_NUM_THREADS=$$((($(JOBS) + 3) / 4)) prove -j$$at_once --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_TOGETHER) || failed=1; \
 	ON_EACH_GPU=0 prove --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_ALONE) || failed=1; exit $$failed
 sanitize-gpu:
+	@$(if $(NVCC),true,echo "make sanitize-gpu: no nvcc here: it needs the CUDA toolkit, with compute-sanitizer, and a GPU" >&2; exit 1)
+	@nvidia-smi -L >/dev/null 2>&1 || { echo "make sanitize-gpu: no GPU here" >&2; exit 1; }
 	@scripts/install_deps.sh --required
 	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt $(CUDA)/test_attention_gpu $(CUDA)/test_ns_gpu build/ref/libref_bf16.so build/ref/libref_fp32.so
 	prove --timer -v dev/test/gpu/sanitize.pl
@@ -220,7 +227,8 @@ sanitize-gpu:
 # ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------
 deps:
 	@scripts/install_deps.sh
-quickstart: deps
+quickstart:
+	@scripts/install_deps.sh --quickstart
 	@$(MAKE) --no-print-directory -j$(JOBS) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu
@@ -228,9 +236,15 @@ test: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) found test-programs $(if $(NVCC),cuda)
 	BUILD=$(CPU) prove --timer --exec '' $(TESTS) $(EXACT_TESTS) $(SCRIPT_TESTS)
 
-build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c
+CLANG := clang
+# An empty target for the fuzzer: headers alone do not prove that clang has its library.
+clang-needed:
+	@printf 'int LLVMFuzzerTestOneInput(const unsigned char *p, unsigned long n){(void)p; (void)n; return 0;}\n' | \
+	  $(CLANG) -fsanitize=fuzzer,address -x c - -o /dev/null 2>/dev/null || \
+	  { echo "make fuzz: $(CLANG) with libFuzzer is missing: install clang (Debian: clang libclang-rt-dev)" >&2; exit 1; }
+build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c | clang-needed
 	@mkdir -p $(@D)
-	clang -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
 	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ $(WRAP) -ljansson $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
 fuzz-programs: $(FUZZERS)
 FUZZ_SECONDS := 60

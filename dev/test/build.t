@@ -44,6 +44,21 @@ is(scalar(grep { compiling($_, @cpu) != 1 } @sources), 0, 'every source of the C
 (undef, my @without) = make('found', 'NVCC=');
 ok((grep { /^nvcc\s+no: CPU program only$/ } @without), 'and the list says so');
 
+# ---- what is missing ---------------------------------------------------------------------------------------------------
+
+# A goal that cannot be reached: one line that says what is missing (make adds one of its own), and no compiler runs.
+sub lacks {
+    my ($name, $message, @arguments) = @_;
+    my $all = join ' ', map { "'$_'" } 'make', '--no-print-directory', '-j2', @arguments;
+    my @lines = split /\n/, `$all 2>&1`;
+    ok($? != 0 && $lines[0] =~ $message && !(grep { !/^make: \*\*\* / } @lines[1 .. $#lines]), $name) or diag(join "\n", @lines);
+}
+lacks('make without gcc', qr/^no-gcc is missing, or cannot make a program: run scripts\/install_deps\.sh$/, 'CC=no-gcc', 'NVCC=');
+lacks('a program without gcc', qr/^no-gcc is missing/, 'CC=no-gcc', 'NVCC=', 'train_gpt_cpu');
+lacks('make fuzz without clang', qr/^make fuzz: no-clang with libFuzzer is missing: install clang/, 'CLANG=no-clang', 'fuzz');
+lacks("make $_ without nvcc", qr/^make $_: no nvcc here/, 'NVCC=', $_) for qw(sanitize-gpu test-gpu);
+is(system('git', 'check-ignore', '-q', 'data/mine/mine_train_000001.bin'), 0, "git ignores the reader's own shards") if -e '.git';
+
 # ---- the CUDA program --------------------------------------------------------------------------------------------------
 
 # The architectures of a line of nvcc.

@@ -42,6 +42,8 @@ sub on_machine {
         open STDERR, '>', "$dir/stderr" or die;
         $ENV{PATH} = "$dir/bin";
         delete $ENV{DEBIAN_FRONTEND};
+        $ENV{CUDA_HOME} = "$dir/cuda";
+        $ENV{SSL_CERT_FILE} = "$dir/bin/bash"; # any file: certificates are there
         exec "$dir/bin/bash", $script, @$arguments or die;
     }
     waitpid $pid, 0;
@@ -50,7 +52,7 @@ sub on_machine {
 
 my $recorder = "echo \"\${DEBIAN_FRONTEND-} \${0##*/} \$*\" >>'$dir/calls'";
 # A gcc that makes every program, so that all libraries seem to be there; and one that finds no library.
-my @tools = (['gcc', 'exit 0'], map { [$_, 'exit 0'] } qw(make perl prove gnuplot));
+my @tools = (['gcc', 'exit 0'], map { [$_, 'exit 0'] } qw(make perl prove wget gnuplot));
 my @no_libraries = (['gcc', 'case "$*" in *" -l"*) exit 1;; esac'], @tools[1 .. $#tools]);
 my @required = (['gcc', 'case "$*" in *-lopenblas*|*-lpcre2*) exit 1;; esac'], map { [$_, 'exit 0'] } qw(make perl prove));
 
@@ -59,31 +61,62 @@ ok($status == 0 && $out =~ /^install_deps: all there: .*\n\z/ && $calls eq '', '
 
 ($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', "$recorder; exit 0"]);
 ok($status == 1 && $err =~ /^install_deps: error: missing: jansson OpenBLAS PCRE2\. [^\n]*\n\z/, 'apt-get that installs nothing: an error that names what is missing') or diag("$out$err");
-like($calls, qr/^noninteractive apt-get .*update\nnoninteractive apt-get .*install -y --no-install-recommends libjansson-dev libopenblas-dev libpcre2-dev\n/, 'apt-get: update, then only what is missing, without questions');
+like($calls, qr/^noninteractive apt-get .*update\n(?: apt-get .*\n){2}noninteractive apt-get .*install -y --no-install-recommends libjansson-dev libopenblas-dev libpcre2-dev\n/, 'apt-get: update, then only what is missing, without questions');
+
+# apt-get that knows how much there is to install, and says how far it is. A log gets a line every ten seconds: here none.
+my $simulated = <<"END";
+case "\$*" in
+    *" -s install"*) printf 'Inst a\nConf a\nInst b\nInst c\n' ;;
+    *--print-uris*) printf "'x:a' a.deb 2500000 MD5Sum:1\n'x:b' b.deb 1 MD5Sum:2\n" ;;
+    *"install -y"*) printf 'dlstatus:1:7.1:Retrieving\npmstatus:a:50:Unpacking\n'; echo 'E: disk full'; exit 100 ;;
+esac
+END
+($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', $simulated]);
+like($out, qr/^install_deps: required: libjansson-dev\ninstall_deps: optional: libopenblas-dev \(fast [^)]*\), libpcre2-dev \([^)]*\)\n/m, 'required packages are told from optional ones, with what these are for');
+like($out, qr/^install_deps: installing with apt-get: 3 packages with what they need, 3 MB to download\n/m, 'and how much that is, before it starts');
+like($out, qr/^install_deps: note: not installed: libjansson-dev \(E: disk full\) libopenblas-dev [^\n]*\n\z/m, 'packages that cannot be installed are tried one by one and named in one line') or diag("$out$err");
+unlike("$out$err", qr/status:/, 'lines of progress stay inside');
+($status, $out, $err) = on_machine(1000, ['--dry-run'], @no_libraries, ['apt-get', $simulated]);
+ok($status == 0 && $out =~ /would install with apt-get: 3 packages/, '--dry-run says it too, to anyone');
 
 # Here apt-get install makes gcc find the libraries.
 my $gcc = "case \"\$*\" in *' -l'*) [ -e '$dir/bin/installed' ];; esac";
 ($status, $out, $err) = on_machine(0, [], ['gcc', $gcc], @tools[1 .. $#tools], ['apt-get', "case \"\$*\" in *install*) touch '$dir/bin/installed';; esac"]);
 ok($status == 0 && $out =~ /done\n\z/ && $err eq '', 'apt-get that works: done') or diag("$out$err");
 
-# No network: update and install fail.
-($status, $out, $err) = on_machine(0, [], @no_libraries, ['apt-get', 'echo "E: Could not resolve the mirror"; exit 100']);
-ok($status == 1 && $out =~ /apt-get update failed \(E: Could not resolve/ && $err =~ /\A[^\n]*\n\z/, 'no network: says why') or diag("$out$err");
+# No network: update and install fail. The packages are not tried one by one: each could wait for a time-out.
+($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', "$recorder; echo 'E: Could not resolve the mirror'; exit 100"]);
+ok($status == 1 && $err =~ /\A[^\n]*cannot be fetched \(Could not resolve the mirror\): is there a network\?\n\z/, 'no network: one line says why') or diag("$out$err");
+is(scalar(() = $calls =~ / install -y/g), 1, 'after a single try');
 
 ($status, $out, $err, $calls) = on_machine(0, [], @required, ['apt-get', "$recorder; exit 1"]);
-ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
+ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 wget gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
 
 ($status, $out, $err, $calls) = on_machine(0, ['--required'], @required, ['apt-get', $recorder]);
 ok($status == 0 && $out =~ /^install_deps: all there: gcc, make, perl, jansson\n\z/ && $calls eq '', '--required: does not look for them') or diag("$out$err");
 
 ($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', $recorder]);
-ok($status == 1 && $err =~ /as root run: apt-get install libjansson-dev/ && $calls eq '', 'neither root nor sudo');
+ok($status == 1 && $err =~ /\A[^\n]*as root run: apt-get install --no-install-recommends libjansson-dev [^\n]*\n\z/ && $out eq '' && $calls eq '', 'neither root nor sudo: one line for the administrator');
 
 ($status, $out, $err, $calls) = on_machine(1000, [], @no_libraries, ['apt-get', 'exit 0'], ['sudo', $recorder]);
-like($calls, qr/^ ?sudo -n env DEBIAN_FRONTEND=noninteractive apt-get .*update$/m, 'sudo, that must not ask for a password where nobody sits');
+like($calls, qr/^ ?sudo -n env DEBIAN_FRONTEND=noninteractive .*apt-get .*update$/m, 'sudo, that must not ask for a password where nobody sits');
 
 ($status, $out, $err, $calls) = on_machine(0, ['--dry-run'], @no_libraries, ['apt-get', $recorder]);
-ok($status == 0 && $out =~ /would install with apt-get: libjansson-dev/ && $calls eq '', '--dry-run');
+ok($status == 0 && $out =~ /required: libjansson-dev\n/ && $calls !~ /update|install -y --no/, '--dry-run');
+
+my @no_loader = grep { $_->[0] ne 'wget' } @tools;
+($status, $out, $err, $calls) = on_machine(0, ['--quickstart'], @no_loader, ['apt-get', $recorder]);
+like($calls, qr/ install -y --no-install-recommends wget ca-certificates$/m, 'neither curl nor wget: the data scripts need one, and certificates');
+($status, $out, $err, $calls) = on_machine(0, ['--quickstart'], @no_loader, ['curl', 'exit 0'], ['apt-get', $recorder]);
+ok($status == 0 && $calls eq '' && $out eq "install_deps: all there: gcc, make, perl, jansson, OpenBLAS, PCRE2, wget\n", 'curl will do; --quickstart does not ask for gnuplot');
+($status, $out, $err, $calls) = on_machine(0, [], @tools, ['nvcc', 'exit 0'], ['apt-get', $recorder]);
+like($calls, qr/ install -y --no-install-recommends g\+\+$/m, 'nvcc without g++: it is required then');
+($status, $out, $err, $calls) = on_machine(1000, ['--packages'], @no_libraries, ['dnf', $recorder]);
+ok($status == 0 && $out eq "jansson-devel openblas-devel pcre2-devel\n" && $calls eq '', '--packages: names for other scripts');
+($status, $out) = on_machine(0, ['--packages'], @tools, ['apt-get', $recorder]);
+ok($status == 0 && $out eq "\n", '--packages where nothing is missing: an empty line');
+($status, $out) = on_machine(0, ['--help'], @tools);
+like($out, qr/\AInstalls what .*--required .*--quickstart .*--dry-run .*--packages .*nothing else\n\z/s, '--help');
 
 for (['dnf', 'dnf install jansson-devel openblas-devel pcre2-devel'], ['pacman', 'pacman -S --needed jansson openblas pcre2'], ['zypper', 'zypper install libjansson-devel'],
     ['apk', 'apk add jansson-dev'], ['brew', 'brew install jansson openblas pcre2'])
