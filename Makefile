@@ -83,7 +83,7 @@ SCRIPT_TESTS := $(wildcard dev/test/*.t)
 GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
 GPU_SCRIPT_TESTS := $(wildcard dev/test/gpu/*.t)
 GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c)) $(patsubst dev/bench/%.cu,$(CUDA)/%,$(wildcard dev/bench/ladder_*.cu dev/bench/bench_*.cu))
-REF_SRC := llmc/common.c llmc/memory.c llmc/newton_schulz.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
+REF_SRC := llmc/common.c llmc/utf8.c llmc/memory.c llmc/newton_schulz.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 

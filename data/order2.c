@@ -11,7 +11,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 enum { SYMBOLS = 257, BOUNDARY = 256 }; // bytes and the document boundary, which is also the context before a document
 
@@ -196,11 +195,11 @@ static bool read_jsonl(FILE *in, const char *path, Consumer consume, void *to, E
 // a line that is not such a record.
 static bool read_text(const char *path, Consumer consume, void *to, Error *e)
 {
-    struct stat st;
-    if (stat(path, &st) != 0) return error_set(e, "%s cannot be read: %s", path, strerror(errno));
-    if (!S_ISREG(st.st_mode)) return error_set(e, "%s is not a regular file; give a text or .jsonl file", path);
-    FILE *in = fopen(path, "rb");
-    if (!in) return error_set(e, "%s cannot be read: %s", path, strerror(errno));
+    int64_t bytes;
+    int fd = open_regular("the text", path, &bytes, e);
+    if (fd < 0) return false;
+    FILE *in = fdopen(fd, "rb");
+    if (!in) fatal(EXIT_BAD_INPUT, "out of host memory for reading %s", path);
     size_t n = strlen(path);
     bool jsonl = n >= 6 && !strcmp(path + n - 6, ".jsonl");
     bool good = (jsonl ? read_jsonl : read_plain)(in, path, consume, to, e);

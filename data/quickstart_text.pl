@@ -25,12 +25,17 @@ if (@ARGV && $ARGV[0] eq '--help') {
     exit 0;
 }
 
-sub fail { print STDERR 'quickstart_text: error: ', @_, "\n"; exit 1 }
+sub fail
+{
+    my $line = join('', @_) =~ s/([\x00-\x1f\x7f])/sprintf '\\x%02x', ord $1/ger; # names may hold anything
+    print STDERR "quickstart_text: error: $line\n";
+    exit 1;
+}
 
 sub read_file {
     my ($path) = @_;
+    fail("$path is not a regular file") if -e $path && !-f _; # opening a FIFO would wait for its writer
     open my $in, '<:raw', $path or fail("$path cannot be read: $!");
-    fail("$path is not a regular file") if !-f $in;
     local $/;
     my $bytes = <$in>;
     fail("$path cannot be read: $!") if !defined $bytes;
@@ -192,8 +197,8 @@ sub own_documents {
 # The "text" fields of JSONL, as UTF-8 bytes.
 sub json_texts {
     my ($file) = @_;
+    fail("$file is not a regular file") if -e $file && !-f _;
     open my $in, '<:raw', $file or fail("$file cannot be read: $!");
-    fail("$file is not a regular file") if !-f $in;
     my ($bytes, @texts) = (0);
     while (my $line = <$in>) {
         next if $line !~ /\S/;

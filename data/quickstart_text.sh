@@ -12,7 +12,7 @@
 set -u
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 say() { printf 'quickstart_text: %s\n' "$*"; }
-fail() { printf 'quickstart_text: error: %s\n' "$*" >&2; exit 1; }
+fail() { printf 'quickstart_text: error: %s\n' "${*//[[:cntrl:]]/?}" >&2; exit 1; } # names may hold anything
 usage_error() { printf 'quickstart_text: error: %s; see --help\n' "$*" >&2; exit 2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 

@@ -221,6 +221,13 @@ static bool output_check(const Output *out, Error *e)
     return true;
 }
 
+static void print_shard(const ShardWriter *w)
+{
+    char path[1024];
+    escape_text(path, sizeof path, w->path);
+    printf("%s: %lld tokens\n", path, (long long)w->tokens);
+}
+
 static bool output_publish(Output *out, Error *e)
 {
     ShardWriter *last = out->train_count ? &out->train[out->train_count - 1] : NULL;
@@ -228,11 +235,11 @@ static bool output_publish(Output *out, Error *e)
     if (out->val.path && !shard_writer_finish(&out->val, e)) return false;
     for (int i = 0; i < out->train_count; i++) {
         if (!shard_writer_publish(&out->train[i], e)) return false;
-        printf("%s: %lld tokens\n", out->train[i].path, (long long)out->train[i].tokens);
+        print_shard(&out->train[i]);
     }
     if (out->val.path) {
         if (!shard_writer_publish(&out->val, e)) return false;
-        printf("%s: %lld tokens\n", out->val.path, (long long)out->val.tokens);
+        print_shard(&out->val);
     }
     if (out->train_count) remove_older(out);
     if (out->train_count > 1 && last->tokens < out->o->shard_tokens / 20) {

@@ -1,5 +1,7 @@
 #include "common.h"
+#include "utf8.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdarg.h>
@@ -25,11 +27,52 @@ void set_program_name(const char *name, int rank)
 void set_abort_hook(void (*hook)(int)) { process.abort_hook = hook; }
 void set_error_sink(void (*sink)(int, const char *)) { process.error_sink = sink; }
 
+// The escape for the byte at p, or the character there as it is; `valid`: it begins a character. Returns the bytes taken.
+static size_t escape_character(char out[8], const char *p, bool valid)
+{
+    unsigned char c = (unsigned char)*p;
+    size_t length = c < 0x80 ? 1 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    bool c1 = valid && c == 0xC2 && (unsigned char)p[1] < 0xA0; // U+0080 to U+009F
+    if (c == '\n' || c == '\r' || c == '\t') {
+        snprintf(out, 8, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+    } else if (!valid || c < 0x20 || c == 0x7F) {
+        snprintf(out, 8, "\\x%02x", c);
+        length = 1;
+    } else if (c1) {
+        snprintf(out, 8, "\\u%04x", (unsigned char)p[1]);
+    } else {
+        snprintf(out, 8, "%.*s", (int)length, p);
+    }
+    return length;
+}
+
+void escape_text(char *out, size_t size, const char *text)
+{
+    size_t used = 0, length = strlen(text), valid = utf8_valid_prefix(text, length);
+    for (size_t at = 0; at < length;) {
+        char shown[8];
+        at += escape_character(shown, text + at, at < valid);
+        size_t n = strlen(shown);
+        if (used + n >= size) break;
+        memcpy(out + used, shown, n);
+        used += n;
+        if (at > valid) valid = at + utf8_valid_prefix(text + at, length - at);
+    }
+    out[used] = 0;
+}
+
+static void format_escaped(char *out, size_t size, const char *format, va_list args)
+{
+    char text[2048];
+    vsnprintf(text, sizeof text, format, args);
+    escape_text(out, size, text);
+}
+
 bool error_set(Error *e, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(e->text, sizeof e->text, format, args);
+    format_escaped(e->text, sizeof e->text, format, args);
     va_end(args);
     return false;
 }
@@ -59,7 +102,7 @@ void fatal(int status, const char *format, ...)
     while (atomic_exchange(&ending, 1)) pause(); // one thread speaks, and ends the others
     let_rank_0_speak_first();
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    format_escaped(text, sizeof text, format, args);
     va_end(args);
     if (process.error_sink) process.error_sink(status, text);
     else print_line(process.rank, "error", text);
@@ -72,7 +115,7 @@ void print_error(int rank, const char *format, ...)
     va_list args;
     char text[2048];
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    format_escaped(text, sizeof text, format, args);
     va_end(args);
     print_line(rank, "error", text);
 }
@@ -83,7 +126,7 @@ void note(const char *format, ...)
     char text[2048];
     if (process.rank > 0) return;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    format_escaped(text, sizeof text, format, args);
     va_end(args);
     print_line(process.rank, "note", text);
 }
@@ -142,6 +185,24 @@ uint64_t fingerprint_bytes(uint64_t seed, const void *bytes, size_t count)
     uint64_t h = seed ? seed : 0xcbf29ce484222325u;
     for (size_t i = 0; i < count; i++) h = (h ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
     return h;
+}
+
+int open_regular(const char *what, const char *path, int64_t *bytes, Error *e)
+{
+    // O_NONBLOCK: opening a FIFO must not wait for its writer.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        error_set(e, "cannot read %s %s: %s", what, path, strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+        const char *kind = S_ISDIR(info.st_mode) ? "folder" : S_ISFIFO(info.st_mode) ? "FIFO" : "device";
+        error_set(e, "cannot read %s %s: it is a %s; name a regular file", what, path, kind);
+    } else {
+        *bytes = info.st_size;
+        return fd;
+    }
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 double seconds_now(void)

@@ -219,7 +219,9 @@ static void append_event(Logger *l, json_t *record)
 // A line of its own, below the one that is being rewritten.
 static void show(Logger *l, const char *text)
 {
-    printf("%s%s\n", l->line_open ? "\n" : "", text);
+    char shown[4096];
+    escape_text(shown, sizeof shown, text);
+    printf("%s%s\n", l->line_open ? "\n" : "", shown);
     fflush(stdout);
     l->line_open = false;
 }
@@ -280,8 +282,9 @@ Logger *logger_open(const char *folder, int rank, int argc, char **argv, const c
     create_file(&l->log, folder, l->uuid, "txt");
     if (l->log.fd >= 0) append_head(&l->log, argc, argv, version_line, patience);
     create_file(&l->json, folder, l->uuid, "jsonl");
-    if (logger_path(l)) printf("log %s\n", l->log.path);
-    fflush(stdout);
+    char *message = format_string("log %s", l->log.path);
+    if (logger_path(l)) show(l, message);
+    free(message);
     return l;
 }
 

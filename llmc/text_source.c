@@ -2,7 +2,6 @@
 #include "tokenizer.h"
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -85,10 +84,11 @@ bool text_files_add(TextFileList *list, const char *path, TextFormat format, Err
         return true;
     }
     if (stat(path, &s)) return error_set(e, "cannot read the input %s: %s", path, strerror(errno));
-    if (!S_ISDIR(s.st_mode)) {
-        add_file(list, path, format, S_ISREG(s.st_mode) ? s.st_size : -1);
+    if (S_ISREG(s.st_mode)) {
+        add_file(list, path, format, s.st_size);
         return true;
     }
+    if (!S_ISDIR(s.st_mode)) return error_set(e, "the input %s is no regular file; pipe it in and give \"-\"", path);
     if (!add_folder(list, path, format, e)) return false;
     return list->count > before ? true : error_set(e, "the input folder %s holds no files", path);
 }
@@ -137,11 +137,12 @@ void text_reader_free(TextReader *r)
 static bool open_next(TextReader *r, Error *e)
 {
     const TextFile *file = &r->list->files[r->next_file++];
-    r->fd = strcmp(file->path, "-") ? open(file->path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    int64_t bytes;
+    r->fd = strcmp(file->path, "-") ? open_regular("the input", file->path, &bytes, e) : STDIN_FILENO;
     r->file_begins = true;
     r->file_ends = false;
     r->line = 1;
-    return r->fd >= 0 || error_set(e, "cannot read the input %s: %s", file->path, strerror(errno));
+    return r->fd >= 0;
 }
 
 static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { MAX_FILE = 256 << 20 }; // a vocabulary file has a few MB; more than this is the wrong file
 
@@ -29,27 +30,29 @@ static bool ends_with(const char *s, const char *end)
 // Whole file as malloc'd bytes, or NULL with a message.
 static char *read_file(const char *path, size_t *len, Error *e)
 {
-    FILE *f = fopen(path, "rb");
-    if (!f) {
-        error_set(e, "cannot read the vocabulary file %s: %s", path, strerror(errno));
-        return NULL;
-    }
+    int64_t bytes;
+    int fd = open_regular("the vocabulary file", path, &bytes, e);
+    if (fd < 0) return NULL;
     char *text = NULL;
-    size_t capacity = 0, used = 0, got;
-    do {
-        if (used == capacity) text = xrealloc(text, capacity = 2 * capacity + (1 << 20), 1);
-        got = fread(text + used, 1, capacity - used, f);
-        used += got;
-    } while (got && used <= MAX_FILE);
-    bool failed = ferror(f);
-    if (failed) error_set(e, "cannot read the vocabulary file %s: %s", path, strerror(errno));
-    fclose(f);
-    if (!failed && used > MAX_FILE) error_set(e, "%s has more than %d MB: not a vocabulary file", path, MAX_FILE >> 20);
-    if (!failed && used == 0) error_set(e, "the vocabulary file %s is empty", path);
-    if (failed || used > MAX_FILE || used == 0) {
-        free(text);
-        return NULL;
+    size_t used = 0;
+    if (bytes > MAX_FILE) {
+        error_set(e, "%s has more than %d MB: not a vocabulary file", path, MAX_FILE >> 20);
+    } else if (bytes == 0) {
+        error_set(e, "the vocabulary file %s is empty", path);
+    } else {
+        text = xcalloc((size_t)bytes, 1);
     }
+    while (text && used < (size_t)bytes) {
+        ssize_t got = read(fd, text + used, (size_t)bytes - used);
+        if (got > 0) {
+            used += (size_t)got;
+        } else if (got == 0 || errno != EINTR) {
+            error_set(e, "cannot read the vocabulary file %s: %s", path, got ? strerror(errno) : "it became shorter");
+            free(text);
+            text = NULL;
+        }
+    }
+    close(fd);
     *len = used;
     return text;
 }

@@ -11,7 +11,7 @@ use Test::More;
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
 my $dir = tempdir(CLEANUP => 1);
 my $compiler = $ENV{CC} // 'gcc';
-my $log = `cd '$root' && $compiler -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all -I. data/order2.c llmc/common.c llmc/jsonl.c -o '$dir/order2' -ljansson -lm 2>&1`;
+my $log = `cd '$root' && $compiler -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all -I. data/order2.c llmc/common.c llmc/jsonl.c llmc/utf8.c -o '$dir/order2' -ljansson -lm 2>&1`;
 is($? . $log, '0', 'compiles without a warning');
 
 sub write_file {
@@ -168,7 +168,7 @@ for my $name (sort keys %bad) {
     my $line = $name eq 'truncated.jsonl' ? 2 : 1;
     ok($status eq 1 && $out eq '' && $err =~ /\Aorder2: error: \Q$dir\/$name\E: line $line: [^\n]*\n\z/, "refused: $name") or diag("$status $out$err");
 }
-for (["$dir/absent", qr/cannot be read: No such file/], ["$dir/folder", qr/not a regular file/], ['/dev/zero', qr/not a regular file/], ["$dir/empty", qr/holds no text/]) {
+for (["$dir/absent", qr/cannot read the text .*: No such file/], ["$dir/folder", qr/is a folder; name a regular/], ['/dev/zero', qr/is a device; name a regular/], ["$dir/empty", qr/holds no text/]) {
     my ($path, $pattern) = @$_;
     for my $arguments ([$path, $val_file], [$train_file, $path]) {
         ($status, $out, $err) = order2(@$arguments);
