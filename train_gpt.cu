@@ -50,6 +50,7 @@ typedef struct {
     Logger *logger;       // NULL when nothing is trained
     Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
     double clock;         // when the running stretch of training time began; 0: stopped
+    int first_step;       // of this process: what a checkpoint held before is not saved again
     int queued;           // step that is queued and not yet reported; -1: none
     bool lost;            // a loss was not a number
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
@@ -107,7 +108,7 @@ static void finish_step(Run *r)
     r->lost = r->lost || !isfinite(loss);
 }
 
-// Queues the next step and reports the one before. When the data ends, what was trained on it until then is saved.
+// Queues the next step and reports the one before. When the data ends or fails, what was trained until then is saved.
 static void queue_step(Run *r)
 {
     Error e;
@@ -118,8 +119,10 @@ static void queue_step(Run *r)
         r->queued = t->step - 1;
         return;
     }
-    if (loader_ended(t->loader) && t->step) save_checkpoint(r, "and the run is over");
-    fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
+    if (t->step > r->first_step) save_checkpoint(r, "and the run is over");
+    if (comm_rank() == 0) fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
+    comm_barrier(); // rank 0 tells it and ends all
+    exit(EXIT_BAD_INPUT);
 }
 
 enum { TRACED = 2, PROFILE_STEPS = 2 * TRACED }; // an even number: every other step has Adam's update
@@ -192,13 +195,14 @@ static bool train(Run *r)
 {
     Trainer *t = &r->trainer;
     const Config *c = &r->config;
-    int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total, first = t->step;
+    int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total;
     bool stop = false;
+    r->first_step = t->step;
     r->queued = -1;
     plan_profile(r, end);
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),
-             checkpoint = t->step > first && due(t->step, c->checkpoint_every), profile = t->step && t->step == r->profile_at;
+             checkpoint = t->step > r->first_step && due(t->step, c->checkpoint_every), profile = t->step && t->step == r->profile_at;
         if (validation || checkpoint || profile) finish_step(r);
         if (validation || checkpoint) stop_clock(r);
         if (checkpoint) save_checkpoint(r, "training goes on");

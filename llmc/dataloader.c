@@ -84,7 +84,6 @@ struct Loader {
     int64_t *first_document;    // (group_micro_batches + 1) of each micro-batch of the planned group, and where the next one begins
     int planned;                // groups of this step up to the planned one, 0: none yet
     int accumulated;            // micro-batches of this step that this rank has taken
-    bool ended;                 // there was no further group
 };
 
 static bool check_options(const LoaderOptions *o, Error *e)
@@ -113,8 +112,8 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
     return error_set(e,
                      "%s: too small: its %lld tokens do not make one group of %d micro-batches of %d tokens from documents of at "
                      "most %d; leave it out, or lower --micro-batch-tokens",
-                     l->set.paths[shard], (long long)l->set.headers[shard].num_tokens, o->group_micro_batches, o->micro_batch_tokens,
-                     o->max_document);
+                     l->set.paths[shard], (long long)l->set.files[shard].header.num_tokens, o->group_micro_batches,
+                     o->micro_batch_tokens, o->max_document);
 }
 
 static bool open_files(Loader *l, Error *e)
@@ -124,7 +123,7 @@ static bool open_files(Loader *l, Error *e)
     if (!shard_set_check(&l->set, o->vocab_size, -1, e)) return false;
     // Most shards that are too small can be told by their size: better now than after hours of training.
     for (int i = 0; i < l->set.count; i++)
-        if (l->set.headers[i].num_tokens / o->group_micro_batches < (int64_t)o->micro_batch_tokens + 1)
+        if (l->set.files[i].header.num_tokens / o->group_micro_batches < (int64_t)o->micro_batch_tokens + 1)
             return no_complete_group(l, i, e);
     return true;
 }
@@ -166,7 +165,7 @@ static bool start_reading(Loader *l, int which, int shard, Error *e)
 {
     if (l->reading[which] == shard) return true;
     l->reading[which] = shard;
-    return shard_reader_start(&l->readers[which], l->set.paths[shard], &l->set.headers[shard], l->options.chunk_tokens,
+    return shard_reader_start(&l->readers[which], l->set.paths[shard], &l->set.files[shard], l->options.chunk_tokens,
                               l->options.chunk_hook, l->options.chunk_hook_context, e);
 }
 
@@ -191,8 +190,7 @@ static bool following_shard(const Loader *l, LoaderPosition *next)
 static bool advance_shard(Loader *l, Error *e)
 {
     LoaderPosition next;
-    l->ended = !following_shard(l, &next);
-    if (l->ended)
+    if (!following_shard(l, &next))
         return error_set(
             e, "%s: the training data ends here, after %d %s over %d %s; give more files, fewer steps, or --repeat or --epochs",
             l->set.paths[l->position.shard], next.epoch, next.epoch == 1 ? "pass" : "passes", l->set.count,
@@ -301,8 +299,6 @@ bool loader_next(Loader *l, Batch *batch, Error *e)
     return true;
 }
 
-bool loader_ended(const Loader *l) { return l->ended; }
-
 LoaderPosition loader_position(const Loader *l)
 {
     assert(l->accumulated == 0);
@@ -336,8 +332,8 @@ bool loader_seek(Loader *l, LoaderPosition p, Error *e)
                      p.epoch, p.shard, (long long)p.document, l->set.paths[p.shard], (long long)num_documents);
 }
 
-int loader_vocab_size(const Loader *l) { return l->set.headers[0].vocab_size; }
-int loader_document_token(const Loader *l) { return l->set.headers[0].document_token; }
+int loader_vocab_size(const Loader *l) { return l->set.files[0].header.vocab_size; }
+int loader_document_token(const Loader *l) { return l->set.files[0].header.document_token; }
 int64_t loader_num_tokens(const Loader *l) { return l->set.num_tokens; }
 
 uint64_t loader_fingerprint(const Loader *l) { return shard_set_fingerprint(&l->set); }
@@ -440,13 +436,13 @@ Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequen
 
 const char *validation_path(const Validation *v) { return v->set.paths[0]; }
 int validation_num_sequences(const Validation *v) { return v->num_sequences; }
-int validation_vocab_size(const Validation *v) { return v->set.headers[0].vocab_size; }
+int validation_vocab_size(const Validation *v) { return v->set.files[0].header.vocab_size; }
 uint64_t validation_fingerprint(const Validation *v)
 {
     return fingerprint_bytes(0, v->tokens, (size_t)v->num_kept * sizeof *v->tokens);
 }
 
-int validation_document_token(const Validation *v) { return v->set.headers[0].document_token; }
+int validation_document_token(const Validation *v) { return v->set.files[0].header.document_token; }
 
 static bool document_ends(const Validation *v, int q, int i) // before token i of sequence q
 {

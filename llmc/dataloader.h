@@ -84,9 +84,6 @@ Loader *loader_open(const LoaderOptions *options, Error *e);
 // error only loader_close is of use.
 bool loader_next(Loader *l, Batch *batch, Error *e);
 
-// Whether the last loader_next found the end of the data, which all ranks come to at the same step; its message says so.
-bool loader_ended(const Loader *l);
-
 // Where the next step is looked for; only between steps. For a batch fetched ahead of its step use batch->position.
 LoaderPosition loader_position(const Loader *l);
 

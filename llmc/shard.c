@@ -110,6 +110,55 @@ bool shard_read(int fd, const char *path, int64_t first, int64_t count, uint16_t
     return read_fully(fd, ids, 2 * count, SHARD_HEADER_BYTES + 2 * first) || read_failed(path, e);
 }
 
+// ---- identity --------------------------------------------------------------------------------------------------------
+
+// Three pieces of 8 KB: whole shards would take seconds. Shards that differ elsewhere alone are not told apart.
+static bool hash_contents(int fd, const char *path, const ShardHeader *h, uint64_t *contents, Error *e)
+{
+    enum { PIECES = 3, PIECE_TOKENS = 4096 };
+    uint16_t ids[PIECE_TOKENS];
+    int64_t sizes[] = {h->num_tokens, h->vocab_size, h->document_token};
+    int64_t count = min_i64(PIECE_TOKENS, h->num_tokens);
+    uint64_t hash = fingerprint_bytes(0, sizes, sizeof sizes);
+    for (int piece = 0; piece < PIECES; piece++) {
+        if (!shard_read(fd, path, (h->num_tokens - count) / (PIECES - 1) * piece, count, ids, e)) return false;
+        hash = fingerprint_bytes(hash, ids, (size_t)count * sizeof *ids);
+    }
+    *contents = hash;
+    return true;
+}
+
+static bool look_at_file(int fd, const char *path, ShardIdentity *id, Error *e) // all but header and contents
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0) return read_failed(path, e);
+    id->inode = (uint64_t)st.st_ino;
+    id->modified = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    id->bytes = (int64_t)st.st_size;
+    return true;
+}
+
+bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e)
+{
+    return look_at_file(fd, path, id, e) && hash_contents(fd, path, &id->header, &id->contents, e);
+}
+
+// Whether the open file is still the one in *seen. One that was only touched, or replaced by a copy of itself, is; *seen then
+// follows it.
+static bool same_as_seen(int fd, const char *path, ShardIdentity *seen, Error *e)
+{
+    ShardIdentity now = {.header = seen->header};
+    if (!look_at_file(fd, path, &now, e)) return false;
+    if (now.inode == seen->inode && now.modified == seen->modified && now.bytes == seen->bytes) return true;
+    bool same_size = now.bytes == seen->bytes;
+    if (same_size && !hash_contents(fd, path, &now.header, &now.contents, e)) return false;
+    if (!same_size || now.contents != seen->contents)
+        return error_set(e, "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
+                         path);
+    *seen = now;
+    return true;
+}
+
 int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const ShardHeader *header, const char *path,
                     int32_t *starts, Error *e)
 {
@@ -153,16 +202,19 @@ static void append_starts(ShardReader *r, const int32_t *starts, int64_t count)
 // Reads and indexes the shard chunk by chunk. False with *e on a fault of the file; true also when it was asked to end.
 static bool read_chunks(ShardReader *r, int fd, int32_t *chunk_starts, Error *e)
 {
-    for (int64_t first = 0; first < r->header.num_tokens;) {
-        int64_t count = min_i64(r->chunk_tokens, r->header.num_tokens - first);
+    const ShardHeader *h = &r->file.header;
+    ShardIdentity seen = r->file;
+    for (int64_t first = 0; first < h->num_tokens;) {
+        int64_t count = min_i64(r->chunk_tokens, h->num_tokens - first);
         if (!shard_read(fd, r->path, first, count, r->tokens + first, e)) return false;
-        int64_t found = shard_index(r->tokens + first, first, count, &r->header, r->path, chunk_starts, e);
+        if (!same_as_seen(fd, r->path, &seen, e)) return false; // after the reading, before anyone uses the tokens
+        int64_t found = shard_index(r->tokens + first, first, count, h, r->path, chunk_starts, e);
         if (found < 0) return false;
         first += count;
         pthread_mutex_lock(&r->lock);
         append_starts(r, chunk_starts, found);
         r->num_indexed = first;
-        r->finished = first == r->header.num_tokens && r->num_starts > 0;
+        r->finished = first == h->num_tokens && r->num_starts > 0;
         bool cancel = r->cancel;
         pthread_cond_broadcast(&r->progress);
         pthread_mutex_unlock(&r->lock);
@@ -171,21 +223,22 @@ static bool read_chunks(ShardReader *r, int fd, int32_t *chunk_starts, Error *e)
     }
     if (r->num_starts > 0) return true; // only this thread changes it
     return error_set(e, "%s: holds no document start (token %d); it was made for another vocabulary; " MAKE_AGAIN, r->path,
-                     r->header.document_token);
+                     h->document_token);
 }
 
 static bool read_shard(ShardReader *r, Error *e)
 {
     ShardHeader now;
+    ShardIdentity seen = r->file;
     int fd = shard_open(r->path, &now, e);
     if (fd < 0) return false;
-    if (now.num_tokens != r->header.num_tokens || now.vocab_size != r->header.vocab_size ||
-        now.document_token != r->header.document_token) {
+    if (!same_as_seen(fd, r->path, &seen, e)) {
         close(fd);
-        return error_set(e, "%s: was replaced by another shard since the run began; start again", r->path);
+        return false;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    int32_t *chunk_starts = xcalloc((size_t)min_i64(r->chunk_tokens, r->header.num_tokens), sizeof *chunk_starts);
+    int64_t most = min_i64(r->chunk_tokens, r->file.header.num_tokens);
+    int32_t *chunk_starts = xcalloc((size_t)most, sizeof *chunk_starts);
     bool good = read_chunks(r, fd, chunk_starts, e);
     free(chunk_starts);
     close(fd);
@@ -206,18 +259,19 @@ static void *reader_thread(void *argument)
     return NULL;
 }
 
-bool shard_reader_start(ShardReader *r, const char *path, const ShardHeader *header, int64_t chunk_tokens, ShardChunkHook hook,
-                        void *hook_context, Error *e)
+bool shard_reader_start(ShardReader *r, const char *path, const ShardIdentity *file, int64_t chunk_tokens,
+                        ShardChunkHook hook, void *hook_context, Error *e)
 {
     assert(chunk_tokens > 0);
     shard_reader_stop(r);
-    if (r->token_capacity < header->num_tokens) {
+    int64_t num_tokens = file->header.num_tokens;
+    if (r->token_capacity < num_tokens) {
         free(r->tokens);
-        r->tokens = xcalloc((size_t)header->num_tokens, sizeof *r->tokens);
-        r->token_capacity = header->num_tokens;
+        r->tokens = xcalloc((size_t)num_tokens, sizeof *r->tokens);
+        r->token_capacity = num_tokens;
     }
     r->path = path;
-    r->header = *header;
+    r->file = *file;
     r->chunk_tokens = chunk_tokens;
     r->hook = hook;
     r->hook_context = hook_context;
@@ -242,7 +296,7 @@ DocumentResult shard_reader_document(ShardReader *r, int64_t d, int64_t *start, 
     }
     if (d >= r->num_starts) return DOCUMENT_PAST_END;
     *start = r->starts[d];
-    *end = d + 1 < r->num_starts ? r->starts[d + 1] : r->header.num_tokens;
+    *end = d + 1 < r->num_starts ? r->starts[d + 1] : r->file.header.num_tokens;
     return DOCUMENT_FOUND;
 }
 

@@ -24,6 +24,15 @@ typedef struct {
     int document_token; // id that begins every document
 } ShardHeader;
 
+// A shard as it was at the first look. What is read later under its name must be the same.
+typedef struct {
+    ShardHeader header;
+    uint64_t contents; // hash of the sizes and of the tokens at the beginning, in the middle and at the end: for any machine
+    uint64_t inode;    // these three tell at little cost that nothing has happened to the file
+    int64_t modified;  // nanoseconds
+    int64_t bytes;
+} ShardIdentity;
+
 // Checks and decodes a header. `file_bytes` is the size of the whole file, which must be exactly what the header says.
 //   bytes (SHARD_HEADER_BYTES) uint8  in, owned by the caller; need not be filled when file_bytes is below SHARD_HEADER_BYTES
 // Error: empty or truncated or oversized file, foreign magic, other version, no tokens, impossible vocabulary.
@@ -37,6 +46,9 @@ int shard_open(const char *path, ShardHeader *header, Error *e);
 //   ids (count) uint16  out, owned by the caller
 // Error: the file ended early (it shrank after it was opened), or the system's own words on a failed read.
 bool shard_read(int fd, const char *path, int64_t first, int64_t count, uint16_t *ids, Error *e);
+
+// Fills in the identity of an open shard, whose id->header is there. Error: the system's own words.
+bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e);
 
 // Looks through one run of tokens: refuses ids outside the vocabulary and lists the places of document tokens.
 //   ids    (count) uint16  in, tokens [first, first + count) of the shard
@@ -64,7 +76,7 @@ typedef struct {
     bool failed;   // `error` says why
     Error error;
     const char *path;   // owned by the caller of shard_reader_start
-    ShardHeader header; // what the file must hold
+    ShardIdentity file; // what it must be
     int64_t chunk_tokens;
     ShardChunkHook hook;
     void *hook_context;
@@ -79,12 +91,13 @@ typedef enum { DOCUMENT_FOUND, DOCUMENT_PAST_END, DOCUMENT_ERROR } DocumentResul
 
 void shard_reader_init(ShardReader *r);
 
-// Begins to read `path`, whose header the caller has checked before; ends and forgets what was being read.
+// Begins to read `path`; ends and forgets what was being read.
 //   path          owned by the caller, lives until the next start or free
+//   file          its first look: a file that was replaced or changed since then is an error of the reading
 //   chunk_tokens  tokens read and indexed at a time, above 0: the first documents are usable after the first chunk
 // Error: no thread could be made. What is wrong with the file comes from shard_reader_document.
-bool shard_reader_start(ShardReader *r, const char *path, const ShardHeader *header, int64_t chunk_tokens, ShardChunkHook hook,
-                        void *hook_context, Error *e);
+bool shard_reader_start(ShardReader *r, const char *path, const ShardIdentity *file, int64_t chunk_tokens,
+                        ShardChunkHook hook, void *hook_context, Error *e);
 
 // Span [*start, *end) of document `d` (0 based) in r->tokens; the last one ends with the shard. The caller holds r->lock; it is
 // released while the thread has not come that far. A shard without any document start is a DOCUMENT_ERROR.

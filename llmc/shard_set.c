@@ -10,8 +10,7 @@ void shard_set_free(ShardSet *set)
 {
     for (int i = 0; i < set->count; i++) free(set->paths[i]);
     free(set->paths);
-    free(set->headers);
-    free(set->contents);
+    free(set->files);
 }
 
 // ---- finding -----------------------------------------------------------------------------------------------------------
@@ -43,7 +42,7 @@ bool shard_set_find(ShardSet *set, const char *pattern, const char *option, Erro
 
 static bool check_kind(const ShardSet *set, int i, int vocab_size, int document_token, Error *e)
 {
-    const ShardHeader *h = &set->headers[i], *first = &set->headers[0];
+    const ShardHeader *h = &set->files[i].header, *first = &set->files[0].header;
     if (vocab_size && h->vocab_size != vocab_size)
         return error_set(e,
                          "%s: holds ids of a vocabulary of %d, but %d is needed here; tokenize it with the other vocabulary",
@@ -59,33 +58,17 @@ static bool check_kind(const ShardSet *set, int i, int vocab_size, int document_
     return true;
 }
 
-// Three pieces of 8 KB: whole shards would take seconds. Shards that differ elsewhere alone are not told apart.
-static bool hash_contents(ShardSet *set, int i, int fd, Error *e)
-{
-    enum { PIECES = 3, PIECE_TOKENS = 4096 };
-    const ShardHeader *h = &set->headers[i];
-    uint16_t ids[PIECE_TOKENS];
-    int64_t sizes[] = {h->num_tokens, h->vocab_size, h->document_token}, count = min_i64(PIECE_TOKENS, h->num_tokens);
-    uint64_t hash = fingerprint_bytes(0, sizes, sizeof sizes);
-    for (int piece = 0; piece < PIECES; piece++) {
-        if (!shard_read(fd, set->paths[i], (h->num_tokens - count) / (PIECES - 1) * piece, count, ids, e)) return false;
-        hash = fingerprint_bytes(hash, ids, (size_t)count * sizeof *ids);
-    }
-    set->contents[i] = hash;
-    return true;
-}
-
 bool shard_set_check(ShardSet *set, int vocab_size, int document_token, Error *e)
 {
-    set->headers = xcalloc((size_t)set->count, sizeof *set->headers);
-    set->contents = xcalloc((size_t)set->count, sizeof *set->contents);
+    set->files = xcalloc((size_t)set->count, sizeof *set->files);
     for (int i = 0; i < set->count; i++) {
-        int fd = shard_open(set->paths[i], &set->headers[i], e);
+        int fd = shard_open(set->paths[i], &set->files[i].header, e);
         if (fd < 0) return false;
-        bool good = check_kind(set, i, vocab_size, document_token, e) && hash_contents(set, i, fd, e);
+        bool good = check_kind(set, i, vocab_size, document_token, e) &&
+                    shard_identify(fd, set->paths[i], &set->files[i], e);
         close(fd);
         if (!good) return false;
-        set->num_tokens += set->headers[i].num_tokens;
+        set->num_tokens += set->files[i].header.num_tokens;
     }
     return true;
 }
@@ -94,7 +77,9 @@ bool shard_set_check(ShardSet *set, int vocab_size, int document_token, Error *e
 
 uint64_t shard_set_fingerprint(const ShardSet *set)
 {
-    return fingerprint_bytes(0, set->contents, (size_t)set->count * sizeof *set->contents);
+    uint64_t hash = 0;
+    for (int i = 0; i < set->count; i++) hash = fingerprint_bytes(hash, &set->files[i].contents, sizeof hash);
+    return hash;
 }
 
 static const char *name_of(const ShardSet *set, int i)
@@ -107,8 +92,8 @@ char *shard_set_text(const ShardSet *set)
 {
     char *text = xstrdup("");
     for (int i = 0; i < set->count; i++) {
-        char *longer = format_string("%s%lld %016llx %s\n", text, (long long)set->headers[i].num_tokens,
-                                     (unsigned long long)set->contents[i], name_of(set, i));
+        char *longer = format_string("%s%lld %016llx %s\n", text, (long long)set->files[i].header.num_tokens,
+                                     (unsigned long long)set->files[i].contents, name_of(set, i));
         for (char *name = longer + strlen(longer) - 1 - strlen(name_of(set, i)); name[1]; name++)
             if (*name < ' ' || *name > '~') *name = '?';
         free(text);
@@ -123,12 +108,11 @@ static bool same_shard(const ShardSet *set, int i, int64_t tokens, uint64_t cont
     if (i >= set->count)
         return error_set(e, "its run had a training shard %d, %.*s with %lld tokens, and there are only %d now", i + 1, length,
                          name, (long long)tokens, set->count);
-    if (set->contents[i] == contents) return true;
-    bool same_size = set->headers[i].num_tokens == tokens;
+    if (set->files[i].contents == contents) return true;
+    long long now = set->files[i].header.num_tokens;
     return error_set(e,
                      "its run's training shard %d was %.*s with %lld tokens; now it is %s with %lld%s: give the files of that run",
-                     i + 1, length, name, (long long)tokens, name_of(set, i), (long long)set->headers[i].num_tokens,
-                     same_size ? ", others" : "");
+                     i + 1, length, name, (long long)tokens, name_of(set, i), now, now == tokens ? ", others" : "");
 }
 
 bool shard_set_continues(const ShardSet *set, const char *text, bool may_grow, Error *e)

@@ -5,8 +5,7 @@
 typedef struct {
     int count;
     char **paths;         // (count), owned; in byte order of the names
-    ShardHeader *headers; // (count), owned
-    uint64_t *contents;   // (count), owned: hash of a shard's sizes and of its tokens at the beginning, in the middle, at the end
+    ShardIdentity *files; // (count), owned; as they were when shard_set_check looked at them
     int64_t num_tokens;   // in all of them
 } ShardSet;
 
@@ -15,7 +14,7 @@ typedef struct {
 // Error: none matches, or the system's own words.
 bool shard_set_find(ShardSet *set, const char *pattern, const char *option, Error *e);
 
-// Opens each file once and fills in headers and contents.
+// Opens each file once and fills in `files`.
 //   vocab_size 0: any, but all files the same; document_token -1: any
 // Error: what shard_open refuses, files of two kinds or of another kind than is needed, a failed read.
 bool shard_set_check(ShardSet *set, int vocab_size, int document_token, Error *e);

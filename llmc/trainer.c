@@ -332,13 +332,37 @@ static void run_step_ops(Trainer *t, bool adam)
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
 
+// Brings the line of the first rank whose data failed to rank 0; of the other ranks' lines nobody needs to know.
+static void collect_failure(bool failed, Error *e)
+{
+    Error mine = {""};
+    if (failed) mine = *e;
+    error_set(e, "the training data of another rank failed");
+    for (int r = comm_size() - 1; r >= 0; r--) {
+        Error line = mine;
+        size_t bytes = comm_collect(line.text, failed ? sizeof line.text : 0, sizeof line.text, r);
+        if (!bytes || comm_rank()) continue;
+        line.text[sizeof line.text - 1] = 0;
+        if (r) error_set(e, "rank %d: %s", r, line.text);
+        else *e = line;
+    }
+}
+
+// When the data of one rank fails, all fail, with the step before as the last: so its state can still be saved.
 static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
 {
-    for (int a = 0; a < t->accumulation; a++) {
-        if (!loader_next(t->loader, &t->batch, e)) return false;
-        t->slots = (int)max_i64(t->slots, pack_block(blocks + a * t->block_ints, &t->batch));
+    const int64_t failed = INT64_MAX;
+    bool good = true;
+    for (int a = 0; a < t->accumulation && good; a++) {
+        good = loader_next(t->loader, &t->batch, e);
+        if (good) t->slots = (int)max_i64(t->slots, pack_block(blocks + a * t->block_ints, &t->batch));
     }
-    t->slots = (int)comm_max(t->slots); // all ranks capture anew at the same step
+    int64_t slots = comm_max(good ? t->slots : failed); // all ranks capture anew at the same step
+    if (slots == failed) {
+        collect_failure(!good, e);
+        return false;
+    }
+    t->slots = (int)slots;
     t->position = loader_position(t->loader);
     return true;
 }

@@ -1,0 +1,65 @@
+#!/usr/bin/env perl
+# A shard that fails in mid-run: the steps until then are saved, the end is one line and a status, and with the shard put back
+# the run goes on to the same bits.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Test::More;
+use Time::HiRes qw(sleep time);
+use TrainTest;
+
+plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+# About five steps each: the fourth is read once the third is in use. It is longer than the pieces that tell shards apart.
+write_shard("train_$_.bin", documents(4200, 10 + $_)) for 1 .. 3;
+my $last = write_shard('train_4.bin', documents(14000, 14));
+my $good = slurp($last);
+my $other = slurp(write_shard('other', documents(14000, 99)));
+write_shard('val.bin', documents(700, 2));
+run_ok('20 steps at once', $trainer, @tiny, '--out', "$dir/whole");
+my $whole = newest("$dir/whole");
+
+# The command's end when $change happened to the last shard while the run was in its first ones.
+sub changed_in_mid_run {
+    my ($out, $change, @command) = @_;
+    for (1 .. 10) {
+        spew($last, $good);
+        system 'rm', '-rf', $out;
+        my $run = start(@command, '--out', $out);
+        my $end = time + 60;
+        my $begun = sub { keys %{losses($out)} };
+        sleep 0.002 while !$begun->() && time < $end && kill 0, $run->{pid};
+        kill 'STOP', -$run->{pid};
+        my $early = $begun->() && $begun->() < 8;
+        $change->() if $early;
+        kill 'CONT', -$run->{pid};
+        my @end = finish($run);
+        return @end if $early;
+    }
+    return ('never early enough', '', '');
+}
+
+my %change = (
+    replaced => [sub { spew("$last.new", $other); rename "$last.new", $last }, qr/train_4\.bin: was replaced or changed since the run began; put back/],
+    truncated => [sub { truncate $last, 3000 }, qr/train_4\.bin: truncated: 3000 bytes/],
+    removed => [sub { unlink $last }, qr/train_4\.bin: cannot be opened: No such file/],
+    damaged => [sub { spew($last, substr($good, 0, 10024) . "\xff\xff" . substr $good, 10026) }, qr/train_4\.bin: token 4500 has id 65535/],
+);
+my @ranks = ([], have_mpi() ? [2] : ());
+for my $name (sort keys %change) {
+    my ($change, $pattern) = @{$change{$name}};
+    for my $ranks ($name eq 'removed' ? @ranks : []) {
+        my ($out, @with) = ("$dir/$name" . @$ranks, @$ranks ? mpirun(@$ranks) : ());
+        my ($status, $stdout, $err) = changed_in_mid_run($out, $change, @with, $trainer, @tiny);
+        my ($step) = $err =~ /step (\d+): /;
+        my @ours = grep { /train_gpt/ } split /\n/, $err; # mpirun adds lines of its own
+        ok($status eq '1' && @ours == 1 && $ours[0] =~ $pattern, "$name @$ranks: $ours[0]") or diag "$status $err";
+        my $saved = newest($out) // '';
+        like($saved, qr/step_0*$step\.safetensors$/, "and step $step is saved") or next;
+        spew($last, $good);
+        run_ok('with the shard put back it goes on', @with, $trainer, @tiny, '--resume', $saved, '--out', $out);
+        my $different = join ' ', grep { @$ranks == 0 || /^data/ } split / /, same_state(newest($out), $whole); # sums over ranks differ
+        is($different, '', 'to the same bits as if nothing had happened');
+    }
+}
+done_testing;
