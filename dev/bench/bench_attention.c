@@ -10,6 +10,7 @@
 // A call is captured REPEATS times in a graph and the graph is timed; the best of ROUNDS counts, or with --sustained the mean of
 // the last two thirds of SECONDS: at the power limit, as in a training run. TFLOP/s count 4 e operations per
 // head and pair of tokens that see each other forward and 2.5 times that backward, whatever the kernel really computes.
+#include "dev/bench/figures.h"
 #include "llmc/cuda/attention/attention.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -151,9 +152,15 @@ static double milliseconds(const Call *c)
     return ms / REPEATS;
 }
 
+static const char *choice = ""; // of kernels, for the figures
+
 static void report(const Call *c)
 {
     double operations = 4.0 * H * E * pairs(c->window) * (c->pass == FORWARD ? 1 : 2.5), ms = milliseconds(c);
+    char op[64], shape[64];
+    snprintf(op, sizeof op, "attention %s, %s", pass_names[c->pass], choice);
+    snprintf(shape, sizeof shape, "N %d, window %d%s", c->tokens, c->window, sustained > 0 ? ", sustained" : "");
+    figure(op, shape, ms, "ms");
     printf("  window %4d %-10s %8.3f ms %6.0f TFLOP/s\n", c->window, pass_names[c->pass], ms, operations / ms * 1e-9);
     fflush(stdout);
 }
@@ -170,6 +177,7 @@ static void reserve(AttentionKernels kernels, bool deterministic)
 
 static void bench_kernels(AttentionKernels kernels, bool deterministic)
 {
+    choice = kernels == ATTENTION_CUDNN ? "cuDNN" : deterministic ? "own kernels, deterministic" : "as the program chooses";
     static const int train[] = {384, 896, 1408}, eval[] = {768, 2560};
     reserve(kernels, deterministic);
     make_documents(N, DOCUMENTS, 2048);
@@ -212,6 +220,7 @@ static void bench_plans(void)
 int main(int argc, char **argv)
 {
     set_program_name("bench_attention", -1);
+    figures_open(&argc, argv);
     if (argc > 2 && strcmp(argv[1], "--sustained") == 0) sustained = atof(argv[2]), argc -= 2, argv += 2;
     const char *what = argc > 1 ? argv[1] : "";
     backend_open(0);

@@ -11,6 +11,7 @@
 // Which rows other ranks touch is known from an all-gather of bits ("union"); collectives need counts on the host ("counts":
 // copy, wait, go on). Times: medians, means of the ranks, ms for all four tables; "known": as if counts were there for nothing.
 // Beside products: the products of a layer's backward, a few after the start of each table; by how much they all end later.
+#include "dev/bench/figures.h"
 #include "llmc/cuda/device/cuda_common.cuh"
 extern "C" {
 #include "llmc/comm.h"
@@ -428,6 +429,10 @@ static void bench(void)
         time_way((Way)way, false, fetched);
         double delay = time_beside((Way)way) - alone;
         if (rank) continue;
+        char op[96];
+        snprintf(op, sizeof op, "embedding gradients, %d tables: %s", TABLES, way_name[way]);
+        figure(op, "two steps, alone", fetched[PARTS], "ms");
+        figure(op, "two steps, beside products", delay, "ms");
         printf("%-10s  %8.1f %7.3f %7.3f %7.3f %7.3f %7.3f   %7.3f %7.3f   %+.3f\n", way_name[way], TABLES * sent * 1e-6,
                fetched[UNION], fetched[COUNTS], known[PACK], known[SEND], known[PLACE], known[PARTS], fetched[PARTS], delay);
     }
@@ -517,12 +522,14 @@ int main(int argc, char **argv)
     Error e;
     const char *usage = "bench_embedding_exchange --gpus N --train-files FILES [option of train_gpt ...], N 2, 4 or 8";
     set_program_name("bench_embedding_exchange", -1);
+    figures_open(&argc, argv);
     comm_open();
     if (!config_parse(&config, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
     uint64_t options = config_fingerprint(&config);
     CommOptions o = {config.gpus, 1, config.device, config.micro_batches, (double)config.timeout, true, 0, options};
     int device = comm_join(&o);
     rank = comm_rank(), size = comm_size();
+    figures.devices = size;
     if (size == 1) fatal(EXIT_USAGE, "one GPU exchanges nothing; usage: %s", usage);
     Loader *loader = open_data();
     if (config.model_dim % 8 || config.model_dim > 4 * WARP * VECTORS)

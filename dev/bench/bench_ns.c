@@ -3,6 +3,7 @@
 //   bench_ns [shape]      0..8: one of the shapes only
 // Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS. "products": the steps
 // alone, from 16-bit matrices on, which is the whole less norm and load (AOL: less its own load), measured by themselves.
+#include "dev/bench/figures.h"
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/muon/ns_gpu.h"
@@ -120,6 +121,9 @@ static double time_baseline(Bench *k, double *products)
     for (int i = 0; i < LOADS; i++) k->load_us[i] = median_us(loads[i], k, 1);
     *products = us - k->load_us[LOAD_NORM];
     baseline_close(&k->baseline);
+    char shape[48];
+    snprintf(shape, sizeof shape, "%dx%d, batch %d", k->n, k->m, k->batch);
+    figure("Std-5 on cuBLASLt", shape, us, "us");
     printf("  norm and load alone                %9.1f us, load by rows %.1f us, load %.1f us\n", k->load_us[LOAD_NORM],
            k->load_us[LOAD_ROWS], k->load_us[LOAD_ALONE]);
     printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x   products %8.1f us  1.00x\n", k->pitch,
@@ -156,6 +160,9 @@ static void time_variants(Bench *k, double baseline, double products)
         double us = median_us(run_variant, k, 1);
         device_free(k->work);
         double load = k->load_us[!k->options.aol ? LOAD_NORM : k->options.dtype == NS_BF16 ? LOAD_ALONE : LOAD_ROWS];
+        char shape[48];
+        snprintf(shape, sizeof shape, "%dx%d, batch %d", k->n, k->m, k->batch);
+        figure(rows[i].label, shape, us, "us");
         printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx   products %8.1f us %5.2fx\n", rows[i].label, us,
                dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - load,
                products / (us - load));
@@ -297,8 +304,9 @@ static void print_errors(void)
 int main(int argc, char **argv)
 {
     set_program_name("bench_ns", -1);
+    figures_open(&argc, argv);
     int only = argc > 1 ? atoi(argv[1]) : -1;
-    if (argc > 2 || only >= SHAPES) fatal(EXIT_USAGE, "usage: bench_ns [shape from 0 to %d]", SHAPES - 1);
+    if (argc > 2 || only >= SHAPES) fatal(EXIT_USAGE, "usage: bench_ns [--csv FILE] [shape from 0 to %d]", SHAPES - 1);
     backend_open(0);
     ns_reserve();
     printf("TFLOP/s and %% of %g count the dense operations of Std-5 in every row: they compare times, not efficiencies\n",

@@ -9,6 +9,7 @@
 // An op is captured REPEATS times in a graph, each time on other buffers (together far more than the L2 cache), and the graph is
 // timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run: a copy of 208 MB for bytes, a bf16 product
 // of 8192 x 8192 x 8192 for operations. Bytes are those an op must read and write at least, operations 2 per multiply and add.
+#include "dev/bench/figures.h"
 #include "llmc/ops.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -153,6 +154,9 @@ static double seconds_of(void (*op)(void)) // of one call
 
 static void print_row(const char *name, double t, double bytes, double operations)
 {
+    char shape[96];
+    snprintf(shape, sizeof shape, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP, sustained ? ", sustained" : "");
+    figure(name, shape, t * 1e6, "us");
     printf("%-34s %9.1f us", name, t * 1e6);
     if (bytes > 0) printf("  %7.0f GB/s    %5.1f%% of copy", bytes / t * 1e-9, 100 * bytes / t / copy_rate);
     if (operations > 0) printf("  %7.0f TFLOP/s %5.1f%% of product", operations / t * 1e-12, 100 * operations / t / product_rate);
@@ -351,11 +355,12 @@ static void bench_products(void)
 int main(int argc, char **argv)
 {
     set_program_name("bench_ops", -1);
+    figures_open(&argc, argv);
     OpSizes sizes = {.tokens = N, .eval_tokens = N, .dim = D, .heads = H, .mlp_dim = F, .vocab_padded = VP, .fp8_head = true};
     for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
         if (!strcmp(*filters, "--portable")) sizes.portable = true;
         else if (!strcmp(*filters, "--sustained") && filters[1] && (sustained = atof(filters[1])) > 0) filters++;
-        else fatal(EXIT_USAGE, "usage: bench_ops [--portable] [--sustained SECONDS] [FILTER...]");
+        else fatal(EXIT_USAGE, "usage: bench_ops [--csv FILE] [--portable] [--sustained SECONDS] [FILTER...]");
     }
     double begin = seconds_now();
     backend_open(0);
@@ -376,6 +381,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3; i++) square[i] = tensor((int64_t)8192 * 8192, 1);
     copy_rate = 2.0 * MATRICES * D * F * 4 / seconds_of(op_copy);
     product_rate = 2.0 * 8192 * 8192 * 8192 / seconds_of(op_square);
+    figure("copy", "fp32", copy_rate * 1e-9, "GB/s");
+    figure("product, bf16", "8192x8192x8192", product_rate * 1e-12, "TFLOP/s");
     printf("copy %.0f GB/s, bf16 product %.0f TFLOP/s\n", copy_rate * 1e-9, product_rate * 1e-12);
     bench_memory_bound();
     bench_products();

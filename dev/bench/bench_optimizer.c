@@ -1,6 +1,7 @@
 // NorMuon's step alone, on the matrices of a preset with random weights and gradients, replayed as a graph like the trainer does.
 //   bench_optimizer [option of train_gpt ...]
 // Prints the median time of REPEATS steps for the --ns given, for all variants when there is none.
+#include "dev/bench/figures.h"
 #include "llmc/comm.h"
 #include "llmc/optimizer.h"
 #include <cuda_runtime_api.h>
@@ -82,7 +83,11 @@ static void bench(const Config *c, const float *gradients, Stream s)
                    (size_t)(m.params.num_slots * m.params.slot_size) * sizeof(float));
     optimizer_warm_up(&o, &m, s);
     char *ns = ns_describe(&o.ns);
-    printf("%-10s  %6.3f ms: %s\n", ns_variant_name((NsVariant)c->ns), step_ms(&o, &m, gradients, s), ns);
+    float ms = step_ms(&o, &m, gradients, s);
+    char shape[96];
+    snprintf(shape, sizeof shape, "preset %s, --ns %s", c->preset, ns_variant_name((NsVariant)c->ns));
+    figure("NorMuon step", shape, ms, "ms");
+    printf("%-10s  %6.3f ms: %s\n", ns_variant_name((NsVariant)c->ns), ms, ns);
     free(ns);
     device_free(device_step);
     device_free(o.ns_workspace);
@@ -93,6 +98,7 @@ static void bench(const Config *c, const float *gradients, Stream s)
 int main(int argc, char **argv)
 {
     set_program_name("bench_optimizer", -1);
+    figures_open(&argc, argv);
     comm_open(); // one rank, whose number and count the optimizer asks for
     Config c;
     Error e;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Collectives in the captured graph of a step or outside of it: the same steps with --graphs on and off, on 1, 2, 4 and 8 GPUs.
-#   dev/bench/graphs.sh TRAIN_FILES VAL_FILES [train_gpt's options]
+#   dev/bench/graphs.sh [--csv FILE] TRAIN_FILES VAL_FILES [train_gpt's options]
 #   STEPS=40  steps before the profiled ones; all but the first quarter and the last two are timed
 # Without a graph all ops are queued one by one, not only the collectives. The host queues a step ahead: whether a GPU waits for it
 # all the same is seen in the share of a step in which a kernel runs.
@@ -8,6 +8,7 @@
 set -eu -o pipefail
 [[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 steps=${STEPS:-40}
+source "$(dirname "${BASH_SOURCE[0]}")/figures.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/step_time.sh"
 
 turns() { # RANKS GROUP options: both ways on the GPUs of a group
@@ -26,7 +27,9 @@ for ranks in 1 2 4 8; do
     for ((g = 0; g < gpus / ranks; g++)); do turns $ranks $g "$@" & done
     wait_for $((gpus / ranks))
     for way in on off; do
-        echo "$ranks GPUs, graphs $way: $(mean "$work/$ranks.$way".*.ms) ms a step ($(cat "$work/$ranks.$way".*.ms | xargs))"
+        ms=$(mean "$work/$ranks.$way".*.ms)
+        figure "$(gpu_machine "$ranks")" "step, graphs $way" "window 11, steps $((steps / 4))-$((steps - 2))" "$ms" ms
+        echo "$ranks GPUs, graphs $way: $ms ms a step ($(cat "$work/$ranks.$way".*.ms | xargs))"
         grep -h 'with a kernel running\|exposed communication' "$work/$ranks.$way".0.*.txt || true
     done
 done

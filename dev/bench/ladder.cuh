@@ -2,6 +2,7 @@
 // rung names what it adds to the one below. Every rung is checked against fp64 on sampled rows before it is timed, and is timed on
 // buffers that together exceed the L2 cache several times, as a training step finds them.
 #pragma once
+#include "dev/bench/figures.h"
 #include "llmc/cuda/device/cuda_common.cuh"
 
 enum { LADDER_SETS = 3, LADDER_ROUNDS = 7, LADDER_MS = 2000 };
@@ -114,6 +115,9 @@ static int ladder_climb(const Ladder *l, Stream s)
         wrong += !right;
         double t = ladder_seconds(r->run, s);
         if (i == 0) first = t;
+        char op[160];
+        snprintf(op, sizeof op, "rung %d: %s", i + 1, r->adds);
+        if (right) figure(op, l->title, t * 1e6, "us");
         printf("  %d  %-66s %9.1f us", i + 1, r->adds, t * 1e6);
         if (l->bytes > 0) printf("  %6.0f GB/s %5.1f%% of copy", l->bytes / t * 1e-9, 100 * l->bytes / t / ladder_copy_rate);
         if (l->operations > 0)

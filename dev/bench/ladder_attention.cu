@@ -328,10 +328,11 @@ static double pairs(void) // of a query and a key that it sees
     return sum;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     Error e;
     set_program_name("ladder_attention", -1);
+    figures_open(&argc, argv);
     backend_open(0);
     OpSizes sizes = {.tokens = N, .dim = D, .heads = H, .mlp_dim = 16, .vocab_padded = 128};
     backend_reserve(&sizes);

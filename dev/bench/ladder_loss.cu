@@ -180,9 +180,10 @@ static void fill(Stream s)
     stream_synchronize(s);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     set_program_name("ladder_loss", -1);
+    figures_open(&argc, argv);
     backend_open(0);
     OpSizes sizes = {.tokens = ROWS, .dim = 768, .heads = 6, .mlp_dim = 3072, .vocab_padded = 128};
     backend_reserve(&sizes);

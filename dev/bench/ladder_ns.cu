@@ -176,9 +176,10 @@ static void prepare(void)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     set_program_name("ladder_ns", -1);
+    figures_open(&argc, argv);
     backend_open(0);
     OpSizes sizes = {.tokens = 8192, .dim = N, .heads = 6, .mlp_dim = M, .vocab_padded = 128};
     backend_reserve(&sizes);

@@ -172,9 +172,10 @@ static double error(void)
     return most;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     set_program_name("ladder_relu2", -1);
+    figures_open(&argc, argv);
     backend_open(0);
     OpSizes sizes = {.tokens = N, .dim = D, .heads = 6, .mlp_dim = F, .vocab_padded = 128};
     backend_reserve(&sizes);

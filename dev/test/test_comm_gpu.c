@@ -5,6 +5,7 @@
 //   test_comm_gpu --gpus 0,0        the tests, two ranks on one GPU (needs the stand-in for NCCL)
 //   test_comm_gpu --bench           times of the sizes that a step sends
 //   test_comm_gpu --hold D SECONDS  keeps nearly all memory of device D for a while: for tests of a rank that runs out of it
+#include "dev/bench/figures.h"
 #include "dev/test/tap.h"
 #include "llmc/comm.h"
 #include "llmc/cuda/device/device.h"
@@ -224,6 +225,10 @@ static void run_bench(void)
         double part = (double)(size - 1) / size, t[] = {seconds_each(op_reduce_scatter, buf, b), seconds_each(op_gather, buf, b),
                                                         seconds_each(op_all_reduce, buf, b)};
         if (rank) continue;
+        static const char *names[] = {"reduce-scatter", "all-gather", "all-reduce"};
+        char shape[96];
+        snprintf(shape, sizeof shape, "%lld bytes", (long long)b);
+        for (int k = 0; k < 3; k++) figure(names[k], shape, 1e6 * t[k], "us");
         printf("%12lld", (long long)b);
         for (int k = 0; k < 3; k++)
             printf("  %8.1f us %5.0f GB/s", 1e6 * t[k], (k == 2 ? 2 : 1) * part * (double)b / t[k] * 1e-9);
@@ -249,12 +254,14 @@ static int hold(int device, int seconds)
 
 int main(int argc, char **argv)
 {
+    figures_open(&argc, argv);
     comm_open();
     if (argc == 4 && !strcmp(argv[1], "--hold")) return hold(atoi(argv[2]), atoi(argv[3]));
     bool given = argc == 3 && !strcmp(argv[1], "--gpus");
     int device = comm_join(&(CommOptions){.gpus = given ? argv[2] : "all", .ranks = 1, .device = -1, .micro_batches = 8, .timeout = 30});
     rank = comm_rank();
     size = comm_size();
+    figures.devices = size;
     if (size == 1) {
         printf("1..0 # SKIP one GPU (%s)\n", comm_description());
         return 0;

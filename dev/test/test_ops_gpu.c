@@ -193,7 +193,7 @@ static int exponent(double x)
 // sum + p[0] + ... as a Hopper tensor core adds `count` products at a time: all are cut to `bits` bits below the largest exponent
 // among them, and the sum is cut to fp32. Cuts go toward zero, so the error of a long sum grows with its length and not with the
 // root of it. Seen on an H200: bf16 in sums of 512 to 32768 terms, FP8 in sums of 768, errors within 2% of this function's
-// (dev/bench/RESULTS.md).
+// (dev/notes/2026-11-21_how_tensor_cores_add.md).
 enum { BF16_SUM_BITS = 26, FP8_SUM_BITS = 14 };
 static float add_cut(float sum, const double *p, int count, int bits)
 {

@@ -196,7 +196,7 @@ kill 'STOP', (children($case{stopped}{runs}[0]{pid}))[0];
 fails('a rank that stands still', $case{stopped}, qr/no progress for 7 s/);
 
 # These are to end well and start when the others are over: where programs share a GPU, a kernel of cuBLASLt whose blocks form
-# clusters has ended in an unspecified launch failure (RESULTS.md).
+# clusters has ended in an unspecified launch failure (dev/notes/2026-11-22_launch_failure.md).
 @case{qw(port interrupt)} = (started('port', $port + 1, \@long, \@long), launched('interrupt', @long, @other_two));
 ok(wait_for_step($_, 3), "$_->{name}: trains") for @case{qw(port interrupt)};
 my $second = started('port2', $port + 1, \@long, \@long);
