@@ -4,7 +4,7 @@
 # make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
-# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_OPENBLAS=0, V=1
+# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
 
 SHELL := /bin/bash
 CC := gcc
@@ -26,6 +26,9 @@ HAVE_CC := $(call probe,,return 0;)
 HAVE_JSON := $(call probe,#include <jansson.h>,json_object();,-ljansson)
 HAVE_OPENMP := $(call probe,#include <omp.h>,return omp_get_max_threads()<1;,-fopenmp)
 HAVE_PCRE2 := $(call probe,#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>,pcre2_code_free(0);,-lpcre2-8)
+ifneq ($(USE_SODIUM),0)
+HAVE_SODIUM := $(call probe,#include <sodium.h>,return sodium_init();,-lsodium)
+endif
 ifneq ($(USE_OPENBLAS),0)
 HAVE_OPENBLAS := $(call probe,#include <cblas.h>,return openblas_get_num_threads()<1;,-lopenblas)
 endif
@@ -52,6 +55,10 @@ endif
 ifeq ($(HAVE_PCRE2),1)
 CFLAGS += -DHAVE_PCRE2
 LDLIBS := $(call static_or,pcre2-8) $(LDLIBS)
+endif
+ifeq ($(HAVE_SODIUM),1)
+CFLAGS += -DHAVE_SODIUM
+LDLIBS := $(call static_or,sodium) $(LDLIBS)
 endif
 ifneq ($(SANITIZE),)
 CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
@@ -103,6 +110,7 @@ found: needed
 	@echo "jansson   yes"
 	@echo "OpenMP    $(if $(HAVE_OPENMP),yes,no: one thread only)"
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
+	@echo "libsodium $(if $(HAVE_SODIUM),yes,no: ranks on one machine only)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
 	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)

@@ -1,7 +1,7 @@
-// Ranks and their host values, the same for all backends: the ranks are started here or found in the environment, and the control
-// channel carries what they tell each other.
+// Ranks and their host values, the same for all backends: the ranks are started here or found in the
+// environment, and the control channel carries what they tell each other.
 #include "llmc/comm_backend.h"
-#include "llmc/rendezvous.h"
+#include "llmc/meeting.h"
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -20,19 +20,21 @@ void comm_open(void)
 {
     Error e;
     if (!rendezvous_find(&started, &e)) {
-        if (*e.text) fatal(EXIT_USAGE, "%s", e.text);
+        if (*e.text)
+            fatal(EXIT_USAGE, "%s", e.text);
         started.size = 0;
     }
     control_init(&control, started.rank, started.size ? started.size : 1);
 }
 
-// Ranks of one machine share its cores, unless the user or whoever started them has shared them out. With all cores for each,
-// four ranks drew the initial weights in 2.1 s, one alone in 0.65 s.
+// Ranks of one machine share its cores, unless the user or whoever started them has shared them out. With all
+// cores for each, four ranks drew the initial weights in 2.1 s, one alone in 0.65 s.
 static void share_cores(int ranks)
 {
 #ifdef _OPENMP
     bool bound = omp_get_num_procs() < sysconf(_SC_NPROCESSORS_ONLN);
-    if (!getenv("OMP_NUM_THREADS") && !bound) omp_set_num_threads((int)max_i64(1, omp_get_num_procs() / ranks));
+    if (!getenv("OMP_NUM_THREADS") && !bound)
+        omp_set_num_threads((int)max_i64(1, omp_get_num_procs() / ranks));
 #else
     (void)ranks;
 #endif
@@ -42,9 +44,12 @@ static int launch(const CommOptions *o)
 {
     LaunchChoice c;
     Error e;
-    if (!comm_choose_devices(o, &c, &e)) fatal(EXIT_USAGE, "%s", e.text);
-    if (*c.why) note("%s", c.why);
-    if (c.count == 1) return c.device[0];
+    if (!comm_choose_devices(o, &c, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
+    if (*c.why)
+        note("%s", c.why);
+    if (c.count == 1)
+        return c.device[0];
     launch_ranks(&control, c.count, o->timeout, o->nothing_to_save);
     set_program_name("train_gpt", control.rank);
     share_cores(c.count);
@@ -55,15 +60,17 @@ static int launch(const CommOptions *o)
 static int meet(const CommOptions *o)
 {
     const char *only = comm_one_rank_only();
-    if (only) fatal(EXIT_USAGE, "started as one of %d ranks (%s), %s", started.size, started.source, only);
+    if (only)
+        fatal(EXIT_USAGE, "started as one of %d ranks (%s), %s", started.size, started.source, only);
     if (strcmp(o->gpus, "all") || o->ranks != 1)
-        fatal(EXIT_USAGE, "--gpus and --ranks start ranks, but this is one of %d that were started (%s)", started.size,
-              started.source);
+        fatal(EXIT_USAGE, "--gpus and --ranks start ranks, but this is one of %d that were started (%s)",
+              started.size, started.source);
     if (!launch_ranks_fit(started.size, o->micro_batches))
-        fatal(EXIT_USAGE, "%d ranks (%s): must be 1, 2, 4 or 8 and divide --micro-batches %d", started.size, started.source,
-              o->micro_batches);
-    rendezvous_meet(&started, o->program, o->options, o->timeout, &control);
-    share_cores(started.local_size);
+        fatal(EXIT_USAGE, "%d ranks (%s): must be 1, 2, 4 or 8 and divide --micro-batches %d", started.size,
+              started.source, o->micro_batches);
+    meet_ranks(&started, o->program, o->options, o->timeout, &control);
+    if (started.local_size)
+        share_cores(started.local_size);
     control_watch(&control, o->timeout, comm_failure);
     return o->device >= 0 ? o->device : comm_device_of(started.local_rank);
 }
@@ -86,7 +93,8 @@ bool comm_any(bool mine) { return control_max(&control, mine) != 0; }
 
 void comm_barrier(void)
 {
-    if (joined) control_barrier(&control);
+    if (joined)
+        control_barrier(&control);
 }
 
 void comm_step(int step) { control_step(&control, step); }
@@ -97,7 +105,8 @@ int comm_size(void) { return control.size; }
 
 void comm_close(void)
 {
-    if (!joined || control.size == 1) return;
+    if (!joined || control.size == 1)
+        return;
     comm_disconnect();
     control_close(&control);
 }

@@ -35,6 +35,7 @@ parts='
          OpenBLAS  quickstart libopenblas-dev  openblas-devel    openblas openblas-devel   openblas-dev  openblas
          PCRE2     quickstart libpcre2-dev     pcre2-devel       pcre2    pcre2-devel      pcre2-dev     pcre2
          wget      quickstart wget,ca-certificates wget,ca-certificates wget,ca-certificates wget,ca-certificates wget,ca-certificates wget
+         libsodium extra      libsodium-dev    libsodium-devel   libsodium libsodium-devel libsodium-dev libsodium
          gnuplot   extra      gnuplot-nox      gnuplot           gnuplot  gnuplot          gnuplot       gnuplot'
 # The CUDA program is linked by g++: needed where nvcc is.
 if have nvcc || [ -x "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" ]; then
@@ -49,6 +50,7 @@ purpose() {
         OpenBLAS) echo 'fast matrix products on the CPU' ;;
         PCRE2) echo "GPT-2's tokens" ;;
         wget) echo 'the downloads of data/' ;;
+        libsodium) echo 'ranks on several machines' ;;
         gnuplot) echo 'plots' ;;
     esac
 }
@@ -77,6 +79,7 @@ present() {
         PCRE2) links '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void){pcre2_code_free(0);}' -lpcre2-8 ;;
         # Debian's curl and wget do without certificates, and then refuse every server.
         wget) { have curl || have wget; } && { [ "$manager" != apt-get ] || [ -e "$certificates" ]; } ;;
+        libsodium) links '#include <sodium.h>\nint main(void){return sodium_init();}' -lsodium ;;
         gnuplot) have gnuplot ;;
     esac
 }

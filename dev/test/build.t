@@ -25,7 +25,7 @@ sub compiling { my ($file, @lines) = @_; return grep { / -c \Q$file\E -o / } @li
 my ($status, @found) = make('found');
 is($status, 0, 'make found');
 my %found = map { /^(\S+)\s+(\S.*)$/ ? ($1 => $2) : () } @found;
-ok($found{$_}, "$_: " . ($found{$_} // 'not in the list')) for qw(compiler jansson OpenMP OpenBLAS PCRE2 nvcc);
+ok($found{$_}, "$_: " . ($found{$_} // 'not in the list')) for qw(compiler jansson OpenMP OpenBLAS libsodium PCRE2 nvcc);
 my $nvcc = $found{nvcc} =~ /^\d/;
 SKIP: {
     skip 'no nvcc', 2 if !$nvcc;

@@ -54,14 +54,14 @@ my $recorder = "echo \"\${DEBIAN_FRONTEND-} \${0##*/} \$*\" >>'$dir/calls'";
 # A gcc that makes every program, so that all libraries seem to be there; and one that finds no library.
 my @tools = (['gcc', 'exit 0'], map { [$_, 'exit 0'] } qw(make perl prove wget gnuplot));
 my @no_libraries = (['gcc', 'case "$*" in *" -l"*) exit 1;; esac'], @tools[1 .. $#tools]);
-my @required = (['gcc', 'case "$*" in *-lopenblas*|*-lpcre2*) exit 1;; esac'], map { [$_, 'exit 0'] } qw(make perl prove));
+my @required = (['gcc', 'case "$*" in *-lopenblas*|*-lpcre2*|*-lsodium*) exit 1;; esac'], map { [$_, 'exit 0'] } qw(make perl prove));
 
 my ($status, $out, $err, $calls) = on_machine(0, [], @tools, ['apt-get', $recorder]);
 ok($status == 0 && $out =~ /^install_deps: all there: .*\n\z/ && $calls eq '', 'all there: says so, and apt-get is not called');
 
 ($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', "$recorder; exit 0"]);
-ok($status == 1 && $err =~ /^install_deps: error: missing: jansson OpenBLAS PCRE2\. [^\n]*\n\z/, 'apt-get that installs nothing: an error that names what is missing') or diag("$out$err");
-like($calls, qr/^noninteractive apt-get .*update\n(?: apt-get .*\n){2}noninteractive apt-get .*install -y --no-install-recommends libjansson-dev libopenblas-dev libpcre2-dev\n/, 'apt-get: update, then only what is missing, without questions');
+ok($status == 1 && $err =~ /^install_deps: error: missing: jansson OpenBLAS PCRE2 libsodium\. [^\n]*\n\z/, 'apt-get that installs nothing: an error that names what is missing') or diag("$out$err");
+like($calls, qr/^noninteractive apt-get .*update\n(?: apt-get .*\n){2}noninteractive apt-get .*install -y --no-install-recommends libjansson-dev libopenblas-dev libpcre2-dev libsodium-dev\n/, 'apt-get: update, then only what is missing, without questions');
 
 # apt-get that knows how much there is to install, and says how far it is. A log gets a line every ten seconds: here none.
 my $simulated = <<"END";
@@ -72,7 +72,7 @@ case "\$*" in
 esac
 END
 ($status, $out, $err, $calls) = on_machine(0, [], @no_libraries, ['apt-get', $simulated]);
-like($out, qr/^install_deps: required: libjansson-dev\ninstall_deps: optional: libopenblas-dev \(fast [^)]*\), libpcre2-dev \([^)]*\)\n/m, 'required packages are told from optional ones, with what these are for');
+like($out, qr/^install_deps: required: libjansson-dev\ninstall_deps: optional: libopenblas-dev \(fast [^)]*\), libpcre2-dev \([^)]*\), libsodium-dev \([^)]*\)\n/m, 'required packages are told from optional ones, with what these are for');
 like($out, qr/^install_deps: installing with apt-get: 3 packages with what they need, 3 MB to download\n/m, 'and how much that is, before it starts');
 like($out, qr/^install_deps: note: not installed: libjansson-dev \(E: disk full\) libopenblas-dev [^\n]*\n\z/m, 'packages that cannot be installed are tried one by one and named in one line') or diag("$out$err");
 unlike("$out$err", qr/status:/, 'lines of progress stay inside');
@@ -90,7 +90,7 @@ ok($status == 1 && $err =~ /\A[^\n]*cannot be fetched \(Could not resolve the mi
 is(scalar(() = $calls =~ / install -y/g), 1, 'after a single try');
 
 ($status, $out, $err, $calls) = on_machine(0, [], @required, ['apt-get', "$recorder; exit 1"]);
-ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 wget gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
+ok($status == 0 && $out =~ /note: missing, the build goes on without: OpenBLAS PCRE2 wget libsodium gnuplot\./, 'only optional parts missing: a note') or diag("$out$err");
 
 ($status, $out, $err, $calls) = on_machine(0, ['--required'], @required, ['apt-get', $recorder]);
 ok($status == 0 && $out =~ /^install_deps: all there: gcc, make, perl, jansson\n\z/ && $calls eq '', '--required: does not look for them') or diag("$out$err");
@@ -112,7 +112,7 @@ ok($status == 0 && $calls eq '' && $out eq "install_deps: all there: gcc, make, 
 ($status, $out, $err, $calls) = on_machine(0, [], @tools, ['nvcc', 'exit 0'], ['apt-get', $recorder]);
 like($calls, qr/ install -y --no-install-recommends g\+\+$/m, 'nvcc without g++: it is required then');
 ($status, $out, $err, $calls) = on_machine(1000, ['--packages'], @no_libraries, ['dnf', $recorder]);
-ok($status == 0 && $out eq "jansson-devel openblas-devel pcre2-devel\n" && $calls eq '', '--packages: names for other scripts');
+ok($status == 0 && $out eq "jansson-devel openblas-devel pcre2-devel libsodium-devel\n" && $calls eq '', '--packages: names for other scripts');
 ($status, $out) = on_machine(0, ['--packages'], @tools, ['apt-get', $recorder]);
 ok($status == 0 && $out eq "\n", '--packages where nothing is missing: an empty line');
 ($status, $out) = on_machine(0, ['--help'], @tools);

@@ -1,5 +1,6 @@
-// Collectives of the CPU program, on 1 to 8 processes: exact sums, everywhere the same, in place and out of place, of sizes below
-// and above the socket's buffers; and what a rank sends is never taken beyond the room that there is for it.
+// Collectives of the CPU program, on 1 to 8 processes: exact sums, everywhere the same, in place and out of
+// place, of sizes below and above the socket's buffers; and what a rank sends is never taken beyond the room
+// that there is for it.
 //
 //   test_comm           the tests            test_comm --bench    times of some sizes on 2 and 4 ranks
 #include "dev/test/tap.h"
@@ -13,22 +14,25 @@
 
 static int rank, size;
 
-// ---- ranks in a child --------------------------------------------------------------------------------------------------
+// ---- ranks in a child -------------------------------------------------------------------------------------
 
 // The exit status of `count` ranks that run f; their lines are in text, when it is not NULL.
 static int run_ranks(int count, void (*f)(void), char *text, size_t capacity)
 {
     int status, ends[2];
     size_t length = 0;
-    if (pipe(ends)) return -1;
+    if (pipe(ends))
+        return -1;
     fflush(stdout);
     pid_t pid = fork();
     if (pid == 0) {
-        if (text) dup2(ends[1], 2);
+        if (text)
+            dup2(ends[1], 2);
         close(ends[0]);
         close(ends[1]);
         comm_open();
-        comm_join(&(CommOptions){.gpus = "all", .ranks = count, .device = -1, .micro_batches = 8, .timeout = 20});
+        comm_join(
+            &(CommOptions){.gpus = "all", .ranks = count, .device = -1, .micro_batches = 8, .timeout = 20});
         rank = comm_rank();
         size = comm_size();
         f();
@@ -36,8 +40,10 @@ static int run_ranks(int count, void (*f)(void), char *text, size_t capacity)
         exit(0);
     }
     close(ends[1]);
-    for (ssize_t n; text && (n = read(ends[0], text + length, capacity - 1 - length)) > 0;) length += (size_t)n;
-    if (text) text[length] = 0;
+    for (ssize_t n; text && (n = read(ends[0], text + length, capacity - 1 - length)) > 0;)
+        length += (size_t)n;
+    if (text)
+        text[length] = 0;
     close(ends[0]);
     waitpid(pid, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
@@ -45,10 +51,11 @@ static int run_ranks(int count, void (*f)(void), char *text, size_t capacity)
 
 static void require(bool good, const char *what)
 {
-    if (!good) fatal(EXIT_BAD_INPUT, "%s is wrong on %d ranks", what, size);
+    if (!good)
+        fatal(EXIT_BAD_INPUT, "%s is wrong on %d ranks", what, size);
 }
 
-// ---- sums and copies ---------------------------------------------------------------------------------------------------
+// ---- sums and copies --------------------------------------------------------------------------------------
 
 // Whole numbers below 2^20: sums over 8 ranks are exact in fp32.
 static float value(int r, int64_t i) { return (float)((i * 2654435761u + (int64_t)r * 40503u) % (1 << 20)); }
@@ -56,13 +63,15 @@ static float value(int r, int64_t i) { return (float)((i * 2654435761u + (int64_
 static float sum_of(int64_t i)
 {
     float sum = 0;
-    for (int r = 0; r < size; r++) sum += value(r, i);
+    for (int r = 0; r < size; r++)
+        sum += value(r, i);
     return sum;
 }
 
 static void fill(float *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) x[i] = value(rank, i);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = value(rank, i);
 }
 
 static void test_reduce_scatter(float *in, float *out, int64_t count, bool in_place)
@@ -70,8 +79,10 @@ static void test_reduce_scatter(float *in, float *out, int64_t count, bool in_pl
     fill(in, count * size);
     float *to = in_place ? in + rank * count : out;
     comm_reduce_scatter(NULL, to, in, count);
-    for (int64_t i = 0; i < count && size > 1; i++) require(to[i] == sum_of(rank * count + i), "a reduce-scatter");
-    for (int64_t i = 0; i < count * size && !in_place; i++) require(in[i] == value(rank, i), "the input of a reduce-scatter");
+    for (int64_t i = 0; i < count && size > 1; i++)
+        require(to[i] == sum_of(rank * count + i), "a reduce-scatter");
+    for (int64_t i = 0; i < count * size && !in_place; i++)
+        require(in[i] == value(rank, i), "the input of a reduce-scatter");
 }
 
 static void test_all_gather(float *x, int64_t count)
@@ -80,14 +91,16 @@ static void test_all_gather(float *x, int64_t count)
     fill(x + rank * count, count);
     comm_all_gather(NULL, x, count * (int64_t)sizeof *x);
     for (int r = 0; r < size; r++)
-        for (int64_t i = 0; i < count; i++) require(x[r * count + i] == value(r, i), "an all-gather");
+        for (int64_t i = 0; i < count; i++)
+            require(x[r * count + i] == value(r, i), "an all-gather");
 }
 
 static void test_all_reduce(float *x, int64_t count)
 {
     fill(x, count);
     comm_all_reduce(NULL, x, count);
-    for (int64_t i = 0; i < count; i++) require(x[i] == sum_of(i), "an all-reduce");
+    for (int64_t i = 0; i < count; i++)
+        require(x[i] == sum_of(i), "an all-reduce");
 }
 
 static void test_collect(float *x, int64_t count)
@@ -96,8 +109,10 @@ static void test_collect(float *x, int64_t count)
     for (int owner = 0; owner < size; owner++) {
         fill(x, count);
         size_t arrived = comm_collect(x, bytes, bytes, owner);
-        require(arrived == (rank == 0 || rank == owner ? bytes : 0), "the size of what a rank gives to rank 0");
-        for (int64_t i = 0; i < count && !rank; i++) require(x[i] == value(owner, i), "what a rank gives to rank 0");
+        require(arrived == (rank == 0 || rank == owner ? bytes : 0),
+                "the size of what a rank gives to rank 0");
+        for (int64_t i = 0; i < count && !rank; i++)
+            require(x[i] == value(owner, i), "what a rank gives to rank 0");
     }
 }
 
@@ -112,7 +127,8 @@ static void all_collectives(void)
         test_all_reduce(in, counts[i]);
         test_collect(in, counts[i]);
     }
-    require(comm_sum(rank + 1) == size * (size + 1) / 2 && comm_max(rank) == size - 1, "a sum of host values");
+    require(comm_sum(rank + 1) == size * (size + 1) / 2 && comm_max(rank) == size - 1,
+            "a sum of host values");
     free(in);
     free(out);
 }
@@ -122,12 +138,13 @@ static void ordered_sum(void)
 {
     float mine = rank == 0 ? 1e8f : rank == 1 ? 1.0f : -1e8f / (float)(size - 2), expected = 1e8f;
     expected += 1.0f;
-    for (int r = 2; r < size; r++) expected += -1e8f / (float)(size - 2);
+    for (int r = 2; r < size; r++)
+        expected += -1e8f / (float)(size - 2);
     comm_all_reduce(NULL, &mine, 1);
     require(!memcmp(&mine, &expected, sizeof mine), "the order of a sum");
 }
 
-// ---- what does not fit -------------------------------------------------------------------------------------------------
+// ---- what does not fit ------------------------------------------------------------------------------------
 
 static void too_much_to_collect(void)
 {
@@ -150,7 +167,8 @@ static void absurd_length(void)
         uint64_t bytes;
     } frame = {5, 1, UINT64_MAX - 64};
     static char buf[64];
-    if (rank) send(comm_control()->fd[0], &frame, sizeof frame, 0);
+    if (rank)
+        send(comm_control()->fd[0], &frame, sizeof frame, 0);
     comm_collect(buf, sizeof buf, sizeof buf, 1);
 }
 
@@ -159,12 +177,13 @@ static void refused(const char *what, void (*f)(void))
     char text[1024];
     int status = run_ranks(2, f, text, sizeof text);
     int lines = 0;
-    for (const char *p = text; (p = strchr(p, '\n')); p++) lines++;
+    for (const char *p = text; (p = strchr(p, '\n')); p++)
+        lines++;
     text[strcspn(text, "\n")] = 0;
     ok(status == 1 && lines == 1 && strstr(text, "are expected"), "%s: status %d, %s", what, status, text);
 }
 
-// ---- times -------------------------------------------------------------------------------------------------------------
+// ---- times ------------------------------------------------------------------------------------------------
 
 static void bench(void)
 {
@@ -180,8 +199,8 @@ static void bench(void)
             gather += i < 0 ? 0 : (seconds_now() - middle) / 5;
         }
         if (!rank)
-            printf("%d ranks, chunks of %lld floats: reduce-scatter %.3f ms, all-gather %.3f ms\n", size, (long long)count,
-                   1e3 * reduce, 1e3 * gather);
+            printf("%d ranks, chunks of %lld floats: reduce-scatter %.3f ms, all-gather %.3f ms\n", size,
+                   (long long)count, 1e3 * reduce, 1e3 * gather);
         free(in);
         free(out);
     }
@@ -189,9 +208,12 @@ static void bench(void)
 
 int main(int argc, char **argv)
 {
-    if (argc == 2 && !strcmp(argv[1], "--bench")) return run_ranks(2, bench, NULL, 0) || run_ranks(4, bench, NULL, 0);
-    for (int ranks = 1; ranks <= 8; ranks *= 2) ok(run_ranks(ranks, all_collectives, NULL, 0) == 0, "%d ranks", ranks);
-    ok(run_ranks(4, ordered_sum, NULL, 0) == 0, "sums are added in the order of the ranks, and all ranks have their bits");
+    if (argc == 2 && !strcmp(argv[1], "--bench"))
+        return run_ranks(2, bench, NULL, 0) || run_ranks(4, bench, NULL, 0);
+    for (int ranks = 1; ranks <= 8; ranks *= 2)
+        ok(run_ranks(ranks, all_collectives, NULL, 0) == 0, "%d ranks", ranks);
+    ok(run_ranks(4, ordered_sum, NULL, 0) == 0,
+       "sums are added in the order of the ranks, and all ranks have their bits");
     refused("a rank that gives more than there is room for", too_much_to_collect);
     refused("tensors of different sizes", tensors_of_different_sizes);
     refused("a length that no memory holds", absurd_length);

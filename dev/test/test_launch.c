@@ -1,8 +1,10 @@
 // Ranks without any device: launched by the program itself, or started from outside and meeting over TCP. Every way in which a
 // rank can end must end all of them, with one line, soon, and leave no process behind.
+#include "dev/test/child.h"
 #include "dev/test/tap.h"
 #include "llmc/launch.h"
-#include "llmc/rendezvous.h"
+#include "llmc/meeting.h"
+#include "llmc/secret.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <net/if.h>
@@ -19,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 4, STEPS = 40, TOO_LATE = 124 };
+enum { RANKS = 4, STEPS = 40 };
 
 // What the made-up programs write and the test reads.
 typedef struct {
@@ -27,61 +29,6 @@ typedef struct {
     pid_t pid[64];
 } Board;
 static Board *board;
-
-static void wait_ms(int ms) { nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL); }
-
-// ---- running a made-up program -----------------------------------------------------------------------------------------
-
-typedef struct {
-    pid_t pid;
-    char path[64]; // its stderr
-    double began;
-} Run;
-
-typedef struct {
-    int status;       // exit status; TOO_LATE; 128 + signal
-    int lines;
-    char text[4096];  // stderr
-    double seconds;
-} Result;
-
-static int runs;
-
-static Run start(void (*program)(void *), void *argument)
-{
-    Run r = {.began = seconds_now()};
-    snprintf(r.path, sizeof r.path, "/tmp/test_launch.%d.%d", getpid(), runs++);
-    fflush(stdout);
-    r.pid = fork();
-    if (r.pid) return r;
-    setpgid(0, 0);
-    int fd = open(r.path, O_CREAT | O_WRONLY | O_APPEND, 0600);
-    dup2(fd, 2);
-    program(argument);
-    _exit(0);
-}
-
-static Result finish(const Run *r, double limit)
-{
-    Result x = {.status = TOO_LATE};
-    int status = 0;
-    while (waitpid(r->pid, &status, WNOHANG) == 0) {
-        if (seconds_now() - r->began > limit) {
-            kill(-r->pid, SIGKILL);
-            waitpid(r->pid, &status, 0);
-            status = TOO_LATE << 8;
-        }
-        wait_ms(5);
-    }
-    x.seconds = seconds_now() - r->began;
-    x.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    FILE *f = fopen(r->path, "r");
-    size_t n = f ? fread(x.text, 1, sizeof x.text - 1, f) : 0;
-    if (f) fclose(f);
-    unlink(r->path);
-    for (size_t i = 0; i < n; i++) x.lines += x.text[i] == '\n';
-    return x;
-}
 
 static bool gone(pid_t pid) // a zombie, whose new parent has not yet looked, is gone as well
 {
@@ -111,8 +58,7 @@ static void clear_board(void) { memset(board, 0, sizeof *board); }
 static void expect(const char *what, Result x, int status, const char *pattern, double seconds)
 {
     bool line = !pattern ? x.lines == 0 : x.lines == 1 && strstr(x.text, pattern);
-    x.text[strcspn(x.text, "\n")] = 0;
-    ok(x.status == status && line, "%s: status %d, %d lines, %s", what, x.status, x.lines, x.text);
+    ok(x.status == status && line, "%s: status %d, %d lines, %s", what, x.status, x.lines, first_line(&x));
     ok(x.seconds < seconds && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
 }
 
@@ -124,6 +70,7 @@ typedef struct {
     int rank, size, step_ms;
     double timeout;
     bool tcp, nothing_to_save, nohup;
+    bool local; // without a secret: over a socket of this machine and user
     int port;
     const char *options; // of this rank
 } Plan;
@@ -175,7 +122,7 @@ static void program(void *argument)
     Error e;
     if (p->tcp) {
         if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
-        rendezvous_meet(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &c);
+        meet_ranks(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &c);
     } else {
         signal(SIGHUP, p->nohup ? SIG_IGN : SIG_DFL);
         launch_ranks(&c, p->size ? p->size : RANKS, p->timeout, p->nothing_to_save);
@@ -287,6 +234,8 @@ static Run start_rank(Plan *p, int rank, const char *options)
     setenv("WORLD_SIZE", text, 1);
     snprintf(text, sizeof text, "%d", p->port);
     setenv("MASTER_ADDR", "localhost", 1);
+    if (p->local || !secret_supported()) unsetenv("TRAIN_GPT_SECRET");
+    else setenv("TRAIN_GPT_SECRET", "a secret of the test's ranks", 1);
     setenv("MASTER_PORT", text, 1);
     p->tcp = true;
     p->options = options;
@@ -320,9 +269,8 @@ static void expect_each_to_speak(Plan *p)
         snprintf(line, sizeof line, "(rank %d): error: rank 0 is gone", r);
         all = all && strstr(x.text, line);
     }
-    x.text[strcspn(x.text, "\n")] = 0;
     ok(x.status == 128 + SIGKILL && all, "TCP: ranks 0 to %d are killed: status %d, %d lines, %s", p->rank, x.status, x.lines,
-       x.text);
+       first_line(&x));
     ok(x.seconds < 5 && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
 }
 
@@ -345,6 +293,19 @@ static void test_tcp(int port)
     expect("TCP: a rank that hangs", run_ranks(&p, -1, 20), 1, line, 6);
     p.fate = SLOW_DISK, p.timeout = 1;
     expect("TCP: a save that takes longer than the time-out", run_ranks(&p, -1, 20), 0, NULL, 15);
+}
+
+// Without a secret: no network, the rest as before.
+static void test_local(int port)
+{
+    Plan p = {.size = RANKS, .timeout = 20, .port = port, .local = true};
+    expect("ranks that meet on one machine", run_ranks(&p, -1, 30), 0, NULL, 10);
+    ok(board->saves == 1 && board->steps == STEPS, "all steps are made");
+    expect("one machine: a rank with other options", run_ranks(&p, 2, 20), 1, "was started with other options", 5);
+    p.fate = FATAL, p.rank = 1;
+    expect("one machine: a rank that finds bad data", run_ranks(&p, -1, 20), 1, "(rank 1): error: shard 3 is truncated", 5);
+    p.fate = KILLED, p.rank = 3;
+    expect("one machine: a rank that is killed", run_ranks(&p, -1, 20), 1, "(rank 0): error: rank 3 is gone", 5);
 }
 
 // A port whose queue of new connections is full: the system answers no further one, as a machine that is switched off. The
@@ -370,8 +331,8 @@ static void test_two_programs(int port)
     while (board->steps < 2) wait_ms(10);
     for (int r = 0; r < 2; r++) second[r] = start_rank(&p, r, "one");
     Result x0 = finish(&second[0], 20), x1 = finish(&second[1], 20);
-    ok(x0.status == 1 && x0.lines == 1 && strstr(x0.text, "is taken"), "a second program on the port: %s", x0.text);
-    ok(x1.status == 1 && x1.lines == 1 && strstr(x1.text, "belongs to another run"), "and its rank 1: %s", x1.text);
+    ok(x0.status == 1 && x0.lines == 1 && strstr(x0.text, "is taken"), "a second program on the port: %s", first_line(&x0));
+    ok(x1.status == 1 && x1.lines == 1 && strstr(x1.text, "belongs to another run"), "and its rank 1: %s", first_line(&x1));
     ok(x0.seconds < 5 && x1.seconds < 5, "both at once");
     Result y0 = finish(&first[0], 30), y1 = finish(&first[1], 30);
     ok(!y0.status && !y1.status && !y0.lines && !y1.lines && !left_over(), "while the first goes on to its end");
@@ -379,17 +340,18 @@ static void test_two_programs(int port)
     Plan alone = {.size = 2, .timeout = 1, .port = port + 1};
     Run r = start_rank(&alone, 0, "one");
     Result x = finish(&r, 20);
-    ok(x.status == 1 && strstr(x.text, "rank 1 has not come"), "a rank that never comes: %s", x.text);
+    ok(x.status == 1 && strstr(x.text, "rank 1 has not come"), "a rank that never comes: %s", first_line(&x));
     r = start_rank(&alone, 1, "one");
     x = finish(&r, 20);
-    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer"), "a rank 0 that never comes: %s", x.text);
+    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer"), "a rank 0 that never comes: %s", first_line(&x));
 
+    if (!secret_supported()) return skip("built without libsodium: no TCP");
     int silent = silent_listener(port + 2);
     Plan unheard = {.size = 2, .timeout = 1, .port = port + 2};
     r = start_rank(&unheard, 1, "one");
     x = finish(&r, 20);
     ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3, "a machine that is silent: %.1f s, %s",
-       x.seconds, x.text);
+       x.seconds, first_line(&x));
     close(silent);
 }
 
@@ -408,6 +370,7 @@ static bool network(bool on)
 // there is no way back.
 static void test_cut_off(int port)
 {
+    if (!secret_supported()) return skip("built without libsodium: no TCP");
     if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return skip("no network of our own: not allowed");
     ok(network(true), "a network of our own");
     Plan p = {.size = RANKS, .timeout = 60, .port = port, .step_ms = 50};
@@ -419,7 +382,7 @@ static void test_cut_off(int port)
     ok(network(false), "is switched off");
     for (int r = 0; r < RANKS; r++) {
         Result x = finish(&run[r], 30);
-        ok(x.status == 1 && x.lines == 1 && strstr(x.text, "is gone"), "a rank that is cut off: status %d, %s", x.status, x.text);
+        ok(x.status == 1 && x.lines == 1 && strstr(x.text, "is gone"), "a rank that is cut off: status %d, %s", x.status, first_line(&x));
     }
     ok(seconds_now() - cut < 10 && left_over() == 0, "and no rank is left after %.1f s", seconds_now() - cut);
 }
@@ -494,6 +457,7 @@ int main(void)
     test_launched();
     test_parent();
     test_tcp(port);
+    test_local(port);
     test_two_programs(port + 1);
     test_environment();
     ok(launch_ask(answer) == 5, "a question asked in a child");

@@ -1,8 +1,10 @@
-// Collectives of the CPU program: device memory is host memory, and the control channel carries it. Rank 0 adds what the others
-// send it, in the order of the ranks, so a sum has the same bits on every rank and in every run.
+// Collectives of the CPU program: device memory is host memory, and the control channel carries it. Rank 0
+// adds what the others send it, in the order of the ranks, so a sum has the same bits on every rank and in
+// every run.
 //
-// A star is slower than a ring as soon as the network is the limit: rank 0 moves (R - 1) times what a rank of a ring would. The
-// CPU program trains small models on one machine, where a reduce-scatter of 4 x 16 MiB takes what Open MPI takes for it.
+// A star is slower than a ring as soon as the network is the limit: rank 0 moves (R - 1) times what a rank of
+// a ring would. The CPU program trains small models on one machine, where a reduce-scatter of 4 x 16 MiB
+// takes what Open MPI takes for it.
 #include "llmc/comm_backend.h"
 #include <string.h>
 
@@ -20,9 +22,11 @@ bool comm_choose_devices(const CommOptions *o, LaunchChoice *c, Error *e)
 {
     *c = (LaunchChoice){.count = o->ranks};
     if (strcmp(o->gpus, "all") && strcmp(o->gpus, "1"))
-        return error_set(e, "--gpus %s: this is the CPU program; --ranks N starts several processes", o->gpus);
+        return error_set(e, "--gpus %s: this is the CPU program; --ranks N starts several processes",
+                         o->gpus);
     if (!launch_ranks_fit(o->ranks, o->micro_batches))
-        return error_set(e, "--ranks %d: must be 1, 2, 4 or 8 and divide --micro-batches %d", o->ranks, o->micro_batches);
+        return error_set(e, "--ranks %d: must be 1, 2, 4 or 8 and divide --micro-batches %d", o->ranks,
+                         o->micro_batches);
     return true;
 }
 
@@ -50,7 +54,8 @@ void comm_all_reduce(Stream s, float *buf, int64_t count)
 const char *comm_description(void)
 {
     static char text[96];
-    if (comm_size() == 1) return "one process";
+    if (comm_size() == 1)
+        return "one process";
     snprintf(text, sizeof text, "processes on CPUs, started %s%s", comm_launcher() ? "by " : "here",
              comm_launcher() ? comm_launcher() : "");
     return text;

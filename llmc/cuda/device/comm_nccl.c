@@ -91,6 +91,9 @@ static void open_library(void)
 #undef FIND
 }
 
+// NCCL's id, which holds an address and a random number, goes over the control channel and so only to ranks that have proved who
+// they are. NCCL's own connections, which it makes with that id, are checked by that number alone, and nothing on them is
+// encrypted: they belong on a network of the machines' own (NCCL_SOCKET_IFNAME chooses it).
 void comm_connect(void)
 {
     ncclUniqueId id;
