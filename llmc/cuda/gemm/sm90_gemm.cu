@@ -74,7 +74,7 @@ static __device__ __forceinline__ void load_source_half(const Consumer &g, const
                                                         int y)
 {
     named_barrier_sync(1 + g.group, WARPGROUP); // all warps have read the previous half
-    if (threadIdx.x % WARPGROUP) return;
+    if (!elect_leader(g)) return;
     uint64_t *full = source_full(g.m, g.group);
     tma_store_wait_read();
     mbarrier_arrive_expect_tx(full, STAGING_BYTES);
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
     if (half) consume_tile<FORM, EPI, HALF_N>(packed, g, out, source, work, tile_coord(t, index, rank));
     store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
     if (!half) store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
-    if (threadIdx.x % WARPGROUP == 0) tma_store_wait();
+    if (elect_leader(g)) tma_store_wait();
 }
 
 #endif
@@ -172,13 +172,14 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    Consumer g = {{shared}, Pipeline(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
+    int warp = uniform_warp();
+    Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     for (int i = 0; threadIdx.x == 0 && i < 2; i++) mbarrier_init(source_full(g.m, i), 1);
     shared_storage_init(g.m);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 2 * WARPGROUP) produce_tiles<FORM>(g.m, &x, &w, work.tiles, rank);
+        if (warp == 2 * WARPGROUP / WARP && elect_one()) produce_tiles<FORM>(g.m, &x, &w, work.tiles, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<FORM, EPI>(g, &out, &source, work, rank);

@@ -170,7 +170,7 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
     if (half) consume_tile<HALF_N>(packed, g, out, v, work, tile_coord(t, index, rank));
     store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
     if (!half) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
-    if (threadIdx.x % WARPGROUP == 0) tma_store_wait();
+    if (elect_leader(g)) tma_store_wait();
 }
 
 #endif
@@ -182,12 +182,13 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    Consumer g = {{shared}, Pipeline(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
+    int warp = uniform_warp();
+    Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     shared_storage_init(g.m);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 2 * WARPGROUP) produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank);
+        if (warp == 2 * WARPGROUP / WARP && elect_one()) produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(g, &out, &v, work, rank);

@@ -188,8 +188,15 @@ static __device__ __forceinline__ void produce_tiles(const SharedStorage &m, con
 struct Consumer {
     SharedStorage m;
     Pipeline ring;
-    int group, previous; // previous: the stage whose products may still be under way
+    int group, previous; // previous: the stage whose WGMMAs may be in flight
+    int warp;            // of the CTA; warp-uniform
 };
+
+// True in one thread of the warpgroup, always the same one: bulk groups of TMA stores belong to a thread.
+static __device__ __forceinline__ bool elect_leader(const Consumer &g)
+{
+    return g.warp % (WARPGROUP / WARP) == 0 && elect_one();
+}
 
 // Issues the WGMMAs of k step k into the accumulators (64, COLS), waits for those of the previous step and
 // releases its stage.
@@ -229,9 +236,8 @@ template <int SIDE>
 static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], const Consumer &at,
                                                   const CUtensorMap *out, int x, int y, int z)
 {
-    bool leader = threadIdx.x % WARPGROUP == 0;
     uint8_t *staging = at.m.staging(at.group);
-    if (leader) tma_store_wait_read(); // the previous half
+    if (elect_leader(at)) tma_store_wait_read(); // the previous half
     named_barrier_sync(1 + at.group, WARPGROUP);
     uint32_t address = matrix_address(staging, threadIdx.x / WARP % 4 * 16);
 #pragma unroll
@@ -239,7 +245,7 @@ static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], 
         stmatrix_x4((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF_N / 4 + 2 * g);
     fence_proxy_async_shared();
     named_barrier_sync(1 + at.group, WARPGROUP);
-    if (!leader) return;
+    if (!elect_leader(at)) return;
     for (int p = 0; p < HALF_PANELS; p++) tma_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
     tma_store_commit();
 }

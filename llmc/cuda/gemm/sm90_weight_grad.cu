@@ -199,14 +199,13 @@ static __device__ __forceinline__ void reduce_panel(const float (&sum)[128], con
                                                     const CUtensorMap *dw, int x, int y,
                                                     const unsigned *added, const KRange &range, bool fresh)
 {
-    bool leader = threadIdx.x % WARPGROUP == 0;
     uint8_t *panel = g.m.staging(g.group) + P % SUM_PANELS * SUM_PANEL_BYTES;
-    if (leader) tma_store_wait_read<1>(); // the last but one used this panel
+    if (elect_leader(g)) tma_store_wait_read<1>(); // the last but one used this panel
     named_barrier_sync(1 + g.group, WARPGROUP);
     stage_panel<P>(sum, panel);
     fence_proxy_async_shared();
     named_barrier_sync(1 + g.group, WARPGROUP);
-    if (!leader) return;
+    if (!elect_leader(g)) return;
     if (P == 0 && range.order > 0) {
         while (load_acquire(added) != range.order) continue;
         fence_proxy_async();
@@ -222,7 +221,7 @@ static __device__ __forceinline__ void consume(Consumer &g, const GradMaps &maps
                                                int cluster, int rank)
 {
     const int finish_step = 2; // the previous tile's reduction is complete by then
-    bool leader = threadIdx.x % WARPGROUP == 0;
+    bool leader = elect_leader(g);
     PendingReduction pending = {NULL, false};
     KRange range;
     for (int set = 0; set < work.sets; set++) {
@@ -281,13 +280,14 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    Consumer g = {{shared}, Pipeline(), (int)threadIdx.x / WARPGROUP, 0}; // warpgroup 2 is the producer
+    int warp = uniform_warp();
+    Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     shared_storage_init(g.m);
     int cluster = claim_cluster_index(g.m, work, rank);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x == 2 * WARPGROUP) produce(g.m, maps, work, cluster, rank);
+        if (warp == 2 * WARPGROUP / WARP && elect_one()) produce(g.m, maps, work, cluster, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(g, maps, work, cluster, rank);

@@ -31,6 +31,13 @@ static __device__ __forceinline__ int cluster_rank(void)
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+// Index of the warp in its CTA. The shuffle tells the compiler that it is warp-uniform: what follows from it
+// stays in uniform registers, and descriptors need no R2UR.
+static __device__ __forceinline__ int uniform_warp(void)
+{
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+}
+
 // True in one lane of a converged warp. The compiler knows that one lane runs the code behind it and omits
 // the loops over lanes that it otherwise puts around TMA instructions.
 static __device__ __forceinline__ bool elect_one(void)
