@@ -143,7 +143,7 @@ typedef struct {
     const floatX *dh;        // (N, d) gradient of h
     const floatX *dx_add;    // (N, d) further gradient of x (a skip or backout taken from it), or NULL. May be dskip, of a skip
                              // from the block directly below: dskip is written first
-    const floatX *h;         // (N, d) as forward gave it
+    const floatX *h;         // (N, d) as forward gave it; a backend may compute it from x, x0, skip and rstd instead
     const float *rstd;       // (N)
     const floatX *x, *x0;    // (N, d) as forward took them
     const floatX *skip;      // (N, d) or NULL

@@ -314,8 +314,8 @@ static void bench_memory_bound(void)
     report("embedding_grad", op_embedding_grad, t, 0);
     report("mix_rmsnorm_forward", op_mix_forward, 4 * t, 0);
     report("mix_rmsnorm_forward, skip", op_mix_forward_skip, 5 * t, 0);
-    report("mix_rmsnorm_backward", op_mix_backward, 8 * t, 0);
-    report("mix_rmsnorm_backward, skip", op_mix_backward_skip, 10 * t, 0);
+    report("mix_rmsnorm_backward", op_mix_backward, 7 * t, 0);
+    report("mix_rmsnorm_backward, skip", op_mix_backward_skip, 9 * t, 0);
     report("rmsnorm_forward", op_rmsnorm_forward, 2 * t, 0);
     report("rmsnorm_backward", op_rmsnorm_backward, 4 * t, 0);
     report("qkv_forward", op_qkv_forward, 6 * t, 0);

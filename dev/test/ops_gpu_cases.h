@@ -108,6 +108,29 @@ RUN(mix_forward)
                            d);
 }
 
+// h and rstd as forward leaves them, because a backend may use either h or what it was computed from.
+static void fix_mix_backward(Case *c)
+{
+    enum { H_ROW = 7, RSTD, X, X0, SKIP, COEF };
+    const float *coef = c->master[COEF];
+    int N = c->z.N, d = c->d;
+#pragma omp parallel for
+    for (int t = 0; t < N; t++) {
+        float *h = c->master[H_ROW] + (int64_t)t * d;
+        double squares = 0;
+        for (int i = 0; i < d; i++) {
+            int64_t at = (int64_t)t * d + i;
+            double skip = c->variant == 1 ? 0 : (double)coef[2] * (double)c->master[SKIP][at];
+            double v = (double)coef[0] * (double)c->master[X][at] + (double)coef[1] * (double)c->master[X0][at] + skip;
+            squares += v * v;
+            h[i] = (float)v;
+        }
+        double rstd = 1 / sqrt(squares / d + 0x1p-23);
+        c->master[RSTD][t] = (float)rstd;
+        for (int i = 0; i < d; i++) h[i] *= c->master[RSTD][t];
+    }
+}
+
 // Variants: 0 everything; 1 no skip, no dx_out, no gates, dx0 written; 2 skip written where dx_add is read, dx in place of
 // dx_out.
 DESCRIBE(mix_backward)
@@ -412,7 +435,7 @@ static Case cases[] = {
     CASE(embed_forward, NULL, 1, true),        CASE(embed_backward, NULL, 1, true),
     CASE(embedding_grad, fix_embedding_grad, 3, true),
     CASE(coefficients_forward, fix_skips, 1, false), CASE(coefficients_backward, fix_skips, 1, false),
-    CASE(mix_forward, NULL, 3, true),          CASE(mix_backward, NULL, 3, true),
+    CASE(mix_forward, NULL, 3, true),          CASE(mix_backward, fix_mix_backward, 3, true),
     CASE(rmsnorm_forward, NULL, 1, true),      CASE(rmsnorm_backward, NULL, 1, true),
     CASE(matmul, NULL, 4, false),              CASE(matmul_down, NULL, 3, false),
     CASE(matmul_input, NULL, 1, false),

@@ -144,29 +144,47 @@ static __device__ __forceinline__ void add_gate_gradient(float (&dh)[8], const f
     }
 }
 
-// All streams of a row are asked for before the first is used.
+// All streams of a row are loaded before the first is used. h is not among them: it follows from x, x0 and skip,
+// which are loaded for dcoef anyway.
 template <int VPL> struct MixRow {
-    uint4 dh[VPL], h[VPL], x[VPL], x0[VPL], dx_out[VPL], dx0[VPL];
+    uint4 dh[VPL], x[VPL], x0[VPL], skip[VPL], dx_out[VPL], dx0[VPL];
 };
 
 template <int VPL>
 static __device__ __forceinline__ void mix_load(MixRow<VPL> &u, const MixBackward &a, int64_t at, int vectors, int lane)
 {
     load_row(u.dh, a.dh + at, vectors, lane);
-    load_row(u.h, a.h + at, vectors, lane);
     load_row(u.x, a.x + at, vectors, lane);
     load_row(u.x0, a.x0 + at, vectors, lane);
+    if (a.skip) load_row(u.skip, a.skip + at, vectors, lane);
     if (a.dx_out) load_row(u.dx_out, a.dx_out + at, vectors, lane);
     if (a.accumulate_dx0) load_row(u.dx0, a.dx0 + at, vectors, lane);
 }
 
+// h of vector i of the row, before its rounding: rstd (coef[0] x + coef[1] x0 + coef[2] skip).
+template <int VPL>
+static __device__ __forceinline__ void mixed_norm(float (&h)[8], const MixRow<VPL> &u, int i, const float (&coef)[3], float rstd,
+                                                  bool with_skip)
+{
+    float x[8], x0[8], skip[8];
+    unpack8(u.x[i], x);
+    unpack8(u.x0[i], x0);
+    if (with_skip) unpack8(u.skip[i], skip);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        float v = coef[0] * x[k] + coef[1] * x0[k];
+        if (with_skip) v += coef[2] * skip[k];
+        h[k] = rstd * v;
+    }
+}
+
 // Vector v of the row, of which g is the gradient: what goes to skip, x0 and x, in this order, because dx_add may be dskip.
 static __device__ __forceinline__ void mix_scatter(const MixBackward &a, int64_t at, int v, const float (&g)[8], uint4 x,
-                                                   uint4 x0, uint4 dx0, const float (&coef)[3], float (&sums)[3])
+                                                   uint4 x0, uint4 skip, uint4 dx0, const float (&coef)[3], float (&sums)[3])
 {
     float t[8], out[8];
     if (a.skip) {
-        unpack8(load_vec(a.skip + at, v), t);
+        unpack8(skip, t);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             sums[2] += g[k] * t[k];
@@ -216,7 +234,7 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
     for (int i = 0; i < VPL; i++) {
         float dh[8];
         unpack8(u.dh[i], dh);
-        unpack8(u.h[i], h);
+        mixed_norm(h, u, i, coef, r, a.skip);
 #pragma unroll
         for (int k = 0; k < 8; k++) dot += (i ? dh[k] : dh[k] + gate[k]) * h[k];
     }
@@ -227,7 +245,7 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
         if (v >= vectors) continue;
         float g[8];
         unpack8(u.dh[i], g);
-        unpack8(u.h[i], h);
+        mixed_norm(h, u, i, coef, r, a.skip);
 #pragma unroll
         for (int k = 0; k < 8; k++) g[k] = r * ((i ? g[k] : g[k] + gate[k]) - h[k] * dot);
         if (a.dx_out) {
@@ -235,7 +253,7 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
 #pragma unroll
             for (int k = 0; k < 8; k++) g[k] += h[k];
         }
-        mix_scatter(a, at, v, g, u.x[i], u.x0[i], u.dx0[i], coef, sums);
+        mix_scatter(a, at, v, g, u.x[i], u.x0[i], u.skip[i], u.dx0[i], coef, sums);
     }
 }
 
