@@ -23,8 +23,6 @@ static __device__ __forceinline__ void store_release(unsigned *p, unsigned v)
 
 // ---- clusters ---------------------------------------------------------------------------------------------
 
-// --------------------------------------------------------------------------------------------------------------
-
 static __device__ __forceinline__ int cluster_rank(void)
 {
     int rank;
