@@ -3,6 +3,8 @@
 #include "llmc/file_hash.h"
 #include "llmc/logger.h"
 #include "llmc/memory.h"
+#include "llmc/resume.h"
+#include "llmc/run_folder.h"
 #include "llmc/sample.h"
 #include <math.h>
 #include <signal.h>
@@ -51,8 +53,9 @@ typedef struct {
     Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
     double clock;         // when the running stretch of training time began; 0: stopped
     int first_step;       // of this process: what a checkpoint held before is not saved again
+    RunFolder folder;     // of log and checkpoints
     int queued;           // step that is queued and not yet reported; -1: none
-    bool lost;            // a loss was not a number
+    int unproved;         // step of the last checkpoint, when no loss has been computed from it yet; -1: none
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
     double timed_ms;            // train_ms at timed_from
 } Run;
@@ -76,27 +79,47 @@ static void stop_clock(Run *r)
 static bool save_checkpoint(Run *r, const char *consequence)
 {
     Error e;
-    char *path = checkpoint_path(r->config.out, r->trainer.step);
+    char *path = checkpoint_path(r->folder.path, r->trainer.step);
     bool saved = checkpoint_save(&r->trainer, path, &e);
-    if (saved) logger_message(r->logger, "saved %s", path);
+    if (saved) {
+        r->unproved = r->trainer.step;
+        logger_message(r->logger, "saved %s", path);
+    }
     else if (comm_rank() == 0) note("checkpoint not saved, %s: %s", consequence, e.text);
     free(path);
     return saved;
+}
+
+// A loss of the weights after `done` steps. When it is no number, every later one is none either: the run ends, and no
+// checkpoint of it replaces an earlier one. Those are removed only here, after a finite loss of the newest.
+static void judge_loss(Run *r, int done, double loss, const char *what)
+{
+    if (!isfinite(loss)) {
+        logger_failure(r->logger, "diverged");
+        fatal(EXIT_DIVERGED, "%s: the loss is %g: the run has diverged; lower --adam-rate or --muon-rate", what, loss);
+    }
+    if (r->unproved < 0 || done < r->unproved) return;
+    if (comm_rank() == 0) run_folder_prune(&r->folder, r->unproved, r->config.keep_checkpoints);
+    r->unproved = -1;
 }
 
 static void validate(Run *r, bool final)
 {
     Error e;
     double loss;
+    char what[64];
     Trainer *t = &r->trainer;
     if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
     logger_validation(r->logger, t->step, config_total_steps(&r->config), loss, t->train_ms);
+    snprintf(what, sizeof what, "validation at step %d", t->step);
+    judge_loss(r, t->step, loss, what);
 }
 
 // Waits for the step that is queued, if there is one, and reports it.
 static void finish_step(Run *r)
 {
     int step = r->queued;
+    char what[64];
     if (step < 0) return;
     r->queued = -1;
     double loss = trainer_finish_step(&r->trainer, step);
@@ -104,8 +127,8 @@ static void finish_step(Run *r)
     if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
     logger_step(r->logger, step + 1, config_total_steps(&r->config), r->trainer.train_ms, loss,
                 schedule_lr_factor(&r->config, step));
-    if (!isfinite(loss) && !r->lost) note("the training loss of step %d is %g: this run is lost", step + 1, loss);
-    r->lost = r->lost || !isfinite(loss);
+    snprintf(what, sizeof what, "training step %d", step + 1);
+    judge_loss(r, step, loss, what);
 }
 
 // Queues the next step and reports the one before. When the data ends or fails, what was trained until then is saved.
@@ -198,7 +221,7 @@ static bool train(Run *r)
     int total = config_total_steps(c), end = c->stop_at ? c->stop_at : total;
     bool stop = false;
     r->first_step = t->step;
-    r->queued = -1;
+    r->queued = r->unproved = -1;
     plan_profile(r, end);
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),
@@ -219,7 +242,7 @@ static bool train(Run *r)
     finish_step(r);
     stop_clock(r);
     if (!stop || t->step == end) return false;
-    logger_message(r->logger, "asked to stop: step %d is done, its state comes to the disk", t->step);
+    logger_message(r->logger, "interrupted after step %d, saving checkpoint", t->step);
     return true;
 }
 
@@ -253,13 +276,26 @@ static const char *version_line(int index)
     return text;
 }
 
+// Before data are looked at or any memory is taken: what cannot be written must not show after hours.
+static void prepare_folder(Run *r)
+{
+    Error e;
+    const Config *c = &r->config;
+    const char *checkpoint = *c->resume ? c->resume : NULL;
+    if (comm_rank()) return;
+    if (!run_folder_prepare(&r->folder, c->out, config_given(c, "out"), checkpoint, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+}
+
 static void open_logger(Run *r, int argc, char **argv)
 {
+    Error e;
     Config *c = &r->config;
     Trainer *t = &r->trainer;
-    int failed = make_folders(c->out);
-    if (failed) fatal(EXIT_BAD_INPUT, "--out %s: cannot make this folder: %s", c->out, strerror(failed));
-    r->logger = logger_open(c->out, comm_rank(), argc, argv, version_line, fmin(30, 0.5 * c->timeout)); // others wait meanwhile
+    if (!run_folder_open(&r->folder, c->preset, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    char *resumed = *c->resume ? format_string("from step %d, %s", t->step, c->resume) : NULL;
+    LogHead head = {argc, argv, version_line, resumed, fmin(30, 0.5 * c->timeout)}; // other ranks wait meanwhile
+    r->logger = logger_open(r->folder.path, r->folder.uuid, comm_rank(), &head);
+    free(resumed);
     if (!r->logger) return; // not the rank that writes
     const char *name;
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {
@@ -382,11 +418,13 @@ static int use_run(Run *r)
     trainer_create(t, c, false, c->eval_only);
     open_tokenizer(r);
     load_state(r);
+    if (*c->resume) note("resumed %s: %d of %d steps are done", c->resume, t->step, config_total_steps(c));
     note_unused(c, false);
     if (c->eval_only) {
         bool final = !*c->resume || t->step == config_total_steps(c);
         if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
         if (comm_rank() == 0) printf("val_loss:%.4f\n", loss);
+        if (!isfinite(loss)) fatal(EXIT_DIVERGED, "%s: the validation loss of these weights is %g", weights, loss);
     }
     write_sample(r);
     return 0;
@@ -431,28 +469,32 @@ static void join_ranks(Run *r, bool training)
 int main(int argc, char **argv)
 {
     static Run run;
+    int status;
     Error e;
     backend_prepare_process(argv);
     timeline_mark("program");
     comm_open();
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
-    if (!config_parse(&run.config, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text); // ranks may have got different options
+    if (!resume_parse(&run.config, argc, argv, &status, &e)) fatal(status, "%s", e.text); // ranks may have got different options
     if (run.config.help) {
         if (comm_rank() == 0) config_print_help(stdout);
         comm_close();
         return 0;
     }
-    bool training = !run.config.eval_only && !(run.config.sample && !config_given(&run.config, "train-files"));
+    bool sample_alone = config_given(&run.config, "sample") && !config_given(&run.config, "train-files");
+    bool training = !run.config.eval_only && !sample_alone;
     join_ranks(&run, training);
     catch_signals(training);
 #ifdef _OPENMP
     if (run.config.threads) omp_set_num_threads(run.config.threads);
 #endif
+    if (training) prepare_folder(&run);
     backend_open(run.config.device);
     timeline_mark("device");
-    int status = training ? train_run(&run, argc, argv) : use_run(&run);
+    status = training ? train_run(&run, argc, argv) : use_run(&run);
     tokenizer_free(run.tokenizer);
     trainer_free(&run.trainer);
+    run_folder_close(&run.folder);
     backend_close();
     comm_close();
     return status;

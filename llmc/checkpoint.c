@@ -1,10 +1,8 @@
 #include "llmc/checkpoint.h"
 #include "llmc/safetensors.h"
-#include <dirent.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 static const SafeDtype dtype_x = sizeof(floatX) == 2 ? ST_BF16 : ST_F32;
 
@@ -262,9 +260,10 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
         const char *known = safetensors_metadata(st, key), *theirs = known ? known : usual;
         bool same = !strcmp(theirs, mine);
         if (!same)
-            error_set(e, "made with %s%s%s--%s %s, but this run has %s%s%s; give the same options to resume",
+            error_set(e, "made with %s%s%s--%s %s, but this run has %s%s%s; leave --%s out to resume with the checkpoint's",
                       other_preset ? "--preset " : "", other_preset ? preset : "", other_preset ? " and " : "", name,
-                      theirs, other_preset ? t->config->preset : "", other_preset ? " and " : "", mine);
+                      theirs, other_preset ? t->config->preset : "", other_preset ? " and " : "", mine,
+                      other_preset ? "preset" : name);
         free(key);
         free(mine);
         free(usual);
@@ -304,47 +303,10 @@ static bool check_shards(const Trainer *t, const SafeTensors *st, Error *e)
     return true;
 }
 
-static double written_at(const char *folder, int step)
-{
-    struct stat info;
-    char *path = checkpoint_path(folder, step);
-    bool there = stat(path, &info) == 0;
-    free(path);
-    return there ? (double)info.st_mtim.tv_sec + 1e-9 * (double)info.st_mtim.tv_nsec : 0;
-}
-
-// Its checkpoint with the highest step; NULL when there is none. tell: a note when another one is younger.
-static char *newest_in(const char *folder, bool tell)
-{
-    DIR *dir = opendir(folder);
-    int best = -1, last = -1, step, end;
-    for (struct dirent *f; dir && (f = readdir(dir));) {
-        end = 0;
-        if (sscanf(f->d_name, "step_%d.safetensors%n", &step, &end) != 1 || !end || f->d_name[end]) continue;
-        if (step > best) best = step;
-        if (last < 0 || written_at(folder, step) > written_at(folder, last)) last = step;
-    }
-    if (dir) closedir(dir);
-    if (tell && best >= 0 && written_at(folder, last) > written_at(folder, best))
-        note("%s: step %d is taken, the last one; step %d was written after it: if that belongs to a later run, name its file",
-             folder, best, last);
-    return best < 0 ? NULL : checkpoint_path(folder, best);
-}
-
-static char *resolve(const char *path, bool tell, Error *e)
-{
-    struct stat info;
-    if (stat(path, &info) || !S_ISDIR(info.st_mode)) return xstrdup(path);
-    char *newest = newest_in(path, tell);
-    if (!newest) error_set(e, "%s: no checkpoint (step_*.safetensors) in this folder", path);
-    return newest;
-}
-
-bool checkpoint_load(Trainer *t, const char *given, Error *e)
+bool checkpoint_load(Trainer *t, const char *path, Error *e)
 {
     Error sub;
-    char *path = resolve(given, true, e);
-    SafeTensors *st = path ? safetensors_open(path, e) : NULL;
+    SafeTensors *st = safetensors_open(path, e);
     bool good = false;
     if (st) {
         bool training = t->loader != NULL; // else only weights and rope are of use
@@ -353,21 +315,16 @@ bool checkpoint_load(Trainer *t, const char *given, Error *e)
         good = in_file(path, good, &sub, e);
         safetensors_close(st);
     }
-    free(path);
     return good && trainer_continue(t, e);
 }
 
-bool checkpoint_peek_vocab(const char *given, int *vocab_size, Error *e)
+bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e)
 {
-    char *path = resolve(given, false, e);
-    SafeTensors *st = path ? safetensors_open(path, e) : NULL;
+    SafeTensors *st = safetensors_open(path, e);
     const char *text = st ? safetensors_metadata(st, "option.vocab-size") : NULL;
     if (text) *vocab_size = atoi(text);
     else if (st) error_set(e, "%s: does not say its vocabulary; give --vocab-size", path);
     bool good = text != NULL;
     safetensors_close(st);
-    free(path);
     return good;
 }
-
-char *checkpoint_path(const char *folder, int step) { return format_string("%s/step_%06d.safetensors", folder, step); }

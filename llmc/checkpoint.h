@@ -15,11 +15,8 @@ bool weights_load(Trainer *t, const char *path, Error *e);
 // All that a bit-exact continuation needs, between two steps. With several ranks and a gradient left over from an even step,
 // saving moves the ranks' shares of it to rank 0: this run and one resumed from the file then go on with the same sums.
 bool checkpoint_save(Trainer *t, const char *path, Error *e);
-// path: a checkpoint, or a folder, of which it takes the checkpoint with the highest step (a note tells when another is younger).
 // Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a checkpoint without a
 // list of them gets a note.
 bool checkpoint_load(Trainer *t, const char *path, Error *e);
 // Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard names them.
 bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e);
-// "<folder>/step_000123.safetensors"; owned by the caller.
-char *checkpoint_path(const char *folder, int step);

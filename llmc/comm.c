@@ -97,6 +97,11 @@ void comm_barrier(void)
         control_barrier(&control);
 }
 
+void comm_broadcast(void *buf, size_t bytes)
+{
+    if (joined) control_broadcast(&control, buf, bytes);
+}
+
 void comm_step(int step) { control_step(&control, step); }
 void comm_patience(bool on) { control_patience(&control, on); }
 bool comm_interrupted(void) { return launch_interrupted(); }

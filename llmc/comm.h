@@ -48,6 +48,7 @@ size_t comm_collect(void *buf, size_t bytes, size_t capacity, int owner);
 double comm_sum(double x);
 int64_t comm_max(int64_t x);
 void comm_barrier(void);
+void comm_broadcast(void *buf, size_t bytes); // from rank 0
 // Ends when a rank says so: true on all ranks when `mine` is true on any.
 bool comm_any(bool mine);
 const char *comm_description(void);

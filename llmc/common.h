@@ -26,7 +26,8 @@ void escape_text(char *out, size_t size, const char *text);
 bool error_set(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // EXIT_DEVICE: a GPU has failed or no longer answers; the run can be resumed from its last checkpoint.
-enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3, EXIT_DEVICE = 4 };
+// EXIT_DIVERGED: a loss is no finite number.
+enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3, EXIT_DEVICE = 4, EXIT_DIVERGED = 5 };
 
 // Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with `status`. Ranks
 // above 0 wait 0.3 s before they print, so that a fault that all of them meet is told once, by rank 0.

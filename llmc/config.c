@@ -65,11 +65,12 @@ static const Option options[] = {
 
     {"head", OPT_CHOICE, AT(head), "fp8", 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
     {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},
-    {"out", OPT_TEXT, AT(out), "runs", 0, 0, NULL, "folder of logs and checkpoints", false, NULL},
+    {"out", OPT_TEXT, AT(out), "runs", 0, 0, NULL, "folder in which every run gets a folder of its own, <date>_<preset>_<id>, for log, JSON lines and checkpoints", false, NULL},
     {"init-from", OPT_TEXT, AT(init_from), "", 0, 0, NULL, "start from the weights of this .safetensors file", false, NULL},
     {"save-init", OPT_TEXT, AT(save_init), "", 0, 0, NULL, "write the initial weights to this file", false, NULL},
-    {"resume", OPT_TEXT, AT(resume), "", 0, 0, NULL, "go on from this checkpoint, or the one of the highest step in a folder; with the same options and training shards", false, NULL},
+    {"resume", OPT_TEXT, AT(resume), "", 0, 0, NULL, "go on from this checkpoint, or the newest one of a run's folder or of the newest run in a folder, with its options (those given here override them) and the same training shards, in the same run folder", false, NULL},
     {"checkpoint-every", OPT_INT, AT(checkpoint_every), "0", 0, 1e9, NULL, "steps between checkpoints; 0: one at the end", false, NULL},
+    {"keep-checkpoints", OPT_INT, AT(keep_checkpoints), "0", 0, 1e9, NULL, "checkpoints of this run that are kept: an older one is removed when a newer one is on the disk and has given a finite loss; 0: all", false, NULL},
     {"stop-at", OPT_INT, AT(stop_at), "0", 0, 1e9, NULL, "save and stop before this step, with the schedules unchanged; 0: run to the end", false, NULL},
     {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
@@ -185,16 +186,25 @@ bool config_set(Config *c, const char *name, const char *value, Error *e)
     return o ? set_option(c, o, value, e) : error_set(e, "unknown option --%s; see --help", name);
 }
 
-static bool apply_preset(Config *c, const char *name, Error *e)
+// Its row; below 0, with a line, when there is none.
+static int find_preset(const char *name, Error *e)
 {
     for (int i = 0; i < NUM_PRESETS; i++) {
-        if (strcmp(presets[i].name, name)) continue;
-        if (presets[i].based_on && !apply_preset(c, presets[i].based_on, e)) return false;
-        for (int k = 0; k < 16 && presets[i].changes[k][0]; k++)
-            if (!config_set(c, presets[i].changes[k][0], presets[i].changes[k][1], e)) return false;
-        return true;
+        if (!strcmp(presets[i].name, name)) return i;
     }
-    return error_set(e, "--preset: there is no preset '%s'; there are 2025-10-27, 2025-11-10, 2025-11-18 and tiny", name);
+    error_set(e, "--preset: there is no preset '%s'; there are 2025-10-27, 2025-11-10, 2025-11-18 and tiny", name);
+    return -1;
+}
+
+static bool apply_preset(Config *c, const char *name, Error *e)
+{
+    int i = find_preset(name, e);
+    if (i < 0) return false;
+    if (presets[i].based_on && !apply_preset(c, presets[i].based_on, e)) return false;
+    for (int k = 0; k < 16 && presets[i].changes[k][0]; k++) {
+        if (!config_set(c, presets[i].changes[k][0], presets[i].changes[k][1], e)) return false;
+    }
+    return true;
 }
 
 // One argument, "--name value", "--name=value" or a flag; *i moves past what was taken.
@@ -218,24 +228,76 @@ static bool parse_argument(int argc, char **argv, int *i, const Option **o, cons
     return true;
 }
 
-bool config_parse(Config *c, int argc, char **argv, Error *e)
+// Notes which options the command line names, and takes the preset.
+static bool look_ahead(Config *c, int argc, char **argv, Error *e)
+{
+    const Option *o;
+    const char *value;
+    for (int i = 1; i < argc;) {
+        if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
+        c->given[o - options] = true;
+        if (!strcmp(o->name, "preset") && !set_option(c, o, value, e)) return false;
+    }
+    return true;
+}
+
+// Options that say what this process does, with which files and on which machine: not part of a run that goes on.
+static bool of_this_process(const Config *c, const Option *o)
+{
+    static const char own[] = " out init-from save-init resume stop-at eval-only profile gpus ranks device timeout graphs threads "
+                              "verbose help ";
+    char name[64];
+    snprintf(name, sizeof name, " %s ", o->name);
+    if (strstr(own, name)) return true;
+    if (!strcmp(o->name, "sample")) return config_given(c, "eval-only");
+    if (!strcmp(o->name, "epochs")) return config_given(c, "repeat"); // these two exclude each other
+    return !strcmp(o->name, "repeat") && config_given(c, "epochs");
+}
+
+static bool take_known(Config *c, KnownOption known, const void *of, Error *e)
+{
+    if (find_preset(known(of, "preset"), e) < 0) return false;
+    for (int i = 0; i < NUM_OPTIONS; i++) {
+        const Option *o = &options[i];
+        const char *value = known(of, o->name);
+        bool none = value && !o->standard && !*value; // how no text at all is written
+        if (!value || none || c->given[i] || of_this_process(c, o)) continue;
+        if (!set_option(c, o, value, e)) return false;
+    }
+    return true;
+}
+
+static bool check_sources(const Config *c, Error *e)
+{
+    if (*c->init_from && *c->resume)
+        return error_set(e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
+    if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
+    return true;
+}
+
+bool config_read(Config *c, int argc, char **argv, KnownOption known, const void *of, Error *e)
 {
     const Option *o;
     const char *value;
     memset(c, 0, sizeof *c);
     for (int i = 0; i < NUM_OPTIONS; i++)
         if (options[i].standard && !set_option(c, &options[i], options[i].standard, e)) return false;
-    for (int i = 1; i < argc;) {
-        if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
-        if (!strcmp(o->name, "preset") && !set_option(c, o, value, e)) return false;
-    }
-    if (!apply_preset(c, c->preset, e)) return false;
+    if (!look_ahead(c, argc, argv, e)) return false;
+
+    const char *preset = known ? known(of, "preset") : NULL;
+    bool takes_over = preset && (!config_given(c, "preset") || !strcmp(preset, c->preset));
+    if (takes_over ? !take_known(c, known, of, e) : !apply_preset(c, c->preset, e)) return false;
+
     for (int i = 1; i < argc;) {
         if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
         if (!set_option(c, o, value, e)) return false;
-        c->given[o - options] = true;
     }
-    return c->help || config_check(c, e);
+    return check_sources(c, e);
+}
+
+bool config_parse(Config *c, int argc, char **argv, Error *e)
+{
+    return config_read(c, argc, argv, NULL, NULL, e) && (c->help || config_check(c, e));
 }
 
 // A comma-separated list of long windows in blocks, each of which must fit an int in tokens.
@@ -274,9 +336,6 @@ bool config_check(const Config *c, Error *e)
                          c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);
     if (c->num_scheduled > 1000000000 - c->num_extension)
         return error_set(e, "--num-scheduled and --num-extension are too many steps");
-    if (*c->init_from && *c->resume)
-        return error_set(e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
-    if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
     if (c->stop_at > config_total_steps(c))
         return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
     if (c->profile && c->profile < MIN_PROFILE)
@@ -348,7 +407,7 @@ char *config_unused(const Config *c, bool training, int reason)
     } reasons[UNUSED_REASONS] = {
         {!c->sample, " vocab temperature top-k num-tokens ", "only --sample uses it"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
-        {!training, " train-files val-every repeat epochs out checkpoint-every stop-at ", "nothing is trained here"},
+        {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ", "nothing is trained here"},
         {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
         {!backend_is_asynchronous(), " attention portable graphs device ", "this is the CPU program"},
     };
@@ -404,7 +463,8 @@ void config_print_help(FILE *f)
     }
     fprintf(f,
             "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
-            "(the state was saved, unless a second signal came).\n");
+            "(the state was saved, unless a second signal came),\n4 a GPU failed, 5 diverged: the loss of a training step or "
+            "of a validation is not a finite number.\n");
 }
 
 LayerRole layer_role(const Config *c, int layer)

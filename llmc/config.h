@@ -40,7 +40,7 @@ typedef struct {
     int head; // HeadMode
     int64_t seed;
     const char *init_from, *save_init, *resume, *out;
-    int checkpoint_every;
+    int checkpoint_every, keep_checkpoints;
     int stop_at;
     bool eval_only;
     bool deterministic, portable;
@@ -64,6 +64,11 @@ enum { MAX_HEAD_DIM = 1024, MAX_WINDOWS = 64, MAX_STEP_TOKENS = 1 << 28 }; // a 
 // Fills the config from the command line: defaults, then the preset named there, then the other options in order.
 // False, with one line in e, for an unknown option, a value that is no number, out of its bounds, or an impossible combination.
 bool config_parse(Config *c, int argc, char **argv, Error *e);
+// The same without the checks that need all options (config_check), and over the options of an earlier run:
+//   known  gives the value of an option as text, from `of`; NULL for one that it does not know. NULL: no earlier run
+// A preset on the command line that is not that run's own replaces all of its options.
+typedef const char *(*KnownOption)(const void *of, const char *name);
+bool config_read(Config *c, int argc, char **argv, KnownOption known, const void *of, Error *e);
 void config_print_help(FILE *f);
 
 // One option at a time as text, for logs and checkpoints. config_option_name gives NULL after the last. The text belongs to the
@@ -77,7 +82,7 @@ enum { UNUSED_REASONS = 5 };
 char *config_unused(const Config *c, bool training, int reason);
 // Of all options that the ranks of one run must agree on. The others name files, devices and threads of a machine.
 uint64_t config_fingerprint(const Config *c);
-// Sets one option from text, as the command line would.
+// Sets one option from text, which is copied, as the command line would.
 bool config_set(Config *c, const char *name, const char *value, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);

@@ -9,11 +9,10 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { UUID_CHARS = 36, DIGITS = 9 }; // 9 digits bring back any fp32
+enum { DIGITS = 9 }; // bring back any fp32
 
 typedef struct {
     char *path; // owned
@@ -23,7 +22,7 @@ typedef struct {
 
 struct Logger {
     LogFile log, json;
-    char uuid[UUID_CHARS + 1];
+    char *uuid, *resumed; // owned; resumed: NULL in a new run
     json_t *options; // NULL once written
     double tokens_per_step;
 
@@ -75,24 +74,9 @@ static void append_line(LogFile *f, const char *format, ...)
 
 static void create_file(LogFile *f, const char *folder, const char *uuid, const char *ending)
 {
-    f->path = format_string("%s/logs/%s.%s", folder, uuid, ending);
+    f->path = format_string("%s/%s.%s", folder, uuid, ending);
     f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     if (f->fd < 0) give_up(f);
-}
-
-// RFC 9562, version 4: 122 random bits.
-static void make_uuid(char uuid[UUID_CHARS + 1])
-{
-    uint8_t b[16];
-    while (getrandom(b, sizeof b, 0) != sizeof b)
-        if (errno != EINTR) fatal(EXIT_BAD_INPUT, "cannot name the log: the kernel gives no random numbers: %s", strerror(errno));
-    b[6] = (b[6] & 0x0f) | 0x40;
-    b[8] = (b[8] & 0x3f) | 0x80;
-    char *p = uuid;
-    for (int i = 0; i < 16; i++) {
-        if (i == 4 || i == 6 || i == 8 || i == 10) *p++ = '-';
-        p += sprintf(p, "%02x", b[i]);
-    }
 }
 
 // ---- head of the log ---------------------------------------------------------------------------------------------------
@@ -146,15 +130,16 @@ static void append_nvidia_smi(LogFile *f, double seconds)
     free(text);
 }
 
-static void append_head(LogFile *f, int argc, char **argv, const char *(*version_line)(int index), double patience)
+static void append_head(LogFile *f, const LogHead *head)
 {
     append(f, program_source, program_source_size);
     append_separator(f);
     const char *line;
-    for (int i = 0; (line = version_line(i)); i++) append_line(f, "%s", line);
+    for (int i = 0; (line = head->version_line(i)); i++) append_line(f, "%s", line);
     append_line(f, "git commit: %s", program_commit);
-    append_command(f, argc, argv);
-    append_nvidia_smi(f, patience);
+    append_command(f, head->argc, head->argv);
+    if (head->resumed) append_line(f, "resumed: %s", head->resumed);
+    append_nvidia_smi(f, head->patience);
     append_separator(f);
 }
 
@@ -207,6 +192,7 @@ static void append_event(Logger *l, json_t *record)
     if (l->options) {
         json_t *first = event("options");
         json_object_set_new(first, "run", json_string(l->uuid));
+        if (l->resumed) json_object_set_new(first, "resumed", text_value(l->resumed));
         json_object_set_new(first, "options", l->options);
         l->options = NULL;
         append_json(&l->json, first);
@@ -267,20 +253,17 @@ static void show_progress(Logger *l, int step, int total, double loss)
 
 // ---- the interface -----------------------------------------------------------------------------------------------------
 
-Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index),
-                    double patience)
+Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHead *head)
 {
     if (rank != 0) return NULL;
     Logger *l = xcalloc(1, sizeof *l);
     l->options = json_object();
     l->terminal = isatty(STDOUT_FILENO);
     l->last_ms = l->mean_ms = NAN;
-    make_uuid(l->uuid);
-    char *logs = format_string("%s/logs", folder);
-    make_folders(logs); // a failure shows when the files are opened
-    free(logs);
+    l->uuid = xstrdup(uuid);
+    l->resumed = head->resumed ? xstrdup(head->resumed) : NULL;
     create_file(&l->log, folder, l->uuid, "txt");
-    if (l->log.fd >= 0) append_head(&l->log, argc, argv, version_line, patience);
+    if (l->log.fd >= 0) append_head(&l->log, head);
     create_file(&l->json, folder, l->uuid, "jsonl");
     char *message = format_string("log %s", l->log.path);
     if (logger_path(l)) show(l, message);
@@ -297,6 +280,8 @@ void logger_close(Logger *l)
     if (l->json.fd >= 0) close(l->json.fd);
     free(l->log.path);
     free(l->json.path);
+    free(l->uuid);
+    free(l->resumed);
     free(l);
 }
 
@@ -387,6 +372,16 @@ void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64
              sha256 ? "sha256 " : "SHA-256 not known", sha256 ? sha256 : "", vocab_size, (long long)tokens);
     append_line(&l->log, "%s", line);
     logger_message(l, "%s", line);
+}
+
+void logger_failure(Logger *l, const char *text)
+{
+    if (!l) return;
+    json_t *record = event("failure");
+    json_object_set_new(record, "text", text_value(text));
+    append_event(l, record);
+    if (l->line_open) printf("\n");
+    l->line_open = false;
 }
 
 void logger_memory(Logger *l, double allocated, double reserved)

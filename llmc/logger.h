@@ -1,7 +1,8 @@
-// What a run leaves behind: <folder>/logs/<uuid>.txt, the log that is evidence of a record; <uuid>.jsonl beside it, for plots;
+// What a run leaves behind: <folder>/<uuid>.txt, the log that is evidence of a record; <uuid>.jsonl beside it, for plots;
 // and the progress on the console. Rank 0 writes, the others get NULL from logger_open and may pass it on to every function.
 //
-// The log: the complete source of the program, 100 "=", version lines, the output of nvidia-smi, 100 "=", and then, read by
+// The log: the complete source of the program, 100 "=", version lines, "resumed: ..." in the log of a resumed run, the output of
+// nvidia-smi, 100 "=", and then, read by
 // other people's tools and therefore exact to the character,
 //   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    before the training step of that index, and after the last
 //   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
@@ -10,7 +11,7 @@
 //   peak memory allocated: A MiB reserved: R MiB                at the end
 // where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run leaves its log.
 //
-// JSON lines: {"event": "options", "run": uuid, "options": {name: text, ...}} first, then
+// JSON lines: {"event": "options", "run": uuid, "options": {name: text, ...}} first (with "resumed": text in a resumed run), then
 //   {"event": "step", "step", "loss", "lr", "ms", "train_ms"}   {"event": "validation", "step", "val_loss", "train_ms"}
 //   {"event": "message", "text"}   {"event": "memory", "allocated_mib", "reserved_mib"}   {"event": "end"}
 // Numbers that JSON cannot hold (NaN, infinity) are null.
@@ -26,12 +27,18 @@ extern const char program_source[]; // (program_source_size) and a NUL: train_gp
 extern const size_t program_source_size;
 extern const char program_commit[];
 
-// Makes the folders and both files, writes the head of the log up to the second line of "=", and shows the log's name.
-//   version_line  gives version lines from index 0, NULL after the last; must not hold what changes from run to run
-//   patience      seconds that nvidia-smi may take; one that takes longer is left out, and the log says so
-// NULL for a rank other than 0; never for rank 0. The strings are not kept.
-Logger *logger_open(const char *folder, int rank, int argc, char **argv, const char *(*version_line)(int index),
-                    double patience);
+// What stands in the head of a log beside the program's source. Nothing of it is kept.
+typedef struct {
+    int argc;
+    char **argv;
+    const char *(*version_line)(int index); // from index 0, NULL after the last; must not hold what changes from run to run
+    const char *resumed;                    // of a resumed run: step and file; else NULL
+    double patience; // seconds that nvidia-smi may take; one that takes longer is left out, and the log says so
+} LogHead;
+
+// Makes both files in `folder`, named by `uuid` (36 characters), writes the head of the log up to the second line of "=", and
+// shows the log's name. NULL for a rank other than 0; never for rank 0.
+Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHead *head);
 void logger_close(Logger *l);
 
 // For the first JSON record: call for every option, before anything below.
@@ -57,6 +64,9 @@ void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64
 
 // Device memory in MiB. The last line of a finished run.
 void logger_memory(Logger *l, double allocated, double reserved);
+
+// The run ends here, without a result: {"event": "failure", "text"}.
+void logger_failure(Logger *l, const char *text);
 
 // The log's path, owned by the logger. NULL: there is none.
 const char *logger_path(const Logger *l);

@@ -40,6 +40,7 @@ sub read_file {
 #   validation       {sha256, vocabulary, tokens} of the shard that was validated on; undef where the log does not say
 #   preset           the preset's name in the command line, '' without any
 #   command          the command line, without what may differ between runs of one experiment (seed, output folder)
+#   resumed          where a resumed run began, "from step 13, FILE"; '' for a run from its first step
 #   gpus             the GPUs of the run by nvidia-smi's table and the number of ranks, as "8 x NVIDIA H200"; '' without any
 #   total            T
 #   validations      [[step, loss, train_time in ms], ...]; a loss may be NaN or infinite
@@ -80,6 +81,9 @@ sub parse_header {
     my @versions = @lines[0 .. $smi - 1];
     my ($command) = grep { /^command line\b/i } @versions;
     ($command) = grep { /train_gpt/ } @versions if !defined $command;
+    ($log->{resumed}) = map { /^resumed: (.*)/ } @versions;
+    $log->{resumed} = printable($log->{resumed} // '');
+    @versions = grep { !/^resumed: / } @versions;
     $log->{versions} = [grep { /\S/ && !(defined $command && $_ eq $command) } @versions];
     $log->{command} = defined $command ? without_run_options($command) : '';
     $log->{preset} = $log->{command} =~ /.* --preset(?:=| )(\S+)/ ? $1 : ''; # the last one counts
@@ -150,6 +154,7 @@ sub check_order {
 # What a parsed log lacks to be that of one complete run, or '' when it is complete.
 sub unfinished {
     my ($log) = @_;
+    return "it is the log of a resumed run ($log->{resumed}), not of a whole one" if $log->{resumed} ne '';
     return "it holds no step line" if !defined $log->{total};
     my ($first, $last) = @{$log->{validations}}[0, -1];
     my $began = $first && $first->[0] == 0;

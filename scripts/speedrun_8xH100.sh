@@ -3,7 +3,7 @@
 # has a seed and a folder of its own; scripts/record makes a submission from their logs.
 #   RUNS=10  PRESET=2025-10-27  OUT=runs/speedrun_$PRESET  GPUS=all  KEEP=0      further arguments go to train_gpt
 #
-# Called again it goes on: runs whose log is whole are kept, logs of runs that ended early move to OUT/unfinished. The shards are
+# Called again it goes on: runs whose log is whole are kept, folders of runs that ended early move to OUT/unfinished. The shards are
 # fetched to data/fineweb10B, and those that are there are checked, unless --train-files and --val-files say where others are.
 # KEEP=1 keeps the 2 GB checkpoint at the end of every run.
 set -eu -o pipefail
@@ -47,18 +47,19 @@ whole() { # whether a log is that of a whole run
     perl -Iscripts -MRunLog -e 'my $l = eval { RunLog::parse($ARGV[0]) }; exit($l && RunLog::unfinished($l) eq "" ? 0 : 1)' "$1"
 }
 
-# Sets logs aside that are not whole. True when a whole one is left.
+# Sets run folders aside whose log is not whole. True when a whole one is left.
 finished() {
-    local log done=1
-    for log in "$1"/logs/*.txt; do
-        [[ -e $log ]] || continue
-        if whole "$log"; then
+    local folder log done=1
+    for folder in "$1"/*/; do
+        folder=${folder%/} log=$(echo "$folder"/*.txt)
+        if [[ ! -e $folder ]]; then
+            continue
+        elif whole "$log"; then
             done=0
         else
             mkdir -p "$out/unfinished"
-            mv "$log" "$out/unfinished/"
-            [[ ! -e ${log%.txt}.jsonl ]] || mv "${log%.txt}.jsonl" "$out/unfinished/"
-            say "$log is not that of a whole run: moved to $out/unfinished"
+            mv "$folder" "$out/unfinished/"
+            say "$folder holds no log of a whole run: moved to $out/unfinished"
         fi
     done
     return $done
@@ -66,13 +67,13 @@ finished() {
 
 for ((run = 1; run <= runs; run++)); do
     if finished "$out/$run"; then
-        say "run $run of $runs is there already: $(echo "$out/$run"/logs/*.txt)"
+        say "run $run of $runs is there already: $(echo "$out/$run"/*/*.txt)"
         continue
     fi
     say "run $run of $runs"
     status=0
     ./train_gpt --preset "$preset" --gpus "$gpus" --seed "$run" --out "$out/$run" "$@" || status=$?
     [[ $status -eq 0 ]] || fail "run $run ended with status $status (see above); call this again: runs that are whole are kept"
-    [[ $keep == 1 ]] || rm -f "$out/$run"/step_*.safetensors
+    [[ $keep == 1 ]] || rm -f "$out/$run"/*/step_*.safetensors
 done
-say "all runs are there. A submission: scripts/record --name NAME --what 'what changed' $(printf %q "$out")/[0-9]*/logs/*.txt"
+say "all runs are there. A submission: scripts/record --name NAME --what 'what changed' $(printf %q "$out")/[0-9]*/*/*.txt"

@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(sleep stat time);
 
 our @EXPORT = qw($root $dir $trainer $exact @tiny @gpus write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
-    tensors floats to_bf16 same_state distance val_losses newest mpirun have_mpi rewrite);
+    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite);
 
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
@@ -123,10 +123,13 @@ sub mpirun { my ($ranks, @command) = @_; return ('mpirun', '--allow-run-as-root'
 
 # ---- logs --------------------------------------------------------------------------------------------------------------
 
-# The newest log of a run's folder; ending: txt or jsonl.
+# Runs write into folders of their own below --out.
+sub logs { my ($out, $ending) = @_; return glob "'$out'/????-??-??_*/*-*-*-*-*.$ending" }
+
+# The newest log of the runs in a folder; ending: txt or jsonl.
 sub log_text {
     my ($folder, $ending) = @_;
-    my %written = map { $_ => (stat)[9] } glob "$folder/logs/*." . ($ending // 'txt');
+    my %written = map { $_ => (stat)[9] } logs($folder, $ending // 'txt');
     my ($path) = sort { $written{$b} <=> $written{$a} } keys %written;
     return $path ? slurp($path) : '';
 }
@@ -135,18 +138,21 @@ sub log_text {
 sub losses {
     my ($folder) = @_;
     my %loss;
-    for (map { split /\n/, slurp($_) } glob "$folder/logs/*.jsonl") { $loss{$1} = $2 if /"event":"step","step":(\d+),"loss":([-\d][^,]*)/ }
+    for (map { split /\n/, slurp($_) } logs($folder, 'jsonl')) { $loss{$1} = $2 if /"event":"step","step":(\d+),"loss":([-\d][^,]*)/ }
     return \%loss;
 }
 
 sub val_losses {
     my ($folder) = @_;
     my %loss;
-    for (map { slurp($_) } glob "$folder/logs/*.txt") { $loss{$1} = $2 while /^step:(\d+)\/\d+ val_loss:([0-9.]+) /mg }
+    for (map { slurp($_) } logs($folder, 'txt')) { $loss{$1} = $2 while /^step:(\d+)\/\d+ val_loss:([0-9.]+) /mg }
     return \%loss;
 }
 
-sub newest { my ($folder) = @_; return (sort glob "$folder/step_*.safetensors")[-1] }
+# Checkpoints of the runs in a folder, by step; the last; and that of one step, which may be missing.
+sub checkpoints { my ($out) = @_; return sort { ($a =~ /step_(\d+)/)[0] <=> ($b =~ /step_(\d+)/)[0] } glob "'$out'/????-??-??_*/step_*.safetensors" }
+sub newest { return (checkpoints(@_))[-1] }
+sub checkpoint { my ($out, $step) = @_; return (grep { /step_0*$step\.safe/ } checkpoints($out))[0] // "$out: no step $step" }
 
 # ---- safetensors -------------------------------------------------------------------------------------------------------
 
@@ -202,7 +208,7 @@ sub same_state {
     my ($a, $meta_a) = tensors($one);
     my ($b, $meta_b) = tensors($other);
     delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
-        option.val-every option.gpus option.ranks option.device option.timeout option.graphs)}
+        option.val-every option.keep-checkpoints option.gpus option.ranks option.device option.timeout option.graphs)}
         for $meta_a, $meta_b;
     my @different = grep { !$a->{$_} || !$b->{$_} || $a->{$_}{bytes} ne $b->{$_}{bytes} } sort keys %{{%$a, %$b}};
     push @different, grep { ($meta_a->{$_} // '') ne ($meta_b->{$_} // '') } sort keys %{{%$meta_a, %$meta_b}};

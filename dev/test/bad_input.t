@@ -47,7 +47,7 @@ for (['an unknown option', qr/unknown option --lerning-rate; see --help/, '--ler
     my ($what, $pattern, @options) = @$_;
     refuses($what, 2, $pattern, @run, @options);
 }
-ok(!-e "$dir/out", 'a refused command line leaves no folder behind');
+ok(!glob("$dir/out/*"), 'a refused command line leaves no run folder behind');
 
 # ---- shards: status 1 --------------------------------------------------------------------------------------------------
 
@@ -103,11 +103,11 @@ write_shard('small.bin', documents(6000, 3));
 my ($status, $out, $err) = run(@run, '--train-files', "$dir/small.bin", '--out', "$dir/ended", '--checkpoint-every', 2);
 ok($status eq '1' && $err =~ /\A[^\n]*step \d+: .*the training data ends here, after 1 pass .*--repeat or --epochs\n\z/, 'the data ends: one line') or diag $err;
 my ($last) = $err =~ /step (\d+):/;
-is(newest("$dir/ended"), sprintf("$dir/ended/step_%06d.safetensors", $last), 'and the state of that step is saved');
+is(newest("$dir/ended"), checkpoint("$dir/ended", $last), 'and the state of that step is saved');
 my @given = (@run, '--train-files', "$dir/small.bin", '--epochs', 4);
 run_ok('more passes go on from it', @given, '--out', "$dir/ended", '--resume', "$dir/ended");
 run_ok('--epochs 4 goes round', @given, '--out', "$dir/epochs");
-is(same_state(map { "$dir/$_/step_000020.safetensors" } qw(ended epochs)), '', 'to the same bits as if the data had not ended');
+is(same_state(map { checkpoint("$dir/$_", 20) } qw(ended epochs)), '', 'to the same bits as if the data had not ended');
 run_ok('and so does --repeat', @run, '--train-files', "$dir/small.bin", '--out', "$dir/repeat", '--repeat');
 spew("$dir/file", 'precious');
 refuses('--out is a file', 1, qr/--out .*file: cannot make this folder/, @short, '--out', "$dir/file");
@@ -121,18 +121,18 @@ my @other = (@short, '--train-files', "$dir/other_train.bin", '--val-files', "$d
 refuses('a sample without its vocabulary', 2, qr/--sample: this vocabulary needs --vocab/, @other, '--sample', 'abc');
 refuses('a sample with another vocabulary', 1, qr/--vocab bytes: has 257 tokens, the model 300/, @other, '--sample', 'abc', '--vocab', 'bytes');
 refuses('a vocabulary that is missing', 1, qr/--vocab: .*none/, @other, '--sample', 'abc', '--vocab', "$dir/none");
-ok(!-e "$dir/other", 'before any training');
+ok(!glob("$dir/other/*"), 'before any training');
 refuses('a prompt longer than the context', 1, qr/--sample: the prompt has 511 tokens; sequences of 512 tokens leave room for 510/,
     @short, '--sample', 'a' x 511, '--out', "$dir/prompt");
 refuses('a context too short for any prompt', 1, qr/--sample: the prompt has 0 tokens; sequences of 15 tokens leave room for 0/,
     @short, '--sample', '', '--val-tokens', 15, '--out', "$dir/prompt");
-ok(!-e "$dir/prompt", 'before any training, too');
+ok(!glob("$dir/prompt/*"), 'before any training, too');
 refuses('--save-init into nowhere', 1, qr/--save-init: .*No such file or directory/, @short, '--save-init', "$dir/nowhere/init.safetensors");
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------------
 
 run_ok('a run to damage', @run, '--stop-at', 3, '--save-init', "$dir/init.safetensors");
-my $checkpoint = "$dir/out/step_000003.safetensors";
+my $checkpoint = checkpoint("$dir/out", 3);
 my @go_on = ($trainer, @tiny, '--out', "$dir/resumed");
 my $bytes = slurp($checkpoint);
 spew("$dir/cut.safetensors", substr $bytes, 0, length($bytes) / 2);
@@ -142,7 +142,7 @@ mkdir "$dir/no_checkpoints";
 refuses("--resume: $_->[0]", 1, $_->[1], @go_on, '--resume', "$dir/$_->[0]")
     for ['cut.safetensors', qr/--resume: .*cut\.safetensors: /], ['text.safetensors', qr/text\.safetensors: /],
     ['nothing.safetensors', qr/nothing\.safetensors: /], ['missing.safetensors', qr/missing\.safetensors: .*No such file/],
-    ['no_checkpoints', qr/no_checkpoints: no checkpoint \(step_\*\.safetensors\) in this folder/];
+    ['no_checkpoints', qr/no_checkpoints: no checkpoint \(step_\*\.safetensors\) in this folder or its run folders$/];
 refuses('--resume from weights alone', 1, qr/holds weights but no training state .*use --init-from/, @go_on, '--resume', "$dir/init.safetensors");
 
 sub damaged { my ($name, $change) = @_; return rewrite($checkpoint, "$dir/$name.safetensors", $change) }
@@ -186,7 +186,7 @@ is(slurp($checkpoint), $bytes, 'the checkpoint itself is untouched');
 # checkpoint 1.4 MB, so that only the checkpoint does not fit.
 my $full = "$dir/full";
 run_ok('up to step 6', $trainer, @tiny, '--out', $full, '--stop-at', 6);
-my $old = slurp("$full/step_000006.safetensors");
+my $old = slurp(checkpoint("$full", 6));
 my $limit = int((length($old) - 100_000) / 1024);
 my @limited = ('bash', '-c', "ulimit -f $limit; exec \"\$@\"", 'bash', $trainer, @tiny, '--out', $full);
 ($status, $out, $err) = run(@limited, '--resume', $full, '--checkpoint-every', 6);
@@ -195,11 +195,11 @@ my @notes = split /\n/, $err;
 ok(@notes == 3 && $notes[0] =~ /checkpoint not saved, training goes on: .*step_000012\.safetensors: .*make room/ && $notes[2] =~ /step_000020/,
     "but it goes on to the end: $notes[0]") or diag $err;
 ok(val_losses($full)->{20}, 'with the last validation');
-is(slurp("$full/step_000006.safetensors"), $old, 'the old checkpoint survives');
-is_deeply([map { s{.*/}{}r } glob "$full/step*"], ['step_000006.safetensors'], 'and no half-written file is left');
+is(slurp(checkpoint("$full", 6)), $old, 'the old checkpoint survives');
+is_deeply([map { s{.*/}{}r } glob "$full/*/step*"], ['step_000006.safetensors'], 'and no half-written file is left');
 run_ok('with room again, it resumes', $trainer, @tiny, '--out', $full, '--resume', $full);
 run_ok('the whole run', $trainer, @tiny, '--out', "$dir/whole");
-is(same_state("$full/step_000020.safetensors", "$dir/whole/step_000020.safetensors"), '', 'and nothing was lost');
+is(same_state(checkpoint("$full", 20), checkpoint("$dir/whole", 20)), '', 'and nothing was lost');
 
 SKIP: {
     my $mount = "$dir/tmpfs";
@@ -207,7 +207,7 @@ SKIP: {
     skip 'cannot mount a small file system', 2 if system("mount -t tmpfs -o size=3m none '$mount' 2>/dev/null") != 0;
     ($status, $out, $err) = run($trainer, @tiny, '--out', $mount, '--checkpoint-every', 5); # the first fits, the second does not
     ok($status eq '1' && $err =~ /step_000010\.safetensors: .*No space left on device/, 'a full file system is named') or diag "$status $err";
-    ok(eval { tensors("$mount/step_000005.safetensors"); 1 }, 'and the checkpoint before is whole') or diag $@;
+    ok(eval { tensors(checkpoint("$mount", 5)); 1 }, 'and the checkpoint before is whole') or diag $@;
     system "umount '$mount'";
 }
 done_testing;

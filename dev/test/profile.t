@@ -42,11 +42,11 @@ SKIP: {
     require lib;
     lib->import("$root/scripts");
     require RunLog;
-    my ($path) = glob "$dir/profiled/logs/*.txt";
+    my ($path) = logs("$dir/profiled", 'txt');
     is(eval { RunLog::unfinished(RunLog::parse($path)) } // $@, '', 'which is a log like others');
 
     run_ok('checkpoints all along', $trainer, @tiny, '--out', "$dir/saved", qw(--profile 6 --checkpoint-every 4 --val-every 0));
-    is_deeply([map { /(\d+)\.safe/ } sort glob "$dir/saved/step_*"], [qw(000004 000008 000012 000016 000020)], 'none is left out');
+    is_deeply([map { /(\d+)\.safe/ } checkpoints("$dir/saved")], [qw(000004 000008 000012 000016 000020)], 'none is left out');
     refuses('a validation before every third step', 2, qr/--profile 6: no 4 steps follow each other.*--val-every 3/, $trainer, @tiny,
         '--profile', 6, '--val-every', 3, '--out', "$dir/every");
     refuses('too few steps before it', 2, qr/--profile 5: needs at least 6 steps/, $trainer, @tiny, '--profile', 5);

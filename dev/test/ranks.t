@@ -35,7 +35,7 @@ sub train { # 20 steps of a program on so many ranks; the folder of the run
 # The lm_head's gradient that the first step leaves behind: whole sums, before any factor.
 sub first_gradient {
     my ($program, $ranks, $name) = @_;
-    my ($tensors) = tensors(train($program, $ranks, $name, '--stop-at', 1) . '/step_000001.safetensors');
+    my ($tensors) = tensors(checkpoint(train($program, $ranks, $name, '--stop-at', 1), 1));
     return floats($tensors->{'lm_head.weight.grad'});
 }
 
@@ -68,7 +68,7 @@ sub perturb {
 # Largest distance among the tensors of a kind: weights, moments (of both optimizers), scalars and gates are judged by kind, since
 # single small tensors scatter.
 sub distances {
-    my ($a, $b) = map { (tensors("$_/step_000020.safetensors"))[0] } @_;
+    my ($a, $b) = map { (tensors(checkpoint("$_", 20)))[0] } @_;
     my (%of, %count);
     for my $name (sort keys %$a) {
         next if $name eq 'rope.frequency';
@@ -115,7 +115,7 @@ SKIP: {
 }
 compare_ranks($trainer, 'bf16');
 for my $ranks (@ranks) {
-    my ($a, $b) = map { (tensors("$dir/bf16-$_/step_000020.safetensors"))[1] } 1, $ranks;
+    my ($a, $b) = map { (tensors(checkpoint("$dir/bf16-$_", 20)))[1] } 1, $ranks;
     is($b->{'data.position'}, $a->{'data.position'}, 'from the same data');
 }
 

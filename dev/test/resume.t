@@ -15,18 +15,18 @@ write_shard("train_$_.bin", documents(6000, 10 + $_)) for 1 .. 5;
 write_shard('val.bin', documents(700, 2));
 
 run_ok('20 steps at once', $trainer, @tiny, '--out', "$dir/whole");
-my $whole = "$dir/whole/step_000020.safetensors";
+my $whole = checkpoint("$dir/whole", 20);
 my (%shard, %window);
 
 # 5, 6: around a window change; 7, 8: in the second shard; 9 odd, 10 even; 16: the extension begins; 19: the last step.
 for my $stop (1, 5, 6, 7, 8, 9, 10, 16, 19) {
     run_ok("stop at $stop", $trainer, @tiny, '--out', "$dir/s$stop", '--stop-at', $stop);
-    my $checkpoint = sprintf "$dir/s$stop/step_%06d.safetensors", $stop;
+    my $checkpoint = checkpoint("$dir/s$stop", $stop);
     my ($tensors, $metadata) = tensors($checkpoint);
     $shard{(split ' ', $metadata->{'data.position'})[1]} = $window{$metadata->{'rope.window'}} = 1;
     is(exists $tensors->{'lm_head.weight.grad'} ? 1 : 0, $stop % 2, "an odd number of steps leaves a gradient: $stop");
     run_ok("resume at $stop", $trainer, @tiny, '--out', "$dir/s$stop", '--resume', $stop % 2 ? $checkpoint : "$dir/s$stop");
-    is(same_state($whole, "$dir/s$stop/step_000020.safetensors"), '', "$stop + " . (20 - $stop) . ' steps end in the same bits as 20');
+    is(same_state($whole, checkpoint("$dir/s$stop", 20)), '', "$stop + " . (20 - $stop) . ' steps end in the same bits as 20');
     is_deeply(losses("$dir/s$stop"), losses("$dir/whole"), 'with the same losses on the way');
 }
 ok(keys %shard >= 3, 'the stops lay in several shards: ' . join ' ', sort keys %shard);
@@ -34,27 +34,27 @@ is_deeply([sort { $a <=> $b } keys %window], [3, 7, 11, 13], 'and in all windows
 
 # A checkpoint of the last step has nothing left to do, and says so by ending well.
 run_ok('resume at the end', $trainer, @tiny, '--out', "$dir/s1", '--resume', "$dir/s1");
-is(same_state($whole, "$dir/s1/step_000020.safetensors"), '', 'resuming a finished run changes nothing');
+is(same_state($whole, checkpoint("$dir/s1", 20)), '', 'resuming a finished run changes nothing');
 
 # Two runs in one folder: the highest step is taken, which may be the older run's.
 {
-    my ($old, $new) = map { "$dir/s10/step_0000$_.safetensors" } 20, 10;
+    my ($old, $new) = map { checkpoint("$dir/s10", $_) } 20, 10;
     utime undef, undef, $new;
     utime time - 60, time - 60, $old;
     my ($status, $out, $err) = run($trainer, @tiny, '--out', "$dir/again", '--resume', "$dir/s10");
     is($status, 0, 'a folder with a younger checkpoint of a lower step') or diag $err;
     like($err, qr/note: .*: step 20 is taken, the last one; step 10 was written after it/, 'a note says so');
-    like($out, qr/^resumed .*s10: 20 of 20 steps are done$/m, 'where it goes on is told');
+    like($out, qr{^resumed .*/s10/.*/step_000020\.safetensors: 20 of 20 steps are done$}m, 'where it goes on is told');
 }
 
 # The test can fail: a gradient that is lost on the way shows.
-my $crippled = rewrite("$dir/s9/step_000009.safetensors", "$dir/crippled.safetensors", sub {
+my $crippled = rewrite(checkpoint("$dir/s9", 9), "$dir/crippled.safetensors", sub {
     my ($name, $tensor) = @_;
     $tensor->{bytes} = "\0" x length $tensor->{bytes} if $name eq 'lm_head.weight.grad';
     return 1;
 });
 run_ok('without the left-over gradient', $trainer, @tiny, '--out', "$dir/crippled", '--resume', $crippled);
-isnt(same_state($whole, "$dir/crippled/step_000020.safetensors"), '', 'a lost left-over gradient is noticed');
+isnt(same_state($whole, checkpoint("$dir/crippled", 20)), '', 'a lost left-over gradient is noticed');
 
 # ---- signals -----------------------------------------------------------------------------------------------------------
 
@@ -74,11 +74,11 @@ for my $signal (qw(INT TERM HUP)) {
     my ($status, $out, $err) = finish($run);
     is($status, 3, "SIG$signal: exit status 3") or diag $err;
     my ($done, $saved) = (steps_done($folder), newest($folder) // '');
-    ok($done >= 3 && $done < 20 && $saved eq sprintf("$folder/step_%06d.safetensors", $done), "it finished step $done and saved it");
+    ok($done >= 3 && $done < 20 && $saved eq checkpoint("$folder", $done), "it finished step $done and saved it");
     is($err, '', 'without a complaint');
-    like($out, qr/^asked to stop: step $done is done/m, 'the request is acknowledged');
+    like($out, qr/^interrupted after step $done, saving checkpoint$/m, 'the request is acknowledged');
     run_ok('resume', $trainer, @tiny, '--out', $folder, '--resume', $folder);
-    is(same_state($whole, "$folder/step_000020.safetensors"), '', 'and went on to the same bits');
+    is(same_state($whole, checkpoint("$folder", 20)), '', 'and went on to the same bits');
 }
 
 # timeout(1) and batch systems signal the process and then its group: one request, and not the second that ends without saving.
@@ -90,7 +90,7 @@ for my $signal (qw(INT TERM HUP)) {
     my ($status, undef, $err) = finish($run);
     is("$status $err", '3 ', 'signals in quick succession: exit status 3');
     my $done = steps_done($folder);
-    is(newest($folder), sprintf("$folder/step_%06d.safetensors", $done), "step $done is saved");
+    is(newest($folder), checkpoint("$folder", $done), "step $done is saved");
 
     my @slow = (@tiny, '--resume', newest($folder), '--eval-only', '--val-tokens', 512 * 200, '--val-files', write_shard('long.bin', documents(512 * 200 + 1, 3)));
     $run = start($trainer, @slow);
@@ -109,7 +109,7 @@ for my $signal (qw(INT TERM HUP)) {
 # ---- older than an option ----------------------------------------------------------------------------------------------
 
 {
-    my $older = rewrite("$dir/s9/step_000009.safetensors", "$dir/older.safetensors", sub { delete $_[2]{'option.group-micro-batches'}; 1 });
+    my $older = rewrite(checkpoint("$dir/s9", 9), "$dir/older.safetensors", sub { delete $_[2]{'option.group-micro-batches'}; 1 });
     my @go_on = ($trainer, @tiny, '--resume', $older, '--out', "$dir/older");
     run_ok('a checkpoint that does not know an option goes on with its default', @go_on);
     is(same_state($whole, newest("$dir/older")), '', 'to the same bits');
@@ -120,16 +120,16 @@ for my $signal (qw(INT TERM HUP)) {
 
 # A checkpoint after every step. Each life saves once more and is killed as soon as the next save's temporary file shows.
 my @saving = (@tiny, '--out', "$dir/killed", '--checkpoint-every', 1, '--val-every', 0);
-sub checkpoints { return my @there = glob "$dir/killed/step_*.safetensors" }
+sub saved { return my @there = checkpoints("$dir/killed") }
 srand 20;
 my ($kills, $finished, $half_written) = (0, 0, 0);
 while ($kills < 30 && !$finished) {
     my @resume = newest("$dir/killed") ? ('--resume', "$dir/killed") : ();
     my $before = newest("$dir/killed") // '';
     my $run = start($trainer, @saving, @resume);
-    my ($saved, $end) = (scalar(checkpoints()), time + 20);
-    sleep 0.001 while checkpoints() <= $saved && time < $end;
-    until ((() = glob "$dir/killed/*.tmp.*") || -e "$dir/killed/step_000020.safetensors" || time > $end) { }
+    my ($saved, $end) = (scalar(saved()), time + 20);
+    sleep 0.001 while saved() <= $saved && time < $end;
+    until ((() = glob "$dir/killed/*/*.tmp.*") || -e checkpoint("$dir/killed", 20) || time > $end) { }
     kill 'KILL', $run->{pid};
     my ($status, $out, $err) = finish($run);
     $kills += $status eq 'signal 9';
@@ -138,14 +138,14 @@ while ($kills < 30 && !$finished) {
         fail("attempt $kills after $before: status $status, $err");
         last;
     }
-    $half_written += grep { /\.tmp\.\d+$/ } glob "$dir/killed/*";
-    for my $checkpoint (glob "$dir/killed/step_*.safetensors") {
+    $half_written += grep { /\.tmp\.\d+$/ } glob "$dir/killed/*/*";
+    for my $checkpoint (saved()) {
         next if eval { tensors($checkpoint); 1 };
         fail("a complete name on an incomplete file: $checkpoint");
     }
 }
 cmp_ok($kills, '>', 3, "killed $kills times; $half_written times a half-written file lay there");
 if (!$finished) { run_ok('the rest', $trainer, @saving, newest("$dir/killed") ? ('--resume', "$dir/killed") : ()) }
-is(same_state($whole, "$dir/killed/step_000020.safetensors"), '', 'the newest checkpoint always went on, to the same bits');
-is(scalar(glob "$dir/killed/step_000020.safetensors.tmp.*"), undef, 'and no half-written last one is left');
+is(same_state($whole, checkpoint("$dir/killed", 20)), '', 'the newest checkpoint always went on, to the same bits');
+is(scalar(glob "$dir/killed/*/step_000020.safetensors.tmp.*"), undef, 'and no half-written last one is left');
 done_testing;

@@ -16,7 +16,7 @@ write_shard("train_$_.bin", documents(6000, 10 + $_)) for 1 .. 5;
 write_shard('val.bin', documents(700, 2));
 run_ok('20 steps at once', $trainer, @tiny, '--out', "$dir/whole");
 run_ok('9 steps', $trainer, @tiny, '--out', "$dir/nine", '--stop-at', 9);
-my ($whole, $nine) = ("$dir/whole/step_000020.safetensors", "$dir/nine/step_000009.safetensors");
+my ($whole, $nine) = (checkpoint("$dir/whole", 20), checkpoint("$dir/nine", 9));
 my (undef, $metadata) = tensors($nine);
 my @lines = split /\n/, $metadata->{'data.shards'};
 is(scalar(grep { /^6000 [0-9a-f]{16} train_\d\.bin$/ } @lines), 5, 'a checkpoint lists its shards') or diag $metadata->{'data.shards'};
@@ -31,9 +31,9 @@ sub folder {
 sub all_but { my ($other, @change) = @_; return ((map { ["train_$_.bin", "train_$_.bin"] } grep { $_ != $other } 1 .. 5), @change) }
 
 run_ok('in another folder, under other names', folder('moved', map { ["part $_\xe4.bin", "train_$_.bin"] } 1 .. 5));
-my $state = same_state($whole, "$dir/moved/step_000020.safetensors");
+my $state = same_state($whole, checkpoint("$dir/moved", 20));
 is($state, 'data.shards option.train-files', 'to the same bits, but for the names');
-my (undef, $moved) = tensors("$dir/moved/step_000020.safetensors");
+my (undef, $moved) = tensors(checkpoint("$dir/moved", 20));
 like($moved->{'data.shards'}, qr/^6000 [0-9a-f]{16} part 1\?\.bin$/m, 'names keep to printable ASCII');
 
 write_shard('other.bin', documents(6000, 99));
@@ -48,7 +48,7 @@ refuses('another order', 1, qr/shard 1 was train_1\.bin with 6000 tokens; now it
 refuses('a shard that is missing', 1, qr/its run had a training shard 5, train_5\.bin with 6000 tokens, and there are only 4 now/,
     folder('missing', all_but(5)));
 run_ok('a shard more behind the others', folder('more', all_but(0, ['train_6.bin', 'other.bin'])));
-is(same_state($whole, "$dir/more/step_000020.safetensors"), 'data.shards option.train-files', 'goes on as without it');
+is(same_state($whole, checkpoint("$dir/more", 20)), 'data.shards option.train-files', 'goes on as without it');
 
 # In the second pass over the files it would change what is behind.
 my @twice = ($trainer, @tiny, '--train-files', "$dir/train_1.bin", '--epochs', 9);
@@ -61,7 +61,7 @@ refuses('a shard more in the second pass', 1, qr/has begun its 1 training shard 
 my $old = rewrite($nine, "$dir/old.safetensors", sub { delete $_[2]{'data.shards'}; 1 });
 my ($status, $out, $err) = run($trainer, @tiny, '--resume', $old, '--out', "$dir/old");
 ok($status eq '0' && $err =~ /\A[^\n]*note: the checkpoint does not say which training shards its run had[^\n]*\n\z/, 'without a list: a note') or diag $err;
-is(same_state($whole, "$dir/old/step_000020.safetensors"), '', 'and the same bits');
+is(same_state($whole, checkpoint("$dir/old", 20)), '', 'and the same bits');
 for my $damage ('6000', "6000 12 \n", 'x', '6000 12') {
     my $file = rewrite($nine, "$dir/damaged.safetensors", sub { $_[2]{'data.shards'} = $damage; 1 });
     refuses('a damaged list', 1, qr/its list of training shards is damaged/, $trainer, @tiny, '--resume', $file, '--out', "$dir/bad");

@@ -35,14 +35,15 @@ my $trainer = <<'END';
 #!/usr/bin/env perl
 my %o = @ARGV;
 open my $calls, '>>', 'calls'; print $calls "@ARGV\n";
-system "mkdir -p '$o{'--out'}/logs'";
-my $name = "$o{'--out'}/logs/log$$.txt";
+my $folder = "$o{'--out'}/2026-11-22_x_$$";
+system "mkdir -p '$folder'";
+my $name = "$folder/log$$.txt";
 open my $log, '>', $name;
 my $loss = sprintf '%.4f', 3.27 + 0.0001 * $o{'--seed'};
 print $log "source\n", '=' x 100, "\nCUDA 13\ncommand line: ./train_gpt @ARGV\nnvidia-smi\n", '=' x 100, "\n",
     "step:0/2 val_loss:10.8258 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:50ms step_avg:50.00ms\n";
 spew("$name"); sub spew { my $j = $_[0] =~ s/txt$/jsonl/r; open my $f, '>', $j; print $f "{}\n" }
-open my $c, '>', "$o{'--out'}/step_000002.safetensors";
+open my $c, '>', "$folder/step_000002.safetensors";
 exit 3 if $o{'--seed'} == ($ENV{FAIL_AT} // 0);
 print $log "step:2/2 train_time:100ms step_avg:50.00ms\nstep:2/2 val_loss:$loss train_time:100ms step_avg:50.00ms\n",
     "peak memory allocated: 100 MiB reserved: 200 MiB\n";
@@ -82,7 +83,7 @@ is_deeply([sort map { s{.*/}{}r } glob "$dir/data/fineweb10B/*"], [sort @names],
 my $folder = 'runs/speedrun_2025-10-27';
 is_deeply([calls()], [map { "--preset 2025-10-27 --gpus all --seed $_ --out $folder/$_ --head bf16" } 1 .. 3], 'each with its seed and folder');
 unlike($out, qr/note:/, 'eight H100 need no remark');
-is_deeply([glob "$dir/$folder/*/*.safetensors"], [], 'no checkpoints are left');
+is_deeply([glob "$dir/$folder/*/*/*.safetensors"], [], 'no checkpoints are left');
 my ($last) = $out =~ /A submission: scripts\/(.*)\n\z/;
 $last =~ s/--name NAME --what 'what changed'/--name Test --what x --records '$dir\/records'/;
 my $made = `cd '$dir' && '$root/scripts/'$last 2>&1`;
@@ -117,8 +118,8 @@ $ENV{OUT} = "$dir/other place";
 ($status, $out) = run();
 is($status, 0, 'called again') or diag $out;
 is_deeply([map { /--seed (\d)/ } calls()], [2, 3], 'it goes on with that run');
-is(scalar(() = glob "'$dir/other place/unfinished/*'"), 2, 'whose first log was set aside, lines and all');
-is(scalar(() = glob "'$dir/other place/[0-9]*/logs/*.txt'"), 3, 'one whole log is left of each run');
+is(scalar(() = glob "'$dir/other place/unfinished/*/*.{txt,jsonl}'"), 2, 'whose first folder was set aside, lines and all');
+is(scalar(() = glob "'$dir/other place/[0-9]*/*/*.txt'"), 3, 'one whole log is left of each run');
 
 # ---- other machines ----------------------------------------------------------------------------------------------------
 
@@ -132,5 +133,5 @@ calls();
 ($status, $out) = run();
 ok($status == 0 && $out =~ /note: 8 GPUs \(8 of them H100\), GPUS=2/, 'two of eight: as well');
 is((calls())[0], "--preset 2025-11-18 --gpus 2 --seed 1 --out $dir/two/1", 'as asked');
-is(scalar(() = glob "$dir/two/*/*.safetensors"), 3, 'KEEP=1 keeps checkpoints');
+is(scalar(() = glob "$dir/two/*/*/*.safetensors"), 3, 'KEEP=1 keeps checkpoints');
 done_testing;

@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <jansson.h>
-#include <regex.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +33,10 @@ static char *read_text(const char *path)
     return text;
 }
 
-// The only file of <folder>/<run>/logs that ends so; NULL when there is none, or more than one.
+// The only file of <folder>/<run> that ends so; NULL when there is none, or more than one.
 static char *find_log(const char *run, const char *ending)
 {
-    char *logs = format_string("%s/%s/logs", folder, run), *found = NULL;
+    char *logs = format_string("%s/%s", folder, run), *found = NULL;
     int count = 0;
     DIR *dir = opendir(logs);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
@@ -69,10 +68,16 @@ static const char *version_line(int index)
 
 static char *arguments[] = {"./train_gpt", "--preset", "tiny", "--sample", "it's \n here", ""};
 
+static const char uuid[] = "01234567-89ab-4def-8123-456789abcdef";
+
+static LogHead log_head(double patience) { return (LogHead){6, arguments, version_line, NULL, patience}; }
+
 static Logger *open_run(const char *run)
 {
     char *out = in_folder(run);
-    Logger *l = logger_open(out, 0, 6, arguments, version_line, 30);
+    LogHead head = log_head(30);
+    make_folders(out);
+    Logger *l = logger_open(out, uuid, 0, &head);
     free(out);
     return l;
 }
@@ -199,14 +204,11 @@ static void check_json(const char *path)
 static void test_whole_run(void)
 {
     int status;
-    char *console = capture(short_run, "new/folders", &status), *log = find_log("new/folders", ".txt");
-    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a run in folders that did not exist");
-    regex_t name;
-    regcomp(&name, "/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\\.txt$", REG_EXTENDED | REG_NOSUB);
-    if (!ok(log && regexec(&name, log, 0, NULL, 0) == 0, "one log named by a version 4 uuid: %s", log)) return;
-    regfree(&name);
+    char *console = capture(short_run, "whole", &status), *log = find_log("whole", ".txt");
+    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a run");
+    if (!ok(log && strstr(log, uuid), "one log named by the uuid: %s", log)) return;
     check_log(log);
-    char *json = find_log("new/folders", ".jsonl");
+    char *json = find_log("whole", ".jsonl");
     ok(json && strncmp(json, log, strlen(log) - 3) == 0, "JSON lines of the same name");
     if (json) check_json(json);
 
@@ -244,14 +246,16 @@ static char *log_with_smi(const char *script, double patience, double *seconds)
     chmod(path, 0700);
     setenv("PATH", new_path, 1);
     double began = seconds_now();
-    Logger *l = logger_open(out, 0, 6, arguments, version_line, patience);
+    LogHead head = log_head(patience);
+    make_folders(out);
+    Logger *l = logger_open(out, uuid, 0, &head);
     *seconds = seconds_now() - began;
     logger_close(l);
     setenv("PATH", old, 1);
     char *name = find_log("smi", ".txt"), *log = name ? read_text(name) : NULL;
-    char *head = xstrdup(log ? log + program_source_size : "");
+    char *text = xstrdup(log ? log + program_source_size : "");
     free(bin), free(path), free(old), free(out), free(new_path), free(name), free(log);
-    return head;
+    return text;
 }
 
 static void test_nvidia_smi(void)
@@ -272,12 +276,35 @@ static void test_nvidia_smi(void)
     free(log);
 }
 
+static void test_resumed(void)
+{
+    char *out = in_folder("resumed");
+    LogHead head = log_head(30);
+    head.resumed = "from step 13, runs/x/step_000013.safetensors";
+    make_folders(out);
+    Logger *l = logger_open(out, uuid, 0, &head);
+    logger_validation(l, 13, 20, 3, 1);
+    logger_failure(l, "diverged");
+    logger_close(l);
+    char *name = find_log("resumed", ".txt"), *log = read_text(name);
+    char *json_name = find_log("resumed", ".jsonl"), *json = read_text(json_name);
+    ok(strstr(log + program_source_size, "\nresumed: from step 13, runs/x/step_000013.safetensors\nnvidia-smi") != NULL,
+       "the head of a resumed run's log says where it begins");
+    ok(strstr(json, "\"resumed\":\"from step 13, runs/x/step_000013.safetensors\"") != NULL, "and so do its JSON lines");
+    ok(strstr(json, "{\"event\":\"failure\",\"text\":\"diverged\"}\n") != NULL, "which hold how it ended");
+    free(out), free(name), free(log), free(json_name), free(json);
+}
+
 static void test_other_ranks(void)
 {
     char *out = in_folder("rank1");
     struct stat info;
-    Logger *l = logger_open(out, 1, 6, arguments, version_line, 30);
-    ok(l == NULL && stat(out, &info) != 0, "rank 1 has no logger and makes no folder");
+    LogHead head = log_head(30);
+    make_folders(out);
+    Logger *l = logger_open(out, uuid, 1, &head);
+    char *log = format_string("%s/%s.txt", out, uuid);
+    ok(l == NULL && stat(log, &info) != 0, "rank 1 has no logger and makes no file");
+    free(log);
     logger_option(l, "a", "b");
     logger_tokens_per_step(l, 1);
     logger_message(l, "x");
@@ -428,6 +455,7 @@ int main(void)
     if (!mkdtemp(folder)) fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
     test_whole_run();
     test_nvidia_smi();
+    test_resumed();
     test_other_ranks();
     test_full_disk();
     test_no_folder();

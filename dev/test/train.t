@@ -16,7 +16,7 @@ write_shard('val.bin', documents(700, 2));
 # ---- the log -----------------------------------------------------------------------------------------------------------
 
 my ($out) = run_ok('20 steps', $trainer, @tiny, '--out', "$dir/a", '--save-init', "$dir/init.safetensors");
-my ($log) = glob "$dir/a/logs/*.txt";
+my ($log) = logs("$dir/a", 'txt');
 like($log, qr{/[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\.txt$}, 'the log is named by a UUID of version 4');
 my @parts = split /^={100}\n/m, slurp($log), -1;
 is(scalar @parts, 3, 'two lines of 100 =');
@@ -45,9 +45,9 @@ like($out, qr{^step 20/20  loss .*tokens/s  eta 0:00$}m, 'the console shows loss
 
 # ---- the same bits -----------------------------------------------------------------------------------------------------
 
-my $final = "$dir/a/step_000020.safetensors";
+my $final = checkpoint("$dir/a", 20);
 run_ok('the same again', $trainer, @tiny, '--out', "$dir/b");
-is(same_state($final, "$dir/b/step_000020.safetensors"), '', 'same seed: the same final state, bit for bit');
+is(same_state($final, checkpoint("$dir/b", 20)), '', 'same seed: the same final state, bit for bit');
 is_deeply(losses("$dir/b"), losses("$dir/a"), 'and the same losses');
 {
     local $ENV{OMP_NUM_THREADS};
@@ -55,15 +55,11 @@ is_deeply(losses("$dir/b"), losses("$dir/a"), 'and the same losses');
     run_ok('two threads', $trainer, @tiny, '--out', "$dir/threads", '--threads', 2);
     like(log_text("$dir/threads"), qr/OpenMP \d+, 2 threads/, '--threads 2 is heeded') if log_text("$dir/threads") !~ /OpenMP absent/;
 }
-is(same_state($final, "$dir/threads/step_000020.safetensors"), '', 'one thread and two: the same bits');
+is(same_state($final, checkpoint("$dir/threads", 20)), '', 'one thread and two: the same bits');
 run_ok('another seed', $trainer, @tiny, '--out', "$dir/seed", '--seed', 7, '--stop-at', 6);
 my ($one, $other) = map { losses("$dir/$_") } qw(a seed);
 is($other->{1}, $one->{1}, 'another seed: at step 0 the zero head hides it');
 isnt($other->{6}, $one->{6}, 'and then the losses differ');
-
-my (undef, undef, $lost) = run($trainer, @tiny, '--out', "$dir/lost", qw(--adam-rate 1000 --muon-rate 1000 --stop-at 12));
-my @notes = $lost =~ /note: the training loss of step \d+ is -?(?:nan|inf): this run is lost/g;
-is(scalar @notes, 1, 'a loss that is no number: one note') or diag $lost;
 
 # ---- weights in and out ------------------------------------------------------------------------------------------------
 
@@ -71,7 +67,7 @@ run_ok('--init-from', $trainer, @tiny, '--out', "$dir/c", '--init-from', "$dir/i
 my ($init, $meta) = tensors("$dir/init.safetensors");
 my ($again) = tensors("$dir/again.safetensors");
 is_deeply($again, $init, '--init-from and --save-init: the same tensors, bit for bit');
-my ($from_init, $from_seed) = map { (tensors($_))[0] } "$dir/c/step_000020.safetensors", $final;
+my ($from_init, $from_seed) = map { (tensors($_))[0] } checkpoint("$dir/c", 20), $final;
 is_deeply($from_init, $from_seed, 'training from the saved weights gives the bits of the run that saved them');
 is($meta->{'option.seed'}, 1337, 'the file says which options made it');
 is_deeply([map { $init->{$_}{dtype} } qw(embed.weight smear_gate.weight blocks.1.mlp.c_fc scalars)], [qw(BF16 BF16 F32 F32)], 'dtypes of the public layout');

@@ -13,8 +13,8 @@ plan skip_all => 'python3 is not installed' if !grep { -x "$_/python3" } split /
 sub complete_runs {
     my ($name, $apart, $ours, $twin) = @_;
     my $out = "$dir/$name";
-    mkdir $_ or die for $out, "$out/ours", "$out/ours/logs";
-    spew("$out/ours/logs/run.jsonl", join '', map { sprintf qq({"event":"step","step":%d,"loss":%.6f,"ms":%d}\n), $_, 5 - $_ / 100, 100 + $_ } 1 .. 30);
+    mkdir $_ or die for $out, "$out/ours", "$out/ours/run";
+    spew("$out/ours/run/run.jsonl", join '', map { sprintf qq({"event":"step","step":%d,"loss":%.6f,"ms":%d}\n), $_, 5 - $_ / 100, 100 + $_ } 1 .. 30);
     spew("$out/twin.log", join('', map { sprintf "%d %.6f -\n", $_ - 1, 5 - $_ / 100 - ($_ > 20 ? $apart : 1) } 1 .. 30) . "30 - -\n");
     spew("$out/ours.txt", "step:30/30 val_loss:$ours train_time:1ms step_avg:1.00ms\npeak\n");
     spew("$out/twin.txt", "30 steps in 1.0 s; median 201.5 ms a step, 3 tokens/s\npeak memory 1 MiB\n");

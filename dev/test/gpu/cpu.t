@@ -65,7 +65,7 @@ like(device_line('gpu'), qr/ (kernels for Hopper|portable kernels \(c)/, 'the lo
 like(device_line('portable'), qr/portable kernels \(--portable\), head in bf16, .*own kernels for any GPU \(not cuDNN: --portable\)/,
     'and that --portable was heeded');
 like(device_line('fp8_portable'), qr/FP8 head emulated in bf16 \(no FP8 units on this path\)/, 'for the FP8 head, too');
-my @other = grep { !/^option\./ } split / /, same_state(map { "$dir/$_/step_000020.safetensors" } qw(gpu portable));
+my @other = grep { !/^option\./ } split / /, same_state(map { checkpoint("$dir/$_", 20) } qw(gpu portable));
 ok(@other > 0, 'the two paths are two: other bits in ' . @other . ' tensors');
 
 # ---- matrices of more rows than columns --------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ for (@more) {
     my ($from, $to, $stop, $file, $name) = @$_;
     # A finished run has nothing left to do: loaded and saved again, everything must be as it was.
     if ($stop == $steps) {
-        is(same_state($file, "$dir/$name/step_000020.safetensors"), '', "$from to $to: weights and optimizer state keep every bit");
+        is(same_state($file, checkpoint("$dir/$name", 20)), '', "$from to $to: weights and optimizer state keep every bit");
         next;
     }
     my ($most, undef, $count) = compare($name, 'cpu');

@@ -209,7 +209,7 @@ is(scalar(() = processes($case{port})), 2, 'the first goes on');
 kill 'INT', -$_->{pid} for @{$case{port}{runs}}, @{$case{interrupt}{runs}};
 for my $name (qw(port interrupt)) {
     $end = over($case{$name}, 10);
-    my @saved = glob "$dir/$case{$name}{name}/step_*.safetensors";
+    my @saved = checkpoints("$dir/$case{$name}{name}");
     ok(!(grep { $_ ne '3' } @{$end->{status}}) && @saved == 1, "SIGINT ($name): saved once, status @{$end->{status}}") or diag $end->{err};
 }
 

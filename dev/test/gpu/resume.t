@@ -33,12 +33,12 @@ run_together((map { ["$_: 12 steps", command($_, $_)] } sort keys %options), ['t
 run_together(map { my ($name, $stop, $folder) = @$_; ["$name: resume at $stop", command($name, $folder, '--resume', "$dir/$folder")] } @parts);
 for (@parts) {
     my ($name, $stop, $folder) = @$_;
-    my ($whole, $end) = map { "$dir/$_/step_000012.safetensors" } $name, $folder;
+    my ($whole, $end) = map { checkpoint("$dir/$_", 12) } $name, $folder;
     is(same_state($whole, $end), '', "$name: $stop + " . (12 - $stop) . ' steps end in the state of 12');
     ok(contents($whole) eq contents($end), 'tensors byte for byte the same in the file');
     is_deeply(losses("$dir/$folder"), losses("$dir/$name"), 'with the same losses on the way');
 }
-is(same_state(map { "$dir/$_/step_000012.safetensors" } qw(bf16 again)), '', 'twice the same run gives the same bits');
+is(same_state(map { checkpoint("$dir/$_", 12) } qw(bf16 again)), '', 'twice the same run gives the same bits');
 
 # ---- a signal ----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,181 @@
+#!/usr/bin/env perl
+# Every run has a folder of its own below --out; --resume finds the newest checkpoint, takes the options that it holds and goes on
+# in its folder; where nothing can be written shows before anything else; and runs whose loss is no number fail.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin, "$FindBin::Bin/../../scripts";
+use TrainTest;
+use File::Basename qw(basename dirname);
+use RunLog;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+plan skip_all => "$trainer is missing: run make" if !-x $trainer;
+write_shard('train_1.bin', documents(24000, 1));
+write_shard('val.bin', documents(700, 2));
+my @uuid = ('[0-9a-f]{8}', '-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}');
+sub entries { my ($folder) = @_; opendir my $d, $folder or return; return sort grep { !/^\.\.?$/ } readdir $d }
+sub folders { my ($out) = @_; return grep { -d } map { "$out/$_" } entries($out) }
+
+# ---- one folder a run --------------------------------------------------------------------------------------------------
+
+# The path of the first shows that a run with no options but these makes the folders above its own.
+my $out = "$dir/new/runs";
+my @both = map { start($trainer, @tiny, '--out', $out, '--seed', $_, '--checkpoint-every', 8) } 1, 2;
+for (@both) {
+    my ($status, undef, $err) = finish($_);
+    is("$status $err", '0 ', 'two runs of the same second into one --out');
+}
+my @runs = folders($out);
+is(scalar @runs, 2, 'make two folders');
+is_deeply([entries($out)], [map { basename($_) } @runs], 'and nothing beside them');
+for my $run (@runs) {
+    my ($id) = basename($run) =~ /\A\d{4}-\d\d-\d\d_tiny_([0-9a-f]{8})\z/;
+    ok($id, 'named by date, preset and id: ' . basename($run)) or next;
+    my @files = entries($run);
+    is(scalar @files, 5, 'with three checkpoints and two logs');
+    like($files[0], qr/\A$id$uuid[1]\.jsonl\z/, 'whose names begin with the id');
+    is_deeply([@files[2 .. 4]], [map { sprintf 'step_%06d.safetensors', $_ } 8, 16, 20], 'checkpoints lie beside them');
+}
+my %seed = map { (tensors("$_/step_000020.safetensors"))[1]{'option.seed'} => $_ } @runs;
+is(join(' ', sort keys %seed), '1 2', 'none wrote over the other');
+
+# ---- --resume with nothing else ----------------------------------------------------------------------------------------
+
+my ($first, $second) = @seed{1, 2};
+my $whole = "$first/step_000020.safetensors";
+unlink $whole;
+rename "$second/step_000020.safetensors", "$dir/whole2";
+rename "$second/step_000016.safetensors", "$dir/sixteen2";
+utime time - 50, time - 50, glob "$second/step*";
+my ($console) = run_ok('--resume OUT, without any other option', $trainer, '--resume', $out);
+like($console, qr{^resumed \Q$first\E/step_000016\.safetensors: 16 of 20 steps are done$}m, 'takes the newest run and says so');
+like($console, qr{^log \Q$first\E/}m, 'goes on in its folder');
+ok(-s $whole && !-e "$second/step_000020.safetensors", 'and leaves the other alone');
+is(scalar(folders($out)), 2, 'no folder is added');
+run_ok('--resume RUN', $trainer, '--resume', "$second/");
+is(same_state("$dir/whole2", "$second/step_000020.safetensors"), '', 'ends in the bits of the run that was not stopped');
+is((tensors($whole))[1]{'option.checkpoint-every'}, 8, 'options go on with it');
+my @logs = RunLog::files($out, 'txt');
+is(scalar(grep { index($_, $second) == 0 } @logs), 2, 'the log is a new one, in the same folder');
+is(scalar(keys %{{map { substr(basename($_), 0, 8) => 1 } grep { index($_, $second) == 0 } @logs}}), 1, 'and has the id of the run');
+my ($log) = grep { $_->{resumed} } map { RunLog::parse($_) } grep { index($_, $second) == 0 } @logs;
+is($log && $log->{resumed}, "from step 8, $second/step_000008.safetensors", 'its head says where it begins');
+like(RunLog::unfinished($log), qr/\Ait is the log of a resumed run \(from step 8, .*\), not of a whole one\z/, 'so that it is no record');
+
+# ---- options here and there --------------------------------------------------------------------------------------------
+
+($console) = run_ok('--resume RUN --sample', $trainer, '--resume', $first, '--sample', 'abc', '--num-tokens', 20);
+like($console, qr/\A\nabc/, 'writes only that');
+($console) = run_ok('--resume RUN --eval-only', $trainer, '--resume', $first, '--eval-only');
+my ($last) = map { $_->{validations}[-1][1] } grep { $_->{resumed} } map { RunLog::parse($_) } glob "$first/*.txt";
+is($console, "val_loss:$last\n", 'validates with its data');
+my $sixteen = "$first/step_000016.safetensors";
+run_ok('an option given here', $trainer, '--resume', $sixteen, '--out', "$dir/given", '--val-every', 1, '--preset', 'tiny');
+is(join(' ', sort { $a <=> $b } keys %{val_losses("$dir/given")}), '16 17 18 19 20', 'overrides that of the checkpoint');
+is((tensors($whole))[1]{'option.val-every'}, 5, 'and with another --out the run goes on in a folder of its own');
+refuses('an option that shapes the model', 1, qr/made with --mlp-dim 128, but this run has 64; leave --mlp-dim out to resume with/,
+    $trainer, '--resume', $first, '--mlp-dim', 64);
+run_ok('--epochs where the run had --repeat', $trainer, '--resume', rewrite($sixteen, "$dir/repeat.safetensors", sub { $_[2]{'option.repeat'} = '1' }),
+    '--epochs', 2, '--out', "$dir/epochs");
+refuses("$_->[0] of a checkpoint", 1, $_->[2], $trainer, '--resume', rewrite($sixteen, "$dir/bad.safetensors", sub { $_[2]{"option.$_->[0]"} = $_->[1]; 1 }))
+    for ['preset', '../up', qr/an option of the checkpoint: --preset: there is no preset '\.\.\/up'/],
+    ['num-heads', 'x', qr/bad\.safetensors: an option of the checkpoint: --num-heads: 'x' is not a number/];
+
+# ---- what lies in a folder ---------------------------------------------------------------------------------------------
+
+{ # files of other names, and folders
+    my $strays = "$dir/strays";
+    mkdir $_ or die for $strays, "$strays/best", "$strays/best/step_000099.safetensors";
+    rename "$dir/sixteen2", "$strays/best/step_000016.safetensors";
+    spew("$strays/best/$_", '') for 'step_7.safetensors', 'step_0000031.safetensors', 'step_000018.safetensors.tmp.1';
+    spew("$strays/best/01234567-89ab-4def-8123-456789abcdef.txt", "x\n"); # by which a renamed folder is known
+    ($console) = run_ok('a folder with strays', $trainer, '--resume', $strays);
+    like($console, qr{^resumed \Q$strays\E/best/step_000016\.safetensors: }m, 'only the names that the program writes count');
+    is(same_state("$dir/whole2", "$strays/best/step_000020.safetensors"), '', 'a run folder may be renamed');
+    is(scalar(() = glob "$strays/best/01234567-????-4*.txt"), 2, 'and keeps its id');
+}
+{ # as runs were laid out before
+    my $old = "$dir/old";
+    mkdir $_ or die for $old, "$old/logs";
+    rewrite($sixteen, "$old/step_000016.safetensors", sub { 1 });
+    spew("$old/logs/01234567-89ab-4def-8123-456789abcdef.txt", "x\n");
+    run_ok('a folder of the old layout', $trainer, '--resume', $old);
+    is_deeply([map { basename($_) } checkpoints($old)], ['step_000020.safetensors'], 'the run goes on in a run folder inside');
+    run_ok('once more', $trainer, '--resume', $old);
+    is(scalar(() = folders($old)), 2, 'and then in that, which is newer');
+}
+
+# ---- --keep-checkpoints ------------------------------------------------------------------------------------------------
+
+my $others = () = glob "{$first,$second}/step*";
+run_ok('--keep-checkpoints 2', $trainer, @tiny, '--out', $out, qw(--checkpoint-every 3 --keep-checkpoints 2));
+my ($third) = grep { $_ ne $first && $_ ne $second } folders($out);
+is_deeply([map { basename($_) } glob "$third/step*"], ['step_000018.safetensors', 'step_000020.safetensors'], 'keeps two');
+is(scalar(() = glob "{$first,$second}/step*"), $others, 'those of other runs stay');
+{
+    my $full = "$dir/full";
+    run_ok('a run to go on', $trainer, @tiny, '--out', $full, '--stop-at', 6);
+    my $limit = int((-s newest($full)) / 1024) - 100;
+    my ($status, undef, $err) = run('bash', '-c', "ulimit -f $limit; exec \"\$@\"", 'bash', $trainer, '--resume', $full,
+        qw(--checkpoint-every 4 --keep-checkpoints 1));
+    is($status, 1, 'new checkpoints that cannot be written') or diag $err;
+    is_deeply([map { basename($_) } checkpoints($full)], ['step_000006.safetensors'], 'take the place of none');
+}
+
+# ---- where nothing can be written --------------------------------------------------------------------------------------
+
+# The training files are missing, too: that the folder is named shows that it was looked at first.
+my @early = ($trainer, @tiny, '--train-files', "$dir/none.bin");
+refuses('a folder that is there and cannot be written', 1, qr{--out /proc/self: cannot write into this folder: \w.*; give another --out},
+    @early, '--out', '/proc/self');
+refuses('a full disk', 1, qr/--out .*nospace: cannot write into this folder: File too large/, 'bash', '-o', 'pipefail', '-c', '(ulimit -f 0; exec "$@") 2>&1 | cat >&2', 'bash', @early,
+    '--out', "$dir/nospace");
+is_deeply([entries("$dir/nospace")], [], 'and no file is left of the attempt');
+SKIP: {
+    skip 'cannot become another user', 2 if $> != 0 || system 'setpriv', '--reuid=65534', '--clear-groups', 'test', '-x', $trainer;
+    my @user = qw(setpriv --reuid=65534 --clear-groups);
+    chmod 0755, $dir;
+    mkdir "$dir/foreign", 0755 or die;
+    refuses('a folder of someone else', 1, qr/--out .*foreign: cannot write into this folder: Permission denied/, @user, @early, '--out', "$dir/foreign");
+    refuses('a run of someone else', 1, qr/\Q$first\E: cannot write into this folder: Permission denied/, @user, $trainer, '--resume', $first);
+}
+
+# ---- two processes on one run ------------------------------------------------------------------------------------------
+
+{
+    my @long = ($trainer, '--resume', $sixteen, '--out', dirname($first), '--val-every', 1, '--val-tokens', 512 * 400, '--val-files',
+        write_shard('long.bin', documents(512 * 400 + 1, 3)));
+    my $running = start(@long);
+    my $end = time + 60;
+    my $logs = sub { scalar(() = glob "$first/*.txt") };
+    my $before = $logs->();
+    sleep 0.01 while $logs->() == $before && time < $end;
+    refuses('a run that goes on in another process', 1, qr/\Q$first\E: another process goes on with this run/, $trainer, '--resume', $first);
+    kill 'KILL', $running->{pid};
+    finish($running);
+}
+
+# ---- losses that are no numbers ----------------------------------------------------------------------------------------
+
+my $wild = "$dir/wild";
+refuses('a run that diverges', 5, qr/training step \d+: the loss is -?(nan|inf): the run has diverged/, $trainer, @tiny, '--out', $wild,
+    qw(--adam-rate 1000 --muon-rate 1000 --val-every 0 --checkpoint-every 1 --keep-checkpoints 1));
+like(log_text($wild, 'jsonl'), qr/"event":"failure","text":"diverged"\}\n\z/, 'its JSON lines end with that');
+my ($kept) = checkpoints($wild);
+($console) = run_ok('its first checkpoint left', $trainer, '--resume', $kept, '--eval-only');
+like($console, qr/^val_loss:\d/, 'is one from before: none of those after took its place');
+my $nan = sub {
+    my ($name, $tensor) = @_;
+    $tensor->{bytes} = pack('f<', 'nan') x (length($tensor->{bytes}) / 4) if $name eq 'scalars';
+    return 1;
+};
+my $broken = rewrite($whole, "$dir/broken.safetensors", $nan);
+refuses('a last validation', 5, qr/validation at step 20: the loss is -?nan: the run has diverged/, $trainer, '--resume', $broken, '--out', "$dir/last");
+my ($status, undef, $err) = run($trainer, '--resume', $broken, '--eval-only');
+is($status, 5, '--eval-only');
+like($err, qr/error: .*broken\.safetensors: the validation loss of these weights is -?nan\n\z/, 'says which weights');
+my (undef, $help) = run($trainer, '--help');
+like($help, qr/^Exit status: 0 done, 1 .*, 2 .*, 3 interrupted .*^4 a GPU failed, 5 diverged/ms, '--help lists the exit statuses');
+done_testing;

@@ -1,0 +1,42 @@
+#include "llmc/resume.h"
+#include "llmc/run_folder.h"
+#include "llmc/safetensors.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const char *option_of_file(const void *file, const char *name)
+{
+    char *key = format_string("option.%s", name);
+    const char *value = safetensors_metadata(file, key);
+    free(key);
+    return value;
+}
+
+static bool parse_over(Config *c, int argc, char **argv, const char *path, int *status, Error *e)
+{
+    Error sub;
+    SafeTensors *st = safetensors_open(path, &sub);
+    *status = EXIT_BAD_INPUT;
+    if (!st) return error_set(e, "--resume: %s", sub.text);
+    bool good = config_read(c, argc, argv, option_of_file, st, &sub);
+    safetensors_close(st);
+    if (!good) return error_set(e, "--resume %s: an option of the checkpoint: %s", path, sub.text);
+    *status = EXIT_USAGE;
+    return config_set(c, "resume", path, e) && config_check(c, e);
+}
+
+bool resume_parse(Config *c, int argc, char **argv, int *status, Error *e)
+{
+    Error sub;
+    *status = EXIT_USAGE;
+    if (!config_read(c, argc, argv, NULL, NULL, e)) return false;
+    if (c->help) return true;
+    if (!config_given(c, "resume") || !*c->resume) return config_check(c, e);
+
+    *status = EXIT_BAD_INPUT;
+    char *path = checkpoint_find(c->resume, &sub);
+    if (!path) return error_set(e, "--resume: %s", sub.text);
+    bool good = parse_over(c, argc, argv, path, status, e);
+    free(path);
+    return good;
+}
