@@ -343,6 +343,7 @@ static void check_case(Case *c, Sizes z, int variant)
 
 #include "dev/test/ops_gpu_cases.h"
 #include "dev/test/ops_gpu_full.h"
+#include "dev/test/ops_gpu_streams.h"
 
 // ---- main ----------------------------------------------------------------------------------------------------------------
 
@@ -404,5 +405,8 @@ int main(int argc, char **argv)
     if (wanted < all) return tap_done();
     OpSizes full = sizes_for(FULL);
     with_backends(&full, true, check_full_size, NULL);
+    static const Sizes two_streams = {8192, 6, 128, 128, 128};
+    OpSizes sizes = sizes_for(two_streams);
+    with_backends(&sizes, false, check_streams, &two_streams);
     return tap_done();
 }

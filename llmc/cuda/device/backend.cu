@@ -21,14 +21,26 @@ int backend_device_count(void)
 
 void backend_open(int index) { device_open(&device_state, index); }
 
-// Partial sums of the widest reduction: per block three scalars, or the column sums of the largest matrices.
-static size_t partial_floats_needed(const OpSizes *sizes)
+// Floats of scratch that each op needs.
+static void size_scratch(size_t (&floats)[SCRATCHES], const OpSizes *z)
 {
-    size_t segments = (size_t)ceil_div(max_i64(sizes->tokens, 1), 16) * (2 * (size_t)sizes->dim + 2); // embedding_grad
-    size_t columns = (size_t)4 << 20;                                                           // normuon_update, in slices
-    size_t blocks = (size_t)device_state.sms * 64 * 16;
-    size_t need = segments > columns ? segments : columns;
-    return need > blocks ? need : blocks;
+    size_t tokens = (size_t)max_i64(z->tokens, 1), d = (size_t)z->dim, F = (size_t)z->mlp_dim;
+    size_t ctas = (size_t)device_state.sms * 16; // of the reductions with a persistent grid, at most
+    floats[SCRATCH_ROPE] = 4 * d / (size_t)z->heads;
+    floats[SCRATCH_MIX] = 3 * ctas;
+    floats[SCRATCH_EMBED] = 16 * ((tokens + 127) / 128);
+    floats[SCRATCH_EMBEDDING_GRAD] = (tokens + 15) / 16 * (2 * d + 2);
+    floats[SCRATCH_QKV] = 2 * ctas;
+    floats[SCRATCH_GATES] = ctas * 12 * (size_t)z->heads;
+    floats[SCRATCH_NORMUON] = (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2)));
+}
+
+static void reserve_scratch(DeviceState *s, const OpSizes *z)
+{
+    size_scratch(s->scratch_floats, z);
+    for (int i = 0; i < SCRATCHES; i++)
+        s->scratch[i] = (float *)device_alloc(s->scratch_floats[i] * sizeof(float), "scratch: reductions");
+    s->counters = (unsigned *)device_alloc(SCRATCHES * COUNTER_PITCH * sizeof(unsigned), "scratch: reductions");
 }
 
 void backend_reserve(const OpSizes *sizes)
@@ -45,9 +57,7 @@ void backend_reserve(const OpSizes *sizes)
     s->sizes = *sizes;
     if (sizes->wait_limit > 0) watchdog_start(sizes->wait_limit);
     device_set_portable(sizes->portable);
-    s->partial_floats = partial_floats_needed(sizes);
-    s->partials = (float *)device_alloc(s->partial_floats * sizeof(float), "scratch: reductions");
-    s->counter = (unsigned *)device_alloc(sizeof(unsigned), "scratch: reductions");
+    reserve_scratch(s, sizes);
     sm90_gemm_reserve();
     matmul_reserve(sizes); // leaves to the above what that can do
     relu2_reserve(sizes);
@@ -66,18 +76,20 @@ void backend_close(void)
     head_close();
     relu2_close();
     matmul_close();
-    if (device_state.partials) device_free(device_state.partials);
-    if (device_state.counter) device_free(device_state.counter);
+    for (int i = 0; i < SCRATCHES; i++) device_free(device_state.scratch[i]);
+    device_free(device_state.counters);
     memset(&device_state, 0, sizeof device_state);
 }
 
-float *scratch_floats(size_t floats)
+float *scratch_floats(ScratchOp op, size_t floats)
 {
-    if (floats > device_state.partial_floats)
+    if (floats > device_state.scratch_floats[op])
         fatal(EXIT_BAD_INPUT, "an op needs %zu floats of scratch and %zu are reserved: sizes beyond backend_reserve's", floats,
-              device_state.partial_floats);
-    return device_state.partials;
+              device_state.scratch_floats[op]);
+    return device_state.scratch[op];
 }
+
+unsigned *scratch_counter(ScratchOp op) { return device_state.counters + op * COUNTER_PITCH; }
 
 void backend_prepare_process(char **) {}
 bool backend_is_asynchronous(void) { return true; }

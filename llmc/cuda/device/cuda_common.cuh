@@ -31,6 +31,19 @@ __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call,
 
 // ---- the device and its scratch ------------------------------------------------------------------------------------------
 
+// Ops with scratch of their own: partial sums of fixed-order reductions, and a counter of the CTAs that have written theirs.
+typedef enum {
+    SCRATCH_ROPE,
+    SCRATCH_MIX,
+    SCRATCH_EMBED,
+    SCRATCH_EMBEDDING_GRAD,
+    SCRATCH_QKV,
+    SCRATCH_GATES,
+    SCRATCH_NORMUON,
+    SCRATCHES
+} ScratchOp;
+enum { COUNTER_PITCH = 32 }; // counters lie in cache lines of their own
+
 typedef struct {
     int index;           // CUDA device
     int sms;             // multiprocessors
@@ -42,9 +55,9 @@ typedef struct {
     char name[256];
     bool open;
     OpSizes sizes;       // as reserved
-    float *partials;     // scratch of the fixed-order reductions and of the optimizer
-    size_t partial_floats;
-    unsigned *counter;   // (1) blocks that have arrived; 0 between kernels
+    float *scratch[SCRATCHES];         // of each op that needs any
+    size_t scratch_floats[SCRATCHES];
+    unsigned *counters;                // (SCRATCHES, COUNTER_PITCH): CTAs that have arrived, 0 between kernels
 } DeviceState;
 extern DeviceState device_state;
 void device_open(DeviceState *s, int index); // fatal, with the reason, when there is no such device or no code for it
@@ -52,9 +65,10 @@ void device_open(DeviceState *s, int index); // fatal, with the reason, when the
 // Memory that device_alloc's list does not know, not zeroed, to be freed with cudaFree; fatal with `what` when memory is short.
 void *device_malloc(size_t size, const char *what);
 
-// Scratch memory is shared by all ops: ops that use it may not run at the same time, so all ops of a process go to one stream or
-// are ordered by events. Fatal when more is asked than backend_reserve set aside.
-float *scratch_floats(size_t floats);
+// Scratch memory of an op; fatal when more is asked than backend_reserve set aside. Different ops may run at the same time, calls of
+// one op may not: they go to one stream or are ordered by events.
+float *scratch_floats(ScratchOp op, size_t floats);
+unsigned *scratch_counter(ScratchOp op);
 
 void matmul_reserve(const OpSizes *sizes); // cuBLASLt handle and the plans of the model's products
 void matmul_close(void);

@@ -196,9 +196,9 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
     if (N <= 0) return;
     EmbedBackward a = {de, dx, dx0, x0, rstd, tokens, embed, gate, lambda};
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS * RUN);
-    float *partials = scratch_floats((size_t)blocks * (GATE_WIDTH + 1));
+    float *partials = scratch_floats(SCRATCH_EMBED, (size_t)blocks * (GATE_WIDTH + 1));
     DISPATCH_WIDTH(d, (embed_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a, dgate, dlambda, N, d, partials,
-                                                                                 device_state.counter)));
+                                                                                 scratch_counter(SCRATCH_EMBED))));
 }
 
 // ---- rows of a table -----------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale
     if (N <= 0) return;
     int64_t segments = ceil_div(N, SEGMENT);
     dim3 grid((unsigned)ceil_div(segments, ROW_WARPS), (unsigned)ceil_div(d, STRIP));
-    float *partials = scratch_floats((size_t)segments * (2 * (size_t)d + 2));
+    float *partials = scratch_floats(SCRATCH_EMBEDDING_GRAD, (size_t)segments * (2 * (size_t)d + 2));
     int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * d);
     embedding_grad_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, g, scale, *rows, N, d, partials, open);
     CHECK_LAUNCH();

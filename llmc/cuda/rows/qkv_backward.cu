@@ -180,8 +180,9 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
     }
     int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), BACKWARD_THREADS);
     int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
-    float *partials = scratch_floats((size_t)blocks * 2);
-    if (fast) qkv_backward_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
-    else qkv_backward_any_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, device_state.counter);
+    float *partials = scratch_floats(SCRATCH_QKV, (size_t)blocks * 2);
+    unsigned *counter = scratch_counter(SCRATCH_QKV);
+    if (fast) qkv_backward_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
+    else qkv_backward_any_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
     CHECK_LAUNCH();
 }
