@@ -215,7 +215,7 @@ GPU_TESTS_PORTABLE := $(GPU_TESTS_OF_OPS:$(CUDA)/%=$(CUDA)/portable/%)
 # These look at the clock, at how busy the GPU is, or take all of its memory, or several GPUs. Of the others four run at once on each GPU
 # (dev/test/on_gpu), the long ones first; their CPU references share the cores and must not spin while they wait.
 GPU_TESTS_ALONE := dev/test/profile.t dev/test/gpu/errors.t $(CUDA)/test_comm_gpu dev/test/gpu/ranks.t
-GPU_TESTS_TOGETHER := $(foreach t,ops attention ns,$(filter %_$(t)_gpu,$(GPU_TESTS_OF_OPS) $(GPU_TESTS_PORTABLE))) \
+GPU_TESTS_TOGETHER := $(foreach t,ops attention ns device,$(filter %_$(t)_gpu,$(GPU_TESTS_OF_OPS) $(GPU_TESTS_PORTABLE))) \
   $(filter-out $(GPU_TESTS_ALONE),$(GPU_SCRIPT_TESTS)) dev/test/micro_batches.t
 test-gpu:
 	@$(if $(NVCC),true,echo "make test-gpu: no nvcc here: it needs the CUDA toolkit" >&2; exit 1)

@@ -208,6 +208,7 @@ extern "C" const char *ncclGetErrorString(ncclResult_t) { return "one_gpu_nccl";
 extern "C" const char *ncclGetLastError(ncclComm_t) { return "see above"; }
 extern "C" ncclResult_t ncclGetVersion(int *version)
 {
-    *version = 0;
+    const char *pretended = getenv("ONE_GPU_NCCL_VERSION"); // for the test that the program compares versions
+    *version = pretended ? atoi(pretended) : NCCL_VERSION_CODE;
     return ncclSuccess;
 }

@@ -223,5 +223,10 @@ SKIP: {
     kill 'KILL', $holder->{pid};
     finish($holder, 10);
 }
+SKIP: {
+    skip 'the stand-in for NCCL is for one GPU', 2 if $gpus > 1;
+    local $ENV{ONE_GPU_NCCL_VERSION} = 20700;
+    fails('an NCCL library older than its header', launched('nccl', @small, @two), qr/NCCL library is version 2\.7\.0, and this program was built for 2\./);
+}
 diag driver_words() if !Test::More->builder->is_passing;
 done_testing;

@@ -79,6 +79,17 @@ static void check(ncclResult_t status, const char *what)
 }
 #define CHECK(call) check(nccl.call, #call)
 
+// An older library than the header does not know all fields of ncclConfig_t; another major version has another interface.
+static void check_version(void)
+{
+    int version = 0;
+    if (nccl.GetVersion(&version) != ncclSuccess || version / 10000 != NCCL_MAJOR || version / 100 < NCCL_VERSION_CODE / 100)
+        fatal(EXIT_BAD_INPUT,
+              "the NCCL library is version %d.%d.%d, and this program was built for %d.%d.%d: install that or a later one of the "
+              "same major version (LD_LIBRARY_PATH finds it), or build again",
+              version / 10000, version / 100 % 100, version % 100, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+}
+
 static void open_library(void)
 {
     void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -89,6 +100,7 @@ static void open_library(void)
         fatal(EXIT_BAD_INPUT, "the NCCL library lacks nccl" #name ": install version 2.14 or later");
     NCCL_CALLS(FIND)
 #undef FIND
+    check_version();
 }
 
 // NCCL's id, which holds an address and a random number, goes over the control channel and so only to ranks that have proved who
