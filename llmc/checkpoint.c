@@ -1,6 +1,9 @@
 #include "llmc/checkpoint.h"
 #include "llmc/safetensors.h"
+#include <ctype.h>
+#include <errno.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,10 +106,15 @@ static void put_metadata(SafeWriter *w, const char *key, char *value)
     free(value);
 }
 
+// Versions: 2 has checksums, 1 had none.
+#define CHECKPOINT_FORMAT "gpt-speedrun checkpoint"
+#define WEIGHTS_FORMAT "gpt-speedrun weights"
+enum { FORMAT_VERSION = 2 };
+
 static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
 {
     const char *name;
-    put_metadata(w, "format", xstrdup(state ? "gpt-speedrun checkpoint 1" : "gpt-speedrun weights 1"));
+    put_metadata(w, "format", format_string("%s %d", state ? CHECKPOINT_FORMAT : WEIGHTS_FORMAT, FORMAT_VERSION));
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {
         char *key = format_string("option.%s", name);
         put_metadata(w, key, config_option_value(t->config, i));
@@ -170,6 +178,23 @@ static void narrow(void *buffer, int64_t n)
     bf16 *to = buffer;
     float *from = buffer;
     for (int64_t i = 0; i < n; i++) to[i] = float_to_bf16(from[i]);
+}
+
+// A format of ours must be one that is known here, and have its checksums. Other programs' files say nothing, or "pt".
+static bool check_format(const SafeTensors *st, Error *e)
+{
+    const char *format = safetensors_metadata(st, "format");
+    if (!format || strncmp(format, "gpt-speedrun", strlen("gpt-speedrun")) != 0) return true;
+    for (int version = 1; version <= FORMAT_VERSION; version++)
+        for (int state = 0; state < 2; state++) {
+            char *known = format_string("%s %d", state ? CHECKPOINT_FORMAT : WEIGHTS_FORMAT, version);
+            bool same = !strcmp(format, known);
+            free(known);
+            if (!same) continue;
+            if (version == 1 || safetensors_has_checksums(st)) return true;
+            return error_set(e, "has lost its checksums; use an intact copy, or another checkpoint");
+        }
+    return error_set(e, "is of format '%.60s', which this program does not know; use the program that wrote it", format);
 }
 
 // Older and foreign files hold 62 or 63 scalars, padded to the number of ranks.
@@ -241,7 +266,7 @@ bool weights_load(Trainer *t, const char *path, Error *e)
     Error sub;
     SafeTensors *st = safetensors_open(path, e);
     if (!st) return false;
-    bool good = read_weights(t, st, &sub);
+    bool good = check_format(st, &sub) && read_weights(t, st, &sub);
     safetensors_close(st);
     return in_file(path, good, &sub, e);
 }
@@ -272,26 +297,86 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
     return true;
 }
 
+// Whole numbers, with nothing around them but a space or the end behind. Moves *text behind the number.
+static bool take_whole(const char **text, int64_t low, int64_t high, int64_t *value)
+{
+    char *end;
+    if (!isdigit((unsigned char)**text)) return false;
+    errno = 0;
+    *value = strtoll(*text, &end, 10);
+    if (errno || (*end && *end != ' ')) return false;
+    *text = *end ? end + 1 : end;
+    return *value >= low && *value <= high;
+}
+
+static bool parse_whole(const char *text, int64_t low, int64_t high, int *value)
+{
+    int64_t wide;
+    if (!take_whole(&text, low, high, &wide) || *text) return false;
+    *value = (int)wide;
+    return true;
+}
+
+static bool parse_real(const char *text, double low, double high, double *value)
+{
+    char *end;
+    *value = strtod(text, &end);
+    return end != text && !*end && !isspace((unsigned char)*text) && *value >= low && *value <= high; // false for NaN
+}
+
+static bool parse_position(const char *text, LoaderPosition *p)
+{
+    int64_t epoch, shard, document;
+    if (!take_whole(&text, 0, INT32_MAX, &epoch) || !take_whole(&text, 0, INT32_MAX, &shard) ||
+        !take_whole(&text, 0, INT64_MAX, &document) || *text)
+        return false;
+    *p = (LoaderPosition){(int32_t)epoch, (int32_t)shard, document};
+    return true;
+}
+
+static bool same_rope(const Rope *a, const Rope *b)
+{
+    const double tolerance = 1e-5; // another machine's pow() and log()
+    bool same = a->window == b->window && fabs(a->scale / b->scale - 1) < tolerance;
+    for (int i = 0; i < a->count; i++) same = same && fabs(a->frequency[i] / b->frequency[i] - 1) < tolerance;
+    return same;
+}
+
+// Windows, attention scale and frequencies follow from the schedule: those of the last step, or, after a validation, of the next.
+static bool check_rope(const Trainer *t, Error *e)
+{
+    Rope rope;
+    rope_start(&rope, t->config);
+    for (int i = 0; i < t->step; i++) rope_follow_window(&rope, t->config, schedule_window(t->config, i));
+    if (same_rope(&t->rope, &rope)) return true;
+    rope_follow_window(&rope, t->config, schedule_window(t->config, t->step));
+    if (same_rope(&t->rope, &rope)) return true;
+    return error_set(e, "the training state is damaged: window %d, attention scale %g and rope.frequency are not those of step %d",
+                     t->rope.window, t->rope.scale, t->step);
+}
+
 static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
 {
-    const char *keys[] = {"step", "adam_steps", "train_ms", "rope.window", "rope.scale", "data.position"}, *value[6];
-    long long document;
-    for (int i = 0; i < 6; i++)
+    enum { STEP, ADAM_STEPS, TRAIN_MS, WINDOW, SCALE, POSITION, KEYS };
+    static const char *const keys[KEYS] = {"step", "adam_steps", "train_ms", "rope.window", "rope.scale", "data.position"};
+    const char *value[KEYS];
+    for (int i = 0; i < KEYS; i++)
         if (!(value[i] = safetensors_metadata(st, keys[i])))
             return error_set(e, "holds weights but no training state (%s is missing); use --init-from", keys[i]);
     if (!check_options(t, st, e)) return false;
-    t->step = atoi(value[0]);
-    t->optimizer.adam_steps = atoi(value[1]);
-    t->train_ms = strtod(value[2], NULL);
-    t->rope.window = atoi(value[3]);
-    t->rope.scale = strtod(value[4], NULL);
-    if (t->step < 0 || t->step > config_total_steps(t->config) || t->optimizer.adam_steps != t->step / 2 || t->rope.window < 1 ||
-        t->rope.window > INT_MAX / t->config->block_size || !(t->rope.scale > 0 && t->rope.scale < 1e6) ||
-        sscanf(value[5], "%d %d %lld", &t->position.epoch, &t->position.shard, &document) != 3)
-        return error_set(e, "the training state in its metadata is damaged (step %s, position %s)", value[0], value[5]);
-    t->position.document = document;
+    const bool good[KEYS] = {
+        [STEP] = parse_whole(value[STEP], 0, config_total_steps(t->config), &t->step),
+        [ADAM_STEPS] = parse_whole(value[ADAM_STEPS], t->step / 2, t->step / 2, &t->optimizer.adam_steps),
+        [TRAIN_MS] = parse_real(value[TRAIN_MS], 0, 1e15, &t->train_ms),
+        [WINDOW] = parse_whole(value[WINDOW], 1, INT_MAX / t->config->block_size, &t->rope.window),
+        [SCALE] = parse_real(value[SCALE], 1e-6, 1e6, &t->rope.scale),
+        [POSITION] = parse_position(value[POSITION], &t->position),
+    };
+    for (int i = 0; i < KEYS; i++)
+        if (!good[i])
+            return error_set(e, "the training state in its metadata is damaged (%s is '%.60s')", keys[i], value[i]);
     return safetensors_expect(st, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count}, e) &&
-           safetensors_read(st, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, e);
+           safetensors_read(st, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, e) && check_rope(t, e);
 }
 
 // The position is one in the files of the run that wrote the checkpoint.
@@ -310,7 +395,7 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
     bool good = false;
     if (st) {
         bool training = t->loader != NULL; // else only weights and rope are of use
-        good = read_state(t, st, &sub) && (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
+        good = check_format(st, &sub) && read_state(t, st, &sub) && (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
                (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, LEFT_OVER, &sub)));
         good = in_file(path, good, &sub, e);
         safetensors_close(st);

@@ -1,4 +1,6 @@
 #include "llmc/safetensors.h"
+#include "llmc/crc32c.h"
+#include "llmc/safetensors_sums.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -86,6 +88,7 @@ struct SafeTensors {
     char *path;
     int fd;
     int64_t data_start, file_bytes;
+    int64_t sum_block; // bytes that have a checksum together; 0: none have
     json_t *header; // owns all names and metadata texts
     json_t *metadata;
     TensorInfo *tensors; // (count) in data order
@@ -277,7 +280,11 @@ static bool load_header(SafeTensors *st, Error *e)
         }
     }
     qsort(st->tensors, (size_t)st->count, sizeof *st->tensors, compare_offsets);
-    return check_layout(st, e);
+    Error sub;
+    if (!check_layout(st, e)) return false;
+    if (check_header_sums(st->header, st->tensors, st->count, &st->sum_block, &sub)) return true;
+    return error_set(e, "%s: %s; the file is damaged, or was changed by a program that left the metadata crc32c alone",
+                     shown_path(st->path), sub.text);
 }
 
 SafeTensors *safetensors_open(const char *path, Error *e)
@@ -321,6 +328,31 @@ static bool error_missing(const SafeTensors *st, const char *name, Error *e)
                      shown(name).text, st->count);
 }
 
+// Bytes [first, end) of a tensor, in whole blocks. Those that are needed in part go through a buffer.
+static bool read_checked(const SafeTensors *st, const TensorInfo *t, int64_t first, int64_t end, char *dst, const char *what,
+                         Error *e)
+{
+    char *key = format_string(SUM_PREFIX "%s", t->name), *edge = NULL;
+    const char *digits = safetensors_metadata(st, key);
+    bool good = true;
+    for (int64_t at = first, next; at < end && good; at = next) {
+        int64_t index = at / st->sum_block, begin = index * st->sum_block;
+        int64_t size = min_i64(st->sum_block, t->bytes - begin);
+        next = min_i64(begin + size, end);
+        bool whole = at == begin && next == begin + size;
+        if (!whole && !edge) edge = xcalloc((size_t)st->sum_block, 1);
+        char *to = whole ? dst + (at - first) : edge;
+        good = pread_all(st, to, (size_t)size, t->offset + begin, what, e);
+        if (good && crc32c(0, to, (size_t)size) != block_sum(digits, index))
+            good = error_set(e, "%s: %s does not have its checksum: the file is damaged; use an intact copy, or another checkpoint",
+                             shown_path(st->path), what);
+        if (good && !whole) memcpy(dst + (at - first), edge + (at - begin), (size_t)(next - at));
+    }
+    free(edge);
+    free(key);
+    return good;
+}
+
 bool safetensors_read_part(const SafeTensors *st, const char *name, int64_t first, void *dst, size_t bytes, Error *e)
 {
     const TensorInfo *t = safetensors_find(st, name);
@@ -331,6 +363,7 @@ bool safetensors_read_part(const SafeTensors *st, const char *name, int64_t firs
                          n.text, (long long)t->bytes, bytes, (long long)first);
     char what[sizeof n.text + 16];
     snprintf(what, sizeof what, "tensor '%s'", n.text);
+    if (st->sum_block) return read_checked(st, t, first, first + (int64_t)bytes, dst, what, e);
     return pread_all(st, dst, bytes, t->offset + first, what, e);
 }
 
@@ -361,6 +394,8 @@ bool safetensors_expect(const SafeTensors *st, const char *name, unsigned dtypes
                      shown_path(st->path), shown(name).text, wanted, shown_shape(ndim, shape).text,
                      safetensors_dtype_name(t->dtype), shown_shape(t->ndim, t->shape).text);
 }
+
+bool safetensors_has_checksums(const SafeTensors *st) { return st->sum_block > 0; }
 
 const char *safetensors_metadata(const SafeTensors *st, const char *key)
 {

@@ -1,10 +1,10 @@
 // The writing half of safetensors.h.
-#include "llmc/safetensors.h"
+#include "llmc/crc32c.h"
+#include "llmc/safetensors_sums.h"
 #include "llmc/utf8.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -19,6 +19,7 @@ typedef struct {
     int64_t shape[SAFETENSORS_MAX_DIMS];
     int64_t bytes, written;
     int64_t begin; // from the start of the data
+    uint32_t *sums; // (ceil(bytes / SUM_BLOCK)) of the blocks, as far as they are written; owned
 } Declared;
 
 struct SafeWriter {
@@ -53,7 +54,10 @@ static bool fail(SafeWriter *w, const char *doing, Error *e)
 
 static void writer_free(SafeWriter *w)
 {
-    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
+    for (int i = 0; i < w->count; i++) {
+        free(w->tensors[i].name);
+        free(w->tensors[i].sums);
+    }
     free(w->tensors);
     json_decref(w->metadata);
     free(w->temp);
@@ -149,6 +153,7 @@ void safewriter_declare(SafeWriter *w, const char *name, SafeDtype dtype, int nd
         bool overflow = __builtin_mul_overflow(t->bytes, shape[i], &t->bytes);
         assert(!overflow), (void)overflow;
     }
+    t->sums = xcalloc((size_t)ceil_div(t->bytes, SUM_BLOCK) + 1, sizeof *t->sums);
 }
 
 // Wide elements first: then every tensor starts at a multiple of its element size, which readers that map the file need.
@@ -190,16 +195,49 @@ static bool pwrite_all(SafeWriter *w, const void *data, size_t bytes, int64_t of
     return true;
 }
 
+// Takes the next `bytes` of a tensor's data into its checksums.
+static void add_to_sums(Declared *t, const char *data, size_t bytes)
+{
+    int64_t end = t->written + (int64_t)bytes;
+    for (int64_t at = t->written, next; at < end; at = next) {
+        int64_t block = at / SUM_BLOCK;
+        next = min_i64((block + 1) * SUM_BLOCK, end);
+        t->sums[block] = crc32c(t->sums[block], data + (at - t->written), (size_t)(next - at));
+    }
+}
+
+// The checksums so far. Their digits take the same space before the data and after.
+static void set_sums(SafeWriter *w)
+{
+    char block[24];
+    snprintf(block, sizeof block, "%d", SUM_BLOCK);
+    json_object_set_new(w->metadata, SUM_BLOCK_KEY, json_string(block));
+    json_object_set_new(w->metadata, SUM_HEADER_KEY, json_string("00000000"));
+    for (int i = 0; i < w->count; i++) {
+        const Declared *t = &w->tensors[i];
+        int64_t blocks = ceil_div(t->bytes, SUM_BLOCK);
+        char *key = format_string(SUM_PREFIX "%s", t->name), *digits = xcalloc((size_t)blocks * SUM_DIGITS + 1, 1);
+        for (int64_t k = 0; k < blocks; k++) snprintf(digits + k * SUM_DIGITS, SUM_DIGITS + 1, "%08x", t->sums[k]);
+        json_object_set_new(w->metadata, key, json_string(digits));
+        free(digits);
+        free(key);
+    }
+}
+
+// At first without the checksums of the data, which are still to come, and again with them.
 static bool write_header(SafeWriter *w, Error *e)
 {
-    lay_out(w);
+    set_sums(w);
     json_t *header = json_object();
-    if (json_object_size(w->metadata)) json_object_set(header, "__metadata__", w->metadata);
+    json_object_set(header, "__metadata__", w->metadata);
     for (int size = 8; size >= 1; size /= 2) // in data order, as other writers have it
         for (int i = 0; i < w->count; i++)
             if (safetensors_dtype_size(w->tensors[i].dtype) == size)
                 json_object_set_new(header, w->tensors[i].name, describe(&w->tensors[i]));
 
+    char sum[SUM_DIGITS + 1];
+    snprintf(sum, sizeof sum, "%08x", header_sum(header));
+    json_object_set_new(w->metadata, SUM_HEADER_KEY, json_string(sum));
     char *json = json_dumps(header, JSON_COMPACT);
     if (!json) fatal(EXIT_BAD_INPUT, "out of host memory for the header of %s", w->path);
     size_t length = strlen(json);
@@ -213,17 +251,26 @@ static bool write_header(SafeWriter *w, Error *e)
     free(block);
     free(json);
     json_decref(header);
+    assert(!w->data_start || w->data_start == 8 + (int64_t)padded);
     w->data_start = 8 + (int64_t)padded;
     return good;
+}
+
+static bool begin_data(SafeWriter *w, Error *e)
+{
+    if (w->data_start) return true;
+    lay_out(w);
+    return write_header(w, e);
 }
 
 bool safewriter_write(SafeWriter *w, const char *name, const void *data, size_t bytes, Error *e)
 {
     if (w->fd < 0) return *e = w->first_error, false;
-    if (!w->data_start && !write_header(w, e)) return false;
+    if (!begin_data(w, e)) return false;
     Declared *t = find_declared(w, name);
     assert(t && bytes <= (uint64_t)(t->bytes - t->written));
     int64_t offset = w->data_start + t->begin + t->written;
+    add_to_sums(t, data, bytes);
     t->written += (int64_t)bytes;
     return pwrite_all(w, data, bytes, offset, "write", e);
 }
@@ -244,8 +291,9 @@ static bool sync_folder(const char *target)
 static bool finish(SafeWriter *w, Error *e)
 {
     if (w->fd < 0) return *e = w->first_error, false;
-    if (!w->data_start && !write_header(w, e)) return false;
+    if (!begin_data(w, e)) return false;
     for (int i = 0; i < w->count; i++) assert(w->tensors[i].written == w->tensors[i].bytes);
+    if (!write_header(w, e)) return false;
     if (fsync(w->fd) != 0) return fail(w, "bring the data to the disk", e);
     int fd = w->fd;
     w->fd = -1;

@@ -182,7 +182,7 @@ sub floats {
 sub to_bf16 { return pack 'v*', map { ($_ + 0x7fff + ($_ >> 16 & 1)) >> 16 } unpack 'V*', pack 'f<*', @_ }
 
 # rewrite($from, $to, sub { my ($name, $tensor) = @_; ... }): a copy of a safetensors file whose tensors the function changed or
-# replaced; a tensor it returns false for is left out.
+# replaced; a tensor it returns false for is left out. Checksums are left out too: the copy is of the format that had none.
 sub rewrite {
     my ($from, $to, $change) = @_;
     my ($tensors, $metadata) = tensors($from);
@@ -195,6 +195,8 @@ sub rewrite {
         $data .= $tensor->{bytes};
         $at = $end;
     }
+    delete @$metadata{grep { /^crc32c/ } keys %$metadata};
+    $metadata->{format} =~ s/ 2$/ 1/ if defined $metadata->{format};
     my $json = JSON::PP->new->canonical->encode({%header, __metadata__ => $metadata});
     $json .= ' ' x (-length($json) % 8);
     spew($to, pack('Q<', length $json) . $json . $data);
@@ -210,6 +212,7 @@ sub same_state {
     delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
         option.val-every option.keep-checkpoints option.gpus option.ranks option.device option.timeout option.graphs)}
         for $meta_a, $meta_b;
+    delete @$_{grep { /^crc32c/ } keys %$_} for $meta_a, $meta_b; # they follow from the rest
     my @different = grep { !$a->{$_} || !$b->{$_} || $a->{$_}{bytes} ne $b->{$_}{bytes} } sort keys %{{%$a, %$b}};
     push @different, grep { ($meta_a->{$_} // '') ne ($meta_b->{$_} // '') } sort keys %{{%$meta_a, %$meta_b}};
     return join ' ', @different;

@@ -2,6 +2,7 @@
 
 safetensors_peer.py check FILE    exit 0 when FILE holds exactly the tensors below
 safetensors_peer.py write FILE
+safetensors_peer.py copy FILE COPY  reads all of FILE and writes it as COPY, metadata as they were
 """
 import sys
 
@@ -43,7 +44,8 @@ def pattern(dtype, shape):
 
 def check(path):
     with safe_open(path, framework="pt") as f:
-        assert f.metadata() == METADATA, f.metadata()
+        metadata = {k: v for k, v in f.metadata().items() if not k.startswith("crc32c")}
+        assert metadata == METADATA, metadata
         assert sorted(f.keys()) == sorted(TENSORS), f.keys()
         for name, (dtype, shape) in TENSORS.items():
             found, wanted = f.get_tensor(name), pattern(dtype, shape)
@@ -51,7 +53,14 @@ def check(path):
             assert torch.equal(found.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8)), name
 
 
+def copy(path, to):
+    with safe_open(path, framework="pt") as f:
+        save_file({name: f.get_tensor(name) for name in f.keys()}, to, f.metadata())
+
+
 if sys.argv[1] == "check":
     check(sys.argv[2])
+elif sys.argv[1] == "copy":
+    copy(*sys.argv[2:])
 else:
     save_file({name: pattern(*spec) for name, spec in TENSORS.items()}, sys.argv[2], METADATA)

@@ -45,19 +45,17 @@ my %change = (
     removed => [sub { unlink $last }, qr/train_4\.bin: cannot be opened: No such file/],
     damaged => [sub { spew($last, substr($good, 0, 10024) . "\xff\xff" . substr $good, 10026) }, qr/train_4\.bin: token 4500 has id 65535/],
 );
-my @ranks = ([], have_mpi() ? [2] : ());
 for my $name (sort keys %change) {
     my ($change, $pattern) = @{$change{$name}};
-    for my $ranks ($name eq 'removed' ? @ranks : []) {
-        my ($out, @with) = ("$dir/$name" . @$ranks, @$ranks ? mpirun(@$ranks) : ());
-        my ($status, $stdout, $err) = changed_in_mid_run($out, $change, @with, $trainer, @tiny);
+    for my $ranks ($name eq 'removed' ? ([], ['--ranks', 2]) : []) {
+        my $out = "$dir/$name" . @$ranks;
+        my ($status, $stdout, $err) = changed_in_mid_run($out, $change, $trainer, @tiny, @$ranks);
         my ($step) = $err =~ /step (\d+): /;
-        my @ours = grep { /train_gpt/ } split /\n/, $err; # mpirun adds lines of its own
-        ok($status eq '1' && @ours == 1 && $ours[0] =~ $pattern, "$name @$ranks: $ours[0]") or diag "$status $err";
+        ok($status eq '1' && $err =~ /\A[^\n]*$pattern.*\n\z/, "$name @$ranks: " . substr $err, 0, 150) or diag "$status $err";
         my $saved = newest($out) // '';
         like($saved, qr/step_0*$step\.safetensors$/, "and step $step is saved") or next;
         spew($last, $good);
-        run_ok('with the shard put back it goes on', @with, $trainer, @tiny, '--resume', $saved, '--out', $out);
+        run_ok('with the shard put back it goes on', $trainer, @tiny, @$ranks, '--resume', $saved, '--out', $out);
         my $different = join ' ', grep { @$ranks == 0 || /^data/ } split / /, same_state(newest($out), $whole); # sums over ranks differ
         is($different, '', 'to the same bits as if nothing had happened');
     }

@@ -103,7 +103,8 @@ static void check_samples(const char *path, const char *who)
     if (!ok(st != NULL, "opens a file written by %s %s", who, e.text)) return;
     ok(safetensors_count(st) == NUM_SAMPLES, "%d tensors", safetensors_count(st));
     ok(count_good_samples(st) == NUM_SAMPLES, "all %d have their bits, dtype, shape and alignment", NUM_SAMPLES);
-    ok(safetensors_metadata_count(st) == 2, "two metadata texts");
+    int sums = safetensors_has_checksums(st) ? NUM_SAMPLES + 2 : 0;
+    ok(safetensors_metadata_count(st) == 2 + sums, "two metadata texts and %d of checksums", sums);
     const char *text = safetensors_metadata(st, "options");
     ok(text && strcmp(text, metadata_text) == 0, "metadata with quotes, a line end and Chinese");
     ok(safetensors_metadata(st, "no such key") == NULL, "no text for an unknown key");
@@ -145,6 +146,12 @@ static void test_peer(void)
         skip("python3 with torch and safetensors is not installed");
     } else {
         ok(status == 0, "the public package reads our file, all bits");
+        const char *copy = in_folder("copy.safetensors");
+        char *both = format_string("%s' '%s", path, copy);
+        ok(run_peer("copy", both) == 0, "and writes it again, in an order of its own");
+        check_samples(copy, "the public package with our checksums");
+        unlink(copy);
+        free(both);
         ok(run_peer("write", path) == 0, "and writes one");
         check_samples(path, "the public package");
     }
