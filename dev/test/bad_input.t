@@ -160,11 +160,36 @@ refuses('a tensor of integers', 1, qr/integers\.safetensors: .*blocks\.3\.mlp\.c
 my $scalars = damaged('scalars', sub { @{$_[1]}{qw(shape bytes)} = ([40], "\0" x 160) if $_[0] eq 'scalars'; 1 });
 refuses('too few scalars', 1, qr/scalars: expected F32 with 62 to 64 values/, @go_on, '--init-from', $scalars);
 for (['step', -1], ['step', 99999], ['adam_steps', 7], ['data.position', 'here'], ['rope.window', 0], ['rope.window', 2147483647],
-    ['rope.scale', 'nan']) {
+    ['rope.scale', 'nan'], ['step', '3x'], ['step', ' 3'], ['train_ms', 'nan'], ['train_ms', -1], ['train_ms', '12ms'], ['data.position', '0 0'],
+    ['data.position', '0 0 1 2']) {
     my ($key, $value) = @$_;
     my $file = damaged('meta', sub { $_[2]{$key} = "$value"; 1 });
     refuses("$key of $value", 1, qr/training state in its metadata is damaged/, @go_on, '--resume', $file);
 }
+for (['rope.scale', 0.2], ['rope.window', 7]) {
+    my ($key, $value) = @$_;
+    my $file = damaged('schedule', sub { $_[2]{$key} = "$value"; 1 });
+    refuses("$key of $value, which is not the schedule's", 1, qr/training state is damaged: window \d+, attention scale/, @go_on, '--resume', $file);
+}
+
+# Random changes of the file itself, and checksums that are gone.
+my ($random, $start) = (4711, 8 + unpack 'Q<', $bytes);
+for (1 .. 8) {
+    $random = ($random * 1103515245 + 12345) % 2**31;
+    my $at = $start + $random % (length($bytes) - $start);
+    my $changed = $bytes;
+    substr($changed, $at, 1) = chr(255 ^ ord substr $bytes, $at, 1);
+    spew("$dir/changed.safetensors", $changed);
+    refuses("byte $at is another", 1, qr/changed\.safetensors: tensor '[^']+' does not have its checksum: the file is damaged/, @go_on, '--resume',
+        "$dir/changed.safetensors");
+}
+spew("$dir/changed.safetensors", $bytes =~ s/"step":"3"/"step":"2"/r);
+refuses('another step in the header', 1, qr/changed\.safetensors: the header does not have its checksum/, @go_on, '--resume', "$dir/changed.safetensors");
+my $bare = damaged('bare', sub { $_[2]{format} = 'gpt-speedrun checkpoint 2 '; 1 });
+refuses('a format that is not known', 1, qr/bare\.safetensors: is of format 'gpt-speedrun checkpoint 2 ', which this program does not know/, @go_on, '--resume', $bare);
+spew("$dir/bare.safetensors", slurp($bare) =~ s/checkpoint 2 "/checkpoint 2"/r =~ s/^(.{8})/pack 'Q<', unpack('Q<', $1) - 1/ser);
+refuses('checksums that are gone', 1, qr/bare\.safetensors: has lost its checksums/, @go_on, '--resume', "$dir/bare.safetensors");
+
 for (['0 7 0', qr/shard/], ['0 0 999999', qr/./], ['-1 0 0', qr/./]) {
     my ($position, $pattern) = @$_;
     my $file = damaged('position', sub { $_[2]{'data.position'} = $position; 1 });
