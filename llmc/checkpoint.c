@@ -83,10 +83,21 @@ static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error 
     return good;
 }
 
+// What is in a file: the scalars' padding, which never changes, only as far as it is asked for.
+static bool nth_to_write(const Trainer *t, Part part, int index, StateTensor *out)
+{
+    if (!nth_tensor(t, part, index, out)) return false;
+    if (!strcmp(out->name, "scalars")) {
+        out->cols = t->config->save_scalars;
+        out->count = min_i64(out->count, out->cols);
+    }
+    return true;
+}
+
 static void declare_part(const Trainer *t, SafeWriter *w, Part part)
 {
     StateTensor x;
-    for (int i = 0; nth_tensor(t, part, i, &x); i++) {
+    for (int i = 0; nth_to_write(t, part, i, &x); i++) {
         bool vector = !strcmp(x.name, "scalars"); // one dimension in the public layout
         safewriter_declare(w, x.name, element_dtype(x.half), vector ? 1 : 2, vector ? &x.cols : (int64_t[]){x.rows, x.cols});
     }
@@ -96,7 +107,7 @@ static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)
 {
     StateTensor x;
     bool good = true;
-    for (int i = 0; nth_tensor(t, part, i, &x); i++) good = write_tensor(t, w, &x, e) && good; // all ranks, to the end
+    for (int i = 0; nth_to_write(t, part, i, &x); i++) good = write_tensor(t, w, &x, e) && good; // all ranks, to the end
     return good;
 }
 
@@ -197,26 +208,35 @@ static bool check_format(const SafeTensors *st, Error *e)
     return error_set(e, "is of format '%.60s', which this program does not know; use the program that wrote it", format);
 }
 
-// Older and foreign files hold 62 or 63 scalars, padded to the number of ranks.
-static bool read_scalars(const SafeTensors *st, float *host, Error *e)
+// A parameter's name in the file: that of a model under torch.compile has a prefix. Owned by the caller.
+static char *name_in_file(const SafeTensors *st, const char *name)
 {
-    const TensorInfo *info = safetensors_find(st, "scalars");
+    char *prefixed = format_string("_orig_mod.%s", name);
+    if (!safetensors_find(st, name) && safetensors_find(st, prefixed)) return prefixed;
+    free(prefixed);
+    return xstrdup(name);
+}
+
+// Older and foreign files hold 62 or 63 scalars, padded to the number of ranks.
+static bool read_scalars(const SafeTensors *st, const char *name, float *host, Error *e)
+{
+    const TensorInfo *info = safetensors_find(st, name);
     for (int i = 0; i < NUM_SCALARS; i++) host[i] = 1;
     int64_t n = info && info->ndim ? info->shape[info->ndim - 1] : 0;
-    if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < SCALAR_BACKOUT + 1 || n > NUM_SCALARS)
-        return error_set(e, "tensor scalars: expected F32 with %d to %d values, found %lld bytes", SCALAR_BACKOUT + 1,
+    if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < SCALARS_USED || n > NUM_SCALARS)
+        return error_set(e, "tensor scalars: expected F32 with %d to %d values, found %lld bytes", SCALARS_USED,
                          NUM_SCALARS, info ? (long long)info->bytes : 0);
-    return safetensors_read(st, "scalars", host, (size_t)info->bytes, e);
+    return safetensors_read(st, name, host, (size_t)info->bytes, e);
 }
 
 // Reads this rank's piece into host memory, in the element type that the device holds.
-static bool read_piece(const SafeTensors *st, const StateTensor *x, void *host, Error *e)
+static bool read_piece(const SafeTensors *st, const StateTensor *x, const char *name, void *host, Error *e)
 {
-    if (!strcmp(x->name, "scalars")) return read_scalars(st, host, e);
-    if (!safetensors_expect(st, x->name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e)) return false;
-    bool file_half = safetensors_find(st, x->name)->dtype == ST_BF16, device_half = element_bytes(x->half) == 2;
+    if (!strcmp(x->name, "scalars")) return read_scalars(st, name, host, e);
+    if (!safetensors_expect(st, name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e)) return false;
+    bool file_half = safetensors_find(st, name)->dtype == ST_BF16, device_half = element_bytes(x->half) == 2;
     int64_t size = file_half ? 2 : 4;
-    if (!safetensors_read_part(st, x->name, x->first * size, host, (size_t)(x->count * size), e)) return false;
+    if (!safetensors_read_part(st, name, x->first * size, host, (size_t)(x->count * size), e)) return false;
     if (file_half && !device_half) widen(host, x->count);
     if (!file_half && device_half) narrow(host, x->count);
     return true;
@@ -226,7 +246,9 @@ static bool read_tensor(Trainer *t, const SafeTensors *st, StateTensor *x, Error
 {
     size_t bytes = (size_t)x->count * element_bytes(x->half);
     void *host = host_alloc((size_t)max_i64(x->count, NUM_SCALARS) * sizeof(float));
-    bool good = read_piece(st, x, host, e);
+    char *name = name_in_file(st, x->name);
+    bool good = read_piece(st, x, name, host, e);
+    free(name);
     if (good) copy_to_device(t->stream, x->data, host, bytes);
     stream_synchronize(t->stream);
     host_free(host);

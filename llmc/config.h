@@ -5,7 +5,8 @@
 #include "llmc/newton_schulz.h"
 #include "llmc/ops.h"
 
-enum { MAX_LAYERS = 12, NUM_LAYERS = 12, NUM_VALUE_EMBEDS = 3, GATE_INPUTS = 12, NUM_SCALARS = 64 };
+enum { MAX_LAYERS = 12, NUM_LAYERS = 12, NUM_VALUE_EMBEDS = 3, GATE_INPUTS = 12, NUM_SCALARS = 64,
+       SCALARS_USED = 5 * NUM_LAYERS + 2 }; // the others are padding
 
 enum { MAX_OPTIONS = 96 };
 
@@ -40,6 +41,7 @@ typedef struct {
     int head; // HeadMode
     int64_t seed;
     const char *init_from, *save_init, *resume, *out;
+    int save_scalars; // values of the tensor "scalars" in files that are written
     int checkpoint_every, keep_checkpoints;
     int stop_at;
     bool eval_only;
