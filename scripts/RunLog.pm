@@ -7,6 +7,7 @@
 #   validation data: sha256 H, vocabulary of V ids, N tokens predicted       of the shard; "SHA-256 not known" in place of sha256 H
 #   peak memory allocated: A MiB reserved: R MiB                at the end
 package RunLog;
+
 use strict;
 use warnings;
 use Digest::SHA qw(sha256_hex);
@@ -19,7 +20,8 @@ my $LOSS = qr/-?[0-9]+\.[0-9]{4}|[+-]?nan|[+-]?inf/i;
 my $TIMES = qr/train_time:($INTEGER)ms step_avg:((?:$INTEGER)\.[0-9]{2})ms/;
 my $MAX_BYTES = 256 << 20;
 
-# read_file($path) -> the bytes. Dies with one line for anything that is not a readable regular file of a sensible size.
+# read_file($path) -> the bytes. Dies with one line for anything that is not a readable regular file of a
+# sensible size.
 sub read_file {
     my ($path) = @_;
     die "$path: no such file\n" if !-e $path;
@@ -48,8 +50,8 @@ sub read_file {
 #   allocated, reserved   MiB, only when the run came to its end
 #   metrics          SHA-256 of the part after the second separator
 # }
-# Dies with one line, "path: line N: ...", for a file that is not such a log. A log that merely stops early is parsed
-# (a half-written last line is left out); unfinished() says what it lacks.
+# Dies with one line, "path: line N: ...", for a file that is not such a log. A log that merely stops early
+# is parsed (a half-written last line is left out); unfinished() says what it lacks.
 sub parse {
     my ($path) = @_;
     my $bytes = read_file($path);
@@ -57,13 +59,14 @@ sub parse {
     my $complete = $lines[-1] eq '' ? 1 : 0; # the last line has its newline
     pop @lines if $complete;
     my @separators = grep { $lines[$_] eq $SEPARATOR } 0 .. $#lines;
-    die "$path: not the log of a run: it needs two lines of 100 '=' and has " . @separators . "\n" if @separators < 2;
+    die "$path: not the log of a run: it needs two lines of 100 '=' and has " . @separators . "\n"
+        if @separators < 2;
 
     # The source may itself hold such a line; what follows it cannot, so the last two count.
     my ($first, $second) = @separators[-2, -1];
     my $log = {path => $path, name => basename($path), validations => [], steps => []};
     $log->{source} = sha256_hex(join "\n", @lines[0 .. $first - 1]);
-    die "$path: the source part is empty\n" if !grep { /\S/ } @lines[0 .. $first - 1];
+    die "$path: the source part is empty\n" if !grep {/\S/} @lines[0 .. $first - 1];
     parse_header($log, @lines[$first + 1 .. $second - 1]);
     my @metrics = @lines[$second + 1 .. $#lines];
     $log->{metrics} = sha256_hex(join "\n", @metrics);
@@ -75,13 +78,16 @@ sub parse {
 # The part between the separators.
 sub parse_header {
     my ($log, @lines) = @_;
-    # nvidia-smi prints a date and a framed table; both change from minute to minute, so versions end before them.
-    my ($smi) = grep { $lines[$_] =~ /^\+-{10}|^[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9]{2} [0-9:]{8} [0-9]{4}\s*$|nvidia-smi/i } 0 .. $#lines;
+    # nvidia-smi prints a date and a framed table; both change from minute to minute, so versions end before
+    # them.
+    my ($smi) = grep {
+        $lines[$_] =~ /^\+-{10}|^[A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9]{2} [0-9:]{8} [0-9]{4}\s*$|nvidia-smi/i
+    } 0 .. $#lines;
     $smi //= @lines;
     my @versions = @lines[0 .. $smi - 1];
-    my ($command) = grep { /^command line\b/i } @versions;
-    ($command) = grep { /train_gpt/ } @versions if !defined $command;
-    ($log->{resumed}) = map { /^resumed: (.*)/ } @versions;
+    my ($command) = grep {/^command line\b/i} @versions;
+    ($command) = grep {/train_gpt/} @versions if !defined $command;
+    ($log->{resumed}) = map {/^resumed: (.*)/} @versions;
     $log->{resumed} = printable($log->{resumed} // '');
     @versions = grep { !/^resumed: / } @versions;
     $log->{versions} = [grep { /\S/ && !(defined $command && $_ eq $command) } @versions];
@@ -90,10 +96,10 @@ sub parse_header {
 
     my %count;
     for (@lines[$smi .. $#lines]) { $count{$1}++ if /^\|\s+[0-9]+\s+(\S.*?)\s+(?:On|Off|N\/A)\s*\|/ }
-    # The table has all GPUs of one machine; the run may have used fewer, or those of more machines: one a rank.
-    my ($ranks) = map { /^ranks: ([0-9]+)/ } @versions;
+  # The table has all GPUs of one machine; the run may have used fewer, or those of more machines: one a rank.
+    my ($ranks) = map {/^ranks: ([0-9]+)/} @versions;
     $count{(keys %count)[0]} = $ranks if defined $ranks && keys %count == 1;
-    $log->{gpus} = join ', ', map { "$count{$_} x $_" } sort keys %count;
+    $log->{gpus} = join ', ', map {"$count{$_} x $_"} sort keys %count;
 }
 
 # Runs of one experiment differ in seed and in where they write; nothing else may.
@@ -120,15 +126,18 @@ sub parse_line {
     my ($step, $total, $loss, $time, $average);
     if ($line =~ m{\Astep:($INTEGER)/($INTEGER) val_loss:($LOSS) $TIMES\z}) {
         ($step, $total, $loss, $time, $average) = ($1, $2, $3, $4, $5);
-    } elsif ($line =~ m{\Astep:($INTEGER)/($INTEGER) $TIMES\z}) {
+    }
+    elsif ($line =~ m{\Astep:($INTEGER)/($INTEGER) $TIMES\z}) {
         ($step, $total, $time, $average) = ($1, $2, $3, $4);
-    } else {
+    }
+    else {
         die "$where: not a line of a run's log: \"" . printable(substr $line, 0, 80) . "\"\n";
     }
     check_order($log, $where, $step, $total, $loss, $time);
     # train_time is rounded to whole ms, the average to 0.01 ms.
     my $steps = $step || 1;
-    die "$where: step_avg:${average}ms is not train_time / step\n" if abs($average - $time / $steps) > 0.5 / $steps + 0.0051;
+    die "$where: step_avg:${average}ms is not train_time / step\n"
+        if abs($average - $time / $steps) > 0.5 / $steps + 0.0051;
     $log->{total} = $total;
     if (defined $loss) { push @{$log->{validations}}, [$step, $loss, $time] }
     else { push @{$log->{steps}}, [$step, $time] }
@@ -137,15 +146,18 @@ sub parse_line {
 sub check_order {
     my ($log, $where, $step, $total, $loss, $time) = @_;
     my ($validation, $training) = ($log->{validations}[-1], $log->{steps}[-1]);
-    my $now = $training ? $training->[0] : $validation ? $validation->[0] : undef; # training steps done so far
+    my $now =
+        $training ? $training->[0] : $validation ? $validation->[0] : undef; # training steps done so far
     my $before = $training ? $training->[1] : 0;
-    die "$where: $total steps in all, the lines before say $log->{total}\n" if defined $log->{total} && $log->{total} != $total;
+    die "$where: $total steps in all, the lines before say $log->{total}\n"
+        if defined $log->{total} && $log->{total} != $total;
     die "$where: step $step of $total\n" if $step > $total;
     die "$where: train_time falls from ${before} to ${time} ms\n" if $time < $before;
     if (defined $loss) {
         die "$where: validation of step $step after training step $now\n" if defined $now && $step != $now;
         die "$where: a second validation of step $step\n" if $validation && $validation->[0] == $step;
-    } else {
+    }
+    else {
         my $expected = defined $now ? $now + 1 : $step;
         die "$where: training step $step where $expected was expected\n" if $step != $expected || $step == 0;
     }
@@ -158,7 +170,9 @@ sub unfinished {
     return "it holds no step line" if !defined $log->{total};
     my ($first, $last) = @{$log->{validations}}[0, -1];
     my $began = $first && $first->[0] == 0;
-    return "it does not begin with the validation of step 0; the log of a resumed run is not that of a whole one" if !$began;
+    return
+        "it does not begin with the validation of step 0; the log of a resumed run is not that of a whole one"
+        if !$began;
     my $done = @{$log->{steps}} ? $log->{steps}[-1][0] : 0;
     return "it stops after training step $done of $log->{total}" if $done != $log->{total};
     return "the validation of the last step, $log->{total}, is missing" if $last->[0] != $log->{total};
@@ -166,8 +180,8 @@ sub unfinished {
     return '';
 }
 
-# Text from outside (names, lines of files) for one line of a message or a page: letters of any language stay, control and
-# invisible characters and bytes that are no UTF-8 are written as \n, \x1b, \x{202e}.
+# Text from outside (names, lines of files) for one line of a message or a page: letters of any language stay,
+# control and invisible characters and bytes that are no UTF-8 are written as \n, \x1b, \x{202e}.
 sub printable {
     my ($text) = @_;
     $text = "$text";
@@ -190,8 +204,8 @@ sub error_line {
     return printable($error =~ s/\n+\z//r) . "\n";
 }
 
-# files($folder, $ending): the logs of the runs that wrote into an --out folder, oldest first: FOLDER/RUN/UUID.ENDING, where RUN was
-# "logs" for older programs.
+# files($folder, $ending): the logs of the runs that wrote into an --out folder, oldest first:
+# FOLDER/RUN/UUID.ENDING, where RUN was "logs" for older programs.
 sub files {
     my ($folder, $ending) = @_;
     my $quoted = $folder =~ s/([\\\[\]{}*?~])/\\$1/gr;
@@ -202,7 +216,11 @@ sub files {
 # Whether a text is a finite number that a plot or a mean can take.
 sub is_number {
     my ($text) = @_;
-    return defined $text && !ref $text && $text =~ /\A-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?\z/ && abs($text) < 1e15;
+    return
+           defined $text
+        && !ref $text
+        && $text =~ /\A-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?\z/
+        && abs($text) < 1e15;
 }
 
 1;

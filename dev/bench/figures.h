@@ -1,5 +1,6 @@
 // Figures of a bench as rows of a CSV file, dev/bench/*.csv: date,commit,machine,op,shape,value,unit,command.
-// A bench calls figures_open first and figure for each result; rows are appended when it was called with --csv FILE.
+// A bench calls figures_open first and figure for each result; rows are appended when it was called with
+// --csv FILE.
 #pragma once
 #include "llmc/common.h"
 #include "llmc/ops.h"
@@ -32,7 +33,8 @@ static void figures_field(const char *text, size_t length, char end)
     putc(end, figures.file);
 }
 
-// Takes "--csv FILE" out of the arguments and notes the rest as the command. Fatal when the file cannot be written.
+// Takes "--csv FILE" out of the arguments and notes the rest as the command. Fatal when the file cannot be
+// written.
 static void figures_open(int *argc, char **argv)
 {
     const char *path = NULL;

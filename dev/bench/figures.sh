@@ -1,7 +1,8 @@
-# For the benches that are shell scripts: figures as rows of a CSV file, dev/bench/*.csv. Sourced without arguments, it takes
-# "--csv FILE" out of those of the script. Then
+# For the benches that are shell scripts: figures as rows of a CSV file, dev/bench/*.csv. Sourced without
+# arguments, it takes "--csv FILE" out of those of the script. Then
 #   figure MACHINE OP SHAPE VALUE UNIT
-# appends the row date,commit,machine,op,shape,value,unit,command when there was a --csv; command: the script and its other arguments.
+# appends the row date,commit,machine,op,shape,value,unit,command when there was a --csv; command: the script
+# and its other arguments.
 
 figures_file='' figures_rest=()
 figures_folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

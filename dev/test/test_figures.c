@@ -19,7 +19,8 @@ static void open_with(const char *path)
     char *argv[] = {"bench_x", "--sustained", "2", "--csv", (char *)path, "fc \"backward\"", NULL};
     int argc = 6;
     figures_open(&argc, argv);
-    ok(argc == 4 && !strcmp(argv[3], "fc \"backward\"") && !argv[4], "--csv FILE is taken out of the arguments");
+    bool taken = argc == 4 && !strcmp(argv[3], "fc \"backward\"") && !argv[4];
+    ok(taken, "--csv FILE is taken out of the arguments");
 }
 
 int main(void)
@@ -38,12 +39,16 @@ int main(void)
     time_t now = time(NULL);
     strftime(today, sizeof today, "%Y-%m-%d", gmtime(&now));
     char *text = contents(path), *first = strchr(text, '\n') + 1, *second = strchr(first, '\n') + 1;
-    ok(!strncmp(text, "date,commit,machine,op,shape,value,unit,command\n", (size_t)(first - text)), "the head");
+    static const char head[] = "date,commit,machine,op,shape,value,unit,command\n";
+    ok(!strncmp(text, head, sizeof head - 1), "the head");
     ok(!strncmp(first, today, 10), "the day");
     const char *rest = strchr(first + 11, ',');
-    snprintf(expected, sizeof expected, ",1 x CPU,\"step, \"\"all\"\"\",a b,1.5,ms,\"bench_x --sustained 2 fc \"\"backward\"\"\"\n");
+    snprintf(expected, sizeof expected, ",1 x CPU,%s,a b,1.5,ms,%s\n", "\"step, \"\"all\"\"\"",
+             "\"bench_x --sustained 2 fc \"\"backward\"\"\"");
     ok(!strncmp(rest, expected, strlen(expected)), "a row, with quotes where they are needed");
-    ok(strspn(first + 11, "0123456789abcdef+") == (size_t)(rest - first - 11) || !strncmp(first + 11, "unknown", 7), "the commit");
+    const char *commit = first + 11;
+    bool digits = strspn(commit, "0123456789abcdef+") == (size_t)(rest - commit);
+    ok(digits || !strncmp(commit, "unknown", 7), "the commit");
     ok(strstr(second, ",second line,,123456,us,") != NULL, "a row is a line");
     open_with(path);
     figure("third", "", 1, "ms");
