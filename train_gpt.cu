@@ -430,27 +430,11 @@ static int use_run(Run *r)
     return 0;
 }
 
-// What all ranks meet alike: rank 0 tells it.
-static void refuse(const char *line)
-{
-    if (comm_rank() == 0) fatal(EXIT_USAGE, "%s", line);
-    comm_barrier();
-    exit(EXIT_USAGE);
-}
-
-static void check_ranks(const Config *c)
-{
-    Error e;
-    int R = comm_size();
-    if (c->micro_batches % R == 0 && R <= SLOT_GROUP && SLOT_GROUP % R == 0) return;
-    error_set(&e, "%d ranks: must be 1, 2, 4 or 8 and divide --micro-batches %d", R, c->micro_batches);
-    refuse(e.text);
-}
-
 static void join_ranks(Run *r, bool training)
 {
     Config *c = &r->config;
-    bool alone = !training && !c->eval_only && !strcmp(c->gpus, "all"); // a sample is written by one
+    // A sample is written by one, unless something else has started several.
+    bool alone = !training && !c->eval_only && !strcmp(c->gpus, "all") && comm_size() == 1;
     uint64_t source = fingerprint_bytes(0, program_source, program_source_size);
     uint64_t program = fingerprint_bytes(source, program_commit, strlen(program_commit));
     c->device = comm_join(&(CommOptions){
@@ -463,7 +447,6 @@ static void join_ranks(Run *r, bool training)
         .program = program,
         .options = config_fingerprint(c),
     });
-    check_ranks(c);
 }
 
 int main(int argc, char **argv)

@@ -223,6 +223,16 @@ cmp_ok(scalar(keys %{losses("$dir/nohup")}), '>=', $seen + 5, 'and go on under n
 kill 'TERM', $run->{pid};
 is((finish($run, 20))[0], 3, 'until they are asked to end');
 
+# Ranks that something has started may have nothing to share.
+my @sample = ('--resume', "$dir/bf16-2", qw(--sample a --num-tokens 5 --temperature 0));
+my ($alone) = run_ok('one rank writes a sample', $trainer, @sample);
+{
+    local $ENV{LOCAL_WORLD_SIZE} = 2;
+    my @two = map { local @ENV{qw(RANK WORLD_SIZE MASTER_PORT)} = ($_, 2, $port + 1); start($trainer, @sample) } 0, 1;
+    my @ends = map { [finish($_, 40)] } @two;
+    is(join("|", map { @$_[0, 1] } @ends), "0|$alone|0|", 'the first of two ranks writes the same');
+}
+
 SKIP: {
     skip 'no mpirun', 5 if !have_mpi();
     my $folder = "$dir/mpirun";
