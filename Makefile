@@ -4,14 +4,15 @@
 # make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
-# Overridable: CC, NVCC, GPU_ARCH=90a (80, 89, 90a, 100a, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
+# Overridable: CC, NVCC, GPU_ARCH=90a (80, 86, 89, 100a, 103a, 120a, native, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
 
 SHELL := /bin/bash
 CC := gcc
 MARCH := native
 SANITIZE :=
 GPU_ARCH := 90a
-CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(wildcard /opt/cuda))
+# /usr: Debian's own package of the toolkit.
+CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(wildcard /opt/cuda) $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)))
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
 Q := $(if $(V),,@)
 comma := ,
@@ -30,16 +31,30 @@ ifneq ($(USE_SODIUM),0)
 HAVE_SODIUM := $(call probe,#include <sodium.h>,return sodium_init();,-lsodium)
 endif
 ifneq ($(USE_OPENBLAS),0)
-HAVE_OPENBLAS := $(call probe,#include <cblas.h>,return openblas_get_num_threads()<1;,-lopenblas)
+# Where Fedora and SUSE have it.
+OPENBLAS_INCLUDE := $(addprefix -I,$(wildcard /usr/include/openblas))
+HAVE_OPENBLAS := $(call probe,#include <cblas.h>,return openblas_get_num_threads()<1;,$(OPENBLAS_INCLUDE) -lopenblas)
 endif
 HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
-CUDA_LIB := $(firstword $(wildcard $(CUDA_HOME)/lib64) $(wildcard $(CUDA_HOME)/lib))
-CUDNN_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu,$(if $(wildcard $(d)/cudnn.h),$(d))))
-CUPTI_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include $(CUDA_HOME)/extras/CUPTI/include,$(if $(wildcard $(d)/cupti.h),$(d))))
-ifneq ($(CUPTI_DIR),)
-HAVE_CUPTI := $(call probe,#include <cupti.h>,CUpti_ActivityKernel10 k; (void)k;,-I$(CUPTI_DIR) -I$(CUDA_HOME)/include)
+ifneq ($(NVCC),)
+# GPU_ARCH=native: what the GPUs of this machine are, with the instructions of their own from Hopper on.
+NATIVE := $(if $(filter native,$(GPU_ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | sort -u | sed 's/^9.$$\|^1..$$/&a/'))
+ARCHS := $(foreach a,$(GPU_ARCH),$(if $(filter native,$(a)),$(or $(NATIVE),native),$(a)))
+CUDA_INCLUDES := $(filter-out -I/usr/include,$(patsubst %,-I%,$(wildcard $(CUDA_HOME)/include $(CUDA_HOME)/extras/CUPTI/include)))
+# Headers are looked for as the compiler does it, CPATH included. Empty: there is none.
+header_version = $(shell printf '#include <$(1)>\nversion=$(2)\n' | $(CC) -E -P -x c $(CUDA_INCLUDES) - 2>/dev/null | sed -n 's/ //g; s/^version=//p')
+CUDNN_VERSION := $(call header_version,cudnn_version.h,CUDNN_MAJOR.CUDNN_MINOR.CUDNN_PATCHLEVEL)
+NCCL_VERSION := $(call header_version,nccl.h,NCCL_MAJOR.NCCL_MINOR.NCCL_PATCH)
+HAVE_CUPTI := $(call probe,#include <cupti.h>,CUpti_ActivityKernel9 k; (void)k;,$(CUDA_INCLUDES))
+# Folders of libraries that lie elsewhere, as the linker finds them; the programs look there, too. stubs: only to link with.
+CUDA_LIB := $(filter-out /usr/lib64 /usr/lib,$(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)))
+NAMED_LIBS := $(filter-out %/stubs %/stubs/,$(subst :, ,$(LIBRARY_PATH)))
+CUDA_LIBS_AT := $(CUDA_LIB) $(foreach d,$(NAMED_LIBS),$(if $(wildcard $(addprefix $(d)/lib,cudnn.so* nccl.so* cublasLt.so* cudart.so*)),$(d))) \
+  $(wildcard $(CUDA_HOME)/extras/CUPTI/lib64)
+# Python wheels hold libcudnn.so.9 without libcudnn.so.
+numbered = $(lastword $(sort $(notdir $(wildcard $(addsuffix /lib$(1).so.[0-9]*,$(CUDA_LIBS_AT))))))
+shared_library = $(if $(wildcard $(addsuffix /lib$(1).so,$(CUDA_LIBS_AT))),-l$(1),$(or $(addprefix -l:,$(call numbered,$(1))),-l$(1)))
 endif
-NCCL_DIR := $(firstword $(foreach d,$(CUDA_HOME)/include /usr/include /usr/include/x86_64-linux-gnu,$(if $(wildcard $(d)/nccl.h),$(d))))
 
 # ---- flags -------------------------------------------------------------------------------------------------------------
 WARN := -Wall -Wextra
@@ -64,12 +79,12 @@ ifneq ($(SANITIZE),)
 CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDLIBS += -fsanitize=$(SANITIZE)
 endif
-CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS)
+CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS $(OPENBLAS_INCLUDE))
 CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas)
 
-CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA -I$(CUDA_HOME)/include $(if $(CUDNN_DIR),-I$(CUDNN_DIR)) $(if $(NCCL_DIR),-I$(NCCL_DIR)) $(if $(HAVE_CUPTI),-DHAVE_CUPTI -I$(CUPTI_DIR))
-NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. -I$(CUDA_HOME)/include $(foreach a,$(GPU_ARCH),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
-CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) $(addprefix -Wl$(comma)-rpath$(comma),$(wildcard $(CUDA_HOME)/extras/CUPTI/lib64)) -lcublasLt -lcudnn -lcudart
+CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA $(CUDA_INCLUDES) $(if $(HAVE_CUPTI),-DHAVE_CUPTI)
+NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. $(CUDA_INCLUDES) $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
+CUDA_LIBS = $(addprefix -L,$(CUDA_LIBS_AT)) $(addprefix -Wl$(comma)-rpath$(comma),$(CUDA_LIBS_AT)) $(foreach l,cublasLt cudnn cudart,$(call shared_library,$(l)))
 # Ops of the programs are called through the profile's wrappers.
 WRAP := $(addprefix -Wl$(comma)--wrap=,$(shell sed -n 's/^WRAPPED(\([a-z_0-9]*\)).*/\1/p' llmc/profile_ops.c))
 REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
@@ -83,7 +98,7 @@ CUDA := build/cuda
 COMMON_SRC := $(wildcard llmc/*.c)
 CPU_SRC := $(COMMON_SRC) $(wildcard llmc/cpu/*.c)
 CUDA_SRC := $(wildcard llmc/cuda/*/*.cu)
-CUDA_HOST_SRC := $(COMMON_SRC) $(filter-out llmc/cuda/device/comm_$(if $(NCCL_DIR),single,nccl).c,$(wildcard llmc/cuda/*/*.c))
+CUDA_HOST_SRC := $(COMMON_SRC) $(filter-out llmc/cuda/device/comm_$(if $(NCCL_VERSION),single,nccl).c,$(wildcard llmc/cuda/*/*.c))
 TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(filter-out %_gpu.c,$(wildcard dev/test/test_*.c)))
 EXACT_TESTS := $(patsubst dev/test/%.c,$(EXACT)/%,$(wildcard dev/test/exact_*.c))
 SCRIPT_TESTS := $(wildcard dev/test/*.t)
@@ -94,7 +109,7 @@ REF_SRC := llmc/common.c llmc/utf8.c llmc/memory.c llmc/newton_schulz.c $(filter
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
-.PHONY: all help needed found programs cuda deps clang-needed quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
+.PHONY: all help needed cuda-needed found programs cuda deps clang-needed quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
 all: found programs $(if $(NVCC),cuda)
 programs: train_gpt_cpu tokenize order2
@@ -112,14 +127,16 @@ found: needed
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
 	@echo "libsodium $(if $(HAVE_SODIUM),yes,no: ranks on one machine only)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
-	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(GPU_ARCH:%=sm_%),no: CPU program only)"
-	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_DIR),NO: train_gpt needs it)"; echo "NCCL      $(or $(NCCL_DIR),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),$(CUPTI_DIR),no: --profile is refused)",true)
+	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(ARCHS:%=sm_%),no: CPU program only)"
+	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_VERSION),NO: train_gpt needs version 9)"; echo "NCCL      $(or $(NCCL_VERSION),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),yes,no: --profile is refused)",true)
 
 # Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.
 stamp = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' >$@
 $(CPU)/flags $(EXACT)/flags: needed FORCE
 	$(call stamp,$(CC) $(CFLAGS) $(CPU_FLAGS))
-$(CUDA)/flags: needed FORCE
+cuda-needed: needed
+	@scripts/check_cuda.sh '$(NVCC)' '$(CUDNN_VERSION)' $(ARCHS)
+$(CUDA)/flags: cuda-needed FORCE
 	$(call stamp,$(CC) $(CUDA_CFLAGS) $(NVCC_FLAGS))
 build/programs: FORCE
 	$(call stamp,$(CPU))
@@ -204,8 +221,8 @@ $(foreach v,bf16 fp32,$(eval build/ref/libref_$(v).so: $(foreach f,$(REF_SRC:%.c
 build/one_gpu/libnccl.so.2: dev/test/one_gpu_nccl.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc  $<"
-	$(Q)$(NVCC) $(NVCC_FLAGS) -I$(NCCL_DIR) -shared -cudart shared -Xcompiler -fPIC $< -o $@
-test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so $(if $(NCCL_DIR),build/one_gpu/libnccl.so.2)
+	$(Q)$(NVCC) $(NVCC_FLAGS) -shared -cudart shared -Xcompiler -fPIC $< -o $@
+test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
 # The programs once more on the path for all GPUs.
 $(CUDA)/portable/%: $(CUDA)/%
 	@mkdir -p $(@D)

@@ -75,7 +75,8 @@ present() {
         # Tests run under prove; the scripts use core modules that Debian's perl-base alone lacks.
         perl) have perl && have prove && perl -MTest::More -MJSON::PP -MCompress::Zlib -MDigest::SHA -e 1 2>/dev/null ;;
         jansson) links '#include <jansson.h>\nint main(void){json_object();}' -ljansson ;;
-        OpenBLAS) links '#include <cblas.h>\nint main(void){return openblas_get_num_threads()<1;}' -lopenblas ;;
+        OpenBLAS) links '#include <cblas.h>\nint main(void){return openblas_get_num_threads()<1;}' \
+            -I/usr/include/openblas -lopenblas ;;
         PCRE2) links '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void){pcre2_code_free(0);}' -lpcre2-8 ;;
         # Debian's curl and wget do without certificates, and then refuse every server.
         wget) { have curl || have wget; } && { [ "$manager" != apt-get ] || [ -e "$certificates" ]; } ;;

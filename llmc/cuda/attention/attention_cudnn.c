@@ -371,11 +371,24 @@ static void compile(Builder *b)
     if (!b->status) b->p->workspace = device_alloc((size_t)bytes, "attention: workspace of a plan");
 }
 
+// A cuDNN made for another CUDA would bring a second runtime and a second cuBLASLt into the process.
+static void open_library(Builder *b)
+{
+    int made_for = (int)(cudnnGetCudartVersion() / 1000), ours = CUDART_VERSION / 1000;
+    if (made_for != ours) {
+        b->status = CUDNN_STATUS_NOT_INITIALIZED;
+        error_set(b->error, "this cuDNN is for CUDA %d, the program for CUDA %d: install cuDNN for CUDA %d",
+                  made_for, ours, ours);
+        return;
+    }
+    check(b, cudnnCreate(&handle), "cudnnCreate");
+}
+
 AttentionPlan *attention_plan_create(const AttentionShape *shape, Error *e)
 {
     Builder b = {.p = xcalloc(1, sizeof *b.p), .error = e};
     b.p->shape = *shape;
-    if (!handle) check(&b, cudnnCreate(&handle), "cudnnCreate");
+    if (!handle) open_library(&b);
     begin(&b);
     shape->backward ? describe_backward(&b) : describe_forward(&b);
     compile(&b);

@@ -81,10 +81,28 @@ static void probe_code(DeviceState *s)
         note("built without the instructions of sm_90a: slower kernels than this GPU could run; rebuild with make GPU_ARCH=90a");
 }
 
+// The runtime says "insufficient driver" of one that is older than itself, and where there is none at all.
+// Within a major version of CUDA a driver as old as its first release will do.
+static void refuse_driver(void)
+{
+    const int major = CUDART_VERSION / 1000, minor = CUDART_VERSION % 1000 / 10;
+    const char *needed = major == 12 ? "525" : major == 13 ? "580" : "that of its first release";
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        fatal(EXIT_BAD_INPUT,
+              "no NVIDIA driver here: install one (for CUDA %d: %s or later), or run the CPU program", major,
+              needed);
+    fatal(EXIT_BAD_INPUT,
+          "the NVIDIA driver is too old: it supports CUDA up to %d.%d, this program was built with CUDA %d.%d: "
+          "update the driver (to %s or later), or rebuild with a toolkit of CUDA %d (12.4 or later)",
+          driver / 1000, driver % 1000 / 10, major, minor, needed, driver / 1000);
+}
+
 void device_open(DeviceState *s, int index)
 {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver) refuse_driver();
     if (status != cudaSuccess || count == 0)
         fatal(EXIT_BAD_INPUT, "no CUDA device (%s): check the driver with nvidia-smi, or run the CPU program",
               cudaGetErrorString(status));

@@ -103,8 +103,8 @@ static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *max_rec
 static void take_record(const CUpti_Activity *a)
 {
     const CUpti_ActivityExternalCorrelation *x = (const void *)a;
-    const CUpti_ActivityKernel10 *kernel = (const void *)a;
-    const CUpti_ActivityMemcpy6 *copy = (const void *)a;
+    const CUpti_ActivityKernel9 *kernel = (const void *)a;
+    const CUpti_ActivityMemcpy5 *copy = (const void *)a;
     const CUpti_ActivityMemset4 *fill = (const void *)a;
     switch (a->kind) {
     case CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION:

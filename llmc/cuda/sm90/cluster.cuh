@@ -78,6 +78,13 @@ static __device__ __forceinline__ void st_async_u32(uint32_t *place, uint32_t va
                  "r"(value), "r"(shared_address(barrier)), "r"(rank)
                  : "memory");
 }
+// PTX has a relaxed arrive from ISA 8.6 (CUDA 12.8) on. Before, the default does: a release that reaches no
+// further than the own CTA.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+#define MBARRIER_ARRIVE_REMOTE "mbarrier.arrive.relaxed.cluster.shared::cluster.b64"
+#else
+#define MBARRIER_ARRIVE_REMOTE "mbarrier.arrive.shared::cluster.b64"
+#endif
 // Arrives at the mbarrier at this address in CTA `rank` of the cluster. Relaxed: it signals that WGMMA has
 // read a stage (wgmma_wait orders that), so it has nothing to publish; a release at cluster scope would
 // flush all writes of the thread at the cost of a whole stage. A remote arrive at a CTA that has exited is
@@ -87,8 +94,7 @@ static __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier,
 {
     asm volatile("{\n\t.reg .b32 remote;\n\t"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-                 "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote], %2;\n\t}" ::"r"(
-                     shared_address(barrier)),
+                 MBARRIER_ARRIVE_REMOTE " _, [remote], %2;\n\t}" ::"r"(shared_address(barrier)),
                  "r"(rank), "r"(times)
                  : "memory");
 }
