@@ -14,8 +14,10 @@ static SafeDtype element_dtype(bool half) { return half ? dtype_x : ST_F32; }
 
 // ---- which tensors -----------------------------------------------------------------------------------------------------
 
-// Weights, optimizer state, left-over gradients: one list, in one order, for writing and reading.
-typedef enum { WEIGHTS, STATE, LEFT_OVER } Part;
+// Weights, optimizer state, pending gradients: one list, in one order, for writing and reading.
+typedef enum { WEIGHTS, STATE, PENDING } Part;
+
+static const ParamSpec *vector_spec(const Param *a) { return a->spec->vector ? a->spec : NULL; }
 
 // The index-th tensor of a part on this rank; false after the last.
 static bool weight_tensor(const Trainer *t, int index, StateTensor *out)
@@ -23,23 +25,31 @@ static bool weight_tensor(const Trainer *t, int index, StateTensor *out)
     const Params *p = &t->model.params;
     if (index >= p->count) return false;
     const Param *a = &p->list[index];
-    bool mine = a->group == GROUP_MATRIX ? slot_owner((int)(a->offset / p->slot_size), comm_size()) == comm_rank() : !comm_rank();
-    *out = (StateTensor){.half = a->group == GROUP_TABLE || a->group == GROUP_GATE, .rows = a->rows, .cols = a->cols,
-                         .count = mine ? a->rows * a->cols : 0, .data = param_data(p, a)};
+    bool whole = a->spec->sharding == SHARD_TENSORS;
+    int owner = whole ? slot_owner(a->offset / p->pools[a->pool].slot, comm_size()) : 0;
+    *out = (StateTensor){.half = a->spec->storage == STORE_HALF, .everywhere = true, .vector = vector_spec(a),
+                         .rows = a->rows, .cols = a->cols, .count = owner == comm_rank() ? param_elements(a) : 0,
+                         .data = param_data(p, a)};
     snprintf(out->name, sizeof out->name, "%s", a->name);
     return true;
 }
 
-// Gradients of Adam's parameters, which wait from an even step to the next. Whole on rank 0, see gather_left_over.
-static bool left_over_tensor(const Trainer *t, int index, StateTensor *out)
+// Whether a parameter's gradient waits for a later step.
+static bool is_pending(const Trainer *t, const Param *a) { return t->step % a->spec->update.every != 0; }
+
+// Gradients that earlier steps have left to a later one. Whole on rank 0, see gather_pending.
+static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
 {
     const Params *p = &t->model.params;
-    if (index > NUM_TABLES || t->step % 2 == 0) return false; // an odd number of steps: the last one was even
-    const Param *a = index < NUM_TABLES ? &p->list[index] : params_find(p, "scalars");
-    *out = (StateTensor){.rows = a->rows, .cols = a->cols, .count = comm_rank() ? 0 : a->rows * a->cols,
-                         .data = index < NUM_TABLES ? p->tables_grad + a->offset : p->scalars_grad};
-    snprintf(out->name, sizeof out->name, "%s.grad", a->name);
-    return true;
+    for (int i = 0; i < p->count; i++) {
+        const Param *a = &p->list[i];
+        if (!is_pending(t, a) || index-- > 0) continue;
+        *out = (StateTensor){.rows = a->rows, .cols = a->cols, .count = comm_rank() ? 0 : param_elements(a),
+                             .data = param_grad(p, a)};
+        snprintf(out->name, sizeof out->name, "%s.grad", a->name);
+        return true;
+    }
+    return false;
 }
 
 static bool nth_tensor(const Trainer *t, Part part, int index, StateTensor *out)
@@ -47,21 +57,20 @@ static bool nth_tensor(const Trainer *t, Part part, int index, StateTensor *out)
     switch (part) {
     case WEIGHTS: return weight_tensor(t, index, out);
     case STATE: return optimizer_state(&t->optimizer, &t->model, index, out);
-    case LEFT_OVER: return left_over_tensor(t, index, out);
+    case PENDING: return pending_tensor(t, index, out);
     }
     return false;
 }
 
-static void gather_left_over(Trainer *t)
+static void gather_pending(Trainer *t)
 {
-    Params *p = &t->model.params;
-    int64_t n = NUM_TABLES * p->table_size;
-    if (comm_size() == 1 || t->step % 2 == 0) return;
-    comm_all_reduce(t->stream, p->tables_grad, n);
-    comm_all_reduce(t->stream, p->scalars_grad, NUM_SCALARS);
-    if (comm_rank() == 0) return;
-    device_zero(t->stream, p->tables_grad, (size_t)n * sizeof(float));
-    device_zero(t->stream, p->scalars_grad, NUM_SCALARS * sizeof(float));
+    const Params *p = &t->model.params;
+    for (int i = 0; i < p->count && comm_size() > 1; i++) {
+        const Param *a = &p->list[i];
+        if (!is_pending(t, a)) continue;
+        comm_all_reduce(t->stream, param_grad(p, a), param_elements(a));
+        if (comm_rank()) device_zero(t->stream, param_grad(p, a), (size_t)param_elements(a) * sizeof(float));
+    }
 }
 
 // ---- writing -----------------------------------------------------------------------------------------------------------
@@ -83,11 +92,11 @@ static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error 
     return good;
 }
 
-// What is in a file: the scalars' padding, which never changes, only as far as it is asked for.
+// What is in a file: a vector's padding, which never changes, only as far as it is asked for.
 static bool nth_to_write(const Trainer *t, Part part, int index, StateTensor *out)
 {
     if (!nth_tensor(t, part, index, out)) return false;
-    if (!strcmp(out->name, "scalars")) {
+    if (out->vector && t->config->save_scalars) {
         out->cols = t->config->save_scalars;
         out->count = min_i64(out->count, out->cols);
     }
@@ -98,8 +107,8 @@ static void declare_part(const Trainer *t, SafeWriter *w, Part part)
 {
     StateTensor x;
     for (int i = 0; nth_to_write(t, part, i, &x); i++) {
-        bool vector = !strcmp(x.name, "scalars"); // one dimension in the public layout
-        safewriter_declare(w, x.name, element_dtype(x.half), vector ? 1 : 2, vector ? &x.cols : (int64_t[]){x.rows, x.cols});
+        int64_t shape[] = {x.rows, x.cols};
+        safewriter_declare(w, x.name, element_dtype(x.half), x.vector ? 1 : 2, x.vector ? &shape[1] : shape);
     }
 }
 
@@ -133,7 +142,6 @@ static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
     }
     if (!state) return;
     put_metadata(w, "step", format_string("%d", t->step));
-    put_metadata(w, "adam_steps", format_string("%d", t->optimizer.adam_steps));
     put_metadata(w, "train_ms", format_string("%.17g", t->train_ms));
     put_metadata(w, "rope.window", format_string("%d", t->rope.window));
     put_metadata(w, "rope.scale", format_string("%.17g", t->rope.scale));
@@ -150,13 +158,13 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
     bool good = !root || w;
     if (comm_any(!good)) return good ? error_set(e, "rank 0 could not write %s", path) : error_set(e, "%s", sub.text);
     trainer_complete_weights(t);
-    if (state) gather_left_over(t);
+    if (state) gather_pending(t);
     if (w) {
         write_metadata(t, w, state);
-        for (Part part = WEIGHTS; part <= (state ? LEFT_OVER : WEIGHTS); part++) declare_part(t, w, part);
+        for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++) declare_part(t, w, part);
         if (state) safewriter_declare(w, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count});
     }
-    for (Part part = WEIGHTS; part <= (state ? LEFT_OVER : WEIGHTS); part++) good = write_part(t, w, part, &sub) && good;
+    for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++) good = write_part(t, w, part, &sub) && good;
     if (w && state) good = safewriter_write(w, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, &sub) && good;
     if (w) good = safewriter_commit(w, &sub) && good;
     if (comm_any(!good)) return root ? error_set(e, "%s", sub.text) : error_set(e, "rank 0 could not write %s", path);
@@ -217,22 +225,22 @@ static char *name_in_file(const SafeTensors *st, const char *name)
     return xstrdup(name);
 }
 
-// Older and foreign files hold 62 or 63 scalars, padded to the number of ranks.
-static bool read_scalars(const SafeTensors *st, const char *name, float *host, Error *e)
+// Foreign files pad vectors to the number of their ranks; what is missing is as at the start.
+static bool read_vector(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name, float *host, Error *e)
 {
     const TensorInfo *info = safetensors_find(st, name);
-    for (int i = 0; i < NUM_SCALARS; i++) host[i] = 1;
     int64_t n = info && info->ndim ? info->shape[info->ndim - 1] : 0;
-    if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < SCALARS_USED || n > NUM_SCALARS)
-        return error_set(e, "tensor scalars: expected F32 with %d to %d values, found %lld bytes", SCALARS_USED,
-                         NUM_SCALARS, info ? (long long)info->bytes : 0);
+    if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < x->vector->least || n > x->cols)
+        return error_set(e, "tensor %s: expected F32 with %d to %d values, found %lld bytes", x->name, x->vector->least,
+                         (int)x->cols, info ? (long long)info->bytes : 0);
+    param_init_runs(params_find(&t->model.params, x->name), t->config, host);
     return safetensors_read(st, name, host, (size_t)info->bytes, e);
 }
 
 // Reads this rank's piece into host memory, in the element type that the device holds.
-static bool read_piece(const SafeTensors *st, const StateTensor *x, const char *name, void *host, Error *e)
+static bool read_piece(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name, void *host, Error *e)
 {
-    if (!strcmp(x->name, "scalars")) return read_scalars(st, name, host, e);
+    if (x->vector) return read_vector(t, st, x, name, host, e);
     if (!safetensors_expect(st, name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e)) return false;
     bool file_half = safetensors_find(st, name)->dtype == ST_BF16, device_half = element_bytes(x->half) == 2;
     int64_t size = file_half ? 2 : 4;
@@ -245,9 +253,9 @@ static bool read_piece(const SafeTensors *st, const StateTensor *x, const char *
 static bool read_tensor(Trainer *t, const SafeTensors *st, StateTensor *x, Error *e)
 {
     size_t bytes = (size_t)x->count * element_bytes(x->half);
-    void *host = host_alloc((size_t)max_i64(x->count, NUM_SCALARS) * sizeof(float));
+    void *host = host_alloc((size_t)x->count * sizeof(float));
     char *name = name_in_file(st, x->name);
-    bool good = read_piece(st, x, name, host, e);
+    bool good = read_piece(t, st, x, name, host, e);
     free(name);
     if (good) copy_to_device(t->stream, x->data, host, bytes);
     stream_synchronize(t->stream);
@@ -255,15 +263,12 @@ static bool read_tensor(Trainer *t, const SafeTensors *st, StateTensor *x, Error
     return good;
 }
 
-// What rank 0 writes for all, every rank reads: `shared` parts are taken whole.
+// What every rank holds, every rank reads whole.
 static bool read_part(Trainer *t, const SafeTensors *st, Part part, Error *e)
 {
     StateTensor x;
     for (int i = 0; nth_tensor(t, part, i, &x); i++) {
-        bool replicated = !strstr(x.name, "blocks.") || strstr(x.name, "attn_gate");
-        bool table_state = part == STATE && x.count && x.count < x.rows * x.cols;
-        if (part != LEFT_OVER && replicated && !table_state) x.count = x.rows * x.cols;
-        if (part == WEIGHTS) x.count = x.rows * x.cols; // complete everywhere: the rounded copy is made from it
+        if (x.everywhere) x.count = x.rows * x.cols;
         if (x.count && !read_tensor(t, st, &x, e)) return false;
     }
     return true;
@@ -271,9 +276,8 @@ static bool read_part(Trainer *t, const SafeTensors *st, Part part, Error *e)
 
 static bool read_weights(Trainer *t, const SafeTensors *st, Error *e)
 {
-    Params *p = &t->model.params;
     if (!read_part(t, st, WEIGHTS, e)) return false;
-    cast_weights(t->stream, p->matrices_x, p->matrices, p->num_slots * p->slot_size);
+    params_round(&t->model.params, t->stream);
     return true;
 }
 
@@ -293,6 +297,14 @@ bool weights_load(Trainer *t, const char *path, Error *e)
     return in_file(path, good, &sub, e);
 }
 
+const char *checkpoint_option(const void *st, const char *name)
+{
+    char *key = format_string("option.%s", name);
+    const char *value = safetensors_metadata(st, key);
+    free(key);
+    return value;
+}
+
 // An option that the file does not know is younger than the file: the run that wrote it did what is now the default.
 static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
 {
@@ -302,16 +314,16 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
     bool shapes, other_preset = preset && strcmp(preset, t->config->preset);
     for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
         if (!shapes) continue;
-        char *key = format_string("option.%s", name), *mine = config_option_value(t->config, i);
+        char *mine = config_option_value(t->config, i);
         char *usual = config_option_value(&standard, i);
-        const char *known = safetensors_metadata(st, key), *theirs = known ? known : usual;
+        const char *known = checkpoint_option(st, name), *older = config_older_value(name, checkpoint_option, st);
+        const char *theirs = known ? known : older ? older : usual;
         bool same = !strcmp(theirs, mine);
         if (!same)
             error_set(e, "made with %s%s%s--%s %s, but this run has %s%s%s; leave --%s out to resume with the checkpoint's",
                       other_preset ? "--preset " : "", other_preset ? preset : "", other_preset ? " and " : "", name,
                       theirs, other_preset ? t->config->preset : "", other_preset ? " and " : "", mine,
                       other_preset ? "preset" : name);
-        free(key);
         free(mine);
         free(usual);
         if (!same) return false;
@@ -379,8 +391,8 @@ static bool check_rope(const Trainer *t, Error *e)
 
 static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
 {
-    enum { STEP, ADAM_STEPS, TRAIN_MS, WINDOW, SCALE, POSITION, KEYS };
-    static const char *const keys[KEYS] = {"step", "adam_steps", "train_ms", "rope.window", "rope.scale", "data.position"};
+    enum { STEP, TRAIN_MS, WINDOW, SCALE, POSITION, KEYS };
+    static const char *const keys[KEYS] = {"step", "train_ms", "rope.window", "rope.scale", "data.position"};
     const char *value[KEYS];
     for (int i = 0; i < KEYS; i++)
         if (!(value[i] = safetensors_metadata(st, keys[i])))
@@ -388,7 +400,6 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
     if (!check_options(t, st, e)) return false;
     const bool good[KEYS] = {
         [STEP] = parse_whole(value[STEP], 0, config_total_steps(t->config), &t->step),
-        [ADAM_STEPS] = parse_whole(value[ADAM_STEPS], t->step / 2, t->step / 2, &t->optimizer.adam_steps),
         [TRAIN_MS] = parse_real(value[TRAIN_MS], 0, 1e15, &t->train_ms),
         [WINDOW] = parse_whole(value[WINDOW], 1, INT_MAX / t->config->block_size, &t->rope.window),
         [SCALE] = parse_real(value[SCALE], 1e-6, 1e6, &t->rope.scale),
@@ -418,7 +429,7 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
     if (st) {
         bool training = t->loader != NULL; // else only weights and rope are of use
         good = check_format(st, &sub) && read_state(t, st, &sub) && (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
-               (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, LEFT_OVER, &sub)));
+               (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, PENDING, &sub)));
         good = in_file(path, good, &sub, e);
         safetensors_close(st);
     }

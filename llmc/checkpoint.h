@@ -20,3 +20,5 @@ bool checkpoint_save(Trainer *t, const char *path, Error *e);
 bool checkpoint_load(Trainer *t, const char *path, Error *e);
 // Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard names them.
 bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e);
+// The value of an option in the metadata of a SafeTensors file; NULL: it is not there.
+const char *checkpoint_option(const void *file, const char *name);

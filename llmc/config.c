@@ -1,4 +1,5 @@
 #include "llmc/config.h"
+#include "llmc/records/record.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -11,7 +12,7 @@ typedef struct {
     const char *name;
     OptionType type;
     size_t offset;
-    const char *standard; // default, as text; NULL: none
+    const char *standard; // default, as text; NULL: none, or that of the preset
     double low, high;     // bounds of numbers
     const char *choices;  // for OPT_CHOICE: "a|b|c", the value is the index
     const char *help;
@@ -22,25 +23,25 @@ typedef struct {
 #define AT(field) offsetof(Config, field)
 
 static const Option options[] = {
-    {"preset", OPT_TEXT, AT(preset), "2025-10-27", 0, 0, NULL, "2025-10-27, 2025-11-10, 2025-11-18 or tiny; applied before all other options", false, "Model"},
+    {"preset", OPT_TEXT, AT(preset), "2025-10-27", 0, 0, NULL, "one of those listed below; applied before all other options", false, "Model"},
     {"vocab-size", OPT_INT, AT(vocab_size), "0", 0, 65536, NULL, "token ids; 0: as the training shard says", true, NULL},
-    {"model-dim", OPT_INT, AT(model_dim), "768", 16, 16384, NULL, "width d of the residual stream", true, NULL},
-    {"num-heads", OPT_INT, AT(num_heads), "6", 1, 256, NULL, "attention heads; the head width is model-dim / num-heads", true, NULL},
-    {"mlp-dim", OPT_INT, AT(mlp_dim), "3072", 16, 65536, NULL, "hidden width of the MLP", true, NULL},
-    {"block-size", OPT_INT, AT(block_size), "128", 1, 65536, NULL, "tokens in one block of the window schedule", true, NULL},
-    {"skips", OPT_CHOICE, AT(skips), "unet", 0, 0, "unet|single", "U-net skips 5->6 .. 1->10, or the single skip 4->7", true, NULL},
-    {"lambda-init", OPT_FLOAT, AT(lambda_init), "1", -100, 100, NULL, "initial weight of the residual stream at each layer", false, NULL},
+    {"model-dim", OPT_INT, AT(model_dim), NULL, 16, 16384, NULL, "width d of the residual stream", true, NULL},
+    {"num-heads", OPT_INT, AT(num_heads), NULL, 1, 256, NULL, "attention heads; the head width is model-dim / num-heads", true, NULL},
+    {"mlp-dim", OPT_INT, AT(mlp_dim), NULL, 16, 65536, NULL, "hidden width of the MLP", true, NULL},
+    {"block-size", OPT_INT, AT(block_size), NULL, 1, 65536, NULL, "tokens in one block of the window schedule", true, NULL},
+    {"network", OPT_TEXT, AT(network), NULL, 0, 0, NULL, "the preset whose layers and tensors the model has", true, NULL},
+    {"lambda-init", OPT_FLOAT, AT(lambda_init), NULL, -100, 100, NULL, "initial weight of the residual stream at each layer", false, NULL},
 
-    {"num-scheduled", OPT_INT, AT(num_scheduled), "2245", 1, 1e9, NULL, "steps of the learning-rate and window schedules", true, "Schedule"},
-    {"num-extension", OPT_INT, AT(num_extension), "40", 0, 1e9, NULL, "steps after them, at the longest window", true, NULL},
-    {"cooldown", OPT_FLOAT, AT(cooldown), "0.5", 0.0001, 1, NULL, "share of the scheduled steps in which the learning rate falls", true, NULL},
-    {"window-schedule", OPT_TEXT, AT(window_schedule), "3,7,11", 0, 0, NULL, "long windows in blocks, evenly over the scheduled steps", true, NULL},
-    {"window-extension", OPT_INT, AT(window_extension), "13", 1, 1e6, NULL, "long window of the extension steps, in blocks", true, NULL},
-    {"window-final", OPT_INT, AT(window_final), "20", 1, 1e6, NULL, "long window of the last validation, in blocks", true, NULL},
+    {"num-scheduled", OPT_INT, AT(num_scheduled), NULL, 1, 1e9, NULL, "steps of the learning-rate and window schedules", true, "Schedule"},
+    {"num-extension", OPT_INT, AT(num_extension), NULL, 0, 1e9, NULL, "steps after them, at the longest window", true, NULL},
+    {"cooldown", OPT_FLOAT, AT(cooldown), NULL, 0.0001, 1, NULL, "share of the scheduled steps in which the learning rate falls", true, NULL},
+    {"window-schedule", OPT_TEXT, AT(window_schedule), NULL, 0, 0, NULL, "long windows in blocks, evenly over the scheduled steps", true, NULL},
+    {"window-extension", OPT_INT, AT(window_extension), NULL, 1, 1e6, NULL, "long window of the extension steps, in blocks", true, NULL},
+    {"window-final", OPT_INT, AT(window_final), NULL, 1, 1e6, NULL, "long window of the last validation, in blocks", true, NULL},
 
-    {"adam-rate", OPT_FLOAT, AT(adam_rate), "0.008", 0, 1e3, NULL, "learning rate of embeddings, head and scalars", true, "Optimizers"},
-    {"muon-rate", OPT_FLOAT, AT(muon_rate), "0.03", 0, 1e3, NULL, "learning rate of the matrices and gates (NorMuon)", true, NULL},
-    {"weight-decay", OPT_FLOAT, AT(weight_decay), "0", 0, 1e3, NULL, "cautious weight decay of NorMuon", true, NULL},
+    {"adam-rate", OPT_FLOAT, AT(adam_rate), NULL, 0, 1e3, NULL, "learning rate of embeddings, head and scalars", true, "Optimizers"},
+    {"muon-rate", OPT_FLOAT, AT(muon_rate), NULL, 0, 1e3, NULL, "learning rate of the matrices and gates (NorMuon)", true, NULL},
+    {"weight-decay", OPT_FLOAT, AT(weight_decay), NULL, 0, 1e3, NULL, "cautious weight decay of NorMuon", true, NULL},
     {"momentum-low", OPT_FLOAT, AT(momentum_low), "0.85", 0, 0.9999, NULL, "NorMuon momentum at the first and last step", true, NULL},
     {"momentum-high", OPT_FLOAT, AT(momentum_high), "0.95", 0, 0.9999, NULL, "NorMuon momentum in between", true, NULL},
     {"momentum-warmup", OPT_INT, AT(momentum_warmup), "300", 0, 1e9, NULL, "steps in which the momentum rises", true, NULL},
@@ -52,10 +53,10 @@ static const Option options[] = {
     {"ns-dtype", OPT_TEXT, AT(ns_dtype), "auto", 0, 0, NULL, "auto, bf16, fp16 or fp32", true, NULL},
     {"ns-gain", OPT_FLOAT, AT(ns_gain), "1", 0.1, 1.9, NULL, "Turbo forms: over-drive of the AOL scale", true, NULL},
 
-    {"micro-batches", OPT_INT, AT(micro_batches), "8", 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together", true, "Data"},
+    {"micro-batches", OPT_INT, AT(micro_batches), NULL, 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together", true, "Data"},
     {"group-micro-batches", OPT_INT, AT(group_micro_batches), "0", 0, 4096, NULL, "how many of them a shard's end drops together; the Python original on R GPUs: R; 0: those of a step", true, NULL},
-    {"micro-batch-tokens", OPT_INT, AT(micro_batch_tokens), "32768", 16, 1 << 24, NULL, "tokens of one packed sequence", true, NULL},
-    {"max-document", OPT_INT, AT(max_document), "2048", 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},
+    {"micro-batch-tokens", OPT_INT, AT(micro_batch_tokens), NULL, 16, 1 << 24, NULL, "tokens of one packed sequence", true, NULL},
+    {"max-document", OPT_INT, AT(max_document), NULL, 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},
     {"train-files", OPT_TEXT, AT(train_files), "data/fineweb10B/fineweb_train_*.bin", 0, 0, NULL, "glob of training shards", false, NULL},
     {"val-files", OPT_TEXT, AT(val_files), "data/fineweb10B/fineweb_val_*.bin", 0, 0, NULL, "glob of the validation shard", false, NULL},
     {"val-tokens", OPT_INT64, AT(val_tokens), "10485760", 1, 1e15, NULL, "tokens of a validation; a multiple of the sequence of micro-batches * micro-batch-tokens", false, NULL},
@@ -63,13 +64,13 @@ static const Option options[] = {
     {"repeat", OPT_FLAG, AT(repeat), "0", 0, 0, NULL, "start over when the training data ends", false, NULL},
     {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
 
-    {"head", OPT_CHOICE, AT(head), "fp8", 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
+    {"head", OPT_CHOICE, AT(head), NULL, 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
     {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},
     {"out", OPT_TEXT, AT(out), "runs", 0, 0, NULL, "folder in which every run gets a folder of its own, <date>_<preset>_<id>, for log, JSON lines and checkpoints", false, NULL},
     {"init-from", OPT_TEXT, AT(init_from), "", 0, 0, NULL, "start from the weights of this .safetensors file", false, NULL},
     {"save-init", OPT_TEXT, AT(save_init), "", 0, 0, NULL, "write the initial weights to this file", false, NULL},
-    {"save-scalars", OPT_INT, AT(save_scalars), "64", SCALARS_USED, NUM_SCALARS, NULL,
-     "length of the tensor scalars in files: 64, with 2 of padding, is what the reference program reads on 4 or 8 GPUs, 62 on 1 or 2",
+    {"save-scalars", OPT_INT, AT(save_scalars), "0", 0, 4096, NULL,
+     "length of the tensor scalars in files; 0: with all of its padding, as the reference program reads it on 4 or 8 GPUs, 62: on 1 or 2",
      false, NULL},
     {"resume", OPT_TEXT, AT(resume), "", 0, 0, NULL, "go on from this checkpoint, or the newest one of a run's folder or of the newest run in a folder, with its options (those given here override them) and the same training shards, in the same run folder", false, NULL},
     {"checkpoint-every", OPT_INT, AT(checkpoint_every), "0", 0, 1e9, NULL, "steps between checkpoints; 0: one at the end", false, NULL},
@@ -96,20 +97,6 @@ static const Option options[] = {
 };
 enum { NUM_OPTIONS = sizeof options / sizeof *options };
 static_assert((int)NUM_OPTIONS <= (int)MAX_OPTIONS, "Config.given has a place for every option");
-
-// Each preset is the row it is based on, with these changes.
-static const struct {
-    const char *name, *based_on;
-    const char *changes[16][2];
-} presets[] = {
-    {"2025-10-27", NULL, {{NULL, NULL}}},
-    {"2025-11-10", "2025-10-27", {{"weight-decay", "1.2"}, {"num-scheduled", "2205"}}},
-    {"2025-11-18", "2025-11-10", {{"skips", "single"}, {"lambda-init", "1.1"}, {"num-scheduled", "2185"}}},
-    {"tiny", "2025-11-18",
-     {{"model-dim", "64"}, {"num-heads", "2"}, {"mlp-dim", "256"}, {"block-size", "16"}, {"micro-batch-tokens", "512"},
-      {"num-scheduled", "300"}, {"num-extension", "20"}, {"val-tokens", "65536"}, {"val-every", "50"}, {"head", "bf16"}}},
-};
-enum { NUM_PRESETS = sizeof presets / sizeof *presets };
 
 static const Option *find_option(const char *name)
 {
@@ -189,25 +176,51 @@ bool config_set(Config *c, const char *name, const char *value, Error *e)
     return o ? set_option(c, o, value, e) : error_set(e, "unknown option --%s; see --help", name);
 }
 
-// Its row; below 0, with a line, when there is none.
-static int find_preset(const char *name, Error *e)
+static char *record_names(void) // owned by the caller
 {
-    for (int i = 0; i < NUM_PRESETS; i++) {
-        if (!strcmp(presets[i].name, name)) return i;
+    char *list = xstrdup(records[0]->name);
+    for (int i = 1; records[i]; i++) {
+        char *longer = format_string("%s%s%s", list, records[i + 1] ? ", " : " and ", records[i]->name);
+        free(list);
+        list = longer;
     }
-    error_set(e, "--preset: there is no preset '%s'; there are 2025-10-27, 2025-11-10, 2025-11-18 and tiny", name);
-    return -1;
+    return list;
+}
+
+static bool no_record(const char *option, const char *name, Error *e)
+{
+    char *names = record_names();
+    error_set(e, "--%s: there is no preset '%s'; there are %s", option, name, names);
+    free(names);
+    return false;
+}
+
+static bool apply_record(Config *c, const Record *r, Error *e)
+{
+    if (r->based_on && !apply_record(c, r->based_on, e)) return false;
+    if (r->layers && !config_set(c, "network", r->name, e)) return false;
+    for (const Field *f = r->fields; f->option; f++) {
+        if (!config_set(c, f->option, f->value, e)) return false;
+    }
+    return true;
 }
 
 static bool apply_preset(Config *c, const char *name, Error *e)
 {
-    int i = find_preset(name, e);
-    if (i < 0) return false;
-    if (presets[i].based_on && !apply_preset(c, presets[i].based_on, e)) return false;
-    for (int k = 0; k < 16 && presets[i].changes[k][0]; k++) {
-        if (!config_set(c, presets[i].changes[k][0], presets[i].changes[k][1], e)) return false;
+    const Record *r = record_find(name);
+    return r ? apply_record(c, r, e) : no_record("preset", name, e);
+}
+
+const Record *config_record(const Config *c) { return record_network(record_find(c->network)); }
+
+const char *config_older_value(const char *name, KnownOption known, const void *of)
+{
+    const char *skips = known(of, "skips");
+    if (strcmp(name, "network") || !skips) return NULL;
+    for (int i = 0; records[i]; i++) {
+        if (records[i]->skips && !strcmp(records[i]->skips, skips)) return records[i]->name;
     }
-    return true;
+    return NULL;
 }
 
 // One argument, "--name value", "--name=value" or a flag; *i moves past what was taken.
@@ -259,10 +272,11 @@ static bool of_this_process(const Config *c, const Option *o)
 
 static bool take_known(Config *c, KnownOption known, const void *of, Error *e)
 {
-    if (find_preset(known(of, "preset"), e) < 0) return false;
+    if (!apply_preset(c, known(of, "preset"), e)) return false;
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const Option *o = &options[i];
         const char *value = known(of, o->name);
+        if (!value) value = config_older_value(o->name, known, of);
         bool none = value && !o->standard && !*value; // how no text at all is written
         if (!value || none || c->given[i] || of_this_process(c, o)) continue;
         if (!set_option(c, o, value, e)) return false;
@@ -321,9 +335,24 @@ static bool check_windows(const Config *c, Error *e)
     }
 }
 
+// How much of the vector of scalars a file may leave out is the record's matter.
+static bool check_vector(const Config *c, Error *e)
+{
+    const Record *r = config_record(c);
+    for (int i = 0; i < r->num_params && c->save_scalars; i++) {
+        const ParamSpec *p = &r->params[i];
+        int64_t most = record_extent(c, p->cols);
+        if (p->vector && (c->save_scalars < p->least || c->save_scalars > most))
+            return error_set(e, "--save-scalars %d: must be %d to %d", c->save_scalars, p->least, (int)most);
+    }
+    return true;
+}
+
 bool config_check(const Config *c, Error *e)
 {
     int head_dim = c->model_dim / c->num_heads;
+    if (!record_find(c->network)) return no_record("network", c->network, e);
+    if (!check_vector(c, e)) return false;
     if (c->model_dim % c->num_heads)
         return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
     if (head_dim % 4 || head_dim < 8 || head_dim > MAX_HEAD_DIM)
@@ -439,6 +468,15 @@ uint64_t config_fingerprint(const Config *c)
     return h;
 }
 
+// Of an option that presets set: the value of the first preset, on which the others are based. NULL: there is none.
+static const char *preset_value(const char *option)
+{
+    for (const Field *field = records[0]->fields; field->option; field++) {
+        if (!strcmp(field->option, option)) return field->value;
+    }
+    return strcmp(option, "network") ? NULL : records[0]->name;
+}
+
 void config_print_help(FILE *f)
 {
     fprintf(f,
@@ -449,45 +487,28 @@ void config_print_help(FILE *f)
         const Option *o = &options[i];
         char left[64], range[64] = "";
         if (o->section) fprintf(f, "\n%s\n", o->section);
+        const char *standard = o->standard ? o->standard : preset_value(o->name);
         snprintf(left, sizeof left, "--%s", o->name);
         if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT)
             snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
         fprintf(f, "  %-22s %s", left, o->help);
         if (o->type == OPT_FLAG) fprintf(f, "\n");
-        else if (o->choices) fprintf(f, " (%s; default %s)\n", o->choices, o->standard);
-        else fprintf(f, " (default %s%s)\n", o->standard && *o->standard ? o->standard : "none", range);
+        else if (o->choices) fprintf(f, " (%s; default %s)\n", o->choices, standard);
+        else fprintf(f, " (default %s%s)\n", standard && *standard ? standard : "none", range);
     }
-    fprintf(f, "\nPresets, each as the row it is based on with these changes:\n");
-    for (int i = 0; i < NUM_PRESETS; i++) {
-        fprintf(f, "  %-12s %s", presets[i].name, presets[i].based_on ? presets[i].based_on : "the defaults above");
-        for (int k = 0; k < 16 && presets[i].changes[k][0]; k++)
-            fprintf(f, "%s--%s %s", k ? " " : " with ", presets[i].changes[k][0], presets[i].changes[k][1]);
+    fprintf(f, "\nPresets, each as the one it is based on with these changes:\n");
+    for (int i = 0; records[i]; i++) {
+        const Record *r = records[i];
+        fprintf(f, "  %-12s %s", r->name, r->based_on ? r->based_on->name : "the defaults above");
+        if (r->layers && r->based_on) fprintf(f, " with its own network");
+        for (const Field *field = r->fields; r->based_on && field->option; field++)
+            fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
         fprintf(f, "\n");
     }
     fprintf(f,
             "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
             "(the state was saved, unless a second signal came),\n4 a GPU failed, 5 diverged: the loss of a training step or "
             "of a validation is not a finite number.\n");
-}
-
-LayerRole layer_role(const Config *c, int layer)
-{
-    static const int value_embeds[NUM_LAYERS] = {-1, 1, 2, -1, -1, -1, -1, -1, -1, 0, 1, 2};
-    LayerRole r = {.mlp = layer != 0,
-                   .attention = layer != 0 && layer != 7,
-                   .long_window = layer == 4 || layer == 11,
-                   .value_embed = value_embeds[layer],
-                   .skip_from = -1,
-                   .skip_weight = -1};
-    if (c->skips == SKIPS_UNET && layer >= 6 && layer <= 10) {
-        r.skip_from = 11 - layer;
-        r.skip_weight = layer - 6;
-    }
-    if (c->skips == SKIPS_SINGLE && layer == 7) {
-        r.skip_from = 4;
-        r.skip_weight = 1;
-    }
-    return r;
 }
 
 int config_total_steps(const Config *c) { return c->num_scheduled + c->num_extension; }

@@ -1,21 +1,20 @@
 // The options of a run: one typed table, from which parsing, --help, the log header and the checkpoint record are made.
-// Presets are rows of a second table: lists of option values.
+// Presets are the records (llmc/records): lists of option values, and the network that --network names.
 #pragma once
 #include "llmc/common.h"
 #include "llmc/newton_schulz.h"
 #include "llmc/ops.h"
 
-enum { MAX_LAYERS = 12, NUM_LAYERS = 12, NUM_VALUE_EMBEDS = 3, GATE_INPUTS = 12, NUM_SCALARS = 64,
-       SCALARS_USED = 5 * NUM_LAYERS + 2 }; // the others are padding
+struct Record;
 
 enum { MAX_OPTIONS = 96 };
 
-typedef struct {
+typedef struct Config {
     // model
     int vocab_size; // 0 on the command line: taken from the training shard
     int model_dim, num_heads, mlp_dim, block_size;
-    int skips;          // SKIPS_UNET or SKIPS_SINGLE
-    double lambda_init; // first block lambda
+    const char *network; // the record whose layers and tensors these are
+    double lambda_init;  // first block lambda
     // schedule
     int num_scheduled, num_extension;
     double cooldown;
@@ -59,7 +58,6 @@ typedef struct {
     bool given[MAX_OPTIONS]; // by index: the command line names the option
 } Config;
 
-enum { SKIPS_UNET, SKIPS_SINGLE };
 enum { MIN_PROFILE = 6 };
 enum { MAX_HEAD_DIM = 1024, MAX_WINDOWS = 64, MAX_STEP_TOKENS = 1 << 28 }; // a step's tokens are also a validation sequence
 
@@ -71,6 +69,8 @@ bool config_parse(Config *c, int argc, char **argv, Error *e);
 // A preset on the command line that is not that run's own replaces all of its options.
 typedef const char *(*KnownOption)(const void *of, const char *name);
 bool config_read(Config *c, int argc, char **argv, KnownOption known, const void *of, Error *e);
+// What an earlier run that does not know the option `name` had in its place; NULL: nothing that could be named.
+const char *config_older_value(const char *name, KnownOption known, const void *of);
 void config_print_help(FILE *f);
 
 // One option at a time as text, for logs and checkpoints. config_option_name gives NULL after the last. The text belongs to the
@@ -89,20 +89,9 @@ bool config_set(Config *c, const char *name, const char *value, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);
 
-// ---- the topology: which layer holds what ------------------------------------------------------------------------------
+// ---- what follows from them --------------------------------------------------------------------------------------------
 
-typedef struct {
-    bool mlp, attention;
-    bool long_window;
-    int value_embed; // table 0..2, or -1
-    int skip_from;   // the block whose output is added at this layer's entry, or -1
-    int skip_weight; // index among the skip weights, or -1
-} LayerRole;
-
-enum { BACKOUT_LAYER = 8 }; // its output is subtracted before the final norm
-
-// Layer 0..11 of the preset's network.
-LayerRole layer_role(const Config *c, int layer);
+const struct Record *config_record(const Config *c); // whose layers and tensors the run has
 NsText config_ns_text(const Config *c); // the Newton-Schulz options as newton_schulz.h parses them
 int config_total_steps(const Config *c);
 int config_vocab_padded(const Config *c); // up to the next multiple of 128

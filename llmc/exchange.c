@@ -1,26 +1,17 @@
 #include "llmc/exchange.h"
+#include "llmc/arena.h"
 #include <stdlib.h>
 #include <string.h>
 
 // ---- the table ---------------------------------------------------------------------------------------------------------
 
-static int table_stage(const Config *c, int table)
+static int slots_stage(const Params *p, const Bucket *b, int size) // the lowest among a group; padding has none
 {
-    if (table == 0) return 0;
-    if (table == NUM_TABLES - 1) return NUM_STAGES - 1;
-    int layer = 1;
-    while (layer_role(c, layer).value_embed != table - 1) layer++;
-    return layer;
-}
-
-static int slots_stage(const Params *p, int first, int size) // the lowest layer among a group; padding belongs to none
-{
-    int stage = NUM_LAYERS - 1;
+    int stage = p->record->num_layers;
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
-        if (a->group != GROUP_MATRIX) continue;
-        int slot = (int)(a->offset / p->slot_size);
-        if (slot >= first && slot < first + size) stage = (int)min_i64(stage, a->layer);
+        bool inside = a->pool == b->pool && a->offset >= b->offset && a->offset < b->offset + size * b->share;
+        if (inside) stage = (int)min_i64(stage, a->stage);
     }
     return stage;
 }
@@ -29,32 +20,70 @@ static int by_falling_stage(const void *a, const void *b) // then slots before t
 {
     const Bucket *x = a, *y = b;
     if (x->stage != y->stage) return y->stage - x->stage;
-    return x->table != y->table ? x->table - y->table : x->first - y->first;
+    if (x->rows != y->rows) return x->rows - y->rows;
+    if (x->pool != y->pool) return x->pool - y->pool;
+    return x->offset < y->offset ? -1 : 1;
 }
 
-void exchange_plan(Exchange *x, const Params *p, const Config *c, int rank, int size)
+static void add(Exchange *x, Bucket b)
+{
+    assert(x->count < MAX_BUCKETS);
+    x->list[x->count++] = b;
+}
+
+static void add_slots(Exchange *x, const Params *p, int pool)
+{
+    const ParamPool *q = &p->pools[pool];
+    for (int64_t at = 0; at < q->size; at += x->size * q->slot) {
+        Bucket b = {.pool = pool, .offset = at, .share = q->slot, .every = q->every};
+        b.stage = slots_stage(p, &b, x->size);
+        add(x, b);
+    }
+}
+
+void exchange_plan(Exchange *x, const Params *p, int rank, int size)
 {
     memset(x, 0, sizeof *x);
     x->rank = rank;
     x->size = size;
+    x->num_stages = p->record->num_layers + 2;
+    x->stale_after = -1;
     if (size == 1) return;
-    for (int slot = 0; slot < p->num_slots; slot += x->size)
-        x->list[x->count++] = (Bucket){.first = slot, .stage = slots_stage(p, slot, x->size)};
-    for (int i = 0; i < NUM_TABLES; i++) x->list[x->count++] = (Bucket){.table = true, .first = i, .stage = table_stage(c, i)};
-    assert(x->count <= MAX_BUCKETS);
+    for (int pool = 0; pool < p->num_pools; pool++) {
+        if (p->pools[pool].sharding == SHARD_TENSORS) add_slots(x, p, pool);
+    }
+    for (int i = 0; i < p->count; i++) {
+        const Param *a = &p->list[i];
+        if (a->spec->sharding != SHARD_ROWS) continue;
+        add(x, (Bucket){a->pool, a->offset, param_elements(a) / size, a->stage, true, a->spec->update.every});
+    }
     qsort(x->list, (size_t)x->count, sizeof *x->list, by_falling_stage);
 }
 
-void exchange_create(Exchange *x, const Params *p, const Config *c)
+static void place_own(Exchange *x, const Params *p, Arena *a)
 {
-    exchange_plan(x, p, c, comm_rank(), comm_size());
+    for (int i = 0; i < p->num_pools; i++) {
+        const ParamPool *q = &p->pools[i];
+        if (q->sharding == SHARD_TENSORS) x->own[i] = arena_take(a, (size_t)(q->size / x->size), sizeof(float));
+    }
+}
+
+void exchange_create(Exchange *x, const Params *p)
+{
+    exchange_plan(x, p, comm_rank(), comm_size());
     if (x->size == 1) return;
     comm_connect();
-    x->own = device_alloc((size_t)(p->num_slots / x->size * p->slot_size) * sizeof(float), "gradients: own sums");
+    Arena own = {NULL, 0};
+    place_own(x, p, &own);
+    x->own_memory = device_alloc(own.used, "gradients: own sums");
+    place_own(x, p, &(Arena){(char *)x->own_memory, 0});
     x->stream = stream_create_urgent();
     x->forked = event_create();
     x->small = event_create();
-    for (int i = 0; i < NUM_STAGES; i++) x->reached[i] = event_create(), x->gathered[i] = event_create();
+    for (int i = 0; i < x->num_stages; i++) {
+        x->reached[i] = event_create();
+        x->gathered[i] = event_create();
+    }
     for (int i = 0; i < x->count; i++) x->reduced[i] = event_create();
 }
 
@@ -62,70 +91,68 @@ void exchange_free(Exchange *x)
 {
     if (x->size < 2) return;
     stream_synchronize(x->stream);
-    for (int i = 0; i < NUM_STAGES; i++) event_destroy(x->reached[i]), event_destroy(x->gathered[i]);
+    for (int i = 0; i < x->num_stages; i++) {
+        event_destroy(x->reached[i]);
+        event_destroy(x->gathered[i]);
+    }
     for (int i = 0; i < x->count; i++) event_destroy(x->reduced[i]);
     event_destroy(x->forked);
     event_destroy(x->small);
     stream_destroy(x->stream);
-    device_free(x->own);
+    device_free(x->own_memory);
 }
 
 // ---- gradients ---------------------------------------------------------------------------------------------------------
 
-static void reduce_slots(Exchange *x, Params *p, int first)
+static void reduce_slots(Exchange *x, const Params *p, const Bucket *b)
 {
-    float *grad = p->matrices_grad + first * p->slot_size;
-    comm_reduce_scatter(x->stream, x->own + first / x->size * p->slot_size, grad, p->slot_size);
+    float *own = x->own[b->pool] + b->offset / x->size;
+    comm_reduce_scatter(x->stream, own, p->pools[b->pool].grad + b->offset, b->share);
 }
 
 // In place: the optimizer clears the own share when it has used it, and the others' are of no more use.
-static void reduce_table(Exchange *x, Params *p, int table)
+static void reduce_rows(Exchange *x, const Params *p, const Bucket *b)
 {
-    int64_t share = p->table_size / x->size, before = x->rank * share, after = p->table_size - before - share;
-    float *grad = p->tables_grad + table * p->table_size, *own = grad + before;
-    comm_reduce_scatter(x->stream, own, grad, share);
+    int64_t before = x->rank * b->share, after = (x->size - 1) * b->share - before;
+    float *grad = p->pools[b->pool].grad + b->offset, *own = grad + before;
+    comm_reduce_scatter(x->stream, own, grad, b->share);
     if (before) device_zero(x->stream, grad, (size_t)before * sizeof(float));
-    if (after) device_zero(x->stream, own + share, (size_t)after * sizeof(float));
+    if (after) device_zero(x->stream, own + b->share, (size_t)after * sizeof(float));
 }
 
-void exchange_stage_done(Exchange *x, Params *p, int stage, bool tables, Stream s)
+void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream s)
 {
     bool first = true;
     for (int i = 0; i < x->count; i++) {
         const Bucket *b = &x->list[i];
-        if (b->stage != stage || (b->table && !tables)) continue;
+        if (b->stage != stage || !update_is_due(b->every, t)) continue;
         if (first) {
             event_record(x->reached[stage], s);
             stream_wait(x->stream, x->reached[stage]);
             first = false;
         }
-        if (b->table) reduce_table(x, p, b->first);
-        else reduce_slots(x, p, b->first);
+        if (b->rows) reduce_rows(x, p, b);
+        else reduce_slots(x, p, b);
         event_record(x->reduced[i], x->stream);
     }
 }
 
-void exchange_small(Exchange *x, Params *p, bool scalars, Stream s)
+void exchange_small(Exchange *x, const Params *p, int t, Stream s)
 {
+    int64_t count = params_small_count(p, t);
     if (x->size == 1) return;
     event_record(x->forked, s);
     stream_wait(x->stream, x->forked);
-    comm_all_reduce(x->stream, p->gates_grad, p->gates_size + (scalars ? NUM_SCALARS : 0));
+    if (count) comm_all_reduce(x->stream, p->small_grad, count);
     event_record(x->small, x->stream);
 }
 
-void exchange_wait_slots(const Exchange *x, int first, int last, Stream s)
+void exchange_wait(const Exchange *x, int pool, int64_t first, int64_t last, Stream s)
 {
     for (int i = 0; i < x->count; i++) {
         const Bucket *b = &x->list[i];
-        if (!b->table && b->first < last && b->first + x->size > first) stream_wait(s, x->reduced[i]);
+        if (b->pool == pool && b->offset < last && b->offset + x->size * b->share > first) stream_wait(s, x->reduced[i]);
     }
-}
-
-void exchange_wait_table(const Exchange *x, int table, Stream s)
-{
-    for (int i = 0; i < x->count; i++)
-        if (x->list[i].table && x->list[i].first == table) stream_wait(s, x->reduced[i]);
 }
 
 void exchange_wait_small(const Exchange *x, Stream s)
@@ -135,29 +162,28 @@ void exchange_wait_small(const Exchange *x, Stream s)
 
 // ---- weights -----------------------------------------------------------------------------------------------------------
 
-void exchange_step_queued(Exchange *x, bool tables)
+void exchange_step_queued(Exchange *x, int t)
 {
-    if (x->size == 1) return;
-    x->stale = true;
-    x->stale_tables = tables;
+    if (x->size > 1) x->stale_after = t;
 }
 
-static void gather_bucket(Exchange *x, Params *p, const Bucket *b)
+static void gather_bucket(Exchange *x, const Params *p, const Bucket *b)
 {
-    int64_t share = p->table_size / x->size * (int64_t)sizeof(floatX), slot = p->slot_size * (int64_t)sizeof(floatX);
-    if (b->table) comm_all_gather(x->stream, p->tables + b->first * p->table_size, share);
-    else comm_all_gather(x->stream, p->matrices_x + b->first * p->slot_size, slot);
+    const ParamPool *q = &p->pools[b->pool];
+    floatX *values = q->storage == STORE_MASTER ? q->rounded : q->values;
+    comm_all_gather(x->stream, values + b->offset, b->share * (int64_t)sizeof(floatX));
 }
 
-void exchange_begin_gather(Exchange *x, Params *p, bool tables, Stream s)
+void exchange_begin_gather(Exchange *x, const Params *p, int t, Stream s)
 {
     if (x->size == 1) return;
     event_record(x->forked, s);
     stream_wait(x->stream, x->forked);
     int i = x->count - 1;
-    for (int stage = 0; stage < NUM_STAGES; stage++) {
-        for (; i >= 0 && x->list[i].stage == stage; i--)
-            if (!x->list[i].table || tables) gather_bucket(x, p, &x->list[i]);
+    for (int stage = 0; stage < x->num_stages; stage++) {
+        for (; i >= 0 && x->list[i].stage == stage; i--) {
+            if (update_is_due(x->list[i].every, t - 1)) gather_bucket(x, p, &x->list[i]);
+        }
         event_record(x->gathered[stage], x->stream);
     }
 }
@@ -167,10 +193,10 @@ void exchange_stage_needed(const Exchange *x, int stage, Stream s)
     if (x->size > 1) stream_wait(s, x->gathered[stage]);
 }
 
-void exchange_complete(Exchange *x, Params *p, Stream s)
+void exchange_complete(Exchange *x, const Params *p, Stream s)
 {
-    if (!x->stale) return;
-    exchange_begin_gather(x, p, x->stale_tables, s);
-    exchange_stage_needed(x, NUM_STAGES - 1, s);
-    x->stale = false;
+    if (x->stale_after < 0) return;
+    exchange_begin_gather(x, p, x->stale_after + 1, s);
+    exchange_stage_needed(x, x->num_stages - 1, s);
+    x->stale_after = -1;
 }

@@ -2,12 +2,55 @@
 #include "llmc/arena.h"
 #include <string.h>
 
+static void find_params(Model *m)
+{
+    const Params *p = &m->params;
+    m->embed = params_of(p, ROLE_EMBED, 0);
+    m->smear_gate = params_of(p, ROLE_SMEAR_GATE, 0);
+    m->head = params_of(p, ROLE_HEAD, 0);
+    m->scalars = params_of(p, ROLE_SCALARS, 0);
+    for (int i = 0; i < m->record->num_layers; i++) {
+        m->layer[i].qkvo = params_of(p, ROLE_QKVO, i);
+        m->layer[i].gate = params_of(p, ROLE_ATTENTION_GATE, i);
+        m->layer[i].up = params_of(p, ROLE_MLP_UP, i);
+        m->layer[i].down = params_of(p, ROLE_MLP_DOWN, i);
+        m->layer[i].value_embed = params_of(p, ROLE_VALUE_EMBED, m->record->layers[i].value_embed - 1);
+    }
+}
+
+static bool is_empty(const Model *m, int i)
+{
+    return i < m->record->num_layers && !m->record->layers[i].attention && !m->record->layers[i].mlp;
+}
+
+static void compile_mix(Model *m, int i)
+{
+    const MixTerm *terms = i < m->record->num_layers ? m->record->layers[i].mix : m->record->output;
+    int n = record_mix_terms(terms);
+    m->mix[i] = (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
+    for (int k = 0; k < 3; k++) m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
+    if (n || is_empty(m, i)) return;
+    m->mix[i] = (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
+    m->terms[3 * i].factor = 1;
+}
+
+static bool read_above(const Model *m, int i) // whether a mix above has this one's second stream as its second, too
+{
+    for (int k = i + 1; k <= m->record->num_layers; k++) {
+        if (m->mix[k].terms && m->mix[k].second == m->mix[i].second) return true;
+    }
+    return false;
+}
+
 void model_describe(Model *m, const Config *c)
 {
     memset(m, 0, sizeof *m);
     m->config = c;
     params_describe(&m->params, c);
-    for (int i = 0; i < NUM_LAYERS; i++) m->skip_of[i] = layer_role(c, i).skip_weight;
+    m->record = m->params.record;
+    find_params(m);
+    for (int i = 0; i <= m->record->num_layers; i++) compile_mix(m, i);
+    for (int i = 0; i <= m->record->num_layers; i++) m->mix[i].first_reader = !read_above(m, i);
 }
 
 void model_allocate(Model *m, bool training)
@@ -26,10 +69,11 @@ void model_free(Model *m)
 
 // ---- activations -------------------------------------------------------------------------------------------------------
 
-static bool block_is_kept(const Config *c, int block) // read again by a later layer
+static bool is_kept(const Model *m, int stream) // read again by a mix
 {
-    bool kept = block == BACKOUT_LAYER;
-    for (int i = 0; i < NUM_LAYERS; i++) kept |= layer_role(c, i).skip_from == block;
+    bool kept = false;
+    for (int i = 0; i <= m->record->num_layers; i++)
+        kept |= m->mix[i].terms && (m->mix[i].second == stream || m->mix[i].third == stream);
     return kept;
 }
 
@@ -46,10 +90,11 @@ static void place_attention(LayerActs *l, const Config *c, size_t N, Arena *b)
     l->lse = arena_take(b, N * H, sizeof(float));
 }
 
-static void place_layer(LayerActs *l, const Config *c, int layer, size_t N, Arena *b)
+static void place_layer(LayerActs *l, const Model *m, int layer, size_t N, Arena *b)
 {
+    const Config *c = m->config;
     size_t n = N * (size_t)c->model_dim;
-    if (layer_role(c, layer).attention) {
+    if (m->layer[layer].qkvo) {
         place_attention(l, c, N, b);
         l->h = arena_take(b, n, sizeof(floatX));
         l->v = arena_take(b, n, sizeof(floatX));
@@ -75,8 +120,10 @@ static void place_shared_layer(LayerActs *l, const Config *c, size_t N, Arena *b
 // Gradients lie where others are dead. dpre is dead when attention's come; dyg is when dqkv comes, unless attention's backward pass
 // writes to it. What skips carry, from layers below the last, lies in the last layer's activations; what the backout carries, in
 // the forward's residual stream.
-static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer, Arena *b)
+static void place_gradients(Acts *a, const Model *m, size_t N, Arena last_layer, Arena *b)
 {
+    const Config *c = m->config;
+    int L = m->record->num_layers;
     size_t n = N * (size_t)c->model_dim;
     a->dx = arena_take(b, n, sizeof(floatX));
     a->dx0 = arena_take(b, n, sizeof(floatX));
@@ -90,50 +137,54 @@ static void place_gradients(Acts *a, const Config *c, size_t N, Arena last_layer
     a->dk = feeds ? NULL : arena_take(b, n, sizeof(floatX));
     a->dv = arena_take(b, n, sizeof(floatX));
     if (mlp.used > b->used) b->used = mlp.used;
-    a->dx_backout = a->x;
-    for (int i = 0; i < NUM_LAYERS; i++)
-        if (block_is_kept(c, i) && i != BACKOUT_LAYER) a->dskip[i] = arena_take(&last_layer, n, sizeof(floatX));
+    for (int i = 0; i < L; i++)
+        if (is_kept(m, i)) a->dstream[i] = i == m->mix[L].second ? a->x : arena_take(&last_layer, n, sizeof(floatX));
 }
 
-static void place(Acts *a, const Config *c, int tokens, bool backward, Arena *b, Arena *gradients)
+static void place(Acts *a, const Model *m, int tokens, bool backward, Arena *b, Arena *gradients)
 {
+    const Config *c = m->config;
+    int L = m->record->num_layers;
     Arena last = {NULL, 0};
-    size_t N = (size_t)tokens, n = N * (size_t)c->model_dim;
+    size_t N = (size_t)tokens, n = N * (size_t)c->model_dim, coefficients = (size_t)(L + 1) * 3;
     *a = (Acts){.tokens = tokens, .backward = backward};
-    a->coef = arena_take(b, (NUM_LAYERS + 1) * 3, sizeof(float));
-    a->dcoef = backward ? arena_take(b, (NUM_LAYERS + 1) * 3, sizeof(float)) : NULL;
+    a->coef = arena_take(b, coefficients, sizeof(float));
+    a->dcoef = backward ? arena_take(b, coefficients, sizeof(float)) : NULL;
     a->x0 = arena_take(b, n, sizeof(floatX));
     a->x = arena_take(backward ? gradients : b, n, sizeof(floatX)); // dead when the head runs
     a->rstd0 = arena_take(b, N, sizeof(float));
     a->rstd_f = arena_take(b, N, sizeof(float));
-    // Without a backward, blocks whose output nobody reads again share one buffer.
+    // Without a backward, layers whose output nobody reads again share one buffer.
     floatX *shared = backward ? NULL : arena_take(b, n, sizeof(floatX));
-    a->block_out[0] = a->x0;
-    for (int i = 1; i < NUM_LAYERS; i++)
-        a->block_out[i] = backward || block_is_kept(c, i) ? arena_take(b, n, sizeof(floatX)) : shared;
-    if (!backward) place_shared_layer(&a->layer[0], c, N, b);
-    for (int i = 1; i < NUM_LAYERS; i++) {
-        last = *b;
-        if (backward) place_layer(&a->layer[i], c, i, N, b);
-        else a->layer[i] = a->layer[0];
+    for (int i = 0; i < L; i++) {
+        if (is_empty(m, i)) a->out[i] = i ? a->out[i - 1] : a->x0;
+        else a->out[i] = backward || is_kept(m, i) ? arena_take(b, n, sizeof(floatX)) : shared;
     }
-    a->xf = backward ? arena_take(b, n, sizeof(floatX)) : a->layer[0].h;
+    LayerActs one = {0};
+    if (!backward) place_shared_layer(&one, c, N, b);
+    for (int i = 0; i < L; i++) {
+        if (is_empty(m, i)) continue;
+        last = *b;
+        if (backward) place_layer(&a->layer[i], m, i, N, b);
+        else a->layer[i] = one;
+    }
+    a->xf = backward ? arena_take(b, n, sizeof(floatX)) : one.h;
     a->dh = backward ? arena_take(b, n, sizeof(floatX)) : NULL;
-    if (backward) place_gradients(a, c, N, last, gradients);
+    if (backward) place_gradients(a, m, N, last, gradients);
 }
 
-size_t acts_bytes(const Config *c, int N, bool backward, size_t *gradient_bytes)
+size_t acts_bytes(const Model *m, int N, bool backward, size_t *gradient_bytes)
 {
     Acts a;
     Arena all = {NULL, 0}, gradients = {NULL, 0};
-    place(&a, c, N, backward, &all, &gradients);
+    place(&a, m, N, backward, &all, &gradients);
     *gradient_bytes = gradients.used;
     return all.used;
 }
 
-void acts_place(Acts *a, const Config *c, int N, bool backward, void *base, void *gradients)
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *gradients)
 {
-    place(a, c, N, backward, &(Arena){base, 0}, &(Arena){gradients, 0});
+    place(a, m, N, backward, &(Arena){base, 0}, &(Arena){gradients, 0});
 }
 
 // ---- parameters of a layer ---------------------------------------------------------------------------------------------
@@ -147,40 +198,48 @@ typedef struct {
     float *dlambda;
 } LayerParams;
 
+static float *scalar(const Model *m, int i) { return (float *)param_data(&m->params, m->scalars) + i; }
+
+static float *scalar_grad(const Model *m, int i)
+{
+    float *grad = param_grad(&m->params, m->scalars);
+    return grad ? grad + i : NULL;
+}
+
 static LayerParams layer_params(const Model *m, int i)
 {
     const Params *p = &m->params;
-    LayerRole role = layer_role(m->config, i);
     LayerParams l = {0};
-    char name[48];
-    struct { const char *format; const floatX **w; float **dw; bool there; } rows[] = {
-        {"blocks.%d.attn.qkvo_w", &l.qkvo, &l.dqkvo, role.attention},
-        {"blocks.%d.mlp.c_fc", &l.fc, &l.dfc, role.mlp},
-        {"blocks.%d.mlp.c_proj", &l.proj, &l.dproj, role.mlp},
-        {"blocks.%d.attn.attn_gate.weight", &l.gate, &l.dgate, role.attention},
+    struct { const Param *a; const floatX **w; float **dw; } rows[] = {
+        {m->layer[i].qkvo, &l.qkvo, &l.dqkvo},
+        {m->layer[i].up, &l.fc, &l.dfc},
+        {m->layer[i].down, &l.proj, &l.dproj},
+        {m->layer[i].gate, &l.gate, &l.dgate},
+        {m->layer[i].value_embed, &l.value_embed, &l.dvalue_embed},
     };
-    for (int k = 0; k < 4; k++) {
-        if (!rows[k].there) continue;
-        snprintf(name, sizeof name, rows[k].format, i);
-        const Param *a = params_find(p, name);
-        bool gate = a->group == GROUP_GATE;
-        *rows[k].w = (gate ? p->gates : p->matrices_x) + a->offset;
-        *rows[k].dw = (gate ? p->gates_grad : p->matrices_grad) + a->offset;
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        if (!rows[k].a) continue;
+        *rows[k].w = param_weight(p, rows[k].a);
+        *rows[k].dw = param_grad(p, rows[k].a);
     }
-    if (role.value_embed >= 0) {
-        l.value_embed = p->tables + (1 + role.value_embed) * p->table_size;
-        l.dvalue_embed = p->tables_grad + (1 + role.value_embed) * p->table_size;
-    }
-    l.lambda = p->scalars + SCALAR_ATTENTION + 2 * i;
-    l.dlambda = p->scalars_grad + SCALAR_ATTENTION + 2 * i;
+    l.lambda = scalar(m, m->record->layers[i].v_lambdas);
+    l.dlambda = scalar_grad(m, m->record->layers[i].v_lambdas);
     return l;
 }
 
-static const floatX *smear_gate(const Model *m) { return m->params.gates + params_find(&m->params, "smear_gate.weight")->offset; }
-
-static int window_of(const LayerRole *role, const AttentionSetting *at)
+static int window_of(const LayerSpec *layer, const AttentionSetting *at)
 {
-    return role->long_window ? at->window_long : at->window_short;
+    return layer->long_window ? at->window_long : at->window_short;
+}
+
+static const floatX *stream_of(const Acts *a, int i) { return i < 0 ? a->x0 : a->out[i]; }
+
+// The layer whose output enters layer i; EMBEDDED: there is none.
+static int layer_below(const Model *m, int i)
+{
+    do i--;
+    while (i >= 0 && is_empty(m, i));
+    return i >= 0 ? i : EMBEDDED;
 }
 
 // ---- forward -----------------------------------------------------------------------------------------------------------
@@ -189,40 +248,43 @@ static void attention_layer_forward(const Model *m, Acts *a, int i, const Device
 {
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
-    LayerRole role = layer_role(c, i);
+    const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens, w.lambda, at->cos, at->sin,
                         N, H, e);
-    attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale, window_of(&role, at), N,
+    attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale, window_of(spec, at), N,
                       H, e);
-    matmul_forward(s, a->x, l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);
+    matmul_forward(s, w.fc ? a->x : a->out[i], l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);
+}
+
+static void mlp_forward(const Model *m, Acts *a, int i, int N, Stream s)
+{
+    int d = m->config->model_dim, F = m->config->mlp_dim;
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
+    matmul_forward(s, a->out[i], l->post, w.proj, a->x, N, F, d, 1);
 }
 
 static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
 {
-    const Config *c = m->config;
-    int N = b->N, d = c->model_dim, F = c->mlp_dim;
-    LayerRole role = layer_role(c, i);
-    LayerParams w = layer_params(m, i);
+    int N = b->N, d = m->config->model_dim;
     LayerActs *l = &a->layer[i];
-    const floatX *skip = role.skip_from >= 0 ? a->block_out[role.skip_from] : NULL;
-    floatX *h = role.attention ? l->h : l->h2;
-    float *rstd = role.attention ? l->rstd : l->rstd2;
-    mix_rmsnorm_forward(s, a->x, h, rstd, a->block_out[i - 1], a->x0, skip, a->coef + 3 * i, N, d);
-    if (role.attention) {
-        attention_layer_forward(m, a, i, b, at, s);
-        rmsnorm_forward(s, l->h2, l->rstd2, a->x, N, d);
-    }
-    matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
-    matmul_forward(s, a->block_out[i], l->post, w.proj, a->x, N, F, d, 1);
+    const Mix *mix = &m->mix[i];
+    bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    mix_rmsnorm_forward(s, a->x, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, stream_of(a, layer_below(m, i)),
+                        stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], a->coef + 3 * i, N, d);
+    if (attention) attention_layer_forward(m, a, i, b, at, s);
+    if (attention && mlp) rmsnorm_forward(s, l->h2, l->rstd2, a->x, N, d);
+    if (mlp) mlp_forward(m, a, i, N, s);
 }
 
 void model_prepare(Model *m, Acts *a, Stream s)
 {
-    const Params *p = &m->params;
-    coefficients_forward(s, a->coef, p->scalars, m->skip_of, NUM_LAYERS);
-    if (a->backward) device_zero(s, a->dcoef, (NUM_LAYERS + 1) * 3 * sizeof(float)); // a validation may have used its memory
+    int count = (m->record->num_layers + 1) * 3;
+    coefficients_forward(s, a->coef, scalar(m, 0), m->terms, count);
+    if (a->backward) device_zero(s, a->dcoef, (size_t)count * sizeof(float)); // a validation may have used its memory
 }
 
 static void stage_needed(const Model *m, int place, int stage, Stream s)
@@ -238,16 +300,17 @@ static void stage_done(const Model *m, int place, int stage, Stream s)
 static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
 {
     const Params *p = &m->params;
-    int d = m->config->model_dim;
+    int d = m->config->model_dim, L = m->record->num_layers;
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, place, 0, s);
-    embed_forward(s, a->x0, a->rstd0, b->tokens, p->tables, smear_gate(m), p->scalars + SCALAR_SMEAR, b->N, d);
-    for (int i = 1; i < NUM_LAYERS; i++) {
-        stage_needed(m, place, i, s);
-        layer_forward(m, a, i, b, at, s);
+    embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
+                  scalar(m, m->record->smear_lambda), b->N, d);
+    for (int i = 0; i < L; i++) {
+        stage_needed(m, place, 1 + i, s);
+        if (!is_empty(m, i)) layer_forward(m, a, i, b, at, s);
     }
-    mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, a->block_out[NUM_LAYERS - 1], a->block_out[BACKOUT_LAYER], NULL,
-                        a->coef + 3 * NUM_LAYERS, b->N, d);
+    mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, stream_of(a, layer_below(m, L)), stream_of(a, m->mix[L].second),
+                        m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third], a->coef + 3 * L, b->N, d);
 }
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s) { forward(m, a, b, at, 0, s); }
@@ -255,10 +318,9 @@ void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetti
 void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first, int count, float *loss,
                       Stream s)
 {
-    const Params *p = &m->params;
     int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
-    head_loss_eval(s, loss, a->xf + (int64_t)first * d, p->tables + (NUM_TABLES - 1) * p->table_size, b->targets + first, count, d,
+    head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first, count, d,
                    config_vocab_padded(m->config));
 }
 
@@ -282,7 +344,7 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
     int64_t square = (int64_t)d * d;
-    LayerRole role = layer_role(c, i);
+    const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
@@ -294,7 +356,7 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
                        &(AttentionBackward){.dq = a->dq, .dk = a->dk, .dv = dv, .dgate = a->dgate, .dgate_w = w.dgate,
                                             .dyg = a->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
                                             .h = l->h, .gate_w = w.gate, .next = &next},
-                       b->table, b->slots, at->scale, window_of(&role, at), N, H, e);
+                       b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
     if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
     qkv_backward(s, &next, N, H, e);
     WeightGrad grads[] = {{w.dqkvo, a->dqkv, l->h, 3 * d, d, fresh}, {w.dqkvo + 3 * square, a->dx, l->yg, d, d, fresh}};
@@ -302,60 +364,59 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
 }
 
+// Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there is no gate.
+static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const float *rstd, const float *dgate, int N, Stream s)
+{
+    const Mix *mix = &m->mix[i];
+    int below = layer_below(m, i), L = m->record->num_layers;
+    mix_rmsnorm_backward(s,
+                         &(MixBackward){.dx = a->dx,
+                                        .dx0 = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
+                                        .accumulate_dx0 = !mix->first_reader,
+                                        .dskip = mix->third == NONE ? NULL : a->dstream[mix->third],
+                                        .dcoef = a->dcoef + 3 * i, .dx_out = i < L ? a->dx : NULL, .dh = a->dh,
+                                        .dx_add = i < L && below != EMBEDDED ? a->dstream[below] : NULL,
+                                        .h = h, .rstd = rstd, .x = stream_of(a, below), .x0 = stream_of(a, mix->second),
+                                        .skip = mix->third == NONE ? NULL : a->out[mix->third],
+                                        .coef = a->coef + 3 * i, .dgate = dgate,
+                                        .gate_w = dgate ? param_weight(&m->params, m->layer[i].gate) : NULL,
+                                        .heads = m->config->num_heads},
+                         N, m->config->model_dim);
+}
+
 static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
 {
-    const Config *c = m->config;
-    int N = b->N, d = c->model_dim;
-    LayerRole role = layer_role(c, i);
     LayerActs *l = &a->layer[i];
-    mlp_backward(m, a, i, N, place & FIRST_OF_STEP, s);
-    if (role.attention) {
-        rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, N, d);
-        attention_layer_backward(m, a, i, b, at, place & FIRST_OF_STEP, s);
-    }
-    int below = i - 1;
-    mix_rmsnorm_backward(s,
-                         &(MixBackward){.dx = a->dx, .dx0 = a->dx0, .accumulate_dx0 = i != NUM_LAYERS - 1,
-                                        .dskip = role.skip_from >= 0 ? a->dskip[role.skip_from] : NULL,
-                                        .dcoef = a->dcoef + 3 * i, .dx_out = a->dx, .dh = a->dh,
-                                        .dx_add = below == BACKOUT_LAYER ? a->dx_backout : a->dskip[below],
-                                        .h = role.attention ? l->h : l->h2, .rstd = role.attention ? l->rstd : l->rstd2,
-                                        .x = a->block_out[below], .x0 = a->x0,
-                                        .skip = role.skip_from >= 0 ? a->block_out[role.skip_from] : NULL,
-                                        .coef = a->coef + 3 * i, .dgate = role.attention ? a->dgate : NULL,
-                                        .gate_w = layer_params(m, i).gate, .heads = c->num_heads},
-                         N, d);
+    bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    if (mlp) mlp_backward(m, a, i, b->N, place & FIRST_OF_STEP, s);
+    if (attention && mlp) rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, b->N, m->config->model_dim);
+    if (attention) attention_layer_backward(m, a, i, b, at, place & FIRST_OF_STEP, s);
+    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, attention ? a->dgate : NULL, b->N, s);
 }
 
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s)
 {
     const Config *c = m->config;
     const Params *p = &m->params;
-    int N = b->N, d = c->model_dim;
-    int64_t head = (NUM_TABLES - 1) * p->table_size;
+    int N = b->N, d = c->model_dim, L = m->record->num_layers, Vp = config_vocab_padded(c), smear = m->record->smear_lambda;
+    const floatX *head = param_weight(p, m->head);
     forward(m, a, b, at, place, s);
-    stage_needed(m, place, HEAD_STAGE, s);
-    if (m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, p->tables + head, config_vocab_padded(c), d);
-    head_loss_train(s, (HeadMode)c->head, loss, a->dh, p->tables_grad + head, a->xf, p->tables + head, m->head_w8, b->targets, N,
-                    d, config_vocab_padded(c));
-    mix_rmsnorm_backward(s,
-                         &(MixBackward){.dx = a->dx, .dx0 = a->dx_backout, .dcoef = a->dcoef + 3 * NUM_LAYERS, .dh = a->dh,
-                                        .h = a->xf, .rstd = a->rstd_f, .x = a->block_out[NUM_LAYERS - 1],
-                                        .x0 = a->block_out[BACKOUT_LAYER], .coef = a->coef + 3 * NUM_LAYERS},
-                         N, d);
-    stage_done(m, place, HEAD_STAGE, s);
-    for (int i = NUM_LAYERS - 1; i > 0; i--) {
-        layer_backward(m, a, i, b, at, place, s);
-        stage_done(m, place, i, s);
+    stage_needed(m, place, L + 1, s);
+    if (m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, head, Vp, d);
+    head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8, b->targets, N, d, Vp);
+    mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
+    stage_done(m, place, L + 1, s);
+    for (int i = L - 1; i >= 0; i--) {
+        if (!is_empty(m, i)) layer_backward(m, a, i, b, at, place, s);
+        stage_done(m, place, 1 + i, s);
     }
-    const Param *gate = params_find(p, "smear_gate.weight");
-    embed_backward(s, a->dh, p->gates_grad + gate->offset, p->scalars_grad + SCALAR_SMEAR, a->dx, a->dx0, a->x0, a->rstd0,
-                   b->tokens, p->tables, p->gates + gate->offset, p->scalars + SCALAR_SMEAR, N, d);
-    embedding_grad(s, p->tables_grad, a->dh, NULL, &b->rows, N, d);
+    embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0, a->rstd0, b->tokens,
+                   param_weight(p, m->embed), param_weight(p, m->smear_gate), scalar(m, smear), N, d);
+    embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
     stage_done(m, place, 0, s);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)
 {
-    coefficients_backward(s, m->params.scalars_grad, a->dcoef, m->params.scalars, m->skip_of, NUM_LAYERS);
+    coefficients_backward(s, scalar_grad(m, 0), a->dcoef, scalar(m, 0), m->terms, (m->record->num_layers + 1) * 3);
 }

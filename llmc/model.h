@@ -20,12 +20,12 @@ typedef struct {
     bool backward;
     floatX *x0, *x, *xf;               // normed embedding, running residual stream, normed output
     float *rstd0, *rstd_f;
-    floatX *block_out[NUM_LAYERS];     // residual stream after each block; [0] is x0
-    LayerActs layer[NUM_LAYERS];
-    float *coef;                       // (L+1, 3): weights of the residual mixes
+    floatX *out[MAX_LAYERS];           // residual stream after each layer; of one without blocks what it was before
+    LayerActs layer[MAX_LAYERS];
+    float *coef;                       // (L+1, 3): weights of the residual mixes, those of the output last
     // Gradients, when there is a backward. Some lie in memory that is dead by then, see model.c.
-    floatX *dx, *dx0, *dh, *dx_backout;
-    floatX *dskip[NUM_LAYERS];         // gradient that block_out[i] gets through a skip
+    floatX *dx, *dx0, *dh;
+    floatX *dstream[MAX_LAYERS];       // gradient that out[i] gets from mixes
     floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // dq, dk: NULL where attention_feeds_qkv()
     float *dgate, *dcoef;
 } Acts;
@@ -45,23 +45,35 @@ typedef struct {
     const floatX *cos, *sin; // (positions, e/4)
 } AttentionSetting;
 
-// Where the communication of a step attaches itself. Stages: 0 the embedding, 1 .. 11 the layers, 12 the head. NULL: nobody does.
+// Where the communication of a step attaches itself. Stages: 0 the embedding, 1 + i layer i, then the head. NULL: nobody does.
 typedef struct {
     void *context;
     void (*needed)(void *context, int stage, Stream s); // before the first op of a step that uses the stage's weights
     void (*done)(void *context, int stage, Stream s);   // after the last op of a step that adds to the stage's gradients
 } StageHooks;
-enum { HEAD_STAGE = NUM_LAYERS };
-
 // Which micro-batch of a step it is.
 enum { FIRST_OF_STEP = 1, LAST_OF_STEP = 2 };
 
+// A mix of the record, as the op takes it: the running stream, a second one, and a third or none.
+typedef struct {
+    int terms;         // 0: nothing is mixed in
+    int second, third; // streams; third NONE: there is none
+    bool first_reader; // in backward, which begins the sum of the second stream's gradient
+} Mix;
+
 typedef struct {
     const Config *config;
+    const Record *record;
     Params params;
+    // The parameters by what reads them; NULL where a layer has no such block.
+    const Param *embed, *smear_gate, *head, *scalars;
+    struct {
+        const Param *qkvo, *gate, *up, *down, *value_embed;
+    } layer[MAX_LAYERS];
+    Mix mix[MAX_LAYERS + 1];                 // the output's last
+    Coefficient terms[(MAX_LAYERS + 1) * 3]; // what coef is made from
     StageHooks hooks;
     void *head_w8; // quantised head, NULL in HEAD_BF16
-    int skip_of[NUM_LAYERS];
 } Model;
 
 void model_describe(Model *m, const Config *c);
@@ -70,8 +82,8 @@ void model_free(Model *m);
 
 // Bytes of an Acts for N tokens; acts_place points it into `base`, and what is dead while the head runs (gradients but dh and
 // dcoef, the residual stream within blocks) into `gradients`, memory that the head's ops may use.
-size_t acts_bytes(const Config *c, int N, bool backward, size_t *gradient_bytes);
-void acts_place(Acts *a, const Config *c, int N, bool backward, void *base, void *gradients);
+size_t acts_bytes(const Model *m, int N, bool backward, size_t *gradient_bytes);
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *gradients);
 
 // Once a step, after the scalars have changed: what is derived from them alone.
 void model_prepare(Model *m, Acts *a, Stream s);

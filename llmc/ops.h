@@ -96,6 +96,8 @@ typedef struct {
     const int32_t *num_rows;  // (1)
 } TokenRows;
 
+enum { GATE_INPUTS = 12 }; // channels that a gate reads
+
 // y_t = E[token_t] + lambda * sig(gate . E[token_t][0:12]) * E[token_{t-1}]  (t >= 1; y_0 = E[token_0]);  x0 = rms(y).
 //   x0         (N, d) floatX  out
 //   rstd       (N)    fp32    out, kept for backward
@@ -117,13 +119,18 @@ void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale
 
 // ---- residual stream ---------------------------------------------------------------------------------------------------
 
-// What mix_rmsnorm multiplies its streams with, from the trained scalars (layout: llmc/model.h). For layer i = 1..L-1
-//   coef[i] = (lambda_i0, lambda_i1, lambda_i0 * sig(skip weight))  and  coef[L] = (1, -backout lambda, 0);  coef[0] unused.
-//   coef     (L+1, 3) fp32 out;  scalars (num) fp32
-//   skip_of  (L) host: index of the layer's skip weight, or -1
-void coefficients_forward(Stream s, float *coef, const float *scalars, const int *skip_of, int L);
-// dscalars (num) fp32 +=; dcoef (L+1, 3) fp32 in, zeroed afterwards
-void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const int *skip_of, int L);
+// A number that a stream is multiplied with, from the trained scalars: factor * scalars[scalar] * sig(scalars[gate]); an index of
+// -1 leaves its factor out.
+typedef struct {
+    float factor;
+    int scalar, gate;
+} Coefficient;
+enum { MAX_COEFFICIENTS = 128 };
+
+// coef[i] from terms[i].  coef (count) fp32 out;  scalars fp32;  terms (count) host, count at most MAX_COEFFICIENTS
+void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count);
+// dscalars fp32 +=; dcoef (count) fp32 in, zeroed afterwards
+void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const Coefficient *terms, int count);
 
 // x_out = coef[0]*x + coef[1]*x0 + coef[2]*skip;  h = rms(x_out), rms(x) = x / sqrt(mean(x^2) + 2^-23).
 //   x_out (N, d) floatX  out, the residual stream; NULL when only h is wanted. h is computed from the unrounded sum.
@@ -276,24 +283,29 @@ void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows,
 
 // ---- optimizers --------------------------------------------------------------------------------------------------------
 
-// What changes from step to step, in device memory.
+// What changes from step to step, in device memory. Tensors of one update rule have one rate and one decay.
+enum { MAX_UPDATE_RULES = 32 };
 typedef struct {
-    float grad_scale;   // 1 / micro-batches of a step
-    float adam_rate;    // lr * sqrt(1 - beta2^k) / (1 - beta1^k), without the multiplier of the parameter
-    float muon_rate;    // lr, without the multiplier of the parameter
+    float rate;  // Adam: lr * sqrt(1 - beta2^k) / (1 - beta1^k); NorMuon: lr
+    float decay; // NorMuon: lr without the rule's own factor, * weight decay
+} RuleStep;
+typedef struct {
+    float grad_scale;    // 1 / micro-batches of a step
     float muon_momentum;
-    float muon_decay;   // lr * weight decay
+    RuleStep rule[MAX_UPDATE_RULES];
 } StepParams;
 
-enum { ADAM_BETA1_PERCENT = 65, ADAM_BETA2_PERCENT = 95 };
-#define ADAM_EPS 1e-8f
-#define MUON_BETA2 0.95f
+typedef struct {
+    int rule; // index in StepParams
+    float beta1, beta2, eps;
+    float rest1, rest2; // 1 - beta, rounded from the exact difference
+} AdamRule;
 
-// g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= multiplier*adam_rate * m / (sqrt(v) + eps).
+// g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= rate * m / (sqrt(v) + eps).
 // The moments used in the quotient are the unrounded ones. grad is zeroed.
 //   p, m, v (n) floatX in/out;  grad (n) fp32 in/out
-void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, float multiplier, int64_t n);
-void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, float multiplier, int64_t n);
+void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n);
+void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, AdamRule rule, int64_t n);
 
 // M += (1 - mu)(G - M);  U = G + mu (M - G), with G = grad * grad_scale.  momentum (n) fp32 in/out; u (n) fp32 in: grad, out: U
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n);
@@ -310,7 +322,8 @@ typedef struct {
     NsDtype o_dtype;
     int rows, cols, batch;
     bool per_column;      // decided by the stored shape of the parameter, of which these may be parts
-    float multiplier[2];  // of even and of odd matrices; on the rate only, not on the decay
+    float beta2;
+    const int32_t *rule;  // (batch) device: of each matrix, index in StepParams
     int64_t stride;       // elements from one matrix of w, wx and grad to the next; o and second are packed
 } NormuonUpdate;
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step);

@@ -1,41 +1,102 @@
 #include "llmc/optimizer.h"
 #include "llmc/arena.h"
-#include <math.h>
 #include <string.h>
 
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+// ---- batches -----------------------------------------------------------------------------------------------------------
 
-static int count_own(const Optimizer *o, int first, int last) // own slots in [first, last)
+static int larger_side(const UpdateBatch *b) { return b->rows > b->cols ? b->rows : b->cols; }
+
+static const ParamPool *pool_of(const Params *p, const UpdateBatch *b) { return &p->pools[p->list[b->first].pool]; }
+
+static const UpdateSpec *update_of(const Params *p, const UpdateBatch *b) { return &p->list[b->first].spec->update; }
+
+static bool updated_alike(const Param *a, const Param *b)
 {
-    int n = 0;
-    for (int slot = first; slot < last; slot++) n += slot_owner(slot, o->size) == o->rank;
-    return n;
+    const UpdateSpec *u = &a->spec->update, *v = &b->spec->update;
+    return a->pool == b->pool && a->rows == b->rows && a->cols == b->cols && a->spec->matrices == b->spec->matrices &&
+           u->kind == NORMUON && v->kind == NORMUON && u->beta2 == v->beta2 && u->fp32 == v->fp32;
 }
 
-size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m)
+static int64_t own_slots_before(const Optimizer *o, int64_t slot) { return ceil_div(max_i64(0, slot - o->rank), o->size); }
+
+// The share of this rank in a batch whose parameters are known.
+static void find_share(const Optimizer *o, const Params *p, UpdateBatch *b)
 {
-    int d = m->config->model_dim, F = m->config->mlp_dim;
-    size_t mlp = ns_workspace_bytes(&o->ns, d, F, o->own_mlp);
-    size_t attention = ns_workspace_bytes(&o->ns, d, d, 4 * o->own_attention);
-    size_t gates = ns_workspace_bytes(&o->ns_gates, m->config->num_heads, GATE_INPUTS, m->params.num_attention);
-    size_t most = mlp > attention ? mlp : attention;
-    return most > gates ? most : gates;
+    const Param *a = &p->list[b->first];
+    const ParamPool *q = pool_of(p, b);
+    b->matrices = a->spec->matrices;
+    b->rows = (int)a->rows;
+    b->cols = (int)(a->cols / b->matrices);
+    b->per_column = a->rows < a->cols;
+    b->own = b->count;
+    if (q->sharding == SHARD_TENSORS) {
+        int64_t slot = a->offset / q->slot;
+        b->own_first = (int)own_slots_before(o, slot);
+        b->own = (int)own_slots_before(o, slot + b->count) - b->own_first;
+    }
+    b->elements = b->own * param_elements(a) / (q->sharding == SHARD_ROWS ? o->size : 1);
+}
+
+// NorMuon first, whole tensors before replicated ones: gradients of rows and the small bucket are the last to be summed.
+static int update_order(const Params *p, const Param *a)
+{
+    const ParamPool *q = &p->pools[a->pool];
+    if (a->spec->update.kind == NORMUON) return q->sharding == SHARD_TENSORS ? 0 : 1;
+    return q->sharding == SHARD_ROWS ? 2 : 3;
+}
+
+static void make_batches(Optimizer *o, const Params *p)
+{
+    for (int order = 0; order < 4; order++) {
+        for (int i = 0, end; i < p->count; i = end) {
+            end = i + 1;
+            if (update_order(p, &p->list[i]) != order) continue;
+            while (end < p->count && updated_alike(&p->list[i], &p->list[end])) end++;
+            UpdateBatch *b = &o->batches[o->num_batches++];
+            *b = (UpdateBatch){.first = i, .count = end - i};
+            find_share(o, p, b);
+        }
+    }
 }
 
 static void place(Optimizer *o, const Params *p, Arena *a)
 {
-    size_t tables = (size_t)(NUM_TABLES * p->table_size / o->size), slots = (size_t)(o->own_slots * p->slot_size);
-    int64_t d = o->config->model_dim, F = o->config->mlp_dim, H = o->config->num_heads;
-    o->table_m = arena_take(a, tables, sizeof(floatX));
-    o->table_v = arena_take(a, tables, sizeof(floatX));
-    o->scalar_m = arena_take(a, NUM_SCALARS, sizeof(float));
-    o->scalar_v = arena_take(a, NUM_SCALARS, sizeof(float));
-    o->momentum = arena_take(a, slots, sizeof(float));
-    o->second_mlp = arena_take(a, (size_t)(o->own_mlp * larger(d, F)), sizeof(float));
-    o->second_attention = arena_take(a, (size_t)(o->own_attention * 4 * d), sizeof(float));
-    o->gates_momentum = arena_take(a, (size_t)p->gates_size, sizeof(float));
-    o->second_gates = arena_take(a, (size_t)(p->num_attention * larger(H, GATE_INPUTS)), sizeof(float));
-    o->second_smear = arena_take(a, GATE_INPUTS, sizeof(float));
+    for (int i = 0; i < o->num_batches; i++) {
+        UpdateBatch *b = &o->batches[i];
+        size_t n = (size_t)b->elements, matrices = (size_t)(b->own * b->matrices);
+        if (update_of(p, b)->kind == ADAM) {
+            size_t size = param_element_size(&p->list[b->first]);
+            b->m = arena_take(a, n, size);
+            b->v = arena_take(a, n, size);
+        } else {
+            b->momentum = arena_take(a, n, sizeof(float));
+            b->second = arena_take(a, matrices * (size_t)larger_side(b), sizeof(float));
+            b->rules = arena_take(a, matrices, sizeof(int32_t));
+        }
+    }
+}
+
+// The own index of a parameter in its batch, or -1 when another rank owns it.
+static int own_index(const Optimizer *o, const Params *p, const UpdateBatch *b, int param)
+{
+    const Param *a = &p->list[param];
+    const ParamPool *q = pool_of(p, b);
+    if (q->sharding != SHARD_TENSORS) return param - b->first;
+    int64_t slot = a->offset / q->slot;
+    return slot_owner(slot, o->size) == o->rank ? (int)(slot / o->size) - b->own_first : -1;
+}
+
+static void upload_rules(const Optimizer *o, const Params *p, const UpdateBatch *b)
+{
+    size_t bytes = (size_t)(b->own * b->matrices) * sizeof(int32_t);
+    int32_t *host = host_alloc(bytes);
+    for (int i = 0; i < b->count; i++) {
+        int own = own_index(o, p, b, b->first + i);
+        for (int k = 0; own >= 0 && k < b->matrices; k++) host[own * b->matrices + k] = p->list[b->first + i].rule;
+    }
+    copy_to_device(NULL, b->rules, host, bytes);
+    stream_synchronize(NULL);
+    host_free(host);
 }
 
 void optimizer_create(Optimizer *o, const Model *m)
@@ -47,213 +108,202 @@ void optimizer_create(Optimizer *o, const Model *m)
     o->config = c;
     o->rank = comm_rank();
     o->size = comm_size();
-    NsText text = config_ns_text(c), text_gates = text;
-    text_gates.dtype = "fp32";
-    if (!ns_options_parse(&o->ns, &text, &e) || !ns_options_parse(&o->ns_gates, &text_gates, &e)) fatal(EXIT_USAGE, "%s", e.text);
-    int attention_end = p->first_attention_slot + p->num_attention;
-    o->own_slots = count_own(o, 0, p->num_slots);
-    o->own_mlp = count_own(o, 0, p->first_attention_slot);
-    o->own_attention = count_own(o, p->first_attention_slot, attention_end);
+    NsText text = config_ns_text(c), text_fp32 = text;
+    text_fp32.dtype = "fp32";
+    if (!ns_options_parse(&o->ns, &text, &e) || !ns_options_parse(&o->ns_fp32, &text_fp32, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    make_batches(o, p);
 
     Arena state = {NULL, 0};
     place(o, p, &state);
-    state = (Arena){device_alloc(state.used, "optimizer state"), 0};
-    place(o, p, &state);
-    exchange_create(&o->exchange, p, c);
+    o->state = device_alloc(state.used, "optimizer state");
+    place(o, p, &(Arena){o->state, 0});
+    for (int i = 0; i < o->num_batches; i++) {
+        if (o->batches[i].rules && o->batches[i].own) upload_rules(o, p, &o->batches[i]);
+    }
+    exchange_create(&o->exchange, p);
 }
 
 void optimizer_free(Optimizer *o)
 {
-    device_free(o->table_m); // where the arena begins
+    device_free(o->state);
     exchange_free(&o->exchange);
 }
 
 // ---- Adam --------------------------------------------------------------------------------------------------------------
 
-static void adam(Optimizer *o, Params *p, Stream s)
+static AdamRule adam_rule(const Param *a)
 {
-    int64_t own = p->table_size / o->size;
-    for (int i = 0; i < NUM_TABLES; i++) {
-        int64_t at = i * p->table_size + o->rank * own;
-        exchange_wait_table(&o->exchange, i, s);
-        adam_update(s, p->tables + at, o->table_m + i * own, o->table_v + i * own, p->tables_grad + at, o->step,
-                    (float)p->list[i].multiplier, own);
-    }
-    const Param *scalars = params_find(p, "scalars");
-    adam_update_fp32(s, p->scalars, o->scalar_m, o->scalar_v, p->scalars_grad, o->step, (float)scalars->multiplier, NUM_SCALARS);
+    const UpdateSpec *u = &a->spec->update;
+    return (AdamRule){a->rule, (float)u->beta1, (float)u->beta2, (float)u->eps, (float)(1 - u->beta1), (float)(1 - u->beta2)};
+}
+
+static void adam(Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
+{
+    const Param *a = &p->list[b->first];
+    const ParamPool *q = pool_of(p, b);
+    int64_t at = a->offset + (q->sharding == SHARD_ROWS ? o->rank * b->elements : 0);
+    if (q->sharding == SHARD_ROWS) exchange_wait(&o->exchange, a->pool, at, at + b->elements, s);
+    else exchange_wait_small(&o->exchange, s);
+    if (q->storage == STORE_HALF)
+        adam_update(s, (floatX *)q->values + at, b->m, b->v, q->grad + at, o->step, adam_rule(a), b->elements);
+    else
+        adam_update_fp32(s, (float *)q->values + at, b->m, b->v, q->grad + at, o->step, adam_rule(a), b->elements);
 }
 
 // ---- NorMuon -----------------------------------------------------------------------------------------------------------
 
-// U of the own slot `i`: where the sums arrive with several ranks, else where the gradient is.
-static float *own_u(const Optimizer *o, const Params *p, int i)
+static const NsOptions *ns_options(const Optimizer *o, const Params *p, const UpdateBatch *b)
 {
-    return (o->exchange.own ? o->exchange.own : p->matrices_grad) + i * p->slot_size;
+    return update_of(p, b)->fp32 ? &o->ns_fp32 : &o->ns;
 }
 
-// The parameter in a matrix slot. The table lists matrices in slot order.
-static const Param *slot_param(const Params *p, int slot) { return &p->list[NUM_TABLES + slot]; }
-
-// On the learning rate: the parameter's own multiplier and NorMuon's shape factor, max(1, rows/cols)^1/2 of the stored shape.
-static float rate_multiplier(const Param *a)
+// Where the gradient of the own share is, which becomes U: with several ranks the sums of whole tensors arrive elsewhere.
+static float *own_gradient(const Optimizer *o, const Params *p, const UpdateBatch *b)
 {
-    return (float)(a->multiplier * sqrt(fmax(1, (double)a->rows / (double)a->cols)));
+    const Param *a = &p->list[b->first];
+    const ParamPool *q = pool_of(p, b);
+    if (q->sharding == REPLICATED) return q->grad + a->offset;
+    float *own = o->exchange.own[a->pool];
+    return (own ? own : q->grad) + b->own_first * q->slot;
 }
 
-// `batch` matrices (rows, cols) that are `stride` elements apart, the first of them at the start of an own slot.
-static void update(Optimizer *o, Params *p, int own, const void *ortho, int rows, int cols, int batch, int64_t stride,
-                   float *second, Stream s)
+// Between two own parameters, in elements of the pool.
+static int64_t own_stride(const Optimizer *o, const Params *p, const UpdateBatch *b)
 {
-    int slot = o->rank + own * o->size, next = slot + o->size;
-    int64_t at = slot * p->slot_size;
-    const Param *a = slot_param(p, slot), *odd = stride < p->slot_size || batch < 2 ? a : slot_param(p, next);
+    return param_elements(&p->list[b->first]) * (pool_of(p, b)->sharding == SHARD_TENSORS ? o->size : 1);
+}
+
+// The own parameters [first, first + count) of a batch, whose `stride` from matrix to matrix is the same throughout.
+static void update(const Optimizer *o, const Params *p, const UpdateBatch *b, const char *ortho, int first, int count,
+                   int64_t stride, Stream s)
+{
+    const Param *a = &p->list[b->first];
+    const ParamPool *q = pool_of(p, b);
+    const NsOptions *ns = ns_options(o, p, b);
+    int64_t own_at = q->sharding == SHARD_TENSORS ? (o->rank + (int64_t)b->own_first * o->size) * q->slot : a->offset;
+    int64_t at = own_at + first * own_stride(o, p, b), matrix = first * b->matrices;
+    bool master = q->storage == STORE_MASTER;
     normuon_update(s,
-                   &(NormuonUpdate){.w = p->matrices + at, .wx = p->matrices_x + at,
-                                    .second = second, .o = ortho, .o_dtype = o->ns.dtype, .rows = rows, .cols = cols,
-                                    .batch = batch, .per_column = a->rows < a->cols,
-                                    .multiplier = {rate_multiplier(a), rate_multiplier(odd)}, .stride = stride},
+                   &(NormuonUpdate){.w = master ? (float *)q->values + at : NULL,
+                                    .wx = (master ? q->rounded : (floatX *)q->values) + at,
+                                    .grad = q->sharding == REPLICATED ? q->grad + at : NULL,
+                                    .second = b->second + matrix * larger_side(b),
+                                    .o = ortho + (size_t)(matrix * b->rows * b->cols) * ns_element_size(ns->dtype),
+                                    .o_dtype = ns->dtype, .rows = b->rows, .cols = b->cols, .batch = count * b->matrices,
+                                    .per_column = b->per_column, .beta2 = (float)a->spec->update.beta2,
+                                    .rule = b->rules + matrix, .stride = stride},
                    o->step);
 }
 
-// Momentum of own slots [first, last), whose sums must have arrived.
-static void momentum(Optimizer *o, Params *p, int first, int last, Stream s)
+static void normuon(Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
 {
-    exchange_wait_slots(&o->exchange, o->rank + first * o->size, o->rank + (last - 1) * o->size + 1, s);
-    normuon_momentum(s, own_u(o, p, first), o->momentum + first * p->slot_size, o->step, (last - first) * p->slot_size);
-}
-
-static void normuon_mlp(Optimizer *o, Params *p, Stream s)
-{
-    int d = o->config->model_dim, F = o->config->mlp_dim;
-    if (!o->own_mlp) return;
-    momentum(o, p, 0, o->own_mlp, s);
-    char *ortho = newton_schulz(s, &o->ns, own_u(o, p, 0), p->slot_size, d, F, o->own_mlp, o->ns_workspace);
-    // c_proj and c_fc take turns. Every second own slot is of the same kind, if not every one.
-    update(o, p, 0, ortho, d, F, o->own_mlp, o->size * p->slot_size, o->second_mlp, s);
-}
-
-// Q, K, V and O are four matrices, orthogonalised and normalised each by itself: one batch over all slots, unless a wider MLP
-// makes slots larger than an attention matrix.
-static void normuon_attention(Optimizer *o, Params *p, Stream s)
-{
-    int d = o->config->model_dim;
-    int64_t square = (int64_t)d * d;
-    size_t bytes = (size_t)(4 * square) * ns_element_size(o->ns.dtype);
-    int together = p->slot_size == 4 * square ? o->own_attention : 1, adjacent = o->size == 1 ? together : 1;
-    if (!o->own_attention) return;
-    momentum(o, p, o->own_mlp, o->own_mlp + o->own_attention, s);
-    for (int first = 0; first < o->own_attention; first += together) {
-        char *ortho = newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp + first), square, d, d, 4 * together, o->ns_workspace);
-        for (int i = 0; i < together; i += adjacent)
-            update(o, p, o->own_mlp + first + i, ortho + i * bytes, d, d, 4 * adjacent, square,
-                   o->second_attention + (first + i) * 4 * (int64_t)d, s);
+    const ParamPool *q = pool_of(p, b);
+    int pool = p->list[b->first].pool;
+    int64_t matrix = (int64_t)b->rows * b->cols, group = o->size * q->slot;
+    float *u = own_gradient(o, p, b);
+    if (!b->own) return;
+    if (q->sharding == REPLICATED) exchange_wait_small(&o->exchange, s);
+    else exchange_wait(&o->exchange, pool, b->own_first * group, (b->own_first + b->own) * group, s);
+    normuon_momentum(s, u, b->momentum, o->step, b->elements);
+    char *ortho = newton_schulz(s, ns_options(o, p, b), u, matrix, b->rows, b->cols, b->own * b->matrices, o->ns_workspace);
+    // All at once where the own matrices are equally far apart.
+    int64_t stride = own_stride(o, p, b);
+    if (b->matrices == 1 || stride == b->matrices * matrix) {
+        update(o, p, b, ortho, 0, b->own, b->matrices == 1 ? stride : matrix, s);
+        return;
     }
+    for (int i = 0; i < b->own; i++) update(o, p, b, ortho, i, 1, matrix, s);
 }
 
-// `batch` gates of the shape of `a`, the first of them.
-static void update_gates(Optimizer *o, Params *p, const Param *a, int batch, float *second, Stream s)
+// ---- the step ----------------------------------------------------------------------------------------------------------
+
+size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m)
 {
-    float *u = p->gates_grad + a->offset, multiplier = rate_multiplier(a);
-    int rows = (int)a->rows, cols = (int)a->cols;
-    void *ortho = newton_schulz(s, &o->ns_gates, u, rows * cols, rows, cols, batch, o->ns_workspace);
-    normuon_update(s,
-                   &(NormuonUpdate){.wx = p->gates + a->offset, .grad = u, .second = second, .o = ortho,
-                                    .o_dtype = o->ns_gates.dtype, .rows = rows, .cols = cols, .batch = batch,
-                                    .per_column = rows < cols, .multiplier = {multiplier, multiplier},
-                                    .stride = rows * cols},
-                   o->step);
+    const Params *p = &m->params;
+    size_t most = 0;
+    for (int i = 0; i < o->num_batches; i++) {
+        const UpdateBatch *b = &o->batches[i];
+        if (!b->momentum) continue;
+        size_t bytes = ns_workspace_bytes(ns_options(o, p, b), b->rows, b->cols, b->own * b->matrices);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
-static void normuon_gates(Optimizer *o, Params *p, Stream s)
+void optimizer_step(Optimizer *o, Model *m, int t, Stream s)
 {
-    exchange_wait_small(&o->exchange, s);
-    normuon_momentum(s, p->gates_grad, o->gates_momentum, o->step, p->gates_size);
-    update_gates(o, p, params_first_gate(p), p->num_attention, o->second_gates, s);
-    update_gates(o, p, params_find(p, "smear_gate.weight"), 1, o->second_smear, s);
-}
-
-// What was sent last is used last: sums travel while those before them are worked on.
-void optimizer_step(Optimizer *o, Model *m, bool adam_now, Stream s)
-{
-    Params *p = &m->params;
-    exchange_small(&o->exchange, p, adam_now, s);
-    normuon_mlp(o, p, s);
-    normuon_attention(o, p, s);
-    normuon_gates(o, p, s);
-    if (adam_now) adam(o, p, s);
+    const Params *p = &m->params;
+    exchange_small(&o->exchange, p, t, s);
+    for (int i = 0; i < o->num_batches; i++) {
+        const UpdateBatch *b = &o->batches[i];
+        if (!update_is_due(update_of(p, b)->every, t)) continue;
+        if (update_of(p, b)->kind == ADAM) adam(o, p, b, s);
+        else normuon(o, p, b, s);
+    }
 }
 
 void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
 {
-    Params *p = &m->params;
-    int d = o->config->model_dim, attention = p->slot_size == 4 * (int64_t)d * d ? o->own_attention : o->own_attention > 0;
-    newton_schulz(s, &o->ns, own_u(o, p, 0), p->slot_size, d, o->config->mlp_dim, o->own_mlp, o->ns_workspace);
-    newton_schulz(s, &o->ns, own_u(o, p, o->own_mlp), (int64_t)d * d, d, d, 4 * attention, o->ns_workspace);
-    newton_schulz(s, &o->ns_gates, p->gates_grad, 0, o->config->num_heads, GATE_INPUTS, p->num_attention, o->ns_workspace);
-    newton_schulz(s, &o->ns_gates, p->gates_grad, 0, 1, GATE_INPUTS, 1, o->ns_workspace);
+    const Params *p = &m->params;
+    Exchange *x = &o->exchange;
+    int all = update_cycle(p) - 1; // a step that updates everything
+    for (int i = 0; i < o->num_batches; i++) {
+        const UpdateBatch *b = &o->batches[i];
+        if (!b->momentum) continue;
+        newton_schulz(s, ns_options(o, p, b), own_gradient(o, p, b), (int64_t)b->rows * b->cols, b->rows, b->cols,
+                      b->own * b->matrices, o->ns_workspace);
+    }
     // Every collective once: sums and copies of zeros.
-    for (int stage = NUM_STAGES - 1; stage >= 0; stage--) exchange_stage_done(&o->exchange, p, stage, true, s);
-    exchange_small(&o->exchange, p, true, s);
-    exchange_wait_small(&o->exchange, s);
-    exchange_begin_gather(&o->exchange, p, true, s);
-    exchange_stage_needed(&o->exchange, HEAD_STAGE, s);
+    for (int stage = x->num_stages - 1; stage >= 0; stage--) exchange_stage_done(x, p, stage, all, s);
+    exchange_small(x, p, all, s);
+    exchange_wait_small(x, s);
+    exchange_begin_gather(x, p, all + 1, s);
+    exchange_stage_needed(x, x->num_stages - 1, s);
 }
 
 // ---- state by parameter ------------------------------------------------------------------------------------------------
 
-static void table_state(const Optimizer *o, const Params *p, int i, bool second, StateTensor *t)
+static const UpdateBatch *batch_of(const Optimizer *o, int param)
 {
-    int64_t own = p->table_size / o->size;
-    t->half = true;
-    t->first = o->rank * own;
-    t->count = own;
-    t->data = (second ? o->table_v : o->table_m) + i * own;
+    const UpdateBatch *b = o->batches;
+    while (param < b->first || param >= b->first + b->count) b++;
+    return b;
 }
 
-static void matrix_state(const Optimizer *o, const Params *p, int slot, bool second, StateTensor *t)
+static void adam_state(const Optimizer *o, const Params *p, const UpdateBatch *b, bool second, StateTensor *t)
 {
-    int own = slot / o->size; // index among the own slots, if it is ours
-    bool attention = slot >= p->first_attention_slot, mine = slot_owner(slot, o->size) == o->rank;
-    int64_t d = o->config->model_dim;
-    if (second) {
-        t->rows = attention ? 4 : 1;
-        t->cols = attention ? d : larger(d, o->config->mlp_dim);
-        t->data = attention ? o->second_attention + (own - o->own_mlp) * 4 * d : o->second_mlp + own * t->cols;
-    } else {
-        t->data = o->momentum + own * p->slot_size;
-    }
-    t->count = mine ? t->rows * t->cols : 0;
+    bool rows = pool_of(p, b)->sharding == SHARD_ROWS;
+    t->half = pool_of(p, b)->storage == STORE_HALF;
+    t->data = second ? b->v : b->m;
+    t->everywhere = !rows;
+    t->first = rows ? o->rank * b->elements : 0;
+    t->count = rows || !o->rank ? b->elements : 0;
 }
 
-static void gate_state(const Optimizer *o, const Params *p, const Param *a, bool second, StateTensor *t)
+static void normuon_state(const Optimizer *o, const Params *p, const UpdateBatch *b, int own, bool second, StateTensor *t)
 {
-    bool smear = a == params_find(p, "smear_gate.weight");
     if (second) {
-        t->rows = 1;
-        t->cols = larger(a->rows, a->cols);
-        t->data = smear ? o->second_smear : o->second_gates + a->offset / (a->rows * a->cols) * t->cols;
-    } else {
-        t->data = o->gates_momentum + a->offset;
+        t->rows = b->matrices;
+        t->cols = larger_side(b);
     }
-    t->count = o->rank ? 0 : t->rows * t->cols; // the same everywhere: rank 0 writes it
+    int64_t n = t->rows * t->cols;
+    t->everywhere = pool_of(p, b)->sharding == REPLICATED;
+    t->data = own < 0 ? NULL : (second ? b->second : b->momentum) + own * n;
+    t->count = own < 0 || (t->everywhere && o->rank) ? 0 : n;
 }
 
 bool optimizer_state(const Optimizer *o, const Model *m, int index, StateTensor *t)
 {
-    static const char *const kinds[][2] = {[GROUP_TABLE] = {"adam_m", "adam_v"}, [GROUP_MATRIX] = {"momentum", "second"},
-                                           [GROUP_GATE] = {"momentum", "second"}, [GROUP_SCALARS] = {"adam_m", "adam_v"}};
+    static const char *const kinds[][2] = {[ADAM] = {"adam_m", "adam_v"}, [NORMUON] = {"momentum", "second"}};
     const Params *p = &m->params;
     bool second = index % 2;
-    if (index / 2 >= p->count) return false;
-    const Param *a = &p->list[index / 2];
+    int param = index / 2;
+    if (param >= p->count) return false;
+    const Param *a = &p->list[param];
+    const UpdateBatch *b = batch_of(o, param);
     *t = (StateTensor){.rows = a->rows, .cols = a->cols};
-    snprintf(t->name, sizeof t->name, "%s.%s", a->name, kinds[a->group][second]);
-    if (a->group == GROUP_TABLE) table_state(o, p, index / 2, second, t);
-    if (a->group == GROUP_MATRIX) matrix_state(o, p, (int)(a->offset / p->slot_size), second, t);
-    if (a->group == GROUP_GATE) gate_state(o, p, a, second, t);
-    if (a->group == GROUP_SCALARS) {
-        t->data = second ? o->scalar_v : o->scalar_m;
-        t->count = o->rank ? 0 : t->rows * t->cols;
-    }
+    snprintf(t->name, sizeof t->name, "%s.%s", a->name, kinds[a->spec->update.kind][second]);
+    if (a->spec->update.kind == ADAM) adam_state(o, p, b, second, t);
+    else normuon_state(o, p, b, own_index(o, p, b, param), second, t);
     return true;
 }

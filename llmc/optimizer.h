@@ -1,8 +1,10 @@
-// One optimizer step over all parameters: Adam for tables and scalars, NorMuon for matrices and gates, each rank its share.
+// One optimizer step over all parameters, each rank its share.
 //
-// With R ranks: rank r owns rows [r Vp/R, (r+1) Vp/R) of every table and the matrix slots r, r+R, r+2R, ...; gates and scalars
-// are updated by every rank alike (llmc/exchange.h). Gradients arrive as each rank's unscaled fp32 sum over its micro-batches; the
-// factor 1/micro-batches is applied once, by the ops, after the reduction: the same number on any number of ranks.
+// Parameters of one optimizer, shape, sharding and constants are a batch: what the rows of the record's table say decides, not
+// what a tensor is. With R ranks: rank r owns rows [r n/R, (r+1) n/R) of every tensor that is sharded by rows, and the slots r,
+// r + R, r + 2R, ... of every pool of whole tensors; replicated parameters are updated by every rank alike (llmc/exchange.h).
+// Gradients arrive as each rank's unscaled fp32 sum over its micro-batches; the factor 1/micro-batches is applied once, by the
+// ops, after the reduction: the same number on any number of ranks.
 // Sources: Adam (Kingma, Ba 2014), Muon (Jordan 2024), NorMuon (arXiv 2510.05491), the speedrun's schedules.
 #pragma once
 #include "llmc/exchange.h"
@@ -10,25 +12,30 @@
 #include "llmc/newton_schulz.h"
 
 typedef struct {
-    const Config *config;
-    NsOptions ns, ns_gates; // gates are orthogonalised in fp32
-    int rank, size;
-    int own_slots;         // slots of this rank: rank, rank + size, ...
-    int own_mlp;           // those before the first attention slot
-    int own_attention;     // attention matrices among the rest; padding slots follow
-    int adam_steps;        // updates made so far
+    int first, count;      // parameters [first, first + count) of the list: neighbours in their pool
+    int own_first, own;    // SHARD_TENSORS: own slots [own_first, own_first + own) of the pool; else own = count
+    int64_t elements;      // of state on this rank
+    // NorMuon: `matrices` of (rows, cols) in each parameter.
+    int matrices, rows, cols;
+    bool per_column;       // by the stored shape
+    // Device memory, not owned.
+    void *m, *v;           // Adam (elements): moments, stored as the parameter is
+    float *momentum;       // NorMuon (elements)
+    float *second;         // (own, matrices, larger side)
+    int32_t *rules;        // (own, matrices): each matrix's rule
+} UpdateBatch;
+enum { MAX_UPDATES = MAX_PARAMS };
 
-    // Device memory, owned here. State exists for the own share only.
-    floatX *table_m, *table_v;        // (5, Vp/R, d)
-    float *scalar_m, *scalar_v;       // (64)
-    float *momentum;                  // (own_slots, slot_size)
-    float *second_mlp;                // (own_mlp, larger side)
-    float *second_attention;          // (own_attention, 4, d)
-    float *gates_momentum;            // (gates_size)
-    float *second_gates, *second_smear; // (num_attention, larger side), (12)
+typedef struct {
+    const Config *config;
+    NsOptions ns, ns_fp32; // as the options say, and the same in fp32
+    int rank, size;
+    UpdateBatch batches[MAX_UPDATES]; // in the order of their updates: what was sent last is used last
+    int num_batches;
+    void *state;            // device memory, owned here: the state of all batches
     const StepParams *step; // (1) device, not owned: the scalars of the step whose ops are queued, set by the caller
-    void *ns_workspace; // not owned: optimizer_workspace_bytes() that nobody else uses while a step of the optimizer runs
-    Exchange exchange; // what travels between the ranks
+    void *ns_workspace;     // not owned: optimizer_workspace_bytes() that nobody else uses while a step of the optimizer runs
+    Exchange exchange;      // what travels between the ranks
 } Optimizer;
 
 // Everything but step and ns_workspace, which the caller sets.
@@ -36,10 +43,11 @@ void optimizer_create(Optimizer *o, const Model *m);
 size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m);
 void optimizer_free(Optimizer *o);
 
-// Queues the update of step t; `o->step` already holds its scalars. Tables and scalars move when `adam`; their gradients are
-// kept when not. Those of gates are zeroed, those of matrices are of no more use. With several ranks the gradients have been sent
-// (exchange_stage_done), and the new weights of the other ranks come with the next step, or with exchange_complete.
-void optimizer_step(Optimizer *o, Model *m, bool adam, Stream s);
+// Queues the update of step t, or of any step that updates the same tensors; `o->step` already holds its scalars. Gradients that
+// the step does not use are kept, those of replicated and of Adam's parameters that it uses are zeroed; those of NorMuon's
+// matrices are of no more use. With several ranks the gradients have been sent (exchange_stage_done), and the new weights of the
+// other ranks come with the next step, or with exchange_complete.
+void optimizer_step(Optimizer *o, Model *m, int t, Stream s);
 
 // Runs Newton-Schulz once on the gradients as they are, which leaves no trace: a backend may prepare what a graph cannot hold.
 void optimizer_warm_up(Optimizer *o, Model *m, Stream s);
@@ -51,11 +59,13 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s);
 typedef struct {
     char name[80];   // "<parameter>.<adam_m|adam_v|momentum|second>"
     bool half;       // floatX, else fp32
+    bool everywhere; // every rank holds all of it: rank 0 writes it (count is 0 elsewhere), all read it
+    const ParamSpec *vector; // one dimension in files, which may leave out its end; else NULL
     int64_t rows, cols;
     int64_t first, count; // count 0: none of it here
     void *data;
 } StateTensor;
 // The index-th state tensor, in the same order on all ranks; false after the last.
 bool optimizer_state(const Optimizer *o, const Model *m, int index, StateTensor *t);
-// The rank that owns a matrix slot.
-static inline int slot_owner(int slot, int size) { return slot % size; }
+// The rank that owns a slot.
+static inline int slot_owner(int64_t slot, int size) { return (int)(slot % size); }

@@ -4,135 +4,229 @@
 #include <stdlib.h>
 #include <string.h>
 
-static Param *add(Params *p, ParamGroup group, int layer, int64_t rows, int64_t cols, int64_t offset, double multiplier)
+// ---- the table ---------------------------------------------------------------------------------------------------------
+
+// The lowest stage that reads the number-th tensor of a role: 0 the embedding, 1 + i layer i, then the head.
+static int first_stage(const Record *r, Role role, int number, int layer)
+{
+    if (role == ROLE_HEAD) return r->num_layers + 1;
+    if (layer >= 0) return 1 + layer;
+    if (role != ROLE_VALUE_EMBED) return 0;
+    int i = 0;
+    while (i < r->num_layers && r->layers[i].value_embed != number + 1) i++;
+    return 1 + i; // of a table that no layer reads: the head's
+}
+
+static void add(Params *p, const Config *c, int row, int number, bool of_layer)
 {
     Param *a = &p->list[p->count++];
     assert(p->count <= MAX_PARAMS);
-    *a = (Param){.group = group, .layer = layer, .rows = rows, .cols = cols, .offset = offset, .multiplier = multiplier};
-    return a;
+    const ParamSpec *spec = &p->record->params[row];
+    *a = (Param){.spec = spec, .rule = row, .layer = of_layer ? number : -1, .number = number};
+    a->rows = record_extent(c, spec->rows);
+    a->cols = record_extent(c, spec->cols);
+    a->stage = first_stage(p->record, spec->role, number, a->layer);
+    snprintf(a->name, sizeof a->name, spec->name, number);
 }
 
-static void describe_tables(Params *p, const Config *c)
+static bool is_of_layers(const Record *r, const ParamSpec *spec)
 {
-    int64_t rows = config_vocab_padded(c);
-    p->table_size = rows * c->model_dim;
-    for (int i = 0; i < NUM_TABLES; i++) {
-        bool head = i == NUM_TABLES - 1;
-        Param *a = add(p, GROUP_TABLE, -1, rows, c->model_dim, i * p->table_size, head ? 1 : 75);
-        if (i == 0) strcpy(a->name, "embed.weight");
-        else if (head) strcpy(a->name, "lm_head.weight");
-        else snprintf(a->name, sizeof a->name, "value_embeds.%d.weight", i - 1);
+    bool any = false;
+    for (int i = 0; i < r->num_layers; i++) any = any || record_layer_has(&r->layers[i], spec->role);
+    return any;
+}
+
+// Rows of one block and storage that follow each other take turns.
+static bool takes_turns(const Record *r, const ParamSpec *a, const ParamSpec *b)
+{
+    for (int i = 0; i < r->num_layers; i++) {
+        if (record_layer_has(&r->layers[i], a->role) != record_layer_has(&r->layers[i], b->role)) return false;
+    }
+    return a->storage == b->storage && is_of_layers(r, a) && is_of_layers(r, b);
+}
+
+static void add_rows(Params *p, const Config *c)
+{
+    const Record *r = p->record;
+    for (int row = 0, end; row < r->num_params; row = end) {
+        const ParamSpec *spec = &r->params[row];
+        end = row + 1;
+        if (!is_of_layers(r, spec)) {
+            for (int i = 0; i < max_i64(1, spec->count); i++) add(p, c, row, i, false);
+            continue;
+        }
+        while (end < r->num_params && takes_turns(r, spec, &r->params[end])) end++;
+        for (int layer = r->num_layers - 1; layer >= 0; layer--) {
+            for (int k = row; k < end; k++) {
+                if (record_layer_has(&r->layers[layer], r->params[k].role)) add(p, c, k, layer, true);
+            }
+        }
     }
 }
 
-static void describe_matrices(Params *p, const Config *c)
+static int pool_for(Params *p, const Param *a)
 {
-    int64_t d = c->model_dim, slot = 0;
-    p->slot_size = max_i64(4 * d * d, d * c->mlp_dim);
-    for (int i = NUM_LAYERS - 1; i > 0; i--) {
-        Param *proj = add(p, GROUP_MATRIX, i, d, c->mlp_dim, slot++ * p->slot_size, 1);
-        snprintf(proj->name, sizeof proj->name, "blocks.%d.mlp.c_proj", i);
-        Param *fc = add(p, GROUP_MATRIX, i, d, c->mlp_dim, slot++ * p->slot_size, 2);
-        snprintf(fc->name, sizeof fc->name, "blocks.%d.mlp.c_fc", i);
+    const ParamSpec *s = a->spec;
+    int64_t slot = s->sharding == SHARD_TENSORS ? param_elements(a) : 0;
+    for (int i = 0; i < p->num_pools; i++) {
+        const ParamPool *q = &p->pools[i];
+        if (q->storage == s->storage && q->sharding == s->sharding && q->every == s->update.every && q->slot == slot) return i;
     }
-    p->first_attention_slot = (int)slot;
-    for (int i = NUM_LAYERS - 1; i > 0; i--) {
-        if (!layer_role(c, i).attention) continue;
-        Param *a = add(p, GROUP_MATRIX, i, d, 4 * d, slot++ * p->slot_size, 1);
-        snprintf(a->name, sizeof a->name, "blocks.%d.attn.qkvo_w", i);
-    }
-    p->num_attention = (int)slot - p->first_attention_slot;
-    p->num_slots = (int)round_up(slot, SLOT_GROUP);
-    assert(p->num_slots <= MAX_SLOTS);
+    assert(p->num_pools < MAX_POOLS);
+    p->pools[p->num_pools] = (ParamPool){s->storage, s->sharding, s->update.every, .slot = slot};
+    return p->num_pools++;
 }
 
-static void describe_gates(Params *p, const Config *c)
+// Neighbours of one shape stand side by side, so that one op takes them; others begin on 16 bytes.
+static void place_params(Params *p)
 {
-    int64_t offset = 0, size = (int64_t)c->num_heads * GATE_INPUTS;
-    for (int i = NUM_LAYERS - 1; i > 0; i--) {
-        if (!layer_role(c, i).attention) continue;
-        Param *a = add(p, GROUP_GATE, i, c->num_heads, GATE_INPUTS, offset, 1);
-        snprintf(a->name, sizeof a->name, "blocks.%d.attn.attn_gate.weight", i);
-        offset += size;
+    enum { ALIGNED = 8 };
+    const Param *last[MAX_POOLS] = {NULL};
+    for (int i = 0; i < p->count; i++) {
+        Param *a = &p->list[i];
+        a->pool = pool_for(p, a);
+        ParamPool *q = &p->pools[a->pool];
+        const Param *before = last[a->pool];
+        if (!q->slot && before && (before->rows != a->rows || before->cols != a->cols)) q->size = round_up(q->size, ALIGNED);
+        a->offset = q->size;
+        q->size += param_elements(a);
+        last[a->pool] = a;
     }
-    offset = round_up(offset, 8); // 16 bytes
-    strcpy(add(p, GROUP_GATE, -1, 1, GATE_INPUTS, offset, 1)->name, "smear_gate.weight");
-    p->gates_size = round_up(offset + GATE_INPUTS, 8);
+    for (int i = 0; i < p->num_pools; i++) {
+        ParamPool *q = &p->pools[i];
+        q->size = round_up(q->size, q->slot ? q->slot * SLOT_GROUP : ALIGNED);
+    }
 }
 
 void params_describe(Params *p, const Config *c)
 {
     memset(p, 0, sizeof *p);
-    describe_tables(p, c);
-    describe_matrices(p, c);
-    describe_gates(p, c);
-    strcpy(add(p, GROUP_SCALARS, -1, 1, NUM_SCALARS, 0, 5)->name, "scalars");
+    p->record = config_record(c);
+    add_rows(p, c);
+    place_params(p);
+}
+
+const Param *params_find(const Params *p, const char *name)
+{
+    for (int i = 0; i < p->count; i++) {
+        if (!strcmp(p->list[i].name, name)) return &p->list[i];
+    }
+    return NULL;
+}
+
+const Param *params_of(const Params *p, Role role, int number)
+{
+    for (int i = 0; i < p->count; i++) {
+        const Param *a = &p->list[i];
+        if (a->spec->role == role && a->number == number) return a;
+    }
+    return NULL;
+}
+
+int64_t params_total(const Params *p)
+{
+    int64_t n = 0;
+    for (int i = 0; i < p->count; i++) n += param_elements(&p->list[i]);
+    return n;
+}
+
+// ---- memory ------------------------------------------------------------------------------------------------------------
+
+static size_t element_size(Storage storage) { return storage == STORE_HALF ? sizeof(floatX) : sizeof(float); }
+
+size_t param_element_size(const Param *a) { return element_size(a->spec->storage); }
+
+void *param_data(const Params *p, const Param *a)
+{
+    return (char *)p->pools[a->pool].values + (size_t)a->offset * param_element_size(a);
+}
+
+const floatX *param_weight(const Params *p, const Param *a)
+{
+    const ParamPool *q = &p->pools[a->pool];
+    assert(q->storage != STORE_FLOAT);
+    return (q->storage == STORE_MASTER ? q->rounded : (const floatX *)q->values) + a->offset;
+}
+
+float *param_grad(const Params *p, const Param *a)
+{
+    float *grad = p->pools[a->pool].grad;
+    return grad ? grad + a->offset : NULL;
+}
+
+// The next replicated pool to be used as often as its `every` says, after those that are used more often; -1 after the last.
+static int next_small(const Params *p, int after)
+{
+    int best = -1;
+    for (int i = 0; i < p->num_pools; i++) {
+        const ParamPool *q = &p->pools[i], *from = after >= 0 ? &p->pools[after] : NULL;
+        bool later = !from || q->every > from->every || (q->every == from->every && i > after);
+        if (q->sharding == REPLICATED && later && (best < 0 || q->every < p->pools[best].every)) best = i;
+    }
+    return best;
+}
+
+int update_cycle(const Params *p)
+{
+    int cycle = 1;
+    for (int i = 0; i < p->num_pools; i++) {
+        int step = cycle;
+        while (cycle % p->pools[i].every) cycle += step;
+    }
+    return cycle;
+}
+
+int64_t params_small_count(const Params *p, int t)
+{
+    int64_t n = 0;
+    for (int i = next_small(p, -1); i >= 0 && update_is_due(p->pools[i].every, t); i = next_small(p, i)) n += p->pools[i].size;
+    return n;
 }
 
 static void place(Params *p, Arena *values, Arena *gradients)
 {
-    size_t tables = (size_t)(NUM_TABLES * p->table_size), matrices = (size_t)(p->num_slots * p->slot_size);
-    p->tables = arena_take(values, tables, sizeof(floatX));
-    p->matrices = arena_take(values, matrices, sizeof(float));
-    p->matrices_x = arena_take(values, matrices, sizeof(floatX));
-    p->gates = arena_take(values, (size_t)p->gates_size, sizeof(floatX));
-    p->scalars = arena_take(values, NUM_SCALARS, sizeof(float));
-    p->tables_grad = arena_take(gradients, tables, sizeof(float));
-    p->matrices_grad = arena_take(gradients, matrices, sizeof(float));
-    p->gates_grad = arena_take(gradients, (size_t)(p->gates_size + NUM_SCALARS), sizeof(float));
-    p->scalars_grad = p->gates_grad ? p->gates_grad + p->gates_size : NULL;
+    int64_t small = 0;
+    for (int i = 0; i < p->num_pools; i++) {
+        ParamPool *q = &p->pools[i];
+        q->values = arena_take(values, (size_t)q->size, element_size(q->storage));
+        q->rounded = q->storage == STORE_MASTER ? arena_take(values, (size_t)q->size, sizeof(floatX)) : NULL;
+        if (q->sharding == REPLICATED) small += q->size;
+        else q->grad = arena_take(gradients, (size_t)q->size, sizeof(float));
+    }
+    p->small_grad = arena_take(gradients, (size_t)small, sizeof(float));
+    float *at = p->small_grad;
+    for (int i = next_small(p, -1); i >= 0; i = next_small(p, i)) {
+        p->pools[i].grad = at;
+        if (at) at += p->pools[i].size;
+    }
 }
 
 void params_allocate(Params *p, bool training)
 {
     Arena values = {NULL, 0}, gradients = {NULL, 0};
     place(p, &values, &gradients);
-    values = (Arena){device_alloc(values.used, "parameters"), 0};
-    gradients = (Arena){training ? device_alloc(gradients.used, "gradients") : NULL, 0};
-    place(p, &values, &gradients);
+    p->value_memory = device_alloc(values.used, "parameters");
+    p->gradient_memory = training ? device_alloc(gradients.used, "gradients") : NULL;
+    place(p, &(Arena){p->value_memory, 0}, &(Arena){p->gradient_memory, 0});
 }
 
 void params_free(Params *p)
 {
-    device_free(p->tables); // where the arenas begin
-    device_free(p->tables_grad);
+    device_free(p->value_memory);
+    device_free(p->gradient_memory);
 }
 
-const Param *params_find(const Params *p, const char *name)
+void params_zero_gradients(const Params *p, Stream s)
 {
-    for (int i = 0; i < p->count; i++)
-        if (!strcmp(p->list[i].name, name)) return &p->list[i];
-    return NULL;
+    for (int i = 0; i < p->num_pools; i++) device_zero(s, p->pools[i].grad, (size_t)p->pools[i].size * sizeof(float));
 }
 
-const Param *params_first_gate(const Params *p)
+void params_round(const Params *p, Stream s)
 {
-    const Param *a = p->list;
-    while (a->group != GROUP_GATE) a++;
-    return a;
-}
-
-int64_t params_total(const Params *p)
-{
-    int64_t n = 0;
-    for (int i = 0; i < p->count; i++) n += p->list[i].rows * p->list[i].cols;
-    return n;
-}
-
-void *param_data(const Params *p, const Param *a)
-{
-    switch (a->group) {
-    case GROUP_TABLE: return p->tables + a->offset;
-    case GROUP_MATRIX: return p->matrices + a->offset;
-    case GROUP_GATE: return p->gates + a->offset;
-    case GROUP_SCALARS: return p->scalars + a->offset;
+    for (int i = 0; i < p->num_pools; i++) {
+        const ParamPool *q = &p->pools[i];
+        if (q->rounded) cast_weights(s, q->rounded, q->values, q->size);
     }
-    return NULL;
-}
-
-size_t param_element_size(const Param *a)
-{
-    return a->group == GROUP_TABLE || a->group == GROUP_GATE ? sizeof(floatX) : sizeof(float);
 }
 
 // ---- initial weights ---------------------------------------------------------------------------------------------------
@@ -155,52 +249,61 @@ static float normal(uint64_t key, int64_t i) // Box-Muller: even elements take t
     return (float)(radius * (i & 1 ? sin(angle) : cos(angle)));
 }
 
-static void init_scalars(float *x, const Config *c)
+void param_init_runs(const Param *a, const Config *c, float *host)
 {
-    for (int i = 0; i < NUM_SCALARS; i++) x[i] = 1;
-    for (int i = 0; i < NUM_LAYERS; i++) {
-        x[SCALAR_SKIP + i] = -1.5f;
-        x[SCALAR_LAMBDA + 2 * i] = (float)c->lambda_init;
-        x[SCALAR_LAMBDA + 2 * i + 1] = 0;
-        x[SCALAR_ATTENTION + 2 * i] = x[SCALAR_ATTENTION + 2 * i + 1] = 0.5f;
+    int64_t at = 0;
+    for (const InitRun *run = a->spec->init.runs; run->repeat; run++) {
+        for (int i = 0; i < run->repeat * run->width; i++) {
+            bool option = run->option && i % run->width == 0;
+            host[at++] = option ? (float)*(const double *)((const char *)c + run->option) : run->value[i % run->width];
+        }
     }
-    x[SCALAR_SMEAR] = 0;
-    x[SCALAR_BACKOUT] = 0.5f;
+    assert(at == param_elements(a));
 }
 
-// Tables but the head: N(0, 1). Q, K, V and c_fc: U(-b, b), b = sqrt(3)/2 d^-1/2. All else zero.
-static int64_t random_elements(const Param *a)
+// The i-th of the elements that are drawn.
+static float draw(const InitSpec *init, uint64_t key, int64_t i, double bound)
 {
-    if (a->group == GROUP_TABLE) return strcmp(a->name, "lm_head.weight") ? a->rows * a->cols : 0;
-    if (a->group != GROUP_MATRIX) return 0;
-    if (strstr(a->name, "qkvo_w")) return a->rows * a->cols / 4 * 3;
-    return strstr(a->name, "c_fc") ? a->rows * a->cols : 0;
+    return init->kind == INIT_NORMAL ? normal(key, i) : (float)(bound * (2 * uniform01(key, i) - 1));
+}
+
+static int64_t drawn_elements(const Param *a)
+{
+    const InitSpec *init = &a->spec->init;
+    if (init->kind != INIT_NORMAL && init->kind != INIT_UNIFORM) return 0;
+    return init->matrices ? param_elements(a) / a->spec->matrices * init->matrices : param_elements(a);
 }
 
 static void init_one(Params *p, const Param *a, const Config *c, uint64_t key, void *host, Stream s)
 {
-    int64_t n = a->rows * a->cols, drawn = random_elements(a);
-    double bound = sqrt(3) / 2 / sqrt(c->model_dim);
-    memset(host, 0, (size_t)n * param_element_size(a));
-    if (a->group == GROUP_SCALARS) init_scalars(host, c);
-    if (a->group == GROUP_TABLE) {
-        floatX *x = host;
+    const InitSpec *init = &a->spec->init;
+    int64_t drawn = drawn_elements(a);
+    size_t bytes = (size_t)param_elements(a) * param_element_size(a);
+    double bound = init->scale / sqrt(c->model_dim);
+    bool half = a->spec->storage == STORE_HALF;
+    memset(host, 0, bytes);
+    if (init->kind == INIT_RUNS) param_init_runs(a, c, host);
 #pragma omp parallel for
-        for (int64_t i = 0; i < drawn; i++) x[i] = float_to_x(normal(key, i));
-    } else if (a->group == GROUP_MATRIX) {
-        float *x = host;
-#pragma omp parallel for
-        for (int64_t i = 0; i < drawn; i++) x[i] = (float)(bound * (2 * uniform01(key, i) - 1));
+    for (int64_t i = 0; i < drawn; i++) {
+        float x = draw(init, key, i, bound);
+        if (half) ((floatX *)host)[i] = float_to_x(x);
+        else ((float *)host)[i] = x;
     }
-    copy_to_device(s, param_data(p, a), host, (size_t)n * param_element_size(a));
+    copy_to_device(s, param_data(p, a), host, bytes);
     stream_synchronize(s);
 }
 
 void params_init(Params *p, const Config *c, Stream s)
 {
-    void *host = host_alloc((size_t)max_i64(p->table_size * (int64_t)sizeof(floatX), p->slot_size * 4));
-    for (int i = 0; i < p->count; i++) init_one(p, &p->list[i], c, mix64((uint64_t)c->seed) + mix64((uint64_t)i << 32), host, s);
+    size_t most = 0;
+    for (int i = 0; i < p->count; i++) {
+        size_t bytes = (size_t)param_elements(&p->list[i]) * param_element_size(&p->list[i]);
+        most = bytes > most ? bytes : most;
+    }
+    void *host = host_alloc(most);
+    for (int i = 0; i < p->count; i++)
+        init_one(p, &p->list[i], c, mix64((uint64_t)c->seed) + mix64((uint64_t)i << 32), host, s);
     host_free(host);
-    cast_weights(s, p->matrices_x, p->matrices, p->num_slots * p->slot_size);
+    params_round(p, s);
     stream_synchronize(s);
 }

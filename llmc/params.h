@@ -1,69 +1,77 @@
-// The parameters: their table (names, shapes, who trains them), and the arenas that hold them.
+// The parameters: the rows of the record's table (llmc/records/record.h) made out for a run, and the memory that holds them.
 //
-// Four groups, one arena each, so that a collective or an optimizer op takes a whole group at once:
-//   tables    floatX  [embed | value_embeds.0 | .1 | .2 | lm_head], each (Vp, d)          Adam, rows split over the ranks
-//   matrices  fp32    slots of equal size, one attention or MLP matrix each                NorMuon, slots split over the ranks
-//   gates     floatX  [attention gates | smear gate]                                       NorMuon, the same on all ranks
-//   scalars   fp32    (64)                                                                 Adam, the same on all ranks
-// Slots stand in the order in which backward finishes them, MLP first, in groups of 8: rank r owns 8/R of each group, so a group
-// can be reduced in place as soon as it is complete. The fp32 weights of slots that a rank does not own are stale there; the
-// rounded copy matrices_x, which the products use, is complete on all ranks.
+// Parameters of one (storage, sharding, cadence of updates) share a pool, a stretch of memory with gradients beside it. Of tensors
+// that are dealt out whole (SHARD_TENSORS) a pool takes those of one size: its slots. Slots stand in the order in which backward
+// completes their gradients, padded to groups of 8: rank r owns 8/R of each group, so a group can be reduced in place as soon as
+// it is complete. The fp32 weights of slots that a rank does not own are stale there; the rounded copy, which products read, is
+// complete on all ranks. Gradients of the replicated pools follow one another, those that are used most often first: at any step
+// what is summed over the ranks is one stretch.
 #pragma once
 #include "llmc/config.h"
+#include "llmc/records/record.h"
 
-typedef enum { GROUP_TABLE, GROUP_MATRIX, GROUP_GATE, GROUP_SCALARS } ParamGroup;
-enum { SLOT_GROUP = 8, MAX_PARAMS = 64, MAX_SLOTS = 40, NUM_TABLES = 5 };
+enum { SLOT_GROUP = 8, MAX_PARAMS = 256, MAX_POOLS = 8 };
 
 typedef struct {
-    char name[48]; // as in the public checkpoint layout
-    ParamGroup group;
+    const ParamSpec *spec;
+    int rule;            // its row in the record, which is its update rule in StepParams
+    char name[48];       // as in the public checkpoint layout
+    int layer;           // -1: not of a layer
+    int number;          // within its row: the layer, or 0, 1, ...
+    int stage;           // the lowest that uses it, see exchange.h
     int64_t rows, cols;
-    int64_t offset; // elements from the start of the group's arena
-    double multiplier;
-    int layer;
+    int pool;
+    int64_t offset;      // elements from the start of the pool
 } Param;
 
 typedef struct {
+    Storage storage;
+    Sharding sharding;
+    int every;      // updated every so many steps
+    int64_t slot;   // SHARD_TENSORS: elements of a slot; else 0
+    int64_t size;   // elements, padding included
+    // Device memory, owned by Params.
+    void *values;    // (size) fp32, or floatX when STORE_HALF
+    floatX *rounded; // (size), STORE_MASTER; else NULL
+    float *grad;     // (size); NULL unless training
+} ParamPool;
+
+typedef struct {
+    const Record *record; // whose tables these are
     Param list[MAX_PARAMS];
     int count;
-    int64_t table_size;                 // Vp * d
-    int64_t slot_size;                  // elements of a slot: the larger of an attention and an MLP matrix
-    int num_slots, first_attention_slot; // slots padded to whole groups; MLP slots stand before
-    int num_attention;                  // attention matrices, and gates
-    int64_t gates_size;
-
-    // Device memory, owned here.
-    floatX *tables;     // (5, Vp, d)
-    float *tables_grad; // (5, Vp, d)
-    float *matrices;    // (num_slots, slot_size)
-    floatX *matrices_x; // the same, rounded: what the products read
-    float *matrices_grad;
-    floatX *gates;     // (gates_size)
-    float *gates_grad; // (gates_size), followed by scalars_grad: one small bucket
-    float *scalars;    // (64)
-    float *scalars_grad;
+    ParamPool pools[MAX_POOLS];
+    int num_pools;
+    void *value_memory, *gradient_memory; // device, owned here
+    float *small_grad;                    // where the gradients of the replicated pools begin; not owned
 } Params;
 
 // Builds the table only, no memory: shapes and offsets for this config.
 void params_describe(Params *p, const Config *c);
-// And the arenas; gradients only when training, else NULL.
+// And the memory; gradients only when training, else NULL.
 void params_allocate(Params *p, bool training);
 void params_free(Params *p);
-// Random initial weights, the same for the same seed on every machine, backend and number of ranks. Fills matrices_x too.
+// Random initial weights, the same for the same seed on every machine, backend and number of ranks. Fills the rounded copies too.
 void params_init(Params *p, const Config *c, Stream s);
+void params_round(const Params *p, Stream s); // the rounded copies, from complete fp32 weights
+void params_zero_gradients(const Params *p, Stream s);
 const Param *params_find(const Params *p, const char *name);
-const Param *params_first_gate(const Params *p); // of the num_attention attention gates, which follow each other
-int64_t params_total(const Params *p); // number of trained values, as the public counts have it
+const Param *params_of(const Params *p, Role role, int number); // NULL: there is none
+int64_t params_total(const Params *p);                           // number of trained values, as the public counts have it
 
-// A parameter's place on the device. Tables and gates: floatX; matrices and scalars: fp32.
-void *param_data(const Params *p, const Param *a);
-size_t param_element_size(const Param *a);
+static inline int64_t param_elements(const Param *a) { return a->rows * a->cols; }
+// Whether step t updates tensors with this cadence; t from -1.
+static inline bool update_is_due(int every, int t) { return (t + 1) % every == 0; }
+// Steps after which the same tensors are updated again.
+int update_cycle(const Params *p);
+// Gradients of the replicated pools that step t uses: the first so many elements from small_grad on.
+int64_t params_small_count(const Params *p, int t);
 
-// Where scalars lie in the `scalars` vector.
-enum {
-    SCALAR_SKIP = 0,
-    SCALAR_LAMBDA = NUM_LAYERS,
-    SCALAR_ATTENTION = 3 * NUM_LAYERS,
-    SCALAR_SMEAR = 5 * NUM_LAYERS,
-    SCALAR_BACKOUT = 5 * NUM_LAYERS + 1
-};
+// A parameter's place on the device.
+void *param_data(const Params *p, const Param *a); // as it is stored
+size_t param_element_size(const Param *a);         // of that
+const floatX *param_weight(const Params *p, const Param *a); // as ops read it: floatX, rounded if need be
+float *param_grad(const Params *p, const Param *a);          // fp32
+
+// What `given` elements of a vector in a file do not cover, and all else that is the same at every start. host: (elements), out
+void param_init_runs(const Param *a, const Config *c, float *host);

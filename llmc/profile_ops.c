@@ -40,10 +40,10 @@ WRAPPED(embed_backward)(Stream s, floatX *de, float *dgate, float *dlambda, cons
 PROFILED(embed_backward, (s, de, dgate, dlambda, dx, dx0, x0, rstd, tokens, embed, gate, lambda, N, d), 0, product(N, d, 5 * X))
 WRAPPED(embedding_grad)(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows, int N, int d)
 PROFILED(embedding_grad, (s, dtable, g, scale, rows, N, d), 0, product(N, d, X) + product(profile_touched_rows(), d, 2 * F32))
-WRAPPED(coefficients_forward)(Stream s, float *coef, const float *scalars, const int *skip_of, int L)
-PROFILED(coefficients_forward, (s, coef, scalars, skip_of, L), 0, 0)
-WRAPPED(coefficients_backward)(Stream s, float *dscalars, float *dcoef, const float *scalars, const int *skip_of, int L)
-PROFILED(coefficients_backward, (s, dscalars, dcoef, scalars, skip_of, L), 0, 0)
+WRAPPED(coefficients_forward)(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
+PROFILED(coefficients_forward, (s, coef, scalars, terms, count), 0, 0)
+WRAPPED(coefficients_backward)(Stream s, float *dscalars, float *dcoef, const float *scalars, const Coefficient *terms, int count)
+PROFILED(coefficients_backward, (s, dscalars, dcoef, scalars, terms, count), 0, 0)
 WRAPPED(mix_rmsnorm_forward)(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0,
                              const floatX *skip, const float *coef, int N, int d)
 PROFILED(mix_rmsnorm_forward, (s, x_out, h, rstd, x, x0, skip, coef, N, d), 0, product(N, d, (3 + !!x_out + !!skip) * X))
@@ -126,11 +126,11 @@ PROFILED(head_logits, (s, z, x, w, rows, d, Vp), 2 * product(rows, d, Vp), produ
 
 // ---- optimizers ----------------------------------------------------------------------------------------------------------
 
-WRAPPED(adam_update)(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, float multiplier, int64_t n)
-PROFILED(adam_update, (s, p, m, v, grad, step, multiplier, n), 0, (double)n * (6 * X + 2 * F32))
-WRAPPED(adam_update_fp32)(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, float multiplier,
+WRAPPED(adam_update)(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
+PROFILED(adam_update, (s, p, m, v, grad, step, rule, n), 0, (double)n * (6 * X + 2 * F32))
+WRAPPED(adam_update_fp32)(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, AdamRule rule,
                           int64_t n)
-PROFILED(adam_update_fp32, (s, p, m, v, grad, step, multiplier, n), 0, (double)n * 8 * F32)
+PROFILED(adam_update_fp32, (s, p, m, v, grad, step, rule, n), 0, (double)n * 8 * F32)
 WRAPPED(normuon_momentum)(Stream s, float *u, float *momentum, const StepParams *step, int64_t n)
 PROFILED(normuon_momentum, (s, u, momentum, step, n), 0, (double)n * 4 * F32)
 static double normuon_bytes(const NormuonUpdate *a) // of an element

@@ -1,16 +1,9 @@
 #include "llmc/resume.h"
+#include "llmc/checkpoint.h"
 #include "llmc/run_folder.h"
 #include "llmc/safetensors.h"
 #include <stdlib.h>
 #include <string.h>
-
-static const char *option_of_file(const void *file, const char *name)
-{
-    char *key = format_string("option.%s", name);
-    const char *value = safetensors_metadata(file, key);
-    free(key);
-    return value;
-}
 
 static bool parse_over(Config *c, int argc, char **argv, const char *path, int *status, Error *e)
 {
@@ -18,7 +11,7 @@ static bool parse_over(Config *c, int argc, char **argv, const char *path, int *
     SafeTensors *st = safetensors_open(path, &sub);
     *status = EXIT_BAD_INPUT;
     if (!st) return error_set(e, "--resume: %s", sub.text);
-    bool good = config_read(c, argc, argv, option_of_file, st, &sub);
+    bool good = config_read(c, argc, argv, checkpoint_option, st, &sub);
     safetensors_close(st);
     if (!good) return error_set(e, "--resume %s: an option of the checkpoint: %s", path, sub.text);
     *status = EXIT_USAGE;

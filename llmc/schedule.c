@@ -1,4 +1,5 @@
 #include "llmc/schedule.h"
+#include "llmc/records/record.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,15 +38,25 @@ int schedule_window(const Config *c, int t)
     return windows[(int64_t)n * t / c->num_scheduled];
 }
 
-StepParams schedule_step_params(const Config *c, int t, int adam_steps)
+// Adam: k updates are made with this one, and its moments began at zero. NorMuon: its shape factor, max(1, rows/cols)^1/2 of the
+// stored shape, is part of the rate.
+static RuleStep rule_step(const Config *c, const ParamSpec *spec, double factor, int t)
 {
-    double factor = schedule_lr_factor(c, t), k = adam_steps + 1;
-    double correction = sqrt(1 - pow(ADAM_BETA2_PERCENT / 100.0, k)) / (1 - pow(ADAM_BETA1_PERCENT / 100.0, k));
-    return (StepParams){.grad_scale = (float)(1.0 / c->micro_batches),
-                        .adam_rate = (float)(c->adam_rate * factor * correction),
-                        .muon_rate = (float)(c->muon_rate * factor),
-                        .muon_momentum = (float)schedule_momentum(c, t),
-                        .muon_decay = (float)(c->muon_rate * factor * c->weight_decay)};
+    const UpdateSpec *u = &spec->update;
+    double k = (t + 1) / u->every, correction = sqrt(1 - pow(u->beta2, k)) / (1 - pow(u->beta1, k));
+    double base = u->kind == ADAM ? c->adam_rate * factor * (k ? correction : 0) : c->muon_rate * factor;
+    double shape = u->kind == ADAM ? 1 : sqrt(fmax(1, (double)record_extent(c, spec->rows) / (double)record_extent(c, spec->cols)));
+    return (RuleStep){.rate = (float)(u->rate * shape) * (float)base,
+                      .decay = u->kind == ADAM ? 0 : (float)(c->muon_rate * factor * c->weight_decay)};
+}
+
+StepParams schedule_step_params(const Config *c, int t)
+{
+    const Record *r = config_record(c);
+    double factor = schedule_lr_factor(c, t);
+    StepParams p = {.grad_scale = (float)(1.0 / c->micro_batches), .muon_momentum = (float)schedule_momentum(c, t)};
+    for (int i = 0; i < r->num_params; i++) p.rule[i] = rule_step(c, &r->params[i], factor, t);
+    return p;
 }
 
 void rope_start(Rope *r, const Config *c)

@@ -9,10 +9,8 @@ double schedule_lr_factor(const Config *c, int t);
 double schedule_momentum(const Config *c, int t);
 // Long window in blocks for the training step t (t < total), and for a validation before step t; `final`: the last validation.
 int schedule_window(const Config *c, int t);
-// The scalars of step t for the optimizer ops. adam_steps: Adam updates made before this one.
-StepParams schedule_step_params(const Config *c, int t, int adam_steps);
-// Adam parameters move at odd steps only, on the gradient of two steps.
-static inline bool schedule_adam_steps_at(int t) { return t % 2 == 1; }
+// The scalars of step t for the optimizer ops; of each row of the record's parameters, as if the step updated it.
+StepParams schedule_step_params(const Config *c, int t);
 
 // Rope frequencies and attention scale, which follow the long window.
 enum { MAX_FREQUENCIES = 256 };

@@ -107,8 +107,8 @@ static int plan_parts(const Trainer *t)
 {
     enum { MULTIPLE = 128 };
     const Config *c = t->config;
-    size_t none, train = acts_bytes(c, c->micro_batch_tokens, true, &none),
-                 eval = acts_bytes(c, t->sequence_tokens, false, &none);
+    size_t none, train = acts_bytes(&t->model, c->micro_batch_tokens, true, &none),
+                 eval = acts_bytes(&t->model, t->sequence_tokens, false, &none);
     if (!t->validation || eval <= train) return t->sequence_tokens;
     int64_t fit = (int64_t)((double)train / (double)eval * t->sequence_tokens) / MULTIPLE * MULTIPLE,
             least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
@@ -120,16 +120,16 @@ static int plan_parts(const Trainer *t)
 static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
-    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(c, t->part_tokens, false, &none), updates = 0;
-    if (t->loader) train = acts_bytes(c, c->micro_batch_tokens, true, &gradients);
+    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(&t->model, t->part_tokens, false, &none), updates = 0;
+    if (t->loader) train = acts_bytes(&t->model, c->micro_batch_tokens, true, &gradients);
     if (t->loader) updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
     char *head = head_idle_memory(&idle);
     bool lent = gradients <= idle;
     t->acts_bytes = larger(larger(train + (lent ? 0 : gradients), eval), updates);
     t->acts_memory = device_alloc(t->acts_bytes, "activations");
     if (t->loader)
-        acts_place(&t->train, c, c->micro_batch_tokens, true, t->acts_memory, lent ? head : (char *)t->acts_memory + train);
-    acts_place(&t->eval, c, t->part_tokens, false, t->acts_memory, NULL);
+        acts_place(&t->train, &t->model, c->micro_batch_tokens, true, t->acts_memory, lent ? head : (char *)t->acts_memory + train);
+    acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory, NULL);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
              "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; gradients %.1f %s",
@@ -169,8 +169,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (need_validation) check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
     if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
-    t->part_tokens = plan_parts(t);
     model_describe(&t->model, c);
+    t->part_tokens = plan_parts(t);
     timeline_mark("data");
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
     double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
@@ -281,7 +281,7 @@ static void weights_needed(void *trainer, int stage, Stream s)
 static void gradients_done(void *trainer, int stage, Stream s)
 {
     Trainer *t = trainer;
-    exchange_stage_done(&t->optimizer.exchange, &t->model.params, stage, t->adam_step, s);
+    exchange_stage_done(&t->optimizer.exchange, &t->model.params, stage, t->step, s);
 }
 
 void trainer_complete_weights(Trainer *t)
@@ -290,13 +290,12 @@ void trainer_complete_weights(Trainer *t)
 }
 
 // The ops of a whole step. Everything that differs between two steps of one graph is in device memory.
-static void step_ops(Trainer *t, bool adam)
+static void step_ops(Trainer *t)
 {
     AttentionSetting at = attention_setting(t, t->rope.window);
     int last = t->accumulation - 1, slot = t->step % STEP_SLOTS;
     t->optimizer.step = input_params(t, t->device_input[slot]);
-    exchange_begin_gather(&t->optimizer.exchange, &t->model.params, !adam, t->stream); // tables have moved in the step before
-    t->adam_step = adam;
+    exchange_begin_gather(&t->optimizer.exchange, &t->model.params, t->step, t->stream);
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a <= last; a++) {
         int N = t->config->micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
@@ -307,28 +306,28 @@ static void step_ops(Trainer *t, bool adam)
         model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
     }
     model_finish_gradients(&t->model, &t->train, t->stream);
-    optimizer_step(&t->optimizer, &t->model, adam, t->stream);
+    optimizer_step(&t->optimizer, &t->model, t->step, t->stream);
 }
 
-static void run_step_ops(Trainer *t, bool adam)
+static void run_step_ops(Trainer *t)
 {
     if (t->op_by_op || !t->config->graphs) {
-        step_ops(t, adam);
+        step_ops(t);
         return;
     }
-    int input = t->step % STEP_SLOTS;
+    int input = t->step % STEP_SLOTS, phase = t->step % update_cycle(&t->model.params);
     for (int i = 0; i < t->num_graphs; i++) {
         StepGraph *g = &t->graphs[i];
-        if (g->window == t->rope.window && g->slots == t->slots && g->adam == adam && g->input == input) {
+        if (g->window == t->rope.window && g->slots == t->slots && g->phase == phase && g->input == input) {
             graph_launch(g->graph, t->stream);
             return;
         }
     }
     if (t->num_graphs == MAX_GRAPHS) drop_graphs(t);
     bool captured = graph_begin(t->stream);
-    step_ops(t, adam);
+    step_ops(t);
     if (!captured) return;
-    t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, adam, input, graph_end(t->stream)};
+    t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, phase, input, graph_end(t->stream)};
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
 
@@ -380,16 +379,14 @@ bool trainer_queue_step(Trainer *t, Error *e)
 {
     int slot = t->step % STEP_SLOTS;
     comm_step(t->step);
-    bool adam = schedule_adam_steps_at(t->step);
     if (!read_batches(t, t->host_input[slot], e)) return false;
     trainer_follow_windows(t);
-    *input_params(t, t->host_input[slot]) = schedule_step_params(t->config, t->step, t->optimizer.adam_steps);
+    *input_params(t, t->host_input[slot]) = schedule_step_params(t->config, t->step);
     feed_step(t, slot);
-    run_step_ops(t, adam);
+    run_step_ops(t);
     copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)t->accumulation * sizeof(float));
     event_record(t->done[slot], t->stream);
-    exchange_step_queued(&t->optimizer.exchange, adam);
-    t->optimizer.adam_steps += adam;
+    exchange_step_queued(&t->optimizer.exchange, t->step);
     t->step++;
     return true;
 }
@@ -407,7 +404,6 @@ Ceilings trainer_ceilings(Trainer *t) { return profile_ceilings(t->stream, t->ac
 
 void trainer_warm_up(Trainer *t)
 {
-    const Params *p = &t->model.params;
     Batch *b = &t->batch;
     for (int i = 0; i < b->N; i++) b->tokens[i] = b->targets[i] = i % t->config->vocab_size;
     b->num_docs = 1;
@@ -420,9 +416,7 @@ void trainer_warm_up(Trainer *t)
     AttentionSetting at = attention_setting(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);
     model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, FIRST_OF_STEP, t->stream);
-    device_zero(t->stream, p->tables_grad, (size_t)(NUM_TABLES * p->table_size) * sizeof(float));
-    device_zero(t->stream, p->matrices_grad, (size_t)(p->num_slots * p->slot_size) * sizeof(float));
-    device_zero(t->stream, p->gates_grad, (size_t)(p->gates_size + NUM_SCALARS) * sizeof(float));
+    params_zero_gradients(&t->model.params, t->stream);
     optimizer_warm_up(&t->optimizer, &t->model, t->stream);
     stream_synchronize(t->stream);
 }
@@ -473,7 +467,6 @@ bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
 void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
 {
     const Config *c = t->config;
-    const Params *p = &t->model.params;
     Batch b;
     int Vp = config_vocab_padded(c), padded = (int)round_up(N, 16);
     batch_alloc(&b, padded);
@@ -487,11 +480,11 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     trainer_complete_weights(t);
     AttentionSetting at = attention_setting(t, c->window_final);
     Acts acts;
-    acts_place(&acts, c, padded, false, t->acts_memory, NULL);
+    acts_place(&acts, &t->model, padded, false, t->acts_memory, NULL);
     model_prepare(&t->model, &acts, t->stream);
     model_forward(&t->model, &acts, &device, &at, t->stream);
     head_logits(t->stream, t->device_logits, acts.xf + (int64_t)(N - 1) * c->model_dim,
-                p->tables + (NUM_TABLES - 1) * p->table_size, 1, c->model_dim, Vp);
+                param_weight(&t->model.params, t->model.head), 1, c->model_dim, Vp);
     copy_to_host(t->stream, z, t->device_logits, (size_t)Vp * sizeof(float));
     stream_synchronize(t->stream);
     batch_free(&b);

@@ -12,7 +12,7 @@ enum { STEP_SLOTS = 2, MAX_GRAPHS = 8 };
 
 typedef struct {
     int window;             // long window in blocks
-    int slots, adam, input; // what a captured step depends on; input: slot of the buffers that it reads
+    int slots, phase, input; // what a captured step depends on: phase: of the cycle of updates; input: slot of its buffers
     Graph *graph;
 } StepGraph;
 
@@ -48,7 +48,6 @@ typedef struct {
     int slots; // document slots, the most so far
     StepGraph graphs[MAX_GRAPHS];
     int num_graphs;
-    bool adam_step; // of the step whose ops are being queued
 
     bool op_by_op;           // steps run without a graph, for profiles
     int step;                // next step to queue

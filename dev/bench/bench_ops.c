@@ -32,6 +32,7 @@ static struct {
 } set[SETS];
 static float *small; // scalars
 static StepParams *step;
+static int32_t *rules; // (MATRICES): all 0
 static int now; // which set
 
 // ---- filling -------------------------------------------------------------------------------------------------------------
@@ -292,13 +293,13 @@ OP(head_fp8) { head_loss_train(stream, HEAD_FP8, small + 8, S.t[3], S.dtable, S.
 OP(head_bf16) { head_loss_train(stream, HEAD_BF16, small + 8, S.t[3], S.dtable, S.t[4], S.table, NULL, S.tokens, N, D, VP); }
 OP(head_eval) { head_loss_eval(stream, small + 8, S.t[4], S.table, S.tokens, N, D, VP); }
 
-OP(adam) { adam_update(stream, S.table, S.m, S.v, S.dtable, step, 1, (int64_t)VP * D); }
+OP(adam) { adam_update(stream, S.table, S.m, S.v, S.dtable, step, (AdamRule){0, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f}, (int64_t)VP * D); }
 OP(momentum) { normuon_momentum(stream, S.u, S.momentum, step, (int64_t)MATRICES * D * F); }
 OP(update)
 {
     NormuonUpdate a = {.w = S.weight, .wx = S.wx, .grad = S.u, .second = S.second, .o = set[1 - now].wx, .o_dtype = NS_BF16,
                        .rows = D, .cols = F,
-                       .batch = MATRICES, .per_column = true, .multiplier = {1, 2}, .stride = (int64_t)D * F};
+                       .batch = MATRICES, .per_column = true, .beta2 = 0.95f, .rule = rules, .stride = (int64_t)D * F};
     normuon_update(stream, &a, step);
 }
 OP(cast) { cast_weights(stream, S.wx, S.weight, (int64_t)MATRICES * D * F); }
@@ -372,8 +373,9 @@ int main(int argc, char **argv)
     stream = stream_create();
     small = floats(256, 0.3f);
     StepParams values = {
-        .grad_scale = 0.125f, .adam_rate = 1e-6f, .muon_rate = 1e-6f, .muon_momentum = 0.95f, .muon_decay = 1e-6f};
+        .grad_scale = 0.125f, .muon_momentum = 0.95f, .rule = {{1e-6f, 1e-6f}}};
     step = device_alloc(sizeof *step, "bench");
+    rules = device_alloc(MATRICES * sizeof *rules, "bench");
     copy_to_device(stream, step, &values, sizeof values);
     stream_synchronize(stream);
     for (int s = 0; s < SETS; s++) fill_set(s);

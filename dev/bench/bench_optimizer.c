@@ -38,9 +38,11 @@ static float *make_gradients(Stream s)
 // values (PERIOD), repeated, to every gradient of a matrix. The period is prime: no two rows are the same.
 static void fill_gradients(const Params *p, const float *values, Stream s)
 {
-    int64_t count = p->num_slots * p->slot_size;
-    for (int64_t at = 0; at < count; at += PERIOD)
-        copy_on_device(s, p->matrices_grad + at, values, (size_t)min_i64(PERIOD, count - at) * sizeof *values);
+    for (int i = 0; i < p->num_pools; i++) {
+        const ParamPool *q = &p->pools[i];
+        for (int64_t at = 0; q->sharding == SHARD_TENSORS && at < q->size; at += PERIOD)
+            copy_on_device(s, q->grad + at, values, (size_t)min_i64(PERIOD, q->size - at) * sizeof *values);
+    }
 }
 
 static double step_ms(Optimizer *o, Model *m, const float *gradients, Stream s)
@@ -48,7 +50,7 @@ static double step_ms(Optimizer *o, Model *m, const float *gradients, Stream s)
     static float ms[REPEATS];
     cudaEvent_t from, to;
     if (!graph_begin(s)) fatal(EXIT_BAD_INPUT, "this backend records no graphs");
-    optimizer_step(o, m, false, s);
+    optimizer_step(o, m, 0, s);
     Graph *g = graph_end(s);
     cudaEventCreate(&from), cudaEventCreate(&to);
     for (int i = 0; i < REPEATS + WARM_UP; i++) {
@@ -69,7 +71,8 @@ static void bench(const Config *c, const float *gradients, Stream s)
 {
     Model m;
     Optimizer o;
-    StepParams step = {.grad_scale = 1, .muon_momentum = 0.9f, .muon_rate = 0.03f, .muon_decay = 0.01f, .adam_rate = 1e-3f};
+    StepParams step = {.grad_scale = 1, .muon_momentum = 0.9f};
+    for (int i = 0; i < MAX_UPDATE_RULES; i++) step.rule[i] = (RuleStep){0.03f, 0.01f};
     memset(&m, 0, sizeof m);
     model_describe(&m, c);
     model_allocate(&m, true);
@@ -79,8 +82,10 @@ static void bench(const Config *c, const float *gradients, Stream s)
     copy_to_device(s, device_step, &step, sizeof step);
     o.step = device_step;
     fill_gradients(&m.params, gradients, s);
-    copy_on_device(s, m.params.matrices, m.params.matrices_grad,
-                   (size_t)(m.params.num_slots * m.params.slot_size) * sizeof(float));
+    for (int i = 0; i < m.params.num_pools; i++) {
+        const ParamPool *q = &m.params.pools[i];
+        if (q->sharding == SHARD_TENSORS) copy_on_device(s, q->values, q->grad, (size_t)q->size * sizeof(float));
+    }
     optimizer_warm_up(&o, &m, s);
     char *ns = ns_describe(&o.ns);
     float ms = step_ms(&o, &m, gradients, s);

@@ -159,7 +159,7 @@ my $integers = damaged('integers', sub { $_[1]{dtype} = 'I32' if $_[0] eq 'block
 refuses('a tensor of integers', 1, qr/integers\.safetensors: .*blocks\.3\.mlp\.c_fc.*I32/, @go_on, '--resume', $integers);
 my $scalars = damaged('scalars', sub { @{$_[1]}{qw(shape bytes)} = ([40], "\0" x 160) if $_[0] eq 'scalars'; 1 });
 refuses('too few scalars', 1, qr/scalars: expected F32 with 62 to 64 values/, @go_on, '--init-from', $scalars);
-for (['step', -1], ['step', 99999], ['adam_steps', 7], ['data.position', 'here'], ['rope.window', 0], ['rope.window', 2147483647],
+for (['step', -1], ['step', 99999], ['data.position', 'here'], ['rope.window', 0], ['rope.window', 2147483647],
     ['rope.scale', 'nan'], ['step', '3x'], ['step', ' 3'], ['train_ms', 'nan'], ['train_ms', -1], ['train_ms', '12ms'], ['data.position', '0 0'],
     ['data.position', '0 0 1 2']) {
     my ($key, $value) = @$_;
@@ -199,7 +199,7 @@ for (['--weight-decay', '0.5', '1.2'], ['--ns', 'turbo', 'polar'], ['--num-sched
     my ($option, $value, $was) = @$_;
     refuses("$option differs", 1, qr/made with $option \Q$was\E\S*, but this run has \Q$value\E/, @go_on, '--resume', $checkpoint, $option, $value);
 }
-refuses('another preset', 1, qr/made with --preset tiny and --skips single, but this run has 2025-10-27 and unet;/, @go_on, '--resume', $checkpoint,
+refuses('another preset', 1, qr/made with --preset tiny and --network 2025-11-18, but this run has 2025-10-27 and 2025-10-27;/, @go_on, '--resume', $checkpoint,
     '--preset', '2025-10-27');
 refuses('--init-from of another size', 1, qr/init\.safetensors: .*: expected .*384.*64.*found .*384.*32|embed\.weight/, @go_on, '--init-from', "$dir/init.safetensors", '--model-dim', 64);
 refuses('a stop that is past', 2, qr/--stop-at 2: the checkpoint is already at step 3/, @go_on, '--resume', $checkpoint, '--stop-at', 2);

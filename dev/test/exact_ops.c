@@ -182,16 +182,30 @@ static void rmsnorm_case(int N, int d, double size)
 
 enum { LAYERS = 12, SCALARS = 64 };
 static double scalars[SCALARS], coef_weight[3 * (LAYERS + 1)];
-static int skip_of[LAYERS];
+static Coefficient terms[3 * (LAYERS + 1)];
 
-// The residual rule of a layer, x <- l0 (x + sig(w) s) + l1 x0, read off as coefficients of x, x0, s.
+static int skip_of(int layer) { return layer >= 6 && layer <= 10 ? layer - 6 : -1; }
+
+// The residual rule of a layer, x <- l0 (x + sig(w) s) + l1 x0, read off as coefficients of x, x0, s; at the end x - w x_b.
+static void set_terms(void)
+{
+    memset(terms, 0, sizeof terms);
+    for (int i = 1; i < LAYERS; i++) {
+        terms[3 * i] = (Coefficient){1, LAYERS + 2 * i, -1};
+        terms[3 * i + 1] = (Coefficient){1, LAYERS + 2 * i + 1, -1};
+        if (skip_of(i) >= 0) terms[3 * i + 2] = (Coefficient){1, LAYERS + 2 * i, skip_of(i)};
+    }
+    terms[3 * LAYERS] = (Coefficient){1, -1, -1};
+    terms[3 * LAYERS + 1] = (Coefficient){-1, 5 * LAYERS + 1, -1};
+}
+
 static double coefficients_loss(void)
 {
     double sum = coef_weight[3 * LAYERS] - coef_weight[3 * LAYERS + 1] * scalars[5 * LAYERS + 1];
     for (int i = 1; i < LAYERS; i++) {
         double l0 = scalars[LAYERS + 2 * i], l1 = scalars[LAYERS + 2 * i + 1];
         sum += coef_weight[3 * i] * l0 + coef_weight[3 * i + 1] * l1;
-        if (skip_of[i] >= 0) sum += coef_weight[3 * i + 2] * l0 * ref_sigmoid(scalars[skip_of[i]]);
+        if (skip_of(i) >= 0) sum += coef_weight[3 * i + 2] * l0 * ref_sigmoid(scalars[skip_of(i)]);
     }
     return sum;
 }
@@ -203,11 +217,11 @@ static void coefficients_case(void)
     float *coef = floats(3 * (LAYERS + 1)), *dscalars = floats(SCALARS);
     memcpy(scalars, s.d, sizeof scalars);
     memcpy(coef_weight, weight.d, sizeof coef_weight);
-    for (int i = 0; i < LAYERS; i++) skip_of[i] = i >= 6 && i <= 10 ? i - 6 : -1;
-    coefficients_forward(NULL, coef, s.x, skip_of, LAYERS);
+    set_terms();
+    coefficients_forward(NULL, coef, s.x, terms, 3 * (LAYERS + 1));
     double loss = inner(of_float(coef + 3, 3 * LAYERS), coef_weight + 3, 3 * LAYERS);
     ok_at_most(fabs(loss - coefficients_loss()), LIMIT, "coefficients");
-    coefficients_backward(NULL, dscalars, weight.x, s.x, skip_of, LAYERS);
+    coefficients_backward(NULL, dscalars, weight.x, s.x, terms, 3 * (LAYERS + 1));
     check("   gradient of the scalars", dscalars, central_differences(scalars, SCALARS, coefficients_loss), SCALARS);
     double left = 0;
     for (int i = 0; i < weight.n; i++) left += fabs(weight.x[i]);
@@ -381,19 +395,20 @@ static void adam_case(int n, bool plain)
     pool_reset();
     Tensor p = random_tensor(n, 1), m = random_tensor(n, 1), v = random_tensor(n, 1);
     Tensor32 g = random_tensor32(n, 3);
-    StepParams step = {.grad_scale = 0.125f, .adam_rate = 0.01f};
+    StepParams step = {.grad_scale = 0.125f, .rule = {[3] = {.rate = 0.75f}}};
+    AdamRule rule = {3, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f};
     double *ep = doubles(n), *em_ = doubles(n), *ev = doubles(n);
     for (int i = 0; i < n; i++) {
         v.d[i] = fabs(v.d[i]), v.x[i] = float_to_x((float)v.d[i]);
         double scaled = g.d[i] * 0.125;
         em_[i] = 0.65 * m.d[i] + 0.35 * scaled;
         ev[i] = 0.95 * v.d[i] + 0.05 * scaled * scaled;
-        ep[i] = p.d[i] - 75 * (double)step.adam_rate * em_[i] / (sqrt(ev[i]) + 1e-8);
+        ep[i] = p.d[i] - 0.75 * em_[i] / (sqrt(ev[i]) + 1e-8);
     }
     float *p32 = floats(n), *m32 = floats(n), *v32 = floats(n);
     for (int i = 0; i < n; i++) p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
-    if (plain) adam_update_fp32(NULL, p32, m32, v32, g.x, &step, 75, n);
-    else adam_update(NULL, p.x, m.x, v.x, g.x, &step, 75, n);
+    if (plain) adam_update_fp32(NULL, p32, m32, v32, g.x, &step, rule, n);
+    else adam_update(NULL, p.x, m.x, v.x, g.x, &step, rule, n);
     double left = 0;
     for (int i = 0; i < n; i++) {
         left += fabs(g.x[i]);
@@ -429,7 +444,7 @@ static void normuon_reference(double *w, double *second, const double *o, int ro
     for (int k = 0; k < sides; k++) {
         double mean = 0;
         for (int j = 0; j < others; j++) mean += pow(o[per_column ? j * cols + k : k * cols + j], 2) / others;
-        second[k] += (1 - (double)MUON_BETA2) * (mean - second[k]);
+        second[k] += (1 - (double)0.95f) * (mean - second[k]);
         for (int j = 0; j < others; j++) {
             int i = per_column ? j * cols + k : k * cols + j;
             scaled[i] = o[i] / sqrt(fmax(second[k], 1e-10));
@@ -451,16 +466,17 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
     floatX *wx = halves(batch * n);
     ns_real *o = take((size_t)(batch * n), sizeof *o);
     double *od = doubles(batch * n), left = 0;
-    StepParams step = {.muon_rate = 0.03f, .muon_decay = 0.3f};
+    StepParams step = {.rule = {[1] = {0.06f, 0.3f}, [2] = {0.09f, 0.3f}}};
+    int32_t rules[3] = {1, 2, 1};
     for (int i = 0; i < batch * n; i++) od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1), wx[i] = float_to_x(w.x[i]);
     for (int i = 0; i < batch * side; i++) s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
     normuon_update(NULL,
-                   &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, {2, 3},
-                                    n},
+                   &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, 0.95f,
+                                    rules, n},
                    &step);
     for (int b = 0; b < batch; b++)
-        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, (2 + b % 2) * (double)step.muon_rate,
-                          step.muon_decay);
+        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, (double)step.rule[rules[b]].rate,
+                          step.rule[rules[b]].decay);
     for (int i = 0; i < batch * n; i++) left += fabs(grad.x[i]);
     ok(left == 0, "NorMuon %d x %dx%d%s%s%s, gradient cleared", batch, rows, cols, per_column ? ", columns" : ", rows",
        own_weight ? "" : ", floatX weight only", zero ? ", zero update decays" : "");

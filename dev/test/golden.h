@@ -48,9 +48,9 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
     g->optimizer.step = &g->step;
-    size_t gradients, bytes = acts_bytes(c, N, true, &gradients), updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
+    size_t gradients, bytes = acts_bytes(&g->model, N, true, &gradients), updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
     g->memory = device_alloc(bytes + gradients + updates, "activations");
-    acts_place(&g->acts, c, N, true, g->memory, g->memory + bytes);
+    acts_place(&g->acts, &g->model, N, true, g->memory, g->memory + bytes);
     g->optimizer.ns_workspace = g->memory + bytes + gradients;
     rope_start(&g->rope, c);
     g->cos = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");
@@ -92,7 +92,7 @@ static SafeTensors *golden_steps(const Golden *g)
 }
 
 // Parameters that the case does not train stay zero.
-static bool golden_trains(const Golden *g, const Param *a) { return !g->c->gates_only || a->group == GROUP_GATE; }
+static bool golden_trains(const Golden *g, const Param *a) { return !g->c->gates_only || (a->spec->update.kind == NORMUON && a->spec->sharding == REPLICATED); }
 
 static void golden_load_weights(Golden *g)
 {
@@ -110,7 +110,7 @@ static void golden_load_weights(Golden *g)
         }
         free(x);
     }
-    cast_weights(NULL, p->matrices_x, p->matrices, p->num_slots * p->slot_size);
+    params_round(p, NULL);
 }
 
 // One micro-batch of step t: forward and backward; returns the summed loss.
@@ -152,28 +152,15 @@ static void golden_given_gradients(Golden *g, int t)
         if (!golden_trains(g, a)) continue;
         int64_t n = a->rows * a->cols;
         float *x = golden_values(g->init, "grad.", a->name, NULL);
-        memcpy(p->gates_grad + a->offset, x + t * n, (size_t)n * sizeof *x);
+        memcpy(param_grad(p, a), x + t * n, (size_t)n * sizeof *x);
         free(x);
     }
 }
 
 static void golden_update(Golden *g, int t)
 {
-    bool adam = schedule_adam_steps_at(t) && !g->c->gates_only;
-    g->step = schedule_step_params(&g->config, t, g->optimizer.adam_steps);
-    optimizer_step(&g->optimizer, &g->model, adam, NULL);
-    g->optimizer.adam_steps += adam;
-}
-
-static const float *param_grad(const Params *p, const Param *a)
-{
-    switch (a->group) {
-    case GROUP_TABLE: return p->tables_grad + a->offset;
-    case GROUP_MATRIX: return p->matrices_grad + a->offset;
-    case GROUP_GATE: return p->gates_grad + a->offset;
-    case GROUP_SCALARS: return p->scalars_grad + a->offset;
-    }
-    return NULL;
+    g->step = schedule_step_params(&g->config, t);
+    optimizer_step(&g->optimizer, &g->model, g->c->gates_only ? 0 : t, NULL); // step 0 updates NorMuon's parameters alone
 }
 
 static float param_value(const Params *p, const Param *a, int64_t i)
@@ -195,6 +182,7 @@ static int64_t sample_stride(int64_t n)
 static void golden_all(void (*gradients)(const char *preset), void (*steps)(const GoldenCase *c))
 {
     static const char *const variants[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
+    comm_open(); // one rank
     gradients("2025-10-27");
     gradients("2025-11-18");
     steps(&(GoldenCase){.preset = "2025-10-27", .ns = "polar", GOLDEN_SIZES});

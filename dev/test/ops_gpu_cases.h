@@ -75,23 +75,40 @@ RUN(embedding_grad)
 
 // ---- residual stream -----------------------------------------------------------------------------------------------------
 
-static void fix_skips(Case *c)
+enum { TERMS = 3 * (LAYERS + 1) };
+// All forms that a record's mixes have: nothing, one scalar, one with a gate, a constant, a negative one.
+static void set_terms(Coefficient *terms)
 {
-    for (int i = 0; i < LAYERS; i++) c->master[2][i] = (float)(i >= 6 && i <= 10 ? i - 6 : -1);
+    for (int i = 0; i < TERMS; i++) {
+        int layer = i / 3, form = i % 3;
+        terms[i] = (Coefficient){.factor = 1, .scalar = LAYERS + 2 * layer + form, .gate = -1};
+        if (form == 2) terms[i] = (Coefficient){.factor = layer % 2, .scalar = LAYERS + 2 * layer, .gate = layer / 2};
+    }
+    terms[TERMS - 3] = (Coefficient){1, -1, -1};
+    terms[TERMS - 2] = (Coefficient){-1, 5 * LAYERS + 1, -1};
 }
 DESCRIBE(coefficients_forward)
 {
-    add(c, "coef", FP32, INOUT, 3 * (LAYERS + 1), 1), add(c, "scalars", FP32, IN, NUM, 1),
-    add(c, "skips", HOST_INT, IN, LAYERS, 1);
+    add(c, "coef", FP32, OUT, TERMS, 0), add(c, "scalars", FP32, IN, NUM, 1);
 }
-RUN(coefficients_forward) { (void)c, o->coefficients_forward(stream, p[0], p[1], p[2], LAYERS); }
+RUN(coefficients_forward)
+{
+    (void)c;
+    Coefficient terms[TERMS];
+    set_terms(terms);
+    o->coefficients_forward(stream, p[0], p[1], terms, TERMS);
+}
 DESCRIBE(coefficients_backward)
 {
-    add(c, "dscalars", FP32, INOUT, NUM, 1), add(c, "dcoef", FP32, INOUT, 3 * (LAYERS + 1), 1),
-    add(c, "skips", HOST_INT, IN, LAYERS, 1);
-    add(c, "scalars", FP32, IN, NUM, 1);
+    add(c, "dscalars", FP32, INOUT, NUM, 1), add(c, "dcoef", FP32, INOUT, TERMS, 1), add(c, "scalars", FP32, IN, NUM, 1);
 }
-RUN(coefficients_backward) { (void)c, o->coefficients_backward(stream, p[0], p[1], p[3], p[2], LAYERS); }
+RUN(coefficients_backward)
+{
+    (void)c;
+    Coefficient terms[TERMS];
+    set_terms(terms);
+    o->coefficients_backward(stream, p[0], p[1], p[2], terms, TERMS);
+}
 
 // Variants: 0 with skip, 1 without, 2 only h wanted.
 DESCRIBE(mix_forward)
@@ -352,9 +369,14 @@ RUN(head_logits) { SIZES; o->head_logits(stream, p[0], p[1], p[2], N < 3 ? N : 3
 
 // ---- optimizers ----------------------------------------------------------------------------------------------------------
 
-static void set_step(float *step) // grad_scale, adam_rate, muon_rate, muon_momentum, muon_decay
+enum { STEP_FLOATS = sizeof(StepParams) / sizeof(float) };
+static const AdamRule adam_rule = {2, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f};
+
+static void set_step(float *step)
 {
-    step[0] = 0.125f, step[1] = 0.01f, step[2] = 0.03f, step[3] = 0.9f, step[4] = 0.036f;
+    StepParams params = {.grad_scale = 0.125f, .muon_momentum = 0.9f,
+                         .rule = {[0] = {0.06f, 0.036f}, [1] = {0.03f, 0.036f}, [2] = {0.75f, 0}}};
+    memcpy(step, &params, sizeof params);
 }
 static void fix_adam(Case *c)
 {
@@ -368,20 +390,20 @@ DESCRIBE(adam)
     int64_t n = (int64_t)N * d + 5;
     add(c, "p", kind, INOUT, n, 1), add(c, "m", kind, INOUT, n, 0.1), add(c, "v", kind, INOUT, n, 0.01),
     add(c, "grad", FP32, INOUT, n, 1);
-    add(c, "step", FP32, IN, 5, 1);
+    add(c, "step", FP32, IN, STEP_FLOATS, 1);
 }
 RUN(adam)
 {
     int64_t n = c->buffer[0].count;
-    if (c->variant) o->adam_update_fp32(stream, p[0], p[1], p[2], p[3], p[4], 75, n);
-    else o->adam_update(stream, p[0], p[1], p[2], p[3], p[4], 75, n);
+    if (c->variant) o->adam_update_fp32(stream, p[0], p[1], p[2], p[3], p[4], adam_rule, n);
+    else o->adam_update(stream, p[0], p[1], p[2], p[3], p[4], adam_rule, n);
 }
 static void fix_momentum(Case *c) { set_step(c->master[2]); }
 DESCRIBE(momentum)
 {
     SIZES;
     add(c, "u", FP32, INOUT, (int64_t)N * d + 3, 1), add(c, "momentum", FP32, INOUT, (int64_t)N * d + 3, 1),
-    add(c, "step", FP32, IN, 5, 1);
+    add(c, "step", FP32, IN, STEP_FLOATS, 1);
 }
 RUN(momentum) { o->normuon_momentum(stream, p[0], p[1], p[2], c->buffer[0].count); }
 
@@ -410,14 +432,14 @@ DESCRIBE(update)
     add(c, "w", FP32, c->variant == 3 ? IN : INOUT, n, 0.5), add(c, "wx", FLOATX, c->variant == 3 ? INOUT : OUT, n, 0.5);
     add(c, "grad", FP32, c->variant == 2 ? IN : INOUT, n, 1), add(c, "second", FP32, INOUT, batch * max_i64(rows, cols), 0.01);
     add(c, "o", c->variant == 1 ? ORTHO_FP16 : c->variant == 2 ? ORTHO_FP32 : ORTHO_BF16, IN, n, 0.25),
-    add(c, "step", FP32, IN, 5, 1);
+    add(c, "step", FP32, IN, STEP_FLOATS, 1), add(c, "rule", INT32, IN, batch, 2);
 }
 RUN(update)
 {
     static const NsDtype dtypes[] = {NS_BF16, NS_FP16, NS_FP32, NS_BF16};
     NormuonUpdate a = {.w = c->variant == 3 ? NULL : p[0], .wx = p[1], .grad = c->variant == 2 && o == &ops[GPU] ? NULL : p[2],
                        .second = p[3], .o = p[4],
-                       .o_dtype = dtypes[c->variant], .multiplier = {2, 1}};
+                       .o_dtype = dtypes[c->variant], .beta2 = 0.95f, .rule = p[6]};
     update_shape(c, &a.rows, &a.cols, &a.batch, &a.per_column);
     a.stride = (int64_t)a.rows * a.cols;
     o->normuon_update(stream, &a, p[5]);
@@ -434,7 +456,7 @@ RUN(cast) { o->cast_weights(stream, p[0], p[1], c->buffer[0].count); }
 static Case cases[] = {
     CASE(embed_forward, NULL, 1, true),        CASE(embed_backward, NULL, 1, true),
     CASE(embedding_grad, fix_embedding_grad, 3, true),
-    CASE(coefficients_forward, fix_skips, 1, false), CASE(coefficients_backward, fix_skips, 1, false),
+    CASE(coefficients_forward, NULL, 1, false), CASE(coefficients_backward, NULL, 1, false),
     CASE(mix_forward, NULL, 3, true),          CASE(mix_backward, fix_mix_backward, 3, true),
     CASE(rmsnorm_forward, NULL, 1, true),      CASE(rmsnorm_backward, NULL, 1, true),
     CASE(matmul, NULL, 4, false),              CASE(matmul_down, NULL, 3, false),

@@ -4,31 +4,32 @@
 #include "llmc/exchange.h"
 #include <string.h>
 
-// Whether layer i of the network uses this matrix or table. Written from the names, not from the table's own rules.
-static bool uses(const Config *c, int i, const Param *a)
+// Whether the stage (0 the embedding, 1 + i layer i, then the head) uses this matrix or table. Written from the names, and from
+// what the network is known to be, not from the table's own rules.
+static bool uses(int stage, const Param *a)
 {
+    static const int value_embeds[13] = {[2] = 1, [3] = 2, [10] = 0, [11] = 1, [12] = 2};
     char prefix[32];
-    snprintf(prefix, sizeof prefix, "blocks.%d.", i);
-    if (a->group == GROUP_MATRIX) return !strncmp(a->name, prefix, strlen(prefix));
-    if (!strcmp(a->name, "embed.weight")) return i == 0;
-    if (!strcmp(a->name, "lm_head.weight")) return i == NUM_LAYERS;
-    return i > 0 && i < NUM_LAYERS && layer_role(c, i).value_embed == a->name[strlen("value_embeds.")] - '0';
+    snprintf(prefix, sizeof prefix, "blocks.%d.", stage - 1);
+    if (a->spec->sharding == SHARD_TENSORS) return !strncmp(a->name, prefix, strlen(prefix));
+    if (!strcmp(a->name, "embed.weight")) return stage == 0;
+    if (!strcmp(a->name, "lm_head.weight")) return stage == 13;
+    bool any = stage == 2 || stage == 3 || (stage >= 10 && stage <= 12);
+    return any && value_embeds[stage] == a->name[strlen("value_embeds.")] - '0';
 }
 
-static bool holds(const Exchange *x, const Bucket *b, const Params *p, const Param *a)
+static bool holds(const Exchange *x, const Bucket *b, const Param *a)
 {
-    int64_t at = a->offset / (b->table ? p->table_size : p->slot_size);
-    if (b->table != (a->group == GROUP_TABLE)) return false;
-    return b->table ? at == b->first : at >= b->first && at < b->first + x->size;
+    return b->pool == a->pool && a->offset >= b->offset && a->offset < b->offset + x->size * b->share;
 }
 
-static int lowest_use(const Config *c, const Exchange *x, const Bucket *b, const Params *p)
+static int lowest_use(const Exchange *x, const Bucket *b, const Params *p)
 {
-    for (int stage = 0; stage < NUM_STAGES; stage++)
+    for (int stage = 0; stage < x->num_stages; stage++) {
         for (int k = 0; k < p->count; k++) {
-            const Param *a = &p->list[k];
-            if ((a->group == GROUP_MATRIX || a->group == GROUP_TABLE) && holds(x, b, p, a) && uses(c, stage, a)) return stage;
+            if (holds(x, b, &p->list[k]) && uses(stage, &p->list[k])) return stage;
         }
+    }
     return -1; // padding alone
 }
 
@@ -39,26 +40,28 @@ static void test_plan(const char *preset, int size)
     Params p;
     Exchange x;
     char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "50257"};
-    bool good = config_parse(&c, 5, argv, &e);
+    bool good = config_parse(&c, 5, argv, &e), even = true;
     params_describe(&p, &c);
-    exchange_plan(&x, &p, &c, size - 1, size);
+    exchange_plan(&x, &p, size - 1, size);
     for (int k = 0; k < p.count; k++) {
         const Param *a = &p.list[k];
         int times = 0;
-        if (a->group != GROUP_MATRIX && a->group != GROUP_TABLE) continue;
-        for (int i = 0; i < x.count; i++) times += holds(&x, &x.list[i], &p, a);
-        good &= times == (size > 1);
+        for (int i = 0; i < x.count; i++) times += holds(&x, &x.list[i], a);
+        good &= times == (size > 1 && a->spec->sharding != REPLICATED);
+        even &= a->spec->sharding != SHARD_ROWS || a->rows % size == 0;
     }
     ok(good, "%s, %d ranks: every matrix and table is in one bucket", preset, size);
     int right = 0, falling = 0;
     for (int i = 0; i < x.count; i++) {
-        int stage = lowest_use(&c, &x, &x.list[i], &p);
-        right += stage < 0 || stage == x.list[i].stage;
-        falling += !i || x.list[i].stage <= x.list[i - 1].stage;
-        printf("# stage %2d: %s %d\n", x.list[i].stage, x.list[i].table ? "table" : "slots from", x.list[i].first);
+        const Bucket *b = &x.list[i];
+        int stage = lowest_use(&x, b, &p);
+        right += stage < 0 || stage == b->stage;
+        falling += !i || b->stage <= x.list[i - 1].stage;
+        printf("# stage %2d: %s at %lld\n", b->stage, b->rows ? "rows" : "slots", (long long)b->offset);
     }
     ok(right == x.count && falling == x.count, "and goes when its lowest layer is done, in falling order (%d buckets)", x.count);
-    ok(p.table_size / c.model_dim % size == 0 && p.num_slots % size == 0, "tables and slots divide evenly");
+    for (int i = 0; i < p.num_pools; i++) even &= !p.pools[i].slot || p.pools[i].size / p.pools[i].slot % size == 0;
+    ok(even, "tables and slots divide evenly");
 }
 
 int main(void)

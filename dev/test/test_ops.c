@@ -306,15 +306,15 @@ static void test_adam(void)
     enum { COUNT = 5000 };
     Tensor p = random_tensor(COUNT, 1), m = random_tensor(COUNT, 0.1), v = random_tensor(COUNT, 0.1);
     Tensor32 g = random_tensor32(COUNT, 1);
-    StepParams step = {.grad_scale = 0.125f, .adam_rate = 0.001f};
+    StepParams step = {.grad_scale = 0.125f, .rule = {[1] = {.rate = 0.075f}}};
     for (int i = 0; i < COUNT; i++) {
         v.d[i] = fabs(v.d[i]), v.x[i] = float_to_x((float)v.d[i]);
         double scaled = g.d[i] * 0.125;
         m.d[i] = 0.65 * m.d[i] + 0.35 * scaled;
         v.d[i] = 0.95 * v.d[i] + 0.05 * scaled * scaled;
-        p.d[i] -= 75 * (double)step.adam_rate * m.d[i] / (sqrt(v.d[i]) + 1e-8); // of the unrounded moments
+        p.d[i] -= (double)step.rule[1].rate * m.d[i] / (sqrt(v.d[i]) + 1e-8); // of the unrounded moments
     }
-    adam_update(NULL, p.x, m.x, v.x, g.x, &step, 75, COUNT);
+    adam_update(NULL, p.x, m.x, v.x, g.x, &step, (AdamRule){1, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f}, COUNT);
     check("Adam: p", p.x, p.d, COUNT);
     check("   m", m.x, m.d, COUNT);
     check("   v", v.x, v.d, COUNT);

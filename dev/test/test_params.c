@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SCALARS_IN_ALL = 64 };
+
 static Config preset(const char *name, const char *vocab)
 {
     Config c;
@@ -14,13 +16,25 @@ static Config preset(const char *name, const char *vocab)
     return c;
 }
 
-static bool has(const Params *p, const char *name, ParamGroup group, int64_t rows, int64_t cols, double multiplier)
+// What a row of the expected table says beside shape and rate.
+typedef enum { TABLE, MATRIX, GATE, SCALARS } Kind;
+static const struct {
+    Storage storage;
+    Sharding sharding;
+    OptimizerKind optimizer;
+    int every;
+} kinds[] = {[TABLE] = {STORE_HALF, SHARD_ROWS, ADAM, 2}, [MATRIX] = {STORE_MASTER, SHARD_TENSORS, NORMUON, 1},
+             [GATE] = {STORE_HALF, REPLICATED, NORMUON, 1}, [SCALARS] = {STORE_FLOAT, REPLICATED, ADAM, 2}};
+
+static bool has(const Params *p, const char *name, Kind kind, int64_t rows, int64_t cols, double rate)
 {
     const Param *a = params_find(p, name);
-    bool good = a && a->group == group && a->rows == rows && a->cols == cols && a->multiplier == multiplier;
+    bool good = a && a->rows == rows && a->cols == cols && a->spec->update.rate == rate;
+    good = good && a->spec->storage == kinds[kind].storage && a->spec->sharding == kinds[kind].sharding &&
+           a->spec->update.kind == kinds[kind].optimizer && a->spec->update.every == kinds[kind].every;
     if (!good)
         printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1, a ? (long long)a->cols : -1,
-               a ? a->multiplier : 0);
+               a ? a->spec->update.rate : 0);
     return good;
 }
 
@@ -28,16 +42,16 @@ static void check_layers(const Params *p, int64_t d, int64_t F, int64_t H)
 {
     char name[64];
     bool good = true;
-    for (int i = 0; i < NUM_LAYERS; i++) {
+    for (int i = 0; i < 12; i++) {
         bool attention = i != 0 && i != 7;
         snprintf(name, sizeof name, "blocks.%d.attn.qkvo_w", i);
-        good = (attention ? has(p, name, GROUP_MATRIX, d, 4 * d, 1) : !params_find(p, name)) && good;
+        good = (attention ? has(p, name, MATRIX, d, 4 * d, 1) : !params_find(p, name)) && good;
         snprintf(name, sizeof name, "blocks.%d.attn.attn_gate.weight", i);
-        good = (attention ? has(p, name, GROUP_GATE, H, 12, 1) : !params_find(p, name)) && good;
+        good = (attention ? has(p, name, GATE, H, 12, 1) : !params_find(p, name)) && good;
         snprintf(name, sizeof name, "blocks.%d.mlp.c_fc", i);
-        good = (i ? has(p, name, GROUP_MATRIX, d, F, 2) : !params_find(p, name)) && good;
+        good = (i ? has(p, name, MATRIX, d, F, 2) : !params_find(p, name)) && good;
         snprintf(name, sizeof name, "blocks.%d.mlp.c_proj", i);
-        good = (i ? has(p, name, GROUP_MATRIX, d, F, 1) : !params_find(p, name)) && good;
+        good = (i ? has(p, name, MATRIX, d, F, 1) : !params_find(p, name)) && good;
     }
     ok(good, "shapes and rates of all layers");
 }
@@ -51,13 +65,13 @@ static void check_table(void)
         params_describe(&p, &c);
         ok(params_total(&p) == 268665628, "preset %s: %lld parameters", presets[i], (long long)params_total(&p));
     }
-    bool good = has(&p, "embed.weight", GROUP_TABLE, 50304, 768, 75) && has(&p, "lm_head.weight", GROUP_TABLE, 50304, 768, 1);
+    bool good = has(&p, "embed.weight", TABLE, 50304, 768, 75) && has(&p, "lm_head.weight", TABLE, 50304, 768, 1);
     for (int i = 0; i < 3; i++) {
         char name[32];
         snprintf(name, sizeof name, "value_embeds.%d.weight", i);
-        good = has(&p, name, GROUP_TABLE, 50304, 768, 75) && good;
+        good = has(&p, name, TABLE, 50304, 768, 75) && good;
     }
-    ok(good && has(&p, "scalars", GROUP_SCALARS, 1, 64, 5) && has(&p, "smear_gate.weight", GROUP_GATE, 1, 12, 1),
+    ok(good && has(&p, "scalars", SCALARS, 1, 64, 5) && has(&p, "smear_gate.weight", GATE, 1, 12, 1),
        "tables, scalars, smear gate");
     check_layers(&p, 768, 3072, 6);
     ok(p.count == 5 + 11 * 2 + 10 * 2 + 1 + 1 && !params_find(&p, "blocks.3"), "49 parameters, and no other names");
@@ -67,24 +81,36 @@ static void check_table(void)
     ok(apart, "no name twice");
 }
 
-// Parameters of one arena do not overlap and lie inside it.
+// Parameters of one pool do not overlap and lie inside it.
 static void check_places(const char *what, const Config *c)
 {
     Params p;
     params_describe(&p, c);
-    int64_t end[] = {[GROUP_TABLE] = NUM_TABLES * p.table_size, [GROUP_MATRIX] = p.num_slots * p.slot_size,
-                     [GROUP_GATE] = p.gates_size, [GROUP_SCALARS] = NUM_SCALARS};
-    bool good = true;
+    bool good = true, alike = true;
     for (int i = 0; i < p.count; i++) {
         const Param *a = &p.list[i];
-        good = good && a->offset >= 0 && a->offset + a->rows * a->cols <= end[a->group];
+        const ParamPool *q = &p.pools[a->pool];
+        good = good && a->offset >= 0 && a->offset + param_elements(a) <= q->size;
+        alike = alike && q->storage == a->spec->storage && q->sharding == a->spec->sharding && q->every == a->spec->update.every &&
+                (q->sharding != SHARD_TENSORS || (q->slot == param_elements(a) && a->offset % q->slot == 0));
         for (int k = 0; k < p.count; k++) {
             const Param *b = &p.list[k];
-            if (k != i && b->group == a->group)
-                good = good && (a->offset + a->rows * a->cols <= b->offset || b->offset + b->rows * b->cols <= a->offset);
+            if (k != i && b->pool == a->pool)
+                good = good && (a->offset + param_elements(a) <= b->offset || b->offset + param_elements(b) <= a->offset);
         }
     }
-    ok(good, "%s: parameters lie side by side inside their arenas", what);
+    ok(good, "%s: parameters lie side by side inside their pools", what);
+    ok(alike, "%s: those of a pool are stored, sharded and updated alike, slots have one size", what);
+    ok(params_small_count(&p, 0) > 0 && params_small_count(&p, 0) + SCALARS_IN_ALL == params_small_count(&p, 1),
+       "%s: what is replicated is summed in one stretch, the scalars at odd steps", what);
+}
+
+static int64_t slot_of(const Params *p, const char *format, int layer)
+{
+    char name[64];
+    snprintf(name, sizeof name, format, layer);
+    const Param *a = params_find(p, name);
+    return a->offset / p->pools[a->pool].slot;
 }
 
 static void check_slots(void)
@@ -92,31 +118,26 @@ static void check_slots(void)
     Config c = preset("2025-10-27", "50257");
     Params p;
     params_describe(&p, &c);
-    ok(p.first_attention_slot == 22 && p.num_attention == 10 && p.num_slots == 32,
-       "22 MLP slots, then 10 of attention, in groups of 8");
-    char name[64];
+    const ParamPool *q = &p.pools[params_find(&p, "blocks.5.mlp.c_fc")->pool];
+    ok(params_find(&p, "blocks.5.attn.qkvo_w")->pool == params_find(&p, "blocks.5.mlp.c_fc")->pool && q->size == 32 * q->slot,
+       "matrices of both kinds share a pool of 32 slots, none of which is padding");
     bool order = true;
     for (int i = 11, slot = 0; i > 0; i--, slot += 2) { // as backward finishes them
-        snprintf(name, sizeof name, "blocks.%d.mlp.c_proj", i);
-        order = order && params_find(&p, name)->offset == slot * p.slot_size;
-        snprintf(name, sizeof name, "blocks.%d.mlp.c_fc", i);
-        order = order && params_find(&p, name)->offset == (slot + 1) * p.slot_size;
+        order = order && slot_of(&p, "blocks.%d.mlp.c_proj", i) == slot && slot_of(&p, "blocks.%d.mlp.c_fc", i) == slot + 1;
     }
     for (int i = 11, slot = 22; i > 0; i--) {
-        if (i == 7) continue;
-        snprintf(name, sizeof name, "blocks.%d.attn.qkvo_w", i);
-        order = order && params_find(&p, name)->offset == slot++ * p.slot_size;
+        if (i != 7) order = order && slot_of(&p, "blocks.%d.attn.qkvo_w", i) == slot++;
     }
     ok(order, "slots stand in the order of backward, MLP first");
     for (int R = 1; R <= 8; R *= 2) {
-        int most = 0, least = MAX_SLOTS, own[8] = {0};
-        for (int slot = 0; slot < p.num_slots; slot++) own[slot_owner(slot, R)]++;
+        int64_t slots = q->size / q->slot, most = 0, least = slots, own[8] = {0};
+        for (int64_t slot = 0; slot < slots; slot++) own[slot_owner(slot, R)]++;
         for (int r = 0; r < R; r++) {
-            most = own[r] > most ? own[r] : most;
-            least = own[r] < least ? own[r] : least;
+            most = max_i64(most, own[r]);
+            least = min_i64(least, own[r]);
         }
-        ok(most == least && most * R == p.num_slots && p.list[0].rows % R == 0, "%d ranks own %d slots each, and whole rows", R,
-           most);
+        ok(most == least && most * R == slots && p.list[0].rows % R == 0, "%d ranks own %d slots each, and whole rows", R,
+           (int)most);
     }
 }
 
@@ -152,7 +173,7 @@ static void check_spread(const char *what, Moments m, double deviation, double k
 
 static void check_initial_weights(const Config *c, const Params *p)
 {
-    int64_t d = c->model_dim, table = p->table_size;
+    int64_t d = c->model_dim, table = param_elements(params_find(p, "embed.weight"));
     double bound = sqrt(3) / 2 / sqrt((double)d);
     check_spread("embed", moments(p, "embed.weight", 0, table), 1, 3, (double)table);
     check_spread("value_embeds.2", moments(p, "value_embeds.2.weight", 0, table), 1, 3, (double)table);
@@ -166,18 +187,24 @@ static void check_initial_weights(const Config *c, const Params *p)
            moments(p, "blocks.5.attn.attn_gate.weight", 0, 12).largest == 0,
        "c_proj, head and gates are zero");
     bool rounded = true;
-    for (int64_t i = 0; i < p->num_slots * p->slot_size; i++)
-        rounded = rounded && x_to_float(p->matrices_x[i]) == x_to_float(float_to_x(p->matrices[i]));
+    for (int k = 0; k < p->num_pools; k++) {
+        const ParamPool *q = &p->pools[k];
+        for (int64_t i = 0; q->rounded && i < q->size; i++)
+            rounded = rounded && x_to_float(q->rounded[i]) == x_to_float(float_to_x(((float *)q->values)[i]));
+    }
     ok(rounded, "the rounded copy of the matrices is complete");
 
     bool good = true;
-    for (int i = 0; i < NUM_SCALARS; i++) {
+    const float *scalars = param_data(p, params_find(p, "scalars"));
+    for (int i = 0; i < SCALARS_IN_ALL; i++) {
         float expected = i < 12 ? -1.5f : i < 36 ? (i % 2 ? 0 : (float)c->lambda_init)
                          : i < 60 ? 0.5f : i == 60 ? 0 : i == 61 ? 0.5f : 1;
-        good = good && p->scalars[i] == expected;
+        good = good && scalars[i] == expected;
     }
     ok(good, "scalars: skips -1.5, lambdas (%g, 0), attention (0.5, 0.5), smear 0, backout 0.5, padding 1", c->lambda_init);
 }
+
+static size_t pool_element(const ParamPool *q) { return q->storage == STORE_HALF ? sizeof(floatX) : sizeof(float); }
 
 static void check_init(void)
 {
@@ -190,14 +217,19 @@ static void check_init(void)
     params_describe(&q, &c);
     params_allocate(&q, true);
     params_init(&q, &c, NULL);
-    size_t tables = (size_t)(NUM_TABLES * p.table_size) * sizeof(floatX), matrices = (size_t)(p.num_slots * p.slot_size) * 4;
-    ok(!memcmp(p.tables, q.tables, tables) && !memcmp(p.matrices, q.matrices, matrices), "the same seed gives the same weights");
-    ok(memcmp(p.tables, p.tables + p.table_size, tables / NUM_TABLES), "two tables differ");
+    bool same = true;
+    for (int i = 0; i < p.num_pools; i++)
+        same = same && !memcmp(p.pools[i].values, q.pools[i].values, (size_t)p.pools[i].size * pool_element(&p.pools[i]));
+    ok(same, "the same seed gives the same weights");
+    const Param *embed = params_find(&p, "embed.weight"), *other = params_find(&p, "value_embeds.0.weight");
+    int64_t n = param_elements(embed);
+    ok(memcmp(param_data(&p, embed), param_data(&p, other), (size_t)n * sizeof(floatX)), "two tables differ");
     c.seed++;
     params_init(&q, &c, NULL);
-    int64_t same = 0;
-    for (int64_t i = 0; i < p.table_size; i++) same += x_to_float(p.tables[i]) == x_to_float(q.tables[i]);
-    ok(same < p.table_size / 50, "the next seed shares %lld of %lld values", (long long)same, (long long)p.table_size);
+    int64_t equal = 0;
+    for (int64_t i = 0; i < n; i++)
+        equal += x_to_float(((floatX *)param_data(&p, embed))[i]) == x_to_float(((floatX *)param_data(&q, embed))[i]);
+    ok(equal < n / 50, "the next seed shares %lld of %lld values", (long long)equal, (long long)n);
     params_free(&p);
     params_free(&q);
 }

@@ -1,6 +1,7 @@
 // Schedules against tables worked out by hand from the definitions, and against the twin's (dev/reference/golden).
 #include "dev/test/golden_file.h"
 #include "dev/test/tap.h"
+#include "llmc/records/record.h"
 #include "llmc/schedule.h"
 
 static Config preset(const char *name, const char *scheduled, const char *extension)
@@ -10,6 +11,13 @@ static Config preset(const char *name, const char *scheduled, const char *extens
     const char *argv[] = {"test", "--preset", name, "--num-scheduled", scheduled, "--num-extension", extension};
     if (!config_parse(&c, 7, (char **)argv, &e)) fatal(1, "%s", e.text);
     return c;
+}
+
+static int rule_of(const Config *c, Role role)
+{
+    int row = 0;
+    while (config_record(c)->params[row].role != role) row++;
+    return row;
 }
 
 static void check_by_hand(void)
@@ -32,9 +40,17 @@ static void check_by_hand(void)
     ok(window_short_tokens(&c, 13) == 768 && window_long_tokens(&c, 20) == 2560, "windows in tokens");
     Config small = preset("2025-10-27", "279", "10");
     ok(schedule_momentum(&small, 288) == 0.85 + 0.1 * 288 / 300, "a run of 289 steps never reaches the momentum cooldown");
-    StepParams p = schedule_step_params(&c, 1, 0);
-    ok(fabs(p.adam_rate - 0.008 * sqrt(1 - 0.95) / (1 - 0.65)) < 1e-8, "Adam's first step, bias correction with k = 1");
-    ok(p.muon_decay == 0 && p.grad_scale == 0.125f, "no decay; gradient factor 1/8");
+    StepParams p = schedule_step_params(&c, 1), later = schedule_step_params(&c, 7);
+    RuleStep head = p.rule[rule_of(&c, ROLE_HEAD)], embed = p.rule[rule_of(&c, ROLE_EMBED)], up = p.rule[rule_of(&c, ROLE_MLP_UP)];
+    ok(fabs(head.rate - 0.008 * sqrt(1 - 0.95) / (1 - 0.65)) < 1e-8, "Adam's first step, bias correction with k = 1");
+    double fourth = 0.008 * sqrt(1 - pow(0.95, 4)) / (1 - pow(0.65, 4));
+    ok(fabs(later.rule[rule_of(&c, ROLE_HEAD)].rate - fourth) < 1e-8, "step 7 is its fourth");
+    ok(fabs(embed.rate / head.rate - 75) < 1e-5 && fabs(up.rate - 0.06) < 1e-8, "every row has its own factor");
+    ok(up.decay == 0 && p.grad_scale == 0.125f, "no decay; gradient factor 1/8");
+    Config decaying = preset("2025-11-10", "2205", "40");
+    p = schedule_step_params(&decaying, 1);
+    ok(fabs(p.rule[rule_of(&c, ROLE_MLP_UP)].decay - 0.036) < 1e-8 && p.rule[rule_of(&c, ROLE_HEAD)].decay == 0,
+       "weight decay is NorMuon's, without the factor of the row");
 }
 
 static void check_against_twin(const char *name, const char *scheduled, const char *extension)

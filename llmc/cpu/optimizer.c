@@ -9,29 +9,25 @@ static int64_t spans(int64_t n) { return ceil_div(n, SPAN); }
 
 // ---- Adam --------------------------------------------------------------------------------------------------------------
 
-#define BETA1 (ADAM_BETA1_PERCENT / 100.0f)
-#define BETA2 (ADAM_BETA2_PERCENT / 100.0f)
-
-// What is added to a parameter; *m and *v become the new moments. 1 - beta is the rounded 0.35 and 0.05, not 1 minus a rounded
-// beta.
-static inline float adam_step(float *m, float *v, float g, float rate)
+// What is added to a parameter; *m and *v become the new moments.
+static inline float adam_step(float *m, float *v, float g, float rate, const AdamRule *r)
 {
-    *m = BETA1 * *m + (100 - ADAM_BETA1_PERCENT) / 100.0f * g;
-    *v = BETA2 * *v + (100 - ADAM_BETA2_PERCENT) / 100.0f * g * g;
-    return -rate * (*m / (sqrtf(*v) + ADAM_EPS));
+    *m = r->beta1 * *m + r->rest1 * g;
+    *v = r->beta2 * *v + r->rest2 * g * g;
+    return -rate * (*m / (sqrtf(*v) + r->eps));
 }
 
-void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, float multiplier, int64_t n)
+void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
 {
     (void)s;
-    float scale = step->grad_scale, rate = multiplier * step->adam_rate;
+    float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma omp parallel for schedule(static) if (n > SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
         int64_t end = min_i64(n, (span + 1) * SPAN);
 #pragma omp simd
         for (int64_t i = span * SPAN; i < end; i++) {
             float mi = x_to_float(m[i]), vi = x_to_float(v[i]);
-            float change = adam_step(&mi, &vi, grad[i] * scale, rate);
+            float change = adam_step(&mi, &vi, grad[i] * scale, rate, &rule);
             p[i] = float_to_x(x_to_float(p[i]) + change);
             m[i] = float_to_x(mi);
             v[i] = float_to_x(vi);
@@ -40,17 +36,17 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
     }
 }
 
-void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, float multiplier, int64_t n)
+void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
 {
     (void)s;
-    float scale = step->grad_scale, rate = multiplier * step->adam_rate;
+    float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma omp parallel for schedule(static) if (n > SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
         int64_t end = min_i64(n, (span + 1) * SPAN);
 #pragma omp simd
         for (int64_t i = span * SPAN; i < end; i++) {
             float mi = m[i], vi = v[i];
-            p[i] += adam_step(&mi, &vi, grad[i] * scale, rate);
+            p[i] += adam_step(&mi, &vi, grad[i] * scale, rate, &rule);
             m[i] = mi;
             v[i] = vi;
             grad[i] = 0;
@@ -106,9 +102,9 @@ typedef struct {
     double before, after;
 } Norms;
 
-static void update_second(float *second, double mean, int elements, Norms *norms)
+static void update_second(float *second, double mean, int elements, float beta2, Norms *norms)
 {
-    float moved = *second + (1 - MUON_BETA2) * ((float)mean - *second);
+    float moved = *second + (1 - beta2) * ((float)mean - *second);
     *second = moved;
     norms->before += mean * elements;
     norms->after += mean * elements / fmax(moved, 1e-10);
@@ -118,23 +114,23 @@ static Norms second_moments(const NormuonUpdate *a, float *second, const ns_real
 {
     Norms norms = {0, 0};
     if (!a->per_column) {
-        for (int r = 0; r < a->rows; r++) update_second(second + r, row_mean(o, r, a->cols), a->cols, &norms);
+        for (int r = 0; r < a->rows; r++) update_second(second + r, row_mean(o, r, a->cols), a->cols, a->beta2, &norms);
         return norms;
     }
     double mean[STRIPE];
     for (int first = 0; first < a->cols; first += STRIPE) {
         int count = (int)min_i64(STRIPE, a->cols - first);
         column_means(mean, o, a->rows, a->cols, first, count);
-        for (int c = 0; c < count; c++) update_second(second + first + c, mean[c], a->rows, &norms);
+        for (int c = 0; c < count; c++) update_second(second + first + c, mean[c], a->rows, a->beta2, &norms);
     }
     return norms;
 }
 
 // One row of the weight, from element `at` on; `second` (cols) or one value: the square of what O is divided by.
-static void update_row(const NormuonUpdate *a, const StepParams *step, float multiplier, int64_t at, const ns_real *restrict o,
+static void update_row(const NormuonUpdate *a, RuleStep step, int64_t at, const ns_real *restrict o,
                        const float *restrict second, float gain)
 {
-    float decay = step->muon_decay, rate = step->muon_rate * multiplier;
+    float decay = step.decay, rate = step.rate;
     float *w = a->w ? a->w + at : NULL;
     floatX *wx = a->wx + at;
 #pragma omp simd
@@ -157,7 +153,7 @@ static void update_matrix(const NormuonUpdate *a, const StepParams *step, int b)
     Norms norms = second_moments(a, second, o);
     float gain = (float)(sqrt(norms.before) / fmax(sqrt(norms.after), 1e-10));
     for (int r = 0; r < a->rows; r++)
-        update_row(a, step, a->multiplier[b % 2], b * a->stride + (int64_t)r * a->cols, o + (int64_t)r * a->cols,
+        update_row(a, step->rule[a->rule[b]], b * a->stride + (int64_t)r * a->cols, o + (int64_t)r * a->cols,
                    a->per_column ? second : second + r, gain);
 }
 

@@ -10,40 +10,31 @@ size_t rows_shared(const OpSizes *sizes) { return (size_t)PARTS * sizes->heads *
 
 // ---- coefficients ------------------------------------------------------------------------------------------------------
 
-// Where model.md's `scalars` hold what is needed here.
-static int block_lambda(int L, int i) { return L + 2 * i; }
-static int backout_lambda(int L) { return 5 * L + 1; }
-
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 
-void coefficients_forward(Stream s, float *coef, const float *scalars, const int *skip_of, int L)
+void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
     (void)s;
-    memset(coef, 0, sizeof(float) * 3 * (size_t)(L + 1));
-    for (int i = 1; i < L; i++) {
-        const float *lambda = scalars + block_lambda(L, i);
-        coef[3 * i] = lambda[0];
-        coef[3 * i + 1] = lambda[1];
-        if (skip_of[i] >= 0) coef[3 * i + 2] = (float)(lambda[0] * logistic(scalars[skip_of[i]]));
+    for (int i = 0; i < count; i++) {
+        const Coefficient *t = &terms[i];
+        double x = t->factor;
+        if (t->scalar >= 0) x *= scalars[t->scalar];
+        if (t->gate >= 0) x *= logistic(scalars[t->gate]);
+        coef[i] = (float)x;
     }
-    coef[3 * L] = 1;
-    coef[3 * L + 1] = -scalars[backout_lambda(L)];
 }
 
-void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const int *skip_of, int L)
+void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const Coefficient *terms, int count)
 {
     (void)s;
-    for (int i = 1; i < L; i++) {
-        int at = block_lambda(L, i);
-        dscalars[at] += dcoef[3 * i];
-        dscalars[at + 1] += dcoef[3 * i + 1];
-        if (skip_of[i] < 0) continue;
-        double g = dcoef[3 * i + 2], sig = logistic(scalars[skip_of[i]]);
-        dscalars[at] += (float)(g * sig);
-        dscalars[skip_of[i]] += (float)(g * scalars[at] * sig * (1 - sig));
+    for (int i = 0; i < count; i++) {
+        const Coefficient *t = &terms[i];
+        double g = (double)t->factor * dcoef[i], scalar = t->scalar >= 0 ? scalars[t->scalar] : 1,
+               sig = t->gate >= 0 ? logistic(scalars[t->gate]) : 1;
+        if (t->scalar >= 0) dscalars[t->scalar] += (float)(g * sig);
+        if (t->gate >= 0) dscalars[t->gate] += (float)(g * scalar * sig * (1 - sig));
+        dcoef[i] = 0;
     }
-    dscalars[backout_lambda(L)] -= dcoef[3 * L + 1];
-    memset(dcoef, 0, sizeof(float) * 3 * (size_t)(L + 1));
 }
 
 // ---- mix and norm ------------------------------------------------------------------------------------------------------

@@ -2,24 +2,20 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 
 enum { THREADS = 256, STRIP = 256 /* columns of a block */, CHUNK = 32 /* rows of a block of the column sums */ };
-#define BETA1 (ADAM_BETA1_PERCENT / 100.0f)
-#define BETA2 (ADAM_BETA2_PERCENT / 100.0f)
-#define REST1 ((100 - ADAM_BETA1_PERCENT) / 100.0f)
-#define REST2 ((100 - ADAM_BETA2_PERCENT) / 100.0f)
 
 static bool aligned16(const void *p) { return (uintptr_t)p % 16 == 0; }
 
 // ---- Adam ----------------------------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ void adam_step(float &p, float &m, float &v, float g, float rate)
+static __device__ __forceinline__ void adam_step(float &p, float &m, float &v, float g, float rate, AdamRule r)
 {
-    m = BETA1 * m + REST1 * g;
-    v = BETA2 * v + REST2 * g * g;
-    p -= rate * (m / (sqrtf(v) + ADAM_EPS));
+    m = r.beta1 * m + r.rest1 * g;
+    v = r.beta2 * v + r.rest2 * g * g;
+    p -= rate * (m / (sqrtf(v) + r.eps));
 }
 
 __global__ __launch_bounds__(THREADS) void adam_vector_kernel(floatX *p, floatX *m, floatX *v, float *grad,
-                                                              const StepParams *step, float multiplier, int64_t vectors)
+                                                              const StepParams *step, AdamRule rule, int64_t vectors)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= vectors) return;
@@ -30,9 +26,9 @@ __global__ __launch_bounds__(THREADS) void adam_vector_kernel(floatX *p, floatX 
     unpack8(*p8, x);
     unpack8(*m8, y);
     unpack8(*v8, z);
-    float scale = step->grad_scale, rate = multiplier * step->adam_rate;
+    float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma unroll
-    for (int k = 0; k < 8; k++) adam_step(x[k], y[k], z[k], g[k] * scale, rate);
+    for (int k = 0; k < 8; k++) adam_step(x[k], y[k], z[k], g[k] * scale, rate, rule);
     *p8 = pack8(x);
     *m8 = pack8(y);
     *v8 = pack8(z);
@@ -43,34 +39,33 @@ static __device__ __forceinline__ void store(float *p, float x) { *p = x; }
 static __device__ __forceinline__ void store(floatX *p, float x) { *p = __float2bfloat16(x); }
 
 template <class T>
-__global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *grad, const StepParams *step, float multiplier,
+__global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *grad, const StepParams *step, AdamRule rule,
                                                        int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) return;
     float x = to_float(p[i]), y = to_float(m[i]), z = to_float(v[i]);
-    adam_step(x, y, z, grad[i] * step->grad_scale, multiplier * step->adam_rate);
+    adam_step(x, y, z, grad[i] * step->grad_scale, step->rule[rule.rule].rate, rule);
     store(p + i, x);
     store(m + i, y);
     store(v + i, z);
     grad[i] = 0;
 }
 
-void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, float multiplier, int64_t n)
+void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
 {
     int64_t vectors = aligned16(p) && aligned16(m) && aligned16(v) && aligned16(grad) ? n / 8 : 0, rest = n - 8 * vectors,
             at = 8 * vectors;
     if (vectors)
-        adam_vector_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, multiplier, vectors);
+        adam_vector_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule, vectors);
     if (rest)
-        adam_kernel<<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at, grad + at, step, multiplier,
-                                                                          rest);
+        adam_kernel<<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at, grad + at, step, rule, rest);
     CHECK_LAUNCH();
 }
 
-void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, float multiplier, int64_t n)
+void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
 {
-    if (n > 0) adam_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, multiplier, n);
+    if (n > 0) adam_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule, n);
     CHECK_LAUNCH();
 }
 
@@ -147,7 +142,7 @@ __global__ __launch_bounds__(STRIP) void row_squares_kernel(float *sums, const T
 // sums (batch, chunks, count); factor (batch, count) out; second (batch, stride), of which `count` are used; elements: how many
 // squares a sum has in all
 __global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, float *second, const float *sums, int chunks,
-                                                             int count, int stride, int elements)
+                                                             int count, int stride, int elements, float beta2)
 {
     __shared__ float shared[WARP];
     const float *mine = sums + (int64_t)blockIdx.x * chunks * count;
@@ -155,7 +150,7 @@ __global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, floa
     for (int j = threadIdx.x; j < count; j += blockDim.x) {
         float total = 0;
         for (int i = 0; i < chunks; i++) total += mine[(int64_t)i * count + j];
-        float moved = s[j] + (1 - MUON_BETA2) * (total / (float)elements - s[j]), kept = fmaxf(moved, 1e-10f);
+        float moved = s[j] + (1 - beta2) * (total / (float)elements - s[j]), kept = fmaxf(moved, 1e-10f);
         s[j] = moved;
         f[j] = 1 / sqrtf(moved != moved ? moved : kept); // fmaxf would hide a NaN
         before += total;
@@ -173,12 +168,12 @@ template <class T> struct alignas(4 * sizeof(T)) Four {
 
 // VECTOR: four neighbouring elements of a row a thread, everything aligned; otherwise one. One matrix for each y.
 template <class T, int VECTOR>
-__global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const T *o, const float *factor, const StepParams *step,
-                                                         int first_matrix)
+__global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const T *o, const float *factor, const StepParams *step)
 {
     int i = (blockIdx.x * THREADS + threadIdx.x) * VECTOR, b = blockIdx.y;
     if (i >= a.rows * a.cols) return;
-    float rate = step->muon_rate * a.multiplier[(first_matrix + b) % 2], decay = step->muon_decay;
+    RuleStep rule = step->rule[a.rule[b]];
+    float rate = rule.rate, decay = rule.decay;
     int row = i / a.cols, col = i - row * a.cols;
     const float *f = a.per_column ? factor + (int64_t)b * a.cols + col : factor + (int64_t)b * a.rows + row;
     if (a.w) a.w += b * a.stride;
@@ -218,7 +213,7 @@ __global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const 
 }
 
 template <class T>
-static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *step, float *scratch, int first_matrix)
+static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *step, float *scratch)
 {
     const T *o = (const T *)a->o;
     int count = a->per_column ? a->cols : a->rows, chunks = a->per_column ? (int)ceil_div(a->rows, CHUNK) : 1;
@@ -233,12 +228,13 @@ static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *ste
         row_squares_kernel<T><<<(unsigned)ceil_div(rows, STRIP / WARP), STRIP, 0, s>>>(sums, o, rows, a->cols);
     }
     second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(
-        factor, a->second, sums, chunks, count, a->rows > a->cols ? a->rows : a->cols, a->per_column ? a->rows : a->cols);
+        factor, a->second, sums, chunks, count, a->rows > a->cols ? a->rows : a->cols, a->per_column ? a->rows : a->cols,
+        a->beta2);
     bool vector = a->cols % 4 == 0 && a->stride % 4 == 0 && aligned16(a->o) && aligned16(a->w) && aligned16(a->wx) &&
                   aligned16(a->grad);
     dim3 grid((unsigned)ceil_div(each, THREADS * (vector ? 4 : 1)), (unsigned)a->batch);
-    if (vector) update_kernel<T, 4><<<grid, THREADS, 0, s>>>(*a, o, factor, step, first_matrix);
-    else update_kernel<T, 1><<<grid, THREADS, 0, s>>>(*a, o, factor, step, first_matrix);
+    if (vector) update_kernel<T, 4><<<grid, THREADS, 0, s>>>(*a, o, factor, step);
+    else update_kernel<T, 1><<<grid, THREADS, 0, s>>>(*a, o, factor, step);
     CHECK_LAUNCH();
 }
 
@@ -254,12 +250,13 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
         part.w = a->w ? a->w + at : NULL;
         part.wx = a->wx + at;
         part.grad = a->grad ? a->grad + at : NULL;
+        part.rule = a->rule + b;
         part.second = a->second + b * max_i64(a->rows, a->cols);
         part.o = (const char *)a->o + (size_t)b * (size_t)a->rows * (size_t)a->cols * element;
         float *scratch = scratch_floats(SCRATCH_NORMUON, (size_t)part.batch * each);
-        if (a->o_dtype == NS_BF16) update_slice<__nv_bfloat16>(s, &part, step, scratch, b);
-        else if (a->o_dtype == NS_FP16) update_slice<__half>(s, &part, step, scratch, b);
-        else update_slice<float>(s, &part, step, scratch, b);
+        if (a->o_dtype == NS_BF16) update_slice<__nv_bfloat16>(s, &part, step, scratch);
+        else if (a->o_dtype == NS_FP16) update_slice<__half>(s, &part, step, scratch);
+        else update_slice<float>(s, &part, step, scratch);
     }
 }
 

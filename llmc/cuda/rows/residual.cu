@@ -5,69 +5,51 @@ static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 
 // ---- coefficients --------------------------------------------------------------------------------------------------------
 
-enum { MAX_COEFFICIENT_LAYERS = 64 };
-struct SkipTable {
-    int of[MAX_COEFFICIENT_LAYERS];
+struct Coefficients {
+    Coefficient term[MAX_COEFFICIENTS];
 };
 
-static SkipTable skip_table(const int *skip_of, int L)
+static Coefficients coefficients(const Coefficient *terms, int count)
 {
-    SkipTable t;
-    assert(L <= MAX_COEFFICIENT_LAYERS);
-    for (int i = 0; i < MAX_COEFFICIENT_LAYERS; i++) t.of[i] = i < L ? skip_of[i] : -1;
-    return t;
+    Coefficients c = {};
+    assert(count <= MAX_COEFFICIENTS);
+    for (int i = 0; i < count; i++) c.term[i] = terms[i];
+    return c;
 }
 
-// scalars: skip weights [L], block lambdas [L][2], attention lambdas [L][2], smear, backout.
-__global__ void coefficients_forward_kernel(float *coef, const float *scalars, SkipTable skips, int L)
+__global__ void coefficients_forward_kernel(float *coef, const float *scalars, Coefficients c, int count)
 {
     int i = threadIdx.x;
-    if (i > L) return;
-    float *c = coef + 3 * i;
-    if (i == 0) {
-        c[0] = c[1] = c[2] = 0; // unused
-        return;
-    }
-    if (i == L) {
-        c[0] = 1;
-        c[1] = -scalars[5 * L + 1];
-        c[2] = 0;
-        return;
-    }
-    const float *lambda = scalars + L + 2 * i;
-    c[0] = lambda[0];
-    c[1] = lambda[1];
-    c[2] = skips.of[i] >= 0 ? lambda[0] * sigmoid(scalars[skips.of[i]]) : 0;
+    if (i >= count) return;
+    Coefficient t = c.term[i];
+    float x = t.factor;
+    if (t.scalar >= 0) x *= scalars[t.scalar];
+    if (t.gate >= 0) x *= sigmoid(scalars[t.gate]);
+    coef[i] = x;
 }
 
-// One thread: a dozen layers, and two layers might share a skip weight.
-__global__ void coefficients_backward_kernel(float *dscalars, float *dcoef, const float *scalars, SkipTable skips, int L)
+// One thread: a few dozen terms, of which several may have one scalar.
+__global__ void coefficients_backward_kernel(float *dscalars, float *dcoef, const float *scalars, Coefficients c, int count)
 {
-    for (int i = 1; i < L; i++) {
-        const float *d = dcoef + 3 * i, *lambda = scalars + L + 2 * i;
-        float *dlambda = dscalars + L + 2 * i;
-        float dl0 = d[0];
-        if (skips.of[i] >= 0) {
-            float g = sigmoid(scalars[skips.of[i]]);
-            dl0 += d[2] * g;
-            dscalars[skips.of[i]] += d[2] * lambda[0] * g * (1 - g);
-        }
-        dlambda[0] += dl0;
-        dlambda[1] += d[1];
+    for (int i = 0; i < count; i++) {
+        Coefficient t = c.term[i];
+        float g = t.factor * dcoef[i], scalar = t.scalar >= 0 ? scalars[t.scalar] : 1,
+              sig = t.gate >= 0 ? sigmoid(scalars[t.gate]) : 1;
+        if (t.scalar >= 0) dscalars[t.scalar] += g * sig;
+        if (t.gate >= 0) dscalars[t.gate] += g * scalar * sig * (1 - sig);
+        dcoef[i] = 0;
     }
-    dscalars[5 * L + 1] -= dcoef[3 * L + 1];
-    for (int k = 0; k < 3 * (L + 1); k++) dcoef[k] = 0;
 }
 
-void coefficients_forward(Stream s, float *coef, const float *scalars, const int *skip_of, int L)
+void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
-    coefficients_forward_kernel<<<1, 128, 0, s>>>(coef, scalars, skip_table(skip_of, L), L);
+    coefficients_forward_kernel<<<1, MAX_COEFFICIENTS, 0, s>>>(coef, scalars, coefficients(terms, count), count);
     CHECK_LAUNCH();
 }
 
-void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const int *skip_of, int L)
+void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars, const Coefficient *terms, int count)
 {
-    coefficients_backward_kernel<<<1, 1, 0, s>>>(dscalars, dcoef, scalars, skip_table(skip_of, L), L);
+    coefficients_backward_kernel<<<1, 1, 0, s>>>(dscalars, dcoef, scalars, coefficients(terms, count), count);
     CHECK_LAUNCH();
 }
 

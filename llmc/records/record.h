@@ -1,0 +1,164 @@
+// A record of the speedrun is a set of tables: this file says what they hold, a file beside it is a record. Nothing outside this
+// folder names a layer, a tensor or a constant of one record.
+//
+//   ParamSpec   a row is a trained tensor, or one for each layer that has the block it belongs to. The rest follows from the rows:
+//               llmc/params.h    memory, by (storage, sharding, cadence), and the initial values
+//               llmc/optimizer.h batches of equal updates, by (optimizer, shape, constants)
+//               llmc/exchange.h  buckets of communication, by (sharding, first use)
+//               llmc/checkpoint.c walks the rows: weights, state of the optimizer, pending gradients
+//   LayerSpec   a row is a layer: which blocks it has, and which streams are mixed into the residual stream before them
+//   StageSpec   a row is a stretch of the schedule
+//   Record      the tables, and the options that the preset sets: what a run can override by name is an option (llmc/config.h)
+//
+// What later records need has its place here; the field comes with the op that reads it:
+//   banks            a row with `matrices` of all layers; a layer then takes matrices by number. Sharded by matrices as tensors are
+//   split weights    a Storage: the upper halves are what products read and what travels, the lower ones state of the owner
+//   tables by rows   a Sharding: only touched rows are reduced, updated and gathered; the loader knows them before the step
+//   tied head        UpdateSpec gets the stage from which a tensor is its own; until then its update follows another row
+//   generators       coefficients that are a row a token: a Coefficient gets a column of a generator beside a scalar
+//   heads' widths    LayerSpec gets widths of q, k and of v that differ from model-dim / num-heads
+//   loss targets, sampled softmax  StageSpec gets target weights and the number of candidates, which the head's op takes
+//   averages         Record gets the steps from which accumulators of a tensor's values are kept, and the final step that reads them
+#pragma once
+#include "llmc/ops.h"
+
+typedef struct Config Config;
+
+// ---- tensors -----------------------------------------------------------------------------------------------------------
+
+// What a tensor is to the block that reads it: the name in a file is its own matter.
+typedef enum {
+    ROLE_EMBED,          // (Vp, d) rows gathered by token; also read by the smear
+    ROLE_SMEAR_GATE,     // (1, GATE_INPUTS)
+    ROLE_VALUE_EMBED,    // (Vp, d) each, `count` of them
+    ROLE_HEAD,           // (Vp, d)
+    ROLE_SCALARS,        // fp32 vector, to whose elements layers and coefficients refer by number
+    ROLE_QKVO,           // of attention: (d, 4d), read as four (d, d)
+    ROLE_ATTENTION_GATE, // (H, GATE_INPUTS)
+    ROLE_MLP_UP,         // (d, F)
+    ROLE_MLP_DOWN,       // (d, F)
+    ROLES
+} Role;
+
+typedef enum {
+    STORE_HALF,   // floatX
+    STORE_MASTER, // fp32, with a rounded floatX copy, which is what products read and what travels
+    STORE_FLOAT   // fp32
+} Storage;
+
+typedef enum {
+    SHARD_ROWS,    // every tensor's rows are split over the ranks
+    SHARD_TENSORS, // whole tensors are dealt out to the ranks
+    REPLICATED     // every rank holds and updates all of it
+} Sharding;
+
+typedef enum { INIT_ZERO, INIT_NORMAL, INIT_UNIFORM, INIT_RUNS } InitKind;
+
+// A stretch of a vector: `repeat` times the `width` values.
+typedef struct {
+    int repeat, width;
+    float value[2];
+    size_t option; // offset in Config of a double that stands in place of value[0]; 0: none
+} InitRun;
+
+typedef struct {
+    InitKind kind;
+    double scale;        // INIT_UNIFORM: U(-b, b), b = scale / sqrt(model-dim)
+    int matrices;        // the first so many are drawn, the others zero; 0: all
+    const InitRun *runs; // INIT_RUNS: ends with a repeat of 0
+} InitSpec;
+
+typedef enum { ADAM, NORMUON } OptimizerKind;
+
+typedef struct {
+    OptimizerKind kind;
+    double rate;         // factor on the optimizer's rate (--adam-rate, --muon-rate)
+    double beta1, beta2; // NorMuon: beta2 alone, its momentum has a schedule
+    double eps;          // Adam
+    int every;           // updated at steps t with (t + 1) % every == 0, on the sum of the gradients since the last update
+    bool fp32;           // NorMuon: orthogonalised in fp32 whatever --ns-dtype says
+} UpdateSpec;
+
+// An extent of a tensor: `times` a size of the run.
+typedef enum { SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_MLP, SIZE_VOCAB } Size;
+typedef struct {
+    int times;
+    Size of;
+} Extent;
+
+typedef struct {
+    Role role;
+    const char *name; // in files. With %d: the layer, or the number within the row
+    int count;        // ROLE_VALUE_EMBED: tensors of the row; 0 elsewhere
+    Extent rows, cols;
+    int matrices;     // it is read as so many stacked matrices, each orthogonalised by itself; 1 or more
+    Storage storage;
+    Sharding sharding;
+    InitSpec init;
+    UpdateSpec update;
+    bool vector; // rows is 1 and files have one dimension
+    int least;   // a vector in a file may end after so many values; the others are as at the start
+} ParamSpec;
+enum { MAX_PARAM_ROWS = MAX_UPDATE_RULES };
+
+// ---- layers ------------------------------------------------------------------------------------------------------------
+
+// Streams, besides the outputs of layers, by their number.
+enum { NONE = -1, RUNNING = -2, EMBEDDED = -3 };
+
+// weight * stream, see Coefficient in ops.h. A weight of factor 0 ends a list.
+typedef struct {
+    int stream;
+    Coefficient weight;
+} MixTerm;
+// What the mixing op takes: nothing (the stream goes on as it is), or the running stream and one or two others, in this order.
+// A stream's gradient is summed over the lists that have it second; one that is third in a list is in no other.
+enum { MIX_TERMS = 3 };
+
+typedef enum { ATTENTION_NONE, ATTENTION_PLAIN } AttentionKind;
+typedef enum { MLP_NONE, MLP_RELU2 } MlpKind;
+
+typedef struct {
+    MixTerm mix[MIX_TERMS]; // the residual stream that enters the layer
+    AttentionKind attention;
+    bool long_window;
+    int value_embed; // number of the table among those of its row, counted from 1; 0: none
+    int v_lambdas;   // scalars: factors of v and of the value embedding, two in a row
+    MlpKind mlp;
+} LayerSpec;
+enum { MAX_LAYERS = 32 };
+
+// ---- record ------------------------------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *option, *value;
+} Field;
+
+typedef struct Record {
+    const char *name;
+    const struct Record *based_on; // its fields come first
+    const Field *fields;           // ends with a NULL; options that the preset sets
+    // The network. layers NULL: that of based_on.
+    const LayerSpec *layers;
+    int num_layers;
+    const ParamSpec *params;
+    int num_params;
+    MixTerm output[MIX_TERMS]; // normalised, it goes to the head
+    int smear_lambda;          // scalar
+    const char *skips;         // as older checkpoints call this network, in "option.skips"; NULL: there are none
+} Record;
+
+extern const Record *const records[]; // in the order of --help, ends with a NULL
+
+const Record *record_find(const char *name); // NULL: there is none
+// Whose network the record has: itself, or one of those that it is based on.
+const Record *record_network(const Record *r);
+int64_t record_extent(const Config *c, Extent e);
+bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
+// Counts the terms of a mix.
+int record_mix_terms(const MixTerm *mix);
+// Whether the tables are consistent and within what the ops can do.
+bool record_check(const Record *r, Error *e);
+
+// The files of this folder.
+extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_tiny;
