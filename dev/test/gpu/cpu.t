@@ -85,7 +85,7 @@ my @bf16 = (@small, qw(--head bf16));
 my @more;
 for my $way ([gpu => cpu => $cpu], [cpu => gpu => $gpu]) {
     my ($from, $to, $program) = @$way;
-    push @more, map { [$from, $to, $_, "$dir/$from/step_" . sprintf('%06d.safetensors', $_), "${from}_to_$to$_", $program] } @stops, $steps;
+    push @more, map { [$from, $to, $_, checkpoint("$dir/$from", $_), "${from}_to_$to$_", $program] } @stops, $steps;
 }
 run_together(map { my ($from, $to, $stop, $file, $name, $program) = @$_;
     ["from step $stop of the $from on the $to", $program, @bf16, '--out', "$dir/$name", '--resume', $file] } @more);

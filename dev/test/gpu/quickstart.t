@@ -12,7 +12,7 @@ mkdir "$dir/$_" for qw(q q/data q/text);
 symlink "$root/$_", "$dir/q/$_" or die "$_: $!" for qw(scripts train_gpt tokenize order2);
 symlink $_, "$dir/q/data/" . s{.*/}{}r or die "$_: $!" for glob "$root/data/quickstart_text.*";
 my $number = 0;
-spew(sprintf("%s/q/text/%03d.txt", $dir, $number++), slurp($_)) for glob("$root/llmc/*.[ch] $root/llmc/*/*.[ch]* $root/dev/test/*.[ch] $root/*.md");
+spew(sprintf("%s/q/text/%03d.txt", $dir, $number++), slurp($_)) for glob("$root/llmc/*.[ch] $root/llmc/*/*.[ch]* $root/llmc/*/*/*.[ch]* $root/dev/test/*.[ch] $root/*.md");
 $ENV{TEXT} = "$dir/q/text";
 my ($out) = run_ok('quickstart', "$dir/q/scripts/quickstart.sh");
 like($out, qr/^== training with \.\/train_gpt$/m, 'it takes the CUDA program');
