@@ -35,6 +35,7 @@ void tokenizer_free(Tokenizer *t)
 
 int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 int tokenizer_document(const Tokenizer *t) { return t->document; }
+int tokenizer_unicode(const Tokenizer *t) { return t->unicode; }
 
 const char *tokenizer_token(const Tokenizer *t, int id, size_t *len)
 {

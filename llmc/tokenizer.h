@@ -31,6 +31,10 @@ void tokenizer_free(Tokenizer *t); // NULL is allowed
 int tokenizer_vocab_size(const Tokenizer *t); // number of ids, the document token included
 int tokenizer_document(const Tokenizer *t);   // id that begins every document
 
+// Version of Unicode whose letters and numbers cut the text into pieces: 16 as in tiktoken with every PCRE2 that has 14 to 16,
+// else the library's own. 0 in byte mode.
+int tokenizer_unicode(const Tokenizer *t);
+
 // The bytes of one token: `*len` bytes, owned by the tokenizer, not NUL-terminated; the document token reads "<|endoftext|>".
 // Needs 0 <= id < vocab size.
 const char *tokenizer_token(const Tokenizer *t, int id, size_t *len);

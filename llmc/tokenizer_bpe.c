@@ -3,10 +3,6 @@
 #include "utf8.h"
 #include <stdlib.h>
 #include <string.h>
-#ifdef HAVE_PCRE2
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-#endif
 
 enum {
     SHORT_PIECE = 48, // up to here a linear scan for the lowest rank beats a heap
@@ -35,7 +31,7 @@ typedef struct {
 
 struct TextEncoder {
     const Tokenizer *t;
-    void *match; // pcre2_match_data
+    void *match; // of pattern_match_create
     CacheEntry *cache;
     Part *parts; // (part_capacity), with a heap of candidates beside it
     Candidate *heap;
@@ -213,62 +209,14 @@ static inline void encode_piece(TextEncoder *s, const char *piece, size_t len, s
 
 // ---- the pattern ---------------------------------------------------------------------------------------------------------
 
-#ifdef HAVE_PCRE2
-// White space is the Unicode property White_Space, spelled out: PCRE2's \s also holds U+180E.
-#define SPACE "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
-
-// GPT-2's alternatives: contraction, letters, numbers, other, spaces but the last before a word, spaces. Letters are tried
-// first: no two of the first four can match at one place, so their order is free.
-static const char gpt2_pattern[] = " ?\\p{L}++|'(?:[sdmt]|ll|ve|re)| ?\\p{N}++| ?[^" SPACE "\\p{L}\\p{N}]++"
-                                   "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]++";
-
-bool pattern_compile(Tokenizer *t, Error *e)
-{
-    int code;
-    PCRE2_SIZE at;
-    pcre2_code *re = pcre2_compile((PCRE2_SPTR)gpt2_pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
-    if (!re) {
-        char text[256] = "";
-        pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
-        return error_set(e, "PCRE2 refuses the GPT-2 pattern: %s; it needs a PCRE2 built with Unicode support", text);
-    }
-    t->pattern_jit = pcre2_jit_compile(re, PCRE2_JIT_COMPLETE) == 0; // else it is interpreted: slower, same result
-    t->pattern = re;
-    return true;
-}
-
-void pattern_free(Tokenizer *t) { pcre2_code_free(t->pattern); }
-static void *match_create(const Tokenizer *t) { return t->byte_mode ? NULL : pcre2_match_data_create(1, NULL); }
-static void match_free(void *match) { pcre2_match_data_free(match); }
-
 static void encode_valid(TextEncoder *s, const char *text, size_t len, TokenList *out)
 {
-    const PCRE2_SIZE *found = pcre2_get_ovector_pointer(s->match);
-    const pcre2_code *re = s->t->pattern;
-    PCRE2_SPTR subject = (PCRE2_SPTR)text;
-    for (size_t at = 0; at < len; at = found[1]) {
-        // Every character belongs to one of the alternatives, so the match begins at `at` and is not empty.
-        int rc = s->t->pattern_jit ? pcre2_jit_match(re, subject, len, at, PCRE2_NO_UTF_CHECK, s->match, NULL)
-                                   : pcre2_match(re, subject, len, at, PCRE2_NO_UTF_CHECK, s->match, NULL);
-        if (rc < 1) fatal(EXIT_BAD_INPUT, "PCRE2 gives error %d at byte %zu of a text of %zu bytes", rc, at, len);
-        encode_piece(s, text + at, found[1] - at, len - at, out);
+    const void *pattern = pattern_for(s->t, text, len);
+    for (size_t at = 0, end; at < len; at = end) {
+        end = pattern_piece_end(s->t, pattern, s->match, text, len, at);
+        encode_piece(s, text + at, end - at, len - at, out);
     }
 }
-#else
-bool pattern_compile(Tokenizer *t, Error *e)
-{
-    (void)t;
-    return error_set(e, "this program was built without PCRE2, which GPT-2 encoding needs: "
-                        "install libpcre2-dev and rebuild, or use the vocabulary \"bytes\"");
-}
-void pattern_free(Tokenizer *t) { (void)t; }
-static void *match_create(const Tokenizer *t) { return (void)t, NULL; }
-static void match_free(void *match) { (void)match; }
-static void encode_valid(TextEncoder *s, const char *text, size_t len, TokenList *out)
-{
-    encode_piece(s, text, len, len, out); // not reached: no tokenizer but the byte one can be loaded
-}
-#endif
 
 // ---- the encoder ---------------------------------------------------------------------------------------------------------
 
@@ -276,7 +224,7 @@ TextEncoder *text_encoder_create(const Tokenizer *t)
 {
     TextEncoder *s = xcalloc(1, sizeof *s);
     s->t = t;
-    s->match = match_create(t);
+    s->match = pattern_match_create(t);
     if (!t->byte_mode) s->cache = xcalloc(CACHE_SLOTS, sizeof *s->cache);
     return s;
 }
@@ -284,7 +232,7 @@ TextEncoder *text_encoder_create(const Tokenizer *t)
 void text_encoder_free(TextEncoder *s)
 {
     if (!s) return;
-    match_free(s->match);
+    pattern_match_free(s->match);
     free(s->cache);
     free(s->parts);
     free(s->heap);

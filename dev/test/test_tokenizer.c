@@ -359,6 +359,68 @@ static void refuses(const char *name, const char *expected, const char *what)
     free(path);
 }
 
+// ---- letters and numbers -------------------------------------------------------------------------------------------------
+
+static size_t put_utf8(char *out, int c)
+{
+    size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const int first[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (size_t i = 0; i < n; i++) out[i] = (char)(i ? 0x80 | (c >> 6 * (int)(n - 1 - i) & 0x3F) : first[n] | c >> 6 * (int)(n - 1));
+    return n;
+}
+
+// How many characters from U+0080 on share a piece with `before`, and a hash of which.
+static void characters_with(const Tokenizer *t, char before, int *count, uint64_t *hash)
+{
+    TextEncoder *encoder = text_encoder_create(t);
+    TokenList list = {0};
+    *count = 0;
+    *hash = 0;
+    for (int c = 0x80; c <= 0x10FFFF; c++) {
+        if (c >= 0xD800 && c <= 0xDFFF) continue;
+        char text[5] = {before};
+        list.count = 0;
+        text_encode(encoder, text, 1 + put_utf8(text + 1, c), &list);
+        if (list.ids[0] < 256) continue; // not merged: they are two pieces
+        ++*count;
+        *hash = *hash * 31 + (uint64_t)c;
+    }
+    free(list.ids);
+    text_encoder_free(encoder);
+}
+
+// A vocabulary that merges "a" and "1" with every byte that begins a character: whether it does shows the pieces. The counts and
+// hashes are those of Unicode 16.0, from its categories L and N.
+static void check_classes(void)
+{
+    Buffer ranks = {0};
+    Error e = {""};
+    int rank = 256, letters, numbers;
+    uint64_t letter_hash, number_hash;
+    put_byte_ranks(&ranks);
+    for (int lead = 0xC2; lead <= 0xF4; lead++) {
+        put_rank(&ranks, (char[]){'a', (char)lead}, 2, rank++);
+        put_rank(&ranks, (char[]){'1', (char)lead}, 2, rank++);
+    }
+    write_file("leads.tiktoken", ranks.text, ranks.len);
+    char *path = in_folder("leads.tiktoken");
+    Tokenizer *t = tokenizer_load(path, &e);
+    unlink(path);
+    free(path);
+    if (!ok(t != NULL, "a vocabulary that shows pieces %s", e.text)) return;
+    if (tokenizer_unicode(t) == 16) {
+        characters_with(t, 'a', &letters, &letter_hash);
+        characters_with(t, '1', &numbers, &number_hash);
+        ok(letters == 140976 && letter_hash == 0x3f327379829674d0u, "the letters of Unicode 16.0 (%d)", letters);
+        ok(numbers == 1901 && number_hash == 0xd44e716fa41e2278u, "the numbers of Unicode 16.0 (%d)", numbers);
+    } else {
+        skip("this PCRE2 has neither Unicode 14, 15 nor 16");
+        skip("this PCRE2 has neither Unicode 14, 15 nor 16");
+    }
+    tokenizer_free(t);
+    free(ranks.text);
+}
+
 static void check_refused_ranks(void)
 {
     Buffer b = {0};
@@ -558,6 +620,7 @@ int main(void)
         check_small_vocabularies();
         check_refused_merges();
         check_refused_ranks();
+        check_classes();
         check_published();
     } else {
         write_file("any.tiktoken", "IQ== 0\n", 7);
