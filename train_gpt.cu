@@ -308,6 +308,9 @@ static void open_logger(Run *r, int argc, char **argv)
     logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "",
                    comm_description());
     logger_message(r->logger, "data: %s", data);
+    for (int i = 0; i < 2; i++) {
+        if (t->fit[i]) logger_message(r->logger, "data: %s", t->fit[i]);
+    }
     logger_message(r->logger, "model: %lld parameters, %s activations; head %s", (long long)params_total(&t->model.params),
                    FLOATX_NAME, c->head == HEAD_FP8 ? "fp8" : "bf16");
     logger_message(r->logger, "updates: %s", ns_text);
@@ -369,10 +372,10 @@ static int train_run(Run *r, int argc, char **argv)
 {
     Trainer *t = &r->trainer;
     const Config *c = &r->config;
-    int total = config_total_steps(c);
     Error e;
     if (c->profile && !profile_open(&e)) fatal(EXIT_USAGE, "--profile: %s", e.text);
     trainer_create(t, &r->config, true, true);
+    int total = config_total_steps(c); // which small data shorten
     open_tokenizer(r);
     trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     timeline_mark("warm-up");
@@ -416,6 +419,7 @@ static int use_run(Run *r)
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     trainer_create(t, c, false, c->eval_only);
+    if (t->fit[1]) note("%s", t->fit[1]);
     open_tokenizer(r);
     load_state(r);
     if (*c->resume) note("resumed %s: %d of %d steps are done", c->resume, t->step, config_total_steps(c));

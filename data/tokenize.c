@@ -16,7 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+enum { MAX_DOCUMENT = 2048 }; // tokens of a document that training uses, by default
 
 // ---- options -------------------------------------------------------------------------------------------------------------
 
@@ -26,6 +29,8 @@ typedef struct {
     double val_fraction;
     int threads;
     TextFormat format;
+    TextSplit split;
+    const char *split_text; // as given
     const char **inputs; // (input_count)
     int input_count;
 } Options;
@@ -33,11 +38,14 @@ typedef struct {
 static const char help_text[] =
     "usage: tokenize --vocab VOCAB --out OUT [options] --input PATH [PATH ...]\n"
     "\n"
-    "Turns text into token shards (.bin). A document is one text file or one JSONL record; each begins with the document token.\n"
+    "Turns text into token shards (.bin). A document is one text file, a piece of one (--split), or one JSONL record; each begins\n"
+    "with the document token. Training uses the first 2048 tokens of a document, so one large file needs --split.\n"
     "\n"
     "  --input PATH        text file, *.jsonl / *.ndjson (field \"text\"), folder (all files in it, in name order), or - for\n"
     "                      standard input; may be repeated, and more paths may follow the options\n"
     "  --format FORMAT     auto (by name; standard input is text), text or jsonl              default auto\n"
+    "  --split HOW         documents in a text file: none (the file is one), blank-lines (what stands between blank lines is one),\n"
+    "                      or N (pieces of at most N bytes, cut at a blank line, the end of a sentence or of a line) default none\n"
     "  --vocab VOCAB       bytes, a folder with vocab.bpe and encoder.json, or a .tiktoken file\n"
     "  --out OUT           a folder (one that exists, or ends in /, or any with --name): writes OUT/NAME_train_000001.bin ...;\n"
     "                      else the start of the file names: OUT_train_000001.bin ...\n"
@@ -47,7 +55,10 @@ static const char help_text[] =
     "  --val-fraction F    every (1/F)-th document is for validation; 1: all of them\n"
     "  --val-out FILE      where validation goes                                              default ..._val_000000.bin\n"
     "  --threads N         encoding threads                                                   default: one per core\n"
-    "  --help              this text\n";
+    "  --help              this text\n"
+    "\n"
+    "What was done is written to OUT/NAME_tokenize.txt: inputs, vocabulary, Unicode version, shards.\n"
+    "One file, bytes as tokens:  tokenize --vocab bytes --out data/mine/ --split blank-lines --val-fraction 0.1 --input my.txt\n";
 
 static int64_t parse_count(const char *name, const char *text, int64_t low, int64_t high)
 {
@@ -84,6 +95,11 @@ static void set_option(Options *o, const char *name, const char *value)
     }
     if (!strcmp(name, "input")) o->inputs[o->input_count++] = value;
     if (!strcmp(name, "format")) o->format = parse_format(value);
+    if (!strcmp(name, "split")) {
+        Error e;
+        o->split_text = value;
+        if (!text_split_parse(&o->split, value, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    }
     if (!strcmp(name, "vocab")) o->vocab = value;
     if (!strcmp(name, "out")) o->out = value;
     if (!strcmp(name, "name")) o->name = value;
@@ -99,9 +115,9 @@ static Options parse_options(int argc, char **argv)
     static const struct option table[] = {
         {"input", 1, NULL, 0},        {"format", 1, NULL, 0},     {"vocab", 1, NULL, 0},        {"out", 1, NULL, 0},
         {"name", 1, NULL, 0},         {"val-out", 1, NULL, 0},    {"shard-tokens", 1, NULL, 0}, {"val-tokens", 1, NULL, 0},
-        {"val-fraction", 1, NULL, 0}, {"threads", 1, NULL, 0},    {"help", 0, NULL, 0},         {0},
+        {"val-fraction", 1, NULL, 0}, {"threads", 1, NULL, 0},      {"split", 1, NULL, 0},        {"help", 0, NULL, 0},         {0},
     };
-    Options o = {.shard_tokens = 100000000};
+    Options o = {.shard_tokens = 100000000, .split_text = "none"};
     o.threads = (int)max_i64(1, sysconf(_SC_NPROCESSORS_ONLN));
     o.inputs = xcalloc((size_t)argc, sizeof *o.inputs);
     opterr = 0;
@@ -131,6 +147,7 @@ typedef struct {
     int train_count;
     ShardWriter val, *current; // current: where the document being written goes
     int64_t documents, tokens;
+    int64_t document_tokens, used; // of the document being written; of those before it, what training uses
 } Output;
 
 static bool output_open(Output *out, const Options *o, const Tokenizer *t, Error *e)
@@ -177,9 +194,17 @@ static bool open_val(Output *out, Error *e)
     return good;
 }
 
+// A document is complete: counts what training uses of it.
+static void end_document(Output *out)
+{
+    out->used += min_i64(out->document_tokens, MAX_DOCUMENT);
+    out->document_tokens = 0;
+}
+
 static bool begin_document(Output *out, Error *e)
 {
     bool val = for_validation(out);
+    end_document(out);
     out->documents++;
     if (val) {
         out->current = &out->val;
@@ -211,12 +236,13 @@ static bool output_check(const Output *out, Error *e)
     if (o->val_tokens && (out->val.tokens < o->val_tokens || !out->train_count)) {
         return error_set(e,
                          "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
-                         "lower it, add text, or use --val-fraction 1 for a validation set alone",
+                         "lower it, add text, make more documents of a text file with --split, or use --val-fraction 1 for a "
+                         "validation set alone",
                          (long long)o->val_tokens, (long long)out->tokens);
     }
     if (o->val_fraction > 0 && !out->val.path) {
-        return error_set(e, "--val-fraction %g of %lld documents is not one document; raise it or use --val-tokens",
-                         o->val_fraction, (long long)out->documents);
+        return error_set(e, "--val-fraction %g of %lld documents is not one document; raise it, use --val-tokens, or make more "
+                         "documents of a text file with --split", o->val_fraction, (long long)out->documents);
     }
     return true;
 }
@@ -303,6 +329,12 @@ static void encode_job(Job *job, const Tokenizer *t, TextEncoder *encoder)
     job->tokens.count = job->start_count = 0;
     job->text_bytes = job->replaced = 0;
     job->failed = false;
+    for (size_t i = 0; i < job->chunk.piece_count; i++) {
+        const TextPiece *piece = &job->chunk.pieces[i];
+        add_document_start(job, t);
+        encode_text(job, encoder, job->chunk.bytes + piece->begin, piece->end - piece->begin);
+    }
+    if (job->chunk.split) return;
     if (!job->chunk.file->jsonl) {
         if (job->chunk.begins_document) add_document_start(job, t);
         encode_text(job, encoder, job->chunk.bytes, job->chunk.len);
@@ -394,6 +426,7 @@ static bool write_job(Output *out, Progress *p, const Job *job, Error *e)
     for (size_t i = 0; i <= job->start_count; i++) { // what precedes the first start continues the document before
         size_t end = i < job->start_count ? job->starts[i] : job->tokens.count;
         if (end > at && !shard_writer_append(out->current, job->tokens.ids + at, end - at, e)) return false;
+        out->document_tokens += (int64_t)(end - at);
         if (i < job->start_count && !begin_document(out, e)) return false;
         at = end;
     }
@@ -445,7 +478,7 @@ static bool run_threads(const Options *o, const Tokenizer *t, const TextFileList
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     text_reader_free(reader);
     for (int i = 0; i < ring.count; i++) {
-        free(ring.jobs[i].chunk.bytes);
+        text_chunk_free(&ring.jobs[i].chunk);
         free(ring.jobs[i].tokens.ids);
         free(ring.jobs[i].starts);
     }
@@ -465,6 +498,61 @@ static bool find_files(const Options *o, TextFileList *files, Progress *p, Error
     return true;
 }
 
+// ---- what is said in the end ---------------------------------------------------------------------------------------------
+
+static void note_long_documents(const Output *out, const Options *o)
+{
+    if (out->used * 2 >= out->tokens || !text_split_none(&o->split)) return;
+    note("training uses the first %d tokens of a document, %.0f%% of these; --split blank-lines, or --split 500, makes more "
+         "documents of a text file", MAX_DOCUMENT, 100.0 * (double)out->used / (double)out->tokens);
+}
+
+static void note_unicode(const Tokenizer *t)
+{
+    int unicode = tokenizer_unicode(t);
+    if (unicode && unicode != 16) {
+        note("letters and numbers are those of this PCRE2, Unicode %d; tiktoken's are of Unicode 16, and characters that came "
+             "or went in between are cut otherwise", unicode);
+    }
+}
+
+static void log_line(FILE *f, const char *name, const char *text)
+{
+    char shown[4096];
+    escape_text(shown, sizeof shown, text);
+    fprintf(f, "%s: %s\n", name, shown);
+}
+
+static void log_shard(FILE *f, const ShardWriter *w, const char *what)
+{
+    char *line = format_string("%s, %lld tokens", w->path, (long long)w->tokens);
+    log_line(f, what, line);
+    free(line);
+}
+
+// OUT/NAME_tokenize.txt: how these shards were made, for whoever finds them later.
+static void write_log(const Output *out, const Options *o, const TextFileList *files, int64_t text_bytes, int64_t replaced)
+{
+    char *path = format_string("%s_tokenize.txt", out->prefix), *classes = tokenizer_describe_classes(out->t), date[32];
+    time_t now = time(NULL);
+    FILE *f = fopen(path, "w");
+    if (f) {
+        strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+        log_line(f, "date", date);
+        log_line(f, "vocabulary", o->vocab);
+        log_line(f, "letters and numbers", classes);
+        log_line(f, "split", o->split_text);
+        for (size_t i = 0; i < files->count; i++) log_line(f, "input", text_file_name(&files->files[i]));
+        for (int i = 0; i < out->train_count; i++) log_shard(f, &out->train[i], "training");
+        if (out->val.path) log_shard(f, &out->val, "validation");
+        fprintf(f, "in all: %lld documents, %lld bytes of text, %lld tokens, %lld invalid UTF-8 sequences replaced\n",
+                (long long)out->documents, (long long)text_bytes, (long long)out->tokens, (long long)replaced);
+    }
+    if (!f || ferror(f) || fclose(f)) note("cannot write %s: %s; the shards are complete", path, strerror(errno));
+    free(path);
+    free(classes);
+}
+
 static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *files, Progress *p, Error *e)
 {
     Output out;
@@ -472,8 +560,12 @@ static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *f
     p->terminal = isatty(STDERR_FILENO);
     bool good = output_open(&out, o, t, e) && run_threads(o, t, files, &out, p, e);
     if (p->terminal) fputs("\r\033[K", stderr);
+    if (good) end_document(&out);
     good = good && output_publish(&out, e);
     if (good) {
+        write_log(&out, o, files, p->text_bytes, p->replaced);
+        note_unicode(t);
+        note_long_documents(&out, o);
         double seconds = seconds_now() - p->start;
         if (p->replaced) {
             note("%lld invalid UTF-8 sequences were replaced by U+FFFD, the first in %s", (long long)p->replaced,
@@ -496,7 +588,7 @@ int main(int argc, char **argv)
     sigaction(SIGTERM, &action, NULL);
     signal(SIGXFSZ, SIG_IGN); // a file size limit then fails the write, with a message
     Error e;
-    TextFileList files = {0};
+    TextFileList files = {.split = o.split};
     Progress progress = {0};
     if (!find_files(&o, &files, &progress, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
     Tokenizer *t = tokenizer_load(o.vocab, &e);

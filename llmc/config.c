@@ -59,9 +59,9 @@ static const Option options[] = {
     {"max-document", OPT_INT, AT(max_document), NULL, 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},
     {"train-files", OPT_TEXT, AT(train_files), "data/fineweb10B/fineweb_train_*.bin", 0, 0, NULL, "glob of training shards", false, NULL},
     {"val-files", OPT_TEXT, AT(val_files), "data/fineweb10B/fineweb_val_*.bin", 0, 0, NULL, "glob of the validation shard", false, NULL},
-    {"val-tokens", OPT_INT64, AT(val_tokens), "10485760", 1, 1e15, NULL, "tokens of a validation; a multiple of the sequence of micro-batches * micro-batch-tokens", false, NULL},
+    {"val-tokens", OPT_INT64, AT(val_tokens), "10485760", 1, 1e15, NULL, "tokens of a validation; a multiple of the sequence of micro-batches * micro-batch-tokens; as many as there are when it is not given and the shard holds fewer", false, NULL},
     {"val-every", OPT_INT, AT(val_every), "250", 0, 1e9, NULL, "steps between validations; 0: only the last", false, NULL},
-    {"repeat", OPT_FLAG, AT(repeat), "0", 0, 0, NULL, "start over when the training data ends", false, NULL},
+    {"repeat", OPT_FLAG, AT(repeat), "0", 0, 0, NULL, "start over when the training data ends; without it and --num-scheduled, a schedule longer than the data is shortened", false, NULL},
     {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
 
     {"head", OPT_CHOICE, AT(head), NULL, 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},

@@ -299,6 +299,19 @@ bool loader_next(Loader *l, Batch *batch, Error *e)
     return true;
 }
 
+int64_t loader_count_steps(Loader *l, int64_t most)
+{
+    const LoaderOptions *o = &l->options;
+    Error e;
+    int64_t steps = 0;
+    while (steps < most && plan_groups(l, o->micro_batches / o->group_micro_batches, &e)) {
+        l->position.document = l->first_document[o->group_micro_batches];
+        l->planned = 0;
+        steps++;
+    }
+    return steps;
+}
+
 LoaderPosition loader_position(const Loader *l)
 {
     assert(l->accumulated == 0);
@@ -390,6 +403,15 @@ static bool read_validation(Validation *v, Error *e)
     return documents > 0 ||
            error_set(e, "%s: holds no document start (token %d); it was made for another vocabulary; tokenize it again", path,
                      h.document_token);
+}
+
+int64_t validation_tokens_held(const char *glob, Error *e)
+{
+    ShardSet set = {0};
+    bool good = shard_set_find(&set, glob, "--val-files", e) && shard_set_check(&set, 0, -1, e);
+    int64_t tokens = good && set.count == 1 ? set.num_tokens : 0;
+    shard_set_free(&set);
+    return tokens;
 }
 
 static bool open_validation(Validation *v, const char *glob, int64_t val_tokens, int vocab_size, int document_token, Error *e)

@@ -91,6 +91,10 @@ LoaderPosition loader_position(const Loader *l);
 // the files or epochs, with its numbers; and what loader_next refuses.
 bool loader_seek(Loader *l, LoaderPosition position, Error *e);
 
+// Steps from the first document on that the files give in the passes allowed, `most` at most; reads what they take. A fault in a
+// file ends the count: the run will meet it. Afterwards only loader_close is of use.
+int64_t loader_count_steps(Loader *l, int64_t most);
+
 int loader_vocab_size(const Loader *l);
 int loader_document_token(const Loader *l);
 int64_t loader_num_tokens(const Loader *l); // in all files, from their headers
@@ -115,6 +119,8 @@ typedef struct Validation Validation;
 // Returns NULL with an Error: sizes, the refusals of training shards, or fewer than val_tokens + 1 tokens (--val-tokens).
 Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequence_tokens, int vocab_size, int document_token,
                             Error *e);
+// Tokens of the one shard that `glob` names, from its header; 0 with an Error when there is none.
+int64_t validation_tokens_held(const char *glob, Error *e);
 const char *validation_path(const Validation *v); // of the shard; owned by it
 int validation_num_sequences(const Validation *v);
 int validation_vocab_size(const Validation *v);

@@ -160,12 +160,29 @@ static size_t chunk_end(const TextChunk *c, size_t from)
     return 0;
 }
 
+// Fills in the documents that the chunk holds as a whole. Returns the end of the last.
+static size_t find_pieces(const TextReader *r, TextChunk *c)
+{
+    size_t at = 0;
+    TextPiece piece;
+    c->piece_count = 0;
+    while (text_split_next(&r->list->split, c->bytes + at, c->len - at, r->file_ends, &piece)) {
+        if (c->piece_count == c->piece_capacity) {
+            c->piece_capacity = 2 * c->piece_capacity + 64;
+            c->pieces = xrealloc(c->pieces, c->piece_capacity, sizeof *c->pieces);
+        }
+        c->pieces[c->piece_count++] = (TextPiece){at + piece.begin, at + piece.end, at + piece.next};
+        at += piece.next;
+    }
+    return at;
+}
+
 // One read(2); sets file_ends at the end of the file.
 static bool read_more(TextReader *r, TextChunk *c, Error *e)
 {
     if (c->len > TOKENIZER_MAX_TEXT - CHUNK) {
         return error_set(e, "%s: %d MB without %s; is it text?", text_file_name(c->file), TOKENIZER_MAX_TEXT >> 20,
-                         c->file->jsonl ? "a line end" : "a space between two letters");
+                         c->file->jsonl ? "a line end" : c->split ? "a blank line" : "a space between two letters");
     }
     if (c->capacity - c->len < CHUNK) {
         c->capacity = 2 * c->len + CHUNK;
@@ -189,6 +206,13 @@ static void keep_rest(TextReader *r, TextChunk *c, size_t end)
     c->len = end;
 }
 
+void text_chunk_free(TextChunk *c)
+{
+    free(c->bytes);
+    free(c->pieces);
+    *c = (TextChunk){0};
+}
+
 ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
 {
     if (r->fd < 0) {
@@ -196,9 +220,10 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
         if (!open_next(r, e)) return CHUNK_ERROR;
     }
     c->file = &r->list->files[r->next_file - 1];
+    c->split = !c->file->jsonl && !text_split_none(&r->list->split);
     c->first_line = r->line;
     c->begins_document = r->file_begins;
-    c->len = 0;
+    c->len = c->piece_count = 0;
     if (c->capacity < r->kept_len) c->bytes = xrealloc(c->bytes, c->capacity = r->kept_len, 1);
     if (r->kept_len) memcpy(c->bytes, r->kept, r->kept_len);
     c->len = r->kept_len;
@@ -206,10 +231,15 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
     size_t end = 0, searched = 0;
     while (!r->file_ends && !end) {
         size_t had = c->len;
-        while (!r->file_ends && c->len - had < CHUNK) { // a pipe gives little at a time
+        // A pipe gives little at a time. Twice as much each time, because pieces are looked for from the start.
+        while (!r->file_ends && c->len - had < (size_t)max_i64(CHUNK, (int64_t)had)) {
             if (!read_more(r, c, e)) return CHUNK_ERROR;
         }
-        if (!r->file_ends) end = chunk_end(c, searched);
+        if (c->split) {
+            end = find_pieces(r, c);
+        } else if (!r->file_ends) {
+            end = chunk_end(c, searched);
+        }
         searched = c->len > 2 ? c->len - 2 : 0; // a boundary takes three bytes
     }
     if (r->file_ends) {

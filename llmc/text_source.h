@@ -1,12 +1,14 @@
 // Documents from text files, folders, JSONL files and standard input, in bounded memory.
 //
-// A document is one text file, or the `text` field of one JSONL record. Files are read in chunks of about 1 MB that can be
-// worked on independently: a JSONL chunk ends at a line's end; a text chunk ends inside its document, but only between an
+// A document is one text file or, with a TextSplit, a piece of one, or the `text` field of one JSONL record. Files are read in
+// chunks of about 1 MB that can be worked on independently: a JSONL chunk ends at a line's end, a chunk of pieces at the end of
+// one; any other text chunk ends inside its document, but only between an
 // ASCII letter and a space followed by an ASCII letter, where every piece of the GPT-2 pattern ends too (a run of letters
 // cannot hold a space, and the space belongs to the letters after it). So the tokens do not depend on the chunks.
 #pragma once
 #include "common.h"
 #include "jsonl.h"
+#include "text_split.h"
 
 typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_JSONL } TextFormat; // by name: *.jsonl and *.ndjson are JSONL
 
@@ -19,7 +21,8 @@ typedef struct {
 typedef struct {
     TextFile *files; // (count), owned
     size_t count, capacity;
-} TextFileList; // start from {0}
+    TextSplit split; // of text files
+} TextFileList;      // start from {0}, or with a split
 
 // Appends the file `path`, or the files of the folder `path` and of the folders in it, in name order (byte values); names
 // that begin with a dot and links to folders are passed over. False with a message: missing, unreadable, folder without files.
@@ -31,8 +34,12 @@ typedef struct {
     size_t len, capacity;
     const TextFile *file;
     int64_t first_line;   // JSONL: number of the chunk's first line in its file, from 1
-    bool begins_document; // text: first chunk of its file
+    bool begins_document; // text in one document: first chunk of its file
+    bool split;           // text in pieces
+    TextPiece *pieces;    // (piece_count) of (piece_capacity), owned: split text, the documents in `bytes`
+    size_t piece_count, piece_capacity;
 } TextChunk;
+void text_chunk_free(TextChunk *chunk);
 
 typedef struct TextReader TextReader;
 TextReader *text_reader_create(const TextFileList *list); // the list must outlive it

@@ -37,6 +37,11 @@ int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 int tokenizer_document(const Tokenizer *t) { return t->document; }
 int tokenizer_unicode(const Tokenizer *t) { return t->unicode; }
 
+char *tokenizer_describe_classes(const Tokenizer *t)
+{
+    return t->byte_mode ? xstrdup("none, tokens are bytes") : pattern_describe_classes(t);
+}
+
 const char *tokenizer_token(const Tokenizer *t, int id, size_t *len)
 {
     assert(id >= 0 && id < t->vocab_size);

@@ -37,6 +37,7 @@ struct Tokenizer {
 // Fills pattern, newer_pattern, pattern_jit and unicode; false with a message in builds without PCRE2.
 bool pattern_compile(Tokenizer *t, Error *e);
 void pattern_free(Tokenizer *t);
+char *pattern_describe_classes(const Tokenizer *t); // owned by the caller
 void *pattern_match_create(const Tokenizer *t); // one thread's working memory; NULL in byte mode
 void pattern_match_free(void *match);
 const void *pattern_for(const Tokenizer *t, const char *text, size_t len); // the one that cuts this valid text

@@ -74,6 +74,15 @@ void pattern_free(Tokenizer *t)
     pcre2_code_free(t->newer_pattern);
 }
 
+char *pattern_describe_classes(const Tokenizer *t)
+{
+    char version[64], unicode[64];
+    pcre2_config(PCRE2_CONFIG_VERSION, version);
+    pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, unicode);
+    return format_string("of Unicode %d, by PCRE2 %s with the tables of Unicode %s%s", t->unicode, version, unicode,
+                         t->newer_pattern && t->unicode == UNICODE ? " and what was added since" : "");
+}
+
 void *pattern_match_create(const Tokenizer *t) { return t->byte_mode ? NULL : pcre2_match_data_create(1, NULL); }
 void pattern_match_free(void *match) { pcre2_match_data_free(match); }
 
@@ -106,6 +115,7 @@ bool pattern_compile(Tokenizer *t, Error *e)
                         "install libpcre2-dev and rebuild, or use the vocabulary \"bytes\"");
 }
 void pattern_free(Tokenizer *t) { (void)t; }
+char *pattern_describe_classes(const Tokenizer *t) { return (void)t, xstrdup("none"); }
 void *pattern_match_create(const Tokenizer *t) { return (void)t, NULL; }
 void pattern_match_free(void *match) { (void)match; }
 const void *pattern_for(const Tokenizer *t, const char *text, size_t len) { return (void)t, (void)text, (void)len, NULL; }

@@ -1,5 +1,7 @@
 #include "llmc/trainer.h"
+#include "llmc/data_fit.h"
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 // ---- data --------------------------------------------------------------------------------------------------------------
@@ -15,6 +17,7 @@ static void open_training_data(Trainer *t)
     t->loader = loader_open(&o, &e);
     if (!t->loader) fatal(EXIT_BAD_INPUT, "%s", e.text);
     c->vocab_size = loader_vocab_size(t->loader);
+    t->fit[0] = fit_steps(c, &o, loader_num_tokens(t->loader));
     t->position = loader_position(t->loader);
 }
 
@@ -29,6 +32,7 @@ static void open_validation_data(Trainer *t)
 {
     Config *c = t->config;
     Error e;
+    t->fit[1] = fit_validation(c);
     t->sequence_tokens = (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens); // config_check: fits
     if (c->val_tokens % t->sequence_tokens)
         fatal(EXIT_USAGE,
@@ -214,6 +218,7 @@ void trainer_free(Trainer *t)
     comm_patience(false);
     loader_close(t->loader);
     validation_close(t->validation);
+    for (int i = 0; i < 2; i++) free(t->fit[i]);
     for (int i = 0; i < STEP_SLOTS && t->loader; i++) {
         host_free(t->host_input[i]);
         device_free(t->device_input[i]);

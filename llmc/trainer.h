@@ -23,6 +23,7 @@ typedef struct {
     Stream stream, feed;    // of all that computes; of the copies that bring a step its input
     Loader *loader;         // NULL when there is nothing to train
     Validation *validation; // NULL when there is nothing to validate
+    char *fit[2];           // what the data are too small for, a line each for the log, owned; NULL: nothing
     int sequence_tokens;    // of a validation sequence
     int part_tokens;        // of it that are evaluated at a time
     Rope rope;
@@ -55,7 +56,7 @@ typedef struct {
     double train_ms;         // training time so far
 } Trainer;
 
-// Finds the vocabulary from the shards (config->vocab_size), allocates everything, and makes the initial weights.
+// Finds the vocabulary from the shards (config->vocab_size), fits validation and schedule to small data (data_fit.h), allocates everything, and makes the initial weights.
 // need_training, need_validation: which data to open. Fatal with one line when memory or data fail.
 void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation);
 void trainer_free(Trainer *t);
