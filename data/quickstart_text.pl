@@ -15,7 +15,7 @@ use Encode ();
 use JSON::PP ();
 
 my $MAX_OWN_BYTES = 20_000_000; # quickstart runs for minutes: more text would only cost time
-my $MIN_BYTES = 50_000;
+my $MIN_BYTES = 45_000; # of passages: a file of 50 kB less what stands between its paragraphs
 my $VALIDATION_EVERY = 10;
 my $SECTION_BYTES = 16_000; # about a chapter, for text without chapters
 
@@ -102,6 +102,12 @@ sub paragraphs {
     return grep { length } map { s/\s+/ /g; s/\A | \z//g; $_ } split /\n\s*\n/, $text;
 }
 
+# Paragraphs of own text, whose lines stay: they may be verse, names above speeches, a list.
+sub paragraphs_as_they_are {
+    my ($text) = @_;
+    return grep { length } map { s/[ \t]+$//gmr =~ s/\A\n+|\n+\z//gr } split /\n\s*\n/, $text;
+}
+
 # Books that open a chapter with a line of its own -> (["Emma, chapter 3", paragraph, ...], ...). What stands before the
 # first chapter, and the headings themselves, are left out; a table of contents gives chapters without text.
 sub chapters {
@@ -147,11 +153,11 @@ sub pieces {
     while (length($bytes) - $at > $limit) {
         my $head = substr $bytes, $at, $limit;
         $head =~ s/[\xC0-\xFF][\x80-\xBF]*\z// if ord(substr $bytes, $at + $limit, 1) >> 6 == 2; # no character cut in two
-        if ($head =~ /\A(.{100,}[.!?]["')_]?) /s) { $head = $1 }
-        elsif ($head =~ /\A(.+) /s) { $head = $1 }
+        if ($head =~ /\A(.{100,}[.!?]["')_]?)[ \n]/s) { $head = $1 }
+        elsif ($head =~ /\A(.+)[ \n]/s) { $head = $1 }
         push @pieces, $head;
         $at += length $head;
-        $at++ if substr($bytes, $at, 1) eq ' ';
+        $at++ if substr($bytes, $at, 1) =~ /[ \n]/;
     }
     push @pieces, substr $bytes, $at if $at < length $bytes;
     return map { Encode::decode('UTF-8', $_) } @pieces;
@@ -219,7 +225,7 @@ sub own_sections {
     $total += bytes_of($_->[1]) for @documents;
     # Small texts are cut finer, so that a tenth of the sections is still a tenth of the text.
     my $bytes = $total / 40 < $SECTION_BYTES ? $total / 40 : $SECTION_BYTES;
-    return map { sections($bytes, $_->[0], map { pieces($limit, $_) } paragraphs($_->[1])) } @documents;
+    return map { sections($bytes, $_->[0], map { pieces($limit, $_) } paragraphs_as_they_are($_->[1])) } @documents;
 }
 
 # ---- the program -------------------------------------------------------------------------------------------------------

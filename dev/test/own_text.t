@@ -127,4 +127,18 @@ like(log_text("$dir/asked", 'jsonl'), qr/the training data give \d+ of 320 steps
 refuses('--val-tokens that are not there', 1, qr/holds \d+ tokens, but --val-tokens 65536/, $trainer, @small, data('small'), '--val-tokens', 65536, '--out', "$dir/x");
 ($out) = run_ok('four ranks', $trainer, @small, data('small'), '--ranks', 4, '--out', "$dir/ranks");
 like($out, qr/^data: the training data give/m, 'fit the data, too');
+
+# ---- TEXT=path make quickstart -----------------------------------------------------------------------------------------
+
+mkdir "$dir/$_" for qw(q q/data);
+symlink "$root/$_", "$dir/q/$_" or die "$_: $!" for qw(scripts train_gpt_cpu tokenize order2);
+symlink $_, "$dir/q/data/" . s{.*/}{}r or die "$_: $!" for glob "$root/data/quickstart_text.*";
+$ENV{TEXT} = "$dir/small.txt";
+$ENV{STEPS} = 2;
+($out) = run_ok('quickstart on 50 kB', "$dir/q/scripts/quickstart.sh");
+like($out, qr/^== result\norder-2 byte model [\d.]+ bits per byte, this model [\d.]+ bits per byte: /m, 'all the way to its result');
+my ($sample) = $out =~ /^val_loss:[\d.]+\n+(.*?)\n+== result/ms;
+cmp_ok(length($sample // ''), '>', 200, 'with a sample');
+my @quickstart = map { JSON::PP::decode_json($_)->{text} } split /^/, slurp("$dir/q/data/quickstart/text.jsonl");
+ok(!(grep { length > 500 } @quickstart) && $quickstart[0] =~ /\A\w+ \w+:\n/, 'whose documents keep the lines of the play');
 done_testing();

@@ -201,7 +201,7 @@ is(encode('UTF-8', join '', map { $_->{text} } records("$dir/i/text.jsonl")), sl
 write_file("$dir/small.txt", "too small\n");
 write_file("$dir/bad.jsonl", qq({"text":"a"}\n{"txt":"b"}\n));
 make_path("$dir/nothing");
-for (["$dir/absent", qr/cannot be read/], ["$dir/nothing", qr/holds no \*\.txt/], ["$dir/small.txt", qr/9 bytes of text; at least 50000/], ["$dir/bad.jsonl", qr/line 2: not a JSON object/], ['/dev/zero', qr/not a regular file/]) {
+for (["$dir/absent", qr/cannot be read/], ["$dir/nothing", qr/holds no \*\.txt/], ["$dir/small.txt", qr/9 bytes of text; at least 45000/], ["$dir/bad.jsonl", qr/line 2: not a JSON object/], ['/dev/zero', qr/not a regular file/]) {
     ($status, $out, $err) = run_script('--text', $_->[0], '--out', "$dir/g");
     ok($status == 1 && $err =~ /\Aquickstart_text: error: [^\n]*\n\z/ && $err =~ $_->[1] && listing("$dir/g") eq $FILES, "refused, the old files stay: $_->[1]") or diag("$status $err");
 }

