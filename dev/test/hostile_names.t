@@ -6,7 +6,7 @@ use strict;
 use warnings;
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
-use File::Path qw(make_path);
+use File::Path qw(make_path remove_tree);
 use File::Temp qw(tempdir);
 use FindBin;
 use lib $FindBin::Bin;
@@ -94,7 +94,11 @@ ok($status eq '1' && $err eq "plot_curve: error: no\\nsuch\\x1bfile.txt: no such
 # ---- record ------------------------------------------------------------------------------------------------
 
 mkdir 'records';
+mkdir 'bin'; # a PATH without gnuplot, which has been tried above
+symlink $^X, 'bin/perl';
+symlink '/usr/bin/env', 'bin/env';
 for my $name (@NAMES) {
+    local $ENV{PATH} = "$dir/bin";
     my $folder = "$dir/runs/" . ($name =~ tr{/}{_}r);
     make_path($folder);
     my @logs = map { spew("$folder/run$_.txt", log_text("3.27$_" . '0')) } 1, 2;
@@ -106,7 +110,7 @@ for my $name (@NAMES) {
     my $readme = slurp("$dir/records/2026-01-02_N/README.md");
     ok($status eq '0' && $readme =~ /\\<i\\>H200\\`/, 'record: logs in ' . RunLog::printable($name))
         or diag "$status\n$err$readme";
-    system 'rm', '-r', "$dir/records/2026-01-02_N";
+    remove_tree("$dir/records/2026-01-02_N");
     ($status, $out, $err) = call(
         "$root/scripts/record", '--records', "$dir/records", '--name',
         'N', '--what', 'x', $logs[0],

@@ -77,7 +77,8 @@ for my $command (@commands) {
 # Options that stand in the text alone.
 for my $option ($readme =~ /`(--[a-z][-a-z]*)[^`]*`/g) {
     next if $option eq '--help';
-    ok(help('./train_gpt_cpu') =~ /^\s*\Q$option\E\b/m, "$option is an option of train_gpt");
+    my $known = grep { help($_) =~ /^\s*\Q$option\E\b/m } './train_gpt_cpu', './tokenize';
+    ok($known, "$option is an option of train_gpt or tokenize");
 }
 
 # ---- those that can run here, in the order of the page -----------------------------------------------------
