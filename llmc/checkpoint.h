@@ -12,7 +12,7 @@ bool weights_save(Trainer *t, const char *path, Error *e);
 // Accepts BF16 and F32 for any weight, and 62 to 64 scalars. Error: names the tensor, expected and found shape.
 bool weights_load(Trainer *t, const char *path, Error *e);
 
-// All that a bit-exact continuation needs, between two steps. With several ranks and a gradient left over from an even step,
+// All that a bit-exact continuation needs, between two steps. With several ranks and a pending gradient of an even step,
 // saving moves the ranks' shares of it to rank 0: this run and one resumed from the file then go on with the same sums.
 bool checkpoint_save(Trainer *t, const char *path, Error *e);
 // Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a checkpoint without a

@@ -176,7 +176,7 @@ static double chain_cycles(const Chain *c, int clusters)
     return end;
 }
 
-// The product with x of one matrix, behind which clusters wait for each other: wide tiles first, then as
+// The product with x of one matrix, behind which clusters wait for each other: full-width tiles first, then as
 // many columns of narrow ones as make it end soonest, because few clusters idle in the last wave.
 static void choose_columns(Task *t, int clusters)
 {

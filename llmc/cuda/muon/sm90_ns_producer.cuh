@@ -45,7 +45,7 @@ static __device__ __forceinline__ Slice find_tile(const Chain &c, TileSearch &f,
     return t;
 }
 
-// Row of the slice that a warpgroup of a CTA has. On the diagonal a slice of a wide tile has one to four
+// Row of the slice that a warpgroup of a CTA has. On the diagonal a slice of a full-width tile has one to four
 // boxes that exist: each CTA gets five.
 static __device__ __forceinline__ int slice_row(const Slice &tile, int rank, int group)
 {
