@@ -53,6 +53,13 @@ static int left_over(void) // ranks that still run, after a moment for the syste
     return n;
 }
 
+// Until the programs have counted this far. Those that have failed never do: the checks that follow say so.
+static void wait_for(_Atomic int *count, int n)
+{
+    double end = seconds_now() + 30;
+    while (*count < n && seconds_now() < end) wait_ms(10);
+}
+
 static void clear_board(void) { memset(board, 0, sizeof *board); }
 
 static void expect(const char *what, Result x, int status, const char *pattern, double seconds)
@@ -176,7 +183,7 @@ static void test_parent(void)
     Plan slow = {.timeout = 20, .step_ms = 100};
     clear_board();
     Run r = start(program, &slow);
-    while (board->steps < 3) wait_ms(10);
+    wait_for(&board->steps, 3);
     kill(r.pid, SIGKILL);
     Result x = finish(&r, 20);
     ok(x.status == 128 + SIGKILL && left_over() == 0, "a parent that is killed takes its %d ranks along", board->pids);
@@ -187,7 +194,7 @@ static void test_parent(void)
         bool group = i >= 2;
         clear_board();
         r = start(program, &slow);
-        while (board->steps < 3) wait_ms(10);
+        wait_for(&board->steps, 3);
         int before = board->steps;
         kill(group ? -r.pid : r.pid, number[i]);
         x = finish(&r, 20);
@@ -198,7 +205,7 @@ static void test_parent(void)
     Plan nohup = {.timeout = 20, .step_ms = 30, .nohup = true};
     clear_board();
     r = start(program, &nohup);
-    while (board->steps < 3) wait_ms(10);
+    wait_for(&board->steps, 3);
     kill(-r.pid, SIGHUP);
     expect("a closed terminal under nohup", finish(&r, 20), 0, NULL, 10);
     ok(board->steps == STEPS && board->saves == 1, "all steps are made");
@@ -207,7 +214,7 @@ static void test_parent(void)
     slow.nothing_to_save = true;
     clear_board();
     r = start(program, &slow);
-    while (board->pids < RANKS) wait_ms(10);
+    wait_for(&board->pids, RANKS);
     wait_ms(100);
     kill(r.pid, SIGTERM);
     expect("asked once, with nothing to save", finish(&r, 20), EXIT_INTERRUPTED, NULL, 2.5);
@@ -215,7 +222,7 @@ static void test_parent(void)
     slow.nothing_to_save = false;
     clear_board();
     r = start(program, &slow);
-    while (board->pids < RANKS) wait_ms(10);
+    wait_for(&board->pids, RANKS);
     kill(r.pid, SIGTERM);
     wait_ms(700);
     kill(r.pid, SIGTERM);
@@ -328,7 +335,7 @@ static void test_two_programs(int port)
     clear_board();
     Run first[2], second[2];
     for (int r = 0; r < 2; r++) first[r] = start_rank(&p, r, "one");
-    while (board->steps < 2) wait_ms(10);
+    wait_for(&board->steps, 2);
     for (int r = 0; r < 2; r++) second[r] = start_rank(&p, r, "one");
     Result x0 = finish(&second[0], 20), x1 = finish(&second[1], 20);
     ok(x0.status == 1 && x0.lines == 1 && strstr(x0.text, "is taken"), "a second program on the port: %s", first_line(&x0));
@@ -377,7 +384,7 @@ static void test_cut_off(int port)
     Run run[RANKS];
     clear_board();
     for (int r = 0; r < RANKS; r++) run[r] = start_rank(&p, r, "one");
-    while (board->steps < 3) wait_ms(10);
+    wait_for(&board->steps, 3);
     double cut = seconds_now();
     ok(network(false), "is switched off");
     for (int r = 0; r < RANKS; r++) {
