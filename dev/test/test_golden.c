@@ -16,7 +16,7 @@ static const char *kind_of(const Param *a)
 enum { KINDS = 16 };
 typedef struct {
     const char *name;
-    double ours, twin;
+    double ours, twin, sign; // sums of squared errors; of one sign, where the first Adam step allows it
     int count;
 } Pool;
 
@@ -39,7 +39,7 @@ static void add_to_pool(Pool *pool, double ours, double twin)
 static void report(const Pool *pools, const char *what)
 {
     for (const Pool *p = pools; p->name; p++)
-        ok(sqrt(p->ours) <= 2 * sqrt(p->twin), "%s of %s: error %.2e, the twin's in bf16 %.2e", what, p->name,
+        ok(p->ours <= 4 * p->twin + p->sign, "%s of %s: error %.2e, the twin's in bf16 %.2e", what, p->name,
            sqrt(p->ours / p->count), sqrt(p->twin / p->count));
 }
 
@@ -114,7 +114,11 @@ static void check_steps(const GoldenCase *c)
             const Param *a = &g.model.params.list[i];
             if (!golden_trains(&g, a)) continue;
             float *rel = golden_values(st, "rel_bf16.", a->name, NULL);
-            add_to_pool(pool_of(pools, a), update_error(&g, st, a, t), rel[t]);
+            Pool *pool = pool_of(pools, a);
+            add_to_pool(pool, update_error(&g, st, a, t), rel[t]);
+            // The first Adam step is the sign of the gradient. One scalar's gradient may be zero but for rounding,
+            // which differs between compilers: of n updates of one size, one then has the other sign.
+            if (t == 1 && !strcmp(pool->name, "scalars")) pool->sign += 4.0 / (double)(a->rows * a->cols);
             free(rel);
         }
         char *label = format_string("step %d, updates", t + 1);
