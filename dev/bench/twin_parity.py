@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -24,6 +25,9 @@ def run(command, console):
     """Runs to the end with what it prints in the file; a complete one is left as it is, an unfinished one's folder is kept aside."""
     if os.path.exists(console):
         return
+    if not shutil.which(command[0]):
+        raise Failed(f'{command[0]} is missing: run make (./train_gpt needs nvcc and cuDNN), or give --trainer FILE')
+    os.makedirs(os.path.dirname(console), exist_ok=True)
     folder = console.removesuffix('.txt')
     if os.path.isdir(folder):
         kept = next(n for n in itertools.count(1) if not os.path.exists(f'{folder}.unfinished-{n}'))
@@ -56,7 +60,6 @@ def twin_losses(path):
 
 
 def make_runs(a):
-    os.makedirs(a.out, exist_ok=True)
     twin = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'reference', 'train.py')
     common = ['--preset', a.preset, '--num-scheduled', str(a.steps), '--num-extension', '0', '--window-schedule', '3']
     data, validation = ['--train-files', a.train, '--repeat'], ['--val-files', a.val, '--window-extension', '3', '--window-final', '3']
@@ -95,9 +98,6 @@ def main():
     p.add_argument('--skip', type=int, default=20, help='first steps whose differences do not count')
     p.add_argument('--twin-options', default='--attention flash --compile')
     a = p.parse_args()
-    if not os.access(a.trainer, os.X_OK):
-        print(f'twin_parity: {a.trainer} is missing: run make (./train_gpt needs nvcc and cuDNN), or give --trainer FILE', file=sys.stderr)
-        return 1
     try:
         make_runs(a)
         return 0 if compare(a) else 1

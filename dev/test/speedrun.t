@@ -40,12 +40,14 @@ system "mkdir -p '$folder'";
 my $name = "$folder/log$$.txt";
 open my $log, '>', $name;
 my $loss = sprintf '%.4f', 3.27 + 0.0001 * $o{'--seed'};
-print $log "source\n", '=' x 100, "\nCUDA 13\ncommand line: ./train_gpt @ARGV\nnvidia-smi\n", '=' x 100, "\n",
+print $log "source\n", '=' x 100, "\nCUDA 13\ncommand line: ./train_gpt @ARGV\nnvidia-smi\n", (map { "|   $_  NVIDIA H100 80GB HBM3    On  | 0000 |\n" } 0 .. 7), '=' x 100, "\n",
     "step:0/2 val_loss:10.8258 train_time:0ms step_avg:0.00ms\nstep:1/2 train_time:50ms step_avg:50.00ms\n";
 spew("$name"); sub spew { my $j = $_[0] =~ s/txt$/jsonl/r; open my $f, '>', $j; print $f "{}\n" }
 open my $c, '>', "$folder/step_000002.safetensors";
 exit 3 if $o{'--seed'} == ($ENV{FAIL_AT} // 0);
 print $log "step:2/2 train_time:100ms step_avg:50.00ms\nstep:2/2 val_loss:$loss train_time:100ms step_avg:50.00ms\n",
+    "validation data: sha256 5b95c8e0966f0861685b307b23dc5ae42b228ef74b28cb499784ae021f201640, ",
+    "vocabulary of 50257 ids, 10485760 tokens predicted\n",
     "peak memory allocated: 100 MiB reserved: 200 MiB\n";
 END
 
