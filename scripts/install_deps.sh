@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the project builds with, by apt; with another package manager it says in one line what to install.
-# Does nothing when all is there. Exit 1 when something the build cannot do without is missing and cannot be installed.
+# Installs what the project builds with, by apt; with another package manager it says in one line what to
+# install. Does nothing when all is there. Exit 1 when something the build cannot do without is missing and
+# cannot be installed.
 #
 #   install_deps.sh [--required | --quickstart] [--dry-run | --packages]
 #
 #   --required      only what the build cannot do without
 #   --quickstart    that, and what `make quickstart` and the scripts in data/ use
 #   --dry-run       says what would be installed and how much that is, and installs nothing
-#   --packages      prints the names of the missing packages, for the package manager of this machine, and nothing else
+#   --packages      prints the names of the missing packages, for this machine's manager, and nothing else
 set -u
 
 say() { printf 'install_deps: %s\n' "$*"; }
@@ -20,12 +21,13 @@ for option in "$@"; do
         --required | --quickstart) set=${option#--} ;;
         --dry-run) dry_run=1 ;;
         --packages) names_only=1 ;;
-        --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --help) sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) printf 'install_deps: error: unknown option "%s"; see --help\n' "$option" >&2; exit 2 ;;
     esac
 done
 
-# What is needed, one row each: required by the build, used by make quickstart too, or by the rest alone ("extra").
+# What is needed, one row each: required by the build, used by make quickstart too, or by the rest alone
+# ("extra").
 #        name      need       apt              dnf               pacman   zypper           apk           brew
 parts='
          gcc       required   gcc,libc6-dev    gcc               gcc      gcc              gcc,musl-dev  gcc
@@ -34,7 +36,7 @@ parts='
          jansson   required   libjansson-dev   jansson-devel     jansson  libjansson-devel jansson-dev   jansson
          OpenBLAS  quickstart libopenblas-dev  openblas-devel    openblas openblas-devel   openblas-dev  openblas
          PCRE2     quickstart libpcre2-dev     pcre2-devel       pcre2    pcre2-devel      pcre2-dev     pcre2
-         wget      quickstart wget,ca-certificates wget,ca-certificates wget,ca-certificates wget,ca-certificates wget,ca-certificates wget
+         wget      quickstart wget,ca-certificates wget              wget     wget             wget          wget
          libsodium extra      libsodium-dev    libsodium-devel   libsodium libsodium-devel libsodium-dev libsodium
          gnuplot   extra      gnuplot-nox      gnuplot           gnuplot  gnuplot          gnuplot       gnuplot'
 # The CUDA program is linked by g++: needed where nvcc is.
@@ -55,7 +57,8 @@ purpose() {
     esac
 }
 
-# A library counts as there when a program with it compiles and links: that proves header and library, however installed.
+# A library counts as there when a program with it compiles and links: that proves header and library, however
+# installed.
 links() {
     local dir status
     dir=$(mktemp -d) || fail "no temporary folder can be made"
@@ -73,11 +76,13 @@ present() {
         g++) have g++ ;;
         make) have make ;;
         # Tests run under prove; the scripts use core modules that Debian's perl-base alone lacks.
-        perl) have perl && have prove && perl -MTest::More -MJSON::PP -MCompress::Zlib -MDigest::SHA -e 1 2>/dev/null ;;
+        perl) have perl && have prove && perl -MTest::More -MJSON::PP -MCompress::Zlib -MDigest::SHA -e 1 \
+            2>/dev/null ;;
         jansson) links '#include <jansson.h>\nint main(void){json_object();}' -ljansson ;;
         OpenBLAS) links '#include <cblas.h>\nint main(void){return openblas_get_num_threads()<1;}' \
             -I/usr/include/openblas -lopenblas ;;
-        PCRE2) links '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void){pcre2_code_free(0);}' -lpcre2-8 ;;
+        PCRE2) links '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void){pcre2_code_free(0);}' \
+            -lpcre2-8 ;;
         # Debian's curl and wget do without certificates, and then refuse every server.
         wget) { have curl || have wget; } && { [ "$manager" != apt-get ] || [ -e "$certificates" ]; } ;;
         libsodium) links '#include <sodium.h>\nint main(void){return sodium_init();}' -lsodium ;;
@@ -88,8 +93,8 @@ certificates=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
 
 in_set() { [ "$set" = all ] || [ "$1" = required ] || [ "$1" = "$set" ]; }
 
-# Fills missing and required_missing (names), packages (for the manager in $1, a column of the table), and the two lists to be read
-# out: packages of the required parts, and those of the others with their purposes.
+# Fills missing and required_missing (names), packages (for the manager in $1, a column of the table), and the
+# two lists to be read out: packages of the required parts, and those of the others with their purposes.
 look() {
     local column=$1 name need apt dnf pacman zypper apk brew of
     missing='' required_missing='' packages='' required_packages='' optional_packages=''
@@ -160,7 +165,8 @@ if [ "$(id -u)" != 0 ]; then
     [ -t 0 ] || root=(sudo -n) # nobody there to type a password
 fi
 
-# How much that is, as far as apt-get knows now: "57 packages, 82 MB to download". Nothing where it has no package lists.
+# How much that is, as far as apt-get knows now: "57 packages, 82 MB to download". Nothing where it has no
+# package lists.
 amount() {
     local count bytes
     count=$(apt-get -qq -s install --no-install-recommends $packages 2>/dev/null | grep -c '^Inst ')
@@ -171,7 +177,8 @@ amount() {
         done
         echo "$total"
     })
-    [ "$count" = 0 ] || printf '%s packages with what they need, %s MB to download' "$count" $(((bytes + 999999) / 1000000))
+    [ "$count" = 0 ] || printf '%s packages with what they need, %s MB to download' "$count" \
+        $(((bytes + 999999) / 1000000))
 }
 announce() {
     local much
@@ -188,13 +195,14 @@ fi
 log=$(mktemp) || fail "no temporary file can be made"
 trap 'rm -f "$log"' EXIT
 apt() {
-    ${root[@]+"${root[@]}"} env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 apt-get -qq -o DPkg::Lock::Timeout=120 \
+    ${root[@]+"${root[@]}"} env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
+        apt-get -qq -o DPkg::Lock::Timeout=120 \
         -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 "$@" </dev/null
 }
 reason() { grep -m 1 '^E:' "$log" || grep -m 1 '^W:' "$log" || tail -n 1 "$log"; }
 
-# apt-get's progress, which it mixes into its output: dlstatus and pmstatus lines with a percentage. A terminal shows each, a
-# log one every ten seconds. All other lines go to $log.
+# apt-get's progress, which it mixes into its output: dlstatus and pmstatus lines with a percentage. A
+# terminal shows each, a log one every ten seconds. All other lines go to $log.
 show_progress() {
     local line kind rest percent shown=$SECONDS
     : >"$log"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Both commands of README on bare Debian systems, as a newcomer runs them: make quickstart and make test, as root and as a user
-# without sudo, and what they say when the network is cut. Needs root, debootstrap and a mirror. Prints TAP with times.
+# Both commands of README on bare Debian systems, as a newcomer runs them: make quickstart and make test, as
+# root and as a user without sudo, and what they say when the network is cut. Needs root, debootstrap and a
+# mirror. Prints TAP with times.
 #
 #   run.sh [options] SUITE...        SUITE: bookworm, trixie or another one that debootstrap knows
 #
@@ -12,8 +13,10 @@
 #   --logs DIR        what every command printed; build/fresh by default
 #   --keep            leaves the systems that were used in DIR of --cache
 #
-# The tracked and new files of this working tree are what is tried. Mirror and apt's settings are those of this machine.
-# Exit: 0 all is well, 1 something is not, 2 wrong use, 3 a system could not be made (nothing is known about it).
+# The tracked and new files of this working tree are what is tried. Mirror and apt's settings are those of
+# this machine.
+#
+# Exit: 0 all is well, 1 something is not, 2 wrong use, 3 a system could not be made (nothing is known of it).
 set -u -o pipefail
 project=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd) || exit 1
 
@@ -34,7 +37,7 @@ check_list() {
 }
 while [ $# -gt 0 ]; do
     case $1 in
-        --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        --help) sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0 ;;
         --renew) renew=1; shift; continue ;;
         --keep) keep=1; shift; continue ;;
         --users | --commands | --cut | --cache | --logs) [ $# -ge 2 ] || fail 2 "$1 needs a value" ;;
@@ -56,16 +59,21 @@ for suite in "${suites[@]}"; do
 done
 [ "$(id -u)" = 0 ] || fail 3 "needs root: debootstrap and chroot do"
 for tool in debootstrap unshare chroot git tar timeout; do
-    command -v "$tool" >/dev/null || fail 3 "$tool is not installed (Debian: apt-get install debootstrap git util-linux)"
+    command -v "$tool" >/dev/null ||
+        fail 3 "$tool is not installed (Debian: apt-get install debootstrap git util-linux)"
 done
-unshare --mount --pid --fork --net true 2>/dev/null || fail 3 "this machine allows no namespaces of one's own (unshare)"
+unshare --mount --pid --fork --net true 2>/dev/null ||
+    fail 3 "this machine allows no namespaces of one's own (unshare)"
 mkdir -p "$cache" "$logs" || fail 1 "no folder can be made at $cache or $logs"
 cache=$(cd "$cache" && pwd) logs=$(cd "$logs" && pwd)
 
-# ---- bare systems ------------------------------------------------------------------------------------------------------
+# ---- bare systems ------------------------------------------------------------------------------------------
 
 # Where this machine takes Debian's packages from; nothing: debootstrap's own choice.
-mirror() { apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 2>/dev/null | grep -v security | head -n 1; }
+mirror() {
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 2>/dev/null |
+        grep -v security | head -n 1
+}
 
 # make_base SUITE: the smallest Debian there is, as a tar file in the cache.
 make_base() {
@@ -73,49 +81,61 @@ make_base() {
     if [ -e "$cache/$suite.tar" ] && [ -z "$renew" ]; then return 0; fi
     rm -rf "$tree"
     eval "$(apt-config shell proxy Acquire::http::Proxy 2>/dev/null)"
-    if ! http_proxy=${proxy:-${http_proxy-}} debootstrap --variant=minbase "$suite" "$tree" $(mirror) >"$logs/$suite.debootstrap" 2>&1; then
+    if ! http_proxy=${proxy:-${http_proxy-}} debootstrap --variant=minbase "$suite" "$tree" $(mirror) \
+        >"$logs/$suite.debootstrap" 2>&1; then
         rm -rf "$tree"
-        printf '# %s: debootstrap made no system: %s\n' "$suite" "$(grep '^E:' "$logs/$suite.debootstrap" | tail -n 1)"
+        printf '# %s: debootstrap made no system: %s\n' "$suite" \
+            "$(grep '^E:' "$logs/$suite.debootstrap" | tail -n 1)"
         return 1
     fi
     rm -f "$tree"/var/cache/apt/archives/*.deb
-    tar -C "$tree" -cf "$cache/$suite.tar.new" . && mv "$cache/$suite.tar.new" "$cache/$suite.tar" || fail 1 "$cache cannot be written"
+    tar -C "$tree" -cf "$cache/$suite.tar.new" . && mv "$cache/$suite.tar.new" "$cache/$suite.tar" ||
+        fail 1 "$cache cannot be written"
     rm -rf "$tree"
 }
 
-# unpack SUITE USER: a bare system in $tree, with this machine's network settings, the project in the user's home, and make,
-# which README asks for beside git.
+# unpack SUITE USER: a bare system in $tree, with this machine's network settings, the project in the user's
+# home, and make, which README asks for beside git.
 unpack() {
     local suite=$1 user=$2
     tree=$cache/run.$$/$suite.$user
     home=$([ "$user" = root ] && echo /root || echo /home/user)
     mkdir -p "$tree" && tar -C "$tree" -xf "$cache/$suite.tar" || return 1
-    apt-config dump | grep -E '^Acquire::(http|https|ftp|Check-|Max-|Min-|ForceIP|Retries)' >"$tree/etc/apt/apt.conf.d/90host"
+    apt-config dump | grep -E '^Acquire::(http|https|ftp|Check-|Max-|Min-|ForceIP|Retries)' \
+        >"$tree/etc/apt/apt.conf.d/90host"
     cat /etc/resolv.conf >"$tree/etc/resolv.conf"
     [ "$user" = root ] || chroot "$tree" useradd --create-home user || return 1
     mkdir -p "$tree$home/gpt"
-    (cd "$project" && git ls-files -z --cached --others --exclude-standard | xargs -0 -r ls -d 2>/dev/null | tar -cf - -T -) |
+    (cd "$project" && git ls-files -z --cached --others --exclude-standard | xargs -0 -r ls -d 2>/dev/null |
+        tar -cf - -T -) |
         tar -C "$tree$home/gpt" -xf - || return 1
     [ "$user" = root ] || chroot "$tree" chown -R user: "$home/gpt"
-    inside connected root 300 "$logs/$suite.$user.make" 'apt-get -qq update && apt-get -qq install --no-install-recommends make'
+    inside connected root 300 "$logs/$suite.$user.make" \
+        'apt-get -qq update && apt-get -qq install --no-install-recommends make'
 }
 
-# inside connected|cut USER SECONDS LOG COMMAND: runs a line of bash in $tree, in the project's folder. Leaves status and seconds.
-# Whatever it started ends with it.
+# inside connected|cut USER SECONDS LOG COMMAND: runs a line of bash in $tree, in the project's folder. Leaves
+# status and seconds. Whatever it started ends with it.
 inside() {
     local network=$1 user=$2 limit=$3 log=$4 line=$5 begin=$SECONDS spaces=(--mount --pid --fork --kill-child)
     [ "$network" = connected ] || spaces+=(--net)
     timeout --kill-after=10 "$limit" unshare "${spaces[@]}" bash -c '
         mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && mount --rbind /sys "$1/sys" || exit 125
-        exec chroot --userspec="$2:$2" --groups= "$1" /usr/bin/env -i HOME="$3" USER="$2" LANG=C.UTF-8 TERM=dumb DEBIAN_FRONTEND=noninteractive \
-            PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin bash -c "cd $3/gpt || exit 125; $4"' \
-        inside "$tree" "$user" "$([ "$user" = root ] && echo /root || echo /home/user)" "$line" </dev/null >"$log" 2>&1
+        exec chroot --userspec="$2:$2" --groups= "$1" \
+            /usr/bin/env -i HOME="$3" USER="$2" LANG=C.UTF-8 TERM=dumb \
+            DEBIAN_FRONTEND=noninteractive PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+            bash -c "cd $3/gpt || exit 125; $4"' \
+        inside "$tree" "$user" "$([ "$user" = root ] && echo /root || echo /home/user)" "$line" \
+        </dev/null >"$log" 2>&1 &
+    child=$!
+    wait "$child"
     status=$?
+    child=''
     seconds=$((SECONDS - begin))
     return $status
 }
 
-# ---- results -----------------------------------------------------------------------------------------------------------
+# ---- results -----------------------------------------------------------------------------------------------
 
 count=0 bad=0 unknown=0
 # result STATUS NAME [LOG]: a line of TAP; of what went wrong the end of the log, too.
@@ -131,9 +151,11 @@ result() {
     printf '#   all of it: %s\n' "$3"
 }
 
-# ends_with_one_line LOG PATTERN: the command failed, of its own accord, and exactly one line of its output is an error, like this.
+# ends_with_one_line LOG PATTERN: the command failed, of its own accord, and exactly one line of its output is
+# an error, like this.
 ends_with_one_line() {
-    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c 'error: ' "$1")" = 1 ] && grep -q -E "error: $2" "$1"
+    [ "$status" != 0 ] && [ "$status" != 124 ] && [ "$(grep -c 'error: ' "$1")" = 1 ] &&
+        grep -q -E "error: $2" "$1"
 }
 
 cut_before() {
@@ -149,12 +171,14 @@ cut_after() {
     for script in quickstart_text.sh gpt2_vocab.sh 'fineweb10B.sh 1'; do
         log=$logs/$1.cut_after_${script%% *}
         inside cut root 120 "$log" "rm -rf data/quickstart; data/$script"
-        ends_with_one_line "$log" '.*(did not arrive|could be fetched)' && ! grep -q 'neither curl nor wget' "$log"
+        ends_with_one_line "$log" '.*(did not arrive|could be fetched)' &&
+            ! grep -q 'neither curl nor wget' "$log"
         result $? "$1, network cut: data/$script says so in one line" "$log"
     done
 }
 
-# A user who can install nothing is told in one line what the administrator runs; here the administrator does that.
+# A user who can install nothing is told in one line what the administrator runs; here the administrator does
+# that.
 ask_administrator() {
     local log=$logs/$1.user.refused line
     inside connected user 120 "$log" 'make quickstart'
@@ -170,7 +194,8 @@ run_commands() {
     for command in ${commands//,/ }; do
         log=$logs/$suite.$user.$command
         inside connected "$user" 2400 "$log" "make $command"
-        detail=$(sed -n 's/^Files=.*\(Tests=[0-9]*\).*/, \1/p; s/^order-2 byte model.*: \(below it\)$/, \1/p' "$log" | tail -n 1)
+        detail=$(sed -n -e 's/^Files=.*\(Tests=[0-9]*\).*/, \1/p' \
+            -e 's/^order-2 byte model.*: \(below it\)$/, \1/p' "$log" | tail -n 1)
         [ "$status" = 0 ] && [ -n "$detail" ]
         result $? "$suite, $user: make $command$detail" "$log"
     done
@@ -180,7 +205,8 @@ try_suite() {
     local suite=$1 user
     local begin=$SECONDS
     make_base "$suite" || { unknown=$((unknown + 1)); return; }
-    printf '# %s: bare system of %s, %d s\n' "$suite" "$(date -r "$cache/$suite.tar" +%Y-%m-%d)" $((SECONDS - begin))
+    printf '# %s: bare system of %s, %d s\n' "$suite" \
+        "$(date -r "$cache/$suite.tar" +%Y-%m-%d)" $((SECONDS - begin))
     for user in ${users//,/ }; do
         if ! unpack "$suite" "$user"; then
             printf '# %s: make cannot be installed: %s\n' "$suite" "$(tail -n 1 "$logs/$suite.$user.make")"
@@ -199,7 +225,8 @@ try_suite() {
 }
 
 [ -n "$keep" ] || trap 'rm -rf "$cache/run.$$" "$cache"/*.new' EXIT
-trap 'exit 130' INT TERM HUP
+child=''
+trap '[ -z "$child" ] || { kill "$child"; wait "$child"; }; exit 130' INT TERM HUP
 for suite in "${suites[@]}"; do try_suite "$suite"; done
 printf '1..%d\n# %d of %d good%s, %d s in all; logs in %s\n' "$count" $((count - bad)) "$count" \
     "$([ "$unknown" = 0 ] || printf ', %d systems could not be made' "$unknown")" "$SECONDS" "$logs"
