@@ -57,7 +57,7 @@ sub systems {
         $cases .= "'$network $user '*'$command') echo '$text'; exit $status ;;\n";
     }
 
-    # unshare [options] bash -c SCRIPT inside TREE USER HOME COMMAND, or: unshare [options] true
+    # unshare [options] bash -c SCRIPT inside TREE USER HOME FOLDER COMMAND, or: unshare [options] true
     program('unshare', <<"END");
 network=connected
 while :; do
@@ -69,12 +69,12 @@ while :; do
     shift
 done
 [ "\$1" = true ] && exit 0
-[ -d "\$5" ] || { echo 'no such system'; exit 9; }
-case "\$network \$6 \$8" in
+[ -d "\$5\$8" ] || { echo 'no such folder'; exit 9; }
+case "\$network \$6 \$9" in
     *'install make'|*' make') echo '$of{make}[0]'; exit $of{make}[1] ;;
 $cases
 esac
-echo "unexpected: \$network \$6 \$8"
+echo "unexpected: \$network \$6 \$9"
 exit 99
 END
 }

@@ -124,8 +124,8 @@ inside() {
         exec chroot --userspec="$2:$2" --groups= "$1" \
             /usr/bin/env -i HOME="$3" USER="$2" LANG=C.UTF-8 TERM=dumb \
             DEBIAN_FRONTEND=noninteractive PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-            bash -c "cd $3/gpt || exit 125; $4"' \
-        inside "$tree" "$user" "$([ "$user" = root ] && echo /root || echo /home/user)" "$line" \
+            bash -c "cd $4 || exit 125; $5"' \
+        inside "$tree" "$user" "$([ "$user" = root ] && echo /root || echo "$home")" "$home/gpt" "$line" \
         </dev/null >"$log" 2>&1 &
     child=$!
     wait "$child"
