@@ -178,8 +178,10 @@ static bool read_jsonl(FILE *in, const char *path, Consumer consume, void *to, E
         number++;
         if (blank(line, (size_t)n)) continue;
         good = jsonl_text(&record, line, (size_t)n, &text, &length, &problem);
-        for (size_t i = 0; good && i < length; i++) consume(to, (unsigned char)text[i]);
-        if (good) consume(to, BOUNDARY);
+        for (size_t i = 0; good && i < length; i++)
+            consume(to, (unsigned char)text[i]);
+        if (good)
+            consume(to, BOUNDARY);
     }
     if (!good) {
         error_set(e, "%s: line %ld: %s", path, number, problem.text);
@@ -197,9 +199,11 @@ static bool read_text(const char *path, Consumer consume, void *to, Error *e)
 {
     int64_t bytes;
     int fd = open_regular("the text", path, &bytes, e);
-    if (fd < 0) return false;
+    if (fd < 0)
+        return false;
     FILE *in = fdopen(fd, "rb");
-    if (!in) fatal(EXIT_BAD_INPUT, "out of host memory for reading %s", path);
+    if (!in)
+        fatal(EXIT_BAD_INPUT, "out of host memory for reading %s", path);
     size_t n = strlen(path);
     bool jsonl = n >= 6 && !strcmp(path + n - 6, ".jsonl");
     bool good = (jsonl ? read_jsonl : read_plain)(in, path, consume, to, e);

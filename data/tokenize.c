@@ -38,14 +38,16 @@ typedef struct {
 static const char help_text[] =
     "usage: tokenize --vocab VOCAB --out OUT [options] --input PATH [PATH ...]\n"
     "\n"
-    "Turns text into token shards (.bin). A document is one text file, a piece of one (--split), or one JSONL record; each begins\n"
-    "with the document token. Training uses the first 2048 tokens of a document, so one large file needs --split.\n"
+    "Turns text into token shards (.bin). A document is one text file, a piece of one (--split), or one JSONL\n"
+    "record; each begins with the document token. Training uses the first 2048 tokens of a document, so one large\n"
+    "file needs --split.\n"
     "\n"
     "  --input PATH        text file, *.jsonl / *.ndjson (field \"text\"), folder (all files in it, in name order), or - for\n"
     "                      standard input; may be repeated, and more paths may follow the options\n"
     "  --format FORMAT     auto (by name; standard input is text), text or jsonl              default auto\n"
-    "  --split HOW         documents in a text file: none (the file is one), blank-lines (what stands between blank lines is one),\n"
-    "                      or N (pieces of at most N bytes, cut at a blank line, the end of a sentence or of a line) default none\n"
+    "  --split HOW         documents in a text file: none (the file is one), blank-lines (what stands between\n"
+    "                      blank lines is one), or N (pieces of at most N bytes, cut at a blank line, the end of a\n"
+    "                      sentence or of a line)                                             default none\n"
     "  --vocab VOCAB       bytes, a folder with vocab.bpe and encoder.json, or a .tiktoken file\n"
     "  --out OUT           a folder (one that exists, or ends in /, or any with --name): writes OUT/NAME_train_000001.bin ...;\n"
     "                      else the start of the file names: OUT_train_000001.bin ...\n"
@@ -58,7 +60,8 @@ static const char help_text[] =
     "  --help              this text\n"
     "\n"
     "What was done is written to OUT/NAME_tokenize.txt: inputs, vocabulary, Unicode version, shards.\n"
-    "One file, bytes as tokens:  tokenize --vocab bytes --out data/mine/ --split blank-lines --val-fraction 0.1 --input my.txt\n";
+    "One file, bytes as tokens:\n"
+    "  tokenize --vocab bytes --out data/mine/ --split blank-lines --val-fraction 0.1 --input my.txt\n";
 
 static int64_t parse_count(const char *name, const char *text, int64_t low, int64_t high)
 {
@@ -98,7 +101,8 @@ static void set_option(Options *o, const char *name, const char *value)
     if (!strcmp(name, "split")) {
         Error e;
         o->split_text = value;
-        if (!text_split_parse(&o->split, value, &e)) fatal(EXIT_USAGE, "%s", e.text);
+        if (!text_split_parse(&o->split, value, &e))
+            fatal(EXIT_USAGE, "%s", e.text);
     }
     if (!strcmp(name, "vocab")) o->vocab = value;
     if (!strcmp(name, "out")) o->out = value;
@@ -115,7 +119,8 @@ static Options parse_options(int argc, char **argv)
     static const struct option table[] = {
         {"input", 1, NULL, 0},        {"format", 1, NULL, 0},     {"vocab", 1, NULL, 0},        {"out", 1, NULL, 0},
         {"name", 1, NULL, 0},         {"val-out", 1, NULL, 0},    {"shard-tokens", 1, NULL, 0}, {"val-tokens", 1, NULL, 0},
-        {"val-fraction", 1, NULL, 0}, {"threads", 1, NULL, 0},      {"split", 1, NULL, 0},        {"help", 0, NULL, 0},         {0},
+        {"val-fraction", 1, NULL, 0}, {"threads", 1, NULL, 0},    {"split", 1, NULL, 0},        {"help", 0, NULL, 0},
+        {0},
     };
     Options o = {.shard_tokens = 100000000, .split_text = "none"};
     o.threads = (int)max_i64(1, sysconf(_SC_NPROCESSORS_ONLN));
@@ -236,13 +241,15 @@ static bool output_check(const Output *out, Error *e)
     if (o->val_tokens && (out->val.tokens < o->val_tokens || !out->train_count)) {
         return error_set(e,
                          "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
-                         "lower it, add text, make more documents of a text file with --split, or use --val-fraction 1 for a "
-                         "validation set alone",
+                         "lower it, add text, make more documents of a text file with --split, or use "
+                         "--val-fraction 1 for a validation set alone",
                          (long long)o->val_tokens, (long long)out->tokens);
     }
     if (o->val_fraction > 0 && !out->val.path) {
-        return error_set(e, "--val-fraction %g of %lld documents is not one document; raise it, use --val-tokens, or make more "
-                         "documents of a text file with --split", o->val_fraction, (long long)out->documents);
+        return error_set(e,
+                         "--val-fraction %g of %lld documents is not one document; raise it, use --val-tokens, or "
+                         "make more documents of a text file with --split",
+                         o->val_fraction, (long long)out->documents);
     }
     return true;
 }
@@ -334,7 +341,8 @@ static void encode_job(Job *job, const Tokenizer *t, TextEncoder *encoder)
         add_document_start(job, t);
         encode_text(job, encoder, job->chunk.bytes + piece->begin, piece->end - piece->begin);
     }
-    if (job->chunk.split) return;
+    if (job->chunk.split)
+        return;
     if (!job->chunk.file->jsonl) {
         if (job->chunk.begins_document) add_document_start(job, t);
         encode_text(job, encoder, job->chunk.bytes, job->chunk.len);
@@ -498,22 +506,25 @@ static bool find_files(const Options *o, TextFileList *files, Progress *p, Error
     return true;
 }
 
-// ---- what is said in the end ---------------------------------------------------------------------------------------------
+// ---- what is said in the end -----------------------------------------------------------------------------
 
 static void note_long_documents(const Output *out, const Options *o)
 {
-    if (out->used * 2 >= out->tokens || !text_split_none(&o->split)) return;
-    note("training uses the first %d tokens of a document, %.0f%% of these; --split blank-lines, or --split 500, makes more "
-         "documents of a text file", MAX_DOCUMENT, 100.0 * (double)out->used / (double)out->tokens);
+    if (out->used * 2 >= out->tokens || !text_split_none(&o->split))
+        return;
+    note("training uses the first %d tokens of a document, %.0f%% of these; --split blank-lines, or --split 500, "
+         "makes more documents of a text file",
+         MAX_DOCUMENT, 100.0 * (double)out->used / (double)out->tokens);
 }
 
 static void note_unicode(const Tokenizer *t)
 {
     int unicode = tokenizer_unicode(t);
-    if (unicode && unicode != 16) {
-        note("letters and numbers are those of this PCRE2, Unicode %d; tiktoken's are of Unicode 16, and characters that came "
-             "or went in between are cut otherwise", unicode);
-    }
+    if (unicode == 0 || unicode == 16)
+        return;
+    note("letters and numbers are those of this PCRE2, Unicode %d; tiktoken's are of Unicode 16, and characters "
+         "that came in between are cut otherwise",
+         unicode);
 }
 
 static void log_line(FILE *f, const char *name, const char *text)
@@ -531,9 +542,10 @@ static void log_shard(FILE *f, const ShardWriter *w, const char *what)
 }
 
 // OUT/NAME_tokenize.txt: how these shards were made, for whoever finds them later.
-static void write_log(const Output *out, const Options *o, const TextFileList *files, int64_t text_bytes, int64_t replaced)
+static void write_log(const Output *out, const Options *o, const TextFileList *files, const Progress *p)
 {
-    char *path = format_string("%s_tokenize.txt", out->prefix), *classes = tokenizer_describe_classes(out->t), date[32];
+    char *path = format_string("%s_tokenize.txt", out->prefix), *classes = tokenizer_describe_classes(out->t);
+    char date[32];
     time_t now = time(NULL);
     FILE *f = fopen(path, "w");
     if (f) {
@@ -542,13 +554,18 @@ static void write_log(const Output *out, const Options *o, const TextFileList *f
         log_line(f, "vocabulary", o->vocab);
         log_line(f, "letters and numbers", classes);
         log_line(f, "split", o->split_text);
-        for (size_t i = 0; i < files->count; i++) log_line(f, "input", text_file_name(&files->files[i]));
-        for (int i = 0; i < out->train_count; i++) log_shard(f, &out->train[i], "training");
-        if (out->val.path) log_shard(f, &out->val, "validation");
+        for (size_t i = 0; i < files->count; i++)
+            log_line(f, "input", text_file_name(&files->files[i]));
+        for (int i = 0; i < out->train_count; i++)
+            log_shard(f, &out->train[i], "training");
+        if (out->val.path)
+            log_shard(f, &out->val, "validation");
         fprintf(f, "in all: %lld documents, %lld bytes of text, %lld tokens, %lld invalid UTF-8 sequences replaced\n",
-                (long long)out->documents, (long long)text_bytes, (long long)out->tokens, (long long)replaced);
+                (long long)out->documents, (long long)p->text_bytes, (long long)out->tokens, (long long)p->replaced);
     }
-    if (!f || ferror(f) || fclose(f)) note("cannot write %s: %s; the shards are complete", path, strerror(errno));
+    bool good = f && !ferror(f);
+    if ((f && fclose(f)) || !good)
+        note("cannot write %s: %s; the shards are complete", path, strerror(errno));
     free(path);
     free(classes);
 }
@@ -563,7 +580,7 @@ static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *f
     if (good) end_document(&out);
     good = good && output_publish(&out, e);
     if (good) {
-        write_log(&out, o, files, p->text_bytes, p->replaced);
+        write_log(&out, o, files, p);
         note_unicode(t);
         note_long_documents(&out, o);
         double seconds = seconds_now() - p->start;

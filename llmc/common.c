@@ -27,7 +27,8 @@ void set_program_name(const char *name, int rank)
 void set_abort_hook(void (*hook)(int)) { process.abort_hook = hook; }
 void set_error_sink(void (*sink)(int, const char *)) { process.error_sink = sink; }
 
-// The escape for the byte at p, or the character there as it is; `valid`: it begins a character. Returns the bytes taken.
+// The escape for the byte at p, or the character there as it is; `valid`: it begins a character. Returns the
+// bytes taken.
 static size_t escape_character(char out[8], const char *p, bool valid)
 {
     unsigned char c = (unsigned char)*p;
@@ -53,10 +54,12 @@ void escape_text(char *out, size_t size, const char *text)
         char shown[8];
         at += escape_character(shown, text + at, at < valid);
         size_t n = strlen(shown);
-        if (used + n >= size) break;
+        if (used + n >= size)
+            break;
         memcpy(out + used, shown, n);
         used += n;
-        if (at > valid) valid = at + utf8_valid_prefix(text + at, length - at);
+        if (at > valid)
+            valid = at + utf8_valid_prefix(text + at, length - at);
     }
     out[used] = 0;
 }
@@ -201,7 +204,8 @@ int open_regular(const char *what, const char *path, int64_t *bytes, Error *e)
         *bytes = info.st_size;
         return fd;
     }
-    if (fd >= 0) close(fd);
+    if (fd >= 0)
+        close(fd);
     return -1;
 }
 

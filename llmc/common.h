@@ -17,9 +17,9 @@ typedef struct {
     char text[1024];
 } Error;
 
-// Writes `text` into out (size bytes) as one line that a terminal shows and does not obey: control characters and bytes that
-// are no UTF-8 become \n, \t, \x1b. error_set, fatal, print_error and note do so with their whole message; whatever else prints
-// a name from outside calls it.
+// Writes `text` into out (size bytes) as one line that a terminal shows and does not obey: control characters
+// and bytes that are no UTF-8 become \n, \t, \x1b. error_set, fatal, print_error and note do so with their
+// whole message; whatever else prints a name from outside calls it.
 void escape_text(char *out, size_t size, const char *text);
 
 // Writes the message and returns false, so that a check reads `return error_set(e, "...")`.
@@ -54,8 +54,9 @@ char *xstrdup(const char *s);
 // printf into a fresh string, owned by the caller.
 char *format_string(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// A regular file for reading (O_CLOEXEC): its descriptor, and its size in *bytes. -1 with "<what> <path>: ..." in `e` when it cannot
-// be opened, or is a folder, a device, or a FIFO, which would keep the program waiting.
+// A regular file for reading (O_CLOEXEC): its descriptor, and its size in *bytes. -1 with "<what> <path>:
+// ..." in `e` when it cannot be opened, or is a folder, a device, or a FIFO, which would keep the program
+// waiting.
 int open_regular(const char *what, const char *path, int64_t *bytes, Error *e);
 
 double seconds_now(void); // monotonic clock

@@ -1,16 +1,21 @@
 #include "llmc/data_fit.h"
 
-enum { COUNTED_TOKENS = 64 << 20, SEQUENCE_MULTIPLE = 16 };
+enum { COUNTED_TOKENS = 64 << 20, LEAST_SEQUENCE = 16, SEQUENCE_MULTIPLE = 128 };
 
 char *fit_validation(Config *c)
 {
     Error e;
     int64_t step = (int64_t)c->micro_batches * c->micro_batch_tokens;
-    int64_t held = config_given(c, "val-tokens") ? 0 : validation_tokens_held(c->val_files, &e) - 1; // the last is a target only
-    int64_t unit = held >= step ? step : SEQUENCE_MULTIPLE, fits = held / unit * unit;
-    if (fits < SEQUENCE_MULTIPLE || fits >= c->val_tokens) return NULL; // validation_open says what is wrong
-    char *line = format_string("validation takes %lld of the %lld tokens of %s: they are fewer than --val-tokens %lld",
-                               (long long)fits, (long long)held + 1, c->val_files, (long long)c->val_tokens);
+    int64_t held = config_given(c, "val-tokens")
+                       ? 0
+                       : validation_tokens_held(c->val_files, &e) - 1; // the last is a target only
+    int64_t unit = held >= step ? step : held >= SEQUENCE_MULTIPLE ? SEQUENCE_MULTIPLE : LEAST_SEQUENCE;
+    int64_t fits = held / unit * unit;
+    if (fits < LEAST_SEQUENCE || fits >= c->val_tokens)
+        return NULL; // validation_open says what is wrong
+    char *line =
+        format_string("validation takes %lld of the %lld tokens of %s: they are fewer than --val-tokens %lld",
+                      (long long)fits, (long long)held + 1, c->val_files, (long long)c->val_tokens);
     c->val_tokens = fits;
     return line;
 }
@@ -20,7 +25,8 @@ static int64_t count_steps(const LoaderOptions *options, int64_t num_tokens, int
 {
     Error e;
     LoaderOptions o = *options;
-    if (num_tokens > COUNTED_TOKENS) return num_tokens / ((int64_t)o.micro_batches * (o.micro_batch_tokens + 1));
+    if (num_tokens > COUNTED_TOKENS)
+        return num_tokens / ((int64_t)o.micro_batches * (o.micro_batch_tokens + 1));
     o.repeat = false;
     o.epochs = 1;
     Loader *l = loader_open(&o, &e);
@@ -39,7 +45,8 @@ static void shorten_schedule(Config *c, int steps)
 
 static bool steps_are_given(const Config *c)
 {
-    return config_given(c, "num-scheduled") || config_given(c, "num-extension") || config_given(c, "stop-at") || *c->resume;
+    return config_given(c, "num-scheduled") || config_given(c, "num-extension") ||
+           config_given(c, "stop-at") || *c->resume;
 }
 
 char *fit_steps(Config *c, const LoaderOptions *options, int64_t num_tokens)
@@ -47,18 +54,24 @@ char *fit_steps(Config *c, const LoaderOptions *options, int64_t num_tokens)
     int total = config_total_steps(c);
     int64_t steps = count_steps(options, num_tokens, total);
     const char *at_most = num_tokens > COUNTED_TOKENS ? "at most " : "";
-    if (steps >= total || steps == 0) return NULL; // none at all: the loader says why
+    if (steps >= total || steps == 0)
+        return NULL; // none at all: the loader says why
     double passes = (double)total / (double)steps;
     if (c->repeat || c->epochs > 1) {
         bool enough = c->repeat || c->epochs >= passes;
-        return format_string("the training data give %s%lld steps a pass: %d steps are %.1f passes%s", at_most, (long long)steps,
-                             total, passes, enough ? "" : ", more than --epochs allows; the run ends where the data end");
+        return format_string("the training data give %s%lld steps a pass: %d steps are %.1f passes%s",
+                             at_most, (long long)steps, total, passes,
+                             enough ? "" : ", more than --epochs allows; the run ends where the data end");
     }
     if (*at_most || steps_are_given(c)) {
-        return format_string("the training data give %s%lld of %d steps: the run ends there; --repeat goes over them again, "
-                             "%.1f times in all", at_most, (long long)steps, total, passes);
+        return format_string(
+            "the training data give %s%lld of %d steps: the run ends there; --repeat goes over them again, "
+            "%.1f times in all",
+            at_most, (long long)steps, total, passes);
     }
     shorten_schedule(c, (int)steps);
-    return format_string("the training data give %lld of %d steps, so the schedule is %d + %d; --repeat trains all %d in %.1f "
-                         "passes", (long long)steps, total, c->num_scheduled, c->num_extension, total, passes);
+    return format_string(
+        "the training data give %lld of %d steps, so the schedule is %d + %d; --repeat trains all %d in %.1f "
+        "passes",
+        (long long)steps, total, c->num_scheduled, c->num_extension, total, passes);
 }

@@ -88,7 +88,8 @@ bool text_files_add(TextFileList *list, const char *path, TextFormat format, Err
         add_file(list, path, format, s.st_size);
         return true;
     }
-    if (!S_ISDIR(s.st_mode)) return error_set(e, "the input %s is no regular file; pipe it in and give \"-\"", path);
+    if (!S_ISDIR(s.st_mode))
+        return error_set(e, "the input %s is no regular file; pipe it in and give \"-\"", path);
     if (!add_folder(list, path, format, e)) return false;
     return list->count > before ? true : error_set(e, "the input folder %s holds no files", path);
 }
@@ -181,8 +182,11 @@ static size_t find_pieces(const TextReader *r, TextChunk *c)
 static bool read_more(TextReader *r, TextChunk *c, Error *e)
 {
     if (c->len > TOKENIZER_MAX_TEXT - CHUNK) {
-        return error_set(e, "%s: %d MB without %s; is it text?", text_file_name(c->file), TOKENIZER_MAX_TEXT >> 20,
-                         c->file->jsonl ? "a line end" : c->split ? "a blank line" : "a space between two letters");
+        return error_set(e, "%s: %d MB without %s; is it text?", text_file_name(c->file),
+                         TOKENIZER_MAX_TEXT >> 20,
+                         c->file->jsonl ? "a line end"
+                         : c->split     ? "a blank line"
+                                        : "a space between two letters");
     }
     if (c->capacity - c->len < CHUNK) {
         c->capacity = 2 * c->len + CHUNK;
@@ -231,7 +235,8 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
     size_t end = 0, searched = 0;
     while (!r->file_ends && !end) {
         size_t had = c->len;
-        // A pipe gives little at a time. Twice as much each time, because pieces are looked for from the start.
+        // A pipe gives little at a time. Twice as much each time, because pieces are looked for from the
+        // start.
         while (!r->file_ends && c->len - had < (size_t)max_i64(CHUNK, (int64_t)had)) {
             if (!read_more(r, c, e)) return CHUNK_ERROR;
         }
@@ -288,7 +293,8 @@ ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e)
     size_t n;
     Error problem;
     if (!next_record(r, &line, &n)) return CHUNK_NONE;
-    if (jsonl_text(&r->record, line, n, text, len, &problem)) return CHUNK_READ;
+    if (jsonl_text(&r->record, line, n, text, len, &problem))
+        return CHUNK_READ;
     error_set(e, "%s:%lld: %s", text_file_name(r->chunk->file), (long long)r->line, problem.text);
     return CHUNK_ERROR;
 }

@@ -1,10 +1,11 @@
 // Documents from text files, folders, JSONL files and standard input, in bounded memory.
 //
-// A document is one text file or, with a TextSplit, a piece of one, or the `text` field of one JSONL record. Files are read in
-// chunks of about 1 MB that can be worked on independently: a JSONL chunk ends at a line's end, a chunk of pieces at the end of
-// one; any other text chunk ends inside its document, but only between an
-// ASCII letter and a space followed by an ASCII letter, where every piece of the GPT-2 pattern ends too (a run of letters
-// cannot hold a space, and the space belongs to the letters after it). So the tokens do not depend on the chunks.
+// A document is one text file or, with a TextSplit, a piece of one, or the `text` field of one JSONL record.
+// Files are read in chunks of about 1 MB that can be worked on independently: a JSONL chunk ends at a line's
+// end, a chunk of pieces at the end of one; any other text chunk ends inside its document, but only between
+// an ASCII letter and a space followed by an ASCII letter, where every piece of the GPT-2 pattern ends too (a
+// run of letters cannot hold a space, and the space belongs to the letters after it). So the tokens do not
+// depend on the chunks.
 #pragma once
 #include "common.h"
 #include "jsonl.h"

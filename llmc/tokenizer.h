@@ -31,10 +31,11 @@ void tokenizer_free(Tokenizer *t); // NULL is allowed
 int tokenizer_vocab_size(const Tokenizer *t); // number of ids, the document token included
 int tokenizer_document(const Tokenizer *t);   // id that begins every document
 
-// Version of Unicode whose letters and numbers cut the text into pieces: 16 as in tiktoken with every PCRE2 that has 14 to 16,
-// else the library's own. 0 in byte mode.
+// Version of Unicode whose letters and numbers cut the text into pieces: 16 as in tiktoken with every PCRE2
+// that has 14 to 16, else the library's own. 0 in byte mode.
 int tokenizer_unicode(const Tokenizer *t);
-char *tokenizer_describe_classes(const Tokenizer *t); // the same for a log, with PCRE2's version; owned by the caller
+char *tokenizer_describe_classes(
+    const Tokenizer *t); // the same for a log, with PCRE2's version; owned by the caller
 
 // The bytes of one token: `*len` bytes, owned by the tokenizer, not NUL-terminated; the document token reads "<|endoftext|>".
 // Needs 0 <= id < vocab size.

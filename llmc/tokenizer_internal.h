@@ -17,7 +17,7 @@ struct Tokenizer {
     int vocab_size, document;
     bool byte_mode;
     bool whole_pieces; // a piece that is a token needs no merging (the rule of rank files)
-    void *pattern;       // pcre2_code with the library's own classes
+    void *pattern;     // pcre2_code with the library's own classes
     void *newer_pattern; // with those of newer Unicode added; NULL: the library has them
     bool pattern_jit;    // compiled to machine code
     int unicode;         // whose letters and numbers cut the text; 0: none do
@@ -32,17 +32,19 @@ struct Tokenizer {
     uint16_t byte_id[256]; // the token of each single byte
 };
 
-// ---- pieces (tokenizer_pattern.c) ----------------------------------------------------------------------------------------
+// ---- pieces (tokenizer_pattern.c) ---------------------------------------------------------------------
 
 // Fills pattern, newer_pattern, pattern_jit and unicode; false with a message in builds without PCRE2.
 bool pattern_compile(Tokenizer *t, Error *e);
 void pattern_free(Tokenizer *t);
 char *pattern_describe_classes(const Tokenizer *t); // owned by the caller
-void *pattern_match_create(const Tokenizer *t); // one thread's working memory; NULL in byte mode
+void *pattern_match_create(const Tokenizer *t);     // one thread's working memory; NULL in byte mode
 void pattern_match_free(void *match);
-const void *pattern_for(const Tokenizer *t, const char *text, size_t len); // the one that cuts this valid text
+const void *pattern_for(const Tokenizer *t, const char *text,
+                        size_t len); // the one that cuts this valid text
 // Where the piece that begins at `at` ends.
-size_t pattern_piece_end(const Tokenizer *t, const void *pattern, void *match, const char *text, size_t len, size_t at);
+size_t pattern_piece_end(const Tokenizer *t, const void *pattern, void *match, const char *text, size_t len,
+                         size_t at);
 
 // ---- tables --------------------------------------------------------------------------------------------------------------
 

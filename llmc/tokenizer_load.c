@@ -246,7 +246,8 @@ static int64_t printable_decode(const char *p, size_t len, char *out)
 
 static bool add_json_tokens(Tokenizer *t, TokenTable *table, json_t *object, const char *name, Error *e)
 {
-    if (!json_is_object(object)) return error_set(e, "%s: not a JSON object of token: id", name);
+    if (!json_is_object(object))
+        return error_set(e, "%s: not a JSON object of token: id", name);
     bool good = true, has_document = false;
     for (void *at = json_object_iter(object); good && at; at = json_object_iter_next(object, at)) {
         const char *key = json_object_iter_key(at);
@@ -280,7 +281,8 @@ static bool read_json(Tokenizer *t, TokenTable *table, const char *text, size_t 
     json_t *object = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &problem);
     bool good = object && add_json_tokens(t, table, object, name, e);
     if (!object) {
-        error_set(e, "%s: not valid JSON near byte %d (%s); is it truncated?", name, problem.position, problem.text);
+        error_set(e, "%s: not valid JSON near byte %d (%s); is it truncated?", name, problem.position,
+                  problem.text);
     }
     json_decref(object);
     return good;

@@ -71,4 +71,6 @@ unlike($out, qr/\e/, 'without a control character');
 like($out, qr/^log .*$shown/m, 'train: the log');
 like($out, qr/^saved .*$shown/m, 'train: the checkpoint');
 unlike($out, qr/\e/, 'without a control character');
+($out) = run_ok('sample from it, whose options hold that name', $trainer, '--resume', "$dir/$name", '--sample', "caf\xc3\xa9", '--num-tokens', 20);
+ok(length $out >= 20, 'is written');
 done_testing();

@@ -359,13 +359,14 @@ static void refuses(const char *name, const char *expected, const char *what)
     free(path);
 }
 
-// ---- letters and numbers -------------------------------------------------------------------------------------------------
+// ---- letters and numbers ------------------------------------------------------------------------------
 
 static size_t put_utf8(char *out, int c)
 {
     size_t n = c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
     static const int first[] = {0, 0, 0xC0, 0xE0, 0xF0};
-    for (size_t i = 0; i < n; i++) out[i] = (char)(i ? 0x80 | (c >> 6 * (int)(n - 1 - i) & 0x3F) : first[n] | c >> 6 * (int)(n - 1));
+    for (size_t i = 0; i < n; i++)
+        out[i] = (char)(i ? 0x80 | (c >> 6 * (int)(n - 1 - i) & 0x3F) : first[n] | c >> 6 * (int)(n - 1));
     return n;
 }
 
@@ -377,11 +378,13 @@ static void characters_with(const Tokenizer *t, char before, int *count, uint64_
     *count = 0;
     *hash = 0;
     for (int c = 0x80; c <= 0x10FFFF; c++) {
-        if (c >= 0xD800 && c <= 0xDFFF) continue;
+        if (c >= 0xD800 && c <= 0xDFFF)
+            continue;
         char text[5] = {before};
         list.count = 0;
         text_encode(encoder, text, 1 + put_utf8(text + 1, c), &list);
-        if (list.ids[0] < 256) continue; // not merged: they are two pieces
+        if (list.ids[0] < 256)
+            continue; // not merged: they are two pieces
         ++*count;
         *hash = *hash * 31 + (uint64_t)c;
     }
@@ -389,8 +392,8 @@ static void characters_with(const Tokenizer *t, char before, int *count, uint64_
     text_encoder_free(encoder);
 }
 
-// A vocabulary that merges "a" and "1" with every byte that begins a character: whether it does shows the pieces. The counts and
-// hashes are those of Unicode 16.0, from its categories L and N.
+// A vocabulary that merges "a" and "1" with every byte that begins a character: whether it does shows the
+// pieces. The counts and hashes are those of Unicode 16.0, from its categories L and N.
 static void check_classes(void)
 {
     Buffer ranks = {0};
@@ -407,12 +410,15 @@ static void check_classes(void)
     Tokenizer *t = tokenizer_load(path, &e);
     unlink(path);
     free(path);
-    if (!ok(t != NULL, "a vocabulary that shows pieces %s", e.text)) return;
+    if (!ok(t != NULL, "a vocabulary that shows pieces %s", e.text))
+        return;
     if (tokenizer_unicode(t) == 16) {
         characters_with(t, 'a', &letters, &letter_hash);
         characters_with(t, '1', &numbers, &number_hash);
-        ok(letters == 140976 && letter_hash == 0x3f327379829674d0u, "the letters of Unicode 16.0 (%d)", letters);
-        ok(numbers == 1901 && number_hash == 0xd44e716fa41e2278u, "the numbers of Unicode 16.0 (%d)", numbers);
+        ok(letters == 140976 && letter_hash == 0x3f327379829674d0u, "the letters of Unicode 16.0 (%d)",
+           letters);
+        ok(numbers == 1901 && number_hash == 0xd44e716fa41e2278u, "the numbers of Unicode 16.0 (%d)",
+           numbers);
     } else {
         skip("this PCRE2 has neither Unicode 14, 15 nor 16");
         skip("this PCRE2 has neither Unicode 14, 15 nor 16");
@@ -557,7 +563,8 @@ static bool recorded_case(const Tokenizer *t, json_t *record)
     uint16_t *ids;
     tokenizer_encode(t, text, len, &ids, &count);
     bool same = count == n;
-    for (size_t i = 0; same && i < n; i++) same = ids[i] == json_integer_value(json_array_get(tokens, i));
+    for (size_t i = 0; same && i < n; i++)
+        same = ids[i] == json_integer_value(json_array_get(tokens, i));
     same = same && round_trip(t, text, len);
     free(ids);
     free(text);
