@@ -60,4 +60,26 @@ for my $name (sort keys %change) {
         is($different, '', 'to the same bits as if nothing had happened');
     }
 }
+
+# Two ranks with copies of their own, one of which is bad: rank 0 saves and tells what rank 1 has found.
+mkdir "$dir/copy";
+spew("$dir/copy/train_$_.bin", slurp("$dir/train_$_.bin")) for 1 .. 3;
+spew("$dir/copy/train_4.bin", substr($good, 0, 10024) . "\xff\xff" . substr $good, 10026);
+my @ranks = map {
+    local @ENV{qw(RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_PORT)} = ($_, 2, 2, 20000 + $$ % 20000);
+    start($trainer, @tiny, '--out', "$dir/one", $_ ? ('--train-files', "$dir/copy/train_*.bin") : ());
+} 0, 1;
+my (@status, $text);
+for (@ranks) {
+    my ($status, undef, $err) = finish($_, 60);
+    push @status, $status;
+    $text .= $err;
+}
+my @lines = grep { /error/ } split /\n/, $text;
+ok($status[0] eq '1' && $status[1] =~ /^[1-9]$/ && @lines == 1 && $lines[0] =~ /step 15: rank 1: .*copy\/train_4\.bin: token 4500 has id 65535/,
+    "a bad copy of one rank: $lines[0]") or diag "@status\n$text";
+like(newest("$dir/one"), qr/step_000015\.safetensors$/, 'all save');
+run_ok('without it', $trainer, @tiny, '--ranks', 2, '--resume', newest("$dir/one"), '--out', "$dir/one");
+my $two = same_state(newest("$dir/one"), newest("$dir/removed2"));
+is($two, '', 'they go on to the bits of two healthy ranks');
 done_testing;
