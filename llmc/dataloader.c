@@ -385,14 +385,16 @@ struct Validation {
 static bool read_validation(Validation *v, Error *e)
 {
     const char *path = v->set.paths[0];
-    ShardHeader h;
-    int fd = shard_open(path, &h, e);
+    ShardIdentity *file = &v->set.files[0];
+    const ShardHeader h = file->header;
+    int fd = shard_reopen(path, file, e);
     if (fd < 0) return false;
     uint16_t *chunk = xcalloc(CHUNK_TOKENS, sizeof *chunk);
     int64_t documents = 0, found = 0;
     for (int64_t first = 0, count; first < h.num_tokens && found >= 0; first += count) {
         count = min_i64(CHUNK_TOKENS, h.num_tokens - first);
-        found = shard_read(fd, path, first, count, chunk, e) ? shard_index(chunk, first, count, &h, path, NULL, e) : -1;
+        bool read = shard_reread(fd, path, file, first, count, chunk, e);
+        found = read ? shard_index(chunk, first, count, &h, path, NULL, e) : -1;
         documents += found;
         int64_t kept = min_i64(count, v->num_kept - first);
         if (found >= 0 && kept > 0) memcpy(v->tokens + first, chunk, (size_t)kept * sizeof *chunk);

@@ -143,8 +143,12 @@ bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e)
     return look_at_file(fd, path, id, e) && hash_contents(fd, path, &id->header, &id->contents, e);
 }
 
-// Whether the open file is still the one in *seen. One that was only touched, or replaced by a copy of itself, is; *seen then
-// follows it.
+static bool error_replaced(const char *path, Error *e)
+{
+    return error_set(e, "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
+                     path);
+}
+
 static bool same_as_seen(int fd, const char *path, ShardIdentity *seen, Error *e)
 {
     ShardIdentity now = {.header = seen->header};
@@ -152,11 +156,28 @@ static bool same_as_seen(int fd, const char *path, ShardIdentity *seen, Error *e
     if (now.inode == seen->inode && now.modified == seen->modified && now.bytes == seen->bytes) return true;
     bool same_size = now.bytes == seen->bytes;
     if (same_size && !hash_contents(fd, path, &now.header, &now.contents, e)) return false;
-    if (!same_size || now.contents != seen->contents)
-        return error_set(e, "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
-                         path);
+    if (!same_size || now.contents != seen->contents) return error_replaced(path, e);
     *seen = now;
     return true;
+}
+
+int shard_reopen(const char *path, ShardIdentity *seen, Error *e)
+{
+    ShardHeader now;
+    const ShardHeader *then = &seen->header;
+    int fd = shard_open(path, &now, e);
+    if (fd < 0) return -1;
+    bool same = now.num_tokens == then->num_tokens && now.vocab_size == then->vocab_size &&
+                now.document_token == then->document_token;
+    if (same ? same_as_seen(fd, path, seen, e) : error_replaced(path, e)) return fd;
+    close(fd);
+    return -1;
+}
+
+bool shard_reread(int fd, const char *path, ShardIdentity *seen, int64_t first, int64_t count, uint16_t *ids,
+                  Error *e)
+{
+    return shard_read(fd, path, first, count, ids, e) && same_as_seen(fd, path, seen, e);
 }
 
 int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const ShardHeader *header, const char *path,
@@ -200,14 +221,12 @@ static void append_starts(ShardReader *r, const int32_t *starts, int64_t count)
 }
 
 // Reads and indexes the shard chunk by chunk. False with *e on a fault of the file; true also when it was asked to end.
-static bool read_chunks(ShardReader *r, int fd, int32_t *chunk_starts, Error *e)
+static bool read_chunks(ShardReader *r, int fd, ShardIdentity *seen, int32_t *chunk_starts, Error *e)
 {
     const ShardHeader *h = &r->file.header;
-    ShardIdentity seen = r->file;
     for (int64_t first = 0; first < h->num_tokens;) {
         int64_t count = min_i64(r->chunk_tokens, h->num_tokens - first);
-        if (!shard_read(fd, r->path, first, count, r->tokens + first, e)) return false;
-        if (!same_as_seen(fd, r->path, &seen, e)) return false; // after the reading, before anyone uses the tokens
+        if (!shard_reread(fd, r->path, seen, first, count, r->tokens + first, e)) return false;
         int64_t found = shard_index(r->tokens + first, first, count, h, r->path, chunk_starts, e);
         if (found < 0) return false;
         first += count;
@@ -228,18 +247,13 @@ static bool read_chunks(ShardReader *r, int fd, int32_t *chunk_starts, Error *e)
 
 static bool read_shard(ShardReader *r, Error *e)
 {
-    ShardHeader now;
     ShardIdentity seen = r->file;
-    int fd = shard_open(r->path, &now, e);
+    int fd = shard_reopen(r->path, &seen, e);
     if (fd < 0) return false;
-    if (!same_as_seen(fd, r->path, &seen, e)) {
-        close(fd);
-        return false;
-    }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     int64_t most = min_i64(r->chunk_tokens, r->file.header.num_tokens);
     int32_t *chunk_starts = xcalloc((size_t)most, sizeof *chunk_starts);
-    bool good = read_chunks(r, fd, chunk_starts, e);
+    bool good = read_chunks(r, fd, &seen, chunk_starts, e);
     free(chunk_starts);
     close(fd);
     return good;

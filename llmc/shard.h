@@ -50,6 +50,13 @@ bool shard_read(int fd, const char *path, int64_t first, int64_t count, uint16_t
 // Fills in the identity of an open shard, whose id->header is there. Error: the system's own words.
 bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e);
 
+// Opens a shard that was looked at before, and reads from it; it must still be the same file when the tokens are there.
+// One that was only touched, or replaced by a copy of itself, is the same: *seen then follows it.
+// Error: as for shard_open and shard_read, and a file that was replaced or changed.
+int shard_reopen(const char *path, ShardIdentity *seen, Error *e);
+bool shard_reread(int fd, const char *path, ShardIdentity *seen, int64_t first, int64_t count, uint16_t *ids,
+                  Error *e);
+
 // Looks through one run of tokens: refuses ids outside the vocabulary and lists the places of document tokens.
 //   ids    (count) uint16  in, tokens [first, first + count) of the shard
 //   starts (count) int32   out, positions in the shard, rising; owned by the caller; NULL: only counted

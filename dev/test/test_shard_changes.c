@@ -59,6 +59,11 @@ static void cut(const char *path)
     if (truncate(path, SHARD_HEADER_BYTES + TOKENS) != 0) ok(false, "%s", strerror(errno));
 }
 
+static void change_header(const char *path) // the same tokens, another token that begins documents
+{
+    if (!shard_write(path, shards[2].ids, shards[2].count, VOCAB, DOC - 1, &e)) ok(false, "%s", e.text);
+}
+
 static void take_away(const char *path) { unlink(path); }
 static void copy_itself(const char *path) { write_at(path, &shards[2]); }
 
@@ -148,6 +153,7 @@ int main(void)
     test_change("the same, with the time of the first one", replace_keeping_time, "was replaced or changed since the run began");
     test_change("written to", overwrite, "was replaced or changed since the run began");
     test_change("cut", cut, "truncated");
+    test_change("with another header", change_header, "was replaced or changed since the run began");
     test_change("removed", take_away, "cannot be opened: No such file or directory");
     test_change("replaced by its copy", copy_itself, NULL);
     test_change("touched", touch, NULL);
