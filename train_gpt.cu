@@ -131,7 +131,8 @@ static void finish_step(Run *r)
     judge_loss(r, step, loss, what);
 }
 
-// Queues the next step and reports the one before. When the data ends or fails, what was trained until then is saved.
+// Queues the next step and reports the one before. When the data ends or fails, what was trained until then
+// is saved.
 static void queue_step(Run *r)
 {
     Error e;
@@ -225,7 +226,8 @@ static bool train(Run *r)
     plan_profile(r, end);
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),
-             checkpoint = t->step > r->first_step && due(t->step, c->checkpoint_every), profile = t->step && t->step == r->profile_at;
+             checkpoint = t->step > r->first_step && due(t->step, c->checkpoint_every),
+             profile = t->step && t->step == r->profile_at;
         if (validation || checkpoint || profile) finish_step(r);
         if (validation || checkpoint) stop_clock(r);
         if (checkpoint) save_checkpoint(r, "training goes on");

@@ -116,7 +116,8 @@ static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)
 {
     StateTensor x;
     bool good = true;
-    for (int i = 0; nth_to_write(t, part, i, &x); i++) good = write_tensor(t, w, &x, e) && good; // all ranks, to the end
+    // All ranks, to the end.
+    for (int i = 0; nth_to_write(t, part, i, &x); i++) good = write_tensor(t, w, &x, e) && good;
     return good;
 }
 
@@ -134,7 +135,8 @@ enum { FORMAT_VERSION = 2 };
 static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
 {
     const char *name;
-    put_metadata(w, "format", format_string("%s %d", state ? CHECKPOINT_FORMAT : WEIGHTS_FORMAT, FORMAT_VERSION));
+    const char *format = state ? CHECKPOINT_FORMAT : WEIGHTS_FORMAT;
+    put_metadata(w, "format", format_string("%s %d", format, FORMAT_VERSION));
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {
         char *key = format_string("option.%s", name);
         put_metadata(w, key, config_option_value(t->config, i));
@@ -199,7 +201,8 @@ static void narrow(void *buffer, int64_t n)
     for (int64_t i = 0; i < n; i++) to[i] = float_to_bf16(from[i]);
 }
 
-// A format of ours must be one that is known here, and have its checksums. Other programs' files say nothing, or "pt".
+// A format of ours must be one that is known here, and have its checksums. Other programs' files say nothing,
+// or "pt".
 static bool check_format(const SafeTensors *st, Error *e)
 {
     const char *format = safetensors_metadata(st, "format");
@@ -213,7 +216,8 @@ static bool check_format(const SafeTensors *st, Error *e)
             if (version == 1 || safetensors_has_checksums(st)) return true;
             return error_set(e, "has lost its checksums; use an intact copy, or another checkpoint");
         }
-    return error_set(e, "is of format '%.60s', which this program does not know; use the program that wrote it", format);
+    return error_set(e, "is of format '%.60s', which this program does not know; use the program that wrote it",
+                     format);
 }
 
 // A parameter's name in the file: that of a model under torch.compile has a prefix. Owned by the caller.
@@ -355,7 +359,8 @@ static bool parse_real(const char *text, double low, double high, double *value)
 {
     char *end;
     *value = strtod(text, &end);
-    return end != text && !*end && !isspace((unsigned char)*text) && *value >= low && *value <= high; // false for NaN
+    bool number = end != text && !*end && !isspace((unsigned char)*text);
+    return number && *value >= low && *value <= high; // NaN is not
 }
 
 static bool parse_position(const char *text, LoaderPosition *p)
@@ -376,7 +381,8 @@ static bool same_rope(const Rope *a, const Rope *b)
     return same;
 }
 
-// Windows, attention scale and frequencies follow from the schedule: those of the last step, or, after a validation, of the next.
+// Windows, attention scale and frequencies follow from the schedule: those of the last step, or, after a
+// validation, of the next.
 static bool check_rope(const Trainer *t, Error *e)
 {
     Rope rope;
@@ -385,7 +391,8 @@ static bool check_rope(const Trainer *t, Error *e)
     if (same_rope(&t->rope, &rope)) return true;
     rope_follow_window(&rope, t->config, schedule_window(t->config, t->step));
     if (same_rope(&t->rope, &rope)) return true;
-    return error_set(e, "the training state is damaged: window %d, attention scale %g and rope.frequency are not those of step %d",
+    return error_set(e, "the training state is damaged: window %d, attention scale %g and rope.frequency are not those "
+                        "of step %d",
                      t->rope.window, t->rope.scale, t->step);
 }
 
@@ -407,9 +414,11 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
     };
     for (int i = 0; i < KEYS; i++)
         if (!good[i])
-            return error_set(e, "the training state in its metadata is damaged (%s is '%.60s')", keys[i], value[i]);
+            return error_set(e, "the training state in its metadata is damaged (%s is '%.60s')", keys[i],
+                             value[i]);
     return safetensors_expect(st, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count}, e) &&
-           safetensors_read(st, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, e) && check_rope(t, e);
+           safetensors_read(st, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, e) &&
+           check_rope(t, e);
 }
 
 // The position is one in the files of the run that wrote the checkpoint.

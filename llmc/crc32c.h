@@ -1,5 +1,5 @@
-// CRC-32C (Castagnoli's polynomial, as in iSCSI and ext4): finds every change of up to 32 bits in a row, and any other with a
-// chance of 2^-32 to miss it.
+// CRC-32C (Castagnoli's polynomial, as in iSCSI and ext4): finds every change of up to 32 bits in a row, and
+// any other with a chance of 2^-32 to miss it.
 #pragma once
 #include "llmc/common.h"
 

@@ -112,7 +112,8 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
     return error_set(e,
                      "%s: too small: its %lld tokens do not make one group of %d micro-batches of %d tokens from documents of at "
                      "most %d; leave it out, or lower --micro-batch-tokens",
-                     l->set.paths[shard], (long long)l->set.files[shard].header.num_tokens, o->group_micro_batches,
+                     l->set.paths[shard], (long long)l->set.files[shard].header.num_tokens,
+                     o->group_micro_batches,
                      o->micro_batch_tokens, o->max_document);
 }
 
@@ -165,7 +166,8 @@ static bool start_reading(Loader *l, int which, int shard, Error *e)
 {
     if (l->reading[which] == shard) return true;
     l->reading[which] = shard;
-    return shard_reader_start(&l->readers[which], l->set.paths[shard], &l->set.files[shard], l->options.chunk_tokens,
+    return shard_reader_start(&l->readers[which], l->set.paths[shard], &l->set.files[shard],
+                              l->options.chunk_tokens,
                               l->options.chunk_hook, l->options.chunk_hook_context, e);
 }
 

@@ -283,7 +283,7 @@ static bool load_header(SafeTensors *st, Error *e)
     Error sub;
     if (!check_layout(st, e)) return false;
     if (check_header_sums(st->header, st->tensors, st->count, &st->sum_block, &sub)) return true;
-    return error_set(e, "%s: %s; the file is damaged, or was changed by a program that left the metadata crc32c alone",
+    return error_set(e, "%s: %s; the file is damaged, or was changed by a program that left its checksums alone",
                      shown_path(st->path), sub.text);
 }
 
@@ -329,8 +329,8 @@ static bool error_missing(const SafeTensors *st, const char *name, Error *e)
 }
 
 // Bytes [first, end) of a tensor, in whole blocks. Those that are needed in part go through a buffer.
-static bool read_checked(const SafeTensors *st, const TensorInfo *t, int64_t first, int64_t end, char *dst, const char *what,
-                         Error *e)
+static bool read_checked(const SafeTensors *st, const TensorInfo *t, int64_t first, int64_t end, char *dst,
+                         const char *what, Error *e)
 {
     char *key = format_string(SUM_PREFIX "%s", t->name), *edge = NULL;
     const char *digits = safetensors_metadata(st, key);
@@ -344,7 +344,8 @@ static bool read_checked(const SafeTensors *st, const TensorInfo *t, int64_t fir
         char *to = whole ? dst + (at - first) : edge;
         good = pread_all(st, to, (size_t)size, t->offset + begin, what, e);
         if (good && crc32c(0, to, (size_t)size) != block_sum(digits, index))
-            good = error_set(e, "%s: %s does not have its checksum: the file is damaged; use an intact copy, or another checkpoint",
+            good = error_set(e, "%s: %s does not have its checksum: the file is damaged; use an intact copy, or another "
+                                "checkpoint",
                              shown_path(st->path), what);
         if (good && !whole) memcpy(dst + (at - first), edge + (at - begin), (size_t)(next - at));
     }

@@ -6,9 +6,10 @@
 //
 // Checksums: our writer adds to the metadata
 //   "crc32c.block"   bytes of a block of a tensor's data, in decimal
-//   "crc32c.<name>"  for every tensor: the CRC-32C of each of its blocks, 8 hexadecimal digits for each, the last one shorter
-//   "crc32c"         that of all else in the header but the offsets, in a form that does not depend on order or spaces
-// In blocks, so that whoever reads a part of a tensor can check that part. Files without them are read unchecked.
+//   "crc32c.<name>"  for every tensor: the CRC-32C of each of its blocks, 8 hexadecimal digits for each
+//   "crc32c"         that of all else in the header but the offsets, whatever the order and the spaces
+// In blocks, so that whoever reads a part of a tensor can check that part. Files without them are read
+// unchecked.
 //
 // Format: https://github.com/huggingface/safetensors, README. Numbers are little-endian, as on every machine we run on.
 #pragma once
@@ -54,8 +55,8 @@ typedef struct SafeTensors SafeTensors;
 
 // Opens a file and checks the whole header; no data is read. NULL with an Error for anything but a well-formed file: missing,
 // unreadable, not a regular file, truncated, header too long or no JSON object, two members of one name, unknown dtype, bad
-// shape, offsets that overlap, leave gaps, end outside the file or disagree with dtype and shape; and where there are checksums, a
-// header that is not the one they were made for. Close with safetensors_close.
+// shape, offsets that overlap, leave gaps, end outside the file or disagree with dtype and shape; and where
+// there are checksums, a header that is not the one they were made for. Close with safetensors_close.
 SafeTensors *safetensors_open(const char *path, Error *e);
 void safetensors_close(SafeTensors *st); // NULL: nothing
 
@@ -66,12 +67,12 @@ const TensorInfo *safetensors_find(const SafeTensors *st, const char *name);
 
 // Reads a whole tensor.
 //   dst (bytes) any dtype  out, owned by the caller; bytes must be the tensor's own size
-// Error: no such tensor, another size, data that do not have their checksum, file shorter than when it was opened, the system's own
-// words on a failed read.
+// Error: no such tensor, another size, data that do not have their checksum, file shorter than when it was
+// opened, the system's own words on a failed read.
 bool safetensors_read(const SafeTensors *st, const char *name, void *dst, size_t bytes, Error *e);
 
-// The same for bytes [first, first + bytes) of a tensor, which must lie inside it. Where there are checksums, whole blocks of 1 MiB
-// are read: parts should not be much smaller.
+// The same for bytes [first, first + bytes) of a tensor, which must lie inside it. Where there are checksums,
+// whole blocks of 1 MiB are read: parts should not be much smaller.
 bool safetensors_read_part(const SafeTensors *st, const char *name, int64_t first, void *dst, size_t bytes, Error *e);
 
 // Demands a tensor with one of `dtypes` (an or of SafeDtype) and exactly this shape.
@@ -87,10 +88,11 @@ int safetensors_metadata_count(const SafeTensors *st);
 const char *safetensors_metadata_key(const SafeTensors *st, int index);
 
 // ---- writing -----------------------------------------------------------------------------------------------------------
-// First all metadata and declarations, then the data in any order, then commit, which adds the checksums. Until commit renames the finished and synced
-// temporary file (<path>.tmp.<pid>, same folder) over `path`, an older file there stays as it is, whatever kills the process.
-// Errors stick: after the first one the temporary file is gone and every later call returns false with the same line, so
-// a caller may write everything and look at commit only. One writer per path at a time.
+// First all metadata and declarations, then the data in any order, then commit, which adds the checksums.
+// Until commit renames the finished and synced temporary file (<path>.tmp.<pid>, same folder) over `path`, an
+// older file there stays as it is, whatever kills the process. Errors stick: after the first one the
+// temporary file is gone and every later call returns false with the same line, so a caller may write
+// everything and look at commit only. One writer per path at a time.
 
 typedef struct SafeWriter SafeWriter;
 
@@ -98,7 +100,8 @@ typedef struct SafeWriter SafeWriter;
 // one: the file it names is replaced. NULL with an Error when the folder is missing or not writable, or path is no file.
 SafeWriter *safewriter_begin(const char *path, Error *e);
 
-// key, value: text, copied; key not "crc32c" or "crc32c.*". Bytes that are not UTF-8 (they may come from file names) are stored as U+FFFD.
+// key, value: text, copied; key not "crc32c" or "crc32c.*". Bytes that are not UTF-8 (they may come from file
+// names) are stored as U+FFFD.
 void safewriter_metadata(SafeWriter *w, const char *key, const char *value);
 
 // name: UTF-8, unused before, not "__metadata__", copied.  shape (ndim) int64, extents >= 0, ndim <= SAFETENSORS_MAX_DIMS

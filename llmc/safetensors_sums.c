@@ -46,7 +46,8 @@ bool check_header_sums(const json_t *header, const TensorInfo *tensors, int coun
     if (!all_digits(sum, SUM_DIGITS) || block_sum(sum, 0) != header_sum(header))
         return error_set(e, "the header does not have its checksum");
     *block = size ? strtoll(size, NULL, 10) : 0;
-    if (*block < 1 || *block > 1 << 30) return error_set(e, "checksums of blocks of '%.20s' bytes", size ? size : "");
+    if (*block < 1 || *block > 1 << 30)
+        return error_set(e, "checksums of blocks of '%.20s' bytes", size ? size : "");
     for (int i = 0; i < count; i++) {
         char *key = format_string(SUM_PREFIX "%s", tensors[i].name);
         const char *digits = metadata_text(header, key);

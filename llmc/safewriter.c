@@ -216,8 +216,10 @@ static void set_sums(SafeWriter *w)
     for (int i = 0; i < w->count; i++) {
         const Declared *t = &w->tensors[i];
         int64_t blocks = ceil_div(t->bytes, SUM_BLOCK);
-        char *key = format_string(SUM_PREFIX "%s", t->name), *digits = xcalloc((size_t)blocks * SUM_DIGITS + 1, 1);
-        for (int64_t k = 0; k < blocks; k++) snprintf(digits + k * SUM_DIGITS, SUM_DIGITS + 1, "%08x", t->sums[k]);
+        char *key = format_string(SUM_PREFIX "%s", t->name);
+        char *digits = xcalloc((size_t)blocks * SUM_DIGITS + 1, 1);
+        for (int64_t k = 0; k < blocks; k++)
+            snprintf(digits + k * SUM_DIGITS, SUM_DIGITS + 1, "%08x", t->sums[k]);
         json_object_set_new(w->metadata, key, json_string(digits));
         free(digits);
         free(key);

@@ -110,9 +110,10 @@ bool shard_read(int fd, const char *path, int64_t first, int64_t count, uint16_t
     return read_fully(fd, ids, 2 * count, SHARD_HEADER_BYTES + 2 * first) || read_failed(path, e);
 }
 
-// ---- identity --------------------------------------------------------------------------------------------------------
+// ---- identity ---------------------------------------------------------------------------------------------
 
-// Three pieces of 8 KB: whole shards would take seconds. Shards that differ elsewhere alone are not told apart.
+// Three pieces of 8 KB: whole shards would take seconds. Shards that differ elsewhere alone are not told
+// apart.
 static bool hash_contents(int fd, const char *path, const ShardHeader *h, uint64_t *contents, Error *e)
 {
     enum { PIECES = 3, PIECE_TOKENS = 4096 };
@@ -121,7 +122,8 @@ static bool hash_contents(int fd, const char *path, const ShardHeader *h, uint64
     int64_t count = min_i64(PIECE_TOKENS, h->num_tokens);
     uint64_t hash = fingerprint_bytes(0, sizes, sizeof sizes);
     for (int piece = 0; piece < PIECES; piece++) {
-        if (!shard_read(fd, path, (h->num_tokens - count) / (PIECES - 1) * piece, count, ids, e)) return false;
+        if (!shard_read(fd, path, (h->num_tokens - count) / (PIECES - 1) * piece, count, ids, e))
+            return false;
         hash = fingerprint_bytes(hash, ids, (size_t)count * sizeof *ids);
     }
     *contents = hash;
@@ -145,7 +147,8 @@ bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e)
 
 static bool error_replaced(const char *path, Error *e)
 {
-    return error_set(e, "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
+    return error_set(e,
+                     "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
                      path);
 }
 

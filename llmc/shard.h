@@ -27,7 +27,8 @@ typedef struct {
 // A shard as it was at the first look. What is read later under its name must be the same.
 typedef struct {
     ShardHeader header;
-    uint64_t contents; // hash of the sizes and of the tokens at the beginning, in the middle and at the end: for any machine
+    // Hash of the sizes and of the tokens at the beginning, in the middle and at the end: for any machine
+    uint64_t contents;
     uint64_t inode;    // these three tell at little cost that nothing has happened to the file
     int64_t modified;  // nanoseconds
     int64_t bytes;
@@ -50,8 +51,8 @@ bool shard_read(int fd, const char *path, int64_t first, int64_t count, uint16_t
 // Fills in the identity of an open shard, whose id->header is there. Error: the system's own words.
 bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e);
 
-// Opens a shard that was looked at before, and reads from it; it must still be the same file when the tokens are there.
-// One that was only touched, or replaced by a copy of itself, is the same: *seen then follows it.
+// Opens a shard that was looked at before, and reads from it; it must still be the same file when the tokens
+// are there. One that was only touched, or replaced by a copy of itself, is the same: *seen then follows it.
 // Error: as for shard_open and shard_read, and a file that was replaced or changed.
 int shard_reopen(const char *path, ShardIdentity *seen, Error *e);
 bool shard_reread(int fd, const char *path, ShardIdentity *seen, int64_t first, int64_t count, uint16_t *ids,

@@ -112,7 +112,8 @@ static bool same_shard(const ShardSet *set, int i, int64_t tokens, uint64_t cont
     long long now = set->files[i].header.num_tokens;
     return error_set(e,
                      "its run's training shard %d was %.*s with %lld tokens; now it is %s with %lld%s: give the files of that run",
-                     i + 1, length, name, (long long)tokens, name_of(set, i), now, now == tokens ? ", others" : "");
+                     i + 1, length, name, (long long)tokens, name_of(set, i), now,
+                     now == tokens ? ", others" : "");
 }
 
 bool shard_set_continues(const ShardSet *set, const char *text, bool may_grow, Error *e)

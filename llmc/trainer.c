@@ -336,7 +336,8 @@ static void run_step_ops(Trainer *t)
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
 
-// Brings the line of the first rank whose data failed to rank 0; of the other ranks' lines nobody needs to know.
+// Brings the line of the first rank whose data failed to rank 0; of the other ranks' lines nobody needs to
+// know.
 static void collect_failure(bool failed, Error *e)
 {
     Error mine = {""};
@@ -352,7 +353,8 @@ static void collect_failure(bool failed, Error *e)
     }
 }
 
-// When the data of one rank fails, all fail, with the step before as the last: so its state can still be saved.
+// When the data of one rank fails, all fail, with the step before as the last: so its state can still be
+// saved.
 static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
 {
     const int64_t failed = INT64_MAX;

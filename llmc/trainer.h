@@ -72,8 +72,8 @@ void trainer_complete_weights(Trainer *t);
 
 // Moves windows and rope to those of the next step, or of the last validation.
 void trainer_follow_windows(Trainer *t);
-// Queues the next step. False on all ranks when the data of any fails, with a line for rank 0 to print; the state is then that
-// after the last step that was queued. The step's loss comes from trainer_finish_step.
+// Queues the next step. False on all ranks when the data of any fails, with a line for rank 0 to print; the
+// state is then that after the last step that was queued. The step's loss comes from trainer_finish_step.
 bool trainer_queue_step(Trainer *t, Error *e);
 // Waits for queued step `step` and returns its training loss per token, the mean over all ranks.
 double trainer_finish_step(Trainer *t, int step);

@@ -21,8 +21,9 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 SIZES = dict(model_dim=16, num_heads=2, mlp_dim=64, block_size=4, vocab_size=61, micro_batch_tokens=64, micro_batches=2,
              num_scheduled=6, num_extension=2, head="bf16")
 STEPS, SAMPLES = 6, 160
-NARROW_MLP = dict(model_dim=32, num_heads=4, mlp_dim=16)     # fewer columns than rows: NorMuon's shape factor is not 1
-HEADS_13 = dict(model_dim=104, num_heads=13, mlp_dim=16)     # so have the gates, [13, 12]
+# Fewer columns than rows: NorMuon's shape factor is not 1.
+NARROW_MLP = dict(model_dim=32, num_heads=4, mlp_dim=16)
+HEADS_13 = dict(model_dim=104, num_heads=13, mlp_dim=16)  # so have the gates, [13, 12]
 DRAWS = 8                 # instances (weights and tokens) whose error in half and single precision makes the yardsticks
 SAMPLE_RULE = "index i of k = min(160, n) is (i * s) mod n; s = smallest integer >= max(1, floor(0.618 n)) coprime to n"
 # documents of every micro-batch, by length, cut at N + 1; the last token alone is a document of its own in one of them
@@ -209,7 +210,8 @@ def write_steps(preset, ns, suffix="", **sizes):
     cfg = make_config(preset, ns=ns, **sizes)
     exact, errors = reference_and_errors(cfg, trajectory)
     out = {"loss": exact.pop("loss")} | {f"loss_rel_{kind}": e.pop("loss") for kind, e in errors.items()}
-    save(f"steps-{preset}-{ns}{suffix}", cfg, out | samples_of(initial_parameters(cfg), exact, errors), preset=preset)
+    out |= samples_of(initial_parameters(cfg), exact, errors)
+    save(f"steps-{preset}-{ns}{suffix}", cfg, out, preset=preset)
     worst = {kind: max(float(v[2]) for v in e.values()) for kind, e in errors.items()}
     print("   update after 3 steps, worst tensor: " + ", ".join(f"{k} {w:.2e}" for k, w in worst.items()))
 
@@ -217,14 +219,16 @@ def write_steps(preset, ns, suffix="", **sizes):
 def write_gates(preset, ns, suffix, **sizes):
     cfg = make_config(preset, ns=ns, **sizes)
     p, gradients = gate_inputs(cfg)
-    save(f"init{suffix}", cfg, {n: t.bfloat16() for n, t in p.items()} | {f"grad.{n}": g for n, g in gradients.items()})
+    weights = {n: t.bfloat16() for n, t in p.items()}
+    save(f"init{suffix}", cfg, weights | {f"grad.{n}": g for n, g in gradients.items()})
     exact, errors = reference_and_errors(cfg, gate_trajectory, gate_inputs)
     save(f"steps-{preset}-{ns}{suffix}", cfg, samples_of(p, exact, errors), preset=preset)
 
 
 def write_init(cfg, suffix=""):
     shapes = model.parameter_shapes(cfg)
-    save(f"init{suffix}", cfg, {n: t.bfloat16() if shapes[n][1] else t for n, t in initial_parameters(cfg).items()})
+    weights = initial_parameters(cfg)
+    save(f"init{suffix}", cfg, {n: t.bfloat16() if shapes[n][1] else t for n, t in weights.items()})
 
 
 def log_uniform(n, m, g):

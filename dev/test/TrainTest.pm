@@ -182,7 +182,8 @@ sub floats {
 sub to_bf16 { return pack 'v*', map { ($_ + 0x7fff + ($_ >> 16 & 1)) >> 16 } unpack 'V*', pack 'f<*', @_ }
 
 # rewrite($from, $to, sub { my ($name, $tensor) = @_; ... }): a copy of a safetensors file whose tensors the function changed or
-# replaced; a tensor it returns false for is left out. Checksums are left out too: the copy is of the format that had none.
+# replaced; a tensor it returns false for is left out. Checksums are left out too: the copy is of the format
+# that had none.
 sub rewrite {
     my ($from, $to, $change) = @_;
     my ($tensors, $metadata) = tensors($from);

@@ -169,7 +169,8 @@ for (['step', -1], ['step', 99999], ['data.position', 'here'], ['rope.window', 0
 for (['rope.scale', 0.2], ['rope.window', 7]) {
     my ($key, $value) = @$_;
     my $file = damaged('schedule', sub { $_[2]{$key} = "$value"; 1 });
-    refuses("$key of $value, which is not the schedule's", 1, qr/training state is damaged: window \d+, attention scale/, @go_on, '--resume', $file);
+    refuses("$key of $value, which is not the schedule's", 1,
+        qr/training state is damaged: window \d+, attention scale/, @go_on, '--resume', $file);
 }
 
 # Random changes of the file itself, and checksums that are gone.
@@ -180,15 +181,20 @@ for (1 .. 8) {
     my $changed = $bytes;
     substr($changed, $at, 1) = chr(255 ^ ord substr $bytes, $at, 1);
     spew("$dir/changed.safetensors", $changed);
-    refuses("byte $at is another", 1, qr/changed\.safetensors: tensor '[^']+' does not have its checksum: the file is damaged/, @go_on, '--resume',
+    refuses("byte $at is another", 1,
+        qr/changed\.safetensors: tensor '[^']+' does not have its checksum: the file is damaged/, @go_on, '--resume',
         "$dir/changed.safetensors");
 }
 spew("$dir/changed.safetensors", $bytes =~ s/"step":"3"/"step":"2"/r);
-refuses('another step in the header', 1, qr/changed\.safetensors: the header does not have its checksum/, @go_on, '--resume', "$dir/changed.safetensors");
+refuses('another step in the header', 1, qr/changed\.safetensors: the header does not have its checksum/,
+    @go_on, '--resume', "$dir/changed.safetensors");
 my $bare = damaged('bare', sub { $_[2]{format} = 'gpt-speedrun checkpoint 2 '; 1 });
-refuses('a format that is not known', 1, qr/bare\.safetensors: is of format 'gpt-speedrun checkpoint 2 ', which this program does not know/, @go_on, '--resume', $bare);
-spew("$dir/bare.safetensors", slurp($bare) =~ s/checkpoint 2 "/checkpoint 2"/r =~ s/^(.{8})/pack 'Q<', unpack('Q<', $1) - 1/ser);
-refuses('checksums that are gone', 1, qr/bare\.safetensors: has lost its checksums/, @go_on, '--resume', "$dir/bare.safetensors");
+refuses('a format that is not known', 1,
+    qr/bare\.safetensors: is of format 'gpt-speedrun checkpoint 2 ', which this program does not know/, @go_on, '--resume', $bare);
+spew("$dir/bare.safetensors", slurp($bare) =~ s/checkpoint 2 "/checkpoint 2"/r =~ s/^(.{8})/pack 'Q<',
+    unpack('Q<', $1) - 1/ser);
+refuses('checksums that are gone', 1, qr/bare\.safetensors: has lost its checksums/, @go_on, '--resume',
+    "$dir/bare.safetensors");
 
 for (['0 7 0', qr/shard/], ['0 0 999999', qr/./], ['-1 0 0', qr/./]) {
     my ($position, $pattern) = @$_;

@@ -33,7 +33,8 @@ typedef struct {
 static void golden_open(Golden *g, const GoldenCase *gc)
 {
     Error e;
-    const char *argv[] = {"test", "--preset", gc->preset, "--ns", gc->ns, "--model-dim", gc->model_dim, "--num-heads",
+    const char *argv[] = {"test", "--preset", gc->preset, "--ns", gc->ns, "--model-dim", gc->model_dim,
+                          "--num-heads",
                           gc->num_heads, "--mlp-dim", gc->mlp_dim, "--vocab-size", "61",
                           "--micro-batch-tokens", "64", "--micro-batches", "2", "--block-size", "4", "--num-scheduled", "6",
                           "--num-extension", "2", "--head", "bf16", "--val-tokens", "128"};
@@ -43,7 +44,8 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     const Config *c = &g->config;
     int N = c->micro_batch_tokens, d = c->model_dim;
     backend_open(0);
-    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = c->num_heads, .mlp_dim = c->mlp_dim, .vocab_padded = 128});
+    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = c->num_heads,
+                               .mlp_dim = c->mlp_dim, .vocab_padded = 128});
     model_describe(&g->model, c);
     model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
@@ -189,8 +191,8 @@ static void golden_all(void (*gradients)(const char *preset), void (*steps)(cons
     steps(&(GoldenCase){.preset = "2025-11-10", .ns = "polar", GOLDEN_SIZES});
     for (int i = 0; i < 6; i++) steps(&(GoldenCase){.preset = "2025-11-18", .ns = variants[i], GOLDEN_SIZES});
     // Matrices of more rows than columns: the MLP's, and the gates of more than 12 heads.
-    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-narrow-mlp", .model_dim = "32", .num_heads = "4",
-                        .mlp_dim = "16"});
-    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-13-heads", .model_dim = "104", .num_heads = "13",
-                        .mlp_dim = "16", .gates_only = true});
+    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-narrow-mlp", .model_dim = "32",
+                        .num_heads = "4", .mlp_dim = "16"});
+    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-13-heads", .model_dim = "104",
+                        .num_heads = "13", .mlp_dim = "16", .gates_only = true});
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env perl
-# A shard that fails in mid-run: the steps until then are saved, the end is one line and a status, and with the shard put back
-# the run goes on to the same bits.
+# A shard that fails in mid-run: the steps until then are saved, the end is one line and a status, and with
+# the shard put back the run goes on to the same bits.
 use strict;
 use warnings;
 use FindBin;
@@ -10,7 +10,8 @@ use Time::HiRes qw(sleep time);
 use TrainTest;
 
 plan skip_all => "$trainer is missing: run make" if !-x $trainer;
-# About five steps each: the fourth is read once the third is in use. It is longer than the pieces that tell shards apart.
+# About five steps each: the fourth is read once the third is in use. It is longer than the pieces that tell
+# shards apart.
 write_shard("train_$_.bin", documents(4200, 10 + $_)) for 1 .. 3;
 my $last = write_shard('train_4.bin', documents(14000, 14));
 my $good = slurp($last);
@@ -40,10 +41,12 @@ sub changed_in_mid_run {
 }
 
 my %change = (
-    replaced => [sub { spew("$last.new", $other); rename "$last.new", $last }, qr/train_4\.bin: was replaced or changed since the run began; put back/],
+    replaced => [sub { spew("$last.new", $other); rename "$last.new", $last },
+        qr/train_4\.bin: was replaced or changed since the run began; put back/],
     truncated => [sub { truncate $last, 3000 }, qr/train_4\.bin: truncated: 3000 bytes/],
     removed => [sub { unlink $last }, qr/train_4\.bin: cannot be opened: No such file/],
-    damaged => [sub { spew($last, substr($good, 0, 10024) . "\xff\xff" . substr $good, 10026) }, qr/train_4\.bin: token 4500 has id 65535/],
+    damaged => [sub { spew($last, substr($good, 0, 10024) . "\xff\xff" . substr $good, 10026) },
+        qr/train_4\.bin: token 4500 has id 65535/],
 );
 for my $name (sort keys %change) {
     my ($change, $pattern) = @{$change{$name}};
@@ -51,12 +54,15 @@ for my $name (sort keys %change) {
         my $out = "$dir/$name" . @$ranks;
         my ($status, $stdout, $err) = changed_in_mid_run($out, $change, $trainer, @tiny, @$ranks);
         my ($step) = $err =~ /step (\d+): /;
-        ok($status eq '1' && $err =~ /\A[^\n]*$pattern.*\n\z/, "$name @$ranks: " . substr $err, 0, 150) or diag "$status $err";
+        ok($status eq '1' && $err =~ /\A[^\n]*$pattern.*\n\z/, "$name @$ranks: " . substr($err, 0, 150))
+            or diag "$status $err";
         my $saved = newest($out) // '';
         like($saved, qr/step_0*$step\.safetensors$/, "and step $step is saved") or next;
         spew($last, $good);
-        run_ok('with the shard put back it goes on', $trainer, @tiny, @$ranks, '--resume', $saved, '--out', $out);
-        my $different = join ' ', grep { @$ranks == 0 || /^data/ } split / /, same_state(newest($out), $whole); # sums over ranks differ
+        run_ok('with the shard put back it goes on', $trainer, @tiny, @$ranks, '--resume', $saved, '--out',
+            $out);
+        my $different = join ' ', grep { @$ranks == 0 || /^data/ } split / /,
+            same_state(newest($out), $whole); # sums over ranks differ in the last bits
         is($different, '', 'to the same bits as if nothing had happened');
     }
 }
@@ -76,7 +82,8 @@ for (@ranks) {
     $text .= $err;
 }
 my @lines = grep { /error/ } split /\n/, $text;
-ok($status[0] eq '1' && $status[1] =~ /^[1-9]$/ && @lines == 1 && $lines[0] =~ /step 15: rank 1: .*copy\/train_4\.bin: token 4500 has id 65535/,
+ok($status[0] eq '1' && $status[1] =~ /^[1-9]$/ && @lines == 1 &&
+    $lines[0] =~ /step 15: rank 1: .*copy\/train_4\.bin: token 4500 has id 65535/,
     "a bad copy of one rank: $lines[0]") or diag "@status\n$text";
 like(newest("$dir/one"), qr/step_000015\.safetensors$/, 'all save');
 run_ok('without it', $trainer, @tiny, '--ranks', 2, '--resume', newest("$dir/one"), '--out', "$dir/one");

@@ -1,4 +1,5 @@
-// Checksums of safetensors files: CRC-32C itself, and that no random change of a file loads as something else.
+// Checksums of safetensors files: CRC-32C itself, and that no random change of a file loads as something
+// else.
 #define CRC32C_TABLE
 #define crc32c crc32c_by_table
 #include "llmc/crc32c.c"
@@ -21,7 +22,7 @@ static int64_t random_below(int64_t n) // splitmix64
     return (int64_t)((z ^ z >> 31) % (uint64_t)n);
 }
 
-// ---- the function --------------------------------------------------------------------------------------------------------
+// ---- the function -----------------------------------------------------------------------------------------
 
 static void test_function(void)
 {
@@ -33,7 +34,8 @@ static void test_function(void)
     ok(crc32c(0, bytes, 32) == 0x62a8ab43, "32 bytes of 255, as in RFC 3720");
     for (int i = 0; i < 1000; i++) bytes[i] = (uint8_t)random_below(256);
     for (int i = 0; i < 500; i++) {
-        size_t first = (size_t)random_below(20), count = (size_t)random_below(900), cut = (size_t)random_below((int64_t)count + 1);
+        size_t first = (size_t)random_below(20), count = (size_t)random_below(900);
+        size_t cut = (size_t)random_below((int64_t)count + 1);
         uint32_t sum = crc32c(0, bytes + first, count);
         same += sum == crc32c_by_table(0, bytes + first, count);
         pieces += sum == crc32c(crc32c(0, bytes + first, cut), bytes + first + cut, count - cut);
@@ -42,7 +44,7 @@ static void test_function(void)
     ok(pieces == 500, "in two pieces as in one");
 }
 
-// ---- files ---------------------------------------------------------------------------------------------------------------
+// ---- files ------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *name;
@@ -58,7 +60,8 @@ static Sample samples[] = {{"embed.weight", ST_BF16, 2, {1200, 1000}, 2400000, N
                            {"one", ST_F32, 0, {0, 0}, 4, NULL},
                            {"empty", ST_F32, 2, {4, 0}, 0, NULL}};
 enum { NUM_SAMPLES = sizeof samples / sizeof *samples };
-static const char *const texts[][2] = {{"format", "gpt-speedrun checkpoint 2"}, {"step", "1234"}, {"option.out", "runs \"x\" \xc3\xa9"}};
+static const char *const texts[][2] = {{"format", "gpt-speedrun checkpoint 2"}, {"step", "1234"},
+                                       {"option.out", "runs \"x\" \xc3\xa9"}};
 enum { NUM_TEXTS = sizeof texts / sizeof *texts };
 static char path[64];
 
@@ -67,7 +70,8 @@ static void write_file(void)
     Error e;
     SafeWriter *w = safewriter_begin(path, &e);
     for (int i = 0; i < NUM_TEXTS; i++) safewriter_metadata(w, texts[i][0], texts[i][1]);
-    for (int i = 0; i < NUM_SAMPLES; i++) safewriter_declare(w, samples[i].name, samples[i].dtype, samples[i].ndim, samples[i].shape);
+    for (int i = 0; i < NUM_SAMPLES; i++)
+        safewriter_declare(w, samples[i].name, samples[i].dtype, samples[i].ndim, samples[i].shape);
     for (int i = 0; i < NUM_SAMPLES; i++) {
         Sample *s = &samples[i];
         s->data = xcalloc((size_t)s->bytes + 1, 1);
@@ -122,14 +126,15 @@ static Outcome read_file(void)
     return all;
 }
 
-// ---- random changes ------------------------------------------------------------------------------------------------------
+// ---- random changes ---------------------------------------------------------------------------------------
 
 typedef struct {
     int64_t at, count;
     uint8_t before[4096];
 } Change;
 
-// Changes some bytes of [first, end): one bit, one byte, a run of random bytes, or of zeros. False when it left all as it was.
+// Changes some bytes of [first, end): one bit, one byte, a run of random bytes, or of zeros. False when it
+// left all as it was.
 static bool change_bytes(int fd, int64_t first, int64_t end, Change *c)
 {
     uint8_t after[sizeof c->before];
@@ -156,7 +161,8 @@ static void test_changes(const char *where, int64_t first, int64_t end, int chan
         if (pwrite(fd, c.before, (size_t)c.count, c.at) != c.count) ok(false, "cannot write");
     }
     close(fd);
-    ok(count[OTHER] == 0, "%d random changes of the %s: %d refused, %d changed nothing that is read, %d loaded as something else",
+    ok(count[OTHER] == 0,
+       "%d random changes of the %s: %d refused, %d changed nothing that is read, %d loaded as something else",
        changes, where, count[REFUSED], count[SAME], count[OTHER]);
     ok(read_file() == SAME, "undone, the file is whole again");
 }
@@ -171,12 +177,15 @@ static void test_parts(int64_t data_start)
     const TensorInfo *t = safetensors_find(st, "embed.weight");
     uint8_t byte = (uint8_t)~samples[0].data[2000000];
     if (pwrite(fd, &byte, 1, t->offset + 2000000) != 1) ok(false, "cannot write");
-    ok(t->offset >= data_start && read_one(st, &samples[0], 0, 1 << 20) == SAME, "a part whose blocks are intact is read");
+    ok(t->offset >= data_start && read_one(st, &samples[0], 0, 1 << 20) == SAME,
+       "a part whose blocks are intact is read");
     ok(read_one(st, &samples[0], 5, 1000) == SAME, "so is a small one");
-    ok(read_one(st, &samples[0], 0, 2000000) == REFUSED, "one that ends before the changed byte, in its block, is refused");
+    ok(read_one(st, &samples[0], 0, 2000000) == REFUSED,
+       "one that ends before the changed byte, in its block, is refused");
     ok(read_one(st, &samples[0], 2000000, 1) == REFUSED && read_one(st, &samples[0], 2000001, 100) == REFUSED,
        "so are those at and behind it");
-    ok(!safetensors_read(st, "embed.weight", whole, 2400000, &e) && strstr(e.text, "'embed.weight' does not have its"),
+    ok(!safetensors_read(st, "embed.weight", whole, 2400000, &e) &&
+       strstr(e.text, "'embed.weight' does not have its"),
        "with a line: %s", e.text);
     byte = (uint8_t)~byte;
     if (pwrite(fd, &byte, 1, t->offset + 2000000) != 1) ok(false, "cannot write");

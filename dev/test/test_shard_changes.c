@@ -1,5 +1,5 @@
-// Shards that change while a run has them open or still to come: replaced, cut, removed or written to they are refused before a
-// token of theirs is used; touched, or replaced by a copy of themselves, they are not.
+// Shards that change while a run has them open or still to come: replaced, cut, removed or written to they
+// are refused before a token of theirs is used; touched, or replaced by a copy of themselves, they are not.
 #include "shard_material.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,8 @@ static Tokens other; // as long as shards[2], another text
 
 static LoaderOptions options(void)
 {
-    return (LoaderOptions){.files_glob = pattern, .micro_batches = STEP_BATCHES, .micro_batch_tokens = N, .num_ranks = 1,
+    return (LoaderOptions){.files_glob = pattern, .micro_batches = STEP_BATCHES, .micro_batch_tokens = N,
+                           .num_ranks = 1,
                            .max_document = 30, .chunk_tokens = 1000};
 }
 
@@ -29,7 +30,7 @@ static void write_at(const char *path, const Tokens *t)
     if (!shard_write(path, t->ids, t->count, VOCAB, DOC, &e)) ok(false, "%s", e.text);
 }
 
-// ---- what happens to the last shard --------------------------------------------------------------------------------------
+// ---- what happens to the last shard -----------------------------------------------------------------------
 
 static void replace(const char *path)
 {
@@ -69,7 +70,8 @@ static void copy_itself(const char *path) { write_at(path, &shards[2]); }
 
 static void touch(const char *path)
 {
-    if (utimensat(AT_FDCWD, path, (struct timespec[]){{1, 0}, {1, 0}}, 0) != 0) ok(false, "%s", strerror(errno));
+    if (utimensat(AT_FDCWD, path, (struct timespec[]){{1, 0}, {1, 0}}, 0) != 0)
+        ok(false, "%s", strerror(errno));
 }
 
 // All batches' tokens in one hash; *steps the steps until the end or an error, whose line is in e.
@@ -78,7 +80,8 @@ static uint64_t hash_batches(Loader *l, int *steps)
     Batch b;
     uint64_t hash = 0;
     batch_alloc(&b, N);
-    for (*steps = 0; loader_next(l, &b, &e); ++*steps) hash = fingerprint_bytes(hash, b.tokens, N * sizeof *b.tokens);
+    for (*steps = 0; loader_next(l, &b, &e); ++*steps)
+        hash = fingerprint_bytes(hash, b.tokens, N * sizeof *b.tokens);
     batch_free(&b);
     return hash;
 }
@@ -90,7 +93,8 @@ static void test_change(const char *what, void (*change)(const char *path), cons
     Batch b;
     batch_alloc(&b, N);
     make_shards();
-    Loader *l = loader_open(&(LoaderOptions){.files_glob = pattern, .micro_batches = STEP_BATCHES, .micro_batch_tokens = N,
+    Loader *l = loader_open(&(LoaderOptions){.files_glob = pattern, .micro_batches = STEP_BATCHES,
+                                             .micro_batch_tokens = N,
                                              .num_ranks = 1, .max_document = 30}, &e);
     if (!l) ok(false, "%s", e.text);
     uint64_t expected = hash_batches(l, &all);
@@ -101,12 +105,14 @@ static void test_change(const char *what, void (*change)(const char *path), cons
     if (!l || !loader_next(l, &b, &e)) ok(false, "%s", e.text);
     uint64_t hash = fingerprint_bytes(0, b.tokens, N * sizeof *b.tokens);
     change(shard_path(2));
-    for (steps = 1; loader_next(l, &b, &e); steps++) hash = fingerprint_bytes(hash, b.tokens, N * sizeof *b.tokens);
+    for (steps = 1; loader_next(l, &b, &e); steps++)
+        hash = fingerprint_bytes(hash, b.tokens, N * sizeof *b.tokens);
     if (word) {
         ok(b.position.shard == 1 && steps < all && strstr(e.text, word) && strstr(e.text, shard_path(2)) &&
                !strchr(e.text, '\n'), "%s, after %d of %d batches: %s", what, steps, all, e.text);
     } else {
-        ok(steps == all && hash == expected && strstr(e.text, "training data ends here"), "%s: %d of %d batches, the same",
+        ok(steps == all && hash == expected && strstr(e.text, "training data ends here"),
+           "%s: %d of %d batches, the same",
            what, steps, all);
     }
     loader_close(l);
@@ -114,7 +120,7 @@ static void test_change(const char *what, void (*change)(const char *path), cons
     remove_shards();
 }
 
-// ---- while it is being read ----------------------------------------------------------------------------------------------
+// ---- while it is being read -------------------------------------------------------------------------------
 
 typedef struct {
     void (*change)(const char *path);
@@ -140,7 +146,8 @@ static void test_change_inside(const char *what, void (*change)(const char *path
     Loader *l = loader_open(&o, &e);
     if (!l) ok(false, "%s", e.text);
     hash_batches(l, &steps);
-    ok(steps * N <= TOKENS / 2 && strstr(e.text, word) && strstr(e.text, shard_path(2)), "%s while it is read, %d batches: %s",
+    ok(steps * N <= TOKENS / 2 && strstr(e.text, word) && strstr(e.text, shard_path(2)),
+       "%s while it is read, %d batches: %s",
        what, steps, e.text);
     loader_close(l);
     remove_shards();
@@ -149,8 +156,10 @@ static void test_change_inside(const char *what, void (*change)(const char *path
 int main(void)
 {
     make_folder();
-    test_change("replaced by a shard of the same size", replace, "was replaced or changed since the run began");
-    test_change("the same, with the time of the first one", replace_keeping_time, "was replaced or changed since the run began");
+    test_change("replaced by a shard of the same size", replace,
+                "was replaced or changed since the run began");
+    test_change("the same, with the time of the first one", replace_keeping_time,
+                "was replaced or changed since the run began");
     test_change("written to", overwrite, "was replaced or changed since the run began");
     test_change("cut", cut, "truncated");
     test_change("with another header", change_header, "was replaced or changed since the run began");

@@ -101,23 +101,27 @@ sub prefixed {
     my ($tensors) = tensors("$dir/init.safetensors");
     my $file = slurp("$dir/init.safetensors");
     my $length = unpack 'Q<', $file;
-    my %header = map { my $t = $tensors->{$_}; ("_orig_mod.$_", {map { $_ => $t->{$_} } qw(dtype shape data_offsets)}) } keys %$tensors;
+    my %header = map { my $t = $tensors->{$_}; ("_orig_mod.$_",
+        {map { $_ => $t->{$_} } qw(dtype shape data_offsets)}) } keys %$tensors;
     my $json = JSON::PP->new->canonical->encode(\%header);
     return spew("$dir/prefixed.safetensors", pack('Q<', length $json) . $json . substr $file, 8 + $length);
 }
 is(first_losses(prefixed(), 'names with _orig_mod.'), $known, 'names with _orig_mod. give the same run');
 
 # Without the padding of the scalars.
-run_ok('--save-scalars 62', $trainer, @tiny, '--out', "$dir/c62", '--save-init', "$dir/init62.safetensors", qw(--save-scalars 62 --stop-at 4));
+run_ok('--save-scalars 62', $trainer, @tiny, '--out', "$dir/c62", '--save-init', "$dir/init62.safetensors",
+    qw(--save-scalars 62 --stop-at 4));
 my ($short) = tensors("$dir/init62.safetensors");
 is_deeply($short->{scalars}{shape}, [62], '62 scalars are saved');
 is($short->{scalars}{bytes}, substr($init->{scalars}{bytes}, 0, 248), 'the first ones');
-is(join(' ', grep { $short->{$_}{bytes} ne $init->{$_}{bytes} } sort keys %$init), 'scalars', 'all else as ever');
+is(join(' ', grep { $short->{$_}{bytes} ne $init->{$_}{bytes} } sort keys %$init), 'scalars',
+    'all else as ever');
 my ($stopped) = newest("$dir/c62");
 is_deeply((tensors($stopped))[0]{scalars}{shape}, [62], 'in checkpoints, too');
 run_ok('from which training goes on', $trainer, @tiny, '--resume', $stopped, '--out', "$dir/c62");
 my ($on) = tensors(newest("$dir/c62"));
-is(join(' ', grep { $on->{$_}{bytes} ne $from_seed->{$_}{bytes} } sort keys %$from_seed), 'scalars', 'to the same bits');
+is(join(' ', grep { $on->{$_}{bytes} ne $from_seed->{$_}{bytes} } sort keys %$from_seed), 'scalars',
+    'to the same bits');
 is($on->{scalars}{bytes}, substr($from_seed->{scalars}{bytes}, 0, 248), 'in the scalars that are used, too');
 
 # ---- validation and samples --------------------------------------------------------------------------------------------

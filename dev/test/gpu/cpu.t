@@ -68,12 +68,14 @@ like(device_line('fp8_portable'), qr/FP8 head emulated in bf16 \(no FP8 units on
 my @other = grep { !/^option\./ } split / /, same_state(map { checkpoint("$dir/$_", 20) } qw(gpu portable));
 ok(@other > 0, 'the two paths are two: other bits in ' . @other . ' tensors');
 
-# ---- matrices of more rows than columns --------------------------------------------------------------------------------
+# ---- matrices of more rows than columns --------------------------------------------------------------------
 
 # NorMuon enlarges their updates: the MLP's, and the gates of 16 heads.
 my @narrow = (@small, qw(--num-heads 16 --mlp-dim 128 --head bf16 --num-scheduled 6 --num-extension 2));
-run_ok('weights of a narrow model', $cpu, @narrow, qw(--stop-at 1 --val-every 0 --save-init), "$dir/narrow.safetensors", '--out', "$dir/narrow_init");
-run_together(map { my ($program, $name) = @$_; ["narrow, $name", $program, @narrow, '--out', "$dir/$name", '--init-from', "$dir/narrow.safetensors"] }
+run_ok('weights of a narrow model', $cpu, @narrow, qw(--stop-at 1 --val-every 0 --save-init),
+    "$dir/narrow.safetensors", '--out', "$dir/narrow_init");
+run_together(map { my ($program, $name) = @$_; ["narrow, $name", $program, @narrow, '--out', "$dir/$name",
+    '--init-from', "$dir/narrow.safetensors"] }
     [$cpu, 'narrow_cpu'], [$gpu, 'narrow_gpu']);
 my ($narrow, undef, $narrow_steps) = compare('narrow_gpu', 'narrow_cpu');
 is($narrow_steps, 8, 'a narrow model: as many steps');
