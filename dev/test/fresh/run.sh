@@ -104,6 +104,7 @@ unpack() {
     apt-config dump | grep -E '^Acquire::(http|https|ftp|Check-|Max-|Min-|ForceIP|Retries)' \
         >"$tree/etc/apt/apt.conf.d/90host"
     cat /etc/resolv.conf >"$tree/etc/resolv.conf"
+    printf '127.0.0.1 localhost\n' >"$tree/etc/hosts" # debootstrap makes none; installers and containers do
     [ "$user" = root ] || chroot "$tree" useradd --create-home user || return 1
     mkdir -p "$tree$home/gpt"
     (cd "$project" && git ls-files -z --cached --others --exclude-standard | xargs -0 -r ls -d 2>/dev/null |
