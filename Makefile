@@ -80,7 +80,6 @@ CFLAGS += -fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=u
 LDLIBS += -fsanitize=$(SANITIZE)
 endif
 CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS $(OPENBLAS_INCLUDE))
-CPU_LIBS := $(if $(HAVE_OPENBLAS),-lopenblas)
 
 CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA $(CUDA_INCLUDES) $(if $(HAVE_CUPTI),-DHAVE_CUPTI)
 NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. $(CUDA_INCLUDES) $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
@@ -186,7 +185,7 @@ $(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o)
 	@rm -f $@; ar rcs $@ $^
 
 train_gpt train_gpt_cpu $(EXACT)/train_gpt_cpu: LDLIBS := $(WRAP) $(LDLIBS)
-link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ $(CPU_LIBS) $(LDLIBS)
+link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ $(LDLIBS)
 link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
 train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)

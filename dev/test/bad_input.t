@@ -211,6 +211,18 @@ refuses('--init-from of another size', 1, qr/init\.safetensors: .*: expected .*3
 refuses('a stop that is past', 2, qr/--stop-at 2: the checkpoint is already at step 3/, @go_on, '--resume', $checkpoint, '--stop-at', 2);
 is(slurp($checkpoint), $bytes, 'the checkpoint itself is untouched');
 
+# ---- little memory -----------------------------------------------------------------------------------------------------
+
+# kB of address space: too little for a library, for one buffer of OpenBLAS, for one of each thread. Its allocator tries for ever.
+SKIP: {
+    skip 'sanitizers need address space of their own', 6 if ($ENV{BUILD} // '') =~ /sanitize/;
+    for my $limit (40_000, 52_000, 60_000, 120_000, 174_000, 250_000) {
+        ($status, $out, $err) = finish(start('bash', '-c', "ulimit -v $limit; exec \"\$@\"", 'bash', @run, '--stop-at', 1, '--threads', 2), 30);
+        my $lines = () = $err =~ /\n/g;
+        ok($status eq 0 || $status eq 1 && $lines == 1, "ulimit -v $limit: status $status, " . substr $err, 0, 120) or diag $err;
+    }
+}
+
 # ---- a full disk during a save -----------------------------------------------------------------------------------------
 
 # A limit on the size of files, in blocks of 1024 bytes, fails a write exactly like a full disk. The log is 650 kB and the

@@ -6,9 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef HAVE_OPENBLAS
-#include <cblas.h>
-#endif
+#include "llmc/cpu/blas.h"
 
 static inline double *matrix(int64_t rows, int64_t cols) { return xcalloc((size_t)(rows * cols) + 1, sizeof(double)); }
 
@@ -52,8 +50,12 @@ static inline double *transposed(const double *a, int rows, int cols)
 static inline void multiply(double *c, const double *a, const double *b, bool transpose_b, int rows, int cols, int k)
 {
 #ifdef HAVE_OPENBLAS
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, rows, cols, k, 1, a, k, b,
-                transpose_b ? k : cols, 0, c, cols);
+    enum { BLOCK = 64 };
+    const Blas *library = blas();
+#pragma omp parallel for
+    for (int i0 = 0; i0 < rows; i0 += BLOCK)
+        library->dgemm(CblasRowMajor, CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, rows - i0 < BLOCK ? rows - i0 : BLOCK,
+                       cols, k, 1, a + (int64_t)i0 * k, k, b, transpose_b ? k : cols, 0, c + (int64_t)i0 * cols, cols);
 #else
     enum { ROWS = 4, COLS = 64 };
     double *straight = transpose_b ? transposed(b, cols, k) : NULL;

@@ -38,7 +38,6 @@ void backend_open(int index)
 {
     (void)index;
     backend.threads = thread_limit();
-    blas_use_one_thread();
 #ifdef _OPENMP
     snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d threads of %d processors", _OPENMP,
              backend.threads, omp_get_num_procs());

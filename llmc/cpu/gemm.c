@@ -2,21 +2,19 @@
 #include "llmc/common.h"
 #include "llmc/cpu/cpu.h"
 #ifdef HAVE_OPENBLAS
-#include <cblas.h>
+#include "llmc/cpu/blas.h"
 
 void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
           float beta, float *c, int ldc)
 {
-    cblas_sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n, k, alpha,
-                a, lda, b, ldb, beta, c, ldc);
+    blas()->sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n, k,
+                  alpha, a, lda, b, ldb, beta, c, ldc);
 }
-
-void blas_use_one_thread(void) { openblas_set_num_threads(1); }
 
 const char *blas_description(void)
 {
     static char text[256];
-    snprintf(text, sizeof text, "%s, kernels %s", openblas_get_config(), openblas_get_corename());
+    snprintf(text, sizeof text, "%s, kernels %s", blas()->config(), blas()->corename());
     return text;
 }
 
@@ -85,7 +83,6 @@ void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, 
     }
 }
 
-void blas_use_one_thread(void) {}
 const char *blas_description(void) { return "own loops for matrix products (no OpenBLAS)"; }
 
 #endif

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 #ifdef HAVE_OPENBLAS
-#include <cblas.h>
+#include "llmc/cpu/blas.h"
 #endif
 
 enum { ROW_BLOCK = 128, TILE = 32 };
@@ -93,20 +93,13 @@ static void block_product(bool transpose_b, int rows, int cols, int k, ns_real a
 {
     CBLAS_TRANSPOSE tb = transpose_b ? CblasTrans : CblasNoTrans;
 #ifdef FLOATX_FP32
-    cblas_dgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    blas()->dgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
 #else
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    blas()->sgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
 #endif
 }
 
-// The items are the parallelism; threads of the library's own would fight with ours for the cores.
-static int blas_single_thread(void)
-{
-    int threads = openblas_get_num_threads();
-    openblas_set_num_threads(1);
-    return threads;
-}
-static void blas_restore(int threads) { openblas_set_num_threads(threads); }
+static void load_blas(void) { blas(); }
 
 #else
 
@@ -161,8 +154,7 @@ static void block_product(bool transpose_b, int rows, int cols, int k, ns_real a
     }
 }
 
-static int blas_single_thread(void) { return 0; }
-static void blas_restore(int threads) { (void)threads; }
+static void load_blas(void) {}
 
 #endif
 
@@ -181,7 +173,7 @@ static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns
                               ns_real beta, const ns_real *d, int n, int k, int batch)
 {
     int64_t blocks = ceil_div(n, ROW_BLOCK), tiles = ceil_div(n, TILE), square = (int64_t)n * n, size = (int64_t)n * k;
-    int threads = blas_single_thread();
+    load_blas();
 #pragma omp parallel if ((int64_t)batch * n * n * k >= MIN_PRODUCT)
     {
 #pragma omp for schedule(dynamic)
@@ -200,7 +192,6 @@ static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns
             mirror_rows(c + item / tiles * square, n, i0, i1);
         }
     }
-    blas_restore(threads);
 }
 
 void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
@@ -242,7 +233,7 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
 {
     (void)s, (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
-    int threads = blas_single_thread();
+    load_blas();
 #pragma omp parallel for schedule(dynamic) if ((int64_t)batch * n * n * m >= MIN_PRODUCT)
     for (int64_t item = 0; item < blocks * batch; item++) {
         int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
@@ -252,7 +243,6 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
         block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m, a, to, m);
         round_values(dtype, to, rows * m);
     }
-    blas_restore(threads);
 }
 
 // ---- elementwise -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+#include "llmc/cpu/blas.h"
+#include "llmc/common.h"
+#ifdef HAVE_OPENBLAS
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+static Blas loaded;
+
+static int threads(void)
+{
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+static void *find(void *library, const char *name)
+{
+    void *symbol = dlsym(library, name);
+    if (!symbol) fatal(EXIT_BAD_INPUT, "libopenblas.so.0 has no %s: install OpenBLAS, or build with USE_OPENBLAS=0", name);
+    return symbol;
+}
+
+// How many of `count` buffers fit. Each is mapped on its own, as the library does.
+static int buffers_that_fit(int count, size_t bytes)
+{
+    void **buffer = xcalloc((size_t)count, sizeof *buffer);
+    int n = 0;
+    while (n < count) {
+        buffer[n] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (buffer[n] == MAP_FAILED) break;
+        n++;
+    }
+    for (int i = 0; i < n; i++) munmap(buffer[i], bytes);
+    free(buffer);
+    return n;
+}
+
+// Every thread that computes a product takes a buffer, which OpenBLAS then keeps. Where it cannot map one it tries again without
+// end: so see whether they fit, and take them before the program takes the room.
+static void reserve_buffers(void *library, int count)
+{
+    enum { SLACK = 1 << 20 };
+    const size_t bytes = ((size_t)32 << 22) + SLACK; // its BUFFER_SIZE on x86-64 and arm64, 128 MiB, and what it adds
+    int fit = buffers_that_fit(count, bytes);
+    if (fit < count)
+        fatal(EXIT_BAD_INPUT, "OpenBLAS needs 129 MiB of address space for each of %d threads, and %d times that is free: "
+              "raise the limit (ulimit -v)%s", count, fit, fit ? " or lower --threads" : "");
+    void *(*allocate)(int) = (void *(*)(int))dlsym(library, "blas_memory_alloc");
+    void (*release)(void *) = (void (*)(void *))dlsym(library, "blas_memory_free");
+    if (!allocate || !release) return;
+    void **buffer = xcalloc((size_t)count, sizeof *buffer);
+    for (int i = 0; i < count; i++) buffer[i] = allocate(0);
+    for (int i = 0; i < count; i++) release(buffer[i]);
+    free(buffer);
+}
+
+static void load(void)
+{
+    // The name is that of its ABI, on all distributions.
+    setenv("OPENBLAS_NUM_THREADS", "1", 1); // read at load: no threads and no buffers for them
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+    if (!library) fatal(EXIT_BAD_INPUT, "cannot load OpenBLAS, with which this program was built: %s", dlerror());
+    loaded.sgemm = (__typeof__(loaded.sgemm))find(library, "cblas_sgemm");
+    loaded.dgemm = (__typeof__(loaded.dgemm))find(library, "cblas_dgemm");
+    loaded.config = (__typeof__(loaded.config))find(library, "openblas_get_config");
+    loaded.corename = (__typeof__(loaded.corename))find(library, "openblas_get_corename");
+    ((__typeof__(openblas_set_num_threads) *)find(library, "openblas_set_num_threads"))(1);
+    reserve_buffers(library, threads());
+}
+
+const Blas *blas(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load);
+    return &loaded;
+}
+#endif
