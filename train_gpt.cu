@@ -3,6 +3,7 @@
 #include "llmc/file_hash.h"
 #include "llmc/logger.h"
 #include "llmc/memory.h"
+#include "llmc/mfu.h"
 #include "llmc/resume.h"
 #include "llmc/run_folder.h"
 #include "llmc/sample.h"
@@ -125,8 +126,11 @@ static void finish_step(Run *r)
     double loss = trainer_finish_step(&r->trainer, step);
     lap_clock(r);
     if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
-    logger_step(r->logger, step + 1, config_total_steps(&r->config), r->trainer.train_ms, loss,
-                schedule_lr_factor(&r->config, step));
+    const Config *c = &r->config;
+    double tokens = (double)c->micro_batches * c->micro_batch_tokens;
+    double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, schedule_window(c, step));
+    logger_step(r->logger, step + 1, config_total_steps(c), r->trainer.train_ms, loss,
+                c->muon_rate * schedule_lr_factor(c, step), flops);
     snprintf(what, sizeof what, "training step %d", step + 1);
     judge_loss(r, step, loss, what);
 }
@@ -295,14 +299,15 @@ static void open_logger(Run *r, int argc, char **argv)
     Trainer *t = &r->trainer;
     if (!run_folder_open(&r->folder, c->preset, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
     char *resumed = *c->resume ? format_string("from step %d, %s", t->step, c->resume) : NULL;
-    LogHead head = {argc, argv, version_line, resumed, fmin(30, 0.5 * c->timeout)}; // other ranks wait meanwhile
+    LogHead head = {argc, argv, version_line, resumed, c->verbose, fmin(30, 0.5 * c->timeout)}; // other ranks wait meanwhile
     r->logger = logger_open(r->folder.path, r->folder.uuid, comm_rank(), &head);
     free(resumed);
     if (!r->logger) return; // not the rank that writes
     const char *name;
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {
         char *value = config_option_value(c, i);
-        logger_option(r->logger, name, value);
+        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER : config_option_is_flag(i) ? KIND_FLAG : KIND_TEXT;
+        logger_option(r->logger, name, value, kind);
         free(value);
     }
     NsOptions *ns = &t->optimizer.ns;
@@ -315,9 +320,12 @@ static void open_logger(Run *r, int argc, char **argv)
     }
     logger_message(r->logger, "model: %lld parameters, %s activations; head %s", (long long)params_total(&t->model.params),
                    FLOATX_NAME, c->head == HEAD_FP8 ? "fp8" : "bf16");
-    logger_message(r->logger, "updates: %s", ns_text);
+    logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations", ns_variant_name((NsVariant)c->ns),
+                   *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
+    logger_detail(r->logger, "Newton-Schulz: %s", ns_text);
     if (ns_caution(ns)) note("%s", ns_caution(ns));
-    logger_tokens_per_step(r->logger, (double)c->micro_batches * c->micro_batch_tokens);
+    logger_speed(r->logger, (double)c->micro_batches * c->micro_batch_tokens,
+                 comm_size() * mfu_peak_flops(backend_device_name()));
     free(data);
     free(ns_text);
 }
@@ -326,12 +334,12 @@ static void log_memory(Run *r)
 {
     char *line;
     for (int i = 0; (line = memory_line(i)); i++) {
-        logger_message(r->logger, "memory: %s", line);
+        logger_detail(r->logger, "memory: %s", line);
         free(line);
     }
     double in_use = (double)device_bytes_in_use() / 1048576, ours = (double)device_bytes_allocated() / 1048576;
-    logger_message(r->logger, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries", in_use - ours, in_use);
-    logger_message(r->logger, "memory: activations: %s", r->trainer.memory_plan);
+    logger_detail(r->logger, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries", in_use - ours, in_use);
+    logger_detail(r->logger, "memory: activations: %s", r->trainer.memory_plan);
 }
 
 // Before any training: a missing vocabulary or too long a prompt must not show hours later.

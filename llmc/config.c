@@ -80,6 +80,7 @@ static const Option options[] = {
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
+    {"verbose", OPT_FLAG, AT(verbose), "0", 0, 0, NULL, "show the plan of the memory and details of the optimizer", false, NULL},
     {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, the next 4 without a validation or checkpoint in between run under a tracer, and a table is printed; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
     {"ranks", OPT_INT, AT(ranks), "1", 1, 8, NULL, "processes that share the work of the CPU program: 1, 2, 4 or 8", false, NULL},
@@ -423,6 +424,14 @@ char *config_option_value(const Config *c, int index)
     }
     }
     return NULL;
+}
+
+bool config_option_is_flag(int index) { return options[index].type == OPT_FLAG; }
+
+bool config_option_is_number(int index)
+{
+    OptionType type = options[index].type;
+    return type == OPT_INT || type == OPT_INT64 || type == OPT_FLOAT;
 }
 
 bool config_given(const Config *c, const char *name)

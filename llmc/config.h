@@ -54,7 +54,7 @@ typedef struct Config {
     const char *sample, *vocab;
     double temperature;
     int top_k, num_tokens;
-    bool help;
+    bool verbose, help;
     bool given[MAX_OPTIONS]; // by index: the command line names the option
 } Config;
 
@@ -77,6 +77,8 @@ void config_print_help(FILE *f);
 // caller. `shapes_model` is true for the options that a checkpoint must agree on.
 const char *config_option_name(int index, bool *shapes_model);
 char *config_option_value(const Config *c, int index);
+bool config_option_is_number(int index);
+bool config_option_is_flag(int index);
 bool config_given(const Config *c, const char *name); // on the command line, whatever its value
 // Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by the caller; NULL when
 // there are none for that reason. training: something is trained here

@@ -1,18 +1,15 @@
 #include "llmc/logger.h"
 #include "llmc/command.h"
-#include "llmc/utf8.h"
+#include "llmc/json_record.h"
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-enum { DIGITS = 9 }; // bring back any fp32
 
 typedef struct {
     char *path; // owned
@@ -22,12 +19,11 @@ typedef struct {
 
 struct Logger {
     LogFile log, json;
-    char *uuid, *resumed; // owned; resumed: NULL in a new run
-    json_t *options; // NULL once written
-    double tokens_per_step;
+    JsonRecord *options; // the first event, open; NULL once written
+    double tokens_per_step, peak_flops; // 0: not known
 
     // console
-    bool terminal, line_open; // line_open: the cursor stands behind a line that may be rewritten
+    bool verbose, terminal, line_open; // line_open: the cursor stands behind a line that may be rewritten
     double shown_at;          // time of the last line; 0: none yet
     double last_ms;           // train_ms of the last event; NAN: none yet
     double mean_ms;           // smoothed time of a step; NAN: no step measured yet
@@ -145,57 +141,21 @@ static void append_head(LogFile *f, const LogHead *head)
 
 // ---- JSON lines --------------------------------------------------------------------------------------------------------
 
-static json_t *text_value(const char *text)
+static void append_json(LogFile *f, JsonRecord *record)
 {
-    size_t bytes, replaced;
-    char *valid = utf8_repair(text, strlen(text), &bytes, &replaced); // paths may be in any encoding
-    json_t *value = json_stringn(valid, bytes);
-    free(valid);
-    return value;
-}
-
-// The shortest decimal that reads back as the same number, of an fp32 as the same fp32, but DIGITS digits at most: append_json
-// prints as many, without zeros at their end.
-static json_t *number_value(double x)
-{
-    char text[40];
-    bool fp32 = (float)x == x;
-    if (!isfinite(x)) return json_null();
-    for (int digits = 1; digits <= DIGITS; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x || (fp32 && strtof(text, NULL) == (float)x)) break;
-    }
-    return json_real(strtod(text, NULL));
-}
-
-static void append_json(LogFile *f, json_t *record)
-{
-    char *line = json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
-    if (!line) fatal(EXIT_BAD_INPUT, "out of host memory for a line of the log");
-    size_t n = strlen(line);
-    line[n] = '\n'; // with its end in one write
-    append(f, line, n + 1);
+    size_t bytes;
+    char *line = json_line(record, &bytes); // with its end in one write
+    append(f, line, bytes);
     free(line);
-    json_decref(record);
-}
-
-static json_t *event(const char *kind)
-{
-    json_t *record = json_object();
-    json_object_set_new(record, "event", json_string(kind));
-    return record;
 }
 
 // Every event comes through here, so that the options are in front of the first one.
-static void append_event(Logger *l, json_t *record)
+static void append_event(Logger *l, JsonRecord *record)
 {
     if (l->options) {
-        json_t *first = event("options");
-        json_object_set_new(first, "run", json_string(l->uuid));
-        if (l->resumed) json_object_set_new(first, "resumed", text_value(l->resumed));
-        json_object_set_new(first, "options", l->options);
+        json_end(l->options);
+        append_json(&l->json, l->options);
         l->options = NULL;
-        append_json(&l->json, first);
     }
     append_json(&l->json, record);
 }
@@ -234,18 +194,26 @@ static bool time_to_show(const Logger *l, bool last, double now)
     return last || !l->shown_at || now - l->shown_at >= (l->terminal ? 0.1 : 5);
 }
 
-static void show_progress(Logger *l, int step, int total, double loss)
+// Share of what the GPUs could compute; 0 when that is not known.
+static double mfu(const Logger *l, double flops, double ms)
 {
-    double now = seconds_now();
+    return l->peak_flops && ms > 0 ? 1e3 * flops / ms / l->peak_flops : 0;
+}
+
+static void show_progress(Logger *l, int step, int total, double loss, double lr, double flops)
+{
+    double now = seconds_now(), share = mfu(l, flops, l->mean_ms);
     if (!time_to_show(l, step == total, now)) return;
-    char rate[48] = "", eta[32] = "", timing[128] = "";
+    char rate[48] = "", used[32] = "", eta[32] = "", timing[160] = "";
     if (l->mean_ms > 0) { // false for NAN: the first step after a resume has no start
         if (l->tokens_per_step) format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
+        if (share) snprintf(used, sizeof used, "  MFU %.1f%%", 100 * share);
         format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * (total - step));
-        snprintf(timing, sizeof timing, "  %.*f ms%s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms, *rate ? "  " : "", rate,
-                 eta);
+        snprintf(timing, sizeof timing, "  %.*f ms%s%s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms,
+                 *rate ? "  " : "", rate, used, eta);
     }
-    printf("%sstep %d/%d  loss %.4f%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, timing, l->terminal ? "" : "\n");
+    printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, lr, timing,
+           l->terminal ? "" : "\n");
     fflush(stdout);
     l->line_open = l->terminal;
     l->shown_at = now;
@@ -257,14 +225,16 @@ Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHea
 {
     if (rank != 0) return NULL;
     Logger *l = xcalloc(1, sizeof *l);
-    l->options = json_object();
+    l->options = json_record("options");
+    json_text(l->options, "run", uuid);
+    if (head->resumed) json_text(l->options, "resumed", head->resumed);
+    json_begin(l->options, "options");
     l->terminal = isatty(STDOUT_FILENO);
+    l->verbose = head->verbose;
     l->last_ms = l->mean_ms = NAN;
-    l->uuid = xstrdup(uuid);
-    l->resumed = head->resumed ? xstrdup(head->resumed) : NULL;
-    create_file(&l->log, folder, l->uuid, "txt");
+    create_file(&l->log, folder, uuid, "txt");
     if (l->log.fd >= 0) append_head(&l->log, head);
-    create_file(&l->json, folder, l->uuid, "jsonl");
+    create_file(&l->json, folder, uuid, "jsonl");
     char *message = format_string("log %s", l->log.path);
     if (logger_path(l)) show(l, message);
     free(message);
@@ -274,61 +244,69 @@ Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHea
 void logger_close(Logger *l)
 {
     if (!l) return;
-    append_event(l, event("end"));
+    append_event(l, json_record("end"));
     if (l->line_open) printf("\n");
     if (l->log.fd >= 0) close(l->log.fd);
     if (l->json.fd >= 0) close(l->json.fd);
     free(l->log.path);
     free(l->json.path);
-    free(l->uuid);
-    free(l->resumed);
     free(l);
 }
 
 const char *logger_path(const Logger *l) { return l && l->log.fd >= 0 ? l->log.path : NULL; }
 
-void logger_option(Logger *l, const char *name, const char *value)
+void logger_option(Logger *l, const char *name, const char *value, OptionKind kind)
 {
     if (!l) return;
     assert(l->options && "options come first");
-    json_object_set_new(l->options, name, text_value(value));
+    if (kind == KIND_NUMBER) json_number(l->options, name, strtod(value, NULL));
+    else if (kind == KIND_FLAG) json_flag(l->options, name, *value == '1');
+    else json_text(l->options, name, value);
 }
 
-void logger_tokens_per_step(Logger *l, double tokens)
+void logger_speed(Logger *l, double tokens_per_step, double peak_flops)
 {
-    if (l) l->tokens_per_step = tokens;
+    if (!l) return;
+    l->tokens_per_step = tokens_per_step;
+    l->peak_flops = peak_flops;
 }
 
-static void say(Logger *l, const char *text)
+// prefix: in front of the text; log: a line of the log as well.
+static void say(Logger *l, const char *prefix, bool log, bool console, const char *format, va_list args)
 {
-    show(l, text);
-    json_t *record = event("message");
-    json_object_set_new(record, "text", text_value(text));
+    char text[2048];
+    size_t n = strlen(prefix);
+    memcpy(text, prefix, n);
+    vsnprintf(text + n, sizeof text - n, format, args);
+    if (log) append_line(&l->log, "%s", text);
+    if (console) show(l, text);
+    JsonRecord *record = json_record("message");
+    json_text(record, "text", text);
     append_event(l, record);
 }
 
 void logger_message(Logger *l, const char *format, ...)
 {
-    if (!l) return;
-    char text[2048];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    if (l) say(l, "", false, true, format, args);
     va_end(args);
-    say(l, text);
+}
+
+void logger_detail(Logger *l, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (l) say(l, "", false, l->verbose, format, args);
+    va_end(args);
 }
 
 void logger_profile(Logger *l, const char *format, ...)
 {
-    if (!l) return;
-    char text[2048] = "profile: ";
-    size_t n = strlen(text);
     va_list args;
     va_start(args, format);
-    vsnprintf(text + n, sizeof text - n, format, args);
+    if (l) say(l, "profile: ", true, true, format, args);
     va_end(args);
-    append_line(&l->log, "%s", text);
-    say(l, text);
 }
 
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms)
@@ -340,28 +318,29 @@ void logger_validation(Logger *l, int step, int total, double loss, double train
     append_line(&l->log, "%s", line);
     show(l, line);
     l->last_ms = train_ms;
-    json_t *record = event("validation");
-    json_object_set_new(record, "step", json_integer(step));
-    json_object_set_new(record, "val_loss", number_value(loss));
-    json_object_set_new(record, "train_ms", number_value(train_ms));
+    JsonRecord *record = json_record("validation");
+    json_number(record, "step", step);
+    json_number(record, "val_loss", loss);
+    json_number(record, "train_ms", train_ms);
     append_event(l, record);
 }
 
-void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr)
+void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr, double flops)
 {
     if (!l) return;
     double ms = train_ms - l->last_ms;
     l->last_ms = train_ms;
     if (isfinite(ms)) l->mean_ms = isnan(l->mean_ms) ? ms : 0.9 * l->mean_ms + 0.1 * ms;
     append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", step, total, train_ms, train_ms / (step > 1 ? step : 1));
-    json_t *record = event("step");
-    json_object_set_new(record, "step", json_integer(step));
-    json_object_set_new(record, "loss", number_value(loss));
-    json_object_set_new(record, "lr", number_value(lr));
-    json_object_set_new(record, "ms", number_value(ms));
-    json_object_set_new(record, "train_ms", number_value(train_ms));
+    JsonRecord *record = json_record("step");
+    json_number(record, "step", step);
+    json_number(record, "loss", loss);
+    json_number(record, "lr", lr);
+    json_number(record, "ms", ms);
+    if (mfu(l, flops, ms)) json_number(record, "mfu", mfu(l, flops, ms));
+    json_number(record, "train_ms", train_ms);
     append_event(l, record);
-    show_progress(l, step, total, loss);
+    show_progress(l, step, total, loss, lr, flops);
 }
 
 void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64_t tokens)
@@ -377,8 +356,8 @@ void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64
 void logger_failure(Logger *l, const char *text)
 {
     if (!l) return;
-    json_t *record = event("failure");
-    json_object_set_new(record, "text", text_value(text));
+    JsonRecord *record = json_record("failure");
+    json_text(record, "text", text);
     append_event(l, record);
     if (l->line_open) printf("\n");
     l->line_open = false;
@@ -391,8 +370,8 @@ void logger_memory(Logger *l, double allocated, double reserved)
     snprintf(line, sizeof line, "peak memory allocated: %.0f MiB reserved: %.0f MiB", allocated, reserved);
     append_line(&l->log, "%s", line);
     show(l, line);
-    json_t *record = event("memory");
-    json_object_set_new(record, "allocated_mib", number_value(allocated));
-    json_object_set_new(record, "reserved_mib", number_value(reserved));
+    JsonRecord *record = json_record("memory");
+    json_number(record, "allocated_mib", allocated);
+    json_number(record, "reserved_mib", reserved);
     append_event(l, record);
 }

@@ -45,6 +45,7 @@ void backend_open(int index);
 void backend_reserve(const OpSizes *sizes);
 void backend_close(void);
 const char *backend_name(void);        // "cpu" or "cuda"
+const char *backend_device_name(void); // of a GPU, as the driver has it; NULL: a CPU
 bool backend_is_asynchronous(void);    // ops are still running when they return
 const char *backend_description(void); // one line: device, threads, libraries and their versions, paths taken and why
 // Version lines for the log header, one by one from index 0; NULL after the last.

@@ -70,7 +70,7 @@ static char *arguments[] = {"./train_gpt", "--preset", "tiny", "--sample", "it's
 
 static const char uuid[] = "01234567-89ab-4def-8123-456789abcdef";
 
-static LogHead log_head(double patience) { return (LogHead){6, arguments, version_line, NULL, patience}; }
+static LogHead log_head(double patience) { return (LogHead){6, arguments, version_line, NULL, false, patience}; }
 
 static Logger *open_run(const char *run)
 {
@@ -114,15 +114,18 @@ static int count_of(const char *text, const char *part)
 static void short_run(const char *run)
 {
     Logger *l = open_run(run);
-    logger_option(l, "preset", "tiny");
-    logger_option(l, "out", "a \"path\" \xff");
+    logger_option(l, "preset", "tiny", KIND_TEXT);
+    logger_option(l, "out", "a \"path\" \xff", KIND_TEXT);
+    logger_option(l, "adam-rate", "0.0080000000000000002", KIND_NUMBER);
+    logger_option(l, "repeat", "1", KIND_FLAG);
     logger_message(l, "model: %d parameters", 42);
-    logger_tokens_per_step(l, 262144);
+    logger_detail(l, "memory: %d", 7);
+    logger_speed(l, 262144, 1e12);
     logger_validation(l, 0, 3, 10.82584, 0.4);
-    logger_step(l, 1, 3, 1234.5678, 10.5, 1);
-    logger_step(l, 2, 3, 2000.006, NAN, 0.5);
+    logger_step(l, 1, 3, 1234.5678, 10.5, 0.01234, 0.4e9 * 1234.1678);
+    logger_step(l, 2, 3, 2000.006, NAN, 0.5, 0);
     logger_profile(l, "%-10s %d", "op", 7);
-    logger_step(l, 3, 3, 3333.6, INFINITY, 0.25);
+    logger_step(l, 3, 3, 3333.6, INFINITY, 0.25, 0);
     logger_validation(l, 3, 3, 3.27996, 3333.6);
     logger_memory(l, 39999.7, 51000.2);
     logger_close(l);
@@ -168,17 +171,18 @@ static void check_json(const char *path)
     static const char *const wanted[] = {
         NULL, // options, below
         "{\"event\":\"message\",\"text\":\"model: 42 parameters\"}",
+        "{\"event\":\"message\",\"text\":\"memory: 7\"}",
         "{\"event\":\"validation\",\"step\":0,\"val_loss\":10.82584,\"train_ms\":0.4}",
-        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":1.0,\"ms\":1234.1678,\"train_ms\":1234.5678}",
+        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":0.01234,\"ms\":1234.1678,\"mfu\":0.4,\"train_ms\":1234.5678}",
         "{\"event\":\"step\",\"step\":2,\"loss\":null,\"lr\":0.5,\"ms\":765.4382,\"train_ms\":2000.006}",
         "{\"event\":\"message\",\"text\":\"profile: op         7\"}",
-        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.594,\"train_ms\":3333.6}",
+        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.5939999999998,\"train_ms\":3333.6}",
         "{\"event\":\"validation\",\"step\":3,\"val_loss\":3.27996,\"train_ms\":3333.6}",
         "{\"event\":\"memory\",\"allocated_mib\":39999.7,\"reserved_mib\":51000.2}",
         "{\"event\":\"end\"}",
     };
     enum { LINES = sizeof wanted / sizeof *wanted };
-    char *text = read_text(path), *rest = text, *line;
+    char *text = read_text(path), *head = xstrdup(text), *rest = text, *line;
     int n = 0, same = 0;
     json_t *options = NULL;
     while (rest && (line = strsep(&rest, "\n")) && (*line || rest)) {
@@ -192,9 +196,11 @@ static void check_json(const char *path)
     }
     ok(n == LINES && same == LINES - 1, "%d JSON lines as they should be, null for NaN and infinity", same);
     json_t *list = json_object_get(options, "options");
-    ok(list && json_object_size(list) == 2 &&
+    ok(list && json_object_size(list) == 4 &&
            strcmp(json_string_value(json_object_get(list, "out")), "a \"path\" \xef\xbf\xbd") == 0,
        "the options come first, repaired where they are not UTF-8");
+    ok(strstr(head, "\"adam-rate\":0.008,\"repeat\":true}"), "numbers as numbers, flags as flags");
+    free(head);
     const char *run = json_string_value(json_object_get(options, "run"));
     ok(run && strstr(path, run), "with the name of the run");
     json_decref(options);
@@ -214,8 +220,8 @@ static void test_whole_run(void)
 
     ok(strstr(console, log) && strstr(console, "step:3/3 val_loss:3.2800 train_time:3334ms"),
        "the console shows log and validation");
-    ok(strstr(console, "step 1/3  loss 10.5000  1234 ms  212k tokens/s  eta 0:02\n") != NULL,
-       "and loss, ms, tokens/s, time left");
+    ok(strstr(console, "step 1/3  loss 10.5000  lr 0.0123  1234 ms  212k tokens/s  MFU 40.0%  eta 0:02\n") != NULL,
+       "and loss, learning rate, ms, tokens/s, MFU, time left");
     ok(strstr(console, "step 3/3 ") && !strstr(console, "step 2/3 ") && !strchr(console, '\r'),
        "without a terminal only some lines");
 
@@ -305,11 +311,11 @@ static void test_other_ranks(void)
     char *log = format_string("%s/%s.txt", out, uuid);
     ok(l == NULL && stat(log, &info) != 0, "rank 1 has no logger and makes no file");
     free(log);
-    logger_option(l, "a", "b");
-    logger_tokens_per_step(l, 1);
+    logger_option(l, "a", "b", KIND_TEXT);
+    logger_speed(l, 1, 1);
     logger_message(l, "x");
     logger_validation(l, 0, 1, 1, 1);
-    logger_step(l, 1, 1, 1, 1, 1);
+    logger_step(l, 1, 1, 1, 1, 1, 0);
     logger_memory(l, 1, 1);
     ok(logger_path(l) == NULL, "and may call everything");
     logger_close(l);
@@ -321,14 +327,14 @@ static void test_other_ranks(void)
 static void limited_run(const char *run)
 {
     Logger *l = open_run(run);
-    logger_tokens_per_step(l, 262144);
+    logger_speed(l, 262144, 0);
     logger_validation(l, 0, 1000, 10, 0);
     struct stat info;
     if (stat(logger_path(l), &info) != 0) _exit(8);
     struct rlimit limit = {(rlim_t)info.st_size + 1000, RLIM_INFINITY};
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    for (int i = 1; i <= 1000; i++) logger_step(l, i, 1000, 10 * i, 5, 1);
+    for (int i = 1; i <= 1000; i++) logger_step(l, i, 1000, 10 * i, 5, 1, 0);
     logger_validation(l, 1000, 1000, 4, 10000);
     logger_close(l);
     printf("went on to the end\n");
@@ -383,7 +389,7 @@ static void test_kill(void)
         dup2(quiet, 1);
         Logger *l = open_run("killed");
         for (int i = 1;; i++) {
-            logger_step(l, i, 100000000, i, 5, 1);
+            logger_step(l, i, 100000000, i, 5, 1, 0);
             if (write(channel[1], &i, sizeof i) != sizeof i) _exit(1);
         }
     }
@@ -427,7 +433,7 @@ static void test_terminal(void)
         Logger *l = open_run("terminal");
         logger_validation(l, 0, 400, 10, 0);
         for (int i = 1; i <= 400; i++) {
-            logger_step(l, i, 400, 10 * i, 5, 1);
+            logger_step(l, i, 400, 10 * i, 5, 1, 0);
             usleep(1000);
         }
         logger_message(l, "done");
@@ -444,7 +450,7 @@ static void test_terminal(void)
     close(master);
     int rewritten = count_of(text, "\r\033[Kstep ");
     ok(rewritten >= 3 && rewritten < 200, "on a terminal one line is rewritten, %d times in 400 steps", rewritten);
-    ok(strstr(text, "step 400/400  loss 5.0000  10.0 ms  eta 0:00\r\ndone\r\n") != NULL,
+    ok(strstr(text, "step 400/400  loss 5.0000  lr 1  10.0 ms  eta 0:00\r\ndone\r\n") != NULL,
        "up to the last step, and what follows begins a new line");
 }
 

@@ -42,7 +42,10 @@ my $val = val_losses("$dir/a");
 is($val->{0}, '5.9506', 'the first loss is ln 384: the head is zero, and padding columns count');
 cmp_ok($val->{20}, '<', 4, "the validation loss falls, to $val->{20}");
 is(scalar keys %{losses("$dir/a")}, 20, 'the JSON lines hold the loss of every step');
-like($out, qr{^step 20/20  loss .*tokens/s  eta 0:00$}m, 'the console shows loss, speed and remaining time');
+like($out, qr{^step 20/20  loss .*  lr 0\.00\d+  .*tokens/s  eta 0:00$}m, 'the console shows loss, learning rate, speed, remaining time');
+like($out, qr/^optimizer: NorMuon, Newton-Schulz polar, 5 iterations$/m, 'and the optimizer');
+unlike($out, qr/^memory: |^Newton-Schulz: /m, 'but no details');
+like(log_text("$dir/a", 'jsonl'), qr/"memory: [^"]* MiB/, 'which the JSON lines hold');
 
 # ---- the same bits -----------------------------------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ void backend_close(void)
 }
 
 const char *backend_name(void) { return "cpu"; }
+const char *backend_device_name(void) { return NULL; }
 bool backend_is_asynchronous(void) { return false; }
 const char *backend_description(void) { return backend.description; }
 

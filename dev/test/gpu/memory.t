@@ -25,7 +25,7 @@ for ([8, 32768], [32, 8192]) {
     my ($count, $tokens) = @$_;
     my $out = "$dir/$tokens";
     my ($text) = run_ok("3 steps of $count micro-batches of $tokens tokens", $gpu, '--train-files', "$dir/train_1.bin", '--val-files', "$dir/val.bin",
-        '--val-tokens', 262144, '--micro-batches', $count, '--micro-batch-tokens', $tokens, '--val-every', 2, '--stop-at', 3, '--out', $out);
+        '--val-tokens', 262144, '--micro-batches', $count, '--micro-batch-tokens', $tokens, '--val-every', 2, '--stop-at', 3, '--verbose', '--out', $out);
     unlink newest($out);
     $loss{$tokens} = losses($out);
     $validation{$tokens} = val_losses($out)->{2};

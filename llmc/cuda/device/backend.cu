@@ -94,6 +94,7 @@ unsigned *scratch_counter(ScratchOp op) { return device_state.counters + op * CO
 void backend_prepare_process(char **) {}
 bool backend_is_asynchronous(void) { return true; }
 const char *backend_name(void) { return "cuda"; }
+const char *backend_device_name(void) { return device_state.name; }
 
 const char *backend_description(void)
 {
