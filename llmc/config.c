@@ -53,7 +53,7 @@ static const Option options[] = {
     {"ns-dtype", OPT_TEXT, AT(ns_dtype), "auto", 0, 0, NULL, "auto, bf16, fp16 or fp32", true, NULL},
     {"ns-gain", OPT_FLOAT, AT(ns_gain), "1", 0.1, 1.9, NULL, "Turbo forms: over-drive of the AOL scale", true, NULL},
 
-    {"micro-batches", OPT_INT, AT(micro_batches), NULL, 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together", true, "Data"},
+    {"micro-batches", OPT_INT, AT(micro_batches), NULL, 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together; another number of them cuts other documents from the same shard: another batch", true, "Data"},
     {"group-micro-batches", OPT_INT, AT(group_micro_batches), "0", 0, 4096, NULL, "how many of them a shard's end drops together; the Python original on R GPUs: R; 0: those of a step", true, NULL},
     {"micro-batch-tokens", OPT_INT, AT(micro_batch_tokens), NULL, 16, 1 << 24, NULL, "tokens of one packed sequence", true, NULL},
     {"max-document", OPT_INT, AT(max_document), NULL, 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},

@@ -18,7 +18,8 @@ static void put_string(JsonRecord *r, const char *text)
     char *valid = utf8_repair(text, strlen(text), &bytes, &replaced); // paths may be in any encoding
     json_t *value = json_stringn(valid, bytes);
     char *quoted = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
-    if (!quoted) fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
+    if (!quoted)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
     fputs(quoted, r->f);
     free(quoted);
     free(valid);
@@ -27,7 +28,8 @@ static void put_string(JsonRecord *r, const char *text)
 
 static void put_name(JsonRecord *r, const char *name)
 {
-    if (!r->first) fputc(',', r->f);
+    if (!r->first)
+        fputc(',', r->f);
     r->first = false;
     put_string(r, name);
     fputc(':', r->f);
@@ -37,7 +39,8 @@ JsonRecord *json_record(const char *kind)
 {
     JsonRecord *r = xcalloc(1, sizeof *r);
     r->f = open_memstream(&r->text, &r->bytes);
-    if (!r->f) fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
+    if (!r->f)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
     fputc('{', r->f);
     r->first = true;
     json_text(r, "event", kind);
@@ -59,7 +62,8 @@ void json_number(JsonRecord *r, const char *name, double x)
         return;
     }
     snprintf(text, sizeof text, "%.0f", fabs(x) < 1e15 ? x : 0); // not 1e+05
-    for (int digits = 1; digits <= 17 && strtod(text, NULL) != x; digits++) snprintf(text, sizeof text, "%.*g", digits, x);
+    for (int digits = 1; digits <= 17 && strtod(text, NULL) != x; digits++)
+        snprintf(text, sizeof text, "%.*g", digits, x);
     fputs(text, r->f);
 }
 
@@ -86,7 +90,8 @@ char *json_line(JsonRecord *r, size_t *bytes)
 {
     fputs("}\n", r->f);
     bool good = !ferror(r->f) && fclose(r->f) == 0;
-    if (!good) fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
+    if (!good)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
     char *text = r->text;
     *bytes = r->bytes;
     free(r);

@@ -10,10 +10,12 @@ static bool parse_over(Config *c, int argc, char **argv, const char *path, int *
     Error sub;
     SafeTensors *st = safetensors_open(path, &sub);
     *status = EXIT_BAD_INPUT;
-    if (!st) return error_set(e, "--resume: %s", sub.text);
+    if (!st)
+        return error_set(e, "--resume: %s", sub.text);
     bool good = config_read(c, argc, argv, checkpoint_option, st, &sub);
     safetensors_close(st);
-    if (!good) return error_set(e, "--resume %s: an option of the checkpoint: %s", path, sub.text);
+    if (!good)
+        return error_set(e, "--resume %s: an option of the checkpoint: %s", path, sub.text);
     *status = EXIT_USAGE;
     return config_set(c, "resume", path, e) && config_check(c, e);
 }
@@ -22,13 +24,17 @@ bool resume_parse(Config *c, int argc, char **argv, int *status, Error *e)
 {
     Error sub;
     *status = EXIT_USAGE;
-    if (!config_read(c, argc, argv, NULL, NULL, e)) return false;
-    if (c->help) return true;
-    if (!config_given(c, "resume") || !*c->resume) return config_check(c, e);
+    if (!config_read(c, argc, argv, NULL, NULL, e))
+        return false;
+    if (c->help)
+        return true;
+    if (!config_given(c, "resume") || !*c->resume)
+        return config_check(c, e);
 
     *status = EXIT_BAD_INPUT;
     char *path = checkpoint_find(c->resume, &sub);
-    if (!path) return error_set(e, "--resume: %s", sub.text);
+    if (!path)
+        return error_set(e, "--resume: %s", sub.text);
     bool good = parse_over(c, argc, argv, path, status, e);
     free(path);
     return good;

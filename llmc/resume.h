@@ -2,6 +2,6 @@
 #pragma once
 #include "llmc/config.h"
 
-// config_parse, and for --resume: finds the checkpoint (checkpoint_find; c->resume then names its file) and takes the options
-// that it holds. False with a line; *status is then the exit status.
+// config_parse, and for --resume: finds the checkpoint (checkpoint_find; c->resume then names its file) and
+// takes the options that it holds. False with a line; *status is then the exit status.
 bool resume_parse(Config *c, int argc, char **argv, int *status, Error *e);

@@ -15,16 +15,21 @@
 
 enum { ID_DIGITS = 8 };
 
-// ---- names -------------------------------------------------------------------------------------------------------------
+// ---- names ------------------------------------------------------------------------------------------------
 
-char *checkpoint_path(const char *folder, int step) { return format_string("%s/step_%06d.safetensors", folder, step); }
+char *checkpoint_path(const char *folder, int step)
+{
+    return format_string("%s/step_%06d.safetensors", folder, step);
+}
 
-// The step of a checkpoint's file name as the program writes it; -1 for any other name, such as step_7.safetensors.
+// The step of a checkpoint's file name as the program writes it; -1 for any other name, such as
+// step_7.safetensors.
 static int step_of(const char *name)
 {
     char canonical[64];
     int step;
-    if (sscanf(name, "step_%9d.safetensors", &step) != 1 || step < 0) return -1;
+    if (sscanf(name, "step_%9d.safetensors", &step) != 1 || step < 0)
+        return -1;
     snprintf(canonical, sizeof canonical, "step_%06d.safetensors", step);
     return strcmp(name, canonical) ? -1 : step;
 }
@@ -32,7 +37,8 @@ static int step_of(const char *name)
 static bool hex_digits(const char *text, int count)
 {
     for (int i = 0; i < count; i++) {
-        if (!isdigit((unsigned char)text[i]) && (text[i] < 'a' || text[i] > 'f')) return false;
+        if (!isdigit((unsigned char)text[i]) && (text[i] < 'a' || text[i] > 'f'))
+            return false;
     }
     return true;
 }
@@ -42,7 +48,8 @@ static bool is_log(const char *name)
 {
     static const int group[] = {8, 4, 4, 4, 12};
     for (int i = 0; i < 5; i++) {
-        if (!hex_digits(name, group[i]) || name[group[i]] != (i < 4 ? '-' : '.')) return false;
+        if (!hex_digits(name, group[i]) || name[group[i]] != (i < 4 ? '-' : '.'))
+            return false;
         name += group[i] + 1;
     }
     return !strcmp(name, "txt") || !strcmp(name, "jsonl");
@@ -53,8 +60,10 @@ static bool is_run_name(const char *name)
 {
     int year, month, day, end = 0;
     size_t length = strlen(name);
-    if (sscanf(name, "%4d-%2d-%2d_%n", &year, &month, &day, &end) != 3 || end != 11) return false;
-    if (length <= 11 + ID_DIGITS + 1) return false;
+    if (sscanf(name, "%4d-%2d-%2d_%n", &year, &month, &day, &end) != 3 || end != 11)
+        return false;
+    if (length <= 11 + ID_DIGITS + 1)
+        return false;
     const char *id = name + length - ID_DIGITS;
     return id[-1] == '_' && hex_digits(id, ID_DIGITS);
 }
@@ -64,13 +73,15 @@ static void make_uuid(char uuid[UUID_CHARS + 1])
 {
     uint8_t b[16];
     while (getrandom(b, sizeof b, 0) != sizeof b) {
-        if (errno != EINTR) fatal(EXIT_BAD_INPUT, "cannot name the run: no random numbers: %s", strerror(errno));
+        if (errno != EINTR)
+            fatal(EXIT_BAD_INPUT, "cannot name the run: no random numbers: %s", strerror(errno));
     }
     b[6] = (b[6] & 0x0f) | 0x40;
     b[8] = (b[8] & 0x3f) | 0x80;
     char *p = uuid;
     for (int i = 0; i < 16; i++) {
-        if (i == 4 || i == 6 || i == 8 || i == 10) *p++ = '-';
+        if (i == 4 || i == 6 || i == 8 || i == 10)
+            *p++ = '-';
         p += sprintf(p, "%02x", b[i]);
     }
 }
@@ -79,20 +90,23 @@ static void make_uuid(char uuid[UUID_CHARS + 1])
 static char *base_name(const char *path)
 {
     size_t end = strlen(path);
-    while (end > 1 && path[end - 1] == '/') end--;
+    while (end > 1 && path[end - 1] == '/')
+        end--;
     size_t start = end;
-    while (start > 0 && path[start - 1] != '/') start--;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
     return format_string("%.*s", (int)(end - start), path + start);
 }
 
 static char *folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
-    if (!slash) return xstrdup(".");
+    if (!slash)
+        return xstrdup(".");
     return slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
 }
 
-// ---- what lies in a folder ---------------------------------------------------------------------------------------------
+// ---- what lies in a folder --------------------------------------------------------------------------------
 
 typedef struct {
     int highest, youngest; // steps of checkpoints; -1: there is none
@@ -122,7 +136,8 @@ static Contents look_into(const char *folder)
         }
         int step = step_of(f->d_name);
         double at = step < 0 ? -1 : written_at(folder, step);
-        if (at < 0) continue;
+        if (at < 0)
+            continue;
         if (step > c.highest) {
             c.highest = step;
             c.written_at = at;
@@ -132,8 +147,10 @@ static Contents look_into(const char *folder)
             c.youngest = step;
         }
     }
-    if (dir) closedir(dir);
-    if (c.highest >= 0 && youngest <= c.written_at) c.youngest = c.highest;
+    if (dir)
+        closedir(dir);
+    if (c.highest >= 0 && youngest <= c.written_at)
+        c.youngest = c.highest;
     return c;
 }
 
@@ -149,8 +166,9 @@ static bool is_run_folder(const char *folder, const Contents *c)
 static char *newest_of(const char *folder, const Contents *c)
 {
     if (c->youngest != c->highest)
-        note("%s: step %d is taken, the last one; step %d was written after it: to resume that, name its file", folder,
-             c->highest, c->youngest);
+        note(
+            "%s: step %d is taken, the last one; step %d was written after it: to resume that, name its file",
+            folder, c->highest, c->youngest);
     return checkpoint_path(folder, c->highest);
 }
 
@@ -170,11 +188,13 @@ static char *find_in(const char *given, Error *e)
         }
         free(path);
     }
-    if (dir) closedir(dir);
+    if (dir)
+        closedir(dir);
     char *newest = folder ? newest_of(folder, &best) : NULL;
     free(folder);
     if (!newest)
-        error_set(e, "%s: no checkpoint (step_*.safetensors) in this folder%s", given, run ? "" : " or its run folders");
+        error_set(e, "%s: no checkpoint (step_*.safetensors) in this folder%s", given,
+                  run ? "" : " or its run folders");
     return newest;
 }
 
@@ -182,14 +202,16 @@ char *checkpoint_find(const char *given, Error *e)
 {
     struct stat info;
     size_t length = strlen(given);
-    if (stat(given, &info) || !S_ISDIR(info.st_mode)) return xstrdup(given);
-    while (length > 1 && given[length - 1] == '/') length--;
+    if (stat(given, &info) || !S_ISDIR(info.st_mode))
+        return xstrdup(given);
+    while (length > 1 && given[length - 1] == '/')
+        length--;
     char *folder = format_string("%.*s", (int)length, given), *newest = find_in(folder, e);
     free(folder);
     return newest;
 }
 
-// ---- the place of this run ---------------------------------------------------------------------------------------------
+// ---- the place of this run --------------------------------------------------------------------------------
 
 // A file of some bytes, brought to the disk and removed again.
 static bool prove_writable(const char *folder, Error *e)
@@ -199,12 +221,17 @@ static bool prove_writable(const char *folder, Error *e)
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     ssize_t written = fd >= 0 ? write(fd, bytes, sizeof bytes) : -1;
     int code = written < 0 ? errno : written < (ssize_t)sizeof bytes ? ENOSPC : 0;
-    if (!code && fsync(fd) && errno != EINVAL) code = errno; // EINVAL: a file system that has nothing to be synced
-    if (fd >= 0 && close(fd) && !code) code = errno;
-    if (fd >= 0) unlink(path);
+    if (!code && fsync(fd) && errno != EINVAL)
+        code = errno; // EINVAL: a file system that has nothing to be synced
+    if (fd >= 0 && close(fd) && !code)
+        code = errno;
+    if (fd >= 0)
+        unlink(path);
     free(path);
-    if (!code) return true;
-    return error_set(e, "--out %s: cannot write into this folder: %s; give another --out", folder, strerror(code));
+    if (!code)
+        return true;
+    return error_set(e, "--out %s: cannot write into this folder: %s; give another --out", folder,
+                     strerror(code));
 }
 
 // Held as long as the process lives. A run that was just ended may still be on its way out.
@@ -213,9 +240,12 @@ static bool take(RunFolder *f, Error *e)
     double end = seconds_now() + 2;
     f->lock = open(f->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     while (f->lock >= 0 && flock(f->lock, LOCK_EX | LOCK_NB)) {
-        if (errno != EWOULDBLOCK) return true; // a file system without locks
+        if (errno != EWOULDBLOCK)
+            return true; // a file system without locks
         if (seconds_now() > end)
-            return error_set(e, "%s: another process goes on with this run; wait for its end, or give another --out", f->path);
+            return error_set(
+                e, "%s: another process goes on with this run; wait for its end, or give another --out",
+                f->path);
         usleep(20000);
     }
     return true;
@@ -224,7 +254,8 @@ static bool take(RunFolder *f, Error *e)
 static bool same_folder(const char *a, const char *b)
 {
     struct stat one, other;
-    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
 }
 
 static bool lies_in(const char *folder, const char *out)
@@ -254,7 +285,8 @@ bool run_folder_prepare(RunFolder *f, const char *out, bool out_given, const cha
     f->parent = xstrdup(out_given || !beside ? out : beside);
     free(beside);
     int failed = make_folders(f->parent);
-    if (failed) return error_set(e, "--out %s: cannot make this folder: %s", f->parent, strerror(failed));
+    if (failed)
+        return error_set(e, "--out %s: cannot make this folder: %s", f->parent, strerror(failed));
     return prove_writable(f->parent, e);
 }
 
@@ -270,8 +302,10 @@ static int make_run_folder(RunFolder *f, const char *preset)
     for (int attempt = 0; attempt < 8; attempt++) {
         free(f->path);
         f->path = format_string("%s/%s_%s_%.*s", f->parent, day, preset, ID_DIGITS, f->uuid);
-        if (mkdir(f->path, 0777) == 0) return 0;
-        if (errno != EEXIST) return errno;
+        if (mkdir(f->path, 0777) == 0)
+            return 0;
+        if (errno != EEXIST)
+            return errno;
         make_uuid(f->uuid);
     }
     return EEXIST;
@@ -281,17 +315,21 @@ static int make_run_folder(RunFolder *f, const char *preset)
 static void hand_over(RunFolder *f)
 {
     char path[PATH_MAX] = "";
-    if (f->path) snprintf(path, sizeof path, "%s", f->path);
+    if (f->path)
+        snprintf(path, sizeof path, "%s", f->path);
     comm_broadcast(path, sizeof path);
-    if (!f->path) f->path = format_string("%.*s", (int)sizeof path - 1, path);
+    if (!f->path)
+        f->path = format_string("%.*s", (int)sizeof path - 1, path);
 }
 
 bool run_folder_open(RunFolder *f, const char *preset, Error *e)
 {
     if (comm_rank() == 0 && f->parent) {
         int failed = make_run_folder(f, preset);
-        if (failed) return error_set(e, "--out %s: cannot make %s: %s", f->parent, f->path, strerror(failed));
-        if (!take(f, e)) return false;
+        if (failed)
+            return error_set(e, "--out %s: cannot make %s: %s", f->parent, f->path, strerror(failed));
+        if (!take(f, e))
+            return false;
     }
     hand_over(f);
     return true;
@@ -299,13 +337,14 @@ bool run_folder_open(RunFolder *f, const char *preset, Error *e)
 
 void run_folder_close(RunFolder *f)
 {
-    if (f->lock >= 0) close(f->lock);
+    if (f->lock >= 0)
+        close(f->lock);
     free(f->parent);
     free(f->path);
     *f = (RunFolder){.lock = -1};
 }
 
-// ---- old checkpoints ---------------------------------------------------------------------------------------------------
+// ---- old checkpoints --------------------------------------------------------------------------------------
 
 void run_folder_prune(const RunFolder *f, int step, int keep)
 {
@@ -314,16 +353,22 @@ void run_folder_prune(const RunFolder *f, int step, int keep)
         DIR *dir = opendir(f->path);
         for (struct dirent *d; dir && (d = readdir(dir));) {
             int s = step_of(d->d_name);
-            if (s < 0 || s >= step) continue;
+            if (s < 0 || s >= step)
+                continue;
             earlier++;
-            if (lowest < 0 || s < lowest) lowest = s;
+            if (lowest < 0 || s < lowest)
+                lowest = s;
         }
-        if (dir) closedir(dir);
-        if (earlier < keep) return;
+        if (dir)
+            closedir(dir);
+        if (earlier < keep)
+            return;
         char *path = checkpoint_path(f->path, lowest);
         int failed = unlink(path) ? errno : 0;
-        if (failed) note("%s: --keep-checkpoints cannot remove it: %s", path, strerror(failed));
+        if (failed)
+            note("%s: --keep-checkpoints cannot remove it: %s", path, strerror(failed));
         free(path);
-        if (failed) return;
+        if (failed)
+            return;
     }
 }

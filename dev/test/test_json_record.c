@@ -1,4 +1,5 @@
-// JSON lines: numbers in the shortest form that reads back exactly, strings in any encoding, objects in objects.
+// JSON lines: numbers in the shortest form that reads back exactly, strings in any encoding, objects in
+// objects.
 #include "dev/test/tap.h"
 #include "llmc/json_record.h"
 #include <math.h>
@@ -21,9 +22,11 @@ static void test_numbers(void)
     static const struct {
         double x;
         const char *text;
-    } cases[] = {{0, "0"}, {1, "1"}, {100000, "100000"}, {262144, "262144"}, {-3, "-3"}, {0.1, "0.1"}, {0.008, "0.008"},
-                 {1e-5, "1e-05"}, {1.0 / 3, "0.3333333333333333"}, {1e300, "1e+300"}, {5.9506, "5.9506"},
-                 {(double)0.1f, "0.10000000149011612"}, {NAN, "null"}, {INFINITY, "null"}, {-INFINITY, "null"}};
+    } cases[] = {{0, "0"},           {1, "1"},           {100000, "100000"},
+                 {262144, "262144"}, {-3, "-3"},         {0.1, "0.1"},
+                 {0.008, "0.008"},   {1e-5, "1e-05"},    {1.0 / 3, "0.3333333333333333"},
+                 {1e300, "1e+300"},  {5.9506, "5.9506"}, {(double)0.1f, "0.10000000149011612"},
+                 {NAN, "null"},      {INFINITY, "null"}, {-INFINITY, "null"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *text = number(cases[i].x);
         ok(!strcmp(text, cases[i].text), "%.17g as %s", cases[i].x, text);
@@ -56,8 +59,10 @@ int main(void)
     json_end(r);
     json_flag(r, "off", false);
     char *line = json_line(r, &bytes);
-    ok(!strcmp(line, "{\"event\":\"options\",\"a\\\"b\":\"x\\n\xef\xbf\xbd\xc3\xa9\",\"inner\":{\"on\":true,\"n\":7},\"empty\":{},"
-                     "\"off\":false}\n") && bytes == strlen(line),
+    ok(!strcmp(line, "{\"event\":\"options\",\"a\\\"b\":\"x\\n\xef\xbf\xbd\xc3\xa9\",\"inner\":{\"on\":true,"
+                     "\"n\":7},\"empty\":{},"
+                     "\"off\":false}\n") &&
+           bytes == strlen(line),
        "an object in an object, text in any encoding: %s", line);
     free(line);
     return tap_done();

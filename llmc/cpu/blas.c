@@ -23,7 +23,9 @@ static int threads(void)
 static void *find(void *library, const char *name)
 {
     void *symbol = dlsym(library, name);
-    if (!symbol) fatal(EXIT_BAD_INPUT, "libopenblas.so.0 has no %s: install OpenBLAS, or build with USE_OPENBLAS=0", name);
+    if (!symbol)
+        fatal(EXIT_BAD_INPUT, "libopenblas.so.0 has no %s: install OpenBLAS, or build with USE_OPENBLAS=0",
+              name);
     return symbol;
 }
 
@@ -34,30 +36,38 @@ static int buffers_that_fit(int count, size_t bytes)
     int n = 0;
     while (n < count) {
         buffer[n] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (buffer[n] == MAP_FAILED) break;
+        if (buffer[n] == MAP_FAILED)
+            break;
         n++;
     }
-    for (int i = 0; i < n; i++) munmap(buffer[i], bytes);
+    for (int i = 0; i < n; i++)
+        munmap(buffer[i], bytes);
     free(buffer);
     return n;
 }
 
-// Every thread that computes a product takes a buffer, which OpenBLAS then keeps. Where it cannot map one it tries again without
-// end: so see whether they fit, and take them before the program takes the room.
+// Every thread that computes a product takes a buffer, which OpenBLAS then keeps. Where it cannot map one it
+// tries again without end: so see whether they fit, and take them before the program takes the room.
 static void reserve_buffers(void *library, int count)
 {
     enum { SLACK = 1 << 20 };
-    const size_t bytes = ((size_t)32 << 22) + SLACK; // its BUFFER_SIZE on x86-64 and arm64, 128 MiB, and what it adds
+    const size_t bytes =
+        ((size_t)32 << 22) + SLACK; // its BUFFER_SIZE on x86-64 and arm64, 128 MiB, and what it adds
     int fit = buffers_that_fit(count, bytes);
     if (fit < count)
-        fatal(EXIT_BAD_INPUT, "OpenBLAS needs 129 MiB of address space for each of %d threads, and %d times that is free: "
-              "raise the limit (ulimit -v)%s", count, fit, fit ? " or lower --threads" : "");
+        fatal(EXIT_BAD_INPUT,
+              "OpenBLAS needs 129 MiB of address space for each of %d threads, and %d times that is free: "
+              "raise the limit (ulimit -v)%s",
+              count, fit, fit ? " or lower --threads" : "");
     void *(*allocate)(int) = (void *(*)(int))dlsym(library, "blas_memory_alloc");
     void (*release)(void *) = (void (*)(void *))dlsym(library, "blas_memory_free");
-    if (!allocate || !release) return;
+    if (!allocate || !release)
+        return;
     void **buffer = xcalloc((size_t)count, sizeof *buffer);
-    for (int i = 0; i < count; i++) buffer[i] = allocate(0);
-    for (int i = 0; i < count; i++) release(buffer[i]);
+    for (int i = 0; i < count; i++)
+        buffer[i] = allocate(0);
+    for (int i = 0; i < count; i++)
+        release(buffer[i]);
     free(buffer);
 }
 
@@ -66,7 +76,8 @@ static void load(void)
     // The name is that of its ABI, on all distributions.
     setenv("OPENBLAS_NUM_THREADS", "1", 1); // read at load: no threads and no buffers for them
     void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
-    if (!library) fatal(EXIT_BAD_INPUT, "cannot load OpenBLAS, with which this program was built: %s", dlerror());
+    if (!library)
+        fatal(EXIT_BAD_INPUT, "cannot load OpenBLAS, with which this program was built: %s", dlerror());
     loaded.sgemm = (__typeof__(loaded.sgemm))find(library, "cblas_sgemm");
     loaded.dgemm = (__typeof__(loaded.dgemm))find(library, "cblas_dgemm");
     loaded.config = (__typeof__(loaded.config))find(library, "openblas_get_config");

@@ -1,5 +1,5 @@
-// OpenBLAS, loaded when the first product is computed: linked, it would allocate before main, and where the address space is
-// limited (ulimit -v) its allocator tries for ever.
+// OpenBLAS, loaded when the first product is computed: linked, it would allocate before main, and where the
+// address space is limited (ulimit -v) its allocator tries for ever.
 #pragma once
 #ifdef HAVE_OPENBLAS
 #include <cblas.h>
@@ -11,8 +11,9 @@ typedef struct {
     __typeof__(openblas_get_corename) *corename;
 } Blas;
 
-// On one thread of its own: the ops are the parallelism. Call it outside of a parallel region first; from then on its products
-// may be computed by as many threads at once as OpenMP had at that call. Ends the program with one line when the library
-// cannot be loaded, or when there is no room for the buffer that each thread needs.
+// On one thread of its own: the ops are the parallelism. Call it outside of a parallel region first; from
+// then on its products may be computed by as many threads at once as OpenMP had at that call. Ends the
+// program with one line when the library cannot be loaded, or when there is no room for the buffer that each
+// thread needs.
 const Blas *blas(void);
 #endif
