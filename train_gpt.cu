@@ -127,8 +127,9 @@ static void finish_step(Run *r)
     lap_clock(r);
     if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
     const Config *c = &r->config;
-    double tokens = (double)c->micro_batches * c->micro_batch_tokens;
+    double tokens = trainer_step_tokens(&r->trainer, step);
     double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, schedule_window(c, step));
+    logger_speed(r->logger, tokens, comm_size() * mfu_peak_flops(backend_device_name()));
     logger_step(r->logger, step + 1, config_total_steps(c), r->trainer.train_ms, loss,
                 c->muon_rate * schedule_lr_factor(c, step), flops);
     snprintf(what, sizeof what, "training step %d", step + 1);
@@ -311,7 +312,7 @@ static void open_logger(Run *r, int argc, char **argv)
         free(value);
     }
     NsOptions *ns = &t->optimizer.ns;
-    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns);
+    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
     logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "",
                    comm_description());
     logger_message(r->logger, "data: %s", data);
@@ -322,12 +323,12 @@ static void open_logger(Run *r, int argc, char **argv)
                    FLOATX_NAME, c->head == HEAD_FP8 ? "fp8" : "bf16");
     logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations", ns_variant_name((NsVariant)c->ns),
                    *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
+    logger_detail(r->logger, "stages: %s", stages);
     logger_detail(r->logger, "Newton-Schulz: %s", ns_text);
     if (ns_caution(ns)) note("%s", ns_caution(ns));
-    logger_speed(r->logger, (double)c->micro_batches * c->micro_batch_tokens,
-                 comm_size() * mfu_peak_flops(backend_device_name()));
     free(data);
     free(ns_text);
+    free(stages);
 }
 
 static void log_memory(Run *r)

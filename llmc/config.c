@@ -1,5 +1,6 @@
 #include "llmc/config.h"
 #include "llmc/records/record.h"
+#include "llmc/schedule.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
@@ -36,6 +37,11 @@ static const Option options[] = {
     {"num-extension", OPT_INT, AT(num_extension), NULL, 0, 1e9, NULL, "steps after them, at the longest window", true, NULL},
     {"cooldown", OPT_FLOAT, AT(cooldown), NULL, 0.0001, 1, NULL, "share of the scheduled steps in which the learning rate falls", true, NULL},
     {"window-schedule", OPT_TEXT, AT(window_schedule), NULL, 0, 0, NULL, "long windows in blocks, evenly over the scheduled steps", true, NULL},
+    {"stage-starts", OPT_CHOICE, AT(stage_starts), NULL, 0, 0, "up|nearest", "how the step at which a window begins is rounded", true, NULL},
+    {"stage-tokens", OPT_TEXT, AT(stage_tokens), NULL, 0, 0, NULL, "micro-batch-tokens by stage, as many as there are windows, and one more if the extension's differs; empty: the same in all", true, NULL},
+    {"stage-documents", OPT_TEXT, AT(stage_documents), NULL, 0, 0, NULL, "max-document by stage", true, NULL},
+    {"stage-rates", OPT_TEXT, AT(stage_rates), NULL, 0, 0, NULL, "highest factor on the learning rates by stage; empty: 1", true, NULL},
+    {"rate-floor", OPT_FLOAT, AT(rate_floor), NULL, 0, 1, NULL, "factor that the learning rates fall to", true, NULL},
     {"window-extension", OPT_INT, AT(window_extension), NULL, 1, 1e6, NULL, "long window of the extension steps, in blocks", true, NULL},
     {"window-final", OPT_INT, AT(window_final), NULL, 1, 1e6, NULL, "long window of the last validation, in blocks", true, NULL},
 
@@ -196,9 +202,40 @@ static bool no_record(const char *option, const char *name, Error *e)
     return false;
 }
 
+// A column of the stage table as the text of an option: empty when no row says anything.
+static bool set_column(Config *c, const Record *r, const char *option, double (*value)(const StageSpec *stage), int rows, Error *e)
+{
+    char list[MAX_WINDOWS * 24] = "";
+    size_t n = 0;
+    bool any = false;
+    for (int i = 0; i < rows; i++) {
+        double x = value(&r->stages[i]);
+        any = any || x != 0;
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%.10g", i ? "," : "", x);
+    }
+    return config_set(c, option, any ? list : "", e);
+}
+
+static double window_of(const StageSpec *s) { return s->window; }
+static double tokens_of(const StageSpec *s) { return s->micro_batch_tokens; }
+static double document_of(const StageSpec *s) { return s->max_document; }
+static double rate_of(const StageSpec *s) { return s->rate; }
+
+static bool apply_stages(Config *c, const Record *r, Error *e)
+{
+    int all = r->num_stages;
+    char extension[16];
+    if (!all) return true;
+    snprintf(extension, sizeof extension, "%d", r->stages[all - 1].window);
+    return set_column(c, r, "window-schedule", window_of, all - 1, e) && config_set(c, "window-extension", extension, e) &&
+           set_column(c, r, "stage-tokens", tokens_of, all, e) && set_column(c, r, "stage-documents", document_of, all, e) &&
+           set_column(c, r, "stage-rates", rate_of, all, e);
+}
+
 static bool apply_record(Config *c, const Record *r, Error *e)
 {
     if (r->based_on && !apply_record(c, r->based_on, e)) return false;
+    if (!apply_stages(c, r, e)) return false;
     if (r->layers && !config_set(c, "network", r->name, e)) return false;
     for (const Field *f = r->fields; f->option; f++) {
         if (!config_set(c, f->option, f->value, e)) return false;
@@ -377,7 +414,7 @@ bool config_check(const Config *c, Error *e)
         return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
     if (c->portable && c->attention == ATTENTION_CUDNN)
         return error_set(e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
-    if (!check_windows(c, e)) return false;
+    if (!check_windows(c, e) || !schedule_check(c, e)) return false;
     NsOptions ns;
     NsText text = config_ns_text(c);
     if (!ns_options_parse(&ns, &text, e)) return false;
@@ -477,17 +514,22 @@ uint64_t config_fingerprint(const Config *c)
     return h;
 }
 
-// Of an option that presets set: the value of the first preset, on which the others are based. NULL: there is none.
-static const char *preset_value(const char *option)
+// Of an option that presets set: the value of the first preset, on which the others are based, as it is written there if it is.
+// Owned by the caller; NULL: no text.
+static char *standard_value(const Config *first, const Option *o)
 {
+    if (o->standard) return xstrdup(o->standard);
     for (const Field *field = records[0]->fields; field->option; field++) {
-        if (!strcmp(field->option, option)) return field->value;
+        if (!strcmp(field->option, o->name)) return xstrdup(field->value);
     }
-    return strcmp(option, "network") ? NULL : records[0]->name;
+    return config_option_value(first, (int)(o - options));
 }
 
 void config_print_help(FILE *f)
 {
+    Config first = {0};
+    Error e;
+    if (!apply_record(&first, records[0], &e)) fatal(EXIT_USAGE, "%s", e.text);
     fprintf(f,
             "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 "
             "--train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
@@ -496,20 +538,22 @@ void config_print_help(FILE *f)
         const Option *o = &options[i];
         char left[64], range[64] = "";
         if (o->section) fprintf(f, "\n%s\n", o->section);
-        const char *standard = o->standard ? o->standard : preset_value(o->name);
+        char *standard = standard_value(&first, o);
         snprintf(left, sizeof left, "--%s", o->name);
         if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT)
             snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
         fprintf(f, "  %-22s %s", left, o->help);
         if (o->type == OPT_FLAG) fprintf(f, "\n");
         else if (o->choices) fprintf(f, " (%s; default %s)\n", o->choices, standard);
-        else fprintf(f, " (default %s%s)\n", standard && *standard ? standard : "none", range);
+        else fprintf(f, " (default %s%s)\n", *standard ? standard : "none", range);
+        free(standard);
     }
     fprintf(f, "\nPresets, each as the one it is based on with these changes:\n");
     for (int i = 0; records[i]; i++) {
         const Record *r = records[i];
         fprintf(f, "  %-12s %s", r->name, r->based_on ? r->based_on->name : "the defaults above");
         if (r->layers && r->based_on) fprintf(f, " with its own network");
+        if (r->stages && r->based_on) fprintf(f, " with its own stages");
         for (const Field *field = r->fields; r->based_on && field->option; field++)
             fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
         fprintf(f, "\n");

@@ -20,6 +20,9 @@ typedef struct Config {
     double cooldown;
     const char *window_schedule; // "3,7,11": long windows, in blocks, over the scheduled steps
     int window_extension, window_final;
+    const char *stage_tokens, *stage_documents, *stage_rates; // by stage, see schedule.h; empty: the same in all
+    int stage_starts;                                         // STARTS_UP or STARTS_NEAREST
+    double rate_floor;                                        // what the rate factor falls to
     // optimizer
     double adam_rate, muon_rate, weight_decay;
     double momentum_low, momentum_high;
@@ -58,6 +61,7 @@ typedef struct Config {
     bool given[MAX_OPTIONS]; // by index: the command line names the option
 } Config;
 
+enum { STARTS_UP, STARTS_NEAREST };
 enum { MIN_PROFILE = 6 };
 enum { MAX_HEAD_DIM = 1024, MAX_WINDOWS = 64, MAX_STEP_TOKENS = 1 << 28 }; // a step's tokens are also a validation sequence
 

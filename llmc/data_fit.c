@@ -1,4 +1,5 @@
 #include "llmc/data_fit.h"
+#include "llmc/schedule.h"
 
 enum { COUNTED_TOKENS = 64 << 20, LEAST_SEQUENCE = 16, SEQUENCE_MULTIPLE = 128 };
 
@@ -20,17 +21,36 @@ char *fit_validation(Config *c)
     return line;
 }
 
+// Of a stage, `most` at most. l NULL: as many as *tokens give, which it takes them from.
+static int64_t count_stage(Loader *l, const Config *c, const Stage *stage, int64_t *tokens, int64_t most)
+{
+    int64_t each = (int64_t)c->micro_batches * (stage->micro_batch_tokens + 1);
+    if (l) {
+        loader_set_sizes(l, stage->micro_batch_tokens, stage->max_document);
+        return loader_count_steps(l, most);
+    }
+    int64_t steps = min_i64(most, *tokens / each);
+    *tokens -= steps * each;
+    return steps;
+}
+
 // Steps of one pass, `most` at most.
-static int64_t count_steps(const LoaderOptions *options, int64_t num_tokens, int64_t most)
+static int64_t count_steps(const Config *c, const LoaderOptions *options, int64_t num_tokens, int64_t most)
 {
     Error e;
     LoaderOptions o = *options;
-    if (num_tokens > COUNTED_TOKENS)
-        return num_tokens / ((int64_t)o.micro_batches * (o.micro_batch_tokens + 1));
     o.repeat = false;
     o.epochs = 1;
-    Loader *l = loader_open(&o, &e);
-    int64_t steps = l ? loader_count_steps(l, most) : 0;
+    Loader *l = num_tokens > COUNTED_TOKENS ? NULL : loader_open(&o, &e);
+    int64_t steps = 0;
+    bool enough = l || num_tokens > COUNTED_TOKENS;
+    while (steps < most && enough) {
+        Stage stage = schedule_stage(c, (int)steps);
+        int64_t length = min_i64(stage.end, most) - steps;
+        int64_t found = count_stage(l, c, &stage, &num_tokens, length);
+        steps += found;
+        enough = found == length;
+    }
     loader_close(l);
     return steps;
 }
@@ -43,16 +63,17 @@ static void shorten_schedule(Config *c, int steps)
     c->num_scheduled = steps - c->num_extension;
 }
 
-static bool steps_are_given(const Config *c)
+// A shortened schedule of stages of several sizes needs other data than the whole one had.
+static bool keeps_schedule(const Config *c)
 {
-    return config_given(c, "num-scheduled") || config_given(c, "num-extension") ||
+    return schedule_sizes_differ(c) || config_given(c, "num-scheduled") || config_given(c, "num-extension") ||
            config_given(c, "stop-at") || *c->resume;
 }
 
 char *fit_steps(Config *c, const LoaderOptions *options, int64_t num_tokens)
 {
     int total = config_total_steps(c);
-    int64_t steps = count_steps(options, num_tokens, total);
+    int64_t steps = count_steps(c, options, num_tokens, total);
     const char *at_most = num_tokens > COUNTED_TOKENS ? "at most " : "";
     if (steps >= total || steps == 0)
         return NULL; // none at all: the loader says why
@@ -63,7 +84,7 @@ char *fit_steps(Config *c, const LoaderOptions *options, int64_t num_tokens)
                              at_most, (long long)steps, total, passes,
                              enough ? "" : ", more than --epochs allows; the run ends where the data end");
     }
-    if (*at_most || steps_are_given(c)) {
+    if (*at_most || keeps_schedule(c)) {
         return format_string(
             "the training data give %s%lld of %d steps: the run ends there; --repeat goes over them again, "
             "%.1f times in all",

@@ -286,6 +286,13 @@ static bool fill_batch(Loader *l, int m, Batch *b, Error *e)
     return true;
 }
 
+void loader_set_sizes(Loader *l, int micro_batch_tokens, int max_document)
+{
+    assert(l->accumulated == 0 && l->planned == 0 && micro_batch_tokens >= 1 && max_document >= 1);
+    l->options.micro_batch_tokens = micro_batch_tokens;
+    l->options.max_document = max_document;
+}
+
 bool loader_next(Loader *l, Batch *batch, Error *e)
 {
     const LoaderOptions *o = &l->options;

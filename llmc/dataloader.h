@@ -57,7 +57,7 @@ typedef struct {
     const char *files_glob; // one path, or a pattern; every file that matches, in byte order of the names
     int micro_batches;      // of a step, over all ranks; a multiple of num_ranks
     int group_micro_batches; // of a group, a divisor of micro_batches; 0: all of a step
-    int micro_batch_tokens; // N
+    int micro_batch_tokens; // N; the largest, where steps differ
     int rank, num_ranks;
     int max_document; // tokens used of a document at most
     bool repeat;      // begin again after the last shard, without end
@@ -76,6 +76,9 @@ typedef struct Loader Loader;
 // counts it.
 // Returns NULL with an Error on impossible sizes or ranks, no matching file, or a file that shard_open refuses.
 Loader *loader_open(const LoaderOptions *options, Error *e);
+
+// From the next step on: tokens of a micro-batch, at most those of loader_open, and of a document. Only between steps.
+void loader_set_sizes(Loader *l, int micro_batch_tokens, int max_document);
 
 // This rank's next micro-batch, micro_batches / num_ranks of them in a step.
 //   batch  N = micro_batch_tokens, allocated and owned by the caller

@@ -2,8 +2,26 @@
 #pragma once
 #include "llmc/config.h"
 
-// Factor on all learning rates at step t: 1, then falling linearly to 0.1 over the last `cooldown` share of the scheduled
-// steps, flat in the extension steps.
+// A stretch of steps that have one size and one window. The scheduled steps are shared evenly among as many stages as
+// --window-schedule has windows: of n stages and s steps stage k begins at k s / n, rounded up or to the nearest whole number
+// (--stage-starts). The extension steps are the last stage. The other lists have an entry for each of the n stages, and one more
+// when the extension's differs from the last one.
+typedef struct {
+    int index;
+    int end; // the step at which the next one begins; of the last one the number of steps
+    int micro_batch_tokens, max_document;
+    int window;  // long window, blocks
+    double rate; // the highest factor on all learning rates
+} Stage;
+Stage schedule_stage(const Config *c, int t); // of step t; beyond the last step the last stage
+int schedule_most_tokens(const Config *c);    // largest micro-batch of all stages
+bool schedule_sizes_differ(const Config *c);  // whether stages have micro-batches or documents of several sizes
+bool schedule_check(const Config *c, Error *e);
+// What differs between the stages, a line for the log, owned by the caller.
+char *schedule_describe(const Config *c);
+
+// Factor on all learning rates at step t: the stage's rate, falling linearly to rate_floor over the last `cooldown` share of the
+// scheduled steps, flat in the extension steps.
 double schedule_lr_factor(const Config *c, int t);
 // NorMuon momentum at step t.
 double schedule_momentum(const Config *c, int t);

@@ -11,7 +11,7 @@ static void open_training_data(Trainer *t)
     Config *c = t->config;
     Error e;
     LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches, .group_micro_batches = c->group_micro_batches,
-                       .micro_batch_tokens = c->micro_batch_tokens,
+                       .micro_batch_tokens = schedule_most_tokens(c),
                        .rank = comm_rank(), .num_ranks = comm_size(), .max_document = c->max_document, .repeat = c->repeat,
                        .epochs = c->repeat ? 0 : c->epochs, .vocab_size = c->vocab_size};
     t->loader = loader_open(&o, &e);
@@ -76,17 +76,20 @@ static DeviceBatch device_batch(const int32_t *block, int N, int slots)
 
 // ---- memory ------------------------------------------------------------------------------------------------------------
 
+static int64_t input_bytes(const Trainer *t, int N) // of a step
+{
+    return t->accumulation * block_size(N) * (int64_t)sizeof(int32_t) + (int64_t)sizeof(StepParams);
+}
+
 static void allocate_batches(Trainer *t)
 {
-    int N = t->config->micro_batch_tokens, A = t->accumulation;
-    t->block_ints = block_size(N);
-    batch_alloc(&t->batch, N);
-    t->input_bytes = A * t->block_ints * (int64_t)sizeof(int32_t) + (int64_t)sizeof(StepParams);
+    int A = t->accumulation;
+    size_t most = (size_t)input_bytes(t, schedule_most_tokens(t->config));
     t->device_loss = device_alloc((size_t)A * sizeof(float), "batches: losses");
     t->feed = stream_create();
     for (int i = 0; i < STEP_SLOTS; i++) {
-        t->device_input[i] = device_alloc((size_t)t->input_bytes, "batches");
-        t->host_input[i] = host_alloc((size_t)t->input_bytes);
+        t->device_input[i] = device_alloc(most, "batches");
+        t->host_input[i] = host_alloc(most);
         t->host_loss[i] = host_alloc((size_t)A * sizeof(float));
         t->fed[i] = event_create();
         t->done[i] = event_create();
@@ -111,7 +114,7 @@ static int plan_parts(const Trainer *t)
 {
     enum { MULTIPLE = 128 };
     const Config *c = t->config;
-    size_t none, train = acts_bytes(&t->model, c->micro_batch_tokens, true, &none),
+    size_t none, train = acts_bytes(&t->model, schedule_most_tokens(c), true, &none),
                  eval = acts_bytes(&t->model, t->sequence_tokens, false, &none);
     if (!t->validation || eval <= train) return t->sequence_tokens;
     int64_t fit = (int64_t)((double)train / (double)eval * t->sequence_tokens) / MULTIPLE * MULTIPLE,
@@ -125,14 +128,13 @@ static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
     size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(&t->model, t->part_tokens, false, &none), updates = 0;
-    if (t->loader) train = acts_bytes(&t->model, c->micro_batch_tokens, true, &gradients);
+    if (t->loader) train = acts_bytes(&t->model, schedule_most_tokens(c), true, &gradients);
     if (t->loader) updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
     char *head = head_idle_memory(&idle);
     bool lent = gradients <= idle;
     t->acts_bytes = larger(larger(train + (lent ? 0 : gradients), eval), updates);
     t->acts_memory = device_alloc(t->acts_bytes, "activations");
-    if (t->loader)
-        acts_place(&t->train, &t->model, c->micro_batch_tokens, true, t->acts_memory, lent ? head : (char *)t->acts_memory + train);
+    t->gradient_memory = lent ? head : (char *)t->acts_memory + train;
     acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory, NULL);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
@@ -144,7 +146,7 @@ static void allocate_acts(Trainer *t)
 static void allocate_rope(Trainer *t)
 {
     Config *c = t->config;
-    t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? c->micro_batch_tokens : 0);
+    t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? schedule_most_tokens(c) : 0);
     size_t angles = (size_t)t->rope_positions * (size_t)(c->model_dim / c->num_heads / 4);
     t->rope_cos = device_alloc(angles * sizeof(floatX), "batches: rope tables");
     t->rope_sin = device_alloc(angles * sizeof(floatX), "batches: rope tables");
@@ -157,6 +159,22 @@ static void rebuild_rope(Trainer *t)
 {
     rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions,
                 t->config->model_dim / t->config->num_heads);
+}
+
+// Batches, blocks and activations of a stage's size, in memory that is large enough for all stages.
+static void take_sizes(Trainer *t, Stage stage)
+{
+    int N = stage.micro_batch_tokens;
+    if (t->batch.N != N) {
+        batch_free(&t->batch);
+        batch_alloc(&t->batch, N);
+        t->slots = 0;
+        acts_place(&t->train, &t->model, N, true, t->acts_memory, t->gradient_memory);
+    }
+    t->block_ints = block_size(N);
+    t->input_bytes = input_bytes(t, N);
+    t->stage = stage;
+    loader_set_sizes(t->loader, N, stage.max_document);
 }
 
 void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
@@ -178,7 +196,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     timeline_mark("data");
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
     double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
-    backend_reserve(&(OpSizes){.tokens = need_training ? c->micro_batch_tokens : 0, .wait_limit = wait_limit,
+    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_tokens(c) : 0, .wait_limit = wait_limit,
                                .eval_tokens = t->part_tokens,
                                .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
@@ -195,6 +213,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     allocate_parts(t);
     rope_start(&t->rope, c);
     rebuild_rope(t);
+    if (need_training) take_sizes(t, schedule_stage(c, 0));
     timeline_mark("memory");
 }
 
@@ -303,7 +322,7 @@ static void step_ops(Trainer *t)
     exchange_begin_gather(&t->optimizer.exchange, &t->model.params, t->step, t->stream);
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a <= last; a++) {
-        int N = t->config->micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
+        int N = t->stage.micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
         const int32_t *host = t->host_input[slot] + a * t->block_ints;
         DeviceBatch b = device_batch(t->device_input[slot] + a * t->block_ints, N, t->slots);
         comm_step(t->step); // on a CPU a step may take minutes
@@ -323,7 +342,7 @@ static void run_step_ops(Trainer *t)
     int input = t->step % STEP_SLOTS, phase = t->step % update_cycle(&t->model.params);
     for (int i = 0; i < t->num_graphs; i++) {
         StepGraph *g = &t->graphs[i];
-        if (g->window == t->rope.window && g->slots == t->slots && g->phase == phase && g->input == input) {
+        if (g->stage == t->stage.index && g->slots == t->slots && g->phase == phase && g->input == input) {
             graph_launch(g->graph, t->stream);
             return;
         }
@@ -332,7 +351,7 @@ static void run_step_ops(Trainer *t)
     bool captured = graph_begin(t->stream);
     step_ops(t);
     if (!captured) return;
-    t->graphs[t->num_graphs++] = (StepGraph){t->rope.window, t->slots, phase, input, graph_end(t->stream)};
+    t->graphs[t->num_graphs++] = (StepGraph){t->stage.index, t->slots, phase, input, graph_end(t->stream)};
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
 
@@ -351,6 +370,15 @@ static void collect_failure(bool failed, Error *e)
         if (r) error_set(e, "rank %d: %s", r, line.text);
         else *e = line;
     }
+}
+
+// All ranks come here at the same step.
+static void follow_stage(Trainer *t)
+{
+    Stage stage = schedule_stage(t->config, t->step);
+    if (stage.index == t->stage.index) return;
+    drop_graphs(t); // sizes are frozen in them
+    take_sizes(t, stage);
 }
 
 // When the data of one rank fails, all fail, with the step before as the last: so its state can still be
@@ -386,6 +414,7 @@ bool trainer_queue_step(Trainer *t, Error *e)
 {
     int slot = t->step % STEP_SLOTS;
     comm_step(t->step);
+    follow_stage(t);
     if (!read_batches(t, t->host_input[slot], e)) return false;
     trainer_follow_windows(t);
     *input_params(t, t->host_input[slot]) = schedule_step_params(t->config, t->step);
@@ -398,13 +427,18 @@ bool trainer_queue_step(Trainer *t, Error *e)
     return true;
 }
 
+double trainer_step_tokens(const Trainer *t, int step)
+{
+    return (double)t->config->micro_batches * schedule_stage(t->config, step).micro_batch_tokens;
+}
+
 double trainer_finish_step(Trainer *t, int step)
 {
     int slot = step % STEP_SLOTS;
     double sum = 0;
     event_synchronize(t->done[slot]);
     for (int a = 0; a < t->accumulation; a++) sum += t->host_loss[slot][a];
-    return comm_sum(sum) / ((double)t->config->micro_batches * t->config->micro_batch_tokens);
+    return comm_sum(sum) / trainer_step_tokens(t, step);
 }
 
 Ceilings trainer_ceilings(Trainer *t) { return profile_ceilings(t->stream, t->acts_memory, t->acts_bytes); }

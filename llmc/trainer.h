@@ -11,7 +11,7 @@
 enum { STEP_SLOTS = 2, MAX_GRAPHS = 8 };
 
 typedef struct {
-    int window;             // long window in blocks
+    int stage;
     int slots, phase, input; // what a captured step depends on: phase: of the cycle of updates; input: slot of its buffers
     Graph *graph;
 } StepGraph;
@@ -32,6 +32,8 @@ typedef struct {
 
     void *acts_memory; // shared by the two and by the optimizer's work, which are never alive together
     size_t acts_bytes;
+    void *gradient_memory; // of train: the head's, or behind its own
+    Stage stage;           // whose sizes train, batch and the blocks have
     char memory_plan[200]; // a line for the log
     Acts train, eval;
 
@@ -75,6 +77,7 @@ void trainer_follow_windows(Trainer *t);
 // Queues the next step. False on all ranks when the data of any fails, with a line for rank 0 to print; the
 // state is then that after the last step that was queued. The step's loss comes from trainer_finish_step.
 bool trainer_queue_step(Trainer *t, Error *e);
+double trainer_step_tokens(const Trainer *t, int step); // over all ranks
 // Waits for queued step `step` and returns its training loss per token, the mean over all ranks.
 double trainer_finish_step(Trainer *t, int step);
 // What the device can do, measured in the memory of the activations: between two steps.

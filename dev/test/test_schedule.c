@@ -53,6 +53,37 @@ static void check_by_hand(void)
        "weight decay is NorMuon's, without the factor of the row");
 }
 
+// The schedule of the record of August 2026, 1250 + 40 steps, from its published numbers.
+static void check_stages(void)
+{
+    Config c;
+    Error e;
+    const char *argv[] = {"test", "--num-scheduled", "1250", "--num-extension", "40", "--stage-starts", "nearest",
+                          "--stage-tokens", "16384,32768,49152", "--stage-rates", "1,1.52,1.73,1", "--cooldown", "0.6",
+                          "--rate-floor", "0.15", "--stage-documents", "2048,1024,896,512"};
+    bool good = config_parse(&c, sizeof argv / sizeof *argv, (char **)argv, &e);
+    struct { int t, stage, tokens, document; double factor; } rows[] = {
+        {0, 0, 16384, 2048, 1}, {416, 0, 16384, 2048, 1}, {417, 1, 32768, 1024, 1.52}, {500, 1, 32768, 1024, 1.52},
+        {600, 1, 32768, 1024, 1.337333}, {832, 1, 32768, 1024, 0.913547}, {833, 2, 49152, 896, 1.028480},
+        {1000, 2, 49152, 896, 0.676667}, {1249, 2, 49152, 896, 0.152107}, {1250, 3, 49152, 512, 0.15}, {1289, 3, 49152, 512, 0.15}};
+    ok(good, "stages of several sizes and rates");
+    for (size_t i = 0; good && i < sizeof rows / sizeof *rows; i++) {
+        Stage s = schedule_stage(&c, rows[i].t);
+        ok(s.index == rows[i].stage && s.micro_batch_tokens == rows[i].tokens && s.max_document == rows[i].document &&
+               fabs(schedule_lr_factor(&c, rows[i].t) - rows[i].factor) < 2e-4,
+           "step %d: stage %d, %d tokens, documents cut at %d, rate factor %.6f", rows[i].t, s.index, s.micro_batch_tokens,
+           s.max_document, schedule_lr_factor(&c, rows[i].t));
+    }
+    ok(schedule_stage(&c, 0).end == 417 && schedule_stage(&c, 417).end == 833 && schedule_stage(&c, 900).end == 1250 &&
+           schedule_stage(&c, 1260).end == 1290,
+       "stages end at 417, 833, 1250 and 1290");
+    ok(schedule_most_tokens(&c) == 49152 && schedule_sizes_differ(&c), "the largest micro-batch has 49152 tokens");
+    c.stage_starts = STARTS_UP;
+    ok(schedule_stage(&c, 833).index == 1 && schedule_stage(&c, 834).index == 2, "rounded up, the third begins a step later");
+    Config plain = preset("2025-10-27", "2245", "40");
+    ok(!schedule_sizes_differ(&plain) && schedule_most_tokens(&plain) == 32768, "the first preset has one size");
+}
+
 static void check_against_twin(const char *name, const char *scheduled, const char *extension)
 {
     SafeTensors *st = open_golden("schedules");
@@ -100,6 +131,7 @@ static void check_yarn(void)
 int main(void)
 {
     check_by_hand();
+    check_stages();
     check_against_twin("2285", "2245", "40");
     check_against_twin("289", "279", "10");
     check_against_twin("8", "6", "2");

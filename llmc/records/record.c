@@ -2,7 +2,7 @@
 #include "llmc/config.h"
 #include <string.h>
 
-const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18, &record_tiny, NULL};
+const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18, &record_tiny, &record_toy, NULL};
 
 const Record *record_find(const char *name)
 {

@@ -128,6 +128,16 @@ typedef struct {
 } LayerSpec;
 enum { MAX_LAYERS = 32 };
 
+// ---- stages ------------------------------------------------------------------------------------------------------------
+
+// A stretch of the schedule, see llmc/schedule.h; the last row is the extension. A column without any value is as the options
+// --micro-batch-tokens and --max-document say, the rate 1.
+typedef struct {
+    int window; // long window, blocks
+    int micro_batch_tokens, max_document;
+    double rate;
+} StageSpec;
+
 // ---- record ------------------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -138,6 +148,8 @@ typedef struct Record {
     const char *name;
     const struct Record *based_on; // its fields come first
     const Field *fields;           // ends with a NULL; options that the preset sets
+    const StageSpec *stages;       // NULL: those of based_on
+    int num_stages;
     // The network. layers NULL: that of based_on.
     const LayerSpec *layers;
     int num_layers;
@@ -161,4 +173,4 @@ int record_mix_terms(const MixTerm *mix);
 bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
-extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_tiny;
+extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_tiny, record_toy;

@@ -1,0 +1,126 @@
+// A network that only a table describes: the gradient of every tensor of the toy record against the loss itself, along the
+// gradient. It has what the presets do not: a layer without an MLP, one that mixes nothing in, constant coefficients, a stream
+// that comes back through a gate alone.
+#include "dev/test/tap.h"
+#include "dev/test/uniform.h"
+#include "llmc/comm.h"
+#include "llmc/model.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 64, VOCAB = 61 };
+
+static struct {
+    Config config;
+    Model model;
+    Acts acts;
+    Rope rope;
+    floatX *cos, *sin;
+    Batch batch;
+    int32_t *table;
+    DeviceBatch device;
+    AttentionSetting at;
+} toy;
+
+static void open_toy(void)
+{
+    Error e;
+    char *argv[] = {"test", "--preset", "toy", "--vocab-size", "61", "--micro-batches", "1"};
+    if (!config_parse(&toy.config, 7, argv, &e)) fatal(1, "%s", e.text);
+    const Config *c = &toy.config;
+    backend_open(0);
+    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
+                               .vocab_padded = config_vocab_padded(c)});
+    model_describe(&toy.model, c);
+    model_allocate(&toy.model, true);
+    size_t gradients, bytes = acts_bytes(&toy.model, N, true, &gradients);
+    char *memory = device_alloc(bytes + gradients, "activations");
+    acts_place(&toy.acts, &toy.model, N, true, memory, memory + bytes);
+    rope_start(&toy.rope, c);
+    size_t angles = (size_t)N * (size_t)toy.rope.count;
+    toy.cos = device_alloc(angles * sizeof(floatX), "rope");
+    toy.sin = device_alloc(angles * sizeof(floatX), "rope");
+    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, N, c->model_dim / c->num_heads);
+    toy.at = (AttentionSetting){8, 20, (float)toy.rope.scale, toy.cos, toy.sin};
+}
+
+static void make_batch(void)
+{
+    Batch *b = &toy.batch;
+    batch_alloc(b, N);
+    for (int i = 0; i < N; i++) {
+        b->tokens[i] = (int32_t)((uint32_t)(i * i * 7 + i) % VOCAB);
+        b->targets[i] = (int32_t)((uint32_t)(i * 11 + 3) % VOCAB);
+    }
+    b->num_docs = 2;
+    b->cu_seqlens[1] = 41;
+    b->cu_seqlens[2] = N;
+    batch_sort_rows(b);
+    toy.table = xcalloc((size_t)attention_table_ints(N, 0), sizeof *toy.table);
+    int slots = attention_table_build(toy.table, b->cu_seqlens, b->num_docs, N, 0);
+    toy.device = (DeviceBatch){.N = N, .tokens = b->tokens, .targets = b->targets,
+                               .rows = {b->order, b->row_token, b->row_start, &b->num_rows}, .table = toy.table, .slots = slots};
+}
+
+// No tensor at zero, where gradients of others vanish. STORE_HALF is fp32 in this build.
+static void draw_weights(void)
+{
+    const Params *p = &toy.model.params;
+    params_init(&toy.model.params, &toy.config, NULL);
+    random_used = 0; // the same for every tensor
+    for (int i = 0; i < p->count; i++) {
+        float *x = param_data(p, &p->list[i]);
+        for (int64_t k = 0; k < param_elements(&p->list[i]); k++) x[k] += (float)(0.4 * uniform() - 0.2);
+    }
+    params_round(p, NULL);
+}
+
+static double loss(void) // of the whole batch, gradients added
+{
+    float sum;
+    model_prepare(&toy.model, &toy.acts, NULL);
+    model_train_batch(&toy.model, &toy.acts, &toy.device, &toy.at, &sum, FIRST_OF_STEP | LAST_OF_STEP, NULL);
+    model_finish_gradients(&toy.model, &toy.acts, NULL);
+    return sum;
+}
+
+static void move(const Param *a, const float *direction, double step)
+{
+    float *x = param_data(&toy.model.params, a);
+    for (int64_t k = 0; k < param_elements(a); k++) x[k] += (float)(step * direction[k]);
+    params_round(&toy.model.params, NULL);
+}
+
+// The loss changes by |g| times the length of a step along g; to the third order in the step, and rounding of fp32 sums.
+static void check(const Param *a)
+{
+    const Params *p = &toy.model.params;
+    int64_t n = param_elements(a);
+    float *g = xcalloc((size_t)n, sizeof *g);
+    double norm = 0, length = 2e-3;
+    draw_weights();
+    params_zero_gradients(p, NULL);
+    loss();
+    memcpy(g, param_grad(p, a), (size_t)n * sizeof *g);
+    for (int64_t k = 0; k < n; k++) norm += (double)g[k] * g[k];
+    norm = sqrt(norm);
+    ok(norm > 1e-3, "gradient of %s is not zero: %.4g", a->name, norm);
+    move(a, g, length / norm);
+    double up = loss();
+    move(a, g, -2 * length / norm);
+    double down = loss(), slope = (up - down) / (2 * length);
+    // 64 losses of about 4 are rounded to 2^-24 of their sum, twice.
+    double rounding = 4 * 64 * 4 * 0x1p-24 / (2 * length);
+    ok(fabs(slope - norm) < 0.01 * norm + rounding, "the loss rises by it along the gradient: %.5g, |g| %.5g", slope, norm);
+    free(g);
+}
+
+int main(void)
+{
+    comm_open();
+    open_toy();
+    make_batch();
+    for (int i = 0; i < toy.model.params.count; i++) check(&toy.model.params.list[i]);
+    return tap_done();
+}
