@@ -8,7 +8,13 @@
 //   X           streams through 6 stages from global memory (L2), 128 columns at a time, and back: the Gram
 //               matrix of the next step starts with columns that are complete while the last ones are being
 //               stored
-//   warps       two consumer warpgroups (232 registers), one producer thread (40)
+//   warps       two consumer warpgroups (232 registers); in the third (40) a producer thread and, in clusters
+//               of two, a relay warp
+//   release     of a stage of X, in both CTAs: by the consumers' relaxed arrives where WGMMA alone has read
+//               it (Gram matrix); behind the ldmatrix reads of Z X's epilogue by the relay: consumer warps
+//               arrive at a local mbarrier (release at CTA scope), the relay acquires it and arrives for all
+//               of them with release at cluster scope. That release is a MEMBAR; in every consumer warp it
+//               made 256 x 768 11% slower
 //   schedule    static: a cluster takes whole matrices in a fixed order and waits for no other cluster
 //
 // R is symmetric to the last bit (the same products in the same order); Z up to rounding.
@@ -53,7 +59,10 @@ static __device__ __forceinline__ void produce_stage(SmallConsumer<CLUSTER> &p, 
 {
     uint64_t *full = p.m.full(p.stage);
     const uint16_t all = (1 << CLUSTER) - 1;
-    mbarrier_wait(p.m.empty(p.stage), p.parity() ^ 1);
+    if (CLUSTER > 1)
+        mbarrier_wait_cluster(p.m.empty(p.stage), p.parity() ^ 1);
+    else
+        mbarrier_wait(p.m.empty(p.stage), p.parity() ^ 1);
     mbarrier_arrive_expect_tx(full, p.m.STRIP); // includes the other CTA's multicast
     for (int i = 2 * p.rank; i < 2 * p.rank + 2; i++)
         tma_load_multicast(p.m.stage(p.stage) + i * BOX_BYTES, map, full, x + i % across * BOX_SIDE,
@@ -115,6 +124,28 @@ static __device__ __forceinline__ void produce_small(SmallConsumer<CLUSTER> &p, 
         p.written += (p.c.m + ANNOUNCE_COLS - 1) / ANNOUNCE_COLS; // in the last step
     }
     producer_tail(p);
+}
+
+// ---- relay ------------------------------------------------------------------------------------------------
+
+// Releases the stages of Z X in both CTAs for all consumer warps of this one; one lane per stage and CTA. It
+// needs no wait at its end: both CTAs' producers wait for these arrivals before they exit (producer_tail).
+template <int CLUSTER>
+static __device__ __forceinline__ void relay_releases(const SmallConsumer<CLUSTER> &p, int first,
+                                                      int clusters)
+{
+    int lane = threadIdx.x % WARP, units = (p.c.m + UNIT_COLS - 1) / UNIT_COLS;
+    uint32_t unit_parities = 0;
+    for (int matrix = first; matrix < p.c.batch; matrix += clusters)
+        for (int i = 0; i < p.c.it.steps * units; i++) {
+            int unit = i % units % SMALL_UNITS;
+            mbarrier_wait(p.m.unit_read(unit), unit_parities >> unit & 1);
+            unit_parities ^= 1u << unit;
+            __syncwarp();
+            if (lane < 2 * CLUSTER)
+                mbarrier_arrive_remote_release(p.m.empty(2 * unit + lane / CLUSTER), lane % CLUSTER,
+                                               CONSUMERS * GROUP_WARPS);
+        }
 }
 
 // ---- publication of stored columns ------------------------------------------------------------------------
@@ -307,9 +338,10 @@ static __device__ __forceinline__ void scale_rows(uint32_t (&rows)[SmallSizes<CL
 
 // ---- Z X --------------------------------------------------------------------------------------------------
 
-// UNIT_COLS columns of Z X in flight: their stages, the warpgroup's own rows of X in them, first column.
+// UNIT_COLS columns of Z X in flight: the first of their two stages, first column, the warpgroup's own rows
+// of X in the stages.
 struct Unit {
-    int stage[2], col;
+    int stage, col;
     const uint8_t *own;
 };
 
@@ -320,7 +352,7 @@ static __device__ __forceinline__ Unit begin_unit(float (&sum)[64],
                                                   SmallConsumer<CLUSTER> &p, int col)
 {
     int own = CONSUMERS * p.rank + p.group;
-    Unit unit = {{}, col};
+    Unit unit = {p.stage, col};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         mbarrier_wait(p.m.full(p.stage), p.parity());
@@ -334,7 +366,6 @@ static __device__ __forceinline__ Unit begin_unit(float (&sum)[64],
                                      half > 0 || k > 0);
         wgmma_commit();
         if (own / CLUSTER == half) unit.own = stage + own % CLUSTER * 2 * BOX_BYTES;
-        unit.stage[half] = p.stage;
         p.advance();
     }
     return unit;
@@ -353,6 +384,19 @@ static __device__ __forceinline__ void staging_acquire(SmallConsumer<CLUSTER> &p
     named_barrier_sync(STAGING_BARRIER + p.group, WARPGROUP);
 }
 
+// One warp: its ldmatrix reads of the unit's stages are complete.
+template <int CLUSTER>
+static __device__ __forceinline__ void release_unit(const SmallConsumer<CLUSTER> &p, const Unit &unit)
+{
+    int lane = threadIdx.x % WARP;
+    __syncwarp();
+    if (CLUSTER > 1) {
+        if (lane == 0) mbarrier_arrive(p.m.unit_read(unit.stage / 2));
+    } else if (lane < 2) {
+        mbarrier_arrive(p.m.empty(unit.stage + lane)); // the producer is in this CTA
+    }
+}
+
 // Epilogue of a unit whose WGMMAs are complete: X's other buffer = alpha Z X + a X.
 template <typename T, int CLUSTER>
 static __device__ __forceinline__ void end_unit(float (&sum)[64], const Unit &unit, SmallConsumer<CLUSTER> &p,
@@ -361,9 +405,7 @@ static __device__ __forceinline__ void end_unit(float (&sum)[64], const Unit &un
     int row = (CONSUMERS * p.rank + p.group) * BOX_SIDE;
     wgmma_fence_registers(sum);
     if (a != 0) add_boxes<T, 64>(sum, unit.own, a);
-    __syncwarp();
-#pragma unroll
-    for (int half = 0; half < 2; half++) p.arrive_all(p.m.empty(unit.stage[half]));
+    release_unit(p, unit);
     uint32_t packed[32];
     combine<T, false>(packed, sum, NULL, alpha, 0);
     staging_acquire(p, unit.col);
@@ -447,6 +489,7 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
         mbarrier_init(p.m.operand_empty(), warps);
         mbarrier_init(p.m.sent(), CONSUMERS), mbarrier_init(p.m.scaled(), CONSUMERS);
         mbarrier_init(p.m.read(), warps);
+        for (int i = 0; i < SMALL_UNITS; i++) mbarrier_init(p.m.unit_read(i), CONSUMERS * GROUP_WARPS);
         for (int i = 0; i < CLUSTER * CONSUMERS; i++) *p.m.written(i) = 0;
         fence_mbarrier_init();
     }
@@ -458,7 +501,9 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
         consume_small<T, CLUSTER>(p, first, clusters);
     } else {
         setmaxnreg_dec<SMALL_PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) produce_small<CLUSTER>(p, first, clusters);
+        int warp = uniform_warp() - CONSUMERS * GROUP_WARPS;
+        if (warp == 0 && threadIdx.x % WARP == 0) produce_small<CLUSTER>(p, first, clusters);
+        if (CLUSTER > 1 && warp == 1) relay_releases<CLUSTER>(p, first, clusters);
         __syncwarp();
     }
 #endif

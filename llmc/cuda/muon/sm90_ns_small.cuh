@@ -24,7 +24,8 @@ enum {
     SMALL_STAGES = 6,    // of X: 64 of the depth for all rows, or half of the depth for UNIT_COLS columns
     FREE_STAGES = 3,     // that overlap with nothing
     FREE_STRIP = 4,      // the first of them
-    UNIT_COLS = 128,     // of X per unit of work
+    UNIT_COLS = 128,     // of X per unit of work, which has two stages
+    SMALL_UNITS = SMALL_STAGES / 2,
     ANNOUNCE_COLS = 256, // of X that are stored between publications
     BOTH_BARRIER = 3     // named barrier of both warpgroups
 };
@@ -39,7 +40,7 @@ template <int CLUSTER> struct SmallSizes {
         STAGING = 2 * BOX_BYTES,   // of a warpgroup, for UNIT_COLS columns
         STAGING_STRIP = CLUSTER == 2 ? 3 : FREE_STRIP + FREE_STAGES,
         STRIPS = CLUSTER == 2 ? FREE_STRIP + FREE_STAGES : STAGING_STRIP + 2,
-        BARRIERS = 2 * SMALL_STAGES + 4,
+        BARRIERS = 2 * SMALL_STAGES + 4 + SMALL_UNITS,
         BYTES = STRIPS * STRIP + 2 * SIDE * 4 + BARRIERS * 8 + CLUSTER * CONSUMERS * 4
     };
     static_assert(BYTES <= 227 * 1024, "a block must fit into the shared memory of a multiprocessor");
@@ -91,6 +92,11 @@ template <int CLUSTER> struct SmallMemory : SmallSizes<CLUSTER> {
     {
         return full(2 * SMALL_STAGES + 2);
     } // operand B has been read
+    // The warps of this CTA have read both stages of a unit with ldmatrix.
+    __device__ __forceinline__ uint64_t *unit_read(int unit) const
+    {
+        return full(2 * SMALL_STAGES + 4) + unit;
+    }
     // Publications of X's columns by a warpgroup of the cluster.
     __device__ __forceinline__ uint32_t *written(int i) const { return (uint32_t *)full(S::BARRIERS) + i; }
 };

@@ -39,6 +39,18 @@ static __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t
                      : "r"(address), "r"(parity)
                      : "memory");
 }
+// The same behind arrivals of other CTAs with release semantics: acquires at cluster scope.
+static __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t address = shared_address(barrier), done = 0;
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+}
 // Tests without waiting whether the phase of this parity is complete.
 static __device__ __forceinline__ bool mbarrier_test(uint64_t *barrier, uint32_t parity)
 {

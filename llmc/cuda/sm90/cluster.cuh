@@ -99,6 +99,19 @@ static __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier,
                  : "memory");
 }
 
+// The same with release semantics at cluster scope, behind ldmatrix or ordinary loads of the stage: those are
+// not ordered by wgmma_wait before the other CTA's TMA loads. It costs the thread a MEMBAR.
+static __device__ __forceinline__ void mbarrier_arrive_remote_release(uint64_t *barrier, int rank,
+                                                                      uint32_t times)
+{
+    asm volatile("{\n\t.reg .b32 remote;\n\t"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote], %2;\n\t}" ::"r"(
+                     shared_address(barrier)),
+                 "r"(rank), "r"(times)
+                 : "memory");
+}
+
 // Copies `bytes` to address `to` in CTA `rank`; they count on its mbarrier `barrier`.
 static __device__ __forceinline__ void bulk_copy_remote(void *to, const void *from, uint64_t *barrier,
                                                         int rank, uint32_t bytes)
