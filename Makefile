@@ -185,8 +185,9 @@ $(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o)
 	@rm -f $@; ar rcs $@ $^
 
 train_gpt train_gpt_cpu $(EXACT)/train_gpt_cpu: LDLIBS := $(WRAP) $(LDLIBS)
-link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ $(LDLIBS)
-link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ $(CUDA_LIBS) $(LDLIBS)
+link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ -Wl,--build-id $(LDLIBS)
+# The self-check is remembered by the build id.
+link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ -Wl,--build-id $(CUDA_LIBS) $(LDLIBS)
 train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(EXACT)/train_gpt_cpu: $(EXACT)/train_gpt.o $(EXACT)/libllmc.a

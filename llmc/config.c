@@ -87,6 +87,10 @@ static const Option options[] = {
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
     {"verbose", OPT_FLAG, AT(verbose), "0", 0, 0, NULL, "show the plan of the memory and details of the optimizer", false, NULL},
+    {"self-check", OPT_CHOICE, AT(self_check), "auto", 0, 0, "never|auto|always",
+     "compare the kernels for Hopper with the host and the portable ones at the start; auto: once for each "
+     "GPU, driver and build of the program, remembered in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt",
+     false, NULL},
     {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, the next 4 without a validation or checkpoint in between run under a tracer, and a table is printed; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
     {"ranks", OPT_INT, AT(ranks), "1", 1, 8, NULL, "processes that share the work of the CPU program: 1, 2, 4 or 8", false, NULL},
@@ -299,7 +303,7 @@ static bool look_ahead(Config *c, int argc, char **argv, Error *e)
 static bool of_this_process(const Config *c, const Option *o)
 {
     static const char own[] = " out init-from save-init resume stop-at eval-only profile gpus ranks device timeout graphs threads "
-                              "verbose help ";
+                              "self-check verbose help ";
     char name[64];
     snprintf(name, sizeof name, " %s ", o->name);
     if (strstr(own, name)) return true;
@@ -487,7 +491,8 @@ char *config_unused(const Config *c, bool training, int reason)
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
         {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ", "nothing is trained here"},
         {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
-        {!backend_is_asynchronous(), " attention portable graphs device ", "this is the CPU program"},
+        {!backend_is_asynchronous(), " attention portable self-check graphs device ",
+         "this is the CPU program"},
     };
     if (!reasons[reason].holds) return NULL;
     char list[512] = "";

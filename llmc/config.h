@@ -53,6 +53,7 @@ typedef struct Config {
     int ranks, device, timeout, threads;
     int graphs;
     int attention; // AttentionKernels
+    int self_check; // SelfCheck
     // sampling
     const char *sample, *vocab;
     double temperature;

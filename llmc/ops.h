@@ -24,6 +24,9 @@ extern "C" {
 // Whose attention kernels: the fastest that are right here; cuDNN's; the program's own. The CPU has one kind.
 typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionKernels;
 
+// Whether the backend compares its kernels with others before the first op; auto: unless they passed before.
+typedef enum { SELF_CHECK_NEVER, SELF_CHECK_AUTO, SELF_CHECK_ALWAYS } SelfCheck;
+
 typedef struct {
     int tokens;      // largest N of a training micro-batch
     int eval_tokens; // largest N of a forward-only sequence
@@ -33,6 +36,7 @@ typedef struct {
     bool deterministic; // attention backward with a fixed order of sums
     bool portable;      // only kernels that every supported GPU runs
     AttentionKernels attention;
+    SelfCheck self_check;
     double wait_limit;  // seconds; the program ends when the host has waited longer for the device. 0: no limit
 } OpSizes;
 

@@ -201,7 +201,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
                                .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
                                .deterministic = c->deterministic, .portable = c->portable,
-                               .attention = (AttentionKernels)c->attention});
+                               .attention = (AttentionKernels)c->attention,
+                               .self_check = (SelfCheck)c->self_check});
     timeline_mark("products and plans");
     t->stream = stream_create();
     model_allocate(&t->model, need_training);

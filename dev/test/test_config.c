@@ -160,6 +160,9 @@ static void check_forms(void)
        "--name value and --name=value, with = in the value");
     ok(parse(&c, "--repeat --eval-only=1 --deterministic=0", &e) && c.repeat && c.eval_only && !c.deterministic,
        "a flag alone, and with 0 or 1");
+    ok(parse(&c, "", &e) && c.self_check == SELF_CHECK_AUTO, "kernels are checked unless they have passed");
+    ok(parse(&c, "--self-check always", &e) && c.self_check == SELF_CHECK_ALWAYS, "or always");
+    ok(parse(&c, "--self-check never", &e) && c.self_check == SELF_CHECK_NEVER, "or never");
     ok(parse(&c, "--seed 1 --seed 2", &e) && c.seed == 2, "the last of two counts");
     ok(parse(&c, "--num-scheduled 500 --preset tiny", &e) && c.num_scheduled == 500 && c.model_dim == 64,
        "a preset comes before all other options, wherever it stands");
@@ -244,6 +247,7 @@ static void check_refusals(void)
     refused("--repeat --epochs 2", "--repeat and --epochs exclude each other");
     refused("--repeat --epochs 1", "--repeat and --epochs exclude each other");
     refused("--portable --attention cudnn", "exclude each other");
+    refused("--self-check perhaps", "self-check");
     refused("--resume a --save-init b", "--save-init needs initial weights");
     refused("--stop-at 2286", "behind the last step, 2285");
     refused("--window-schedule 3,x", "--window-schedule: '3,x' is not a list");

@@ -269,7 +269,7 @@ static bool make_first_plans(Error *e)
 }
 
 // Documents that begin and end inside of tiles, and a window that cuts the longest.
-static bool cudnn_is_right(Error *why)
+static bool is_right(Kernels kernels, const char *name, Error *why)
 {
     if (!attention_sm80_prepare(at.head_dim, why) || !attention_sm80_prepare_backward(at.head_dim, why))
         return false;
@@ -285,11 +285,19 @@ static bool cudnn_is_right(Error *why)
     stream_destroy(s);
     AttentionCall c =
         make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
-    bool backward = at.backward == BY_CUDNN && at.sizes.tokens;
-    bool right =
-        attention_agree(find_plan(slots, N, false), backward ? find_plan(slots, N, true) : NULL, &c, why);
+    AttentionPeer peer = {.name = name, .with_backward = at.backward == kernels && at.sizes.tokens};
+    if (kernels == BY_CUDNN) {
+        peer.forward = find_plan(slots, N, false);
+        peer.backward = peer.with_backward ? find_plan(slots, N, true) : NULL;
+    }
+    bool right = attention_agree(&peer, &c, why);
     host_free(host), device_free(table);
     return right;
+}
+
+bool attention_own_is_right(Error *why)
+{
+    return at.forward != BY_SM90 || is_right(BY_SM90, "the kernels for Hopper", why);
 }
 
 size_t attention_borrowed_bytes(void) { return at.borrowed; }
@@ -322,7 +330,7 @@ static void reserve_dq_sum(size_t bytes)
 static bool cudnn_is_usable(Error *why)
 {
     if (!cudnn_is_a_candidate(why) || !make_first_plans(why)) return false;
-    return at.sizes.attention == ATTENTION_CUDNN || cudnn_is_right(why);
+    return at.sizes.attention == ATTENTION_CUDNN || is_right(BY_CUDNN, "cuDNN", why);
 }
 
 static void free_plans(void)

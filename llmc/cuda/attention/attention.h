@@ -20,6 +20,9 @@ int64_t
 attention_table_part(int N,
                      int max_documents); // int32 from one part of a table to the next (see attention.c)
 void attention_close(void);
+// Whether the kernels for Hopper, if they are taken, agree with the portable ones on a small batch of
+// documents; false with the tensor that differs. Call after attention_reserve.
+bool attention_own_is_right(Error *why);
 // Bytes at the end of the head's idle memory that attention uses as scratch.
 size_t attention_borrowed_bytes(void);
 
@@ -132,10 +135,16 @@ typedef struct {
 } KeptGradient;
 KeptGradient attention_take_dq(int N);
 
-// Runs both sides on random values (attention_check.c). base: the call without its tensors; backward: NULL
-// when cuDNN's is not wanted. False, with the tensor that differs, when cuDNN's results are not to be
-// trusted. Both own kernels must have been prepared.
-bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e);
+// Kernels to be compared with the sm80 ones.
+typedef struct {
+    const char *name;
+    AttentionPlan *forward, *backward; // cuDNN's; NULL: the sm90 kernels
+    bool with_backward;
+} AttentionPeer;
+// Runs both on random values (attention_check.c). base: the call without its tensors. False, with the tensor
+// that differs, when the peer's results are not to be trusted. Its kernels and the sm80 ones must have been
+// prepared.
+bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e);
 
 #ifdef __cplusplus
 }

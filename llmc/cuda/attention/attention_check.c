@@ -1,7 +1,7 @@
-// Whether cuDNN's kernels and the program's own agree on a small batch, with this library, on this GPU, for
-// this head width. Plans compile where they then give wrong results without a word: on an H200, dq for head
-// widths that are no multiple of 16 (cuDNN 9.14 and 9.19), all gradients for widths of 192 and 256
-// (cuDNN 9.14). So no plan is trusted unseen.
+// Whether cuDNN's kernels, or the own ones for Hopper, agree with the own ones for any GPU on a small batch,
+// on this GPU, for this head width. cuDNN's plans compile where they then give wrong results without a word:
+// on an H200, dq for head widths that are no multiple of 16 (cuDNN 9.14 and 9.19), all gradients for widths
+// of 192 and 256 (cuDNN 9.14). So no plan is trusted unseen.
 #include "llmc/cuda/attention/attention.h"
 #include <math.h>
 #include <stdlib.h>
@@ -42,7 +42,8 @@ static AttentionCall call_of(const AttentionCall *base, const Side *side)
     return c;
 }
 
-static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const char *name, Error *e)
+static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const char *peer, const char *name,
+                 Error *e)
 {
     floatX *a = xcalloc((size_t)n, sizeof *a), *b = xcalloc((size_t)n, sizeof *b);
     double difference = 0, size = 0;
@@ -57,7 +58,7 @@ static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const ch
     difference = sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
     return difference <= LARGEST_DIFFERENCE || // NaN is not: one in y is one in `difference`, whatever fmax
                                                // makes of `size`
-           error_set(e, "cuDNN's %s differs by %.2g from the program's own", name, difference);
+           error_set(e, "%s of %s differs by %.2g from that of the portable kernels", name, peer, difference);
 }
 
 // Sums over the head of dy * y, (N, H).
@@ -75,39 +76,52 @@ static void sum_rows(Stream s, const Side *side, const AttentionCall *c)
     free(dy), free(y), free(sums);
 }
 
-bool attention_agree(AttentionPlan *forward, AttentionPlan *backward, const AttentionCall *base, Error *e)
+static void run_peer(const AttentionPeer *peer, bool backward, const AttentionCall *c, Stream s)
+{
+    AttentionPlan *plan = backward ? peer->backward : peer->forward;
+    if (plan)
+        attention_plan_run(plan, c, s);
+    else if (backward)
+        attention_sm90_backward(c, s);
+    else
+        attention_sm90_forward(c, s);
+}
+
+bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e)
 {
     int64_t n = (int64_t)base->N * base->H * base->e;
     uint64_t state = 1;
     Stream s = stream_create();
-    Side cudnn, own;
+    Side other, own;
     for (int i = 0; i < TENSORS; i++) {
-        cudnn.t[i] = own.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
+        other.t[i] = own.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
         if (i < INPUTS)
             fill(s, own.t[i], n, &state);
         else
-            cudnn.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
+            other.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
     }
     size_t row_bytes = (size_t)base->N * (size_t)base->H * sizeof(float);
-    own.lse = device_alloc(row_bytes, "attention: check"),
-    cudnn.lse = device_alloc(row_bytes, "attention: check");
-    own.row_sums = cudnn.row_sums = device_alloc(row_bytes, "attention: check");
-    AttentionCall a = call_of(base, &cudnn), b = call_of(base, &own);
-    attention_plan_run(forward, &a, s);
+    own.lse = device_alloc(row_bytes, "attention: check");
+    other.lse = device_alloc(row_bytes, "attention: check");
+    own.row_sums = other.row_sums = device_alloc(row_bytes, "attention: check");
+    AttentionCall a = call_of(base, &other), b = call_of(base, &own);
+    run_peer(peer, false, &a, s);
     attention_sm80_forward(&b, s);
-    if (backward) {
+    if (peer->with_backward) {
         sum_rows(s, &own, base);
-        attention_plan_run(backward, &a, s);
+        run_peer(peer, true, &a, s);
         attention_sm80_backward(&b, s);
     }
     bool good = true;
-    for (int i = INPUTS; good && i < (backward ? TENSORS : Y + 1); i++)
-        good = same(s, cudnn.t[i], own.t[i], n, names[i], e);
+    for (int i = INPUTS; good && i < (peer->with_backward ? TENSORS : Y + 1); i++)
+        good = same(s, other.t[i], own.t[i], n, peer->name, names[i], e);
     for (int i = 0; i < TENSORS; i++) {
         device_free(own.t[i]);
-        if (i >= INPUTS) device_free(cudnn.t[i]);
+        if (i >= INPUTS) device_free(other.t[i]);
     }
-    device_free(own.lse), device_free(cudnn.lse), device_free(own.row_sums);
+    device_free(own.lse);
+    device_free(other.lse);
+    device_free(own.row_sums);
     stream_destroy(s);
     return good;
 }

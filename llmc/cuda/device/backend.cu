@@ -3,6 +3,7 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "llmc/cuda/muon/ns_gpu.h"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include "llmc/cuda/device/self_check.cuh"
 #include "llmc/cuda/device/watchdog.h"
 #include "llmc/memory.h"
 #include <stdlib.h>
@@ -64,6 +65,8 @@ void backend_reserve(const OpSizes *sizes)
     head_reserve(sizes);
     attention_reserve(sizes);
     ns_reserve();
+    timeline_mark("products and plans");
+    if (device_has_wgmma() && sizes->self_check != SELF_CHECK_NEVER) self_check();
 }
 
 void backend_close(void)

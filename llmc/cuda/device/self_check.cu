@@ -1,0 +1,407 @@
+// Start-up check of the program's own sm90 kernels: small problems, sampled results against the same sums on
+// the host; attention, which has no short host form, against the portable kernels. A compiler, driver or GPU
+// that breaks one of them (cuDNN had such versions, attention_check.c) is found before it spoils a run.
+//
+// Inputs are a pattern of multiples of 1/128 in [-1, 1), exact in bf16, that host and device compute alike:
+// nothing is uploaded, and only sampled rows are read back.
+//
+// Limits. A product of two inputs is a multiple of 2^-14 of size at most 1, and a sum of up to 640 of them
+// has at most 24 bits: exact in fp32 in any order. What remains is the rounding of results to bf16, at most
+// 2^-9 of each element, so at most 2^-9 in the 2-norm; fp32 sums of rounded operands add 2^-23 a step. The
+// reference starts from the device's own rounded operand, or rounds where the kernel does, so that a chain
+// has one rounding, too. The limit is twice that: 0.4%. One wrong element among all that are compared, at
+// most 4096, makes more than 1%. The head's sums of exponentials have a limit of their own.
+#include "llmc/cuda/device/self_check.cuh"
+#include "llmc/cuda/attention/attention.h"
+#include "llmc/cuda/device/check_cache.h"
+#include "llmc/cuda/device/device.h"
+#include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include "llmc/cuda/gemm/sm90_tile.cuh"
+#include "llmc/cuda/gemm/sm90_weight_grad.cuh"
+#include "llmc/cuda/head/fp8.cuh"
+#include "llmc/cuda/head/sm90_head_logits.cuh"
+#include "llmc/cuda/muon/ns_gpu.h"
+#include "llmc/cuda/rows/qkv.cuh"
+#include <stdlib.h>
+#include <vector>
+
+namespace
+{
+
+const double ROUNDING_LIMIT = 2 * 0x1p-9;
+// Of sums of e^z. In training z = 15 t - 15 with the hardware's tanh t, good to 2^-11: e^z is off by
+// 15 x 2^-11 = 0.7% at most. The FP8 units keep 13 bits behind the leading one of the largest addend: sums
+// below 16 in 8 steps of 32 products are off by 8 x 16 x 2^-14 = 0.008, a quarter of that in the logit, and
+// dz/dlogit is at most 1: 0.2%. The limit is twice the two together. Validation's forms are better than that.
+const double HEAD_LIMIT = 2 * (0.0073 + 0.002);
+enum { ROWS_CHECKED = 4, THREADS_FILL = 256 };
+
+// ---- inputs ----------------------------------------------------------------------------------------------
+
+__host__ __device__ __forceinline__ float pattern(uint32_t seed, int64_t i)
+{
+    uint32_t x = (uint32_t)i * 2654435761u + seed * 40503u;
+    x = (x ^ x >> 15) * 2246822519u;
+    x ^= x >> 13;
+    return (float)(int)(x & 255) / 128 - 1;
+}
+
+__global__ void fill_pattern_kernel(floatX *out, int64_t n, uint32_t seed)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = __float2bfloat16(pattern(seed, i));
+}
+
+static std::vector<double> pattern_of(uint32_t seed, int64_t first, int64_t n)
+{
+    std::vector<double> x((size_t)n);
+    for (int64_t i = 0; i < n; i++) x[(size_t)i] = (double)pattern(seed, first + i);
+    return x;
+}
+
+// sum of x[i] y[i * step], i < n
+static double dot(const double *x, const double *y, int64_t step, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += x[i] * y[i * step];
+    return sum;
+}
+
+static double rounded_to_bf16(double x) { return (double)__bfloat162float(__float2bfloat16((float)x)); }
+
+// An element of what has been read back.
+static double at(const std::vector<floatX> &a, int64_t i) { return (double)__bfloat162float(a[(size_t)i]); }
+
+// Device memory of one check.
+struct Arena {
+    Stream stream;
+    std::vector<void *> pieces;
+    explicit Arena(Stream s) : stream(s) {}
+    ~Arena()
+    {
+        for (void *p : pieces) CUDA_CHECK(cudaFree(p));
+    }
+    template <class T> T *take(int64_t n)
+    {
+        void *p = device_malloc((size_t)n * sizeof(T), "self-check: matrices");
+        CUDA_CHECK(cudaMemsetAsync(p, 0, (size_t)n * sizeof(T), stream));
+        pieces.push_back(p);
+        return (T *)p;
+    }
+    floatX *filled(int64_t n, uint32_t seed)
+    {
+        floatX *p = take<floatX>(n);
+        fill_pattern_kernel<<<(unsigned)ceil_div(n, THREADS_FILL), THREADS_FILL, 0, stream>>>(p, n, seed);
+        CHECK_LAUNCH();
+        return p;
+    }
+    template <class T> std::vector<T> read(const T *from, int64_t n)
+    {
+        std::vector<T> host((size_t)n);
+        copy_to_host(stream, host.data(), from, (size_t)n * sizeof(T));
+        stream_synchronize(stream); // under the watchdog
+        return host;
+    }
+};
+
+// Relative distance in the 2-norm of everything added; a NaN stays.
+struct Distance {
+    double difference = 0, size = 0;
+    void add(double got, double want)
+    {
+        difference += (got - want) * (got - want);
+        size += want * want;
+    }
+};
+
+static void fail(const char *what) __attribute__((noreturn));
+static void fail(const char *what)
+{
+    fatal(EXIT_DEVICE,
+          "the self-check found wrong results on this GPU with this driver: %s; try another driver or GPU, "
+          "or --portable, which runs without the kernels for Hopper",
+          what);
+}
+
+static void require(const Distance &d, const char *kernel, double limit = ROUNDING_LIMIT)
+{
+    double distance = sqrt(d.difference / fmax(d.size, 1e-30));
+    if (distance <= limit) return; // a NaN is not
+    Error e;
+    error_set(&e, "the kernel for %s differs by %.2g from the host, at most %.2g is rounding", kernel,
+              distance, limit);
+    fail(e.text);
+}
+
+// ---- GEMM ------------------------------------------------------------------------------------------------
+
+struct GemmCase {
+    GemmLayout layout;
+    GemmEpilogue epilogue;
+    const char *name;
+};
+
+static double epilogue_of(GemmEpilogue e, double sum, double c)
+{
+    if (e == EPILOGUE_RESIDUAL) return sum + c;
+    if (e == EPILOGUE_RELU2) return sum > 0 ? sum * sum : 0;
+    return e == EPILOGUE_DRELU2 ? sum * 2 * sqrt(c) : sum;
+}
+
+// More tiles than clusters, few enough in the last wave that it is split into halves.
+static void check_gemm(Stream s, const GemmCase &g)
+{
+    enum { DEPTH = 128, COLS = 2 * TILE_N };
+    int rows = CLUSTER * TILE_M * (sm90_tile_clusters() / 2 + 2),
+        checked[ROWS_CHECKED] = {0, TILE_M + 1, rows / 2 + 77, rows - 1};
+    Arena m(s);
+    bool with_c = g.epilogue == EPILOGUE_RESIDUAL || g.epilogue == EPILOGUE_DRELU2,
+         square = g.epilogue == EPILOGUE_DRELU2;
+    floatX *x = m.filled((int64_t)rows * DEPTH, 1), *w = m.filled(DEPTH * COLS, 2),
+           *out = m.take<floatX>((int64_t)rows * COLS);
+    floatX *c = with_c ? m.take<floatX>((int64_t)rows * COLS) : NULL;
+    if (with_c) // any numbers; RELU2's are not negative
+        sm90_gemm(s, LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, rows, DEPTH, COLS);
+    if (!sm90_gemm(s, g.layout, g.epilogue, out, x, w, c, rows, DEPTH, COLS)) return;
+    Distance d;
+    std::vector<double> host_w = pattern_of(2, 0, DEPTH * COLS);
+    for (int row : checked) {
+        std::vector<floatX> got = m.read(out + (int64_t)row * COLS, COLS), base(COLS);
+        std::vector<double> host_x = pattern_of(1, (int64_t)row * DEPTH, DEPTH);
+        if (with_c) base = m.read(c + (int64_t)row * COLS, COLS);
+        for (int j = 0; j < COLS; j++) {
+            double sum = g.layout == LAYOUT_NN ? dot(host_x.data(), &host_w[(size_t)j], COLS, DEPTH)
+                                               : dot(host_x.data(), &host_w[(size_t)j * DEPTH], 1, DEPTH);
+            d.add(at(got, j), epilogue_of(g.epilogue, sum, with_c ? at(base, j) : 0));
+        }
+    }
+    require(d, g.name);
+}
+
+static void check_weight_grad(Stream s)
+{
+    enum { N = 320, M = 6 * CLUSTER * TILE_M, COLS = 4 * TILE_N };
+    Arena m(s);
+    floatX *a = m.filled((int64_t)N * M, 3), *b = m.filled((int64_t)N * COLS, 4);
+    float *dw = m.take<float>((int64_t)M * COLS);
+    WeightGrad g = {.dw = dw, .a = a, .b = b, .m = M, .n = COLS, .fresh = true};
+    Distance d;
+    if (!sm90_weight_grad(s, &g, 1, N)) return;
+    g.fresh = false;
+    sm90_weight_grad(s, &g, 1, N); // twice the product
+    std::vector<double> host_b = pattern_of(4, 0, (int64_t)N * COLS);
+    for (int row : {0, 65, M / 2 + 200, M - 1}) {
+        std::vector<float> got = m.read(dw + (int64_t)row * COLS, COLS);
+        double column[N];
+        for (int k = 0; k < N; k++) column[k] = (double)pattern(3, (int64_t)k * M + row);
+        for (int j = 0; j < COLS; j++)
+            d.add((double)got[(size_t)j], 2 * dot(column, &host_b[(size_t)j], COLS, N));
+    }
+    require(d, "weight gradients");
+}
+
+// ---- QKV -------------------------------------------------------------------------------------------------
+
+static void check_qkv(Stream s)
+{
+    enum { N = 300, H = 2, E = 128, D = H * E, HALF = E / 2, ANGLES = E / 4 };
+    Arena m(s);
+    floatX *x = m.filled(N * D, 5), *w = m.filled(3 * D * D, 6), *cos = m.filled(N * ANGLES, 7),
+           *sin = m.filled(N * ANGLES, 8);
+    floatX *qkv = m.take<floatX>(3 * N * D), *v = m.take<floatX>(N * D);
+    float *rstd_q = m.take<float>(N * H), *rstd_k = m.take<float>(N * H), one = 1, *scale = m.take<float>(1);
+    CUDA_CHECK(cudaMemcpyAsync(scale, &one, sizeof one, cudaMemcpyHostToDevice, s));
+    if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, scale, cos, sin, N, H, E)) return;
+    Distance d;
+    std::vector<double> host_w = pattern_of(6, 0, 3 * D * D);
+    for (int row : {0, 63, 200, N - 1})
+        for (int head = 0; head < 3 * H; head++) {
+            int plane = head / H, col = head % H * E;
+            std::vector<floatX> got = m.read((plane == 2 ? v : qkv + plane * N * D) + row * D + col, E);
+            std::vector<double> host_x = pattern_of(5, row * D, D);
+            double y[E], squares = 0;
+            for (int i = 0; i < E; i++) {
+                y[i] = dot(host_x.data(), &host_w[(size_t)((plane * D + col + i) * D)], 1, D);
+                squares += y[i] * y[i];
+            }
+            double rstd = plane == 2 ? 1 : 1 / sqrt(squares / E);
+            for (int i = 0; i < HALF; i++) {
+                bool turns = plane < 2 && i < ANGLES;
+                double c = turns ? (double)pattern(7, row * ANGLES + i) : 1,
+                       t = turns ? (double)pattern(8, row * ANGLES + i) : 0;
+                d.add(at(got, i), rstd * (y[i] * c + y[i + HALF] * t));
+                d.add(at(got, i + HALF), rstd * (y[i + HALF] * c - y[i] * t));
+            }
+        }
+    require(d, "q, k and v");
+}
+
+// ---- head ------------------------------------------------------------------------------------------------
+
+static double e4m3(float x)
+{
+    return (double)__half2float(
+        __half(__nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3)));
+}
+
+static void check_head(Stream s, HeadMode mode)
+{
+    enum { ROWS = 130, D = 256, VP = 384, PADDED = 144, PITCH = 144 };
+    if (!sm90_head_fits(mode, D, VP)) return;
+    Arena m(s);
+    bool fp8 = mode == HEAD_FP8;
+    floatX *x = m.filled(ROWS * D, 9), *w = m.filled(VP * D, 10);
+    int parts = sm90_head_parts(mode, D, VP), cols = VP / parts;
+    float *sums = m.take<float>(parts * PITCH), *target_logit = m.take<float>(PITCH);
+    int32_t *targets = m.take<int32_t>(ROWS); // all 0
+    HeadLogits a = {mode, NULL, sums, target_logit, x, w, targets, 0.25f, ROWS, D, VP, PITCH};
+    if (fp8) {
+        uint8_t *x8 = m.take<uint8_t>(PADDED * D), *w8 = m.take<uint8_t>(VP * D),
+                *unused = m.take<uint8_t>(VP * D);
+        fp8_quantize(s, x8, unused, x, 1, ROWS, PADDED, D, false);
+        fp8_quantize(s, w8, unused, w, 1, VP, VP, D, true);
+        a.x = x8;
+        a.w = w8;
+        a.one_minus_sigmoid = m.take<uint16_t>(ROWS * VP);
+    }
+    sm90_head_logits(s, &a);
+    std::vector<float> got = m.read(sums, parts * PITCH), got_target = m.read(target_logit, PITCH);
+    std::vector<double> host_w = pattern_of(10, 0, VP * D);
+    for (double &v : host_w) v = fp8 ? e4m3((float)v) : v;
+    Distance d, d_target;
+    for (int row : {0, 63, 64, ROWS - 1}) {
+        std::vector<double> host_x = pattern_of(9, row * D, D);
+        for (double &v : host_x) v = fp8 ? e4m3((float)v) : v;
+        for (int part = 0; part < parts; part++) {
+            double total = 0;
+            for (int j = part * cols; j < (part + 1) * cols; j++) {
+                double logit = 0.25 * dot(host_x.data(), &host_w[(size_t)(j * D)], 1, D);
+                total += exp(30 / (1 + exp(-logit / 7.5)) - 30);
+                if (j == 0) d_target.add((double)got_target[(size_t)row], logit);
+            }
+            d.add((double)got[(size_t)(part * PITCH + row)] / total, 1);
+        }
+    }
+    require(d_target, fp8 ? "the FP8 head's logits" : "the logits of validation", HEAD_LIMIT);
+    require(d, fp8 ? "the FP8 head" : "the head of validation", HEAD_LIMIT);
+}
+
+// ---- Newton-Schulz ---------------------------------------------------------------------------------------
+
+// A chain of the three products: a = x x^T, c = a a / 64 + a / 2, y = a x / 64 + x.
+static void check_ns_chain(Stream s)
+{
+    enum { N = 320, M = 384 };
+    if (ns_product_path(NS_BF16, N, M) != NS_PATH_TENSOR || ns_pitch(NS_BF16, N, M) != M) return;
+    Arena m(s);
+    floatX *x = m.filled(N * M, 11), *a = m.take<floatX>(N * N), *c = m.take<floatX>(N * N),
+           *y = m.take<floatX>(N * M);
+    ns_chain_begin(s);
+    ns_gram(s, NS_BF16, a, x, N, M, 1);
+    ns_symmetric(s, NS_BF16, c, NULL, 0, 1.0f / 64, a, a, 0.5f, a, N, 1);
+    ns_apply(s, NS_BF16, y, false, 1.0f / 64, a, x, 1, N, M, 1);
+    ns_chain_end(s);
+    std::vector<floatX> host_a = m.read(a, N * N), host_c = m.read(c, N * N), host_y = m.read(y, N * M);
+    std::vector<double> host_x = pattern_of(11, 0, N * M), host_gram((size_t)(N * N));
+    for (int i = 0; i < N * N; i++) host_gram[(size_t)i] = at(host_a, i);
+    Distance gram, square, product;
+    for (int row : {0, 70, 255, N - 1}) {
+        const double *x_row = &host_x[(size_t)(row * M)], *a_row = &host_gram[(size_t)(row * N)];
+        for (int j = 0; j < N; j++) {
+            gram.add(a_row[j], dot(x_row, &host_x[(size_t)(j * M)], 1, M));
+            square.add(at(host_c, row * N + j), dot(a_row, &host_gram[(size_t)j], N, N) / 64 + a_row[j] / 2);
+        }
+        for (int j = 0; j < M; j++)
+            product.add(at(host_y, row * M + j), dot(a_row, &host_x[(size_t)j], M, N) / 64 + x_row[j]);
+    }
+    require(gram, "Newton-Schulz' Gram matrix");
+    require(square, "Newton-Schulz' symmetric product");
+    require(product, "Newton-Schulz' product");
+}
+
+// One step of a matrix of n rows: x + (b A + c A^2) x, A = x x^T.
+static void check_ns_small(Stream s, int n)
+{
+    enum { M = 256 };
+    const double b = -1.0 / 256, c = 1.0 / 65536;
+    if (!ns_iterates(NS_BF16, n, M)) return;
+    Arena m(s);
+    floatX *x = m.filled((int64_t)n * M, 12), *out = m.take<floatX>((int64_t)n * M);
+    NsIteration it = {};
+    it.steps = 1;
+    it.a[0] = 1;
+    it.b[0] = (float)b;
+    it.c[0] = (float)c;
+    ns_iterate(s, NS_BF16, &it, NULL, x, out, n, M, 1);
+    std::vector<floatX> got = m.read(out, (int64_t)n * M);
+    std::vector<double> host_x = pattern_of(12, 0, (int64_t)n * M), gram((size_t)(n * n)), z((size_t)n);
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j <= i; j++)
+            gram[(size_t)(i * n + j)] = gram[(size_t)(j * n + i)] =
+                rounded_to_bf16(dot(&host_x[(size_t)(i * M)], &host_x[(size_t)(j * M)], 1, M));
+    Distance d;
+    for (int row : {0, n / 2, n - 1}) {
+        const double *a_row = &gram[(size_t)(row * n)];
+        for (int j = 0; j < n; j++)
+            z[(size_t)j] = rounded_to_bf16(b * a_row[j] + c * dot(a_row, &gram[(size_t)j], n, n));
+        for (int j = 0; j < M; j++)
+            d.add(at(got, row * M + j),
+                  host_x[(size_t)(row * M + j)] + dot(z.data(), &host_x[(size_t)j], M, n));
+    }
+    require(d, "Newton-Schulz of small matrices");
+}
+
+static void check_all(void)
+{
+    static const GemmCase gemms[] = {{LAYOUT_NN, EPILOGUE_STORE, "products (NN)"},
+                                     {LAYOUT_NT, EPILOGUE_STORE, "products (NT)"},
+                                     {LAYOUT_NT, EPILOGUE_RESIDUAL, "products with a residual"},
+                                     {LAYOUT_NN, EPILOGUE_RELU2, "products with relu^2"},
+                                     {LAYOUT_NN, EPILOGUE_DRELU2, "products with the gradient of relu^2"}};
+    Error e;
+    Stream s = stream_create();
+    if (sm90_tile_clusters() >= 1) { // otherwise a part of the GPU too small for clusters
+        for (const GemmCase &g : gemms) check_gemm(s, g);
+        check_weight_grad(s);
+        check_qkv(s);
+        check_head(s, HEAD_BF16);
+        if (device_has_fp8()) check_head(s, HEAD_FP8);
+        check_ns_chain(s);
+        check_ns_small(s, 72);
+        check_ns_small(s, 136);
+    }
+    stream_destroy(s);
+    if (!attention_own_is_right(&e)) fail(e.text);
+}
+
+// Model and UUID: every GPU of a machine is checked.
+static void describe_gpu(char *text, size_t size)
+{
+    cudaDeviceProp properties;
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, device_state.index));
+    int n = snprintf(text, size, "%s ", properties.name);
+    for (char c : properties.uuid.bytes) n += snprintf(text + n, size - (size_t)n, "%02x", (unsigned char)c);
+}
+
+} // namespace
+
+void self_check(void)
+{
+    const OpSizes *z = &device_state.sizes;
+    char gpu[320], checks[128], driver[320];
+    int cuda = 0;
+    const char *kernel_driver = driver_version("/proc/driver/nvidia/version");
+    describe_gpu(gpu, sizeof gpu);
+    CUDA_CHECK(cudaDriverGetVersion(&cuda));
+    snprintf(driver, sizeof driver, "CUDA %d, %s", cuda, kernel_driver ? kernel_driver : "");
+    snprintf(checks, sizeof checks, "attention %d heads of %d, backward %d", z->heads, z->dim / z->heads,
+             z->tokens > 0 && !z->deterministic);
+    CheckKey key = {gpu, checks, program_build_id(), kernel_driver ? driver : NULL};
+    if (!check_needed(z->self_check, &key)) {
+        timeline_mark("self-check (passed before)");
+        return;
+    }
+    check_all();
+    check_remember(&key);
+    timeline_mark("self-check");
+}
