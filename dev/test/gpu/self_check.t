@@ -21,7 +21,7 @@ sub start_up { # the log's line
     local $ENV{XDG_CACHE_HOME} = $cache;
     my $out = "$dir/run" . ++$runs;
     run_ok($what, $gpu, @tiny, qw(--model-dim 256 --num-heads 2 --stop-at 1), @options, '--out', $out);
-    return (log_text($out) =~ /(start-up: .*)/)[0] // 'no line';
+    return (log_text($out, 'jsonl') =~ /"(start-up: [^"]*)"/)[0] // 'no line';
 }
 
 my $cache = "$dir/cache";
