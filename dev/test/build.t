@@ -59,6 +59,8 @@ lacks('make fuzz without clang', qr/^make fuzz: no-clang with libFuzzer is missi
 lacks("make $_ without nvcc", qr/^make $_: no nvcc here/, 'NVCC=', $_) for qw(sanitize-gpu test-gpu);
 is(system('git', 'check-ignore', '-q', 'data/mine/mine_train_000001.bin'), 0, "git ignores the reader's own shards") if -e '.git';
 
+is(join(' ', grep { !-x } glob('dev/test/*.t dev/test/gpu/*.t')), '', 'all test scripts can be run');
+
 # ---- the CUDA program --------------------------------------------------------------------------------------------------
 
 # The architectures of a line of nvcc.

@@ -21,6 +21,11 @@ sub is_script { my ($path) = @_; open my $f, '<', $path or return; return (<$f> 
 my @scripts = grep { is_script($_) }
     glob "$root/scripts/* $root/data/*.sh $root/data/*.pl $root/dev/bench/* $root/dev/reference/*.py";
 cmp_ok(scalar @scripts, '>=', 20, 'scripts are found');
+my $python = grep { -x "$_/python3" } split /:/, $ENV{PATH};
+if (!$python) {
+    @scripts = grep { !/\.py$/ } @scripts;
+    diag 'no python3 here: its scripts are left out';
+}
 my @runs = map { [$_, start(/\.py$/ ? ('python3', $_) : $_, '--help')] } @scripts;
 for (@runs) {
     my ($script, $run) = @$_;
@@ -40,6 +45,7 @@ for (
     [qw(dev/bench/twin_parity.py --trainer ./absent --train x --val y --out runs)],)
 {
     my ($script, @arguments) = @$_;
+    next if $script =~ /\.py$/ && !$python;
     my ($status, $out, $err) = finish(start("$root/$script", @arguments), 60);
     ok($status ne '0' && $out eq '' && $err =~ /\A[a-z_]+: [^\n]*\n\z/ && $err =~ $missing,
         "$script without the program: one line")
