@@ -1,5 +1,5 @@
 #include "llmc/model.h"
-#include "llmc/arena.h"
+#include <stdlib.h>
 #include <string.h>
 
 static void find_params(Model *m)
@@ -77,114 +77,124 @@ static bool is_kept(const Model *m, int stream) // read again by a mix
     return kept;
 }
 
-static void place_attention(LayerActs *l, const Config *c, size_t N, Arena *b)
+static void take_attention(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b)
 {
     size_t H = (size_t)c->num_heads, n = N * (size_t)c->model_dim;
-    floatX *planes = arena_take(b, 3 * n, sizeof(floatX));
-    l->q = planes;
-    l->k = planes ? planes + n : NULL;
-    l->v_raw = planes ? planes + 2 * n : NULL;
-    l->yg = arena_take(b, n, sizeof(floatX));
-    l->rstd_q = arena_take(b, N * H, sizeof(float));
-    l->rstd_k = arena_take(b, N * H, sizeof(float));
-    l->lse = arena_take(b, N * H, sizeof(float));
+    l->h = plan_take(b, n, sizeof(floatX));
+    l->rstd = plan_take(b, N, sizeof(float));
+    l->q = plan_take(b, 3 * n, sizeof(floatX));
+    l->k = l->q + n;
+    l->v_raw = l->q + 2 * n;
+    l->v = backward ? plan_take(b, n, sizeof(floatX)) : l->v_raw;
+    l->yg = plan_take(b, n, sizeof(floatX));
+    l->rstd_q = plan_take(b, N * H, sizeof(float));
+    l->rstd_k = plan_take(b, N * H, sizeof(float));
+    l->lse = plan_take(b, N * H, sizeof(float));
 }
 
-static void place_layer(LayerActs *l, const Model *m, int layer, size_t N, Arena *b)
+static void take_mlp(LayerActs *l, const Config *c, size_t N, PlanArena *b)
 {
-    const Config *c = m->config;
+    l->h2 = plan_take(b, N * (size_t)c->model_dim, sizeof(floatX));
+    l->rstd2 = plan_take(b, N, sizeof(float));
+    l->post = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+}
+
+static void take_layer_gradients(LayerActs *l, const Config *c, size_t N, bool attention, bool mlp, PlanArena *b)
+{
     size_t n = N * (size_t)c->model_dim;
-    if (m->layer[layer].qkvo) {
-        place_attention(l, c, N, b);
-        l->h = arena_take(b, n, sizeof(floatX));
-        l->v = arena_take(b, n, sizeof(floatX));
-        l->rstd = arena_take(b, N, sizeof(float));
-    }
-    l->post = arena_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
-    l->h2 = arena_take(b, n, sizeof(floatX));
-    l->rstd2 = arena_take(b, N, sizeof(float));
-}
-
-// Without a backward one set serves all layers, and attention's tensors lie where the MLP's come to lie when they are dead.
-static void place_shared_layer(LayerActs *l, const Config *c, size_t N, Arena *b)
-{
-    l->h = l->h2 = arena_take(b, N * (size_t)c->model_dim, sizeof(floatX));
-    l->rstd = l->rstd2 = arena_take(b, N, sizeof(float));
-    Arena attention = *b;
-    place_attention(l, c, N, &attention);
-    l->v = l->v_raw;
-    l->post = arena_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
-    if (attention.used > b->used) b->used = attention.used;
-}
-
-// Gradients lie where others are dead. dpre is dead when attention's come; dyg is when dqkv comes, unless attention's backward pass
-// writes to it. What skips carry, from layers below the last, lies in the last layer's activations; what the backout carries, in
-// the forward's residual stream.
-static void place_gradients(Acts *a, const Model *m, size_t N, Arena last_layer, Arena *b)
-{
-    const Config *c = m->config;
-    int L = m->record->num_layers;
-    size_t n = N * (size_t)c->model_dim;
-    a->dx = arena_take(b, n, sizeof(floatX));
-    a->dx0 = arena_take(b, n, sizeof(floatX));
-    a->dgate = arena_take(b, N * (size_t)c->num_heads, sizeof(float));
-    Arena mlp = *b;
-    a->dpre = arena_take(&mlp, N * (size_t)c->mlp_dim, sizeof(floatX));
-    a->dqkv = arena_take(b, 3 * n, sizeof(floatX));
+    if (mlp) l->dpre = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    if (!attention) return;
     bool feeds = attention_feeds_qkv();
-    a->dyg = feeds ? arena_take(b, n, sizeof(floatX)) : a->dqkv;
-    a->dq = feeds ? NULL : arena_take(b, n, sizeof(floatX));
-    a->dk = feeds ? NULL : arena_take(b, n, sizeof(floatX));
-    a->dv = arena_take(b, n, sizeof(floatX));
-    if (mlp.used > b->used) b->used = mlp.used;
-    for (int i = 0; i < L; i++)
-        if (is_kept(m, i)) a->dstream[i] = i == m->mix[L].second ? a->x : arena_take(&last_layer, n, sizeof(floatX));
+    l->dyg = plan_take(b, n, sizeof(floatX));
+    l->dqkv = plan_take(b, 3 * n, sizeof(floatX));
+    l->dq = feeds ? NULL : plan_take(b, n, sizeof(floatX));
+    l->dk = feeds ? NULL : plan_take(b, n, sizeof(floatX));
+    l->dv = plan_take(b, n, sizeof(floatX));
+    l->dgate = plan_take(b, N * (size_t)c->num_heads, sizeof(float));
 }
 
-static void place(Acts *a, const Model *m, int tokens, bool backward, Arena *b, Arena *gradients)
+static void take_layer(Acts *a, const Model *m, int i, PlanArena *b)
 {
-    const Config *c = m->config;
-    int L = m->record->num_layers;
-    Arena last = {NULL, 0};
-    size_t N = (size_t)tokens, n = N * (size_t)c->model_dim, coefficients = (size_t)(L + 1) * 3;
-    *a = (Acts){.tokens = tokens, .backward = backward};
-    a->coef = arena_take(b, coefficients, sizeof(float));
-    a->dcoef = backward ? arena_take(b, coefficients, sizeof(float)) : NULL;
-    a->x0 = arena_take(b, n, sizeof(floatX));
-    a->x = arena_take(backward ? gradients : b, n, sizeof(floatX)); // dead when the head runs
-    a->rstd0 = arena_take(b, N, sizeof(float));
-    a->rstd_f = arena_take(b, N, sizeof(float));
-    // Without a backward, layers whose output nobody reads again share one buffer.
-    floatX *shared = backward ? NULL : arena_take(b, n, sizeof(floatX));
-    for (int i = 0; i < L; i++) {
-        if (is_empty(m, i)) a->out[i] = i ? a->out[i - 1] : a->x0;
-        else a->out[i] = backward || is_kept(m, i) ? arena_take(b, n, sizeof(floatX)) : shared;
+    LayerActs *l = &a->layer[i];
+    size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim;
+    bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    if (is_empty(m, i)) {
+        a->out[i] = i ? a->out[i - 1] : a->x0;
+        return;
     }
-    LayerActs one = {0};
-    if (!backward) place_shared_layer(&one, c, N, b);
-    for (int i = 0; i < L; i++) {
-        if (is_empty(m, i)) continue;
-        last = *b;
-        if (backward) place_layer(&a->layer[i], m, i, N, b);
-        else a->layer[i] = one;
-    }
-    a->xf = backward ? arena_take(b, n, sizeof(floatX)) : one.h;
-    a->dh = backward ? arena_take(b, n, sizeof(floatX)) : NULL;
-    if (backward) place_gradients(a, m, N, last, gradients);
+    a->out[i] = plan_take(b, n, sizeof(floatX));
+    l->x = plan_take(b, n, sizeof(floatX));
+    if (attention) take_attention(l, m->config, N, a->backward, b);
+    if (mlp) take_mlp(l, m->config, N, b);
+    if (a->backward) take_layer_gradients(l, m->config, N, attention, mlp, b);
+    if (a->backward && is_kept(m, i)) a->dstream[i] = plan_take(b, n, sizeof(floatX));
 }
 
-size_t acts_bytes(const Model *m, int N, bool backward, size_t *gradient_bytes)
+static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanArena *b)
+{
+    int L = m->record->num_layers;
+    size_t N = (size_t)tokens, n = N * (size_t)m->config->model_dim, coefficients = (size_t)(L + 1) * 3;
+    *a = (Acts){.tokens = tokens, .backward = backward};
+    a->coef = plan_take_pinned(b, coefficients, sizeof(float));
+    if (backward) a->dcoef = plan_take_pinned(b, coefficients, sizeof(float));
+    else a->sum = plan_take_pinned(b, 1, sizeof(float));
+    a->x0 = plan_take(b, n, sizeof(floatX));
+    a->rstd0 = plan_take(b, N, sizeof(float));
+    a->rstd_f = plan_take(b, N, sizeof(float));
+    for (int i = 0; i < L; i++) take_layer(a, m, i, b);
+    a->xf = plan_take(b, n, sizeof(floatX));
+    if (!backward) return;
+    a->dh = plan_take(b, n, sizeof(floatX));
+    a->dx = plan_take(b, n, sizeof(floatX));
+    a->dx0 = plan_take(b, n, sizeof(floatX));
+}
+
+// Whether the op that follows is to be run; the tensors are those of Acts that it uses.
+static bool uses(const Acts *a, const void *const *tensors, int count)
+{
+    if (a->planning) plan_op(a->planning, tensors, count);
+    else if (a->spoiled) plan_spoil_dead(a->spoiled, a->spoiled_base);
+    return !a->planning;
+}
+#define USES(...) (const void *const[]){__VA_ARGS__}, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *)
+
+void acts_plan(Plan *plan, const Model *m, int N, bool backward)
 {
     Acts a;
-    Arena all = {NULL, 0}, gradients = {NULL, 0};
-    place(&a, m, N, backward, &all, &gradients);
-    *gradient_bytes = gradients.used;
-    return all.used;
+    plan_begin(plan);
+    take_all(&a, m, N, backward, &(PlanArena){.plan = plan});
+    a.planning = plan;
+    DeviceBatch b = {.N = N};
+    AttentionSetting at = {0};
+    if (backward) {
+        model_train_batch((Model *)m, &a, &b, &at, NULL, 0, NULL);
+    } else {
+        model_eval_batch((Model *)m, &a, &b, &at, 0, N, NULL, NULL);
+    }
+    plan_place(plan);
 }
 
-void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *gradients)
+size_t acts_bytes(const Model *m, int N, bool backward, size_t *lent_bytes)
 {
-    place(a, m, N, backward, &(Arena){base, 0}, &(Arena){gradients, 0});
+    Plan *plan = xcalloc(1, sizeof *plan);
+    acts_plan(plan, m, N, backward);
+    size_t own = plan->size[OWN];
+    *lent_bytes = plan->size[LENT];
+    free(plan);
+    return own;
+}
+
+void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base, void *lent)
+{
+    take_all(a, m, N, backward, &(PlanArena){.plan = plan, .base = {base, lent}});
+}
+
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *lent)
+{
+    Plan *plan = xcalloc(1, sizeof *plan);
+    acts_plan(plan, m, N, backward);
+    acts_follow(a, m, N, backward, plan, base, lent);
+    free(plan);
 }
 
 // ---- parameters of a layer ---------------------------------------------------------------------------------------------
@@ -198,12 +208,15 @@ typedef struct {
     float *dlambda;
 } LayerParams;
 
-static float *scalar(const Model *m, int i) { return (float *)param_data(&m->params, m->scalars) + i; }
+// Without memory, as while a plan is made, parts of tensors are NULL too.
+static float *part(float *x, int64_t i) { return x ? x + i : NULL; }
+static const floatX *part_x(const floatX *x, int64_t i) { return x ? x + i : NULL; }
+
+static float *scalar(const Model *m, int i) { return part(param_data(&m->params, m->scalars), i); }
 
 static float *scalar_grad(const Model *m, int i)
 {
-    float *grad = param_grad(&m->params, m->scalars);
-    return grad ? grad + i : NULL;
+    return part(param_grad(&m->params, m->scalars), i);
 }
 
 static LayerParams layer_params(const Model *m, int i)
@@ -251,11 +264,14 @@ static void attention_layer_forward(const Model *m, Acts *a, int i, const Device
     const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens, w.lambda, at->cos, at->sin,
+    if (uses(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, l->h)))
+        qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens, w.lambda, at->cos, at->sin,
                         N, H, e);
-    attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale, window_of(spec, at), N,
+    if (uses(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
+        attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale, window_of(spec, at), N,
                       H, e);
-    matmul_forward(s, w.fc ? a->x : a->out[i], l->yg, w.qkvo + 3 * (int64_t)d * d, a->x, N, d, d, 1);
+    floatX *out = m->layer[i].up ? l->x : a->out[i];
+    if (uses(a, USES(out, l->yg, l->x))) matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
 }
 
 static void mlp_forward(const Model *m, Acts *a, int i, int N, Stream s)
@@ -263,8 +279,8 @@ static void mlp_forward(const Model *m, Acts *a, int i, int N, Stream s)
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
-    matmul_forward(s, a->out[i], l->post, w.proj, a->x, N, F, d, 1);
+    if (uses(a, USES(l->post, l->h2))) matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
+    if (uses(a, USES(a->out[i], l->post, l->x))) matmul_forward(s, a->out[i], l->post, w.proj, l->x, N, F, d, 1);
 }
 
 static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
@@ -273,10 +289,14 @@ static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, 
     LayerActs *l = &a->layer[i];
     const Mix *mix = &m->mix[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
-    mix_rmsnorm_forward(s, a->x, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, stream_of(a, layer_below(m, i)),
-                        stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], a->coef + 3 * i, N, d);
+    floatX *h = attention ? l->h : l->h2;
+    float *rstd = attention ? l->rstd : l->rstd2;
+    const floatX *below = stream_of(a, layer_below(m, i)), *second = stream_of(a, mix->second),
+                 *third = mix->third == NONE ? NULL : a->out[mix->third];
+    if (uses(a, USES(l->x, h, rstd, below, second, third)))
+        mix_rmsnorm_forward(s, l->x, h, rstd, below, second, third, a->coef + 3 * i, N, d);
     if (attention) attention_layer_forward(m, a, i, b, at, s);
-    if (attention && mlp) rmsnorm_forward(s, l->h2, l->rstd2, a->x, N, d);
+    if (attention && mlp && uses(a, USES(l->h2, l->rstd2, l->x))) rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
     if (mlp) mlp_forward(m, a, i, N, s);
 }
 
@@ -303,14 +323,17 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
     int d = m->config->model_dim, L = m->record->num_layers;
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, place, 0, s);
-    embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
-                  scalar(m, m->record->smear_lambda), b->N, d);
+    if (uses(a, USES(a->x0, a->rstd0)))
+        embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
+                      scalar(m, m->record->smear_lambda), b->N, d);
     for (int i = 0; i < L; i++) {
         stage_needed(m, place, 1 + i, s);
         if (!is_empty(m, i)) layer_forward(m, a, i, b, at, s);
     }
-    mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, stream_of(a, layer_below(m, L)), stream_of(a, m->mix[L].second),
-                        m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third], a->coef + 3 * L, b->N, d);
+    const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
+                 *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
+    if (uses(a, USES(a->xf, a->rstd_f, below, second, third)))
+        mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L, b->N, d);
 }
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s) { forward(m, a, b, at, 0, s); }
@@ -320,6 +343,7 @@ void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSe
 {
     int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
+    if (!uses(a, USES(a->xf))) return;
     head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first, count, d,
                    config_vocab_padded(m->config));
 }
@@ -332,12 +356,13 @@ static void mlp_backward(const Model *m, Acts *a, int i, int N, bool fresh, Stre
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    matmul_relu2_backward(s, a->dpre, a->dx, w.proj, l->post, N, d, F);
-    matmul_weight_grads(s, (WeightGrad[]){{w.dproj, a->dx, l->post, d, F, fresh}, {w.dfc, l->h2, a->dpre, d, F, fresh}}, 2, N);
-    matmul_forward(s, a->dh, a->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
+    WeightGrad grads[] = {{w.dproj, a->dx, l->post, d, F, fresh}, {w.dfc, l->h2, l->dpre, d, F, fresh}};
+    if (uses(a, USES(l->dpre, a->dx, l->post))) matmul_relu2_backward(s, l->dpre, a->dx, w.proj, l->post, N, d, F);
+    if (uses(a, USES(a->dx, l->post, l->h2, l->dpre))) matmul_weight_grads(s, grads, 2, N);
+    if (uses(a, USES(a->dh, l->dpre))) matmul_forward(s, a->dh, l->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
 }
 
-// Leaves the gradient of h in a->dh and a->dgate.
+// Leaves the gradient of h in a->dh and l->dgate.
 static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, bool fresh,
                                      Stream s)
 {
@@ -347,21 +372,25 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    matmul_backward_input(s, a->dyg, a->dx, w.qkvo + 3 * square, N, d, d);
-    floatX *dv = a->dk || w.dvalue_embed ? a->dv : NULL; // does anybody read it?
-    QkvBackward next = {.dqkv = a->dqkv, .dlambda = w.dlambda, .dq = a->dq, .dk = a->dk, .dv = dv, .q = l->q, .k = l->k,
+    if (uses(a, USES(l->dyg, a->dx))) matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
+    bool value_embed = m->layer[i].value_embed;
+    floatX *dv = l->dk || value_embed ? l->dv : NULL; // does anybody read it?
+    QkvBackward next = {.dqkv = l->dqkv, .dlambda = w.dlambda, .dq = l->dq, .dk = l->dk, .dv = dv, .q = l->q, .k = l->k,
                         .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
                         .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin};
-    attention_backward(s,
-                       &(AttentionBackward){.dq = a->dq, .dk = a->dk, .dv = dv, .dgate = a->dgate, .dgate_w = w.dgate,
-                                            .dyg = a->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
+    // Where it feeds the next op, it writes to that one's result.
+    if (uses(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v, l->h,
+                     l->dq ? NULL : l->dqkv)))
+        attention_backward(s,
+                       &(AttentionBackward){.dq = l->dq, .dk = l->dk, .dv = dv, .dgate = l->dgate, .dgate_w = w.dgate,
+                                            .dyg = l->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
                                             .h = l->h, .gate_w = w.gate, .next = &next},
                        b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
-    if (w.dvalue_embed) embedding_grad(s, w.dvalue_embed, a->dv, w.lambda + 1, &b->rows, N, d);
-    qkv_backward(s, &next, N, H, e);
-    WeightGrad grads[] = {{w.dqkvo, a->dqkv, l->h, 3 * d, d, fresh}, {w.dqkvo + 3 * square, a->dx, l->yg, d, d, fresh}};
-    matmul_weight_grads(s, grads, 2, N);
-    matmul_backward_input(s, a->dh, a->dqkv, w.qkvo, N, d, 3 * d);
+    if (value_embed && uses(a, USES(l->dv))) embedding_grad(s, w.dvalue_embed, l->dv, w.lambda + 1, &b->rows, N, d);
+    if (uses(a, USES(l->dqkv, l->dq, l->dk, dv, l->q, l->rstd_q, l->rstd_k))) qkv_backward(s, &next, N, H, e);
+    WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh}, {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
+    if (uses(a, USES(l->dqkv, l->h, a->dx, l->yg))) matmul_weight_grads(s, grads, 2, N);
+    if (uses(a, USES(a->dh, l->dqkv))) matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
 }
 
 // Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there is no gate.
@@ -369,13 +398,18 @@ static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const 
 {
     const Mix *mix = &m->mix[i];
     int below = layer_below(m, i), L = m->record->num_layers;
+    floatX *dsecond = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
+           *dthird = mix->third == NONE ? NULL : a->dstream[mix->third];
+    const floatX *added = i < L && below != EMBEDDED ? a->dstream[below] : NULL;
+    if (!uses(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below), stream_of(a, mix->second),
+                      mix->third == NONE ? NULL : a->out[mix->third], dgate)))
+        return;
     mix_rmsnorm_backward(s,
-                         &(MixBackward){.dx = a->dx,
-                                        .dx0 = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
+                         &(MixBackward){.dx = a->dx, .dx0 = dsecond,
                                         .accumulate_dx0 = !mix->first_reader,
-                                        .dskip = mix->third == NONE ? NULL : a->dstream[mix->third],
+                                        .dskip = dthird,
                                         .dcoef = a->dcoef + 3 * i, .dx_out = i < L ? a->dx : NULL, .dh = a->dh,
-                                        .dx_add = i < L && below != EMBEDDED ? a->dstream[below] : NULL,
+                                        .dx_add = added,
                                         .h = h, .rstd = rstd, .x = stream_of(a, below), .x0 = stream_of(a, mix->second),
                                         .skip = mix->third == NONE ? NULL : a->out[mix->third],
                                         .coef = a->coef + 3 * i, .dgate = dgate,
@@ -389,9 +423,10 @@ static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b,
     LayerActs *l = &a->layer[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
     if (mlp) mlp_backward(m, a, i, b->N, place & FIRST_OF_STEP, s);
-    if (attention && mlp) rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, b->N, m->config->model_dim);
+    if (attention && mlp && uses(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
+        rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, b->N, m->config->model_dim);
     if (attention) attention_layer_backward(m, a, i, b, at, place & FIRST_OF_STEP, s);
-    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, attention ? a->dgate : NULL, b->N, s);
+    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, attention ? l->dgate : NULL, b->N, s);
 }
 
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s)
@@ -402,17 +437,21 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     const floatX *head = param_weight(p, m->head);
     forward(m, a, b, at, place, s);
     stage_needed(m, place, L + 1, s);
-    if (m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, head, Vp, d);
-    head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8, b->targets, N, d, Vp);
+    if (a->planning) plan_busy(a->planning);
+    if (uses(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, head, Vp, d);
+    if (a->planning) plan_busy(a->planning);
+    if (uses(a, USES(a->dh, a->xf)))
+        head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8, b->targets, N, d, Vp);
     mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
     stage_done(m, place, L + 1, s);
     for (int i = L - 1; i >= 0; i--) {
         if (!is_empty(m, i)) layer_backward(m, a, i, b, at, place, s);
         stage_done(m, place, 1 + i, s);
     }
-    embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0, a->rstd0, b->tokens,
+    if (uses(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
+        embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0, a->rstd0, b->tokens,
                    param_weight(p, m->embed), param_weight(p, m->smear_gate), scalar(m, smear), N, d);
-    embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
+    if (uses(a, USES(a->dh))) embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
     stage_done(m, place, 0, s);
 }
 

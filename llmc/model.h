@@ -2,32 +2,38 @@
 // Source of the formulas: the speedrun GPT (track 1), as each op in ops.h states them.
 #pragma once
 #include "llmc/dataloader.h"
+#include "llmc/model/plan.h"
 #include "llmc/params.h"
 #include "llmc/schedule.h"
 
-// What one layer keeps for backward. (N, d) floatX and (N) or (N, H) fp32; post is (N, F). In a forward-only pass all layers
-// share one set, h2 is h and v is v_raw.
+// What one layer works with. (N, d) floatX and (N) or (N, H) fp32; post is (N, F). Memory lies where the plan puts it; what no op
+// uses is NULL.
 typedef struct {
+    floatX *x;               // residual stream within the layer
     floatX *h;               // input of attention
     floatX *q, *k, *v_raw;   // three planes of one product; q and k are normalised and rotated in place
-    floatX *v, *yg;          // mixed values, gated output of attention
+    floatX *v, *yg;          // mixed values, v_raw itself without a backward; gated output of attention
     floatX *h2, *post;       // input of the MLP, relu(h2 c_fc)^2
     float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
+    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // gradients; dq, dk: NULL where attention_feeds_qkv()
+    float *dgate;
 } LayerActs;
 
 typedef struct {
     int tokens; // N
     bool backward;
-    floatX *x0, *x, *xf;               // normed embedding, running residual stream, normed output
+    Plan *planning;                    // while the plan is made: ops are noted and not run; else NULL
+    Plan *spoiled;                     // tests: see plan_spoil_dead; else NULL
+    char *spoiled_base;
+    floatX *x0, *xf;                   // normed embedding, normed output
     float *rstd0, *rstd_f;
     floatX *out[MAX_LAYERS];           // residual stream after each layer; of one without blocks what it was before
     LayerActs layer[MAX_LAYERS];
     float *coef;                       // (L+1, 3): weights of the residual mixes, those of the output last
-    // Gradients, when there is a backward. Some lie in memory that is dead by then, see model.c.
-    floatX *dx, *dx0, *dh;
+    float *sum;                        // (1) for the caller's use in a forward-only pass
+    floatX *dx, *dx0, *dh;             // gradients, when there is a backward
     floatX *dstream[MAX_LAYERS];       // gradient that out[i] gets from mixes
-    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // dq, dk: NULL where attention_feeds_qkv()
-    float *dgate, *dcoef;
+    float *dcoef;
 } Acts;
 
 // A batch on the device; points into one block.
@@ -80,10 +86,13 @@ void model_describe(Model *m, const Config *c);
 void model_allocate(Model *m, bool training); // training: with gradients
 void model_free(Model *m);
 
-// Bytes of an Acts for N tokens; acts_place points it into `base`, and what is dead while the head runs (gradients but dh and
-// dcoef, the residual stream within blocks) into `gradients`, memory that the head's ops may use.
-size_t acts_bytes(const Model *m, int N, bool backward, size_t *gradient_bytes);
-void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *gradients);
+// Bytes of an Acts for N tokens; acts_place points it into `base`, and what does not fit there and is dead while the head runs
+// into `lent`, memory that the head's ops may use.
+size_t acts_bytes(const Model *m, int N, bool backward, size_t *lent_bytes);
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *lent);
+// The two halves of acts_place, for those who look at the plan in between.
+void acts_plan(Plan *plan, const Model *m, int N, bool backward);
+void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base, void *lent);
 
 // Once a step, after the scalars have changed: what is derived from them alone.
 void model_prepare(Model *m, Acts *a, Stream s);

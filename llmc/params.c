@@ -138,14 +138,16 @@ size_t param_element_size(const Param *a) { return element_size(a->spec->storage
 
 void *param_data(const Params *p, const Param *a)
 {
-    return (char *)p->pools[a->pool].values + (size_t)a->offset * param_element_size(a);
+    char *values = p->pools[a->pool].values;
+    return values ? values + (size_t)a->offset * param_element_size(a) : NULL;
 }
 
 const floatX *param_weight(const Params *p, const Param *a)
 {
     const ParamPool *q = &p->pools[a->pool];
     assert(q->storage != STORE_FLOAT);
-    return (q->storage == STORE_MASTER ? q->rounded : (const floatX *)q->values) + a->offset;
+    const floatX *values = q->storage == STORE_MASTER ? q->rounded : q->values;
+    return values ? values + a->offset : NULL;
 }
 
 float *param_grad(const Params *p, const Param *a)

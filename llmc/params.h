@@ -67,7 +67,7 @@ int update_cycle(const Params *p);
 // Gradients of the replicated pools that step t uses: the first so many elements from small_grad on.
 int64_t params_small_count(const Params *p, int t);
 
-// A parameter's place on the device.
+// A parameter's place on the device; NULL before params_allocate.
 void *param_data(const Params *p, const Param *a); // as it is stored
 size_t param_element_size(const Param *a);         // of that
 const floatX *param_weight(const Params *p, const Param *a); // as ops read it: floatX, rounded if need be

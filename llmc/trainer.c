@@ -476,7 +476,7 @@ static DeviceBatch upload_part(Trainer *t)
 // Summed over the part's tokens, whose batch is on the host. Positions are those in the whole sequence.
 static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *part)
 {
-    float sum, *device_sum = t->eval.rstd0; // free again once the part is through
+    float sum, *device_sum = t->eval.sum;
     int64_t angles = (int64_t)part->first * (t->config->model_dim / t->config->num_heads / 4);
     DeviceBatch b = upload_part(t);
     at.cos += angles, at.sin += angles;
