@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- the table ---------------------------------------------------------------------------------------------------------
+// ---- the table --------------------------------------------------------------------------------------------
 
-static int slots_stage(const Params *p, const Bucket *b, int size) // the lowest among a group; padding has none
+static int slots_stage(const Params *p, const Bucket *b,
+                       int size) // the lowest among a group; padding has none
 {
     int stage = p->record->num_layers;
     for (int i = 0; i < p->count; i++) {
@@ -64,7 +65,8 @@ static void place_own(Exchange *x, const Params *p, Arena *a)
 {
     for (int i = 0; i < p->num_pools; i++) {
         const ParamPool *q = &p->pools[i];
-        if (q->sharding == SHARD_TENSORS) x->own[i] = arena_take(a, (size_t)(q->size / x->size), sizeof(float));
+        if (q->sharding == SHARD_TENSORS)
+            x->own[i] = arena_take(a, (size_t)(q->size / x->size), sizeof(float));
     }
 }
 
@@ -102,7 +104,7 @@ void exchange_free(Exchange *x)
     device_free(x->own_memory);
 }
 
-// ---- gradients ---------------------------------------------------------------------------------------------------------
+// ---- gradients --------------------------------------------------------------------------------------------
 
 static void reduce_slots(Exchange *x, const Params *p, const Bucket *b)
 {
@@ -131,8 +133,10 @@ void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream 
             stream_wait(x->stream, x->reached[stage]);
             first = false;
         }
-        if (b->rows) reduce_rows(x, p, b);
-        else reduce_slots(x, p, b);
+        if (b->rows)
+            reduce_rows(x, p, b);
+        else
+            reduce_slots(x, p, b);
         event_record(x->reduced[i], x->stream);
     }
 }
@@ -151,7 +155,8 @@ void exchange_wait(const Exchange *x, int pool, int64_t first, int64_t last, Str
 {
     for (int i = 0; i < x->count; i++) {
         const Bucket *b = &x->list[i];
-        if (b->pool == pool && b->offset < last && b->offset + x->size * b->share > first) stream_wait(s, x->reduced[i]);
+        if (b->pool == pool && b->offset < last && b->offset + x->size * b->share > first)
+            stream_wait(s, x->reduced[i]);
     }
 }
 
@@ -160,7 +165,7 @@ void exchange_wait_small(const Exchange *x, Stream s)
     if (x->size > 1) stream_wait(s, x->small);
 }
 
-// ---- weights -----------------------------------------------------------------------------------------------------------
+// ---- weights ----------------------------------------------------------------------------------------------
 
 void exchange_step_queued(Exchange *x, int t)
 {

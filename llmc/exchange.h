@@ -1,18 +1,22 @@
 // What travels between the ranks in a step, whose it is, and when it goes.
 //
-// Stages are the network from bottom to top: 0 the embedding, 1 + i layer i, then the head. Forward climbs them, backward
-// comes down. What several stages use counts for the lowest: its gradient is complete once the last micro-batch's backward has
-// left that stage, and its new value is needed when the next step's forward comes there.
+// Stages are the network from bottom to top: 0 the embedding, 1 + i layer i, then the head. Forward climbs
+// them, backward comes down. What several stages use counts for the lowest: its gradient is complete once the
+// last micro-batch's backward has left that stage, and its new value is needed when the next step's forward
+// comes there.
 //
-//   bucket                            stage   gradient                                        owner            new value
-//   a tensor sharded by rows          lowest  reduce-scatter of rows, at steps that update it rank r: r-th 1/R  all-gather, the step after
-//   R slots [kR, kR + R) of a pool of lowest  reduce-scatter, out of place                    rank r: kR + r    all-gather, every step
+//   bucket                            stage   gradient                                        owner new value
+//   a tensor sharded by rows          lowest  reduce-scatter of rows, at steps that update it rank r: r-th
+//   1/R  all-gather, the step after R slots [kR, kR + R) of a pool of lowest  reduce-scatter, out of place
+//   rank r: kR + r    all-gather, every step
 //     tensors that are dealt out whole
-//   all replicated pools              -       all-reduce, one bucket, after stage 0           all alike         made by every rank
+//   all replicated pools              -       all-reduce, one bucket, after stage 0           all alike made
+//   by every rank
 //
-// Gradients go out in this order (falling stages) while backward goes on below; new values come in rising order of stages at the
-// start of the next step, while its forward goes on above. Both run on a stream of their own. Between two steps the values of
-// other ranks' shares are therefore old; exchange_complete brings them up to date (for validation, checkpoints, sampling).
+// Gradients go out in this order (falling stages) while backward goes on below; new values come in rising
+// order of stages at the start of the next step, while its forward goes on above. Both run on a stream of
+// their own. Between two steps the values of other ranks' shares are therefore old; exchange_complete brings
+// them up to date (for validation, checkpoints, sampling).
 #pragma once
 #include "llmc/comm.h"
 #include "llmc/params.h"
@@ -25,7 +29,7 @@ typedef struct {
     int64_t share;  // elements that a rank owns of it: rows, or a slot
     int stage;
     bool rows;
-    int every;      // of its updates
+    int every; // of its updates
 } Bucket;
 
 typedef struct {
@@ -40,8 +44,9 @@ typedef struct {
     Event *small;                // the small bucket is summed: the last to go, so all others are as well
     Event *forked;               // where the stream left that of the caller
     float *own_memory;           // device, owned here
-    float *own[MAX_POOLS];       // (own slots, slot): summed gradients of the own slots of a pool; NULL with one rank
-    int stale_after;             // the step whose values have not been gathered yet; -1: none
+    float
+        *own[MAX_POOLS]; // (own slots, slot): summed gradients of the own slots of a pool; NULL with one rank
+    int stale_after;     // the step whose values have not been gathered yet; -1: none
 } Exchange;
 
 // The table alone, for `size` ranks: no memory, no device.

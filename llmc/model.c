@@ -27,14 +27,17 @@ static void compile_mix(Model *m, int i)
 {
     const MixTerm *terms = i < m->record->num_layers ? m->record->layers[i].mix : m->record->output;
     int n = record_mix_terms(terms);
-    m->mix[i] = (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
+    m->mix[i] =
+        (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
     for (int k = 0; k < 3; k++) m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
     if (n || is_empty(m, i)) return;
-    m->mix[i] = (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
+    m->mix[i] =
+        (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
     m->terms[3 * i].factor = 1;
 }
 
-static bool read_above(const Model *m, int i) // whether a mix above has this one's second stream as its second, too
+static bool read_above(const Model *m,
+                       int i) // whether a mix above has this one's second stream as its second, too
 {
     for (int k = i + 1; k <= m->record->num_layers; k++) {
         if (m->mix[k].terms && m->mix[k].second == m->mix[i].second) return true;
@@ -67,7 +70,7 @@ void model_free(Model *m)
     if (m->head_w8) device_free(m->head_w8);
 }
 
-// ---- activations -------------------------------------------------------------------------------------------------------
+// ---- activations ------------------------------------------------------------------------------------------
 
 static bool is_kept(const Model *m, int stream) // read again by a mix
 {
@@ -99,7 +102,8 @@ static void take_mlp(LayerActs *l, const Config *c, size_t N, PlanArena *b)
     l->post = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
 }
 
-static void take_layer_gradients(LayerActs *l, const Config *c, size_t N, bool attention, bool mlp, PlanArena *b)
+static void take_layer_gradients(LayerActs *l, const Config *c, size_t N, bool attention, bool mlp,
+                                 PlanArena *b)
 {
     size_t n = N * (size_t)c->model_dim;
     if (mlp) l->dpre = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
@@ -136,8 +140,10 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
     size_t N = (size_t)tokens, n = N * (size_t)m->config->model_dim, coefficients = (size_t)(L + 1) * 3;
     *a = (Acts){.tokens = tokens, .backward = backward};
     a->coef = plan_take_pinned(b, coefficients, sizeof(float));
-    if (backward) a->dcoef = plan_take_pinned(b, coefficients, sizeof(float));
-    else a->sum = plan_take_pinned(b, 1, sizeof(float));
+    if (backward)
+        a->dcoef = plan_take_pinned(b, coefficients, sizeof(float));
+    else
+        a->sum = plan_take_pinned(b, 1, sizeof(float));
     a->x0 = plan_take(b, n, sizeof(floatX));
     a->rstd0 = plan_take(b, N, sizeof(float));
     a->rstd_f = plan_take(b, N, sizeof(float));
@@ -152,11 +158,14 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
 // Whether the op that follows is to be run; the tensors are those of Acts that it uses.
 static bool uses(const Acts *a, const void *const *tensors, int count)
 {
-    if (a->planning) plan_op(a->planning, tensors, count);
-    else if (a->spoiled) plan_spoil_dead(a->spoiled, a->spoiled_base);
+    if (a->planning)
+        plan_op(a->planning, tensors, count);
+    else if (a->spoiled)
+        plan_spoil_dead(a->spoiled, a->spoiled_base);
     return !a->planning;
 }
-#define USES(...) (const void *const[]){__VA_ARGS__}, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *)
+#define USES(...)                                                                                            \
+    (const void *const[]){__VA_ARGS__}, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *)
 
 void acts_plan(Plan *plan, const Model *m, int N, bool backward)
 {
@@ -197,7 +206,7 @@ void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void 
     free(plan);
 }
 
-// ---- parameters of a layer ---------------------------------------------------------------------------------------------
+// ---- parameters of a layer --------------------------------------------------------------------------------
 
 typedef struct {
     const floatX *qkvo, *fc, *proj, *gate;
@@ -214,16 +223,17 @@ static const floatX *part_x(const floatX *x, int64_t i) { return x ? x + i : NUL
 
 static float *scalar(const Model *m, int i) { return part(param_data(&m->params, m->scalars), i); }
 
-static float *scalar_grad(const Model *m, int i)
-{
-    return part(param_grad(&m->params, m->scalars), i);
-}
+static float *scalar_grad(const Model *m, int i) { return part(param_grad(&m->params, m->scalars), i); }
 
 static LayerParams layer_params(const Model *m, int i)
 {
     const Params *p = &m->params;
     LayerParams l = {0};
-    struct { const Param *a; const floatX **w; float **dw; } rows[] = {
+    struct {
+        const Param *a;
+        const floatX **w;
+        float **dw;
+    } rows[] = {
         {m->layer[i].qkvo, &l.qkvo, &l.dqkvo},
         {m->layer[i].up, &l.fc, &l.dfc},
         {m->layer[i].down, &l.proj, &l.dproj},
@@ -255,9 +265,10 @@ static int layer_below(const Model *m, int i)
     return i >= 0 ? i : EMBEDDED;
 }
 
-// ---- forward -----------------------------------------------------------------------------------------------------------
+// ---- forward ----------------------------------------------------------------------------------------------
 
-static void attention_layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+static void attention_layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b,
+                                    const AttentionSetting *at, Stream s)
 {
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
@@ -265,13 +276,14 @@ static void attention_layer_forward(const Model *m, Acts *a, int i, const Device
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     if (uses(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, l->h)))
-        qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens, w.lambda, at->cos, at->sin,
-                        N, H, e);
+        qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens,
+                            w.lambda, at->cos, at->sin, N, H, e);
     if (uses(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
-        attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale, window_of(spec, at), N,
-                      H, e);
+        attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale,
+                          window_of(spec, at), N, H, e);
     floatX *out = m->layer[i].up ? l->x : a->out[i];
-    if (uses(a, USES(out, l->yg, l->x))) matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
+    if (uses(a, USES(out, l->yg, l->x)))
+        matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
 }
 
 static void mlp_forward(const Model *m, Acts *a, int i, int N, Stream s)
@@ -280,10 +292,12 @@ static void mlp_forward(const Model *m, Acts *a, int i, int N, Stream s)
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     if (uses(a, USES(l->post, l->h2))) matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
-    if (uses(a, USES(a->out[i], l->post, l->x))) matmul_forward(s, a->out[i], l->post, w.proj, l->x, N, F, d, 1);
+    if (uses(a, USES(a->out[i], l->post, l->x)))
+        matmul_forward(s, a->out[i], l->post, w.proj, l->x, N, F, d, 1);
 }
 
-static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at,
+                          Stream s)
 {
     int N = b->N, d = m->config->model_dim;
     LayerActs *l = &a->layer[i];
@@ -296,7 +310,8 @@ static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, 
     if (uses(a, USES(l->x, h, rstd, below, second, third)))
         mix_rmsnorm_forward(s, l->x, h, rstd, below, second, third, a->coef + 3 * i, N, d);
     if (attention) attention_layer_forward(m, a, i, b, at, s);
-    if (attention && mlp && uses(a, USES(l->h2, l->rstd2, l->x))) rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
+    if (attention && mlp && uses(a, USES(l->h2, l->rstd2, l->x)))
+        rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
     if (mlp) mlp_forward(m, a, i, N, s);
 }
 
@@ -304,7 +319,8 @@ void model_prepare(Model *m, Acts *a, Stream s)
 {
     int count = (m->record->num_layers + 1) * 3;
     coefficients_forward(s, a->coef, scalar(m, 0), m->terms, count);
-    if (a->backward) device_zero(s, a->dcoef, (size_t)count * sizeof(float)); // a validation may have used its memory
+    if (a->backward)
+        device_zero(s, a->dcoef, (size_t)count * sizeof(float)); // a validation may have used its memory
 }
 
 static void stage_needed(const Model *m, int place, int stage, Stream s)
@@ -324,8 +340,8 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, place, 0, s);
     if (uses(a, USES(a->x0, a->rstd0)))
-        embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
-                      scalar(m, m->record->smear_lambda), b->N, d);
+        embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed),
+                      param_weight(p, m->smear_gate), scalar(m, m->record->smear_lambda), b->N, d);
     for (int i = 0; i < L; i++) {
         stage_needed(m, place, 1 + i, s);
         if (!is_empty(m, i)) layer_forward(m, a, i, b, at, s);
@@ -336,19 +352,22 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
         mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L, b->N, d);
 }
 
-void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s) { forward(m, a, b, at, 0, s); }
+void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    forward(m, a, b, at, 0, s);
+}
 
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first, int count, float *loss,
-                      Stream s)
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first,
+                      int count, float *loss, Stream s)
 {
     int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
     if (!uses(a, USES(a->xf))) return;
-    head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first, count, d,
-                   config_vocab_padded(m->config));
+    head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first,
+                   count, d, config_vocab_padded(m->config));
 }
 
-// ---- backward ----------------------------------------------------------------------------------------------------------
+// ---- backward ---------------------------------------------------------------------------------------------
 
 // a->dx: gradient of the residual stream, from behind this sublayer to before it.
 static void mlp_backward(const Model *m, Acts *a, int i, int N, bool fresh, Stream s)
@@ -357,14 +376,16 @@ static void mlp_backward(const Model *m, Acts *a, int i, int N, bool fresh, Stre
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     WeightGrad grads[] = {{w.dproj, a->dx, l->post, d, F, fresh}, {w.dfc, l->h2, l->dpre, d, F, fresh}};
-    if (uses(a, USES(l->dpre, a->dx, l->post))) matmul_relu2_backward(s, l->dpre, a->dx, w.proj, l->post, N, d, F);
+    if (uses(a, USES(l->dpre, a->dx, l->post)))
+        matmul_relu2_backward(s, l->dpre, a->dx, w.proj, l->post, N, d, F);
     if (uses(a, USES(a->dx, l->post, l->h2, l->dpre))) matmul_weight_grads(s, grads, 2, N);
-    if (uses(a, USES(a->dh, l->dpre))) matmul_forward(s, a->dh, l->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
+    if (uses(a, USES(a->dh, l->dpre)))
+        matmul_forward(s, a->dh, l->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
 }
 
 // Leaves the gradient of h in a->dh and l->dgate.
-static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, bool fresh,
-                                     Stream s)
+static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b,
+                                     const AttentionSetting *at, bool fresh, Stream s)
 {
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
@@ -372,53 +393,89 @@ static void attention_layer_backward(const Model *m, Acts *a, int i, const Devic
     const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    if (uses(a, USES(l->dyg, a->dx))) matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
+    if (uses(a, USES(l->dyg, a->dx)))
+        matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
     bool value_embed = m->layer[i].value_embed;
     floatX *dv = l->dk || value_embed ? l->dv : NULL; // does anybody read it?
-    QkvBackward next = {.dqkv = l->dqkv, .dlambda = w.dlambda, .dq = l->dq, .dk = l->dk, .dv = dv, .q = l->q, .k = l->k,
-                        .rstd_q = l->rstd_q, .rstd_k = l->rstd_k, .v_raw = l->v_raw, .value_embed = w.value_embed,
-                        .tokens = b->tokens, .lambda = w.lambda, .cos = at->cos, .sin = at->sin};
+    QkvBackward next = {.dqkv = l->dqkv,
+                        .dlambda = w.dlambda,
+                        .dq = l->dq,
+                        .dk = l->dk,
+                        .dv = dv,
+                        .q = l->q,
+                        .k = l->k,
+                        .rstd_q = l->rstd_q,
+                        .rstd_k = l->rstd_k,
+                        .v_raw = l->v_raw,
+                        .value_embed = w.value_embed,
+                        .tokens = b->tokens,
+                        .lambda = w.lambda,
+                        .cos = at->cos,
+                        .sin = at->sin};
     // Where it feeds the next op, it writes to that one's result.
-    if (uses(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v, l->h,
-                     l->dq ? NULL : l->dqkv)))
+    if (uses(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v,
+                     l->h, l->dq ? NULL : l->dqkv)))
         attention_backward(s,
-                       &(AttentionBackward){.dq = l->dq, .dk = l->dk, .dv = dv, .dgate = l->dgate, .dgate_w = w.dgate,
-                                            .dyg = l->dyg, .yg = l->yg, .lse = l->lse, .q = l->q, .k = l->k, .v = l->v,
-                                            .h = l->h, .gate_w = w.gate, .next = &next},
-                       b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
-    if (value_embed && uses(a, USES(l->dv))) embedding_grad(s, w.dvalue_embed, l->dv, w.lambda + 1, &b->rows, N, d);
+                           &(AttentionBackward){.dq = l->dq,
+                                                .dk = l->dk,
+                                                .dv = dv,
+                                                .dgate = l->dgate,
+                                                .dgate_w = w.dgate,
+                                                .dyg = l->dyg,
+                                                .yg = l->yg,
+                                                .lse = l->lse,
+                                                .q = l->q,
+                                                .k = l->k,
+                                                .v = l->v,
+                                                .h = l->h,
+                                                .gate_w = w.gate,
+                                                .next = &next},
+                           b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
+    if (value_embed && uses(a, USES(l->dv)))
+        embedding_grad(s, w.dvalue_embed, l->dv, w.lambda + 1, &b->rows, N, d);
     if (uses(a, USES(l->dqkv, l->dq, l->dk, dv, l->q, l->rstd_q, l->rstd_k))) qkv_backward(s, &next, N, H, e);
-    WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh}, {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
+    WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
+                          {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
     if (uses(a, USES(l->dqkv, l->h, a->dx, l->yg))) matmul_weight_grads(s, grads, 2, N);
     if (uses(a, USES(a->dh, l->dqkv))) matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
 }
 
-// Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there is no gate.
-static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const float *rstd, const float *dgate, int N, Stream s)
+// Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there
+// is no gate.
+static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const float *rstd,
+                         const float *dgate, int N, Stream s)
 {
     const Mix *mix = &m->mix[i];
     int below = layer_below(m, i), L = m->record->num_layers;
     floatX *dsecond = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
            *dthird = mix->third == NONE ? NULL : a->dstream[mix->third];
     const floatX *added = i < L && below != EMBEDDED ? a->dstream[below] : NULL;
-    if (!uses(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below), stream_of(a, mix->second),
-                      mix->third == NONE ? NULL : a->out[mix->third], dgate)))
+    if (!uses(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below),
+                      stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], dgate)))
         return;
     mix_rmsnorm_backward(s,
-                         &(MixBackward){.dx = a->dx, .dx0 = dsecond,
+                         &(MixBackward){.dx = a->dx,
+                                        .dx0 = dsecond,
                                         .accumulate_dx0 = !mix->first_reader,
                                         .dskip = dthird,
-                                        .dcoef = a->dcoef + 3 * i, .dx_out = i < L ? a->dx : NULL, .dh = a->dh,
+                                        .dcoef = a->dcoef + 3 * i,
+                                        .dx_out = i < L ? a->dx : NULL,
+                                        .dh = a->dh,
                                         .dx_add = added,
-                                        .h = h, .rstd = rstd, .x = stream_of(a, below), .x0 = stream_of(a, mix->second),
+                                        .h = h,
+                                        .rstd = rstd,
+                                        .x = stream_of(a, below),
+                                        .x0 = stream_of(a, mix->second),
                                         .skip = mix->third == NONE ? NULL : a->out[mix->third],
-                                        .coef = a->coef + 3 * i, .dgate = dgate,
+                                        .coef = a->coef + 3 * i,
+                                        .dgate = dgate,
                                         .gate_w = dgate ? param_weight(&m->params, m->layer[i].gate) : NULL,
                                         .heads = m->config->num_heads},
                          N, m->config->model_dim);
 }
 
-static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
+static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at,
+                           int place, Stream s)
 {
     LayerActs *l = &a->layer[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
@@ -426,14 +483,17 @@ static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b,
     if (attention && mlp && uses(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
         rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, b->N, m->config->model_dim);
     if (attention) attention_layer_backward(m, a, i, b, at, place & FIRST_OF_STEP, s);
-    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, attention ? l->dgate : NULL, b->N, s);
+    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2,
+                 attention ? l->dgate : NULL, b->N, s);
 }
 
-void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss, int place, Stream s)
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss,
+                       int place, Stream s)
 {
     const Config *c = m->config;
     const Params *p = &m->params;
-    int N = b->N, d = c->model_dim, L = m->record->num_layers, Vp = config_vocab_padded(c), smear = m->record->smear_lambda;
+    int N = b->N, d = c->model_dim, L = m->record->num_layers, Vp = config_vocab_padded(c),
+        smear = m->record->smear_lambda;
     const floatX *head = param_weight(p, m->head);
     forward(m, a, b, at, place, s);
     stage_needed(m, place, L + 1, s);
@@ -441,7 +501,8 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     if (uses(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, head, Vp, d);
     if (a->planning) plan_busy(a->planning);
     if (uses(a, USES(a->dh, a->xf)))
-        head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8, b->targets, N, d, Vp);
+        head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8,
+                        b->targets, N, d, Vp);
     mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
     stage_done(m, place, L + 1, s);
     for (int i = L - 1; i >= 0; i--) {
@@ -449,13 +510,15 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
         stage_done(m, place, 1 + i, s);
     }
     if (uses(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
-        embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0, a->rstd0, b->tokens,
-                   param_weight(p, m->embed), param_weight(p, m->smear_gate), scalar(m, smear), N, d);
+        embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0,
+                       a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
+                       scalar(m, smear), N, d);
     if (uses(a, USES(a->dh))) embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
     stage_done(m, place, 0, s);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)
 {
-    coefficients_backward(s, scalar_grad(m, 0), a->dcoef, scalar(m, 0), m->terms, (m->record->num_layers + 1) * 3);
+    coefficients_backward(s, scalar_grad(m, 0), a->dcoef, scalar(m, 0), m->terms,
+                          (m->record->num_layers + 1) * 3);
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- the table ---------------------------------------------------------------------------------------------------------
+// ---- the table --------------------------------------------------------------------------------------------
 
 // The lowest stage that reads the number-th tensor of a role: 0 the embedding, 1 + i layer i, then the head.
 static int first_stage(const Record *r, Role role, int number, int layer)
@@ -40,7 +40,8 @@ static bool is_of_layers(const Record *r, const ParamSpec *spec)
 static bool takes_turns(const Record *r, const ParamSpec *a, const ParamSpec *b)
 {
     for (int i = 0; i < r->num_layers; i++) {
-        if (record_layer_has(&r->layers[i], a->role) != record_layer_has(&r->layers[i], b->role)) return false;
+        if (record_layer_has(&r->layers[i], a->role) != record_layer_has(&r->layers[i], b->role))
+            return false;
     }
     return a->storage == b->storage && is_of_layers(r, a) && is_of_layers(r, b);
 }
@@ -70,7 +71,9 @@ static int pool_for(Params *p, const Param *a)
     int64_t slot = s->sharding == SHARD_TENSORS ? param_elements(a) : 0;
     for (int i = 0; i < p->num_pools; i++) {
         const ParamPool *q = &p->pools[i];
-        if (q->storage == s->storage && q->sharding == s->sharding && q->every == s->update.every && q->slot == slot) return i;
+        if (q->storage == s->storage && q->sharding == s->sharding && q->every == s->update.every &&
+            q->slot == slot)
+            return i;
     }
     assert(p->num_pools < MAX_POOLS);
     p->pools[p->num_pools] = (ParamPool){s->storage, s->sharding, s->update.every, .slot = slot};
@@ -87,7 +90,8 @@ static void place_params(Params *p)
         a->pool = pool_for(p, a);
         ParamPool *q = &p->pools[a->pool];
         const Param *before = last[a->pool];
-        if (!q->slot && before && (before->rows != a->rows || before->cols != a->cols)) q->size = round_up(q->size, ALIGNED);
+        if (!q->slot && before && (before->rows != a->rows || before->cols != a->cols))
+            q->size = round_up(q->size, ALIGNED);
         a->offset = q->size;
         q->size += param_elements(a);
         last[a->pool] = a;
@@ -130,7 +134,7 @@ int64_t params_total(const Params *p)
     return n;
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 
 static size_t element_size(Storage storage) { return storage == STORE_HALF ? sizeof(floatX) : sizeof(float); }
 
@@ -156,7 +160,8 @@ float *param_grad(const Params *p, const Param *a)
     return grad ? grad + a->offset : NULL;
 }
 
-// The next replicated pool to be used as often as its `every` says, after those that are used more often; -1 after the last.
+// The next replicated pool to be used as often as its `every` says, after those that are used more often; -1
+// after the last.
 static int next_small(const Params *p, int after)
 {
     int best = -1;
@@ -181,7 +186,8 @@ int update_cycle(const Params *p)
 int64_t params_small_count(const Params *p, int t)
 {
     int64_t n = 0;
-    for (int i = next_small(p, -1); i >= 0 && update_is_due(p->pools[i].every, t); i = next_small(p, i)) n += p->pools[i].size;
+    for (int i = next_small(p, -1); i >= 0 && update_is_due(p->pools[i].every, t); i = next_small(p, i))
+        n += p->pools[i].size;
     return n;
 }
 
@@ -192,8 +198,10 @@ static void place(Params *p, Arena *values, Arena *gradients)
         ParamPool *q = &p->pools[i];
         q->values = arena_take(values, (size_t)q->size, element_size(q->storage));
         q->rounded = q->storage == STORE_MASTER ? arena_take(values, (size_t)q->size, sizeof(floatX)) : NULL;
-        if (q->sharding == REPLICATED) small += q->size;
-        else q->grad = arena_take(gradients, (size_t)q->size, sizeof(float));
+        if (q->sharding == REPLICATED)
+            small += q->size;
+        else
+            q->grad = arena_take(gradients, (size_t)q->size, sizeof(float));
     }
     p->small_grad = arena_take(gradients, (size_t)small, sizeof(float));
     float *at = p->small_grad;
@@ -220,7 +228,8 @@ void params_free(Params *p)
 
 void params_zero_gradients(const Params *p, Stream s)
 {
-    for (int i = 0; i < p->num_pools; i++) device_zero(s, p->pools[i].grad, (size_t)p->pools[i].size * sizeof(float));
+    for (int i = 0; i < p->num_pools; i++)
+        device_zero(s, p->pools[i].grad, (size_t)p->pools[i].size * sizeof(float));
 }
 
 void params_round(const Params *p, Stream s)
@@ -231,10 +240,10 @@ void params_round(const Params *p, Stream s)
     }
 }
 
-// ---- initial weights ---------------------------------------------------------------------------------------------------
+// ---- initial weights --------------------------------------------------------------------------------------
 
-// A hash of (seed, tensor, element) in place of a generator with a state: any element can be drawn anywhere, in any order.
-// The mixing function is splitmix64's finaliser.
+// A hash of (seed, tensor, element) in place of a generator with a state: any element can be drawn anywhere,
+// in any order. The mixing function is splitmix64's finaliser.
 static uint64_t mix64(uint64_t z)
 {
     z += 0x9e3779b97f4a7c15u;
@@ -243,7 +252,10 @@ static uint64_t mix64(uint64_t z)
     return z ^ (z >> 31);
 }
 
-static double uniform01(uint64_t key, int64_t i) { return ((double)(mix64(key + (uint64_t)i) >> 11) + 0.5) * 0x1p-53; }
+static double uniform01(uint64_t key, int64_t i)
+{
+    return ((double)(mix64(key + (uint64_t)i) >> 11) + 0.5) * 0x1p-53;
+}
 
 static float normal(uint64_t key, int64_t i) // Box-Muller: even elements take the cosine, odd ones the sine
 {
@@ -257,7 +269,8 @@ void param_init_runs(const Param *a, const Config *c, float *host)
     for (const InitRun *run = a->spec->init.runs; run->repeat; run++) {
         for (int i = 0; i < run->repeat * run->width; i++) {
             bool option = run->option && i % run->width == 0;
-            host[at++] = option ? (float)*(const double *)((const char *)c + run->option) : run->value[i % run->width];
+            host[at++] =
+                option ? (float)*(const double *)((const char *)c + run->option) : run->value[i % run->width];
         }
     }
     assert(at == param_elements(a));
@@ -288,8 +301,10 @@ static void init_one(Params *p, const Param *a, const Config *c, uint64_t key, v
 #pragma omp parallel for
     for (int64_t i = 0; i < drawn; i++) {
         float x = draw(init, key, i, bound);
-        if (half) ((floatX *)host)[i] = float_to_x(x);
-        else ((float *)host)[i] = x;
+        if (half)
+            ((floatX *)host)[i] = float_to_x(x);
+        else
+            ((float *)host)[i] = x;
     }
     copy_to_device(s, param_data(p, a), host, bytes);
     stream_synchronize(s);

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- stages ------------------------------------------------------------------------------------------------------------
+// ---- stages -----------------------------------------------------------------------------------------------
 
 // Numbers of a list like "3,7,11", at most MAX_WINDOWS + 1; below 0 when it is none.
 static int parse_list(const char *list, double *numbers)
@@ -44,7 +44,8 @@ static int stage_start(const Config *c, int k, int count)
 
 static Stage stage(const Config *c, int k, int count) // stage `count` is the extension
 {
-    return (Stage){.index = k, .end = k < count ? stage_start(c, k + 1, count) : config_total_steps(c),
+    return (Stage){.index = k,
+                   .end = k < count ? stage_start(c, k + 1, count) : config_total_steps(c),
                    .micro_batch_tokens = (int)list_entry(c->stage_tokens, k, c->micro_batch_tokens),
                    .max_document = (int)list_entry(c->stage_documents, k, c->max_document),
                    .window = k == count ? c->window_extension : (int)list_entry(c->window_schedule, k, 0),
@@ -72,24 +73,30 @@ bool schedule_sizes_differ(const Config *c)
     bool differ = false;
     for (int k = 1; k <= count; k++) {
         Stage s = stage(c, k, count);
-        differ = differ || s.micro_batch_tokens != first.micro_batch_tokens || s.max_document != first.max_document;
+        differ = differ || s.micro_batch_tokens != first.micro_batch_tokens ||
+                 s.max_document != first.max_document;
     }
     return differ;
 }
 
-static bool check_list(const char *option, const char *list, int count, double low, double high, int multiple, Error *e)
+static bool check_list(const char *option, const char *list, int count, double low, double high, int multiple,
+                       Error *e)
 {
     double numbers[MAX_WINDOWS + 1];
     int n = parse_list(list, numbers);
     if (n < 0) return error_set(e, "--%s: '%s' is not a list of numbers, like 3,7,11", option, list);
     if (n && n != count && n != count + 1)
-        return error_set(e, "--%s: '%s' has %d entries; the %d stages of --window-schedule need %d, or one more for the extension",
+        return error_set(e,
+                         "--%s: '%s' has %d entries; the %d stages of --window-schedule need %d, or one more "
+                         "for the extension",
                          option, list, n, count, count);
     for (int k = 0; k < n; k++) {
         bool whole = !multiple || numbers[k] == multiple * floor(numbers[k] / multiple);
         if (!(numbers[k] >= low && numbers[k] <= high) || !whole)
             return error_set(e, "--%s: %.10g must be %.10g to %.10g%s", option, numbers[k], low, high,
-                             multiple > 1 ? ", a multiple of 16" : multiple ? ", a whole number" : "");
+                             multiple > 1 ? ", a multiple of 16"
+                             : multiple   ? ", a whole number"
+                                          : "");
     }
     return true;
 }
@@ -109,10 +116,11 @@ char *schedule_describe(const Config *c)
     char *text = xstrdup("");
     for (int k = 0; k <= count; k++) {
         Stage s = stage(c, k, count);
-        char *longer = format_string("%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g", text,
-                                     k ? "; " : "", k < count ? stage_start(c, k, count) : c->num_scheduled, c->micro_batches,
-                                     s.micro_batch_tokens, s.max_document, window_short_tokens(c, s.window),
-                                     window_long_tokens(c, s.window), s.rate);
+        char *longer =
+            format_string("%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g",
+                          text, k ? "; " : "", k < count ? stage_start(c, k, count) : c->num_scheduled,
+                          c->micro_batches, s.micro_batch_tokens, s.max_document,
+                          window_short_tokens(c, s.window), window_long_tokens(c, s.window), s.rate);
         free(text);
         text = longer;
     }
@@ -121,7 +129,7 @@ char *schedule_describe(const Config *c)
 
 int schedule_window(const Config *c, int t) { return schedule_stage(c, t).window; }
 
-// ---- rates -------------------------------------------------------------------------------------------------------------
+// ---- rates ------------------------------------------------------------------------------------------------
 
 double schedule_lr_factor(const Config *c, int t)
 {
@@ -140,14 +148,17 @@ double schedule_momentum(const Config *c, int t)
     return c->momentum_high;
 }
 
-// Adam: k updates are made with this one, and its moments began at zero. NorMuon: its shape factor, max(1, rows/cols)^1/2 of the
-// stored shape, is part of the rate.
+// Adam: k updates are made with this one, and its moments began at zero. NorMuon: its shape factor, max(1,
+// rows/cols)^1/2 of the stored shape, is part of the rate.
 static RuleStep rule_step(const Config *c, const ParamSpec *spec, double factor, int t)
 {
     const UpdateSpec *u = &spec->update;
     double k = (t + 1) / u->every, correction = sqrt(1 - pow(u->beta2, k)) / (1 - pow(u->beta1, k));
     double base = u->kind == ADAM ? c->adam_rate * factor * (k ? correction : 0) : c->muon_rate * factor;
-    double shape = u->kind == ADAM ? 1 : sqrt(fmax(1, (double)record_extent(c, spec->rows) / (double)record_extent(c, spec->cols)));
+    double shape =
+        u->kind == ADAM
+            ? 1
+            : sqrt(fmax(1, (double)record_extent(c, spec->rows) / (double)record_extent(c, spec->cols)));
     return (RuleStep){.rate = (float)(u->rate * shape) * (float)base,
                       .decay = u->kind == ADAM ? 0 : (float)(c->muon_rate * factor * c->weight_decay)};
 }
@@ -156,7 +167,8 @@ StepParams schedule_step_params(const Config *c, int t)
 {
     const Record *r = config_record(c);
     double factor = schedule_lr_factor(c, t);
-    StepParams p = {.grad_scale = (float)(1.0 / c->micro_batches), .muon_momentum = (float)schedule_momentum(c, t)};
+    StepParams p = {.grad_scale = (float)(1.0 / c->micro_batches),
+                    .muon_momentum = (float)schedule_momentum(c, t)};
     for (int i = 0; i < r->num_params; i++) p.rule[i] = rule_step(c, &r->params[i], factor, t);
     return p;
 }

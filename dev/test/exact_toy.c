@@ -1,8 +1,7 @@
-// A network that only a table describes, and the memory of its activations: an op that used a tensor which the planning pass was
-// not told of would find it overwritten.
-// The network: the gradient of every tensor of the toy record against the loss itself, along the
-// gradient. It has what the presets do not: a layer without an MLP, one that mixes nothing in, constant coefficients, a stream
-// that comes back through a gate alone.
+// A network that only a table describes, and the memory of its activations: an op that used a tensor which
+// the planning pass was not told of would find it overwritten. The network: the gradient of every tensor of
+// the toy record against the loss itself, along the gradient. It has what the presets do not: a layer without
+// an MLP, one that mixes nothing in, constant coefficients, a stream that comes back through a gate alone.
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/comm.h"
@@ -32,7 +31,11 @@ static void open_toy(void)
     if (!config_parse(&toy.config, 7, argv, &e)) fatal(1, "%s", e.text);
     const Config *c = &toy.config;
     backend_open(0);
-    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
+    backend_reserve(&(OpSizes){.tokens = N,
+                               .eval_tokens = N,
+                               .dim = c->model_dim,
+                               .heads = c->num_heads,
+                               .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c)});
     model_describe(&toy.model, c);
     model_allocate(&toy.model, true);
@@ -58,8 +61,12 @@ static void make_batch(void)
     batch_sort_rows(b);
     toy.table = xcalloc((size_t)attention_table_ints(N, 0), sizeof *toy.table);
     int slots = attention_table_build(toy.table, b->cu_seqlens, b->num_docs, N, 0);
-    toy.device = (DeviceBatch){.N = N, .tokens = b->tokens, .targets = b->targets,
-                               .rows = {b->order, b->row_token, b->row_start, &b->num_rows}, .table = toy.table, .slots = slots};
+    toy.device = (DeviceBatch){.N = N,
+                               .tokens = b->tokens,
+                               .targets = b->targets,
+                               .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
+                               .table = toy.table,
+                               .slots = slots};
 }
 
 // No tensor at zero, where gradients of others vanish. STORE_HALF is fp32 in this build.
@@ -91,7 +98,8 @@ static void move(const Param *a, const float *direction, double step)
     params_round(&toy.model.params, NULL);
 }
 
-// The loss changes by |g| times the length of a step along g; to the third order in the step, and rounding of fp32 sums.
+// The loss changes by |g| times the length of a step along g; to the third order in the step, and rounding of
+// fp32 sums.
 static void check(const Param *a)
 {
     const Params *p = &toy.model.params;
@@ -111,11 +119,13 @@ static void check(const Param *a)
     double down = loss(), slope = (up - down) / (2 * length);
     // 64 losses of about 4 are rounded to 2^-24 of their sum, twice.
     double rounding = 4 * 64 * 4 * 0x1p-24 / (2 * length);
-    ok(fabs(slope - norm) < 0.01 * norm + rounding, "the loss rises by it along the gradient: %.5g, |g| %.5g", slope, norm);
+    ok(fabs(slope - norm) < 0.01 * norm + rounding, "the loss rises by it along the gradient: %.5g, |g| %.5g",
+       slope, norm);
     free(g);
 }
 
-// Loss and all gradients with activations in `memory`, which holds no zeros: what is read before it is written shows.
+// Loss and all gradients with activations in `memory`, which holds no zeros: what is read before it is
+// written shows.
 static float *results(Acts *acts, char *memory, size_t bytes, int64_t *count)
 {
     const Params *p = &toy.model.params;
@@ -157,7 +167,8 @@ static void check_shared_memory(void)
     apart.spoiled_base = memory;
     alone.ops = 0;
     float *spoiled = results(&apart, memory, bytes, &count);
-    ok(alone.ops == plan.ops && !memcmp(want, spoiled, (size_t)count * sizeof *want), "no op uses a tensor that the plan has given up (%d ops)", alone.ops);
+    ok(alone.ops == plan.ops && !memcmp(want, spoiled, (size_t)count * sizeof *want),
+       "no op uses a tensor that the plan has given up (%d ops)", alone.ops);
     toy.acts = shared;
     free(spoiled);
     ok(least < bytes && !memcmp(want, got, (size_t)count * sizeof *got) && isfinite(want[0]),

@@ -1,11 +1,11 @@
-// The table of what ranks send: everything once, at the stage where it is complete, for every number of ranks and both
-// topologies.
+// The table of what ranks send: everything once, at the stage where it is complete, for every number of ranks
+// and both topologies.
 #include "dev/test/tap.h"
 #include "llmc/exchange.h"
 #include <string.h>
 
-// Whether the stage (0 the embedding, 1 + i layer i, then the head) uses this matrix or table. Written from the names, and from
-// what the network is known to be, not from the table's own rules.
+// Whether the stage (0 the embedding, 1 + i layer i, then the head) uses this matrix or table. Written from
+// the names, and from what the network is known to be, not from the table's own rules.
 static bool uses(int stage, const Param *a)
 {
     static const int value_embeds[13] = {[2] = 1, [3] = 2, [10] = 0, [11] = 1, [12] = 2};
@@ -59,8 +59,10 @@ static void test_plan(const char *preset, int size)
         falling += !i || b->stage <= x.list[i - 1].stage;
         printf("# stage %2d: %s at %lld\n", b->stage, b->rows ? "rows" : "slots", (long long)b->offset);
     }
-    ok(right == x.count && falling == x.count, "and goes when its lowest layer is done, in falling order (%d buckets)", x.count);
-    for (int i = 0; i < p.num_pools; i++) even &= !p.pools[i].slot || p.pools[i].size / p.pools[i].slot % size == 0;
+    ok(right == x.count && falling == x.count,
+       "and goes when its lowest layer is done, in falling order (%d buckets)", x.count);
+    for (int i = 0; i < p.num_pools; i++)
+        even &= !p.pools[i].slot || p.pools[i].size / p.pools[i].slot % size == 0;
     ok(even, "tables and slots divide evenly");
 }
 

@@ -1,5 +1,5 @@
-// The parameter table: names, shapes and count of the public layout, slots and who owns them; and the distributions of the
-// initial weights, which depend on the seed only.
+// The parameter table: names, shapes and count of the public layout, slots and who owns them; and the
+// distributions of the initial weights, which depend on the seed only.
 #include "dev/test/tap.h"
 #include "llmc/optimizer.h"
 #include <stdlib.h>
@@ -23,8 +23,10 @@ static const struct {
     Sharding sharding;
     OptimizerKind optimizer;
     int every;
-} kinds[] = {[TABLE] = {STORE_HALF, SHARD_ROWS, ADAM, 2}, [MATRIX] = {STORE_MASTER, SHARD_TENSORS, NORMUON, 1},
-             [GATE] = {STORE_HALF, REPLICATED, NORMUON, 1}, [SCALARS] = {STORE_FLOAT, REPLICATED, ADAM, 2}};
+} kinds[] = {[TABLE] = {STORE_HALF, SHARD_ROWS, ADAM, 2},
+             [MATRIX] = {STORE_MASTER, SHARD_TENSORS, NORMUON, 1},
+             [GATE] = {STORE_HALF, REPLICATED, NORMUON, 1},
+             [SCALARS] = {STORE_FLOAT, REPLICATED, ADAM, 2}};
 
 static bool has(const Params *p, const char *name, Kind kind, int64_t rows, int64_t cols, double rate)
 {
@@ -33,8 +35,8 @@ static bool has(const Params *p, const char *name, Kind kind, int64_t rows, int6
     good = good && a->spec->storage == kinds[kind].storage && a->spec->sharding == kinds[kind].sharding &&
            a->spec->update.kind == kinds[kind].optimizer && a->spec->update.every == kinds[kind].every;
     if (!good)
-        printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1, a ? (long long)a->cols : -1,
-               a ? a->spec->update.rate : 0);
+        printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1,
+               a ? (long long)a->cols : -1, a ? a->spec->update.rate : 0);
     return good;
 }
 
@@ -63,9 +65,11 @@ static void check_table(void)
     for (int i = 0; i < 3; i++) {
         Config c = preset(presets[i], "50257");
         params_describe(&p, &c);
-        ok(params_total(&p) == 268665628, "preset %s: %lld parameters", presets[i], (long long)params_total(&p));
+        ok(params_total(&p) == 268665628, "preset %s: %lld parameters", presets[i],
+           (long long)params_total(&p));
     }
-    bool good = has(&p, "embed.weight", TABLE, 50304, 768, 75) && has(&p, "lm_head.weight", TABLE, 50304, 768, 1);
+    bool good =
+        has(&p, "embed.weight", TABLE, 50304, 768, 75) && has(&p, "lm_head.weight", TABLE, 50304, 768, 1);
     for (int i = 0; i < 3; i++) {
         char name[32];
         snprintf(name, sizeof name, "value_embeds.%d.weight", i);
@@ -74,7 +78,8 @@ static void check_table(void)
     ok(good && has(&p, "scalars", SCALARS, 1, 64, 5) && has(&p, "smear_gate.weight", GATE, 1, 12, 1),
        "tables, scalars, smear gate");
     check_layers(&p, 768, 3072, 6);
-    ok(p.count == 5 + 11 * 2 + 10 * 2 + 1 + 1 && !params_find(&p, "blocks.3"), "49 parameters, and no other names");
+    ok(p.count == 5 + 11 * 2 + 10 * 2 + 1 + 1 && !params_find(&p, "blocks.3"),
+       "49 parameters, and no other names");
     bool apart = true;
     for (int i = 0; i < p.count; i++)
         for (int k = 0; k < i; k++) apart = apart && strcmp(p.list[i].name, p.list[k].name);
@@ -91,17 +96,20 @@ static void check_places(const char *what, const Config *c)
         const Param *a = &p.list[i];
         const ParamPool *q = &p.pools[a->pool];
         good = good && a->offset >= 0 && a->offset + param_elements(a) <= q->size;
-        alike = alike && q->storage == a->spec->storage && q->sharding == a->spec->sharding && q->every == a->spec->update.every &&
+        alike = alike && q->storage == a->spec->storage && q->sharding == a->spec->sharding &&
+                q->every == a->spec->update.every &&
                 (q->sharding != SHARD_TENSORS || (q->slot == param_elements(a) && a->offset % q->slot == 0));
         for (int k = 0; k < p.count; k++) {
             const Param *b = &p.list[k];
             if (k != i && b->pool == a->pool)
-                good = good && (a->offset + param_elements(a) <= b->offset || b->offset + param_elements(b) <= a->offset);
+                good = good && (a->offset + param_elements(a) <= b->offset ||
+                                b->offset + param_elements(b) <= a->offset);
         }
     }
     ok(good, "%s: parameters lie side by side inside their pools", what);
     ok(alike, "%s: those of a pool are stored, sharded and updated alike, slots have one size", what);
-    ok(params_small_count(&p, 0) > 0 && params_small_count(&p, 0) + SCALARS_IN_ALL == params_small_count(&p, 1),
+    ok(params_small_count(&p, 0) > 0 &&
+           params_small_count(&p, 0) + SCALARS_IN_ALL == params_small_count(&p, 1),
        "%s: what is replicated is summed in one stretch, the scalars at odd steps", what);
 }
 
@@ -119,11 +127,13 @@ static void check_slots(void)
     Params p;
     params_describe(&p, &c);
     const ParamPool *q = &p.pools[params_find(&p, "blocks.5.mlp.c_fc")->pool];
-    ok(params_find(&p, "blocks.5.attn.qkvo_w")->pool == params_find(&p, "blocks.5.mlp.c_fc")->pool && q->size == 32 * q->slot,
+    ok(params_find(&p, "blocks.5.attn.qkvo_w")->pool == params_find(&p, "blocks.5.mlp.c_fc")->pool &&
+           q->size == 32 * q->slot,
        "matrices of both kinds share a pool of 32 slots, none of which is padding");
     bool order = true;
     for (int i = 11, slot = 0; i > 0; i--, slot += 2) { // as backward finishes them
-        order = order && slot_of(&p, "blocks.%d.mlp.c_proj", i) == slot && slot_of(&p, "blocks.%d.mlp.c_fc", i) == slot + 1;
+        order = order && slot_of(&p, "blocks.%d.mlp.c_proj", i) == slot &&
+                slot_of(&p, "blocks.%d.mlp.c_fc", i) == slot + 1;
     }
     for (int i = 11, slot = 22; i > 0; i--) {
         if (i != 7) order = order && slot_of(&p, "blocks.%d.attn.qkvo_w", i) == slot++;
@@ -136,12 +146,12 @@ static void check_slots(void)
             most = max_i64(most, own[r]);
             least = min_i64(least, own[r]);
         }
-        ok(most == least && most * R == slots && p.list[0].rows % R == 0, "%d ranks own %d slots each, and whole rows", R,
-           (int)most);
+        ok(most == least && most * R == slots && p.list[0].rows % R == 0,
+           "%d ranks own %d slots each, and whole rows", R, (int)most);
     }
 }
 
-// ---- initial weights ---------------------------------------------------------------------------------------------------
+// ---- initial weights --------------------------------------------------------------------------------------
 
 typedef struct {
     double mean, deviation, largest;
@@ -153,7 +163,8 @@ static Moments moments(const Params *p, const char *name, int64_t first, int64_t
     double sum = 0, squares = 0;
     Moments m = {0, 0, 0};
     for (int64_t i = first; i < first + n; i++) {
-        double x = param_element_size(a) == 4 ? ((float *)param_data(p, a))[i] : x_to_float(((floatX *)param_data(p, a))[i]);
+        double x = param_element_size(a) == 4 ? ((float *)param_data(p, a))[i]
+                                              : x_to_float(((floatX *)param_data(p, a))[i]);
         sum += x;
         squares += x * x;
         m.largest = fmax(m.largest, fabs(x));
@@ -167,8 +178,8 @@ static Moments moments(const Params *p, const char *name, int64_t first, int64_t
 static void check_spread(const char *what, Moments m, double deviation, double kurtosis, double n)
 {
     ok(fabs(m.mean) < 5 * deviation / sqrt(n), "%s: mean %.4g", what, m.mean);
-    ok(fabs(m.deviation / deviation - 1) < 5 * sqrt((kurtosis - 1) / (4 * n)) + 1e-4, "%s: deviation %.5g, expected %.5g", what,
-       m.deviation, deviation);
+    ok(fabs(m.deviation / deviation - 1) < 5 * sqrt((kurtosis - 1) / (4 * n)) + 1e-4,
+       "%s: deviation %.5g, expected %.5g", what, m.deviation, deviation);
 }
 
 static void check_initial_weights(const Config *c, const Params *p)
@@ -177,12 +188,15 @@ static void check_initial_weights(const Config *c, const Params *p)
     double bound = sqrt(3) / 2 / sqrt((double)d);
     check_spread("embed", moments(p, "embed.weight", 0, table), 1, 3, (double)table);
     check_spread("value_embeds.2", moments(p, "value_embeds.2.weight", 0, table), 1, 3, (double)table);
-    Moments qkv = moments(p, "blocks.5.attn.qkvo_w", 0, 3 * d * d), fc = moments(p, "blocks.5.mlp.c_fc", 0, d * c->mlp_dim);
+    Moments qkv = moments(p, "blocks.5.attn.qkvo_w", 0, 3 * d * d),
+            fc = moments(p, "blocks.5.mlp.c_fc", 0, d * c->mlp_dim);
     check_spread("q, k, v", qkv, bound / sqrt(3), 1.8, 3.0 * (double)(d * d));
     check_spread("c_fc", fc, bound / sqrt(3), 1.8, (double)(d * c->mlp_dim));
-    ok(qkv.largest <= bound && fc.largest <= bound && fc.largest > 0.99 * bound, "uniform up to the bound %.5g", bound);
+    ok(qkv.largest <= bound && fc.largest <= bound && fc.largest > 0.99 * bound,
+       "uniform up to the bound %.5g", bound);
     ok(moments(p, "blocks.5.attn.qkvo_w", 3 * d * d, d * d).largest == 0, "o is zero");
-    ok(moments(p, "blocks.5.mlp.c_proj", 0, d * c->mlp_dim).largest == 0 && moments(p, "lm_head.weight", 0, table).largest == 0 &&
+    ok(moments(p, "blocks.5.mlp.c_proj", 0, d * c->mlp_dim).largest == 0 &&
+           moments(p, "lm_head.weight", 0, table).largest == 0 &&
            moments(p, "smear_gate.weight", 0, 12).largest == 0 &&
            moments(p, "blocks.5.attn.attn_gate.weight", 0, 12).largest == 0,
        "c_proj, head and gates are zero");
@@ -197,14 +211,22 @@ static void check_initial_weights(const Config *c, const Params *p)
     bool good = true;
     const float *scalars = param_data(p, params_find(p, "scalars"));
     for (int i = 0; i < SCALARS_IN_ALL; i++) {
-        float expected = i < 12 ? -1.5f : i < 36 ? (i % 2 ? 0 : (float)c->lambda_init)
-                         : i < 60 ? 0.5f : i == 60 ? 0 : i == 61 ? 0.5f : 1;
+        float expected = i < 12    ? -1.5f
+                         : i < 36  ? (i % 2 ? 0 : (float)c->lambda_init)
+                         : i < 60  ? 0.5f
+                         : i == 60 ? 0
+                         : i == 61 ? 0.5f
+                                   : 1;
         good = good && scalars[i] == expected;
     }
-    ok(good, "scalars: skips -1.5, lambdas (%g, 0), attention (0.5, 0.5), smear 0, backout 0.5, padding 1", c->lambda_init);
+    ok(good, "scalars: skips -1.5, lambdas (%g, 0), attention (0.5, 0.5), smear 0, backout 0.5, padding 1",
+       c->lambda_init);
 }
 
-static size_t pool_element(const ParamPool *q) { return q->storage == STORE_HALF ? sizeof(floatX) : sizeof(float); }
+static size_t pool_element(const ParamPool *q)
+{
+    return q->storage == STORE_HALF ? sizeof(floatX) : sizeof(float);
+}
 
 static void check_init(void)
 {
@@ -219,7 +241,8 @@ static void check_init(void)
     params_init(&q, &c, NULL);
     bool same = true;
     for (int i = 0; i < p.num_pools; i++)
-        same = same && !memcmp(p.pools[i].values, q.pools[i].values, (size_t)p.pools[i].size * pool_element(&p.pools[i]));
+        same = same && !memcmp(p.pools[i].values, q.pools[i].values,
+                               (size_t)p.pools[i].size * pool_element(&p.pools[i]));
     ok(same, "the same seed gives the same weights");
     const Param *embed = params_find(&p, "embed.weight"), *other = params_find(&p, "value_embeds.0.weight");
     int64_t n = param_elements(embed);
@@ -228,7 +251,8 @@ static void check_init(void)
     params_init(&q, &c, NULL);
     int64_t equal = 0;
     for (int64_t i = 0; i < n; i++)
-        equal += x_to_float(((floatX *)param_data(&p, embed))[i]) == x_to_float(((floatX *)param_data(&q, embed))[i]);
+        equal += x_to_float(((floatX *)param_data(&p, embed))[i]) ==
+                 x_to_float(((floatX *)param_data(&q, embed))[i]);
     ok(equal < n / 50, "the next seed shares %lld of %lld values", (long long)equal, (long long)n);
     params_free(&p);
     params_free(&q);

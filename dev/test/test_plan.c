@@ -1,5 +1,6 @@
-// The plan of activations: no two tensors that are alive at once share a byte, what is alive while the head runs stays out of the
-// head's memory, and the full-size network takes no more than it did when its memory was laid out by hand.
+// The plan of activations: no two tensors that are alive at once share a byte, what is alive while the head
+// runs stays out of the head's memory, and the full-size network takes no more than it did when its memory
+// was laid out by hand.
 #include "dev/test/tap.h"
 #include "llmc/comm.h"
 #include "llmc/model.h"
@@ -23,7 +24,8 @@ static bool alive_together(int i, int k)
 static bool apart(int i, int k)
 {
     size_t a = plan.tensor[i].offset, b = plan.tensor[k].offset;
-    return plan.tensor[i].region != plan.tensor[k].region || a + plan.tensor[i].bytes <= b || b + plan.tensor[k].bytes <= a;
+    return plan.tensor[i].region != plan.tensor[k].region || a + plan.tensor[i].bytes <= b ||
+           b + plan.tensor[k].bytes <= a;
 }
 
 static void check_plan(const Model *m, const char *preset, int N, bool backward)
@@ -33,7 +35,8 @@ static void check_plan(const Model *m, const char *preset, int N, bool backward)
     for (int i = 0; i < plan.count; i++) {
         if (plan.tensor[i].last < 0) continue;
         used++;
-        bool busy = plan.busy_last >= 0 && plan.tensor[i].first <= plan.busy_last && plan.tensor[i].last >= plan.busy_first;
+        bool busy = plan.busy_last >= 0 && plan.tensor[i].first <= plan.busy_last &&
+                    plan.tensor[i].last >= plan.busy_first;
         lent_while_busy += busy && plan.tensor[i].region == LENT;
         outside += plan.tensor[i].offset + plan.tensor[i].bytes > plan.size[plan.tensor[i].region];
         crooked += plan.tensor[i].offset % 256 != 0;
@@ -70,13 +73,14 @@ static void check_full_size(const Model *m, const char *preset, double training,
 {
     acts_plan(&plan, m, 32768, true);
     ok(mib(plan.size[OWN]) <= training && mib(plan.size[LENT]) <= lent,
-       "%s: training on 32768 tokens takes %.1f MiB of %.1f, and %.1f of %.1f that are lent", preset, mib(plan.size[OWN]), training,
-       mib(plan.size[LENT]), lent);
-    ok(most_alive() <= plan.size[OWN] + plan.size[LENT], "%.1f MiB are alive at the worst op", mib(most_alive()));
+       "%s: training on 32768 tokens takes %.1f MiB of %.1f, and %.1f of %.1f that are lent", preset,
+       mib(plan.size[OWN]), training, mib(plan.size[LENT]), lent);
+    ok(most_alive() <= plan.size[OWN] + plan.size[LENT], "%.1f MiB are alive at the worst op",
+       mib(most_alive()));
     acts_plan(&plan, m, 262144, false);
     ok(mib(plan.size[OWN]) <= forward && most_alive() <= plan.size[OWN],
-       "%s: validation on 262144 tokens takes %.1f MiB of %.1f; %.1f are alive at the worst op", preset, mib(plan.size[OWN]), forward,
-       mib(most_alive()));
+       "%s: validation on 262144 tokens takes %.1f MiB of %.1f; %.1f are alive at the worst op", preset,
+       mib(plan.size[OWN]), forward, mib(most_alive()));
 }
 
 int main(void)

@@ -1,17 +1,18 @@
-// The records' tables: the networks layer by layer, written again from the definition of the presets; and tables that no op could
-// run are refused with a line.
+// The records' tables: the networks layer by layer, written again from the definition of the presets; and
+// tables that no op could run are refused with a line.
 #include "dev/test/tap.h"
 #include "llmc/config.h"
 #include "llmc/records/record.h"
 #include <string.h>
 
-// ---- the networks ------------------------------------------------------------------------------------------------------
+// ---- the networks -----------------------------------------------------------------------------------------
 
 enum { LAMBDA = 12, V_LAMBDA = 36, BACKOUT = 61 };
 
 static bool is_term(const MixTerm *t, int stream, float factor, int scalar, int gate)
 {
-    return t->stream == stream && t->weight.factor == factor && t->weight.scalar == scalar && t->weight.gate == gate;
+    return t->stream == stream && t->weight.factor == factor && t->weight.scalar == scalar &&
+           t->weight.gate == gate;
 }
 
 // x = lambda[i][0] (x + sig(skip) s) + lambda[i][1] x0
@@ -32,19 +33,20 @@ static void check_network(const char *name, bool unet)
         const LayerSpec *l = &r->layers[i];
         int from = unet ? (i >= 6 && i <= 10 ? 11 - i : -1) : i == 7 ? 4 : -1, weight = unet ? i - 6 : 1;
         bool attention = i != 0 && i != 7;
-        blocks = blocks && (l->mlp == MLP_RELU2) == (i != 0) && (l->attention == ATTENTION_PLAIN) == attention &&
-                 l->value_embed - 1 == embeds[i] && l->long_window == (i == 4 || i == 11) &&
-                 (!attention || l->v_lambdas == V_LAMBDA + 2 * i);
+        blocks = blocks && (l->mlp == MLP_RELU2) == (i != 0) &&
+                 (l->attention == ATTENTION_PLAIN) == attention && l->value_embed - 1 == embeds[i] &&
+                 l->long_window == (i == 4 || i == 11) && (!attention || l->v_lambdas == V_LAMBDA + 2 * i);
         skips = skips && (i ? mixes(l, i, from, weight) : !record_mix_terms(l->mix));
     }
     ok(blocks, "%s: what each of 12 layers holds", name);
-    ok(skips, "%s: %s", name, unet ? "U-net: 6 takes 5's output, ... 10 takes 1's" : "7 takes 4's output, through weight 1");
+    ok(skips, "%s: %s", name,
+       unet ? "U-net: 6 takes 5's output, ... 10 takes 1's" : "7 takes 4's output, through weight 1");
     ok(record_mix_terms(r->output) == 2 && is_term(&r->output[0], RUNNING, 1, NONE, NONE) &&
            is_term(&r->output[1], 8, -1, BACKOUT, NONE),
        "%s: layer 8 is taken back at the end", name);
 }
 
-// ---- tables that are refused -------------------------------------------------------------------------------------------
+// ---- tables that are refused ------------------------------------------------------------------------------
 
 static LayerSpec layers[12];
 static ParamSpec params[MAX_PARAM_ROWS];
@@ -63,7 +65,8 @@ static void refused(const char *why)
 {
     Error e = {""};
     bool good = record_check(&record, &e);
-    ok(!good && strstr(e.text, why) && strstr(e.text, "2025-10-27"), "refused: %s", good ? "nothing" : e.text);
+    ok(!good && strstr(e.text, why) && strstr(e.text, "2025-10-27"), "refused: %s",
+       good ? "nothing" : e.text);
     begin();
 }
 
@@ -104,8 +107,8 @@ int main(void)
     Error e;
     for (int i = 0; records[i]; i++) {
         bool good = record_check(records[i], &e);
-        ok(good && record_find(records[i]->name) == records[i], "record %s is in order%s%s", records[i]->name, good ? "" : ": ",
-           good ? "" : e.text);
+        ok(good && record_find(records[i]->name) == records[i], "record %s is in order%s%s", records[i]->name,
+           good ? "" : ": ", good ? "" : e.text);
     }
     check_network("2025-10-27", true);
     check_network("2025-11-10", true);

@@ -1,4 +1,5 @@
-// Schedules against tables worked out by hand from the definitions, and against the twin's (dev/reference/golden).
+// Schedules against tables worked out by hand from the definitions, and against the twin's
+// (dev/reference/golden).
 #include "dev/test/golden_file.h"
 #include "dev/test/tap.h"
 #include "llmc/records/record.h"
@@ -8,7 +9,8 @@ static Config preset(const char *name, const char *scheduled, const char *extens
 {
     Config c;
     Error e;
-    const char *argv[] = {"test", "--preset", name, "--num-scheduled", scheduled, "--num-extension", extension};
+    const char *argv[] = {"test",    "--preset",        name,     "--num-scheduled",
+                          scheduled, "--num-extension", extension};
     if (!config_parse(&c, 7, (char **)argv, &e)) fatal(1, "%s", e.text);
     return c;
 }
@@ -24,32 +26,52 @@ static void check_by_hand(void)
 {
     Config c = preset("2025-10-27", "2245", "40");
     // u < 0.5 up to step 1122; at t: w = 2 (1 - t/2245), factor = 0.1 + 0.9 w; u stops at 0.9999.
-    struct { int t; double factor; } rates[] = {{0, 1}, {1122, 1}, {1123, 0.99959910913}, {2000, 0.1 + 1.8 * 245 / 2245}, {2244,
-        0.1 + 1.8 / 2245}, {2245, 0.10018}, {2284, 0.10018}};
+    struct {
+        int t;
+        double factor;
+    } rates[] = {{0, 1},
+                 {1122, 1},
+                 {1123, 0.99959910913},
+                 {2000, 0.1 + 1.8 * 245 / 2245},
+                 {2244, 0.1 + 1.8 / 2245},
+                 {2245, 0.10018},
+                 {2284, 0.10018}};
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
-        ok(fabs(schedule_lr_factor(&c, rates[i].t) - rates[i].factor) < 1e-9, "rate factor at %d: %.8f", rates[i].t,
-           schedule_lr_factor(&c, rates[i].t));
-    struct { int t; double mu; } momenta[] = {{0, 0.85}, {150, 0.9}, {299, 0.85 + 0.1 * 299 / 300}, {300, 0.95}, {2235, 0.95},
-                                              {2236, 0.948}, {2284, 0.95 - 0.098}};
+        ok(fabs(schedule_lr_factor(&c, rates[i].t) - rates[i].factor) < 1e-9, "rate factor at %d: %.8f",
+           rates[i].t, schedule_lr_factor(&c, rates[i].t));
+    struct {
+        int t;
+        double mu;
+    } momenta[] = {{0, 0.85},    {150, 0.9},    {299, 0.85 + 0.1 * 299 / 300}, {300, 0.95},
+                   {2235, 0.95}, {2236, 0.948}, {2284, 0.95 - 0.098}};
     for (size_t i = 0; i < sizeof momenta / sizeof *momenta; i++)
         ok(fabs(schedule_momentum(&c, momenta[i].t) - momenta[i].mu) < 1e-12, "momentum at %d", momenta[i].t);
-    // floor(3 t / 2245): the second window from 749 on (3*748 = 2244), the third from 1497 on (3*1496 = 4488 < 4490).
-    struct { int t, window; } windows[] = {{0, 3}, {748, 3}, {749, 7}, {1496, 7}, {1497, 11}, {2244, 11}, {2245, 13}, {2284, 13}};
+    // floor(3 t / 2245): the second window from 749 on (3*748 = 2244), the third from 1497 on (3*1496 = 4488
+    // < 4490).
+    struct {
+        int t, window;
+    } windows[] = {{0, 3}, {748, 3}, {749, 7}, {1496, 7}, {1497, 11}, {2244, 11}, {2245, 13}, {2284, 13}};
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
-        ok(schedule_window(&c, windows[i].t) == windows[i].window, "window at %d is %d", windows[i].t, windows[i].window);
+        ok(schedule_window(&c, windows[i].t) == windows[i].window, "window at %d is %d", windows[i].t,
+           windows[i].window);
     ok(window_short_tokens(&c, 13) == 768 && window_long_tokens(&c, 20) == 2560, "windows in tokens");
     Config small = preset("2025-10-27", "279", "10");
-    ok(schedule_momentum(&small, 288) == 0.85 + 0.1 * 288 / 300, "a run of 289 steps never reaches the momentum cooldown");
+    ok(schedule_momentum(&small, 288) == 0.85 + 0.1 * 288 / 300,
+       "a run of 289 steps never reaches the momentum cooldown");
     StepParams p = schedule_step_params(&c, 1), later = schedule_step_params(&c, 7);
-    RuleStep head = p.rule[rule_of(&c, ROLE_HEAD)], embed = p.rule[rule_of(&c, ROLE_EMBED)], up = p.rule[rule_of(&c, ROLE_MLP_UP)];
-    ok(fabs(head.rate - 0.008 * sqrt(1 - 0.95) / (1 - 0.65)) < 1e-8, "Adam's first step, bias correction with k = 1");
+    RuleStep head = p.rule[rule_of(&c, ROLE_HEAD)], embed = p.rule[rule_of(&c, ROLE_EMBED)],
+             up = p.rule[rule_of(&c, ROLE_MLP_UP)];
+    ok(fabs(head.rate - 0.008 * sqrt(1 - 0.95) / (1 - 0.65)) < 1e-8,
+       "Adam's first step, bias correction with k = 1");
     double fourth = 0.008 * sqrt(1 - pow(0.95, 4)) / (1 - pow(0.65, 4));
     ok(fabs(later.rule[rule_of(&c, ROLE_HEAD)].rate - fourth) < 1e-8, "step 7 is its fourth");
-    ok(fabs(embed.rate / head.rate - 75) < 1e-5 && fabs(up.rate - 0.06) < 1e-8, "every row has its own factor");
+    ok(fabs(embed.rate / head.rate - 75) < 1e-5 && fabs(up.rate - 0.06) < 1e-8,
+       "every row has its own factor");
     ok(up.decay == 0 && p.grad_scale == 0.125f, "no decay; gradient factor 1/8");
     Config decaying = preset("2025-11-10", "2205", "40");
     p = schedule_step_params(&decaying, 1);
-    ok(fabs(p.rule[rule_of(&c, ROLE_MLP_UP)].decay - 0.036) < 1e-8 && p.rule[rule_of(&c, ROLE_HEAD)].decay == 0,
+    ok(fabs(p.rule[rule_of(&c, ROLE_MLP_UP)].decay - 0.036) < 1e-8 &&
+           p.rule[rule_of(&c, ROLE_HEAD)].decay == 0,
        "weight decay is NorMuon's, without the factor of the row");
 }
 
@@ -58,30 +80,52 @@ static void check_stages(void)
 {
     Config c;
     Error e;
-    const char *argv[] = {"test", "--num-scheduled", "1250", "--num-extension", "40", "--stage-starts", "nearest",
-                          "--stage-tokens", "16384,32768,49152", "--stage-rates", "1,1.52,1.73,1", "--cooldown", "0.6",
-                          "--rate-floor", "0.15", "--stage-documents", "2048,1024,896,512"};
+    const char *argv[] = {"test",
+                          "--num-scheduled",
+                          "1250",
+                          "--num-extension",
+                          "40",
+                          "--stage-starts",
+                          "nearest",
+                          "--stage-tokens",
+                          "16384,32768,49152",
+                          "--stage-rates",
+                          "1,1.52,1.73,1",
+                          "--cooldown",
+                          "0.6",
+                          "--rate-floor",
+                          "0.15",
+                          "--stage-documents",
+                          "2048,1024,896,512"};
     bool good = config_parse(&c, sizeof argv / sizeof *argv, (char **)argv, &e);
-    struct { int t, stage, tokens, document; double factor; } rows[] = {
-        {0, 0, 16384, 2048, 1}, {416, 0, 16384, 2048, 1}, {417, 1, 32768, 1024, 1.52}, {500, 1, 32768, 1024, 1.52},
-        {600, 1, 32768, 1024, 1.337333}, {832, 1, 32768, 1024, 0.913547}, {833, 2, 49152, 896, 1.028480},
-        {1000, 2, 49152, 896, 0.676667}, {1249, 2, 49152, 896, 0.152107}, {1250, 3, 49152, 512, 0.15}, {1289, 3, 49152, 512, 0.15}};
+    struct {
+        int t, stage, tokens, document;
+        double factor;
+    } rows[] = {
+        {0, 0, 16384, 2048, 1},         {416, 0, 16384, 2048, 1},        {417, 1, 32768, 1024, 1.52},
+        {500, 1, 32768, 1024, 1.52},    {600, 1, 32768, 1024, 1.337333}, {832, 1, 32768, 1024, 0.913547},
+        {833, 2, 49152, 896, 1.028480}, {1000, 2, 49152, 896, 0.676667}, {1249, 2, 49152, 896, 0.152107},
+        {1250, 3, 49152, 512, 0.15},    {1289, 3, 49152, 512, 0.15}};
     ok(good, "stages of several sizes and rates");
     for (size_t i = 0; good && i < sizeof rows / sizeof *rows; i++) {
         Stage s = schedule_stage(&c, rows[i].t);
-        ok(s.index == rows[i].stage && s.micro_batch_tokens == rows[i].tokens && s.max_document == rows[i].document &&
+        ok(s.index == rows[i].stage && s.micro_batch_tokens == rows[i].tokens &&
+               s.max_document == rows[i].document &&
                fabs(schedule_lr_factor(&c, rows[i].t) - rows[i].factor) < 2e-4,
-           "step %d: stage %d, %d tokens, documents cut at %d, rate factor %.6f", rows[i].t, s.index, s.micro_batch_tokens,
-           s.max_document, schedule_lr_factor(&c, rows[i].t));
+           "step %d: stage %d, %d tokens, documents cut at %d, rate factor %.6f", rows[i].t, s.index,
+           s.micro_batch_tokens, s.max_document, schedule_lr_factor(&c, rows[i].t));
     }
-    ok(schedule_stage(&c, 0).end == 417 && schedule_stage(&c, 417).end == 833 && schedule_stage(&c, 900).end == 1250 &&
-           schedule_stage(&c, 1260).end == 1290,
+    ok(schedule_stage(&c, 0).end == 417 && schedule_stage(&c, 417).end == 833 &&
+           schedule_stage(&c, 900).end == 1250 && schedule_stage(&c, 1260).end == 1290,
        "stages end at 417, 833, 1250 and 1290");
-    ok(schedule_most_tokens(&c) == 49152 && schedule_sizes_differ(&c), "the largest micro-batch has 49152 tokens");
+    ok(schedule_most_tokens(&c) == 49152 && schedule_sizes_differ(&c),
+       "the largest micro-batch has 49152 tokens");
     c.stage_starts = STARTS_UP;
-    ok(schedule_stage(&c, 833).index == 1 && schedule_stage(&c, 834).index == 2, "rounded up, the third begins a step later");
+    ok(schedule_stage(&c, 833).index == 1 && schedule_stage(&c, 834).index == 2,
+       "rounded up, the third begins a step later");
     Config plain = preset("2025-10-27", "2245", "40");
-    ok(!schedule_sizes_differ(&plain) && schedule_most_tokens(&plain) == 32768, "the first preset has one size");
+    ok(!schedule_sizes_differ(&plain) && schedule_most_tokens(&plain) == 32768,
+       "the first preset has one size");
 }
 
 static void check_against_twin(const char *name, const char *scheduled, const char *extension)
@@ -95,8 +139,10 @@ static void check_against_twin(const char *name, const char *scheduled, const ch
     double worst = 0;
     bool windows = T == config_total_steps(&c);
     for (int t = 0; t < T; t++) {
-        worst = fmax(worst, fmax(fabs(schedule_lr_factor(&c, t) - lr[t]), fabs(schedule_momentum(&c, t) - momentum[t])));
-        windows = windows && schedule_window(&c, t) == ws_long[t] && schedule_window(&c, t) / 2 == ws_short[t];
+        worst = fmax(worst, fmax(fabs(schedule_lr_factor(&c, t) - lr[t]),
+                                 fabs(schedule_momentum(&c, t) - momentum[t])));
+        windows =
+            windows && schedule_window(&c, t) == ws_long[t] && schedule_window(&c, t) / 2 == ws_short[t];
     }
     ok(windows, "run %s: windows of all steps as the twin has them", name);
     ok(worst < 1e-7, "run %s: rates and momenta as the twin has them (%.1e)", name, worst);
@@ -113,11 +159,13 @@ static void check_yarn(void)
     int32_t *ws = read_golden(st, "ws", NULL);
     double worst = 0, worst_scale = 0;
     rope_start(&r, &c);
-    ok(r.count == 32 && r.frequency[0] == 1 && fabs(r.frequency[31] * 1024 - 1) < 1e-6, "first frequencies run from 1 to 1/1024");
+    ok(r.count == 32 && r.frequency[0] == 1 && fabs(r.frequency[31] * 1024 - 1) < 1e-6,
+       "first frequencies run from 1 to 1/1024");
     for (int i = 0; i < 4; i++) { // 3, 7, 11, 13; the last validation's 20 is no YaRN step
         bool changed = rope_follow_window(&r, &c, ws[i]);
         ok(changed == (i > 0), "window %d %s", ws[i], i ? "moves the frequencies" : "is the first");
-        for (int j = 0; j < 32; j++) worst = larger_error(worst, fabs(r.frequency[j] / frequencies[64 * i + j] - 1));
+        for (int j = 0; j < 32; j++)
+            worst = larger_error(worst, fabs(r.frequency[j] / frequencies[64 * i + j] - 1));
         worst_scale = larger_error(worst_scale, fabs(r.scale - scale[i]));
     }
     // Each of the three moves rounds to fp32 once: 3 * 2^-24, and the table is fp32 too.

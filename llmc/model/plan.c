@@ -47,7 +47,8 @@ void plan_op(Plan *p, const void *const *tensors, int count)
 void plan_spoil_dead(Plan *p, char *base)
 {
     for (int i = 0; i < p->count; i++) {
-        if (p->tensor[i].last == p->ops - 1 && p->ops) memset(base + p->tensor[i].offset, 0x7f, p->tensor[i].bytes);
+        if (p->tensor[i].last == p->ops - 1 && p->ops)
+            memset(base + p->tensor[i].offset, 0x7f, p->tensor[i].bytes);
     }
     p->ops++;
 }
@@ -58,9 +59,12 @@ void plan_busy(Plan *p)
     p->busy_last = p->ops;
 }
 
-// ---- offsets -----------------------------------------------------------------------------------------------------------
+// ---- offsets ----------------------------------------------------------------------------------------------
 
-static bool is_busy(const Plan *p, int i) { return p->tensor[i].first <= p->busy_last && p->tensor[i].last >= p->busy_first; }
+static bool is_busy(const Plan *p, int i)
+{
+    return p->tensor[i].first <= p->busy_last && p->tensor[i].last >= p->busy_first;
+}
 
 static bool overlap(const Plan *p, int i, int k)
 {

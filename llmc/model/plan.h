@@ -1,6 +1,6 @@
-// Memory of many tensors that are not all alive at once. A planning pass runs the model's functions without its ops and notes which
-// op uses which tensor; offsets follow from the intervals. Two regions: memory of the plan's own, and memory that is lent except
-// while certain ops run.
+// Memory of many tensors that are not all alive at once. A planning pass runs the model's functions without
+// its ops and notes which op uses which tensor; offsets follow from the intervals. Two regions: memory of the
+// plan's own, and memory that is lent except while certain ops run.
 #pragma once
 #include "llmc/common.h"
 
@@ -14,13 +14,13 @@ typedef struct {
         int region;
         size_t offset;
     } tensor[MAX_PLANNED];
-    int ops;                  // seen so far
+    int ops;                   // seen so far
     int busy_first, busy_last; // ops that need the lent memory for themselves; busy_last below 0: none
     size_t size[REGIONS];
 } Plan;
 
-// The tensors are taken twice, in the same order: while planning, from addresses that stand for them and hold nothing, then from
-// memory.
+// The tensors are taken twice, in the same order: while planning, from addresses that stand for them and hold
+// nothing, then from memory.
 typedef struct {
     Plan *plan;
     char *base[REGIONS]; // NULL while planning
@@ -28,15 +28,17 @@ typedef struct {
 } PlanArena;
 
 void plan_begin(Plan *p);
-void *plan_take(PlanArena *a, size_t elements, size_t size); // 256-byte aligned; NULL in the second pass when no op uses it
+void *plan_take(PlanArena *a, size_t elements,
+                size_t size); // 256-byte aligned; NULL in the second pass when no op uses it
 // Alive from the first op to the last of all passes over the ops.
 void *plan_take_pinned(PlanArena *a, size_t elements, size_t size);
 // The next op uses these tensors, or parts of them; NULL and memory that is not planned are left out.
 void plan_op(Plan *p, const void *const *tensors, int count);
-// For tests, where memory is the host's and ops run at once: the next op is about to run, and the tensors that the plan has no use
-// for from here on are overwritten in `base`, where all of them lie. ops: of this pass, 0 before the first.
+// For tests, where memory is the host's and ops run at once: the next op is about to run, and the tensors
+// that the plan has no use for from here on are overwritten in `base`, where all of them lie. ops: of this
+// pass, 0 before the first.
 void plan_spoil_dead(Plan *p, char *base);
 void plan_busy(Plan *p); // the next op needs the lent memory
-// Offsets, and the size of both regions. What is alive at a busy op lies in the own region, side by side; the rest there as far as
-// it fits between, then in the lent one, or in the own one when no op is busy.
+// Offsets, and the size of both regions. What is alive at a busy op lies in the own region, side by side; the
+// rest there as far as it fits between, then in the lent one, or in the own one when no op is busy.
 void plan_place(Plan *p);

@@ -20,12 +20,13 @@ static const Field fields[] = {
     {"model-dim", "768"},       {"num-heads", "6"},          {"mlp-dim", "3072"},      {"block-size", "128"},
     {"lambda-init", "1"},       {"num-scheduled", "2245"},   {"num-extension", "40"},  {"cooldown", "0.5"},
     {"stage-starts", "up"},     {"rate-floor", "0.1"},       {"window-final", "20"}, {"adam-rate", "0.008"},
-    {"muon-rate", "0.03"},      {"weight-decay", "0"},       {"micro-batches", "8"},   {"micro-batch-tokens", "32768"},
-    {"max-document", "2048"},   {"head", "fp8"},             {NULL, NULL},
+    {"muon-rate", "0.03"},      {"weight-decay", "0"},       {"micro-batches", "8"}, {"max-document", "2048"},
+    {"micro-batch-tokens", "32768"},   {"head", "fp8"},             {NULL, NULL},
 };
 
 static const StageSpec stages[] = {{.window = 3}, {.window = 7}, {.window = 11}, {.window = 13}};
 
 const Record record_2025_10_27 = {
-    .name = "2025-10-27", .fields = fields, .stages = stages, .num_stages = 4, .layers = layers, .num_layers = LAYERS, NETWORK, .skips = "unet",
+    .name = "2025-10-27", .fields = fields, .stages = stages, .num_stages = 4,
+    .layers = layers, .num_layers = LAYERS, NETWORK, .skips = "unet",
 };

@@ -18,6 +18,6 @@ static const LayerSpec layers[LAYERS] = {
 static const Field fields[] = {{"lambda-init", "1.1"}, {"num-scheduled", "2185"}, {NULL, NULL}};
 
 const Record record_2025_11_18 = {
-    .name = "2025-11-18", .based_on = &record_2025_11_10, .fields = fields, .layers = layers, .num_layers = LAYERS, NETWORK,
-    .skips = "single",
+    .name = "2025-11-18", .based_on = &record_2025_11_10, .fields = fields,
+    .layers = layers, .num_layers = LAYERS, NETWORK, .skips = "single",
 };

@@ -1,4 +1,4 @@
-// What the records of autumn 2025 share: sizes, tensors and the scalars that layers and coefficients refer to.
+// What the records of autumn 2025 share: sizes, tensors, and the scalars that layers and coefficients name.
 #pragma once
 #include "llmc/records/record.h"
 

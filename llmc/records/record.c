@@ -2,7 +2,8 @@
 #include "llmc/config.h"
 #include <string.h>
 
-const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18, &record_tiny, &record_toy, NULL};
+const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18,
+                                 &record_tiny,       &record_toy,        NULL};
 
 const Record *record_find(const char *name)
 {
@@ -32,10 +33,13 @@ bool record_layer_has(const LayerSpec *l, Role role)
 {
     switch (role) {
     case ROLE_QKVO:
-    case ROLE_ATTENTION_GATE: return l->attention != ATTENTION_NONE;
+    case ROLE_ATTENTION_GATE:
+        return l->attention != ATTENTION_NONE;
     case ROLE_MLP_UP:
-    case ROLE_MLP_DOWN: return l->mlp != MLP_NONE;
-    default: return false;
+    case ROLE_MLP_DOWN:
+        return l->mlp != MLP_NONE;
+    default:
+        return false;
     }
 }
 
@@ -46,10 +50,10 @@ int record_mix_terms(const MixTerm *mix)
     return n;
 }
 
-// ---- what the ops can do -----------------------------------------------------------------------------------------------
+// ---- what the ops can do ----------------------------------------------------------------------------------
 
-static const char *const role_names[ROLES] = {"embedding", "smear gate", "value embedding", "head",   "scalars",
-                                              "qkvo",      "gate",       "MLP up",          "MLP down"};
+static const char *const role_names[ROLES] = {
+    "embedding", "smear gate", "value embedding", "head", "scalars", "qkvo", "gate", "MLP up", "MLP down"};
 
 static const ParamSpec *row_of(const Record *r, Role role)
 {
@@ -63,10 +67,12 @@ static bool check_row(const Record *r, int row, Error *e)
 {
     const ParamSpec *p = &r->params[row];
     const UpdateSpec *u = &p->update;
-    bool adam = u->kind == ADAM && (p->storage == STORE_HALF ? p->sharding != SHARD_TENSORS
-                                                             : p->storage == STORE_FLOAT && p->sharding == REPLICATED),
+    bool adam = u->kind == ADAM &&
+                (p->storage == STORE_HALF ? p->sharding != SHARD_TENSORS
+                                          : p->storage == STORE_FLOAT && p->sharding == REPLICATED),
          normuon = u->kind == NORMUON && p->storage != STORE_FLOAT && p->sharding != SHARD_ROWS;
-    if (row_of(r, p->role) != p) return error_set(e, "record %s, %s: another row has its role", r->name, p->name);
+    if (row_of(r, p->role) != p)
+        return error_set(e, "record %s, %s: another row has its role", r->name, p->name);
     if (!adam && !normuon)
         return error_set(e, "record %s, %s: no optimizer for this storage and sharding", r->name, p->name);
     if (p->matrices < 1) return error_set(e, "record %s, %s: %d matrices", r->name, p->name, p->matrices);
@@ -84,7 +90,8 @@ static int below_of(const Record *r, int i) // the layer whose output enters lay
     return i;
 }
 
-// Readers of a stream: [0] lists that have it second, [1] third; of lists up to `lists`, the last of which is the output.
+// Readers of a stream: [0] lists that have it second, [1] third; of lists up to `lists`, the last of which is
+// the output.
 static bool check_streams(const Record *r, Error *e)
 {
     int readers[MAX_LAYERS + 1][2] = {{0}}; // by stream, the embedding last
@@ -92,19 +99,26 @@ static bool check_streams(const Record *r, Error *e)
         const MixTerm *mix = i < r->num_layers ? r->layers[i].mix : r->output;
         int terms = record_mix_terms(mix);
         if (terms == 1 || (terms && mix[0].stream != RUNNING))
-            return error_set(e, "record %s, layer %d: a mix is nothing, or the running stream and others", r->name, i);
+            return error_set(e, "record %s, layer %d: a mix is nothing, or the running stream and others",
+                             r->name, i);
         for (int k = 1; k < terms; k++) {
             int stream = mix[k].stream == EMBEDDED ? r->num_layers : mix[k].stream;
             if (stream < 0 || (stream >= i && stream != r->num_layers))
-                return error_set(e, "record %s, layer %d: mixes in stream %d, which is not there yet", r->name, i, stream);
+                return error_set(e, "record %s, layer %d: mixes in stream %d, which is not there yet",
+                                 r->name, i, stream);
             if (stream == below_of(r, i) && (k == 1 || i == r->num_layers))
-                return error_set(e, "record %s, layer %d: mixes in the layer below it, which the running stream is", r->name, i);
+                return error_set(
+                    e, "record %s, layer %d: mixes in the layer below it, which the running stream is",
+                    r->name, i);
             bool empty = stream < r->num_layers && !r->layers[stream].attention && !r->layers[stream].mlp;
-            if (empty) return error_set(e, "record %s, layer %d: mixes in layer %d, which is empty", r->name, i, stream);
+            if (empty)
+                return error_set(e, "record %s, layer %d: mixes in layer %d, which is empty", r->name, i,
+                                 stream);
             readers[stream][k - 1]++;
         }
     }
-    if (!readers[r->num_layers][0]) return error_set(e, "record %s: no layer mixes in the embedding", r->name);
+    if (!readers[r->num_layers][0])
+        return error_set(e, "record %s: no layer mixes in the embedding", r->name);
     for (int i = 0; i <= r->num_layers; i++) {
         if (readers[i][1] > 1 || (readers[i][1] && (readers[i][0] || i == r->num_layers)))
             return error_set(e, "record %s: stream %d is third in a mix, and in another one", r->name, i);
@@ -121,7 +135,8 @@ static bool check_layer(const Record *r, int i, Error *e)
             return error_set(e, "record %s, layer %d: no tensor for its %s", r->name, i, role_names[role]);
     }
     if (l->value_embed && (!tables || l->value_embed > tables->count || !l->attention))
-        return error_set(e, "record %s, layer %d: value embedding %d is not there", r->name, i, l->value_embed);
+        return error_set(e, "record %s, layer %d: value embedding %d is not there", r->name, i,
+                         l->value_embed);
     if (record_mix_terms(l->mix) && !l->attention && !l->mlp)
         return error_set(e, "record %s, layer %d: a mix without a block", r->name, i);
     return true;
@@ -132,10 +147,11 @@ bool record_check(const Record *given, Error *e)
     static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
     const Record *r = record_network(given);
     if (r->num_layers < 1 || r->num_layers > MAX_LAYERS || r->num_params > MAX_PARAM_ROWS)
-        return error_set(e, "record %s: %d layers, %d rows; at most %d and %d", r->name, r->num_layers, r->num_params,
-                         MAX_LAYERS, MAX_PARAM_ROWS);
+        return error_set(e, "record %s: %d layers, %d rows; at most %d and %d", r->name, r->num_layers,
+                         r->num_params, MAX_LAYERS, MAX_PARAM_ROWS);
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
-        if (!row_of(r, needed[i])) return error_set(e, "record %s: no tensor for the %s", r->name, role_names[needed[i]]);
+        if (!row_of(r, needed[i]))
+            return error_set(e, "record %s: no tensor for the %s", r->name, role_names[needed[i]]);
     }
     for (int i = 0; i < r->num_params; i++) {
         if (!check_row(r, i, e)) return false;

@@ -1,30 +1,33 @@
-// A record of the speedrun is a set of tables: this file says what they hold, a file beside it is a record. Nothing outside this
-// folder names a layer, a tensor or a constant of one record.
+// A record of the speedrun is a set of tables: this file says what they hold, a file beside it is a record.
+// Nothing outside this folder names a layer, a tensor or a constant of one record.
 //
-//   ParamSpec   a row is a trained tensor, or one for each layer that has the block it belongs to. The rest follows from the rows:
+//   ParamSpec   a row is a trained tensor, or one for each layer that has the block it belongs to. The rest
+//   follows from the rows:
 //               llmc/params.h    memory, by (storage, sharding, cadence), and the initial values
 //               llmc/optimizer.h batches of equal updates, by (optimizer, shape, constants)
 //               llmc/exchange.h  buckets of communication, by (sharding, first use)
 //               llmc/checkpoint.c walks the rows: weights, state of the optimizer, pending gradients
-//   LayerSpec   a row is a layer: which blocks it has, and which streams are mixed into the residual stream before them
-//   StageSpec   a row is a stretch of the schedule
-//   Record      the tables, and the options that the preset sets: what a run can override by name is an option (llmc/config.h)
+//   LayerSpec   a row is a layer: which blocks it has, and which streams are mixed into the residual stream
+//   before them StageSpec   a row is a stretch of the schedule Record      the tables, and the options that
+//   the preset sets: what a run can override by name is an option (llmc/config.h)
 //
 // What later records need has its place here; the field comes with the op that reads it:
-//   banks            a row with `matrices` of all layers; a layer then takes matrices by number. Sharded by matrices as tensors are
-//   split weights    a Storage: the upper halves are what products read and what travels, the lower ones state of the owner
-//   tables by rows   a Sharding: only touched rows are reduced, updated and gathered; the loader knows them before the step
-//   tied head        UpdateSpec gets the stage from which a tensor is its own; until then its update follows another row
-//   generators       coefficients that are a row a token: a Coefficient gets a column of a generator beside a scalar
-//   heads' widths    LayerSpec gets widths of q, k and of v that differ from model-dim / num-heads
-//   loss targets, sampled softmax  StageSpec gets target weights and the number of candidates, which the head's op takes
-//   averages         Record gets the steps from which accumulators of a tensor's values are kept, and the final step that reads them
+//   banks            a row with `matrices` of all layers; a layer then takes matrices by number. Sharded by
+//   matrices as tensors are split weights    a Storage: the upper halves are what products read and what
+//   travels, the lower ones state of the owner tables by rows   a Sharding: only touched rows are reduced,
+//   updated and gathered; the loader knows them before the step tied head        UpdateSpec gets the stage
+//   from which a tensor is its own; until then its update follows another row generators       coefficients
+//   that are a row a token: a Coefficient gets a column of a generator beside a scalar heads' widths
+//   LayerSpec gets widths of q, k and of v that differ from model-dim / num-heads loss targets, sampled
+//   softmax  StageSpec gets target weights and the number of candidates, which the head's op takes averages
+//   Record gets the steps from which accumulators of a tensor's values are kept, and the final step that
+//   reads them
 #pragma once
 #include "llmc/ops.h"
 
 typedef struct Config Config;
 
-// ---- tensors -----------------------------------------------------------------------------------------------------------
+// ---- tensors ----------------------------------------------------------------------------------------------
 
 // What a tensor is to the block that reads it: the name in a file is its own matter.
 typedef enum {
@@ -75,8 +78,9 @@ typedef struct {
     double rate;         // factor on the optimizer's rate (--adam-rate, --muon-rate)
     double beta1, beta2; // NorMuon: beta2 alone, its momentum has a schedule
     double eps;          // Adam
-    int every;           // updated at steps t with (t + 1) % every == 0, on the sum of the gradients since the last update
-    bool fp32;           // NorMuon: orthogonalised in fp32 whatever --ns-dtype says
+    int every; // updated at steps t with (t + 1) % every == 0, on the sum of the gradients since the last
+               // update
+    bool fp32; // NorMuon: orthogonalised in fp32 whatever --ns-dtype says
 } UpdateSpec;
 
 // An extent of a tensor: `times` a size of the run.
@@ -91,7 +95,7 @@ typedef struct {
     const char *name; // in files. With %d: the layer, or the number within the row
     int count;        // ROLE_VALUE_EMBED: tensors of the row; 0 elsewhere
     Extent rows, cols;
-    int matrices;     // it is read as so many stacked matrices, each orthogonalised by itself; 1 or more
+    int matrices; // it is read as so many stacked matrices, each orthogonalised by itself; 1 or more
     Storage storage;
     Sharding sharding;
     InitSpec init;
@@ -101,7 +105,7 @@ typedef struct {
 } ParamSpec;
 enum { MAX_PARAM_ROWS = MAX_UPDATE_RULES };
 
-// ---- layers ------------------------------------------------------------------------------------------------------------
+// ---- layers -----------------------------------------------------------------------------------------------
 
 // Streams, besides the outputs of layers, by their number.
 enum { NONE = -1, RUNNING = -2, EMBEDDED = -3 };
@@ -111,8 +115,9 @@ typedef struct {
     int stream;
     Coefficient weight;
 } MixTerm;
-// What the mixing op takes: nothing (the stream goes on as it is), or the running stream and one or two others, in this order.
-// A stream's gradient is summed over the lists that have it second; one that is third in a list is in no other.
+// What the mixing op takes: nothing (the stream goes on as it is), or the running stream and one or two
+// others, in this order. A stream's gradient is summed over the lists that have it second; one that is third
+// in a list is in no other.
 enum { MIX_TERMS = 3 };
 
 typedef enum { ATTENTION_NONE, ATTENTION_PLAIN } AttentionKind;
@@ -128,9 +133,10 @@ typedef struct {
 } LayerSpec;
 enum { MAX_LAYERS = 32 };
 
-// ---- stages ------------------------------------------------------------------------------------------------------------
+// ---- stages -----------------------------------------------------------------------------------------------
 
-// A stretch of the schedule, see llmc/schedule.h; the last row is the extension. A column without any value is as the options
+// A stretch of the schedule, see llmc/schedule.h; the last row is the extension. A column without any value
+// is as the options
 // --micro-batch-tokens and --max-document say, the rate 1.
 typedef struct {
     int window; // long window, blocks
@@ -138,7 +144,7 @@ typedef struct {
     double rate;
 } StageSpec;
 
-// ---- record ------------------------------------------------------------------------------------------------------------
+// ---- record -----------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *option, *value;
@@ -157,7 +163,7 @@ typedef struct Record {
     int num_params;
     MixTerm output[MIX_TERMS]; // normalised, it goes to the head
     int smear_lambda;          // scalar
-    const char *skips;         // as older checkpoints call this network, in "option.skips"; NULL: there are none
+    const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 
 extern const Record *const records[]; // in the order of --help, ends with a NULL

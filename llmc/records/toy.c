@@ -1,5 +1,6 @@
-// What the tables can say, at a size for tests: 5 layers, two of them without attention and one without an MLP, a layer that mixes
-// nothing in, heads of width 8, a narrow MLP, two stages of different micro-batches and an extension of a third size.
+// What the tables can say, at a size for tests: 5 layers, two of them without attention and one without an MLP,
+// a layer that mixes nothing in, heads of width 8, a narrow MLP, two stages of different micro-batches and an
+// extension of a third size.
 #include "llmc/records/record.h"
 #include "llmc/config.h"
 
@@ -18,10 +19,13 @@ static const LayerSpec layers[LAYERS] = {
 };
 
 static const InitRun scalars[] = {
-    {1, 1, {-1}, 0}, {LAYERS, 2, {1, 0.1f}, 0}, {LAYERS, 2, {0.5f, 0.5f}, 0}, {1, 1, {0.25f}, 0}, {2, 1, {1}, 0}, {0},
+    {1, 1, {-1}, 0}, {LAYERS, 2, {1, 0.1f}, 0}, {LAYERS, 2, {0.5f, 0.5f}, 0}, {1, 1, {0.25f}, 0},
+    {2, 1, {1}, 0}, {0},
 };
 
-#define TABLE .rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}, .matrices = 1, .storage = STORE_HALF, .sharding = SHARD_ROWS
+#define TABLE \
+    .rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}, .matrices = 1, .storage = STORE_HALF, \
+    .sharding = SHARD_ROWS
 #define MATRIX .storage = STORE_MASTER, .sharding = SHARD_TENSORS
 #define ADAM_TIMES(factor) {ADAM, .rate = factor, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-8, .every = 2}
 #define NORMUON_TIMES(factor) {NORMUON, .rate = factor, .beta2 = 0.9, .every = 1}
@@ -37,12 +41,14 @@ static const ParamSpec params[] = {
      .init = {INIT_ZERO}, .update = NORMUON_TIMES(1)},
     {ROLE_QKVO, "layers.%d.qkvo", .rows = {1, SIZE_MODEL}, .cols = {4, SIZE_MODEL}, .matrices = 4, MATRIX,
      .init = {INIT_UNIFORM, 0.5, .matrices = 3}, .update = NORMUON_TIMES(1)},
-    {ROLE_ATTENTION_GATE, "layers.%d.gate", .rows = {1, SIZE_HEADS}, .cols = {GATE_INPUTS, SIZE_ONE}, .matrices = 1,
-     .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
-    {ROLE_SMEAR_GATE, "smear_gate.weight", .rows = {1, SIZE_ONE}, .cols = {GATE_INPUTS, SIZE_ONE}, .matrices = 1,
-     .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
-    {ROLE_SCALARS, "scalars", .rows = {1, SIZE_ONE}, .cols = {SCALARS, SIZE_ONE}, .matrices = 1, .storage = STORE_FLOAT,
-     .sharding = REPLICATED, .init = {INIT_RUNS, .runs = scalars}, .update = ADAM_TIMES(5), .vector = true, .least = SMEAR + 1},
+    {ROLE_ATTENTION_GATE, "layers.%d.gate", .rows = {1, SIZE_HEADS}, .cols = {GATE_INPUTS, SIZE_ONE},
+     .matrices = 1, .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
+    {ROLE_SMEAR_GATE, "smear_gate.weight", .rows = {1, SIZE_ONE}, .cols = {GATE_INPUTS, SIZE_ONE},
+     .matrices = 1, .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
+    {ROLE_SCALARS, "scalars", .rows = {1, SIZE_ONE}, .cols = {SCALARS, SIZE_ONE}, .matrices = 1,
+     .storage = STORE_FLOAT,
+     .sharding = REPLICATED, .init = {INIT_RUNS, .runs = scalars}, .update = ADAM_TIMES(5), .vector = true,
+     .least = SMEAR + 1},
 };
 
 static const StageSpec stages[] = {{2, 64, 32, 1}, {4, 128, 64, 1.5}, {5, 96, 64, 1}};
@@ -55,7 +61,8 @@ static const Field fields[] = {
 };
 
 const Record record_toy = {
-    .name = "toy", .based_on = &record_2025_10_27, .fields = fields, .stages = stages, .num_stages = 3, .layers = layers,
-    .num_layers = LAYERS, .params = params, .num_params = sizeof params / sizeof *params, .smear_lambda = SMEAR,
+    .name = "toy", .based_on = &record_2025_10_27, .fields = fields, .stages = stages, .num_stages = 3,
+    .layers = layers, .num_layers = LAYERS, .params = params, .num_params = sizeof params / sizeof *params,
+    .smear_lambda = SMEAR,
     .output = {{RUNNING, {1, NONE, NONE}}, {2, {-0.5f, NONE, NONE}}},
 };
