@@ -1,4 +1,4 @@
-#include "llmc/model.h"
+#include "llmc/model/blocks.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,57 +80,18 @@ static bool is_kept(const Model *m, int stream) // read again by a mix
     return kept;
 }
 
-static void take_attention(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b)
-{
-    size_t H = (size_t)c->num_heads, n = N * (size_t)c->model_dim;
-    l->h = plan_take(b, n, sizeof(floatX));
-    l->rstd = plan_take(b, N, sizeof(float));
-    l->q = plan_take(b, 3 * n, sizeof(floatX));
-    l->k = l->q + n;
-    l->v_raw = l->q + 2 * n;
-    l->v = backward ? plan_take(b, n, sizeof(floatX)) : l->v_raw;
-    l->yg = plan_take(b, n, sizeof(floatX));
-    l->rstd_q = plan_take(b, N * H, sizeof(float));
-    l->rstd_k = plan_take(b, N * H, sizeof(float));
-    l->lse = plan_take(b, N * H, sizeof(float));
-}
-
-static void take_mlp(LayerActs *l, const Config *c, size_t N, PlanArena *b)
-{
-    l->h2 = plan_take(b, N * (size_t)c->model_dim, sizeof(floatX));
-    l->rstd2 = plan_take(b, N, sizeof(float));
-    l->post = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
-}
-
-static void take_layer_gradients(LayerActs *l, const Config *c, size_t N, bool attention, bool mlp,
-                                 PlanArena *b)
-{
-    size_t n = N * (size_t)c->model_dim;
-    if (mlp) l->dpre = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
-    if (!attention) return;
-    bool feeds = attention_feeds_qkv();
-    l->dyg = plan_take(b, n, sizeof(floatX));
-    l->dqkv = plan_take(b, 3 * n, sizeof(floatX));
-    l->dq = feeds ? NULL : plan_take(b, n, sizeof(floatX));
-    l->dk = feeds ? NULL : plan_take(b, n, sizeof(floatX));
-    l->dv = plan_take(b, n, sizeof(floatX));
-    l->dgate = plan_take(b, N * (size_t)c->num_heads, sizeof(float));
-}
-
 static void take_layer(Acts *a, const Model *m, int i, PlanArena *b)
 {
     LayerActs *l = &a->layer[i];
     size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim;
-    bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
     if (is_empty(m, i)) {
         a->out[i] = i ? a->out[i - 1] : a->x0;
         return;
     }
     a->out[i] = plan_take(b, n, sizeof(floatX));
     l->x = plan_take(b, n, sizeof(floatX));
-    if (attention) take_attention(l, m->config, N, a->backward, b);
-    if (mlp) take_mlp(l, m->config, N, b);
-    if (a->backward) take_layer_gradients(l, m->config, N, attention, mlp, b);
+    if (m->layer[i].qkvo) attention_block.plan(l, m->config, N, a->backward, b);
+    if (m->layer[i].up) mlp_block.plan(l, m->config, N, a->backward, b);
     if (a->backward && is_kept(m, i)) a->dstream[i] = plan_take(b, n, sizeof(floatX));
 }
 
@@ -155,8 +116,7 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
     a->dx0 = plan_take(b, n, sizeof(floatX));
 }
 
-// Whether the op that follows is to be run; the tensors are those of Acts that it uses.
-static bool uses(const Acts *a, const void *const *tensors, int count)
+bool pass_runs(const Acts *a, const void *const *tensors, int count)
 {
     if (a->planning)
         plan_op(a->planning, tensors, count);
@@ -164,9 +124,6 @@ static bool uses(const Acts *a, const void *const *tensors, int count)
         plan_spoil_dead(a->spoiled, a->spoiled_base);
     return !a->planning;
 }
-#define USES(...)                                                                                            \
-    (const void *const[]){__VA_ARGS__}, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *)
-
 void acts_plan(Plan *plan, const Model *m, int N, bool backward)
 {
     Acts a;
@@ -208,24 +165,11 @@ void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void 
 
 // ---- parameters of a layer --------------------------------------------------------------------------------
 
-typedef struct {
-    const floatX *qkvo, *fc, *proj, *gate;
-    float *dqkvo, *dfc, *dproj, *dgate;
-    const floatX *value_embed;
-    float *dvalue_embed;
-    const float *lambda; // attention lambdas (2)
-    float *dlambda;
-} LayerParams;
-
-// Without memory, as while a plan is made, parts of tensors are NULL too.
-static float *part(float *x, int64_t i) { return x ? x + i : NULL; }
-static const floatX *part_x(const floatX *x, int64_t i) { return x ? x + i : NULL; }
-
 static float *scalar(const Model *m, int i) { return part(param_data(&m->params, m->scalars), i); }
 
 static float *scalar_grad(const Model *m, int i) { return part(param_grad(&m->params, m->scalars), i); }
 
-static LayerParams layer_params(const Model *m, int i)
+LayerParams layer_params(const Model *m, int i)
 {
     const Params *p = &m->params;
     LayerParams l = {0};
@@ -250,11 +194,6 @@ static LayerParams layer_params(const Model *m, int i)
     return l;
 }
 
-static int window_of(const LayerSpec *layer, const AttentionSetting *at)
-{
-    return layer->long_window ? at->window_long : at->window_short;
-}
-
 static const floatX *stream_of(const Acts *a, int i) { return i < 0 ? a->x0 : a->out[i]; }
 
 // The layer whose output enters layer i; EMBEDDED: there is none.
@@ -267,39 +206,12 @@ static int layer_below(const Model *m, int i)
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
-static void attention_layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b,
-                                    const AttentionSetting *at, Stream s)
+static void layer_forward(const Pass *p, int i)
 {
-    const Config *c = m->config;
-    int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
-    const LayerSpec *spec = &m->record->layers[i];
-    LayerParams w = layer_params(m, i);
-    LayerActs *l = &a->layer[i];
-    if (uses(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, l->h)))
-        qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens,
-                            w.lambda, at->cos, at->sin, N, H, e);
-    if (uses(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
-        attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale,
-                          window_of(spec, at), N, H, e);
-    floatX *out = m->layer[i].up ? l->x : a->out[i];
-    if (uses(a, USES(out, l->yg, l->x)))
-        matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
-}
-
-static void mlp_forward(const Model *m, Acts *a, int i, int N, Stream s)
-{
-    int d = m->config->model_dim, F = m->config->mlp_dim;
-    LayerParams w = layer_params(m, i);
-    LayerActs *l = &a->layer[i];
-    if (uses(a, USES(l->post, l->h2))) matmul_relu2_forward(s, l->post, l->h2, w.fc, N, d, F);
-    if (uses(a, USES(a->out[i], l->post, l->x)))
-        matmul_forward(s, a->out[i], l->post, w.proj, l->x, N, F, d, 1);
-}
-
-static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at,
-                          Stream s)
-{
-    int N = b->N, d = m->config->model_dim;
+    const Model *m = p->m;
+    Acts *a = p->a;
+    int N = p->b->N, d = m->config->model_dim;
+    Stream s = p->s;
     LayerActs *l = &a->layer[i];
     const Mix *mix = &m->mix[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
@@ -307,12 +219,12 @@ static void layer_forward(const Model *m, Acts *a, int i, const DeviceBatch *b, 
     float *rstd = attention ? l->rstd : l->rstd2;
     const floatX *below = stream_of(a, layer_below(m, i)), *second = stream_of(a, mix->second),
                  *third = mix->third == NONE ? NULL : a->out[mix->third];
-    if (uses(a, USES(l->x, h, rstd, below, second, third)))
+    if (pass_runs(a, USES(l->x, h, rstd, below, second, third)))
         mix_rmsnorm_forward(s, l->x, h, rstd, below, second, third, a->coef + 3 * i, N, d);
-    if (attention) attention_layer_forward(m, a, i, b, at, s);
-    if (attention && mlp && uses(a, USES(l->h2, l->rstd2, l->x)))
+    if (attention) attention_block.forward(p, i, mlp ? l->x : a->out[i]);
+    if (attention && mlp && pass_runs(a, USES(l->h2, l->rstd2, l->x)))
         rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
-    if (mlp) mlp_forward(m, a, i, N, s);
+    if (mlp) mlp_block.forward(p, i, a->out[i]);
 }
 
 void model_prepare(Model *m, Acts *a, Stream s)
@@ -339,16 +251,16 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
     int d = m->config->model_dim, L = m->record->num_layers;
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, place, 0, s);
-    if (uses(a, USES(a->x0, a->rstd0)))
+    if (pass_runs(a, USES(a->x0, a->rstd0)))
         embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed),
                       param_weight(p, m->smear_gate), scalar(m, m->record->smear_lambda), b->N, d);
     for (int i = 0; i < L; i++) {
         stage_needed(m, place, 1 + i, s);
-        if (!is_empty(m, i)) layer_forward(m, a, i, b, at, s);
+        if (!is_empty(m, i)) layer_forward(&(Pass){m, a, b, at, place, s}, i);
     }
     const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
                  *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
-    if (uses(a, USES(a->xf, a->rstd_f, below, second, third)))
+    if (pass_runs(a, USES(a->xf, a->rstd_f, below, second, third)))
         mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L, b->N, d);
 }
 
@@ -362,83 +274,12 @@ void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSe
 {
     int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
-    if (!uses(a, USES(a->xf))) return;
+    if (!pass_runs(a, USES(a->xf))) return;
     head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first,
                    count, d, config_vocab_padded(m->config));
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-
-// a->dx: gradient of the residual stream, from behind this sublayer to before it.
-static void mlp_backward(const Model *m, Acts *a, int i, int N, bool fresh, Stream s)
-{
-    int d = m->config->model_dim, F = m->config->mlp_dim;
-    LayerParams w = layer_params(m, i);
-    LayerActs *l = &a->layer[i];
-    WeightGrad grads[] = {{w.dproj, a->dx, l->post, d, F, fresh}, {w.dfc, l->h2, l->dpre, d, F, fresh}};
-    if (uses(a, USES(l->dpre, a->dx, l->post)))
-        matmul_relu2_backward(s, l->dpre, a->dx, w.proj, l->post, N, d, F);
-    if (uses(a, USES(a->dx, l->post, l->h2, l->dpre))) matmul_weight_grads(s, grads, 2, N);
-    if (uses(a, USES(a->dh, l->dpre)))
-        matmul_forward(s, a->dh, l->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
-}
-
-// Leaves the gradient of h in a->dh and l->dgate.
-static void attention_layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b,
-                                     const AttentionSetting *at, bool fresh, Stream s)
-{
-    const Config *c = m->config;
-    int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
-    int64_t square = (int64_t)d * d;
-    const LayerSpec *spec = &m->record->layers[i];
-    LayerParams w = layer_params(m, i);
-    LayerActs *l = &a->layer[i];
-    if (uses(a, USES(l->dyg, a->dx)))
-        matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
-    bool value_embed = m->layer[i].value_embed;
-    floatX *dv = l->dk || value_embed ? l->dv : NULL; // does anybody read it?
-    QkvBackward next = {.dqkv = l->dqkv,
-                        .dlambda = w.dlambda,
-                        .dq = l->dq,
-                        .dk = l->dk,
-                        .dv = dv,
-                        .q = l->q,
-                        .k = l->k,
-                        .rstd_q = l->rstd_q,
-                        .rstd_k = l->rstd_k,
-                        .v_raw = l->v_raw,
-                        .value_embed = w.value_embed,
-                        .tokens = b->tokens,
-                        .lambda = w.lambda,
-                        .cos = at->cos,
-                        .sin = at->sin};
-    // Where it feeds the next op, it writes to that one's result.
-    if (uses(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v,
-                     l->h, l->dq ? NULL : l->dqkv)))
-        attention_backward(s,
-                           &(AttentionBackward){.dq = l->dq,
-                                                .dk = l->dk,
-                                                .dv = dv,
-                                                .dgate = l->dgate,
-                                                .dgate_w = w.dgate,
-                                                .dyg = l->dyg,
-                                                .yg = l->yg,
-                                                .lse = l->lse,
-                                                .q = l->q,
-                                                .k = l->k,
-                                                .v = l->v,
-                                                .h = l->h,
-                                                .gate_w = w.gate,
-                                                .next = &next},
-                           b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
-    if (value_embed && uses(a, USES(l->dv)))
-        embedding_grad(s, w.dvalue_embed, l->dv, w.lambda + 1, &b->rows, N, d);
-    if (uses(a, USES(l->dqkv, l->dq, l->dk, dv, l->q, l->rstd_q, l->rstd_k))) qkv_backward(s, &next, N, H, e);
-    WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
-                          {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
-    if (uses(a, USES(l->dqkv, l->h, a->dx, l->yg))) matmul_weight_grads(s, grads, 2, N);
-    if (uses(a, USES(a->dh, l->dqkv))) matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
-}
 
 // Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there
 // is no gate.
@@ -450,7 +291,7 @@ static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const 
     floatX *dsecond = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
            *dthird = mix->third == NONE ? NULL : a->dstream[mix->third];
     const floatX *added = i < L && below != EMBEDDED ? a->dstream[below] : NULL;
-    if (!uses(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below),
+    if (!pass_runs(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below),
                       stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], dgate)))
         return;
     mix_rmsnorm_backward(s,
@@ -474,17 +315,18 @@ static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const 
                          N, m->config->model_dim);
 }
 
-static void layer_backward(const Model *m, Acts *a, int i, const DeviceBatch *b, const AttentionSetting *at,
-                           int place, Stream s)
+static void layer_backward(const Pass *p, int i)
 {
+    const Model *m = p->m;
+    Acts *a = p->a;
     LayerActs *l = &a->layer[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
-    if (mlp) mlp_backward(m, a, i, b->N, place & FIRST_OF_STEP, s);
-    if (attention && mlp && uses(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
-        rmsnorm_backward(s, a->dx, a->dh, l->h2, l->rstd2, b->N, m->config->model_dim);
-    if (attention) attention_layer_backward(m, a, i, b, at, place & FIRST_OF_STEP, s);
+    if (mlp) mlp_block.backward(p, i);
+    if (attention && mlp && pass_runs(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
+        rmsnorm_backward(p->s, a->dx, a->dh, l->h2, l->rstd2, p->b->N, m->config->model_dim);
+    if (attention) attention_block.backward(p, i);
     mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2,
-                 attention ? l->dgate : NULL, b->N, s);
+                 attention ? l->dgate : NULL, p->b->N, p->s);
 }
 
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss,
@@ -498,22 +340,23 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     forward(m, a, b, at, place, s);
     stage_needed(m, place, L + 1, s);
     if (a->planning) plan_busy(a->planning);
-    if (uses(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP) head_quantize(s, m->head_w8, head, Vp, d);
+    if (pass_runs(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP)
+        head_quantize(s, m->head_w8, head, Vp, d);
     if (a->planning) plan_busy(a->planning);
-    if (uses(a, USES(a->dh, a->xf)))
+    if (pass_runs(a, USES(a->dh, a->xf)))
         head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8,
                         b->targets, N, d, Vp);
     mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
     stage_done(m, place, L + 1, s);
     for (int i = L - 1; i >= 0; i--) {
-        if (!is_empty(m, i)) layer_backward(m, a, i, b, at, place, s);
+        if (!is_empty(m, i)) layer_backward(&(Pass){m, a, b, at, place, s}, i);
         stage_done(m, place, 1 + i, s);
     }
-    if (uses(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
+    if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
         embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0,
                        a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
                        scalar(m, smear), N, d);
-    if (uses(a, USES(a->dh))) embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
+    if (pass_runs(a, USES(a->dh))) embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
     stage_done(m, place, 0, s);
 }
 
