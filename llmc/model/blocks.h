@@ -1,5 +1,5 @@
-// What a layer is made of. A block takes its tensors from the plan and runs its ops forward and backward; what
-// enters and leaves it is the residual stream within the layer, and its gradient.
+// What a layer is made of. A block takes its tensors from the plan and runs its ops forward and backward;
+// what enters and leaves it is the residual stream within the layer, and its gradient.
 #pragma once
 #include "llmc/model.h"
 
