@@ -74,7 +74,7 @@ sub validations {
         my $out = "$dir/$name.validation.$tokens";
         my ($text) = run_ok("$what: a validation with micro-batches of $tokens tokens", $program, @tiny, '--val-tokens', 4096,
             '--train-files', $files{large}, '--micro-batches', 4 * $large / $tokens, '--micro-batch-tokens', $tokens, '--stop-at', 1,
-            '--val-every', 1, '--init-from', newest("$dir/$name.large"), '--out', $out);
+            '--val-every', 1, '--verbose', '--init-from', newest("$dir/$name.large"), '--out', $out);
         my ($at_once) = $text =~ /validation [\d.]+ for (\d+) tokens at a time/;
         ok($at_once >= $least && $at_once <= $most, "$at_once tokens at a time");
         log_text($out, 'jsonl') =~ /"val_loss":([\d.]+)/;

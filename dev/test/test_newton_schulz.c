@@ -215,7 +215,7 @@ static void test_second_results(void)
 typedef struct {
     const char *variant, *dtype, *restarts;
     double wide, square, ill; // limits of the error: Gaussian 768 x 3072 and 768 x 768, log-uniform spectrum
-    double element;           // largest error of an element over the RMS, Gaussian wide
+    double element;           // largest error of an element over the RMS, Gaussian wide: 7.5 times `wide`, 5 in fp16
     double sigma_min, sigma_max, sigma_ill;
 } Method;
 static const Method methods[] = {
@@ -224,7 +224,7 @@ static const Method methods[] = {
     {"gram", "fp16", "2", 3e-3, 4e-2, 7e-2, .02, .85, 1.20, 1.20},
     {"turbo", "bf16", NULL, 2e-2, 2e-2, 1.2e-1, .15, .85, 1.15, 1.15},
     {"turbo-gram", "fp16", "none", 4e-3, 4e-2, 7e-2, .02, .85, 1.20, 1.20},
-    {"turbo-gram", "bf16", "2", 4e-2, 4e-2, 8e-2, .15, .84, 1.20, 1.20},
+    {"turbo-gram", "bf16", "2", 4e-2, 4e-2, 8e-2, .30, .84, 1.20, 1.20},
     {"kj", "bf16", NULL, 2e-2, 2e-2, 1.2e-1, .15, .675, 1.21, 1.21},
     {"you", "bf16", NULL, 2e-2, 2e-2, 1.2e-1, .15, .97, 1.155, 1.155},
 };
