@@ -225,13 +225,14 @@ SKIP: {
 
 # ---- a full disk during a save -----------------------------------------------------------------------------------------
 
-# A limit on the size of files, in blocks of 1024 bytes, fails a write exactly like a full disk. The log is 650 kB and the
-# checkpoint 1.4 MB, so that only the checkpoint does not fit.
-my $full = "$dir/full";
-run_ok('up to step 6', $trainer, @tiny, '--out', $full, '--stop-at', 6);
+# A limit on the size of files, in blocks of 1024 bytes, fails a write exactly like a full disk. The log begins with the
+# source, so the model is made as large as it takes that only the checkpoint does not fit.
+my ($full, @large) = ("$dir/full", @tiny, '--mlp-dim', 1024);
+run_ok('up to step 6', $trainer, @large, '--out', $full, '--stop-at', 6);
 my $old = slurp(checkpoint("$full", 6));
+cmp_ok(length $old, '>', 2 * length log_text($full), 'the checkpoint is much larger than the log');
 my $limit = int((length($old) - 100_000) / 1024);
-my @limited = ('bash', '-c', "ulimit -f $limit; exec \"\$@\"", 'bash', $trainer, @tiny, '--out', $full);
+my @limited = ('bash', '-c', "ulimit -f $limit; exec \"\$@\"", 'bash', $trainer, @large, '--out', $full);
 ($status, $out, $err) = run(@limited, '--resume', $full, '--checkpoint-every', 6);
 is($status, 1, 'a run whose last save fails has failed');
 my @notes = split /\n/, $err;
@@ -240,8 +241,8 @@ ok(@notes == 3 && $notes[0] =~ /checkpoint not saved, training goes on: .*step_0
 ok(val_losses($full)->{20}, 'with the last validation');
 is(slurp(checkpoint("$full", 6)), $old, 'the old checkpoint survives');
 is_deeply([map { s{.*/}{}r } glob "$full/*/step*"], ['step_000006.safetensors'], 'and no half-written file is left');
-run_ok('with room again, it resumes', $trainer, @tiny, '--out', $full, '--resume', $full);
-run_ok('the whole run', $trainer, @tiny, '--out', "$dir/whole");
+run_ok('with room again, it resumes', $trainer, @large, '--out', $full, '--resume', $full);
+run_ok('the whole run', $trainer, @large, '--out', "$dir/whole");
 is(same_state(checkpoint("$full", 20), checkpoint("$dir/whole", 20)), '', 'and nothing was lost');
 
 SKIP: {

@@ -22,6 +22,7 @@ my @steps = sort { $a <=> $b } keys %$val;
 is("@steps[0, -1]", '0 320', 'validations from the first step to the last');
 cmp_ok($val->{320}, '<', $val->{0} - 3, "the loss falls from $val->{0} to $val->{320}");
 my ($sample) = $out =~ /^val_loss:[\d.]+\n+(.*?)\n+== result/ms;
-cmp_ok(length($sample // ''), '>', 300, 'and there is a sample: ' . substr(($sample // '') =~ s/\s+/ /gr, 0, 100));
+# Own text has documents of 500 bytes at most, and the sample ends where the model ends one.
+cmp_ok(length($sample // ''), '>', 50, 'and there is a sample: ' . substr(($sample // '') =~ s/\s+/ /gr, 0, 100));
 like($out, qr/order-2 byte model [\d.]+ bits per byte, this model [\d.]+ bits per byte: below it/, 'better than order-2 statistics');
 done_testing;
