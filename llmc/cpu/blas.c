@@ -29,36 +29,42 @@ static void *find(void *library, const char *name)
     return symbol;
 }
 
-// How many of `count` buffers fit. Each is mapped on its own, as the library does.
-static int buffers_that_fit(int count, size_t bytes)
+enum { SLACK = 1 << 20, LIBRARY_BYTES = 64 << 20 };
+static const size_t buffer_bytes =
+    ((size_t)32 << 22) + SLACK; // its BUFFER_SIZE on x86-64 and arm64, 128 MiB, and what it adds
+
+// How many of `count` buffers fit beside `other` bytes. Each is mapped on its own, as the library does.
+static int buffers_that_fit(int count, size_t other)
 {
-    void **buffer = xcalloc((size_t)count, sizeof *buffer);
-    int n = 0;
-    while (n < count) {
-        buffer[n] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (buffer[n] == MAP_FAILED)
+    void **map = xcalloc((size_t)count + 1, sizeof *map);
+    int n = 0; // maps: the other bytes, then buffers
+    while (n <= count) {
+        map[n] = mmap(NULL, n ? buffer_bytes : other, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (map[n] == MAP_FAILED)
             break;
         n++;
     }
     for (int i = 0; i < n; i++)
-        munmap(buffer[i], bytes);
-    free(buffer);
-    return n;
+        munmap(map[i], i ? buffer_bytes : other);
+    free(map);
+    return n ? n - 1 : 0;
 }
 
-// Every thread that computes a product takes a buffer, which OpenBLAS then keeps. Where it cannot map one it
-// tries again without end: so see whether they fit, and take them before the program takes the room.
-static void reserve_buffers(void *library, int count)
+// Every thread that computes a product takes a buffer, which OpenBLAS then keeps; some versions take the first
+// one while they are loaded. Where it cannot map one it tries again without end: so see first whether they fit.
+static void require_room(int count)
 {
-    enum { SLACK = 1 << 20 };
-    const size_t bytes =
-        ((size_t)32 << 22) + SLACK; // its BUFFER_SIZE on x86-64 and arm64, 128 MiB, and what it adds
-    int fit = buffers_that_fit(count, bytes);
+    int fit = buffers_that_fit(count, LIBRARY_BYTES);
     if (fit < count)
         fatal(EXIT_BAD_INPUT,
               "OpenBLAS needs 129 MiB of address space for each of %d threads, and %d times that is free: "
               "raise the limit (ulimit -v)%s",
               count, fit, fit ? " or lower --threads" : "");
+}
+
+// Takes the buffers before the program takes the room.
+static void reserve_buffers(void *library, int count)
+{
     void *(*allocate)(int) = (void *(*)(int))dlsym(library, "blas_memory_alloc");
     void (*release)(void *) = (void (*)(void *))dlsym(library, "blas_memory_free");
     if (!allocate || !release)
@@ -73,6 +79,7 @@ static void reserve_buffers(void *library, int count)
 
 static void load(void)
 {
+    require_room(threads());
     // The name is that of its ABI, on all distributions.
     setenv("OPENBLAS_NUM_THREADS", "1", 1); // read at load: no threads and no buffers for them
     void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
