@@ -1,12 +1,12 @@
 // The program, top-down: options -> data, model, optimizers -> the loop. No kernel and no arithmetic here.
-#include "llmc/checkpoint.h"
-#include "llmc/file_hash.h"
-#include "llmc/logger.h"
-#include "llmc/memory.h"
-#include "llmc/mfu.h"
-#include "llmc/resume.h"
-#include "llmc/run_folder.h"
-#include "llmc/sample.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/base/file_hash.h"
+#include "llmc/io/logger.h"
+#include "llmc/base/memory.h"
+#include "llmc/run/mfu.h"
+#include "llmc/run/resume.h"
+#include "llmc/run/run_folder.h"
+#include "llmc/run/sample.h"
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
 // A file is JSONL (name ends in .jsonl; each record's "text" is a document) or plain text (one document). The model predicts
 // every byte of a document and its end, as the trainer predicts the token between documents; the first bytes of a document see
 // only what is before them in it. All bits count, over bytes alone for bits per byte, over bytes and ends for nats per token.
-#include "llmc/common.h"
-#include "llmc/jsonl.h"
+#include "llmc/base/common.h"
+#include "llmc/text/jsonl.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

@@ -4,10 +4,10 @@
 //
 // The ring bounds the memory: each job holds about 1 MB of text and its tokens. What is written does not depend on the number
 // of threads. Every file gets its name only at the very end, so a failed run leaves the data set that was there untouched.
-#include "llmc/common.h"
-#include "llmc/shard_writer.h"
-#include "llmc/text_source.h"
-#include "llmc/tokenizer.h"
+#include "llmc/base/common.h"
+#include "llmc/data/shard_writer.h"
+#include "llmc/text/text_source.h"
+#include "llmc/text/tokenizer.h"
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>

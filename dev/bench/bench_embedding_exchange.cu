@@ -3,7 +3,7 @@
 //   bench_embedding_exchange --gpus N --train-files FILES [option of train_gpt ...]       N 2, 4 or 8
 //
 // Four tables (Vp, d) fp32 hold random gradients in the rows that the loader's batches of two steps touch, zeros elsewhere. Ways:
-//   whole        reduce-scatter of tables, the others' shares cleared (llmc/exchange.c)
+//   whole        reduce-scatter of tables, the others' shares cleared (llmc/dist/exchange.c)
 //   padded       the rows that any rank touches, packed by owner; reduce-scatter with as much room for each as the fullest needs
 //   each owner   the same rows without gaps; a group of reductions, one to each owner
 //   own rows     every rank sends each owner the rows that it touches itself; the owner adds them up in the order of the ranks
@@ -14,9 +14,9 @@
 #include "dev/bench/figures.h"
 #include "llmc/cuda/device/cuda_common.cuh"
 extern "C" {
-#include "llmc/comm.h"
-#include "llmc/config.h"
-#include "llmc/dataloader.h"
+#include "llmc/dist/comm.h"
+#include "llmc/run/config.h"
+#include "llmc/data/dataloader.h"
 }
 #include <dlfcn.h>
 #include <nccl.h>

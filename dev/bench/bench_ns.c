@@ -7,8 +7,8 @@
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/muon/ns_gpu.h"
-#include "llmc/floatx.h"
-#include "llmc/ops.h"
+#include "llmc/base/floatx.h"
+#include "llmc/ops/ops.h"
 
 enum { REPEATS = 60, WARM_UP = 10 };
 static const double peak_tflops = 989; // of the datasheet, dense bf16

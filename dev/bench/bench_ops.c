@@ -10,7 +10,7 @@
 // timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run: a copy of 208 MB for bytes, a bf16 product
 // of 8192 x 8192 x 8192 for operations. Bytes are those an op must read and write at least, operations 2 per multiply and add.
 #include "dev/bench/figures.h"
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>

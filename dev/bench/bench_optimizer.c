@@ -2,8 +2,8 @@
 //   bench_optimizer [option of train_gpt ...]
 // Prints the median time of REPEATS steps for the --ns given, for all variants when there is none.
 #include "dev/bench/figures.h"
-#include "llmc/comm.h"
-#include "llmc/optimizer.h"
+#include "llmc/dist/comm.h"
+#include "llmc/optim/optimizer.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 // A bench calls figures_open first and figure for each result; rows are appended when it was called with
 // --csv FILE.
 #pragma once
-#include "llmc/common.h"
-#include "llmc/ops.h"
+#include "llmc/base/common.h"
+#include "llmc/ops/ops.h"
 #include <string.h>
 #include <time.h>
 

@@ -1,7 +1,7 @@
 // The yardstick of bench_ns: the standard 5-step iteration on cuBLASLt, as well as it can be called. bf16 with fp32 sums,
 // batched, the terms b A and a X inside the products, the fastest of the algorithms that the library proposes, timed one by one.
 #pragma once
-#include "llmc/newton_schulz.h"
+#include "llmc/optim/newton_schulz.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Step time on R GPUs, computed from times measured on one GPU and from the speed of collectives.
 
-A timeline of one step as llmc/exchange.c queues it, for the model of the presets (12 layers, d 768, 32 matrix slots, 5 tables):
+A timeline of one step as llmc/dist/exchange.c queues it, for the model of the presets (12 layers, d 768, 32 matrix slots, 5 tables):
 gathers at the start, each needed by a stage of the first forward; A = 8/R micro-batches; reduce-scatters as the stages of the
 last backward end; then the optimizer on the own share. Collectives run one after the other on their stream and take
     time(S) = latency + S (R-1)/R / bus          all-reduce: twice that        (S bytes over all ranks)

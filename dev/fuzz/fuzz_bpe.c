@@ -2,8 +2,8 @@
 //   0  a rank file      1  more lines for a rank file that already has all bytes      2  merges, NUL, JSON of ids
 //   3  more lines for merges that go with a JSON of bytes and a few tokens            else  text for the encoder
 // Whatever loads must encode any bytes so that decoding gives back their repaired UTF-8.
-#include "llmc/tokenizer_internal.h"
-#include "llmc/utf8.h"
+#include "llmc/text/tokenizer_internal.h"
+#include "llmc/base/utf8.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // JSONL records from arbitrary bytes: every line is a text or an error that names the line, and the reader always ends.
-#include "llmc/text_source.h"
+#include "llmc/text/text_source.h"
 #include <stdlib.h>
 #include <string.h>
 

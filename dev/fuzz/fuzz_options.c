@@ -1,6 +1,6 @@
 // Any bytes as a command line, arguments separated by newlines: it is refused with one line, or what it set is printed, taken
 // back and printed the same, lies in the bounds that the rest of the program relies on, and schedules can be computed from it.
-#include "llmc/schedule.h"
+#include "llmc/optim/schedule.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // Any bytes as a safetensors file: the reader refuses them with one line, or everything it then says about them holds.
-#include "llmc/safetensors.h"
+#include "llmc/io/safetensors.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

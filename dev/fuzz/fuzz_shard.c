@@ -1,6 +1,6 @@
 // Any bytes as a token shard: they are refused, or every batch made of them keeps its promises. The first bytes choose the sizes
 // and whether the rest is taken as a whole file or as the tokens behind a sound header, so that both layers are reached.
-#include "llmc/dataloader.h"
+#include "llmc/data/dataloader.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // Splitting a text into documents: pieces rise, lose nothing but white space, keep to their size, and the
 // pieces of a text that is still being read are those of the whole text.
-#include "llmc/text_split.h"
+#include "llmc/text/text_split.h"
 #include <stdlib.h>
 #include <string.h>
 

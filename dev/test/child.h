@@ -1,6 +1,6 @@
 // Functions run as programs of their own: a process group each, stderr in a file, a limit in time.
 #pragma once
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>

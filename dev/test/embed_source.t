@@ -69,7 +69,7 @@ else
     count=$((count + 1)); echo "ok $count # SKIP no git"
 fi
 
-"$embed" "$work/whole.c" && build "$work/whole.c" && "$work/show" | grep -q '^// ---- llmc/common.c ----$'
+"$embed" "$work/whole.c" && build "$work/whole.c" && "$work/show" | grep -q '^// ---- llmc/base/common.c ----$'
 ok $? 'the project itself'
 message=$("$embed" "$work/none.c" "$work/out" 2>&1)
 [[ $? -eq 1 && $message == "embed_source: error: "* && ! -e $work/none.c ]]

@@ -3,7 +3,7 @@
 // experiments, as mean and spread over 8 random matrices.
 #include "dev/test/ns_reference.h"
 #include "dev/test/tap.h"
-#include "llmc/floatx.h"
+#include "llmc/base/floatx.h"
 
 // ---- coefficients ------------------------------------------------------------------------------------------------------
 

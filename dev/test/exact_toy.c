@@ -4,8 +4,8 @@
 // an MLP, one that mixes nothing in, constant coefficients, a stream that comes back through a gate alone.
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
-#include "llmc/comm.h"
-#include "llmc/model.h"
+#include "llmc/dist/comm.h"
+#include "llmc/model/model.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 // each tensor is from the float64 reference. exact_golden.c and test_golden.c hold the limits of the two builds.
 #pragma once
 #include "dev/test/golden_file.h"
-#include "llmc/optimizer.h"
+#include "llmc/optim/optimizer.h"
 
 enum { GOLDEN_STEPS = 6, SAMPLES = 160 };
 

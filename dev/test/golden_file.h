@@ -1,10 +1,10 @@
 // Reading the golden files of dev/reference/golden (format: dev/reference/README.md).
 #pragma once
-#include "llmc/safetensors.h"
+#include "llmc/io/safetensors.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include "llmc/floatx.h"
+#include "llmc/base/floatx.h"
 
 #define GOLDEN "dev/reference/golden/"
 

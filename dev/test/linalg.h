@@ -2,7 +2,7 @@
 // function that returns a matrix gives it to the caller. Needs neither speed nor generality, only to be right by other means than
 // the code under test.
 #pragma once
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

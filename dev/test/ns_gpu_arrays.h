@@ -2,8 +2,8 @@
 #pragma once
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/device/device.h"
-#include "llmc/floatx.h"
-#include "llmc/ops.h"
+#include "llmc/base/floatx.h"
+#include "llmc/ops/ops.h"
 
 // ---- elements ------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 // test.
 #pragma once
 #include "dev/test/linalg.h"
-#include "llmc/newton_schulz.h"
+#include "llmc/optim/newton_schulz.h"
 
 // Every variant in double. The Gram form equals the standard form in exact arithmetic, so the standard form stands for both.
 // u (rows, cols) fp32 -> (rows, cols). Coefficients, sum of squares and AOL scales are fp32 numbers, as the contract has them.

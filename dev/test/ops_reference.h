@@ -1,8 +1,8 @@
-// Every op of llmc/ops.h once more, in double precision and in the plainest form, written from the formulas and not from the
+// Every op of llmc/ops/ops.h once more, in double precision and in the plainest form, written from the formulas and not from the
 // backend; and what the tests of ops share: memory, random values, error measures, central differences.
 // References take floatX inputs converted to double, exactly as they are stored.
 #pragma once
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,7 @@ use Test::More;
 my $root = dirname(dirname(dirname(abs_path(__FILE__))));
 my $dir = tempdir(CLEANUP => 1);
 my $compiler = $ENV{CC} // 'gcc';
-my $log = `cd '$root' && $compiler -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all -I. data/order2.c llmc/common.c llmc/jsonl.c llmc/utf8.c -o '$dir/order2' -ljansson -lm 2>&1`;
+my $log = `cd '$root' && $compiler -std=c11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all -I. data/order2.c llmc/base/common.c llmc/text/jsonl.c llmc/base/utf8.c -o '$dir/order2' -ljansson -lm 2>&1`;
 is($? . $log, '0', 'compiles without a warning');
 
 sub write_file {

@@ -9,8 +9,8 @@ use Test::More;
 
 # Every function that queues work on a stream, but for those that are no op.
 my %other = map { $_ => 1 } qw(event_record graph_launch stream_destroy stream_synchronize stream_wait);
-my @ops = grep { !$other{$_} } map { slurp("$root/llmc/$_") =~ /^void (\w+)\(Stream s\b/mg } qw(ops.h ns_ops.h comm.h);
-my %wrapped = map { $_ => 1 } slurp("$root/llmc/profile_ops.c") =~ /^WRAPPED\((\w+)\)\(/mg;
+my @ops = grep { !$other{$_} } map { slurp($_) =~ /^void (\w+)\(Stream s\b/mg } glob("$root/llmc/ops/*.h"), "$root/llmc/dist/comm.h";
+my %wrapped = map { $_ => 1 } slurp("$root/llmc/run/profile_ops.c") =~ /^WRAPPED\((\w+)\)\(/mg;
 cmp_ok(scalar @ops, '>', 40, scalar(@ops) . ' ops in the contracts');
 is(join(' ', grep { !$wrapped{$_} } @ops), '', 'each has a wrapper');
 

@@ -1,8 +1,8 @@
 // Random token shards in a temporary folder, for the tests of the loader.
 #pragma once
-#include "llmc/dataloader.h"
-#include "llmc/shard_writer.h"
-#include "tap.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/data/shard_writer.h"
+#include "dev/test/tap.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -2,10 +2,10 @@
 // else.
 #define CRC32C_TABLE
 #define crc32c crc32c_by_table
-#include "llmc/crc32c.c"
+#include "llmc/base/crc32c.c"
 #undef crc32c
 #include "dev/test/tap.h"
-#include "llmc/safetensors.h"
+#include "llmc/io/safetensors.h"
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -4,7 +4,7 @@
 //
 //   test_comm           the tests            test_comm --bench    times of some sizes on 2 and 4 ranks
 #include "dev/test/tap.h"
-#include "llmc/comm_backend.h"
+#include "llmc/dist/comm_backend.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

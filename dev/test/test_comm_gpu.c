@@ -7,7 +7,7 @@
 //   test_comm_gpu --hold D SECONDS  keeps nearly all memory of device D for a while: for tests of a rank that runs out of it
 #include "dev/bench/figures.h"
 #include "dev/test/tap.h"
-#include "llmc/comm.h"
+#include "llmc/dist/comm.h"
 #include "llmc/cuda/device/device.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 // The option table: help, parsing, printing back, bounds, presets, impossible combinations. Bounds are read from the help text,
 // so that what users are told is what is tested.
 #include "dev/test/tap.h"
-#include "llmc/config.h"
+#include "llmc/run/config.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 // Training batches against a second, token-by-token reading of the batching rule; shard ends, resuming, unfinished indexes,
 // faults that are found late.
-#include "shard_material.h"
+#include "dev/test/shard_material.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <semaphore.h>

@@ -2,8 +2,8 @@
 // the context is lost.
 #include "dev/test/tap.h"
 #include "llmc/cuda/device/watchdog.h"
-#include "llmc/ops.h"
-#include "llmc/common.h"
+#include "llmc/ops/ops.h"
+#include "llmc/base/common.h"
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 #include <string.h>

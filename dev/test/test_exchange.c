@@ -1,7 +1,7 @@
 // The table of what ranks send: everything once, at the stage where it is complete, for every number of ranks
 // and both topologies.
 #include "dev/test/tap.h"
-#include "llmc/exchange.h"
+#include "llmc/dist/exchange.h"
 #include <string.h>
 
 // Whether the stage (0 the embedding, 1 + i layer i, then the head) uses this matrix or table. Written from

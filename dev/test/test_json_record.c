@@ -1,7 +1,7 @@
 // JSON lines: numbers in the shortest form that reads back exactly, strings in any encoding, objects in
 // objects.
 #include "dev/test/tap.h"
-#include "llmc/json_record.h"
+#include "llmc/io/json_record.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

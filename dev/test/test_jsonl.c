@@ -1,8 +1,8 @@
 // Records of JSON lines: every character in every spelling, and what is refused.
 #include "dev/test/tap.h"
-#include "llmc/common.h"
-#include "llmc/jsonl.h"
-#include "llmc/utf8.h"
+#include "llmc/base/common.h"
+#include "llmc/text/jsonl.h"
+#include "llmc/base/utf8.h"
 #include <string.h>
 
 static JsonlRecord record;

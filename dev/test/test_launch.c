@@ -2,9 +2,9 @@
 // rank can end must end all of them, with one line, soon, and leave no process behind.
 #include "dev/test/child.h"
 #include "dev/test/tap.h"
-#include "llmc/launch.h"
-#include "llmc/meeting.h"
-#include "llmc/secret.h"
+#include "llmc/dist/launch.h"
+#include "llmc/dist/meeting.h"
+#include "llmc/dist/secret.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <net/if.h>

@@ -1,6 +1,6 @@
 // The log of a run, character by character; the JSON lines beside it; the console; and runs that lose their disk or are killed.
 #include "dev/test/tap.h"
-#include "llmc/logger.h"
+#include "llmc/io/logger.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -144,7 +144,7 @@ static void check_log(const char *path)
     char *log = read_text(path), separator[102] = "";
     memset(separator, '=', 100);
     separator[100] = '\n';
-    ok(program_source_size == strlen(program_source) && strstr(program_source, "// ---- llmc/logger.c ----\n") &&
+    ok(program_source_size == strlen(program_source) && strstr(program_source, "// ---- llmc/io/logger.c ----\n") &&
            strstr(program_source, "// ---- train_gpt.cu ----\n") == program_source,
        "the program holds its source, %zu bytes", program_source_size);
     if (!ok(log && strncmp(log, program_source, program_source_size) == 0, "the log begins with it")) return;

@@ -3,8 +3,8 @@
 // open and other users are turned away.
 #include "dev/test/child.h"
 #include "dev/test/tap.h"
-#include "llmc/meeting.h"
-#include "llmc/secret.h"
+#include "llmc/dist/meeting.h"
+#include "llmc/dist/secret.h"
 #include <errno.h>
 #include <netinet/in.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 // FLOPs of a token, counted by hand for the record's network, and the GPUs whose peak is known.
 #include "dev/test/tap.h"
-#include "llmc/mfu.h"
+#include "llmc/run/mfu.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,7 +5,7 @@
 // even per stored tensor); limits on singular values are the ranges of the polynomials plus what rounding may add.
 #include "dev/test/ns_reference.h"
 #include "dev/test/tap.h"
-#include "llmc/floatx.h"
+#include "llmc/base/floatx.h"
 #include <omp.h>
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

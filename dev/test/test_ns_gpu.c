@@ -10,8 +10,8 @@
 #include "dev/test/tap.h"
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/muon/ns_gpu.h"
-#include "llmc/floatx.h"
-#include "llmc/ops.h"
+#include "llmc/base/floatx.h"
+#include "llmc/ops/ops.h"
 
 // The CPU backend's, twice.
 #define OPS(F)                                                                                                                   \

@@ -13,7 +13,7 @@
 #include "dev/test/uniform.h"
 #include "llmc/cpu/fp8.h"
 #include "llmc/cuda/device/device.h"
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // The parameter table: names, shapes and count of the public layout, slots and who owns them; and the
 // distributions of the initial weights, which depend on the seed only.
 #include "dev/test/tap.h"
-#include "llmc/optimizer.h"
+#include "llmc/optim/optimizer.h"
 #include <stdlib.h>
 #include <string.h>
 

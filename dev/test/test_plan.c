@@ -2,8 +2,8 @@
 // runs stays out of the head's memory, and the full-size network takes no more than it did when its memory
 // was laid out by hand.
 #include "dev/test/tap.h"
-#include "llmc/comm.h"
-#include "llmc/model.h"
+#include "llmc/dist/comm.h"
+#include "llmc/model/model.h"
 #include <stdlib.h>
 
 static Plan plan;

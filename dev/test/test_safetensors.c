@@ -1,6 +1,6 @@
 // The checkpoint container: round trips, files of the public package, everything that must be refused, and saves that end badly.
 #include "dev/test/tap.h"
-#include "llmc/safetensors.h"
+#include "llmc/io/safetensors.h"
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 // Drawing a token: the likeliest at temperature 0, else exactly the shares of the softmax, over the top k only.
 #include "dev/test/tap.h"
-#include "llmc/sample.h"
+#include "llmc/run/sample.h"
 #include <stdlib.h>
 #include <string.h>
 

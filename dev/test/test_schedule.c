@@ -3,7 +3,7 @@
 #include "dev/test/golden_file.h"
 #include "dev/test/tap.h"
 #include "llmc/records/record.h"
-#include "llmc/schedule.h"
+#include "llmc/optim/schedule.h"
 
 static Config preset(const char *name, const char *scheduled, const char *extension)
 {

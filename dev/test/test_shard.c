@@ -1,5 +1,5 @@
 // Token shards: every refusal, the written format, validation sequences, and the sorted positions of a batch.
-#include "shard_material.h"
+#include "dev/test/shard_material.h"
 #include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 // Shards that change while a run has them open or still to come: replaced, cut, removed or written to they
 // are refused before a token of theirs is used; touched, or replaced by a copy of themselves, they are not.
-#include "shard_material.h"
+#include "dev/test/shard_material.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>

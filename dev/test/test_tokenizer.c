@@ -1,6 +1,6 @@
 // The tokenizer against a naive merger, hand-cut pieces and recorded encodings, with broken vocabularies refused.
-#include "llmc/tokenizer.h"
-#include "tap.h"
+#include "llmc/text/tokenizer.h"
+#include "dev/test/tap.h"
 #include <jansson.h>
 #include <pthread.h>
 #include <stdlib.h>

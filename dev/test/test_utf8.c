@@ -1,6 +1,6 @@
 // Repair of invalid UTF-8 against recorded decodings.
-#include "llmc/utf8.h"
-#include "tap.h"
+#include "llmc/base/utf8.h"
+#include "dev/test/tap.h"
 #include <stdlib.h>
 #include <string.h>
 

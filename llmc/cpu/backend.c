@@ -1,7 +1,7 @@
 // The CPU as a device: memory is host memory, streams run at once, there are no graphs.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
-#include "llmc/memory.h"
+#include "llmc/base/memory.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

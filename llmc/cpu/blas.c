@@ -1,5 +1,5 @@
 #include "llmc/cpu/blas.h"
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 #ifdef HAVE_OPENBLAS
 #include <dlfcn.h>
 #include <pthread.h>

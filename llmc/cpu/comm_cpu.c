@@ -5,7 +5,7 @@
 // A star is slower than a ring as soon as the network is the limit: rank 0 moves (R - 1) times what a rank of a
 // ring would. The CPU program trains small models on one machine: a reduce-scatter among 4 ranks in chunks of
 // 16 MiB takes 75 ms on two cores (Open MPI 4.1: 375), one of 16 KiB 0.14 ms (0.06).
-#include "llmc/comm_backend.h"
+#include "llmc/dist/comm_backend.h"
 #include <string.h>
 
 const char *comm_one_rank_only(void) { return NULL; }

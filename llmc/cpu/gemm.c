@@ -1,5 +1,5 @@
 #include "llmc/cpu/gemm.h"
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 #include "llmc/cpu/cpu.h"
 #ifdef HAVE_OPENBLAS
 #include "llmc/cpu/blas.h"

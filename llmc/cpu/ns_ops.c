@@ -2,9 +2,9 @@
 //
 // Every product is cut into (matrix, block of rows) items whose size depends on the shape only and which are computed by one
 // thread each: the bits of a result depend neither on the number of threads nor on the batch it came in.
-#include "llmc/ns_ops.h"
-#include "llmc/common.h"
-#include "llmc/floatx.h"
+#include "llmc/ops/ns_ops.h"
+#include "llmc/base/common.h"
+#include "llmc/base/floatx.h"
 #include <math.h>
 #include <string.h>
 #ifdef HAVE_OPENBLAS

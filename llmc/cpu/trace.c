@@ -1,5 +1,5 @@
 // Tracing on the CPU: ops are done when they return, so the clock around them is their time.
-#include "llmc/profile.h"
+#include "llmc/run/profile.h"
 #include <string.h>
 
 static double ms[TRACE_TAGS], begin;

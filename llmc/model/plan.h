@@ -2,7 +2,7 @@
 // its ops and notes which op uses which tensor; offsets follow from the intervals. Two regions: memory of the
 // plan's own, and memory that is lent except while certain ops run.
 #pragma once
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 
 enum { MAX_PLANNED = 1024, OWN = 0, LENT = 1, REGIONS = 2 };
 

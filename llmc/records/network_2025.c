@@ -2,7 +2,7 @@
 // and storage that follow each other take turns, from the last layer to the first, as backward completes
 // their gradients.
 #include "llmc/records/network_2025.h"
-#include "llmc/config.h"
+#include "llmc/run/config.h"
 
 // b = sqrt(3) / 2 / sqrt(d): the deviation is 1 / (2 sqrt(d)).
 #define HALF_SQRT_3 0.8660254037844386

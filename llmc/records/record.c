@@ -1,5 +1,5 @@
 #include "llmc/records/record.h"
-#include "llmc/config.h"
+#include "llmc/run/config.h"
 #include <string.h>
 
 const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18,

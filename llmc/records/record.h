@@ -3,13 +3,13 @@
 //
 //   ParamSpec   a row is a trained tensor, or one for each layer that has the block it belongs to. The rest
 //   follows from the rows:
-//               llmc/params.h    memory, by (storage, sharding, cadence), and the initial values
-//               llmc/optimizer.h batches of equal updates, by (optimizer, shape, constants)
-//               llmc/exchange.h  buckets of communication, by (sharding, first use)
-//               llmc/checkpoint.c walks the rows: weights, state of the optimizer, pending gradients
+//               llmc/model/params.h    memory, by (storage, sharding, cadence), and the initial values
+//               llmc/optim/optimizer.h batches of equal updates, by (optimizer, shape, constants)
+//               llmc/dist/exchange.h  buckets of communication, by (sharding, first use)
+//               llmc/io/checkpoint.c walks the rows: weights, state of the optimizer, pending gradients
 //   LayerSpec   a row is a layer: which blocks it has, and which streams are mixed into the residual stream
 //   before them StageSpec   a row is a stretch of the schedule Record      the tables, and the options that
-//   the preset sets: what a run can override by name is an option (llmc/config.h)
+//   the preset sets: what a run can override by name is an option (llmc/run/config.h)
 //
 // What later records need has its place here; the field comes with the op that reads it:
 //   banks            a row with `matrices` of all layers; a layer then takes matrices by number. Sharded by
@@ -23,7 +23,7 @@
 //   Record gets the steps from which accumulators of a tensor's values are kept, and the final step that
 //   reads them
 #pragma once
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 
 typedef struct Config Config;
 
@@ -135,7 +135,7 @@ enum { MAX_LAYERS = 32 };
 
 // ---- stages -----------------------------------------------------------------------------------------------
 
-// A stretch of the schedule, see llmc/schedule.h; the last row is the extension. A column without any value
+// A stretch of the schedule, see llmc/optim/schedule.h; the last row is the extension. A column without any value
 // is as the options
 // --micro-batch-tokens and --max-document say, the rate 1.
 typedef struct {

@@ -2,7 +2,7 @@
 // a layer that mixes nothing in, heads of width 8, a narrow MLP, two stages of different micro-batches and an
 // extension of a third size.
 #include "llmc/records/record.h"
-#include "llmc/config.h"
+#include "llmc/run/config.h"
 
 enum { LAYERS = 5, LAMBDA = 1, V_LAMBDA = LAMBDA + 2 * LAYERS, SMEAR = V_LAMBDA + 2 * LAYERS, SCALARS = 24 };
 

@@ -1,9 +1,9 @@
 // Interfaces inside the CUDA backend's attention: cuDNN (attention_cudnn.c), sm80 kernels for any GPU and
 // head dimension, sm90 kernels for head dimension 128, and attention.c, which chooses among them and
-// implements llmc/ops.h.
+// implements llmc/ops/ops.h.
 #pragma once
-#include "llmc/common.h"
-#include "llmc/ops.h"
+#include "llmc/base/common.h"
+#include "llmc/ops/ops.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -32,7 +32,7 @@ const char *attention_description(void); // which kernels, and why; static text,
 // ---- one call --------------------------------------------------------------------------------------------
 
 // Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e,
-// as in llmc/ops.h.
+// as in llmc/ops/ops.h.
 typedef struct {
     const floatX *q, *k, *v; // (N, d)
     const floatX *h,

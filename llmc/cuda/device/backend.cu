@@ -5,7 +5,7 @@
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 #include "llmc/cuda/device/self_check.cuh"
 #include "llmc/cuda/device/watchdog.h"
-#include "llmc/memory.h"
+#include "llmc/base/memory.h"
 #include <stdlib.h>
 #include <string.h>
 #include <cublasLt.h>

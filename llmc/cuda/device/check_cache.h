@@ -2,8 +2,8 @@
 // ~/.cache/train_gpt for each GPU and set of checks, which names the program and the driver it passed with.
 // Where there is no such folder, or one of the names is unknown, nothing is remembered.
 #pragma once
-#include "llmc/common.h"
-#include "llmc/ops.h"
+#include "llmc/base/common.h"
+#include "llmc/ops/ops.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

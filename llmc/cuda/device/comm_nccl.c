@@ -3,7 +3,7 @@
 // NCCL is opened at run time and only by a program of several ranks: the library is a quarter of a gigabyte, and one GPU does not
 // need it. Its calls block; what ends a rank whose peer is gone, or whose communicator has failed, is the control channel's watching
 // thread and the launching process.
-#include "llmc/comm_backend.h"
+#include "llmc/dist/comm_backend.h"
 #include "llmc/cuda/device/device.h"
 #include <ctype.h>
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
 // Collectives of the CUDA program built without NCCL: one GPU, and every collective is the identity.
-#include "llmc/comm_backend.h"
+#include "llmc/dist/comm_backend.h"
 #include <string.h>
 
 const char *comm_one_rank_only(void)

@@ -14,10 +14,10 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 extern "C" {
-#include "llmc/common.h" // compiled as C
+#include "llmc/base/common.h" // compiled as C
 }
 #include "llmc/cuda/device/device.h"
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 
 // Ends the program with the error: EXIT_DEVICE when the GPU has failed, and any later call would too.
 __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call, const char *file, int line);

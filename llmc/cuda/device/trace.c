@@ -1,7 +1,7 @@
 // Tracing on the GPU: CUPTI's activity records give the time of every kernel, copy and fill, inside captured graphs too; ids that
 // are pushed around an op tell which ones are its own. The library is opened only when somebody traces. Every op is an NVTX range
 // as well, for tools that show time lines.
-#include "llmc/profile.h"
+#include "llmc/run/profile.h"
 #include <cuda.h>
 #include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>

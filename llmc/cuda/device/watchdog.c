@@ -3,7 +3,7 @@
 //
 // A thread measures how long the host has been waiting without any wait having ended. It sleeps while nobody waits.
 #include "llmc/cuda/device/watchdog.h"
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 #include <errno.h>
 #include <pthread.h>
 #include <time.h>

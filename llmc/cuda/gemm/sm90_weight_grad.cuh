@@ -1,7 +1,7 @@
 // Interface of the sm90 weight-gradient GEMM.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 
 // Call after sm90_gemm_reserve.
 void sm90_weight_grad_reserve(void);

@@ -1,7 +1,7 @@
-// What the CUDA backend offers beside llmc/ns_ops.h: scratch memory for the Newton-Schulz primitives, and
+// What the CUDA backend offers beside llmc/ops/ns_ops.h: scratch memory for the Newton-Schulz primitives, and
 // which path a shape takes.
 #pragma once
-#include "llmc/ns_ops.h"
+#include "llmc/ops/ns_ops.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "llmc/cuda/muon/ns_gpu.h"
-#include "llmc/ns_ops.h"
+#include "llmc/ops/ns_ops.h"
 
 // A batch of products out = alpha a b + beta d, in the three forms that the primitives need.
 enum ProductForm {

@@ -1,0 +1,99 @@
+#include "llmc/io/json_record.h"
+#include "llmc/base/utf8.h"
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct JsonRecord {
+    FILE *f; // writes into text
+    char *text;
+    size_t bytes;
+    bool first; // no member of the open object is written yet
+};
+
+static void put_string(JsonRecord *r, const char *text)
+{
+    size_t bytes, replaced;
+    char *valid = utf8_repair(text, strlen(text), &bytes, &replaced); // paths may be in any encoding
+    json_t *value = json_stringn(valid, bytes);
+    char *quoted = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    if (!quoted)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
+    fputs(quoted, r->f);
+    free(quoted);
+    free(valid);
+    json_decref(value);
+}
+
+static void put_name(JsonRecord *r, const char *name)
+{
+    if (!r->first)
+        fputc(',', r->f);
+    r->first = false;
+    put_string(r, name);
+    fputc(':', r->f);
+}
+
+JsonRecord *json_record(const char *kind)
+{
+    JsonRecord *r = xcalloc(1, sizeof *r);
+    r->f = open_memstream(&r->text, &r->bytes);
+    if (!r->f)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
+    fputc('{', r->f);
+    r->first = true;
+    json_text(r, "event", kind);
+    return r;
+}
+
+void json_text(JsonRecord *r, const char *name, const char *text)
+{
+    put_name(r, name);
+    put_string(r, text);
+}
+
+void json_number(JsonRecord *r, const char *name, double x)
+{
+    char text[40];
+    put_name(r, name);
+    if (!isfinite(x)) {
+        fputs("null", r->f);
+        return;
+    }
+    snprintf(text, sizeof text, "%.0f", fabs(x) < 1e15 ? x : 0); // not 1e+05
+    for (int digits = 1; digits <= 17 && strtod(text, NULL) != x; digits++)
+        snprintf(text, sizeof text, "%.*g", digits, x);
+    fputs(text, r->f);
+}
+
+void json_flag(JsonRecord *r, const char *name, bool on)
+{
+    put_name(r, name);
+    fputs(on ? "true" : "false", r->f);
+}
+
+void json_begin(JsonRecord *r, const char *name)
+{
+    put_name(r, name);
+    fputc('{', r->f);
+    r->first = true;
+}
+
+void json_end(JsonRecord *r)
+{
+    fputc('}', r->f);
+    r->first = false;
+}
+
+char *json_line(JsonRecord *r, size_t *bytes)
+{
+    fputs("}\n", r->f);
+    bool good = !ferror(r->f) && fclose(r->f) == 0;
+    if (!good)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
+    char *text = r->text;
+    *bytes = r->bytes;
+    free(r);
+    return text;
+}

@@ -1,0 +1,117 @@
+// Attention: norm and rotation of q and k, value embeddings, masked softmax, output gate.
+#include "llmc/model/blocks/blocks.h"
+
+static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b)
+{
+    size_t H = (size_t)c->num_heads, n = N * (size_t)c->model_dim;
+    l->h = plan_take(b, n, sizeof(floatX));
+    l->rstd = plan_take(b, N, sizeof(float));
+    l->q = plan_take(b, 3 * n, sizeof(floatX));
+    l->k = l->q + n;
+    l->v_raw = l->q + 2 * n;
+    l->v = backward ? plan_take(b, n, sizeof(floatX)) : l->v_raw;
+    l->yg = plan_take(b, n, sizeof(floatX));
+    l->rstd_q = plan_take(b, N * H, sizeof(float));
+    l->rstd_k = plan_take(b, N * H, sizeof(float));
+    l->lse = plan_take(b, N * H, sizeof(float));
+    if (!backward) return;
+    bool feeds = attention_feeds_qkv();
+    l->dyg = plan_take(b, n, sizeof(floatX));
+    l->dqkv = plan_take(b, 3 * n, sizeof(floatX));
+    l->dq = feeds ? NULL : plan_take(b, n, sizeof(floatX));
+    l->dk = feeds ? NULL : plan_take(b, n, sizeof(floatX));
+    l->dv = plan_take(b, n, sizeof(floatX));
+    l->dgate = plan_take(b, N * H, sizeof(float));
+}
+
+static int window_of(const LayerSpec *layer, const AttentionSetting *at)
+{
+    return layer->long_window ? at->window_long : at->window_short;
+}
+
+static void forward(const Pass *p, int i, floatX *out)
+{
+    const Model *m = p->m;
+    Acts *a = p->a;
+    const DeviceBatch *b = p->b;
+    const AttentionSetting *at = p->at;
+    Stream s = p->s;
+    const Config *c = m->config;
+    int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
+    const LayerSpec *spec = &m->record->layers[i];
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    if (pass_runs(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, l->h)))
+        qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens,
+                            w.lambda, at->cos, at->sin, N, H, e);
+    if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
+        attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale,
+                          window_of(spec, at), N, H, e);
+    if (pass_runs(a, USES(out, l->yg, l->x)))
+        matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
+}
+
+// Leaves the gradient of the gates in l->dgate, which the mix of the layer carries on to h.
+static void backward(const Pass *p, int i)
+{
+    const Model *m = p->m;
+    Acts *a = p->a;
+    const DeviceBatch *b = p->b;
+    const AttentionSetting *at = p->at;
+    Stream s = p->s;
+    bool fresh = p->place & FIRST_OF_STEP;
+    const Config *c = m->config;
+    int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
+    int64_t square = (int64_t)d * d;
+    const LayerSpec *spec = &m->record->layers[i];
+    LayerParams w = layer_params(m, i);
+    LayerActs *l = &a->layer[i];
+    if (pass_runs(a, USES(l->dyg, a->dx)))
+        matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
+    bool value_embed = m->layer[i].value_embed;
+    floatX *dv = l->dk || value_embed ? l->dv : NULL; // does anybody read it?
+    QkvBackward next = {.dqkv = l->dqkv,
+                        .dlambda = w.dlambda,
+                        .dq = l->dq,
+                        .dk = l->dk,
+                        .dv = dv,
+                        .q = l->q,
+                        .k = l->k,
+                        .rstd_q = l->rstd_q,
+                        .rstd_k = l->rstd_k,
+                        .v_raw = l->v_raw,
+                        .value_embed = w.value_embed,
+                        .tokens = b->tokens,
+                        .lambda = w.lambda,
+                        .cos = at->cos,
+                        .sin = at->sin};
+    // Where it feeds the next op, it writes to that one's result.
+    if (pass_runs(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v,
+                     l->h, l->dq ? NULL : l->dqkv)))
+        attention_backward(s,
+                           &(AttentionBackward){.dq = l->dq,
+                                                .dk = l->dk,
+                                                .dv = dv,
+                                                .dgate = l->dgate,
+                                                .dgate_w = w.dgate,
+                                                .dyg = l->dyg,
+                                                .yg = l->yg,
+                                                .lse = l->lse,
+                                                .q = l->q,
+                                                .k = l->k,
+                                                .v = l->v,
+                                                .h = l->h,
+                                                .gate_w = w.gate,
+                                                .next = &next},
+                           b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
+    if (value_embed && pass_runs(a, USES(l->dv)))
+        embedding_grad(s, w.dvalue_embed, l->dv, w.lambda + 1, &b->rows, N, d);
+    if (pass_runs(a, USES(l->dqkv, l->dq, l->dk, dv, l->q, l->rstd_q, l->rstd_k)))
+        qkv_backward(s, &next, N, H, e);
+    WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
+                          {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
+    if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg))) matmul_weight_grads(s, grads, 2, N);
+    if (pass_runs(a, USES(a->dh, l->dqkv))) matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
+}
+
+const Block attention_block = {plan, forward, backward};

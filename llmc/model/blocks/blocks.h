@@ -1,0 +1,43 @@
+// What a layer is made of. A block takes its tensors from the plan and runs its ops forward and backward;
+// what enters and leaves it is the residual stream within the layer, and its gradient.
+#pragma once
+#include "llmc/model/model.h"
+
+// One micro-batch on its way through the model.
+typedef struct {
+    const Model *m;
+    Acts *a;
+    const DeviceBatch *b;
+    const AttentionSetting *at;
+    int place; // FIRST_OF_STEP, LAST_OF_STEP
+    Stream s;
+} Pass;
+
+typedef struct {
+    // The tensors of a layer of N tokens; those of its gradients when there is a backward.
+    void (*plan)(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b);
+    // From its normalised input, and the stream l->x, to out, which may be l->x.
+    void (*forward)(const Pass *p, int layer, floatX *out);
+    // From a->dx, the gradient of the stream behind it, to a->dh, that of its normalised input.
+    void (*backward)(const Pass *p, int layer);
+} Block;
+extern const Block attention_block, mlp_block;
+
+// Whether the op that follows is to be run, and not only noted; the tensors are those of Acts that it uses.
+bool pass_runs(const Acts *a, const void *const *tensors, int count);
+#define USES(...) \
+    (const void *const[]){__VA_ARGS__}, sizeof((const void *const[]){__VA_ARGS__}) / sizeof(void *)
+
+typedef struct {
+    const floatX *qkvo, *fc, *proj, *gate;
+    float *dqkvo, *dfc, *dproj, *dgate;
+    const floatX *value_embed;
+    float *dvalue_embed;
+    const float *lambda; // factors of v and of the value embedding (2)
+    float *dlambda;
+} LayerParams;
+LayerParams layer_params(const Model *m, int layer);
+
+// Without memory, as while a plan is made, parts of tensors are NULL too.
+static inline float *part(float *x, int64_t i) { return x ? x + i : NULL; }
+static inline const floatX *part_x(const floatX *x, int64_t i) { return x ? x + i : NULL; }

@@ -1,0 +1,367 @@
+#include "llmc/model/blocks/blocks.h"
+#include <stdlib.h>
+#include <string.h>
+
+static void find_params(Model *m)
+{
+    const Params *p = &m->params;
+    m->embed = params_of(p, ROLE_EMBED, 0);
+    m->smear_gate = params_of(p, ROLE_SMEAR_GATE, 0);
+    m->head = params_of(p, ROLE_HEAD, 0);
+    m->scalars = params_of(p, ROLE_SCALARS, 0);
+    for (int i = 0; i < m->record->num_layers; i++) {
+        m->layer[i].qkvo = params_of(p, ROLE_QKVO, i);
+        m->layer[i].gate = params_of(p, ROLE_ATTENTION_GATE, i);
+        m->layer[i].up = params_of(p, ROLE_MLP_UP, i);
+        m->layer[i].down = params_of(p, ROLE_MLP_DOWN, i);
+        m->layer[i].value_embed = params_of(p, ROLE_VALUE_EMBED, m->record->layers[i].value_embed - 1);
+    }
+}
+
+static bool is_empty(const Model *m, int i)
+{
+    return i < m->record->num_layers && !m->record->layers[i].attention && !m->record->layers[i].mlp;
+}
+
+static void compile_mix(Model *m, int i)
+{
+    const MixTerm *terms = i < m->record->num_layers ? m->record->layers[i].mix : m->record->output;
+    int n = record_mix_terms(terms);
+    m->mix[i] =
+        (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
+    for (int k = 0; k < 3; k++) m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
+    if (n || is_empty(m, i)) return;
+    m->mix[i] =
+        (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
+    m->terms[3 * i].factor = 1;
+}
+
+static bool read_above(const Model *m,
+                       int i) // whether a mix above has this one's second stream as its second, too
+{
+    for (int k = i + 1; k <= m->record->num_layers; k++) {
+        if (m->mix[k].terms && m->mix[k].second == m->mix[i].second) return true;
+    }
+    return false;
+}
+
+void model_describe(Model *m, const Config *c)
+{
+    memset(m, 0, sizeof *m);
+    m->config = c;
+    params_describe(&m->params, c);
+    m->record = m->params.record;
+    find_params(m);
+    for (int i = 0; i <= m->record->num_layers; i++) compile_mix(m, i);
+    for (int i = 0; i <= m->record->num_layers; i++) m->mix[i].first_reader = !read_above(m, i);
+}
+
+void model_allocate(Model *m, bool training)
+{
+    const Config *c = m->config;
+    size_t w8 = c->head == HEAD_FP8 ? head_weight_bytes(HEAD_FP8, config_vocab_padded(c), c->model_dim) : 0;
+    params_allocate(&m->params, training);
+    if (w8) m->head_w8 = device_alloc(w8, "parameters: quantised head");
+}
+
+void model_free(Model *m)
+{
+    params_free(&m->params);
+    if (m->head_w8) device_free(m->head_w8);
+}
+
+// ---- activations ------------------------------------------------------------------------------------------
+
+static bool is_kept(const Model *m, int stream) // read again by a mix
+{
+    bool kept = false;
+    for (int i = 0; i <= m->record->num_layers; i++)
+        kept |= m->mix[i].terms && (m->mix[i].second == stream || m->mix[i].third == stream);
+    return kept;
+}
+
+static void take_layer(Acts *a, const Model *m, int i, PlanArena *b)
+{
+    LayerActs *l = &a->layer[i];
+    size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim;
+    if (is_empty(m, i)) {
+        a->out[i] = i ? a->out[i - 1] : a->x0;
+        return;
+    }
+    a->out[i] = plan_take(b, n, sizeof(floatX));
+    l->x = plan_take(b, n, sizeof(floatX));
+    if (m->layer[i].qkvo) attention_block.plan(l, m->config, N, a->backward, b);
+    if (m->layer[i].up) mlp_block.plan(l, m->config, N, a->backward, b);
+    if (a->backward && is_kept(m, i)) a->dstream[i] = plan_take(b, n, sizeof(floatX));
+}
+
+static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanArena *b)
+{
+    int L = m->record->num_layers;
+    size_t N = (size_t)tokens, n = N * (size_t)m->config->model_dim, coefficients = (size_t)(L + 1) * 3;
+    *a = (Acts){.tokens = tokens, .backward = backward};
+    a->coef = plan_take_pinned(b, coefficients, sizeof(float));
+    if (backward)
+        a->dcoef = plan_take_pinned(b, coefficients, sizeof(float));
+    else
+        a->sum = plan_take_pinned(b, 1, sizeof(float));
+    a->x0 = plan_take(b, n, sizeof(floatX));
+    a->rstd0 = plan_take(b, N, sizeof(float));
+    a->rstd_f = plan_take(b, N, sizeof(float));
+    for (int i = 0; i < L; i++) take_layer(a, m, i, b);
+    a->xf = plan_take(b, n, sizeof(floatX));
+    if (!backward) return;
+    a->dh = plan_take(b, n, sizeof(floatX));
+    a->dx = plan_take(b, n, sizeof(floatX));
+    a->dx0 = plan_take(b, n, sizeof(floatX));
+}
+
+bool pass_runs(const Acts *a, const void *const *tensors, int count)
+{
+    if (a->planning)
+        plan_op(a->planning, tensors, count);
+    else if (a->spoiled)
+        plan_spoil_dead(a->spoiled, a->spoiled_base);
+    return !a->planning;
+}
+void acts_plan(Plan *plan, const Model *m, int N, bool backward)
+{
+    Acts a;
+    plan_begin(plan);
+    take_all(&a, m, N, backward, &(PlanArena){.plan = plan});
+    a.planning = plan;
+    DeviceBatch b = {.N = N};
+    AttentionSetting at = {0};
+    if (backward) {
+        model_train_batch((Model *)m, &a, &b, &at, NULL, 0, NULL);
+    } else {
+        model_eval_batch((Model *)m, &a, &b, &at, 0, N, NULL, NULL);
+    }
+    plan_place(plan);
+}
+
+size_t acts_bytes(const Model *m, int N, bool backward, size_t *lent_bytes)
+{
+    Plan *plan = xcalloc(1, sizeof *plan);
+    acts_plan(plan, m, N, backward);
+    size_t own = plan->size[OWN];
+    *lent_bytes = plan->size[LENT];
+    free(plan);
+    return own;
+}
+
+void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base, void *lent)
+{
+    take_all(a, m, N, backward, &(PlanArena){.plan = plan, .base = {base, lent}});
+}
+
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *lent)
+{
+    Plan *plan = xcalloc(1, sizeof *plan);
+    acts_plan(plan, m, N, backward);
+    acts_follow(a, m, N, backward, plan, base, lent);
+    free(plan);
+}
+
+// ---- parameters of a layer --------------------------------------------------------------------------------
+
+static float *scalar(const Model *m, int i) { return part(param_data(&m->params, m->scalars), i); }
+
+static float *scalar_grad(const Model *m, int i) { return part(param_grad(&m->params, m->scalars), i); }
+
+LayerParams layer_params(const Model *m, int i)
+{
+    const Params *p = &m->params;
+    LayerParams l = {0};
+    struct {
+        const Param *a;
+        const floatX **w;
+        float **dw;
+    } rows[] = {
+        {m->layer[i].qkvo, &l.qkvo, &l.dqkvo},
+        {m->layer[i].up, &l.fc, &l.dfc},
+        {m->layer[i].down, &l.proj, &l.dproj},
+        {m->layer[i].gate, &l.gate, &l.dgate},
+        {m->layer[i].value_embed, &l.value_embed, &l.dvalue_embed},
+    };
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        if (!rows[k].a) continue;
+        *rows[k].w = param_weight(p, rows[k].a);
+        *rows[k].dw = param_grad(p, rows[k].a);
+    }
+    l.lambda = scalar(m, m->record->layers[i].v_lambdas);
+    l.dlambda = scalar_grad(m, m->record->layers[i].v_lambdas);
+    return l;
+}
+
+static const floatX *stream_of(const Acts *a, int i) { return i < 0 ? a->x0 : a->out[i]; }
+
+// The layer whose output enters layer i; EMBEDDED: there is none.
+static int layer_below(const Model *m, int i)
+{
+    do i--;
+    while (i >= 0 && is_empty(m, i));
+    return i >= 0 ? i : EMBEDDED;
+}
+
+// ---- forward ----------------------------------------------------------------------------------------------
+
+static void layer_forward(const Pass *p, int i)
+{
+    const Model *m = p->m;
+    Acts *a = p->a;
+    int N = p->b->N, d = m->config->model_dim;
+    Stream s = p->s;
+    LayerActs *l = &a->layer[i];
+    const Mix *mix = &m->mix[i];
+    bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    floatX *h = attention ? l->h : l->h2;
+    float *rstd = attention ? l->rstd : l->rstd2;
+    const floatX *below = stream_of(a, layer_below(m, i)), *second = stream_of(a, mix->second),
+                 *third = mix->third == NONE ? NULL : a->out[mix->third];
+    if (pass_runs(a, USES(l->x, h, rstd, below, second, third)))
+        mix_rmsnorm_forward(s, l->x, h, rstd, below, second, third, a->coef + 3 * i, N, d);
+    if (attention) attention_block.forward(p, i, mlp ? l->x : a->out[i]);
+    if (attention && mlp && pass_runs(a, USES(l->h2, l->rstd2, l->x)))
+        rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
+    if (mlp) mlp_block.forward(p, i, a->out[i]);
+}
+
+void model_prepare(Model *m, Acts *a, Stream s)
+{
+    int count = (m->record->num_layers + 1) * 3;
+    coefficients_forward(s, a->coef, scalar(m, 0), m->terms, count);
+    if (a->backward)
+        device_zero(s, a->dcoef, (size_t)count * sizeof(float)); // a validation may have used its memory
+}
+
+static void stage_needed(const Model *m, int place, int stage, Stream s)
+{
+    if (place & FIRST_OF_STEP && m->hooks.needed) m->hooks.needed(m->hooks.context, stage, s);
+}
+
+static void stage_done(const Model *m, int place, int stage, Stream s)
+{
+    if (place & LAST_OF_STEP && m->hooks.done) m->hooks.done(m->hooks.context, stage, s);
+}
+
+static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
+{
+    const Params *p = &m->params;
+    int d = m->config->model_dim, L = m->record->num_layers;
+    assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
+    stage_needed(m, place, 0, s);
+    if (pass_runs(a, USES(a->x0, a->rstd0)))
+        embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed),
+                      param_weight(p, m->smear_gate), scalar(m, m->record->smear_lambda), b->N, d);
+    for (int i = 0; i < L; i++) {
+        stage_needed(m, place, 1 + i, s);
+        if (!is_empty(m, i)) layer_forward(&(Pass){m, a, b, at, place, s}, i);
+    }
+    const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
+                 *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
+    if (pass_runs(a, USES(a->xf, a->rstd_f, below, second, third)))
+        mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L, b->N, d);
+}
+
+void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
+{
+    forward(m, a, b, at, 0, s);
+}
+
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first,
+                      int count, float *loss, Stream s)
+{
+    int d = m->config->model_dim;
+    model_forward(m, a, b, at, s);
+    if (!pass_runs(a, USES(a->xf))) return;
+    head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first,
+                   count, d, config_vocab_padded(m->config));
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------
+
+// Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there
+// is no gate.
+static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const float *rstd,
+                         const float *dgate, int N, Stream s)
+{
+    const Mix *mix = &m->mix[i];
+    int below = layer_below(m, i), L = m->record->num_layers;
+    floatX *dsecond = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
+           *dthird = mix->third == NONE ? NULL : a->dstream[mix->third];
+    const floatX *added = i < L && below != EMBEDDED ? a->dstream[below] : NULL;
+    if (!pass_runs(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below),
+                      stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], dgate)))
+        return;
+    mix_rmsnorm_backward(s,
+                         &(MixBackward){.dx = a->dx,
+                                        .dx0 = dsecond,
+                                        .accumulate_dx0 = !mix->first_reader,
+                                        .dskip = dthird,
+                                        .dcoef = a->dcoef + 3 * i,
+                                        .dx_out = i < L ? a->dx : NULL,
+                                        .dh = a->dh,
+                                        .dx_add = added,
+                                        .h = h,
+                                        .rstd = rstd,
+                                        .x = stream_of(a, below),
+                                        .x0 = stream_of(a, mix->second),
+                                        .skip = mix->third == NONE ? NULL : a->out[mix->third],
+                                        .coef = a->coef + 3 * i,
+                                        .dgate = dgate,
+                                        .gate_w = dgate ? param_weight(&m->params, m->layer[i].gate) : NULL,
+                                        .heads = m->config->num_heads},
+                         N, m->config->model_dim);
+}
+
+static void layer_backward(const Pass *p, int i)
+{
+    const Model *m = p->m;
+    Acts *a = p->a;
+    LayerActs *l = &a->layer[i];
+    bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    if (mlp) mlp_block.backward(p, i);
+    if (attention && mlp && pass_runs(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
+        rmsnorm_backward(p->s, a->dx, a->dh, l->h2, l->rstd2, p->b->N, m->config->model_dim);
+    if (attention) attention_block.backward(p, i);
+    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2,
+                 attention ? l->dgate : NULL, p->b->N, p->s);
+}
+
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss,
+                       int place, Stream s)
+{
+    const Config *c = m->config;
+    const Params *p = &m->params;
+    int N = b->N, d = c->model_dim, L = m->record->num_layers, Vp = config_vocab_padded(c),
+        smear = m->record->smear_lambda;
+    const floatX *head = param_weight(p, m->head);
+    forward(m, a, b, at, place, s);
+    stage_needed(m, place, L + 1, s);
+    if (a->planning) plan_busy(a->planning);
+    if (pass_runs(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP)
+        head_quantize(s, m->head_w8, head, Vp, d);
+    if (a->planning) plan_busy(a->planning);
+    if (pass_runs(a, USES(a->dh, a->xf)))
+        head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8,
+                        b->targets, N, d, Vp);
+    mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
+    stage_done(m, place, L + 1, s);
+    for (int i = L - 1; i >= 0; i--) {
+        if (!is_empty(m, i)) layer_backward(&(Pass){m, a, b, at, place, s}, i);
+        stage_done(m, place, 1 + i, s);
+    }
+    if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
+        embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0,
+                       a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
+                       scalar(m, smear), N, d);
+    if (pass_runs(a, USES(a->dh))) embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
+    stage_done(m, place, 0, s);
+}
+
+void model_finish_gradients(Model *m, Acts *a, Stream s)
+{
+    coefficients_backward(s, scalar_grad(m, 0), a->dcoef, scalar(m, 0), m->terms,
+                          (m->record->num_layers + 1) * 3);
+}

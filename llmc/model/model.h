@@ -1,0 +1,113 @@
+// The network: activations of one packed sequence, forward and backward as lists of ops.
+// Source of the formulas: the speedrun GPT (track 1), as each op in ops.h states them.
+#pragma once
+#include "llmc/data/dataloader.h"
+#include "llmc/model/plan.h"
+#include "llmc/model/params.h"
+#include "llmc/optim/schedule.h"
+
+// What one layer works with. (N, d) floatX and (N) or (N, H) fp32; post is (N, F). Memory lies where the plan
+// puts it; what no op uses is NULL.
+typedef struct {
+    floatX *x;             // residual stream within the layer
+    floatX *h;             // input of attention
+    floatX *q, *k, *v_raw; // three planes of one product; q and k are normalised and rotated in place
+    floatX *v, *yg;        // mixed values, v_raw itself without a backward; gated output of attention
+    floatX *h2, *post;     // input of the MLP, relu(h2 c_fc)^2
+    float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
+    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // gradients; dq, dk: NULL where attention_feeds_qkv()
+    float *dgate;
+} LayerActs;
+
+typedef struct {
+    int tokens; // N
+    bool backward;
+    Plan *planning; // while the plan is made: ops are noted and not run; else NULL
+    Plan *spoiled;  // tests: see plan_spoil_dead; else NULL
+    char *spoiled_base;
+    floatX *x0, *xf; // normed embedding, normed output
+    float *rstd0, *rstd_f;
+    floatX *out[MAX_LAYERS]; // residual stream after each layer; of one without blocks what it was before
+    LayerActs layer[MAX_LAYERS];
+    float *coef;                 // (L+1, 3): weights of the residual mixes, those of the output last
+    float *sum;                  // (1) for the caller's use in a forward-only pass
+    floatX *dx, *dx0, *dh;       // gradients, when there is a backward
+    floatX *dstream[MAX_LAYERS]; // gradient that out[i] gets from mixes
+    float *dcoef;
+} Acts;
+
+// A batch on the device; points into one block.
+typedef struct {
+    int N;
+    const int32_t *tokens, *targets; // (N)
+    TokenRows rows;
+    const int32_t *table; // attention table
+    int slots;
+} DeviceBatch;
+
+typedef struct {
+    int window_short, window_long; // tokens
+    float scale;
+    const floatX *cos, *sin; // (positions, e/4)
+} AttentionSetting;
+
+// Where the communication of a step attaches itself. Stages: 0 the embedding, 1 + i layer i, then the head.
+// NULL: nobody does.
+typedef struct {
+    void *context;
+    void (*needed)(void *context, int stage,
+                   Stream s); // before the first op of a step that uses the stage's weights
+    void (*done)(void *context, int stage,
+                 Stream s); // after the last op of a step that adds to the stage's gradients
+} StageHooks;
+// Which micro-batch of a step it is.
+enum { FIRST_OF_STEP = 1, LAST_OF_STEP = 2 };
+
+// A mix of the record, as the op takes it: the running stream, a second one, and a third or none.
+typedef struct {
+    int terms;         // 0: nothing is mixed in
+    int second, third; // streams; third NONE: there is none
+    bool first_reader; // in backward, which begins the sum of the second stream's gradient
+} Mix;
+
+typedef struct {
+    const Config *config;
+    const Record *record;
+    Params params;
+    // The parameters by what reads them; NULL where a layer has no such block.
+    const Param *embed, *smear_gate, *head, *scalars;
+    struct {
+        const Param *qkvo, *gate, *up, *down, *value_embed;
+    } layer[MAX_LAYERS];
+    Mix mix[MAX_LAYERS + 1];                 // the output's last
+    Coefficient terms[(MAX_LAYERS + 1) * 3]; // what coef is made from
+    StageHooks hooks;
+    void *head_w8; // quantised head, NULL in HEAD_BF16
+} Model;
+
+void model_describe(Model *m, const Config *c);
+void model_allocate(Model *m, bool training); // training: with gradients
+void model_free(Model *m);
+
+// Bytes of an Acts for N tokens; acts_place points it into `base`, and what does not fit there and is dead
+// while the head runs into `lent`, memory that the head's ops may use.
+size_t acts_bytes(const Model *m, int N, bool backward, size_t *lent_bytes);
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *lent);
+// The two halves of acts_place, for those who look at the plan in between.
+void acts_plan(Plan *plan, const Model *m, int N, bool backward);
+void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base, void *lent);
+
+// Once a step, after the scalars have changed: what is derived from them alone.
+void model_prepare(Model *m, Acts *a, Stream s);
+// Up to xf.
+void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s);
+// Loss (1) fp32 device: the sum over the tokens. Forward, backward; gradients are added to the params'
+// gradient arenas. place: FIRST_OF_STEP (weights are new: the head is quantised again; gradients of matrices
+// begin anew, whatever is there), LAST_OF_STEP, both, or 0.
+void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss,
+                       int place, Stream s);
+// After the last micro-batch of a step: gradients of what model_prepare derived.
+void model_finish_gradients(Model *m, Acts *a, Stream s);
+// Loss of a forward-only pass with the plain head: the sum over `count` tokens from `first` on.
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first,
+                      int count, float *loss, Stream s);

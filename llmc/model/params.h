@@ -1,0 +1,81 @@
+// The parameters: the rows of the record's table (llmc/records/record.h) made out for a run, and the memory
+// that holds them.
+//
+// Parameters of one (storage, sharding, cadence of updates) share a pool, a stretch of memory with gradients
+// beside it. Of tensors that are dealt out whole (SHARD_TENSORS) a pool takes those of one size: its slots.
+// Slots stand in the order in which backward completes their gradients, padded to groups of 8: rank r owns
+// 8/R of each group, so a group can be reduced in place as soon as it is complete. The fp32 weights of slots
+// that a rank does not own are stale there; the rounded copy, which products read, is complete on all ranks.
+// Gradients of the replicated pools follow one another, those that are used most often first: at any step
+// what is summed over the ranks is one stretch.
+#pragma once
+#include "llmc/run/config.h"
+#include "llmc/records/record.h"
+
+enum { SLOT_GROUP = 8, MAX_PARAMS = 256, MAX_POOLS = 8 };
+
+typedef struct {
+    const ParamSpec *spec;
+    int rule;      // its row in the record, which is its update rule in StepParams
+    char name[48]; // as in the public checkpoint layout
+    int layer;     // -1: not of a layer
+    int number;    // within its row: the layer, or 0, 1, ...
+    int stage;     // the lowest that uses it, see exchange.h
+    int64_t rows, cols;
+    int pool;
+    int64_t offset; // elements from the start of the pool
+} Param;
+
+typedef struct {
+    Storage storage;
+    Sharding sharding;
+    int every;    // updated every so many steps
+    int64_t slot; // SHARD_TENSORS: elements of a slot; else 0
+    int64_t size; // elements, padding included
+    // Device memory, owned by Params.
+    void *values;    // (size) fp32, or floatX when STORE_HALF
+    floatX *rounded; // (size), STORE_MASTER; else NULL
+    float *grad;     // (size); NULL unless training
+} ParamPool;
+
+typedef struct {
+    const Record *record; // whose tables these are
+    Param list[MAX_PARAMS];
+    int count;
+    ParamPool pools[MAX_POOLS];
+    int num_pools;
+    void *value_memory, *gradient_memory; // device, owned here
+    float *small_grad;                    // where the gradients of the replicated pools begin; not owned
+} Params;
+
+// Builds the table only, no memory: shapes and offsets for this config.
+void params_describe(Params *p, const Config *c);
+// And the memory; gradients only when training, else NULL.
+void params_allocate(Params *p, bool training);
+void params_free(Params *p);
+// Random initial weights, the same for the same seed on every machine, backend and number of ranks. Fills the
+// rounded copies too.
+void params_init(Params *p, const Config *c, Stream s);
+void params_round(const Params *p, Stream s); // the rounded copies, from complete fp32 weights
+void params_zero_gradients(const Params *p, Stream s);
+const Param *params_find(const Params *p, const char *name);
+const Param *params_of(const Params *p, Role role, int number); // NULL: there is none
+int64_t params_total(const Params *p); // number of trained values, as the public counts have it
+
+static inline int64_t param_elements(const Param *a) { return a->rows * a->cols; }
+// Whether step t updates tensors with this cadence; t from -1.
+static inline bool update_is_due(int every, int t) { return (t + 1) % every == 0; }
+// Steps after which the same tensors are updated again.
+int update_cycle(const Params *p);
+// Gradients of the replicated pools that step t uses: the first so many elements from small_grad on.
+int64_t params_small_count(const Params *p, int t);
+
+// A parameter's place on the device; NULL before params_allocate.
+void *param_data(const Params *p, const Param *a);           // as it is stored
+size_t param_element_size(const Param *a);                   // of that
+const floatX *param_weight(const Params *p, const Param *a); // as ops read it: floatX, rounded if need be
+float *param_grad(const Params *p, const Param *a);          // fp32
+
+// What `given` elements of a vector in a file do not cover, and all else that is the same at every start.
+// host: (elements), out
+void param_init_runs(const Param *a, const Config *c, float *host);

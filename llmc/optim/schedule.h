@@ -1,0 +1,55 @@
+// What changes with the step: learning rates, momentum, attention windows, and with the windows rope and
+// attention scale (YaRN).
+#pragma once
+#include "llmc/run/config.h"
+
+// A stretch of steps that have one size and one window. The scheduled steps are shared evenly among as many
+// stages as
+// --window-schedule has windows: of n stages and s steps stage k begins at k s / n, rounded up or to the
+// nearest whole number
+// (--stage-starts). The extension steps are the last stage. The other lists have an entry for each of the n
+// stages, and one more when the extension's differs from the last one.
+typedef struct {
+    int index;
+    int end; // the step at which the next one begins; of the last one the number of steps
+    int micro_batch_tokens, max_document;
+    int window;  // long window, blocks
+    double rate; // the highest factor on all learning rates
+} Stage;
+Stage schedule_stage(const Config *c, int t); // of step t; beyond the last step the last stage
+int schedule_most_tokens(const Config *c);    // largest micro-batch of all stages
+bool schedule_sizes_differ(
+    const Config *c); // whether stages have micro-batches or documents of several sizes
+bool schedule_check(const Config *c, Error *e);
+// What differs between the stages, a line for the log, owned by the caller.
+char *schedule_describe(const Config *c);
+
+// Factor on all learning rates at step t: the stage's rate, falling linearly to rate_floor over the last
+// `cooldown` share of the scheduled steps, flat in the extension steps.
+double schedule_lr_factor(const Config *c, int t);
+// NorMuon momentum at step t.
+double schedule_momentum(const Config *c, int t);
+// Long window in blocks for the training step t (t < total), and for a validation before step t; `final`: the
+// last validation.
+int schedule_window(const Config *c, int t);
+// The scalars of step t for the optimizer ops; of each row of the record's parameters, as if the step updated
+// it.
+StepParams schedule_step_params(const Config *c, int t);
+
+// Rope frequencies and attention scale, which follow the long window.
+enum { MAX_FREQUENCIES = 256 };
+typedef struct {
+    int window;                       // long window the frequencies are made for, in blocks
+    int count;                        // frequencies: head width / 4
+    float frequency[MAX_FREQUENCIES]; // radians per position
+    double scale;                     // of the attention scores
+} Rope;
+
+void rope_start(Rope *r, const Config *c); // the first window's
+// Moves to the long window `window` (blocks); true when that changed the frequencies, so that the tables must
+// be rebuilt.
+bool rope_follow_window(Rope *r, const Config *c, int window);
+
+// Windows in tokens: query i sees key j when i - j <= this.
+static inline int window_long_tokens(const Config *c, int window) { return c->block_size * window; }
+static inline int window_short_tokens(const Config *c, int window) { return c->block_size * (window / 2); }

@@ -1,0 +1,7 @@
+// Options of a run that goes on: those of its checkpoint, with those of the command line over them.
+#pragma once
+#include "llmc/run/config.h"
+
+// config_parse, and for --resume: finds the checkpoint (checkpoint_find; c->resume then names its file) and
+// takes the options that it holds. False with a line; *status is then the exit status.
+bool resume_parse(Config *c, int argc, char **argv, int *status, Error *e);

@@ -1,0 +1,300 @@
+#include "llmc/text/text_source.h"
+#include "llmc/text/tokenizer.h"
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { CHUNK = 1 << 20 };
+
+// ---- which files ---------------------------------------------------------------------------------------------------------
+
+const char *text_file_name(const TextFile *file) { return strcmp(file->path, "-") ? file->path : "standard input"; }
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && !strcmp(s + n - m, end);
+}
+
+static void add_file(TextFileList *list, const char *path, TextFormat format, int64_t size)
+{
+    if (list->count == list->capacity) {
+        list->capacity = 2 * list->capacity + 16;
+        list->files = xrealloc(list->files, list->capacity, sizeof *list->files);
+    }
+    bool jsonl =
+        format == FORMAT_JSONL || (format == FORMAT_BY_NAME && (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")));
+    list->files[list->count++] = (TextFile){xstrdup(path), jsonl, size};
+}
+
+static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+// Names in a folder but those with a leading dot, sorted; malloc'd, each name too. NULL with a message on failure.
+static char **folder_names(const char *folder, size_t *count, Error *e)
+{
+    DIR *d = opendir(folder);
+    if (!d) {
+        error_set(e, "cannot read the folder %s: %s", folder, strerror(errno));
+        return NULL;
+    }
+    size_t capacity = 16;
+    char **names = xcalloc(capacity, sizeof *names);
+    *count = 0;
+    for (struct dirent *entry; (entry = readdir(d));) {
+        if (entry->d_name[0] == '.') continue;
+        if (*count == capacity) names = xrealloc(names, capacity *= 2, sizeof *names);
+        names[(*count)++] = xstrdup(entry->d_name);
+    }
+    closedir(d);
+    qsort(names, *count, sizeof *names, by_bytes);
+    return names;
+}
+
+static bool add_folder(TextFileList *list, const char *folder, TextFormat format, Error *e)
+{
+    size_t count;
+    char **names = folder_names(folder, &count, e);
+    if (!names) return false;
+    bool good = true;
+    for (size_t i = 0; i < count; i++) {
+        char *path = format_string("%s%s%s", folder, ends_with(folder, "/") ? "" : "/", names[i]);
+        struct stat link, s;
+        if (!good || lstat(path, &link) || stat(path, &s)) { // a dangling link is no input
+        } else if (S_ISDIR(link.st_mode)) {
+            good = add_folder(list, path, format, e);
+        } else if (S_ISREG(s.st_mode)) {
+            add_file(list, path, format, s.st_size);
+        }
+        free(path);
+        free(names[i]);
+    }
+    free(names);
+    return good;
+}
+
+bool text_files_add(TextFileList *list, const char *path, TextFormat format, Error *e)
+{
+    struct stat s;
+    size_t before = list->count;
+    if (!strcmp(path, "-")) {
+        add_file(list, path, format, -1);
+        return true;
+    }
+    if (stat(path, &s)) return error_set(e, "cannot read the input %s: %s", path, strerror(errno));
+    if (S_ISREG(s.st_mode)) {
+        add_file(list, path, format, s.st_size);
+        return true;
+    }
+    if (!S_ISDIR(s.st_mode))
+        return error_set(e, "the input %s is no regular file; pipe it in and give \"-\"", path);
+    if (!add_folder(list, path, format, e)) return false;
+    return list->count > before ? true : error_set(e, "the input folder %s holds no files", path);
+}
+
+void text_files_free(TextFileList *list)
+{
+    for (size_t i = 0; i < list->count; i++) free(list->files[i].path);
+    free(list->files);
+    *list = (TextFileList){0};
+}
+
+// ---- chunks --------------------------------------------------------------------------------------------------------------
+
+struct TextReader {
+    const TextFileList *list;
+    size_t next_file; // the open file is the one before
+    int fd;           // -1: none open
+    bool file_begins, file_ends;
+    int64_t line;
+    char *kept; // bytes read beyond the last chunk's end
+    size_t kept_len, kept_capacity;
+};
+
+TextReader *text_reader_create(const TextFileList *list)
+{
+    TextReader *r = xcalloc(1, sizeof *r);
+    r->list = list;
+    r->fd = -1;
+    return r;
+}
+
+static void close_file(TextReader *r)
+{
+    if (r->fd > STDIN_FILENO) close(r->fd);
+    r->fd = -1;
+}
+
+void text_reader_free(TextReader *r)
+{
+    if (!r) return;
+    close_file(r);
+    free(r->kept);
+    free(r);
+}
+
+static bool open_next(TextReader *r, Error *e)
+{
+    const TextFile *file = &r->list->files[r->next_file++];
+    int64_t bytes;
+    r->fd = strcmp(file->path, "-") ? open_regular("the input", file->path, &bytes, e) : STDIN_FILENO;
+    r->file_begins = true;
+    r->file_ends = false;
+    r->line = 1;
+    return r->fd >= 0;
+}
+
+static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Where the bytes [from, len) allow the chunk to end: after that many bytes; 0 when nowhere.
+static size_t chunk_end(const TextChunk *c, size_t from)
+{
+    if (c->file->jsonl) {
+        const char *newline = memrchr(c->bytes + from, '\n', c->len - from);
+        return newline ? (size_t)(newline - c->bytes) + 1 : 0;
+    }
+    for (size_t i = c->len; i-- > from + 2;) {
+        if (c->bytes[i - 1] == ' ' && is_letter(c->bytes[i]) && is_letter(c->bytes[i - 2])) return i - 1;
+    }
+    return 0;
+}
+
+// Fills in the documents that the chunk holds as a whole. Returns the end of the last.
+static size_t find_pieces(const TextReader *r, TextChunk *c)
+{
+    size_t at = 0;
+    TextPiece piece;
+    c->piece_count = 0;
+    while (text_split_next(&r->list->split, c->bytes + at, c->len - at, r->file_ends, &piece)) {
+        if (c->piece_count == c->piece_capacity) {
+            c->piece_capacity = 2 * c->piece_capacity + 64;
+            c->pieces = xrealloc(c->pieces, c->piece_capacity, sizeof *c->pieces);
+        }
+        c->pieces[c->piece_count++] = (TextPiece){at + piece.begin, at + piece.end, at + piece.next};
+        at += piece.next;
+    }
+    return at;
+}
+
+// One read(2); sets file_ends at the end of the file.
+static bool read_more(TextReader *r, TextChunk *c, Error *e)
+{
+    if (c->len > TOKENIZER_MAX_TEXT - CHUNK) {
+        return error_set(e, "%s: %d MB without %s; is it text?", text_file_name(c->file),
+                         TOKENIZER_MAX_TEXT >> 20,
+                         c->file->jsonl ? "a line end"
+                         : c->split     ? "a blank line"
+                                        : "a space between two letters");
+    }
+    if (c->capacity - c->len < CHUNK) {
+        c->capacity = 2 * c->len + CHUNK;
+        c->bytes = xrealloc(c->bytes, c->capacity, 1);
+    }
+    ssize_t got = read(r->fd, c->bytes + c->len, CHUNK); // a signal ends it: waiting on a pipe can be interrupted
+    if (got < 0) return error_set(e, "cannot read the input %s: %s", text_file_name(c->file), strerror(errno));
+    c->len += (size_t)got;
+    r->file_ends = got == 0;
+    return true;
+}
+
+static void keep_rest(TextReader *r, TextChunk *c, size_t end)
+{
+    r->kept_len = c->len - end;
+    if (r->kept_len > r->kept_capacity) {
+        r->kept_capacity = 2 * r->kept_len;
+        r->kept = xrealloc(r->kept, r->kept_capacity, 1);
+    }
+    if (r->kept_len) memcpy(r->kept, c->bytes + end, r->kept_len);
+    c->len = end;
+}
+
+void text_chunk_free(TextChunk *c)
+{
+    free(c->bytes);
+    free(c->pieces);
+    *c = (TextChunk){0};
+}
+
+ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
+{
+    if (r->fd < 0) {
+        if (r->next_file == r->list->count) return CHUNK_NONE;
+        if (!open_next(r, e)) return CHUNK_ERROR;
+    }
+    c->file = &r->list->files[r->next_file - 1];
+    c->split = !c->file->jsonl && !text_split_none(&r->list->split);
+    c->first_line = r->line;
+    c->begins_document = r->file_begins;
+    c->len = c->piece_count = 0;
+    if (c->capacity < r->kept_len) c->bytes = xrealloc(c->bytes, c->capacity = r->kept_len, 1);
+    if (r->kept_len) memcpy(c->bytes, r->kept, r->kept_len);
+    c->len = r->kept_len;
+    r->kept_len = 0;
+    size_t end = 0, searched = 0;
+    while (!r->file_ends && !end) {
+        size_t had = c->len;
+        // A pipe gives little at a time. Twice as much each time, because pieces are looked for from the
+        // start.
+        while (!r->file_ends && c->len - had < (size_t)max_i64(CHUNK, (int64_t)had)) {
+            if (!read_more(r, c, e)) return CHUNK_ERROR;
+        }
+        if (c->split) {
+            end = find_pieces(r, c);
+        } else if (!r->file_ends) {
+            end = chunk_end(c, searched);
+        }
+        searched = c->len > 2 ? c->len - 2 : 0; // a boundary takes three bytes
+    }
+    if (r->file_ends) {
+        close_file(r);
+        end = c->len;
+    }
+    keep_rest(r, c, end);
+    if (c->file->jsonl) {
+        for (const char *p = c->bytes, *stop = p + c->len; p < stop && (p = memchr(p, '\n', (size_t)(stop - p))); p++) r->line++;
+    }
+    r->file_begins = false;
+    return CHUNK_READ;
+}
+
+// ---- JSONL records -------------------------------------------------------------------------------------------------------
+
+void jsonl_begin(JsonlReader *r, const TextChunk *chunk)
+{
+    *r = (JsonlReader){.chunk = chunk, .line = chunk->first_line - 1};
+}
+
+void jsonl_end(JsonlReader *r) { jsonl_record_free(&r->record); }
+
+// The next line that is not blank.
+static bool next_record(JsonlReader *r, const char **line, size_t *len)
+{
+    const TextChunk *chunk = r->chunk;
+    while (r->at < chunk->len) {
+        *line = chunk->bytes + r->at;
+        const char *newline = memchr(*line, '\n', chunk->len - r->at);
+        *len = newline ? (size_t)(newline - *line) : chunk->len - r->at;
+        r->at += *len + (newline != NULL);
+        r->line++;
+        if (r->line == 1 && *len >= 3 && !memcmp(*line, "\xEF\xBB\xBF", 3)) *line += 3, *len -= 3; // byte order mark
+        for (size_t i = 0; i < *len; i++) {
+            char c = (*line)[i];
+            if (c != ' ' && c != '\t' && c != '\r') return true;
+        }
+    }
+    return false;
+}
+
+ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e)
+{
+    const char *line;
+    size_t n;
+    Error problem;
+    if (!next_record(r, &line, &n)) return CHUNK_NONE;
+    if (jsonl_text(&r->record, line, n, text, len, &problem))
+        return CHUNK_READ;
+    error_set(e, "%s:%lld: %s", text_file_name(r->chunk->file), (long long)r->line, problem.text);
+    return CHUNK_ERROR;
+}
