@@ -15,20 +15,22 @@
 #include <omp.h>
 #endif
 
-// ---- signals -----------------------------------------------------------------------------------------------------------
+// ---- signals ----------------------------------------------------------------------------------------------
 
 static volatile sig_atomic_t interrupted;
 static double interrupted_at;
 static bool nothing_to_save;
 
-// Asked twice, it ends at once, without saving. What comes within half a second of the first is the same request: timeout(1) and
-// batch systems send it to the process and to its group.
+// Asked twice, it ends at once, without saving. What comes within half a second of the first is the same
+// request: timeout(1) and batch systems send it to the process and to its group.
 static void on_signal(int number)
 {
     (void)number;
     double now = seconds_now();
-    if (nothing_to_save || (interrupted && now - interrupted_at > 0.5)) _Exit(EXIT_INTERRUPTED);
-    if (!interrupted) interrupted_at = now;
+    if (nothing_to_save || (interrupted && now - interrupted_at > 0.5))
+        _Exit(EXIT_INTERRUPTED);
+    if (!interrupted)
+        interrupted_at = now;
     interrupted = 1;
 }
 
@@ -36,16 +38,19 @@ static void catch_signals(bool training)
 {
     nothing_to_save = !training;
     struct sigaction action = {.sa_handler = on_signal}, hangup;
-    sigaddset(&action.sa_mask, SIGINT), sigaddset(&action.sa_mask, SIGTERM), sigaddset(&action.sa_mask, SIGHUP); // one at a time
+    sigaddset(&action.sa_mask, SIGINT);
+    sigaddset(&action.sa_mask, SIGTERM);
+    sigaddset(&action.sa_mask, SIGHUP); // one at a time
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, NULL, &hangup);
-    if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, NULL); // nohup, or the parent of this rank takes it
+    if (hangup.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL); // nohup, or the parent of this rank takes it
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is a write error like a full disk
 }
 
-// ---- the run -----------------------------------------------------------------------------------------------------------
+// ---- the run ----------------------------------------------------------------------------------------------
 
 typedef struct {
     Config config;
@@ -66,7 +71,8 @@ static void start_clock(Run *r) { r->clock = seconds_now(); }
 static void lap_clock(Run *r)
 {
     double now = seconds_now();
-    if (r->clock) r->trainer.train_ms += 1e3 * (now - r->clock);
+    if (r->clock)
+        r->trainer.train_ms += 1e3 * (now - r->clock);
     r->clock = r->clock ? now : 0;
 }
 
@@ -85,22 +91,26 @@ static bool save_checkpoint(Run *r, const char *consequence)
     if (saved) {
         r->unproved = r->trainer.step;
         logger_message(r->logger, "saved %s", path);
-    }
-    else if (comm_rank() == 0) note("checkpoint not saved, %s: %s", consequence, e.text);
+    } else if (comm_rank() == 0)
+        note("checkpoint not saved, %s: %s", consequence, e.text);
     free(path);
     return saved;
 }
 
-// A loss of the weights after `done` steps. When it is no number, every later one is none either: the run ends, and no
-// checkpoint of it replaces an earlier one. Those are removed only here, after a finite loss of the newest.
+// A loss of the weights after `done` steps. When it is no number, every later one is none either: the run
+// ends, and no checkpoint of it replaces an earlier one. Those are removed only here, after a finite loss of
+// the newest.
 static void judge_loss(Run *r, int done, double loss, const char *what)
 {
     if (!isfinite(loss)) {
         logger_failure(r->logger, "diverged");
-        fatal(EXIT_DIVERGED, "%s: the loss is %g: the run has diverged; lower --adam-rate or --muon-rate", what, loss);
+        fatal(EXIT_DIVERGED, "%s: the loss is %g: the run has diverged; lower --adam-rate or --muon-rate",
+              what, loss);
     }
-    if (r->unproved < 0 || done < r->unproved) return;
-    if (comm_rank() == 0) run_folder_prune(&r->folder, r->unproved, r->config.keep_checkpoints);
+    if (r->unproved < 0 || done < r->unproved)
+        return;
+    if (comm_rank() == 0)
+        run_folder_prune(&r->folder, r->unproved, r->config.keep_checkpoints);
     r->unproved = -1;
 }
 
@@ -110,7 +120,8 @@ static void validate(Run *r, bool final)
     double loss;
     char what[64];
     Trainer *t = &r->trainer;
-    if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
+    if (!trainer_validate(t, final, &loss, &e))
+        fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
     logger_validation(r->logger, t->step, config_total_steps(&r->config), loss, t->train_ms);
     snprintf(what, sizeof what, "validation at step %d", t->step);
     judge_loss(r, t->step, loss, what);
@@ -121,11 +132,13 @@ static void finish_step(Run *r)
 {
     int step = r->queued;
     char what[64];
-    if (step < 0) return;
+    if (step < 0)
+        return;
     r->queued = -1;
     double loss = trainer_finish_step(&r->trainer, step);
     lap_clock(r);
-    if (step + 1 == r->timed_from) r->timed_ms = r->trainer.train_ms;
+    if (step + 1 == r->timed_from)
+        r->timed_ms = r->trainer.train_ms;
     const Config *c = &r->config;
     double tokens = trainer_step_tokens(&r->trainer, step);
     double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, schedule_window(c, step));
@@ -148,8 +161,10 @@ static void queue_step(Run *r)
         r->queued = t->step - 1;
         return;
     }
-    if (t->step > r->first_step) save_checkpoint(r, "and the run is over");
-    if (comm_rank() == 0) fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
+    if (t->step > r->first_step)
+        save_checkpoint(r, "and the run is over");
+    if (comm_rank() == 0)
+        fatal(EXIT_BAD_INPUT, "step %d: %s", t->step, e.text);
     comm_barrier(); // rank 0 tells it and ends all
     exit(EXIT_BAD_INPUT);
 }
@@ -158,11 +173,13 @@ enum { TRACED = 2, PROFILE_STEPS = 2 * TRACED }; // an even number: every other 
 
 static bool due(int step, int every) { return every > 0 && step % every == 0; }
 
-// Whether all of the profiled steps from `at` on follow each other, without a validation or a checkpoint in between.
+// Whether all of the profiled steps from `at` on follow each other, without a validation or a checkpoint in
+// between.
 static bool in_a_row(const Config *c, int at)
 {
     for (int step = at + 1; step < at + PROFILE_STEPS; step++)
-        if (due(step, c->val_every) || due(step, c->checkpoint_every)) return false;
+        if (due(step, c->val_every) || due(step, c->checkpoint_every))
+            return false;
     return true;
 }
 
@@ -171,21 +188,24 @@ static void plan_profile(Run *r, int end)
 {
     const Config *c = &r->config;
     int first = r->trainer.step;
-    if (!c->profile) return;
+    if (!c->profile)
+        return;
     if (first + c->profile + PROFILE_STEPS > end)
-        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile, c->profile + PROFILE_STEPS,
-              end - first);
+        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile,
+              c->profile + PROFILE_STEPS, end - first);
     r->profile_at = first + c->profile;
     while (!in_a_row(c, r->profile_at))
         if (++r->profile_at + PROFILE_STEPS > end)
             fatal(EXIT_USAGE,
-                  "--profile %d: no %d steps follow each other from there on; raise --val-every %d, --checkpoint-every %d",
+                  "--profile %d: no %d steps follow each other from there on; raise --val-every %d, "
+                  "--checkpoint-every %d",
                   c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every);
     r->timed_from = r->profile_at - (c->profile - 4) / 2 * 2; // the first steps capture graphs
 }
 
-// Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device ever waits for the
-// host shows in steps as they run otherwise, compared with the time that they take when nobody looks.
+// Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device
+// ever waits for the host shows in steps as they run otherwise, compared with the time that they take when
+// nobody looks.
 static void profile_steps(Run *r)
 {
     Trainer *t = &r->trainer;
@@ -212,14 +232,16 @@ static void profile_steps(Run *r)
     double sum_ms = profile_device_ms() / TRACED, busy_ms = profile_busy_ms() / TRACED;
     logger_profile(r->logger, "sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
                    sum_ms / step_ms, sum_ms, step_ms, timed);
-    logger_profile(r->logger, "time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms, busy_ms);
+    logger_profile(r->logger, "time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms,
+                   busy_ms);
     if (comm_size() > 1)
-        logger_profile(r->logger, "exposed communication: %.3f ms a step, in which nothing but collectives ran",
+        logger_profile(r->logger,
+                       "exposed communication: %.3f ms a step, in which nothing but collectives ran",
                        profile_exposed_ms() / TRACED);
 }
 
-// Steps until the end, --stop-at, or a signal. One step is always queued ahead of the one that is reported, except around
-// validations and checkpoints. Returns true when it was interrupted.
+// Steps until the end, --stop-at, or a signal. One step is always queued ahead of the one that is reported,
+// except around validations and checkpoints. Returns true when it was interrupted.
 static bool train(Run *r)
 {
     Trainer *t = &r->trainer;
@@ -233,27 +255,34 @@ static bool train(Run *r)
         bool validation = t->step == 0 || due(t->step, c->val_every),
              checkpoint = t->step > r->first_step && due(t->step, c->checkpoint_every),
              profile = t->step && t->step == r->profile_at;
-        if (validation || checkpoint || profile) finish_step(r);
-        if (validation || checkpoint) stop_clock(r);
-        if (checkpoint) save_checkpoint(r, "training goes on");
-        if (validation) validate(r, false);
-        if (!r->clock) start_clock(r);
+        if (validation || checkpoint || profile)
+            finish_step(r);
+        if (validation || checkpoint)
+            stop_clock(r);
+        if (checkpoint)
+            save_checkpoint(r, "training goes on");
+        if (validation)
+            validate(r, false);
+        if (!r->clock)
+            start_clock(r);
         if (profile) {
             profile_steps(r);
             continue;
         }
         queue_step(r);
-        if (!backend_is_asynchronous()) finish_step(r);
+        if (!backend_is_asynchronous())
+            finish_step(r);
         stop = comm_any(interrupted != 0 || comm_interrupted());
     }
     finish_step(r);
     stop_clock(r);
-    if (!stop || t->step == end) return false;
+    if (!stop || t->step == end)
+        return false;
     logger_message(r->logger, "interrupted after step %d, saving checkpoint", t->step);
     return true;
 }
 
-// ---- set-up ------------------------------------------------------------------------------------------------------------
+// ---- set-up -----------------------------------------------------------------------------------------------
 
 static void load_state(Run *r)
 {
@@ -261,24 +290,30 @@ static void load_state(Run *r)
     const Config *c = &r->config;
     Error e;
     if (*c->resume) {
-        if (!checkpoint_load(t, c->resume, &e)) fatal(EXIT_BAD_INPUT, "--resume: %s", e.text);
+        if (!checkpoint_load(t, c->resume, &e))
+            fatal(EXIT_BAD_INPUT, "--resume: %s", e.text);
         return;
     }
     if (*c->init_from) {
-        if (!weights_load(t, c->init_from, &e)) fatal(EXIT_BAD_INPUT, "--init-from: %s", e.text);
-        if (!t->loader) trainer_finish_schedule(t); // weights to use, not to train
+        if (!weights_load(t, c->init_from, &e))
+            fatal(EXIT_BAD_INPUT, "--init-from: %s", e.text);
+        if (!t->loader)
+            trainer_finish_schedule(t); // weights to use, not to train
     } else {
         params_init(&t->model.params, c, t->stream);
     }
-    if (*c->save_init && !weights_save(t, c->save_init, &e)) fatal(EXIT_BAD_INPUT, "--save-init: %s", e.text);
+    if (*c->save_init && !weights_save(t, c->save_init, &e))
+        fatal(EXIT_BAD_INPUT, "--save-init: %s", e.text);
 }
 
-// The backend's lines for the head of the log, then one that says how many GPUs of those that nvidia-smi lists took part.
+// The backend's lines for the head of the log, then one that says how many GPUs of those that nvidia-smi
+// lists took part.
 static const char *version_line(int index)
 {
     static char text[320];
     const char *line = backend_version_line(index);
-    if (line || (index && !backend_version_line(index - 1))) return line;
+    if (line || (index && !backend_version_line(index - 1)))
+        return line;
     snprintf(text, sizeof text, "ranks: %d (%s)", comm_size(), comm_description());
     return text;
 }
@@ -289,8 +324,10 @@ static void prepare_folder(Run *r)
     Error e;
     const Config *c = &r->config;
     const char *checkpoint = *c->resume ? c->resume : NULL;
-    if (comm_rank()) return;
-    if (!run_folder_prepare(&r->folder, c->out, config_given(c, "out"), checkpoint, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (comm_rank())
+        return;
+    if (!run_folder_prepare(&r->folder, c->out, config_given(c, "out"), checkpoint, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
 static void open_logger(Run *r, int argc, char **argv)
@@ -298,34 +335,42 @@ static void open_logger(Run *r, int argc, char **argv)
     Error e;
     Config *c = &r->config;
     Trainer *t = &r->trainer;
-    if (!run_folder_open(&r->folder, c->preset, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!run_folder_open(&r->folder, c->preset, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     char *resumed = *c->resume ? format_string("from step %d, %s", t->step, c->resume) : NULL;
-    LogHead head = {argc, argv, version_line, resumed, c->verbose, fmin(30, 0.5 * c->timeout)}; // other ranks wait meanwhile
+    LogHead head = {argc,    argv,       version_line,
+                    resumed, c->verbose, fmin(30, 0.5 * c->timeout)}; // other ranks wait meanwhile
     r->logger = logger_open(r->folder.path, r->folder.uuid, comm_rank(), &head);
     free(resumed);
-    if (!r->logger) return; // not the rank that writes
+    if (!r->logger)
+        return; // not the rank that writes
     const char *name;
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {
         char *value = config_option_value(c, i);
-        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER : config_option_is_flag(i) ? KIND_FLAG : KIND_TEXT;
+        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER
+                          : config_option_is_flag(i) ? KIND_FLAG
+                                                     : KIND_TEXT;
         logger_option(r->logger, name, value, kind);
         free(value);
     }
     NsOptions *ns = &t->optimizer.ns;
     char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
-    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "",
-                   comm_description());
+    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(),
+                   comm_size() > 1 ? "s" : "", comm_description());
     logger_message(r->logger, "data: %s", data);
     for (int i = 0; i < 2; i++) {
-        if (t->fit[i]) logger_message(r->logger, "data: %s", t->fit[i]);
+        if (t->fit[i])
+            logger_message(r->logger, "data: %s", t->fit[i]);
     }
-    logger_message(r->logger, "model: %lld parameters, %s activations; head %s", (long long)params_total(&t->model.params),
-                   FLOATX_NAME, c->head == HEAD_FP8 ? "fp8" : "bf16");
-    logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations", ns_variant_name((NsVariant)c->ns),
-                   *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
+    logger_message(r->logger, "model: %lld parameters, %s activations; head %s",
+                   (long long)params_total(&t->model.params), FLOATX_NAME,
+                   c->head == HEAD_FP8 ? "fp8" : "bf16");
+    logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
+                   ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
     logger_detail(r->logger, "stages: %s", stages);
     logger_detail(r->logger, "Newton-Schulz: %s", ns_text);
-    if (ns_caution(ns)) note("%s", ns_caution(ns));
+    if (ns_caution(ns))
+        note("%s", ns_caution(ns));
     free(data);
     free(ns_text);
     free(stages);
@@ -338,8 +383,10 @@ static void log_memory(Run *r)
         logger_detail(r->logger, "memory: %s", line);
         free(line);
     }
-    double in_use = (double)device_bytes_in_use() / 1048576, ours = (double)device_bytes_allocated() / 1048576;
-    logger_detail(r->logger, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries", in_use - ours, in_use);
+    double in_use = (double)device_bytes_in_use() / 1048576,
+           ours = (double)device_bytes_allocated() / 1048576;
+    logger_detail(r->logger, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries",
+                  in_use - ours, in_use);
     logger_detail(r->logger, "memory: activations: %s", r->trainer.memory_plan);
 }
 
@@ -348,32 +395,39 @@ static void open_tokenizer(Run *r)
 {
     Error e;
     const Config *c = &r->config;
-    if (!c->sample || comm_rank()) return;
+    if (!c->sample || comm_rank())
+        return;
     bool bytes = c->vocab_size == BYTE_VOCAB;
     if (!*c->vocab && !bytes)
-        fatal(EXIT_USAGE, "--sample: this vocabulary needs --vocab, a folder with the GPT-2 vocabulary (data/gpt2_vocab.sh)");
+        fatal(EXIT_USAGE, "--sample: this vocabulary needs --vocab, a folder with the GPT-2 vocabulary "
+                          "(data/gpt2_vocab.sh)");
     Tokenizer *tokenizer = *c->vocab ? tokenizer_load(c->vocab, &e) : tokenizer_bytes();
-    if (!tokenizer) fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
+    if (!tokenizer)
+        fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
     if (tokenizer_vocab_size(tokenizer) != c->vocab_size)
-        fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab, tokenizer_vocab_size(tokenizer),
-              c->vocab_size);
-    if (!sample_check(&r->trainer, tokenizer, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+        fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab,
+              tokenizer_vocab_size(tokenizer), c->vocab_size);
+    if (!sample_check(&r->trainer, tokenizer, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     r->tokenizer = tokenizer;
 }
 
 static void write_sample(Run *r)
 {
     Error e;
-    if (!r->tokenizer) return;
+    if (!r->tokenizer)
+        return;
     printf("\n");
-    if (!sample_write(&r->trainer, r->tokenizer, stdout, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!sample_write(&r->trainer, r->tokenizer, stdout, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
 static void note_unused(const Config *c, bool training)
 {
     for (int reason = 0; reason < UNUSED_REASONS; reason++) {
         char *line = config_unused(c, training, reason);
-        if (line) note("%s", line);
+        if (line)
+            note("%s", line);
         free(line);
     }
 }
@@ -384,11 +438,13 @@ static int train_run(Run *r, int argc, char **argv)
     Trainer *t = &r->trainer;
     const Config *c = &r->config;
     Error e;
-    if (c->profile && !profile_open(&e)) fatal(EXIT_USAGE, "--profile: %s", e.text);
+    if (c->profile && !profile_open(&e))
+        fatal(EXIT_USAGE, "--profile: %s", e.text);
     trainer_create(t, &r->config, true, true);
     int total = config_total_steps(c); // which small data shorten
     open_tokenizer(r);
-    trainer_warm_up(t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
+    trainer_warm_up(
+        t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     timeline_mark("warm-up");
     load_state(r);
     timeline_mark("weights");
@@ -400,20 +456,25 @@ static int train_run(Run *r, int argc, char **argv)
     logger_message(r->logger, "start-up: %s", start_up);
     free(start_up);
     log_memory(r);
-    if (*c->resume) logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
+    if (*c->resume)
+        logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
     note_unused(c, true);
     FileHash *hash = comm_rank() == 0 ? file_hash_start(validation_path(t->validation)) : NULL;
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
-    if (done) validate(r, true);
+    if (done)
+        validate(r, true);
     char *sha256 = file_hash_finish(hash);
-    if (done) logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);
+    if (done)
+        logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);
     free(sha256);
     logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_in_use() / 1048576);
-    if (done) write_sample(r);
+    if (done)
+        write_sample(r);
     logger_close(r->logger);
-    if (!saved) return EXIT_BAD_INPUT;
+    if (!saved)
+        return EXIT_BAD_INPUT;
     return stopped ? EXIT_INTERRUPTED : 0;
 }
 
@@ -425,21 +486,28 @@ static int use_run(Run *r)
     Error e;
     double loss;
     const char *weights = *c->resume ? c->resume : c->init_from;
-    if (c->profile) fatal(EXIT_USAGE, "--profile: nothing is trained here");
-    if (!*weights) fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
+    if (c->profile)
+        fatal(EXIT_USAGE, "--profile: nothing is trained here");
+    if (!*weights)
+        fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     trainer_create(t, c, false, c->eval_only);
-    if (t->fit[1]) note("%s", t->fit[1]);
+    if (t->fit[1])
+        note("%s", t->fit[1]);
     open_tokenizer(r);
     load_state(r);
-    if (*c->resume) note("resumed %s: %d of %d steps are done", c->resume, t->step, config_total_steps(c));
+    if (*c->resume)
+        note("resumed %s: %d of %d steps are done", c->resume, t->step, config_total_steps(c));
     note_unused(c, false);
     if (c->eval_only) {
         bool final = !*c->resume || t->step == config_total_steps(c);
-        if (!trainer_validate(t, final, &loss, &e)) fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
-        if (comm_rank() == 0) printf("val_loss:%.4f\n", loss);
-        if (!isfinite(loss)) fatal(EXIT_DIVERGED, "%s: the validation loss of these weights is %g", weights, loss);
+        if (!trainer_validate(t, final, &loss, &e))
+            fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
+        if (comm_rank() == 0)
+            printf("val_loss:%.4f\n", loss);
+        if (!isfinite(loss))
+            fatal(EXIT_DIVERGED, "%s: the validation loss of these weights is %g", weights, loss);
     }
     write_sample(r);
     return 0;
@@ -473,9 +541,11 @@ int main(int argc, char **argv)
     timeline_mark("program");
     comm_open();
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
-    if (!resume_parse(&run.config, argc, argv, &status, &e)) fatal(status, "%s", e.text); // ranks may have got different options
+    if (!resume_parse(&run.config, argc, argv, &status, &e))
+        fatal(status, "%s", e.text); // ranks may have got different options
     if (run.config.help) {
-        if (comm_rank() == 0) config_print_help(stdout);
+        if (comm_rank() == 0)
+            config_print_help(stdout);
         comm_close();
         return 0;
     }
@@ -484,9 +554,11 @@ int main(int argc, char **argv)
     join_ranks(&run, training);
     catch_signals(training);
 #ifdef _OPENMP
-    if (run.config.threads) omp_set_num_threads(run.config.threads);
+    if (run.config.threads)
+        omp_set_num_threads(run.config.threads);
 #endif
-    if (training) prepare_folder(&run);
+    if (training)
+        prepare_folder(&run);
     backend_open(run.config.device);
     timeline_mark("device");
     status = training ? train_run(&run, argc, argv) : use_run(&run);

@@ -1,9 +1,11 @@
 // tokenize: text files, folders, JSONL and standard input to token shards.
 //
-//   reader (main thread) -> ring of jobs -> workers: parse, repair, encode -> writer (main thread, in input order)
+//   reader (main thread) -> ring of jobs -> workers: parse, repair, encode -> writer (main thread, in input
+//   order)
 //
-// The ring bounds the memory: each job holds about 1 MB of text and its tokens. What is written does not depend on the number
-// of threads. Every file gets its name only at the very end, so a failed run leaves the data set that was there untouched.
+// The ring bounds the memory: each job holds about 1 MB of text and its tokens. What is written does not
+// depend on the number of threads. Every file gets its name only at the very end, so a failed run leaves the
+// data set that was there untouched.
 #include "llmc/base/common.h"
 #include "llmc/data/shard_writer.h"
 #include "llmc/text/text_source.h"
@@ -21,7 +23,7 @@
 
 enum { MAX_DOCUMENT = 2048 }; // tokens of a document that training uses, by default
 
-// ---- options -------------------------------------------------------------------------------------------------------------
+// ---- options ----------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *vocab, *out, *name, *val_out;
@@ -31,32 +33,41 @@ typedef struct {
     TextFormat format;
     TextSplit split;
     const char *split_text; // as given
-    const char **inputs; // (input_count)
+    const char **inputs;    // (input_count)
     int input_count;
 } Options;
 
 static const char help_text[] =
     "usage: tokenize --vocab VOCAB --out OUT [options] --input PATH [PATH ...]\n"
     "\n"
-    "Turns text into token shards (.bin). A document is one text file, a piece of one (--split), or one JSONL\n"
-    "record; each begins with the document token. Training uses the first 2048 tokens of a document, so one large\n"
+    "Turns text into token shards (.bin). A document is one text file, a piece of one (--split), or one "
+    "JSONL\n"
+    "record; each begins with the document token. Training uses the first 2048 tokens of a document, so one "
+    "large\n"
     "file needs --split.\n"
     "\n"
-    "  --input PATH        text file, *.jsonl / *.ndjson (field \"text\"), folder (all files in it, in name order), or - for\n"
+    "  --input PATH        text file, *.jsonl / *.ndjson (field \"text\"), folder (all files in it, in name "
+    "order), or - for\n"
     "                      standard input; may be repeated, and more paths may follow the options\n"
     "  --format FORMAT     auto (by name; standard input is text), text or jsonl              default auto\n"
-    "  --split HOW         documents in a text file: none (the file is one), blank-lines (what stands between\n"
-    "                      blank lines is one), or N (pieces of at most N bytes, cut at a blank line, the end of a\n"
+    "  --split HOW         documents in a text file: none (the file is one), blank-lines (what stands "
+    "between\n"
+    "                      blank lines is one), or N (pieces of at most N bytes, cut at a blank line, the "
+    "end of a\n"
     "                      sentence or of a line)                                             default none\n"
     "  --vocab VOCAB       bytes, a folder with vocab.bpe and encoder.json, or a .tiktoken file\n"
-    "  --out OUT           a folder (one that exists, or ends in /, or any with --name): writes OUT/NAME_train_000001.bin ...;\n"
+    "  --out OUT           a folder (one that exists, or ends in /, or any with --name): writes "
+    "OUT/NAME_train_000001.bin ...;\n"
     "                      else the start of the file names: OUT_train_000001.bin ...\n"
     "  --name NAME         name of the data set in the folder OUT                             default text\n"
-    "  --shard-tokens N    a shard is closed by the first document that ends at or after N    default 100000000\n"
+    "  --shard-tokens N    a shard is closed by the first document that ends at or after N    default "
+    "100000000\n"
     "  --val-tokens N      the first whole documents, until they have N tokens, are for validation\n"
     "  --val-fraction F    every (1/F)-th document is for validation; 1: all of them\n"
-    "  --val-out FILE      where validation goes                                              default ..._val_000000.bin\n"
-    "  --threads N         encoding threads                                                   default: one per core\n"
+    "  --val-out FILE      where validation goes                                              default "
+    "..._val_000000.bin\n"
+    "  --threads N         encoding threads                                                   default: one "
+    "per core\n"
     "  --help              this text\n"
     "\n"
     "What was done is written to OUT/NAME_tokenize.txt: inputs, vocabulary, Unicode version, shards.\n"
@@ -69,7 +80,8 @@ static int64_t parse_count(const char *name, const char *text, int64_t low, int6
     errno = 0;
     long long v = strtoll(text, &end, 10);
     if (errno || end == text || *end || v < low || v > high) {
-        fatal(EXIT_USAGE, "--%s %s: expected a whole number from %lld to %lld", name, text, (long long)low, (long long)high);
+        fatal(EXIT_USAGE, "--%s %s: expected a whole number from %lld to %lld", name, text, (long long)low,
+              (long long)high);
     }
     return v;
 }
@@ -78,15 +90,19 @@ static double parse_fraction(const char *text)
 {
     char *end;
     double v = strtod(text, &end);
-    if (end != text && !*end && v > 0 && v <= 1) return v;
+    if (end != text && !*end && v > 0 && v <= 1)
+        return v;
     fatal(EXIT_USAGE, "--val-fraction %s: expected a number above 0, at most 1", text);
 }
 
 static TextFormat parse_format(const char *text)
 {
-    if (!strcmp(text, "auto")) return FORMAT_BY_NAME;
-    if (!strcmp(text, "text")) return FORMAT_TEXT;
-    if (!strcmp(text, "jsonl")) return FORMAT_JSONL;
+    if (!strcmp(text, "auto"))
+        return FORMAT_BY_NAME;
+    if (!strcmp(text, "text"))
+        return FORMAT_TEXT;
+    if (!strcmp(text, "jsonl"))
+        return FORMAT_JSONL;
     fatal(EXIT_USAGE, "--format %s: expected auto, text or jsonl", text);
 }
 
@@ -96,30 +112,49 @@ static void set_option(Options *o, const char *name, const char *value)
         fputs(help_text, stdout);
         exit(0);
     }
-    if (!strcmp(name, "input")) o->inputs[o->input_count++] = value;
-    if (!strcmp(name, "format")) o->format = parse_format(value);
+    if (!strcmp(name, "input"))
+        o->inputs[o->input_count++] = value;
+    if (!strcmp(name, "format"))
+        o->format = parse_format(value);
     if (!strcmp(name, "split")) {
         Error e;
         o->split_text = value;
         if (!text_split_parse(&o->split, value, &e))
             fatal(EXIT_USAGE, "%s", e.text);
     }
-    if (!strcmp(name, "vocab")) o->vocab = value;
-    if (!strcmp(name, "out")) o->out = value;
-    if (!strcmp(name, "name")) o->name = value;
-    if (!strcmp(name, "val-out")) o->val_out = value;
-    if (!strcmp(name, "shard-tokens")) o->shard_tokens = parse_count(name, value, 1, INT32_MAX);
-    if (!strcmp(name, "val-tokens")) o->val_tokens = parse_count(name, value, 1, INT32_MAX);
-    if (!strcmp(name, "val-fraction")) o->val_fraction = parse_fraction(value);
-    if (!strcmp(name, "threads")) o->threads = (int)parse_count(name, value, 1, 1024);
+    if (!strcmp(name, "vocab"))
+        o->vocab = value;
+    if (!strcmp(name, "out"))
+        o->out = value;
+    if (!strcmp(name, "name"))
+        o->name = value;
+    if (!strcmp(name, "val-out"))
+        o->val_out = value;
+    if (!strcmp(name, "shard-tokens"))
+        o->shard_tokens = parse_count(name, value, 1, INT32_MAX);
+    if (!strcmp(name, "val-tokens"))
+        o->val_tokens = parse_count(name, value, 1, INT32_MAX);
+    if (!strcmp(name, "val-fraction"))
+        o->val_fraction = parse_fraction(value);
+    if (!strcmp(name, "threads"))
+        o->threads = (int)parse_count(name, value, 1, 1024);
 }
 
 static Options parse_options(int argc, char **argv)
 {
     static const struct option table[] = {
-        {"input", 1, NULL, 0},        {"format", 1, NULL, 0},     {"vocab", 1, NULL, 0},        {"out", 1, NULL, 0},
-        {"name", 1, NULL, 0},         {"val-out", 1, NULL, 0},    {"shard-tokens", 1, NULL, 0}, {"val-tokens", 1, NULL, 0},
-        {"val-fraction", 1, NULL, 0}, {"threads", 1, NULL, 0},    {"split", 1, NULL, 0},        {"help", 0, NULL, 0},
+        {"input", 1, NULL, 0},
+        {"format", 1, NULL, 0},
+        {"vocab", 1, NULL, 0},
+        {"out", 1, NULL, 0},
+        {"name", 1, NULL, 0},
+        {"val-out", 1, NULL, 0},
+        {"shard-tokens", 1, NULL, 0},
+        {"val-tokens", 1, NULL, 0},
+        {"val-fraction", 1, NULL, 0},
+        {"threads", 1, NULL, 0},
+        {"split", 1, NULL, 0},
+        {"help", 0, NULL, 0},
         {0},
     };
     Options o = {.shard_tokens = 100000000, .split_text = "none"};
@@ -128,21 +163,30 @@ static Options parse_options(int argc, char **argv)
     opterr = 0;
     int index, c;
     while ((c = getopt_long(argc, argv, ":", table, &index)) != -1) {
-        if (c == ':') fatal(EXIT_USAGE, "%s needs a value (see --help)", argv[optind - 1]);
-        if (c != 0) fatal(EXIT_USAGE, "unknown option %s (see --help)", argv[optind - 1]);
+        if (c == ':')
+            fatal(EXIT_USAGE, "%s needs a value (see --help)", argv[optind - 1]);
+        if (c != 0)
+            fatal(EXIT_USAGE, "unknown option %s (see --help)", argv[optind - 1]);
         set_option(&o, table[index].name, optarg);
     }
-    while (optind < argc) o.inputs[o.input_count++] = argv[optind++];
-    if (!o.input_count) fatal(EXIT_USAGE, "no --input (see --help)");
-    if (!o.vocab) fatal(EXIT_USAGE, "no --vocab: give \"bytes\" or a GPT-2 vocabulary (see --help)");
-    if (!o.out) fatal(EXIT_USAGE, "no --out (see --help)");
-    if (o.name && strchr(o.name, '/')) fatal(EXIT_USAGE, "--name %s: a name, not a path; the folder is --out", o.name);
-    if (o.val_tokens && o.val_fraction > 0) fatal(EXIT_USAGE, "--val-tokens and --val-fraction exclude each other");
-    if (o.val_out && !o.val_tokens && !(o.val_fraction > 0)) fatal(EXIT_USAGE, "--val-out needs --val-tokens or --val-fraction");
+    while (optind < argc)
+        o.inputs[o.input_count++] = argv[optind++];
+    if (!o.input_count)
+        fatal(EXIT_USAGE, "no --input (see --help)");
+    if (!o.vocab)
+        fatal(EXIT_USAGE, "no --vocab: give \"bytes\" or a GPT-2 vocabulary (see --help)");
+    if (!o.out)
+        fatal(EXIT_USAGE, "no --out (see --help)");
+    if (o.name && strchr(o.name, '/'))
+        fatal(EXIT_USAGE, "--name %s: a name, not a path; the folder is --out", o.name);
+    if (o.val_tokens && o.val_fraction > 0)
+        fatal(EXIT_USAGE, "--val-tokens and --val-fraction exclude each other");
+    if (o.val_out && !o.val_tokens && !(o.val_fraction > 0))
+        fatal(EXIT_USAGE, "--val-out needs --val-tokens or --val-fraction");
     return o;
 }
 
-// ---- output: which shard a document goes to ------------------------------------------------------------------------------
+// ---- output: which shard a document goes to ---------------------------------------------------------------
 
 typedef struct {
     const Options *o;
@@ -160,7 +204,8 @@ static bool output_open(Output *out, const Options *o, const Tokenizer *t, Error
     *out = (Output){.o = o, .t = t};
     struct stat s;
     size_t len = strlen(o->out);
-    if (len == 0) return error_set(e, "--out is empty");
+    if (len == 0)
+        return error_set(e, "--out is empty");
     bool slash = o->out[len - 1] == '/';
     if (o->name || slash || (stat(o->out, &s) == 0 && S_ISDIR(s.st_mode))) {
         out->prefix = format_string("%s%s%s", o->out, slash ? "" : "/", o->name ? o->name : "text");
@@ -171,18 +216,23 @@ static bool output_open(Output *out, const Options *o, const Tokenizer *t, Error
     return true;
 }
 
-static char *train_path(const Output *out, int number) { return format_string("%s_train_%06d.bin", out->prefix, number); }
+static char *train_path(const Output *out, int number)
+{
+    return format_string("%s_train_%06d.bin", out->prefix, number);
+}
 
 static bool for_validation(const Output *out)
 {
     double f = out->o->val_fraction, i = (double)out->documents;
-    if (f > 0) return floor((i + 1) * f) > floor(i * f);
+    if (f > 0)
+        return floor((i + 1) * f) > floor(i * f);
     return out->val.tokens < out->o->val_tokens;
 }
 
 static bool open_train(Output *out, Error *e)
 {
-    if (out->train_count && !shard_writer_finish(&out->train[out->train_count - 1], e)) return false;
+    if (out->train_count && !shard_writer_finish(&out->train[out->train_count - 1], e))
+        return false;
     out->train = xrealloc(out->train, (size_t)out->train_count + 1, sizeof *out->train);
     char *path = train_path(out, out->train_count + 1);
     ShardWriter *w = &out->train[out->train_count++];
@@ -194,7 +244,8 @@ static bool open_train(Output *out, Error *e)
 static bool open_val(Output *out, Error *e)
 {
     char *path = out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
-    bool good = shard_writer_open(&out->val, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
+    bool good =
+        shard_writer_open(&out->val, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
     free(path);
     return good;
 }
@@ -216,7 +267,8 @@ static bool begin_document(Output *out, Error *e)
         return out->val.path || open_val(out, e);
     }
     bool full = out->train_count && out->train[out->train_count - 1].tokens >= out->o->shard_tokens;
-    if ((full || !out->train_count) && !open_train(out, e)) return false;
+    if ((full || !out->train_count) && !open_train(out, e))
+        return false;
     out->current = &out->train[out->train_count - 1];
     return true;
 }
@@ -230,26 +282,30 @@ static void remove_older(const Output *out)
         there = unlink(path) == 0;
         free(path);
     }
-    if (removed) note("removed %d shards of an older %s data set", removed, out->prefix);
+    if (removed)
+        note("removed %d shards of an older %s data set", removed, out->prefix);
 }
 
 // Complaints that can only be made once everything was read.
 static bool output_check(const Output *out, Error *e)
 {
     const Options *o = out->o;
-    if (out->tokens == out->documents) return error_set(e, "the input holds no text (%lld documents)", (long long)out->documents);
+    if (out->tokens == out->documents)
+        return error_set(e, "the input holds no text (%lld documents)", (long long)out->documents);
     if (o->val_tokens && (out->val.tokens < o->val_tokens || !out->train_count)) {
-        return error_set(e,
-                         "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
-                         "lower it, add text, make more documents of a text file with --split, or use "
-                         "--val-fraction 1 for a validation set alone",
-                         (long long)o->val_tokens, (long long)out->tokens);
+        return error_set(
+            e,
+            "--val-tokens %lld takes the whole input of %lld tokens and leaves none for training; "
+            "lower it, add text, make more documents of a text file with --split, or use "
+            "--val-fraction 1 for a validation set alone",
+            (long long)o->val_tokens, (long long)out->tokens);
     }
     if (o->val_fraction > 0 && !out->val.path) {
-        return error_set(e,
-                         "--val-fraction %g of %lld documents is not one document; raise it, use --val-tokens, or "
-                         "make more documents of a text file with --split",
-                         o->val_fraction, (long long)out->documents);
+        return error_set(
+            e,
+            "--val-fraction %g of %lld documents is not one document; raise it, use --val-tokens, or "
+            "make more documents of a text file with --split",
+            o->val_fraction, (long long)out->documents);
     }
     return true;
 }
@@ -264,32 +320,39 @@ static void print_shard(const ShardWriter *w)
 static bool output_publish(Output *out, Error *e)
 {
     ShardWriter *last = out->train_count ? &out->train[out->train_count - 1] : NULL;
-    if (!output_check(out, e) || (last && !shard_writer_finish(last, e))) return false;
-    if (out->val.path && !shard_writer_finish(&out->val, e)) return false;
+    if (!output_check(out, e) || (last && !shard_writer_finish(last, e)))
+        return false;
+    if (out->val.path && !shard_writer_finish(&out->val, e))
+        return false;
     for (int i = 0; i < out->train_count; i++) {
-        if (!shard_writer_publish(&out->train[i], e)) return false;
+        if (!shard_writer_publish(&out->train[i], e))
+            return false;
         print_shard(&out->train[i]);
     }
     if (out->val.path) {
-        if (!shard_writer_publish(&out->val, e)) return false;
+        if (!shard_writer_publish(&out->val, e))
+            return false;
         print_shard(&out->val);
     }
-    if (out->train_count) remove_older(out);
+    if (out->train_count)
+        remove_older(out);
     if (out->train_count > 1 && last->tokens < out->o->shard_tokens / 20) {
-        note("the last shard is small; training needs one whole step (8 micro-batches) from every shard, or move it away");
+        note("the last shard is small; training needs one whole step (8 micro-batches) from every shard, or "
+             "move it away");
     }
     return true;
 }
 
 static void output_free(Output *out) // also removes what was not published
 {
-    for (int i = 0; i < out->train_count; i++) shard_writer_free(&out->train[i]);
+    for (int i = 0; i < out->train_count; i++)
+        shard_writer_free(&out->train[i]);
     shard_writer_free(&out->val);
     free(out->train);
     free(out->prefix);
 }
 
-// ---- jobs ----------------------------------------------------------------------------------------------------------------
+// ---- jobs -------------------------------------------------------------------------------------------------
 
 typedef enum { JOB_FREE, JOB_WAITING, JOB_DONE } JobState;
 
@@ -344,7 +407,8 @@ static void encode_job(Job *job, const Tokenizer *t, TextEncoder *encoder)
     if (job->chunk.split)
         return;
     if (!job->chunk.file->jsonl) {
-        if (job->chunk.begins_document) add_document_start(job, t);
+        if (job->chunk.begins_document)
+            add_document_start(job, t);
         encode_text(job, encoder, job->chunk.bytes, job->chunk.len);
         return;
     }
@@ -367,8 +431,10 @@ static void *worker(void *argument)
     TextEncoder *encoder = text_encoder_create(ring->t);
     pthread_mutex_lock(&ring->lock);
     for (;;) {
-        while (ring->taken == ring->submitted && !ring->stop) pthread_cond_wait(&ring->work, &ring->lock);
-        if (ring->stop) break;
+        while (ring->taken == ring->submitted && !ring->stop)
+            pthread_cond_wait(&ring->work, &ring->lock);
+        if (ring->stop)
+            break;
         Job *job = &ring->jobs[ring->taken++ % ring->count];
         pthread_mutex_unlock(&ring->lock);
         encode_job(job, ring->t, encoder);
@@ -392,11 +458,12 @@ static void submit(Ring *ring)
 static void wait_for(Ring *ring, Job *job)
 {
     pthread_mutex_lock(&ring->lock);
-    while (job->state != JOB_DONE) pthread_cond_wait(&ring->done, &ring->lock);
+    while (job->state != JOB_DONE)
+        pthread_cond_wait(&ring->done, &ring->lock);
     pthread_mutex_unlock(&ring->lock);
 }
 
-// ---- the run -------------------------------------------------------------------------------------------------------------
+// ---- the run ----------------------------------------------------------------------------------------------
 
 static volatile sig_atomic_t interrupted;
 static void on_signal(int number) { interrupted = number; }
@@ -412,7 +479,8 @@ typedef struct {
 static void show_progress(Progress *p, const Output *out)
 {
     double now = seconds_now(), seconds = now - p->start;
-    if (now - p->last_shown < (p->terminal ? 0.25 : 10)) return;
+    if (now - p->last_shown < (p->terminal ? 0.25 : 10))
+        return;
     p->last_shown = now;
     char of[48] = "", eta[48] = "";
     if (p->total > 0) {
@@ -420,8 +488,9 @@ static void show_progress(Progress *p, const Output *out)
         snprintf(of, sizeof of, " of %.1f", 1e-6 * (double)p->total);
         snprintf(eta, sizeof eta, "  ETA %lld:%02lld", left / 60, left % 60);
     }
-    fprintf(stderr, "%stokenize: %.1f%s MB  %.1f MB/s  %.2f M tokens%s%s", p->terminal ? "\r" : "", 1e-6 * (double)p->read, of,
-            1e-6 * (double)p->read / seconds, 1e-6 * (double)out->tokens, eta, p->terminal ? "   " : "\n");
+    fprintf(stderr, "%stokenize: %.1f%s MB  %.1f MB/s  %.2f M tokens%s%s", p->terminal ? "\r" : "",
+            1e-6 * (double)p->read, of, 1e-6 * (double)p->read / seconds, 1e-6 * (double)out->tokens, eta,
+            p->terminal ? "   " : "\n");
 }
 
 static bool write_job(Output *out, Progress *p, const Job *job, Error *e)
@@ -431,22 +500,27 @@ static bool write_job(Output *out, Progress *p, const Job *job, Error *e)
         return false;
     }
     size_t at = 0;
-    for (size_t i = 0; i <= job->start_count; i++) { // what precedes the first start continues the document before
+    for (size_t i = 0; i <= job->start_count;
+         i++) { // what precedes the first start continues the document before
         size_t end = i < job->start_count ? job->starts[i] : job->tokens.count;
-        if (end > at && !shard_writer_append(out->current, job->tokens.ids + at, end - at, e)) return false;
+        if (end > at && !shard_writer_append(out->current, job->tokens.ids + at, end - at, e))
+            return false;
         out->document_tokens += (int64_t)(end - at);
-        if (i < job->start_count && !begin_document(out, e)) return false;
+        if (i < job->start_count && !begin_document(out, e))
+            return false;
         at = end;
     }
     out->tokens += (int64_t)job->tokens.count;
     p->read += (int64_t)job->chunk.len;
     p->text_bytes += job->text_bytes;
-    if (job->replaced && !p->replaced) p->first_replaced = text_file_name(job->chunk.file);
+    if (job->replaced && !p->replaced)
+        p->first_replaced = text_file_name(job->chunk.file);
     p->replaced += job->replaced;
     return true;
 }
 
-// Feeds the ring and writes what comes out, oldest first. False with a message on the first error in input order.
+// Feeds the ring and writes what comes out, oldest first. False with a message on the first error in input
+// order.
 static bool pump(Ring *ring, TextReader *reader, Output *out, Progress *p, Error *e)
 {
     Error read_error;
@@ -454,20 +528,26 @@ static bool pump(Ring *ring, TextReader *reader, Output *out, Progress *p, Error
     for (int64_t written = 0;;) {
         while (status == CHUNK_READ && ring->submitted - written < ring->count) {
             status = text_reader_next(reader, &ring->jobs[ring->submitted % ring->count].chunk, &read_error);
-            if (status == CHUNK_READ) submit(ring);
+            if (status == CHUNK_READ)
+                submit(ring);
         }
-        if (written == ring->submitted) break;
+        if (written == ring->submitted)
+            break;
         Job *job = &ring->jobs[written++ % ring->count];
         wait_for(ring, job);
-        if (interrupted) return error_set(e, "interrupted");
-        if (!write_job(out, p, job, e)) return false;
+        if (interrupted)
+            return error_set(e, "interrupted");
+        if (!write_job(out, p, job, e))
+            return false;
         show_progress(p, out);
     }
-    if (status == CHUNK_ERROR) *e = read_error;
+    if (status == CHUNK_ERROR)
+        *e = read_error;
     return status == CHUNK_NONE;
 }
 
-static bool run_threads(const Options *o, const Tokenizer *t, const TextFileList *files, Output *out, Progress *p, Error *e)
+static bool run_threads(const Options *o, const Tokenizer *t, const TextFileList *files, Output *out,
+                        Progress *p, Error *e)
 {
     Ring ring = {.t = t, .count = 2 * o->threads + 2};
     ring.jobs = xcalloc((size_t)ring.count, sizeof *ring.jobs);
@@ -476,14 +556,17 @@ static bool run_threads(const Options *o, const Tokenizer *t, const TextFileList
     pthread_cond_init(&ring.done, NULL);
     pthread_t *threads = xcalloc((size_t)o->threads, sizeof *threads);
     int started = 0, refused = 0; // fewer threads than asked for still do the work
-    while (started < o->threads && !(refused = pthread_create(&threads[started], NULL, worker, &ring))) started++;
+    while (started < o->threads && !(refused = pthread_create(&threads[started], NULL, worker, &ring)))
+        started++;
     TextReader *reader = text_reader_create(files);
-    bool good = started ? pump(&ring, reader, out, p, e) : error_set(e, "cannot start a thread: %s", strerror(refused));
+    bool good = started ? pump(&ring, reader, out, p, e)
+                        : error_set(e, "cannot start a thread: %s", strerror(refused));
     pthread_mutex_lock(&ring.lock);
     ring.stop = true;
     pthread_cond_broadcast(&ring.work);
     pthread_mutex_unlock(&ring.lock);
-    for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
+    for (int i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
     text_reader_free(reader);
     for (int i = 0; i < ring.count; i++) {
         text_chunk_free(&ring.jobs[i].chunk);
@@ -498,7 +581,8 @@ static bool run_threads(const Options *o, const Tokenizer *t, const TextFileList
 static bool find_files(const Options *o, TextFileList *files, Progress *p, Error *e)
 {
     for (int i = 0; i < o->input_count; i++) {
-        if (!text_files_add(files, o->inputs[i], o->format, e)) return false;
+        if (!text_files_add(files, o->inputs[i], o->format, e))
+            return false;
     }
     for (size_t i = 0; i < files->count; i++) {
         p->total = files->files[i].size < 0 || p->total < 0 ? -1 : p->total + files->files[i].size;
@@ -512,7 +596,8 @@ static void note_long_documents(const Output *out, const Options *o)
 {
     if (out->used * 2 >= out->tokens || !text_split_none(&o->split))
         return;
-    note("training uses the first %d tokens of a document, %.0f%% of these; --split blank-lines, or --split 500, "
+    note("training uses the first %d tokens of a document, %.0f%% of these; --split blank-lines, or --split "
+         "500, "
          "makes more documents of a text file",
          MAX_DOCUMENT, 100.0 * (double)out->used / (double)out->tokens);
 }
@@ -522,7 +607,8 @@ static void note_unicode(const Tokenizer *t)
     int unicode = tokenizer_unicode(t);
     if (unicode == 0 || unicode == 16)
         return;
-    note("letters and numbers are those of this PCRE2, Unicode %d; tiktoken's are of Unicode 16, and characters "
+    note("letters and numbers are those of this PCRE2, Unicode %d; tiktoken's are of Unicode 16, and "
+         "characters "
          "that came in between are cut otherwise",
          unicode);
 }
@@ -560,8 +646,11 @@ static void write_log(const Output *out, const Options *o, const TextFileList *f
             log_shard(f, &out->train[i], "training");
         if (out->val.path)
             log_shard(f, &out->val, "validation");
-        fprintf(f, "in all: %lld documents, %lld bytes of text, %lld tokens, %lld invalid UTF-8 sequences replaced\n",
-                (long long)out->documents, (long long)p->text_bytes, (long long)out->tokens, (long long)p->replaced);
+        fprintf(f,
+                "in all: %lld documents, %lld bytes of text, %lld tokens, %lld invalid UTF-8 sequences "
+                "replaced\n",
+                (long long)out->documents, (long long)p->text_bytes, (long long)out->tokens,
+                (long long)p->replaced);
     }
     bool good = f && !ferror(f);
     if ((f && fclose(f)) || !good)
@@ -576,8 +665,10 @@ static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *f
     p->start = p->last_shown = seconds_now();
     p->terminal = isatty(STDERR_FILENO);
     bool good = output_open(&out, o, t, e) && run_threads(o, t, files, &out, p, e);
-    if (p->terminal) fputs("\r\033[K", stderr);
-    if (good) end_document(&out);
+    if (p->terminal)
+        fputs("\r\033[K", stderr);
+    if (good)
+        end_document(&out);
     good = good && output_publish(&out, e);
     if (good) {
         write_log(&out, o, files, p);
@@ -585,12 +676,13 @@ static bool tokenize(const Options *o, const Tokenizer *t, const TextFileList *f
         note_long_documents(&out, o);
         double seconds = seconds_now() - p->start;
         if (p->replaced) {
-            note("%lld invalid UTF-8 sequences were replaced by U+FFFD, the first in %s", (long long)p->replaced,
-                 p->first_replaced);
+            note("%lld invalid UTF-8 sequences were replaced by U+FFFD, the first in %s",
+                 (long long)p->replaced, p->first_replaced);
         }
         printf("%lld documents, %.1f MB of text, %lld tokens, %.3f bytes per token, %.1f s, %.1f MB/s\n",
                (long long)out.documents, 1e-6 * (double)p->text_bytes, (long long)out.tokens,
-               (double)p->text_bytes / (double)(out.tokens - out.documents), seconds, 1e-6 * (double)p->text_bytes / seconds);
+               (double)p->text_bytes / (double)(out.tokens - out.documents), seconds,
+               1e-6 * (double)p->text_bytes / seconds);
     }
     output_free(&out);
     return good;
@@ -607,12 +699,16 @@ int main(int argc, char **argv)
     Error e;
     TextFileList files = {.split = o.split};
     Progress progress = {0};
-    if (!find_files(&o, &files, &progress, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!find_files(&o, &files, &progress, &e))
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     Tokenizer *t = tokenizer_load(o.vocab, &e);
-    if (!t) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!t)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     bool good = tokenize(&o, t, &files, &progress, &e);
-    if (!good && interrupted) fatal(EXIT_INTERRUPTED, "interrupted; nothing was written");
-    if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!good && interrupted)
+        fatal(EXIT_INTERRUPTED, "interrupted; nothing was written");
+    if (!good)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     tokenizer_free(t);
     text_files_free(&files);
     free(o.inputs);

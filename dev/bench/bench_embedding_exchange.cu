@@ -1,16 +1,22 @@
-// Gradients of the embedding tables between GPUs: whole tables, as the trainer sends them, or only the rows that tokens touch.
+// Gradients of the embedding tables between GPUs: whole tables, as the trainer sends them, or only the rows
+// that tokens touch.
 //
 //   bench_embedding_exchange --gpus N --train-files FILES [option of train_gpt ...]       N 2, 4 or 8
 //
-// Four tables (Vp, d) fp32 hold random gradients in the rows that the loader's batches of two steps touch, zeros elsewhere. Ways:
+// Four tables (Vp, d) fp32 hold random gradients in the rows that the loader's batches of two steps touch,
+// zeros elsewhere. Ways:
 //   whole        reduce-scatter of tables, the others' shares cleared (llmc/dist/exchange.c)
-//   padded       the rows that any rank touches, packed by owner; reduce-scatter with as much room for each as the fullest needs
+//   padded       the rows that any rank touches, packed by owner; reduce-scatter with as much room for each
+//                as the fullest needs
 //   each owner   the same rows without gaps; a group of reductions, one to each owner
-//   own rows     every rank sends each owner the rows that it touches itself; the owner adds them up in the order of the ranks
-// Every way must give sums within (ranks - 1) 2^-24 of the sum of magnitudes, all rows of others cleared, before it is timed.
-// Which rows other ranks touch is known from an all-gather of bits ("union"); collectives need counts on the host ("counts":
-// copy, wait, go on). Times: medians, means of the ranks, ms for all four tables; "known": as if counts were there for nothing.
-// Beside products: the products of a layer's backward, a few after the start of each table; by how much they all end later.
+//   own rows     every rank sends each owner the rows that it touches itself; the owner adds them up in the
+//                order of the ranks
+// Every way must give sums within (ranks - 1) 2^-24 of the sum of magnitudes, all rows of others cleared,
+// before it is timed. Which rows other ranks touch is known from an all-gather of bits ("union"); collectives
+// need counts on the host ("counts":
+// copy, wait, go on). Times: medians, means of the ranks, ms for all four tables; "known": as if counts were
+// there for nothing. Beside products: the products of a layer's backward, a few after the start of each
+// table; by how much they all end later.
 #include "dev/bench/figures.h"
 #include "llmc/cuda/device/cuda_common.cuh"
 extern "C" {
@@ -23,16 +29,25 @@ extern "C" {
 #include <stdlib.h>
 #include <string.h>
 
-enum { TABLES = 4, PAIRS = 8, WARM_UP = 5, REPEATS = 50, BESIDE_REPEATS = 25, PRODUCTS = 5, VECTORS = 8, JOIN_THREADS = 1024 };
+enum {
+    TABLES = 4,
+    PAIRS = 8,
+    WARM_UP = 5,
+    REPEATS = 50,
+    BESIDE_REPEATS = 25,
+    PRODUCTS = 5,
+    VECTORS = 8,
+    JOIN_THREADS = 1024
+};
 typedef enum { WHOLE, PADDED, EACH_OWNER, OWN_ROWS, WAYS } Way;
 static const char *const way_name[WAYS] = {"whole", "padded", "each owner", "own rows"};
 typedef enum { UNION, COUNTS, PACK, SEND, PLACE, PARTS } Part;
 
 // The set of rows that each rank touches, and behind them the union.
 typedef struct {
-    uint32_t *bits;  // (size + 1, words) a bit for each row
-    int32_t *below;  // (size + 1, words) rows of the set before each word
-    int32_t *first;  // (size + 1, size + 1) rows of the set before each owner's share, and in all
+    uint32_t *bits;         // (size + 1, words) a bit for each row
+    int32_t *below;         // (size + 1, words) rows of the set before each word
+    int32_t *first;         // (size + 1, size + 1) rows of the set before each owner's share, and in all
     int words, size, share; // share: rows of an owner
 } Sets;
 
@@ -41,15 +56,20 @@ static int rank, size, d;
 static int64_t table_size;
 static Stream stream, side; // of the exchange; of the products
 static Sets sets;
-static float *tables, *packed, *arrived, *reference; // (TABLES, Vp, d), (Vp, d), (size, share, d), (TABLES, share, d)
-static float *small;                                 // (64) for the collective that ranks meet in
-static floatX *wide, *narrow, *weight;               // of the products
-static unsigned long long *faults;                   // (2) device: elements over the limit, elements with other bits than whole's
-static int32_t *first;                               // (size + 1, size + 1) host, copy of sets.first
+static float *tables, *packed, *arrived,
+    *reference;                        // (TABLES, Vp, d), (Vp, d), (size, share, d), (TABLES, share, d)
+static float *small;                   // (64) for the collective that ranks meet in
+static floatX *wide, *narrow, *weight; // of the products
+static unsigned long long
+    *faults;           // (2) device: elements over the limit, elements with other bits than whole's
+static int32_t *first; // (size + 1, size + 1) host, copy of sets.first
 
-// ---- sets of rows --------------------------------------------------------------------------------------------------------
+// ---- sets of rows -----------------------------------------------------------------------------------------
 
-static __device__ bool holds(const Sets &s, int set, int row) { return s.bits[set * s.words + row / 32] >> row % 32 & 1; }
+static __device__ bool holds(const Sets &s, int set, int row)
+{
+    return s.bits[set * s.words + row / 32] >> row % 32 & 1;
+}
 
 static __device__ int rows_below(const Sets &s, int set, int row)
 {
@@ -73,7 +93,8 @@ __global__ __launch_bounds__(JOIN_THREADS) void join_sets(Sets s)
     uint32_t *bits = s.bits + set * s.words;
     for (int w = begin; w < end; w++) {
         uint32_t all = set < s.size ? bits[w] : 0;
-        for (int r = 0; r < s.size && set == s.size; r++) all |= s.bits[r * s.words + w];
+        for (int r = 0; r < s.size && set == s.size; r++)
+            all |= s.bits[r * s.words + w];
         count += __popc(bits[w] = all);
     }
     sum[t] = count;
@@ -89,10 +110,12 @@ __global__ __launch_bounds__(JOIN_THREADS) void join_sets(Sets s)
         below += __popc(bits[w]);
     }
     __syncthreads();
-    if (t <= s.size) s.first[set * (s.size + 1) + t] = t < s.size ? rows_below(s, set, t * s.share) : sum[JOIN_THREADS - 1];
+    if (t <= s.size)
+        s.first[set * (s.size + 1) + t] =
+            t < s.size ? rows_below(s, set, t * s.share) : sum[JOIN_THREADS - 1];
 }
 
-// ---- rows ----------------------------------------------------------------------------------------------------------------
+// ---- rows -------------------------------------------------------------------------------------------------
 
 typedef struct {
     float4 v[VECTORS];
@@ -103,7 +126,8 @@ static __device__ Row load_row(const float *p, int d, int lane)
     Row x;
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
-        x.v[i] = lane + WARP * i < d / 4 ? reinterpret_cast<const float4 *>(p)[lane + WARP * i] : make_float4(0, 0, 0, 0);
+        x.v[i] = lane + WARP * i < d / 4 ? reinterpret_cast<const float4 *>(p)[lane + WARP * i]
+                                         : make_float4(0, 0, 0, 0);
     return x;
 }
 
@@ -111,36 +135,45 @@ static __device__ void store_row(float *p, const Row &x, int d, int lane)
 {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
-        if (lane + WARP * i < d / 4) reinterpret_cast<float4 *>(p)[lane + WARP * i] = x.v[i];
+        if (lane + WARP * i < d / 4)
+            reinterpret_cast<float4 *>(p)[lane + WARP * i] = x.v[i];
 }
 
-// A warp a row. set: the union, or the own one, whose rows of the own share stay where they are. Rows of others are cleared.
+// A warp a row. set: the union, or the own one, whose rows of the own share stay where they are. Rows of
+// others are cleared.
 __global__ void pack_rows(float *packed, float *table, Sets s, int set, int rank, int room, int d)
 {
     int row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (row >= s.share * s.size || !holds(s, set, row)) return;
+    if (row >= s.share * s.size || !holds(s, set, row))
+        return;
     bool own = row / s.share == rank, mine = holds(s, rank, row);
-    if (own && set == rank) return;
+    if (own && set == rank)
+        return;
     Row zero = {}, x = mine ? load_row(table + (int64_t)row * d, d, lane) : zero;
     store_row(packed + place_of(s, set, row, room) * d, x, d, lane);
-    if (mine && !own) store_row(table + (int64_t)row * d, zero, d, lane);
+    if (mine && !own)
+        store_row(table + (int64_t)row * d, zero, d, lane);
 }
 
 __global__ void place_rows(float *table, const float *packed, Sets s, int rank, int room, int d)
 {
     int row = rank * s.share + blockIdx.x * ROW_WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (row >= (rank + 1) * s.share || !holds(s, s.size, row)) return;
-    store_row(table + (int64_t)row * d, load_row(packed + place_of(s, s.size, row, room) * d, d, lane), d, lane);
+    if (row >= (rank + 1) * s.share || !holds(s, s.size, row))
+        return;
+    store_row(table + (int64_t)row * d, load_row(packed + place_of(s, s.size, row, room) * d, d, lane), d,
+              lane);
 }
 
 // arrived (size, share, d): the rows of rank r's set in this share, from (r, 0) on
 __global__ void add_rows(float *table, const float *arrived, Sets s, int rank, int d)
 {
     int row = rank * s.share + blockIdx.x * ROW_WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (row >= (rank + 1) * s.share || !holds(s, s.size, row)) return;
+    if (row >= (rank + 1) * s.share || !holds(s, s.size, row))
+        return;
     Row sum = {};
     for (int r = 0; r < s.size; r++) {
-        if (!holds(s, r, row)) continue;
+        if (!holds(s, r, row))
+            continue;
         int64_t at = (int64_t)r * s.share + rows_below(s, r, row) - s.first[r * (s.size + 1) + rank];
         Row x = load_row(r == rank ? table + (int64_t)row * d : arrived + at * d, d, lane);
 #pragma unroll
@@ -150,7 +183,7 @@ __global__ void add_rows(float *table, const float *arrived, Sets s, int rank, i
     store_row(table + (int64_t)row * d, sum, d, lane);
 }
 
-// ---- gradients, and whether their sums are right ---------------------------------------------------------------------------
+// ---- gradients, and whether their sums are right ----------------------------------------------------------
 
 static __device__ float noise(int64_t at, int seed) // in (-1, 1)
 {
@@ -167,48 +200,59 @@ static __device__ float gradient(const Sets &s, int r, int64_t at, int d) // at:
 
 __global__ void fill_operand(floatX *p, int64_t count)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x)
         p[i] = __float2bfloat16(noise(i, 0));
 }
 
 __global__ void fill_tables(float *tables, Sets s, int rank, int64_t count, int d)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x)
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x)
         tables[i] = gradient(s, rank, i, d);
 }
 
-__global__ void check_tables(const float *tables, float *reference, bool keep, Sets s, int rank, int64_t count, int d,
-                             unsigned long long *faults)
+__global__ void check_tables(const float *tables, float *reference, bool keep, Sets s, int rank,
+                             int64_t count, int d, unsigned long long *faults)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x) {
         int row = (int)(i / d % (s.share * s.size));
         double sum = 0, magnitude = 0;
         for (int r = 0; r < s.size && row / s.share == rank; r++) {
             double x = gradient(s, r, i, d);
-            sum += x, magnitude += fabs(x);
+            sum += x;
+            magnitude += fabs(x);
         }
-        if (!(fabs(tables[i] - sum) <= (s.size - 1) * 0x1p-24 * 1.000001 * magnitude)) atomicAdd(faults, 1);
-        if (row / s.share != rank) continue;
+        if (!(fabs(tables[i] - sum) <= (s.size - 1) * 0x1p-24 * 1.000001 * magnitude))
+            atomicAdd(faults, 1);
+        if (row / s.share != rank)
+            continue;
         float *whole = reference + (i / d / (s.share * s.size) * s.share + row - rank * s.share) * d + i % d;
-        if (keep) *whole = tables[i];
-        else if (*whole != tables[i]) atomicAdd(faults + 1, 1);
+        if (keep)
+            *whole = tables[i];
+        else if (*whole != tables[i])
+            atomicAdd(faults + 1, 1);
     }
 }
 
-// ---- NCCL's calls that the trainer does not make ----------------------------------------------------------------------------
+// ---- NCCL's calls that the trainer does not make ----------------------------------------------------------
 
-#define NCCL_CALLS(X)                                                                                                           \
-    X(GetUniqueId) X(CommInitRankConfig) X(CommDestroy) X(GroupStart) X(GroupEnd) X(Reduce) X(Send) X(Recv) X(GetErrorString)
+#define NCCL_CALLS(X) \
+    X(GetUniqueId) \
+    X(CommInitRankConfig) X(CommDestroy) X(GroupStart) X(GroupEnd) X(Reduce) X(Send) X(Recv) \
+        X(GetErrorString)
 static struct {
 #define MEMBER(name) decltype(&nccl##name) name;
     NCCL_CALLS(MEMBER)
 #undef MEMBER
     ncclComm_t comm;
 } nccl;
-#define NCCL_CHECK(call)                                                                                                        \
-    do {                                                                                                                        \
-        ncclResult_t status_ = nccl.call;                                                                                       \
-        if (status_ != ncclSuccess) fatal(EXIT_BAD_INPUT, "NCCL: %s: %s", #call, nccl.GetErrorString(status_));                 \
+#define NCCL_CHECK(call) \
+    do { \
+        ncclResult_t status_ = nccl.call; \
+        if (status_ != ncclSuccess) \
+            fatal(EXIT_BAD_INPUT, "NCCL: %s: %s", #call, nccl.GetErrorString(status_)); \
     } while (0)
 
 static void connect(void) // after comm_connect, which loads the library
@@ -219,17 +263,19 @@ static void connect(void) // after comm_connect, which loads the library
         int64_t words[sizeof(ncclUniqueId) / sizeof(int64_t)];
     } name;
     void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-#define FIND(name)                                                                                                              \
-    if (!library || !(nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name)))                                           \
+#define FIND(name) \
+    if (!library || !(nccl.name = (decltype(nccl.name))dlsym(library, "nccl" #name))) \
         fatal(EXIT_BAD_INPUT, "the NCCL library lacks nccl" #name);
     NCCL_CALLS(FIND)
 #undef FIND
-    if (!rank) NCCL_CHECK(GetUniqueId(&name.id));
-    for (int64_t &word : name.words) word = comm_max(rank ? INT64_MIN : word);
+    if (!rank)
+        NCCL_CHECK(GetUniqueId(&name.id));
+    for (int64_t &word : name.words)
+        word = comm_max(rank ? INT64_MIN : word);
     NCCL_CHECK(CommInitRankConfig(&nccl.comm, size, name.id, rank, &options));
 }
 
-// ---- the ways --------------------------------------------------------------------------------------------------------------
+// ---- the ways ---------------------------------------------------------------------------------------------
 
 static struct {
     cudaEvent_t mark[3 + 3 * TABLES];
@@ -249,16 +295,20 @@ static int room_for_each(void)
 {
     const int32_t *all = first + size * (size + 1);
     int most = 0;
-    for (int r = 0; r < size; r++) most = max(most, all[r + 1] - all[r]);
+    for (int r = 0; r < size; r++)
+        most = max(most, all[r + 1] - all[r]);
     return most;
 }
 
 static int64_t rows_sent(Way way) // by this rank, or the mean of all where a ring is
 {
     const int32_t *mine = first + rank * (size + 1), *all = first + size * (size + 1);
-    if (way == PADDED) return (int64_t)(size - 1) * room_for_each();
-    if (way == EACH_OWNER) return (int64_t)(size - 1) * all[size] / size;
-    if (way == OWN_ROWS) return mine[size] - (mine[rank + 1] - mine[rank]);
+    if (way == PADDED)
+        return (int64_t)(size - 1) * room_for_each();
+    if (way == EACH_OWNER)
+        return (int64_t)(size - 1) * all[size] / size;
+    if (way == OWN_ROWS)
+        return mine[size] - (mine[rank + 1] - mine[rank]);
     return (int64_t)(size - 1) * sets.share;
 }
 
@@ -270,14 +320,17 @@ static void send_group(Way way)
     NCCL_CHECK(GroupStart());
     for (int r = 0; r < size && way == EACH_OWNER; r++) {
         float *rows = packed + (int64_t)all[r] * d;
-        NCCL_CHECK(Reduce(rows, rows, (size_t)(all[r + 1] - all[r]) * d, ncclFloat, ncclSum, r, nccl.comm, stream));
+        NCCL_CHECK(
+            Reduce(rows, rows, (size_t)(all[r + 1] - all[r]) * d, ncclFloat, ncclSum, r, nccl.comm, stream));
     }
     for (int r = 0; r < size && way == OWN_ROWS; r++) {
         const int32_t *theirs = first + r * (size + 1);
-        if (r == rank) continue;
-        NCCL_CHECK(Send(packed + (int64_t)mine[r] * d, (size_t)(mine[r + 1] - mine[r]) * d, ncclFloat, r, nccl.comm, stream));
-        NCCL_CHECK(Recv(arrived + (int64_t)r * sets.share * d, (size_t)(theirs[rank + 1] - theirs[rank]) * d, ncclFloat, r,
+        if (r == rank)
+            continue;
+        NCCL_CHECK(Send(packed + (int64_t)mine[r] * d, (size_t)(mine[r + 1] - mine[r]) * d, ncclFloat, r,
                         nccl.comm, stream));
+        NCCL_CHECK(Recv(arrived + (int64_t)r * sets.share * d, (size_t)(theirs[rank + 1] - theirs[rank]) * d,
+                        ncclFloat, r, nccl.comm, stream));
     }
     NCCL_CHECK(GroupEnd());
 }
@@ -287,23 +340,31 @@ static void exchange_whole(float *table)
     int64_t own = sets.share * (int64_t)d, before = rank * own, after = table_size - before - own;
     comm_reduce_scatter(stream, table + before, table, own);
     tick(SEND);
-    if (before) device_zero(stream, table, (size_t)before * sizeof(float));
-    if (after) device_zero(stream, table + before + own, (size_t)after * sizeof(float));
+    if (before)
+        device_zero(stream, table, (size_t)before * sizeof(float));
+    if (after)
+        device_zero(stream, table + before + own, (size_t)after * sizeof(float));
     tick(PLACE);
 }
 
 static void exchange_table(Way way, float *table)
 {
-    if (way == WHOLE) return exchange_whole(table);
+    if (way == WHOLE)
+        return exchange_whole(table);
     int room = way == PADDED ? room_for_each() : 0, set = way == OWN_ROWS ? rank : size;
-    pack_rows<<<row_blocks(sets.share * size), ROW_THREADS, 0, stream>>>(packed, table, sets, set, rank, room, d);
+    pack_rows<<<row_blocks(sets.share * size), ROW_THREADS, 0, stream>>>(packed, table, sets, set, rank, room,
+                                                                         d);
     CHECK_LAUNCH();
     tick(PACK);
-    if (way == PADDED) comm_reduce_scatter(stream, packed + (int64_t)rank * room * d, packed, (int64_t)room * d);
-    else send_group(way);
+    if (way == PADDED)
+        comm_reduce_scatter(stream, packed + (int64_t)rank * room * d, packed, (int64_t)room * d);
+    else
+        send_group(way);
     tick(SEND);
-    if (way == OWN_ROWS) add_rows<<<row_blocks(sets.share), ROW_THREADS, 0, stream>>>(table, arrived, sets, rank, d);
-    else place_rows<<<row_blocks(sets.share), ROW_THREADS, 0, stream>>>(table, packed, sets, rank, room, d);
+    if (way == OWN_ROWS)
+        add_rows<<<row_blocks(sets.share), ROW_THREADS, 0, stream>>>(table, arrived, sets, rank, d);
+    else
+        place_rows<<<row_blocks(sets.share), ROW_THREADS, 0, stream>>>(table, packed, sets, rank, room, d);
     CHECK_LAUNCH();
     tick(PLACE);
 }
@@ -339,7 +400,8 @@ static void exchange(Way way, bool known)
         fetch_counts();
         tick(COUNTS);
     }
-    for (int i = 0; i < TABLES; i++) exchange_table(way, tables + i * table_size);
+    for (int i = 0; i < TABLES; i++)
+        exchange_table(way, tables + i * table_size);
 }
 
 static void check(Way way)
@@ -348,18 +410,21 @@ static void check(Way way)
     device_zero(stream, faults, sizeof found);
     prepare();
     exchange(way, false);
-    check_tables<<<2048, 256, 0, stream>>>(tables, reference, way == WHOLE, sets, rank, TABLES * table_size, d, faults);
+    check_tables<<<2048, 256, 0, stream>>>(tables, reference, way == WHOLE, sets, rank, TABLES * table_size,
+                                           d, faults);
     CHECK_LAUNCH();
     copy_to_host(stream, found, faults, sizeof found);
     stream_synchronize(stream);
     double wrong = comm_sum((double)found[0]), apart = comm_sum((double)found[1]);
-    if (wrong > 0) fatal(EXIT_BAD_INPUT, "%s: %.0f elements are not the sum, or not cleared", way_name[way], wrong);
-    if (rank || way == WHOLE) return;
-    printf("%-10s  is right; %.0f of %.0f elements have other bits than whole tables give\n", way_name[way], apart,
-           (double)TABLES * (double)table_size);
+    if (wrong > 0)
+        fatal(EXIT_BAD_INPUT, "%s: %.0f elements are not the sum, or not cleared", way_name[way], wrong);
+    if (rank || way == WHOLE)
+        return;
+    printf("%-10s  is right; %.0f of %.0f elements have other bits than whole tables give\n", way_name[way],
+           apart, (double)TABLES * (double)table_size);
 }
 
-// ---- times -----------------------------------------------------------------------------------------------------------------
+// ---- times ------------------------------------------------------------------------------------------------
 
 static int by_value(const void *a, const void *b)
 {
@@ -385,13 +450,16 @@ static void time_way(Way way, bool known, double *ms)
         for (int k = 1; k < ticks.count && i >= 0; k++) {
             float part;
             CUDA_CHECK(cudaEventElapsedTime(&part, ticks.mark[k - 1], ticks.mark[k]));
-            all[ticks.part[k]][i] += part, all[PARTS][i] += part;
+            all[ticks.part[k]][i] += part;
+            all[PARTS][i] += part;
         }
     }
-    for (int part = 0; part <= PARTS; part++) ms[part] = median(all[part], REPEATS);
+    for (int part = 0; part <= PARTS; part++)
+        ms[part] = median(all[part], REPEATS);
 }
 
-// Products on a stream of their own, an exchange that begins with every PRODUCTS of them; way WAYS: products alone.
+// Products on a stream of their own, an exchange that begins with every PRODUCTS of them; way WAYS: products
+// alone.
 static double time_beside(Way way)
 {
     static float ms[BESIDE_REPEATS];
@@ -404,14 +472,17 @@ static double time_beside(Way way)
         for (int t = 0; t < TABLES; t++) {
             event_record(reached, side);
             stream_wait(stream, reached);
-            if (way != WAYS) exchange_table(way, tables + t * table_size);
-            for (int k = 0; k < PRODUCTS; k++) matmul_backward_input(side, narrow, wide, weight, N, d, config.mlp_dim);
+            if (way != WAYS)
+                exchange_table(way, tables + t * table_size);
+            for (int k = 0; k < PRODUCTS; k++)
+                matmul_backward_input(side, narrow, wide, weight, N, d, config.mlp_dim);
         }
         event_record(reached, side);
         stream_wait(stream, reached);
         tick(PARTS);
         stream_synchronize(stream);
-        if (i >= 0) CUDA_CHECK(cudaEventElapsedTime(&ms[i], ticks.mark[0], ticks.mark[ticks.count - 1]));
+        if (i >= 0)
+            CUDA_CHECK(cudaEventElapsedTime(&ms[i], ticks.mark[0], ticks.mark[ticks.count - 1]));
     }
     event_destroy(reached);
     return median(ms, BESIDE_REPEATS);
@@ -421,33 +492,39 @@ static void bench(void)
 {
     double alone = time_beside(WAYS);
     if (!rank)
-        printf("%-10s  %8s %7s %7s %7s %7s %7s   %7s %7s   beside %.3f ms of products\n", "", "MB sent", "union", "counts",
-               "pack", "send", "place", "known", "fetched", alone);
+        printf("%-10s  %8s %7s %7s %7s %7s %7s   %7s %7s   beside %.3f ms of products\n", "", "MB sent",
+               "union", "counts", "pack", "send", "place", "known", "fetched", alone);
     for (int way = 0; way < WAYS; way++) {
-        double known[PARTS + 1], fetched[PARTS + 1], sent = comm_sum((double)rows_sent((Way)way)) / size * d * sizeof(float);
+        double known[PARTS + 1], fetched[PARTS + 1],
+            sent = comm_sum((double)rows_sent((Way)way)) / size * d * sizeof(float);
         time_way((Way)way, true, known);
         time_way((Way)way, false, fetched);
         double delay = time_beside((Way)way) - alone;
-        if (rank) continue;
+        if (rank)
+            continue;
         char op[96];
         snprintf(op, sizeof op, "embedding gradients, %d tables: %s", TABLES, way_name[way]);
         figure(op, "two steps, alone", fetched[PARTS], "ms");
         figure(op, "two steps, beside products", delay, "ms");
-        printf("%-10s  %8.1f %7.3f %7.3f %7.3f %7.3f %7.3f   %7.3f %7.3f   %+.3f\n", way_name[way], TABLES * sent * 1e-6,
-               fetched[UNION], fetched[COUNTS], known[PACK], known[SEND], known[PLACE], known[PARTS], fetched[PARTS], delay);
+        printf("%-10s  %8.1f %7.3f %7.3f %7.3f %7.3f %7.3f   %7.3f %7.3f   %+.3f\n", way_name[way],
+               TABLES * sent * 1e-6, fetched[UNION], fetched[COUNTS], known[PACK], known[SEND], known[PLACE],
+               known[PARTS], fetched[PARTS], delay);
     }
 }
 
-// ---- tokens ----------------------------------------------------------------------------------------------------------------
+// ---- tokens -----------------------------------------------------------------------------------------------
 
-// The rows of this rank's tokens in the next two steps, to the device; then everybody's, and first on the host.
+// The rows of this rank's tokens in the next two steps, to the device; then everybody's, and first on the
+// host.
 static void read_pair(Loader *loader, Batch *b)
 {
     Error e;
     uint32_t *bits = (uint32_t *)xcalloc((size_t)sets.words, sizeof *bits);
     for (int i = 0; i < 2 * config.micro_batches / size; i++) {
-        if (!loader_next(loader, b, &e)) fatal(EXIT_BAD_INPUT, "%s", e.text);
-        for (int k = 0; k < b->num_rows; k++) bits[b->row_token[k] / 32] |= 1u << b->row_token[k] % 32;
+        if (!loader_next(loader, b, &e))
+            fatal(EXIT_BAD_INPUT, "%s", e.text);
+        for (int k = 0; k < b->num_rows; k++)
+            bits[b->row_token[k] / 32] |= 1u << b->row_token[k] % 32;
     }
     copy_to_device(stream, sets.bits + rank * sets.words, bits, (size_t)sets.words * sizeof *bits);
     stream_synchronize(stream);
@@ -466,23 +543,34 @@ static void read_pairs(Loader *loader)
         read_pair(loader, &b);
         for (int r = 0; r < size; r++) {
             double share = first[r * (size + 1) + size] / Vp;
-            one[0] = fmin(one[0], share), one[1] = fmax(one[1], share);
+            one[0] = fmin(one[0], share);
+            one[1] = fmax(one[1], share);
         }
-        any[0] = fmin(any[0], all[size] / Vp), any[1] = fmax(any[1], all[size] / Vp);
+        any[0] = fmin(any[0], all[size] / Vp);
+        any[1] = fmax(any[1], all[size] / Vp);
     }
     batch_free(&b);
-    if (rank) return;
-    printf("%d tables of %.0f rows, %d columns fp32, on %d GPUs: %s\n", TABLES, Vp, d, size, comm_description());
-    printf("rows touched in two steps of %d tokens, %d pairs of steps: by one rank %.1f to %.1f%%, by any %.1f to %.1f%%\n",
-           config.micro_batches * config.micro_batch_tokens, PAIRS, 100 * one[0], 100 * one[1], 100 * any[0], 100 * any[1]);
-    printf("in the pair that is timed: %d by rank 0, %d by any; of each owner's %d", first[size], all[size], sets.share);
-    for (int r = 0; r < size; r++) printf(" %d", all[r + 1] - all[r]);
+    if (rank)
+        return;
+    printf("%d tables of %.0f rows, %d columns fp32, on %d GPUs: %s\n", TABLES, Vp, d, size,
+           comm_description());
+    printf("rows touched in two steps of %d tokens, %d pairs of steps: by one rank %.1f to %.1f%%, by any "
+           "%.1f to %.1f%%\n",
+           config.micro_batches * config.micro_batch_tokens, PAIRS, 100 * one[0], 100 * one[1], 100 * any[0],
+           100 * any[1]);
+    printf("in the pair that is timed: %d by rank 0, %d by any; of each owner's %d", first[size], all[size],
+           sets.share);
+    for (int r = 0; r < size; r++)
+        printf(" %d", all[r + 1] - all[r]);
     printf("\n");
 }
 
-// ---- the program -----------------------------------------------------------------------------------------------------------
+// ---- the program ------------------------------------------------------------------------------------------
 
-template <class T> static T *allocate(int64_t count) { return (T *)device_alloc((size_t)count * sizeof(T), "bench"); }
+template <class T> static T *allocate(int64_t count)
+{
+    return (T *)device_alloc((size_t)count * sizeof(T), "bench");
+}
 
 static void allocate_all(void)
 {
@@ -490,29 +578,43 @@ static void allocate_all(void)
     d = config.model_dim;
     table_size = Vp * d;
     sets = {.words = (int)(Vp / 32), .size = size, .share = (int)(Vp / size)};
-    sets.bits = allocate<uint32_t>((size + 1) * sets.words), sets.below = allocate<int32_t>((size + 1) * sets.words);
+    sets.bits = allocate<uint32_t>((size + 1) * sets.words);
+    sets.below = allocate<int32_t>((size + 1) * sets.words);
     sets.first = allocate<int32_t>((size + 1) * (size + 1));
     first = (int32_t *)host_alloc((size_t)((size + 1) * (size + 1)) * sizeof *first);
-    tables = allocate<float>(TABLES * table_size), packed = allocate<float>(table_size), arrived = allocate<float>(table_size);
-    reference = allocate<float>(TABLES * sets.share * (int64_t)d), small = allocate<float>(64);
-    wide = allocate<floatX>(N * F), narrow = allocate<floatX>(N * d), weight = allocate<floatX>(F * d);
+    tables = allocate<float>(TABLES * table_size);
+    packed = allocate<float>(table_size);
+    arrived = allocate<float>(table_size);
+    reference = allocate<float>(TABLES * sets.share * (int64_t)d);
+    small = allocate<float>(64);
+    wide = allocate<floatX>(N * F);
+    narrow = allocate<floatX>(N * d);
+    weight = allocate<floatX>(F * d);
     faults = allocate<unsigned long long>(2);
-    stream = stream_create_urgent(), side = stream_create();
+    stream = stream_create_urgent();
+    side = stream_create();
     fill_operand<<<2048, 256, 0, stream>>>(wide, N * F);
     fill_operand<<<2048, 256, 0, stream>>>(weight, F * d);
     CHECK_LAUNCH();
-    for (cudaEvent_t &mark : ticks.mark) CUDA_CHECK(cudaEventCreate(&mark));
+    for (cudaEvent_t &mark : ticks.mark)
+        CUDA_CHECK(cudaEventCreate(&mark));
 }
 
 static Loader *open_data(void)
 {
     Error e;
     LoaderOptions o = {};
-    o.files_glob = config.train_files, o.micro_batches = config.micro_batches, o.group_micro_batches = config.group_micro_batches;
-    o.micro_batch_tokens = config.micro_batch_tokens, o.max_document = config.max_document;
-    o.rank = rank, o.num_ranks = size, o.repeat = true;
+    o.files_glob = config.train_files;
+    o.micro_batches = config.micro_batches;
+    o.group_micro_batches = config.group_micro_batches;
+    o.micro_batch_tokens = config.micro_batch_tokens;
+    o.max_document = config.max_document;
+    o.rank = rank;
+    o.num_ranks = size;
+    o.repeat = true;
     Loader *loader = loader_open(&o, &e);
-    if (!loader) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!loader)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     config.vocab_size = loader_vocab_size(loader);
     return loader;
 }
@@ -520,30 +622,40 @@ static Loader *open_data(void)
 int main(int argc, char **argv)
 {
     Error e;
-    const char *usage = "bench_embedding_exchange --gpus N --train-files FILES [option of train_gpt ...], N 2, 4 or 8";
+    const char *usage =
+        "bench_embedding_exchange --gpus N --train-files FILES [option of train_gpt ...], N 2, 4 or 8";
     set_program_name("bench_embedding_exchange", -1);
     figures_open(&argc, argv);
     comm_open();
-    if (!config_parse(&config, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    if (!config_parse(&config, argc, argv, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
     uint64_t options = config_fingerprint(&config);
-    CommOptions o = {config.gpus, 1, config.device, config.micro_batches, (double)config.timeout, true, 0, options};
+    CommOptions o = {config.gpus, 1, config.device, config.micro_batches, (double)config.timeout,
+                     true,        0, options};
     int device = comm_join(&o);
-    rank = comm_rank(), size = comm_size();
+    rank = comm_rank();
+    size = comm_size();
     figures.devices = size;
-    if (size == 1) fatal(EXIT_USAGE, "one GPU exchanges nothing; usage: %s", usage);
+    if (size == 1)
+        fatal(EXIT_USAGE, "one GPU exchanges nothing; usage: %s", usage);
     Loader *loader = open_data();
     if (config.model_dim % 8 || config.model_dim > 4 * WARP * VECTORS)
-        fatal(EXIT_USAGE, "--model-dim %d: a multiple of 8 up to %d here", config.model_dim, 4 * WARP * VECTORS);
+        fatal(EXIT_USAGE, "--model-dim %d: a multiple of 8 up to %d here", config.model_dim,
+              4 * WARP * VECTORS);
     backend_open(device);
     OpSizes sizes = {};
-    sizes.tokens = sizes.eval_tokens = 1024, sizes.dim = config.model_dim, sizes.heads = config.num_heads;
-    sizes.mlp_dim = config.mlp_dim, sizes.vocab_padded = config_vocab_padded(&config);
+    sizes.tokens = sizes.eval_tokens = 1024;
+    sizes.dim = config.model_dim;
+    sizes.heads = config.num_heads;
+    sizes.mlp_dim = config.mlp_dim;
+    sizes.vocab_padded = config_vocab_padded(&config);
     backend_reserve(&sizes);
     comm_connect();
     connect();
     allocate_all();
     read_pairs(loader);
-    for (int way = 0; way < WAYS; way++) check((Way)way);
+    for (int way = 0; way < WAYS; way++)
+        check((Way)way);
     bench();
     comm_barrier();
     NCCL_CHECK(CommDestroy(nccl.comm));

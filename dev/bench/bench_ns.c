@@ -1,8 +1,9 @@
-// Newton-Schulz on the GPU: every variant against the standard iteration on cuBLASLt in the same run, every primitive against its
-// floor, and the error that each variant leaves.
+// Newton-Schulz on the GPU: every variant against the standard iteration on cuBLASLt in the same run, every
+// primitive against its floor, and the error that each variant leaves.
 //   bench_ns [shape]      0..8: one of the shapes only
-// Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS. "products": the steps
-// alone, from 16-bit matrices on, which is the whole less norm and load (AOL: less its own load), measured by themselves.
+// Times: the whole call from fp32 matrices to the result, replayed as a graph, L2 warm, median of REPEATS.
+// "products": the steps alone, from 16-bit matrices on, which is the whole less norm and load (AOL: less its
+// own load), measured by themselves.
 #include "dev/bench/figures.h"
 #include "dev/bench/ns_baseline.h"
 #include "dev/test/ns_reference.h"
@@ -19,7 +20,7 @@ static const struct {
               {192, 768, 64}, {128, 512, 64},  {256, 256, 64},  {100, 300, 64}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-// ---- timing ------------------------------------------------------------------------------------------------------------
+// ---- timing -----------------------------------------------------------------------------------------------
 
 static int by_value(const void *a, const void *b)
 {
@@ -42,7 +43,8 @@ static double median_us(Job *job, void *arguments, int copies)
     job(s, arguments); // whatever is prepared at the first call
     BENCH_CUDA(cudaStreamSynchronize(s));
     BENCH_CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < copies; i++) job(s, arguments);
+    for (int i = 0; i < copies; i++)
+        job(s, arguments);
     BENCH_CUDA(cudaStreamEndCapture(s, &graph));
     BENCH_CUDA(cudaGraphInstantiate(&run, graph, 0));
     for (int i = 0; i < REPEATS + WARM_UP; i++) {
@@ -50,15 +52,19 @@ static double median_us(Job *job, void *arguments, int copies)
         BENCH_CUDA(cudaGraphLaunch(run, s));
         BENCH_CUDA(cudaEventRecord(to, s));
         BENCH_CUDA(cudaEventSynchronize(to));
-        if (i >= WARM_UP) BENCH_CUDA(cudaEventElapsedTime(&ms[i - WARM_UP], from, to));
+        if (i >= WARM_UP)
+            BENCH_CUDA(cudaEventElapsedTime(&ms[i - WARM_UP], from, to));
     }
     qsort(ms, REPEATS, sizeof *ms, by_value);
-    cudaGraphExecDestroy(run), cudaGraphDestroy(graph);
-    cudaEventDestroy(from), cudaEventDestroy(to), cudaStreamDestroy(s);
+    cudaGraphExecDestroy(run);
+    cudaGraphDestroy(graph);
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    cudaStreamDestroy(s);
     return 1e3 * ms[REPEATS / 2] / copies;
 }
 
-// ---- the work of one shape -----------------------------------------------------------------------------------------------
+// ---- the work of one shape --------------------------------------------------------------------------------
 
 enum { LOAD_ALONE, LOAD_ROWS, LOAD_NORM, LOADS };
 typedef struct {
@@ -76,8 +82,10 @@ static float *gaussian_matrices(int64_t count)
 {
     enum { PERIOD = 1999993 };
     Random r = {7};
-    float *host = xcalloc((size_t)count, sizeof *host), *u = device_alloc((size_t)count * sizeof *u, "matrices");
-    for (int64_t i = 0; i < count; i++) host[i] = i < PERIOD ? (float)random_normal(&r) : host[i - PERIOD];
+    float *host = xcalloc((size_t)count, sizeof *host),
+          *u = device_alloc((size_t)count * sizeof *u, "matrices");
+    for (int64_t i = 0; i < count; i++)
+        host[i] = i < PERIOD ? (float)random_normal(&r) : host[i - PERIOD];
     copy_to_device(NULL, u, host, (size_t)count * sizeof *u);
     stream_synchronize(NULL);
     free(host);
@@ -92,7 +100,8 @@ static void run_baseline(cudaStream_t s, void *p)
 static void run_load(cudaStream_t s, void *p)
 {
     Bench *k = p;
-    ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)k->n * k->m, 1.02f, 1e-6f, 1, k->n, k->m, k->batch, false);
+    ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)k->n * k->m, 1.02f, 1e-6f, 1, k->n, k->m, k->batch,
+            false);
 }
 static void run_load_alone(cudaStream_t s, void *p)
 {
@@ -110,24 +119,30 @@ static void run_variant(cudaStream_t s, void *p)
     newton_schulz(s, &k->options, k->u, (int64_t)k->n * k->m, k->n, k->m, k->batch, k->work);
 }
 
-static double dense_gflop(const Bench *k) { return k->batch * 5 * (4.0 * k->n * k->n * k->m + 2.0 * k->n * k->n * k->n) * 1e-9; }
+static double dense_gflop(const Bench *k)
+{
+    return k->batch * 5 * (4.0 * k->n * k->n * k->m + 2.0 * k->n * k->n * k->n) * 1e-9;
+}
 
-// The baseline on matrices of `pitch` columns, zeros behind the m of ours: cuBLAS is slow where rows do not start on 16 bytes.
+// The baseline on matrices of `pitch` columns, zeros behind the m of ours: cuBLAS is slow where rows do not
+// start on 16 bytes.
 static double time_baseline(Bench *k, double *products)
 {
     k->baseline = baseline_open(k->n, k->pitch, k->batch, k->x, k->y, k->a, k->b);
     double us = median_us(run_baseline, k, 1);
     Job *loads[LOADS] = {run_load_alone, run_load_rows, run_load};
-    for (int i = 0; i < LOADS; i++) k->load_us[i] = median_us(loads[i], k, 1);
+    for (int i = 0; i < LOADS; i++)
+        k->load_us[i] = median_us(loads[i], k, 1);
     *products = us - k->load_us[LOAD_NORM];
     baseline_close(&k->baseline);
     char shape[48];
     snprintf(shape, sizeof shape, "%dx%d, batch %d", k->n, k->m, k->batch);
     figure("Std-5 on cuBLASLt", shape, us, "us");
-    printf("  norm and load alone                %9.1f us, load by rows %.1f us, load %.1f us\n", k->load_us[LOAD_NORM],
-           k->load_us[LOAD_ROWS], k->load_us[LOAD_ALONE]);
-    printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x   products %8.1f us  1.00x\n", k->pitch,
-           us, dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, *products);
+    printf("  norm and load alone                %9.1f us, load by rows %.1f us, load %.1f us\n",
+           k->load_us[LOAD_NORM], k->load_us[LOAD_ROWS], k->load_us[LOAD_ALONE]);
+    printf("  Std-5 on cuBLASLt, %-5d columns    %9.1f us  %6.1f TFLOP/s  %4.1f%%   1.00x   products %8.1f "
+           "us  1.00x\n",
+           k->pitch, us, dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, *products);
     return us;
 }
 
@@ -154,22 +169,25 @@ static NsOptions row_options(int i)
 static void time_variants(Bench *k, double baseline, double products)
 {
     for (int i = 0; i < ROWS; i++) {
-        if (rows[i].square_gram && k->n != k->m) continue;
+        if (rows[i].square_gram && k->n != k->m)
+            continue;
         k->options = row_options(i);
         k->work = device_alloc(ns_workspace_bytes(&k->options, k->n, k->m, k->batch), "workspace");
         double us = median_us(run_variant, k, 1);
         device_free(k->work);
-        double load = k->load_us[!k->options.aol ? LOAD_NORM : k->options.dtype == NS_BF16 ? LOAD_ALONE : LOAD_ROWS];
+        double load = k->load_us[!k->options.aol               ? LOAD_NORM
+                                 : k->options.dtype == NS_BF16 ? LOAD_ALONE
+                                                               : LOAD_ROWS];
         char shape[48];
         snprintf(shape, sizeof shape, "%dx%d, batch %d", k->n, k->m, k->batch);
         figure(rows[i].label, shape, us, "us");
-        printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx   products %8.1f us %5.2fx\n", rows[i].label, us,
-               dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us, us - load,
-               products / (us - load));
+        printf("  %-34s %9.1f us  %6.1f TFLOP/s  %4.1f%%  %5.2fx   products %8.1f us %5.2fx\n", rows[i].label,
+               us, dense_gflop(k) / us * 1e3, dense_gflop(k) / us * 1e5 / peak_tflops, baseline / us,
+               us - load, products / (us - load));
     }
 }
 
-// ---- primitives ------------------------------------------------------------------------------------------------------------
+// ---- primitives -------------------------------------------------------------------------------------------
 
 enum { P_GRAM, P_SYMMETRIC, P_APPLY, P_LOAD, P_GRAM_RAW, P_AOL, P_SCALED, P_TRANSPOSE, PRIMITIVES };
 static const char *const primitive_names[PRIMITIVES] = {"gram",     "symmetric", "apply",  "load",
@@ -209,15 +227,24 @@ static void run_primitive(cudaStream_t s, void *p)
     }
 }
 
-// Operations in gigaflop, of symmetric results counting the triangle of 128-tiles; bytes in gigabytes, each tensor once.
+// Operations in gigaflop, of symmetric results counting the triangle of 128-tiles; bytes in gigabytes, each
+// tensor once.
 static void primitive_cost(const Bench *k, double *gflop, double *gbyte)
 {
-    double n = k->n, m = k->m, tiles = ceil(n / 128), triangle = (tiles + 1) / (2 * tiles), b = k->batch * 1e-9;
+    double n = k->n, m = k->m, tiles = ceil(n / 128), triangle = (tiles + 1) / (2 * tiles),
+           b = k->batch * 1e-9;
     double nm = n * m, nn = n * n;
-    double flops[PRIMITIVES] = {2 * nn * m * triangle, 2 * nn * n * triangle, 2 * nn * m, 0, 2 * nn * m * triangle, 0,
-                                2 * nn * n * triangle};
-    double bytes[PRIMITIVES] = {
-        2 * nm + 2 * nn, 4 * nn, 4 * nm + 2 * nn, 6 * nm, 2 * nm + 4 * nn * triangle, 4 * nn * triangle + 2 * nn, 4 * nn, 4 * nm};
+    double flops[PRIMITIVES] =
+        {2 * nn * m * triangle, 2 * nn * n * triangle, 2 * nn * m, 0, 2 * nn * m * triangle, 0,
+         2 * nn * n * triangle};
+    double bytes[PRIMITIVES] = {2 * nm + 2 * nn,
+                                4 * nn,
+                                4 * nm + 2 * nn,
+                                6 * nm,
+                                2 * nm + 4 * nn * triangle,
+                                4 * nn * triangle + 2 * nn,
+                                4 * nn,
+                                4 * nm};
     *gflop = flops[k->primitive] * b;
     *gbyte = bytes[k->primitive] * b;
 }
@@ -228,30 +255,39 @@ static void time_primitives(Bench *k)
         k->primitive = p % PRIMITIVES;
         double us = median_us(run_primitive, k, 8), gflop, gbyte;
         primitive_cost(k, &gflop, &gbyte);
-        printf("  %-14s %8.1f us  %7.1f TFLOP/s (%4.1f%%)  %6.2f TB/s\n", primitive_names[k->primitive], us, gflop / us * 1e3,
-               gflop / us * 1e5 / peak_tflops, gbyte / us * 1e3);
+        printf("  %-14s %8.1f us  %7.1f TFLOP/s (%4.1f%%)  %6.2f TB/s\n", primitive_names[k->primitive], us,
+               gflop / us * 1e3, gflop / us * 1e5 / peak_tflops, gbyte / us * 1e3);
     }
 }
 
 static void bench_shape(int n, int m, int batch)
 {
     Bench k = {.n = n, .m = m, .pitch = ns_pitch(NS_BF16, n, m), .batch = batch};
-    size_t tall = (size_t)batch * (size_t)n * (size_t)k.pitch * 2, square = (size_t)batch * (size_t)n * (size_t)n * 2;
+    size_t tall = (size_t)batch * (size_t)n * (size_t)k.pitch * 2,
+           square = (size_t)batch * (size_t)n * (size_t)n * 2;
     k.u = gaussian_matrices((int64_t)batch * n * m);
-    k.sumsq = device_alloc((size_t)batch * 4, "norms"), k.scale = device_alloc((size_t)batch * (size_t)n * 4, "scales");
-    k.x = device_alloc(tall, "x"), k.y = device_alloc(tall, "y"), k.a = device_alloc(square, "a"),
+    k.sumsq = device_alloc((size_t)batch * 4, "norms");
+    k.scale = device_alloc((size_t)batch * (size_t)n * 4, "scales");
+    k.x = device_alloc(tall, "x");
+    k.y = device_alloc(tall, "y");
+    k.a = device_alloc(square, "a");
     k.b = device_alloc(square, "b");
     k.raw = device_alloc(ns_raw_bytes(NS_BF16, n, m, batch), "raw Gram matrices");
     printf("%d x %d, batch %d: %s\n", n, m, batch, ns_path_name(ns_iteration_path(NS_BF16, n, m)));
     double products, baseline = time_baseline(&k, &products);
     time_variants(&k, baseline, products);
     time_primitives(&k);
-    device_free(k.u), device_free(k.sumsq), device_free(k.scale), device_free(k.x), device_free(k.y), device_free(k.a),
-        device_free(k.b);
+    device_free(k.u);
+    device_free(k.sumsq);
+    device_free(k.scale);
+    device_free(k.x);
+    device_free(k.y);
+    device_free(k.a);
+    device_free(k.b);
     device_free(k.raw);
 }
 
-// ---- errors ------------------------------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------------------
 
 static double gpu_polar_error(const NsOptions *o, const float *u, const double *polar, int n, int m)
 {
@@ -269,7 +305,10 @@ static double gpu_polar_error(const NsOptions *o, const float *u, const double *
         q[i] = o->dtype == NS_FP16 ? (double)h : (double)bf16_to_float((bf16){host[i]});
     }
     double error = relative_error(q, polar, count);
-    device_free(du), device_free(work), free(host), free(q);
+    device_free(du);
+    device_free(work);
+    free(host);
+    free(q);
     return error;
 }
 
@@ -281,12 +320,17 @@ static void print_errors(void)
     Random r = {11};
     Frames f = make_frames(&r, 256, 768);
     float *u[KINDS];
-    for (int i = 0; i < KINDS; i++) u[i] = with_spectrum(&f, kinds[i], &r);
-    printf("polar error against the exact factor, 256 x 768 (the tuples themselves leave most of it)\n  %-30s", "");
-    for (int i = 0; i < KINDS; i++) printf("  %-22s", spectrum_names[kinds[i]]);
+    for (int i = 0; i < KINDS; i++)
+        u[i] = with_spectrum(&f, kinds[i], &r);
+    printf(
+        "polar error against the exact factor, 256 x 768 (the tuples themselves leave most of it)\n  %-30s",
+        "");
+    for (int i = 0; i < KINDS; i++)
+        printf("  %-22s", spectrum_names[kinds[i]]);
     printf("  worst\n");
     for (int k = 0; k < ROWS; k++) {
-        if (rows[k].square_gram) continue;
+        if (rows[k].square_gram)
+            continue;
         NsOptions o = row_options(k);
         double worst = 0;
         printf("  %-30s", rows[k].label);
@@ -297,7 +341,8 @@ static void print_errors(void)
         }
         printf("  %.4f\n", worst);
     }
-    for (int i = 0; i < KINDS; i++) free(u[i]);
+    for (int i = 0; i < KINDS; i++)
+        free(u[i]);
     free_frames(&f);
 }
 
@@ -306,14 +351,18 @@ int main(int argc, char **argv)
     set_program_name("bench_ns", -1);
     figures_open(&argc, argv);
     int only = argc > 1 ? atoi(argv[1]) : -1;
-    if (argc > 2 || only >= SHAPES) fatal(EXIT_USAGE, "usage: bench_ns [--csv FILE] [shape from 0 to %d]", SHAPES - 1);
+    if (argc > 2 || only >= SHAPES)
+        fatal(EXIT_USAGE, "usage: bench_ns [--csv FILE] [shape from 0 to %d]", SHAPES - 1);
     backend_open(0);
     ns_reserve();
-    printf("TFLOP/s and %% of %g count the dense operations of Std-5 in every row: they compare times, not efficiencies\n",
+    printf("TFLOP/s and %% of %g count the dense operations of Std-5 in every row: they compare times, not "
+           "efficiencies\n",
            peak_tflops);
     for (int i = 0; i < SHAPES; i++)
-        if (only < 0 || only == i) bench_shape(shapes[i].n, shapes[i].m, shapes[i].batch);
-    if (only < 0) print_errors();
+        if (only < 0 || only == i)
+            bench_shape(shapes[i].n, shapes[i].m, shapes[i].batch);
+    if (only < 0)
+        print_errors();
     ns_release();
     return 0;
 }

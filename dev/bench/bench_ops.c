@@ -1,14 +1,18 @@
-// Time of every op of the CUDA backend at the size of a training run (attention and Newton-Schulz have benchmarks of their own).
+// Time of every op of the CUDA backend at the size of a training run (attention and Newton-Schulz have
+// benchmarks of their own).
 //
 //   bench_ops [--portable] [--sustained SECONDS] [FILTER...]
 //     FILTER        only ops whose name contains one of them
 //     --portable    on the kernels and libraries that every supported GPU runs
-//     --sustained   all these ops in turn for SECONDS, means of the last two thirds: at the power limit, as in a training run,
-//                   where a product takes up to a quarter longer than in the short burst that is timed otherwise
+//     --sustained   all these ops in turn for SECONDS, means of the last two thirds: at the power limit, as
+//                   in a training run,
+//                   where a product takes up to a quarter longer than in the short burst that is timed
+//                   otherwise
 //
-// An op is captured REPEATS times in a graph, each time on other buffers (together far more than the L2 cache), and the graph is
-// timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run: a copy of 208 MB for bytes, a bf16 product
-// of 8192 x 8192 x 8192 for operations. Bytes are those an op must read and write at least, operations 2 per multiply and add.
+// An op is captured REPEATS times in a graph, each time on other buffers (together far more than the L2
+// cache), and the graph is timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run:
+// a copy of 208 MB for bytes, a bf16 product of 8192 x 8192 x 8192 for operations. Bytes are those an op must
+// read and write at least, operations 2 per multiply and add.
 #include "dev/bench/figures.h"
 #include "llmc/ops/ops.h"
 #include <cuda_runtime_api.h>
@@ -16,7 +20,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N = 32768, H = 6, E = 128, D = H * E, F = 3072, VP = 50304, REPEATS = 6, ROUNDS = 4, SETS = 2, LAYERS = 12 };
+enum {
+    N = 32768,
+    H = 6,
+    E = 128,
+    D = H * E,
+    F = 3072,
+    VP = 50304,
+    REPEATS = 6,
+    ROUNDS = 4,
+    SETS = 2,
+    LAYERS = 12
+};
 enum { MATRICES = 22, SLOTS = 32 };
 static Stream stream;
 static char **filters; // up to a NULL
@@ -33,16 +48,19 @@ static struct {
 static float *small; // scalars
 static StepParams *step;
 static int32_t *rules; // (MATRICES): all 0
-static int now; // which set
+static int now;        // which set
 
-// ---- filling -------------------------------------------------------------------------------------------------------------
+// ---- filling ----------------------------------------------------------------------------------------------
 
 static void fill_floatx(floatX *p, int64_t n, float scale)
 {
     enum { BLOCK = 1 << 20 };
-    static bf16 block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
-    for (int i = 0; i < BLOCK; i++) block[i] = float_to_bf16(scale * ((float)rand() / (float)RAND_MAX * 2 - 1));
-    for (int64_t at = 0; at < n; at += BLOCK) copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
+    static bf16
+        block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
+    for (int i = 0; i < BLOCK; i++)
+        block[i] = float_to_bf16(scale * ((float)rand() / (float)RAND_MAX * 2 - 1));
+    for (int64_t at = 0; at < n; at += BLOCK)
+        copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
     stream_synchronize(stream);
 }
 
@@ -56,7 +74,8 @@ static floatX *tensor(int64_t n, float scale)
 static float *floats(int64_t n, float value)
 {
     float *p = device_alloc((size_t)n * sizeof *p, "bench"), *host = xcalloc((size_t)n, sizeof *host);
-    for (int64_t i = 0; i < n; i++) host[i] = value * (0.5f + (float)(i % 997) / 997);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = value * (0.5f + (float)(i % 997) / 997);
     copy_to_device(stream, p, host, (size_t)n * sizeof *p);
     stream_synchronize(stream);
     free(host);
@@ -83,29 +102,41 @@ static void fill_tokens(int s)
     }
     int rows = 0, filled = 0;
     for (int t = 0; t < VP; t++) {
-        if (first[t + 1]) row_token[rows] = t, row_start[rows++] = filled;
-        filled += first[t + 1], first[t + 1] = filled;
+        if (first[t + 1])
+            row_token[rows] = t, row_start[rows++] = filled;
+        filled += first[t + 1];
+        first[t + 1] = filled;
     }
     row_start[rows] = N;
-    for (int i = 0; i < N; i++) order[first[token[i]]++] = i;
-    set[s].tokens = integers(token, N), set[s].order = integers(order, N);
-    set[s].row_token = integers(row_token, N), set[s].row_start = integers(row_start, N + 1),
+    for (int i = 0; i < N; i++)
+        order[first[token[i]]++] = i;
+    set[s].tokens = integers(token, N);
+    set[s].order = integers(order, N);
+    set[s].row_token = integers(row_token, N);
+    set[s].row_start = integers(row_start, N + 1);
     set[s].num_rows = integers(&rows, 1);
 }
 
 static void fill_set(int s)
 {
-    for (int i = 0; i < 14; i++) set[s].t[i] = tensor((int64_t)N * D, 1);
-    for (int i = 0; i < 2; i++) set[s].wide[i] = tensor((int64_t)N * F, 1);
+    for (int i = 0; i < 14; i++)
+        set[s].t[i] = tensor((int64_t)N * D, 1);
+    for (int i = 0; i < 2; i++)
+        set[s].wide[i] = tensor((int64_t)N * F, 1);
     set[s].dqkv = tensor((int64_t)3 * N * D, 1);
     set[s].w = tensor((int64_t)4 * D * F, 0.05f);
     set[s].table = tensor((int64_t)VP * D, 0.2f);
-    set[s].m = tensor((int64_t)VP * D, 0.1f), set[s].v = device_alloc((size_t)VP * D * 2, "bench");
-    set[s].cos = tensor((int64_t)N * (E / 4), 1), set[s].sin = tensor((int64_t)N * (E / 4), 1);
-    set[s].rstd = floats(N, 1), set[s].head_rstd = floats((int64_t)2 * N * H, 1);
+    set[s].m = tensor((int64_t)VP * D, 0.1f);
+    set[s].v = device_alloc((size_t)VP * D * 2, "bench");
+    set[s].cos = tensor((int64_t)N * (E / 4), 1);
+    set[s].sin = tensor((int64_t)N * (E / 4), 1);
+    set[s].rstd = floats(N, 1);
+    set[s].head_rstd = floats((int64_t)2 * N * H, 1);
     set[s].dtable = floats((int64_t)VP * D, 1e-3f);
-    set[s].weight = floats((int64_t)MATRICES * D * F, 0.05f), set[s].momentum = floats((int64_t)MATRICES * D * F, 0.01f);
-    set[s].u = floats((int64_t)MATRICES * D * F, 0.01f), set[s].second = floats((int64_t)MATRICES * F, 1e-3f);
+    set[s].weight = floats((int64_t)MATRICES * D * F, 0.05f);
+    set[s].momentum = floats((int64_t)MATRICES * D * F, 0.01f);
+    set[s].u = floats((int64_t)MATRICES * D * F, 0.01f);
+    set[s].second = floats((int64_t)MATRICES * F, 1e-3f);
     set[s].wx = tensor((int64_t)MATRICES * D * F, 0.05f);
     set[s].dw = floats((int64_t)4 * D * F, 0);
     set[s].w8 = device_alloc(head_weight_bytes(HEAD_FP8, VP, D), "bench");
@@ -113,7 +144,7 @@ static void fill_set(int s)
     fill_tokens(s);
 }
 
-// ---- timing --------------------------------------------------------------------------------------------------------------
+// ---- timing -----------------------------------------------------------------------------------------------
 
 static Graph *graph_of(void (*op)(void)) // REPEATS calls
 {
@@ -139,28 +170,35 @@ static double seconds_of(void (*op)(void)) // of one call
 {
     cudaEvent_t begin, end;
     double best = INFINITY;
-    cudaEventCreate(&begin), cudaEventCreate(&end);
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
     Graph *g = graph_of(op);
     for (int i = 0; i < ROUNDS; i++) {
         cudaEventRecord(begin, stream);
         graph_launch(g, stream);
         cudaEventRecord(end, stream);
         cudaEventSynchronize(end);
-        if (i) best = fmin(best, milliseconds(begin, end)); // the first launch uploads the graph
+        if (i)
+            best = fmin(best, milliseconds(begin, end)); // the first launch uploads the graph
     }
     graph_destroy(g);
-    cudaEventDestroy(begin), cudaEventDestroy(end);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
     return best / REPEATS * 1e-3;
 }
 
 static void print_row(const char *name, double t, double bytes, double operations)
 {
     char shape[96];
-    snprintf(shape, sizeof shape, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP, sustained ? ", sustained" : "");
+    snprintf(shape, sizeof shape, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP,
+             sustained ? ", sustained" : "");
     figure(name, shape, t * 1e6, "us");
     printf("%-34s %9.1f us", name, t * 1e6);
-    if (bytes > 0) printf("  %7.0f GB/s    %5.1f%% of copy", bytes / t * 1e-9, 100 * bytes / t / copy_rate);
-    if (operations > 0) printf("  %7.0f TFLOP/s %5.1f%% of product", operations / t * 1e-12, 100 * operations / t / product_rate);
+    if (bytes > 0)
+        printf("  %7.0f GB/s    %5.1f%% of copy", bytes / t * 1e-9, 100 * bytes / t / copy_rate);
+    if (operations > 0)
+        printf("  %7.0f TFLOP/s %5.1f%% of product", operations / t * 1e-12,
+               100 * operations / t / product_rate);
     printf("\n");
     fflush(stdout);
 }
@@ -177,16 +215,21 @@ static int turns;
 static void report(const char *name, void (*op)(void), double bytes, double operations)
 {
     bool wanted = !*filters;
-    for (char **f = filters; *f; f++) wanted |= strstr(name, *f) != NULL;
-    if (!wanted) return;
+    for (char **f = filters; *f; f++)
+        wanted |= strstr(name, *f) != NULL;
+    if (!wanted)
+        return;
     if (!sustained) {
         print_row(name, seconds_of(op), bytes, operations);
         return;
     }
     assert(turns < (int)(sizeof turn / sizeof *turn));
-    turn[turns].name = name, turn[turns].bytes = bytes, turn[turns].operations = operations;
+    turn[turns].name = name;
+    turn[turns].bytes = bytes;
+    turn[turns].operations = operations;
     turn[turns].graph = graph_of(op);
-    cudaEventCreate(&turn[turns].begin), cudaEventCreate(&turn[turns].end);
+    cudaEventCreate(&turn[turns].begin);
+    cudaEventCreate(&turn[turns].end);
     turns++;
 }
 
@@ -200,15 +243,17 @@ static void take_turns(void)
             cudaEventRecord(turn[i].end, stream);
         }
         stream_synchronize(stream);
-        if (at < start + sustained / 3) continue;
-        for (int i = 0; i < turns; i++) turn[i].ms += milliseconds(turn[i].begin, turn[i].end);
+        if (at < start + sustained / 3)
+            continue;
+        for (int i = 0; i < turns; i++)
+            turn[i].ms += milliseconds(turn[i].begin, turn[i].end);
         counted++;
     }
     for (int i = 0; i < turns; i++)
         print_row(turn[i].name, turn[i].ms / counted / REPEATS * 1e-3, turn[i].bytes, turn[i].operations);
 }
 
-// ---- the ops -------------------------------------------------------------------------------------------------------------
+// ---- the ops ----------------------------------------------------------------------------------------------
 
 #define S set[now]
 #define OP(name) static void op_##name(void)
@@ -219,7 +264,8 @@ OP(square) { matmul_forward(stream, square[0], square[1], square[2], NULL, 8192,
 OP(embed_forward) { embed_forward(stream, S.t[0], S.rstd, S.tokens, S.table, S.w, small, N, D); }
 OP(embed_backward)
 {
-    embed_backward(stream, S.t[0], small + 8, small + 24, S.t[1], S.t[2], S.t[3], S.rstd, S.tokens, S.table, S.w, small, N, D);
+    embed_backward(stream, S.t[0], small + 8, small + 24, S.t[1], S.t[2], S.t[3], S.rstd, S.tokens, S.table,
+                   S.w, small, N, D);
 }
 OP(embedding_grad)
 {
@@ -227,13 +273,28 @@ OP(embedding_grad)
     embedding_grad(stream, S.dtable, S.t[0], small, &rows, N, D);
 }
 OP(mix_forward) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], NULL, small, N, D); }
-OP(mix_forward_skip) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small, N, D); }
+OP(mix_forward_skip)
+{
+    mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small, N, D);
+}
 static void mix_backward(bool skip)
 {
-    MixBackward a = {.dx = S.t[0], .dx0 = S.t[1], .dskip = skip ? S.t[2] : NULL, .dcoef = small + 8, .dx_out = S.t[0],
-                     .dh = S.t[3], .h = S.t[5],
-                     .rstd = S.rstd, .x = S.t[6], .x0 = S.t[7], .skip = skip ? S.t[8] : NULL, .coef = small, .dgate = S.head_rstd,
-                     .gate_w = S.w, .heads = H, .accumulate_dx0 = true};
+    MixBackward a = {.dx = S.t[0],
+                     .dx0 = S.t[1],
+                     .dskip = skip ? S.t[2] : NULL,
+                     .dcoef = small + 8,
+                     .dx_out = S.t[0],
+                     .dh = S.t[3],
+                     .h = S.t[5],
+                     .rstd = S.rstd,
+                     .x = S.t[6],
+                     .x0 = S.t[7],
+                     .skip = skip ? S.t[8] : NULL,
+                     .coef = small,
+                     .dgate = S.head_rstd,
+                     .gate_w = S.w,
+                     .heads = H,
+                     .accumulate_dx0 = true};
     mix_rmsnorm_backward(stream, &a, N, D);
 }
 OP(mix_backward) { mix_backward(false); }
@@ -242,8 +303,8 @@ OP(rmsnorm_forward) { rmsnorm_forward(stream, S.t[0], S.rstd, S.t[1], N, D); }
 OP(rmsnorm_backward) { rmsnorm_backward(stream, S.t[0], S.t[1], S.t[2], S.rstd, N, D); }
 OP(qkv_forward)
 {
-    qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], NULL, S.tokens, small,
-                S.cos, S.sin, N, H, E);
+    qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], NULL, S.tokens,
+                small, S.cos, S.sin, N, H, E);
 }
 OP(qkv_forward_ve)
 {
@@ -252,18 +313,22 @@ OP(qkv_forward_ve)
 }
 static void run_qkv_backward(const floatX *value_embed)
 {
-    QkvBackward a = {S.dqkv, small + 8,   S.t[0],   S.t[1], S.t[2], S.t[3], S.t[4], S.head_rstd, S.head_rstd + N * H,
-                     S.t[5], value_embed, S.tokens, small,  S.cos,  S.sin};
+    QkvBackward a = {S.dqkv,      small + 8,           S.t[0], S.t[1],      S.t[2],   S.t[3], S.t[4],
+                     S.head_rstd, S.head_rstd + N * H, S.t[5], value_embed, S.tokens, small,  S.cos,
+                     S.sin};
     qkv_backward(stream, &a, N, H, E);
 }
 OP(qkv_backward) { run_qkv_backward(NULL); }
 OP(qkv_backward_ve) { run_qkv_backward(S.table); }
 
-OP(qkv) { matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3); } // t[0] is not followed by t[1]: see main
+OP(qkv)
+{
+    matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3);
+} // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
 {
-    qkv_product_forward(stream, S.dqkv, S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[4], S.w, value_embed, S.tokens, small,
-                        S.cos, S.sin, N, H, E);
+    qkv_product_forward(stream, S.dqkv, S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[4], S.w, value_embed,
+                        S.tokens, small, S.cos, S.sin, N, H, E);
 }
 OP(qkv_product) { run_qkv_product(NULL); }
 OP(qkv_product_ve) { run_qkv_product(S.table); }
@@ -277,7 +342,8 @@ OP(dw_qkv) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 *
 OP(dw_mlp) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }
 OP(dw_attention)
 {
-    WeightGrad g[] = {{S.dw, S.dqkv, S.t[4], 3 * D, D, false}, {S.dw + 3 * D * D, S.t[3], S.t[5], D, D, false}};
+    WeightGrad g[] = {{S.dw, S.dqkv, S.t[4], 3 * D, D, false},
+                      {S.dw + 3 * D * D, S.t[3], S.t[5], D, D, false}};
     matmul_weight_grads(stream, g, 2, N);
 }
 OP(dw_mlps)
@@ -289,22 +355,43 @@ OP(relu2_forward) { matmul_relu2_forward(stream, S.wide[0], S.t[3], S.w, N, D, F
 OP(relu2_backward) { matmul_relu2_backward(stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
 OP(head_quantize) { head_quantize(stream, S.w8, S.table, VP, D); }
-OP(head_fp8) { head_loss_train(stream, HEAD_FP8, small + 8, S.t[3], S.dtable, S.t[4], S.table, S.w8, S.tokens, N, D, VP); }
-OP(head_bf16) { head_loss_train(stream, HEAD_BF16, small + 8, S.t[3], S.dtable, S.t[4], S.table, NULL, S.tokens, N, D, VP); }
+OP(head_fp8)
+{
+    head_loss_train(stream, HEAD_FP8, small + 8, S.t[3], S.dtable, S.t[4], S.table, S.w8, S.tokens, N, D, VP);
+}
+OP(head_bf16)
+{
+    head_loss_train(stream, HEAD_BF16, small + 8, S.t[3], S.dtable, S.t[4], S.table, NULL, S.tokens, N, D,
+                    VP);
+}
 OP(head_eval) { head_loss_eval(stream, small + 8, S.t[4], S.table, S.tokens, N, D, VP); }
 
-OP(adam) { adam_update(stream, S.table, S.m, S.v, S.dtable, step, (AdamRule){0, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f}, (int64_t)VP * D); }
+OP(adam)
+{
+    adam_update(stream, S.table, S.m, S.v, S.dtable, step, (AdamRule){0, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f},
+                (int64_t)VP * D);
+}
 OP(momentum) { normuon_momentum(stream, S.u, S.momentum, step, (int64_t)MATRICES * D * F); }
 OP(update)
 {
-    NormuonUpdate a = {.w = S.weight, .wx = S.wx, .grad = S.u, .second = S.second, .o = set[1 - now].wx, .o_dtype = NS_BF16,
-                       .rows = D, .cols = F,
-                       .batch = MATRICES, .per_column = true, .beta2 = 0.95f, .rule = rules, .stride = (int64_t)D * F};
+    NormuonUpdate a = {.w = S.weight,
+                       .wx = S.wx,
+                       .grad = S.u,
+                       .second = S.second,
+                       .o = set[1 - now].wx,
+                       .o_dtype = NS_BF16,
+                       .rows = D,
+                       .cols = F,
+                       .batch = MATRICES,
+                       .per_column = true,
+                       .beta2 = 0.95f,
+                       .rule = rules,
+                       .stride = (int64_t)D * F};
     normuon_update(stream, &a, step);
 }
 OP(cast) { cast_weights(stream, S.wx, S.weight, (int64_t)MATRICES * D * F); }
 
-// ---- main ----------------------------------------------------------------------------------------------------------------
+// ---- main -------------------------------------------------------------------------------------------------
 
 static void bench_memory_bound(void)
 {
@@ -357,30 +444,41 @@ int main(int argc, char **argv)
 {
     set_program_name("bench_ops", -1);
     figures_open(&argc, argv);
-    OpSizes sizes = {.tokens = N, .eval_tokens = N, .dim = D, .heads = H, .mlp_dim = F, .vocab_padded = VP, .fp8_head = true};
+    OpSizes sizes = {.tokens = N,
+                     .eval_tokens = N,
+                     .dim = D,
+                     .heads = H,
+                     .mlp_dim = F,
+                     .vocab_padded = VP,
+                     .fp8_head = true};
     for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
-        if (!strcmp(*filters, "--portable")) sizes.portable = true;
-        else if (!strcmp(*filters, "--sustained") && filters[1] && (sustained = atof(filters[1])) > 0) filters++;
-        else fatal(EXIT_USAGE, "usage: bench_ops [--csv FILE] [--portable] [--sustained SECONDS] [FILTER...]");
+        if (!strcmp(*filters, "--portable"))
+            sizes.portable = true;
+        else if (!strcmp(*filters, "--sustained") && filters[1] && (sustained = atof(filters[1])) > 0)
+            filters++;
+        else
+            fatal(EXIT_USAGE, "usage: bench_ops [--csv FILE] [--portable] [--sustained SECONDS] [FILTER...]");
     }
     double begin = seconds_now();
     backend_open(0);
     double opened = seconds_now();
     backend_reserve(&sizes);
     double reserved = seconds_now();
-    printf("%s\nopened in %.2f s, plans and scratch in %.2f s, %.0f MiB\n", backend_description(), opened - begin,
-           reserved - opened, (double)device_bytes_allocated() / 1048576);
+    printf("%s\nopened in %.2f s, plans and scratch in %.2f s, %.0f MiB\n", backend_description(),
+           opened - begin, reserved - opened, (double)device_bytes_allocated() / 1048576);
     stream = stream_create();
     small = floats(256, 0.3f);
-    StepParams values = {
-        .grad_scale = 0.125f, .muon_momentum = 0.95f, .rule = {{1e-6f, 1e-6f}}};
+    StepParams values = {.grad_scale = 0.125f, .muon_momentum = 0.95f, .rule = {{1e-6f, 1e-6f}}};
     step = device_alloc(sizeof *step, "bench");
     rules = device_alloc(MATRICES * sizeof *rules, "bench");
     copy_to_device(stream, step, &values, sizeof values);
     stream_synchronize(stream);
-    for (int s = 0; s < SETS; s++) fill_set(s);
-    for (int s = 0; s < SETS; s++) set[s].t[0] = tensor((int64_t)3 * N * D, 1); // room for the three planes of QKV
-    for (int i = 0; i < 3; i++) square[i] = tensor((int64_t)8192 * 8192, 1);
+    for (int s = 0; s < SETS; s++)
+        fill_set(s);
+    for (int s = 0; s < SETS; s++)
+        set[s].t[0] = tensor((int64_t)3 * N * D, 1); // room for the three planes of QKV
+    for (int i = 0; i < 3; i++)
+        square[i] = tensor((int64_t)8192 * 8192, 1);
     copy_rate = 2.0 * MATRICES * D * F * 4 / seconds_of(op_copy);
     product_rate = 2.0 * 8192 * 8192 * 8192 / seconds_of(op_square);
     figure("copy", "fp32", copy_rate * 1e-9, "GB/s");
@@ -388,7 +486,8 @@ int main(int argc, char **argv)
     printf("copy %.0f GB/s, bf16 product %.0f TFLOP/s\n", copy_rate * 1e-9, product_rate * 1e-12);
     bench_memory_bound();
     bench_products();
-    if (sustained) take_turns();
+    if (sustained)
+        take_turns();
     printf("peak %.0f MiB\n", (double)device_bytes_peak() / 1048576);
     return 0;
 }

@@ -1,4 +1,5 @@
-// NorMuon's step alone, on the matrices of a preset with random weights and gradients, replayed as a graph like the trainer does.
+// NorMuon's step alone, on the matrices of a preset with random weights and gradients, replayed as a graph
+// like the trainer does.
 //   bench_optimizer [option of train_gpt ...]
 // Prints the median time of REPEATS steps for the --ns given, for all variants when there is none.
 #include "dev/bench/figures.h"
@@ -19,12 +20,15 @@ static int by_value(const void *a, const void *b)
 // (PERIOD) fp32 on the device, nearly normal. Made once: 8 million random numbers take longer than a step.
 static float *make_gradients(Stream s)
 {
-    float *host = host_alloc(PERIOD * sizeof *host), *device = device_alloc(PERIOD * sizeof *device, "gradients to copy");
+    float *host = host_alloc(PERIOD * sizeof *host),
+          *device = device_alloc(PERIOD * sizeof *device, "gradients to copy");
     uint64_t state = 88172645463325252u;
     for (int i = 0; i < PERIOD; i++) {
         float sum = 0;
         for (int k = 0; k < 4; k++) {
-            state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
             sum += (float)(state >> 40) * 0x1p-24f - 0.5f;
         }
         host[i] = sum;
@@ -49,20 +53,24 @@ static double step_ms(Optimizer *o, Model *m, const float *gradients, Stream s)
 {
     static float ms[REPEATS];
     cudaEvent_t from, to;
-    if (!graph_begin(s)) fatal(EXIT_BAD_INPUT, "this backend records no graphs");
+    if (!graph_begin(s))
+        fatal(EXIT_BAD_INPUT, "this backend records no graphs");
     optimizer_step(o, m, 0, s);
     Graph *g = graph_end(s);
-    cudaEventCreate(&from), cudaEventCreate(&to);
+    cudaEventCreate(&from);
+    cudaEventCreate(&to);
     for (int i = 0; i < REPEATS + WARM_UP; i++) {
         fill_gradients(&m->params, gradients, s); // the step clears them
         cudaEventRecord(from, s);
         graph_launch(g, s);
         cudaEventRecord(to, s);
         stream_synchronize(s);
-        if (i >= WARM_UP) cudaEventElapsedTime(&ms[i - WARM_UP], from, to);
+        if (i >= WARM_UP)
+            cudaEventElapsedTime(&ms[i - WARM_UP], from, to);
     }
     graph_destroy(g);
-    cudaEventDestroy(from), cudaEventDestroy(to);
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
     qsort(ms, REPEATS, sizeof *ms, by_value);
     return ms[REPEATS / 2];
 }
@@ -72,7 +80,8 @@ static void bench(const Config *c, const float *gradients, Stream s)
     Model m;
     Optimizer o;
     StepParams step = {.grad_scale = 1, .muon_momentum = 0.9f};
-    for (int i = 0; i < MAX_UPDATE_RULES; i++) step.rule[i] = (RuleStep){0.03f, 0.01f};
+    for (int i = 0; i < MAX_UPDATE_RULES; i++)
+        step.rule[i] = (RuleStep){0.03f, 0.01f};
     memset(&m, 0, sizeof m);
     model_describe(&m, c);
     model_allocate(&m, true);
@@ -84,7 +93,8 @@ static void bench(const Config *c, const float *gradients, Stream s)
     fill_gradients(&m.params, gradients, s);
     for (int i = 0; i < m.params.num_pools; i++) {
         const ParamPool *q = &m.params.pools[i];
-        if (q->sharding == SHARD_TENSORS) copy_on_device(s, q->values, q->grad, (size_t)q->size * sizeof(float));
+        if (q->sharding == SHARD_TENSORS)
+            copy_on_device(s, q->values, q->grad, (size_t)q->size * sizeof(float));
     }
     optimizer_warm_up(&o, &m, s);
     char *ns = ns_describe(&o.ns);
@@ -108,9 +118,12 @@ int main(int argc, char **argv)
     Config c;
     Error e;
     bool chosen = false;
-    if (!config_parse(&c, argc, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
-    for (int i = 1; i < argc; i++) chosen |= !strcmp(argv[i], "--ns");
-    if (!c.vocab_size) c.vocab_size = 50257;
+    if (!config_parse(&c, argc, argv, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
+    for (int i = 1; i < argc; i++)
+        chosen |= !strcmp(argv[i], "--ns");
+    if (!c.vocab_size)
+        c.vocab_size = 50257;
     backend_open(c.device < 0 ? 0 : c.device);
     backend_reserve(&(OpSizes){.tokens = 1024,
                                .eval_tokens = 1024,
@@ -121,7 +134,8 @@ int main(int argc, char **argv)
     Stream s = stream_create();
     float *gradients = make_gradients(s);
     for (int v = 0; v < NS_VARIANTS; v++) {
-        if (chosen && v != c.ns) continue;
+        if (chosen && v != c.ns)
+            continue;
         Config one = c;
         one.ns = v;
         bench(&one, gradients, s);

@@ -24,12 +24,15 @@ static struct {
 static void figures_field(const char *text, size_t length, char end)
 {
     bool quote = memchr(text, ',', length) || memchr(text, '"', length);
-    if (quote) putc('"', figures.file);
+    if (quote)
+        putc('"', figures.file);
     for (size_t i = 0; i < length; i++) {
-        if (text[i] == '"') putc('"', figures.file);
+        if (text[i] == '"')
+            putc('"', figures.file);
         putc((unsigned char)text[i] < ' ' ? ' ' : text[i], figures.file);
     }
-    if (quote) putc('"', figures.file);
+    if (quote)
+        putc('"', figures.file);
     putc(end, figures.file);
 }
 
@@ -42,7 +45,8 @@ static void figures_open(int *argc, char **argv)
     size_t used = 0;
     for (int i = 0; i < *argc; i++) {
         if (i && !strcmp(argv[i], "--csv")) {
-            if (i + 1 == *argc) fatal(EXIT_USAGE, "--csv needs the name of a file");
+            if (i + 1 == *argc)
+                fatal(EXIT_USAGE, "--csv needs the name of a file");
             path = argv[++i];
             continue;
         }
@@ -52,11 +56,14 @@ static void figures_open(int *argc, char **argv)
     }
     *argc = kept;
     argv[kept] = NULL;
-    if (!path) return;
+    if (!path)
+        return;
     figures.file = fopen(path, "a");
-    if (!figures.file) fatal(EXIT_BAD_INPUT, "--csv %s: cannot be written", path);
+    if (!figures.file)
+        fatal(EXIT_BAD_INPUT, "--csv %s: cannot be written", path);
     fseek(figures.file, 0, SEEK_END);
-    if (ftell(figures.file) == 0) fputs("date,commit,machine,op,shape,value,unit,command\n", figures.file);
+    if (ftell(figures.file) == 0)
+        fputs("date,commit,machine,op,shape,value,unit,command\n", figures.file);
 }
 
 // The first digits of the commit that was built, with a "+" for changes that are not in it.
@@ -72,7 +79,8 @@ static void figures_commit(void)
 // op: what was timed; shape: on what; value in `unit`. After the backend was opened.
 static void figure(const char *op, const char *shape, double value, const char *unit)
 {
-    if (!figures.file) return;
+    if (!figures.file)
+        return;
     char text[160];
     time_t now = time(NULL);
     const char *machine = backend_description();

@@ -1,5 +1,6 @@
-// Kernel ladder: loss and FP8 gradient from a chunk of logits. z = 30 sig(l / 7.5); loss = log sum e^z - z_target;
-// g = (e^z / sum - [target]) 4 sig (1 - sig), stored as e5m2(448 g). At least one read of the logits and one write of the codes.
+// Kernel ladder: loss and FP8 gradient from a chunk of logits. z = 30 sig(l / 7.5); loss = log sum e^z -
+// z_target; g = (e^z / sum - [target]) 4 sig (1 - sig), stored as e5m2(448 g). At least one read of the
+// logits and one write of the codes.
 #include "dev/bench/ladder.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 
@@ -17,9 +18,13 @@ static __device__ __forceinline__ uint8_t code(float g)
 {
     return (uint8_t)__nv_cvt_float_to_fp8(448 * g, __NV_SATFINITE, __NV_E5M2);
 }
-static __device__ __forceinline__ float rounded(float g) { return to_float(__float2bfloat16(g)); } // a gradient of bf16 logits
+static __device__ __forceinline__ float rounded(float g)
+{
+    return to_float(__float2bfloat16(g));
+} // a gradient of bf16 logits
 
-// ---- 1: as one would write it: maximum, sum and gradient, each a pass over the row, the cap computed in each ---------------
+// ---- 1: as one would write it: maximum, sum and gradient, each a pass over the row, the cap computed in
+// each
 
 static __device__ __forceinline__ float capped(floatX l) { return 30 * sigmoid(to_float(l) / 7.5f); }
 
@@ -28,19 +33,25 @@ __global__ void textbook(uint8_t *codes, float *losses, const floatX *logits, co
     __shared__ float shared[WARP], largest;
     const floatX *row = logits + (int64_t)blockIdx.x * VP;
     float most = -INFINITY, sum = 0;
-    for (int i = threadIdx.x; i < VP; i += THREADS) most = fmaxf(most, capped(row[i]));
-    for (int step = 16; step; step >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = most;
+    for (int i = threadIdx.x; i < VP; i += THREADS)
+        most = fmaxf(most, capped(row[i]));
+    for (int step = 16; step; step >>= 1)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = most;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int w = 1; w < THREADS / WARP; w++) shared[0] = fmaxf(shared[0], shared[w]);
+        for (int w = 1; w < THREADS / WARP; w++)
+            shared[0] = fmaxf(shared[0], shared[w]);
         largest = shared[0];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < VP; i += THREADS) sum += expf(capped(row[i]) - largest);
+    for (int i = threadIdx.x; i < VP; i += THREADS)
+        sum += expf(capped(row[i]) - largest);
     sum = block_sum(sum, shared);
     int target = targets[blockIdx.x];
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + largest - capped(row[target]);
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = logf(sum) + largest - capped(row[target]);
     for (int i = threadIdx.x; i < VP; i += THREADS) {
         float z = capped(row[i]), sig = z / 30, p = expf(z - largest) / sum - (i == target);
         codes[(int64_t)blockIdx.x * VP + i] = code(rounded(p * 4 * sig * (1 - sig)));
@@ -51,17 +62,19 @@ static void run1(Stream s, int i)
     textbook<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
 }
 
-// ---- 2: z is below 30, so no maximum is needed: two reads of the row -------------------------------------------------------
+// ---- 2: z is below 30, so no maximum is needed: two reads of the row --------------------------------------
 
 __global__ void two_passes(uint8_t *codes, float *losses, const floatX *logits, const int32_t *targets)
 {
     __shared__ float shared[WARP];
     const floatX *row = logits + (int64_t)blockIdx.x * VP;
     float sum = 0;
-    for (int i = threadIdx.x; i < VP; i += THREADS) sum += expf(capped(row[i]) - 30);
+    for (int i = threadIdx.x; i < VP; i += THREADS)
+        sum += expf(capped(row[i]) - 30);
     sum = block_sum(sum, shared);
     int target = targets[blockIdx.x];
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + 30 - capped(row[target]);
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = logf(sum) + 30 - capped(row[target]);
     for (int i = threadIdx.x; i < VP; i += THREADS) {
         float sig = sigmoid(to_float(row[i]) / 7.5f), p = expf(30 * sig - 30) / sum - (i == target);
         codes[(int64_t)blockIdx.x * VP + i] = code(rounded(p * 4 * sig * (1 - sig)));
@@ -72,9 +85,12 @@ static void run2(Stream s, int i)
     two_passes<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
 }
 
-// ---- 3: 16-byte loads, and exponentials and reciprocals from the special-function unit directly ----------------------------
+// ---- 3: 16-byte loads, and exponentials and reciprocals from the special-function unit directly -----------
 
-static __device__ __forceinline__ float fast_sigmoid(float l) { return __fdividef(1, 1 + exp2f(l * (-1.44269504f / 7.5f))); }
+static __device__ __forceinline__ float fast_sigmoid(float l)
+{
+    return __fdividef(1, 1 + exp2f(l * (-1.44269504f / 7.5f)));
+}
 
 __global__ void vectors(uint8_t *codes, float *losses, const floatX *logits, const int32_t *targets)
 {
@@ -84,12 +100,14 @@ __global__ void vectors(uint8_t *codes, float *losses, const floatX *logits, con
     for (int v = threadIdx.x; v < VP / 8; v += THREADS) {
         unpack8(load_vec(row, v), l);
 #pragma unroll
-        for (int k = 0; k < 8; k++) sum += __expf(30 * fast_sigmoid(l[k]) - 30);
+        for (int k = 0; k < 8; k++)
+            sum += __expf(30 * fast_sigmoid(l[k]) - 30);
     }
     sum = block_sum(sum, shared);
     float scale = 1 / sum;
     int target = targets[blockIdx.x];
-    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + 30 - capped(row[target]);
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = logf(sum) + 30 - capped(row[target]);
     for (int v = threadIdx.x; v < VP / 8; v += THREADS) {
         uint32_t out[2] = {0, 0};
         unpack8(load_vec(row, v), l);
@@ -106,14 +124,14 @@ static void run3(Stream s, int i)
     vectors<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
 }
 
-// ---- 4: the program's, from logits of bf16: rows brought to shared memory by the bulk copy engine --------------------------
+// ---- 4: the program's, from logits of bf16: rows brought to shared memory by the bulk copy engine ---------
 
 static void run4(Stream s, int i)
 {
     loss_gradient_rows(s, GRADIENT_E5M2, set[i].losses, set[i].logits, set[i].codes, targets, ROWS, ROWS, VP);
 }
 
-// ---- check -----------------------------------------------------------------------------------------------------------------
+// ---- check ------------------------------------------------------------------------------------------------
 
 static void poison(Stream s)
 {
@@ -127,9 +145,9 @@ static double excess(double got, double want, double limit)
     return e == e ? e : INFINITY;
 }
 
-// Limits. Gradient: e5m2 keeps two bits behind the point (2^-3 of the value, half of the smallest step 2^-16 near zero), after a
-// rounding to bf16 (2^-8) of a softmax whose exponent, up to 30, is known to 2^-17 of a sigmoid (30 x 2^-17 x ln 2 < 2^-10).
-// Loss: 30 times the rounding of fp32, and as much for the sum: 2^-15.
+// Limits. Gradient: e5m2 keeps two bits behind the point (2^-3 of the value, half of the smallest step 2^-16
+// near zero), after a rounding to bf16 (2^-8) of a softmax whose exponent, up to 30, is known to 2^-17 of a
+// sigmoid (30 x 2^-17 x ln 2 < 2^-10). Loss: 30 times the rounding of fp32, and as much for the sum: 2^-15.
 static double row_error(int which, const double *l, int target)
 {
     int row = checked[which];
@@ -138,9 +156,11 @@ static double row_error(int which, const double *l, int target)
     float loss;
     CUDA_CHECK(cudaMemcpy(codes, set[0].codes + (int64_t)row * VP, VP, cudaMemcpyDeviceToHost));
     CUDA_CHECK(cudaMemcpy(&loss, set[0].losses + row, sizeof loss, cudaMemcpyDeviceToHost));
-    for (int i = 0; i < VP; i++) sum += exp(30 / (1 + exp(-l[i] / 7.5)) - 30);
+    for (int i = 0; i < VP; i++)
+        sum += exp(30 / (1 + exp(-l[i] / 7.5)) - 30);
     for (int i = 0; i < VP; i++) {
-        double sig = 1 / (1 + exp(-l[i] / 7.5)), g = (exp(30 * sig - 30) / sum - (i == target)) * 4 * sig * (1 - sig);
+        double sig = 1 / (1 + exp(-l[i] / 7.5)),
+               g = (exp(30 * sig - 30) / sum - (i == target)) * 4 * sig * (1 - sig);
         double got = (double)__half2float(__ushort_as_half((unsigned short)(codes[i] << 8))) / 448;
         most = fmax(most, excess(got, g, fabs(g) * (0x1p-3 + 0x1p-8 + 0x1p-9) + 0x1p-17 / 448 * 1.02));
     }
@@ -164,7 +184,8 @@ static double error(void)
 static void fill(Stream s)
 {
     static int32_t host[ROWS];
-    for (int i = 0; i < ROWS; i++) host[i] = (int32_t)((int64_t)i * 7919 % 50257);
+    for (int i = 0; i < ROWS; i++)
+        host[i] = (int32_t)((int64_t)i * 7919 % 50257);
     targets = (int32_t *)device_alloc(sizeof host, "ladder");
     copy_to_device(s, targets, host, sizeof host);
     stream_synchronize(s);
@@ -190,11 +211,16 @@ int main(int argc, char **argv)
     Stream s = stream_create();
     ladder_measure_ceilings(s);
     fill(s);
-    const Rung rungs[] = {{"maximum, sum, gradient: three passes", run1},
-                          {"z < 30 needs no maximum: two passes", run2},
-                          {"16-byte loads, special functions directly", run3},
-                          {"rows in shared memory by bulk copies (the program's, without sm90_head_logits.cu)", run4}};
-    Ladder ladder = {.title = "loss and e5m2 gradient of 8192 rows of 50304 logits", .rungs = rungs, .count = 4,
-                     .bytes = 3.0 * ROWS * VP, .poison = poison, .error = error};
+    const Rung rungs[] =
+        {{"maximum, sum, gradient: three passes", run1},
+         {"z < 30 needs no maximum: two passes", run2},
+         {"16-byte loads, special functions directly", run3},
+         {"rows in shared memory by bulk copies (the program's, without sm90_head_logits.cu)", run4}};
+    Ladder ladder = {.title = "loss and e5m2 gradient of 8192 rows of 50304 logits",
+                     .rungs = rungs,
+                     .count = 4,
+                     .bytes = 3.0 * ROWS * VP,
+                     .poison = poison,
+                     .error = error};
     return ladder_climb(&ladder, s) > 0;
 }

@@ -1,4 +1,5 @@
-// Kernel ladder: residual mix and rms norm, x_out = a x + b x0, h = rms(x_out). Bound by memory: two reads, two writes a row.
+// Kernel ladder: residual mix and rms norm, x_out = a x + b x0, h = rms(x_out). Bound by memory: two reads,
+// two writes a row.
 #include "dev/bench/ladder.cuh"
 
 enum { N = 32768, D = 768, THREADS = 256 };
@@ -9,7 +10,7 @@ static struct {
 } set[LADDER_SETS];
 static float *coef; // (3) device
 
-// ---- 1: one thread a row: neighbouring threads read addresses a row apart ------------------------------------------------
+// ---- 1: one thread a row: neighbouring threads read addresses a row apart ---------------------------------
 
 __global__ void thread_a_row(floatX *out, floatX *h, float *rstd, const floatX *x, const floatX *x0)
 {
@@ -27,9 +28,12 @@ __global__ void thread_a_row(floatX *out, floatX *h, float *rstd, const floatX *
         h[at + i] = __float2bfloat16(y * r);
     }
 }
-static void run1(Stream s, int i) { thread_a_row<<<N / 64, 64, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0); }
+static void run1(Stream s, int i)
+{
+    thread_a_row<<<N / 64, 64, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0);
+}
 
-// ---- 2: one block a row: neighbouring threads read neighbours; the row is read twice --------------------------------------
+// ---- 2: one block a row: neighbouring threads read neighbours; the row is read twice ----------------------
 
 __global__ void block_a_row(floatX *out, floatX *h, float *rstd, const floatX *x, const floatX *x0)
 {
@@ -41,16 +45,20 @@ __global__ void block_a_row(floatX *out, floatX *h, float *rstd, const floatX *x
         sum += y * y;
     }
     float r = 1 / sqrtf(block_sum(sum, shared) / D + EPS);
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+    if (threadIdx.x == 0)
+        rstd[blockIdx.x] = r;
     for (int i = threadIdx.x; i < D; i += THREADS) {
         float y = A * to_float(x[at + i]) + B * to_float(x0[at + i]);
         out[at + i] = __float2bfloat16(y);
         h[at + i] = __float2bfloat16(y * r);
     }
 }
-static void run2(Stream s, int i) { block_a_row<<<N, THREADS, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0); }
+static void run2(Stream s, int i)
+{
+    block_a_row<<<N, THREADS, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0);
+}
 
-// ---- 3: the row stays in registers between sum and result ------------------------------------------------------------------
+// ---- 3: the row stays in registers between sum and result -------------------------------------------------
 
 __global__ void block_in_registers(floatX *out, floatX *h, float *rstd, const floatX *x, const floatX *x0)
 {
@@ -63,7 +71,8 @@ __global__ void block_in_registers(floatX *out, floatX *h, float *rstd, const fl
         sum += y[k] * y[k];
     }
     float r = 1 / sqrtf(block_sum(sum, shared) / D + EPS);
-    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+    if (threadIdx.x == 0)
+        rstd[blockIdx.x] = r;
 #pragma unroll
     for (int k = 0; k < D / THREADS; k++) {
         out[at + k * THREADS] = __float2bfloat16(y[k]);
@@ -75,14 +84,14 @@ static void run3(Stream s, int i)
     block_in_registers<<<N, THREADS, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0);
 }
 
-// ---- 4: the program's op: a warp a row, no barrier, 16 bytes a load ----------------------------------------------------------
+// ---- 4: the program's op: a warp a row, no barrier, 16 bytes a load ---------------------------------------
 
 static void run4(Stream s, int i)
 {
     mix_rmsnorm_forward(s, set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0, NULL, coef, N, D);
 }
 
-// ---- check -----------------------------------------------------------------------------------------------------------------
+// ---- check ------------------------------------------------------------------------------------------------
 
 static void poison(Stream s)
 {
@@ -96,7 +105,8 @@ static double worst(const double *got, const double *want)
     double most = 0;
     for (int i = 0; i < D; i++) {
         double e = fabs(got[i] - want[i]) / (fabs(want[i]) * (0x1p-8 + 0x1p-20) + 0x1p-20);
-        if (!(e <= most)) most = isnan(e) ? INFINITY : e;
+        if (!(e <= most))
+            most = isnan(e) ? INFINITY : e;
     }
     return most;
 }
@@ -106,13 +116,19 @@ static double error(void)
     double most = 0;
     for (int row = 5; row < N; row += N / 37) {
         int64_t at = (int64_t)row * D;
-        double *x = ladder_read(set[0].x + at, D), *x0 = ladder_read(set[0].x0 + at, D), *out = ladder_read(set[0].out + at, D),
-               *h = ladder_read(set[0].h + at, D), sum = 0, e;
-        for (int i = 0; i < D; i++) x[i] = (double)A * x[i] + (double)B * x0[i], sum += x[i] * x[i];
-        for (int i = 0; i < D; i++) x0[i] = x[i] / sqrt(sum / D + (double)EPS);
+        double *x = ladder_read(set[0].x + at, D), *x0 = ladder_read(set[0].x0 + at, D),
+               *out = ladder_read(set[0].out + at, D), *h = ladder_read(set[0].h + at, D), sum = 0, e;
+        for (int i = 0; i < D; i++)
+            x[i] = (double)A * x[i] + (double)B * x0[i], sum += x[i] * x[i];
+        for (int i = 0; i < D; i++)
+            x0[i] = x[i] / sqrt(sum / D + (double)EPS);
         e = fmax(worst(out, x), worst(h, x0));
-        if (!(e <= most)) most = isnan(e) ? INFINITY : e;
-        free(x), free(x0), free(out), free(h);
+        if (!(e <= most))
+            most = isnan(e) ? INFINITY : e;
+        free(x);
+        free(x0);
+        free(out);
+        free(h);
     }
     return most;
 }
@@ -140,7 +156,11 @@ int main(int argc, char **argv)
                           {"one block a row: loads of neighbours side by side", run2},
                           {"the row stays in registers: read once", run3},
                           {"one warp a row, no barrier, 16-byte loads (the program's op)", run4}};
-    Ladder ladder = {.title = "residual mix + rms norm, forward, 32768 x 768", .rungs = rungs, .count = 4,
-                     .bytes = 4.0 * N * D * sizeof(floatX), .poison = poison, .error = error};
+    Ladder ladder = {.title = "residual mix + rms norm, forward, 32768 x 768",
+                     .rungs = rungs,
+                     .count = 4,
+                     .bytes = 4.0 * N * D * sizeof(floatX),
+                     .poison = poison,
+                     .error = error};
     return ladder_climb(&ladder, s) > 0;
 }

@@ -1,6 +1,7 @@
-// Kernel ladder: Newton-Schulz with the five Polar Express tuples, 24 matrices of 768 x 3072. Std-5 as it stands is 978 GFLOP;
-// the upper rungs do less for the same map (symmetric results, Gram form), the last one another map (AOL, four tuples). TFLOP/s
-// count the dense operations of Std-5 in every rung: they compare times.
+// Kernel ladder: Newton-Schulz with the five Polar Express tuples, 24 matrices of 768 x 3072. Std-5 as it
+// stands is 978 GFLOP; the upper rungs do less for the same map (symmetric results, Gram form), the last one
+// another map (AOL, four tuples). TFLOP/s count the dense operations of Std-5 in every rung: they compare
+// times.
 #include "dev/bench/ladder.cuh"
 #include "dev/bench/ns_baseline.h"
 #include "llmc/cuda/muon/ns_gpu.h"
@@ -24,16 +25,18 @@ static void load(Stream s, int i)
     last = &std5;
 }
 
-// ---- 1: one thread an element ----------------------------------------------------------------------------------------------
+// ---- 1: one thread an element -----------------------------------------------------------------------------
 
-// out = alpha a b + beta d;  a (BATCH, N, depth), b (BATCH, depth, cols), or (BATCH, cols, depth) when BY_ROWS; d, out (BATCH, N,
+// out = alpha a b + beta d;  a (BATCH, N, depth), b (BATCH, depth, cols), or (BATCH, cols, depth) when
+//                            BY_ROWS; d, out (BATCH, N,
 // cols)
 template <bool BY_ROWS>
-__global__ void thread_an_element(floatX *out, float alpha, const floatX *a, const floatX *b, float beta, const floatX *d,
-                                  int depth, int cols)
+__global__ void thread_an_element(floatX *out, float alpha, const floatX *a, const floatX *b, float beta,
+                                  const floatX *d, int depth, int cols)
 {
     int col = blockIdx.x * 32 + threadIdx.x, row = blockIdx.y * 8 + threadIdx.y;
-    a += ((int64_t)blockIdx.z * N + row) * depth, b += (int64_t)blockIdx.z * depth * cols;
+    a += ((int64_t)blockIdx.z * N + row) * depth;
+    b += (int64_t)blockIdx.z * depth * cols;
     float sum = 0;
     for (int k = 0; k < depth; k++)
         sum += to_float(a[k]) * to_float(BY_ROWS ? b[(int64_t)col * depth + k] : b[(int64_t)k * cols + col]);
@@ -45,16 +48,18 @@ static void run1(Stream s, int set)
     floatX *x = (floatX *)lt.x, *y = (floatX *)lt.y, *a = (floatX *)lt.a, *b = (floatX *)lt.b;
     dim3 threads(32, 8), squares(N / 32, N / 8, BATCH), talls(M / 32, N / 8, BATCH);
     load(s, set);
-    CUDA_CHECK(cudaMemsetAsync(a, 0, (size_t)BATCH * square * 2, s)); // 0 times what was there must not be NaN
+    CUDA_CHECK(
+        cudaMemsetAsync(a, 0, (size_t)BATCH * square * 2, s)); // 0 times what was there must not be NaN
     for (int i = 0; i < std5.steps; i++, std::swap(x, y)) {
         thread_an_element<true><<<squares, threads, 0, s>>>(a, 1, x, x, 0, a, M, N);
-        thread_an_element<false><<<squares, threads, 0, s>>>(b, (float)std5.tuples[i].c, a, a, (float)std5.tuples[i].b, a, N, N);
+        thread_an_element<false>
+            <<<squares, threads, 0, s>>>(b, (float)std5.tuples[i].c, a, a, (float)std5.tuples[i].b, a, N, N);
         thread_an_element<false><<<talls, threads, 0, s>>>(y, 1, b, x, (float)std5.tuples[i].a, x, N, M);
     }
     result = x;
 }
 
-// ---- 2, 5 to 7: the program's ------------------------------------------------------------------------------------------------
+// ---- 2, 5 to 7: the program's -----------------------------------------------------------------------------
 
 static void run_program(Stream s, int set, const NsOptions *o)
 {
@@ -71,22 +76,26 @@ static void run5(Stream s, int set) { run_program(s, set, &std5); }
 static void run6(Stream s, int set) { run_program(s, set, &gram5); }
 static void run7(Stream s, int set) { run_program(s, set, &turbo4); }
 
-// ---- 3: cuBLASLt, and passes of their own for the other terms ----------------------------------------------------------------
+// ---- 3: cuBLASLt, and passes of their own for the other terms ---------------------------------------------
 
 // out = alpha out + beta d, 8 elements a thread
 __global__ void add_pass(floatX *out, float alpha, float beta, const floatX *d, int64_t vectors)
 {
     int64_t v = (int64_t)blockIdx.x * 256 + threadIdx.x;
     float f[8], g[8];
-    if (v >= vectors) return;
-    unpack8(load_vec(out, (int)v), f), unpack8(load_vec(d, (int)v), g);
+    if (v >= vectors)
+        return;
+    unpack8(load_vec(out, (int)v), f);
+    unpack8(load_vec(d, (int)v), g);
 #pragma unroll
-    for (int k = 0; k < 8; k++) f[k] = alpha * f[k] + beta * g[k];
+    for (int k = 0; k < 8; k++)
+        f[k] = alpha * f[k] + beta * g[k];
     store_vec(out, (int)v, pack8(f));
 }
 static void add(Stream s, void *out, float alpha, float beta, const void *d, int64_t elements)
 {
-    add_pass<<<(unsigned)(elements / 8 / 256), 256, 0, s>>>((floatX *)out, alpha, beta, (const floatX *)d, elements / 8);
+    add_pass<<<(unsigned)(elements / 8 / 256), 256, 0, s>>>((floatX *)out, alpha, beta, (const floatX *)d,
+                                                            elements / 8);
 }
 static void run3(Stream s, int set)
 {
@@ -102,7 +111,7 @@ static void run3(Stream s, int set)
     result = x;
 }
 
-// ---- 4: all in its products: what bench_ns compares with ---------------------------------------------------------------------
+// ---- 4: all in its products: what bench_ns compares with --------------------------------------------------
 
 static void run4(Stream s, int set)
 {
@@ -110,18 +119,21 @@ static void run4(Stream s, int set)
     last = &std5;
 }
 
-// ---- check -------------------------------------------------------------------------------------------------------------------
+// ---- check ------------------------------------------------------------------------------------------------
 
 static void poison(Stream s) { CUDA_CHECK(cudaMemsetAsync(work, 0xff, work_bytes, s)); }
 
-// Matrix i of what is checked, in fp32 throughout by the portable kernels, which test_ns_gpu holds against fp64. (N, M) host
+// Matrix i of what is checked, in fp32 throughout by the portable kernels, which test_ns_gpu holds against
+// fp64. (N, M) host
 static const float *exact_matrix(const NsOptions *o, int i)
 {
     static float *exact[2][CHECKED];
     float *&e = exact[o->aol][i];
-    if (e) return e;
+    if (e)
+        return e;
     NsOptions fp32 = *o;
-    fp32.dtype = NS_FP32, fp32.gram = false;
+    fp32.dtype = NS_FP32;
+    fp32.gram = false;
     char *space = (char *)device_alloc(ns_workspace_bytes(&fp32, N, M, 1), "ladder");
     e = (float *)malloc((size_t)tall * sizeof *e);
     const void *from = newton_schulz(NULL, &fp32, u[0] + (i ? BATCH - 1 : 0) * tall, tall, N, M, 1, space);
@@ -130,7 +142,8 @@ static const float *exact_matrix(const NsOptions *o, int i)
     return e;
 }
 
-// |q - exact| / |exact|, in units of 2e-2 for bf16 and 4e-3 for fp16 (the tests' limits for Gaussian-like matrices of this shape)
+// |q - exact| / |exact|, in units of 2e-2 for bf16 and 4e-3 for fp16 (the tests' limits for Gaussian-like
+// matrices of this shape)
 static double error(void)
 {
     double most = 0;
@@ -141,29 +154,35 @@ static double error(void)
         double off = 0, size = 0;
         CUDA_CHECK(cudaMemcpy(q, from, (size_t)tall * 2, cudaMemcpyDeviceToHost));
         for (int64_t k = 0; k < tall; k++) {
-            float v =
-                last->dtype == NS_FP16 ? __half2float(*(const __half *)(q + k)) : __bfloat162float(*(const floatX *)(q + k));
-            off += ((double)v - e[k]) * ((double)v - e[k]), size += (double)e[k] * e[k];
+            float v = last->dtype == NS_FP16 ? __half2float(*(const __half *)(q + k))
+                                             : __bfloat162float(*(const floatX *)(q + k));
+            off += ((double)v - e[k]) * ((double)v - e[k]);
+            size += (double)e[k] * e[k];
         }
         free(q);
         double ratio = sqrt(off / size) / (last->dtype == NS_FP16 ? 4e-3 : 2e-2);
-        if (!(ratio <= most)) most = isnan(ratio) ? INFINITY : ratio;
+        if (!(ratio <= most))
+            most = isnan(ratio) ? INFINITY : ratio;
     }
     return most;
 }
 
 __global__ void widen(float *out, const floatX *in, int64_t n)
 {
-    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += gridDim.x * 256) out[i] = to_float(in[i]);
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += gridDim.x * 256)
+        out[i] = to_float(in[i]);
 }
 
 static void prepare(void)
 {
-    std5 = ns_options_default(NS_POLAR), gram5 = ns_options_default(NS_GRAM), turbo4 = ns_options_default(NS_TURBO_GRAM);
+    std5 = ns_options_default(NS_POLAR);
+    gram5 = ns_options_default(NS_GRAM);
+    turbo4 = ns_options_default(NS_TURBO_GRAM);
     size_t x = (size_t)BATCH * tall * 2, a = (size_t)BATCH * square * 2;
     work_bytes = 2 * x + 2 * a;
     const NsOptions *all[] = {&std5, &gram5, &turbo4};
-    for (int i = 0; i < 3; i++) work_bytes = std::max(work_bytes, ns_workspace_bytes(all[i], N, M, BATCH));
+    for (int i = 0; i < 3; i++)
+        work_bytes = std::max(work_bytes, ns_workspace_bytes(all[i], N, M, BATCH));
     work = (char *)device_alloc(work_bytes, "ladder");
     sumsq = (float *)device_alloc(BATCH * sizeof(float), "ladder");
     lt = baseline_open(N, M, BATCH, work, work + x, work + 2 * x, work + 2 * x + a);

@@ -1,14 +1,15 @@
-// Any bytes as a safetensors file: the reader refuses them with one line, or everything it then says about them holds.
+// Any bytes as a safetensors file: the reader refuses them with one line, or everything it then says about
+// them holds.
 #include "llmc/io/safetensors.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define REQUIRE(condition)                                                                                                       \
-    if (!(condition)) {                                                                                                          \
-        fprintf(stderr, "violated: %s\n", #condition);                                                                           \
-        abort();                                                                                                                 \
+#define REQUIRE(condition) \
+    if (!(condition)) { \
+        fprintf(stderr, "violated: %s\n", #condition); \
+        abort(); \
     }
 
 static void check_tensor(const SafeTensors *st, const TensorInfo *t, int64_t file_bytes)
@@ -31,10 +32,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 // What a run without a corpus starts from: guessing this much JSON takes hours.
 static const char example[] =
-    "        {\"__metadata__\":{\"a\":\"b\"},\"v\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[0,4]},"
+    "        "
+    "{\"__metadata__\":{\"a\":\"b\"},\"v\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[0,4]},"
     "\"w\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[4,7]}}1234567";
 
-// Mostly repairs the header's length (up to the last brace): otherwise few inputs would get beyond that first check.
+// Mostly repairs the header's length (up to the last brace): otherwise few inputs would get beyond that first
+// check.
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed)
 {
     if (size <= 8 && max_size >= sizeof example - 1) {
@@ -44,9 +47,11 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
         size = LLVMFuzzerMutate(data, size, max_size);
     }
     const uint8_t *brace = size > 8 ? memrchr(data + 8, '}', size - 8) : NULL;
-    if (!brace || seed % 8 == 0) return size;
+    if (!brace || seed % 8 == 0)
+        return size;
     size_t length = (size_t)(brace + 1 - (data + 8));
-    for (int i = 0; i < 8; i++) data[i] = (uint8_t)(length >> 8 * i);
+    for (int i = 0; i < 8; i++)
+        data[i] = (uint8_t)(length >> 8 * i);
     return size;
 }
 

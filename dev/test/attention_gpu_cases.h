@@ -13,26 +13,47 @@
 #endif
 enum { TOKENS = 32768, EVAL_TOKENS = 40000, GUARD_ROWS = 64, MAX_DOCUMENTS = 1024 };
 enum {
-    QUERY, KEY, VALUE, DYG, INPUT, GATE_W, INPUTS, OUT_YG = INPUTS, OUT_DQ, OUT_DK, OUT_DV, TENSORS, // floatX
-    LSE = TENSORS, DGATE, DGATE_W, ALL                                                              // fp32
+    QUERY,
+    KEY,
+    VALUE,
+    DYG,
+    INPUT,
+    GATE_W,
+    INPUTS,
+    OUT_YG = INPUTS,
+    OUT_DQ,
+    OUT_DK,
+    OUT_DV,
+    TENSORS, // floatX
+    LSE = TENSORS,
+    DGATE,
+    DGATE_W,
+    ALL // fp32
 };
 enum { GATE_WIDTH = 12 };
-enum { RSTD, COS, SIN, TURNS }; // (N, H), (N, e/4), (N, e/4), for qkv_backward; its value embeddings are rows of h
-static const char *const names[ALL] = {"q", "k", "v", "dyg", "h", "gate_w", "yg", "dq", "dk", "dv", "lse", "dgate", "dgate_w"};
+enum {
+    RSTD,
+    COS,
+    SIN,
+    TURNS
+}; // (N, H), (N, e/4), (N, e/4), for qkv_backward; its value embeddings are rows of h
+static const char *const names[ALL] = {"q",  "k",  "v",  "dyg", "h",     "gate_w", "yg",
+                                       "dq", "dk", "dv", "lse", "dgate", "dgate_w"};
 static Stream stream;
 static bool quick;
 
-// ---- the CPU backend's two builds ----------------------------------------------------------------------------------------
+// ---- the CPU backend's two builds -------------------------------------------------------------------------
 
-#define OPS(X)                                                                                                                   \
-    X(backend_open)                                                                                                              \
-    X(backend_reserve) X(backend_close) X(attention_table_ints) X(attention_table_build) X(attention_forward)                    \
+#define OPS(X) \
+    X(backend_open) \
+    X(backend_reserve) \
+    X(backend_close) X(attention_table_ints) X(attention_table_build) X(attention_forward) \
         X(attention_backward) X(qkv_backward)
 #include "dev/test/ops_library.h"
 typedef enum { PLAIN, TRUTH, REFERENCES } Which;
 static Ops ops[REFERENCES];
 
-// ---- cases ---------------------------------------------------------------------------------------------------------------
+// ---- cases ------------------------------------------------------------------------------------------------
 
 typedef struct {
     const char *name;
@@ -47,7 +68,8 @@ typedef struct {
 
 static int64_t elements(const Case *c, int tensor)
 {
-    if (tensor == GATE_W || tensor == DGATE_W) return c->H * GATE_WIDTH;
+    if (tensor == GATE_W || tensor == DGATE_W)
+        return c->H * GATE_WIDTH;
     return (int64_t)c->N * c->H * (tensor == LSE || tensor == DGATE ? 1 : c->e);
 }
 
@@ -71,8 +93,10 @@ static int64_t turn_elements(const Case *c, int i) { return (int64_t)c->N * (i =
 
 static void make_turns(Case *c)
 {
-    for (int i = 0; i < TURNS; i++) c->turn[i] = xcalloc((size_t)turn_elements(c, i), sizeof(float));
-    for (int64_t k = 0; k < turn_elements(c, RSTD); k++) c->turn[RSTD][k] = (float)(0.5 + uniform());
+    for (int i = 0; i < TURNS; i++)
+        c->turn[i] = xcalloc((size_t)turn_elements(c, i), sizeof(float));
+    for (int64_t k = 0; k < turn_elements(c, RSTD); k++)
+        c->turn[RSTD][k] = (float)(0.5 + uniform());
 #pragma omp parallel for
     for (int64_t k = 0; k < turn_elements(c, COS); k++) {
         double angle = 6.28 * uniform_at(random_used + (uint64_t)k);
@@ -81,13 +105,16 @@ static void make_turns(Case *c)
     }
     random_used += (uint64_t)turn_elements(c, COS);
     c->tokens = xcalloc((size_t)c->N, sizeof *c->tokens);
-    for (int t = 0; t < c->N; t++) c->tokens[t] = (int32_t)(uniform() * c->N);
+    for (int t = 0; t < c->N; t++)
+        c->tokens[t] = (int32_t)(uniform() * c->N);
 }
 
 static void free_inputs(Case *c)
 {
-    for (int i = 0; i < INPUTS; i++) free(c->input[i]);
-    for (int i = 0; i < TURNS; i++) free(c->turn[i]);
+    for (int i = 0; i < INPUTS; i++)
+        free(c->input[i]);
+    for (int i = 0; i < TURNS; i++)
+        free(c->turn[i]);
     free(c->tokens);
 }
 
@@ -95,7 +122,8 @@ static Case make_case(const char *name, const int *length, int documents, int H,
 {
     Case c = {.name = name, .H = H, .e = e, .window = window, .backward = true, .documents = documents};
     assert(documents <= MAX_DOCUMENTS);
-    for (int i = 0; i < documents; i++) c.cu[i + 1] = c.cu[i] + length[i];
+    for (int i = 0; i < documents; i++)
+        c.cu[i + 1] = c.cu[i] + length[i];
     c.N = c.cu[documents];
     return c;
 }
@@ -107,9 +135,12 @@ static Case make_text_case(const char *name, int N, int documents, int longest, 
     for (int i = 0; i < documents; i++) {
         double normal = sqrt(-2 * log(1 - uniform())) * cos(2 * M_PI * uniform());
         int n = (int)fmin(longest, 1 + 500 * exp(normal)), rest = documents - 1 - i;
-        if (n > left - rest) n = left - rest;
-        if (i == documents - 1) n = left;
-        length[i] = n, left -= n;
+        if (n > left - rest)
+            n = left - rest;
+        if (i == documents - 1)
+            n = left;
+        length[i] = n;
+        left -= n;
     }
     return make_case(name, length, documents, H, e, window);
 }

@@ -1,5 +1,5 @@
-// The fp32 build against the float64 twin: losses, every gradient, every parameter after each of six steps, for each preset's
-// topology and each Newton-Schulz variant.
+// The fp32 build against the float64 twin: losses, every gradient, every parameter after each of six steps,
+// for each preset's topology and each Newton-Schulz variant.
 #include "dev/test/golden.h"
 #include "dev/test/tap.h"
 
@@ -16,7 +16,8 @@ static void check_gradients(const char *preset)
     double loss[2], worst_loss = 0;
     float *want_loss = read_golden(st, "loss", NULL);
     golden_gradients(&g, 0, loss);
-    for (int i = 0; i < 2; i++) worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[i]) / want_loss[i]);
+    for (int i = 0; i < 2; i++)
+        worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[i]) / want_loss[i]);
     printf("# %s\n", preset);
     ok_at_most(worst_loss, limit, "loss, relative error");
     for (int i = 0; i < g.model.params.count; i++) {
@@ -42,10 +43,12 @@ static void check_gradients(const char *preset)
 }
 
 // Error of a parameter, relative to the parameter and to its update; on the sample.
-static void compare(const Golden *g, const SafeTensors *st, const Param *a, int t, double *of_param, double *of_update)
+static void compare(const Golden *g, const SafeTensors *st, const Param *a, int t, double *of_param,
+                    double *of_update)
 {
     int64_t k, n = a->rows * a->cols, stride = sample_stride(n);
-    float *want = golden_values(st, "sample.", a->name, &k), *init = golden_values(g->init, "", a->name, NULL);
+    float *want = golden_values(st, "sample.", a->name, &k),
+          *init = golden_values(g->init, "", a->name, NULL);
     double error = 0, norm = 0, update = 0;
     k /= GOLDEN_STEPS;
     for (int64_t i = 0; i < k; i++) {
@@ -65,7 +68,8 @@ static double norm_error(const Golden *g, const SafeTensors *st, const Param *a,
 {
     float *want = golden_values(st, "norm.", a->name, NULL);
     double sum = 0;
-    for (int64_t i = 0; i < a->rows * a->cols; i++) sum += pow(param_value(&g->model.params, a, i), 2);
+    for (int64_t i = 0; i < a->rows * a->cols; i++)
+        sum += pow(param_value(&g->model.params, a, i), 2);
     double error = fabs(sqrt(sum) - want[t]) / want[t];
     free(want);
     return error;
@@ -76,15 +80,18 @@ static void check_step(Golden *g, const SafeTensors *st, const float *want_loss,
 {
     double loss[2], worst = 0, worst_norm = 0, worst_loss = 0;
     const char *where = "";
-    if (g->c->gates_only) golden_given_gradients(g, t);
-    else golden_gradients(g, t, loss);
+    if (g->c->gates_only)
+        golden_given_gradients(g, t);
+    else
+        golden_gradients(g, t, loss);
     golden_update(g, t);
     for (int i = 0; want_loss && i < 2; i++)
         worst_loss = larger_error(worst_loss, fabs(loss[i] - want_loss[2 * t + i]) / want_loss[2 * t + i]);
     for (int i = 0; i < g->model.params.count; i++) {
         const Param *a = &g->model.params.list[i];
         double of_param, of_update;
-        if (!golden_trains(g, a)) continue;
+        if (!golden_trains(g, a))
+            continue;
         compare(g, st, a, t, &of_param, &of_update);
         float *rel = golden_values(st, "rel_f32.", a->name, NULL);
         // The parameter to 1e-5, or its update to twice the error of the float32 twin.
@@ -98,7 +105,8 @@ static void check_step(Golden *g, const SafeTensors *st, const float *want_loss,
     }
     ok(worst <= 1, "step %d: every parameter within its limit (worst %.3f of it, %s)", t + 1, worst, where);
     ok_at_most(worst_norm, limit, "        norms of the whole tensors");
-    if (want_loss) ok_at_most(worst_loss, limit, "        losses before the step");
+    if (want_loss)
+        ok_at_most(worst_loss, limit, "        losses before the step");
 }
 
 static void check_steps(const GoldenCase *c)
@@ -108,7 +116,8 @@ static void check_steps(const GoldenCase *c)
     golden_load_weights(&g);
     SafeTensors *st = golden_steps(&g);
     float *want_loss = c->gates_only ? NULL : read_golden(st, "loss", NULL);
-    for (int t = 0; t < GOLDEN_STEPS; t++) check_step(&g, st, want_loss, t);
+    for (int t = 0; t < GOLDEN_STEPS; t++)
+        check_step(&g, st, want_loss, t);
     free(want_loss);
     safetensors_close(st);
     golden_close(&g);

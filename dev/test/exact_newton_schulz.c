@@ -1,17 +1,18 @@
-// Newton-Schulz in exact arithmetic (the fp32 build, where the CPU primitives run in double): coefficients, the polar error each
-// variant must have, Gram form = standard form, invariances, shapes, options. Expected errors are those of independent float64
-// experiments, as mean and spread over 8 random matrices.
+// Newton-Schulz in exact arithmetic (the fp32 build, where the CPU primitives run in double): coefficients,
+// the polar error each variant must have, Gram form = standard form, invariances, shapes, options. Expected
+// errors are those of independent float64 experiments, as mean and spread over 8 random matrices.
 #include "dev/test/ns_reference.h"
 #include "dev/test/tap.h"
 #include "llmc/base/floatx.h"
 
-// ---- coefficients ------------------------------------------------------------------------------------------------------
+// ---- coefficients -----------------------------------------------------------------------------------------
 
 static double tuple_difference(const NsTuple *a, const NsTuple *b, int n)
 {
     double worst = 0;
     for (int i = 0; i < n; i++)
-        worst = fmax(worst, fmax(fabs(a[i].a / b[i].a - 1), fmax(fabs(a[i].b / b[i].b - 1), fabs(a[i].c / b[i].c - 1))));
+        worst = fmax(worst, fmax(fabs(a[i].a / b[i].a - 1),
+                                 fmax(fabs(a[i].b / b[i].b - 1), fabs(a[i].c / b[i].c - 1))));
     return worst;
 }
 
@@ -22,7 +23,8 @@ static void test_coefficients(void)
     ns_polar_express(made, 5, 1e-3, 0.02, 0.02);
     ok_at_most(tuple_difference(made, polar.tuples, 5), 1e-12, "the recipe makes the polar tuples");
     ns_polar_express(made, 5, 1e-3, 0, 0.02407327424182761);
-    for (int i = 0; i < 5; i++) made[i].a /= 1.05, made[i].b /= pow(1.05, 3), made[i].c /= pow(1.05, 5);
+    for (int i = 0; i < 5; i++)
+        made[i].a /= 1.05, made[i].b /= pow(1.05, 3), made[i].c /= pow(1.05, 5);
     ok_at_most(tuple_difference(made, dao.tuples, 5), 1e-12, "the recipe makes the dao tuples");
     ns_polar_express(made, 5, 1e-3, 0.02, 0.03);
     ok(tuple_difference(made, polar.tuples, 5) > 1e-3, "and other tuples for another cushion");
@@ -39,7 +41,8 @@ static void test_coefficients(void)
         double low = 9, high = 0, slope = ns_scalar_map(o.tuples, o.steps, 1e-9 * expected[i].input) / 1e-9;
         for (int k = 0; k <= 100000; k++) {
             double y = ns_scalar_map(o.tuples, o.steps, expected[i].input * pow(10, -2.0 * k / 100000));
-            low = fmin(low, y), high = fmax(high, y);
+            low = fmin(low, y);
+            high = fmax(high, y);
         }
         ok(fabs(low - expected[i].low) < 1e-4 && fabs(high - expected[i].high) < 1e-4 &&
                fabs(slope / expected[i].slope - 1) < 2e-3,
@@ -47,7 +50,7 @@ static void test_coefficients(void)
     }
 }
 
-// ---- polar error -------------------------------------------------------------------------------------------------------
+// ---- polar error ------------------------------------------------------------------------------------------
 
 // A variant with named tuples and the limits of the table.
 typedef struct {
@@ -61,20 +64,25 @@ static const Method methods[METHODS] = {{"kj", "kj", NULL, 0},       {"you", "yo
 
 static NsOptions method_options(int which)
 {
-    NsOptions o = options(methods[which].variant, methods[which].coefficients, methods[which].steps, NULL, NULL);
-    if (which == DAO5) o.kappa = 1, o.eps = 1e-7f; // its tuples carry their own safety
+    NsOptions o =
+        options(methods[which].variant, methods[which].coefficients, methods[which].steps, NULL, NULL);
+    if (which == DAO5)
+        o.kappa = 1, o.eps = 1e-7f; // its tuples carry their own safety
     return o;
 }
 
-static double polar_error(const NsOptions *o, const float *u, const double *polar, int n, int m, Spectrum *values)
+static double polar_error(const NsOptions *o, const float *u, const double *polar, int n, int m,
+                          Spectrum *values)
 {
     double *q = run_one(o, u, n, m), error = relative_error(q, polar, (int64_t)n * m);
-    if (values) *values = spectrum(q, n, m);
+    if (values)
+        *values = spectrum(q, n, m);
     free(q);
     return error;
 }
 
-// Means over 8 Gaussian matrices: two such means of spread s differ by s/2 (one sigma); the table has up to half a unit more.
+// Means over 8 Gaussian matrices: two such means of spread s differ by s/2 (one sigma); the table has up to
+// half a unit more.
 static void test_polar_error_small(void)
 {
     static const struct {
@@ -104,14 +112,17 @@ static void test_polar_error_small(void)
                 NsOptions o = method_options(k);
                 sum[k] += polar_error(&o, u, polar, n, m, NULL) / SEEDS;
             }
-            free(g), free(u), free(polar);
+            free(g);
+            free(u);
+            free(polar);
         }
         for (int k = 0; k < METHODS; k++)
             if (rows[row].mean[k] > 0)
                 ok(fabs(sum[k] - rows[row].mean[k]) <= 2 * rows[row].spread[k] + 5e-4,
-                   "Gaussian %dx%d %s: polar error %.4f, expected %.4f +- %.4f", n, m, methods[k].label, sum[k],
-                   rows[row].mean[k], 2 * rows[row].spread[k] + 5e-4);
-        free(sigma), free(by_jacobi);
+                   "Gaussian %dx%d %s: polar error %.4f, expected %.4f +- %.4f", n, m, methods[k].label,
+                   sum[k], rows[row].mean[k], 2 * rows[row].spread[k] + 5e-4);
+        free(sigma);
+        free(by_jacobi);
     }
 }
 
@@ -124,11 +135,13 @@ static void test_error_per_iteration(const float *u, const double *polar)
     } rows[] = {{"kj", {.881, .605, .150, .208, .162}}, {"polar", {.725, .248, .601, .365, .096}}};
     for (int i = 0; i < 2; i++)
         for (int steps = 1; steps < 5; steps++) {
-            NsOptions o = options("gram", rows[i].set, steps, "none", NULL); // cheaper than the standard form, and equal to it
-            if (i == 0) o.kappa = 1, o.eps = 1e-7f;
+            NsOptions o = options("gram", rows[i].set, steps, "none",
+                                  NULL); // cheaper than the standard form, and equal to it
+            if (i == 0)
+                o.kappa = 1, o.eps = 1e-7f;
             double error = polar_error(&o, u, polar, 768, 3072, NULL);
-            ok(fabs(error - rows[i].error[steps - 1]) <= .0015, "%s after %d iterations: %.4f, expected %.3f", rows[i].set, steps,
-               error, rows[i].error[steps - 1]);
+            ok(fabs(error - rows[i].error[steps - 1]) <= .0015, "%s after %d iterations: %.4f, expected %.3f",
+               rows[i].set, steps, error, rows[i].error[steps - 1]);
         }
 }
 
@@ -149,21 +162,27 @@ static void test_polar_error_large(void)
             NsOptions o = method_options(k);
             Spectrum s = {0};
             double error = polar_error(&o, u, polar, n, m, wide ? &s : NULL);
-            double expected = wide ? wide_mean[k] : square_mean[k], limit = wide ? .0015 : 4 * square_spread[k];
-            ok(fabs(error - expected) <= limit, "Gaussian 768x%d %s: polar error %.4f, expected %.4f +- %.4f", m,
-               methods[k].label, error, expected, limit);
+            double expected = wide ? wide_mean[k] : square_mean[k],
+                   limit = wide ? .0015 : 4 * square_spread[k];
+            ok(fabs(error - expected) <= limit, "Gaussian 768x%d %s: polar error %.4f, expected %.4f +- %.4f",
+               m, methods[k].label, error, expected, limit);
             Spectrum w = wide_values[k];
             if (wide)
-                ok(fabs(s.smallest - w.smallest) < .012 && fabs(s.median - w.median) < .012 && fabs(s.largest - w.largest) < .008,
+                ok(fabs(s.smallest - w.smallest) < .012 && fabs(s.median - w.median) < .012 &&
+                       fabs(s.largest - w.largest) < .008,
                    "its singular values: %.3f / %.3f / %.3f", s.smallest, s.median, s.largest);
         }
         ok(polar != NULL, "the polar factor of the %d-column matrix converged", m);
-        if (wide && polar) test_error_per_iteration(u, polar);
-        free(g), free(u), free(polar);
+        if (wide && polar)
+            test_error_per_iteration(u, polar);
+        free(g);
+        free(u);
+        free(polar);
     }
 }
 
-// Ill-conditioned spectra, on square matrices: the error depends on the singular values only (AOL: on the frames too).
+// Ill-conditioned spectra, on square matrices: the error depends on the singular values only (AOL: on the
+// frames too).
 static void test_polar_error_spectra(void)
 {
     static const double log_uniform[METHODS] = {.465, .443, .348, .376, .460, .427};
@@ -175,7 +194,8 @@ static void test_polar_error_spectra(void)
         float *u = with_spectrum(&f, kind ? POWER_LAW : LOG_UNIFORM, &r);
         for (int k = 0; k < METHODS; k++) {
             NsOptions o = method_options(k);
-            double error = polar_error(&o, u, f.polar, 768, 768, NULL), expected = kind ? power_law[k] : log_uniform[k];
+            double error = polar_error(&o, u, f.polar, 768, 768, NULL),
+                   expected = kind ? power_law[k] : log_uniform[k];
             double limit = !kind ? 4 * log_spread[k] : o.aol ? .02 : .001;
             ok(fabs(error - expected) <= limit, "%s, n = 768, %s: polar error %.4f, expected %.4f +- %.3f",
                kind ? "power law" : "log-uniform", methods[k].label, error, expected, limit);
@@ -189,7 +209,7 @@ static void test_polar_error_spectra(void)
     free_frames(&f);
 }
 
-// ---- algebra -----------------------------------------------------------------------------------------------------------
+// ---- algebra ----------------------------------------------------------------------------------------------
 
 static void test_gram_equals_standard(void)
 {
@@ -200,21 +220,25 @@ static void test_gram_equals_standard(void)
         float *u = with_spectrum(&f, (SpectrumKind)kind, &r);
         for (int aol = 0; aol < 2; aol++) {
             NsOptions standard = options(aol ? "turbo" : "polar", NULL, 0, NULL, NULL), gram = standard;
-            double *q = run_one(&standard, u, 48, 160), *reference = reference_newton_schulz(&standard, u, 48, 160);
+            double *q = run_one(&standard, u, 48, 160),
+                   *reference = reference_newton_schulz(&standard, u, 48, 160);
             reference_worst = fmax(reference_worst, relative_error(q, reference, 48 * 160));
             gram.gram = true;
-            for (uint32_t restarts = 0; restarts < 1u << (gram.steps - 1); restarts++) { // every set of restarts
+            for (uint32_t restarts = 0; restarts < 1u << (gram.steps - 1);
+                 restarts++) { // every set of restarts
                 gram.restarts = restarts << 1;
                 double *p = run_one(&gram, u, 48, 160), error = relative_error(p, q, 48 * 160);
                 worst = error <= worst ? worst : error;
                 free(p);
             }
-            free(q), free(reference);
+            free(q);
+            free(reference);
         }
         free(u);
     }
     ok_at_most(worst, 1e-11, "Gram form against standard form, all restarts, all spectra");
-    ok_at_most(reference_worst, 1e-6, "standard form against the test's own"); // fp32 AOL scales may differ in the last bit
+    ok_at_most(reference_worst, 1e-6,
+               "standard form against the test's own"); // fp32 AOL scales may differ in the last bit
     free_frames(&f);
 }
 
@@ -229,7 +253,8 @@ static void test_scalar_map(void)
     NsOptions o = options("polar", NULL, 0, NULL, NULL);
     NsTuple tuples[NS_MAX_STEPS]; // norm and coefficients are fp32 numbers in every backend
     for (int i = 0; i < o.steps; i++) {
-        // volatile, because gcc 12 -O2 vectorises two neighbouring double -> float -> double conversions into nothing
+        // volatile, because gcc 12 -O2 vectorises two neighbouring double -> float -> double conversions into
+        // nothing
         volatile float a = (float)o.tuples[i].a, b = (float)o.tuples[i].b, c = (float)o.tuples[i].c;
         tuples[i] = (NsTuple){a, b, c};
     }
@@ -239,18 +264,27 @@ static void test_scalar_map(void)
     for (int i = 0; i < 40; i++) {
         sigma[i] = norm(w + i * 64, 64);
         double y = ns_scalar_map(tuples, o.steps, sigma[i] / (o.kappa * size + o.eps));
-        for (int c = 0; c < 64; c++) w[i * 64 + c] *= y / sigma[i];
+        for (int c = 0; c < 64; c++)
+            w[i * 64 + c] *= y / sigma[i];
     }
     double *jt = transposed(j, 40, 40), *q = run_one(&o, u, 40, 64);
     multiply(expected, jt, w, false, 40, 64, 40);
-    ok_at_most(relative_error(q, expected, 40 * 64), 1e-11, "singular vectors kept, singular values mapped by the polynomials");
-    free(u), free(g), free(sigma), free(w), free(j), free(expected), free(jt), free(q);
+    ok_at_most(relative_error(q, expected, 40 * 64), 1e-11,
+               "singular vectors kept, singular values mapped by the polynomials");
+    free(u);
+    free(g);
+    free(sigma);
+    free(w);
+    free(j);
+    free(expected);
+    free(jt);
+    free(q);
     free_frames(&f);
 }
 
 static const char *const variant_names[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
 
-// ---- invariances -------------------------------------------------------------------------------------------------------
+// ---- invariances ------------------------------------------------------------------------------------------
 
 static float *rotated(const double *left, const float *u, const double *right, int n, int m)
 {
@@ -260,7 +294,8 @@ static float *rotated(const double *left, const float *u, const double *right, i
     else
         multiply(t, g, right, false, n, m, m);
     float *f = to_float(t, (int64_t)n * m);
-    free(g), free(t);
+    free(g);
+    free(t);
     return f;
 }
 
@@ -270,11 +305,13 @@ static void test_invariances(const char *name)
     Random r = {7};
     NsOptions o = options(name, NULL, 0, NULL, NULL);
     o.eps = 0;
-    double *g = random_gaussian(&r, N, M), *left = random_orthonormal(&r, N, N), *right = random_orthonormal(&r, M, M);
+    double *g = random_gaussian(&r, N, M), *left = random_orthonormal(&r, N, N),
+           *right = random_orthonormal(&r, M, M);
     float *u = to_float(g, N * M), *v = xcalloc(N * M, sizeof *v);
     double *q = run_one(&o, u, N, M), *t = transposed(q, N, M), *expected = matrix(N, M), worst = 0;
     for (int k = -45; k <= 45; k += 5) {
-        for (int i = 0; i < N * M; i++) v[i] = ldexpf(u[i], k);
+        for (int i = 0; i < N * M; i++)
+            v[i] = ldexpf(u[i], k);
         double *p = run_one(&o, v, N, M);
         worst = fmax(worst, memcmp(p, q, N * M * sizeof *p) != 0);
         free(p);
@@ -282,7 +319,8 @@ static void test_invariances(const char *name)
     ok(worst == 0, "%s: f(2^k G) = f(G) bitwise for k in -45 .. 45", name);
 
     for (int i = 0; i < N; i++)
-        for (int j = 0; j < M; j++) v[j * N + i] = u[i * M + j];
+        for (int j = 0; j < M; j++)
+            v[j * N + i] = u[i * M + j];
     double *p = run_one(&o, v, M, N);
     ok(!memcmp(p, t, N * M * sizeof *p), "%s: f(G^T) = f(G)^T bitwise", name);
     free(p);
@@ -295,13 +333,15 @@ static void test_invariances(const char *name)
         }
     p = run_one(&o, v, N, M);
     ok_at_most(relative_error(p, expected, N * M), 2e-6, "f(P G) = P f(G)");
-    free(p), free(v);
+    free(p);
+    free(v);
 
     v = rotated(NULL, u, right, N, M);
     multiply(expected, q, right, false, N, M, M);
     p = run_one(&o, v, N, M);
     ok_at_most(relative_error(p, expected, N * M), 1e-5, "f(G V) = f(G) V");
-    free(p), free(v);
+    free(p);
+    free(v);
 
     v = rotated(left, u, NULL, N, M);
     multiply(expected, left, q, false, N, M, N);
@@ -311,7 +351,15 @@ static void test_invariances(const char *name)
         ok(error > 1e-3, "%s: f(U G) differs from U f(G), the price of scaling rows: %.3g", name, error);
     else
         ok_at_most(error, 1e-5, "f(U G) = U f(G)");
-    free(p), free(v), free(g), free(left), free(right), free(u), free(q), free(t), free(expected);
+    free(p);
+    free(v);
+    free(g);
+    free(left);
+    free(right);
+    free(u);
+    free(q);
+    free(t);
+    free(expected);
 }
 
 static void test_scale_with_eps(void)
@@ -324,32 +372,40 @@ static void test_scale_with_eps(void)
         NsOptions o = options(variant_names[v], NULL, 0, NULL, NULL);
         double *q = run_one(&o, u, N, M);
         float *small = xcalloc(N * M, sizeof *small);
-        for (int i = 0; i < N * M; i++) small[i] = u[i] * 1e-6f;
+        for (int i = 0; i < N * M; i++)
+            small[i] = u[i] * 1e-6f;
         double *p = run_one(&o, small, N, M), error = relative_error(p, q, N * M);
-        ok(error <= 2e-2, "%s: entries of RMS 1e-6 change the result by %.2g <= 0.02", variant_names[v], error);
-        free(q), free(p), free(small);
+        ok(error <= 2e-2, "%s: entries of RMS 1e-6 change the result by %.2g <= 0.02", variant_names[v],
+           error);
+        free(q);
+        free(p);
+        free(small);
     }
-    free(g), free(u);
+    free(g);
+    free(u);
 }
 
-// ---- shapes ------------------------------------------------------------------------------------------------------------
+// ---- shapes -----------------------------------------------------------------------------------------------
 
 static void test_shapes(void)
 {
-    static const int shapes[][2] = {{1, 1},   {1, 12},  {12, 1},    {6, 12},    {12, 6},    {8, 16},    {7, 7},
-                                    {33, 31}, {17, 64}, {100, 300}, {127, 129}, {129, 127}, {130, 130}, {257, 300}};
+    static const int shapes[][2] = {{1, 1},     {1, 12},    {12, 1},    {6, 12},   {12, 6},
+                                    {8, 16},    {7, 7},     {33, 31},   {17, 64},  {100, 300},
+                                    {127, 129}, {129, 127}, {130, 130}, {257, 300}};
     Random r = {9};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         int rows = shapes[k][0], cols = shapes[k][1], batch = rows > 200 ? 1 : 3;
         int64_t count = (int64_t)rows * cols, stride = count + 5;
         float *u = xcalloc((size_t)(stride * batch), sizeof *u);
-        for (int64_t i = 0; i < stride * batch; i++) u[i] = i % stride < count ? (float)random_normal(&r) : NAN;
+        for (int64_t i = 0; i < stride * batch; i++)
+            u[i] = i % stride < count ? (float)random_normal(&r) : NAN;
         double worst = 0, worst_aol = 0;
         bool all_intact = true;
         for (int v = 0; v < 6; v++)
             for (int chunk = 0; chunk < 3; chunk += 2) {
                 NsOptions o = options(variant_names[v], NULL, 0, NULL, NULL);
-                o.max_batch = chunk, o.fallback = chunk;
+                o.max_batch = chunk;
+                o.fallback = chunk;
                 bool intact;
                 double *q = run_batch(&o, u, stride, rows, cols, batch, &intact);
                 for (int i = 0; i < batch; i++) {
@@ -365,8 +421,9 @@ static void test_shapes(void)
                 free(q);
             }
         ok(worst <= 1e-11 && worst_aol <= 1e-6 && all_intact,
-           "%dx%d, all variants, with and without chunks: error %.2g, AOL %.2g, memory around the workspace untouched", rows,
-           cols, worst, worst_aol);
+           "%dx%d, all variants, with and without chunks: error %.2g, AOL %.2g, memory around the workspace "
+           "untouched",
+           rows, cols, worst, worst_aol);
         free(u);
     }
     NsOptions o = options("polar", NULL, 0, NULL, "bf16");
@@ -374,17 +431,21 @@ static void test_shapes(void)
     float *u = to_float(g, 600);
     double *q = run_one(&o, u, 20, 30);
     int rounded = 0;
-    for (int i = 0; i < 600; i++) rounded += q[i] == (double)bf16_to_float(float_to_bf16((float)q[i]));
+    for (int i = 0; i < 600; i++)
+        rounded += q[i] == (double)bf16_to_float(float_to_bf16((float)q[i]));
     ok(rounded == 600, "with dtype bf16 this build rounds too");
-    free(g), free(u), free(q);
+    free(g);
+    free(u);
+    free(q);
     o = ns_options_default(NS_TURBO_GRAM);
     bool intact;
     free(run_batch(&o, NULL, 0, 5, 9, 0, &intact));
     ok(intact, "an empty batch");
-    ok(ns_workspace_bytes(&o, 40000, 40000, 3) > (size_t)3 * 40000 * 40000 * sizeof(ns_real), "workspace beyond 2^32 elements");
+    ok(ns_workspace_bytes(&o, 40000, 40000, 3) > (size_t)3 * 40000 * 40000 * sizeof(ns_real),
+       "workspace beyond 2^32 elements");
 }
 
-// ---- options -----------------------------------------------------------------------------------------------------------
+// ---- options ----------------------------------------------------------------------------------------------
 
 static void refuse(NsText text, const char *part)
 {
@@ -400,7 +461,8 @@ static void test_options(void)
     ok(o.steps == 2 && o.tuples[0].b == -22 && o.tuples[1].c == 0.5, "custom tuples");
     o = options("gram", NULL, 0, "1,3", NULL);
     ok(o.restarts == ((1u << 1) | (1u << 3)), "restarts 1,3");
-    ok(options("gram", NULL, 0, "none", NULL).restarts == 0 && options("gram", NULL, 0, NULL, NULL).restarts == 4,
+    ok(options("gram", NULL, 0, "none", NULL).restarts == 0 &&
+           options("gram", NULL, 0, NULL, NULL).restarts == 4,
        "restarts none and default");
     o = options("turbo", NULL, 0, NULL, NULL);
     NsOptions polar = options("polar", NULL, 0, NULL, NULL);
@@ -412,8 +474,10 @@ static void test_options(void)
     ok(options("polar", NULL, 0, NULL, "fp16").dtype == NS_FP16, "dtype by name");
     NsText gain = NS_TEXT_DEFAULT;
     Error e;
-    gain.variant = "turbo-gram", gain.aol_gain = 1.8f;
-    ok(ns_options_parse(&o, &gain, &e) && o.restarts == 4, "turbo-gram with gain 1.8 restarts after iteration 2");
+    gain.variant = "turbo-gram";
+    gain.aol_gain = 1.8f;
+    ok(ns_options_parse(&o, &gain, &e) && o.restarts == 4,
+       "turbo-gram with gain 1.8 restarts after iteration 2");
     ok(ns_caution(&polar) == NULL, "no caution for the default");
     o = options("gram", NULL, 0, "none", "bf16");
     ok(ns_caution(&o) != NULL, "caution for bf16 in Gram form");
@@ -434,14 +498,15 @@ static void test_refused_options(void)
     refuse((t.coefficients = "1,2,3,4", t), "tuples of three");
     refuse((t.coefficients = "polr", t), "tuples of three");
     refuse((t.coefficients = "5,5,5", t), "becomes");
-    refuse(
-        (t.coefficients = "1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0",
-         t),
-        "more than 16");
+    refuse((t.coefficients = "1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;1,0,0;"
+                             "1,0,0;1,0,0;1,0,0;1,0,0",
+            t),
+           "more than 16");
     t = NS_TEXT_DEFAULT;
     refuse((t.steps = 17, t), "1 to 16");
     refuse((t.steps = -1, t), "1 to 16");
-    t = NS_TEXT_DEFAULT, t.variant = "gram";
+    t = NS_TEXT_DEFAULT;
+    t.variant = "gram";
     refuse((t.restarts = "2;3", t), "neither none nor");
     refuse((t.restarts = "2,", t), "neither none nor");
     refuse((t.restarts = "0", t), "not possible");
@@ -449,7 +514,9 @@ static void test_refused_options(void)
     refuse((t.restarts = "99999999999999999999", t), "not possible");
     t = NS_TEXT_DEFAULT;
     refuse((t.dtype = "fp8", t), "fp16");
-    t = NS_TEXT_DEFAULT, t.variant = "turbo", t.aol_gain = 1.8f;
+    t = NS_TEXT_DEFAULT;
+    t.variant = "turbo";
+    t.aol_gain = 1.8f;
     refuse((t.coefficients = "ga", t), "smaller AOL gain");
     refuse((t.aol_gain = -1, t), "AOL gain");
     t = NS_TEXT_DEFAULT;
@@ -465,7 +532,8 @@ int main(void)
     test_refused_options();
     test_scalar_map();
     test_gram_equals_standard();
-    for (int v = 0; v < 6; v++) test_invariances(variant_names[v]);
+    for (int v = 0; v < 6; v++)
+        test_invariances(variant_names[v]);
     test_scale_with_eps();
     test_shapes();
     test_polar_error_small();

@@ -1,7 +1,8 @@
-// Embedding, residual stream, products, head and optimizers, fp32 build: forward against the double references, backward against
-// central differences of them. Attention and its surroundings: exact_attention.c.
-// Limit: every result is a chain of a few fp32 operations and one sum of at most some hundred terms, 2^-24 each; measured errors
-// are near 1e-7 in norm, 1e-5 is far below what a wrong formula gives.
+// Embedding, residual stream, products, head and optimizers, fp32 build: forward against the double
+// references, backward against central differences of them. Attention and its surroundings:
+// exact_attention.c. Limit: every result is a chain of a few fp32 operations and one sum of at most some
+// hundred terms, 2^-24 each; measured errors are near 1e-7 in norm, 1e-5 is far below what a wrong formula
+// gives.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
 
@@ -17,7 +18,7 @@ static void check(const char *what, const float *got, const double *exact, int n
     ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
 }
 
-// ---- embedding ---------------------------------------------------------------------------------------------------------
+// ---- embedding --------------------------------------------------------------------------------------------
 
 static struct {
     int N, d;
@@ -36,12 +37,15 @@ static double embed_loss(void)
 // Positions of every distinct token, for embedding_grad.
 static TokenRows token_rows(const int32_t *tokens, int N, int vocab)
 {
-    int32_t *order = take((size_t)N, 4), *row_token = take((size_t)N, 4), *start = take((size_t)N + 1, 4), *count = take(1, 4);
+    int32_t *order = take((size_t)N, 4), *row_token = take((size_t)N, 4), *start = take((size_t)N + 1, 4),
+            *count = take(1, 4);
     for (int token = 0, n = 0; token < vocab; token++) {
         int before = n;
         for (int t = 0; t < N; t++)
-            if (tokens[t] == token) order[n++] = t;
-        if (n > before) row_token[*count] = token, start[++*count] = n;
+            if (tokens[t] == token)
+                order[n++] = t;
+        if (n > before)
+            row_token[*count] = token, start[++*count] = n;
     }
     return (TokenRows){order, row_token, start, count};
 }
@@ -50,16 +54,25 @@ static void embed_case(int N, int d, int vocab)
 {
     pool_reset();
     int n = N * d;
-    em.N = N, em.d = d, em.tokens = random_tokens(N, vocab);
-    em.embed = random_tensor(vocab * d, 1), em.gate = random_tensor(12, 1), em.lambda = random_tensor32(1, 1);
-    em.dx = random_tensor(n, 1), em.dx0 = random_tensor(n, 1), em.x0 = doubles(n), em.rstd = doubles(N);
+    em.N = N;
+    em.d = d;
+    em.tokens = random_tokens(N, vocab);
+    em.embed = random_tensor(vocab * d, 1);
+    em.gate = random_tensor(12, 1);
+    em.lambda = random_tensor32(1, 1);
+    em.dx = random_tensor(n, 1);
+    em.dx0 = random_tensor(n, 1);
+    em.x0 = doubles(n);
+    em.rstd = doubles(N);
     floatX *x0 = halves(n), *de = halves(n);
-    float *rstd = floats(N), *dgate = floats(12), *dlambda = floats(1), *dtable = floats(vocab * d), *doubled = floats(vocab * d);
+    float *rstd = floats(N), *dgate = floats(12), *dlambda = floats(1), *dtable = floats(vocab * d),
+          *doubled = floats(vocab * d);
     embed_forward(NULL, x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x, N, d);
     embed_loss();
     check_x(N > 1 ? "embedding: x0" : "embedding of one token: x0", x0, em.x0, n);
     check("   rstd", rstd, em.rstd, N);
-    embed_backward(NULL, de, dgate, dlambda, em.dx.x, em.dx0.x, x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x, N, d);
+    embed_backward(NULL, de, dgate, dlambda, em.dx.x, em.dx0.x, x0, rstd, em.tokens, em.embed.x, em.gate.x,
+                   em.lambda.x, N, d);
     TokenRows rows = token_rows(em.tokens, N, vocab);
     embedding_grad(NULL, dtable, de, NULL, &rows, N, d);
     double *expected = central_differences(em.embed.d, vocab * d, embed_loss);
@@ -67,12 +80,14 @@ static void embed_case(int N, int d, int vocab)
     check("   gate", dgate, central_differences(em.gate.d, 12, embed_loss), 12);
     check("   lambda", dlambda, central_differences(em.lambda.d, 1, embed_loss), 1);
     float scale = -1.5f;
-    for (int i = 0; i < 2; i++) embedding_grad(NULL, doubled, de, &scale, &rows, N, d);
-    for (int i = 0; i < vocab * d; i++) expected[i] *= 2 * scale;
+    for (int i = 0; i < 2; i++)
+        embedding_grad(NULL, doubled, de, &scale, &rows, N, d);
+    for (int i = 0; i < vocab * d; i++)
+        expected[i] *= 2 * scale;
     check("   table, scaled, added twice", doubled, expected, vocab * d);
 }
 
-// ---- residual stream ---------------------------------------------------------------------------------------------------
+// ---- residual stream --------------------------------------------------------------------------------------
 
 static struct {
     int N, d, H;
@@ -86,23 +101,37 @@ static struct {
 static double mix_loss(void)
 {
     int N = mix.N, d = mix.d;
-    ref_mix(mix.x_out, mix.h, mix.rstd, mix.x.d, mix.x0.d, mix.with_skip ? mix.skip.d : NULL, mix.coef.d, N, d);
+    ref_mix(mix.x_out, mix.h, mix.rstd, mix.x.d, mix.x0.d, mix.with_skip ? mix.skip.d : NULL, mix.coef.d, N,
+            d);
     double sum = inner(mix.h, mix.dh.d, N * d);
-    if (mix.with_out) sum += inner(mix.x_out, mix.dx_out.d, N * d);
-    if (mix.with_add) sum += inner(mix.x.d, mix.dx_add.d, N * d);
+    if (mix.with_out)
+        sum += inner(mix.x_out, mix.dx_out.d, N * d);
+    if (mix.with_add)
+        sum += inner(mix.x.d, mix.dx_add.d, N * d);
     for (int t = 0; t < N; t++)
-        for (int i = 0; i < mix.H * 12; i++) sum += mix.dgate.d[t * mix.H + i / 12] * mix.gate_w.d[i] * mix.h[t * d + i % 12];
+        for (int i = 0; i < mix.H * 12; i++)
+            sum += mix.dgate.d[t * mix.H + i / 12] * mix.gate_w.d[i] * mix.h[t * d + i % 12];
     return sum;
 }
 
 static void mix_inputs(int N, int d, int H)
 {
     int n = N * d;
-    mix.N = N, mix.d = d, mix.H = H;
-    mix.x = random_tensor(n, 1), mix.x0 = random_tensor(n, 2), mix.skip = random_tensor(n, 1), mix.coef = random_tensor32(3, 1);
-    mix.dx_out = random_tensor(n, 1), mix.dh = random_tensor(n, 1), mix.dx_add = random_tensor(n, 1);
-    mix.gate_w = random_tensor(H * 12, 1), mix.dgate = random_tensor32(N * H, 1);
-    mix.x_out = doubles(n), mix.h = doubles(n), mix.rstd = doubles(N);
+    mix.N = N;
+    mix.d = d;
+    mix.H = H;
+    mix.x = random_tensor(n, 1);
+    mix.x0 = random_tensor(n, 2);
+    mix.skip = random_tensor(n, 1);
+    mix.coef = random_tensor32(3, 1);
+    mix.dx_out = random_tensor(n, 1);
+    mix.dh = random_tensor(n, 1);
+    mix.dx_add = random_tensor(n, 1);
+    mix.gate_w = random_tensor(H * 12, 1);
+    mix.dgate = random_tensor32(N * H, 1);
+    mix.x_out = doubles(n);
+    mix.h = doubles(n);
+    mix.rstd = doubles(N);
 }
 
 static void mix_case(int N, int d, int H, bool with_skip, bool with_out, bool with_add, bool accumulate)
@@ -110,30 +139,52 @@ static void mix_case(int N, int d, int H, bool with_skip, bool with_out, bool wi
     pool_reset();
     int n = N * d;
     mix_inputs(N, d, H);
-    mix.with_skip = with_skip, mix.with_out = with_out, mix.with_add = with_add;
+    mix.with_skip = with_skip;
+    mix.with_out = with_out;
+    mix.with_add = with_add;
     floatX *x_out = halves(n), *h = halves(n), *dx = mix.dx_out.x, *dx0 = halves(n), *dskip = halves(n);
     float *rstd = floats(N), dcoef[3] = {1, 2, 3};
     const floatX *skip = with_skip ? mix.skip.x : NULL;
     mix_rmsnorm_forward(NULL, with_out ? x_out : NULL, h, rstd, mix.x.x, mix.x0.x, skip, mix.coef.x, N, d);
     mix_loss();
-    printf("# mix: N %d, d %d%s%s%s%s\n", N, d, with_skip ? ", skip" : "", with_out ? ", x_out" : "", with_add ? ", dx_add" : "",
-       accumulate ? ", dx0 +=" : "");
-    if (with_out) check_x("   x_out", x_out, mix.x_out, n);
+    printf("# mix: N %d, d %d%s%s%s%s\n", N, d, with_skip ? ", skip" : "", with_out ? ", x_out" : "",
+           with_add ? ", dx_add" : "", accumulate ? ", dx0 +=" : "");
+    if (with_out)
+        check_x("   x_out", x_out, mix.x_out, n);
     check_x("   h", h, mix.h, n);
     double *before = doubles(n), *ex0 = central_differences(mix.x0.d, n, mix_loss),
            *ecoef = central_differences(mix.coef.d, 3, mix_loss);
-    for (int i = 0; i < n; i++) before[i] = x_to_float(dx0[i] = float_to_x((float)uniform(-1, 1)));
-    double *ex = central_differences(mix.x.d, n, mix_loss), *eskip = central_differences(mix.skip.d, n, mix_loss);
+    for (int i = 0; i < n; i++)
+        before[i] = x_to_float(dx0[i] = float_to_x((float)uniform(-1, 1)));
+    double *ex = central_differences(mix.x.d, n, mix_loss),
+           *eskip = central_differences(mix.skip.d, n, mix_loss);
     // dx is dx_out itself, as the contract allows
-    MixBackward b = {dx, dx0, with_skip ? dskip : NULL, dcoef, with_out ? mix.dx_out.x : NULL, mix.dh.x,
+    MixBackward b = {dx,
+                     dx0,
+                     with_skip ? dskip : NULL,
+                     dcoef,
+                     with_out ? mix.dx_out.x : NULL,
+                     mix.dh.x,
                      with_add ? mix.dx_add.x : NULL,
-                     h, rstd, mix.x.x, mix.x0.x, skip, mix.coef.x, H ? mix.dgate.x : NULL, mix.gate_w.x, H, accumulate};
+                     h,
+                     rstd,
+                     mix.x.x,
+                     mix.x0.x,
+                     skip,
+                     mix.coef.x,
+                     H ? mix.dgate.x : NULL,
+                     mix.gate_w.x,
+                     H,
+                     accumulate};
     mix_rmsnorm_backward(NULL, &b, N, d);
-    for (int i = 0; i < n && accumulate; i++) ex0[i] += before[i];
-    for (int i = 0; i < 3; i++) ecoef[i] += i + 1;
+    for (int i = 0; i < n && accumulate; i++)
+        ex0[i] += before[i];
+    for (int i = 0; i < 3; i++)
+        ecoef[i] += i + 1;
     check_x("   dx", dx, ex, n);
     check_x("   dx0", dx0, ex0, n);
-    if (with_skip) check_x("   dskip", dskip, eskip, n);
+    if (with_skip)
+        check_x("   dskip", dskip, eskip, n);
     check("   dcoef", dcoef, ecoef, 3);
 }
 
@@ -143,15 +194,18 @@ static void mix_shared_case(int N, int d)
     pool_reset();
     int n = N * d;
     mix_inputs(N, d, 0);
-    mix.with_skip = mix.with_out = true, mix.with_add = false;
+    mix.with_skip = mix.with_out = true;
+    mix.with_add = false;
     floatX *h = halves(n), *dx = halves(n), *dx0 = halves(n), *dskip = halves(n);
     float *rstd = floats(N), dcoef[3] = {0};
     mix_rmsnorm_forward(NULL, NULL, h, rstd, mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, N, d);
     MixBackward b = {dx,      dx0,      dskip,      dcoef,      mix.dx_out.x, mix.dh.x, dskip, h,    rstd,
                      mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, NULL,         NULL,     0,     false};
     mix_rmsnorm_backward(NULL, &b, N, d);
-    double *ex = central_differences(mix.x.d, n, mix_loss), *eskip = central_differences(mix.skip.d, n, mix_loss);
-    for (int i = 0; i < n; i++) ex[i] += eskip[i];
+    double *ex = central_differences(mix.x.d, n, mix_loss),
+           *eskip = central_differences(mix.skip.d, n, mix_loss);
+    for (int i = 0; i < n; i++)
+        ex[i] += eskip[i];
     check_x("mix, dx_add is dskip: dx", dx, ex, n);
     check_x("   dskip", dskip, eskip, n);
 }
@@ -162,7 +216,8 @@ static void rmsnorm_case(int N, int d, double size)
     int n = N * d;
     mix_inputs(N, d, 0);
     mix.x = random_tensor(n, size);
-    mix.coef.d[0] = 1, mix.coef.d[1] = 0;
+    mix.coef.d[0] = 1;
+    mix.coef.d[1] = 0;
     mix.with_skip = mix.with_out = mix.with_add = false;
     floatX *h = halves(n), *dx = mix.dx_out.x;
     float *rstd = floats(N);
@@ -170,15 +225,19 @@ static void rmsnorm_case(int N, int d, double size)
     mix_loss();
     check_x(size < 1e-3 ? "rmsnorm of values below eps: h" : "rmsnorm: h", h, mix.h, n);
     double *expected = doubles(n);
-    if (size < 1e-3) // the step of the differences would be large beside the values: analytic reference instead
-        for (int t = 0; t < N; t++) ref_rms_backward(expected + t * d, mix.dh.d + t * d, mix.h + t * d, mix.rstd[t], d);
-    else expected = central_differences(mix.x.d, n, mix_loss);
-    for (int i = 0; i < n; i++) expected[i] += mix.dx_out.d[i];
+    if (size <
+        1e-3) // the step of the differences would be large beside the values: analytic reference instead
+        for (int t = 0; t < N; t++)
+            ref_rms_backward(expected + t * d, mix.dh.d + t * d, mix.h + t * d, mix.rstd[t], d);
+    else
+        expected = central_differences(mix.x.d, n, mix_loss);
+    for (int i = 0; i < n; i++)
+        expected[i] += mix.dx_out.d[i];
     rmsnorm_backward(NULL, dx, mix.dh.x, h, rstd, N, d);
     check_x("   dx +=", dx, expected, n);
 }
 
-// ---- coefficients ------------------------------------------------------------------------------------------------------
+// ---- coefficients -----------------------------------------------------------------------------------------
 
 enum { LAYERS = 12, SCALARS = 64 };
 static double scalars[SCALARS], coef_weight[3 * (LAYERS + 1)];
@@ -186,14 +245,16 @@ static Coefficient terms[3 * (LAYERS + 1)];
 
 static int skip_of(int layer) { return layer >= 6 && layer <= 10 ? layer - 6 : -1; }
 
-// The residual rule of a layer, x <- l0 (x + sig(w) s) + l1 x0, read off as coefficients of x, x0, s; at the end x - w x_b.
+// The residual rule of a layer, x <- l0 (x + sig(w) s) + l1 x0, read off as coefficients of x, x0, s; at the
+// end x - w x_b.
 static void set_terms(void)
 {
     memset(terms, 0, sizeof terms);
     for (int i = 1; i < LAYERS; i++) {
         terms[3 * i] = (Coefficient){1, LAYERS + 2 * i, -1};
         terms[3 * i + 1] = (Coefficient){1, LAYERS + 2 * i + 1, -1};
-        if (skip_of(i) >= 0) terms[3 * i + 2] = (Coefficient){1, LAYERS + 2 * i, skip_of(i)};
+        if (skip_of(i) >= 0)
+            terms[3 * i + 2] = (Coefficient){1, LAYERS + 2 * i, skip_of(i)};
     }
     terms[3 * LAYERS] = (Coefficient){1, -1, -1};
     terms[3 * LAYERS + 1] = (Coefficient){-1, 5 * LAYERS + 1, -1};
@@ -205,7 +266,8 @@ static double coefficients_loss(void)
     for (int i = 1; i < LAYERS; i++) {
         double l0 = scalars[LAYERS + 2 * i], l1 = scalars[LAYERS + 2 * i + 1];
         sum += coef_weight[3 * i] * l0 + coef_weight[3 * i + 1] * l1;
-        if (skip_of(i) >= 0) sum += coef_weight[3 * i + 2] * l0 * ref_sigmoid(scalars[skip_of(i)]);
+        if (skip_of(i) >= 0)
+            sum += coef_weight[3 * i + 2] * l0 * ref_sigmoid(scalars[skip_of(i)]);
     }
     return sum;
 }
@@ -222,28 +284,33 @@ static void coefficients_case(void)
     double loss = inner(of_float(coef + 3, 3 * LAYERS), coef_weight + 3, 3 * LAYERS);
     ok_at_most(fabs(loss - coefficients_loss()), LIMIT, "coefficients");
     coefficients_backward(NULL, dscalars, weight.x, s.x, terms, 3 * (LAYERS + 1));
-    check("   gradient of the scalars", dscalars, central_differences(scalars, SCALARS, coefficients_loss), SCALARS);
+    check("   gradient of the scalars", dscalars, central_differences(scalars, SCALARS, coefficients_loss),
+          SCALARS);
     double left = 0;
-    for (int i = 0; i < weight.n; i++) left += fabs(weight.x[i]);
+    for (int i = 0; i < weight.n; i++)
+        left += fabs(weight.x[i]);
     ok(left == 0, "   dcoef is zero afterwards");
 }
 
-// ---- products ----------------------------------------------------------------------------------------------------------
+// ---- products ---------------------------------------------------------------------------------------------
 
 static void forward_products(int N, int in, int out)
 {
     Tensor x = random_tensor(N * in, 1), w = random_tensor(3 * in * out, 1), r = random_tensor(N * out, 1);
     double *e = doubles(3 * N * out);
     floatX *y = halves(3 * N * out);
-    for (int p = 0; p < 3; p++) ref_product(e + p * N * out, x.d, w.d + p * in * out, false, true, N, out, in);
+    for (int p = 0; p < 3; p++)
+        ref_product(e + p * N * out, x.d, w.d + p * in * out, false, true, N, out, in);
     matmul_forward(NULL, y, x.x, w.x, NULL, N, in, out, 3);
     printf("# products N %d, in %d, out %d\n", N, in, out);
     check_x("   three planes", y, e, 3 * N * out);
-    for (int i = 0; i < N * out; i++) e[i] += r.d[i];
+    for (int i = 0; i < N * out; i++)
+        e[i] += r.d[i];
     matmul_forward(NULL, r.x, x.x, w.x, r.x, N, in, out, 1);
     check_x("   with residual in place", r.x, e, N * out);
     ref_product(e, x.d, w.d, false, false, N, out, in);
-    for (int i = 0; i < N * out; i++) e[i] = e[i] > 0 ? e[i] * e[i] : 0;
+    for (int i = 0; i < N * out; i++)
+        e[i] = e[i] > 0 ? e[i] * e[i] : 0;
     matmul_relu2_forward(NULL, y, x.x, w.x, N, in, out);
     check_x("   relu^2", y, e, N * out);
 }
@@ -258,17 +325,20 @@ static void backward_products(int N, int in, int out)
     matmul_backward_input(NULL, dx, dy.x, w.x, N, in, out);
     check_x("   dx", dx, e, N * in);
     ref_product(e, dy.d, x.d, true, false, out, in, N);
-    for (int i = 0; i < in * out; i++) e[i] += dw.d[i];
+    for (int i = 0; i < in * out; i++)
+        e[i] += dw.d[i];
     matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = false}, 1, N);
     check("   dw +=", dw.x, e, in * out);
 }
 
-// relu^2(x w) followed by a product with dy: the gradient before relu^2 through central differences of the activation.
+// relu^2(x w) followed by a product with dy: the gradient before relu^2 through central differences of the
+// activation.
 static Tensor pre, grad_of_y;
 static double relu2_loss(void)
 {
     double sum = 0;
-    for (int i = 0; i < pre.n; i++) sum += grad_of_y.d[i] * (pre.d[i] > 0 ? pre.d[i] * pre.d[i] : 0);
+    for (int i = 0; i < pre.n; i++)
+        sum += grad_of_y.d[i] * (pre.d[i] > 0 ? pre.d[i] * pre.d[i] : 0);
     return sum;
 }
 
@@ -276,10 +346,12 @@ static void relu2_case(int N, int d, int F)
 {
     pool_reset();
     Tensor dy = random_tensor(N * d, 1), w = random_tensor(d * F, 1);
-    pre = random_tensor(N * F, 2), grad_of_y = random_tensor(N * F, 1);
+    pre = random_tensor(N * F, 2);
+    grad_of_y = random_tensor(N * F, 1);
     ref_product(grad_of_y.d, dy.d, w.d, false, false, N, F, d);
     floatX *y = halves(N * F), *dpre = halves(N * F);
-    for (int i = 0; i < N * F; i++) y[i] = float_to_x(pre.d[i] > 0 ? (float)(pre.d[i] * pre.d[i]) : 0);
+    for (int i = 0; i < N * F; i++)
+        y[i] = float_to_x(pre.d[i] > 0 ? (float)(pre.d[i] * pre.d[i]) : 0);
     matmul_relu2_backward(NULL, dpre, dy.x, w.x, y, N, d, F);
     check_x("relu^2 backward", dpre, central_differences(pre.d, N * F, relu2_loss), N * F);
 }
@@ -291,7 +363,7 @@ static void products_case(int N, int in, int out)
     backward_products(N, in, out);
 }
 
-// ---- head --------------------------------------------------------------------------------------------------------------
+// ---- head -------------------------------------------------------------------------------------------------
 
 static struct {
     int N, d, Vp;
@@ -303,7 +375,8 @@ static double head_loss(void)
 {
     double sum = 0, logits[2048];
     for (int t = 0; t < hd.N; t++) {
-        for (int j = 0; j < hd.Vp; j++) logits[j] = inner(hd.x.d + t * hd.d, hd.w.d + j * hd.d, hd.d);
+        for (int j = 0; j < hd.Vp; j++)
+            logits[j] = inner(hd.x.d + t * hd.d, hd.w.d + j * hd.d, hd.d);
         sum += ref_softcap_loss(logits, hd.targets[t], hd.Vp, NULL);
     }
     return sum;
@@ -315,13 +388,17 @@ static double head_reference(double *dx, double *dw, bool fp8)
     int N = hd.N, d = hd.d, Vp = hd.Vp;
     double *g = doubles(N * Vp), *logits = doubles(Vp), sum = 0, *x8 = doubles(N * d), *w8 = doubles(Vp * d);
     float sx = sqrtf((float)d) / 448, sw = 0x1p-9f, sg = 1.0f / 448;
-    for (int i = 0; i < N * d; i++) x8[i] = fp8 ? sx * ref_e4m3((float)hd.x.d[i] / sx) : hd.x.d[i];
-    for (int i = 0; i < Vp * d; i++) w8[i] = fp8 ? sw * ref_e4m3(hd.w.d[i] / sw) : hd.w.d[i];
+    for (int i = 0; i < N * d; i++)
+        x8[i] = fp8 ? sx * ref_e4m3((float)hd.x.d[i] / sx) : hd.x.d[i];
+    for (int i = 0; i < Vp * d; i++)
+        w8[i] = fp8 ? sw * ref_e4m3(hd.w.d[i] / sw) : hd.w.d[i];
     for (int t = 0; t < N; t++) {
-        for (int j = 0; j < Vp; j++) logits[j] = inner(x8 + t * d, w8 + j * d, d);
+        for (int j = 0; j < Vp; j++)
+            logits[j] = inner(x8 + t * d, w8 + j * d, d);
         sum += ref_softcap_loss(logits, hd.targets[t], Vp, g + t * Vp);
     }
-    for (int i = 0; i < N * Vp && fp8; i++) g[i] = sg * ref_e5m2(g[i] / sg);
+    for (int i = 0; i < N * Vp && fp8; i++)
+        g[i] = sg * ref_e5m2(g[i] / sg);
     ref_product(dx, g, w8, false, false, N, d, Vp);
     ref_product(dw, g, x8, true, false, Vp, d, N);
     return sum;
@@ -330,8 +407,12 @@ static double head_reference(double *dx, double *dw, bool fp8)
 static void head_inputs(int N, int d, int Vp, double size)
 {
     pool_reset();
-    hd.N = N, hd.d = d, hd.Vp = Vp, hd.targets = random_tokens(N, Vp);
-    hd.x = random_tensor(N * d, 1.7), hd.w = random_tensor(Vp * d, size);
+    hd.N = N;
+    hd.d = d;
+    hd.Vp = Vp;
+    hd.targets = random_tokens(N, Vp);
+    hd.x = random_tensor(N * d, 1.7);
+    hd.w = random_tensor(Vp * d, size);
 }
 
 static void head_case(int N, int d, int Vp, double size, bool differences)
@@ -351,18 +432,21 @@ static void head_case(int N, int d, int Vp, double size, bool differences)
     check_x("   dx", dx, ex, N * d);
     check("   dw", dw, ew, Vp * d);
     head_loss_train(NULL, HEAD_BF16, &loss, dx, dw, hd.x.x, hd.w.x, NULL, hd.targets, N, d, Vp);
-    for (int i = 0; i < Vp * d; i++) ew[i] *= 2;
+    for (int i = 0; i < Vp * d; i++)
+        ew[i] *= 2;
     check("   dw is added to", dw, ew, Vp * d);
     head_loss_eval(NULL, &loss, hd.x.x, hd.w.x, hd.targets, N, d, Vp);
     ok_at_most(fabs(loss - exact) / exact, 1e-6, "   loss in evaluation");
     head_logits(NULL, z, hd.x.x, hd.w.x, N, d, Vp);
     ref_product(ez, hd.x.d, hd.w.d, false, true, N, Vp, d);
-    for (int i = 0; i < N * Vp; i++) ez[i] = 30 * ref_sigmoid(ez[i] / 7.5);
+    for (int i = 0; i < N * Vp; i++)
+        ez[i] = 30 * ref_sigmoid(ez[i] / 7.5);
     check("   z", z, ez, N * Vp);
 }
 
-// An fp32 value next to a tie may fall on the other side than its double: 8 bits make that a whole step of the coarse grid, so
-// the gradient's limit counts one element in ten thousand off by one step (2^-2 of it) : 0.25 * sqrt(1e-4) = 2.5e-3.
+// An fp32 value next to a tie may fall on the other side than its double: 8 bits make that a whole step of
+// the coarse grid, so the gradient's limit counts one element in ten thousand off by one step (2^-2 of it) :
+// 0.25 * sqrt(1e-4) = 2.5e-3.
 static void fp8_head_case(int N, int d, int Vp)
 {
     head_inputs(N, d, Vp, 0.4);
@@ -388,7 +472,7 @@ static void zero_head_case(void)
     ok_at_most(fabs(loss - 5 * log(384)), 1e-5, "zero head: loss is N ln Vp, padding included");
 }
 
-// ---- optimizers --------------------------------------------------------------------------------------------------------
+// ---- optimizers -------------------------------------------------------------------------------------------
 
 static void adam_case(int n, bool plain)
 {
@@ -399,20 +483,25 @@ static void adam_case(int n, bool plain)
     AdamRule rule = {3, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f};
     double *ep = doubles(n), *em_ = doubles(n), *ev = doubles(n);
     for (int i = 0; i < n; i++) {
-        v.d[i] = fabs(v.d[i]), v.x[i] = float_to_x((float)v.d[i]);
+        v.d[i] = fabs(v.d[i]);
+        v.x[i] = float_to_x((float)v.d[i]);
         double scaled = g.d[i] * 0.125;
         em_[i] = 0.65 * m.d[i] + 0.35 * scaled;
         ev[i] = 0.95 * v.d[i] + 0.05 * scaled * scaled;
         ep[i] = p.d[i] - 0.75 * em_[i] / (sqrt(ev[i]) + 1e-8);
     }
     float *p32 = floats(n), *m32 = floats(n), *v32 = floats(n);
-    for (int i = 0; i < n; i++) p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
-    if (plain) adam_update_fp32(NULL, p32, m32, v32, g.x, &step, rule, n);
-    else adam_update(NULL, p.x, m.x, v.x, g.x, &step, rule, n);
+    for (int i = 0; i < n; i++)
+        p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
+    if (plain)
+        adam_update_fp32(NULL, p32, m32, v32, g.x, &step, rule, n);
+    else
+        adam_update(NULL, p.x, m.x, v.x, g.x, &step, rule, n);
     double left = 0;
     for (int i = 0; i < n; i++) {
         left += fabs(g.x[i]);
-        if (!plain) p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
+        if (!plain)
+            p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
     }
     check(plain ? "Adam fp32: p" : "Adam: p", p32, ep, n);
     check("   m", m32, em_, n);
@@ -436,24 +525,27 @@ static void momentum_case(int n)
     check("   U", u.x, eu, n);
 }
 
-static void normuon_reference(double *w, double *second, const double *o, int rows, int cols, bool per_column, double rate,
-                              double decay)
+static void normuon_reference(double *w, double *second, const double *o, int rows, int cols, bool per_column,
+                              double rate, double decay)
 {
     int sides = per_column ? cols : rows, others = per_column ? rows : cols;
     double *scaled = doubles(rows * cols), before = 0, after = 0;
     for (int k = 0; k < sides; k++) {
         double mean = 0;
-        for (int j = 0; j < others; j++) mean += pow(o[per_column ? j * cols + k : k * cols + j], 2) / others;
+        for (int j = 0; j < others; j++)
+            mean += pow(o[per_column ? j * cols + k : k * cols + j], 2) / others;
         second[k] += (1 - (double)0.95f) * (mean - second[k]);
         for (int j = 0; j < others; j++) {
             int i = per_column ? j * cols + k : k * cols + j;
             scaled[i] = o[i] / sqrt(fmax(second[k], 1e-10));
-            before += o[i] * o[i], after += scaled[i] * scaled[i];
+            before += o[i] * o[i];
+            after += scaled[i] * scaled[i];
         }
     }
     for (int i = 0; i < rows * cols; i++) {
         double change = scaled[i] * sqrt(before) / fmax(sqrt(after), 1e-10);
-        if (change * w[i] >= 0) change += decay * w[i];
+        if (change * w[i] >= 0)
+            change += decay * w[i];
         w[i] -= rate * change;
     }
 }
@@ -462,33 +554,45 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
 {
     pool_reset();
     int n = rows * cols, side = rows > cols ? rows : cols;
-    Tensor32 w = random_tensor32(batch * n, 1), grad = random_tensor32(batch * n, 1), s = random_tensor32(batch * side, 0.5);
+    Tensor32 w = random_tensor32(batch * n, 1), grad = random_tensor32(batch * n, 1),
+             s = random_tensor32(batch * side, 0.5);
     floatX *wx = halves(batch * n);
     ns_real *o = take((size_t)(batch * n), sizeof *o);
     double *od = doubles(batch * n), left = 0;
     StepParams step = {.rule = {[1] = {0.06f, 0.3f}, [2] = {0.09f, 0.3f}}};
     int32_t rules[3] = {1, 2, 1};
-    for (int i = 0; i < batch * n; i++) od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1), wx[i] = float_to_x(w.x[i]);
-    for (int i = 0; i < batch * side; i++) s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
+    for (int i = 0; i < batch * n; i++)
+        od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1), wx[i] = float_to_x(w.x[i]);
+    for (int i = 0; i < batch * side; i++)
+        s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
     normuon_update(NULL,
-                   &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch, per_column, 0.95f,
-                                    rules, n},
+                   &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch,
+                                    per_column, 0.95f, rules, n},
                    &step);
     for (int b = 0; b < batch; b++)
-        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column, (double)step.rule[rules[b]].rate,
-                          step.rule[rules[b]].decay);
-    for (int i = 0; i < batch * n; i++) left += fabs(grad.x[i]);
-    ok(left == 0, "NorMuon %d x %dx%d%s%s%s, gradient cleared", batch, rows, cols, per_column ? ", columns" : ", rows",
-       own_weight ? "" : ", floatX weight only", zero ? ", zero update decays" : "");
-    if (own_weight) check("   W", w.x, w.d, batch * n);
+        normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column,
+                          (double)step.rule[rules[b]].rate, step.rule[rules[b]].decay);
+    for (int i = 0; i < batch * n; i++)
+        left += fabs(grad.x[i]);
+    ok(left == 0, "NorMuon %d x %dx%d%s%s%s, gradient cleared", batch, rows, cols,
+       per_column ? ", columns" : ", rows", own_weight ? "" : ", floatX weight only",
+       zero ? ", zero update decays" : "");
+    if (own_weight)
+        check("   W", w.x, w.d, batch * n);
     check_x("   W in floatX", wx, w.d, batch * n);
-    if (!zero) check("   S", s.x, s.d, batch * side);
+    if (!zero)
+        check("   S", s.x, s.d, batch * side);
 }
 
 int main(void)
 {
-    OpSizes sizes = {
-        .tokens = 1100, .eval_tokens = 1100, .dim = 600, .heads = 4, .mlp_dim = 600, .vocab_padded = 17024, .fp8_head = true};
+    OpSizes sizes = {.tokens = 1100,
+                     .eval_tokens = 1100,
+                     .dim = 600,
+                     .heads = 4,
+                     .mlp_dim = 600,
+                     .vocab_padded = 17024,
+                     .fp8_head = true};
     backend_open(0);
     backend_reserve(&sizes);
     embed_case(19, 16, 7);

@@ -28,7 +28,8 @@ static void open_toy(void)
 {
     Error e;
     char *argv[] = {"test", "--preset", "toy", "--vocab-size", "61", "--micro-batches", "1"};
-    if (!config_parse(&toy.config, 7, argv, &e)) fatal(1, "%s", e.text);
+    if (!config_parse(&toy.config, 7, argv, &e))
+        fatal(1, "%s", e.text);
     const Config *c = &toy.config;
     backend_open(0);
     backend_reserve(&(OpSizes){.tokens = N,
@@ -77,7 +78,8 @@ static void draw_weights(void)
     random_used = 0; // the same for every tensor
     for (int i = 0; i < p->count; i++) {
         float *x = param_data(p, &p->list[i]);
-        for (int64_t k = 0; k < param_elements(&p->list[i]); k++) x[k] += (float)(0.4 * uniform() - 0.2);
+        for (int64_t k = 0; k < param_elements(&p->list[i]); k++)
+            x[k] += (float)(0.4 * uniform() - 0.2);
     }
     params_round(p, NULL);
 }
@@ -94,7 +96,8 @@ static double loss(void) // of the whole batch, gradients added
 static void move(const Param *a, const float *direction, double step)
 {
     float *x = param_data(&toy.model.params, a);
-    for (int64_t k = 0; k < param_elements(a); k++) x[k] += (float)(step * direction[k]);
+    for (int64_t k = 0; k < param_elements(a); k++)
+        x[k] += (float)(step * direction[k]);
     params_round(&toy.model.params, NULL);
 }
 
@@ -110,7 +113,8 @@ static void check(const Param *a)
     params_zero_gradients(p, NULL);
     loss();
     memcpy(g, param_grad(p, a), (size_t)n * sizeof *g);
-    for (int64_t k = 0; k < n; k++) norm += (double)g[k] * g[k];
+    for (int64_t k = 0; k < n; k++)
+        norm += (double)g[k] * g[k];
     norm = sqrt(norm);
     ok(norm > 1e-3, "gradient of %s is not zero: %.4g", a->name, norm);
     move(a, g, length / norm);
@@ -130,7 +134,8 @@ static float *results(Acts *acts, char *memory, size_t bytes, int64_t *count)
 {
     const Params *p = &toy.model.params;
     *count = 1;
-    for (int i = 0; i < p->num_pools; i++) *count += p->pools[i].size;
+    for (int i = 0; i < p->num_pools; i++)
+        *count += p->pools[i].size;
     float *all = xcalloc((size_t)*count, sizeof *all), *to = all;
     memset(memory, 0x7f, bytes);
     toy.acts = *acts;
@@ -183,6 +188,7 @@ int main(void)
     open_toy();
     make_batch();
     check_shared_memory();
-    for (int i = 0; i < toy.model.params.count; i++) check(&toy.model.params.list[i]);
+    for (int i = 0; i < toy.model.params.count; i++)
+        check(&toy.model.params.list[i]);
     return tap_done();
 }

@@ -1,5 +1,6 @@
-// Runs our model and optimizer on the golden files of dev/reference/golden (format: dev/reference/README.md) and measures how far
-// each tensor is from the float64 reference. exact_golden.c and test_golden.c hold the limits of the two builds.
+// Runs our model and optimizer on the golden files of dev/reference/golden (format: dev/reference/README.md)
+// and measures how far each tensor is from the float64 reference. exact_golden.c and test_golden.c hold the
+// limits of the two builds.
 #pragma once
 #include "dev/test/golden_file.h"
 #include "llmc/optim/optimizer.h"
@@ -33,24 +34,39 @@ typedef struct {
 static void golden_open(Golden *g, const GoldenCase *gc)
 {
     Error e;
-    const char *argv[] = {"test", "--preset", gc->preset, "--ns", gc->ns, "--model-dim", gc->model_dim,
-                          "--num-heads",
-                          gc->num_heads, "--mlp-dim", gc->mlp_dim, "--vocab-size", "61",
-                          "--micro-batch-tokens", "64", "--micro-batches", "2", "--block-size", "4", "--num-scheduled", "6",
-                          "--num-extension", "2", "--head", "bf16", "--val-tokens", "128"};
+    const char *argv[] = {"test",        "--preset",
+                          gc->preset,    "--ns",
+                          gc->ns,        "--model-dim",
+                          gc->model_dim, "--num-heads",
+                          gc->num_heads, "--mlp-dim",
+                          gc->mlp_dim,   "--vocab-size",
+                          "61",          "--micro-batch-tokens",
+                          "64",          "--micro-batches",
+                          "2",           "--block-size",
+                          "4",           "--num-scheduled",
+                          "6",           "--num-extension",
+                          "2",           "--head",
+                          "bf16",        "--val-tokens",
+                          "128"};
     memset(g, 0, sizeof *g);
     g->c = gc;
-    if (!config_parse(&g->config, sizeof argv / sizeof *argv, (char **)argv, &e)) fatal(1, "%s", e.text);
+    if (!config_parse(&g->config, sizeof argv / sizeof *argv, (char **)argv, &e))
+        fatal(1, "%s", e.text);
     const Config *c = &g->config;
     int N = c->micro_batch_tokens, d = c->model_dim;
     backend_open(0);
-    backend_reserve(&(OpSizes){.tokens = N, .eval_tokens = N, .dim = d, .heads = c->num_heads,
-                               .mlp_dim = c->mlp_dim, .vocab_padded = 128});
+    backend_reserve(&(OpSizes){.tokens = N,
+                               .eval_tokens = N,
+                               .dim = d,
+                               .heads = c->num_heads,
+                               .mlp_dim = c->mlp_dim,
+                               .vocab_padded = 128});
     model_describe(&g->model, c);
     model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
     g->optimizer.step = &g->step;
-    size_t gradients, bytes = acts_bytes(&g->model, N, true, &gradients), updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
+    size_t gradients, bytes = acts_bytes(&g->model, N, true, &gradients),
+                      updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
     g->memory = device_alloc(bytes + gradients + updates, "activations");
     acts_place(&g->acts, &g->model, N, true, g->memory, g->memory + bytes);
     g->optimizer.ns_workspace = g->memory + bytes + gradients;
@@ -94,7 +110,10 @@ static SafeTensors *golden_steps(const Golden *g)
 }
 
 // Parameters that the case does not train stay zero.
-static bool golden_trains(const Golden *g, const Param *a) { return !g->c->gates_only || (a->spec->update.kind == NORMUON && a->spec->sharding == REPLICATED); }
+static bool golden_trains(const Golden *g, const Param *a)
+{
+    return !g->c->gates_only || (a->spec->update.kind == NORMUON && a->spec->sharding == REPLICATED);
+}
 
 static void golden_load_weights(Golden *g)
 {
@@ -102,13 +121,17 @@ static void golden_load_weights(Golden *g)
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
         int64_t n;
-        if (!golden_trains(g, a)) continue;
+        if (!golden_trains(g, a))
+            continue;
         float *x = golden_values(g->init, "", a->name, &n);
-        if (n != a->rows * a->cols) fatal(1, "golden %s has %lld elements", a->name, (long long)n);
+        if (n != a->rows * a->cols)
+            fatal(1, "golden %s has %lld elements", a->name, (long long)n);
         void *to = param_data(p, a);
         for (int64_t k = 0; k < n; k++) {
-            if (param_element_size(a) == 4) ((float *)to)[k] = x[k];
-            else ((floatX *)to)[k] = float_to_x(x[k]);
+            if (param_element_size(a) == 4)
+                ((float *)to)[k] = x[k];
+            else
+                ((floatX *)to)[k] = float_to_x(x[k]);
         }
         free(x);
     }
@@ -119,19 +142,28 @@ static void golden_load_weights(Golden *g)
 static double golden_batch(Golden *g, int t, int micro)
 {
     Batch *b = &g->batch;
-    const int32_t *tokens = g->tokens + (t * 2 + micro) * (b->N + 1), *cu = g->cu_seqlens + (t * 2 + micro) * (b->N + 1);
+    const int32_t *tokens = g->tokens + (t * 2 + micro) * (b->N + 1),
+                  *cu = g->cu_seqlens + (t * 2 + micro) * (b->N + 1);
     AttentionSetting at = {.window_short = window_short_tokens(&g->config, g->rope.window),
-                           .window_long = window_long_tokens(&g->config, g->rope.window), .scale = (float)g->rope.scale,
-                           .cos = g->cos, .sin = g->sin};
+                           .window_long = window_long_tokens(&g->config, g->rope.window),
+                           .scale = (float)g->rope.scale,
+                           .cos = g->cos,
+                           .sin = g->sin};
     memcpy(b->tokens, tokens, (size_t)b->N * 4);
     memcpy(b->targets, tokens + 1, (size_t)b->N * 4);
-    for (b->num_docs = 0; cu[b->num_docs] < b->N; b->num_docs++) b->cu_seqlens[b->num_docs] = cu[b->num_docs];
+    for (b->num_docs = 0; cu[b->num_docs] < b->N; b->num_docs++)
+        b->cu_seqlens[b->num_docs] = cu[b->num_docs];
     b->cu_seqlens[b->num_docs] = b->N;
     batch_sort_rows(b);
     int slots = attention_table_build(g->table, b->cu_seqlens, b->num_docs, b->N, 0);
-    DeviceBatch device = {.N = b->N, .tokens = b->tokens, .targets = b->targets,
-                          .rows = {b->order, b->row_token, b->row_start, &b->num_rows}, .table = g->table, .slots = slots};
-    model_train_batch(&g->model, &g->acts, &device, &at, g->loss_device, micro ? LAST_OF_STEP : FIRST_OF_STEP, NULL);
+    DeviceBatch device = {.N = b->N,
+                          .tokens = b->tokens,
+                          .targets = b->targets,
+                          .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
+                          .table = g->table,
+                          .slots = slots};
+    model_train_batch(&g->model, &g->acts, &device, &at, g->loss_device, micro ? LAST_OF_STEP : FIRST_OF_STEP,
+                      NULL);
     return g->loss_device[0];
 }
 
@@ -141,7 +173,8 @@ static void golden_gradients(Golden *g, int t, double *loss)
     if (rope_follow_window(&g->rope, &g->config, schedule_window(&g->config, t)))
         rope_tables(NULL, g->cos, g->sin, g->rope.frequency, g->batch.N, 8);
     model_prepare(&g->model, &g->acts, NULL);
-    for (int micro = 0; micro < 2; micro++) loss[micro] = golden_batch(g, t, micro);
+    for (int micro = 0; micro < 2; micro++)
+        loss[micro] = golden_batch(g, t, micro);
     model_finish_gradients(&g->model, &g->acts, NULL);
 }
 
@@ -151,7 +184,8 @@ static void golden_given_gradients(Golden *g, int t)
     Params *p = &g->model.params;
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
-        if (!golden_trains(g, a)) continue;
+        if (!golden_trains(g, a))
+            continue;
         int64_t n = a->rows * a->cols;
         float *x = golden_values(g->init, "grad.", a->name, NULL);
         memcpy(param_grad(p, a), x + t * n, (size_t)n * sizeof *x);
@@ -162,7 +196,8 @@ static void golden_given_gradients(Golden *g, int t)
 static void golden_update(Golden *g, int t)
 {
     g->step = schedule_step_params(&g->config, t);
-    optimizer_step(&g->optimizer, &g->model, g->c->gates_only ? 0 : t, NULL); // step 0 updates NorMuon's parameters alone
+    optimizer_step(&g->optimizer, &g->model, g->c->gates_only ? 0 : t,
+                   NULL); // step 0 updates NorMuon's parameters alone
 }
 
 static float param_value(const Params *p, const Param *a, int64_t i)
@@ -176,7 +211,8 @@ static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 static int64_t sample_stride(int64_t n)
 {
     int64_t s = max_i64(1, (int64_t)(0.618 * (double)n));
-    while (gcd(s, n) != 1) s++;
+    while (gcd(s, n) != 1)
+        s++;
     return s;
 }
 
@@ -189,10 +225,20 @@ static void golden_all(void (*gradients)(const char *preset), void (*steps)(cons
     gradients("2025-11-18");
     steps(&(GoldenCase){.preset = "2025-10-27", .ns = "polar", GOLDEN_SIZES});
     steps(&(GoldenCase){.preset = "2025-11-10", .ns = "polar", GOLDEN_SIZES});
-    for (int i = 0; i < 6; i++) steps(&(GoldenCase){.preset = "2025-11-18", .ns = variants[i], GOLDEN_SIZES});
+    for (int i = 0; i < 6; i++)
+        steps(&(GoldenCase){.preset = "2025-11-18", .ns = variants[i], GOLDEN_SIZES});
     // Matrices of more rows than columns: the MLP's, and the gates of more than 12 heads.
-    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-narrow-mlp", .model_dim = "32",
-                        .num_heads = "4", .mlp_dim = "16"});
-    steps(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", .suffix = "-13-heads", .model_dim = "104",
-                        .num_heads = "13", .mlp_dim = "16", .gates_only = true});
+    steps(&(GoldenCase){.preset = "2025-11-18",
+                        .ns = "polar",
+                        .suffix = "-narrow-mlp",
+                        .model_dim = "32",
+                        .num_heads = "4",
+                        .mlp_dim = "16"});
+    steps(&(GoldenCase){.preset = "2025-11-18",
+                        .ns = "polar",
+                        .suffix = "-13-heads",
+                        .model_dim = "104",
+                        .num_heads = "13",
+                        .mlp_dim = "16",
+                        .gates_only = true});
 }

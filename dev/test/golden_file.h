@@ -13,7 +13,8 @@ static SafeTensors *open_golden(const char *name)
     Error e;
     char *path = format_string(GOLDEN "%s.safetensors", name);
     SafeTensors *st = safetensors_open(path, &e);
-    if (!st) fatal(1, "%s (run the tests from the top folder)", e.text);
+    if (!st)
+        fatal(1, "%s (run the tests from the top folder)", e.text);
     free(path);
     return st;
 }
@@ -23,17 +24,21 @@ static void *read_golden(const SafeTensors *st, const char *name, int64_t *count
 {
     Error e;
     const TensorInfo *info = safetensors_find(st, name);
-    if (!info) fatal(1, "golden file lacks %s", name);
+    if (!info)
+        fatal(1, "golden file lacks %s", name);
     void *data = xcalloc((size_t)info->bytes + 4, 1);
-    if (!safetensors_read(st, name, data, (size_t)info->bytes, &e)) fatal(1, "%s", e.text);
+    if (!safetensors_read(st, name, data, (size_t)info->bytes, &e))
+        fatal(1, "%s", e.text);
     int64_t n = info->bytes / safetensors_dtype_size(info->dtype);
     if (info->dtype == ST_BF16) {
         float *wide = xcalloc((size_t)n + 1, 4);
-        for (int64_t i = 0; i < n; i++) wide[i] = bf16_to_float(((bf16 *)data)[i]);
+        for (int64_t i = 0; i < n; i++)
+            wide[i] = bf16_to_float(((bf16 *)data)[i]);
         free(data);
         data = wide;
     }
-    if (count) *count = n;
+    if (count)
+        *count = n;
     return data;
 }
 

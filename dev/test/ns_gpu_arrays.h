@@ -1,30 +1,37 @@
-// What the GPU test of Newton-Schulz compares: arrays on the device between guard zones, and their elements as doubles.
+// What the GPU test of Newton-Schulz compares: arrays on the device between guard zones, and their elements
+// as doubles.
 #pragma once
 #include "dev/test/ns_reference.h"
 #include "llmc/cuda/device/device.h"
 #include "llmc/base/floatx.h"
 #include "llmc/ops/ops.h"
 
-// ---- elements ------------------------------------------------------------------------------------------------------------
+// ---- elements ---------------------------------------------------------------------------------------------
 
 static const char *const dtype_name[] = {"bf16", "fp16", "fp32"};
 static const double unit_roundoff[] = {0x1p-8, 0x1p-11, 0x1p-24};
-static const double smallest_step[] = {0, 0x1p-25, 0}; // half the spacing of subnormals, where they are within reach
+static const double smallest_step[] = {0, 0x1p-25,
+                                       0}; // half the spacing of subnormals, where they are within reach
 
 static double get(NsDtype dtype, const void *p, int64_t i)
 {
-    if (dtype == NS_BF16) return bf16_to_float(((const bf16 *)p)[i]);
-    if (dtype == NS_FP16) return (double)((const _Float16 *)p)[i];
+    if (dtype == NS_BF16)
+        return bf16_to_float(((const bf16 *)p)[i]);
+    if (dtype == NS_FP16)
+        return (double)((const _Float16 *)p)[i];
     return ((const float *)p)[i];
 }
 static void put(NsDtype dtype, void *p, int64_t i, double v)
 {
-    if (dtype == NS_BF16) ((bf16 *)p)[i] = float_to_bf16((float)v);
-    if (dtype == NS_FP16) ((_Float16 *)p)[i] = (_Float16)(float)v;
-    if (dtype == NS_FP32) ((float *)p)[i] = (float)v;
+    if (dtype == NS_BF16)
+        ((bf16 *)p)[i] = float_to_bf16((float)v);
+    if (dtype == NS_FP16)
+        ((_Float16 *)p)[i] = (_Float16)(float)v;
+    if (dtype == NS_FP32)
+        ((float *)p)[i] = (float)v;
 }
 
-// ---- device arrays with guard zones ------------------------------------------------------------------------------------
+// ---- device arrays with guard zones -----------------------------------------------------------------------
 
 enum { GUARD = 4096, POISON = 0xff }; // NaN in every dtype: an element that was not written shows
 
@@ -52,7 +59,8 @@ static bool intact_and_free(Array a)
     copy_to_host(NULL, copy, a.base, a.bytes + 2 * GUARD);
     stream_synchronize(NULL);
     bool intact = true;
-    for (size_t i = 0; i < GUARD; i++) intact = intact && copy[i] == POISON && copy[GUARD + a.bytes + i] == POISON;
+    for (size_t i = 0; i < GUARD; i++)
+        intact = intact && copy[i] == POISON && copy[GUARD + a.bytes + i] == POISON;
     free(copy);
     device_free(a.base);
     return intact;
@@ -71,7 +79,8 @@ static Array array_of(NsDtype dtype, const double *values, int64_t count, double
     void *host = xcalloc((size_t)count + 1, 4);
     for (int64_t i = 0; i < count; i++) {
         put(dtype, host, i, values[i]);
-        if (rounded) rounded[i] = get(dtype, host, i);
+        if (rounded)
+            rounded[i] = get(dtype, host, i);
     }
     return uploaded(a, host);
 }
@@ -84,7 +93,8 @@ static Array pitched_of(NsDtype dtype, const double *values, int64_t rows, int m
     for (int64_t i = 0; i < rows; i++)
         for (int j = 0; j < m; j++) {
             put(dtype, host, i * pitch + j, values[i * m + j]);
-            if (rounded) rounded[i * m + j] = get(dtype, host, i * pitch + j);
+            if (rounded)
+                rounded[i * m + j] = get(dtype, host, i * pitch + j);
         }
     return uploaded(a, host);
 }
@@ -94,7 +104,8 @@ static double *values_of(NsDtype dtype, const void *p, int64_t count)
     double *v = matrix(count, 1);
     copy_to_host(NULL, host, p, (size_t)count * ns_element_size(dtype));
     stream_synchronize(NULL);
-    for (int64_t i = 0; i < count; i++) v[i] = get(dtype, host, i);
+    for (int64_t i = 0; i < count; i++)
+        v[i] = get(dtype, host, i);
     free(host);
     return v;
 }
@@ -102,7 +113,8 @@ static double *values_of(NsDtype dtype, const void *p, int64_t count)
 static double *pitched_values(NsDtype dtype, const void *p, int64_t rows, int m, int pitch)
 {
     double *all = values_of(dtype, p, rows * pitch), *v = matrix(rows, m);
-    for (int64_t i = 0; i < rows; i++) memcpy(v + i * m, all + i * pitch, (size_t)m * sizeof *v);
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(v + i * m, all + i * pitch, (size_t)m * sizeof *v);
     free(all);
     return v;
 }

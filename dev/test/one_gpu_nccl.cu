@@ -1,9 +1,10 @@
-// Stands in for NCCL where several ranks share one GPU, which NCCL refuses: so that a machine with one GPU can test everything that
-// several ranks do, captured steps included. Slow: the GPU changes from process to process for every collective. A program finds it
-// as libnccl.so.2 through LD_LIBRARY_PATH.
+// Stands in for NCCL where several ranks share one GPU, which NCCL refuses: so that a machine with one GPU
+// can test everything that several ranks do, captured steps included. Slow: the GPU changes from process to
+// process for every collective. A program finds it as libnccl.so.2 through LD_LIBRARY_PATH.
 //
-// Every rank has staging memory that the others map. A collective, piece by piece: wait until all have read the last piece; copy the
-// own part to the staging memory; say so and wait for the others; read theirs. Sums are in the order of the ranks.
+// Every rank has staging memory that the others map. A collective, piece by piece: wait until all have read
+// the last piece; copy the own part to the staging memory; say so and wait for the others; read theirs. Sums
+// are in the order of the ranks.
 #include <cuda_runtime.h>
 #include <fcntl.h>
 #include <nccl.h>
@@ -33,21 +34,22 @@ struct ncclComm {
     char **parts;               // staging, in device memory
 };
 
-#define CHECK(call)                                                                                                             \
-    do {                                                                                                                        \
-        cudaError_t status_ = (call);                                                                                           \
-        if (status_ != cudaSuccess) {                                                                                           \
-            fprintf(stderr, "one_gpu_nccl: %s: %s\n", #call, cudaGetErrorString(status_));                                      \
-            return ncclUnhandledCudaError;                                                                                      \
-        }                                                                                                                       \
+#define CHECK(call) \
+    do { \
+        cudaError_t status_ = (call); \
+        if (status_ != cudaSuccess) { \
+            fprintf(stderr, "one_gpu_nccl: %s: %s\n", #call, cudaGetErrorString(status_)); \
+            return ncclUnhandledCudaError; \
+        } \
     } while (0)
 
-// ---- kernels -----------------------------------------------------------------------------------------------------------
+// ---- kernels ----------------------------------------------------------------------------------------------
 
 __global__ void wait_until_read(Flags **all, int rank, int size)
 {
     for (int r = 0; r < size; r++)
-        while ((int)(all[r]->read - all[rank]->now) < 0) {}
+        while ((int)(all[r]->read - all[rank]->now) < 0) {
+        }
     __threadfence_system();
 }
 
@@ -57,7 +59,8 @@ __global__ void publish(Flags **all, int rank, int size)
     __threadfence_system();
     all[rank]->published = now;
     for (int r = 0; r < size; r++)
-        while ((int)(all[r]->published - now) < 0) {}
+        while ((int)(all[r]->published - now) < 0) {
+        }
     __threadfence_system();
 }
 
@@ -68,17 +71,20 @@ __global__ void end_reading(Flags **all, int rank)
     all[rank]->read = all[rank]->now;
 }
 
-// out (n) = sum over ranks of the floats at `offset` of their staging memory, which other processes write: no cached reads.
+// out (n) = sum over ranks of the floats at `offset` of their staging memory, which other processes write: no
+// cached reads.
 __global__ void sum_parts(float *out, char **parts, size_t offset, size_t n, int size)
 {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         float sum = 0;
-        for (int r = 0; r < size; r++) sum += __ldcg((const float *)parts[r] + offset + i);
+        for (int r = 0; r < size; r++)
+            sum += __ldcg((const float *)parts[r] + offset + i);
         out[i] = sum;
     }
 }
 
-// ---- collectives -------------------------------------------------------------------------------------------------------
+// ---- collectives ------------------------------------------------------------------------------------------
 
 static ncclResult_t begin_piece(ncclComm_t c, cudaStream_t s)
 {
@@ -101,51 +107,64 @@ static ncclResult_t end_piece(ncclComm_t c, cudaStream_t s)
     return ncclSuccess;
 }
 
-extern "C" ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t, ncclRedOp_t, ncclComm_t c,
-                                          cudaStream_t s)
+extern "C" ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t,
+                                          ncclRedOp_t, ncclComm_t c, cudaStream_t s)
 {
     for (size_t at = 0; at < count; at += PIECE) {
         size_t n = count - at < PIECE ? count - at : PIECE;
-        if (begin_piece(c, s)) return ncclUnhandledCudaError;
+        if (begin_piece(c, s))
+            return ncclUnhandledCudaError;
         for (int r = 0; r < c->size; r++)
-            CHECK(cudaMemcpyAsync(c->staging[c->rank] + r * sizeof(float) * PIECE, (const float *)in + r * count + at,
-                                  n * sizeof(float), cudaMemcpyDeviceToDevice, s));
-        if (publish_piece(c, s)) return ncclUnhandledCudaError;
+            CHECK(cudaMemcpyAsync(c->staging[c->rank] + r * sizeof(float) * PIECE,
+                                  (const float *)in + r * count + at, n * sizeof(float),
+                                  cudaMemcpyDeviceToDevice, s));
+        if (publish_piece(c, s))
+            return ncclUnhandledCudaError;
         sum_parts<<<264, 256, 0, s>>>((float *)out + at, c->parts, (size_t)c->rank * PIECE, n, c->size);
-        if (end_piece(c, s)) return ncclUnhandledCudaError;
+        if (end_piece(c, s))
+            return ncclUnhandledCudaError;
     }
     return ncclSuccess;
 }
 
-extern "C" ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t, ncclRedOp_t, ncclComm_t c,
-                                      cudaStream_t s)
+extern "C" ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t, ncclRedOp_t,
+                                      ncclComm_t c, cudaStream_t s)
 {
     for (size_t at = 0; at < count; at += PIECE) {
         size_t n = count - at < PIECE ? count - at : PIECE;
-        if (begin_piece(c, s)) return ncclUnhandledCudaError;
-        CHECK(cudaMemcpyAsync(c->staging[c->rank], (const float *)in + at, n * sizeof(float), cudaMemcpyDeviceToDevice, s));
-        if (publish_piece(c, s)) return ncclUnhandledCudaError;
+        if (begin_piece(c, s))
+            return ncclUnhandledCudaError;
+        CHECK(cudaMemcpyAsync(c->staging[c->rank], (const float *)in + at, n * sizeof(float),
+                              cudaMemcpyDeviceToDevice, s));
+        if (publish_piece(c, s))
+            return ncclUnhandledCudaError;
         sum_parts<<<264, 256, 0, s>>>((float *)out + at, c->parts, 0, n, c->size);
-        if (end_piece(c, s)) return ncclUnhandledCudaError;
+        if (end_piece(c, s))
+            return ncclUnhandledCudaError;
     }
     return ncclSuccess;
 }
 
-extern "C" ncclResult_t ncclAllGather(const void *in, void *out, size_t bytes, ncclDataType_t, ncclComm_t c, cudaStream_t s)
+extern "C" ncclResult_t ncclAllGather(const void *in, void *out, size_t bytes, ncclDataType_t, ncclComm_t c,
+                                      cudaStream_t s)
 {
     for (size_t at = 0, most = PIECE * sizeof(float); at < bytes; at += most) {
         size_t n = bytes - at < most ? bytes - at : most;
-        if (begin_piece(c, s)) return ncclUnhandledCudaError;
+        if (begin_piece(c, s))
+            return ncclUnhandledCudaError;
         CHECK(cudaMemcpyAsync(c->staging[c->rank], (const char *)in + at, n, cudaMemcpyDeviceToDevice, s));
-        if (publish_piece(c, s)) return ncclUnhandledCudaError;
+        if (publish_piece(c, s))
+            return ncclUnhandledCudaError;
         for (int r = 0; r < c->size; r++)
-            CHECK(cudaMemcpyAsync((char *)out + r * bytes + at, c->staging[r], n, cudaMemcpyDeviceToDevice, s));
-        if (end_piece(c, s)) return ncclUnhandledCudaError;
+            CHECK(
+                cudaMemcpyAsync((char *)out + r * bytes + at, c->staging[r], n, cudaMemcpyDeviceToDevice, s));
+        if (end_piece(c, s))
+            return ncclUnhandledCudaError;
     }
     return ncclSuccess;
 }
 
-// ---- communicators -----------------------------------------------------------------------------------------------------
+// ---- communicators ----------------------------------------------------------------------------------------
 
 extern "C" ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
@@ -157,17 +176,20 @@ extern "C" ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 static Board *open_board(const char *name)
 {
     int fd = shm_open(name, O_CREAT | O_RDWR, 0600);
-    if (fd < 0 || ftruncate(fd, sizeof(Board))) return NULL;
+    if (fd < 0 || ftruncate(fd, sizeof(Board)))
+        return NULL;
     void *p = mmap(NULL, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     return p == MAP_FAILED ? NULL : (Board *)p;
 }
 
-extern "C" ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank, ncclConfig_t *)
+extern "C" ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank,
+                                               ncclConfig_t *)
 {
     ncclComm_t c = (ncclComm_t)calloc(1, sizeof *c);
     Board *board = open_board(id.internal);
-    if (!board || size > RANKS) return ncclSystemError;
+    if (!board || size > RANKS)
+        return ncclSystemError;
     c->rank = rank;
     c->size = size;
     CHECK(cudaMalloc(&c->staging[rank], (size_t)size * PIECE * sizeof(float)));
@@ -179,9 +201,12 @@ extern "C" ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUn
     __sync_synchronize();
     board->ready[rank] = 1;
     for (int r = 0; r < size; r++) {
-        while (!board->ready[r]) usleep(1000);
-        if (r == rank) continue;
-        CHECK(cudaIpcOpenMemHandle((void **)&c->staging[r], board->staging[r], cudaIpcMemLazyEnablePeerAccess));
+        while (!board->ready[r])
+            usleep(1000);
+        if (r == rank)
+            continue;
+        CHECK(
+            cudaIpcOpenMemHandle((void **)&c->staging[r], board->staging[r], cudaIpcMemLazyEnablePeerAccess));
         CHECK(cudaIpcOpenMemHandle((void **)&c->flags[r], board->flags[r], cudaIpcMemLazyEnablePeerAccess));
     }
     CHECK(cudaMalloc(&c->all, sizeof c->flags));

@@ -1,7 +1,7 @@
 // The products and the head at the size of a training run, where the CPU is too slow for all of it.
 //   Products: sampled elements, summed in double.
-//   Head: 32768 tokens that repeat the same 512: loss and dw are 64 times those of the 512, which the CPU computes, and dx
-//   repeats.
+//   Head: 32768 tokens that repeat the same 512: loss and dw are 64 times those of the 512, which the CPU
+//   computes, and dx repeats.
 #pragma once
 
 static const Sizes FULL = {32768, 6, 128, 3072, 50304};
@@ -11,7 +11,8 @@ static bf16 *random_bf16(int64_t n, double scale)
 {
     bf16 *x = xcalloc((size_t)n, sizeof *x);
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) x[i] = float_to_bf16((float)(scale * (2 * uniform_at(random_used + (uint64_t)i) - 1)));
+    for (int64_t i = 0; i < n; i++)
+        x[i] = float_to_bf16((float)(scale * (2 * uniform_at(random_used + (uint64_t)i) - 1)));
     random_used += (uint64_t)n;
     return x;
 }
@@ -39,10 +40,11 @@ typedef struct {
     bool fp32; // the result's type
 } Product;
 
-// Relative error of sampled elements against double; beside it that of the plain bf16 computation: one sum on the tensor cores in
-// the order of the terms, stored alike.
+// Relative error of sampled elements against double; beside it that of the plain bf16 computation: one sum on
+// the tensor cores in the order of the terms, stored alike.
 // residual: like y, added to the product, or NULL
-static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b, const bf16 *residual, const void *y)
+static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b,
+                          const bf16 *residual, const void *y)
 {
     double wrong = 0, naive = 0, size = 0;
 #pragma omp parallel for reduction(+ : wrong, naive, size)
@@ -52,25 +54,30 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
         double sum = 0, product[16] = {0};
         float plain = 0;
         for (int64_t k = 0; k < q->terms; k++) {
-            float x = bf16_to_float(a[r * q->a_row + k * q->a_term]), z = bf16_to_float(b[col * q->b_col + k * q->b_term]);
+            float x = bf16_to_float(a[r * q->a_row + k * q->a_term]),
+                  z = bf16_to_float(b[col * q->b_col + k * q->b_term]);
             sum += product[k % 16] = (double)x * (double)z;
-            if (k % 16 == 15) plain = add_cut(plain, product, 16, BF16_SUM_BITS);
+            if (k % 16 == 15)
+                plain = add_cut(plain, product, 16, BF16_SUM_BITS);
         }
         int64_t at = r * q->cols + col;
-        if (residual) sum += (double)bf16_to_float(residual[at]), plain += bf16_to_float(residual[at]);
+        if (residual)
+            sum += (double)bf16_to_float(residual[at]), plain += bf16_to_float(residual[at]);
         double got = q->fp32 ? ((const float *)y)[at] : bf16_to_float(((const bf16 *)y)[at]);
         double stored = q->fp32 ? plain : to_bf16_value(plain);
-        wrong += (got - sum) * (got - sum), naive += (stored - sum) * (stored - sum), size += sum * sum;
+        wrong += (got - sum) * (got - sum);
+        naive += (stored - sum) * (stored - sum);
+        size += sum * sum;
     }
     random_used += 2 * SAMPLES;
     double error = sqrt(wrong / size), plain = sqrt(naive / size);
     ok(error <= 2 * plain + FP32_ATOM, "%s, %d samples in double: %.2g (%.2g)", name, SAMPLES, error, plain);
 }
 
-// The same products while they leave multiprocessors to collectives: dx has the same bits, sums over tokens are parted otherwise but
-// within the same limit, and alike each time.
-static void check_shared(const void *gdy, const void *gx, const void *gw, void *gdx, float *gdw, const bf16 *x, const bf16 *dy, int in,
-                         int out)
+// The same products while they leave multiprocessors to collectives: dx has the same bits, sums over tokens
+// are parted otherwise but within the same limit, and alike each time.
+static void check_shared(const void *gdy, const void *gx, const void *gw, void *gdx, float *gdw,
+                         const bf16 *x, const bf16 *dy, int in, int out)
 {
     enum { SMS = 24 };
     int N = FULL.N;
@@ -80,7 +87,8 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
     device_share(SMS, 1);
     matmul_backward_input(stream, gdx, gdy, gw, N, in, out);
     after = to_host(gdx, x_bytes);
-    ok(!memcmp(before, after, x_bytes), "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
+    ok(!memcmp(before, after, x_bytes),
+       "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
     for (int i = 0; i < 2; i++) {
         device_share(SMS, 1);
         matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = true}, 1, N);
@@ -90,14 +98,19 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d beside a reduction", out, N, in);
     check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, dw[0]);
     ok(!memcmp(dw[0], dw[1], dw_bytes), "and again: the same bits");
-    free(before), free(after), free(dw[0]), free(dw[1]);
+    free(before);
+    free(after);
+    free(dw[0]);
+    free(dw[1]);
 }
 
 static void check_products(int in, int out) // multiples of 16
 {
     int N = FULL.N;
-    size_t x_bytes = (size_t)N * (size_t)in * 2, w_bytes = (size_t)in * (size_t)out * 2, y_count = (size_t)N * (size_t)out;
-    bf16 *x = random_bf16((int64_t)N * in, 1), *w = random_bf16((int64_t)in * out, 1), *dy = random_bf16((int64_t)y_count, 1);
+    size_t x_bytes = (size_t)N * (size_t)in * 2, w_bytes = (size_t)in * (size_t)out * 2,
+           y_count = (size_t)N * (size_t)out;
+    bf16 *x = random_bf16((int64_t)N * in, 1), *w = random_bf16((int64_t)in * out, 1),
+         *dy = random_bf16((int64_t)y_count, 1);
     void *gx = to_device(x, x_bytes), *gw = to_device(w, w_bytes), *gdy = to_device(dy, y_count * 2),
          *gy = device_alloc(y_count * 2, "y");
     void *gdx = device_alloc(x_bytes, "dx"), *gdw = device_alloc(w_bytes * 2, "dw"), *y;
@@ -105,34 +118,44 @@ static void check_products(int in, int out) // multiples of 16
 
     matmul_forward(stream, gy, gx, gw, NULL, N, in, out, 1);
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d", N, in, out);
-    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, NULL, y = to_host(gy, y_count * 2)), free(y);
+    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, NULL,
+                  y = to_host(gy, y_count * 2));
+    free(y);
 
     copy_on_device(stream, gy, gdy, y_count * 2);
     matmul_forward(stream, gy, gx, gw, gy, N, in, out, 1);
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d onto a residual", N, in, out);
-    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, dy, y = to_host(gy, y_count * 2)), free(y);
+    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, dy, y = to_host(gy, y_count * 2));
+    free(y);
 
     matmul_backward_input(stream, gdx, gdy, gw, N, in, out);
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
-    check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes)), free(y);
+    check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes));
+    free(y);
 
     matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = false}, 1, N);
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d", out, N, in);
-    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, y = to_host(gdw, w_bytes * 2)), free(y);
+    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL,
+                  y = to_host(gdw, w_bytes * 2));
+    free(y);
     check_shared(gdy, gx, gw, gdx, gdw, x, dy, in, out);
     void *memory[] = {gx, gw, gdy, gy, gdx, gdw};
-    for (int i = 0; i < 6; i++) device_free(memory[i]);
-    free(x), free(w), free(dy);
+    for (int i = 0; i < 6; i++)
+        device_free(memory[i]);
+    free(x);
+    free(w);
+    free(dy);
 }
 
-// ---- head ----------------------------------------------------------------------------------------------------------------
+// ---- head -------------------------------------------------------------------------------------------------
 
 typedef struct {
     float loss;
     float *dx, *dw; // as fp32
 } HeadResult;
 
-static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const float *w, const int32_t *targets)
+static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const float *w,
+                              const int32_t *targets)
 {
     int d = FULL.H * FULL.e, Vp = FULL.Vp;
     int64_t n = (int64_t)PERIOD * d, nw = (int64_t)Vp * d;
@@ -141,11 +164,16 @@ static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const 
     void *cx = xcalloc((size_t)n, size), *cw = xcalloc((size_t)nw, size), *cdx = xcalloc((size_t)n, size);
     void *w8 = xcalloc(ops[which].head_weight_bytes(HEAD_FP8, Vp, d), 1);
     HeadResult r = {0, xcalloc((size_t)n, 4), xcalloc((size_t)nw, 4)};
-    encode(cx, which, &bx, x), encode(cw, which, &bw, w);
+    encode(cx, which, &bx, x);
+    encode(cw, which, &bw, w);
     ops[which].head_quantize(stream, w8, cw, Vp, d);
     ops[which].head_loss_train(stream, mode, &r.loss, cdx, r.dw, cx, cw, w8, targets, PERIOD, d, Vp);
-    for (int64_t i = 0; i < n; i++) r.dx[i] = (float)decode(cdx, which, &bx, i);
-    free(cx), free(cw), free(cdx), free(w8);
+    for (int64_t i = 0; i < n; i++)
+        r.dx[i] = (float)decode(cdx, which, &bx, i);
+    free(cx);
+    free(cw);
+    free(cdx);
+    free(w8);
     return r;
 }
 
@@ -156,12 +184,17 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
     bf16 *cx = xcalloc((size_t)n, 2), *cw = xcalloc((size_t)nw, 2);
     int32_t *ct = xcalloc((size_t)N, 4);
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) cx[i] = float_to_bf16(x[i % ((int64_t)PERIOD * d)]);
+    for (int64_t i = 0; i < n; i++)
+        cx[i] = float_to_bf16(x[i % ((int64_t)PERIOD * d)]);
 #pragma omp parallel for
-    for (int64_t i = 0; i < nw; i++) cw[i] = float_to_bf16(w[i]);
-    for (int i = 0; i < N; i++) ct[i] = targets[i % PERIOD];
-    void *gx = to_device(cx, (size_t)n * 2), *gw = to_device(cw, (size_t)nw * 2), *gt = to_device(ct, (size_t)N * 4);
-    void *w8 = device_alloc(head_weight_bytes(HEAD_FP8, Vp, d), "w8"), *gdx = device_alloc((size_t)n * 2, "dx");
+    for (int64_t i = 0; i < nw; i++)
+        cw[i] = float_to_bf16(w[i]);
+    for (int i = 0; i < N; i++)
+        ct[i] = targets[i % PERIOD];
+    void *gx = to_device(cx, (size_t)n * 2), *gw = to_device(cw, (size_t)nw * 2),
+         *gt = to_device(ct, (size_t)N * 4);
+    void *w8 = device_alloc(head_weight_bytes(HEAD_FP8, Vp, d), "w8"),
+         *gdx = device_alloc((size_t)n * 2, "dx");
     void *gdw = device_alloc((size_t)nw * 4, "dw"), *gloss = device_alloc(4, "loss");
     head_quantize(stream, w8, gw, Vp, d);
     head_loss_train(stream, mode, gloss, gdx, gdw, gx, gw, w8, gt, N, d, Vp);
@@ -169,10 +202,16 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
     bf16 *dx = to_host(gdx, (size_t)n * 2);
     HeadResult r = {*loss, xcalloc((size_t)n, 4), to_host(gdw, (size_t)nw * 4)};
 #pragma omp parallel for
-    for (int64_t i = 0; i < n; i++) r.dx[i] = bf16_to_float(dx[i]);
+    for (int64_t i = 0; i < n; i++)
+        r.dx[i] = bf16_to_float(dx[i]);
     void *memory[] = {gx, gw, gt, w8, gdx, gdw, gloss};
-    for (int i = 0; i < 7; i++) device_free(memory[i]);
-    free(cx), free(cw), free(ct), free(loss), free(dx);
+    for (int i = 0; i < 7; i++)
+        device_free(memory[i]);
+    free(cx);
+    free(cw);
+    free(ct);
+    free(loss);
+    free(dx);
     return r;
 }
 
@@ -182,7 +221,8 @@ static double periodic_distance(const float *x, int64_t n, double factor, const 
 #pragma omp parallel for reduction(+ : difference, size)
     for (int64_t i = 0; i < n; i++) {
         double t = factor * truth[i % period], e = x[i] - t;
-        difference += e * e, size += t * t;
+        difference += e * e;
+        size += t * t;
     }
     return sqrt(difference / size);
 }
@@ -195,27 +235,35 @@ static void check_head(HeadMode mode)
     float *x = xcalloc((size_t)n, 4), *w = xcalloc((size_t)nw, 4);
     float places[PERIOD];
     int32_t targets[PERIOD];
-    for (int64_t i = 0; i < n; i++) x[i] = to_bf16_value(1.7 * (2 * uniform() - 1));
+    for (int64_t i = 0; i < n; i++)
+        x[i] = to_bf16_value(1.7 * (2 * uniform() - 1));
 #pragma omp parallel for
-    for (int64_t i = 0; i < nw; i++) w[i] = to_bf16_value(0.2 * (2 * uniform_at(random_used + (uint64_t)i) - 1));
+    for (int64_t i = 0; i < nw; i++)
+        w[i] = to_bf16_value(0.2 * (2 * uniform_at(random_used + (uint64_t)i) - 1));
     random_used += (uint64_t)nw;
-    for (int i = 0; i < PERIOD; i++) places[i] = (float)(targets[i] = (int32_t)(uniform() * FULL.Vp));
-    HeadResult truth = head_on_cpu(TRUTH, mode, x, w, targets), naive = head_on_cpu(NAIVE, mode, x, w, targets);
+    for (int i = 0; i < PERIOD; i++)
+        places[i] = (float)(targets[i] = (int32_t)(uniform() * FULL.Vp));
+    HeadResult truth = head_on_cpu(TRUTH, mode, x, w, targets),
+               naive = head_on_cpu(NAIVE, mode, x, w, targets);
     HeadResult gpu = head_on_gpu(mode, x, w, targets), again = head_on_gpu(mode, x, w, targets);
-    double dx = periodic_distance(gpu.dx, n * times, 1, truth.dx, n), dx_naive = periodic_distance(naive.dx, n, 1, truth.dx, n);
+    double dx = periodic_distance(gpu.dx, n * times, 1, truth.dx, n),
+           dx_naive = periodic_distance(naive.dx, n, 1, truth.dx, n);
     double dw = periodic_distance(gpu.dw, nw, (double)times, truth.dw, nw),
            dw_naive = periodic_distance(naive.dw, nw, 1, truth.dw, nw);
-    double loss = fabs(gpu.loss / (times * (double)truth.loss) - 1), loss_naive = fabs(naive.loss / (double)truth.loss - 1);
+    double loss = fabs(gpu.loss / (times * (double)truth.loss) - 1),
+           loss_naive = fabs(naive.loss / (double)truth.loss - 1);
     loss_naive = plain_loss_error(&(Head){mode, x, w, places, PERIOD, d, FULL.Vp}, loss_naive, truth.loss);
     ok(loss <= 2 * loss_naive + FP32_ATOM, "%s, full size, loss: %.2g (%.2g)", name, loss, loss_naive);
     ok(dx <= 2 * dx_naive + FP32_ATOM, "%s, full size, dx: %.2g (%.2g)", name, dx, dx_naive);
     ok(dw <= 2 * dw_naive + FP32_ATOM, "%s, full size, dw: %.2g (%.2g)", name, dw, dw_naive);
-    bool same =
-        gpu.loss == again.loss && !memcmp(gpu.dx, again.dx, (size_t)(n * times) * 4) && !memcmp(gpu.dw, again.dw, (size_t)nw * 4);
+    bool same = gpu.loss == again.loss && !memcmp(gpu.dx, again.dx, (size_t)(n * times) * 4) &&
+                !memcmp(gpu.dw, again.dw, (size_t)nw * 4);
     ok(same, "%s, full size: the same bits twice", name);
     HeadResult all[] = {truth, naive, gpu, again};
-    for (int i = 0; i < 4; i++) free(all[i].dx), free(all[i].dw);
-    free(x), free(w);
+    for (int i = 0; i < 4; i++)
+        free(all[i].dx), free(all[i].dw);
+    free(x);
+    free(w);
 }
 
 static void check_full_size(const void *unused)

@@ -1,5 +1,5 @@
-// One build of the CPU backend as a library that is opened beside the CUDA one. Before this file: OPS(X), the ops that the test
-// calls.
+// One build of the CPU backend as a library that is opened beside the CUDA one. Before this file: OPS(X), the
+// ops that the test calls.
 #pragma once
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -16,10 +16,12 @@ static bool load_ops(Ops *o, const char *directory, const char *file) // directo
     char path[4096];
     snprintf(path, sizeof path, "%s%s%s", directory, *directory ? "/" : "", file);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return fprintf(stderr, "%s; make test-gpu builds it\n", dlerror()), false;
-#define X(f)                                                                                                                    \
-    *(void **)&o->f = dlsym(library, #f);                                                                                       \
-    if (!o->f) return fprintf(stderr, "%s has no %s\n", path, #f), false;
+    if (!library)
+        return fprintf(stderr, "%s; make test-gpu builds it\n", dlerror()), false;
+#define X(f) \
+    *(void **)&o->f = dlsym(library, #f); \
+    if (!o->f) \
+        return fprintf(stderr, "%s has no %s\n", path, #f), false;
     OPS(X)
 #undef X
     return true;

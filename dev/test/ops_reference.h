@@ -1,6 +1,6 @@
-// Every op of llmc/ops/ops.h once more, in double precision and in the plainest form, written from the formulas and not from the
-// backend; and what the tests of ops share: memory, random values, error measures, central differences.
-// References take floatX inputs converted to double, exactly as they are stored.
+// Every op of llmc/ops/ops.h once more, in double precision and in the plainest form, written from the
+// formulas and not from the backend; and what the tests of ops share: memory, random values, error measures,
+// central differences. References take floatX inputs converted to double, exactly as they are stored.
 #pragma once
 #include "llmc/ops/ops.h"
 #include <math.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 #pragma GCC diagnostic ignored "-Wunused-function" // each test uses its part
 
-// ---- memory, random values ---------------------------------------------------------------------------------------------
+// ---- memory, random values --------------------------------------------------------------------------------
 
 static char pool[96 << 20] __attribute__((aligned(64)));
 static size_t pool_used;
@@ -29,7 +29,9 @@ static void pool_reset(void) { pool_used = 0; }
 static uint64_t random_state = 0x9e3779b97f4a7c15u;
 static double uniform(double low, double high)
 {
-    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    random_state ^= random_state << 13;
+    random_state ^= random_state >> 7;
+    random_state ^= random_state << 17;
     return low + (high - low) * (double)(random_state >> 11) * 0x1p-53;
 }
 
@@ -43,7 +45,8 @@ typedef struct {
 static Tensor random_tensor(int n, double size)
 {
     Tensor t = {take((size_t)n, sizeof(floatX)), take((size_t)n, sizeof(double)), n};
-    for (int i = 0; i < n; i++) t.d[i] = x_to_float(t.x[i] = float_to_x((float)uniform(-size, size)));
+    for (int i = 0; i < n; i++)
+        t.d[i] = x_to_float(t.x[i] = float_to_x((float)uniform(-size, size)));
     return t;
 }
 
@@ -56,7 +59,8 @@ typedef struct {
 static Tensor32 random_tensor32(int n, double size)
 {
     Tensor32 t = {take((size_t)n, sizeof(float)), take((size_t)n, sizeof(double)), n};
-    for (int i = 0; i < n; i++) t.d[i] = t.x[i] = (float)uniform(-size, size);
+    for (int i = 0; i < n; i++)
+        t.d[i] = t.x[i] = (float)uniform(-size, size);
     return t;
 }
 
@@ -67,50 +71,59 @@ static float *floats(int n) { return take((size_t)n, sizeof(float)); }
 static double *of_x(const floatX *x, int n)
 {
     double *d = doubles(n);
-    for (int i = 0; i < n; i++) d[i] = x_to_float(x[i]);
+    for (int i = 0; i < n; i++)
+        d[i] = x_to_float(x[i]);
     return d;
 }
 
 static double *of_float(const float *x, int n)
 {
     double *d = doubles(n);
-    for (int i = 0; i < n; i++) d[i] = x[i];
+    for (int i = 0; i < n; i++)
+        d[i] = x[i];
     return d;
 }
 
 static int32_t *random_tokens(int n, int vocab)
 {
     int32_t *t = take((size_t)n, sizeof *t);
-    for (int i = 0; i < n; i++) t[i] = (int32_t)uniform(0, vocab);
+    for (int i = 0; i < n; i++)
+        t[i] = (int32_t)uniform(0, vocab);
     return t;
 }
 
-// ---- errors ------------------------------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------------------
 
 // |a - b| / |b| in the Euclidean norm; |a| when b is zero. NaN anywhere gives NaN.
 static double relative_error(const double *a, const double *b, int n)
 {
     double diff = 0, norm = 0;
-    for (int i = 0; i < n; i++) diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+    for (int i = 0; i < n; i++)
+        diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
     return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 }
 
-// Largest error of an element, in units of what it may be: half a unit in the last place of bf16 (8 significant bits: at most
-// 2^-8 of the value), plus 1e-5 of the tensor's root mean square for sums in fp32 that cancel. At most 1 is a pass.
+// Largest error of an element, in units of what it may be: half a unit in the last place of bf16 (8
+// significant bits: at most 2^-8 of the value), plus 1e-5 of the tensor's root mean square for sums in fp32
+// that cancel. At most 1 is a pass.
 static double worst_rounding(const double *a, const double *exact, int n)
 {
     double square = 0, worst = 0;
-    for (int i = 0; i < n; i++) square += exact[i] * exact[i];
+    for (int i = 0; i < n; i++)
+        square += exact[i] * exact[i];
     double floor = 1e-5 * sqrt(square / n) + 1e-37;
     for (int i = 0; i < n; i++) {
         double error = fabs(a[i] - exact[i]) / (0x1p-8 * fabs(exact[i]) + floor);
-        if (!(error <= worst)) worst = error; // NaN sticks
-        if (isnan(worst)) return worst;
+        if (!(error <= worst))
+            worst = error; // NaN sticks
+        if (isnan(worst))
+            return worst;
     }
     return worst;
 }
 
-// d loss / d value[i] by central differences. The step balances truncation (h^2) against rounding (1e-16 / h).
+// d loss / d value[i] by central differences. The step balances truncation (h^2) against rounding (1e-16 /
+// h).
 static double *central_differences(double *value, int n, double (*loss)(void))
 {
     double *grad = doubles(n);
@@ -129,11 +142,12 @@ static double *central_differences(double *value, int n, double (*loss)(void))
 static double inner(const double *a, const double *b, int n)
 {
     double sum = 0;
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    for (int i = 0; i < n; i++)
+        sum += a[i] * b[i];
     return sum;
 }
 
-// ---- references --------------------------------------------------------------------------------------------------------
+// ---- references -------------------------------------------------------------------------------------------
 
 static double ref_sigmoid(double x) { return 1 / (1 + exp(-x)); }
 
@@ -141,52 +155,62 @@ static double ref_sigmoid(double x) { return 1 / (1 + exp(-x)); }
 static double ref_rms(double *h, const double *x, int d)
 {
     double rstd = 1 / sqrt(inner(x, x, d) / d + 0x1p-23);
-    for (int i = 0; i < d; i++) h[i] = x[i] * rstd;
+    for (int i = 0; i < d; i++)
+        h[i] = x[i] * rstd;
     return rstd;
 }
 
 static void ref_rms_backward(double *dx, const double *dh, const double *h, double rstd, int d)
 {
     double mean = inner(dh, h, d) / d;
-    for (int i = 0; i < d; i++) dx[i] = rstd * (dh[i] - h[i] * mean);
+    for (int i = 0; i < d; i++)
+        dx[i] = rstd * (dh[i] - h[i] * mean);
 }
 
-static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const double *embed, const double *gate, double lambda,
-                      int N, int d)
+static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const double *embed,
+                      const double *gate, double lambda, int N, int d)
 {
     double y[512];
     for (int t = 0; t < N; t++) {
         const double *own = embed + (size_t)tokens[t] * d;
         double smear = t ? lambda * ref_sigmoid(inner(own, gate, 12)) : 0;
-        for (int i = 0; i < d; i++) y[i] = own[i] + (t ? smear * embed[(size_t)tokens[t - 1] * d + i] : 0);
+        for (int i = 0; i < d; i++)
+            y[i] = own[i] + (t ? smear * embed[(size_t)tokens[t - 1] * d + i] : 0);
         rstd[t] = ref_rms(x0 + t * d, y, d);
     }
 }
 
 // de: gradient of the gathered rows, from the stored x0 and rstd
-static void ref_embed_backward(double *de, double *dgate, double *dlambda, const double *dx0, const double *x0,
-                               const double *rstd, const int32_t *tokens, const double *embed, const double *gate, double lambda,
-                               int N, int d)
+static void ref_embed_backward(double *de, double *dgate, double *dlambda, const double *dx0,
+                               const double *x0, const double *rstd, const int32_t *tokens,
+                               const double *embed, const double *gate, double lambda, int N, int d)
 {
     double dy[512];
     memset(de, 0, sizeof(double) * (size_t)(N * d));
     for (int t = 0; t < N; t++) {
         ref_rms_backward(dy, dx0 + t * d, x0 + t * d, rstd[t], d);
-        for (int i = 0; i < d; i++) de[t * d + i] += dy[i];
-        if (t == 0) continue;
+        for (int i = 0; i < d; i++)
+            de[t * d + i] += dy[i];
+        if (t == 0)
+            continue;
         const double *own = embed + (size_t)tokens[t] * d, *previous = embed + (size_t)tokens[t - 1] * d;
-        double sig = ref_sigmoid(inner(own, gate, 12)), p = inner(dy, previous, d), du = lambda * p * sig * (1 - sig);
+        double sig = ref_sigmoid(inner(own, gate, 12)), p = inner(dy, previous, d),
+               du = lambda * p * sig * (1 - sig);
         *dlambda += p * sig;
-        for (int c = 0; c < 12; c++) dgate[c] += du * own[c], de[t * d + c] += du * gate[c];
-        for (int i = 0; i < d; i++) de[(t - 1) * d + i] += lambda * sig * dy[i];
+        for (int c = 0; c < 12; c++)
+            dgate[c] += du * own[c], de[t * d + c] += du * gate[c];
+        for (int i = 0; i < d; i++)
+            de[(t - 1) * d + i] += lambda * sig * dy[i];
     }
 }
 
-static void ref_mix(double *x_out, double *h, double *rstd, const double *x, const double *x0, const double *skip,
-                    const double *coef, int N, int d)
+static void ref_mix(double *x_out, double *h, double *rstd, const double *x, const double *x0,
+                    const double *skip, const double *coef, int N, int d)
 {
-    for (int i = 0; i < N * d; i++) x_out[i] = coef[0] * x[i] + coef[1] * x0[i] + (skip ? coef[2] * skip[i] : 0);
-    for (int t = 0; t < N; t++) rstd[t] = ref_rms(h + t * d, x_out + t * d, d);
+    for (int i = 0; i < N * d; i++)
+        x_out[i] = coef[0] * x[i] + coef[1] * x0[i] + (skip ? coef[2] * skip[i] : 0);
+    for (int t = 0; t < N; t++)
+        rstd[t] = ref_rms(h + t * d, x_out + t * d, d);
 }
 
 // c (m, n) = op(a) (m, k) op(b) (k, n)
@@ -195,7 +219,8 @@ static void ref_product(double *c, const double *a, const double *b, bool ta, bo
     for (int i = 0; i < m; i++)
         for (int j = 0; j < n; j++) {
             double sum = 0;
-            for (int p = 0; p < k; p++) sum += (ta ? a[p * m + i] : a[i * k + p]) * (tb ? b[j * k + p] : b[p * n + j]);
+            for (int p = 0; p < k; p++)
+                sum += (ta ? a[p * m + i] : a[i * k + p]) * (tb ? b[j * k + p] : b[p * n + j]);
             c[i * n + j] = sum;
         }
 }
@@ -211,7 +236,8 @@ static void ref_rotate(double *y, const double *x, const double *cos, const doub
 }
 
 // y = rope(rms(x)), per head
-static void ref_norm_rope(double *y, double *rstd, const double *x, const double *cos, const double *sin, int N, int H, int e)
+static void ref_norm_rope(double *y, double *rstd, const double *x, const double *cos, const double *sin,
+                          int N, int H, int e)
 {
     double h[512];
     for (int t = 0; t < N; t++)
@@ -223,8 +249,8 @@ static void ref_norm_rope(double *y, double *rstd, const double *x, const double
 }
 
 // From the stored y and rstd: rotates back, whatever the length of (cos, sin).
-static void ref_norm_rope_backward(double *dx, const double *dy, const double *y, const double *rstd, const double *cos,
-                                   const double *sin, int N, int H, int e)
+static void ref_norm_rope_backward(double *dx, const double *dy, const double *y, const double *rstd,
+                                   const double *cos, const double *sin, int N, int H, int e)
 {
     double h[512], g[512];
     for (int t = 0; t < N; t++)
@@ -252,13 +278,14 @@ typedef struct {
 static bool ref_sees(const Attention *a, int i, int j)
 {
     int doc = 0;
-    while (a->cu[doc + 1] <= i) doc++;
+    while (a->cu[doc + 1] <= i)
+        doc++;
     return j <= i && j >= a->cu[doc] && i - j <= a->window;
 }
 
 // y (N, d), lse (N, H); weights p (N, N) of each head in turn go to `p` when given: p[(head * N + i) * N + j]
-static void ref_attention(const Attention *a, double *y, double *lse, double *p, const double *q, const double *k,
-                          const double *v)
+static void ref_attention(const Attention *a, double *y, double *lse, double *p, const double *q,
+                          const double *k, const double *v)
 {
     int d = a->H * a->e, N = a->N;
     double *w = malloc(sizeof *w * (size_t)N);
@@ -272,26 +299,31 @@ static void ref_attention(const Attention *a, double *y, double *lse, double *p,
             lse[i * a->H + at / a->e] = log(sum);
             for (int c = 0; c < a->e; c++) {
                 double value = 0;
-                for (int j = 0; j <= i; j++) value += w[j] / sum * v[j * d + at + c];
+                for (int j = 0; j <= i; j++)
+                    value += w[j] / sum * v[j * d + at + c];
                 y[i * d + at + c] = value;
             }
-            for (int j = 0; p && j <= i; j++) p[((size_t)(at / a->e) * N + i) * N + j] = w[j] / sum;
+            for (int j = 0; p && j <= i; j++)
+                p[((size_t)(at / a->e) * N + i) * N + j] = w[j] / sum;
         }
     free(w);
 }
 
 // From the stored y (it enters through dy . y) and lse.
-static void ref_attention_backward(const Attention *a, double *dq, double *dk, double *dv, const double *dy, const double *y,
-                                   const double *lse, const double *q, const double *k, const double *v)
+static void ref_attention_backward(const Attention *a, double *dq, double *dk, double *dv, const double *dy,
+                                   const double *y, const double *lse, const double *q, const double *k,
+                                   const double *v)
 {
     int d = a->H * a->e;
-    for (int i = 0; i < a->N * d; i++) dq[i] = dk[i] = dv[i] = 0;
+    for (int i = 0; i < a->N * d; i++)
+        dq[i] = dk[i] = dv[i] = 0;
     for (int i = 0; i < a->N; i++)
         for (int at = 0; at < d; at += a->e) {
             int qi = i * d + at;
             double delta = inner(dy + qi, y + qi, a->e);
             for (int j = 0; j <= i; j++) {
-                if (!ref_sees(a, i, j)) continue;
+                if (!ref_sees(a, i, j))
+                    continue;
                 int kj = j * d + at;
                 double p = exp(a->scale * inner(q + qi, k + kj, a->e) - lse[i * a->H + at / a->e]);
                 double ds = a->scale * p * (inner(dy + qi, v + kj, a->e) - delta);
@@ -315,7 +347,8 @@ static void ref_gate(double *yg, const double *y, const double *h, const double 
 static double ref_softcap_loss(const double *logits, int target, int Vp, double *dlogits)
 {
     double sum = 0;
-    for (int j = 0; j < Vp; j++) sum += exp(30 * ref_sigmoid(logits[j] / 7.5));
+    for (int j = 0; j < Vp; j++)
+        sum += exp(30 * ref_sigmoid(logits[j] / 7.5));
     for (int j = 0; j < Vp && dlogits; j++) {
         double sig = ref_sigmoid(logits[j] / 7.5);
         dlogits[j] = (exp(30 * sig) / sum - (j == target)) * 4 * sig * (1 - sig);
@@ -329,10 +362,12 @@ static double ref_fp8(double x, int fraction, int bias, int largest_code)
     double best = 0, best_distance = INFINITY;
     for (int code = 0; code <= largest_code; code++) {
         int exponent = code >> fraction, bits = code & ((1 << fraction) - 1);
-        double value = exponent ? ldexp(1 + ldexp(bits, -fraction), exponent - bias) : ldexp(bits, 1 - bias - fraction);
+        double value =
+            exponent ? ldexp(1 + ldexp(bits, -fraction), exponent - bias) : ldexp(bits, 1 - bias - fraction);
         double distance = fabs(fabs(x) - value);
         if (distance < best_distance || (distance == best_distance && code % 2 == 0)) {
-            best = value, best_distance = distance;
+            best = value;
+            best_distance = distance;
         }
     }
     return copysign(best, x);

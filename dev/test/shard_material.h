@@ -46,34 +46,41 @@ static inline const char *shard_path(int i)
 
 static inline void add_token(Tokens *t, int id)
 {
-    if (t->count < (int)(sizeof t->ids / sizeof *t->ids)) t->ids[t->count++] = (uint16_t)id;
+    if (t->count < (int)(sizeof t->ids / sizeof *t->ids))
+        t->ids[t->count++] = (uint16_t)id;
 }
 
 static inline void add_document(Tokens *t, int length)
 {
     add_token(t, DOC);
-    for (int i = 1; i < length; i++) add_token(t, random_below(DOC));
+    for (int i = 1; i < length; i++)
+        add_token(t, random_below(DOC));
 }
 
 // Documents of 1 .. longest tokens, more of them short than long.
 static inline void random_shard(Tokens *t, int tokens, int longest)
 {
     t->count = 0;
-    for (int i = random_below(5); i > 0; i--) add_token(t, random_below(DOC)); // before the first start: to be ignored
-    while (t->count < tokens) add_document(t, 1 + random_below(1 + random_below(longest)));
-    if (random_below(3) == 0) add_document(t, 1); // a document token as the very last one
+    for (int i = random_below(5); i > 0; i--)
+        add_token(t, random_below(DOC)); // before the first start: to be ignored
+    while (t->count < tokens)
+        add_document(t, 1 + random_below(1 + random_below(longest)));
+    if (random_below(3) == 0)
+        add_document(t, 1); // a document token as the very last one
 }
 
 static inline void remove_shards(void)
 {
-    for (int i = 0; i < MAX_SHARDS; i++) unlink(shard_path(i));
+    for (int i = 0; i < MAX_SHARDS; i++)
+        unlink(shard_path(i));
 }
 
 static inline void write_shards(void)
 {
     remove_shards();
     for (int i = 0; i < num_shards; i++)
-        if (!shard_write(shard_path(i), shards[i].ids, shards[i].count, VOCAB, DOC, &e)) ok(false, "%s", e.text);
+        if (!shard_write(shard_path(i), shards[i].ids, shards[i].count, VOCAB, DOC, &e))
+            ok(false, "%s", e.text);
 }
 
 static inline void make_folder(void)

@@ -1,4 +1,5 @@
-// Minimal TAP producer: every test program prints one "ok"/"not ok" line per check and the plan last; run them under prove.
+// Minimal TAP producer: every test program prints one "ok"/"not ok" line per check and the plan last; run
+// them under prove.
 #pragma once
 #include <math.h>
 #include <stdarg.h>
@@ -36,10 +37,7 @@ static double larger_error(double worst, double error)
 }
 
 static void skip(const char *why) __attribute__((unused));
-static void skip(const char *why)
-{
-    printf("ok %d # SKIP %s\n", ++tap_count, why);
-}
+static void skip(const char *why) { printf("ok %d # SKIP %s\n", ++tap_count, why); }
 
 static int tap_done(void) __attribute__((unused));
 static int tap_done(void)

@@ -23,8 +23,10 @@ static int files_in(const char *path)
 {
     DIR *d = opendir(path);
     int count = d ? 0 : -1;
-    for (struct dirent *e; d && (e = readdir(d));) count += e->d_name[0] != '.';
-    if (d) closedir(d);
+    for (struct dirent *e; d && (e = readdir(d));)
+        count += e->d_name[0] != '.';
+    if (d)
+        closedir(d);
     return count;
 }
 
@@ -93,7 +95,8 @@ static void test_folders(void)
     check_remember(&usual);
     ok(!remembered(&usual), "a folder that cannot be made, too");
     FILE *f = fopen(below("file"), "w");
-    if (f) fclose(f);
+    if (f)
+        fclose(f);
     use(below("file"), NULL);
     check_remember(&usual);
     ok(!remembered(&usual), "a file in the place of the folder, too");
@@ -111,8 +114,10 @@ static void test_contents(void)
     ok(access(path, F_OK) != 0, "and is removed");
     check_remember(&usual);
     FILE *f = fopen(path, "a");
-    if (f) fputs("more\n", f);
-    if (f) fclose(f);
+    if (f)
+        fputs("more\n", f);
+    if (f)
+        fclose(f);
     ok(!remembered(&usual), "nor does a longer one");
     ok(mkfifo(path, 0600) == 0 && !remembered(&usual), "a FIFO does not keep the program waiting");
     free(path);
@@ -127,7 +132,8 @@ static void test_ranks(void)
     int failed = 0, status;
     fflush(stdout);
     for (int rank = 0; rank < RANKS; rank++) {
-        if (fork()) continue;
+        if (fork())
+            continue;
         bool good = true;
         for (int i = 0; i < ROUNDS; i++) {
             check_remember(&usual);
@@ -135,7 +141,8 @@ static void test_ranks(void)
         }
         _exit(!good);
     }
-    while (wait(&status) > 0) failed += status != 0;
+    while (wait(&status) > 0)
+        failed += status != 0;
     ok(failed == 0, "%d ranks: the file is complete at any time", RANKS);
     ok(files_in(below("ranks/train_gpt")) == 1, "and the only one");
     free(path);
@@ -152,8 +159,10 @@ static void test_names(void)
     ok(system(command) == 0, "is the one that readelf finds");
     free(command);
     FILE *f = fopen(below("version"), "w");
-    if (f) fputs("NVRM version: NVIDIA UNIX x86_64 Kernel Module  1.2.3\nGCC version: 4\n", f);
-    if (f) fclose(f);
+    if (f)
+        fputs("NVRM version: NVIDIA UNIX x86_64 Kernel Module  1.2.3\nGCC version: 4\n", f);
+    if (f)
+        fclose(f);
     const char *driver = driver_version(below("version"));
     ok(driver && strstr(driver, "1.2.3") && !strchr(driver, '\n'), "the driver: the first line");
     ok(!driver_version(below("none")), "no driver");
@@ -161,7 +170,8 @@ static void test_names(void)
 
 int main(void)
 {
-    if (!mkdtemp(folder)) return 1;
+    if (!mkdtemp(folder))
+        return 1;
     test_modes();
     test_keys();
     test_folders();

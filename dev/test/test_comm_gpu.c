@@ -1,10 +1,11 @@
-// Collectives between GPUs: exact sums, the same bits every time, behind and before other work in a captured graph, and the
-// host's side of them. Runs as many ranks as the machine allows; skipped with one GPU.
+// Collectives between GPUs: exact sums, the same bits every time, behind and before other work in a captured
+// graph, and the host's side of them. Runs as many ranks as the machine allows; skipped with one GPU.
 //
 //   test_comm_gpu                   the tests, on all GPUs
 //   test_comm_gpu --gpus 0,0        the tests, two ranks on one GPU (needs the stand-in for NCCL)
 //   test_comm_gpu --bench           times of the sizes that a step sends
-//   test_comm_gpu --hold D SECONDS  keeps nearly all memory of device D for a while: for tests of a rank that runs out of it
+//   test_comm_gpu --hold D SECONDS  keeps nearly all memory of device D for a while: for tests of a rank that
+//                                   runs out of it
 #include "dev/bench/figures.h"
 #include "dev/test/tap.h"
 #include "llmc/dist/comm.h"
@@ -22,7 +23,8 @@ static int rank, size;
 static void all_ok(bool mine, const char *what)
 {
     int failed = (int)comm_sum(!mine);
-    if (!rank) ok(!failed, "%s%s", what, failed ? " (failed)" : "");
+    if (!rank)
+        ok(!failed, "%s%s", what, failed ? " (failed)" : "");
 }
 
 // Whole numbers of all magnitudes below 2^20: sums over 8 ranks are exact in fp32.
@@ -31,14 +33,16 @@ static float value(int r, int64_t i) { return (float)((i * 2654435761u + (int64_
 static float sum_of(int64_t i)
 {
     float sum = 0;
-    for (int r = 0; r < size; r++) sum += value(r, i);
+    for (int r = 0; r < size; r++)
+        sum += value(r, i);
     return sum;
 }
 
 static float *host;
 static void fill(float *device, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) host[i] = value(rank, i);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = value(rank, i);
     copy_to_device(stream, device, host, (size_t)n * sizeof(float));
     stream_synchronize(stream);
 }
@@ -50,7 +54,7 @@ static void fetch(const void *device, size_t bytes)
     stream_synchronize(stream);
 }
 
-// ---- each collective ---------------------------------------------------------------------------------------------------
+// ---- each collective --------------------------------------------------------------------------------------
 
 static void test_reduce_scatter(float *in, float *out, int64_t count, bool in_place)
 {
@@ -60,12 +64,15 @@ static void test_reduce_scatter(float *in, float *out, int64_t count, bool in_pl
     float *to = in_place ? in + rank * count : out;
     comm_reduce_scatter(stream, to, in, count);
     fetch(to, (size_t)count * sizeof(float));
-    for (int64_t i = 0; i < count; i++) good &= host[i] == sum_of(rank * count + i);
+    for (int64_t i = 0; i < count; i++)
+        good &= host[i] == sum_of(rank * count + i);
     if (!in_place) {
         fetch(in, (size_t)(count * size) * sizeof(float));
-        for (int64_t i = 0; i < count * size; i++) good &= host[i] == value(rank, i);
+        for (int64_t i = 0; i < count * size; i++)
+            good &= host[i] == value(rank, i);
     }
-    snprintf(what, sizeof what, "reduce-scatter %s of %lld a rank", in_place ? "in place" : "out of place", (long long)count);
+    snprintf(what, sizeof what, "reduce-scatter %s of %lld a rank", in_place ? "in place" : "out of place",
+             (long long)count);
     all_ok(good, what);
 }
 
@@ -76,7 +83,8 @@ static void test_gather(float *buf, int64_t count)
     fill(buf, count * size);
     comm_all_gather(stream, buf, count * (int64_t)sizeof(float));
     fetch(buf, (size_t)(count * size) * sizeof(float));
-    for (int64_t i = 0; i < count * size; i++) good &= host[i] == value((int)(i / count), i);
+    for (int64_t i = 0; i < count * size; i++)
+        good &= host[i] == value((int)(i / count), i);
     snprintf(what, sizeof what, "all-gather of %lld a rank", (long long)count);
     all_ok(good, what);
 }
@@ -88,7 +96,8 @@ static void test_all_reduce(float *buf, int64_t count)
     fill(buf, count);
     comm_all_reduce(stream, buf, count);
     fetch(buf, (size_t)count * sizeof(float));
-    for (int64_t i = 0; i < count; i++) good &= host[i] == sum_of(i);
+    for (int64_t i = 0; i < count; i++)
+        good &= host[i] == sum_of(i);
     snprintf(what, sizeof what, "all-reduce of %lld", (long long)count);
     all_ok(good, what);
 }
@@ -98,18 +107,22 @@ static void test_same_bits(float *in, float *out, int64_t count)
     float *first = xcalloc((size_t)count, sizeof *first);
     bool good = true;
     for (int round = 0; round < 4; round++) {
-        for (int64_t i = 0; i < count * size; i++) host[i] = value(rank, i) * 0x1.23456p-7f;
+        for (int64_t i = 0; i < count * size; i++)
+            host[i] = value(rank, i) * 0x1.23456p-7f;
         copy_to_device(stream, in, host, (size_t)(count * size) * sizeof(float));
         comm_reduce_scatter(stream, out, in, count);
         fetch(out, (size_t)count * sizeof(float));
-        if (round) good &= !memcmp(first, host, (size_t)count * sizeof(float));
-        else memcpy(first, host, (size_t)count * sizeof(float));
+        if (round)
+            good &= !memcmp(first, host, (size_t)count * sizeof(float));
+        else
+            memcpy(first, host, (size_t)count * sizeof(float));
     }
     free(first);
     all_ok(good, "the same sums give the same bits");
 }
 
-// As a step does it: a side stream that begins behind work of the main one and is waited for, captured and replayed.
+// As a step does it: a side stream that begins behind work of the main one and is waited for, captured and
+// replayed.
 static void test_graph(float *in, float *out, int64_t count, bool captured)
 {
     Event *begun = event_create(), *done = event_create();
@@ -129,26 +142,32 @@ static void test_graph(float *in, float *out, int64_t count, bool captured)
     }
     Graph *g = graph ? graph_end(stream) : NULL;
     for (int replay = 0; replay < 4; replay++) {
-        if (g) device_zero(stream, out, (size_t)(count * size) * sizeof(float));
-        if (g) graph_launch(g, stream);
+        if (g)
+            device_zero(stream, out, (size_t)(count * size) * sizeof(float));
+        if (g)
+            graph_launch(g, stream);
         fetch(out, (size_t)(count * size) * sizeof(float));
-        for (int64_t i = 0; i < count * size; i++) good &= host[i] == sum_of(i);
+        for (int64_t i = 0; i < count * size; i++)
+            good &= host[i] == sum_of(i);
     }
-    if (g) graph_destroy(g);
+    if (g)
+        graph_destroy(g);
     all_ok(good, captured ? "on a side stream of a captured graph" : "on a side stream");
     device_free(source);
     event_destroy(begun);
     event_destroy(done);
 }
 
-// Some of the products after a reduce-scatter leave multiprocessors to it. A step ends with an all-reduce, and the next step is
-// to begin like the first: none of its products leaves any before there is something to reduce.
+// Some of the products after a reduce-scatter leave multiprocessors to it. A step ends with an all-reduce,
+// and the next step is to begin like the first: none of its products leaves any before there is something to
+// reduce.
 static void test_share(float *in, float *out)
 {
     enum { MANY = 100 };
     int products = 0;
     comm_reduce_scatter(stream, out, in, MOST);
-    while (products < MANY && device_take_share() > 0) products++;
+    while (products < MANY && device_take_share() > 0)
+        products++;
     all_ok(products > 0 && products < MANY, "some products leave multiprocessors to a reduce-scatter");
     comm_reduce_scatter(stream, out, in, MOST);
     comm_all_reduce(stream, in, 4);
@@ -165,11 +184,14 @@ static void test_host(void)
     memset(host, rank + 1, bytes);
     size_t arrived = comm_collect(host, bytes, bytes, size - 1);
     good = rank == 0 || rank == size - 1 ? arrived == bytes : arrived == 0;
-    for (size_t i = 0; !rank && i < bytes; i++) good &= ((char *)host)[i] == size;
+    for (size_t i = 0; !rank && i < bytes; i++)
+        good &= ((char *)host)[i] == size;
     all_ok(good, "16 MiB of the last rank reach the first");
     double begin = seconds_now();
-    for (int i = 0; i < 1000; i++) comm_sum(1);
-    if (!rank) printf("# a sum on the host takes %.0f us\n", (seconds_now() - begin) * 1e3);
+    for (int i = 0; i < 1000; i++)
+        comm_sum(1);
+    if (!rank)
+        printf("# a sum on the host takes %.0f us\n", (seconds_now() - begin) * 1e3);
 }
 
 static void run_tests(void)
@@ -191,16 +213,18 @@ static void run_tests(void)
     test_host();
 }
 
-// ---- times -------------------------------------------------------------------------------------------------------------
+// ---- times ------------------------------------------------------------------------------------------------
 
 static double seconds_each(void (*op)(void *, int64_t), void *buf, int64_t bytes)
 {
     enum { TIMES = 20 };
-    for (int i = 0; i < 3; i++) op(buf, bytes);
+    for (int i = 0; i < 3; i++)
+        op(buf, bytes);
     stream_synchronize(stream);
     comm_barrier();
     double begin = seconds_now();
-    for (int i = 0; i < TIMES; i++) op(buf, bytes);
+    for (int i = 0; i < TIMES; i++)
+        op(buf, bytes);
     stream_synchronize(stream);
     return (seconds_now() - begin) / TIMES;
 }
@@ -212,23 +236,32 @@ static void op_reduce_scatter(void *buf, int64_t bytes)
     comm_reduce_scatter(stream, (float *)buf + rank * count, buf, count);
 }
 static void op_gather(void *buf, int64_t bytes) { comm_all_gather(stream, buf, bytes / size); }
-static void op_all_reduce(void *buf, int64_t bytes) { comm_all_reduce(stream, buf, bytes / (int64_t)sizeof(float)); }
+static void op_all_reduce(void *buf, int64_t bytes)
+{
+    comm_all_reduce(stream, buf, bytes / (int64_t)sizeof(float));
+}
 
 static void run_bench(void)
 {
-    int64_t sizes[] = {4096, 131072, 9437184, 18874368, 37748736, 75497472, 77266944, 154533888, 301989888, 386334720};
+    int64_t sizes[] = {4096,     131072,   9437184,   18874368,  37748736,
+                       75497472, 77266944, 154533888, 301989888, 386334720};
     void *buf = device_alloc((size_t)386334720, "bench");
-    if (!rank) printf("%d ranks, %s\n", size, comm_description());
-    if (!rank) printf("%12s %22s %22s %22s\n", "bytes", "reduce-scatter", "all-gather", "all-reduce");
+    if (!rank)
+        printf("%d ranks, %s\n", size, comm_description());
+    if (!rank)
+        printf("%12s %22s %22s %22s\n", "bytes", "reduce-scatter", "all-gather", "all-reduce");
     for (int i = 0; i < 10; i++) {
         int64_t b = sizes[i];
-        double part = (double)(size - 1) / size, t[] = {seconds_each(op_reduce_scatter, buf, b), seconds_each(op_gather, buf, b),
-                                                        seconds_each(op_all_reduce, buf, b)};
-        if (rank) continue;
+        double part = (double)(size - 1) / size,
+               t[] = {seconds_each(op_reduce_scatter, buf, b), seconds_each(op_gather, buf, b),
+                      seconds_each(op_all_reduce, buf, b)};
+        if (rank)
+            continue;
         static const char *names[] = {"reduce-scatter", "all-gather", "all-reduce"};
         char shape[96];
         snprintf(shape, sizeof shape, "%lld bytes", (long long)b);
-        for (int k = 0; k < 3; k++) figure(names[k], shape, 1e6 * t[k], "us");
+        for (int k = 0; k < 3; k++)
+            figure(names[k], shape, 1e6 * t[k], "us");
         printf("%12lld", (long long)b);
         for (int k = 0; k < 3; k++)
             printf("  %8.1f us %5.0f GB/s", 1e6 * t[k], (k == 2 ? 2 : 1) * part * (double)b / t[k] * 1e-9);
@@ -236,7 +269,7 @@ static void run_bench(void)
     }
 }
 
-// ---- the program -------------------------------------------------------------------------------------------------------
+// ---- the program ------------------------------------------------------------------------------------------
 
 static int hold(int device, int seconds)
 {
@@ -244,7 +277,8 @@ static int hold(int device, int seconds)
     void *p;
     backend_open(device);
     for (size_t step = (size_t)1 << 30; step >= (size_t)32 << 20; step /= 2)
-        while (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && free_bytes > step && cudaMalloc(&p, step) == cudaSuccess)
+        while (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && free_bytes > step &&
+               cudaMalloc(&p, step) == cudaSuccess)
             held += step;
     printf("holding %zu MiB of device %d\n", held >> 20, device);
     fflush(stdout);
@@ -256,9 +290,14 @@ int main(int argc, char **argv)
 {
     figures_open(&argc, argv);
     comm_open();
-    if (argc == 4 && !strcmp(argv[1], "--hold")) return hold(atoi(argv[2]), atoi(argv[3]));
+    if (argc == 4 && !strcmp(argv[1], "--hold"))
+        return hold(atoi(argv[2]), atoi(argv[3]));
     bool given = argc == 3 && !strcmp(argv[1], "--gpus");
-    int device = comm_join(&(CommOptions){.gpus = given ? argv[2] : "all", .ranks = 1, .device = -1, .micro_batches = 8, .timeout = 30});
+    int device = comm_join(&(CommOptions){.gpus = given ? argv[2] : "all",
+                                          .ranks = 1,
+                                          .device = -1,
+                                          .micro_batches = 8,
+                                          .timeout = 30});
     rank = comm_rank();
     size = comm_size();
     figures.devices = size;
@@ -270,8 +309,10 @@ int main(int argc, char **argv)
     comm_connect();
     stream = stream_create();
     side = stream_create_urgent();
-    if (argc == 2 && !strcmp(argv[1], "--bench")) run_bench();
-    else run_tests();
+    if (argc == 2 && !strcmp(argv[1], "--bench"))
+        run_bench();
+    else
+        run_tests();
     comm_barrier();
     int status = rank || !tap_count ? 0 : tap_done();
     comm_close();

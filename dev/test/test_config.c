@@ -1,5 +1,5 @@
-// The option table: help, parsing, printing back, bounds, presets, impossible combinations. Bounds are read from the help text,
-// so that what users are told is what is tested.
+// The option table: help, parsing, printing back, bounds, presets, impossible combinations. Bounds are read
+// from the help text, so that what users are told is what is tested.
 #include "dev/test/tap.h"
 #include "llmc/run/config.h"
 #include <stdlib.h>
@@ -13,7 +13,8 @@ static bool parse(Config *c, const char *line, Error *e)
     char *argv[MAX_WORDS] = {"train_gpt"}, *copy = xstrdup(line); // texts are copied by the parser
     int argc = 1;
     e->text[0] = 0;
-    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    for (char *word = strtok(copy, " "); word; word = strtok(NULL, " "))
+        argv[argc++] = word;
     bool good = config_parse(c, argc, argv, e);
     free(copy);
     return good;
@@ -24,14 +25,16 @@ static void refused(const char *line, const char *why)
     Config c;
     Error e;
     bool good = parse(&c, line, &e);
-    ok(!good && strstr(e.text, why) && !strchr(e.text, '\n'), "refused: %s: %s", line, good ? "(it was not)" : e.text);
+    ok(!good && strstr(e.text, why) && !strchr(e.text, '\n'), "refused: %s: %s", line,
+       good ? "(it was not)" : e.text);
 }
 
 static int option_index(const char *name)
 {
     const char *known;
     for (int i = 0; (known = config_option_name(i, NULL)); i++)
-        if (!strcmp(known, name)) return i;
+        if (!strcmp(known, name))
+            return i;
     return -1;
 }
 
@@ -40,12 +43,13 @@ static bool has_value(const Config *c, const char *name, const char *expected)
     int index = option_index(name);
     char *value = index < 0 ? xstrdup("(no such option)") : config_option_value(c, index);
     bool same = !strcmp(value, expected);
-    if (!same) printf("# --%s is %s, not %s\n", name, value, expected);
+    if (!same)
+        printf("# --%s is %s, not %s\n", name, value, expected);
     free(value);
     return same;
 }
 
-// ---- help and bounds ---------------------------------------------------------------------------------------------------
+// ---- help and bounds --------------------------------------------------------------------------------------
 
 static const char *help_text(void)
 {
@@ -81,8 +85,10 @@ static int check_bounds(const Config *standard, const char *name, const char *li
 {
     double low, high;
     const char *range = strstr(line, "; "), *last = NULL;
-    for (; range; range = strstr(range + 2, "; ")) last = range;
-    if (!last || sscanf(last, "; %lf to %lf)", &low, &high) != 2) return 0;
+    for (; range; range = strstr(range + 2, "; "))
+        last = range;
+    if (!last || sscanf(last, "; %lf to %lf)", &low, &high) != 2)
+        return 0;
     bool inside = takes(standard, name, low) && takes(standard, name, high);
     bool outside = takes(standard, name, low - 1) || takes(standard, name, high + 1 + high * 1e-9);
     ok(inside && !outside, "--%s takes %g to %g and nothing beyond", name, low, high);
@@ -100,43 +106,71 @@ static void check_help(const Config *standard)
         options++;
         described += line && strlen(line) > 30;
         defaults += line && (strstr(line, shown) || !strstr(line, "default")); // flags have none
-        if (line && !(strstr(line, shown) || !strstr(line, "default"))) printf("# %s: %s\n", shown, line);
-        if (line) bounded += check_bounds(standard, name, line);
+        if (line && !(strstr(line, shown) || !strstr(line, "default")))
+            printf("# %s: %s\n", shown, line);
+        if (line)
+            bounded += check_bounds(standard, name, line);
         free(shown);
         free(value);
         free(line);
     }
     ok(options > 40 && described == options, "each of %d options has a line of help", options);
     ok(bounded > 25, "%d numeric options have bounds", bounded);
-    ok(defaults >= options - 6, "defaults are shown as they are printed, but for the digits of a few fractions: %d of %d",
-       defaults, options);
-    static const char *const relied_on[] = {
-        "preset",        "train-files",        "val-files", "val-tokens", "val-every", "num-scheduled", "num-extension",
-        "micro-batches", "micro-batch-tokens", "ns",        "head",       "seed",      "init-from",     "save-init",
-        "resume",        "checkpoint-every",   "eval-only", "repeat",     "out",       "sample",        "temperature",
-        "top-k",         "num-tokens"};
+    ok(defaults >= options - 6,
+       "defaults are shown as they are printed, but for the digits of a few fractions: %d of %d", defaults,
+       options);
+    static const char *const relied_on[] = {"preset",
+                                            "train-files",
+                                            "val-files",
+                                            "val-tokens",
+                                            "val-every",
+                                            "num-scheduled",
+                                            "num-extension",
+                                            "micro-batches",
+                                            "micro-batch-tokens",
+                                            "ns",
+                                            "head",
+                                            "seed",
+                                            "init-from",
+                                            "save-init",
+                                            "resume",
+                                            "checkpoint-every",
+                                            "eval-only",
+                                            "repeat",
+                                            "out",
+                                            "sample",
+                                            "temperature",
+                                            "top-k",
+                                            "num-tokens"};
     int found = 0;
-    for (size_t i = 0; i < sizeof relied_on / sizeof *relied_on; i++) found += option_index(relied_on[i]) >= 0;
+    for (size_t i = 0; i < sizeof relied_on / sizeof *relied_on; i++)
+        found += option_index(relied_on[i]) >= 0;
     ok(found == sizeof relied_on / sizeof *relied_on, "the %d names that scripts rely on exist", found);
     ok(strstr(help, "2025-11-18") && strstr(help, "Exit status"), "help names presets and exit statuses");
 }
 
-// ---- printing and taking back ------------------------------------------------------------------------------------------
+// ---- printing and taking back -----------------------------------------------------------------------------
 
 static void check_round_trip(const Config *standard)
 {
     // A value other than the default for some of every type; all others as they are.
-    static const char *const other[][2] = {{"model-dim", "64"}, {"val-tokens", "123456789012345"},
+    static const char *const other[][2] = {{"model-dim", "64"},
+                                           {"val-tokens", "123456789012345"},
                                            {"adam-rate", "0.10000000000000001"},
-                                           {"lambda-init", "-1.25"}, {"out", "a folder/with 'quotes'=1"}, {"ns", "turbo-gram"},
-                                           {"network", "2025-11-18"}, {"repeat", "1"}, {"seed", "9000000000000000"}};
+                                           {"lambda-init", "-1.25"},
+                                           {"out", "a folder/with 'quotes'=1"},
+                                           {"ns", "turbo-gram"},
+                                           {"network", "2025-11-18"},
+                                           {"repeat", "1"},
+                                           {"seed", "9000000000000000"}};
     Config c = *standard;
     Error e;
     int same = 0, count = 0;
     const char *name;
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         bool good = config_set(&c, other[i][0], other[i][1], &e);
-        ok(good && has_value(&c, other[i][0], other[i][1]), "--%s %s is printed as it was given", other[i][0], other[i][1]);
+        ok(good && has_value(&c, other[i][0], other[i][1]), "--%s %s is printed as it was given", other[i][0],
+           other[i][1]);
     }
     Config again = *standard;
     for (int i = 0; (name = config_option_name(i, NULL)); i++, count++) {
@@ -144,21 +178,25 @@ static void check_round_trip(const Config *standard)
         bool good = config_set(&again, name, value, &e);
         char *back = config_option_value(&again, i);
         same += good && !strcmp(value, back);
-        if (!good || strcmp(value, back)) printf("# --%s %s came back as %s\n", name, value, back);
+        if (!good || strcmp(value, back))
+            printf("# --%s %s came back as %s\n", name, value, back);
         free(value);
         free(back);
     }
     ok(same == count, "all %d options survive printing and parsing", count);
-    ok(!config_option_name(count, NULL) && !config_option_name(-1, NULL), "no option before the first and behind the last");
+    ok(!config_option_name(count, NULL) && !config_option_name(-1, NULL),
+       "no option before the first and behind the last");
 }
 
 static void check_forms(void)
 {
     Config c;
     Error e;
-    ok(parse(&c, "--model-dim=96 --num-heads 4 --out=a=b", &e) && c.model_dim == 96 && c.num_heads == 4 && !strcmp(c.out, "a=b"),
+    ok(parse(&c, "--model-dim=96 --num-heads 4 --out=a=b", &e) && c.model_dim == 96 && c.num_heads == 4 &&
+           !strcmp(c.out, "a=b"),
        "--name value and --name=value, with = in the value");
-    ok(parse(&c, "--repeat --eval-only=1 --deterministic=0", &e) && c.repeat && c.eval_only && !c.deterministic,
+    ok(parse(&c, "--repeat --eval-only=1 --deterministic=0", &e) && c.repeat && c.eval_only &&
+           !c.deterministic,
        "a flag alone, and with 0 or 1");
     ok(parse(&c, "", &e) && c.self_check == SELF_CHECK_AUTO, "kernels are checked unless they have passed");
     ok(parse(&c, "--self-check always", &e) && c.self_check == SELF_CHECK_ALWAYS, "or always");
@@ -172,22 +210,45 @@ static void check_forms(void)
     ok(parse(&c, "--seed 1e3", &e) && c.seed == 1000, "1e3 is a whole number");
 }
 
-// ---- presets -----------------------------------------------------------------------------------------------------------
+// ---- presets ----------------------------------------------------------------------------------------------
 
 static void check_presets(void)
 {
     static const struct {
         const char *preset, *values[10][2];
     } expected[] = {
-        {"2025-10-27", {{"model-dim", "768"}, {"num-heads", "6"}, {"mlp-dim", "3072"}, {"network", "2025-10-27"}, {"lambda-init", "1"},
-                        {"weight-decay", "0"}, {"num-scheduled", "2245"}, {"num-extension", "40"}, {"block-size", "128"}}},
-        {"2025-11-10", {{"network", "2025-10-27"}, {"lambda-init", "1"}, {"weight-decay", "1.2"}, {"num-scheduled", "2205"},
-                        {"num-extension", "40"}}},
-        {"2025-11-18", {{"network", "2025-11-18"}, {"lambda-init", "1.1000000000000001"}, {"weight-decay", "1.2"},
-                        {"num-scheduled", "2185"},
-                        {"num-extension", "40"}, {"head", "fp8"}}},
-        {"tiny", {{"network", "2025-11-18"}, {"lambda-init", "1.1000000000000001"}, {"weight-decay", "1.2"}, {"model-dim", "64"},
-                  {"window-schedule", "3,7,11"}, {"window-extension", "13"}, {"window-final", "20"}, {"cooldown", "0.5"}}},
+        {"2025-10-27",
+         {{"model-dim", "768"},
+          {"num-heads", "6"},
+          {"mlp-dim", "3072"},
+          {"network", "2025-10-27"},
+          {"lambda-init", "1"},
+          {"weight-decay", "0"},
+          {"num-scheduled", "2245"},
+          {"num-extension", "40"},
+          {"block-size", "128"}}},
+        {"2025-11-10",
+         {{"network", "2025-10-27"},
+          {"lambda-init", "1"},
+          {"weight-decay", "1.2"},
+          {"num-scheduled", "2205"},
+          {"num-extension", "40"}}},
+        {"2025-11-18",
+         {{"network", "2025-11-18"},
+          {"lambda-init", "1.1000000000000001"},
+          {"weight-decay", "1.2"},
+          {"num-scheduled", "2185"},
+          {"num-extension", "40"},
+          {"head", "fp8"}}},
+        {"tiny",
+         {{"network", "2025-11-18"},
+          {"lambda-init", "1.1000000000000001"},
+          {"weight-decay", "1.2"},
+          {"model-dim", "64"},
+          {"window-schedule", "3,7,11"},
+          {"window-extension", "13"},
+          {"window-final", "20"},
+          {"cooldown", "0.5"}}},
     };
     for (size_t p = 0; p < sizeof expected / sizeof *expected; p++) {
         Config c;
@@ -201,8 +262,9 @@ static void check_presets(void)
     }
     Config c;
     Error e;
-    ok(parse(&c, "--preset 2025-11-18 --ns turbo --num-scheduled 500", &e) && c.ns == NS_TURBO && c.num_scheduled == 500 &&
-           !strcmp(c.network, "2025-11-18"), "every field of a preset can be overridden");
+    ok(parse(&c, "--preset 2025-11-18 --ns turbo --num-scheduled 500", &e) && c.ns == NS_TURBO &&
+           c.num_scheduled == 500 && !strcmp(c.network, "2025-11-18"),
+       "every field of a preset can be overridden");
     ok(config_total_steps(&c) == 540, "540 steps: 500 and the preset's extension");
 }
 
@@ -261,7 +323,8 @@ static void check_refusals(void)
     refused("--ns-restarts 2", "only the Gram forms");
     refused("--ns gram --ns-gain 1.5", "only the Turbo forms");
     char many[200] = "--window-schedule 1";
-    for (int i = 1; i < MAX_WINDOWS; i++) strcat(many, ",1");
+    for (int i = 1; i < MAX_WINDOWS; i++)
+        strcat(many, ",1");
     Config c;
     Error e;
     ok(parse(&c, many, &e), "%d windows are possible", MAX_WINDOWS);
@@ -278,10 +341,12 @@ static void unused(const char *line, bool training, const char *expected)
     bool good = parse(&c, line, &e);
     for (int i = 0; good && i < UNUSED_REASONS; i++) {
         char *text = config_unused(&c, training, i);
-        if (text) snprintf(all + strlen(all), sizeof all - strlen(all), "%s; ", text);
+        if (text)
+            snprintf(all + strlen(all), sizeof all - strlen(all), "%s; ", text);
         free(text);
     }
-    ok(good && !strcmp(all, expected), "not used of '%s'%s: %s", line, training ? " in training" : "", good ? all : e.text);
+    ok(good && !strcmp(all, expected), "not used of '%s'%s: %s", line, training ? " in training" : "",
+       good ? all : e.text);
 }
 
 static void check_unused(void)
@@ -292,7 +357,8 @@ static void check_unused(void)
     unused("--sample a --top-k 3 --vocab v", true, "");
     unused("--top-k 3 --vocab v --sample=a", false, "");
     unused("--top-k=3 --vocab v", true, "--vocab, --top-k: not used: only --sample uses it; ");
-    unused("--sample a --temperature 0 --top-k 3", true, "--top-k: not used: --temperature 0 takes the likeliest token; ");
+    unused("--sample a --temperature 0 --top-k 3", true,
+           "--top-k: not used: --temperature 0 takes the likeliest token; ");
     unused("--eval-only --out x --repeat=0 --stop-at 3 --val-tokens 262144", false,
            "--repeat, --out, --stop-at: not used: nothing is trained here; ");
     unused("--sample a --val-tokens 262144", false, "--val-tokens: not used: nothing is validated here; ");
@@ -301,7 +367,8 @@ static void check_unused(void)
     Config c;
     Error e;
     ok(parse(&c, "--preset tiny --seed=1", &e) && config_given(&c, "seed") && config_given(&c, "preset") &&
-           !config_given(&c, "model-dim") && !config_given(&c, "none"), "given is what the command line names, not the preset");
+           !config_given(&c, "model-dim") && !config_given(&c, "none"),
+       "given is what the command line names, not the preset");
 }
 
 int main(void)

@@ -1,5 +1,5 @@
-// Training batches against a second, token-by-token reading of the batching rule; shard ends, resuming, unfinished indexes,
-// faults that are found late.
+// Training batches against a second, token-by-token reading of the batching rule; shard ends, resuming,
+// unfinished indexes, faults that are found late.
 #include "dev/test/shard_material.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -8,22 +8,25 @@
 
 enum { MICRO_BATCHES = 8 };
 
-// ---- the rule once more, one token at a time -------------------------------------------------------------------------
+// ---- the rule once more, one token at a time --------------------------------------------------------------
 
 typedef struct {
     int N, max_document, epochs;
-    int group; // micro-batches that a shard's end drops together, 0: all of a step
+    int group;            // micro-batches that a shard's end drops together, 0: all of a step
     int epoch, shard, at; // at: tokens of the shard that were passed
 } Naive;
 
-// One micro-batch into ids (N+1) and begins (N+1: 1 where a document begins); false when the shard has not enough left.
+// One micro-batch into ids (N+1) and begins (N+1: 1 where a document begins); false when the shard has not
+// enough left.
 static bool naive_micro_batch(Naive *s, int *ids, int *begins)
 {
     const Tokens *t = &shards[s->shard];
     int have = 0;
     while (have <= s->N) {
-        while (s->at < t->count && t->ids[s->at] != DOC) s->at++;
-        if (s->at == t->count) return false;
+        while (s->at < t->count && t->ids[s->at] != DOC)
+            s->at++;
+        if (s->at == t->count)
+            return false;
         int used = 0;
         do {
             begins[have] = used == 0;
@@ -42,13 +45,18 @@ static int naive_group(Naive *s, int count, int *ids, int *begins)
     for (;;) {
         bool fresh = s->at == 0;
         int m = 0;
-        while (m < count && naive_micro_batch(s, ids + m * (s->N + 1), begins + m * (s->N + 1))) m++;
-        if (m == count) return STEP;
-        if (fresh) return TOO_SMALL;
+        while (m < count && naive_micro_batch(s, ids + m * (s->N + 1), begins + m * (s->N + 1)))
+            m++;
+        if (m == count)
+            return STEP;
+        if (fresh)
+            return TOO_SMALL;
         s->at = 0;
-        if (++s->shard < num_shards) continue;
+        if (++s->shard < num_shards)
+            continue;
         s->shard = 0;
-        if (++s->epoch == s->epochs) return END;
+        if (++s->epoch == s->epochs)
+            return END;
     }
 }
 
@@ -66,11 +74,15 @@ static bool same_rows(const Batch *b)
     for (int id = 0; id < VOCAB; id++) {
         int before = place;
         for (int i = 0; i < b->N; i++) {
-            if (b->tokens[i] != id) continue;
-            if (b->order[place++] != i) return false;
+            if (b->tokens[i] != id)
+                continue;
+            if (b->order[place++] != i)
+                return false;
         }
-        if (place == before) continue;
-        if (row >= b->num_rows || b->row_token[row] != id || b->row_start[row] != before) return false;
+        if (place == before)
+            continue;
+        if (row >= b->num_rows || b->row_token[row] != id || b->row_start[row] != before)
+            return false;
         row++;
     }
     return row == b->num_rows && b->row_start[row] == b->N;
@@ -80,8 +92,10 @@ static bool same_batch(const Batch *b, const int *ids, const int *begins)
 {
     int docs = 0;
     for (int i = 0; i < b->N; i++) {
-        if (b->tokens[i] != ids[i] || b->targets[i] != ids[i + 1]) return false;
-        if (begins[i] && (docs >= b->num_docs || b->cu_seqlens[docs++] != i)) return false;
+        if (b->tokens[i] != ids[i] || b->targets[i] != ids[i + 1])
+            return false;
+        if (begins[i] && (docs >= b->num_docs || b->cu_seqlens[docs++] != i))
+            return false;
     }
     return docs == b->num_docs && b->cu_seqlens[docs] == b->N && same_rows(b);
 }
@@ -100,8 +114,8 @@ static LoaderOptions options_of(const Naive *s, int rank, int num_ranks, int chu
     return o;
 }
 
-// All ranks of one run beside the naive reading, to the end of the data. Returns the number of equal steps, -1 after a
-// difference.
+// All ranks of one run beside the naive reading, to the end of the data. Returns the number of equal steps,
+// -1 after a difference.
 static int compare_run(Naive s, int num_ranks, int chunk, int *outcome)
 {
     int *ids = xcalloc((size_t)MICRO_BATCHES * (size_t)(s.N + 1), sizeof *ids), steps = 0;
@@ -119,31 +133,36 @@ static int compare_run(Naive s, int num_ranks, int chunk, int *outcome)
         for (int r = 0; r < num_ranks && same; r++)
             for (int a = 0; a < MICRO_BATCHES / num_ranks && same; a++) {
                 int m = a * num_ranks + r;
-                same = loader_next(loaders[r], &b, &e) && same_batch(&b, ids + m * (s.N + 1), begins + m * (s.N + 1));
+                same = loader_next(loaders[r], &b, &e) &&
+                       same_batch(&b, ids + m * (s.N + 1), begins + m * (s.N + 1));
             }
         steps += same;
     }
-    // The end must be the same too; a hopelessly small shard is refused by loader_open, before the naive reading comes to it.
+    // The end must be the same too; a hopelessly small shard is refused by loader_open, before the naive
+    // reading comes to it.
     const char *words = *outcome == END ? "data ends here" : "too small";
     if (!opened) {
         same = strstr(e.text, "too small");
-        while (*outcome == STEP) *outcome = naive_step(&s, ids, begins);
+        while (*outcome == STEP)
+            *outcome = naive_step(&s, ids, begins);
         same = same && *outcome == TOO_SMALL;
     }
     // Where groups are smaller than a step, a rank may come to the end after some of its micro-batches.
     for (int r = 0; r < num_ranks && same && opened; r++) {
         int taken = 0;
-        while (loader_next(loaders[r], &b, &e)) taken++;
+        while (loader_next(loaders[r], &b, &e))
+            taken++;
         same = strstr(e.text, words) && taken < MICRO_BATCHES / num_ranks;
     }
-    for (int r = 0; r < num_ranks; r++) loader_close(loaders[r]);
+    for (int r = 0; r < num_ranks; r++)
+        loader_close(loaders[r]);
     batch_free(&b);
     free(ids);
     free(begins);
     return same ? steps : -1;
 }
 
-// ---- training batches ------------------------------------------------------------------------------------------------
+// ---- training batches -------------------------------------------------------------------------------------
 
 static void test_random_shards(void)
 {
@@ -152,10 +171,12 @@ static void test_random_shards(void)
     for (int round = 0; round < 60; round++) {
         num_shards = 1 + random_below(3);
         int longest = 1 + random_below(60);
-        for (int i = 0; i < num_shards; i++) random_shard(&shards[i], 1 + random_below(2500), longest);
+        for (int i = 0; i < num_shards; i++)
+            random_shard(&shards[i], 1 + random_below(2500), longest);
         write_shards();
-        Naive s = {
-            .N = 1 + random_below(1 + random_below(40)), .max_document = 1 + random_below(30), .epochs = 1 + random_below(3)};
+        Naive s = {.N = 1 + random_below(1 + random_below(40)),
+                   .max_document = 1 + random_below(30),
+                   .epochs = 1 + random_below(3)};
         s.group = groups[round % 5];
         for (int i = 0; i < 4; i++) {
             int outcome = STEP, equal = compare_run(s, ranks[i], chunks[(i + round) % 4], &outcome);
@@ -166,29 +187,34 @@ static void test_random_shards(void)
             too_small += outcome == TOO_SMALL;
         }
     }
-    ok(different == 0, "random shards, 1/2/4/8 ranks, groups of 1/2/4/8, any chunk: %d of %d runs differ from the naive reading (%d equal steps)",
+    ok(different == 0,
+       "random shards, 1/2/4/8 ranks, groups of 1/2/4/8, any chunk: %d of %d runs differ from the naive "
+       "reading (%d equal steps)",
        different, runs, steps);
-    ok(steps > 500 && ended > 50 && too_small > 5, "the runs covered %d steps, %d ends of the data, %d too small shards", steps,
-       ended, too_small);
+    ok(steps > 500 && ended > 50 && too_small > 5,
+       "the runs covered %d steps, %d ends of the data, %d too small shards", steps, ended, too_small);
 }
 
 // One shard made of equal documents, all numbers of ranks, tiny chunks.
-static void test_equal_documents(const char *name, int length, int tokens, int N, int max_document, int want_docs)
+static void test_equal_documents(const char *name, int length, int tokens, int N, int max_document,
+                                 int want_docs)
 {
     num_shards = 1;
     shards[0].count = 0;
-    while (shards[0].count < tokens) add_document(&shards[0], length);
+    while (shards[0].count < tokens)
+        add_document(&shards[0], length);
     write_shards();
     Naive s = {.N = N, .max_document = max_document, .epochs = 2};
     int outcome, good = 0;
-    for (int R = 1; R <= 8; R *= 2) good += compare_run(s, R, 5, &outcome) > 0 && outcome == END;
+    for (int R = 1; R <= 8; R *= 2)
+        good += compare_run(s, R, 5, &outcome) > 0 && outcome == END;
     LoaderOptions o = options_of(&s, 0, 1, 0);
     Loader *l = loader_open(&o, &e);
     Batch b;
     batch_alloc(&b, N);
     bool got = l && loader_next(l, &b, &e);
-    ok(good == 4 && got && b.num_docs == want_docs, "%s: equal to the naive reading; %d documents in a micro-batch", name,
-       b.num_docs);
+    ok(good == 4 && got && b.num_docs == want_docs,
+       "%s: equal to the naive reading; %d documents in a micro-batch", name, b.num_docs);
     batch_free(&b);
     loader_close(l);
 }
@@ -203,7 +229,8 @@ static void test_special_shards(void)
     test_equal_documents("hundreds of documents in a micro-batch", 3, 60000, 2048, 2048, 683);
     test_equal_documents("sequences of one token", 2, 500, 1, 20, 1);
 
-    // The last document is the document token that ends the shard, and the group just fits: 8 micro-batches of 3 + 1 tokens.
+    // The last document is the document token that ends the shard, and the group just fits: 8 micro-batches
+    // of 3 + 1 tokens.
     num_shards = 1;
     shards[0].count = 0;
     for (int m = 0; m < 8; m++) {
@@ -213,8 +240,8 @@ static void test_special_shards(void)
     write_shards();
     Naive s = {.N = 3, .max_document = 3, .epochs = 2};
     int outcome, steps = compare_run(s, 2, 1, &outcome);
-    ok(steps == 2 && outcome == END, "a group that ends with the shard's last token, a document token, is used (%d steps)",
-       steps);
+    ok(steps == 2 && outcome == END,
+       "a group that ends with the shard's last token, a document token, is used (%d steps)", steps);
     shards[0].count--;
     write_shards();
     steps = compare_run(s, 2, 1, &outcome);
@@ -224,7 +251,8 @@ static void test_special_shards(void)
 static Loader *open_or_say(LoaderOptions o)
 {
     Loader *l = loader_open(&o, &e);
-    if (!l) ok(false, "%s", e.text);
+    if (!l)
+        ok(false, "%s", e.text);
     return l;
 }
 
@@ -232,7 +260,8 @@ static void test_resume(int group)
 {
     enum { STEPS = 40, N = 16 };
     num_shards = 3;
-    for (int i = 0; i < num_shards; i++) random_shard(&shards[i], 2000 + 100 * i, 20);
+    for (int i = 0; i < num_shards; i++)
+        random_shard(&shards[i], 2000 + 100 * i, 20);
     write_shards();
     Naive s = {.N = N, .max_document = 10, .group = group};
     LoaderOptions o = options_of(&s, 1, 4, 50);
@@ -245,20 +274,22 @@ static void test_resume(int group)
     for (int step = 0; step < STEPS; step++) {
         places[step] = loader_position(straight);
         for (int a = 0; a < 2; a++) {
-            if (!loader_next(straight, &b, &e)) ok(false, "%s", e.text);
+            if (!loader_next(straight, &b, &e))
+                ok(false, "%s", e.text);
             memcpy(seen[step][a], b.tokens, sizeof seen[0][0]);
             starts[step] = b.position;
         }
     }
     places[STEPS] = loader_position(straight);
-    ok(places[STEPS].epoch >= 1, "the straight run of %d steps came to epoch %d, shard %d", STEPS, places[STEPS].epoch,
-       places[STEPS].shard);
+    ok(places[STEPS].epoch >= 1, "the straight run of %d steps came to epoch %d, shard %d", STEPS,
+       places[STEPS].epoch, places[STEPS].shard);
     int different = 0;
     Loader *again = open_or_say(o), *wandering = open_or_say(o);
     for (int from = 0; from < STEPS; from++) {
         Loader *l = from % 2 ? again : wandering; // one loader for many jumps, forwards and back
         LoaderPosition p = from % 3 ? places[from] : starts[from];
-        if (!loader_seek(l, p, &e)) ok(false, "%s", e.text);
+        if (!loader_seek(l, p, &e))
+            ok(false, "%s", e.text);
         for (int step = from; step < STEPS && step < from + 12; step++)
             for (int a = 0; a < 2; a++)
                 different += !loader_next(l, &b, &e) || memcmp(seen[step][a], b.tokens, sizeof seen[0][0]);
@@ -285,11 +316,13 @@ static void test_seek_refusals(void) // on the three shards of test_resume
     Naive s = {.N = 16, .max_document = 10, .epochs = 2};
     LoaderOptions o = options_of(&s, 0, 1, 0);
     int64_t documents = 0;
-    for (int i = 0; i < shards[1].count; i++) documents += shards[1].ids[i] == DOC;
+    for (int i = 0; i < shards[1].count; i++)
+        documents += shards[1].ids[i] == DOC;
     ok(refused_seek(o, 0, 3, 0, "shard 3"), "no such shard: %s", e.text);
     ok(refused_seek(o, 2, 0, 0, "epoch 2"), "no such epoch: %s", e.text);
     ok(refused_seek(o, 0, 1, documents + 1, "train_001.bin"), "no such document: %s", e.text);
-    ok(refused_seek(o, -1, 0, 0, "epoch -1") && refused_seek(o, 0, -1, 0, "shard -1") && refused_seek(o, 0, 0, -1, "document -1"),
+    ok(refused_seek(o, -1, 0, 0, "epoch -1") && refused_seek(o, 0, -1, 0, "shard -1") &&
+           refused_seek(o, 0, 0, -1, "document -1"),
        "negative positions are refused");
     Loader *l = open_or_say(o);
     Batch b;
@@ -301,7 +334,7 @@ static void test_seek_refusals(void) // on the three shards of test_resume
     loader_close(l);
 }
 
-// ---- background reading ----------------------------------------------------------------------------------------------
+// ---- background reading -----------------------------------------------------------------------------------
 
 typedef struct {
     int64_t hold_at, watch_for; // tokens
@@ -315,7 +348,8 @@ static void gate_hook(void *context, int64_t num_indexed)
         sem_post(&g->held);
         sem_wait(&g->release);
     }
-    if (num_indexed == g->watch_for) sem_post(&g->watched);
+    if (num_indexed == g->watch_for)
+        sem_post(&g->watched);
 }
 
 static void open_gate(Gate *g)
@@ -344,8 +378,8 @@ static void test_background(void)
     alarm(60); // a loader that waits for the whole index would hang here for ever
     bool got = loader_next(l, &b, &e);
     sem_wait(&gate.held);
-    ok(got && b.tokens[0] == DOC, "the first step comes while the index is held after %lld of %d tokens", (long long)gate.hold_at,
-       shards[0].count);
+    ok(got && b.tokens[0] == DOC, "the first step comes while the index is held after %lld of %d tokens",
+       (long long)gate.hold_at, shards[0].count);
     gate.hold_at = -1;
     sem_post(&gate.release);
     // Steps of the first shard only; the second must get ready by itself meanwhile.
@@ -382,7 +416,8 @@ static void test_late_fault(void)
     // An id outside the vocabulary in the second shard, which only the index can find.
     uint16_t bad = 999;
     int fd = open(shard_path(1), O_WRONLY);
-    if (pwrite(fd, &bad, 2, SHARD_HEADER_BYTES + 2 * 2500) != 2) ok(false, "%s", strerror(errno));
+    if (pwrite(fd, &bad, 2, SHARD_HEADER_BYTES + 2 * 2500) != 2)
+        ok(false, "%s", strerror(errno));
     close(fd);
     Naive s = {.N = 16, .max_document = 10, .epochs = 1};
     LoaderOptions o = options_of(&s, 0, 1, 100);
@@ -392,7 +427,8 @@ static void test_late_fault(void)
     int batches = 0, outside = 0;
     while (loader_next(l, &b, &e)) {
         batches += b.position.shard == 0;
-        for (int i = 0; i < b.N; i++) outside += b.tokens[i] >= VOCAB || b.targets[i] >= VOCAB;
+        for (int i = 0; i < b.N; i++)
+            outside += b.tokens[i] >= VOCAB || b.targets[i] >= VOCAB;
     }
     ok(batches >= 8 && outside == 0, "%d micro-batches of the sound shard were served", batches);
     ok(strstr(e.text, "train_001.bin: token 2500 has id 999") && strstr(e.text, "301"), "then: %s", e.text);
@@ -411,8 +447,10 @@ static void test_shrinking_file(void)
     batch_alloc(&b, s.N);
     write_shards();
     Loader *l = open_or_say(o);
-    if (truncate(shard_path(0), 2000) != 0) ok(false, "%s", strerror(errno));
-    ok(!loader_next(l, &b, &e) && strstr(e.text, "train_000.bin: truncated"), "cut short after loader_open: %s", e.text);
+    if (truncate(shard_path(0), 2000) != 0)
+        ok(false, "%s", strerror(errno));
+    ok(!loader_next(l, &b, &e) && strstr(e.text, "train_000.bin: truncated"),
+       "cut short after loader_open: %s", e.text);
     loader_close(l);
 
     Gate gate = {.hold_at = 600, .watch_for = -1};
@@ -423,16 +461,19 @@ static void test_shrinking_file(void)
     l = open_or_say(o);
     bool got = loader_next(l, &b, &e);
     sem_wait(&gate.held);
-    if (truncate(shard_path(0), 2000) != 0) ok(false, "%s", strerror(errno));
+    if (truncate(shard_path(0), 2000) != 0)
+        ok(false, "%s", strerror(errno));
     sem_post(&gate.release);
     int steps = 1;
-    while (loader_next(l, &b, &e)) steps++;
-    ok(got && steps < 10 && strstr(e.text, "train_000.bin: became shorter"), "cut short while it is read: %s", e.text);
+    while (loader_next(l, &b, &e))
+        steps++;
+    ok(got && steps < 10 && strstr(e.text, "train_000.bin: became shorter"), "cut short while it is read: %s",
+       e.text);
     batch_free(&b);
     loader_close(l);
 }
 
-// ---- words -----------------------------------------------------------------------------------------------------------
+// ---- words ------------------------------------------------------------------------------------------------
 
 static void test_describe(void)
 {
@@ -443,7 +484,8 @@ static void test_describe(void)
     Naive s = {.N = 16, .max_document = 10, .epochs = 3};
     LoaderOptions o = options_of(&s, 0, 1, 0);
     Loader *l = open_or_say(o);
-    char *text = loader_describe(l), *want = format_string("2 shards, %d tokens", shards[0].count + shards[1].count);
+    char *text = loader_describe(l),
+         *want = format_string("2 shards, %d tokens", shards[0].count + shards[1].count);
     ok(strstr(text, want) && strstr(text, "3 times") && !strchr(text, '\n'), "%s", text);
     ok(loader_num_tokens(l) == shards[0].count + shards[1].count, "the tokens of all files are counted");
     free(text);

@@ -1,5 +1,5 @@
-// A GPU that fails, or does not finish, ends the program with EXIT_DEVICE and one line. Each case has a process of its own, because
-// the context is lost.
+// A GPU that fails, or does not finish, ends the program with EXIT_DEVICE and one line. Each case has a
+// process of its own, because the context is lost.
 #include "dev/test/tap.h"
 #include "llmc/cuda/device/watchdog.h"
 #include "llmc/ops/ops.h"
@@ -20,7 +20,8 @@ static void CUDART_CB sleep_long(void *unused)
 static void hangs(Stream s)
 {
     watchdog_start(0.5);
-    if (cudaLaunchHostFunc(s, sleep_long, NULL) != cudaSuccess) _exit(100);
+    if (cudaLaunchHostFunc(s, sleep_long, NULL) != cudaSuccess)
+        _exit(100);
     stream_synchronize(s);
 }
 
@@ -46,7 +47,8 @@ static void works(Stream s)
 static int status_of(void (*run)(Stream), char *text, size_t size)
 {
     int pipes[2], status;
-    if (pipe(pipes)) exit(1);
+    if (pipe(pipes))
+        exit(1);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -58,7 +60,8 @@ static int status_of(void (*run)(Stream), char *text, size_t size)
     }
     close(pipes[1]);
     size_t length = 0;
-    for (ssize_t n; (n = read(pipes[0], text + length, size - 1 - length)) > 0;) length += (size_t)n;
+    for (ssize_t n; (n = read(pipes[0], text + length, size - 1 - length)) > 0;)
+        length += (size_t)n;
     text[length] = 0;
     close(pipes[0]);
     waitpid(child, &status, 0);
@@ -75,8 +78,10 @@ int main(void)
 {
     char text[4096];
     ok(status_of(works, text, sizeof text) == 0 && !*text, "work that ends is let alone");
-    ok(status_of(reads_nowhere, text, sizeof text) == EXIT_DEVICE, "an illegal address is a failure of the device");
-    ok(one_line(text, "the GPU failed: ") && strstr(text, "asynchronous"), "in one line that says that launches are asynchronous");
+    ok(status_of(reads_nowhere, text, sizeof text) == EXIT_DEVICE,
+       "an illegal address is a failure of the device");
+    ok(one_line(text, "the GPU failed: ") && strstr(text, "asynchronous"),
+       "in one line that says that launches are asynchronous");
     ok(status_of(hangs, text, sizeof text) == EXIT_DEVICE, "so is work that does not end");
     ok(one_line(text, "the GPU has not finished its work within"), "in one line");
     return tap_done();

@@ -11,9 +11,12 @@ static bool uses(int stage, const Param *a)
     static const int value_embeds[13] = {[2] = 1, [3] = 2, [10] = 0, [11] = 1, [12] = 2};
     char prefix[32];
     snprintf(prefix, sizeof prefix, "blocks.%d.", stage - 1);
-    if (a->spec->sharding == SHARD_TENSORS) return !strncmp(a->name, prefix, strlen(prefix));
-    if (!strcmp(a->name, "embed.weight")) return stage == 0;
-    if (!strcmp(a->name, "lm_head.weight")) return stage == 13;
+    if (a->spec->sharding == SHARD_TENSORS)
+        return !strncmp(a->name, prefix, strlen(prefix));
+    if (!strcmp(a->name, "embed.weight"))
+        return stage == 0;
+    if (!strcmp(a->name, "lm_head.weight"))
+        return stage == 13;
     bool any = stage == 2 || stage == 3 || (stage >= 10 && stage <= 12);
     return any && value_embeds[stage] == a->name[strlen("value_embeds.")] - '0';
 }
@@ -27,7 +30,8 @@ static int lowest_use(const Exchange *x, const Bucket *b, const Params *p)
 {
     for (int stage = 0; stage < x->num_stages; stage++) {
         for (int k = 0; k < p->count; k++) {
-            if (holds(x, b, &p->list[k]) && uses(stage, &p->list[k])) return stage;
+            if (holds(x, b, &p->list[k]) && uses(stage, &p->list[k]))
+                return stage;
         }
     }
     return -1; // padding alone
@@ -46,7 +50,8 @@ static void test_plan(const char *preset, int size)
     for (int k = 0; k < p.count; k++) {
         const Param *a = &p.list[k];
         int times = 0;
-        for (int i = 0; i < x.count; i++) times += holds(&x, &x.list[i], a);
+        for (int i = 0; i < x.count; i++)
+            times += holds(&x, &x.list[i], a);
         good &= times == (size > 1 && a->spec->sharding != REPLICATED);
         even &= a->spec->sharding != SHARD_ROWS || a->rows % size == 0;
     }

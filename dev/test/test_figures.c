@@ -10,7 +10,8 @@ static char *contents(const char *path)
     FILE *f = fopen(path, "r");
     size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
     text[n] = 0;
-    if (f) fclose(f);
+    if (f)
+        fclose(f);
     return text;
 }
 
@@ -27,7 +28,8 @@ int main(void)
 {
     char path[] = "/tmp/test_figures_XXXXXX";
     int fd = mkstemp(path);
-    if (fd < 0) return 1;
+    if (fd < 0)
+        return 1;
     close(fd);
     backend_open(0);
     figure("before", "", 1, "ms"); // no file yet: nothing to do

@@ -20,8 +20,10 @@ static const Format formats[] = {
 // The value a code has by the definition of the format.
 static double value_of(const Format *f, int code)
 {
-    int magnitude = code & 0x7f, exponent = magnitude >> f->fraction, bits = magnitude & ((1 << f->fraction) - 1);
-    double v = exponent ? ldexp(1 + ldexp(bits, -f->fraction), exponent - f->bias) : ldexp(bits, 1 - f->bias - f->fraction);
+    int magnitude = code & 0x7f, exponent = magnitude >> f->fraction,
+        bits = magnitude & ((1 << f->fraction) - 1);
+    double v = exponent ? ldexp(1 + ldexp(bits, -f->fraction), exponent - f->bias)
+                        : ldexp(bits, 1 - f->bias - f->fraction);
     return code & 0x80 ? -v : v;
 }
 
@@ -56,7 +58,8 @@ static void test_edges(const Format *f)
             wrong += got != f->nearest(x) || !signbit(got) != !signbit(x);
         }
     }
-    ok(wrong == 0, "%s: ties go to the even code, neighbours of ties to the nearest (%d of %d wrong)", f->name, wrong, tried);
+    ok(wrong == 0, "%s: ties go to the even code, neighbours of ties to the nearest (%d of %d wrong)",
+       f->name, wrong, tried);
 }
 
 static void test_random(const Format *f)
@@ -72,14 +75,17 @@ static void test_random(const Format *f)
 static void test_extremes(const Format *f)
 {
     float step = f->max / (f->fraction == 3 ? 14 : 7); // spacing at the top
-    ok(f->from(f->to(f->max)) == f->max && f->from(f->to(-f->max)) == -f->max, "%s: the largest value is kept", f->name);
+    ok(f->from(f->to(f->max)) == f->max && f->from(f->to(-f->max)) == -f->max,
+       "%s: the largest value is kept", f->name);
     ok(f->from(f->to(nextafterf(f->max, INFINITY))) == f->max && f->from(f->to(f->max + step)) == f->max,
        "%s: above the largest saturates", f->name);
-    ok(f->from(f->to(3.4e38f)) == f->max && f->from(f->to(INFINITY)) == f->max && f->from(f->to(-INFINITY)) == -f->max,
+    ok(f->from(f->to(3.4e38f)) == f->max && f->from(f->to(INFINITY)) == f->max &&
+           f->from(f->to(-INFINITY)) == -f->max,
        "%s: huge values and infinities saturate", f->name);
     ok(isnan(f->from(f->to(NAN))) && isnan(f->from(f->to(-NAN))), "%s: NaN stays NaN", f->name);
     ok(f->to(0.0f) == 0x00 && f->to(-0.0f) == 0x80, "%s: both zeros keep their sign", f->name);
-    ok(f->to(1e-40f) == 0x00 && f->to(-1e-40f) == 0x80, "%s: fp32 subnormals go to zero with their sign", f->name);
+    ok(f->to(1e-40f) == 0x00 && f->to(-1e-40f) == 0x80, "%s: fp32 subnormals go to zero with their sign",
+       f->name);
     float least = (float)value_of(f, 1);
     ok(f->from(f->to(least / 2)) == 0 && f->from(f->to(nextafterf(least / 2, 1))) == least &&
            f->from(f->to(least * 1.5f)) == 2 * least,

@@ -1,5 +1,6 @@
-// The bf16 build against the float64 twin: no further off than twice the twin's own bf16 run. Errors of tensors of one kind are
-// pooled (root mean square), because one small tensor's error is a draw from a wide distribution.
+// The bf16 build against the float64 twin: no further off than twice the twin's own bf16 run. Errors of
+// tensors of one kind are pooled (root mean square), because one small tensor's error is a draw from a wide
+// distribution.
 #include "dev/test/golden.h"
 #include "dev/test/tap.h"
 
@@ -9,7 +10,8 @@ static const char *kind_of(const Param *a)
     static const char *const kinds[] = {"value_embeds", "embed", "lm_head", "smear_gate", "attn_gate",
                                         "qkvo",         "c_fc",  "c_proj",  "scalars"};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strstr(a->name, kinds[i])) return kinds[i];
+        if (strstr(a->name, kinds[i]))
+            return kinds[i];
     return "?";
 }
 
@@ -24,7 +26,8 @@ static Pool *pool_of(Pool *pools, const Param *a)
 {
     const char *name = kind_of(a);
     int i = 0;
-    while (pools[i].name && strcmp(pools[i].name, name)) i++;
+    while (pools[i].name && strcmp(pools[i].name, name))
+        i++;
     pools[i].name = name;
     return &pools[i];
 }
@@ -61,7 +64,8 @@ static void check_gradients(const char *preset)
         const Param *a = &g.model.params.list[i];
         const float *got = param_grad(&g.model.params, a);
         int64_t n;
-        float *want = golden_values(st, "grad.", a->name, &n), *rel = golden_values(st, "rel_bf16.", a->name, NULL);
+        float *want = golden_values(st, "grad.", a->name, &n),
+              *rel = golden_values(st, "rel_bf16.", a->name, NULL);
         double difference = 0, norm = 0;
         for (int64_t k = 0; k < n; k++) {
             difference += pow((double)got[k] - want[k], 2);
@@ -83,7 +87,8 @@ static void check_gradients(const char *preset)
 static double update_error(const Golden *g, const SafeTensors *st, const Param *a, int t)
 {
     int64_t k, n = a->rows * a->cols, stride = sample_stride(n);
-    float *want = golden_values(st, "sample.", a->name, &k), *init = golden_values(g->init, "", a->name, NULL);
+    float *want = golden_values(st, "sample.", a->name, &k),
+          *init = golden_values(g->init, "", a->name, NULL);
     double error = 0, update = 0;
     k /= GOLDEN_STEPS;
     for (int64_t i = 0; i < k; i++) {
@@ -106,19 +111,25 @@ static void check_steps(const GoldenCase *c)
     for (int t = 0; t < GOLDEN_STEPS; t++) {
         double loss[2];
         Pool pools[KINDS] = {0};
-        if (c->gates_only) golden_given_gradients(&g, t);
-        else golden_gradients(&g, t, loss);
+        if (c->gates_only)
+            golden_given_gradients(&g, t);
+        else
+            golden_gradients(&g, t, loss);
         golden_update(&g, t);
-        if (t != 1 && t != GOLDEN_STEPS - 1) continue; // the first Adam step and the last
+        if (t != 1 && t != GOLDEN_STEPS - 1)
+            continue; // the first Adam step and the last
         for (int i = 0; i < g.model.params.count; i++) {
             const Param *a = &g.model.params.list[i];
-            if (!golden_trains(&g, a)) continue;
+            if (!golden_trains(&g, a))
+                continue;
             float *rel = golden_values(st, "rel_bf16.", a->name, NULL);
             Pool *pool = pool_of(pools, a);
             add_to_pool(pool, update_error(&g, st, a, t), rel[t]);
-            // The first Adam step is the sign of the gradient. One scalar's gradient may be zero but for rounding,
-            // which differs between compilers: of n updates of one size, one then has the other sign.
-            if (t == 1 && !strcmp(pool->name, "scalars")) pool->sign += 4.0 / (double)(a->rows * a->cols);
+            // The first Adam step is the sign of the gradient. One scalar's gradient may be zero but for
+            // rounding, which differs between compilers: of n updates of one size, one then has the other
+            // sign.
+            if (t == 1 && !strcmp(pool->name, "scalars"))
+                pool->sign += 4.0 / (double)(a->rows * a->cols);
             free(rel);
         }
         char *label = format_string("step %d, updates", t + 1);

@@ -1,5 +1,5 @@
-// Ranks without any device: launched by the program itself, or started from outside and meeting over TCP. Every way in which a
-// rank can end must end all of them, with one line, soon, and leave no process behind.
+// Ranks without any device: launched by the program itself, or started from outside and meeting over TCP.
+// Every way in which a rank can end must end all of them, with one line, soon, and leave no process behind.
 #include "dev/test/child.h"
 #include "dev/test/tap.h"
 #include "llmc/dist/launch.h"
@@ -35,8 +35,10 @@ static bool gone(pid_t pid) // a zombie, whose new parent has not yet looked, is
     char path[64], line[256] = "", state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
     FILE *f = fopen(path, "r");
-    if (!f) return true;
-    if (fgets(line, sizeof line, f) && strrchr(line, ')')) state = strrchr(line, ')')[2];
+    if (!f)
+        return true;
+    if (fgets(line, sizeof line, f) && strrchr(line, ')'))
+        state = strrchr(line, ')')[2];
     fclose(f);
     return state == 'Z' || state == 'X';
 }
@@ -46,8 +48,10 @@ static int left_over(void) // ranks that still run, after a moment for the syste
     int n = 0;
     for (int wait = 0; wait < 100; wait++) {
         n = 0;
-        for (int i = 0; i < board->pids; i++) n += !gone(board->pid[i]);
-        if (!n) break;
+        for (int i = 0; i < board->pids; i++)
+            n += !gone(board->pid[i]);
+        if (!n)
+            break;
         wait_ms(20);
     }
     return n;
@@ -57,7 +61,8 @@ static int left_over(void) // ranks that still run, after a moment for the syste
 static void wait_for(_Atomic int *count, int n)
 {
     double end = seconds_now() + 30;
-    while (*count < n && seconds_now() < end) wait_ms(10);
+    while (*count < n && seconds_now() < end)
+        wait_ms(10);
 }
 
 static void clear_board(void) { memset(board, 0, sizeof *board); }
@@ -69,9 +74,21 @@ static void expect(const char *what, Result x, int status, const char *pattern, 
     ok(x.seconds < seconds && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
 }
 
-// ---- made-up training --------------------------------------------------------------------------------------------------
+// ---- made-up training -------------------------------------------------------------------------------------
 
-typedef enum { WELL, FATAL, KILLED, KILLED_TO, HANG, FATAL_ALL, ENDS, OUT_OF_STEP, SLOW_DISK, SLOW_END, STUCK_DISK } Fate;
+typedef enum {
+    WELL,
+    FATAL,
+    KILLED,
+    KILLED_TO,
+    HANG,
+    FATAL_ALL,
+    ENDS,
+    OUT_OF_STEP,
+    SLOW_DISK,
+    SLOW_END,
+    STUCK_DISK
+} Fate;
 typedef struct {
     Fate fate;
     int rank, size, step_ms;
@@ -88,17 +105,28 @@ static void on_signal(int number) { (void)number, interrupted++; }
 static void meet_fate(const Plan *p, Control *c, int step)
 {
     bool disk = step == 5 && (p->fate == SLOW_DISK || p->fate == STUCK_DISK);
-    if (disk) control_patience(c, true);
-    if (disk && !c->rank) wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
-    if (disk) control_barrier(c), control_patience(c, false);
-    if (step == 5 && p->fate == FATAL_ALL) fatal(EXIT_BAD_INPUT, "no such shard");
-    if (step == 5 && p->fate == KILLED_TO && c->rank <= p->rank) kill(getpid(), SIGKILL); // rank 0 to p->rank at once
-    if (step != 5 || c->rank != p->rank) return;
-    if (p->fate == FATAL) fatal(EXIT_BAD_INPUT, "shard 3 is truncated");
-    if (p->fate == KILLED) kill(getpid(), SIGKILL);
-    if (p->fate == ENDS) _exit(7);
-    if (p->fate == OUT_OF_STEP) control_max(c, 0);
-    while (p->fate == HANG) pause();
+    if (disk)
+        control_patience(c, true);
+    if (disk && !c->rank)
+        wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
+    if (disk)
+        control_barrier(c), control_patience(c, false);
+    if (step == 5 && p->fate == FATAL_ALL)
+        fatal(EXIT_BAD_INPUT, "no such shard");
+    if (step == 5 && p->fate == KILLED_TO && c->rank <= p->rank)
+        kill(getpid(), SIGKILL); // rank 0 to p->rank at once
+    if (step != 5 || c->rank != p->rank)
+        return;
+    if (p->fate == FATAL)
+        fatal(EXIT_BAD_INPUT, "shard 3 is truncated");
+    if (p->fate == KILLED)
+        kill(getpid(), SIGKILL);
+    if (p->fate == ENDS)
+        _exit(7);
+    if (p->fate == OUT_OF_STEP)
+        control_max(c, 0);
+    while (p->fate == HANG)
+        pause();
 }
 
 static int train(const Plan *p, Control *c) // the exit status
@@ -110,13 +138,17 @@ static int train(const Plan *p, Control *c) // the exit status
     for (int step = 0; step < STEPS && !stop; step++) {
         control_step(c, step);
         meet_fate(p, c, step);
-        if (control_sum(c, c->rank + 1) != c->size * (c->size + 1) / 2) fatal(EXIT_BAD_INPUT, "a wrong sum");
+        if (control_sum(c, c->rank + 1) != c->size * (c->size + 1) / 2)
+            fatal(EXIT_BAD_INPUT, "a wrong sum");
         wait_ms(p->step_ms);
         stop = control_max(c, interrupted || launch_interrupted());
-        if (!c->rank) board->steps++;
+        if (!c->rank)
+            board->steps++;
     }
-    if (!c->rank) board->saves++;
-    for (int token = 0; token < 35 && !c->rank && p->fate == SLOW_END; token++) control_step(c, STEPS), wait_ms(100); // a sample
+    if (!c->rank)
+        board->saves++;
+    for (int token = 0; token < 35 && !c->rank && p->fate == SLOW_END; token++)
+        control_step(c, STEPS), wait_ms(100); // a sample
     control_close(c);
     return stop ? EXIT_INTERRUPTED : 0;
 }
@@ -128,7 +160,8 @@ static void program(void *argument)
     Rendezvous r;
     Error e;
     if (p->tcp) {
-        if (!rendezvous_find(&r, &e)) fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
+        if (!rendezvous_find(&r, &e))
+            fatal(EXIT_USAGE, "%s", *e.text ? e.text : "not several ranks");
         meet_ranks(&r, 1, fingerprint_bytes(0, p->options, strlen(p->options)), p->timeout, &c);
     } else {
         signal(SIGHUP, p->nohup ? SIG_IGN : SIG_DFL);
@@ -146,24 +179,28 @@ static Result run(const Plan *p, double limit)
     return finish(&r, limit);
 }
 
-// ---- launched ----------------------------------------------------------------------------------------------------------
+// ---- launched ---------------------------------------------------------------------------------------------
 
 static void test_launched(void)
 {
     for (int size = 2; size <= 8; size *= 2) {
         expect("ranks that end well", run(&(Plan){.size = size, .timeout = 20}, 30), 0, NULL, 10);
-        ok(board->pids == size && board->saves == 1 && board->steps == STEPS, "%d ranks made %d steps", size, board->steps);
+        ok(board->pids == size && board->saves == 1 && board->steps == STEPS, "%d ranks made %d steps", size,
+           board->steps);
     }
     Plan fails = {.fate = FATAL, .rank = 1, .timeout = 20};
-    expect("a rank that finds bad data", run(&fails, 20), 1, "train_gpt (rank 1): error: shard 3 is truncated (at step 5)", 5);
+    expect("a rank that finds bad data", run(&fails, 20), 1,
+           "train_gpt (rank 1): error: shard 3 is truncated (at step 5)", 5);
     fails.rank = 0;
     expect("rank 0 finds bad data", run(&fails, 20), 1, "(rank 0): error: shard 3 is truncated", 5);
     fails.fate = FATAL_ALL;
     expect("what all ranks meet is told once", run(&fails, 20), 1, "(rank 0): error: no such", 5);
     Plan killed = {.fate = KILLED, .rank = 2, .timeout = 20};
-    expect("a rank that is killed", run(&killed, 20), 1, "(rank 2): error: killed by signal 9 (Killed) (at step 5)", 5);
+    expect("a rank that is killed", run(&killed, 20), 1,
+           "(rank 2): error: killed by signal 9 (Killed) (at step 5)", 5);
     killed = (Plan){.fate = KILLED_TO, .rank = 1, .timeout = 20};
-    expect("ranks 0 and 1 that are killed", run(&killed, 20), 1, "): error: killed by signal 9 (Killed) (at step 5)", 5);
+    expect("ranks 0 and 1 that are killed", run(&killed, 20), 1,
+           "): error: killed by signal 9 (Killed) (at step 5)", 5);
     Plan ends = {.fate = ENDS, .rank = 3, .timeout = 20};
     expect("a rank that ends", run(&ends, 20), 7, "(rank 3): error: ended with status 7", 5);
     Plan hangs = {.fate = HANG, .rank = 1, .timeout = 1};
@@ -172,7 +209,8 @@ static void test_launched(void)
     expect("a save that takes longer than the time-out", run(&disk, 20), 0, NULL, 10);
     disk.fate = SLOW_END;
     expect("a sample that does", run(&disk, 20), 0, NULL, 10);
-    disk.fate = STUCK_DISK, disk.timeout = 0.1;
+    disk.fate = STUCK_DISK;
+    disk.timeout = 0.1;
     expect("a save that never ends", run(&disk, 20), 1, "no progress for 2 s (--timeout)", 5);
     Plan lost = {.fate = OUT_OF_STEP, .rank = 1, .timeout = 20};
     expect("ranks at different places", run(&lost, 20), 1, "are not at the same place", 5);
@@ -186,10 +224,12 @@ static void test_parent(void)
     wait_for(&board->steps, 3);
     kill(r.pid, SIGKILL);
     Result x = finish(&r, 20);
-    ok(x.status == 128 + SIGKILL && left_over() == 0, "a parent that is killed takes its %d ranks along", board->pids);
+    ok(x.status == 128 + SIGKILL && left_over() == 0, "a parent that is killed takes its %d ranks along",
+       board->pids);
 
     const int number[] = {SIGTERM, SIGHUP, SIGINT, SIGHUP};
-    const char *name[] = {"SIGTERM to the parent", "SIGHUP to the parent", "SIGINT to the group", "SIGHUP to the group"};
+    const char *name[] = {"SIGTERM to the parent", "SIGHUP to the parent", "SIGINT to the group",
+                          "SIGHUP to the group"};
     for (int i = 0; i < 4; i++) {
         bool group = i >= 2;
         clear_board();
@@ -199,8 +239,8 @@ static void test_parent(void)
         kill(group ? -r.pid : r.pid, number[i]);
         x = finish(&r, 20);
         expect(name[i], x, EXIT_INTERRUPTED, NULL, 5);
-        ok(board->saves == 1 && board->steps <= before + 2, "the step is finished and saved once, %d to %d", before,
-           board->steps);
+        ok(board->saves == 1 && board->steps <= before + 2, "the step is finished and saved once, %d to %d",
+           before, board->steps);
     }
     Plan nohup = {.timeout = 20, .step_ms = 30, .nohup = true};
     clear_board();
@@ -230,7 +270,7 @@ static void test_parent(void)
     ok(board->saves == 0, "nothing is saved then");
 }
 
-// ---- started from outside ----------------------------------------------------------------------------------------------
+// ---- started from outside ---------------------------------------------------------------------------------
 
 static Run start_rank(Plan *p, int rank, const char *options)
 {
@@ -241,8 +281,10 @@ static Run start_rank(Plan *p, int rank, const char *options)
     setenv("WORLD_SIZE", text, 1);
     snprintf(text, sizeof text, "%d", p->port);
     setenv("MASTER_ADDR", "localhost", 1);
-    if (p->local || !secret_supported()) unsetenv("TRAIN_GPT_SECRET");
-    else setenv("TRAIN_GPT_SECRET", "a secret of the test's ranks", 1);
+    if (p->local || !secret_supported())
+        unsetenv("TRAIN_GPT_SECRET");
+    else
+        setenv("TRAIN_GPT_SECRET", "a secret of the test's ranks", 1);
     setenv("MASTER_PORT", text, 1);
     p->tcp = true;
     p->options = options;
@@ -255,10 +297,12 @@ static Result run_ranks(Plan *p, int other, double limit)
     Run run[RANKS];
     Result all = {0};
     clear_board();
-    for (int r = 0; r < p->size; r++) run[r] = start_rank(p, r, r == other ? "two" : "one");
+    for (int r = 0; r < p->size; r++)
+        run[r] = start_rank(p, r, r == other ? "two" : "one");
     for (int r = 0; r < p->size; r++) {
         Result x = finish(&run[r], limit);
-        if (!r) all.status = x.status;
+        if (!r)
+            all.status = x.status;
         all.lines += x.lines;
         all.seconds = fmax(all.seconds, x.seconds);
         strncat(all.text, x.text, sizeof all.text - strlen(all.text) - 1);
@@ -276,8 +320,8 @@ static void expect_each_to_speak(Plan *p)
         snprintf(line, sizeof line, "(rank %d): error: rank 0 is gone", r);
         all = all && strstr(x.text, line);
     }
-    ok(x.status == 128 + SIGKILL && all, "TCP: ranks 0 to %d are killed: status %d, %d lines, %s", p->rank, x.status, x.lines,
-       first_line(&x));
+    ok(x.status == 128 + SIGKILL && all, "TCP: ranks 0 to %d are killed: status %d, %d lines, %s", p->rank,
+       x.status, x.lines, first_line(&x));
     ok(x.seconds < 5 && left_over() == 0, "and no rank is left after %.1f s", x.seconds);
 }
 
@@ -287,18 +331,26 @@ static void test_tcp(int port)
     expect("ranks that meet over TCP", run_ranks(&p, -1, 30), 0, NULL, 10);
     ok(board->saves == 1 && board->steps == STEPS, "all steps are made");
     expect("a rank with other options", run_ranks(&p, 2, 20), 1, "was started with other options", 5);
-    p.fate = FATAL, p.rank = 1;
-    expect("TCP: a rank that finds bad data", run_ranks(&p, -1, 20), 1, "(rank 1): error: shard 3 is truncated (at step 5)", 5);
+    p.fate = FATAL;
+    p.rank = 1;
+    expect("TCP: a rank that finds bad data", run_ranks(&p, -1, 20), 1,
+           "(rank 1): error: shard 3 is truncated (at step 5)", 5);
     p.rank = 0;
-    expect("TCP: rank 0 finds bad data", run_ranks(&p, -1, 20), 1, "(rank 0): error: shard 3 is truncated (at step 5)", 5);
-    p.fate = KILLED, p.rank = 3;
+    expect("TCP: rank 0 finds bad data", run_ranks(&p, -1, 20), 1,
+           "(rank 0): error: shard 3 is truncated (at step 5)", 5);
+    p.fate = KILLED;
+    p.rank = 3;
     expect("TCP: a rank that is killed", run_ranks(&p, -1, 20), 1, "(rank 0): error: rank 3 is gone", 5);
     p.fate = KILLED_TO;
-    for (p.rank = 0; p.rank < 2; p.rank++) expect_each_to_speak(&p);
-    p.fate = HANG, p.rank = 2, p.timeout = 2;
+    for (p.rank = 0; p.rank < 2; p.rank++)
+        expect_each_to_speak(&p);
+    p.fate = HANG;
+    p.rank = 2;
+    p.timeout = 2;
     const char *line = "(rank 0): error: no progress for 2 s (--timeout), waiting for rank 2";
     expect("TCP: a rank that hangs", run_ranks(&p, -1, 20), 1, line, 6);
-    p.fate = SLOW_DISK, p.timeout = 1;
+    p.fate = SLOW_DISK;
+    p.timeout = 1;
     expect("TCP: a save that takes longer than the time-out", run_ranks(&p, -1, 20), 0, NULL, 15);
 }
 
@@ -308,23 +360,31 @@ static void test_local(int port)
     Plan p = {.size = RANKS, .timeout = 20, .port = port, .local = true};
     expect("ranks that meet on one machine", run_ranks(&p, -1, 30), 0, NULL, 10);
     ok(board->saves == 1 && board->steps == STEPS, "all steps are made");
-    expect("one machine: a rank with other options", run_ranks(&p, 2, 20), 1, "was started with other options", 5);
-    p.fate = FATAL, p.rank = 1;
-    expect("one machine: a rank that finds bad data", run_ranks(&p, -1, 20), 1, "(rank 1): error: shard 3 is truncated", 5);
-    p.fate = KILLED, p.rank = 3;
-    expect("one machine: a rank that is killed", run_ranks(&p, -1, 20), 1, "(rank 0): error: rank 3 is gone", 5);
+    expect("one machine: a rank with other options", run_ranks(&p, 2, 20), 1,
+           "was started with other options", 5);
+    p.fate = FATAL;
+    p.rank = 1;
+    expect("one machine: a rank that finds bad data", run_ranks(&p, -1, 20), 1,
+           "(rank 1): error: shard 3 is truncated", 5);
+    p.fate = KILLED;
+    p.rank = 3;
+    expect("one machine: a rank that is killed", run_ranks(&p, -1, 20), 1, "(rank 0): error: rank 3 is gone",
+           5);
 }
 
-// A port whose queue of new connections is full: the system answers no further one, as a machine that is switched off. The
-// connections that fill it stay open.
+// A port whose queue of new connections is full: the system answers no further one, as a machine that is
+// switched off. The connections that fill it stay open.
 static int silent_listener(int port)
 {
-    struct sockaddr_in here = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+    struct sockaddr_in here = {.sin_family = AF_INET,
+                               .sin_port = htons((uint16_t)port),
                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&here, sizeof here) || listen(fd, 0)) return -1;
-    for (int i = 0; i < 4; i++) connect(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), (struct sockaddr *)&here, sizeof here);
+    if (bind(fd, (struct sockaddr *)&here, sizeof here) || listen(fd, 0))
+        return -1;
+    for (int i = 0; i < 4; i++)
+        connect(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), (struct sockaddr *)&here, sizeof here);
     wait_ms(50);
     return fd;
 }
@@ -334,15 +394,20 @@ static void test_two_programs(int port)
     Plan p = {.size = 2, .timeout = 10, .port = port, .step_ms = 50};
     clear_board();
     Run first[2], second[2];
-    for (int r = 0; r < 2; r++) first[r] = start_rank(&p, r, "one");
+    for (int r = 0; r < 2; r++)
+        first[r] = start_rank(&p, r, "one");
     wait_for(&board->steps, 2);
-    for (int r = 0; r < 2; r++) second[r] = start_rank(&p, r, "one");
+    for (int r = 0; r < 2; r++)
+        second[r] = start_rank(&p, r, "one");
     Result x0 = finish(&second[0], 20), x1 = finish(&second[1], 20);
-    ok(x0.status == 1 && x0.lines == 1 && strstr(x0.text, "is taken"), "a second program on the port: %s", first_line(&x0));
-    ok(x1.status == 1 && x1.lines == 1 && strstr(x1.text, "belongs to another run"), "and its rank 1: %s", first_line(&x1));
+    ok(x0.status == 1 && x0.lines == 1 && strstr(x0.text, "is taken"), "a second program on the port: %s",
+       first_line(&x0));
+    ok(x1.status == 1 && x1.lines == 1 && strstr(x1.text, "belongs to another run"), "and its rank 1: %s",
+       first_line(&x1));
     ok(x0.seconds < 5 && x1.seconds < 5, "both at once");
     Result y0 = finish(&first[0], 30), y1 = finish(&first[1], 30);
-    ok(!y0.status && !y1.status && !y0.lines && !y1.lines && !left_over(), "while the first goes on to its end");
+    ok(!y0.status && !y1.status && !y0.lines && !y1.lines && !left_over(),
+       "while the first goes on to its end");
 
     Plan alone = {.size = 2, .timeout = 1, .port = port + 1};
     Run r = start_rank(&alone, 0, "one");
@@ -350,15 +415,17 @@ static void test_two_programs(int port)
     ok(x.status == 1 && strstr(x.text, "rank 1 has not come"), "a rank that never comes: %s", first_line(&x));
     r = start_rank(&alone, 1, "one");
     x = finish(&r, 20);
-    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer"), "a rank 0 that never comes: %s", first_line(&x));
+    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer"), "a rank 0 that never comes: %s",
+       first_line(&x));
 
-    if (!secret_supported()) return skip("built without libsodium: no TCP");
+    if (!secret_supported())
+        return skip("built without libsodium: no TCP");
     int silent = silent_listener(port + 2);
     Plan unheard = {.size = 2, .timeout = 1, .port = port + 2};
     r = start_rank(&unheard, 1, "one");
     x = finish(&r, 20);
-    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3, "a machine that is silent: %.1f s, %s",
-       x.seconds, first_line(&x));
+    ok(x.status == 1 && strstr(x.text, "rank 0 does not answer") && x.seconds < 3,
+       "a machine that is silent: %.1f s, %s", x.seconds, first_line(&x));
     close(silent);
 }
 
@@ -373,36 +440,42 @@ static bool network(bool on)
     return done;
 }
 
-// In a network of the test's own, which it switches off: no process ends and no connection is closed. The last of all tests:
+// In a network of the test's own, which it switches off: no process ends and no connection is closed. The
+// last of all tests:
 // there is no way back.
 static void test_cut_off(int port)
 {
-    if (!secret_supported()) return skip("built without libsodium: no TCP");
-    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return skip("no network of our own: not allowed");
+    if (!secret_supported())
+        return skip("built without libsodium: no TCP");
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET))
+        return skip("no network of our own: not allowed");
     ok(network(true), "a network of our own");
     Plan p = {.size = RANKS, .timeout = 60, .port = port, .step_ms = 50};
     Run run[RANKS];
     clear_board();
-    for (int r = 0; r < RANKS; r++) run[r] = start_rank(&p, r, "one");
+    for (int r = 0; r < RANKS; r++)
+        run[r] = start_rank(&p, r, "one");
     wait_for(&board->steps, 3);
     double cut = seconds_now();
     ok(network(false), "is switched off");
     for (int r = 0; r < RANKS; r++) {
         Result x = finish(&run[r], 30);
-        ok(x.status == 1 && x.lines == 1 && strstr(x.text, "is gone"), "a rank that is cut off: status %d, %s", x.status, first_line(&x));
+        ok(x.status == 1 && x.lines == 1 && strstr(x.text, "is gone"),
+           "a rank that is cut off: status %d, %s", x.status, first_line(&x));
     }
     ok(seconds_now() - cut < 10 && left_over() == 0, "and no rank is left after %.1f s", seconds_now() - cut);
 }
 
-// ---- pure functions ----------------------------------------------------------------------------------------------------
+// ---- pure functions ---------------------------------------------------------------------------------------
 
 static void chooses(const char *gpus, int visible, int micro_batches, int count, int first, const char *why)
 {
     LaunchChoice c;
     Error e = {""};
     bool good = launch_choose(&c, gpus, visible, micro_batches, &e);
-    bool right = count ? good && c.count == count && c.device[0] == first && (why ? c.left_out > 0 : !c.left_out)
-                       : !good && strstr(e.text, why);
+    bool right =
+        count ? good && c.count == count && c.device[0] == first && (why ? c.left_out > 0 : !c.left_out)
+              : !good && strstr(e.text, why);
     ok(right, "--gpus %s of %d, %d micro-batches: %s", gpus, visible, micro_batches, good ? c.why : e.text);
 }
 
@@ -431,26 +504,38 @@ static void test_choice(void)
 static void test_environment(void)
 {
     char host[64];
-    const char *lists[][2] = {{"node7", "node7"}, {"a,b", "a"}, {"n[03-05,9],x", "n03"}, {"gpu[12]", "gpu12"}, {"x,n[3-4]", "x"}};
+    const char *lists[][2] = {{"node7", "node7"},
+                              {"a,b", "a"},
+                              {"n[03-05,9],x", "n03"},
+                              {"gpu[12]", "gpu12"},
+                              {"x,n[3-4]", "x"}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         rendezvous_first_host(lists[i][0], host, sizeof host);
         ok(!strcmp(host, lists[i][1]), "the first host of %s is %s", lists[i][0], host);
     }
     const char *vars[] = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
-    for (int i = 0; i < 4; i++) unsetenv(vars[i]);
+    for (int i = 0; i < 4; i++)
+        unsetenv(vars[i]);
     Rendezvous r;
     Error e;
     ok(!rendezvous_find(&r, &e) && !*e.text, "without variables there is one rank");
-    setenv("SLURM_PROCID", "3", 1), setenv("SLURM_STEP_NUM_TASKS", "4", 1), setenv("SLURM_LOCALID", "1", 1);
+    setenv("SLURM_PROCID", "3", 1);
+    setenv("SLURM_STEP_NUM_TASKS", "4", 1);
+    setenv("SLURM_LOCALID", "1", 1);
     setenv("SLURM_STEP_NODELIST", "gpu[07-08]", 1);
     bool found = rendezvous_find(&r, &e);
-    ok(found && r.rank == 3 && r.size == 4 && r.local_rank == 1 && !strcmp(r.address, "gpu07") && r.port == 29500,
+    ok(found && r.rank == 3 && r.size == 4 && r.local_rank == 1 && !strcmp(r.address, "gpu07") &&
+           r.port == 29500,
        "srun's variables: rank %d of %d at %s", r.rank, r.size, r.address);
-    setenv("OMPI_COMM_WORLD_RANK", "1", 1), setenv("OMPI_COMM_WORLD_SIZE", "2", 1), setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
+    setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+    setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
     ok(!rendezvous_find(&r, &e) && strstr(e.text, "MASTER_ADDR"), "mpirun on machines unknown: %s", e.text);
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
-    ok(rendezvous_find(&r, &e) && r.rank == 1 && r.size == 2 && !strcmp(r.address, "127.0.0.1"), "mpirun on one machine");
-    setenv("RANK", "5", 1), setenv("WORLD_SIZE", "4", 1);
+    ok(rendezvous_find(&r, &e) && r.rank == 1 && r.size == 2 && !strcmp(r.address, "127.0.0.1"),
+       "mpirun on one machine");
+    setenv("RANK", "5", 1);
+    setenv("WORLD_SIZE", "4", 1);
     ok(!rendezvous_find(&r, &e) && strstr(e.text, "RANK is '5'"), "a rank outside: %s", e.text);
 }
 

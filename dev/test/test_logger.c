@@ -1,4 +1,5 @@
-// The log of a run, character by character; the JSON lines beside it; the console; and runs that lose their disk or are killed.
+// The log of a run, character by character; the JSON lines beside it; the console; and runs that lose their
+// disk or are killed.
 #include "dev/test/tap.h"
 #include "llmc/io/logger.h"
 #include <dirent.h>
@@ -20,7 +21,8 @@ static char *in_folder(const char *name) { return format_string("%s/%s", folder,
 static char *read_text(const char *path)
 {
     FILE *f = fopen(path, "rb");
-    if (!f) return NULL;
+    if (!f)
+        return NULL;
     char *text = xcalloc(1, 1);
     size_t bytes = 0, n;
     char block[65536];
@@ -41,14 +43,17 @@ static char *find_log(const char *run, const char *ending)
     DIR *dir = opendir(logs);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
         size_t n = strlen(entry->d_name), m = strlen(ending);
-        if (n < m || strcmp(entry->d_name + n - m, ending) != 0) continue;
+        if (n < m || strcmp(entry->d_name + n - m, ending) != 0)
+            continue;
         free(found);
         found = format_string("%s/%s", logs, entry->d_name);
         count++;
     }
-    if (dir) closedir(dir);
+    if (dir)
+        closedir(dir);
     free(logs);
-    if (count == 1) return found;
+    if (count == 1)
+        return found;
     free(found);
     return NULL;
 }
@@ -56,7 +61,8 @@ static char *find_log(const char *run, const char *ending)
 static void remove_tree(const char *path)
 {
     char *command = format_string("rm -rf '%s'", path);
-    if (system(command) != 0) printf("# could not remove %s\n", path);
+    if (system(command) != 0)
+        printf("# could not remove %s\n", path);
     free(command);
 }
 
@@ -70,7 +76,10 @@ static char *arguments[] = {"./train_gpt", "--preset", "tiny", "--sample", "it's
 
 static const char uuid[] = "01234567-89ab-4def-8123-456789abcdef";
 
-static LogHead log_head(double patience) { return (LogHead){6, arguments, version_line, NULL, false, patience}; }
+static LogHead log_head(double patience)
+{
+    return (LogHead){6, arguments, version_line, NULL, false, patience};
+}
 
 static Logger *open_run(const char *run)
 {
@@ -90,7 +99,8 @@ static char *capture(void (*scenario)(const char *run), const char *run, int *st
     pid_t child = fork();
     if (child == 0) {
         int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-        if (dup2(fd, 1) < 0 || dup2(fd, 2) < 0) _exit(9);
+        if (dup2(fd, 1) < 0 || dup2(fd, 2) < 0)
+            _exit(9);
         scenario(run);
         fflush(stdout);
         _exit(0);
@@ -105,11 +115,12 @@ static char *capture(void (*scenario)(const char *run), const char *run, int *st
 static int count_of(const char *text, const char *part)
 {
     int n = 0;
-    for (; (text = strstr(text, part)); text += strlen(part)) n++;
+    for (; (text = strstr(text, part)); text += strlen(part))
+        n++;
     return n;
 }
 
-// ---- a whole run ---------------------------------------------------------------------------------------------------------
+// ---- a whole run ------------------------------------------------------------------------------------------
 
 static void short_run(const char *run)
 {
@@ -144,10 +155,12 @@ static void check_log(const char *path)
     char *log = read_text(path), separator[102] = "";
     memset(separator, '=', 100);
     separator[100] = '\n';
-    ok(program_source_size == strlen(program_source) && strstr(program_source, "// ---- llmc/io/logger.c ----\n") &&
+    ok(program_source_size == strlen(program_source) &&
+           strstr(program_source, "// ---- llmc/io/logger.c ----\n") &&
            strstr(program_source, "// ---- train_gpt.cu ----\n") == program_source,
        "the program holds its source, %zu bytes", program_source_size);
-    if (!ok(log && strncmp(log, program_source, program_source_size) == 0, "the log begins with it")) return;
+    if (!ok(log && strncmp(log, program_source, program_source_size) == 0, "the log begins with it"))
+        return;
 
     char *p = log + program_source_size;
     ok(strncmp(p, separator, 101) == 0, "100 =");
@@ -173,10 +186,12 @@ static void check_json(const char *path)
         "{\"event\":\"message\",\"text\":\"model: 42 parameters\"}",
         "{\"event\":\"message\",\"text\":\"memory: 7\"}",
         "{\"event\":\"validation\",\"step\":0,\"val_loss\":10.82584,\"train_ms\":0.4}",
-        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":0.01234,\"ms\":1234.1678,\"mfu\":0.4,\"train_ms\":1234.5678}",
+        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":0.01234,\"ms\":1234.1678,\"mfu\":0.4,\"train_"
+        "ms\":1234.5678}",
         "{\"event\":\"step\",\"step\":2,\"loss\":null,\"lr\":0.5,\"ms\":765.4382,\"train_ms\":2000.006}",
         "{\"event\":\"message\",\"text\":\"profile: op         7\"}",
-        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.5939999999998,\"train_ms\":3333.6}",
+        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.5939999999998,\"train_ms\":"
+        "3333.6}",
         "{\"event\":\"validation\",\"step\":3,\"val_loss\":3.27996,\"train_ms\":3333.6}",
         "{\"event\":\"memory\",\"allocated_mib\":39999.7,\"reserved_mib\":51000.2}",
         "{\"event\":\"end\"}",
@@ -212,23 +227,26 @@ static void test_whole_run(void)
     int status;
     char *console = capture(short_run, "whole", &status), *log = find_log("whole", ".txt");
     ok(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a run");
-    if (!ok(log && strstr(log, uuid), "one log named by the uuid: %s", log)) return;
+    if (!ok(log && strstr(log, uuid), "one log named by the uuid: %s", log))
+        return;
     check_log(log);
     char *json = find_log("whole", ".jsonl");
     ok(json && strncmp(json, log, strlen(log) - 3) == 0, "JSON lines of the same name");
-    if (json) check_json(json);
+    if (json)
+        check_json(json);
 
     ok(strstr(console, log) && strstr(console, "step:3/3 val_loss:3.2800 train_time:3334ms"),
        "the console shows log and validation");
-    ok(strstr(console, "step 1/3  loss 10.5000  lr 0.0123  1234 ms  212k tokens/s  MFU 40.0%  eta 0:02\n") != NULL,
+    ok(strstr(console, "step 1/3  loss 10.5000  lr 0.0123  1234 ms  212k tokens/s  MFU 40.0%  eta 0:02\n") !=
+           NULL,
        "and loss, learning rate, ms, tokens/s, MFU, time left");
     ok(strstr(console, "step 3/3 ") && !strstr(console, "step 2/3 ") && !strchr(console, '\r'),
        "without a terminal only some lines");
 
-    char *command =
-        format_string("perl -Iscripts -MRunLog -e 'my $l = RunLog::parse($ARGV[0]); print STDERR RunLog::unfinished($l);"
-                      " exit 1 if RunLog::unfinished($l) || $l->{command} !~ /--preset tiny/' '%s'",
-                      log);
+    char *command = format_string(
+        "perl -Iscripts -MRunLog -e 'my $l = RunLog::parse($ARGV[0]); print STDERR RunLog::unfinished($l);"
+        " exit 1 if RunLog::unfinished($l) || $l->{command} !~ /--preset tiny/' '%s'",
+        log);
     if (system("perl -e 1 2>/dev/null") != 0)
         skip("no perl");
     else
@@ -239,10 +257,12 @@ static void test_whole_run(void)
     free(json);
 }
 
-// A program of that name before all others in PATH. Returns the log of a run that asks it, without the source; owned by the caller.
+// A program of that name before all others in PATH. Returns the log of a run that asks it, without the
+// source; owned by the caller.
 static char *log_with_smi(const char *script, double patience, double *seconds)
 {
-    char *bin = in_folder("bin"), *path = in_folder("bin/nvidia-smi"), *old = xstrdup(getenv("PATH")), *out = in_folder("smi");
+    char *bin = in_folder("bin"), *path = in_folder("bin/nvidia-smi"), *old = xstrdup(getenv("PATH")),
+         *out = in_folder("smi");
     char *new_path = format_string("%s:%s", bin, old);
     remove_tree(out);
     mkdir(bin, 0700);
@@ -260,7 +280,13 @@ static char *log_with_smi(const char *script, double patience, double *seconds)
     setenv("PATH", old, 1);
     char *name = find_log("smi", ".txt"), *log = name ? read_text(name) : NULL;
     char *text = xstrdup(log ? log + program_source_size : "");
-    free(bin), free(path), free(old), free(out), free(new_path), free(name), free(log);
+    free(bin);
+    free(path);
+    free(old);
+    free(out);
+    free(new_path);
+    free(name);
+    free(log);
     return text;
 }
 
@@ -275,10 +301,12 @@ static void test_nvidia_smi(void)
        "one that hangs is left out after %.1f s", seconds);
     free(log);
     log = log_with_smi("exec >&- 2>&-; exec sleep 60", 0.5, &seconds);
-    ok(strstr(log, "\nnvidia-smi: no answer within") && seconds < 5, "also when it has closed its output: %.1f s", seconds);
+    ok(strstr(log, "\nnvidia-smi: no answer within") && seconds < 5,
+       "also when it has closed its output: %.1f s", seconds);
     free(log);
     log = log_with_smi("echo failed; exit 9", 30, &seconds);
-    ok(strstr(log, "\nnvidia-smi: no NVIDIA GPU or driver") && !strstr(log, "failed"), "one that fails is no answer");
+    ok(strstr(log, "\nnvidia-smi: no NVIDIA GPU or driver") && !strstr(log, "failed"),
+       "one that fails is no answer");
     free(log);
 }
 
@@ -294,11 +322,17 @@ static void test_resumed(void)
     logger_close(l);
     char *name = find_log("resumed", ".txt"), *log = read_text(name);
     char *json_name = find_log("resumed", ".jsonl"), *json = read_text(json_name);
-    ok(strstr(log + program_source_size, "\nresumed: from step 13, runs/x/step_000013.safetensors\nnvidia-smi") != NULL,
+    ok(strstr(log + program_source_size,
+              "\nresumed: from step 13, runs/x/step_000013.safetensors\nnvidia-smi") != NULL,
        "the head of a resumed run's log says where it begins");
-    ok(strstr(json, "\"resumed\":\"from step 13, runs/x/step_000013.safetensors\"") != NULL, "and so do its JSON lines");
+    ok(strstr(json, "\"resumed\":\"from step 13, runs/x/step_000013.safetensors\"") != NULL,
+       "and so do its JSON lines");
     ok(strstr(json, "{\"event\":\"failure\",\"text\":\"diverged\"}\n") != NULL, "which hold how it ended");
-    free(out), free(name), free(log), free(json_name), free(json);
+    free(out);
+    free(name);
+    free(log);
+    free(json_name);
+    free(json);
 }
 
 static void test_other_ranks(void)
@@ -322,7 +356,7 @@ static void test_other_ranks(void)
     free(out);
 }
 
-// ---- losing the disk -----------------------------------------------------------------------------------------------------
+// ---- losing the disk --------------------------------------------------------------------------------------
 
 static void limited_run(const char *run)
 {
@@ -330,11 +364,13 @@ static void limited_run(const char *run)
     logger_speed(l, 262144, 0);
     logger_validation(l, 0, 1000, 10, 0);
     struct stat info;
-    if (stat(logger_path(l), &info) != 0) _exit(8);
+    if (stat(logger_path(l), &info) != 0)
+        _exit(8);
     struct rlimit limit = {(rlim_t)info.st_size + 1000, RLIM_INFINITY};
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
-    for (int i = 1; i <= 1000; i++) logger_step(l, i, 1000, 10 * i, 5, 1, 0);
+    for (int i = 1; i <= 1000; i++)
+        logger_step(l, i, 1000, 10 * i, 5, 1, 0);
     logger_validation(l, 1000, 1000, 4, 10000);
     logger_close(l);
     printf("went on to the end\n");
@@ -344,7 +380,8 @@ static void test_full_disk(void)
 {
     int status;
     char *console = capture(limited_run, "limited", &status);
-    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0 && strstr(console, "went on to the end\n"), "a run outlives its full disk");
+    ok(WIFEXITED(status) && WEXITSTATUS(status) == 0 && strstr(console, "went on to the end\n"),
+       "a run outlives its full disk");
     ok(count_of(console, "note: ") == 1 && strstr(console, "File too large; the run goes on without it"),
        "with one note for the log");
     ok(strstr(console, "step:1000/1000 val_loss:4.0000") != NULL, "and the losses still on the console");
@@ -371,17 +408,19 @@ static void test_no_folder(void)
     char *console = capture(no_folder_run, "blocked", &status);
     ok(WIFEXITED(status) && WEXITSTATUS(status) == 0 && strstr(console, "went on to the end\n"),
        "a run without a folder for its logs");
-    ok(count_of(console, "note: ") == 2 && count_of(console, "Not a directory") == 2, "says so once for each of the two files");
+    ok(count_of(console, "note: ") == 2 && count_of(console, "Not a directory") == 2,
+       "says so once for each of the two files");
     ok(strstr(console, "val_loss:3.2800") != NULL, "and shows its losses");
     free(console);
 }
 
-// ---- being killed --------------------------------------------------------------------------------------------------------
+// ---- being killed -----------------------------------------------------------------------------------------
 
 static void test_kill(void)
 {
     int channel[2], status, step = 0;
-    if (pipe(channel) != 0) fatal(1, "no pipe");
+    if (pipe(channel) != 0)
+        fatal(1, "no pipe");
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -390,7 +429,8 @@ static void test_kill(void)
         Logger *l = open_run("killed");
         for (int i = 1;; i++) {
             logger_step(l, i, 100000000, i, 5, 1, 0);
-            if (write(channel[1], &i, sizeof i) != sizeof i) _exit(1);
+            if (write(channel[1], &i, sizeof i) != sizeof i)
+                _exit(1);
         }
     }
     close(channel[1]);
@@ -405,7 +445,8 @@ static void test_kill(void)
     char *json_path = find_log("killed", ".jsonl"), *json = json_path ? read_text(json_path) : NULL;
     char *line = format_string("step:%d/100000000 train_time:%dms step_avg:1.00ms\n", step, step);
     char *record = format_string("{\"event\":\"step\",\"step\":%d,", step);
-    ok(step >= 2000 && log && strstr(log, line), "SIGKILL after %d steps: the log has the last of them", step);
+    ok(step >= 2000 && log && strstr(log, line), "SIGKILL after %d steps: the log has the last of them",
+       step);
     ok(json && strstr(json, record), "and so have the JSON lines");
     free(line);
     free(record);
@@ -415,7 +456,7 @@ static void test_kill(void)
     free(json_path);
 }
 
-// ---- a terminal ----------------------------------------------------------------------------------------------------------
+// ---- a terminal -------------------------------------------------------------------------------------------
 
 static void test_terminal(void)
 {
@@ -444,12 +485,14 @@ static void test_terminal(void)
     char text[65536];
     size_t bytes = 0;
     ssize_t n;
-    while (bytes < sizeof text - 1 && (n = read(master, text + bytes, sizeof text - 1 - bytes)) > 0) bytes += (size_t)n;
+    while (bytes < sizeof text - 1 && (n = read(master, text + bytes, sizeof text - 1 - bytes)) > 0)
+        bytes += (size_t)n;
     text[bytes] = 0;
     waitpid(child, &status, 0);
     close(master);
     int rewritten = count_of(text, "\r\033[Kstep ");
-    ok(rewritten >= 3 && rewritten < 200, "on a terminal one line is rewritten, %d times in 400 steps", rewritten);
+    ok(rewritten >= 3 && rewritten < 200, "on a terminal one line is rewritten, %d times in 400 steps",
+       rewritten);
     ok(strstr(text, "step 400/400  loss 5.0000  lr 1  10.0 ms  eta 0:00\r\ndone\r\n") != NULL,
        "up to the last step, and what follows begins a new line");
 }
@@ -458,7 +501,8 @@ int main(void)
 {
     const char *base = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/logger-XXXXXX", base ? base : P_tmpdir);
-    if (!mkdtemp(folder)) fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
+    if (!mkdtemp(folder))
+        fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
     test_whole_run();
     test_nvidia_smi();
     test_resumed();

@@ -59,8 +59,9 @@ static Run start_rank(int rank, int port, const char *secret)
 
 static struct sockaddr_in loopback(int port)
 {
-    return (struct sockaddr_in){
-        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    return (struct sockaddr_in){.sin_family = AF_INET,
+                                .sin_port = htons((uint16_t)port),
+                                .sin_addr = {htonl(INADDR_LOOPBACK)}};
 }
 
 static int try_call(int port)
@@ -102,10 +103,10 @@ static void say_hello(int fd)
 }
 
 typedef enum { SILENT, GARBAGE, OLD_HELLO, HALF_A_HELLO, GONE_AT_ONCE, GUESSES, REFLECTS, FLOOD, MUCH } Kind;
-static const char *const kind_name[] = {
-    "silent",       "talks HTTP",        "32 bytes of a hello of old",    "half a hello, then silent",
-    "gone at once", "guesses the proof", "gives back rank 0's own proof", "200 at once",
-    "a megabyte"};
+static const char *const kind_name[] =
+    {"silent",       "talks HTTP",        "32 bytes of a hello of old",    "half a hello, then silent",
+     "gone at once", "guesses the proof", "gives back rank 0's own proof", "200 at once",
+     "a megabyte"};
 
 // An identity whose fields are right but for the rank, so that only the proof can be wrong. proof: NULL: a
 // random one.
@@ -336,8 +337,10 @@ static void test_interfaces(int port)
     close(fd);
 
     const char *cure = "ranks on several machines need a secret; set TRAIN_GPT_SECRET";
-    Rank far = {
-        .rank = 1, .port = port, .address = "192.0.2.1", .timeout = TIMEOUT}; // an address of no machine
+    Rank far = {.rank = 1,
+                .port = port,
+                .address = "192.0.2.1",
+                .timeout = TIMEOUT}; // an address of no machine
     refused("a rank 0 on another machine", far, 2, cure);
     far.rank = 0;
     refused("the same on rank 0", far, 2, cure);

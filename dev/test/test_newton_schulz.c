@@ -1,8 +1,9 @@
-// Newton-Schulz in half precision: rounding and primitives of the CPU backend against double, every variant against the same
-// algorithm in double on easy and on hard spectra, determinism, shapes, padding.
+// Newton-Schulz in half precision: rounding and primitives of the CPU backend against double, every variant
+// against the same algorithm in double on easy and on hard spectra, determinism, shapes, padding.
 //
-// Limits on errors are about twice the figures of independent emulations of the same formats (fp32 sums, one rounding to nearest
-// even per stored tensor); limits on singular values are the ranges of the polynomials plus what rounding may add.
+// Limits on errors are about twice the figures of independent emulations of the same formats (fp32 sums, one
+// rounding to nearest even per stored tensor); limits on singular values are the ranges of the polynomials
+// plus what rounding may add.
 #include "dev/test/ns_reference.h"
 #include "dev/test/tap.h"
 #include "llmc/base/floatx.h"
@@ -10,14 +11,15 @@
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// ---- rounding ----------------------------------------------------------------------------------------------------------
+// ---- rounding ---------------------------------------------------------------------------------------------
 
 // Value of a code with the given widths of exponent and mantissa, sign left out.
 static double decode(uint32_t code, int exponent_bits, int mantissa_bits)
 {
     int exponent = (int)(code >> mantissa_bits), bias = (1 << (exponent_bits - 1)) - 1;
     double mantissa = code & ((1u << mantissa_bits) - 1);
-    if (exponent == 0) return ldexp(mantissa, 1 - bias - mantissa_bits);
+    if (exponent == 0)
+        return ldexp(mantissa, 1 - bias - mantissa_bits);
     return ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
 }
 
@@ -28,8 +30,8 @@ static void round_all(NsDtype dtype, float *out, const float *in, int count)
     ns_apply(NULL, dtype, out, true, 1, &one, in, 0, 1, count, 1);
 }
 
-// Every positive code, the midpoint to the next one (a tie: the even code wins), and its fp32 neighbours, with both signs, go
-// through a primitive.
+// Every positive code, the midpoint to the next one (a tie: the even code wins), and its fp32 neighbours,
+// with both signs, go through a primitive.
 static void test_rounding(NsDtype dtype, int exponent_bits, int mantissa_bits)
 {
     uint32_t codes = ((1u << exponent_bits) - 1) << mantissa_bits; // infinity
@@ -37,43 +39,53 @@ static void test_rounding(NsDtype dtype, int exponent_bits, int mantissa_bits)
     float *in = xcalloc((size_t)count, sizeof *in), *expected = xcalloc((size_t)count, sizeof *expected);
     for (uint32_t code = 0; code < codes; code++)
         for (int sign = -1; sign <= 1; sign += 2) {
-            double low = decode(code, exponent_bits, mantissa_bits), high = decode(code + 1, exponent_bits, mantissa_bits);
-            if (dtype == NS_BF16 && code + 1 == codes) high = low + (low - decode(code - 1, exponent_bits, mantissa_bits));
+            double low = decode(code, exponent_bits, mantissa_bits),
+                   high = decode(code + 1, exponent_bits, mantissa_bits);
+            if (dtype == NS_BF16 && code + 1 == codes)
+                high = low + (low - decode(code - 1, exponent_bits, mantissa_bits));
             float middle = (float)((low + high) / 2), up = code + 1 == codes ? INFINITY : (float)high;
             const float points[4] = {(float)low, nextafterf(middle, 0), middle, nextafterf(middle, INFINITY)};
             const float results[4] = {(float)low, (float)low, code % 2 ? up : (float)low, up};
-            // Halfway between 0 and the smallest bf16 fp32 itself has the value; below its own smallest there is none.
-            for (int i = 0; i < 4; i++) in[k] = (float)sign * points[i], expected[k++] = (float)sign * results[i];
+            // Halfway between 0 and the smallest bf16 fp32 itself has the value; below its own smallest there
+            // is none.
+            for (int i = 0; i < 4; i++)
+                in[k] = (float)sign * points[i], expected[k++] = (float)sign * results[i];
         }
     float *out = xcalloc((size_t)count, sizeof *out);
     round_all(dtype, out, in, (int)count);
     int64_t wrong = 0;
-    for (int64_t i = 0; i < count; i++) wrong += out[i] != expected[i];
-    ok(wrong == 0, "%s: %lld codes, ties and neighbours, %lld wrong", ns_dtype_name(dtype), (long long)count, (long long)wrong);
+    for (int64_t i = 0; i < count; i++)
+        wrong += out[i] != expected[i];
+    ok(wrong == 0, "%s: %lld codes, ties and neighbours, %lld wrong", ns_dtype_name(dtype), (long long)count,
+       (long long)wrong);
     float nan = NAN, result;
     round_all(dtype, &result, &nan, 1);
     ok(isnan(result), "%s: NaN stays", ns_dtype_name(dtype));
-    free(in), free(expected), free(out);
+    free(in);
+    free(expected);
+    free(out);
 }
 
-// ---- primitives --------------------------------------------------------------------------------------------------------
+// ---- primitives -------------------------------------------------------------------------------------------
 
 static const double unit_roundoff[] = {[NS_BF16] = 0x1p-8, [NS_FP16] = 0x1p-11, [NS_FP32] = 0};
 static const double half_subnormal[] = {[NS_BF16] = 0, [NS_FP16] = 0x1p-25, [NS_FP32] = 0};
 
-// Largest |value - exact| as a share of what is allowed: one rounding of the result, and `terms` fp32 sums of terms whose
-// absolute values add up to `magnitude`.
+// Largest |value - exact| as a share of what is allowed: one rounding of the result, and `terms` fp32 sums of
+// terms whose absolute values add up to `magnitude`.
 static double share(NsDtype dtype, double value, double exact, double magnitude, int terms)
 {
     double sums = (terms + 2) * 0x1p-24 * magnitude;
-    double difference = fabs(value - exact), limit = unit_roundoff[dtype] * (fabs(exact) + sums) + half_subnormal[dtype] + sums;
+    double difference = fabs(value - exact),
+           limit = unit_roundoff[dtype] * (fabs(exact) + sums) + half_subnormal[dtype] + sums;
     return difference <= limit ? difference / (limit + 1e-300) : INFINITY;
 }
 
 static void fill(float *x, int64_t count, Random *r, NsDtype dtype)
 {
     float *exact = xcalloc((size_t)count, sizeof *exact);
-    for (int64_t i = 0; i < count; i++) exact[i] = (float)random_normal(r) / 8;
+    for (int64_t i = 0; i < count; i++)
+        exact[i] = (float)random_normal(r) / 8;
     round_all(dtype, x, exact, (int)count);
     free(exact);
 }
@@ -84,7 +96,8 @@ static int asymmetric(const float *a, int n, int batch)
     for (int i = 0; i < batch; i++)
         for (int r = 0; r < n; r++)
             for (int c = 0; c < r; c++)
-                count += memcmp(&a[((int64_t)i * n + r) * n + c], &a[((int64_t)i * n + c) * n + r], sizeof *a) != 0;
+                count += memcmp(&a[((int64_t)i * n + r) * n + c], &a[((int64_t)i * n + c) * n + r],
+                                sizeof *a) != 0;
     return count;
 }
 
@@ -97,29 +110,37 @@ static void test_products(NsDtype dtype, int n, int m)
           *b = xcalloc((size_t)(BATCH * square), 4);
     float *d = xcalloc((size_t)(BATCH * square), 4), *c = xcalloc((size_t)(BATCH * square), 4),
           *y = xcalloc((size_t)(BATCH * size), 4);
-    fill(x, BATCH * size, &r, dtype), fill(b, BATCH * square, &r, dtype), fill(d, BATCH * square, &r, dtype);
+    fill(x, BATCH * size, &r, dtype);
+    fill(b, BATCH * square, &r, dtype);
+    fill(d, BATCH * square, &r, dtype);
     ns_gram(NULL, dtype, a, x, n, m, BATCH);
     ns_symmetric(NULL, dtype, c, NULL, 0, 0.75f, a, a, -1.5f, a, n, BATCH);
     double gram = 0, symmetric = 0, general = 0, applied = 0;
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j < n; j++) {
-            const float *xi = x + i * m, *xj = x + (i / n * n + j) * m, *ai = a + i * n, *aj = a + (i / n * n + j) * n;
+            const float *xi = x + i * m, *xj = x + (i / n * n + j) * m, *ai = a + i * n,
+                        *aj = a + (i / n * n + j) * n;
             double exact = 0, magnitude = 0;
-            for (int k = 0; k < m; k++) exact += (double)xi[k] * xj[k], magnitude += fabs((double)xi[k] * xj[k]);
+            for (int k = 0; k < m; k++)
+                exact += (double)xi[k] * xj[k], magnitude += fabs((double)xi[k] * xj[k]);
             gram = fmax(gram, share(dtype, ai[j], exact, magnitude, m));
-            exact = -1.5 * ai[j], magnitude = fabs(exact);
-            for (int k = 0; k < n; k++) exact += 0.75 * ai[k] * aj[k], magnitude += fabs(0.75 * ai[k] * aj[k]);
+            exact = -1.5 * ai[j];
+            magnitude = fabs(exact);
+            for (int k = 0; k < n; k++)
+                exact += 0.75 * ai[k] * aj[k], magnitude += fabs(0.75 * ai[k] * aj[k]);
             symmetric = fmax(symmetric, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     int broken = asymmetric(a, n, BATCH) + asymmetric(c, n, BATCH);
-    ns_symmetric(NULL, dtype, c, NULL, 0, 1, a, b, 0.5f, d, n, BATCH); // not symmetric by itself: the lower triangle decides
+    ns_symmetric(NULL, dtype, c, NULL, 0, 1, a, b, 0.5f, d, n,
+                 BATCH); // not symmetric by itself: the lower triangle decides
     broken += asymmetric(c, n, BATCH);
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j <= i % n; j++) {
             double exact = 0.5 * d[i * n + j], magnitude = fabs(exact);
             for (int k = 0; k < n; k++) {
                 double term = (double)a[i * n + k] * b[(i / n * n + k) * n + j];
-                exact += term, magnitude += fabs(term);
+                exact += term;
+                magnitude += fabs(term);
             }
             general = fmax(general, share(dtype, c[i * n + j], exact, magnitude, n));
         }
@@ -130,15 +151,22 @@ static void test_products(NsDtype dtype, int n, int m)
                 double exact = pass ? 1.25 * x[i * m + j] : 0, magnitude = fabs(exact);
                 for (int k = 0; k < n; k++) {
                     double term = 2.5 * b[i * n + k] * x[(i / n * n + k) * m + j];
-                    exact += term, magnitude += fabs(term);
+                    exact += term;
+                    magnitude += fabs(term);
                 }
                 applied = fmax(applied, share(dtype, y[i * m + j], exact, magnitude, n));
             }
     }
     ok(gram <= 1 && symmetric <= 1 && general <= 1 && applied <= 1 && broken == 0,
-       "products %dx%d %s: largest error %.2f, %.2f, %.2f, %.2f of one rounding and its sums; symmetric outputs exactly so", n, m,
-       ns_dtype_name(dtype), gram, symmetric, general, applied);
-    free(x), free(a), free(b), free(c), free(d), free(y);
+       "products %dx%d %s: largest error %.2f, %.2f, %.2f, %.2f of one rounding and its sums; symmetric "
+       "outputs exactly so",
+       n, m, ns_dtype_name(dtype), gram, symmetric, general, applied);
+    free(x);
+    free(a);
+    free(b);
+    free(c);
+    free(d);
+    free(y);
 }
 
 static void test_elementwise(void)
@@ -146,7 +174,8 @@ static void test_elementwise(void)
     enum { R = 37, C = 70, BATCH = 2, COUNT = R * C };
     Random r = {12};
     static float u[BATCH * (COUNT + 3)], x[BATCH * COUNT], y[BATCH * COUNT], sumsq[BATCH];
-    for (int i = 0; i < BATCH * (COUNT + 3); i++) u[i] = (float)random_normal(&r);
+    for (int i = 0; i < BATCH * (COUNT + 3); i++)
+        u[i] = (float)random_normal(&r);
     ns_load(NULL, NS_FP32, x, sumsq, u, COUNT + 3, 1.02f, 1e-6f, 3, R, C, BATCH, true);
     double worst = 0, exact;
     for (int b = 0; b < BATCH; b++) {
@@ -170,15 +199,19 @@ static void test_elementwise(void)
 
     static float a[R * R], raw[R * R], scale[R];
     ns_gram_raw(NULL, NS_FP16, raw, x, NULL, R, C, 1); // on the CPU an ordinary matrix
-    for (int j = 0; j < R; j++) raw[5 * R + j] = raw[j * R + 5] = 0; // a zero row
+    for (int j = 0; j < R; j++)
+        raw[5 * R + j] = raw[j * R + 5] = 0; // a zero row
     ns_aol(NULL, NS_FP16, scale, a, raw, NULL, 1.5f, R, C, 1);
     wrong = asymmetric(a, R, 1) + (scale[5] != 0);
     for (int i = 0; i < R; i++) {
         double sum = 0;
-        for (int j = 0; j < R; j++) sum += fabs(raw[i * R + j]);
-        if (i != 5) wrong += !(fabs(scale[i] * sqrt(1.02 * sum) / 1.5 - 1) < 1e-6);
         for (int j = 0; j < R; j++)
-            wrong += !(share(NS_FP16, a[i * R + j], (double)scale[i] * scale[j] * raw[i * R + j], fabs(a[i * R + j]), 2) <= 1);
+            sum += fabs(raw[i * R + j]);
+        if (i != 5)
+            wrong += !(fabs(scale[i] * sqrt(1.02 * sum) / 1.5 - 1) < 1e-6);
+        for (int j = 0; j < R; j++)
+            wrong += !(share(NS_FP16, a[i * R + j], (double)scale[i] * scale[j] * raw[i * R + j],
+                             fabs(a[i * R + j]), 2) <= 1);
     }
     ok(wrong == 0, "AOL scales rows by their sums, a zero row by zero, and stays symmetric");
 }
@@ -188,8 +221,10 @@ static void test_second_results(void)
     enum { N = 35, BATCH = 2, COUNT = N * N * BATCH };
     Random r = {13};
     static float a[COUNT], b[COUNT], c[COUNT], q[COUNT], only[COUNT], scaled[COUNT], scale[N * BATCH];
-    fill(a, COUNT, &r, NS_FP16), fill(b, COUNT, &r, NS_FP16);
-    for (int i = 0; i < N * BATCH; i++) scale[i] = (float)random_normal(&r);
+    fill(a, COUNT, &r, NS_FP16);
+    fill(b, COUNT, &r, NS_FP16);
+    for (int i = 0; i < N * BATCH; i++)
+        scale[i] = (float)random_normal(&r);
     ns_symmetric(NULL, NS_FP16, c, q, 3.25f, 1, a, b, 0.5f, a, N, BATCH);
     ns_symmetric(NULL, NS_FP16, NULL, only, 3.25f, 1, a, b, 0.5f, a, N, BATCH);
     int wrong = memcmp(q, only, sizeof q) != 0;
@@ -210,12 +245,12 @@ static void test_second_results(void)
     ok(wrong == 0, "columns are scaled, to the largest fp16 at most; NaN stays");
 }
 
-// ---- against double ----------------------------------------------------------------------------------------------------
+// ---- against double ---------------------------------------------------------------------------------------
 
 typedef struct {
     const char *variant, *dtype, *restarts;
     double wide, square, ill; // limits of the error: Gaussian 768 x 3072 and 768 x 768, log-uniform spectrum
-    double element;           // largest error of an element over the RMS, Gaussian wide: 7.5 times `wide`, 5 in fp16
+    double element; // largest error of an element over the RMS, Gaussian wide: 7.5 times `wide`, 5 in fp16
     double sigma_min, sigma_max, sigma_ill;
 } Method;
 static const Method methods[] = {
@@ -234,11 +269,13 @@ typedef enum { GAUSSIAN_WIDE, GAUSSIAN_SQUARE, ILL } Input;
 static double largest_difference(const double *a, const double *b, int64_t n)
 {
     double worst = 0;
-    for (int64_t i = 0; i < n; i++) worst = fabs(a[i] - b[i]) <= worst ? worst : fabs(a[i] - b[i]);
+    for (int64_t i = 0; i < n; i++)
+        worst = fabs(a[i] - b[i]) <= worst ? worst : fabs(a[i] - b[i]);
     return worst;
 }
 
-static void check_method(const Method *k, Input input, const float *u, int n, int m, const double *polar, const double *reference)
+static void check_method(const Method *k, Input input, const float *u, int n, int m, const double *polar,
+                         const double *reference)
 {
     NsOptions o = options(k->variant, NULL, 0, k->restarts, k->dtype);
     o.fallback = false;
@@ -246,14 +283,18 @@ static void check_method(const Method *k, Input input, const float *u, int n, in
     double *q = run_one(&o, u, n, m), error = relative_error(q, reference, count);
     double limit = input == GAUSSIAN_WIDE ? k->wide : input == GAUSSIAN_SQUARE ? k->square : k->ill;
     double element = largest_difference(q, reference, count) / (norm(reference, count) / sqrt((double)count));
-    double from_polar = relative_error(q, polar, count), exact_from_polar = relative_error(reference, polar, count);
-    bool hard = input == ILL || (input == GAUSSIAN_SQUARE && o.gram); // for the Gram form a square matrix is ill-conditioned
+    double from_polar = relative_error(q, polar, count),
+           exact_from_polar = relative_error(reference, polar, count);
+    bool hard = input == ILL ||
+                (input == GAUSSIAN_SQUARE && o.gram); // for the Gram form a square matrix is ill-conditioned
     double margin = o.dtype == NS_BF16 ? (hard ? .01 : .005) : (hard ? .005 : .002);
     Spectrum s = spectrum(q, n, m);
     static const char *const names[] = {"Gaussian 768x3072", "Gaussian 768x768", "log-uniform 768x1536"};
-    ok(error <= limit && from_polar <= exact_from_polar + margin, "%s %s %s: error %.2g <= %.2g, polar error %.4f <= %.4f + %g",
-       names[input], k->variant, k->dtype, error, limit, from_polar, exact_from_polar, margin);
-    ok(s.largest <= (input == ILL ? k->sigma_ill : k->sigma_max) && (input != GAUSSIAN_WIDE || s.smallest >= k->sigma_min) &&
+    ok(error <= limit && from_polar <= exact_from_polar + margin,
+       "%s %s %s: error %.2g <= %.2g, polar error %.4f <= %.4f + %g", names[input], k->variant, k->dtype,
+       error, limit, from_polar, exact_from_polar, margin);
+    ok(s.largest <= (input == ILL ? k->sigma_ill : k->sigma_max) &&
+           (input != GAUSSIAN_WIDE || s.smallest >= k->sigma_min) &&
            (input != GAUSSIAN_WIDE || element <= k->element),
        "singular values %.3f to %.3f, largest error of an element %.3f RMS", s.smallest, s.largest, element);
     free(q);
@@ -271,7 +312,8 @@ static void test_against_double(Input input)
         Frames f = make_frames(&r, n, m);
         u = with_spectrum(&f, LOG_UNIFORM, &r);
         polar = f.polar;
-        free(f.u), free(f.v);
+        free(f.u);
+        free(f.v);
     } else {
         double *g = random_gaussian(&r, n, m);
         u = to_float(g, (int64_t)n * m);
@@ -282,14 +324,17 @@ static void test_against_double(Input input)
     NsOptions last = {0};
     for (int k = 0; polar && k < METHODS; k++) {
         NsOptions o = options(methods[k].variant, NULL, 0, NULL, NULL);
-        if (o.aol != last.aol || o.tuples[0].a != last.tuples[0].a) { // variants that follow each other share the function
+        if (o.aol != last.aol ||
+            o.tuples[0].a != last.tuples[0].a) { // variants that follow each other share the function
             free(reference);
             reference = reference_newton_schulz(&o, u, n, m);
             last = o;
         }
         check_method(&methods[k], input, u, n, m, polar, reference);
     }
-    free(u), free(polar), free(reference);
+    free(u);
+    free(polar);
+    free(reference);
 }
 
 // fp32 in Gram form needs no restart even on hard spectra.
@@ -304,16 +349,19 @@ static void test_fp32_gram(void)
         double *q = run_one(&o, u, 128, 512), *reference = reference_newton_schulz(&o, u, 128, 512);
         double error = relative_error(q, reference, 128 * 512);
         worst = error <= worst ? worst : error;
-        free(u), free(q), free(reference);
+        free(u);
+        free(q);
+        free(reference);
     }
     ok_at_most(worst, 2e-3, "gram fp32, restart 2, worst spectrum against double");
     free_frames(&f);
 }
 
-// ---- stress ------------------------------------------------------------------------------------------------------------
+// ---- stress -----------------------------------------------------------------------------------------------
 
-// Errors on low-rank input are measured against the few directions that are there, hence the second limit. Singular values: 1.3
-// means that the Gram form has become unstable; ga reaches 1.05, and four roundings of 2^-8 are allowed on top.
+// Errors on low-rank input are measured against the few directions that are there, hence the second limit.
+// Singular values: 1.3 means that the Gram form has become unstable; ga reaches 1.05, and four roundings of
+// 2^-8 are allowed on top.
 typedef struct {
     const char *variant, *coefficients, *dtype, *restarts;
     double error, error_low_rank, sigma_max;
@@ -334,11 +382,14 @@ static const Stress stress[] = {
 };
 enum { STRESSES = sizeof stress / sizeof *stress };
 
-static bool low_rank(SpectrumKind kind) { return kind == RANK_10 || kind == RANK_2 || kind == TWO_LARGE || kind == TWO_TAILS; }
+static bool low_rank(SpectrumKind kind)
+{
+    return kind == RANK_10 || kind == RANK_2 || kind == TWO_LARGE || kind == TWO_TAILS;
+}
 
-// A flat spectrum over a null space of half the size: rounding of R turns into negative eigenvalues that the early restart and
-// the missing one let grow. The variants named here are known to leave the limits there; restart 3, or 2 for turbo-gram, does
-// not.
+// A flat spectrum over a null space of half the size: rounding of R turns into negative eigenvalues that the
+// early restart and the missing one let grow. The variants named here are known to leave the limits there;
+// restart 3, or 2 for turbo-gram, does not.
 static bool known_weak(const Stress *k, SpectrumKind kind)
 {
     bool early = !strcmp(k->variant, "gram") && !strcmp(k->restarts, "2");
@@ -347,13 +398,15 @@ static bool known_weak(const Stress *k, SpectrumKind kind)
 }
 
 // The suite's verdict on a result: finite, bounded, and near the same algorithm in double.
-static bool passes(const Stress *k, SpectrumKind kind, const float *u, int n, int m, double *error, Spectrum *s)
+static bool passes(const Stress *k, SpectrumKind kind, const float *u, int n, int m, double *error,
+                   Spectrum *s)
 {
     NsOptions o = options(k->variant, k->coefficients, 0, k->restarts, k->dtype);
     double *q = run_one(&o, u, n, m), *reference = reference_newton_schulz(&o, u, n, m);
     *error = relative_error(q, reference, (int64_t)n * m);
     *s = spectrum(q, n, m);
-    free(q), free(reference);
+    free(q);
+    free(reference);
     return *error <= (low_rank(kind) ? k->error_low_rank : k->error) && s->largest <= k->sigma_max;
 }
 
@@ -377,25 +430,30 @@ static void test_stress(void)
             }
             failed += !passed;
             if (!passed)
-                printf("# %s: %s %s %s: error %.3g, largest singular value %.4f\n", spectrum_names[kind], stress[k].variant,
-                       stress[k].coefficients ? stress[k].coefficients : "", stress[k].dtype, error, s.largest);
-            worst_share = fmax(worst_share, error / (low_rank((SpectrumKind)kind) ? stress[k].error_low_rank : stress[k].error));
+                printf("# %s: %s %s %s: error %.3g, largest singular value %.4f\n", spectrum_names[kind],
+                       stress[k].variant, stress[k].coefficients ? stress[k].coefficients : "",
+                       stress[k].dtype, error, s.largest);
+            worst_share = fmax(worst_share, error / (low_rank((SpectrumKind)kind) ? stress[k].error_low_rank
+                                                                                  : stress[k].error));
             worst_sigma = fmax(worst_sigma, s.largest);
         }
-        ok(failed == 0, "%s: all variants, error at most %.2f of its limit, singular values up to %.3f", spectrum_names[kind],
-           worst_share, worst_sigma);
-        if (kind == HALF_ZERO) ok(weak == 3, "%d of 3 variants without a late enough restart are seen to fail there", weak);
+        ok(failed == 0, "%s: all variants, error at most %.2f of its limit, singular values up to %.3f",
+           spectrum_names[kind], worst_share, worst_sigma);
+        if (kind == HALF_ZERO)
+            ok(weak == 3, "%d of 3 variants without a late enough restart are seen to fail there", weak);
         if (kind == TWO_LARGE) {
             bool passed = passes(&bf16_gram, TWO_LARGE, u, N, M, &error, &s);
-            ok(!passed, "bf16 in Gram form without a restart is seen to fail: error %.2g, singular values up to %.3g", error,
-               s.largest);
+            ok(!passed,
+               "bf16 in Gram form without a restart is seen to fail: error %.2g, singular values up to %.3g",
+               error, s.largest);
         }
         free(u);
     }
     free_frames(&f);
 }
 
-// Heavy-tailed entries: symmetric Levy-stable with exponent 1.5, by the method of Chambers, Mallows and Stuck.
+// Heavy-tailed entries: symmetric Levy-stable with exponent 1.5, by the method of Chambers, Mallows and
+// Stuck.
 static double levy(Random *r)
 {
     double alpha = 1.5, v = M_PI * (random_uniform(r) - 0.5), w = -log(random_uniform(r));
@@ -414,32 +472,40 @@ static void test_structured_input(void)
         for (int i = 0; i < N; i++)
             for (int j = 0; j < M; j++) {
                 double v = kind == 0 ? levy(&r) : random_normal(&r);
-                if (kind == 1 || (kind == 2 && i != 7) || (kind == 4 && i % 4 == 1)) v = 0;
-                if (kind == 3 && i % 2) v = u[(i - 1) * M + j];
-                if (kind == 5) v *= pow(10, -5.0 * i / (N - 1));
+                if (kind == 1 || (kind == 2 && i != 7) || (kind == 4 && i % 4 == 1))
+                    v = 0;
+                if (kind == 3 && i % 2)
+                    v = u[(i - 1) * M + j];
+                if (kind == 5)
+                    v *= pow(10, -5.0 * i / (N - 1));
                 u[i * M + j] = (float)v;
             }
         int failed = 0, not_zero = 0;
         double worst = 0, largest = 0;
         for (int k = 0; k < STRESSES; k++) {
             // Duplicate rows are a null space of half the size once more.
-            if (kind == 3 && known_weak(&stress[k], HALF_ZERO)) continue;
-            NsOptions o = options(stress[k].variant, stress[k].coefficients, 0, stress[k].restarts, stress[k].dtype);
+            if (kind == 3 && known_weak(&stress[k], HALF_ZERO))
+                continue;
+            NsOptions o =
+                options(stress[k].variant, stress[k].coefficients, 0, stress[k].restarts, stress[k].dtype);
             double *q = run_one(&o, u, N, M), *reference = reference_newton_schulz(&o, u, N, M);
             double error = relative_error(q, reference, COUNT);
             Spectrum s = spectrum(q, N, M);
             failed += !(error <= stress[k].error && s.largest <= stress[k].sigma_max);
-            worst = fmax(worst, error / stress[k].error), largest = fmax(largest, s.largest);
-            for (int i = 0; i < COUNT; i++) not_zero += (kind == 1 || kind == 2 || kind == 4) && u[i / M * M] == 0 && q[i] != 0;
-            free(q), free(reference);
+            worst = fmax(worst, error / stress[k].error);
+            largest = fmax(largest, s.largest);
+            for (int i = 0; i < COUNT; i++)
+                not_zero += (kind == 1 || kind == 2 || kind == 4) && u[i / M * M] == 0 && q[i] != 0;
+            free(q);
+            free(reference);
         }
         ok(failed == 0 && not_zero == 0,
-           "%s: error at most %.2f of its limit, singular values up to %.3f, zero rows exactly zero", names[kind], worst,
-           largest);
+           "%s: error at most %.2f of its limit, singular values up to %.3f, zero rows exactly zero",
+           names[kind], worst, largest);
     }
 }
 
-// ---- reproducibility, batches ------------------------------------------------------------------------------------------
+// ---- reproducibility, batches -----------------------------------------------------------------------------
 
 static const char *const variant_names[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
 
@@ -448,17 +514,21 @@ static void test_reproducible(const char *name)
     enum { N = 150, M = 290, BATCH = 5, COUNT = N * M };
     Random r = {17};
     float *u = xcalloc((size_t)BATCH * COUNT, sizeof *u), *v = xcalloc(COUNT, sizeof *v);
-    for (int i = 0; i < BATCH * COUNT; i++) u[i] = (float)random_normal(&r);
+    for (int i = 0; i < BATCH * COUNT; i++)
+        u[i] = (float)random_normal(&r);
     memset(u + 3 * COUNT, 0, COUNT * sizeof *u); // a padding slot
     NsOptions o = options(name, NULL, 0, NULL, NULL);
-    double *q = run_batch(&o, u, COUNT, N, M, BATCH, NULL), *again = run_batch(&o, u, COUNT, N, M, BATCH, NULL);
-    bool same = !memcmp(q, again, sizeof *q * BATCH * COUNT), alone = true, zero = true, threads_matter = false;
+    double *q = run_batch(&o, u, COUNT, N, M, BATCH, NULL),
+           *again = run_batch(&o, u, COUNT, N, M, BATCH, NULL);
+    bool same = !memcmp(q, again, sizeof *q * BATCH * COUNT), alone = true, zero = true,
+         threads_matter = false;
     for (int i = 0; i < BATCH; i++) {
         double *one = run_one(&o, u + i * COUNT, N, M);
         alone = alone && !memcmp(one, q + i * COUNT, sizeof *q * COUNT);
         free(one);
     }
-    for (int i = 0; i < COUNT; i++) zero = zero && q[3 * COUNT + i] == 0;
+    for (int i = 0; i < COUNT; i++)
+        zero = zero && q[3 * COUNT + i] == 0;
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     o.max_batch = 2;
@@ -472,7 +542,8 @@ static void test_reproducible(const char *name)
     double *base = run_one(&o, u, N, M);
     int differs = 0;
     for (int k = -45; k <= 45; k += 15) {
-        for (int i = 0; i < COUNT; i++) v[i] = ldexpf(u[i], k);
+        for (int i = 0; i < COUNT; i++)
+            v[i] = ldexpf(u[i], k);
         double *scaled = run_one(&o, v, N, M);
         differs += memcmp(scaled, base, sizeof *base * COUNT) != 0;
         free(scaled);
@@ -481,33 +552,47 @@ static void test_reproducible(const char *name)
 
     bool finite = true; // a row that dies away passes through every size
     for (float size = 1; size > 0; size *= 0.2f) {
-        for (int i = 0; i < COUNT; i++) v[i] = u[i] * 0x1p-30f; // as small as gradients come
-        for (int j = 0; j < M; j++) v[3 * M + j] *= size;
+        for (int i = 0; i < COUNT; i++)
+            v[i] = u[i] * 0x1p-30f; // as small as gradients come
+        for (int j = 0; j < M; j++)
+            v[3 * M + j] *= size;
         double *dying = run_one(&o, v, N, M);
-        for (int i = 0; i < COUNT; i++) finite = finite && isfinite(dying[i]);
+        for (int i = 0; i < COUNT; i++)
+            finite = finite && isfinite(dying[i]);
         free(dying);
     }
     ok(finite, "%s: a row of any size spoils nothing", name);
 
-    u[COUNT + 77] = NAN, u[4 * COUNT + 5] = INFINITY; // spoilt matrices show, and do not touch their neighbours
+    u[COUNT + 77] = NAN,
+              u[4 * COUNT + 5] = INFINITY; // spoilt matrices show, and do not touch their neighbours
     double *spoilt = run_batch(&o, u, COUNT, N, M, BATCH, NULL);
-    bool shows = isnan(spoilt[COUNT]) && isnan(spoilt[4 * COUNT]), apart = !memcmp(spoilt, base, sizeof *base * COUNT);
+    bool shows = isnan(spoilt[COUNT]) && isnan(spoilt[4 * COUNT]),
+         apart = !memcmp(spoilt, base, sizeof *base * COUNT);
     ok(shows && apart, "%s: NaN and infinity show in their own matrices only", name);
-    free(u), free(v), free(q), free(again), free(single), free(base), free(spoilt);
+    free(u);
+    free(v);
+    free(q);
+    free(again);
+    free(single);
+    free(base);
+    free(spoilt);
 }
 
-// Iterated in fp32 the indexing of every shape is checked tightly; iterated in its own dtype a variant must stay bounded. (A
-// tight limit there would be wrong: a matrix of one row enters the polar tuples at 1/1.02, where their condition is 175.)
+// Iterated in fp32 the indexing of every shape is checked tightly; iterated in its own dtype a variant must
+// stay bounded. (A tight limit there would be wrong: a matrix of one row enters the polar tuples at 1/1.02,
+// where their condition is 175.)
 static void test_shapes(void)
 {
-    static const int shapes[][3] = {{1, 1, 3},     {1, 12, 64},   {12, 1, 3},    {6, 12, 64},   {12, 6, 1},  {8, 16, 3},
-                                    {100, 300, 1}, {127, 129, 3}, {129, 127, 3}, {257, 300, 1}, {65, 65, 3}, {31, 1100, 1}};
+    static const int shapes[][3] = {{1, 1, 3},     {1, 12, 64},   {12, 1, 3},    {6, 12, 64},
+                                    {12, 6, 1},    {8, 16, 3},    {100, 300, 1}, {127, 129, 3},
+                                    {129, 127, 3}, {257, 300, 1}, {65, 65, 3},   {31, 1100, 1}};
     Random r = {18};
     for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
         int rows = shapes[k][0], cols = shapes[k][1], batch = shapes[k][2];
         int64_t count = (int64_t)rows * cols, stride = count + 3;
         float *u = xcalloc((size_t)(stride * batch), sizeof *u);
-        for (int64_t i = 0; i < stride * batch; i++) u[i] = i % stride < count ? (float)random_normal(&r) : NAN;
+        for (int64_t i = 0; i < stride * batch; i++)
+            u[i] = i % stride < count ? (float)random_normal(&r) : NAN;
         double worst = 0, largest = 0;
         bool all_intact = true;
         for (int v = 0; v < 12; v++) {
@@ -519,16 +604,20 @@ static void test_shapes(void)
                 double *expected = reference_newton_schulz(&o, u + i * stride, rows, cols);
                 double *wide = rows > cols ? transposed(q + i * count, rows, cols) : NULL;
                 double error = relative_error(q + i * count, expected, count);
-                Spectrum s = spectrum(wide ? wide : q + i * count, rows > cols ? cols : rows, rows > cols ? rows : cols);
-                if (v < 6) worst = error <= worst ? worst : error;
+                Spectrum s = spectrum(wide ? wide : q + i * count, rows > cols ? cols : rows,
+                                      rows > cols ? rows : cols);
+                if (v < 6)
+                    worst = error <= worst ? worst : error;
                 largest = s.largest <= largest ? largest : s.largest;
-                free(expected), free(wide);
+                free(expected);
+                free(wide);
             }
             all_intact = all_intact && intact;
             free(q);
         }
         ok(worst <= 1e-3 && largest <= 1.3 && all_intact,
-           "%d of %dx%d, all variants: error %.2g in fp32, singular values up to %.3f, memory around the workspace untouched",
+           "%d of %dx%d, all variants: error %.2g in fp32, singular values up to %.3f, memory around the "
+           "workspace untouched",
            batch, rows, cols, worst, largest);
         free(u);
     }
@@ -545,11 +634,13 @@ int main(void)
     }
     test_elementwise();
     test_second_results();
-    for (int v = 0; v < 6; v++) test_reproducible(variant_names[v]);
+    for (int v = 0; v < 6; v++)
+        test_reproducible(variant_names[v]);
     test_shapes();
     test_structured_input();
     test_stress();
     test_fp32_gram();
-    for (int input = GAUSSIAN_WIDE; input <= ILL; input++) test_against_double((Input)input);
+    for (int input = GAUSSIAN_WIDE; input <= ILL; input++)
+        test_against_double((Input)input);
     return tap_done();
 }

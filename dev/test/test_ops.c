@@ -1,7 +1,7 @@
-// Every op in the build that trains (bf16 storage): against the double references on the very values the op is given, including
-// the rounded intermediates its contract names (h, y, q, x0 as stored). An output in floatX may then be off by its own rounding
-// only, half a unit in the last place, and an output in fp32 by fp32 sums; see worst_rounding() and SUMS. Also: the same bits
-// from one thread as from all.
+// Every op in the build that trains (bf16 storage): against the double references on the very values the op
+// is given, including the rounded intermediates its contract names (h, y, q, x0 as stored). An output in
+// floatX may then be off by its own rounding only, half a unit in the last place, and an output in fp32 by
+// fp32 sums; see worst_rounding() and SUMS. Also: the same bits from one thread as from all.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
 #include "llmc/cpu/vmath.h"
@@ -30,18 +30,22 @@ static void test_embedding(void)
 {
     pool_reset();
     int32_t *tokens = random_tokens(N, 40);
-    Tensor embed = random_tensor(40 * D, 1), gate = random_tensor(12, 1), dx = random_tensor(NN, 1), dx0 = random_tensor(NN, 1);
+    Tensor embed = random_tensor(40 * D, 1), gate = random_tensor(12, 1), dx = random_tensor(NN, 1),
+           dx0 = random_tensor(NN, 1);
     Tensor32 lambda = random_tensor32(1, 1);
     floatX *x0 = halves(NN), *de = halves(NN);
     float *rstd = floats(N), dgate[12] = {0}, dlambda = 0;
-    double *ex0 = doubles(NN), *erstd = doubles(N), *ede = doubles(NN), *sum = doubles(NN), edgate[12] = {0}, edlambda = 0;
+    double *ex0 = doubles(NN), *erstd = doubles(N), *ede = doubles(NN), *sum = doubles(NN), edgate[12] = {0},
+           edlambda = 0;
     embed_forward(NULL, x0, rstd, tokens, embed.x, gate.x, lambda.x, N, D);
     ref_embed(ex0, erstd, tokens, embed.d, gate.d, lambda.d[0], N, D);
     check("embedding: x0", x0, ex0, NN);
     check32("   rstd", rstd, erstd, N);
     embed_backward(NULL, de, dgate, &dlambda, dx.x, dx0.x, x0, rstd, tokens, embed.x, gate.x, lambda.x, N, D);
-    for (int i = 0; i < NN; i++) sum[i] = dx.d[i] + dx0.d[i];
-    ref_embed_backward(ede, edgate, &edlambda, sum, of_x(x0, NN), of_float(rstd, N), tokens, embed.d, gate.d, lambda.d[0], N, D);
+    for (int i = 0; i < NN; i++)
+        sum[i] = dx.d[i] + dx0.d[i];
+    ref_embed_backward(ede, edgate, &edlambda, sum, of_x(x0, NN), of_float(rstd, N), tokens, embed.d, gate.d,
+                       lambda.d[0], N, D);
     check("   de", de, ede, NN);
     check32("   gate", dgate, edgate, 12);
     ok_at_most(fabs(dlambda - edlambda) / fabs(edlambda), SUMS, "   lambda");
@@ -50,8 +54,10 @@ static void test_embedding(void)
 static void test_mix(bool with_skip)
 {
     pool_reset();
-    Tensor x = random_tensor(NN, 1), x0 = random_tensor(NN, 1), skip = random_tensor(NN, 1), gate_w = random_tensor(H * 12, 1);
-    Tensor dx_out = random_tensor(NN, 1), dh = random_tensor(NN, 1), dx_add = random_tensor(NN, 1), dx0 = random_tensor(NN, 1);
+    Tensor x = random_tensor(NN, 1), x0 = random_tensor(NN, 1), skip = random_tensor(NN, 1),
+           gate_w = random_tensor(H * 12, 1);
+    Tensor dx_out = random_tensor(NN, 1), dh = random_tensor(NN, 1), dx_add = random_tensor(NN, 1),
+           dx0 = random_tensor(NN, 1);
     Tensor32 coef = random_tensor32(3, 1), dgate = random_tensor32(N * H, 1);
     floatX *x_out = halves(NN), *h = halves(NN), *dx = halves(NN), *dskip = halves(NN);
     float *rstd = floats(N), dcoef[3] = {0};
@@ -60,18 +66,25 @@ static void test_mix(bool with_skip)
     ref_mix(ex, eh, erstd, x.d, x0.d, with_skip ? skip.d : NULL, coef.d, N, D);
     check(with_skip ? "mix with skip: x_out" : "mix: x_out", x_out, ex, NN);
     check("   h", h, eh, NN);
-    MixBackward b = {dx, dx0.x, with_skip ? dskip : NULL, dcoef, dx_out.x, dh.x, dx_add.x, h, rstd, x.x, x0.x,
-                     with_skip ? skip.x : NULL, coef.x, dgate.x, gate_w.x, H, true};
+    MixBackward b = {dx,  dx0.x, with_skip ? dskip : NULL,  dcoef,  dx_out.x, dh.x,     dx_add.x, h,   rstd,
+                     x.x, x0.x,  with_skip ? skip.x : NULL, coef.x, dgate.x,  gate_w.x, H,        true};
     mix_rmsnorm_backward(NULL, &b, N, D);
-    for (int i = 0; i < N * H * 12; i++) dh.d[i / (H * 12) * D + i % 12] += dgate.d[i / 12] * gate_w.d[i % (H * 12)];
+    for (int i = 0; i < N * H * 12; i++)
+        dh.d[i / (H * 12) * D + i % 12] += dgate.d[i / 12] * gate_w.d[i % (H * 12)];
     double *stored_h = of_x(h, NN);
-    for (int t = 0; t < N; t++) ref_rms_backward(g + t * D, dh.d + t * D, stored_h + t * D, rstd[t], D);
-    for (int i = 0; i < NN; i++) g[i] += dx_out.d[i];
-    edcoef[0] = inner(g, x.d, NN), edcoef[1] = inner(g, x0.d, NN), edcoef[2] = with_skip ? inner(g, skip.d, NN) : 0;
-    for (int i = 0; i < NN; i++) ex[i] = coef.d[0] * g[i] + dx_add.d[i], dx0.d[i] += coef.d[1] * g[i], eh[i] = coef.d[2] * g[i];
+    for (int t = 0; t < N; t++)
+        ref_rms_backward(g + t * D, dh.d + t * D, stored_h + t * D, rstd[t], D);
+    for (int i = 0; i < NN; i++)
+        g[i] += dx_out.d[i];
+    edcoef[0] = inner(g, x.d, NN);
+    edcoef[1] = inner(g, x0.d, NN);
+    edcoef[2] = with_skip ? inner(g, skip.d, NN) : 0;
+    for (int i = 0; i < NN; i++)
+        ex[i] = coef.d[0] * g[i] + dx_add.d[i], dx0.d[i] += coef.d[1] * g[i], eh[i] = coef.d[2] * g[i];
     check("   dx", dx, ex, NN);
     check("   dx0 +=", dx0.x, dx0.d, NN);
-    if (with_skip) check("   dskip", dskip, eh, NN);
+    if (with_skip)
+        check("   dskip", dskip, eh, NN);
     check32("   dcoef", dcoef, edcoef, 3);
 }
 
@@ -83,11 +96,14 @@ static void test_rmsnorm(void)
     float *rstd = floats(N);
     double *eh = doubles(NN), *e = doubles(NN);
     rmsnorm_forward(NULL, h, rstd, x.x, N, D);
-    for (int t = 0; t < N; t++) ref_rms(eh + t * D, x.d + t * D, D);
+    for (int t = 0; t < N; t++)
+        ref_rms(eh + t * D, x.d + t * D, D);
     check("rmsnorm: h", h, eh, NN);
     double *stored = of_x(h, NN);
-    for (int t = 0; t < N; t++) ref_rms_backward(e + t * D, dh.d + t * D, stored + t * D, rstd[t], D);
-    for (int i = 0; i < NN; i++) e[i] += dx.d[i];
+    for (int t = 0; t < N; t++)
+        ref_rms_backward(e + t * D, dh.d + t * D, stored + t * D, rstd[t], D);
+    for (int i = 0; i < NN; i++)
+        e[i] += dx.d[i];
     rmsnorm_backward(NULL, dx.x, dh.x, h, rstd, N, D);
     check("   dx +=", dx.x, e, NN);
 }
@@ -101,27 +117,32 @@ static void test_products(int n, int in, int out)
     floatX *y = halves(n * out), *dx = halves(n * in);
     double *e = doubles(n * out + n * in + in * out), *wide = doubles(n * out);
     ref_product(e, x.d, w.d, false, true, n, out, in);
-    for (int i = 0; i < n * out; i++) e[i] += r.d[i];
+    for (int i = 0; i < n * out; i++)
+        e[i] += r.d[i];
     matmul_forward(NULL, y, x.x, w.x, r.x, n, in, out, 1);
     check("product with residual", y, e, n * out);
     ref_product(e, dy.d, w.d, false, false, n, in, out);
     matmul_backward_input(NULL, dx, dy.x, w.x, n, in, out);
     check("   dx", dx, e, n * in);
     ref_product(e, dy.d, x.d, true, false, out, in, n);
-    for (int i = 0; i < in * out; i++) e[i] += dw.d[i];
+    for (int i = 0; i < in * out; i++)
+        e[i] += dw.d[i];
     matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = false}, 1, n);
     check32("   dw", dw.x, e, in * out);
     ref_product(e, dy.d, x.d, true, false, out, in, n);
-    for (int i = 0; i < in * out; i++) dw.x[i] = NAN;
+    for (int i = 0; i < in * out; i++)
+        dw.x[i] = NAN;
     matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = true}, 1, n);
     check32("   dw, begun anew", dw.x, e, in * out);
     ref_product(e, x.d, w.d, false, false, n, out, in);
-    for (int i = 0; i < n * out; i++) e[i] = e[i] > 0 ? e[i] * e[i] : 0;
+    for (int i = 0; i < n * out; i++)
+        e[i] = e[i] > 0 ? e[i] * e[i] : 0;
     matmul_relu2_forward(NULL, y, x.x, w.x, n, in, out);
     check("   relu^2, the product unrounded", y, e, n * out);
     double *stored = of_x(y, n * out);
     ref_product(wide, x.d, w.d, false, false, n, out, in); // x stands for the gradient here
-    for (int i = 0; i < n * out; i++) wide[i] *= 2 * sqrt(stored[i]);
+    for (int i = 0; i < n * out; i++)
+        wide[i] *= 2 * sqrt(stored[i]);
     matmul_relu2_backward(NULL, y, x.x, w.x, y, n, in, out);
     check("   relu^2 backward", y, wide, n * out);
 }
@@ -129,14 +150,18 @@ static void test_products(int n, int in, int out)
 static void rope_test_tables(Tensor *c, Tensor *s, int positions)
 {
     float frequency[E / 4];
-    for (int j = 0; j < E / 4; j++) frequency[j] = powf(1.0f / 1024, (float)j / (E / 4 - 1));
-    *c = random_tensor(positions * E / 4, 1), *s = random_tensor(positions * E / 4, 1);
+    for (int j = 0; j < E / 4; j++)
+        frequency[j] = powf(1.0f / 1024, (float)j / (E / 4 - 1));
+    *c = random_tensor(positions * E / 4, 1);
+    *s = random_tensor(positions * E / 4, 1);
     rope_tables(NULL, c->x, s->x, frequency, positions, E);
     double *ec = doubles(c->n), *es = doubles(c->n);
     for (int i = 0; i < c->n; i++) {
         double angle = (float)(i / (E / 4)) * frequency[i % (E / 4)]; // rounded to fp32
-        ec[i] = cos(angle), es[i] = sin(angle);
-        c->d[i] = x_to_float(c->x[i]), s->d[i] = x_to_float(s->x[i]);
+        ec[i] = cos(angle);
+        es[i] = sin(angle);
+        c->d[i] = x_to_float(c->x[i]);
+        s->d[i] = x_to_float(s->x[i]);
     }
     check("rope tables: cos", c->x, ec, c->n);
     check("   sin", s->x, es, c->n);
@@ -153,25 +178,29 @@ static void test_qkv(void)
     rope_test_tables(&c, &s, N);
     floatX *v = halves(NN), *dqkv = halves(3 * NN);
     float *rq = floats(N * H), *rk = floats(N * H), dlambda[2] = {0};
-    double *eq = doubles(NN), *ek = doubles(NN), *ev = doubles(NN), *er = doubles(N * H), *e = doubles(3 * NN), edlambda[2] = {0};
+    double *eq = doubles(NN), *ek = doubles(NN), *ev = doubles(NN), *er = doubles(N * H),
+           *e = doubles(3 * NN), edlambda[2] = {0};
     ref_norm_rope(eq, er, q.d, c.d, s.d, N, H, E);
     ref_norm_rope(ek, er, k.d, c.d, s.d, N, H, E);
     qkv_forward(NULL, q.x, k.x, v, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x, N, H, E);
     for (int i = 0; i < NN; i++) {
         double embedded = table.d[tokens[i / D] * D + i % D];
         ev[i] = lambda.d[0] * v_raw.d[i] + lambda.d[1] * embedded;
-        edlambda[0] += dv.d[i] * v_raw.d[i], edlambda[1] += dv.d[i] * embedded;
+        edlambda[0] += dv.d[i] * v_raw.d[i];
+        edlambda[1] += dv.d[i] * embedded;
         e[i / D * 3 * D + 2 * D + i % D] = lambda.d[0] * dv.d[i];
     }
     check("qkv: q", q.x, eq, NN);
     check("   k", k.x, ek, NN);
     check("   v", v, ev, NN);
     qkv_backward(NULL,
-                 &(QkvBackward){dqkv, dlambda, dq.x, dk.x, dv.x, q.x, k.x, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x},
+                 &(QkvBackward){dqkv, dlambda, dq.x, dk.x, dv.x, q.x, k.x, rq, rk, v_raw.x, table.x, tokens,
+                                lambda.x, c.x, s.x},
                  N, H, E);
     ref_norm_rope_backward(eq, dq.d, of_x(q.x, NN), of_float(rq, N * H), c.d, s.d, N, H, E);
     ref_norm_rope_backward(ek, dk.d, of_x(k.x, NN), of_float(rk, N * H), c.d, s.d, N, H, E);
-    for (int i = 0; i < NN; i++) e[i / D * 3 * D + i % D] = eq[i], e[i / D * 3 * D + D + i % D] = ek[i];
+    for (int i = 0; i < NN; i++)
+        e[i / D * 3 * D + i % D] = eq[i], e[i / D * 3 * D + D + i % D] = ek[i];
     check("   dqkv", dqkv, e, 3 * NN);
     check32("   lambda", dlambda, edlambda, 2);
 }
@@ -188,22 +217,26 @@ static void test_qkv_product(void)
     size_t plane = NN * sizeof(floatX);
     rope_test_tables(&c, &s, N);
     matmul_forward(NULL, parts, x.x, w.x, NULL, N, D, D, 3);
-    qkv_forward(NULL, parts, parts + NN, v[0], rstd[0], rstd[0] + N * H, parts + 2 * NN, table.x, tokens, lambda.x, c.x, s.x,
-                N, H, E);
-    qkv_product_forward(NULL, whole, v[1], rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens, lambda.x, c.x, s.x, N, H, E);
-    ok(!memcmp(parts, whole, 3 * plane) && !memcmp(v[0], v[1], plane), "qkv with its product: q, k, v_raw and v");
+    qkv_forward(NULL, parts, parts + NN, v[0], rstd[0], rstd[0] + N * H, parts + 2 * NN, table.x, tokens,
+                lambda.x, c.x, s.x, N, H, E);
+    qkv_product_forward(NULL, whole, v[1], rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens, lambda.x, c.x,
+                        s.x, N, H, E);
+    ok(!memcmp(parts, whole, 3 * plane) && !memcmp(v[0], v[1], plane),
+       "qkv with its product: q, k, v_raw and v");
     ok(!memcmp(rstd[0], rstd[1], 2 * N * H * sizeof(float)), "   rstd");
-    qkv_product_forward(NULL, whole, whole + 2 * NN, rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens, lambda.x, c.x, s.x,
-                        N, H, E);
+    qkv_product_forward(NULL, whole, whole + 2 * NN, rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens,
+                        lambda.x, c.x, s.x, N, H, E);
     ok(!memcmp(parts, whole, 2 * plane) && !memcmp(v[0], whole + 2 * NN, plane), "   v in place of v_raw");
 }
 
-// Where terms cancel but for what an input's rounding leaves: beside the output's own rounding, 1e-5 of the root mean square of
-// `size`.
-static void check_cancelled(const char *what, const floatX *got, const double *exact, const double *size, int n)
+// Where terms cancel but for what an input's rounding leaves: beside the output's own rounding, 1e-5 of the
+// root mean square of `size`.
+static void check_cancelled(const char *what, const floatX *got, const double *exact, const double *size,
+                            int n)
 {
     double largest = 0;
-    for (int i = 0; i < n; i++) largest = larger_error(largest, fabs(x_to_float(got[i]) - exact[i]) - 0x1p-8 * fabs(exact[i]));
+    for (int i = 0; i < n; i++)
+        largest = larger_error(largest, fabs(x_to_float(got[i]) - exact[i]) - 0x1p-8 * fabs(exact[i]));
     ok_at_most(largest / sqrt(inner(size, size, n) / n), 1e-5, what);
 }
 
@@ -211,7 +244,8 @@ static void check_cancelled(const char *what, const floatX *got, const double *e
 static int many_documents(int32_t *cu, int n)
 {
     int documents = 0;
-    for (int at = 0; at < n; at += documents) cu[documents++] = at;
+    for (int at = 0; at < n; at += documents)
+        cu[documents++] = at;
     cu[documents] = n;
     return documents;
 }
@@ -227,7 +261,8 @@ static void test_attention(int n, int window)
     floatX *yg = halves(count), *dq = halves(count), *dk = halves(count), *dv = halves(count);
     float *lse = floats(n * H), *dgate = floats(n * H), *dw = floats(H * 12), scale = 0.2f;
     Attention a = {cu, documents, n, H, E, window, scale};
-    double *ey = doubles(count), *el = doubles(n * H), *eq = doubles(count), *ek = doubles(count), *ev = doubles(count);
+    double *ey = doubles(count), *el = doubles(n * H), *eq = doubles(count), *ek = doubles(count),
+           *ev = doubles(count);
     attention_forward(NULL, yg, lse, q.x, k.x, v.x, h.x, w.x, table, slots, scale, window, n, H, E);
     ref_attention(&a, ey, el, NULL, q.d, k.d, v.d);
     ref_gate(ey, ey, h.d, w.d, n, H, E);
@@ -237,15 +272,19 @@ static void test_attention(int n, int window)
     check32("   lse", lse, el, n * H);
     AttentionBackward b = {dq, dk, dv, dgate, dw, dyg.x, yg, lse, q.x, k.x, v.x, h.x, w.x, NULL};
     attention_backward(NULL, &b, table, slots, scale, window, n, H, E);
-    double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H), *ew = doubles(H * 12);
+    double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H),
+           *ew = doubles(H * 12);
     for (int i = 0; i < n * H; i++) {
         double sig = ref_sigmoid(inner(h.d + i / H * D, w.d + i % H * 12, 12));
-        for (int j = i * E; j < (i + 1) * E; j++) dy[j] = sig * dyg.d[j], y[j] = stored[j] / sig;
+        for (int j = i * E; j < (i + 1) * E; j++)
+            dy[j] = sig * dyg.d[j], y[j] = stored[j] / sig;
         eg[i] = inner(dyg.d + i * E, stored + i * E, E) * (1 - sig);
-        for (int c = 0; c < 12; c++) ew[i % H * 12 + c] += eg[i] * h.d[i / H * D + c];
+        for (int c = 0; c < 12; c++)
+            ew[i % H * 12 + c] += eg[i] * h.d[i / H * D + c];
     }
     ref_attention_backward(&a, eq, ek, ev, dy, y, el, q.d, k.d, v.d);
-    bool alone = n == 1 || window == 0; // a token that sees itself only: dq and dk hold what is left of yg's rounding
+    bool alone =
+        n == 1 || window == 0; // a token that sees itself only: dq and dk hold what is left of yg's rounding
     (alone ? check_cancelled("   dq", dq, eq, ev, count) : check("   dq", dq, eq, count));
     (alone ? check_cancelled("   dk", dk, ek, ev, count) : check("   dk", dk, ek, count));
     check("   dv", dv, ev, count);
@@ -253,11 +292,12 @@ static void test_attention(int n, int window)
     check32("   dgate_w", dw, ew, H * 12);
 }
 
-// The reference rounds logits and their gradient as the contract says. Where fp32 and double lie on two sides of a tie they round
-// apart, by a unit in the last place: 2^-7 of the value. fp32 errors are a few 2^-24 and the spacing is 2^-7, so that about one
-// value in 2^14 meets a tie; in norm that is 2^-7 * 2^-7, once for the logits and once for the gradient. dx has its own rounding
-// besides: uniform within 2^-8, so 2^-8 / sqrt(3) in norm. FP8: one in 2^5 of the gradients that differ by a bf16 unit are parted
-// further, by an e5m2 tie: 2^-2 * sqrt(2^-14 * 2^-5).
+// The reference rounds logits and their gradient as the contract says. Where fp32 and double lie on two sides
+// of a tie they round apart, by a unit in the last place: 2^-7 of the value. fp32 errors are a few 2^-24 and
+// the spacing is 2^-7, so that about one value in 2^14 meets a tie; in norm that is 2^-7 * 2^-7, once for the
+// logits and once for the gradient. dx has its own rounding besides: uniform within 2^-8, so 2^-8 / sqrt(3)
+// in norm. FP8: one in 2^5 of the gradients that differ by a bf16 unit are parted further, by an e5m2 tie:
+// 2^-2 * sqrt(2^-14 * 2^-5).
 #define TIES (2 * 0x1p-14)
 #define TIES_E5M2 (0x1p-2 * 0.0014)
 #define BF16_NORM (0x1p-8 / 1.732)
@@ -274,22 +314,28 @@ static void test_head(HeadMode mode, int n, int vocab)
     void *w8 = take(head_weight_bytes(mode, vocab, D) + 1, 1);
     double exact = 0, exact_eval = 0, *logits = doubles(vocab), *g = doubles(n * vocab), *ex = doubles(n * D),
            *ew = doubles(vocab * D);
-    if (fp8) head_quantize(NULL, w8, w.x, vocab, D);
+    if (fp8)
+        head_quantize(NULL, w8, w.x, vocab, D);
     head_loss_train(NULL, mode, &loss, dx, dw, x.x, w.x, w8, targets, n, D, vocab);
     head_loss_eval(NULL, &eval, x.x, w.x, targets, n, D, vocab);
     for (int t = 0; t < n; t++) {
-        for (int j = 0; j < vocab; j++) logits[j] = inner(x.d + t * D, w.d + j * D, D);
+        for (int j = 0; j < vocab; j++)
+            logits[j] = inner(x.d + t * D, w.d + j * D, D);
         exact_eval += ref_softcap_loss(logits, targets[t], vocab, NULL);
     }
-    for (int i = 0; i < n * D && fp8; i++) x.d[i] = sx * ref_e4m3((float)x.d[i] / sx);
-    for (int i = 0; i < vocab * D && fp8; i++) w.d[i] = sw * ref_e4m3(w.d[i] / sw);
+    for (int i = 0; i < n * D && fp8; i++)
+        x.d[i] = sx * ref_e4m3((float)x.d[i] / sx);
+    for (int i = 0; i < vocab * D && fp8; i++)
+        w.d[i] = sw * ref_e4m3(w.d[i] / sw);
     for (int t = 0; t < n; t++) {
-        for (int j = 0; j < vocab; j++) logits[j] = x_to_float(float_to_x((float)inner(x.d + t * D, w.d + j * D, D)));
+        for (int j = 0; j < vocab; j++)
+            logits[j] = x_to_float(float_to_x((float)inner(x.d + t * D, w.d + j * D, D)));
         exact += ref_softcap_loss(logits, targets[t], vocab, g + t * vocab);
     }
     for (int i = 0; i < n * vocab; i++) {
         g[i] = x_to_float(float_to_x((float)g[i]));
-        if (fp8) g[i] = sg * ref_e5m2((float)g[i] / sg);
+        if (fp8)
+            g[i] = sg * ref_e5m2((float)g[i] / sg);
     }
     ref_product(ex, g, w.d, false, false, n, D, vocab);
     ref_product(ew, g, x.d, true, false, vocab, D, n);
@@ -308,7 +354,8 @@ static void test_adam(void)
     Tensor32 g = random_tensor32(COUNT, 1);
     StepParams step = {.grad_scale = 0.125f, .rule = {[1] = {.rate = 0.075f}}};
     for (int i = 0; i < COUNT; i++) {
-        v.d[i] = fabs(v.d[i]), v.x[i] = float_to_x((float)v.d[i]);
+        v.d[i] = fabs(v.d[i]);
+        v.x[i] = float_to_x((float)v.d[i]);
         double scaled = g.d[i] * 0.125;
         m.d[i] = 0.65 * m.d[i] + 0.35 * scaled;
         v.d[i] = 0.95 * v.d[i] + 0.05 * scaled * scaled;
@@ -343,19 +390,21 @@ static void test_vmath(void)
         float x = -87.3f + (float)i * (176.0f / 2000000);
         double exact = exp(x), sig = ref_sigmoid(x);
         worst_exp = larger_error(worst_exp, fabs(fast_exp(x) - exact) / ldexp(1, ilogb(exact) - 23));
-        if (x < 80 && x > -80) worst_sigmoid = larger_error(worst_sigmoid, fabs(sigmoid(x) - sig) / ldexp(1, ilogb(sig) - 23));
+        if (x < 80 && x > -80)
+            worst_sigmoid = larger_error(worst_sigmoid, fabs(sigmoid(x) - sig) / ldexp(1, ilogb(sig) - 23));
     }
     ok_at_most(worst_exp, 1.5, "exp, in units of the last place");
-    // relative to the value: 1 for e^-x, 1/2 for the sum, which a value just below a power of two counts double; 1/2 for the
-    // quotient
+    // relative to the value: 1 for e^-x, 1/2 for the sum, which a value just below a power of two counts
+    // double; 1/2 for the quotient
     ok_at_most(worst_sigmoid, 3.5, "sigmoid, in units of the last place");
-    ok(fast_exp(0) == 1 && fast_exp(-88) == 0 && fast_exp(-INFINITY) == 0 && isinf(fast_exp(89)) && isinf(fast_exp(INFINITY))
-           && isnan(fast_exp(NAN)),
+    ok(fast_exp(0) == 1 && fast_exp(-88) == 0 && fast_exp(-INFINITY) == 0 && isinf(fast_exp(89)) &&
+           isinf(fast_exp(INFINITY)) && isnan(fast_exp(NAN)),
        "exp at its ends");
-    ok(sigmoid(-INFINITY) == 0 && sigmoid(INFINITY) == 1 && sigmoid(0) == 0.5f && isnan(sigmoid(NAN)), "sigmoid at its ends");
+    ok(sigmoid(-INFINITY) == 0 && sigmoid(INFINITY) == 1 && sigmoid(0) == 0.5f && isnan(sigmoid(NAN)),
+       "sigmoid at its ends");
 }
 
-// ---- bits --------------------------------------------------------------------------------------------------------------
+// ---- bits -------------------------------------------------------------------------------------------------
 
 // All that ops with sums over tokens or columns wrote, at any number of threads.
 typedef struct {
@@ -363,14 +412,16 @@ typedef struct {
     float dw[2000 * D], dwm[D * D], lse[600 * H], dgate[600 * H], dgate_w[H * 12], dcoef[3], loss;
 } Bits;
 
-static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_t *table, int slots, const int32_t *targets)
+static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_t *table, int slots,
+                    const int32_t *targets)
 {
     int n = 600;
     memset(b, 0, sizeof *b);
-    attention_forward(NULL, b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 0.2f, 70, n, H, E);
+    attention_forward(NULL, b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 0.2f, 70, n,
+                      H, E);
     attention_backward(NULL,
-                       &(AttentionBackward){b->dq, b->dk, b->dv, b->dgate, b->dgate_w, in[3].x, b->y, b->lse, in[0].x, in[1].x,
-                                            in[2].x, in[3].x, w->x, NULL},
+                       &(AttentionBackward){b->dq, b->dk, b->dv, b->dgate, b->dgate_w, in[3].x, b->y, b->lse,
+                                            in[0].x, in[1].x, in[2].x, in[3].x, w->x, NULL},
                        table, slots, 0.2f, 70, n, H, E);
     head_loss_train(NULL, HEAD_BF16, &b->loss, b->dx, b->dw, in[0].x, w->x, NULL, targets, n, D, 2000);
     matmul_weight_grads(NULL, &(WeightGrad){b->dwm, in[0].x, in[1].x, D, D, .fresh = false}, 1, n);
@@ -388,7 +439,8 @@ static void test_threads(void)
     int slots = attention_table_build(table, cu, 3, 600, 3), most = omp_get_max_threads();
     Tensor in[4], w = random_tensor(2000 * D, 0.5);
     Tensor32 coef = random_tensor32(603, 1);
-    for (int i = 0; i < 4; i++) in[i] = random_tensor(600 * D, 1);
+    for (int i = 0; i < 4; i++)
+        in[i] = random_tensor(600 * D, 1);
     Bits *one = take(1, sizeof *one), *many = take(1, sizeof *many);
     omp_set_num_threads(1);
     run_all(one, in, &w, &coef, table, slots, targets);
@@ -407,10 +459,16 @@ static void test_threads(void)
 int main(void)
 {
 #ifdef _OPENMP
-    omp_set_num_threads(omp_get_max_threads() > 4 ? omp_get_max_threads() : 4); // more than cores: pieces finish in any order
+    omp_set_num_threads(omp_get_max_threads() > 4 ? omp_get_max_threads()
+                                                  : 4); // more than cores: pieces finish in any order
 #endif
-    OpSizes sizes = {
-        .tokens = 700, .eval_tokens = 700, .dim = D, .heads = H, .mlp_dim = 600, .vocab_padded = 2000, .fp8_head = true};
+    OpSizes sizes = {.tokens = 700,
+                     .eval_tokens = 700,
+                     .dim = D,
+                     .heads = H,
+                     .mlp_dim = 600,
+                     .vocab_padded = 2000,
+                     .fp8_head = true};
     backend_open(0);
     backend_reserve(&sizes);
     test_vmath();

@@ -1,14 +1,15 @@
 // Every op of the CUDA backend (attention and Newton-Schulz have tests of their own) against the CPU backend.
 //
 //   test_ops_gpu [--portable] [DIR [ROUNDS [FILTER]]]
-//       --portable: on the kernels that every supported GPU runs; DIR holds libref_bf16.so and libref_fp32.so: the CPU backend in
-//       its two builds (default build/ref); ROUNDS: only the first so many sizes, for runs under compute-sanitizer; FILTER: only
-//       ops whose name contains it
+//       --portable: on the kernels that every supported GPU runs; DIR holds libref_bf16.so and
+//       libref_fp32.so: the CPU backend in its two builds (default build/ref); ROUNDS: only the first so many
+//       sizes, for runs under compute-sanitizer; FILTER: only ops whose name contains it
 //
-// The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the bf16 CPU build is what
-// a plain implementation with the same storage types gives, and the GPU's distance from the truth (relative, in the 2-norm) may
-// be at most twice the plain one's, plus FP32_ATOM for what the order of fp32 sums may change; for a loss see plain_loss_error.
-// Outputs start as NaN. Every op runs twice on the same input and must give the same bits.
+// The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the
+// bf16 CPU build is what a plain implementation with the same storage types gives, and the GPU's distance
+// from the truth (relative, in the 2-norm) may be at most twice the plain one's, plus FP32_ATOM for what the
+// order of fp32 sums may change; for a loss see plain_loss_error. Outputs start as NaN. Every op runs twice
+// on the same input and must give the same bits.
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/cpu/fp8.h"
@@ -18,13 +19,16 @@
 #include <string.h>
 
 #define FP32_ATOM 1e-5
-#define OPS(X)                                                                                                                  \
-    X(backend_open) X(backend_reserve) X(backend_close) X(device_alloc) X(device_free) X(embed_forward) X(embed_backward)       \
-    X(embedding_grad) X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward)           \
-    X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) X(matmul_weight_grads)                    \
-    X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) X(qkv_backward)       \
-    X(head_weight_bytes) X(head_quantize) X(head_loss_train) X(head_loss_eval)       \
-    X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) X(normuon_update) X(cast_weights)
+#define OPS(X) \
+    X(backend_open) \
+    X(backend_reserve) X(backend_close) X(device_alloc) X(device_free) X(embed_forward) X(embed_backward) \
+        X(embedding_grad) X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) \
+            X(mix_rmsnorm_backward) X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) \
+                X(matmul_backward_input) X(matmul_weight_grads) X(matmul_relu2_forward) \
+                    X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) \
+                        X(qkv_backward) X(head_weight_bytes) X(head_quantize) X(head_loss_train) \
+                            X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) \
+                                X(normuon_momentum) X(normuon_update) X(cast_weights)
 #include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
@@ -32,10 +36,10 @@ static bool portable;
 static Stream stream;
 static const char *filter = "";
 
-// ---- a case: its buffers, and how to run it ------------------------------------------------------------------------------
+// ---- a case: its buffers, and how to run it ---------------------------------------------------------------
 
-// What a buffer's elements are. HOST_*: ops read them on the host. ORTHO_*: input of normuon_update, which the CPU builds hold as
-// float and double. WEIGHT8: a backend's own quantised weight.
+// What a buffer's elements are. HOST_*: ops read them on the host. ORTHO_*: input of normuon_update, which
+// the CPU builds hold as float and double. WEIGHT8: a backend's own quantised weight.
 typedef enum { FLOATX, FP32, INT32, HOST_FLOAT, HOST_INT, ORTHO_BF16, ORTHO_FP16, ORTHO_FP32, WEIGHT8 } Kind;
 typedef enum { IN, OUT, INOUT } Role;
 typedef struct {
@@ -54,11 +58,11 @@ enum { MAX_BUFFERS = 24, VARIANTS = 8 };
 typedef struct Case Case;
 struct Case {
     const char *name;
-    void (*describe)(Case *);                   // lists the buffers for these sizes
+    void (*describe)(Case *); // lists the buffers for these sizes
     void (*run)(const Ops *, void **, const Case *);
-    void (*fix)(Case *);                        // changes inputs that must not be random
+    void (*fix)(Case *); // changes inputs that must not be random
     int variants;
-    bool elementwise;                           // also at the full size on the CPU
+    bool elementwise; // also at the full size on the CPU
     // filled for each run
     Sizes z;
     int d, variant, count;
@@ -82,7 +86,8 @@ static void make_masters(Case *c)
         const Buffer *b = &c->buffer[i];
         c->master[i] = xcalloc((size_t)b->count, sizeof(float));
         bool integer = b->kind == INT32 || b->kind == HOST_INT;
-        if (b->role == OUT) continue;
+        if (b->role == OUT)
+            continue;
         float *to = c->master[i];
 #pragma omp parallel for if (b->count > SHORT)
         for (int64_t k = 0; k < b->count; k++) {
@@ -91,24 +96,30 @@ static void make_masters(Case *c)
         }
         random_used += (uint64_t)b->count;
     }
-    if (c->fix) c->fix(c);
+    if (c->fix)
+        c->fix(c);
 }
 
 static size_t element_bytes(Which w, Kind k)
 {
-    if (k == FLOATX) return w == TRUTH ? 4 : 2;
-    if (k == ORTHO_BF16 || k == ORTHO_FP16) return w == GPU ? 2 : w == NAIVE ? 4 : 8;
-    if (k == ORTHO_FP32) return w == TRUTH ? 8 : 4;
+    if (k == FLOATX)
+        return w == TRUTH ? 4 : 2;
+    if (k == ORTHO_BF16 || k == ORTHO_FP16)
+        return w == GPU ? 2 : w == NAIVE ? 4 : 8;
+    if (k == ORTHO_FP32)
+        return w == TRUTH ? 8 : 4;
     return 4;
 }
 
-// fp32 of a bf16-representable value of ordinary size to fp16: exact when its exponent fits, which the scales see to.
+// fp32 of a bf16-representable value of ordinary size to fp16: exact when its exponent fits, which the scales
+// see to.
 static uint16_t half_bits(float f)
 {
     uint32_t u;
     memcpy(&u, &f, 4);
     int exponent = (int)(u >> 23 & 255) - 112;
-    if (exponent <= 0) return (uint16_t)(u >> 16 & 0x8000);
+    if (exponent <= 0)
+        return (uint16_t)(u >> 16 & 0x8000);
     return (uint16_t)((u >> 16 & 0x8000) | (uint32_t)exponent << 10 | (u >> 13 & 0x3ff));
 }
 
@@ -124,17 +135,23 @@ static void encode(void *to, Which w, const Buffer *b, const float *master)
         bf16 x = float_to_bf16(f);
         uint16_t half = half_bits(f);
         bool is_integer = b->kind == INT32 || b->kind == HOST_INT;
-        if (is_integer) memcpy(at, &integer, 4);
-        else if (bytes == 8) memcpy(at, &real, 8);
-        else if (bytes == 4) memcpy(at, &f, 4);
-        else if (b->kind == ORTHO_FP16) memcpy(at, &half, 2);
-        else memcpy(at, &x, 2);
+        if (is_integer)
+            memcpy(at, &integer, 4);
+        else if (bytes == 8)
+            memcpy(at, &real, 8);
+        else if (bytes == 4)
+            memcpy(at, &f, 4);
+        else if (b->kind == ORTHO_FP16)
+            memcpy(at, &half, 2);
+        else
+            memcpy(at, &x, 2);
     }
 }
 
 static double decode(const void *from, Which w, const Buffer *b, int64_t k)
 {
-    if (element_bytes(w, b->kind) == 4) return ((const float *)from)[k];
+    if (element_bytes(w, b->kind) == 4)
+        return ((const float *)from)[k];
     return bf16_to_float(((const bf16 *)from)[k]);
 }
 
@@ -152,7 +169,8 @@ static void run_case(const Case *c, Which w, void **result)
         result[i] = xcalloc(bytes + 16, 1);
         encode(result[i], w, b, c->master[i]);
         p[i] = result[i];
-        if (w != GPU || b->kind == HOST_FLOAT || b->kind == HOST_INT) continue;
+        if (w != GPU || b->kind == HOST_FLOAT || b->kind == HOST_INT)
+            continue;
         p[i] = device_alloc(bytes, "test");
         copy_to_device(stream, p[i], result[i], bytes);
     }
@@ -160,7 +178,8 @@ static void run_case(const Case *c, Which w, void **result)
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
         if (b->kind == WEIGHT8) {
-            if (w == GPU) stream_synchronize(stream);
+            if (w == GPU)
+                stream_synchronize(stream);
             ops[w].device_free(p[i]);
         } else if (p[i] != result[i]) {
             copy_to_host(stream, result[i], p[i], (size_t)b->count * element_bytes(w, b->kind));
@@ -186,27 +205,31 @@ static double distance(const void *x, Which w, const void *truth, const Buffer *
 static int exponent(double x)
 {
     int e = -1000;
-    if (x != 0) frexp(x, &e);
+    if (x != 0)
+        frexp(x, &e);
     return e;
 }
 
-// sum + p[0] + ... as a Hopper tensor core adds `count` products at a time: all are cut to `bits` bits below the largest exponent
-// among them, and the sum is cut to fp32. Cuts go toward zero, so the error of a long sum grows with its length and not with the
-// root of it. Seen on an H200: bf16 in sums of 512 to 32768 terms, FP8 in sums of 768, errors within 2% of this function's
-// (dev/notes/2026-11-21_how_tensor_cores_add.md).
+// sum + p[0] + ... as a Hopper tensor core adds `count` products at a time: all are cut to `bits` bits below
+// the largest exponent among them, and the sum is cut to fp32. Cuts go toward zero, so the error of a long
+// sum grows with its length and not with the root of it. Seen on an H200: bf16 in sums of 512 to 32768 terms,
+// FP8 in sums of 768, errors within 2% of this function's (dev/notes/2026-11-21_how_tensor_cores_add.md).
 enum { BF16_SUM_BITS = 26, FP8_SUM_BITS = 14 };
 static float add_cut(float sum, const double *p, int count, int bits)
 {
     int largest = exponent(sum);
-    for (int i = 0; i < count; i++) largest = largest > exponent(p[i]) ? largest : exponent(p[i]);
+    for (int i = 0; i < count; i++)
+        largest = largest > exponent(p[i]) ? largest : exponent(p[i]);
     double unit = ldexp(1, largest - bits), total = trunc(sum / unit);
-    for (int i = 0; i < count; i++) total += trunc(p[i] / unit);
+    for (int i = 0; i < count; i++)
+        total += trunc(p[i] / unit);
     total *= unit;
     float rounded = (float)total;
     return fabs((double)rounded) > fabs(total) ? nextafterf(rounded, 0) : rounded;
 }
 
-// The sum of a[k] * b[k], FP8 values, 32 at a time: add_cut in fp32, for the 10^10 products of a head's logits.
+// The sum of a[k] * b[k], FP8 values, 32 at a time: add_cut in fp32, for the 10^10 products of a head's
+// logits.
 //   a, b  (count), a multiple of 32
 static float fp8_sum(const float *a, const float *b, int count)
 {
@@ -216,16 +239,19 @@ static float fp8_sum(const float *a, const float *b, int count)
         int32_t bits[32], largest, total = 0;
         memcpy(&largest, &sum, 4);
         largest &= 0x7f800000;
-        for (int k = 0; k < 32; k++) product[k] = a[at + k] * b[at + k];
+        for (int k = 0; k < 32; k++)
+            product[k] = a[at + k] * b[at + k];
         memcpy(bits, product, sizeof bits);
         for (int k = 0; k < 32; k++) {
             int32_t one = bits[k] & 0x7f800000;
             largest = one > largest ? one : largest;
         }
-        if (largest == 0) continue;
+        if (largest == 0)
+            continue;
         memcpy(&power, &largest, 4);
         float unit = 2 * power / (1 << FP8_SUM_BITS), inverse = 1 / unit;
-        for (int k = 0; k < 32; k++) total += (int32_t)(product[k] * inverse);
+        for (int k = 0; k < 32; k++)
+            total += (int32_t)(product[k] * inverse);
         sum = (float)(total + (int32_t)(sum * inverse)) * unit;
     }
     return sum;
@@ -238,7 +264,8 @@ typedef struct {
     int N, d, Vp;
 } Head;
 
-// (rows, d) in units of `scale` to e4m3, each row made up to a multiple of 32 with zeros; owned by the caller.
+// (rows, d) in units of `scale` to e4m3, each row made up to a multiple of 32 with zeros; owned by the
+// caller.
 static float *fp8_rows(const float *from, int rows, int d, float scale)
 {
     int pitch = (int)round_up(d, 32);
@@ -252,11 +279,13 @@ static float *fp8_rows(const float *from, int rows, int d, float scale)
 
 static double softcapped(double logit) { return 30 / (1 + exp(-logit / 7.5)); }
 
-// Losses of the plain FP8 computation where tensor cores make the logits: of sums cut as they cut them, then stored in bf16, too.
+// Losses of the plain FP8 computation where tensor cores make the logits: of sums cut as they cut them, then
+// stored in bf16, too.
 static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
 {
     int pitch = (int)round_up(h->d, 32);
-    float sx = sqrtf((float)h->d) / 448, *x = fp8_rows(h->x, h->N, h->d, sx), *w = fp8_rows(h->w, h->Vp, h->d, 0x1p-9f);
+    float sx = sqrtf((float)h->d) / 448, *x = fp8_rows(h->x, h->N, h->d, sx),
+          *w = fp8_rows(h->w, h->Vp, h->d, 0x1p-9f);
     double loss[2] = {0, 0};
 #pragma omp parallel for reduction(+ : loss[:2]) schedule(dynamic, 1)
     for (int i = 0; i < h->N; i++) {
@@ -264,16 +293,20 @@ static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
         for (int j = 0; j < h->Vp; j++) {
             float logit = sx * 0x1p-9f * fp8_sum(x + (int64_t)i * pitch, w + (int64_t)j * pitch, pitch);
             double z[2] = {softcapped(logit), softcapped(to_bf16_value(logit))};
-            for (int k = 0; k < 2; k++) sum[k] += exp(z[k]), loss[k] -= j == (int)h->targets[i] ? z[k] : 0;
+            for (int k = 0; k < 2; k++)
+                sum[k] += exp(z[k]), loss[k] -= j == (int)h->targets[i] ? z[k] : 0;
         }
-        for (int k = 0; k < 2; k++) loss[k] += log(sum[k]);
+        for (int k = 0; k < 2; k++)
+            loss[k] += log(sum[k]);
     }
-    free(x), free(w);
-    *cut = loss[0], *stored = loss[1];
+    free(x);
+    free(w);
+    *cut = loss[0];
+    *stored = loss[1];
 }
 
-// What rounding the targets' logits to bf16 does to the loss, as a root of the mean square: a unit u in the last place gives
-// u^2 / 12, and dz/dl = 4 sig (1 - sig).
+// What rounding the targets' logits to bf16 does to the loss, as a root of the mean square: a unit u in the
+// last place gives u^2 / 12, and dz/dl = 4 sig (1 - sig).
 static double loss_spread(const Head *h)
 {
     double squares = 0;
@@ -281,20 +314,23 @@ static double loss_spread(const Head *h)
     for (int i = 0; i < h->N; i++) {
         double logit = 0;
         const float *x = h->x + (int64_t)i * h->d, *w = h->w + (int64_t)h->targets[i] * h->d;
-        for (int k = 0; k < h->d; k++) logit += (double)x[k] * (double)w[k];
+        for (int k = 0; k < h->d; k++)
+            logit += (double)x[k] * (double)w[k];
         double sig = softcapped(logit) / 30, error = 4 * sig * (1 - sig) * ldexp(1, exponent(logit) - 8);
         squares += error * error / 12;
     }
     return sqrt(squares);
 }
 
-// A loss is one number, a sum of as many roundings as there are tokens, and the plain computation's error in it near zero by chance
-// every now and then: its root mean square is the error where that is larger. Cuts of FP8 sums all shrink the logits, so what they
+// A loss is one number, a sum of as many roundings as there are tokens, and the plain computation's error in
+// it near zero by chance every now and then: its root mean square is the error where that is larger. Cuts of
+// FP8 sums all shrink the logits, so what they
 // do is no such sum and counts whole.  library: the error of the bf16 build; truth: the loss
 static double plain_loss_error(const Head *h, double library, double truth)
 {
     double cut, stored, spread = loss_spread(h) / truth;
-    if (h->mode != HEAD_FP8 || !device_has_fp8() || h->d % 16) return fmax(library, spread);
+    if (h->mode != HEAD_FP8 || !device_has_fp8() || h->d % 16)
+        return fmax(library, spread);
     fp8_losses_with_cuts(h, &cut, &stored);
     return fmax(fabs(stored / truth - 1), hypot(cut / truth - 1, spread));
 }
@@ -304,17 +340,24 @@ static Head head_of_case(const Case *c)
     Head h = {.mode = c->variant ? HEAD_FP8 : HEAD_BF16, .N = c->z.N, .d = c->d, .Vp = c->z.Vp};
     for (int i = 0; i < c->count; i++) {
         const char *name = c->buffer[i].name;
-        if (!strcmp(name, "x")) h.x = c->master[i];
-        if (!strcmp(name, "w")) h.w = c->master[i];
-        if (!strcmp(name, "targets")) h.targets = c->master[i];
+        if (!strcmp(name, "x"))
+            h.x = c->master[i];
+        if (!strcmp(name, "w"))
+            h.w = c->master[i];
+        if (!strcmp(name, "targets"))
+            h.targets = c->master[i];
     }
     return h;
 }
 
 static void check_case(Case *c, Sizes z, int variant)
 {
-    void *first[MAX_BUFFERS] = {0}, *again[MAX_BUFFERS] = {0}, *naive[MAX_BUFFERS] = {0}, *truth[MAX_BUFFERS] = {0};
-    c->z = z, c->d = z.H * z.e, c->variant = variant, c->count = 0;
+    void *first[MAX_BUFFERS] = {0}, *again[MAX_BUFFERS] = {0}, *naive[MAX_BUFFERS] = {0},
+         *truth[MAX_BUFFERS] = {0};
+    c->z = z;
+    c->d = z.H * z.e;
+    c->variant = variant;
+    c->count = 0;
     c->describe(c);
     make_masters(c);
     run_case(c, GPU, first);
@@ -325,7 +368,8 @@ static void check_case(Case *c, Sizes z, int variant)
     char text[1024] = "";
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->role == IN || b->kind == WEIGHT8) continue;
+        if (b->role == IN || b->kind == WEIGHT8)
+            continue;
         same &= memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);
         if (!strcmp(c->name, "head_train") && !strcmp(b->name, "loss")) {
@@ -338,23 +382,26 @@ static void check_case(Case *c, Sizes z, int variant)
     }
     ok(good && same, "%s/%d N=%d H=%d e=%d F=%d Vp=%d:%s%s", c->name, variant, z.N, z.H, z.e, z.F, z.Vp, text,
        same ? "" : "  NOT THE SAME BITS TWICE");
-    for (int i = 0; i < c->count; i++) free(first[i]), free(again[i]), free(naive[i]), free(truth[i]), free(c->master[i]);
+    for (int i = 0; i < c->count; i++)
+        free(first[i]), free(again[i]), free(naive[i]), free(truth[i]), free(c->master[i]);
 }
 
 #include "dev/test/ops_gpu_cases.h"
 #include "dev/test/ops_gpu_full.h"
 #include "dev/test/ops_gpu_streams.h"
 
-// ---- main ----------------------------------------------------------------------------------------------------------------
+// ---- main -------------------------------------------------------------------------------------------------
 
 static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const void *), const void *argument)
 {
-    for (int w = 0; w < (cpu ? BACKENDS : 1); w++) ops[w].backend_open(0), ops[w].backend_reserve(sizes);
+    for (int w = 0; w < (cpu ? BACKENDS : 1); w++)
+        ops[w].backend_open(0), ops[w].backend_reserve(sizes);
     printf("# %s\n", backend_description());
     stream = stream_create();
     body(argument);
     stream_destroy(stream);
-    for (int w = 0; w < (cpu ? BACKENDS : 1); w++) ops[w].backend_close();
+    for (int w = 0; w < (cpu ? BACKENDS : 1); w++)
+        ops[w].backend_close();
 }
 
 typedef struct {
@@ -366,34 +413,47 @@ static void run_round(const void *argument)
 {
     const Round *r = argument;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if ((r->elementwise_only && !cases[i].elementwise) || !strstr(cases[i].name, filter)) continue;
-        for (int v = 0; v < cases[i].variants; v++) check_case(&cases[i], r->z, v);
+        if ((r->elementwise_only && !cases[i].elementwise) || !strstr(cases[i].name, filter))
+            continue;
+        for (int v = 0; v < cases[i].variants; v++)
+            check_case(&cases[i], r->z, v);
     }
 }
 
 static OpSizes sizes_for(Sizes z)
 {
-    return (OpSizes){.tokens = z.N, .eval_tokens = z.N, .dim = z.H * z.e, .heads = z.H, .mlp_dim = z.F, .vocab_padded = z.Vp,
-                     .fp8_head = true, .portable = portable};
+    return (OpSizes){.tokens = z.N,
+                     .eval_tokens = z.N,
+                     .dim = z.H * z.e,
+                     .heads = z.H,
+                     .mlp_dim = z.F,
+                     .vocab_padded = z.Vp,
+                     .fp8_head = true,
+                     .portable = portable};
 }
 
 int main(int argc, char **argv)
 {
     portable = argc > 1 && !strcmp(argv[1], "--portable");
-    argc -= portable, argv += portable;
+    argc -= portable;
+    argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
-    if (argc > 3) filter = argv[3];
+    if (argc > 3)
+        filter = argv[3];
     static const Round rounds[] = {
-        {{1, 2, 32, 64, 128}, false},       {{37, 3, 24, 216, 384}, false},      {{130, 2, 128, 512, 1024}, false},
-        {{70, 3, 128, 264, 384}, false},    {{17003, 3, 32, 1544, 384}, false},  {{333, 5, 64, 1288, 640}, false},
-        {{1031, 5, 216, 2056, 384}, false}, {{257, 4, 256, 2048, 1280}, false},  {{100, 16, 128, 1024, 61440}, false},
-        {{517, 6, 128, 3072, 50304}, false}, {{8233, 3, 32, 96, 2048}, false},   {{4133, 3, 128, 776, 384}, false},
+        {{1, 2, 32, 64, 128}, false},         {{37, 3, 24, 216, 384}, false},
+        {{130, 2, 128, 512, 1024}, false},    {{70, 3, 128, 264, 384}, false},
+        {{17003, 3, 32, 1544, 384}, false},   {{333, 5, 64, 1288, 640}, false},
+        {{1031, 5, 216, 2056, 384}, false},   {{257, 4, 256, 2048, 1280}, false},
+        {{100, 16, 128, 1024, 61440}, false}, {{517, 6, 128, 3072, 50304}, false},
+        {{8233, 3, 32, 96, 2048}, false},     {{4133, 3, 128, 776, 384}, false},
         {{32768, 6, 128, 3072, 50304}, true},
     };
 #define X(f) ops[GPU].f = f;
     OPS(X)
 #undef X
-    if (!load_ops(&ops[NAIVE], directory, "libref_bf16.so") || !load_ops(&ops[TRUTH], directory, "libref_fp32.so")) {
+    if (!load_ops(&ops[NAIVE], directory, "libref_bf16.so") ||
+        !load_ops(&ops[TRUTH], directory, "libref_fp32.so")) {
         ok(false, "the CPU backend's libraries are in %s", directory);
         return tap_done();
     }
@@ -402,7 +462,8 @@ int main(int argc, char **argv)
         OpSizes sizes = sizes_for(rounds[i].z);
         with_backends(&sizes, true, run_round, &rounds[i]);
     }
-    if (wanted < all) return tap_done();
+    if (wanted < all)
+        return tap_done();
     OpSizes full = sizes_for(FULL);
     with_backends(&full, true, check_full_size, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};

@@ -12,7 +12,8 @@ static Config preset(const char *name, const char *vocab)
     Config c;
     Error e;
     char *argv[] = {"train_gpt", "--preset", (char *)name, "--vocab-size", (char *)vocab};
-    if (!config_parse(&c, 5, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    if (!config_parse(&c, 5, argv, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
     return c;
 }
 
@@ -82,7 +83,8 @@ static void check_table(void)
        "49 parameters, and no other names");
     bool apart = true;
     for (int i = 0; i < p.count; i++)
-        for (int k = 0; k < i; k++) apart = apart && strcmp(p.list[i].name, p.list[k].name);
+        for (int k = 0; k < i; k++)
+            apart = apart && strcmp(p.list[i].name, p.list[k].name);
     ok(apart, "no name twice");
 }
 
@@ -136,12 +138,14 @@ static void check_slots(void)
                 slot_of(&p, "blocks.%d.mlp.c_fc", i) == slot + 1;
     }
     for (int i = 11, slot = 22; i > 0; i--) {
-        if (i != 7) order = order && slot_of(&p, "blocks.%d.attn.qkvo_w", i) == slot++;
+        if (i != 7)
+            order = order && slot_of(&p, "blocks.%d.attn.qkvo_w", i) == slot++;
     }
     ok(order, "slots stand in the order of backward, MLP first");
     for (int R = 1; R <= 8; R *= 2) {
         int64_t slots = q->size / q->slot, most = 0, least = slots, own[8] = {0};
-        for (int64_t slot = 0; slot < slots; slot++) own[slot_owner(slot, R)]++;
+        for (int64_t slot = 0; slot < slots; slot++)
+            own[slot_owner(slot, R)]++;
         for (int r = 0; r < R; r++) {
             most = max_i64(most, own[r]);
             least = min_i64(least, own[r]);
@@ -266,7 +270,8 @@ int main(void)
     check_places("full size", &full);
     check_places("tiny", &tiny);
     Error e;
-    if (!config_set(&tiny, "mlp-dim", "72", &e) || !config_set(&tiny, "num-heads", "1", &e)) return 1;
+    if (!config_set(&tiny, "mlp-dim", "72", &e) || !config_set(&tiny, "num-heads", "1", &e))
+        return 1;
     check_places("narrow MLP, one head", &tiny);
     check_init();
     return tap_done();

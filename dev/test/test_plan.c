@@ -12,7 +12,8 @@ static void describe(Model *m, Config *c, const char *preset)
 {
     Error e;
     char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "50257"};
-    if (!config_parse(c, 5, argv, &e)) fatal(EXIT_USAGE, "%s", e.text);
+    if (!config_parse(c, 5, argv, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
     model_describe(m, c);
 }
 
@@ -33,7 +34,8 @@ static void check_plan(const Model *m, const char *preset, int N, bool backward)
     acts_plan(&plan, m, N, backward);
     int used = 0, clashes = 0, lent_while_busy = 0, outside = 0, crooked = 0, shared = 0;
     for (int i = 0; i < plan.count; i++) {
-        if (plan.tensor[i].last < 0) continue;
+        if (plan.tensor[i].last < 0)
+            continue;
         used++;
         bool busy = plan.busy_last >= 0 && plan.tensor[i].first <= plan.busy_last &&
                     plan.tensor[i].last >= plan.busy_first;
@@ -41,7 +43,8 @@ static void check_plan(const Model *m, const char *preset, int N, bool backward)
         outside += plan.tensor[i].offset + plan.tensor[i].bytes > plan.size[plan.tensor[i].region];
         crooked += plan.tensor[i].offset % 256 != 0;
         for (int k = 0; k < i; k++) {
-            if (plan.tensor[k].last < 0) continue;
+            if (plan.tensor[k].last < 0)
+                continue;
             clashes += alive_together(i, k) && !apart(i, k);
             shared += !apart(i, k);
         }
@@ -60,7 +63,8 @@ static size_t most_alive(void)
     for (int op = 0; op < plan.ops; op++) {
         size_t sum = 0;
         for (int i = 0; i < plan.count; i++) {
-            if (plan.tensor[i].first <= op && op <= plan.tensor[i].last) sum += plan.tensor[i].bytes;
+            if (plan.tensor[i].first <= op && op <= plan.tensor[i].last)
+                sum += plan.tensor[i].bytes;
         }
         most = sum > most ? sum : most;
     }

@@ -1,4 +1,5 @@
-// The checkpoint container: round trips, files of the public package, everything that must be refused, and saves that end badly.
+// The checkpoint container: round trips, files of the public package, everything that must be refused, and
+// saves that end badly.
 #include "dev/test/tap.h"
 #include "llmc/io/safetensors.h"
 #include <dirent.h>
@@ -27,12 +28,14 @@ static int count_entries(const char *path)
 {
     int n = -2; // . and ..
     DIR *dir = opendir(path);
-    while (dir && readdir(dir)) n++;
-    if (dir) closedir(dir);
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
     return n;
 }
 
-// ---- round trips ---------------------------------------------------------------------------------------------------------
+// ---- round trips ------------------------------------------------------------------------------------------
 
 static const struct {
     const char *name;
@@ -41,10 +44,18 @@ static const struct {
     int64_t shape[3];
 } samples[] = {
     // the list of safetensors_peer.py
-    {"bool", ST_BOOL, 1, {5}},       {"u8", ST_U8, 2, {3, 1}}, {"i8", ST_I8, 1, {7}},
-    {"e4m3", ST_F8_E4M3, 2, {2, 3}}, {"i16", ST_I16, 1, {3}},  {"e5m2", ST_F8_E5M2, 3, {1, 1, 5}},
-    {"f16", ST_F16, 3, {2, 2, 3}},   {"i32", ST_I32, 1, {4}},  {"blocks.0.\xc3\xa9\"quoted\\", ST_BF16, 2, {3, 5}},
-    {"f32", ST_F32, 2, {3, 3}},      {"i64", ST_I64, 0, {0}},  {"f64", ST_F64, 1, {2}},
+    {"bool", ST_BOOL, 1, {5}},
+    {"u8", ST_U8, 2, {3, 1}},
+    {"i8", ST_I8, 1, {7}},
+    {"e4m3", ST_F8_E4M3, 2, {2, 3}},
+    {"i16", ST_I16, 1, {3}},
+    {"e5m2", ST_F8_E5M2, 3, {1, 1, 5}},
+    {"f16", ST_F16, 3, {2, 2, 3}},
+    {"i32", ST_I32, 1, {4}},
+    {"blocks.0.\xc3\xa9\"quoted\\", ST_BF16, 2, {3, 5}},
+    {"f32", ST_F32, 2, {3, 3}},
+    {"i64", ST_I64, 0, {0}},
+    {"f64", ST_F64, 1, {2}},
     {"empty", ST_F32, 2, {4, 0}},
 };
 enum { NUM_SAMPLES = sizeof samples / sizeof *samples };
@@ -53,15 +64,18 @@ static const char metadata_text[] = "a \"b\" \\ / \xe4\xb8\xad\n";
 static size_t sample_data(int s, uint8_t *data)
 {
     int64_t bytes = safetensors_dtype_size(samples[s].dtype);
-    for (int i = 0; i < samples[s].ndim; i++) bytes *= samples[s].shape[i];
-    for (int64_t i = 0; i < bytes; i++) data[i] = (uint8_t)(samples[s].dtype == ST_BOOL ? i % 2 : (7 * i + 3) % 256);
+    for (int i = 0; i < samples[s].ndim; i++)
+        bytes *= samples[s].shape[i];
+    for (int64_t i = 0; i < bytes; i++)
+        data[i] = (uint8_t)(samples[s].dtype == ST_BOOL ? i % 2 : (7 * i + 3) % 256);
     return (size_t)bytes;
 }
 
 static bool write_samples(const char *path, Error *e)
 {
     SafeWriter *w = safewriter_begin(path, e);
-    if (!w) return false;
+    if (!w)
+        return false;
     safewriter_metadata(w, "format", "pt");
     safewriter_metadata(w, "options", metadata_text);
     for (int i = 0; i < NUM_SAMPLES; i++)
@@ -69,8 +83,10 @@ static bool write_samples(const char *path, Error *e)
     for (int i = NUM_SAMPLES - 1; i >= 0; i--) { // another order than declared, and in two parts
         uint8_t data[256];
         size_t bytes = sample_data(i, data), half = bytes / 3;
-        if (!safewriter_write(w, samples[i].name, data, half, e)) break;
-        if (!safewriter_write(w, samples[i].name, data + half, bytes - half, e)) break;
+        if (!safewriter_write(w, samples[i].name, data, half, e))
+            break;
+        if (!safewriter_write(w, samples[i].name, data + half, bytes - half, e))
+            break;
     }
     return safewriter_commit(w, e);
 }
@@ -84,8 +100,10 @@ static int count_good_samples(const SafeTensors *st)
         size_t bytes = sample_data(i, wanted);
         const TensorInfo *t = safetensors_find(st, samples[i].name);
         bool same = t && t->offset % safetensors_dtype_size(t->dtype) == 0 &&
-                    safetensors_expect(st, samples[i].name, samples[i].dtype, samples[i].ndim, samples[i].shape, &e) &&
-                    safetensors_read(st, samples[i].name, found, bytes, &e) && memcmp(found, wanted, bytes) == 0;
+                    safetensors_expect(st, samples[i].name, samples[i].dtype, samples[i].ndim,
+                                       samples[i].shape, &e) &&
+                    safetensors_read(st, samples[i].name, found, bytes, &e) &&
+                    memcmp(found, wanted, bytes) == 0;
         if (same && bytes >= 3) {
             memset(found, 0, sizeof found);
             same = safetensors_read_part(st, samples[i].name, 1, found, bytes - 2, &e) &&
@@ -100,16 +118,19 @@ static void check_samples(const char *path, const char *who)
 {
     Error e = {""};
     SafeTensors *st = safetensors_open(path, &e);
-    if (!ok(st != NULL, "opens a file written by %s %s", who, e.text)) return;
+    if (!ok(st != NULL, "opens a file written by %s %s", who, e.text))
+        return;
     ok(safetensors_count(st) == NUM_SAMPLES, "%d tensors", safetensors_count(st));
-    ok(count_good_samples(st) == NUM_SAMPLES, "all %d have their bits, dtype, shape and alignment", NUM_SAMPLES);
+    ok(count_good_samples(st) == NUM_SAMPLES, "all %d have their bits, dtype, shape and alignment",
+       NUM_SAMPLES);
     int sums = safetensors_has_checksums(st) ? NUM_SAMPLES + 2 : 0;
     ok(safetensors_metadata_count(st) == 2 + sums, "two metadata texts and %d of checksums", sums);
     const char *text = safetensors_metadata(st, "options");
     ok(text && strcmp(text, metadata_text) == 0, "metadata with quotes, a line end and Chinese");
     ok(safetensors_metadata(st, "no such key") == NULL, "no text for an unknown key");
     for (int i = 0; i < safetensors_metadata_count(st); i++)
-        ok(safetensors_metadata(st, safetensors_metadata_key(st, i)) != NULL, "key %s", safetensors_metadata_key(st, i));
+        ok(safetensors_metadata(st, safetensors_metadata_key(st, i)) != NULL, "key %s",
+           safetensors_metadata_key(st, i));
     safetensors_close(st);
 }
 
@@ -140,7 +161,8 @@ static void test_peer(void)
 {
     Error e = {""};
     const char *path = in_folder("peer.safetensors");
-    if (!write_samples(path, &e)) ok(false, "%s", e.text);
+    if (!write_samples(path, &e))
+        ok(false, "%s", e.text);
     int status = run_peer("check", path);
     if (status == 77 || status == 127) {
         skip("python3 with torch and safetensors is not installed");
@@ -167,25 +189,28 @@ static void test_empty_and_repaired(void)
     ok(safewriter_commit(w, &e), "a file without tensors %s", e.text);
     SafeTensors *st = safetensors_open(path, &e);
     const char *text = st ? safetensors_metadata(st, "out") : NULL;
-    ok(text && strcmp(text, "runs/\xef\xbf\xbd\xef\xbf\xbd") == 0, "is read, with bytes that are no UTF-8 replaced");
+    ok(text && strcmp(text, "runs/\xef\xbf\xbd\xef\xbf\xbd") == 0,
+       "is read, with bytes that are no UTF-8 replaced");
     ok(st && safetensors_count(st) == 0, "and has no tensors");
     safetensors_close(st);
     unlink(path);
 }
 
-// ---- what is refused -----------------------------------------------------------------------------------------------------
+// ---- what is refused --------------------------------------------------------------------------------------
 
 static void put_file(const char *path, const void *bytes, size_t n)
 {
     FILE *f = fopen(path, "wb");
-    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0) fatal(1, "cannot write %s", path);
+    if (!f || fwrite(bytes, 1, n, f) != n || fclose(f) != 0)
+        fatal(1, "cannot write %s", path);
 }
 
 static void put_header(const char *path, const char *header, size_t data_bytes)
 {
     size_t n = strlen(header);
     uint8_t *file = xcalloc(8 + n + data_bytes, 1);
-    for (int i = 0; i < 8; i++) file[i] = (uint8_t)(n >> 8 * i);
+    for (int i = 0; i < 8; i++)
+        file[i] = (uint8_t)(n >> 8 * i);
     memcpy(file + 8, header, n);
     put_file(path, file, 8 + n + data_bytes);
     free(file);
@@ -195,12 +220,12 @@ static void refused(const char *path, const char *what, const char *wanted)
 {
     Error e = {""};
     SafeTensors *st = safetensors_open(path, &e);
-    ok(!st && strstr(e.text, wanted) && strstr(e.text, path) == e.text && !strchr(e.text, '\n'), "%s: %s", what,
-       st ? "was accepted" : e.text);
+    ok(!st && strstr(e.text, wanted) && strstr(e.text, path) == e.text && !strchr(e.text, '\n'), "%s: %s",
+       what, st ? "was accepted" : e.text);
     safetensors_close(st);
 }
 
-#define TENSOR(name, dtype, shape, begin, end)                                                                                   \
+#define TENSOR(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
 
 static const struct {
@@ -224,22 +249,33 @@ static const struct {
     {"negative extent", "{" TENSOR("w", "U8", "-1", 0, 1) "}", 1, "tensor 'w': extent 0"},
     {"fractional extent", "{" TENSOR("w", "U8", "2, 0.5", 0, 1) "}", 1, "tensor 'w': extent 1"},
     {"huge extent", "{" TENSOR("w", "U8", "99999999999999999999,0", 0, 0) "}", 0, "too big integer"},
-    {"overflowing shape", "{" TENSOR("w", "F32", "4294967296,4294967296", 0, 0) "}", 0, "tensor 'w' has 0 bytes"},
-    {"overflow hidden by 0", "{" TENSOR("w", "F32", "4294967296,4294967296,0", 0, 0) "}", 0, "tensor 'w' has 0 bytes"},
-    {"too many dimensions", "{" TENSOR("w", "U8", "1,1,1,1,1,1,1,1,1", 0, 1) "}", 1, "tensor 'w' has 9 dimensions"},
-    {"too few bytes", "{" TENSOR("w", "F32", "3", 0, 8) "}", 8, "tensor 'w' has 8 bytes of data, but F32 (3)"},
+    {"overflowing shape", "{" TENSOR("w", "F32", "4294967296,4294967296", 0, 0) "}", 0,
+     "tensor 'w' has 0 bytes"},
+    {"overflow hidden by 0", "{" TENSOR("w", "F32", "4294967296,4294967296,0", 0, 0) "}", 0,
+     "tensor 'w' has 0 bytes"},
+    {"too many dimensions", "{" TENSOR("w", "U8", "1,1,1,1,1,1,1,1,1", 0, 1) "}", 1,
+     "tensor 'w' has 9 dimensions"},
+    {"too few bytes", "{" TENSOR("w", "F32", "3", 0, 8) "}", 8,
+     "tensor 'w' has 8 bytes of data, but F32 (3)"},
     {"offsets swapped", "{" TENSOR("w", "U8", "4", 4, 0) "}", 4, "tensor 'w' has no valid data_offsets"},
     {"negative offset", "{" TENSOR("w", "U8", "4", -4, 0) "}", 4, "tensor 'w' has no valid data_offsets"},
-    {"one offset", "{\"w\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0]}}", 1, "no valid data_offsets"},
-    {"outside", "{" TENSOR("w", "U8", "4", 0, 4) "}", 3, "tensor 'w' ends at byte 4 of the data, but the file has only 3"},
+    {"one offset", "{\"w\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0]}}", 1,
+     "no valid data_offsets"},
+    {"outside", "{" TENSOR("w", "U8", "4", 0, 4) "}", 3,
+     "tensor 'w' ends at byte 4 of the data, but the file has only 3"},
     {"hole in front", "{" TENSOR("w", "U8", "4", 2, 6) "}", 6, "2 bytes before the data of tensor 'w'"},
-    {"hole", "{" TENSOR("v", "U8", "2", 4, 6) "," TENSOR("w", "U8", "2", 0, 2) "}", 6, "2 bytes before the data of tensor 'v'"},
-    {"overlap", "{" TENSOR("v", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 3, 7) "}", 7, "'w' overlaps that of 'v'"},
+    {"hole", "{" TENSOR("v", "U8", "2", 4, 6) "," TENSOR("w", "U8", "2", 0, 2) "}", 6,
+     "2 bytes before the data of tensor 'v'"},
+    {"overlap", "{" TENSOR("v", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 3, 7) "}", 7,
+     "'w' overlaps that of 'v'"},
     {"same place", "{" TENSOR("v", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 0, 4) "}", 4, "overlaps"},
     {"rest", "{" TENSOR("w", "U8", "4", 0, 4) "}", 9, "5 bytes after the last tensor"},
-    {"name twice", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 4, 8) "}", 8, "duplicate object key near '\"w\""},
-    {"name twice, escaped", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("\\u0077", "U8", "4", 4, 8) "}", 8, "duplicate object key"},
-    {"dtype twice", "{\"w\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1, "duplicate object key"},
+    {"name twice", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("w", "U8", "4", 4, 8) "}", 8,
+     "duplicate object key near '\"w\""},
+    {"name twice, escaped", "{" TENSOR("w", "U8", "4", 0, 4) "," TENSOR("\\u0077", "U8", "4", 4, 8) "}", 8,
+     "duplicate object key"},
+    {"dtype twice", "{\"w\":{\"dtype\":\"U8\",\"dtype\":\"I8\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
+     "duplicate object key"},
     {"NUL in a name", "{" TENSOR("w\\u0000x", "U8", "1", 0, 1) "}", 1, "NUL"},
     {"no shape", "{\"w\":{\"dtype\":\"U8\",\"data_offsets\":[0,1]}}", 1, "tensor 'w' is not described"},
     {"tensor is a number", "{\"w\":3}", 0, "tensor 'w' is not described"},
@@ -284,15 +320,18 @@ static void test_refusals(void)
     unlink(path);
     refused(path, "a missing file", "No such file");
     refused(folder, "a folder", "not a regular file");
-    if (mkfifo(path, 0600) == 0) refused(path, "a pipe without a writer", "not a regular file");
+    if (mkfifo(path, 0600) == 0)
+        refused(path, "a pipe without a writer", "not a regular file");
     unlink(path);
 
     // Legal, if odd.
     Error e = {""};
-    put_header(path, "{\"__metadata__\":{\"a\\\\u0000\":\"\\\\u0000 ' : {\"}," TENSOR("w", "U8", "2", 0, 2) "} \n", 2);
+    put_header(path,
+               "{\"__metadata__\":{\"a\\\\u0000\":\"\\\\u0000 ' : {\"}," TENSOR("w", "U8", "2", 0, 2) "} \n",
+               2);
     SafeTensors *st = safetensors_open(path, &e);
-    ok(st && strcmp(safetensors_metadata(st, "a\\u0000"), "\\u0000 ' : {") == 0, "backslashes, quotes and colons in texts %s",
-       e.text);
+    ok(st && strcmp(safetensors_metadata(st, "a\\u0000"), "\\u0000 ' : {") == 0,
+       "backslashes, quotes and colons in texts %s", e.text);
     safetensors_close(st);
     unlink(path);
 }
@@ -304,24 +343,37 @@ static void test_expectations(void)
     put_header(path, "{" TENSOR("w", "BF16", "2,3", 0, 12) "," TENSOR("v", "U8", "4", 12, 16) "}", 16);
     SafeTensors *st = safetensors_open(path, &e);
     uint8_t data[16];
-    if (!ok(st != NULL, "opens %s", e.text)) return;
-    ok(safetensors_expect(st, "w", ST_F32 | ST_BF16, 2, (int64_t[]){2, -1}, &e), "one dtype of two, any extent");
+    if (!ok(st != NULL, "opens %s", e.text))
+        return;
+    ok(safetensors_expect(st, "w", ST_F32 | ST_BF16, 2, (int64_t[]){2, -1}, &e),
+       "one dtype of two, any extent");
     ok(!safetensors_expect(st, "w", ST_F32 | ST_F16, 2, (int64_t[]){2, 4}, &e) &&
-           strstr(e.text, "tensor 'w': expected F16 or F32 (2, 4), found BF16 (2, 3)") && strstr(e.text, path),
+           strstr(e.text, "tensor 'w': expected F16 or F32 (2, 4), found BF16 (2, 3)") &&
+           strstr(e.text, path),
        "%s", e.text);
-    ok(!safetensors_expect(st, "w", ST_BF16, 1, (int64_t[]){-1}, &e) && strstr(e.text, "(any), found BF16 (2, 3)"), "%s", e.text);
-    ok(!safetensors_expect(st, "x", ST_BF16, 0, NULL, &e) && strstr(e.text, "no tensor 'x' among its 2"), "%s", e.text);
+    ok(!safetensors_expect(st, "w", ST_BF16, 1, (int64_t[]){-1}, &e) &&
+           strstr(e.text, "(any), found BF16 (2, 3)"),
+       "%s", e.text);
+    ok(!safetensors_expect(st, "x", ST_BF16, 0, NULL, &e) && strstr(e.text, "no tensor 'x' among its 2"),
+       "%s", e.text);
     ok(!safetensors_read(st, "x", data, 1, &e) && strstr(e.text, "no tensor 'x'"), "%s", e.text);
-    ok(!safetensors_read(st, "w", data, 11, &e) && strstr(e.text, "tensor 'w' has 12 bytes where 11 are needed"), "%s", e.text);
-    ok(!safetensors_read_part(st, "v", 2, data, 3, &e) && strstr(e.text, "tensor 'v' has 4 bytes; 3 from byte 2"), "%s", e.text);
+    ok(!safetensors_read(st, "w", data, 11, &e) &&
+           strstr(e.text, "tensor 'w' has 12 bytes where 11 are needed"),
+       "%s", e.text);
+    ok(!safetensors_read_part(st, "v", 2, data, 3, &e) &&
+           strstr(e.text, "tensor 'v' has 4 bytes; 3 from byte 2"),
+       "%s", e.text);
     ok(!safetensors_read_part(st, "v", -1, data, 1, &e) && strstr(e.text, "byte -1"), "%s", e.text);
-    if (truncate(path, safetensors_find(st, "v")->offset + 1) != 0) fatal(1, "cannot shorten %s", path);
-    ok(!safetensors_read(st, "v", data, 4, &e) && strstr(e.text, "ends in the middle of tensor 'v': 1 of 4 bytes"), "%s", e.text);
+    if (truncate(path, safetensors_find(st, "v")->offset + 1) != 0)
+        fatal(1, "cannot shorten %s", path);
+    ok(!safetensors_read(st, "v", data, 4, &e) &&
+           strstr(e.text, "ends in the middle of tensor 'v': 1 of 4 bytes"),
+       "%s", e.text);
     safetensors_close(st);
     unlink(path);
 }
 
-// ---- saves that end badly ------------------------------------------------------------------------------------------------
+// ---- saves that end badly ---------------------------------------------------------------------------------
 // A checkpoint of one generation: every byte of the data and the metadata tell which.
 
 enum { CHECKPOINT_BYTES = 1 << 20, CHECKPOINT_TENSORS = 8 };
@@ -329,7 +381,8 @@ enum { CHECKPOINT_BYTES = 1 << 20, CHECKPOINT_TENSORS = 8 };
 static bool save_generation(const char *path, int generation, Error *e)
 {
     SafeWriter *w = safewriter_begin(path, e);
-    if (!w) return false;
+    if (!w)
+        return false;
     char text[16], name[16];
     snprintf(text, sizeof text, "%d", generation);
     safewriter_metadata(w, "generation", text);
@@ -352,13 +405,14 @@ static int load_generation(const char *path)
 {
     Error e = {""};
     SafeTensors *st = safetensors_open(path, &e);
-    if (!st) return printf("# %s\n", e.text), -1;
+    if (!st)
+        return printf("# %s\n", e.text), -1;
     int generation = atoi(safetensors_metadata(st, "generation")), good = 0;
     uint8_t *data = xcalloc(CHECKPOINT_BYTES, 1);
     for (int i = 0; i < safetensors_count(st); i++) {
         const TensorInfo *t = safetensors_at(st, i);
-        bool same = safetensors_read(st, t->name, data, (size_t)t->bytes, &e) && data[0] == (generation & 255) &&
-                    memcmp(data, data + 1, (size_t)t->bytes - 1) == 0;
+        bool same = safetensors_read(st, t->name, data, (size_t)t->bytes, &e) &&
+                    data[0] == (generation & 255) && memcmp(data, data + 1, (size_t)t->bytes - 1) == 0;
         good += same;
     }
     free(data);
@@ -381,7 +435,8 @@ static void test_kill(void)
         pid_t child = fork();
         if (child == 0) {
             for (int g = newest + 1;; g++)
-                if (!save_generation(path, g, &e)) _exit(1);
+                if (!save_generation(path, g, &e))
+                    _exit(1);
         }
         usleep((useconds_t)(rand() % 20000));
         kill(child, SIGKILL);
@@ -392,7 +447,8 @@ static void test_kill(void)
         at_random += g > newest;
         newest = g;
         stale += count_entries(folder) > 2;
-        if (g < 0) break;
+        if (g < 0)
+            break;
     }
     printf("# %d kills, %d during a save, last generation %d\n", KILLS, stale, newest);
     ok(good == KILLS, "after each of %d SIGKILLs the checkpoint is complete and no older than before", good);
@@ -410,7 +466,8 @@ static void test_symlink_and_bad_targets(void)
     const char *path = in_folder("real.safetensors");
     snprintf(link, sizeof link, "%s/link.safetensors", folder);
     save_generation(path, 1, &e);
-    if (symlink("real.safetensors", link) != 0) fatal(1, "cannot link %s", link);
+    if (symlink("real.safetensors", link) != 0)
+        fatal(1, "cannot link %s", link);
     struct stat info;
     ok(save_generation(link, 2, &e) && load_generation(path) == 2, "a save through a link %s", e.text);
     ok(lstat(link, &info) == 0 && S_ISLNK(info.st_mode), "leaves it a link");
@@ -418,14 +475,16 @@ static void test_symlink_and_bad_targets(void)
     unlink(path);
     ok(!save_generation(folder, 1, &e) && strstr(e.text, "no regular file"), "%s", e.text);
     ok(!save_generation("/dev/full", 1, &e) && strstr(e.text, "/dev/full: is no regular file"), "%s", e.text);
-    ok(!save_generation(in_folder("no/such.safetensors"), 1, &e) && strstr(e.text, "No such file"), "%s", e.text);
+    ok(!save_generation(in_folder("no/such.safetensors"), 1, &e) && strstr(e.text, "No such file"), "%s",
+       e.text);
 }
 
 static void failing_save(const char *path, const char *wanted, const char *where)
 {
     Error e = {""};
     int before = count_entries(where);
-    ok(!save_generation(path, 2, &e) && strstr(e.text, wanted) && strstr(e.text, path) == e.text, "%s", e.text);
+    ok(!save_generation(path, 2, &e) && strstr(e.text, wanted) && strstr(e.text, path) == e.text, "%s",
+       e.text);
     ok(load_generation(path) == 1, "the old checkpoint survives");
     ok(count_entries(where) == before, "no part of the new one is left");
 }
@@ -474,7 +533,8 @@ static void test_sticky_error(void)
     setrlimit(RLIMIT_FSIZE, &limit);
     bool wrote = safewriter_write(w, "w", data, sizeof data, &first);
     setrlimit(RLIMIT_FSIZE, &old);
-    ok(!wrote && count_entries(folder) == 0, "the unfinished file is gone at the first error: %s", first.text);
+    ok(!wrote && count_entries(folder) == 0, "the unfinished file is gone at the first error: %s",
+       first.text);
     ok(!safewriter_commit(w, &later) && strcmp(first.text, later.text) == 0, "and commit says the same");
 
     w = safewriter_begin(path, &first);
@@ -488,7 +548,8 @@ int main(void)
 {
     const char *base = getenv("TMPDIR");
     snprintf(folder, sizeof folder, "%s/safetensors-XXXXXX", base ? base : P_tmpdir);
-    if (!mkdtemp(folder)) fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
+    if (!mkdtemp(folder))
+        fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
     test_round_trip();
     test_peer();
     test_empty_and_repaired();

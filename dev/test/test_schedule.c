@@ -11,14 +11,16 @@ static Config preset(const char *name, const char *scheduled, const char *extens
     Error e;
     const char *argv[] = {"test",    "--preset",        name,     "--num-scheduled",
                           scheduled, "--num-extension", extension};
-    if (!config_parse(&c, 7, (char **)argv, &e)) fatal(1, "%s", e.text);
+    if (!config_parse(&c, 7, (char **)argv, &e))
+        fatal(1, "%s", e.text);
     return c;
 }
 
 static int rule_of(const Config *c, Role role)
 {
     int row = 0;
-    while (config_record(c)->params[row].role != role) row++;
+    while (config_record(c)->params[row].role != role)
+        row++;
     return row;
 }
 
@@ -101,11 +103,12 @@ static void check_stages(void)
     struct {
         int t, stage, tokens, document;
         double factor;
-    } rows[] = {
-        {0, 0, 16384, 2048, 1},         {416, 0, 16384, 2048, 1},        {417, 1, 32768, 1024, 1.52},
-        {500, 1, 32768, 1024, 1.52},    {600, 1, 32768, 1024, 1.337333}, {832, 1, 32768, 1024, 0.913547},
-        {833, 2, 49152, 896, 1.028480}, {1000, 2, 49152, 896, 0.676667}, {1249, 2, 49152, 896, 0.152107},
-        {1250, 3, 49152, 512, 0.15},    {1289, 3, 49152, 512, 0.15}};
+    } rows[] = {{0, 0, 16384, 2048, 1},          {416, 0, 16384, 2048, 1},
+                {417, 1, 32768, 1024, 1.52},     {500, 1, 32768, 1024, 1.52},
+                {600, 1, 32768, 1024, 1.337333}, {832, 1, 32768, 1024, 0.913547},
+                {833, 2, 49152, 896, 1.028480},  {1000, 2, 49152, 896, 0.676667},
+                {1249, 2, 49152, 896, 0.152107}, {1250, 3, 49152, 512, 0.15},
+                {1289, 3, 49152, 512, 0.15}};
     ok(good, "stages of several sizes and rates");
     for (size_t i = 0; good && i < sizeof rows / sizeof *rows; i++) {
         Stage s = schedule_stage(&c, rows[i].t);
@@ -146,7 +149,10 @@ static void check_against_twin(const char *name, const char *scheduled, const ch
     }
     ok(windows, "run %s: windows of all steps as the twin has them", name);
     ok(worst < 1e-7, "run %s: rates and momenta as the twin has them (%.1e)", name, worst);
-    free(lr), free(momentum), free(ws_long), free(ws_short);
+    free(lr);
+    free(momentum);
+    free(ws_long);
+    free(ws_short);
     safetensors_close(st);
 }
 
@@ -172,7 +178,9 @@ static void check_yarn(void)
     ok(worst < 3e-7, "frequencies after each move (%.1e)", worst);
     ok(worst_scale < 1e-7, "attention scale after each move (%.1e)", worst_scale);
     ok(!rope_follow_window(&r, &c, 13), "the same window changes nothing");
-    free(frequencies), free(scale), free(ws);
+    free(frequencies);
+    free(scale);
+    free(ws);
     safetensors_close(st);
 }
 

@@ -11,15 +11,19 @@ static Tokens other; // as long as shards[2], another text
 
 static LoaderOptions options(void)
 {
-    return (LoaderOptions){.files_glob = pattern, .micro_batches = STEP_BATCHES, .micro_batch_tokens = N,
+    return (LoaderOptions){.files_glob = pattern,
+                           .micro_batches = STEP_BATCHES,
+                           .micro_batch_tokens = N,
                            .num_ranks = 1,
-                           .max_document = 30, .chunk_tokens = 1000};
+                           .max_document = 30,
+                           .chunk_tokens = 1000};
 }
 
 static void make_shards(void)
 {
     num_shards = 3;
-    for (int i = 0; i < num_shards; i++) random_shard(&shards[i], TOKENS, 20);
+    for (int i = 0; i < num_shards; i++)
+        random_shard(&shards[i], TOKENS, 20);
     random_shard(&other, TOKENS + 100, 20);
     other.count = shards[2].count;
     write_shards();
@@ -27,7 +31,8 @@ static void make_shards(void)
 
 static void write_at(const char *path, const Tokens *t)
 {
-    if (!shard_write(path, t->ids, t->count, VOCAB, DOC, &e)) ok(false, "%s", e.text);
+    if (!shard_write(path, t->ids, t->count, VOCAB, DOC, &e))
+        ok(false, "%s", e.text);
 }
 
 // ---- what happens to the last shard -----------------------------------------------------------------------
@@ -35,7 +40,8 @@ static void write_at(const char *path, const Tokens *t)
 static void replace(const char *path)
 {
     write_at(path_of("new.bin"), &other);
-    if (rename(path_of("new.bin"), path) != 0) ok(false, "%s", strerror(errno));
+    if (rename(path_of("new.bin"), path) != 0)
+        ok(false, "%s", strerror(errno));
 }
 
 static void overwrite(const char *path) // the same inode
@@ -43,7 +49,8 @@ static void overwrite(const char *path) // the same inode
     FILE *f = fopen(path, "r+b");
     bool good = f && fseek(f, SHARD_HEADER_BYTES, SEEK_SET) == 0 &&
                 fwrite(other.ids, 2, (size_t)other.count, f) == (size_t)other.count && fclose(f) == 0;
-    if (!good) ok(false, "%s", strerror(errno));
+    if (!good)
+        ok(false, "%s", strerror(errno));
 }
 
 static void replace_keeping_time(const char *path)
@@ -52,17 +59,20 @@ static void replace_keeping_time(const char *path)
     bool good = stat(path, &st) == 0;
     replace(path);
     good = good && utimensat(AT_FDCWD, path, (struct timespec[]){st.st_atim, st.st_mtim}, 0) == 0;
-    if (!good) ok(false, "%s", strerror(errno));
+    if (!good)
+        ok(false, "%s", strerror(errno));
 }
 
 static void cut(const char *path)
 {
-    if (truncate(path, SHARD_HEADER_BYTES + TOKENS) != 0) ok(false, "%s", strerror(errno));
+    if (truncate(path, SHARD_HEADER_BYTES + TOKENS) != 0)
+        ok(false, "%s", strerror(errno));
 }
 
 static void change_header(const char *path) // the same tokens, another token that begins documents
 {
-    if (!shard_write(path, shards[2].ids, shards[2].count, VOCAB, DOC - 1, &e)) ok(false, "%s", e.text);
+    if (!shard_write(path, shards[2].ids, shards[2].count, VOCAB, DOC - 1, &e))
+        ok(false, "%s", e.text);
 }
 
 static void take_away(const char *path) { unlink(path); }
@@ -93,27 +103,32 @@ static void test_change(const char *what, void (*change)(const char *path), cons
     Batch b;
     batch_alloc(&b, N);
     make_shards();
-    Loader *l = loader_open(&(LoaderOptions){.files_glob = pattern, .micro_batches = STEP_BATCHES,
+    Loader *l = loader_open(&(LoaderOptions){.files_glob = pattern,
+                                             .micro_batches = STEP_BATCHES,
                                              .micro_batch_tokens = N,
-                                             .num_ranks = 1, .max_document = 30}, &e);
-    if (!l) ok(false, "%s", e.text);
+                                             .num_ranks = 1,
+                                             .max_document = 30},
+                            &e);
+    if (!l)
+        ok(false, "%s", e.text);
     uint64_t expected = hash_batches(l, &all);
     loader_close(l);
 
     LoaderOptions o = options();
     l = loader_open(&o, &e);
-    if (!l || !loader_next(l, &b, &e)) ok(false, "%s", e.text);
+    if (!l || !loader_next(l, &b, &e))
+        ok(false, "%s", e.text);
     uint64_t hash = fingerprint_bytes(0, b.tokens, N * sizeof *b.tokens);
     change(shard_path(2));
     for (steps = 1; loader_next(l, &b, &e); steps++)
         hash = fingerprint_bytes(hash, b.tokens, N * sizeof *b.tokens);
     if (word) {
         ok(b.position.shard == 1 && steps < all && strstr(e.text, word) && strstr(e.text, shard_path(2)) &&
-               !strchr(e.text, '\n'), "%s, after %d of %d batches: %s", what, steps, all, e.text);
+               !strchr(e.text, '\n'),
+           "%s, after %d of %d batches: %s", what, steps, all, e.text);
     } else {
         ok(steps == all && hash == expected && strstr(e.text, "training data ends here"),
-           "%s: %d of %d batches, the same",
-           what, steps, all);
+           "%s: %d of %d batches, the same", what, steps, all);
     }
     loader_close(l);
     batch_free(&b);
@@ -130,7 +145,8 @@ typedef struct {
 static void change_hook(void *context, int64_t num_indexed)
 {
     Plan *plan = context;
-    if (num_indexed == plan->at) plan->change(shard_path(2));
+    if (num_indexed == plan->at)
+        plan->change(shard_path(2));
 }
 
 // The only shard, of which the first half is in memory.
@@ -144,11 +160,11 @@ static void test_change_inside(const char *what, void (*change)(const char *path
     o.chunk_hook = change_hook;
     o.chunk_hook_context = &plan;
     Loader *l = loader_open(&o, &e);
-    if (!l) ok(false, "%s", e.text);
+    if (!l)
+        ok(false, "%s", e.text);
     hash_batches(l, &steps);
     ok(steps * N <= TOKENS / 2 && strstr(e.text, word) && strstr(e.text, shard_path(2)),
-       "%s while it is read, %d batches: %s",
-       what, steps, e.text);
+       "%s while it is read, %d batches: %s", what, steps, e.text);
     loader_close(l);
     remove_shards();
 }

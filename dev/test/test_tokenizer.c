@@ -1,4 +1,5 @@
-// The tokenizer against a naive merger, hand-cut pieces and recorded encodings, with broken vocabularies refused.
+// The tokenizer against a naive merger, hand-cut pieces and recorded encodings, with broken vocabularies
+// refused.
 #include "llmc/text/tokenizer.h"
 #include "dev/test/tap.h"
 #include <jansson.h>
@@ -16,11 +17,12 @@ static void write_file(const char *name, const char *text, size_t len)
 {
     char *path = in_folder(name);
     FILE *f = fopen(path, "wb");
-    if (!f || fwrite(text, 1, len, f) != len || fclose(f)) fatal(1, "cannot write %s", path);
+    if (!f || fwrite(text, 1, len, f) != len || fclose(f))
+        fatal(1, "cannot write %s", path);
     free(path);
 }
 
-// ---- a growing text ------------------------------------------------------------------------------------------------------
+// ---- a growing text ---------------------------------------------------------------------------------------
 
 typedef struct {
     char *text;
@@ -29,7 +31,8 @@ typedef struct {
 
 static void put(Buffer *b, const char *p, size_t n)
 {
-    if (b->len + n + 1 > b->capacity) b->text = xrealloc(b->text, b->capacity = 2 * b->capacity + n + 1024, 1);
+    if (b->len + n + 1 > b->capacity)
+        b->text = xrealloc(b->text, b->capacity = 2 * b->capacity + n + 1024, 1);
     memcpy(b->text + b->len, p, n);
     b->text[b->len += n] = 0;
 }
@@ -40,10 +43,13 @@ static void put_base64(Buffer *b, const unsigned char *p, size_t n)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t i = 0; i < n; i += 3) {
-        uint32_t v = (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
+        uint32_t v =
+            (uint32_t)p[i] << 16 | (i + 1 < n ? (uint32_t)p[i + 1] << 8 : 0) | (i + 2 < n ? p[i + 2] : 0);
         char four[4] = {digits[v >> 18], digits[v >> 12 & 63], '=', '='};
-        if (i + 1 < n) four[2] = digits[v >> 6 & 63];
-        if (i + 2 < n) four[3] = digits[v & 63];
+        if (i + 1 < n)
+            four[2] = digits[v >> 6 & 63];
+        if (i + 2 < n)
+            four[3] = digits[v & 63];
         put(b, four, 4);
     }
 }
@@ -59,27 +65,34 @@ static void put_rank(Buffer *b, const char *token, size_t n, int rank)
 // The 256 bytes in descending order, so that id and value differ.
 static void put_byte_ranks(Buffer *b)
 {
-    for (int i = 0; i < 256; i++) put_rank(b, &(char){(char)(255 - i)}, 1, i);
+    for (int i = 0; i < 256; i++)
+        put_rank(b, &(char){(char)(255 - i)}, 1, i);
 }
 
 // The published spelling of one byte, as JSON or merges text needs it.
 static void put_printable(Buffer *b, unsigned char byte, bool json)
 {
     unsigned shifted = 256;
-    for (int i = 0; i < byte; i++) shifted += !((i >= 33 && i <= 126) || (i >= 161 && i <= 172) || i >= 174);
+    for (int i = 0; i < byte; i++)
+        shifted += !((i >= 33 && i <= 126) || (i >= 161 && i <= 172) || i >= 174);
     bool plain = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
     unsigned c = plain ? byte : shifted;
-    if (json && (c == '"' || c == '\\')) puts_to(b, "\\");
-    if (c < 128) put(b, &(char){(char)c}, 1);
-    else put(b, (char[]){(char)(0xC0 | c >> 6), (char)(0x80 | (c & 63))}, 2);
+    if (json && (c == '"' || c == '\\'))
+        puts_to(b, "\\");
+    if (c < 128)
+        put(b, &(char){(char)c}, 1);
+    else
+        put(b, (char[]){(char)(0xC0 | c >> 6), (char)(0x80 | (c & 63))}, 2);
 }
 
-// ---- a small vocabulary --------------------------------------------------------------------------------------------------
+// ---- a small vocabulary -----------------------------------------------------------------------------------
 
 // Left and right part of each merge, in rank order. Some overlap, so that order and leftmost-first matter.
-static const char *const merges[][2] = {{"a", "b"},   {"b", "c"},     {"a", "a"},   {"c", "ab"},   {"aa", "aa"}, {"aaaa", "aaaa"},
-                                        {"c", "c"},   {"ab", "ab"},   {"cc", "aa"}, {"bc", "ab"},  {" ", "a"},   {" a", "b"},
-                                        {"'", "s"},   {"\xE6", "\x97"}, {"\n", "\n"}, {"cab", "cab"}, {"b", "b"},  {"bb", "b"}};
+static const char *const merges[][2] = {{"a", "b"},   {"b", "c"},       {"a", "a"},   {"c", "ab"},
+                                        {"aa", "aa"}, {"aaaa", "aaaa"}, {"c", "c"},   {"ab", "ab"},
+                                        {"cc", "aa"}, {"bc", "ab"},     {" ", "a"},   {" a", "b"},
+                                        {"'", "s"},   {"\xE6", "\x97"}, {"\n", "\n"}, {"cab", "cab"},
+                                        {"b", "b"},   {"bb", "b"}};
 enum { MERGES = sizeof merges / sizeof merges[0], SMALL_VOCAB = 256 + MERGES + 1 };
 
 static void small_json(Buffer *json)
@@ -92,7 +105,8 @@ static void small_json(Buffer *json)
             put_printable(json, (unsigned char)(255 - id), true);
         } else {
             for (int side = 0; side < 2; side++) {
-                for (const char *p = merges[id - 256][side]; *p; p++) put_printable(json, (unsigned char)*p, true);
+                for (const char *p = merges[id - 256][side]; *p; p++)
+                    put_printable(json, (unsigned char)*p, true);
             }
         }
         snprintf(number, sizeof number, "\": %d", id);
@@ -107,7 +121,8 @@ static void small_merges(Buffer *b, int count)
     puts_to(b, "#version: 0.2\n");
     for (int i = 0; i < count; i++) {
         for (int side = 0; side < 2; side++) {
-            for (const char *p = merges[i][side]; *p; p++) put_printable(b, (unsigned char)*p, false);
+            for (const char *p = merges[i][side]; *p; p++)
+                put_printable(b, (unsigned char)*p, false);
             puts_to(b, side ? "\n" : " ");
         }
     }
@@ -131,25 +146,30 @@ static size_t naive_merge(const char *piece, size_t len, uint16_t *ids)
         size_t n;
         int id;
     } *part = xcalloc(len, sizeof *part);
-    for (size_t i = 0; i < len; i++) part[i].p = piece + i, part[i].n = 1, part[i].id = 255 - (unsigned char)piece[i];
+    for (size_t i = 0; i < len; i++)
+        part[i].p = piece + i, part[i].n = 1, part[i].id = 255 - (unsigned char)piece[i];
     for (;;) {
         int best_rank = MERGES;
         size_t best = 0;
         for (size_t i = 0; i + 1 < len; i++) {
             for (int rank = 0; rank < best_rank; rank++) {
                 if (part[i].n == strlen(merges[rank][0]) && !memcmp(part[i].p, merges[rank][0], part[i].n) &&
-                    part[i + 1].n == strlen(merges[rank][1]) && !memcmp(part[i + 1].p, merges[rank][1], part[i + 1].n)) {
-                    best_rank = rank, best = i;
+                    part[i + 1].n == strlen(merges[rank][1]) &&
+                    !memcmp(part[i + 1].p, merges[rank][1], part[i + 1].n)) {
+                    best_rank = rank;
+                    best = i;
                 }
             }
         }
-        if (best_rank == MERGES) break;
+        if (best_rank == MERGES)
+            break;
         part[best].n += part[best + 1].n;
         part[best].id = 256 + best_rank;
         memmove(part + best + 1, part + best + 2, (len - best - 2) * sizeof *part);
         len--;
     }
-    for (size_t i = 0; i < len; i++) ids[i] = (uint16_t)part[i].id;
+    for (size_t i = 0; i < len; i++)
+        ids[i] = (uint16_t)part[i].id;
     free(part);
     return len;
 }
@@ -163,14 +183,16 @@ static uint32_t random_below(uint32_t n)
 
 static void check_against_naive(const Tokenizer *t, const char *what)
 {
-    static const uint32_t longest[] = {4, 15, 16, 40, 48, 49, 300}; // around the lengths where the method changes
+    static const uint32_t longest[] = {4,  15, 16, 40,
+                                       48, 49, 300}; // around the lengths where the method changes
     TextEncoder *encoder = text_encoder_create(t);
     int wrong = 0, tried = 0;
     for (int round = 0; round < 3500; round++) {
         char piece[301];
         uint16_t expected[300];
         size_t len = 1 + random_below(longest[round % 7]), letters = 1 + random_below(4);
-        for (size_t i = 0; i < len; i++) piece[i] = "abcd"[random_below((uint32_t)letters)];
+        for (size_t i = 0; i < len; i++)
+            piece[i] = "abcd"[random_below((uint32_t)letters)];
         size_t count = naive_merge(piece, len, expected);
         for (int again = 0; again < 2; again++, tried++) { // the second time from the cache
             TokenList list = {0};
@@ -205,14 +227,18 @@ static void check_long_pieces(const Tokenizer *t)
     memset(text, 'a', LONG);
     double start = seconds_now();
     tokenizer_encode(t, text, LONG, &ids, &count);
-    ok(count == LONG / 8 && ids[0] == 256 + 5 && ids[count - 1] == 256 + 5, "1 MB of one letter: %zu tokens of eight", count);
+    ok(count == LONG / 8 && ids[0] == 256 + 5 && ids[count - 1] == 256 + 5,
+       "1 MB of one letter: %zu tokens of eight", count);
     free(ids);
-    for (int i = 0; i < LONG; i++) text[i] = "abc"[random_below(3)];
+    for (int i = 0; i < LONG; i++)
+        text[i] = "abc"[random_below(3)];
     ok(round_trip(t, text, LONG), "1 MB of random letters decodes to itself");
     memset(text, ' ', LONG);
     ok(round_trip(t, text, LONG), "1 MB of spaces decodes to itself");
-    ok_at_most(seconds_now() - start, 10, "seconds for 3 MB in three pieces (quadratic merging takes minutes)");
-    for (int i = 0; i < 3000; i++) text[i] = "abc"[random_below(3)];
+    ok_at_most(seconds_now() - start, 10,
+               "seconds for 3 MB in three pieces (quadratic merging takes minutes)");
+    for (int i = 0; i < 3000; i++)
+        text[i] = "abc"[random_below(3)];
     tokenizer_encode(t, text, 3000, &ids, &count);
     ok(naive_merge(text, 3000, whole) == count && !memcmp(ids, whole, count * sizeof *ids),
        "a piece of 3000 as the naive merger");
@@ -221,10 +247,10 @@ static void check_long_pieces(const Tokenizer *t)
     free(text);
 }
 
-// ---- pieces --------------------------------------------------------------------------------------------------------------
+// ---- pieces -----------------------------------------------------------------------------------------------
 
-// Each row is cut by hand by the published pattern. Only a space joins the word after it, and a run of white space before
-// something else leaves its last character alone.
+// Each row is cut by hand by the published pattern. Only a space joins the word after it, and a run of white
+// space before something else leaves its last character alone.
 static const char *const cut[][12] = {
     {"Hello", " world", "'s", " end", "."},
     {"I", "'m", " don", "'t", " WE", "'", "LL", " they", "'ve", " he", "'d", "'ll"},
@@ -237,8 +263,8 @@ static const char *const cut[][12] = {
     {"\u65e5\u672c\u8a9e", "\u3002", "\u4e2d\u6587", "\u3000", "x"}, // ideographic space is white space
     {" \U0001F469\u200D\U0001F467", " \U0001F44D\U0001F3FD", "ok"},  // emoji sequences
     {"a", "\u180e", "b"},                                            // U+180E is not white space
-    {"a", "\x01\x02\x7f", "b", "\xC2\x85", "c"},                      // control characters; U+0085 is white space
-    {"\u2167", " \u00bd", "x", "\u00b2"},                            // roman numeral, fraction, superscript are numbers
+    {"a", "\x01\x02\x7f", "b", "\xC2\x85", "c"}, // control characters; U+0085 is white space
+    {"\u2167", " \u00bd", "x", "\u00b2"},        // roman numeral, fraction, superscript are numbers
     {"<|", "endoftext", "|>"},
     {"\ufeff", "x"},
 };
@@ -253,16 +279,21 @@ static bool cut_row(const char *const *pieces, size_t n)
     for (size_t i = 0; i < n; i++) {
         size_t len = strlen(pieces[i]), same = 0;
         puts_to(&text, pieces[i]);
-        while (same < i && strcmp(pieces[same], pieces[i])) same++;
-        expected[i] = (uint16_t)(len == 1 ? 255 - (unsigned char)pieces[i][0] : same < i ? expected[same] : next);
-        if (len > 1 && same == i) put_rank(&ranks, pieces[i], len, next++);
+        while (same < i && strcmp(pieces[same], pieces[i]))
+            same++;
+        expected[i] = (uint16_t)(len == 1   ? 255 - (unsigned char)pieces[i][0]
+                                 : same < i ? expected[same]
+                                            : next);
+        if (len > 1 && same == i)
+            put_rank(&ranks, pieces[i], len, next++);
     }
     write_file("cut.tiktoken", ranks.text, ranks.len);
     char *path = in_folder("cut.tiktoken");
     Tokenizer *t = tokenizer_load(path, &e);
     uint16_t *ids = NULL;
     size_t count = 0;
-    if (t) tokenizer_encode(t, text.text, text.len, &ids, &count);
+    if (t)
+        tokenizer_encode(t, text.text, text.len, &ids, &count);
     bool good = t && count == n && !memcmp(ids, expected, n * sizeof *ids);
     unlink(path);
     tokenizer_free(t);
@@ -277,14 +308,16 @@ static void check_pieces(void)
 {
     for (size_t row = 0; row < sizeof cut / sizeof cut[0]; row++) {
         size_t n = 0;
-        while (n < 12 && cut[row][n]) n++;
-        ok(cut_row(cut[row], n), "pieces of row %zu (%s ...)", row, row == 11 ? "control characters" : cut[row][0]);
+        while (n < 12 && cut[row][n])
+            n++;
+        ok(cut_row(cut[row], n), "pieces of row %zu (%s ...)", row,
+           row == 11 ? "control characters" : cut[row][0]);
     }
     static const char *const spaces[] = {"x", " ", " y", "    ", " z", "\n", "w", " "};
     ok(cut_row(spaces, 8), "a run of spaces leaves the last to the word after it");
 }
 
-// ---- byte mode, threads --------------------------------------------------------------------------------------------------
+// ---- byte mode, threads -----------------------------------------------------------------------------------
 
 static void check_bytes(void)
 {
@@ -294,7 +327,8 @@ static void check_bytes(void)
     Error e = {""};
     ok(tokenizer_vocab_size(t) == 257 && tokenizer_document(t) == 256, "byte mode: 257 ids, document 256");
     size_t replaced = tokenizer_encode(t, "A\xC3\xA9\xFF", 4, &ids, &count);
-    ok(count == 6 && ids[0] == 'A' && ids[1] == 0xC3 && ids[2] == 0xA9 && ids[3] == 0xEF && ids[5] == 0xBD && replaced == 1,
+    ok(count == 6 && ids[0] == 'A' && ids[1] == 0xC3 && ids[2] == 0xA9 && ids[3] == 0xEF && ids[5] == 0xBD &&
+           replaced == 1,
        "byte mode: bytes are ids, an invalid byte is U+FFFD");
     free(ids);
     replaced = tokenizer_encode(t, "", 0, &ids, &count);
@@ -302,10 +336,12 @@ static void check_bytes(void)
     free(ids);
     uint16_t tokens[] = {'h', 'i', 256};
     char *text = tokenizer_decode(t, tokens, 3, &len, &e);
-    ok(text && len == 15 && !strcmp(text, "hi<|endoftext|>"), "byte mode: decoding, the document token has a text");
+    ok(text && len == 15 && !strcmp(text, "hi<|endoftext|>"),
+       "byte mode: decoding, the document token has a text");
     free(text);
     tokens[1] = 257;
-    ok(!tokenizer_decode(t, tokens, 3, &len, &e) && strstr(e.text, "257"), "an id outside the vocabulary: %s", e.text);
+    ok(!tokenizer_decode(t, tokens, 3, &len, &e) && strstr(e.text, "257"), "an id outside the vocabulary: %s",
+       e.text);
     tokenizer_free(t);
 }
 
@@ -320,7 +356,8 @@ static void *thread_main(void *argument)
 {
     ThreadWork *w = argument;
     TextEncoder *encoder = text_encoder_create(w->t);
-    for (size_t at = 0; at < w->len; at += 1000) text_encode(encoder, w->text + at, 1000, &w->list);
+    for (size_t at = 0; at < w->len; at += 1000)
+        text_encode(encoder, w->text + at, 1000, &w->list);
     text_encoder_free(encoder);
     return NULL;
 }
@@ -329,12 +366,14 @@ static void check_threads(const Tokenizer *t)
 {
     enum { THREADS = 4, LENGTH = 300000 };
     char *text = xcalloc(LENGTH, 1);
-    for (int i = 0; i < LENGTH; i++) text[i] = "abc abc\n's1"[random_below(11)];
+    for (int i = 0; i < LENGTH; i++)
+        text[i] = "abc abc\n's1"[random_below(11)];
     ThreadWork work[THREADS];
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) {
         work[i] = (ThreadWork){t, text, LENGTH, {0}};
-        if (pthread_create(&threads[i], NULL, thread_main, &work[i])) fatal(1, "no thread");
+        if (pthread_create(&threads[i], NULL, thread_main, &work[i]))
+            fatal(1, "no thread");
     }
     bool same = true;
     for (int i = 0; i < THREADS; i++) {
@@ -343,11 +382,12 @@ static void check_threads(const Tokenizer *t)
                !memcmp(work[i].list.ids, work[0].list.ids, work[0].list.count * sizeof(uint16_t));
     }
     ok(same && work[0].list.count > LENGTH / 4, "four threads share a tokenizer");
-    for (int i = 0; i < THREADS; i++) free(work[i].list.ids);
+    for (int i = 0; i < THREADS; i++)
+        free(work[i].list.ids);
     free(text);
 }
 
-// ---- vocabularies that must be refused -----------------------------------------------------------------------------------
+// ---- vocabularies that must be refused --------------------------------------------------------------------
 
 static void refuses(const char *name, const char *expected, const char *what)
 {
@@ -445,7 +485,8 @@ static void check_refused_ranks(void)
     write_file("bad.tiktoken", "IQ== 0\nIg== 1\n", 14);
     refuses("bad.tiktoken", "single byte", "bytes without a token");
     put_byte_ranks(&b);
-    for (int i = 256; i < 65536; i++) put_rank(&b, (char[]){(char)(i >> 8), (char)i, 'x'}, 3, i);
+    for (int i = 256; i < 65536; i++)
+        put_rank(&b, (char[]){(char)(i >> 8), (char)i, 'x'}, 3, i);
     write_file("bad.tiktoken", b.text, b.len);
     refuses("bad.tiktoken", "16 bits", "65536 ranks and a document token");
     char *path = in_folder("bad.tiktoken");
@@ -493,7 +534,8 @@ static void check_refused_merges(void)
 static void check_missing(void)
 {
     char *empty = in_folder("empty");
-    if (mkdir(empty, 0777)) fatal(1, "cannot make %s", empty);
+    if (mkdir(empty, 0777))
+        fatal(1, "cannot make %s", empty);
     free(empty);
     write_file("empty.bpe", "x", 1);
     write_file("empty.dat", "x", 1);
@@ -515,17 +557,20 @@ static void check_small_vocabularies(void)
     write_file("small.tiktoken", ranks.text, ranks.len);
     char *file = in_folder("small.tiktoken");
     Tokenizer *from_merges = tokenizer_load(folder, &e);
-    ok(from_merges && tokenizer_vocab_size(from_merges) == SMALL_VOCAB && tokenizer_document(from_merges) == SMALL_VOCAB - 1,
+    ok(from_merges && tokenizer_vocab_size(from_merges) == SMALL_VOCAB &&
+           tokenizer_document(from_merges) == SMALL_VOCAB - 1,
        "a folder with vocab.bpe and encoder.json %s", e.text);
     Tokenizer *from_ranks = tokenizer_load(file, &e);
-    ok(from_ranks && tokenizer_vocab_size(from_ranks) == SMALL_VOCAB && tokenizer_document(from_ranks) == SMALL_VOCAB - 1,
+    ok(from_ranks && tokenizer_vocab_size(from_ranks) == SMALL_VOCAB &&
+           tokenizer_document(from_ranks) == SMALL_VOCAB - 1,
        "a rank file %s", e.text);
     if (from_merges && from_ranks) {
         check_against_naive(from_merges, "merges");
         check_long_pieces(from_merges);
         check_threads(from_merges);
         static const char controls[] = "\0\x01 \xE6\x97\xA5 it's\n\n a  b";
-        ok(round_trip(from_merges, controls, sizeof controls - 1), "a text with control bytes decodes to itself");
+        ok(round_trip(from_merges, controls, sizeof controls - 1),
+           "a text with control bytes decodes to itself");
         size_t len;
         const char *token = tokenizer_token(from_ranks, 256 + 13, &len);
         ok(len == 2 && !memcmp(token, "\xE6\x97", 2), "the bytes of one token");
@@ -539,7 +584,7 @@ static void check_small_vocabularies(void)
     free(ranks.text);
 }
 
-// ---- the published vocabulary, when it is at hand ------------------------------------------------------------------------
+// ---- the published vocabulary, when it is at hand ---------------------------------------------------------
 
 static char *base64_text(const char *p, size_t *len)
 {
@@ -547,10 +592,15 @@ static char *base64_text(const char *p, size_t *len)
     uint32_t bits = 0, kept = 0;
     *len = 0;
     for (; *p && *p != '='; p++) {
-        uint32_t v = (uint32_t)(*p >= 'a' ? *p - 'a' + 26 : *p >= 'A' ? *p - 'A'
-                                : *p >= '0' ? *p - '0' + 52 : *p == '+' ? 62 : 63);
-        bits = bits << 6 | v, kept += 6;
-        if (kept >= 8) out[(*len)++] = (char)(bits >> (kept -= 8));
+        uint32_t v = (uint32_t)(*p >= 'a'   ? *p - 'a' + 26
+                                : *p >= 'A' ? *p - 'A'
+                                : *p >= '0' ? *p - '0' + 52
+                                : *p == '+' ? 62
+                                            : 63);
+        bits = bits << 6 | v;
+        kept += 6;
+        if (kept >= 8)
+            out[(*len)++] = (char)(bits >> (kept -= 8));
     }
     return out;
 }
@@ -585,10 +635,12 @@ static void check_recorded(const char *vocabulary, const char *cases)
         tried++;
         json_decref(record);
     }
-    ok(t && tokenizer_vocab_size(t) == GPT2_VOCAB && tokenizer_document(t) == GPT2_DOCUMENT && tried > 0 && wrong == 0,
+    ok(t && tokenizer_vocab_size(t) == GPT2_VOCAB && tokenizer_document(t) == GPT2_DOCUMENT && tried > 0 &&
+           wrong == 0,
        "%s: %d recorded cases (%d wrong)%s", vocabulary, tried, wrong, e.text);
     free(line);
-    if (f) fclose(f);
+    if (f)
+        fclose(f);
     tokenizer_free(t);
 }
 
@@ -596,7 +648,8 @@ static void check_published(void)
 {
     const char *data = getenv("SHARED_DATA") ? getenv("SHARED_DATA") : "../shared/data";
     char *cases = format_string("%s/tokenizer-cases/cases.jsonl", data);
-    char *published = format_string("%s/tokenizer", data), *ranks = format_string("%s/tokenizer/r50k_base.tiktoken", data);
+    char *published = format_string("%s/tokenizer", data),
+         *ranks = format_string("%s/tokenizer/r50k_base.tiktoken", data);
     if (access(cases, R_OK) == 0) {
         check_recorded(published, cases);
         check_recorded(ranks, cases);
@@ -616,7 +669,8 @@ int main(void)
     const bool have_pcre2 = false;
 #endif
     Error e = {""};
-    if (!mkdtemp(folder)) fatal(1, "no temporary folder");
+    if (!mkdtemp(folder))
+        fatal(1, "no temporary folder");
     check_bytes();
     Tokenizer *bytes = tokenizer_load("bytes", &e);
     ok(bytes && tokenizer_vocab_size(bytes) == BYTE_VOCAB, "\"bytes\" loads byte mode");
@@ -635,7 +689,8 @@ int main(void)
         skip("GPT-2 encoding needs PCRE2");
     }
     char *clean = format_string("rm -rf %s", folder);
-    if (system(clean)) note("could not remove %s", folder);
+    if (system(clean))
+        note("could not remove %s", folder);
     free(clean);
     return tap_done();
 }

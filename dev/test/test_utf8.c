@@ -41,8 +41,8 @@ int main(void)
         size_t len = strlen(broken[i].bytes), fixed_len, replaced;
         char *fixed = utf8_repair(broken[i].bytes, len, &fixed_len, &replaced);
         bool valid = utf8_valid_prefix(broken[i].bytes, len) == len;
-        ok(fixed_len == expected_len && !memcmp(fixed, expected, fixed_len) && replaced == broken[i].replaced &&
-               valid == (broken[i].replaced == 0),
+        ok(fixed_len == expected_len && !memcmp(fixed, expected, fixed_len) &&
+               replaced == broken[i].replaced && valid == (broken[i].replaced == 0),
            "text %zu repaired as Python does it, %zu replacements", i, replaced);
         free(fixed);
     }

@@ -56,7 +56,8 @@ static void hangs_behind_others(void)
 static int status_of(void (*run)(void), char *text, size_t size)
 {
     int pipes[2], status;
-    if (pipe(pipes)) exit(1);
+    if (pipe(pipes))
+        exit(1);
     fflush(stdout);
     pid_t child = fork();
     if (child == 0) {
@@ -69,7 +70,8 @@ static int status_of(void (*run)(void), char *text, size_t size)
     }
     close(pipes[1]);
     size_t length = 0;
-    for (ssize_t n; (n = read(pipes[0], text + length, size - 1 - length)) > 0;) length += (size_t)n;
+    for (ssize_t n; (n = read(pipes[0], text + length, size - 1 - length)) > 0;)
+        length += (size_t)n;
     text[length] = 0;
     close(pipes[0]);
     waitpid(child, &status, 0);
@@ -79,10 +81,13 @@ static int status_of(void (*run)(void), char *text, size_t size)
 int main(void)
 {
     char text[1024];
-    ok(status_of(hangs, text, sizeof text) == EXIT_DEVICE, "a wait that does not end ends the program, as a failure of the device");
-    ok(strstr(text, "the GPU has not finished its work within 0 s") && strchr(text, '\n') == text + strlen(text) - 1,
+    ok(status_of(hangs, text, sizeof text) == EXIT_DEVICE,
+       "a wait that does not end ends the program, as a failure of the device");
+    ok(strstr(text, "the GPU has not finished its work within 0 s") &&
+           strchr(text, '\n') == text + strlen(text) - 1,
        "in one line that says so: %s", *text ? "yes" : "nothing");
-    ok(status_of(hangs_behind_others, text, sizeof text) == EXIT_DEVICE, "so does one behind waits that ended");
+    ok(status_of(hangs_behind_others, text, sizeof text) == EXIT_DEVICE,
+       "so does one behind waits that ended");
     ok(status_of(proceeds, text, sizeof text) == 0 && !*text, "waits that end do not, however many");
     ok(status_of(overlaps, text, sizeof text) == 0 && !*text, "nor does a long one beside them");
     ok(status_of(idles, text, sizeof text) == 0 && !*text, "nor a host that does not wait");

@@ -1,5 +1,5 @@
-// Numbers in [0, 1) for the GPU tests' inputs, each found from its index alone, so that threads can share the work on long
-// arrays: without that, filling and comparing take most of these programs' time.
+// Numbers in [0, 1) for the GPU tests' inputs, each found from its index alone, so that threads can share the
+// work on long arrays: without that, filling and comparing take most of these programs' time.
 #pragma once
 #include <stdint.h>
 

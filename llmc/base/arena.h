@@ -1,5 +1,5 @@
-// Memory of many tensors, planned first and allocated once: the same function takes its tensors twice, from an arena without
-// memory, which only counts, and from one with as many bytes as were counted.
+// Memory of many tensors, planned first and allocated once: the same function takes its tensors twice, from
+// an arena without memory, which only counts, and from one with as many bytes as were counted.
 #pragma once
 #include "llmc/base/common.h"
 

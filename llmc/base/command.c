@@ -20,7 +20,8 @@ static pid_t start(char *const argv[], int out)
     posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-    if (posix_spawnp(&pid, argv[0], &actions, NULL, argv, environ)) pid = 0;
+    if (posix_spawnp(&pid, argv[0], &actions, NULL, argv, environ))
+        pid = 0;
     posix_spawn_file_actions_destroy(&actions);
     return pid;
 }
@@ -34,13 +35,18 @@ static char *read_until(int fd, double end, bool *late)
         struct pollfd p = {.fd = fd, .events = POLLIN};
         double left = end - seconds_now();
         *late = left <= 0;
-        if (*late) return text;
-        if (poll(&p, 1, (int)(1e3 * left) + 1) <= 0) continue;
+        if (*late)
+            return text;
+        if (poll(&p, 1, (int)(1e3 * left) + 1) <= 0)
+            continue;
         ssize_t n = read(fd, block, sizeof block);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return text;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return text;
         text = xrealloc(text, bytes + (size_t)n + 1, 1);
-        for (ssize_t i = 0; i < n; i++) text[bytes++] = block[i];
+        for (ssize_t i = 0; i < n; i++)
+            text[bytes++] = block[i];
         text[bytes] = 0;
     }
 }
@@ -61,7 +67,8 @@ static int wait_until(pid_t pid, double end, bool *late)
         waitpid(pid, NULL, WNOHANG);
         return -1;
     }
-    if (ended < 0) return 0; // whoever started us ignores the ends of children: what it printed counts
+    if (ended < 0)
+        return 0; // whoever started us ignores the ends of children: what it printed counts
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
@@ -70,12 +77,14 @@ char *command_output(char *const argv[], double seconds, bool *late)
     int out[2];
     double end = seconds_now() + seconds;
     *late = false;
-    if (pipe2(out, O_CLOEXEC)) return NULL;
+    if (pipe2(out, O_CLOEXEC))
+        return NULL;
     pid_t pid = start(argv, out[1]);
     close(out[1]);
     char *text = pid ? read_until(out[0], end, late) : NULL;
     close(out[0]);
-    if (pid && wait_until(pid, end, late) == 0 && *text) return text;
+    if (pid && wait_until(pid, end, late) == 0 && *text)
+        return text;
     free(text);
     return NULL;
 }

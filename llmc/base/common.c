@@ -83,16 +83,19 @@ bool error_set(Error *e, const char *format, ...)
 static void print_line(int rank, const char *kind, const char *text)
 {
     char where[32] = "";
-    if (rank >= 0) snprintf(where, sizeof where, " (rank %d)", rank);
+    if (rank >= 0)
+        snprintf(where, sizeof where, " (rank %d)", rank);
     fflush(stdout);
     fprintf(stderr, "%s%s: %s: %s\n", process.program, where, kind, text);
 }
 
-// When all ranks fail alike, one line is enough: rank 0 speaks at once, and its abort ends the others before their time is up.
+// When all ranks fail alike, one line is enough: rank 0 speaks at once, and its abort ends the others before
+// their time is up.
 static void let_rank_0_speak_first(void)
 {
     struct timespec wait = {.tv_nsec = 300000000};
-    if (process.rank <= 0) return;
+    if (process.rank <= 0)
+        return;
     signal(SIGTERM, SIG_DFL); // by which the abort ends ranks; there is nothing left to save
     nanosleep(&wait, NULL);
 }
@@ -102,14 +105,18 @@ void fatal(int status, const char *format, ...)
     static _Atomic int ending;
     va_list args;
     char text[2048];
-    while (atomic_exchange(&ending, 1)) pause(); // one thread speaks, and ends the others
+    while (atomic_exchange(&ending, 1))
+        pause(); // one thread speaks, and ends the others
     let_rank_0_speak_first();
     va_start(args, format);
     format_escaped(text, sizeof text, format, args);
     va_end(args);
-    if (process.error_sink) process.error_sink(status, text);
-    else print_line(process.rank, "error", text);
-    if (process.abort_hook) process.abort_hook(status);
+    if (process.error_sink)
+        process.error_sink(status, text);
+    else
+        print_line(process.rank, "error", text);
+    if (process.abort_hook)
+        process.abort_hook(status);
     _exit(status); // other threads may still run: no destructors
 }
 
@@ -127,7 +134,8 @@ void note(const char *format, ...)
 {
     va_list args;
     char text[2048];
-    if (process.rank > 0) return;
+    if (process.rank > 0)
+        return;
     va_start(args, format);
     format_escaped(text, sizeof text, format, args);
     va_end(args);
@@ -137,16 +145,19 @@ void note(const char *format, ...)
 void *xcalloc(size_t count, size_t size)
 {
     void *p = calloc(count ? count : 1, size ? size : 1);
-    if (!p) fatal(EXIT_BAD_INPUT, "out of host memory: could not allocate %zu x %zu bytes", count, size);
+    if (!p)
+        fatal(EXIT_BAD_INPUT, "out of host memory: could not allocate %zu x %zu bytes", count, size);
     return p;
 }
 
 void *xrealloc(void *old, size_t count, size_t size)
 {
     size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes)) fatal(EXIT_BAD_INPUT, "out of host memory: %zu x %zu bytes", count, size);
+    if (__builtin_mul_overflow(count, size, &bytes))
+        fatal(EXIT_BAD_INPUT, "out of host memory: %zu x %zu bytes", count, size);
     void *p = realloc(old, bytes ? bytes : 1);
-    if (!p) fatal(EXIT_BAD_INPUT, "out of host memory: could not allocate %zu bytes", bytes);
+    if (!p)
+        fatal(EXIT_BAD_INPUT, "out of host memory: could not allocate %zu bytes", bytes);
     return p;
 }
 
@@ -178,7 +189,10 @@ int make_folders(const char *path)
         mkdir(copy, 0777); // what goes wrong here shows at the end of the path
         *p = '/';
     }
-    int failed = mkdir(copy, 0777) && errno != EEXIST ? errno : stat(copy, &info) ? errno : S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+    int failed = mkdir(copy, 0777) && errno != EEXIST ? errno
+                 : stat(copy, &info)                  ? errno
+                 : S_ISDIR(info.st_mode)              ? 0
+                                                      : ENOTDIR;
     free(copy);
     return failed;
 }
@@ -186,7 +200,8 @@ int make_folders(const char *path)
 uint64_t fingerprint_bytes(uint64_t seed, const void *bytes, size_t count)
 {
     uint64_t h = seed ? seed : 0xcbf29ce484222325u;
-    for (size_t i = 0; i < count; i++) h = (h ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < count; i++)
+        h = (h ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3u;
     return h;
 }
 
@@ -216,7 +231,7 @@ double seconds_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---- timeline of the start ---------------------------------------------------------------------------------------------
+// ---- timeline of the start --------------------------------------------------------------------------------
 
 enum { MAX_STRETCHES = 16 };
 static struct {
@@ -233,12 +248,17 @@ static double process_age(void)
     struct timespec now;
     FILE *f = fopen("/proc/self/stat", "r");
     size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
-    if (f) fclose(f);
+    if (f)
+        fclose(f);
     text[n] = 0;
-    const char *p = strrchr(text, ')'); // the name before it may hold anything; "start time" is the 20th field after it
-    for (int field = 0; p && field < 20; field++) p = strchr(p + 1, ' ');
-    if (!p || sscanf(p, "%llu", &start) != 1 || clock_gettime(CLOCK_BOOTTIME, &now)) return 0;
-    double age = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - (double)start / (double)sysconf(_SC_CLK_TCK);
+    const char *p =
+        strrchr(text, ')'); // the name before it may hold anything; "start time" is the 20th field after it
+    for (int field = 0; p && field < 20; field++)
+        p = strchr(p + 1, ' ');
+    if (!p || sscanf(p, "%llu", &start) != 1 || clock_gettime(CLOCK_BOOTTIME, &now))
+        return 0;
+    double age =
+        (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - (double)start / (double)sysconf(_SC_CLK_TCK);
     return age > 0 && age < 3600 ? age : 0;
 }
 
@@ -246,10 +266,13 @@ void timeline_mark(const char *stretch)
 {
     int i = 0;
     double now = seconds_now();
-    if (!timeline.last) timeline.last = now - process_age();
-    while (i < timeline.count && strcmp(timeline.name[i], stretch)) i++;
+    if (!timeline.last)
+        timeline.last = now - process_age();
+    while (i < timeline.count && strcmp(timeline.name[i], stretch))
+        i++;
     assert(i < MAX_STRETCHES);
-    if (i == timeline.count) timeline.name[timeline.count++] = stretch;
+    if (i == timeline.count)
+        timeline.name[timeline.count++] = stretch;
     timeline.seconds[i] += now - timeline.last;
     timeline.last = now;
 }
@@ -262,7 +285,8 @@ char *timeline_text(void)
     for (int i = 0; i < timeline.count; i++) {
         sum += timeline.seconds[i];
         n += (size_t)snprintf(text + n, sizeof text - n, "%s %.2f, ", timeline.name[i], timeline.seconds[i]);
-        if (n >= sizeof text) n = sizeof text - 1;
+        if (n >= sizeof text)
+            n = sizeof text - 1;
     }
     return format_string("%sin all %.2f s", text, sum);
 }

@@ -1,8 +1,9 @@
-// What every file may use: errors, checked allocation, small arithmetic. Nothing here knows of models or data.
+// What every file may use: errors, checked allocation, small arithmetic. Nothing here knows of models or
+// data.
 //
-// Errors. A function that can fail because of what the user gave it (a file, an option) returns false and writes one line
-// into an Error: what, where, what to do. Only the program's own top level turns that line into an exit, through fatal().
-// Broken promises of our own code are assert()s.
+// Errors. A function that can fail because of what the user gave it (a file, an option) returns false and
+// writes one line into an Error: what, where, what to do. Only the program's own top level turns that line
+// into an exit, through fatal(). Broken promises of our own code are assert()s.
 #pragma once
 #include <assert.h>
 #include <stdbool.h>
@@ -29,20 +30,22 @@ bool error_set(Error *e, const char *format, ...) __attribute__((format(printf, 
 // EXIT_DIVERGED: a loss is no finite number.
 enum { EXIT_BAD_INPUT = 1, EXIT_USAGE = 2, EXIT_INTERRUPTED = 3, EXIT_DEVICE = 4, EXIT_DIVERGED = 5 };
 
-// Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with `status`. Ranks
-// above 0 wait 0.3 s before they print, so that a fault that all of them meet is told once, by rank 0.
+// Prints "program: error: message" as one line on stderr, ends all ranks (see set_abort_hook) and exits with
+// `status`. Ranks above 0 wait 0.3 s before they print, so that a fault that all of them meet is told once,
+// by rank 0.
 void fatal(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 
 // The line alone, as fatal() would print it for `rank` (below 0: of the program as a whole).
 void print_error(int rank, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// A line on stderr that starts with "note: "; for a slower or missing path taken. Of several ranks only rank 0 prints it: they
-// take the same paths.
+// A line on stderr that starts with "note: "; for a slower or missing path taken. Of several ranks only rank
+// 0 prints it: they take the same paths.
 void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Called by fatal() before it exits; comm sets it so that one failing rank ends the others.
 void set_abort_hook(void (*hook)(int status));
-// Gets the message of fatal() in place of stderr: launch sets it in its children, whose parent prints the first one only.
+// Gets the message of fatal() in place of stderr: launch sets it in its children, whose parent prints the
+// first one only.
 void set_error_sink(void (*sink)(int status, const char *message));
 void set_program_name(const char *name, int rank); // rank < 0: not shown
 
@@ -60,14 +63,17 @@ char *format_string(const char *format, ...) __attribute__((format(printf, 1, 2)
 int open_regular(const char *what, const char *path, int64_t *bytes, Error *e);
 
 double seconds_now(void); // monotonic clock
-uint64_t fingerprint_bytes(uint64_t seed, const void *bytes, size_t count); // FNV-1a, to tell things apart; seed 0 begins
+uint64_t fingerprint_bytes(uint64_t seed, const void *bytes,
+                           size_t count); // FNV-1a, to tell things apart; seed 0 begins
 
-// Where the time from the start of the process to the first training step goes: each mark names the stretch since the one before
-// it (the same name again adds to it). timeline_text: "program 0.11 s, device 0.52, ..., in all 3.20", owned by the caller.
+// Where the time from the start of the process to the first training step goes: each mark names the stretch
+// since the one before it (the same name again adds to it). timeline_text: "program 0.11 s, device 0.52, ...,
+// in all 3.20", owned by the caller.
 void timeline_mark(const char *stretch); // static text
 char *timeline_text(void);
 
-// Makes a folder and those above it, unless they are there. 0, or the errno of what is in the way (ENOTDIR: a file).
+// Makes a folder and those above it, unless they are there. 0, or the errno of what is in the way (ENOTDIR: a
+// file).
 int make_folders(const char *path);
 
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -15,7 +15,8 @@ uint32_t crc32c(uint32_t crc, const void *bytes, size_t count)
         memcpy(&word, p, 8);
         state = _mm_crc32_u64(state, word);
     }
-    for (; count > 0; count--) state = _mm_crc32_u8((uint32_t)state, *p++);
+    for (; count > 0; count--)
+        state = _mm_crc32_u8((uint32_t)state, *p++);
     return (uint32_t)~state;
 }
 #else
@@ -29,11 +30,13 @@ static void fill_table(void)
     const uint32_t polynomial = 0x82f63b78; // bits reversed
     for (uint32_t b = 0; b < 256; b++) {
         uint32_t state = b;
-        for (int bit = 0; bit < 8; bit++) state = state >> 1 ^ (state & 1 ? polynomial : 0);
+        for (int bit = 0; bit < 8; bit++)
+            state = state >> 1 ^ (state & 1 ? polynomial : 0);
         table[0][b] = state;
     }
     for (int k = 1; k < 8; k++)
-        for (int b = 0; b < 256; b++) table[k][b] = table[k - 1][b] >> 8 ^ table[0][table[k - 1][b] & 255];
+        for (int b = 0; b < 256; b++)
+            table[k][b] = table[k - 1][b] >> 8 ^ table[0][table[k - 1][b] & 255];
 }
 
 uint32_t crc32c(uint32_t crc, const void *bytes, size_t count)
@@ -45,9 +48,11 @@ uint32_t crc32c(uint32_t crc, const void *bytes, size_t count)
         memcpy(&word, p, 8);
         word ^= state;
         state = 0;
-        for (int k = 0; k < 8; k++) state ^= table[7 - k][word >> 8 * k & 255];
+        for (int k = 0; k < 8; k++)
+            state ^= table[7 - k][word >> 8 * k & 255];
     }
-    for (; count > 0; count--) state = state >> 8 ^ table[0][(state ^ *p++) & 255];
+    for (; count > 0; count--)
+        state = state >> 8 ^ table[0][(state ^ *p++) & 255];
     return ~state;
 }
 #endif

@@ -31,8 +31,10 @@ FileHash *file_hash_start(const char *path)
 
 char *file_hash_finish(FileHash *hash)
 {
-    if (!hash) return NULL;
-    if (hash->running) pthread_join(hash->thread, NULL);
+    if (!hash)
+        return NULL;
+    if (hash->running)
+        pthread_join(hash->thread, NULL);
     // A line begins with a backslash where the file's name has characters that sha256sum escapes.
     const char *text = hash->output ? hash->output + (hash->output[0] == '\\') : "";
     bool good = strspn(text, "0123456789abcdef") == HEX_DIGITS && text[HEX_DIGITS] == ' ';

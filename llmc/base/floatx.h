@@ -1,5 +1,6 @@
-// floatX: the element of activations and of the parameters that are stored in half width. bf16, as on the GPU; or fp32 in the
-// exact build (-DFLOATX_FP32), which exists to check the mathematics against fp32/fp64 references.
+// floatX: the element of activations and of the parameters that are stored in half width. bf16, as on the
+// GPU; or fp32 in the exact build (-DFLOATX_FP32), which exists to check the mathematics against fp32/fp64
+// references.
 #pragma once
 #include <stdint.h>
 #include <string.h>

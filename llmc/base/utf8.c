@@ -7,22 +7,30 @@ static int character_at(const unsigned char *p, size_t left)
 {
     unsigned char c = p[0], low = 0x80, high = 0xBF; // bounds of the second byte
     int need;
-    if (c < 0x80) return 1;
-    if (c < 0xC2 || c > 0xF4) return -1;
+    if (c < 0x80)
+        return 1;
+    if (c < 0xC2 || c > 0xF4)
+        return -1;
     if (c < 0xE0) {
         need = 2;
     } else if (c < 0xF0) {
         need = 3;
-        if (c == 0xE0) low = 0xA0;
-        if (c == 0xED) high = 0x9F; // surrogates
+        if (c == 0xE0)
+            low = 0xA0;
+        if (c == 0xED)
+            high = 0x9F; // surrogates
     } else {
         need = 4;
-        if (c == 0xF0) low = 0x90;
-        if (c == 0xF4) high = 0x8F;
+        if (c == 0xF0)
+            low = 0x90;
+        if (c == 0xF4)
+            high = 0x8F;
     }
     for (int i = 1; i < need; i++) {
-        if ((size_t)i >= left || p[i] < low || p[i] > high) return -i;
-        low = 0x80, high = 0xBF;
+        if ((size_t)i >= left || p[i] < low || p[i] > high)
+            return -i;
+        low = 0x80;
+        high = 0xBF;
     }
     return need;
 }
@@ -33,10 +41,13 @@ size_t utf8_valid_prefix(const char *text, size_t len)
     size_t i = 0;
     while (i < len) {
         uint64_t eight; // mostly ASCII: eight bytes at a time
-        while (i + 8 <= len && (memcpy(&eight, p + i, 8), !(eight & 0x8080808080808080u))) i += 8;
-        if (i == len) break;
+        while (i + 8 <= len && (memcpy(&eight, p + i, 8), !(eight & 0x8080808080808080u)))
+            i += 8;
+        if (i == len)
+            break;
         int n = character_at(p + i, len - i);
-        if (n < 0) return i;
+        if (n < 0)
+            return i;
         i += (size_t)n;
     }
     return len;
@@ -48,12 +59,16 @@ char *utf8_repair(const char *text, size_t len, size_t *fixed_len, size_t *repla
     size_t used = 0, count = 0;
     for (size_t i = 0; i < len;) {
         size_t good = utf8_valid_prefix(text + i, len - i);
-        if (good) memcpy(out + used, text + i, good);
-        used += good, i += good;
-        if (i == len) break;
+        if (good)
+            memcpy(out + used, text + i, good);
+        used += good;
+        i += good;
+        if (i == len)
+            break;
         i += (size_t)-character_at((const unsigned char *)text + i, len - i);
         memcpy(out + used, "\xEF\xBF\xBD", 3);
-        used += 3, count++;
+        used += 3;
+        count++;
     }
     *fixed_len = used;
     *replaced = count;

@@ -1,7 +1,8 @@
-// Causal attention inside a window and inside a document, with its output gate. Never forms more than QUERIES x KEYS scores at
-// once, and no scores of keys that no query of the block sees.
+// Causal attention inside a window and inside a document, with its output gate. Never forms more than QUERIES
+// x KEYS scores at once, and no scores of keys that no query of the block sees.
 //
-// The table: document boundaries, then the query blocks of all documents in order, which the forward pass shares out.
+// The table: document boundaries, then the query blocks of all documents in order, which the forward pass
+// shares out.
 //   [0]                       number of documents D
 //   [1 .. D+1]                cu_seqlens
 //   [D+2]                     number of blocks
@@ -21,7 +22,8 @@ int64_t attention_table_ints(int N, int max_documents)
     return documents + 3 + 2 * (documents + N / QUERIES);
 }
 
-int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents)
+int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N,
+                          int max_documents)
 {
     assert(num_documents >= 1 && cu_seqlens[0] == 0 && cu_seqlens[num_documents] == N);
     assert(!max_documents || num_documents <= max_documents);
@@ -60,7 +62,10 @@ typedef struct {
     int q0, rows, doc_begin;
 } Block;
 
-static int first_key(const Block *b, int window) { return b->q0 - window > b->doc_begin ? b->q0 - window : b->doc_begin; }
+static int first_key(const Block *b, int window)
+{
+    return b->q0 - window > b->doc_begin ? b->q0 - window : b->doc_begin;
+}
 
 // Keys that query `i` sees in a tile of keys [k0, k0 + keys), as a range of columns.
 static void seen(const Block *b, int window, int i, int k0, int keys, int *begin, int *end)
@@ -70,7 +75,7 @@ static void seen(const Block *b, int window, int i, int k0, int keys, int *begin
     *end = (int)max_i64(*begin, min_i64(keys, query + 1 - k0));
 }
 
-// ---- forward -----------------------------------------------------------------------------------------------------------
+// ---- forward ----------------------------------------------------------------------------------------------
 
 // Running softmax of the block's rows over tiles of keys: y = sum of e^(s - max) v, sum = sum of e^(s - max).
 typedef struct {
@@ -79,23 +84,28 @@ typedef struct {
 } Forward;
 
 // Scores of one row to weights; unseen columns to 0. Rescales what the row has so far when its maximum grows.
-static void softmax_row(Forward *f, int i, float *restrict p, int begin, int end, int keys, float scale, int e)
+static void softmax_row(Forward *f, int i, float *restrict p, int begin, int end, int keys, float scale,
+                        int e)
 {
     float max = f->max[i], sum = 0;
 #pragma omp simd reduction(max : max)
-    for (int j = begin; j < end; j++) max = p[j] * scale > max ? p[j] * scale : max;
-    for (int j = 0; j < begin; j++) p[j] = 0;
+    for (int j = begin; j < end; j++)
+        max = p[j] * scale > max ? p[j] * scale : max;
+    for (int j = 0; j < begin; j++)
+        p[j] = 0;
 #pragma omp simd reduction(+ : sum)
     for (int j = begin; j < end; j++) {
         float w = fast_exp(p[j] * scale - max);
         p[j] = w;
         sum += w;
     }
-    for (int j = end; j < keys; j++) p[j] = 0;
+    for (int j = end; j < keys; j++)
+        p[j] = 0;
     if (max > f->max[i]) {
         float shrink = fast_exp(f->max[i] - max);
         f->sum[i] *= shrink;
-        for (int j = 0; j < e; j++) f->y[i * e + j] *= shrink;
+        for (int j = 0; j < e; j++)
+            f->y[i * e + j] *= shrink;
         f->max[i] = max;
     }
     f->sum[i] += sum;
@@ -121,26 +131,32 @@ static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse,
     size_t e = (size_t)h->e;
     float *arena = cpu_scratch((2 * QUERIES + 2 * KEYS) * e + QUERIES * KEYS + 2 * QUERIES);
     Forward f;
-    f.q = scratch_take(&arena, QUERIES * e), f.y = scratch_take(&arena, QUERIES * e);
-    f.k = scratch_take(&arena, KEYS * e), f.v = scratch_take(&arena, KEYS * e);
+    f.q = scratch_take(&arena, QUERIES * e);
+    f.y = scratch_take(&arena, QUERIES * e);
+    f.k = scratch_take(&arena, KEYS * e);
+    f.v = scratch_take(&arena, KEYS * e);
     f.scores = scratch_take(&arena, QUERIES * KEYS);
-    f.max = scratch_take(&arena, QUERIES), f.sum = arena;
+    f.max = scratch_take(&arena, QUERIES);
+    f.sum = arena;
     load_block(f.q, h->q + (int64_t)b->q0 * h->d, b->rows, h->e, h->d);
     memset(f.y, 0, sizeof(float) * (size_t)b->rows * e);
-    for (int i = 0; i < b->rows; i++) f.max[i] = -INFINITY, f.sum[i] = 0;
+    for (int i = 0; i < b->rows; i++)
+        f.max[i] = -INFINITY, f.sum[i] = 0;
     for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
         forward_tile(h, b, &f, k0, (int)min_i64(KEYS, last - k0));
     for (int i = 0; i < b->rows; i++) {
         int t = b->q0 + i;
         float factor = gate_of(h, t) / f.sum[i];
-        for (size_t j = 0; j < e; j++) f.y[i * e + j] *= factor;
+        for (size_t j = 0; j < e; j++)
+            f.y[i * e + j] *= factor;
         store_row(yg + (int64_t)t * h->d, f.y + i * e, h->e);
         lse[(int64_t)t * H] = f.max[i] + logf(f.sum[i]);
     }
 }
 
-void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
-                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
+                       const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
+                       int window, int N, int H, int e)
 {
     (void)s, (void)N, (void)slots;
     int d = H * e, documents = table[0];
@@ -150,12 +166,13 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
         for (int head = 0; head < H; head++) {
             int q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
             Block b = {q0, (int)min_i64(QUERIES, start[doc + 1] - q0), start[doc]};
-            Head of = {q + head * e, k + head * e, v + head * e, h, gate_w + head * GATE_WIDTH, scale, window, d, e};
+            Head of = {
+                q + head * e, k + head * e, v + head * e, h, gate_w + head * GATE_WIDTH, scale, window, d, e};
             forward_block(&of, &b, yg + head * e, lse + head, H);
         }
 }
 
-// ---- backward ----------------------------------------------------------------------------------------------------------
+// ---- backward ---------------------------------------------------------------------------------------------
 
 typedef struct {
     floatX *dq, *dk, *dv;
@@ -166,24 +183,27 @@ typedef struct {
 } Gradients; // at one head
 
 typedef struct {
-    float *q, *dy, *dq;      // (QUERIES, e); dy: of what the gate takes
-    float *k, *v;            // (KEYS, e)
-    float *p, *dp;           // (QUERIES, KEYS)
-    float *delta, *lse;      // (QUERIES)
-    float *dk, *dv;          // (document, e)
+    float *q, *dy, *dq; // (QUERIES, e); dy: of what the gate takes
+    float *k, *v;       // (KEYS, e)
+    float *p, *dp;      // (QUERIES, KEYS)
+    float *delta, *lse; // (QUERIES)
+    float *dk, *dv;     // (document, e)
 } Backward;
 
 // p: scores to weights; dp: gradient of the weights to gradient of the unscaled scores.
-static void backward_row(float *restrict p, float *restrict dp, int begin, int end, int keys, float scale, float lse, float delta)
+static void backward_row(float *restrict p, float *restrict dp, int begin, int end, int keys, float scale,
+                         float lse, float delta)
 {
-    for (int j = 0; j < begin; j++) p[j] = dp[j] = 0;
+    for (int j = 0; j < begin; j++)
+        p[j] = dp[j] = 0;
 #pragma omp simd
     for (int j = begin; j < end; j++) {
         float w = fast_exp(p[j] * scale - lse);
         p[j] = w;
         dp[j] = w * (dp[j] - delta) * scale;
     }
-    for (int j = end; j < keys; j++) p[j] = dp[j] = 0;
+    for (int j = end; j < keys; j++)
+        p[j] = dp[j] = 0;
 }
 
 static void backward_tile(const Head *h, const Block *b, Backward *w, int k0, int keys)
@@ -197,7 +217,8 @@ static void backward_tile(const Head *h, const Block *b, Backward *w, int k0, in
     for (int i = 0; i < b->rows; i++) {
         int begin, end;
         seen(b, h->window, i, k0, keys, &begin, &end);
-        backward_row(w->p + (int64_t)i * keys, w->dp + (int64_t)i * keys, begin, end, keys, h->scale, w->lse[i], w->delta[i]);
+        backward_row(w->p + (int64_t)i * keys, w->dp + (int64_t)i * keys, begin, end, keys, h->scale,
+                     w->lse[i], w->delta[i]);
     }
     gemm(true, false, keys, e, b->rows, 1, w->p, keys, w->dy, e, 1, dv, e);
     gemm(true, false, keys, e, b->rows, 1, w->dp, keys, w->q, e, 1, dk, e);
@@ -216,25 +237,34 @@ static void backward_block(const Head *h, const Gradients *g, const Block *b, Ba
         w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
         w->lse[i] = g->lse[(int64_t)(b->q0 + i) * g->H];
         g->dgate[(int64_t)(b->q0 + i) * g->H] = w->delta[i] * (1 - sig);
-        for (int j = 0; j < e; j++) w->dy[i * e + j] *= sig;
+        for (int j = 0; j < e; j++)
+            w->dy[i * e + j] *= sig;
     }
     memset(w->dq, 0, sizeof(float) * (size_t)b->rows * (size_t)e);
     for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
         backward_tile(h, b, w, k0, (int)min_i64(KEYS, last - k0));
-    for (int i = 0; i < b->rows; i++) store_row(g->dq + at + (int64_t)i * h->d, w->dq + i * e, e);
+    for (int i = 0; i < b->rows; i++)
+        store_row(g->dq + at + (int64_t)i * h->d, w->dq + i * e, e);
 }
 
 // A document and head is one piece of work, because its query blocks add to the same keys.
 static void backward_document(const Head *h, const Gradients *g, int begin, int end)
 {
     size_t e = (size_t)h->e, tokens = (size_t)(end - begin);
-    float *arena = cpu_scratch((3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 2 * QUERIES + 2 * tokens * e + 64);
+    float *arena =
+        cpu_scratch((3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 2 * QUERIES + 2 * tokens * e + 64);
     Backward w;
-    w.q = scratch_take(&arena, QUERIES * e), w.dy = scratch_take(&arena, QUERIES * e), w.dq = scratch_take(&arena, QUERIES * e);
-    w.k = scratch_take(&arena, KEYS * e), w.v = scratch_take(&arena, KEYS * e);
-    w.p = scratch_take(&arena, QUERIES * KEYS), w.dp = scratch_take(&arena, QUERIES * KEYS);
-    w.delta = scratch_take(&arena, QUERIES), w.lse = scratch_take(&arena, QUERIES);
-    w.dk = scratch_take(&arena, tokens * e), w.dv = arena;
+    w.q = scratch_take(&arena, QUERIES * e);
+    w.dy = scratch_take(&arena, QUERIES * e);
+    w.dq = scratch_take(&arena, QUERIES * e);
+    w.k = scratch_take(&arena, KEYS * e);
+    w.v = scratch_take(&arena, KEYS * e);
+    w.p = scratch_take(&arena, QUERIES * KEYS);
+    w.dp = scratch_take(&arena, QUERIES * KEYS);
+    w.delta = scratch_take(&arena, QUERIES);
+    w.lse = scratch_take(&arena, QUERIES);
+    w.dk = scratch_take(&arena, tokens * e);
+    w.dv = arena;
     memset(w.dk, 0, sizeof(float) * tokens * e);
     memset(w.dv, 0, sizeof(float) * tokens * e);
     for (int q0 = begin; q0 < end; q0 += QUERIES)
@@ -261,15 +291,16 @@ static void gate_weight_grad(float *dgate_w, const float *dgate, const floatX *h
             }
     for (int i = 0; i < weights; i++) {
         double total = 0;
-        for (int part = 0; part < PARTS; part++) total += sums[part * weights + i];
+        for (int part = 0; part < PARTS; part++)
+            total += sums[part * weights + i];
         dgate_w[i] += (float)total;
     }
 }
 
 bool attention_feeds_qkv(void) { return false; }
 
-void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
-                        int H, int e)
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
+                        int window, int N, int H, int e)
 {
     (void)s, (void)slots;
     assert(a->dq && a->dk); // attention_feeds_qkv() is false
@@ -279,8 +310,10 @@ void attention_backward(Stream s, const AttentionBackward *a, const int32_t *tab
     for (int doc = 0; doc < documents; doc++)
         for (int head = 0; head < H; head++) {
             int at = head * e;
-            Head h = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH, scale, window, d, e};
-            Gradients g = {a->dq + at, a->dk + at, a->dv + at, a->dgate + head, a->dyg + at, a->yg + at, a->lse + head, H};
+            Head h = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH,
+                      scale,     window,    d,         e};
+            Gradients g = {a->dq + at,  a->dk + at, a->dv + at,    a->dgate + head,
+                           a->dyg + at, a->yg + at, a->lse + head, H};
             backward_document(&h, &g, start[doc], start[doc + 1]);
         }
     gate_weight_grad(a->dgate_w, a->dgate, a->h, N, H, d);

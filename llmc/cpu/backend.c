@@ -23,11 +23,13 @@ static int thread_limit(void)
 #endif
 }
 
-// OpenMP's threads wait for the next region by spinning, by default for so long that on a machine with other work the spinning
-// takes more time than the ops (measured: 17 times slower steps with one busy neighbour). libgomp reads the limit before main.
+// OpenMP's threads wait for the next region by spinning, by default for so long that on a machine with other
+// work the spinning takes more time than the ops (measured: 17 times slower steps with one busy neighbour).
+// libgomp reads the limit before main.
 void backend_prepare_process(char **argv)
 {
-    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
+    if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY"))
+        return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
     execv("/proc/self/exe", argv); // on failure: go on, only slower
 }
@@ -39,14 +41,14 @@ void backend_open(int index)
     (void)index;
     backend.threads = thread_limit();
 #ifdef _OPENMP
-    snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d threads of %d processors", _OPENMP,
-             backend.threads, omp_get_num_procs());
+    snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d threads of %d processors",
+             _OPENMP, backend.threads, omp_get_num_procs());
 #else
     snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP absent, 1 thread");
 #endif
     snprintf(backend.blas_line, sizeof backend.blas_line, "BLAS %s", blas_description());
-    snprintf(backend.description, sizeof backend.description, "CPU, " FLOATX_NAME " storage, %s, %s", backend.threads_line,
-             backend.blas_line);
+    snprintf(backend.description, sizeof backend.description, "CPU, " FLOATX_NAME " storage, %s, %s",
+             backend.threads_line, backend.blas_line);
 }
 
 void backend_reserve(const OpSizes *sizes)
@@ -54,9 +56,11 @@ void backend_reserve(const OpSizes *sizes)
     assert(backend.threads > 0 && !backend.scratch);
     size_t wanted[] = {matmul_scratch(), attention_scratch(sizes), head_scratch(sizes), rows_scratch(sizes)};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        if (wanted[i] > backend.scratch_floats) backend.scratch_floats = wanted[i];
+        if (wanted[i] > backend.scratch_floats)
+            backend.scratch_floats = wanted[i];
     backend.shared_floats = head_shared(sizes);
-    if (rows_shared(sizes) > backend.shared_floats) backend.shared_floats = rows_shared(sizes);
+    if (rows_shared(sizes) > backend.shared_floats)
+        backend.shared_floats = rows_shared(sizes);
     backend.scratch = xcalloc((size_t)backend.threads, sizeof *backend.scratch);
     for (int t = 0; t < backend.threads; t++)
         backend.scratch[t] = device_alloc(backend.scratch_floats * sizeof(float), "scratch: of a thread");
@@ -65,7 +69,8 @@ void backend_reserve(const OpSizes *sizes)
 
 void backend_close(void)
 {
-    for (int t = 0; backend.scratch && t < backend.threads; t++) device_free(backend.scratch[t]);
+    for (int t = 0; backend.scratch && t < backend.threads; t++)
+        device_free(backend.scratch[t]);
     device_free(backend.shared);
     free(backend.scratch);
     backend.scratch = NULL;
@@ -98,7 +103,7 @@ float *cpu_shared(size_t floats)
     return backend.shared;
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 
 // What device_alloc keeps in the 64 bytes in front of the memory it returns.
 typedef struct {
@@ -112,7 +117,8 @@ void *device_alloc(size_t bytes, const char *what)
     enum { ALIGN = 64 };
     char *start = bytes <= SIZE_MAX - 2 * ALIGN ? calloc(1, bytes + 2 * ALIGN) : NULL;
     if (!start)
-        fatal(EXIT_BAD_INPUT, "no memory for %s: %.1f MiB; use smaller sizes or a larger machine", what, bytes / 1048576.0);
+        fatal(EXIT_BAD_INPUT, "no memory for %s: %.1f MiB; use smaller sizes or a larger machine", what,
+              bytes / 1048576.0);
     char *p = start + ALIGN + (ALIGN - (uintptr_t)start % ALIGN) % ALIGN;
     int number = memory_class(what);
     memcpy(p - ALIGN, &(AllocHeader){start, bytes, number}, sizeof(AllocHeader));
@@ -122,7 +128,8 @@ void *device_alloc(size_t bytes, const char *what)
 
 void device_free(void *p)
 {
-    if (!p) return;
+    if (!p)
+        return;
     AllocHeader header;
     memcpy(&header, (char *)p - 64, sizeof header);
     memory_change(header.memory_class, -(int64_t)header.bytes);
@@ -135,7 +142,7 @@ size_t device_bytes_in_use(void) { return memory_peak(); }
 void *host_alloc(size_t bytes) { return xcalloc(bytes ? bytes : 1, 1); }
 void host_free(void *p) { free(p); }
 
-// ---- streams and graphs ------------------------------------------------------------------------------------------------
+// ---- streams and graphs -----------------------------------------------------------------------------------
 
 Stream stream_create(void) { return NULL; }
 Stream stream_create_urgent(void) { return NULL; }
@@ -144,7 +151,8 @@ void stream_synchronize(Stream s) { (void)s; }
 
 static void copy(void *dst, const void *src, size_t bytes)
 {
-    if (bytes) memcpy(dst, src, bytes);
+    if (bytes)
+        memcpy(dst, src, bytes);
 }
 
 void copy_to_device(Stream s, void *dst, const void *host_src, size_t bytes)
@@ -168,7 +176,8 @@ void copy_on_device(Stream s, void *dst, const void *src, size_t bytes)
 void device_zero(Stream s, void *p, size_t bytes)
 {
     (void)s;
-    if (bytes) memset(p, 0, bytes);
+    if (bytes)
+        memset(p, 0, bytes);
 }
 
 bool graph_begin(Stream s)
@@ -192,7 +201,7 @@ void graph_launch(Graph *g, Stream s)
 
 void graph_destroy(Graph *g) { (void)g; }
 
-// ---- events: work is done when it was queued ---------------------------------------------------------------------------
+// ---- events: work is done when it was queued --------------------------------------------------------------
 
 struct Event {
     char unused;

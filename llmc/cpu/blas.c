@@ -39,7 +39,8 @@ static int buffers_that_fit(int count, size_t other)
     void **map = xcalloc((size_t)count + 1, sizeof *map);
     int n = 0; // maps: the other bytes, then buffers
     while (n <= count) {
-        map[n] = mmap(NULL, n ? buffer_bytes : other, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        map[n] =
+            mmap(NULL, n ? buffer_bytes : other, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (map[n] == MAP_FAILED)
             break;
         n++;
@@ -50,8 +51,9 @@ static int buffers_that_fit(int count, size_t other)
     return n ? n - 1 : 0;
 }
 
-// Every thread that computes a product takes a buffer, which OpenBLAS then keeps; some versions take the first
-// one while they are loaded. Where it cannot map one it tries again without end: so see first whether they fit.
+// Every thread that computes a product takes a buffer, which OpenBLAS then keeps; some versions take the
+// first one while they are loaded. Where it cannot map one it tries again without end: so see first whether
+// they fit.
 static void require_room(int count)
 {
     int fit = buffers_that_fit(count, LIBRARY_BYTES);

@@ -2,9 +2,9 @@
 // adds what the others send it, in the order of the ranks, so a sum has the same bits on every rank and in
 // every run.
 //
-// A star is slower than a ring as soon as the network is the limit: rank 0 moves (R - 1) times what a rank of a
-// ring would. The CPU program trains small models on one machine: a reduce-scatter among 4 ranks in chunks of
-// 16 MiB takes 75 ms on two cores (Open MPI 4.1: 375), one of 16 KiB 0.14 ms (0.06).
+// A star is slower than a ring as soon as the network is the limit: rank 0 moves (R - 1) times what a rank of
+// a ring would. The CPU program trains small models on one machine: a reduce-scatter among 4 ranks in chunks
+// of 16 MiB takes 75 ms on two cores (Open MPI 4.1: 375), one of 16 KiB 0.14 ms (0.06).
 #include "llmc/dist/comm_backend.h"
 #include <string.h>
 

@@ -1,18 +1,19 @@
 // What the files of the CPU backend share: scratch memory, the fixed partition of work, conversion of rows.
 //
-// The bits of a result never depend on the number of threads: work is cut into pieces by shape alone, a piece is computed by
-// one thread, and partial sums of the pieces are added in the order of the pieces.
+// The bits of a result never depend on the number of threads: work is cut into pieces by shape alone, a piece
+// is computed by one thread, and partial sums of the pieces are added in the order of the pieces.
 #pragma once
 #include "llmc/ops/ops.h"
 #ifdef _OPENMP
 #include <omp.h>
 static inline int cpu_thread(void) { return omp_get_thread_num(); }
 #else
-#pragma GCC diagnostic ignored "-Wunknown-pragmas" // the pragmas are the whole difference of a build without OpenMP
+#pragma GCC diagnostic ignored \
+    "-Wunknown-pragmas" // the pragmas are the whole difference of a build without OpenMP
 static inline int cpu_thread(void) { return 0; }
 #endif
 
-// ---- scratch -----------------------------------------------------------------------------------------------------------
+// ---- scratch ----------------------------------------------------------------------------------------------
 
 // Memory that backend_reserve() set aside, 64-byte aligned, contents undefined. Asserts that `floats` fit.
 float *cpu_scratch(size_t floats); // the calling thread's own
@@ -34,7 +35,7 @@ static inline float *scratch_take(float **arena, size_t count)
     return p;
 }
 
-// ---- partition ---------------------------------------------------------------------------------------------------------
+// ---- partition --------------------------------------------------------------------------------------------
 
 // Ops that work row by row cut their N rows into this many parts, whatever the number of threads.
 enum { PARTS = 32 };
@@ -44,31 +45,35 @@ static inline int part_begin(int N, int part) { return (int)((int64_t)N * part /
 // Below this many elements a parallel region costs more than it saves.
 enum { SERIAL_ELEMENTS = 1 << 13 };
 
-// ---- rows --------------------------------------------------------------------------------------------------------------
+// ---- rows -------------------------------------------------------------------------------------------------
 
 static inline void load_row(float *restrict to, const floatX *restrict from, int64_t n)
 {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) to[i] = x_to_float(from[i]);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = x_to_float(from[i]);
 }
 
 static inline void store_row(floatX *restrict to, const float *restrict from, int64_t n)
 {
 #pragma omp simd
-    for (int64_t i = 0; i < n; i++) to[i] = float_to_x(from[i]);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = float_to_x(from[i]);
 }
 
 // A (rows, cols) block of a matrix with row pitch ld, packed.
 static inline void load_block(float *restrict to, const floatX *restrict from, int rows, int cols, int64_t ld)
 {
-    for (int r = 0; r < rows; r++) load_row(to + (int64_t)r * cols, from + r * ld, cols);
+    for (int r = 0; r < rows; r++)
+        load_row(to + (int64_t)r * cols, from + r * ld, cols);
 }
 
 static inline float dot(const float *restrict a, const float *restrict b, int n)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += a[i] * b[i];
+    for (int i = 0; i < n; i++)
+        sum += a[i] * b[i];
     return sum;
 }
 
@@ -77,6 +82,7 @@ enum { GATE_WIDTH = 12 }; // leading channels that a gate looks at
 static inline float gate_dot(const floatX *row, const floatX *weight)
 {
     float sum = 0;
-    for (int c = 0; c < GATE_WIDTH; c++) sum += x_to_float(row[c]) * x_to_float(weight[c]);
+    for (int c = 0; c < GATE_WIDTH; c++)
+        sum += x_to_float(row[c]) * x_to_float(weight[c]);
     return sum;
 }

@@ -3,8 +3,8 @@
 #include "llmc/cpu/rows.h"
 #include "llmc/cpu/vmath.h"
 
-void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed, const floatX *gate,
-                   const float *lambda, int N, int d)
+void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
+                   const floatX *gate, const float *lambda, int N, int d)
 {
     (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
@@ -16,7 +16,8 @@ void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, con
             const floatX *previous = embed + (int64_t)tokens[t - 1] * d;
             float smear = *lambda * sigmoid(gate_dot(own, gate));
 #pragma omp simd
-            for (int i = 0; i < d; i++) y[i] += smear * x_to_float(previous[i]);
+            for (int i = 0; i < d; i++)
+                y[i] += smear * x_to_float(previous[i]);
         }
         rstd[t] = rms_store(x0 + (int64_t)t * d, y, d);
     }
@@ -40,19 +41,22 @@ static void smeared_gradient(const EmbedBackward *a, int t, int d, float *restri
     int64_t at = (int64_t)t * d;
     const floatX *restrict dx = a->dx + at, *restrict dx0 = a->dx0 + at;
 #pragma omp simd
-    for (int i = 0; i < d; i++) dy[i] = x_to_float(dx[i]) + x_to_float(dx0[i]);
+    for (int i = 0; i < d; i++)
+        dy[i] = x_to_float(dx[i]) + x_to_float(dx0[i]);
     load_row(h, a->x0 + at, d);
     rms_backward(dy, dy, h, a->rstd[t], d);
 }
 
-// Writes de_t. next: lambda * sig_{t+1} * dy_{t+1}, what row t gave to row t+1; replaced by the same of row t for row t-1.
+// Writes de_t. next: lambda * sig_{t+1} * dy_{t+1}, what row t gave to row t+1; replaced by the same of row t
+// for row t-1.
 static void embed_backward_row(const EmbedBackward *a, int t, int d, float *restrict dy, float *restrict row,
                                float *restrict next, double *sums)
 {
     const floatX *own = a->embed + (int64_t)a->tokens[t] * d;
     smeared_gradient(a, t, d, dy, row);
 #pragma omp simd
-    for (int i = 0; i < d; i++) next[i] += dy[i];
+    for (int i = 0; i < d; i++)
+        next[i] += dy[i];
     float smear = 0;
     if (t > 0) {
         float sig = sigmoid(gate_dot(own, a->gate));
@@ -67,27 +71,32 @@ static void embed_backward_row(const EmbedBackward *a, int t, int d, float *rest
     }
     store_row(a->de + (int64_t)t * d, next, d);
 #pragma omp simd
-    for (int i = 0; i < d; i++) next[i] = smear * dy[i];
+    for (int i = 0; i < d; i++)
+        next[i] = smear * dy[i];
 }
 
-// Rows from the last to the first, since row t gets gradient from row t+1; the one behind the part is computed twice.
+// Rows from the last to the first, since row t gets gradient from row t+1; the one behind the part is
+// computed twice.
 static void embed_backward_part(const EmbedBackward *a, int begin, int end, int N, int d, double *sums)
 {
     size_t row_floats = (size_t)round_up(d, 16);
     float *arena = cpu_scratch(3 * row_floats);
     float *dy = scratch_take(&arena, row_floats), *row = scratch_take(&arena, row_floats), *next = arena;
-    for (int i = 0; i < d; i++) next[i] = 0;
+    for (int i = 0; i < d; i++)
+        next[i] = 0;
     if (end < N) {
         smeared_gradient(a, end, d, dy, row);
         float smear = *a->lambda * sigmoid(gate_dot(a->embed + (int64_t)a->tokens[end] * d, a->gate));
-        for (int i = 0; i < d; i++) next[i] = smear * dy[i];
+        for (int i = 0; i < d; i++)
+            next[i] = smear * dy[i];
     }
-    for (int t = end - 1; t >= begin; t--) embed_backward_row(a, t, d, dy, row, next, sums);
+    for (int t = end - 1; t >= begin; t--)
+        embed_backward_row(a, t, d, dy, row, next, sums);
 }
 
-void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0, const floatX *x0,
-                    const float *rstd, const int32_t *tokens, const floatX *embed, const floatX *gate, const float *lambda, int N,
-                    int d)
+void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0,
+                    const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
+                    const floatX *gate, const float *lambda, int N, int d)
 {
     (void)s;
     EmbedBackward a = {de, dx, dx0, x0, rstd, tokens, embed, gate, lambda};
@@ -95,29 +104,35 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++) {
         int begin = part_begin(N, part), end = part_begin(N, part + 1);
-        if (begin < end) embed_backward_part(&a, begin, end, N, d, sums[part]);
+        if (begin < end)
+            embed_backward_part(&a, begin, end, N, d, sums[part]);
     }
     for (int i = 0; i <= GATE_WIDTH; i++) {
         double total = 0;
-        for (int part = 0; part < PARTS; part++) total += sums[part][i];
+        for (int part = 0; part < PARTS; part++)
+            total += sums[part][i];
         *(i < GATE_WIDTH ? dgate + i : dlambda) += (float)total;
     }
 }
 
-void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows, int N, int d)
+void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,
+                    int N, int d)
 {
     (void)s, (void)N; // N is used by the pragma only
     float factor = scale ? *scale : 1;
 #pragma omp parallel for schedule(dynamic, 16) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int r = 0; r < *rows->num_rows; r++) {
         float *sum = cpu_scratch((size_t)d), *to = dtable + (int64_t)rows->row_token[r] * d;
-        for (int i = 0; i < d; i++) sum[i] = 0;
+        for (int i = 0; i < d; i++)
+            sum[i] = 0;
         for (int k = rows->row_start[r]; k < rows->row_start[r + 1]; k++) {
             const floatX *from = g + (int64_t)rows->order[k] * d;
 #pragma omp simd
-            for (int i = 0; i < d; i++) sum[i] += x_to_float(from[i]);
+            for (int i = 0; i < d; i++)
+                sum[i] += x_to_float(from[i]);
         }
 #pragma omp simd
-        for (int i = 0; i < d; i++) to[i] += factor * sum[i];
+        for (int i = 0; i < d; i++)
+            to[i] += factor * sum[i];
     }
 }

@@ -1,10 +1,14 @@
-// The two 8-bit float formats of the head (OCP "8-bit Floating Point Specification"), by bit arithmetic that vectorises.
+// The two 8-bit float formats of the head (OCP "8-bit Floating Point Specification"), by bit arithmetic that
+// vectorises.
 //
 //          exponent, fraction bits   bias   largest   smallest normal   smallest subnormal   specials
-//   e4m3   4, 3                      7      448       2^-6              2^-9                 NaN is S.1111.111, no infinity
-//   e5m2   5, 2                      15     57344     2^-14             2^-16                infinity and NaN as in IEEE 754
+//   e4m3   4, 3                      7      448       2^-6              2^-9                 NaN is
+//                                           S.1111.111, no infinity
+//   e5m2   5, 2                      15     57344     2^-14             2^-16                infinity and NaN
+//                                           as in IEEE 754
 //
-// To 8 bits: nearest, ties to even; beyond the largest, infinity included, saturates to the largest; NaN stays NaN.
+// To 8 bits: nearest, ties to even; beyond the largest, infinity included, saturates to the largest; NaN
+// stays NaN.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -32,8 +36,10 @@ static inline uint32_t fp8_encode(float a, int fraction, int bias, float max)
     a = a > max ? max : a;
     uint32_t bits = fp8_bits(a);
     int drop = 23 - fraction;
-    uint32_t normal = ((bits + (1u << (drop - 1)) - 1 + ((bits >> drop) & 1)) >> drop) - ((uint32_t)(127 - bias) << fraction);
-    // Subnormal: a multiple of 2^(1 - bias - fraction). Adding the fp32 number whose spacing that is rounds to it.
+    uint32_t normal = ((bits + (1u << (drop - 1)) - 1 + ((bits >> drop) & 1)) >> drop) -
+                      ((uint32_t)(127 - bias) << fraction);
+    // Subnormal: a multiple of 2^(1 - bias - fraction). Adding the fp32 number whose spacing that is rounds
+    // to it.
     float anchor = fp8_float((uint32_t)(127 + 24 - bias - fraction) << 23);
     uint32_t subnormal = fp8_bits(a + anchor) - fp8_bits(anchor);
     return bits < (uint32_t)(128 - bias) << 23 ? subnormal : normal;

@@ -4,11 +4,11 @@
 #ifdef HAVE_OPENBLAS
 #include "llmc/cpu/blas.h"
 
-void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-          float beta, float *c, int ldc)
+void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
+          const float *b, int ldb, float beta, float *c, int ldc)
 {
-    blas()->sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans, transpose_b ? CblasTrans : CblasNoTrans, m, n, k,
-                  alpha, a, lda, b, ldb, beta, c, ldc);
+    blas()->sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
+                  transpose_b ? CblasTrans : CblasNoTrans, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
 const char *blas_description(void)
@@ -20,11 +20,13 @@ const char *blas_description(void)
 
 #else
 
-// A panel of op(b), DEPTH x WIDTH, is packed once and stays in the first-level cache while strips of STRIP rows of op(a) pass
-// it; the STRIP x WIDTH sums of a strip stay in registers (12 of AVX-512's 32, or spill on narrower machines).
+// A panel of op(b), DEPTH x WIDTH, is packed once and stays in the first-level cache while strips of STRIP
+// rows of op(a) pass it; the STRIP x WIDTH sums of a strip stay in registers (12 of AVX-512's 32, or spill on
+// narrower machines).
 enum { WIDTH = 32, DEPTH = 192, STRIP = 6 };
 
-static void pack_b(bool transpose, const float *b, int ldb, int p0, int depth, int j0, int width, float (*panel)[WIDTH])
+static void pack_b(bool transpose, const float *b, int ldb, int p0, int depth, int j0, int width,
+                   float (*panel)[WIDTH])
 {
     for (int p = 0; p < depth; p++)
         for (int j = 0; j < WIDTH; j++) {
@@ -34,7 +36,8 @@ static void pack_b(bool transpose, const float *b, int ldb, int p0, int depth, i
 }
 
 // Strip-wise, so that the kernel reads op(a) in sequence whichever way it is stored.
-static void pack_a(bool transpose, const float *a, int lda, int i0, int rows, int p0, int depth, float (*strip)[STRIP])
+static void pack_a(bool transpose, const float *a, int lda, int i0, int rows, int p0, int depth,
+                   float (*strip)[STRIP])
 {
     for (int p = 0; p < depth; p++)
         for (int r = 0; r < STRIP; r++) {
@@ -43,15 +46,16 @@ static void pack_a(bool transpose, const float *a, int lda, int i0, int rows, in
         }
 }
 
-static void strip_product(int depth, const float (*restrict strip)[STRIP], const float (*restrict panel)[WIDTH],
-                          float (*restrict sum)[WIDTH])
+static void strip_product(int depth, const float (*restrict strip)[STRIP],
+                          const float (*restrict panel)[WIDTH], float (*restrict sum)[WIDTH])
 {
     float local[STRIP][WIDTH] = {{0}};
     for (int p = 0; p < depth; p++)
 #pragma GCC unroll 6
         for (int r = 0; r < STRIP; r++)
 #pragma omp simd
-            for (int j = 0; j < WIDTH; j++) local[r][j] += strip[p][r] * panel[p][j];
+            for (int j = 0; j < WIDTH; j++)
+                local[r][j] += strip[p][r] * panel[p][j];
     memcpy(sum, local, sizeof local);
 }
 
@@ -64,8 +68,8 @@ static void add_strip(float (*sum)[WIDTH], int rows, int width, float alpha, flo
         }
 }
 
-void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda, const float *b, int ldb,
-          float beta, float *c, int ldc)
+void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
+          const float *b, int ldb, float beta, float *c, int ldc)
 {
     float panel[DEPTH][WIDTH] __attribute__((aligned(64))), strip[DEPTH][STRIP], sum[STRIP][WIDTH];
     for (int p0 = 0; p0 < k; p0 += DEPTH) {

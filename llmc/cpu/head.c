@@ -1,9 +1,11 @@
-// The output head: logits, softcap, cross entropy and its gradient, for a few rows and some columns at a time.
+// The output head: logits, softcap, cross entropy and its gradient, for a few rows and some columns at a
+// time.
 //
 // A chunk of rows passes three phases, each shared out over fixed groups of columns:
 //   logits   tile by tile: product, sigmoid kept for the gradient, sum of e^z of every row
 //   loss     log of the rows' sums
-//   gradient tile by tile, in place of the sigmoids: dw += g^T x, and the group's part of dx = g w; then the parts are added
+//   gradient tile by tile, in place of the sigmoids: dw += g^T x, and the group's part of dx = g w; then the
+//   parts are added
 // z lies in (0, 30), so that e^z needs no maximum to stay in range.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/fp8.h"
@@ -16,7 +18,8 @@
 #define SLOPE 7.5f
 enum { GROUPS = 32, TILE_COLS = 512, MIN_ROWS = 64, LOGIT_FLOATS = 2 << 20 };
 
-// Rows of a chunk: as many as keep the logits in the last-level cache, but enough to pay for converting the weight.
+// Rows of a chunk: as many as keep the logits in the last-level cache, but enough to pay for converting the
+// weight.
 static int chunk_rows(int N, int Vp)
 {
     int64_t rows = max_i64(MIN_ROWS, LOGIT_FLOATS / Vp / MIN_ROWS * MIN_ROWS);
@@ -29,11 +32,11 @@ static size_t tile_scratch(int d) { return (size_t)TILE_COLS * d; }
 size_t head_scratch(const OpSizes *sizes) { return tile_scratch(sizes->dim) + (size_t)sizes->dim; }
 
 typedef struct {
-    float *x;       // (rows, d), quantised when FP8
-    float *sig;     // (rows, Vp) in tiles: sigmoid, then the gradient of the logits
-    float *sum;     // (GROUPS, rows) of e^z
-    float *lse;     // (rows)
-    float *dx;      // (GROUPS, rows, d); absent in evaluation
+    float *x;   // (rows, d), quantised when FP8
+    float *sig; // (rows, Vp) in tiles: sigmoid, then the gradient of the logits
+    float *sum; // (GROUPS, rows) of e^z
+    float *lse; // (rows)
+    float *dx;  // (GROUPS, rows, d); absent in evaluation
 } Chunk;
 
 static size_t chunk_floats(int rows, int d, int Vp)
@@ -59,9 +62,12 @@ typedef struct {
     float sx, sw, sg; // 1 in HEAD_BF16
 } Task;
 
-// ---- operands ----------------------------------------------------------------------------------------------------------
+// ---- operands ---------------------------------------------------------------------------------------------
 
-size_t head_weight_bytes(HeadMode mode, int Vp, int d) { return mode == HEAD_FP8 ? (size_t)Vp * (size_t)d : 0; }
+size_t head_weight_bytes(HeadMode mode, int Vp, int d)
+{
+    return mode == HEAD_FP8 ? (size_t)Vp * (size_t)d : 0;
+}
 
 void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d)
 {
@@ -69,7 +75,8 @@ void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d)
     uint8_t *code = w8;
     int64_t n = (int64_t)Vp * d;
 #pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < n; i++) code[i] = float_to_e4m3(x_to_float(w[i]) * 0x1p9f);
+    for (int64_t i = 0; i < n; i++)
+        code[i] = float_to_e4m3(x_to_float(w[i]) * 0x1p9f);
 }
 
 static void load_weight_tile(const Task *a, float *restrict w, int col, int cols)
@@ -77,7 +84,8 @@ static void load_weight_tile(const Task *a, float *restrict w, int col, int cols
     int64_t from = (int64_t)col * a->d, n = (int64_t)cols * a->d;
     if (a->mode == HEAD_FP8) {
 #pragma omp simd
-        for (int64_t i = 0; i < n; i++) w[i] = e4m3_to_float(a->w8[from + i]);
+        for (int64_t i = 0; i < n; i++)
+            w[i] = e4m3_to_float(a->w8[from + i]);
     } else {
         load_row(w, a->w + from, n);
     }
@@ -86,14 +94,17 @@ static void load_weight_tile(const Task *a, float *restrict w, int col, int cols
 static void load_x(const Task *a, float *restrict x, int row)
 {
     load_row(x, a->x + (int64_t)row * a->d, a->d);
-    if (a->mode != HEAD_FP8) return;
+    if (a->mode != HEAD_FP8)
+        return;
 #pragma omp simd
-    for (int i = 0; i < a->d; i++) x[i] = e4m3_to_float(float_to_e4m3(x[i] / a->sx));
+    for (int i = 0; i < a->d; i++)
+        x[i] = e4m3_to_float(float_to_e4m3(x[i] / a->sx));
 }
 
-// ---- logits and loss ---------------------------------------------------------------------------------------------------
+// ---- logits and loss --------------------------------------------------------------------------------------
 
-// Where the tile starting at `col` lies in Chunk.sig: tiles are stored one after another, each (rows, cols) packed.
+// Where the tile starting at `col` lies in Chunk.sig: tiles are stored one after another, each (rows, cols)
+// packed.
 static float *tile_at(const Chunk *c, int rows, int col) { return c->sig + (int64_t)rows * col; }
 
 // Products of one row to sigmoids; returns the sum of e^z.
@@ -102,7 +113,8 @@ static float sigmoid_row(float *restrict row, int cols, float scale, bool round_
     float sum = 0;
     if (round_logits) {
 #pragma omp simd
-        for (int j = 0; j < cols; j++) row[j] = x_to_float(float_to_x(row[j] * scale));
+        for (int j = 0; j < cols; j++)
+            row[j] = x_to_float(float_to_x(row[j] * scale));
     }
 #pragma omp simd reduction(+ : sum)
     for (int j = 0; j < cols; j++) {
@@ -117,13 +129,15 @@ static void logits_group(const Task *a, const Chunk *c, int rows, int group)
 {
     float *w = cpu_scratch(tile_scratch(a->d)), *sums = c->sum + (int64_t)group * rows;
     int begin = group * group_cols(a->Vp), end = (int)min_i64(a->Vp, begin + group_cols(a->Vp));
-    for (int i = 0; i < rows; i++) sums[i] = 0;
+    for (int i = 0; i < rows; i++)
+        sums[i] = 0;
     for (int col = begin; col < end; col += TILE_COLS) {
         int cols = (int)min_i64(TILE_COLS, end - col);
         float *tile = tile_at(c, rows, col);
         load_weight_tile(a, w, col, cols);
         gemm(false, true, rows, cols, a->d, 1, c->x, a->d, w, a->d, 0, tile, cols);
-        for (int i = 0; i < rows; i++) sums[i] += sigmoid_row(tile + (int64_t)i * cols, cols, a->sx * a->sw, a->train);
+        for (int i = 0; i < rows; i++)
+            sums[i] += sigmoid_row(tile + (int64_t)i * cols, cols, a->sx * a->sw, a->train);
     }
 }
 
@@ -142,7 +156,8 @@ static double chunk_loss(const Task *a, const Chunk *c, int row, int rows)
     double loss = 0;
     for (int i = 0; i < rows; i++) {
         double sum = 0;
-        for (int group = 0; group < group_count(a->Vp); group++) sum += c->sum[(int64_t)group * rows + i];
+        for (int group = 0; group < group_count(a->Vp); group++)
+            sum += c->sum[(int64_t)group * rows + i];
         double lse = log(sum);
         c->lse[i] = (float)lse;
         loss += lse - (double)CAP * target_sigmoid(c, rows, i, a->targets[row + i], a->Vp);
@@ -150,10 +165,10 @@ static double chunk_loss(const Task *a, const Chunk *c, int row, int rows)
     return loss;
 }
 
-// ---- gradient ----------------------------------------------------------------------------------------------------------
+// ---- gradient ---------------------------------------------------------------------------------------------
 
-// Sigmoids of one row to gradients of its logits, as they enter the products. dz/dlogit = 30/7.5 sig (1 - sig).
-// target: its column in this tile, if it is here
+// Sigmoids of one row to gradients of its logits, as they enter the products. dz/dlogit = 30/7.5 sig (1 -
+// sig). target: its column in this tile, if it is here
 static void gradient_row(const Task *a, float *restrict row, int cols, float lse, int target)
 {
     float target_sig = target >= 0 && target < cols ? row[target] : 0;
@@ -166,9 +181,11 @@ static void gradient_row(const Task *a, float *restrict row, int cols, float lse
         float p = fast_exp(CAP * target_sig - lse);
         row[target] = x_to_float(float_to_x((p - 1) * (CAP / SLOPE) * target_sig * (1 - target_sig)));
     }
-    if (a->mode != HEAD_FP8) return;
+    if (a->mode != HEAD_FP8)
+        return;
 #pragma omp simd
-    for (int j = 0; j < cols; j++) row[j] = e5m2_to_float(float_to_e5m2(row[j] / a->sg));
+    for (int j = 0; j < cols; j++)
+        row[j] = e5m2_to_float(float_to_e5m2(row[j] / a->sg));
 }
 
 static void gradient_group(const Task *a, const Chunk *c, int row, int rows, int group)
@@ -193,12 +210,13 @@ static void sum_dx(const Task *a, const Chunk *c, int row, int rows, int i)
     for (int group = 1; group < group_count(a->Vp); group++) {
         const float *restrict part = c->dx + ((int64_t)group * rows + i) * a->d;
 #pragma omp simd
-        for (int j = 0; j < a->d; j++) sum[j] += part[j];
+        for (int j = 0; j < a->d; j++)
+            sum[j] += part[j];
     }
     store_row(a->dx + (int64_t)(row + i) * a->d, sum, a->d);
 }
 
-// ---- all chunks --------------------------------------------------------------------------------------------------------
+// ---- all chunks -------------------------------------------------------------------------------------------
 
 // Returns the loss, summed over the rows.
 static double run_chunk(const Task *a, const Chunk *c, int row, int rows)
@@ -208,16 +226,20 @@ static double run_chunk(const Task *a, const Chunk *c, int row, int rows)
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (int i = 0; i < rows; i++) load_x(a, c->x + (int64_t)i * a->d, row + i);
+        for (int i = 0; i < rows; i++)
+            load_x(a, c->x + (int64_t)i * a->d, row + i);
 #pragma omp for schedule(dynamic, 1)
-        for (int group = 0; group < groups; group++) logits_group(a, c, rows, group);
+        for (int group = 0; group < groups; group++)
+            logits_group(a, c, rows, group);
 #pragma omp single
         loss = chunk_loss(a, c, row, rows);
         if (a->train) {
 #pragma omp for schedule(dynamic, 1)
-            for (int group = 0; group < groups; group++) gradient_group(a, c, row, rows, group);
+            for (int group = 0; group < groups; group++)
+                gradient_group(a, c, row, rows, group);
 #pragma omp for schedule(static)
-            for (int i = 0; i < rows; i++) sum_dx(a, c, row, rows, i);
+            for (int i = 0; i < rows; i++)
+                sum_dx(a, c, row, rows, i);
         }
     }
     return loss;
@@ -234,12 +256,13 @@ static void run_task(const Task *a, float *loss)
     c.lse = scratch_take(&arena, most);
     c.dx = arena;
     double total = 0;
-    for (int row = 0; row < a->N; row += (int)most) total += run_chunk(a, &c, row, (int)min_i64((int64_t)most, a->N - row));
+    for (int row = 0; row < a->N; row += (int)most)
+        total += run_chunk(a, &c, row, (int)min_i64((int64_t)most, a->N - row));
     *loss = (float)total;
 }
 
-void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x, const floatX *w,
-                     const void *w8, const int32_t *targets, int N, int d, int Vp)
+void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x,
+                     const floatX *w, const void *w8, const int32_t *targets, int N, int d, int Vp)
 {
     (void)s;
     Task a = {mode, true, x, w, w8, targets, dw, dx, N, d, Vp, 1, 1, 1};
@@ -251,7 +274,8 @@ void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw
     run_task(&a, loss);
 }
 
-void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N, int d, int Vp)
+void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N,
+                    int d, int Vp)
 {
     (void)s;
     Task a = {HEAD_BF16, false, x, w, NULL, targets, NULL, NULL, N, d, Vp, 1, 1, 1};
@@ -277,7 +301,8 @@ void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows,
             load_row(row, x + (int64_t)i * d, d);
             gemm(false, true, 1, cols, d, 1, row, d, tile, d, 0, to, cols);
 #pragma omp simd
-            for (int j = 0; j < cols; j++) to[j] = CAP * sigmoid(to[j] * (1 / SLOPE));
+            for (int j = 0; j < cols; j++)
+                to[j] = CAP * sigmoid(to[j] * (1 / SLOPE));
         }
     }
 }

@@ -1,10 +1,11 @@
-// Products of floatX matrices. Tiles are converted to fp32 in the thread's scratch, multiplied there, and stored once.
+// Products of floatX matrices. Tiles are converted to fp32 in the thread's scratch, multiplied there, and
+// stored once.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
 #include <math.h>
 
-// A tile is ROWS x cols of the result, its sum taken DEPTH at a time; cols * depth <= WEIGHT_TILE keeps the converted weight in
-// the second-level cache.
+// A tile is ROWS x cols of the result, its sum taken DEPTH at a time; cols * depth <= WEIGHT_TILE keeps the
+// converted weight in the second-level cache.
 enum { MAX_ROWS = 128, DEPTH = 512, WEIGHT_TILE = 1 << 16, MAX_COLS = 1024 };
 // Of the weight gradient: rows, columns, and tokens at a time.
 enum { GRAD_ROWS = 128, GRAD_COLS = 128, GRAD_TOKENS = 512 };
@@ -17,7 +18,7 @@ size_t matmul_scratch(void)
     return product_scratch() > grad_scratch() ? product_scratch() : grad_scratch();
 }
 
-// ---- y = epilogue(x op(w)) ---------------------------------------------------------------------------------------------
+// ---- y = epilogue(x op(w)) --------------------------------------------------------------------------------
 
 typedef enum { STORE, ADD, RELU2, RELU2_GRADIENT } Epilogue;
 
@@ -35,7 +36,8 @@ static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float 
 {
     if (epilogue == ADD) {
 #pragma omp simd
-        for (int j = 0; j < cols; j++) c[j] += x_to_float(extra[j]);
+        for (int j = 0; j < cols; j++)
+            c[j] += x_to_float(extra[j]);
     } else if (epilogue == RELU2) {
 #pragma omp simd
         for (int j = 0; j < cols; j++) {
@@ -44,7 +46,8 @@ static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float 
         }
     } else if (epilogue == RELU2_GRADIENT) {
 #pragma omp simd
-        for (int j = 0; j < cols; j++) c[j] *= 2 * sqrtf(x_to_float(extra[j]));
+        for (int j = 0; j < cols; j++)
+            c[j] *= 2 * sqrtf(x_to_float(extra[j]));
     }
     store_row(y, c, cols);
 }
@@ -57,9 +60,12 @@ static void product_tile(const Product *p, int plane, int row, int rows, int col
     for (int k = 0; k < p->in; k += DEPTH) {
         int depth = (int)min_i64(DEPTH, p->in - k);
         load_block(x, p->x + (int64_t)row * p->in + k, rows, depth, p->in);
-        if (p->transposed) load_block(w, plane_w + (int64_t)col * p->in + k, cols, depth, p->in);
-        else load_block(w, plane_w + (int64_t)k * p->out + col, depth, cols, p->out);
-        gemm(false, p->transposed, rows, cols, depth, 1, x, depth, w, p->transposed ? depth : cols, k ? 1 : 0, c, cols);
+        if (p->transposed)
+            load_block(w, plane_w + (int64_t)col * p->in + k, cols, depth, p->in);
+        else
+            load_block(w, plane_w + (int64_t)k * p->out + col, depth, cols, p->out);
+        gemm(false, p->transposed, rows, cols, depth, 1, x, depth, w, p->transposed ? depth : cols, k ? 1 : 0,
+             c, cols);
     }
     for (int r = 0; r < rows; r++) {
         int64_t at = (int64_t)(row + r) * p->out + col;
@@ -81,8 +87,8 @@ static void product(const Product *p)
                              (int)min_i64(cols, p->out - j * cols));
 }
 
-void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out,
-                    int planes)
+void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
+                    int in, int out, int planes)
 {
     (void)s;
     assert(!residual || planes == 1);
@@ -101,13 +107,14 @@ void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w,
     product(&(Product){y, x, w, NULL, false, RELU2, N, in, out, 1});
 }
 
-void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N, int d, int F)
+void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N,
+                           int d, int F)
 {
     (void)s;
     product(&(Product){dpre, dy, w, y, false, RELU2_GRADIENT, N, d, F, 1});
 }
 
-// ---- dw += a^T b -------------------------------------------------------------------------------------------------------
+// ---- dw += a^T b ------------------------------------------------------------------------------------------
 
 static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int col, int cols)
 {
@@ -118,7 +125,8 @@ static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int 
         load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
         load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
         float beta = g->fresh && t == 0 ? 0 : 1;
-        gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, beta, g->dw + (int64_t)row * g->n + col, g->n);
+        gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, beta, g->dw + (int64_t)row * g->n + col,
+             g->n);
     }
 }
 

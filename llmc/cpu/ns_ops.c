@@ -1,7 +1,8 @@
 // Newton-Schulz primitives on the CPU: the reference for the kernels, and what the CPU trainer runs.
 //
-// Every product is cut into (matrix, block of rows) items whose size depends on the shape only and which are computed by one
-// thread each: the bits of a result depend neither on the number of threads nor on the batch it came in.
+// Every product is cut into (matrix, block of rows) items whose size depends on the shape only and which are
+// computed by one thread each: the bits of a result depend neither on the number of threads nor on the batch
+// it came in.
 #include "llmc/ops/ns_ops.h"
 #include "llmc/base/common.h"
 #include "llmc/base/floatx.h"
@@ -43,13 +44,14 @@ bool ns_iterates(NsDtype dtype, int n, int m)
     (void)dtype, (void)n, (void)m;
     return false;
 }
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m, int batch)
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
+                int n, int m, int batch)
 {
     (void)s, (void)dtype, (void)it, (void)unit, (void)x, (void)spare, (void)n, (void)m, (void)batch;
     assert(!"ns_iterates");
 }
 
-// ---- rounding ----------------------------------------------------------------------------------------------------------
+// ---- rounding ---------------------------------------------------------------------------------------------
 
 // fp16 with subnormals, to nearest even. Branch-free, so that loops over it are vectorised.
 static inline float round_to_fp16(float x)
@@ -60,7 +62,7 @@ static inline float round_to_fp16(float x)
     bits ^= sign;
     rounded = (bits + 0xfffu + ((bits >> 13) & 1)) & ~0x1fffu;
     rounded = rounded >= 0x47800000u ? 0x7f800000u : rounded; // 65536 and above
-    float small;                                              // |x| < 2^-14: a spacing of 2^-24, which is that of fp32 around 0.5
+    float small; // |x| < 2^-14: a spacing of 2^-24, which is that of fp32 around 0.5
     memcpy(&small, &bits, 4);
     small = (small + 0.5f) - 0.5f;
     uint32_t small_bits;
@@ -76,20 +78,23 @@ static void round_values(NsDtype dtype, ns_real *x, int64_t count)
 {
     if (dtype == NS_BF16) {
 #pragma omp simd
-        for (int64_t i = 0; i < count; i++) x[i] = bf16_to_float(float_to_bf16((float)x[i]));
+        for (int64_t i = 0; i < count; i++)
+            x[i] = bf16_to_float(float_to_bf16((float)x[i]));
     } else if (dtype == NS_FP16) {
 #pragma omp simd
-        for (int64_t i = 0; i < count; i++) x[i] = round_to_fp16((float)x[i]);
+        for (int64_t i = 0; i < count; i++)
+            x[i] = round_to_fp16((float)x[i]);
     }
 }
 
-// ---- product of one block ----------------------------------------------------------------------------------------------
+// ---- product of one block ---------------------------------------------------------------------------------
 
 #ifdef HAVE_OPENBLAS
 
-// c (rows, cols) = alpha a b + beta c;  a (rows, k), b (k, cols) or, when transpose_b, (cols, k); ld*: row pitches
-static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a, int lda, const ns_real *b,
-                          int ldb, ns_real beta, ns_real *c, int ldc)
+// c (rows, cols) = alpha a b + beta c;  a (rows, k), b (k, cols) or, when transpose_b, (cols, k); ld*: row
+//                                       pitches
+static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a,
+                          int lda, const ns_real *b, int ldb, ns_real beta, ns_real *c, int ldc)
 {
     CBLAS_TRANSPOSE tb = transpose_b ? CblasTrans : CblasNoTrans;
 #ifdef FLOATX_FP32
@@ -105,19 +110,23 @@ static void load_blas(void) { blas(); }
 
 enum { PANEL = 32, DEPTH = 128, STRIP = 4 };
 
-// acc (strip, PANEL) += a (strip, depth) panel (depth, PANEL). `strip` is a constant after inlining: the sums stay in registers.
-static inline void strip_product(int strip, int depth, const ns_real *a, int lda, const ns_real (*restrict panel)[PANEL],
-                                 ns_real (*restrict acc)[PANEL])
+// acc (strip, PANEL) += a (strip, depth) panel (depth, PANEL). `strip` is a constant after inlining: the sums
+// stay in registers.
+static inline void strip_product(int strip, int depth, const ns_real *a, int lda,
+                                 const ns_real (*restrict panel)[PANEL], ns_real (*restrict acc)[PANEL])
 {
     for (int r = 0; r < strip; r++)
-        for (int j = 0; j < PANEL; j++) acc[r][j] = 0;
+        for (int j = 0; j < PANEL; j++)
+            acc[r][j] = 0;
     for (int p = 0; p < depth; p++)
         for (int r = 0; r < strip; r++)
 #pragma omp simd
-            for (int j = 0; j < PANEL; j++) acc[r][j] += a[(int64_t)r * lda + p] * panel[p][j];
+            for (int j = 0; j < PANEL; j++)
+                acc[r][j] += a[(int64_t)r * lda + p] * panel[p][j];
 }
 
-static void pack_panel(bool transpose_b, const ns_real *b, int ldb, int p0, int depth, int j0, int width, ns_real (*panel)[PANEL])
+static void pack_panel(bool transpose_b, const ns_real *b, int ldb, int p0, int depth, int j0, int width,
+                       ns_real (*panel)[PANEL])
 {
     for (int p = 0; p < depth; p++)
         for (int j = 0; j < PANEL; j++) {
@@ -127,8 +136,8 @@ static void pack_panel(bool transpose_b, const ns_real *b, int ldb, int p0, int 
 }
 
 // As above, in blocks: a panel of b is packed once for all rows.
-static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a, int lda, const ns_real *b,
-                          int ldb, ns_real beta, ns_real *c, int ldc)
+static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a,
+                          int lda, const ns_real *b, int ldb, ns_real beta, ns_real *c, int ldc)
 {
     ns_real panel[DEPTH][PANEL], acc[STRIP][PANEL];
     for (int p0 = 0; p0 < k; p0 += DEPTH) {
@@ -158,33 +167,39 @@ static void load_blas(void) {}
 
 #endif
 
-// ---- symmetric products ------------------------------------------------------------------------------------------------
+// ---- symmetric products -----------------------------------------------------------------------------------
 
 // The tiles above the diagonal in rows [i0, i1) of c (n, n) from those below it.
 static void mirror_rows(ns_real *c, int n, int i0, int i1)
 {
     for (int j0 = i0; j0 < n; j0 += TILE)
         for (int i = i0; i < i1; i++)
-            for (int j = j0 > i ? j0 : i + 1; j < j0 + TILE && j < n; j++) c[(int64_t)i * n + j] = c[(int64_t)j * n + i];
+            for (int j = j0 > i ? j0 : i + 1; j < j0 + TILE && j < n; j++)
+                c[(int64_t)i * n + j] = c[(int64_t)j * n + i];
 }
 
-// c = alpha a b' + beta d on and below the diagonal, rounded and mirrored; b' = b (n, k = n), or b^T with b (n, k).
-static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns_real *a, const ns_real *b, bool transpose_b,
-                              ns_real beta, const ns_real *d, int n, int k, int batch)
+// c = alpha a b' + beta d on and below the diagonal, rounded and mirrored; b' = b (n, k = n), or b^T with b
+// (n, k).
+static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns_real *a, const ns_real *b,
+                              bool transpose_b, ns_real beta, const ns_real *d, int n, int k, int batch)
 {
-    int64_t blocks = ceil_div(n, ROW_BLOCK), tiles = ceil_div(n, TILE), square = (int64_t)n * n, size = (int64_t)n * k;
+    int64_t blocks = ceil_div(n, ROW_BLOCK), tiles = ceil_div(n, TILE), square = (int64_t)n * n,
+            size = (int64_t)n * k;
     load_blas();
 #pragma omp parallel if ((int64_t)batch * n * n * k >= MIN_PRODUCT)
     {
 #pragma omp for schedule(dynamic)
         for (int64_t item = 0; item < blocks * batch; item++) {
-            int i0 = (int)(blocks - 1 - item % blocks) * ROW_BLOCK, i1 = (int)min_i64(n, i0 + ROW_BLOCK); // long rows first
+            int i0 = (int)(blocks - 1 - item % blocks) * ROW_BLOCK,
+                i1 = (int)min_i64(n, i0 + ROW_BLOCK); // long rows first
             int64_t which = item / blocks, offset = which * square + (int64_t)i0 * n;
             for (int i = i0; d && i < i1; i++)
-                memcpy(c + which * square + (int64_t)i * n, d + which * square + (int64_t)i * n, (size_t)i1 * sizeof *c);
-            block_product(transpose_b, i1 - i0, i1, k, alpha, a + which * size + (int64_t)i0 * k, k, b + which * size, k,
-                          d ? beta : 0, c + offset, n);
-            for (int i = i0; i < i1; i++) round_values(dtype, c + which * square + (int64_t)i * n, i + 1);
+                memcpy(c + which * square + (int64_t)i * n, d + which * square + (int64_t)i * n,
+                       (size_t)i1 * sizeof *c);
+            block_product(transpose_b, i1 - i0, i1, k, alpha, a + which * size + (int64_t)i0 * k, k,
+                          b + which * size, k, d ? beta : 0, c + offset, n);
+            for (int i = i0; i < i1; i++)
+                round_values(dtype, c + which * square + (int64_t)i * n, i + 1);
         }
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < tiles * batch; item++) {
@@ -200,7 +215,8 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
     symmetric_product(dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
 }
 
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch)
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
+                 int batch)
 {
     (void)s, (void)dtype, (void)unit;
     symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, batch);
@@ -211,25 +227,27 @@ static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, i
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * batch; row++) {
         ns_real *to = q + row * n;
-        if (q != z) memcpy(to, z + row * n, (size_t)n * sizeof *to);
+        if (q != z)
+            memcpy(to, z + row * n, (size_t)n * sizeof *to);
         to[row % n] += a;
         round_values(dtype, to + row % n, 1);
     }
 }
 
-void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
-                  float beta, const void *d, int n, int batch)
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
+                  const void *b, float beta, const void *d, int n, int batch)
 {
     (void)s;
     void *first = c ? c : q;
     symmetric_product(dtype, first, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, batch);
-    if (q) add_diagonal(dtype, q, first, diagonal, n, batch);
+    if (q)
+        add_diagonal(dtype, q, first, diagonal, n, batch);
 }
 
-// ---- the other product -------------------------------------------------------------------------------------------------
+// ---- the other product ------------------------------------------------------------------------------------
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
-              int batch)
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
+              float a, int n, int m, int batch)
 {
     (void)s, (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
@@ -239,13 +257,15 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
         int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
         const ns_real *from = (const ns_real *)x + which * size;
         ns_real *to = (ns_real *)y + which * size + i0 * m;
-        if (a != 0) memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
-        block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m, a, to, m);
+        if (a != 0)
+            memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
+        block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m,
+                      a, to, m);
         round_values(dtype, to, rows * m);
     }
 }
 
-// ---- elementwise -------------------------------------------------------------------------------------------------------
+// ---- elementwise ------------------------------------------------------------------------------------------
 
 static void sum_squares(float *sumsq, const float *u, int64_t count, int64_t stride, int batch)
 {
@@ -254,16 +274,18 @@ static void sum_squares(float *sumsq, const float *u, int64_t count, int64_t str
         const float *v = u + i * stride;
         double sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < count; j++) sum += (double)v[j] * v[j];
+        for (int64_t j = 0; j < count; j++)
+            sum += (double)v[j] * v[j];
         sumsq[i] = (float)sum;
     }
 }
 
-void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
-             int rows, int cols, int batch, bool transpose)
+void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
+             float eps, float gain, int rows, int cols, int batch, bool transpose)
 {
     (void)s;
-    if (sumsq) sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
+    if (sumsq)
+        sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
     int n = transpose ? cols : rows, m = transpose ? rows : cols;
     int64_t blocks = ceil_div(n, TILE);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
@@ -272,20 +294,24 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
         const float *from = u + which * u_stride;
         ns_real *to = (ns_real *)x + which * n * m;
         ns_real total = sumsq ? sumsq[which] : 0, scale = gain;
-        if (sumsq) scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
-        if (!isfinite(total)) scale = (ns_real)NAN;
+        if (sumsq)
+            scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
+        if (!isfinite(total))
+            scale = (ns_real)NAN;
         if (transpose) {
             for (int64_t j = 0; j < m; j++)
-                for (int64_t i = i0; i < i1; i++) to[i * m + j] = from[j * n + i] * scale;
+                for (int64_t i = i0; i < i1; i++)
+                    to[i * m + j] = from[j * n + i] * scale;
         } else {
-            for (int64_t e = i0 * m; e < i1 * m; e++) to[e] = from[e] * scale;
+            for (int64_t e = i0 * m; e < i1 * m; e++)
+                to[e] = from[e] * scale;
         }
         round_values(dtype, to + i0 * m, (i1 - i0) * m);
     }
 }
 
-void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int batch,
-                  bool transpose)
+void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
+                  int cols, int batch, bool transpose)
 {
     (void)s;
     int n = transpose ? cols : rows, m = transpose ? rows : cols;
@@ -297,18 +323,20 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
         float most = 0;
         for (int64_t j = 0; j < m; j++) {
             float size = fabsf(from[j * col_step]);
-            if (!(size <= most) && !isnan(most)) most = isfinite(size) ? size : NAN;
+            if (!(size <= most) && !isnan(most))
+                most = isfinite(size) ? size : NAN;
         }
         int power = most > 0 ? ilogbf(most) - 5 : 0;
         unit[row] = isnan(most) ? NAN : ldexpf(1, power < -100 ? -100 : power > 100 ? 100 : power);
         ns_real scale = 1 / unit[row];
-        for (int64_t j = 0; j < m; j++) to[j] = from[j * col_step] * scale;
+        for (int64_t j = 0; j < m; j++)
+            to[j] = from[j * col_step] * scale;
         round_values(dtype, to, m);
     }
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
-            int batch)
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
+            int n, int m, int batch)
 {
     (void)s, (void)m;
 #pragma omp parallel if ((int64_t)batch * n * n >= MIN_ELEMENTS)
@@ -318,8 +346,10 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, con
             const ns_real *from = (const ns_real *)raw + row * n;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
-            for (int j = 0; j < n; j++) sum += fabs((double)from[j]) * (unit ? unit[row / n * n + j] : 1);
-            if (unit) sum /= unit[row];
+            for (int j = 0; j < n; j++)
+                sum += fabs((double)from[j]) * (unit ? unit[row / n * n + j] : 1);
+            if (unit)
+                sum /= unit[row];
             scale[row] = sum < (double)NS_AOL_LEAST ? 0 : (float)(gain / sqrt(1.02 * sum));
         }
 #pragma omp for schedule(static)
@@ -328,14 +358,16 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, con
             const float *column_scale = scale + row / n * n;
             ns_real *to = (ns_real *)a + row * n;
             // The two scales first: their product commutes, so that the result is symmetric to the last bit.
-            for (int j = 0; j < n; j++) to[j] = (ns_real)scale[row] * column_scale[j] * from[j];
+            for (int j = 0; j < n; j++)
+                to[j] = (ns_real)scale[row] * column_scale[j] * from[j];
             round_values(dtype, to, n);
         }
     }
 }
 
-void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
-                         const void *d, const float *scale, float factor, int n, int batch)
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a,
+                         const void *b, float beta, const void *d, const float *scale, float factor, int n,
+                         int batch)
 {
     const ns_real most = 65504; // of fp16
     ns_symmetric(s, dtype, NULL, q, diagonal, alpha, a, b, beta, d, n, batch);
@@ -345,7 +377,8 @@ void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float
         ns_real *to = (ns_real *)q + row * n;
         for (int j = 0; j < n; j++) {
             to[j] *= (ns_real)(factor * column_scale[j]);
-            if (dtype == NS_FP16 && isfinite(to[j])) to[j] = to[j] > most ? most : to[j] < -most ? -most : to[j];
+            if (dtype == NS_FP16 && isfinite(to[j]))
+                to[j] = to[j] > most ? most : to[j] < -most ? -most : to[j];
         }
         round_values(dtype, to, n);
     }
@@ -361,6 +394,7 @@ void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int
         const ns_real *from = (const ns_real *)x + item / blocks * size;
         ns_real *to = (ns_real *)y + item / blocks * size;
         for (int64_t j = 0; j < rows; j++)
-            for (int64_t i = i0; i < i1; i++) to[i * rows + j] = from[j * cols + i];
+            for (int64_t i = i0; i < i1; i++)
+                to[i * rows + j] = from[j * cols + i];
     }
 }

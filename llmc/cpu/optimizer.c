@@ -7,7 +7,7 @@ enum { SPAN = 4096 }; // elements of one piece of work
 
 static int64_t spans(int64_t n) { return ceil_div(n, SPAN); }
 
-// ---- Adam --------------------------------------------------------------------------------------------------------------
+// ---- Adam -------------------------------------------------------------------------------------------------
 
 // What is added to a parameter; *m and *v become the new moments.
 static inline float adam_step(float *m, float *v, float g, float rate, const AdamRule *r)
@@ -17,7 +17,8 @@ static inline float adam_step(float *m, float *v, float g, float rate, const Ada
     return -rate * (*m / (sqrtf(*v) + r->eps));
 }
 
-void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
+void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step,
+                 AdamRule rule, int64_t n)
 {
     (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
@@ -36,7 +37,8 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
     }
 }
 
-void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
+void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step,
+                      AdamRule rule, int64_t n)
 {
     (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
@@ -54,7 +56,7 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
     }
 }
 
-// ---- NorMuon -----------------------------------------------------------------------------------------------------------
+// ---- NorMuon ----------------------------------------------------------------------------------------------
 
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n)
 {
@@ -78,7 +80,8 @@ static double row_mean(const ns_real *o, int r, int cols)
 {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int c = 0; c < cols; c++) sum += (double)o[(int64_t)r * cols + c] * (double)o[(int64_t)r * cols + c];
+    for (int c = 0; c < cols; c++)
+        sum += (double)o[(int64_t)r * cols + c] * (double)o[(int64_t)r * cols + c];
     return sum / cols;
 }
 
@@ -86,18 +89,20 @@ enum { STRIPE = 64 }; // columns summed together, so that memory is read in sequ
 
 static void column_means(double *restrict mean, const ns_real *o, int rows, int cols, int first, int count)
 {
-    for (int c = 0; c < count; c++) mean[c] = 0;
+    for (int c = 0; c < count; c++)
+        mean[c] = 0;
     for (int r = 0; r < rows; r++)
 #pragma omp simd
         for (int c = 0; c < count; c++) {
             double x = o[(int64_t)r * cols + first + c];
             mean[c] += x * x;
         }
-    for (int c = 0; c < count; c++) mean[c] /= rows;
+    for (int c = 0; c < count; c++)
+        mean[c] /= rows;
 }
 
-// S += (1 - beta2)(c - S), and the squares of the norms: of O, and of O' = O / sqrt(max(S, 1e-10)), where every element of a row
-// or column is divided by the same.
+// S += (1 - beta2)(c - S), and the squares of the norms: of O, and of O' = O / sqrt(max(S, 1e-10)), where
+// every element of a row or column is divided by the same.
 typedef struct {
     double before, after;
 } Norms;
@@ -114,19 +119,22 @@ static Norms second_moments(const NormuonUpdate *a, float *second, const ns_real
 {
     Norms norms = {0, 0};
     if (!a->per_column) {
-        for (int r = 0; r < a->rows; r++) update_second(second + r, row_mean(o, r, a->cols), a->cols, a->beta2, &norms);
+        for (int r = 0; r < a->rows; r++)
+            update_second(second + r, row_mean(o, r, a->cols), a->cols, a->beta2, &norms);
         return norms;
     }
     double mean[STRIPE];
     for (int first = 0; first < a->cols; first += STRIPE) {
         int count = (int)min_i64(STRIPE, a->cols - first);
         column_means(mean, o, a->rows, a->cols, first, count);
-        for (int c = 0; c < count; c++) update_second(second + first + c, mean[c], a->rows, a->beta2, &norms);
+        for (int c = 0; c < count; c++)
+            update_second(second + first + c, mean[c], a->rows, a->beta2, &norms);
     }
     return norms;
 }
 
-// One row of the weight, from element `at` on; `second` (cols) or one value: the square of what O is divided by.
+// One row of the weight, from element `at` on; `second` (cols) or one value: the square of what O is divided
+// by.
 static void update_row(const NormuonUpdate *a, RuleStep step, int64_t at, const ns_real *restrict o,
                        const float *restrict second, float gain)
 {
@@ -140,10 +148,12 @@ static void update_row(const NormuonUpdate *a, RuleStep step, int64_t at, const 
         float old = w ? w[c] : x_to_float(wx[c]);
         change += change * old >= 0 ? decay * old : 0;
         float updated = old - rate * change;
-        if (w) w[c] = updated;
+        if (w)
+            w[c] = updated;
         wx[c] = float_to_x(updated);
     }
-    if (a->grad) memset(a->grad + at, 0, sizeof(float) * (size_t)a->cols);
+    if (a->grad)
+        memset(a->grad + at, 0, sizeof(float) * (size_t)a->cols);
 }
 
 static void update_matrix(const NormuonUpdate *a, const StepParams *step, int b)
@@ -161,7 +171,8 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 {
     (void)s;
 #pragma omp parallel for schedule(dynamic, 1) if ((int64_t)a->batch * a->rows * a->cols > SERIAL_ELEMENTS)
-    for (int b = 0; b < a->batch; b++) update_matrix(a, step, b);
+    for (int b = 0; b < a->batch; b++)
+        update_matrix(a, step, b);
 }
 
 void cast_weights(Stream s, floatX *wx, const float *w, int64_t n)

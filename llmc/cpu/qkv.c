@@ -5,7 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-// The angle is a product in fp32, as the model defines it, not in double: at position 262144 the two are 0.016 apart.
+// The angle is a product in fp32, as the model defines it, not in double: at position 262144 the two are
+// 0.016 apart.
 void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *frequency, int positions, int e)
 {
     (void)s;
@@ -19,7 +20,7 @@ void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *fr
         }
 }
 
-// ---- norm and rotation of one head -------------------------------------------------------------------------------------
+// ---- norm and rotation of one head ------------------------------------------------------------------------
 
 // x (e) in place; returns rstd. cos, sin (e/4) fp32. y: scratch (e)
 static float norm_rotate(floatX *x, const float *cos, const float *sin, int e, float *restrict y)
@@ -28,7 +29,8 @@ static float norm_rotate(floatX *x, const float *cos, const float *sin, int e, f
     load_row(y, x, e);
     float rstd = rms_rstd(y, e);
 #pragma omp simd
-    for (int j = 0; j < e; j++) y[j] *= rstd;
+    for (int j = 0; j < e; j++)
+        y[j] *= rstd;
 #pragma omp simd
     for (int j = 0; j < n; j++) {
         float x1 = y[j], x2 = y[half + j];
@@ -39,10 +41,11 @@ static float norm_rotate(floatX *x, const float *cos, const float *sin, int e, f
     return rstd;
 }
 
-// Gradient of the raw head from that of the rotated one. The normalised head is recovered from the rotated one; the tables being
+// Gradient of the raw head from that of the rotated one. The normalised head is recovered from the rotated
+// one; the tables being
 // rounded, cos^2 + sin^2 is not 1 and the inverse rotation divides by it.  g, x: scratch (e)
-static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, float rstd, const float *cos, const float *sin,
-                                 int e, float *restrict g, float *restrict x)
+static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, float rstd, const float *cos,
+                                 const float *sin, int e, float *restrict g, float *restrict x)
 {
     int half = e / 2, n = e / 4;
     load_row(g, dy, e);
@@ -60,22 +63,24 @@ static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, 
     store_row(dx, g, e);
 }
 
-// ---- q, k, v -----------------------------------------------------------------------------------------------------------
+// ---- q, k, v ----------------------------------------------------------------------------------------------
 
 static void mix_value(floatX *v, const floatX *v_raw, const floatX *embedded, const float *lambda, int d)
 {
     if (embedded) {
 #pragma omp simd
-        for (int i = 0; i < d; i++) v[i] = float_to_x(lambda[0] * x_to_float(v_raw[i]) + lambda[1] * x_to_float(embedded[i]));
+        for (int i = 0; i < d; i++)
+            v[i] = float_to_x(lambda[0] * x_to_float(v_raw[i]) + lambda[1] * x_to_float(embedded[i]));
     } else {
 #pragma omp simd
-        for (int i = 0; i < d; i++) v[i] = float_to_x(lambda[0] * x_to_float(v_raw[i]));
+        for (int i = 0; i < d; i++)
+            v[i] = float_to_x(lambda[0] * x_to_float(v_raw[i]));
     }
 }
 
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
-                 int N, int H, int e)
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                 const floatX *sin, int N, int H, int e)
 {
     (void)s;
     int d = H * e, n = e / 4;
@@ -90,22 +95,24 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
             rstd_q[of_head] = norm_rotate(q + at, c, sn, e, row);
             rstd_k[of_head] = norm_rotate(k + at, c, sn, e, row);
         }
-        mix_value(v + (int64_t)t * d, v_raw + (int64_t)t * d, value_embed ? value_embed + (int64_t)tokens[t] * d : NULL, lambda,
-                  d);
+        mix_value(v + (int64_t)t * d, v_raw + (int64_t)t * d,
+                  value_embed ? value_embed + (int64_t)tokens[t] * d : NULL, lambda, d);
     }
 }
 
-void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
-                         const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
-                         const floatX *sin, int N, int H, int e)
+void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
+                         const floatX *w, const floatX *value_embed, const int32_t *tokens,
+                         const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e)
 {
     int64_t plane = (int64_t)N * H * e;
     matmul_forward(s, qkv, x, w, NULL, N, H * e, H * e, 3);
-    qkv_forward(s, qkv, qkv + plane, v, rstd_q, rstd_k, qkv + 2 * plane, value_embed, tokens, lambda, cos, sin, N, H, e);
+    qkv_forward(s, qkv, qkv + plane, v, rstd_q, rstd_k, qkv + 2 * plane, value_embed, tokens, lambda, cos,
+                sin, N, H, e);
 }
 
 // The v third of dqkv, and the sums for dlambda. g, row: scratch (d)
-static void value_backward_row(const QkvBackward *a, int t, int d, float *restrict g, float *restrict row, double sums[2])
+static void value_backward_row(const QkvBackward *a, int t, int d, float *restrict g, float *restrict row,
+                               double sums[2])
 {
     int64_t at = (int64_t)t * d;
     load_row(g, a->dv + at, d);
@@ -117,7 +124,8 @@ static void value_backward_row(const QkvBackward *a, int t, int d, float *restri
     }
     float lambda = a->lambda[0];
 #pragma omp simd
-    for (int i = 0; i < d; i++) g[i] *= lambda;
+    for (int i = 0; i < d; i++)
+        g[i] *= lambda;
     store_row(a->dqkv + 3 * at + 2 * d, g, d);
 }
 
@@ -145,10 +153,12 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
     double sums[PARTS][2] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
-        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++) qkv_backward_row(a, t, H, e, sums[part]);
+        for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
+            qkv_backward_row(a, t, H, e, sums[part]);
     for (int i = 0; i < 2; i++) {
         double total = 0;
-        for (int part = 0; part < PARTS; part++) total += sums[part][i];
+        for (int part = 0; part < PARTS; part++)
+            total += sums[part][i];
         a->dlambda[i] += (float)total;
     }
 }

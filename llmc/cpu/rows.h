@@ -5,14 +5,18 @@
 #include <math.h>
 
 // 1 / sqrt(mean(x^2) + 2^-23)
-static inline float rms_rstd(const float *x, int d) { return 1.0f / sqrtf(dot(x, x, d) / (float)d + FLT_EPSILON); }
+static inline float rms_rstd(const float *x, int d)
+{
+    return 1.0f / sqrtf(dot(x, x, d) / (float)d + FLT_EPSILON);
+}
 
 // h = rms(x), rounded; returns rstd. Scales x on the way.
 static inline float rms_store(floatX *h, float *restrict x, int d)
 {
     float rstd = rms_rstd(x, d);
 #pragma omp simd
-    for (int i = 0; i < d; i++) x[i] *= rstd;
+    for (int i = 0; i < d; i++)
+        x[i] *= rstd;
     store_row(h, x, d);
     return rstd;
 }
@@ -22,5 +26,6 @@ static inline void rms_backward(float *dx, const float *dh, const float *restric
 {
     float mean = dot(dh, h, d) / (float)d;
 #pragma omp simd
-    for (int i = 0; i < d; i++) dx[i] = rstd * (dh[i] - h[i] * mean);
+    for (int i = 0; i < d; i++)
+        dx[i] = rstd * (dh[i] - h[i] * mean);
 }

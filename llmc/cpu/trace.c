@@ -17,12 +17,14 @@ void trace_enter(int tag, const char *name)
 {
     (void)name;
     current = tag;
-    if (tag >= 0) begin = seconds_now();
+    if (tag >= 0)
+        begin = seconds_now();
 }
 
 void trace_leave(void)
 {
-    if (current >= 0) ms[current] += 1e3 * (seconds_now() - begin);
+    if (current >= 0)
+        ms[current] += 1e3 * (seconds_now() - begin);
 }
 
 double trace_stop(Stream s, double result[TRACE_TAGS], double *exposed)
@@ -31,6 +33,7 @@ double trace_stop(Stream s, double result[TRACE_TAGS], double *exposed)
     (void)s;
     memcpy(result, ms, sizeof ms);
     *exposed = 0; // nothing runs beside anything: collectives are in the table
-    for (int i = 0; i < TRACE_TAGS; i++) busy += ms[i];
+    for (int i = 0; i < TRACE_TAGS; i++)
+        busy += ms[i];
     return busy;
 }

@@ -4,7 +4,8 @@
 #include <string.h>
 
 // e^x to 1 ulp or so in the normal range; 0 below -87.3, infinity above 88.7, NaN for NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7 (remainder r^8/8! < 6e-9), 2^n by the exponent bits.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7 (remainder r^8/8! < 6e-9), 2^n by the
+// exponent bits.
 static inline float fast_exp(float x)
 {
     const float low = -87.33654f, high = 88.722839f;

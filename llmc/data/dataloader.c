@@ -7,13 +7,14 @@
 // 512 KB at a time: the first step waits for two or three of these, and one takes well under a millisecond.
 enum { CHUNK_TOKENS = 1 << 18 };
 
-// ---- batch -----------------------------------------------------------------------------------------------------------
+// ---- batch ------------------------------------------------------------------------------------------------
 
 size_t batch_offset(int N, int array)
 {
     static const int extra[BATCH_ARRAYS] = {0, 0, 1, 0, 0, 1}; // cu_seqlens and row_start have one entry more
     size_t offset = 0;
-    for (int i = 0; i < array; i++) offset += (size_t)round_up((int64_t)N + extra[i], BATCH_ALIGN);
+    for (int i = 0; i < array; i++)
+        offset += (size_t)round_up((int64_t)N + extra[i], BATCH_ALIGN);
     return offset;
 }
 
@@ -25,8 +26,10 @@ void batch_alloc(Batch *b, int N)
     b->block_ints = batch_offset(N, BATCH_ARRAYS);
     b->block = xcalloc(b->block_ints, sizeof *b->block);
     b->scratch = xcalloc((size_t)N, sizeof *b->scratch);
-    int32_t **arrays[BATCH_ARRAYS] = {&b->tokens, &b->targets, &b->cu_seqlens, &b->order, &b->row_token, &b->row_start};
-    for (int i = 0; i < BATCH_ARRAYS; i++) *arrays[i] = b->block + batch_offset(N, i);
+    int32_t **arrays[BATCH_ARRAYS] = {&b->tokens, &b->targets,   &b->cu_seqlens,
+                                      &b->order,  &b->row_token, &b->row_start};
+    for (int i = 0; i < BATCH_ARRAYS; i++)
+        *arrays[i] = b->block + batch_offset(N, i);
 }
 
 void batch_free(Batch *b)
@@ -48,8 +51,9 @@ static void counts_to_offsets(int32_t counts[256])
 
 void batch_sort_rows(Batch *b)
 {
-    // Two stable passes over 8 bits each: 2 KB of counters stay in the L1 cache whatever the vocabulary, where one count per id
-    // would not. An element carries its id along, id << 32 | position, so that no pass looks ids up at random.
+    // Two stable passes over 8 bits each: 2 KB of counters stay in the L1 cache whatever the vocabulary,
+    // where one count per id would not. An element carries its id along, id << 32 | position, so that no pass
+    // looks ids up at random.
     int32_t low[256] = {0}, high[256] = {0};
     for (int i = 0; i < b->N; i++) {
         low[b->tokens[i] & 255]++;
@@ -57,52 +61,61 @@ void batch_sort_rows(Batch *b)
     }
     counts_to_offsets(low);
     counts_to_offsets(high);
-    for (int i = 0; i < b->N; i++) b->scratch[low[b->tokens[i] & 255]++] = (uint64_t)b->tokens[i] << 32 | (uint32_t)i;
-    for (int i = 0; i < b->N; i++) b->order[high[b->scratch[i] >> 40 & 255]++] = (int32_t)(uint32_t)b->scratch[i];
+    for (int i = 0; i < b->N; i++)
+        b->scratch[low[b->tokens[i] & 255]++] = (uint64_t)b->tokens[i] << 32 | (uint32_t)i;
+    for (int i = 0; i < b->N; i++)
+        b->order[high[b->scratch[i] >> 40 & 255]++] = (int32_t)(uint32_t)b->scratch[i];
 
     b->num_rows = 0;
     for (int i = 0; i < b->N; i++) {
         int32_t token = b->tokens[b->order[i]];
-        if (i > 0 && token == b->row_token[b->num_rows - 1]) continue;
+        if (i > 0 && token == b->row_token[b->num_rows - 1])
+            continue;
         b->row_token[b->num_rows] = token;
         b->row_start[b->num_rows++] = i;
     }
     b->row_start[b->num_rows] = b->N;
 }
 
-// ---- training --------------------------------------------------------------------------------------------------------
+// ---- training ---------------------------------------------------------------------------------------------
 
 struct Loader {
     LoaderOptions options;
     char *files_glob;
     ShardSet set;
-    ShardReader readers[2];     // the shard that trains and the next one, taking turns
-    int current;                // index of the reader that trains
-    int reading[2];             // shard that a reader holds, -1: none
-    LoaderPosition position;    // where the next group is looked for
-    LoaderPosition step_start;  // first document of the step's first group
-    int64_t *first_document;    // (group_micro_batches + 1) of each micro-batch of the planned group, and where the next one begins
-    int planned;                // groups of this step up to the planned one, 0: none yet
-    int accumulated;            // micro-batches of this step that this rank has taken
+    ShardReader readers[2];    // the shard that trains and the next one, taking turns
+    int current;               // index of the reader that trains
+    int reading[2];            // shard that a reader holds, -1: none
+    LoaderPosition position;   // where the next group is looked for
+    LoaderPosition step_start; // first document of the step's first group
+    int64_t *first_document; // (group_micro_batches + 1) of each micro-batch of the planned group, and where
+                             // the next one begins
+    int planned;             // groups of this step up to the planned one, 0: none yet
+    int accumulated;         // micro-batches of this step that this rank has taken
 };
 
 static bool check_options(const LoaderOptions *o, Error *e)
 {
-    if (o->micro_batches < 1) return error_set(e, "--micro-batches is %d; it must be at least 1", o->micro_batches);
+    if (o->micro_batches < 1)
+        return error_set(e, "--micro-batches is %d; it must be at least 1", o->micro_batches);
     if (o->micro_batch_tokens < 1 || o->micro_batch_tokens > LOADER_MAX_BATCH_TOKENS)
-        return error_set(e, "--micro-batch-tokens is %d; it must be 1 to %d", o->micro_batch_tokens, LOADER_MAX_BATCH_TOKENS);
-    if (o->max_document < 1) return error_set(e, "the longest document is %d tokens; it must be at least 1", o->max_document);
+        return error_set(e, "--micro-batch-tokens is %d; it must be 1 to %d", o->micro_batch_tokens,
+                         LOADER_MAX_BATCH_TOKENS);
+    if (o->max_document < 1)
+        return error_set(e, "the longest document is %d tokens; it must be at least 1", o->max_document);
     if (o->num_ranks < 1 || o->rank < 0 || o->rank >= o->num_ranks)
         return error_set(e, "rank %d of %d ranks is impossible", o->rank, o->num_ranks);
     if (o->num_ranks > o->micro_batches)
-        return error_set(e, "%d ranks, but only %d micro-batches in a step; use at most as many ranks", o->num_ranks,
-                         o->micro_batches);
-    if (o->micro_batches % o->num_ranks)
-        return error_set(e, "%d micro-batches cannot be shared evenly by %d ranks; use a divisor of %d", o->micro_batches,
+        return error_set(e, "%d ranks, but only %d micro-batches in a step; use at most as many ranks",
                          o->num_ranks, o->micro_batches);
-    if (o->epochs < 0) return error_set(e, "--epochs is %d; it cannot be negative", o->epochs);
+    if (o->micro_batches % o->num_ranks)
+        return error_set(e, "%d micro-batches cannot be shared evenly by %d ranks; use a divisor of %d",
+                         o->micro_batches, o->num_ranks, o->micro_batches);
+    if (o->epochs < 0)
+        return error_set(e, "--epochs is %d; it cannot be negative", o->epochs);
     if (o->vocab_size < 0 || o->vocab_size > SHARD_MAX_VOCAB)
-        return error_set(e, "a vocabulary of %d ids is impossible; shards hold ids below %d", o->vocab_size, SHARD_MAX_VOCAB);
+        return error_set(e, "a vocabulary of %d ids is impossible; shards hold ids below %d", o->vocab_size,
+                         SHARD_MAX_VOCAB);
     return true;
 }
 
@@ -110,18 +123,20 @@ static bool no_complete_group(const Loader *l, int shard, Error *e)
 {
     const LoaderOptions *o = &l->options;
     return error_set(e,
-                     "%s: too small: its %lld tokens do not make one group of %d micro-batches of %d tokens from documents of at "
+                     "%s: too small: its %lld tokens do not make one group of %d micro-batches of %d tokens "
+                     "from documents of at "
                      "most %d; leave it out, or lower --micro-batch-tokens",
                      l->set.paths[shard], (long long)l->set.files[shard].header.num_tokens,
-                     o->group_micro_batches,
-                     o->micro_batch_tokens, o->max_document);
+                     o->group_micro_batches, o->micro_batch_tokens, o->max_document);
 }
 
 static bool open_files(Loader *l, Error *e)
 {
     const LoaderOptions *o = &l->options;
-    if (!shard_set_find(&l->set, o->files_glob, "--train-files", e)) return false;
-    if (!shard_set_check(&l->set, o->vocab_size, -1, e)) return false;
+    if (!shard_set_find(&l->set, o->files_glob, "--train-files", e))
+        return false;
+    if (!shard_set_check(&l->set, o->vocab_size, -1, e))
+        return false;
     // Most shards that are too small can be told by their size: better now than after hours of training.
     for (int i = 0; i < l->set.count; i++)
         if (l->set.files[i].header.num_tokens / o->group_micro_batches < (int64_t)o->micro_batch_tokens + 1)
@@ -132,13 +147,16 @@ static bool open_files(Loader *l, Error *e)
 Loader *loader_open(const LoaderOptions *given, Error *e)
 {
     LoaderOptions options = *given;
-    if (!options.group_micro_batches) options.group_micro_batches = options.micro_batches;
-    if (!check_options(&options, e)) return NULL;
+    if (!options.group_micro_batches)
+        options.group_micro_batches = options.micro_batches;
+    if (!check_options(&options, e))
+        return NULL;
     assert(options.group_micro_batches > 0 && options.micro_batches % options.group_micro_batches == 0);
     Loader *l = xcalloc(1, sizeof *l);
     l->options = options;
     l->options.files_glob = l->files_glob = xstrdup(options.files_glob ? options.files_glob : "");
-    if (l->options.chunk_tokens <= 0) l->options.chunk_tokens = CHUNK_TOKENS;
+    if (l->options.chunk_tokens <= 0)
+        l->options.chunk_tokens = CHUNK_TOKENS;
     l->first_document = xcalloc((size_t)options.group_micro_batches + 1, sizeof *l->first_document);
     for (int i = 0; i < 2; i++) {
         shard_reader_init(&l->readers[i]);
@@ -153,8 +171,10 @@ Loader *loader_open(const LoaderOptions *given, Error *e)
 
 void loader_close(Loader *l)
 {
-    if (!l) return;
-    for (int i = 0; i < 2; i++) shard_reader_free(&l->readers[i]);
+    if (!l)
+        return;
+    for (int i = 0; i < 2; i++)
+        shard_reader_free(&l->readers[i]);
     shard_set_free(&l->set);
     free(l->first_document);
     free(l->files_glob);
@@ -164,16 +184,18 @@ void loader_close(Loader *l)
 // Makes reader `which` hold `shard`; nothing to do when it does already.
 static bool start_reading(Loader *l, int which, int shard, Error *e)
 {
-    if (l->reading[which] == shard) return true;
+    if (l->reading[which] == shard)
+        return true;
     l->reading[which] = shard;
     return shard_reader_start(&l->readers[which], l->set.paths[shard], &l->set.files[shard],
-                              l->options.chunk_tokens,
-                              l->options.chunk_hook, l->options.chunk_hook_context, e);
+                              l->options.chunk_tokens, l->options.chunk_hook, l->options.chunk_hook_context,
+                              e);
 }
 
 static bool epoch_allowed(const LoaderOptions *o, int32_t epoch)
 {
-    if (o->epochs > 0) return epoch < o->epochs;
+    if (o->epochs > 0)
+        return epoch < o->epochs;
     return o->repeat ? epoch < INT32_MAX : epoch == 0;
 }
 
@@ -183,7 +205,8 @@ static bool following_shard(const Loader *l, LoaderPosition *next)
     next->document = 0;
     next->epoch = l->position.epoch;
     next->shard = l->position.shard + 1;
-    if (next->shard < l->set.count) return true;
+    if (next->shard < l->set.count)
+        return true;
     next->shard = 0;
     next->epoch++;
     return epoch_allowed(&l->options, next->epoch);
@@ -193,21 +216,26 @@ static bool advance_shard(Loader *l, Error *e)
 {
     LoaderPosition next;
     if (!following_shard(l, &next))
-        return error_set(
-            e, "%s: the training data ends here, after %d %s over %d %s; give more files, fewer steps, or --repeat or --epochs",
-            l->set.paths[l->position.shard], next.epoch, next.epoch == 1 ? "pass" : "passes", l->set.count,
-            l->set.count == 1 ? "shard" : "shards");
-    if (l->reading[l->current] != next.shard) l->current ^= 1; // a single shard stays where it is
+        return error_set(e,
+                         "%s: the training data ends here, after %d %s over %d %s; give more files, fewer "
+                         "steps, or --repeat or --epochs",
+                         l->set.paths[l->position.shard], next.epoch, next.epoch == 1 ? "pass" : "passes",
+                         l->set.count, l->set.count == 1 ? "shard" : "shards");
+    if (l->reading[l->current] != next.shard)
+        l->current ^= 1; // a single shard stays where it is
     l->position = next;
     return start_reading(l, l->current, next.shard, e);
 }
 
-// Begins to read the next shard once the current one is in memory: before that, the two would compete for the disk.
+// Begins to read the next shard once the current one is in memory: before that, the two would compete for the
+// disk.
 static bool read_ahead(Loader *l, Error *e)
 {
     LoaderPosition next;
-    if (!following_shard(l, &next) || next.shard == l->position.shard) return true;
-    if (!shard_reader_finished(&l->readers[l->current])) return true;
+    if (!following_shard(l, &next) || next.shard == l->position.shard)
+        return true;
+    if (!shard_reader_finished(&l->readers[l->current]))
+        return true;
     return start_reading(l, l->current ^ 1, next.shard, e);
 }
 
@@ -217,7 +245,8 @@ static int64_t tokens_taken(const Loader *l, int64_t start, int64_t end, int64_t
     return min_i64(min_i64(end - start, l->options.max_document), lacking);
 }
 
-// Walks the documents of one group from the current position. DOCUMENT_PAST_END: the shard ends before the group is complete.
+// Walks the documents of one group from the current position. DOCUMENT_PAST_END: the shard ends before the
+// group is complete.
 static DocumentResult plan_group(Loader *l, Error *e)
 {
     ShardReader *r = &l->readers[l->current];
@@ -240,24 +269,33 @@ static DocumentResult plan_group(Loader *l, Error *e)
 // Plans the next group, in this shard or the next one.
 static bool begin_group(Loader *l, Error *e)
 {
-    if (!start_reading(l, l->current, l->position.shard, e)) return false;
+    if (!start_reading(l, l->current, l->position.shard, e))
+        return false;
     for (;;) {
         DocumentResult result = plan_group(l, e);
-        if (result == DOCUMENT_ERROR) return false;
-        if (result == DOCUMENT_FOUND) break;
-        if (l->position.document == 0) return no_complete_group(l, l->position.shard, e);
-        if (!advance_shard(l, e)) return false;
+        if (result == DOCUMENT_ERROR)
+            return false;
+        if (result == DOCUMENT_FOUND)
+            break;
+        if (l->position.document == 0)
+            return no_complete_group(l, l->position.shard, e);
+        if (!advance_shard(l, e))
+            return false;
     }
-    if (++l->planned == 1) l->step_start = l->position;
+    if (++l->planned == 1)
+        l->step_start = l->position;
     return read_ahead(l, e);
 }
 
-// Plans on until this many groups of the step are passed or planned; all but the last may lie in another shard.
+// Plans on until this many groups of the step are passed or planned; all but the last may lie in another
+// shard.
 static bool plan_groups(Loader *l, int groups, Error *e)
 {
     while (l->planned < groups) {
-        if (l->planned > 0) l->position.document = l->first_document[l->options.group_micro_batches];
-        if (!begin_group(l, e)) return false;
+        if (l->planned > 0)
+            l->position.document = l->first_document[l->options.group_micro_batches];
+        if (!begin_group(l, e))
+            return false;
     }
     return true;
 }
@@ -271,16 +309,22 @@ static bool fill_batch(Loader *l, int m, Batch *b, Error *e)
     b->num_docs = 0;
     pthread_mutex_lock(&r->lock);
     while (gathered < N + 1) {
-        if (shard_reader_document(r, d++, &start, &end, e) != DOCUMENT_FOUND) break; // planned, so only a fault of the file
+        if (shard_reader_document(r, d++, &start, &end, e) != DOCUMENT_FOUND)
+            break; // planned, so only a fault of the file
         int64_t taken = tokens_taken(l, start, end, N + 1 - gathered);
-        int64_t inputs = min_i64(taken, N - gathered); // 0 when the document gives only the last target: then it is no segment
-        if (inputs > 0) b->cu_seqlens[b->num_docs++] = (int32_t)gathered;
-        for (int64_t i = 0; i < inputs; i++) b->tokens[gathered + i] = r->tokens[start + i];
+        int64_t inputs =
+            min_i64(taken,
+                    N - gathered); // 0 when the document gives only the last target: then it is no segment
+        if (inputs > 0)
+            b->cu_seqlens[b->num_docs++] = (int32_t)gathered;
+        for (int64_t i = 0; i < inputs; i++)
+            b->tokens[gathered + i] = r->tokens[start + i];
         gathered += taken;
         b->targets[N - 1] = r->tokens[start + taken - 1]; // stands after the last round
     }
     pthread_mutex_unlock(&r->lock);
-    if (gathered < N + 1) return false;
+    if (gathered < N + 1)
+        return false;
     b->cu_seqlens[b->num_docs] = N;
     memcpy(b->targets, b->tokens + 1, (size_t)(N - 1) * sizeof *b->targets);
     return true;
@@ -298,11 +342,14 @@ bool loader_next(Loader *l, Batch *batch, Error *e)
     const LoaderOptions *o = &l->options;
     assert(batch->N == o->micro_batch_tokens);
     const int G = o->group_micro_batches, m = l->accumulated * o->num_ranks + o->rank;
-    if (!plan_groups(l, m / G + 1, e) || !fill_batch(l, m % G, batch, e)) return false;
+    if (!plan_groups(l, m / G + 1, e) || !fill_batch(l, m % G, batch, e))
+        return false;
     batch_sort_rows(batch);
     batch->position = l->step_start;
-    if (++l->accumulated < o->micro_batches / o->num_ranks) return true;
-    if (!plan_groups(l, o->micro_batches / G, e)) return false; // those after this rank's last micro-batch
+    if (++l->accumulated < o->micro_batches / o->num_ranks)
+        return true;
+    if (!plan_groups(l, o->micro_batches / G, e))
+        return false; // those after this rank's last micro-batch
     l->position.document = l->first_document[G];
     l->accumulated = l->planned = 0;
     return true;
@@ -329,17 +376,21 @@ LoaderPosition loader_position(const Loader *l)
 
 bool loader_seek(Loader *l, LoaderPosition p, Error *e)
 {
-    if (p.epoch < 0 || p.shard < 0 || p.document < 0 || !epoch_allowed(&l->options, p.epoch) || p.shard >= l->set.count)
-        return error_set(
-            e,
-            "cannot continue at epoch %d, shard %d, document %lld: '%s' has %d shards (and see --epochs, --repeat); use "
-            "the files of the interrupted run",
-            p.epoch, p.shard, (long long)p.document, l->files_glob, l->set.count);
+    if (p.epoch < 0 || p.shard < 0 || p.document < 0 || !epoch_allowed(&l->options, p.epoch) ||
+        p.shard >= l->set.count)
+        return error_set(e,
+                         "cannot continue at epoch %d, shard %d, document %lld: '%s' has %d shards (and see "
+                         "--epochs, --repeat); use "
+                         "the files of the interrupted run",
+                         p.epoch, p.shard, (long long)p.document, l->files_glob, l->set.count);
     l->accumulated = l->planned = 0;
     l->position = p;
-    if (l->reading[l->current ^ 1] == p.shard) l->current ^= 1;
-    if (!start_reading(l, l->current, p.shard, e)) return false;
-    if (p.document == 0) return true;
+    if (l->reading[l->current ^ 1] == p.shard)
+        l->current ^= 1;
+    if (!start_reading(l, l->current, p.shard, e))
+        return false;
+    if (p.document == 0)
+        return true;
     // The document before must exist: the position may be the end of the shard.
     ShardReader *r = &l->readers[l->current];
     int64_t start, end;
@@ -347,11 +398,14 @@ bool loader_seek(Loader *l, LoaderPosition p, Error *e)
     DocumentResult result = shard_reader_document(r, p.document - 1, &start, &end, e);
     int64_t num_documents = r->num_starts;
     pthread_mutex_unlock(&r->lock);
-    if (result != DOCUMENT_PAST_END) return result == DOCUMENT_FOUND;
+    if (result != DOCUMENT_PAST_END)
+        return result == DOCUMENT_FOUND;
     return error_set(e,
-                     "cannot continue at epoch %d, shard %d, document %lld: %s has only %lld documents; use the files of the "
+                     "cannot continue at epoch %d, shard %d, document %lld: %s has only %lld documents; use "
+                     "the files of the "
                      "interrupted run",
-                     p.epoch, p.shard, (long long)p.document, l->set.paths[p.shard], (long long)num_documents);
+                     p.epoch, p.shard, (long long)p.document, l->set.paths[p.shard],
+                     (long long)num_documents);
 }
 
 int loader_vocab_size(const Loader *l) { return l->set.files[0].header.vocab_size; }
@@ -369,19 +423,21 @@ char *loader_describe(const Loader *l)
 {
     const LoaderOptions *o = &l->options;
     char epochs[32] = "once", groups[48] = "";
-    if (o->group_micro_batches < o->micro_batches) snprintf(groups, sizeof groups, " in groups of %d", o->group_micro_batches);
+    if (o->group_micro_batches < o->micro_batches)
+        snprintf(groups, sizeof groups, " in groups of %d", o->group_micro_batches);
     if (o->epochs > 0)
         snprintf(epochs, sizeof epochs, "%d times", o->epochs);
     else if (o->repeat)
         snprintf(epochs, sizeof epochs, "repeated");
-    return format_string(
-        "%s: %d %s, %lld tokens, vocabulary of %d ids, documents begin with %d, %s; %d x %d tokens a step%s, documents "
-        "cut at %d",
-        l->files_glob, l->set.count, l->set.count == 1 ? "shard" : "shards", (long long)l->set.num_tokens, loader_vocab_size(l),
-        loader_document_token(l), epochs, o->micro_batches, o->micro_batch_tokens, groups, o->max_document);
+    return format_string("%s: %d %s, %lld tokens, vocabulary of %d ids, documents begin with %d, %s; %d x %d "
+                         "tokens a step%s, documents "
+                         "cut at %d",
+                         l->files_glob, l->set.count, l->set.count == 1 ? "shard" : "shards",
+                         (long long)l->set.num_tokens, loader_vocab_size(l), loader_document_token(l), epochs,
+                         o->micro_batches, o->micro_batch_tokens, groups, o->max_document);
 }
 
-// ---- validation ------------------------------------------------------------------------------------------------------
+// ---- validation -------------------------------------------------------------------------------------------
 
 struct Validation {
     ShardSet set;
@@ -397,7 +453,8 @@ static bool read_validation(Validation *v, Error *e)
     ShardIdentity *file = &v->set.files[0];
     const ShardHeader h = file->header;
     int fd = shard_reopen(path, file, e);
-    if (fd < 0) return false;
+    if (fd < 0)
+        return false;
     uint16_t *chunk = xcalloc(CHUNK_TOKENS, sizeof *chunk);
     int64_t documents = 0, found = 0;
     for (int64_t first = 0, count; first < h.num_tokens && found >= 0; first += count) {
@@ -406,14 +463,17 @@ static bool read_validation(Validation *v, Error *e)
         found = read ? shard_index(chunk, first, count, &h, path, NULL, e) : -1;
         documents += found;
         int64_t kept = min_i64(count, v->num_kept - first);
-        if (found >= 0 && kept > 0) memcpy(v->tokens + first, chunk, (size_t)kept * sizeof *chunk);
+        if (found >= 0 && kept > 0)
+            memcpy(v->tokens + first, chunk, (size_t)kept * sizeof *chunk);
     }
     free(chunk);
     close(fd);
-    if (found < 0) return false;
-    return documents > 0 ||
-           error_set(e, "%s: holds no document start (token %d); it was made for another vocabulary; tokenize it again", path,
-                     h.document_token);
+    if (found < 0)
+        return false;
+    return documents > 0 || error_set(e,
+                                      "%s: holds no document start (token %d); it was made for another "
+                                      "vocabulary; tokenize it again",
+                                      path, h.document_token);
 }
 
 int64_t validation_tokens_held(const char *glob, Error *e)
@@ -425,17 +485,20 @@ int64_t validation_tokens_held(const char *glob, Error *e)
     return tokens;
 }
 
-static bool open_validation(Validation *v, const char *glob, int64_t val_tokens, int vocab_size, int document_token, Error *e)
+static bool open_validation(Validation *v, const char *glob, int64_t val_tokens, int vocab_size,
+                            int document_token, Error *e)
 {
-    if (!shard_set_find(&v->set, glob, "--val-files", e)) return false;
+    if (!shard_set_find(&v->set, glob, "--val-files", e))
+        return false;
     if (v->set.count != 1)
-        return error_set(e, "--val-files: '%s' matches %d files, from %s to %s; name one shard", glob, v->set.count,
-                         v->set.paths[0], v->set.paths[v->set.count - 1]);
-    if (!shard_set_check(&v->set, vocab_size, document_token, e)) return false;
+        return error_set(e, "--val-files: '%s' matches %d files, from %s to %s; name one shard", glob,
+                         v->set.count, v->set.paths[0], v->set.paths[v->set.count - 1]);
+    if (!shard_set_check(&v->set, vocab_size, document_token, e))
+        return false;
     if (v->set.num_tokens <= val_tokens) {
         int64_t fits = (v->set.num_tokens - 1) / v->sequence_tokens * v->sequence_tokens;
-        return error_set(e, "%s: holds %lld tokens, but --val-tokens %lld needs one more than that; %s %lld", v->set.paths[0],
-                         (long long)v->set.num_tokens, (long long)val_tokens,
+        return error_set(e, "%s: holds %lld tokens, but --val-tokens %lld needs one more than that; %s %lld",
+                         v->set.paths[0], (long long)v->set.num_tokens, (long long)val_tokens,
                          fits ? "it allows at most --val-tokens" : "use a larger file: one sequence takes",
                          (long long)(fits ? fits : v->sequence_tokens + 1));
     }
@@ -443,8 +506,8 @@ static bool open_validation(Validation *v, const char *glob, int64_t val_tokens,
     return read_validation(v, e);
 }
 
-Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequence_tokens, int vocab_size, int document_token,
-                            Error *e)
+Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequence_tokens, int vocab_size,
+                            int document_token, Error *e)
 {
     if (sequence_tokens < 1 || sequence_tokens > LOADER_MAX_BATCH_TOKENS) {
         error_set(e, "validation sequences of %lld tokens; 1 to %d are possible", (long long)sequence_tokens,
@@ -452,8 +515,10 @@ Validation *validation_open(const char *glob, int64_t val_tokens, int64_t sequen
         return NULL;
     }
     if (val_tokens < 1 || val_tokens > INT32_MAX || val_tokens % sequence_tokens) {
-        error_set(e, "--val-tokens is %lld; it must be a positive multiple of the sequence's %lld tokens, below 2^31",
-                  (long long)val_tokens, (long long)sequence_tokens);
+        error_set(
+            e,
+            "--val-tokens is %lld; it must be a positive multiple of the sequence's %lld tokens, below 2^31",
+            (long long)val_tokens, (long long)sequence_tokens);
         return NULL;
     }
     Validation *v = xcalloc(1, sizeof *v);
@@ -479,7 +544,8 @@ int validation_document_token(const Validation *v) { return v->set.files[0].head
 
 static bool document_ends(const Validation *v, int q, int i) // before token i of sequence q
 {
-    return i == v->sequence_tokens || v->tokens[(int64_t)v->sequence_tokens * q + i] == validation_document_token(v);
+    return i == v->sequence_tokens ||
+           v->tokens[(int64_t)v->sequence_tokens * q + i] == validation_document_token(v);
 }
 
 int validation_longest(const Validation *v)
@@ -488,7 +554,8 @@ int validation_longest(const Validation *v)
     for (int q = 0; q < v->num_sequences; q++)
         for (int i = 1, begin = 0; i <= v->sequence_tokens; i++)
             if (document_ends(v, q, i)) {
-                if (i - begin > longest) longest = i - begin;
+                if (i - begin > longest)
+                    longest = i - begin;
                 begin = i;
             }
     return longest;
@@ -500,14 +567,16 @@ bool validation_part(const Validation *v, int q, int begin, Batch *b, Validation
     if (q < 0 || q >= v->num_sequences)
         return error_set(e, "validation sequence %d does not exist; there are %d", q, v->num_sequences);
     int first = (int)min_i64(begin > 0 ? begin - 1 : 0, S - N), end = first + N;
-    while (end > begin && !document_ends(v, q, end)) end--;
+    while (end > begin && !document_ends(v, q, end))
+        end--;
     assert(first >= 0 && end > begin);
     const uint16_t *ids = v->tokens + (int64_t)S * q + first;
     b->num_rows = b->num_docs = 0;
     for (int i = 0; i < N; i++) {
         b->tokens[i] = ids[i];
         b->targets[i] = ids[i + 1];
-        if (i == 0 || document_ends(v, q, first + i)) b->cu_seqlens[b->num_docs++] = i;
+        if (i == 0 || document_ends(v, q, first + i))
+            b->cu_seqlens[b->num_docs++] = i;
     }
     b->cu_seqlens[b->num_docs] = N;
     *part = (ValidationPart){first, begin, end};
@@ -516,7 +585,8 @@ bool validation_part(const Validation *v, int q, int begin, Batch *b, Validation
 
 void validation_close(Validation *v)
 {
-    if (!v) return;
+    if (!v)
+        return;
     shard_set_free(&v->set);
     free(v->tokens);
     free(v);

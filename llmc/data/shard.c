@@ -12,7 +12,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token shards are litt
 
 #define MAKE_AGAIN "fetch or tokenize it again"
 
-// ---- format ----------------------------------------------------------------------------------------------------------
+// ---- format -----------------------------------------------------------------------------------------------
 
 static int32_t header_word(const uint8_t *bytes, int i)
 {
@@ -26,34 +26,42 @@ static bool decode_vocabulary(const uint8_t *bytes, const char *path, ShardHeade
     if (vocab < 0 || vocab > SHARD_MAX_VOCAB)
         return error_set(e, "%s: impossible vocabulary size %d in the header; " MAKE_AGAIN, path, vocab);
     header->vocab_size = vocab ? vocab : SHARD_GPT2_VOCAB;
-    if (begin < 0) return error_set(e, "%s: impossible document token in the header (word 4 is %d); " MAKE_AGAIN, path, begin);
+    if (begin < 0)
+        return error_set(e, "%s: impossible document token in the header (word 4 is %d); " MAKE_AGAIN, path,
+                         begin);
     header->document_token = begin ? begin - 1 : SHARD_GPT2_DOCUMENT;
     if (header->document_token >= header->vocab_size)
-        return error_set(e, "%s: its document token %d is outside its vocabulary of %d ids; " MAKE_AGAIN, path,
-                         header->document_token, header->vocab_size);
+        return error_set(e, "%s: its document token %d is outside its vocabulary of %d ids; " MAKE_AGAIN,
+                         path, header->document_token, header->vocab_size);
     return true;
 }
 
-bool shard_decode_header(const uint8_t *bytes, int64_t file_bytes, const char *path, ShardHeader *header, Error *e)
+bool shard_decode_header(const uint8_t *bytes, int64_t file_bytes, const char *path, ShardHeader *header,
+                         Error *e)
 {
-    if (file_bytes == 0) return error_set(e, "%s: the file is empty; " MAKE_AGAIN, path);
+    if (file_bytes == 0)
+        return error_set(e, "%s: the file is empty; " MAKE_AGAIN, path);
     if (file_bytes < SHARD_HEADER_BYTES)
-        return error_set(e, "%s: truncated: %lld bytes, but a token shard's header alone has %d; " MAKE_AGAIN, path,
-                         (long long)file_bytes, SHARD_HEADER_BYTES);
+        return error_set(e, "%s: truncated: %lld bytes, but a token shard's header alone has %d; " MAKE_AGAIN,
+                         path, (long long)file_bytes, SHARD_HEADER_BYTES);
     if (header_word(bytes, 0) != SHARD_MAGIC)
-        return error_set(e, "%s: not a token shard (it begins with %d instead of %d); make one with ./tokenize", path,
-                         header_word(bytes, 0), SHARD_MAGIC);
+        return error_set(e,
+                         "%s: not a token shard (it begins with %d instead of %d); make one with ./tokenize",
+                         path, header_word(bytes, 0), SHARD_MAGIC);
     if (header_word(bytes, 1) != SHARD_VERSION)
-        return error_set(e, "%s: token shard of version %d, only version %d can be read; make it again with ./tokenize", path,
-                         header_word(bytes, 1), SHARD_VERSION);
+        return error_set(
+            e, "%s: token shard of version %d, only version %d can be read; make it again with ./tokenize",
+            path, header_word(bytes, 1), SHARD_VERSION);
     header->num_tokens = header_word(bytes, 2);
     if (header->num_tokens <= 0)
-        return error_set(e, "%s: its header promises %lld tokens; " MAKE_AGAIN, path, (long long)header->num_tokens);
+        return error_set(e, "%s: its header promises %lld tokens; " MAKE_AGAIN, path,
+                         (long long)header->num_tokens);
     int64_t expected = SHARD_HEADER_BYTES + 2 * header->num_tokens;
     if (file_bytes != expected)
-        return error_set(e, "%s: %s: %lld bytes, but its header promises %lld tokens, which take %lld bytes; " MAKE_AGAIN, path,
-                         file_bytes < expected ? "truncated" : "longer than its header says", (long long)file_bytes,
-                         (long long)header->num_tokens, (long long)expected);
+        return error_set(
+            e, "%s: %s: %lld bytes, but its header promises %lld tokens, which take %lld bytes; " MAKE_AGAIN,
+            path, file_bytes < expected ? "truncated" : "longer than its header says", (long long)file_bytes,
+            (long long)header->num_tokens, (long long)expected);
     return decode_vocabulary(bytes, path, header, e);
 }
 
@@ -62,9 +70,12 @@ static bool read_fully(int fd, void *to, int64_t count, int64_t offset)
 {
     while (count > 0) {
         ssize_t n = pread(fd, to, (size_t)count, (off_t)offset);
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = 0;
-        if (n <= 0) return false;
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n == 0)
+            errno = 0;
+        if (n <= 0)
+            return false;
         to = (char *)to + n;
         offset += n;
         count -= n;
@@ -74,7 +85,8 @@ static bool read_fully(int fd, void *to, int64_t count, int64_t offset)
 
 static bool read_failed(const char *path, Error *e)
 {
-    if (errno) return error_set(e, "%s: cannot be read: %s", path, strerror(errno));
+    if (errno)
+        return error_set(e, "%s: cannot be read: %s", path, strerror(errno));
     return error_set(e, "%s: became shorter while it was read; " MAKE_AGAIN, path);
 }
 
@@ -82,11 +94,15 @@ static bool check_opened(int fd, const char *path, ShardHeader *header, Error *e
 {
     struct stat st;
     uint8_t bytes[SHARD_HEADER_BYTES] = {0};
-    if (fstat(fd, &st) != 0) return read_failed(path, e);
+    if (fstat(fd, &st) != 0)
+        return read_failed(path, e);
     if (S_ISDIR(st.st_mode))
-        return error_set(e, "%s: is a directory; name the token shards in it, for instance with '%s/*.bin'", path, path);
-    if (!S_ISREG(st.st_mode)) return error_set(e, "%s: is not a regular file; name a token shard", path);
-    if (st.st_size >= SHARD_HEADER_BYTES && !read_fully(fd, bytes, SHARD_HEADER_BYTES, 0)) return read_failed(path, e);
+        return error_set(e, "%s: is a directory; name the token shards in it, for instance with '%s/*.bin'",
+                         path, path);
+    if (!S_ISREG(st.st_mode))
+        return error_set(e, "%s: is not a regular file; name a token shard", path);
+    if (st.st_size >= SHARD_HEADER_BYTES && !read_fully(fd, bytes, SHARD_HEADER_BYTES, 0))
+        return read_failed(path, e);
     return shard_decode_header(bytes, st.st_size, path, header, e);
 }
 
@@ -133,7 +149,8 @@ static bool hash_contents(int fd, const char *path, const ShardHeader *h, uint64
 static bool look_at_file(int fd, const char *path, ShardIdentity *id, Error *e) // all but header and contents
 {
     struct stat st;
-    if (fstat(fd, &st) != 0) return read_failed(path, e);
+    if (fstat(fd, &st) != 0)
+        return read_failed(path, e);
     id->inode = (uint64_t)st.st_ino;
     id->modified = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     id->bytes = (int64_t)st.st_size;
@@ -147,19 +164,23 @@ bool shard_identify(int fd, const char *path, ShardIdentity *id, Error *e)
 
 static bool error_replaced(const char *path, Error *e)
 {
-    return error_set(e,
-                     "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
-                     path);
+    return error_set(
+        e, "%s: was replaced or changed since the run began; put back the shard that it was, then --resume",
+        path);
 }
 
 static bool same_as_seen(int fd, const char *path, ShardIdentity *seen, Error *e)
 {
     ShardIdentity now = {.header = seen->header};
-    if (!look_at_file(fd, path, &now, e)) return false;
-    if (now.inode == seen->inode && now.modified == seen->modified && now.bytes == seen->bytes) return true;
+    if (!look_at_file(fd, path, &now, e))
+        return false;
+    if (now.inode == seen->inode && now.modified == seen->modified && now.bytes == seen->bytes)
+        return true;
     bool same_size = now.bytes == seen->bytes;
-    if (same_size && !hash_contents(fd, path, &now.header, &now.contents, e)) return false;
-    if (!same_size || now.contents != seen->contents) return error_replaced(path, e);
+    if (same_size && !hash_contents(fd, path, &now.header, &now.contents, e))
+        return false;
+    if (!same_size || now.contents != seen->contents)
+        return error_replaced(path, e);
     *seen = now;
     return true;
 }
@@ -169,10 +190,12 @@ int shard_reopen(const char *path, ShardIdentity *seen, Error *e)
     ShardHeader now;
     const ShardHeader *then = &seen->header;
     int fd = shard_open(path, &now, e);
-    if (fd < 0) return -1;
+    if (fd < 0)
+        return -1;
     bool same = now.num_tokens == then->num_tokens && now.vocab_size == then->vocab_size &&
                 now.document_token == then->document_token;
-    if (same ? same_as_seen(fd, path, seen, e) : error_replaced(path, e)) return fd;
+    if (same ? same_as_seen(fd, path, seen, e) : error_replaced(path, e))
+        return fd;
     close(fd);
     return -1;
 }
@@ -183,28 +206,33 @@ bool shard_reread(int fd, const char *path, ShardIdentity *seen, int64_t first, 
     return shard_read(fd, path, first, count, ids, e) && same_as_seen(fd, path, seen, e);
 }
 
-int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const ShardHeader *header, const char *path,
-                    int32_t *starts, Error *e)
+int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const ShardHeader *header,
+                    const char *path, int32_t *starts, Error *e)
 {
-    int largest = 0; // a plain maximum, because the compiler makes SIMD of it; the culprit is looked for only if there is one
-    for (int64_t i = 0; i < count; i++) largest = ids[i] > largest ? ids[i] : largest;
+    int largest = 0; // a plain maximum, because the compiler makes SIMD of it; the culprit is looked for only
+                     // if there is one
+    for (int64_t i = 0; i < count; i++)
+        largest = ids[i] > largest ? ids[i] : largest;
     if (largest >= header->vocab_size) {
         int64_t i = 0;
-        while (ids[i] < header->vocab_size) i++;
-        error_set(e, "%s: token %lld has id %d, outside the vocabulary of %d ids; " MAKE_AGAIN, path, (long long)(first + i),
-                  ids[i], header->vocab_size);
+        while (ids[i] < header->vocab_size)
+            i++;
+        error_set(e, "%s: token %lld has id %d, outside the vocabulary of %d ids; " MAKE_AGAIN, path,
+                  (long long)(first + i), ids[i], header->vocab_size);
         return -1;
     }
     int64_t found = 0;
     for (int64_t i = 0; i < count; i++) {
-        if (ids[i] != header->document_token) continue;
-        if (starts) starts[found] = (int32_t)(first + i);
+        if (ids[i] != header->document_token)
+            continue;
+        if (starts)
+            starts[found] = (int32_t)(first + i);
         found++;
     }
     return found;
 }
 
-// ---- background reading ----------------------------------------------------------------------------------------------
+// ---- background reading -----------------------------------------------------------------------------------
 
 void shard_reader_init(ShardReader *r)
 {
@@ -219,19 +247,23 @@ static void append_starts(ShardReader *r, const int32_t *starts, int64_t count)
         r->start_capacity = max_i64(2 * r->start_capacity, r->num_starts + count);
         r->starts = xrealloc(r->starts, (size_t)r->start_capacity, sizeof *r->starts);
     }
-    if (count) memcpy(r->starts + r->num_starts, starts, (size_t)count * sizeof *starts);
+    if (count)
+        memcpy(r->starts + r->num_starts, starts, (size_t)count * sizeof *starts);
     r->num_starts += count;
 }
 
-// Reads and indexes the shard chunk by chunk. False with *e on a fault of the file; true also when it was asked to end.
+// Reads and indexes the shard chunk by chunk. False with *e on a fault of the file; true also when it was
+// asked to end.
 static bool read_chunks(ShardReader *r, int fd, ShardIdentity *seen, int32_t *chunk_starts, Error *e)
 {
     const ShardHeader *h = &r->file.header;
     for (int64_t first = 0; first < h->num_tokens;) {
         int64_t count = min_i64(r->chunk_tokens, h->num_tokens - first);
-        if (!shard_reread(fd, r->path, seen, first, count, r->tokens + first, e)) return false;
+        if (!shard_reread(fd, r->path, seen, first, count, r->tokens + first, e))
+            return false;
         int64_t found = shard_index(r->tokens + first, first, count, h, r->path, chunk_starts, e);
-        if (found < 0) return false;
+        if (found < 0)
+            return false;
         first += count;
         pthread_mutex_lock(&r->lock);
         append_starts(r, chunk_starts, found);
@@ -240,19 +272,24 @@ static bool read_chunks(ShardReader *r, int fd, ShardIdentity *seen, int32_t *ch
         bool cancel = r->cancel;
         pthread_cond_broadcast(&r->progress);
         pthread_mutex_unlock(&r->lock);
-        if (r->hook) r->hook(r->hook_context, first);
-        if (cancel) return true;
+        if (r->hook)
+            r->hook(r->hook_context, first);
+        if (cancel)
+            return true;
     }
-    if (r->num_starts > 0) return true; // only this thread changes it
-    return error_set(e, "%s: holds no document start (token %d); it was made for another vocabulary; " MAKE_AGAIN, r->path,
-                     h->document_token);
+    if (r->num_starts > 0)
+        return true; // only this thread changes it
+    return error_set(
+        e, "%s: holds no document start (token %d); it was made for another vocabulary; " MAKE_AGAIN, r->path,
+        h->document_token);
 }
 
 static bool read_shard(ShardReader *r, Error *e)
 {
     ShardIdentity seen = r->file;
     int fd = shard_reopen(r->path, &seen, e);
-    if (fd < 0) return false;
+    if (fd < 0)
+        return false;
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     int64_t most = min_i64(r->chunk_tokens, r->file.header.num_tokens);
     int32_t *chunk_starts = xcalloc((size_t)most, sizeof *chunk_starts);
@@ -300,18 +337,21 @@ bool shard_reader_start(ShardReader *r, const char *path, const ShardIdentity *f
     int status = pthread_create(&r->thread, NULL, reader_thread, r);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     r->running = status == 0;
-    return r->running || error_set(e, "%s: no thread to read it in the background: %s", path, strerror(status));
+    return r->running ||
+           error_set(e, "%s: no thread to read it in the background: %s", path, strerror(status));
 }
 
 DocumentResult shard_reader_document(ShardReader *r, int64_t d, int64_t *start, int64_t *end, Error *e)
 {
     // A document's end is where the next one starts, hence d + 1.
-    while (!r->failed && !r->finished && r->num_starts <= d + 1) pthread_cond_wait(&r->progress, &r->lock);
+    while (!r->failed && !r->finished && r->num_starts <= d + 1)
+        pthread_cond_wait(&r->progress, &r->lock);
     if (r->failed) {
         *e = r->error;
         return DOCUMENT_ERROR;
     }
-    if (d >= r->num_starts) return DOCUMENT_PAST_END;
+    if (d >= r->num_starts)
+        return DOCUMENT_PAST_END;
     *start = r->starts[d];
     *end = d + 1 < r->num_starts ? r->starts[d + 1] : r->file.header.num_tokens;
     return DOCUMENT_FOUND;
@@ -327,7 +367,8 @@ bool shard_reader_finished(ShardReader *r)
 
 void shard_reader_stop(ShardReader *r)
 {
-    if (!r->running) return;
+    if (!r->running)
+        return;
     pthread_mutex_lock(&r->lock);
     r->cancel = true;
     pthread_mutex_unlock(&r->lock);

@@ -5,7 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and are written as they lie in memory");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "shards are little-endian and are written as they lie in memory");
 
 static bool write_failed(const ShardWriter *w, Error *e)
 {
@@ -20,7 +21,8 @@ static bool write_header(ShardWriter *w, Error *e)
         header[3] = w->vocab_size;
         header[4] = w->document + 1;
     }
-    if (fseek(w->file, 0, SEEK_SET) || fwrite(header, sizeof header, 1, w->file) != 1) return write_failed(w, e);
+    if (fseek(w->file, 0, SEEK_SET) || fwrite(header, sizeof header, 1, w->file) != 1)
+        return write_failed(w, e);
     return true;
 }
 
@@ -30,7 +32,8 @@ bool shard_writer_open(ShardWriter *w, const char *path, int vocab_size, int doc
     w->vocab_size = vocab_size;
     w->document = document;
     w->file = fopen(w->temporary, "wb");
-    if (!w->file) return write_failed(w, e);
+    if (!w->file)
+        return write_failed(w, e);
     setvbuf(w->file, NULL, _IOFBF, 1 << 20);
     return write_header(w, e);
 }
@@ -39,18 +42,21 @@ bool shard_writer_append(ShardWriter *w, const uint16_t *ids, size_t count, Erro
 {
     if (w->tokens + (int64_t)count > INT32_MAX) {
         return error_set(e,
-                         "%s would hold more than %d tokens, the most a shard header can say: choose smaller --shard-tokens, or "
+                         "%s would hold more than %d tokens, the most a shard header can say: choose smaller "
+                         "--shard-tokens, or "
                          "split the document",
                          w->path, INT32_MAX);
     }
-    if (fwrite(ids, sizeof *ids, count, w->file) != count) return write_failed(w, e);
+    if (fwrite(ids, sizeof *ids, count, w->file) != count)
+        return write_failed(w, e);
     w->tokens += (int64_t)count;
     return true;
 }
 
 bool shard_writer_finish(ShardWriter *w, Error *e)
 {
-    if (fflush(w->file) || !write_header(w, e) || fflush(w->file) || fsync(fileno(w->file))) return write_failed(w, e);
+    if (fflush(w->file) || !write_header(w, e) || fflush(w->file) || fsync(fileno(w->file)))
+        return write_failed(w, e);
     int failed = fclose(w->file);
     w->file = NULL;
     return failed ? write_failed(w, e) : true;
@@ -68,8 +74,10 @@ bool shard_writer_publish(ShardWriter *w, Error *e)
 
 void shard_writer_free(ShardWriter *w)
 {
-    if (w->file) fclose(w->file);
-    if (w->temporary) unlink(w->temporary);
+    if (w->file)
+        fclose(w->file);
+    if (w->temporary)
+        unlink(w->temporary);
     free(w->temporary);
     free(w->path);
     *w = (ShardWriter){0};
@@ -79,21 +87,29 @@ static bool write_whole(const char *path, const uint16_t *ids, int64_t count, co
 {
     ShardWriter w;
     bool good = shard_writer_open(&w, path, h->vocab_size, h->document_token, e) &&
-                shard_writer_append(&w, ids, (size_t)count, e) && shard_writer_finish(&w, e) && shard_writer_publish(&w, e);
+                shard_writer_append(&w, ids, (size_t)count, e) && shard_writer_finish(&w, e) &&
+                shard_writer_publish(&w, e);
     shard_writer_free(&w);
     return good;
 }
 
-bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token, Error *e)
+bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token,
+                 Error *e)
 {
-    ShardHeader h = {count, vocab_size ? vocab_size : SHARD_GPT2_VOCAB, vocab_size ? document_token : SHARD_GPT2_DOCUMENT};
+    ShardHeader h = {count, vocab_size ? vocab_size : SHARD_GPT2_VOCAB,
+                     vocab_size ? document_token : SHARD_GPT2_DOCUMENT};
     if (count < 1 || count > INT32_MAX)
         return error_set(e, "%s: a shard holds 1 to %d tokens, not %lld", path, INT32_MAX, (long long)count);
-    if (h.vocab_size < 1 || h.vocab_size > SHARD_MAX_VOCAB || h.document_token < 0 || h.document_token >= h.vocab_size)
-        return error_set(e, "%s: cannot write a vocabulary of %d ids with document token %d; at most %d ids, the token below it",
+    if (h.vocab_size < 1 || h.vocab_size > SHARD_MAX_VOCAB || h.document_token < 0 ||
+        h.document_token >= h.vocab_size)
+        return error_set(e,
+                         "%s: cannot write a vocabulary of %d ids with document token %d; at most %d ids, "
+                         "the token below it",
                          path, h.vocab_size, h.document_token, SHARD_MAX_VOCAB);
     int64_t documents = shard_index(ids, 0, count, &h, path, NULL, e);
-    if (documents < 0) return false;
-    if (documents == 0) return error_set(e, "%s: no document token %d among the ids to write", path, h.document_token);
+    if (documents < 0)
+        return false;
+    if (documents == 0)
+        return error_set(e, "%s: no document token %d among the ids to write", path, h.document_token);
     return write_whole(path, ids, count, &h, e);
 }

@@ -1,8 +1,8 @@
 // Writing a token shard (format: shard.h) piece by piece, or at once. For GPT-2 the header words of
 // vocabulary and document stay 0, as in the public FineWeb10B shards.
 //
-// A shard grows in PATH.tmp and gets its name by rename only once it is complete and on disk, so a reader never finds half
-// of one, and what was at PATH before survives any failure.
+// A shard grows in PATH.tmp and gets its name by rename only once it is complete and on disk, so a reader
+// never finds half of one, and what was at PATH before survives any failure.
 #pragma once
 #include "llmc/base/common.h"
 
@@ -16,13 +16,15 @@ typedef struct {
 // All return false with one line in `e` (path and reason) when the disk does not do what was asked.
 bool shard_writer_open(ShardWriter *w, const char *path, int vocab_size, int document, Error *e);
 bool shard_writer_append(ShardWriter *w, const uint16_t *ids, size_t count, Error *e); // ids: (count) uint16
-bool shard_writer_finish(ShardWriter *w, Error *e);  // header, flush to disk, close; still under its temporary name
+bool shard_writer_finish(ShardWriter *w,
+                         Error *e); // header, flush to disk, close; still under its temporary name
 bool shard_writer_publish(ShardWriter *w, Error *e); // rename to PATH; after finish
 void shard_writer_free(ShardWriter *w);              // removes the temporary file if it was not published
 
 // Writes a whole shard whose tokens are in memory.
 //   ids (count) uint16  in, owned by the caller
 //   vocab_size 0: GPT-2, and document_token is taken as 50256
-// Error: count outside 1 .. 2^31 - 1, an id outside the vocabulary, no document token among the ids, or the system's own
-// words on a failed write; an older file of that name is then left as it was.
-bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token, Error *e);
+// Error: count outside 1 .. 2^31 - 1, an id outside the vocabulary, no document token among the ids, or the
+// system's own words on a failed write; an older file of that name is then left as it was.
+bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token,
+                 Error *e);

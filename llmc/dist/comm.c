@@ -106,7 +106,8 @@ void comm_barrier(void)
 
 void comm_broadcast(void *buf, size_t bytes)
 {
-    if (joined) control_broadcast(&control, buf, bytes);
+    if (joined)
+        control_broadcast(&control, buf, bytes);
 }
 
 void comm_step(int step) { control_step(&control, step); }

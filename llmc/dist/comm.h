@@ -1,7 +1,8 @@
-// Ranks and collectives. Ranks are processes with one device each. llmc/dist/comm.c starts them or meets those that were started, and
-// handles host values; collectives on device memory are the backend's (llmc/dist/comm_backend.h): llmc/cpu/comm_cpu.c over the control
-// channel, llmc/cuda/device/comm_nccl.c over NCCL (comm_single.c: one GPU, when NCCL is not installed). All functions are
-// collective: every rank calls them in the same order.
+// Ranks and collectives. Ranks are processes with one device each. llmc/dist/comm.c starts them or meets
+// those that were started, and handles host values; collectives on device memory are the backend's
+// (llmc/dist/comm_backend.h): llmc/cpu/comm_cpu.c over the control channel, llmc/cuda/device/comm_nccl.c over
+// NCCL (comm_single.c: one GPU, when NCCL is not installed). All functions are collective: every rank calls
+// them in the same order.
 #pragma once
 #include "llmc/ops/ops.h"
 
@@ -9,39 +10,40 @@
 void comm_open(void);
 
 typedef struct {
-    const char *gpus;           // --gpus
-    int ranks;                  // --ranks: processes of the CPU program
-    int device;                 // --device; -1: not given
-    int micro_batches;          // of a step, over all ranks
-    double timeout;             // seconds without progress after which all ranks are ended
-    bool nothing_to_save;       // the first request to stop ends all ranks at once
-    uint64_t program, options;  // hashes: ranks that something else has started must agree on them
+    const char *gpus;          // --gpus
+    int ranks;                 // --ranks: processes of the CPU program
+    int device;                // --device; -1: not given
+    int micro_batches;         // of a step, over all ranks
+    double timeout;            // seconds without progress after which all ranks are ended
+    bool nothing_to_save;      // the first request to stop ends all ranks at once
+    uint64_t program, options; // hashes: ranks that something else has started must agree on them
 } CommOptions;
-// Once the options are known, before any thread exists or device is touched: starts the ranks, or meets those that were started.
-// Returns the device of this rank.
+// Once the options are known, before any thread exists or device is touched: starts the ranks, or meets those
+// that were started. Returns the device of this rank.
 int comm_join(const CommOptions *o);
 // Prepares collectives on device memory. Call with the device open, before the first of them.
 void comm_connect(void);
-// When no collective is under way and their graphs are gone, before the memory goes that they have used: other ranks have
-// mapped it.
+// When no collective is under way and their graphs are gone, before the memory goes that they have used:
+// other ranks have mapped it.
 void comm_disconnect(void);
 void comm_close(void);
-void comm_step(int step);    // for whoever watches the ranks: this one is alive, and at this step
-void comm_patience(bool on); // collective: what one rank does from here on may take long, and the others wait; or no longer
+void comm_step(int step); // for whoever watches the ranks: this one is alive, and at this step
+void comm_patience(
+    bool on); // collective: what one rank does from here on may take long, and the others wait; or no longer
 bool comm_interrupted(void); // the program was asked to stop, as its launching process knows
 int comm_rank(void);
 int comm_size(void);
 
-// in (size * count) fp32 device: out (count) of rank r receives the sum of all ranks' chunk r. out may be this rank's chunk of
-// `in`, whose other chunks are then undefined.
+// in (size * count) fp32 device: out (count) of rank r receives the sum of all ranks' chunk r. out may be
+// this rank's chunk of `in`, whose other chunks are then undefined.
 void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count);
 // buf (size * bytes) device: every rank's chunk, in rank order, on all ranks. Each rank has filled its own.
 void comm_all_gather(Stream s, void *buf, int64_t bytes);
 // buf (count) fp32 device: the sum over ranks, the same bits on all ranks.
 void comm_all_reduce(Stream s, float *buf, int64_t count);
 
-// Host memory to rank 0: rank `owner` gives `bytes` of buf, rank 0 receives them in its buf of `capacity` bytes; more is an error.
-// Returns the size that arrived, on rank 0 and the owner; 0 elsewhere.
+// Host memory to rank 0: rank `owner` gives `bytes` of buf, rank 0 receives them in its buf of `capacity`
+// bytes; more is an error. Returns the size that arrived, on rank 0 and the owner; 0 elsewhere.
 size_t comm_collect(void *buf, size_t bytes, size_t capacity, int owner);
 
 // Host values.

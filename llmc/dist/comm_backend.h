@@ -1,5 +1,5 @@
-// What a backend adds to llmc/dist/comm.c: which devices its ranks take, and the collectives on device memory that
-// llmc/dist/comm.h declares.
+// What a backend adds to llmc/dist/comm.c: which devices its ranks take, and the collectives on device memory
+// that llmc/dist/comm.h declares.
 #pragma once
 #include "llmc/dist/comm.h"
 #include "llmc/dist/control.h"

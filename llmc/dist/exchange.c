@@ -12,7 +12,8 @@ static int slots_stage(const Params *p, const Bucket *b,
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
         bool inside = a->pool == b->pool && a->offset >= b->offset && a->offset < b->offset + size * b->share;
-        if (inside) stage = (int)min_i64(stage, a->stage);
+        if (inside)
+            stage = (int)min_i64(stage, a->stage);
     }
     return stage;
 }
@@ -20,9 +21,12 @@ static int slots_stage(const Params *p, const Bucket *b,
 static int by_falling_stage(const void *a, const void *b) // then slots before tables, in order
 {
     const Bucket *x = a, *y = b;
-    if (x->stage != y->stage) return y->stage - x->stage;
-    if (x->rows != y->rows) return x->rows - y->rows;
-    if (x->pool != y->pool) return x->pool - y->pool;
+    if (x->stage != y->stage)
+        return y->stage - x->stage;
+    if (x->rows != y->rows)
+        return x->rows - y->rows;
+    if (x->pool != y->pool)
+        return x->pool - y->pool;
     return x->offset < y->offset ? -1 : 1;
 }
 
@@ -49,13 +53,16 @@ void exchange_plan(Exchange *x, const Params *p, int rank, int size)
     x->size = size;
     x->num_stages = p->record->num_layers + 2;
     x->stale_after = -1;
-    if (size == 1) return;
+    if (size == 1)
+        return;
     for (int pool = 0; pool < p->num_pools; pool++) {
-        if (p->pools[pool].sharding == SHARD_TENSORS) add_slots(x, p, pool);
+        if (p->pools[pool].sharding == SHARD_TENSORS)
+            add_slots(x, p, pool);
     }
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
-        if (a->spec->sharding != SHARD_ROWS) continue;
+        if (a->spec->sharding != SHARD_ROWS)
+            continue;
         add(x, (Bucket){a->pool, a->offset, param_elements(a) / size, a->stage, true, a->spec->update.every});
     }
     qsort(x->list, (size_t)x->count, sizeof *x->list, by_falling_stage);
@@ -73,7 +80,8 @@ static void place_own(Exchange *x, const Params *p, Arena *a)
 void exchange_create(Exchange *x, const Params *p)
 {
     exchange_plan(x, p, comm_rank(), comm_size());
-    if (x->size == 1) return;
+    if (x->size == 1)
+        return;
     comm_connect();
     Arena own = {NULL, 0};
     place_own(x, p, &own);
@@ -86,18 +94,21 @@ void exchange_create(Exchange *x, const Params *p)
         x->reached[i] = event_create();
         x->gathered[i] = event_create();
     }
-    for (int i = 0; i < x->count; i++) x->reduced[i] = event_create();
+    for (int i = 0; i < x->count; i++)
+        x->reduced[i] = event_create();
 }
 
 void exchange_free(Exchange *x)
 {
-    if (x->size < 2) return;
+    if (x->size < 2)
+        return;
     stream_synchronize(x->stream);
     for (int i = 0; i < x->num_stages; i++) {
         event_destroy(x->reached[i]);
         event_destroy(x->gathered[i]);
     }
-    for (int i = 0; i < x->count; i++) event_destroy(x->reduced[i]);
+    for (int i = 0; i < x->count; i++)
+        event_destroy(x->reduced[i]);
     event_destroy(x->forked);
     event_destroy(x->small);
     stream_destroy(x->stream);
@@ -118,8 +129,10 @@ static void reduce_rows(Exchange *x, const Params *p, const Bucket *b)
     int64_t before = x->rank * b->share, after = (x->size - 1) * b->share - before;
     float *grad = p->pools[b->pool].grad + b->offset, *own = grad + before;
     comm_reduce_scatter(x->stream, own, grad, b->share);
-    if (before) device_zero(x->stream, grad, (size_t)before * sizeof(float));
-    if (after) device_zero(x->stream, own + b->share, (size_t)after * sizeof(float));
+    if (before)
+        device_zero(x->stream, grad, (size_t)before * sizeof(float));
+    if (after)
+        device_zero(x->stream, own + b->share, (size_t)after * sizeof(float));
 }
 
 void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream s)
@@ -127,7 +140,8 @@ void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream 
     bool first = true;
     for (int i = 0; i < x->count; i++) {
         const Bucket *b = &x->list[i];
-        if (b->stage != stage || !update_is_due(b->every, t)) continue;
+        if (b->stage != stage || !update_is_due(b->every, t))
+            continue;
         if (first) {
             event_record(x->reached[stage], s);
             stream_wait(x->stream, x->reached[stage]);
@@ -144,10 +158,12 @@ void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream 
 void exchange_small(Exchange *x, const Params *p, int t, Stream s)
 {
     int64_t count = params_small_count(p, t);
-    if (x->size == 1) return;
+    if (x->size == 1)
+        return;
     event_record(x->forked, s);
     stream_wait(x->stream, x->forked);
-    if (count) comm_all_reduce(x->stream, p->small_grad, count);
+    if (count)
+        comm_all_reduce(x->stream, p->small_grad, count);
     event_record(x->small, x->stream);
 }
 
@@ -162,14 +178,16 @@ void exchange_wait(const Exchange *x, int pool, int64_t first, int64_t last, Str
 
 void exchange_wait_small(const Exchange *x, Stream s)
 {
-    if (x->size > 1) stream_wait(s, x->small);
+    if (x->size > 1)
+        stream_wait(s, x->small);
 }
 
 // ---- weights ----------------------------------------------------------------------------------------------
 
 void exchange_step_queued(Exchange *x, int t)
 {
-    if (x->size > 1) x->stale_after = t;
+    if (x->size > 1)
+        x->stale_after = t;
 }
 
 static void gather_bucket(Exchange *x, const Params *p, const Bucket *b)
@@ -181,13 +199,15 @@ static void gather_bucket(Exchange *x, const Params *p, const Bucket *b)
 
 void exchange_begin_gather(Exchange *x, const Params *p, int t, Stream s)
 {
-    if (x->size == 1) return;
+    if (x->size == 1)
+        return;
     event_record(x->forked, s);
     stream_wait(x->stream, x->forked);
     int i = x->count - 1;
     for (int stage = 0; stage < x->num_stages; stage++) {
         for (; i >= 0 && x->list[i].stage == stage; i--) {
-            if (update_is_due(x->list[i].every, t - 1)) gather_bucket(x, p, &x->list[i]);
+            if (update_is_due(x->list[i].every, t - 1))
+                gather_bucket(x, p, &x->list[i]);
         }
         event_record(x->gathered[stage], x->stream);
     }
@@ -195,12 +215,14 @@ void exchange_begin_gather(Exchange *x, const Params *p, int t, Stream s)
 
 void exchange_stage_needed(const Exchange *x, int stage, Stream s)
 {
-    if (x->size > 1) stream_wait(s, x->gathered[stage]);
+    if (x->size > 1)
+        stream_wait(s, x->gathered[stage]);
 }
 
 void exchange_complete(Exchange *x, const Params *p, Stream s)
 {
-    if (x->stale_after < 0) return;
+    if (x->stale_after < 0)
+        return;
     exchange_begin_gather(x, p, x->stale_after + 1, s);
     exchange_stage_needed(x, x->num_stages - 1, s);
     x->stale_after = -1;

@@ -1,8 +1,8 @@
 // How ranks that something else has started find each other, prove who they are, and get their control
 // channel.
 //
-// With a secret (llmc/dist/secret.h) rank 0 listens on the one interface that MASTER_ADDR names. Both sides prove
-// that they know the secret before either believes anything that the other says:
+// With a secret (llmc/dist/secret.h) rank 0 listens on the one interface that MASTER_ADDR names. Both sides
+// prove that they know the secret before either believes anything that the other says:
 //
 //   rank to rank 0   Hello      a random number
 //   rank 0 to rank   Challenge  another one, and HMAC(secret, "rank 0", both numbers)

@@ -12,7 +12,7 @@ static const SafeDtype dtype_x = sizeof(floatX) == 2 ? ST_BF16 : ST_F32;
 static size_t element_bytes(bool half) { return half ? sizeof(floatX) : sizeof(float); }
 static SafeDtype element_dtype(bool half) { return half ? dtype_x : ST_F32; }
 
-// ---- which tensors -----------------------------------------------------------------------------------------------------
+// ---- which tensors ----------------------------------------------------------------------------------------
 
 // Weights, optimizer state, pending gradients: one list, in one order, for writing and reading.
 typedef enum { WEIGHTS, STATE, PENDING } Part;
@@ -23,12 +23,17 @@ static const ParamSpec *vector_spec(const Param *a) { return a->spec->vector ? a
 static bool weight_tensor(const Trainer *t, int index, StateTensor *out)
 {
     const Params *p = &t->model.params;
-    if (index >= p->count) return false;
+    if (index >= p->count)
+        return false;
     const Param *a = &p->list[index];
     bool whole = a->spec->sharding == SHARD_TENSORS;
     int owner = whole ? slot_owner(a->offset / p->pools[a->pool].slot, comm_size()) : 0;
-    *out = (StateTensor){.half = a->spec->storage == STORE_HALF, .everywhere = true, .vector = vector_spec(a),
-                         .rows = a->rows, .cols = a->cols, .count = owner == comm_rank() ? param_elements(a) : 0,
+    *out = (StateTensor){.half = a->spec->storage == STORE_HALF,
+                         .everywhere = true,
+                         .vector = vector_spec(a),
+                         .rows = a->rows,
+                         .cols = a->cols,
+                         .count = owner == comm_rank() ? param_elements(a) : 0,
                          .data = param_data(p, a)};
     snprintf(out->name, sizeof out->name, "%s", a->name);
     return true;
@@ -43,8 +48,11 @@ static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
     const Params *p = &t->model.params;
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
-        if (!is_pending(t, a) || index-- > 0) continue;
-        *out = (StateTensor){.rows = a->rows, .cols = a->cols, .count = comm_rank() ? 0 : param_elements(a),
+        if (!is_pending(t, a) || index-- > 0)
+            continue;
+        *out = (StateTensor){.rows = a->rows,
+                             .cols = a->cols,
+                             .count = comm_rank() ? 0 : param_elements(a),
                              .data = param_grad(p, a)};
         snprintf(out->name, sizeof out->name, "%s.grad", a->name);
         return true;
@@ -55,9 +63,12 @@ static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
 static bool nth_tensor(const Trainer *t, Part part, int index, StateTensor *out)
 {
     switch (part) {
-    case WEIGHTS: return weight_tensor(t, index, out);
-    case STATE: return optimizer_state(&t->optimizer, &t->model, index, out);
-    case PENDING: return pending_tensor(t, index, out);
+    case WEIGHTS:
+        return weight_tensor(t, index, out);
+    case STATE:
+        return optimizer_state(&t->optimizer, &t->model, index, out);
+    case PENDING:
+        return pending_tensor(t, index, out);
     }
     return false;
 }
@@ -67,13 +78,15 @@ static void gather_pending(Trainer *t)
     const Params *p = &t->model.params;
     for (int i = 0; i < p->count && comm_size() > 1; i++) {
         const Param *a = &p->list[i];
-        if (!is_pending(t, a)) continue;
+        if (!is_pending(t, a))
+            continue;
         comm_all_reduce(t->stream, param_grad(p, a), param_elements(a));
-        if (comm_rank()) device_zero(t->stream, param_grad(p, a), (size_t)param_elements(a) * sizeof(float));
+        if (comm_rank())
+            device_zero(t->stream, param_grad(p, a), (size_t)param_elements(a) * sizeof(float));
     }
 }
 
-// ---- writing -----------------------------------------------------------------------------------------------------------
+// ---- writing ----------------------------------------------------------------------------------------------
 
 // Brings every rank's piece to rank 0 and writes it. Only rank 0 has a writer.
 static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error *e)
@@ -82,11 +95,13 @@ static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error 
     size_t capacity = (size_t)(x->rows * x->cols) * element_bytes(x->half);
     char *host = host_alloc(capacity);
     bool good = true;
-    if (x->count) copy_to_host(t->stream, host, x->data, bytes);
+    if (x->count)
+        copy_to_host(t->stream, host, x->data, bytes);
     stream_synchronize(t->stream);
     for (int r = 0; r < comm_size(); r++) {
         size_t arrived = comm_collect(host, bytes, capacity, r);
-        if (w && arrived) good = safewriter_write(w, x->name, host, arrived, e) && good;
+        if (w && arrived)
+            good = safewriter_write(w, x->name, host, arrived, e) && good;
     }
     host_free(host);
     return good;
@@ -95,7 +110,8 @@ static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error 
 // What is in a file: a vector's padding, which never changes, only as far as it is asked for.
 static bool nth_to_write(const Trainer *t, Part part, int index, StateTensor *out)
 {
-    if (!nth_tensor(t, part, index, out)) return false;
+    if (!nth_tensor(t, part, index, out))
+        return false;
     if (out->vector && t->config->save_scalars) {
         out->cols = t->config->save_scalars;
         out->count = min_i64(out->count, out->cols);
@@ -117,7 +133,8 @@ static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)
     StateTensor x;
     bool good = true;
     // All ranks, to the end.
-    for (int i = 0; nth_to_write(t, part, i, &x); i++) good = write_tensor(t, w, &x, e) && good;
+    for (int i = 0; nth_to_write(t, part, i, &x); i++)
+        good = write_tensor(t, w, &x, e) && good;
     return good;
 }
 
@@ -142,13 +159,15 @@ static void write_metadata(const Trainer *t, SafeWriter *w, bool state)
         put_metadata(w, key, config_option_value(t->config, i));
         free(key);
     }
-    if (!state) return;
+    if (!state)
+        return;
     put_metadata(w, "step", format_string("%d", t->step));
     put_metadata(w, "train_ms", format_string("%.17g", t->train_ms));
     put_metadata(w, "rope.window", format_string("%d", t->rope.window));
     put_metadata(w, "rope.scale", format_string("%.17g", t->rope.scale));
     put_metadata(w, "data.position",
-                 format_string("%d %d %lld", t->position.epoch, t->position.shard, (long long)t->position.document));
+                 format_string("%d %d %lld", t->position.epoch, t->position.shard,
+                               (long long)t->position.document));
     put_metadata(w, "data.shards", loader_shards(t->loader));
 }
 
@@ -158,22 +177,32 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
     bool root = comm_rank() == 0;
     SafeWriter *w = root ? safewriter_begin(path, &sub) : NULL;
     bool good = !root || w;
-    if (comm_any(!good)) return good ? error_set(e, "rank 0 could not write %s", path) : error_set(e, "%s", sub.text);
+    if (comm_any(!good))
+        return good ? error_set(e, "rank 0 could not write %s", path) : error_set(e, "%s", sub.text);
     trainer_complete_weights(t);
-    if (state) gather_pending(t);
+    if (state)
+        gather_pending(t);
     if (w) {
         write_metadata(t, w, state);
-        for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++) declare_part(t, w, part);
-        if (state) safewriter_declare(w, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count});
+        for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++)
+            declare_part(t, w, part);
+        if (state)
+            safewriter_declare(w, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count});
     }
-    for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++) good = write_part(t, w, part, &sub) && good;
-    if (w && state) good = safewriter_write(w, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, &sub) && good;
-    if (w) good = safewriter_commit(w, &sub) && good;
-    if (comm_any(!good)) return root ? error_set(e, "%s", sub.text) : error_set(e, "rank 0 could not write %s", path);
+    for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++)
+        good = write_part(t, w, part, &sub) && good;
+    if (w && state)
+        good =
+            safewriter_write(w, "rope.frequency", t->rope.frequency, (size_t)t->rope.count * 4, &sub) && good;
+    if (w)
+        good = safewriter_commit(w, &sub) && good;
+    if (comm_any(!good))
+        return root ? error_set(e, "%s", sub.text) : error_set(e, "rank 0 could not write %s", path);
     return true;
 }
 
-static bool save_patiently(Trainer *t, const char *path, bool state, Error *e) // rank 0 may wait for a slow disk
+static bool save_patiently(Trainer *t, const char *path, bool state,
+                           Error *e) // rank 0 may wait for a slow disk
 {
     comm_patience(true);
     bool good = save(t, path, state, e);
@@ -184,21 +213,23 @@ static bool save_patiently(Trainer *t, const char *path, bool state, Error *e) /
 bool weights_save(Trainer *t, const char *path, Error *e) { return save_patiently(t, path, false, e); }
 bool checkpoint_save(Trainer *t, const char *path, Error *e) { return save_patiently(t, path, true, e); }
 
-// ---- reading -----------------------------------------------------------------------------------------------------------
+// ---- reading ----------------------------------------------------------------------------------------------
 
 // In place, from the end of a buffer of n floats or n bf16 to its start or the other way: no second buffer.
 static void widen(void *buffer, int64_t n)
 {
     float *to = buffer;
     bf16 *from = buffer;
-    for (int64_t i = n - 1; i >= 0; i--) to[i] = bf16_to_float(from[i]);
+    for (int64_t i = n - 1; i >= 0; i--)
+        to[i] = bf16_to_float(from[i]);
 }
 
 static void narrow(void *buffer, int64_t n)
 {
     bf16 *to = buffer;
     float *from = buffer;
-    for (int64_t i = 0; i < n; i++) to[i] = float_to_bf16(from[i]);
+    for (int64_t i = 0; i < n; i++)
+        to[i] = float_to_bf16(from[i]);
 }
 
 // A format of ours must be one that is known here, and have its checksums. Other programs' files say nothing,
@@ -206,17 +237,21 @@ static void narrow(void *buffer, int64_t n)
 static bool check_format(const SafeTensors *st, Error *e)
 {
     const char *format = safetensors_metadata(st, "format");
-    if (!format || strncmp(format, "gpt-speedrun", strlen("gpt-speedrun")) != 0) return true;
+    if (!format || strncmp(format, "gpt-speedrun", strlen("gpt-speedrun")) != 0)
+        return true;
     for (int version = 1; version <= FORMAT_VERSION; version++)
         for (int state = 0; state < 2; state++) {
             char *known = format_string("%s %d", state ? CHECKPOINT_FORMAT : WEIGHTS_FORMAT, version);
             bool same = !strcmp(format, known);
             free(known);
-            if (!same) continue;
-            if (version == 1 || safetensors_has_checksums(st)) return true;
+            if (!same)
+                continue;
+            if (version == 1 || safetensors_has_checksums(st))
+                return true;
             return error_set(e, "has lost its checksums; use an intact copy, or another checkpoint");
         }
-    return error_set(e, "is of format '%.60s', which this program does not know; use the program that wrote it",
+    return error_set(e,
+                     "is of format '%.60s', which this program does not know; use the program that wrote it",
                      format);
 }
 
@@ -224,33 +259,41 @@ static bool check_format(const SafeTensors *st, Error *e)
 static char *name_in_file(const SafeTensors *st, const char *name)
 {
     char *prefixed = format_string("_orig_mod.%s", name);
-    if (!safetensors_find(st, name) && safetensors_find(st, prefixed)) return prefixed;
+    if (!safetensors_find(st, name) && safetensors_find(st, prefixed))
+        return prefixed;
     free(prefixed);
     return xstrdup(name);
 }
 
 // Foreign files pad vectors to the number of their ranks; what is missing is as at the start.
-static bool read_vector(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name, float *host, Error *e)
+static bool read_vector(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name,
+                        float *host, Error *e)
 {
     const TensorInfo *info = safetensors_find(st, name);
     int64_t n = info && info->ndim ? info->shape[info->ndim - 1] : 0;
     if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < x->vector->least || n > x->cols)
-        return error_set(e, "tensor %s: expected F32 with %d to %d values, found %lld bytes", x->name, x->vector->least,
-                         (int)x->cols, info ? (long long)info->bytes : 0);
+        return error_set(e, "tensor %s: expected F32 with %d to %d values, found %lld bytes", x->name,
+                         x->vector->least, (int)x->cols, info ? (long long)info->bytes : 0);
     param_init_runs(params_find(&t->model.params, x->name), t->config, host);
     return safetensors_read(st, name, host, (size_t)info->bytes, e);
 }
 
 // Reads this rank's piece into host memory, in the element type that the device holds.
-static bool read_piece(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name, void *host, Error *e)
+static bool read_piece(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name, void *host,
+                       Error *e)
 {
-    if (x->vector) return read_vector(t, st, x, name, host, e);
-    if (!safetensors_expect(st, name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e)) return false;
+    if (x->vector)
+        return read_vector(t, st, x, name, host, e);
+    if (!safetensors_expect(st, name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e))
+        return false;
     bool file_half = safetensors_find(st, name)->dtype == ST_BF16, device_half = element_bytes(x->half) == 2;
     int64_t size = file_half ? 2 : 4;
-    if (!safetensors_read_part(st, name, x->first * size, host, (size_t)(x->count * size), e)) return false;
-    if (file_half && !device_half) widen(host, x->count);
-    if (!file_half && device_half) narrow(host, x->count);
+    if (!safetensors_read_part(st, name, x->first * size, host, (size_t)(x->count * size), e))
+        return false;
+    if (file_half && !device_half)
+        widen(host, x->count);
+    if (!file_half && device_half)
+        narrow(host, x->count);
     return true;
 }
 
@@ -261,7 +304,8 @@ static bool read_tensor(Trainer *t, const SafeTensors *st, StateTensor *x, Error
     char *name = name_in_file(st, x->name);
     bool good = read_piece(t, st, x, name, host, e);
     free(name);
-    if (good) copy_to_device(t->stream, x->data, host, bytes);
+    if (good)
+        copy_to_device(t->stream, x->data, host, bytes);
     stream_synchronize(t->stream);
     host_free(host);
     return good;
@@ -272,22 +316,27 @@ static bool read_part(Trainer *t, const SafeTensors *st, Part part, Error *e)
 {
     StateTensor x;
     for (int i = 0; nth_tensor(t, part, i, &x); i++) {
-        if (x.everywhere) x.count = x.rows * x.cols;
-        if (x.count && !read_tensor(t, st, &x, e)) return false;
+        if (x.everywhere)
+            x.count = x.rows * x.cols;
+        if (x.count && !read_tensor(t, st, &x, e))
+            return false;
     }
     return true;
 }
 
 static bool read_weights(Trainer *t, const SafeTensors *st, Error *e)
 {
-    if (!read_part(t, st, WEIGHTS, e)) return false;
+    if (!read_part(t, st, WEIGHTS, e))
+        return false;
     params_round(&t->model.params, t->stream);
     return true;
 }
 
-static bool in_file(const char *path, bool good, const Error *sub, Error *e) // names the file, if the message does not
+static bool in_file(const char *path, bool good, const Error *sub,
+                    Error *e) // names the file, if the message does not
 {
-    if (good) return true;
+    if (good)
+        return true;
     return strstr(sub->text, path) ? error_set(e, "%s", sub->text) : error_set(e, "%s: %s", path, sub->text);
 }
 
@@ -295,7 +344,8 @@ bool weights_load(Trainer *t, const char *path, Error *e)
 {
     Error sub;
     SafeTensors *st = safetensors_open(path, e);
-    if (!st) return false;
+    if (!st)
+        return false;
     bool good = check_format(st, &sub) && read_weights(t, st, &sub);
     safetensors_close(st);
     return in_file(path, good, &sub, e);
@@ -309,28 +359,35 @@ const char *checkpoint_option(const void *st, const char *name)
     return value;
 }
 
-// An option that the file does not know is younger than the file: the run that wrote it did what is now the default.
+// An option that the file does not know is younger than the file: the run that wrote it did what is now the
+// default.
 static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
 {
     Config standard;
-    if (!config_parse(&standard, 1, (char *[]){"", NULL}, e)) return false;
+    if (!config_parse(&standard, 1, (char *[]){"", NULL}, e))
+        return false;
     const char *name, *preset = safetensors_metadata(st, "option.preset");
     bool shapes, other_preset = preset && strcmp(preset, t->config->preset);
     for (int i = 0; (name = config_option_name(i, &shapes)); i++) {
-        if (!shapes) continue;
+        if (!shapes)
+            continue;
         char *mine = config_option_value(t->config, i);
         char *usual = config_option_value(&standard, i);
-        const char *known = checkpoint_option(st, name), *older = config_older_value(name, checkpoint_option, st);
+        const char *known = checkpoint_option(st, name),
+                   *older = config_older_value(name, checkpoint_option, st);
         const char *theirs = known ? known : older ? older : usual;
         bool same = !strcmp(theirs, mine);
         if (!same)
-            error_set(e, "made with %s%s%s--%s %s, but this run has %s%s%s; leave --%s out to resume with the checkpoint's",
-                      other_preset ? "--preset " : "", other_preset ? preset : "", other_preset ? " and " : "", name,
-                      theirs, other_preset ? t->config->preset : "", other_preset ? " and " : "", mine,
-                      other_preset ? "preset" : name);
+            error_set(e,
+                      "made with %s%s%s--%s %s, but this run has %s%s%s; leave --%s out to resume with the "
+                      "checkpoint's",
+                      other_preset ? "--preset " : "", other_preset ? preset : "",
+                      other_preset ? " and " : "", name, theirs, other_preset ? t->config->preset : "",
+                      other_preset ? " and " : "", mine, other_preset ? "preset" : name);
         free(mine);
         free(usual);
-        if (!same) return false;
+        if (!same)
+            return false;
     }
     return true;
 }
@@ -339,10 +396,12 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
 static bool take_whole(const char **text, int64_t low, int64_t high, int64_t *value)
 {
     char *end;
-    if (!isdigit((unsigned char)**text)) return false;
+    if (!isdigit((unsigned char)**text))
+        return false;
     errno = 0;
     *value = strtoll(*text, &end, 10);
-    if (errno || (*end && *end != ' ')) return false;
+    if (errno || (*end && *end != ' '))
+        return false;
     *text = *end ? end + 1 : end;
     return *value >= low && *value <= high;
 }
@@ -350,7 +409,8 @@ static bool take_whole(const char **text, int64_t low, int64_t high, int64_t *va
 static bool parse_whole(const char *text, int64_t low, int64_t high, int *value)
 {
     int64_t wide;
-    if (!take_whole(&text, low, high, &wide) || *text) return false;
+    if (!take_whole(&text, low, high, &wide) || *text)
+        return false;
     *value = (int)wide;
     return true;
 }
@@ -377,7 +437,8 @@ static bool same_rope(const Rope *a, const Rope *b)
 {
     const double tolerance = 1e-5; // another machine's pow() and log()
     bool same = a->window == b->window && fabs(a->scale / b->scale - 1) < tolerance;
-    for (int i = 0; i < a->count; i++) same = same && fabs(a->frequency[i] / b->frequency[i] - 1) < tolerance;
+    for (int i = 0; i < a->count; i++)
+        same = same && fabs(a->frequency[i] / b->frequency[i] - 1) < tolerance;
     return same;
 }
 
@@ -387,13 +448,18 @@ static bool check_rope(const Trainer *t, Error *e)
 {
     Rope rope;
     rope_start(&rope, t->config);
-    for (int i = 0; i < t->step; i++) rope_follow_window(&rope, t->config, schedule_window(t->config, i));
-    if (same_rope(&t->rope, &rope)) return true;
+    for (int i = 0; i < t->step; i++)
+        rope_follow_window(&rope, t->config, schedule_window(t->config, i));
+    if (same_rope(&t->rope, &rope))
+        return true;
     rope_follow_window(&rope, t->config, schedule_window(t->config, t->step));
-    if (same_rope(&t->rope, &rope)) return true;
-    return error_set(e, "the training state is damaged: window %d, attention scale %g and rope.frequency are not those "
-                        "of step %d",
-                     t->rope.window, t->rope.scale, t->step);
+    if (same_rope(&t->rope, &rope))
+        return true;
+    return error_set(
+        e,
+        "the training state is damaged: window %d, attention scale %g and rope.frequency are not those "
+        "of step %d",
+        t->rope.window, t->rope.scale, t->step);
 }
 
 static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
@@ -403,8 +469,10 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
     const char *value[KEYS];
     for (int i = 0; i < KEYS; i++)
         if (!(value[i] = safetensors_metadata(st, keys[i])))
-            return error_set(e, "holds weights but no training state (%s is missing); use --init-from", keys[i]);
-    if (!check_options(t, st, e)) return false;
+            return error_set(e, "holds weights but no training state (%s is missing); use --init-from",
+                             keys[i]);
+    if (!check_options(t, st, e))
+        return false;
     const bool good[KEYS] = {
         [STEP] = parse_whole(value[STEP], 0, config_total_steps(t->config), &t->step),
         [TRAIN_MS] = parse_real(value[TRAIN_MS], 0, 1e15, &t->train_ms),
@@ -425,8 +493,10 @@ static bool read_state(Trainer *t, const SafeTensors *st, Error *e)
 static bool check_shards(const Trainer *t, const SafeTensors *st, Error *e)
 {
     const char *shards = safetensors_metadata(st, "data.shards");
-    if (shards) return loader_continues(t->loader, shards, t->position, e);
-    note("the checkpoint does not say which training shards its run had: whether these are the same is not checked");
+    if (shards)
+        return loader_continues(t->loader, shards, t->position, e);
+    note("the checkpoint does not say which training shards its run had: whether these are the same is not "
+         "checked");
     return true;
 }
 
@@ -437,7 +507,8 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
     bool good = false;
     if (st) {
         bool training = t->loader != NULL; // else only weights and rope are of use
-        good = check_format(st, &sub) && read_state(t, st, &sub) && (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
+        good = check_format(st, &sub) && read_state(t, st, &sub) &&
+               (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
                (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, PENDING, &sub)));
         good = in_file(path, good, &sub, e);
         safetensors_close(st);
@@ -449,8 +520,10 @@ bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e)
 {
     SafeTensors *st = safetensors_open(path, e);
     const char *text = st ? safetensors_metadata(st, "option.vocab-size") : NULL;
-    if (text) *vocab_size = atoi(text);
-    else if (st) error_set(e, "%s: does not say its vocabulary; give --vocab-size", path);
+    if (text)
+        *vocab_size = atoi(text);
+    else if (st)
+        error_set(e, "%s: does not say its vocabulary; give --vocab-size", path);
     bool good = text != NULL;
     safetensors_close(st);
     return good;

@@ -1,24 +1,28 @@
 // Weights and training state in one safetensors file, and back.
 //
-// Tensors carry the names and stored shapes of the public checkpoint layout: tables and gates BF16 (F32 from the exact build),
-// matrices and scalars F32. A checkpoint adds "<parameter>.<adam_m|adam_v|momentum|second>", "<parameter>.grad" for gradients
-// that an even step has left to the next one, and "rope.frequency"; its metadata holds step, data position, training shards,
-// train time, attention scale and every option. The file does not depend on the number of ranks, nor on the backend.
+// Tensors carry the names and stored shapes of the public checkpoint layout: tables and gates BF16 (F32 from
+// the exact build), matrices and scalars F32. A checkpoint adds
+// "<parameter>.<adam_m|adam_v|momentum|second>", "<parameter>.grad" for gradients that an even step has left
+// to the next one, and "rope.frequency"; its metadata holds step, data position, training shards, train time,
+// attention scale and every option. The file does not depend on the number of ranks, nor on the backend.
 #pragma once
 #include "llmc/run/trainer.h"
 
 // Weights alone. Collective: all ranks call it, rank 0 writes.
 bool weights_save(Trainer *t, const char *path, Error *e);
-// Accepts BF16 and F32 for any weight, and 62 to 64 scalars. Error: names the tensor, expected and found shape.
+// Accepts BF16 and F32 for any weight, and 62 to 64 scalars. Error: names the tensor, expected and found
+// shape.
 bool weights_load(Trainer *t, const char *path, Error *e);
 
-// All that a bit-exact continuation needs, between two steps. With several ranks and a pending gradient of an even step,
-// saving moves the ranks' shares of it to rank 0: this run and one resumed from the file then go on with the same sums.
+// All that a bit-exact continuation needs, between two steps. With several ranks and a pending gradient of an
+// even step, saving moves the ranks' shares of it to rank 0: this run and one resumed from the file then go
+// on with the same sums.
 bool checkpoint_save(Trainer *t, const char *path, Error *e);
-// Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a checkpoint without a
-// list of them gets a note.
+// Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a
+// checkpoint without a list of them gets a note.
 bool checkpoint_load(Trainer *t, const char *path, Error *e);
-// Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard names them.
+// Sets the options that shape the model from the checkpoint, before the trainer is created, when no shard
+// names them.
 bool checkpoint_peek_vocab(const char *path, int *vocab_size, Error *e);
 // The value of an option in the metadata of a SafeTensors file; NULL: it is not there.
 const char *checkpoint_option(const void *file, const char *name);

@@ -19,23 +19,25 @@ typedef struct {
 
 struct Logger {
     LogFile log, json;
-    JsonRecord *options; // the first event, open; NULL once written
+    JsonRecord *options;                // the first event, open; NULL once written
     double tokens_per_step, peak_flops; // 0: not known
 
     // console
     bool verbose, terminal, line_open; // line_open: the cursor stands behind a line that may be rewritten
-    double shown_at;          // time of the last line; 0: none yet
-    double last_ms;           // train_ms of the last event; NAN: none yet
-    double mean_ms;           // smoothed time of a step; NAN: no step measured yet
+    double shown_at;                   // time of the last line; 0: none yet
+    double last_ms;                    // train_ms of the last event; NAN: none yet
+    double mean_ms;                    // smoothed time of a step; NAN: no step measured yet
 };
 
-// ---- files -------------------------------------------------------------------------------------------------------------
+// ---- files ------------------------------------------------------------------------------------------------
 
 static void give_up(LogFile *f)
 {
     note("cannot write %s: %s; the run goes on without it", f->path, strerror(errno));
-    if (f->fd < 0) return;
-    if (ftruncate(f->fd, f->good) != 0) note("%s ends in the middle of a line", f->path);
+    if (f->fd < 0)
+        return;
+    if (ftruncate(f->fd, f->good) != 0)
+        note("%s ends in the middle of a line", f->path);
     close(f->fd);
     f->fd = -1;
 }
@@ -45,7 +47,8 @@ static void append(LogFile *f, const char *text, size_t bytes)
 {
     for (size_t done = 0; f->fd >= 0 && done < bytes;) {
         ssize_t n = write(f->fd, text + done, bytes - done);
-        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n < 0)
             give_up(f);
         else
@@ -62,7 +65,8 @@ static void append_line(LogFile *f, const char *format, ...)
     va_start(args, format);
     int n = vsnprintf(line, sizeof line - 1, format, args);
     va_end(args);
-    if (n < 0) return;
+    if (n < 0)
+        return;
     size_t length = strlen(line);
     line[length] = '\n';
     append(f, line, length + 1);
@@ -72,10 +76,11 @@ static void create_file(LogFile *f, const char *folder, const char *uuid, const 
 {
     f->path = format_string("%s/%s.%s", folder, uuid, ending);
     f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-    if (f->fd < 0) give_up(f);
+    if (f->fd < 0)
+        give_up(f);
 }
 
-// ---- head of the log ---------------------------------------------------------------------------------------------------
+// ---- head of the log --------------------------------------------------------------------------------------
 
 static void append_separator(LogFile *f)
 {
@@ -96,14 +101,16 @@ static void append_command(LogFile *f, int argc, char **argv)
         size_t n = 0;
         char *text = xcalloc(4 * strlen(argv[i]) + 4, 1); // a quote takes four
         text[n++] = ' ';
-        if (!plain) text[n++] = '\'';
+        if (!plain)
+            text[n++] = '\'';
         for (const char *p = argv[i]; *p; p++) {
             if (*p == '\'')
                 n += (size_t)sprintf(text + n, "'\\''");
             else
                 text[n++] = iscntrl((unsigned char)*p) ? '?' : *p;
         }
-        if (!plain) text[n++] = '\'';
+        if (!plain)
+            text[n++] = '\'';
         append(f, text, n);
         free(text);
     }
@@ -117,7 +124,8 @@ static void append_nvidia_smi(LogFile *f, double seconds)
     char *const argv[] = {"nvidia-smi", NULL}, *text = command_output(argv, seconds, &late);
     if (text) {
         append(f, text, strlen(text));
-        if (text[strlen(text) - 1] != '\n') append(f, "\n", 1);
+        if (text[strlen(text) - 1] != '\n')
+            append(f, "\n", 1);
     } else if (late) {
         append_line(f, "nvidia-smi: no answer within %.3g s", seconds);
     } else {
@@ -131,15 +139,17 @@ static void append_head(LogFile *f, const LogHead *head)
     append(f, program_source, program_source_size);
     append_separator(f);
     const char *line;
-    for (int i = 0; (line = head->version_line(i)); i++) append_line(f, "%s", line);
+    for (int i = 0; (line = head->version_line(i)); i++)
+        append_line(f, "%s", line);
     append_line(f, "git commit: %s", program_commit);
     append_command(f, head->argc, head->argv);
-    if (head->resumed) append_line(f, "resumed: %s", head->resumed);
+    if (head->resumed)
+        append_line(f, "resumed: %s", head->resumed);
     append_nvidia_smi(f, head->patience);
     append_separator(f);
 }
 
-// ---- JSON lines --------------------------------------------------------------------------------------------------------
+// ---- JSON lines -------------------------------------------------------------------------------------------
 
 static void append_json(LogFile *f, JsonRecord *record)
 {
@@ -160,7 +170,7 @@ static void append_event(Logger *l, JsonRecord *record)
     append_json(&l->json, record);
 }
 
-// ---- console -----------------------------------------------------------------------------------------------------------
+// ---- console ----------------------------------------------------------------------------------------------
 
 // A line of its own, below the one that is being rewritten.
 static void show(Logger *l, const char *text)
@@ -176,7 +186,8 @@ static void format_rate(char *text, size_t size, double tokens_per_second)
 {
     static const char *const units[] = {"", "k", "M", "G"};
     int u = 0;
-    while (tokens_per_second >= 999.5 && u < 3) tokens_per_second /= 1000, u++;
+    while (tokens_per_second >= 999.5 && u < 3)
+        tokens_per_second /= 1000, u++;
     snprintf(text, size, "%.3g%s tokens/s", tokens_per_second, units[u]);
 }
 
@@ -203,51 +214,62 @@ static double mfu(const Logger *l, double flops, double ms)
 static void show_progress(Logger *l, int step, int total, double loss, double lr, double flops)
 {
     double now = seconds_now(), share = mfu(l, flops, l->mean_ms);
-    if (!time_to_show(l, step == total, now)) return;
+    if (!time_to_show(l, step == total, now))
+        return;
     char rate[48] = "", used[32] = "", eta[32] = "", timing[160] = "";
     if (l->mean_ms > 0) { // false for NAN: the first step after a resume has no start
-        if (l->tokens_per_step) format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
-        if (share) snprintf(used, sizeof used, "  MFU %.1f%%", 100 * share);
+        if (l->tokens_per_step)
+            format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
+        if (share)
+            snprintf(used, sizeof used, "  MFU %.1f%%", 100 * share);
         format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * (total - step));
         snprintf(timing, sizeof timing, "  %.*f ms%s%s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms,
                  *rate ? "  " : "", rate, used, eta);
     }
-    printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, lr, timing,
-           l->terminal ? "" : "\n");
+    printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, lr,
+           timing, l->terminal ? "" : "\n");
     fflush(stdout);
     l->line_open = l->terminal;
     l->shown_at = now;
 }
 
-// ---- the interface -----------------------------------------------------------------------------------------------------
+// ---- the interface ----------------------------------------------------------------------------------------
 
 Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHead *head)
 {
-    if (rank != 0) return NULL;
+    if (rank != 0)
+        return NULL;
     Logger *l = xcalloc(1, sizeof *l);
     l->options = json_record("options");
     json_text(l->options, "run", uuid);
-    if (head->resumed) json_text(l->options, "resumed", head->resumed);
+    if (head->resumed)
+        json_text(l->options, "resumed", head->resumed);
     json_begin(l->options, "options");
     l->terminal = isatty(STDOUT_FILENO);
     l->verbose = head->verbose;
     l->last_ms = l->mean_ms = NAN;
     create_file(&l->log, folder, uuid, "txt");
-    if (l->log.fd >= 0) append_head(&l->log, head);
+    if (l->log.fd >= 0)
+        append_head(&l->log, head);
     create_file(&l->json, folder, uuid, "jsonl");
     char *message = format_string("log %s", l->log.path);
-    if (logger_path(l)) show(l, message);
+    if (logger_path(l))
+        show(l, message);
     free(message);
     return l;
 }
 
 void logger_close(Logger *l)
 {
-    if (!l) return;
+    if (!l)
+        return;
     append_event(l, json_record("end"));
-    if (l->line_open) printf("\n");
-    if (l->log.fd >= 0) close(l->log.fd);
-    if (l->json.fd >= 0) close(l->json.fd);
+    if (l->line_open)
+        printf("\n");
+    if (l->log.fd >= 0)
+        close(l->log.fd);
+    if (l->json.fd >= 0)
+        close(l->json.fd);
     free(l->log.path);
     free(l->json.path);
     free(l);
@@ -257,16 +279,21 @@ const char *logger_path(const Logger *l) { return l && l->log.fd >= 0 ? l->log.p
 
 void logger_option(Logger *l, const char *name, const char *value, OptionKind kind)
 {
-    if (!l) return;
+    if (!l)
+        return;
     assert(l->options && "options come first");
-    if (kind == KIND_NUMBER) json_number(l->options, name, strtod(value, NULL));
-    else if (kind == KIND_FLAG) json_flag(l->options, name, *value == '1');
-    else json_text(l->options, name, value);
+    if (kind == KIND_NUMBER)
+        json_number(l->options, name, strtod(value, NULL));
+    else if (kind == KIND_FLAG)
+        json_flag(l->options, name, *value == '1');
+    else
+        json_text(l->options, name, value);
 }
 
 void logger_speed(Logger *l, double tokens_per_step, double peak_flops)
 {
-    if (!l) return;
+    if (!l)
+        return;
     l->tokens_per_step = tokens_per_step;
     l->peak_flops = peak_flops;
 }
@@ -278,8 +305,10 @@ static void say(Logger *l, const char *prefix, bool log, bool console, const cha
     size_t n = strlen(prefix);
     memcpy(text, prefix, n);
     vsnprintf(text + n, sizeof text - n, format, args);
-    if (log) append_line(&l->log, "%s", text);
-    if (console) show(l, text);
+    if (log)
+        append_line(&l->log, "%s", text);
+    if (console)
+        show(l, text);
     JsonRecord *record = json_record("message");
     json_text(record, "text", text);
     append_event(l, record);
@@ -289,7 +318,8 @@ void logger_message(Logger *l, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    if (l) say(l, "", false, true, format, args);
+    if (l)
+        say(l, "", false, true, format, args);
     va_end(args);
 }
 
@@ -297,7 +327,8 @@ void logger_detail(Logger *l, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    if (l) say(l, "", false, l->verbose, format, args);
+    if (l)
+        say(l, "", false, l->verbose, format, args);
     va_end(args);
 }
 
@@ -305,16 +336,18 @@ void logger_profile(Logger *l, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    if (l) say(l, "profile: ", true, true, format, args);
+    if (l)
+        say(l, "profile: ", true, true, format, args);
     va_end(args);
 }
 
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms)
 {
-    if (!l) return;
+    if (!l)
+        return;
     char line[200];
-    snprintf(line, sizeof line, "step:%d/%d val_loss:%.4f train_time:%.0fms step_avg:%.2fms", step, total, loss, train_ms,
-             train_ms / (step > 1 ? step : 1));
+    snprintf(line, sizeof line, "step:%d/%d val_loss:%.4f train_time:%.0fms step_avg:%.2fms", step, total,
+             loss, train_ms, train_ms / (step > 1 ? step : 1));
     append_line(&l->log, "%s", line);
     show(l, line);
     l->last_ms = train_ms;
@@ -327,17 +360,21 @@ void logger_validation(Logger *l, int step, int total, double loss, double train
 
 void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr, double flops)
 {
-    if (!l) return;
+    if (!l)
+        return;
     double ms = train_ms - l->last_ms;
     l->last_ms = train_ms;
-    if (isfinite(ms)) l->mean_ms = isnan(l->mean_ms) ? ms : 0.9 * l->mean_ms + 0.1 * ms;
-    append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", step, total, train_ms, train_ms / (step > 1 ? step : 1));
+    if (isfinite(ms))
+        l->mean_ms = isnan(l->mean_ms) ? ms : 0.9 * l->mean_ms + 0.1 * ms;
+    append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", step, total, train_ms,
+                train_ms / (step > 1 ? step : 1));
     JsonRecord *record = json_record("step");
     json_number(record, "step", step);
     json_number(record, "loss", loss);
     json_number(record, "lr", lr);
     json_number(record, "ms", ms);
-    if (mfu(l, flops, ms)) json_number(record, "mfu", mfu(l, flops, ms));
+    if (mfu(l, flops, ms))
+        json_number(record, "mfu", mfu(l, flops, ms));
     json_number(record, "train_ms", train_ms);
     append_event(l, record);
     show_progress(l, step, total, loss, lr, flops);
@@ -345,7 +382,8 @@ void logger_step(Logger *l, int step, int total, double train_ms, double loss, d
 
 void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64_t tokens)
 {
-    if (!l) return;
+    if (!l)
+        return;
     char line[200];
     snprintf(line, sizeof line, "validation data: %s%s, vocabulary of %d ids, %lld tokens predicted",
              sha256 ? "sha256 " : "SHA-256 not known", sha256 ? sha256 : "", vocab_size, (long long)tokens);
@@ -355,17 +393,20 @@ void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64
 
 void logger_failure(Logger *l, const char *text)
 {
-    if (!l) return;
+    if (!l)
+        return;
     JsonRecord *record = json_record("failure");
     json_text(record, "text", text);
     append_event(l, record);
-    if (l->line_open) printf("\n");
+    if (l->line_open)
+        printf("\n");
     l->line_open = false;
 }
 
 void logger_memory(Logger *l, double allocated, double reserved)
 {
-    if (!l) return;
+    if (!l)
+        return;
     char line[200];
     snprintf(line, sizeof line, "peak memory allocated: %.0f MiB reserved: %.0f MiB", allocated, reserved);
     append_line(&l->log, "%s", line);

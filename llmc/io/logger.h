@@ -1,21 +1,27 @@
-// What a run leaves behind: <folder>/<uuid>.txt, the log that is evidence of a record; <uuid>.jsonl beside it, for plots;
-// and the progress on the console. Rank 0 writes, the others get NULL from logger_open and may pass it on to every function.
+// What a run leaves behind: <folder>/<uuid>.txt, the log that is evidence of a record; <uuid>.jsonl beside
+// it, for plots; and the progress on the console. Rank 0 writes, the others get NULL from logger_open and may
+// pass it on to every function.
 //
-// The log: the complete source of the program, 100 "=", version lines, "resumed: ..." in the log of a resumed run, the output of
-// nvidia-smi, 100 "=", and then, read by
+// The log: the complete source of the program, 100 "=", version lines, "resumed: ..." in the log of a resumed
+// run, the output of nvidia-smi, 100 "=", and then, read by
 // other people's tools and therefore exact to the character,
-//   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    before the training step of that index, and after the last
+//   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    before the training step of that index, and
+//   after the last
 //   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
 //   profile: ...                                                a line of the table of --profile
-//   validation data: sha256 H, vocabulary of V ids, N tokens predicted    at the end of a whole run; of the shard
+//   validation data: sha256 H, vocabulary of V ids, N tokens predicted    at the end of a whole run; of the
+//   shard
 //   peak memory allocated: A MiB reserved: R MiB                at the end
-// where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run leaves its log.
+// where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run
+// leaves its log.
 //
-// JSON lines: {"event": "options", "run": uuid, "options": {name: value, ...}} first (with "resumed": text in a resumed run), then
-//   {"event": "step", "step", "loss", "lr", "ms", "mfu", "train_ms"}   {"event": "validation", "step", "val_loss", "train_ms"}
+// JSON lines: {"event": "options", "run": uuid, "options": {name: value, ...}} first (with "resumed": text in
+// a resumed run), then
+//   {"event": "step", "step", "loss", "lr", "ms", "mfu", "train_ms"}   {"event": "validation", "step",
+//   "val_loss", "train_ms"}
 //   {"event": "message", "text"}   {"event": "memory", "allocated_mib", "reserved_mib"}   {"event": "end"}
-// where "lr" is NorMuon's learning rate and "mfu" is there on GPUs whose peak is known. Numbers are in the shortest form that
-// reads back exactly; those that JSON cannot hold (NaN, infinity) are null.
+// where "lr" is NorMuon's learning rate and "mfu" is there on GPUs whose peak is known. Numbers are in the
+// shortest form that reads back exactly; those that JSON cannot hold (NaN, infinity) are null.
 //
 // A log that cannot be written (full disk) costs one note; the run goes on without that file.
 #pragma once
@@ -25,7 +31,8 @@ typedef struct Logger Logger;
 typedef enum { KIND_TEXT, KIND_NUMBER, KIND_FLAG } OptionKind; // as JSON
 
 // Made at build time by scripts/embed_source.sh.
-extern const char program_source[]; // (program_source_size) and a NUL: train_gpt.cu and llmc/, each file under its name
+extern const char
+    program_source[]; // (program_source_size) and a NUL: train_gpt.cu and llmc/, each file under its name
 extern const size_t program_source_size;
 extern const char program_commit[];
 
@@ -33,22 +40,24 @@ extern const char program_commit[];
 typedef struct {
     int argc;
     char **argv;
-    const char *(*version_line)(int index); // from index 0, NULL after the last; must not hold what changes from run to run
-    const char *resumed;                    // of a resumed run: step and file; else NULL
-    bool verbose;    // details go to the console, too
-    double patience; // seconds that nvidia-smi may take; one that takes longer is left out, and the log says so
+    const char *(*version_line)(
+        int index);      // from index 0, NULL after the last; must not hold what changes from run to run
+    const char *resumed; // of a resumed run: step and file; else NULL
+    bool verbose;        // details go to the console, too
+    double
+        patience; // seconds that nvidia-smi may take; one that takes longer is left out, and the log says so
 } LogHead;
 
-// Makes both files in `folder`, named by `uuid` (36 characters), writes the head of the log up to the second line of "=", and
-// shows the log's name. NULL for a rank other than 0; never for rank 0.
+// Makes both files in `folder`, named by `uuid` (36 characters), writes the head of the log up to the second
+// line of "=", and shows the log's name. NULL for a rank other than 0; never for rank 0.
 Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHead *head);
 void logger_close(Logger *l);
 
 // For the first JSON record: call for every option, before anything below.
 void logger_option(Logger *l, const char *name, const char *value, OptionKind kind);
 
-// Tokens of one step and FLOP/s that the GPUs could compute, both over all ranks; 0: not known. The console then shows tokens per
-// second, and model FLOPs utilisation (llmc/run/mfu.h).
+// Tokens of one step and FLOP/s that the GPUs could compute, both over all ranks; 0: not known. The console
+// then shows tokens per second, and model FLOPs utilisation (llmc/run/mfu.h).
 void logger_speed(Logger *l, double tokens_per_step, double peak_flops);
 
 // A remark for console and JSON lines; the log itself has no place for it.
@@ -58,14 +67,16 @@ void logger_detail(Logger *l, const char *format, ...) __attribute__((format(pri
 // A line of a profile, "profile: " and the text: for the log as well.
 void logger_profile(Logger *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// step: training steps done; total: steps of the run; loss: mean per token in nats; train_ms: training time since step 0.
+// step: training steps done; total: steps of the run; loss: mean per token in nats; train_ms: training time
+// since step 0.
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms);
 
-// The same after a training step, with the step's training loss, learning rate and FLOPs. On a terminal one line is rewritten;
-// elsewhere a line appears every few seconds and after the last step.
+// The same after a training step, with the step's training loss, learning rate and FLOPs. On a terminal one
+// line is rewritten; elsewhere a line appears every few seconds and after the last step.
 void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr, double flops);
 
-// What was validated on: the SHA-256 of the shard in hex (NULL: not known), its vocabulary, and the tokens that were predicted.
+// What was validated on: the SHA-256 of the shard in hex (NULL: not known), its vocabulary, and the tokens
+// that were predicted.
 void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64_t tokens);
 
 // Device memory in MiB. The last line of a finished run.

@@ -10,11 +10,13 @@ uint32_t header_sum(const json_t *header)
     const char *name;
     json_object_foreach(copy, name, value)
     {
-        if (strcmp(name, "__metadata__") != 0) json_object_del(value, "data_offsets");
+        if (strcmp(name, "__metadata__") != 0)
+            json_object_del(value, "data_offsets");
     }
     json_object_del(json_object_get(copy, "__metadata__"), SUM_HEADER_KEY);
     char *text = json_dumps(copy, JSON_COMPACT | JSON_SORT_KEYS);
-    if (!text) fatal(EXIT_BAD_INPUT, "out of host memory for a header of safetensors");
+    if (!text)
+        fatal(EXIT_BAD_INPUT, "out of host memory for a header of safetensors");
     uint32_t sum = crc32c(0, text, strlen(text));
     free(text);
     json_decref(copy);
@@ -42,7 +44,8 @@ bool check_header_sums(const json_t *header, const TensorInfo *tensors, int coun
 {
     const char *sum = metadata_text(header, SUM_HEADER_KEY), *size = metadata_text(header, SUM_BLOCK_KEY);
     *block = 0;
-    if (!sum) return !size || error_set(e, "the header has lost its checksum");
+    if (!sum)
+        return !size || error_set(e, "the header has lost its checksum");
     if (!all_digits(sum, SUM_DIGITS) || block_sum(sum, 0) != header_sum(header))
         return error_set(e, "the header does not have its checksum");
     *block = size ? strtoll(size, NULL, 10) : 0;

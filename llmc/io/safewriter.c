@@ -18,7 +18,7 @@ typedef struct {
     int ndim;
     int64_t shape[SAFETENSORS_MAX_DIMS];
     int64_t bytes, written;
-    int64_t begin; // from the start of the data
+    int64_t begin;  // from the start of the data
     uint32_t *sums; // (ceil(bytes / SUM_BLOCK)) of the blocks, as far as they are written; owned
 } Declared;
 
@@ -34,13 +34,15 @@ struct SafeWriter {
     Error first_error;  // of the file, once fd is -1
 };
 
-// The last failure of the system, kept as the writer's one error. The space of the unfinished file is given back at once.
+// The last failure of the system, kept as the writer's one error. The space of the unfinished file is given
+// back at once.
 static bool fail(SafeWriter *w, const char *doing, Error *e)
 {
     int code = errno;
     bool full = code == ENOSPC || code == EDQUOT || code == EFBIG;
     size_t n = strlen(w->path);
-    error_set(&w->first_error, "%s: cannot %s: %s; %s", n > 400 ? w->path + n - 400 : w->path, doing, strerror(code),
+    error_set(&w->first_error, "%s: cannot %s: %s; %s", n > 400 ? w->path + n - 400 : w->path, doing,
+              strerror(code),
               full ? "make room or choose another folder; an older file of this name is kept"
                    : "check the folder and its device; an older file of this name is kept");
     if (w->fd >= 0) {
@@ -70,11 +72,13 @@ static void writer_free(SafeWriter *w)
 static char *folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
-    if (!slash) return xstrdup(".");
+    if (!slash)
+        return xstrdup(".");
     return slash == path ? xstrdup("/") : format_string("%.*s", (int)(slash - path), path);
 }
 
-// Removes <target>.tmp.<pid> files whose process is gone. One with our own pid is from an earlier life of this number.
+// Removes <target>.tmp.<pid> files whose process is gone. One with our own pid is from an earlier life of
+// this number.
 static void remove_stale(const char *target)
 {
     char *folder = folder_of(target);
@@ -83,13 +87,18 @@ static void remove_stale(const char *target)
     DIR *dir = opendir(folder);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
         const char *digits = entry->d_name + strlen(prefix);
-        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0) continue;
-        if (!*digits || digits[strspn(digits, "0123456789")]) continue;
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) != 0)
+            continue;
+        if (!*digits || digits[strspn(digits, "0123456789")])
+            continue;
         long pid = strtol(digits, NULL, 10);
-        if (pid <= 0 || pid > INT_MAX) continue;
-        if (pid == getpid() || (kill((pid_t)pid, 0) != 0 && errno == ESRCH)) unlinkat(dirfd(dir), entry->d_name, 0);
+        if (pid <= 0 || pid > INT_MAX)
+            continue;
+        if (pid == getpid() || (kill((pid_t)pid, 0) != 0 && errno == ESRCH))
+            unlinkat(dirfd(dir), entry->d_name, 0);
     }
-    if (dir) closedir(dir);
+    if (dir)
+        closedir(dir);
     free(prefix);
     free(folder);
 }
@@ -107,13 +116,16 @@ SafeWriter *safewriter_begin(const char *path, Error *e)
     struct stat info;
     bool other = stat(w->target, &info) == 0 && !S_ISREG(info.st_mode);
     if (other) {
-        error_set(e, "%s: is no regular file, so no checkpoint can be put there; choose another name", w->path);
+        error_set(e, "%s: is no regular file, so no checkpoint can be put there; choose another name",
+                  w->path);
     } else {
         remove_stale(w->target);
         w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (w->fd < 0) fail(w, "create a file beside it", e);
+        if (w->fd < 0)
+            fail(w, "create a file beside it", e);
     }
-    if (w->fd >= 0) return w;
+    if (w->fd >= 0)
+        return w;
     writer_free(w);
     return NULL;
 }
@@ -122,7 +134,8 @@ void safewriter_metadata(SafeWriter *w, const char *key, const char *value)
 {
     assert(!w->data_start && "metadata comes before the data");
     size_t key_length, value_length, replaced;
-    char *k = utf8_repair(key, strlen(key), &key_length, &replaced); // both end with a NUL: they hold 1 byte more than 3 * len
+    char *k = utf8_repair(key, strlen(key), &key_length,
+                          &replaced); // both end with a NUL: they hold 1 byte more than 3 * len
     char *v = utf8_repair(value, strlen(value), &value_length, &replaced);
     json_object_set_new(w->metadata, k, json_stringn(v, value_length));
     free(k);
@@ -132,41 +145,50 @@ void safewriter_metadata(SafeWriter *w, const char *key, const char *value)
 static Declared *find_declared(const SafeWriter *w, const char *name)
 {
     for (int i = 0; i < w->count; i++)
-        if (strcmp(w->tensors[i].name, name) == 0) return &w->tensors[i];
+        if (strcmp(w->tensors[i].name, name) == 0)
+            return &w->tensors[i];
     return NULL;
 }
 
 void safewriter_declare(SafeWriter *w, const char *name, SafeDtype dtype, int ndim, const int64_t *shape)
 {
     assert(!w->data_start && "declarations come before the data");
-    assert(ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS && strcmp(name, "__metadata__") != 0 && !find_declared(w, name));
+    assert(ndim >= 0 && ndim <= SAFETENSORS_MAX_DIMS && strcmp(name, "__metadata__") != 0 &&
+           !find_declared(w, name));
     assert(utf8_valid_prefix(name, strlen(name)) == strlen(name));
     if (w->count == w->capacity) {
         w->capacity = 2 * w->capacity + 64;
         w->tensors = xrealloc(w->tensors, (size_t)w->capacity, sizeof *w->tensors);
     }
     Declared *t = &w->tensors[w->count++];
-    *t = (Declared){.name = xstrdup(name), .dtype = dtype, .ndim = ndim, .bytes = safetensors_dtype_size(dtype)};
+    *t = (Declared){.name = xstrdup(name),
+                    .dtype = dtype,
+                    .ndim = ndim,
+                    .bytes = safetensors_dtype_size(dtype)};
     for (int i = 0; i < ndim; i++) {
         assert(shape[i] >= 0);
         t->shape[i] = shape[i];
         bool overflow = __builtin_mul_overflow(t->bytes, shape[i], &t->bytes);
-        assert(!overflow), (void)overflow;
+        assert(!overflow);
+        (void)overflow;
     }
     t->sums = xcalloc((size_t)ceil_div(t->bytes, SUM_BLOCK) + 1, sizeof *t->sums);
 }
 
-// Wide elements first: then every tensor starts at a multiple of its element size, which readers that map the file need.
+// Wide elements first: then every tensor starts at a multiple of its element size, which readers that map the
+// file need.
 static void lay_out(SafeWriter *w)
 {
     int64_t at = 0;
     for (int size = 8; size >= 1; size /= 2) {
         for (int i = 0; i < w->count; i++) {
             Declared *t = &w->tensors[i];
-            if (safetensors_dtype_size(t->dtype) != size) continue;
+            if (safetensors_dtype_size(t->dtype) != size)
+                continue;
             t->begin = at;
             bool overflow = __builtin_add_overflow(at, t->bytes, &at);
-            assert(!overflow && at < INT64_MAX / 2), (void)overflow; // room for the header in front
+            assert(!overflow && at < INT64_MAX / 2);
+            (void)overflow; // room for the header in front
         }
     }
 }
@@ -174,7 +196,8 @@ static void lay_out(SafeWriter *w)
 static json_t *describe(const Declared *t)
 {
     json_t *object = json_object(), *shape = json_array(), *offsets = json_array();
-    for (int i = 0; i < t->ndim; i++) json_array_append_new(shape, json_integer(t->shape[i]));
+    for (int i = 0; i < t->ndim; i++)
+        json_array_append_new(shape, json_integer(t->shape[i]));
     json_array_append_new(offsets, json_integer(t->begin));
     json_array_append_new(offsets, json_integer(t->begin + t->bytes));
     json_object_set_new(object, "dtype", json_string(safetensors_dtype_name(t->dtype)));
@@ -183,13 +206,17 @@ static json_t *describe(const Declared *t)
     return object;
 }
 
-static bool pwrite_all(SafeWriter *w, const void *data, size_t bytes, int64_t offset, const char *doing, Error *e)
+static bool pwrite_all(SafeWriter *w, const void *data, size_t bytes, int64_t offset, const char *doing,
+                       Error *e)
 {
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pwrite(w->fd, (const char *)data + done, bytes - done, offset + (int64_t)done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n == 0) errno = EIO; // cannot be, but must not loop
-        if (n <= 0) return fail(w, doing, e);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n == 0)
+            errno = EIO; // cannot be, but must not loop
+        if (n <= 0)
+            return fail(w, doing, e);
         done += (size_t)n;
     }
     return true;
@@ -241,12 +268,14 @@ static bool write_header(SafeWriter *w, Error *e)
     snprintf(sum, sizeof sum, "%08x", header_sum(header));
     json_object_set_new(w->metadata, SUM_HEADER_KEY, json_string(sum));
     char *json = json_dumps(header, JSON_COMPACT);
-    if (!json) fatal(EXIT_BAD_INPUT, "out of host memory for the header of %s", w->path);
+    if (!json)
+        fatal(EXIT_BAD_INPUT, "out of host memory for the header of %s", w->path);
     size_t length = strlen(json);
     size_t padded = (size_t)round_up((int64_t)length, 8); // the data starts aligned
     assert(padded <= SAFETENSORS_MAX_HEADER);
     char *block = xcalloc(8 + padded, 1);
-    for (int i = 0; i < 8; i++) block[i] = (char)(padded >> 8 * i);
+    for (int i = 0; i < 8; i++)
+        block[i] = (char)(padded >> 8 * i);
     memset(block + 8, ' ', padded);
     memcpy(block + 8, json, length);
     bool good = pwrite_all(w, block, 8 + padded, 0, "write the header", e);
@@ -260,15 +289,18 @@ static bool write_header(SafeWriter *w, Error *e)
 
 static bool begin_data(SafeWriter *w, Error *e)
 {
-    if (w->data_start) return true;
+    if (w->data_start)
+        return true;
     lay_out(w);
     return write_header(w, e);
 }
 
 bool safewriter_write(SafeWriter *w, const char *name, const void *data, size_t bytes, Error *e)
 {
-    if (w->fd < 0) return *e = w->first_error, false;
-    if (!begin_data(w, e)) return false;
+    if (w->fd < 0)
+        return *e = w->first_error, false;
+    if (!begin_data(w, e))
+        return false;
     Declared *t = find_declared(w, name);
     assert(t && bytes <= (uint64_t)(t->bytes - t->written));
     int64_t offset = w->data_start + t->begin + t->written;
@@ -277,14 +309,16 @@ bool safewriter_write(SafeWriter *w, const char *name, const void *data, size_t 
     return pwrite_all(w, data, bytes, offset, "write", e);
 }
 
-// Makes the rename durable. Not every file system can sync a folder; those answer EINVAL and have nothing to be synced.
+// Makes the rename durable. Not every file system can sync a folder; those answer EINVAL and have nothing to
+// be synced.
 static bool sync_folder(const char *target)
 {
     char *folder = folder_of(target);
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     bool good = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL);
     int code = errno;
-    if (fd >= 0) close(fd);
+    if (fd >= 0)
+        close(fd);
     free(folder);
     errno = code;
     return good;
@@ -292,11 +326,16 @@ static bool sync_folder(const char *target)
 
 static bool finish(SafeWriter *w, Error *e)
 {
-    if (w->fd < 0) return *e = w->first_error, false;
-    if (!begin_data(w, e)) return false;
-    for (int i = 0; i < w->count; i++) assert(w->tensors[i].written == w->tensors[i].bytes);
-    if (!write_header(w, e)) return false;
-    if (fsync(w->fd) != 0) return fail(w, "bring the data to the disk", e);
+    if (w->fd < 0)
+        return *e = w->first_error, false;
+    if (!begin_data(w, e))
+        return false;
+    for (int i = 0; i < w->count; i++)
+        assert(w->tensors[i].written == w->tensors[i].bytes);
+    if (!write_header(w, e))
+        return false;
+    if (fsync(w->fd) != 0)
+        return fail(w, "bring the data to the disk", e);
     int fd = w->fd;
     w->fd = -1;
     if (close(fd) != 0 || rename(w->temp, w->target) != 0) {
@@ -305,9 +344,10 @@ static bool finish(SafeWriter *w, Error *e)
         errno = code;
         return fail(w, "put the finished file in place", e);
     }
-    if (sync_folder(w->target)) return true;
-    return error_set(e, "%s: is written, but may not survive a power failure: cannot sync its folder: %s", w->path,
-                     strerror(errno));
+    if (sync_folder(w->target))
+        return true;
+    return error_set(e, "%s: is written, but may not survive a power failure: cannot sync its folder: %s",
+                     w->path, strerror(errno));
 }
 
 bool safewriter_commit(SafeWriter *w, Error *e)
@@ -319,7 +359,8 @@ bool safewriter_commit(SafeWriter *w, Error *e)
 
 void safewriter_abort(SafeWriter *w)
 {
-    if (!w) return;
+    if (!w)
+        return;
     if (w->fd >= 0) {
         close(w->fd);
         unlink(w->temp);

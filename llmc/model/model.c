@@ -29,8 +29,10 @@ static void compile_mix(Model *m, int i)
     int n = record_mix_terms(terms);
     m->mix[i] =
         (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
-    for (int k = 0; k < 3; k++) m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
-    if (n || is_empty(m, i)) return;
+    for (int k = 0; k < 3; k++)
+        m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
+    if (n || is_empty(m, i))
+        return;
     m->mix[i] =
         (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
     m->terms[3 * i].factor = 1;
@@ -40,7 +42,8 @@ static bool read_above(const Model *m,
                        int i) // whether a mix above has this one's second stream as its second, too
 {
     for (int k = i + 1; k <= m->record->num_layers; k++) {
-        if (m->mix[k].terms && m->mix[k].second == m->mix[i].second) return true;
+        if (m->mix[k].terms && m->mix[k].second == m->mix[i].second)
+            return true;
     }
     return false;
 }
@@ -52,8 +55,10 @@ void model_describe(Model *m, const Config *c)
     params_describe(&m->params, c);
     m->record = m->params.record;
     find_params(m);
-    for (int i = 0; i <= m->record->num_layers; i++) compile_mix(m, i);
-    for (int i = 0; i <= m->record->num_layers; i++) m->mix[i].first_reader = !read_above(m, i);
+    for (int i = 0; i <= m->record->num_layers; i++)
+        compile_mix(m, i);
+    for (int i = 0; i <= m->record->num_layers; i++)
+        m->mix[i].first_reader = !read_above(m, i);
 }
 
 void model_allocate(Model *m, bool training)
@@ -61,13 +66,15 @@ void model_allocate(Model *m, bool training)
     const Config *c = m->config;
     size_t w8 = c->head == HEAD_FP8 ? head_weight_bytes(HEAD_FP8, config_vocab_padded(c), c->model_dim) : 0;
     params_allocate(&m->params, training);
-    if (w8) m->head_w8 = device_alloc(w8, "parameters: quantised head");
+    if (w8)
+        m->head_w8 = device_alloc(w8, "parameters: quantised head");
 }
 
 void model_free(Model *m)
 {
     params_free(&m->params);
-    if (m->head_w8) device_free(m->head_w8);
+    if (m->head_w8)
+        device_free(m->head_w8);
 }
 
 // ---- activations ------------------------------------------------------------------------------------------
@@ -90,9 +97,12 @@ static void take_layer(Acts *a, const Model *m, int i, PlanArena *b)
     }
     a->out[i] = plan_take(b, n, sizeof(floatX));
     l->x = plan_take(b, n, sizeof(floatX));
-    if (m->layer[i].qkvo) attention_block.plan(l, m->config, N, a->backward, b);
-    if (m->layer[i].up) mlp_block.plan(l, m->config, N, a->backward, b);
-    if (a->backward && is_kept(m, i)) a->dstream[i] = plan_take(b, n, sizeof(floatX));
+    if (m->layer[i].qkvo)
+        attention_block.plan(l, m->config, N, a->backward, b);
+    if (m->layer[i].up)
+        mlp_block.plan(l, m->config, N, a->backward, b);
+    if (a->backward && is_kept(m, i))
+        a->dstream[i] = plan_take(b, n, sizeof(floatX));
 }
 
 static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanArena *b)
@@ -108,9 +118,11 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
     a->x0 = plan_take(b, n, sizeof(floatX));
     a->rstd0 = plan_take(b, N, sizeof(float));
     a->rstd_f = plan_take(b, N, sizeof(float));
-    for (int i = 0; i < L; i++) take_layer(a, m, i, b);
+    for (int i = 0; i < L; i++)
+        take_layer(a, m, i, b);
     a->xf = plan_take(b, n, sizeof(floatX));
-    if (!backward) return;
+    if (!backward)
+        return;
     a->dh = plan_take(b, n, sizeof(floatX));
     a->dx = plan_take(b, n, sizeof(floatX));
     a->dx0 = plan_take(b, n, sizeof(floatX));
@@ -185,7 +197,8 @@ LayerParams layer_params(const Model *m, int i)
         {m->layer[i].value_embed, &l.value_embed, &l.dvalue_embed},
     };
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
-        if (!rows[k].a) continue;
+        if (!rows[k].a)
+            continue;
         *rows[k].w = param_weight(p, rows[k].a);
         *rows[k].dw = param_grad(p, rows[k].a);
     }
@@ -199,7 +212,8 @@ static const floatX *stream_of(const Acts *a, int i) { return i < 0 ? a->x0 : a-
 // The layer whose output enters layer i; EMBEDDED: there is none.
 static int layer_below(const Model *m, int i)
 {
-    do i--;
+    do
+        i--;
     while (i >= 0 && is_empty(m, i));
     return i >= 0 ? i : EMBEDDED;
 }
@@ -221,10 +235,12 @@ static void layer_forward(const Pass *p, int i)
                  *third = mix->third == NONE ? NULL : a->out[mix->third];
     if (pass_runs(a, USES(l->x, h, rstd, below, second, third)))
         mix_rmsnorm_forward(s, l->x, h, rstd, below, second, third, a->coef + 3 * i, N, d);
-    if (attention) attention_block.forward(p, i, mlp ? l->x : a->out[i]);
+    if (attention)
+        attention_block.forward(p, i, mlp ? l->x : a->out[i]);
     if (attention && mlp && pass_runs(a, USES(l->h2, l->rstd2, l->x)))
         rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
-    if (mlp) mlp_block.forward(p, i, a->out[i]);
+    if (mlp)
+        mlp_block.forward(p, i, a->out[i]);
 }
 
 void model_prepare(Model *m, Acts *a, Stream s)
@@ -237,12 +253,14 @@ void model_prepare(Model *m, Acts *a, Stream s)
 
 static void stage_needed(const Model *m, int place, int stage, Stream s)
 {
-    if (place & FIRST_OF_STEP && m->hooks.needed) m->hooks.needed(m->hooks.context, stage, s);
+    if (place & FIRST_OF_STEP && m->hooks.needed)
+        m->hooks.needed(m->hooks.context, stage, s);
 }
 
 static void stage_done(const Model *m, int place, int stage, Stream s)
 {
-    if (place & LAST_OF_STEP && m->hooks.done) m->hooks.done(m->hooks.context, stage, s);
+    if (place & LAST_OF_STEP && m->hooks.done)
+        m->hooks.done(m->hooks.context, stage, s);
 }
 
 static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
@@ -256,7 +274,8 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
                       param_weight(p, m->smear_gate), scalar(m, m->record->smear_lambda), b->N, d);
     for (int i = 0; i < L; i++) {
         stage_needed(m, place, 1 + i, s);
-        if (!is_empty(m, i)) layer_forward(&(Pass){m, a, b, at, place, s}, i);
+        if (!is_empty(m, i))
+            layer_forward(&(Pass){m, a, b, at, place, s}, i);
     }
     const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
                  *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
@@ -274,7 +293,8 @@ void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSe
 {
     int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
-    if (!pass_runs(a, USES(a->xf))) return;
+    if (!pass_runs(a, USES(a->xf)))
+        return;
     head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first,
                    count, d, config_vocab_padded(m->config));
 }
@@ -292,7 +312,7 @@ static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const 
            *dthird = mix->third == NONE ? NULL : a->dstream[mix->third];
     const floatX *added = i < L && below != EMBEDDED ? a->dstream[below] : NULL;
     if (!pass_runs(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below),
-                      stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], dgate)))
+                           stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], dgate)))
         return;
     mix_rmsnorm_backward(s,
                          &(MixBackward){.dx = a->dx,
@@ -321,10 +341,12 @@ static void layer_backward(const Pass *p, int i)
     Acts *a = p->a;
     LayerActs *l = &a->layer[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
-    if (mlp) mlp_block.backward(p, i);
+    if (mlp)
+        mlp_block.backward(p, i);
     if (attention && mlp && pass_runs(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
         rmsnorm_backward(p->s, a->dx, a->dh, l->h2, l->rstd2, p->b->N, m->config->model_dim);
-    if (attention) attention_block.backward(p, i);
+    if (attention)
+        attention_block.backward(p, i);
     mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2,
                  attention ? l->dgate : NULL, p->b->N, p->s);
 }
@@ -339,24 +361,28 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     const floatX *head = param_weight(p, m->head);
     forward(m, a, b, at, place, s);
     stage_needed(m, place, L + 1, s);
-    if (a->planning) plan_busy(a->planning);
+    if (a->planning)
+        plan_busy(a->planning);
     if (pass_runs(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP)
         head_quantize(s, m->head_w8, head, Vp, d);
-    if (a->planning) plan_busy(a->planning);
+    if (a->planning)
+        plan_busy(a->planning);
     if (pass_runs(a, USES(a->dh, a->xf)))
         head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8,
                         b->targets, N, d, Vp);
     mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
     stage_done(m, place, L + 1, s);
     for (int i = L - 1; i >= 0; i--) {
-        if (!is_empty(m, i)) layer_backward(&(Pass){m, a, b, at, place, s}, i);
+        if (!is_empty(m, i))
+            layer_backward(&(Pass){m, a, b, at, place, s}, i);
         stage_done(m, place, 1 + i, s);
     }
     if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
         embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0,
                        a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
                        scalar(m, smear), N, d);
-    if (pass_runs(a, USES(a->dh))) embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
+    if (pass_runs(a, USES(a->dh)))
+        embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
     stage_done(m, place, 0, s);
 }
 

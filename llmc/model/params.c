@@ -9,11 +9,15 @@
 // The lowest stage that reads the number-th tensor of a role: 0 the embedding, 1 + i layer i, then the head.
 static int first_stage(const Record *r, Role role, int number, int layer)
 {
-    if (role == ROLE_HEAD) return r->num_layers + 1;
-    if (layer >= 0) return 1 + layer;
-    if (role != ROLE_VALUE_EMBED) return 0;
+    if (role == ROLE_HEAD)
+        return r->num_layers + 1;
+    if (layer >= 0)
+        return 1 + layer;
+    if (role != ROLE_VALUE_EMBED)
+        return 0;
     int i = 0;
-    while (i < r->num_layers && r->layers[i].value_embed != number + 1) i++;
+    while (i < r->num_layers && r->layers[i].value_embed != number + 1)
+        i++;
     return 1 + i; // of a table that no layer reads: the head's
 }
 
@@ -32,7 +36,8 @@ static void add(Params *p, const Config *c, int row, int number, bool of_layer)
 static bool is_of_layers(const Record *r, const ParamSpec *spec)
 {
     bool any = false;
-    for (int i = 0; i < r->num_layers; i++) any = any || record_layer_has(&r->layers[i], spec->role);
+    for (int i = 0; i < r->num_layers; i++)
+        any = any || record_layer_has(&r->layers[i], spec->role);
     return any;
 }
 
@@ -53,13 +58,16 @@ static void add_rows(Params *p, const Config *c)
         const ParamSpec *spec = &r->params[row];
         end = row + 1;
         if (!is_of_layers(r, spec)) {
-            for (int i = 0; i < max_i64(1, spec->count); i++) add(p, c, row, i, false);
+            for (int i = 0; i < max_i64(1, spec->count); i++)
+                add(p, c, row, i, false);
             continue;
         }
-        while (end < r->num_params && takes_turns(r, spec, &r->params[end])) end++;
+        while (end < r->num_params && takes_turns(r, spec, &r->params[end]))
+            end++;
         for (int layer = r->num_layers - 1; layer >= 0; layer--) {
             for (int k = row; k < end; k++) {
-                if (record_layer_has(&r->layers[layer], r->params[k].role)) add(p, c, k, layer, true);
+                if (record_layer_has(&r->layers[layer], r->params[k].role))
+                    add(p, c, k, layer, true);
             }
         }
     }
@@ -113,7 +121,8 @@ void params_describe(Params *p, const Config *c)
 const Param *params_find(const Params *p, const char *name)
 {
     for (int i = 0; i < p->count; i++) {
-        if (!strcmp(p->list[i].name, name)) return &p->list[i];
+        if (!strcmp(p->list[i].name, name))
+            return &p->list[i];
     }
     return NULL;
 }
@@ -122,7 +131,8 @@ const Param *params_of(const Params *p, Role role, int number)
 {
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
-        if (a->spec->role == role && a->number == number) return a;
+        if (a->spec->role == role && a->number == number)
+            return a;
     }
     return NULL;
 }
@@ -130,7 +140,8 @@ const Param *params_of(const Params *p, Role role, int number)
 int64_t params_total(const Params *p)
 {
     int64_t n = 0;
-    for (int i = 0; i < p->count; i++) n += param_elements(&p->list[i]);
+    for (int i = 0; i < p->count; i++)
+        n += param_elements(&p->list[i]);
     return n;
 }
 
@@ -168,7 +179,8 @@ static int next_small(const Params *p, int after)
     for (int i = 0; i < p->num_pools; i++) {
         const ParamPool *q = &p->pools[i], *from = after >= 0 ? &p->pools[after] : NULL;
         bool later = !from || q->every > from->every || (q->every == from->every && i > after);
-        if (q->sharding == REPLICATED && later && (best < 0 || q->every < p->pools[best].every)) best = i;
+        if (q->sharding == REPLICATED && later && (best < 0 || q->every < p->pools[best].every))
+            best = i;
     }
     return best;
 }
@@ -178,7 +190,8 @@ int update_cycle(const Params *p)
     int cycle = 1;
     for (int i = 0; i < p->num_pools; i++) {
         int step = cycle;
-        while (cycle % p->pools[i].every) cycle += step;
+        while (cycle % p->pools[i].every)
+            cycle += step;
     }
     return cycle;
 }
@@ -207,7 +220,8 @@ static void place(Params *p, Arena *values, Arena *gradients)
     float *at = p->small_grad;
     for (int i = next_small(p, -1); i >= 0; i = next_small(p, i)) {
         p->pools[i].grad = at;
-        if (at) at += p->pools[i].size;
+        if (at)
+            at += p->pools[i].size;
     }
 }
 
@@ -236,7 +250,8 @@ void params_round(const Params *p, Stream s)
 {
     for (int i = 0; i < p->num_pools; i++) {
         const ParamPool *q = &p->pools[i];
-        if (q->rounded) cast_weights(s, q->rounded, q->values, q->size);
+        if (q->rounded)
+            cast_weights(s, q->rounded, q->values, q->size);
     }
 }
 
@@ -285,7 +300,8 @@ static float draw(const InitSpec *init, uint64_t key, int64_t i, double bound)
 static int64_t drawn_elements(const Param *a)
 {
     const InitSpec *init = &a->spec->init;
-    if (init->kind != INIT_NORMAL && init->kind != INIT_UNIFORM) return 0;
+    if (init->kind != INIT_NORMAL && init->kind != INIT_UNIFORM)
+        return 0;
     return init->matrices ? param_elements(a) / a->spec->matrices * init->matrices : param_elements(a);
 }
 
@@ -297,7 +313,8 @@ static void init_one(Params *p, const Param *a, const Config *c, uint64_t key, v
     double bound = init->scale / sqrt(c->model_dim);
     bool half = a->spec->storage == STORE_HALF;
     memset(host, 0, bytes);
-    if (init->kind == INIT_RUNS) param_init_runs(a, c, host);
+    if (init->kind == INIT_RUNS)
+        param_init_runs(a, c, host);
 #pragma omp parallel for
     for (int64_t i = 0; i < drawn; i++) {
         float x = draw(init, key, i, bound);

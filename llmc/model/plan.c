@@ -37,9 +37,12 @@ void plan_op(Plan *p, const void *const *tensors, int count)
 {
     for (int i = 0; i < count; i++) {
         int64_t at = (int64_t)((uintptr_t)tensors[i] / SPAN) - 1;
-        if (at < 0 || at >= p->count) continue;
-        if (p->ops < p->tensor[at].first) p->tensor[at].first = p->ops;
-        if (p->ops > p->tensor[at].last) p->tensor[at].last = p->ops;
+        if (at < 0 || at >= p->count)
+            continue;
+        if (p->ops < p->tensor[at].first)
+            p->tensor[at].first = p->ops;
+        if (p->ops > p->tensor[at].last)
+            p->tensor[at].last = p->ops;
     }
     p->ops++;
 }
@@ -55,7 +58,8 @@ void plan_spoil_dead(Plan *p, char *base)
 
 void plan_busy(Plan *p)
 {
-    if (p->busy_last < 0) p->busy_first = p->ops;
+    if (p->busy_last < 0)
+        p->busy_first = p->ops;
     p->busy_last = p->ops;
 }
 
@@ -79,7 +83,8 @@ static size_t lowest(const Plan *p, const bool *placed, int i, int region)
         moved = false;
         for (int k = 0; k < p->count; k++) {
             size_t begin = p->tensor[k].offset, end = begin + p->tensor[k].bytes;
-            if (!placed[k] || p->tensor[k].region != region || !overlap(p, i, k)) continue;
+            if (!placed[k] || p->tensor[k].region != region || !overlap(p, i, k))
+                continue;
             if (at < end && begin < at + p->tensor[i].bytes) {
                 at = end;
                 moved = true;
@@ -100,22 +105,26 @@ static void put(Plan *p, bool *placed, int i, int region)
     placed[i] = true;
     p->tensor[i].region = region;
     p->tensor[i].offset = at;
-    if (at + p->tensor[i].bytes > p->size[region]) p->size[region] = at + p->tensor[i].bytes;
+    if (at + p->tensor[i].bytes > p->size[region])
+        p->size[region] = at + p->tensor[i].bytes;
 }
 
 void plan_place(Plan *p)
 {
     bool placed[MAX_PLANNED] = {false};
     for (int i = 0; i < p->count; i++) {
-        if (p->tensor[i].last >= 0 && p->busy_last >= 0 && is_busy(p, i)) put(p, placed, i, OWN);
+        if (p->tensor[i].last >= 0 && p->busy_last >= 0 && is_busy(p, i))
+            put(p, placed, i, OWN);
     }
     for (;;) { // the others, the largest first
         int next = -1;
         for (int i = 0; i < p->count; i++) {
             bool left = !placed[i] && p->tensor[i].last >= 0;
-            if (left && (next < 0 || p->tensor[i].bytes > p->tensor[next].bytes)) next = i;
+            if (left && (next < 0 || p->tensor[i].bytes > p->tensor[next].bytes))
+                next = i;
         }
-        if (next < 0) return;
+        if (next < 0)
+            return;
         put(p, placed, next, OWN);
     }
 }

@@ -6,8 +6,9 @@
 extern "C" {
 #endif
 
-// cos and sin of the fp32 product position * frequency, rounded to floatX.  cos, sin (positions, e/4) out; frequency (e/4) fp32
-// host. Only the first e/4 of the e/2 rotations have a frequency; the others are the identity.
+// cos and sin of the fp32 product position * frequency, rounded to floatX.  cos, sin (positions, e/4) out;
+// frequency (e/4) fp32 host. Only the first e/4 of the e/2 rotations have a frequency; the others are the
+// identity.
 void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e);
 
 // q = rope(rms(q)), k = rope(rms(k)) per head, in place;  v = lambda[0]*v_raw + lambda[1]*value_embed[token].
@@ -16,19 +17,22 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
 //   value_embed (Vp, d) floatX or NULL;  lambda (2) fp32
 // rope: y1 = x1 cos + x2 sin, y2 = x2 cos - x1 sin, on the halves x1, x2 of a head.
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
-                 int N, int H, int e);
-// The product that makes q, k and v_raw and qkv_forward in one: they are the planes of x w^T. Raw q and k need not be rounded.
-//   qkv (3, N, d) floatX  out: q, k as qkv_forward leaves them, and v_raw;  v (N, d) out; may be the last plane of qkv
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                 const floatX *sin, int N, int H, int e);
+// The product that makes q, k and v_raw and qkv_forward in one: they are the planes of x w^T. Raw q and k
+// need not be rounded.
+//   qkv (3, N, d) floatX  out: q, k as qkv_forward leaves them, and v_raw;  v (N, d) out; may be the last
+//                         plane of qkv
 //   x (N, d), w (3, d, d) floatX;  the rest as for qkv_forward
-void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
-                         const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
-                         const floatX *sin, int N, int H, int e);
+void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
+                         const floatX *w, const floatX *value_embed, const int32_t *tokens,
+                         const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e);
 typedef struct {
-    floatX *dqkv;                 // (N, 3d) out: gradient of the raw q | k | v
-    float *dlambda;               // (2) +=
-    const floatX *dq, *dk, *dv;   // (N, d) gradients of qkv_forward's results; dq and dk NULL: see attention_feeds_qkv
-    const floatX *q, *k;          // (N, d) its results
+    floatX *dqkv;   // (N, 3d) out: gradient of the raw q | k | v
+    float *dlambda; // (2) +=
+    const floatX *dq, *dk,
+        *dv;             // (N, d) gradients of qkv_forward's results; dq and dk NULL: see attention_feeds_qkv
+    const floatX *q, *k; // (N, d) its results
     const float *rstd_q, *rstd_k; // (N, H)
     const floatX *v_raw;          // (N, d)
     const floatX *value_embed;    // (Vp, d) or NULL
@@ -38,36 +42,43 @@ typedef struct {
 } QkvBackward;
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e);
 
-// Where the documents of a packed sequence lie, in the form the backend's attention wants: built on the host with the batch,
-// copied to the device with it. Returns the number of document slots it needs: the two ops take this or any larger number (a
-// host value, constant in a captured graph), up to the one that max_documents gives.
+// Where the documents of a packed sequence lie, in the form the backend's attention wants: built on the host
+// with the batch, copied to the device with it. Returns the number of document slots it needs: the two ops
+// take this or any larger number (a host value, constant in a captured graph), up to the one that
+// max_documents gives.
 int64_t attention_table_ints(int N, int max_documents); // max_documents 0: N
-int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N, int max_documents); // all host
+int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N,
+                          int max_documents); // all host
 
-// yg = y * sig(gate_w_head . h[0:12]) with y = softmax(scale q k^T + mask) v, per head; i sees j when j <= i, same document,
-// i - j <= window.
-//   q, k, v, yg (N, d) floatX; h (N, d), gate_w (H, 12) floatX;  lse (N, H) fp32 out = log sum exp of the scaled scores
-void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v, const floatX *h,
-                       const floatX *gate_w, const int32_t *table, int slots, float scale, int window, int N, int H, int e);
+// yg = y * sig(gate_w_head . h[0:12]) with y = softmax(scale q k^T + mask) v, per head; i sees j when j <= i,
+// same document, i - j <= window.
+//   q, k, v, yg (N, d) floatX; h (N, d), gate_w (H, 12) floatX;  lse (N, H) fp32 out = log sum exp of the
+//   scaled scores
+void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
+                       const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
+                       int window, int N, int H, int e);
 
-// With sig the gate, p the weights, delta = rowsum(dyg * yg):  dv = p^T (sig dyg);  ds = p * (sig dyg v^T - delta);
+// With sig the gate, p the weights, delta = rowsum(dyg * yg):  dv = p^T (sig dyg);  ds = p * (sig dyg v^T -
+// delta);
 // dq = scale ds k;  dk = scale ds^T q;  dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12].
 typedef struct {
-    floatX *dq, *dk, *dv;       // (N, d) out; where attention_feeds_qkv() both dq and dk may be NULL, and dv if they are
-    float *dgate;               // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
-    float *dgate_w;             // (H, 12) +=
-    const floatX *dyg;          // (N, d) gradient of attention_forward's result
-    const floatX *yg;           // (N, d) and
-    const float *lse;           // (N, H) its results
-    const floatX *q, *k, *v;    // (N, d)
-    const floatX *h, *gate_w;   // (N, d), (H, 12) as it took them
-    const QkvBackward *next;    // without dq and dk: what the qkv_backward that follows on the stream is called with
+    floatX *dq, *dk,
+        *dv;        // (N, d) out; where attention_feeds_qkv() both dq and dk may be NULL, and dv if they are
+    float *dgate;   // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
+    float *dgate_w; // (H, 12) +=
+    const floatX *dyg;        // (N, d) gradient of attention_forward's result
+    const floatX *yg;         // (N, d) and
+    const float *lse;         // (N, H) its results
+    const floatX *q, *k, *v;  // (N, d)
+    const floatX *h, *gate_w; // (N, d), (H, 12) as it took them
+    const QkvBackward
+        *next; // without dq and dk: what the qkv_backward that follows on the stream is called with
 } AttentionBackward;
-void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale, int window, int N,
-                        int H, int e);
-// After backend_reserve: whether the gradients of q and k need not come to memory between the two ops. Then, with dq and dk NULL
-// in both, attention_backward may already write to next's dqkv, which must not share memory with dyg, and one qkv_backward of
-// the same N must follow before the next attention_backward.
+void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
+                        int window, int N, int H, int e);
+// After backend_reserve: whether the gradients of q and k need not come to memory between the two ops. Then,
+// with dq and dk NULL in both, attention_backward may already write to next's dqkv, which must not share
+// memory with dyg, and one qkv_backward of the same N must follow before the next attention_backward.
 bool attention_feeds_qkv(void);
 
 #ifdef __cplusplus

@@ -23,10 +23,12 @@ typedef struct {
     bool portable;      // only kernels that every supported GPU runs
     AttentionKernels attention;
     SelfCheck self_check;
-    double wait_limit;  // seconds; the program ends when the host has waited longer for the device. 0: no limit
+    double
+        wait_limit; // seconds; the program ends when the host has waited longer for the device. 0: no limit
 } OpSizes;
 
-// First of all in main: may start the program anew (same arguments) with the environment that the backend's libraries need.
+// First of all in main: may start the program anew (same arguments) with the environment that the backend's
+// libraries need.
 void backend_prepare_process(char **argv);
 int backend_device_count(void); // 0 when there is none or it cannot be asked; the CPU counts as one
 // Takes device `index` (ignored on the CPU) and its handles. Fatal, with the reason, when there is none.
@@ -37,17 +39,19 @@ void backend_close(void);
 const char *backend_name(void);        // "cpu" or "cuda"
 const char *backend_device_name(void); // of a GPU, as the driver has it; NULL: a CPU
 bool backend_is_asynchronous(void);    // ops are still running when they return
-const char *backend_description(void); // one line: device, threads, libraries and their versions, paths taken and why
+const char *
+backend_description(void); // one line: device, threads, libraries and their versions, paths taken and why
 // Version lines for the log header, one by one from index 0; NULL after the last.
 const char *backend_version_line(int index);
 
-// Zeroed; fatal with `what` and the size when memory is short. what: "class: detail", or the class alone; see llmc/base/memory.h.
+// Zeroed; fatal with `what` and the size when memory is short. what: "class: detail", or the class alone; see
+// llmc/base/memory.h.
 void *device_alloc(size_t bytes, const char *what);
 void device_free(void *p);
 size_t device_bytes_allocated(void); // now, by device_alloc and backend_reserve together
 size_t device_bytes_peak(void);
-// The most that was in use on the device whenever this was called: contexts, the libraries' own memory, graphs, and what other
-// programs use there, beside what device_alloc gave. On the CPU device_bytes_peak().
+// The most that was in use on the device whenever this was called: contexts, the libraries' own memory,
+// graphs, and what other programs use there, beside what device_alloc gave. On the CPU device_bytes_peak().
 size_t device_bytes_in_use(void);
 void *host_alloc(size_t bytes); // zeroed host memory from which copies run asynchronously
 void host_free(void *p);
@@ -61,16 +65,20 @@ void copy_to_host(Stream s, void *host_dst, const void *src, size_t bytes); // v
 void copy_on_device(Stream s, void *dst, const void *src, size_t bytes);
 void device_zero(Stream s, void *p, size_t bytes);
 
-// Marks in a stream's work that the host, or another stream, can wait for. A few are enough: recording again moves the mark.
+// Marks in a stream's work that the host, or another stream, can wait for. A few are enough: recording again
+// moves the mark.
 typedef struct Event Event;
 Event *event_create(void);
 void event_record(Event *e, Stream s);
-void event_synchronize(Event *e); // returns when all work queued before the mark is done; at once when never recorded
-void stream_wait(Stream s, Event *e); // what is queued on s from here on runs after the mark; both may belong to one capture
+void event_synchronize(
+    Event *e); // returns when all work queued before the mark is done; at once when never recorded
+void stream_wait(
+    Stream s,
+    Event *e); // what is queued on s from here on runs after the mark; both may belong to one capture
 void event_destroy(Event *e);
 
-// Records the ops queued between begin and end instead of running them. The CPU has no graphs: begin returns false and the
-// ops run at once.
+// Records the ops queued between begin and end instead of running them. The CPU has no graphs: begin returns
+// false and the ops run at once.
 typedef struct Graph Graph;
 bool graph_begin(Stream s);
 Graph *graph_end(Stream s);

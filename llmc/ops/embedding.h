@@ -6,34 +6,39 @@
 extern "C" {
 #endif
 
-// Distinct tokens of a micro-batch and where they stand, so that gradients of table rows are sums and not atomics.
+// Distinct tokens of a micro-batch and where they stand, so that gradients of table rows are sums and not
+// atomics.
 typedef struct {
     const int32_t *order;     // (N) positions, sorted by token
     const int32_t *row_token; // (*num_rows) distinct tokens, rising
-    const int32_t *row_start; // (*num_rows + 1) order[row_start[r] .. row_start[r+1]) are the positions of row_token[r]
-    const int32_t *num_rows;  // (1)
+    const int32_t
+        *row_start; // (*num_rows + 1) order[row_start[r] .. row_start[r+1]) are the positions of row_token[r]
+    const int32_t *num_rows; // (1)
 } TokenRows;
 
 enum { GATE_INPUTS = 12 }; // channels that a gate reads
 
-// y_t = E[token_t] + lambda * sig(gate . E[token_t][0:12]) * E[token_{t-1}]  (t >= 1; y_0 = E[token_0]);  x0 = rms(y).
+// y_t = E[token_t] + lambda * sig(gate . E[token_t][0:12]) * E[token_{t-1}]  (t >= 1; y_0 = E[token_0]);  x0
+// = rms(y).
 //   x0         (N, d) floatX  out
 //   rstd       (N)    fp32    out, kept for backward
 //   embed      (Vp, d) floatX, gate (12) floatX, lambda (1) fp32
-void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed, const floatX *gate,
-                   const float *lambda, int N, int d);
+void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
+                   const floatX *gate, const float *lambda, int N, int d);
 
 // de       (N, d) floatX  out: gradient of the gathered rows E[token_t], for embedding_grad
 // dgate    (12)   fp32    +=
 // dlambda  (1)    fp32    +=
-// dx, dx0  (N, d) floatX  in: the two parts of the gradient of x0 (down the residual stream; gathered over layers)
-void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0, const floatX *x0,
-                    const float *rstd, const int32_t *tokens, const floatX *embed, const floatX *gate, const float *lambda, int N,
-                    int d);
+// dx, dx0  (N, d) floatX  in: the two parts of the gradient of x0 (down the residual stream; gathered over
+//                         layers)
+void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0,
+                    const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
+                    const floatX *gate, const float *lambda, int N, int d);
 
 // dtable[token] += scale * sum of g over the token's positions, for the tokens of `rows` only.
 //   dtable (Vp, d) fp32 +=;  g (N, d) floatX;  scale (1) fp32 or NULL for 1
-void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows, int N, int d);
+void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,
+                    int N, int d);
 
 #ifdef __cplusplus
 }

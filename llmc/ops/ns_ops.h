@@ -1,15 +1,17 @@
-// The primitives from which llmc/optim/newton_schulz.c composes every Newton-Schulz variant; a backend provides these and no more.
+// The primitives from which llmc/optim/newton_schulz.c composes every Newton-Schulz variant; a backend
+// provides these and no more.
 //
 // Conventions
-//   All pointers are device memory, owned by the caller; the batch is the slowest index, matrices are row-major.
-//   n <= m always (ns_load transposes tall matrices). Any size from 1 on; batch 0 does nothing.
-//   `void *` tensors hold elements of the iteration dtype: ns_element_size(dtype) bytes each. Products accumulate in fp32
-//   and are rounded once, to nearest even, where they are stored; fp16 keeps its subnormals and overflows to infinity.
-//   Those of shape (batch, n, m) have rows ns_pitch() elements apart, what lies between them is undefined; all others are packed.
-//   Buffers start on 16 bytes.
-//   An output never overlaps an input unless the comment says "in place"; two buffers of a chain are the same or have no byte in
-//   common, and matrix i of one is used together with matrix i of the others only.
-//   Sums have an order that depends on the shape only, never on the batch: a matrix gives the same bits in every batch.
+//   All pointers are device memory, owned by the caller; the batch is the slowest index, matrices are
+//   row-major. n <= m always (ns_load transposes tall matrices). Any size from 1 on; batch 0 does nothing.
+//   `void *` tensors hold elements of the iteration dtype: ns_element_size(dtype) bytes each. Products
+//   accumulate in fp32 and are rounded once, to nearest even, where they are stored; fp16 keeps its
+//   subnormals and overflows to infinity. Those of shape (batch, n, m) have rows ns_pitch() elements apart,
+//   what lies between them is undefined; all others are packed. Buffers start on 16 bytes.
+//   An output never overlaps an input unless the comment says "in place"; two buffers of a chain are the same
+//   or have no byte in common, and matrix i of one is used together with matrix i of the others only.
+//   Sums have an order that depends on the shape only, never on the batch: a matrix gives the same bits in
+//   every batch.
 #pragma once
 #include "llmc/ops/backend.h"
 #include <stdbool.h>
@@ -19,11 +21,10 @@
 extern "C" {
 #endif
 
-
 typedef enum { NS_BF16, NS_FP16, NS_FP32 } NsDtype;
 
-// The CPU backend keeps every dtype in ns_real, holding values rounded to the dtype. In the exact build that is double and
-// NS_FP32 means no rounding at all, which makes it an fp64 reference.
+// The CPU backend keeps every dtype in ns_real, holding values rounded to the dtype. In the exact build that
+// is double and NS_FP32 means no rounding at all, which makes it an fp64 reference.
 #ifdef FLOATX_FP32
 typedef double ns_real;
 #else
@@ -34,58 +35,72 @@ size_t ns_element_size(NsDtype dtype); // bytes; on the CPU sizeof(ns_real) for 
 
 int ns_pitch(NsDtype dtype, int n, int m); // m or a little more
 
-// Between these two a backend may hold back products and run them together, each matrix at its own pace. Results are valid, and
-// memory that was used may be touched by others, after ns_chain_end.
+// Between these two a backend may hold back products and run them together, each matrix at its own pace.
+// Results are valid, and memory that was used may be touched by others, after ns_chain_end.
 void ns_chain_begin(Stream s);
 void ns_chain_end(Stream s);
 
-// x_i = u_i * (gain / (kappa * |u_i| + eps)) with the Frobenius norm, in fp32 before the cast (a cast first could overflow fp16).
+// x_i = u_i * (gain / (kappa * |u_i| + eps)) with the Frobenius norm, in fp32 before the cast (a cast first
+// could overflow fp16).
 //   x (batch, rows, cols), or (batch, cols, rows) when transpose, out;  sumsq (batch) fp32 out: |u_i|^2
 //   u fp32: matrix i is (rows, cols) packed from u + i*u_stride
-//   |u_i| = 0 gives zeros, also for eps = 0. |u_i| not finite gives NaN: a spoilt gradient must show and not vanish.
-//   sumsq NULL: x_i = gain u_i, no norm is computed
-void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa, float eps, float gain,
-             int rows, int cols, int batch, bool transpose);
+//   |u_i| = 0 gives zeros, also for eps = 0. |u_i| not finite gives NaN: a spoilt gradient must show and not
+//   vanish. sumsq NULL: x_i = gain u_i, no norm is computed
+void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
+             float eps, float gain, int rows, int cols, int batch, bool transpose);
 
-// Rows of x brought to about one size, each by a power of two of its own, which takes no norm of the whole first:
-//   x_ij = u_ij / unit_i with max_j |x_ij| within 32 to 64, or beside that where the unit would leave 2^-100 to 2^100
-//   x, u as in ns_load;  unit (batch, rows of x) fp32 out, 1 for a row of zeros, NaN, and so x, where an entry is not finite
-void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows, int cols, int batch,
-                  bool transpose);
+// Rows of x brought to about one size, each by a power of two of its own, which takes no norm of the whole
+// first:
+//   x_ij = u_ij / unit_i with max_j |x_ij| within 32 to 64, or beside that where the unit would leave 2^-100
+//   to 2^100
+//   x, u as in ns_load;  unit (batch, rows of x) fp32 out, 1 for a row of zeros, NaN, and so x, where an
+//                        entry is not finite
+void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
+                  int cols, int batch, bool transpose);
 
 // a = x x^T, exactly symmetric.  a (batch, n, n) out;  x (batch, n, m)
 void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch);
 
-// c = alpha a b + beta d, for a product that is symmetric because a and b commute: the lower triangle is computed and
-// mirrored, which also removes the asymmetry that rounding brings in.  q = c + diagonal I, from the rounded c.
-//   c, q (batch, n, n) out, either may be NULL;  a, b, d (batch, n, n) may be one tensor; beta = 0 leaves d out
-void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
-                  float beta, const void *d, int n, int batch);
+// c = alpha a b + beta d, for a product that is symmetric because a and b commute: the lower triangle is
+// computed and
+// mirrored, which also removes the asymmetry that rounding brings in.  q = c + diagonal I, from the rounded
+// c.
+//   c, q (batch, n, n) out, either may be NULL;  a, b, d (batch, n, n) may be one tensor; beta = 0 leaves d
+//   out
+void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
+                  const void *b, float beta, const void *d, int n, int batch);
 
-// y = alpha b x + a x; a = 0 leaves the second term out.  b (batch, n, n), x (batch, n, m);  y (batch, n, m) out, packed on demand
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n, int m,
-              int batch);
+// y = alpha b x + a x; a = 0 leaves the second term out.  b (batch, n, n), x (batch, n, m);  y (batch, n, m)
+// out, packed on demand
+void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
+              float a, int n, int m, int batch);
 
-// Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the entries of small
-// rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m);  unit (batch, n) fp32 from ns_load_rows, NULL: 1, for both steps
+// Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the
+// entries of small
+// rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m);  unit (batch, n) fp32 from ns_load_rows,
+//                     NULL: 1, for both steps
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch);
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m, int batch);
+void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
+                 int batch);
 #define NS_AOL_LEAST 1e-36f
-// s_i = gain / sqrt(1.02 * sum_j |raw_ij| unit_j / unit_i), 0 where the sum is below NS_AOL_LEAST: the product of two scales must
+// s_i = gain / sqrt(1.02 * sum_j |raw_ij| unit_j / unit_i), 0 where the sum is below NS_AOL_LEAST: the
+// product of two scales must
 //   stay finite. With units diag(s) x is what it would be without.
 //   a = diag(s) raw diag(s), in fp32, rounded once.
 //   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain, int n, int m,
-            int batch);
-// q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the range of fp16 become
-// the largest of their sign.
-//   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol that wrote a or b or
+void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
+            int n, int m, int batch);
+// q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the
+// range of fp16 become the largest of their sign.
+//   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol
+//                         that wrote a or b or
 //   what they were computed from
-void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
-                         const void *d, const float *scale, float factor, int n, int batch);
+void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a,
+                         const void *b, float beta, const void *d, const float *scale, float factor, int n,
+                         int batch);
 
-// All steps x <- a x + (b A + c A^2) x, A = x x^T, in place of the primitives between ns_load and the result, for shapes that the
-// backend has it for.
+// All steps x <- a x + (b A + c A^2) x, A = x x^T, in place of the primitives between ns_load and the result,
+// for shapes that the backend has it for.
 enum { NS_MAX_STEPS = 16 };
 typedef struct {
     int steps;
@@ -94,9 +109,10 @@ typedef struct {
     float aol_gain, aol_factor;
 } NsIteration;
 bool ns_iterates(NsDtype dtype, int n, int m);
-//   x, spare (batch, n, m), m = ns_pitch(), x in; they take turns: the result is in x after an even number of steps
-//   unit (batch, n) fp32 from ns_load_rows, for AOL, NULL: 1
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare, int n, int m, int batch);
+//   x, spare (batch, n, m), m = ns_pitch(), x in; they take turns: the result is in x after an even number of
+//   steps unit (batch, n) fp32 from ns_load_rows, for AOL, NULL: 1
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
+                int n, int m, int batch);
 
 // y_i = x_i^T.  x (batch, n, m);  y (batch, m, n) packed, out
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch);

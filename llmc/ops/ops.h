@@ -1,15 +1,17 @@
-// The contract of every operation. Two backends implement this file: llmc/cpu/ (the reference) and llmc/cuda/.
+// The contract of every operation. Two backends implement this file: llmc/cpu/ (the reference) and
+// llmc/cuda/.
 //
 // Conventions
-//   N tokens of one packed sequence, d = H*e model width, H heads of width e, F hidden width, Vp padded vocabulary.
-//   All tensors are row-major and packed unless a stride is named; all pointers are device memory except where "host" stands.
-//   floatX is bf16 (fp32 in the exact build). Inside an op everything is fp32; it is rounded once, where it is stored.
-//   Gradients of parameters are fp32 and accumulated ("+=") over micro-batches, unscaled; the optimizer applies the factor.
-//   Ops queue their work on the stream and return; scalars that change from step to step live in device memory, so that a
-//   captured graph of ops stays valid. Host values (window, scale, sizes) are frozen at capture.
-//   No op allocates: what it needs beyond its arguments is reserved by backend_reserve().
-//   Reductions have a fixed order: the same input gives the same bits. Only attention_backward's dq may differ in its last bits
-//   from run to run, unless `deterministic` is asked for.
+//   N tokens of one packed sequence, d = H*e model width, H heads of width e, F hidden width, Vp padded
+//   vocabulary. All tensors are row-major and packed unless a stride is named; all pointers are device memory
+//   except where "host" stands. floatX is bf16 (fp32 in the exact build). Inside an op everything is fp32; it
+//   is rounded once, where it is stored. Gradients of parameters are fp32 and accumulated ("+=") over
+//   micro-batches, unscaled; the optimizer applies the factor. Ops queue their work on the stream and return;
+//   scalars that change from step to step live in device memory, so that a captured graph of ops stays valid.
+//   Host values (window, scale, sizes) are frozen at capture. No op allocates: what it needs beyond its
+//   arguments is reserved by backend_reserve(). Reductions have a fixed order: the same input gives the same
+//   bits. Only attention_backward's dq may differ in its last bits from run to run, unless `deterministic` is
+//   asked for.
 // Formulas: the network of the NanoGPT speedrun (track 1); each op states its own.
 #pragma once
 #include "llmc/ops/backend.h"

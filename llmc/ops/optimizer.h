@@ -14,7 +14,7 @@ typedef struct {
     float decay; // NorMuon: lr without the rule's own factor, * weight decay
 } RuleStep;
 typedef struct {
-    float grad_scale;    // 1 / micro-batches of a step
+    float grad_scale; // 1 / micro-batches of a step
     float muon_momentum;
     RuleStep rule[MAX_UPDATE_RULES];
 } StepParams;
@@ -28,27 +28,33 @@ typedef struct {
 // g = grad * grad_scale;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  p -= rate * m / (sqrt(v) + eps).
 // The moments used in the quotient are the unrounded ones. grad is zeroed.
 //   p, m, v (n) floatX in/out;  grad (n) fp32 in/out
-void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n);
-void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step, AdamRule rule, int64_t n);
+void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step,
+                 AdamRule rule, int64_t n);
+void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step,
+                      AdamRule rule, int64_t n);
 
-// M += (1 - mu)(G - M);  U = G + mu (M - G), with G = grad * grad_scale.  momentum (n) fp32 in/out; u (n) fp32 in: grad, out: U
+// M += (1 - mu)(G - M);  U = G + mu (M - G), with G = grad * grad_scale.  momentum (n) fp32 in/out; u (n)
+//                        fp32 in: grad, out: U
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n);
 
-// NorMuon's normalisation, cautious decay and update of a batch of equal matrices, from their orthogonalised O.
-// c = mean of O^2 along the shorter side of the stored shape (per column when rows < cols, else per row); S += (1-beta2)(c - S);
-// O' = O / sqrt(max(S, 1e-10));  O'' = O' |O|_F / max(|O'|_F, 1e-10);  where O'' W >= 0: O'' += decay W;  W -= rate O''.
+// NorMuon's normalisation, cautious decay and update of a batch of equal matrices, from their orthogonalised
+// O. c = mean of O^2 along the shorter side of the stored shape (per column when rows < cols, else per row);
+// S += (1-beta2)(c - S);
+// O' = O / sqrt(max(S, 1e-10));  O'' = O' |O|_F / max(|O'|_F, 1e-10);  where O'' W >= 0: O'' += decay W;  W
+//                                -= rate O''.
 typedef struct {
-    float *w;             // (batch, rows, cols) in/out, or NULL when the weight is stored as floatX only
-    floatX *wx;           // (batch, rows, cols) out: the weight rounded; in/out when w is NULL
-    float *grad;          // (batch, rows, cols) zeroed: the gradient buffer that normuon_momentum turned into U; or NULL
-    float *second;        // S (batch, max side) in/out, fp32
-    const void *o;        // (batch, rows, cols) packed, in o_dtype
+    float *w;   // (batch, rows, cols) in/out, or NULL when the weight is stored as floatX only
+    floatX *wx; // (batch, rows, cols) out: the weight rounded; in/out when w is NULL
+    float
+        *grad; // (batch, rows, cols) zeroed: the gradient buffer that normuon_momentum turned into U; or NULL
+    float *second; // S (batch, max side) in/out, fp32
+    const void *o; // (batch, rows, cols) packed, in o_dtype
     NsDtype o_dtype;
     int rows, cols, batch;
-    bool per_column;      // decided by the stored shape of the parameter, of which these may be parts
+    bool per_column; // decided by the stored shape of the parameter, of which these may be parts
     float beta2;
-    const int32_t *rule;  // (batch) device: of each matrix, index in StepParams
-    int64_t stride;       // elements from one matrix of w, wx and grad to the next; o and second are packed
+    const int32_t *rule; // (batch) device: of each matrix, index in StepParams
+    int64_t stride;      // elements from one matrix of w, wx and grad to the next; o and second are packed
 } NormuonUpdate;
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step);
 

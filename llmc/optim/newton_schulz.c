@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- coefficients ------------------------------------------------------------------------------------------------------
+// ---- coefficients -----------------------------------------------------------------------------------------
 
 // kj      Keller Jordan's Muon: steep at 0, never settles at 1
 // you     You Jiacheng's, tuned on the spread of outputs
@@ -19,9 +19,9 @@ typedef struct {
     NsTuple tuples[NS_MAX_STEPS];
 } CoefficientSet;
 
-#define KJ                                                                                                                       \
-    {                                                                                                                            \
-        3.4445, -4.7750, 2.0315                                                                                                  \
+#define KJ \
+    { \
+        3.4445, -4.7750, 2.0315 \
     }
 static const CoefficientSet sets[] = {
     {"kj", 5, 4, 1, {KJ, KJ, KJ, KJ, KJ}},
@@ -52,7 +52,14 @@ static const CoefficientSet sets[] = {
       {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
       {3.3184196573706015, -2.488488024314874, 0.51004894012372},
       {2.300652019954817, -1.6689039845747493, 0.4188073119525673}}},
-    {"ga", 4, 4, 1, {{4.6051, -9.6552, 5.6769}, {4.7505, -6.0861, 2.1790}, {2.7763, -2.3190, 0.5523}, {2.4231, -2.2861, 0.8193}}},
+    {"ga",
+     4,
+     4,
+     1,
+     {{4.6051, -9.6552, 5.6769},
+      {4.7505, -6.0861, 2.1790},
+      {2.7763, -2.3190, 0.5523},
+      {2.4231, -2.2861, 0.8193}}},
     {"hybrid", 10, 10, 1, {KJ, KJ, KJ, KJ, KJ, KJ, KJ, KJ, {2, -1.5, 0.5}, {2, -1.5, 0.5}}},
 };
 #undef KJ
@@ -72,7 +79,8 @@ static double quintic(NsTuple t, double x)
 
 double ns_scalar_map(const NsTuple *tuples, int steps, double x)
 {
-    for (int i = 0; i < steps; i++) x = quintic(tuples[i], x);
+    for (int i = 0; i < steps; i++)
+        x = quintic(tuples[i], x);
     return x;
 }
 
@@ -82,7 +90,8 @@ static void solve4(double rows[4][5], double x[4])
     for (int k = 0; k < 4; k++) {
         int pivot = k;
         for (int i = k + 1; i < 4; i++)
-            if (fabs(rows[i][k]) > fabs(rows[pivot][k])) pivot = i;
+            if (fabs(rows[i][k]) > fabs(rows[pivot][k]))
+                pivot = i;
         for (int j = 0; j < 5; j++) {
             double swap = rows[k][j];
             rows[k][j] = rows[pivot][j];
@@ -90,21 +99,25 @@ static void solve4(double rows[4][5], double x[4])
         }
         for (int i = k + 1; i < 4; i++) {
             double factor = rows[i][k] / rows[k][k];
-            for (int j = k; j < 5; j++) rows[i][j] -= factor * rows[k][j];
+            for (int j = k; j < 5; j++)
+                rows[i][j] -= factor * rows[k][j];
         }
     }
     for (int k = 3; k >= 0; k--) {
         x[k] = rows[k][4];
-        for (int j = k + 1; j < 4; j++) x[k] -= rows[k][j] * x[j];
+        for (int j = k + 1; j < 4; j++)
+            x[k] -= rows[k][j] * x[j];
         x[k] /= rows[k][k];
     }
 }
 
-// The odd quintic with the least max |1 - p| on [l, u]: Remez exchange on l < q < r < u, where the error alternates in sign.
+// The odd quintic with the least max |1 - p| on [l, u]: Remez exchange on l < q < r < u, where the error
+// alternates in sign.
 static NsTuple best_quintic(double l, double u)
 {
     double u3 = u * u * u;
-    if (l / u >= 1 - 5e-6) return (NsTuple){15 / (8 * u), -10 / (8 * u3), 3 / (8 * u3 * u * u)}; // points coincide: the limit
+    if (l / u >= 1 - 5e-6)
+        return (NsTuple){15 / (8 * u), -10 / (8 * u3), 3 / (8 * u3 * u * u)}; // points coincide: the limit
     double points[4] = {l, (3 * l + u) / 4, (l + 3 * u) / 4, u}, error = INFINITY, x[4];
     for (int round = 0; round < 100; round++) { // converges in a handful
         double rows[4][5];
@@ -117,7 +130,8 @@ static NsTuple best_quintic(double l, double u)
         double root = sqrt(9 * x[1] * x[1] - 20 * x[0] * x[2]);
         points[1] = sqrt((-3 * x[1] - root) / (10 * x[2]));
         points[2] = sqrt((-3 * x[1] + root) / (10 * x[2]));
-        if (fabs(x[3] - error) < 1e-15) break;
+        if (fabs(x[3] - error) < 1e-15)
+            break;
         error = x[3];
     }
     return (NsTuple){x[0], x[1], x[2]};
@@ -132,14 +146,15 @@ void ns_polar_express(NsTuple *tuples, int steps, double lower, double safety, d
             double centre = 2 / (quintic(p, l) + quintic(p, u));
             p = (NsTuple){p.a * centre, p.b * centre, p.c * centre};
         }
-        if (t < steps - 1) p = shrink_tuple(p, 1 + safety);
+        if (t < steps - 1)
+            p = shrink_tuple(p, 1 + safety);
         tuples[t] = p;
         l = quintic(p, l);
         u = 2 - l;
     }
 }
 
-// ---- options -----------------------------------------------------------------------------------------------------------
+// ---- options ----------------------------------------------------------------------------------------------
 
 static const struct {
     const char *name, *coefficients;
@@ -173,16 +188,18 @@ static bool parse_tuples(NsOptions *o, const char *text, Error *e)
             end += strspn(end, " ");
             bool separated = k < 2 ? *end == ',' : *end == ';' || !*end;
             if (end == p || !isfinite(v[k]) || !separated)
-                return error_set(
-                    e,
-                    "Newton-Schulz coefficients: \"%s\" is neither a set (kj, you, polar, dao, ga, hybrid) nor tuples of three "
-                    "numbers (a,b,c;a,b,c;...): see character %td",
-                    text, p - text + 1);
+                return error_set(e,
+                                 "Newton-Schulz coefficients: \"%s\" is neither a set (kj, you, polar, dao, "
+                                 "ga, hybrid) nor tuples of three "
+                                 "numbers (a,b,c;a,b,c;...): see character %td",
+                                 text, p - text + 1);
             p = k < 2 ? end + 1 : end;
         }
-        if (o->steps == NS_MAX_STEPS) return error_set(e, "Newton-Schulz coefficients: more than %d tuples", NS_MAX_STEPS);
+        if (o->steps == NS_MAX_STEPS)
+            return error_set(e, "Newton-Schulz coefficients: more than %d tuples", NS_MAX_STEPS);
         o->tuples[o->steps++] = (NsTuple){v[0], v[1], v[2]};
-        if (!*p) return true;
+        if (!*p)
+            return true;
     }
 }
 
@@ -191,21 +208,27 @@ static bool choose_tuples(NsOptions *o, const char *text, int steps, Error *e)
 {
     const CoefficientSet *set = NULL;
     for (int i = 0; i < NUM_SETS; i++)
-        if (!strcmp(sets[i].name, text)) set = &sets[i];
+        if (!strcmp(sets[i].name, text))
+            set = &sets[i];
     int wanted = steps;
     if (set) {
         o->steps = set->count;
         for (int i = 0; i < set->count; i++)
             o->tuples[i] = set->shrink == 1 ? set->tuples[i] : shrink_tuple(set->tuples[i], set->shrink);
-        if (!wanted) wanted = o->aol ? set->aol_count : set->count;
+        if (!wanted)
+            wanted = o->aol ? set->aol_count : set->count;
     } else {
-        if (!parse_tuples(o, text, e)) return false;
-        if (!wanted) wanted = o->steps;
+        if (!parse_tuples(o, text, e))
+            return false;
+        if (!wanted)
+            wanted = o->steps;
     }
     if (wanted < 1 || wanted > NS_MAX_STEPS)
         return error_set(e, "Newton-Schulz steps: %d is not within 1 to %d", wanted, NS_MAX_STEPS);
-    if (o->aol && wanted < o->steps) memmove(o->tuples, o->tuples + o->steps - wanted, (size_t)wanted * sizeof *o->tuples);
-    for (int i = o->steps; i < wanted; i++) o->tuples[i] = o->tuples[i - 1];
+    if (o->aol && wanted < o->steps)
+        memmove(o->tuples, o->tuples + o->steps - wanted, (size_t)wanted * sizeof *o->tuples);
+    for (int i = o->steps; i < wanted; i++)
+        o->tuples[i] = o->tuples[i - 1];
     o->steps = wanted;
     return true;
 }
@@ -213,37 +236,43 @@ static bool choose_tuples(NsOptions *o, const char *text, int steps, Error *e)
 static bool parse_restarts(uint32_t *restarts, const char *text, int steps, Error *e)
 {
     *restarts = 0;
-    if (!strcmp(text, "none")) return true;
+    if (!strcmp(text, "none"))
+        return true;
     for (const char *p = text;; p++) {
         char *end;
         long after = strtol(p, &end, 10);
         if (end == p || (*end && *end != ','))
-            return error_set(e, "Newton-Schulz restarts: \"%s\" is neither none nor a list of iterations such as 2 or 1,3", text);
+            return error_set(
+                e, "Newton-Schulz restarts: \"%s\" is neither none nor a list of iterations such as 2 or 1,3",
+                text);
         if (after < 1 || after >= steps)
             return error_set(e,
-                             "Newton-Schulz restarts: a restart after iteration %ld of %d is not possible; choose within 1 to %d",
+                             "Newton-Schulz restarts: a restart after iteration %ld of %d is not possible; "
+                             "choose within 1 to %d",
                              after, steps, steps - 1);
         *restarts |= 1u << after;
         p = end;
-        if (!*p) return true;
+        if (!*p)
+            return true;
     }
 }
 
 // The largest singular value that enters the first tuple: the Frobenius norm and AOL both bound it.
 static double largest_input(const NsOptions *o) { return o->aol ? o->aol_gain : 1 / (double)o->kappa; }
 
-// A composition that leaves [0, 3] anywhere on its inputs diverges in training sooner or later; sound sets stay below 1.3.
+// A composition that leaves [0, 3] anywhere on its inputs diverges in training sooner or later; sound sets
+// stay below 1.3.
 static bool check_bounded(const NsOptions *o, Error *e)
 {
     double top = largest_input(o);
     for (int i = 1; i <= 20000; i++) {
         double x = top * i / 20000, y = ns_scalar_map(o->tuples, o->steps, x);
         if (!(fabs(y) <= 3))
-            return error_set(
-                e,
-                "Newton-Schulz coefficients: singular value %.4g of the normalised matrix (largest possible: %.4g) becomes %.4g; "
-                "choose other tuples, fewer steps%s",
-                x, top, y, o->aol ? " or a smaller AOL gain" : " or a larger safety factor");
+            return error_set(e,
+                             "Newton-Schulz coefficients: singular value %.4g of the normalised matrix "
+                             "(largest possible: %.4g) becomes %.4g; "
+                             "choose other tuples, fewer steps%s",
+                             x, top, y, o->aol ? " or a smaller AOL gain" : " or a larger safety factor");
     }
     return true;
 }
@@ -264,8 +293,10 @@ static bool check_numbers(const NsOptions *o, Error *e)
         return error_set(e, "Newton-Schulz AOL gain: %g is not within 0 (excluded) to 16", o->aol_gain);
     if (!(o->kappa >= 1 && o->kappa <= 16)) // below 1 the bound on the singular values is lost
         return error_set(e, "Newton-Schulz safety factor: %g is not within 1 to 16", o->kappa);
-    if (!(o->eps >= 0 && o->eps <= 1)) return error_set(e, "Newton-Schulz eps: %g is not within 0 to 1", o->eps);
-    if (o->max_batch < 0) return error_set(e, "Newton-Schulz batch limit: %d is negative; 0 means no limit", o->max_batch);
+    if (!(o->eps >= 0 && o->eps <= 1))
+        return error_set(e, "Newton-Schulz eps: %g is not within 0 to 1", o->eps);
+    if (o->max_batch < 0)
+        return error_set(e, "Newton-Schulz batch limit: %d is negative; 0 means no limit", o->max_batch);
     return true;
 }
 
@@ -273,9 +304,12 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
 {
     const char *name = is_default(text->variant) ? "polar" : text->variant;
     int v = 0;
-    while (v < NS_VARIANTS && strcmp(variants[v].name, name)) v++;
+    while (v < NS_VARIANTS && strcmp(variants[v].name, name))
+        v++;
     if (v == NS_VARIANTS)
-        return error_set(e, "Newton-Schulz variant: \"%s\" is none of kj, you, polar, gram, turbo, turbo-gram", name);
+        return error_set(e,
+                         "Newton-Schulz variant: \"%s\" is none of kj, you, polar, gram, turbo, turbo-gram",
+                         name);
     *o = (NsOptions){.gram = variants[v].gram, .aol = variants[v].aol, .fallback = true};
     o->aol_gain = text->aol_gain == 0 ? 1 : text->aol_gain;
     o->kappa = text->kappa < 0 ? variants[v].kappa : text->kappa;
@@ -286,12 +320,16 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
 #else
     o->dtype = o->gram ? NS_FP16 : NS_BF16; // the small eigenvalues of R need fp16's mantissa
 #endif
-    if (!is_default(text->dtype) && !parse_dtype(&o->dtype, text->dtype, e)) return false;
-    if (!check_numbers(o, e)) return false;
-    if (!choose_tuples(o, is_default(text->coefficients) ? variants[v].coefficients : text->coefficients, text->steps, e))
+    if (!is_default(text->dtype) && !parse_dtype(&o->dtype, text->dtype, e))
+        return false;
+    if (!check_numbers(o, e))
+        return false;
+    if (!choose_tuples(o, is_default(text->coefficients) ? variants[v].coefficients : text->coefficients,
+                       text->steps, e))
         return false;
     if (!is_default(text->restarts)) {
-        if (!parse_restarts(&o->restarts, text->restarts, o->steps, e)) return false;
+        if (!parse_restarts(&o->restarts, text->restarts, o->steps, e))
+            return false;
     } else {
         // AOL leaves so little to amplify that fp16 needs no restart, unless it is over-driven.
         bool fragile = o->gram && o->aol && (o->dtype == NS_BF16 || o->aol_gain > 1);
@@ -315,9 +353,11 @@ NsOptions ns_options_default(NsVariant variant)
 const char *ns_caution(const NsOptions *o)
 {
     if (o->gram && o->dtype == NS_BF16 && !(o->aol && o->restarts))
-        return "Newton-Schulz in Gram form with bf16 is inaccurate on ill-conditioned matrices and may diverge; use fp16";
+        return "Newton-Schulz in Gram form with bf16 is inaccurate on ill-conditioned matrices and may "
+               "diverge; use fp16";
     if (o->gram && o->dtype == NS_FP16 && !o->aol && !o->restarts && o->steps > 3)
-        return "Newton-Schulz in Gram form without a restart amplifies rounding errors; restart after iteration 2";
+        return "Newton-Schulz in Gram form without a restart amplifies rounding errors; restart after "
+               "iteration 2";
     return NULL;
 }
 
@@ -325,20 +365,23 @@ char *ns_describe(const NsOptions *o)
 {
     char restarts[64] = "none", scaling[64];
     for (int i = 1, used = 0; i < o->steps; i++)
-        if (o->restarts >> i & 1) used += snprintf(restarts + used, sizeof restarts - (size_t)used, used ? ",%d" : "%d", i);
+        if (o->restarts >> i & 1)
+            used += snprintf(restarts + used, sizeof restarts - (size_t)used, used ? ",%d" : "%d", i);
     if (o->aol)
         snprintf(scaling, sizeof scaling, "AOL scaling, gain %g", o->aol_gain);
     else
         snprintf(scaling, sizeof scaling, "Frobenius norm times %g plus %g", o->kappa, o->eps);
     const char *form = o->gram ? "Gram form, restarts " : "standard form";
-    return format_string("%d steps in %s, %s%s, %s, first tuple %g,%g,%g", o->steps, ns_dtype_name(o->dtype), form,
-                         o->gram ? restarts : "", scaling, o->tuples[0].a, o->tuples[0].b, o->tuples[0].c);
+    return format_string("%d steps in %s, %s%s, %s, first tuple %g,%g,%g", o->steps, ns_dtype_name(o->dtype),
+                         form, o->gram ? restarts : "", scaling, o->tuples[0].a, o->tuples[0].b,
+                         o->tuples[0].c);
 }
 
-// ---- workspace ---------------------------------------------------------------------------------------------------------
+// ---- workspace --------------------------------------------------------------------------------------------
 
 typedef struct {
-    size_t sumsq, unit, scale, out, x[2], square, square_pitch, raw, total; // byte offsets; squares: n x n matrices of a chunk
+    size_t sumsq, unit, scale, out, x[2], square, square_pitch, raw,
+        total; // byte offsets; squares: n x n matrices of a chunk
     int n, m, chunk, applies, squares;
     bool transpose, gram, whole; // whole: by ns_iterate
 } Layout;
@@ -352,8 +395,8 @@ static size_t reserve(size_t *total, size_t bytes)
     return at;
 }
 
-// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to 1e17). Others bring each
-// row into range on its own.
+// AOL is free of scale: bf16 takes its input as it is, if fp32 can hold its squares (entries of 1e-18 to
+// 1e17). Others bring each row into range on its own.
 static bool rows_have_units(const NsOptions *o) { return o->aol && o->dtype != NS_BF16; }
 
 static Layout plan(const NsOptions *o, int rows, int cols, int batch)
@@ -374,17 +417,22 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     l.scale = reserve(&l.total, o->aol ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
     l.out = reserve(&l.total, (size_t)batch * (size_t)l.n * (size_t)l.m * element);
     l.x[0] = reserve(&l.total, (size_t)l.chunk * matrix);
-    // The matrices of the iteration take turns between two places, of which one is the result's if they lie alike.
-    l.x[1] = pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)l.chunk * matrix : 0);
+    // The matrices of the iteration take turns between two places, of which one is the result's if they lie
+    // alike.
+    l.x[1] =
+        pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)l.chunk * matrix : 0);
     l.square_pitch = (size_t)round_up((int64_t)((size_t)l.chunk * (size_t)l.n * (size_t)l.n * element), 256);
     l.square = reserve(&l.total, (size_t)l.squares * l.square_pitch);
     l.raw = reserve(&l.total, o->aol && !l.whole ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
     return l;
 }
 
-size_t ns_workspace_bytes(const NsOptions *o, int rows, int cols, int batch) { return plan(o, rows, cols, batch).total; }
+size_t ns_workspace_bytes(const NsOptions *o, int rows, int cols, int batch)
+{
+    return plan(o, rows, cols, batch).total;
+}
 
-// ---- iteration ---------------------------------------------------------------------------------------------------------
+// ---- iteration --------------------------------------------------------------------------------------------
 
 // A chunk of the batch under way.
 typedef struct {
@@ -393,7 +441,7 @@ typedef struct {
     NsDtype dtype;
     int n, m, batch, applies; // products with x still to come
     void *x, *spare;          // (batch, n, m), change places at each product
-    void *out;                // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
+    void *out; // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
     void *square[MOST_SQUARES], *raw;
     float *scale, *unit; // (batch, n), AOL only; unit NULL: rows of x have none
     bool scaled;         // x still lacks diag(scale)
@@ -406,17 +454,18 @@ static void swap(void **a, void **b)
     *b = t;
 }
 
-// With the largest element of every row at 32 to 64 the scales of AOL are 2^-5 to 2^-17 (one element a row; equal rows of 3072), most of
-// them about 2^-11, and 2^4 brings them to where fp16 has room on both sides.
+// With the largest element of every row at 32 to 64 the scales of AOL are 2^-5 to 2^-17 (one element a row;
+// equal rows of 3072), most of them about 2^-11, and 2^4 brings them to where fp16 has room on both sides.
 static const float aol_column_factor = 16;
 
-// q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale, times diag(scale),
-// which costs nothing here and would cost a pass over x.
-static void last_symmetric(const Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b, float beta,
-                           const void *d)
+// q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale,
+// times diag(scale), which costs nothing here and would cost a pass over x.
+static void last_symmetric(const Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b,
+                           float beta, const void *d)
 {
     if (k->scaled)
-        ns_symmetric_scaled(k->s, k->dtype, q, diagonal, alpha, a, b, beta, d, k->scale, aol_column_factor, k->n, k->batch);
+        ns_symmetric_scaled(k->s, k->dtype, q, diagonal, alpha, a, b, beta, d, k->scale, aol_column_factor,
+                            k->n, k->batch);
     else if (diagonal == 0)
         ns_symmetric(k->s, k->dtype, q, NULL, 0, alpha, a, b, beta, d, k->n, k->batch);
     else
@@ -429,7 +478,8 @@ static void apply(Chunk *k, const void *b, float a)
     float alpha = 1;
     if (k->scaled) {
         assert(a == 0);
-        alpha = 1 / aol_column_factor, k->scaled = false;
+        alpha = 1 / aol_column_factor;
+        k->scaled = false;
     }
     bool to_out = --k->applies == 0 && k->out;
     ns_apply(k->s, k->dtype, to_out ? k->out : k->spare, to_out, alpha, b, k->x, a, k->n, k->m, k->batch);
@@ -448,7 +498,8 @@ static void gram_matrix(Chunk *k, bool aol)
     k->scaled = true;
 }
 
-// X <- a X + (b A + c A^2) X. The large a stays out of the rounded matrix, but for the step in which AOL's scale goes into it.
+// X <- a X + (b A + c A^2) X. The large a stays out of the rounded matrix, but for the step in which AOL's
+// scale goes into it.
 static void iterate_standard(Chunk *k)
 {
     void *A = k->square[0], *B = k->square[1];
@@ -462,8 +513,8 @@ static void iterate_standard(Chunk *k)
     }
 }
 
-// With h(y) = a + b y + c y^2 a step is X <- h(R) X, hence Q <- Q h(R) and R <- R h(R)^2. Z = h(R) - a I: the large a stays
-// out of the rounded matrix and enters each product in fp32 instead.
+// With h(y) = a + b y + c y^2 a step is X <- h(R) X, hence Q <- Q h(R) and R <- R h(R)^2. Z = h(R) - a I: the
+// large a stays out of the rounded matrix and enters each product in fp32 instead.
 static void iterate_gram(Chunk *k)
 {
     const NsOptions *o = k->o;
@@ -471,17 +522,23 @@ static void iterate_gram(Chunk *k)
     for (int i = 0; i < o->steps; i++) {
         NsTuple t = o->tuples[i];
         float a = (float)t.a, b = (float)t.b, c = (float)t.c;
-        bool restart = o->restarts >> i & 1, first = i == 0 || restart, last = i + 1 == o->steps || o->restarts >> (i + 1) & 1;
-        // A restart discards the negative eigenvalues that rounding put into R, before they grow by a^2 a step.
-        if (restart) apply(k, Q, 0);
-        if (first) gram_matrix(k, i == 0 && o->aol);
+        bool restart = o->restarts >> i & 1, first = i == 0 || restart,
+             last = i + 1 == o->steps || o->restarts >> (i + 1) & 1;
+        // A restart discards the negative eigenvalues that rounding put into R, before they grow by a^2 a
+        // step.
+        if (restart)
+            apply(k, Q, 0);
+        if (first)
+            gram_matrix(k, i == 0 && o->aol);
         if (first && last) {
             last_symmetric(k, Q, a, c, R, R, b, R);
             continue;
         }
         ns_symmetric(k->s, k->dtype, Z, first ? Q : NULL, a, c, R, R, b, R, k->n, k->batch);
-        // Q's product goes between those of R, which wait for each other: it keeps the multiprocessors busy meanwhile.
-        if (!last) ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
+        // Q's product goes between those of R, which wait for each other: it keeps the multiprocessors busy
+        // meanwhile.
+        if (!last)
+            ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
         if (!first) {
             if (last)
                 last_symmetric(k, T, 0, 1, Q, Z, a, Q);
@@ -489,7 +546,8 @@ static void iterate_gram(Chunk *k)
                 ns_symmetric(k->s, k->dtype, T, NULL, 0, 1, Q, Z, a, Q, k->n, k->batch);
             swap(&Q, &T);
         }
-        if (!last) ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
+        if (!last)
+            ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
     }
     apply(k, Q, 0);
 }
@@ -508,11 +566,15 @@ static void iterate_chain(Chunk *k, bool gram)
 static void iterate_whole(Chunk *k)
 {
     const NsOptions *o = k->o;
-    NsIteration it = {.steps = o->steps, .aol = o->aol, .aol_gain = o->aol_gain, .aol_factor = aol_column_factor};
+    NsIteration it = {.steps = o->steps,
+                      .aol = o->aol,
+                      .aol_gain = o->aol_gain,
+                      .aol_factor = aol_column_factor};
     for (int i = 0; i < o->steps; i++)
         it.a[i] = (float)o->tuples[i].a, it.b[i] = (float)o->tuples[i].b, it.c[i] = (float)o->tuples[i].c;
     ns_iterate(k->s, k->dtype, &it, k->unit, k->x, k->spare, k->n, k->m, k->batch);
-    if (o->steps % 2) swap(&k->x, &k->spare);
+    if (o->steps % 2)
+        swap(&k->x, &k->spare);
 }
 
 static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
@@ -523,11 +585,12 @@ static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride,
     else if (k->o->aol)
         ns_load(k->s, k->dtype, k->x, NULL, u, u_stride, 1, 0, 1, rows, cols, k->batch, transpose);
     else
-        ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, k->batch, transpose);
+        ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, k->batch,
+                transpose);
 }
 
-void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols, int batch,
-                    void *workspace)
+void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols,
+                    int batch, void *workspace)
 {
     Layout l = plan(o, rows, cols, batch);
     char *base = workspace;
@@ -538,18 +601,23 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         k.scale = (float *)(base + l.scale);
         k.unit = rows_have_units(o) ? (float *)(base + l.unit) : NULL;
         k.batch = batch - first < l.chunk ? batch - first : l.chunk;
-        for (int i = 0; i < l.squares; i++) k.square[i] = base + l.square + (size_t)i * l.square_pitch;
+        for (int i = 0; i < l.squares; i++)
+            k.square[i] = base + l.square + (size_t)i * l.square_pitch;
         k.raw = base + l.raw;
         void *out = base + l.out + done;
-        k.x = base + l.x[0], k.spare = alike ? out : base + l.x[1], k.out = alike || l.transpose ? NULL : out;
+        k.x = base + l.x[0];
+        k.spare = alike ? out : base + l.x[1];
+        k.out = alike || l.transpose ? NULL : out;
         // Start where the last product lands in `out`, or in the other place when the transposition follows.
-        if (alike && (l.applies % 2 == 0) != l.transpose) swap(&k.x, &k.spare);
+        if (alike && (l.applies % 2 == 0) != l.transpose)
+            swap(&k.x, &k.spare);
         load(&k, (float *)(base + l.sumsq) + first, u + first * u_stride, u_stride, l.transpose);
         if (l.whole)
             iterate_whole(&k);
         else
             iterate_chain(&k, l.gram);
-        if (l.transpose) ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.batch);
+        if (l.transpose)
+            ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.batch);
     }
     return base + l.out;
 }

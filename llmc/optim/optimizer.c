@@ -52,7 +52,8 @@ static void find_share(const Optimizer *o, const Params *p, UpdateBatch *b)
 static int update_order(const Params *p, const Param *a)
 {
     const ParamPool *q = &p->pools[a->pool];
-    if (a->spec->update.kind == NORMUON) return q->sharding == SHARD_TENSORS ? 0 : 1;
+    if (a->spec->update.kind == NORMUON)
+        return q->sharding == SHARD_TENSORS ? 0 : 1;
     return q->sharding == SHARD_ROWS ? 2 : 3;
 }
 
@@ -61,8 +62,10 @@ static void make_batches(Optimizer *o, const Params *p)
     for (int order = 0; order < 4; order++) {
         for (int i = 0, end; i < p->count; i = end) {
             end = i + 1;
-            if (update_order(p, &p->list[i]) != order) continue;
-            while (end < p->count && updated_alike(&p->list[i], &p->list[end])) end++;
+            if (update_order(p, &p->list[i]) != order)
+                continue;
+            while (end < p->count && updated_alike(&p->list[i], &p->list[end]))
+                end++;
             UpdateBatch *b = &o->batches[o->num_batches++];
             *b = (UpdateBatch){.first = i, .count = end - i};
             find_share(o, p, b);
@@ -92,7 +95,8 @@ static int own_index(const Optimizer *o, const Params *p, const UpdateBatch *b, 
 {
     const Param *a = &p->list[param];
     const ParamPool *q = pool_of(p, b);
-    if (q->sharding != SHARD_TENSORS) return param - b->first;
+    if (q->sharding != SHARD_TENSORS)
+        return param - b->first;
     int64_t slot = a->offset / q->slot;
     return slot_owner(slot, o->size) == o->rank ? (int)(slot / o->size) - b->own_first : -1;
 }
@@ -131,7 +135,8 @@ void optimizer_create(Optimizer *o, const Model *m)
     o->state = device_alloc(state.used, "optimizer state");
     place(o, p, &(Arena){o->state, 0});
     for (int i = 0; i < o->num_batches; i++) {
-        if (o->batches[i].rules && o->batches[i].own) upload_rules(o, p, &o->batches[i]);
+        if (o->batches[i].rules && o->batches[i].own)
+            upload_rules(o, p, &o->batches[i]);
     }
     exchange_create(&o->exchange, p);
 }
@@ -181,7 +186,8 @@ static float *own_gradient(const Optimizer *o, const Params *p, const UpdateBatc
 {
     const Param *a = &p->list[b->first];
     const ParamPool *q = pool_of(p, b);
-    if (q->sharding == REPLICATED) return q->grad + a->offset;
+    if (q->sharding == REPLICATED)
+        return q->grad + a->offset;
     float *own = o->exchange.own[a->pool];
     return (own ? own : q->grad) + b->own_first * q->slot;
 }
@@ -204,22 +210,22 @@ static void update(const Optimizer *o, const Params *p, const UpdateBatch *b, co
         q->sharding == SHARD_TENSORS ? (o->rank + (int64_t)b->own_first * o->size) * q->slot : a->offset;
     int64_t at = own_at + first * own_stride(o, p, b), matrix = first * b->matrices;
     bool master = q->storage == STORE_MASTER;
-    normuon_update(
-        s,
-        &(NormuonUpdate){.w = master ? (float *)q->values + at : NULL,
-                         .wx = (master ? q->rounded : (floatX *)q->values) + at,
-                         .grad = q->sharding == REPLICATED ? q->grad + at : NULL,
-                         .second = b->second + matrix * larger_side(b),
-                         .o = ortho + (size_t)(matrix * b->rows * b->cols) * ns_element_size(ns->dtype),
-                         .o_dtype = ns->dtype,
-                         .rows = b->rows,
-                         .cols = b->cols,
-                         .batch = count * b->matrices,
-                         .per_column = b->per_column,
-                         .beta2 = (float)a->spec->update.beta2,
-                         .rule = b->rules + matrix,
-                         .stride = stride},
-        o->step);
+    normuon_update(s,
+                   &(NormuonUpdate){.w = master ? (float *)q->values + at : NULL,
+                                    .wx = (master ? q->rounded : (floatX *)q->values) + at,
+                                    .grad = q->sharding == REPLICATED ? q->grad + at : NULL,
+                                    .second = b->second + matrix * larger_side(b),
+                                    .o = ortho +
+                                         (size_t)(matrix * b->rows * b->cols) * ns_element_size(ns->dtype),
+                                    .o_dtype = ns->dtype,
+                                    .rows = b->rows,
+                                    .cols = b->cols,
+                                    .batch = count * b->matrices,
+                                    .per_column = b->per_column,
+                                    .beta2 = (float)a->spec->update.beta2,
+                                    .rule = b->rules + matrix,
+                                    .stride = stride},
+                   o->step);
 }
 
 static void normuon(Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
@@ -228,7 +234,8 @@ static void normuon(Optimizer *o, const Params *p, const UpdateBatch *b, Stream 
     int pool = p->list[b->first].pool;
     int64_t matrix = (int64_t)b->rows * b->cols, group = o->size * q->slot;
     float *u = own_gradient(o, p, b);
-    if (!b->own) return;
+    if (!b->own)
+        return;
     if (q->sharding == REPLICATED)
         exchange_wait_small(&o->exchange, s);
     else
@@ -242,7 +249,8 @@ static void normuon(Optimizer *o, const Params *p, const UpdateBatch *b, Stream 
         update(o, p, b, ortho, 0, b->own, b->matrices == 1 ? stride : matrix, s);
         return;
     }
-    for (int i = 0; i < b->own; i++) update(o, p, b, ortho, i, 1, matrix, s);
+    for (int i = 0; i < b->own; i++)
+        update(o, p, b, ortho, i, 1, matrix, s);
 }
 
 // ---- the step ---------------------------------------------------------------------------------------------
@@ -253,7 +261,8 @@ size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m)
     size_t most = 0;
     for (int i = 0; i < o->num_batches; i++) {
         const UpdateBatch *b = &o->batches[i];
-        if (!b->momentum) continue;
+        if (!b->momentum)
+            continue;
         size_t bytes = ns_workspace_bytes(ns_options(o, p, b), b->rows, b->cols, b->own * b->matrices);
         most = bytes > most ? bytes : most;
     }
@@ -266,7 +275,8 @@ void optimizer_step(Optimizer *o, Model *m, int t, Stream s)
     exchange_small(&o->exchange, p, t, s);
     for (int i = 0; i < o->num_batches; i++) {
         const UpdateBatch *b = &o->batches[i];
-        if (!update_is_due(update_of(p, b)->every, t)) continue;
+        if (!update_is_due(update_of(p, b)->every, t))
+            continue;
         if (update_of(p, b)->kind == ADAM)
             adam(o, p, b, s);
         else
@@ -281,12 +291,14 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
     int all = update_cycle(p) - 1; // a step that updates everything
     for (int i = 0; i < o->num_batches; i++) {
         const UpdateBatch *b = &o->batches[i];
-        if (!b->momentum) continue;
+        if (!b->momentum)
+            continue;
         newton_schulz(s, ns_options(o, p, b), own_gradient(o, p, b), (int64_t)b->rows * b->cols, b->rows,
                       b->cols, b->own * b->matrices, o->ns_workspace);
     }
     // Every collective once: sums and copies of zeros.
-    for (int stage = x->num_stages - 1; stage >= 0; stage--) exchange_stage_done(x, p, stage, all, s);
+    for (int stage = x->num_stages - 1; stage >= 0; stage--)
+        exchange_stage_done(x, p, stage, all, s);
     exchange_small(x, p, all, s);
     exchange_wait_small(x, s);
     exchange_begin_gather(x, p, all + 1, s);
@@ -298,7 +310,8 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
 static const UpdateBatch *batch_of(const Optimizer *o, int param)
 {
     const UpdateBatch *b = o->batches;
-    while (param < b->first || param >= b->first + b->count) b++;
+    while (param < b->first || param >= b->first + b->count)
+        b++;
     return b;
 }
 
@@ -331,7 +344,8 @@ bool optimizer_state(const Optimizer *o, const Model *m, int index, StateTensor 
     const Params *p = &m->params;
     bool second = index % 2;
     int param = index / 2;
-    if (param >= p->count) return false;
+    if (param >= p->count)
+        return false;
     const Param *a = &p->list[param];
     const UpdateBatch *b = batch_of(o, param);
     *t = (StateTensor){.rows = a->rows, .cols = a->cols};

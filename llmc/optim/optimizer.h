@@ -3,8 +3,9 @@
 // Parameters of one optimizer, shape, sharding and constants are a batch: what the rows of the record's table
 // say decides, not what a tensor is. With R ranks: rank r owns rows [r n/R, (r+1) n/R) of every tensor that
 // is sharded by rows, and the slots r, r + R, r + 2R, ... of every pool of whole tensors; replicated
-// parameters are updated by every rank alike (llmc/dist/exchange.h). Gradients arrive as each rank's unscaled fp32
-// sum over its micro-batches; the factor 1/micro-batches is applied once, by the ops, after the reduction:
+// parameters are updated by every rank alike (llmc/dist/exchange.h). Gradients arrive as each rank's unscaled
+// fp32 sum over its micro-batches; the factor 1/micro-batches is applied once, by the ops, after the
+// reduction:
 // the same number on any number of ranks. Sources: Adam (Kingma, Ba 2014), Muon (Jordan 2024), NorMuon (arXiv
 // 2510.05491), the speedrun's schedules.
 #pragma once

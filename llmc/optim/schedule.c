@@ -11,13 +11,17 @@
 static int parse_list(const char *list, double *numbers)
 {
     int n = 0;
-    if (!*list) return 0;
+    if (!*list)
+        return 0;
     for (const char *p = list;; p++) {
         char *end;
-        if (n > MAX_WINDOWS || !(isdigit((unsigned char)*p) || *p == '.')) return -1;
+        if (n > MAX_WINDOWS || !(isdigit((unsigned char)*p) || *p == '.'))
+            return -1;
         numbers[n++] = strtod(p, &end);
-        if (!*end) return n;
-        if (*end != ',') return -1;
+        if (!*end)
+            return n;
+        if (*end != ',')
+            return -1;
         p = end;
     }
 }
@@ -55,14 +59,16 @@ static Stage stage(const Config *c, int k, int count) // stage `count` is the ex
 Stage schedule_stage(const Config *c, int t)
 {
     int count = count_stages(c), k = 0;
-    while (k < count && t >= stage_start(c, k + 1, count)) k++;
+    while (k < count && t >= stage_start(c, k + 1, count))
+        k++;
     return stage(c, k, count);
 }
 
 int schedule_most_tokens(const Config *c)
 {
     int count = count_stages(c), most = 0;
-    for (int k = 0; k <= count; k++) most = (int)max_i64(most, stage(c, k, count).micro_batch_tokens);
+    for (int k = 0; k <= count; k++)
+        most = (int)max_i64(most, stage(c, k, count).micro_batch_tokens);
     return most;
 }
 
@@ -84,7 +90,8 @@ static bool check_list(const char *option, const char *list, int count, double l
 {
     double numbers[MAX_WINDOWS + 1];
     int n = parse_list(list, numbers);
-    if (n < 0) return error_set(e, "--%s: '%s' is not a list of numbers, like 3,7,11", option, list);
+    if (n < 0)
+        return error_set(e, "--%s: '%s' is not a list of numbers, like 3,7,11", option, list);
     if (n && n != count && n != count + 1)
         return error_set(e,
                          "--%s: '%s' has %d entries; the %d stages of --window-schedule need %d, or one more "
@@ -134,7 +141,8 @@ int schedule_window(const Config *c, int t) { return schedule_stage(c, t).window
 double schedule_lr_factor(const Config *c, int t)
 {
     double u = fmin(0.9999, (double)t / c->num_scheduled), peak = schedule_stage(c, t).rate;
-    if (u < 1 - c->cooldown) return peak;
+    if (u < 1 - c->cooldown)
+        return peak;
     double w = (1 - u) / c->cooldown;
     return peak * w + c->rate_floor * (1 - w);
 }
@@ -143,8 +151,10 @@ double schedule_momentum(const Config *c, int t)
 {
     double span = c->momentum_high - c->momentum_low;
     int cooldown_start = config_total_steps(c) - c->momentum_cooldown;
-    if (t < c->momentum_warmup) return c->momentum_low + span * t / c->momentum_warmup;
-    if (t > cooldown_start) return c->momentum_high - span * (t - cooldown_start) / c->momentum_cooldown;
+    if (t < c->momentum_warmup)
+        return c->momentum_low + span * t / c->momentum_warmup;
+    if (t > cooldown_start)
+        return c->momentum_high - span * (t - cooldown_start) / c->momentum_cooldown;
     return c->momentum_high;
 }
 
@@ -169,7 +179,8 @@ StepParams schedule_step_params(const Config *c, int t)
     double factor = schedule_lr_factor(c, t);
     StepParams p = {.grad_scale = (float)(1.0 / c->micro_batches),
                     .muon_momentum = (float)schedule_momentum(c, t)};
-    for (int i = 0; i < r->num_params; i++) p.rule[i] = rule_step(c, &r->params[i], factor, t);
+    for (int i = 0; i < r->num_params; i++)
+        p.rule[i] = rule_step(c, &r->params[i], factor, t);
     return p;
 }
 
@@ -179,13 +190,15 @@ void rope_start(Rope *r, const Config *c)
     r->window = schedule_window(c, 0);
     r->count = c->model_dim / c->num_heads / 4;
     r->scale = 0.1;
-    for (int j = 0; j < r->count; j++) r->frequency[j] = (float)pow(1.0 / 1024, (double)j / (r->count - 1));
+    for (int j = 0; j < r->count; j++)
+        r->frequency[j] = (float)pow(1.0 / 1024, (double)j / (r->count - 1));
 }
 
 bool rope_follow_window(Rope *r, const Config *c, int window)
 {
     double a = r->window, b = window;
-    if (window == r->window) return false;
+    if (window == r->window)
+        return false;
     for (int j = 0; j < r->count; j++) {
         double rotations = c->block_size * a * r->frequency[j] / (2 * M_PI);
         double keep = fmin(1, fmax(0, (rotations - 1) / 31));

@@ -135,8 +135,8 @@ enum { MAX_LAYERS = 32 };
 
 // ---- stages -----------------------------------------------------------------------------------------------
 
-// A stretch of the schedule, see llmc/optim/schedule.h; the last row is the extension. A column without any value
-// is as the options
+// A stretch of the schedule, see llmc/optim/schedule.h; the last row is the extension. A column without any
+// value is as the options
 // --micro-batch-tokens and --max-document say, the rate 1.
 typedef struct {
     int window; // long window, blocks

@@ -1,6 +1,6 @@
-// What the tables can say, at a size for tests: 5 layers, two of them without attention and one without an MLP,
-// a layer that mixes nothing in, heads of width 8, a narrow MLP, two stages of different micro-batches and an
-// extension of a third size.
+// What the tables can say, at a size for tests: 5 layers, two of them without attention and one without an
+// MLP, a layer that mixes nothing in, heads of width 8, a narrow MLP, two stages of different micro-batches
+// and an extension of a third size.
 #include "llmc/records/record.h"
 #include "llmc/run/config.h"
 

@@ -17,12 +17,13 @@ typedef struct {
     double low, high;     // bounds of numbers
     const char *choices;  // for OPT_CHOICE: "a|b|c", the value is the index
     const char *help;
-    bool shapes_model;    // must agree between a checkpoint and the run that resumes it
-    const char *section;  // starts a group in --help
+    bool shapes_model;   // must agree between a checkpoint and the run that resumes it
+    const char *section; // starts a group in --help
 } Option;
 
 #define AT(field) offsetof(Config, field)
 
+// clang-format off
 static const Option options[] = {
     {"preset", OPT_TEXT, AT(preset), "2025-10-27", 0, 0, NULL, "one of those listed below; applied before all other options", false, "Model"},
     {"vocab-size", OPT_INT, AT(vocab_size), "0", 0, 65536, NULL, "token ids; 0: as the training shard says", true, NULL},
@@ -106,13 +107,15 @@ static const Option options[] = {
     {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of the sample", false, NULL},
     {"help", OPT_FLAG, AT(help), "0", 0, 0, NULL, "this text", false, NULL},
 };
+// clang-format on
 enum { NUM_OPTIONS = sizeof options / sizeof *options };
 static_assert((int)NUM_OPTIONS <= (int)MAX_OPTIONS, "Config.given has a place for every option");
 
 static const Option *find_option(const char *name)
 {
     for (int i = 0; i < NUM_OPTIONS; i++)
-        if (!strcmp(options[i].name, name)) return &options[i];
+        if (!strcmp(options[i].name, name))
+            return &options[i];
     return NULL;
 }
 
@@ -122,7 +125,8 @@ static int find_choice(const char *choices, const char *value)
     int index = 0;
     for (const char *p = choices; *p; index++) {
         size_t length = strcspn(p, "|");
-        if (length == n && !memcmp(p, value, n)) return index;
+        if (length == n && !memcmp(p, value, n))
+            return index;
         p += length + (p[length] == '|');
     }
     return -1;
@@ -138,11 +142,13 @@ static bool parse_number(const Option *o, const char *text, double *value, Error
     if (o->type != OPT_FLOAT && *value != floor(*value))
         return error_set(e, "--%s: '%s' is not a whole number", o->name, text);
     if (*value < o->low || *value > o->high)
-        return error_set(e, "--%s: %s is out of range, must be %.10g to %.10g", o->name, text, o->low, o->high);
+        return error_set(e, "--%s: %s is out of range, must be %.10g to %.10g", o->name, text, o->low,
+                         o->high);
     return true;
 }
 
-// Configs are copied freely, so none of them can own its texts: they stay, in a list, as long as the program runs.
+// Configs are copied freely, so none of them can own its texts: they stay, in a list, as long as the program
+// runs.
 static const char *keep_text(const char *text)
 {
     typedef struct Kept {
@@ -161,12 +167,22 @@ static bool set_option(Config *c, const Option *o, const char *text, Error *e)
 {
     void *field = (char *)c + o->offset;
     double value = 0;
-    if ((o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT) && !parse_number(o, text, &value, e)) return false;
+    if ((o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT) &&
+        !parse_number(o, text, &value, e))
+        return false;
     switch (o->type) {
-    case OPT_INT: *(int *)field = (int)value; break;
-    case OPT_INT64: *(int64_t *)field = (int64_t)value; break;
-    case OPT_FLOAT: *(double *)field = value; break;
-    case OPT_TEXT: *(const char **)field = keep_text(text); break;
+    case OPT_INT:
+        *(int *)field = (int)value;
+        break;
+    case OPT_INT64:
+        *(int64_t *)field = (int64_t)value;
+        break;
+    case OPT_FLOAT:
+        *(double *)field = value;
+        break;
+    case OPT_TEXT:
+        *(const char **)field = keep_text(text);
+        break;
     case OPT_FLAG:
         if (strcmp(text, "0") && strcmp(text, "1"))
             return error_set(e, "--%s: takes no value, or 0 or 1, not '%s'", o->name, text);
@@ -174,7 +190,8 @@ static bool set_option(Config *c, const Option *o, const char *text, Error *e)
         break;
     case OPT_CHOICE: {
         int index = find_choice(o->choices, text);
-        if (index < 0) return error_set(e, "--%s: '%s' is none of %s", o->name, text, o->choices);
+        if (index < 0)
+            return error_set(e, "--%s: '%s' is none of %s", o->name, text, o->choices);
         *(int *)field = index;
     }
     }
@@ -207,7 +224,8 @@ static bool no_record(const char *option, const char *name, Error *e)
 }
 
 // A column of the stage table as the text of an option: empty when no row says anything.
-static bool set_column(Config *c, const Record *r, const char *option, double (*value)(const StageSpec *stage), int rows, Error *e)
+static bool set_column(Config *c, const Record *r, const char *option,
+                       double (*value)(const StageSpec *stage), int rows, Error *e)
 {
     char list[MAX_WINDOWS * 24] = "";
     size_t n = 0;
@@ -229,20 +247,27 @@ static bool apply_stages(Config *c, const Record *r, Error *e)
 {
     int all = r->num_stages;
     char extension[16];
-    if (!all) return true;
+    if (!all)
+        return true;
     snprintf(extension, sizeof extension, "%d", r->stages[all - 1].window);
-    return set_column(c, r, "window-schedule", window_of, all - 1, e) && config_set(c, "window-extension", extension, e) &&
-           set_column(c, r, "stage-tokens", tokens_of, all, e) && set_column(c, r, "stage-documents", document_of, all, e) &&
+    return set_column(c, r, "window-schedule", window_of, all - 1, e) &&
+           config_set(c, "window-extension", extension, e) &&
+           set_column(c, r, "stage-tokens", tokens_of, all, e) &&
+           set_column(c, r, "stage-documents", document_of, all, e) &&
            set_column(c, r, "stage-rates", rate_of, all, e);
 }
 
 static bool apply_record(Config *c, const Record *r, Error *e)
 {
-    if (r->based_on && !apply_record(c, r->based_on, e)) return false;
-    if (!apply_stages(c, r, e)) return false;
-    if (r->layers && !config_set(c, "network", r->name, e)) return false;
+    if (r->based_on && !apply_record(c, r->based_on, e))
+        return false;
+    if (!apply_stages(c, r, e))
+        return false;
+    if (r->layers && !config_set(c, "network", r->name, e))
+        return false;
     for (const Field *f = r->fields; f->option; f++) {
-        if (!config_set(c, f->option, f->value, e)) return false;
+        if (!config_set(c, f->option, f->value, e))
+            return false;
     }
     return true;
 }
@@ -258,9 +283,11 @@ const Record *config_record(const Config *c) { return record_network(record_find
 const char *config_older_value(const char *name, KnownOption known, const void *of)
 {
     const char *skips = known(of, "skips");
-    if (strcmp(name, "network") || !skips) return NULL;
+    if (strcmp(name, "network") || !skips)
+        return NULL;
     for (int i = 0; records[i]; i++) {
-        if (records[i]->skips && !strcmp(records[i]->skips, skips)) return records[i]->name;
+        if (records[i]->skips && !strcmp(records[i]->skips, skips))
+            return records[i]->name;
     }
     return NULL;
 }
@@ -269,12 +296,14 @@ const char *config_older_value(const char *name, KnownOption known, const void *
 static bool parse_argument(int argc, char **argv, int *i, const Option **o, const char **value, Error *e)
 {
     const char *arg = argv[(*i)++];
-    if (strncmp(arg, "--", 2)) return error_set(e, "unexpected argument '%s'; options start with --, see --help", arg);
+    if (strncmp(arg, "--", 2))
+        return error_set(e, "unexpected argument '%s'; options start with --, see --help", arg);
     char name[64];
     size_t length = strcspn(arg + 2, "=");
     snprintf(name, sizeof name, "%.*s", (int)min_i64((int64_t)length, 63), arg + 2);
     *o = find_option(name);
-    if (!*o) return error_set(e, "unknown option --%s; see --help", name);
+    if (!*o)
+        return error_set(e, "unknown option --%s; see --help", name);
     if (arg[2 + length] == '=')
         *value = arg + 3 + length;
     else if ((*o)->type == OPT_FLAG)
@@ -292,36 +321,47 @@ static bool look_ahead(Config *c, int argc, char **argv, Error *e)
     const Option *o;
     const char *value;
     for (int i = 1; i < argc;) {
-        if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
+        if (!parse_argument(argc, argv, &i, &o, &value, e))
+            return false;
         c->given[o - options] = true;
-        if (!strcmp(o->name, "preset") && !set_option(c, o, value, e)) return false;
+        if (!strcmp(o->name, "preset") && !set_option(c, o, value, e))
+            return false;
     }
     return true;
 }
 
-// Options that say what this process does, with which files and on which machine: not part of a run that goes on.
+// Options that say what this process does, with which files and on which machine: not part of a run that goes
+// on.
 static bool of_this_process(const Config *c, const Option *o)
 {
-    static const char own[] = " out init-from save-init resume stop-at eval-only profile gpus ranks device timeout graphs threads "
-                              "self-check verbose help ";
+    static const char own[] =
+        " out init-from save-init resume stop-at eval-only profile gpus ranks device timeout graphs threads "
+        "self-check verbose help ";
     char name[64];
     snprintf(name, sizeof name, " %s ", o->name);
-    if (strstr(own, name)) return true;
-    if (!strcmp(o->name, "sample")) return config_given(c, "eval-only");
-    if (!strcmp(o->name, "epochs")) return config_given(c, "repeat"); // these two exclude each other
+    if (strstr(own, name))
+        return true;
+    if (!strcmp(o->name, "sample"))
+        return config_given(c, "eval-only");
+    if (!strcmp(o->name, "epochs"))
+        return config_given(c, "repeat"); // these two exclude each other
     return !strcmp(o->name, "repeat") && config_given(c, "epochs");
 }
 
 static bool take_known(Config *c, KnownOption known, const void *of, Error *e)
 {
-    if (!apply_preset(c, known(of, "preset"), e)) return false;
+    if (!apply_preset(c, known(of, "preset"), e))
+        return false;
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const Option *o = &options[i];
         const char *value = known(of, o->name);
-        if (!value) value = config_older_value(o->name, known, of);
+        if (!value)
+            value = config_older_value(o->name, known, of);
         bool none = value && !o->standard && !*value; // how no text at all is written
-        if (!value || none || c->given[i] || of_this_process(c, o)) continue;
-        if (!set_option(c, o, value, e)) return false;
+        if (!value || none || c->given[i] || of_this_process(c, o))
+            continue;
+        if (!set_option(c, o, value, e))
+            return false;
     }
     return true;
 }
@@ -329,8 +369,10 @@ static bool take_known(Config *c, KnownOption known, const void *of, Error *e)
 static bool check_sources(const Config *c, Error *e)
 {
     if (*c->init_from && *c->resume)
-        return error_set(e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
-    if (*c->resume && *c->save_init) return error_set(e, "--save-init needs initial weights, and --resume has none");
+        return error_set(
+            e, "--init-from and --resume exclude each other: a checkpoint holds the weights already");
+    if (*c->resume && *c->save_init)
+        return error_set(e, "--save-init needs initial weights, and --resume has none");
     return true;
 }
 
@@ -340,16 +382,21 @@ bool config_read(Config *c, int argc, char **argv, KnownOption known, const void
     const char *value;
     memset(c, 0, sizeof *c);
     for (int i = 0; i < NUM_OPTIONS; i++)
-        if (options[i].standard && !set_option(c, &options[i], options[i].standard, e)) return false;
-    if (!look_ahead(c, argc, argv, e)) return false;
+        if (options[i].standard && !set_option(c, &options[i], options[i].standard, e))
+            return false;
+    if (!look_ahead(c, argc, argv, e))
+        return false;
 
     const char *preset = known ? known(of, "preset") : NULL;
     bool takes_over = preset && (!config_given(c, "preset") || !strcmp(preset, c->preset));
-    if (takes_over ? !take_known(c, known, of, e) : !apply_preset(c, c->preset, e)) return false;
+    if (takes_over ? !take_known(c, known, of, e) : !apply_preset(c, c->preset, e))
+        return false;
 
     for (int i = 1; i < argc;) {
-        if (!parse_argument(argc, argv, &i, &o, &value, e)) return false;
-        if (!set_option(c, o, value, e)) return false;
+        if (!parse_argument(argc, argv, &i, &o, &value, e))
+            return false;
+        if (!set_option(c, o, value, e))
+            return false;
     }
     return check_sources(c, e);
 }
@@ -364,15 +411,18 @@ static bool check_windows(const Config *c, Error *e)
 {
     int most = INT_MAX / c->block_size, count = 0;
     if (c->window_extension > most || c->window_final > most)
-        return error_set(e, "--window-extension and --window-final: at most %d blocks with --block-size %d", most, c->block_size);
+        return error_set(e, "--window-extension and --window-final: at most %d blocks with --block-size %d",
+                         most, c->block_size);
     for (const char *p = c->window_schedule;; p++) {
         char *end;
         long w = strtol(p, &end, 10);
         if (end == p || w < 1 || w > most || (*end && *end != ',') || ++count > MAX_WINDOWS)
             return error_set(e,
-                             "--window-schedule: '%s' is not a list of at most %d numbers of blocks, like 3,7,11, each 1 to %d",
+                             "--window-schedule: '%s' is not a list of at most %d numbers of blocks, like "
+                             "3,7,11, each 1 to %d",
                              c->window_schedule, MAX_WINDOWS, most);
-        if (!*end) return true;
+        if (!*end)
+            return true;
         p = end;
     }
 }
@@ -393,39 +443,50 @@ static bool check_vector(const Config *c, Error *e)
 bool config_check(const Config *c, Error *e)
 {
     int head_dim = c->model_dim / c->num_heads;
-    if (!record_find(c->network)) return no_record("network", c->network, e);
-    if (!check_vector(c, e)) return false;
+    if (!record_find(c->network))
+        return no_record("network", c->network, e);
+    if (!check_vector(c, e))
+        return false;
     if (c->model_dim % c->num_heads)
         return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
     if (head_dim % 4 || head_dim < 8 || head_dim > MAX_HEAD_DIM)
-        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d", head_dim,
-                         MAX_HEAD_DIM);
-    if (c->model_dim % 8 || c->mlp_dim % 8) return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
-    if (c->micro_batch_tokens % 16) return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
+        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d",
+                         head_dim, MAX_HEAD_DIM);
+    if (c->model_dim % 8 || c->mlp_dim % 8)
+        return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
+    if (c->micro_batch_tokens % 16)
+        return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
     if (c->group_micro_batches && c->micro_batches % c->group_micro_batches)
-        return error_set(e, "--group-micro-batches is %d; it must divide the step's %d micro-batches", c->group_micro_batches,
-                         c->micro_batches);
+        return error_set(e, "--group-micro-batches is %d; it must divide the step's %d micro-batches",
+                         c->group_micro_batches, c->micro_batches);
     if ((int64_t)c->micro_batches * c->micro_batch_tokens > MAX_STEP_TOKENS)
-        return error_set(e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d",
-                         c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);
+        return error_set(
+            e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d",
+            c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);
     if (c->num_scheduled > 1000000000 - c->num_extension)
         return error_set(e, "--num-scheduled and --num-extension are too many steps");
     if (c->stop_at > config_total_steps(c))
         return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
     if (c->profile && c->profile < MIN_PROFILE)
-        return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile, MIN_PROFILE);
+        return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile,
+                         MIN_PROFILE);
     if (c->repeat && (c->epochs > 1 || config_given(c, "epochs")))
         return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
     if (c->portable && c->attention == ATTENTION_CUDNN)
-        return error_set(e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
-    if (!check_windows(c, e) || !schedule_check(c, e)) return false;
+        return error_set(
+            e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
+    if (!check_windows(c, e) || !schedule_check(c, e))
+        return false;
     NsOptions ns;
     NsText text = config_ns_text(c);
-    if (!ns_options_parse(&ns, &text, e)) return false;
+    if (!ns_options_parse(&ns, &text, e))
+        return false;
     if (ns.restarts && !ns.gram)
-        return error_set(e, "--ns-restarts %s: only the Gram forms (--ns gram, turbo-gram) restart", c->ns_restarts);
+        return error_set(e, "--ns-restarts %s: only the Gram forms (--ns gram, turbo-gram) restart",
+                         c->ns_restarts);
     if (c->ns_gain != 1 && !ns.aol)
-        return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one", c->ns_gain);
+        return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one",
+                         c->ns_gain);
     return true;
 }
 
@@ -443,8 +504,10 @@ NsText config_ns_text(const Config *c)
 
 const char *config_option_name(int index, bool *shapes_model)
 {
-    if (index < 0 || index >= NUM_OPTIONS) return NULL;
-    if (shapes_model) *shapes_model = options[index].shapes_model;
+    if (index < 0 || index >= NUM_OPTIONS)
+        return NULL;
+    if (shapes_model)
+        *shapes_model = options[index].shapes_model;
     return options[index].name;
 }
 
@@ -453,14 +516,20 @@ char *config_option_value(const Config *c, int index)
     const Option *o = &options[index];
     const void *field = (const char *)c + o->offset;
     switch (o->type) {
-    case OPT_INT: return format_string("%d", *(const int *)field);
-    case OPT_INT64: return format_string("%lld", (long long)*(const int64_t *)field);
-    case OPT_FLOAT: return format_string("%.17g", *(const double *)field);
-    case OPT_FLAG: return format_string("%d", *(const bool *)field);
-    case OPT_TEXT: return xstrdup(*(const char *const *)field ? *(const char *const *)field : "");
+    case OPT_INT:
+        return format_string("%d", *(const int *)field);
+    case OPT_INT64:
+        return format_string("%lld", (long long)*(const int64_t *)field);
+    case OPT_FLOAT:
+        return format_string("%.17g", *(const double *)field);
+    case OPT_FLAG:
+        return format_string("%d", *(const bool *)field);
+    case OPT_TEXT:
+        return xstrdup(*(const char *const *)field ? *(const char *const *)field : "");
     case OPT_CHOICE: {
         const char *p = o->choices;
-        for (int i = *(const int *)field; i > 0; i--) p += strcspn(p, "|") + 1;
+        for (int i = *(const int *)field; i > 0; i--)
+            p += strcspn(p, "|") + 1;
         return format_string("%.*s", (int)strcspn(p, "|"), p);
     }
     }
@@ -489,12 +558,14 @@ char *config_unused(const Config *c, bool training, int reason)
     } reasons[UNUSED_REASONS] = {
         {!c->sample, " vocab temperature top-k num-tokens ", "only --sample uses it"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
-        {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ", "nothing is trained here"},
+        {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ",
+         "nothing is trained here"},
         {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
         {!backend_is_asynchronous(), " attention portable self-check graphs device ",
          "this is the CPU program"},
     };
-    if (!reasons[reason].holds) return NULL;
+    if (!reasons[reason].holds)
+        return NULL;
     char list[512] = "";
     size_t n = 0;
     for (int i = 0; i < NUM_OPTIONS; i++) {
@@ -512,20 +583,23 @@ uint64_t config_fingerprint(const Config *c)
     uint64_t h = 0;
     for (int i = 0; i < NUM_OPTIONS; i++) {
         char *name = format_string(" %s ", options[i].name), *value = config_option_value(c, i);
-        if (!strstr(own, name)) h = fingerprint_bytes(fingerprint_bytes(h, name, strlen(name)), value, strlen(value) + 1);
+        if (!strstr(own, name))
+            h = fingerprint_bytes(fingerprint_bytes(h, name, strlen(name)), value, strlen(value) + 1);
         free(name);
         free(value);
     }
     return h;
 }
 
-// Of an option that presets set: the value of the first preset, on which the others are based, as it is written there if it is.
-// Owned by the caller; NULL: no text.
+// Of an option that presets set: the value of the first preset, on which the others are based, as it is
+// written there if it is. Owned by the caller; NULL: no text.
 static char *standard_value(const Config *first, const Option *o)
 {
-    if (o->standard) return xstrdup(o->standard);
+    if (o->standard)
+        return xstrdup(o->standard);
     for (const Field *field = records[0]->fields; field->option; field++) {
-        if (!strcmp(field->option, o->name)) return xstrdup(field->value);
+        if (!strcmp(field->option, o->name))
+            return xstrdup(field->value);
     }
     return config_option_value(first, (int)(o - options));
 }
@@ -534,39 +608,45 @@ void config_print_help(FILE *f)
 {
     Config first = {0};
     Error e;
-    if (!apply_record(&first, records[0], &e)) fatal(EXIT_USAGE, "%s", e.text);
-    fprintf(f,
-            "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 "
-            "--train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
+    if (!apply_record(&first, records[0], &e))
+        fatal(EXIT_USAGE, "%s", e.text);
+    fprintf(f, "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 "
+               "--train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
                "\nOptions are written --name value or --name=value; flags need no value.\n");
     for (int i = 0; i < NUM_OPTIONS; i++) {
         const Option *o = &options[i];
         char left[64], range[64] = "";
-        if (o->section) fprintf(f, "\n%s\n", o->section);
+        if (o->section)
+            fprintf(f, "\n%s\n", o->section);
         char *standard = standard_value(&first, o);
         snprintf(left, sizeof left, "--%s", o->name);
         if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT)
             snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
         fprintf(f, "  %-22s %s", left, o->help);
-        if (o->type == OPT_FLAG) fprintf(f, "\n");
-        else if (o->choices) fprintf(f, " (%s; default %s)\n", o->choices, standard);
-        else fprintf(f, " (default %s%s)\n", *standard ? standard : "none", range);
+        if (o->type == OPT_FLAG)
+            fprintf(f, "\n");
+        else if (o->choices)
+            fprintf(f, " (%s; default %s)\n", o->choices, standard);
+        else
+            fprintf(f, " (default %s%s)\n", *standard ? standard : "none", range);
         free(standard);
     }
     fprintf(f, "\nPresets, each as the one it is based on with these changes:\n");
     for (int i = 0; records[i]; i++) {
         const Record *r = records[i];
         fprintf(f, "  %-12s %s", r->name, r->based_on ? r->based_on->name : "the defaults above");
-        if (r->layers && r->based_on) fprintf(f, " with its own network");
-        if (r->stages && r->based_on) fprintf(f, " with its own stages");
+        if (r->layers && r->based_on)
+            fprintf(f, " with its own network");
+        if (r->stages && r->based_on)
+            fprintf(f, " with its own stages");
         for (const Field *field = r->fields; r->based_on && field->option; field++)
             fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
         fprintf(f, "\n");
     }
-    fprintf(f,
-            "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
-            "(the state was saved, unless a second signal came),\n4 a GPU failed, 5 diverged: the loss of a training step or "
-            "of a validation is not a finite number.\n");
+    fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
+               "(the state was saved, unless a second signal came),\n4 a GPU failed, 5 diverged: the loss of "
+               "a training step or "
+               "of a validation is not a finite number.\n");
 }
 
 int config_total_steps(const Config *c) { return c->num_scheduled + c->num_extension; }

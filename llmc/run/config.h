@@ -1,5 +1,6 @@
-// The options of a run: one typed table, from which parsing, --help, the log header and the checkpoint record are made.
-// Presets are the records (llmc/records): lists of option values, and the network that --network names.
+// The options of a run: one typed table, from which parsing, --help, the log header and the checkpoint record
+// are made. Presets are the records (llmc/records): lists of option values, and the network that --network
+// names.
 #pragma once
 #include "llmc/base/common.h"
 #include "llmc/optim/newton_schulz.h"
@@ -20,9 +21,10 @@ typedef struct Config {
     double cooldown;
     const char *window_schedule; // "3,7,11": long windows, in blocks, over the scheduled steps
     int window_extension, window_final;
-    const char *stage_tokens, *stage_documents, *stage_rates; // by stage, see schedule.h; empty: the same in all
-    int stage_starts;                                         // STARTS_UP or STARTS_NEAREST
-    double rate_floor;                                        // what the rate factor falls to
+    const char *stage_tokens, *stage_documents,
+        *stage_rates;  // by stage, see schedule.h; empty: the same in all
+    int stage_starts;  // STARTS_UP or STARTS_NEAREST
+    double rate_floor; // what the rate factor falls to
     // optimizer
     double adam_rate, muon_rate, weight_decay;
     double momentum_low, momentum_high;
@@ -52,7 +54,7 @@ typedef struct Config {
     const char *gpus;
     int ranks, device, timeout, threads;
     int graphs;
-    int attention; // AttentionKernels
+    int attention;  // AttentionKernels
     int self_check; // SelfCheck
     // sampling
     const char *sample, *vocab;
@@ -64,39 +66,47 @@ typedef struct Config {
 
 enum { STARTS_UP, STARTS_NEAREST };
 enum { MIN_PROFILE = 6 };
-enum { MAX_HEAD_DIM = 1024, MAX_WINDOWS = 64, MAX_STEP_TOKENS = 1 << 28 }; // a step's tokens are also a validation sequence
+enum {
+    MAX_HEAD_DIM = 1024,
+    MAX_WINDOWS = 64,
+    MAX_STEP_TOKENS = 1 << 28
+}; // a step's tokens are also a validation sequence
 
-// Fills the config from the command line: defaults, then the preset named there, then the other options in order.
-// False, with one line in e, for an unknown option, a value that is no number, out of its bounds, or an impossible combination.
+// Fills the config from the command line: defaults, then the preset named there, then the other options in
+// order. False, with one line in e, for an unknown option, a value that is no number, out of its bounds, or
+// an impossible combination.
 bool config_parse(Config *c, int argc, char **argv, Error *e);
 // The same without the checks that need all options (config_check), and over the options of an earlier run:
-//   known  gives the value of an option as text, from `of`; NULL for one that it does not know. NULL: no earlier run
+//   known  gives the value of an option as text, from `of`; NULL for one that it does not know. NULL: no
+//          earlier run
 // A preset on the command line that is not that run's own replaces all of its options.
 typedef const char *(*KnownOption)(const void *of, const char *name);
 bool config_read(Config *c, int argc, char **argv, KnownOption known, const void *of, Error *e);
-// What an earlier run that does not know the option `name` had in its place; NULL: nothing that could be named.
+// What an earlier run that does not know the option `name` had in its place; NULL: nothing that could be
+// named.
 const char *config_older_value(const char *name, KnownOption known, const void *of);
 void config_print_help(FILE *f);
 
-// One option at a time as text, for logs and checkpoints. config_option_name gives NULL after the last. The text belongs to the
-// caller. `shapes_model` is true for the options that a checkpoint must agree on.
+// One option at a time as text, for logs and checkpoints. config_option_name gives NULL after the last. The
+// text belongs to the caller. `shapes_model` is true for the options that a checkpoint must agree on.
 const char *config_option_name(int index, bool *shapes_model);
 char *config_option_value(const Config *c, int index);
 bool config_option_is_number(int index);
 bool config_option_is_flag(int index);
 bool config_given(const Config *c, const char *name); // on the command line, whatever its value
-// Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by the caller; NULL when
-// there are none for that reason. training: something is trained here
+// Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by
+// the caller; NULL when there are none for that reason. training: something is trained here
 enum { UNUSED_REASONS = 5 };
 char *config_unused(const Config *c, bool training, int reason);
-// Of all options that the ranks of one run must agree on. The others name files, devices and threads of a machine.
+// Of all options that the ranks of one run must agree on. The others name files, devices and threads of a
+// machine.
 uint64_t config_fingerprint(const Config *c);
 // Sets one option from text, which is copied, as the command line would.
 bool config_set(Config *c, const char *name, const char *value, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);
 
-// ---- what follows from them --------------------------------------------------------------------------------------------
+// ---- what follows from them -------------------------------------------------------------------------------
 
 const struct Record *config_record(const Config *c); // whose layers and tensors the run has
 NsText config_ns_text(const Config *c); // the Newton-Schulz options as newton_schulz.h parses them

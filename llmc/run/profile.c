@@ -23,23 +23,27 @@ static struct {
     int N, num_rows;
 } profile;
 
-// ---- around every op -----------------------------------------------------------------------------------------------------
+// ---- around every op --------------------------------------------------------------------------------------
 
 static int find_op(const char *name)
 {
     int i = 0;
-    while (i < profile.count && profile.op[i].name != name) i++;
+    while (i < profile.count && profile.op[i].name != name)
+        i++;
     assert(i < OUTSIDE);
-    if (i == profile.count) profile.op[profile.count++] = (Op){.name = name};
+    if (i == profile.count)
+        profile.op[profile.count++] = (Op){.name = name};
     return i;
 }
 
 void profile_enter(const char *name, double flops, double bytes)
 {
-    if (profile.depth++) return;
+    if (profile.depth++)
+        return;
     int tag = profile.on ? find_op(name) : NOT_TRACED;
     trace_enter(tag, name);
-    if (!profile.on) return;
+    if (!profile.on)
+        return;
     profile.entered = &profile.op[tag];
     profile.entered->calls++;
     profile_count(flops, bytes);
@@ -47,14 +51,16 @@ void profile_enter(const char *name, double flops, double bytes)
 
 void profile_count(double flops, double bytes)
 {
-    if (!profile.on || !profile.depth) return;
+    if (!profile.on || !profile.depth)
+        return;
     profile.entered->flops += flops;
     profile.entered->bytes += bytes;
 }
 
 void profile_leave(void)
 {
-    if (--profile.depth == 0) trace_leave();
+    if (--profile.depth == 0)
+        trace_leave();
 }
 
 void profile_batch(const int32_t *cu_seqlens, int N, int num_rows)
@@ -67,17 +73,19 @@ void profile_batch(const int32_t *cu_seqlens, int N, int num_rows)
 double profile_pairs(int window)
 {
     double pairs = 0, reach = (double)window + 1;
-    if (!profile.on || !profile.cu_seqlens) return 0;
+    if (!profile.on || !profile.cu_seqlens)
+        return 0;
     for (const int32_t *p = profile.cu_seqlens; *p < profile.N; p++) {
         double length = p[1] - p[0];
-        pairs += length <= reach ? length * (length + 1) / 2 : reach * (reach + 1) / 2 + (length - reach) * reach;
+        pairs +=
+            length <= reach ? length * (length + 1) / 2 : reach * (reach + 1) / 2 + (length - reach) * reach;
     }
     return pairs;
 }
 
 double profile_touched_rows(void) { return profile.num_rows; }
 
-// ---- one stretch of ops --------------------------------------------------------------------------------------------------
+// ---- one stretch of ops -----------------------------------------------------------------------------------
 
 bool profile_open(Error *e) { return trace_open(e); }
 
@@ -99,21 +107,23 @@ void profile_stop(Stream s)
     profile.on = false;
     profile.cu_seqlens = NULL;
     profile.busy_ms = trace_stop(s, profile.ms, &profile.exposed_ms);
-    for (int i = 0; i < profile.count; i++) profile.order[i] = i;
+    for (int i = 0; i < profile.count; i++)
+        profile.order[i] = i;
     qsort(profile.order, (size_t)profile.count, sizeof *profile.order, by_falling_time);
 }
 
 double profile_device_ms(void)
 {
     double sum = 0;
-    for (int i = 0; i < TRACE_TAGS; i++) sum += profile.ms[i];
+    for (int i = 0; i < TRACE_TAGS; i++)
+        sum += profile.ms[i];
     return sum;
 }
 
 double profile_busy_ms(void) { return profile.busy_ms; }
 double profile_exposed_ms(void) { return profile.exposed_ms; }
 
-// ---- what the machine can do ---------------------------------------------------------------------------------------------
+// ---- what the machine can do ------------------------------------------------------------------------------
 
 static double rate(Stream s, void (*work)(Stream, char *, size_t), char *memory, size_t n, double units)
 {
@@ -125,7 +135,8 @@ static double rate(Stream s, void (*work)(Stream, char *, size_t), char *memory,
         work(s, memory, n);
         stream_synchronize(s);
         double now = units / (seconds_now() - begin);
-        if (now > best) best = now;
+        if (now > best)
+            best = now;
     }
     return best;
 }
@@ -134,39 +145,46 @@ enum { REPEATS = 10 }; // so that starting and waiting cost nothing beside the w
 
 static void copy_work(Stream s, char *memory, size_t n)
 {
-    for (int i = 0; i < REPEATS; i++) copy_on_device(s, memory, memory + n, n);
+    for (int i = 0; i < REPEATS; i++)
+        copy_on_device(s, memory, memory + n, n);
 }
 
 static void product_work(Stream s, char *memory, size_t n)
 {
     size_t bytes = n * n * sizeof(floatX);
     for (int i = 0; i < REPEATS; i++)
-        matmul_forward(s, (floatX *)memory, (floatX *)(memory + bytes), (floatX *)(memory + 2 * bytes), NULL, (int)n, (int)n,
-                       (int)n, 1);
+        matmul_forward(s, (floatX *)memory, (floatX *)(memory + bytes), (floatX *)(memory + 2 * bytes), NULL,
+                       (int)n, (int)n, (int)n, 1);
 }
 
 Ceilings profile_ceilings(Stream s, void *memory, size_t bytes)
 {
     size_t half = bytes / 2 / 256 * 256, most = (size_t)1 << 30, n = backend_is_asynchronous() ? 8192 : 512;
-    if (half > most) half = most;
-    while (n > 16 && 3 * n * n * sizeof(floatX) > bytes) n /= 2;
+    if (half > most)
+        half = most;
+    while (n > 16 && 3 * n * n * sizeof(floatX) > bytes)
+        n /= 2;
     return (Ceilings){.copy = rate(s, copy_work, memory, half, 2.0 * REPEATS * (double)half),
-                      .product = rate(s, product_work, memory, n, 2.0 * REPEATS * (double)n * (double)n * (double)n)};
+                      .product = rate(s, product_work, memory, n,
+                                      2.0 * REPEATS * (double)n * (double)n * (double)n)};
 }
 
-// ---- the table -----------------------------------------------------------------------------------------------------------
+// ---- the table --------------------------------------------------------------------------------------------
 
-// The op's rate in the unit that bounds it, and the share of the ceiling: the least time for its work over the time it took.
+// The op's rate in the unit that bounds it, and the share of the ceiling: the least time for its work over
+// the time it took.
 static void format_rate(char *text, size_t size, const Op *op, double ms, const Ceilings *c)
 {
     double by_product = op->flops / c->product, by_copy = op->bytes / c->copy, seconds = 1e-3 * ms;
     *text = 0;
-    if (!(ms > 0) || (!by_product && !by_copy)) return;
+    if (!(ms > 0) || (!by_product && !by_copy))
+        return;
     bool tera = c->product >= 1e12;
     if (by_product > by_copy)
-        snprintf(text, size, "%8.1f %cFLOP/s %5.0f%%", (tera ? 1e-12 : 1e-9) * op->flops / seconds, tera ? 'T' : 'G',
-                 100 * by_product / seconds);
-    else snprintf(text, size, "%8.1f GB/s    %5.0f%%", 1e-9 * op->bytes / seconds, 100 * by_copy / seconds);
+        snprintf(text, size, "%8.1f %cFLOP/s %5.0f%%", (tera ? 1e-12 : 1e-9) * op->flops / seconds,
+                 tera ? 'T' : 'G', 100 * by_product / seconds);
+    else
+        snprintf(text, size, "%8.1f GB/s    %5.0f%%", 1e-9 * op->bytes / seconds, 100 * by_copy / seconds);
 }
 
 char *profile_line(int index, int steps, const Ceilings *c)
@@ -174,15 +192,18 @@ char *profile_line(int index, int steps, const Ceilings *c)
     double all = profile_device_ms(), outside = profile.ms[OUTSIDE];
     char text[64];
     if (index == 0)
-        return format_string("%-22s %6s %10s %6s %16s %6s of copy %.0f GB/s, product %.1f TFLOP/s", "op", "calls", "ms a step",
-                             "share", "rate", "", 1e-9 * c->copy, 1e-12 * c->product);
+        return format_string("%-22s %6s %10s %6s %16s %6s of copy %.0f GB/s, product %.1f TFLOP/s", "op",
+                             "calls", "ms a step", "share", "rate", "", 1e-9 * c->copy, 1e-12 * c->product);
     if (index == profile.count + 1)
-        return format_string("%-22s %6s %10.3f %5.1f%%", "outside of ops", "", outside / steps, 100 * outside / all);
-    if (index == profile.count + 2) return format_string("%-22s %6s %10.3f", "all", "", all / steps);
-    if (index > profile.count) return NULL;
+        return format_string("%-22s %6s %10.3f %5.1f%%", "outside of ops", "", outside / steps,
+                             100 * outside / all);
+    if (index == profile.count + 2)
+        return format_string("%-22s %6s %10.3f", "all", "", all / steps);
+    if (index > profile.count)
+        return NULL;
     int i = profile.order[index - 1];
     const Op *op = &profile.op[i];
     format_rate(text, sizeof text, op, profile.ms[i], c);
-    return format_string("%-22s %6.4g %10.3f %5.1f%% %s", op->name, (double)op->calls / steps, profile.ms[i] / steps,
-                         100 * profile.ms[i] / all, text);
+    return format_string("%-22s %6.4g %10.3f %5.1f%% %s", op->name, (double)op->calls / steps,
+                         profile.ms[i] / steps, 100 * profile.ms[i] / all, text);
 }

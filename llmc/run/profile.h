@@ -1,28 +1,34 @@
-// What every op of a training step costs: calls, time on the device, and how near it comes to what the machine can do.
+// What every op of a training step costs: calls, time on the device, and how near it comes to what the
+// machine can do.
 //
-// The linker puts a wrapper in front of every op of ops.h (profile_ops.c, --wrap in the Makefile): it names the op, counts what it
-// cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the tracer of the backend takes the time.
+// The linker puts a wrapper in front of every op of ops.h (profile_ops.c, --wrap in the Makefile): it names
+// the op, counts what it cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the
+// tracer of the backend takes the time.
 #pragma once
 #include "llmc/ops/ops.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// ---- around every op -----------------------------------------------------------------------------------------------------
+// ---- around every op --------------------------------------------------------------------------------------
 
-// flops: multiplications and additions that the op cannot do without; bytes: each input read once, each output written once.
-// Either may be 0: not counted. Ops that are called by other ops belong to the outer one.
-void profile_enter(const char *name, double flops, double bytes); // static text, the same pointer for the same op
+// flops: multiplications and additions that the op cannot do without; bytes: each input read once, each
+// output written once. Either may be 0: not counted. Ops that are called by other ops belong to the outer
+// one.
+void profile_enter(const char *name, double flops,
+                   double bytes); // static text, the same pointer for the same op
 void profile_leave(void);
 void profile_count(double flops, double bytes); // more of them, to the op that was entered
 
-// The micro-batch whose ops come next. What attention and the embeddings do depends on it, and to the ops it is known on the
+// The micro-batch whose ops come next. What attention and the embeddings do depends on it, and to the ops it
+// is known on the
 // device alone.  cu_seqlens host: rises from 0 to N
 void profile_batch(const int32_t *cu_seqlens, int N, int num_rows);
-double profile_pairs(int window); // (query, key) pairs that attention sees: j <= i, same document, i - j <= window
+double
+profile_pairs(int window); // (query, key) pairs that attention sees: j <= i, same document, i - j <= window
 double profile_touched_rows(void);
 
-// ---- for the program -----------------------------------------------------------------------------------------------------
+// ---- for the program --------------------------------------------------------------------------------------
 
 // Once, before the device is opened. False, with the reason, where this program or machine cannot trace.
 bool profile_open(Error *e);
@@ -31,24 +37,26 @@ bool profile_open(Error *e);
 void profile_start(void);
 void profile_stop(Stream s);
 double profile_device_ms(void); // sum of kernels, copies and fills between the two, inside and outside of ops
-double profile_busy_ms(void);   // the time in which at least one of them ran: one may begin while another ends
+double profile_busy_ms(void); // the time in which at least one of them ran: one may begin while another ends
 double profile_exposed_ms(void); // of it, the time in which nothing but collectives between ranks ran
 
-// Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX matrices (operations
+// Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX
+// matrices (operations
 // a second).  memory: `bytes` of device memory, overwritten
 typedef struct {
     double copy, product;
 } Ceilings;
 Ceilings profile_ceilings(Stream s, void *memory, size_t bytes);
 
-// One line of the table of what was taken between the last start and stop, by falling time; owned by the caller, NULL after the
-// last. steps: that the ops are of.
+// One line of the table of what was taken between the last start and stop, by falling time; owned by the
+// caller, NULL after the last. steps: that the ops are of.
 char *profile_line(int index, int steps, const Ceilings *c);
 
-// ---- what a backend provides ---------------------------------------------------------------------------------------------
+// ---- what a backend provides ------------------------------------------------------------------------------
 
-// Time on the device by tag: the number of the op, from 0; TRACE_TAGS - 1 is what runs outside of any op, as in a captured graph.
-// An op is entered and left also when nothing is traced, with tag -1: a backend may tell other tools its name.
+// Time on the device by tag: the number of the op, from 0; TRACE_TAGS - 1 is what runs outside of any op, as
+// in a captured graph. An op is entered and left also when nothing is traced, with tag -1: a backend may tell
+// other tools its name.
 enum { TRACE_TAGS = 64 };
 bool trace_open(Error *e);
 void trace_start(void);

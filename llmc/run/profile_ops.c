@@ -1,7 +1,10 @@
-// The wrappers that the linker puts in front of the ops (ld --wrap): a call of `op` comes to __wrap_op, and __real_op is the op.
+// clang-format off: its macros are no statements
+// The wrappers that the linker puts in front of the ops (ld --wrap): a call of `op` comes to __wrap_op, and
+// __real_op is the op.
 //
-// What an op must at least do. flops: two for each multiplication that goes into a sum; of symmetric results one triangle; of
-// attention the pairs that the mask leaves. bytes: each tensor once, as if no tensor stayed in a cache and none were read twice.
+// What an op must at least do. flops: two for each multiplication that goes into a sum; of symmetric results
+// one triangle; of attention the pairs that the mask leaves. bytes: each tensor once, as if no tensor stayed
+// in a cache and none were read twice.
 #include "llmc/dist/comm.h"
 #include "llmc/run/profile.h"
 
@@ -18,7 +21,7 @@
 static const double X = sizeof(floatX), F32 = sizeof(float);
 static double product(double a, double b, double c) { return a * b * c; }
 
-// ---- copies --------------------------------------------------------------------------------------------------------------
+// ---- copies -----------------------------------------------------------------------------------------------
 
 WRAPPED(copy_to_device)(Stream s, void *dst, const void *host_src, size_t bytes)
 PROFILED(copy_to_device, (s, dst, host_src, bytes), 0, (double)bytes)
@@ -29,7 +32,7 @@ PROFILED(copy_on_device, (s, dst, src, bytes), 0, 2 * (double)bytes)
 WRAPPED(device_zero)(Stream s, void *p, size_t bytes)
 PROFILED(device_zero, (s, p, bytes), 0, (double)bytes)
 
-// ---- embedding, residual stream ------------------------------------------------------------------------------------------
+// ---- embedding, residual stream ---------------------------------------------------------------------------
 
 WRAPPED(embed_forward)(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed, const floatX *gate,
                        const float *lambda, int N, int d)
@@ -59,7 +62,7 @@ PROFILED(rmsnorm_forward, (s, h, rstd, x, N, d), 0, product(N, d, 2 * X))
 WRAPPED(rmsnorm_backward)(Stream s, floatX *dx, const floatX *dh, const floatX *h, const float *rstd, int N, int d)
 PROFILED(rmsnorm_backward, (s, dx, dh, h, rstd, N, d), 0, product(N, d, 4 * X))
 
-// ---- matrix products -----------------------------------------------------------------------------------------------------
+// ---- matrix products --------------------------------------------------------------------------------------
 
 WRAPPED(matmul_forward)(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N, int in, int out,
                         int planes)
@@ -86,7 +89,7 @@ WRAPPED(matmul_relu2_backward)(Stream s, floatX *dpre, const floatX *dy, const f
 PROFILED(matmul_relu2_backward, (s, dpre, dy, w, y, N, d, F), 2 * product(N, d, F),
          X * (product(N, d, 1) + product(d, F, 1) + 2 * product(N, F, 1)))
 
-// ---- attention -----------------------------------------------------------------------------------------------------------
+// ---- attention --------------------------------------------------------------------------------------------
 
 WRAPPED(rope_tables)(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e)
 PROFILED(rope_tables, (s, cos, sin, frequency, positions, e), 0, product(positions, e, X / 2))
@@ -111,7 +114,7 @@ WRAPPED(attention_backward)(Stream s, const AttentionBackward *a, const int32_t 
 PROFILED(attention_backward, (s, a, table, slots, scale, window, N, H, e), 10.0 * e * H * profile_pairs(window),
          product(N, H * e, a->dq ? 8 * X : (8 + !!a->dv + !!a->next->value_embed) * X + F32))
 
-// ---- head and loss: of FP8 products as many operations as of others, though the ceiling is twice as high -------------------
+// ---- head and loss: of FP8 products as many operations as of others, though the ceiling is twice as high --
 
 WRAPPED(head_quantize)(Stream s, void *w8, const floatX *w, int Vp, int d)
 PROFILED(head_quantize, (s, w8, w, Vp, d), 0, product(Vp, d, X + 2))
@@ -124,7 +127,7 @@ PROFILED(head_loss_eval, (s, loss, x, w, targets, N, d, Vp), 2 * product(N, d, V
 WRAPPED(head_logits)(Stream s, float *z, const floatX *x, const floatX *w, int rows, int d, int Vp)
 PROFILED(head_logits, (s, z, x, w, rows, d, Vp), 2 * product(rows, d, Vp), product(rows + Vp, d, X))
 
-// ---- optimizers ----------------------------------------------------------------------------------------------------------
+// ---- optimizers -------------------------------------------------------------------------------------------
 
 WRAPPED(adam_update)(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step, AdamRule rule, int64_t n)
 PROFILED(adam_update, (s, p, m, v, grad, step, rule, n), 0, (double)n * (6 * X + 2 * F32))
@@ -142,11 +145,12 @@ PROFILED(normuon_update, (s, a, step), 0, product(a->rows, a->cols, a->batch) * 
 WRAPPED(cast_weights)(Stream s, floatX *wx, const float *w, int64_t n)
 PROFILED(cast_weights, (s, wx, w, n), 0, (double)n * (F32 + X))
 
-// ---- Newton-Schulz -------------------------------------------------------------------------------------------------------
+// ---- Newton-Schulz ----------------------------------------------------------------------------------------
 
 static double ns_bytes(NsDtype dtype, double elements, int batch) { return (double)ns_element_size(dtype) * elements * batch; }
 
-// Products between ns_chain_begin and ns_chain_end may run together: they are one op, and what each must do is counted to it.
+// Products between ns_chain_begin and ns_chain_end may run together: they are one op, and what each must do
+// is counted to it.
 #define CHAINED(op, arguments, flops, bytes) \
     { \
         profile_count(flops, bytes); \
@@ -201,7 +205,7 @@ PROFILED(ns_iterate, (s, dtype, it, unit, x, spare, n, m, batch),
 WRAPPED(ns_transpose)(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)
 PROFILED(ns_transpose, (s, dtype, y, x, n, m, batch), 0, ns_bytes(dtype, product(n, m, 2), batch))
 
-// ---- collectives ---------------------------------------------------------------------------------------------------------
+// ---- collectives ------------------------------------------------------------------------------------------
 
 // Bytes: what a rank must at least send over its links.
 static double sent(double chunk) { return chunk * (comm_size() - 1); }

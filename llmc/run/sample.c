@@ -12,7 +12,8 @@ static int compare_down(const void *a, const void *b)
 // The k-th largest of z: what lies below it is not drawn. Ties with it are.
 static float top_k_threshold(const float *z, int vocab, int top_k)
 {
-    if (top_k <= 0 || top_k >= vocab) return -INFINITY;
+    if (top_k <= 0 || top_k >= vocab)
+        return -INFINITY;
     float *sorted = xcalloc((size_t)vocab, sizeof *sorted);
     memcpy(sorted, z, (size_t)vocab * sizeof *sorted);
     qsort(sorted, (size_t)vocab, sizeof *sorted, compare_down);
@@ -26,8 +27,10 @@ int sample_token(float *z, int vocab, double temperature, int top_k, double unif
     int best = 0;
     double sum = 0;
     for (int i = 1; i < vocab; i++)
-        if (z[i] > z[best]) best = i;
-    if (temperature <= 0) return best;
+        if (z[i] > z[best])
+            best = i;
+    if (temperature <= 0)
+        return best;
     float threshold = top_k_threshold(z, vocab, top_k), max = z[best];
     for (int i = 0; i < vocab; i++) {
         z[i] = z[i] >= threshold ? (float)exp((z[i] - max) / temperature) : 0;
@@ -36,7 +39,8 @@ int sample_token(float *z, int vocab, double temperature, int top_k, double unif
     double at = uniform * sum;
     for (int i = 0; i < vocab; i++) {
         at -= z[i];
-        if (at < 0 && z[i] > 0) return i;
+        if (at < 0 && z[i] > 0)
+            return i;
     }
     return best; // rounding left a crumb over
 }
@@ -60,16 +64,18 @@ static void write_token(const Tokenizer *tokenizer, int id, FILE *f)
 // Tokens that a forward pass takes; trainer_next_logits works on multiples of 16.
 static int context_of(const Trainer *t) { return t->part_tokens / 16 * 16; }
 
-// The prompt's ids (*length), owned by the caller; NULL when the context has no room for them, the document token before and one
-// token behind.
+// The prompt's ids (*length), owned by the caller; NULL when the context has no room for them, the document
+// token before and one token behind.
 static uint16_t *encode_prompt(const Trainer *t, const Tokenizer *tokenizer, size_t *length, Error *e)
 {
     uint16_t *prompt;
     int room = (int)max_i64(0, context_of(t) - 2);
     tokenizer_encode(tokenizer, t->config->sample, strlen(t->config->sample), &prompt, length);
-    if (*length <= (size_t)room && context_of(t)) return prompt;
+    if (*length <= (size_t)room && context_of(t))
+        return prompt;
     free(prompt);
-    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length, t->part_tokens, room);
+    error_set(e, "--sample: the prompt has %zu tokens; sequences of %d tokens leave room for %d", *length,
+              t->part_tokens, room);
     return NULL;
 }
 
@@ -88,17 +94,21 @@ bool sample_write(Trainer *t, const Tokenizer *tokenizer, FILE *f, Error *e)
     size_t prompt_length;
     uint64_t random = (uint64_t)c->seed;
     uint16_t *prompt = encode_prompt(t, tokenizer, &prompt_length, e);
-    if (!prompt) return false;
-    int32_t *tokens = xcalloc((size_t)max_i64(context, (int64_t)prompt_length + 1 + c->num_tokens), sizeof *tokens);
+    if (!prompt)
+        return false;
+    int32_t *tokens =
+        xcalloc((size_t)max_i64(context, (int64_t)prompt_length + 1 + c->num_tokens), sizeof *tokens);
     float *z = xcalloc((size_t)config_vocab_padded(c), sizeof *z);
     tokens[0] = tokenizer_document(tokenizer);
-    for (size_t i = 0; i < prompt_length; i++) tokens[count++] = prompt[i];
+    for (size_t i = 0; i < prompt_length; i++)
+        tokens[count++] = prompt[i];
     fwrite(c->sample, 1, strlen(c->sample), f);
     for (int i = 0; i < c->num_tokens; i++) {
         int from = count > context ? count - context : 0;
         trainer_next_logits(t, tokens + from, count - from, z);
         int id = sample_token(z, vocab, c->temperature, c->top_k, next_uniform(&random));
-        if (id == tokenizer_document(tokenizer)) break;
+        if (id == tokenizer_document(tokenizer))
+            break;
         tokens[count++] = id;
         write_token(tokenizer, id, f);
     }

@@ -4,18 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---- data --------------------------------------------------------------------------------------------------------------
+// ---- data -------------------------------------------------------------------------------------------------
 
 static void open_training_data(Trainer *t)
 {
     Config *c = t->config;
     Error e;
-    LoaderOptions o = {.files_glob = c->train_files, .micro_batches = c->micro_batches, .group_micro_batches = c->group_micro_batches,
+    LoaderOptions o = {.files_glob = c->train_files,
+                       .micro_batches = c->micro_batches,
+                       .group_micro_batches = c->group_micro_batches,
                        .micro_batch_tokens = schedule_most_tokens(c),
-                       .rank = comm_rank(), .num_ranks = comm_size(), .max_document = c->max_document, .repeat = c->repeat,
-                       .epochs = c->repeat ? 0 : c->epochs, .vocab_size = c->vocab_size};
+                       .rank = comm_rank(),
+                       .num_ranks = comm_size(),
+                       .max_document = c->max_document,
+                       .repeat = c->repeat,
+                       .epochs = c->repeat ? 0 : c->epochs,
+                       .vocab_size = c->vocab_size};
     t->loader = loader_open(&o, &e);
-    if (!t->loader) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!t->loader)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     c->vocab_size = loader_vocab_size(t->loader);
     t->fit[0] = fit_steps(c, &o, loader_num_tokens(t->loader));
     t->position = loader_position(t->loader);
@@ -25,7 +32,8 @@ static void open_training_data(Trainer *t)
 static void check_same_data(const char *what, uint64_t fingerprint, const char *pattern)
 {
     int64_t mine = (int64_t)(fingerprint >> 2) + 1, first = comm_max(comm_rank() ? 0 : mine);
-    if (mine != first) fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (sizes, tokens): %s", what, pattern);
+    if (mine != first)
+        fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (sizes, tokens): %s", what, pattern);
 }
 
 static void open_validation_data(Trainer *t)
@@ -33,7 +41,8 @@ static void open_validation_data(Trainer *t)
     Config *c = t->config;
     Error e;
     t->fit[1] = fit_validation(c);
-    t->sequence_tokens = (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens); // config_check: fits
+    t->sequence_tokens =
+        (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens); // config_check: fits
     if (c->val_tokens % t->sequence_tokens)
         fatal(EXIT_USAGE,
               "--val-tokens %lld is not a multiple of a validation sequence, %d tokens "
@@ -41,14 +50,19 @@ static void open_validation_data(Trainer *t)
               (long long)c->val_tokens, t->sequence_tokens);
     t->validation = validation_open(c->val_files, c->val_tokens, t->sequence_tokens, c->vocab_size,
                                     t->loader ? loader_document_token(t->loader) : -1, &e);
-    if (!t->validation) fatal(EXIT_BAD_INPUT, "%s", e.text);
-    if (!c->vocab_size) c->vocab_size = validation_vocab_size(t->validation);
+    if (!t->validation)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!c->vocab_size)
+        c->vocab_size = validation_vocab_size(t->validation);
 }
 
 // A block holds the batch's arrays, the number of rows, and the attention table.
 static int64_t rows_offset(int N) { return (int64_t)batch_offset(N, BATCH_ARRAYS); }
 static int64_t table_offset(int N) { return rows_offset(N) + BATCH_ALIGN; }
-static int64_t block_size(int N) { return round_up(table_offset(N) + attention_table_ints(N, 0), BATCH_ALIGN); }
+static int64_t block_size(int N)
+{
+    return round_up(table_offset(N) + attention_table_ints(N, 0), BATCH_ALIGN);
+}
 
 // Fills a host block; returns the document slots it needs.
 static int pack_block(int32_t *block, const Batch *b)
@@ -67,14 +81,20 @@ static StepParams *input_params(const Trainer *t, int32_t *input)
 static DeviceBatch device_batch(const int32_t *block, int N, int slots)
 {
     const int32_t *array[BATCH_ARRAYS];
-    for (int i = 0; i < BATCH_ARRAYS; i++) array[i] = block + batch_offset(N, i);
-    return (DeviceBatch){.N = N, .tokens = array[0], .targets = array[1],
-                         .rows = {.order = array[3], .row_token = array[4], .row_start = array[5],
+    for (int i = 0; i < BATCH_ARRAYS; i++)
+        array[i] = block + batch_offset(N, i);
+    return (DeviceBatch){.N = N,
+                         .tokens = array[0],
+                         .targets = array[1],
+                         .rows = {.order = array[3],
+                                  .row_token = array[4],
+                                  .row_start = array[5],
                                   .num_rows = block + rows_offset(N)},
-                         .table = block + table_offset(N), .slots = slots};
+                         .table = block + table_offset(N),
+                         .slots = slots};
 }
 
-// ---- memory ------------------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 
 static int64_t input_bytes(const Trainer *t, int N) // of a step
 {
@@ -103,33 +123,40 @@ static void allocate_parts(Trainer *t)
     batch_alloc(&t->eval_batch, t->part_tokens);
     t->host_eval_block = host_alloc(bytes);
     t->device_eval_block = device_alloc(bytes, "batches: validation");
-    t->device_logits = device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "batches: logits of a sample");
+    t->device_logits =
+        device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "batches: logits of a sample");
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-// Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits where a training
-// micro-batch does, but no document is cut. So small micro-batches make the whole program small.
+// Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits
+// where a training micro-batch does, but no document is cut. So small micro-batches make the whole program
+// small.
 static int plan_parts(const Trainer *t)
 {
     enum { MULTIPLE = 128 };
     const Config *c = t->config;
     size_t none, train = acts_bytes(&t->model, schedule_most_tokens(c), true, &none),
                  eval = acts_bytes(&t->model, t->sequence_tokens, false, &none);
-    if (!t->validation || eval <= train) return t->sequence_tokens;
+    if (!t->validation || eval <= train)
+        return t->sequence_tokens;
     int64_t fit = (int64_t)((double)train / (double)eval * t->sequence_tokens) / MULTIPLE * MULTIPLE,
             least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
     return (int)min_i64(t->sequence_tokens, max_i64(fit, least));
 }
 
-// One memory for what is never alive together: a training micro-batch, a part of a validation sequence, the work of Newton-Schulz.
-// What is dead while the head runs lies in the head's memory when that is large enough.
+// One memory for what is never alive together: a training micro-batch, a part of a validation sequence, the
+// work of Newton-Schulz. What is dead while the head runs lies in the head's memory when that is large
+// enough.
 static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
-    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(&t->model, t->part_tokens, false, &none), updates = 0;
-    if (t->loader) train = acts_bytes(&t->model, schedule_most_tokens(c), true, &gradients);
-    if (t->loader) updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
+    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(&t->model, t->part_tokens, false, &none),
+           updates = 0;
+    if (t->loader)
+        train = acts_bytes(&t->model, schedule_most_tokens(c), true, &gradients);
+    if (t->loader)
+        updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
     char *head = head_idle_memory(&idle);
     bool lent = gradients <= idle;
     t->acts_bytes = larger(larger(train + (lent ? 0 : gradients), eval), updates);
@@ -138,7 +165,8 @@ static void allocate_acts(Trainer *t)
     acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory, NULL);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
-             "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; gradients %.1f %s",
+             "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; "
+             "gradients %.1f %s",
              (double)train / 1048576, (double)eval / 1048576, t->part_tokens, (double)updates / 1048576,
              (double)gradients / 1048576, lent ? "in the head's" : "after the first");
 }
@@ -184,48 +212,65 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     t->accumulation = c->micro_batches / comm_size();
     comm_patience(true); // shards may come over a slow network
     double began = seconds_now();
-    if (need_training) open_training_data(t);
-    t->train_ms = 1e3 * (seconds_now() - began); // finding the shards is training time; what the first step reads follows
-    if (need_validation) open_validation_data(t);
-    if (need_training) check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
-    if (need_validation) check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
+    if (need_training)
+        open_training_data(t);
+    t->train_ms = 1e3 * (seconds_now() -
+                         began); // finding the shards is training time; what the first step reads follows
+    if (need_validation)
+        open_validation_data(t);
+    if (need_training)
+        check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
+    if (need_validation)
+        check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
-    if (!t->sequence_tokens) t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
+    if (!t->sequence_tokens)
+        t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
     model_describe(&t->model, c);
     t->part_tokens = plan_parts(t);
     timeline_mark("data");
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
     double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
-    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_tokens(c) : 0, .wait_limit = wait_limit,
+    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_tokens(c) : 0,
+                               .wait_limit = wait_limit,
                                .eval_tokens = t->part_tokens,
-                               .dim = c->model_dim, .heads = c->num_heads, .mlp_dim = c->mlp_dim,
-                               .vocab_padded = config_vocab_padded(c), .fp8_head = c->head == HEAD_FP8,
-                               .deterministic = c->deterministic, .portable = c->portable,
+                               .dim = c->model_dim,
+                               .heads = c->num_heads,
+                               .mlp_dim = c->mlp_dim,
+                               .vocab_padded = config_vocab_padded(c),
+                               .fp8_head = c->head == HEAD_FP8,
+                               .deterministic = c->deterministic,
+                               .portable = c->portable,
                                .attention = (AttentionKernels)c->attention,
                                .self_check = (SelfCheck)c->self_check});
     timeline_mark("products and plans");
     t->stream = stream_create();
     model_allocate(&t->model, need_training);
-    if (need_training) optimizer_create(&t->optimizer, &t->model);
-    if (need_training && comm_size() > 1) t->model.hooks = (StageHooks){t, weights_needed, gradients_done};
+    if (need_training)
+        optimizer_create(&t->optimizer, &t->model);
+    if (need_training && comm_size() > 1)
+        t->model.hooks = (StageHooks){t, weights_needed, gradients_done};
     allocate_acts(t);
     allocate_rope(t);
-    if (need_training) allocate_batches(t);
+    if (need_training)
+        allocate_batches(t);
     allocate_parts(t);
     rope_start(&t->rope, c);
     rebuild_rope(t);
-    if (need_training) take_sizes(t, schedule_stage(c, 0));
+    if (need_training)
+        take_sizes(t, schedule_stage(c, 0));
     timeline_mark("memory");
 }
 
-// All ranks at once, when none of their steps is under way: a captured collective of one rank reads and writes the buffers of
-// the others, and NCCL unmaps them when a graph goes.
+// All ranks at once, when none of their steps is under way: a captured collective of one rank reads and
+// writes the buffers of the others, and NCCL unmaps them when a graph goes.
 static void drop_graphs(Trainer *t)
 {
-    if (!t->num_graphs) return;
+    if (!t->num_graphs)
+        return;
     stream_synchronize(t->stream);
     comm_barrier();
-    for (int i = 0; i < t->num_graphs; i++) graph_destroy(t->graphs[i].graph);
+    for (int i = 0; i < t->num_graphs; i++)
+        graph_destroy(t->graphs[i].graph);
     t->num_graphs = 0;
 }
 
@@ -238,7 +283,8 @@ void trainer_free(Trainer *t)
     comm_patience(false);
     loader_close(t->loader);
     validation_close(t->validation);
-    for (int i = 0; i < 2; i++) free(t->fit[i]);
+    for (int i = 0; i < 2; i++)
+        free(t->fit[i]);
     for (int i = 0; i < STEP_SLOTS && t->loader; i++) {
         host_free(t->host_input[i]);
         device_free(t->device_input[i]);
@@ -263,18 +309,21 @@ void trainer_free(Trainer *t)
     stream_destroy(t->stream);
 }
 
-// ---- windows -----------------------------------------------------------------------------------------------------------
+// ---- windows ----------------------------------------------------------------------------------------------
 
 static AttentionSetting attention_setting(const Trainer *t, int window_long)
 {
     return (AttentionSetting){.window_short = window_short_tokens(t->config, t->rope.window),
                               .window_long = window_long_tokens(t->config, window_long),
-                              .scale = (float)t->rope.scale, .cos = t->rope_cos, .sin = t->rope_sin};
+                              .scale = (float)t->rope.scale,
+                              .cos = t->rope_cos,
+                              .sin = t->rope_sin};
 }
 
 static void follow(Trainer *t, int window)
 {
-    if (!rope_follow_window(&t->rope, t->config, window)) return;
+    if (!rope_follow_window(&t->rope, t->config, window))
+        return;
     drop_graphs(t); // windows and scale are frozen in them
     rebuild_rope(t);
 }
@@ -283,9 +332,11 @@ void trainer_follow_windows(Trainer *t) { follow(t, schedule_window(t->config, t
 
 void trainer_finish_schedule(Trainer *t)
 {
-    t->step = config_total_steps(t->config); // else a validation would move the windows back to those of step 0
+    t->step =
+        config_total_steps(t->config); // else a validation would move the windows back to those of step 0
     rope_start(&t->rope, t->config);
-    for (int i = 0; i < t->step; i++) rope_follow_window(&t->rope, t->config, schedule_window(t->config, i));
+    for (int i = 0; i < t->step; i++)
+        rope_follow_window(&t->rope, t->config, schedule_window(t->config, i));
     follow(t, t->config->window_extension);
     rebuild_rope(t);
 }
@@ -296,7 +347,7 @@ bool trainer_continue(Trainer *t, Error *e)
     return !t->loader || loader_seek(t->loader, t->position, e);
 }
 
-// ---- training step -----------------------------------------------------------------------------------------------------
+// ---- training step ----------------------------------------------------------------------------------------
 
 static void weights_needed(void *trainer, int stage, Stream s)
 {
@@ -311,7 +362,8 @@ static void gradients_done(void *trainer, int stage, Stream s)
 
 void trainer_complete_weights(Trainer *t)
 {
-    if (t->loader) exchange_complete(&t->optimizer.exchange, &t->model.params, t->stream);
+    if (t->loader)
+        exchange_complete(&t->optimizer.exchange, &t->model.params, t->stream);
 }
 
 // The ops of a whole step. Everything that differs between two steps of one graph is in device memory.
@@ -323,7 +375,8 @@ static void step_ops(Trainer *t)
     exchange_begin_gather(&t->optimizer.exchange, &t->model.params, t->step, t->stream);
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a <= last; a++) {
-        int N = t->stage.micro_batch_tokens, place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
+        int N = t->stage.micro_batch_tokens,
+            place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
         const int32_t *host = t->host_input[slot] + a * t->block_ints;
         DeviceBatch b = device_batch(t->device_input[slot] + a * t->block_ints, N, t->slots);
         comm_step(t->step); // on a CPU a step may take minutes
@@ -348,10 +401,12 @@ static void run_step_ops(Trainer *t)
             return;
         }
     }
-    if (t->num_graphs == MAX_GRAPHS) drop_graphs(t);
+    if (t->num_graphs == MAX_GRAPHS)
+        drop_graphs(t);
     bool captured = graph_begin(t->stream);
     step_ops(t);
-    if (!captured) return;
+    if (!captured)
+        return;
     t->graphs[t->num_graphs++] = (StepGraph){t->stage.index, t->slots, phase, input, graph_end(t->stream)};
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
@@ -361,15 +416,19 @@ static void run_step_ops(Trainer *t)
 static void collect_failure(bool failed, Error *e)
 {
     Error mine = {""};
-    if (failed) mine = *e;
+    if (failed)
+        mine = *e;
     error_set(e, "the training data of another rank failed");
     for (int r = comm_size() - 1; r >= 0; r--) {
         Error line = mine;
         size_t bytes = comm_collect(line.text, failed ? sizeof line.text : 0, sizeof line.text, r);
-        if (!bytes || comm_rank()) continue;
+        if (!bytes || comm_rank())
+            continue;
         line.text[sizeof line.text - 1] = 0;
-        if (r) error_set(e, "rank %d: %s", r, line.text);
-        else *e = line;
+        if (r)
+            error_set(e, "rank %d: %s", r, line.text);
+        else
+            *e = line;
     }
 }
 
@@ -377,7 +436,8 @@ static void collect_failure(bool failed, Error *e)
 static void follow_stage(Trainer *t)
 {
     Stage stage = schedule_stage(t->config, t->step);
-    if (stage.index == t->stage.index) return;
+    if (stage.index == t->stage.index)
+        return;
     drop_graphs(t); // sizes are frozen in them
     take_sizes(t, stage);
 }
@@ -390,7 +450,8 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
     bool good = true;
     for (int a = 0; a < t->accumulation && good; a++) {
         good = loader_next(t->loader, &t->batch, e);
-        if (good) t->slots = (int)max_i64(t->slots, pack_block(blocks + a * t->block_ints, &t->batch));
+        if (good)
+            t->slots = (int)max_i64(t->slots, pack_block(blocks + a * t->block_ints, &t->batch));
     }
     int64_t slots = comm_max(good ? t->slots : failed); // all ranks capture anew at the same step
     if (slots == failed) {
@@ -402,7 +463,8 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
     return true;
 }
 
-// While the step before computes. The one that read this slot last is over on the device, before anything is written there.
+// While the step before computes. The one that read this slot last is over on the device, before anything is
+// written there.
 static void feed_step(Trainer *t, int slot)
 {
     stream_wait(t->feed, t->done[slot]);
@@ -416,7 +478,8 @@ bool trainer_queue_step(Trainer *t, Error *e)
     int slot = t->step % STEP_SLOTS;
     comm_step(t->step);
     follow_stage(t);
-    if (!read_batches(t, t->host_input[slot], e)) return false;
+    if (!read_batches(t, t->host_input[slot], e))
+        return false;
     trainer_follow_windows(t);
     *input_params(t, t->host_input[slot]) = schedule_step_params(t->config, t->step);
     feed_step(t, slot);
@@ -438,7 +501,8 @@ double trainer_finish_step(Trainer *t, int step)
     int slot = step % STEP_SLOTS;
     double sum = 0;
     event_synchronize(t->done[slot]);
-    for (int a = 0; a < t->accumulation; a++) sum += t->host_loss[slot][a];
+    for (int a = 0; a < t->accumulation; a++)
+        sum += t->host_loss[slot][a];
     return comm_sum(sum) / trainer_step_tokens(t, step);
 }
 
@@ -447,7 +511,8 @@ Ceilings trainer_ceilings(Trainer *t) { return profile_ceilings(t->stream, t->ac
 void trainer_warm_up(Trainer *t)
 {
     Batch *b = &t->batch;
-    for (int i = 0; i < b->N; i++) b->tokens[i] = b->targets[i] = i % t->config->vocab_size;
+    for (int i = 0; i < b->N; i++)
+        b->tokens[i] = b->targets[i] = i % t->config->vocab_size;
     b->num_docs = 1;
     b->cu_seqlens[0] = 0;
     b->cu_seqlens[1] = b->N;
@@ -463,13 +528,14 @@ void trainer_warm_up(Trainer *t)
     stream_synchronize(t->stream);
 }
 
-// ---- validation and sampling -------------------------------------------------------------------------------------------
+// ---- validation and sampling ------------------------------------------------------------------------------
 
 static DeviceBatch upload_part(Trainer *t)
 {
     Batch *b = &t->eval_batch;
     int slots = pack_block(t->host_eval_block, b);
-    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)t->eval_block_ints * sizeof(int32_t));
+    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block,
+                   (size_t)t->eval_block_ints * sizeof(int32_t));
     return device_batch(t->device_eval_block, b->N, slots);
 }
 
@@ -479,8 +545,10 @@ static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *p
     float sum, *device_sum = t->eval.sum;
     int64_t angles = (int64_t)part->first * (t->config->model_dim / t->config->num_heads / 4);
     DeviceBatch b = upload_part(t);
-    at.cos += angles, at.sin += angles;
-    model_eval_batch(&t->model, &t->eval, &b, &at, part->begin - part->first, part->end - part->begin, device_sum, t->stream);
+    at.cos += angles;
+    at.sin += angles;
+    model_eval_batch(&t->model, &t->eval, &b, &at, part->begin - part->first, part->end - part->begin,
+                     device_sum, t->stream);
     copy_to_host(t->stream, &sum, device_sum, sizeof sum);
     stream_synchronize(t->stream);
     return sum;
@@ -497,7 +565,8 @@ bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
         for (int begin = 0; begin < t->sequence_tokens;) {
             comm_step(t->step); // a long validation is no standstill
             ValidationPart part;
-            if (!validation_part(t->validation, q, begin, &t->eval_batch, &part, e)) return false;
+            if (!validation_part(t->validation, q, begin, &t->eval_batch, &part, e))
+                return false;
             sum += part_loss(t, at, &part);
             begin = part.end;
         }
@@ -516,7 +585,8 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     b.num_docs = 1;
     b.cu_seqlens[1] = padded;
     int slots = pack_block(t->host_eval_block, &b);
-    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block, (size_t)block_size(padded) * sizeof(int32_t));
+    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block,
+                   (size_t)block_size(padded) * sizeof(int32_t));
     DeviceBatch device = device_batch(t->device_eval_block, padded, slots);
     comm_step(t->step); // other ranks may wait for the end of a long sample
     trainer_complete_weights(t);

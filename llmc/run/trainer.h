@@ -1,9 +1,10 @@
 // One rank's training: everything that a step needs, and the step itself.
 //
-// A step is prepared (batches of the host, tables), queued (copies to the device, forward and backward of all micro-batches,
-// optimizer) and finished (its loss read back). While the device works on step t the host prepares and queues step t + 1, so the
-// device never waits; at most two steps are under way, each with its own slot of the buffers, here and on the device. What step
-// t + 1 reads is copied on a stream of its own while step t computes.
+// A step is prepared (batches of the host, tables), queued (copies to the device, forward and backward of all
+// micro-batches, optimizer) and finished (its loss read back). While the device works on step t the host
+// prepares and queues step t + 1, so the device never waits; at most two steps are under way, each with its
+// own slot of the buffers, here and on the device. What step t + 1 reads is copied on a stream of its own
+// while step t computes.
 #pragma once
 #include "llmc/optim/optimizer.h"
 #include "llmc/run/profile.h"
@@ -12,7 +13,8 @@ enum { STEP_SLOTS = 2, MAX_GRAPHS = 8 };
 
 typedef struct {
     int stage;
-    int slots, phase, input; // what a captured step depends on: phase: of the cycle of updates; input: slot of its buffers
+    int slots, phase,
+        input; // what a captured step depends on: phase: of the cycle of updates; input: slot of its buffers
     Graph *graph;
 } StepGraph;
 
@@ -37,18 +39,18 @@ typedef struct {
     char memory_plan[200]; // a line for the log
     Acts train, eval;
 
-    int accumulation;      // micro-batches of a step on this rank
-    Batch batch;           // host, one training micro-batch
-    Batch eval_batch;      // host, one part of a validation sequence
-    int64_t block_ints;    // of one training micro-batch: batch, number of rows, attention table
-    int64_t input_bytes;   // of one step: a block for each of its micro-batches, then its StepParams
+    int accumulation;    // micro-batches of a step on this rank
+    Batch batch;         // host, one training micro-batch
+    Batch eval_batch;    // host, one part of a validation sequence
+    int64_t block_ints;  // of one training micro-batch: batch, number of rows, attention table
+    int64_t input_bytes; // of one step: a block for each of its micro-batches, then its StepParams
     int32_t *host_input[STEP_SLOTS], *device_input[STEP_SLOTS];
     int32_t *host_eval_block, *device_eval_block;
     int64_t eval_block_ints;
-    float *device_logits; // (Vp), of a sample
+    float *device_logits;                       // (Vp), of a sample
     float *host_loss[STEP_SLOTS], *device_loss; // (accumulation)
     Event *fed[STEP_SLOTS], *done[STEP_SLOTS];  // a slot's input is on the device; its step is over
-    int slots; // document slots, the most so far
+    int slots;                                  // document slots, the most so far
     StepGraph graphs[MAX_GRAPHS];
     int num_graphs;
 
@@ -58,8 +60,9 @@ typedef struct {
     double train_ms;         // training time so far
 } Trainer;
 
-// Finds the vocabulary from the shards (config->vocab_size), fits validation and schedule to small data (data_fit.h), allocates everything, and makes the initial weights.
-// need_training, need_validation: which data to open. Fatal with one line when memory or data fail.
+// Finds the vocabulary from the shards (config->vocab_size), fits validation and schedule to small data
+// (data_fit.h), allocates everything, and makes the initial weights. need_training, need_validation: which
+// data to open. Fatal with one line when memory or data fail.
 void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation);
 void trainer_free(Trainer *t);
 // Runs every kernel once on made-up data and leaves no trace in the state.
@@ -69,7 +72,8 @@ bool trainer_continue(Trainer *t, Error *e);
 // Rope and attention scale as at the end of the schedule, for weights that come without a step.
 void trainer_finish_schedule(Trainer *t);
 
-// Brings the weights that other ranks own up to date. Collective; every use of weights outside a training step needs it first.
+// Brings the weights that other ranks own up to date. Collective; every use of weights outside a training
+// step needs it first.
 void trainer_complete_weights(Trainer *t);
 
 // Moves windows and rope to those of the next step, or of the last validation.
@@ -82,7 +86,9 @@ double trainer_step_tokens(const Trainer *t, int step); // over all ranks
 double trainer_finish_step(Trainer *t, int step);
 // What the device can do, measured in the memory of the activations: between two steps.
 Ceilings trainer_ceilings(Trainer *t);
-// Mean validation loss over all ranks, with the windows of the next step; `final`: those of the last validation.
+// Mean validation loss over all ranks, with the windows of the next step; `final`: those of the last
+// validation.
 bool trainer_validate(Trainer *t, bool final, double *loss, Error *e);
-// A forward-only pass over N tokens of one document. z (Vp) fp32 host out: softcapped logits of the last one. For sampling.
+// A forward-only pass over N tokens of one document. z (Vp) fp32 host out: softcapped logits of the last one.
+// For sampling.
 void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z);

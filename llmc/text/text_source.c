@@ -9,9 +9,12 @@
 
 enum { CHUNK = 1 << 20 };
 
-// ---- which files ---------------------------------------------------------------------------------------------------------
+// ---- which files ------------------------------------------------------------------------------------------
 
-const char *text_file_name(const TextFile *file) { return strcmp(file->path, "-") ? file->path : "standard input"; }
+const char *text_file_name(const TextFile *file)
+{
+    return strcmp(file->path, "-") ? file->path : "standard input";
+}
 
 static bool ends_with(const char *s, const char *end)
 {
@@ -25,14 +28,15 @@ static void add_file(TextFileList *list, const char *path, TextFormat format, in
         list->capacity = 2 * list->capacity + 16;
         list->files = xrealloc(list->files, list->capacity, sizeof *list->files);
     }
-    bool jsonl =
-        format == FORMAT_JSONL || (format == FORMAT_BY_NAME && (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")));
+    bool jsonl = format == FORMAT_JSONL ||
+                 (format == FORMAT_BY_NAME && (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")));
     list->files[list->count++] = (TextFile){xstrdup(path), jsonl, size};
 }
 
 static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Names in a folder but those with a leading dot, sorted; malloc'd, each name too. NULL with a message on failure.
+// Names in a folder but those with a leading dot, sorted; malloc'd, each name too. NULL with a message on
+// failure.
 static char **folder_names(const char *folder, size_t *count, Error *e)
 {
     DIR *d = opendir(folder);
@@ -44,8 +48,10 @@ static char **folder_names(const char *folder, size_t *count, Error *e)
     char **names = xcalloc(capacity, sizeof *names);
     *count = 0;
     for (struct dirent *entry; (entry = readdir(d));) {
-        if (entry->d_name[0] == '.') continue;
-        if (*count == capacity) names = xrealloc(names, capacity *= 2, sizeof *names);
+        if (entry->d_name[0] == '.')
+            continue;
+        if (*count == capacity)
+            names = xrealloc(names, capacity *= 2, sizeof *names);
         names[(*count)++] = xstrdup(entry->d_name);
     }
     closedir(d);
@@ -57,7 +63,8 @@ static bool add_folder(TextFileList *list, const char *folder, TextFormat format
 {
     size_t count;
     char **names = folder_names(folder, &count, e);
-    if (!names) return false;
+    if (!names)
+        return false;
     bool good = true;
     for (size_t i = 0; i < count; i++) {
         char *path = format_string("%s%s%s", folder, ends_with(folder, "/") ? "" : "/", names[i]);
@@ -83,25 +90,28 @@ bool text_files_add(TextFileList *list, const char *path, TextFormat format, Err
         add_file(list, path, format, -1);
         return true;
     }
-    if (stat(path, &s)) return error_set(e, "cannot read the input %s: %s", path, strerror(errno));
+    if (stat(path, &s))
+        return error_set(e, "cannot read the input %s: %s", path, strerror(errno));
     if (S_ISREG(s.st_mode)) {
         add_file(list, path, format, s.st_size);
         return true;
     }
     if (!S_ISDIR(s.st_mode))
         return error_set(e, "the input %s is no regular file; pipe it in and give \"-\"", path);
-    if (!add_folder(list, path, format, e)) return false;
+    if (!add_folder(list, path, format, e))
+        return false;
     return list->count > before ? true : error_set(e, "the input folder %s holds no files", path);
 }
 
 void text_files_free(TextFileList *list)
 {
-    for (size_t i = 0; i < list->count; i++) free(list->files[i].path);
+    for (size_t i = 0; i < list->count; i++)
+        free(list->files[i].path);
     free(list->files);
     *list = (TextFileList){0};
 }
 
-// ---- chunks --------------------------------------------------------------------------------------------------------------
+// ---- chunks -----------------------------------------------------------------------------------------------
 
 struct TextReader {
     const TextFileList *list;
@@ -123,13 +133,15 @@ TextReader *text_reader_create(const TextFileList *list)
 
 static void close_file(TextReader *r)
 {
-    if (r->fd > STDIN_FILENO) close(r->fd);
+    if (r->fd > STDIN_FILENO)
+        close(r->fd);
     r->fd = -1;
 }
 
 void text_reader_free(TextReader *r)
 {
-    if (!r) return;
+    if (!r)
+        return;
     close_file(r);
     free(r->kept);
     free(r);
@@ -156,7 +168,8 @@ static size_t chunk_end(const TextChunk *c, size_t from)
         return newline ? (size_t)(newline - c->bytes) + 1 : 0;
     }
     for (size_t i = c->len; i-- > from + 2;) {
-        if (c->bytes[i - 1] == ' ' && is_letter(c->bytes[i]) && is_letter(c->bytes[i - 2])) return i - 1;
+        if (c->bytes[i - 1] == ' ' && is_letter(c->bytes[i]) && is_letter(c->bytes[i - 2]))
+            return i - 1;
     }
     return 0;
 }
@@ -192,8 +205,10 @@ static bool read_more(TextReader *r, TextChunk *c, Error *e)
         c->capacity = 2 * c->len + CHUNK;
         c->bytes = xrealloc(c->bytes, c->capacity, 1);
     }
-    ssize_t got = read(r->fd, c->bytes + c->len, CHUNK); // a signal ends it: waiting on a pipe can be interrupted
-    if (got < 0) return error_set(e, "cannot read the input %s: %s", text_file_name(c->file), strerror(errno));
+    ssize_t got =
+        read(r->fd, c->bytes + c->len, CHUNK); // a signal ends it: waiting on a pipe can be interrupted
+    if (got < 0)
+        return error_set(e, "cannot read the input %s: %s", text_file_name(c->file), strerror(errno));
     c->len += (size_t)got;
     r->file_ends = got == 0;
     return true;
@@ -206,7 +221,8 @@ static void keep_rest(TextReader *r, TextChunk *c, size_t end)
         r->kept_capacity = 2 * r->kept_len;
         r->kept = xrealloc(r->kept, r->kept_capacity, 1);
     }
-    if (r->kept_len) memcpy(r->kept, c->bytes + end, r->kept_len);
+    if (r->kept_len)
+        memcpy(r->kept, c->bytes + end, r->kept_len);
     c->len = end;
 }
 
@@ -220,16 +236,20 @@ void text_chunk_free(TextChunk *c)
 ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
 {
     if (r->fd < 0) {
-        if (r->next_file == r->list->count) return CHUNK_NONE;
-        if (!open_next(r, e)) return CHUNK_ERROR;
+        if (r->next_file == r->list->count)
+            return CHUNK_NONE;
+        if (!open_next(r, e))
+            return CHUNK_ERROR;
     }
     c->file = &r->list->files[r->next_file - 1];
     c->split = !c->file->jsonl && !text_split_none(&r->list->split);
     c->first_line = r->line;
     c->begins_document = r->file_begins;
     c->len = c->piece_count = 0;
-    if (c->capacity < r->kept_len) c->bytes = xrealloc(c->bytes, c->capacity = r->kept_len, 1);
-    if (r->kept_len) memcpy(c->bytes, r->kept, r->kept_len);
+    if (c->capacity < r->kept_len)
+        c->bytes = xrealloc(c->bytes, c->capacity = r->kept_len, 1);
+    if (r->kept_len)
+        memcpy(c->bytes, r->kept, r->kept_len);
     c->len = r->kept_len;
     r->kept_len = 0;
     size_t end = 0, searched = 0;
@@ -238,7 +258,8 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
         // A pipe gives little at a time. Twice as much each time, because pieces are looked for from the
         // start.
         while (!r->file_ends && c->len - had < (size_t)max_i64(CHUNK, (int64_t)had)) {
-            if (!read_more(r, c, e)) return CHUNK_ERROR;
+            if (!read_more(r, c, e))
+                return CHUNK_ERROR;
         }
         if (c->split) {
             end = find_pieces(r, c);
@@ -253,13 +274,15 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
     }
     keep_rest(r, c, end);
     if (c->file->jsonl) {
-        for (const char *p = c->bytes, *stop = p + c->len; p < stop && (p = memchr(p, '\n', (size_t)(stop - p))); p++) r->line++;
+        for (const char *p = c->bytes, *stop = p + c->len;
+             p < stop && (p = memchr(p, '\n', (size_t)(stop - p))); p++)
+            r->line++;
     }
     r->file_begins = false;
     return CHUNK_READ;
 }
 
-// ---- JSONL records -------------------------------------------------------------------------------------------------------
+// ---- JSONL records ----------------------------------------------------------------------------------------
 
 void jsonl_begin(JsonlReader *r, const TextChunk *chunk)
 {
@@ -278,10 +301,12 @@ static bool next_record(JsonlReader *r, const char **line, size_t *len)
         *len = newline ? (size_t)(newline - *line) : chunk->len - r->at;
         r->at += *len + (newline != NULL);
         r->line++;
-        if (r->line == 1 && *len >= 3 && !memcmp(*line, "\xEF\xBB\xBF", 3)) *line += 3, *len -= 3; // byte order mark
+        if (r->line == 1 && *len >= 3 && !memcmp(*line, "\xEF\xBB\xBF", 3))
+            *line += 3, *len -= 3; // byte order mark
         for (size_t i = 0; i < *len; i++) {
             char c = (*line)[i];
-            if (c != ' ' && c != '\t' && c != '\r') return true;
+            if (c != ' ' && c != '\t' && c != '\r')
+                return true;
         }
     }
     return false;
@@ -292,7 +317,8 @@ ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e)
     const char *line;
     size_t n;
     Error problem;
-    if (!next_record(r, &line, &n)) return CHUNK_NONE;
+    if (!next_record(r, &line, &n))
+        return CHUNK_NONE;
     if (jsonl_text(&r->record, line, n, text, len, &problem))
         return CHUNK_READ;
     error_set(e, "%s:%lld: %s", text_file_name(r->chunk->file), (long long)r->line, problem.text);

@@ -11,7 +11,11 @@
 #include "llmc/text/jsonl.h"
 #include "llmc/text/text_split.h"
 
-typedef enum { FORMAT_BY_NAME, FORMAT_TEXT, FORMAT_JSONL } TextFormat; // by name: *.jsonl and *.ndjson are JSONL
+typedef enum {
+    FORMAT_BY_NAME,
+    FORMAT_TEXT,
+    FORMAT_JSONL
+} TextFormat; // by name: *.jsonl and *.ndjson are JSONL
 
 typedef struct {
     char *path; // owned; "-" is standard input
@@ -25,8 +29,9 @@ typedef struct {
     TextSplit split; // of text files
 } TextFileList;      // start from {0}, or with a split
 
-// Appends the file `path`, or the files of the folder `path` and of the folders in it, in name order (byte values); names
-// that begin with a dot and links to folders are passed over. False with a message: missing, unreadable, folder without files.
+// Appends the file `path`, or the files of the folder `path` and of the folders in it, in name order (byte
+// values); names that begin with a dot and links to folders are passed over. False with a message: missing,
+// unreadable, folder without files.
 bool text_files_add(TextFileList *list, const char *path, TextFormat format, Error *e);
 void text_files_free(TextFileList *list);
 
@@ -63,7 +68,7 @@ typedef struct {
 } JsonlReader;
 
 void jsonl_begin(JsonlReader *r, const TextChunk *chunk);
-// CHUNK_READ: *text (len bytes) is the record's text, valid until the next call. CHUNK_ERROR: not JSON, no text, text is not
-// a string; the message names file and line.
+// CHUNK_READ: *text (len bytes) is the record's text, valid until the next call. CHUNK_ERROR: not JSON, no
+// text, text is not a string; the message names file and line.
 ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e);
 void jsonl_end(JsonlReader *r);

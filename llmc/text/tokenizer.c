@@ -24,8 +24,10 @@ Tokenizer *tokenizer_bytes(void)
 
 void tokenizer_free(Tokenizer *t)
 {
-    if (!t) return;
-    if (t->pattern) pattern_free(t);
+    if (!t)
+        return;
+    if (t->pattern)
+        pattern_free(t);
     free(t->bytes);
     free(t->offset);
     free(t->word_slots);
@@ -54,8 +56,11 @@ char *tokenizer_decode(const Tokenizer *t, const uint16_t *ids, size_t count, si
     size_t total = 0;
     for (size_t i = 0; i < count; i++) {
         if (ids[i] >= t->vocab_size) {
-            error_set(e, "token id %d at position %zu is outside the vocabulary of %d ids; is it the vocabulary that made these "
-                         "tokens?", ids[i], i, t->vocab_size);
+            error_set(e,
+                      "token id %d at position %zu is outside the vocabulary of %d ids; is it the vocabulary "
+                      "that made these "
+                      "tokens?",
+                      ids[i], i, t->vocab_size);
             return NULL;
         }
         total += token_length(t, ids[i]);
@@ -87,8 +92,10 @@ uint64_t hash_bytes(const char *p, size_t len)
 int word_find(const Tokenizer *t, const char *p, size_t len)
 {
     for (uint32_t i = (uint32_t)hash_bytes(p, len) & t->word_mask;; i = (i + 1) & t->word_mask) {
-        if (!t->word_slots[i]) return -1;
+        if (!t->word_slots[i])
+            return -1;
         uint32_t id = t->word_slots[i] - 1;
-        if (token_length(t, id) == len && !memcmp(t->bytes + t->offset[id], p, len)) return (int)id;
+        if (token_length(t, id) == len && !memcmp(t->bytes + t->offset[id], p, len))
+            return (int)id;
     }
 }

@@ -8,7 +8,7 @@ enum {
     SHORT_PIECE = 48, // up to here a linear scan for the lowest rank beats a heap
     CACHE_SLOTS = 1 << 16,
     CACHE_KEY = 15, // longest piece kept, in bytes
-    CACHE_IDS = 7, // most tokens kept for one piece
+    CACHE_IDS = 7,  // most tokens kept for one piece
 };
 
 // 32 bytes, half a cache line: the piece, zero-padded, with its length as the last byte; then its tokens.
@@ -44,11 +44,12 @@ void token_list_append(TokenList *list, const uint16_t *ids, size_t count)
         list->capacity = 2 * list->capacity + count + 64;
         list->ids = xrealloc(list->ids, list->capacity, sizeof *list->ids);
     }
-    if (count) memcpy(list->ids + list->count, ids, count * sizeof *ids);
+    if (count)
+        memcpy(list->ids + list->count, ids, count * sizeof *ids);
     list->count += count;
 }
 
-// ---- merging -------------------------------------------------------------------------------------------------------------
+// ---- merging ----------------------------------------------------------------------------------------------
 
 // ids: (n), n <= SHORT_PIECE, the bytes' tokens; merged in place. Returns how many are left.
 static size_t merge_short(const Tokenizer *t, uint16_t *ids, size_t n)
@@ -64,9 +65,11 @@ static size_t merge_short(const Tokenizer *t, uint16_t *ids, size_t n)
         }
         size_t best = 0;
         for (size_t i = 1; i + 1 < n; i++) {
-            if (rank[i] < rank[best]) best = i;
+            if (rank[i] < rank[best])
+                best = i;
         }
-        if (n < 2 || rank[best] == NO_RANK) return n;
+        if (n < 2 || rank[best] == NO_RANK)
+            return n;
         ids[best] = merged[best];
         n--;
         memmove(ids + best + 1, ids + best + 2, (n - best - 1) * sizeof *ids);
@@ -88,7 +91,8 @@ static void heap_push(TextEncoder *s, Candidate c)
         s->heap = xrealloc(s->heap, s->heap_capacity, sizeof *s->heap);
     }
     size_t i = s->heap_count++;
-    for (; i && before(c, s->heap[(i - 1) / 2]); i = (i - 1) / 2) s->heap[i] = s->heap[(i - 1) / 2];
+    for (; i && before(c, s->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        s->heap[i] = s->heap[(i - 1) / 2];
     s->heap[i] = c;
 }
 
@@ -97,8 +101,10 @@ static Candidate heap_pop(TextEncoder *s)
     Candidate *h = s->heap, top = h[0], last = h[--s->heap_count];
     size_t i = 0, n = s->heap_count;
     for (size_t child; (child = 2 * i + 1) < n; i = child) {
-        if (child + 1 < n && before(h[child + 1], h[child])) child++;
-        if (!before(h[child], last)) break;
+        if (child + 1 < n && before(h[child + 1], h[child]))
+            child++;
+        if (!before(h[child], last))
+            break;
         h[i] = h[child];
     }
     h[i] = last;
@@ -111,11 +117,12 @@ static void part_look_up(TextEncoder *s, uint32_t at, uint32_t end)
     const Merge *m = p->next < end ? merge_find(s->t, p->id, s->parts[p->next].id) : NULL;
     p->rank = m ? m->rank : NO_RANK;
     p->merged = m ? m->merged : 0;
-    if (m) heap_push(s, (Candidate){p->rank, at});
+    if (m)
+        heap_push(s, (Candidate){p->rank, at});
 }
 
-// A long piece: heap of candidate merges over a linked list, O(n log n). A candidate whose part has since changed is stale
-// and is passed over; the order of (rank, position) is that of the scan in merge_short.
+// A long piece: heap of candidate merges over a linked list, O(n log n). A candidate whose part has since
+// changed is stale and is passed over; the order of (rank, position) is that of the scan in merge_short.
 static void merge_long(TextEncoder *s, const unsigned char *piece, uint32_t n, TokenList *out)
 {
     if (s->part_capacity < n) {
@@ -123,19 +130,24 @@ static void merge_long(TextEncoder *s, const unsigned char *piece, uint32_t n, T
         s->parts = xrealloc(s->parts, n, sizeof *s->parts);
     }
     s->heap_count = 0;
-    for (uint32_t i = 0; i < n; i++) s->parts[i] = (Part){.id = s->t->byte_id[piece[i]], .previous = i - 1, .next = i + 1};
-    for (uint32_t i = 0; i < n; i++) part_look_up(s, i, n);
+    for (uint32_t i = 0; i < n; i++)
+        s->parts[i] = (Part){.id = s->t->byte_id[piece[i]], .previous = i - 1, .next = i + 1};
+    for (uint32_t i = 0; i < n; i++)
+        part_look_up(s, i, n);
     while (s->heap_count) {
         Candidate c = heap_pop(s);
         Part *p = &s->parts[c.at];
-        if (p->rank != c.rank) continue;
+        if (p->rank != c.rank)
+            continue;
         Part *gone = &s->parts[p->next];
         p->id = p->merged;
         p->next = gone->next;
         gone->rank = NO_RANK;
-        if (p->next < n) s->parts[p->next].previous = c.at;
+        if (p->next < n)
+            s->parts[p->next].previous = c.at;
         part_look_up(s, c.at, n);
-        if (c.at) part_look_up(s, p->previous, n);
+        if (c.at)
+            part_look_up(s, p->previous, n);
     }
     for (uint32_t i = 0; i < n; i = s->parts[i].next) {
         uint16_t id = (uint16_t)s->parts[i].id;
@@ -151,14 +163,15 @@ static void encode_uncached(TextEncoder *s, const char *piece, size_t len, Token
         token_list_append(out, &(uint16_t){(uint16_t)whole}, 1);
     } else if (len <= SHORT_PIECE) {
         uint16_t ids[SHORT_PIECE];
-        for (size_t i = 0; i < len; i++) ids[i] = t->byte_id[(unsigned char)piece[i]];
+        for (size_t i = 0; i < len; i++)
+            ids[i] = t->byte_id[(unsigned char)piece[i]];
         token_list_append(out, ids, merge_short(t, ids, len));
     } else {
         merge_long(s, (const unsigned char *)piece, (uint32_t)len, out);
     }
 }
 
-// ---- the cache of pieces -------------------------------------------------------------------------------------------------
+// ---- the cache of pieces ----------------------------------------------------------------------------------
 
 // The 1 to 15 bytes at p as two words with the length on top; reads 16 bytes where `readable` allows it.
 static inline void cache_key(uint64_t key[2], const char *p, size_t len, size_t readable)
@@ -179,7 +192,8 @@ static inline void cache_key(uint64_t key[2], const char *p, size_t len, size_t 
     key[1] |= (uint64_t)len << 56;
 }
 
-static inline void encode_piece(TextEncoder *s, const char *piece, size_t len, size_t readable, TokenList *out)
+static inline void encode_piece(TextEncoder *s, const char *piece, size_t len, size_t readable,
+                                TokenList *out)
 {
     if (len > CACHE_KEY) {
         encode_uncached(s, piece, len, out);
@@ -193,7 +207,8 @@ static inline void encode_piece(TextEncoder *s, const char *piece, size_t len, s
         size_t start = out->count;
         encode_uncached(s, piece, len, out);
         size_t count = out->count - start;
-        if (count > CACHE_IDS) return;
+        if (count > CACHE_IDS)
+            return;
         *entry = (CacheEntry){.key = {key[0], key[1]}, .count = (uint16_t)count};
         memcpy(entry->ids, out->ids + start, count * sizeof *out->ids);
         return;
@@ -207,7 +222,7 @@ static inline void encode_piece(TextEncoder *s, const char *piece, size_t len, s
     out->count += entry->count;
 }
 
-// ---- the pattern ---------------------------------------------------------------------------------------------------------
+// ---- the pattern ------------------------------------------------------------------------------------------
 
 static void encode_valid(TextEncoder *s, const char *text, size_t len, TokenList *out)
 {
@@ -218,20 +233,22 @@ static void encode_valid(TextEncoder *s, const char *text, size_t len, TokenList
     }
 }
 
-// ---- the encoder ---------------------------------------------------------------------------------------------------------
+// ---- the encoder ------------------------------------------------------------------------------------------
 
 TextEncoder *text_encoder_create(const Tokenizer *t)
 {
     TextEncoder *s = xcalloc(1, sizeof *s);
     s->t = t;
     s->match = pattern_match_create(t);
-    if (!t->byte_mode) s->cache = xcalloc(CACHE_SLOTS, sizeof *s->cache);
+    if (!t->byte_mode)
+        s->cache = xcalloc(CACHE_SLOTS, sizeof *s->cache);
     return s;
 }
 
 void text_encoder_free(TextEncoder *s)
 {
-    if (!s) return;
+    if (!s)
+        return;
     pattern_match_free(s->match);
     free(s->cache);
     free(s->parts);
@@ -244,7 +261,8 @@ static void encode_bytes(const char *text, size_t len, TokenList *out)
     uint16_t ids[256];
     for (size_t i = 0; i < len;) {
         size_t n = 0;
-        while (n < 256 && i < len) ids[n++] = (unsigned char)text[i++];
+        while (n < 256 && i < len)
+            ids[n++] = (unsigned char)text[i++];
         token_list_append(out, ids, n);
     }
 }
@@ -254,7 +272,8 @@ size_t text_encode(TextEncoder *s, const char *text, size_t len, TokenList *out)
     assert(len <= TOKENIZER_MAX_TEXT);
     size_t replaced = 0;
     char *fixed = NULL;
-    if (utf8_valid_prefix(text, len) < len) text = fixed = utf8_repair(text, len, &len, &replaced);
+    if (utf8_valid_prefix(text, len) < len)
+        text = fixed = utf8_repair(text, len, &len, &replaced);
     if (s->t->byte_mode) {
         encode_bytes(text, len, out);
     } else {

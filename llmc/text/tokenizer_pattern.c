@@ -9,29 +9,29 @@
 
 // What Unicode 15.0, 15.1 and 16.0 added to the general categories L and N; no version took anything away.
 // From PCRE2 10.46 (Unicode 16.0) and 10.42 (14.0), every character asked.
-#define NEWER_LETTERS                                                                                        \
-    "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}"                         \
-    "\\x{10D4A}-\\x{10D65}\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}"                   \
-    "\\x{11380}-\\x{11389}\\x{1138B}\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}\\x{113D3}"           \
-    "\\x{11BC0}-\\x{11BE0}\\x{11F02}\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}\\x{1342F}"                    \
-    "\\x{13441}-\\x{13446}\\x{13460}-\\x{143FA}\\x{16100}-\\x{1611D}\\x{16D40}-\\x{16D6C}\\x{18CFF}"         \
-    "\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}\\x{1E030}-\\x{1E06D}\\x{1E4D0}-\\x{1E4EB}"                    \
+#define NEWER_LETTERS \
+    "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}" \
+    "\\x{10D4A}-\\x{10D65}\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}" \
+    "\\x{11380}-\\x{11389}\\x{1138B}\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}\\x{113D3}" \
+    "\\x{11BC0}-\\x{11BE0}\\x{11F02}\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}\\x{1342F}" \
+    "\\x{13441}-\\x{13446}\\x{13460}-\\x{143FA}\\x{16100}-\\x{1611D}\\x{16D40}-\\x{16D6C}\\x{18CFF}" \
+    "\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}\\x{1E030}-\\x{1E06D}\\x{1E4D0}-\\x{1E4EB}" \
     "\\x{1E5D0}-\\x{1E5ED}\\x{1E5F0}\\x{2B739}\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"
-#define NEWER_NUMBERS                                                                                        \
-    "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}"                   \
-    "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1D2C0}-\\x{1D2D3}"                   \
+#define NEWER_NUMBERS \
+    "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}" \
+    "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1D2C0}-\\x{1D2D3}" \
     "\\x{1E4F0}-\\x{1E4F9}\\x{1E5F1}-\\x{1E5FA}"
 enum { OLDEST_UNICODE = 14, UNICODE = 16 }; // with the additions, tables between these two are complete
 
 // White space is the Unicode property White_Space, spelled out: PCRE2's \s also holds U+180E.
-#define SPACE                                                                                                \
-    "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{"     \
+#define SPACE \
+    "\\x09-\\x0d\\x20\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{" \
     "3000}"
 
 // GPT-2's alternatives: contraction, letters, numbers, other, spaces but the last before a word, spaces.
 // Letters are tried first: no two of the first four can match at one place, so their order is free.
-#define PATTERN(letters, numbers)                                                                            \
-    " ?[" letters "]++|'(?:[sdmt]|ll|ve|re)| ?[" numbers "]++| ?[^" SPACE letters numbers "]++"              \
+#define PATTERN(letters, numbers) \
+    " ?[" letters "]++|'(?:[sdmt]|ll|ve|re)| ?[" numbers "]++| ?[^" SPACE letters numbers "]++" \
     "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]++"
 static const char own_classes[] = PATTERN("\\p{L}", "\\p{N}");
 static const char newer_classes[] = PATTERN("\\p{L}" NEWER_LETTERS, "\\p{N}" NEWER_NUMBERS);

@@ -47,9 +47,11 @@ static int64_t rounded_slots(int64_t documents)
 {
     static const int64_t steps[] = {MIN_SLOTS, 96, 128, 192, 256};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
-        if (documents <= steps[i]) return steps[i];
+        if (documents <= steps[i])
+            return steps[i];
     int64_t slots = 512;
-    while (slots < documents) slots *= 2;
+    while (slots < documents)
+        slots *= 2;
     return slots;
 }
 
@@ -98,11 +100,13 @@ static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, i
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
     for (int i = 0; i < count; i++) {
         int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
-        while (document + 1 < documents && cu[document + 1] <= token) document++;
+        while (document + 1 < documents && cu[document + 1] <= token)
+            document++;
         order[i] = (uint64_t) ~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
     }
     qsort(order, (size_t)count, sizeof *order, rising);
-    for (int i = 0; i < count; i++) tiles[i] = (int32_t)(uint32_t)order[i];
+    for (int i = 0; i < count; i++)
+        tiles[i] = (int32_t)(uint32_t)order[i];
     free(order);
 }
 
@@ -146,7 +150,8 @@ static AttentionPlan *make_plan(int64_t slots, int longest, bool backward, Error
         return NULL;
     }
     AttentionPlan *p = attention_plan_create(&shape, e);
-    if (p) at.plan[at.num_plans++] = p;
+    if (p)
+        at.plan[at.num_plans++] = p;
     return p;
 }
 
@@ -160,7 +165,8 @@ static AttentionPlan *find_plan(int64_t slots, int N, bool backward)
         if (s->backward != backward || s->slots < slots || s->longest < N ||
             s->slots > capacity(N, at.sizes.max_documents))
             continue;
-        if (!b || s->slots < b->slots || (s->slots == b->slots && s->longest < b->longest)) best = at.plan[i];
+        if (!b || s->slots < b->slots || (s->slots == b->slots && s->longest < b->longest))
+            best = at.plan[i];
     }
     return best;
 }
@@ -168,7 +174,8 @@ static AttentionPlan *find_plan(int64_t slots, int N, bool backward)
 static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
 {
     AttentionPlan *p = find_plan(slots, N, backward);
-    if (p) return p;
+    if (p)
+        return p;
     Error e;
     int longest = N <= at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens;
     slots = rounded_slots(slots);
@@ -177,7 +184,8 @@ static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
          "made at the start",
          (int)slots, longest, backward ? "backward" : "forward");
     p = make_plan(slots, longest, backward, &e);
-    if (!p) fatal(EXIT_BAD_INPUT, "%s (%d documents in a sequence of %d tokens)", e.text, (int)slots, N);
+    if (!p)
+        fatal(EXIT_BAD_INPUT, "%s (%d documents in a sequence of %d tokens)", e.text, (int)slots, N);
     return p;
 }
 
@@ -191,8 +199,10 @@ static void check_tokens(int N, int most, const char *what)
 static void make_plans_for(int64_t slots, int N)
 {
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
-    if (at.forward == BY_CUDNN) need_plan(slots, N, false);
-    if (at.backward == BY_CUDNN && N <= at.sizes.tokens) need_plan(slots, N, true);
+    if (at.forward == BY_CUDNN)
+        need_plan(slots, N, false);
+    if (at.backward == BY_CUDNN && N <= at.sizes.tokens)
+        need_plan(slots, N, true);
 }
 
 static bool is_capturing(Stream s)
@@ -244,9 +254,12 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
 static bool cudnn_is_a_candidate(Error *why)
 {
     int capability = device_compute(), e = at.head_dim;
-    if (at.sizes.attention == ATTENTION_OWN) return error_set(why, "asked for");
-    if (at.sizes.attention == ATTENTION_CUDNN) return true;
-    if (device_is_portable()) return error_set(why, "--portable");
+    if (at.sizes.attention == ATTENTION_OWN)
+        return error_set(why, "asked for");
+    if (at.sizes.attention == ATTENTION_CUDNN)
+        return true;
+    if (device_is_portable())
+        return error_set(why, "--portable");
     if (capability < 90)
         return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10,
                          capability % 10);
@@ -259,10 +272,13 @@ static bool make_first_plans(Error *e)
 {
     const OpSizes *z = &at.sizes;
     for (int slots = MIN_SLOTS; z->tokens && slots <= 128; slots += 32) {
-        if (!make_plan(slots, z->tokens, false, e)) return false;
-        if (at.backward == BY_CUDNN && !make_plan(slots, z->tokens, true, e)) return false;
+        if (!make_plan(slots, z->tokens, false, e))
+            return false;
+        if (at.backward == BY_CUDNN && !make_plan(slots, z->tokens, true, e))
+            return false;
     }
-    if (z->eval_tokens <= z->tokens) return true;
+    if (z->eval_tokens <= z->tokens)
+        return true;
     int64_t slots = min_i64(capacity(z->eval_tokens, z->max_documents),
                             rounded_slots(ceil_div(z->eval_tokens, TOKENS_PER_EVAL_SLOT)));
     return make_plan(slots, z->eval_tokens, false, e) != NULL;
@@ -291,7 +307,8 @@ static bool is_right(Kernels kernels, const char *name, Error *why)
         peer.backward = peer.with_backward ? find_plan(slots, N, true) : NULL;
     }
     bool right = attention_agree(&peer, &c, why);
-    host_free(host), device_free(table);
+    host_free(host);
+    device_free(table);
     return right;
 }
 
@@ -304,12 +321,20 @@ size_t attention_borrowed_bytes(void) { return at.borrowed; }
 
 static void free_scratch(void)
 {
-    if (at.row_scratch) device_free(at.row_scratch);
-    if (at.counters) device_free(at.counters);
-    if (at.dq_state) device_free(at.dq_state), device_free(at.value_sums);
-    if (at.y) device_free(at.y);
-    if (at.dq_sum && !at.borrowed) device_free(at.dq_sum);
-    at.row_scratch = NULL, at.counters = at.dq_state = NULL, at.dq_sum = NULL, at.y = NULL;
+    if (at.row_scratch)
+        device_free(at.row_scratch);
+    if (at.counters)
+        device_free(at.counters);
+    if (at.dq_state)
+        device_free(at.dq_state), device_free(at.value_sums);
+    if (at.y)
+        device_free(at.y);
+    if (at.dq_sum && !at.borrowed)
+        device_free(at.dq_sum);
+    at.row_scratch = NULL;
+    at.counters = at.dq_state = NULL;
+    at.dq_sum = NULL;
+    at.y = NULL;
     at.borrowed = 0;
 }
 
@@ -329,13 +354,15 @@ static void reserve_dq_sum(size_t bytes)
 // On true with plans made.
 static bool cudnn_is_usable(Error *why)
 {
-    if (!cudnn_is_a_candidate(why) || !make_first_plans(why)) return false;
+    if (!cudnn_is_a_candidate(why) || !make_first_plans(why))
+        return false;
     return at.sizes.attention == ATTENTION_CUDNN || is_right(BY_CUDNN, "cuDNN", why);
 }
 
 static void free_plans(void)
 {
-    while (at.num_plans) attention_plan_free(at.plan[--at.num_plans]);
+    while (at.num_plans)
+        attention_plan_free(at.plan[--at.num_plans]);
 }
 
 static void prepare_own(void)
@@ -344,7 +371,8 @@ static void prepare_own(void)
     bool good = at.forward != BY_SM80 || attention_sm80_prepare(at.head_dim, &e);
     if (good && at.backward == BY_SM80 && at.sizes.tokens)
         good = attention_sm80_prepare_backward(at.head_dim, &e);
-    if (!good) fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!good)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
 static void reserve_scratch(void)
@@ -353,7 +381,8 @@ static void reserve_scratch(void)
     size_t rows = (size_t)z->tokens * (size_t)z->heads;
     if (at.forward == BY_SM90)
         at.counters = device_alloc(attention_sm90_counters() * sizeof(unsigned), "attention: counters");
-    if (!rows) return;
+    if (!rows)
+        return;
     if (at.backward == BY_CUDNN) {
         at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
         at.y =
@@ -373,7 +402,8 @@ static void reserve_scratch(void)
 static void reserve_rows(void)
 {
     size_t bytes = (size_t)at.sizes.tokens * (size_t)at.sizes.heads * sizeof(float);
-    if (!bytes) return;
+    if (!bytes)
+        return;
     at.lse_gated = device_alloc(bytes, "attention: lse with its gate");
     at.row_sums = device_alloc(bytes, "attention: row sums");
 }
@@ -388,7 +418,8 @@ const char *attention_library(void)
 
 static const char *kernels_name(Kernels k)
 {
-    if (k == BY_CUDNN) return attention_library();
+    if (k == BY_CUDNN)
+        return attention_library();
     return k == BY_SM90 ? "the program's own kernels for Hopper" : "the program's own kernels for any GPU";
 }
 
@@ -398,12 +429,15 @@ static void describe_choice(const char *not_tensor, const char *not_cudnn)
     char *text = at.description;
     size_t size = sizeof at.description;
     int used = snprintf(text, size, "attention forward by %s", kernels_name(at.forward));
-    if (not_cudnn[0]) used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn);
+    if (not_cudnn[0])
+        used += snprintf(text + used, size - (size_t)used, " (not cuDNN: %.160s)", not_cudnn);
     used += snprintf(text + used, size - (size_t)used, ", backward by %s", kernels_name(at.backward));
     if (at.sizes.deterministic)
         used += snprintf(text + used, size - (size_t)used, " (a fixed order of sums)");
-    if (not_tensor[0]) snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
-    if (at.forward == BY_SM80 || at.backward == BY_SM80) note("%s: several times slower than could be", text);
+    if (not_tensor[0])
+        snprintf(text + used, size - (size_t)used, " (not Hopper's: %.160s)", not_tensor);
+    if (at.forward == BY_SM80 || at.backward == BY_SM80)
+        note("%s: several times slower than could be", text);
 }
 
 // The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have
@@ -416,7 +450,8 @@ static void choose_kernels(void)
     at.backward = at.sizes.deterministic ? BY_SM80 : at.forward;
     reserve_scratch();
     if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
-        if (at.sizes.attention == ATTENTION_CUDNN) fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
+        if (at.sizes.attention == ATTENTION_CUDNN)
+            fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
         free_plans();
         free_scratch();
         at.forward = at.backward = BY_SM80;
@@ -445,11 +480,13 @@ void attention_reserve(const OpSizes *sizes)
 
 void attention_close(void)
 {
-    if (!at.open) return;
+    if (!at.open)
+        return;
     free_plans();
     attention_cudnn_close();
     free_scratch();
-    if (at.lse_gated) device_free(at.lse_gated), device_free(at.row_sums);
+    if (at.lse_gated)
+        device_free(at.lse_gated), device_free(at.row_sums);
     memset(&at, 0, sizeof at);
 }
 
@@ -463,7 +500,13 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
 {
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
-    c.y = yg, c.lse = lse, c.q = q, c.k = k, c.v = v, c.h = h, c.gate_w = gate_w;
+    c.y = yg;
+    c.lse = lse;
+    c.q = q;
+    c.k = k;
+    c.v = v;
+    c.h = h;
+    c.gate_w = gate_w;
     if (at.forward == BY_SM90) {
         attention_sm90_forward(&c, s);
     } else if (at.forward == BY_SM80) {
@@ -481,7 +524,8 @@ void attention_backward(Stream s, const AttentionBackward *a, const int32_t *tab
     check_tokens(N, at.sizes.tokens, " backward");
     assert(!a->dq == !a->dk && (a->dq || (attention_feeds_qkv() && a->next)));
     assert(!at.kept_tokens); // qkv_backward has taken what the last call left
-    if (!a->dq) at.kept_tokens = N, at.kept_scale = scale;
+    if (!a->dq)
+        at.kept_tokens = N, at.kept_scale = scale;
     attention_gate_backward(s,
                             &(GateBackward){.lse_gated = at.lse_gated,
                                             .row_sums = at.row_sums,
@@ -494,8 +538,17 @@ void attention_backward(Stream s, const AttentionBackward *a, const int32_t *tab
                                             .h = a->h,
                                             .gate_w = a->gate_w},
                             N, H, e);
-    c.q = a->q, c.k = a->k, c.v = a->v, c.y = at.y, c.lse = at.lse_gated;
-    c.dy = a->dyg, c.row_sums = at.row_sums, c.dq = a->dq, c.dk = a->dk, c.dv = a->dv, c.next = a->next;
+    c.q = a->q;
+    c.k = a->k;
+    c.v = a->v;
+    c.y = at.y;
+    c.lse = at.lse_gated;
+    c.dy = a->dyg;
+    c.row_sums = at.row_sums;
+    c.dq = a->dq;
+    c.dk = a->dk;
+    c.dv = a->dv;
+    c.next = a->next;
     if (at.backward == BY_SM80)
         attention_sm80_backward(&c, s);
     else if (at.backward == BY_SM90)

@@ -36,9 +36,16 @@ static void fill(Stream s, floatX *p, int64_t n, uint64_t *state)
 static AttentionCall call_of(const AttentionCall *base, const Side *side)
 {
     AttentionCall c = *base;
-    c.q = side->t[Q], c.k = side->t[K], c.v = side->t[V], c.dy = side->t[D_Y], c.y = side->t[Y],
+    c.q = side->t[Q];
+    c.k = side->t[K];
+    c.v = side->t[V];
+    c.dy = side->t[D_Y];
+    c.y = side->t[Y];
     c.lse = side->lse;
-    c.row_sums = side->row_sums, c.dq = side->t[D_Q], c.dk = side->t[D_K], c.dv = side->t[D_V];
+    c.row_sums = side->row_sums;
+    c.dq = side->t[D_Q];
+    c.dk = side->t[D_K];
+    c.dv = side->t[D_V];
     return c;
 }
 
@@ -52,9 +59,11 @@ static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const ch
     stream_synchronize(s);
     for (int64_t i = 0; i < n; i++) {
         double u = x_to_float(a[i]), v = x_to_float(b[i]);
-        difference += (u - v) * (u - v), size += v * v;
+        difference += (u - v) * (u - v);
+        size += v * v;
     }
-    free(a), free(b);
+    free(a);
+    free(b);
     difference = sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
     return difference <= LARGEST_DIFFERENCE || // NaN is not: one in y is one in `difference`, whatever fmax
                                                // makes of `size`
@@ -70,10 +79,13 @@ static void sum_rows(Stream s, const Side *side, const AttentionCall *c)
     copy_to_host(s, dy, side->t[D_Y], (size_t)n * sizeof *dy);
     copy_to_host(s, y, side->t[Y], (size_t)n * sizeof *y);
     stream_synchronize(s);
-    for (int64_t i = 0; i < n; i++) sums[i / c->e] += x_to_float(dy[i]) * x_to_float(y[i]);
+    for (int64_t i = 0; i < n; i++)
+        sums[i / c->e] += x_to_float(dy[i]) * x_to_float(y[i]);
     copy_to_device(s, side->row_sums, sums, (size_t)rows * sizeof *sums);
     stream_synchronize(s);
-    free(dy), free(y), free(sums);
+    free(dy);
+    free(y);
+    free(sums);
 }
 
 static void run_peer(const AttentionPeer *peer, bool backward, const AttentionCall *c, Stream s)
@@ -117,7 +129,8 @@ bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error
         good = same(s, other.t[i], own.t[i], n, peer->name, names[i], e);
     for (int i = 0; i < TENSORS; i++) {
         device_free(own.t[i]);
-        if (i >= INPUTS) device_free(other.t[i]);
+        if (i >= INPUTS)
+            device_free(other.t[i]);
     }
     device_free(own.lse);
     device_free(other.lse);

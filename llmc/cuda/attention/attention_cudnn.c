@@ -68,7 +68,8 @@ static cudnnHandle_t handle;
 
 static void check(Builder *b, cudnnStatus_t status, const char *what)
 {
-    if (b->status || !status) return;
+    if (b->status || !status)
+        return;
     char text[512];
     cudnnGetLastErrorString(text, sizeof text);
     b->status = status;
@@ -79,25 +80,30 @@ static Desc make(Builder *b, cudnnBackendDescriptorType_t type)
 {
     Desc d = NULL;
     assert(b->p->num_made < MAX_DESCRIPTORS);
-    if (!b->status) check(b, cudnnBackendCreateDescriptor(type, &d), "create descriptor");
-    if (d) b->p->made[b->p->num_made++] = d;
+    if (!b->status)
+        check(b, cudnnBackendCreateDescriptor(type, &d), "create descriptor");
+    if (d)
+        b->p->made[b->p->num_made++] = d;
     return d;
 }
 
 static void set(Builder *b, Desc d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                 int64_t n, const void *value)
 {
-    if (!b->status) check(b, cudnnBackendSetAttribute(d, name, type, n, value), "set attribute");
+    if (!b->status)
+        check(b, cudnnBackendSetAttribute(d, name, type, n, value), "set attribute");
 }
 
 static void set_desc(Builder *b, Desc d, cudnnBackendAttributeName_t name, Desc value) // leaves a NULL unset
 {
-    if (value) set(b, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+    if (value)
+        set(b, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
 }
 
 static Desc finish(Builder *b, Desc d)
 {
-    if (!b->status) check(b, cudnnBackendFinalize(d), "finalize");
+    if (!b->status)
+        check(b, cudnnBackendFinalize(d), "finalize");
     return d;
 }
 
@@ -109,14 +115,16 @@ static Desc tensor(Builder *b, int64_t id, cudnnDataType_t type, const int64_t d
     Desc t = make(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
     int64_t alignment = 16;
     bool virtual = storage == VIRTUAL, by_value = storage == HOST_SCALAR;
-    if (!id) id = b->next_id++;
+    if (!id)
+        id = b->next_id++;
     set(b, t, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
     set(b, t, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
     set(b, t, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dim);
     set(b, t, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
     set(b, t, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
     set(b, t, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &virtual);
-    if (by_value) set(b, t, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
+    if (by_value)
+        set(b, t, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
     set_desc(b, t, CUDNN_ATTR_TENSOR_RAGGED_OFFSET_DESC, start);
     return finish(b, t);
 }
@@ -174,7 +182,8 @@ static Desc pointwise(Builder *b, cudnnPointwiseMode_t mode, cudnnDataType_t mat
          op = make(b, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
     set(b, p, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     set(b, p, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &math);
-    if (axis >= 0) set(b, p, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+    if (axis >= 0)
+        set(b, p, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
     set_desc(b, op, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, finish(b, p));
     set_desc(b, op, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
     set_desc(b, op, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, u);
@@ -195,7 +204,8 @@ static Desc matmul(Builder *b, Desc x, Desc y, Desc z, const char *ragged, bool 
          op = make(b, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
     double zero = 0;
     set(b, p, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &F32);
-    if (pad_with_zero) set(b, p, CUDNN_ATTR_MATMUL_PADDING_VALUE, CUDNN_TYPE_DOUBLE, 1, &zero);
+    if (pad_with_zero)
+        set(b, p, CUDNN_ATTR_MATMUL_PADDING_VALUE, CUDNN_TYPE_DOUBLE, 1, &zero);
     set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_DESC, finish(b, p));
     set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_ADESC, x);
     set_desc(b, op, CUDNN_ATTR_OPERATION_MATMUL_BDESC, y);
@@ -260,7 +270,8 @@ static Desc mask_band(Builder *b, Desc s) // query >= key; then key + (window + 
 {
     Desc query = place(b, s, 2, F32), key = place(b, s, 3, F32);
     s = keep_if(b, s, compare(b, CUDNN_POINTWISE_CMP_GE, query, key));
-    query = place(b, s, 2, F32), key = place(b, s, 3, F32);
+    query = place(b, s, 2, F32);
+    key = place(b, s, 3, F32);
     key = pointwise(b, CUDNN_POINTWISE_ADD, F32, 3, key, b->reach, NULL, score(b, F32, false));
     return keep_if(b, s, compare(b, CUDNN_POINTWISE_CMP_GT, key, query));
 }
@@ -342,7 +353,8 @@ static int64_t propose(Builder *b, Desc config[MAX_CONFIGS])
     set_desc(b, heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
     set(b, heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
     finish(b, heuristics);
-    for (int i = 0; i < MAX_CONFIGS; i++) config[i] = make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    for (int i = 0; i < MAX_CONFIGS; i++)
+        config[i] = make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     if (!b->status)
         check(b,
               cudnnBackendGetAttribute(heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS,
@@ -360,15 +372,18 @@ static void compile(Builder *b)
         Desc plan = make(b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         set_desc(b, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config[i]);
         set(b, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle);
-        if (b->status || cudnnBackendFinalize(plan) != CUDNN_STATUS_SUCCESS) continue;
+        if (b->status || cudnnBackendFinalize(plan) != CUDNN_STATUS_SUCCESS)
+            continue;
         b->p->plan = plan;
         check(b,
               cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
                                        &n, &bytes),
               "workspace size");
     }
-    if (!b->p->plan) check(b, CUDNN_STATUS_NOT_SUPPORTED, "no plan for this attention");
-    if (!b->status) b->p->workspace = device_alloc((size_t)bytes, "attention: workspace of a plan");
+    if (!b->p->plan)
+        check(b, CUDNN_STATUS_NOT_SUPPORTED, "no plan for this attention");
+    if (!b->status)
+        b->p->workspace = device_alloc((size_t)bytes, "attention: workspace of a plan");
 }
 
 // A cuDNN made for another CUDA would bring a second runtime and a second cuBLASLt into the process.
@@ -388,11 +403,13 @@ AttentionPlan *attention_plan_create(const AttentionShape *shape, Error *e)
 {
     Builder b = {.p = xcalloc(1, sizeof *b.p), .error = e};
     b.p->shape = *shape;
-    if (!handle) open_library(&b);
+    if (!handle)
+        open_library(&b);
     begin(&b);
     shape->backward ? describe_backward(&b) : describe_forward(&b);
     compile(&b);
-    if (!b.status) return b.p;
+    if (!b.status)
+        return b.p;
     attention_plan_free(b.p);
     return NULL;
 }
@@ -401,15 +418,19 @@ const AttentionShape *attention_plan_shape(const AttentionPlan *p) { return &p->
 
 void attention_plan_free(AttentionPlan *p)
 {
-    if (!p) return;
-    while (p->num_made) cudnnBackendDestroyDescriptor(p->made[--p->num_made]);
-    if (p->workspace) device_free(p->workspace);
+    if (!p)
+        return;
+    while (p->num_made)
+        cudnnBackendDestroyDescriptor(p->made[--p->num_made]);
+    if (p->workspace)
+        device_free(p->workspace);
     free(p);
 }
 
 void attention_cudnn_close(void)
 {
-    if (handle) cudnnDestroy(handle);
+    if (handle)
+        cudnnDestroy(handle);
     handle = NULL;
 }
 
@@ -429,18 +450,30 @@ static void put(Arguments *x, int64_t id, const void *pointer)
 
 static void put_tensors(Arguments *x, const AttentionCall *c, bool backward)
 {
-    put(x, Q, c->q), put(x, K, c->k), put(x, V, c->v), put(x, Y, c->y), put(x, LSE, c->lse);
-    put(x, LENGTHS, c->length), put(x, QKV_START, c->start), put(x, OUT_START, c->start),
-        put(x, LSE_START, c->lse_start);
-    if (!backward) return;
-    put(x, D_Y, c->dy), put(x, D_Q, c->dq), put(x, D_K, c->dk), put(x, D_V, c->dv);
-    put(x, ROW_SUM, c->row_scratch), put(x, DQ_SUM, c->dq_sum);
+    put(x, Q, c->q);
+    put(x, K, c->k);
+    put(x, V, c->v);
+    put(x, Y, c->y);
+    put(x, LSE, c->lse);
+    put(x, LENGTHS, c->length);
+    put(x, QKV_START, c->start);
+    put(x, OUT_START, c->start);
+    put(x, LSE_START, c->lse_start);
+    if (!backward)
+        return;
+    put(x, D_Y, c->dy);
+    put(x, D_Q, c->dq);
+    put(x, D_K, c->dk);
+    put(x, D_V, c->dv);
+    put(x, ROW_SUM, c->row_scratch);
+    put(x, DQ_SUM, c->dq_sum);
 }
 
 static void must(cudnnStatus_t status, const char *what)
 {
     char text[512];
-    if (status == CUDNN_STATUS_SUCCESS) return;
+    if (status == CUDNN_STATUS_SUCCESS)
+        return;
     cudnnGetLastErrorString(text, sizeof text);
     fatal(EXIT_BAD_INPUT, "cuDNN: attention: %s: %s: %s", what, cudnnGetErrorString(status), text);
 }
@@ -453,8 +486,11 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s)
     Arguments x = {.count = 0};
     Desc pack = NULL; // cannot be used twice
     put_tensors(&x, c, p->shape.backward);
-    put(&x, SCALE, &c->scale), put(&x, REACH, &reach), put(&x, MINUS_INF, &minus_inf);
-    if (p->shape.backward) put(&x, ONE, &one);
+    put(&x, SCALE, &c->scale);
+    put(&x, REACH, &reach);
+    put(&x, MINUS_INF, &minus_inf);
+    if (p->shape.backward)
+        put(&x, ONE, &one);
     must(cudnnSetStream(handle, s), "stream");
     must(cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "arguments");
     must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, x.count, x.id),

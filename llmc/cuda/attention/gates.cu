@@ -28,7 +28,8 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floa
 {
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e,
         vectors = d / 8;
-    if (row >= N) return;
+    if (row >= N)
+        return;
     int64_t at = (int64_t)row * d;
     uint4 u[VPL];
     load_row(u, y + at, vectors, lane);
@@ -38,7 +39,8 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floa
         float f[8], gate = gate_of(mine, min((lane + WARP * i) * 8 / e, H - 1), h + at, gate_w);
         unpack8(u[i], f);
 #pragma unroll
-        for (int k = 0; k < 8; k++) f[k] *= gate;
+        for (int k = 0; k < 8; k++)
+            f[k] *= gate;
         u[i] = pack8(f);
     }
     store_row(y + at, u, vectors, lane);
@@ -71,7 +73,8 @@ __device__ __forceinline__ float dot_vectors(uint4 a, uint4 b)
     unpack8(a, x);
     unpack8(b, y);
 #pragma unroll
-    for (int k = 0; k < 8; k++) dot += x[k] * y[k];
+    for (int k = 0; k < 8; k++)
+        dot += x[k] * y[k];
     return dot;
 }
 
@@ -80,7 +83,8 @@ __device__ __forceinline__ uint4 scaled_vector(uint4 v, float factor)
     float x[8];
     unpack8(v, x);
 #pragma unroll
-    for (int k = 0; k < 8; k++) x[k] *= factor;
+    for (int k = 0; k < 8; k++)
+        x[k] *= factor;
     return pack8(x);
 }
 
@@ -94,25 +98,30 @@ __device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pair
     __syncthreads();
     for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
         float x = 0;
-        for (int w = 0; w < warps; w++) x += shared[w * pairs + p];
+        for (int w = 0; w < warps; w++)
+            x += shared[w * pairs + p];
         partials[(int64_t)blockIdx.x * pairs + p] = x;
     }
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    if (threadIdx.x == 0)
+        last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
-    if (!last) return;
+    if (!last)
+        return;
     __threadfence();
     for (int p = lane; p < pairs; p += WARP) {
         float x = 0;
 #pragma unroll 8
-        for (int b = warp; b < gridDim.x; b += warps) x += __ldcg(partials + (int64_t)b * pairs + p);
+        for (int b = warp; b < gridDim.x; b += warps)
+            x += __ldcg(partials + (int64_t)b * pairs + p);
         shared[warp * pairs + p] = x;
     }
     __syncthreads();
     for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
         float x = 0;
-        for (int w = 0; w < warps; w++) x += shared[w * pairs + p];
+        for (int w = 0; w < warps; w++)
+            x += shared[w * pairs + p];
         dgate_w[p] += x;
     }
 }
@@ -137,23 +146,30 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
         int64_t at = (int64_t)row * d;
         uint4 dyg[VPL], yg[VPL];
         float input = j < GATE_WIDTH ? to_float(a.h[at + j]) : 0, my_x = 0, my_dot = 0, dgate = 0;
-        load_row(dyg, a.dyg + at, d / 8, lane), load_row(yg, a.yg + at, d / 8, lane);
+        load_row(dyg, a.dyg + at, d / 8, lane);
+        load_row(yg, a.yg + at, d / 8, lane);
 #pragma unroll
         for (int i = 0; i < VPL; i++) {
             float x = group_sum(input * weight[i], HALF_WARP, 0xffffffffu), dot = dot_vectors(dyg[i], yg[i]);
             dot = group_sum(dot, HALF_WARP, 0xffffffffu);
-            if (i == j) my_x = x, my_dot = dot;
-            if (a.y) yg[i] = scaled_vector(yg[i], inverse_gate(x));
+            if (i == j)
+                my_x = x, my_dot = dot;
+            if (a.y)
+                yg[i] = scaled_vector(yg[i], inverse_gate(x));
         }
-        if (j < VPL && my_head < H) dgate = store_row_sums(a, (int64_t)row * H + my_head, my_x, my_dot);
+        if (j < VPL && my_head < H)
+            dgate = store_row_sums(a, (int64_t)row * H + my_head, my_x, my_dot);
 #pragma unroll
-        for (int i = 0; i < VPL; i++) sums[i] += __shfl_sync(0xffffffffu, dgate, i, HALF_WARP) * input;
-        if (a.y) store_row(a.y + at, yg, d / 8, lane);
+        for (int i = 0; i < VPL; i++)
+            sums[i] += __shfl_sync(0xffffffffu, dgate, i, HALF_WARP) * input;
+        if (a.y)
+            store_row(a.y + at, yg, d / 8, lane);
     }
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
         int head = lane / HALF_WARP + 2 * i;
-        if (j < GATE_WIDTH && head < H) shared[(warp * H + head) * GATE_WIDTH + j] = sums[i];
+        if (j < GATE_WIDTH && head < H)
+            shared[(warp * H + head) * GATE_WIDTH + j] = sums[i];
     }
     add_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
 }
@@ -178,10 +194,13 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
             float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0,
                   x = warp_sum(input * weight);
             float dot = warp_sum(dot_vectors(dyg, yg)), dgate = 0;
-            if (lane == 0) dgate = store_row_sums(a, unit, x, dot);
+            if (lane == 0)
+                dgate = store_row_sums(a, unit, x, dot);
             dgate = __shfl_sync(0xffffffffu, dgate, 0);
-            if (lane < GATE_WIDTH) sums[head * GATE_WIDTH + lane] += dgate * input;
-            if (a.y && mine) store_vec(a.y + unit * e, lane, scaled_vector(yg, inverse_gate(x)));
+            if (lane < GATE_WIDTH)
+                sums[head * GATE_WIDTH + lane] += dgate * input;
+            if (a.y && mine)
+                store_vec(a.y + unit * e, lane, scaled_vector(yg, inverse_gate(x)));
         }
     }
     add_sums(a.dgate_w, shared, pairs, partials, counter);
@@ -191,14 +210,16 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
 
 void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
 {
-    if (N <= 0) return;
+    if (N <= 0)
+        return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
     DISPATCH_WIDTH(H * e, (gate_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(y, h, gate_w, N, H, e)));
 }
 
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e)
 {
-    if (N <= 0) return;
+    if (N <= 0)
+        return;
     size_t pairs = (size_t)H * GATE_WIDTH;
     unsigned *counter = scratch_counter(SCRATCH_GATES);
     if (e == 128) {

@@ -10,6 +10,7 @@ static __device__ __forceinline__ float gate_input(const floatX *h, const floatX
 {
     float x = 0;
 #pragma unroll
-    for (int j = 0; j < GATE_WIDTH; j++) x += to_float(h[j]) * to_float(w[j]);
+    for (int j = 0; j < GATE_WIDTH; j++)
+        x += to_float(h[j]) * to_float(w[j]);
     return x;
 }

@@ -74,7 +74,8 @@ static __device__ __forceinline__ void product_rows(float (&s)[NB][4], const flo
     const floatX *a_row = a + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
     const floatX *b_row = b + ((lane & 7) + (lane >> 4) * 8) * PITCH<E> + (lane >> 3 & 1) * 8;
 #pragma unroll
-    for (int n = 0; n < NB; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+    for (int n = 0; n < NB; n++)
+        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
 #pragma unroll
     for (int k = 0; k < E; k += 16) {
         uint32_t left[4], right[4];
@@ -121,7 +122,8 @@ static __device__ __forceinline__ void store_rows(floatX *head, const float (&ac
         d = c.H * c.e;
 #pragma unroll
     for (int j = 0; j < NA; j++, column += 8) {
-        if (column >= c.e) break;
+        if (column >= c.e)
+            break;
         if (row < c.N)
             *(uint32_t *)(head + (int64_t)row * d + column) = pack2(acc[j][0] * factor0, acc[j][1] * factor0);
         if (row + 8 < c.N)
@@ -168,7 +170,8 @@ template <bool KEYS>
 static __device__ __forceinline__ void find_spans(Span (&span)[TILE], int first, const AttentionCall &c)
 {
     int row = threadIdx.x;
-    if (row >= TILE) return;
+    if (row >= TILE)
+        return;
     if (first + row >= c.N)
         span[row] = {0, 0};
     else

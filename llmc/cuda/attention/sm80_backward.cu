@@ -40,7 +40,8 @@ static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *que
     load_tile<E, STEP, NT>(stage, a, first, c);
     load_tile<E, STEP, NT>(stage + STEP_ELEMENTS<E>, b, first, c);
     int t = first + (int)threadIdx.x;
-    if (!queries || threadIdx.x >= STEP) return;
+    if (!queries || threadIdx.x >= STEP)
+        return;
     bool exists = t < c.N;
     queries->lse[threadIdx.x] = exists ? c.lse[(int64_t)t * c.H + head] * LOG2E : 0;
     queries->row_sum[threadIdx.x] = exists ? c.row_sums[(int64_t)t * c.H + head] : 0;
@@ -106,12 +107,14 @@ __global__ void __launch_bounds__(THREADS<E, KEYS>) attention_backward_kernel(At
         product_rows<E>(s, a + warp_row * PITCH<E>, a_step);
         product_rows<E>(dp, b + warp_row * PITCH<E>, b_step);
         gradients_of_scores<KEYS>(s, dp, spans, other, lse, row_sum, queries[n], c.scale);
-        if constexpr (KEYS) product_weights<E>(db, s, b_step + first_column);
+        if constexpr (KEYS)
+            product_weights<E>(db, s, b_step + first_column);
         product_weights<E>(da, dp, a_step + first_column);
         __syncthreads(); // all are done with this stage
     }
     store_rows((KEYS ? c.dk : c.dq) + at, da, first + warp_row, first_column, 1, 1, c);
-    if constexpr (KEYS) store_rows(c.dv + at, db, first + warp_row, first_column, 1, 1, c);
+    if constexpr (KEYS)
+        store_rows(c.dv + at, db, first + warp_row, first_column, 1, 1, c);
 }
 
 template <int E> static bool prepare(Error *error)

@@ -43,11 +43,13 @@ static __device__ __forceinline__ void softmax_tile(float (&s)[NB][4], float (&y
 #pragma unroll
     for (int n = 0; n < NB; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) m.sum[i / 2] += s[n][i] = exp2f(s[n][i] - base[i / 2]);
+        for (int i = 0; i < 4; i++)
+            m.sum[i / 2] += s[n][i] = exp2f(s[n][i] - base[i / 2]);
 #pragma unroll
     for (int j = 0; j < NA; j++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) y[j][i] *= shrink[i / 2];
+        for (int i = 0; i < 4; i++)
+            y[j][i] *= shrink[i / 2];
 }
 
 template <int E>
@@ -97,7 +99,8 @@ template <int E> __global__ void __launch_bounds__(TILE_THREADS) attention_forwa
         softmax_tile(s, y, m, spans, k0, c.scale * LOG2E);
         wait_loads<0>();
         __syncthreads(); // values are here, and all are done with the keys
-        if (k0 + TILE < spans.tile.hi) load_tile<E, TILE, TILE_THREADS>(k, k_head, k0 + TILE, c);
+        if (k0 + TILE < spans.tile.hi)
+            load_tile<E, TILE, TILE_THREADS>(k, k_head, k0 + TILE, c);
         commit_loads();
         product_weights<E>(y, s, v);
     }

@@ -13,7 +13,8 @@ static __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4])
     for (int bit = 1; bit <= 2; bit *= 2)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (i & bit) continue;
+            if (i & bit)
+                continue;
             uint32_t got = __shfl_xor_sync(0xffffffffu, lane & bit ? x[i] : x[i | bit], bit);
             if (lane & bit)
                 x[i] = got;

@@ -110,7 +110,8 @@ static __device__ __forceinline__ void store_gradients(uint8_t *row, const uint3
 {
     uint32_t address = shared_address(row);
 #pragma unroll
-    for (int i = 0; i < 4; i++) stmatrix_x4(address + ((2 * i + lane / 16 ^ lane % 8) << 4), ds + 4 * i);
+    for (int i = 0; i < 4; i++)
+        stmatrix_x4(address + ((2 * i + lane / 16 ^ lane % 8) << 4), ds + 4 * i);
 }
 
 // Writes the warpgroup's half of a dq tile to the staging buffer of the reduction.
@@ -136,7 +137,8 @@ static __device__ __forceinline__ void store_keys(floatX *head, const float (&su
                 x[k] = pack2(sum[4 * (g + k) + 2 * i] * factor, sum[4 * (g + k) + 2 * i + 1] * factor);
             transpose_quad(x);
             floatX *to = head + (int64_t)(row + 8 * i) * a.H * WIDTH + (g + threadIdx.x % 4) * 8;
-            if (row + 8 * i < a.N) *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
+            if (row + 8 * i < a.N)
+                *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
         }
 }
 
@@ -150,13 +152,17 @@ static __device__ __forceinline__ void finish_values(const float (&sum)[64], con
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int64_t n = row + 8 * i;
-        if (n >= a.N) continue;
+        if (n >= a.N)
+            continue;
 #pragma unroll
-        for (int k = 0; k < 4; k++) raw[i][k] = load_vec(a.v_raw + n * d + column, 4 * k + quad);
-        if (!a.value_embed) continue;
+        for (int k = 0; k < 4; k++)
+            raw[i][k] = load_vec(a.v_raw + n * d + column, 4 * k + quad);
+        if (!a.value_embed)
+            continue;
         const floatX *from = a.value_embed + (int64_t)a.tokens[n] * d + column;
 #pragma unroll
-        for (int k = 0; k < 4; k++) embed[i][k] = load_vec(from, 4 * k + quad);
+        for (int k = 0; k < 4; k++)
+            embed[i][k] = load_vec(from, 4 * k + quad);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -169,13 +175,16 @@ static __device__ __forceinline__ void finish_values(const float (&sum)[64], con
                 x[g] = pack2(sum[4 * (4 * k + g) + 2 * i], sum[4 * (4 * k + g) + 2 * i + 1]);
             transpose_quad(x);
             uint4 dv = make_uint4(x[0], x[1], x[2], x[3]);
-            if (n >= a.N) continue;
-            if (a.dv) store_vec(a.dv + n * d + column, 4 * k + quad, dv);
+            if (n >= a.N)
+                continue;
+            if (a.dv)
+                store_vec(a.dv + n * d + column, 4 * k + quad, dv);
             store_vec(a.dqkv + (3 * n + 2) * d + column, 4 * k + quad,
                       value_gradient(dv, raw[i][k], embed[i][k], true, lambda, sums));
         }
     }
-    sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
+    sums[0] = warp_sum(sums[0]);
+    sums[1] = warp_sum(sums[1]);
     if (threadIdx.x % WARP == 0)
         ((float2 *)a.value_sums)[(item->key0 / KEYS * a.H + item->head) * CONSUMER_WARPS + warp] =
             make_float2(sums[0], sums[1]);
@@ -202,7 +211,8 @@ static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, co
         float d[2][8][2];
         int n = row + 8 * r;
 #pragma unroll
-        for (int i = 0; i < 32; i++) d[i / 16][i / 2 % 8][i % 2] = a.scale * sum[i / 2 * 4 + 2 * r + i % 2];
+        for (int i = 0; i < 32; i++)
+            d[i / 16][i / 2 % 8][i % 2] = a.scale * sum[i / 2 * 4 + 2 * r + i % 2];
         finish_row(a.dqkv + (3 * (int64_t)n + 1) * a.H * WIDTH + head * WIDTH, d, k[r], angles[r], rstd[r],
                    n < a.N);
     }
@@ -219,14 +229,16 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
         const Item *item = m.item(slots.stage);
         mbarrier_wait(m.keys_full(slots.stage), slots.parity);
         int tile = item->first, last = item->last;
-        if (tile == last) break;
+        if (tile == last)
+            break;
         float dk[64], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
         mbarrier_wait(m.queries_full(ring.stage), ring.parity);
         wgmma_fence();
         mma_rows(s, m.k(slots.stage), m.q(ring.stage), group);
         wgmma_commit();
 #pragma unroll
-        for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
+        for (int i = 0; i < 64; i++)
+            dk[i] = dv[i] = 0;
         mbarrier_wait(m.values_full(), value_parity);
         value_parity ^= 1;
 #pragma unroll 1
@@ -245,7 +257,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             } else
                 softmax_weights<false>(s, lse, a.scale_log2, {}, {});
             wgmma_wait<0>();
-            if (tile + 1 == last && lane == 0) mbarrier_arrive(m.values_empty());
+            if (tile + 1 == last && lane == 0)
+                mbarrier_arrive(m.values_empty());
             gradients(p, ds, s, t, m.stage(ring.stage)->row_sum + 2 * (lane % 4));
             wgmma_fence();
             mma_fragments(dv, p, dy, true);
@@ -261,7 +274,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             wgmma_wait<1>(); // dk and dv are complete: their operands are free
             mbarrier_arrive(m.queries_empty(ring.stage));
             ring.advance();
-            if (tile + 1 < last) mbarrier_wait(m.queries_full(ring.stage), ring.parity);
+            if (tile + 1 < last)
+                mbarrier_wait(m.queries_full(ring.stage), ring.parity);
             wgmma_fence();
             mma_rows(s, m.k(slots.stage), m.q(ring.stage),
                      group); // the next scores; discarded after the last tile
@@ -272,7 +286,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             stage_dq(m.dq(group) + thread % WARPGROUP * 16, t);
             fence_proxy_async_shared(); // for the bulk reduction
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(m.dq_full(group));
+            if (lane == 0)
+                mbarrier_arrive(m.dq_full(group));
             buffer ^= 1;
         } while (++tile < last);
         wgmma_wait<0>();
@@ -288,7 +303,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 angles[r] = load_angles(a.cos, a.sin, row + 8 * r, row + 8 * r < a.N);
-                if (row + 8 * r < a.N) rstd[r] = a.rstd_k[(int64_t)(row + 8 * r) * a.H + head];
+                if (row + 8 * r < a.N)
+                    rstd[r] = a.rstd_k[(int64_t)(row + 8 * r) * a.H + head];
             }
             finish_values(dv, item, row, thread / WARP, a);
             finish_keys(m, slots.stage, dk, head, row, my_row, angles, rstd, a);
@@ -307,13 +323,18 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     Shared m = {shared};
     if (threadIdx.x == 0) {
-        if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        if (shared_address(shared) % 1024)
+            __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(m.keys_full(i), WARP), mbarrier_init(m.keys_empty(i), 2 * WARPGROUP + 2);
-            mbarrier_init(m.queries_full(i), WARP + 1), mbarrier_init(m.queries_empty(i), 2 * WARPGROUP);
-            mbarrier_init(m.dq_full(i), WARPGROUP / WARP), mbarrier_init(m.dq_empty(i), 1);
+            mbarrier_init(m.keys_full(i), WARP);
+            mbarrier_init(m.keys_empty(i), 2 * WARPGROUP + 2);
+            mbarrier_init(m.queries_full(i), WARP + 1);
+            mbarrier_init(m.queries_empty(i), 2 * WARPGROUP);
+            mbarrier_init(m.dq_full(i), WARPGROUP / WARP);
+            mbarrier_init(m.dq_empty(i), 1);
         }
-        mbarrier_init(m.values_full(), 1), mbarrier_init(m.values_empty(), 2 * WARPGROUP / WARP);
+        mbarrier_init(m.values_full(), 1);
+        mbarrier_init(m.values_empty(), 2 * WARPGROUP / WARP);
         fence_mbarrier_init();
     }
     __syncthreads();
@@ -339,12 +360,15 @@ __global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_const
         head = item % a.H;
     int tile = item / a.H * (KEYS / QUERIES) + blockIdx.x % 2;
     int first_row = tile * QUERIES + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-    if (tile * QUERIES >= a.N) return;
+    if (tile * QUERIES >= a.N)
+        return;
     float *sums_of_tile = a.dq_sum + ((int64_t)tile * a.H + head) * TILE_FLOATS;
     float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % WARPGROUP, s[8];
 #pragma unroll
-    for (int g = 0; g < 8; g++) s[g] = __ldcs(sums + g * WARPGROUP);
-    if (threadIdx.x % WARPGROUP == 0) a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
+    for (int g = 0; g < 8; g++)
+        s[g] = __ldcs(sums + g * WARPGROUP);
+    if (threadIdx.x % WARPGROUP == 0)
+        a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -355,7 +379,8 @@ __global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_const
                          : pack2(s[first + g].x * a.scale, s[first + g].y * a.scale);
         transpose_quad(x);
         floatX *to = a.dq + (int64_t)row * a.H * WIDTH + head * WIDTH + half * PANEL + (first + lane % 4) * 8;
-        if (row < a.N) __stcs((uint4 *)to, make_uint4(x[0], x[1], x[2], x[3]));
+        if (row < a.N)
+            __stcs((uint4 *)to, make_uint4(x[0], x[1], x[2], x[3]));
     }
 }
 
@@ -372,9 +397,12 @@ using namespace attention_sm90;
 
 bool attention_sm90_prepare(int e, Error *error)
 {
-    if (e != WIDTH) return error_set(error, "heads of width %d, not %d", e, WIDTH);
-    if (!device_has_wgmma()) return error_set(error, "%s", device_path());
-    if (!tensor_maps_known()) return error_set(error, "the driver makes no tensor maps");
+    if (e != WIDTH)
+        return error_set(error, "heads of width %d, not %d", e, WIDTH);
+    if (!device_has_wgmma())
+        return error_set(error, "%s", device_path());
+    if (!tensor_maps_known())
+        return error_set(error, "the driver makes no tensor maps");
     CUDA_CHECK(
         cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     prepare_forward();
@@ -399,23 +427,40 @@ size_t attention_sm90_counters(void) { return sizeof(Progress) / sizeof(unsigned
 void attention_sm90_backward(const AttentionCall *c, Stream s)
 {
     Arguments a = {};
-    a.lse = c->lse, a.row_sums = c->row_sums, a.dq = c->dq, a.dk = c->dk, a.dv = c->dv, a.dq_sum = c->dq_sum;
+    a.lse = c->lse;
+    a.row_sums = c->row_sums;
+    a.dq = c->dq;
+    a.dk = c->dk;
+    a.dv = c->dv;
+    a.dq_sum = c->dq_sum;
     if (!c->dk) {
         const QkvBackward *n = c->next;
-        a.dqkv = n->dqkv, a.cos = n->cos, a.sin = n->sin, a.rstd_k = n->rstd_k, a.lambda = n->lambda,
+        a.dqkv = n->dqkv;
+        a.cos = n->cos;
+        a.sin = n->sin;
+        a.rstd_k = n->rstd_k;
+        a.lambda = n->lambda;
         a.v_raw = n->v_raw;
-        a.value_embed = n->value_embed, a.tokens = n->tokens, a.value_sums = c->value_sums;
+        a.value_embed = n->value_embed;
+        a.tokens = n->tokens;
+        a.value_sums = c->value_sums;
     }
     a.progress = (Progress *)c->counters;
     a.state = c->dq_state;
-    a.cu = c->cu, a.order = c->key_tiles;
-    a.scale = c->scale, a.scale_log2 = c->scale * LOG2E;
-    a.window = c->window < c->N ? c->window : c->N, a.slots = c->slots, a.N = c->N, a.H = c->H;
+    a.cu = c->cu;
+    a.order = c->key_tiles;
+    a.scale = c->scale;
+    a.scale_log2 = c->scale * LOG2E;
+    a.window = c->window < c->N ? c->window : c->N;
+    a.slots = c->slots;
+    a.N = c->N;
+    a.H = c->H;
     a.items = (int)ceil_div(c->N, KEYS) * c->H;
     CUtensorMap q = rows_map(c->q, c, QUERIES), k = rows_map(c->k, c, KEYS), v = rows_map(c->v, c, KEYS),
                 dy = rows_map(c->dy, c, QUERIES);
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
     backward_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
-    if (c->dq) round_kernel<<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
+    if (c->dq)
+        round_kernel<<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
     CHECK_LAUNCH();
 }

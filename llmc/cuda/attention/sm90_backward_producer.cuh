@@ -120,7 +120,8 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, cons
         int key = first_key + i;
         count[i] = 0;
         if (key < a.N) {
-            while (key >= end) end = a.cu[++document + 1];
+            while (key >= end)
+                end = a.cu[++document + 1];
             count[i] = min(end - key, a.window + 1);
             last_seen = key + count[i];
         }
@@ -129,10 +130,14 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, cons
     int seen = __reduce_max_sync(0xffffffffu, last_seen);
     int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0),
                     __shfl_sync(0xffffffffu, first_key + count[0], 16)};
-    if (lane) return;
-    item->key0 = key0, item->head = index % a.H, item->first = key0 / QUERIES;
+    if (lane)
+        return;
+    item->key0 = key0;
+    item->head = index % a.H;
+    item->first = key0 / QUERIES;
     item->last = (seen + QUERIES - 1) / QUERIES;
-    for (int g = 0; g < 2; g++) item->full_end[g] = whole[g] / QUERIES;
+    for (int g = 0; g < 2; g++)
+        item->full_end[g] = whole[g] / QUERIES;
 }
 
 // lse and row sum of the lane's two queries of a tile.
@@ -167,14 +172,17 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
     mbarrier_wait(m.keys_empty(slot), f.slots.parity ^ 1);
     f.slots.advance();
     if (index >= (unsigned)a.items) {
-        if (lane == 0) item->first = item->last = 0;
+        if (lane == 0)
+            item->first = item->last = 0;
         mbarrier_arrive(full);
-        if (lane) return false;
+        if (lane)
+            return false;
         if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1)
             a.progress->next = 0; // the last CTA resets the counter
         return false;
     }
-    if (lane == 0) f.next = atomicAdd(&a.progress->next, 1);
+    if (lane == 0)
+        f.next = atomicAdd(&a.progress->next, 1);
     describe_item(item, (int)index, a);
     __syncwarp();
     if (lane == 0) {
@@ -191,7 +199,8 @@ static __device__ __forceinline__ void load_values(const Producer &f, const Shar
                                                    uint32_t parity)
 {
     mbarrier_wait(m.values_empty(), parity ^ 1);
-    if (threadIdx.x % WARP) return;
+    if (threadIdx.x % WARP)
+        return;
     mbarrier_arrive_expect_tx(m.values_full(), KEY_BYTES);
     for (int p = 0; p < 2; p++)
         tma_load_2d(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL,
@@ -228,7 +237,8 @@ static __device__ __forceinline__ void produce(const Shared &m, const Arguments 
                                                const CUtensorMap *dy)
 {
     Producer f = {q, k, v, dy, Pipeline(), Pipeline(), 0};
-    if (threadIdx.x % WARP == 0) f.next = atomicAdd(&a.progress->next, 1);
+    if (threadIdx.x % WARP == 0)
+        f.next = atomicAdd(&a.progress->next, 1);
     uint32_t parity = 0;
     for (bool more = schedule_item(f, m, a); more; parity ^= 1) {
         const Item *item = m.item(f.slots.stage ^ 1);
@@ -236,7 +246,8 @@ static __device__ __forceinline__ void produce(const Shared &m, const Arguments 
         load_queries(f, m, a, tile, head);
         load_values(f, m, item, parity);
         more = schedule_item(f, m, a); // early: its latency is long
-        while (++tile < last) load_queries(f, m, a, tile, head);
+        while (++tile < last)
+            load_queries(f, m, a, tile, head);
     }
 }
 
@@ -251,8 +262,10 @@ static __device__ __forceinline__ bool claim_first(unsigned *state)
                  : "=r"(seen)
                  : "l"(state), "n"((unsigned)UNTOUCHED), "n"((unsigned)BEING_STORED)
                  : "memory");
-    if (seen == UNTOUCHED) return true;
-    while (seen != STORED) seen = load_acquire(state);
+    if (seen == UNTOUCHED)
+        return true;
+    while (seen != STORED)
+        seen = load_acquire(state);
     return false;
 }
 
@@ -267,12 +280,15 @@ static __device__ __forceinline__ void reduce_dq(const Shared &m, const Argument
         int tile = item->first, last = item->last;
         int64_t unit = (int64_t)tile * a.H + item->head;
         mbarrier_arrive(m.keys_empty(slots.stage));
-        if (tile == last) break;
+        if (tile == last)
+            break;
         unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = UNTOUCHED;
         for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
             float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
-            if (seen == STORED) __threadfence(); // makes the volatile load an acquire
-            if (tile + 1 < last) next = *(volatile unsigned *)(state + 2 * a.H);
+            if (seen == STORED)
+                __threadfence(); // makes the volatile load an acquire
+            if (tile + 1 < last)
+                next = *(volatile unsigned *)(state + 2 * a.H);
             mbarrier_wait(m.dq_full(group), parity);
             bool first = seen != STORED && claim_first(state);
             fence_proxy_async(); // orders other CTAs' stores before the reduction
@@ -283,7 +299,8 @@ static __device__ __forceinline__ void reduce_dq(const Shared &m, const Argument
             tma_store_commit();
             tma_store_wait_read();
             mbarrier_arrive(m.dq_empty(group));
-            if (!first) continue;
+            if (!first)
+                continue;
             tma_store_wait();
             fence_proxy_async();
             store_release(state, STORED);

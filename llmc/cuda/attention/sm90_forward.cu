@@ -121,7 +121,8 @@ static __device__ __forceinline__ int document_of(int t, const Arguments &a)
         int step = (count + WARP - 1) / WARP, at = (int)(threadIdx.x % WARP) * step;
         unsigned before = __ballot_sync(0xffffffffu, at < count && a.cu[low + min(at, count - 1)] <= t);
         int passed = (__popc(before) - 1) * step;
-        low += passed, count = min(step, count - passed);
+        low += passed;
+        count = min(step, count - passed);
     }
     return low;
 }
@@ -133,7 +134,8 @@ static __device__ __forceinline__ void find_documents(Item *item, int query0, co
     const int each = QUERIES / WARP;
     int lane = threadIdx.x % WARP, last = min(query0 + QUERIES, a.N) - 1, document = document_of(query0, a),
         offset[each] = {};
-    if (lane == 0) item->begin = a.cu[document];
+    if (lane == 0)
+        item->begin = a.cu[document];
     for (bool more = true; more; document += WARP) {
         int start = document + 1 + lane <= a.slots ? a.cu[document + 1 + lane] : INT_MAX;
         for (int i = 0; i < WARP && more; i++) {
@@ -141,11 +143,13 @@ static __device__ __forceinline__ void find_documents(Item *item, int query0, co
             more = at <= last;
 #pragma unroll
             for (int k = 0; k < each; k++)
-                if (more && query0 + lane + WARP * k >= at) offset[k] = at - query0;
+                if (more && query0 + lane + WARP * k >= at)
+                    offset[k] = at - query0;
         }
     }
 #pragma unroll
-    for (int k = 0; k < each; k++) item->offset[lane + WARP * k] = (uint8_t)offset[k];
+    for (int k = 0; k < each; k++)
+        item->offset[lane + WARP * k] = (uint8_t)offset[k];
 }
 
 static __device__ __forceinline__ int first_key(const Item *item, int query0, int row, int window)
@@ -167,8 +171,10 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, cons
         item->whole[lane] = (end - first_key(item, query0, row1, a.window)) / KEYS - 1;
     }
     __syncwarp();
-    if (lane) return;
-    item->query0 = query0, item->head = index % a.H;
+    if (lane)
+        return;
+    item->query0 = query0;
+    item->head = index % a.H;
     item->end = item->last[0] + 1;
 }
 
@@ -176,7 +182,8 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, cons
 static __device__ __forceinline__ int next_item(const Arguments &a)
 {
     int index = 0;
-    if (threadIdx.x % WARP == 0) index = (int)(gridDim.x + atomicAdd(&a.progress->next, 1));
+    if (threadIdx.x % WARP == 0)
+        index = (int)(gridDim.x + atomicAdd(&a.progress->next, 1));
     return __shfl_sync(0xffffffffu, index, 0);
 }
 
@@ -205,10 +212,12 @@ static __device__ __forceinline__ void schedule_items(const Shared &m, const Arg
         slots.advance();
         mbarrier_wait(m.item_empty(slots.stage), slots.parity ^ 1);
     }
-    if (lane == 0) m.item(slots.stage)->end = 0;
+    if (lane == 0)
+        m.item(slots.stage)->end = 0;
     mbarrier_arrive(m.described(slots.stage));
     mbarrier_arrive(m.item_full(slots.stage));
-    if (lane) return;
+    if (lane)
+        return;
     if (atomicInc(&a.progress->finished, gridDim.x - 1) == gridDim.x - 1)
         a.progress->next = 0; // the last CTA resets the counter
 }
@@ -220,7 +229,8 @@ static __device__ __forceinline__ void compute_gates(const Shared &m, const Argu
     for (PipelineState<2> slots;; slots.advance()) {
         Item *item = m.item(slots.stage);
         mbarrier_wait(m.described(slots.stage), slots.parity);
-        if (item->end == 0) break;
+        if (item->end == 0)
+            break;
         const floatX *w = a.gate_w + item->head * GATE_WIDTH;
         float x[QUERIES / WARP / GATE_WARPS];
 #pragma unroll
@@ -242,9 +252,11 @@ static __device__ __forceinline__ void load_kv_tile(uint8_t *to, const CUtensorM
                                                     uint64_t *empty, uint32_t parity, int column, int key0)
 {
     mbarrier_wait(empty, parity ^ 1);
-    if (threadIdx.x % WARP) return;
+    if (threadIdx.x % WARP)
+        return;
     mbarrier_arrive_expect_tx(full, KEY_BYTES);
-    for (int p = 0; p < 2; p++) tma_load_2d(to + p * KEY_PANEL_BYTES, map, full, column + p * PANEL, key0);
+    for (int p = 0; p < 2; p++)
+        tma_load_2d(to + p * KEY_PANEL_BYTES, map, full, column + p * PANEL, key0);
 }
 
 static __device__ __forceinline__ void produce(const Shared &m, const CUtensorMap *k, const CUtensorMap *v)
@@ -255,7 +267,8 @@ static __device__ __forceinline__ void produce(const Shared &m, const CUtensorMa
         mbarrier_wait(m.described(slots.stage), slots.parity);
         int end = item->end, column = item->head * WIDTH, key0 = item->query0 + QUERIES - KEYS;
         __syncwarp(); // all lanes have read the slot before lane 0 starts loads that end in its reuse
-        if (end == 0) break;
+        if (end == 0)
+            break;
         for (int n = 0; n < end; n++, key0 -= KEYS, ring.advance()) {
             int stage = ring.stage;
             load_kv_tile(m.k(stage), k, m.k_full(stage), m.k_empty(stage), ring.parity, column, key0);
@@ -303,9 +316,11 @@ static __device__ __forceinline__ void find_maxima(float (&top)[2], const float 
 {
     top[0] = top[1] = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
+    for (int i = 0; i < KEYS / 2; i++)
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], s[i]);
 #pragma unroll
-    for (int r = 0; r < 2; r++) top[r] = quad_max(top[r]);
+    for (int r = 0; r < 2; r++)
+        top[r] = quad_max(top[r]);
 }
 
 // Raises the base of rows with exponents >= 0; shrink: factor for the sums so far.
@@ -321,7 +336,8 @@ static __device__ __forceinline__ void raise_base(float (&x)[KEYS / 2], Softmax 
         m.sum[r] *= shrink[r];
     }
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) x[i] -= rise[i / 2 % 2];
+    for (int i = 0; i < KEYS / 2; i++)
+        x[i] -= rise[i / 2 % 2];
 }
 
 // (In order: no exponential may wait for the WGMMAs that are in flight.)
@@ -356,7 +372,8 @@ static __device__ __forceinline__ bool softmax_weights(float (&s)[KEYS / 2], Sof
 static __device__ __forceinline__ void pack(uint32_t (&p)[KEYS / 4], const float (&s)[KEYS / 2])
 {
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) p[i] = pack2(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < KEYS / 4; i++)
+        p[i] = pack2(s[2 * i], s[2 * i + 1]);
 }
 
 // State of a consumer warpgroup.
@@ -371,13 +388,15 @@ struct Consumer {
 
 static __device__ __forceinline__ void release(uint64_t *empty, const Consumer &w)
 {
-    if (w.lane == 0) mbarrier_arrive(empty);
+    if (w.lane == 0)
+        mbarrier_arrive(empty);
 }
 
 // Releases the previous item's slot once TMA has read the output from it.
 static __device__ __forceinline__ void release_slot(const Shared &m, const Consumer &w)
 {
-    if (w.used < 0 || w.thread % WARPGROUP) return;
+    if (w.used < 0 || w.thread % WARPGROUP)
+        return;
     tma_store_wait_read();
     mbarrier_arrive(m.item_empty(w.used));
 }
@@ -416,7 +435,8 @@ static __device__ __forceinline__ void first_tile(float (&s)[KEYS / 2], uint32_t
     mask(s, soft, behind);
     find_maxima(soft.base, s);
 #pragma unroll
-    for (int r = 0; r < 2; r++) soft.base[r] = soft.base[r] * a.scale_log2 + SLACK;
+    for (int r = 0; r < 2; r++)
+        soft.base[r] = soft.base[r] * a.scale_log2 + SLACK;
     softmax_weights(s, soft, shrink, a.scale_log2);
     pack(p, s);
 }
@@ -440,13 +460,15 @@ static __device__ __forceinline__ void next_tile(float (&y)[64], float (&s)[KEYS
     wgmma_commit();
     wgmma_wait<1>(); // the scores
     release(m.k_empty(w.ring.stage), w);
-    if (masked) mask(s, soft, behind);
+    if (masked)
+        mask(s, soft, behind);
     bool raised = softmax_weights(s, soft, shrink, scale_log2);
     wgmma_wait<0>();
     release(m.v_empty(before), w);
     if (raised) {
 #pragma unroll
-        for (int i = 0; i < 64; i++) y[i] *= shrink[i / 2 % 2];
+        for (int i = 0; i < 64; i++)
+            y[i] *= shrink[i / 2 % 2];
     }
     pack(p, s);
 }
@@ -470,8 +492,10 @@ static __device__ __forceinline__ void store_rows(uint8_t *staging, const float 
     }
     fence_proxy_async_shared();
     named_barrier_sync(1 + w.group, WARPGROUP);
-    if (w.thread % WARPGROUP) return;
-    for (int p = 0; p < 2; p++) tma_store_2d(out, staging + p * QUERY_PANEL_BYTES, column + p * PANEL, row);
+    if (w.thread % WARPGROUP)
+        return;
+    for (int p = 0; p < 2; p++)
+        tma_store_2d(out, staging + p * QUERY_PANEL_BYTES, column + p * PANEL, row);
     tma_store_commit();
 }
 
@@ -510,14 +534,16 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
     Consumer w = {.group = group, .used = -1};
     asm volatile("mov.u32 %0, %%tid.x;"
                  : "=r"(w.thread)); // the compiler would read %tid in each iteration and wait for it
-    w.lane = w.thread % WARP,
+    w.lane = w.thread % WARP;
     w.row = group * WARPGROUP_QUERIES + w.thread % WARPGROUP / WARP * 16 + w.lane / 4;
-    w.k = smem_descriptor(m.k(0), 0), w.v = smem_descriptor(m.v(0), KEY_PANEL_BYTES);
+    w.k = smem_descriptor(m.k(0), 0);
+    w.v = smem_descriptor(m.v(0), KEY_PANEL_BYTES);
     for (;; w.slots.advance()) {
         const Item *item = m.item(w.slots.stage);
         mbarrier_wait(m.item_full(w.slots.stage), w.slots.parity);
         int n = item->first[group], last = item->last[group], whole = item->whole[group], end = item->end;
-        if (end == 0) break;
+        if (end == 0)
+            break;
         skip_tiles(m, w, n);
         int behind = w.row - QUERIES + (n + 1) * KEYS -
                      2 * (w.lane % 4); // first query minus the key of its first column
@@ -534,7 +560,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
         skip_tiles(m, w, end - 1 - last);
         w.used = w.slots.stage;
     }
-    if (w.thread % WARPGROUP == 0) tma_store_wait();
+    if (w.thread % WARPGROUP == 0)
+        tma_store_wait();
 }
 
 #endif
@@ -548,13 +575,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     Shared m = {shared};
     if (threadIdx.x == 0) {
-        if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        if (shared_address(shared) % 1024)
+            __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < 2; i++)
             mbarrier_init(m.item_full(i), WARP), mbarrier_init(m.item_empty(i), CONSUMERS),
                 mbarrier_init(m.described(i), WARP), mbarrier_init(m.gated(i), GATE_WARPS * WARP);
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(m.k_full(i), 1), mbarrier_init(m.k_empty(i), CONSUMERS * WARPGROUP / WARP);
-            mbarrier_init(m.v_full(i), 1), mbarrier_init(m.v_empty(i), CONSUMERS * WARPGROUP / WARP);
+            mbarrier_init(m.k_full(i), 1);
+            mbarrier_init(m.k_empty(i), CONSUMERS * WARPGROUP / WARP);
+            mbarrier_init(m.v_full(i), 1);
+            mbarrier_init(m.v_empty(i), CONSUMERS * WARPGROUP / WARP);
         }
         fence_mbarrier_init();
     }
@@ -594,11 +624,17 @@ void attention_sm90_forward(const AttentionCall *c, Stream s)
     using attention_sm90::rows_map;
     assert(c->scale > 0); // the maximum is taken before scaling
     Arguments a;
-    a.h = c->h, a.gate_w = c->gate_w, a.lse = c->lse;
+    a.h = c->h;
+    a.gate_w = c->gate_w;
+    a.lse = c->lse;
     a.progress = (attention_sm90::Progress *)c->counters;
-    a.cu = c->cu, a.order = c->query_tiles;
+    a.cu = c->cu;
+    a.order = c->query_tiles;
     a.scale_log2 = c->scale * LOG2E;
-    a.window = c->window < c->N ? c->window : c->N, a.slots = c->slots, a.N = c->N, a.H = c->H;
+    a.window = c->window < c->N ? c->window : c->N;
+    a.slots = c->slots;
+    a.N = c->N;
+    a.H = c->H;
     a.items = (int)ceil_div(c->N, QUERIES) * c->H;
     CUtensorMap q = rows_map(c->q, c, WARPGROUP_QUERIES), k = rows_map(c->k, c, KEYS),
                 v = rows_map(c->v, c, KEYS), y = rows_map(c->y, c, WARPGROUP_QUERIES);

@@ -12,7 +12,7 @@
 
 DeviceState device_state;
 
-// ---- opening and closing -------------------------------------------------------------------------------------------------
+// ---- opening and closing ----------------------------------------------------------------------------------
 
 int backend_device_count(void)
 {
@@ -33,7 +33,8 @@ static void size_scratch(size_t (&floats)[SCRATCHES], const OpSizes *z)
     floats[SCRATCH_EMBEDDING_GRAD] = (tokens + 15) / 16 * (2 * d + 2);
     floats[SCRATCH_QKV] = 2 * ctas;
     floats[SCRATCH_GATES] = ctas * 12 * (size_t)z->heads;
-    floats[SCRATCH_NORMUON] = (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2)));
+    floats[SCRATCH_NORMUON] =
+        (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2)));
 }
 
 static void reserve_scratch(DeviceState *s, const OpSizes *z)
@@ -41,22 +42,28 @@ static void reserve_scratch(DeviceState *s, const OpSizes *z)
     size_scratch(s->scratch_floats, z);
     for (int i = 0; i < SCRATCHES; i++)
         s->scratch[i] = (float *)device_alloc(s->scratch_floats[i] * sizeof(float), "scratch: reductions");
-    s->counters = (unsigned *)device_alloc(SCRATCHES * COUNTER_PITCH * sizeof(unsigned), "scratch: reductions");
+    s->counters =
+        (unsigned *)device_alloc(SCRATCHES * COUNTER_PITCH * sizeof(unsigned), "scratch: reductions");
 }
 
 void backend_reserve(const OpSizes *sizes)
 {
     DeviceState *s = &device_state;
-    if (!s->open) fatal(EXIT_BAD_INPUT, "backend_reserve before backend_open");
+    if (!s->open)
+        fatal(EXIT_BAD_INPUT, "backend_reserve before backend_open");
     if (sizes->dim % 8 || sizes->dim < 16 || sizes->dim > MAX_DIM)
-        fatal(EXIT_BAD_INPUT, "model width %d: the CUDA program takes multiples of 8 from 16 to %d", sizes->dim, MAX_DIM);
+        fatal(EXIT_BAD_INPUT, "model width %d: the CUDA program takes multiples of 8 from 16 to %d",
+              sizes->dim, MAX_DIM);
     if (sizes->heads < 1 || sizes->dim % sizes->heads || sizes->dim / sizes->heads % 8)
-        fatal(EXIT_BAD_INPUT, "%d heads of width %d: the head width must be a multiple of 8 that divides the model width",
+        fatal(EXIT_BAD_INPUT,
+              "%d heads of width %d: the head width must be a multiple of 8 that divides the model width",
               sizes->heads, sizes->dim / (sizes->heads ? sizes->heads : 1));
     if (sizes->mlp_dim % 8 || sizes->vocab_padded % 8)
-        fatal(EXIT_BAD_INPUT, "MLP width %d, vocabulary %d: both must be multiples of 8", sizes->mlp_dim, sizes->vocab_padded);
+        fatal(EXIT_BAD_INPUT, "MLP width %d, vocabulary %d: both must be multiples of 8", sizes->mlp_dim,
+              sizes->vocab_padded);
     s->sizes = *sizes;
-    if (sizes->wait_limit > 0) watchdog_start(sizes->wait_limit);
+    if (sizes->wait_limit > 0)
+        watchdog_start(sizes->wait_limit);
     device_set_portable(sizes->portable);
     reserve_scratch(s, sizes);
     sm90_gemm_reserve();
@@ -66,12 +73,14 @@ void backend_reserve(const OpSizes *sizes)
     attention_reserve(sizes);
     ns_reserve();
     timeline_mark("products and plans");
-    if (device_has_wgmma() && sizes->self_check != SELF_CHECK_NEVER) self_check();
+    if (device_has_wgmma() && sizes->self_check != SELF_CHECK_NEVER)
+        self_check();
 }
 
 void backend_close(void)
 {
-    if (!device_state.open) return;
+    if (!device_state.open)
+        return;
     CUDA_CHECK(cudaDeviceSynchronize());
     watchdog_stop();
     ns_release();
@@ -79,7 +88,8 @@ void backend_close(void)
     head_close();
     relu2_close();
     matmul_close();
-    for (int i = 0; i < SCRATCHES; i++) device_free(device_state.scratch[i]);
+    for (int i = 0; i < SCRATCHES; i++)
+        device_free(device_state.scratch[i]);
     device_free(device_state.counters);
     memset(&device_state, 0, sizeof device_state);
 }
@@ -87,8 +97,9 @@ void backend_close(void)
 float *scratch_floats(ScratchOp op, size_t floats)
 {
     if (floats > device_state.scratch_floats[op])
-        fatal(EXIT_BAD_INPUT, "an op needs %zu floats of scratch and %zu are reserved: sizes beyond backend_reserve's", floats,
-              device_state.scratch_floats[op]);
+        fatal(EXIT_BAD_INPUT,
+              "an op needs %zu floats of scratch and %zu are reserved: sizes beyond backend_reserve's",
+              floats, device_state.scratch_floats[op]);
     return device_state.scratch[op];
 }
 
@@ -103,9 +114,10 @@ const char *backend_description(void)
 {
     static char text[1024];
     const DeviceState *s = &device_state;
-    snprintf(text, sizeof text, "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, %s, %s, %s; %s", s->name,
-             s->index, s->compute / 10, s->compute % 10, s->sms, device_path(), head_description(), matmul_description(),
-             attention_description());
+    snprintf(text, sizeof text,
+             "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, %s, %s, %s; %s",
+             s->name, s->index, s->compute / 10, s->compute % 10, s->sms, device_path(), head_description(),
+             matmul_description(), attention_description());
     return text;
 }
 
@@ -114,24 +126,31 @@ const char *backend_version_line(int index)
     static char text[128];
     int version = 0;
     switch (index) {
-    case 0: CUDA_CHECK(cudaDriverGetVersion(&version)); break;
-    case 1: CUDA_CHECK(cudaRuntimeGetVersion(&version)); break;
+    case 0:
+        CUDA_CHECK(cudaDriverGetVersion(&version));
+        break;
+    case 1:
+        CUDA_CHECK(cudaRuntimeGetVersion(&version));
+        break;
     case 2:
-        snprintf(text, sizeof text, "cuBLASLt %zu.%zu.%zu", cublasLtGetVersion() / 10000, cublasLtGetVersion() / 100 % 100,
-                 cublasLtGetVersion() % 100);
+        snprintf(text, sizeof text, "cuBLASLt %zu.%zu.%zu", cublasLtGetVersion() / 10000,
+                 cublasLtGetVersion() / 100 % 100, cublasLtGetVersion() % 100);
         return text;
-    case 3: return attention_library();
+    case 3:
+        return attention_library();
     case 4:
-        snprintf(text, sizeof text, "compiler " __VERSION__ ", nvcc %d.%d.%d", __CUDACC_VER_MAJOR__, __CUDACC_VER_MINOR__,
-                 __CUDACC_VER_BUILD__);
+        snprintf(text, sizeof text, "compiler " __VERSION__ ", nvcc %d.%d.%d", __CUDACC_VER_MAJOR__,
+                 __CUDACC_VER_MINOR__, __CUDACC_VER_BUILD__);
         return text;
-    default: return NULL;
+    default:
+        return NULL;
     }
-    snprintf(text, sizeof text, "CUDA %s %d.%d", index ? "runtime" : "driver", version / 1000, version % 1000 / 10);
+    snprintf(text, sizeof text, "CUDA %s %d.%d", index ? "runtime" : "driver", version / 1000,
+             version % 1000 / 10);
     return text;
 }
 
-// ---- memory --------------------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 
 typedef struct Allocation {
     void *p;
@@ -150,8 +169,11 @@ void *device_malloc(size_t size, const char *what)
         size_t free_bytes = 0, total = 0;
         cudaGetLastError();
         cudaMemGetInfo(&free_bytes, &total);
-        fatal(EXIT_BAD_INPUT, "no device memory for %s: %.1f MiB wanted, %.1f of %.1f MiB free (%s); use smaller micro-batches",
-              what, (double)size / 1048576, (double)free_bytes / 1048576, (double)total / 1048576, cudaGetErrorString(status));
+        fatal(
+            EXIT_BAD_INPUT,
+            "no device memory for %s: %.1f MiB wanted, %.1f of %.1f MiB free (%s); use smaller micro-batches",
+            what, (double)size / 1048576, (double)free_bytes / 1048576, (double)total / 1048576,
+            cudaGetErrorString(status));
     }
     return p;
 }
@@ -174,9 +196,11 @@ void *device_alloc(size_t bytes, const char *what)
 
 void device_free(void *p)
 {
-    if (!p) return;
+    if (!p)
+        return;
     Allocation **link = &allocations;
-    while (*link && (*link)->p != p) link = &(*link)->next;
+    while (*link && (*link)->p != p)
+        link = &(*link)->next;
     assert(*link && "device_free of memory that device_alloc did not give");
     Allocation *a = *link;
     *link = a->next;
@@ -192,7 +216,8 @@ size_t device_bytes_in_use(void)
 {
     size_t free_bytes, total;
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    if (total - free_bytes > most_in_use) most_in_use = total - free_bytes;
+    if (total - free_bytes > most_in_use)
+        most_in_use = total - free_bytes;
     return most_in_use;
 }
 
@@ -206,10 +231,11 @@ void *host_alloc(size_t bytes)
 
 void host_free(void *p)
 {
-    if (p) CUDA_CHECK(cudaFreeHost(p));
+    if (p)
+        CUDA_CHECK(cudaFreeHost(p));
 }
 
-// ---- streams and graphs --------------------------------------------------------------------------------------------------
+// ---- streams and graphs -----------------------------------------------------------------------------------
 
 Stream stream_create(void)
 {
@@ -275,7 +301,8 @@ void stream_wait(Stream s, Event *e) { CUDA_CHECK(cudaStreamWaitEvent(s, e->even
 
 void event_destroy(Event *e)
 {
-    if (!e) return;
+    if (!e)
+        return;
     CUDA_CHECK(cudaEventDestroy(e->event));
     free(e);
 }
@@ -295,7 +322,8 @@ Graph *graph_end(Stream s)
     cudaGraph_t graph;
     CUDA_CHECK(cudaStreamEndCapture(s, &graph));
     Graph *g = (Graph *)xcalloc(1, sizeof *g);
-    CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, cudaGraphInstantiateFlagUseNodePriority)); // as the streams have it
+    CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph,
+                                    cudaGraphInstantiateFlagUseNodePriority)); // as the streams have it
     CUDA_CHECK(cudaGraphDestroy(graph));
     return g;
 }
@@ -304,7 +332,8 @@ void graph_launch(Graph *g, Stream s) { CUDA_CHECK(cudaGraphLaunch(g->exec, s));
 
 void graph_destroy(Graph *g)
 {
-    if (!g) return;
+    if (!g)
+        return;
     CUDA_CHECK(cudaGraphExecDestroy(g->exec));
     free(g);
 }

@@ -17,7 +17,8 @@ static bool find_id(const char *notes, size_t size, char *hex)
         const unsigned char *id = (const unsigned char *)name + round_up(n->n_namesz, 4);
         if (n->n_type == NT_GNU_BUILD_ID && n->n_namesz == 4 && !memcmp(name, "GNU", 4) &&
             n->n_descsz <= MAX_ID) {
-            for (size_t i = 0; i < n->n_descsz; i++) sprintf(hex + 2 * i, "%02x", id[i]);
+            for (size_t i = 0; i < n->n_descsz; i++)
+                sprintf(hex + 2 * i, "%02x", id[i]);
             return true;
         }
         at += sizeof *n + (size_t)(round_up(n->n_namesz, 4) + round_up(n->n_descsz, 4));
@@ -32,7 +33,8 @@ static int visit_program(struct dl_phdr_info *info, size_t size, void *hex)
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *p = &info->dlpi_phdr[i];
         const char *notes = (const char *)(info->dlpi_addr + p->p_vaddr);
-        if (p->p_type == PT_NOTE && find_id(notes, p->p_memsz, hex)) break;
+        if (p->p_type == PT_NOTE && find_id(notes, p->p_memsz, hex))
+            break;
     }
     return 1;
 }
@@ -40,7 +42,8 @@ static int visit_program(struct dl_phdr_info *info, size_t size, void *hex)
 const char *program_build_id(void)
 {
     static char hex[2 * MAX_ID + 1];
-    if (!hex[0]) dl_iterate_phdr(visit_program, hex);
+    if (!hex[0])
+        dl_iterate_phdr(visit_program, hex);
     return hex[0] ? hex : NULL;
 }
 
@@ -49,8 +52,10 @@ const char *driver_version(const char *path)
     static char line[256];
     FILE *f = fopen(path, "r");
     bool good = f && fgets(line, sizeof line, f);
-    if (f) fclose(f);
-    if (!good) return NULL;
+    if (f)
+        fclose(f);
+    if (!good)
+        return NULL;
     line[strcspn(line, "\n")] = 0;
     return line[0] ? line : NULL;
 }
@@ -61,7 +66,8 @@ const char *driver_version(const char *path)
 static char *cache_folder(void)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && cache[0] == '/') return format_string("%s/train_gpt", cache);
+    if (cache && cache[0] == '/')
+        return format_string("%s/train_gpt", cache);
     return home && home[0] == '/' ? format_string("%s/.cache/train_gpt", home) : NULL;
 }
 
@@ -86,7 +92,8 @@ static bool file_holds(const char *path, const char *text)
     int64_t bytes;
     size_t length = strlen(text);
     int fd = open_regular("cache", path, &bytes, &unused);
-    if (fd < 0) return false;
+    if (fd < 0)
+        return false;
     char *there = xcalloc(length, 1);
     bool same = bytes == (int64_t)length && read(fd, there, length) == (ssize_t)length &&
                 !memcmp(there, text, length);
@@ -102,7 +109,8 @@ bool check_needed(SelfCheck mode, const CheckKey *key)
     if (needed && folder && is_known(key)) {
         char *path = file_of(key, folder), *text = text_of(key);
         needed = mode == SELF_CHECK_ALWAYS || !file_holds(path, text);
-        if (needed) unlink(path);
+        if (needed)
+            unlink(path);
         free(path);
         free(text);
     }
@@ -120,12 +128,14 @@ static bool write_new(int fd, const char *text)
 void check_remember(const CheckKey *key)
 {
     char *folder = is_known(key) ? cache_folder() : NULL;
-    if (!folder) return;
+    if (!folder)
+        return;
     if (make_folders(folder) == 0) {
         char *path = file_of(key, folder), *text = text_of(key);
         char *temporary = format_string("%s.XXXXXX", path);
         int fd = mkstemp(temporary);
-        if (fd >= 0 && (!write_new(fd, text) || rename(temporary, path))) unlink(temporary);
+        if (fd >= 0 && (!write_new(fd, text) || rename(temporary, path)))
+            unlink(temporary);
         free(path);
         free(text);
         free(temporary);

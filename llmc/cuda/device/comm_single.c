@@ -11,17 +11,17 @@ bool comm_choose_devices(const CommOptions *o, LaunchChoice *c, Error *e)
 {
     bool one = !strcmp(o->gpus, "all") || !strcmp(o->gpus, "1");
     *c = (LaunchChoice){.count = 1, .device = {(int)max_i64(o->device, 0)}};
-    if (o->ranks != 1) return error_set(e, "--ranks %d, %s", o->ranks, comm_one_rank_only());
-    if (!one) return error_set(e, "--gpus %s, %s (one GPU is chosen by --device)", o->gpus, comm_one_rank_only());
+    if (o->ranks != 1)
+        return error_set(e, "--ranks %d, %s", o->ranks, comm_one_rank_only());
+    if (!one)
+        return error_set(e, "--gpus %s, %s (one GPU is chosen by --device)", o->gpus, comm_one_rank_only());
     int visible = o->device < 0 && *o->gpus != '1' ? backend_device_count() : 1;
-    if (visible > 1) snprintf(c->why, sizeof c->why, "%d GPUs are here, %s", visible, comm_one_rank_only());
+    if (visible > 1)
+        snprintf(c->why, sizeof c->why, "%d GPUs are here, %s", visible, comm_one_rank_only());
     return true;
 }
 
-int comm_device_of(int local_rank)
-{
-    return local_rank;
-}
+int comm_device_of(int local_rank) { return local_rank; }
 
 const char *comm_failure(void) { return NULL; }
 void comm_connect(void) {}
@@ -32,14 +32,8 @@ void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count)
     (void)s, (void)out, (void)in, (void)count;
 }
 
-void comm_all_gather(Stream s, void *buf, int64_t bytes)
-{
-    (void)s, (void)buf, (void)bytes;
-}
+void comm_all_gather(Stream s, void *buf, int64_t bytes) { (void)s, (void)buf, (void)bytes; }
 
-void comm_all_reduce(Stream s, float *buf, int64_t count)
-{
-    (void)s, (void)buf, (void)count;
-}
+void comm_all_reduce(Stream s, float *buf, int64_t count) { (void)s, (void)buf, (void)count; }
 
 const char *comm_description(void) { return "built without NCCL"; }

@@ -1,8 +1,9 @@
-// What every CUDA file of the backend shares: error checks, 16-byte vectors of bf16, fixed-order reductions, the scratch memory.
+// What every CUDA file of the backend shares: error checks, 16-byte vectors of bf16, fixed-order reductions,
+// the scratch memory.
 //
-// Shape of the memory-bound kernels: one warp owns a row of width d, lane l holds the 16-byte vectors l, l+32, l+64 ... of it,
-// all in registers. VPL (vectors per lane) is a template parameter, so a row of up to 256*VPL elements; shorter rows leave lanes
-// idle.
+// Shape of the memory-bound kernels: one warp owns a row of width d, lane l holds the 16-byte vectors l,
+// l+32, l+64 ... of it, all in registers. VPL (vectors per lane) is a template parameter, so a row of up to
+// 256*VPL elements; shorter rows leave lanes idle.
 #pragma once
 #include <assert.h>
 #include <math.h>
@@ -22,16 +23,18 @@ extern "C" {
 // Ends the program with the error: EXIT_DEVICE when the GPU has failed, and any later call would too.
 __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call, const char *file, int line);
 
-#define CUDA_CHECK(expression)                                                                                                  \
-    do {                                                                                                                        \
-        cudaError_t status_ = (expression);                                                                                     \
-        if (status_ != cudaSuccess) cuda_failed(status_, #expression, __FILE__, __LINE__);                                      \
+#define CUDA_CHECK(expression) \
+    do { \
+        cudaError_t status_ = (expression); \
+        if (status_ != cudaSuccess) \
+            cuda_failed(status_, #expression, __FILE__, __LINE__); \
     } while (0)
 #define CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 
-// ---- the device and its scratch ------------------------------------------------------------------------------------------
+// ---- the device and its scratch ---------------------------------------------------------------------------
 
-// Ops with scratch of their own: partial sums of fixed-order reductions, and a counter of the CTAs that have written theirs.
+// Ops with scratch of their own: partial sums of fixed-order reductions, and a counter of the CTAs that have
+// written theirs.
 typedef enum {
     SCRATCH_ROPE,
     SCRATCH_MIX,
@@ -54,19 +57,21 @@ typedef struct {
     size_t shared_block; // most shared memory of a block, bytes
     char name[256];
     bool open;
-    OpSizes sizes;       // as reserved
-    float *scratch[SCRATCHES];         // of each op that needs any
+    OpSizes sizes;             // as reserved
+    float *scratch[SCRATCHES]; // of each op that needs any
     size_t scratch_floats[SCRATCHES];
-    unsigned *counters;                // (SCRATCHES, COUNTER_PITCH): CTAs that have arrived, 0 between kernels
+    unsigned *counters; // (SCRATCHES, COUNTER_PITCH): CTAs that have arrived, 0 between kernels
 } DeviceState;
 extern DeviceState device_state;
-void device_open(DeviceState *s, int index); // fatal, with the reason, when there is no such device or no code for it
+void device_open(DeviceState *s,
+                 int index); // fatal, with the reason, when there is no such device or no code for it
 
-// Memory that device_alloc's list does not know, not zeroed, to be freed with cudaFree; fatal with `what` when memory is short.
+// Memory that device_alloc's list does not know, not zeroed, to be freed with cudaFree; fatal with `what`
+// when memory is short.
 void *device_malloc(size_t size, const char *what);
 
-// Scratch memory of an op; fatal when more is asked than backend_reserve set aside. Different ops may run at the same time, calls of
-// one op may not: they go to one stream or are ordered by events.
+// Scratch memory of an op; fatal when more is asked than backend_reserve set aside. Different ops may run at
+// the same time, calls of one op may not: they go to one stream or are ordered by events.
 float *scratch_floats(ScratchOp op, size_t floats);
 unsigned *scratch_counter(ScratchOp op);
 
@@ -79,7 +84,7 @@ void head_reserve(const OpSizes *sizes);
 void head_close(void);
 const char *head_description(void);
 
-// ---- vectors -------------------------------------------------------------------------------------------------------------
+// ---- vectors ----------------------------------------------------------------------------------------------
 
 enum { MAX_DIM = 2048, WARP = 32, ROW_THREADS = 256, ROW_WARPS = ROW_THREADS / WARP };
 
@@ -108,49 +113,75 @@ static __device__ __forceinline__ uint4 pack8(const float (&f)[8])
     return make_uint4(pack2(f[0], f[1]), pack2(f[2], f[3]), pack2(f[4], f[5]), pack2(f[6], f[7]));
 }
 
-static __device__ __forceinline__ uint4 load_vec(const floatX *row, int v) { return reinterpret_cast<const uint4 *>(row)[v]; }
-static __device__ __forceinline__ void store_vec(floatX *row, int v, uint4 u) { reinterpret_cast<uint4 *>(row)[v] = u; }
-
-// The lane's share of a row of `vectors` 16-byte vectors; zeros beyond the end.
-template <int VPL> static __device__ __forceinline__ void load_row(uint4 (&u)[VPL], const floatX *row, int vectors, int lane)
+static __device__ __forceinline__ uint4 load_vec(const floatX *row, int v)
 {
-#pragma unroll
-    for (int i = 0; i < VPL; i++) u[i] = lane + WARP * i < vectors ? load_vec(row, lane + WARP * i) : make_uint4(0, 0, 0, 0);
+    return reinterpret_cast<const uint4 *>(row)[v];
+}
+static __device__ __forceinline__ void store_vec(floatX *row, int v, uint4 u)
+{
+    reinterpret_cast<uint4 *>(row)[v] = u;
 }
 
-template <int VPL> static __device__ __forceinline__ void store_row(floatX *row, const uint4 (&u)[VPL], int vectors, int lane)
+// The lane's share of a row of `vectors` 16-byte vectors; zeros beyond the end.
+template <int VPL>
+static __device__ __forceinline__ void load_row(uint4 (&u)[VPL], const floatX *row, int vectors, int lane)
 {
 #pragma unroll
     for (int i = 0; i < VPL; i++)
-        if (lane + WARP * i < vectors) store_vec(row, lane + WARP * i, u[i]);
+        u[i] = lane + WARP * i < vectors ? load_vec(row, lane + WARP * i) : make_uint4(0, 0, 0, 0);
+}
+
+template <int VPL>
+static __device__ __forceinline__ void store_row(floatX *row, const uint4 (&u)[VPL], int vectors, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < VPL; i++)
+        if (lane + WARP * i < vectors)
+            store_vec(row, lane + WARP * i, u[i]);
 }
 
 // Calls `call` with constexpr int VPL for width d; widths between the instances take the next larger one.
-#define DISPATCH_WIDTH(d, call)                                                                                                 \
-    do {                                                                                                                        \
-        int vectors_per_lane_ = ((d) + 255) / 256;                                                                              \
-        if (vectors_per_lane_ <= 1) { constexpr int VPL = 1; call; }                                                            \
-        else if (vectors_per_lane_ <= 2) { constexpr int VPL = 2; call; }                                                       \
-        else if (vectors_per_lane_ <= 3) { constexpr int VPL = 3; call; }                                                       \
-        else if (vectors_per_lane_ <= 4) { constexpr int VPL = 4; call; }                                                       \
-        else if (vectors_per_lane_ <= 6) { constexpr int VPL = 6; call; }                                                       \
-        else { constexpr int VPL = 8; call; }                                                                                   \
-        CHECK_LAUNCH();                                                                                                         \
+#define DISPATCH_WIDTH(d, call) \
+    do { \
+        int vectors_per_lane_ = ((d) + 255) / 256; \
+        if (vectors_per_lane_ <= 1) { \
+            constexpr int VPL = 1; \
+            call; \
+        } else if (vectors_per_lane_ <= 2) { \
+            constexpr int VPL = 2; \
+            call; \
+        } else if (vectors_per_lane_ <= 3) { \
+            constexpr int VPL = 3; \
+            call; \
+        } else if (vectors_per_lane_ <= 4) { \
+            constexpr int VPL = 4; \
+            call; \
+        } else if (vectors_per_lane_ <= 6) { \
+            constexpr int VPL = 6; \
+            call; \
+        } else { \
+            constexpr int VPL = 8; \
+            call; \
+        } \
+        CHECK_LAUNCH(); \
     } while (0)
 
-// ---- reductions ----------------------------------------------------------------------------------------------------------
+// ---- reductions -------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ float warp_sum(float x)
 {
 #pragma unroll
-    for (int step = 16; step; step >>= 1) x += __shfl_xor_sync(0xffffffffu, x, step);
+    for (int step = 16; step; step >>= 1)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
     return x;
 }
 
-// Sum over groups of `width` neighbouring lanes (a power of two), for the lanes of `mask`, which holds whole groups.
+// Sum over groups of `width` neighbouring lanes (a power of two), for the lanes of `mask`, which holds whole
+// groups.
 static __device__ __forceinline__ float group_sum(float x, int width, unsigned mask)
 {
-    for (int step = width / 2; step; step >>= 1) x += __shfl_xor_sync(mask, x, step);
+    for (int step = width / 2; step; step >>= 1)
+        x += __shfl_xor_sync(mask, x, step);
     return x;
 }
 
@@ -172,44 +203,52 @@ static __device__ __forceinline__ float block_sum(float x, float *shared)
     x = warp_sum(x);
     int warps = blockDim.x / WARP;
     __syncthreads(); // shared may still be read from the last call
-    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = x;
     __syncthreads();
     x = threadIdx.x % WARP < warps ? shared[threadIdx.x % WARP] : 0;
     return warp_sum(x);
 }
 
-// out[k] += sum over all threads of the grid of v[k]. Every block writes its sums to `partials` (gridDim.x, K); the block that
-// arrives last adds them up in the order of the blocks: no atomics on floats, so the same bits in every run.
-// All threads of the block must call it; counter is 0 before and after.
+// out[k] += sum over all threads of the grid of v[k]. Every block writes its sums to `partials` (gridDim.x,
+// K); the block that arrives last adds them up in the order of the blocks: no atomics on floats, so the same
+// bits in every run. All threads of the block must call it; counter is 0 before and after.
 template <int K>
-static __device__ __forceinline__ void grid_accumulate(float *out, const float (&v)[K], float *partials, unsigned *counter)
+static __device__ __forceinline__ void grid_accumulate(float *out, const float (&v)[K], float *partials,
+                                                       unsigned *counter)
 {
     __shared__ float shared[WARP];
     __shared__ bool last;
     float sums[K];
 #pragma unroll
-    for (int k = 0; k < K; k++) sums[k] = block_sum(v[k], shared);
+    for (int k = 0; k < K; k++)
+        sums[k] = block_sum(v[k], shared);
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int k = 0; k < K; k++) partials[blockIdx.x * K + k] = sums[k];
+        for (int k = 0; k < K; k++)
+            partials[blockIdx.x * K + k] = sums[k];
         __threadfence();
         last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1; // wraps to 0 at the last block
     }
     __syncthreads();
-    if (!last) return;
+    if (!last)
+        return;
     __threadfence();
 #pragma unroll
     for (int k = 0; k < K; k++) {
         float x = 0;
-        for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x) x += __ldcg(partials + b * K + k);
+        for (int b = threadIdx.x; b < gridDim.x; b += blockDim.x)
+            x += __ldcg(partials + b * K + k);
         x = block_sum(x, shared);
-        if (threadIdx.x == 0) out[k] += x;
+        if (threadIdx.x == 0)
+            out[k] += x;
     }
 }
 
 static __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Blocks for a kernel whose warps each take rows in turn: enough to fill the device, never more than there are rows.
+// Blocks for a kernel whose warps each take rows in turn: enough to fill the device, never more than there
+// are rows.
 static inline int row_blocks(int rows, int blocks_per_sm)
 {
     int64_t most = (int64_t)device_state.sms * blocks_per_sm;

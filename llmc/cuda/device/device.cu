@@ -1,5 +1,7 @@
-// Opening the device, and what it can do. A program may hold machine code for several GPUs, and a GPU takes the best that fits it:
-// what counts is not only the device but also the code that it chose, so a kernel tells for which architecture it was compiled.
+// Opening the device, and what it can do. A program may hold machine code for several GPUs, and a GPU takes
+// the best that fits it:
+// what counts is not only the device but also the code that it chose, so a kernel tells for which
+// architecture it was compiled.
 #include "llmc/cuda/device/cuda_common.cuh"
 #include <string.h>
 
@@ -18,7 +20,7 @@ __global__ void device_probe_kernel(int *code)
 #endif
 }
 
-// ---- errors --------------------------------------------------------------------------------------------------------------
+// ---- errors -----------------------------------------------------------------------------------------------
 
 // After these the context is lost: every later call gives the same error.
 static bool is_device_failure(cudaError_t status)
@@ -37,8 +39,10 @@ static bool is_device_failure(cudaError_t status)
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
     case cudaErrorExternalDevice:
-    case cudaErrorUnknown: return true;
-    default: return false;
+    case cudaErrorUnknown:
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -48,12 +52,14 @@ void cuda_failed(cudaError_t status, const char *call, const char *file, int lin
     if (!is_device_failure(status))
         fatal(EXIT_BAD_INPUT, "CUDA: %s at %s:%d: %s (%s)", call, file, line, text, name);
     fatal(EXIT_DEVICE,
-          "the GPU failed: %s (%s). Work is asynchronous: %s at %s:%d noticed it, the cause is one of the launches before; "
-          "CUDA_LAUNCH_BLOCKING=1 shows which. Hardware faults are in dmesg (Xid); --resume goes on from the last checkpoint",
+          "the GPU failed: %s (%s). Work is asynchronous: %s at %s:%d noticed it, the cause is one of the "
+          "launches before; "
+          "CUDA_LAUNCH_BLOCKING=1 shows which. Hardware faults are in dmesg (Xid); --resume goes on from the "
+          "last checkpoint",
           text, name, call, file, line);
 }
 
-// ---- the device ------------------------------------------------------------------------------------------------------------
+// ---- the device -------------------------------------------------------------------------------------------
 
 // What a build for exactly this device is called: "80", "90a".
 static const char *architecture(const DeviceState *s)
@@ -68,7 +74,9 @@ static void probe_code(DeviceState *s)
     int code[2] = {0, 0}, *device_code;
     cudaFuncAttributes attributes;
     if (cudaFuncGetAttributes(&attributes, (const void *)device_probe_kernel) != cudaSuccess)
-        fatal(EXIT_BAD_INPUT, "%s is compute capability %d.%d, for which this program was not built: rebuild with make GPU_ARCH=%s",
+        fatal(EXIT_BAD_INPUT,
+              "%s is compute capability %d.%d, for which this program was not built: rebuild with make "
+              "GPU_ARCH=%s",
               s->name, s->compute / 10, s->compute % 10, architecture(s));
     CUDA_CHECK(cudaMalloc(&device_code, sizeof code));
     device_probe_kernel<<<1, 1>>>(device_code);
@@ -78,7 +86,8 @@ static void probe_code(DeviceState *s)
     s->code = code[0];
     s->wgmma_code = code[1];
     if (s->compute == HOPPER && !s->wgmma_code)
-        note("built without the instructions of sm_90a: slower kernels than this GPU could run; rebuild with make GPU_ARCH=90a");
+        note("built without the instructions of sm_90a: slower kernels than this GPU could run; rebuild with "
+             "make GPU_ARCH=90a");
 }
 
 // The runtime says "insufficient driver" of one that is older than itself, and where there is none at all.
@@ -92,22 +101,25 @@ static void refuse_driver(void)
         fatal(EXIT_BAD_INPUT,
               "no NVIDIA driver here: install one (for CUDA %d: %s or later), or run the CPU program", major,
               needed);
-    fatal(EXIT_BAD_INPUT,
-          "the NVIDIA driver is too old: it supports CUDA up to %d.%d, this program was built with CUDA %d.%d: "
-          "update the driver (to %s or later), or rebuild with a toolkit of CUDA %d (12.4 or later)",
-          driver / 1000, driver % 1000 / 10, major, minor, needed, driver / 1000);
+    fatal(
+        EXIT_BAD_INPUT,
+        "the NVIDIA driver is too old: it supports CUDA up to %d.%d, this program was built with CUDA %d.%d: "
+        "update the driver (to %s or later), or rebuild with a toolkit of CUDA %d (12.4 or later)",
+        driver / 1000, driver % 1000 / 10, major, minor, needed, driver / 1000);
 }
 
 void device_open(DeviceState *s, int index)
 {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
-    if (status == cudaErrorInsufficientDriver) refuse_driver();
+    if (status == cudaErrorInsufficientDriver)
+        refuse_driver();
     if (status != cudaSuccess || count == 0)
         fatal(EXIT_BAD_INPUT, "no CUDA device (%s): check the driver with nvidia-smi, or run the CPU program",
               cudaGetErrorString(status));
     if (index < 0 || index >= count)
-        fatal(EXIT_BAD_INPUT, "device %d does not exist: this machine has %d (0 to %d)", index, count, count - 1);
+        fatal(EXIT_BAD_INPUT, "device %d does not exist: this machine has %d (0 to %d)", index, count,
+              count - 1);
     cudaDeviceProp p;
     CUDA_CHECK(cudaGetDeviceProperties(&p, index));
     CUDA_CHECK(cudaSetDevice(index));
@@ -124,18 +136,24 @@ void device_set_portable(bool portable) { device_state.portable = portable; }
 bool device_is_portable(void) { return device_state.portable; }
 int device_compute(void) { return device_state.compute; }
 bool device_has_wgmma(void) { return device_state.wgmma_code && !device_state.portable; }
-bool device_has_bulk_copies(void) { return device_state.code >= FIRST_WITH_BULK_COPIES && !device_state.portable; }
+bool device_has_bulk_copies(void)
+{
+    return device_state.code >= FIRST_WITH_BULK_COPIES && !device_state.portable;
+}
 bool device_has_fp8(void) { return device_state.compute >= FIRST_WITH_FP8 && !device_state.portable; }
 
 const char *device_path(void)
 {
     static char text[160];
     const DeviceState *s = &device_state;
-    if (device_has_wgmma()) return "kernels for Hopper (wgmma, TMA)";
-    if (s->portable) return "portable kernels (--portable)";
-    if (s->compute == HOPPER) return "portable kernels (built without sm_90a)";
-    snprintf(text, sizeof text, "portable kernels (compute capability %d.%d has no wgmma)%s", s->compute / 10, s->compute % 10,
-             device_has_bulk_copies() ? ", rows by bulk copies" : "");
+    if (device_has_wgmma())
+        return "kernels for Hopper (wgmma, TMA)";
+    if (s->portable)
+        return "portable kernels (--portable)";
+    if (s->compute == HOPPER)
+        return "portable kernels (built without sm_90a)";
+    snprintf(text, sizeof text, "portable kernels (compute capability %d.%d has no wgmma)%s", s->compute / 10,
+             s->compute % 10, device_has_bulk_copies() ? ", rows by bulk copies" : "");
     return text;
 }
 
@@ -146,12 +164,14 @@ static struct {
 void device_share(int sms, int products)
 {
     share.sms = sms;
-    if (products > share.products || products == 0) share.products = products;
+    if (products > share.products || products == 0)
+        share.products = products;
 }
 
 int device_take_share(void)
 {
-    if (share.products == 0) return 0;
+    if (share.products == 0)
+        return 0;
     share.products--;
     return share.sms;
 }

@@ -1,26 +1,29 @@
-// What the open device can do, and what this build and the user let it do. Every choice between a kernel for one kind of GPU and
-// one for all asks here, so that a run is on one path throughout.
+// What the open device can do, and what this build and the user let it do. Every choice between a kernel for
+// one kind of GPU and one for all asks here, so that a run is on one path throughout.
 #pragma once
 #include <stdbool.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// true: as if the device had none of the units below. For --portable; before the reserve functions, not between.
+// true: as if the device had none of the units below. For --portable; before the reserve functions, not
+// between.
 void device_set_portable(bool portable);
 bool device_is_portable(void);
 
-int device_compute(void);           // capability of the device: 10 * major + minor
-bool device_has_wgmma(void);        // Hopper's warpgroup products and tensor memory accelerator, compiled in (sm_90a)
-bool device_has_bulk_copies(void);  // rows to shared memory by the copy engine: Hopper and later
-bool device_has_fp8(void);          // FP8 products on the tensor cores: Ada and later
+int device_compute(void); // capability of the device: 10 * major + minor
+bool device_has_wgmma(
+    void); // Hopper's warpgroup products and tensor memory accelerator, compiled in (sm_90a)
+bool device_has_bulk_copies(void); // rows to shared memory by the copy engine: Hopper and later
+bool device_has_fp8(void);         // FP8 products on the tensor cores: Ada and later
 
-// The next `products` products leave `sms` multiprocessors to collectives that begin about now. They share out their work among
-// blocks that are to run at the same time: a block that finds no place starts when another ends, and the product takes twice as
-// long. Sums keep their order for a given sequence of calls. products 0: none of the next ones does.
+// The next `products` products leave `sms` multiprocessors to collectives that begin about now. They share
+// out their work among blocks that are to run at the same time: a block that finds no place starts when
+// another ends, and the product takes twice as long. Sums keep their order for a given sequence of calls.
+// products 0: none of the next ones does.
 void device_share(int sms, int products);
-int device_take_share(void);        // multiprocessors that the product to be launched has to leave; counts it
-const char *device_path(void);      // which path the kernels take, and why; static text
+int device_take_share(void);   // multiprocessors that the product to be launched has to leave; counts it
+const char *device_path(void); // which path the kernels take, and why; static text
 
 #ifdef __cplusplus
 }

@@ -49,13 +49,15 @@ __host__ __device__ __forceinline__ float pattern(uint32_t seed, int64_t i)
 __global__ void fill_pattern_kernel(floatX *out, int64_t n, uint32_t seed)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = __float2bfloat16(pattern(seed, i));
+    if (i < n)
+        out[i] = __float2bfloat16(pattern(seed, i));
 }
 
 static std::vector<double> pattern_of(uint32_t seed, int64_t first, int64_t n)
 {
     std::vector<double> x((size_t)n);
-    for (int64_t i = 0; i < n; i++) x[(size_t)i] = (double)pattern(seed, first + i);
+    for (int64_t i = 0; i < n; i++)
+        x[(size_t)i] = (double)pattern(seed, first + i);
     return x;
 }
 
@@ -63,7 +65,8 @@ static std::vector<double> pattern_of(uint32_t seed, int64_t first, int64_t n)
 static double dot(const double *x, const double *y, int64_t step, int n)
 {
     double sum = 0;
-    for (int i = 0; i < n; i++) sum += x[i] * y[i * step];
+    for (int i = 0; i < n; i++)
+        sum += x[i] * y[i * step];
     return sum;
 }
 
@@ -79,7 +82,8 @@ struct Arena {
     explicit Arena(Stream s) : stream(s) {}
     ~Arena()
     {
-        for (void *p : pieces) CUDA_CHECK(cudaFree(p));
+        for (void *p : pieces)
+            CUDA_CHECK(cudaFree(p));
     }
     template <class T> T *take(int64_t n)
     {
@@ -126,7 +130,8 @@ static void fail(const char *what)
 static void require(const Distance &d, const char *kernel, double limit = ROUNDING_LIMIT)
 {
     double distance = sqrt(d.difference / fmax(d.size, 1e-30));
-    if (distance <= limit) return; // a NaN is not
+    if (distance <= limit)
+        return; // a NaN is not
     Error e;
     error_set(&e, "the kernel for %s differs by %.2g from the host, at most %.2g is rounding", kernel,
               distance, limit);
@@ -143,8 +148,10 @@ struct GemmCase {
 
 static double epilogue_of(GemmEpilogue e, double sum, double c)
 {
-    if (e == EPILOGUE_RESIDUAL) return sum + c;
-    if (e == EPILOGUE_RELU2) return sum > 0 ? sum * sum : 0;
+    if (e == EPILOGUE_RESIDUAL)
+        return sum + c;
+    if (e == EPILOGUE_RELU2)
+        return sum > 0 ? sum * sum : 0;
     return e == EPILOGUE_DRELU2 ? sum * 2 * sqrt(c) : sum;
 }
 
@@ -162,13 +169,15 @@ static void check_gemm(Stream s, const GemmCase &g)
     floatX *c = with_c ? m.take<floatX>((int64_t)rows * COLS) : NULL;
     if (with_c) // any numbers; RELU2's are not negative
         sm90_gemm(s, LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, rows, DEPTH, COLS);
-    if (!sm90_gemm(s, g.layout, g.epilogue, out, x, w, c, rows, DEPTH, COLS)) return;
+    if (!sm90_gemm(s, g.layout, g.epilogue, out, x, w, c, rows, DEPTH, COLS))
+        return;
     Distance d;
     std::vector<double> host_w = pattern_of(2, 0, DEPTH * COLS);
     for (int row : checked) {
         std::vector<floatX> got = m.read(out + (int64_t)row * COLS, COLS), base(COLS);
         std::vector<double> host_x = pattern_of(1, (int64_t)row * DEPTH, DEPTH);
-        if (with_c) base = m.read(c + (int64_t)row * COLS, COLS);
+        if (with_c)
+            base = m.read(c + (int64_t)row * COLS, COLS);
         for (int j = 0; j < COLS; j++) {
             double sum = g.layout == LAYOUT_NN ? dot(host_x.data(), &host_w[(size_t)j], COLS, DEPTH)
                                                : dot(host_x.data(), &host_w[(size_t)j * DEPTH], 1, DEPTH);
@@ -186,14 +195,16 @@ static void check_weight_grad(Stream s)
     float *dw = m.take<float>((int64_t)M * COLS);
     WeightGrad g = {.dw = dw, .a = a, .b = b, .m = M, .n = COLS, .fresh = true};
     Distance d;
-    if (!sm90_weight_grad(s, &g, 1, N)) return;
+    if (!sm90_weight_grad(s, &g, 1, N))
+        return;
     g.fresh = false;
     sm90_weight_grad(s, &g, 1, N); // twice the product
     std::vector<double> host_b = pattern_of(4, 0, (int64_t)N * COLS);
     for (int row : {0, 65, M / 2 + 200, M - 1}) {
         std::vector<float> got = m.read(dw + (int64_t)row * COLS, COLS);
         double column[N];
-        for (int k = 0; k < N; k++) column[k] = (double)pattern(3, (int64_t)k * M + row);
+        for (int k = 0; k < N; k++)
+            column[k] = (double)pattern(3, (int64_t)k * M + row);
         for (int j = 0; j < COLS; j++)
             d.add((double)got[(size_t)j], 2 * dot(column, &host_b[(size_t)j], COLS, N));
     }
@@ -211,7 +222,8 @@ static void check_qkv(Stream s)
     floatX *qkv = m.take<floatX>(3 * N * D), *v = m.take<floatX>(N * D);
     float *rstd_q = m.take<float>(N * H), *rstd_k = m.take<float>(N * H), one = 1, *scale = m.take<float>(1);
     CUDA_CHECK(cudaMemcpyAsync(scale, &one, sizeof one, cudaMemcpyHostToDevice, s));
-    if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, scale, cos, sin, N, H, E)) return;
+    if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, scale, cos, sin, N, H, E))
+        return;
     Distance d;
     std::vector<double> host_w = pattern_of(6, 0, 3 * D * D);
     for (int row : {0, 63, 200, N - 1})
@@ -247,7 +259,8 @@ static double e4m3(float x)
 static void check_head(Stream s, HeadMode mode)
 {
     enum { ROWS = 130, D = 256, VP = 384, PADDED = 144, PITCH = 144 };
-    if (!sm90_head_fits(mode, D, VP)) return;
+    if (!sm90_head_fits(mode, D, VP))
+        return;
     Arena m(s);
     bool fp8 = mode == HEAD_FP8;
     floatX *x = m.filled(ROWS * D, 9), *w = m.filled(VP * D, 10);
@@ -267,17 +280,20 @@ static void check_head(Stream s, HeadMode mode)
     sm90_head_logits(s, &a);
     std::vector<float> got = m.read(sums, parts * PITCH), got_target = m.read(target_logit, PITCH);
     std::vector<double> host_w = pattern_of(10, 0, VP * D);
-    for (double &v : host_w) v = fp8 ? e4m3((float)v) : v;
+    for (double &v : host_w)
+        v = fp8 ? e4m3((float)v) : v;
     Distance d, d_target;
     for (int row : {0, 63, 64, ROWS - 1}) {
         std::vector<double> host_x = pattern_of(9, row * D, D);
-        for (double &v : host_x) v = fp8 ? e4m3((float)v) : v;
+        for (double &v : host_x)
+            v = fp8 ? e4m3((float)v) : v;
         for (int part = 0; part < parts; part++) {
             double total = 0;
             for (int j = part * cols; j < (part + 1) * cols; j++) {
                 double logit = 0.25 * dot(host_x.data(), &host_w[(size_t)(j * D)], 1, D);
                 total += exp(30 / (1 + exp(-logit / 7.5)) - 30);
-                if (j == 0) d_target.add((double)got_target[(size_t)row], logit);
+                if (j == 0)
+                    d_target.add((double)got_target[(size_t)row], logit);
             }
             d.add((double)got[(size_t)(part * PITCH + row)] / total, 1);
         }
@@ -292,7 +308,8 @@ static void check_head(Stream s, HeadMode mode)
 static void check_ns_chain(Stream s)
 {
     enum { N = 320, M = 384 };
-    if (ns_product_path(NS_BF16, N, M) != NS_PATH_TENSOR || ns_pitch(NS_BF16, N, M) != M) return;
+    if (ns_product_path(NS_BF16, N, M) != NS_PATH_TENSOR || ns_pitch(NS_BF16, N, M) != M)
+        return;
     Arena m(s);
     floatX *x = m.filled(N * M, 11), *a = m.take<floatX>(N * N), *c = m.take<floatX>(N * N),
            *y = m.take<floatX>(N * M);
@@ -303,7 +320,8 @@ static void check_ns_chain(Stream s)
     ns_chain_end(s);
     std::vector<floatX> host_a = m.read(a, N * N), host_c = m.read(c, N * N), host_y = m.read(y, N * M);
     std::vector<double> host_x = pattern_of(11, 0, N * M), host_gram((size_t)(N * N));
-    for (int i = 0; i < N * N; i++) host_gram[(size_t)i] = at(host_a, i);
+    for (int i = 0; i < N * N; i++)
+        host_gram[(size_t)i] = at(host_a, i);
     Distance gram, square, product;
     for (int row : {0, 70, 255, N - 1}) {
         const double *x_row = &host_x[(size_t)(row * M)], *a_row = &host_gram[(size_t)(row * N)];
@@ -324,7 +342,8 @@ static void check_ns_small(Stream s, int n)
 {
     enum { M = 256 };
     const double b = -1.0 / 256, c = 1.0 / 65536;
-    if (!ns_iterates(NS_BF16, n, M)) return;
+    if (!ns_iterates(NS_BF16, n, M))
+        return;
     Arena m(s);
     floatX *x = m.filled((int64_t)n * M, 12), *out = m.take<floatX>((int64_t)n * M);
     NsIteration it = {};
@@ -361,17 +380,20 @@ static void check_all(void)
     Error e;
     Stream s = stream_create();
     if (sm90_tile_clusters() >= 1) { // otherwise a part of the GPU too small for clusters
-        for (const GemmCase &g : gemms) check_gemm(s, g);
+        for (const GemmCase &g : gemms)
+            check_gemm(s, g);
         check_weight_grad(s);
         check_qkv(s);
         check_head(s, HEAD_BF16);
-        if (device_has_fp8()) check_head(s, HEAD_FP8);
+        if (device_has_fp8())
+            check_head(s, HEAD_FP8);
         check_ns_chain(s);
         check_ns_small(s, 72);
         check_ns_small(s, 136);
     }
     stream_destroy(s);
-    if (!attention_own_is_right(&e)) fail(e.text);
+    if (!attention_own_is_right(&e))
+        fail(e.text);
 }
 
 // Model and UUID: every GPU of a machine is checked.
@@ -380,7 +402,8 @@ static void describe_gpu(char *text, size_t size)
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, device_state.index));
     int n = snprintf(text, size, "%s ", properties.name);
-    for (char c : properties.uuid.bytes) n += snprintf(text + n, size - (size_t)n, "%02x", (unsigned char)c);
+    for (char c : properties.uuid.bytes)
+        n += snprintf(text + n, size - (size_t)n, "%02x", (unsigned char)c);
 }
 
 } // namespace

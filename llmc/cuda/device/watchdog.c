@@ -1,7 +1,9 @@
-// Watchdog of one GPU. A kernel that spins, or a GPU that has stopped to answer, blocks the host in the next synchronisation
-// without an error. Several ranks watch each other through the control channel; a single process has only itself.
+// Watchdog of one GPU. A kernel that spins, or a GPU that has stopped to answer, blocks the host in the next
+// synchronisation without an error. Several ranks watch each other through the control channel; a single
+// process has only itself.
 //
-// A thread measures how long the host has been waiting without any wait having ended. It sleeps while nobody waits.
+// A thread measures how long the host has been waiting without any wait having ended. It sleeps while nobody
+// waits.
 #include "llmc/cuda/device/watchdog.h"
 #include "llmc/base/common.h"
 #include <errno.h>
@@ -46,7 +48,8 @@ static void *watch(void *unused)
         int status = pthread_cond_timedwait(&changed, &lock, &deadline);
         if (status == ETIMEDOUT && dog.waiting && passed(&dog.deadline))
             fatal(EXIT_DEVICE,
-                  "the GPU has not finished its work within %.0f s: a kernel hangs, or the device no longer answers; "
+                  "the GPU has not finished its work within %.0f s: a kernel hangs, or the device no longer "
+                  "answers; "
                   "see nvidia-smi and dmesg (a longer --timeout waits longer)",
                   dog.limit);
     }
@@ -65,12 +68,14 @@ void watchdog_start(double seconds)
     dog.limit = seconds;
     dog.ending = false;
     dog.runs = !pthread_create(&dog.thread, NULL, watch, NULL);
-    if (!dog.runs) fatal(EXIT_BAD_INPUT, "cannot start the thread that watches the GPU");
+    if (!dog.runs)
+        fatal(EXIT_BAD_INPUT, "cannot start the thread that watches the GPU");
 }
 
 void watchdog_stop(void)
 {
-    if (!dog.runs) return;
+    if (!dog.runs)
+        return;
     pthread_mutex_lock(&lock);
     dog.ending = true;
     pthread_cond_signal(&changed);
@@ -82,7 +87,8 @@ void watchdog_stop(void)
 
 void watchdog_wait_begin(void)
 {
-    if (!dog.runs) return;
+    if (!dog.runs)
+        return;
     pthread_mutex_lock(&lock);
     if (dog.waiting++ == 0) {
         set_deadline();
@@ -93,7 +99,8 @@ void watchdog_wait_begin(void)
 
 void watchdog_wait_end(void)
 {
-    if (!dog.runs) return;
+    if (!dog.runs)
+        return;
     pthread_mutex_lock(&lock);
     dog.waiting--;
     set_deadline(); // the others wait for something that moves

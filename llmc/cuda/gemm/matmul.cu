@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CUBLAS_CHECK(expression)                                                                             \
-    do {                                                                                                     \
-        cublasStatus_t status_ = (expression);                                                               \
-        if (status_ != CUBLAS_STATUS_SUCCESS)                                                                \
-            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__,         \
-                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_));                         \
+#define CUBLAS_CHECK(expression) \
+    do { \
+        cublasStatus_t status_ = (expression); \
+        if (status_ != CUBLAS_STATUS_SUCCESS) \
+            fatal(EXIT_BAD_INPUT, "cuBLASLt: %s at %s:%d: %s (%s)", #expression, __FILE__, __LINE__, \
+                  cublasLtGetStatusString(status_), cublasLtGetStatusName(status_)); \
     } while (0)
 
 enum { CANDIDATES = 12, TIMED_RUNS = 3 };
@@ -39,8 +39,11 @@ GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cu
 {
     GemmShape g;
     memset(&g, 0, sizeof g); // padding too: shapes are compared bytewise
-    g.m = m, g.n = n, g.k = k;
-    g.transpose_a = transpose_a, g.transpose_b = transpose_b;
+    g.m = m;
+    g.n = n;
+    g.k = k;
+    g.transpose_a = transpose_a;
+    g.transpose_b = transpose_b;
     g.type_a = g.type_b = CUDA_R_16BF;
     g.type_d = type_d;
     g.lda = transpose_a ? m : k;
@@ -94,9 +97,9 @@ static void find_candidates(Plan *p)
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&want));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                       &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES));
-    static const cublasLtMatmulPreferenceAttributes_t operands[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    static const cublasLtMatmulPreferenceAttributes_t operands[] =
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, operands[i], &alignment, sizeof alignment));
     const GemmShape *g = &p->shape;
@@ -113,7 +116,8 @@ static void find_candidates(Plan *p)
 static Plan *plan_for(const GemmShape *g)
 {
     for (int i = 0; i < lt.count; i++)
-        if (memcmp(&lt.plans[i].shape, g, sizeof *g) == 0) return &lt.plans[i];
+        if (memcmp(&lt.plans[i].shape, g, sizeof *g) == 0)
+            return &lt.plans[i];
     if (lt.count == lt.capacity) {
         lt.capacity = lt.capacity ? 2 * lt.capacity : 32;
         lt.plans = (Plan *)xrealloc(lt.plans, (size_t)lt.capacity, sizeof *lt.plans);
@@ -136,7 +140,8 @@ static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, cons
 
 void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha)
 {
-    if (g->m <= 0 || g->n <= 0) return;
+    if (g->m <= 0 || g->n <= 0)
+        return;
     const Plan *p = plan_for(g);
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
 }
@@ -165,8 +170,10 @@ __global__ void count_differences_kernel(unsigned long long *count, const uint32
 {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x, step = (size_t)gridDim.x * blockDim.x;
     unsigned long long mine = 0;
-    for (; i < words; i += step) mine += x[i] != y[i];
-    if (mine) atomicAdd(count, mine); // of integers: the order does not matter
+    for (; i < words; i += step)
+        mine += x[i] != y[i];
+    if (mine)
+        atomicAdd(count, mine); // of integers: the order does not matter
 }
 
 static size_t type_bytes(cudaDataType_t t)
@@ -208,7 +215,8 @@ static void trial_open(Trial *t, const GemmShape *g)
 static void trial_close(Trial *t)
 {
     void *memory[] = {t->a, t->b, t->d, t->first_d, t->differences};
-    for (int i = 0; i < 5; i++) CUDA_CHECK(cudaFree(memory[i]));
+    for (int i = 0; i < 5; i++)
+        CUDA_CHECK(cudaFree(memory[i]));
     CUDA_CHECK(cudaEventDestroy(t->begin));
     CUDA_CHECK(cudaEventDestroy(t->end));
     stream_destroy(t->stream);
@@ -220,7 +228,8 @@ static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *s
 {
     void *out = which ? t->d : t->first_d;
     CUDA_CHECK(cudaMemsetAsync(out, 0, t->bytes_d, t->stream));
-    if (run_plan(t->stream, p, which, out, t->a, t->b, NULL, 1) != CUBLAS_STATUS_SUCCESS) return false;
+    if (run_plan(t->stream, p, which, out, t->a, t->b, NULL, 1) != CUBLAS_STATUS_SUCCESS)
+        return false;
     unsigned long long differences = 0;
     if (which) {
         CUDA_CHECK(cudaMemsetAsync(t->differences, 0, sizeof differences, t->stream));
@@ -239,16 +248,19 @@ static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *s
         CUDA_CHECK(cudaEventRecord(t->end, t->stream));
         CUDA_CHECK(cudaEventSynchronize(t->end));
         CUDA_CHECK(cudaEventElapsedTime(&now, t->begin, t->end));
-        if (now < *ms) *ms = now;
+        if (now < *ms)
+            *ms = now;
     }
     return true;
 }
 
 void gemm_tune(const GemmShape *g)
 {
-    if (g->m <= 0 || g->n <= 0) return;
+    if (g->m <= 0 || g->n <= 0)
+        return;
     Plan *p = plan_for(g);
-    if (p->tuned) return;
+    if (p->tuned)
+        return;
     p->tuned = true;
     Trial t;
     trial_open(&t, g);
@@ -256,14 +268,18 @@ void gemm_tune(const GemmShape *g)
         float ms;
         bool same;
         if (!try_candidate(&t, p, i, &ms, &same)) {
-            if (i == 0) break; // nothing to compare with: keep the library's order
+            if (i == 0)
+                break; // nothing to compare with: keep the library's order
             continue;
         }
-        if (i == 0) p->first_ms = p->chosen_ms = p->fastest_ms = ms;
-        if (ms < p->fastest_ms) p->fastest_ms = ms;
+        if (i == 0)
+            p->first_ms = p->chosen_ms = p->fastest_ms = ms;
+        if (ms < p->fastest_ms)
+            p->fastest_ms = ms;
         p->same_bits += same;
         // A challenger must be clearly faster: three runs do not tell two percent apart.
-        if (same && ms < 0.98f * p->chosen_ms) p->chosen = i, p->chosen_ms = ms;
+        if (same && ms < 0.98f * p->chosen_ms)
+            p->chosen = i, p->chosen_ms = ms;
     }
     trial_close(&t);
 }
@@ -274,7 +290,9 @@ static void tune_model(const OpSizes *z)
 {
     int N = z->tokens, d = z->dim, F = z->mlp_dim;
     GemmShape qkv = gemm_shape(N, d, d, false, true, CUDA_R_16BF, false);
-    qkv.batch = 3, qkv.stride_b = (int64_t)d * d, qkv.stride_d = (int64_t)N * d;
+    qkv.batch = 3;
+    qkv.stride_b = (int64_t)d * d;
+    qkv.stride_d = (int64_t)N * d;
     GemmShape shapes[] = {
         qkv,
         gemm_shape(N, d, d, false, true, CUDA_R_16BF, true),       // O, onto the residual
@@ -293,10 +311,12 @@ static void tune_model(const OpSizes *z)
         bool own = i == 0        ? sm90_qkv_takes(d / z->heads)
                    : i < WEIGHTS ? sm90_gemm_pays(N, shapes[i].k, d)
                                  : sm90_weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
-        if (own) continue;
+        if (own)
+            continue;
         gemm_tune(&shapes[i]);
         shapes[i].accumulate = false;
-        if (i >= WEIGHTS) gemm_tune(&shapes[i]); // of a step's first micro-batch
+        if (i >= WEIGHTS)
+            gemm_tune(&shapes[i]); // of a step's first micro-batch
     }
 }
 
@@ -305,12 +325,14 @@ void matmul_reserve(const OpSizes *sizes)
     CUBLAS_CHECK(cublasLtCreate(&lt.handle));
     lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
     sm90_weight_grad_reserve();
-    if (sizes->tokens > 0) tune_model(sizes);
+    if (sizes->tokens > 0)
+        tune_model(sizes);
 }
 
 void matmul_close(void)
 {
-    if (!lt.handle) return;
+    if (!lt.handle)
+        return;
     for (int i = 0; i < lt.count; i++) {
         cublasLtMatmulDescDestroy(lt.plans[i].operation);
         cublasLtMatrixLayoutDestroy(lt.plans[i].a);
@@ -331,8 +353,11 @@ const char *matmul_description(void)
     float first = 0, chosen = 0, fastest = 0;
     for (int i = 0; i < lt.count; i++) {
         const Plan *p = &lt.plans[i];
-        tuned += p->tuned, changed += p->chosen != 0;
-        first += p->first_ms, chosen += p->chosen_ms, fastest += p->fastest_ms;
+        tuned += p->tuned;
+        changed += p->chosen != 0;
+        first += p->first_ms;
+        chosen += p->chosen_ms;
+        fastest += p->fastest_ms;
     }
     snprintf(text, sizeof text,
              "%d products timed, %d not by the library's first choice (sum %.3f ms instead of %.3f; %.3f "
@@ -369,7 +394,8 @@ void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX 
 
 void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
 {
-    if (sm90_weight_grad(s, g, count, N)) return;
+    if (sm90_weight_grad(s, g, count, N))
+        return;
     for (int i = 0; i < count; i++) {
         GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, !g[i].fresh);
         gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].fresh ? NULL : g[i].dw, 1);

@@ -14,7 +14,8 @@ static size_t slab_floats;
 static int slab_rows(int N, int out)
 {
     int64_t rows = (int64_t)(slab_floats / (size_t)out);
-    if (rows < 1) fatal(EXIT_BAD_INPUT, "an MLP width of %d is beyond what backend_reserve was told", out);
+    if (rows < 1)
+        fatal(EXIT_BAD_INPUT, "an MLP width of %d is beyond what backend_reserve was told", out);
     return (int)min_i64(N, rows > 128 ? rows / 128 * 128 : rows);
 }
 
@@ -23,7 +24,8 @@ void relu2_reserve(const OpSizes *z)
     // On Hopper only shapes that sm90_gemm refuses use the slab, none of the model's: a small one suffices.
     slab_floats = (size_t)max_i64(device_has_wgmma() ? 0 : SLAB_BYTES / 4, 128 * (int64_t)z->mlp_dim);
     slab = (float *)device_alloc(slab_floats * sizeof(float), "scratch: slab of the MLP products");
-    if (z->tokens <= 0 || device_has_wgmma()) return;
+    if (z->tokens <= 0 || device_has_wgmma())
+        return;
     int rows = slab_rows(z->tokens, z->mlp_dim);
     GemmShape g = gemm_shape(rows, z->mlp_dim, z->dim, false, false, CUDA_R_32F, false);
     gemm_tune(&g);
@@ -31,7 +33,8 @@ void relu2_reserve(const OpSizes *z)
 
 void relu2_close(void)
 {
-    if (slab) device_free(slab);
+    if (slab)
+        device_free(slab);
     slab = NULL;
 }
 
@@ -42,11 +45,13 @@ __global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float
                                                         int64_t vectors)
 {
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (v >= vectors) return;
+    if (v >= vectors)
+        return;
     float4 a = reinterpret_cast<const float4 *>(product)[2 * v],
            b = reinterpret_cast<const float4 *>(product)[2 * v + 1];
     float p[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, f[8];
-    if (BACKWARD) unpack8(reinterpret_cast<const uint4 *>(y)[v], f);
+    if (BACKWARD)
+        unpack8(reinterpret_cast<const uint4 *>(y)[v], f);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         if (BACKWARD)
@@ -67,8 +72,9 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
         int64_t at = (int64_t)row * width, vectors = (int64_t)rows * width / 8;
         GemmShape g = gemm_shape(rows, width, in, false, false, CUDA_R_32F, false);
         gemm(s, &g, slab, x + (int64_t)row * in, w, NULL, 1);
-        relu2_kernel<BACKWARD><<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(
-            out + at, slab, BACKWARD ? y + at : NULL, vectors);
+        relu2_kernel<BACKWARD>
+            <<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(out + at, slab,
+                                                                      BACKWARD ? y + at : NULL, vectors);
         CHECK_LAUNCH();
     }
 }

@@ -74,7 +74,8 @@ static __device__ __forceinline__ void load_source_half(const Consumer &g, const
                                                         int y)
 {
     named_barrier_sync(1 + g.group, WARPGROUP); // all warps have read the previous half
-    if (!elect_leader(g)) return;
+    if (!elect_leader(g))
+        return;
     uint64_t *full = source_full(g.m, g.group);
     tma_store_wait_read();
     mbarrier_arrive_expect_tx(full, STAGING_BYTES);
@@ -104,8 +105,10 @@ static __device__ __forceinline__ uint32_t epilogue_pair(float lo, float hi, uin
 {
     if (EPI == EPILOGUE_RESIDUAL)
         return pack2(lo + __uint_as_float(source << 16), hi + __uint_as_float(source & 0xffff0000u));
-    if (EPI == EPILOGUE_DRELU2) return apply_drelu2_factors(lo, hi, source);
-    if (EPI == EPILOGUE_STORE) return pack2(lo, hi);
+    if (EPI == EPILOGUE_DRELU2)
+        return apply_drelu2_factors(lo, hi, source);
+    if (EPI == EPILOGUE_STORE)
+        return pack2(lo, hi);
     uint32_t packed; // the conversion clamps negative numbers to zero and keeps NaN
     asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi * fabsf(hi)), "f"(lo * fabsf(lo)));
     return packed;
@@ -131,18 +134,23 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Consumer
         mainloop_step<FORM, COLS>(sum, g, k);
         if (k == work.at[STORE_HALF0] && packed.row >= 0)
             store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
-        if (whole && has_c && k == work.at[LOAD_HALF0]) load_source_half(g, source, at.col, row);
-        if (whole && has_c && k == work.at[READ_HALF0]) read_source_half<EPI, 0>(packed.pair, g);
+        if (whole && has_c && k == work.at[LOAD_HALF0])
+            load_source_half(g, source, at.col, row);
+        if (whole && has_c && k == work.at[READ_HALF0])
+            read_source_half<EPI, 0>(packed.pair, g);
         if (k == work.at[STORE_HALF1] && packed.row >= 0)
             store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
-        if (has_c && k == work.at[LOAD_HALF1]) load_source_half(g, source, at.col + last * HALF_N, row);
-        if (has_c && k == work.at[READ_HALF1]) read_source_half<EPI, last>(packed.pair, g);
+        if (has_c && k == work.at[LOAD_HALF1])
+            load_source_half(g, source, at.col + last * HALF_N, row);
+        if (has_c && k == work.at[READ_HALF1])
+            read_source_half<EPI, last>(packed.pair, g);
     }
     mainloop_finish<COLS>(sum, g);
 #pragma unroll
     for (int i = 0; i < COLS / 4; i++)
         packed.pair[i] = epilogue_pair<EPI>(sum[2 * i], sum[2 * i + 1], has_c ? packed.pair[i] : 0);
-    packed.row = row, packed.col = at.col;
+    packed.row = row;
+    packed.col = at.col;
 }
 
 template <GemmLayout FORM, GemmEpilogue EPI>
@@ -156,10 +164,13 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
     for (; index < t.whole; index += gridDim.x / CLUSTER)
         consume_tile<FORM, EPI, TILE_N>(packed, g, out, source, work, tile_coord(t, index, rank));
     bool half = index < t.whole + t.halves;
-    if (half) consume_tile<FORM, EPI, HALF_N>(packed, g, out, source, work, tile_coord(t, index, rank));
+    if (half)
+        consume_tile<FORM, EPI, HALF_N>(packed, g, out, source, work, tile_coord(t, index, rank));
     store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
-    if (!half) store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
-    if (elect_leader(g)) tma_store_wait();
+    if (!half)
+        store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
+    if (elect_leader(g))
+        tma_store_wait();
 }
 
 #endif
@@ -175,11 +186,13 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     int warp = uniform_warp();
     Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
-    for (int i = 0; threadIdx.x == 0 && i < 2; i++) mbarrier_init(source_full(g.m, i), 1);
+    for (int i = 0; threadIdx.x == 0 && i < 2; i++)
+        mbarrier_init(source_full(g.m, i), 1);
     shared_storage_init(g.m);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp == 2 * WARPGROUP / WARP && elect_one()) produce_tiles<FORM>(g.m, &x, &w, work.tiles, rank);
+        if (warp == 2 * WARPGROUP / WARP && elect_one())
+            produce_tiles<FORM>(g.m, &x, &w, work.tiles, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<FORM, EPI>(g, &out, &source, work, rank);
@@ -209,7 +222,8 @@ void sm90_gemm_reserve(void)
     for (int i = 0; device_has_wgmma() && i < KERNELS; i++)
         CUDA_CHECK(cudaFuncSetAttribute(kernels[i].kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         SHARED_BYTES));
-    if (device_has_wgmma()) sm90_qkv_reserve();
+    if (device_has_wgmma())
+        sm90_qkv_reserve();
     sm90_tile_reserve((const void *)kernels[0].kernel);
 }
 
@@ -222,9 +236,12 @@ bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, co
     unsigned blocks;
     const void *operands[] = {out, x, w, source};
     for (int i = 0; i < 4; i++)
-        if ((uintptr_t)operands[i] % 16) return false;
-    if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth)) return false;
-    for (int i = 0; i < EVENTS; i++) work.at[i] = work.tiles.steps * when[source != NULL][i] / 12;
+        if ((uintptr_t)operands[i] % 16)
+            return false;
+    if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth))
+        return false;
+    for (int i = 0; i < EVENTS; i++)
+        work.at[i] = work.tiles.steps * when[source != NULL][i] / 12;
     bool by_depth = form == LAYOUT_NN;
     CUtensorMap map_x = tile_map_bf16(x, 1, N, depth, TILE_M),
                 map_w = by_depth ? tile_map_bf16(w, 1, depth, cols, TILE_K)
@@ -232,7 +249,8 @@ bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, co
                 map_out = tile_map_bf16(out, 1, N, cols, WARPGROUP_M),
                 map_source = source ? tile_map_bf16(source, 1, N, cols, WARPGROUP_M) : map_out;
     for (int i = 0; i < KERNELS; i++) {
-        if (kernels[i].form != form || kernels[i].epilogue != epilogue) continue;
+        if (kernels[i].form != form || kernels[i].epilogue != epilogue)
+            continue;
         kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, s>>>(map_x, map_w, map_out, map_source, work);
         CHECK_LAUNCH();
         return true;

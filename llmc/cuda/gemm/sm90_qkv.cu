@@ -80,7 +80,8 @@ static __device__ __forceinline__ void finish_head(uint32_t (&packed)[64], const
 {
     if (head >= work.first_v) {
 #pragma unroll
-        for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++) packed[i] = pack2(sum[2 * i], sum[2 * i + 1]);
+        for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++)
+            packed[i] = pack2(sum[2 * i], sum[2 * i + 1]);
         return;
     }
     bool is_k = head >= work.H;
@@ -99,12 +100,14 @@ static __device__ __forceinline__ void finish_head(uint32_t (&packed)[64], const
         squares += __shfl_xor_sync(0xffffffffu, squares, 2);
         float scale = rsqrtf(squares / HEAD + RMS_EPS);
         int n = row + row_in_group(half);
-        if (threadIdx.x % 4 == 0 && n < work.N) rstd[(int64_t)n * work.H] = scale;
+        if (threadIdx.x % 4 == 0 && n < work.N)
+            rstd[(int64_t)n * work.H] = scale;
 #pragma unroll
         for (int g = 0; g < HEAD / 16; g++) {
             float x1[2] = {x[4 * g] * scale, x[4 * g + 1] * scale},
                   x2[2] = {x[4 * g + 32] * scale, x[4 * g + 33] * scale};
-            if (g < ANGLES / 8) rotate(x1, x2, r.cos[half][g], r.sin[half][g]);
+            if (g < ANGLES / 8)
+                rotate(x1, x2, r.cos[half][g], r.sin[half][g]);
             packed[32 * SIDE + 2 * g + half] = pack2(x1[0], x1[1]);
             packed[32 * SIDE + 2 * g + half + 16] = pack2(x2[0], x2[1]);
         }
@@ -120,8 +123,10 @@ static __device__ __forceinline__ void store_head(uint32_t (&packed)[64], const 
 {
     int plane = plane_of(work, head), col = (head - plane * work.H) * HEAD;
     bool scaled = plane == 2 && work.v_scale;
-    if (!scaled || work.keep_raw) store_half<SIDE>(packed, g, out, col, row, plane);
-    if (!scaled) return;
+    if (!scaled || work.keep_raw)
+        store_half<SIDE>(packed, g, out, col, row, plane);
+    if (!scaled)
+        return;
     float scale = *work.v_scale;
 #pragma unroll
     for (int i = 32 * SIDE; i < 32 * SIDE + 32; i++)
@@ -151,10 +156,12 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Consumer
     packed.row = at.row + g.group * WARPGROUP_M;
     packed.head = at.col / HEAD;
     Rotation r;
-    if (packed.head < work.first_v) load_rotation(r, work, packed.row); // overlaps with the last WGMMAs
+    if (packed.head < work.first_v)
+        load_rotation(r, work, packed.row); // overlaps with the last WGMMAs
     mainloop_finish<COLS>(sum, g);
     finish_head<0>(packed.pair, sum, r, work, packed.row, packed.head);
-    if (COLS == TILE_N) finish_head<1>(packed.pair, sum, r, work, packed.row, packed.head + 1);
+    if (COLS == TILE_N)
+        finish_head<1>(packed.pair, sum, r, work, packed.row, packed.head + 1);
 }
 
 static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *out, const CUtensorMap *v,
@@ -167,10 +174,13 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
     for (; index < t.whole; index += gridDim.x / CLUSTER)
         consume_tile<TILE_N>(packed, g, out, v, work, tile_coord(t, index, rank));
     bool half = index < t.whole + t.halves;
-    if (half) consume_tile<HALF_N>(packed, g, out, v, work, tile_coord(t, index, rank));
+    if (half)
+        consume_tile<HALF_N>(packed, g, out, v, work, tile_coord(t, index, rank));
     store_head<0>(packed.pair, g, out, v, work, packed.row, packed.head);
-    if (!half) store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
-    if (elect_leader(g)) tma_store_wait();
+    if (!half)
+        store_head<1>(packed.pair, g, out, v, work, packed.row, packed.head + 1);
+    if (elect_leader(g))
+        tma_store_wait();
 }
 
 #endif
@@ -188,7 +198,8 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     shared_storage_init(g.m);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp == 2 * WARPGROUP / WARP && elect_one()) produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank);
+        if (warp == 2 * WARPGROUP / WARP && elect_one())
+            produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(g, &out, &v, work, rank);
@@ -221,7 +232,8 @@ bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, co
     unsigned blocks;
     const void *operands[] = {qkv, v, x, w};
     for (int i = 0; i < 4; i++)
-        if ((uintptr_t)operands[i] % 16) return false;
+        if ((uintptr_t)operands[i] % 16)
+            return false;
     if (!sm90_qkv_takes(e) || !sm90_tile_schedule(&work.tiles, &blocks, N, (int64_t)PLANES * d, d))
         return false;
     work.store_left = work.tiles.steps / 4;

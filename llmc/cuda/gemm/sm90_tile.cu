@@ -8,7 +8,8 @@ static int clusters; // resident at the same time; 0: this tile does not run on 
 void sm90_tile_reserve(const void *kernel)
 {
     clusters = 0;
-    if (!device_has_wgmma()) return;
+    if (!device_has_wgmma())
+        return;
     if (!tensor_maps_known()) {
         note("the driver has no tensor maps for TMA: matrix products take a slower path");
         return;
@@ -31,7 +32,8 @@ int sm90_tile_clusters_now(void) { return (int)max_i64(1, clusters - device_take
 bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
 {
     int64_t columns = ceil_div(cols, TILE_N), all = ceil_div(rows, CLUSTER * TILE_M) * columns;
-    if (!clusters || depth % 8 || cols % 8 || all > INT32_MAX) return false;
+    if (!clusters || depth % 8 || cols % 8 || all > INT32_MAX)
+        return false;
     int now = sm90_tile_clusters_now(), last = (int)(all % now),
         cut = all > now && 2 * last <= now ? last : 0;
     *t = {.columns = (int)columns,

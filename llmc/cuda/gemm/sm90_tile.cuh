@@ -94,7 +94,8 @@ using Pipeline = PipelineState<STAGES>;
 static __device__ __forceinline__ void shared_storage_init(const SharedStorage &m)
 {
     if (threadIdx.x == 0) {
-        if (shared_address(m.base) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        if (shared_address(m.base) % 1024)
+            __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < STAGES; i++)
             mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * 2 * WARPGROUP / WARP);
         fence_mbarrier_init();
@@ -105,14 +106,16 @@ static __device__ __forceinline__ void shared_storage_init(const SharedStorage &
 // Releases a stage to both CTAs' producers, because both write to it. One arrival per warp.
 static __device__ __forceinline__ void consumer_release(const SharedStorage &m, int stage)
 {
-    if (threadIdx.x % WARP < CLUSTER) mbarrier_arrive_remote(m.empty(stage), threadIdx.x % WARP);
+    if (threadIdx.x % WARP < CLUSTER)
+        mbarrier_arrive_remote(m.empty(stage), threadIdx.x % WARP);
 }
 
 // The producer calls it last: it waits until both CTAs have released all stages, so that nobody arrives at
 // this CTA's mbarriers after it has exited. All multicast data has arrived too, because it was consumed.
 static __device__ __forceinline__ void producer_tail(const SharedStorage &m, Pipeline &ring)
 {
-    for (int i = 0; i < STAGES; i++, ring.advance()) mbarrier_wait(m.empty(ring.stage), ring.parity ^ 1);
+    for (int i = 0; i < STAGES; i++, ring.advance())
+        mbarrier_wait(m.empty(ring.stage), ring.parity ^ 1);
 }
 
 // Waits for an empty stage and arms its full barrier for `bytes`, which include the half that the other CTA
@@ -237,7 +240,8 @@ static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], 
                                                   const CUtensorMap *out, int x, int y, int z)
 {
     uint8_t *staging = at.m.staging(at.group);
-    if (elect_leader(at)) tma_store_wait_read(); // the previous half
+    if (elect_leader(at))
+        tma_store_wait_read(); // the previous half
     named_barrier_sync(1 + at.group, WARPGROUP);
     uint32_t address = matrix_address(staging, threadIdx.x / WARP % 4 * 16);
 #pragma unroll
@@ -245,8 +249,10 @@ static __device__ __forceinline__ void store_half(const uint32_t (&packed)[64], 
         stmatrix_x4((address ^ g % 8 << 4) + g / 8 * PANEL_BYTES, packed + SIDE * HALF_N / 4 + 2 * g);
     fence_proxy_async_shared();
     named_barrier_sync(1 + at.group, WARPGROUP);
-    if (!elect_leader(at)) return;
-    for (int p = 0; p < HALF_PANELS; p++) tma_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
+    if (!elect_leader(at))
+        return;
+    for (int p = 0; p < HALF_PANELS; p++)
+        tma_store(out, staging + p * PANEL_BYTES, x + p * PANEL, y, z);
     tma_store_commit();
 }
 

@@ -78,8 +78,10 @@ static __device__ __forceinline__ StreamK stream_k_split(const GradWork &w, int 
     int work = s.tiles * w.steps + REDUCTION_STEPS * (s.tiles + s.remainder),
         length = (work + w.clusters - 1) / w.clusters;
     s.remainder_steps = w.steps - s.clusters_per_tile * length;
-    if (s.clusters_per_tile == w.steps || s.remainder_steps * s.tiles < s.remainder) s.remainder_steps = 0;
-    if (s.remainder_steps <= 0) s.remainder = s.remainder_steps = 0;
+    if (s.clusters_per_tile == w.steps || s.remainder_steps * s.tiles < s.remainder)
+        s.remainder_steps = 0;
+    if (s.remainder_steps <= 0)
+        s.remainder = s.remainder_steps = 0;
     return s;
 }
 
@@ -102,7 +104,8 @@ static __device__ __forceinline__ bool k_range(KRange *range, const StreamK &s, 
     int shared = steps - s.remainder_steps;
     if (cluster >= s.remainder) {
         int claimed = cluster - s.remainder, split = claimed / s.tiles, tile = claimed % s.tiles;
-        if (index > 0 || split >= s.clusters_per_tile) return false;
+        if (index > 0 || split >= s.clusters_per_tile)
+            return false;
         int before = s.remainder_steps ? remainder_owner(s, (tile + 1) * s.remainder_steps - 1) -
                                              remainder_owner(s, tile * s.remainder_steps) + 1
                                        : 0;
@@ -114,7 +117,8 @@ static __device__ __forceinline__ bool k_range(KRange *range, const StreamK &s, 
     int row = s.tiles * s.remainder_steps, begin = row * cluster / s.remainder,
         end = row * (cluster + 1) / s.remainder;
     int tile = (end - 1) / s.remainder_steps - index, at = tile * s.remainder_steps;
-    if (tile < begin / s.remainder_steps) return false;
+    if (tile < begin / s.remainder_steps)
+        return false;
     *range = {s.first + tile, shared + max(begin - at, 0), shared + min(end - at, s.remainder_steps),
               (unsigned)(cluster - remainder_owner(s, at)), false};
     return true;
@@ -160,7 +164,8 @@ struct PendingReduction {
 // Called by one thread of the warpgroup.
 static __device__ __forceinline__ void reduction_finish(PendingReduction &a)
 {
-    if (!a.added) return;
+    if (!a.added)
+        return;
     tma_store_wait();
     fence_proxy_async();
     if (a.last)
@@ -177,7 +182,8 @@ template <int P> static __device__ __forceinline__ void stage_panel(const float 
     int lane = threadIdx.x % WARP, row = threadIdx.x / WARP % 4 * 16 + lane / 4;
     bool odd = lane / 4 & 1;
     uint32_t address = shared_address(panel) + row * 128 + ((lane % 4 / 2 ^ lane / 4) << 4) + lane % 2 * 8;
-    if (odd) address ^= 2 << 5;
+    if (odd)
+        address ^= 2 << 5;
 #pragma unroll
     for (int g = 0; g < SUM_PANEL / 8; g++)
 #pragma unroll
@@ -200,14 +206,17 @@ static __device__ __forceinline__ void reduce_panel(const float (&sum)[128], con
                                                     const unsigned *added, const KRange &range, bool fresh)
 {
     uint8_t *panel = g.m.staging(g.group) + P % SUM_PANELS * SUM_PANEL_BYTES;
-    if (elect_leader(g)) tma_store_wait_read<1>(); // the last but one used this panel
+    if (elect_leader(g))
+        tma_store_wait_read<1>(); // the last but one used this panel
     named_barrier_sync(1 + g.group, WARPGROUP);
     stage_panel<P>(sum, panel);
     fence_proxy_async_shared();
     named_barrier_sync(1 + g.group, WARPGROUP);
-    if (!elect_leader(g)) return;
+    if (!elect_leader(g))
+        return;
     if (P == 0 && range.order > 0) {
-        while (load_acquire(added) != range.order) continue;
+        while (load_acquire(added) != range.order)
+            continue;
         fence_proxy_async();
     }
     if (fresh && range.order == 0)
@@ -230,10 +239,12 @@ static __device__ __forceinline__ void consume(Consumer &g, const GradMaps &maps
             float sum[128];
             for (int k = 0; k < range.end - range.begin; k++) {
                 mainloop_step<LAYOUT_TN>(sum, g, k);
-                if (k == finish_step && leader) reduction_finish(pending);
+                if (k == finish_step && leader)
+                    reduction_finish(pending);
             }
             mainloop_finish(sum, g);
-            if (leader) reduction_finish(pending);
+            if (leader)
+                reduction_finish(pending);
             GradCoord at = grad_coord(work, range.tile, rank);
             const CUtensorMap *dw = &maps.dw[at.product];
             unsigned *added = &work.counters->added[range.tile][rank][g.group];
@@ -250,7 +261,8 @@ static __device__ __forceinline__ void consume(Consumer &g, const GradMaps &maps
             pending = {added, range.last};
         }
     }
-    if (leader) reduction_finish(pending);
+    if (leader)
+        reduction_finish(pending);
 }
 
 // One thread of the cluster takes its index; both CTAs read it.
@@ -287,7 +299,8 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     int cluster = claim_cluster_index(g.m, work, rank);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp == 2 * WARPGROUP / WARP && elect_one()) produce(g.m, maps, work, cluster, rank);
+        if (warp == 2 * WARPGROUP / WARP && elect_one())
+            produce(g.m, maps, work, cluster, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(g, maps, work, cluster, rank);
@@ -299,7 +312,8 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
 
 void sm90_weight_grad_reserve(void)
 {
-    if (sm90_tile_clusters() < 1) return;
+    if (sm90_tile_clusters() < 1)
+        return;
     CUDA_CHECK(cudaFuncSetAttribute(sm90_weight_grad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES));
     counters = (Counters *)device_alloc(sizeof *counters, "scratch: counters of weight gradients");
@@ -307,7 +321,8 @@ void sm90_weight_grad_reserve(void)
 
 void sm90_weight_grad_close(void)
 {
-    if (counters) device_free(counters);
+    if (counters)
+        device_free(counters);
     counters = NULL;
 }
 
@@ -320,7 +335,8 @@ bool sm90_weight_grad_takes(const WeightGrad *g, int count, int N)
 {
     int64_t tiles = 0, clusters = sm90_tile_clusters();
     for (int i = 0; i < count; i++) {
-        if (g[i].m % 8 || g[i].n % 8) return false;
+        if (g[i].m % 8 || g[i].n % 8)
+            return false;
         tiles += tile_pairs(&g[i]);
     }
     return N > 0 && clusters > 0 && tiles <= MAX_TILES && tiles * (MAX_CLUSTERS_PER_TILE + 1) > clusters &&
@@ -330,18 +346,22 @@ bool sm90_weight_grad_takes(const WeightGrad *g, int count, int N)
 bool sm90_weight_grad(Stream s, const WeightGrad *g, int count, int N)
 {
     assert(count >= 1 && count <= WEIGHT_GRADS);
-    if (!sm90_weight_grad_takes(g, count, N)) return false;
+    if (!sm90_weight_grad_takes(g, count, N))
+        return false;
     GradMaps maps;
-    GradWork work = {
-        .steps = (int)ceil_div(N, TILE_K), .clusters = sm90_tile_clusters_now(), .counters = counters};
+    GradWork work = {.steps = (int)ceil_div(N, TILE_K),
+                     .clusters = sm90_tile_clusters_now(),
+                     .counters = counters};
     for (int i = 0; i < count; i++) {
         const void *operands[] = {g[i].dw, g[i].a, g[i].b};
         for (int k = 0; k < 3; k++)
-            if ((uintptr_t)operands[k] % 16) return false;
+            if ((uintptr_t)operands[k] % 16)
+                return false;
         work.fresh[i] = g[i].fresh;
         work.columns[i] = (int)ceil_div(g[i].n, TILE_N);
         work.tiles += (int)tile_pairs(&g[i]);
-        if (i == 0) work.first_tiles = work.tiles;
+        if (i == 0)
+            work.first_tiles = work.tiles;
         maps.a[i] = tile_map_bf16(g[i].a, 1, N, g[i].m, TILE_K);
         maps.b[i] = tile_map_bf16(g[i].b, 1, N, g[i].n, TILE_K);
         maps.dw[i] = tile_map_fp32(g[i].dw, g[i].m, g[i].n);

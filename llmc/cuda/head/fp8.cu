@@ -35,9 +35,10 @@ struct Quantise {
 #pragma unroll
         for (int k = 0; k < 8; k++)
             f[k] /= scale, g[k] /= scale; // its product with 1/scale may round otherwise
-        return make_uint4(
-            encode4(f[0], f[1], f[2], f[3], __NV_E4M3), encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
-            encode4(g[0], g[1], g[2], g[3], __NV_E4M3), encode4(g[4], g[5], g[6], g[7], __NV_E4M3));
+        return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3),
+                          encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
+                          encode4(g[0], g[1], g[2], g[3], __NV_E4M3),
+                          encode4(g[4], g[5], g[6], g[7], __NV_E4M3));
     }
 };
 
@@ -60,12 +61,14 @@ void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, cons
 __global__ void fp8_round_kernel(floatX *out, const floatX *x, float scale, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = __float2bfloat16(fp8_value(to_float(x[i]) / scale, __NV_E4M3));
+    if (i < n)
+        out[i] = __float2bfloat16(fp8_value(to_float(x[i]) / scale, __NV_E4M3));
 }
 
 void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n)
 {
-    if (n <= 0) return;
+    if (n <= 0)
+        return;
     fp8_round_kernel<<<(unsigned)ceil_div(n, TRANSPOSE_THREADS), TRANSPOSE_THREADS, 0, s>>>(out, x, scale, n);
     CHECK_LAUNCH();
 }

@@ -51,7 +51,8 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         int row = row0 + 4 * rg + r;
-        if (row < t.rows && col < t.cols) raw[r] = source.load(row, col);
+        if (row < t.rows && col < t.cols)
+            raw[r] = source.load(row, col);
     }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -69,7 +70,8 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
         uint32_t w[4] = {quads[q][0], quads[q][1], quads[q][2], quads[q][3]};
         transpose4(w);
 #pragma unroll
-        for (int k = 0; k < 4; k++) words[(16 * cg + 4 * q + k) * TRANSPOSE_WORDS + (rg ^ (cg * 4))] = w[k];
+        for (int k = 0; k < 4; k++)
+            words[(16 * cg + 4 * q + k) * TRANSPOSE_WORDS + (rg ^ (cg * 4))] = w[k];
     }
     __syncthreads();
 #pragma unroll

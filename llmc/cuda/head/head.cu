@@ -12,11 +12,11 @@
 #include <string.h>
 
 #ifndef HEAD_CHUNK_ROWS
-#define HEAD_CHUNK_ROWS                                                                                      \
+#define HEAD_CHUNK_ROWS \
     8192 // long enough that adding to the fp32 weight gradient costs little beside the product
 #endif
 #ifndef HEAD_LOGIT_ROWS
-#define HEAD_LOGIT_ROWS                                                                                      \
+#define HEAD_LOGIT_ROWS \
     4096 // of a chunk, whose logits exist at a time: half the memory of the next size, 1% more time
 #endif
 enum { EVAL_ROWS = 8192, FP32_EVAL_ROWS = 4096 }; // of a chunk whose logits do not exist; do, in fp32
@@ -75,12 +75,14 @@ static void tune_head(const OpSizes *z, bool units)
     if (units) {
         GemmShape shapes[] = {fp8_input_gradient(rows, d, Vp), fp8_weight_gradient(rows, d, Vp, head.tokens),
                               fp8_logits(head.logit_rows, d, Vp)};
-        for (int i = 0; i < (sm90_head_fits(HEAD_FP8, d, Vp) ? 2 : 3); i++) gemm_tune(&shapes[i]);
+        for (int i = 0; i < (sm90_head_fits(HEAD_FP8, d, Vp) ? 2 : 3); i++)
+            gemm_tune(&shapes[i]);
     } else if (rows) {
         GemmShape shapes[] = {gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false),
                               gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false),
                               gemm_shape(Vp, d, rows, true, false, CUDA_R_32F, true)};
-        for (int i = 0; i < 3; i++) gemm_tune(&shapes[i]);
+        for (int i = 0; i < 3; i++)
+            gemm_tune(&shapes[i]);
     }
     if (z->eval_tokens >= head.eval_rows && !sm90_head_fits(HEAD_BF16, d, Vp)) {
         GemmShape eval = gemm_shape(head.eval_rows, Vp, d, false, true, CUDA_R_32F, false);
@@ -96,8 +98,10 @@ static void reserve_chunk(const OpSizes *z, bool units)
     size_t bytes = (size_t)head.logit_rows * (size_t)Vp * sizeof(floatX),
            cells = units ? (size_t)head.rows * (size_t)Vp : 0;
     size_t eval_bytes = (size_t)head.eval_rows * (size_t)Vp * sizeof(float);
-    if (!sm90_head_fits(HEAD_BF16, d, Vp) && bytes < eval_bytes) bytes = eval_bytes;
-    bytes = (size_t)round_up((int64_t)bytes, 256), cells = (size_t)round_up((int64_t)cells, 256);
+    if (!sm90_head_fits(HEAD_BF16, d, Vp) && bytes < eval_bytes)
+        bytes = eval_bytes;
+    bytes = (size_t)round_up((int64_t)bytes, 256);
+    cells = (size_t)round_up((int64_t)cells, 256);
     head.idle_bytes = bytes + 2 * cells;
     if (head.idle_bytes)
         head.logits = (floatX *)device_alloc(head.idle_bytes, "head: logits and gradient of a chunk of rows");
@@ -111,11 +115,13 @@ static void reserve_sums(const OpSizes *z, bool units)
     int d = z->dim, Vp = z->vocab_padded;
     size_t eval = 0, train = 0;
     size_t eval_rows = (size_t)round_up(head.eval_rows, FP8_ALIGN);
-    if (sm90_head_fits(HEAD_BF16, d, Vp)) eval = eval_rows * (3 + (size_t)sm90_head_parts(HEAD_BF16, d, Vp));
+    if (sm90_head_fits(HEAD_BF16, d, Vp))
+        eval = eval_rows * (3 + (size_t)sm90_head_parts(HEAD_BF16, d, Vp));
     if (units && sm90_head_fits(HEAD_FP8, d, Vp))
         train = (size_t)head.logit_rows * (3 + (size_t)sm90_head_parts(HEAD_FP8, d, Vp));
     size_t floats = eval > train ? eval : train;
-    if (floats) head.sums = (float *)device_alloc(floats * sizeof(float), "head: sums of a chunk of rows");
+    if (floats)
+        head.sums = (float *)device_alloc(floats * sizeof(float), "head: sums of a chunk of rows");
 }
 
 void head_reserve(const OpSizes *z)
@@ -132,11 +138,13 @@ void head_reserve(const OpSizes *z)
     reserve_chunk(z, units);
     reserve_sums(z, units);
     head.losses = (float *)device_alloc((size_t)most * sizeof(float), "head: losses of tokens");
-    if (z->tokens > 0) head.tail = (floatX *)device_alloc(FP8_ALIGN * d * sizeof(floatX), "head: padding");
+    if (z->tokens > 0)
+        head.tail = (floatX *)device_alloc(FP8_ALIGN * d * sizeof(floatX), "head: padding");
     if (z->tokens > 0 && z->fp8_head)
         head.x8 = (uint8_t *)device_alloc((size_t)head.tokens * d * (units ? 1 : sizeof(floatX)),
                                           "head: quantised input");
-    if (units) head.x8_transposed = (uint8_t *)device_alloc((size_t)head.tokens * d, "head: quantised input");
+    if (units)
+        head.x8_transposed = (uint8_t *)device_alloc((size_t)head.tokens * d, "head: quantised input");
     tune_head(z, units);
 }
 
@@ -146,9 +154,12 @@ const char *head_description(void)
     int d = z->dim, Vp = z->vocab_padded;
     if (!z->fp8_head)
         return sm90_head_fits(HEAD_BF16, d, Vp) ? "head in bf16, own product in validation" : "head in bf16";
-    if (!device_has_fp8()) return "FP8 head emulated in bf16 (no FP8 units on this path)";
-    if (!head_uses_fp8_units(d)) return "FP8 head emulated in bf16 (the width is no multiple of 16)";
-    if (sm90_head_fits(HEAD_FP8, d, Vp)) return "FP8 head on the FP8 units, own product for the logits";
+    if (!device_has_fp8())
+        return "FP8 head emulated in bf16 (no FP8 units on this path)";
+    if (!head_uses_fp8_units(d))
+        return "FP8 head emulated in bf16 (the width is no multiple of 16)";
+    if (sm90_head_fits(HEAD_FP8, d, Vp))
+        return "FP8 head on the FP8 units, own product for the logits";
     return device_has_wgmma()
                ? "FP8 head on the FP8 units, logits by cuBLASLt (a width above 1536, or odd vocabulary)"
                : "FP8 head on the FP8 units, logits by cuBLASLt";
@@ -163,7 +174,8 @@ void *head_idle_memory(size_t *bytes)
 void head_close(void)
 {
     void *memory[] = {head.logits, head.losses, head.tail, head.x8, head.x8_transposed, head.sums};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) device_free(memory[i]);
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        device_free(memory[i]);
     memset(&head, 0, sizeof head);
 }
 
@@ -280,9 +292,11 @@ static void chunk_in_fp8(Stream s, const Task *t, int row, int rows)
 void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x,
                      const floatX *w, const void *w8, const int32_t *targets, int N, int d, int Vp)
 {
-    if (N <= 0) return;
+    if (N <= 0)
+        return;
     check_reserved(N, head.tokens, d, Vp);
-    if (mode == HEAD_FP8 && !head.x8) fatal(EXIT_BAD_INPUT, "the FP8 head was not reserved");
+    if (mode == HEAD_FP8 && !head.x8)
+        fatal(EXIT_BAD_INPUT, "the FP8 head was not reserved");
     bool units = mode == HEAD_FP8 && weight_in_fp8(Vp, d);
     Task t = {dx, dw, x, w, (const uint8_t *)w8, targets, d, Vp, (int)round_up(N, FP8_ALIGN)};
     float sx = scale_of_x(d);
@@ -311,7 +325,8 @@ void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw
 void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N,
                     int d, int Vp)
 {
-    if (N <= 0) return;
+    if (N <= 0)
+        return;
     check_reserved(N, (int)max_i64(device_state.sizes.tokens, device_state.sizes.eval_tokens), d, Vp);
     for (int row = 0; row < N; row += head.eval_rows) {
         int rows = (int)min_i64(head.eval_rows, N - row);
@@ -330,7 +345,8 @@ void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, con
 
 void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows, int d, int Vp)
 {
-    if (rows <= 0) return;
+    if (rows <= 0)
+        return;
     GemmShape g = gemm_shape(rows, Vp, d, false, true, CUDA_R_32F, false);
     gemm(s, &g, z, x, w, NULL, 1);
     softcap(s, z, (int64_t)rows * Vp);

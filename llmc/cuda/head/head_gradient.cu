@@ -20,11 +20,14 @@ __global__ void loss_from_sums_kernel(float *losses, float2 *factors, const floa
     __shared__ float shared[GROUPS][ROWS];
     int lane = threadIdx.x % ROWS, group = threadIdx.x / ROWS, row = blockIdx.x * ROWS + lane;
     float sum = 0;
-    for (int p = group; row < rows && p < parts; p += GROUPS) sum += sums[(int64_t)p * pitch + row];
+    for (int p = group; row < rows && p < parts; p += GROUPS)
+        sum += sums[(int64_t)p * pitch + row];
     shared[group][lane] = sum;
     __syncthreads();
-    if (group || row >= rows) return;
-    for (int g = 1; g < GROUPS; g++) sum += shared[g][lane];
+    if (group || row >= rows)
+        return;
+    for (int g = 1; g < GROUPS; g++)
+        sum += shared[g][lane];
     float one_minus_sigmoid = 1 / (1 + expf(target_logit[row] / SLOPE)), norm = log2f(sum);
     losses[row] = CAP * one_minus_sigmoid + logf(sum);
     float p = exp2f(-CAP * LOG2E * one_minus_sigmoid - norm);
@@ -36,7 +39,8 @@ __global__ void loss_from_sums_kernel(float *losses, float2 *factors, const floa
 void loss_from_sums(Stream s, float *losses, float2 *factors, const float *sums, int parts, int pitch,
                     const float *target_logit, int rows)
 {
-    if (rows <= 0) return;
+    if (rows <= 0)
+        return;
     unsigned blocks = (unsigned)ceil_div(rows, ROWS);
     loss_from_sums_kernel<<<blocks, ROWS * GROUPS, 0, s>>>(losses, factors, sums, parts, pitch, target_logit,
                                                            rows);
@@ -71,11 +75,13 @@ struct Gradient {
         int at = targets[row] - col;
         if ((unsigned)at < 16) { // rare
 #pragma unroll
-            for (int k = 0; k < 16; k++) g[k] = k == at ? factor.y : g[k];
+            for (int k = 0; k < 16; k++)
+                g[k] = k == at ? factor.y : g[k];
         }
-        return make_uint4(
-            encode4(g[0], g[1], g[2], g[3], __NV_E5M2), encode4(g[4], g[5], g[6], g[7], __NV_E5M2),
-            encode4(g[8], g[9], g[10], g[11], __NV_E5M2), encode4(g[12], g[13], g[14], g[15], __NV_E5M2));
+        return make_uint4(encode4(g[0], g[1], g[2], g[3], __NV_E5M2),
+                          encode4(g[4], g[5], g[6], g[7], __NV_E5M2),
+                          encode4(g[8], g[9], g[10], g[11], __NV_E5M2),
+                          encode4(g[12], g[13], g[14], g[15], __NV_E5M2));
     }
 };
 
@@ -85,7 +91,8 @@ void gradient_from_one_minus_sigmoid(Stream s, uint8_t *g8, uint8_t *g8_transpos
                                      const uint16_t *one_minus_sigmoid, const float2 *factors,
                                      const int32_t *targets, int rows, int rows_padded, int Vp)
 {
-    if (rows_padded <= 0) return;
+    if (rows_padded <= 0)
+        return;
     TransposeOut t = {g8, g8_transposed, transposed_pitch, rows, rows_padded, Vp, false};
     transpose_tiles(s, &t, Gradient{one_minus_sigmoid, factors, targets, Vp});
 }

@@ -24,9 +24,13 @@ static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&one_min
         d[k] = 1 + e[k];
     }
     float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
-    sig[0] = rab * d[1], sig[1] = rab * d[0], sig[2] = rcd * d[3], sig[3] = rcd * d[2];
+    sig[0] = rab * d[1];
+    sig[1] = rab * d[0];
+    sig[2] = rcd * d[3];
+    sig[3] = rcd * d[2];
 #pragma unroll
-    for (int k = 0; k < 4; k++) one_minus_sigmoid[k] = e[k] * sig[k];
+    for (int k = 0; k < 4; k++)
+        one_minus_sigmoid[k] = e[k] * sig[k];
 }
 
 // Sum of e^(z - 30) of eight logits.
@@ -55,7 +59,8 @@ static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, int 
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             float p = exp2_fast(fmaf(one_minus_sigmoid[k], -CAP * LOG2E, -norm));
-            if (4 * q + k == target) p -= 1;
+            if (4 * q + k == target)
+                p -= 1;
             l[4 * q + k] = p * (4 * sig[k] * one_minus_sigmoid[k]);
         }
     }
@@ -72,13 +77,15 @@ static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *code
         store_vec(row, v, pack8(g));
     } else { // rounded once: bf16 on the way would put one between two codes on the wrong side
 #pragma unroll
-        for (int k = 0; k < 8; k++) g[k] *= GRADIENT_FACTOR;
+        for (int k = 0; k < 8; k++)
+            g[k] *= GRADIENT_FACTOR;
         if constexpr (FORM == GRADIENT_E5M2) {
             reinterpret_cast<uint2 *>(codes)[v] = make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E5M2),
                                                              encode4(g[4], g[5], g[6], g[7], __NV_E5M2));
         } else {
 #pragma unroll
-            for (int k = 0; k < 8; k++) g[k] = fp8_value(g[k], __NV_E5M2);
+            for (int k = 0; k < 8; k++)
+                g[k] = fp8_value(g[k], __NV_E5M2);
             store_vec(row, v, pack8(g)); // exact
         }
     }
@@ -109,7 +116,8 @@ static __device__ __forceinline__ void row_loss_gradient(float *loss, const floa
         sum += exp_sum8(l);
     }
     sum = block_sum(sum, shared); // also orders the read of the target's logit
-    if (threadIdx.x == 0) *loss = CAP + logf(sum) - capped(target_logit);
+    if (threadIdx.x == 0)
+        *loss = CAP + logf(sum) - capped(target_logit);
     float norm = log2f(sum);
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
@@ -144,7 +152,8 @@ __global__ __launch_bounds__(MAX_THREADS,
     __shared__ float shared[WARP];
     int vectors = Vp / 8;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) mbarrier_init(&barrier[i], 1);
+        for (int i = 0; i < 2; i++)
+            mbarrier_init(&barrier[i], 1);
         fence_proxy_async_shared();
         if (blockIdx.x < rows)
             load_row_bulk(stage, logits + (int64_t)blockIdx.x * Vp, (uint32_t)Vp * 2, &barrier[0]);
@@ -192,7 +201,8 @@ static int threads_for(int vectors)
     int best = 1024, waste = INT32_MAX;
     for (int threads = 1024; threads >= 512; threads -= WARP) {
         int idle = (int)(round_up(vectors, threads) - vectors);
-        if (idle < waste) waste = idle, best = threads;
+        if (idle < waste)
+            waste = idle, best = threads;
     }
     return best;
 }
@@ -209,8 +219,9 @@ static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_
         int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
         CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
-        loss_gradient_staged_kernel<FORM><<<(unsigned)blocks, threads, stage_bytes, s>>>(
-            losses, logits, codes, targets, rows, rows_padded, Vp);
+        loss_gradient_staged_kernel<FORM><<<(unsigned)blocks, threads, stage_bytes, s>>>(losses, logits,
+                                                                                         codes, targets, rows,
+                                                                                         rows_padded, Vp);
     }
     CHECK_LAUNCH();
 }
@@ -218,7 +229,8 @@ static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_
 void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes,
                         const int32_t *targets, int rows, int rows_padded, int Vp)
 {
-    if (rows_padded <= 0) return;
+    if (rows_padded <= 0)
+        return;
     switch (form) {
     case GRADIENT_BF16:
         launch_loss_gradient<GRADIENT_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
@@ -247,12 +259,14 @@ __global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, 
         sum += exp_sum8(l);
     }
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) losses[blockIdx.x] = CAP + logf(sum) - capped(row[targets[blockIdx.x]]);
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = CAP + logf(sum) - capped(row[targets[blockIdx.x]]);
 }
 
 void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targets, int rows, int Vp)
 {
-    if (rows <= 0) return;
+    if (rows <= 0)
+        return;
     loss_rows_kernel<<<(unsigned)rows, EVAL_THREADS, 0, s>>>(losses, logits, targets, Vp);
     CHECK_LAUNCH();
 }
@@ -260,12 +274,14 @@ void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targ
 __global__ void softcap_kernel(float *z, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) z[i] = capped(z[i]);
+    if (i < n)
+        z[i] = capped(z[i]);
 }
 
 void softcap(Stream s, float *z, int64_t n)
 {
-    if (n <= 0) return;
+    if (n <= 0)
+        return;
     softcap_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, s>>>(z, n);
     CHECK_LAUNCH();
 }
@@ -275,13 +291,16 @@ __global__ void sum_in_order_kernel(float *out, const float *x, int n)
 {
     __shared__ double sums[1024];
     double sum = 0;
-    for (int i = threadIdx.x; i < n; i += 1024) sum += x[i];
+    for (int i = threadIdx.x; i < n; i += 1024)
+        sum += x[i];
     sums[threadIdx.x] = sum;
     for (int half = 512; half; half >>= 1) {
         __syncthreads();
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+        if (threadIdx.x < half)
+            sums[threadIdx.x] += sums[threadIdx.x + half];
     }
-    if (threadIdx.x == 0) *out = (float)sums[0];
+    if (threadIdx.x == 0)
+        *out = (float)sums[0];
 }
 
 void sum_in_order(Stream s, float *out, const float *x, int n)

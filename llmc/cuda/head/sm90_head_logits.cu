@@ -79,7 +79,8 @@ struct StageRange { // stage and phase, in a range of stages
     uint32_t parity;
     __device__ __forceinline__ void advance(int by)
     {
-        for (stage += by; stage >= first + count; stage -= count) parity ^= 1;
+        for (stage += by; stage >= first + count; stage -= count)
+            parity ^= 1;
     }
 };
 
@@ -101,7 +102,8 @@ static __device__ __forceinline__ void produce_x(const SharedStorage<COLS> &m, c
     int count = 0;
     for (int first = blockIdx.x - rank; first < k.col_tiles; first += gridDim.x)
         for (int tile = 0; tile < k.row_tiles; tile++, count++) {
-            if (count % rings<MODE>() != group) continue;
+            if (count % rings<MODE>() != group)
+                continue;
             for (int slab = 0; slab < k.slabs; slab++) {
                 uint64_t *full = m.full(ring.stage);
                 mbarrier_wait(m.empty(ring.stage), ring.parity);
@@ -150,7 +152,8 @@ static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const Sh
 {
     int lane = threadIdx.x % WARP, previous = 0;
     for (int slab = 0; slab < slabs; slab++) {
-        if (new_weight) mbarrier_wait(m.w_full(slab), weight_parity);
+        if (new_weight)
+            mbarrier_wait(m.w_full(slab), weight_parity);
         mbarrier_wait(m.full(ring.stage), ring.parity);
         uint64_t a = smem_descriptor(m.x(ring.stage), 0), b = smem_descriptor(m.w(slab), 0);
         wgmma_fence();
@@ -161,15 +164,18 @@ static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const Sh
         wgmma_commit();
         if (slab > 0) {
             wgmma_wait<1>();
-            if (lane < CLUSTER) mbarrier_arrive_remote(m.empty(previous), lane);
+            if (lane < CLUSTER)
+                mbarrier_arrive_remote(m.empty(previous), lane);
         }
         previous = ring.stage;
         ring.advance(1);
     }
-    if (signal_next) order_barrier_arrive(group);
+    if (signal_next)
+        order_barrier_arrive(group);
     wgmma_wait<0>();
     wgmma_fence_registers(sum);
-    if (lane < CLUSTER) mbarrier_arrive_remote(m.empty(previous), lane);
+    if (lane < CLUSTER)
+        mbarrier_arrive_remote(m.empty(previous), lane);
 }
 
 // 1 - sig of four logits from their sums of products: 1/(1 + e), e = exp(logit / 7.5); the four reciprocals
@@ -180,9 +186,12 @@ static __device__ __forceinline__ void one_minus_sigmoid4(float *one_minus_sigmo
 {
     float d[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) d[i] = 1 + exp2_fast(min_keeping_nan(sum[i] * scale, 30));
+    for (int i = 0; i < 4; i++)
+        d[i] = 1 + exp2_fast(min_keeping_nan(sum[i] * scale, 30));
     float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
-    one_minus_sigmoid[0] = rab * d[1], one_minus_sigmoid[1] = rab * d[0], one_minus_sigmoid[2] = rcd * d[3],
+    one_minus_sigmoid[0] = rab * d[1];
+    one_minus_sigmoid[1] = rab * d[0];
+    one_minus_sigmoid[2] = rcd * d[3];
     one_minus_sigmoid[3] = rcd * d[2];
 }
 
@@ -204,7 +213,8 @@ static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, 
 {
     float part = 0;
 #pragma unroll
-    for (int i = 0; i < 8; i++) s[i] = tanh_fast(s[i] * (unit * (0.5f / SLOPE)));
+    for (int i = 0; i < 8; i++)
+        s[i] = tanh_fast(s[i] * (unit * (0.5f / SLOPE)));
 #pragma unroll
     for (int i = 0; i < 8; i++)
         part += exp2_fast(fmaf(s[i], 0.5f * CAP * LOG2E, -0.5f * CAP * LOG2E)); // z - 30 = 15 t - 15
@@ -227,7 +237,8 @@ static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2
 #pragma unroll
             for (int i = 0; i < COLS / 4; i++) {
                 int column = MODE == HEAD_FP8 ? i / 8 * 32 + 8 * q + i % 8 : i / 2 * 8 + 2 * q + i % 2;
-                if (at == column) a.target_logit[row + 8 * h] = sum[i / 2 * 4 + 2 * h + i % 2] * a.scale;
+                if (at == column)
+                    a.target_logit[row + 8 * h] = sum[i / 2 * 4 + 2 * h + i % 2] * a.scale;
             }
         }
     }
@@ -243,17 +254,20 @@ static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2
             float s[8], part;
             uint4 packed;
 #pragma unroll
-            for (int i = 0; i < 8; i++) s[i] = sum[16 * b + i / 2 * 4 + 2 * h + i % 2];
+            for (int i = 0; i < 8; i++)
+                s[i] = sum[16 * b + i / 2 * 4 + 2 * h + i % 2];
             if (MODE == HEAD_FP8)
                 part = exp_sum_fast(s, a.scale, &packed);
             else
                 part = exp_sum_exact(s, a.scale);
             total += inside ? part : 0;
-            if (MODE == HEAD_FP8 && there && inside) *reinterpret_cast<uint4 *>(out + 32 * b) = packed;
+            if (MODE == HEAD_FP8 && there && inside)
+                *reinterpret_cast<uint4 *>(out + 32 * b) = packed;
         }
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
-        if (q == 0 && there && tile < k.col_tiles) a.sums[(int64_t)tile * a.sums_pitch + r] = total;
+        if (q == 0 && there && tile < k.col_tiles)
+            a.sums[(int64_t)tile * a.sums_pitch + r] = total;
     }
 }
 
@@ -261,7 +275,8 @@ static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2
 static __device__ __forceinline__ void prefetch_targets(int (&targets)[2], const Work &k, int row)
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) targets[h] = row + 8 * h < k.a.rows ? __ldg(k.a.targets + row + 8 * h) : -1;
+    for (int h = 0; h < 2; h++)
+        targets[h] = row + 8 * h < k.a.rows ? __ldg(k.a.targets + row + 8 * h) : -1;
 }
 
 // Tiles in the order of the rows, for one slab of w after the other; every second tile is this warpgroup's.
@@ -276,22 +291,27 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
     StageRange ring = pipeline_of<MODE>(group, k.stages, 0);
     int targets[2], next_targets[2];
     prefetch_targets(next_targets, k, t * TILE_M + row0);
-    if (ORDERED) ring.advance(group * k.slabs);
+    if (ORDERED)
+        ring.advance(group * k.slabs);
     for (int first = blockIdx.x - rank; first < k.col_tiles;) {
         bool last_of_weight = t + 2 >= k.row_tiles, last_weight = first + (int)gridDim.x >= k.col_tiles;
         int next = last_of_weight ? t + 2 - k.row_tiles : t + 2;
         float sum[COLS / 2];
         bool more = !last_weight || t + 1 < k.row_tiles; // the next tile, the other warpgroup's
-        if (ORDERED && begun) order_barrier_wait(group);
+        if (ORDERED && begun)
+            order_barrier_wait(group);
         begun = true;
         mma_tile<MODE, COLS>(sum, m, k.slabs, ring, new_weight, weight_parity, ORDERED && more, group);
-        if (ORDERED) ring.advance(k.slabs); // the other warpgroup's stages
+        if (ORDERED)
+            ring.advance(k.slabs); // the other warpgroup's stages
         if (last_of_weight && !last_weight && lane == 0)
             mbarrier_arrive_remote(m.w_empty(), rank); // otherwise nobody waits for it
-        targets[0] = next_targets[0], targets[1] = next_targets[1];
+        targets[0] = next_targets[0];
+        targets[1] = next_targets[1];
         prefetch_targets(next_targets, k, next * TILE_M + row0);
         epilogue_tile<MODE, COLS>(sum, k, first + rank, t * TILE_M + row0, targets);
-        if (last_of_weight) first += gridDim.x, weight_parity ^= 1;
+        if (last_of_weight)
+            first += gridDim.x, weight_parity ^= 1;
         new_weight = last_of_weight;
         t = next;
     }
@@ -309,10 +329,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     SharedStorage<COLS> m = {shared, k.slabs, k.stages};
     int rank = cluster_rank(), group = threadIdx.x / WARPGROUP;
     if (threadIdx.x == 0) {
-        if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        if (shared_address(shared) % 1024)
+            __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < k.stages; i++)
             mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * WARPGROUP / WARP);
-        for (int i = 0; i < k.slabs; i++) mbarrier_init(m.w_full(i), 1);
+        for (int i = 0; i < k.slabs; i++)
+            mbarrier_init(m.w_full(i), 1);
         mbarrier_init(m.w_empty(), 2 * WARPGROUP / WARP);
         fence_mbarrier_init();
     }
@@ -340,7 +362,8 @@ static bool usable; // on this path
 void sm90_head_open(void)
 {
     usable = device_has_wgmma();
-    if (!usable) return;
+    if (!usable)
+        return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192>, most, MAX_SHARED));
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 96>, most, MAX_SHARED));

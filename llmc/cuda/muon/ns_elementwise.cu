@@ -44,11 +44,15 @@ static __device__ __forceinline__ bool last_block(unsigned *through)
 static __device__ __forceinline__ void sum_partials(float *sumsq, const float *partials, int slices)
 {
     double sum = 0;
-    if (threadIdx.x >= WARP) return;
+    if (threadIdx.x >= WARP)
+        return;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < slices; i += WARP) sum += __ldcg(partials + i);
-    for (int step = 16; step; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (threadIdx.x == 0) *sumsq = (float)sum;
+    for (int i = threadIdx.x; i < slices; i += WARP)
+        sum += __ldcg(partials + i);
+    for (int step = 16; step; step >>= 1)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (threadIdx.x == 0)
+        *sumsq = (float)sum;
 }
 
 // Block x adds up slice x of matrix y. The slices depend on `count` alone, so that the order of the sum is
@@ -66,10 +70,12 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t i = from + N * threadIdx.x; i < to; i += N * THREADS) {
         Vector<float, N> f = *reinterpret_cast<const Vector<float, N> *>(v + i);
 #pragma unroll
-        for (int k = 0; k < N; k++) sum += f.v[k] * f.v[k];
+        for (int k = 0; k < N; k++)
+            sum += f.v[k] * f.v[k];
     }
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0) partials[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = sum;
+    if (threadIdx.x == 0)
+        partials[(int64_t)blockIdx.y * gridDim.x + blockIdx.x] = sum;
     if (last_block(through + blockIdx.y))
         sum_partials(sumsq + blockIdx.y, partials + (int64_t)blockIdx.y * gridDim.x, gridDim.x);
 }
@@ -102,9 +108,11 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
 static __device__ __forceinline__ float load_scale(const float *sumsq, int z, float kappa, float eps,
                                                    float gain)
 {
-    if (!sumsq) return gain;
+    if (!sumsq)
+        return gain;
     float total = sumsq[z];
-    if (!isfinite(total)) return __int_as_float(0x7fffffff);
+    if (!isfinite(total))
+        return __int_as_float(0x7fffffff);
     return total == 0 ? 0 : gain / (kappa * sqrtf(total) + eps);
 }
 
@@ -128,7 +136,8 @@ __global__ void __launch_bounds__(THREADS)
         Vector<T, N> out;
         Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
 #pragma unroll
-        for (int k = 0; k < N; k++) out.v[k] = from_float<T>(in.v[k] * scale);
+        for (int k = 0; k < N; k++)
+            out.v[k] = from_float<T>(in.v[k] * scale);
         *reinterpret_cast<Vector<T, N> *>(to + i) = out;
     }
 }
@@ -147,11 +156,13 @@ __global__ void __launch_bounds__(THREADS)
     T *to = x + ((int64_t)z * rows + row) * pitch;
     float v[AT_ONCE];
 #pragma unroll
-    for (int k = 0; k < AT_ONCE; k++) v[k] = first + k * THREADS < cols ? from[first + k * THREADS] : 0;
+    for (int k = 0; k < AT_ONCE; k++)
+        v[k] = first + k * THREADS < cols ? from[first + k * THREADS] : 0;
     float scale = load_scale(sumsq, z, kappa, eps, gain);
 #pragma unroll
     for (int k = 0; k < AT_ONCE; k++)
-        if (first + k * THREADS < cols) to[first + k * THREADS] = from_float<T>(v[k] * scale);
+        if (first + k * THREADS < cols)
+            to[first + k * THREADS] = from_float<T>(v[k] * scale);
 }
 
 // to (cols, rows) = convert(from (rows, cols) * scale)^T, pitches as named, one TILE x TILE tile a block,
@@ -186,7 +197,8 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
         int r = i / 8, c = i % 8 * 8;
-        if (row0 + r >= rows || col0 + c >= cols) continue;
+        if (row0 + r >= rows || col0 + c >= cols)
+            continue;
         Vector<U, 8> in =
             *reinterpret_cast<const Vector<U, 8> *>(from + (int64_t)(row0 + r) * cols + col0 + c);
         Vector<T, 8> out;
@@ -194,16 +206,19 @@ static __device__ __forceinline__ void transpose_tile_vectors(T *to, const U *fr
         for (int k = 0; k < 8; k++)
             out.v[k] = from_float<T>(to_float(in.v[k]) * (unit ? 1 / unit[col0 + c + k] : scale));
 #pragma unroll
-        for (int k = 0; k < 4; k++) tile[r][c / 2 + k] = reinterpret_cast<const uint32_t *>(&out)[k];
+        for (int k = 0; k < 4; k++)
+            tile[r][c / 2 + k] = reinterpret_cast<const uint32_t *>(&out)[k];
     }
     __syncthreads();
 #pragma unroll
     for (int i = threadIdx.x; i < TILE * TILE / 8; i += THREADS) {
         int c = i / 8, r = i % 8 * 8;
-        if (row0 + r >= rows || col0 + c >= cols) continue;
+        if (row0 + r >= rows || col0 + c >= cols)
+            continue;
         Vector<T, 8> out;
 #pragma unroll
-        for (int k = 0; k < 8; k++) out.v[k] = reinterpret_cast<const T *>(&tile[r + k][0])[c];
+        for (int k = 0; k < 8; k++)
+            out.v[k] = reinterpret_cast<const T *>(&tile[r + k][0])[c];
         *reinterpret_cast<Vector<T, 8> *>(to + (int64_t)(col0 + c) * rows + row0 + r) = out;
     }
 }
@@ -266,7 +281,8 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
     bool packed = count == (int64_t)n * pitch,
          vectors = packed && count % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
     ns_flush();
-    if (sumsq) sum_squares(s, sumsq, u, count, u_stride, batch);
+    if (sumsq)
+        sum_squares(s, sumsq, u, count, u_stride, batch);
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         const float *from = u + (int64_t)first * u_stride, *norms = sumsq ? sumsq + first : NULL;
@@ -296,17 +312,21 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
 // From the bits of the largest absolute value, which have the order of the values.
 static __device__ __forceinline__ float unit_of(uint32_t most)
 {
-    if (most >= 0x7f800000u) return __int_as_float(0x7fffffff);
+    if (most >= 0x7f800000u)
+        return __int_as_float(0x7fffffff);
     return most ? ldexpf(1, max(-100, min(100, ilogbf(__uint_as_float(most)) - 5))) : 1;
 }
 static __device__ __forceinline__ uint32_t size_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 template <int COUNT> static __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *shared)
 {
-    for (int step = 16; step; step >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
-    if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = most;
+    for (int step = 16; step; step >>= 1)
+        most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
+    if (threadIdx.x % WARP == 0)
+        shared[threadIdx.x / WARP] = most;
     __syncthreads();
-    for (int i = 0; i < COUNT / WARP; i++) most = max(most, shared[i]);
+    for (int i = 0; i < COUNT / WARP; i++)
+        most = max(most, shared[i]);
     return most;
 }
 
@@ -324,16 +344,19 @@ __global__ void __launch_bounds__(THREADS)
     for (int i = N * threadIdx.x; i < cols; i += N * THREADS) {
         Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
 #pragma unroll
-        for (int k = 0; k < N; k++) most = max(most, size_bits(in.v[k]));
+        for (int k = 0; k < N; k++)
+            most = max(most, size_bits(in.v[k]));
     }
     float own = unit_of(block_most<THREADS>(most, shared)), scale = 1 / own;
-    if (threadIdx.x == 0) unit[row] = own;
+    if (threadIdx.x == 0)
+        unit[row] = own;
 #pragma unroll 4
     for (int i = N * threadIdx.x; i < cols; i += N * THREADS) {
         Vector<float, N> in = *reinterpret_cast<const Vector<float, N> *>(from + i);
         Vector<T, N> out;
 #pragma unroll
-        for (int k = 0; k < N; k++) out.v[k] = from_float<T>(in.v[k] * scale);
+        for (int k = 0; k < N; k++)
+            out.v[k] = from_float<T>(in.v[k] * scale);
         *reinterpret_cast<Vector<T, N> *>(x + row * pitch + i) = out;
     }
 }
@@ -357,13 +380,16 @@ __global__ void __launch_bounds__(KEPT_THREADS, 3)
         v[k] = i < cols ? from[i] : 0;
     }
 #pragma unroll
-    for (int k = 0; k < KEPT_EACH; k++) most = max(most, size_bits(v[k]));
+    for (int k = 0; k < KEPT_EACH; k++)
+        most = max(most, size_bits(v[k]));
     float own = unit_of(block_most<KEPT_THREADS>(most, shared)), scale = 1 / own;
-    if (threadIdx.x == 0) unit[row] = own;
+    if (threadIdx.x == 0)
+        unit[row] = own;
 #pragma unroll
     for (int k = 0; k < KEPT_EACH; k++) {
         int i = threadIdx.x + k * KEPT_THREADS;
-        if (i < cols) x[row * pitch + i] = from_float<T>(v[k] * scale);
+        if (i < cols)
+            x[row * pitch + i] = from_float<T>(v[k] * scale);
     }
 }
 
@@ -374,7 +400,8 @@ __global__ void __launch_bounds__(THREADS)
 {
     int col = blockIdx.x * THREADS + threadIdx.x, row0 = blockIdx.y * ROWS_AT_ONCE,
         to = min(rows, row0 + ROWS_AT_ONCE);
-    if (col >= cols) return;
+    if (col >= cols)
+        return;
     uint32_t own = 0;
 #pragma unroll 16
     for (int row = row0; row < to; row++)
@@ -384,7 +411,8 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS) units_kernel(float *unit, int64_t count)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < count) unit[i] = unit_of(__float_as_uint(unit[i]));
+    if (i < count)
+        unit[i] = unit_of(__float_as_uint(unit[i]));
 }
 
 template <typename T>
@@ -459,7 +487,8 @@ template <typename F> static __device__ __forceinline__ void for_rows(int64_t ro
 {
     int64_t warp = (int64_t)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP,
             warps = (int64_t)gridDim.x * (THREADS / WARP);
-    for (int64_t row = warp; row < rows; row += warps) call(row, (int)(threadIdx.x % WARP));
+    for (int64_t row = warp; row < rows; row += warps)
+        call(row, (int)(threadIdx.x % WARP));
 }
 
 // q = z + a I
@@ -482,8 +511,10 @@ __global__ void __launch_bounds__(THREADS)
         for (int j = lane; j < n; j += WARP)
             sum += fabsf(raw[row * n + j]) * (unit ? unit[row / n * n + j] : 1);
         sum = warp_sum(sum);
-        if (unit) sum /= unit[row];
-        if (lane == 0) scale[row] = sum < NS_AOL_LEAST ? 0 : gain / sqrtf(1.02f * sum);
+        if (unit)
+            sum /= unit[row];
+        if (lane == 0)
+            scale[row] = sum < NS_AOL_LEAST ? 0 : gain / sqrtf(1.02f * sum);
     });
 }
 
@@ -517,7 +548,8 @@ void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const
     int64_t rows = (int64_t)n * batch;
     ns_flush();
     aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, unit, gain, n, rows);
-    DISPATCH_DTYPE(
-        dtype, { aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows); });
+    DISPATCH_DTYPE(dtype, {
+        aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows);
+    });
     CHECK_LAUNCH();
 }

@@ -63,22 +63,24 @@ template <> __device__ __forceinline__ float saturated<__half>(float x)
 static __device__ __forceinline__ void triangle_position(int t, int &row, int &col)
 {
     row = (int)((sqrtf(8.0f * (float)t + 1.0f) - 1.0f) * 0.5f);
-    while ((int64_t)(row + 1) * (row + 2) / 2 <= t) row++; // the square root may be off by one
-    while ((int64_t)row * (row + 1) / 2 > t) row--;
+    while ((int64_t)(row + 1) * (row + 2) / 2 <= t)
+        row++; // the square root may be off by one
+    while ((int64_t)row * (row + 1) / 2 > t)
+        row--;
     col = t - (int)((int64_t)row * (row + 1) / 2);
 }
 
 // Calls `call` with the C++ type T of an NsDtype.
-#define DISPATCH_DTYPE(dtype, ...)                                                                           \
-    do {                                                                                                     \
-        if ((dtype) == NS_BF16) {                                                                            \
-            using T = __nv_bfloat16;                                                                         \
-            __VA_ARGS__;                                                                                     \
-        } else if ((dtype) == NS_FP16) {                                                                     \
-            using T = __half;                                                                                \
-            __VA_ARGS__;                                                                                     \
-        } else {                                                                                             \
-            using T = float;                                                                                 \
-            __VA_ARGS__;                                                                                     \
-        }                                                                                                    \
+#define DISPATCH_DTYPE(dtype, ...) \
+    do { \
+        if ((dtype) == NS_BF16) { \
+            using T = __nv_bfloat16; \
+            __VA_ARGS__; \
+        } else if ((dtype) == NS_FP16) { \
+            using T = __half; \
+            __VA_ARGS__; \
+        } else { \
+            using T = float; \
+            __VA_ARGS__; \
+        } \
     } while (0)

@@ -12,8 +12,10 @@ static struct {
 
 void ns_reserve(void)
 {
-    if (!device_state.open) fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
-    if (scratch.partials) return;
+    if (!device_state.open)
+        fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
+    if (scratch.partials)
+        return;
     scratch.partials =
         (float *)device_alloc(2 * NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
     scratch.counters =
@@ -22,7 +24,8 @@ void ns_reserve(void)
 
 void ns_release(void)
 {
-    if (scratch.partials) device_free(scratch.partials), device_free(scratch.counters);
+    if (scratch.partials)
+        device_free(scratch.partials), device_free(scratch.counters);
     scratch = {};
     ns_forget_device();
     ns_forget_clusters();
@@ -30,7 +33,8 @@ void ns_release(void)
 
 float *ns_partials(void)
 {
-    if (!scratch.partials) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
+    if (!scratch.partials)
+        fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
     return scratch.partials;
 }
 
@@ -47,7 +51,8 @@ const char *ns_path_name(NsPath path)
 
 NsPath ns_product_path(NsDtype dtype, int n, int m)
 {
-    if (dtype == NS_FP32 || !device_has_wgmma()) return NS_PATH_PORTABLE;
+    if (dtype == NS_FP32 || !device_has_wgmma())
+        return NS_PATH_PORTABLE;
     return n % PITCH_ELEMENTS || n < SMALLEST_TENSOR_SIDE || m < SMALLEST_TENSOR_SIDE ? NS_PATH_PORTABLE
                                                                                       : NS_PATH_TENSOR;
 }
@@ -82,7 +87,8 @@ static struct {
 static bool contains(const void *const *list, int count, const void *p)
 {
     for (int i = 0; i < count; i++)
-        if (p && list[i] == p) return true;
+        if (p && list[i] == p)
+            return true;
     return false;
 }
 
@@ -101,11 +107,14 @@ static bool conflict(const Uses *x, const Uses *y)
 static void set_width(Task *t, int width, int wide)
 {
     int along = tiles_along(t->rows), tiles = 0;
-    t->width = width, t->wide = wide, t->tiles_per_column = along;
+    t->width = width;
+    t->wide = wide;
+    t->tiles_per_column = along;
     if (t->kind == TASK_FULL)
         tiles = along * (wide + (int)ceil_div(max_i64(0, boxes_along(t->cols) - TILE_SLICES * wide), width));
     else
-        for (int i = 0; i < along; i++) tiles += tiles_in_row(t->rows, width, i);
+        for (int i = 0; i < along; i++)
+            tiles += tiles_in_row(t->rows, width, i);
     t->tiles = tiles;
 }
 
@@ -130,7 +139,8 @@ typedef struct {
 static void add_free(Clusters *c, Free x)
 {
     int i = c->count++;
-    for (; i > 0 && c->list[i - 1].at > x.at; i--) c->list[i] = c->list[i - 1];
+    for (; i > 0 && c->list[i - 1].at > x.at; i--)
+        c->list[i] = c->list[i - 1];
     c->list[i] = x;
 }
 
@@ -169,15 +179,16 @@ static double chain_cycles(const Chain *c, int clusters)
     for (int i = 0; i < c->tasks; i++) {
         double input_ready = 0;
         for (int k = 0; k < i; k++)
-            if (c->task[i].waits >> k & 1) input_ready = fmax(input_ready, done[k]);
+            if (c->task[i].waits >> k & 1)
+                input_ready = fmax(input_ready, done[k]);
         done[i] = assign_task(&free, &c->task[i], c->batch, input_ready);
         end = fmax(end, done[i]);
     }
     return end;
 }
 
-// The product with x of one matrix, behind which clusters wait for each other: full-width tiles first, then as
-// many columns of narrow ones as make it end soonest, because few clusters idle in the last wave.
+// The product with x of one matrix, behind which clusters wait for each other: full-width tiles first, then
+// as many columns of narrow ones as make it end soonest, because few clusters idle in the last wave.
 static void choose_columns(Task *t, int clusters)
 {
     double best = 0;
@@ -186,7 +197,8 @@ static void choose_columns(Task *t, int clusters)
         set_width(t, NARROW_BOXES, wide);
         Clusters free = {{{0, clusters}}, 1};
         double end = assign_task(&free, t, 1, 0);
-        if (best == 0 || end < best) best = end, chosen = wide;
+        if (best == 0 || end < best)
+            best = end, chosen = wide;
     }
     set_width(t, NARROW_BOXES, chosen);
 }
@@ -199,23 +211,27 @@ static void choose_widths(Chain *c, NsDtype dtype)
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
         set_width(t, TILE_SLICES, 0);
-        if (t->kind == TASK_FULL && c->batch == 1) choose_columns(t, clusters);
+        if (t->kind == TASK_FULL && c->batch == 1)
+            choose_columns(t, clusters);
     }
     for (int i = 0; i < c->tasks; i++) {
         Task *t = &c->task[i];
-        if (t->kind == TASK_FULL || t->kind == TASK_AOL) continue;
+        if (t->kind == TASK_FULL || t->kind == TASK_AOL)
+            continue;
         set_width(t, NARROW_BOXES, 0);
         bool few = (int64_t)t->tiles * c->batch <= clusters;
         double narrow = few ? chain_cycles(c, clusters) : 0;
         set_width(t, TILE_SLICES, 0);
-        if (few && narrow < chain_cycles(c, clusters)) set_width(t, NARROW_BOXES, 0);
+        if (few && narrow < chain_cycles(c, clusters))
+            set_width(t, NARROW_BOXES, 0);
     }
 }
 
 void ns_flush(void)
 {
     Chain *c = &held.chain;
-    if (c->tasks == 0) return;
+    if (c->tasks == 0)
+        return;
     int64_t tiles = 0, smallest = INT32_MAX;
     choose_widths(c, held.dtype);
     for (int i = 0; i < c->tasks; i++) {
@@ -228,7 +244,8 @@ void ns_flush(void)
     c->total = (int)(tiles * c->batch);
     int groups = (int)max_i64(1, c->batch / ceil_div(TILES_IN_FLIGHT, smallest));
     c->together = (int)ceil_div(c->batch, groups);
-    if (!scratch.counters) fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
+    if (!scratch.counters)
+        fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
     c->finished = scratch.counters;
     c->tile_counter = c->finished + 1;
     c->done = c->tile_counter + 1;
@@ -243,22 +260,26 @@ static void add_task(cudaStream_t s, NsDtype dtype, int batch, const Task *t, co
     if (c->tasks == CHAIN_TASKS ||
         (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream)))
         ns_flush();
-    if ((int64_t)(c->tasks + 1) * batch > CHAIN_DONE) ns_flush();
-    held.stream = s, held.dtype = dtype;
+    if ((int64_t)(c->tasks + 1) * batch > CHAIN_DONE)
+        ns_flush();
+    held.stream = s;
+    held.dtype = dtype;
     c->batch = batch;
     Task *to = &c->task[c->tasks];
     *to = *t;
     // The latest task first: what it has waited for needs no wait of its own.
     uint32_t known = 0;
     for (int i = c->tasks - 1; i >= 0; i--) {
-        if (known >> i & 1 || !conflict(&held.uses[i], u)) continue;
+        if (known >> i & 1 || !conflict(&held.uses[i], u))
+            continue;
         to->waits |= 1u << i;
         c->task[i].awaited = true;
         known |= held.after[i];
     }
     held.after[c->tasks] = known | to->waits;
     held.uses[c->tasks++] = *u;
-    if (!held.open) ns_flush();
+    if (!held.open)
+        ns_flush();
 }
 
 void ns_chain_begin(Stream s)
@@ -288,23 +309,35 @@ static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batc
 static Product portable_gram(void *a, const void *x, int n, int m, int batch)
 {
     Product p = {};
-    p.a = p.b = x, p.out = a, p.a_stride = p.b_stride = (int64_t)n * m, p.out_stride = (int64_t)n * n;
-    p.a_pitch = p.b_pitch = m, p.out_pitch = n, p.rows = p.cols = n, p.depth = m, p.batch = batch,
+    p.a = p.b = x;
+    p.out = a;
+    p.a_stride = p.b_stride = (int64_t)n * m;
+    p.out_stride = (int64_t)n * n;
+    p.a_pitch = p.b_pitch = m;
+    p.out_pitch = n;
+    p.rows = p.cols = n;
+    p.depth = m;
+    p.batch = batch;
     p.alpha = 1;
     return p;
 }
 
 void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
 {
-    if (batch == 0) return;
+    if (batch == 0)
+        return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
         ns_portable_product(s, PRODUCT_GRAM, dtype, dtype, portable_gram(a, x, n, m, batch));
         return;
     }
     Task t = {};
-    t.kind = TASK_SYMMETRIC, t.rows = t.cols = n, t.depth = m, t.alpha = 1,
+    t.kind = TASK_SYMMETRIC;
+    t.rows = t.cols = n;
+    t.depth = m;
+    t.alpha = 1;
     t.has_out = t.same_operands = true;
-    t.a = t.b = tall_map(dtype, x, n, m, batch), t.out = square_map(dtype, a, n, batch);
+    t.a = t.b = tall_map(dtype, x, n, m, batch);
+    t.out = square_map(dtype, a, n, batch);
     Uses u = {{x}, {a}};
     add_task(s, dtype, batch, &t, &u);
 }
@@ -313,10 +346,15 @@ static Product portable_symmetric(void *out, float alpha, const void *a, const v
                                   const void *d, int n, int batch)
 {
     Product p = {};
-    p.a = a, p.b = b, p.d = d, p.out = out;
+    p.a = a;
+    p.b = b;
+    p.d = d;
+    p.out = out;
     p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
     p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
-    p.batch = batch, p.alpha = alpha, p.beta = beta;
+    p.batch = batch;
+    p.alpha = alpha;
+    p.beta = beta;
     return p;
 }
 
@@ -325,28 +363,41 @@ static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void
                            const void *d, int n, int batch)
 {
     Task t = {};
-    t.kind = TASK_SYMMETRIC, t.rows = t.cols = t.depth = n, t.alpha = alpha, t.beta = beta;
-    t.a = square_map(dtype, a, n, batch), t.b = square_map(dtype, b, n, batch);
-    t.has_d = d, t.same_operands = a == b;
-    if (d) t.d = square_map(dtype, d, n, batch);
+    t.kind = TASK_SYMMETRIC;
+    t.rows = t.cols = t.depth = n;
+    t.alpha = alpha;
+    t.beta = beta;
+    t.a = square_map(dtype, a, n, batch);
+    t.b = square_map(dtype, b, n, batch);
+    t.has_d = d;
+    t.same_operands = a == b;
+    if (d)
+        t.d = square_map(dtype, d, n, batch);
     return t;
 }
 
 void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
                   const void *b, float beta, const void *d, int n, int batch)
 {
-    if (batch == 0) return;
-    if (beta == 0) d = NULL;
+    if (batch == 0)
+        return;
+    if (beta == 0)
+        d = NULL;
     if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
         Product p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, batch);
         ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
-        if (q) ns_add_diagonal(s, dtype, q, p.out, diagonal, n, batch);
+        if (q)
+            ns_add_diagonal(s, dtype, q, p.out, diagonal, n, batch);
         return;
     }
     Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
-    t.has_out = c, t.has_plus = q, t.diagonal = diagonal;
-    if (c) t.out = square_map(dtype, c, n, batch);
-    if (q) t.plus = square_map(dtype, q, n, batch);
+    t.has_out = c;
+    t.has_plus = q;
+    t.diagonal = diagonal;
+    if (c)
+        t.out = square_map(dtype, c, n, batch);
+    if (q)
+        t.plus = square_map(dtype, q, n, batch);
     Uses u = {{a, b, d}, {c, q}};
     add_task(s, dtype, batch, &t, &u);
 }
@@ -354,20 +405,37 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
 void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
               float a, int n, int m, int batch)
 {
-    if (batch == 0) return;
+    if (batch == 0)
+        return;
     int pitch = ns_pitch(dtype, n, m);
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
         Product p = {};
-        p.a = b, p.b = x, p.d = a == 0 ? NULL : x, p.out = y;
-        p.a_stride = (int64_t)n * n, p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
-        p.a_pitch = n, p.b_pitch = p.d_pitch = p.out_pitch = m;
-        p.rows = n, p.cols = m, p.depth = n, p.batch = batch, p.alpha = alpha, p.beta = a;
+        p.a = b;
+        p.b = x;
+        p.d = a == 0 ? NULL : x;
+        p.out = y;
+        p.a_stride = (int64_t)n * n;
+        p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
+        p.a_pitch = n;
+        p.b_pitch = p.d_pitch = p.out_pitch = m;
+        p.rows = n;
+        p.cols = m;
+        p.depth = n;
+        p.batch = batch;
+        p.alpha = alpha;
+        p.beta = a;
         ns_portable_product(s, PRODUCT_FULL, dtype, dtype, p);
         return;
     }
     Task t = {};
-    t.kind = TASK_FULL, t.rows = t.depth = n, t.cols = m, t.alpha = alpha, t.beta = a, t.has_d = a != 0;
-    t.a = square_map(dtype, b, n, batch), t.b = t.d = tall_map(dtype, x, n, m, batch);
+    t.kind = TASK_FULL;
+    t.rows = t.depth = n;
+    t.cols = m;
+    t.alpha = alpha;
+    t.beta = a;
+    t.has_d = a != 0;
+    t.a = square_map(dtype, b, n, batch);
+    t.b = t.d = tall_map(dtype, x, n, m, batch);
     if (packed && pitch != m)
         t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
     else
@@ -391,15 +459,21 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
                  int batch)
 {
-    if (batch == 0) return;
+    if (batch == 0)
+        return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
         ns_portable_product(s, PRODUCT_GRAM, dtype, NS_FP32, portable_gram(raw, x, n, m, batch));
         return;
     }
     Task t = {};
-    t.kind = TASK_RAW, t.rows = t.cols = n, t.depth = m, t.raw = (float *)raw,
+    t.kind = TASK_RAW;
+    t.rows = t.cols = n;
+    t.depth = m;
+    t.raw = (float *)raw;
     t.sums = t.raw + raw_elements(n, batch);
-    t.a = t.b = tall_map(dtype, x, n, m, batch), t.same_operands = true, t.unit = unit;
+    t.a = t.b = tall_map(dtype, x, n, m, batch);
+    t.same_operands = true;
+    t.unit = unit;
     Uses u = {{x, unit}, {raw}};
     add_task(s, dtype, batch, &t, &u);
 }
@@ -407,16 +481,21 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float 
 void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
             int n, int m, int batch)
 {
-    if (batch == 0) return;
+    if (batch == 0)
+        return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
         ns_portable_aol(s, dtype, scale, a, (const float *)raw, unit, gain, n, batch);
         return;
     }
     Task t = {};
-    t.kind = TASK_AOL, t.rows = t.cols = n, t.raw = (float *)raw, t.sums = t.raw + raw_elements(n, batch),
-    t.scale = scale,
+    t.kind = TASK_AOL;
+    t.rows = t.cols = n;
+    t.raw = (float *)raw;
+    t.sums = t.raw + raw_elements(n, batch);
+    t.scale = scale;
     t.gain = gain; // the sums are in units already
-    t.out = square_map(dtype, a, n, batch), t.has_out = true;
+    t.out = square_map(dtype, a, n, batch);
+    t.has_out = true;
     Uses u = {{raw}, {a, scale}};
     add_task(s, dtype, batch, &t, &u);
 }
@@ -425,17 +504,25 @@ void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float
                          const void *b, float beta, const void *d, const float *scale, float factor, int n,
                          int batch)
 {
-    if (batch == 0) return;
-    if (beta == 0) d = NULL;
+    if (batch == 0)
+        return;
+    if (beta == 0)
+        d = NULL;
     if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
         Product p = portable_symmetric(q, alpha, a, b, beta, d, n, batch);
-        p.scale = scale, p.factor = factor, p.diagonal = diagonal;
+        p.scale = scale;
+        p.factor = factor;
+        p.diagonal = diagonal;
         ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
         return;
     }
     Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
-    t.kind = TASK_SCALED, t.diagonal = diagonal, t.scale = (float *)scale, t.gain = factor;
-    t.out = square_map(dtype, q, n, batch), t.has_out = true;
+    t.kind = TASK_SCALED;
+    t.diagonal = diagonal;
+    t.scale = (float *)scale;
+    t.gain = factor;
+    t.out = square_map(dtype, q, n, batch);
+    t.has_out = true;
     Uses u = {{a, b, d, scale}, {q}};
     add_task(s, dtype, batch, &t, &u);
 }

@@ -44,7 +44,8 @@ template <typename T, bool BY_ROWS> struct Accumulator {
 
     __device__ __forceinline__ void clear()
     {
-        for (int i = 0; i < 4; i++) nvcuda::wmma::fill_fragment(sum[i / 2][i % 2], 0.0f);
+        for (int i = 0; i < 4; i++)
+            nvcuda::wmma::fill_fragment(sum[i / 2][i % 2], 0.0f);
     }
     __device__ __forceinline__ void step(const T *a, const T *b)
     {
@@ -58,12 +59,14 @@ template <typename T, bool BY_ROWS> struct Accumulator {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 load_matrix_sync(fa[i], a + (row0 + 16 * i) * (DEPTH + PAD) + k, DEPTH + PAD);
-                load_matrix_sync(
-                    fb[i], BY_ROWS ? b + (col0 + 16 * i) * b_pitch + k : b + k * b_pitch + col0 + 16 * i,
-                    b_pitch);
+                load_matrix_sync(fb[i],
+                                 BY_ROWS ? b + (col0 + 16 * i) * b_pitch + k
+                                         : b + k * b_pitch + col0 + 16 * i,
+                                 b_pitch);
             }
 #pragma unroll
-            for (int i = 0; i < 4; i++) mma_sync(sum[i / 2][i % 2], fa[i / 2], fb[i % 2], sum[i / 2][i % 2]);
+            for (int i = 0; i < 4; i++)
+                mma_sync(sum[i / 2][i % 2], fa[i / 2], fb[i % 2], sum[i / 2][i % 2]);
         }
     }
     __device__ __forceinline__ void store(float *result)
@@ -84,7 +87,8 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
     __device__ __forceinline__ void clear()
     {
 #pragma unroll
-        for (int i = 0; i < 32; i++) sum[i / 4][i % 4] = 0;
+        for (int i = 0; i < 32; i++)
+            sum[i / 4][i % 4] = 0;
     }
     __device__ __forceinline__ void step(const float *a, const float *b)
     {
@@ -93,12 +97,14 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
         for (int k = 0; k < DEPTH; k++) {
             float av[8], bv[4];
 #pragma unroll
-            for (int i = 0; i < 8; i++) av[i] = a[(ty + 8 * i) * (DEPTH + PAD) + k];
+            for (int i = 0; i < 8; i++)
+                av[i] = a[(ty + 8 * i) * (DEPTH + PAD) + k];
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 bv[j] = BY_ROWS ? b[(tx + 16 * j) * b_pitch + k] : b[k * b_pitch + tx + 16 * j];
 #pragma unroll
-            for (int i = 0; i < 32; i++) sum[i / 4][i % 4] += av[i / 4] * bv[i % 4];
+            for (int i = 0; i < 32; i++)
+                sum[i / 4][i % 4] += av[i / 4] * bv[i % 4];
         }
     }
     __device__ __forceinline__ void store(float *result)
@@ -126,9 +132,11 @@ template <typename O>
 static __device__ __forceinline__ float scale_value(float value, const float *scale, const Product &p,
                                                     bool on_diagonal, int col)
 {
-    if (!scale) return value;
+    if (!scale)
+        return value;
     value = to_float(from_float<O>(value));
-    if (on_diagonal) value = to_float(from_float<O>(value + p.diagonal));
+    if (on_diagonal)
+        value = to_float(from_float<O>(value + p.diagonal));
     return saturated<O>(value * (p.factor * scale[col]));
 }
 
@@ -140,16 +148,19 @@ static __device__ __forceinline__ void write_tile(O *out, const float *result, c
 {
     for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) {
         int row = row0 + i / SIDE, col = col0 + i % SIDE;
-        if (row >= p.rows || col >= p.cols || (symmetric && col > row)) continue;
+        if (row >= p.rows || col >= p.cols || (symmetric && col > row))
+            continue;
         float value = finish(result[i / SIDE * RESULT_PITCH + i % SIDE], d, p, row, col);
         out[(int64_t)row * p.out_pitch + col] =
             from_float<O>(scale_value<O>(value, scale, p, row == col, col));
     }
-    if (!symmetric) return;
+    if (!symmetric)
+        return;
     for (int i = threadIdx.x; i < SIDE * SIDE;
          i += THREADS) { // neighbouring threads: neighbouring columns of the mirror image
         int row = row0 + i % SIDE, col = col0 + i / SIDE;
-        if (row >= p.rows || col >= row) continue;
+        if (row >= p.rows || col >= row)
+            continue;
         float value = finish(result[i % SIDE * RESULT_PITCH + i / SIDE], d, p, row, col);
         out[(int64_t)col * p.out_pitch + row] = from_float<O>(scale_value<O>(value, scale, p, false, row));
     }
@@ -210,11 +221,15 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
     int batch = p.batch;
     for (int first = 0; first < batch; first += MOST) {
         p.batch = batch - first < MOST ? batch - first : MOST;
-        portable_kernel<T, O, FORM><<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(
-            p, (int)col_tiles, a_vectors, b_vectors);
-        p.a = (const T *)p.a + MOST * p.a_stride, p.b = (const T *)p.b + MOST * p.b_stride;
-        if (p.d) p.d = (const T *)p.d + MOST * p.d_stride;
-        if (p.scale) p.scale += (int64_t)MOST * p.rows;
+        portable_kernel<T, O, FORM>
+            <<<dim3((unsigned)tiles, (unsigned)p.batch), THREADS, 0, s>>>(p, (int)col_tiles, a_vectors,
+                                                                          b_vectors);
+        p.a = (const T *)p.a + MOST * p.a_stride;
+        p.b = (const T *)p.b + MOST * p.b_stride;
+        if (p.d)
+            p.d = (const T *)p.d + MOST * p.d_stride;
+        if (p.scale)
+            p.scale += (int64_t)MOST * p.rows;
         p.out = (O *)p.out + MOST * p.out_stride;
     }
     CHECK_LAUNCH();

@@ -42,7 +42,8 @@ static __device__ __forceinline__ void write_scales(const Staging &staging, cons
 #pragma unroll
     for (int k = 0; k < SCALES_EACH; k++) {
         int i = threadIdx.x % WARPGROUP + k * WARPGROUP;
-        if (i < SCALES) staging.scales[i] = factor * v[k];
+        if (i < SCALES)
+            staging.scales[i] = factor * v[k];
     }
     staging.sync();
 }
@@ -108,7 +109,8 @@ static __device__ __forceinline__ void write_raw(const float (&sum)[TILE_SIDE / 
 #pragma unroll
     for (int g = 0; g < 32; g++) {
         const float *s = sum + 4 * g;
-        if (g / 8 >= wanted) continue;
+        if (g / 8 >= wanted)
+            continue;
         to[g * WARPGROUP] = make_float4(s[0], s[1], s[2], s[3]);
         float2 c = *reinterpret_cast<const float2 *>(staging.scales + BOX_SIDE + 8 * g + col_of());
 #pragma unroll
@@ -170,7 +172,8 @@ static __device__ __forceinline__ void read_aol_scales(Staging &staging, const T
         int row = scale_row(w, t, i);
         float sum = shared[i] + shared[SCALES + i] + shared[2 * SCALES + i] + shared[3 * SCALES + i],
               scale = sum < NS_AOL_LEAST ? 0 : w.gain * rsqrtf(1.02f * sum);
-        if (t.on_diagonal && i < BOX_SIDE && row < w.rows) w.scale[(int64_t)t.matrix * w.rows + row] = scale;
+        if (t.on_diagonal && i < BOX_SIDE && row < w.rows)
+            w.scale[(int64_t)t.matrix * w.rows + row] = scale;
         staging.scales[i] = scale;
     }
     staging.sync();
@@ -215,7 +218,8 @@ static __device__ __forceinline__ void store_aol_box(const uint8_t *place, int b
                                                      const Slice &t)
 {
     store_box(place, w, t.row, t.col + box, t.matrix, true, false);
-    if (t.col + box < t.row) store_box(place + BOX_BYTES, w, t.col + box, t.row, t.matrix, true, false);
+    if (t.col + box < t.row)
+        store_box(place + BOX_BYTES, w, t.col + box, t.row, t.matrix, true, false);
     tma_store_commit();
 }
 

@@ -44,7 +44,8 @@ struct Consumer {
 static __device__ __forceinline__ void consumer_release(const Consumer &p, int stage)
 {
     int lane = threadIdx.x % WARP;
-    if (lane < CLUSTER) mbarrier_arrive_remote(p.m.empty(stage), lane);
+    if (lane < CLUSTER)
+        mbarrier_arrive_remote(p.m.empty(stage), lane);
 }
 
 static __device__ __forceinline__ void consumer_wait(const Consumer &p)
@@ -82,7 +83,8 @@ static __device__ __forceinline__ void mma_cols(float (&sum)[TILE_SIDE / 2], Con
                                                 int a_bytes)
 {
     int previous = -1;
-    for (int i = 0; i < blocks; i++) mma_stage<T, ALONG_COLUMNS, COLS>(sum, p, a_bytes, previous);
+    for (int i = 0; i < blocks; i++)
+        mma_stage<T, ALONG_COLUMNS, COLS>(sum, p, a_bytes, previous);
     wgmma_wait<0>();
     wgmma_fence_registers(sum);
     consumer_release(p, previous);
@@ -135,7 +137,8 @@ static __device__ __forceinline__ void product_slice(Consumer &p, const Task &w,
     // The scales are complete before the operands are: TASK_AOL wrote both.
     float scales[SCALES_EACH];
     bool scaled = !ALONG_COLUMNS && w.kind == TASK_SCALED;
-    if (scaled) load_scales(scales, w.scale, w, t);
+    if (scaled)
+        load_scales(scales, w.scale, w, t);
     EpilogueStages stages_out = {{}, p.staging.group, p.pipe.stage};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -146,9 +149,11 @@ static __device__ __forceinline__ void product_slice(Consumer &p, const Task &w,
         else
             combine<T, false>(packed, sum + 64 * half, NULL, w.alpha, 0);
         write_fragments<HALF_COLS>(packed, boxes);
-        if (!scaled) finish_half<T, !ALONG_COLUMNS>(packed, half, stages_out, p.staging, w, t);
+        if (!scaled)
+            finish_half<T, !ALONG_COLUMNS>(packed, half, stages_out, p.staging, w, t);
     }
-    if (!scaled) return;
+    if (!scaled)
+        return;
     p.staging.acquire();
     write_scales(p.staging, scales, w.gain);
     finish_scaled<T>(stages_out, p.staging, w, t);
@@ -188,10 +193,10 @@ template <typename T>
 static __device__ __forceinline__ void consume_slices(const SharedMemory &m, const Chain &c, int group,
                                                       int rank)
 {
-    Consumer p = {
-        m,
-        {},
-        {m.staging(group), m.scales(group), group, m.staging_full(group), m.staging_empty(group), false, 0}};
+    Consumer p = {m,
+                  {},
+                  {m.staging(group), m.scales(group), group, m.staging_full(group), m.staging_empty(group),
+                   false, 0}};
     PipelineState<SCHED_STAGES> sched_empty;
     for (Slice t; (t = acquire_tile(m, sched_empty, rank, group)).task >= 0;) {
         const Task &w = c.task[t.task];
@@ -229,11 +234,13 @@ struct StoreWarp {
     // To both CTAs, for all warps of the warpgroup.
     __device__ __forceinline__ void release_stage(int stage) const
     {
-        for (int i = 0; i < CLUSTER; i++) mbarrier_arrive_remote(m.empty(stage), i, WARPGROUP / WARP);
+        for (int i = 0; i < CLUSTER; i++)
+            mbarrier_arrive_remote(m.empty(stage), i, WARPGROUP / WARP);
     }
     __device__ __forceinline__ void skip(int stages)
     {
-        for (; stages > 0; stages--) pipe.advance();
+        for (; stages > 0; stages--)
+            pipe.advance();
     }
 };
 
@@ -242,7 +249,8 @@ static __device__ __forceinline__ void store_product(StoreWarp &k, const Staging
                                                      const Slice &t)
 {
     EpilogueStages stages_out = {{}, k.group, k.pipe.stage};
-    stages_out.stage[0] = k.m.a(k.pipe.stage), stages_out.stage[1] = k.m.a((k.pipe.stage + 1) % STAGES);
+    stages_out.stage[0] = k.m.a(k.pipe.stage);
+    stages_out.stage[1] = k.m.a((k.pipe.stage + 1) % STAGES);
 #pragma unroll 1
     for (int half = 0; half < 2; half++, k.pipe.advance()) {
         k.wait_staged();
@@ -262,7 +270,8 @@ static __device__ __forceinline__ void store_aol(StoreWarp &k, const Task &w, co
     for (int i = 0; i <= last; i++, k.pipe.advance()) {
         k.wait_staged();
         store_aol_box(k.m.a(k.pipe.stage) + k.group * RAW_BYTES, i, w, t);
-        if (before >= 0) tma_store_wait_read<1>(), k.release_stage(before);
+        if (before >= 0)
+            tma_store_wait_read<1>(), k.release_stage(before);
         before = k.pipe.stage;
     }
     tma_store_wait_read();
@@ -282,7 +291,8 @@ static __device__ __forceinline__ void store_slices(const SharedMemory &m, const
         if (!slice_exists(w, t)) {
             k.skip(stages_of(w) + epilogue_stages(w));
         } else {
-            if (w.kind != TASK_AOL) k.skip(stages_of(w));
+            if (w.kind != TASK_AOL)
+                k.skip(stages_of(w));
             if (w.kind == TASK_AOL)
                 store_aol(k, w, t);
             else if (w.kind == TASK_RAW)
@@ -291,7 +301,8 @@ static __device__ __forceinline__ void store_slices(const SharedMemory &m, const
                 store_product(k, staging, w, t);
             mbarrier_arrive(m.staging_empty(group));
         }
-        if (!w.awaited) continue;
+        if (!w.awaited)
+            continue;
         tma_store_wait();
         fence_proxy_async();
         add_release(c.done + t.task * c.batch + t.matrix, 1);
@@ -308,9 +319,12 @@ static __device__ __forceinline__ void reset_counters(const Chain &c)
         last = atomicInc(c.finished, gridDim.x - 1) == gridDim.x - 1;
         __threadfence();
     }
-    if (!__shfl_sync(0xffffffffu, last, 0)) return;
-    if (threadIdx.x % WARP == 0) *c.tile_counter = 0;
-    for (int i = threadIdx.x % WARP; i < c.counters; i += WARP) c.done[i] = 0;
+    if (!__shfl_sync(0xffffffffu, last, 0))
+        return;
+    if (threadIdx.x % WARP == 0)
+        *c.tile_counter = 0;
+    for (int i = threadIdx.x % WARP; i < c.counters; i += WARP)
+        c.done[i] = 0;
 }
 
 #endif
@@ -325,7 +339,8 @@ __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant
     SharedMemory m = {shared};
     int rank = cluster_rank(), group = threadIdx.x / WARPGROUP, warp = threadIdx.x % WARPGROUP / WARP;
     if (threadIdx.x == 0) {
-        if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        if (shared_address(shared) % 1024)
+            __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < STAGES; i++)
             mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * WARPS);
         for (int i = 0; i < SCHED_STAGES; i++)
@@ -333,10 +348,12 @@ __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant
         for (int i = 0; i < SCHED_STAGES; i++)
             mbarrier_init(m.sched_full(i), 1),
                 mbarrier_init(m.sched_empty(i), CONSUMERS * WARPGROUP + 1 + CONSUMERS);
-        for (int i = 0; i < SCHED_STAGES; i++) mbarrier_init(m.input_ready(i), 1);
+        for (int i = 0; i < SCHED_STAGES; i++)
+            mbarrier_init(m.input_ready(i), 1);
         mbarrier_init(m.prefetch_next(), 1); // the next tile
         for (int g = 0; g < CONSUMERS; g++) {
-            for (int i = 0; i < STAGES; i++) mbarrier_init(m.staging_full(g) + i, WARPGROUP / WARP);
+            for (int i = 0; i < STAGES; i++)
+                mbarrier_init(m.staging_full(g) + i, WARPGROUP / WARP);
             mbarrier_init(m.staging_empty(g), 1);
         }
         fence_mbarrier_init();
@@ -349,14 +366,18 @@ __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant
         consume_slices<T>(m, c, group, rank);
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp == 0 && elect_one()) produce_tiles(m, c, rank);
-        if (warp == 1 && elect_one()) schedule_tiles(m, c, rank);
-        if (warp >= 2 && elect_one()) store_slices(m, c, warp - 2, rank);
+        if (warp == 0 && elect_one())
+            produce_tiles(m, c, rank);
+        if (warp == 1 && elect_one())
+            schedule_tiles(m, c, rank);
+        if (warp >= 2 && elect_one())
+            store_slices(m, c, warp - 2, rank);
         __syncwarp();
     }
     cluster_sync(); // other CTAs may still arrive at this CTA's mbarriers
     __syncthreads();
-    if (threadIdx.x < WARP) reset_counters(c);
+    if (threadIdx.x < WARP)
+        reset_counters(c);
 #endif
 }
 
@@ -376,12 +397,14 @@ static const ClusterShape cluster_shape = {CLUSTER, THREADS, SHARED_BYTES};
 int ns_clusters(NsDtype dtype)
 {
     int &clusters = clusters_held[dtype];
-    if (clusters) return clusters;
+    if (clusters)
+        return clusters;
     const void *kernel =
         dtype == NS_BF16 ? (const void *)chain_kernel<__nv_bfloat16> : (const void *)chain_kernel<__half>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     clusters = clusters_that_fit(kernel, cluster_shape);
-    if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", (int)CLUSTER);
+    if (clusters < 1)
+        fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", (int)CLUSTER);
     return clusters;
 }
 

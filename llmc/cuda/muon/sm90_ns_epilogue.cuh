@@ -125,14 +125,16 @@ struct Staging {
     // Waits until TMA has read the previous slice from the staging buffer. Once a slice, before commit.
     __device__ __forceinline__ void acquire()
     {
-        if (in_flight) mbarrier_wait(staging_empty, parity), parity ^= 1, in_flight = false;
+        if (in_flight)
+            mbarrier_wait(staging_empty, parity), parity ^= 1, in_flight = false;
     }
     // Makes the warp's writes visible to TMA and signals the TMA-store warp.
     __device__ __forceinline__ void commit(int stage) const
     {
         fence_proxy_async_shared();
         __syncwarp();
-        if (threadIdx.x % WARP == 0) mbarrier_arrive(staging_full + stage);
+        if (threadIdx.x % WARP == 0)
+            mbarrier_arrive(staging_full + stage);
     }
 };
 
@@ -184,10 +186,12 @@ static __device__ __forceinline__ void combine(uint32_t *packed, const float *su
                                                float alpha, float beta)
 {
     uint32_t first = HAS_D ? fragment_address(d_boxes) : 0, d[2][4]; // one step ahead
-    if (HAS_D) ldmatrix_x4(d[0], first);
+    if (HAS_D)
+        ldmatrix_x4(d[0], first);
 #pragma unroll
     for (int step = 0; step < 8; step++) {
-        if (HAS_D && step < 7) ldmatrix_x4(d[(step + 1) % 2], fragment_step(first, step + 1));
+        if (HAS_D && step < 7)
+            ldmatrix_x4(d[(step + 1) % 2], fragment_step(first, step + 1));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const float *s = sum + step * 8 + 2 * k;
@@ -237,10 +241,13 @@ static __device__ __forceinline__ void scale_by_columns(uint32_t (&scaled)[16], 
     const float2 *c = reinterpret_cast<const float2 *>(scales + col_of());
     uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < 16; i++) scaled[i] = scale_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y, most);
-    if (!one_infinite(most)) return;
+    for (int i = 0; i < 16; i++)
+        scaled[i] = scale_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y, most);
+    if (!one_infinite(most))
+        return;
 #pragma unroll
-    for (int i = 0; i < 16; i++) scaled[i] = saturate_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y);
+    for (int i = 0; i < 16; i++)
+        scaled[i] = saturate_two<T>(packed[i], c[i / 2 * 4].x, c[i / 2 * 4].y);
 }
 // scaled = diag(scales) packed, for the columns of a box: its transpose is the mirror image scaled by its
 // own columns.
@@ -251,10 +258,13 @@ static __device__ __forceinline__ void scale_by_rows(uint32_t (&scaled)[16], con
     float r[2] = {scales[row_of()], scales[row_of() + 8]};
     uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < 16; i++) scaled[i] = scale_two<T>(packed[i], r[i % 2], r[i % 2], most);
-    if (!one_infinite(most)) return;
+    for (int i = 0; i < 16; i++)
+        scaled[i] = scale_two<T>(packed[i], r[i % 2], r[i % 2], most);
+    if (!one_infinite(most))
+        return;
 #pragma unroll
-    for (int i = 0; i < 16; i++) scaled[i] = saturate_two<T>(packed[i], r[i % 2], r[i % 2]);
+    for (int i = 0; i < 16; i++)
+        scaled[i] = saturate_two<T>(packed[i], r[i % 2], r[i % 2]);
 }
 
 // Adds to the diagonal of a box in registers.
@@ -296,7 +306,8 @@ static __device__ __forceinline__ void mirror_in_place(const uint32_t *mirror, c
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int g = i / 2, e = i % 2, row = 2 * warp + e; // warp-uniform
-        if (row < g) continue;
+        if (row < g)
+            continue;
         uint32_t block = row == g ? mirrored_block(mirror[i], packed[i]) : mirror[i];
         stmatrix_x1_trans((first ^ e << 4) + g * 1024, block);
     }
@@ -311,7 +322,8 @@ static __device__ __forceinline__ void write_elements(const uint8_t *boxes, cons
                                                       int half)
 {
     int c = threadIdx.x % WARPGROUP, row = t.row * BOX_SIDE, col = t.col * BOX_SIDE + half * HALF_COLS + c;
-    if (col >= min(w.cols, (t.col + t.width) * BOX_SIDE)) return;
+    if (col >= min(w.cols, (t.col + t.width) * BOX_SIDE))
+        return;
     T *out = (T *)w.elements + t.matrix * w.stride + (int64_t)row * w.pitch + col;
     const uint8_t *first = boxes + c / BOX_SIDE * BOX_BYTES + c % 8 * sizeof(T);
 #pragma unroll 2
@@ -321,7 +333,8 @@ static __device__ __forceinline__ void write_elements(const uint8_t *boxes, cons
         for (int k = 0; k < 8; k++)
             v[k] = *reinterpret_cast<const T *>(first + (r + k) * 128 + ((c % BOX_SIDE / 8 ^ k) << 4));
 #pragma unroll
-        for (int k = 0; k < 8; k++, out += w.pitch) *out = v[k];
+        for (int k = 0; k < 8; k++, out += w.pitch)
+            *out = v[k];
     }
 }
 
@@ -329,9 +342,12 @@ static __device__ __forceinline__ void write_elements(const uint8_t *boxes, cons
 static __device__ __forceinline__ void store_box(const uint8_t *box, const Task &w, int row, int col,
                                                  int matrix, bool out, bool plus)
 {
-    if (row * BOX_SIDE >= w.rows || col * BOX_SIDE >= w.cols) return;
-    if (out) tma_store(&w.out, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
-    if (plus) tma_store(&w.plus, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
+    if (row * BOX_SIDE >= w.rows || col * BOX_SIDE >= w.cols)
+        return;
+    if (out)
+        tma_store(&w.out, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
+    if (plus)
+        tma_store(&w.plus, box, col * BOX_SIDE, row * BOX_SIDE, matrix);
 }
 
 template <int COLS>
@@ -339,7 +355,8 @@ static __device__ __forceinline__ void write_fragments(const uint32_t *packed, u
 {
     uint32_t first = fragment_address(boxes);
 #pragma unroll
-    for (int step = 0; step < COLS / 16; step++) stmatrix_x4(fragment_step(first, step), packed + 4 * step);
+    for (int step = 0; step < COLS / 16; step++)
+        stmatrix_x4(fragment_step(first, step), packed + 4 * step);
 }
 // Reads a box that this warp has written back into 16 registers.
 static __device__ __forceinline__ void read_fragments(uint32_t (&packed)[16], const uint8_t *box)
@@ -354,7 +371,8 @@ static __device__ __forceinline__ void write_mirrored(const uint32_t *packed, ui
 {
     uint32_t first = mirrored_address(box);
 #pragma unroll
-    for (int g = 0; g < 8; g += 2) stmatrix_x4_trans(first + g * 1024, packed + 2 * g);
+    for (int g = 0; g < 8; g += 2)
+        stmatrix_x4_trans(first + g * 1024, packed + 2 * g);
 }
 
 // The two epilogue stages of a slice. A warpgroup has two boxes in each, and one for the mirror image.
@@ -390,7 +408,8 @@ static __device__ __forceinline__ void complete_diagonal(uint8_t *box, uint8_t *
         }
         staging.sync();
         mirror_in_place(blocks, blocks, to);
-        if (again || !w.has_plus || !w.has_out) return;
+        if (again || !w.has_plus || !w.has_out)
+            return;
     }
 }
 
@@ -403,7 +422,8 @@ static __device__ __forceinline__ void finish_half(const uint32_t *packed, int h
                                                    const Task &w, const Slice &t)
 {
     int below = t.row - t.col;
-    if (half == 0) staging.acquire();
+    if (half == 0)
+        staging.acquire();
     if (SYMMETRIC) {
 #pragma unroll
         for (int b = 0; b < 2; b++)
@@ -421,7 +441,8 @@ static __device__ __forceinline__ void finish_half(const uint32_t *packed, int h
 static __device__ __forceinline__ void store_half(int half, const EpilogueStages &stages_out,
                                                   const Staging &staging, const Task &w, const Slice &t)
 {
-    if (w.elements) return;
+    if (w.elements)
+        return;
     int below = is_symmetric(w) ? t.row - t.col : t.width, end = min(t.width, below + 1);
 #pragma unroll 1
     for (int i = 2 * half; i < min(2 * half + 2, end); i++) {
@@ -448,7 +469,8 @@ static __device__ __forceinline__ void finish_scaled(const EpilogueStages &stage
         uint32_t packed[16], scaled[16], mirror[16];
         uint8_t *box = stages_out.box(i), *mirrored = stages_out.mirrored(staging, i);
         read_fragments(packed, box);
-        if (i == below) add_to_diagonal_packed<T>(packed, w.diagonal);
+        if (i == below)
+            add_to_diagonal_packed<T>(packed, w.diagonal);
         scale_by_columns<T>(scaled, packed, staging.scales + BOX_SIDE + i * BOX_SIDE);
         write_fragments<BOX_SIDE>(scaled, box);
         scale_by_rows<T>(mirror, packed, staging.scales);
@@ -458,7 +480,8 @@ static __device__ __forceinline__ void finish_scaled(const EpilogueStages &stage
         } else {
             write_mirrored(mirror, mirrored);
         }
-        if (i == min(1, last)) staging.commit(stages_out.number(0));
+        if (i == min(1, last))
+            staging.commit(stages_out.number(0));
     }
     staging.commit(stages_out.number(1));
     staging.sync(); // before the scales of the next slice

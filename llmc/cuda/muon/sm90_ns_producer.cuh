@@ -25,7 +25,8 @@ static __device__ __forceinline__ Slice find_tile(const Chain &c, TileSearch &f,
     for (int tiles;
          index - f.before >= (tiles = c.task[f.task].tiles * min(c.together, c.batch - f.first));) {
         f.before += tiles;
-        if (++f.task == c.tasks) f.task = 0, f.first += c.together;
+        if (++f.task == c.tasks)
+            f.task = 0, f.first += c.together;
     }
     const Task &w = c.task[f.task];
     int matrix = (index - f.before) / w.tiles, tile = index - f.before - matrix * w.tiles, i, j;
@@ -45,11 +46,12 @@ static __device__ __forceinline__ Slice find_tile(const Chain &c, TileSearch &f,
     return t;
 }
 
-// Row of the slice that a warpgroup of a CTA has. On the diagonal a slice of a full-width tile has one to four
-// boxes that exist: each CTA gets five.
+// Row of the slice that a warpgroup of a CTA has. On the diagonal a slice of a full-width tile has one to
+// four boxes that exist: each CTA gets five.
 static __device__ __forceinline__ int slice_row(const Slice &tile, int rank, int group)
 {
-    if (tile.on_diagonal) return tile.row + (group ? TILE_SLICES - 1 - rank : rank);
+    if (tile.on_diagonal)
+        return tile.row + (group ? TILE_SLICES - 1 - rank : rank);
     return tile.row + CONSUMERS * rank + group;
 }
 
@@ -83,7 +85,8 @@ static __device__ __forceinline__ void wait_for_tasks(const Chain &c, const Slic
     for (uint32_t waits = c.task[t.task].waits; waits; waits &= waits - 1) {
         int task = __ffs((int)waits) - 1;
         const unsigned *done = c.done + task * c.batch + t.matrix;
-        while (load_acquire(done) < (unsigned)(TILE_SLICES * c.task[task].tiles)) __nanosleep(20);
+        while (load_acquire(done) < (unsigned)(TILE_SLICES * c.task[task].tiles))
+            __nanosleep(20);
     }
     fence_proxy_async();
 }
@@ -151,7 +154,8 @@ static __device__ __forceinline__ void schedule_tiles(const SharedMemory &m, con
     TileSearch found = {};
     PipelineState<1> prefetch_next;
     for (bool more = true; more; prefetch_next.advance()) {
-        if (rank == 0) publish_index(m, in_flight, atomicAdd(c.tile_counter, 1));
+        if (rank == 0)
+            publish_index(m, in_flight, atomicAdd(c.tile_counter, 1));
         int index = acquire_index(m, index_empty), place = sched_full.stage;
         more = index < c.total;
         Slice t = {};
@@ -160,9 +164,11 @@ static __device__ __forceinline__ void schedule_tiles(const SharedMemory &m, con
         else
             t.task = -1;
         publish_tile(m, sched_full, t);
-        if (more) wait_for_tasks(c, t);
+        if (more)
+            wait_for_tasks(c, t);
         mbarrier_arrive(m.input_ready(place));
-        if (more && rank == 0) mbarrier_wait(m.prefetch_next(), prefetch_next.parity);
+        if (more && rank == 0)
+            mbarrier_wait(m.prefetch_next(), prefetch_next.parity);
     }
 }
 
@@ -204,13 +210,15 @@ static __device__ __forceinline__ void load_operands(const SharedMemory &m, cons
     bool along = o.w.kind == TASK_FULL;
     int x = along ? o.b_at : k, y = along ? k : o.b_at;
     mbarrier_arrive_expect_tx(full, o.bytes);
-    if (o.b_count > 0) tma_load_multicast(b, &o.w.b, full, x, y, o.matrix, both);
+    if (o.b_count > 0)
+        tma_load_multicast(b, &o.w.b, full, x, y, o.matrix, both);
     if (o.b_count > 1)
         tma_load_multicast(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE,
                            o.matrix, both);
 #pragma unroll
     for (int i = 0; i < CONSUMERS; i++)
-        if (o.a_row[i] >= 0) tma_load(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
+        if (o.a_row[i] >= 0)
+            tma_load(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
 }
 
 // Symmetric results need no d above the diagonal.
@@ -227,7 +235,8 @@ static __device__ __forceinline__ void load_addend(const SharedMemory &m, const 
 {
     uint64_t *full = m.full(stage);
     int boxes = 0;
-    for (int i = 0; w.has_d && i < 2 * CONSUMERS; i++) boxes += addend_needed(w, t, half, rank, i);
+    for (int i = 0; w.has_d && i < 2 * CONSUMERS; i++)
+        boxes += addend_needed(w, t, half, rank, i);
     if (boxes == 0) {
         mbarrier_arrive(full);
         return;
@@ -275,7 +284,8 @@ static __device__ __forceinline__ void produce_stages(const SharedMemory &m, Pip
     Operands o = operands_of(w, t, rank);
 #pragma unroll 1
     for (int i = 0; i < stages; i++, pipe.advance()) {
-        if (i == prefetch_at) mbarrier_arrive(m.prefetch_next());
+        if (i == prefetch_at)
+            mbarrier_arrive(m.prefetch_next());
         mbarrier_wait(m.empty(pipe.stage), pipe.parity ^ 1);
         if (RAW)
             load_raw(m, w, t, pipe.stage, i, rank);
@@ -303,7 +313,8 @@ static __device__ __forceinline__ void produce_tiles(const SharedMemory &m, cons
 {
     PipelineState<STAGES> pipe;
     PipelineState<SCHED_STAGES> sched_empty;
-    for (Slice t; (t = acquire_ready_tile(m, sched_empty)).task >= 0;) produce_tile(m, c, pipe, t, rank);
+    for (Slice t; (t = acquire_ready_tile(m, sched_empty)).task >= 0;)
+        produce_tile(m, c, pipe, t, rank);
 }
 
 #endif

@@ -39,13 +39,15 @@ template <int CLUSTER> struct SmallConsumer {
     __device__ __forceinline__ void advance()
     {
         parities ^= 1u << stage;
-        if (++stage == SMALL_STAGES) stage = 0;
+        if (++stage == SMALL_STAGES)
+            stage = 0;
     }
     // Arrives at an mbarrier in all CTAs of the cluster, one lane per CTA.
     __device__ __forceinline__ void arrive_all(uint64_t *barrier) const
     {
         int lane = threadIdx.x % WARP;
-        if (lane < CLUSTER) mbarrier_arrive_remote(barrier, lane);
+        if (lane < CLUSTER)
+            mbarrier_arrive_remote(barrier, lane);
     }
 };
 
@@ -84,7 +86,8 @@ static __device__ __forceinline__ int gram_stage(int k, int stages)
 template <int CLUSTER> static __device__ __forceinline__ void wait_columns(SmallConsumer<CLUSTER> &p)
 {
     p.written++;
-    for (int i = 0; i < CLUSTER * CONSUMERS; i++) remote_counter_wait(p.m.written(i), p.written);
+    for (int i = 0; i < CLUSTER * CONSUMERS; i++)
+        remote_counter_wait(p.m.written(i), p.written);
     fence_proxy_async();
 }
 
@@ -94,7 +97,8 @@ static __device__ __forceinline__ void produce_step(SmallConsumer<CLUSTER> &p, i
     const CUtensorMap *x = &p.c.x[step % 2];
     int stages = boxes_along(p.c.m);
     for (int k = 0; k < stages; k++) {
-        if (step && k % (ANNOUNCE_COLS / BOX_SIDE) == 0) wait_columns(p);
+        if (step && k % (ANNOUNCE_COLS / BOX_SIDE) == 0)
+            wait_columns(p);
         p.stage = gram_stage(k, stages);
         produce_stage(p, x, k * BOX_SIDE, 0, 1, matrix);
     }
@@ -102,25 +106,30 @@ static __device__ __forceinline__ void produce_step(SmallConsumer<CLUSTER> &p, i
     bool waited = false;
     for (int col = 0; col < p.c.m; col += UNIT_COLS)
         for (int half = 0; half < 2; half++) {
-            if (p.stage == FREE_STAGES && !waited) mbarrier_wait(p.m.read(), p.read), waited = true;
+            if (p.stage == FREE_STAGES && !waited)
+                mbarrier_wait(p.m.read(), p.read), waited = true;
             produce_stage(p, x, col, half * CLUSTER * BOX_SIDE, 2, matrix);
         }
-    if (!waited) mbarrier_wait(p.m.read(), p.read);
+    if (!waited)
+        mbarrier_wait(p.m.read(), p.read);
     p.read ^= 1;
 }
 
 // Producer tail: waits for all releases of stages and all remote counters that still arrive at this CTA.
 template <int CLUSTER> static __device__ __forceinline__ void producer_tail(SmallConsumer<CLUSTER> &p)
 {
-    for (p.stage = 0; p.stage < SMALL_STAGES; p.stage++) mbarrier_wait(p.m.empty(p.stage), p.parity() ^ 1);
-    for (int i = 0; i < CLUSTER * CONSUMERS; i++) remote_counter_wait(p.m.written(i), p.written);
+    for (p.stage = 0; p.stage < SMALL_STAGES; p.stage++)
+        mbarrier_wait(p.m.empty(p.stage), p.parity() ^ 1);
+    for (int i = 0; i < CLUSTER * CONSUMERS; i++)
+        remote_counter_wait(p.m.written(i), p.written);
 }
 
 template <int CLUSTER>
 static __device__ __forceinline__ void produce_small(SmallConsumer<CLUSTER> &p, int first, int clusters)
 {
     for (int matrix = first; matrix < p.c.batch; matrix += clusters) {
-        for (int step = 0; step < p.c.it.steps; step++) produce_step(p, matrix, step);
+        for (int step = 0; step < p.c.it.steps; step++)
+            produce_step(p, matrix, step);
         p.written += (p.c.m + ANNOUNCE_COLS - 1) / ANNOUNCE_COLS; // in the last step
     }
     producer_tail(p);
@@ -153,7 +162,8 @@ static __device__ __forceinline__ void relay_releases(const SmallConsumer<CLUSTE
 // Leader thread: waits for its TMA stores and counts them up in both CTAs.
 template <int CLUSTER> static __device__ __forceinline__ void announce_columns(SmallConsumer<CLUSTER> &p)
 {
-    if (!p.leader || !p.pending) return;
+    if (!p.leader || !p.pending)
+        return;
     tma_store_wait();
     fence_proxy_async();
     for (int rank = 0; rank < CLUSTER; rank++)
@@ -171,7 +181,8 @@ static __device__ __forceinline__ void gram_product(float (&sum)[128], SmallCons
         free_at = max(0, stages - FREE_STAGES);
     p.stage = gram_stage(0, stages);
     // Nothing to multiply yet: publish the last columns now, others may wait for them.
-    if (p.leader && !mbarrier_test(p.m.full(p.stage), p.parity())) announce_columns(p);
+    if (p.leader && !mbarrier_test(p.m.full(p.stage), p.parity()))
+        announce_columns(p);
     __syncwarp();
     for (int k = 0; k < stages; k++) {
         p.stage = gram_stage(k, stages);
@@ -188,8 +199,10 @@ static __device__ __forceinline__ void gram_product(float (&sum)[128], SmallCons
             wgmma_wait<1>();
             p.arrive_all(p.m.empty(previous));
         }
-        if (k == min((int)ANNOUNCE_AFTER, free_at)) announce_columns(p), __syncwarp();
-        if (k == free_at) p.arrive_all(p.m.operand_empty()); // operand B may be overwritten
+        if (k == min((int)ANNOUNCE_AFTER, free_at))
+            announce_columns(p), __syncwarp();
+        if (k == free_at)
+            p.arrive_all(p.m.operand_empty()); // operand B may be overwritten
         previous = p.stage;
         p.advance();
     }
@@ -209,7 +222,8 @@ static __device__ __forceinline__ void scale_sums(float (&sum)[128], SmallConsum
         unit[thread] = p.c.unit && thread < p.c.n ? p.c.unit[(int64_t)matrix * p.c.n + thread] : 1;
     named_barrier_sync(BOTH_BARRIER, CONSUMERS * WARPGROUP);
 #pragma unroll
-    for (int i = 0; i < p.m.SUMS; i++) own[i / 2 % 2] += fabsf(sum[i]) * unit[i / 4 * 8 + col_of() + i % 2];
+    for (int i = 0; i < p.m.SUMS; i++)
+        own[i / 2 % 2] += fabsf(sum[i]) * unit[i / 4 * 8 + col_of() + i % 2];
     int row = (CONSUMERS * p.rank + p.group) * BOX_SIDE + row_of();
 #pragma unroll
     for (int e = 0; e < 2; e++) {
@@ -217,13 +231,17 @@ static __device__ __forceinline__ void scale_sums(float (&sum)[128], SmallConsum
         own[e] += __shfl_xor_sync(0xffffffffu, own[e], 2);
         own[e] /= unit[row + 8 * e];
         own[e] = own[e] < NS_AOL_LEAST ? 0 : p.c.it.aol_gain / sqrtf(1.02f * own[e]);
-        if (threadIdx.x % 4) continue;
+        if (threadIdx.x % 4)
+            continue;
         p.m.scales()[row + 8 * e] = own[e];
-        if (CLUSTER > 1) st_async_f32(p.m.scales() + row + 8 * e, own[e], p.m.scaled(), p.rank ^ 1);
+        if (CLUSTER > 1)
+            st_async_f32(p.m.scales() + row + 8 * e, own[e], p.m.scaled(), p.rank ^ 1);
     }
-    if (CLUSTER > 1 && p.leader) mbarrier_arrive_expect_tx(p.m.scaled(), BOX_SIDE * sizeof(float));
+    if (CLUSTER > 1 && p.leader)
+        mbarrier_arrive_expect_tx(p.m.scaled(), BOX_SIDE * sizeof(float));
     named_barrier_sync(BOTH_BARRIER, CONSUMERS * WARPGROUP);
-    if (CLUSTER > 1) mbarrier_wait(p.m.scaled(), p.scaled);
+    if (CLUSTER > 1)
+        mbarrier_wait(p.m.scaled(), p.scaled);
     p.scaled ^= 1;
     // The two scales first: their product commutes.
 #pragma unroll
@@ -238,10 +256,13 @@ static __device__ __forceinline__ void gram_rows(uint32_t (&rows)[SmallSizes<CLU
 {
     float sum[128] = {}; // zeros, because all WGMMAs accumulate
     gram_product<T, CLUSTER>(sum, p);
-    if (scaled) scale_sums<CLUSTER>(sum, p, matrix);
+    if (scaled)
+        scale_sums<CLUSTER>(sum, p, matrix);
 #pragma unroll
-    for (int k = 0; k < p.m.PAIRS; k++) rows[k] = pack<T>(sum[2 * k], sum[2 * k + 1]);
-    if (CLUSTER > 1) swap_halves(rows, p.rank);
+    for (int k = 0; k < p.m.PAIRS; k++)
+        rows[k] = pack<T>(sum[2 * k], sum[2 * k + 1]);
+    if (CLUSTER > 1)
+        swap_halves(rows, p.rank);
 }
 
 // ---- R^2 --------------------------------------------------------------------------------------------------
@@ -252,14 +273,16 @@ template <typename T, int CLUSTER>
 static __device__ __forceinline__ void publish_rows(const uint32_t (&rows)[SmallSizes<CLUSTER>::PAIRS],
                                                     SmallConsumer<CLUSTER> &p)
 {
-    mbarrier_wait(p.m.operand_empty(), p.operand_empty), p.operand_empty ^= 1;
+    mbarrier_wait(p.m.operand_empty(), p.operand_empty);
+    p.operand_empty ^= 1;
 #pragma unroll
     for (int j = 0; j < p.m.BOXES; j++)
         write_fragments<BOX_SIDE>(rows + 16 * j, p.m.operand_strip(j) + p.group * BOX_BYTES);
     fence_proxy_async_shared();
     named_barrier_sync(BOTH_BARRIER, CONSUMERS * WARPGROUP);
     p.sent ^= 1;
-    if (CLUSTER == 1 || !p.leader) return;
+    if (CLUSTER == 1 || !p.leader)
+        return;
     mbarrier_arrive_expect_tx(p.m.sent(), CONSUMERS * BOX_BYTES); // from the same warpgroup of the other CTA
     for (int j = 0; j < CONSUMERS; j++)
         bulk_copy_remote(p.m.operand_strip(CONSUMERS + j) + (CONSUMERS + p.group) * BOX_BYTES,
@@ -286,10 +309,10 @@ static __device__ __forceinline__ void square_half(float *sum,
     for (int j = from; j < to; j++)
 #pragma unroll
         for (int k = 0; k < BOX_SIDE / 16; k++)
-            wgmma_rs_static<T, false>(
-                sum, rows + 16 * j + 4 * k,
-                descriptor_advance(b, j * SmallSizes<CLUSTER>::STRIP + 2 * half * BOX_BYTES + 32 * k),
-                j > 0 || k > 0);
+            wgmma_rs_static<T, false>(sum, rows + 16 * j + 4 * k,
+                                      descriptor_advance(b, j * SmallSizes<CLUSTER>::STRIP +
+                                                                2 * half * BOX_BYTES + 32 * k),
+                                      j > 0 || k > 0);
 }
 
 // rows = b R + c R^2, from rows of R. WGMMA starts with the CTA's own rows; the mirror image is written
@@ -326,7 +349,8 @@ static __device__ __forceinline__ void scale_rows(uint32_t (&rows)[SmallSizes<CL
 {
 #pragma unroll
     for (int j = 0; j < CONSUMERS; j++)
-        if (j == p.group) add_to_diagonal_packed<T>(rows + 16 * j, a);
+        if (j == p.group)
+            add_to_diagonal_packed<T>(rows + 16 * j, a);
 #pragma unroll
     for (int i = 0; i < p.m.PAIRS; i++) {
         const float *s = p.m.scales() + (i / 32 ^ p.rank) * HALF_COLS + i % 32 / 2 * 8 + col_of();
@@ -365,7 +389,8 @@ static __device__ __forceinline__ Unit begin_unit(float (&sum)[64],
                                      descriptor_advance(b, k / 4 * 2 * BOX_BYTES + k % 4 * 16 * 128),
                                      half > 0 || k > 0);
         wgmma_commit();
-        if (own / CLUSTER == half) unit.own = stage + own % CLUSTER * 2 * BOX_BYTES;
+        if (own / CLUSTER == half)
+            unit.own = stage + own % CLUSTER * 2 * BOX_BYTES;
         p.advance();
     }
     return unit;
@@ -391,7 +416,8 @@ static __device__ __forceinline__ void release_unit(const SmallConsumer<CLUSTER>
     int lane = threadIdx.x % WARP;
     __syncwarp();
     if (CLUSTER > 1) {
-        if (lane == 0) mbarrier_arrive(p.m.unit_read(unit.stage / 2));
+        if (lane == 0)
+            mbarrier_arrive(p.m.unit_read(unit.stage / 2));
     } else if (lane < 2) {
         mbarrier_arrive(p.m.empty(unit.stage + lane)); // the producer is in this CTA
     }
@@ -404,7 +430,8 @@ static __device__ __forceinline__ void end_unit(float (&sum)[64], const Unit &un
 {
     int row = (CONSUMERS * p.rank + p.group) * BOX_SIDE;
     wgmma_fence_registers(sum);
-    if (a != 0) add_boxes<T, 64>(sum, unit.own, a);
+    if (a != 0)
+        add_boxes<T, 64>(sum, unit.own, a);
     release_unit(p, unit);
     uint32_t packed[32];
     combine<T, false>(packed, sum, NULL, alpha, 0);
@@ -412,7 +439,8 @@ static __device__ __forceinline__ void end_unit(float (&sum)[64], const Unit &un
     write_fragments<UNIT_COLS>(packed, p.m.staging(p.group));
     fence_proxy_async_shared();
     named_barrier_sync(STAGING_BARRIER + p.group, WARPGROUP);
-    if (!p.leader) return;
+    if (!p.leader)
+        return;
     for (int i = 0; i < 2; i++)
         if (row < p.c.n && unit.col + i * BOX_SIDE < p.c.m)
             tma_store(out, p.m.staging(p.group) + i * BOX_BYTES, unit.col + i * BOX_SIDE, row, matrix);
@@ -428,7 +456,8 @@ static __device__ __forceinline__ void apply_product(uint32_t (&z)[SmallSizes<CL
 {
     int units = (p.c.m + UNIT_COLS - 1) / UNIT_COLS;
     float even[64], odd[64];
-    if (CLUSTER > 1) swap_halves(z, p.rank);
+    if (CLUSTER > 1)
+        swap_halves(z, p.rank);
     p.stage = 0;
     Unit before = begin_unit<T, CLUSTER>(even, z, p, 0), now;
     for (int i = 1;; i += 2) {
@@ -464,7 +493,8 @@ static __device__ __forceinline__ void consume_small(SmallConsumer<CLUSTER> &p, 
             gram_rows<T, CLUSTER>(rows, p, matrix, scaled);
             publish_rows<T, CLUSTER>(rows, p);
             square_rows<T, CLUSTER>(rows, p, it.b[step], it.c[step]);
-            if (scaled) scale_rows<T, CLUSTER>(rows, p, it.a[step]);
+            if (scaled)
+                scale_rows<T, CLUSTER>(rows, p, it.a[step]);
             apply_product<T, CLUSTER>(rows, p, &p.c.x[(step + 1) % 2], scaled ? 1 / it.aol_factor : 1,
                                       scaled ? 0 : it.a[step], matrix);
         }
@@ -482,15 +512,19 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
     int first = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;
     p.leader = threadIdx.x % WARPGROUP == 0;
     if (threadIdx.x == 0) {
-        if (shared_address(shared) % 1024) __trap(); // the swizzle counts from multiples of 1024 bytes
+        if (shared_address(shared) % 1024)
+            __trap(); // the swizzle counts from multiples of 1024 bytes
         const int warps = CLUSTER * CONSUMERS * GROUP_WARPS;
         for (int i = 0; i < SMALL_STAGES; i++)
             mbarrier_init(p.m.full(i), 1), mbarrier_init(p.m.empty(i), warps);
         mbarrier_init(p.m.operand_empty(), warps);
-        mbarrier_init(p.m.sent(), CONSUMERS), mbarrier_init(p.m.scaled(), CONSUMERS);
+        mbarrier_init(p.m.sent(), CONSUMERS);
+        mbarrier_init(p.m.scaled(), CONSUMERS);
         mbarrier_init(p.m.read(), warps);
-        for (int i = 0; i < SMALL_UNITS; i++) mbarrier_init(p.m.unit_read(i), CONSUMERS * GROUP_WARPS);
-        for (int i = 0; i < CLUSTER * CONSUMERS; i++) *p.m.written(i) = 0;
+        for (int i = 0; i < SMALL_UNITS; i++)
+            mbarrier_init(p.m.unit_read(i), CONSUMERS * GROUP_WARPS);
+        for (int i = 0; i < CLUSTER * CONSUMERS; i++)
+            *p.m.written(i) = 0;
         fence_mbarrier_init();
     }
     pdl_launch_dependents();
@@ -502,8 +536,10 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
     } else {
         setmaxnreg_dec<SMALL_PRODUCER_REGISTERS>();
         int warp = uniform_warp() - CONSUMERS * GROUP_WARPS;
-        if (warp == 0 && threadIdx.x % WARP == 0) produce_small<CLUSTER>(p, first, clusters);
-        if (CLUSTER > 1 && warp == 1) relay_releases<CLUSTER>(p, first, clusters);
+        if (warp == 0 && threadIdx.x % WARP == 0)
+            produce_small<CLUSTER>(p, first, clusters);
+        if (CLUSTER > 1 && warp == 1)
+            relay_releases<CLUSTER>(p, first, clusters);
         __syncwarp();
     }
 #endif
@@ -523,7 +559,8 @@ template <typename T, int CLUSTER> static void launch_small(cudaStream_t s, cons
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         SmallSizes<CLUSTER>::BYTES));
         clusters = clusters_that_fit((const void *)kernel, shape);
-        if (clusters < 1) fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", CLUSTER);
+        if (clusters < 1)
+            fatal(EXIT_BAD_INPUT, "CUDA: this device holds no cluster of %d blocks", CLUSTER);
     }
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = cluster_launch(attributes, s, shape, min_i64(c.batch, clusters), true);
@@ -539,13 +576,19 @@ void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *uni
                 int n, int m, int batch)
 {
     ns_flush();
-    if (batch == 0) return;
+    if (batch == 0)
+        return;
     Small c = {{}, *it, unit, n, m, batch};
-    for (int i = 0; i < 2; i++) c.x[i] = ns_tensor_map(dtype, i ? spare : x, n, m, m, batch);
+    for (int i = 0; i < 2; i++)
+        c.x[i] = ns_tensor_map(dtype, i ? spare : x, n, m, m, batch);
     bool bf16 = dtype == NS_BF16, one = n <= SmallSizes<1>::SIDE;
     int &clusters = clusters_held[bf16][one];
-    if (bf16 && one) launch_small<__nv_bfloat16, 1>(s, c, clusters);
-    if (bf16 && !one) launch_small<__nv_bfloat16, 2>(s, c, clusters);
-    if (!bf16 && one) launch_small<__half, 1>(s, c, clusters);
-    if (!bf16 && !one) launch_small<__half, 2>(s, c, clusters);
+    if (bf16 && one)
+        launch_small<__nv_bfloat16, 1>(s, c, clusters);
+    if (bf16 && !one)
+        launch_small<__nv_bfloat16, 2>(s, c, clusters);
+    if (!bf16 && one)
+        launch_small<__half, 1>(s, c, clusters);
+    if (!bf16 && !one)
+        launch_small<__half, 2>(s, c, clusters);
 }

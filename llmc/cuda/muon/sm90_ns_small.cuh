@@ -21,10 +21,10 @@ struct Small {
 };
 
 enum {
-    SMALL_STAGES = 6,    // of X: 64 of the depth for all rows, or half of the depth for UNIT_COLS columns
-    FREE_STAGES = 3,     // that overlap with nothing
-    FREE_STRIP = 4,      // the first of them
-    UNIT_COLS = 128,     // of X per unit of work, which has two stages
+    SMALL_STAGES = 6, // of X: 64 of the depth for all rows, or half of the depth for UNIT_COLS columns
+    FREE_STAGES = 3,  // that overlap with nothing
+    FREE_STRIP = 4,   // the first of them
+    UNIT_COLS = 128,  // of X per unit of work, which has two stages
     SMALL_UNITS = SMALL_STAGES / 2,
     ANNOUNCE_COLS = 256, // of X that are stored between publications
     BOTH_BARRIER = 3     // named barrier of both warpgroups
@@ -128,7 +128,8 @@ static __device__ __forceinline__ void add_boxes(float *sum, const uint8_t *boxe
         for (int k = 0; k < 4; k++) {
             float2 v = unpack<T>(x[k]);
             float *s = sum + 8 * step + 2 * k;
-            s[0] = __fmaf_rn(a, v.x, s[0]), s[1] = __fmaf_rn(a, v.y, s[1]);
+            s[0] = __fmaf_rn(a, v.x, s[0]);
+            s[1] = __fmaf_rn(a, v.y, s[1]);
         }
     }
 }
@@ -139,7 +140,8 @@ template <typename R, int COUNT> static __device__ __forceinline__ void swap_hal
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) {
         R low = v[i], high = v[COUNT / 2 + i];
-        v[i] = swap ? high : low, v[COUNT / 2 + i] = swap ? low : high;
+        v[i] = swap ? high : low;
+        v[COUNT / 2 + i] = swap ? low : high;
     }
 }
 

@@ -4,10 +4,12 @@
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 enum { THREADS = 256 };
 
-__global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency, int positions, int count)
+__global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency, int positions,
+                                   int count)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (int64_t)positions * count) return;
+    if (i >= (int64_t)positions * count)
+        return;
     float angle = (float)(i / count) * frequency[i % count], c, s;
     sincosf(angle, &s, &c); // the accurate ones: angles reach a quarter of a million radians
     cos_out[i] = __float2bfloat16(c);
@@ -20,16 +22,19 @@ struct Frequencies {
 };
 __global__ void store_frequencies_kernel(float *out, Frequencies in, int count)
 {
-    for (int i = threadIdx.x; i < count; i += blockDim.x) out[i] = in.f[i];
+    for (int i = threadIdx.x; i < count; i += blockDim.x)
+        out[i] = in.f[i];
 }
 
 void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e)
 {
     int count = e / 4;
-    if (positions <= 0 || count <= 0) return;
+    if (positions <= 0 || count <= 0)
+        return;
     Frequencies by_value; // travels as a kernel argument: no host memory has to outlive the call
     assert(count <= MAX_FREQUENCIES_ON_DEVICE);
-    for (int i = 0; i < count; i++) by_value.f[i] = frequency[i];
+    for (int i = 0; i < count; i++)
+        by_value.f[i] = frequency[i];
     float *scratch = scratch_floats(SCRATCH_ROPE, (size_t)count);
     store_frequencies_kernel<<<1, 256, 0, s>>>(scratch, by_value, count);
     int64_t blocks = ceil_div((int64_t)positions * count, THREADS);
@@ -37,10 +42,11 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
     CHECK_LAUNCH();
 }
 
-// ---- one rotation --------------------------------------------------------------------------------------------------------
+// ---- one rotation -----------------------------------------------------------------------------------------
 
 // y = R x of a pair of vectors.
-static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], const float (&c)[8], const float (&s)[8])
+static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], const float (&c)[8],
+                                              const float (&s)[8])
 {
 #pragma unroll
     for (int k = 0; k < 8; k++) {
@@ -50,7 +56,7 @@ static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], co
     }
 }
 
-// ---- forward -------------------------------------------------------------------------------------------------------------
+// ---- forward ----------------------------------------------------------------------------------------------
 
 typedef struct {
     floatX *q, *k, *v;
@@ -61,31 +67,37 @@ typedef struct {
     const floatX *cos, *sin;
 } QkvForward;
 
-static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e, const float (&c)[8],
-                                                       const float (&s)[8], unsigned mask)
+static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e,
+                                                       const float (&c)[8], const float (&s)[8],
+                                                       unsigned mask)
 {
     int half = e / 16; // vectors of a half
     float x1[8], x2[8], sum = 0;
     unpack8(in.lo, x1);
     unpack8(in.hi, x2);
 #pragma unroll
-    for (int k = 0; k < 8; k++) sum += x1[k] * x1[k] + x2[k] * x2[k];
+    for (int k = 0; k < 8; k++)
+        sum += x1[k] * x1[k] + x2[k] * x2[k];
     float r = 1.0f / sqrtf(group_sum(sum, half, mask) / (float)e + RMS_EPS);
-    if (j == 0) *rstd = r;
+    if (j == 0)
+        *rstd = r;
 #pragma unroll
-    for (int k = 0; k < 8; k++) x1[k] *= r, x2[k] *= r;
+    for (int k = 0; k < 8; k++)
+        x1[k] *= r, x2[k] *= r;
     rotate(x1, x2, c, s);
     store_vec(head, j, pack8(x1));
     store_vec(head, j + half, pack8(x2));
 }
 
-static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const float *lambda, bool with_embed)
+static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const float *lambda,
+                                                  bool with_embed)
 {
     float x[8], t[8];
     unpack8(raw, x);
     unpack8(embed, t);
 #pragma unroll
-    for (int k = 0; k < 8; k++) x[k] = with_embed ? lambda[0] * x[k] + lambda[1] * t[k] : lambda[0] * x[k];
+    for (int k = 0; k < 8; k++)
+        x[k] = with_embed ? lambda[0] * x[k] + lambda[1] * t[k] : lambda[0] * x[k];
     return pack8(x);
 }
 
@@ -95,12 +107,15 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int 
              id = blockIdx.x * THREADS + threadIdx.x; // 64-bit divisions are slow
     // Groups beyond the end leave; the shuffles of the rest of their warp stay within groups.
     unsigned mask = __ballot_sync(0xffffffffu, id < all);
-    if (id >= all) return;
+    if (id >= all)
+        return;
     int64_t n = id / per_row;
     int h = id % per_row / half, j = id % half;
     int64_t at = (n * H + h) * e;
-    Pair q = load_pair(a.q + at, j, half), k = load_pair(a.k + at, j, half), v = load_pair(a.v_raw + at, j, half), embed = v;
-    if (a.value_embed) embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
+    Pair q = load_pair(a.q + at, j, half), k = load_pair(a.k + at, j, half),
+         v = load_pair(a.v_raw + at, j, half), embed = v;
+    if (a.value_embed)
+        embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
     float c[8], s[8];
     load_rotation(c, s, a.cos, a.sin, n, j, e);
     norm_and_rotate(a.q + at, q, a.rstd_q + n * H + h, j, e, c, s, mask);
@@ -114,18 +129,22 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_any_kernel(QkvForward a, 
 {
     int64_t unit = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
     int lane = threadIdx.x % WARP, half = e / 2, turning = e / 4;
-    if (unit >= (int64_t)N * H) return;
+    if (unit >= (int64_t)N * H)
+        return;
     int64_t n = unit / H, at = unit * e;
     floatX *streams[2] = {a.q + at, a.k + at};
     float *rstds[2] = {a.rstd_q + unit, a.rstd_k + unit};
     for (int which = 0; which < 2; which++) {
         floatX *x = streams[which];
         float sum = 0;
-        for (int i = lane; i < e; i += WARP) sum += to_float(x[i]) * to_float(x[i]);
+        for (int i = lane; i < e; i += WARP)
+            sum += to_float(x[i]) * to_float(x[i]);
         float r = 1.0f / sqrtf(warp_sum(sum) / (float)e + RMS_EPS);
-        if (lane == 0) *rstds[which] = r;
+        if (lane == 0)
+            *rstds[which] = r;
         for (int i = lane; i < half; i += WARP) {
-            float c = i < turning ? to_float(a.cos[n * turning + i]) : 1, s = i < turning ? to_float(a.sin[n * turning + i]) : 0;
+            float c = i < turning ? to_float(a.cos[n * turning + i]) : 1,
+                  s = i < turning ? to_float(a.sin[n * turning + i]) : 0;
             float x1 = to_float(x[i]) * r, x2 = to_float(x[i + half]) * r;
             x[i] = __float2bfloat16(x1 * c + x2 * s);
             x[i + half] = __float2bfloat16(x2 * c - x1 * s);
@@ -133,50 +152,62 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_any_kernel(QkvForward a, 
     }
     for (int i = lane; i < e; i += WARP) {
         float v = a.lambda[0] * to_float(a.v_raw[at + i]);
-        if (a.value_embed) v += a.lambda[1] * to_float(a.value_embed[(int64_t)a.tokens[n] * H * e + at % ((int64_t)H * e) + i]);
+        if (a.value_embed)
+            v += a.lambda[1] *
+                 to_float(a.value_embed[(int64_t)a.tokens[n] * H * e + at % ((int64_t)H * e) + i]);
         a.v[at + i] = __float2bfloat16(v);
     }
 }
 
 void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos, const floatX *sin,
-                 int N, int H, int e)
+                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
+                 const floatX *sin, int N, int H, int e)
 {
-    if (N <= 0) return;
+    if (N <= 0)
+        return;
     QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
     if (qkv_fast_path(N, H, e))
-        qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H, e);
-    else qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H, e);
+        qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H,
+                                                                                                      e);
+    else
+        qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H,
+                                                                                                      e);
     CHECK_LAUNCH();
 }
 
 // v alone, where the product has done everything else. One warp a token.
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void mix_value_kernel(floatX *v, const floatX *v_raw, const floatX *value_embed,
-                                                                const int32_t *tokens, const float *lambda, int N, int d)
+__global__ __launch_bounds__(ROW_THREADS) void mix_value_kernel(floatX *v, const floatX *v_raw,
+                                                                const floatX *value_embed,
+                                                                const int32_t *tokens, const float *lambda,
+                                                                int N, int d)
 {
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
-    if (row >= N) return;
+    if (row >= N)
+        return;
     uint4 u[VPL], t[VPL];
     load_row(u, v_raw + (int64_t)row * d, vectors, lane);
     load_row(t, value_embed + (int64_t)tokens[row] * d, vectors, lane);
 #pragma unroll
-    for (int i = 0; i < VPL; i++) u[i] = mix_value(u[i], t[i], lambda, true);
+    for (int i = 0; i < VPL; i++)
+        u[i] = mix_value(u[i], t[i], lambda, true);
     store_row(v + (int64_t)row * d, u, vectors, lane);
 }
 
-void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
-                         const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
-                         const floatX *sin, int N, int H, int e)
+void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
+                         const floatX *w, const floatX *value_embed, const int32_t *tokens,
+                         const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e)
 {
     int d = H * e;
     floatX *k = qkv + (int64_t)N * d, *v_raw = k + (int64_t)N * d;
-    if (N <= 0) return;
+    if (N <= 0)
+        return;
     if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, value_embed ? NULL : lambda, cos, sin, N, H, e)) {
         matmul_forward(s, qkv, x, w, NULL, N, d, d, 3);
         qkv_forward(s, qkv, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin, N, H, e);
     } else if (value_embed) {
         unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-        DISPATCH_WIDTH(d, (mix_value_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(v, v_raw, value_embed, tokens, lambda, N, d)));
+        DISPATCH_WIDTH(d, (mix_value_kernel<VPL>
+                           <<<blocks, ROW_THREADS, 0, s>>>(v, v_raw, value_embed, tokens, lambda, N, d)));
     }
 }

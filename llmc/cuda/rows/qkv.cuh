@@ -1,7 +1,8 @@
 // What forward and backward share, and the fast path of the QKV product.
 //
-// Fast path, head widths 32, 64 ... 512: e/16 neighbouring threads share a head, each holds a vector of the first half and its
-// partner in the second, so that a rotation needs no exchange. Other widths: one warp a head, element by element.
+// Fast path, head widths 32, 64 ... 512: e/16 neighbouring threads share a head, each holds a vector of the
+// first half and its partner in the second, so that a rotation needs no exchange. Other widths: one warp a
+// head, element by element.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
@@ -9,24 +10,27 @@ void sm90_qkv_reserve(void);
 bool sm90_qkv_takes(int e); // heads of this width
 // qkv_product_forward without value embeddings: v = *v_scale v_raw. v_scale NULL: v is left alone.
 // False, with nothing queued, when the chip, the build, the head width or the alignment do not allow it.
-bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x, const floatX *w,
-                const float *v_scale, const floatX *cos, const floatX *sin, int N, int H, int e);
+bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
+              const floatX *w, const float *v_scale, const floatX *cos, const floatX *sin, int N, int H,
+              int e);
 
 static inline bool qkv_fast_path(int N, int H, int e)
 {
     return e >= 32 && e <= 512 && (e & (e - 1)) == 0 && (int64_t)N * H * e < (int64_t)1 << 34;
 }
 
-// cos and sin of a thread's vector j (elements 8j..8j+7 of the first half); the second quarter of a head stands still.
-static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8], const floatX *cos, const floatX *sin,
-                                                     int64_t position, int j, int e)
+// cos and sin of a thread's vector j (elements 8j..8j+7 of the first half); the second quarter of a head
+// stands still.
+static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8], const floatX *cos,
+                                                     const floatX *sin, int64_t position, int j, int e)
 {
     if (8 * j < e / 4) {
         unpack8(load_vec(cos + position * (e / 4), j), c);
         unpack8(load_vec(sin + position * (e / 4), j), s);
     } else {
 #pragma unroll
-        for (int k = 0; k < 8; k++) c[k] = 1, s[k] = 0;
+        for (int k = 0; k < 8; k++)
+            c[k] = 1, s[k] = 0;
     }
 }
 

@@ -93,8 +93,8 @@ static __device__ __forceinline__ void st_async_u32(uint32_t *place, uint32_t va
 static __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t *barrier, int rank, uint32_t times = 1)
 {
     asm volatile("{\n\t.reg .b32 remote;\n\t"
-                 "mapa.shared::cluster.u32 remote, %0, %1;\n\t"
-                 MBARRIER_ARRIVE_REMOTE " _, [remote], %2;\n\t}" ::"r"(shared_address(barrier)),
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n\t" MBARRIER_ARRIVE_REMOTE
+                 " _, [remote], %2;\n\t}" ::"r"(shared_address(barrier)),
                  "r"(rank), "r"(times)
                  : "memory");
 }
@@ -138,12 +138,12 @@ static __device__ __forceinline__ void st_async_f32(float *to, float value, uint
 // Counters in CTA `rank`: a release increment; whoever acquires the count sees this thread's earlier writes.
 static __device__ __forceinline__ void remote_counter_add(uint32_t *counter, int rank)
 {
-    asm volatile(
-        "{\n\t.reg .b32 there;\n\t"
-        "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-        "red.release.cluster.shared::cluster.add.u32 [there], 1;\n\t}" ::"r"(shared_address(counter)),
-        "r"(rank)
-        : "memory");
+    asm volatile("{\n\t.reg .b32 there;\n\t"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n\t"
+                 "red.release.cluster.shared::cluster.add.u32 [there], 1;\n\t}" ::"r"(
+                     shared_address(counter)),
+                 "r"(rank)
+                 : "memory");
 }
 static __device__ __forceinline__ void remote_counter_wait(const uint32_t *counter, uint32_t least)
 {

@@ -14,14 +14,16 @@ bool tensor_maps_known(void)
 {
     void *address = NULL;
     cudaDriverEntryPointQueryResult found;
-    if (encode_tiled) return true;
+    if (encode_tiled)
+        return true;
 #if CUDART_VERSION >= 12050
     CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &address, 12000, cudaEnableDefault,
                                                 &found));
 #else
     CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &address, cudaEnableDefault, &found));
 #endif
-    if (found == cudaDriverEntryPointSuccess) encode_tiled = (EncodeTiled)address;
+    if (found == cudaDriverEntryPointSuccess)
+        encode_tiled = (EncodeTiled)address;
     return encode_tiled;
 }
 

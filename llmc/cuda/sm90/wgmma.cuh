@@ -45,16 +45,16 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
 }
 
 // Registers of accumulators in the instruction's text ...
-#define WGMMA_R0_31                                                                                          \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                 \
+#define WGMMA_R0_31 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define WGMMA_R32_47 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define WGMMA_R48_63 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define WGMMA_R64_95                                                                                         \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                       \
+#define WGMMA_R64_95 \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define WGMMA_R96_127                                                                                        \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "           \
+#define WGMMA_R96_127 \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define WGMMA_R0_47 WGMMA_R0_31 ", " WGMMA_R32_47
 #define WGMMA_R0_63 WGMMA_R0_47 ", " WGMMA_R48_63
@@ -68,22 +68,22 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
 #define WGMMA_NEW16(i) WGMMA_NEW4(i), WGMMA_NEW4(i + 4), WGMMA_NEW4(i + 8), WGMMA_NEW4(i + 12)
 // A and B in shared memory. SHAPE: "m64n128k16"; A, B, P: numbers of the operands behind the accumulators;
 // MAJOR: the bits of MN-major operands, which FP8 does not have.
-#define WGMMA_SS(SHAPE, TYPE, REGISTERS, A, B, P, MAJOR, ...)                                                \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t"                                        \
-                 "wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B   \
-                 ", p, 1, 1" MAJOR ";\n\t}"                                                                  \
-                 : __VA_ARGS__                                                                               \
+#define WGMMA_SS(SHAPE, TYPE, REGISTERS, A, B, P, MAJOR, ...) \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, " P ", 0;\n\t" \
+                 "wgmma.mma_async.sync.aligned." SHAPE ".f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B \
+                 ", p, 1, 1" MAJOR ";\n\t}" \
+                 : __VA_ARGS__ \
                  : "l"(a), "l"(b), "r"((int)accumulate))
-#define WGMMA_SS_64(TYPE, MAJOR)                                                                             \
+#define WGMMA_SS_64(TYPE, MAJOR) \
     WGMMA_SS("m64n64k16", TYPE, WGMMA_R0_31, "%32", "%33", "%34", MAJOR, WGMMA_D32(0))
-#define WGMMA_SS_96(SHAPE, TYPE, MAJOR)                                                                      \
+#define WGMMA_SS_96(SHAPE, TYPE, MAJOR) \
     WGMMA_SS(SHAPE, TYPE, WGMMA_R0_47, "%48", "%49", "%50", MAJOR, WGMMA_D32(0), WGMMA_D16(32))
-#define WGMMA_SS_128(TYPE, MAJOR)                                                                            \
+#define WGMMA_SS_128(TYPE, MAJOR) \
     WGMMA_SS("m64n128k16", TYPE, WGMMA_R0_63, "%64", "%65", "%66", MAJOR, WGMMA_D32(0), WGMMA_D32(32))
-#define WGMMA_SS_192(SHAPE, TYPE, MAJOR)                                                                     \
+#define WGMMA_SS_192(SHAPE, TYPE, MAJOR) \
     WGMMA_SS(SHAPE, TYPE, WGMMA_R0_95, "%96", "%97", "%98", MAJOR, WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64))
-#define WGMMA_SS_256(TYPE, MAJOR)                                                                            \
-    WGMMA_SS("m64n256k16", TYPE, WGMMA_R0_127, "%128", "%129", "%130", MAJOR, WGMMA_D32(0), WGMMA_D32(32),   \
+#define WGMMA_SS_256(TYPE, MAJOR) \
+    WGMMA_SS("m64n256k16", TYPE, WGMMA_R0_127, "%128", "%129", "%130", MAJOR, WGMMA_D32(0), WGMMA_D32(32), \
              WGMMA_D32(64), WGMMA_D32(96))
 
 template <typename T> struct IsHalf {
@@ -103,25 +103,34 @@ static __device__ __forceinline__ void wgmma(float (&d)[COUNT], uint64_t a, uint
     static_assert(COUNT >= COLS / 2 &&
                       (COLS == 64 || COLS == 96 || COLS == 128 || COLS == 192 || COLS == 256),
                   "shape");
-#define WGMMA_CASES(TYPE, MAJOR)                                                                             \
-    do {                                                                                                     \
-        if constexpr (COLS == 64) WGMMA_SS_64(TYPE, MAJOR);                                                  \
-        if constexpr (COLS == 96) WGMMA_SS_96("m64n96k16", TYPE, MAJOR);                                     \
-        if constexpr (COLS == 128) WGMMA_SS_128(TYPE, MAJOR);                                                \
-        if constexpr (COLS == 192) WGMMA_SS_192("m64n192k16", TYPE, MAJOR);                                  \
-        if constexpr (COLS == 256) WGMMA_SS_256(TYPE, MAJOR);                                                \
+#define WGMMA_CASES(TYPE, MAJOR) \
+    do { \
+        if constexpr (COLS == 64) \
+            WGMMA_SS_64(TYPE, MAJOR); \
+        if constexpr (COLS == 96) \
+            WGMMA_SS_96("m64n96k16", TYPE, MAJOR); \
+        if constexpr (COLS == 128) \
+            WGMMA_SS_128(TYPE, MAJOR); \
+        if constexpr (COLS == 192) \
+            WGMMA_SS_192("m64n192k16", TYPE, MAJOR); \
+        if constexpr (COLS == 256) \
+            WGMMA_SS_256(TYPE, MAJOR); \
     } while (0)
-#define WGMMA_TYPES(MAJOR)                                                                                   \
-    do {                                                                                                     \
-        if constexpr (IsHalf<T>::value)                                                                      \
-            WGMMA_CASES("f16", MAJOR);                                                                       \
-        else                                                                                                 \
-            WGMMA_CASES("bf16", MAJOR);                                                                      \
+#define WGMMA_TYPES(MAJOR) \
+    do { \
+        if constexpr (IsHalf<T>::value) \
+            WGMMA_CASES("f16", MAJOR); \
+        else \
+            WGMMA_CASES("bf16", MAJOR); \
     } while (0)
-    if constexpr (!A_MN && !B_MN) WGMMA_TYPES(", 0, 0");
-    if constexpr (!A_MN && B_MN) WGMMA_TYPES(", 0, 1");
-    if constexpr (A_MN && !B_MN) WGMMA_TYPES(", 1, 0");
-    if constexpr (A_MN && B_MN) WGMMA_TYPES(", 1, 1");
+    if constexpr (!A_MN && !B_MN)
+        WGMMA_TYPES(", 0, 0");
+    if constexpr (!A_MN && B_MN)
+        WGMMA_TYPES(", 0, 1");
+    if constexpr (A_MN && !B_MN)
+        WGMMA_TYPES(", 1, 0");
+    if constexpr (A_MN && B_MN)
+        WGMMA_TYPES(", 1, 1");
 #undef WGMMA_CASES
 #undef WGMMA_TYPES
 }
@@ -131,22 +140,28 @@ template <int COLS, int COUNT>
 static __device__ __forceinline__ void wgmma_e4m3(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate)
 {
     static_assert(COUNT >= COLS / 2 && (COLS == 96 || COLS == 192), "shape");
-    if constexpr (COLS == 96) WGMMA_SS_96("m64n96k32", "e4m3", "");
-    if constexpr (COLS == 192) WGMMA_SS_192("m64n192k32", "e4m3", "");
+    if constexpr (COLS == 96)
+        WGMMA_SS_96("m64n96k32", "e4m3", "");
+    if constexpr (COLS == 192)
+        WGMMA_SS_192("m64n192k32", "e4m3", "");
 }
 
-#define WGMMA_RS_128(TYPE, B_MAJOR, PREDICATE, ...)                                                          \
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_R0_63 "}, "         \
-                 "{%64, %65, %66, %67}, %68, p, 1, 1, " B_MAJOR ";\n\t}"                                     \
-                 : __VA_ARGS__                                                                               \
+#define WGMMA_RS_128(TYPE, B_MAJOR, PREDICATE, ...) \
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t" \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {" WGMMA_R0_63 "}, " \
+                 "{%64, %65, %66, %67}, %68, p, 1, 1, " B_MAJOR ";\n\t}" \
+                 : __VA_ARGS__ \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), PREDICATE)
-#define WGMMA_RS_128_TYPES(PREDICATE, ...)                                                                   \
-    do {                                                                                                     \
-        if constexpr (IsHalf<T>::value && B_MN) WGMMA_RS_128("f16", "1", PREDICATE, __VA_ARGS__);            \
-        if constexpr (IsHalf<T>::value && !B_MN) WGMMA_RS_128("f16", "0", PREDICATE, __VA_ARGS__);           \
-        if constexpr (!IsHalf<T>::value && B_MN) WGMMA_RS_128("bf16", "1", PREDICATE, __VA_ARGS__);          \
-        if constexpr (!IsHalf<T>::value && !B_MN) WGMMA_RS_128("bf16", "0", PREDICATE, __VA_ARGS__);         \
+#define WGMMA_RS_128_TYPES(PREDICATE, ...) \
+    do { \
+        if constexpr (IsHalf<T>::value && B_MN) \
+            WGMMA_RS_128("f16", "1", PREDICATE, __VA_ARGS__); \
+        if constexpr (IsHalf<T>::value && !B_MN) \
+            WGMMA_RS_128("f16", "0", PREDICATE, __VA_ARGS__); \
+        if constexpr (!IsHalf<T>::value && B_MN) \
+            WGMMA_RS_128("bf16", "1", PREDICATE, __VA_ARGS__); \
+        if constexpr (!IsHalf<T>::value && !B_MN) \
+            WGMMA_RS_128("bf16", "0", PREDICATE, __VA_ARGS__); \
     } while (0)
 
 // d (64, 128) = a (64, 16) b (16, 128), or += when accumulate; a in registers: four packed pairs of two
@@ -172,7 +187,8 @@ static __device__ __forceinline__ void wgmma_rs_static(float *d, const uint32_t 
 template <int COUNT> static __device__ __forceinline__ void wgmma_fence_registers(float (&d)[COUNT])
 {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
 }
 
 #endif

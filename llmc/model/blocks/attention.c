@@ -14,7 +14,8 @@ static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanAre
     l->rstd_q = plan_take(b, N * H, sizeof(float));
     l->rstd_k = plan_take(b, N * H, sizeof(float));
     l->lse = plan_take(b, N * H, sizeof(float));
-    if (!backward) return;
+    if (!backward)
+        return;
     bool feeds = attention_feeds_qkv();
     l->dyg = plan_take(b, n, sizeof(floatX));
     l->dqkv = plan_take(b, 3 * n, sizeof(floatX));
@@ -87,7 +88,7 @@ static void backward(const Pass *p, int i)
                         .sin = at->sin};
     // Where it feeds the next op, it writes to that one's result.
     if (pass_runs(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v,
-                     l->h, l->dq ? NULL : l->dqkv)))
+                          l->h, l->dq ? NULL : l->dqkv)))
         attention_backward(s,
                            &(AttentionBackward){.dq = l->dq,
                                                 .dk = l->dk,
@@ -110,8 +111,10 @@ static void backward(const Pass *p, int i)
         qkv_backward(s, &next, N, H, e);
     WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
                           {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
-    if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg))) matmul_weight_grads(s, grads, 2, N);
-    if (pass_runs(a, USES(a->dh, l->dqkv))) matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
+    if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg)))
+        matmul_weight_grads(s, grads, 2, N);
+    if (pass_runs(a, USES(a->dh, l->dqkv)))
+        matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
 }
 
 const Block attention_block = {plan, forward, backward};
