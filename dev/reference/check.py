@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import make_golden
-from twin import config, data, head, model, newton_schulz, schedule
+from twin import config, data, head, model, newton_schulz, record, schedule
 from twin.attention import dense
 from twin.optimizer import Adam, NorMuon
 from twin.trainer import Trainer
@@ -29,8 +29,7 @@ def check(ok, what, detail=""):
 
 
 def check_parameter_count():
-    shapes = model.parameter_shapes(config.preset("2025-10-27"))
-    n = sum(math.prod(s) for s, _ in shapes.values())
+    n = sum(math.prod(t.shape) for t in record.tensors(config.preset("2025-10-27")).values())
     check(n == 268_665_628, "parameter count of 2025-10-27", f"{n:,}")
 
 
@@ -97,14 +96,17 @@ def check_attention():
 
 
 def check_schedules():
-    ends = [schedule.lr_factor(t, 100) for t in (0, 49, 50, 75, 99, 100, 139)]
+    cfg = config.preset("2025-10-27", num_scheduled=100)
+    ends = [schedule.lr_factor(cfg, t) for t in (0, 49, 50, 75, 99, 100, 139)]
     check(np.allclose(ends, [1, 1, 1, 0.55, 0.118, 0.10018, 0.10018]), "learning-rate factor", str(ends))
-    m = [schedule.momentum(t, 2285) for t in (0, 150, 299, 300, 2235, 2260, 2284)]
+    cfg = config.preset("2025-10-27")
+    m = [schedule.momentum(cfg, t) for t in (0, 150, 299, 300, 2235, 2260, 2284)]
     check(np.allclose(m, [0.85, 0.9, 0.85 + 29.9 / 300, 0.95, 0.95, 0.9, 0.852]), "momentum", str(m))
-    check(schedule.momentum(288, 289) == 0.85 + 28.8 / 300, "a run of 289 steps never cools its momentum down")
-    w = [schedule.long_window(t, 2245) for t in (0, 748, 749, 1496, 1497, 2244, 2245)]
+    short = config.preset("2025-10-27", num_scheduled=279, num_extension=10)
+    check(schedule.momentum(short, 288) == 0.85 + 28.8 / 300, "a run of 289 steps never cools its momentum down")
+    w = [schedule.stage(cfg, t).window for t in (0, 748, 749, 1496, 1497, 2244, 2245)]
     check(w == [3, 3, 7, 7, 11, 11, 13], "windows", str(w))
-    y = schedule.Yarn(128, 128, torch.float64)
+    y = schedule.Yarn(128, 128, torch.float64, 3)
     y.set_window(7)
     # by hand: f = 1 turns 61.1 times in 384 tokens and is kept, f = 1/1024 turns 0.06 times and is stretched by 3/7
     r = 128 * 3 * 1024 ** (-5 / 31) / (2 * math.pi)
@@ -119,14 +121,16 @@ def check_optimizers():
     """Both optimizers on one small matrix, spelled out in numpy."""
     g = torch.Generator().manual_seed(9)
     w, gs = torch.randn(3, 5, generator=g, dtype=torch.float64), torch.randn(3, 3, 5, generator=g, dtype=torch.float64)
-    adam = Adam({"lm_head.weight": w.clone()}, False)
+    table = record.tensors(config.preset("2025-11-18"))
+    adam = Adam({"lm_head.weight": table["lm_head.weight"]}, {"lm_head.weight": w.clone()}, 0.008, False)
     p, m, v = w.numpy().copy(), 0, 0
     for k, x in enumerate(gs.numpy(), 1):
-        adam.step({"lm_head.weight": torch.from_numpy(x)}, 0.5)
+        adam.step(2 * k - 2, {"lm_head.weight": torch.from_numpy(x / 4)}, 0.5)
+        adam.step(2 * k - 1, {"lm_head.weight": torch.from_numpy(x * 3 / 4)}, 0.5)
         m, v = 0.65 * m + 0.35 * x, 0.95 * v + 0.05 * x * x
         p -= 0.004 * np.sqrt(1 - 0.95 ** k) / (1 - 0.65 ** k) * m / (np.sqrt(v) + 1e-8)
-    check(np.allclose(adam.p["lm_head.weight"].numpy(), p, rtol=1e-13), "Adam, three steps")
-    muon = NorMuon({"blocks.1.mlp.c_fc": w.clone()}, "you", 1.2, False)
+    check(np.allclose(adam.p["lm_head.weight"].numpy(), p, rtol=1e-13), "Adam, three updates of the sums over two steps")
+    muon = NorMuon({"blocks.1.mlp.c_fc": table["blocks.1.mlp.c_fc"]}, {"blocks.1.mlp.c_fc": w.clone()}, "you", 0.03, 1.2, False)
     p, m, s = w.numpy().copy(), 0, 0
     for x in gs.numpy():
         muon.step({"blocks.1.mlp.c_fc": torch.from_numpy(x)}, 0.5, 0.9)
@@ -154,7 +158,7 @@ def check_fp8():
     w = torch.zeros(1, 16, dtype=torch.float64)
     w[0, :2] = torch.tensor([2.0 ** -5, -(2.0 ** -4)])
     w.requires_grad_()
-    y = head.Fp8Linear.apply(x, w, torch.float64)
+    y = head.Fp8Linear.apply(x, w, record.Head(), torch.float64)
     y.backward(torch.full_like(y, 0.5))                       # 0.5 * 448 = 224 in e5m2
     check(y.item() == 0 and x.grad[0, :3].tolist() == [2.0 ** -6, -(2.0 ** -5), 0]
           and np.allclose(w.grad[0, :3].tolist(), [0.25, 0.125, 0], rtol=1e-15),
@@ -201,7 +205,7 @@ def check_initial_loss():
 def main():
     torch.set_num_threads(2)
     check_parameter_count()
-    for preset in ("2025-10-27", "2025-11-18"):
+    for preset in ("2025-10-27", "2025-11-18", "toy"):
         check_gradients(preset)
     for f in (check_polar_errors, check_attention, check_schedules, check_optimizers, check_fp8, check_loader,
               check_initial_loss):

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes golden/*.safetensors: what the C program must reproduce. README.md describes every tensor."""
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -13,40 +14,45 @@ if "--help" in sys.argv:  # before the imports below, which not every machine ha
 import torch
 from safetensors.torch import save_file
 
-from twin import config, head, model, newton_schulz, schedule
+from twin import config, head, model, newton_schulz, record, schedule
 from twin.optimizer import NorMuon
 from twin.trainer import Trainer
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 SIZES = dict(model_dim=16, num_heads=2, mlp_dim=64, block_size=4, vocab_size=61, micro_batch_tokens=64, micro_batches=2,
              num_scheduled=6, num_extension=2, head="bf16")
+# All else as the record says; stages begin at steps 0 and 3 and the extension at 5, with 64, 128 and 96 tokens a micro-batch.
+TOY_SIZES = dict(vocab_size=61, micro_batches=2, num_scheduled=5, num_extension=1)
 STEPS, SAMPLES = 6, 160
 # Fewer columns than rows: NorMuon's shape factor is not 1.
 NARROW_MLP = dict(model_dim=32, num_heads=4, mlp_dim=16)
 HEADS_13 = dict(model_dim=104, num_heads=13, mlp_dim=16)  # so have the gates, [13, 12]
 DRAWS = 8                 # instances (weights and tokens) whose error in half and single precision makes the yardsticks
 SAMPLE_RULE = "index i of k = min(160, n) is (i * s) mod n; s = smallest integer >= max(1, floor(0.618 n)) coprime to n"
-# documents of every micro-batch, by length, cut at N + 1; the last token alone is a document of its own in one of them
+# documents of every micro-batch, by length, repeated to N + 1 tokens; the last token alone is a document of its own in one of them
 DOCUMENTS = ((1, 5, 24, 1, 9, 30), (64, 1), (3, 40, 2, 2, 60), (70,), (12, 12, 1, 1, 1, 80), (33, 31, 9))
 
 
 def make_config(preset, **changes):
-    return config.preset(preset, **(SIZES | changes)).check()
+    return config.preset(preset, **((TOY_SIZES if preset == "toy" else SIZES) | changes)).check()
+
+
+SCALARS_2025 = [-1.5] * 12 + [1.05, 0.1] * 12 + [0.5, 0.4] * 12 + [0.3, 0.5] + [1.0] * 2
 
 
 def initial_parameters(cfg, draw=0):
     """Random everywhere, so that no gradient vanishes and no scalar is at a value that hides an error."""
     g = torch.Generator().manual_seed(2718 + draw)
     bound = 0.5 * math.sqrt(3.0) * cfg.model_dim ** -0.5
-    spread = {"lm_head.weight": 0.3, "smear_gate.weight": 0.5, "attn_gate.weight": 0.5}
+    spread = {"head": 0.3, "smear_gate": 0.5, "attention_gate": 0.5}
     p = {}
-    for name, (shape, half) in model.parameter_shapes(cfg).items():
-        if name == "scalars":
-            n = cfg.num_layers
-            mean = torch.tensor([-1.5] * n + [1.05, 0.1] * n + [0.5, 0.4] * n + [0.3, 0.5] + [1.0] * (62 - 5 * n))
-            t = mean + 0.1 * torch.randn(shape, generator=g)
+    for name, tensor in record.tensors(cfg).items():
+        shape, half = tensor.shape, tensor.spec.storage == "bf16"
+        if tensor.spec.block == "scalars":
+            mean = tensor.spec.init if cfg.record is config.PRESETS["toy"]["record"] else SCALARS_2025
+            t = torch.tensor(mean) + 0.1 * torch.randn(shape, generator=g)
         elif half:
-            t = torch.randn(shape, generator=g) * next((s for end, s in spread.items() if name.endswith(end)), 1.0)
+            t = torch.randn(shape, generator=g) * spread.get(tensor.spec.block, 1.0)
         else:
             t = torch.empty(shape).uniform_(-bound, bound, generator=g)
         p[name] = t.bfloat16().float() if half else t
@@ -54,25 +60,30 @@ def initial_parameters(cfg, draw=0):
 
 
 def make_batches(cfg, draw=0):
-    """tokens [STEPS, 2, N+1] and cu_seqlens [STEPS, 2, N+1] (filled up with N). Token 60 begins every document."""
-    g, n = torch.Generator().manual_seed(31415 + draw), cfg.micro_batch_tokens
-    tokens = torch.randint(0, 60, (STEPS, cfg.micro_batches, n + 1), generator=g)
-    cu = torch.full_like(tokens, n)
+    """tokens and cu_seqlens [STEPS, 2, N+1], N the largest of the stages. A smaller step fills its tokens up with 0; cu_seqlens is
+    filled up with the step's N. Token 60 begins every document.
+    """
+    g, stages = torch.Generator().manual_seed(31415 + draw), [schedule.stage(cfg, t) for t in range(STEPS)]
+    most = max(s.tokens for s in stages)
+    tokens = torch.randint(0, 60, (STEPS, cfg.micro_batches, most + 1), generator=g)
+    cu = torch.full_like(tokens, most)
     for i in range(STEPS * cfg.micro_batches):
         row, starts, at = (i // cfg.micro_batches, i % cfg.micro_batches), [], 0
-        for length in DOCUMENTS[i % len(DOCUMENTS)]:
+        n, lengths = stages[row[0]].tokens, itertools.cycle(DOCUMENTS[i % len(DOCUMENTS)])
+        while at <= n:
             starts.append(at)
-            at += length
-        tokens[row][[s for s in starts if s <= n]] = 60
+            at += min(next(lengths), stages[row[0]].max_document)
+        tokens[row][starts] = 60
+        tokens[row][n + 1:] = 0
         starts = [s for s in starts if s < n]
+        cu[row] = n
         cu[row][:len(starts)] = torch.tensor(starts)
     return tokens, cu
 
 
 def batches_of_step(tokens, cu, t):
-    """Drops the fill of cu_seqlens again."""
-    n = tokens.shape[-1] - 1
-    return [model.Batch(x, torch.cat([c[c < n], torch.tensor([n])])) for x, c in zip(tokens[t], cu[t])]
+    """Drops the fill of both again; cu_seqlens always has some."""
+    return [model.Batch(x[:int(c[-1]) + 1], c[:int((c < c[-1]).sum()) + 1]) for x, c in zip(tokens[t], cu[t])]
 
 
 def save(name, cfg, tensors, **extra):
@@ -128,7 +139,7 @@ def gradients_at_start(cfg, parameters, tokens, cu):
     w = trainer.yarn.window
     with torch.no_grad():
         x = trainer.model.hidden(batches[0], trainer._rope(len(batches[0].inputs)), trainer.yarn.scale, w // 2, w)
-        logits = head.logits_of(x, trainer.model.p["lm_head.weight"], False)
+        logits = head.logits_of(x, trainer.model.parameter("head"), cfg.record.head, False)
     return flattened({"loss": torch.stack(losses)[None], "logits": logits.reshape(1, -1)} |
                      {f"grad.{n}": g.reshape(1, -1) for n, g in gradients.items()})
 
@@ -166,11 +177,10 @@ def reference_and_errors(cfg, run, make_inputs=model_inputs):
 def write_gradients(preset):
     cfg = make_config(preset)
     exact, errors = reference_and_errors(cfg, gradients_at_start)
-    shapes = model.parameter_shapes(cfg)
-    out = {"loss": exact["loss"][0], "logits": exact["logits"].view(cfg.micro_batch_tokens, -1)}
+    out = {"loss": exact["loss"][0], "logits": exact["logits"].view(-1, cfg.padded_vocab_size)}
     out |= {f"{k}_rel": torch.cat([errors["bf16"][k], errors["f32"][k]]) for k in ("loss", "logits")}
-    for n, (shape, _) in shapes.items():
-        out[f"grad.{n}"] = exact[f"grad.{n}"].view(shape)
+    for n, tensor in record.tensors(cfg).items():
+        out[f"grad.{n}"] = exact[f"grad.{n}"].view(tensor.shape)
         out |= {f"rel_{kind}.{n}": e[f"grad.{n}"] for kind, e in errors.items()}
     save(f"gradients-{preset}", cfg, out, preset=preset)
 
@@ -186,10 +196,11 @@ def gate_trajectory(cfg, parameters, gradients):
     """NorMuon alone: value minus initial value of each gate after every step, <name> [STEPS, numel]."""
     ar = model.ARITHMETIC[cfg.dtype]
     p = {n: t.to(ar.wide, copy=True) for n, t in parameters.items()}
-    optimizer, updates = NorMuon(p, cfg.ns, cfg.weight_decay, ar.half), {n: [] for n in p}
+    table = {n: t for n, t in record.tensors(cfg).items() if n in p}
+    optimizer, updates = NorMuon(table, p, cfg.ns, cfg.record.normuon_lr, cfg.weight_decay, ar.half), {n: [] for n in p}
     for t in range(STEPS):
         optimizer.step({n: g[t].to(ar.wide) / cfg.micro_batches for n, g in gradients.items()},
-                       schedule.lr_factor(t, cfg.num_scheduled), schedule.momentum(t, cfg.total_steps))
+                       schedule.lr_factor(cfg, t), schedule.momentum(cfg, t))
         for n, x in p.items():
             updates[n].append((x.double() - parameters[n].double()).flatten())
     return flattened({n: torch.stack(v) for n, v in updates.items()})
@@ -226,9 +237,8 @@ def write_gates(preset, ns, suffix, **sizes):
 
 
 def write_init(cfg, suffix=""):
-    shapes = model.parameter_shapes(cfg)
-    weights = initial_parameters(cfg)
-    save(f"init{suffix}", cfg, {n: t.bfloat16() if shapes[n][1] else t for n, t in weights.items()})
+    table, weights = record.tensors(cfg), initial_parameters(cfg)
+    save(f"init{suffix}", cfg, {n: t.bfloat16() if table[n].spec.storage == "bf16" else t for n, t in weights.items()})
 
 
 def log_uniform(n, m, g):
@@ -252,17 +262,17 @@ def write_newton_schulz():
 def write_schedules():
     out = {}
     for scheduled, extension in ((2245, 40), (279, 10), (6, 2)):
-        total = scheduled + extension
-        long = [schedule.long_window(t, scheduled) for t in range(total)]
-        out |= {f"lr.{total}": torch.tensor([schedule.lr_factor(t, scheduled) for t in range(total)]).double(),
-                f"momentum.{total}": torch.tensor([schedule.momentum(t, total) for t in range(total)]).double(),
+        cfg, total = config.preset("2025-10-27", num_scheduled=scheduled, num_extension=extension), scheduled + extension
+        long = [schedule.stage(cfg, t).window for t in range(total)]
+        out |= {f"lr.{total}": torch.tensor([schedule.lr_factor(cfg, t) for t in range(total)]).double(),
+                f"momentum.{total}": torch.tensor([schedule.momentum(cfg, t) for t in range(total)]).double(),
                 f"ws_long.{total}": torch.tensor(long), f"ws_short.{total}": torch.tensor([w // 2 for w in long])}
-    yarn, frequencies, scales = schedule.Yarn(128, 128, torch.float64), [], []
+    yarn, frequencies, scales = schedule.Yarn(128, 128, torch.float64, 3), [], []
     for w in (3, 7, 11, 13):
         yarn.set_window(w)
         frequencies.append(yarn.frequencies)
         scales.append(yarn.scale)
-    out |= {"ws": torch.tensor([3, 7, 11, 13, schedule.FINAL_WINDOW]), "frequencies": torch.stack(frequencies + frequencies[-1:]),
+    out |= {"ws": torch.tensor([3, 7, 11, 13, cfg.record.final_window]), "frequencies": torch.stack(frequencies + frequencies[-1:]),
             "scale": torch.tensor(scales + scales[-1:]).double()}
     save("schedules", None, out)
 
@@ -276,8 +286,8 @@ def write_fp8_head():
     w = (0.25 * torch.randn(256, 64, generator=g)).bfloat16()
     targets = torch.randint(0, 250, (32,), generator=g)
     xs, ws = x.clone().requires_grad_(), w.double().requires_grad_()
-    logits = head.Fp8Linear.apply(xs, ws, torch.float64)
-    loss = head.cross_entropy_sum(logits, targets, torch.float64)
+    logits = head.Fp8Linear.apply(xs, ws, record.Head(), torch.float64)
+    loss = head.cross_entropy_sum(logits, targets, torch.float64, record.Head())
     loss.backward()
     save("fp8_head", None, {"x": x, "w": w, "targets": targets, "logits": logits.double(), "loss": loss.reshape(1),
                             "dx": xs.grad.double(), "dw": ws.grad})
@@ -290,13 +300,17 @@ def main():
     write_init(cfg)
     write_init(make_config("2025-11-18", **NARROW_MLP), "-narrow-mlp")
     save("batches", cfg, {"tokens": tokens, "cu_seqlens": cu})
-    for preset in ("2025-10-27", "2025-11-18"):
+    toy = make_config("toy")
+    write_init(toy, "-toy")
+    save("batches-toy", toy, dict(zip(("tokens", "cu_seqlens"), make_batches(toy))))
+    for preset in ("2025-10-27", "2025-11-18", "toy"):
         write_gradients(preset)
     for preset in ("2025-10-27", "2025-11-10"):
         write_steps(preset, "polar")
     for ns in config.NS_NAMES:
         write_steps("2025-11-18", ns)
     write_steps("2025-11-18", "polar", "-narrow-mlp", **NARROW_MLP)
+    write_steps("toy", "polar")
     write_gates("2025-11-18", "polar", "-13-heads", **HEADS_13)
     write_newton_schulz()
     write_schedules()

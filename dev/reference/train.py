@@ -11,7 +11,7 @@ if "--help" in sys.argv:  # before the imports below, which not every machine ha
 
 import torch
 
-from twin import data, model
+from twin import data, model, record, schedule
 from twin.trainer import Trainer
 
 
@@ -23,8 +23,8 @@ def initial_parameters(cfg):
 
 def save_parameters(cfg, parameters, path):
     from safetensors.torch import save_file
-    shapes = model.parameter_shapes(cfg)
-    save_file({n: t.bfloat16() if shapes[n][1] else t for n, t in parameters.items()}, path)
+    table = record.tensors(cfg)
+    save_file({n: t.bfloat16() if table[n].spec.storage == "bf16" else t for n, t in parameters.items()}, path)
 
 
 def train(cfg, log):
@@ -43,9 +43,8 @@ def train(cfg, log):
           f"{sum(t.numel() for t in parameters.values()):,} parameters", flush=True)
     trainer = Trainer(cfg, parameters, device)
     steps = data.training_steps(cfg)
-    tokens = cfg.micro_batches * cfg.micro_batch_tokens
     last = min(cfg.steps or cfg.total_steps, cfg.total_steps)
-    spent, recent = 0.0, []
+    spent, recent, seen = 0.0, [], 0
     for t in range(last + 1):
         final = t == cfg.total_steps
         val = None
@@ -57,7 +56,8 @@ def train(cfg, log):
             break
         begin = time.perf_counter()
         batches = [model.Batch(*b, device) for b in next(steps)]
-        loss = float(sum(trainer.step(batches))) / tokens
+        tokens = cfg.micro_batches * schedule.stage(cfg, t).tokens
+        loss, seen = float(sum(trainer.step(batches))) / tokens, seen + tokens
         recent.append(time.perf_counter() - begin)
         spent += recent[-1]
         log(t, loss, val)
@@ -66,7 +66,7 @@ def train(cfg, log):
         save_parameters(cfg, {n: t.detach().float().cpu() for n, t in trainer.model.p.items()}, cfg.save_end)
     if recent:
         middle = sorted(recent)[len(recent) // 2]
-        print(f"{len(recent)} steps in {spent:.1f} s; median {1e3 * middle:.1f} ms a step, {tokens / middle:.0f} tokens/s")
+        print(f"{len(recent)} steps in {spent:.1f} s; median {1e3 * middle:.1f} ms a step, {seen / len(recent) / middle:.0f} tokens/s")
     if device == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated() >> 20} MiB")
 

@@ -3,6 +3,9 @@ import argparse
 import dataclasses
 from dataclasses import dataclass, field
 
+from . import record
+from .record import Record
+
 NS_NAMES = ("kj", "you", "polar", "gram", "turbo", "turbo-gram")
 
 
@@ -21,14 +24,12 @@ class Config:
     num_heads: int = option(6, "attention heads H; head width is d/H")
     mlp_dim: int = option(3072, "hidden width of the MLP")
     block_size: int = option(128, "tokens in one attention window block")
-    skips: str = option("five", "U-net skips: five (1..5 to 10..6) or one (4 to 7)", ("five", "one"))
-    block_lambda: float = option(1.0, "initial first block lambda")
     # schedule and optimizers
     num_scheduled: int = option(2245, "scheduled steps")
     num_extension: int = option(40, "extension steps")
-    window_schedule: str = option("3,7,11", "long windows in blocks, evenly over the scheduled steps")
+    window_schedule: str = option("", "long windows in blocks of the stages, evenly over the scheduled steps, like 3,7,11")
     micro_batches: int = option(8, "micro-batches in one step")
-    micro_batch_tokens: int = option(32768, "tokens N in one micro-batch")
+    micro_batch_tokens: int = option(32768, "tokens N in one micro-batch, where the record's stages do not say")
     weight_decay: float = option(0.0, "cautious weight decay of NorMuon")
     ns: str = option("polar", "Newton-Schulz variant", NS_NAMES)
     head: str = option("fp8", "training head", ("bf16", "fp8"))
@@ -37,7 +38,7 @@ class Config:
     val_files: str = option("", "validation shard")
     val_tokens: int = option(10485760, "validation tokens")
     val_every: int = option(250, "validate every so many steps; 0: never")
-    max_document: int = option(2048, "longest piece of a document in training")
+    max_document: int = option(2048, "longest piece of a document in training, where the record's stages do not say")
     repeat: bool = option(False, "start again when the last shard ends")
     # run
     seed: int = option(1, "seed of the initial weights")
@@ -52,7 +53,7 @@ class Config:
     compile: bool = option(False, "torch.compile the forward and backward pass")
     # filled in from the first training shard
     vocab_size: int = 50257
-    num_layers: int = 12
+    record: Record = record.FIVE_SKIPS
 
     @property
     def head_dim(self):
@@ -63,8 +64,22 @@ class Config:
         return -(-self.vocab_size // 128) * 128
 
     @property
-    def windows(self):
-        return [int(w) for w in self.window_schedule.split(",")]
+    def num_layers(self):
+        return len(self.record.layers)
+
+    @property
+    def stages(self):
+        """Those of the record, with the sizes and windows that the options give; the last one is the extension."""
+        stages = self.record.stages
+        if self.window_schedule:
+            windows = [int(w) for w in self.window_schedule.split(",")]
+            if len(windows) != len(stages) - 1 and any(s.tokens for s in stages):
+                raise BadInput(f"--window-schedule: '{self.window_schedule}' has {len(windows)} entries; the record's stages have sizes of "
+                               f"their own and need {len(stages) - 1}")
+            scheduled = stages[:-1] if len(windows) == len(stages) - 1 else (stages[0],) * len(windows)
+            stages = tuple(dataclasses.replace(s, window=w) for s, w in zip(scheduled, windows)) + stages[-1:]
+        return tuple(dataclasses.replace(s, tokens=s.tokens or self.micro_batch_tokens,
+                                         max_document=s.max_document or self.max_document) for s in stages)
 
     @property
     def total_steps(self):
@@ -76,20 +91,23 @@ class Config:
             raise BadInput("--model-dim must be at least 12 and a multiple of --num-heads")
         if self.head_dim % 4 or self.head_dim < 8:
             raise BadInput(f"head width {self.head_dim} must be a multiple of 4, at least 8")
-        if not all(w.isdecimal() and int(w) > 0 for w in self.window_schedule.split(",")):
+        if self.window_schedule and not all(w.isdecimal() and int(w) > 0 for w in self.window_schedule.split(",")):
             raise BadInput(f"--window-schedule: '{self.window_schedule}' is not a list like 3,7,11")
         for name in ("mlp_dim", "block_size", "num_scheduled", "micro_batches", "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
+        self.stages
         return self
 
 
 PRESETS = {
     "2025-10-27": {},
     "2025-11-10": dict(num_scheduled=2205, weight_decay=1.2),
-    "2025-11-18": dict(num_scheduled=2185, weight_decay=1.2, skips="one", block_lambda=1.1),
-    "tiny": dict(num_scheduled=300, num_extension=20, weight_decay=1.2, skips="one", block_lambda=1.1, model_dim=64, num_heads=2,
-                 mlp_dim=256, block_size=16, micro_batch_tokens=512, val_tokens=65536, val_every=50, head="bf16"),
+    "2025-11-18": dict(num_scheduled=2185, weight_decay=1.2, record=record.ONE_SKIP),
+    "tiny": dict(num_scheduled=300, num_extension=20, weight_decay=1.2, record=record.ONE_SKIP, model_dim=64, num_heads=2, mlp_dim=256,
+                 block_size=16, micro_batch_tokens=512, val_tokens=65536, val_every=50, head="bf16"),
+    "toy": dict(record=record.toy(), model_dim=24, num_heads=3, mlp_dim=40, block_size=8, micro_batch_tokens=64, num_scheduled=12,
+                num_extension=4, val_tokens=512, val_every=5, head="bf16"),
 }
 
 

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import torch
 
+from . import schedule
 from .config import BadInput
 
 MAGIC, VERSION, HEADER_WORDS = 20240520, 1, 256
@@ -69,25 +70,27 @@ def pack(shard, document, n, cap):
 
 
 def training_steps(cfg):
-    """Yields, for every step, the list of its micro-batches (tokens, cu_seqlens); whole groups only, shard after shard."""
-    paths = find_shards(cfg.train_files)
+    """Yields, for every step, the list of its micro-batches (tokens, cu_seqlens); whole groups only, shard after shard. A new
+    stage's first batch begins where the stage before ended.
+    """
+    paths, t = find_shards(cfg.train_files), 0
     while True:
         for path in paths:
             shard, document, groups = Shard(path), 0, 0
             while True:
-                group = []
+                group, stage = [], schedule.stage(cfg, t)
                 while len(group) < cfg.micro_batches:
-                    packed = pack(shard, document, cfg.micro_batch_tokens, cfg.max_document)
+                    packed = pack(shard, document, stage.tokens, stage.max_document)
                     if packed is None:
                         break
                     group.append(packed[:2])
                     document = packed[2]
                 if len(group) < cfg.micro_batches:
                     break
-                groups += 1
+                groups, t = groups + 1, t + 1
                 yield group
             if not groups:
-                raise BadInput(f"{path}: holds no complete group of {cfg.micro_batches} x {cfg.micro_batch_tokens} tokens")
+                raise BadInput(f"{path}: holds no complete group of {cfg.micro_batches} x {stage.tokens} tokens")
         if not cfg.repeat:
             raise BadInput(f"the training shards '{cfg.train_files}' are used up; more shards or --repeat are needed")
 

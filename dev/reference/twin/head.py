@@ -3,7 +3,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-CAP, SLOPE = 30.0, 7.5
 CHUNK = 4096
 E4M3_MAX, E5M2_MAX = 448.0, 57344.0
 
@@ -43,42 +42,41 @@ def product(a, b, sums):
 
 
 class Fp8Linear(torch.autograd.Function):
-    """The FP8 head: e4m3 operands forward, e5m2 gradient backward, one scale for each tensor; bf16 in and out.
+    """The FP8 head: e4m3 operands forward, e5m2 gradient backward, one scale for each tensor (`constants`: a record's Head); bf16 in and out.
 
     Sums run in `sums` (float32; the golden vectors take float64). Quantisation is straight-through.
     """
 
     @staticmethod
-    def forward(ctx, x, w, sums):
-        sx, sw = x.shape[-1] ** 0.5 / E4M3_MAX, 2.0 ** -9
+    def forward(ctx, x, w, constants, sums):
+        sx, sw = x.shape[-1] ** 0.5 / E4M3_MAX, constants.w_scale
         x8, w8 = (quantize(t, s, torch.float8_e4m3fn, E4M3_MAX) for t, s in ((x, sx), (w, sw)))
         ctx.save_for_backward(x8, w8)
-        ctx.scales, ctx.wide, ctx.sums = (sx, sw), w.dtype, sums
+        ctx.scales, ctx.wide, ctx.sums = (sx, sw, constants.g_scale), w.dtype, sums
         return (sx * sw * product(x8, w8.t(), sums)).to(torch.bfloat16)
 
     @staticmethod
     def backward(ctx, g):
         x8, w8 = ctx.saved_tensors
-        sx, sw = ctx.scales
-        sg = 1.0 / E4M3_MAX
+        sx, sw, sg = ctx.scales
         g8 = quantize(g, sg, torch.float8_e5m2, E5M2_MAX)
         dx = (sg * sw * product(g8, w8, ctx.sums)).to(torch.bfloat16)
-        return dx, (sx * sg * product(g8.t(), x8, ctx.sums)).to(ctx.wide), None
+        return dx, (sx * sg * product(g8.t(), x8, ctx.sums)).to(ctx.wide), None, None
 
 
-def cross_entropy_sum(logits, targets, wide):
-    """Sum over rows of the cross entropy of 30 sigmoid(logits / 7.5), over all columns, padding included."""
-    return F.cross_entropy(CAP * torch.sigmoid(logits.to(wide) / SLOPE), targets, reduction="sum")
+def cross_entropy_sum(logits, targets, wide, constants):
+    """Sum over rows of the cross entropy of cap * sigmoid(logits / slope), over all columns, padding included."""
+    return F.cross_entropy(constants.cap * torch.sigmoid(logits.to(wide) / constants.slope), targets, reduction="sum")
 
 
-def logits_of(x, w, fp8):
-    return Fp8Linear.apply(x, w, torch.float32) if fp8 else Linear.apply(x, w)
+def logits_of(x, w, constants, fp8):
+    return Fp8Linear.apply(x, w, constants, torch.float32) if fp8 else Linear.apply(x, w)
 
 
-def loss_sum(x, w, targets, wide, fp8):
-    """x [N, d], w [Vp, d], targets [N]: summed loss. Chunks are recomputed in the backward pass."""
+def loss_sum(x, w, targets, wide, constants, fp8):
+    """x [N, d], w [Vp, d], targets [N], constants a record's Head: summed loss. Chunks are recomputed in the backward pass."""
     def chunk(x, w, targets):
-        return cross_entropy_sum(logits_of(x, w, fp8), targets, wide)
+        return cross_entropy_sum(logits_of(x, w, constants, fp8), targets, wide, constants)
     if x.shape[0] <= CHUNK:
         return chunk(x, w, targets)
     total = 0.0

@@ -10,17 +10,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from . import attention, head
+from . import attention, head, record
 from .config import BadInput
 
 EPS = 2.0 ** -23
 GATE_WIDTH = 12           # leading channels that a gate looks at
-NUM_SCALARS = 64
-NO_ATTENTION = (0, 7)
-LONG_LAYERS = (4, 11)
-VALUE_TABLE = {1: 1, 2: 2, 9: 0, 10: 1, 11: 2}
-BACKOUT_LAYER = 8
-SKIPS = {"five": {6: (0, 5), 7: (1, 4), 8: (2, 3), 9: (3, 2), 10: (4, 1)}, "one": {7: (1, 4)}}  # layer: (skip weight, from block)
 
 
 @dataclass(frozen=True)
@@ -37,65 +31,37 @@ ARITHMETIC = {"float64": Arithmetic(torch.float64, torch.float64), "float32": Ar
               "bf16": Arithmetic(torch.bfloat16, torch.float32)}
 
 
-def parameter_shapes(cfg):
-    """{name: (shape, stored in bf16?)} in checkpoint order."""
-    d, vp = cfg.model_dim, cfg.padded_vocab_size
-    shapes = {"embed.weight": ((vp, d), True)}
-    shapes |= {f"value_embeds.{i}.weight": ((vp, d), True) for i in range(3)}
-    shapes |= {"lm_head.weight": ((vp, d), True), "smear_gate.weight": ((1, GATE_WIDTH), True)}
-    for i in range(1, cfg.num_layers):
-        if i not in NO_ATTENTION:
-            shapes[f"blocks.{i}.attn.qkvo_w"] = ((d, 4 * d), False)
-            shapes[f"blocks.{i}.attn.attn_gate.weight"] = ((cfg.num_heads, GATE_WIDTH), True)
-        shapes[f"blocks.{i}.mlp.c_fc"] = ((d, cfg.mlp_dim), False)
-        shapes[f"blocks.{i}.mlp.c_proj"] = ((d, cfg.mlp_dim), False)
-    return shapes | {"scalars": ((NUM_SCALARS,), False)}
-
-
-def scalar_slots(cfg):
-    """Offsets in `scalars`: skip weights, block lambdas, attention lambdas, smear lambda, backout lambda."""
-    n = cfg.num_layers
-    return dict(skip=0, block=n, attn=3 * n, smear=5 * n, backout=5 * n + 1)
-
-
-def initial_scalars(cfg):
-    n = cfg.num_layers
-    s = [-1.5] * n + [cfg.block_lambda, 0.0] * n + [0.5, 0.5] * n + [0.0, 0.5]
-    return torch.tensor(s + [1.0] * (NUM_SCALARS - len(s)))
-
-
 def init_parameters(cfg, generator):
-    """Fresh parameters, float32 values (bf16-representable where stored so). Zero: head, gates, output projections."""
-    bound = 0.5 * math.sqrt(3.0) * cfg.model_dim ** -0.5
+    """Fresh parameters, float32 values (bf16-representable where stored so)."""
     p = {}
-    for name, (shape, half) in parameter_shapes(cfg).items():
-        t = torch.zeros(shape)
-        if name.startswith(("embed", "value_embeds")):
+    for name, tensor in record.tensors(cfg).items():
+        t, spec = torch.zeros(tensor.shape), tensor.spec
+        if spec.init == "normal":
             t.normal_(generator=generator)
-        elif name.endswith("qkvo_w"):
-            t.view(4, cfg.model_dim, cfg.model_dim)[:3].uniform_(-bound, bound, generator=generator)
-        elif name.endswith("c_fc"):
-            t.uniform_(-bound, bound, generator=generator)
-        elif name == "scalars":
-            t.copy_(initial_scalars(cfg))
-        p[name] = t.bfloat16().float() if half else t
+        elif isinstance(spec.init, record.Uniform):
+            bound = spec.init.scale * cfg.model_dim ** -0.5
+            t.view(spec.matrices, -1)[:spec.init.matrices].uniform_(-bound, bound, generator=generator)
+        elif spec.init:
+            t.copy_(torch.tensor(spec.init))
+        p[name] = t.bfloat16().float() if spec.storage == "bf16" else t
     return p
 
 
 def load_parameters(cfg, path):
-    """Parameters from a safetensors file under the checkpoint names; scalars may hold 62 to 64 values."""
+    """Parameters from a safetensors file under the checkpoint names; a vector may end early where its row allows it."""
     from safetensors.torch import load_file
     try:
         stored = load_file(path)
     except Exception as e:
         raise BadInput(f"{path}: not readable as safetensors ({e})")
     p = {}
-    for name, (shape, _) in parameter_shapes(cfg).items():
+    for name, tensor in record.tensors(cfg).items():
+        shape, shortest = tensor.shape, tensor.spec.shortest
         if name not in stored:
             raise BadInput(f"{path}: tensor {name} is missing")
         t = stored[name].float()
-        if name == "scalars" and 5 * cfg.num_layers + 2 <= t.numel() <= NUM_SCALARS:
-            t = torch.cat([t, torch.ones(NUM_SCALARS - t.numel())])
+        if shortest and t.dim() == 1 and shortest <= t.numel() < shape[0]:
+            t = torch.cat([t, torch.tensor(tensor.spec.init[t.numel():])])
         if tuple(t.shape) != shape:
             raise BadInput(f"{path}: {name} has shape {list(t.shape)}, the model needs {list(shape)}")
         p[name] = t
@@ -132,10 +98,28 @@ class Batch:
 
 
 class Model:
+    """By the tables of the run's record: a block asks for a parameter by what it is to the block and by the layer."""
+
     def __init__(self, cfg, parameters, device="cpu"):
         self.cfg, self.ar = cfg, ARITHMETIC[cfg.dtype]
         self.p = {n: t.to(device=device, dtype=self.ar.wide, copy=True).requires_grad_() for n, t in parameters.items()}
+        self.names = {(t.spec.block, t.layer if t.number is None else t.number): n for n, t in record.tensors(cfg).items()}
         self.flex = attention.Flex() if cfg.attention == "flex" else None
+
+    def parameter(self, block, number=None):
+        return self.p[self.names[block, number]]
+
+    def weight(self, w):
+        """A record's Weight, wide."""
+        s, value = self.parameter("scalars"), w.constant
+        if w.scalar is not None:
+            value = s[w.scalar] if value == 1 else value * s[w.scalar]
+        return value if w.gate is None else value * torch.sigmoid(s[w.gate])
+
+    def mix(self, terms, streams):
+        """The sum of weight * stream over the terms, rounded once."""
+        values = [self.weight(w) * streams[stream].to(self.ar.wide) for stream, w in terms]
+        return sum(values[1:], values[0]).to(self.ar.act)
 
     def attend(self, q, k, v, batch, window, scale):
         if self.cfg.attention == "flash":
@@ -144,52 +128,49 @@ class Model:
             return self.flex(q, k, v, batch.documents, window, scale)
         return attention.dense(q, k, v, batch.documents, window, scale, self.ar.wide).to(self.ar.act)
 
-    def attention_layer(self, i, x, batch, tables, window, scale):
-        cfg, ar, p = self.cfg, self.ar, self.p
-        d, slot = cfg.model_dim, scalar_slots(cfg)["attn"] + 2 * i
+    def attention_layer(self, i, layer, x, batch, tables, window, scale):
+        cfg, ar, s = self.cfg, self.ar, self.parameter("scalars")
+        d = cfg.model_dim
         h = rms(x, ar)
-        w = p[f"blocks.{i}.attn.qkvo_w"].view(4, d, d)
+        w = self.parameter("qkvo", i).view(4, d, d)
         q, k, v = (t.reshape(-1, cfg.num_heads, cfg.head_dim) for t in head.Linear.apply(h, w[:3].reshape(3 * d, d)).split(d, -1))
         q, k = (rms_rope(t, *tables, ar) for t in (q, k))
-        v = p["scalars"][slot] * v.to(ar.wide)
-        if i in VALUE_TABLE:
-            ve = F.embedding(batch.inputs, p[f"value_embeds.{VALUE_TABLE[i]}.weight"])
-            v = v + p["scalars"][slot + 1] * ve.view_as(v)
+        v = s[layer.v_lambdas] * v.to(ar.wide)
+        if layer.value_table is not None:
+            ve = F.embedding(batch.inputs, self.parameter("value_table", layer.value_table))
+            v = v + s[layer.v_lambdas + 1] * ve.view_as(v)
         y = self.attend(q, k, v.to(ar.act), batch, window, scale)
-        y = (y.to(ar.wide) * gate(h, p[f"blocks.{i}.attn.attn_gate.weight"])[:, :, None]).to(ar.act)
+        y = (y.to(ar.wide) * gate(h, self.parameter("attention_gate", i))[:, :, None]).to(ar.act)
         return x + head.Linear.apply(y.reshape(-1, d), w[3])
 
     def mlp(self, i, x):
-        h = head.Linear.apply(rms(x, self.ar), self.p[f"blocks.{i}.mlp.c_fc"].t())
+        h = head.Linear.apply(rms(x, self.ar), self.parameter("mlp_up", i).t())
         a = torch.relu(h.to(self.ar.wide)).square().to(self.ar.act)
-        return x + head.Linear.apply(a, self.p[f"blocks.{i}.mlp.c_proj"])
+        return x + head.Linear.apply(a, self.parameter("mlp_down", i))
 
     def embed(self, tokens):
-        ar, p = self.ar, self.p
-        x = F.embedding(tokens, p["embed.weight"])
-        smear = p["scalars"][scalar_slots(self.cfg)["smear"]] * gate(x[1:], p["smear_gate.weight"])
+        ar = self.ar
+        x = F.embedding(tokens, self.parameter("embed"))
+        smear = self.parameter("scalars")[self.cfg.record.smear] * gate(x[1:], self.parameter("smear_gate"))
         return rms(torch.cat([x[:1], x[1:] + smear * x[:-1]]).to(ar.act), ar)
 
     def hidden(self, batch, tables, scale, ws_short, ws_long):
         """The normed output of the last block, [N, d]; window sizes in blocks."""
-        cfg, ar, s = self.cfg, self.ar, self.p["scalars"]
-        slots, skips = scalar_slots(cfg), SKIPS[cfg.skips]
-        x = x0 = self.embed(batch.inputs)
-        outputs = {}
-        for i in range(1, cfg.num_layers):
-            if i in skips:
-                weight, source = skips[i]
-                x = (x.to(ar.wide) + torch.sigmoid(s[slots["skip"] + weight]) * outputs[source].to(ar.wide)).to(ar.act)
-            l0, l1 = s[slots["block"] + 2 * i], s[slots["block"] + 2 * i + 1]
-            x = (l0 * x.to(ar.wide) + l1 * x0.to(ar.wide)).to(ar.act)
-            if i not in NO_ATTENTION:
-                window = cfg.block_size * (ws_long if i in LONG_LAYERS else ws_short)
-                x = self.attention_layer(i, x, batch, tables, window, scale)
-            x = outputs[i] = self.mlp(i, x)
-        x = (x.to(ar.wide) - s[slots["backout"]] * outputs[BACKOUT_LAYER].to(ar.wide)).to(ar.act)
-        return rms(x, ar)
+        cfg, r = self.cfg, self.cfg.record
+        x = self.embed(batch.inputs)
+        streams = {record.EMBEDDED: x}
+        for i, layer in enumerate(r.layers):
+            for terms in layer.mix:
+                x = self.mix(terms, streams | {record.RUNNING: x})
+            if layer.attention:
+                window = cfg.block_size * (ws_long if layer.long_window else ws_short)
+                x = self.attention_layer(i, layer, x, batch, tables, window, scale)
+            if layer.mlp:
+                x = self.mlp(i, x)
+            streams[i] = x
+        return rms(self.mix(r.output, streams | {record.RUNNING: x}), self.ar)
 
     def loss(self, batch, tables, scale, ws_short, ws_long, fp8):
         """Loss summed over the tokens of the batch."""
         x = self.hidden(batch, tables, scale, ws_short, ws_long)
-        return head.loss_sum(x, self.p["lm_head.weight"], batch.targets, self.ar.wide, fp8)
+        return head.loss_sum(x, self.parameter("head"), batch.targets, self.ar.wide, self.cfg.record.head, fp8)

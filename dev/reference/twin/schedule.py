@@ -1,41 +1,42 @@
-"""Learning rate, momentum, window sizes and YaRN as functions of the step t (from 0)."""
+"""Stage, learning rate, momentum and YaRN as functions of the step t (from 0), by the tables of the run's record."""
 import math
 
 import torch
 
-WINDOWS = (3, 7, 11)      # blocks, evenly over the scheduled steps
-EXTENSION_WINDOW = 13
-FINAL_WINDOW = 20         # the last validation only
-COOLDOWN = 0.5
-WARMUP_STEPS = 300        # of the momentum; neither of the two scales with the length of the run
-COOLDOWN_STEPS = 50
+
+def begins(cfg):
+    """First step of every stage and of the extension."""
+    n, scheduled = len(cfg.stages) - 1, cfg.num_scheduled
+    if cfg.record.starts == "up":
+        return [-(-k * scheduled // n) for k in range(n + 1)]
+    return [(2 * k * scheduled + n) // (2 * n) for k in range(n + 1)]
 
 
-def lr_factor(t, scheduled):
-    u = min(0.9999, t / scheduled)
-    if u < 1 - COOLDOWN:
-        return 1.0
-    w = (1 - u) / COOLDOWN
-    return w + 0.1 * (1 - w)
+def stage(cfg, t):
+    return cfg.stages[sum(t >= b for b in begins(cfg)[1:])]
 
 
-def momentum(t, total):
-    if t < WARMUP_STEPS:
-        return 0.85 + 0.1 * t / WARMUP_STEPS
-    if t > total - COOLDOWN_STEPS:
-        return 0.95 - 0.1 * (t - (total - COOLDOWN_STEPS)) / COOLDOWN_STEPS
+def lr_factor(cfg, t):
+    r, peak, u = cfg.record, stage(cfg, t).rate, min(0.9999, t / cfg.num_scheduled)
+    if u < 1 - r.cooldown:
+        return peak
+    w = (1 - u) / r.cooldown
+    return peak * w + r.floor * (1 - w)
+
+
+def momentum(cfg, t):
+    r, start = cfg.record, cfg.total_steps - cfg.record.cooldown_steps
+    if t < r.warmup_steps:
+        return 0.85 + 0.1 * t / r.warmup_steps
+    if t > start:
+        return 0.95 - 0.1 * (t - start) / r.cooldown_steps
     return 0.95
 
 
-def long_window(t, scheduled, windows=WINDOWS):
-    """Blocks seen by the long-window layers; the short ones see half, rounded down."""
-    return EXTENSION_WINDOW if t >= scheduled else windows[len(windows) * t // scheduled]
-
-
 class Yarn:
-    """Rope frequencies (head width e: e/2 of them, the upper half zero) and attention scale, following the window."""
+    """Rope frequencies (head width e: e/2 of them, the upper half zero) and attention scale, following the long window."""
 
-    def __init__(self, head_dim, block_size, dtype, device="cpu", window=WINDOWS[0]):
+    def __init__(self, head_dim, block_size, dtype, window, device="cpu"):
         n = head_dim // 4
         f = torch.tensor([(1 / 1024) ** (j / (n - 1)) for j in range(n)] + [0.0] * n, dtype=torch.float64)
         self.frequencies = f.to(device=device, dtype=dtype)

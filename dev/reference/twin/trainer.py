@@ -1,8 +1,8 @@
 """One optimizer step and one validation; owns the model, both optimizers and the window."""
 import torch
 
-from . import data, model, schedule
-from .optimizer import Adam, NorMuon, adam_lr_multiplier
+from . import data, model, record, schedule
+from .optimizer import Adam, NorMuon
 
 
 class Trainer:
@@ -10,10 +10,10 @@ class Trainer:
         self.cfg, self.device, self.t = cfg, device, 0
         self.model = model.Model(cfg, parameters, device)
         self.ar = self.model.ar
-        self.yarn = schedule.Yarn(cfg.head_dim, cfg.block_size, self.ar.wide, device, cfg.windows[0])
-        self.adam = Adam(self.model.p, self.ar.half)
-        self.normuon = NorMuon(self.model.p, cfg.ns, cfg.weight_decay, self.ar.half)
-        self.pending = {n: torch.zeros_like(p) for n, p in self.adam.p.items()}   # Adam's gradient over two steps
+        self.yarn = schedule.Yarn(cfg.head_dim, cfg.block_size, self.ar.wide, schedule.stage(cfg, 0).window, device)
+        table = record.tensors(cfg)
+        self.adam = Adam(table, self.model.p, cfg.record.adam_lr, self.ar.half)
+        self.normuon = NorMuon(table, self.model.p, cfg.ns, cfg.record.normuon_lr, cfg.weight_decay, self.ar.half)
         self.tables = {}
         self._loss = torch.compile(self.model.loss) if cfg.compile else self.model.loss
 
@@ -25,8 +25,7 @@ class Trainer:
         return self.tables[key]
 
     def set_window(self, t):
-        cfg = self.cfg
-        self.yarn.set_window(schedule.long_window(t, cfg.num_scheduled, cfg.windows))
+        self.yarn.set_window(schedule.stage(self.cfg, t).window)
 
     def loss(self, batch, ws_long=None, fp8=False):
         """Summed loss of one sequence at the present window (ws_long: another long window, same rope and scale)."""
@@ -49,16 +48,11 @@ class Trainer:
         cfg, t = self.cfg, self.t
         self.set_window(t)
         losses, gradients = self.gradients(batches)
-        factor, mu = schedule.lr_factor(t, cfg.num_scheduled), schedule.momentum(t, cfg.total_steps)
+        factor, mu = schedule.lr_factor(cfg, t), schedule.momentum(cfg, t)
         for g in gradients.values():
             g.div_(cfg.micro_batches)
-        for n, sum_ in self.pending.items():
-            sum_.add_(gradients[n])
-        if t % 2 == 1:
-            self.adam.step(self.pending, factor)
-            for sum_ in self.pending.values():
-                sum_.zero_()
-        self.normuon.step({n: g for n, g in gradients.items() if not adam_lr_multiplier(n)}, factor, mu)
+        self.adam.step(t, gradients, factor)
+        self.normuon.step(gradients, factor, mu)
         self.t += 1
         return losses
 
@@ -69,5 +63,5 @@ class Trainer:
         total = 0.0
         for tokens, cu_seqlens in data.validation_sequences(self.cfg):
             b = model.Batch(tokens, cu_seqlens, self.device)
-            total += float(self.loss(b, ws_long=schedule.FINAL_WINDOW if final else None))
+            total += float(self.loss(b, ws_long=self.cfg.record.final_window if final else None))
         return total / self.cfg.val_tokens
