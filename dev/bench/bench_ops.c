@@ -1,24 +1,29 @@
 // Time of every op of the CUDA backend at the size of a training run (attention and Newton-Schulz have
 // benchmarks of their own).
 //
-//   bench_ops [--portable] [--sustained SECONDS] [FILTER...]
+//   bench_ops [--portable] [--sustained SECONDS] [--energy SECONDS] [FILTER...]
 //     FILTER        only ops whose name contains one of them
 //     --portable    on the kernels and libraries that every supported GPU runs
 //     --sustained   all these ops in turn for SECONDS, means of the last two thirds: at the power limit, as
 //                   in a training run,
 //                   where a product takes up to a quarter longer than in the short burst that is timed
 //                   otherwise
+//     --energy      each op alone for SECONDS: its time then, its mean power, and the mJ of a call, less
+//     those
+//                   of the idle GPU
 //
 // An op is captured REPEATS times in a graph, each time on other buffers (together far more than the L2
 // cache), and the graph is timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run:
 // a copy of 208 MB for bytes, a bf16 product of 8192 x 8192 x 8192 for operations. Bytes are those an op must
 // read and write at least, operations 2 per multiply and add.
+#include "dev/bench/energy.h"
 #include "dev/bench/figures.h"
 #include "llmc/ops/ops.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     N = 32768,
@@ -36,6 +41,9 @@ enum { MATRICES = 22, SLOTS = 32 };
 static Stream stream;
 static char **filters; // up to a NULL
 static double sustained;
+static double energy_seconds; // 0: no energy is measured
+static EnergyCounter energy;
+static double idle_watts;
 static double copy_rate, product_rate; // bytes and operations a second
 
 // Buffers, SETS of each: (N, D) tensors, (N, F) tensors, tables and weights.
@@ -187,11 +195,15 @@ static double seconds_of(void (*op)(void)) // of one call
     return best / REPEATS * 1e-3;
 }
 
+static void write_shape(char *shape, size_t size, const char *how)
+{
+    snprintf(shape, size, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP, how);
+}
+
 static void print_row(const char *name, double t, double bytes, double operations)
 {
     char shape[96];
-    snprintf(shape, sizeof shape, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP,
-             sustained ? ", sustained" : "");
+    write_shape(shape, sizeof shape, sustained ? ", sustained" : "");
     figure(name, shape, t * 1e6, "us");
     printf("%-34s %9.1f us", name, t * 1e6);
     if (bytes > 0)
@@ -201,6 +213,52 @@ static void print_row(const char *name, double t, double bytes, double operation
                100 * operations / t / product_rate);
     printf("\n");
     fflush(stdout);
+}
+
+// The power of an idle GPU whose clocks are still up, as between the ops of a step.
+static double measure_idle_watts(void)
+{
+    EnergySpan span = {0};
+    for (double end = seconds_now() + energy_seconds; seconds_now() < end; energy_poll(&energy, &span))
+        usleep(10000);
+    return energy_watts(&span);
+}
+
+// Runs the op alone for energy_seconds. About 30 ms of work are queued at a time, and the next while they
+// run: the GPU never waits.
+static void report_energy(const char *name, void (*op)(void), double once)
+{
+    char shape[96];
+    EnergySpan span = {0};
+    Event *done[2] = {event_create(), event_create()};
+    Graph *g = graph_of(op);
+    int launches = 1 + (int)(0.03 / (once * REPEATS));
+    double calls = 0, from = 0, now = 0;
+    double warm = seconds_now() + energy_seconds / 4, end = warm + energy_seconds;
+    for (int i = 0; now < end; i++) {
+        event_synchronize(done[i % 2]);
+        now = seconds_now();
+        if (now > warm) {
+            energy_poll(&energy, &span);
+            from = from ? from : now;
+            calls += now > from ? launches * REPEATS : 0;
+        }
+        for (int k = 0; k < launches; k++)
+            graph_launch(g, stream);
+        event_record(done[i % 2], stream);
+    }
+    stream_synchronize(stream);
+    double seconds = (now - from) / calls, watts = energy_watts(&span);
+    write_shape(shape, sizeof shape, ", alone at the power limit");
+    figure(name, shape, seconds * 1e6, "us");
+    figure(name, shape, watts, "W");
+    figure(name, shape, (watts - idle_watts) * seconds * 1e3, "mJ");
+    printf("%-34s %9.1f us %6.0f W %9.2f mJ\n", name, seconds * 1e6, watts,
+           (watts - idle_watts) * seconds * 1e3);
+    fflush(stdout);
+    graph_destroy(g);
+    event_destroy(done[0]);
+    event_destroy(done[1]);
 }
 
 static struct {
@@ -219,6 +277,10 @@ static void report(const char *name, void (*op)(void), double bytes, double oper
         wanted |= strstr(name, *f) != NULL;
     if (!wanted)
         return;
+    if (energy_seconds) {
+        report_energy(name, op, seconds_of(op));
+        return;
+    }
     if (!sustained) {
         print_row(name, seconds_of(op), bytes, operations);
         return;
@@ -456,8 +518,11 @@ int main(int argc, char **argv)
             sizes.portable = true;
         else if (!strcmp(*filters, "--sustained") && filters[1] && (sustained = atof(filters[1])) > 0)
             filters++;
+        else if (!strcmp(*filters, "--energy") && filters[1] && (energy_seconds = atof(filters[1])) > 0)
+            filters++;
         else
-            fatal(EXIT_USAGE, "usage: bench_ops [--csv FILE] [--portable] [--sustained SECONDS] [FILTER...]");
+            fatal(EXIT_USAGE, "usage: bench_ops [--csv FILE] [--portable] [--sustained SECONDS] "
+                              "[--energy SECONDS] [FILTER...]");
     }
     double begin = seconds_now();
     backend_open(0);
@@ -484,6 +549,12 @@ int main(int argc, char **argv)
     figure("copy", "fp32", copy_rate * 1e-9, "GB/s");
     figure("product, bf16", "8192x8192x8192", product_rate * 1e-12, "TFLOP/s");
     printf("copy %.0f GB/s, bf16 product %.0f TFLOP/s\n", copy_rate * 1e-9, product_rate * 1e-12);
+    if (energy_seconds) {
+        energy = energy_open();
+        idle_watts = measure_idle_watts();
+        figure("idle", "clocks up", idle_watts, "W");
+        printf("idle %.0f W, taken off from every op's mJ\n", idle_watts);
+    }
     bench_memory_bound();
     bench_products();
     if (sustained)
