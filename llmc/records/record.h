@@ -1,27 +1,33 @@
 // A record of the speedrun is a set of tables: this file says what they hold, a file beside it is a record.
 // Nothing outside this folder names a layer, a tensor or a constant of one record.
 //
-//   ParamSpec   a row is a trained tensor, or one for each layer that has the block it belongs to. The rest
-//   follows from the rows:
-//               llmc/model/params.h    memory, by (storage, sharding, cadence), and the initial values
-//               llmc/optim/optimizer.h batches of equal updates, by (optimizer, shape, constants)
-//               llmc/dist/exchange.h  buckets of communication, by (sharding, first use)
-//               llmc/io/checkpoint.c walks the rows: weights, state of the optimizer, pending gradients
-//   LayerSpec   a row is a layer: which blocks it has, and which streams are mixed into the residual stream
-//   before them StageSpec   a row is a stretch of the schedule Record      the tables, and the options that
-//   the preset sets: what a run can override by name is an option (llmc/run/config.h)
+// clang-format off
+//   ParamSpec   a row is a trained tensor, or one for each layer that has the block it belongs to. From the
+//               rows follow
+//                 llmc/model/params.h     memory, by (storage, sharding, cadence), and the initial values
+//                 llmc/optim/optimizer.h  batches of equal updates, by (optimizer, shape, constants)
+//                 llmc/dist/exchange.h    buckets of communication, by (sharding, first use)
+//                 llmc/io/checkpoint.c    files: weights, state of the optimizer, pending gradients
+//   LayerSpec   a row is a layer: its blocks, and the streams that are mixed into the residual stream first
+//   StageSpec   a row is a stretch of the schedule
+//   Record      the tables, and the options that the preset sets. What a run can override by name is an
+//               option (llmc/run/config.h)
 //
-// What later records need has its place here; the field comes with the op that reads it:
-//   banks            a row with `matrices` of all layers; a layer then takes matrices by number. Sharded by
-//   matrices as tensors are split weights    a Storage: the upper halves are what products read and what
-//   travels, the lower ones state of the owner tables by rows   a Sharding: only touched rows are reduced,
-//   updated and gathered; the loader knows them before the step tied head        UpdateSpec gets the stage
-//   from which a tensor is its own; until then its update follows another row generators       coefficients
-//   that are a row a token: a Coefficient gets a column of a generator beside a scalar heads' widths
-//   LayerSpec gets widths of q, k and of v that differ from model-dim / num-heads loss targets, sampled
-//   softmax  StageSpec gets target weights and the number of candidates, which the head's op takes averages
-//   Record gets the steps from which accumulators of a tensor's values are kept, and the final step that
-//   reads them
+// Where later records fit; each field comes with the op that reads it:
+//   banks                   a row with the `matrices` of all layers; a layer takes matrices by number
+//   split weights           a Storage: products read and ranks exchange the upper halves; the owner of a
+//                           tensor keeps the lower halves
+//   tables by rows          a Sharding: only touched rows are reduced, updated and gathered; the loader knows
+//                           them before the step
+//   tied head               UpdateSpec gets the stage from which a tensor has an update of its own; until
+//                           then it follows another row
+//   generators              a Coefficient gets a column of a generator beside a scalar: one factor a token
+//   heads' widths           LayerSpec gets widths of q, k and of v
+//   loss targets            StageSpec gets the weights of the targets
+//   sampled softmax         StageSpec gets the number of candidates
+//   averages                Record gets the steps from which averages of a tensor are kept, and the step
+//                           that reads them
+// clang-format on
 #pragma once
 #include "llmc/ops/ops.h"
 
@@ -136,8 +142,7 @@ enum { MAX_LAYERS = 32 };
 // ---- stages -----------------------------------------------------------------------------------------------
 
 // A stretch of the schedule, see llmc/optim/schedule.h; the last row is the extension. A column without any
-// value is as the options
-// --micro-batch-tokens and --max-document say, the rate 1.
+// value is as the options --micro-batch-tokens and --max-document say, the rate 1.
 typedef struct {
     int window; // long window, blocks
     int micro_batch_tokens, max_document;
