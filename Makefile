@@ -84,8 +84,6 @@ CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS $(OPENBLAS_INCLUDE))
 CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA $(CUDA_INCLUDES) $(if $(HAVE_CUPTI),-DHAVE_CUPTI)
 NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. $(CUDA_INCLUDES) $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
 CUDA_LIBS = $(addprefix -L,$(CUDA_LIBS_AT)) $(addprefix -Wl$(comma)-rpath$(comma),$(CUDA_LIBS_AT)) $(foreach l,cublasLt cudnn cudart,$(call shared_library,$(l)))
-# Ops of the programs are called through the profile's wrappers.
-WRAP := $(addprefix -Wl$(comma)--wrap=,$(shell sed -n 's/^WRAPPED(\([a-z_0-9]*\)).*/\1/p' llmc/run/profile_ops.c))
 REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
 
 # ---- what is built -----------------------------------------------------------------------------------------------------
@@ -94,7 +92,7 @@ SUFFIX := $(if $(SANITIZE),-sanitize)
 CPU := build/cpu$(SUFFIX)
 EXACT := build/exact$(SUFFIX)
 CUDA := build/cuda
-COMMON_SRC := $(foreach d,base io text data dist records model model/blocks optim run,$(wildcard llmc/$(d)/*.c))
+COMMON_SRC := $(foreach d,base io text data dist ops records model model/blocks optim run,$(wildcard llmc/$(d)/*.c))
 CPU_SRC := $(COMMON_SRC) $(wildcard llmc/cpu/*.c)
 CUDA_SRC := $(wildcard llmc/cuda/*/*.cu)
 CUDA_HOST_SRC := $(COMMON_SRC) $(filter-out llmc/cuda/device/comm_$(if $(NCCL_VERSION),single,nccl).c,$(wildcard llmc/cuda/*/*.c))
@@ -104,7 +102,7 @@ SCRIPT_TESTS := $(wildcard dev/test/*.t)
 GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
 GPU_SCRIPT_TESTS := $(wildcard dev/test/gpu/*.t)
 GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c)) $(patsubst dev/bench/%.cu,$(CUDA)/%,$(wildcard dev/bench/ladder_*.cu dev/bench/bench_*.cu))
-REF_SRC := llmc/base/common.c llmc/base/utf8.c llmc/base/memory.c llmc/optim/newton_schulz.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
+REF_SRC := llmc/base/common.c llmc/base/utf8.c llmc/base/memory.c llmc/ops/profile.c llmc/optim/newton_schulz.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
@@ -184,7 +182,6 @@ $(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o)
 %/libllmc.a:
 	@rm -f $@; ar rcs $@ $^
 
-train_gpt train_gpt_cpu $(EXACT)/train_gpt_cpu: LDLIBS := $(WRAP) $(LDLIBS)
 link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ -Wl,--build-id $(LDLIBS)
 # The self-check is remembered by the build id.
 link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ -Wl,--build-id $(CUDA_LIBS) $(LDLIBS)
@@ -270,7 +267,7 @@ clang-needed:
 build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c | clang-needed
 	@mkdir -p $(@D)
 	$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ $(WRAP) -ljansson $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
+	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ -ljansson $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
 fuzz-programs: $(FUZZERS)
 FUZZ_SECONDS := 60
 fuzz: fuzz-programs

@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# --profile: every op has a wrapper, the table counts calls as the network has them, and the run's mathematics does not change.
+# --profile: every op says its name and cost, the table counts calls as the network has them, and the run's mathematics does not change.
 use strict;
 use warnings;
 use FindBin;
@@ -8,11 +8,16 @@ use TrainTest;
 use Test::More;
 
 # Every function that queues work on a stream, but for those that are no op.
-my %other = map { $_ => 1 } qw(event_record graph_launch stream_destroy stream_synchronize stream_wait);
+my %other = map { $_ => 1 } qw(event_record graph_launch profile_stop stream_destroy stream_synchronize stream_wait ns_chain_begin ns_chain_end);
 my @ops = grep { !$other{$_} } map { slurp($_) =~ /^void (\w+)\(Stream s\b/mg } glob("$root/llmc/ops/*.h"), "$root/llmc/dist/comm.h";
-my %wrapped = map { $_ => 1 } slurp("$root/llmc/run/profile_ops.c") =~ /^WRAPPED\((\w+)\)\(/mg;
 cmp_ok(scalar @ops, '>', 40, scalar(@ops) . ' ops in the contracts');
-is(join(' ', grep { !$wrapped{$_} } @ops), '', 'each has a wrapper');
+my %cost = map { $_ => 1 } slurp("$root/llmc/ops/costs.h") =~ /^(?:COST\(|static inline OpCost cost_)(\w+)/mg;
+is(join(' ', grep { !$cost{$_} } @ops), '', 'each has its cost');
+for my $backend (qw(cpu cuda)) {
+    my %named = map { $_ => 1 } map { slurp($_) =~ /^(?:extern "C" )?void (\w+)\([^;{]*\)\n\{\n    OP_(?:SCOPE|PART)\(\1\b/mg }
+        split /\n/, qx(find '$root/llmc/$backend' -name '*.c' -o -name '*.cu');
+    is(join(' ', grep { !$named{$_} } @ops), '', "$backend: each begins with its name and cost");
+}
 
 SKIP: {
     skip "$trainer is missing: run make", 1 if !-x $trainer;

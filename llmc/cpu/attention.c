@@ -158,6 +158,7 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
                        const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
                        int window, int N, int H, int e)
 {
+    OP_SCOPE(attention_forward, window, N, H * e);
     (void)s, (void)N, (void)slots;
     int d = H * e, documents = table[0];
     const int32_t *start = table + 1, *blocks = table + documents + 2;
@@ -302,6 +303,7 @@ bool attention_feeds_qkv(void) { return false; }
 void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
                         int window, int N, int H, int e)
 {
+    OP_SCOPE(attention_backward, a, window, N, H * e);
     (void)s, (void)slots;
     assert(a->dq && a->dk); // attention_feeds_qkv() is false
     int d = H * e, documents = table[0];

@@ -157,24 +157,28 @@ static void copy(void *dst, const void *src, size_t bytes)
 
 void copy_to_device(Stream s, void *dst, const void *host_src, size_t bytes)
 {
+    OP_SCOPE(copy_to_device, bytes);
     (void)s;
     copy(dst, host_src, bytes);
 }
 
 void copy_to_host(Stream s, void *host_dst, const void *src, size_t bytes)
 {
+    OP_SCOPE(copy_to_host, bytes);
     (void)s;
     copy(host_dst, src, bytes);
 }
 
 void copy_on_device(Stream s, void *dst, const void *src, size_t bytes)
 {
+    OP_SCOPE(copy_on_device, bytes);
     (void)s;
     copy(dst, src, bytes);
 }
 
 void device_zero(Stream s, void *p, size_t bytes)
 {
+    OP_SCOPE(device_zero, bytes);
     (void)s;
     if (bytes)
         memset(p, 0, bytes);

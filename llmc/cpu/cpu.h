@@ -3,7 +3,7 @@
 // The bits of a result never depend on the number of threads: work is cut into pieces by shape alone, a piece
 // is computed by one thread, and partial sums of the pieces are added in the order of the pieces.
 #pragma once
-#include "llmc/ops/ops.h"
+#include "llmc/ops/costs.h"
 #ifdef _OPENMP
 #include <omp.h>
 static inline int cpu_thread(void) { return omp_get_thread_num(); }

@@ -6,6 +6,7 @@
 void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
                    const floatX *gate, const float *lambda, int N, int d)
 {
+    OP_SCOPE(embed_forward, N, d);
     (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
@@ -98,6 +99,7 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
                     const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
                     const floatX *gate, const float *lambda, int N, int d)
 {
+    OP_SCOPE(embed_backward, N, d);
     (void)s;
     EmbedBackward a = {de, dx, dx0, x0, rstd, tokens, embed, gate, lambda};
     GateSums sums[PARTS] = {{0}};
@@ -118,6 +120,7 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
 void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,
                     int N, int d)
 {
+    OP_SCOPE(embedding_grad, N, d);
     (void)s, (void)N; // N is used by the pragma only
     float factor = scale ? *scale : 1;
 #pragma omp parallel for schedule(dynamic, 16) if ((int64_t)N * d > SERIAL_ELEMENTS)

@@ -71,6 +71,7 @@ size_t head_weight_bytes(HeadMode mode, int Vp, int d)
 
 void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d)
 {
+    OP_SCOPE(head_quantize, Vp, d);
     (void)s;
     uint8_t *code = w8;
     int64_t n = (int64_t)Vp * d;
@@ -264,6 +265,7 @@ static void run_task(const Task *a, float *loss)
 void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x,
                      const floatX *w, const void *w8, const int32_t *targets, int N, int d, int Vp)
 {
+    OP_SCOPE(head_loss_train, N, d, Vp);
     (void)s;
     Task a = {mode, true, x, w, w8, targets, dw, dx, N, d, Vp, 1, 1, 1};
     if (mode == HEAD_FP8) {
@@ -277,6 +279,7 @@ void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw
 void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N,
                     int d, int Vp)
 {
+    OP_SCOPE(head_loss_eval, N, d, Vp);
     (void)s;
     Task a = {HEAD_BF16, false, x, w, NULL, targets, NULL, NULL, N, d, Vp, 1, 1, 1};
     run_task(&a, loss);
@@ -290,6 +293,7 @@ void *head_idle_memory(size_t *bytes) // threads keep what they work on in their
 
 void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows, int d, int Vp)
 {
+    OP_SCOPE(head_logits, rows, d, Vp);
     (void)s;
 #pragma omp parallel for schedule(static)
     for (int col = 0; col < Vp; col += TILE_COLS) {

@@ -3,7 +3,7 @@
 // Every product is cut into (matrix, block of rows) items whose size depends on the shape only and which are
 // computed by one thread each: the bits of a result depend neither on the number of threads nor on the batch
 // it came in.
-#include "llmc/ops/ns_ops.h"
+#include "llmc/ops/costs.h"
 #include "llmc/base/common.h"
 #include "llmc/base/floatx.h"
 #include <math.h>
@@ -47,6 +47,7 @@ bool ns_iterates(NsDtype dtype, int n, int m)
 void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
                 int n, int m, int batch)
 {
+    OP_SCOPE(ns_iterate, dtype, it, n, m, batch);
     (void)s, (void)dtype, (void)it, (void)unit, (void)x, (void)spare, (void)n, (void)m, (void)batch;
     assert(!"ns_iterates");
 }
@@ -211,6 +212,7 @@ static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns
 
 void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
 {
+    OP_PART(ns_gram, dtype, n, m, batch);
     (void)s;
     symmetric_product(dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
 }
@@ -218,6 +220,7 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
 void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
                  int batch)
 {
+    OP_PART(ns_gram_raw, dtype, n, m, batch);
     (void)s, (void)dtype, (void)unit;
     symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, batch);
 }
@@ -237,6 +240,7 @@ static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, i
 void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
                   const void *b, float beta, const void *d, int n, int batch)
 {
+    OP_PART(ns_symmetric, dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, batch);
     (void)s;
     void *first = c ? c : q;
     symmetric_product(dtype, first, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, batch);
@@ -249,6 +253,7 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
 void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
               float a, int n, int m, int batch)
 {
+    OP_PART(ns_apply, dtype, n, m, batch);
     (void)s, (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
     load_blas();
@@ -283,6 +288,7 @@ static void sum_squares(float *sumsq, const float *u, int64_t count, int64_t str
 void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
              float eps, float gain, int rows, int cols, int batch, bool transpose)
 {
+    OP_SCOPE(ns_load, dtype, rows, cols, batch);
     (void)s;
     if (sumsq)
         sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
@@ -313,6 +319,7 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
 void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
                   int cols, int batch, bool transpose)
 {
+    OP_SCOPE(ns_load_rows, dtype, rows, cols, batch);
     (void)s;
     int n = transpose ? cols : rows, m = transpose ? rows : cols;
     int64_t row_step = transpose ? 1 : m, col_step = transpose ? n : 1;
@@ -338,6 +345,7 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
 void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
             int n, int m, int batch)
 {
+    OP_PART(ns_aol, dtype, n, batch);
     (void)s, (void)m;
 #pragma omp parallel if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     {
@@ -369,8 +377,11 @@ void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float
                          const void *b, float beta, const void *d, const float *scale, float factor, int n,
                          int batch)
 {
+    OP_PART(ns_symmetric_scaled, dtype, ns_squares(a, b, beta, d) + 1, n, batch);
     const ns_real most = 65504; // of fp16
-    ns_symmetric(s, dtype, NULL, q, diagonal, alpha, a, b, beta, d, n, batch);
+    (void)s;
+    symmetric_product(dtype, q, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, batch);
+    add_diagonal(dtype, q, q, diagonal, n, batch);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * batch; row++) {
         const float *column_scale = scale + row / n * n;
@@ -386,6 +397,7 @@ void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float
 
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int cols, int batch)
 {
+    OP_SCOPE(ns_transpose, dtype, rows, cols, batch);
     (void)s, (void)dtype;
     int64_t blocks = ceil_div(cols, TILE), size = (int64_t)rows * cols;
 #pragma omp parallel for schedule(static) if (size * batch >= MIN_ELEMENTS)

@@ -20,6 +20,7 @@ static inline float adam_step(float *m, float *v, float g, float rate, const Ada
 void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step,
                  AdamRule rule, int64_t n)
 {
+    OP_SCOPE(adam_update, n);
     (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma omp parallel for schedule(static) if (n > SPAN)
@@ -40,6 +41,7 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
 void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step,
                       AdamRule rule, int64_t n)
 {
+    OP_SCOPE(adam_update_fp32, n);
     (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma omp parallel for schedule(static) if (n > SPAN)
@@ -60,6 +62,7 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
 
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n)
 {
+    OP_SCOPE(normuon_momentum, n);
     (void)s;
     float scale = step->grad_scale, mu = step->muon_momentum;
 #pragma omp parallel for schedule(static) if (n > SPAN)
@@ -169,6 +172,7 @@ static void update_matrix(const NormuonUpdate *a, const StepParams *step, int b)
 
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 {
+    OP_SCOPE(normuon_update, a);
     (void)s;
 #pragma omp parallel for schedule(dynamic, 1) if ((int64_t)a->batch * a->rows * a->cols > SERIAL_ELEMENTS)
     for (int b = 0; b < a->batch; b++)
@@ -177,6 +181,7 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 
 void cast_weights(Stream s, floatX *wx, const float *w, int64_t n)
 {
+    OP_SCOPE(cast_weights, n);
     (void)s;
 #pragma omp parallel for schedule(static) if (n > 4 * SPAN)
     for (int64_t span = 0; span < spans(n); span++) {

@@ -9,6 +9,7 @@
 // 0.016 apart.
 void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *frequency, int positions, int e)
 {
+    OP_SCOPE(rope_tables, positions, e);
     (void)s;
     int n = e / 4;
 #pragma omp parallel for schedule(static) if ((int64_t)positions * n > 256)
@@ -82,6 +83,7 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
                  const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
                  const floatX *sin, int N, int H, int e)
 {
+    OP_SCOPE(qkv_forward, value_embed, N, H * e);
     (void)s;
     int d = H * e, n = e / 4;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
@@ -104,6 +106,7 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
                          const floatX *w, const floatX *value_embed, const int32_t *tokens,
                          const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e)
 {
+    OP_SCOPE(qkv_product_forward, value_embed, N, H * e);
     int64_t plane = (int64_t)N * H * e;
     matmul_forward(s, qkv, x, w, NULL, N, H * e, H * e, 3);
     qkv_forward(s, qkv, qkv + plane, v, rstd_q, rstd_k, qkv + 2 * plane, value_embed, tokens, lambda, cos,
@@ -148,6 +151,7 @@ static void qkv_backward_row(const QkvBackward *a, int t, int H, int e, double s
 
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
+    OP_SCOPE(qkv_backward, a, N, H * e);
     (void)s;
     assert(a->dq && a->dk); // attention_feeds_qkv() is false
     double sums[PARTS][2] = {{0}};

@@ -14,6 +14,7 @@ static double logistic(double x) { return 1 / (1 + exp(-x)); }
 
 void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
+    OP_SCOPE(coefficients_forward);
     (void)s;
     for (int i = 0; i < count; i++) {
         const Coefficient *t = &terms[i];
@@ -29,6 +30,7 @@ void coefficients_forward(Stream s, float *coef, const float *scalars, const Coe
 void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars,
                            const Coefficient *terms, int count)
 {
+    OP_SCOPE(coefficients_backward);
     (void)s;
     for (int i = 0; i < count; i++) {
         const Coefficient *t = &terms[i];
@@ -73,6 +75,7 @@ static void mix_row(const MixForward *a, int t, int d, float *restrict y)
 void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0,
                          const floatX *skip, const float *coef, int N, int d)
 {
+    OP_SCOPE(mix_rmsnorm_forward, x_out, skip, N, d);
     (void)s;
     MixForward a = {x_out, h, rstd, x, x0, skip, coef};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
@@ -142,6 +145,7 @@ static void mix_backward_row(const MixBackward *a, int t, int d, double sums[3])
 
 void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
 {
+    OP_SCOPE(mix_rmsnorm_backward, a, N, d);
     (void)s;
     double sums[PARTS][3] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
@@ -160,6 +164,7 @@ void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
 
 void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
 {
+    OP_SCOPE(rmsnorm_forward, N, d);
     (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
@@ -172,6 +177,7 @@ void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, i
 void rmsnorm_backward(Stream s, floatX *dx, const floatX *dh, const floatX *h, const float *rstd, int N,
                       int d)
 {
+    OP_SCOPE(rmsnorm_backward, N, d);
     (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {

@@ -1,5 +1,6 @@
 // Newton-Schulz orthogonalisation: options, coefficients, and the iteration as a sequence of primitives.
 #include "llmc/optim/newton_schulz.h"
+#include "llmc/ops/costs.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -554,6 +555,7 @@ static void iterate_gram(Chunk *k)
 
 static void iterate_chain(Chunk *k, bool gram)
 {
+    OP_SCOPE(ns_chain);
     ns_chain_begin(k->s);
     if (gram)
         iterate_gram(k);

@@ -7,7 +7,7 @@
 // while step t computes.
 #pragma once
 #include "llmc/optim/optimizer.h"
-#include "llmc/run/profile.h"
+#include "llmc/ops/profile.h"
 
 enum { STEP_SLOTS = 2, MAX_GRAPHS = 8 };
 

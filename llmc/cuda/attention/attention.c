@@ -498,6 +498,7 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
                        const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
                        int window, int N, int H, int e)
 {
+    OP_SCOPE(attention_forward, window, N, H * e);
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
     c.y = yg;
@@ -520,6 +521,7 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
 void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
                         int window, int N, int H, int e)
 {
+    OP_SCOPE(attention_backward, a, window, N, H * e);
     AttentionCall c = make_call(table, slots, scale, window, N, H, e);
     check_tokens(N, at.sizes.tokens, " backward");
     assert(!a->dq == !a->dk && (a->dq || (attention_feeds_qkv() && a->next)));

@@ -3,7 +3,7 @@
 // implements llmc/ops/ops.h.
 #pragma once
 #include "llmc/base/common.h"
-#include "llmc/ops/ops.h"
+#include "llmc/ops/costs.h"
 #ifdef __cplusplus
 extern "C" {
 #endif

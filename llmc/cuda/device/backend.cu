@@ -263,20 +263,27 @@ void stream_synchronize(Stream s)
 
 void copy_to_device(Stream s, void *dst, const void *host_src, size_t bytes)
 {
+    OP_SCOPE(copy_to_device, bytes);
     CUDA_CHECK(cudaMemcpyAsync(dst, host_src, bytes, cudaMemcpyHostToDevice, s));
 }
 
 void copy_to_host(Stream s, void *host_dst, const void *src, size_t bytes)
 {
+    OP_SCOPE(copy_to_host, bytes);
     CUDA_CHECK(cudaMemcpyAsync(host_dst, src, bytes, cudaMemcpyDeviceToHost, s));
 }
 
 void copy_on_device(Stream s, void *dst, const void *src, size_t bytes)
 {
+    OP_SCOPE(copy_on_device, bytes);
     CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, s));
 }
 
-void device_zero(Stream s, void *p, size_t bytes) { CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s)); }
+void device_zero(Stream s, void *p, size_t bytes)
+{
+    OP_SCOPE(device_zero, bytes);
+    CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s));
+}
 
 struct Event {
     cudaEvent_t event;

@@ -5,6 +5,7 @@
 // and one GPU does not need it. Its calls block; what ends a rank whose peer is gone, or whose communicator
 // has failed, is the control channel's watching thread and the launching process.
 #include "llmc/dist/comm_backend.h"
+#include "llmc/ops/costs.h"
 #include "llmc/cuda/device/device.h"
 #include <ctype.h>
 #include <cuda_runtime_api.h>
@@ -149,6 +150,7 @@ enum { BYTES_PER_PRODUCT = 64 << 20, COLLECTIVE_SMS = 24 };
 
 void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count)
 {
+    OP_SCOPE(comm_reduce_scatter, comm_size(), count);
     int64_t sent = (comm_control()->size - 1) * count * (int64_t)sizeof(float);
     if (comm_control()->size > 1)
         device_share(COLLECTIVE_SMS, (int)ceil_div(sent, BYTES_PER_PRODUCT));
@@ -158,6 +160,7 @@ void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count)
 
 void comm_all_gather(Stream s, void *buf, int64_t bytes)
 {
+    OP_SCOPE(comm_all_gather, comm_size(), bytes);
     if (comm_control()->size > 1)
         CHECK(AllGather((char *)buf + comm_control()->rank * bytes, buf, (size_t)bytes, ncclChar, nccl.comm,
                         s));
@@ -165,6 +168,7 @@ void comm_all_gather(Stream s, void *buf, int64_t bytes)
 
 void comm_all_reduce(Stream s, float *buf, int64_t count)
 {
+    OP_SCOPE(comm_all_reduce, comm_size(), count);
     device_share(0, 0); // the last reduction of a step: the next step's products begin as those of the first
     if (comm_control()->size > 1)
         CHECK(AllReduce(buf, buf, (size_t)count, ncclFloat, ncclSum, nccl.comm, s));

@@ -18,7 +18,7 @@ extern "C" {
 #include "llmc/base/common.h" // compiled as C
 }
 #include "llmc/cuda/device/device.h"
-#include "llmc/ops/ops.h"
+#include "llmc/ops/costs.h"
 
 // Ends the program with the error: EXIT_DEVICE when the GPU has failed, and any later call would too.
 __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call, const char *file, int line);

@@ -1,7 +1,7 @@
 // Tracing on the GPU: CUPTI's activity records give the time of every kernel, copy and fill, inside captured
 // graphs too; ids that are pushed around an op tell which ones are its own. The library is opened only when
 // somebody traces. Every op is an NVTX range as well, for tools that show time lines.
-#include "llmc/run/profile.h"
+#include "llmc/ops/profile.h"
 #include <cuda.h>
 #include <dlfcn.h>
 #include <nvtx3/nvToolsExt.h>
@@ -86,7 +86,6 @@ typedef struct {
 } Records;
 static Records tags, times; // filled by CUPTI's callback, on whatever thread flushes
 static size_t lost;
-static bool tagged; // the op under way has pushed its tag
 
 static void add(Records *r, Record x)
 {
@@ -171,16 +170,15 @@ void trace_start(void)
 void trace_enter(int tag, const char *name)
 {
     nvtxRangePushA(name);
-    tagged = tag >= 0;
-    if (tagged)
+    if (tag >= 0)
         must(cupti.push(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, (uint64_t)tag), "tag");
 }
 
-void trace_leave(void)
+void trace_leave(int tag)
 {
-    uint64_t tag;
-    if (tagged)
-        must(cupti.pop(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &tag), "tag");
+    uint64_t popped;
+    if (tag >= 0)
+        must(cupti.pop(CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0, &popped), "tag");
     nvtxRangePop();
 }
 
@@ -248,6 +246,14 @@ double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
     assert(!"trace_open refused" && s && ms && exposed);
     return 0;
 }
-void trace_enter(int tag, const char *name) { (void)tag, nvtxRangePushA(name); }
-void trace_leave(void) { nvtxRangePop(); }
+void trace_enter(int tag, const char *name)
+{
+    (void)tag;
+    nvtxRangePushA(name);
+}
+void trace_leave(int tag)
+{
+    (void)tag;
+    nvtxRangePop();
+}
 #endif

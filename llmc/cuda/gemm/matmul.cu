@@ -371,6 +371,7 @@ const char *matmul_description(void)
 void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
                     int in, int out, int planes)
 {
+    OP_SCOPE(matmul_forward, residual, N, in, out, planes);
     assert(planes == 1 || !residual);
     if (planes == 1 && sm90_gemm_pays(N, in, out) &&
         sm90_gemm(s, LAYOUT_NT, residual ? EPILOGUE_RESIDUAL : EPILOGUE_STORE, y, x, w, residual, N, in, out))
@@ -386,6 +387,7 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
 
 void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
 {
+    OP_SCOPE(matmul_backward_input, N, in, out);
     if (sm90_gemm_pays(N, out, in) && sm90_gemm(s, LAYOUT_NN, EPILOGUE_STORE, dx, dy, w, NULL, N, out, in))
         return;
     GemmShape g = gemm_shape(N, in, out, false, false, CUDA_R_16BF, false);
@@ -394,6 +396,7 @@ void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX 
 
 void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
 {
+    OP_SCOPE(matmul_weight_grads, g, count, N);
     if (sm90_weight_grad(s, g, count, N))
         return;
     for (int i = 0; i < count; i++) {

@@ -81,6 +81,7 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
 
 void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
 {
+    OP_SCOPE(matmul_relu2_forward, N, in, out);
     if (N > 0 && !sm90_gemm(s, LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, N, in, out))
         product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
 }
@@ -88,6 +89,7 @@ void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w,
 void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N,
                            int d, int F)
 {
+    OP_SCOPE(matmul_relu2_backward, N, d, F);
     if (N > 0 && !sm90_gemm(s, LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, N, d, F))
         product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
 }

@@ -200,6 +200,7 @@ static bool weight_in_fp8(int Vp, int d) { return head_uses_fp8_units(d) && Vp %
 
 void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d)
 {
+    OP_SCOPE(head_quantize, Vp, d);
     uint8_t *codes = (uint8_t *)w8;
     if (weight_in_fp8(Vp, d))
         fp8_quantize(s, codes, codes + (size_t)Vp * (size_t)d, w, SCALE_OF_W, Vp, Vp, d,
@@ -292,6 +293,7 @@ static void chunk_in_fp8(Stream s, const Task *t, int row, int rows)
 void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x,
                      const floatX *w, const void *w8, const int32_t *targets, int N, int d, int Vp)
 {
+    OP_SCOPE(head_loss_train, N, d, Vp);
     if (N <= 0)
         return;
     check_reserved(N, head.tokens, d, Vp);
@@ -325,6 +327,7 @@ void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw
 void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N,
                     int d, int Vp)
 {
+    OP_SCOPE(head_loss_eval, N, d, Vp);
     if (N <= 0)
         return;
     check_reserved(N, (int)max_i64(device_state.sizes.tokens, device_state.sizes.eval_tokens), d, Vp);
@@ -345,6 +348,7 @@ void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, con
 
 void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows, int d, int Vp)
 {
+    OP_SCOPE(head_logits, rows, d, Vp);
     if (rows <= 0)
         return;
     GemmShape g = gemm_shape(rows, Vp, d, false, true, CUDA_R_32F, false);

@@ -276,6 +276,7 @@ static void load_transposed(Stream s, T *x, const float *unit, const float *u, i
 void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
              float eps, float gain, int rows, int cols, int batch, bool transpose)
 {
+    OP_SCOPE(ns_load, dtype, rows, cols, batch);
     int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
     int64_t count = (int64_t)rows * cols;
     bool packed = count == (int64_t)n * pitch,
@@ -443,6 +444,7 @@ static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_str
 void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
                   int cols, int batch, bool transpose)
 {
+    OP_SCOPE(ns_load_rows, dtype, rows, cols, batch);
     int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
     ns_flush();
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
@@ -462,6 +464,7 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
 
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch)
 {
+    OP_SCOPE(ns_transpose, dtype, n, m, batch);
     int pitch = ns_pitch(dtype, n, m);
     ns_flush();
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {

@@ -324,6 +324,7 @@ static Product portable_gram(void *a, const void *x, int n, int m, int batch)
 
 void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
 {
+    OP_PART(ns_gram, dtype, n, m, batch);
     if (batch == 0)
         return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
@@ -379,6 +380,7 @@ static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void
 void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
                   const void *b, float beta, const void *d, int n, int batch)
 {
+    OP_PART(ns_symmetric, dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, batch);
     if (batch == 0)
         return;
     if (beta == 0)
@@ -405,6 +407,7 @@ void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, flo
 void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
               float a, int n, int m, int batch)
 {
+    OP_PART(ns_apply, dtype, n, m, batch);
     if (batch == 0)
         return;
     int pitch = ns_pitch(dtype, n, m);
@@ -459,6 +462,7 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
 void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
                  int batch)
 {
+    OP_PART(ns_gram_raw, dtype, n, m, batch);
     if (batch == 0)
         return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
@@ -481,6 +485,7 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float 
 void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
             int n, int m, int batch)
 {
+    OP_PART(ns_aol, dtype, n, batch);
     if (batch == 0)
         return;
     if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
@@ -504,6 +509,7 @@ void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float
                          const void *b, float beta, const void *d, const float *scale, float factor, int n,
                          int batch)
 {
+    OP_PART(ns_symmetric_scaled, dtype, ns_squares(a, b, beta, d) + 1, n, batch);
     if (batch == 0)
         return;
     if (beta == 0)

@@ -66,6 +66,7 @@ __global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *
 void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const StepParams *step,
                  AdamRule rule, int64_t n)
 {
+    OP_SCOPE(adam_update, n);
     int64_t vectors = aligned16(p) && aligned16(m) && aligned16(v) && aligned16(grad) ? n / 8 : 0,
             rest = n - 8 * vectors, at = 8 * vectors;
     if (vectors)
@@ -80,6 +81,7 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
 void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step,
                       AdamRule rule, int64_t n)
 {
+    OP_SCOPE(adam_update_fp32, n);
     if (n > 0)
         adam_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule, n);
     CHECK_LAUNCH();
@@ -116,6 +118,7 @@ __global__ __launch_bounds__(THREADS) void momentum_kernel(float *u, float *mome
 
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n)
 {
+    OP_SCOPE(normuon_momentum, n);
     if (n <= 0)
         return;
     int64_t vectors = aligned16(u) && aligned16(momentum) ? n / 4 : 0;
@@ -292,6 +295,7 @@ static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *ste
 
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 {
+    OP_SCOPE(normuon_update, a);
     int count = a->per_column ? a->cols : a->rows, chunks = a->per_column ? (int)ceil_div(a->rows, CHUNK) : 1;
     size_t each = (size_t)count * (size_t)(chunks + 1), element = a->o_dtype == NS_FP32 ? 4 : 2;
     int slice =
@@ -335,6 +339,7 @@ __global__ __launch_bounds__(THREADS) void cast_kernel(floatX *wx, const float *
 
 void cast_weights(Stream s, floatX *wx, const float *w, int64_t n)
 {
+    OP_SCOPE(cast_weights, n);
     if (n <= 0)
         return;
     int64_t vectors = aligned16(wx) && aligned16(w) ? n / 8 : 0;

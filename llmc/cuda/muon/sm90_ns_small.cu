@@ -575,6 +575,7 @@ bool ns_iterates(NsDtype dtype, int n, int m)
 void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
                 int n, int m, int batch)
 {
+    OP_SCOPE(ns_iterate, dtype, it, n, m, batch);
     ns_flush();
     if (batch == 0)
         return;

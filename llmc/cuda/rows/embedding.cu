@@ -63,6 +63,7 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(floatX *x0, 
 void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
                    const floatX *gate, const float *lambda, int N, int d)
 {
+    OP_SCOPE(embed_forward, N, d);
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
@@ -221,6 +222,7 @@ void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const fl
                     const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
                     const floatX *gate, const float *lambda, int N, int d)
 {
+    OP_SCOPE(embed_backward, N, d);
     if (N <= 0)
         return;
     EmbedBackward a = {de, dx, dx0, x0, rstd, tokens, embed, gate, lambda};
@@ -363,6 +365,7 @@ __global__ __launch_bounds__(ROW_THREADS,
 void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,
                     int N, int d)
 {
+    OP_SCOPE(embedding_grad, N, d);
     if (N <= 0)
         return;
     int64_t segments = ceil_div(N, SEGMENT);

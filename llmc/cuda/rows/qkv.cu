@@ -28,6 +28,7 @@ __global__ void store_frequencies_kernel(float *out, Frequencies in, int count)
 
 void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e)
 {
+    OP_SCOPE(rope_tables, positions, e);
     int count = e / 4;
     if (positions <= 0 || count <= 0)
         return;
@@ -163,6 +164,7 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
                  const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
                  const floatX *sin, int N, int H, int e)
 {
+    OP_SCOPE(qkv_forward, value_embed, N, H * e);
     if (N <= 0)
         return;
     QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
@@ -198,6 +200,7 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
                          const floatX *w, const floatX *value_embed, const int32_t *tokens,
                          const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e)
 {
+    OP_SCOPE(qkv_product_forward, value_embed, N, H * e);
     int d = H * e;
     floatX *k = qkv + (int64_t)N * d, *v_raw = k + (int64_t)N * d;
     if (N <= 0)

@@ -194,6 +194,7 @@ __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_con
 
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
+    OP_SCOPE(qkv_backward, a, N, H * e);
     if (N <= 0)
         return;
     bool fast = qkv_fast_path(N, H, e);

@@ -51,6 +51,7 @@ __global__ void coefficients_backward_kernel(float *dscalars, float *dcoef, cons
 
 void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
+    OP_SCOPE(coefficients_forward);
     coefficients_forward_kernel<<<1, MAX_COEFFICIENTS, 0, s>>>(coef, scalars, coefficients(terms, count),
                                                                count);
     CHECK_LAUNCH();
@@ -59,6 +60,7 @@ void coefficients_forward(Stream s, float *coef, const float *scalars, const Coe
 void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars,
                            const Coefficient *terms, int count)
 {
+    OP_SCOPE(coefficients_backward);
     coefficients_backward_kernel<<<1, 1, 0, s>>>(dscalars, dcoef, scalars, coefficients(terms, count), count);
     CHECK_LAUNCH();
 }
@@ -120,6 +122,7 @@ __global__ __launch_bounds__(ROW_THREADS) void mix_rmsnorm_kernel(floatX *x_out,
 void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0,
                          const floatX *skip, const float *coef, int N, int d)
 {
+    OP_SCOPE(mix_rmsnorm_forward, x_out, skip, N, d);
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
@@ -129,6 +132,7 @@ void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const 
 
 void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
 {
+    OP_SCOPE(rmsnorm_forward, N, d);
     mix_rmsnorm_forward(s, NULL, h, rstd, x, NULL, NULL, NULL, N, d);
 }
 
@@ -296,6 +300,7 @@ __global__ __launch_bounds__(ROW_THREADS,
 
 void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
 {
+    OP_SCOPE(mix_rmsnorm_backward, a, N, d);
     if (N <= 0)
         return;
     int blocks = row_blocks(N, 8);
@@ -346,6 +351,7 @@ __global__ __launch_bounds__(ROW_THREADS) void rmsnorm_backward_kernel(floatX *d
 void rmsnorm_backward(Stream s, floatX *dx, const floatX *dh, const floatX *h, const float *rstd, int N,
                       int d)
 {
+    OP_SCOPE(rmsnorm_backward, N, d);
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);

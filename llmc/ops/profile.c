@@ -1,4 +1,5 @@
-#include "llmc/run/profile.h"
+#include "llmc/ops/profile.h"
+#include "llmc/ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,31 +37,32 @@ static int find_op(const char *name)
     return i;
 }
 
-void profile_enter(const char *name, double flops, double bytes)
+int profile_enter(const char *name, OpCost cost)
 {
     if (profile.depth++)
-        return;
+        return NOT_TRACED;
     int tag = profile.on ? find_op(name) : NOT_TRACED;
     trace_enter(tag, name);
-    if (!profile.on)
-        return;
-    profile.entered = &profile.op[tag];
-    profile.entered->calls++;
-    profile_count(flops, bytes);
+    if (profile.on) {
+        profile.entered = &profile.op[tag];
+        profile.entered->calls++;
+        profile_count(cost);
+    }
+    return tag;
 }
 
-void profile_count(double flops, double bytes)
+void profile_count(OpCost cost)
 {
     if (!profile.on || !profile.depth)
         return;
-    profile.entered->flops += flops;
-    profile.entered->bytes += bytes;
+    profile.entered->flops += cost.flops;
+    profile.entered->bytes += cost.bytes;
 }
 
-void profile_leave(void)
+void profile_leave(int *scope)
 {
     if (--profile.depth == 0)
-        trace_leave();
+        trace_leave(*scope);
 }
 
 void profile_batch(const int32_t *cu_seqlens, int N, int num_rows)

@@ -1,28 +1,35 @@
 // What every op of a training step costs: calls, time on the device, and how near it comes to what the
 // machine can do.
 //
-// The linker puts a wrapper in front of every op of ops.h (profile_ops.c, --wrap in the Makefile): it names
-// the op, counts what it cannot do without, and calls it. Off, that costs a few nanoseconds an op. On, the
-// tracer of the backend takes the time.
+// The first line of every op names it and says what it must at least do (costs.h). Off, that costs a few
+// nanoseconds an op. On, the tracer of the backend takes the time.
 #pragma once
-#include "llmc/ops/ops.h"
+#include "llmc/ops/backend.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// ---- around every op --------------------------------------------------------------------------------------
+// ---- the first line of every op -----------------------------------------------------------------------------
 
 // flops: multiplications and additions that the op cannot do without; bytes: each input read once, each
-// output written once. Either may be 0: not counted. Ops that are called by other ops belong to the outer
-// one.
-void profile_enter(const char *name, double flops,
-                   double bytes); // static text, the same pointer for the same op
-void profile_leave(void);
-void profile_count(double flops, double bytes); // more of them, to the op that was entered
+// output written once. Either may be 0: not counted.
+typedef struct {
+    double flops, bytes;
+} OpCost;
+
+// OP_SCOPE(op, arguments of cost_op): the op lasts from here to the end of its function. Ops that are called
+// by other ops belong to the outer one.
+#define OP_SCOPE(op, ...) \
+    __attribute__((cleanup(profile_leave), unused)) int op_scope = profile_enter(#op, cost_##op(__VA_ARGS__))
+// Of an op that may run together with others: what it must do is counted to the op that it is called by.
+#define OP_PART(op, ...) profile_count(cost_##op(__VA_ARGS__))
+
+int profile_enter(const char *name, OpCost cost); // static text, the same pointer for the same op
+void profile_leave(int *scope);
+void profile_count(OpCost cost);
 
 // The micro-batch whose ops come next. What attention and the embeddings do depends on it, and to the ops it
-// is known on the
-// device alone.  cu_seqlens host: rises from 0 to N
+// is known on the device alone.  cu_seqlens host: rises from 0 to N
 void profile_batch(const int32_t *cu_seqlens, int N, int num_rows);
 double
 profile_pairs(int window); // (query, key) pairs that attention sees: j <= i, same document, i - j <= window
@@ -61,7 +68,7 @@ enum { TRACE_TAGS = 64 };
 bool trace_open(Error *e);
 void trace_start(void);
 void trace_enter(int tag, const char *name);
-void trace_leave(void);
+void trace_leave(int tag);
 // Returns the time in which anything ran, ms; exposed: of it, the time in which nothing but collectives did.
 double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed);
 

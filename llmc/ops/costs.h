@@ -1,0 +1,140 @@
+// What each op must at least do, for OP_SCOPE and OP_PART of profile.h.
+//
+// flops: two for each multiplication that goes into a sum; of symmetric results one triangle; of attention
+// the pairs that the mask leaves; of FP8 products as many as of others, though their ceiling is twice as
+// high. bytes: each tensor once, as if no tensor stayed in a cache and none were read twice; of a collective
+// what a rank sends over its links.
+#pragma once
+#include "llmc/ops/ops.h"
+#include "llmc/ops/profile.h"
+
+// cost_OP of the named parameters.
+#define COST(op, parameters, flops, bytes) \
+    static inline OpCost cost_##op parameters \
+    { \
+        OpCost cost = {flops, bytes}; \
+        return cost; \
+    }
+
+static inline double count3(double a, double b, double c) { return a * b * c; }
+static inline double floatx_bytes(double a, double b, double c) { return a * b * c * sizeof(floatX); }
+static inline double fp32_bytes(double a, double b, double c) { return a * b * c * sizeof(float); }
+static inline double ns_bytes(NsDtype dtype, double a, double b, double c)
+{
+    return a * b * c * (double)ns_element_size(dtype);
+}
+
+COST(copy_to_device, (size_t bytes), 0, (double)bytes)
+COST(copy_to_host, (size_t bytes), 0, (double)bytes)
+COST(copy_on_device, (size_t bytes), 0, 2 * (double)bytes)
+COST(device_zero, (size_t bytes), 0, (double)bytes)
+
+// ---- embedding, residual stream ---------------------------------------------------------------------------
+
+COST(embed_forward, (int N, int d), 0, floatx_bytes(N, d, 2))
+COST(embed_backward, (int N, int d), 0, floatx_bytes(N, d, 5))
+COST(embedding_grad, (int N, int d), 0, floatx_bytes(N, d, 1) + fp32_bytes(profile_touched_rows(), d, 2))
+COST(coefficients_forward, (void), 0, 0)
+COST(coefficients_backward, (void), 0, 0)
+COST(mix_rmsnorm_forward, (const floatX *x_out, const floatX *skip, int N, int d), 0,
+     floatx_bytes(N, d, 3 + !!x_out + !!skip))
+static inline int mix_backward_tensors(const MixBackward *a)
+{
+    int skip = a->skip ? 2 : 0, dx_add = a->dx_add && a->dx_add != a->dskip;
+    return 6 + skip + dx_add + !!a->dx_out + a->accumulate_dx0; // at least dx, dx0, dh, h, x, x0
+}
+COST(mix_rmsnorm_backward, (const MixBackward *a, int N, int d), 0,
+     floatx_bytes(N, d, mix_backward_tensors(a)))
+COST(rmsnorm_forward, (int N, int d), 0, floatx_bytes(N, d, 2))
+COST(rmsnorm_backward, (int N, int d), 0, floatx_bytes(N, d, 4))
+
+// ---- matrix products --------------------------------------------------------------------------------------
+
+COST(matmul_forward, (const floatX *residual, int N, int in, int out, int planes),
+     2 * count3(N, in, out) * planes,
+     floatx_bytes(N, in, 1) + floatx_bytes(in, out, planes) + floatx_bytes(N, out, planes + !!residual))
+COST(matmul_backward_input, (int N, int in, int out), 2 * count3(N, in, out),
+     floatx_bytes(N, in, 1) + floatx_bytes(in, out, 1) + floatx_bytes(N, out, 1))
+static inline OpCost cost_matmul_weight_grads(const WeightGrad *g, int count, int N)
+{
+    OpCost sum = {0, 0};
+    for (int i = 0; i < count; i++) {
+        int results = g[i].fresh ? 1 : 2; // one that begins anew is not read
+        sum.flops += 2 * count3(N, g[i].m, g[i].n);
+        sum.bytes += floatx_bytes(N, g[i].m + g[i].n, 1) + fp32_bytes(g[i].m, g[i].n, results);
+    }
+    return sum;
+}
+COST(matmul_relu2_forward, (int N, int in, int out), 2 * count3(N, in, out),
+     floatx_bytes(N, in, 1) + floatx_bytes(in, out, 1) + floatx_bytes(N, out, 1))
+COST(matmul_relu2_backward, (int N, int d, int F), 2 * count3(N, d, F),
+     floatx_bytes(N, d, 1) + floatx_bytes(d, F, 1) + floatx_bytes(N, F, 2))
+
+// ---- attention --------------------------------------------------------------------------------------------
+
+COST(rope_tables, (int positions, int e), 0, floatx_bytes(positions, e, 0.5))
+COST(qkv_forward, (const floatX *value_embed, int N, int d), 0, floatx_bytes(N, d, 6 + !!value_embed))
+COST(qkv_product_forward, (const floatX *value_embed, int N, int d), 6 * count3(N, d, d),
+     floatx_bytes(N, d, 5 + !!value_embed) + floatx_bytes(3, d, d))
+COST(qkv_backward, (const QkvBackward *a, int N, int d), 0,
+     a->dq ? floatx_bytes(N, d, 9 + !!a->value_embed) : floatx_bytes(N, d, 2) + fp32_bytes(N, d, 1))
+COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(window), floatx_bytes(N, d, 4))
+COST(attention_backward, (const AttentionBackward *a, int window, int N, int d),
+     10.0 * d * profile_pairs(window),
+     floatx_bytes(N, d, 8) +
+         (a->dq ? 0 : floatx_bytes(N, d, !!a->dv + !!a->next->value_embed) + fp32_bytes(N, d, 1)))
+
+// ---- head and loss ----------------------------------------------------------------------------------------
+
+COST(head_quantize, (int Vp, int d), 0, count3(Vp, d, sizeof(floatX) + 2))
+COST(head_loss_train, (int N, int d, int Vp), 6 * count3(N, d, Vp),
+     floatx_bytes(N, d, 2) + floatx_bytes(Vp, d, 1) + fp32_bytes(Vp, d, 2))
+COST(head_loss_eval, (int N, int d, int Vp), 2 * count3(N, d, Vp), floatx_bytes(N + Vp, d, 1))
+COST(head_logits, (int rows, int d, int Vp), 2 * count3(rows, d, Vp), floatx_bytes(rows + Vp, d, 1))
+
+// ---- optimizers -------------------------------------------------------------------------------------------
+
+COST(adam_update, (int64_t n), 0, floatx_bytes(n, 6, 1) + fp32_bytes(n, 2, 1))
+COST(adam_update_fp32, (int64_t n), 0, fp32_bytes(n, 8, 1))
+COST(normuon_momentum, (int64_t n), 0, fp32_bytes(n, 4, 1))
+COST(normuon_update, (const NormuonUpdate *a), 0,
+     (a->w ? fp32_bytes(a->rows, a->cols, 2 * a->batch) + floatx_bytes(a->rows, a->cols, a->batch)
+           : floatx_bytes(a->rows, a->cols, 2 * a->batch)) +
+         (a->grad ? fp32_bytes(a->rows, a->cols, a->batch) : 0) +
+         ns_bytes(a->o_dtype, a->rows, a->cols, a->batch))
+COST(cast_weights, (int64_t n), 0, fp32_bytes(n, 1, 1) + floatx_bytes(n, 1, 1))
+
+// ---- Newton-Schulz ----------------------------------------------------------------------------------------
+
+COST(ns_chain, (void), 0, 0) // its products are counted to it
+COST(ns_load, (NsDtype dtype, int rows, int cols, int batch), 0,
+     fp32_bytes(rows, cols, batch) + ns_bytes(dtype, rows, cols, batch))
+COST(ns_load_rows, (NsDtype dtype, int rows, int cols, int batch), 0,
+     fp32_bytes(rows, cols, batch) + ns_bytes(dtype, rows, cols, batch))
+COST(ns_gram, (NsDtype dtype, int n, int m, int batch), count3(n, n + 1, m) * batch,
+     ns_bytes(dtype, n, n + m, batch))
+// squares: n x n inputs and outputs
+static inline int ns_squares(const void *a, const void *b, float beta, const void *d) // distinct inputs
+{
+    return 1 + (a != b) + (beta != 0 && d != a && d != b);
+}
+COST(ns_symmetric, (NsDtype dtype, int squares, int n, int batch), count3(n, n + 1, n) * batch,
+     ns_bytes(dtype, n, n, squares) * batch)
+COST(ns_apply, (NsDtype dtype, int n, int m, int batch), 2 * count3(n, n, m) * batch,
+     ns_bytes(dtype, n, n + 2.0 * m, batch))
+COST(ns_gram_raw, (NsDtype dtype, int n, int m, int batch), count3(n, n + 1, m) * batch,
+     ns_bytes(dtype, n, m, batch) + fp32_bytes(n, n, 0.5 * batch))
+COST(ns_aol, (NsDtype dtype, int n, int batch), 0,
+     fp32_bytes(n, n, 0.5 * batch) + ns_bytes(dtype, n, n, batch))
+COST(ns_symmetric_scaled, (NsDtype dtype, int squares, int n, int batch), count3(n, n + 1, n) * batch,
+     ns_bytes(dtype, n, n, squares) * batch)
+COST(ns_iterate, (NsDtype dtype, const NsIteration *it, int n, int m, int batch),
+     it->steps *batch *(count3(n, n + 1, m + n) + 2 * count3(n, n, m)),
+     ns_bytes(dtype, n, m, 3 * it->steps) * batch)
+COST(ns_transpose, (NsDtype dtype, int n, int m, int batch), 0, ns_bytes(dtype, n, m, 2) * batch)
+
+// ---- collectives ------------------------------------------------------------------------------------------
+
+COST(comm_reduce_scatter, (int ranks, int64_t count), 0, fp32_bytes(count, ranks - 1, 1))
+COST(comm_all_gather, (int ranks, int64_t bytes), 0, (double)bytes *(ranks - 1))
+COST(comm_all_reduce, (int ranks, int64_t count), 0, 2 * fp32_bytes(count, ranks - 1, 1) / ranks)
