@@ -7,10 +7,11 @@
 
 enum { GOLDEN_STEPS = 6, SAMPLES = 160 };
 
-// A trained case: files steps-<preset>-<ns><suffix> and init<suffix>.
+// A trained case: files steps-<preset>-<ns><suffix>, init<suffix> and batches.
 typedef struct {
     const char *preset, *ns, *suffix, *model_dim, *num_heads, *mlp_dim;
     bool gates_only; // NorMuon on given gradients of the gates, nothing else
+    bool own;        // files init-<preset> and batches-<preset>; sizes and stages are the preset's
 } GoldenCase;
 #define GOLDEN_SIZES .suffix = "", .model_dim = "16", .num_heads = "2", .mlp_dim = "64"
 
@@ -21,19 +22,22 @@ typedef struct {
     Optimizer optimizer;
     StepParams step;
     Acts acts;
-    char *memory;
+    char *memory, *lent;
     Rope rope;
     floatX *cos, *sin;
     Batch batch;
     int32_t *table;
     float loss_device[1], *loss;
-    int32_t *tokens, *cu_seqlens; // (6, 2, N+1)
+    int32_t *tokens, *cu_seqlens; // (6, 2, most + 1)
+    int most;                     // tokens of the largest micro-batch
     SafeTensors *init;
 } Golden;
 
-static void golden_open(Golden *g, const GoldenCase *gc)
+static void golden_config(Golden *g, const GoldenCase *gc)
 {
     Error e;
+    const char *own[] = {"test", "--preset",        gc->preset, "--vocab-size",    "61", "--micro-batches",
+                         "2",    "--num-scheduled", "5",        "--num-extension", "1"};
     const char *argv[] = {"test",        "--preset",
                           gc->preset,    "--ns",
                           gc->ns,        "--model-dim",
@@ -48,12 +52,29 @@ static void golden_open(Golden *g, const GoldenCase *gc)
                           "2",           "--head",
                           "bf16",        "--val-tokens",
                           "128"};
+    int count = gc->own ? sizeof own / sizeof *own : sizeof argv / sizeof *argv;
+    if (!config_parse(&g->config, count, (char **)(gc->own ? own : argv), &e))
+        fatal(1, "%s", e.text);
+}
+
+// Activations and batch for micro-batches of N tokens.
+static void golden_size(Golden *g, int N)
+{
+    if (g->batch.N == N)
+        return;
+    if (g->batch.N)
+        batch_free(&g->batch);
+    batch_alloc(&g->batch, N);
+    acts_place(&g->acts, &g->model, N, true, g->memory, g->lent);
+}
+
+static void golden_open(Golden *g, const GoldenCase *gc)
+{
     memset(g, 0, sizeof *g);
     g->c = gc;
-    if (!config_parse(&g->config, sizeof argv / sizeof *argv, (char **)argv, &e))
-        fatal(1, "%s", e.text);
+    golden_config(g, gc);
     const Config *c = &g->config;
-    int N = c->micro_batch_tokens, d = c->model_dim;
+    int N = g->most = schedule_most_tokens(c), d = c->model_dim;
     backend_open(0);
     backend_reserve(&(OpSizes){.tokens = N,
                                .eval_tokens = N,
@@ -68,21 +89,25 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     size_t gradients, bytes = acts_bytes(&g->model, N, true, &gradients),
                       updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
     g->memory = device_alloc(bytes + gradients + updates, "activations");
-    acts_place(&g->acts, &g->model, N, true, g->memory, g->memory + bytes);
+    g->lent = g->memory + bytes;
     g->optimizer.ns_workspace = g->memory + bytes + gradients;
     rope_start(&g->rope, c);
-    g->cos = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");
-    g->sin = device_alloc((size_t)N * 2 * sizeof(floatX), "rope");
-    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, N, 8);
-    batch_alloc(&g->batch, N);
+    size_t angles = (size_t)N * (size_t)g->rope.count;
+    g->cos = device_alloc(angles * sizeof(floatX), "rope");
+    g->sin = device_alloc(angles * sizeof(floatX), "rope");
+    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, N, d / c->num_heads);
+    golden_size(g, N);
     g->table = xcalloc((size_t)attention_table_ints(N, 0), 4);
-    SafeTensors *st = open_golden("batches");
+    char *own = format_string("-%s", gc->preset), *init = format_string("init%s", gc->own ? own : gc->suffix),
+         *batches = format_string("batches%s", gc->own ? own : "");
+    SafeTensors *st = open_golden(batches);
     g->tokens = read_golden(st, "tokens", NULL);
     g->cu_seqlens = read_golden(st, "cu_seqlens", NULL);
     safetensors_close(st);
-    char *init = format_string("init%s", gc->suffix);
     g->init = open_golden(init);
+    free(own);
     free(init);
+    free(batches);
 }
 
 static void golden_close(Golden *g)
@@ -142,8 +167,8 @@ static void golden_load_weights(Golden *g)
 static double golden_batch(Golden *g, int t, int micro)
 {
     Batch *b = &g->batch;
-    const int32_t *tokens = g->tokens + (t * 2 + micro) * (b->N + 1),
-                  *cu = g->cu_seqlens + (t * 2 + micro) * (b->N + 1);
+    const int32_t *tokens = g->tokens + (t * 2 + micro) * (g->most + 1),
+                  *cu = g->cu_seqlens + (t * 2 + micro) * (g->most + 1);
     AttentionSetting at = {.window_short = window_short_tokens(&g->config, g->rope.window),
                            .window_long = window_long_tokens(&g->config, g->rope.window),
                            .scale = (float)g->rope.scale,
@@ -170,8 +195,10 @@ static double golden_batch(Golden *g, int t, int micro)
 // Forward and backward of all micro-batches of step t. loss (2) out.
 static void golden_gradients(Golden *g, int t, double *loss)
 {
-    if (rope_follow_window(&g->rope, &g->config, schedule_window(&g->config, t)))
-        rope_tables(NULL, g->cos, g->sin, g->rope.frequency, g->batch.N, 8);
+    const Config *c = &g->config;
+    if (rope_follow_window(&g->rope, c, schedule_window(c, t)))
+        rope_tables(NULL, g->cos, g->sin, g->rope.frequency, g->most, c->model_dim / c->num_heads);
+    golden_size(g, schedule_stage(c, t).micro_batch_tokens);
     model_prepare(&g->model, &g->acts, NULL);
     for (int micro = 0; micro < 2; micro++)
         loss[micro] = golden_batch(g, t, micro);
@@ -217,12 +244,12 @@ static int64_t sample_stride(int64_t n)
 }
 
 // The checks of a build, on everything that there are golden files for.
-static void golden_all(void (*gradients)(const char *preset), void (*steps)(const GoldenCase *c))
+static void golden_all(void (*gradients)(const GoldenCase *c), void (*steps)(const GoldenCase *c))
 {
     static const char *const variants[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
     comm_open(); // one rank
-    gradients("2025-10-27");
-    gradients("2025-11-18");
+    gradients(&(GoldenCase){.preset = "2025-10-27", .ns = "polar", GOLDEN_SIZES});
+    gradients(&(GoldenCase){.preset = "2025-11-18", .ns = "polar", GOLDEN_SIZES});
     steps(&(GoldenCase){.preset = "2025-10-27", .ns = "polar", GOLDEN_SIZES});
     steps(&(GoldenCase){.preset = "2025-11-10", .ns = "polar", GOLDEN_SIZES});
     for (int i = 0; i < 6; i++)

@@ -4,31 +4,20 @@
 #include "dev/test/golden.h"
 #include "dev/test/tap.h"
 
-// The kinds of parameters whose errors are pooled, since one small tensor's error says little.
-static const char *kind_of(const Param *a)
-{
-    static const char *const kinds[] = {"value_embeds", "embed", "lm_head", "smear_gate", "attn_gate",
-                                        "qkvo",         "c_fc",  "c_proj",  "scalars"};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strstr(a->name, kinds[i]))
-            return kinds[i];
-    return "?";
-}
-
+// Parameters of one row of the record are pooled, since one small tensor's error says little.
 enum { KINDS = 16 };
 typedef struct {
-    const char *name;
+    const ParamSpec *row;
     double ours, twin, sign; // sums of squared errors; of one sign, where the first Adam step allows it
     int count;
 } Pool;
 
 static Pool *pool_of(Pool *pools, const Param *a)
 {
-    const char *name = kind_of(a);
     int i = 0;
-    while (pools[i].name && strcmp(pools[i].name, name))
+    while (pools[i].row && pools[i].row != a->spec)
         i++;
-    pools[i].name = name;
+    pools[i].row = a->spec;
     return &pools[i];
 }
 
@@ -41,23 +30,23 @@ static void add_to_pool(Pool *pool, double ours, double twin)
 
 static void report(const Pool *pools, const char *what)
 {
-    for (const Pool *p = pools; p->name; p++)
-        ok(p->ours <= 4 * p->twin + p->sign, "%s of %s: error %.2e, the twin's in bf16 %.2e", what, p->name,
-           sqrt(p->ours / p->count), sqrt(p->twin / p->count));
+    for (const Pool *p = pools; p->row; p++)
+        ok(p->ours <= 4 * p->twin + p->sign, "%s of %s: error %.2e, the twin's in bf16 %.2e", what,
+           p->row->name, sqrt(p->ours / p->count), sqrt(p->twin / p->count));
 }
 
-static void check_gradients(const char *preset)
+static void check_gradients(const GoldenCase *c)
 {
     Golden g;
     Pool pools[KINDS] = {0};
-    golden_open(&g, &(GoldenCase){.preset = preset, .ns = "polar", GOLDEN_SIZES});
+    golden_open(&g, c);
     golden_load_weights(&g);
-    char *name = format_string("gradients-%s", preset);
+    char *name = format_string("gradients-%s", c->preset);
     SafeTensors *st = open_golden(name);
     double loss[2];
     float *want_loss = read_golden(st, "loss", NULL), *loss_rel = read_golden(st, "loss_rel", NULL);
     golden_gradients(&g, 0, loss);
-    printf("# %s\n", preset);
+    printf("# %s\n", c->preset);
     double error = fabs(loss[0] + loss[1] - want_loss[0] - want_loss[1]) / (want_loss[0] + want_loss[1]);
     ok_at_most(error, 2 * loss_rel[0], "loss, relative error");
     for (int i = 0; i < g.model.params.count; i++) {
@@ -128,7 +117,7 @@ static void check_steps(const GoldenCase *c)
             // The first Adam step is the sign of the gradient. One scalar's gradient may be zero but for
             // rounding, which differs between compilers: of n updates of one size, one then has the other
             // sign.
-            if (t == 1 && !strcmp(pool->name, "scalars"))
+            if (t == 1 && a->spec->role == ROLE_SCALARS)
                 pool->sign += 4.0 / (double)(a->rows * a->cols);
             free(rel);
         }
