@@ -67,7 +67,7 @@ is(join(' ', grep { !-x } glob('dev/test/*.t dev/test/gpu/*.t')), '', 'all test 
 sub architectures { return join ' ', $_[0] =~ / -gencode arch=compute_(\w+),code=sm_\1(?= )/g }
 
 SKIP: {
-    skip 'no nvcc', 16 if !$nvcc;
+    skip 'no nvcc', 15 if !$nvcc;
     my @kernels = glob 'llmc/cuda/*/*.cu';
     my %instructions = map { my $text = do { local (@ARGV, $/) = $_; <> }; $_ => $text =~ /\basm volatile/ ? 1 : 0 } @kernels, glob 'llmc/cuda/*/*.cuh';
     my $headers = join '|', map { quotemeta } grep { /h$/ && $instructions{$_} } keys %instructions;
@@ -78,7 +78,7 @@ SKIP: {
         is($status, 0, "programs and tests for $wanted" . ($list ? '' : ', which is the default'));
         my @right = grep { my @line = compiling($_, @lines); @line == 1 && $line[0] =~ /nvcc / && architectures($line[0]) eq $wanted } @kernels;
         ok(@right && @right == @kernels, 'is what nvcc is told for ' . @right . ' of ' . @kernels . ' files');
-        next if $list eq '' || $list =~ / /;
+        next if $list eq '' || $list =~ / / || $list eq '90a'; # which make itself compiles
         # What only some GPUs have stands in inline assembly, which nothing but the real compiler checks.
         my @refused = grep {
             my ($line) = compiling($_, @lines);
