@@ -2,14 +2,19 @@
 # make quickstart  small dataset, training, loss, sample text          make test      all tests that need no GPU, under prove
 # make test-gpu    all tests that need a GPU: every CUDA op against the CPU reference, whole runs, both on every path
 # make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
+# make check T=test_ops FILTER=qkv   builds and runs one test: a C test (FILTER: only its parts with that in their names), train.t, gpu/cpu.t,
+#                  test_ops_gpu (ARGS=--portable: arguments of the test)
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
-# Overridable: CC, NVCC, GPU_ARCH=90a (80, 86, 89, 100a, 103a, 120a, native, or several: "80 89 90a 100a"), SANITIZE=address,undefined, MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
+# Overridable: CC, NVCC, GPU_ARCH=90a (80, 86, 89, 100a, 103a, 120a, native, or several: "80 89 90a 100a"), MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
+#   SANITIZE=address,undefined  CPU program and tests under sanitizers, built in build/*-sanitize
+#   DEBUG=1      host code with -O0, in build/*-debug; kernels stay optimised, with line numbers. DEBUG=device: they too (-G)
 
 SHELL := /bin/bash
 CC := gcc
 MARCH := native
 SANITIZE :=
+DEBUG :=
 GPU_ARCH := 90a
 # /usr: Debian's own package of the toolkit.
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(wildcard /opt/cuda) $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)))
@@ -17,6 +22,8 @@ NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>
 Q := $(if $(V),,@)
 comma := ,
 JOBS := $(shell nproc 2>/dev/null || echo 2)
+# All cores, unless this make was told how many.
+SUBMAKE = --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(JOBS))
 
 # ---- what is here ------------------------------------------------------------------------------------------------------
 # Each probe links a one-line program: headers and libraries are both proved, and no pkg-config is needed.
@@ -58,7 +65,8 @@ endif
 
 # ---- flags -------------------------------------------------------------------------------------------------------------
 WARN := -Wall -Wextra
-CFLAGS := -std=c11 -D_GNU_SOURCE -O3 -march=$(MARCH) -fno-math-errno -fno-trapping-math -g $(WARN) -I. -MMD -MP
+OPTIMISE := $(if $(DEBUG),-O0,-O3)
+CFLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMISE) -march=$(MARCH) -fno-math-errno -fno-trapping-math -g $(WARN) -I. -MMD -MP
 LDLIBS := -lm -lpthread -ldl
 ifeq ($(HAVE_OPENMP),1)
 CFLAGS += -fopenmp
@@ -82,31 +90,29 @@ endif
 CPU_FLAGS := $(if $(HAVE_OPENBLAS),-DHAVE_OPENBLAS $(OPENBLAS_INCLUDE))
 
 CUDA_CFLAGS = $(CFLAGS) -DUSE_CUDA $(CUDA_INCLUDES) $(if $(HAVE_CUPTI),-DHAVE_CUPTI)
-NVCC_FLAGS = -O3 -std=c++17 -lineinfo -I. $(CUDA_INCLUDES) $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
+NVCC_FLAGS = $(OPTIMISE) -std=c++17 $(if $(DEBUG),-g) $(if $(filter device,$(DEBUG)),-G,-lineinfo) -I. $(CUDA_INCLUDES) $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers
 CUDA_LIBS = $(addprefix -L,$(CUDA_LIBS_AT)) $(addprefix -Wl$(comma)-rpath$(comma),$(CUDA_LIBS_AT)) $(foreach l,cublasLt cudnn cudart,$(call shared_library,$(l)))
 REF_CFLAGS = -std=c11 -D_GNU_SOURCE -O3 -march=x86-64-v3 -fPIC -fno-math-errno -fno-trapping-math $(if $(HAVE_OPENMP),-fopenmp) -I. -MMD -MP
 
 # ---- what is built -----------------------------------------------------------------------------------------------------
 # Three variants of the same sources: cpu (bf16 storage), exact (fp32 storage, to check the mathematics), cuda.
-SUFFIX := $(if $(SANITIZE),-sanitize)
+SUFFIX := $(if $(SANITIZE),-sanitize)$(if $(DEBUG),-debug)
 CPU := build/cpu$(SUFFIX)
 EXACT := build/exact$(SUFFIX)
-CUDA := build/cuda
+CUDA := build/cuda$(if $(DEBUG),-debug)
 COMMON_SRC := $(foreach d,base io text data dist ops records model model/blocks optim run,$(wildcard llmc/$(d)/*.c))
 CPU_SRC := $(COMMON_SRC) $(wildcard llmc/cpu/*.c)
 CUDA_SRC := $(wildcard llmc/cuda/*/*.cu)
 CUDA_HOST_SRC := $(COMMON_SRC) $(filter-out llmc/cuda/device/comm_$(if $(NCCL_VERSION),single,nccl).c,$(wildcard llmc/cuda/*/*.c))
 TESTS := $(patsubst dev/test/%.c,$(CPU)/%,$(filter-out %_gpu.c,$(wildcard dev/test/test_*.c)))
 EXACT_TESTS := $(patsubst dev/test/%.c,$(EXACT)/%,$(wildcard dev/test/exact_*.c))
-SCRIPT_TESTS := $(wildcard dev/test/*.t)
 GPU_TESTS := $(patsubst dev/test/%.c,$(CUDA)/%,$(wildcard dev/test/*_gpu.c))
-GPU_SCRIPT_TESTS := $(wildcard dev/test/gpu/*.t)
 GPU_BENCHES := $(patsubst dev/bench/%.c,$(CUDA)/%,$(wildcard dev/bench/bench_*.c)) $(patsubst dev/bench/%.cu,$(CUDA)/%,$(wildcard dev/bench/ladder_*.cu dev/bench/bench_*.cu))
 REF_SRC := llmc/base/common.c llmc/base/utf8.c llmc/base/memory.c llmc/ops/profile.c llmc/optim/newton_schulz.c $(filter-out %comm_cpu.c,$(wildcard llmc/cpu/*.c))
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
-.PHONY: all help needed cuda-needed found programs cuda deps clang-needed quickstart test test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
+.PHONY: all help needed cuda-needed found programs cuda deps clang-needed quickstart test check test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
 all: found programs $(if $(NVCC),cuda)
 programs: train_gpt_cpu tokenize order2
@@ -136,7 +142,7 @@ cuda-needed: needed
 $(CUDA)/flags: cuda-needed FORCE
 	$(call stamp,$(CC) $(CUDA_CFLAGS) $(NVCC_FLAGS))
 build/programs: FORCE
-	$(call stamp,$(CPU))
+	$(call stamp,$(CPU) $(CUDA))
 
 # ---- objects and programs ----------------------------------------------------------------------------------------------
 $(CPU)/%.o: %.c $(CPU)/flags
@@ -169,19 +175,20 @@ $(CUDA)/train_gpt.o: train_gpt.cu $(CUDA)/flags
 	@echo "  cc    $< (cuda)"
 	$(Q)$(CC) $(CUDA_CFLAGS) -x c -c $< -o $@
 
-# The whole source goes into the binary, and from there into every log.
+# The whole source goes into the program, and from there into every log. It is no part of the library: it changes with every edit.
 build/source_text.c: FORCE
 	@mkdir -p build
 	@scripts/embed_source.sh $@
 build/source_text.o: build/source_text.c
 	$(Q)$(CC) -c $< -o $@
 
-$(CPU)/libllmc.a: $(CPU_SRC:%.c=$(CPU)/%.o) build/source_text.o
-$(EXACT)/libllmc.a: $(CPU_SRC:%.c=$(EXACT)/%.o) build/source_text.o
-$(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o) build/source_text.o
+$(CPU)/libllmc.a: $(CPU_SRC:%.c=$(CPU)/%.o)
+$(EXACT)/libllmc.a: $(CPU_SRC:%.c=$(EXACT)/%.o)
+$(CUDA)/libllmc.a: $(CUDA_HOST_SRC:%.c=$(CUDA)/%.o) $(CUDA_SRC:%.cu=$(CUDA)/%.o)
 %/libllmc.a:
 	@rm -f $@; ar rcs $@ $^
 
+train_gpt train_gpt_cpu $(EXACT)/train_gpt_cpu $(CPU)/test_figures $(CUDA)/test_comm_gpu $(GPU_BENCHES): build/source_text.o
 link_cpu = $(Q)$(CC) $(filter %.o %.a,$^) -o $@ -Wl,--build-id $(LDLIBS)
 # The self-check is remembered by the build id.
 link_cuda = $(Q)$(CXX) $(filter %.o %.a,$^) -o $@ -Wl,--build-id $(CUDA_LIBS) $(LDLIBS)
@@ -198,7 +205,7 @@ $(EXACT_TESTS): $(EXACT)/%: $(EXACT)/dev/test/%.o $(EXACT)/libllmc.a
 
 # ---- CUDA --------------------------------------------------------------------------------------------------------------
 cuda: train_gpt
-train_gpt: $(CUDA)/train_gpt.o $(CUDA)/libllmc.a
+train_gpt: $(CUDA)/train_gpt.o $(CUDA)/libllmc.a build/programs
 	$(link_cuda)
 $(GPU_TESTS): $(CUDA)/%: $(CUDA)/dev/test/%.o $(CUDA)/libllmc.a
 	$(link_cuda)
@@ -219,44 +226,42 @@ build/one_gpu/libnccl.so.2: dev/test/one_gpu_nccl.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVCC_FLAGS) -shared -cudart shared -Xcompiler -fPIC $< -o $@
-test-gpu-programs: train_gpt $(GPU_TESTS) build/ref/libref_bf16.so build/ref/libref_fp32.so $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
-# The programs once more on the path for all GPUs.
-$(CUDA)/portable/%: $(CUDA)/%
-	@mkdir -p $(@D)
-	$(Q)printf '#!/bin/sh\nexec %s --portable "$$@"\n' $< >$@; chmod +x $@
-GPU_TESTS_OF_OPS := $(filter-out %/test_comm_gpu,$(GPU_TESTS))
-GPU_TESTS_PORTABLE := $(GPU_TESTS_OF_OPS:$(CUDA)/%=$(CUDA)/portable/%)
-# These look at the clock, at how busy the GPU is, or take all of its memory, or several GPUs. Of the others four run at once on each GPU
-# (dev/test/on_gpu), the long ones first; their CPU references share the cores and must not spin while they wait.
-GPU_TESTS_ALONE := dev/test/profile.t dev/test/gpu/errors.t $(CUDA)/test_comm_gpu dev/test/gpu/ranks.t
-GPU_TESTS_TOGETHER := $(foreach t,ops attention ns device,$(filter %_$(t)_gpu,$(GPU_TESTS_OF_OPS) $(GPU_TESTS_PORTABLE))) \
-  $(filter-out $(GPU_TESTS_ALONE),$(GPU_SCRIPT_TESTS)) dev/test/micro_batches.t
+REF := build/ref/libref_bf16.so build/ref/libref_fp32.so
+test-gpu-programs: train_gpt $(GPU_TESTS) $(REF) $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
 test-gpu:
 	@$(if $(NVCC),true,echo "make test-gpu: no nvcc here: it needs the CUDA toolkit" >&2; exit 1)
 	@scripts/install_deps.sh --required
 	@nvidia-smi -L || { echo "make test-gpu: no GPU here" >&2; exit 1; }
-	@$(MAKE) --no-print-directory -j$(JOBS) found programs test-gpu-programs $(GPU_TESTS_PORTABLE)
-	export TRAIN_GPT=./train_gpt OMP_WAIT_POLICY=passive; failed=0; at_once=$$((4 * $$(nvidia-smi -L | grep -c ^GPU))); \
-	OMP_NUM_THREADS=$$((($(JOBS) + 3) / 4)) prove -j$$at_once --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_TOGETHER) || failed=1; \
-	ON_EACH_GPU=0 prove --timer --failures --exec dev/test/on_gpu $(GPU_TESTS_ALONE) || failed=1; exit $$failed
+	@$(MAKE) $(SUBMAKE) found programs test-gpu-programs
+	@BUILD=$(CUDA) dev/test/run gpu
 sanitize-gpu:
 	@$(if $(NVCC),true,echo "make sanitize-gpu: no nvcc here: it needs the CUDA toolkit, with compute-sanitizer, and a GPU" >&2; exit 1)
 	@nvidia-smi -L >/dev/null 2>&1 || { echo "make sanitize-gpu: no GPU here" >&2; exit 1; }
 	@scripts/install_deps.sh --required
-	@$(MAKE) --no-print-directory -j$(JOBS) train_gpt $(CUDA)/test_attention_gpu $(CUDA)/test_ns_gpu build/ref/libref_bf16.so build/ref/libref_fp32.so
-	prove --timer -v dev/test/gpu/sanitize.pl
+	@$(MAKE) $(SUBMAKE) train_gpt $(CUDA)/test_attention_gpu $(CUDA)/test_ns_gpu $(REF)
+	@BUILD=$(CUDA) dev/test/run one dev/test/gpu/sanitize.pl
 
 # ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------
 deps:
 	@scripts/install_deps.sh
 quickstart:
 	@scripts/install_deps.sh --quickstart
-	@$(MAKE) --no-print-directory -j$(JOBS) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
+	@$(MAKE) $(SUBMAKE) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu
 test: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) found test-programs $(if $(NVCC),cuda)
-	BUILD=$(CPU) prove --timer --exec '' $(TESTS) $(EXACT_TESTS) $(SCRIPT_TESTS)
+	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda)
+	@BUILD=$(CPU) dev/test/run cpu
+# One test: T is test_ops, train.t or gpu/cpu.t.
+TEST := $(patsubst dev/test/%,%,$(T:.c=))
+TEST_PROGRAM := $(firstword $(filter %/$(TEST),$(TESTS) $(EXACT_TESTS) $(GPU_TESTS)))
+TEST_SCRIPT := $(wildcard $(addprefix dev/test/,$(filter %.t gpu/%.pl,$(TEST))))
+TEST_GPU := $(filter %_gpu gpu/%,$(TEST))
+check: needed
+	@$(if $(TEST_PROGRAM)$(TEST_SCRIPT),true,echo 'make check: no test "$(T)": T=test_ops, T=train.t, T=gpu/cpu.t (a file of dev/test)' >&2; exit 2)
+	@$(if $(and $(TEST_GPU),$(if $(NVCC),,no)),echo "make check: $(T) needs the CUDA toolkit: no nvcc here" >&2; exit 1,true)
+	@$(MAKE) $(SUBMAKE) $(or $(TEST_PROGRAM),programs $(EXACT)/train_gpt_cpu) $(if $(TEST_GPU),$(REF)) $(if $(and $(TEST_GPU),$(TEST_SCRIPT)),test-gpu-programs)
+	@BUILD=$(if $(TEST_GPU),$(CUDA),$(CPU)) TEST_FILTER='$(FILTER)' dev/test/run one $(TEST_PROGRAM)$(TEST_SCRIPT) $(ARGS)
 
 CLANG := clang
 # An empty target for the fuzzer: headers alone do not prove that clang has its library.
@@ -264,10 +269,10 @@ clang-needed:
 	@printf 'int LLVMFuzzerTestOneInput(const unsigned char *p, unsigned long n){(void)p; (void)n; return 0;}\n' | \
 	  $(CLANG) -fsanitize=fuzzer,address -x c - -o /dev/null 2>/dev/null || \
 	  { echo "make fuzz: $(CLANG) with libFuzzer is missing: install clang (Debian: clang libclang-rt-dev)" >&2; exit 1; }
-build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) build/source_text.c | clang-needed
+build/fuzz/%: dev/fuzz/%.c $(filter-out llmc/cuda/%,$(CPU_SRC)) | clang-needed
 	@mkdir -p $(@D)
 	$(CLANG) -std=c11 -D_GNU_SOURCE -O1 -g -I. $(if $(HAVE_PCRE2),-DHAVE_PCRE2) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-	  -Wno-unknown-pragmas $< $(CPU_SRC) build/source_text.c -o $@ -ljansson $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
+	  -Wno-unknown-pragmas $< $(CPU_SRC) -o $@ -ljansson $(if $(HAVE_PCRE2),-lpcre2-8) -lm -lpthread
 fuzz-programs: $(FUZZERS)
 FUZZ_SECONDS := 60
 fuzz: fuzz-programs

@@ -3,6 +3,7 @@
 #include "llmc/base/file_hash.h"
 #include "llmc/io/logger.h"
 #include "llmc/base/memory.h"
+#include "llmc/base/source.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
@@ -338,8 +339,17 @@ static void open_logger(Run *r, int argc, char **argv)
     if (!run_folder_open(&r->folder, c->preset, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     char *resumed = *c->resume ? format_string("from step %d, %s", t->step, c->resume) : NULL;
-    LogHead head = {argc,    argv,       version_line,
-                    resumed, c->verbose, fmin(30, 0.5 * c->timeout)}; // other ranks wait meanwhile
+    LogHead head = {
+        .source = program_source,
+        .source_size = program_source_size,
+        .commit = program_commit,
+        .argc = argc,
+        .argv = argv,
+        .version_line = version_line,
+        .resumed = resumed,
+        .verbose = c->verbose,
+        .patience = fmin(30, 0.5 * c->timeout), // other ranks wait meanwhile
+    };
     r->logger = logger_open(r->folder.path, r->folder.uuid, comm_rank(), &head);
     free(resumed);
     if (!r->logger)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Writes a C file that holds the program's own source, for the head of every log, and the commit it was built from:
-#   const char program_source[]; const size_t program_source_size; const char program_commit[];
-# The source is train_gpt.cu and all of llmc/, each file under a line with its name. The C file is touched only when it
-# changes, so that calling this at every build costs no recompilation.
+# Writes a C file that holds the program's own source, for the head of every log, and the commit it was built from
+# (llmc/base/source.h). The source is train_gpt.cu and all of llmc/, each file under a line with its name. It is a
+# text file beside the C file, which the assembler includes as it is: no compiler reads it. Both files are replaced
+# only when one of them changes, so that calling this at every build costs no recompilation.
 #
 #   embed_source.sh OUTPUT.c [ROOT]     ROOT: the project's folder, by default the one above this script
 set -eu -o pipefail
@@ -14,13 +14,13 @@ output=$1
 root=${2:-$(dirname "${BASH_SOURCE[0]}")/..}
 [[ -f $root/train_gpt.cu && -d $root/llmc ]] || { echo "embed_source: error: $root holds no train_gpt.cu and llmc/" >&2; exit 1; }
 
-list_sources() {
-    echo train_gpt.cu
-    (cd -- "$root" && find llmc -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \)) | sort
+# Under each file's name; a newline that is missing at a file's end is added.
+sources() {
+    cd -- "$root"
+    { echo train_gpt.cu
+      find llmc -type f \( -name '*.c' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) | sort
+    } | xargs -d '\n' awk 'FNR == 1 { printf "// ---- %s ----\n", FILENAME } { print }'
 }
-
-# One C string literal for each line. "?" is escaped because of trigraphs; a missing newline at a file's end is added.
-as_literals() { sed -e 's/[\\"?]/\\&/g' -e 's/^/"/' -e 's/$/\\n"/'; }
 
 commit() {
     local id
@@ -34,19 +34,22 @@ commit() {
 }
 
 mkdir -p "$(dirname "$output")"
-new=$output.$$
-trap 'rm -f "$new"' EXIT
-{
-    echo '#include <stddef.h>'
-    echo 'extern const char program_source[], program_commit[];'
-    echo 'extern const size_t program_source_size;'
-    printf 'const char program_commit[] = "%s";\n' "$(commit)"
-    echo 'const char program_source[] ='
-    list_sources | while IFS= read -r file; do
-        printf '// ---- %s ----\n' "$file" | as_literals
-        as_literals <"$root/$file"
-    done
-    echo ';'
-    echo 'const size_t program_source_size = sizeof program_source - 1;'
-} >"$new"
-cmp -s "$new" "$output" || mv "$new" "$output"
+text=${output%.c}.txt
+trap 'rm -f "$text.$$" "$output.$$"' EXIT
+(sources) >"$text.$$"
+cat >"$output.$$" <<END
+#include <stddef.h>
+extern const char program_source[], program_commit[];
+extern const size_t program_source_size;
+__asm__(".section .rodata\n"
+        ".global program_source\n"
+        "program_source: .incbin \"$text\"\n"
+        ".byte 0\n"
+        ".previous\n");
+const size_t program_source_size = $(stat -c %s "$text.$$");
+const char program_commit[] = "$(commit)";
+END
+if ! cmp -s "$text.$$" "$text" || ! cmp -s "$output.$$" "$output"; then
+    mv "$text.$$" "$text"
+    mv "$output.$$" "$output"
+fi

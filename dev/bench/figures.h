@@ -3,16 +3,10 @@
 // --csv FILE.
 #pragma once
 #include "llmc/base/common.h"
+#include "llmc/base/source.h"
 #include "llmc/ops/ops.h"
 #include <string.h>
 #include <time.h>
-
-#ifdef __cplusplus
-extern "C"
-#else
-extern
-#endif
-    const char program_commit[]; // made at build time by scripts/embed_source.sh
 
 static struct {
     FILE *file; // NULL: no --csv

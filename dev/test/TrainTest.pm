@@ -16,7 +16,7 @@ our @EXPORT = qw($root $dir $trainer $exact @tiny @gpus write_shard slurp spew d
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
 our $trainer = $ENV{TRAIN_GPT} // "$root/train_gpt_cpu";
-our $exact = ($ENV{BUILD} // '') =~ /sanitize/ ? "$root/build/exact-sanitize/train_gpt_cpu" : "$root/build/exact/train_gpt_cpu";
+our $exact = "$root/build/exact" . (($ENV{BUILD} // "") =~ m{/cpu(.*)} ? $1 : "") . "/train_gpt_cpu";
 # The GPUs that are ours to use. One of them unless a test says otherwise: the program takes all that it sees.
 our @gpus = defined $ENV{CUDA_VISIBLE_DEVICES} ? split(/,/, $ENV{CUDA_VISIBLE_DEVICES}) : map { /^GPU (\d+)/ } `nvidia-smi -L 2>/dev/null`;
 $ENV{CUDA_VISIBLE_DEVICES} = $gpus[0] // $ENV{CUDA_VISIBLE_DEVICES} // 0;

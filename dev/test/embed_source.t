@@ -24,7 +24,7 @@ int main(int argc, char **argv)
     return strlen(program_source) != program_source_size || fwrite(program_source, 1, program_source_size, stdout) != program_source_size;
 }
 C
-build() { "${CC:-gcc}" -std=c11 -Wall -Wextra -Werror -o "$work/show" "$work/show.c" "$1"; }
+build() { ${CC:-gcc} -std=c11 -Wall -Wextra -Werror -o "$work/show" "$work/show.c" "$1"; }
 
 # A small tree with everything that a C string literal could spoil.
 root=$work/root
@@ -49,10 +49,12 @@ touch -d '2001-01-01' "$work/out/text.c"
 "$embed" "$work/out/text.c" "$root"
 [[ $(date -r "$work/out/text.c" +%Y) == 2001 ]]
 ok $? 'an unchanged source leaves the file alone'
+# What is compiled must be newer, too: nothing else tells make that the text has changed.
 echo 'int c;' >"$root/llmc/c.c"
 "$embed" "$work/out/text.c" "$root"
-grep -q 'int c;' "$work/out/text.c" && [[ $(ls "$work/out") == text.c ]]
-ok $? 'a new source file changes it, and no temporary file stays'
+grep -q 'int c;' "$work/out/text.txt" && [[ $(echo $(ls "$work/out")) == 'text.c text.txt' ]] &&
+    [[ $(date -r "$work/out/text.c" +%Y) != 2001 ]]
+ok $? 'a new source file changes it, both files are new, and no temporary file stays'
 
 if command -v git >/dev/null; then
     unset $(git rev-parse --local-env-vars) # or, run from a hook, it would be the wrong repository that is changed

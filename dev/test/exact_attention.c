@@ -244,11 +244,11 @@ int main(void)
         {"whole document of 1100", 1100, 2, 8, 5000, 1, {0, 1100}, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        attention_case(&cases[i]);
-    qkv_case(7, 2, 12, true);
-    qkv_case(5, 3, 8, false);
-    qkv_case(1, 1, 16, true);
-    rope_case();
+        PART(attention_case(&cases[i]));
+    PART(qkv_case(7, 2, 12, true));
+    PART(qkv_case(5, 3, 8, false));
+    PART(qkv_case(1, 1, 16, true));
+    PART(rope_case());
     backend_close();
     return tap_done();
 }

@@ -527,17 +527,17 @@ static void test_refused_options(void)
 
 int main(void)
 {
-    test_coefficients();
-    test_options();
-    test_refused_options();
-    test_scalar_map();
-    test_gram_equals_standard();
+    PART(test_coefficients());
+    PART(test_options());
+    PART(test_refused_options());
+    PART(test_scalar_map());
+    PART(test_gram_equals_standard());
     for (int v = 0; v < 6; v++)
-        test_invariances(variant_names[v]);
-    test_scale_with_eps();
-    test_shapes();
-    test_polar_error_small();
-    test_polar_error_spectra();
-    test_polar_error_large();
+        PART(test_invariances(variant_names[v]));
+    PART(test_scale_with_eps());
+    PART(test_shapes());
+    PART(test_polar_error_small());
+    PART(test_polar_error_spectra());
+    PART(test_polar_error_large());
     return tap_done();
 }

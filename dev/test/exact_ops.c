@@ -595,37 +595,37 @@ int main(void)
                      .fp8_head = true};
     backend_open(0);
     backend_reserve(&sizes);
-    embed_case(19, 16, 7);
-    embed_case(70, 12, 3);
-    embed_case(1, 16, 3);
-    mix_case(9, 24, 2, true, true, true, true);
-    mix_case(37, 16, 0, false, true, false, false);
-    mix_case(1, 12, 1, true, false, false, false);
-    mix_case(5, 20, 1, false, false, true, true);
-    mix_shared_case(6, 12);
-    rmsnorm_case(11, 20, 1);
-    rmsnorm_case(3, 16, 1e-4);
-    coefficients_case();
-    products_case(1, 12, 5);
-    products_case(67, 33, 130);
-    products_case(515, 48, 20);
-    products_case(70, 520, 137);
-    relu2_case(9, 16, 31);
-    head_case(7, 12, 64, 1, true);
-    head_case(1, 12, 128, 1, true);
-    head_case(150, 20, 1792, 0.5, false);
-    head_case(1100, 12, 128, 1, false);   // more rows than a chunk
-    head_case(70, 12, 17024, 0.5, false); // two chunks, groups of more than one tile
-    fp8_head_case(70, 16, 512);
-    zero_head_case();
-    adam_case(9001, false);
-    adam_case(64, true);
-    momentum_case(9001);
-    normuon_case(20, 70, 3, true, true, false);
-    normuon_case(16, 16, 2, true, true, false);
-    normuon_case(70, 20, 2, false, true, false);
-    normuon_case(1, 12, 1, true, false, false);
-    normuon_case(6, 12, 2, true, false, true);
+    PART(embed_case(19, 16, 7));
+    PART(embed_case(70, 12, 3));
+    PART(embed_case(1, 16, 3));
+    PART(mix_case(9, 24, 2, true, true, true, true));
+    PART(mix_case(37, 16, 0, false, true, false, false));
+    PART(mix_case(1, 12, 1, true, false, false, false));
+    PART(mix_case(5, 20, 1, false, false, true, true));
+    PART(mix_shared_case(6, 12));
+    PART(rmsnorm_case(11, 20, 1));
+    PART(rmsnorm_case(3, 16, 1e-4));
+    PART(coefficients_case());
+    PART(products_case(1, 12, 5));
+    PART(products_case(67, 33, 130));
+    PART(products_case(515, 48, 20));
+    PART(products_case(70, 520, 137));
+    PART(relu2_case(9, 16, 31));
+    PART(head_case(7, 12, 64, 1, true));
+    PART(head_case(1, 12, 128, 1, true));
+    PART(head_case(150, 20, 1792, 0.5, false));
+    PART(head_case(1100, 12, 128, 1, false));   // more rows than a chunk
+    PART(head_case(70, 12, 17024, 0.5, false)); // two chunks, groups of more than one tile
+    PART(fp8_head_case(70, 16, 512));
+    PART(zero_head_case());
+    PART(adam_case(9001, false));
+    PART(adam_case(64, true));
+    PART(momentum_case(9001));
+    PART(normuon_case(20, 70, 3, true, true, false));
+    PART(normuon_case(16, 16, 2, true, true, false));
+    PART(normuon_case(70, 20, 2, false, true, false));
+    PART(normuon_case(1, 12, 1, true, false, false));
+    PART(normuon_case(6, 12, 2, true, false, true));
     backend_close();
     return tap_done();
 }

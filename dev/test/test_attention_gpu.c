@@ -629,11 +629,11 @@ int main(int argc, char **argv)
                                .portable = portable}); // once, for what attention shares with other ops
     stream = stream_create();
     if (small)
-        check_small();
+        PART(check_small());
     else
-        check_kernels(ATTENTION_OWN, "own", false);
+        PART(check_kernels(ATTENTION_OWN, "own", false));
     if (!quick)
-        check_others(portable);
+        PART(check_others(portable));
     stream_destroy(stream);
     backend_close();
     return tap_done();

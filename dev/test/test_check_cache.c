@@ -172,12 +172,12 @@ int main(void)
 {
     if (!mkdtemp(folder))
         return 1;
-    test_modes();
-    test_keys();
-    test_folders();
-    test_contents();
-    test_ranks();
-    test_names();
+    PART(test_modes());
+    PART(test_keys());
+    PART(test_folders());
+    PART(test_contents());
+    PART(test_ranks());
+    PART(test_names());
     char *command = format_string("rm -rf %s", folder);
     int failed = system(command);
     free(command);

@@ -216,7 +216,7 @@ int main(void)
 {
     uint8_t prefix[8];
     struct stat info;
-    test_function();
+    PART(test_function());
     snprintf(path, sizeof path, "/tmp/checksums.%ld.safetensors", (long)getpid());
     write_file();
     ok(read_file() == SAME, "and read back");
@@ -225,9 +225,9 @@ int main(void)
         ok(false, "cannot read");
     close(fd);
     int64_t data_start = 8 + prefix[0] + 256 * prefix[1] + 65536 * prefix[2];
-    test_changes("data", data_start, info.st_size, 300);
-    test_changes("header", 0, data_start, 500);
-    test_parts(data_start);
+    PART(test_changes("data", data_start, info.st_size, 300));
+    PART(test_changes("header", 0, data_start, 500));
+    PART(test_parts(data_start));
     unlink(path);
     return tap_done();
 }

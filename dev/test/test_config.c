@@ -376,12 +376,12 @@ int main(void)
     Config standard;
     Error e;
     ok(parse(&standard, "", &e), "the defaults fit together");
-    check_help(&standard);
-    check_round_trip(&standard);
-    check_forms();
-    check_presets();
-    check_vocab();
-    check_refusals();
-    check_unused();
+    PART(check_help(&standard));
+    PART(check_round_trip(&standard));
+    PART(check_forms());
+    PART(check_presets());
+    PART(check_vocab());
+    PART(check_refusals());
+    PART(check_unused());
     return tap_done();
 }

@@ -496,15 +496,15 @@ static void test_describe(void)
 int main(void)
 {
     make_folder();
-    test_random_shards();
-    test_special_shards();
-    test_resume(4);
-    test_resume(0);
-    test_seek_refusals();
-    test_background();
-    test_late_fault();
-    test_shrinking_file();
-    test_describe();
+    PART(test_random_shards());
+    PART(test_special_shards());
+    PART(test_resume(4));
+    PART(test_resume(0));
+    PART(test_seek_refusals());
+    PART(test_background());
+    PART(test_late_fault());
+    PART(test_shrinking_file());
+    PART(test_describe());
     remove_shards();
     ok(rmdir(folder) == 0, "nothing is left behind");
     return tap_done();

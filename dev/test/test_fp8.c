@@ -95,10 +95,10 @@ static void test_extremes(const Format *f)
 int main(void)
 {
     for (int i = 0; i < 2; i++) {
-        test_codes(&formats[i]);
-        test_edges(&formats[i]);
-        test_random(&formats[i]);
-        test_extremes(&formats[i]);
+        PART(test_codes(&formats[i]));
+        PART(test_edges(&formats[i]));
+        PART(test_random(&formats[i]));
+        PART(test_extremes(&formats[i]));
     }
     return tap_done();
 }

@@ -48,7 +48,7 @@ static void test_numbers(void)
 int main(void)
 {
     size_t bytes;
-    test_numbers();
+    PART(test_numbers());
     JsonRecord *r = json_record("options");
     json_text(r, "a\"b", "x\n\xff\xc3\xa9");
     json_begin(r, "inner");

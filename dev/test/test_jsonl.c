@@ -154,9 +154,9 @@ static void test_bad_records(void)
 
 int main(void)
 {
-    test_all_characters();
-    test_good_records();
-    test_bad_records();
+    PART(test_all_characters());
+    PART(test_good_records());
+    PART(test_bad_records());
     jsonl_record_free(&record);
     return tap_done();
 }

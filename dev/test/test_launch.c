@@ -545,14 +545,14 @@ int main(void)
 {
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int port = 20000 + getpid() % 20000;
-    test_choice();
-    test_launched();
-    test_parent();
-    test_tcp(port);
-    test_local(port);
-    test_two_programs(port + 1);
-    test_environment();
+    PART(test_choice());
+    PART(test_launched());
+    PART(test_parent());
+    PART(test_tcp(port));
+    PART(test_local(port));
+    PART(test_two_programs(port + 1));
+    PART(test_environment());
     ok(launch_ask(answer) == 5, "a question asked in a child");
-    test_cut_off(port + 4);
+    PART(test_cut_off(port + 4));
     return tap_done();
 }

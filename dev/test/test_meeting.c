@@ -356,15 +356,15 @@ int main(void)
 {
     int port = 20000 + getpid() % 20000;
     if (secret_supported()) {
-        test_strangers(port);
-        test_all_strangers(port + 20);
-        test_only_strangers(port + 21);
+        PART(test_strangers(port));
+        PART(test_all_strangers(port + 20));
+        PART(test_only_strangers(port + 21));
         for (int pose = RANDOM_PROOF; pose <= SAYS_NOTHING; pose++)
-            test_pose((Pose)pose, port + 22 + pose);
-        test_secrets(port + 30);
+            PART(test_pose((Pose)pose, port + 22 + pose));
+        PART(test_secrets(port + 30));
     } else {
-        test_without_library(port);
+        PART(test_without_library(port));
     }
-    test_interfaces(port + 31);
+    PART(test_interfaces(port + 31));
     return tap_done();
 }

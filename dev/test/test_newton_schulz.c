@@ -625,22 +625,22 @@ static void test_shapes(void)
 
 int main(void)
 {
-    test_rounding(NS_FP16, 5, 10);
-    test_rounding(NS_BF16, 8, 7);
+    PART(test_rounding(NS_FP16, 5, 10));
+    PART(test_rounding(NS_BF16, 8, 7));
     for (int dtype = NS_BF16; dtype <= NS_FP32; dtype++) {
-        test_products((NsDtype)dtype, 1, 1);
-        test_products((NsDtype)dtype, 33, 70);
-        test_products((NsDtype)dtype, 130, 261);
+        PART(test_products((NsDtype)dtype, 1, 1));
+        PART(test_products((NsDtype)dtype, 33, 70));
+        PART(test_products((NsDtype)dtype, 130, 261));
     }
-    test_elementwise();
-    test_second_results();
+    PART(test_elementwise());
+    PART(test_second_results());
     for (int v = 0; v < 6; v++)
-        test_reproducible(variant_names[v]);
-    test_shapes();
-    test_structured_input();
-    test_stress();
-    test_fp32_gram();
+        PART(test_reproducible(variant_names[v]));
+    PART(test_shapes());
+    PART(test_structured_input());
+    PART(test_stress());
+    PART(test_fp32_gram());
     for (int input = GAUSSIAN_WIDE; input <= ILL; input++)
-        test_against_double((Input)input);
+        PART(test_against_double((Input)input));
     return tap_done();
 }

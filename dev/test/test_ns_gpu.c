@@ -1,6 +1,5 @@
 // The CUDA primitives and variants of Newton-Schulz against the CPU backend in double.
-//   test_ns_gpu [--portable] [--only batches|chains|offsets|primitives|spectra|variants|small] [reference
-//   [emulation]]
+//   test_ns_gpu [--portable] [reference [emulation]]
 // reference (build/ref/libref_fp32.so) is the CPU backend built with -DFLOATX_FP32, where NS_FP32 means
 // doubles and no rounding; emulation (build/ref/libref_bf16.so) the ordinary one, which rounds wherever the
 // GPU does and knows nothing of its results. A variant may be as wrong as the fixed limits, which are those
@@ -18,8 +17,9 @@
 // The CPU backend's, twice.
 #define OPS(F) \
     F(ns_load) \
-    F(ns_load_rows) F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) \
-        F(ns_transpose) F(ns_workspace_bytes) F(newton_schulz)
+    F(ns_load_rows) \
+    F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose) \
+        F(ns_workspace_bytes) F(newton_schulz)
 #include "dev/test/ops_library.h"
 static Ops ref, emulation;
 
@@ -378,23 +378,10 @@ static void test_large_offsets(void)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } parts[] = {{"batches", test_batches},
-                 {"chains", test_chains},
-                 {"offsets", test_large_offsets},
-                 {"primitives", test_primitives},
-                 {"spectra", test_spectra},
-                 {"variants", test_variants},
-                 {"small", test_small}};
     set_program_name("test_ns_gpu", -1);
     bool portable = argc > 1 && !strcmp(argv[1], "--portable"); // the kernels that every supported GPU runs
     argc -= portable;
     argv += portable;
-    const char *only = argc > 2 && !strcmp(argv[1], "--only") ? argv[2] : NULL;
-    if (only)
-        argc -= 2, argv += 2;
     const char *paths[] = {argc > 1 ? argv[1] : "build/ref/libref_fp32.so",
                            argc > 2 ? argv[2] : "build/ref/libref_bf16.so"};
     if (!load_ops(&ref, "", paths[0]) || !load_ops(&emulation, "", paths[1]))
@@ -402,9 +389,13 @@ int main(int argc, char **argv)
     backend_open(0);
     device_set_portable(portable);
     ns_reserve();
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!only || !strcmp(only, parts[i].name))
-            parts[i].run();
+    PART(test_batches());
+    PART(test_chains());
+    PART(test_large_offsets());
+    PART(test_primitives());
+    PART(test_spectra());
+    PART(test_variants());
+    PART(test_small());
     ns_release();
     return tap_done();
 }

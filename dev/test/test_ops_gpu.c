@@ -1,9 +1,9 @@
 // Every op of the CUDA backend (attention and Newton-Schulz have tests of their own) against the CPU backend.
 //
-//   test_ops_gpu [--portable] [DIR [ROUNDS [FILTER]]]
+//   test_ops_gpu [--portable] [DIR [ROUNDS]]
 //       --portable: on the kernels that every supported GPU runs; DIR holds libref_bf16.so and
 //       libref_fp32.so: the CPU backend in its two builds (default build/ref); ROUNDS: only the first so many
-//       sizes, for runs under compute-sanitizer; FILTER: only ops whose name contains it
+//       sizes, for runs under compute-sanitizer. TEST_FILTER: only ops whose name contains it
 //
 // The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the
 // bf16 CPU build is what a plain implementation with the same storage types gives, and the GPU's distance
@@ -21,20 +21,19 @@
 #define FP32_ATOM 1e-5
 #define OPS(X) \
     X(backend_open) \
-    X(backend_reserve) X(backend_close) X(device_alloc) X(device_free) X(embed_forward) X(embed_backward) \
-        X(embedding_grad) X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) \
-            X(mix_rmsnorm_backward) X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) \
-                X(matmul_backward_input) X(matmul_weight_grads) X(matmul_relu2_forward) \
-                    X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) \
-                        X(qkv_backward) X(head_weight_bytes) X(head_quantize) X(head_loss_train) \
-                            X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) \
-                                X(normuon_momentum) X(normuon_update) X(cast_weights)
+    X(backend_reserve) \
+    X(backend_close) X(device_alloc) X(device_free) X(embed_forward) X(embed_backward) X(embedding_grad) \
+        X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) \
+            X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) \
+                X(matmul_weight_grads) X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) \
+                    X(qkv_forward) X(qkv_product_forward) X(qkv_backward) X(head_weight_bytes) \
+                        X(head_quantize) X(head_loss_train) X(head_loss_eval) X(head_logits) X(adam_update) \
+                            X(adam_update_fp32) X(normuon_momentum) X(normuon_update) X(cast_weights)
 #include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
 static bool portable;
 static Stream stream;
-static const char *filter = "";
 
 // ---- a case: its buffers, and how to run it ---------------------------------------------------------------
 
@@ -413,7 +412,7 @@ static void run_round(const void *argument)
 {
     const Round *r = argument;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        if ((r->elementwise_only && !cases[i].elementwise) || !strstr(cases[i].name, filter))
+        if ((r->elementwise_only && !cases[i].elementwise) || !tap_wanted(cases[i].name))
             continue;
         for (int v = 0; v < cases[i].variants; v++)
             check_case(&cases[i], r->z, v);
@@ -438,8 +437,6 @@ int main(int argc, char **argv)
     argc -= portable;
     argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
-    if (argc > 3)
-        filter = argv[3];
     static const Round rounds[] = {
         {{1, 2, 32, 64, 128}, false},         {{37, 3, 24, 216, 384}, false},
         {{130, 2, 128, 512, 1024}, false},    {{70, 3, 128, 264, 384}, false},

@@ -264,15 +264,15 @@ static void check_init(void)
 
 int main(void)
 {
-    check_table();
-    check_slots();
+    PART(check_table());
+    PART(check_slots());
     Config full = preset("2025-11-18", "50257"), tiny = preset("tiny", "257");
-    check_places("full size", &full);
-    check_places("tiny", &tiny);
+    PART(check_places("full size", &full));
+    PART(check_places("tiny", &tiny));
     Error e;
     if (!config_set(&tiny, "mlp-dim", "72", &e) || !config_set(&tiny, "num-heads", "1", &e))
         return 1;
-    check_places("narrow MLP, one head", &tiny);
-    check_init();
+    PART(check_places("narrow MLP, one head", &tiny));
+    PART(check_init());
     return tap_done();
 }

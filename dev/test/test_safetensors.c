@@ -550,15 +550,15 @@ int main(void)
     snprintf(folder, sizeof folder, "%s/safetensors-XXXXXX", base ? base : P_tmpdir);
     if (!mkdtemp(folder))
         fatal(1, "cannot make a folder in %s", base ? base : P_tmpdir);
-    test_round_trip();
-    test_peer();
-    test_empty_and_repaired();
-    test_refusals();
-    test_expectations();
-    test_kill();
-    test_symlink_and_bad_targets();
-    test_full_disk();
-    test_sticky_error();
+    PART(test_round_trip());
+    PART(test_peer());
+    PART(test_empty_and_repaired());
+    PART(test_refusals());
+    PART(test_expectations());
+    PART(test_kill());
+    PART(test_symlink_and_bad_targets());
+    PART(test_full_disk());
+    PART(test_sticky_error());
     ok(rmdir(folder) == 0, "nothing is left behind");
     return tap_done();
 }

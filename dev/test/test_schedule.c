@@ -186,11 +186,11 @@ static void check_yarn(void)
 
 int main(void)
 {
-    check_by_hand();
-    check_stages();
-    check_against_twin("2285", "2245", "40");
-    check_against_twin("289", "279", "10");
-    check_against_twin("8", "6", "2");
-    check_yarn();
+    PART(check_by_hand());
+    PART(check_stages());
+    PART(check_against_twin("2285", "2245", "40"));
+    PART(check_against_twin("289", "279", "10"));
+    PART(check_against_twin("8", "6", "2"));
+    PART(check_yarn());
     return tap_done();
 }

@@ -381,12 +381,12 @@ static void test_sort(void)
 int main(void)
 {
     make_folder();
-    test_file_refusals();
-    test_path_refusals();
-    test_size_refusals();
-    test_format();
-    test_validation();
-    test_sort();
+    PART(test_file_refusals());
+    PART(test_path_refusals());
+    PART(test_size_refusals());
+    PART(test_format());
+    PART(test_validation());
+    PART(test_sort());
     ok(rmdir(folder) == 0, "nothing is left behind");
     return tap_done();
 }

@@ -176,14 +176,14 @@ int main(void)
                 "was replaced or changed since the run began");
     test_change("the same, with the time of the first one", replace_keeping_time,
                 "was replaced or changed since the run began");
-    test_change("written to", overwrite, "was replaced or changed since the run began");
-    test_change("cut", cut, "truncated");
-    test_change("with another header", change_header, "was replaced or changed since the run began");
-    test_change("removed", take_away, "cannot be opened: No such file or directory");
-    test_change("replaced by its copy", copy_itself, NULL);
-    test_change("touched", touch, NULL);
-    test_change_inside("written to", overwrite, "was replaced or changed since the run began");
-    test_change_inside("cut", cut, "became shorter while it was read");
+    PART(test_change("written to", overwrite, "was replaced or changed since the run began"));
+    PART(test_change("cut", cut, "truncated"));
+    PART(test_change("with another header", change_header, "was replaced or changed since the run began"));
+    PART(test_change("removed", take_away, "cannot be opened: No such file or directory"));
+    PART(test_change("replaced by its copy", copy_itself, NULL));
+    PART(test_change("touched", touch, NULL));
+    PART(test_change_inside("written to", overwrite, "was replaced or changed since the run began"));
+    PART(test_change_inside("cut", cut, "became shorter while it was read"));
     ok(rmdir(folder) == 0, "nothing is left behind");
     return tap_done();
 }

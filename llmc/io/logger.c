@@ -136,12 +136,12 @@ static void append_nvidia_smi(LogFile *f, double seconds)
 
 static void append_head(LogFile *f, const LogHead *head)
 {
-    append(f, program_source, program_source_size);
+    append(f, head->source, head->source_size);
     append_separator(f);
     const char *line;
     for (int i = 0; (line = head->version_line(i)); i++)
         append_line(f, "%s", line);
-    append_line(f, "git commit: %s", program_commit);
+    append_line(f, "git commit: %s", head->commit);
     append_command(f, head->argc, head->argv);
     if (head->resumed)
         append_line(f, "resumed: %s", head->resumed);

@@ -30,14 +30,11 @@
 typedef struct Logger Logger;
 typedef enum { KIND_TEXT, KIND_NUMBER, KIND_FLAG } OptionKind; // as JSON
 
-// Made at build time by scripts/embed_source.sh.
-extern const char
-    program_source[]; // (program_source_size) and a NUL: train_gpt.cu and llmc/, each file under its name
-extern const size_t program_source_size;
-extern const char program_commit[];
-
-// What stands in the head of a log beside the program's source. Nothing of it is kept.
+// What stands in the head of a log. Nothing of it is kept.
 typedef struct {
+    const char *source; // of the program: source_size bytes, whole lines
+    size_t source_size;
+    const char *commit; // it was built from
     int argc;
     char **argv;
     const char *(*version_line)(
