@@ -1,8 +1,7 @@
 // Time of attention, forward and backward, by cuDNN and by the program's own kernels, at the sizes of a
 // training run.
 //
-// "backward" ends with dq, dk and dv in bf16, "to q, k, v" with the gradients of what the product gave, as a
-// training step does.
+// "to q, k, v" is the backward pass, down to the gradients of what the product gave.
 //
 //   bench_attention [--sustained SECONDS]          a training micro-batch and a validation sequence
 //   bench_attention [--sustained SECONDS] auto     the same, only by the kernels that are chosen by
@@ -35,7 +34,8 @@ enum {
 #define SCALE 0.1f
 static Stream stream;
 static double sustained;
-static floatX *tensor[9], *gate_w; // q, k, v, yg, h, dyg, dq, dk, dv
+static floatX *tensor[6], *gate_w; // q, k, v, yg, h, dyg
+static void *scratch;
 static float *lse, *dgate, *dgate_w, *rstd, *scalars;
 static floatX *dqkv, *turns; // (N, 3 D), cos and sin (2, N, E / 4)
 static int32_t *table, *host_table;
@@ -92,8 +92,8 @@ static int upload_table(int tokens)
 
 // ---- timing -----------------------------------------------------------------------------------------------
 
-typedef enum { FORWARD, BACKWARD, TO_QKV, PASSES } Pass;
-static const char *const pass_names[PASSES] = {"forward", "backward", "to q, k, v"};
+typedef enum { FORWARD, BACKWARD, PASSES } Pass;
+static const char *const pass_names[PASSES] = {"forward", "to q, k, v"};
 typedef struct {
     int tokens, slots, window;
     Pass pass;
@@ -122,16 +122,30 @@ static void queue(const Call *c)
                            .e = E};
         attention_plan_run(c->plan, &a, stream);
     } else if (c->pass != FORWARD) {
-        bool feeds = c->pass == TO_QKV && attention_feeds_qkv();
-        floatX *dq = feeds ? NULL : t[6], *dk = feeds ? NULL : t[7], *dv = feeds ? NULL : t[8];
-        QkvBackward b = {dqkv, scalars + 2, dq,      dk,    dv,
-                         t[0], t[1],        rstd,    rstd,  t[2],
-                         NULL, NULL,        scalars, turns, turns + (int64_t)N * (E / 4)};
-        AttentionBackward a = {dq,  dk,   dv,   dgate, dgate_w, t[5],   t[3],
-                               lse, t[0], t[1], t[2],  t[4],    gate_w, &b};
-        attention_backward(stream, &a, table, c->slots, SCALE, c->window, c->tokens, H, E);
-        if (c->pass == TO_QKV)
-            qkv_backward(stream, &b, c->tokens, H, E);
+        AttentionBackward a = {.dqkv = dqkv,
+                               .dlambda = scalars + 2,
+                               .dgate = dgate,
+                               .dgate_w = dgate_w,
+                               .dyg = t[5],
+                               .yg = t[3],
+                               .lse = lse,
+                               .q = t[0],
+                               .k = t[1],
+                               .v = t[2],
+                               .h = t[4],
+                               .gate_w = gate_w,
+                               .table = table,
+                               .slots = c->slots,
+                               .window = c->window,
+                               .scale = SCALE,
+                               .rstd_q = rstd,
+                               .rstd_k = rstd,
+                               .v_raw = t[2],
+                               .lambda = scalars,
+                               .cos = turns,
+                               .sin = turns + (int64_t)N * (E / 4),
+                               .scratch = scratch};
+        attention_backward(stream, &a, c->tokens, H, E);
     } else
         attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE,
                           c->window, c->tokens, H, E);
@@ -223,6 +237,9 @@ static void reserve(AttentionKernels kernels, bool deterministic)
                                  .deterministic = deterministic,
                                  .attention = kernels});
     printf("%s (made in %.1f s)\n", attention_description(), seconds_now() - t);
+    if (scratch)
+        device_free(scratch);
+    scratch = device_alloc(attention_scratch_bytes(N, H, E), "bench");
 }
 
 static void bench_kernels(AttentionKernels kernels, bool deterministic)
@@ -287,7 +304,7 @@ int main(int argc, char **argv)
     backend_reserve(&(OpSizes){
         .tokens = N, .eval_tokens = EVAL_N, .dim = D, .heads = H, .mlp_dim = 16, .vocab_padded = 128});
     stream = stream_create();
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 6; i++) {
         int64_t n = (int64_t)(i < 5 ? EVAL_N : N) * D;
         tensor[i] = device_alloc((size_t)n * sizeof(floatX), "bench");
         fill(tensor[i], n, i < 2 ? 1.7f : 1);

@@ -18,6 +18,7 @@
 // read and write at least, operations 2 per multiply and add.
 #include "dev/bench/energy.h"
 #include "dev/bench/figures.h"
+#include "llmc/cuda/attention/attention.h"
 #include "llmc/ops/ops.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -375,9 +376,21 @@ OP(qkv_forward_ve)
 }
 static void run_qkv_backward(const floatX *value_embed)
 {
-    QkvBackward a = {S.dqkv,      small + 8,           S.t[0], S.t[1],      S.t[2],   S.t[3], S.t[4],
-                     S.head_rstd, S.head_rstd + N * H, S.t[5], value_embed, S.tokens, small,  S.cos,
-                     S.sin};
+    QkvBackward a = {.dqkv = S.dqkv,
+                     .dlambda = small + 8,
+                     .dq = S.t[0],
+                     .dk = S.t[1],
+                     .dv = S.t[2],
+                     .q = S.t[3],
+                     .k = S.t[4],
+                     .rstd_q = S.head_rstd,
+                     .rstd_k = S.head_rstd + N * H,
+                     .v_raw = S.t[5],
+                     .value_embed = value_embed,
+                     .tokens = S.tokens,
+                     .lambda = small,
+                     .cos = S.cos,
+                     .sin = S.sin};
     qkv_backward(stream, &a, N, H, E);
 }
 OP(qkv_backward) { run_qkv_backward(NULL); }

@@ -12,6 +12,8 @@
 #define CUDNN_WIDTHS 16, 32, 64, 96, 128 // for which cuDNN is expected to be right
 #endif
 enum { TOKENS = 32768, EVAL_TOKENS = 40000, GUARD_ROWS = 64, MAX_DOCUMENTS = 1024 };
+// Tensors of a case. Inputs stand for themselves, but for v_raw, which is VALUE, and the value embeddings,
+// which are rows of INPUT.
 enum {
     QUERY,
     KEY,
@@ -19,26 +21,25 @@ enum {
     DYG,
     INPUT,
     GATE_W,
-    INPUTS,
-    OUT_YG = INPUTS,
-    OUT_DQ,
-    OUT_DK,
-    OUT_DV,
-    TENSORS, // floatX
-    LSE = TENSORS,
-    DGATE,
-    DGATE_W,
-    ALL // fp32
-};
-enum { GATE_WIDTH = 12 };
-enum {
-    RSTD,
     COS,
     SIN,
-    TURNS
-}; // (N, H), (N, e/4), (N, e/4), for qkv_backward; its value embeddings are rows of h
-static const char *const names[ALL] = {"q",  "k",  "v",  "dyg", "h",     "gate_w", "yg",
-                                       "dq", "dk", "dv", "lse", "dgate", "dgate_w"};
+    RSTD,
+    LAMBDA,
+    INPUTS,
+    OUT_YG = INPUTS,
+    OUT_DQKV,
+    OUT_DV,
+    LSE,
+    DGATE,
+    DGATE_W,
+    DLAMBDA,
+    ALL
+};
+enum { GATE_WIDTH = 12 };
+static const char *const names[ALL] = {"q",   "k",   "v",     "dyg",     "h",      "gate_w",
+                                       "cos", "sin", "rstd",  "lambda",  "yg",     "dqkv",
+                                       "dv",  "lse", "dgate", "dgate_w", "dlambda"};
+static bool is_fp32(int tensor) { return tensor == RSTD || tensor == LAMBDA || tensor >= LSE; }
 static Stream stream;
 static bool quick;
 
@@ -47,8 +48,9 @@ static bool quick;
 #define OPS(X) \
     X(backend_open) \
     X(backend_reserve) \
-    X(backend_close) X(attention_table_ints) X(attention_table_build) X(attention_forward) \
-        X(attention_backward) X(qkv_backward)
+    X(backend_close) \
+    X(attention_table_ints) X(attention_table_build) X(attention_forward) X(attention_scratch_bytes) \
+        X(attention_backward)
 #include "dev/test/ops_library.h"
 typedef enum { PLAIN, TRUTH, REFERENCES } Which;
 static Ops ops[REFERENCES];
@@ -62,48 +64,65 @@ typedef struct {
     float slope; // keys grow by so much from the last token to the first
     int documents, cu[MAX_DOCUMENTS + 1];
     float *input[INPUTS]; // bf16 values
-    float *turn[TURNS];   // bf16 values; or NULL
     int32_t *tokens;      // (N) rows of h
 } Case;
 
 static int64_t elements(const Case *c, int tensor)
 {
-    if (tensor == GATE_W || tensor == DGATE_W)
+    int64_t rows = (int64_t)c->N * c->H;
+    switch (tensor) {
+    case GATE_W:
+    case DGATE_W:
         return c->H * GATE_WIDTH;
-    return (int64_t)c->N * c->H * (tensor == LSE || tensor == DGATE ? 1 : c->e);
+    case LAMBDA:
+    case DLAMBDA:
+        return 2;
+    case RSTD:
+    case LSE:
+    case DGATE:
+        return rows;
+    case COS:
+    case SIN:
+        return (int64_t)c->N * (c->e / 4);
+    default:
+        return (tensor == OUT_DQKV ? 3 : 1) * rows * c->e;
+    }
+}
+
+static float input_value(const Case *c, int tensor, int64_t k)
+{
+    double x = 2 * uniform_at(random_used + (uint64_t)k) - 1;
+    double growth = tensor == KEY ? 1 + c->slope * (1 - (double)(k / (c->H * c->e)) / c->N) : 1;
+    switch (tensor) {
+    case QUERY:
+    case KEY:
+    case INPUT:
+        return (float)(sqrt(3) * growth * x); // scores of standard deviation scale * sqrt(e)
+    case RSTD:
+        return (float)(1 + x / 2);
+    case COS:
+        return (float)cos(3.14 * x);
+    case LAMBDA:
+        return k ? 0.25f : 0.5f;
+    default:
+        return (float)x;
+    }
 }
 
 static void make_inputs(Case *c)
 {
     for (int i = 0; i < INPUTS; i++) {
-        bool normed = i == QUERY || i == KEY || i == INPUT; // scores of standard deviation scale * sqrt(e)
-        double size = normed ? sqrt(3) : 1;
         c->input[i] = xcalloc((size_t)elements(c, i), sizeof(float));
 #pragma omp parallel for
-        for (int64_t k = 0; k < elements(c, i); k++) {
-            double growth = i == KEY ? 1 + c->slope * (1 - (double)(k / (c->H * c->e)) / c->N) : 1;
-            double x = 2 * uniform_at(random_used + (uint64_t)k) - 1;
-            c->input[i][k] = bf16_to_float(float_to_bf16((float)(size * growth * x)));
-        }
+        for (int64_t k = 0; k < elements(c, i); k++)
+            c->input[i][k] = bf16_to_float(float_to_bf16(input_value(c, i, k)));
         random_used += (uint64_t)elements(c, i);
     }
-}
-
-static int64_t turn_elements(const Case *c, int i) { return (int64_t)c->N * (i == RSTD ? c->H : c->e / 4); }
-
-static void make_turns(Case *c)
-{
-    for (int i = 0; i < TURNS; i++)
-        c->turn[i] = xcalloc((size_t)turn_elements(c, i), sizeof(float));
-    for (int64_t k = 0; k < turn_elements(c, RSTD); k++)
-        c->turn[RSTD][k] = (float)(0.5 + uniform());
 #pragma omp parallel for
-    for (int64_t k = 0; k < turn_elements(c, COS); k++) {
-        double angle = 6.28 * uniform_at(random_used + (uint64_t)k);
-        c->turn[COS][k] = bf16_to_float(float_to_bf16((float)cos(angle)));
-        c->turn[SIN][k] = bf16_to_float(float_to_bf16((float)sin(angle)));
+    for (int64_t k = 0; k < elements(c, SIN); k++) { // of the angles whose cosines are there
+        double x = c->input[COS][k], sine = sqrt(fmax(0, 1 - x * x));
+        c->input[SIN][k] = bf16_to_float(float_to_bf16((float)(c->input[SIN][k] < 0 ? -sine : sine)));
     }
-    random_used += (uint64_t)turn_elements(c, COS);
     c->tokens = xcalloc((size_t)c->N, sizeof *c->tokens);
     for (int t = 0; t < c->N; t++)
         c->tokens[t] = (int32_t)(uniform() * c->N);
@@ -113,8 +132,6 @@ static void free_inputs(Case *c)
 {
     for (int i = 0; i < INPUTS; i++)
         free(c->input[i]);
-    for (int i = 0; i < TURNS; i++)
-        free(c->turn[i]);
     free(c->tokens);
 }
 

@@ -435,35 +435,6 @@ RUN(qkv_product)
     o->qkv_product_forward(stream, p[0], v, p[2], p[3], p[4], p[5], c->variant % 2 ? NULL : p[6], p[7], p[8],
                            p[9], p[10], N, H, e);
 }
-static void fix_qkv_backward(Case *c) { fix_angles(c, 13, 14); }
-DESCRIBE(qkv_backward)
-{
-    SIZES;
-    int64_t n = (int64_t)N * d, angles = (int64_t)N * (e / 4);
-    add(c, "dqkv", FLOATX, OUT, 3 * n, 0);
-    add(c, "dlambda", FP32, INOUT, 2, 100);
-    add(c, "dq", FLOATX, IN, n, 1);
-    add(c, "dk", FLOATX, IN, n, 1);
-    add(c, "dv", FLOATX, IN, n, 1);
-    add(c, "q", FLOATX, IN, n, 1.7);
-    add(c, "k", FLOATX, IN, n, 1.7);
-    add(c, "rstd_q", FP32, IN, (int64_t)N * H, 1);
-    add(c, "rstd_k", FP32, IN, (int64_t)N * H, 1);
-    add(c, "v_raw", FLOATX, IN, n, 1);
-    add(c, "ve", FLOATX, IN, (int64_t)Vp * d, 1);
-    add(c, "tokens", INT32, IN, N, Vp);
-    add(c, "lambda", FP32, IN, 2, 1);
-    add(c, "cos", FLOATX, IN, angles, 1);
-    add(c, "sin", FLOATX, IN, angles, 1);
-}
-RUN(qkv_backward)
-{
-    SIZES;
-    QkvBackward a = {p[0],  p[1],  p[2],  p[3], p[4], p[5], p[6], p[7], p[8], p[9], c->variant ? NULL : p[10],
-                     p[11], p[12], p[13], p[14]};
-    o->qkv_backward(stream, &a, N, H, e);
-}
-
 // ---- head -------------------------------------------------------------------------------------------------
 
 DESCRIBE(head_train) // variant 0: bf16, 1: FP8
@@ -638,7 +609,6 @@ static Case cases[] = {
     CASE(rope, fix_frequencies, 1, true),
     CASE(qkv_forward, fix_qkv_forward, 2, true),
     CASE(qkv_product, fix_qkv_product, 4, false),
-    CASE(qkv_backward, fix_qkv_backward, 2, true),
     CASE(head_train, NULL, 2, false),
     CASE(head_eval, NULL, 1, false),
     CASE(head_logits, NULL, 1, false),

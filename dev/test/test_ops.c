@@ -4,6 +4,7 @@
 // fp32 sums; see worst_rounding() and SUMS. Also: the same bits from one thread as from all.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
+#include "llmc/cpu/cpu.h"
 #include "llmc/cpu/vmath.h"
 #ifdef _OPENMP
 #include <omp.h>
@@ -193,9 +194,22 @@ static void test_qkv(void)
     check("qkv: q", q.x, eq, NN);
     check("   k", k.x, ek, NN);
     check("   v", v, ev, NN);
-    qkv_backward(NULL,
-                 &(QkvBackward){dqkv, dlambda, dq.x, dk.x, dv.x, q.x, k.x, rq, rk, v_raw.x, table.x, tokens,
-                                lambda.x, c.x, s.x},
+    for (int i = 0; i < NN; i++) {
+        floatX *row = dqkv + i / D * 3 * D + i % D;
+        row[0] = dq.x[i], row[D] = dk.x[i], row[2 * D] = dv.x[i];
+    }
+    qkv_backward(&(AttentionBackward){.dqkv = dqkv,
+                                      .dlambda = dlambda,
+                                      .q = q.x,
+                                      .k = k.x,
+                                      .rstd_q = rq,
+                                      .rstd_k = rk,
+                                      .v_raw = v_raw.x,
+                                      .value_embed = table.x,
+                                      .tokens = tokens,
+                                      .lambda = lambda.x,
+                                      .cos = c.x,
+                                      .sin = s.x},
                  N, H, E);
     ref_norm_rope_backward(eq, dq.d, of_x(q.x, NN), of_float(rq, N * H), c.d, s.d, N, H, E);
     ref_norm_rope_backward(ek, dk.d, of_x(k.x, NN), of_float(rk, N * H), c.d, s.d, N, H, E);
@@ -229,14 +243,24 @@ static void test_qkv_product(void)
     ok(!memcmp(parts, whole, 2 * plane) && !memcmp(v[0], whole + 2 * NN, plane), "   v in place of v_raw");
 }
 
-// Where terms cancel but for what an input's rounding leaves: beside the output's own rounding, 1e-5 of the
-// root mean square of `size`.
-static void check_cancelled(const char *what, const floatX *got, const double *exact, const double *size,
-                            int n)
+// The gradient of the raw q or k, in dqkv, from that of the rotated one, dy, where no head is rotated and
+// rstd is 1: dx = dy - y mean(dy y). dy may be rounded on the way to dx, which is rounded, too; beside both
+// roundings 1e-5 of the root mean square of `size`.
+static void check_raw(const char *what, const floatX *got, const double *dy, const double *y,
+                      const double *size, int n)
 {
     double largest = 0;
-    for (int i = 0; i < n; i++)
-        largest = larger_error(largest, fabs(x_to_float(got[i]) - exact[i]) - 0x1p-8 * fabs(exact[i]));
+    for (int i = 0; i < n; i++) {
+        const double *dy_head = dy + i / E * E, *y_head = y + i / E * E;
+        double mean = 0, means = 0;
+        for (int j = 0; j < E; j++) {
+            mean += dy_head[j] * y_head[j] / E;
+            means += fabs(dy_head[j] * y_head[j]) / E;
+        }
+        double exact = dy[i] - y[i] * mean,
+               rounded = 0x1p-8 * (fabs(dy[i]) + fabs(y[i]) * means + fabs(exact));
+        largest = larger_error(largest, fabs(x_to_float(got[i / D * 3 * D + i % D]) - exact) - rounded);
+    }
     ok_at_most(largest / sqrt(inner(size, size, n) / n), 1e-5, what);
 }
 
@@ -258,8 +282,10 @@ static void test_attention(int n, int window)
     int slots = attention_table_build(table, cu, documents, n, documents);
     Tensor q = random_tensor(count, 1.7), k = random_tensor(count, 1.7), v = random_tensor(count, 1),
            dyg = random_tensor(count, 1), h = random_tensor(count, 1), w = random_tensor(H * 12, 1);
-    floatX *yg = halves(count), *dq = halves(count), *dk = halves(count), *dv = halves(count);
-    float *lse = floats(n * H), *dgate = floats(n * H), *dw = floats(H * 12), scale = 0.2f;
+    floatX *yg = halves(count), *dqkv = halves(3 * count), *dv = halves(count), *cosines = halves(n * E / 4),
+           *sines = halves(n * E / 4);
+    float *lse = floats(n * H), *dgate = floats(n * H), *dw = floats(H * 12), scale = 0.2f, dlambda[2] = {0},
+          lambda[2] = {0.75f, 0}, *rstd = floats(n * H);
     Attention a = {cu, documents, n, H, E, window, scale};
     double *ey = doubles(count), *el = doubles(n * H), *eq = doubles(count), *ek = doubles(count),
            *ev = doubles(count);
@@ -270,8 +296,35 @@ static void test_attention(int n, int window)
     snprintf(what, sizeof what, "attention, %d documents, window %d: yg", documents, window);
     check(what, yg, ey, count);
     check32("   lse", lse, el, n * H);
-    AttentionBackward b = {dq, dk, dv, dgate, dw, dyg.x, yg, lse, q.x, k.x, v.x, h.x, w.x, NULL};
-    attention_backward(NULL, &b, table, slots, scale, window, n, H, E);
+    for (int i = 0; i < n * H; i++)
+        rstd[i] = 1;
+    for (int i = 0; i < n * E / 4; i++)
+        cosines[i] = float_to_x(1);
+    AttentionBackward b = {.dqkv = dqkv,
+                           .dv = dv,
+                           .dlambda = dlambda,
+                           .dgate = dgate,
+                           .dgate_w = dw,
+                           .dyg = dyg.x,
+                           .yg = yg,
+                           .lse = lse,
+                           .q = q.x,
+                           .k = k.x,
+                           .v = v.x,
+                           .h = h.x,
+                           .gate_w = w.x,
+                           .table = table,
+                           .slots = slots,
+                           .window = window,
+                           .scale = scale,
+                           .rstd_q = rstd,
+                           .rstd_k = rstd,
+                           .v_raw = v.x,
+                           .lambda = lambda,
+                           .cos = cosines,
+                           .sin = sines,
+                           .scratch = take(attention_scratch_bytes(n, H, E), 1)};
+    attention_backward(NULL, &b, n, H, E);
     double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H),
            *ew = doubles(H * 12);
     for (int i = 0; i < n * H; i++) {
@@ -285,9 +338,14 @@ static void test_attention(int n, int window)
     ref_attention_backward(&a, eq, ek, ev, dy, y, el, q.d, k.d, v.d);
     bool alone =
         n == 1 || window == 0; // a token that sees itself only: dq and dk hold what is left of yg's rounding
-    (alone ? check_cancelled("   dq", dq, eq, ev, count) : check("   dq", dq, eq, count));
-    (alone ? check_cancelled("   dk", dk, ek, ev, count) : check("   dk", dk, ek, count));
+    check_raw("   gradient of q", dqkv, eq, q.d, alone ? ev : eq, count);
+    check_raw("   of k", dqkv + D, ek, k.d, alone ? ev : ek, count);
     check("   dv", dv, ev, count);
+    for (int i = 0; i < count; i++) {
+        stored[i] = x_to_float(dqkv[i / D * 3 * D + 2 * D + i % D]);
+        ev[i] = lambda[0] * x_to_float(dv[i]);
+    }
+    ok_at_most(worst_rounding(stored, ev, count), 1, "   of v, from dv, in roundings");
     check32("   dgate", dgate, eg, n * H);
     check32("   dgate_w", dw, ew, H * 12);
 }
@@ -408,8 +466,8 @@ static void test_vmath(void)
 
 // All that ops with sums over tokens or columns wrote, at any number of threads.
 typedef struct {
-    floatX y[600 * D], dq[600 * D], dk[600 * D], dv[600 * D], dx[600 * D];
-    float dw[2000 * D], dwm[D * D], lse[600 * H], dgate[600 * H], dgate_w[H * 12], dcoef[3], loss;
+    floatX y[600 * D], dqkv[600 * 3 * D], dv[600 * D], dx[600 * D], dx0[600 * D];
+    float dw[2000 * D], dwm[D * D], lse[600 * H], dgate[600 * H], dgate_w[H * 12], dlambda[2], dcoef[3], loss;
 } Bits;
 
 static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_t *table, int slots,
@@ -419,13 +477,34 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
     memset(b, 0, sizeof *b);
     attention_forward(NULL, b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 0.2f, 70, n,
                       H, E);
-    attention_backward(NULL,
-                       &(AttentionBackward){b->dq, b->dk, b->dv, b->dgate, b->dgate_w, in[3].x, b->y, b->lse,
-                                            in[0].x, in[1].x, in[2].x, in[3].x, w->x, NULL},
-                       table, slots, 0.2f, 70, n, H, E);
+    AttentionBackward backward = {.dqkv = b->dqkv,
+                                  .dv = b->dv,
+                                  .dlambda = b->dlambda,
+                                  .dgate = b->dgate,
+                                  .dgate_w = b->dgate_w,
+                                  .dyg = in[3].x,
+                                  .yg = b->y,
+                                  .lse = b->lse,
+                                  .q = in[0].x,
+                                  .k = in[1].x,
+                                  .v = in[2].x,
+                                  .h = in[3].x,
+                                  .gate_w = w->x,
+                                  .table = table,
+                                  .slots = slots,
+                                  .window = 70,
+                                  .scale = 0.2f,
+                                  .rstd_q = coef->x,
+                                  .rstd_k = coef->x,
+                                  .v_raw = in[1].x,
+                                  .lambda = coef->x,
+                                  .cos = in[0].x,
+                                  .sin = in[1].x,
+                                  .scratch = take(attention_scratch_bytes(n, H, E), 1)};
+    attention_backward(NULL, &backward, n, H, E);
     head_loss_train(NULL, HEAD_BF16, &b->loss, b->dx, b->dw, in[0].x, w->x, NULL, targets, n, D, 2000);
     matmul_weight_grads(NULL, &(WeightGrad){b->dwm, in[0].x, in[1].x, D, D, .fresh = false}, 1, n);
-    MixBackward mix = {b->dx,   b->dk,   NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3,
+    MixBackward mix = {b->dx,   b->dx0,  NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3,
                        in[3].x, in[0].x, NULL, coef->x,  NULL,    NULL,    0,    true};
     mix_rmsnorm_backward(NULL, &mix, n, D);
 }
@@ -438,7 +517,7 @@ static void test_threads(void)
     int32_t *table = take((size_t)attention_table_ints(600, 3), sizeof *table);
     int slots = attention_table_build(table, cu, 3, 600, 3), most = omp_get_max_threads();
     Tensor in[4], w = random_tensor(2000 * D, 0.5);
-    Tensor32 coef = random_tensor32(603, 1);
+    Tensor32 coef = random_tensor32(600 * H, 1);
     for (int i = 0; i < 4; i++)
         in[i] = random_tensor(600 * D, 1);
     Bits *one = take(1, sizeof *one), *many = take(1, sizeof *many);

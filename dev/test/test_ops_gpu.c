@@ -13,6 +13,7 @@
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/cpu/fp8.h"
+#include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/device.h"
 #include "llmc/ops/ops.h"
 #include <stdlib.h>
@@ -22,12 +23,13 @@
 #define OPS(X) \
     X(backend_open) \
     X(backend_reserve) \
-    X(backend_close) X(device_alloc) X(device_free) X(embed_forward) X(embed_backward) X(embedding_grad) \
+    X(backend_close) \
+    X(device_alloc) X(device_free) X(embed_forward) X(embed_backward) X(embedding_grad) \
         X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) \
             X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) \
                 X(matmul_weight_grads) X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) \
-                    X(qkv_forward) X(qkv_product_forward) X(qkv_backward) X(head_weight_bytes) \
-                        X(head_quantize) X(head_loss_train) X(head_loss_eval) X(head_logits) X(adam_update) \
+                    X(qkv_forward) X(qkv_product_forward) X(head_weight_bytes) X(head_quantize) \
+                        X(head_loss_train) X(head_loss_eval) X(head_logits) X(adam_update) \
                             X(adam_update_fp32) X(normuon_momentum) X(normuon_update) X(cast_weights)
 #include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;

@@ -176,9 +176,9 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
 // ---- backward ---------------------------------------------------------------------------------------------
 
 typedef struct {
-    floatX *dq, *dk, *dv;
+    floatX *dq, *dk, *dv; // rows of 3 d
     float *dgate;
-    const floatX *dyg, *yg;
+    const floatX *dyg, *yg; // rows of d
     const float *lse;
     int H;
 } Gradients; // at one head
@@ -245,7 +245,7 @@ static void backward_block(const Head *h, const Gradients *g, const Block *b, Ba
     for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
         backward_tile(h, b, w, k0, (int)min_i64(KEYS, last - k0));
     for (int i = 0; i < b->rows; i++)
-        store_row(g->dq + at + (int64_t)i * h->d, w->dq + i * e, e);
+        store_row(g->dq + 3 * (at + (int64_t)i * h->d), w->dq + i * e, e);
 }
 
 // A document and head is one piece of work, because its query blocks add to the same keys.
@@ -271,7 +271,7 @@ static void backward_document(const Head *h, const Gradients *g, int begin, int 
     for (int q0 = begin; q0 < end; q0 += QUERIES)
         backward_block(h, g, &(Block){q0, (int)min_i64(QUERIES, end - q0), begin}, &w);
     for (size_t i = 0; i < tokens; i++) {
-        int64_t at = (begin + (int64_t)i) * h->d;
+        int64_t at = 3 * (begin + (int64_t)i) * h->d;
         store_row(g->dk + at, w.dk + i * e, h->e);
         store_row(g->dv + at, w.dv + i * e, h->e);
     }
@@ -298,25 +298,34 @@ static void gate_weight_grad(float *dgate_w, const float *dgate, const floatX *h
     }
 }
 
-bool attention_feeds_qkv(void) { return false; }
-
-void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
-                        int window, int N, int H, int e)
+size_t attention_scratch_bytes(int N, int H, int e)
 {
-    OP_SCOPE(attention_backward, a, window, N, H * e);
-    (void)s, (void)slots;
-    assert(a->dq && a->dk); // attention_feeds_qkv() is false
-    int d = H * e, documents = table[0];
-    const int32_t *start = table + 1;
+    (void)N, (void)H, (void)e; // dqkv holds dq, dk and dv until qkv_backward changes them in place
+    return 0;
+}
+
+void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(attention_backward, a, N, H * e);
+    (void)s;
+    int d = H * e, documents = a->table[0];
+    const int32_t *start = a->table + 1;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int doc = 0; doc < documents; doc++)
         for (int head = 0; head < H; head++) {
             int at = head * e;
             Head h = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH,
-                      scale,     window,    d,         e};
-            Gradients g = {a->dq + at,  a->dk + at, a->dv + at,    a->dgate + head,
-                           a->dyg + at, a->yg + at, a->lse + head, H};
+                      a->scale,  a->window, d,         e};
+            Gradients g = {.dq = a->dqkv + at,
+                           .dk = a->dqkv + d + at,
+                           .dv = a->dqkv + 2 * d + at,
+                           .dgate = a->dgate + head,
+                           .dyg = a->dyg + at,
+                           .yg = a->yg + at,
+                           .lse = a->lse + head,
+                           .H = H};
             backward_document(&h, &g, start[doc], start[doc + 1]);
         }
     gate_weight_grad(a->dgate_w, a->dgate, a->h, N, H, d);
+    qkv_backward(a, N, H, e);
 }

@@ -35,6 +35,11 @@ static inline float *scratch_take(float **arena, size_t count)
     return p;
 }
 
+// ---- attention's backward, in qkv.c -----------------------------------------------------------------------
+
+// dq | dk | dv in a->dqkv to the gradients of the raw q | k | v, in place; fills a->dv, adds to a->dlambda.
+void qkv_backward(const AttentionBackward *a, int N, int H, int e);
+
 // ---- partition --------------------------------------------------------------------------------------------
 
 // Ops that work row by row cut their N rows into this many parts, whatever the number of threads.

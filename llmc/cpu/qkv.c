@@ -42,14 +42,14 @@ static float norm_rotate(floatX *x, const float *cos, const float *sin, int e, f
     return rstd;
 }
 
-// Gradient of the raw head from that of the rotated one. The normalised head is recovered from the rotated
-// one; the tables being
-// rounded, cos^2 + sin^2 is not 1 and the inverse rotation divides by it.  g, x: scratch (e)
-static void norm_rotate_backward(floatX *dx, const floatX *dy, const floatX *y, float rstd, const float *cos,
-                                 const float *sin, int e, float *restrict g, float *restrict x)
+// Gradient of the rotated head to that of the raw one, in place. The normalised head is recovered from the
+// rotated one, y; the tables being rounded, cos^2 + sin^2 is not 1 and the inverse rotation divides by it.
+// g, x: scratch (e)
+static void norm_rotate_backward(floatX *dx, const floatX *y, float rstd, const float *cos, const float *sin,
+                                 int e, float *restrict g, float *restrict x)
 {
     int half = e / 2, n = e / 4;
-    load_row(g, dy, e);
+    load_row(g, dx, e);
     load_row(x, y, e);
 #pragma omp simd
     for (int j = 0; j < n; j++) {
@@ -113,13 +113,15 @@ void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float 
                 sin, N, H, e);
 }
 
-// The v third of dqkv, and the sums for dlambda. g, row: scratch (d)
-static void value_backward_row(const QkvBackward *a, int t, int d, float *restrict g, float *restrict row,
-                               double sums[2])
+// The v third of dqkv in place, and the sums for dlambda. g, row: scratch (d)
+static void value_backward_row(const AttentionBackward *a, int t, int d, float *restrict g,
+                               float *restrict row, double sums[2])
 {
-    int64_t at = (int64_t)t * d;
-    load_row(g, a->dv + at, d);
-    load_row(row, a->v_raw + at, d);
+    floatX *dv = a->dqkv + 3 * (int64_t)t * d + 2 * d;
+    load_row(g, dv, d);
+    if (a->dv)
+        memcpy(a->dv + (int64_t)t * d, dv, sizeof(floatX) * (size_t)d);
+    load_row(row, a->v_raw + (int64_t)t * d, d);
     sums[0] += dot(g, row, d);
     if (a->value_embed) {
         load_row(row, a->value_embed + (int64_t)a->tokens[t] * d, d);
@@ -129,10 +131,10 @@ static void value_backward_row(const QkvBackward *a, int t, int d, float *restri
 #pragma omp simd
     for (int i = 0; i < d; i++)
         g[i] *= lambda;
-    store_row(a->dqkv + 3 * at + 2 * d, g, d);
+    store_row(dv, g, d);
 }
 
-static void qkv_backward_row(const QkvBackward *a, int t, int H, int e, double sums[2])
+static void qkv_backward_row(const AttentionBackward *a, int t, int H, int e, double sums[2])
 {
     int d = H * e, n = e / 4;
     float *arena = cpu_scratch(4 * (size_t)round_up(d, 16));
@@ -143,17 +145,14 @@ static void qkv_backward_row(const QkvBackward *a, int t, int H, int e, double s
     for (int head = 0; head < H; head++) {
         int64_t at = (int64_t)t * d + head * e, of_head = (int64_t)t * H + head;
         floatX *dq = a->dqkv + 3 * (int64_t)t * d + head * e;
-        norm_rotate_backward(dq, a->dq + at, a->q + at, a->rstd_q[of_head], c, sn, e, g, row);
-        norm_rotate_backward(dq + d, a->dk + at, a->k + at, a->rstd_k[of_head], c, sn, e, g, row);
+        norm_rotate_backward(dq, a->q + at, a->rstd_q[of_head], c, sn, e, g, row);
+        norm_rotate_backward(dq + d, a->k + at, a->rstd_k[of_head], c, sn, e, g, row);
     }
     value_backward_row(a, t, d, g, row, sums);
 }
 
-void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
+void qkv_backward(const AttentionBackward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_backward, a, N, H * e);
-    (void)s;
-    assert(a->dq && a->dk); // attention_feeds_qkv() is false
     double sums[PARTS][2] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)

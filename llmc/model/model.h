@@ -15,8 +15,9 @@ typedef struct {
     floatX *v, *yg;        // mixed values, v_raw itself without a backward; gated output of attention
     floatX *h2, *post;     // input of the MLP, relu(h2 c_fc)^2
     float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
-    floatX *dyg, *dq, *dk, *dv, *dqkv, *dpre; // gradients; dq, dk: NULL where attention_feeds_qkv()
+    floatX *dyg, *dv, *dqkv, *dpre; // gradients
     float *dgate;
+    void *scratch; // of attention's backward
 } LayerActs;
 
 typedef struct {

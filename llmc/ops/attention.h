@@ -27,21 +27,6 @@ void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float
 void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
                          const floatX *w, const floatX *value_embed, const int32_t *tokens,
                          const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e);
-typedef struct {
-    floatX *dqkv;   // (N, 3d) out: gradient of the raw q | k | v
-    float *dlambda; // (2) +=
-    const floatX *dq, *dk,
-        *dv;             // (N, d) gradients of qkv_forward's results; dq and dk NULL: see attention_feeds_qkv
-    const floatX *q, *k; // (N, d) its results
-    const float *rstd_q, *rstd_k; // (N, H)
-    const floatX *v_raw;          // (N, d)
-    const floatX *value_embed;    // (Vp, d) or NULL
-    const int32_t *tokens;        // (N)
-    const float *lambda;          // (2)
-    const floatX *cos, *sin;
-} QkvBackward;
-void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e);
-
 // Where the documents of a packed sequence lie, in the form the backend's attention wants: built on the host
 // with the batch, copied to the device with it. Returns the number of document slots it needs: the two ops
 // take this or any larger number (a host value, constant in a captured graph), up to the one that
@@ -58,28 +43,40 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
                        const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
                        int window, int N, int H, int e);
 
-// With sig the gate, p the weights, delta = rowsum(dyg * yg):  dv = p^T (sig dyg);  ds = p * (sig dyg v^T -
-// delta);
-// dq = scale ds k;  dk = scale ds^T q;  dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12].
+// The gradient of the raw q | k | v that qkv_product_forward makes from its product, in one op.
+// With sig the gate, p the weights, delta = rowsum(dyg * yg):
+//   dv = p^T (sig dyg);  ds = p * (sig dyg v^T - delta);  dq = scale ds k;  dk = scale ds^T q;
+//   dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12];
+// then with y = R x^, x^ = x rstd, the rotated and the normalised head of q or k, and R' the inverse
+// rotation:
+//   dx^ = R' dy;  dx = rstd (dx^ - x^ mean(dx^ x^));
+//   dv_raw = lambda[0] dv;  dlambda += (sum dv v_raw, sum dv value_embed[token])
 typedef struct {
-    floatX *dq, *dk,
-        *dv;        // (N, d) out; where attention_feeds_qkv() both dq and dk may be NULL, and dv if they are
+    floatX *dqkv;   // (N, 3d) out: gradient of the raw q | k | v; not over dyg
+    floatX *dv;     // (N, d) out: gradient of the mixed v, for embedding_grad; or NULL
+    float *dlambda; // (2) +=
     float *dgate;   // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
     float *dgate_w; // (H, 12) +=
-    const floatX *dyg;        // (N, d) gradient of attention_forward's result
+    // of attention_forward
+    const floatX *dyg;        // (N, d) gradient of its result
     const floatX *yg;         // (N, d) and
     const float *lse;         // (N, H) its results
     const floatX *q, *k, *v;  // (N, d)
     const floatX *h, *gate_w; // (N, d), (H, 12) as it took them
-    const QkvBackward
-        *next; // without dq and dk: what the qkv_backward that follows on the stream is called with
+    const int32_t *table;     // with
+    int slots, window;
+    float scale;
+    // of qkv_product_forward, which also made q, k and v
+    const float *rstd_q, *rstd_k; // (N, H) its results
+    const floatX *v_raw;          // (N, d)
+    const floatX *value_embed;    // (Vp, d) or NULL
+    const int32_t *tokens;        // (N)
+    const float *lambda;          // (2)
+    const floatX *cos, *sin;      // (N, e/4)
+    void *scratch; // attention_scratch_bytes() on 256 bytes, whatever they hold; free again after the op
 } AttentionBackward;
-void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
-                        int window, int N, int H, int e);
-// After backend_reserve: whether the gradients of q and k need not come to memory between the two ops. Then,
-// with dq and dk NULL in both, attention_backward may already write to next's dqkv, which must not share
-// memory with dyg, and one qkv_backward of the same N must follow before the next attention_backward.
-bool attention_feeds_qkv(void);
+size_t attention_scratch_bytes(int N, int H, int e); // 0: NULL will do, or backend_reserve is still to come
+void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e);
 
 #ifdef __cplusplus
 }

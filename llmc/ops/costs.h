@@ -76,13 +76,9 @@ COST(rope_tables, (int positions, int e), 0, floatx_bytes(positions, e, 0.5))
 COST(qkv_forward, (const floatX *value_embed, int N, int d), 0, floatx_bytes(N, d, 6 + !!value_embed))
 COST(qkv_product_forward, (const floatX *value_embed, int N, int d), 6 * count3(N, d, d),
      floatx_bytes(N, d, 5 + !!value_embed) + floatx_bytes(3, d, d))
-COST(qkv_backward, (const QkvBackward *a, int N, int d), 0,
-     a->dq ? floatx_bytes(N, d, 9 + !!a->value_embed) : floatx_bytes(N, d, 2) + fp32_bytes(N, d, 1))
 COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(window), floatx_bytes(N, d, 4))
-COST(attention_backward, (const AttentionBackward *a, int window, int N, int d),
-     10.0 * d * profile_pairs(window),
-     floatx_bytes(N, d, 8) +
-         (a->dq ? 0 : floatx_bytes(N, d, !!a->dv + !!a->next->value_embed) + fp32_bytes(N, d, 1)))
+COST(attention_backward, (const AttentionBackward *a, int N, int d), 10.0 * d * profile_pairs(a->window),
+     floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
 
 // ---- head and loss ----------------------------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 // Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits
 // where a training micro-batch does, but no document is cut. So small micro-batches make the whole program
-// small.
+// small. Scratch of ops is not known yet, and not counted.
 static int plan_parts(const Trainer *t)
 {
     enum { MULTIPLE = 128 };

@@ -30,13 +30,9 @@ static struct {
     int head_dim;
     AttentionPlan *plan[MAX_PLANS];
     int num_plans;
-    float *row_scratch, *dq_sum, *lse_gated, *row_sums;
-    floatX *y;
-    size_t borrowed; // bytes of dq_sum, when it lies in the head's memory
+    // Hopper's kernels: (2, attention_sm90_counters()) of forward and backward, attention_sm90_states() of
+    // the largest micro-batch; zeros between ops
     unsigned *counters, *dq_state;
-    float *value_sums;
-    int kept_tokens; // of the dq that waits in dq_sum; 0: none does
-    float kept_scale;
     char description[512];
 } at;
 
@@ -234,10 +230,7 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
                            .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part,
                            .query_tiles = table + query_tiles_at(N, at.sizes.max_documents),
-                           .row_scratch = at.row_scratch,
-                           .dq_sum = at.dq_sum,
                            .dq_state = at.dq_state,
-                           .value_sums = at.value_sums,
                            .counters = at.counters,
                            .scale = scale,
                            .window = window,
@@ -246,6 +239,50 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
                            .H = H,
                            .e = e};
 }
+
+// ---- scratch of the backward pass -------------------------------------------------------------------------
+
+typedef struct {
+    float *lse_gated, *row_sums; // (N, H) from the gate's pass
+    float *row_scratch, *dq_sum; // see AttentionCall
+    float *value_sums;
+    floatX *y;            // (N, d) cuDNN: output without its gate
+    floatX *dq, *dk, *dv; // (N, d) all but Hopper's kernels
+    size_t bytes;         // of all
+} Scratch;
+
+static void *take(char *base, size_t *used, size_t bytes)
+{
+    char *p = base ? base + *used : NULL;
+    *used += (size_t)round_up((int64_t)bytes, 256);
+    return p;
+}
+
+// base NULL: only `bytes` is of use.
+static Scratch lay_out(void *base, int N, int H, int e)
+{
+    size_t rows = (size_t)N * (size_t)H, n = rows * (size_t)e, used = 0;
+    Scratch p = {0};
+    p.lse_gated = take(base, &used, rows * sizeof(float));
+    p.row_sums = take(base, &used, rows * sizeof(float));
+    if (at.backward == BY_CUDNN) {
+        p.row_scratch = take(base, &used, rows * sizeof(float));
+        p.dq_sum = take(base, &used, n * sizeof(float));
+        p.y = take(base, &used, n * sizeof(floatX));
+    }
+    if (at.backward == BY_SM90) {
+        p.dq_sum = take(base, &used, attention_sm90_sums(N, H, e) * sizeof(float));
+        p.value_sums = take(base, &used, 2 * attention_sm90_value_sums(N, H) * sizeof(float));
+    } else {
+        p.dq = take(base, &used, n * sizeof(floatX));
+        p.dk = take(base, &used, n * sizeof(floatX));
+        p.dv = take(base, &used, n * sizeof(floatX));
+    }
+    p.bytes = used;
+    return p;
+}
+
+size_t attention_scratch_bytes(int N, int H, int e) { return at.open ? lay_out(NULL, N, H, e).bytes : 0; }
 
 // ---- what is reserved ------------------------------------------------------------------------------------
 
@@ -294,6 +331,8 @@ static bool is_right(Kernels kernels, const char *name, Error *why)
     int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
     size_t bytes = (size_t)attention_table_ints(N, at.sizes.max_documents) * sizeof(int32_t);
     int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "attention: check");
+    void *scratch = device_alloc(attention_scratch_bytes(N, at.sizes.heads, at.head_dim), "attention: check");
+    Scratch parts = lay_out(scratch, N, at.sizes.heads, at.head_dim);
     Stream s = stream_create();
     int slots = attention_table_build(host, cu, documents, N, at.sizes.max_documents);
     copy_to_device(s, table, host, bytes);
@@ -301,6 +340,8 @@ static bool is_right(Kernels kernels, const char *name, Error *why)
     stream_destroy(s);
     AttentionCall c =
         make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
+    c.row_scratch = parts.row_scratch;
+    c.dq_sum = parts.dq_sum;
     AttentionPeer peer = {.name = name, .with_backward = at.backward == kernels && at.sizes.tokens};
     if (kernels == BY_CUDNN) {
         peer.forward = find_plan(slots, N, false);
@@ -309,6 +350,7 @@ static bool is_right(Kernels kernels, const char *name, Error *why)
     bool right = attention_agree(&peer, &c, why);
     host_free(host);
     device_free(table);
+    device_free(scratch);
     return right;
 }
 
@@ -317,38 +359,13 @@ bool attention_own_is_right(Error *why)
     return at.forward != BY_SM90 || is_right(BY_SM90, "the kernels for Hopper", why);
 }
 
-size_t attention_borrowed_bytes(void) { return at.borrowed; }
-
-static void free_scratch(void)
+static void free_counters(void)
 {
-    if (at.row_scratch)
-        device_free(at.row_scratch);
     if (at.counters)
         device_free(at.counters);
     if (at.dq_state)
-        device_free(at.dq_state), device_free(at.value_sums);
-    if (at.y)
-        device_free(at.y);
-    if (at.dq_sum && !at.borrowed)
-        device_free(at.dq_sum);
-    at.row_scratch = NULL;
+        device_free(at.dq_state);
     at.counters = at.dq_state = NULL;
-    at.dq_sum = NULL;
-    at.y = NULL;
-    at.borrowed = 0;
-}
-
-// The head's idle memory serves, if the caller can still have most of it.
-static void reserve_dq_sum(size_t bytes)
-{
-    size_t idle, aligned = (size_t)round_up((int64_t)bytes, 256);
-    char *head = head_idle_memory(&idle);
-    if (aligned > idle / 4) {
-        at.dq_sum = device_alloc(bytes, "attention: sums of dq");
-        return;
-    }
-    at.dq_sum = (float *)(head + idle - aligned);
-    at.borrowed = aligned;
 }
 
 // On true with plans made.
@@ -375,37 +392,14 @@ static void prepare_own(void)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
-static void reserve_scratch(void)
+static void reserve_counters(void)
 {
     const OpSizes *z = &at.sizes;
-    size_t rows = (size_t)z->tokens * (size_t)z->heads;
     if (at.forward == BY_SM90)
-        at.counters = device_alloc(attention_sm90_counters() * sizeof(unsigned), "attention: counters");
-    if (!rows)
-        return;
-    if (at.backward == BY_CUDNN) {
-        at.row_scratch = device_alloc(rows * sizeof(float), "attention: row sums");
-        at.y =
-            device_alloc(rows * (size_t)at.head_dim * sizeof(floatX), "attention: output without its gate");
-        reserve_dq_sum(rows * (size_t)at.head_dim * sizeof(float));
-    } else if (at.backward == BY_SM90) {
-        size_t sums = attention_sm90_sums(z->tokens, z->heads, at.head_dim);
-        at.dq_sum = device_alloc(sums * sizeof(float), "attention: sums of dq");
-        at.value_sums = device_alloc(attention_sm90_value_sums(z->tokens, z->heads) * 2 * sizeof(float),
-                                     "attention: row sums");
+        at.counters = device_alloc(2 * attention_sm90_counters() * sizeof(unsigned), "attention: counters");
+    if (at.backward == BY_SM90 && z->tokens)
         at.dq_state = device_alloc(attention_sm90_states(z->tokens, z->heads) * sizeof(unsigned),
-                                   "attention: sums of dq");
-    }
-}
-
-// What all backward kernels take from the gate's pass.
-static void reserve_rows(void)
-{
-    size_t bytes = (size_t)at.sizes.tokens * (size_t)at.sizes.heads * sizeof(float);
-    if (!bytes)
-        return;
-    at.lse_gated = device_alloc(bytes, "attention: lse with its gate");
-    at.row_sums = device_alloc(bytes, "attention: row sums");
+                                   "attention: counters");
 }
 
 const char *attention_library(void)
@@ -448,16 +442,14 @@ static void choose_kernels(void)
     bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_sm90_prepare(at.head_dim, &not_tensor);
     at.forward = tensor ? BY_SM90 : BY_CUDNN;
     at.backward = at.sizes.deterministic ? BY_SM80 : at.forward;
-    reserve_scratch();
+    reserve_counters();
     if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
         if (at.sizes.attention == ATTENTION_CUDNN)
             fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
         free_plans();
-        free_scratch();
         at.forward = at.backward = BY_SM80;
     }
     prepare_own();
-    reserve_rows();
     describe_choice(not_tensor.text, not_cudnn.text);
 }
 
@@ -484,9 +476,7 @@ void attention_close(void)
         return;
     free_plans();
     attention_cudnn_close();
-    free_scratch();
-    if (at.lse_gated)
-        device_free(at.lse_gated), device_free(at.row_sums);
+    free_counters();
     memset(&at, 0, sizeof at);
 }
 
@@ -518,53 +508,82 @@ void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const 
     }
 }
 
-void attention_backward(Stream s, const AttentionBackward *a, const int32_t *table, int slots, float scale,
-                        int window, int N, int H, int e)
+static GateBackward gate_backward(const AttentionBackward *a, const Scratch *p)
 {
-    OP_SCOPE(attention_backward, a, window, N, H * e);
-    AttentionCall c = make_call(table, slots, scale, window, N, H, e);
-    check_tokens(N, at.sizes.tokens, " backward");
-    assert(!a->dq == !a->dk && (a->dq || (attention_feeds_qkv() && a->next)));
-    assert(!at.kept_tokens); // qkv_backward has taken what the last call left
-    if (!a->dq)
-        at.kept_tokens = N, at.kept_scale = scale;
-    attention_gate_backward(s,
-                            &(GateBackward){.lse_gated = at.lse_gated,
-                                            .row_sums = at.row_sums,
-                                            .y = at.y,
-                                            .dgate = a->dgate,
-                                            .dgate_w = a->dgate_w,
-                                            .dyg = a->dyg,
-                                            .yg = a->yg,
-                                            .lse = a->lse,
-                                            .h = a->h,
-                                            .gate_w = a->gate_w},
-                            N, H, e);
+    return (GateBackward){.lse_gated = p->lse_gated,
+                          .row_sums = p->row_sums,
+                          .y = p->y,
+                          .dgate = a->dgate,
+                          .dgate_w = a->dgate_w,
+                          .dyg = a->dyg,
+                          .yg = a->yg,
+                          .lse = a->lse,
+                          .h = a->h,
+                          .gate_w = a->gate_w};
+}
+
+static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch *p)
+{
+    return (QkvBackward){.dqkv = a->dqkv,
+                         .dlambda = a->dlambda,
+                         .dq = p->dq,
+                         .dk = p->dk,
+                         .dv = a->dv ? a->dv : p->dv,
+                         .q = a->q,
+                         .k = a->k,
+                         .rstd_q = a->rstd_q,
+                         .rstd_k = a->rstd_k,
+                         .v_raw = a->v_raw,
+                         .value_embed = a->value_embed,
+                         .tokens = a->tokens,
+                         .lambda = a->lambda,
+                         .cos = a->cos,
+                         .sin = a->sin};
+}
+
+static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch *p, const QkvBackward *qkv,
+                                      int N, int H, int e)
+{
+    AttentionCall c = make_call(a->table, a->slots, a->scale, a->window, N, H, e);
     c.q = a->q;
     c.k = a->k;
     c.v = a->v;
-    c.y = at.y;
-    c.lse = at.lse_gated;
+    c.y = p->y;
+    c.lse = p->lse_gated;
     c.dy = a->dyg;
-    c.row_sums = at.row_sums;
-    c.dq = a->dq;
-    c.dk = a->dk;
-    c.dv = a->dv;
-    c.next = a->next;
-    if (at.backward == BY_SM80)
-        attention_sm80_backward(&c, s);
-    else if (at.backward == BY_SM90)
-        attention_sm90_backward(&c, s);
-    else
-        attention_plan_run(plan_for_op(s, slots, N, true), &c, s);
+    c.dq = p->dq;
+    c.dk = p->dk;
+    c.dv = (floatX *)qkv->dv;
+    c.qkv = qkv;
+    c.row_sums = p->row_sums;
+    c.row_scratch = p->row_scratch;
+    c.dq_sum = p->dq_sum;
+    c.value_sums = p->value_sums;
+    c.counters = at.counters ? at.counters + attention_sm90_counters() : NULL;
+    return c;
 }
 
-bool attention_feeds_qkv(void) { return at.backward == BY_SM90; }
-
-KeptGradient attention_take_dq(int N)
+// The gate moves in front of the softmax (gates.cu); then attention without it; then norm, rotation and value
+// mix, of which Hopper's kernels do k's and v's part in their epilogue.
+void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e)
 {
-    assert(N == at.kept_tokens);
-    at.kept_tokens = 0;
-    return (KeptGradient){at.dq_sum, at.dq_state, at.kept_scale, at.value_sums,
-                          (int)attention_sm90_value_sums(N, at.sizes.heads)};
+    OP_SCOPE(attention_backward, a, N, H * e);
+    check_tokens(N, at.sizes.tokens, " backward");
+    assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
+    Scratch p = lay_out(a->scratch, N, H, e);
+    GateBackward gate = gate_backward(a, &p);
+    QkvBackward qkv = norm_rope_backward(a, &p);
+    AttentionCall c = softmax_backward(a, &p, &qkv, N, H, e);
+    attention_gate_backward(s, &gate, N, H, e);
+    if (at.backward == BY_SM90) {
+        DqSums sums = {p.dq_sum, c.dq_state, a->scale, p.value_sums, (int)attention_sm90_value_sums(N, H)};
+        attention_sm90_backward(&c, s);
+        q_backward(s, &qkv, &sums, N, H);
+        return;
+    }
+    if (at.backward == BY_SM80)
+        attention_sm80_backward(&c, s);
+    else
+        attention_plan_run(plan_for_op(s, a->slots, N, true), &c, s);
+    qkv_backward(s, &qkv, N, H, e);
 }

@@ -23,11 +23,38 @@ void attention_close(void);
 // Whether the kernels for Hopper, if they are taken, agree with the portable ones on a small batch of
 // documents; false with the tensor that differs. Call after attention_reserve.
 bool attention_own_is_right(Error *why);
-// Bytes at the end of the head's idle memory that attention uses as scratch.
-size_t attention_borrowed_bytes(void);
 
 const char *attention_library(void);     // "cuDNN 9.1.0"; static text
 const char *attention_description(void); // which kernels, and why; static text, valid until the next reserve
+
+// ---- the backward pass of what is around attention (llmc/cuda/rows/qkv_backward.cu) -----------------------
+
+// Norm, rotation and value mix. All pointers are device memory, as in AttentionBackward.
+typedef struct {
+    floatX *dqkv;   // (N, 3d) out
+    float *dlambda; // (2) +=
+    const floatX *dq, *dk,
+        *dv;             // (N, d) in; dq and dk NULL: sm90_backward.cu did k and v, and made dv unless NULL
+    const floatX *q, *k; // (N, d)
+    const float *rstd_q, *rstd_k; // (N, H)
+    const floatX *v_raw;          // (N, d)
+    const floatX *value_embed;    // (Vp, d) or NULL
+    const int32_t *tokens;        // (N)
+    const float *lambda;          // (2)
+    const floatX *cos, *sin;      // (N, e/4)
+} QkvBackward;
+void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e); // from dq, dk and dv
+
+// What sm90_backward.cu leaves of q and lambda.
+typedef struct {
+    const float *sums; // of dq, laid out as sm90_attention.cuh says, without the factor `scale`
+    unsigned *state;   // to be set to zeros
+    float scale;
+    const float *value_sums; // (num_value_sums, 2): parts of dlambda
+    int num_value_sums;
+} DqSums;
+void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N,
+                int H); // q's part of dqkv, dlambda
 
 // ---- one call --------------------------------------------------------------------------------------------
 
@@ -41,14 +68,14 @@ typedef struct {
     float *lse;           // (N, H) forward: out; backward: in
     const floatX *dy;     // (N, d)
     floatX *dq, *dk, *dv; // (N, d) out; without dq and dk Hopper's kernels leave dq in dq_sum, do k's and v's
-                          // part of next, and may be without dv
-    const QkvBackward *next; // without dq and dk
-    const float *row_sums;   // (N, H) backward: in: sum over the head of dy * y
+                          // part of qkv, and may be without dv
+    const QkvBackward *qkv; // without dq and dk
+    const float *row_sums;  // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch; // (N, H) cuDNN: its own row sums
     float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, e) floats
-    unsigned
-        *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits to be taken
+    unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits for
+                        // q_backward
     float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
     unsigned *counters; // Hopper's kernels: attention_sm90_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.
@@ -124,16 +151,6 @@ size_t attention_sm90_counters(void);
 void attention_sm90_forward(const AttentionCall *c, Stream s);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
 void attention_sm90_backward(const AttentionCall *c, Stream s);
-
-// dq of the last attention_backward without dq, for the next qkv_backward, which asks once.
-typedef struct {
-    const float *sums; // laid out as sm90_attention.cuh says, without the factor `scale`
-    unsigned *state;   // to be set to zeros
-    float scale;
-    const float *value_sums; // (num_value_sums, 2): parts of dlambda
-    int num_value_sums;
-} KeptGradient;
-KeptGradient attention_take_dq(int N);
 
 // Kernels to be compared with the sm80 ones.
 typedef struct {

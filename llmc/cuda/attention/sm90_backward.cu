@@ -434,7 +434,7 @@ void attention_sm90_backward(const AttentionCall *c, Stream s)
     a.dv = c->dv;
     a.dq_sum = c->dq_sum;
     if (!c->dk) {
-        const QkvBackward *n = c->next;
+        const QkvBackward *n = c->qkv;
         a.dqkv = n->dqkv;
         a.cos = n->cos;
         a.sin = n->sin;

@@ -5,7 +5,6 @@
 // Logits come from sm90_head_logits.cuh where it fits, else from cuBLASLt. Without FP8 units (older GPUs,
 // widths that are no multiple of 16) the same quantised values are kept in bf16, which represents them
 // exactly.
-#include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
@@ -167,7 +166,7 @@ const char *head_description(void)
 
 void *head_idle_memory(size_t *bytes)
 {
-    *bytes = head.idle_bytes - attention_borrowed_bytes(); // which are at its end
+    *bytes = head.idle_bytes;
     return head.logits;
 }
 

@@ -3,7 +3,7 @@
 // With y = R x^, x^ = x rstd: dx^ = R' dy, and dx = rstd (dx^ - x^ mean(dx^ x^)). The sum of dx^ x^ is that
 // of dy y. R' R is not quite the identity, because cos and sin are rounded: x^ = R' y / (cos^2 + sin^2).
 //
-// Where attention's backward feeds this op, k and v are done and dq comes as its sums.
+// After sm90_backward.cu, k and v are done and dq is a tensor of fp32 sums.
 #include "llmc/cuda/attention/sm90_attention.cuh"
 #include "llmc/cuda/rows/qkv.cuh"
 #include "llmc/cuda/rows/qkv_row.cuh"
@@ -125,7 +125,7 @@ using namespace dq_accumulator;
 enum { WIDTH = QKV_ROW_WIDTH }; // of a head
 
 // dlambda += what attention's backward summed, in order. One block.
-__device__ __forceinline__ void add_value_sums(float *dlambda, const KeptGradient &kept)
+__device__ __forceinline__ void add_value_sums(float *dlambda, const DqSums &kept)
 {
     __shared__ float shared[WARP];
     float sums[2] = {0, 0};
@@ -144,8 +144,8 @@ __device__ __forceinline__ void add_value_sums(float *dlambda, const KeptGradien
 
 // A block takes a tile of a head, a thread two rows of it, a quad of lanes all columns of a row.
 __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_constant__ QkvBackward a,
-                                                                const __grid_constant__ KeptGradient kept,
-                                                                int N, int H)
+                                                                const __grid_constant__ DqSums kept, int N,
+                                                                int H)
 {
     int lane = threadIdx.x % WARP, head = blockIdx.x % H, tile = blockIdx.x / H, d = H * WIDTH;
     int first = tile * QUERIES + threadIdx.x / WARP * 16 + lane / 4;
@@ -194,17 +194,9 @@ __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_con
 
 void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_backward, a, N, H * e);
     if (N <= 0)
         return;
     bool fast = qkv_fast_path(N, H, e);
-    if (!a->dq) {
-        assert(!a->dk && e == WIDTH);
-        q_backward_kernel<<<(unsigned)(ceil_div(N, QUERIES) * H), THREADS, 0, s>>>(*a, attention_take_dq(N),
-                                                                                   N, H);
-        CHECK_LAUNCH();
-        return;
-    }
     int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), BACKWARD_THREADS);
     int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
     float *partials = scratch_floats(SCRATCH_QKV, (size_t)blocks * 2);
@@ -213,5 +205,13 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
         qkv_backward_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
     else
         qkv_backward_any_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
+    CHECK_LAUNCH();
+}
+
+void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N, int H)
+{
+    if (N <= 0)
+        return;
+    q_backward_kernel<<<(unsigned)(ceil_div(N, QUERIES) * H), THREADS, 0, s>>>(*a, *sums, N, H);
     CHECK_LAUNCH();
 }

@@ -16,13 +16,11 @@ static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanAre
     l->lse = plan_take(b, N * H, sizeof(float));
     if (!backward)
         return;
-    bool feeds = attention_feeds_qkv();
     l->dyg = plan_take(b, n, sizeof(floatX));
     l->dqkv = plan_take(b, 3 * n, sizeof(floatX));
-    l->dq = feeds ? NULL : plan_take(b, n, sizeof(floatX));
-    l->dk = feeds ? NULL : plan_take(b, n, sizeof(floatX));
     l->dv = plan_take(b, n, sizeof(floatX));
     l->dgate = plan_take(b, N * H, sizeof(float));
+    l->scratch = plan_take(b, attention_scratch_bytes((int)N, c->num_heads, c->model_dim / c->num_heads), 1);
 }
 
 static int window_of(const LayerSpec *layer, const AttentionSetting *at)
@@ -69,46 +67,38 @@ static void backward(const Pass *p, int i)
     LayerActs *l = &a->layer[i];
     if (pass_runs(a, USES(l->dyg, a->dx)))
         matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
-    bool value_embed = m->layer[i].value_embed;
-    floatX *dv = l->dk || value_embed ? l->dv : NULL; // does anybody read it?
-    QkvBackward next = {.dqkv = l->dqkv,
-                        .dlambda = w.dlambda,
-                        .dq = l->dq,
-                        .dk = l->dk,
-                        .dv = dv,
-                        .q = l->q,
-                        .k = l->k,
-                        .rstd_q = l->rstd_q,
-                        .rstd_k = l->rstd_k,
-                        .v_raw = l->v_raw,
-                        .value_embed = w.value_embed,
-                        .tokens = b->tokens,
-                        .lambda = w.lambda,
-                        .cos = at->cos,
-                        .sin = at->sin};
-    // Where it feeds the next op, it writes to that one's result.
-    if (pass_runs(a, USES(l->dq, l->dk, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->rstd_q, l->rstd_k, l->v,
-                          l->h, l->dq ? NULL : l->dqkv)))
-        attention_backward(s,
-                           &(AttentionBackward){.dq = l->dq,
-                                                .dk = l->dk,
-                                                .dv = dv,
-                                                .dgate = l->dgate,
-                                                .dgate_w = w.dgate,
-                                                .dyg = l->dyg,
-                                                .yg = l->yg,
-                                                .lse = l->lse,
-                                                .q = l->q,
-                                                .k = l->k,
-                                                .v = l->v,
-                                                .h = l->h,
-                                                .gate_w = w.gate,
-                                                .next = &next},
-                           b->table, b->slots, at->scale, window_of(spec, at), N, H, e);
-    if (value_embed && pass_runs(a, USES(l->dv)))
-        embedding_grad(s, w.dvalue_embed, l->dv, w.lambda + 1, &b->rows, N, d);
-    if (pass_runs(a, USES(l->dqkv, l->dq, l->dk, dv, l->q, l->rstd_q, l->rstd_k)))
-        qkv_backward(s, &next, N, H, e);
+    floatX *dv = m->layer[i].value_embed ? l->dv : NULL;
+    AttentionBackward g = {.dqkv = l->dqkv,
+                           .dv = dv,
+                           .dlambda = w.dlambda,
+                           .dgate = l->dgate,
+                           .dgate_w = w.dgate,
+                           .dyg = l->dyg,
+                           .yg = l->yg,
+                           .lse = l->lse,
+                           .q = l->q,
+                           .k = l->k,
+                           .v = l->v,
+                           .h = l->h,
+                           .gate_w = w.gate,
+                           .table = b->table,
+                           .slots = b->slots,
+                           .window = window_of(spec, at),
+                           .scale = at->scale,
+                           .rstd_q = l->rstd_q,
+                           .rstd_k = l->rstd_k,
+                           .v_raw = l->v_raw,
+                           .value_embed = w.value_embed,
+                           .tokens = b->tokens,
+                           .lambda = w.lambda,
+                           .cos = at->cos,
+                           .sin = at->sin,
+                           .scratch = l->scratch};
+    if (pass_runs(a, USES(l->dqkv, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->v, l->h, l->rstd_q,
+                          l->rstd_k, l->scratch)))
+        attention_backward(s, &g, N, H, e);
+    if (dv && pass_runs(a, USES(dv)))
+        embedding_grad(s, w.dvalue_embed, dv, w.lambda + 1, &b->rows, N, d);
     WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
                           {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
     if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg)))
