@@ -118,11 +118,11 @@ def relative_error(x, r):
     return torch.zeros(()).double() if norm == 0 and diff == 0 else diff / norm
 
 
-def sample_indices(n):
+def sample_indices(n, most=SAMPLES):
     s = max(1, int(0.618 * n))
     while math.gcd(s, n) != 1:
         s += 1
-    return torch.arange(min(SAMPLES, n)) * s % n
+    return torch.arange(min(most, n)) * s % n
 
 
 def flattened(values):

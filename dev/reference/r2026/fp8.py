@@ -17,6 +17,11 @@ def bf16(x):
     return x.bfloat16().to(x.dtype)
 
 
+def truncated(x):
+    """The upper half of fp32 values: the copy of a bank that products read."""
+    return (x.float().contiguous().view(torch.int32) & -65536).view(torch.float32)
+
+
 class HeadScales:
     """x / sx and w / sw are e4m3; the gradient of the logits times 448 / 0.75 is e5m2."""
 
@@ -60,15 +65,15 @@ class MlpState:
         from those before.
         """
         for i in range(len(self.activation)):
-            fc, proj = bank[i].detach()
+            fc, proj = truncated(bank[i].detach())
             scale = fc.bfloat16().abs().max().clamp(min=LEAST) / E4M3
-            self.up[i] = ((fc.bfloat16() / scale).to(torch.float8_e4m3fn).to(fc.dtype), float(scale))
+            self.up[i] = ((fc.bfloat16() / scale).to(torch.float8_e4m3fn).to(bank.dtype), float(scale))
             largest = proj.bfloat16().abs().max().clamp(min=LEAST)
             if exact:
                 self.down_next[i] = (largest / E4M3).float()
             used = self.down_next[i]
             self.down_scale[i] = float(used)
-            self.down[i] = quantize(proj.bfloat16().float() / used, torch.float8_e4m3fn, E4M3).to(proj.dtype)
+            self.down[i] = quantize(proj.bfloat16().float() / used, torch.float8_e4m3fn, E4M3).to(bank.dtype)
             self.down_next[i] = largest.float() * torch.tensor(WEIGHT_HEADROOM / E4M3)
 
     def end_of_forward(self):

@@ -86,6 +86,77 @@ def rms(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
 
+# ---- pieces, each a function of its operands ----------------------------------------------------------------
+
+
+def generator(x, w1, w2, b2, scale):
+    """Coefficients [N, K] of x [N, d]; w1 [hidden, d], w2 [K, hidden], b2 [K]."""
+    return scale * (F.gelu(x @ w1.t()) @ w2.t() + b2)
+
+
+def smear(e, scalar, weight):
+    """e [N, d]: every token adds its predecessor's embedding, weight [1, channels]; position 0 stays."""
+    gate = torch.sigmoid(e[1:, : weight.shape[1]] @ weight.t())
+    return torch.cat([e[:1], e[1:] + scalar * gate * e[:-1]])
+
+
+def prepare_qk(layer, q, k, rope):
+    """Raw q, k [N, H, e] normalised, rotated and, with a long window, k shifted."""
+    n, heads, e = q.shape
+    position = torch.arange(n)
+    if layer.attention == "paired":
+        position = 2 * position[:, None] + (torch.arange(heads) % 2)[None]
+    q, k = (rope.rotate(rms(x), position) for x in (q, k))
+    if layer.long_window:  # the key offset: the fixed channels come from the position before
+        half = e // 2
+        k = torch.cat([k[:, :, :half], torch.cat([k[:1, :, half:], k[:-1, :, half:]])], -1)
+    return q, k
+
+
+def value_gate(h, u, weight):
+    """[N, H] from the first channels of h and u [N, d]; weight [H, 2 * channels]."""
+    c = weight.shape[1] // 2
+    return 2 * torch.sigmoid(torch.cat([h[:, :c], u[:, :c]], -1) @ weight.t())
+
+
+def attend(layer, q, k, v, documents, window, scale):
+    """q, k [N, H, e], v [N, H, ev] after everything; the paired form reads them as [2N, H/2, ..]."""
+    shape = v.shape
+    if layer.attention == "paired":
+        q, k, v = (x.reshape(2 * shape[0], shape[1] // 2, x.shape[-1]) for x in (q, k, v))
+        documents = documents.repeat_interleave(2)
+    return dense(q, k, v, documents, window, scale, q.dtype).reshape(shape)
+
+
+def dc(q, k, v, w1, w2, documents, scale, window):
+    """The second, mixed softmax over the last keys: a mixture of all heads' probabilities for every head.
+    w1, w2 [N, H].
+    """
+    w1 = w1 * torch.rsqrt(w1.square().mean(-1, keepdim=True) + DC_EPS)
+    position = torch.arange(len(q))
+    distance = position[:, None] - position[None]
+    seen = (distance >= 0) & (distance < window) & (documents[:, None] == documents[None])
+    scores = scale * torch.einsum("tne,jne->ntj", q, k)
+    mixed = torch.einsum("tn,ntj->tj", w1, scores.masked_fill(~seen, float("-inf")).softmax(-1))
+    return w2[:, :, None] * torch.einsum("tj,jne->tne", mixed, v)
+
+
+def xsa(y, v, alpha):
+    """y, v [N, H, e], alpha [N, H]: takes tanh(alpha) of y's part along v away."""
+    share = torch.tanh(alpha)[:, :, None] * (y * v).sum(-1, keepdim=True)
+    return y - share / v.square().sum(-1, keepdim=True).clamp_min(XSA_FLOOR) * v
+
+
+def weighted_loss(logits, targets, weights, prefix, prefix_weight):
+    """Summed cross entropy of the capped logits; weights: of the targets 1, 2, .. ahead; prefix [N], -1: none."""
+    log_p = (CAP * torch.sigmoid((logits + SHIFT) / SLOPE)).log_softmax(-1)
+    total = 0.0
+    for ahead, weight in enumerate(weights):
+        total = total - weight * log_p[: len(logits) - ahead].gather(1, targets[ahead:, None]).sum()
+    rows = torch.nonzero(prefix >= 0).flatten()
+    return total - prefix_weight * log_p[rows].gather(1, prefix[rows, None]).sum()
+
+
 def initial_parameters(r, generator, dtype=torch.float32):
     """As the original starts: banks uniform, tables small, generators Kaiming; bf16-stored tensors hold bf16
     values.
@@ -144,50 +215,24 @@ class Model:
             self.r.columns(row)[1] if kind == "mudd_gate" else {"mu": record.NUM_MU, "nu": record.NUM_NU}[row]
         )
         scale = p["_mudd_gate_scale"] if kind == "mudd_gate" else GENERATOR_SCALE
-        hidden = F.gelu(x @ p[kind + "_w1"][number].t())
-        return scale * (hidden @ p[kind + "_w2"][number, :count].t() + p[kind + "_b2"][number, :count])
+        w1, w2, b2 = (p[f"{kind}_{name}"][number] for name in ("w1", "w2", "b2"))
+        return generator(x, w1, w2[:count], b2[:count], scale)
 
     def value_table(self, number, tokens):
         vp = self.z.padded_vocab
         return F.embedding(tokens, self.p["value_embeds"][number * vp : (number + 1) * vp])
 
-    def attend(self, layer, q, k, v, documents, windows, rope):
-        """q, k, v [N, H, e] after everything; the paired form reads them as [2N, H/2, e]."""
-        n, h, e = q.shape
-        window = windows[1] if layer.long_window else windows[0]
-        if layer.attention == "paired":
-            q, k, v = (x.reshape(2 * n, h // 2, e) for x in (q, k, v))
-            documents = documents.repeat_interleave(2)
-        return dense(q, k, v, documents, window, rope.scale, self.dtype).reshape(n, h, e)
-
-    def dc(self, q, k, v, weights, documents, rope):
-        """The second, mixed softmax over the last keys: a mixture of all heads' probabilities for every
-        head.
-        """
-        w1, w2 = weights
-        w1 = w1 * torch.rsqrt(w1.square().mean(-1, keepdim=True) + DC_EPS)
-        position = torch.arange(len(q))
-        distance = position[:, None] - position[None]
-        seen = (distance >= 0) & (distance < self.r.dc_window) & (documents[:, None] == documents[None])
-        scores = rope.scale * torch.einsum("tne,jne->ntj", q, k)
-        mixed = torch.einsum("tn,ntj->tj", w1, scores.masked_fill(~seen, float("-inf")).softmax(-1))
-        return w2[:, :, None] * torch.einsum("tj,jne->tne", mixed, v)
-
-    def values(self, i, layer, h, v, batch, mu, extra):
+    def values(self, layer, h, v, batch, mu, extra):
         """V with its value embedding and, in the dynamic layer, the mixture `extra` of kept streams."""
         n, heads, e = v.shape
         if layer.value_table is None:
             return v
         u = self.value_table(layer.value_table, batch.inputs)
         if layer.dynamic:
-            gate = torch.cat(
-                [mu[:, 6:7].expand(-1, heads // 2), mu[:, 7:8].expand(-1, heads - heads // 2)], -1
-            )
-            return v + gate[:, :, None] * u.view(n, heads, e) + extra.view(n, heads, e)
-        c = record.VALUE_GATE_CHANNELS
-        gate = 2 * torch.sigmoid(
-            torch.cat([h[:, :c], u[:, :c]], -1) @ self.p["ve_gate_bank"][layer.value_table].t()
-        )
+            gate = mu[:, 6:8].repeat_interleave(heads // 2, 1)
+            v = v + extra.view(n, heads, e)
+        else:
+            gate = value_gate(h, u, self.p["ve_gate_bank"][layer.value_table])
         return v + gate[:, :, None] * u.view(n, heads, e)
 
     def attention(self, i, layer, h, batch, documents, coefficients, windows, rope, mu=None, extra=None):
@@ -199,27 +244,14 @@ class Model:
         qk = p["qk_bank"][number * heads : (number + 1) * heads].reshape(2, d, d)
         wv, wo = p["vo_bank"][2 * number], p["vo_bank"][2 * number + 1]
         q, k, v = ((lin * (h @ w.t())).view(n, heads, e) for w in (qk[0], qk[1], wv))
-        position = torch.arange(n)
-        if layer.attention == "paired":
-            position = 2 * position[:, None] + (torch.arange(heads) % 2)[None]
-        q, k = (rope.rotate(rms(x), position) for x in (q, k))
-        if layer.long_window:  # the key offset: the fixed channels come from the position before
-            half = e // 2
-            shifted = torch.cat([k[:1, :, half:], k[:-1, :, half:]])
-            k = torch.cat([k[:, :, :half], shifted], -1)
-        v = self.values(i, layer, h, v, batch, mu, extra)
-        y = self.attend(layer, q, k, v, documents, windows, rope)
+        q, k = prepare_qk(layer, q, k, rope)
+        v = self.values(layer, h, v, batch, mu, extra)
+        y = attend(layer, q, k, v, documents, windows[layer.long_window], rope.scale)
         if layer.dc:
-            y = y + self.dc(q, k, v, (coefficients["dc1"], coefficients["dc2"]), documents, rope)
+            w1, w2 = coefficients["dc1"], coefficients["dc2"]
+            y = y + dc(q, k, v, w1, w2, documents, rope.scale, self.r.dc_window)
         if layer.xsa:
-            share = torch.tanh(coefficients["xsa", i])[:, :, None]
-            y = (
-                y
-                - share
-                * (y * v).sum(-1, keepdim=True)
-                / v.square().sum(-1, keepdim=True).clamp_min(XSA_FLOOR)
-                * v
-            )
+            y = xsa(y, v, coefficients["xsa", i])
         if layer.output_gate:
             y = y * coefficients["gate", i][:, :, None]
         return lout * (y.reshape(n, d) @ wo.t())
@@ -234,9 +266,7 @@ class Model:
 
     def embed(self, tokens):
         e = F.embedding(tokens, self.p["embed.weight"])
-        gate = torch.sigmoid(e[1:, : record.SMEAR_CHANNELS] @ self.p["smear_gate.weight"].t())
-        smear = self.p["scalars"][2 * len(self.r.layers)] * gate
-        return rms(torch.cat([e[:1], e[1:] + smear * e[:-1]]))
+        return rms(smear(e, self.p["scalars"][2 * len(self.r.layers)], self.p["smear_gate.weight"]))
 
     def hidden(self, batch, windows, rope, training=True):
         """The normalised stream before the head, [N, d]. windows: (short, long) in tokens."""
@@ -302,14 +332,7 @@ class Model:
             if "head" in self.fp8
             else x @ self.p["lm_head.weight"]
         )
-        z = CAP * torch.sigmoid((logits + SHIFT) / SLOPE)
-        log_p = z.log_softmax(-1)
-        total = 0.0
-        for ahead, weight in enumerate(targets):
-            total = total - weight * log_p[: len(x) - ahead].gather(1, batch.targets[ahead:, None]).sum()
-        prefix = self.prefix[batch.targets]
-        rows = torch.nonzero(prefix >= 0).flatten()
-        return total - prefix_weight * log_p[rows].gather(1, prefix[rows, None]).sum()
+        return weighted_loss(logits, batch.targets, targets, self.prefix[batch.targets], prefix_weight)
 
     @torch.no_grad()
     def validation_loss(self, batch, windows, rope):

@@ -14,12 +14,12 @@ class Optimizers:
     """Banks move at every step, all else at odd ones. half: bf16-stored tensors are rounded, Newton-Schulz
     runs in bf16.
 
-    p: {name: leaf}. While the head is tied, embed.weight is lm_head.weight transposed and has no update of
+    p: {name: leaf}; table: {name: Param}, of other tensors than the record's. While the head is tied, embed.weight is lm_head.weight transposed and has no update of
     its own.
     """
 
-    def __init__(self, r, p, half=False):
-        self.p, self.table, self.schedule, self.half = p, record.parameters(r), r.schedule, half
+    def __init__(self, r, p, half=False, table=None):
+        self.p, self.table, self.schedule, self.half = p, table or record.parameters(r), r.schedule, half
         self.m = {n: torch.zeros_like(t) for n, t in p.items()}
         self.v = {n: torch.zeros_like(t) for n, t in p.items() if self.table[n].optimizer == "adam"}
         self.count = {n: 0 for n in self.v}

@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""Writes golden/2026-*.safetensors: what the C program must reproduce of record 89. README.md describes every tensor."""
+import math
+import sys
+
+if "--help" in sys.argv:  # before the imports below, which not every machine has
+    print(__doc__)
+    sys.exit(0)
+
+import torch
+
+from make_golden import STEPS, relative_error, sample_indices, samples_of, save
+from r2026 import data, fp8, model, record
+from r2026.optimizer import Optimizers
+from r2026.trainer import Trainer
+
+GRADIENT_SAMPLES, DRAWS = 4096, 8
+
+# Every feature at least once, at sizes where windows, documents and the second softmax cut something off.
+LAYERS = (
+    record.Layer("paired", value_table=0),
+    record.Layer(long_window=True, value_table=1, xsa=True, output_gate=True),
+    record.Layer(None, gates="b"),
+    record.Layer(gates="b", xsa=True),
+    record.Layer("paired", gates="b", value_table=2, from_late=True),
+    record.Layer(gates="b", long_window=True, value_table=4, output_gate=True, dc=True, from_late=True, dynamic=True),
+)
+SIZES = dict(model_dim=48, num_heads=6, mlp_dim=64, vocab_size=61, hidden=8, bigram_rows=97, sign_rows=32, micro_batches=2)
+# Stages begin at 0, 2 and 3, the extension at 5; embedding and head part after step 3 and first differ after step 5.
+SCHEDULE = dict(scheduled=5, extension=3, final_window=20, exact_scales=2, warmup=3, cooldown=2)
+STAGES = (
+    record.Stage(32, 20, 3, 9, 1.0, (1.0, 0.5, 0.25), (1.0, 0.5, 0.0), 0.25, 0.25),
+    record.Stage(48, 40, 5, 13, 1.52, (1.0, 0.5), (1.0, 0.0), 0.25, 0.0),
+    record.Stage(64, 40, 6, 15, 1.73, (1.0,), (1.0,)),
+)
+EXTENSION = record.Stage(64, 40, 7, 17, 0.15, (1.0,), (1.0,))
+SMALL = record.Record(record.Sizes(**SIZES), LAYERS, early=1, late=3, dc_window=7,
+                      schedule=record.Schedule(stages=STAGES, last=EXTENSION, **SCHEDULE))
+# Token: its bytes. The tokens from 44 on have none: no prefix, and nobody's prefix.
+BYTES = {i: bytes([i]) for i in range(40)} | {40: b"\x01\x02", 41: b"\x01\x02\x03", 42: b"\x01\x02\x03\x04\x05", 43: b"\x07\x08\x09"}
+PREFIX = data.prefix_table(BYTES, 128)
+
+
+def metadata():
+    z, s = SMALL.sizes, SMALL.schedule
+    return dict(preset="2026-07-17", num_layers=len(LAYERS), model_dim=z.model_dim, num_heads=z.num_heads, mlp_dim=z.mlp_dim,
+                vocab_size=z.vocab_size, padded_vocab_size=z.padded_vocab, hidden=z.hidden, bigram_rows=z.bigram_rows,
+                sign_rows=z.sign_rows, micro_batches=z.micro_batches, dc_window=SMALL.dc_window, num_scheduled=s.scheduled,
+                num_extension=s.extension, final_window=s.final_window, exact_scales=s.exact_scales, momentum_warmup=s.warmup,
+                momentum_cooldown=s.cooldown, early=SMALL.early, late=SMALL.late)
+
+
+# ---- inputs of the runs -----------------------------------------------------------------------------------
+
+
+def initial_parameters(r=SMALL, draw=0):
+    """Random around their start, so that no gradient vanishes; bf16 values, banks included (their lower halves are zero)."""
+    g = torch.Generator().manual_seed(1414 + draw)
+    p, table = model.initial_parameters(r, g), record.parameters(r)
+    bound = 0.5 * math.sqrt(3.0) * r.sizes.model_dim ** -0.5
+    for name, t in p.items():
+        if name.endswith("bank") and table[name].storage == "split":
+            t.uniform_(-bound, bound, generator=g)
+        else:
+            t += (0.02 if name == "_mudd_gate_scale" else 0.2) * torch.randn(t.shape, generator=g)
+        p[name] = t if table[name].storage == "fp32" else t.bfloat16().float()
+    p["embed.weight"] = p["lm_head.weight"].t().clone()
+    return p
+
+
+def sign_table(r=SMALL):
+    g = torch.Generator().manual_seed(2236)
+    return 1.0 - 2.0 * torch.randint(0, 2, (r.sizes.sign_rows, r.sizes.model_dim), generator=g)
+
+
+def make_batches(draw=0):
+    """{name: [STEPS, 2, most or most + 1]}; see README.md."""
+    g, r = torch.Generator().manual_seed(1732 + draw), SMALL
+    stages = [r.schedule.stage(t) for t in range(STEPS)]
+    shape = STEPS, r.sizes.micro_batches, max(s.tokens for s in stages) + 1
+    tokens, cu = torch.randint(0, 60, shape, generator=g), torch.zeros(shape, dtype=torch.int64)
+    for t, stage in enumerate(stages):
+        n = stage.tokens
+        for i in range(shape[1]):
+            starts = [0, 1, n // 3 + i, n // 3 + 2 + i, n - 3]
+            tokens[t, i, starts] = 60
+            tokens[t, i, n + 1:] = 0
+            cu[t, i] = n
+            cu[t, i, :len(starts)] = torch.tensor(starts)
+    return tokens, cu
+
+
+def batches_of_step(tokens, cu, t, r=SMALL):
+    n = r.schedule.stage(t).tokens
+    return [data.make_batch(x[:n + 1], torch.cat([c[c < n], torch.tensor([n])]), r.sizes) for x, c in zip(tokens[t], cu[t])]
+
+
+def make_trainer(dtype, draw=0, quantised=()):
+    p = {n: t.to(dtype) for n, t in initial_parameters(draw=draw).items()}
+    return Trainer(SMALL, p, sign_table().to(dtype), PREFIX, quantised)
+
+
+# ---- runs -------------------------------------------------------------------------------------------------
+
+
+def gradients_at_start(dtype, draw):
+    """loss, validation, grad.<name> as [1, numel]."""
+    trainer, batches = make_trainer(dtype, draw), batches_of_step(*make_batches(draw), 0)
+    losses, gradients = trainer.gradients(batches)
+    out = {"loss": torch.stack(losses), "validation": torch.stack([trainer.validate(batches[0], f) for f in (False, True)])}
+    return {k: v.double().reshape(1, -1) for k, v in (out | {f"grad.{n}": g for n, g in gradients.items()}).items()}
+
+
+def trajectory(dtype, draw):
+    """loss [STEPS, 2] and, for each parameter, value minus initial value after every step."""
+    trainer, inputs = make_trainer(dtype, draw), make_batches(draw)
+    start = {n: p.detach().double().clone() for n, p in trainer.model.p.items()}
+    losses, updates = [], {n: [] for n in start}
+    for t in range(STEPS):
+        losses.append(torch.stack(trainer.step(batches_of_step(*inputs, t))).double())
+        for n, p in trainer.model.p.items():
+            updates[n].append((p.detach().double() - start[n]).flatten())
+    return {"loss": torch.stack(losses)} | {n: torch.stack(u) for n, u in updates.items()}
+
+
+def reference_and_errors(run):
+    """(float64 run of draw 0, {name: root mean square over the draws of the float32 run's relative error, a row a step})."""
+    squares, reference = {}, None
+    for draw in range(DRAWS):
+        exact, single = run(torch.float64, draw), run(torch.float32, draw)
+        reference = reference or exact
+        for name, r in exact.items():
+            e = torch.stack([relative_error(x, y) for x, y in zip(single[name], r)])
+            squares[name] = squares.get(name, 0) + e.square() / DRAWS
+    return reference, {n: s.sqrt() for n, s in squares.items()}
+
+
+def write_inputs():
+    table, p = record.parameters(SMALL), initial_parameters()
+    save("2026-init", None, {n: t if table[n].storage == "fp32" else t.bfloat16() for n, t in p.items()}, **metadata())
+    tokens, cu = make_batches()
+    rows = torch.zeros(2, *tokens.shape[:2], tokens.shape[2] - 1, dtype=torch.int64)
+    for t in range(STEPS):
+        for i, b in enumerate(batches_of_step(tokens, cu, t)):
+            rows[0, t, i, :len(b.inputs)], rows[1, t, i, :len(b.inputs)] = b.bigram_rows, b.sign_rows
+    lengths = torch.tensor([len(BYTES.get(i, b"")) for i in range(SMALL.sizes.vocab_size)])
+    vocabulary = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
+    for i, b in BYTES.items():
+        vocabulary[i, :len(b)] = torch.tensor(list(b))
+    save("2026-batches", None, {
+        "tokens": tokens, "cu_seqlens": cu, "bigram_rows": rows[0], "sign_rows": rows[1], "signs": sign_table().bfloat16(),
+        "micro_batch_tokens": torch.tensor([SMALL.schedule.stage(t).tokens for t in range(STEPS)]),
+        "vocabulary.bytes": vocabulary, "vocabulary.lengths": lengths, "prefix": PREFIX}, **metadata())
+
+
+def write_gradients():
+    exact, errors = reference_and_errors(gradients_at_start)
+    out = {k: exact.pop(k)[0] for k in ("loss", "validation")}
+    for name, g in exact.items():
+        out |= {name: g[0, sample_indices(g.shape[1], GRADIENT_SAMPLES)], f"norm.{name[5:]}": g.norm().reshape(1),
+                f"rel_f32.{name[5:]}": errors[name]}
+    save("2026-gradients", None, out, gradient_samples=GRADIENT_SAMPLES, **metadata())
+
+
+def write_steps():
+    exact, errors = reference_and_errors(trajectory)
+    out = {"loss": exact.pop("loss"), "loss_rel_f32": errors.pop("loss")}
+    save("2026-steps", None, out | samples_of(initial_parameters(), exact, {"f32": errors}), **metadata())
+
+
+def write_fp8_run():
+    """Losses and scales of the same run with the FP8 head and the FP8 MLP."""
+    trainer, inputs = make_trainer(torch.float64, 0, ("head", "mlp")), make_batches()
+    state, plain = trainer.model.mlp_state, trainer.model.loss
+    out = {k: [] for k in ("loss", "activation_scale", "largest", "up_scale", "down_scale")}
+
+    def watched(*args):
+        out["activation_scale"].append(list(state.activation))
+        loss = plain(*args)
+        out["largest"].append(list(state.largest))
+        return loss
+    trainer.model.loss = watched
+    for t in range(STEPS):
+        out["up_scale"].append([state.up[i][1] for i in range(len(LAYERS))])
+        out["down_scale"].append([state.down_scale[i] for i in range(len(LAYERS))])
+        out["loss"].append([float(x) for x in trainer.step(batches_of_step(*inputs, t))])
+    tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in out.items()}
+    for k in ("activation_scale", "largest"):
+        tensors[k] = tensors[k].view(STEPS, SMALL.sizes.micro_batches, -1)
+    save("2026-steps-fp8", None, tensors, **metadata())
+
+
+# ---- operations by themselves -----------------------------------------------------------------------------
+
+
+class Cases:
+    """<case>.<input>, <case>.out.<output>, the upstream gradient <case>.dout.<output> and the gradients <case>.d.<input>."""
+
+    def __init__(self, seed):
+        self.g, self.out = torch.Generator().manual_seed(seed), {}
+
+    def draw(self, *shape, scale=1.0):
+        return (scale * torch.randn(shape, generator=self.g)).bfloat16().double()
+
+    def add(self, case, f, **inputs):
+        """f of the inputs, of which real ones have a gradient, gives a tensor or {name: tensor}."""
+        x = {n: t.clone().requires_grad_() if t.is_floating_point() else t for n, t in inputs.items()}
+        y = f(**x)
+        y = y if isinstance(y, dict) else {"y": y}
+        dy = {n: self.draw(*t.shape) for n, t in y.items()}
+        sum((t * dy[n]).sum() for n, t in y.items()).backward()
+        self.out |= {f"{case}.{n}": t for n, t in inputs.items()} | {f"{case}.out.{n}": t for n, t in y.items()}
+        self.out |= {f"{case}.dout.{n}": t for n, t in dy.items()}
+        self.out |= {f"{case}.d.{n}": t.grad for n, t in x.items() if t.is_floating_point()}
+
+
+N, D, H, E = 20, 48, 6, 8
+OP_CU = torch.tensor([0, 1, 9, 11, N])
+PLAIN, PAIRED, OFFSET = record.Layer(), record.Layer("paired"), record.Layer(long_window=True)
+
+
+def op_documents():
+    return torch.repeat_interleave(torch.arange(len(OP_CU) - 1), torch.diff(OP_CU))
+
+
+def write_attention_ops():
+    c, documents, scale = Cases(101), op_documents(), 0.13
+    rope = model.Rope.start(E, torch.float64)
+    rope.follow(9, 13)
+    c.out |= {"cu_seqlens": OP_CU, "frequencies": rope.frequencies, "window": torch.tensor([5]), "dc_window": torch.tensor([7]),
+              "scale": torch.tensor([scale])}
+    q, k, v, y = (c.draw(N, H, E) for _ in range(4))
+    for name, layer in (("qk", PLAIN), ("qk-paired", PAIRED), ("qk-offset", OFFSET)):
+        c.add(name, lambda q, k: dict(zip("qk", model.prepare_qk(layer, q, k, rope))), q=q, k=k)
+    c.add("value", lambda h, v, u, w: v + model.value_gate(h, u, w)[:, :, None] * u.view(N, H, E),
+          h=c.draw(N, D), v=v, u=c.draw(N, D), w=c.draw(H, 2 * record.VALUE_GATE_CHANNELS, scale=0.4))
+    for name, layer in (("attend", PLAIN), ("attend-paired", PAIRED)):
+        c.add(name, lambda q, k, v: model.attend(layer, q, k, v, documents, 5, scale), q=q, k=k, v=v)
+    c.add("dc", lambda q, k, v, w1, w2: model.dc(q, k, v, w1, w2, documents, scale, 7), q=q, k=k, v=v, w1=c.draw(N, H), w2=c.draw(N, H))
+    c.add("xsa", model.xsa, y=y, v=v, alpha=c.draw(N, H))
+    save("2026-ops-attention", None, c.out)
+
+
+def write_stream_ops():
+    c, n = Cases(202), 16
+    c.add("smear", model.smear, e=c.draw(n, D), scalar=c.draw(1)[0], weight=c.draw(1, record.SMEAR_CHANNELS))
+    c.add("generator", model.generator, x=c.draw(n, D), w1=c.draw(8, D, scale=0.2), w2=c.draw(14, 8, scale=0.5), b2=c.draw(14),
+          scale=torch.tensor(0.1).double())
+    rows, signs = torch.tensor([96, 3, 3, 5, 0, 3, 95, 5]), torch.tensor([0, 1, 2, 3, 1, 1, 31, 0])
+    plus_minus = sign_table().double()
+    c.out["bigram.plus_minus"] = plus_minus
+    c.add("bigram", lambda rows, signs, table: table[rows] * plus_minus[signs], rows=rows, signs=signs, table=c.draw(97, D))
+    c.add("mix", lambda **x: sum(x[f"c{j}"] * x[f"s{j}"] for j in range(4)), **{f"s{j}": c.draw(n, D) for j in range(4)},
+          **{f"c{j}": c.draw(n, 1) for j in range(4)})
+    c.add("mlp", lambda h, fc, proj: torch.relu(h @ fc.t()).square() @ proj, h=c.draw(n, D), fc=c.draw(64, D, scale=0.15),
+          proj=c.draw(64, D, scale=0.15))
+    targets, prefix = torch.randint(0, 61, (n,), generator=c.g), torch.randint(-1, 61, (n,), generator=c.g)
+    prefix[::3] = -1
+    logits = c.draw(n, 128, scale=4.0)
+    for name, weights, pw in (("loss", (1.0,), 0.0), ("loss-prefix", (1.0,), 0.25), ("loss-three", (1.0, 0.5, 0.125), 0.25)):
+        x = logits.clone().requires_grad_()
+        y = model.weighted_loss(x, targets, weights, prefix, pw)
+        y.backward()
+        c.out |= {f"{name}.weights": torch.tensor(weights), f"{name}.prefix_weight": torch.tensor([pw]),
+                  f"{name}.out": y.reshape(1), f"{name}.d.logits": x.grad}
+    c.out |= {"loss.logits": logits, "loss.targets": targets, "loss.prefix": prefix}
+    save("2026-ops-stream", None, c.out)
+
+
+def write_fp8_ops():
+    c, n, f = Cases(303), 16, 64
+    edges = torch.tensor([2.0 ** -10, 1.5 * 2.0 ** -10, 3 * 2.0 ** -10, 0.0146484375, 0.96875, 1.0625, 1.1875, 17, 19, 27, 432, 465, 1000, -0.3,
+                          -1e9, 3.14159, 9, 11, 61440, 1e6])
+    c.out |= {"casts": edges, "casts.e4m3": fp8.quantize(edges, torch.float8_e4m3fn, fp8.E4M3),
+              "casts.e5m2": fp8.quantize(edges, torch.float8_e5m2, fp8.E5M2)}
+    # The head. Row 7 of x has the largest value that rms can give, some weights saturate.
+    x, w, g = c.draw(n, D), c.draw(D, 128, scale=0.7), c.draw(n, 128, scale=0.2)
+    x[7] = 0
+    x[7, 5] = D ** 0.5
+    x = x.bfloat16().double()
+    xs, ws, scales = x.clone().requires_grad_(), w.clone().requires_grad_(), fp8.HeadScales()
+    y = fp8.head_logits(xs, ws, scales)
+    y.backward(g)
+    c.out |= {"head.x": x, "head.w": w, "head.dlogits": g, "head.x8": fp8.quantize(x / scales.x, torch.float8_e4m3fn, fp8.E4M3),
+              "head.w8": fp8.quantize(w / scales.w, torch.float8_e4m3fn, fp8.E4M3),
+              "head.g8": fp8.quantize(g / scales.g, torch.float8_e5m2, fp8.E5M2), "head.out.logits": y, "head.d.x": xs.grad,
+              "head.d.w": ws.grad}
+    # The MLP of one layer: weights that change between steps, three forwards of which the scales of the second and third are delayed.
+    state, bank = fp8.MlpState(1), torch.stack([c.draw(1, 2, f, D, scale=s) for s in (0.1, 0.13, 0.05)])
+    for step in range(3):
+        state.quantize_weights(bank[step], step < 1)
+        c.out |= {f"mlp.up8.{step}": state.up[0][0], f"mlp.up_scale.{step}": torch.tensor([state.up[0][1]]),
+                  f"mlp.down8.{step}": state.down[0], f"mlp.down_scale.{step}": torch.tensor([state.down_scale[0]])}
+        c.out[f"mlp.activation_scale.{step}"] = torch.tensor(state.activation)
+        h, fc, proj = (t.clone().requires_grad_() for t in (c.draw(n, D), *bank[step, 0]))
+        dy = c.draw(n, D)
+        y = fp8.mlp_fp8(h, fc, proj, state, 0)
+        y.backward(dy)
+        state.end_of_forward()
+        c.out |= {f"mlp.fc.{step}": fc, f"mlp.proj.{step}": proj, f"mlp.h.{step}": h, f"mlp.out.{step}": y, f"mlp.dout.{step}": dy,
+                  f"mlp.largest.{step}": torch.tensor(state.largest), f"mlp.d.h.{step}": h.grad, f"mlp.d.fc.{step}": fc.grad,
+                  f"mlp.d.proj.{step}": proj.grad}
+    save("2026-ops-fp8", None, {k: t.bfloat16() if "8." in k or k[-1] == "8" else t for k, t in c.out.items()})
+
+
+# ---- updates, schedule, tables ----------------------------------------------------------------------------
+
+
+def write_adam():
+    """Adam's tensors of a record of width 16 on given gradients; the tied pair parts after step 3."""
+    c, r = Cases(404), record.Record(record.Sizes(**(SIZES | dict(model_dim=16, num_heads=2))), LAYERS, 1, 3, 7, SMALL.schedule)
+    names = ("embed.weight", "lm_head.weight", "ve_gate_bank", "smear_gate.weight", "scalars", "resid_lambdas", "mudd_b2",
+             "mudd_gate_w2", "_mudd_gate_scale")
+    table, out = record.parameters(r), {}
+    p = {n: c.draw(*table[n].shape, scale=0.5) for n in names}
+    p["embed.weight"] = p["lm_head.weight"].t().clone()
+    optimizers = Optimizers(r, p, table={n: table[n] for n in names})
+    for n in names:
+        out |= {f"init.{n}": p[n].clone(), f"grad.{n}": c.draw(STEPS, *table[n].shape, scale=0.2)}
+    after = {n: [] for n in names}
+    for t in range(STEPS):
+        optimizers.step(t, {n: out[f"grad.{n}"][t] for n in names})
+        for n in names:
+            after[n].append(p[n].clone())
+    out |= {f"after.{n}": torch.stack(after[n])[1::2] for n in names}
+    for n in names:
+        s = table[n]
+        out[f"constants.{n}"] = torch.tensor([s.lr, s.decay, *s.betas])
+    out["rate"] = torch.tensor([r.schedule.rate(t) for t in range(STEPS)])
+    save("2026-adam", None, out)
+
+
+def write_normuon():
+    """Banks on given gradients: wide and square by columns and rows, tall with a multiplier for each of the two matrices."""
+    c, out, steps = Cases(505), {}, 3
+    specs = {"wide": record.Param((2, 8, 24), "split", "normuon"), "square": record.Param((2, 24, 24), "split", "normuon"),
+             "tall": record.Param((1, 2, 32, 24), "split", "normuon", matrix_lr=(1.0, 2.0))}
+    factors, momentum = (1.0, 1.52, 0.3), (0.85, 0.9, 0.95)
+    for name, spec in specs.items():
+        p = {name: c.draw(*spec.shape, scale=0.2)}
+        optimizers, g, after = Optimizers(SMALL, p, table=specs), c.draw(steps, *spec.shape), []
+        out |= {f"init.{name}": p[name].clone(), f"grad.{name}": g}
+        for t in range(steps):
+            optimizers.normuon(name, spec, g[t], factors[t], momentum[t])
+            after.append(p[name].clone())
+        out[f"after.{name}"] = torch.stack(after)
+    w = c.draw(64) + 2.0 ** -10 * torch.randn(64, generator=c.g)
+    w = w.float()
+    out |= {"rate": torch.tensor(factors), "momentum": torch.tensor(momentum), "split": w, "split.upper": fp8.truncated(w).bfloat16(),
+            "split.lower": w.view(torch.int32).long() & 0xFFFF}
+    save("2026-normuon", None, out)
+
+
+def write_schedules():
+    out = {}
+    for scheduled, extension in ((1270, 15), (150, 2)):
+        s = record.Schedule(scheduled=scheduled, extension=extension)
+        rope, window, scale = model.Rope.start(128, torch.float32), s.stage(0).window_long, []
+        weights, prefix = zip(*(s.weights(t) for t in range(s.total)))
+        for t in range(s.total):
+            rope.follow(window, s.stage(t).window_long)
+            window = s.stage(t).window_long
+            scale.append(rope.scale)
+            if t in [0] + s.begins()[1:]:
+                out[f"frequencies.{s.total}.{s.stage_index(t)}"] = rope.frequencies.clone()
+        columns = {"rate": [s.rate(t) for t in range(s.total)], "momentum": [s.momentum(t) for t in range(s.total)],
+                   "targets": [list(w) + [0.0] * (3 - len(w)) for w in weights], "prefix": prefix, "scale": scale}
+        out |= {f"{k}.{s.total}": torch.tensor(v, dtype=torch.float64) for k, v in columns.items()}
+        rows = [[s.stage(t).tokens, s.stage(t).cut, s.stage(t).window_short, s.stage(t).window_long] for t in range(s.total)]
+        out |= {f"stage.{s.total}": torch.tensor(rows), f"begins.{s.total}": torch.tensor(s.begins()),
+                f"last_tied.{s.total}": torch.tensor([s.last_tied()])}
+    save("2026-schedules", None, out)
+
+
+def write_rows():
+    """Rows of the bigram and sign tables at their full sizes."""
+    z = record.Sizes()
+    tokens = torch.randint(0, z.vocab_size, (64,), generator=torch.Generator().manual_seed(606))
+    tokens[:2] = torch.tensor([50256, 464])
+    tokens[60:] = torch.tensor([50256, 50256, 0, 0])
+    save("2026-rows", None, {"tokens": tokens, "bigram_rows": data.bigram_rows(tokens, z.bigram_rows),
+                             "sign_rows": data.sign_rows(tokens, z.sign_rows)})
+
+
+def main():
+    for write in (write_inputs, write_gradients, write_steps, write_fp8_run, write_attention_ops, write_stream_ops, write_fp8_ops,
+                  write_adam, write_normuon, write_schedules, write_rows):
+        write()
+
+
+if __name__ == "__main__":
+    main()
