@@ -45,6 +45,22 @@ static inline int mix_backward_tensors(const MixBackward *a)
 }
 COST(mix_rmsnorm_backward, (const MixBackward *a, int N, int d), 0,
      floatx_bytes(N, d, mix_backward_tensors(a)))
+COST(signed_gather, (int N, int d, int width), 0,
+     floatx_bytes(N, d, 1) + floatx_bytes(N, width, 1 + 1.0 / 16))
+COST(table_grad, (int count, int N, int d, int width), 0,
+     floatx_bytes(N, d, count) + fp32_bytes(profile_touched_rows(), width, 2))
+COST(stream_mix, (const StreamMix *a, int N, int d), 0, floatx_bytes(N, d, a->terms + !!a->y + !!a->h))
+static inline OpCost cost_stream_grads(const StreamGrad *a, int count, int N, int d)
+{
+    int tensors = 0;
+    for (int i = 0; i < count; i++) {
+        tensors += !!a[i].x + !!a[i].h + !!a[i].dh + !!a[i].dx + (a[i].dx && a[i].accumulate);
+        for (int k = 0; k < a[i].readers; k++)
+            tensors += i == 0 || k >= a[0].readers || a[0].reader[k].g != a[i].reader[k].g;
+    }
+    OpCost cost = {0, floatx_bytes(N, d, tensors)};
+    return cost;
+}
 COST(rmsnorm_forward, (int N, int d), 0, floatx_bytes(N, d, 2))
 COST(rmsnorm_backward, (int N, int d), 0, floatx_bytes(N, d, 4))
 

@@ -16,7 +16,9 @@
 #pragma once
 #include "llmc/ops/backend.h"
 #include "llmc/ops/embedding.h"
+#include "llmc/ops/tables.h"
 #include "llmc/ops/residual.h"
+#include "llmc/ops/streams.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/head.h"

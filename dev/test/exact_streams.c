@@ -1,0 +1,448 @@
+// Sums of streams, gathered rows with signs, generators, and Adam with decay, fp32 build: forward against
+// double versions, backward against their central differences. Limit: every result is a chain of a few fp32
+// operations and sums of at most some hundred terms, 2^-24 each: near 1e-7 in norm. 1e-5 leaves two orders of
+// magnitude and is far below what a wrong formula gives.
+#include "dev/test/tap.h"
+#include "dev/test/ops_reference.h"
+
+#define LIMIT 1e-5
+
+static void check_x(const char *what, const floatX *got, const double *exact, int n)
+{
+    ok_at_most(relative_error(of_x(got, n), exact, n), LIMIT, what);
+}
+
+static void check(const char *what, const float *got, const double *exact, int n)
+{
+    ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
+}
+
+// ---- coefficients of streams ------------------------------------------------------------------------------
+
+// The four kinds, with the values that the double version varies.
+typedef struct {
+    StreamFactor c;
+    Tensor32 scalar, column; // of the kinds that have one
+} Factor;
+
+static Factor random_factor(int kind, int N)
+{
+    Factor f = {.c = {.plus = kind == 3 ? 1.0f : 0}, .scalar = random_tensor32(1, 1)};
+    f.c.stride = 3;
+    f.column = random_tensor32(3 * N, 1);
+    if (kind == 1 || kind == 3)
+        f.c.scalar = f.scalar.x;
+    if (kind >= 2)
+        f.c.column = f.column.x + 1;
+    return f;
+}
+
+static double ref_factor(const Factor *f, int t)
+{
+    return (double)f->c.plus +
+           (f->c.scalar ? f->scalar.d[0] : 1) * (f->c.column ? f->column.d[3 * t + 1] : 1);
+}
+
+// ---- a sum of streams -------------------------------------------------------------------------------------
+
+static void mix_case(int N, int d, int terms, bool only_h, bool only_y)
+{
+    pool_reset();
+    int vocab = 5, n = N * d;
+    double *y = doubles(n), *h = doubles(n), *rstd = doubles(N), amax = 0.01;
+    floatX *got_y = halves(n), *got_h = halves(n);
+    float *got_rstd = floats(N), got_amax = 0.01f;
+    StreamMix a = {only_h ? NULL : got_y, only_y ? NULL : got_h, got_rstd, only_y ? NULL : &got_amax,
+                   .terms = terms};
+    for (int k = 0; k < terms; k++) {
+        bool gathered = k == 4;
+        Tensor x = random_tensor(gathered ? vocab * d : n, 1);
+        int32_t *rows = gathered ? random_tokens(N, vocab) : NULL;
+        Factor f = random_factor(k % 4, N);
+        a.term[k] = (StreamTerm){x.x, rows, f.c};
+        for (int i = 0; i < n; i++)
+            y[i] += ref_factor(&f, i / d) * x.d[(rows ? rows[i / d] : i / d) * d + i % d];
+        if (k == 1 && !only_h) { // in place
+            memcpy(got_y, x.x, sizeof(floatX) * (size_t)n);
+            a.term[k].x = got_y;
+        }
+    }
+    for (int t = 0; t < N; t++)
+        rstd[t] = ref_rms(h + t * d, y + t * d, d);
+    for (int i = 0; i < n; i++)
+        amax = fmax(amax, fabs(h[i]));
+    stream_mix(NULL, &a, N, d);
+    printf("# sum of %d streams, N %d, d %d\n", terms, N, d);
+    if (!only_h)
+        check_x("   y", got_y, y, n);
+    if (!only_y) {
+        check_x("   h", got_h, h, n);
+        check("   rstd", got_rstd, rstd, N);
+        check("   amax", &got_amax, &amax, 1);
+    }
+}
+
+static void amax_case(void)
+{
+    pool_reset();
+    Tensor x = random_tensor(2 * 8, 1);
+    floatX *h = halves(2 * 8);
+    float rstd[2], amax = 100;
+    StreamMix a = {NULL, h, rstd, &amax, {{.x = x.x}}, 1};
+    stream_mix(NULL, &a, 2, 8);
+    ok(amax == 100, "amax of before is kept where it is larger");
+    x.x[3] = float_to_x(NAN);
+    stream_mix(NULL, &a, 2, 8);
+    ok(isnan(amax), "amax of NaN is NaN");
+}
+
+// ---- the gradient of streams ------------------------------------------------------------------------------
+
+// Two streams with the same readers; the first has a norm, too.
+static struct {
+    int N, d, readers, streams, vocab, leads;
+    bool norm;
+    Tensor x[2], g[MIX_STREAMS], dh;
+    int32_t *rows; // of the second
+    Tensor32 lead;
+    Factor factor[2][MIX_STREAMS];
+} sg;
+
+static double stream_loss(void)
+{
+    int N = sg.N, d = sg.d;
+    double sum = 0, h[512];
+    for (int t = 0; t < N; t++) {
+        for (int k = 0; k < sg.streams; k++) {
+            const double *x = sg.x[k].d + (k && sg.rows ? sg.rows[t] : t) * d;
+            for (int r = 0; r < sg.readers; r++)
+                sum += ref_factor(&sg.factor[k][r], t) * inner(x, sg.g[r].d + t * d, d);
+        }
+        if (!sg.norm)
+            continue;
+        ref_rms(h, sg.x[0].d + t * d, d);
+        sum += inner(h, sg.dh.d + t * d, d) + inner(h, sg.lead.d + t * sg.leads, sg.leads);
+    }
+    return sum;
+}
+
+static void stream_inputs(int N, int d, int readers, int streams, bool norm, bool rows)
+{
+    pool_reset();
+    sg.N = N;
+    sg.d = d;
+    sg.readers = readers;
+    sg.streams = streams;
+    sg.norm = norm;
+    sg.vocab = 3;
+    sg.leads = 6;
+    sg.rows = rows ? random_tokens(N, sg.vocab) : NULL;
+    sg.dh = random_tensor(N * d, 1);
+    sg.lead = random_tensor32(N * sg.leads, 1);
+    for (int k = 0; k < 2; k++)
+        sg.x[k] = random_tensor(k && rows ? sg.vocab * d : N * d, 1);
+    for (int r = 0; r < readers; r++) {
+        sg.g[r] = random_tensor(N * d, 1);
+        for (int k = 0; k < 2; k++)
+            sg.factor[k][r] = random_factor((r + k) % 4, N);
+    }
+}
+
+static void check_factors(const StreamGrad *a, int k)
+{
+    for (int r = 0; r < sg.readers; r++) {
+        const StreamReader *reader = &a[k].reader[r];
+        const Factor *f = &sg.factor[k][r];
+        char text[64];
+        snprintf(text, sizeof text, "   stream %d, reader %d: scalar", k, r);
+        if (f->c.scalar) {
+            double *e = central_differences(f->scalar.d, 1, stream_loss);
+            e[0] += 0.5;
+            check(text, reader->dscalar, e, 1);
+        }
+        snprintf(text, sizeof text, "   stream %d, reader %d: column", k, r);
+        if (f->c.column)
+            check(text, reader->dcolumn - 1, central_differences(f->column.d, 3 * sg.N, stream_loss),
+                  3 * sg.N);
+    }
+}
+
+// from_h: the stream is given by h and rstd alone.
+static void stream_case(int N, int d, int readers, int streams, bool norm, bool rows, bool from_h)
+{
+    stream_inputs(N, d, readers, streams, norm, rows);
+    int n = N * d;
+    floatX *h = halves(n), *dx = halves(n), *wide = halves(3 * n);
+    float *rstd = floats(N);
+    rmsnorm_forward(NULL, h, rstd, sg.x[0].x, N, d);
+    StreamGrad a[2] = {{.dx = dx, .accumulate = streams == 2, .x = from_h ? NULL : sg.x[0].x},
+                       {.dx = rows ? NULL : halves(n), .x = sg.x[1].x, .rows = sg.rows}};
+    double *before = doubles(n);
+    for (int i = 0; i < n && streams == 2; i++)
+        before[i] = x_to_float(dx[i] = float_to_x((float)uniform(-1, 1)));
+    if (norm || from_h) {
+        a[0].h = h;
+        a[0].rstd = rstd;
+    }
+    if (norm) {
+        a[0].dh = sg.dh.x;
+        a[0].dh_lead = sg.lead.x;
+        a[0].leads = sg.leads;
+    }
+    for (int t = 0; t < N && readers > 1; t++) // one reader's gradient is the last third of wider rows
+        memcpy(wide + (3 * t + 2) * d, sg.g[1].x + t * d, sizeof(floatX) * (size_t)d);
+    for (int k = 0; k < streams; k++) {
+        a[k].readers = readers;
+        for (int r = 0; r < readers; r++) {
+            const Factor *f = &sg.factor[k][r];
+            a[k].reader[r] = (StreamReader){r == 1 ? wide + 2 * d : sg.g[r].x, r == 1 ? 3 * d : 0, f->c,
+                                            floats(1), floats(3 * N) + 1};
+            *a[k].reader[r].dscalar = 0.5f;
+        }
+    }
+    stream_grads(NULL, a, streams, N, d);
+    printf("# gradient of %d streams, %d readers%s%s, N %d, d %d\n", streams, readers, norm ? ", norm" : "",
+           from_h ? ", from h" : "", N, d);
+    for (int k = 0; k < streams; k++) {
+        if (a[k].dx) {
+            double *e = central_differences(sg.x[k].d, n, stream_loss);
+            for (int i = 0; i < n && k == 0; i++)
+                e[i] += before[i];
+            check_x("   dx", a[k].dx, e, n);
+        }
+        check_factors(a, k);
+    }
+}
+
+// dx in place of a reader's gradient, without gradients of coefficients.
+static void stream_in_place_case(int N, int d)
+{
+    stream_inputs(N, d, 2, 1, false, false);
+    double *e = central_differences(sg.x[0].d, N * d, stream_loss);
+    StreamGrad a = {sg.g[1].x, .x = sg.x[0].x, .readers = 2};
+    for (int r = 0; r < 2; r++)
+        a.reader[r] = (StreamReader){.g = sg.g[r].x, .c = sg.factor[0][r].c};
+    stream_grads(NULL, &a, 1, N, d);
+    check_x("gradient of a stream in place of a reader's", sg.g[1].x, e, N * d);
+}
+
+// ---- streams of a small network ---------------------------------------------------------------------------
+
+// c = x0 + k0 b;  x = r c + o + k1 x0 + k2 b, h = rms(x);  z = x + s k3 c;  y = (1 + k4) z + k5 c + k6
+// T[rows], out = rms(y).  k: columns; r, s: scalars. The loss is linear in h and out.
+enum { K0, K1, K2, K3, K4, K5, K6, COLUMNS };
+static struct {
+    int N, d;
+    Tensor x0, b, o, table, dh, dout;
+    Tensor32 r, s, k;
+    int32_t *rows;
+} net;
+
+static double net_loss(void)
+{
+    int d = net.d;
+    double c[64], x[64], y[64], h[64], sum = 0;
+    for (int t = 0; t < net.N; t++) {
+        const double *k = net.k.d + t * COLUMNS;
+        for (int j = 0; j < d; j++) {
+            int i = t * d + j;
+            c[j] = net.x0.d[i] + k[K0] * net.b.d[i];
+            x[j] = net.r.d[0] * c[j] + net.o.d[i] + k[K1] * net.x0.d[i] + k[K2] * net.b.d[i];
+            double z = x[j] + net.s.d[0] * k[K3] * c[j];
+            y[j] = (1 + k[K4]) * z + k[K5] * c[j] + k[K6] * net.table.d[net.rows[t] * d + j];
+        }
+        ref_rms(h, x, d);
+        sum += inner(h, net.dh.d + t * d, d);
+        ref_rms(h, y, d);
+        sum += inner(h, net.dout.d + t * d, d);
+    }
+    return sum;
+}
+
+static StreamFactor column(int k) { return (StreamFactor){.column = net.k.x + k, .stride = COLUMNS}; }
+
+static void net_case(int N, int d)
+{
+    pool_reset();
+    int n = N * d, vocab = 4;
+    net.N = N;
+    net.d = d;
+    Tensor *all[] = {&net.x0, &net.b, &net.o, &net.dh, &net.dout};
+    for (int i = 0; i < 5; i++)
+        *all[i] = random_tensor(n, 1);
+    net.table = random_tensor(vocab * d, 1);
+    net.r = random_tensor32(1, 1);
+    net.s = random_tensor32(1, 1);
+    net.k = random_tensor32(N * COLUMNS, 1);
+    net.rows = random_tokens(N, vocab);
+    floatX *c = halves(n), *x = halves(n), *h = halves(n), *z = halves(n), *out = halves(n);
+    float *rstd = floats(N), *rstd_out = floats(N);
+    StreamFactor r = {.scalar = net.r.x}, skip = column(K3), last = column(K4);
+    skip.scalar = net.s.x;
+    last.plus = 1;
+    StreamMix mixes[] =
+        {{c, .term = {{net.x0.x}, {net.b.x, .c = column(K0)}}, .terms = 2},
+         {x,
+          h,
+          rstd,
+          NULL,
+          {{c, .c = r}, {.x = net.o.x}, {net.x0.x, .c = column(K1)}, {net.b.x, .c = column(K2)}},
+          4},
+         {z, .term = {{x}, {c, .c = skip}}, .terms = 2},
+         {NULL,
+          out,
+          rstd_out,
+          NULL,
+          {{z, .c = last}, {c, .c = column(K5)}, {net.table.x, net.rows, column(K6)}},
+          3}};
+    for (int i = 0; i < 4; i++)
+        stream_mix(NULL, &mixes[i], N, d);
+
+    floatX *dy = halves(n), *dz = halves(n), *dx = halves(n), *dc = halves(n), *dx0 = halves(n),
+           *db = halves(n);
+    float *dk = floats(N * COLUMNS), dr = 0, ds = 0;
+    StreamGrad y_grad = {dy, .dh = net.dout.x, .h = out, .rstd = rstd_out};
+    StreamGrad z_grad = {dz, .x = z, .reader = {{dy, 0, last, NULL, dk + K4}}, .readers = 1};
+    StreamGrad t_grad = {.x = net.table.x,
+                         .rows = net.rows,
+                         .reader = {{dy, 0, column(K6), NULL, dk + K6}},
+                         .readers = 1};
+    StreamGrad x_grad = {dx, .reader = {{dz}}, .readers = 1, .dh = net.dh.x, .h = h, .rstd = rstd};
+    StreamGrad c_grad = {dc, .x = c,
+                         .reader = {{dx, 0, r, &dr},
+                                    {dz, 0, skip, &ds, dk + K3},
+                                    {dy, 0, column(K5), NULL, dk + K5}},
+                         .readers = 3};
+    StreamGrad first[2] =
+        {{dx0, .x = net.x0.x, .reader = {{dc}, {dx, 0, column(K1), NULL, dk + K1}}, .readers = 2},
+         {db, .x = net.b.x,
+          .reader = {{dc, 0, column(K0), NULL, dk + K0}, {dx, 0, column(K2), NULL, dk + K2}}, .readers = 2}};
+    StreamGrad *order[] = {&y_grad, &z_grad, &t_grad, &x_grad, &c_grad};
+    for (int i = 0; i < 5; i++)
+        stream_grads(NULL, order[i], 1, N, d);
+    stream_grads(NULL, first, 2, N, d);
+    check_x("streams of a network: gradient of x0", dx0, central_differences(net.x0.d, n, net_loss), n);
+    check_x("   of the bigram", db, central_differences(net.b.d, n, net_loss), n);
+    check_x("   of what a layer adds: that of the sum itself", dx, central_differences(net.o.d, n, net_loss),
+            n);
+    check("   of the columns", dk, central_differences(net.k.d, N * COLUMNS, net_loss), N * COLUMNS);
+    check("   of a scalar", &dr, central_differences(net.r.d, 1, net_loss), 1);
+    check("   of a scalar times a column", &ds, central_differences(net.s.d, 1, net_loss), 1);
+}
+
+// ---- gathered rows ----------------------------------------------------------------------------------------
+
+// out = signs * table[rows]; two readers: one takes out's signed rows, one the plain rows with a factor a
+// group and a gradient of its first channels.
+static struct {
+    int N, d, width, groups;
+    int32_t *rows, *sign_rows;
+    uint32_t *bits;
+    Tensor table, g, plain;
+    Tensor32 factor, lead;
+} gt;
+
+static double ref_sign(int t, int c)
+{
+    int words = (gt.width + 31) / 32;
+    return gt.bits[gt.sign_rows[t] * words + c / 32] >> (c % 32) & 1 ? -1 : 1;
+}
+
+static double gather_loss(void)
+{
+    double sum = 0;
+    for (int t = 0; t < gt.N; t++)
+        for (int c = 0; c < gt.width; c++) {
+            double x = gt.table.d[gt.rows[t] * gt.width + c];
+            sum += ref_sign(t, c) * x * gt.g.d[t * gt.d + c];
+            sum += gt.factor.d[t * 5 + c / (gt.d / gt.groups)] * x * gt.plain.d[t * gt.d + c];
+            sum += c < 6 ? gt.lead.d[t * 6 + c] * x : 0;
+        }
+    return sum;
+}
+
+// Positions of every distinct row.
+static TokenRows rows_of(const int32_t *rows, int N, int count)
+{
+    int32_t *order = take((size_t)N, 4), *row = take((size_t)N, 4), *start = take((size_t)N + 1, 4),
+            *distinct = take(1, 4);
+    for (int r = 0, n = 0; r < count; r++) {
+        int before = n;
+        for (int t = 0; t < N; t++)
+            if (rows[t] == r)
+                order[n++] = t;
+        if (n > before) {
+            row[*distinct] = r;
+            start[++*distinct] = n;
+        }
+    }
+    return (TokenRows){order, row, start, distinct};
+}
+
+static void gather_case(int N, int d, int width, int groups)
+{
+    pool_reset();
+    int count = 7, sign_count = 4, words = (width + 31) / 32, n = count * width;
+    gt.N = N;
+    gt.d = d;
+    gt.width = width;
+    gt.groups = groups;
+    gt.rows = random_tokens(N, count);
+    gt.sign_rows = random_tokens(N, sign_count);
+    gt.bits = take((size_t)(sign_count * words), sizeof *gt.bits);
+    for (int i = 0; i < sign_count * words; i++)
+        gt.bits[i] = (uint32_t)uniform(0, 4294967296.0);
+    gt.table = random_tensor(n, 1);
+    gt.g = random_tensor(N * d, 1);
+    gt.plain = random_tensor(N * d, 1);
+    gt.factor = random_tensor32(N * 5, 1);
+    gt.lead = random_tensor32(N * 6, 1);
+    RowSigns signs = {gt.bits, gt.sign_rows};
+    floatX *out = halves(N * d), *wide = halves(N * 2 * d);
+    for (int i = 0; i < N * d; i++)
+        out[i] = float_to_x(7);
+    signed_gather(NULL, out, gt.table.x, gt.rows, &signs, N, d, width);
+    double *e = doubles(N * d);
+    for (int i = 0; i < N * d; i++)
+        e[i] = i % d < width ? ref_sign(i / d, i % d) * gt.table.d[gt.rows[i / d] * width + i % d] : 0;
+    printf("# rows of %d of %d channels, N %d\n", width, d, N);
+    check_x("   gathered with signs", out, e, N * d);
+    for (int t = 0; t < N; t++)
+        memcpy(wide + 2 * t * d, gt.plain.x + t * d, sizeof(floatX) * (size_t)d);
+    RowReader readers[2] = {{.g = gt.g.x, .signs = &signs},
+                            {wide, 2 * d, gt.factor.x, 5, groups, gt.lead.x, 6, NULL}};
+    float *dtable = floats(n);
+    TokenRows rows = rows_of(gt.rows, N, count);
+    double *expected = central_differences(gt.table.d, n, gather_loss);
+    for (int i = 0; i < n; i++) {
+        dtable[i] = 0.25f;
+        expected[i] += 0.25;
+    }
+    table_grad(NULL, dtable, readers, 2, &rows, N, d, width);
+    check("   gradient of the table", dtable, expected, n);
+}
+
+int main(void)
+{
+    OpSizes sizes =
+        {.tokens = 100, .eval_tokens = 100, .dim = 96, .heads = 4, .mlp_dim = 96, .vocab_padded = 128};
+    backend_open(0);
+    backend_reserve(&sizes);
+    mix_case(7, 20, 2, false, false);
+    mix_case(40, 33, 6, true, false);
+    mix_case(1, 8, 3, false, true);
+    mix_case(5, 16, 5, false, false);
+    amax_case();
+    stream_case(6, 20, 2, 1, true, false, false);
+    stream_case(40, 12, 1, 1, true, false, true);
+    stream_case(5, 16, 6, 2, false, false, false);
+    stream_case(9, 12, 4, 2, true, true, false);
+    stream_case(1, 8, 2, 1, false, false, true);
+    stream_in_place_case(5, 12);
+    net_case(9, 20);
+    gather_case(30, 24, 24, 4);
+    gather_case(41, 96, 40, 2);
+    gather_case(1, 24, 24, 1);
+    backend_close();
+    return tap_done();
+}
