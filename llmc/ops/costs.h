@@ -96,6 +96,15 @@ COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(wind
 COST(attention_backward, (const AttentionBackward *a, int N, int d), 10.0 * d * profile_pairs(a->window),
      floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
 
+COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
+     floatx_bytes(N, H *e, 6 + !!a->value.table + !!a->value.extra))
+COST(heads_backward, (const HeadsBackward *a, int N, int H, int e), 0,
+     floatx_bytes(N, H *e, 8 + !!a->dq_add + !!a->dk_add + !!a->dv_add + !!a->forward->value.table))
+COST(heads_output_forward, (const HeadsOutput *a, int N, int H, int e), 0,
+     floatx_bytes(N, H *e, 2 + !!a->alpha))
+COST(heads_output_backward, (const HeadsOutputBackward *a, int N, int H, int e), 0,
+     floatx_bytes(N, H *e, 3 + 2 * !!a->forward->alpha))
+
 // ---- head and loss ----------------------------------------------------------------------------------------
 
 COST(head_quantize, (int Vp, int d), 0, count3(Vp, d, sizeof(floatX) + 2))

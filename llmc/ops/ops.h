@@ -21,6 +21,7 @@
 #include "llmc/ops/streams.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/attention.h"
+#include "llmc/ops/heads.h"
 #include "llmc/ops/head.h"
 #include "llmc/ops/optimizer.h"
 #include "llmc/ops/ns_ops.h"

@@ -1,0 +1,337 @@
+// Heads of the records of 2026, fp32 build: forward against double versions, backward against their central
+// differences. Limit: sums of at most some hundred fp32 products, 2^-24 each with random signs, through a
+// norm or a softmax: 1e-6 or so. 1e-5 in norm leaves an order of magnitude and is far below what a wrong
+// formula gives.
+#include "dev/test/tap.h"
+#include "dev/test/ops_reference.h"
+
+#define LIMIT 1e-5
+
+static void check_x(const char *what, const floatX *got, const double *exact, int n)
+{
+    ok_at_most(relative_error(of_x(got, n), exact, n), LIMIT, what);
+}
+
+static void check(const char *what, const float *got, const double *exact, int n)
+{
+    ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
+}
+
+static Tensor sum_of(Tensor a, Tensor b)
+{
+    for (int i = 0; i < a.n; i++)
+        a.d[i] += b.d[i];
+    return a;
+}
+
+// ---- q, k, v ----------------------------------------------------------------------------------------------
+
+typedef enum { PLAIN_VALUE, GATED, GIVEN } Value; // no embedding; gates of their own; factors and a mixture
+enum { STRIDE = 5, GROUPS = 2, VOCAB = 4 };
+static struct {
+    int N, H, e;
+    bool paired, offset;
+    Value value;
+    Tensor raw, table, gate_w, h, extra, dq, dk, dv;
+    Tensor32 factor;
+    int32_t *tokens;
+    Tensor cos, sin;
+    double *q, *k, *v;
+} qk;
+
+static void ref_head(double *y, const double *x, int t, int n)
+{
+    double h[512];
+    int e = qk.e, position = qk.paired ? 2 * t + n % 2 : t;
+    ref_rms(h, x, e);
+    for (int c = 0; c < e; c++) {
+        int j = c / 2, row = position * (e / 4) + j;
+        if (c >= e / 2)
+            y[c] = h[c];
+        else
+            y[c] = h[c] * qk.cos.d[row] + (c % 2 ? -h[c - 1] : h[c + 1]) * qk.sin.d[row];
+    }
+}
+
+static double ref_value_gate(int t, int n)
+{
+    int d = qk.H * qk.e;
+    const double *w = qk.gate_w.d + n * 12, *u = qk.table.d + qk.tokens[t] * d;
+    if (qk.value == GIVEN)
+        return qk.factor.d[t * STRIDE + n / (qk.H / GROUPS)];
+    return 2 * ref_sigmoid(inner(w, qk.h.d + t * d, 6) + inner(w + 6, u, 6));
+}
+
+static void ref_heads(void)
+{
+    int N = qk.N, e = qk.e, d = qk.H * e;
+    double key[512];
+    for (int t = 0; t < N; t++)
+        for (int n = 0; n < qk.H; n++) {
+            int at = t * d + n * e;
+            ref_head(qk.q + at, qk.raw.d + at, t, n);
+            ref_head(key, qk.raw.d + N * d + at, t, n);
+            for (int c = 0; c < e; c++) {
+                bool below = qk.offset && c >= e / 2;
+                if (!below || t == 0)
+                    qk.k[at + c] = key[c];
+                if (below && t + 1 < N)
+                    qk.k[at + d + c] = key[c];
+            }
+            for (int c = 0; c < e; c++) {
+                qk.v[at + c] = qk.raw.d[2 * N * d + at + c];
+                if (qk.value != PLAIN_VALUE)
+                    qk.v[at + c] += ref_value_gate(t, n) * qk.table.d[qk.tokens[t] * d + n * e + c];
+                if (qk.value == GIVEN)
+                    qk.v[at + c] += qk.extra.d[at + c];
+            }
+        }
+}
+
+static double heads_loss(void)
+{
+    ref_heads();
+    return inner(qk.q, qk.dq.d, qk.dq.n) + inner(qk.k, qk.dk.d, qk.dk.n) + inner(qk.v, qk.dv.d, qk.dv.n);
+}
+
+// Coarser than fp32, so that cos^2 + sin^2 differs from 1 as it does in bf16.
+static Tensor angles(int n, float shift)
+{
+    Tensor t = random_tensor(n, 1);
+    for (int i = 0; i < n; i++)
+        t.d[i] = x_to_float(t.x[i] = float_to_x(bf16_to_float(float_to_bf16(sinf((float)i + shift)))));
+    return t;
+}
+
+static void heads_inputs(int N, int H, int e, bool paired, bool offset, Value value)
+{
+    pool_reset();
+    int d = H * e, n = N * d, positions = paired ? 2 * N : N;
+    qk.N = N;
+    qk.H = H;
+    qk.e = e;
+    qk.paired = paired;
+    qk.offset = offset;
+    qk.value = value;
+    qk.raw = random_tensor(3 * n, 1.5);
+    qk.table = random_tensor(VOCAB * d, 1);
+    qk.gate_w = random_tensor(H * 12, 1);
+    qk.h = random_tensor(n, 1);
+    qk.extra = random_tensor(n, 1);
+    qk.dq = random_tensor(n, 1);
+    qk.dk = random_tensor(n, 1);
+    qk.dv = random_tensor(n, 1);
+    qk.factor = random_tensor32(N * STRIDE, 1);
+    qk.tokens = random_tokens(N, VOCAB);
+    qk.cos = angles(positions * e / 4, 1.5707963f);
+    qk.sin = angles(positions * e / 4, 0);
+    qk.q = doubles(n);
+    qk.k = doubles(n);
+    qk.v = doubles(n);
+}
+
+static ValueMix value_mix(void)
+{
+    ValueMix m = {0};
+    if (qk.value == PLAIN_VALUE)
+        return m;
+    m.table = qk.table.x;
+    m.tokens = qk.tokens;
+    if (qk.value == GIVEN) {
+        m.factor = qk.factor.x;
+        m.stride = STRIDE;
+        m.groups = GROUPS;
+        m.extra = qk.extra.x;
+        return m;
+    }
+    m.gate_w = qk.gate_w.x;
+    m.h = qk.h.x;
+    m.gate = floats(qk.N * qk.H);
+    return m;
+}
+
+static TokenRows every_token(const int32_t *tokens, int N)
+{
+    int32_t *order = take((size_t)N, 4), *row = take(VOCAB, 4), *start = take(VOCAB + 1, 4),
+            *count = take(1, 4);
+    for (int token = 0, n = 0; token < VOCAB; token++) {
+        row[token] = token;
+        for (int t = 0; t < N; t++)
+            if (tokens[t] == token)
+                order[n++] = t;
+        start[token + 1] = n;
+    }
+    *count = VOCAB;
+    return (TokenRows){order, row, start, count};
+}
+
+static void check_values(const HeadsBackward *b)
+{
+    int N = qk.N, H = qk.H, d = H * qk.e;
+    const ValueMix *m = &b->forward->value;
+    float *dtable = floats(VOCAB * d);
+    RowReader reader = {.g = b->dqkv + 2 * d, .pitch = 3 * d};
+    if (qk.value == GATED) {
+        check("   gradient of the gates", b->dgate_w, central_differences(qk.gate_w.d, H * 12, heads_loss),
+              H * 12);
+        double *dh = central_differences(qk.h.d, N * d, heads_loss), *lead = doubles(N * 6);
+        for (int i = 0; i < N * 6; i++)
+            lead[i] = dh[i / 6 * d + i % 6];
+        check("   of the layer's input", b->dh_lead, lead, N * 6);
+        reader.factor = m->gate;
+        reader.stride = reader.groups = H;
+        reader.lead = b->du_lead;
+        reader.leads = 6;
+    } else {
+        check("   gradient of the factors", b->dfactor,
+              central_differences(qk.factor.d, N * STRIDE, heads_loss), N * STRIDE);
+        reader.factor = m->factor;
+        reader.stride = STRIDE;
+        reader.groups = GROUPS;
+    }
+    TokenRows rows = every_token(qk.tokens, N);
+    table_grad(NULL, dtable, &reader, 1, &rows, N, d, d);
+    check("   of the table", dtable, central_differences(qk.table.d, VOCAB * d, heads_loss), VOCAB * d);
+}
+
+// Adds: the gradients come in two parts.
+static void heads_case(int N, int H, int e, bool paired, bool offset, Value value, bool adds)
+{
+    heads_inputs(N, H, e, paired, offset, value);
+    int d = H * e, n = N * d;
+    floatX *q = halves(n), *k = halves(n + d), *v = halves(n), *dqkv = halves(3 * n);
+    HeadsForward f = {q,        v,        k,      floats(N * H), floats(N * H), qk.raw.x,
+                      qk.cos.x, qk.sin.x, paired, offset,        value_mix()};
+    heads_forward(NULL, &f, N, H, e);
+    ref_heads();
+    printf("# heads: N %d, H %d, e %d%s%s%s%s\n", N, H, e, paired ? ", paired" : "", offset ? ", offset" : "",
+           value == GATED   ? ", gated values"
+           : value == GIVEN ? ", values with factors"
+                            : "",
+           adds ? ", gradients in two parts" : "");
+    check_x("   q", q, qk.q, n);
+    check_x("   k", k, qk.k, n);
+    check_x("   v", v, qk.v, n);
+
+    HeadsBackward b = {.forward = &f, .dqkv = dqkv, .dq = qk.dq.x, .dk = qk.dk.x, .dv = qk.dv.x};
+    if (adds) {
+        Tensor more[3] = {random_tensor(n, 1), random_tensor(n, 1), random_tensor(n, 1)};
+        qk.dq = sum_of(qk.dq, more[0]);
+        qk.dk = sum_of(qk.dk, more[1]);
+        qk.dv = sum_of(qk.dv, more[2]);
+        b.dq_add = more[0].x;
+        b.dk_add = more[1].x;
+        b.dv_add = more[2].x;
+    }
+    b.dgate_w = floats(H * 12);
+    b.dh_lead = floats(N * 6);
+    b.du_lead = floats(N * 6);
+    b.dfactor = floats(N * STRIDE);
+    heads_backward(NULL, &b, N, H, e);
+    double *planes = central_differences(qk.raw.d, 3 * n, heads_loss), *rows = doubles(3 * n);
+    for (int i = 0; i < 3 * n; i++) // (3, N, d) to (N, 3, d)
+        rows[i] = planes[(i / d % 3) * n + i / (3 * d) * d + i % d];
+    check_x("   gradient of raw q, k, v", dqkv, rows, 3 * n);
+    if (value != PLAIN_VALUE)
+        check_values(&b);
+}
+
+// ---- XSA and gate -----------------------------------------------------------------------------------------
+
+static struct {
+    int N, H, e;
+    Tensor y, v, dout;
+    Tensor32 alpha, gate;
+    bool with_alpha, with_gate;
+    double *out;
+} ho;
+
+static double output_loss(void)
+{
+    int H = ho.H, e = ho.e;
+    for (int i = 0; i < ho.N * H; i++) {
+        const double *y = ho.y.d + i * e, *v = ho.v.d + i * e;
+        double along = ho.with_alpha ? tanh(ho.alpha.d[i / H * 7 + i % H]) * inner(y, v, e) /
+                                           fmax(inner(v, v, e), (double)1e-8f)
+                                     : 0;
+        for (int c = 0; c < e; c++)
+            ho.out[i * e + c] = (ho.with_gate ? ho.gate.d[i / H * 9 + i % H] : 1) * (y[c] - along * v[c]);
+    }
+    return inner(ho.out, ho.dout.d, ho.dout.n);
+}
+
+static void output_case(int N, int H, int e, bool with_alpha, bool with_gate)
+{
+    pool_reset();
+    int n = N * H * e;
+    ho.N = N;
+    ho.H = H;
+    ho.e = e;
+    ho.with_alpha = with_alpha;
+    ho.with_gate = with_gate;
+    ho.y = random_tensor(n, 1);
+    ho.v = random_tensor(n, 1);
+    ho.dout = random_tensor(n, 1);
+    ho.alpha = random_tensor32(N * 7, 2);
+    ho.gate = random_tensor32(N * 9, 1);
+    ho.out = doubles(n);
+    for (int c = 0; c < e; c++) // a head without a direction
+        ho.v.d[c] = x_to_float(ho.v.x[c] = float_to_x(0));
+    floatX *out = halves(n), *dy = ho.dout.x, *dv = halves(n);
+    HeadsOutput f = {out, ho.y.x, ho.v.x, with_alpha ? ho.alpha.x : NULL, with_gate ? ho.gate.x : NULL, 7, 9};
+    HeadsOutputBackward b = {&f, dy, dv, floats(N * 7), floats(N * 9), ho.dout.x};
+    heads_output_forward(NULL, &f, N, H, e);
+    output_loss();
+    printf("# what attention gives: N %d, H %d, e %d%s%s\n", N, H, e, with_alpha ? ", XSA" : "",
+           with_gate ? ", gate" : "");
+    check_x("   out", out, ho.out, n);
+    heads_output_backward(NULL, &b, N, H, e);
+    check_x("   gradient of y, in place", dy, central_differences(ho.y.d, n, output_loss), n);
+    if (with_alpha) {
+        double *e_v =
+            central_differences(ho.v.d + e, n - e, output_loss); // near 0 the step would pass the floor
+        check_x("   of v", dv + e, e_v, n - e);
+        check("   of alpha", b.dalpha, central_differences(ho.alpha.d, N * 7, output_loss), N * 7);
+    }
+    if (with_gate)
+        check("   of the gate", b.dgate, central_differences(ho.gate.d, N * 9, output_loss), N * 9);
+}
+
+// v far below the floor: the projection is linear in v there but for its direction.
+static void output_floor_case(int e)
+{
+    pool_reset();
+    Tensor y = random_tensor(e, 1), v = random_tensor(e, 1e-6), g = random_tensor(e, 1);
+    float alpha = 0.7f, dalpha;
+    double th = tanh((double)alpha), floor = (double)1e-8f, *dv = doubles(e), *out = doubles(e);
+    for (int c = 0; c < e; c++) {
+        out[c] = y.d[c] - th * inner(y.d, v.d, e) / floor * v.d[c];
+        dv[c] = -th / floor * (inner(y.d, v.d, e) * g.d[c] + inner(g.d, v.d, e) * y.d[c]);
+    }
+    floatX *got = halves(e), *dy = halves(e), *got_dv = halves(e);
+    HeadsOutput f = {got, y.x, v.x, &alpha, NULL, 1, 0};
+    heads_output_forward(NULL, &f, 1, 1, e);
+    check_x("XSA below the floor: out", got, out, e);
+    heads_output_backward(NULL, &(HeadsOutputBackward){&f, dy, got_dv, &dalpha, NULL, g.x}, 1, 1, e);
+    check_x("   gradient of v", got_dv, dv, e);
+}
+
+int main(void)
+{
+    OpSizes sizes =
+        {.tokens = 100, .eval_tokens = 100, .dim = 96, .heads = 6, .mlp_dim = 96, .vocab_padded = 128};
+    backend_open(0);
+    backend_reserve(&sizes);
+    heads_case(5, 2, 8, false, false, PLAIN_VALUE, false);
+    heads_case(7, 2, 16, false, true, PLAIN_VALUE, false);
+    heads_case(6, 4, 8, true, false, PLAIN_VALUE, true);
+    heads_case(9, 6, 8, true, false, GATED, false);
+    heads_case(33, 2, 12, false, true, GIVEN, true);
+    heads_case(1, 2, 8, false, true, GATED, true);
+    output_case(7, 3, 8, true, false);
+    output_case(40, 6, 16, true, true);
+    output_case(3, 2, 12, false, true);
+    output_floor_case(16);
+    backend_close();
+    return tap_done();
+}

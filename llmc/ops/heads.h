@@ -1,0 +1,80 @@
+// Contracts: heads of the records of 2026, before and after attention. Conventions: llmc/ops/ops.h.
+#pragma once
+#include "llmc/base/floatx.h"
+#include "llmc/ops/backend.h"
+#include "llmc/ops/embedding.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- q, k, v ----------------------------------------------------------------------------------------------
+
+// v_n = raw_n + gate_n * u_n + extra_n for each head n, with u = table[tokens[t]].
+enum { VALUE_GATE_INPUTS = GATE_INPUTS / 2 }; // of h, and as many of u
+typedef struct {
+    const floatX *table; // (any, d), or NULL: no u
+    const int32_t *tokens;
+    const floatX *gate_w; // (H, 12): gate_n = 2 sig(gate_w_n[0:6] . h[0:6] + gate_w_n[6:12] . u[0:6])
+    const floatX *h;      // (N, d) input of the layer, with gate_w
+    float *gate;          // (N, H) out, with gate_w; kept for backward
+    const float *factor;  // without gate_w: gate_n = factor[t * stride + n / (H / groups)]
+    int stride, groups;
+    const floatX *extra; // (N, d), or NULL
+} ValueMix;
+
+// q = rope(rms(raw q)), k = rope(rms(raw k)) per head, v as above.
+// rope: y[2j] = x[2j] cos_j + x[2j+1] sin_j,  y[2j+1] = x[2j+1] cos_j - x[2j] sin_j,  j < e/4; the channels
+// from e/2 on stay as they are. Position t; when paired, 2t of even heads and 2t + 1 of odd ones: attention
+// then reads q, k and v as (2N, H/2, e).
+// offset: the channels from e/2 on of k_t, t >= 1, are those of k_{t-1}.
+typedef struct {
+    floatX *q, *v;          // (N, d) out; v may be raw's third plane, q its first
+    floatX *k;              // (N, d) out, not over raw; with offset (N + 1, d): row N has the offset channels
+                            // of k_{N-1}, which only backward reads
+    float *rstd_q, *rstd_k; // (N, H) out, kept for backward
+    const floatX *raw;      // (3, N, d) q, k, v as the product made them
+    const floatX *cos, *sin; // (N, e/4); paired: (2N, e/4)
+    bool paired, offset;
+    ValueMix value;
+} HeadsForward;
+void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e);
+
+typedef struct {
+    const HeadsForward *forward;            // as it was called; raw is not read
+    floatX *dqkv;                           // (N, 3d) out: gradient of raw q | k | v; that of v is v's own
+    const floatX *dq, *dk, *dv;             // (N, d) gradients of its results
+    const floatX *dq_add, *dk_add, *dv_add; // (N, d) further gradients of them, each may be NULL
+    // with gate_w
+    float *dgate_w;           // (H, 12) +=
+    float *dh_lead, *du_lead; // (N, 6) out: what the gates give to h[0:6] and u[0:6]. The rest of u's
+                              // gradient is gate_n * dv_n (table_grad)
+    // without
+    float *dfactor; // out: dfactor[t * stride + group] = sum of dv_n . u_n over the group's heads
+} HeadsBackward;
+void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e);
+
+// ---- what attention gives ---------------------------------------------------------------------------------
+
+// out_n = gate_n * (y_n - tanh(alpha_n) (y_n . v_n) / max(v_n . v_n, 1e-8) v_n) for each head n of a token.
+typedef struct {
+    floatX *out;        // (N, d) out; may be y when there is no backward
+    const floatX *y;    // (N, d) of attention
+    const floatX *v;    // (N, d) as attention took it
+    const float *alpha; // alpha_n = alpha[t * alpha_stride + n]; NULL: 0, and v is not read
+    const float *gate;  // gate_n = gate[t * gate_stride + n]; NULL: 1
+    int alpha_stride, gate_stride;
+} HeadsOutput;
+void heads_output_forward(Stream s, const HeadsOutput *a, int N, int H, int e);
+
+typedef struct {
+    const HeadsOutput *forward; // as it was called; out is not read
+    floatX *dy;                 // (N, d) out; may be dout
+    floatX *dv;                 // (N, d) out, with alpha: v's gradient but for that of attention
+    float *dalpha, *dgate;      // out, where alpha and gate are, with the same strides
+    const floatX *dout;         // (N, d)
+} HeadsOutputBackward;
+void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H, int e);
+
+#ifdef __cplusplus
+}
+#endif
