@@ -5,6 +5,7 @@ failure.
 
 import math
 import sys
+import zlib
 
 if "--help" in sys.argv:  # before the imports below, which not every machine has
     print(__doc__)
@@ -14,7 +15,7 @@ import torch
 
 import make_golden_2026
 from make_golden_2026 import BYTES, LAYERS, SMALL
-from r2026 import data, model, record
+from r2026 import data, fp8_full, model, record
 from r2026.optimizer import ADAM_LR
 from r2026.trainer import Trainer
 
@@ -28,14 +29,14 @@ def check(ok, what, detail=""):
     print(f"{'ok' if ok else 'not ok'} {count} - {what}" + (f" ({detail})" if detail else ""), flush=True)
 
 
-def small_trainer(fp8=(), draw=0):
-    return make_golden_2026.make_trainer(torch.float64, draw, fp8)
+def small_trainer(fp8=(), r=SMALL, draw=0):
+    return make_golden_2026.make_trainer(r, torch.float64, draw, fp8)
 
 
-def small_batches(t):
+def small_batches(t, r=SMALL):
     """Of any step of the small run; beyond the golden steps those of the extension again."""
-    batches = make_golden_2026.make_batches()
-    return make_golden_2026.batches_of_step(*batches, min(t, make_golden_2026.STEPS - 1))
+    batches = make_golden_2026.make_batches(r)
+    return make_golden_2026.batches_of_step(r, *batches, min(t, make_golden_2026.STEPS - 1))
 
 
 def check_facts():
@@ -85,7 +86,7 @@ def check_schedule():
         and s.weights(1000) == ([1.0], 0.0),
         "weights of the targets",
     )
-    rope, scales = model.Rope.start(128, torch.float32), []
+    rope, scales = model.Rope.start(record.Sizes(), torch.float32), []
     for old, new in ((384, 896), (896, 1408), (1408, 1664)):
         rope.follow(old, new)
         scales.append(rope.scale)
@@ -205,8 +206,111 @@ def check_fp8():
     check(0 < banks < 2**-3, "gradients of the large matrices with FP8", f"{banks:.3f}")
 
 
+# ---- records 90 and 91 ------------------------------------------------------------------------------------
+
+
+def fixed_numbers(c, start, *shape):
+    """bf16(c r(start + i)), r(i) = floor(u / 256) / 2^23 - 1 with u = 2654435761 i mod 2^32."""
+    i = torch.arange(start, start + math.prod(shape))
+    r = torch.div(2654435761 * i % 2**32, 256, rounding_mode="floor").float() / 2**23 - 1
+    return (torch.tensor(c, dtype=torch.float32) * r).bfloat16().double().view(shape)
+
+
+def near(got, want, share):
+    return all(abs(float(g) - w) <= share * abs(w) for g, w in zip(got, want))
+
+
+def e4m3_sum(x):
+    """Sum of the bytes of 8-bit numbers, and their checksum."""
+    b = x.to(torch.float8_e4m3fn).view(torch.uint8)
+    return int(b.long().sum()), zlib.crc32(b.contiguous().numpy().tobytes())
+
+
+def check_records():
+    sizes = {}
+    for name, r in record.RECORDS.items():
+        sizes[name] = sum(math.prod(p.shape) for p in record.parameters(r).values()), sum(
+            8 * r.schedule.stage(t).tokens for t in range(r.schedule.total)), r.schedule.begins(), r.schedule.last_tied()
+    want = {"2026-07-17": (640_605_607, 338_821_120, [0, 423, 847, 1270], 847),
+            "2026-08-03": (637_656_487, 350_617_600, [0, 423, 847, 1270], 847),
+            "2026-08-06": (637_656_487, 343_408_640, [0, 417, 833, 1250], 833)}
+    check(sizes == want, "records 89, 90 and 91: parameters, tokens, stages", str(sizes))
+    s = record.RECORDS["2026-08-06"].schedule
+    rates = {416: 1, 417: 1.52, 500: 1.52, 600: 1.337333, 832: 0.913547, 833: 1.028480, 1000: 0.676667, 1200: 0.255333, 1249: 0.152107, 1250: 0.15}
+    check(all(abs(s.rate(t) - r) < 5e-7 for t, r in rates.items()), "learning-rate factors of record 91")
+    rope, scales = model.Rope.start(record.RECORDS["2026-08-03"].sizes, torch.float32), []
+    for old, new in ((384, 384), (384, 896), (896, 1408), (1408, 1664)):
+        rope.follow(old, new)
+        scales.append(rope.scale)
+    check(near(scales, (0.1154701, 0.1350376, 0.1472446, 0.1521641), 1e-6), "attention scales at width 96", str(scales))
+
+
+def qkv_case(layer):
+    """Products, rotation and backward of one layer on fixed numbers: what the published kernels gave."""
+    h = fixed_numbers(3, 0, 16, 768)
+    h[0, 5] = 9.5
+    w = torch.cat([fixed_numbers(0.03125, 10**6, 1152, 768), fixed_numbers(0.03125, 2 * 10**6, 768, 768)])
+    state, lin = fp8_full.Scales(0), torch.tensor(0.5, dtype=torch.float64)
+    state.quantize_weights({0: w}, None)
+    leaves = [x.requires_grad_() for x in (h, w, lin)]
+    q, k, v = fp8_full.QkvProduct.apply(*leaves, state, 0).split([576, 576, 768], 1)
+    rope = model.Rope.start(record.RECORDS["2026-08-03"].sizes, torch.float32)
+    q, k = model.prepare_qk(layer, q.reshape(16, 6, 96), k.reshape(16, 6, 96), rope)
+    dv = fixed_numbers(0.01, 5 * 10**6, 16, 6, 128)
+    dv.view(-1)[0] = 1.5
+    loss = (q * fixed_numbers(0.01, 3 * 10**6, 16, 6, 96)).sum() + (k * fixed_numbers(0.01, 4 * 10**6, 16, 6, 96)).sum()
+    (loss + (v.view(16, 6, 128) * dv).sum()).backward()
+    return state, q.detach(), k.detach(), v.detach(), *(x.grad for x in leaves)
+
+
+def check_qkv():
+    plain = qkv_case(record.Layer(long_window=True))
+    state, q, k, v, dh, dw, dlin = plain
+    w8, scale = state.qkv[0]
+    h = fixed_numbers(3, 0, 16, 768)
+    h[0, 5] = 9.5
+    h8 = fp8_full.q8(h, fp8_full.INPUT_SCALE)
+    check(e4m3_sum(w8) == (263105893, 0x591CBC09) and float(scale) == float.fromhex("0x1.24924ap-14")
+          and e4m3_sum(h8) == (2053780, 0xDE6298BF), "8-bit copies of QKV weights and input, byte by byte")
+    got = [q.abs().sum(), q[0, 0, 0], q[5, 3, 2], q[5, 4, 3], q[15, 5, 95], k.abs().sum(), k[0, 0, 0], k[1, 0, 50], k[5, 4, 3], k[15, 5, 95]]
+    want = [7902.1, 2.0625, -0.30859, 0.22363, 1.6875, 7888.6, -1.0625, 1.546875, 0.382813, 0.496094]
+    check(near(got, want, 0.01), "q and k with key offset", str([round(float(x), 5) for x in got]))
+    check(near([v.abs().sum(), v[0, 0], v[15, 767]], [56658.6, 10, 2.90625], 0.005), "v")
+    sums = [dh.abs().sum(), dw[:1152].abs().sum(), dw[1152:].abs().sum(), dlin]  # dlin to one step of bf16
+    check(near(sums[:3], [9.4118, 1482.4, 19326.9], 0.003) and abs(float(dlin) - 19) <= 0.125, "gradients", str([round(float(x), 4) for x in sums]))
+    points = [dh[0, 0], dh[3, 100], dh[15, 767], dw[0, 0], dw[600, 3], dw[1151, 767], dw[1152, 0], dw[1919, 767]]
+    want = [0.013245, 0.00071335, -0.00037193, -0.0032501, -0.00077057, 0.00015545, -1.359375, 0.0546875]
+    check(near(points, want, 0.02), "gradients, single values", str([round(float(x), 7) for x in points]))
+    _, q, k, _, dh, dw, _ = qkv_case(record.Layer("paired"))
+    got = [q.abs().sum(), q[5, 3, 2], q[5, 4, 3], k.abs().sum(), k[1, 0, 50], k[15, 5, 95], dh.abs().sum(), dw[:1152].abs().sum()]
+    check(near(got, [7891.6, 1.265625, 0.326172, 7884.0, -0.574219, -1.101563, 9.4673, 1495.4], 0.01), "paired heads of width 96",
+          str([round(float(x), 5) for x in got]))
+
+
+def check_mlp_full():
+    fc, proj = fixed_numbers(0.03125, 6 * 10**6, 3072, 768), fixed_numbers(0.02, 9 * 10**6, 3072, 768)
+    h, g, state = fixed_numbers(2, 0, 128, 768), fixed_numbers(0.001, 12 * 10**6, 128, 768), fp8_full.Scales(1)
+    bank, results = torch.stack([fc, proj])[None], []
+    for _ in range(2):
+        state.quantize_weights({}, bank)
+        leaves = [x.clone().requires_grad_() for x in (h, fc, proj)]
+        f = fp8_full.MlpProduct.apply(*leaves, state, 0)
+        f.backward(g)
+        results.append([float(state.largest[0][kind][0]) for kind in "xpe"] + [x.detach().abs().sum() for x in (f, *(y.grad for y in leaves))])
+        state.end_of_step()
+    (u8, su), (d8, sd) = state.up[0], state.down[0]
+    check(e4m3_sum(u8) == (420968846, 0xBE280BBD) and e4m3_sum(d8) == (420928459, 0x8AFCD653)
+          and [float(x) for x in (su, sd)] == [float.fromhex("0x1.24924ap-14"), float.fromhex("0x1.76db6ep-15")],
+          "8-bit copies of the MLP's weights, byte by byte")
+    want = [[2, 260, 0.041015625, 1.06856e7, 22195, 1427375, 536662], [2, 256, 0.076660156, 7.62566e7, 38278, 2461067, 3835917]]
+    for got, numbers, name in zip(results, want, ("first", "second")):
+        check(got[:2] == numbers[:2] and near(got[2:], numbers[2:], 0.01), f"MLP in FP8, {name} pass", str([round(float(x), 6) for x in got]))
+    scales = [float(state.scale[0][kind][0]) for kind in "xpe"]
+    check(near(scales, [1.25 * 2 / 448, 1.25 * 256 / 448, 1.25 * 0.076660156 / 448], 0.01), "delayed scales of the MLP")
+
+
 if __name__ == "__main__":
-    for part in (check_facts, check_schedule, check_paired_attention, check_gradients, check_run, check_fp8):
+    for part in (check_records, check_qkv, check_mlp_full, check_facts, check_schedule, check_paired_attention, check_gradients, check_run, check_fp8):
         part()
     print(f"1..{count}")
     raise SystemExit(failures != 0)

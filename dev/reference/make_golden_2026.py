@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes golden/2026-*.safetensors: what the C program must reproduce of record 89. README.md describes every tensor."""
+"""Writes golden/2026-*.safetensors: what the C program must reproduce of records 89 to 91. README.md describes every tensor."""
+import dataclasses
 import math
 import sys
 
@@ -10,7 +11,7 @@ if "--help" in sys.argv:  # before the imports below, which not every machine ha
 import torch
 
 from make_golden import STEPS, relative_error, sample_indices, samples_of, save
-from r2026 import data, fp8, model, record
+from r2026 import data, fp8, fp8_full, model, record
 from r2026.optimizer import Optimizers
 from r2026.trainer import Trainer
 
@@ -41,19 +42,25 @@ BYTES = {i: bytes([i]) for i in range(40)} | {40: b"\x01\x02", 41: b"\x01\x02\x0
 PREFIX = data.prefix_table(BYTES, 128)
 
 
-def metadata():
-    z, s = SMALL.sizes, SMALL.schedule
-    return dict(preset="2026-07-17", num_layers=len(LAYERS), model_dim=z.model_dim, num_heads=z.num_heads, mlp_dim=z.mlp_dim,
+# Records 90 and 91: q and k narrower than v, Wo by input channels, FP8 both ways, the mask. Fewer and wider heads.
+NARROW = dataclasses.replace(SMALL, sizes=record.Sizes(**(SIZES | dict(model_dim=32, num_heads=2, mlp_dim=48, qk_dim=12))), wo_by_input=True,
+                             fp8=("head", "mlp-full", "qkv"), masked=True)
+FILES = {"2026": SMALL, "2026-08": NARROW}
+
+
+def metadata(r):
+    z, s = r.sizes, r.schedule
+    return dict(num_layers=len(LAYERS), model_dim=z.model_dim, num_heads=z.num_heads, head_dim=z.head_dim, qk_dim=z.qk_width, mlp_dim=z.mlp_dim,
                 vocab_size=z.vocab_size, padded_vocab_size=z.padded_vocab, hidden=z.hidden, bigram_rows=z.bigram_rows,
-                sign_rows=z.sign_rows, micro_batches=z.micro_batches, dc_window=SMALL.dc_window, num_scheduled=s.scheduled,
+                sign_rows=z.sign_rows, micro_batches=z.micro_batches, dc_window=r.dc_window, num_scheduled=s.scheduled,
                 num_extension=s.extension, final_window=s.final_window, exact_scales=s.exact_scales, momentum_warmup=s.warmup,
-                momentum_cooldown=s.cooldown, early=SMALL.early, late=SMALL.late)
+                momentum_cooldown=s.cooldown, early=r.early, late=r.late)
 
 
 # ---- inputs of the runs -----------------------------------------------------------------------------------
 
 
-def initial_parameters(r=SMALL, draw=0):
+def initial_parameters(r, draw=0):
     """Random around their start, so that no gradient vanishes; bf16 values, banks included (their lower halves are zero)."""
     g = torch.Generator().manual_seed(1414 + draw)
     p, table = model.initial_parameters(r, g), record.parameters(r)
@@ -68,14 +75,22 @@ def initial_parameters(r=SMALL, draw=0):
     return p
 
 
-def sign_table(r=SMALL):
+def sign_table(r):
     g = torch.Generator().manual_seed(2236)
     return 1.0 - 2.0 * torch.randint(0, 2, (r.sizes.sign_rows, r.sizes.model_dim), generator=g)
 
 
-def make_batches(draw=0):
-    """{name: [STEPS, 2, most or most + 1]}; see README.md."""
-    g, r = torch.Generator().manual_seed(1732 + draw), SMALL
+def mask_table(r):
+    """[Vp, Vp] bool: a fifth of the pairs, none with the token that begins documents."""
+    z, g = r.sizes, torch.Generator().manual_seed(2645)
+    table = torch.zeros(z.padded_vocab, z.padded_vocab, dtype=torch.bool)
+    table[:60, :60] = torch.rand(60, 60, generator=g) < 0.2
+    return table if r.masked else None
+
+
+def make_batches(r, draw=0):
+    """tokens, cu_seqlens [STEPS, 2, most + 1]; see README.md."""
+    g = torch.Generator().manual_seed(1732 + draw)
     stages = [r.schedule.stage(t) for t in range(STEPS)]
     shape = STEPS, r.sizes.micro_batches, max(s.tokens for s in stages) + 1
     tokens, cu = torch.randint(0, 60, shape, generator=g), torch.zeros(shape, dtype=torch.int64)
@@ -90,104 +105,118 @@ def make_batches(draw=0):
     return tokens, cu
 
 
-def batches_of_step(tokens, cu, t, r=SMALL):
+def batches_of_step(r, tokens, cu, t):
     n = r.schedule.stage(t).tokens
     return [data.make_batch(x[:n + 1], torch.cat([c[c < n], torch.tensor([n])]), r.sizes) for x, c in zip(tokens[t], cu[t])]
 
 
-def make_trainer(dtype, draw=0, quantised=()):
-    p = {n: t.to(dtype) for n, t in initial_parameters(draw=draw).items()}
-    return Trainer(SMALL, p, sign_table().to(dtype), PREFIX, quantised)
+def make_trainer(r, dtype, draw=0, fp8=(), sequential=False):
+    p = {n: t.to(dtype) for n, t in initial_parameters(r, draw).items()}
+    return Trainer(r, p, sign_table(r).to(dtype), PREFIX, fp8, sequential=sequential, mask=mask_table(r))
 
 
 # ---- runs -------------------------------------------------------------------------------------------------
 
 
-def gradients_at_start(dtype, draw):
+def gradients_at_start(r, dtype, draw):
     """loss, validation, grad.<name> as [1, numel]."""
-    trainer, batches = make_trainer(dtype, draw), batches_of_step(*make_batches(draw), 0)
+    trainer, batches = make_trainer(r, dtype, draw), batches_of_step(r, *make_batches(r, draw), 0)
     losses, gradients = trainer.gradients(batches)
     out = {"loss": torch.stack(losses), "validation": torch.stack([trainer.validate(batches[0], f) for f in (False, True)])}
     return {k: v.double().reshape(1, -1) for k, v in (out | {f"grad.{n}": g for n, g in gradients.items()}).items()}
 
 
-def trajectory(dtype, draw):
+def trajectory(r, dtype, draw):
     """loss [STEPS, 2] and, for each parameter, value minus initial value after every step."""
-    trainer, inputs = make_trainer(dtype, draw), make_batches(draw)
+    trainer, inputs = make_trainer(r, dtype, draw), make_batches(r, draw)
     start = {n: p.detach().double().clone() for n, p in trainer.model.p.items()}
     losses, updates = [], {n: [] for n in start}
     for t in range(STEPS):
-        losses.append(torch.stack(trainer.step(batches_of_step(*inputs, t))).double())
+        losses.append(torch.stack(trainer.step(batches_of_step(r, *inputs, t))).double())
         for n, p in trainer.model.p.items():
             updates[n].append((p.detach().double() - start[n]).flatten())
     return {"loss": torch.stack(losses)} | {n: torch.stack(u) for n, u in updates.items()}
 
 
-def reference_and_errors(run):
+def reference_and_errors(r, run):
     """(float64 run of draw 0, {name: root mean square over the draws of the float32 run's relative error, a row a step})."""
     squares, reference = {}, None
     for draw in range(DRAWS):
-        exact, single = run(torch.float64, draw), run(torch.float32, draw)
+        exact, single = run(r, torch.float64, draw), run(r, torch.float32, draw)
         reference = reference or exact
-        for name, r in exact.items():
-            e = torch.stack([relative_error(x, y) for x, y in zip(single[name], r)])
+        for name, x in exact.items():
+            e = torch.stack([relative_error(a, b) for a, b in zip(single[name], x)])
             squares[name] = squares.get(name, 0) + e.square() / DRAWS
     return reference, {n: s.sqrt() for n, s in squares.items()}
 
 
-def write_inputs():
-    table, p = record.parameters(SMALL), initial_parameters()
-    save("2026-init", None, {n: t if table[n].storage == "fp32" else t.bfloat16() for n, t in p.items()}, **metadata())
-    tokens, cu = make_batches()
+def write_inputs(name, r):
+    table, p = record.parameters(r), initial_parameters(r)
+    save(f"{name}-init", None, {n: t if table[n].storage == "fp32" else t.bfloat16() for n, t in p.items()}, **metadata(r))
+    tokens, cu = make_batches(r)
     rows = torch.zeros(2, *tokens.shape[:2], tokens.shape[2] - 1, dtype=torch.int64)
     for t in range(STEPS):
-        for i, b in enumerate(batches_of_step(tokens, cu, t)):
+        for i, b in enumerate(batches_of_step(r, tokens, cu, t)):
             rows[0, t, i, :len(b.inputs)], rows[1, t, i, :len(b.inputs)] = b.bigram_rows, b.sign_rows
-    lengths = torch.tensor([len(BYTES.get(i, b"")) for i in range(SMALL.sizes.vocab_size)])
+    lengths = torch.tensor([len(BYTES.get(i, b"")) for i in range(r.sizes.vocab_size)])
     vocabulary = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
     for i, b in BYTES.items():
         vocabulary[i, :len(b)] = torch.tensor(list(b))
-    save("2026-batches", None, {
-        "tokens": tokens, "cu_seqlens": cu, "bigram_rows": rows[0], "sign_rows": rows[1], "signs": sign_table().bfloat16(),
-        "micro_batch_tokens": torch.tensor([SMALL.schedule.stage(t).tokens for t in range(STEPS)]),
-        "vocabulary.bytes": vocabulary, "vocabulary.lengths": lengths, "prefix": PREFIX}, **metadata())
+    out = {"tokens": tokens, "cu_seqlens": cu, "bigram_rows": rows[0], "sign_rows": rows[1], "signs": sign_table(r).bfloat16(),
+           "micro_batch_tokens": torch.tensor([r.schedule.stage(t).tokens for t in range(STEPS)]),
+           "vocabulary.bytes": vocabulary, "vocabulary.lengths": lengths, "prefix": PREFIX}
+    if r.masked:
+        bits = mask_table(r).view(-1, r.sizes.padded_vocab // 8, 8).long()
+        out["mask"] = (bits << torch.arange(8)).sum(-1)
+    save(f"{name}-batches", None, out, **metadata(r))
 
 
-def write_gradients():
-    exact, errors = reference_and_errors(gradients_at_start)
+def write_gradients(name, r):
+    exact, errors = reference_and_errors(r, gradients_at_start)
     out = {k: exact.pop(k)[0] for k in ("loss", "validation")}
-    for name, g in exact.items():
-        out |= {name: g[0, sample_indices(g.shape[1], GRADIENT_SAMPLES)], f"norm.{name[5:]}": g.norm().reshape(1),
-                f"rel_f32.{name[5:]}": errors[name]}
-    save("2026-gradients", None, out, gradient_samples=GRADIENT_SAMPLES, **metadata())
+    for n, g in exact.items():
+        out |= {n: g[0, sample_indices(g.shape[1], GRADIENT_SAMPLES)], f"norm.{n[5:]}": g.norm().reshape(1),
+                f"rel_f32.{n[5:]}": errors[n]}
+    save(f"{name}-gradients", None, out, gradient_samples=GRADIENT_SAMPLES, **metadata(r))
 
 
-def write_steps():
-    exact, errors = reference_and_errors(trajectory)
+def write_steps(name, r):
+    exact, errors = reference_and_errors(r, trajectory)
     out = {"loss": exact.pop("loss"), "loss_rel_f32": errors.pop("loss")}
-    save("2026-steps", None, out | samples_of(initial_parameters(), exact, {"f32": errors}), **metadata())
+    save(f"{name}-steps", None, out | samples_of(initial_parameters(r), exact, {"f32": errors}), **metadata(r))
 
 
-def write_fp8_run():
-    """Losses and scales of the same run with the FP8 head and the FP8 MLP."""
-    trainer, inputs = make_trainer(torch.float64, 0, ("head", "mlp")), make_batches()
-    state, plain = trainer.model.mlp_state, trainer.model.loss
-    out = {k: [] for k in ("loss", "activation_scale", "largest", "up_scale", "down_scale")}
+def write_fp8_run(name, r, sequential):
+    """Losses and scales of the same run with all of the record's FP8."""
+    trainer, inputs = make_trainer(r, torch.float64, 0, r.fp8, sequential), make_batches(r)
+    old, new, plain = trainer.model.mlp_state, trainer.model.full_state, trainer.model.loss
+    out = {}
+
+    def note(key, x):
+        out.setdefault(key, []).append(torch.as_tensor(x, dtype=torch.float64))
 
     def watched(*args):
-        out["activation_scale"].append(list(state.activation))
+        for kind in "xpe" if new else ():
+            note(f"scale_{kind}", new.scale[new.set][kind])
+        if old:
+            note("activation_scale", old.activation)
         loss = plain(*args)
-        out["largest"].append(list(state.largest))
+        if old:
+            note("largest", old.largest)
         return loss
     trainer.model.loss = watched
+    layers = range(len(LAYERS))
     for t in range(STEPS):
-        out["up_scale"].append([state.up[i][1] for i in range(len(LAYERS))])
-        out["down_scale"].append([state.down_scale[i] for i in range(len(LAYERS))])
-        out["loss"].append([float(x) for x in trainer.step(batches_of_step(*inputs, t))])
-    tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in out.items()}
-    for k in ("activation_scale", "largest"):
-        tensors[k] = tensors[k].view(STEPS, SMALL.sizes.micro_batches, -1)
-    save("2026-steps-fp8", None, tensors, **metadata())
+        note("up_scale", [new.up[i][1] if new else old.up[i][1] for i in layers])
+        note("down_scale", [new.down[i][1] if new else old.down_scale[i] for i in layers])
+        if new:
+            note("qkv_scale", [new.qkv[i][1] for i in r.attention_layers()])
+        note("loss", torch.stack(trainer.step(batches_of_step(r, *inputs, t))))
+    tensors = {k: torch.stack(v) for k, v in out.items()}
+    for k, v in tensors.items():
+        if len(v) > STEPS:
+            tensors[k] = v.view(STEPS, r.sizes.micro_batches, -1)
+    save(f"{name}-steps-fp8{'-sequential' if sequential else ''}", None, tensors, **metadata(r))
 
 
 # ---- operations by themselves -----------------------------------------------------------------------------
@@ -225,7 +254,7 @@ def op_documents():
 
 def write_attention_ops():
     c, documents, scale = Cases(101), op_documents(), 0.13
-    rope = model.Rope.start(E, torch.float64)
+    rope = model.Rope.start(SMALL.sizes, torch.float64)
     rope.follow(9, 13)
     c.out |= {"cu_seqlens": OP_CU, "frequencies": rope.frequencies, "window": torch.tensor([5]), "dc_window": torch.tensor([7]),
               "scale": torch.tensor([scale])}
@@ -247,7 +276,7 @@ def write_stream_ops():
     c.add("generator", model.generator, x=c.draw(n, D), w1=c.draw(8, D, scale=0.2), w2=c.draw(14, 8, scale=0.5), b2=c.draw(14),
           scale=torch.tensor(0.1).double())
     rows, signs = torch.tensor([96, 3, 3, 5, 0, 3, 95, 5]), torch.tensor([0, 1, 2, 3, 1, 1, 31, 0])
-    plus_minus = sign_table().double()
+    plus_minus = sign_table(SMALL).double()
     c.out["bigram.plus_minus"] = plus_minus
     c.add("bigram", lambda rows, signs, table: table[rows] * plus_minus[signs], rows=rows, signs=signs, table=c.draw(97, D))
     c.add("mix", lambda **x: sum(x[f"c{j}"] * x[f"s{j}"] for j in range(4)), **{f"s{j}": c.draw(n, D) for j in range(4)},
@@ -303,12 +332,57 @@ def write_fp8_ops():
     save("2026-ops-fp8", None, {k: t.bfloat16() if "8." in k or k[-1] == "8" else t for k, t in c.out.items()})
 
 
+def write_narrow_ops():
+    """Records 90 and 91: q and k of width 12 beside v of width 16, FP8 of q, k, v and of the MLP both ways."""
+    c, n, d, heads, e, f = Cases(707), 16, 32, 2, 12, 48
+    documents, rope = torch.tensor([0] + [1] * 9 + [2] * 6), model.Rope.start(NARROW.sizes, torch.float64)
+    c.out |= {"cu_seqlens": torch.tensor([0, 1, 10, 16]), "frequencies": rope.frequencies, "window": torch.tensor([5]),
+              "dc_window": torch.tensor([7]), "scale": torch.tensor([rope.scale])}
+    q, k, v = c.draw(n, heads, e), c.draw(n, heads, e), c.draw(n, heads, 16)
+    for name, layer in (("qk", PLAIN), ("qk-paired", PAIRED), ("qk-offset", OFFSET)):
+        c.add(name, lambda q, k: dict(zip("qk", model.prepare_qk(layer, q, k, rope))), q=q, k=k)
+    for name, layer in (("attend", PLAIN), ("attend-paired", PAIRED)):
+        c.add(name, lambda q, k, v: model.attend(layer, q, k, v, documents, 5, rope.scale), q=q, k=k, v=v)
+    c.add("dc", lambda q, k, v, w1, w2: model.dc(q, k, v, w1, w2, documents, rope.scale, 7), q=q, k=k, v=v, w1=c.draw(n, heads),
+          w2=c.draw(n, heads))
+    # h and the gradient each have an element that is cut.
+    state, w, lin = fp8_full.Scales(1, 1), c.draw(2 * heads * e + d, d, scale=0.15), torch.tensor(-0.5).double()
+    h, dy = c.draw(n, d), c.draw(n, len(w), scale=0.1)
+    h[0, 5], dy[3, 7] = 9.5, 1.5
+    state.quantize_weights({0: w}, c.draw(1, 2, f, d))
+    leaves = [x.clone().requires_grad_() for x in (h, w, lin)]
+    y = fp8_full.QkvProduct.apply(*leaves, state, 0)
+    y.backward(dy)
+    c.out |= {"qkv.h": h, "qkv.w": w, "qkv.lin": lin.reshape(1), "qkv.dout": dy, "qkv.w8": state.qkv[0][0],
+              "qkv.scale": state.qkv[0][1].reshape(1), "qkv.h8": fp8_full.q8(h, fp8_full.INPUT_SCALE),
+              "qkv.g8": fp8_full.q8(dy, fp8_full.GRADIENT_SCALE), "qkv.out": y}
+    c.out |= {f"qkv.d.{name}": x.grad for name, x in zip(("h", "w", "lin"), leaves)}
+    for step, spread in enumerate((0.0, 0.13, 0.05)):  # a fresh c_proj is zero
+        bank = torch.stack([c.draw(f, d, scale=0.12), c.draw(f, d, scale=spread)])
+        state.quantize_weights({}, bank[None])
+        h, dy = c.draw(n, d), c.draw(n, d)
+        c.out |= {f"mlp.{name}.{step}": t for name, t in (("fc", bank[0]), ("proj", bank[1]), ("h", h), ("dout", dy))}
+        for name, (copy, scale) in (("up", state.up[0]), ("down", state.down[0])):
+            c.out |= {f"mlp.{name}8.{step}": copy, f"mlp.{name}_scale.{step}": scale.reshape(1)}
+        leaves = [x.clone().requires_grad_() for x in (h, *bank)]
+        y = fp8_full.MlpProduct.apply(*leaves, state, 0)
+        h8, p8 = y.grad_fn.saved_tensors[:2]
+        c.out |= {f"mlp.h8.{step}": h8, f"mlp.p8.{step}": p8, f"mlp.out.{step}": y.detach().clone()}
+        y.backward(dy)
+        c.out |= {f"mlp.scale_{kind}.{step}": state.now(kind, 0).reshape(1).clone() for kind in "xpe"}
+        c.out |= {f"mlp.largest_{kind}.{step}": state.largest[0][kind].clone() for kind in "xpe"}
+        c.out |= {f"mlp.d.{name}.{step}": x.grad for name, x in zip(("h", "fc", "proj"), leaves)}
+        state.end_of_step()
+    save("2026-08-ops", None, {k: t.bfloat16() if k.split(".")[1][-1] == "8" else t for k, t in c.out.items() if "." in k}
+         | {k: t for k, t in c.out.items() if "." not in k})
+
+
 # ---- updates, schedule, tables ----------------------------------------------------------------------------
 
 
 def write_adam():
     """Adam's tensors of a record of width 16 on given gradients; the tied pair parts after step 3."""
-    c, r = Cases(404), record.Record(record.Sizes(**(SIZES | dict(model_dim=16, num_heads=2))), LAYERS, 1, 3, 7, SMALL.schedule)
+    c, r = Cases(404), dataclasses.replace(SMALL, sizes=record.Sizes(**(SIZES | dict(model_dim=16, num_heads=2))))
     names = ("embed.weight", "lm_head.weight", "ve_gate_bank", "smear_gate.weight", "scalars", "resid_lambdas", "mudd_b2",
              "mudd_gate_w2", "_mudd_gate_scale")
     table, out = record.parameters(r), {}
@@ -353,9 +427,9 @@ def write_normuon():
 
 def write_schedules():
     out = {}
-    for scheduled, extension in ((1270, 15), (150, 2)):
+    for scheduled, extension in ((1270, 15), (1270, 45), (1250, 40), (150, 2)):
         s = record.Schedule(scheduled=scheduled, extension=extension)
-        rope, window, scale = model.Rope.start(128, torch.float32), s.stage(0).window_long, []
+        rope, window, scale = model.Rope.start(record.Sizes(), torch.float32), s.stage(0).window_long, []
         weights, prefix = zip(*(s.weights(t) for t in range(s.total)))
         for t in range(s.total):
             rope.follow(window, s.stage(t).window_long)
@@ -383,7 +457,12 @@ def write_rows():
 
 
 def main():
-    for write in (write_inputs, write_gradients, write_steps, write_fp8_run, write_attention_ops, write_stream_ops, write_fp8_ops,
+    for name, r in FILES.items():
+        for write in (write_inputs, write_gradients, write_steps):
+            write(name, r)
+        for sequential in (False, True):
+            write_fp8_run(name, r, sequential)
+    for write in (write_attention_ops, write_stream_ops, write_fp8_ops, write_narrow_ops,
                   write_adam, write_normuon, write_schedules, write_rows):
         write()
 

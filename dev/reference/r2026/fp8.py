@@ -51,20 +51,28 @@ def head_logits(x, w, scales):
 
 
 class MlpState:
-    """Scales of one rank. Weights are quantised after every optimizer step, activations with the scale of the
-    forward before.
+    """Weights are quantised after every optimizer step, activations with the scale that the forward before
+    left in the same of `sets` sets: one for each micro-batch number, or one for all.
     """
 
-    def __init__(self, layers):
-        self.activation = [1.0] * layers
+    def __init__(self, layers, sets=1):
+        self.sets = [[1.0] * layers for _ in range(sets)]
         self.largest = [0.0] * layers
+        self.set = 0
         self.up, self.down, self.down_scale, self.down_next = {}, {}, {}, {}
+
+    @property
+    def activation(self):
+        return self.sets[self.set]
+
+    def begin(self, micro_batch):
+        self.set = micro_batch % len(self.sets)
 
     def quantize_weights(self, bank, exact):
         """bank [layers, 2, F, d]. exact: the down-projection's scale comes from the weights at hand, else
         from those before.
         """
-        for i in range(len(self.activation)):
+        for i in range(len(self.largest)):
             fc, proj = truncated(bank[i].detach())
             scale = fc.bfloat16().abs().max().clamp(min=LEAST) / E4M3
             self.up[i] = ((fc.bfloat16() / scale).to(torch.float8_e4m3fn).to(bank.dtype), float(scale))
@@ -78,7 +86,7 @@ class MlpState:
 
     def end_of_forward(self):
         factor = torch.tensor(ACTIVATION_HEADROOM / E4M3)
-        self.activation = [float(torch.tensor(max(m, LEAST)) * factor) for m in self.largest]
+        self.sets[self.set] = [float(torch.tensor(max(m, LEAST)) * factor) for m in self.largest]
 
 
 class MlpProduct(torch.autograd.Function):

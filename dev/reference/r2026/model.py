@@ -1,8 +1,8 @@
 """Forward pass and loss of one packed sequence, from the tables of a Record. The backward pass is autograd.
 
 Everything is computed in the dtype of the parameters (float64 for golden vectors). `fp8` chooses what is
-emulated: (), ("head",),
-("mlp",) or both; quantisation is straight-through and its scales are constants.
+emulated: nothing, or some of "head", and "mlp" or
+"mlp-full" and "qkv" (see Record); quantisation is straight-through and its scales are constants.
 """
 
 import math
@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from twin.attention import dense
 
 from . import record
+from . import fp8_full
 from .fp8 import HeadScales, MlpState, head_logits, mlp_fp8
 
 EPS = 2.0**-23
 DC_EPS, XSA_FLOOR = 1e-6, 1e-8
-CAP, SHIFT, SLOPE = 23.0, 5.0, 7.5
+CAP, SHIFT, SLOPE, MASKED = 23.0, 5.0, 7.5, -60.0
 GENERATOR_SCALE = 0.1  # of mu and nu; that of a and b is a parameter
 
 
@@ -56,10 +57,12 @@ class Rope:
     scale: float = 0.1
 
     @staticmethod
-    def start(head_dim, dtype):
-        n = head_dim // 4
+    def start(sizes, dtype):
+        """The scale times the root of q's and k's width is that of width e at 0.1."""
+        n = sizes.qk_width // 4
         x = torch.linspace(0, 1, n, dtype=torch.float32 if dtype != torch.float64 else dtype)
-        return Rope(torch.tensor(1 / 1024, dtype=x.dtype) ** x)
+        scale = 0.1 * math.sqrt(sizes.head_dim / sizes.qk_width)
+        return Rope(torch.tensor(1 / 1024, dtype=x.dtype) ** x, scale)
 
     def follow(self, old, new):
         """YaRN: the long window goes from `old` to `new` tokens."""
@@ -196,14 +199,16 @@ def initial_parameters(r, generator, dtype=torch.float32):
 
 class Model:
     """Parameters are leaves in one wide dtype. signs [sign_rows, d] of +-1; prefix [padded vocabulary], -1:
-    no prefix.
+    no prefix. sets: of delayed scales. mask [padded vocabulary, same], bool: tokens that cannot follow a token.
     """
 
-    def __init__(self, r, parameters, signs, prefix, fp8=()):
+    def __init__(self, r, parameters, signs, prefix, fp8=(), sets=1, mask=None):
         self.r, self.z, self.signs, self.prefix, self.fp8 = r, r.sizes, signs, prefix, set(fp8)
         self.p = {n: t.contiguous().clone().requires_grad_() for n, t in parameters.items()}
         self.dtype = self.p["embed.weight"].dtype
-        self.mlp_state = MlpState(len(r.layers)) if "mlp" in self.fp8 else None
+        self.mlp_state = MlpState(len(r.layers), sets) if "mlp" in self.fp8 else None
+        self.full_state = fp8_full.Scales(len(r.layers), sets) if self.fp8 & {"mlp-full", "qkv"} else None
+        self.mask = mask
         self.head_scales = HeadScales()
 
     # ---- pieces -------------------------------------------------------------------------------------------
@@ -235,15 +240,38 @@ class Model:
             gate = value_gate(h, u, self.p["ve_gate_bank"][layer.value_table])
         return v + gate[:, :, None] * u.view(n, heads, e)
 
-    def attention(self, i, layer, h, batch, documents, coefficients, windows, rope, mu=None, extra=None):
+    def qkv_weights(self, i):
+        """[q, k, v rows, d] of layer i."""
+        z, number = self.z, self.r.attention_layers().index(i)
+        qk = self.p["qk_bank"][number * z.num_heads : (number + 1) * z.num_heads].reshape(-1, z.model_dim)
+        return torch.cat([qk, self.p["vo_bank"][2 * number]])
+
+    def quantize_weights(self, exact):
+        """After an optimizer step, and at the start."""
+        if self.mlp_state:
+            self.mlp_state.quantize_weights(self.p["mlp_bank"], exact)
+        if self.full_state:
+            qkv = {i: self.qkv_weights(i) for i in self.r.attention_layers()}
+            self.full_state.quantize_weights(qkv, self.p["mlp_bank"])
+
+    def begin_micro_batch(self, number):
+        for state in (self.mlp_state, self.full_state):
+            if state:
+                state.begin(number)
+
+    def attention(self, i, layer, h, batch, documents, coefficients, windows, rope, training, mu=None, extra=None):
         """The layer's attention of the normalised input h [N, d], output projection included."""
         z, p = self.z, self.p
         n, heads, e, d = len(h), z.num_heads, z.head_dim, z.model_dim
         number = self.r.attention_layers().index(i)
         lin, lout = p["scalars"][2 * i], p["scalars"][2 * i + 1]
-        qk = p["qk_bank"][number * heads : (number + 1) * heads].reshape(2, d, d)
-        wv, wo = p["vo_bank"][2 * number], p["vo_bank"][2 * number + 1]
-        q, k, v = ((lin * (h @ w.t())).view(n, heads, e) for w in (qk[0], qk[1], wv))
+        w, wo = self.qkv_weights(i), p["vo_bank"][2 * number + 1]
+        if training and "qkv" in self.fp8:
+            qkv = fp8_full.QkvProduct.apply(h, w, lin, self.full_state, i)
+        else:
+            qkv = lin * (h @ w.t())
+        qk = heads * z.qk_width
+        q, k, v = (x.reshape(n, heads, -1) for x in qkv.split([qk, qk, d], -1))
         q, k = prepare_qk(layer, q, k, rope)
         v = self.values(layer, h, v, batch, mu, extra)
         y = attend(layer, q, k, v, documents, windows[layer.long_window], rope.scale)
@@ -254,12 +282,14 @@ class Model:
             y = xsa(y, v, coefficients["xsa", i])
         if layer.output_gate:
             y = y * coefficients["gate", i][:, :, None]
-        return lout * (y.reshape(n, d) @ wo.t())
+        return lout * (y.reshape(n, d) @ (wo if self.r.wo_by_input else wo.t()))
 
     def mlp(self, i, x, training):
         h, (fc, proj) = rms(x), self.p["mlp_bank"][i]
         if training and self.mlp_state:
             return mlp_fp8(h, fc, proj, self.mlp_state, i)
+        if training and "mlp-full" in self.fp8:
+            return fp8_full.MlpProduct.apply(h, fc, proj, self.full_state, i)
         return torch.relu(h @ fc.t()).square() @ proj
 
     # ---- the network --------------------------------------------------------------------------------------
@@ -305,7 +335,7 @@ class Model:
                     m = [mu[:, j : j + 1] for j in range(record.NUM_MU)]
                     extra = m[0] * c0 + m[1] * kept[self.r.late] + m[2] * x
                     x = (1 + m[5]) * x + m[3] * c0 + m[4] * kept[self.r.late]
-                out = self.attention(i, layer, h, batch, documents, coefficients, windows, rope, mu, extra)
+                out = self.attention(i, layer, h, batch, documents, coefficients, windows, rope, training, mu, extra)
                 if layer.dynamic:
                     x = m[8] * x + m[9] * out + m[10] * c0 + m[11] * bigram
                 else:
@@ -335,9 +365,13 @@ class Model:
         return weighted_loss(logits, batch.targets, targets, self.prefix[batch.targets], prefix_weight)
 
     @torch.no_grad()
-    def validation_loss(self, batch, windows, rope):
-        """Summed over the tokens: no FP8, the next token alone."""
+    def validation_loss(self, batch, windows, rope, masked=False):
+        """Summed over the tokens: no FP8, the next token alone; masked: tokens that cannot follow the input count
+        as logits of -60.
+        """
         z = CAP * torch.sigmoid(
             (self.hidden(batch, windows, rope, False) @ self.p["lm_head.weight"] + SHIFT) / SLOPE
         )
+        if masked:
+            z = z.masked_fill(self.mask[batch.inputs], MASKED)
         return F.cross_entropy(z, batch.targets, reduction="sum")

@@ -14,11 +14,15 @@ class Sizes:
     bigram_rows: int = 377280  # 15 padded vocabularies / 2
     sign_rows: int = 8192
     micro_batches: int = 8
-    block: int = 128  # windows are given in tokens of this many
+    qk_dim: int | None = None  # width of a head's q and k; None: as of v
 
     @property
     def head_dim(self):
         return self.model_dim // self.num_heads
+
+    @property
+    def qk_width(self):
+        return self.qk_dim or self.head_dim
 
     @property
     def padded_vocab(self):
@@ -66,7 +70,8 @@ NUM_MU, NUM_NU = 14, 5
 @dataclass(frozen=True)
 class Record:
     """early, late: layers whose output is kept; the layer without attention adds the early one. The last
-    layer is dynamic.
+    layer is dynamic. wo_by_input: the rows of Wo in its bank are input channels. fp8: what of it is emulated where a run asks for
+    the record's own: "mlp" forward only, "mlp-full" and "qkv" both ways. masked: the last validation leaves impossible tokens out.
     """
 
     sizes: Sizes = Sizes()
@@ -74,6 +79,9 @@ class Record:
     early: int = 3
     late: int = 7
     dc_window: int = 112  # keys of the second softmax
+    wo_by_input: bool = False
+    fp8: tuple = ("head", "mlp")
+    masked: bool = False
     schedule: "Schedule" = None  # of a training run
 
     def attention_layers(self):
@@ -130,7 +138,7 @@ class Param:
 def parameters(r):
     """{name: Param} of a Record, under the original's names."""
     z, layers, att = r.sizes, len(r.layers), len(r.attention_layers())
-    d, h, e, f, vp = z.model_dim, z.num_heads, z.head_dim, z.mlp_dim, z.padded_vocab
+    d, h, f, vp = z.model_dim, z.num_heads, z.mlp_dim, z.padded_vocab
     k = max(r.columns(row)[1] for row in "ab")
     table = (0.75, 0.95)
     return {
@@ -138,7 +146,7 @@ def parameters(r):
         "lm_head.weight": Param((d, vp), "bf16", "adam", 1, 150, (0.5, 0.95)),
         "value_embeds": Param((5 * vp, d), "bf16", "adam", 75, 5, table),
         "bigram_embed.weight": Param((z.bigram_rows, d), "bf16", "adam", 75, 5, table),
-        "qk_bank": Param((att * h, 2 * e, d), "split", "normuon"),
+        "qk_bank": Param((att * h, 2 * z.qk_width, d), "split", "normuon"),
         "vo_bank": Param((att * 2, d, d), "split", "normuon"),
         "mlp_bank": Param((layers + 1, 2, f, d), "split", "normuon", matrix_lr=(1.0, 2.0)),
         "ve_gate_bank": Param((5, h, 2 * VALUE_GATE_CHANNELS), "bf16", "adam", 1, 1),
@@ -234,3 +242,13 @@ class Schedule:
         u = (t - b[i]) / max(1, b[i + 1] - b[i])
         mix = [x + (y - x) * u for x, y in zip(s.targets, s.targets_end)]
         return mix, s.prefix + (s.prefix_end - s.prefix) * u
+
+
+# ---- records ----------------------------------------------------------------------------------------------
+
+NARROW = dict(sizes=Sizes(qk_dim=96), wo_by_input=True, fp8=("head", "mlp-full", "qkv"))
+RECORDS = {
+    "2026-07-17": Record(schedule=Schedule()),
+    "2026-08-03": Record(schedule=Schedule(extension=45), **NARROW),
+    "2026-08-06": Record(schedule=Schedule(scheduled=1250, extension=40), masked=True, **NARROW),
+}

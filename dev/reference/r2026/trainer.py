@@ -7,14 +7,18 @@ from .optimizer import Optimizers
 
 
 class Trainer:
-    def __init__(self, r, parameters, signs, prefix, fp8=(), half=False):
+    """sequential: the delayed scales of FP8 follow all micro-batches, as the published program's on one rank;
+    otherwise those of a micro-batch number follow its own.
+    """
+
+    def __init__(self, r, parameters, signs, prefix, fp8=(), half=False, sequential=False, mask=None):
         self.r, self.schedule, self.t = r, r.schedule, 0
-        self.model = Model(r, parameters, signs, prefix, fp8)
-        self.rope = Rope.start(r.sizes.head_dim, self.model.dtype)
+        sets = 1 if sequential else r.sizes.micro_batches
+        self.model = Model(r, parameters, signs, prefix, fp8, sets, mask)
+        self.rope = Rope.start(r.sizes, self.model.dtype)
         self.window_long = r.schedule.stage(0).window_long
         self.optimizers = Optimizers(r, self.model.p, half)
-        if self.model.mlp_state:
-            self.model.mlp_state.quantize_weights(self.model.p["mlp_bank"], True)
+        self.model.quantize_weights(True)
 
     def follow(self):
         """Windows of step t; (short, long)."""
@@ -29,7 +33,8 @@ class Trainer:
         losses = []
         for p in self.model.p.values():
             p.grad = torch.zeros_like(p)
-        for b in batches:
+        for number, b in enumerate(batches):
+            self.model.begin_micro_batch(number)
             loss = self.model.loss(b, windows, self.rope, targets, prefix)
             loss.backward()
             losses.append(loss.detach())
@@ -40,16 +45,15 @@ class Trainer:
         for g in gradients.values():
             g.div_(self.r.sizes.micro_batches)
         self.optimizers.step(self.t, gradients)
-        if self.model.mlp_state:
-            self.model.mlp_state.quantize_weights(
-                self.model.p["mlp_bank"], self.t < self.schedule.exact_scales
-            )
+        if self.model.full_state:
+            self.model.full_state.end_of_step()
+        self.model.quantize_weights(self.t < self.schedule.exact_scales)
         self.t += 1
         return losses
 
     def validate(self, batch, final=False):
         """Summed loss of one sequence with the windows of the step that would follow."""
         windows = self.follow()
-        return self.model.validation_loss(
-            batch, (windows[0], self.schedule.final_window) if final else windows, self.rope
-        )
+        if final:
+            windows = windows[0], self.schedule.final_window
+        return self.model.validation_loss(batch, windows, self.rope, final and self.r.masked)
