@@ -316,6 +316,73 @@ static void output_floor_case(int e)
     check_x("   gradient of v", got_dv, dv, e);
 }
 
+// ---- DC ---------------------------------------------------------------------------------------------------
+
+static struct {
+    Attention a; // window: keys - 1
+    Tensor y, q, k, v, dy;
+    Tensor32 w1, w2;
+    double *out;
+} dc;
+
+// w (H) of a token, normalised over the heads.
+static void ref_weights(double *w, int t)
+{
+    int H = dc.a.H;
+    const double *w1 = dc.w1.d + t * H;
+    for (int n = 0; n < H; n++)
+        w[n] = w1[n] / sqrt(inner(w1, w1, H) / H + 1e-6);
+}
+
+static double dc_loss(void)
+{
+    int N = dc.a.N, H = dc.a.H, e = dc.a.e, d = H * e;
+    static double p[1 << 16], y[1 << 12], lse[1 << 10], w[64];
+    ref_attention(&dc.a, y, lse, p, dc.q.d, dc.k.d, dc.v.d);
+    memcpy(dc.out, dc.y.d, sizeof(double) * (size_t)(N * d));
+    for (int t = 0; t < N; t++) {
+        ref_weights(w, t);
+        for (int j = 0; j <= t; j++) {
+            double mixed = 0;
+            for (int n = 0; n < H; n++)
+                mixed += w[n] * p[(n * N + t) * N + j];
+            for (int c = 0; c < d; c++)
+                dc.out[t * d + c] += dc.w2.d[t * H + c / e] * mixed * dc.v.d[j * d + c];
+        }
+    }
+    return inner(dc.out, dc.dy.d, N * d);
+}
+
+static void dc_case(int N, int H, int e, int keys, int documents, const int32_t *cu)
+{
+    pool_reset();
+    int n = N * H * e;
+    float scale = 0.37f;
+    dc.a = (Attention){cu, documents, N, H, e, keys - 1, scale};
+    Tensor *all[] = {&dc.y, &dc.q, &dc.k, &dc.v, &dc.dy};
+    for (int i = 0; i < 5; i++)
+        *all[i] = random_tensor(n, 1.5);
+    dc.w1 = random_tensor32(N * H, 1);
+    dc.w2 = random_tensor32(N * H, 1);
+    dc.out = doubles(n);
+    int32_t *table = take((size_t)attention_table_ints(N, 0), sizeof *table);
+    int slots = attention_table_build(table, cu, documents, N, 0);
+    floatX *y = halves(n), *dq = halves(n), *dk = halves(n), *dv = halves(n);
+    float *dw1 = floats(N * H), *dw2 = floats(N * H);
+    memcpy(y, dc.y.x, sizeof(floatX) * (size_t)n);
+    DcForward f = {y, floats(N * H), dc.q.x, dc.k.x, dc.v.x, dc.w1.x, dc.w2.x, H, table, slots, scale, keys};
+    dc_forward(NULL, &f, N, H, e);
+    dc_loss();
+    printf("# DC: N %d, H %d, e %d, %d keys, %d documents\n", N, H, e, keys, documents);
+    check_x("   y", y, dc.out, n);
+    dc_backward(NULL, &(DcBackward){&f, dq, dk, dv, dw1, dw2, dc.dy.x, floats(N * H)}, N, H, e);
+    check_x("   gradient of q", dq, central_differences(dc.q.d, n, dc_loss), n);
+    check_x("   of k", dk, central_differences(dc.k.d, n, dc_loss), n);
+    check_x("   of v", dv, central_differences(dc.v.d, n, dc_loss), n);
+    check("   of w1", dw1, central_differences(dc.w1.d, N * H, dc_loss), N * H);
+    check("   of w2", dw2, central_differences(dc.w2.d, N * H, dc_loss), N * H);
+}
+
 int main(void)
 {
     OpSizes sizes =
@@ -332,6 +399,9 @@ int main(void)
     output_case(40, 6, 16, true, true);
     output_case(3, 2, 12, false, true);
     output_floor_case(16);
+    dc_case(9, 2, 4, 3, 1, (int32_t[]){0, 9});
+    dc_case(30, 3, 8, 7, 4, (int32_t[]){0, 1, 12, 13, 30});
+    dc_case(11, 6, 4, 112, 2, (int32_t[]){0, 4, 11});
     backend_close();
     return tap_done();
 }

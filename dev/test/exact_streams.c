@@ -422,6 +422,101 @@ static void gather_case(int N, int d, int width, int groups)
     check("   gradient of the table", dtable, expected, n);
 }
 
+// ---- generators -------------------------------------------------------------------------------------------
+
+static struct {
+    int N, d, width, K;
+    Tensor x, w1, w2, b2;
+    Tensor32 scale, dout;
+    double *out;
+} ge;
+
+static double generator_loss(void)
+{
+    for (int t = 0; t < ge.N; t++)
+        for (int k = 0; k < ge.K; k++) {
+            double sum = ge.b2.d[k];
+            for (int j = 0; j < ge.width; j++) {
+                double u = inner(ge.x.d + t * ge.d, ge.w1.d + j * ge.d, ge.d);
+                sum += 0.5 * u * (1 + erf(u / sqrt(2))) * ge.w2.d[k * ge.width + j];
+            }
+            ge.out[t * ge.K + k] = ge.scale.d[0] * sum;
+        }
+    return inner(ge.out, ge.dout.d, ge.dout.n);
+}
+
+static void generator_case(int N, int d, int width, int K)
+{
+    pool_reset();
+    ge.N = N;
+    ge.d = d;
+    ge.width = width;
+    ge.K = K;
+    ge.x = random_tensor(N * d, 1);
+    ge.w1 = random_tensor(width * d, 0.5);
+    ge.w2 = random_tensor(K * width, 1);
+    ge.b2 = random_tensor(K, 1);
+    ge.scale = random_tensor32(1, 1);
+    ge.dout = random_tensor32(N * K, 1);
+    ge.out = doubles(N * K);
+    Generator g = {ge.w1.x, ge.w2.x, ge.b2.x, ge.scale.x, width, K};
+    floatX *pre = halves(N * width), *dpre = halves(N * width), *dx = halves(N * d);
+    float *out = floats(N * K), *dw1 = floats(width * d), *dw2 = floats(K * width), *db2 = floats(K),
+          dscale = 0.5f;
+    generator_forward(NULL, out, pre, &g, ge.x.x, N, d);
+    generator_loss();
+    printf("# generator: N %d, d %d, width %d, %d numbers\n", N, d, width, K);
+    check("   out", out, ge.out, N * K);
+    db2[0] = -2;
+    dw2[1] = 3;
+    generator_backward(NULL, &(GeneratorBackward){&g, dx, dpre, dw2, db2, &dscale, ge.dout.x, pre}, N, d);
+    matmul_weight_grads(NULL, &(WeightGrad){dw1, dpre, ge.x.x, width, d, .fresh = true}, 1, N);
+    double *ew2 = central_differences(ge.w2.d, K * width, generator_loss),
+           *eb2 = central_differences(ge.b2.d, K, generator_loss),
+           *escale = central_differences(ge.scale.d, 1, generator_loss);
+    eb2[0] -= 2;
+    ew2[1] += 3;
+    escale[0] += 0.5;
+    check_x("   gradient of x", dx, central_differences(ge.x.d, N * d, generator_loss), N * d);
+    check("   of w1", dw1, central_differences(ge.w1.d, width * d, generator_loss), width * d);
+    check("   of w2", dw2, ew2, K * width);
+    check("   of b2", db2, eb2, K);
+    check("   of the scale", &dscale, escale, 1);
+}
+
+// ---- Adam with decay --------------------------------------------------------------------------------------
+
+static void adam_case(int n)
+{
+    pool_reset();
+    Tensor p = random_tensor(n, 1);
+    Tensor32 m = random_tensor32(n, 1), v = random_tensor32(n, 1), g = random_tensor32(n, 3);
+    StepParams step = {.grad_scale = 0.125f, .rule = {[2] = {.rate = 0.75f, .decay = 0.3f}}};
+    AdamRule rule = {2, 0.75f, 0.95f, 1e-10f, 0.25f, 0.05f};
+    int decayed = 0;
+    p.d[0] = 0; // u p is 0 there: no decay
+    p.x[0] = float_to_x(0);
+    for (int i = 0; i < n; i++) {
+        v.d[i] = v.x[i] = fabsf(v.x[i]);
+        double scaled = g.d[i] * 0.125;
+        m.d[i] = 0.75 * m.d[i] + 0.25 * scaled;
+        v.d[i] = (double)0.95f * v.d[i] + (double)0.05f * scaled * scaled;
+        double u = 0.75 * m.d[i] / (sqrt(v.d[i]) + 1e-10);
+        bool same = u * p.d[i] > 0;
+        p.d[i] -= u + (same ? (double)0.3f * p.d[i] : 0);
+        decayed += same;
+    }
+    adam_update_decay(NULL, p.x, m.x, v.x, g.x, &step, rule, n);
+    double left = 0;
+    for (int i = 0; i < n; i++)
+        left += fabs(g.x[i]);
+    ok(decayed > n / 4 && decayed < n - n / 4, "Adam with decay: %d of %d decay", decayed, n);
+    check_x("   p", p.x, p.d, n);
+    check("   m", m.x, m.d, n);
+    check("   v", v.x, v.d, n);
+    ok(left == 0, "   gradient cleared");
+}
+
 int main(void)
 {
     OpSizes sizes =
@@ -443,6 +538,11 @@ int main(void)
     gather_case(30, 24, 24, 4);
     gather_case(41, 96, 40, 2);
     gather_case(1, 24, 24, 1);
+    generator_case(7, 20, 8, 5);
+    generator_case(37, 24, 64, 41);
+    generator_case(1, 12, 3, 64);
+    adam_case(9001);
+    adam_case(13);
     backend_close();
     return tap_done();
 }

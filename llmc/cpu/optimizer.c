@@ -58,6 +58,28 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
     }
 }
 
+void adam_update_decay(Stream s, floatX *p, float *m, float *v, float *grad, const StepParams *step,
+                       AdamRule rule, int64_t n)
+{
+    OP_SCOPE(adam_update_decay, n);
+    (void)s;
+    float scale = step->grad_scale, rate = step->rule[rule.rule].rate, decay = step->rule[rule.rule].decay;
+#pragma omp parallel for schedule(static) if (n > SPAN)
+    for (int64_t span = 0; span < spans(n); span++) {
+        int64_t end = min_i64(n, (span + 1) * SPAN);
+#pragma omp simd
+        for (int64_t i = span * SPAN; i < end; i++) {
+            float mi = m[i], vi = v[i], pi = x_to_float(p[i]);
+            float change = adam_step(&mi, &vi, grad[i] * scale, rate, &rule);
+            change -= change * pi < 0 ? decay * pi : 0;
+            p[i] = float_to_x(pi + change);
+            m[i] = mi;
+            v[i] = vi;
+            grad[i] = 0;
+        }
+    }
+}
+
 // ---- NorMuon ----------------------------------------------------------------------------------------------
 
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n)

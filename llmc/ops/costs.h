@@ -86,6 +86,12 @@ COST(matmul_relu2_forward, (int N, int in, int out), 2 * count3(N, in, out),
 COST(matmul_relu2_backward, (int N, int d, int F), 2 * count3(N, d, F),
      floatx_bytes(N, d, 1) + floatx_bytes(d, F, 1) + floatx_bytes(N, F, 2))
 
+COST(generator_forward, (const Generator *g, int N, int d), 2 * count3(N, g->width, d + g->K),
+     floatx_bytes(N, d + g->width, 1) + fp32_bytes(N, g->K, 1))
+COST(generator_backward, (const GeneratorBackward *a, int N, int d),
+     2 * count3(N, a->generator->width, d + 2.0 * a->generator->K),
+     floatx_bytes(N, d + 2 * a->generator->width, 1) + fp32_bytes(N, a->generator->K, 1))
+
 // ---- attention --------------------------------------------------------------------------------------------
 
 COST(rope_tables, (int positions, int e), 0, floatx_bytes(positions, e, 0.5))
@@ -104,6 +110,11 @@ COST(heads_output_forward, (const HeadsOutput *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 2 + !!a->alpha))
 COST(heads_output_backward, (const HeadsOutputBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 3 + 2 * !!a->forward->alpha))
+// profile_pairs(w): t - j <= w
+COST(dc_forward, (const DcForward *a, int N, int H, int e), 4.0 * H * e * profile_pairs(a->keys - 1),
+     floatx_bytes(N, H *e, 5))
+COST(dc_backward, (const DcBackward *a, int N, int H, int e),
+     10.0 * H * e * profile_pairs(a->forward->keys - 1), floatx_bytes(N, H *e, 7))
 
 // ---- head and loss ----------------------------------------------------------------------------------------
 
@@ -117,6 +128,7 @@ COST(head_logits, (int rows, int d, int Vp), 2 * count3(rows, d, Vp), floatx_byt
 
 COST(adam_update, (int64_t n), 0, floatx_bytes(n, 6, 1) + fp32_bytes(n, 2, 1))
 COST(adam_update_fp32, (int64_t n), 0, fp32_bytes(n, 8, 1))
+COST(adam_update_decay, (int64_t n), 0, floatx_bytes(n, 2, 1) + fp32_bytes(n, 6, 1))
 COST(normuon_momentum, (int64_t n), 0, fp32_bytes(n, 4, 1))
 COST(normuon_update, (const NormuonUpdate *a), 0,
      (a->w ? fp32_bytes(a->rows, a->cols, 2 * a->batch) + floatx_bytes(a->rows, a->cols, a->batch)

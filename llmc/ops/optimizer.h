@@ -11,7 +11,7 @@ extern "C" {
 enum { MAX_UPDATE_RULES = 32 };
 typedef struct {
     float rate;  // Adam: lr * sqrt(1 - beta2^k) / (1 - beta1^k); NorMuon: lr
-    float decay; // NorMuon: lr without the rule's own factor, * weight decay
+    float decay; // NorMuon: lr without the rule's own factor, * weight decay; Adam: lr^2 * weight decay
 } RuleStep;
 typedef struct {
     float grad_scale; // 1 / micro-batches of a step
@@ -32,6 +32,11 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
                  AdamRule rule, int64_t n);
 void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step,
                       AdamRule rule, int64_t n);
+
+// The same with moments in fp32, and with decay: u = rate * m / (sqrt(v) + eps); where u p > 0:
+// u += decay * p; p -= u.  p (n) floatX in/out;  m, v, grad (n) fp32 in/out
+void adam_update_decay(Stream s, floatX *p, float *m, float *v, float *grad, const StepParams *step,
+                       AdamRule rule, int64_t n);
 
 // M += (1 - mu)(G - M);  U = G + mu (M - G), with G = grad * grad_scale.  momentum (n) fp32 in/out; u (n)
 //                        fp32 in: grad, out: U

@@ -1,0 +1,187 @@
+// DC attention. Weights are computed anew wherever they are needed: once a query for the sums over its keys,
+// and in backward once a key for the sums over its queries.
+#include "llmc/cpu/cpu.h"
+#include "llmc/cpu/rows.h"
+
+// ---- rows of a pair of tokens -----------------------------------------------------------------------------
+
+static float dot_x(const floatX *a, const floatX *b, int n)
+{
+    float sum = 0;
+    for (int i = 0; i < n; i++)
+        sum += x_to_float(a[i]) * x_to_float(b[i]);
+    return sum;
+}
+
+// to += c * x
+static void add_x(float *to, float c, const floatX *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        to[i] += c * x_to_float(x[i]);
+}
+
+// The document of t: [*begin, *end). The table starts with their number and boundaries.
+static void document_of(const int32_t *table, int t, int *begin, int *end)
+{
+    const int32_t *cu = table + 1;
+    int low = 0, high = table[0] - 1; // documents
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (cu[middle] <= t)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    *begin = cu[low];
+    *end = cu[low + 1];
+}
+
+static float score(const DcForward *a, int t, int j, int n, int H, int e)
+{
+    int64_t head = n * e, d = H * e;
+    return a->scale * dot_x(a->q + t * d + head, a->k + j * d + head, e);
+}
+
+static const float *w2_of(const DcForward *a, int t) { return a->w2 + (int64_t)t * a->stride; }
+
+// w (H) of a token; returns what w1 is multiplied with.
+static float norm_weights(const DcForward *a, int t, int H, float *w)
+{
+    const float *w1 = a->w1 + (int64_t)t * a->stride;
+    float norm = 1 / sqrtf(dot(w1, w1, H) / (float)H + 1e-6f);
+    for (int n = 0; n < H; n++)
+        w[n] = norm * w1[n];
+    return norm;
+}
+
+// p (H): P_n,tj, from lse. Returns M_tj.
+static float weights(const DcForward *a, int t, int j, int H, int e, const float *w, float *p)
+{
+    for (int n = 0; n < H; n++)
+        p[n] = expf(score(a, t, j, n, H, e) - a->lse[(int64_t)t * H + n]);
+    return dot(w, p, H);
+}
+
+// ---- forward ----------------------------------------------------------------------------------------------
+
+static float log_sum(const DcForward *a, int first, int t, int n, int H, int e)
+{
+    float max = -INFINITY, sum = 0;
+    for (int j = first; j <= t; j++)
+        max = fmaxf(max, score(a, t, j, n, H, e));
+    for (int j = first; j <= t; j++)
+        sum += expf(score(a, t, j, n, H, e) - max);
+    return max + logf(sum);
+}
+
+static int first_key(const DcForward *a, int t)
+{
+    int begin, end;
+    document_of(a->table, t, &begin, &end);
+    return (int)max_i64(begin, t - a->keys + 1);
+}
+
+void dc_forward(Stream s, const DcForward *a, int N, int H, int e)
+{
+    OP_SCOPE(dc_forward, a, N, H, e);
+    (void)s;
+    int d = H * e;
+#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++) {
+        float *arena = cpu_scratch((size_t)(d + 2 * round_up(H, 16) + 16)),
+              *y = scratch_take(&arena, (size_t)d), *w = scratch_take(&arena, (size_t)H), *p = arena;
+        int first = first_key(a, t);
+        for (int n = 0; n < H; n++)
+            a->lse[(int64_t)t * H + n] = log_sum(a, first, t, n, H, e);
+        load_row(y, a->y + (int64_t)t * d, d);
+        norm_weights(a, t, H, w);
+        for (int j = first; j <= t; j++) {
+            float mixed = weights(a, t, j, H, e, w, p);
+            for (int n = 0; n < H; n++)
+                add_x(y + n * e, w2_of(a, t)[n] * mixed, a->v + (int64_t)j * d + n * e, e);
+        }
+        store_row(a->y + (int64_t)t * d, y, d);
+    }
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------
+
+// D (H): D_n = dy_n,t . v_n,j. Returns the gradient of M_tj, sum of w2_n D_n.
+static float mixed_gradient(const DcBackward *a, int t, int j, int H, int e, float *D)
+{
+    int64_t d = H * e;
+    for (int n = 0; n < H; n++)
+        D[n] = dot_x(a->dy + t * d + n * e, a->forward->v + j * d + n * e, e);
+    return dot(w2_of(a->forward, t), D, H);
+}
+
+// dq, dw1, dw2 of a query; the gradient of w goes to scratch, too: a softmax's gradient wants the sum over
+// keys of dM_tj P_n,tj, which it is.
+static void query_backward(const DcBackward *a, int t, int H, int e)
+{
+    const DcForward *f = a->forward;
+    int64_t d = H * e;
+    float *arena = cpu_scratch((size_t)(d + 4 * round_up(H, 16) + 16)), *dq = scratch_take(&arena, (size_t)d),
+          *w = scratch_take(&arena, (size_t)H), *p = scratch_take(&arena, (size_t)H),
+          *D = scratch_take(&arena, (size_t)H);
+    float *dw = a->scratch + (int64_t)t * H, *dw1 = a->dw1 + (int64_t)t * f->stride,
+          *dw2 = a->dw2 + (int64_t)t * f->stride, norm = norm_weights(f, t, H, w);
+    int first = first_key(f, t);
+    for (int n = 0; n < H; n++)
+        dw[n] = dw2[n] = 0;
+    for (int c = 0; c < d; c++)
+        dq[c] = 0;
+    for (int j = first; j <= t; j++) {
+        float mixed = weights(f, t, j, H, e, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
+        for (int n = 0; n < H; n++) {
+            dw[n] += dmixed * p[n];
+            dw2[n] += mixed * D[n];
+        }
+    }
+    for (int j = first; j <= t; j++) {
+        weights(f, t, j, H, e, w, p);
+        float dmixed = mixed_gradient(a, t, j, H, e, D);
+        for (int n = 0; n < H; n++)
+            add_x(dq + n * e, f->scale * p[n] * w[n] * (dmixed - dw[n]), f->k + j * d + n * e, e);
+    }
+    store_row(a->dq + t * d, dq, (int)d);
+    rms_backward(dw1, dw, w, norm, H);
+}
+
+// dk and dv of a key.
+static void key_backward(const DcBackward *a, int j, int H, int e)
+{
+    const DcForward *f = a->forward;
+    int64_t d = H * e;
+    float *arena = cpu_scratch((size_t)(2 * round_up(d, 16) + 4 * round_up(H, 16) + 16)),
+          *dk = scratch_take(&arena, (size_t)d), *dv = scratch_take(&arena, (size_t)d),
+          *w = scratch_take(&arena, (size_t)H), *p = scratch_take(&arena, (size_t)H),
+          *D = scratch_take(&arena, (size_t)H);
+    int begin, end;
+    document_of(f->table, j, &begin, &end);
+    for (int c = 0; c < d; c++)
+        dk[c] = dv[c] = 0;
+    for (int t = j; t < end && t - j < f->keys; t++) {
+        norm_weights(f, t, H, w);
+        float mixed = weights(f, t, j, H, e, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
+        for (int n = 0; n < H; n++) {
+            float ds = f->scale * p[n] * w[n] * (dmixed - a->scratch[(int64_t)t * H + n]);
+            add_x(dk + n * e, ds, f->q + t * d + n * e, e);
+            add_x(dv + n * e, w2_of(f, t)[n] * mixed, a->dy + t * d + n * e, e);
+        }
+    }
+    store_row(a->dk + j * d, dk, (int)d);
+    store_row(a->dv + j * d, dv, (int)d);
+}
+
+void dc_backward(Stream s, const DcBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(dc_backward, a, N, H, e);
+    (void)s;
+#pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++)
+        query_backward(a, t, H, e);
+#pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
+    for (int j = 0; j < N; j++)
+        key_backward(a, j, H, e);
+}
