@@ -1,8 +1,13 @@
 #!/usr/bin/env python3
 """Checks of r2026 against facts and arithmetic that share none of its code. Prints TAP; exit status 1 on a
 failure.
+
+    check_2026.py [RANKS]
+
+RANKS: r50k_base.tiktoken, GPT-2's vocabulary. With it the tables of the whole vocabulary are checked, too (a minute).
 """
 
+import base64
 import math
 import sys
 import zlib
@@ -15,7 +20,7 @@ import torch
 
 import make_golden_2026
 from make_golden_2026 import BYTES, LAYERS, SMALL
-from r2026 import data, fp8_full, model, record
+from r2026 import data, fp8_full, mask, model, record
 from r2026.optimizer import ADAM_LR
 from r2026.trainer import Trainer
 
@@ -309,7 +314,18 @@ def check_mlp_full():
     check(near(scales, [1.25 * 2 / 448, 1.25 * 256 / 448, 1.25 * 0.076660156 / 448], 0.01), "delayed scales of the MLP")
 
 
+def check_vocabulary(path):
+    with open(path, "rb") as f:
+        tokens = {int(line.split()[1]): base64.b64decode(line.split()[0]) for line in f if line.strip()}
+    table = data.prefix_table(tokens, 50304)
+    check(int((table >= 0).sum()) == 50000 and int(table.sum()) == 548_403_601, "prefixes of GPT-2's tokens")
+    bits = mask.impossible(tokens, 50304)
+    check(zlib.crc32(bits.tobytes()) == 0x9FEC8B33, "mask of impossible tokens, byte by byte")
+
+
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        check_vocabulary(sys.argv[1])
     for part in (check_records, check_qkv, check_mlp_full, check_facts, check_schedule, check_paired_attention, check_gradients, check_run, check_fp8):
         part()
     print(f"1..{count}")

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Writes golden/2026-*.safetensors: what the C program must reproduce of records 89 to 91. README.md describes every tensor."""
+import collections
 import dataclasses
 import math
+import re
 import sys
 
 if "--help" in sys.argv:  # before the imports below, which not every machine has
@@ -11,7 +13,7 @@ if "--help" in sys.argv:  # before the imports below, which not every machine ha
 import torch
 
 from make_golden import STEPS, relative_error, sample_indices, samples_of, save
-from r2026 import data, fp8, fp8_full, model, record
+from r2026 import data, fp8, fp8_full, mask, model, record
 from r2026.optimizer import Optimizers
 from r2026.trainer import Trainer
 
@@ -456,6 +458,35 @@ def write_rows():
                              "sign_rows": data.sign_rows(tokens, z.sign_rows)})
 
 
+TEXT = ("The trainer reads its shards, and the shards are read again when they end. It's what they'd do; we're sure that it'll end. "
+        "12 + 34 = 46, 2025 and 2026: numbers, too. «Über größere Wörter» – naïve façades, ελληνικά, 日本語日本語. The end, the end!\n\n") * 2
+
+
+def small_vocabulary(merges):
+    """{id: bytes}: the single bytes, then so many merges learned from TEXT, of pieces that a tokenizer would not join."""
+    pieces = [[p[i:i + 1] for i in range(len(p))] for p in (m.encode() for m in re.findall(r"'\w+| ?[^\W\d]+| ?\d+| ?[^\w\s]+|\s+", TEXT))]
+    vocabulary = {i: bytes([i]) for i in range(256)}
+    for rank in range(256, 256 + merges):
+        counts = collections.Counter(pair for p in pieces for pair in zip(p, p[1:]))
+        a, b = max(counts, key=lambda pair: (counts[pair], pair))
+        vocabulary[rank] = a + b
+        for p in pieces:
+            for i in range(len(p) - 1, -1, -1):
+                if p[i:i + 2] == [a, b]:
+                    p[i:i + 2] = [a + b]
+    return vocabulary
+
+
+def write_vocabulary():
+    vocabulary, padded = small_vocabulary(120), 384
+    lengths = torch.tensor([len(b) for b in vocabulary.values()])
+    table = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int64)
+    for i, b in vocabulary.items():
+        table[i, :len(b)] = torch.tensor(list(b))
+    save("2026-vocabulary", None, {"bytes": table, "lengths": lengths, "prefix": data.prefix_table(vocabulary, padded),
+                                   "mask": torch.from_numpy(mask.impossible(vocabulary, padded)).view(torch.int32)})
+
+
 def main():
     for name, r in FILES.items():
         for write in (write_inputs, write_gradients, write_steps):
@@ -463,7 +494,8 @@ def main():
         for sequential in (False, True):
             write_fp8_run(name, r, sequential)
     for write in (write_attention_ops, write_stream_ops, write_fp8_ops, write_narrow_ops,
-                  write_adam, write_normuon, write_schedules, write_rows):
+                  write_adam, write_normuon, write_schedules, write_rows,
+                  write_vocabulary):
         write()
 
 
