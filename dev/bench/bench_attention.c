@@ -146,9 +146,10 @@ static void queue(const Call *c)
                                .sin = turns + (int64_t)N * (E / 4),
                                .scratch = scratch};
         attention_backward(stream, &a, c->tokens, H, E);
-    } else
-        attention_forward(stream, t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, SCALE,
-                          c->window, c->tokens, H, E);
+    } else {
+        AttentionForward a = {t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, c->window, SCALE};
+        attention_forward(stream, &a, c->tokens, H, E);
+    }
 }
 
 static double time_graph(Graph *g, cudaEvent_t begin, cudaEvent_t end)

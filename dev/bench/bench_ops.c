@@ -324,21 +324,28 @@ OP(copy) { copy_on_device(stream, set[0].u, set[1].u, (size_t)MATRICES * D * F *
 static floatX *square[3];
 OP(square) { matmul_forward(stream, square[0], square[1], square[2], NULL, 8192, 8192, 8192, 1); }
 
-OP(embed_forward) { embed_forward(stream, S.t[0], S.rstd, S.tokens, S.table, S.w, small, N, D); }
+OP(embed_forward)
+{
+    embed_forward(stream, &(EmbedForward){S.t[0], S.rstd, S.tokens, S.table, S.w, small}, N, D);
+}
 OP(embed_backward)
 {
-    embed_backward(stream, S.t[0], small + 8, small + 24, S.t[1], S.t[2], S.t[3], S.rstd, S.tokens, S.table,
-                   S.w, small, N, D);
+    EmbedBackward a = {S.t[0],  S.t[1], S.t[2], S.t[3],    S.rstd,    S.tokens,
+                       S.table, S.w,    small,  small + 8, small + 24};
+    embed_backward(stream, &a, N, D);
 }
 OP(embedding_grad)
 {
     TokenRows rows = {S.order, S.row_token, S.row_start, S.num_rows};
     embedding_grad(stream, S.dtable, S.t[0], small, &rows, N, D);
 }
-OP(mix_forward) { mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], NULL, small, N, D); }
+OP(mix_forward)
+{
+    mix_rmsnorm_forward(stream, &(MixForward){S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], NULL, small}, N, D);
+}
 OP(mix_forward_skip)
 {
-    mix_rmsnorm_forward(stream, S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small, N, D);
+    mix_rmsnorm_forward(stream, &(MixForward){S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small}, N, D);
 }
 static void mix_backward(bool skip)
 {
@@ -364,16 +371,14 @@ OP(mix_backward) { mix_backward(false); }
 OP(mix_backward_skip) { mix_backward(true); }
 OP(rmsnorm_forward) { rmsnorm_forward(stream, S.t[0], S.rstd, S.t[1], N, D); }
 OP(rmsnorm_backward) { rmsnorm_backward(stream, S.t[0], S.t[1], S.t[2], S.rstd, N, D); }
-OP(qkv_forward)
+static void run_qkv_forward(const floatX *value_embed)
 {
-    qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], NULL, S.tokens,
-                small, S.cos, S.sin, N, H, E);
+    QkvForward a = {S.t[0],   S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], value_embed,
+                    S.tokens, small,  S.cos,  S.sin};
+    qkv_forward(stream, &a, N, H, E);
 }
-OP(qkv_forward_ve)
-{
-    qkv_forward(stream, S.t[0], S.t[1], S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[3], S.table, S.tokens,
-                small, S.cos, S.sin, N, H, E);
-}
+OP(qkv_forward) { run_qkv_forward(NULL); }
+OP(qkv_forward_ve) { run_qkv_forward(S.table); }
 static void run_qkv_backward(const floatX *value_embed)
 {
     QkvBackward a = {.dqkv = S.dqkv,
@@ -402,8 +407,9 @@ OP(qkv)
 } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
 {
-    qkv_product_forward(stream, S.dqkv, S.t[2], S.head_rstd, S.head_rstd + N * H, S.t[4], S.w, value_embed,
-                        S.tokens, small, S.cos, S.sin, N, H, E);
+    QkvProductForward a = {S.dqkv,      S.t[2],   S.t[4], S.w,   S.head_rstd, S.head_rstd + N * H,
+                           value_embed, S.tokens, small,  S.cos, S.sin};
+    qkv_product_forward(stream, &a, N, H, E);
 }
 OP(qkv_product) { run_qkv_product(NULL); }
 OP(qkv_product_ve) { run_qkv_product(S.table); }

@@ -289,8 +289,9 @@ static void run5(Stream s, int i)
 
 static void run6(Stream s, int i)
 {
-    attention_forward(s, set[i].yg, lse, set[i].q, set[i].k, set[i].v, set[i].h, gate_w, table, slots, SCALE,
-                      WINDOW, N, H, E);
+    AttentionForward a = {set[i].yg, lse,   set[i].q, set[i].k, set[i].v, set[i].h,
+                          gate_w,    table, slots,    WINDOW,   SCALE};
+    attention_forward(s, &a, N, H, E);
 }
 
 // ---- check ------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ static void run3(Stream s, int i)
 
 static void run4(Stream s, int i)
 {
-    mix_rmsnorm_forward(s, set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0, NULL, coef, N, D);
+    MixForward a = {set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0, NULL, coef};
+    mix_rmsnorm_forward(s, &a, N, D);
 }
 
 // ---- check ------------------------------------------------------------------------------------------------

@@ -101,10 +101,12 @@ static Results run_ops(const Case *c)
     int slots = attention_table_build(table, c->cu, c->documents, N, 0);
     memcpy(r.q, at.q.x, sizeof(floatX) * (size_t)n);
     memcpy(r.k, at.k.x, sizeof(floatX) * (size_t)n);
-    qkv_forward(NULL, r.q, r.k, r.v, r.rstd_q, r.rstd_k, at.v.x, values, at.tokens, at.lambda.x, at.cos.x,
-                at.sin.x, N, H, e);
-    attention_forward(NULL, r.yg, r.lse, r.q, r.k, r.v, at.h.x, at.w.x, table, slots, (float)at.a.scale,
-                      c->window, N, H, e);
+    QkvForward qkv = {r.q,    r.k,       r.v,         r.rstd_q, r.rstd_k, at.v.x,
+                      values, at.tokens, at.lambda.x, at.cos.x, at.sin.x};
+    AttentionForward f =
+        {r.yg, r.lse, r.q, r.k, r.v, at.h.x, at.w.x, table, slots, c->window, (float)at.a.scale};
+    qkv_forward(NULL, &qkv, N, H, e);
+    attention_forward(NULL, &f, N, H, e);
     AttentionBackward b = {.dqkv = r.dqkv,
                            .dv = r.dv,
                            .dlambda = r.dlambda,

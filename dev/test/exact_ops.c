@@ -67,12 +67,14 @@ static void embed_case(int N, int d, int vocab)
     floatX *x0 = halves(n), *de = halves(n);
     float *rstd = floats(N), *dgate = floats(12), *dlambda = floats(1), *dtable = floats(vocab * d),
           *doubled = floats(vocab * d);
-    embed_forward(NULL, x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x, N, d);
+    EmbedForward f = {x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x};
+    embed_forward(NULL, &f, N, d);
     embed_loss();
     check_x(N > 1 ? "embedding: x0" : "embedding of one token: x0", x0, em.x0, n);
     check("   rstd", rstd, em.rstd, N);
-    embed_backward(NULL, de, dgate, dlambda, em.dx.x, em.dx0.x, x0, rstd, em.tokens, em.embed.x, em.gate.x,
-                   em.lambda.x, N, d);
+    EmbedBackward b = {de,         em.dx.x,   em.dx0.x,    x0,    rstd,   em.tokens,
+                       em.embed.x, em.gate.x, em.lambda.x, dgate, dlambda};
+    embed_backward(NULL, &b, N, d);
     TokenRows rows = token_rows(em.tokens, N, vocab);
     embedding_grad(NULL, dtable, de, NULL, &rows, N, d);
     double *expected = central_differences(em.embed.d, vocab * d, embed_loss);
@@ -145,7 +147,8 @@ static void mix_case(int N, int d, int H, bool with_skip, bool with_out, bool wi
     floatX *x_out = halves(n), *h = halves(n), *dx = mix.dx_out.x, *dx0 = halves(n), *dskip = halves(n);
     float *rstd = floats(N), dcoef[3] = {1, 2, 3};
     const floatX *skip = with_skip ? mix.skip.x : NULL;
-    mix_rmsnorm_forward(NULL, with_out ? x_out : NULL, h, rstd, mix.x.x, mix.x0.x, skip, mix.coef.x, N, d);
+    MixForward f = {with_out ? x_out : NULL, h, rstd, mix.x.x, mix.x0.x, skip, mix.coef.x};
+    mix_rmsnorm_forward(NULL, &f, N, d);
     mix_loss();
     printf("# mix: N %d, d %d%s%s%s%s\n", N, d, with_skip ? ", skip" : "", with_out ? ", x_out" : "",
            with_add ? ", dx_add" : "", accumulate ? ", dx0 +=" : "");
@@ -198,7 +201,7 @@ static void mix_shared_case(int N, int d)
     mix.with_add = false;
     floatX *h = halves(n), *dx = halves(n), *dx0 = halves(n), *dskip = halves(n);
     float *rstd = floats(N), dcoef[3] = {0};
-    mix_rmsnorm_forward(NULL, NULL, h, rstd, mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, N, d);
+    mix_rmsnorm_forward(NULL, &(MixForward){NULL, h, rstd, mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x}, N, d);
     MixBackward b = {dx,      dx0,      dskip,      dcoef,      mix.dx_out.x, mix.dh.x, dskip, h,    rstd,
                      mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, NULL,         NULL,     0,     false};
     mix_rmsnorm_backward(NULL, &b, N, d);

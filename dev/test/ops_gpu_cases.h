@@ -32,7 +32,7 @@ DESCRIBE(embed_forward)
 RUN(embed_forward)
 {
     SIZES;
-    o->embed_forward(stream, p[0], p[1], p[2], p[3], p[4], p[5], N, d);
+    o->embed_forward(stream, &(EmbedForward){p[0], p[1], p[2], p[3], p[4], p[5]}, N, d);
 }
 
 DESCRIBE(embed_backward)
@@ -56,7 +56,8 @@ DESCRIBE(embed_backward)
 RUN(embed_backward)
 {
     SIZES;
-    o->embed_backward(stream, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], N, d);
+    EmbedBackward a = {p[0], p[3], p[4], p[5], p[6], p[7], p[8], p[9], p[10], p[1], p[2]};
+    o->embed_backward(stream, &a, N, d);
 }
 
 // Buffers 2..5: order, row_token, row_start, num_rows, from the tokens in buffer 6.
@@ -159,8 +160,9 @@ DESCRIBE(mix_forward)
 RUN(mix_forward)
 {
     SIZES;
-    o->mix_rmsnorm_forward(stream, c->variant == 2 ? NULL : p[0], p[1], p[2], p[3], p[4],
-                           c->variant == 0 ? p[5] : NULL, p[6], N, d);
+    MixForward a = {c->variant == 2 ? NULL : p[0], p[1], p[2], p[3], p[4],
+                    c->variant == 0 ? p[5] : NULL, p[6]};
+    o->mix_rmsnorm_forward(stream, &a, N, d);
 }
 
 // h and rstd as forward leaves them, because a backend may use either h or what it was computed from.
@@ -407,8 +409,8 @@ DESCRIBE(qkv_forward) // variant 1: no value embedding
 RUN(qkv_forward)
 {
     SIZES;
-    o->qkv_forward(stream, p[0], p[1], p[2], p[3], p[4], p[5], c->variant ? NULL : p[6], p[7], p[8], p[9],
-                   p[10], N, H, e);
+    QkvForward a = {p[0], p[1], p[2], p[3], p[4], p[5], c->variant ? NULL : p[6], p[7], p[8], p[9], p[10]};
+    o->qkv_forward(stream, &a, N, H, e);
 }
 static void fix_qkv_product(Case *c) { fix_angles(c, 9, 10); }
 DESCRIBE(qkv_product) // variants 1, 3: no value embedding; 2, 3: v in place of v_raw
@@ -432,9 +434,11 @@ RUN(qkv_product)
     SIZES;
     size_t last = 2 * (size_t)N * (size_t)d * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
     void *v = c->variant < 2 ? p[1] : (char *)p[0] + last;
-    o->qkv_product_forward(stream, p[0], v, p[2], p[3], p[4], p[5], c->variant % 2 ? NULL : p[6], p[7], p[8],
-                           p[9], p[10], N, H, e);
+    QkvProductForward a = {p[0], v,    p[4], p[5], p[2], p[3], c->variant % 2 ? NULL : p[6],
+                           p[7], p[8], p[9], p[10]};
+    o->qkv_product_forward(stream, &a, N, H, e);
 }
+
 // ---- head -------------------------------------------------------------------------------------------------
 
 DESCRIBE(head_train) // variant 0: bf16, 1: FP8

@@ -59,12 +59,27 @@ static AttentionBackward backward_of(const Case *c, void *const *p, const int32_
                                .scratch = scratch};
 }
 
+static AttentionForward forward_of(const Case *c, void *const *p, const int32_t *table, int slots)
+{
+    return (AttentionForward){.yg = p[OUT_YG],
+                              .lse = p[LSE],
+                              .q = p[QUERY],
+                              .k = p[KEY],
+                              .v = p[VALUE],
+                              .h = p[INPUT],
+                              .gate_w = p[GATE_W],
+                              .table = table,
+                              .slots = slots,
+                              .window = c->window,
+                              .scale = SCALE};
+}
+
 static void run_ops(const Case *c, Which w, void *const *p)
 {
     int32_t *table = xcalloc((size_t)ops[w].attention_table_ints(c->N, 0), sizeof *table);
     int slots = ops[w].attention_table_build(table, c->cu, c->documents, c->N, 0);
-    ops[w].attention_forward(NULL, p[OUT_YG], p[LSE], p[QUERY], p[KEY], p[VALUE], p[INPUT], p[GATE_W], table,
-                             slots, SCALE, c->window, c->N, c->H, c->e);
+    AttentionForward f = forward_of(c, p, table, slots);
+    ops[w].attention_forward(NULL, &f, c->N, c->H, c->e);
     if (c->backward) {
         void *scratch = xcalloc(ops[w].attention_scratch_bytes(c->N, c->H, c->e) + 1, 1);
         AttentionBackward a = backward_of(c, p, c->tokens, table, slots, scratch);
@@ -192,9 +207,8 @@ static void gpu_close(Gpu *g)
 
 static void queue_forward(const Gpu *g, const Case *c, int slots)
 {
-    void *const *p = g->device;
-    attention_forward(stream, p[OUT_YG], p[LSE], p[QUERY], p[KEY], p[VALUE], p[INPUT], p[GATE_W], g->table,
-                      slots, SCALE, c->window, c->N, c->H, c->e);
+    AttentionForward a = forward_of(c, g->device, g->table, slots);
+    attention_forward(stream, &a, c->N, c->H, c->e);
 }
 
 // What the caller may leave out.

@@ -38,11 +38,12 @@ static void test_embedding(void)
     float *rstd = floats(N), dgate[12] = {0}, dlambda = 0;
     double *ex0 = doubles(NN), *erstd = doubles(N), *ede = doubles(NN), *sum = doubles(NN), edgate[12] = {0},
            edlambda = 0;
-    embed_forward(NULL, x0, rstd, tokens, embed.x, gate.x, lambda.x, N, D);
+    embed_forward(NULL, &(EmbedForward){x0, rstd, tokens, embed.x, gate.x, lambda.x}, N, D);
     ref_embed(ex0, erstd, tokens, embed.d, gate.d, lambda.d[0], N, D);
     check("embedding: x0", x0, ex0, NN);
     check32("   rstd", rstd, erstd, N);
-    embed_backward(NULL, de, dgate, &dlambda, dx.x, dx0.x, x0, rstd, tokens, embed.x, gate.x, lambda.x, N, D);
+    EmbedBackward b = {de, dx.x, dx0.x, x0, rstd, tokens, embed.x, gate.x, lambda.x, dgate, &dlambda};
+    embed_backward(NULL, &b, N, D);
     for (int i = 0; i < NN; i++)
         sum[i] = dx.d[i] + dx0.d[i];
     ref_embed_backward(ede, edgate, &edlambda, sum, of_x(x0, NN), of_float(rstd, N), tokens, embed.d, gate.d,
@@ -63,7 +64,8 @@ static void test_mix(bool with_skip)
     floatX *x_out = halves(NN), *h = halves(NN), *dx = halves(NN), *dskip = halves(NN);
     float *rstd = floats(N), dcoef[3] = {0};
     double *ex = doubles(NN), *eh = doubles(NN), *erstd = doubles(N), *g = doubles(NN), edcoef[3];
-    mix_rmsnorm_forward(NULL, x_out, h, rstd, x.x, x0.x, with_skip ? skip.x : NULL, coef.x, N, D);
+    MixForward f = {x_out, h, rstd, x.x, x0.x, with_skip ? skip.x : NULL, coef.x};
+    mix_rmsnorm_forward(NULL, &f, N, D);
     ref_mix(ex, eh, erstd, x.d, x0.d, with_skip ? skip.d : NULL, coef.d, N, D);
     check(with_skip ? "mix with skip: x_out" : "mix: x_out", x_out, ex, NN);
     check("   h", h, eh, NN);
@@ -183,7 +185,8 @@ static void test_qkv(void)
            *e = doubles(3 * NN), edlambda[2] = {0};
     ref_norm_rope(eq, er, q.d, c.d, s.d, N, H, E);
     ref_norm_rope(ek, er, k.d, c.d, s.d, N, H, E);
-    qkv_forward(NULL, q.x, k.x, v, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x, N, H, E);
+    QkvForward f = {q.x, k.x, v, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x};
+    qkv_forward(NULL, &f, N, H, E);
     for (int i = 0; i < NN; i++) {
         double embedded = table.d[tokens[i / D] * D + i % D];
         ev[i] = lambda.d[0] * v_raw.d[i] + lambda.d[1] * embedded;
@@ -231,15 +234,17 @@ static void test_qkv_product(void)
     size_t plane = NN * sizeof(floatX);
     rope_test_tables(&c, &s, N);
     matmul_forward(NULL, parts, x.x, w.x, NULL, N, D, D, 3);
-    qkv_forward(NULL, parts, parts + NN, v[0], rstd[0], rstd[0] + N * H, parts + 2 * NN, table.x, tokens,
-                lambda.x, c.x, s.x, N, H, E);
-    qkv_product_forward(NULL, whole, v[1], rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens, lambda.x, c.x,
-                        s.x, N, H, E);
+    QkvProductForward p = {whole,   v[1],   x.x,      w.x, rstd[1], rstd[1] + N * H,
+                           table.x, tokens, lambda.x, c.x, s.x};
+    QkvForward f = {parts,  parts + NN, v[0], rstd[0], rstd[0] + N * H, parts + 2 * NN, table.x,
+                    tokens, lambda.x,   c.x,  s.x};
+    qkv_forward(NULL, &f, N, H, E);
+    qkv_product_forward(NULL, &p, N, H, E);
     ok(!memcmp(parts, whole, 3 * plane) && !memcmp(v[0], v[1], plane),
        "qkv with its product: q, k, v_raw and v");
     ok(!memcmp(rstd[0], rstd[1], 2 * N * H * sizeof(float)), "   rstd");
-    qkv_product_forward(NULL, whole, whole + 2 * NN, rstd[1], rstd[1] + N * H, x.x, w.x, table.x, tokens,
-                        lambda.x, c.x, s.x, N, H, E);
+    p.v = whole + 2 * NN;
+    qkv_product_forward(NULL, &p, N, H, E);
     ok(!memcmp(parts, whole, 2 * plane) && !memcmp(v[0], whole + 2 * NN, plane), "   v in place of v_raw");
 }
 
@@ -289,7 +294,8 @@ static void test_attention(int n, int window)
     Attention a = {cu, documents, n, H, E, window, scale};
     double *ey = doubles(count), *el = doubles(n * H), *eq = doubles(count), *ek = doubles(count),
            *ev = doubles(count);
-    attention_forward(NULL, yg, lse, q.x, k.x, v.x, h.x, w.x, table, slots, scale, window, n, H, E);
+    AttentionForward f = {yg, lse, q.x, k.x, v.x, h.x, w.x, table, slots, window, scale};
+    attention_forward(NULL, &f, n, H, E);
     ref_attention(&a, ey, el, NULL, q.d, k.d, v.d);
     ref_gate(ey, ey, h.d, w.d, n, H, E);
     char what[80];
@@ -475,8 +481,8 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
 {
     int n = 600;
     memset(b, 0, sizeof *b);
-    attention_forward(NULL, b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 0.2f, 70, n,
-                      H, E);
+    AttentionForward f = {b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 70, 0.2f};
+    attention_forward(NULL, &f, n, H, E);
     AttentionBackward backward = {.dqkv = b->dqkv,
                                   .dv = b->dv,
                                   .dlambda = b->dlambda,

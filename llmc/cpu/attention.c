@@ -154,22 +154,20 @@ static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse,
     }
 }
 
-void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                       const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
-                       int window, int N, int H, int e)
+void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 {
-    OP_SCOPE(attention_forward, window, N, H * e);
-    (void)s, (void)N, (void)slots;
-    int d = H * e, documents = table[0];
-    const int32_t *start = table + 1, *blocks = table + documents + 2;
+    OP_SCOPE(attention_forward, a->window, N, H * e);
+    (void)s, (void)N;
+    int d = H * e, documents = a->table[0];
+    const int32_t *start = a->table + 1, *blocks = a->table + documents + 2;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (int n = 0; n < blocks[0]; n++)
         for (int head = 0; head < H; head++) {
-            int q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
+            int at = head * e, q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
             Block b = {q0, (int)min_i64(QUERIES, start[doc + 1] - q0), start[doc]};
-            Head of = {
-                q + head * e, k + head * e, v + head * e, h, gate_w + head * GATE_WIDTH, scale, window, d, e};
-            forward_block(&of, &b, yg + head * e, lse + head, H);
+            Head of = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH,
+                       a->scale,  a->window, d,         e};
+            forward_block(&of, &b, a->yg + at, a->lse + head, H);
         }
 }
 

@@ -3,35 +3,25 @@
 #include "llmc/cpu/rows.h"
 #include "llmc/cpu/vmath.h"
 
-void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
-                   const floatX *gate, const float *lambda, int N, int d)
+void embed_forward(Stream s, const EmbedForward *a, int N, int d)
 {
     OP_SCOPE(embed_forward, N, d);
     (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         float *y = cpu_scratch((size_t)d);
-        const floatX *own = embed + (int64_t)tokens[t] * d;
+        const floatX *own = a->embed + (int64_t)a->tokens[t] * d;
         load_row(y, own, d);
         if (t > 0) {
-            const floatX *previous = embed + (int64_t)tokens[t - 1] * d;
-            float smear = *lambda * sigmoid(gate_dot(own, gate));
+            const floatX *previous = a->embed + (int64_t)a->tokens[t - 1] * d;
+            float smear = *a->lambda * sigmoid(gate_dot(own, a->gate));
 #pragma omp simd
             for (int i = 0; i < d; i++)
                 y[i] += smear * x_to_float(previous[i]);
         }
-        rstd[t] = rms_store(x0 + (int64_t)t * d, y, d);
+        a->rstd[t] = rms_store(a->x0 + (int64_t)t * d, y, d);
     }
 }
-
-typedef struct {
-    floatX *de;
-    const floatX *dx, *dx0, *x0;
-    const float *rstd;
-    const int32_t *tokens;
-    const floatX *embed, *gate;
-    const float *lambda;
-} EmbedBackward;
 
 // Of one part of the rows: gradients of gate [0:12] and lambda [12].
 typedef double GateSums[GATE_WIDTH + 1];
@@ -95,25 +85,22 @@ static void embed_backward_part(const EmbedBackward *a, int begin, int end, int 
         embed_backward_row(a, t, d, dy, row, next, sums);
 }
 
-void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0,
-                    const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
-                    const floatX *gate, const float *lambda, int N, int d)
+void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
 {
     OP_SCOPE(embed_backward, N, d);
     (void)s;
-    EmbedBackward a = {de, dx, dx0, x0, rstd, tokens, embed, gate, lambda};
     GateSums sums[PARTS] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++) {
         int begin = part_begin(N, part), end = part_begin(N, part + 1);
         if (begin < end)
-            embed_backward_part(&a, begin, end, N, d, sums[part]);
+            embed_backward_part(a, begin, end, N, d, sums[part]);
     }
     for (int i = 0; i <= GATE_WIDTH; i++) {
         double total = 0;
         for (int part = 0; part < PARTS; part++)
             total += sums[part][i];
-        *(i < GATE_WIDTH ? dgate + i : dlambda) += (float)total;
+        *(i < GATE_WIDTH ? a->dgate + i : a->dlambda) += (float)total;
     }
 }
 

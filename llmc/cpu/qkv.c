@@ -79,38 +79,33 @@ static void mix_value(floatX *v, const floatX *v_raw, const floatX *embedded, co
     }
 }
 
-void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
-                 const floatX *sin, int N, int H, int e)
+void qkv_forward(Stream s, const QkvForward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_forward, value_embed, N, H * e);
+    OP_SCOPE(qkv_forward, a->value_embed, N, H * e);
     (void)s;
     int d = H * e, n = e / 4;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         float *arena = cpu_scratch(3 * (size_t)round_up(e, 16));
         float *c = scratch_take(&arena, (size_t)n), *sn = scratch_take(&arena, (size_t)n), *row = arena;
-        load_row(c, cos + (int64_t)t * n, n);
-        load_row(sn, sin + (int64_t)t * n, n);
+        load_row(c, a->cos + (int64_t)t * n, n);
+        load_row(sn, a->sin + (int64_t)t * n, n);
         for (int head = 0; head < H; head++) {
             int64_t at = (int64_t)t * d + head * e, of_head = (int64_t)t * H + head;
-            rstd_q[of_head] = norm_rotate(q + at, c, sn, e, row);
-            rstd_k[of_head] = norm_rotate(k + at, c, sn, e, row);
+            a->rstd_q[of_head] = norm_rotate(a->q + at, c, sn, e, row);
+            a->rstd_k[of_head] = norm_rotate(a->k + at, c, sn, e, row);
         }
-        mix_value(v + (int64_t)t * d, v_raw + (int64_t)t * d,
-                  value_embed ? value_embed + (int64_t)tokens[t] * d : NULL, lambda, d);
+        mix_value(a->v + (int64_t)t * d, a->v_raw + (int64_t)t * d,
+                  a->value_embed ? a->value_embed + (int64_t)a->tokens[t] * d : NULL, a->lambda, d);
     }
 }
 
-void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
-                         const floatX *w, const floatX *value_embed, const int32_t *tokens,
-                         const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e)
+void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_product_forward, value_embed, N, H * e);
-    int64_t plane = (int64_t)N * H * e;
-    matmul_forward(s, qkv, x, w, NULL, N, H * e, H * e, 3);
-    qkv_forward(s, qkv, qkv + plane, v, rstd_q, rstd_k, qkv + 2 * plane, value_embed, tokens, lambda, cos,
-                sin, N, H, e);
+    OP_SCOPE(qkv_product_forward, a->value_embed, N, H * e);
+    QkvForward rest = qkv_planes(a, N, H * e);
+    matmul_forward(s, a->qkv, a->x, a->w, NULL, N, H * e, H * e, 3);
+    qkv_forward(s, &rest, N, H, e);
 }
 
 // The v third of dqkv in place, and the sums for dlambda. g, row: scratch (d)

@@ -46,13 +46,6 @@ void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float 
 
 // ---- mix and norm -----------------------------------------------------------------------------------------
 
-typedef struct {
-    floatX *x_out, *h;
-    float *rstd;
-    const floatX *x, *x0, *skip;
-    const float *coef;
-} MixForward;
-
 static void mix_row(const MixForward *a, int t, int d, float *restrict y)
 {
     int64_t at = (int64_t)t * d;
@@ -72,16 +65,14 @@ static void mix_row(const MixForward *a, int t, int d, float *restrict y)
     a->rstd[t] = rms_store(a->h + at, y, d);
 }
 
-void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0,
-                         const floatX *skip, const float *coef, int N, int d)
+void mix_rmsnorm_forward(Stream s, const MixForward *a, int N, int d)
 {
-    OP_SCOPE(mix_rmsnorm_forward, x_out, skip, N, d);
+    OP_SCOPE(mix_rmsnorm_forward, a->x_out, a->skip, N, d);
     (void)s;
-    MixForward a = {x_out, h, rstd, x, x0, skip, coef};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
         for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
-            mix_row(&a, t, d, cpu_scratch((size_t)d));
+            mix_row(a, t, d, cpu_scratch((size_t)d));
 }
 
 // dh of one row, with what comes back through the attention gates.

@@ -234,7 +234,7 @@ static void layer_forward(const Pass *p, int i)
     const floatX *below = stream_of(a, layer_below(m, i)), *second = stream_of(a, mix->second),
                  *third = mix->third == NONE ? NULL : a->out[mix->third];
     if (pass_runs(a, USES(l->x, h, rstd, below, second, third)))
-        mix_rmsnorm_forward(s, l->x, h, rstd, below, second, third, a->coef + 3 * i, N, d);
+        mix_rmsnorm_forward(s, &(MixForward){l->x, h, rstd, below, second, third, a->coef + 3 * i}, N, d);
     if (attention)
         attention_block.forward(p, i, mlp ? l->x : a->out[i]);
     if (attention && mlp && pass_runs(a, USES(l->h2, l->rstd2, l->x)))
@@ -270,8 +270,14 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, place, 0, s);
     if (pass_runs(a, USES(a->x0, a->rstd0)))
-        embed_forward(s, a->x0, a->rstd0, b->tokens, param_weight(p, m->embed),
-                      param_weight(p, m->smear_gate), scalar(m, m->record->smear_lambda), b->N, d);
+        embed_forward(s,
+                      &(EmbedForward){.x0 = a->x0,
+                                      .rstd = a->rstd0,
+                                      .tokens = b->tokens,
+                                      .embed = param_weight(p, m->embed),
+                                      .gate = param_weight(p, m->smear_gate),
+                                      .lambda = scalar(m, m->record->smear_lambda)},
+                      b->N, d);
     for (int i = 0; i < L; i++) {
         stage_needed(m, place, 1 + i, s);
         if (!is_empty(m, i))
@@ -280,7 +286,8 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
     const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
                  *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
     if (pass_runs(a, USES(a->xf, a->rstd_f, below, second, third)))
-        mix_rmsnorm_forward(s, NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L, b->N, d);
+        mix_rmsnorm_forward(s, &(MixForward){NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L},
+                            b->N, d);
 }
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
@@ -378,9 +385,19 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
         stage_done(m, place, 1 + i, s);
     }
     if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
-        embed_backward(s, a->dh, param_grad(p, m->smear_gate), scalar_grad(m, smear), a->dx, a->dx0, a->x0,
-                       a->rstd0, b->tokens, param_weight(p, m->embed), param_weight(p, m->smear_gate),
-                       scalar(m, smear), N, d);
+        embed_backward(s,
+                       &(EmbedBackward){.de = a->dh,
+                                        .dx = a->dx,
+                                        .dx0 = a->dx0,
+                                        .x0 = a->x0,
+                                        .rstd = a->rstd0,
+                                        .tokens = b->tokens,
+                                        .embed = param_weight(p, m->embed),
+                                        .gate = param_weight(p, m->smear_gate),
+                                        .lambda = scalar(m, smear),
+                                        .dgate = param_grad(p, m->smear_gate),
+                                        .dlambda = scalar_grad(m, smear)},
+                       N, d);
     if (pass_runs(a, USES(a->dh)))
         embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
     stage_done(m, place, 0, s);

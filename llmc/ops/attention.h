@@ -12,21 +12,41 @@ extern "C" {
 void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e);
 
 // q = rope(rms(q)), k = rope(rms(k)) per head, in place;  v = lambda[0]*v_raw + lambda[1]*value_embed[token].
-//   q, k     (N, d) floatX in/out;  v_raw (N, d) floatX in;  v (N, d) floatX out
-//   rstd_q, rstd_k (N, H) fp32 out, kept for backward
-//   value_embed (Vp, d) floatX or NULL;  lambda (2) fp32
 // rope: y1 = x1 cos + x2 sin, y2 = x2 cos - x1 sin, on the halves x1, x2 of a head.
-void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
-                 const floatX *sin, int N, int H, int e);
-// The product that makes q, k and v_raw and qkv_forward in one: they are the planes of x w^T. Raw q and k
+typedef struct {
+    floatX *q, *k;             // (N, d) in/out
+    floatX *v;                 // (N, d) out
+    float *rstd_q, *rstd_k;    // (N, H) out, kept for backward
+    const floatX *v_raw;       // (N, d)
+    const floatX *value_embed; // (Vp, d) or NULL
+    const int32_t *tokens;     // (N)
+    const float *lambda;       // (2)
+    const floatX *cos, *sin;   // (N, e/4)
+} QkvForward;
+void qkv_forward(Stream s, const QkvForward *a, int N, int H, int e);
+// The product that makes q, k and v_raw, and qkv_forward in one: they are the planes of x w^T. Raw q and k
 // need not be rounded.
-//   qkv (3, N, d) floatX  out: q, k as qkv_forward leaves them, and v_raw;  v (N, d) out; may be the last
-//                         plane of qkv
-//   x (N, d), w (3, d, d) floatX;  the rest as for qkv_forward
-void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
-                         const floatX *w, const floatX *value_embed, const int32_t *tokens,
-                         const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e);
+typedef struct {
+    floatX *qkv;         // (3, N, d) out: q, k as qkv_forward leaves them, and v_raw
+    floatX *v;           // (N, d) out; may be the last plane of qkv
+    const floatX *x, *w; // (N, d), (3, d, d)
+    // as in QkvForward
+    float *rstd_q, *rstd_k;
+    const floatX *value_embed;
+    const int32_t *tokens;
+    const float *lambda;
+    const floatX *cos, *sin;
+} QkvProductForward;
+void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int e);
+// What is left to do when the product has filled the planes.
+static inline QkvForward qkv_planes(const QkvProductForward *a, int N, int d)
+{
+    int64_t plane = (int64_t)N * d;
+    QkvForward rest = {a->qkv,         a->qkv + plane, a->v,      a->rstd_q, a->rstd_k, a->qkv + 2 * plane,
+                       a->value_embed, a->tokens,      a->lambda, a->cos,    a->sin};
+    return rest;
+}
+
 // Where the documents of a packed sequence lie, in the form the backend's attention wants: built on the host
 // with the batch, copied to the device with it. Returns the number of document slots it needs: the two ops
 // take this or any larger number (a host value, constant in a captured graph), up to the one that
@@ -37,11 +57,16 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
 
 // yg = y * sig(gate_w_head . h[0:12]) with y = softmax(scale q k^T + mask) v, per head; i sees j when j <= i,
 // same document, i - j <= window.
-//   q, k, v, yg (N, d) floatX; h (N, d), gate_w (H, 12) floatX;  lse (N, H) fp32 out = log sum exp of the
-//   scaled scores
-void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                       const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
-                       int window, int N, int H, int e);
+typedef struct {
+    floatX *yg;               // (N, d) out
+    float *lse;               // (N, H) out: log sum exp of the scaled scores
+    const floatX *q, *k, *v;  // (N, d)
+    const floatX *h, *gate_w; // (N, d), (H, 12)
+    const int32_t *table;     // attention_table_build's, on the device
+    int slots, window;
+    float scale;
+} AttentionForward;
+void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e);
 
 // The gradient of the raw q | k | v that qkv_product_forward makes from its product, in one op.
 // With sig the gate, p the weights, delta = rowsum(dyg * yg):

@@ -20,20 +20,29 @@ enum { GATE_INPUTS = 12 }; // channels that a gate reads
 
 // y_t = E[token_t] + lambda * sig(gate . E[token_t][0:12]) * E[token_{t-1}]  (t >= 1; y_0 = E[token_0]);  x0
 // = rms(y).
-//   x0         (N, d) floatX  out
-//   rstd       (N)    fp32    out, kept for backward
-//   embed      (Vp, d) floatX, gate (12) floatX, lambda (1) fp32
-void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
-                   const floatX *gate, const float *lambda, int N, int d);
+typedef struct {
+    floatX *x0;            // (N, d) out
+    float *rstd;           // (N) out, kept for backward
+    const int32_t *tokens; // (N)
+    const floatX *embed;   // (Vp, d)
+    const floatX *gate;    // (12)
+    const float *lambda;   // (1)
+} EmbedForward;
+void embed_forward(Stream s, const EmbedForward *a, int N, int d);
 
-// de       (N, d) floatX  out: gradient of the gathered rows E[token_t], for embedding_grad
-// dgate    (12)   fp32    +=
-// dlambda  (1)    fp32    +=
-// dx, dx0  (N, d) floatX  in: the two parts of the gradient of x0 (down the residual stream; gathered over
-//                         layers)
-void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0,
-                    const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
-                    const floatX *gate, const float *lambda, int N, int d);
+typedef struct {
+    floatX *de;             // (N, d) out: gradient of the gathered rows E[token_t], for embedding_grad
+    const floatX *dx, *dx0; // (N, d) the two parts of the gradient of x0 (down the residual stream; gathered
+                            // over layers)
+    const floatX *x0;       // (N, d) and
+    const float *rstd;      // (N) embed_forward's results
+    const int32_t *tokens;  // the rest as it took them
+    const floatX *embed, *gate;
+    const float *lambda;
+    float *dgate;   // (12) +=
+    float *dlambda; // (1) +=
+} EmbedBackward;
+void embed_backward(Stream s, const EmbedBackward *a, int N, int d);
 
 // dtable[token] += scale * sum of g over the token's positions, for the tokens of `rows` only.
 //   dtable (Vp, d) fp32 +=;  g (N, d) floatX;  scale (1) fp32 or NULL for 1

@@ -23,12 +23,16 @@ void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float 
                            const Coefficient *terms, int count);
 
 // x_out = coef[0]*x + coef[1]*x0 + coef[2]*skip;  h = rms(x_out), rms(x) = x / sqrt(mean(x^2) + 2^-23).
-//   x_out (N, d) floatX  out, the residual stream; NULL when only h is wanted. h is computed from the
-//                        unrounded sum.
-//   h     (N, d) floatX  out;  rstd (N) fp32 out, kept for backward
-//   skip  (N, d) floatX  or NULL;  coef (3) fp32
-void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0,
-                         const floatX *skip, const float *coef, int N, int d);
+typedef struct {
+    floatX *x_out; // (N, d) out, the residual stream; NULL when only h is wanted. h is computed from the
+                   // unrounded sum
+    floatX *h;     // (N, d) out
+    float *rstd;   // (N) out, kept for backward
+    const floatX *x, *x0; // (N, d)
+    const floatX *skip;   // (N, d) or NULL
+    const float *coef;    // (3)
+} MixForward;
+void mix_rmsnorm_forward(Stream s, const MixForward *a, int N, int d);
 
 // With g = dx_out + rms-backward(dh):  dx = coef[0]*g + dx_add;  dx0 (+)= coef[1]*g;  dskip = coef[2]*g;
 // dcoef += (sum g*x, sum g*x0, sum g*skip).

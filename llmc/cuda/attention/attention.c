@@ -484,27 +484,25 @@ const char *attention_description(void) { return at.open ? at.description : "att
 
 // ---- the ops ---------------------------------------------------------------------------------------------
 
-void attention_forward(Stream s, floatX *yg, float *lse, const floatX *q, const floatX *k, const floatX *v,
-                       const floatX *h, const floatX *gate_w, const int32_t *table, int slots, float scale,
-                       int window, int N, int H, int e)
+void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 {
-    OP_SCOPE(attention_forward, window, N, H * e);
-    AttentionCall c = make_call(table, slots, scale, window, N, H, e);
+    OP_SCOPE(attention_forward, a->window, N, H * e);
+    AttentionCall c = make_call(a->table, a->slots, a->scale, a->window, N, H, e);
     check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
-    c.y = yg;
-    c.lse = lse;
-    c.q = q;
-    c.k = k;
-    c.v = v;
-    c.h = h;
-    c.gate_w = gate_w;
+    c.y = a->yg;
+    c.lse = a->lse;
+    c.q = a->q;
+    c.k = a->k;
+    c.v = a->v;
+    c.h = a->h;
+    c.gate_w = a->gate_w;
     if (at.forward == BY_SM90) {
         attention_sm90_forward(&c, s);
     } else if (at.forward == BY_SM80) {
         attention_sm80_forward(&c, s);
     } else {
-        attention_plan_run(plan_for_op(s, slots, N, false), &c, s);
-        attention_gate_forward(s, yg, h, gate_w, N, H, e);
+        attention_plan_run(plan_for_op(s, a->slots, N, false), &c, s);
+        attention_gate_forward(s, a->yg, a->h, a->gate_w, N, H, e);
     }
 }
 

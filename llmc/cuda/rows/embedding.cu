@@ -60,27 +60,18 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(floatX *x0, 
     store_row(x0 + (int64_t)t * d, u, vectors, lane);
 }
 
-void embed_forward(Stream s, floatX *x0, float *rstd, const int32_t *tokens, const floatX *embed,
-                   const floatX *gate, const float *lambda, int N, int d)
+void embed_forward(Stream s, const EmbedForward *a, int N, int d)
 {
     OP_SCOPE(embed_forward, N, d);
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (embed_forward_kernel<VPL>
-                       <<<blocks, ROW_THREADS, 0, s>>>(x0, rstd, tokens, embed, gate, lambda, N, d)));
+    DISPATCH_WIDTH(d, (embed_forward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->x0, a->rstd, a->tokens,
+                                                                                a->embed, a->gate, a->lambda,
+                                                                                N, d)));
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-
-typedef struct {
-    floatX *de;
-    const floatX *dx, *dx0, *x0;
-    const float *rstd;
-    const int32_t *tokens;
-    const floatX *embed, *gate;
-    const float *lambda;
-} EmbedBackward;
 
 // dy of row t: the gradient of y_t through the norm.
 template <int VPL>
@@ -179,8 +170,7 @@ static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a
 // Sums of the gate's gradient: thread `lane` of every warp holds element `lane`; 13 values are summed over
 // the grid.
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void embed_backward_kernel(EmbedBackward a, float *dgate,
-                                                                     float *dlambda, int N, int d,
+__global__ __launch_bounds__(ROW_THREADS) void embed_backward_kernel(EmbedBackward a, int N, int d,
                                                                      float *partials, unsigned *counter)
 {
     __shared__ float sums[ROW_WARPS][GATE_WIDTH + 1];
@@ -214,23 +204,19 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_backward_kernel(EmbedBackwa
             x += __ldcg(partials + b * (GATE_WIDTH + 1) + k);
         x = warp_sum(x);
         if (lane == 0)
-            *(k < GATE_WIDTH ? dgate + k : dlambda) += x;
+            *(k < GATE_WIDTH ? a.dgate + k : a.dlambda) += x;
     }
 }
 
-void embed_backward(Stream s, floatX *de, float *dgate, float *dlambda, const floatX *dx, const floatX *dx0,
-                    const floatX *x0, const float *rstd, const int32_t *tokens, const floatX *embed,
-                    const floatX *gate, const float *lambda, int N, int d)
+void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
 {
     OP_SCOPE(embed_backward, N, d);
     if (N <= 0)
         return;
-    EmbedBackward a = {de, dx, dx0, x0, rstd, tokens, embed, gate, lambda};
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS * RUN);
     float *partials = scratch_floats(SCRATCH_EMBED, (size_t)blocks * (GATE_WIDTH + 1));
     DISPATCH_WIDTH(d, (embed_backward_kernel<VPL>
-                       <<<blocks, ROW_THREADS, 0, s>>>(a, dgate, dlambda, N, d, partials,
-                                                       scratch_counter(SCRATCH_EMBED))));
+                       <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, scratch_counter(SCRATCH_EMBED))));
 }
 
 // ---- rows of a table --------------------------------------------------------------------------------------

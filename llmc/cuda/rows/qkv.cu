@@ -59,15 +59,6 @@ static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], co
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
-typedef struct {
-    floatX *q, *k, *v;
-    float *rstd_q, *rstd_k;
-    const floatX *v_raw, *value_embed;
-    const int32_t *tokens;
-    const float *lambda;
-    const floatX *cos, *sin;
-} QkvForward;
-
 static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e,
                                                        const float (&c)[8], const float (&s)[8],
                                                        unsigned mask)
@@ -160,20 +151,17 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_any_kernel(QkvForward a, 
     }
 }
 
-void qkv_forward(Stream s, floatX *q, floatX *k, floatX *v, float *rstd_q, float *rstd_k, const floatX *v_raw,
-                 const floatX *value_embed, const int32_t *tokens, const float *lambda, const floatX *cos,
-                 const floatX *sin, int N, int H, int e)
+void qkv_forward(Stream s, const QkvForward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_forward, value_embed, N, H * e);
+    OP_SCOPE(qkv_forward, a->value_embed, N, H * e);
     if (N <= 0)
         return;
-    QkvForward a = {q, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin};
     if (qkv_fast_path(N, H, e))
-        qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(a, N, H,
-                                                                                                      e);
+        qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(*a, N,
+                                                                                                      H, e);
     else
-        qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(a, N, H,
-                                                                                                      e);
+        qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(*a, N,
+                                                                                                      H, e);
     CHECK_LAUNCH();
 }
 
@@ -196,21 +184,21 @@ __global__ __launch_bounds__(ROW_THREADS) void mix_value_kernel(floatX *v, const
     store_row(v + (int64_t)row * d, u, vectors, lane);
 }
 
-void qkv_product_forward(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
-                         const floatX *w, const floatX *value_embed, const int32_t *tokens,
-                         const float *lambda, const floatX *cos, const floatX *sin, int N, int H, int e)
+void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int e)
 {
-    OP_SCOPE(qkv_product_forward, value_embed, N, H * e);
+    OP_SCOPE(qkv_product_forward, a->value_embed, N, H * e);
     int d = H * e;
-    floatX *k = qkv + (int64_t)N * d, *v_raw = k + (int64_t)N * d;
+    QkvForward rest = qkv_planes(a, N, d);
     if (N <= 0)
         return;
-    if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, value_embed ? NULL : lambda, cos, sin, N, H, e)) {
-        matmul_forward(s, qkv, x, w, NULL, N, d, d, 3);
-        qkv_forward(s, qkv, k, v, rstd_q, rstd_k, v_raw, value_embed, tokens, lambda, cos, sin, N, H, e);
-    } else if (value_embed) {
+    if (!sm90_qkv(s, a->qkv, a->v, a->rstd_q, a->rstd_k, a->x, a->w, a->value_embed ? NULL : a->lambda,
+                  a->cos, a->sin, N, H, e)) {
+        matmul_forward(s, a->qkv, a->x, a->w, NULL, N, d, d, 3);
+        qkv_forward(s, &rest, N, H, e);
+    } else if (a->value_embed) {
         unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-        DISPATCH_WIDTH(d, (mix_value_kernel<VPL>
-                           <<<blocks, ROW_THREADS, 0, s>>>(v, v_raw, value_embed, tokens, lambda, N, d)));
+        DISPATCH_WIDTH(d,
+                       (mix_value_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->v, rest.v_raw, a->value_embed,
+                                                                             a->tokens, a->lambda, N, d)));
     }
 }

@@ -119,21 +119,25 @@ __global__ __launch_bounds__(ROW_THREADS) void mix_rmsnorm_kernel(floatX *x_out,
     }
 }
 
-void mix_rmsnorm_forward(Stream s, floatX *x_out, floatX *h, float *rstd, const floatX *x, const floatX *x0,
-                         const floatX *skip, const float *coef, int N, int d)
+void mix_rmsnorm_forward(Stream s, const MixForward *a, int N, int d)
 {
-    OP_SCOPE(mix_rmsnorm_forward, x_out, skip, N, d);
+    OP_SCOPE(mix_rmsnorm_forward, a->x_out, a->skip, N, d);
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (mix_rmsnorm_kernel<VPL>
-                       <<<blocks, ROW_THREADS, 0, s>>>(x_out, h, rstd, x, x0, skip, coef, N, d)));
+    DISPATCH_WIDTH(d,
+                   (mix_rmsnorm_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->x_out, a->h, a->rstd, a->x,
+                                                                           a->x0, a->skip, a->coef, N, d)));
 }
 
 void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
 {
     OP_SCOPE(rmsnorm_forward, N, d);
-    mix_rmsnorm_forward(s, NULL, h, rstd, x, NULL, NULL, NULL, N, d);
+    MixForward a = {};
+    a.h = h;
+    a.rstd = rstd;
+    a.x = x;
+    mix_rmsnorm_forward(s, &a, N, d);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------

@@ -40,12 +40,32 @@ static void forward(const Pass *p, int i, floatX *out)
     const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
+    QkvProductForward qkv = {.qkv = l->q,
+                             .v = l->v,
+                             .x = l->h,
+                             .w = w.qkvo,
+                             .rstd_q = l->rstd_q,
+                             .rstd_k = l->rstd_k,
+                             .value_embed = w.value_embed,
+                             .tokens = b->tokens,
+                             .lambda = w.lambda,
+                             .cos = at->cos,
+                             .sin = at->sin};
     if (pass_runs(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, l->h)))
-        qkv_product_forward(s, l->q, l->v, l->rstd_q, l->rstd_k, l->h, w.qkvo, w.value_embed, b->tokens,
-                            w.lambda, at->cos, at->sin, N, H, e);
+        qkv_product_forward(s, &qkv, N, H, e);
+    AttentionForward attention = {.yg = l->yg,
+                                  .lse = l->lse,
+                                  .q = l->q,
+                                  .k = l->k,
+                                  .v = l->v,
+                                  .h = l->h,
+                                  .gate_w = w.gate,
+                                  .table = b->table,
+                                  .slots = b->slots,
+                                  .window = window_of(spec, at),
+                                  .scale = at->scale};
     if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
-        attention_forward(s, l->yg, l->lse, l->q, l->k, l->v, l->h, w.gate, b->table, b->slots, at->scale,
-                          window_of(spec, at), N, H, e);
+        attention_forward(s, &attention, N, H, e);
     if (pass_runs(a, USES(out, l->yg, l->x)))
         matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
 }
