@@ -16,6 +16,7 @@
 // cache), and the graph is timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run:
 // a copy of 208 MB for bytes, a bf16 product of 8192 x 8192 x 8192 for operations. Bytes are those an op must
 // read and write at least, operations 2 per multiply and add.
+#include "dev/test/head_specs.h"
 #include "dev/bench/energy.h"
 #include "dev/bench/figures.h"
 #include "llmc/cuda/attention/attention.h"
@@ -54,7 +55,9 @@ static struct {
     int32_t *tokens, *order, *row_token, *row_start, *num_rows;
     void *w8;
 } set[SETS];
-static float *small; // scalars
+static float *small;         // scalars
+static float *target_weight; // (MAX_TARGETS)
+static void *head_scratch;
 static StepParams *step;
 static int32_t *rules; // (MATRICES): all 0
 static int now;        // which set
@@ -149,7 +152,7 @@ static void fill_set(int s)
     set[s].wx = tensor((int64_t)MATRICES * D * F, 0.05f);
     set[s].dw = floats((int64_t)4 * D * F, 0);
     set[s].w8 = device_alloc(head_weight_bytes(HEAD_FP8, VP, D), "bench");
-    head_quantize(stream, set[s].w8, set[s].table, VP, D);
+    head_quantize(stream, &head_plain, set[s].w8, set[s].table, VP, D);
     fill_tokens(s);
 }
 
@@ -435,17 +438,33 @@ OP(dw_mlps)
 OP(relu2_forward) { matmul_relu2_forward(stream, S.wide[0], S.t[3], S.w, N, D, F); }
 OP(relu2_backward) { matmul_relu2_backward(stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
-OP(head_quantize) { head_quantize(stream, S.w8, S.table, VP, D); }
-OP(head_fp8)
+OP(head_quantize) { head_quantize(stream, &head_plain, S.w8, S.table, VP, D); }
+static void head(HeadMode mode, const HeadSpec *spec, int num_targets)
 {
-    head_loss_train(stream, HEAD_FP8, small + 8, S.t[3], S.dtable, S.t[4], S.table, S.w8, S.tokens, N, D, VP);
+    HeadLoss a = {.spec = spec,
+                  .mode = mode,
+                  .loss = small + 8,
+                  .dx = S.t[3],
+                  .dw = S.dtable,
+                  .x = S.t[4],
+                  .w = S.table,
+                  .w8 = S.w8,
+                  .targets = S.tokens,
+                  .num_targets = num_targets,
+                  .target_weight = target_weight,
+                  .scratch = head_scratch,
+                  .N = N,
+                  .d = D,
+                  .Vp = VP};
+    if (num_targets)
+        head_loss_train(stream, &a);
+    else
+        head_loss_eval(stream, &a);
 }
-OP(head_bf16)
-{
-    head_loss_train(stream, HEAD_BF16, small + 8, S.t[3], S.dtable, S.t[4], S.table, NULL, S.tokens, N, D,
-                    VP);
-}
-OP(head_eval) { head_loss_eval(stream, small + 8, S.t[4], S.table, S.tokens, N, D, VP); }
+OP(head_fp8) { head(HEAD_FP8, &head_plain, 1); }
+OP(head_fp8_targets) { head(HEAD_FP8, &head_shifted, MAX_TARGETS); }
+OP(head_bf16) { head(HEAD_BF16, &head_plain, 1); }
+OP(head_eval) { head(HEAD_BF16, &head_plain, 0); }
 
 OP(adam)
 {
@@ -518,6 +537,7 @@ static void bench_products(void)
     report("fc and proj weights, together", op_dw_mlps, 0, 2 * mlp);
     report("head, FP8, training", op_head_fp8, 0, 3 * head);
     report("head, bf16, training", op_head_bf16, 0, 3 * head);
+    report("head, FP8, training, three targets", op_head_fp8_targets, 0, 3 * head);
     report("head, evaluation", op_head_eval, 0, head);
 }
 
@@ -552,6 +572,14 @@ int main(int argc, char **argv)
            opened - begin, reserved - opened, (double)device_bytes_allocated() / 1048576);
     stream = stream_create();
     small = floats(256, 0.3f);
+    const float weights[MAX_TARGETS] = {1, 0.5f, 0.25f};
+    target_weight = device_alloc(sizeof weights, "bench");
+    copy_to_device(stream, target_weight, weights, sizeof weights);
+    stream_synchronize(stream);
+    size_t train = head_train_scratch_bytes(HEAD_FP8, N, D, VP),
+           bf16 = head_train_scratch_bytes(HEAD_BF16, N, D, VP), eval = head_eval_scratch_bytes(N, D, VP),
+           most = train > bf16 ? train : bf16;
+    head_scratch = device_alloc(most > eval ? most : eval, "bench");
     StepParams values = {.grad_scale = 0.125f, .muon_momentum = 0.95f, .rule = {{1e-6f, 1e-6f}}};
     step = device_alloc(sizeof *step, "bench");
     rules = device_alloc(MATRICES * sizeof *rules, "bench");

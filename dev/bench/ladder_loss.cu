@@ -1,6 +1,7 @@
 // Kernel ladder: loss and FP8 gradient from a chunk of logits. z = 30 sig(l / 7.5); loss = log sum e^z -
 // z_target; g = (e^z / sum - [target]) 4 sig (1 - sig), stored as e5m2(448 g). At least one read of the
 // logits and one write of the codes.
+#include "dev/test/head_specs.h"
 #include "dev/bench/ladder.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 
@@ -128,7 +129,10 @@ static void run3(Stream s, int i)
 
 static void run4(Stream s, int i)
 {
-    loss_gradient_rows(s, GRADIENT_E5M2, set[i].losses, set[i].logits, set[i].codes, targets, ROWS, ROWS, VP);
+    static const LossForm form = loss_form(&head_plain, 768);
+    RowTargets row_targets = {targets, NULL, 1, ROWS};
+    loss_gradient_rows(s, &form, GRADIENT_E5M2, set[i].losses, set[i].logits, set[i].codes, &row_targets,
+                       ROWS, ROWS, VP);
 }
 
 // ---- check ------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 // A network that only a table describes, and the memory of its activations: an op that used a tensor which
 // the planning pass was not told of would find it overwritten. The network: the gradient of every tensor of
-// the toy record against the loss itself, along the gradient. It has what the presets do not: a layer without
-// an MLP, one that mixes nothing in, constant coefficients, a stream that comes back through a gate alone.
+// the toy records against the loss itself, along the gradient. It has what the presets do not: a layer
+// without an MLP, one that mixes nothing in, constant coefficients, a stream that comes back through a gate
+// alone.
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/dist/comm.h"
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N = 64, VOCAB = 61 };
+enum { N = 64, VOCAB = 61, STEP = 1 };
 
 static struct {
     Config config;
@@ -20,14 +21,16 @@ static struct {
     floatX *cos, *sin;
     Batch batch;
     int32_t *table;
+    StepParams step;
     DeviceBatch device;
     AttentionSetting at;
 } toy;
 
-static void open_toy(void)
+static void open_toy(const char *preset)
 {
     Error e;
-    char *argv[] = {"test", "--preset", "toy", "--vocab-size", "61", "--micro-batches", "1"};
+    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "61", "--micro-batches", "1"};
+    memset(&toy, 0, sizeof toy);
     if (!config_parse(&toy.config, 7, argv, &e))
         fatal(1, "%s", e.text);
     const Config *c = &toy.config;
@@ -52,6 +55,7 @@ static void make_batch(void)
 {
     Batch *b = &toy.batch;
     batch_alloc(b, N);
+    toy.step = schedule_step_params(&toy.config, STEP);
     for (int i = 0; i < N; i++) {
         b->tokens[i] = (int32_t)((uint32_t)(i * i * 7 + i) % VOCAB);
         b->targets[i] = (int32_t)((uint32_t)(i * 11 + 3) % VOCAB);
@@ -65,6 +69,8 @@ static void make_batch(void)
     toy.device = (DeviceBatch){.N = N,
                                .tokens = b->tokens,
                                .targets = b->targets,
+                               .num_targets = schedule_stage(&toy.config, STEP).num_targets,
+                               .target_weight = toy.step.target_weight,
                                .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
                                .table = toy.table,
                                .slots = slots};
@@ -158,15 +164,14 @@ static void check_shared_memory(void)
     acts_plan(&plan, &toy.model, N, true);
     alone = plan;
     for (int i = 0; i < alone.count; i++) {
-        alone.tensor[i].region = OWN;
         alone.tensor[i].offset = bytes;
         bytes += alone.tensor[i].bytes;
     }
-    size_t least = plan.size[OWN] + plan.size[LENT];
+    size_t least = plan.size;
     char *memory = device_alloc(bytes, "activations");
-    acts_follow(&apart, &toy.model, N, true, &alone, memory, NULL);
+    acts_follow(&apart, &toy.model, N, true, &alone, memory);
     float *want = results(&apart, memory, bytes, &count);
-    acts_follow(&shared, &toy.model, N, true, &plan, memory, memory + plan.size[OWN]);
+    acts_follow(&shared, &toy.model, N, true, &plan, memory);
     float *got = results(&shared, memory, least, &count);
     apart.spoiled = &alone;
     apart.spoiled_base = memory;
@@ -184,11 +189,16 @@ static void check_shared_memory(void)
 
 int main(void)
 {
+    const char *presets[] = {"toy", "toy-targets"};
     comm_open();
-    open_toy();
-    make_batch();
-    check_shared_memory();
-    for (int i = 0; i < toy.model.params.count; i++)
-        check(&toy.model.params.list[i]);
+    for (int k = 0; k < 2; k++) {
+        open_toy(presets[k]);
+        make_batch();
+        printf("# %s: %d targets\n", presets[k], toy.device.num_targets);
+        check_shared_memory();
+        for (int i = 0; i < toy.model.params.count; i++)
+            check(&toy.model.params.list[i]);
+        backend_close();
+    }
     return tap_done();
 }

@@ -22,11 +22,11 @@ typedef struct {
     Optimizer optimizer;
     StepParams step;
     Acts acts;
-    char *memory, *lent;
     Rope rope;
     floatX *cos, *sin;
     Batch batch;
     int32_t *table;
+    char *memory;
     float loss_device[1], *loss;
     int32_t *tokens, *cu_seqlens; // (6, 2, most + 1)
     int most;                     // tokens of the largest micro-batch
@@ -65,7 +65,7 @@ static void golden_size(Golden *g, int N)
     if (g->batch.N)
         batch_free(&g->batch);
     batch_alloc(&g->batch, N);
-    acts_place(&g->acts, &g->model, N, true, g->memory, g->lent);
+    acts_place(&g->acts, &g->model, N, true, g->memory);
 }
 
 static void golden_open(Golden *g, const GoldenCase *gc)
@@ -86,11 +86,10 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     model_allocate(&g->model, true);
     optimizer_create(&g->optimizer, &g->model);
     g->optimizer.step = &g->step;
-    size_t gradients, bytes = acts_bytes(&g->model, N, true, &gradients),
-                      updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
-    g->memory = device_alloc(bytes + gradients + updates, "activations");
-    g->lent = g->memory + bytes;
-    g->optimizer.ns_workspace = g->memory + bytes + gradients;
+    size_t bytes = acts_bytes(&g->model, N, true),
+           updates = optimizer_workspace_bytes(&g->optimizer, &g->model);
+    g->memory = device_alloc(bytes + updates, "activations");
+    g->optimizer.ns_workspace = g->memory + bytes;
     rope_start(&g->rope, c);
     size_t angles = (size_t)N * (size_t)g->rope.count;
     g->cos = device_alloc(angles * sizeof(floatX), "rope");
@@ -180,10 +179,13 @@ static double golden_batch(Golden *g, int t, int micro)
         b->cu_seqlens[b->num_docs] = cu[b->num_docs];
     b->cu_seqlens[b->num_docs] = b->N;
     batch_sort_rows(b);
+    const float one = 1;
     int slots = attention_table_build(g->table, b->cu_seqlens, b->num_docs, b->N, 0);
     DeviceBatch device = {.N = b->N,
                           .tokens = b->tokens,
                           .targets = b->targets,
+                          .num_targets = 1,
+                          .target_weight = &one,
                           .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
                           .table = g->table,
                           .slots = slots};

@@ -154,6 +154,17 @@ typedef struct {
     float *dx, *dw; // as fp32
 } HeadResult;
 
+static const float one = 1;
+static HeadLoss head_call(HeadMode mode, int N)
+{
+    return (HeadLoss){.spec = &head_plain,
+                      .mode = mode,
+                      .num_targets = 1,
+                      .N = N,
+                      .d = FULL.H * FULL.e,
+                      .Vp = FULL.Vp};
+}
+
 static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const float *w,
                               const int32_t *targets)
 {
@@ -166,8 +177,20 @@ static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const 
     HeadResult r = {0, xcalloc((size_t)n, 4), xcalloc((size_t)nw, 4)};
     encode(cx, which, &bx, x);
     encode(cw, which, &bw, w);
-    ops[which].head_quantize(stream, w8, cw, Vp, d);
-    ops[which].head_loss_train(stream, mode, &r.loss, cdx, r.dw, cx, cw, w8, targets, PERIOD, d, Vp);
+    void *scratch = xcalloc(ops[which].head_train_scratch_bytes(mode, PERIOD, d, Vp), 1);
+    ops[which].head_quantize(stream, &head_plain, w8, cw, Vp, d);
+    HeadLoss a = head_call(mode, PERIOD);
+    a.loss = &r.loss;
+    a.dx = cdx;
+    a.dw = r.dw;
+    a.x = cx;
+    a.w = cw;
+    a.w8 = w8;
+    a.targets = targets;
+    a.target_weight = &one;
+    a.scratch = scratch;
+    ops[which].head_loss_train(stream, &a);
+    free(scratch);
     for (int64_t i = 0; i < n; i++)
         r.dx[i] = (float)decode(cdx, which, &bx, i);
     free(cx);
@@ -196,16 +219,28 @@ static HeadResult head_on_gpu(HeadMode mode, const float *x, const float *w, con
     void *w8 = device_alloc(head_weight_bytes(HEAD_FP8, Vp, d), "w8"),
          *gdx = device_alloc((size_t)n * 2, "dx");
     void *gdw = device_alloc((size_t)nw * 4, "dw"), *gloss = device_alloc(4, "loss");
-    head_quantize(stream, w8, gw, Vp, d);
-    head_loss_train(stream, mode, gloss, gdx, gdw, gx, gw, w8, gt, N, d, Vp);
+    void *gone = to_device(&one, sizeof one),
+         *scratch = device_alloc(head_train_scratch_bytes(mode, N, d, Vp), "scratch");
+    head_quantize(stream, &head_plain, w8, gw, Vp, d);
+    HeadLoss a = head_call(mode, N);
+    a.loss = gloss;
+    a.dx = gdx;
+    a.dw = gdw;
+    a.x = gx;
+    a.w = gw;
+    a.w8 = w8;
+    a.targets = gt;
+    a.target_weight = gone;
+    a.scratch = scratch;
+    head_loss_train(stream, &a);
     float *loss = to_host(gloss, 4);
     bf16 *dx = to_host(gdx, (size_t)n * 2);
     HeadResult r = {*loss, xcalloc((size_t)n, 4), to_host(gdw, (size_t)nw * 4)};
 #pragma omp parallel for
     for (int64_t i = 0; i < n; i++)
         r.dx[i] = bf16_to_float(dx[i]);
-    void *memory[] = {gx, gw, gt, w8, gdx, gdw, gloss};
-    for (int i = 0; i < 7; i++)
+    void *memory[] = {gx, gw, gt, w8, gdx, gdw, gloss, gone, scratch};
+    for (int i = 0; i < 9; i++)
         device_free(memory[i]);
     free(cx);
     free(cw);
@@ -252,7 +287,17 @@ static void check_head(HeadMode mode)
            dw_naive = periodic_distance(naive.dw, nw, 1, truth.dw, nw);
     double loss = fabs(gpu.loss / (times * (double)truth.loss) - 1),
            loss_naive = fabs(naive.loss / (double)truth.loss - 1);
-    loss_naive = plain_loss_error(&(Head){mode, x, w, places, PERIOD, d, FULL.Vp}, loss_naive, truth.loss);
+    loss_naive = plain_loss_error(&(Head){.mode = mode,
+                                          .spec = &head_plain,
+                                          .x = x,
+                                          .w = w,
+                                          .targets = places,
+                                          .weight = &one,
+                                          .num_targets = 1,
+                                          .N = PERIOD,
+                                          .d = d,
+                                          .Vp = FULL.Vp},
+                                  loss_naive, truth.loss);
     ok(loss <= 2 * loss_naive + FP32_ATOM, "%s, full size, loss: %.2g (%.2g)", name, loss, loss_naive);
     ok(dx <= 2 * dx_naive + FP32_ATOM, "%s, full size, dx: %.2g (%.2g)", name, dx, dx_naive);
     ok(dw <= 2 * dw_naive + FP32_ATOM, "%s, full size, dw: %.2g (%.2g)", name, dw, dw_naive);

@@ -2,6 +2,7 @@
 // formulas and not from the backend; and what the tests of ops share: memory, random values, error measures,
 // central differences. References take floatX inputs converted to double, exactly as they are stored.
 #pragma once
+#include "dev/test/head_specs.h"
 #include "llmc/ops/ops.h"
 #include <math.h>
 #include <stdlib.h>
@@ -343,17 +344,30 @@ static void ref_gate(double *yg, const double *y, const double *h, const double 
             yg[t * H * e + i] = y[t * H * e + i] * ref_sigmoid(inner(h + t * H * e, gate_w + i / e * 12, 12));
 }
 
-// Loss of one row of logits, and the gradient of the logits when wanted.
-static double ref_softcap_loss(const double *logits, int target, int Vp, double *dlogits)
+static double ref_softcap(const HeadSpec *spec, double logit)
 {
-    double sum = 0;
+    return (double)spec->cap * ref_sigmoid((logit + (double)spec->shift) / (double)spec->slope);
+}
+
+// Loss of one row of logits, and the gradient of the logits when wanted; its targets are the first `count` of
+// `targets`.
+static double ref_softcap_loss(const HeadSpec *spec, const double *logits, const int32_t *targets,
+                               const float *weight, int count, int Vp, double *dlogits)
+{
+    double sum = 0, weights = 0, loss = 0;
     for (int j = 0; j < Vp; j++)
-        sum += exp(30 * ref_sigmoid(logits[j] / 7.5));
-    for (int j = 0; j < Vp && dlogits; j++) {
-        double sig = ref_sigmoid(logits[j] / 7.5);
-        dlogits[j] = (exp(30 * sig) / sum - (j == target)) * 4 * sig * (1 - sig);
+        sum += exp(ref_softcap(spec, logits[j]));
+    for (int k = 0; k < count; k++) {
+        weights += (double)weight[k];
+        loss += (double)weight[k] * (log(sum) - ref_softcap(spec, logits[targets[k]]));
     }
-    return log(sum) - 30 * ref_sigmoid(logits[target] / 7.5);
+    for (int j = 0; j < Vp && dlogits; j++) {
+        double z = ref_softcap(spec, logits[j]), sig = z / (double)spec->cap, g = weights * exp(z) / sum;
+        for (int k = 0; k < count; k++)
+            g -= j == targets[k] ? (double)weight[k] : 0;
+        dlogits[j] = g * (double)spec->cap / (double)spec->slope * sig * (1 - sig);
+    }
+    return loss;
 }
 
 // Nearest value of an 8-bit format, ties to the even code, by trying all codes; saturating.

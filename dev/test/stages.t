@@ -35,6 +35,18 @@ for my $stop (5, 6, 7, 12, 13) {
     is(same_state($whole, checkpoint("$dir/s$stop", 16)), '', "$stop + " . (16 - $stop) . ' steps end in the same bits as 16');
 }
 
+# Three targets, then two, then one. At the start the head is zero, so that each of 384 columns has the same share; the last two rows
+# of a sequence of 64 have fewer targets.
+my @targets = (qw(--preset toy-targets --verbose), @data);
+($out) = run_ok('a loss of several targets', $trainer, @targets, '--out', "$dir/targets");
+like($out, qr/^stages: .* rate 1, targets 1:0.5:0.25-0; .* rate 1.5, targets 1:0.5-0; .* rate 1$/m, 'the log says their weights');
+my $of_targets = losses("$dir/targets");
+cmp_ok(abs($of_targets->{1} - (64 + 0.5 * 63 + 0.25 * 62) / 64 * log 384), '<', 1e-4, "the first loss is that of three targets: $of_targets->{1}");
+cmp_ok($of_targets->{16}, '<', $losses->{1} - 1, "and one target is learned: $of_targets->{16}");
+run_ok('stop while weights fall', $trainer, @targets, '--out', "$dir/targets8", '--stop-at', 8);
+run_ok('resume there', $trainer, @targets, '--out', "$dir/targets8", '--resume', checkpoint("$dir/targets8", 8));
+is(same_state(checkpoint("$dir/targets", 16), checkpoint("$dir/targets8", 16)), '', 'the same bits');
+
 # On two ranks: the same data, losses to the rounding of bf16 sums.
 SKIP: {
     skip 'one GPU has one rank', 2 if $trainer !~ /cpu/;
@@ -69,6 +81,10 @@ refuses('too few entries', 2, qr/--stage-documents: '64,32' has 2 entries; the 3
 refuses('no multiple of 16', 2, qr/--stage-tokens: 40 must be 16 to \d+, a multiple of 16/, @go, '--stage-tokens', '64,40,64');
 refuses('too many tokens', 2, qr/--stage-tokens: 16777216 must be 16 to/, @go, '--micro-batches', 64, '--stage-tokens', '64,16777216,64');
 refuses('half a token', 2, qr/--stage-documents: 2.5 must be .* whole number/, @go, '--stage-documents', '64,2.5,64');
+refuses('no list of targets', 2, qr/--stage-targets: '1:x' is not a list of weights by stage/, @go, '--stage-targets', '1:x');
+refuses('too many targets', 2, qr/--stage-targets: '1:1:1:1' is not .* at most 3 targets/, @go, '--stage-targets', '1:1:1:1');
+refuses('targets of too few stages', 2, qr/--stage-targets: '1,1' has 2 entries; the 3 stages/, @go, '--stage-targets', '1,1');
+refuses('no next token', 2, qr/--stage-targets: the next token's weight must be above 0/, @go, '--stage-targets', '1-0,1,1');
 refuses('a rate too high', 2, qr/--stage-rates: 2000 must be 0 to 1000/, @go, '--stage-rates', '1,2000,1');
 refuses('other stages than the checkpoint', 1, qr/--stage-tokens 32,64,48,16, but this run has 32,64,48;/, $trainer, @tiny, '--out', "$dir/t11",
     '--stage-tokens', '32,64,48', '--stage-documents', '16,32,64', '--resume', checkpoint("$dir/t11", 20));

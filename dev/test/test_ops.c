@@ -366,40 +366,59 @@ static void test_attention(int n, int window)
 #define TIES_E5M2 (0x1p-2 * 0.0014)
 #define BF16_NORM (0x1p-8 / 1.732)
 
-static void test_head(HeadMode mode, int n, int vocab)
+static void test_head(HeadMode mode, const HeadSpec *spec, int num_targets, int n, int vocab)
 {
     pool_reset();
     bool fp8 = mode == HEAD_FP8;
+    const float weight[MAX_TARGETS] = {1, 0.5f, 0.2f};
+    HeadScales one = {1, 1, 1}, scale = fp8 ? head_scales(spec, D) : one;
     int32_t *targets = random_tokens(n, vocab);
+    targets[n / 2 + 1] = targets[n / 2]; // two targets of a row are one token
     Tensor x = random_tensor(n * D, 1.7), w = random_tensor(vocab * D, 0.5);
     floatX *dx = halves(n * D);
-    float loss = 0, eval = 0, *dw = floats(vocab * D), sx = fp8 ? sqrtf(D) / 448 : 1, sw = fp8 ? 0x1p-9f : 1,
-          sg = fp8 ? 1.0f / 448 : 1;
+    float loss = 0, eval = 0, *dw = floats(vocab * D);
     void *w8 = take(head_weight_bytes(mode, vocab, D) + 1, 1);
     double exact = 0, exact_eval = 0, *logits = doubles(vocab), *g = doubles(n * vocab), *ex = doubles(n * D),
            *ew = doubles(vocab * D);
     if (fp8)
-        head_quantize(NULL, w8, w.x, vocab, D);
-    head_loss_train(NULL, mode, &loss, dx, dw, x.x, w.x, w8, targets, n, D, vocab);
-    head_loss_eval(NULL, &eval, x.x, w.x, targets, n, D, vocab);
+        head_quantize(NULL, spec, w8, w.x, vocab, D);
+    HeadLoss h = {.spec = spec,
+                  .mode = mode,
+                  .loss = &loss,
+                  .dx = dx,
+                  .dw = dw,
+                  .x = x.x,
+                  .w = w.x,
+                  .w8 = w8,
+                  .targets = targets,
+                  .num_targets = num_targets,
+                  .target_weight = weight,
+                  .scratch = take(head_train_scratch_bytes(mode, n, D, vocab), 1),
+                  .N = n,
+                  .d = D,
+                  .Vp = vocab};
+    head_loss_train(NULL, &h);
+    h.loss = &eval;
+    head_loss_eval(NULL, &h);
     for (int t = 0; t < n; t++) {
         for (int j = 0; j < vocab; j++)
             logits[j] = inner(x.d + t * D, w.d + j * D, D);
-        exact_eval += ref_softcap_loss(logits, targets[t], vocab, NULL);
+        exact_eval += ref_softcap_loss(spec, logits, targets + t, weight, 1, vocab, NULL);
     }
     for (int i = 0; i < n * D && fp8; i++)
-        x.d[i] = sx * ref_e4m3((float)x.d[i] / sx);
+        x.d[i] = (double)scale.x * ref_e4m3((double)((float)x.d[i] / scale.x));
     for (int i = 0; i < vocab * D && fp8; i++)
-        w.d[i] = sw * ref_e4m3(w.d[i] / sw);
+        w.d[i] = (double)scale.w * ref_e4m3((double)((float)w.d[i] / scale.w));
     for (int t = 0; t < n; t++) {
         for (int j = 0; j < vocab; j++)
             logits[j] = x_to_float(float_to_x((float)inner(x.d + t * D, w.d + j * D, D)));
-        exact += ref_softcap_loss(logits, targets[t], vocab, g + t * vocab);
+        int count = t + num_targets <= n ? num_targets : n - t;
+        exact += ref_softcap_loss(spec, logits, targets + t, weight, count, vocab, g + t * vocab);
     }
     for (int i = 0; i < n * vocab; i++) {
         g[i] = x_to_float(float_to_x((float)g[i]));
         if (fp8)
-            g[i] = sg * ref_e5m2((float)g[i] / sg);
+            g[i] = (double)scale.g * ref_e5m2((double)((float)g[i] / scale.g));
     }
     ref_product(ex, g, w.d, false, false, n, D, vocab);
     ref_product(ew, g, x.d, true, false, vocab, D, n);
@@ -508,7 +527,22 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
                                   .sin = in[1].x,
                                   .scratch = take(attention_scratch_bytes(n, H, E), 1)};
     attention_backward(NULL, &backward, n, H, E);
-    head_loss_train(NULL, HEAD_BF16, &b->loss, b->dx, b->dw, in[0].x, w->x, NULL, targets, n, D, 2000);
+    const float weight[] = {1, 0.5f};
+    HeadLoss head = {.spec = &head_plain,
+                     .mode = HEAD_BF16,
+                     .loss = &b->loss,
+                     .dx = b->dx,
+                     .dw = b->dw,
+                     .x = in[0].x,
+                     .w = w->x,
+                     .targets = targets,
+                     .num_targets = 2,
+                     .target_weight = weight,
+                     .scratch = take(head_train_scratch_bytes(HEAD_BF16, n, D, 2000), 1),
+                     .N = n,
+                     .d = D,
+                     .Vp = 2000};
+    head_loss_train(NULL, &head);
     matmul_weight_grads(NULL, &(WeightGrad){b->dwm, in[0].x, in[1].x, D, D, .fresh = false}, 1, n);
     MixBackward mix = {b->dx,   b->dx0,  NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3,
                        in[3].x, in[0].x, NULL, coef->x,  NULL,    NULL,    0,    true};
@@ -570,9 +604,11 @@ int main(void)
     PART(test_attention(253, 0));
     PART(test_attention(253, 9));
     PART(test_attention(660, 1000));
-    PART(test_head(HEAD_BF16, 70, VOCAB));
-    PART(test_head(HEAD_BF16, 1, VOCAB));
-    PART(test_head(HEAD_FP8, 70, 1100));
+    PART(test_head(HEAD_BF16, &head_plain, 1, 70, VOCAB));
+    PART(test_head(HEAD_BF16, &head_plain, 1, 1, VOCAB));
+    PART(test_head(HEAD_FP8, &head_plain, 1, 70, 1100));
+    PART(test_head(HEAD_BF16, &head_shifted, 3, 70, VOCAB));
+    PART(test_head(HEAD_FP8, &head_shifted, 2, 70, 1100));
     PART(test_adam());
     PART(test_cast());
     PART(test_threads());

@@ -24,13 +24,16 @@
     X(backend_open) \
     X(backend_reserve) \
     X(backend_close) \
-    X(device_alloc) X(device_free) X(embed_forward) X(embed_backward) X(embedding_grad) \
-        X(coefficients_forward) X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) \
-            X(rmsnorm_forward) X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) \
-                X(matmul_weight_grads) X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) \
-                    X(qkv_forward) X(qkv_product_forward) X(head_weight_bytes) X(head_quantize) \
-                        X(head_loss_train) X(head_loss_eval) X(head_logits) X(adam_update) \
-                            X(adam_update_fp32) X(normuon_momentum) X(normuon_update) X(cast_weights)
+    X(device_alloc) \
+    X(device_free) X(embed_forward) X(embed_backward) X(embedding_grad) X(coefficients_forward) \
+        X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) X(rmsnorm_forward) \
+            X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) X(matmul_weight_grads) \
+                X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) \
+                    X(qkv_product_forward) X(head_weight_bytes) X(head_train_scratch_bytes) \
+                        X(head_eval_scratch_bytes) X(head_quantize) X(head_loss_train) X(head_loss_eval) \
+                            X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
+                                X(normuon_update) X(cast_weights)
+#include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
@@ -40,8 +43,20 @@ static Stream stream;
 // ---- a case: its buffers, and how to run it ---------------------------------------------------------------
 
 // What a buffer's elements are. HOST_*: ops read them on the host. ORTHO_*: input of normuon_update, which
-// the CPU builds hold as float and double. WEIGHT8: a backend's own quantised weight.
-typedef enum { FLOATX, FP32, INT32, HOST_FLOAT, HOST_INT, ORTHO_BF16, ORTHO_FP16, ORTHO_FP32, WEIGHT8 } Kind;
+// the CPU builds hold as float and double. WEIGHT8: a backend's own quantised weight; HEAD_SCRATCH:
+// of the head's ops.
+typedef enum {
+    FLOATX,
+    FP32,
+    INT32,
+    HOST_FLOAT,
+    HOST_INT,
+    ORTHO_BF16,
+    ORTHO_FP16,
+    ORTHO_FP32,
+    WEIGHT8,
+    HEAD_SCRATCH
+} Kind;
 typedef enum { IN, OUT, INOUT } Role;
 typedef struct {
     const char *name;
@@ -156,14 +171,25 @@ static double decode(const void *from, Which w, const Buffer *b, int64_t k)
     return bf16_to_float(((const bf16 *)from)[k]);
 }
 
+// Memory whose size and contents are the backend's own.
+static bool is_own(const Buffer *b) { return b->kind == WEIGHT8 || b->kind == HEAD_SCRATCH; }
+static size_t own_bytes(const Case *c, Which w, const Buffer *b)
+{
+    int N = c->z.N, d = c->d, Vp = c->z.Vp;
+    size_t bf16 = ops[w].head_train_scratch_bytes(HEAD_BF16, N, d, Vp),
+           fp8 = ops[w].head_train_scratch_bytes(HEAD_FP8, N, d, Vp),
+           eval = ops[w].head_eval_scratch_bytes(N, d, Vp), train = bf16 > fp8 ? bf16 : fp8;
+    return b->kind == WEIGHT8 ? ops[w].head_weight_bytes(HEAD_FP8, Vp, d) : train > eval ? train : eval;
+}
+
 // Runs the case on one backend; result[i] are host copies of the buffers, owned by the caller.
 static void run_case(const Case *c, Which w, void **result)
 {
     void *p[MAX_BUFFERS];
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->kind == WEIGHT8) {
-            p[i] = ops[w].device_alloc(ops[w].head_weight_bytes(HEAD_FP8, c->z.Vp, c->d), "test");
+        if (is_own(b)) {
+            p[i] = ops[w].device_alloc(own_bytes(c, w, b), "test");
             continue;
         }
         size_t bytes = (size_t)b->count * element_bytes(w, b->kind);
@@ -178,7 +204,7 @@ static void run_case(const Case *c, Which w, void **result)
     c->run(&ops[w], p, c);
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->kind == WEIGHT8) {
+        if (is_own(b)) {
             if (w == GPU)
                 stream_synchronize(stream);
             ops[w].device_free(p[i]);
@@ -261,7 +287,10 @@ static float fp8_sum(const float *a, const float *b, int count)
 // The head of a case of head_loss_train.
 typedef struct {
     HeadMode mode;
+    const HeadSpec *spec;
     const float *x, *w, *targets; // (N, d), (Vp, d), (N) as fp32
+    const float *weight;          // (num_targets)
+    int num_targets;
     int N, d, Vp;
 } Head;
 
@@ -278,27 +307,41 @@ static float *fp8_rows(const float *from, int rows, int d, float scale)
     return to;
 }
 
-static double softcapped(double logit) { return 30 / (1 + exp(-logit / 7.5)); }
+static double softcapped(const Head *h, double logit)
+{
+    const HeadSpec *spec = h->spec;
+    return (double)spec->cap / (1 + exp(-(logit + (double)spec->shift) / (double)spec->slope));
+}
+
+static double target_weight(const Head *h, int row, int token) // of the row's targets that are this token
+{
+    double sum = 0;
+    for (int k = 0; k < h->num_targets && row + k < h->N; k++)
+        sum += (int)h->targets[row + k] == token ? (double)h->weight[k] : 0;
+    return sum;
+}
 
 // Losses of the plain FP8 computation where tensor cores make the logits: of sums cut as they cut them, then
 // stored in bf16, too.
 static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
 {
     int pitch = (int)round_up(h->d, 32);
-    float sx = sqrtf((float)h->d) / 448, *x = fp8_rows(h->x, h->N, h->d, sx),
-          *w = fp8_rows(h->w, h->Vp, h->d, 0x1p-9f);
+    HeadScales scale = head_scales(h->spec, h->d);
+    float *x = fp8_rows(h->x, h->N, h->d, scale.x), *w = fp8_rows(h->w, h->Vp, h->d, scale.w);
     double loss[2] = {0, 0};
 #pragma omp parallel for reduction(+ : loss[:2]) schedule(dynamic, 1)
     for (int i = 0; i < h->N; i++) {
-        double sum[2] = {0, 0};
+        double sum[2] = {0, 0}, weights = 0;
         for (int j = 0; j < h->Vp; j++) {
-            float logit = sx * 0x1p-9f * fp8_sum(x + (int64_t)i * pitch, w + (int64_t)j * pitch, pitch);
-            double z[2] = {softcapped(logit), softcapped(to_bf16_value(logit))};
+            float logit = scale.x * scale.w * fp8_sum(x + (int64_t)i * pitch, w + (int64_t)j * pitch, pitch);
+            double z[2] = {softcapped(h, logit), softcapped(h, to_bf16_value(logit))},
+                   weight = target_weight(h, i, j);
+            weights += weight;
             for (int k = 0; k < 2; k++)
-                sum[k] += exp(z[k]), loss[k] -= j == (int)h->targets[i] ? z[k] : 0;
+                sum[k] += exp(z[k]), loss[k] -= weight * z[k];
         }
         for (int k = 0; k < 2; k++)
-            loss[k] += log(sum[k]);
+            loss[k] += weights * log(sum[k]);
     }
     free(x);
     free(w);
@@ -307,18 +350,24 @@ static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
 }
 
 // What rounding the targets' logits to bf16 does to the loss, as a root of the mean square: a unit u in the
-// last place gives u^2 / 12, and dz/dl = 4 sig (1 - sig).
+// last place gives u^2 / 12, and dz/dl = cap / slope sig (1 - sig). Targets of a row count as different
+// tokens.
 static double loss_spread(const Head *h)
 {
     double squares = 0;
 #pragma omp parallel for reduction(+ : squares)
     for (int i = 0; i < h->N; i++) {
-        double logit = 0;
-        const float *x = h->x + (int64_t)i * h->d, *w = h->w + (int64_t)h->targets[i] * h->d;
-        for (int k = 0; k < h->d; k++)
-            logit += (double)x[k] * (double)w[k];
-        double sig = softcapped(logit) / 30, error = 4 * sig * (1 - sig) * ldexp(1, exponent(logit) - 8);
-        squares += error * error / 12;
+        const float *x = h->x + (int64_t)i * h->d;
+        for (int k = 0; k < h->num_targets && i + k < h->N; k++) {
+            const float *w = h->w + (int64_t)h->targets[i + k] * h->d;
+            double logit = 0;
+            for (int c = 0; c < h->d; c++)
+                logit += (double)x[c] * (double)w[c];
+            double cap = (double)h->spec->cap, sig = softcapped(h, logit) / cap,
+                   slope = (double)h->weight[k] * cap / (double)h->spec->slope * sig * (1 - sig),
+                   error = slope * ldexp(1, exponent(logit) - 8);
+            squares += error * error / 12;
+        }
     }
     return sqrt(squares);
 }
@@ -338,7 +387,11 @@ static double plain_loss_error(const Head *h, double library, double truth)
 
 static Head head_of_case(const Case *c)
 {
-    Head h = {.mode = c->variant ? HEAD_FP8 : HEAD_BF16, .N = c->z.N, .d = c->d, .Vp = c->z.Vp};
+    Head h = {.mode = c->variant & 1 ? HEAD_FP8 : HEAD_BF16,
+              .spec = c->variant & 2 ? &head_shifted : &head_plain,
+              .N = c->z.N,
+              .d = c->d,
+              .Vp = c->z.Vp};
     for (int i = 0; i < c->count; i++) {
         const char *name = c->buffer[i].name;
         if (!strcmp(name, "x"))
@@ -347,6 +400,10 @@ static Head head_of_case(const Case *c)
             h.w = c->master[i];
         if (!strcmp(name, "targets"))
             h.targets = c->master[i];
+        if (!strcmp(name, "weight")) {
+            h.weight = c->master[i];
+            h.num_targets = (int)c->buffer[i].count;
+        }
     }
     return h;
 }
@@ -369,7 +426,7 @@ static void check_case(Case *c, Sizes z, int variant)
     char text[1024] = "";
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
-        if (b->role == IN || b->kind == WEIGHT8)
+        if (b->role == IN || is_own(b))
             continue;
         same &= memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);

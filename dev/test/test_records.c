@@ -96,6 +96,10 @@ static void check_refusals(void)
     refused("updated every 2 steps");
     params[1].role = ROLE_EMBED;
     refused("another row has its role");
+    record.head.cap = 61;
+    refused("a cap of at most 60");
+    record.head.range_w = 0;
+    refused("ranges 0, 0, 1 of the FP8 head");
     record.num_params--; // the scalars
     refused("no tensor for the scalars");
     record.num_layers = MAX_LAYERS + 1;

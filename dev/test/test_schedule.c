@@ -131,6 +131,42 @@ static void check_stages(void)
        "the first preset has one size");
 }
 
+// Weights of the loss of the record of July 2026: 423 and 847 are where its second and third stage begin.
+static void check_targets(void)
+{
+    Config c;
+    Error e;
+    const char *argv[] = {"test",
+                          "--num-scheduled",
+                          "1270",
+                          "--num-extension",
+                          "15",
+                          "--stage-starts",
+                          "nearest",
+                          "--stage-targets",
+                          "1:0.5:0.25-0,1:0.5-0,1"};
+    bool good = config_parse(&c, sizeof argv / sizeof *argv, (char **)argv, &e);
+    struct {
+        int t, targets;
+        double weight[MAX_TARGETS];
+    } rows[] = {{0, 3, {1, 0.5, 0.25}}, {100, 3, {1, 0.5, 0.25 * 323 / 423}}, {422, 3, {1, 0.5, 0.25 / 423}},
+                {423, 2, {1, 0.5, 0}},  {500, 2, {1, 0.5 * 347 / 424, 0}},    {847, 1, {1, 0, 0}},
+                {1284, 1, {1, 0, 0}}};
+    ok(good, "targets by stage");
+    for (size_t i = 0; good && i < sizeof rows / sizeof *rows; i++) {
+        StepParams p = schedule_step_params(&c, rows[i].t);
+        bool same = schedule_stage(&c, rows[i].t).num_targets == rows[i].targets;
+        for (int k = 0; k < MAX_TARGETS; k++)
+            same = same && fabs((double)p.target_weight[k] - rows[i].weight[k]) < 1e-7;
+        ok(same, "step %d: %d targets with weights %g, %g, %g", rows[i].t, rows[i].targets,
+           (double)p.target_weight[0], (double)p.target_weight[1], (double)p.target_weight[2]);
+    }
+    Config plain = preset("2025-10-27", "2245", "40");
+    ok(schedule_stage(&plain, 2284).num_targets == 1 &&
+           schedule_step_params(&plain, 0).target_weight[0] == 1.0f,
+       "the first preset has one target");
+}
+
 static void check_against_twin(const char *name, const char *scheduled, const char *extension)
 {
     SafeTensors *st = open_golden("schedules");
@@ -188,6 +224,7 @@ int main(void)
 {
     PART(check_by_hand());
     PART(check_stages());
+    PART(check_targets());
     PART(check_against_twin("2285", "2245", "40"));
     PART(check_against_twin("289", "279", "10"));
     PART(check_against_twin("8", "6", "2"));

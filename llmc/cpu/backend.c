@@ -54,13 +54,12 @@ void backend_open(int index)
 void backend_reserve(const OpSizes *sizes)
 {
     assert(backend.threads > 0 && !backend.scratch);
-    size_t wanted[] = {matmul_scratch(), attention_scratch(sizes), head_scratch(sizes), rows_scratch(sizes)};
+    size_t wanted[] = {matmul_scratch(), attention_scratch(sizes), head_thread_scratch(sizes),
+                       rows_scratch(sizes)};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (wanted[i] > backend.scratch_floats)
             backend.scratch_floats = wanted[i];
-    backend.shared_floats = head_shared(sizes);
-    if (rows_shared(sizes) > backend.shared_floats)
-        backend.shared_floats = rows_shared(sizes);
+    backend.shared_floats = rows_shared(sizes);
     backend.scratch = xcalloc((size_t)backend.threads, sizeof *backend.scratch);
     for (int t = 0; t < backend.threads; t++)
         backend.scratch[t] = device_alloc(backend.scratch_floats * sizeof(float), "scratch: of a thread");

@@ -22,8 +22,7 @@ float *cpu_shared(size_t floats);  // one for all threads; for ops that pass res
 // How much each family of ops asks for, in floats, at most, for the given sizes.
 size_t matmul_scratch(void);
 size_t attention_scratch(const OpSizes *sizes);
-size_t head_scratch(const OpSizes *sizes);
-size_t head_shared(const OpSizes *sizes);
+size_t head_thread_scratch(const OpSizes *sizes);
 size_t rows_scratch(const OpSizes *sizes); // embedding, residual and qkv: a few rows
 size_t rows_shared(const OpSizes *sizes);
 

@@ -6,7 +6,7 @@
 //   loss     log of the rows' sums
 //   gradient tile by tile, in place of the sigmoids: dw += g^T x, and the group's part of dx = g w; then the
 //   parts are added
-// z lies in (0, 30), so that e^z needs no maximum to stay in range.
+// z lies in (0, cap), so that e^z needs no maximum to stay in range.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/fp8.h"
 #include "llmc/cpu/gemm.h"
@@ -14,8 +14,6 @@
 #include <math.h>
 #include <string.h>
 
-#define CAP 30.0f
-#define SLOPE 7.5f
 enum { GROUPS = 32, TILE_COLS = 512, MIN_ROWS = 64, LOGIT_FLOATS = 2 << 20 };
 
 // Rows of a chunk: as many as keep the logits in the last-level cache, but enough to pay for converting the
@@ -29,7 +27,7 @@ static int chunk_rows(int N, int Vp)
 static int group_cols(int Vp) { return (int)round_up(ceil_div(Vp, GROUPS), 64); }
 
 static size_t tile_scratch(int d) { return (size_t)TILE_COLS * d; }
-size_t head_scratch(const OpSizes *sizes) { return tile_scratch(sizes->dim) + (size_t)sizes->dim; }
+size_t head_thread_scratch(const OpSizes *sizes) { return tile_scratch(sizes->dim) + (size_t)sizes->dim; }
 
 typedef struct {
     float *x;   // (rows, d), quantised when FP8
@@ -39,28 +37,48 @@ typedef struct {
     float *dx;  // (GROUPS, rows, d); absent in evaluation
 } Chunk;
 
-static size_t chunk_floats(int rows, int d, int Vp)
+static size_t chunk_floats(int rows, int d, int Vp, bool train)
 {
-    return (size_t)rows * ((size_t)Vp + (GROUPS + 1) * ((size_t)d + 1)) + 8 * 16;
+    size_t dx = train ? GROUPS * (size_t)d : 0;
+    return (size_t)rows * ((size_t)Vp + (size_t)d + GROUPS + 1 + dx) + 8 * 16;
 }
 
-size_t head_shared(const OpSizes *sizes)
+size_t head_train_scratch_bytes(HeadMode mode, int N, int d, int Vp)
 {
-    int most = sizes->eval_tokens > sizes->tokens ? sizes->eval_tokens : sizes->tokens;
-    return chunk_floats(chunk_rows(most, sizes->vocab_padded), sizes->dim, sizes->vocab_padded);
+    (void)mode;
+    return chunk_floats(chunk_rows(N, Vp), d, Vp, true) * sizeof(float);
+}
+
+size_t head_eval_scratch_bytes(int N, int d, int Vp)
+{
+    return chunk_floats(chunk_rows(N, Vp), d, Vp, false) * sizeof(float);
 }
 
 typedef struct {
     HeadMode mode;
-    bool train; // logits and gradient rounded, gradient wanted
+    bool train;                                // logits and gradient rounded, gradient wanted
+    float cap, inverse_slope, shift, steepest; // steepest: cap / slope
     const floatX *x, *w;
     const uint8_t *w8;
     const int32_t *targets;
+    int num_targets;
+    float weight[MAX_TARGETS]; // of the targets
     float *dw;
     floatX *dx;
     int N, d, Vp;
     float sx, sw, sg; // 1 in HEAD_BF16
 } Task;
+
+// Targets of a row: fewer at the end of the sequence.
+static int targets_of(const Task *a, int row) { return (int)min_i64(a->num_targets, a->N - row); }
+
+static float weight_sum(const Task *a, int row)
+{
+    float sum = 0;
+    for (int k = 0; k < targets_of(a, row); k++)
+        sum += a->weight[k];
+    return sum;
+}
 
 // ---- operands ---------------------------------------------------------------------------------------------
 
@@ -69,15 +87,16 @@ size_t head_weight_bytes(HeadMode mode, int Vp, int d)
     return mode == HEAD_FP8 ? (size_t)Vp * (size_t)d : 0;
 }
 
-void head_quantize(Stream s, void *w8, const floatX *w, int Vp, int d)
+void head_quantize(Stream s, const HeadSpec *spec, void *w8, const floatX *w, int Vp, int d)
 {
     OP_SCOPE(head_quantize, Vp, d);
     (void)s;
     uint8_t *code = w8;
+    float scale = head_scales(spec, d).w;
     int64_t n = (int64_t)Vp * d;
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n; i++)
-        code[i] = float_to_e4m3(x_to_float(w[i]) * 0x1p9f);
+        code[i] = float_to_e4m3(x_to_float(w[i]) / scale);
 }
 
 static void load_weight_tile(const Task *a, float *restrict w, int col, int cols)
@@ -109,19 +128,19 @@ static void load_x(const Task *a, float *restrict x, int row)
 static float *tile_at(const Chunk *c, int rows, int col) { return c->sig + (int64_t)rows * col; }
 
 // Products of one row to sigmoids; returns the sum of e^z.
-static float sigmoid_row(float *restrict row, int cols, float scale, bool round_logits)
+static float sigmoid_row(const Task *a, float *restrict row, int cols)
 {
-    float sum = 0;
-    if (round_logits) {
+    float sum = 0, scale = a->sx * a->sw, shift = a->shift, inverse_slope = a->inverse_slope, cap = a->cap;
+    if (a->train) {
 #pragma omp simd
         for (int j = 0; j < cols; j++)
             row[j] = x_to_float(float_to_x(row[j] * scale));
     }
 #pragma omp simd reduction(+ : sum)
     for (int j = 0; j < cols; j++) {
-        float sig = sigmoid(row[j] * (1 / SLOPE));
+        float sig = sigmoid((row[j] + shift) * inverse_slope);
         row[j] = sig;
-        sum += fast_exp(CAP * sig);
+        sum += fast_exp(cap * sig);
     }
     return sum;
 }
@@ -138,7 +157,7 @@ static void logits_group(const Task *a, const Chunk *c, int rows, int group)
         load_weight_tile(a, w, col, cols);
         gemm(false, true, rows, cols, a->d, 1, c->x, a->d, w, a->d, 0, tile, cols);
         for (int i = 0; i < rows; i++)
-            sums[i] += sigmoid_row(tile + (int64_t)i * cols, cols, a->sx * a->sw, a->train);
+            sums[i] += sigmoid_row(a, tile + (int64_t)i * cols, cols);
     }
 }
 
@@ -161,32 +180,49 @@ static double chunk_loss(const Task *a, const Chunk *c, int row, int rows)
             sum += c->sum[(int64_t)group * rows + i];
         double lse = log(sum);
         c->lse[i] = (float)lse;
-        loss += lse - (double)CAP * target_sigmoid(c, rows, i, a->targets[row + i], a->Vp);
+        for (int k = 0; k < targets_of(a, row + i); k++) {
+            double z = (double)a->cap * target_sigmoid(c, rows, i, a->targets[row + i + k], a->Vp);
+            loss += (double)a->weight[k] * (lse - z);
+        }
     }
     return loss;
 }
 
 // ---- gradient ---------------------------------------------------------------------------------------------
 
-// Sigmoids of one row to gradients of its logits, as they enter the products. dz/dlogit = 30/7.5 sig (1 -
-// sig). target: its column in this tile, if it is here
-static void gradient_row(const Task *a, float *restrict row, int cols, float lse, int target)
+// Gradient of a logit with softmax p and the share `wanted` of the weights: dz/dlogit = cap/slope sig (1 -
+// sig).
+static inline float logit_gradient(const Task *a, float p, float wanted, float sig)
 {
-    float target_sig = target >= 0 && target < cols ? row[target] : 0;
-#pragma omp simd
-    for (int j = 0; j < cols; j++) {
-        float sig = row[j];
-        row[j] = x_to_float(float_to_x(fast_exp(CAP * sig - lse) * (CAP / SLOPE) * sig * (1 - sig)));
+    return x_to_float(float_to_x((p - wanted) * a->steepest * sig * (1 - sig)));
+}
+
+// Sigmoids of a row's columns from `col` on to gradients of its logits, as they enter the products.
+static void gradient_row(const Task *a, float *restrict columns, int col, int cols, float lse, int row)
+{
+    int count = targets_of(a, row);
+    const int32_t *targets = a->targets + row;
+    float all = weight_sum(a, row), cap = a->cap, target_gradient[MAX_TARGETS];
+    for (int k = 0; k < count; k++) {
+        float wanted = 0, sig = 0;
+        for (int i = 0; i < count; i++) // targets of a row may be the same token
+            wanted += targets[i] == targets[k] ? a->weight[i] : 0;
+        if (targets[k] >= col && targets[k] < col + cols)
+            sig = columns[targets[k] - col];
+        target_gradient[k] = logit_gradient(a, all * fast_exp(cap * sig - lse), wanted, sig);
     }
-    if (target >= 0 && target < cols) {
-        float p = fast_exp(CAP * target_sig - lse);
-        row[target] = x_to_float(float_to_x((p - 1) * (CAP / SLOPE) * target_sig * (1 - target_sig)));
+#pragma omp simd
+    for (int j = 0; j < cols; j++)
+        columns[j] = logit_gradient(a, all * fast_exp(cap * columns[j] - lse), 0, columns[j]);
+    for (int k = 0; k < count; k++) {
+        if (targets[k] >= col && targets[k] < col + cols)
+            columns[targets[k] - col] = target_gradient[k];
     }
     if (a->mode != HEAD_FP8)
         return;
 #pragma omp simd
     for (int j = 0; j < cols; j++)
-        row[j] = e5m2_to_float(float_to_e5m2(row[j] / a->sg));
+        columns[j] = e5m2_to_float(float_to_e5m2(columns[j] / a->sg));
 }
 
 static void gradient_group(const Task *a, const Chunk *c, int row, int rows, int group)
@@ -197,7 +233,7 @@ static void gradient_group(const Task *a, const Chunk *c, int row, int rows, int
         int cols = (int)min_i64(TILE_COLS, end - col);
         float *tile = tile_at(c, rows, col);
         for (int i = 0; i < rows; i++)
-            gradient_row(a, tile + (int64_t)i * cols, cols, c->lse[i], a->targets[row + i] - col);
+            gradient_row(a, tile + (int64_t)i * cols, col, cols, c->lse[i], row + i);
         load_weight_tile(a, w, col, cols);
         gemm(false, false, rows, d, cols, a->sg * a->sw, tile, cols, w, d, col > begin ? 1 : 0, dx, d);
         gemm(true, false, cols, d, rows, a->sx * a->sg, tile, cols, c->x, d, 1, a->dw + (int64_t)col * d, d);
@@ -246,10 +282,10 @@ static double run_chunk(const Task *a, const Chunk *c, int row, int rows)
     return loss;
 }
 
-static void run_task(const Task *a, float *loss)
+static void run_task(const Task *a, void *scratch, float *loss)
 {
     size_t most = (size_t)chunk_rows(a->N, a->Vp), d = (size_t)a->d;
-    float *arena = cpu_shared(chunk_floats((int)most, a->d, a->Vp));
+    float *arena = scratch;
     Chunk c;
     c.x = scratch_take(&arena, most * d);
     c.sig = scratch_take(&arena, most * (size_t)a->Vp);
@@ -262,39 +298,63 @@ static void run_task(const Task *a, float *loss)
     *loss = (float)total;
 }
 
-void head_loss_train(Stream s, HeadMode mode, float *loss, floatX *dx, float *dw, const floatX *x,
-                     const floatX *w, const void *w8, const int32_t *targets, int N, int d, int Vp)
+static Task task_of(const HeadLoss *h, bool train)
 {
-    OP_SCOPE(head_loss_train, N, d, Vp);
-    (void)s;
-    Task a = {mode, true, x, w, w8, targets, dw, dx, N, d, Vp, 1, 1, 1};
-    if (mode == HEAD_FP8) {
-        a.sx = sqrtf((float)d) / E4M3_MAX;
-        a.sw = 0x1p-9f;
-        a.sg = 1 / E4M3_MAX;
+    const HeadSpec *spec = h->spec;
+    Task a = {.mode = train ? h->mode : HEAD_BF16,
+              .train = train,
+              .cap = spec->cap,
+              .inverse_slope = 1 / spec->slope,
+              .shift = spec->shift,
+              .steepest = spec->cap / spec->slope,
+              .x = h->x,
+              .w = h->w,
+              .w8 = h->w8,
+              .targets = h->targets,
+              .num_targets = train ? h->num_targets : 1,
+              .weight = {1},
+              .dw = h->dw,
+              .dx = h->dx,
+              .N = h->N,
+              .d = h->d,
+              .Vp = h->Vp,
+              .sx = 1,
+              .sw = 1,
+              .sg = 1};
+    assert(a.num_targets >= 1 && a.num_targets <= MAX_TARGETS);
+    for (int k = 0; k < a.num_targets && train; k++)
+        a.weight[k] = h->target_weight[k];
+    if (a.mode == HEAD_FP8) {
+        HeadScales scales = head_scales(spec, h->d);
+        a.sx = scales.x;
+        a.sw = scales.w;
+        a.sg = scales.g;
     }
-    run_task(&a, loss);
+    return a;
 }
 
-void head_loss_eval(Stream s, float *loss, const floatX *x, const floatX *w, const int32_t *targets, int N,
-                    int d, int Vp)
+void head_loss_train(Stream s, const HeadLoss *h)
 {
-    OP_SCOPE(head_loss_eval, N, d, Vp);
+    OP_SCOPE(head_loss_train, h->N, h->d, h->Vp);
     (void)s;
-    Task a = {HEAD_BF16, false, x, w, NULL, targets, NULL, NULL, N, d, Vp, 1, 1, 1};
-    run_task(&a, loss);
+    Task a = task_of(h, true);
+    run_task(&a, h->scratch, h->loss);
 }
 
-void *head_idle_memory(size_t *bytes) // threads keep what they work on in their scratch
+void head_loss_eval(Stream s, const HeadLoss *h)
 {
-    *bytes = 0;
-    return NULL;
+    OP_SCOPE(head_loss_eval, h->N, h->d, h->Vp);
+    (void)s;
+    Task a = task_of(h, false);
+    run_task(&a, h->scratch, h->loss);
 }
 
-void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows, int d, int Vp)
+void head_logits(Stream s, const HeadSpec *spec, float *z, const floatX *x, const floatX *w, int rows, int d,
+                 int Vp)
 {
     OP_SCOPE(head_logits, rows, d, Vp);
     (void)s;
+    float cap = spec->cap, inverse_slope = 1 / spec->slope, shift = spec->shift;
 #pragma omp parallel for schedule(static)
     for (int col = 0; col < Vp; col += TILE_COLS) {
         int cols = (int)min_i64(TILE_COLS, Vp - col);
@@ -306,7 +366,7 @@ void head_logits(Stream s, float *z, const floatX *x, const floatX *w, int rows,
             gemm(false, true, 1, cols, d, 1, row, d, tile, d, 0, to, cols);
 #pragma omp simd
             for (int j = 0; j < cols; j++)
-                to[j] = CAP * sigmoid(to[j] * (1 / SLOPE));
+                to[j] = cap * sigmoid((to[j] + shift) * inverse_slope);
         }
     }
 }

@@ -121,6 +121,12 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
     for (int i = 0; i < L; i++)
         take_layer(a, m, i, b);
     a->xf = plan_take(b, n, sizeof(floatX));
+    const Config *c = m->config;
+    int d = c->model_dim, Vp = config_vocab_padded(c);
+    a->head_scratch = plan_take(b,
+                                backward ? head_train_scratch_bytes((HeadMode)c->head, tokens, d, Vp)
+                                         : head_eval_scratch_bytes(tokens, d, Vp),
+                                1);
     if (!backward)
         return;
     a->dh = plan_take(b, n, sizeof(floatX));
@@ -152,26 +158,25 @@ void acts_plan(Plan *plan, const Model *m, int N, bool backward)
     plan_place(plan);
 }
 
-size_t acts_bytes(const Model *m, int N, bool backward, size_t *lent_bytes)
+size_t acts_bytes(const Model *m, int N, bool backward)
 {
     Plan *plan = xcalloc(1, sizeof *plan);
     acts_plan(plan, m, N, backward);
-    size_t own = plan->size[OWN];
-    *lent_bytes = plan->size[LENT];
+    size_t bytes = plan->size;
     free(plan);
-    return own;
+    return bytes;
 }
 
-void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base, void *lent)
+void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base)
 {
-    take_all(a, m, N, backward, &(PlanArena){.plan = plan, .base = {base, lent}});
+    take_all(a, m, N, backward, &(PlanArena){.plan = plan, .base = base});
 }
 
-void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *lent)
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base)
 {
     Plan *plan = xcalloc(1, sizeof *plan);
     acts_plan(plan, m, N, backward);
-    acts_follow(a, m, N, backward, plan, base, lent);
+    acts_follow(a, m, N, backward, plan, base);
     free(plan);
 }
 
@@ -300,10 +305,17 @@ void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSe
 {
     int d = m->config->model_dim;
     model_forward(m, a, b, at, s);
-    if (!pass_runs(a, USES(a->xf)))
+    if (!pass_runs(a, USES(a->xf, a->head_scratch)))
         return;
-    head_loss_eval(s, loss, a->xf + (int64_t)first * d, param_weight(&m->params, m->head), b->targets + first,
-                   count, d, config_vocab_padded(m->config));
+    head_loss_eval(s, &(HeadLoss){.spec = &m->record->head,
+                                  .loss = loss,
+                                  .x = a->xf + (int64_t)first * d,
+                                  .w = param_weight(&m->params, m->head),
+                                  .targets = b->targets + first,
+                                  .scratch = a->head_scratch,
+                                  .N = count,
+                                  .d = d,
+                                  .Vp = config_vocab_padded(m->config)});
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -368,15 +380,24 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     const floatX *head = param_weight(p, m->head);
     forward(m, a, b, at, place, s);
     stage_needed(m, place, L + 1, s);
-    if (a->planning)
-        plan_busy(a->planning);
     if (pass_runs(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP)
-        head_quantize(s, m->head_w8, head, Vp, d);
-    if (a->planning)
-        plan_busy(a->planning);
-    if (pass_runs(a, USES(a->dh, a->xf)))
-        head_loss_train(s, (HeadMode)c->head, loss, a->dh, param_grad(p, m->head), a->xf, head, m->head_w8,
-                        b->targets, N, d, Vp);
+        head_quantize(s, &m->record->head, m->head_w8, head, Vp, d);
+    if (pass_runs(a, USES(a->dh, a->xf, a->head_scratch)))
+        head_loss_train(s, &(HeadLoss){.spec = &m->record->head,
+                                       .mode = (HeadMode)c->head,
+                                       .loss = loss,
+                                       .dx = a->dh,
+                                       .dw = param_grad(p, m->head),
+                                       .x = a->xf,
+                                       .w = head,
+                                       .w8 = m->head_w8,
+                                       .targets = b->targets,
+                                       .num_targets = b->num_targets,
+                                       .target_weight = b->target_weight,
+                                       .scratch = a->head_scratch,
+                                       .N = N,
+                                       .d = d,
+                                       .Vp = Vp});
     mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
     stage_done(m, place, L + 1, s);
     for (int i = L - 1; i >= 0; i--) {

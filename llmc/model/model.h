@@ -35,12 +35,15 @@ typedef struct {
     floatX *dx, *dx0, *dh;       // gradients, when there is a backward
     floatX *dstream[MAX_LAYERS]; // gradient that out[i] gets from mixes
     float *dcoef;
+    void *head_scratch;
 } Acts;
 
 // A batch on the device; points into one block.
 typedef struct {
     int N;
     const int32_t *tokens, *targets; // (N)
+    int num_targets;                 // of a row in training, with
+    const float *target_weight;      // (num_targets) their weights
     TokenRows rows;
     const int32_t *table; // attention table
     int slots;
@@ -90,13 +93,13 @@ void model_describe(Model *m, const Config *c);
 void model_allocate(Model *m, bool training); // training: with gradients
 void model_free(Model *m);
 
-// Bytes of an Acts for N tokens; acts_place points it into `base`, and what does not fit there and is dead
-// while the head runs into `lent`, memory that the head's ops may use.
-size_t acts_bytes(const Model *m, int N, bool backward, size_t *lent_bytes);
-void acts_place(Acts *a, const Model *m, int N, bool backward, void *base, void *lent);
+// Bytes of an Acts for N tokens, after backend_reserve (before it: about so many); acts_place points it into
+// `base`.
+size_t acts_bytes(const Model *m, int N, bool backward);
+void acts_place(Acts *a, const Model *m, int N, bool backward, void *base);
 // The two halves of acts_place, for those who look at the plan in between.
 void acts_plan(Plan *plan, const Model *m, int N, bool backward);
-void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base, void *lent);
+void acts_follow(Acts *a, const Model *m, int N, bool backward, Plan *plan, void *base);
 
 // Once a step, after the scalars have changed: what is derived from them alone.
 void model_prepare(Model *m, Acts *a, Stream s);

@@ -6,11 +6,7 @@
 enum { ALIGN = 256 };
 static const uintptr_t SPAN = (uintptr_t)1 << 40; // between two stand-ins: more than any tensor has
 
-void plan_begin(Plan *p)
-{
-    memset(p, 0, sizeof *p);
-    p->busy_last = -1;
-}
+void plan_begin(Plan *p) { memset(p, 0, sizeof *p); }
 
 static void *stand_in(int tensor) { return (void *)(SPAN * (uintptr_t)(tensor + 1)); }
 
@@ -18,7 +14,7 @@ static void *take(PlanArena *a, size_t bytes, bool pinned)
 {
     Plan *p = a->plan;
     int i = a->taken++;
-    if (!a->base[OWN]) {
+    if (!a->base) {
         assert(i == p->count && i < MAX_PLANNED);
         p->count++;
         p->tensor[i].bytes = (size_t)round_up((int64_t)bytes, ALIGN);
@@ -27,7 +23,7 @@ static void *take(PlanArena *a, size_t bytes, bool pinned)
         return stand_in(i);
     }
     assert(i < p->count && bytes <= p->tensor[i].bytes);
-    return p->tensor[i].last < 0 ? NULL : a->base[p->tensor[i].region] + p->tensor[i].offset;
+    return p->tensor[i].last < 0 ? NULL : a->base + p->tensor[i].offset;
 }
 
 void *plan_take(PlanArena *a, size_t elements, size_t size) { return take(a, elements * size, false); }
@@ -56,18 +52,27 @@ void plan_spoil_dead(Plan *p, char *base)
     p->ops++;
 }
 
-void plan_busy(Plan *p)
-{
-    if (p->busy_last < 0)
-        p->busy_first = p->ops;
-    p->busy_last = p->ops;
-}
-
 // ---- offsets ----------------------------------------------------------------------------------------------
 
-static bool is_busy(const Plan *p, int i)
+static bool is_alive(const Plan *p, int i, int op)
 {
-    return p->tensor[i].first <= p->busy_last && p->tensor[i].last >= p->busy_first;
+    return p->tensor[i].first <= op && op <= p->tensor[i].last;
+}
+
+size_t plan_most_alive(const Plan *p, int *op)
+{
+    size_t most = 0;
+    *op = 0;
+    for (int k = 0; k < p->ops; k++) {
+        size_t sum = 0;
+        for (int i = 0; i < p->count; i++)
+            sum += is_alive(p, i, k) ? p->tensor[i].bytes : 0;
+        if (sum > most) {
+            most = sum;
+            *op = k;
+        }
+    }
+    return most;
 }
 
 static bool overlap(const Plan *p, int i, int k)
@@ -75,15 +80,15 @@ static bool overlap(const Plan *p, int i, int k)
     return p->tensor[i].first <= p->tensor[k].last && p->tensor[k].first <= p->tensor[i].last;
 }
 
-// The lowest offset in a region at which tensor i meets none of the placed ones that are alive with it.
-static size_t lowest(const Plan *p, const bool *placed, int i, int region)
+// Where tensor i meets none of the placed ones that are alive with it: the lowest offset.
+static void put(Plan *p, bool *placed, int i)
 {
     size_t at = 0;
     for (bool moved = true; moved;) {
         moved = false;
         for (int k = 0; k < p->count; k++) {
             size_t begin = p->tensor[k].offset, end = begin + p->tensor[k].bytes;
-            if (!placed[k] || p->tensor[k].region != region || !overlap(p, i, k))
+            if (!placed[k] || !overlap(p, i, k))
                 continue;
             if (at < end && begin < at + p->tensor[i].bytes) {
                 at = end;
@@ -91,30 +96,20 @@ static size_t lowest(const Plan *p, const bool *placed, int i, int region)
             }
         }
     }
-    return at;
-}
-
-static void put(Plan *p, bool *placed, int i, int region)
-{
-    size_t at = lowest(p, placed, i, region);
-    bool fits = region == OWN && at + p->tensor[i].bytes <= p->size[OWN];
-    if (region == OWN && !fits && p->busy_last >= 0 && !is_busy(p, i)) {
-        put(p, placed, i, LENT);
-        return;
-    }
     placed[i] = true;
-    p->tensor[i].region = region;
     p->tensor[i].offset = at;
-    if (at + p->tensor[i].bytes > p->size[region])
-        p->size[region] = at + p->tensor[i].bytes;
+    if (at + p->tensor[i].bytes > p->size)
+        p->size = at + p->tensor[i].bytes;
 }
 
 void plan_place(Plan *p)
 {
     bool placed[MAX_PLANNED] = {false};
+    int fullest;
+    plan_most_alive(p, &fullest);
     for (int i = 0; i < p->count; i++) {
-        if (p->tensor[i].last >= 0 && p->busy_last >= 0 && is_busy(p, i))
-            put(p, placed, i, OWN);
+        if (is_alive(p, i, fullest))
+            put(p, placed, i);
     }
     for (;;) { // the others, the largest first
         int next = -1;
@@ -125,6 +120,6 @@ void plan_place(Plan *p)
         }
         if (next < 0)
             return;
-        put(p, placed, next, OWN);
+        put(p, placed, next);
     }
 }

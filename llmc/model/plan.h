@@ -1,29 +1,27 @@
 // Memory of many tensors that are not all alive at once. A planning pass runs the model's functions without
-// its ops and notes which op uses which tensor; offsets follow from the intervals. Two regions: memory of the
-// plan's own, and memory that is lent except while certain ops run.
+// its ops and notes which op uses which tensor; offsets follow from the intervals. The scratch of an op is a
+// tensor, too: alive while the op runs.
 #pragma once
 #include "llmc/base/common.h"
 
-enum { MAX_PLANNED = 1024, OWN = 0, LENT = 1, REGIONS = 2 };
+enum { MAX_PLANNED = 1024 };
 
 typedef struct {
     int count;
     struct {
         size_t bytes;
         int first, last; // ops that use it, from the first to the last; last below 0: none
-        int region;
         size_t offset;
     } tensor[MAX_PLANNED];
-    int ops;                   // seen so far
-    int busy_first, busy_last; // ops that need the lent memory for themselves; busy_last below 0: none
-    size_t size[REGIONS];
+    int ops; // seen so far
+    size_t size;
 } Plan;
 
 // The tensors are taken twice, in the same order: while planning, from addresses that stand for them and hold
 // nothing, then from memory.
 typedef struct {
     Plan *plan;
-    char *base[REGIONS]; // NULL while planning
+    char *base; // NULL while planning
     int taken;
 } PlanArena;
 
@@ -38,7 +36,7 @@ void plan_op(Plan *p, const void *const *tensors, int count);
 // that the plan has no use for from here on are overwritten in `base`, where all of them lie. ops: of this
 // pass, 0 before the first.
 void plan_spoil_dead(Plan *p, char *base);
-void plan_busy(Plan *p); // the next op needs the lent memory
-// Offsets, and the size of both regions. What is alive at a busy op lies in the own region, side by side; the
-// rest there as far as it fits between, then in the lent one, or in the own one when no op is busy.
+// Offsets and size. What is alive at the op with the most bytes lies side by side; the others lie where they
+// fit.
 void plan_place(Plan *p);
+size_t plan_most_alive(const Plan *p, int *op); // bytes alive at the op with the most; no plan needs less

@@ -2,6 +2,7 @@
 #pragma once
 #include "llmc/base/floatx.h"
 #include "llmc/ops/backend.h"
+#include "llmc/ops/head.h"
 #include "llmc/ops/ns_ops.h"
 #ifdef __cplusplus
 extern "C" {
@@ -16,6 +17,7 @@ typedef struct {
 typedef struct {
     float grad_scale; // 1 / micro-batches of a step
     float muon_momentum;
+    float target_weight[MAX_TARGETS]; // of the loss
     RuleStep rule[MAX_UPDATE_RULES];
 } StepParams;
 

@@ -34,6 +34,50 @@ static double list_entry(const char *list, int k, double standard)
     return n > 0 ? numbers[k < n ? k : n - 1] : standard;
 }
 
+// Weights like "1:0.5:0.25-0": a target each, constant or from the one value to the other. The end of what
+// was parsed; NULL when it is none.
+static const char *parse_targets(const char *text, Stage *s)
+{
+    s->num_targets = 0;
+    for (;; text++) {
+        double value[2];
+        for (int i = 0; i < 2; i++) {
+            char *end;
+            if (s->num_targets == MAX_TARGETS || !(isdigit((unsigned char)*text) || *text == '.'))
+                return NULL;
+            value[i] = value[1] = strtod(text, &end);
+            text = end;
+            if (i || *text != '-')
+                break;
+            text++;
+        }
+        s->target_from[s->num_targets] = value[0];
+        s->target_to[s->num_targets++] = value[1];
+        if (*text != ':')
+            return text;
+    }
+}
+
+// Those of stage k in a list; beyond its end the last ones. The number of entries; below 0 when it is no
+// list.
+static int stage_targets(const char *list, int k, Stage *s)
+{
+    Stage entry = {0};
+    int n = 0;
+    for (const char *text = *list ? list : "1";; text++) {
+        text = parse_targets(text, &entry);
+        if (!text || (*text && *text != ','))
+            return -1;
+        if (n++ <= k) {
+            s->num_targets = entry.num_targets;
+            memcpy(s->target_from, entry.target_from, sizeof s->target_from);
+            memcpy(s->target_to, entry.target_to, sizeof s->target_to);
+        }
+        if (!*text)
+            return *list ? n : 0;
+    }
+}
+
 static int count_stages(const Config *c)
 {
     double numbers[MAX_WINDOWS + 1];
@@ -48,12 +92,15 @@ static int stage_start(const Config *c, int k, int count)
 
 static Stage stage(const Config *c, int k, int count) // stage `count` is the extension
 {
-    return (Stage){.index = k,
-                   .end = k < count ? stage_start(c, k + 1, count) : config_total_steps(c),
-                   .micro_batch_tokens = (int)list_entry(c->stage_tokens, k, c->micro_batch_tokens),
-                   .max_document = (int)list_entry(c->stage_documents, k, c->max_document),
-                   .window = k == count ? c->window_extension : (int)list_entry(c->window_schedule, k, 0),
-                   .rate = list_entry(c->stage_rates, k, 1)};
+    Stage s = {.index = k,
+               .begin = k < count ? stage_start(c, k, count) : c->num_scheduled,
+               .end = k < count ? stage_start(c, k + 1, count) : config_total_steps(c),
+               .micro_batch_tokens = (int)list_entry(c->stage_tokens, k, c->micro_batch_tokens),
+               .max_document = (int)list_entry(c->stage_documents, k, c->max_document),
+               .window = k == count ? c->window_extension : (int)list_entry(c->window_schedule, k, 0),
+               .rate = list_entry(c->stage_rates, k, 1)};
+    stage_targets(c->stage_targets, k, &s);
+    return s;
 }
 
 Stage schedule_stage(const Config *c, int t)
@@ -108,13 +155,56 @@ static bool check_list(const char *option, const char *list, int count, double l
     return true;
 }
 
+static bool check_targets(const Config *c, int count, Error *e)
+{
+    Stage s;
+    int n = stage_targets(c->stage_targets, 0, &s);
+    if (n < 0)
+        return error_set(
+            e,
+            "--stage-targets: '%s' is not a list of weights by stage, of at most %d targets each, "
+            "like 1:0.5:0.25-0,1:0.5-0,1",
+            c->stage_targets, MAX_TARGETS);
+    if (n && n != count && n != count + 1)
+        return error_set(
+            e,
+            "--stage-targets: '%s' has %d entries; the %d stages of --window-schedule need %d, or "
+            "one more for the extension",
+            c->stage_targets, n, count, count);
+    for (int k = 0; k < n; k++) {
+        stage_targets(c->stage_targets, k, &s);
+        for (int i = 0; i < s.num_targets; i++) {
+            if (s.target_from[i] > 1000 || s.target_to[i] > 1000)
+                return error_set(e, "--stage-targets: weights are 0 to 1000: '%s'", c->stage_targets);
+        }
+        if (!(s.target_from[0] > 0 && s.target_to[0] > 0))
+            return error_set(e, "--stage-targets: the next token's weight must be above 0: '%s'",
+                             c->stage_targets);
+    }
+    return true;
+}
+
 bool schedule_check(const Config *c, Error *e)
 {
     int count = count_stages(c);
     double most = fmin(1 << 24, (double)(MAX_STEP_TOKENS / c->micro_batches));
     return check_list("stage-tokens", c->stage_tokens, count, 16, most, 16, e) &&
            check_list("stage-documents", c->stage_documents, count, 2, 1 << 24, 1, e) &&
-           check_list("stage-rates", c->stage_rates, count, 0, 1000, 0, e);
+           check_list("stage-rates", c->stage_rates, count, 0, 1000, 0, e) && check_targets(c, count, e);
+}
+
+// As in --stage-targets; empty for one target of weight 1.
+static void describe_targets(const Stage *s, char *text, size_t size)
+{
+    size_t n = 0;
+    *text = 0;
+    if (s->num_targets == 1 && s->target_from[0] == 1 && s->target_to[0] == 1)
+        return;
+    for (int k = 0; k < s->num_targets && n < size; k++) {
+        n += (size_t)snprintf(text + n, size - n, "%s%g", k ? ":" : ", targets ", s->target_from[k]);
+        if (s->target_to[k] != s->target_from[k] && n < size)
+            n += (size_t)snprintf(text + n, size - n, "-%g", s->target_to[k]);
+    }
 }
 
 char *schedule_describe(const Config *c)
@@ -123,11 +213,13 @@ char *schedule_describe(const Config *c)
     char *text = xstrdup("");
     for (int k = 0; k <= count; k++) {
         Stage s = stage(c, k, count);
-        char *longer =
-            format_string("%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g",
-                          text, k ? "; " : "", k < count ? stage_start(c, k, count) : c->num_scheduled,
-                          c->micro_batches, s.micro_batch_tokens, s.max_document,
-                          window_short_tokens(c, s.window), window_long_tokens(c, s.window), s.rate);
+        char targets[128];
+        describe_targets(&s, targets, sizeof targets);
+        char *longer = format_string(
+            "%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g%s", text,
+            k ? "; " : "", k < count ? stage_start(c, k, count) : c->num_scheduled, c->micro_batches,
+            s.micro_batch_tokens, s.max_document, window_short_tokens(c, s.window),
+            window_long_tokens(c, s.window), s.rate, targets);
         free(text);
         text = longer;
     }
@@ -177,8 +269,13 @@ StepParams schedule_step_params(const Config *c, int t)
 {
     const Record *r = config_record(c);
     double factor = schedule_lr_factor(c, t);
+    Stage now = schedule_stage(c, t);
     StepParams p = {.grad_scale = (float)(1.0 / c->micro_batches),
                     .muon_momentum = (float)schedule_momentum(c, t)};
+    for (int i = 0; i < now.num_targets; i++) {
+        double part = (double)(t - now.begin) / (now.end - now.begin);
+        p.target_weight[i] = (float)(now.target_from[i] + part * (now.target_to[i] - now.target_from[i]));
+    }
     for (int i = 0; i < r->num_params; i++)
         p.rule[i] = rule_step(c, &r->params[i], factor, t);
     return p;

@@ -10,11 +10,13 @@
 // (--stage-starts). The extension steps are the last stage. The other lists have an entry for each of the n
 // stages, and one more when the extension's differs from the last one.
 typedef struct {
-    int index;
+    int index, begin;
     int end; // the step at which the next one begins; of the last one the number of steps
     int micro_batch_tokens, max_document;
-    int window;  // long window, blocks
-    double rate; // the highest factor on all learning rates
+    int window;      // long window, blocks
+    double rate;     // the highest factor on all learning rates
+    int num_targets; // of the loss, see llmc/ops/head.h; their weights go evenly from one value to the other,
+    double target_from[MAX_TARGETS], target_to[MAX_TARGETS]; // which is reached at `end`
 } Stage;
 Stage schedule_stage(const Config *c, int t); // of step t; beyond the last step the last stage
 int schedule_most_tokens(const Config *c);    // largest micro-batch of all stages

@@ -28,4 +28,5 @@ enum { NETWORK_2025_PARAMS = 9 };
 // Fields of a Record. The output of layer 8 is taken back before the last norm.
 #define NETWORK \
     .params = network_2025_params, .num_params = NETWORK_2025_PARAMS, .smear_lambda = SMEAR, \
+    .head = {.cap = 30, .slope = 7.5f, .range_w = 0.875f, .range_g = 1}, \
     .output = {{RUNNING, {1, NONE, NONE}}, {BACKOUT_FROM, {-1, BACKOUT, NONE}}}

@@ -3,7 +3,7 @@
 #include <string.h>
 
 const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18,
-                                 &record_tiny,       &record_toy,        NULL};
+                                 &record_tiny,       &record_toy,        &record_toy_targets, NULL};
 
 const Record *record_find(const char *name)
 {
@@ -142,6 +142,18 @@ static bool check_layer(const Record *r, int i, Error *e)
     return true;
 }
 
+static bool check_head(const Record *r, Error *e)
+{
+    const HeadSpec *h = &r->head;
+    if (!(h->cap > 0 && h->cap <= HEAD_MOST_CAP && h->slope > 0))
+        return error_set(e, "record %s: a head of cap %g and slope %g; above 0, and a cap of at most %d",
+                         r->name, (double)h->cap, (double)h->slope, HEAD_MOST_CAP);
+    if (!(h->range_x >= 0 && h->range_w > 0 && h->range_g > 0))
+        return error_set(e, "record %s: ranges %g, %g, %g of the FP8 head must be above 0", r->name,
+                         (double)h->range_x, (double)h->range_w, (double)h->range_g);
+    return true;
+}
+
 bool record_check(const Record *given, Error *e)
 {
     static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
@@ -159,5 +171,5 @@ bool record_check(const Record *given, Error *e)
     for (int i = 0; i < r->num_layers; i++) {
         if (!check_layer(r, i, e)) return false;
     }
-    return check_streams(r, e);
+    return check_head(r, e) && check_streams(r, e);
 }

@@ -147,6 +147,7 @@ typedef struct {
     int window; // long window, blocks
     int micro_batch_tokens, max_document;
     double rate;
+    const char *targets; // weights of the loss, as in --stage-targets; NULL: "1"
 } StageSpec;
 
 // ---- record -----------------------------------------------------------------------------------------------
@@ -168,6 +169,7 @@ typedef struct Record {
     int num_params;
     MixTerm output[MIX_TERMS]; // normalised, it goes to the head
     int smear_lambda;          // scalar
+    HeadSpec head;
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 
@@ -184,4 +186,5 @@ int record_mix_terms(const MixTerm *mix);
 bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
-extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_tiny, record_toy;
+extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_tiny, record_toy,
+    record_toy_targets;

@@ -51,7 +51,10 @@ static const ParamSpec params[] = {
      .least = SMEAR + 1},
 };
 
-static const StageSpec stages[] = {{2, 64, 32, 1}, {4, 128, 64, 1.5}, {5, 96, 64, 1}};
+static const StageSpec stages[] = {{2, 64, 32, 1, NULL}, {4, 128, 64, 1.5, NULL}, {5, 96, 64, 1, NULL}};
+static const StageSpec targets_stages[] = {
+    {2, 64, 32, 1, "1:0.5:0.25-0"}, {4, 128, 64, 1.5, "1:0.5-0"}, {5, 96, 64, 1, "1"},
+};
 
 static const Field fields[] = {
     {"model-dim", "24"},        {"num-heads", "3"},   {"mlp-dim", "40"},  {"block-size", "8"},
@@ -60,9 +63,19 @@ static const Field fields[] = {
     {NULL, NULL},
 };
 
+static const Field no_fields[] = {{NULL, NULL}};
+
+#define NETWORK \
+    .layers = layers, .num_layers = LAYERS, .params = params, .num_params = sizeof params / sizeof *params, \
+    .smear_lambda = SMEAR, .output = {{RUNNING, {1, NONE, NONE}}, {2, {-0.5f, NONE, NONE}}}
+
 const Record record_toy = {
-    .name = "toy", .based_on = &record_2025_10_27, .fields = fields, .stages = stages, .num_stages = 3,
-    .layers = layers, .num_layers = LAYERS, .params = params, .num_params = sizeof params / sizeof *params,
-    .smear_lambda = SMEAR,
-    .output = {{RUNNING, {1, NONE, NONE}}, {2, {-0.5f, NONE, NONE}}},
+    .name = "toy", .based_on = &record_2025_10_27, .fields = fields, .stages = stages, .num_stages = 3, NETWORK,
+    .head = {.cap = 30, .slope = 7.5f, .range_w = 0.875f, .range_g = 1},
+};
+
+// The same network under another head: a shift, fixed ranges, and a loss of three targets, then two, then one.
+const Record record_toy_targets = {
+    .name = "toy-targets", .based_on = &record_toy, .fields = no_fields, .stages = targets_stages, .num_stages = 3, NETWORK,
+    .head = {.cap = 23, .slope = 6, .shift = 5, .range_x = 9, .range_w = 1.6f, .range_g = 0.75f},
 };

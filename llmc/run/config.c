@@ -42,6 +42,7 @@ static const Option options[] = {
     {"stage-tokens", OPT_TEXT, AT(stage_tokens), NULL, 0, 0, NULL, "micro-batch-tokens by stage, as many as there are windows, and one more if the extension's differs; empty: the same in all", true, NULL},
     {"stage-documents", OPT_TEXT, AT(stage_documents), NULL, 0, 0, NULL, "max-document by stage", true, NULL},
     {"stage-rates", OPT_TEXT, AT(stage_rates), NULL, 0, 0, NULL, "highest factor on the learning rates by stage; empty: 1", true, NULL},
+    {"stage-targets", OPT_TEXT, AT(stage_targets), NULL, 0, 0, NULL, "weights of the training loss by stage: of the next token, the one after, ... (1:0.5:0.25-0: the third weight falls to 0); empty: 1", true, NULL},
     {"rate-floor", OPT_FLOAT, AT(rate_floor), NULL, 0, 1, NULL, "factor that the learning rates fall to", true, NULL},
     {"window-extension", OPT_INT, AT(window_extension), NULL, 1, 1e6, NULL, "long window of the extension steps, in blocks", true, NULL},
     {"window-final", OPT_INT, AT(window_final), NULL, 1, 1e6, NULL, "long window of the last validation, in blocks", true, NULL},
@@ -243,6 +244,19 @@ static double tokens_of(const StageSpec *s) { return s->micro_batch_tokens; }
 static double document_of(const StageSpec *s) { return s->max_document; }
 static double rate_of(const StageSpec *s) { return s->rate; }
 
+static bool set_targets(Config *c, const Record *r, Error *e)
+{
+    char list[MAX_WINDOWS * 24] = "";
+    size_t n = 0;
+    bool any = false;
+    for (int i = 0; i < r->num_stages; i++) {
+        const char *targets = r->stages[i].targets;
+        any = any || targets;
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? "," : "", targets ? targets : "1");
+    }
+    return config_set(c, "stage-targets", any ? list : "", e);
+}
+
 static bool apply_stages(Config *c, const Record *r, Error *e)
 {
     int all = r->num_stages;
@@ -254,7 +268,7 @@ static bool apply_stages(Config *c, const Record *r, Error *e)
            config_set(c, "window-extension", extension, e) &&
            set_column(c, r, "stage-tokens", tokens_of, all, e) &&
            set_column(c, r, "stage-documents", document_of, all, e) &&
-           set_column(c, r, "stage-rates", rate_of, all, e);
+           set_column(c, r, "stage-rates", rate_of, all, e) && set_targets(c, r, e);
 }
 
 static bool apply_record(Config *c, const Record *r, Error *e)

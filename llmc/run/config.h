@@ -21,10 +21,10 @@ typedef struct Config {
     double cooldown;
     const char *window_schedule; // "3,7,11": long windows, in blocks, over the scheduled steps
     int window_extension, window_final;
-    const char *stage_tokens, *stage_documents,
-        *stage_rates;  // by stage, see schedule.h; empty: the same in all
-    int stage_starts;  // STARTS_UP or STARTS_NEAREST
-    double rate_floor; // what the rate factor falls to
+    const char *stage_tokens, *stage_documents, *stage_rates,
+        *stage_targets; // by stage, see schedule.h; empty: the same in all
+    int stage_starts;   // STARTS_UP or STARTS_NEAREST
+    double rate_floor;  // what the rate factor falls to
     // optimizer
     double adam_rate, muon_rate, weight_decay;
     double momentum_low, momentum_high;

@@ -135,40 +135,39 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static int plan_parts(const Trainer *t)
 {
     enum { MULTIPLE = 128 };
-    const Config *c = t->config;
-    size_t none, train = acts_bytes(&t->model, schedule_most_tokens(c), true, &none),
-                 eval = acts_bytes(&t->model, t->sequence_tokens, false, &none);
-    if (!t->validation || eval <= train)
+    size_t train = acts_bytes(&t->model, schedule_most_tokens(t->config), true);
+    if (!t->validation || acts_bytes(&t->model, t->sequence_tokens, false) <= train)
         return t->sequence_tokens;
-    int64_t fit = (int64_t)((double)train / (double)eval * t->sequence_tokens) / MULTIPLE * MULTIPLE,
-            least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
-    return (int)min_i64(t->sequence_tokens, max_i64(fit, least));
+    int fits = 0, does_not = (int)ceil_div(t->sequence_tokens, MULTIPLE);
+    while (does_not - fits > 1) {
+        int middle = (fits + does_not) / 2;
+        if (acts_bytes(&t->model, middle * MULTIPLE, false) <= train)
+            fits = middle;
+        else
+            does_not = middle;
+    }
+    int64_t least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
+    return (int)min_i64(t->sequence_tokens, max_i64((int64_t)fits * MULTIPLE, least));
 }
 
 // One memory for what is never alive together: a training micro-batch, a part of a validation sequence, the
-// work of Newton-Schulz. What is dead while the head runs lies in the head's memory when that is large
-// enough.
+// work of Newton-Schulz.
 static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
-    size_t gradients = 0, idle, none, train = 0, eval = acts_bytes(&t->model, t->part_tokens, false, &none),
-           updates = 0;
+    size_t train = 0, eval = acts_bytes(&t->model, t->part_tokens, false), updates = 0;
     if (t->loader)
-        train = acts_bytes(&t->model, schedule_most_tokens(c), true, &gradients);
+        train = acts_bytes(&t->model, schedule_most_tokens(c), true);
     if (t->loader)
         updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
-    char *head = head_idle_memory(&idle);
-    bool lent = gradients <= idle;
-    t->acts_bytes = larger(larger(train + (lent ? 0 : gradients), eval), updates);
+    t->acts_bytes = larger(larger(train, eval), updates);
     t->acts_memory = device_alloc(t->acts_bytes, "activations");
-    t->gradient_memory = lent ? head : (char *)t->acts_memory + train;
-    acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory, NULL);
+    acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
              "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; "
-             "gradients %.1f %s",
-             (double)train / 1048576, (double)eval / 1048576, t->part_tokens, (double)updates / 1048576,
-             (double)gradients / 1048576, lent ? "in the head's" : "after the first");
+             "scratch of the head and of attention included",
+             (double)train / 1048576, (double)eval / 1048576, t->part_tokens, (double)updates / 1048576);
 }
 
 static void allocate_rope(Trainer *t)
@@ -197,7 +196,7 @@ static void take_sizes(Trainer *t, Stage stage)
         batch_free(&t->batch);
         batch_alloc(&t->batch, N);
         t->slots = 0;
-        acts_place(&t->train, &t->model, N, true, t->acts_memory, t->gradient_memory);
+        acts_place(&t->train, &t->model, N, true, t->acts_memory);
     }
     t->block_ints = block_size(N);
     t->input_bytes = input_bytes(t, N);
@@ -379,6 +378,8 @@ static void step_ops(Trainer *t)
             place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
         const int32_t *host = t->host_input[slot] + a * t->block_ints;
         DeviceBatch b = device_batch(t->device_input[slot] + a * t->block_ints, N, t->slots);
+        b.num_targets = t->stage.num_targets;
+        b.target_weight = t->optimizer.step->target_weight;
         comm_step(t->step); // on a CPU a step may take minutes
         profile_batch(host + batch_offset(N, 2), N, host[rows_offset(N)]);
         model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
@@ -518,8 +519,11 @@ void trainer_warm_up(Trainer *t)
     b->cu_seqlens[1] = b->N;
     batch_sort_rows(b);
     int slots = pack_block(t->host_input[0], b);
-    copy_to_device(t->stream, t->device_input[0], t->host_input[0], (size_t)t->block_ints * sizeof(int32_t));
+    *input_params(t, t->host_input[0]) = schedule_step_params(t->config, 0);
+    copy_to_device(t->stream, t->device_input[0], t->host_input[0], (size_t)t->input_bytes);
     DeviceBatch device = device_batch(t->device_input[0], b->N, slots);
+    device.num_targets = t->stage.num_targets;
+    device.target_weight = input_params(t, t->device_input[0])->target_weight;
     AttentionSetting at = attention_setting(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);
     model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, FIRST_OF_STEP, t->stream);
@@ -592,11 +596,12 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     trainer_complete_weights(t);
     AttentionSetting at = attention_setting(t, c->window_final);
     Acts acts;
-    acts_place(&acts, &t->model, padded, false, t->acts_memory, NULL);
+    acts_place(&acts, &t->model, padded, false, t->acts_memory);
     model_prepare(&t->model, &acts, t->stream);
     model_forward(&t->model, &acts, &device, &at, t->stream);
-    head_logits(t->stream, t->device_logits, acts.xf + (int64_t)(N - 1) * c->model_dim,
-                param_weight(&t->model.params, t->model.head), 1, c->model_dim, Vp);
+    head_logits(t->stream, &t->model.record->head, t->device_logits,
+                acts.xf + (int64_t)(N - 1) * c->model_dim, param_weight(&t->model.params, t->model.head), 1,
+                c->model_dim, Vp);
     copy_to_host(t->stream, z, t->device_logits, (size_t)Vp * sizeof(float));
     stream_synchronize(t->stream);
     batch_free(&b);

@@ -34,7 +34,6 @@ typedef struct {
 
     void *acts_memory; // shared by the two and by the optimizer's work, which are never alive together
     size_t acts_bytes;
-    void *gradient_memory; // of train: the head's, or behind its own
     Stage stage;           // whose sizes train, batch and the blocks have
     char memory_plan[200]; // a line for the log
     Acts train, eval;

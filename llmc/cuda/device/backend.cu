@@ -85,7 +85,6 @@ void backend_close(void)
     watchdog_stop();
     ns_release();
     attention_close();
-    head_close();
     relu2_close();
     matmul_close();
     for (int i = 0; i < SCRATCHES; i++)

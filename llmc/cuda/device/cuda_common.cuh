@@ -81,7 +81,6 @@ const char *matmul_description(void);
 void relu2_reserve(const OpSizes *sizes);
 void relu2_close(void);
 void head_reserve(const OpSizes *sizes);
-void head_close(void);
 const char *head_description(void);
 
 // ---- vectors ----------------------------------------------------------------------------------------------

@@ -267,7 +267,9 @@ static void check_head(Stream s, HeadMode mode)
     int parts = sm90_head_parts(mode, D, VP), cols = VP / parts;
     float *sums = m.take<float>(parts * PITCH), *target_logit = m.take<float>(PITCH);
     int32_t *targets = m.take<int32_t>(ROWS); // all 0
-    HeadLogits a = {mode, NULL, sums, target_logit, x, w, targets, 0.25f, ROWS, D, VP, PITCH};
+    const HeadSpec spec = {20, 6, 1, 0, 1, 1};
+    HeadLogits a = {mode, loss_form(&spec, D), NULL, sums, target_logit, x, w, targets, 0.25f, ROWS, D, VP,
+                    PITCH};
     if (fp8) {
         uint8_t *x8 = m.take<uint8_t>(PADDED * D), *w8 = m.take<uint8_t>(VP * D),
                 *unused = m.take<uint8_t>(VP * D);
@@ -291,7 +293,8 @@ static void check_head(Stream s, HeadMode mode)
             double total = 0;
             for (int j = part * cols; j < (part + 1) * cols; j++) {
                 double logit = 0.25 * dot(host_x.data(), &host_w[(size_t)(j * D)], 1, D);
-                total += exp(30 / (1 + exp(-logit / 7.5)) - 30);
+                double z = spec.cap / (1 + exp(-(logit + spec.shift) / spec.slope));
+                total += exp(z - spec.cap);
                 if (j == 0)
                     d_target.add((double)got_target[(size_t)row], logit);
             }

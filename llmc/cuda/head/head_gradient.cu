@@ -2,62 +2,87 @@
 // transposed. Bound by memory and by the special-function units (one exponential an element): 13.8 ms a step
 // (window 11, one H200).
 //
-// With v = F (1 - sig), as stored, F = 65534, and S the row's sum of e^(z - 30), the code of a gradient
-// stands for
-//   448 softmax * 4 sig (1 - sig) = v (F - v) * 2^(c v + n),  c = -30 log2(e) / F,  n = log2(4 * 448 / F^2) -
-//   log2 S.
-// The target's element, a difference of nearly equal numbers once the model is sure, is computed from its
-// logit in fp32.
+// With v = F (1 - sig), as stored, F = 65534, S the row's sum of e^(z - cap) and W that of its weights, the
+// code of a gradient stands for
+//   1/sg W softmax * cap/slope sig (1 - sig) = v (F - v) * 2^(c v + n),  c = -cap log2(e) / F,
+//   n = log2(cap / (slope sg F^2)) - log2 S + log2 W.
+// The first target's element, a difference of nearly equal numbers once the model is sure, is computed from
+// its logit in fp32; those of further targets, of which a model never is, from the stored v.
 #include "llmc/cuda/head/fp8_transpose.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 
 enum { ROWS = WARP, GROUPS = 8 }; // of a block of loss_from_sums
 
-// factors: (n, the target's 448 g)
-__global__ void loss_from_sums_kernel(float *losses, float2 *factors, const float *sums, int parts, int pitch,
-                                      const float *target_logit, int rows)
+// Code of a target's gradient. wanted: the sum of the weights whose target it is
+static __device__ __forceinline__ float target_code(const LossForm &f, float one_minus_sigmoid, float norm,
+                                                    float weights, float wanted)
+{
+    float p = exp2f(-f.cap_log2 * one_minus_sigmoid - norm);
+    return f.code_factor * (weights * p - wanted) * f.steepness * one_minus_sigmoid * (1 - one_minus_sigmoid);
+}
+
+// factors: (n, the first target's code)
+template <int TARGETS> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
 {
     __shared__ float shared[GROUPS][ROWS];
     int lane = threadIdx.x % ROWS, group = threadIdx.x / ROWS, row = blockIdx.x * ROWS + lane;
     float sum = 0;
-    for (int p = group; row < rows && p < parts; p += GROUPS)
-        sum += sums[(int64_t)p * pitch + row];
+    for (int p = group; row < a.rows && p < a.parts; p += GROUPS)
+        sum += a.sums[(int64_t)p * a.pitch + row];
     shared[group][lane] = sum;
     __syncthreads();
-    if (group || row >= rows)
+    if (group || row >= a.rows)
         return;
     for (int g = 1; g < GROUPS; g++)
         sum += shared[g][lane];
-    float one_minus_sigmoid = 1 / (1 + expf(target_logit[row] / SLOPE)), norm = log2f(sum);
-    losses[row] = CAP * one_minus_sigmoid + logf(sum);
-    float p = exp2f(-CAP * LOG2E * one_minus_sigmoid - norm);
-    const float constant = -21.192557f; // log2(4 * 448 / 65534^2)
-    factors[row] = make_float2(constant - norm,
-                               GRADIENT_FACTOR * (p - 1) * 4 * one_minus_sigmoid * (1 - one_minus_sigmoid));
+    Wanted<TARGETS> wanted(a.targets, row);
+    float norm = log2f(sum), loss = 0, code[TARGETS];
+#pragma unroll
+    for (int k = 0; k < TARGETS; k++) {
+        float one_minus_sigmoid = 0, share = 0;
+        if (k == 0)
+            one_minus_sigmoid = 1 / (1 + expf((a.target_logit[row] + f.shift) / f.slope));
+        else if (wanted.token[k] >= 0)
+            one_minus_sigmoid =
+                (float)(a.one_minus_sigmoid[(int64_t)row * a.Vp + wanted.token[k]] - 1) / FRACTIONS;
+#pragma unroll
+        for (int i = 0; i < TARGETS; i++)
+            share += wanted.token[i] == wanted.token[k] ? wanted.weight[i] : 0;
+        loss += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
+        code[k] = target_code(f, one_minus_sigmoid, norm, wanted.sum, share);
+    }
+    a.losses[row] = loss;
+    a.factors[row] = make_float2(f.code_log2 - norm + log2f(wanted.sum), code[0]);
+#pragma unroll
+    for (int k = 1; k < TARGETS; k++)
+        a.further_factors[(k - 1) * a.pitch + row] = code[k];
 }
 
-void loss_from_sums(Stream s, float *losses, float2 *factors, const float *sums, int parts, int pitch,
-                    const float *target_logit, int rows)
+void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a)
 {
-    if (rows <= 0)
+    if (a->rows <= 0)
         return;
-    unsigned blocks = (unsigned)ceil_div(rows, ROWS);
-    loss_from_sums_kernel<<<blocks, ROWS * GROUPS, 0, s>>>(losses, factors, sums, parts, pitch, target_logit,
-                                                           rows);
+    unsigned blocks = (unsigned)ceil_div(a->rows, ROWS);
+    if (a->targets.count == 1)
+        loss_from_sums_kernel<1><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
+    else
+        loss_from_sums_kernel<MAX_TARGETS><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
     CHECK_LAUNCH();
 }
 
 namespace
 {
 
-struct Gradient {
+template <int TARGETS> struct Gradient {
     struct Raw {
         uint4 a, b;
     };
     const uint16_t *one_minus_sigmoid;
     const float2 *factors;
+    const float *further_factors;
     const int32_t *targets;
-    int cols;
+    float exponent; // c
+    int cols, count, left, pitch;
     __device__ __forceinline__ Raw load(int row, int col) const
     {
         const uint4 *at = reinterpret_cast<const uint4 *>(one_minus_sigmoid + (int64_t)row * cols + col);
@@ -71,12 +96,18 @@ struct Gradient {
         unpack_fractions(raw.b, g + 8);
 #pragma unroll
         for (int k = 0; k < 16; k++)
-            g[k] = exp2_fast(fmaf(g[k], -CAP * LOG2E / FRACTIONS, factor.x)) * (g[k] * (FRACTIONS - g[k]));
-        int at = targets[row] - col;
-        if ((unsigned)at < 16) { // rare
+            g[k] = exp2_fast(fmaf(g[k], exponent, factor.x)) * (g[k] * (FRACTIONS - g[k]));
 #pragma unroll
-            for (int k = 0; k < 16; k++)
-                g[k] = k == at ? factor.y : g[k];
+        for (int i = TARGETS - 1; i >= 0;
+             i--) { // the first one last: where they are one token its code is kept
+            bool there = i == 0 || (i < count && row + i < left);
+            int at = there ? targets[row + i] - col : -1;
+            if ((unsigned)at < 16) { // rare
+                float code = i == 0 ? factor.y : further_factors[(i - 1) * pitch + row];
+#pragma unroll
+                for (int k = 0; k < 16; k++)
+                    g[k] = k == at ? code : g[k];
+            }
         }
         return make_uint4(encode4(g[0], g[1], g[2], g[3], __NV_E5M2),
                           encode4(g[4], g[5], g[6], g[7], __NV_E5M2),
@@ -87,12 +118,20 @@ struct Gradient {
 
 } // namespace
 
-void gradient_from_one_minus_sigmoid(Stream s, uint8_t *g8, uint8_t *g8_transposed, int64_t transposed_pitch,
-                                     const uint16_t *one_minus_sigmoid, const float2 *factors,
-                                     const int32_t *targets, int rows, int rows_padded, int Vp)
+void gradient_from_one_minus_sigmoid(Stream s, const LossForm *f, uint8_t *g8, uint8_t *g8_transposed,
+                                     int64_t transposed_pitch, const SumLosses *a, int rows_padded)
 {
     if (rows_padded <= 0)
         return;
-    TransposeOut t = {g8, g8_transposed, transposed_pitch, rows, rows_padded, Vp, false};
-    transpose_tiles(s, &t, Gradient{one_minus_sigmoid, factors, targets, Vp});
+    TransposeOut t = {g8, g8_transposed, transposed_pitch, a->rows, rows_padded, a->Vp, false};
+    const RowTargets *r = &a->targets;
+    float exponent = -f->cap_log2 / FRACTIONS;
+    if (r->count == 1)
+        transpose_tiles(s, &t,
+                        Gradient<1>{a->one_minus_sigmoid, a->factors, a->further_factors, r->targets,
+                                    exponent, a->Vp, 1, r->left, a->pitch});
+    else
+        transpose_tiles(s, &t,
+                        Gradient<MAX_TARGETS>{a->one_minus_sigmoid, a->factors, a->further_factors,
+                                              r->targets, exponent, a->Vp, r->count, r->left, a->pitch});
 }

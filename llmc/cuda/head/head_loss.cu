@@ -1,8 +1,9 @@
 // Loss and gradient of rows of logits, each read once.
 //
 // One CTA per row, persistent. The row (100 KB of bf16 for the GPT-2 vocabulary) lies in shared memory,
-// double-buffered by bulk copies. z lies in (0, 30), so e^(z - 30) needs no maximum. Bound: special-function
-// units, not memory: two exponentials an element and pass; four elements share one reciprocal.
+// double-buffered by bulk copies. z lies in (0, cap), so e^(z - cap) needs no maximum. Bound:
+// special-function units, not memory: two exponentials an element and pass; four elements share one
+// reciprocal.
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/sm90/barrier.cuh"
 #include "llmc/cuda/sm90/tma.cuh"
@@ -11,16 +12,16 @@ enum { MAX_THREADS = 1024, EVAL_THREADS = 512 };
 
 // ---- arithmetic ------------------------------------------------------------------------------------------
 
-// sig and 1 - sig of four logits / 7.5. With e = exp(-l/7.5) they are 1/(1+e) and e/(1+e); the four
+// sig and 1 - sig of four (l + shift) / slope. With e = exp(-that) they are 1/(1+e) and e/(1+e); the four
 // reciprocals come from that of the product. e is kept below 2^30, where sig is zero for all purposes and the
 // product of four still finite.
 static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&one_minus_sigmoid)[4],
-                                                const float *l)
+                                                const float *l, const LossForm &f)
 {
     float e[4], d[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        e[k] = exp2_fast(min_keeping_nan(l[k] * (-LOG2E / SLOPE), 30));
+        e[k] = exp2_fast(min_keeping_nan(fmaf(l[k], -f.exp_scale, -f.exp_shift), 30));
         d[k] = 1 + e[k];
     }
     float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
@@ -33,52 +34,61 @@ static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&one_min
         one_minus_sigmoid[k] = e[k] * sig[k];
 }
 
-// Sum of e^(z - 30) of eight logits.
-static __device__ __forceinline__ float exp_sum8(const float (&l)[8])
+// Sum of e^(z - cap) of eight logits.
+static __device__ __forceinline__ float exp_sum8(const float (&l)[8], const LossForm &f)
 {
     float sum = 0;
 #pragma unroll
     for (int q = 0; q < 2; q++) {
         float sig[4], one_minus_sigmoid[4];
-        sigmoid4(sig, one_minus_sigmoid, l + 4 * q);
+        sigmoid4(sig, one_minus_sigmoid, l + 4 * q, f);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            sum += exp2_fast(one_minus_sigmoid[k] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
+            sum += exp2_fast(one_minus_sigmoid[k] * -f.cap_log2); // z - cap = -cap (1 - sig)
     }
     return sum;
 }
 
-// Gradients of eight logits; `norm` = log2 of the row's sum. target: its place among the eight, or anything
-// else.
-static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, int target)
+// Gradients of eight logits, of columns from `column` on; `norm` = log2 of the row's sum, less that of its
+// weights.
+template <int TARGETS>
+static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, const Wanted<TARGETS> &wanted,
+                                                 int column, const LossForm &f)
 {
 #pragma unroll
     for (int q = 0; q < 2; q++) {
         float sig[4], one_minus_sigmoid[4];
-        sigmoid4(sig, one_minus_sigmoid, l + 4 * q);
+        sigmoid4(sig, one_minus_sigmoid, l + 4 * q, f);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            float p = exp2_fast(fmaf(one_minus_sigmoid[k], -CAP * LOG2E, -norm));
-            if (4 * q + k == target)
-                p -= 1;
-            l[4 * q + k] = p * (4 * sig[k] * one_minus_sigmoid[k]);
+            float p = exp2_fast(fmaf(one_minus_sigmoid[k], -f.cap_log2, -norm));
+#pragma unroll
+            for (int i = 0; i < TARGETS; i++) {
+                if (4 * q + k == wanted.token[i] - column)
+                    p -= wanted.weight[i];
+            }
+            l[4 * q + k] = p * (f.steepness * sig[k] * one_minus_sigmoid[k]);
         }
     }
 }
 
-static __device__ __forceinline__ float capped(float l) { return CAP / (1 + expf(-l / SLOPE)); }
+static __device__ __forceinline__ float capped(float l, const LossForm &f)
+{
+    return f.cap / (1 + expf(-(l + f.shift) / f.slope));
+}
 
 // ---- writing the gradient --------------------------------------------------------------------------------
 
 template <GradientForm FORM>
-static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8])
+static __device__ __forceinline__ void write_gradient(floatX *row, uint8_t *codes, int v, float (&g)[8],
+                                                      float code_factor)
 {
     if constexpr (FORM == GRADIENT_BF16) {
         store_vec(row, v, pack8(g));
     } else { // rounded once: bf16 on the way would put one between two codes on the wrong side
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            g[k] *= GRADIENT_FACTOR;
+            g[k] *= code_factor;
         if constexpr (FORM == GRADIENT_E5M2) {
             reinterpret_cast<uint2 *>(codes)[v] = make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E5M2),
                                                              encode4(g[4], g[5], g[6], g[7], __NV_E5M2));
@@ -104,26 +114,35 @@ static __device__ __forceinline__ void write_zero_row(floatX *row, uint8_t *code
 
 // Loss and gradient of one row, whose logits are at `in`: in shared memory, or the row itself. Then out ==
 // in.
-template <GradientForm FORM>
+template <GradientForm FORM, int TARGETS>
 static __device__ __forceinline__ void row_loss_gradient(float *loss, const floatX *in, floatX *out,
-                                                         uint8_t *codes, int target, int vectors,
-                                                         float *shared)
+                                                         uint8_t *codes, const RowTargets &targets, int row,
+                                                         int vectors, const LossForm &f, float *shared)
 {
-    float sum = 0, target_logit = to_float(out[target]);
+    Wanted<TARGETS> wanted(targets, row);
+    float sum = 0, target_logit[TARGETS];
+#pragma unroll
+    for (int k = 0; k < TARGETS; k++)
+        target_logit[k] = wanted.token[k] >= 0 ? to_float(out[wanted.token[k]]) : 0;
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
         unpack8(load_vec(in, v), l);
-        sum += exp_sum8(l);
+        sum += exp_sum8(l, f);
     }
-    sum = block_sum(sum, shared); // also orders the read of the target's logit
-    if (threadIdx.x == 0)
-        *loss = CAP + logf(sum) - capped(target_logit);
-    float norm = log2f(sum);
+    sum = block_sum(sum, shared); // also orders the reads of the targets' logits
+    if (threadIdx.x == 0) {
+        float total = 0;
+#pragma unroll
+        for (int k = 0; k < TARGETS; k++)
+            total += wanted.weight[k] * (f.cap + logf(sum) - capped(target_logit[k], f));
+        *loss = total;
+    }
+    float norm = log2f(sum) - log2f(wanted.sum);
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
         unpack8(load_vec(in, v), l);
-        gradient8(l, norm, target - 8 * v);
-        write_gradient<FORM>(out, codes, v, l);
+        gradient8<TARGETS>(l, norm, wanted, 8 * v, f);
+        write_gradient<FORM>(out, codes, v, l, f.code_factor);
     }
 }
 
@@ -140,11 +159,12 @@ static __device__ __forceinline__ void load_row_bulk(void *to, const void *from,
 
 #endif
 
-template <GradientForm FORM>
-__global__ __launch_bounds__(MAX_THREADS,
-                             1) void loss_gradient_staged_kernel(float *losses, floatX *logits,
-                                                                 uint8_t *codes, const int32_t *targets,
-                                                                 int rows, int rows_padded, int Vp)
+template <GradientForm FORM, int TARGETS>
+__global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(const LossForm f, float *losses,
+                                                                              floatX *logits, uint8_t *codes,
+                                                                              const RowTargets targets,
+                                                                              int rows, int rows_padded,
+                                                                              int Vp)
 {
 #if SM90_OR_LATER
     extern __shared__ uint4 stage[]; // two rows
@@ -168,8 +188,9 @@ __global__ __launch_bounds__(MAX_THREADS,
                           &barrier[1 - slot]);
         mbarrier_wait(&barrier[slot], count / 2 % 2);
         int64_t at = (int64_t)row * Vp;
-        row_loss_gradient<FORM>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors), logits + at,
-                                FORM == GRADIENT_E5M2 ? codes + at : NULL, targets[row], vectors, shared);
+        row_loss_gradient<FORM, TARGETS>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors),
+                                         logits + at, FORM == GRADIENT_E5M2 ? codes + at : NULL, targets, row,
+                                         vectors, f, shared);
         __syncthreads();
     }
     for (int row = rows + blockIdx.x; row < rows_padded; row += gridDim.x)
@@ -179,18 +200,19 @@ __global__ __launch_bounds__(MAX_THREADS,
 }
 
 // Rows of which two do not fit into shared memory, and GPUs without bulk copies: read twice.
-template <GradientForm FORM>
-__global__
-__launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(float *losses, floatX *logits, uint8_t *codes,
-                                                               const int32_t *targets, int rows, int Vp)
+template <GradientForm FORM, int TARGETS>
+__global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(const LossForm f, float *losses,
+                                                                          floatX *logits, uint8_t *codes,
+                                                                          const RowTargets targets, int rows,
+                                                                          int Vp)
 {
     __shared__ float shared[WARP];
     int row = blockIdx.x;
     int64_t at = (int64_t)row * Vp;
     uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
     if (row < rows)
-        row_loss_gradient<FORM>(losses + row, logits + at, logits + at, row_codes, targets[row], Vp / 8,
-                                shared);
+        row_loss_gradient<FORM, TARGETS>(losses + row, logits + at, logits + at, row_codes, targets, row,
+                                         Vp / 8, f, shared);
     else
         write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
 }
@@ -207,47 +229,59 @@ static int threads_for(int vectors)
     return best;
 }
 
-template <GradientForm FORM>
-static void launch_loss_gradient(Stream s, float *losses, floatX *logits, uint8_t *codes,
-                                 const int32_t *targets, int rows, int rows_padded, int Vp)
+template <GradientForm FORM, int TARGETS>
+static void launch_loss_gradient(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
+                                 const RowTargets *targets, int rows, int rows_padded, int Vp)
 {
     size_t stage_bytes = (size_t)Vp * 4;
     if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
-        loss_gradient_plain_kernel<FORM>
-            <<<(unsigned)rows_padded, 512, 0, s>>>(losses, logits, codes, targets, rows, Vp);
+        loss_gradient_plain_kernel<FORM, TARGETS>
+            <<<(unsigned)rows_padded, 512, 0, s>>>(*f, losses, logits, codes, *targets, rows, Vp);
     } else {
         int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
-        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM>,
+        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM, TARGETS>,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
-        loss_gradient_staged_kernel<FORM><<<(unsigned)blocks, threads, stage_bytes, s>>>(losses, logits,
-                                                                                         codes, targets, rows,
-                                                                                         rows_padded, Vp);
+        loss_gradient_staged_kernel<FORM, TARGETS>
+            <<<(unsigned)blocks, threads, stage_bytes, s>>>(*f, losses, logits, codes, *targets, rows,
+                                                            rows_padded, Vp);
     }
     CHECK_LAUNCH();
 }
 
-void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes,
-                        const int32_t *targets, int rows, int rows_padded, int Vp)
+template <GradientForm FORM>
+static void launch_for_targets(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
+                               const RowTargets *targets, int rows, int rows_padded, int Vp)
+{
+    if (targets->count == 1)
+        launch_loss_gradient<FORM, 1>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+    else
+        launch_loss_gradient<FORM, MAX_TARGETS>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+}
+
+void loss_gradient_rows(Stream s, const LossForm *f, GradientForm form, float *losses, floatX *logits,
+                        uint8_t *codes, const RowTargets *targets, int rows, int rows_padded, int Vp)
 {
     if (rows_padded <= 0)
         return;
     switch (form) {
     case GRADIENT_BF16:
-        launch_loss_gradient<GRADIENT_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_targets<GRADIENT_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
         break;
     case GRADIENT_E5M2:
-        launch_loss_gradient<GRADIENT_E5M2>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_targets<GRADIENT_E5M2>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
         break;
     case GRADIENT_E5M2_AS_BF16:
-        launch_loss_gradient<GRADIENT_E5M2_AS_BF16>(s, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_targets<GRADIENT_E5M2_AS_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded,
+                                                  Vp);
         break;
     }
 }
 
 // ---- evaluation ------------------------------------------------------------------------------------------
 
-__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, const float *logits,
-                                                                 const int32_t *targets, int Vp)
+__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(const LossForm f, float *losses,
+                                                                 const float *logits, const int32_t *targets,
+                                                                 int Vp)
 {
     __shared__ float shared[WARP];
     const float *row = logits + (int64_t)blockIdx.x * Vp;
@@ -256,33 +290,34 @@ __global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(float *losses, 
     for (int v = threadIdx.x; v < Vp / 8; v += EVAL_THREADS) {
         float4 a = vectors[2 * v], b = vectors[2 * v + 1];
         const float l[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        sum += exp_sum8(l);
+        sum += exp_sum8(l, f);
     }
     sum = block_sum(sum, shared);
     if (threadIdx.x == 0)
-        losses[blockIdx.x] = CAP + logf(sum) - capped(row[targets[blockIdx.x]]);
+        losses[blockIdx.x] = f.cap + logf(sum) - capped(row[targets[blockIdx.x]], f);
 }
 
-void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targets, int rows, int Vp)
+void loss_rows(Stream s, const LossForm *f, float *losses, const float *logits, const int32_t *targets,
+               int rows, int Vp)
 {
     if (rows <= 0)
         return;
-    loss_rows_kernel<<<(unsigned)rows, EVAL_THREADS, 0, s>>>(losses, logits, targets, Vp);
+    loss_rows_kernel<<<(unsigned)rows, EVAL_THREADS, 0, s>>>(*f, losses, logits, targets, Vp);
     CHECK_LAUNCH();
 }
 
-__global__ void softcap_kernel(float *z, int64_t n)
+__global__ void softcap_kernel(const LossForm f, float *z, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
-        z[i] = capped(z[i]);
+        z[i] = capped(z[i], f);
 }
 
-void softcap(Stream s, float *z, int64_t n)
+void softcap(Stream s, const LossForm *f, float *z, int64_t n)
 {
     if (n <= 0)
         return;
-    softcap_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, s>>>(z, n);
+    softcap_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, s>>>(*f, z, n);
     CHECK_LAUNCH();
 }
 

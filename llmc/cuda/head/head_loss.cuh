@@ -1,12 +1,65 @@
-// From logits to loss and gradient, row by row: z = 30 sig(l / 7.5), loss = log sum e^z - z_target,
-// dloss/dl_j = (softmax_j - [j = target]) * 4 sig (1 - sig).
+// From logits to loss and gradient, row by row: z = cap sig((l + shift) / slope), loss = sum over the row's
+// targets of weight (log sum e^z - z_target), dloss/dl_j = (W softmax_j - c_j) * cap/slope sig (1 - sig), W
+// the sum of the weights, c_j of those whose target is j.
 #pragma once
 #include "llmc/cuda/head/fp8.cuh"
 
 static const float LOG2E = 1.4426950408889634f;
-#define CAP 30.0f
-#define SLOPE 7.5f
-#define GRADIENT_FACTOR 448.0f // 1/sg of the e5m2 codes
+enum { FRACTIONS = 65534 }; // see pack_halves
+
+// The constants of a HeadSpec as kernels use them; an argument of every kernel.
+typedef struct {
+    float cap, slope, shift;
+    float exp_scale, exp_shift;   // (l + shift) / slope = (l exp_scale + exp_shift) / log2 e
+    float tanh_scale, tanh_shift; // half of it = l tanh_scale + tanh_shift
+    float cap_log2;               // cap log2 e
+    float steepness;              // cap / slope
+    float code_factor;            // 1/sg of the e5m2 codes
+    float code_log2;              // log2(steepness code_factor / FRACTIONS^2)
+} LossForm;
+
+static inline LossForm loss_form(const HeadSpec *spec, int d)
+{
+    LossForm f = {};
+    f.cap = spec->cap;
+    f.slope = spec->slope;
+    f.shift = spec->shift;
+    f.exp_scale = LOG2E / spec->slope;
+    f.exp_shift = spec->shift * LOG2E / spec->slope;
+    f.tanh_scale = 0.5f / spec->slope;
+    f.tanh_shift = 0.5f * spec->shift / spec->slope;
+    f.cap_log2 = spec->cap * LOG2E;
+    f.steepness = spec->cap / spec->slope;
+    f.code_factor = 1 / head_scales(spec, d).g;
+    f.code_log2 = (float)log2((double)f.steepness * (double)f.code_factor / ((double)FRACTIONS * FRACTIONS));
+    return f;
+}
+
+// The targets of a chunk of rows: row r has those of rows r to r + count - 1, as far as there are `left`
+// rows.
+typedef struct {
+    const int32_t *targets; // (left), of the chunk's first row on
+    const float *weight;    // (count) device; NULL: 1
+    int count, left;
+} RowTargets;
+
+// Of one row, in registers; those that it does not have are -1 with weight 0.
+template <int TARGETS> struct Wanted {
+    int token[TARGETS];
+    float weight[TARGETS];
+    float sum; // of the weights
+    __device__ __forceinline__ Wanted(const RowTargets &t, int row)
+    {
+        sum = 0;
+#pragma unroll
+        for (int k = 0; k < TARGETS; k++) {
+            bool there = k < t.count && row + k < t.left;
+            token[k] = there ? __ldg(t.targets + row + k) : -1;
+            weight[k] = !there ? 0 : t.weight ? __ldg(t.weight + k) : 1;
+            sum += weight[k];
+        }
+    }
+};
 
 static __device__ __forceinline__ float exp2_fast(float x)
 {
@@ -36,7 +89,6 @@ static __device__ __forceinline__ float tanh_fast(float x)
 
 // (1 - t)/2 of eight t in [-1, 1], in 16 bits each: 1 + FRACTIONS (1 - t)/2. 2^23 + x puts the integer part
 // of x into the low bits, rounded.
-enum { FRACTIONS = 65534 };
 static __device__ __forceinline__ uint4 pack_halves(const float (&t)[8])
 {
     uint32_t w[8];
@@ -57,28 +109,35 @@ static __device__ __forceinline__ void unpack_fractions(uint4 u, float *f)
 
 typedef enum {
     GRADIENT_BF16,         // in place of the logits
-    GRADIENT_E5M2,         // to `codes`: e5m2(448 g)
+    GRADIENT_E5M2,         // to `codes`: e5m2(g / sg)
     GRADIENT_E5M2_AS_BF16, // the values of those codes, in place of the logits
 } GradientForm;
 
 // losses (rows) fp32 out;  logits (rows_padded, Vp) bf16 in/out;  codes (rows_padded, Vp) for GRADIENT_E5M2
 // Rows from `rows` to rows_padded get zero gradient.
-void loss_gradient_rows(Stream s, GradientForm form, float *losses, floatX *logits, uint8_t *codes,
-                        const int32_t *targets, int rows, int rows_padded, int Vp);
-// losses (rows) fp32 out;  logits (rows, Vp) fp32
-void loss_rows(Stream s, float *losses, const float *logits, const int32_t *targets, int rows, int Vp);
-// The same in two steps, from the output of sm90_head_logits.cuh:
-// losses (rows) out;  factors (rows) out: what the second step needs of a row
-//   sums (parts, pitch), target_logit (rows): as sm90_head_logits gave them
-void loss_from_sums(Stream s, float *losses, float2 *factors, const float *sums, int parts, int pitch,
-                    const float *target_logit, int rows);
-// g8 (rows_padded, Vp) = e5m2(448 g), g8_transposed its transpose, transposed_pitch bytes between rows; rows
-// from `rows` on are zero.
-//   one_minus_sigmoid (rows, Vp) as sm90_head_logits gave it
-void gradient_from_one_minus_sigmoid(Stream s, uint8_t *g8, uint8_t *g8_transposed, int64_t transposed_pitch,
-                                     const uint16_t *one_minus_sigmoid, const float2 *factors,
-                                     const int32_t *targets, int rows, int rows_padded, int Vp);
-// z = 30 sig(z / 7.5), in place.  n elements
-void softcap(Stream s, float *z, int64_t n);
+void loss_gradient_rows(Stream s, const LossForm *f, GradientForm form, float *losses, floatX *logits,
+                        uint8_t *codes, const RowTargets *targets, int rows, int rows_padded, int Vp);
+// Of one target, with weight 1.  losses (rows) fp32 out;  logits (rows, Vp) fp32;  targets (rows)
+void loss_rows(Stream s, const LossForm *f, float *losses, const float *logits, const int32_t *targets,
+               int rows, int Vp);
+
+// The same in two steps, from the output of sm90_head_logits.cuh.
+typedef struct {
+    float *losses;             // (rows) out
+    float2 *factors;           // (rows) out: what the second step needs of a row
+    float *further_factors;    // (MAX_TARGETS - 1, pitch) out: the same of the targets behind the first
+    const float *sums;         // (parts, pitch)
+    const float *target_logit; // (rows), of the first target
+    const uint16_t *one_minus_sigmoid; // (rows, Vp); NULL when rows have one target
+    RowTargets targets;
+    int parts, pitch, rows, Vp;
+} SumLosses;
+void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a);
+// g8 (rows_padded, Vp) = e5m2(g / sg), g8_transposed its transpose, transposed_pitch bytes between rows; rows
+// from a->rows on are zero.
+void gradient_from_one_minus_sigmoid(Stream s, const LossForm *f, uint8_t *g8, uint8_t *g8_transposed,
+                                     int64_t transposed_pitch, const SumLosses *a, int rows_padded);
+// z = cap sig((z + shift) / slope), in place.  n elements
+void softcap(Stream s, const LossForm *f, float *z, int64_t n);
 // out (1) = sum of x (n), in a fixed order
 void sum_in_order(Stream s, float *out, const float *x, int n);

@@ -11,11 +11,10 @@
 //   bound       operand and result traffic as much as tensor cores, because K = d is short; FP8 1030
 //               TFLOP/s in a burst
 //
-// The epilogue stores 1 - sig(logit / 7.5) in 16 bits instead of the logit: an error of 2^-17 in sig is one
-// of 2e-4 in the softmax, 1/50 of that of a bf16 logit, and the gradient need not compute the sigmoid
-// again.
+// The epilogue stores 1 - sig((logit + shift) / slope) in 16 bits instead of the logit: an error of 2^-17 in
+// sig is one of 2e-4 in the softmax, 1/50 of that of a bf16 logit, and the gradient need not compute the
+// sigmoid again.
 #include "llmc/cuda/head/sm90_head_logits.cuh"
-#include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/sm90/sm90_launch.cuh"
 
@@ -178,16 +177,17 @@ static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const Sh
         mbarrier_arrive_remote(m.empty(previous), lane);
 }
 
-// 1 - sig of four logits from their sums of products: 1/(1 + e), e = exp(logit / 7.5); the four reciprocals
+// 1 - sig of four logits from their sums of products: 1/(1 + e), e = exp((logit + shift) / slope), whose
+// exponent in base 2 is sum * scale + shift; the four reciprocals
 // come from that of the product. e is kept below 2^30, where the result is zero for all purposes and the
 // product of four still finite.
 static __device__ __forceinline__ void one_minus_sigmoid4(float *one_minus_sigmoid, const float *sum,
-                                                          float scale)
+                                                          float scale, float shift)
 {
     float d[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        d[i] = 1 + exp2_fast(min_keeping_nan(sum[i] * scale, 30));
+        d[i] = 1 + exp2_fast(min_keeping_nan(fmaf(sum[i], scale, shift), 30));
     float ab = d[0] * d[1], cd = d[2] * d[3], r = reciprocal_fast(ab * cd), rab = r * cd, rcd = r * ab;
     one_minus_sigmoid[0] = rab * d[1];
     one_minus_sigmoid[1] = rab * d[0];
@@ -195,29 +195,30 @@ static __device__ __forceinline__ void one_minus_sigmoid4(float *one_minus_sigmo
     one_minus_sigmoid[3] = rcd * d[2];
 }
 
-// Sum of e^(z - 30) of eight accumulators of a row.
-static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit)
+// Sum of e^(z - cap) of eight accumulators of a row.
+static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit, const LossForm &f)
 {
     float one_minus_sigmoid[8], part = 0;
-    one_minus_sigmoid4(one_minus_sigmoid, s, unit * (LOG2E / SLOPE));
-    one_minus_sigmoid4(one_minus_sigmoid + 4, s + 4, unit * (LOG2E / SLOPE));
+    one_minus_sigmoid4(one_minus_sigmoid, s, unit * f.exp_scale, f.exp_shift);
+    one_minus_sigmoid4(one_minus_sigmoid + 4, s + 4, unit * f.exp_scale, f.exp_shift);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        part += exp2_fast(one_minus_sigmoid[i] * (-CAP * LOG2E)); // z - 30 = -30 (1 - sig)
+        part += exp2_fast(one_minus_sigmoid[i] * -f.cap_log2); // z - cap = -cap (1 - sig)
     return part;
 }
 
 // The same in training: sig(x) = (1 + t) / 2 with the hardware's t = tanh(x / 2), good to 2^-11 of t.
 // packed: 1 - sig.
-static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, uint4 *packed)
+static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, const LossForm &f,
+                                                     uint4 *packed)
 {
     float part = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        s[i] = tanh_fast(s[i] * (unit * (0.5f / SLOPE)));
+        s[i] = tanh_fast(fmaf(s[i], unit * f.tanh_scale, f.tanh_shift));
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        part += exp2_fast(fmaf(s[i], 0.5f * CAP * LOG2E, -0.5f * CAP * LOG2E)); // z - 30 = 15 t - 15
+        part += exp2_fast(fmaf(s[i], 0.5f * f.cap_log2, -0.5f * f.cap_log2)); // z - cap = cap (t - 1) / 2
     *packed = pack_halves(s);
     return part;
 }
@@ -257,9 +258,9 @@ static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2
             for (int i = 0; i < 8; i++)
                 s[i] = sum[16 * b + i / 2 * 4 + 2 * h + i % 2];
             if (MODE == HEAD_FP8)
-                part = exp_sum_fast(s, a.scale, &packed);
+                part = exp_sum_fast(s, a.scale, a.form, &packed);
             else
-                part = exp_sum_exact(s, a.scale);
+                part = exp_sum_exact(s, a.scale, a.form);
             total += inside ? part : 0;
             if (MODE == HEAD_FP8 && there && inside)
                 *reinterpret_cast<uint4 *>(out + 32 * b) = packed;
@@ -357,12 +358,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 // ---- launch ----------------------------------------------------------------------------------------------
 
-static bool usable; // on this path
-
 void sm90_head_open(void)
 {
-    usable = device_has_wgmma();
-    if (!usable)
+    if (!device_has_wgmma())
         return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
     CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192>, most, MAX_SHARED));
@@ -379,7 +377,8 @@ static int cols_of(HeadMode mode, int d)
 
 bool sm90_head_fits(HeadMode mode, int d, int Vp)
 {
-    return usable && row_bytes(mode, d) % 16 == 0 && slabs_of(mode, d) <= MAX_SLABS && Vp % 32 == 0;
+    return device_has_wgmma() && row_bytes(mode, d) % 16 == 0 && slabs_of(mode, d) <= MAX_SLABS &&
+           Vp % 32 == 0;
 }
 
 int sm90_head_parts(HeadMode mode, int d, int Vp) { return (int)ceil_div(Vp, cols_of(mode, d)); }

@@ -1,6 +1,6 @@
 // Interface of the sm90 head-logits kernel.
 #pragma once
-#include "llmc/cuda/device/cuda_common.cuh"
+#include "llmc/cuda/head/head_loss.cuh"
 
 // Call before any other function here, outside of graph capture.
 void sm90_head_open(void);
@@ -10,9 +10,9 @@ int sm90_head_parts(HeadMode mode, int d, int Vp); // sums of a row
 
 typedef struct {
     HeadMode mode;
-    uint16_t *one_minus_sigmoid; // (rows, Vp) out: 65535 (1 - sig(logit / 7.5)), rounded; HEAD_BF16: NULL
-    float *
-        sums; // (parts, sums_pitch) out: sums of e^(z - 30) over the row's columns, from the unrounded logits
+    LossForm form;
+    uint16_t *one_minus_sigmoid; // (rows, Vp) out: see pack_halves; HEAD_BF16: NULL
+    float *sums; // (parts, sums_pitch) out: sums of e^(z - cap) over a part's columns, from unrounded logits
     float *target_logit; // (rows) out: the target's logit
     const void *x,
         *w; // (rows, d), (Vp, d): bf16; or e4m3, w with its rows in product order (fp8_transpose.cuh)
