@@ -4,7 +4,8 @@ failure.
 
     check_2026.py [RANKS]
 
-RANKS: r50k_base.tiktoken, GPT-2's vocabulary. With it the tables of the whole vocabulary are checked, too (a minute).
+RANKS: r50k_base.tiktoken, GPT-2's vocabulary. With it the tables of the whole vocabulary are checked, too (a
+minute).
 """
 
 import base64
@@ -234,20 +235,41 @@ def e4m3_sum(x):
 def check_records():
     sizes = {}
     for name, r in record.RECORDS.items():
-        sizes[name] = sum(math.prod(p.shape) for p in record.parameters(r).values()), sum(
-            8 * r.schedule.stage(t).tokens for t in range(r.schedule.total)), r.schedule.begins(), r.schedule.last_tied()
-    want = {"2026-07-17": (640_605_607, 338_821_120, [0, 423, 847, 1270], 847),
-            "2026-08-03": (637_656_487, 350_617_600, [0, 423, 847, 1270], 847),
-            "2026-08-06": (637_656_487, 343_408_640, [0, 417, 833, 1250], 833)}
+        sizes[name] = (
+            sum(math.prod(p.shape) for p in record.parameters(r).values()),
+            sum(8 * r.schedule.stage(t).tokens for t in range(r.schedule.total)),
+            r.schedule.begins(),
+            r.schedule.last_tied(),
+        )
+    want = {
+        "2026-07-17": (640_605_607, 338_821_120, [0, 423, 847, 1270], 847),
+        "2026-08-03": (637_656_487, 350_617_600, [0, 423, 847, 1270], 847),
+        "2026-08-06": (637_656_487, 343_408_640, [0, 417, 833, 1250], 833),
+    }
     check(sizes == want, "records 89, 90 and 91: parameters, tokens, stages", str(sizes))
     s = record.RECORDS["2026-08-06"].schedule
-    rates = {416: 1, 417: 1.52, 500: 1.52, 600: 1.337333, 832: 0.913547, 833: 1.028480, 1000: 0.676667, 1200: 0.255333, 1249: 0.152107, 1250: 0.15}
+    rates = {
+        416: 1,
+        417: 1.52,
+        500: 1.52,
+        600: 1.337333,
+        832: 0.913547,
+        833: 1.028480,
+        1000: 0.676667,
+        1200: 0.255333,
+        1249: 0.152107,
+        1250: 0.15,
+    }
     check(all(abs(s.rate(t) - r) < 5e-7 for t, r in rates.items()), "learning-rate factors of record 91")
     rope, scales = model.Rope.start(record.RECORDS["2026-08-03"].sizes, torch.float32), []
     for old, new in ((384, 384), (384, 896), (896, 1408), (1408, 1664)):
         rope.follow(old, new)
         scales.append(rope.scale)
-    check(near(scales, (0.1154701, 0.1350376, 0.1472446, 0.1521641), 1e-6), "attention scales at width 96", str(scales))
+    check(
+        near(scales, (0.1154701, 0.1350376, 0.1472446, 0.1521641), 1e-6),
+        "attention scales at width 96",
+        str(scales),
+    )
 
 
 def qkv_case(layer):
@@ -263,7 +285,9 @@ def qkv_case(layer):
     q, k = model.prepare_qk(layer, q.reshape(16, 6, 96), k.reshape(16, 6, 96), rope)
     dv = fixed_numbers(0.01, 5 * 10**6, 16, 6, 128)
     dv.view(-1)[0] = 1.5
-    loss = (q * fixed_numbers(0.01, 3 * 10**6, 16, 6, 96)).sum() + (k * fixed_numbers(0.01, 4 * 10**6, 16, 6, 96)).sum()
+    loss = (q * fixed_numbers(0.01, 3 * 10**6, 16, 6, 96)).sum() + (
+        k * fixed_numbers(0.01, 4 * 10**6, 16, 6, 96)
+    ).sum()
     (loss + (v.view(16, 6, 128) * dv).sum()).backward()
     return state, q.detach(), k.detach(), v.detach(), *(x.grad for x in leaves)
 
@@ -275,43 +299,104 @@ def check_qkv():
     h = fixed_numbers(3, 0, 16, 768)
     h[0, 5] = 9.5
     h8 = fp8_full.q8(h, fp8_full.INPUT_SCALE)
-    check(e4m3_sum(w8) == (263105893, 0x591CBC09) and float(scale) == float.fromhex("0x1.24924ap-14")
-          and e4m3_sum(h8) == (2053780, 0xDE6298BF), "8-bit copies of QKV weights and input, byte by byte")
-    got = [q.abs().sum(), q[0, 0, 0], q[5, 3, 2], q[5, 4, 3], q[15, 5, 95], k.abs().sum(), k[0, 0, 0], k[1, 0, 50], k[5, 4, 3], k[15, 5, 95]]
+    check(
+        e4m3_sum(w8) == (263105893, 0x591CBC09)
+        and float(scale) == float.fromhex("0x1.24924ap-14")
+        and e4m3_sum(h8) == (2053780, 0xDE6298BF),
+        "8-bit copies of QKV weights and input, byte by byte",
+    )
+    got = [
+        q.abs().sum(),
+        q[0, 0, 0],
+        q[5, 3, 2],
+        q[5, 4, 3],
+        q[15, 5, 95],
+        k.abs().sum(),
+        k[0, 0, 0],
+        k[1, 0, 50],
+        k[5, 4, 3],
+        k[15, 5, 95],
+    ]
     want = [7902.1, 2.0625, -0.30859, 0.22363, 1.6875, 7888.6, -1.0625, 1.546875, 0.382813, 0.496094]
     check(near(got, want, 0.01), "q and k with key offset", str([round(float(x), 5) for x in got]))
     check(near([v.abs().sum(), v[0, 0], v[15, 767]], [56658.6, 10, 2.90625], 0.005), "v")
     sums = [dh.abs().sum(), dw[:1152].abs().sum(), dw[1152:].abs().sum(), dlin]  # dlin to one step of bf16
-    check(near(sums[:3], [9.4118, 1482.4, 19326.9], 0.003) and abs(float(dlin) - 19) <= 0.125, "gradients", str([round(float(x), 4) for x in sums]))
-    points = [dh[0, 0], dh[3, 100], dh[15, 767], dw[0, 0], dw[600, 3], dw[1151, 767], dw[1152, 0], dw[1919, 767]]
+    check(
+        near(sums[:3], [9.4118, 1482.4, 19326.9], 0.003) and abs(float(dlin) - 19) <= 0.125,
+        "gradients",
+        str([round(float(x), 4) for x in sums]),
+    )
+    points = [
+        dh[0, 0],
+        dh[3, 100],
+        dh[15, 767],
+        dw[0, 0],
+        dw[600, 3],
+        dw[1151, 767],
+        dw[1152, 0],
+        dw[1919, 767],
+    ]
     want = [0.013245, 0.00071335, -0.00037193, -0.0032501, -0.00077057, 0.00015545, -1.359375, 0.0546875]
     check(near(points, want, 0.02), "gradients, single values", str([round(float(x), 7) for x in points]))
     _, q, k, _, dh, dw, _ = qkv_case(record.Layer("paired"))
-    got = [q.abs().sum(), q[5, 3, 2], q[5, 4, 3], k.abs().sum(), k[1, 0, 50], k[15, 5, 95], dh.abs().sum(), dw[:1152].abs().sum()]
-    check(near(got, [7891.6, 1.265625, 0.326172, 7884.0, -0.574219, -1.101563, 9.4673, 1495.4], 0.01), "paired heads of width 96",
-          str([round(float(x), 5) for x in got]))
+    got = [
+        q.abs().sum(),
+        q[5, 3, 2],
+        q[5, 4, 3],
+        k.abs().sum(),
+        k[1, 0, 50],
+        k[15, 5, 95],
+        dh.abs().sum(),
+        dw[:1152].abs().sum(),
+    ]
+    check(
+        near(got, [7891.6, 1.265625, 0.326172, 7884.0, -0.574219, -1.101563, 9.4673, 1495.4], 0.01),
+        "paired heads of width 96",
+        str([round(float(x), 5) for x in got]),
+    )
 
 
 def check_mlp_full():
     fc, proj = fixed_numbers(0.03125, 6 * 10**6, 3072, 768), fixed_numbers(0.02, 9 * 10**6, 3072, 768)
-    h, g, state = fixed_numbers(2, 0, 128, 768), fixed_numbers(0.001, 12 * 10**6, 128, 768), fp8_full.Scales(1)
+    h, g, state = (
+        fixed_numbers(2, 0, 128, 768),
+        fixed_numbers(0.001, 12 * 10**6, 128, 768),
+        fp8_full.Scales(1),
+    )
     bank, results = torch.stack([fc, proj])[None], []
     for _ in range(2):
         state.quantize_weights({}, bank)
         leaves = [x.clone().requires_grad_() for x in (h, fc, proj)]
         f = fp8_full.MlpProduct.apply(*leaves, state, 0)
         f.backward(g)
-        results.append([float(state.largest[0][kind][0]) for kind in "xpe"] + [x.detach().abs().sum() for x in (f, *(y.grad for y in leaves))])
+        results.append(
+            [float(state.largest[0][kind][0]) for kind in "xpe"]
+            + [x.detach().abs().sum() for x in (f, *(y.grad for y in leaves))]
+        )
         state.end_of_step()
     (u8, su), (d8, sd) = state.up[0], state.down[0]
-    check(e4m3_sum(u8) == (420968846, 0xBE280BBD) and e4m3_sum(d8) == (420928459, 0x8AFCD653)
-          and [float(x) for x in (su, sd)] == [float.fromhex("0x1.24924ap-14"), float.fromhex("0x1.76db6ep-15")],
-          "8-bit copies of the MLP's weights, byte by byte")
-    want = [[2, 260, 0.041015625, 1.06856e7, 22195, 1427375, 536662], [2, 256, 0.076660156, 7.62566e7, 38278, 2461067, 3835917]]
+    check(
+        e4m3_sum(u8) == (420968846, 0xBE280BBD)
+        and e4m3_sum(d8) == (420928459, 0x8AFCD653)
+        and [float(x) for x in (su, sd)]
+        == [float.fromhex("0x1.24924ap-14"), float.fromhex("0x1.76db6ep-15")],
+        "8-bit copies of the MLP's weights, byte by byte",
+    )
+    want = [
+        [2, 260, 0.041015625, 1.06856e7, 22195, 1427375, 536662],
+        [2, 256, 0.076660156, 7.62566e7, 38278, 2461067, 3835917],
+    ]
     for got, numbers, name in zip(results, want, ("first", "second")):
-        check(got[:2] == numbers[:2] and near(got[2:], numbers[2:], 0.01), f"MLP in FP8, {name} pass", str([round(float(x), 6) for x in got]))
+        check(
+            got[:2] == numbers[:2] and near(got[2:], numbers[2:], 0.01),
+            f"MLP in FP8, {name} pass",
+            str([round(float(x), 6) for x in got]),
+        )
     scales = [float(state.scale[0][kind][0]) for kind in "xpe"]
-    check(near(scales, [1.25 * 2 / 448, 1.25 * 256 / 448, 1.25 * 0.076660156 / 448], 0.01), "delayed scales of the MLP")
+    check(
+        near(scales, [1.25 * 2 / 448, 1.25 * 256 / 448, 1.25 * 0.076660156 / 448], 0.01),
+        "delayed scales of the MLP",
+    )
 
 
 def check_vocabulary(path):
@@ -326,7 +411,17 @@ def check_vocabulary(path):
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         check_vocabulary(sys.argv[1])
-    for part in (check_records, check_qkv, check_mlp_full, check_facts, check_schedule, check_paired_attention, check_gradients, check_run, check_fp8):
+    for part in (
+        check_records,
+        check_qkv,
+        check_mlp_full,
+        check_facts,
+        check_schedule,
+        check_paired_attention,
+        check_gradients,
+        check_run,
+        check_fp8,
+    ):
         part()
     print(f"1..{count}")
     raise SystemExit(failures != 0)

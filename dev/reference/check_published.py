@@ -3,10 +3,13 @@
 
     check_published.py GIT_DIR [89] [90] [mask]
 
-GIT_DIR: a bare copy of github.com/KellerJordan/modded-nanogpt with its pull requests. The classes are read from there and run
-with bf16 and fp32 replaced by float64, FP8 off, and the kernels (attention, DC, MLP, loss) replaced by formulas. "mask" is the
+GIT_DIR: a bare copy of github.com/KellerJordan/modded-nanogpt with its pull requests. The classes are read
+from there and run
+with bf16 and fp32 replaced by float64, FP8 off, and the kernels (attention, DC, MLP, loss) replaced by
+formulas. "mask" is the
 last validation of record 91. Prints TAP; exit status 1 on a failure.
 """
+
 import ast
 import os
 import subprocess
@@ -23,11 +26,24 @@ import torch
 from r2026 import data, model, record
 
 REFS = {"89": "f411b3d3", "90": "refs/pull/344/head", "mask": "refs/pull/350/head"}
-CLASSES = ("norm", "CastedLinearT", "Yarn", "AttnArgs", "dc_gate", "CausalSelfAttention", "next_multiple_of_n", "ForwardScheduleConfig", "GPT")
-EPS, N, VOCAB, BIGRAMS, SIGNS = 2.0 ** -23, 192, 500, 997, 64
+CLASSES = (
+    "norm",
+    "CastedLinearT",
+    "Yarn",
+    "AttnArgs",
+    "dc_gate",
+    "CausalSelfAttention",
+    "next_multiple_of_n",
+    "ForwardScheduleConfig",
+    "GPT",
+)
+EPS, N, VOCAB, BIGRAMS, SIGNS = 2.0**-23, 192, 500, 997, 64
 WINDOWS, OLD_LONG = (32, 64), 40  # the long window was 40 before, so that YaRN has been applied once
 REPLACED = (
-    ("torch.bfloat16", "torch.float64"), ("torch.float32", "torch.float64"), (".bfloat16()", ".double()"), (".float()", ".double()"),
+    ("torch.bfloat16", "torch.float64"),
+    ("torch.float32", "torch.float64"),
+    (".bfloat16()", ".double()"),
+    (".float()", ".double()"),
     ("F.rms_norm(x, (x.size(-1),))", "F.rms_norm(x, (x.size(-1),), eps=2.0 ** -23)"),
     ("torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count", "1"),
     # a compiled program reads all of k before it writes
@@ -35,7 +51,7 @@ REPLACED = (
 )
 
 
-# ---- formulas in place of kernels -----------------------------------------------------------------------------------
+# ---- formulas in place of kernels -------------------------------------------------------------------------
 
 
 def visible(cu_seqlens, n, window):
@@ -65,7 +81,7 @@ def norm_and_rotate(qk, factor1, factor2, heads, width, paired, key_offset):
     factors = [f.view(n, -1, e).repeat(1, 2 * heads // (f.shape[1] // e), 1) for f in (factor1, factor2)]
     q, k = (factors[0] * x + factors[1] * flipped).split(heads, 1)
     if key_offset and not paired:
-        k = torch.cat([k[..., :e // 2], torch.cat([k[:1], k[:-1]])[..., e // 2:]], -1)
+        k = torch.cat([k[..., : e // 2], torch.cat([k[:1], k[:-1]])[..., e // 2 :]], -1)
     q, k = (torch.nn.functional.pad(t, (0, width - e)) for t in (q, k))
     return tuple(t.reshape(2 * n, heads // 2, width) for t in (q, k)) if paired else (q, k)
 
@@ -90,19 +106,49 @@ class Loss:
 
 def published(git_dir, which):
     """The classes of a revision, as a namespace."""
-    source = subprocess.run(["git", "--git-dir", git_dir, "show", f"{REFS[which]}:train_gpt.py"], check=True, capture_output=True, text=True).stdout
+    source = subprocess.run(
+        ["git", "--git-dir", git_dir, "show", f"{REFS[which]}:train_gpt.py"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     tree = ast.parse(source)
     parts = [ast.get_source_segment(source, n) for n in tree.body if getattr(n, "name", None) in CLASSES]
-    text = "\n\n".join(("@dataclass\n" if p.split("(")[0].split(":")[0] in ("class AttnArgs", "class ForwardScheduleConfig") else "") + p for p in parts)
+    text = "\n\n".join(
+        (
+            "@dataclass\n"
+            if p.split("(")[0].split(":")[0] in ("class AttnArgs", "class ForwardScheduleConfig")
+            else ""
+        )
+        + p
+        for p in parts
+    )
     for old, new in REPLACED:
         text = text.replace(old, new)
-    space = dict(device="cpu", grad_scale=1.0, world_size=1, grad_accum_steps=8, F=torch.nn.functional, nn=torch.nn, torch=torch, os=os,
-                 Tensor=torch.Tensor, math=__import__("math"), dataclass=__import__("dataclasses").dataclass,
-                 triton=SimpleNamespace(cdiv=lambda a, b: -(-a // b)), dist=SimpleNamespace(get_world_size=lambda: 1),
-                 args=SimpleNamespace(bigram_vocab_size=BIGRAMS, bigram_dim=192, bigram_sign_table_rows=SIGNS, val_batch_size=8 * N),
-                 flash_attn_interface=SimpleNamespace(flash_attn_varlen_func=attention), QKNormRoPEPad=norm_and_rotate,
-                 dc_attention_postonly_nodd_correction_add_base_triton=second_softmax, FusedSoftcappedCrossEntropy=Loss,
-                 ReLUSqrdMLP=Mlp.apply, FusedLinearReLUSquareFunction=Mlp)
+    space = dict(
+        device="cpu",
+        grad_scale=1.0,
+        world_size=1,
+        grad_accum_steps=8,
+        F=torch.nn.functional,
+        nn=torch.nn,
+        torch=torch,
+        os=os,
+        Tensor=torch.Tensor,
+        math=__import__("math"),
+        dataclass=__import__("dataclasses").dataclass,
+        triton=SimpleNamespace(cdiv=lambda a, b: -(-a // b)),
+        dist=SimpleNamespace(get_world_size=lambda: 1),
+        args=SimpleNamespace(
+            bigram_vocab_size=BIGRAMS, bigram_dim=192, bigram_sign_table_rows=SIGNS, val_batch_size=8 * N
+        ),
+        flash_attn_interface=SimpleNamespace(flash_attn_varlen_func=attention),
+        QKNormRoPEPad=norm_and_rotate,
+        dc_attention_postonly_nodd_correction_add_base_triton=second_softmax,
+        FusedSoftcappedCrossEntropy=Loss,
+        ReLUSqrdMLP=Mlp.apply,
+        FusedLinearReLUSquareFunction=Mlp,
+    )
     exec(compile(text, which, "exec"), space)
     return space
 
@@ -112,17 +158,31 @@ def compare(git_dir, which):
     torch.set_default_dtype(torch.float64)
     space, narrow = published(git_dir, which), which == "90"
     theirs = space["GPT"](VOCAB, 11, 6, 32, 192, N)
-    sizes = record.Sizes(model_dim=192, num_heads=6, mlp_dim=768, vocab_size=VOCAB, bigram_rows=BIGRAMS, sign_rows=SIGNS, qk_dim=16 if narrow else None)
+    sizes = record.Sizes(
+        model_dim=192,
+        num_heads=6,
+        mlp_dim=768,
+        vocab_size=VOCAB,
+        bigram_rows=BIGRAMS,
+        sign_rows=SIGNS,
+        qk_dim=16 if narrow else None,
+    )
     r = record.Record(sizes, wo_by_input=narrow, schedule=record.Schedule(), masked=which == "mask")
     with torch.no_grad():
         for name, p in theirs.named_parameters():
-            p += 0.1 * p.std() * torch.randn(p.shape) if p.numel() > 1 and p.std() > 0 else 0.1 * torch.randn(p.shape)
+            p += (
+                0.1 * p.std() * torch.randn(p.shape)
+                if p.numel() > 1 and p.std() > 0
+                else 0.1 * torch.randn(p.shape)
+            )
     p = {n: t.detach().clone() for n, t in theirs.named_parameters()}
     prefix = torch.randint(-1, VOCAB, (sizes.padded_vocab,))
     theirs.prefix_table.copy_(prefix)
     mask = torch.rand(sizes.padded_vocab, sizes.padded_vocab) < 0.1
     if r.masked:
-        theirs.canon_mask.copy_((mask.view(len(mask), -1, 8).int() << torch.arange(8)).sum(-1).to(torch.uint8))
+        theirs.canon_mask.copy_(
+            (mask.view(len(mask), -1, 8).int() << torch.arange(8)).sum(-1).to(torch.uint8)
+        )
     ours = model.Model(r, p, theirs.bigram_sign_table.double(), prefix, mask=mask)
     rope = model.Rope.start(sizes, torch.float64)
     rope.follow(OLD_LONG, WINDOWS[1])
@@ -133,19 +193,30 @@ def compare(git_dir, which):
 
     def theirs_loss(training):
         theirs.train(training)
-        schedule = space["ForwardScheduleConfig"](torch.tensor(weights), torch.tensor(prefix_weight), *WINDOWS, N)
+        schedule = space["ForwardScheduleConfig"](
+            torch.tensor(weights), torch.tensor(prefix_weight), *WINDOWS, N
+        )
         return theirs(batch.inputs, batch.targets, batch.cu_seqlens, batch.bigram_rows, schedule).sum()
+
     a, b = theirs_loss(True), ours.loss(batch, WINDOWS, rope, weights, prefix_weight)
     a.backward()
     b.backward()
-    errors = {n: float((q.grad - ours.p[n].grad).norm() / q.grad.norm().clamp(min=1e-300)) for n, q in theirs.named_parameters()}
+    errors = {
+        n: float((q.grad - ours.p[n].grad).norm() / q.grad.norm().clamp(min=1e-300))
+        for n, q in theirs.named_parameters()
+    }
     worst = max(errors, key=errors.get)
     with torch.no_grad():
         validation = abs(float(theirs_loss(False) / ours.validation_loss(batch, WINDOWS, rope, r.masked)) - 1)
         training = abs(float(a / b) - 1)
-    lines = [(training < 1e-12, f"training loss of {which}: {training:.1e}"),
-             (validation < 1e-12, f"validation loss of {which}: {validation:.1e}"),
-             (errors[worst] < 1e-10 and len(errors) == len(ours.p), f"gradients of all {len(errors)} tensors of {which}: worst {errors[worst]:.1e}, {worst}")]
+    lines = [
+        (training < 1e-12, f"training loss of {which}: {training:.1e}"),
+        (validation < 1e-12, f"validation loss of {which}: {validation:.1e}"),
+        (
+            errors[worst] < 1e-10 and len(errors) == len(ours.p),
+            f"gradients of all {len(errors)} tensors of {which}: worst {errors[worst]:.1e}, {worst}",
+        ),
+    ]
     return lines
 
 

@@ -1,4 +1,5 @@
-"""Emulated FP8 of record 90: q, k, v and the MLP in both directions. All 8-bit operands are e4m3, one fp32 scale for each tensor;
+"""Emulated FP8 of record 90: q, k, v and the MLP in both directions. All 8-bit operands are e4m3, one fp32
+scale for each tensor;
 products sum in the wide dtype and are rounded to bf16 once.
 
 Gradients are those of the plain summed loss, as on eight ranks.
@@ -32,14 +33,17 @@ def scaled(product, *scales):
 
 
 class Scales:
-    """Delayed scales of the MLPs, a set for each micro-batch number (sets = 1: they follow the last micro-batch of a step).
+    """Delayed scales of the MLPs, a set for each micro-batch number (sets = 1: they follow the last
+    micro-batch of a step).
 
     x: input, p: relu squared, e: gradient before it; largest: what the next ones follow.
     """
 
     def __init__(self, layers, sets=1):
         start = {"x": 8 / E4M3, "p": 16 / E4M3, "e": 1 / E4M3}
-        self.scale = [{k: torch.full((layers,), v, dtype=torch.float32) for k, v in start.items()} for _ in range(sets)]
+        self.scale = [
+            {k: torch.full((layers,), v, dtype=torch.float32) for k, v in start.items()} for _ in range(sets)
+        ]
         self.largest = [{k: torch.zeros(layers) for k in start} for _ in range(sets)]
         self.set, self.layers = 0, layers
         self.qkv, self.up, self.down = {}, {}, {}
@@ -60,7 +64,9 @@ class Scales:
                 scale[kind] = follow.clamp(min=GRADIENT_FLOOR if kind == "e" else FLOOR)
 
     def quantize_weights(self, qkv, mlp):
-        """qkv: {layer: [rows, d]}, mlp [layers, 2, F, d]; the copies that products read are truncated to bf16."""
+        """qkv: {layer: [rows, d]}, mlp [layers, 2, F, d]; the copies that products read are truncated to
+        bf16.
+        """
         for i, w in qkv.items():
             w16 = truncated(w.detach())
             scale = w16.abs().max().clamp(min=LEAST) * single(1 / E4M3)
@@ -113,7 +119,9 @@ class MlpProduct(torch.autograd.Function):
         g16 = bf16(g)
         sg, se = g16.abs().max().float().clamp(min=LEAST) / E4M3, state.now("e", i)
         g8 = q8(g16, sg)
-        root = bf16((p8.float() * sp).sqrt().to(p8.dtype))  # of the activation as p8 has it: where that is 0 the gradient is, too
+        root = bf16(
+            (p8.float() * sp).sqrt().to(p8.dtype)
+        )  # of the activation as p8 has it: where that is 0 the gradient is, too
         dpre = bf16(2 * scaled(g8 @ d8.t(), sg, sd) * root)
         state.note("e", i, dpre)
         e8 = q8(dpre, se)

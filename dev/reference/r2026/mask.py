@@ -1,4 +1,5 @@
-"""Which tokens cannot follow a token in text that a byte-pair tokenizer wrote: its merges would have joined across the seam.
+"""Which tokens cannot follow a token in text that a byte-pair tokenizer wrote: its merges would have joined
+across the seam.
 
 Ids of tokens of two and more bytes are the ranks of the merges that make them.
 """
@@ -7,18 +8,26 @@ import unicodedata
 
 import numpy as np
 
-CONTRACTIONS = (b"'s", b"'t", b"'re", b"'ve", b"'m", b"'ll", b"'d")  # the tokenizer cuts behind them whatever follows
+CONTRACTIONS = (
+    b"'s",
+    b"'t",
+    b"'re",
+    b"'ve",
+    b"'m",
+    b"'ll",
+    b"'d",
+)  # the tokenizer cuts behind them whatever follows
 END = 1 << 30
 
 
 def merges(token, ids):
     """[(rank, pieces after it)] of the token's own merges, the lowest rank first, leftmost on ties."""
-    pieces, history = [token[i:i + 1] for i in range(len(token))], []
+    pieces, history = [token[i : i + 1] for i in range(len(token))], []
     while len(pieces) > 1:
         rank, at = min((ids.get(a + b, END), i) for i, (a, b) in enumerate(zip(pieces, pieces[1:])))
         if rank == END:
             raise ValueError(f"token {token!r} is not made by merges")
-        pieces = pieces[:at] + [pieces[at] + pieces[at + 1]] + pieces[at + 2:]
+        pieces = pieces[:at] + [pieces[at] + pieces[at + 1]] + pieces[at + 2 :]
         history.append((rank, pieces))
     return history
 
@@ -46,7 +55,9 @@ def character_class(text):
 
 
 def impossible(token_bytes, padded_vocab):
-    """Bits [padded_vocab, padded_vocab / 8]: bit x mod 8 of byte x / 8 of row p. token_bytes: {id: bytes} of all tokens with bytes."""
+    """Bits [padded_vocab, padded_vocab / 8]: bit x mod 8 of byte x / 8 of row p. token_bytes: {id: bytes} of
+    all tokens with bytes.
+    """
     ids = {b: i for i, b in token_bytes.items()}
     first, last, rules = {}, {}, []
     for v, b in token_bytes.items():
@@ -68,8 +79,11 @@ def impossible(token_bytes, padded_vocab):
     for v, a, b in rules:
         p, x = (e[(e[:, 1] <= v) & (v < e[:, 2]), 0] for e in (last[a], first[b]))
         p, x = p[~np.isin(p, free)], x[begins[x] != "?"]
-        for rows, columns in ((p[ends[p] == "S"], x[begins[x] != "S"]), (p[ends[p] == "O"], x[begins[x] != "L"]),
-                              (p[~np.isin(ends[p], ("S", "O"))], x)):
+        for rows, columns in (
+            (p[ends[p] == "S"], x[begins[x] != "S"]),
+            (p[ends[p] == "O"], x[begins[x] != "L"]),
+            (p[~np.isin(ends[p], ("S", "O"))], x),
+        ):
             if len(rows) and len(columns):
                 at, inverse = np.unique(columns // 8, return_inverse=True)
                 value = np.zeros(len(at), np.uint8)

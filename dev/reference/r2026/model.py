@@ -89,7 +89,7 @@ def rms(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
 
 
-# ---- pieces, each a function of its operands ----------------------------------------------------------------
+# ---- pieces, each a function of its operands --------------------------------------------------------------
 
 
 def generator(x, w1, w2, b2, scale):
@@ -151,7 +151,9 @@ def xsa(y, v, alpha):
 
 
 def weighted_loss(logits, targets, weights, prefix, prefix_weight):
-    """Summed cross entropy of the capped logits; weights: of the targets 1, 2, .. ahead; prefix [N], -1: none."""
+    """Summed cross entropy of the capped logits; weights: of the targets 1, 2, .. ahead; prefix [N], -1:
+    none.
+    """
     log_p = (CAP * torch.sigmoid((logits + SHIFT) / SLOPE)).log_softmax(-1)
     total = 0.0
     for ahead, weight in enumerate(weights):
@@ -199,7 +201,8 @@ def initial_parameters(r, generator, dtype=torch.float32):
 
 class Model:
     """Parameters are leaves in one wide dtype. signs [sign_rows, d] of +-1; prefix [padded vocabulary], -1:
-    no prefix. sets: of delayed scales. mask [padded vocabulary, same], bool: tokens that cannot follow a token.
+    no prefix. sets: of delayed scales. mask [padded vocabulary, same], bool: tokens that cannot follow a
+    token.
     """
 
     def __init__(self, r, parameters, signs, prefix, fp8=(), sets=1, mask=None):
@@ -259,7 +262,9 @@ class Model:
             if state:
                 state.begin(number)
 
-    def attention(self, i, layer, h, batch, documents, coefficients, windows, rope, training, mu=None, extra=None):
+    def attention(
+        self, i, layer, h, batch, documents, coefficients, windows, rope, training, mu=None, extra=None
+    ):
         """The layer's attention of the normalised input h [N, d], output projection included."""
         z, p = self.z, self.p
         n, heads, e, d = len(h), z.num_heads, z.head_dim, z.model_dim
@@ -335,7 +340,9 @@ class Model:
                     m = [mu[:, j : j + 1] for j in range(record.NUM_MU)]
                     extra = m[0] * c0 + m[1] * kept[self.r.late] + m[2] * x
                     x = (1 + m[5]) * x + m[3] * c0 + m[4] * kept[self.r.late]
-                out = self.attention(i, layer, h, batch, documents, coefficients, windows, rope, training, mu, extra)
+                out = self.attention(
+                    i, layer, h, batch, documents, coefficients, windows, rope, training, mu, extra
+                )
                 if layer.dynamic:
                     x = m[8] * x + m[9] * out + m[10] * c0 + m[11] * bigram
                 else:
@@ -366,7 +373,8 @@ class Model:
 
     @torch.no_grad()
     def validation_loss(self, batch, windows, rope, masked=False):
-        """Summed over the tokens: no FP8, the next token alone; masked: tokens that cannot follow the input count
+        """Summed over the tokens: no FP8, the next token alone; masked: tokens that cannot follow the input
+        count
         as logits of -60.
         """
         z = CAP * torch.sigmoid(

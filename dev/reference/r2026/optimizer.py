@@ -14,8 +14,8 @@ class Optimizers:
     """Banks move at every step, all else at odd ones. half: bf16-stored tensors are rounded, Newton-Schulz
     runs in bf16.
 
-    p: {name: leaf}; table: {name: Param}, of other tensors than the record's. While the head is tied, embed.weight is lm_head.weight transposed and has no update of
-    its own.
+    p: {name: leaf}; table: {name: Param}, of other tensors than the record's. While the head is tied,
+    embed.weight is lm_head.weight transposed and has no update of its own.
     """
 
     def __init__(self, r, p, half=False, table=None):

@@ -70,8 +70,9 @@ NUM_MU, NUM_NU = 14, 5
 @dataclass(frozen=True)
 class Record:
     """early, late: layers whose output is kept; the layer without attention adds the early one. The last
-    layer is dynamic. wo_by_input: the rows of Wo in its bank are input channels. fp8: what of it is emulated where a run asks for
-    the record's own: "mlp" forward only, "mlp-full" and "qkv" both ways. masked: the last validation leaves impossible tokens out.
+    layer is dynamic. wo_by_input: the rows of Wo in its bank are input channels. fp8: what of it is emulated
+    where a run asks for the record's own: "mlp" forward only, "mlp-full" and "qkv" both ways. masked: the
+    last validation leaves impossible tokens out.
     """
 
     sizes: Sizes = Sizes()
