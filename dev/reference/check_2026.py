@@ -20,7 +20,7 @@ if "--help" in sys.argv:  # before the imports below, which not every machine ha
 import torch
 
 import make_golden_2026
-from make_golden_2026 import BYTES, LAYERS, SMALL
+from make_golden_2026 import BYTES, LAYERS, NARROW, SMALL
 from r2026 import data, fp8_full, mask, model, record
 from r2026.optimizer import ADAM_LR
 from r2026.trainer import Trainer
@@ -124,11 +124,11 @@ def check_paired_attention():
     check(worst < 1e-12, "paired heads, row by row", f"{worst:.1e}")
 
 
-def check_gradients():
+def check_gradients(r):
     """Central differences in float64 at elements of every tensor."""
-    trainer = small_trainer()
-    batch, g = small_batches(0)[0], torch.Generator().manual_seed(3)
-    windows, (targets, prefix) = trainer.follow(), SMALL.schedule.weights(0)
+    trainer = small_trainer(r=r)
+    batch, g = small_batches(0, r)[0], torch.Generator().manual_seed(3)
+    windows, (targets, prefix) = trainer.follow(), r.schedule.weights(0)
     _, gradients = trainer.gradients([batch])
     worst, where, silent = 0.0, "", []
     for name, p in trainer.model.p.items():
@@ -210,6 +210,28 @@ def check_fp8():
     errors = {n: float((gb[n] - ga[n]).norm() / ga[n].norm()) for n in ga}
     banks = max(errors[n] for n in ("qk_bank", "vo_bank", "mlp_bank", "lm_head.weight"))
     check(0 < banks < 2**-3, "gradients of the large matrices with FP8", f"{banks:.3f}")
+
+
+def check_fp8_narrow():
+    """The same of record 90, where the gradients are 8-bit numbers, too."""
+    batches = small_batches(0, NARROW)
+    exact, fp8 = small_trainer(r=NARROW), small_trainer(NARROW.fp8, NARROW)
+    (a, _), ga = exact.gradients(batches)
+    fp8.gradients(batches)
+    fp8.model.full_state.end_of_step()  # the first scales are those of a large network's gradients
+    (b, _), gb = fp8.gradients(batches)
+    loss = abs(float(b) / float(a) - 1)
+    check(0 < loss < 2**-4, "loss with the FP8 of record 90", f"{loss:.1e}")
+    errors = {n: float((gb[n] - ga[n]).norm() / ga[n].norm()) for n in ("qk_bank", "vo_bank", "mlp_bank")}
+    check(all(0 < e < 2**-2 for e in errors.values()), "gradients of the banks with it", str(errors))
+    state = fp8.model.full_state
+    kept = [s["x"].clone() for s in state.scale]
+    fp8.step(batches)
+    check(
+        not torch.equal(state.scale[0]["x"], state.scale[1]["x"])
+        and not torch.equal(kept[0], state.scale[0]["x"]),
+        "delayed scales: a set for each micro-batch number, new after a step",
+    )
 
 
 # ---- records 90 and 91 ------------------------------------------------------------------------------------
@@ -411,17 +433,11 @@ def check_vocabulary(path):
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         check_vocabulary(sys.argv[1])
-    for part in (
-        check_records,
-        check_qkv,
-        check_mlp_full,
-        check_facts,
-        check_schedule,
-        check_paired_attention,
-        check_gradients,
-        check_run,
-        check_fp8,
-    ):
+    for part in (check_facts, check_schedule, check_paired_attention, check_run, check_fp8, check_fp8_narrow):
         part()
+    for part in (check_records, check_qkv, check_mlp_full):
+        part()
+    for small in (SMALL, NARROW):
+        check_gradients(small)
     print(f"1..{count}")
     raise SystemExit(failures != 0)

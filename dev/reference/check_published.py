@@ -4,10 +4,8 @@
     check_published.py GIT_DIR [89] [90] [mask]
 
 GIT_DIR: a bare copy of github.com/KellerJordan/modded-nanogpt with its pull requests. The classes are read
-from there and run
-with bf16 and fp32 replaced by float64, FP8 off, and the kernels (attention, DC, MLP, loss) replaced by
-formulas. "mask" is the
-last validation of record 91. Prints TAP; exit status 1 on a failure.
+from there and run with bf16 and fp32 replaced by float64, FP8 off, and the kernels (attention, DC, MLP,
+loss) replaced by formulas. "mask" is the last validation of record 91. Prints TAP; exit status 1 on a failure.
 """
 
 import ast

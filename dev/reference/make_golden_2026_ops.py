@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Writes golden/2026-*.safetensors: operations, updates, schedules and tables of records 89 to 91 by
-themselves. README.md
-describes every tensor.
+themselves. README.md describes every tensor.
 """
 
 import collections

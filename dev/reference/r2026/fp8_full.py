@@ -1,6 +1,5 @@
 """Emulated FP8 of record 90: q, k, v and the MLP in both directions. All 8-bit operands are e4m3, one fp32
-scale for each tensor;
-products sum in the wide dtype and are rounded to bf16 once.
+scale for each tensor; products sum in the wide dtype and are rounded to bf16 once.
 
 Gradients are those of the plain summed loss, as on eight ranks.
 """
