@@ -51,33 +51,31 @@ static float *third(const float *dqkv, int which)
 
 static HeadsForward heads_of(const float *q, const float *k, const float *v, bool paired, bool offset)
 {
-    float *raw = floats(3 * N * D), *cos = floats(2 * N * E / 4), *sin = floats(2 * N * E / 4);
+    float *cos = floats(2 * N * E / 4), *sin = floats(2 * N * E / 4);
     const char *kept = current;
     current = NULL;
     rope_tables(NULL, cos, sin, get("frequencies"), 2 * N, E);
     current = kept;
-    const float *planes[] = {q, k, v};
-    for (int i = 0; i < 3; i++)
-        if (planes[i])
-            memcpy(raw + i * N * D, planes[i], sizeof(float) * N * D);
-    return (HeadsForward){floats(N * D),
-                          floats(N * D),
-                          floats((N + 1) * D),
-                          floats(N * H),
-                          floats(N * H),
-                          raw,
-                          cos,
-                          sin,
-                          paired,
-                          offset,
-                          {0}};
+    return (HeadsForward){.qk = E,
+                          .q = floats(N * D),
+                          .k = floats((N + 1) * D),
+                          .v = floats(N * D),
+                          .rstd_q = floats(N * H),
+                          .rstd_k = floats(N * H),
+                          .raw_q = q,
+                          .raw_k = k,
+                          .raw_v = v,
+                          .cos = cos,
+                          .sin = sin,
+                          .paired = paired,
+                          .offset = offset};
 }
 
 static void qk_case(const char *name, bool paired, bool offset)
 {
     pool_reset();
     current = name;
-    HeadsForward f = heads_of(get("q"), get("k"), NULL, paired, offset);
+    HeadsForward f = heads_of(get("q"), get("k"), floats(N * D), paired, offset);
     float *dqkv = floats(3 * N * D);
     heads_forward(NULL, &f, N, H, E);
     check("out.q", f.q, N * D);
@@ -96,9 +94,9 @@ static void value_case(void)
 {
     pool_reset();
     current = "value";
-    HeadsForward f = heads_of(NULL, NULL, get("v"), false, false);
     float *zero = floats(N * D), *dqkv = floats(3 * N * D), *du = floats(N * D), *dh = floats(N * D);
     int32_t *each = counted(N), all = N;
+    HeadsForward f = heads_of(zero, zero, get("v"), false, false);
     f.value = (ValueMix){.table = get("u"),
                          .tokens = each,
                          .gate_w = get("w"),
@@ -144,8 +142,8 @@ static void dc_case(void)
           *dv = floats(N * D), *dw1 = floats(N * H), *dw2 = floats(N * H);
     int slots = attention_table_build(table, cu, 4, N, 0);
     current = "dc";
-    DcForward f = {y, floats(N * H), get("q"), get("k"), get("v"), get("w1"), get("w2"),
-                   H, table,         slots,    scale,    keys};
+    DcForward f = {y, floats(N * H), E,     get("q"), get("k"), get("v"), get("w1"), get("w2"),
+                   H, table,         slots, scale,    keys};
     dc_forward(NULL, &f, N, H, E);
     check("out.y", y, N * D);
     dc_backward(NULL, &(DcBackward){&f, dq, dk, dv, dw1, dw2, get("dout.y"), floats(N * H)}, N, H, E);

@@ -29,7 +29,7 @@ static Tensor sum_of(Tensor a, Tensor b)
 typedef enum { PLAIN_VALUE, GATED, GIVEN } Value; // no embedding; gates of their own; factors and a mixture
 enum { STRIDE = 5, GROUPS = 2, VOCAB = 4 };
 static struct {
-    int N, H, e;
+    int N, H, e, qk; // qk: width of a head of q and k
     bool paired, offset;
     Value value;
     Tensor raw, table, gate_w, h, extra, dq, dk, dv;
@@ -42,7 +42,7 @@ static struct {
 static void ref_head(double *y, const double *x, int t, int n)
 {
     double h[512];
-    int e = qk.e, position = qk.paired ? 2 * t + n % 2 : t;
+    int e = qk.qk, position = qk.paired ? 2 * t + n % 2 : t;
     ref_rms(h, x, e);
     for (int c = 0; c < e; c++) {
         int j = c / 2, row = position * (e / 4) + j;
@@ -64,26 +64,28 @@ static double ref_value_gate(int t, int n)
 
 static void ref_heads(void)
 {
-    int N = qk.N, e = qk.e, d = qk.H * e;
+    int N = qk.N, H = qk.H, e = qk.e, width = H * qk.qk;
+    const double *raw_v = qk.raw.d + 2 * N * width;
     double key[512];
     for (int t = 0; t < N; t++)
-        for (int n = 0; n < qk.H; n++) {
-            int at = t * d + n * e;
+        for (int n = 0; n < H; n++) {
+            int at = t * width + n * qk.qk;
             ref_head(qk.q + at, qk.raw.d + at, t, n);
-            ref_head(key, qk.raw.d + N * d + at, t, n);
-            for (int c = 0; c < e; c++) {
-                bool below = qk.offset && c >= e / 2;
+            ref_head(key, qk.raw.d + N * width + at, t, n);
+            for (int c = 0; c < qk.qk; c++) {
+                bool below = qk.offset && c >= qk.qk / 2;
                 if (!below || t == 0)
                     qk.k[at + c] = key[c];
                 if (below && t + 1 < N)
-                    qk.k[at + d + c] = key[c];
+                    qk.k[at + width + c] = key[c];
             }
-            for (int c = 0; c < e; c++) {
-                qk.v[at + c] = qk.raw.d[2 * N * d + at + c];
+            for (int c = n * e; c < (n + 1) * e; c++) {
+                int i = t * H * e + c;
+                qk.v[i] = raw_v[i];
                 if (qk.value != PLAIN_VALUE)
-                    qk.v[at + c] += ref_value_gate(t, n) * qk.table.d[qk.tokens[t] * d + n * e + c];
+                    qk.v[i] += ref_value_gate(t, n) * qk.table.d[qk.tokens[t] * H * e + c];
                 if (qk.value == GIVEN)
-                    qk.v[at + c] += qk.extra.d[at + c];
+                    qk.v[i] += qk.extra.d[i];
             }
         }
 }
@@ -103,30 +105,31 @@ static Tensor angles(int n, float shift)
     return t;
 }
 
-static void heads_inputs(int N, int H, int e, bool paired, bool offset, Value value)
+static void heads_inputs(int N, int H, int e, int width, bool paired, bool offset, Value value)
 {
     pool_reset();
-    int d = H * e, n = N * d, positions = paired ? 2 * N : N;
+    int d = H * e, n = N * d, m = N * H * width, positions = paired ? 2 * N : N;
     qk.N = N;
     qk.H = H;
     qk.e = e;
+    qk.qk = width;
     qk.paired = paired;
     qk.offset = offset;
     qk.value = value;
-    qk.raw = random_tensor(3 * n, 1.5);
+    qk.raw = random_tensor(2 * m + n, 1.5);
     qk.table = random_tensor(VOCAB * d, 1);
     qk.gate_w = random_tensor(H * 12, 1);
     qk.h = random_tensor(n, 1);
     qk.extra = random_tensor(n, 1);
-    qk.dq = random_tensor(n, 1);
-    qk.dk = random_tensor(n, 1);
+    qk.dq = random_tensor(m, 1);
+    qk.dk = random_tensor(m, 1);
     qk.dv = random_tensor(n, 1);
     qk.factor = random_tensor32(N * STRIDE, 1);
     qk.tokens = random_tokens(N, VOCAB);
-    qk.cos = angles(positions * e / 4, 1.5707963f);
-    qk.sin = angles(positions * e / 4, 0);
-    qk.q = doubles(n);
-    qk.k = doubles(n);
+    qk.cos = angles(positions * width / 4, 1.5707963f);
+    qk.sin = angles(positions * width / 4, 0);
+    qk.q = doubles(m);
+    qk.k = doubles(m);
     qk.v = doubles(n);
 }
 
@@ -170,7 +173,7 @@ static void check_values(const HeadsBackward *b)
     int N = qk.N, H = qk.H, d = H * qk.e;
     const ValueMix *m = &b->forward->value;
     float *dtable = floats(VOCAB * d);
-    RowReader reader = {.g = b->dqkv + 2 * d, .pitch = 3 * d};
+    RowReader reader = {.g = b->dqkv + 2 * H * qk.qk, .pitch = 2 * H * qk.qk + d};
     if (qk.value == GATED) {
         check("   gradient of the gates", b->dgate_w, central_differences(qk.gate_w.d, H * 12, heads_loss),
               H * 12);
@@ -195,27 +198,40 @@ static void check_values(const HeadsBackward *b)
 }
 
 // Adds: the gradients come in two parts.
-static void heads_case(int N, int H, int e, bool paired, bool offset, Value value, bool adds)
+static void heads_case(int N, int H, int e, int width, bool paired, bool offset, Value value, bool adds)
 {
-    heads_inputs(N, H, e, paired, offset, value);
-    int d = H * e, n = N * d;
-    floatX *q = halves(n), *k = halves(n + d), *v = halves(n), *dqkv = halves(3 * n);
-    HeadsForward f = {q,        v,        k,      floats(N * H), floats(N * H), qk.raw.x,
-                      qk.cos.x, qk.sin.x, paired, offset,        value_mix()};
+    heads_inputs(N, H, e, width, paired, offset, value);
+    int d = H * e, n = N * d, qk_row = H * width, m = N * qk_row, row = 2 * qk_row + d;
+    floatX *q = halves(m), *k = halves(m + qk_row), *v = halves(n), *dqkv = halves(N * row);
+    HeadsForward f = {width,
+                      q,
+                      k,
+                      v,
+                      floats(N * H),
+                      floats(N * H),
+                      qk.raw.x,
+                      qk.raw.x + m,
+                      qk.raw.x + 2 * m,
+                      qk.cos.x,
+                      qk.sin.x,
+                      paired,
+                      offset,
+                      value_mix()};
     heads_forward(NULL, &f, N, H, e);
     ref_heads();
-    printf("# heads: N %d, H %d, e %d%s%s%s%s\n", N, H, e, paired ? ", paired" : "", offset ? ", offset" : "",
+    printf("# heads: N %d, H %d, e %d, q and k %d%s%s%s%s\n", N, H, e, width, paired ? ", paired" : "",
+           offset ? ", offset" : "",
            value == GATED   ? ", gated values"
            : value == GIVEN ? ", values with factors"
                             : "",
            adds ? ", gradients in two parts" : "");
-    check_x("   q", q, qk.q, n);
-    check_x("   k", k, qk.k, n);
+    check_x("   q", q, qk.q, m);
+    check_x("   k", k, qk.k, m);
     check_x("   v", v, qk.v, n);
 
     HeadsBackward b = {.forward = &f, .dqkv = dqkv, .dq = qk.dq.x, .dk = qk.dk.x, .dv = qk.dv.x};
     if (adds) {
-        Tensor more[3] = {random_tensor(n, 1), random_tensor(n, 1), random_tensor(n, 1)};
+        Tensor more[3] = {random_tensor(m, 1), random_tensor(m, 1), random_tensor(n, 1)};
         qk.dq = sum_of(qk.dq, more[0]);
         qk.dk = sum_of(qk.dk, more[1]);
         qk.dv = sum_of(qk.dv, more[2]);
@@ -228,10 +244,14 @@ static void heads_case(int N, int H, int e, bool paired, bool offset, Value valu
     b.du_lead = floats(N * 6);
     b.dfactor = floats(N * STRIDE);
     heads_backward(NULL, &b, N, H, e);
-    double *planes = central_differences(qk.raw.d, 3 * n, heads_loss), *rows = doubles(3 * n);
-    for (int i = 0; i < 3 * n; i++) // (3, N, d) to (N, 3, d)
-        rows[i] = planes[(i / d % 3) * n + i / (3 * d) * d + i % d];
-    check_x("   gradient of raw q, k, v", dqkv, rows, 3 * n);
+    double *planes = central_differences(qk.raw.d, 2 * m + n, heads_loss), *rows = doubles(N * row);
+    for (int i = 0; i < N * row; i++) { // planes side by side
+        int t = i / row, c = i % row;
+        rows[i] = c < qk_row       ? planes[t * qk_row + c]
+                  : c < 2 * qk_row ? planes[m + t * qk_row + c - qk_row]
+                                   : planes[2 * m + t * d + c - 2 * qk_row];
+    }
+    check_x("   gradient of raw q, k, v", dqkv, rows, N * row);
     if (value != PLAIN_VALUE)
         check_values(&b);
 }
@@ -353,31 +373,49 @@ static double dc_loss(void)
     return inner(dc.out, dc.dy.d, N * d);
 }
 
-static void dc_case(int N, int H, int e, int keys, int documents, const int32_t *cu)
+// The first `width` of e channels of each head.
+static Tensor narrow(Tensor t, int e, int width)
+{
+    Tensor packed = {halves(t.n / e * width), doubles(t.n / e * width), t.n / e * width};
+    for (int i = 0; i < packed.n; i++) {
+        packed.d[i] = t.d[i / width * e + i % width];
+        packed.x[i] = t.x ? t.x[i / width * e + i % width] : float_to_x((float)packed.d[i]);
+    }
+    return packed;
+}
+
+// width: of a head of q and k; the reference has zeros after them, up to e.
+static void dc_case(int N, int H, int e, int width, int keys, int documents, const int32_t *cu)
 {
     pool_reset();
-    int n = N * H * e;
+    int n = N * H * e, m = N * H * width;
     float scale = 0.37f;
     dc.a = (Attention){cu, documents, N, H, e, keys - 1, scale};
     Tensor *all[] = {&dc.y, &dc.q, &dc.k, &dc.v, &dc.dy};
     for (int i = 0; i < 5; i++)
         *all[i] = random_tensor(n, 1.5);
+    for (int i = 0; i < n; i++)
+        if (i % e >= width)
+            dc.q.d[i] = dc.k.d[i] = 0;
     dc.w1 = random_tensor32(N * H, 1);
     dc.w2 = random_tensor32(N * H, 1);
     dc.out = doubles(n);
     int32_t *table = take((size_t)attention_table_ints(N, 0), sizeof *table);
     int slots = attention_table_build(table, cu, documents, N, 0);
-    floatX *y = halves(n), *dq = halves(n), *dk = halves(n), *dv = halves(n);
+    Tensor q = narrow(dc.q, e, width), k = narrow(dc.k, e, width);
+    floatX *y = halves(n), *dq = halves(m), *dk = halves(m), *dv = halves(n);
     float *dw1 = floats(N * H), *dw2 = floats(N * H);
     memcpy(y, dc.y.x, sizeof(floatX) * (size_t)n);
-    DcForward f = {y, floats(N * H), dc.q.x, dc.k.x, dc.v.x, dc.w1.x, dc.w2.x, H, table, slots, scale, keys};
+    DcForward f = {y, floats(N * H), width, q.x, k.x, dc.v.x, dc.w1.x, dc.w2.x, H, table, slots, scale, keys};
     dc_forward(NULL, &f, N, H, e);
     dc_loss();
-    printf("# DC: N %d, H %d, e %d, %d keys, %d documents\n", N, H, e, keys, documents);
+    printf("# DC: N %d, H %d, e %d, q and k %d, %d keys, %d documents\n", N, H, e, width, keys, documents);
     check_x("   y", y, dc.out, n);
     dc_backward(NULL, &(DcBackward){&f, dq, dk, dv, dw1, dw2, dc.dy.x, floats(N * H)}, N, H, e);
-    check_x("   gradient of q", dq, central_differences(dc.q.d, n, dc_loss), n);
-    check_x("   of k", dk, central_differences(dc.k.d, n, dc_loss), n);
+    Tensor eq = {NULL, central_differences(dc.q.d, n, dc_loss), n},
+           ek = {NULL, central_differences(dc.k.d, n, dc_loss), n};
+    check_x("   gradient of q", dq, narrow(eq, e, width).d, m);
+    check_x("   of k", dk, narrow(ek, e, width).d, m);
     check_x("   of v", dv, central_differences(dc.v.d, n, dc_loss), n);
     check("   of w1", dw1, central_differences(dc.w1.d, N * H, dc_loss), N * H);
     check("   of w2", dw2, central_differences(dc.w2.d, N * H, dc_loss), N * H);
@@ -389,19 +427,19 @@ int main(void)
         {.tokens = 100, .eval_tokens = 100, .dim = 96, .heads = 6, .mlp_dim = 96, .vocab_padded = 128};
     backend_open(0);
     backend_reserve(&sizes);
-    heads_case(5, 2, 8, false, false, PLAIN_VALUE, false);
-    heads_case(7, 2, 16, false, true, PLAIN_VALUE, false);
-    heads_case(6, 4, 8, true, false, PLAIN_VALUE, true);
-    heads_case(9, 6, 8, true, false, GATED, false);
-    heads_case(33, 2, 12, false, true, GIVEN, true);
-    heads_case(1, 2, 8, false, true, GATED, true);
+    heads_case(5, 2, 8, 8, false, false, PLAIN_VALUE, false);
+    heads_case(7, 2, 16, 16, false, true, PLAIN_VALUE, false);
+    heads_case(6, 4, 8, 8, true, false, PLAIN_VALUE, true);
+    heads_case(9, 6, 8, 4, true, false, GATED, false);
+    heads_case(33, 2, 12, 8, false, true, GIVEN, true);
+    heads_case(1, 2, 8, 8, false, true, GATED, true);
     output_case(7, 3, 8, true, false);
     output_case(40, 6, 16, true, true);
     output_case(3, 2, 12, false, true);
     output_floor_case(16);
-    dc_case(9, 2, 4, 3, 1, (int32_t[]){0, 9});
-    dc_case(30, 3, 8, 7, 4, (int32_t[]){0, 1, 12, 13, 30});
-    dc_case(11, 6, 4, 112, 2, (int32_t[]){0, 4, 11});
+    dc_case(9, 2, 4, 4, 3, 1, (int32_t[]){0, 9});
+    dc_case(30, 3, 8, 6, 7, 4, (int32_t[]){0, 1, 12, 13, 30});
+    dc_case(11, 6, 4, 4, 112, 2, (int32_t[]){0, 4, 11});
     backend_close();
     return tap_done();
 }

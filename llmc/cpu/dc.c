@@ -36,10 +36,10 @@ static void document_of(const int32_t *table, int t, int *begin, int *end)
     *end = cu[low + 1];
 }
 
-static float score(const DcForward *a, int t, int j, int n, int H, int e)
+static float score(const DcForward *a, int t, int j, int n, int H)
 {
-    int64_t head = n * e, d = H * e;
-    return a->scale * dot_x(a->q + t * d + head, a->k + j * d + head, e);
+    int64_t head = n * a->qk, width = (int64_t)H * a->qk;
+    return a->scale * dot_x(a->q + t * width + head, a->k + j * width + head, a->qk);
 }
 
 static const float *w2_of(const DcForward *a, int t) { return a->w2 + (int64_t)t * a->stride; }
@@ -55,22 +55,22 @@ static float norm_weights(const DcForward *a, int t, int H, float *w)
 }
 
 // p (H): P_n,tj, from lse. Returns M_tj.
-static float weights(const DcForward *a, int t, int j, int H, int e, const float *w, float *p)
+static float weights(const DcForward *a, int t, int j, int H, const float *w, float *p)
 {
     for (int n = 0; n < H; n++)
-        p[n] = expf(score(a, t, j, n, H, e) - a->lse[(int64_t)t * H + n]);
+        p[n] = expf(score(a, t, j, n, H) - a->lse[(int64_t)t * H + n]);
     return dot(w, p, H);
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
-static float log_sum(const DcForward *a, int first, int t, int n, int H, int e)
+static float log_sum(const DcForward *a, int first, int t, int n, int H)
 {
     float max = -INFINITY, sum = 0;
     for (int j = first; j <= t; j++)
-        max = fmaxf(max, score(a, t, j, n, H, e));
+        max = fmaxf(max, score(a, t, j, n, H));
     for (int j = first; j <= t; j++)
-        sum += expf(score(a, t, j, n, H, e) - max);
+        sum += expf(score(a, t, j, n, H) - max);
     return max + logf(sum);
 }
 
@@ -92,11 +92,11 @@ void dc_forward(Stream s, const DcForward *a, int N, int H, int e)
               *y = scratch_take(&arena, (size_t)d), *w = scratch_take(&arena, (size_t)H), *p = arena;
         int first = first_key(a, t);
         for (int n = 0; n < H; n++)
-            a->lse[(int64_t)t * H + n] = log_sum(a, first, t, n, H, e);
+            a->lse[(int64_t)t * H + n] = log_sum(a, first, t, n, H);
         load_row(y, a->y + (int64_t)t * d, d);
         norm_weights(a, t, H, w);
         for (int j = first; j <= t; j++) {
-            float mixed = weights(a, t, j, H, e, w, p);
+            float mixed = weights(a, t, j, H, w, p);
             for (int n = 0; n < H; n++)
                 add_x(y + n * e, w2_of(a, t)[n] * mixed, a->v + (int64_t)j * d + n * e, e);
         }
@@ -120,31 +120,32 @@ static float mixed_gradient(const DcBackward *a, int t, int j, int H, int e, flo
 static void query_backward(const DcBackward *a, int t, int H, int e)
 {
     const DcForward *f = a->forward;
-    int64_t d = H * e;
-    float *arena = cpu_scratch((size_t)(d + 4 * round_up(H, 16) + 16)), *dq = scratch_take(&arena, (size_t)d),
-          *w = scratch_take(&arena, (size_t)H), *p = scratch_take(&arena, (size_t)H),
-          *D = scratch_take(&arena, (size_t)H);
+    int qk = f->qk;
+    int64_t width = (int64_t)H * qk;
+    float *arena = cpu_scratch((size_t)(round_up(width, 16) + 4 * round_up(H, 16))),
+          *dq = scratch_take(&arena, (size_t)width), *w = scratch_take(&arena, (size_t)H),
+          *p = scratch_take(&arena, (size_t)H), *D = scratch_take(&arena, (size_t)H);
     float *dw = a->scratch + (int64_t)t * H, *dw1 = a->dw1 + (int64_t)t * f->stride,
           *dw2 = a->dw2 + (int64_t)t * f->stride, norm = norm_weights(f, t, H, w);
     int first = first_key(f, t);
     for (int n = 0; n < H; n++)
         dw[n] = dw2[n] = 0;
-    for (int c = 0; c < d; c++)
+    for (int c = 0; c < width; c++)
         dq[c] = 0;
     for (int j = first; j <= t; j++) {
-        float mixed = weights(f, t, j, H, e, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
+        float mixed = weights(f, t, j, H, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
         for (int n = 0; n < H; n++) {
             dw[n] += dmixed * p[n];
             dw2[n] += mixed * D[n];
         }
     }
     for (int j = first; j <= t; j++) {
-        weights(f, t, j, H, e, w, p);
+        weights(f, t, j, H, w, p);
         float dmixed = mixed_gradient(a, t, j, H, e, D);
         for (int n = 0; n < H; n++)
-            add_x(dq + n * e, f->scale * p[n] * w[n] * (dmixed - dw[n]), f->k + j * d + n * e, e);
+            add_x(dq + n * qk, f->scale * p[n] * w[n] * (dmixed - dw[n]), f->k + j * width + n * qk, qk);
     }
-    store_row(a->dq + t * d, dq, (int)d);
+    store_row(a->dq + t * width, dq, width);
     rms_backward(dw1, dw, w, norm, H);
 }
 
@@ -152,26 +153,29 @@ static void query_backward(const DcBackward *a, int t, int H, int e)
 static void key_backward(const DcBackward *a, int j, int H, int e)
 {
     const DcForward *f = a->forward;
-    int64_t d = H * e;
-    float *arena = cpu_scratch((size_t)(2 * round_up(d, 16) + 4 * round_up(H, 16) + 16)),
-          *dk = scratch_take(&arena, (size_t)d), *dv = scratch_take(&arena, (size_t)d),
+    int qk = f->qk;
+    int64_t d = H * e, width = (int64_t)H * qk;
+    float *arena = cpu_scratch((size_t)(round_up(width, 16) + round_up(d, 16) + 4 * round_up(H, 16))),
+          *dk = scratch_take(&arena, (size_t)width), *dv = scratch_take(&arena, (size_t)d),
           *w = scratch_take(&arena, (size_t)H), *p = scratch_take(&arena, (size_t)H),
           *D = scratch_take(&arena, (size_t)H);
     int begin, end;
     document_of(f->table, j, &begin, &end);
+    for (int c = 0; c < width; c++)
+        dk[c] = 0;
     for (int c = 0; c < d; c++)
-        dk[c] = dv[c] = 0;
+        dv[c] = 0;
     for (int t = j; t < end && t - j < f->keys; t++) {
         norm_weights(f, t, H, w);
-        float mixed = weights(f, t, j, H, e, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
+        float mixed = weights(f, t, j, H, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
         for (int n = 0; n < H; n++) {
             float ds = f->scale * p[n] * w[n] * (dmixed - a->scratch[(int64_t)t * H + n]);
-            add_x(dk + n * e, ds, f->q + t * d + n * e, e);
+            add_x(dk + n * qk, ds, f->q + t * width + n * qk, qk);
             add_x(dv + n * e, w2_of(f, t)[n] * mixed, a->dy + t * d + n * e, e);
         }
     }
-    store_row(a->dk + j * d, dk, (int)d);
-    store_row(a->dv + j * d, dv, (int)d);
+    store_row(a->dk + j * width, dk, width);
+    store_row(a->dv + j * d, dv, d);
 }
 
 void dc_backward(Stream s, const DcBackward *a, int N, int H, int e)

@@ -60,7 +60,7 @@ static float value_gate(const ValueMix *m, const floatX *u, int t, int n, int H,
     return m->gate[(int64_t)t * H + n] = 2 * sigmoid(sum);
 }
 
-static void values_row(const HeadsForward *a, const floatX *raw, int t, int H, int e)
+static void values_row(const HeadsForward *a, int t, int H, int e)
 {
     const ValueMix *m = &a->value;
     int d = H * e;
@@ -69,7 +69,7 @@ static void values_row(const HeadsForward *a, const floatX *raw, int t, int H, i
     for (int n = 0; n < H; n++) {
         float gate = u ? value_gate(m, u, t, n, H, e) : 0;
         for (int c = n * e; c < (n + 1) * e; c++) {
-            float v = x_to_float(raw[at + c]);
+            float v = x_to_float(a->raw_v[at + c]);
             if (u)
                 v += gate * x_to_float(u[c]);
             if (m->extra)
@@ -83,22 +83,22 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_forward, a, N, H, e);
     (void)s;
-    int d = H * e, half = e / 2;
-    int64_t plane = (int64_t)N * d;
-    assert(!a->paired || H % 2 == 0);
-#pragma omp parallel for schedule(static) if (plane > SERIAL_ELEMENTS)
+    int qk = a->qk, half = qk / 2;
+    int64_t width = (int64_t)H * qk;
+    assert(qk % 4 == 0 && (!a->paired || H % 2 == 0));
+#pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
-        float *y = cpu_scratch((size_t)e);
+        float *y = cpu_scratch((size_t)qk);
         for (int n = 0; n < H; n++) {
-            int64_t at = (int64_t)t * d + n * e, position = position_of(a, t, n);
-            a->rstd_q[(int64_t)t * H + n] = norm_rotate(y, a->raw + at, a, position, e);
-            store_row(a->q + at, y, e);
-            a->rstd_k[(int64_t)t * H + n] = norm_rotate(y, a->raw + plane + at, a, position, e);
-            store_row(a->k + at, y, a->offset && t > 0 ? half : e);
+            int64_t at = t * width + n * qk, position = position_of(a, t, n);
+            a->rstd_q[(int64_t)t * H + n] = norm_rotate(y, a->raw_q + at, a, position, qk);
+            store_row(a->q + at, y, qk);
+            a->rstd_k[(int64_t)t * H + n] = norm_rotate(y, a->raw_k + at, a, position, qk);
+            store_row(a->k + at, y, a->offset && t > 0 ? half : qk);
             if (a->offset)
-                store_row(a->k + at + d + half, y + half, e - half);
+                store_row(a->k + at + width + half, y + half, qk - half);
         }
-        values_row(a, a->raw + 2 * plane, t, H, e);
+        values_row(a, t, H, e);
     }
 }
 
@@ -123,17 +123,17 @@ static void norm_rotate_backward(floatX *dx, float *g, float *y, float rstd, con
 
 // One head of k and its gradient, offset undone. k_t's fixed channels are in row t + 1, those of k_0 in row
 // 0, too; what attention gave to row N does not exist.
-static void load_key(const HeadsBackward *a, int64_t at, int t, int N, int d, int e, float *g, float *y)
+static void load_key(const HeadsBackward *a, int64_t at, int t, int N, int64_t width, float *g, float *y)
 {
     const HeadsForward *f = a->forward;
-    int half = e / 2;
-    load_sum(g, a->dk + at, a->dk_add ? a->dk_add + at : NULL, e);
-    load_row(y, f->k + at, e);
+    int qk = f->qk, half = qk / 2;
+    load_sum(g, a->dk + at, a->dk_add ? a->dk_add + at : NULL, qk);
+    load_row(y, f->k + at, qk);
     if (!f->offset)
         return;
-    load_row(y + half, f->k + at + d + half, e - half);
-    for (int c = half; c < e; c++) {
-        int64_t below = at + d + c;
+    load_row(y + half, f->k + at + width + half, qk - half);
+    for (int c = half; c < qk; c++) {
+        int64_t below = at + width + c;
         g[c] = t == 0 ? g[c] : 0;
         if (t + 1 < N)
             g[c] += x_to_float(a->dk[below]) + (a->dk_add ? x_to_float(a->dk_add[below]) : 0);
@@ -181,21 +181,22 @@ static void factors_backward_row(const HeadsBackward *a, const float *g, int t, 
 static void heads_backward_row(const HeadsBackward *a, int t, int N, int H, int e, float *sums)
 {
     const HeadsForward *f = a->forward;
-    int d = H * e;
-    float *arena = cpu_scratch(2 * (size_t)round_up(e, 16) + (size_t)d), *g = scratch_take(&arena, (size_t)e),
-          *y = scratch_take(&arena, (size_t)e), *dv = arena;
+    int d = H * e, qk = f->qk;
+    int64_t width = (int64_t)H * qk;
+    floatX *to = a->dqkv + t * (2 * width + d);
+    float *arena = cpu_scratch(2 * (size_t)round_up(qk, 16) + (size_t)d),
+          *g = scratch_take(&arena, (size_t)qk), *y = scratch_take(&arena, (size_t)qk), *dv = arena;
     for (int n = 0; n < H; n++) {
-        int64_t at = (int64_t)t * d + n * e, of_head = (int64_t)t * H + n, position = position_of(f, t, n);
-        floatX *dq = a->dqkv + 3 * (int64_t)t * d + n * e;
-        load_sum(g, a->dq + at, a->dq_add ? a->dq_add + at : NULL, e);
-        load_row(y, f->q + at, e);
-        norm_rotate_backward(dq, g, y, f->rstd_q[of_head], f, position, e);
-        load_key(a, at, t, N, d, e, g, y);
-        norm_rotate_backward(dq + d, g, y, f->rstd_k[of_head], f, position, e);
+        int64_t at = t * width + n * qk, of_head = (int64_t)t * H + n, position = position_of(f, t, n);
+        load_sum(g, a->dq + at, a->dq_add ? a->dq_add + at : NULL, qk);
+        load_row(y, f->q + at, qk);
+        norm_rotate_backward(to + n * qk, g, y, f->rstd_q[of_head], f, position, qk);
+        load_key(a, at, t, N, width, g, y);
+        norm_rotate_backward(to + width + n * qk, g, y, f->rstd_k[of_head], f, position, qk);
     }
     int64_t at = (int64_t)t * d;
     load_sum(dv, a->dv + at, a->dv_add ? a->dv_add + at : NULL, d);
-    store_row(a->dqkv + 3 * at + 2 * d, dv, d);
+    store_row(to + 2 * width, dv, d);
     if (f->value.table && f->value.gate_w)
         gates_backward_row(a, dv, t, H, e, sums);
     else if (f->value.table)

@@ -103,18 +103,21 @@ COST(attention_backward, (const AttentionBackward *a, int N, int d), 10.0 * d * 
      floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
 
 COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
-     floatx_bytes(N, H *e, 6 + !!a->value.table + !!a->value.extra))
+     floatx_bytes(N, H, 4 * a->qk + e * (2 + !!a->value.table + !!a->value.extra)))
 COST(heads_backward, (const HeadsBackward *a, int N, int H, int e), 0,
-     floatx_bytes(N, H *e, 8 + !!a->dq_add + !!a->dk_add + !!a->dv_add + !!a->forward->value.table))
+     floatx_bytes(N, H,
+                  a->forward->qk *(6 + !!a->dq_add + !!a->dk_add) +
+                      e * (2 + !!a->dv_add + !!a->forward->value.table)))
 COST(heads_output_forward, (const HeadsOutput *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 2 + !!a->alpha))
 COST(heads_output_backward, (const HeadsOutputBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 3 + 2 * !!a->forward->alpha))
 // profile_pairs(w): t - j <= w
-COST(dc_forward, (const DcForward *a, int N, int H, int e), 4.0 * H * e * profile_pairs(a->keys - 1),
-     floatx_bytes(N, H *e, 5))
+COST(dc_forward, (const DcForward *a, int N, int H, int e),
+     2.0 * H * (a->qk + e) * profile_pairs(a->keys - 1), floatx_bytes(N, H, 2 * a->qk + 3 * e))
 COST(dc_backward, (const DcBackward *a, int N, int H, int e),
-     10.0 * H * e * profile_pairs(a->forward->keys - 1), floatx_bytes(N, H *e, 7))
+     2.0 * H * (3 * a->forward->qk + 2 * e) * profile_pairs(a->forward->keys - 1),
+     floatx_bytes(N, H, 4 * a->forward->qk + 3 * e))
 
 // ---- head and loss ----------------------------------------------------------------------------------------
 

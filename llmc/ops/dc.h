@@ -12,7 +12,8 @@ extern "C" {
 typedef struct {
     floatX *y;               // (N, d) in/out
     float *lse;              // (N, H) out: log sum exp of the scaled scores, kept for backward
-    const floatX *q, *k, *v; // (N, d) as attention took them
+    int qk;                  // width of a head of q and k
+    const floatX *q, *k, *v; // (N, H qk), (N, H qk), (N, d) as attention took them
     const float *w1, *w2;    // of head n: w1[t * stride + n]
     int stride;
     const int32_t *table; // of attention_table_build, with its
@@ -24,7 +25,7 @@ void dc_forward(Stream s, const DcForward *a, int N, int H, int e);
 
 typedef struct {
     const DcForward *forward; // as it was called; y is not read
-    floatX *dq, *dk, *dv;     // (N, d) out: what the added part gives to q, k and v
+    floatX *dq, *dk, *dv;     // of the shapes of q, k, v; out: what the added part gives to q, k and v
     float *dw1, *dw2;         // out, with the stride of w1 and w2
     const floatX *dy;         // (N, d) gradient of y; it is that of the y before, too
     float *scratch;           // (N, H)

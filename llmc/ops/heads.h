@@ -23,27 +23,29 @@ typedef struct {
 } ValueMix;
 
 // q = rope(rms(raw q)), k = rope(rms(raw k)) per head, v as above.
-// rope: y[2j] = x[2j] cos_j + x[2j+1] sin_j,  y[2j+1] = x[2j+1] cos_j - x[2j] sin_j,  j < e/4; the channels
-// from e/2 on stay as they are. Position t; when paired, 2t of even heads and 2t + 1 of odd ones: attention
-// then reads q, k and v as (2N, H/2, e).
-// offset: the channels from e/2 on of k_t, t >= 1, are those of k_{t-1}.
+// rope: y[2j] = x[2j] cos_j + x[2j+1] sin_j,  y[2j+1] = x[2j+1] cos_j - x[2j] sin_j,  j < qk/4; the channels
+// from qk/2 on stay as they are. Position t; when paired, 2t of even heads and 2t + 1 of odd ones: attention
+// then reads q, k and v as (2N, H/2, any).
+// offset: the channels from qk/2 on of k_t, t >= 1, are those of k_{t-1}.
 typedef struct {
-    floatX *q, *v;          // (N, d) out; v may be raw's third plane, q its first
-    floatX *k;              // (N, d) out, not over raw; with offset (N + 1, d): row N has the offset channels
-                            // of k_{N-1}, which only backward reads
-    float *rstd_q, *rstd_k; // (N, H) out, kept for backward
-    const floatX *raw;      // (3, N, d) q, k, v as the product made them
-    const floatX *cos, *sin; // (N, e/4); paired: (2N, e/4)
+    int qk;    // width of a head of q and k; a multiple of 4
+    floatX *q; // (N, H qk) out; may be raw_q
+    floatX *k; // (N, H qk) out, not over raw_k; with offset (N + 1, H qk): row N has the offset channels of
+               // k_{N-1}, which only backward reads
+    floatX *v; // (N, d) out; may be raw_v
+    float *rstd_q, *rstd_k;              // (N, H) out, kept for backward
+    const floatX *raw_q, *raw_k, *raw_v; // (N, H qk), (N, H qk), (N, d) as products made them
+    const floatX *cos, *sin;             // (N, qk/4); paired: (2N, qk/4)
     bool paired, offset;
     ValueMix value;
 } HeadsForward;
 void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e);
 
 typedef struct {
-    const HeadsForward *forward;            // as it was called; raw is not read
-    floatX *dqkv;                           // (N, 3d) out: gradient of raw q | k | v; that of v is v's own
-    const floatX *dq, *dk, *dv;             // (N, d) gradients of its results
-    const floatX *dq_add, *dk_add, *dv_add; // (N, d) further gradients of them, each may be NULL
+    const HeadsForward *forward; // as it was called; raw_* are not read
+    floatX *dqkv;                // (N, 2 H qk + d) out: gradient of raw q | k | v; that of v is v's own
+    const floatX *dq, *dk, *dv;  // gradients of its results, (N) rows each
+    const floatX *dq_add, *dk_add, *dv_add; // further gradients of them, each may be NULL
     // with gate_w
     float *dgate_w;           // (H, 12) +=
     float *dh_lead, *du_lead; // (N, 6) out: what the gates give to h[0:6] and u[0:6]. The rest of u's
