@@ -104,6 +104,11 @@ SKIP: {
         my $full = $command;
         for my $pattern (sort keys %more) { $full .= " $more{$pattern}" if $command =~ $pattern }
         my ($status, $out, $err) = run('bash', '-c', $full);
+        if ($command =~ /plot_curve/ && !grep { -x "$_/gnuplot" } split /:/, $ENV{PATH}) {
+            is("$status $err", "1 plot_curve: error: gnuplot is not installed; scripts/install_deps.sh installs it\n",
+                "says what is missing: $command");
+            next;
+        }
         ok($status eq '0', "runs: $command") or diag "$full\nstatus $status\n" . substr("$out$err", -1500);
     }
     my %logs; # of each run; the resumed one has two
