@@ -269,7 +269,7 @@ static void rope_case(void)
 int main(void)
 {
     OpSizes sizes =
-        {.tokens = 1100, .eval_tokens = 1100, .dim = 24, .heads = 1, .mlp_dim = 64, .vocab_padded = 64};
+        {.tokens = 1100, .eval_tokens = 1100, .dim = 48, .heads = 3, .mlp_dim = 64, .vocab_padded = 64};
     backend_open(0);
     backend_reserve(&sizes);
     static const Case cases[] = {

@@ -75,7 +75,8 @@ void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 // then with y = R x^, x^ = x rstd, the rotated and the normalised head of q or k, and R' the inverse
 // rotation:
 //   dx^ = R' dy;  dx = rstd (dx^ - x^ mean(dx^ x^));
-//   dv_raw = lambda[0] dv;  dlambda += (sum dv v_raw, sum dv value_embed[token])
+//   dv_raw = lambda[0] dv;  dlambda += (sum dv v_raw, sum dv value_embed[token]).
+// dv is rounded before it goes on; dq and dk may be.
 typedef struct {
     floatX *dqkv;   // (N, 3d) out: gradient of the raw q | k | v; not over dyg
     floatX *dv;     // (N, d) out: gradient of the mixed v, for embedding_grad; or NULL

@@ -10,8 +10,8 @@
 //   scalars that change from step to step live in device memory, so that a captured graph of ops stays valid.
 //   Host values (window, scale, sizes) are frozen at capture. No op allocates: what it needs beyond its
 //   arguments is reserved by backend_reserve(). Reductions have a fixed order: the same input gives the same
-//   bits. Only attention_backward's dq may differ in its last bits from run to run, unless `deterministic` is
-//   asked for.
+//   bits. Only q's part of attention_backward's dqkv may differ in its last bits from run to run, unless
+//   `deterministic` is asked for.
 // Formulas: the network of the NanoGPT speedrun (track 1); each op states its own.
 #pragma once
 #include "llmc/ops/backend.h"
