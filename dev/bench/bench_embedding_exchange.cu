@@ -240,8 +240,7 @@ __global__ void check_tables(const float *tables, float *reference, bool keep, S
 
 #define NCCL_CALLS(X) \
     X(GetUniqueId) \
-    X(CommInitRankConfig) X(CommDestroy) X(GroupStart) X(GroupEnd) X(Reduce) X(Send) X(Recv) \
-        X(GetErrorString)
+    X(CommInitRankConfig) X(CommDestroy) X(GroupStart) X(GroupEnd) X(Reduce) X(Send) X(Recv) X(GetErrorString)
 static struct {
 #define MEMBER(name) decltype(&nccl##name) name;
     NCCL_CALLS(MEMBER)
@@ -315,8 +314,6 @@ static int64_t rows_sent(Way way) // by this rank, or the mean of all where a ri
 static void send_group(Way way)
 {
     const int32_t *mine = first + rank * (size + 1), *all = first + size * (size + 1);
-    const int sms = 24, product_bytes = 64 << 20; // as comm_reduce_scatter has it
-    device_share(sms, (int)ceil_div(rows_sent(way) * d * (int64_t)sizeof(float), product_bytes));
     NCCL_CHECK(GroupStart());
     for (int r = 0; r < size && way == EACH_OWNER; r++) {
         float *rows = packed + (int64_t)all[r] * d;
@@ -347,8 +344,11 @@ static void exchange_whole(float *table)
     tick(PLACE);
 }
 
+static SharedSms shared; // left by the products that run beside
+
 static void exchange_table(Way way, float *table)
 {
+    shared = comm_shared_sms(rows_sent(way) * d * (int64_t)sizeof(float));
     if (way == WHOLE)
         return exchange_whole(table);
     int room = way == PADDED ? room_for_each() : 0, set = way == OWN_ROWS ? rank : size;
@@ -388,6 +388,7 @@ static void prepare(void)
     fill_tables<<<2048, 256, 0, stream>>>(tables, sets, rank, TABLES * table_size, d);
     CHECK_LAUNCH();
     comm_all_reduce(stream, small, 64);
+    shared.products = 0;
     ticks.count = 0;
     tick(PARTS);
 }
@@ -465,6 +466,7 @@ static double time_beside(Way way)
     static float ms[BESIDE_REPEATS];
     Event *reached = event_create();
     int N = config.micro_batch_tokens;
+    ProductContext products = {side, &shared};
     for (int i = -WARM_UP; i < BESIDE_REPEATS; i++) {
         prepare();
         event_record(reached, stream);
@@ -475,7 +477,7 @@ static double time_beside(Way way)
             if (way != WAYS)
                 exchange_table(way, tables + t * table_size);
             for (int k = 0; k < PRODUCTS; k++)
-                matmul_backward_input(side, narrow, wide, weight, N, d, config.mlp_dim);
+                matmul_backward_input(&products, narrow, wide, weight, N, d, config.mlp_dim);
         }
         event_record(reached, side);
         stream_wait(stream, reached);

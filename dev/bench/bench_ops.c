@@ -41,7 +41,8 @@ enum {
 };
 enum { MATRICES = 22, SLOTS = 32 };
 static Stream stream;
-static char **filters; // up to a NULL
+static ProductContext on_stream; // without collectives beside
+static char **filters;           // up to a NULL
 static double sustained;
 static double energy_seconds; // 0: no energy is measured
 static EnergyCounter energy;
@@ -325,7 +326,7 @@ static void take_turns(void)
 #define OP(name) static void op_##name(void)
 OP(copy) { copy_on_device(stream, set[0].u, set[1].u, (size_t)MATRICES * D * F * 4); }
 static floatX *square[3];
-OP(square) { matmul_forward(stream, square[0], square[1], square[2], NULL, 8192, 8192, 8192, 1); }
+OP(square) { matmul_forward(&on_stream, square[0], square[1], square[2], NULL, 8192, 8192, 8192, 1); }
 
 OP(embed_forward)
 {
@@ -406,7 +407,7 @@ OP(qkv_backward_ve) { run_qkv_backward(S.table); }
 
 OP(qkv)
 {
-    matmul_forward(stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3);
+    matmul_forward(&on_stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3);
 } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
 {
@@ -416,27 +417,27 @@ static void run_qkv_product(const floatX *value_embed)
 }
 OP(qkv_product) { run_qkv_product(NULL); }
 OP(qkv_product_ve) { run_qkv_product(S.table); }
-OP(o) { matmul_forward(stream, S.t[3], S.t[4], S.w, S.t[3], N, D, D, 1); }
-OP(proj) { matmul_forward(stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
-OP(dh_mlp) { matmul_forward(stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
-OP(dyg) { matmul_backward_input(stream, S.t[3], S.t[4], S.w, N, D, D); }
-OP(dh_qkv) { matmul_backward_input(stream, S.t[3], S.dqkv, S.w, N, D, 3 * D); }
-OP(dw_o) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
-OP(dw_qkv) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D, false}, 1, N); }
-OP(dw_mlp) { matmul_weight_grads(stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }
+OP(o) { matmul_forward(&on_stream, S.t[3], S.t[4], S.w, S.t[3], N, D, D, 1); }
+OP(proj) { matmul_forward(&on_stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
+OP(dh_mlp) { matmul_forward(&on_stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
+OP(dyg) { matmul_backward_input(&on_stream, S.t[3], S.t[4], S.w, N, D, D); }
+OP(dh_qkv) { matmul_backward_input(&on_stream, S.t[3], S.dqkv, S.w, N, D, 3 * D); }
+OP(dw_o) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
+OP(dw_qkv) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D, false}, 1, N); }
+OP(dw_mlp) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }
 OP(dw_attention)
 {
     WeightGrad g[] = {{S.dw, S.dqkv, S.t[4], 3 * D, D, false},
                       {S.dw + 3 * D * D, S.t[3], S.t[5], D, D, false}};
-    matmul_weight_grads(stream, g, 2, N);
+    matmul_weight_grads(&on_stream, g, 2, N);
 }
 OP(dw_mlps)
 {
     WeightGrad g[] = {{S.dw, S.t[3], S.wide[0], D, F, false}, {S.dw + D * F, S.t[4], S.wide[1], D, F, false}};
-    matmul_weight_grads(stream, g, 2, N);
+    matmul_weight_grads(&on_stream, g, 2, N);
 }
-OP(relu2_forward) { matmul_relu2_forward(stream, S.wide[0], S.t[3], S.w, N, D, F); }
-OP(relu2_backward) { matmul_relu2_backward(stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
+OP(relu2_forward) { matmul_relu2_forward(&on_stream, S.wide[0], S.t[3], S.w, N, D, F); }
+OP(relu2_backward) { matmul_relu2_backward(&on_stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
 OP(head_quantize) { head_quantize(stream, &head_plain, S.w8, S.table, VP, D); }
 static void head(HeadMode mode, const HeadSpec *spec, int num_targets)
@@ -571,6 +572,7 @@ int main(int argc, char **argv)
     printf("%s\nopened in %.2f s, plans and scratch in %.2f s, %.0f MiB\n", backend_description(),
            opened - begin, reserved - opened, (double)device_bytes_allocated() / 1048576);
     stream = stream_create();
+    on_stream.stream = stream;
     small = floats(256, 0.3f);
     const float weights[MAX_TARGETS] = {1, 0.5f, 0.25f};
     target_weight = device_alloc(sizeof weights, "bench");

@@ -90,7 +90,8 @@ static void ladder_copy(Stream s, int set)
 }
 static void ladder_product(Stream s, int)
 {
-    matmul_forward(s, ladder_square[0], ladder_square[1], ladder_square[2], NULL, LADDER_SIDE, LADDER_SIDE,
+    ProductContext c = {s, NULL};
+    matmul_forward(&c, ladder_square[0], ladder_square[1], ladder_square[2], NULL, LADDER_SIDE, LADDER_SIDE,
                    LADDER_SIDE, 1);
 }
 

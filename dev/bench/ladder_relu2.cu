@@ -164,13 +164,18 @@ __global__ void square_pass(floatX *y, int64_t vectors)
 }
 static void run4(Stream s, int i)
 {
-    matmul_backward_input(s, set[i].y, set[i].x, w, N, F, D); // y = x w
+    ProductContext c = {s, NULL};
+    matmul_backward_input(&c, set[i].y, set[i].x, w, N, F, D); // y = x w
     square_pass<<<(unsigned)((int64_t)N * F / 8 / 256), 256, 0, s>>>(set[i].y, (int64_t)N * F / 8);
 }
 
 // ---- 5: the program's op ----------------------------------------------------------------------------------
 
-static void run5(Stream s, int i) { matmul_relu2_forward(s, set[i].y, set[i].x, w, N, D, F); }
+static void run5(Stream s, int i)
+{
+    ProductContext c = {s, NULL};
+    matmul_relu2_forward(&c, set[i].y, set[i].x, w, N, D, F);
+}
 
 // ---- check ------------------------------------------------------------------------------------------------
 

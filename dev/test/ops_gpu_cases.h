@@ -282,7 +282,7 @@ RUN(matmul)
 {
     SIZES;
     const void *residual = c->variant == 1 ? p[0] : c->variant == 2 ? p[3] : NULL;
-    o->matmul_forward(stream, p[0], p[1], p[2], residual, N, d, F, c->variant == 3 ? 3 : 1);
+    o->matmul_forward(&on_stream, p[0], p[1], p[2], residual, N, d, F, c->variant == 3 ? 3 : 1);
 }
 DESCRIBE(matmul_down) // from the MLP's width to the model's: the greater depth
 {
@@ -295,7 +295,7 @@ DESCRIBE(matmul_down) // from the MLP's width to the model's: the greater depth
 RUN(matmul_down)
 {
     SIZES;
-    o->matmul_forward(stream, p[0], p[1], p[2],
+    o->matmul_forward(&on_stream, p[0], p[1], p[2],
                       c->variant == 1   ? p[0]
                       : c->variant == 2 ? p[3]
                                         : NULL,
@@ -311,7 +311,7 @@ DESCRIBE(matmul_input)
 RUN(matmul_input)
 {
     SIZES;
-    o->matmul_backward_input(stream, p[0], p[1], p[2], N, d, F);
+    o->matmul_backward_input(&on_stream, p[0], p[1], p[2], N, d, F);
 }
 // Variant 1: two products at once; 2: the first of them begins anew; 3: a single one does.
 DESCRIBE(matmul_weight)
@@ -328,7 +328,7 @@ RUN(matmul_weight)
     SIZES;
     bool fresh = c->variant >= 2, two = c->variant == 1 || c->variant == 2;
     WeightGrad both[WEIGHT_GRADS] = {{p[0], p[1], p[2], d, F, fresh}, {p[3], p[2], p[1], F, d, false}};
-    o->matmul_weight_grads(stream, both, two ? WEIGHT_GRADS : 1, N);
+    o->matmul_weight_grads(&on_stream, both, two ? WEIGHT_GRADS : 1, N);
 }
 DESCRIBE(relu2_forward)
 {
@@ -340,7 +340,7 @@ DESCRIBE(relu2_forward)
 RUN(relu2_forward)
 {
     SIZES;
-    o->matmul_relu2_forward(stream, p[0], p[1], p[2], N, d, F);
+    o->matmul_relu2_forward(&on_stream, p[0], p[1], p[2], N, d, F);
 }
 static void fix_squares(Case *c) // y is never negative, and half of it zero
 {
@@ -358,7 +358,7 @@ DESCRIBE(relu2_backward)
 RUN(relu2_backward)
 {
     SIZES;
-    o->matmul_relu2_backward(stream, p[0], p[1], p[2], p[3], N, d, F);
+    o->matmul_relu2_backward(&on_stream, p[0], p[1], p[2], p[3], N, d, F);
 }
 
 // ---- attention's surroundings -----------------------------------------------------------------------------

@@ -84,17 +84,17 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
     size_t x_bytes = (size_t)N * (size_t)in * 2, dw_bytes = (size_t)in * (size_t)out * 4;
     void *before = to_host(gdx, x_bytes), *dw[2], *after;
     char name[128];
-    device_share(SMS, 1);
-    matmul_backward_input(stream, gdx, gdy, gw, N, in, out);
+    SharedSms shared = {SMS, 1};
+    ProductContext c = {stream, &shared};
+    matmul_backward_input(&c, gdx, gdy, gw, N, in, out);
     after = to_host(gdx, x_bytes);
     ok(!memcmp(before, after, x_bytes),
        "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
     for (int i = 0; i < 2; i++) {
-        device_share(SMS, 1);
-        matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = true}, 1, N);
+        shared.products = 1;
+        matmul_weight_grads(&c, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = true}, 1, N);
         dw[i] = to_host(gdw, dw_bytes);
     }
-    device_share(0, 0);
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d beside a reduction", out, N, in);
     check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, dw[0]);
     ok(!memcmp(dw[0], dw[1], dw_bytes), "and again: the same bits");
@@ -116,24 +116,24 @@ static void check_products(int in, int out) // multiples of 16
     void *gdx = device_alloc(x_bytes, "dx"), *gdw = device_alloc(w_bytes * 2, "dw"), *y;
     char name[128];
 
-    matmul_forward(stream, gy, gx, gw, NULL, N, in, out, 1);
+    matmul_forward(&on_stream, gy, gx, gw, NULL, N, in, out, 1);
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d", N, in, out);
     check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, NULL,
                   y = to_host(gy, y_count * 2));
     free(y);
 
     copy_on_device(stream, gy, gdy, y_count * 2);
-    matmul_forward(stream, gy, gx, gw, gy, N, in, out, 1);
+    matmul_forward(&on_stream, gy, gx, gw, gy, N, in, out, 1);
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d onto a residual", N, in, out);
     check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, dy, y = to_host(gy, y_count * 2));
     free(y);
 
-    matmul_backward_input(stream, gdx, gdy, gw, N, in, out);
+    matmul_backward_input(&on_stream, gdx, gdy, gw, N, in, out);
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
     check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes));
     free(y);
 
-    matmul_weight_grads(stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = false}, 1, N);
+    matmul_weight_grads(&on_stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = false}, 1, N);
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d", out, N, in);
     check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL,
                   y = to_host(gdw, w_bytes * 2));

@@ -158,21 +158,14 @@ static void test_graph(float *in, float *out, int64_t count, bool captured)
     event_destroy(done);
 }
 
-// Some of the products after a reduce-scatter leave multiprocessors to it. A step ends with an all-reduce,
-// and the next step is to begin like the first: none of its products leaves any before there is something to
-// reduce.
-static void test_share(float *in, float *out)
+// The more is sent, the more of the products beside it leave multiprocessors.
+static void test_share(void)
 {
-    enum { MANY = 100 };
-    int products = 0;
-    comm_reduce_scatter(stream, out, in, MOST);
-    while (products < MANY && device_take_share() > 0)
-        products++;
-    all_ok(products > 0 && products < MANY, "some products leave multiprocessors to a reduce-scatter");
-    comm_reduce_scatter(stream, out, in, MOST);
-    comm_all_reduce(stream, in, 4);
-    all_ok(device_take_share() == 0, "after a step's last collective they have all of them again");
-    stream_synchronize(stream);
+    SharedSms none = comm_shared_sms(0), little = comm_shared_sms(1),
+              much = comm_shared_sms((int64_t)1 << 30);
+    all_ok(none.products == 0 && little.products == 1 && much.products > 1 && much.sms > 0 &&
+               much.sms == little.sms,
+           "some products leave multiprocessors to a reduce-scatter");
 }
 
 static void test_host(void)
@@ -209,7 +202,7 @@ static void run_tests(void)
     test_same_bits(in, out, 768 * 3072);
     test_graph(in, out, 1 << 20, false);
     test_graph(in, out, 1 << 20, true);
-    test_share(in, out);
+    test_share();
     test_host();
 }
 

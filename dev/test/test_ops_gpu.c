@@ -39,6 +39,7 @@ typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
 static Ops ops[BACKENDS];
 static bool portable;
 static Stream stream;
+static ProductContext on_stream; // without collectives beside
 
 // ---- a case: its buffers, and how to run it ---------------------------------------------------------------
 
@@ -456,6 +457,7 @@ static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const voi
         ops[w].backend_open(0), ops[w].backend_reserve(sizes);
     printf("# %s\n", backend_description());
     stream = stream_create();
+    on_stream.stream = stream;
     body(argument);
     stream_destroy(stream);
     for (int w = 0; w < (cpu ? BACKENDS : 1); w++)

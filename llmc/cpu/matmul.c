@@ -87,34 +87,36 @@ static void product(const Product *p)
                              (int)min_i64(cols, p->out - j * cols));
 }
 
-void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
-                    int in, int out, int planes)
+void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w,
+                    const floatX *residual, int N, int in, int out, int planes)
 {
     OP_SCOPE(matmul_forward, residual, N, in, out, planes);
-    (void)s;
+    (void)c;
     assert(!residual || planes == 1);
     product(&(Product){y, x, w, residual, true, residual ? ADD : STORE, N, in, out, planes});
 }
 
-void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
+void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
+                           int in, int out)
 {
     OP_SCOPE(matmul_backward_input, N, in, out);
-    (void)s;
+    (void)c;
     product(&(Product){dx, dy, w, NULL, false, STORE, N, out, in, 1});
 }
 
-void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
+void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,
+                          int out)
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
-    (void)s;
+    (void)c;
     product(&(Product){y, x, w, NULL, false, RELU2, N, in, out, 1});
 }
 
-void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N,
-                           int d, int F)
+void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
+                           const floatX *y, int N, int d, int F)
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
-    (void)s;
+    (void)c;
     product(&(Product){dpre, dy, w, y, false, RELU2_GRADIENT, N, d, F, 1});
 }
 
@@ -134,10 +136,10 @@ static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int 
     }
 }
 
-void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
+void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)
 {
     OP_SCOPE(matmul_weight_grads, g, count, N);
-    (void)s;
+    (void)c;
     for (const WeightGrad *end = g + count; g < end; g++) {
         // Small matrices are cut finer, so that every thread gets some.
         int rows = g->m <= 256 ? 32 : GRAD_ROWS, cols = GRAD_COLS;

@@ -37,6 +37,8 @@ int comm_size(void);
 // in (size * count) fp32 device: out (count) of rank r receives the sum of all ranks' chunk r. out may be
 // this rank's chunk of `in`, whose other chunks are then undefined.
 void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count);
+// What the products that follow leave to a collective for which this rank sends `sent` bytes.
+SharedSms comm_shared_sms(int64_t sent);
 // buf (size * bytes) device: every rank's chunk, in rank order, on all ranks. Each rank has filled its own.
 void comm_all_gather(Stream s, void *buf, int64_t bytes);
 // buf (count) fp32 device: the sum over ranks, the same bits on all ranks.

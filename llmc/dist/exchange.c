@@ -135,7 +135,7 @@ static void reduce_rows(Exchange *x, const Params *p, const Bucket *b)
         device_zero(x->stream, own + b->share, (size_t)after * sizeof(float));
 }
 
-void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream s)
+void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, const ProductContext *c)
 {
     bool first = true;
     for (int i = 0; i < x->count; i++) {
@@ -143,7 +143,7 @@ void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream 
         if (b->stage != stage || !update_is_due(b->every, t))
             continue;
         if (first) {
-            event_record(x->reached[stage], s);
+            event_record(x->reached[stage], c->stream);
             stream_wait(x->stream, x->reached[stage]);
             first = false;
         }
@@ -152,6 +152,9 @@ void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream 
         else
             reduce_slots(x, p, b);
         event_record(x->reduced[i], x->stream);
+        SharedSms shared = comm_shared_sms((x->size - 1) * b->share * (int64_t)sizeof(float));
+        if (c->shared && shared.products > c->shared->products)
+            *c->shared = shared;
     }
 }
 

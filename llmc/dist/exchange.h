@@ -55,8 +55,9 @@ void exchange_create(Exchange *x, const Params *p);
 void exchange_free(Exchange *x);
 
 // Of step t (or any other that updates the same tensors):
-// Backward of the last micro-batch: what has become complete with this stage is sent.
-void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, Stream s);
+// Backward of the last micro-batch: what has become complete with this stage is sent, beside the products of
+// c that follow.
+void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, const ProductContext *c);
 // After all stages: the small bucket.
 void exchange_small(Exchange *x, const Params *p, int t, Stream s);
 // Lets s wait for the sums: of all of [first, last) in a pool, of the small bucket.

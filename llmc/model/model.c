@@ -262,16 +262,17 @@ static void stage_needed(const Model *m, int place, int stage, Stream s)
         m->hooks.needed(m->hooks.context, stage, s);
 }
 
-static void stage_done(const Model *m, int place, int stage, Stream s)
+static void stage_done(const Model *m, int place, int stage, const ProductContext *c)
 {
     if (place & LAST_OF_STEP && m->hooks.done)
-        m->hooks.done(m->hooks.context, stage, s);
+        m->hooks.done(m->hooks.context, stage, c);
 }
 
 static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
 {
     const Params *p = &m->params;
     int d = m->config->model_dim, L = m->record->num_layers;
+    ProductContext products = {s, NULL};
     assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, place, 0, s);
     if (pass_runs(a, USES(a->x0, a->rstd0)))
@@ -286,7 +287,7 @@ static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSett
     for (int i = 0; i < L; i++) {
         stage_needed(m, place, 1 + i, s);
         if (!is_empty(m, i))
-            layer_forward(&(Pass){m, a, b, at, place, s}, i);
+            layer_forward(&(Pass){m, a, b, at, place, s, &products}, i);
     }
     const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
                  *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
@@ -377,6 +378,8 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     const Params *p = &m->params;
     int N = b->N, d = c->model_dim, L = m->record->num_layers, Vp = config_vocab_padded(c),
         smear = m->record->smear_lambda;
+    SharedSms shared = {0, 0};
+    ProductContext products = {s, &shared};
     const floatX *head = param_weight(p, m->head);
     forward(m, a, b, at, place, s);
     stage_needed(m, place, L + 1, s);
@@ -399,11 +402,11 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
                                        .d = d,
                                        .Vp = Vp});
     mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
-    stage_done(m, place, L + 1, s);
+    stage_done(m, place, L + 1, &products);
     for (int i = L - 1; i >= 0; i--) {
         if (!is_empty(m, i))
-            layer_backward(&(Pass){m, a, b, at, place, s}, i);
-        stage_done(m, place, 1 + i, s);
+            layer_backward(&(Pass){m, a, b, at, place, s, &products}, i);
+        stage_done(m, place, 1 + i, &products);
     }
     if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
         embed_backward(s,
@@ -421,7 +424,7 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
                        N, d);
     if (pass_runs(a, USES(a->dh)))
         embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
-    stage_done(m, place, 0, s);
+    stage_done(m, place, 0, &products);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)

@@ -62,7 +62,7 @@ typedef struct {
     void (*needed)(void *context, int stage,
                    Stream s); // before the first op of a step that uses the stage's weights
     void (*done)(void *context, int stage,
-                 Stream s); // after the last op of a step that adds to the stage's gradients
+                 const ProductContext *c); // after the last op of a step that adds to the stage's gradients
 } StageHooks;
 // Which micro-batch of a step it is.
 enum { FIRST_OF_STEP = 1, LAST_OF_STEP = 2 };

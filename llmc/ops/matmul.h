@@ -6,13 +6,26 @@
 extern "C" {
 #endif
 
+// Multiprocessors that products leave to collectives which run beside them. A persistent kernel is shared out
+// among CTAs that are all resident: where one has to wait for another to end, it takes twice as long. Sums
+// have another order beside a collective, the same for the same sequence of calls.
+typedef struct {
+    int sms;
+    int products; // how many of those that follow leave them; each counts itself off
+} SharedSms;
+typedef struct {
+    Stream stream;
+    SharedSms *shared; // host; NULL: all multiprocessors are the products'
+} ProductContext;
+
 // y = x w^T (+ residual).  x (N, in), w (planes, out, in), y (planes, N, out), residual (N, out) or NULL, may
 //                          be y itself.
 // planes > 1: one product a plane with the same x (Q, K and V as three tensors); no residual then.
-void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
-                    int in, int out, int planes);
+void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w,
+                    const floatX *residual, int N, int in, int out, int planes);
 // dx = dy w.  dy (N, out), w (out, in), dx (N, in)
-void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out);
+void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
+                           int in, int out);
 // dw += a^T b, or dw = a^T b when fresh, for each of `count` (1 or 2) products over the same N tokens:
 // together they fill a GPU better than one after the other.
 typedef struct {
@@ -22,12 +35,13 @@ typedef struct {
     bool fresh; // whatever dw held is not looked at: nobody has to clear it
 } WeightGrad;
 enum { WEIGHT_GRADS = 2 }; // most at a time
-void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N);
+void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N);
 // y = relu(x w)^2.  x (N, in), w (in, out), y (N, out)
-void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out);
+void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,
+                          int out);
 // dpre = (dy w) * 2 sqrt(y).  dy (N, d), w (d, F), y (N, F) as matmul_relu2_forward gave it, dpre (N, F)
-void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N,
-                           int d, int F);
+void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
+                           const floatX *y, int N, int d, int F);
 
 #ifdef __cplusplus
 }

@@ -298,7 +298,7 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
     }
     // Every collective once: sums and copies of zeros.
     for (int stage = x->num_stages - 1; stage >= 0; stage--)
-        exchange_stage_done(x, p, stage, all, s);
+        exchange_stage_done(x, p, stage, all, &(ProductContext){s, NULL});
     exchange_small(x, p, all, s);
     exchange_wait_small(x, s);
     exchange_begin_gather(x, p, all + 1, s);

@@ -180,7 +180,7 @@ static void allocate_rope(Trainer *t)
 }
 
 static void weights_needed(void *trainer, int stage, Stream s);
-static void gradients_done(void *trainer, int stage, Stream s);
+static void gradients_done(void *trainer, int stage, const ProductContext *c);
 
 static void rebuild_rope(Trainer *t)
 {
@@ -353,10 +353,10 @@ static void weights_needed(void *trainer, int stage, Stream s)
     exchange_stage_needed(&((Trainer *)trainer)->optimizer.exchange, stage, s);
 }
 
-static void gradients_done(void *trainer, int stage, Stream s)
+static void gradients_done(void *trainer, int stage, const ProductContext *c)
 {
     Trainer *t = trainer;
-    exchange_stage_done(&t->optimizer.exchange, &t->model.params, stage, t->step, s);
+    exchange_stage_done(&t->optimizer.exchange, &t->model.params, stage, t->step, c);
 }
 
 void trainer_complete_weights(Trainer *t)

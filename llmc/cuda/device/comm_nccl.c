@@ -148,12 +148,14 @@ void comm_connect(void)
 // Hopper with NVSwitch).
 enum { BYTES_PER_PRODUCT = 64 << 20, COLLECTIVE_SMS = 24 };
 
+SharedSms comm_shared_sms(int64_t sent)
+{
+    return (SharedSms){COLLECTIVE_SMS, (int)ceil_div(sent, BYTES_PER_PRODUCT)};
+}
+
 void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count)
 {
     OP_SCOPE(comm_reduce_scatter, comm_size(), count);
-    int64_t sent = (comm_control()->size - 1) * count * (int64_t)sizeof(float);
-    if (comm_control()->size > 1)
-        device_share(COLLECTIVE_SMS, (int)ceil_div(sent, BYTES_PER_PRODUCT));
     if (comm_control()->size > 1)
         CHECK(ReduceScatter(in, out, (size_t)count, ncclFloat, ncclSum, nccl.comm, s));
 }
@@ -169,7 +171,6 @@ void comm_all_gather(Stream s, void *buf, int64_t bytes)
 void comm_all_reduce(Stream s, float *buf, int64_t count)
 {
     OP_SCOPE(comm_all_reduce, comm_size(), count);
-    device_share(0, 0); // the last reduction of a step: the next step's products begin as those of the first
     if (comm_control()->size > 1)
         CHECK(AllReduce(buf, buf, (size_t)count, ncclFloat, ncclSum, nccl.comm, s));
 }

@@ -156,22 +156,3 @@ const char *device_path(void)
              s->compute % 10, device_has_bulk_copies() ? ", rows by bulk copies" : "");
     return text;
 }
-
-static struct {
-    int sms, products;
-} share;
-
-void device_share(int sms, int products)
-{
-    share.sms = sms;
-    if (products > share.products || products == 0)
-        share.products = products;
-}
-
-int device_take_share(void)
-{
-    if (share.products == 0)
-        return 0;
-    share.products--;
-    return share.sms;
-}

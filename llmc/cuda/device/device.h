@@ -17,12 +17,6 @@ bool device_has_wgmma(
 bool device_has_bulk_copies(void); // rows to shared memory by the copy engine: Hopper and later
 bool device_has_fp8(void);         // FP8 products on the tensor cores: Ada and later
 
-// The next `products` products leave `sms` multiprocessors to collectives that begin about now. They share
-// out their work among blocks that are to run at the same time: a block that finds no place starts when
-// another ends, and the product takes twice as long. Sums keep their order for a given sequence of calls.
-// products 0: none of the next ones does.
-void device_share(int sms, int products);
-int device_take_share(void);   // multiprocessors that the product to be launched has to leave; counts it
 const char *device_path(void); // which path the kernels take, and why; static text
 
 #ifdef __cplusplus

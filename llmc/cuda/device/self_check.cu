@@ -162,14 +162,16 @@ static void check_gemm(Stream s, const GemmCase &g)
     int rows = CLUSTER * TILE_M * (sm90_tile_clusters() / 2 + 2),
         checked[ROWS_CHECKED] = {0, TILE_M + 1, rows / 2 + 77, rows - 1};
     Arena m(s);
+    ProductContext context = {s, NULL};
     bool with_c = g.epilogue == EPILOGUE_RESIDUAL || g.epilogue == EPILOGUE_DRELU2,
          square = g.epilogue == EPILOGUE_DRELU2;
     floatX *x = m.filled((int64_t)rows * DEPTH, 1), *w = m.filled(DEPTH * COLS, 2),
            *out = m.take<floatX>((int64_t)rows * COLS);
     floatX *c = with_c ? m.take<floatX>((int64_t)rows * COLS) : NULL;
     if (with_c) // any numbers; RELU2's are not negative
-        sm90_gemm(s, LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, rows, DEPTH, COLS);
-    if (!sm90_gemm(s, g.layout, g.epilogue, out, x, w, c, rows, DEPTH, COLS))
+        sm90_gemm(&context, LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, rows, DEPTH,
+                  COLS);
+    if (!sm90_gemm(&context, g.layout, g.epilogue, out, x, w, c, rows, DEPTH, COLS))
         return;
     Distance d;
     std::vector<double> host_w = pattern_of(2, 0, DEPTH * COLS);
@@ -191,14 +193,15 @@ static void check_weight_grad(Stream s)
 {
     enum { N = 320, M = 6 * CLUSTER * TILE_M, COLS = 4 * TILE_N };
     Arena m(s);
+    ProductContext context = {s, NULL};
     floatX *a = m.filled((int64_t)N * M, 3), *b = m.filled((int64_t)N * COLS, 4);
     float *dw = m.take<float>((int64_t)M * COLS);
     WeightGrad g = {.dw = dw, .a = a, .b = b, .m = M, .n = COLS, .fresh = true};
     Distance d;
-    if (!sm90_weight_grad(s, &g, 1, N))
+    if (!sm90_weight_grad(&context, &g, 1, N))
         return;
     g.fresh = false;
-    sm90_weight_grad(s, &g, 1, N); // twice the product
+    sm90_weight_grad(&context, &g, 1, N); // twice the product
     std::vector<double> host_b = pattern_of(4, 0, (int64_t)N * COLS);
     for (int row : {0, 65, M / 2 + 200, M - 1}) {
         std::vector<float> got = m.read(dw + (int64_t)row * COLS, COLS);

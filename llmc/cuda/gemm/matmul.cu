@@ -368,13 +368,13 @@ const char *matmul_description(void)
 
 // ---- the ops ---------------------------------------------------------------------------------------------
 
-void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const floatX *residual, int N,
-                    int in, int out, int planes)
+void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w,
+                    const floatX *residual, int N, int in, int out, int planes)
 {
     OP_SCOPE(matmul_forward, residual, N, in, out, planes);
     assert(planes == 1 || !residual);
     if (planes == 1 && sm90_gemm_pays(N, in, out) &&
-        sm90_gemm(s, LAYOUT_NT, residual ? EPILOGUE_RESIDUAL : EPILOGUE_STORE, y, x, w, residual, N, in, out))
+        sm90_gemm(c, LAYOUT_NT, residual ? EPILOGUE_RESIDUAL : EPILOGUE_STORE, y, x, w, residual, N, in, out))
         return;
     GemmShape g = gemm_shape(N, out, in, false, true, CUDA_R_16BF, residual != NULL);
     if (planes > 1) {
@@ -382,25 +382,26 @@ void matmul_forward(Stream s, floatX *y, const floatX *x, const floatX *w, const
         g.stride_b = (int64_t)out * in;
         g.stride_d = (int64_t)N * out;
     }
-    gemm(s, &g, y, x, w, residual, 1);
+    gemm(c->stream, &g, y, x, w, residual, 1);
 }
 
-void matmul_backward_input(Stream s, floatX *dx, const floatX *dy, const floatX *w, int N, int in, int out)
+void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
+                           int in, int out)
 {
     OP_SCOPE(matmul_backward_input, N, in, out);
-    if (sm90_gemm_pays(N, out, in) && sm90_gemm(s, LAYOUT_NN, EPILOGUE_STORE, dx, dy, w, NULL, N, out, in))
+    if (sm90_gemm_pays(N, out, in) && sm90_gemm(c, LAYOUT_NN, EPILOGUE_STORE, dx, dy, w, NULL, N, out, in))
         return;
     GemmShape g = gemm_shape(N, in, out, false, false, CUDA_R_16BF, false);
-    gemm(s, &g, dx, dy, w, NULL, 1);
+    gemm(c->stream, &g, dx, dy, w, NULL, 1);
 }
 
-void matmul_weight_grads(Stream s, const WeightGrad *g, int count, int N)
+void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)
 {
     OP_SCOPE(matmul_weight_grads, g, count, N);
-    if (sm90_weight_grad(s, g, count, N))
+    if (sm90_weight_grad(c, g, count, N))
         return;
     for (int i = 0; i < count; i++) {
         GemmShape shape = gemm_shape(g[i].m, g[i].n, N, true, false, CUDA_R_32F, !g[i].fresh);
-        gemm(s, &shape, g[i].dw, g[i].a, g[i].b, g[i].fresh ? NULL : g[i].dw, 1);
+        gemm(c->stream, &shape, g[i].dw, g[i].a, g[i].b, g[i].fresh ? NULL : g[i].dw, 1);
     }
 }

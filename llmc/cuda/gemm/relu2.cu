@@ -79,17 +79,18 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
     }
 }
 
-void matmul_relu2_forward(Stream s, floatX *y, const floatX *x, const floatX *w, int N, int in, int out)
+void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,
+                          int out)
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
-    if (N > 0 && !sm90_gemm(s, LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, N, in, out))
-        product_in_slabs<false>(s, y, x, w, NULL, N, in, out);
+    if (N > 0 && !sm90_gemm(c, LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, N, in, out))
+        product_in_slabs<false>(c->stream, y, x, w, NULL, N, in, out);
 }
 
-void matmul_relu2_backward(Stream s, floatX *dpre, const floatX *dy, const floatX *w, const floatX *y, int N,
-                           int d, int F)
+void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
+                           const floatX *y, int N, int d, int F)
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
-    if (N > 0 && !sm90_gemm(s, LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, N, d, F))
-        product_in_slabs<true>(s, dpre, dy, w, y, N, d, F);
+    if (N > 0 && !sm90_gemm(c, LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, N, d, F))
+        product_in_slabs<true>(c->stream, dpre, dy, w, y, N, d, F);
 }

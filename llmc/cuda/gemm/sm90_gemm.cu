@@ -227,7 +227,7 @@ void sm90_gemm_reserve(void)
     sm90_tile_reserve((const void *)kernels[0].kernel);
 }
 
-bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, const floatX *x,
+bool sm90_gemm(const ProductContext *c, GemmLayout form, GemmEpilogue epilogue, floatX *out, const floatX *x,
                const floatX *w, const floatX *source, int N, int depth, int cols)
 {
     // in twelfths of the k steps; first row without C, second with C
@@ -238,7 +238,7 @@ bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, co
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16)
             return false;
-    if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth))
+    if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth, c->shared))
         return false;
     for (int i = 0; i < EVENTS; i++)
         work.at[i] = work.tiles.steps * when[source != NULL][i] / 12;
@@ -251,7 +251,8 @@ bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, co
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].form != form || kernels[i].epilogue != epilogue)
             continue;
-        kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, s>>>(map_x, map_w, map_out, map_source, work);
+        kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, c->stream>>>(map_x, map_w, map_out,
+                                                                             map_source, work);
         CHECK_LAUNCH();
         return true;
     }

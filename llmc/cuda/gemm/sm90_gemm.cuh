@@ -18,5 +18,5 @@ void sm90_gemm_reserve(void);
 bool sm90_gemm_pays(int N, int depth, int cols);
 // out (N, cols) = epilogue(x w, source).  x (N, depth); source (N, cols) may be out itself, or NULL. Returns
 // false and launches nothing when the path, the build, the shape or the alignment does not allow it.
-bool sm90_gemm(Stream s, GemmLayout form, GemmEpilogue epilogue, floatX *out, const floatX *x,
+bool sm90_gemm(const ProductContext *c, GemmLayout form, GemmEpilogue epilogue, floatX *out, const floatX *x,
                const floatX *w, const floatX *source, int N, int depth, int cols);

@@ -234,7 +234,7 @@ bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, co
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16)
             return false;
-    if (!sm90_qkv_takes(e) || !sm90_tile_schedule(&work.tiles, &blocks, N, (int64_t)PLANES * d, d))
+    if (!sm90_qkv_takes(e) || !sm90_tile_schedule(&work.tiles, &blocks, N, (int64_t)PLANES * d, d, NULL))
         return false;
     work.store_left = work.tiles.steps / 4;
     work.store_right = work.tiles.steps * 2 / 3;

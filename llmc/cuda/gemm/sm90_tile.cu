@@ -27,14 +27,22 @@ bool sm90_gemm_pays(int N, int depth, int cols)
 }
 
 int sm90_tile_clusters(void) { return clusters; }
-int sm90_tile_clusters_now(void) { return (int)max_i64(1, clusters - device_take_share() / CLUSTER); }
 
-bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth)
+int sm90_tile_clusters_beside(SharedSms *shared)
+{
+    if (!shared || shared->products == 0)
+        return clusters;
+    shared->products--;
+    return (int)max_i64(1, clusters - shared->sms / CLUSTER);
+}
+
+bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth,
+                        SharedSms *shared)
 {
     int64_t columns = ceil_div(cols, TILE_N), all = ceil_div(rows, CLUSTER * TILE_M) * columns;
     if (!clusters || depth % 8 || cols % 8 || all > INT32_MAX)
         return false;
-    int now = sm90_tile_clusters_now(), last = (int)(all % now),
+    int now = sm90_tile_clusters_beside(shared), last = (int)(all % now),
         cut = all > now && 2 * last <= now ? last : 0;
     *t = {.columns = (int)columns,
           .whole = (int)all - cut,

@@ -63,10 +63,11 @@ struct TileSchedule {
 void sm90_tile_reserve(const void *kernel);
 // Fills the schedule of a product (rows, depth) x (depth, cols) and the number of CTAs. False when the path,
 // the build or the shape does not allow this tile.
-bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth);
+bool sm90_tile_schedule(TileSchedule *t, unsigned *blocks, int64_t rows, int64_t cols, int64_t depth,
+                        SharedSms *shared);
 // Clusters that are resident at the same time; 0: this tile does not run on this path.
 int sm90_tile_clusters(void);
-int sm90_tile_clusters_now(void); // clusters that the next launch may use
+int sm90_tile_clusters_beside(SharedSms *shared); // that a launch may use, which counts itself off
 // Tensor map of `planes` consecutive bf16 matrices (rows, cols), boxes of PANEL columns and box_rows rows.
 CUtensorMap tile_map_bf16(const void *base, int planes, int rows, int cols, int box_rows);
 // Tensor map of an fp32 matrix (rows, cols), boxes of 32 columns and 64 rows.

@@ -343,14 +343,14 @@ bool sm90_weight_grad_takes(const WeightGrad *g, int count, int N)
            2 * clusters * clusters * ceil_div(N, TILE_K) <= INT32_MAX;
 }
 
-bool sm90_weight_grad(Stream s, const WeightGrad *g, int count, int N)
+bool sm90_weight_grad(const ProductContext *c, const WeightGrad *g, int count, int N)
 {
     assert(count >= 1 && count <= WEIGHT_GRADS);
     if (!sm90_weight_grad_takes(g, count, N))
         return false;
     GradMaps maps;
     GradWork work = {.steps = (int)ceil_div(N, TILE_K),
-                     .clusters = sm90_tile_clusters_now(),
+                     .clusters = sm90_tile_clusters_beside(c->shared),
                      .counters = counters};
     for (int i = 0; i < count; i++) {
         const void *operands[] = {g[i].dw, g[i].a, g[i].b};
@@ -367,7 +367,8 @@ bool sm90_weight_grad(Stream s, const WeightGrad *g, int count, int N)
         maps.dw[i] = tile_map_fp32(g[i].dw, g[i].m, g[i].n);
     }
     work.sets = (int)ceil_div(work.tiles, work.clusters);
-    sm90_weight_grad_kernel<<<CLUSTER *(unsigned)work.clusters, TILE_THREADS, SHARED_BYTES, s>>>(maps, work);
+    sm90_weight_grad_kernel<<<CLUSTER *(unsigned)work.clusters, TILE_THREADS, SHARED_BYTES, c->stream>>>(
+        maps, work);
     CHECK_LAUNCH();
     return true;
 }

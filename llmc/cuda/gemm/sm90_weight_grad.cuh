@@ -10,4 +10,4 @@ void sm90_weight_grad_close(void);
 bool sm90_weight_grad_takes(const WeightGrad *g, int count, int N);
 // dw += a^T b, or dw = a^T b, for each of `count` products, as matmul_weight_grads defines them. Returns
 // false and launches nothing when the path, the build, the shapes or the alignment does not allow it.
-bool sm90_weight_grad(Stream s, const WeightGrad *g, int count, int N);
+bool sm90_weight_grad(const ProductContext *c, const WeightGrad *g, int count, int N);

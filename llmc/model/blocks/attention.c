@@ -67,7 +67,7 @@ static void forward(const Pass *p, int i, floatX *out)
     if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
         attention_forward(s, &attention, N, H, e);
     if (pass_runs(a, USES(out, l->yg, l->x)))
-        matmul_forward(s, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
+        matmul_forward(p->products, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
 }
 
 // Leaves the gradient of the gates in l->dgate, which the mix of the layer carries on to h.
@@ -86,7 +86,7 @@ static void backward(const Pass *p, int i)
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     if (pass_runs(a, USES(l->dyg, a->dx)))
-        matmul_backward_input(s, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
+        matmul_backward_input(p->products, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
     floatX *dv = m->layer[i].value_embed ? l->dv : NULL;
     AttentionBackward g = {.dqkv = l->dqkv,
                            .dv = dv,
@@ -122,9 +122,9 @@ static void backward(const Pass *p, int i)
     WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
                           {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
     if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg)))
-        matmul_weight_grads(s, grads, 2, N);
+        matmul_weight_grads(p->products, grads, 2, N);
     if (pass_runs(a, USES(a->dh, l->dqkv)))
-        matmul_backward_input(s, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
+        matmul_backward_input(p->products, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
 }
 
 const Block attention_block = {plan, forward, backward};

@@ -11,6 +11,7 @@ typedef struct {
     const AttentionSetting *at;
     int place; // FIRST_OF_STEP, LAST_OF_STEP
     Stream s;
+    const ProductContext *products; // on s
 } Pass;
 
 typedef struct {
