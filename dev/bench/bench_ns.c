@@ -199,25 +199,25 @@ static void run_primitive(cudaStream_t s, void *p)
     int n = k->n, m = k->m, batch = k->batch;
     switch (k->primitive) {
     case P_GRAM:
-        ns_gram(s, NS_BF16, k->a, k->x, n, m, batch);
+        ns_gram(AT_ONCE(s, NS_BF16, batch), k->a, k->x, n, m);
         break;
     case P_SYMMETRIC:
-        ns_symmetric(s, NS_BF16, k->b, NULL, 0, 0.5f, k->a, k->a, 1, k->a, n, batch);
+        ns_symmetric(AT_ONCE(s, NS_BF16, batch), k->b, NULL, 0, 0.5f, k->a, k->a, 1, k->a, n);
         break;
     case P_APPLY:
-        ns_apply(s, NS_BF16, k->y, false, 1, k->a, k->x, 2, n, m, batch);
+        ns_apply(AT_ONCE(s, NS_BF16, batch), k->y, false, 1, k->a, k->x, 2, n, m);
         break;
     case P_LOAD:
         ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)n * m, 1, 0, 1, n, m, batch, false);
         break;
     case P_GRAM_RAW:
-        ns_gram_raw(s, NS_BF16, k->raw, k->x, NULL, n, m, batch);
+        ns_gram_raw(AT_ONCE(s, NS_BF16, batch), k->raw, k->x, NULL, n, m);
         break;
     case P_AOL:
-        ns_aol(s, NS_BF16, k->scale, k->b, k->raw, NULL, 1, n, m, batch);
+        ns_aol(AT_ONCE(s, NS_BF16, batch), k->scale, k->b, k->raw, NULL, 1, n, m);
         break;
     case P_SCALED:
-        ns_symmetric_scaled(s, NS_BF16, k->b, 1, 0.5f, k->a, k->a, 1, k->a, k->scale, 1, n, batch);
+        ns_symmetric_scaled(AT_ONCE(s, NS_BF16, batch), k->b, 1, 0.5f, k->a, k->a, 1, k->a, k->scale, 1, n);
         break;
     case P_TRANSPOSE:
         ns_transpose(s, NS_BF16, k->y, k->x, n, m, batch);

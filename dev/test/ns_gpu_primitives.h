@@ -28,8 +28,8 @@ static void test_gram(Random *r, NsDtype dtype, int n, int m, int batch)
     double *x = gaussian(r, count), *exact = matrix(square, 1);
     Array dx = pitched_of(dtype, x, (int64_t)n * batch, m, ns_pitch(dtype, n, m), x),
           da = array_new((size_t)square * ns_element_size(dtype));
-    ns_gram(NULL, dtype, da.p, dx.p, n, m, batch);
-    ref.ns_gram(NULL, NS_FP32, exact, x, n, m, batch);
+    ns_gram(AT_ONCE(NULL, dtype, batch), da.p, dx.p, n, m);
+    ref.ns_gram(AT_ONCE(NULL, NS_FP32, batch), exact, x, n, m);
     double *a = values_of(dtype, da.p, square);
     double over = excess(dtype, a, exact, square, sum_bound(m, 4));
     bool guards = intact_and_free(dx) & intact_and_free(da);
@@ -62,16 +62,16 @@ static void test_symmetric(Random *r, NsDtype dtype, int n, int batch, float bet
     Array da = array_of(dtype, a, square, a), db = array_of(dtype, b, square, b),
           dd = array_of(dtype, d, square, d);
     Array dc = array_new(da.bytes), dq = array_new(da.bytes);
-    ns_symmetric(NULL, dtype, dc.p, dq.p, 4.25f, 0.75f, da.p, db.p, beta, dd.p, n, batch);
-    ref.ns_symmetric(NULL, NS_FP32, exact, NULL, 0, 0.75f, a, b, beta, d, n, batch);
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), dc.p, dq.p, 4.25f, 0.75f, da.p, db.p, beta, dd.p, n);
+    ref.ns_symmetric(AT_ONCE(NULL, NS_FP32, batch), exact, NULL, 0, 0.75f, a, b, beta, d, n);
     double *c = values_of(dtype, dc.p, square), *q = values_of(dtype, dq.p, square);
     double over = excess(dtype, c, exact, square, sum_bound(n, 4)),
            over_q = diagonal_excess(dtype, q, c, 4.25, n, batch);
     bool symmetric = is_symmetric(c, n, batch) && is_symmetric(q, n, batch);
     // One tensor as all operands, as the iteration calls it.
-    ns_symmetric(NULL, dtype, dc.p, NULL, 0, -0.5f, da.p, da.p, beta, da.p, n, batch);
-    ns_symmetric(NULL, dtype, NULL, dq.p, 4.25f, -0.5f, da.p, da.p, beta, da.p, n, batch);
-    ref.ns_symmetric(NULL, NS_FP32, exact, NULL, 0, -0.5f, a, a, beta, a, n, batch);
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), dc.p, NULL, 0, -0.5f, da.p, da.p, beta, da.p, n);
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), NULL, dq.p, 4.25f, -0.5f, da.p, da.p, beta, da.p, n);
+    ref.ns_symmetric(AT_ONCE(NULL, NS_FP32, batch), exact, NULL, 0, -0.5f, a, a, beta, a, n);
     double *same = values_of(dtype, dc.p, square),
            over_same = excess(dtype, same, exact, square, sum_bound(n, 4));
     double *only = values_of(dtype, dq.p, square),
@@ -101,9 +101,9 @@ static void test_apply(Random *r, NsDtype dtype, int n, int m, int batch, float 
     Array dx = pitched_of(dtype, x, rows, m, pitch, x), db = array_of(dtype, b, square, b),
           dy = array_new(dx.bytes);
     Array dp = array_new((size_t)count * ns_element_size(dtype));
-    ns_apply(NULL, dtype, dy.p, false, 0.5f, db.p, dx.p, a, n, m, batch);
-    ns_apply(NULL, dtype, dp.p, true, 0.5f, db.p, dx.p, a, n, m, batch);
-    ref.ns_apply(NULL, NS_FP32, exact, true, 0.5f, b, x, a, n, m, batch);
+    ns_apply(AT_ONCE(NULL, dtype, batch), dy.p, false, 0.5f, db.p, dx.p, a, n, m);
+    ns_apply(AT_ONCE(NULL, dtype, batch), dp.p, true, 0.5f, db.p, dx.p, a, n, m);
+    ref.ns_apply(AT_ONCE(NULL, NS_FP32, batch), exact, true, 0.5f, b, x, a, n, m);
     double *y = pitched_values(dtype, dy.p, rows, m, pitch), *packed = values_of(dtype, dp.p, count);
     double over = excess(dtype, y, exact, count, sum_bound(n, 4));
     bool same = !memcmp(y, packed, (size_t)count * sizeof *y);
@@ -225,8 +225,9 @@ static void test_transpose_and_scaled(Random *r, NsDtype dtype, int n, int m, in
           dt = array_new((size_t)count * ns_element_size(dtype));
     ns_transpose(NULL, dtype, dt.p, dx.p, n, m, batch);
     ref.ns_transpose(NULL, NS_FP32, exact_t, x, n, m, batch);
-    ns_symmetric_scaled(NULL, dtype, dq.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, ds.p, 16, n, batch);
-    ns_symmetric(NULL, dtype, NULL, dz.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, n, batch);
+    ns_symmetric_scaled(AT_ONCE(NULL, dtype, batch), dq.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, ds.p, 16,
+                        n);
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), NULL, dz.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, n);
     double *z = values_of(dtype, dz.p, square);
     for (int64_t i = 0; i < square; i++)
         exact_q[i] = 16 * scale[i / ((int64_t)n * n) * n + i % n] * z[i];
@@ -266,10 +267,11 @@ static void test_aol(Random *r, NsDtype dtype, int n, int m, int batch, bool wit
           da = array_new((size_t)square * ns_element_size(dtype));
     float *exact_scale = xcalloc((size_t)rows, sizeof(float)), *host_unit = to_float(unit, rows);
     Array du = array_of(NS_FP32, unit, rows, NULL);
-    ns_gram_raw(NULL, dtype, draw.p, dx.p, with_units ? du.p : NULL, n, m, batch);
-    ns_aol(NULL, dtype, ds.p, da.p, draw.p, with_units ? du.p : NULL, 1.8f, n, m, batch);
-    ref.ns_gram_raw(NULL, NS_FP32, raw, x, NULL, n, m, batch);
-    ref.ns_aol(NULL, NS_FP32, exact_scale, exact, raw, with_units ? host_unit : NULL, 1.8f, n, m, batch);
+    ns_gram_raw(AT_ONCE(NULL, dtype, batch), draw.p, dx.p, with_units ? du.p : NULL, n, m);
+    ns_aol(AT_ONCE(NULL, dtype, batch), ds.p, da.p, draw.p, with_units ? du.p : NULL, 1.8f, n, m);
+    ref.ns_gram_raw(AT_ONCE(NULL, NS_FP32, batch), raw, x, NULL, n, m);
+    ref.ns_aol(AT_ONCE(NULL, NS_FP32, batch), exact_scale, exact, raw, with_units ? host_unit : NULL, 1.8f, n,
+               m);
     double *a = values_of(dtype, da.p, square), *scale = values_of(NS_FP32, ds.p, rows), worst = 0,
            largest = 0;
     for (int64_t i = 0; i < rows; i++)

@@ -4,6 +4,9 @@
 #include "dev/test/linalg.h"
 #include "llmc/optim/newton_schulz.h"
 
+// A chain of one product, launched by its own call.
+#define AT_ONCE(stream, dtype, batch) (&(NsChain){stream, dtype, batch, NULL})
+
 // Every variant in double. The Gram form equals the standard form in exact arithmetic, so the standard form
 // stands for both. u (rows, cols) fp32 -> (rows, cols). Coefficients, sum of squares and AOL scales are fp32
 // numbers, as the contract has them.

@@ -9,7 +9,7 @@ use Test::More;
 
 # Every function that queues work on a stream, but for those that are no op.
 my %other = map { $_ => 1 } qw(event_record graph_launch profile_stop stream_destroy stream_synchronize stream_wait ns_chain_begin ns_chain_end);
-my @ops = grep { !$other{$_} } map { slurp($_) =~ /^void (\w+)\((?:Stream s|const ProductContext \*c)\b/mg } glob("$root/llmc/ops/*.h"), "$root/llmc/dist/comm.h";
+my @ops = grep { !$other{$_} } map { slurp($_) =~ /^void (\w+)\((?:Stream s|const ProductContext \*c|NsChain \*chain)\b/mg } glob("$root/llmc/ops/*.h"), "$root/llmc/dist/comm.h";
 cmp_ok(scalar @ops, '>', 40, scalar(@ops) . ' ops in the contracts');
 my %cost = map { $_ => 1 } slurp("$root/llmc/ops/costs.h") =~ /^(?:COST\(|static inline OpCost cost_)(\w+)/mg;
 is(join(' ', grep { !$cost{$_} } @ops), '', 'each has its cost');

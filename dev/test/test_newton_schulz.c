@@ -27,7 +27,7 @@ static double decode(uint32_t code, int exponent_bits, int mantissa_bits)
 static void round_all(NsDtype dtype, float *out, const float *in, int count)
 {
     float one = 1;
-    ns_apply(NULL, dtype, out, true, 1, &one, in, 0, 1, count, 1);
+    ns_apply(AT_ONCE(NULL, dtype, 1), out, true, 1, &one, in, 0, 1, count);
 }
 
 // Every positive code, the midpoint to the next one (a tie: the even code wins), and its fp32 neighbours,
@@ -113,8 +113,8 @@ static void test_products(NsDtype dtype, int n, int m)
     fill(x, BATCH * size, &r, dtype);
     fill(b, BATCH * square, &r, dtype);
     fill(d, BATCH * square, &r, dtype);
-    ns_gram(NULL, dtype, a, x, n, m, BATCH);
-    ns_symmetric(NULL, dtype, c, NULL, 0, 0.75f, a, a, -1.5f, a, n, BATCH);
+    ns_gram(AT_ONCE(NULL, dtype, BATCH), a, x, n, m);
+    ns_symmetric(AT_ONCE(NULL, dtype, BATCH), c, NULL, 0, 0.75f, a, a, -1.5f, a, n);
     double gram = 0, symmetric = 0, general = 0, applied = 0;
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -131,8 +131,8 @@ static void test_products(NsDtype dtype, int n, int m)
             symmetric = fmax(symmetric, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     int broken = asymmetric(a, n, BATCH) + asymmetric(c, n, BATCH);
-    ns_symmetric(NULL, dtype, c, NULL, 0, 1, a, b, 0.5f, d, n,
-                 BATCH); // not symmetric by itself: the lower triangle decides
+    ns_symmetric(AT_ONCE(NULL, dtype, BATCH), c, NULL, 0, 1, a, b, 0.5f, d,
+                 n); // not symmetric by itself: the lower triangle decides
     broken += asymmetric(c, n, BATCH);
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j <= i % n; j++) {
@@ -145,7 +145,7 @@ static void test_products(NsDtype dtype, int n, int m)
             general = fmax(general, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     for (int pass = 0; pass < 2; pass++) {
-        ns_apply(NULL, dtype, y, true, 2.5f, b, x, pass ? 1.25f : 0, n, m, BATCH);
+        ns_apply(AT_ONCE(NULL, dtype, BATCH), y, true, 2.5f, b, x, pass ? 1.25f : 0, n, m);
         for (int64_t i = 0; i < BATCH * n; i++)
             for (int64_t j = 0; j < m; j++) {
                 double exact = pass ? 1.25 * x[i * m + j] : 0, magnitude = fabs(exact);
@@ -198,10 +198,10 @@ static void test_elementwise(void)
     ok(!memcmp(x, y, sizeof x), "transposing back gives the plain load");
 
     static float a[R * R], raw[R * R], scale[R];
-    ns_gram_raw(NULL, NS_FP16, raw, x, NULL, R, C, 1); // on the CPU an ordinary matrix
+    ns_gram_raw(AT_ONCE(NULL, NS_FP16, 1), raw, x, NULL, R, C); // on the CPU an ordinary matrix
     for (int j = 0; j < R; j++)
         raw[5 * R + j] = raw[j * R + 5] = 0; // a zero row
-    ns_aol(NULL, NS_FP16, scale, a, raw, NULL, 1.5f, R, C, 1);
+    ns_aol(AT_ONCE(NULL, NS_FP16, 1), scale, a, raw, NULL, 1.5f, R, C);
     wrong = asymmetric(a, R, 1) + (scale[5] != 0);
     for (int i = 0; i < R; i++) {
         double sum = 0;
@@ -225,8 +225,8 @@ static void test_second_results(void)
     fill(b, COUNT, &r, NS_FP16);
     for (int i = 0; i < N * BATCH; i++)
         scale[i] = (float)random_normal(&r);
-    ns_symmetric(NULL, NS_FP16, c, q, 3.25f, 1, a, b, 0.5f, a, N, BATCH);
-    ns_symmetric(NULL, NS_FP16, NULL, only, 3.25f, 1, a, b, 0.5f, a, N, BATCH);
+    ns_symmetric(AT_ONCE(NULL, NS_FP16, BATCH), c, q, 3.25f, 1, a, b, 0.5f, a, N);
+    ns_symmetric(AT_ONCE(NULL, NS_FP16, BATCH), NULL, only, 3.25f, 1, a, b, 0.5f, a, N);
     int wrong = memcmp(q, only, sizeof q) != 0;
     for (int i = 0; i < COUNT; i++) {
         bool diagonal = i / N % N == i % N;
@@ -235,7 +235,7 @@ static void test_second_results(void)
     ok(wrong == 0, "a symmetric product plus a multiple of I, with and without the product itself");
     scale[3] = 1e6f;
     scale[5] = NAN;
-    ns_symmetric_scaled(NULL, NS_FP16, scaled, 3.25f, 1, a, b, 0.5f, a, scale, 16, N, BATCH);
+    ns_symmetric_scaled(AT_ONCE(NULL, NS_FP16, BATCH), scaled, 3.25f, 1, a, b, 0.5f, a, scale, 16, N);
     wrong = 0;
     for (int i = 0; i < COUNT; i++) {
         double want = 16.0 * scale[i / (N * N) * N + i % N] * q[i];

@@ -18,7 +18,8 @@
 #define OPS(F) \
     F(ns_load) \
     F(ns_load_rows) \
-    F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose) \
+    F(ns_gram) \
+    F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose) \
         F(ns_workspace_bytes) F(newton_schulz)
 #include "dev/test/ops_library.h"
 static Ops ref, emulation;
@@ -357,9 +358,9 @@ static void test_large_offsets(void)
     uint16_t *first = malloc(bytes), *last = malloc(bytes);
     for (int op = 0; op < 3; op++) {
         if (op == 0)
-            ns_gram(NULL, NS_BF16, y, x, SIDE, SIDE, BATCH);
+            ns_gram(AT_ONCE(NULL, NS_BF16, BATCH), y, x, SIDE, SIDE);
         if (op == 1)
-            ns_apply(NULL, NS_BF16, y, true, 1, x, x, 2, SIDE, SIDE, BATCH);
+            ns_apply(AT_ONCE(NULL, NS_BF16, BATCH), y, true, 1, x, x, 2, SIDE, SIDE);
         if (op == 2)
             ns_transpose(NULL, NS_BF16, y, x, SIDE, SIDE, BATCH);
         copy_to_host(NULL, first, y, bytes);

@@ -35,8 +35,8 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
     return (size_t)batch * (size_t)n * (size_t)n * sizeof(ns_real);
 }
 
-void ns_chain_begin(Stream s) { (void)s; }
-void ns_chain_end(Stream s) { (void)s; }
+void ns_chain_begin(NsChain *chain) { (void)chain; }
+void ns_chain_end(NsChain *chain) { (void)chain; }
 
 // The reference is composed of primitives.
 bool ns_iterates(NsDtype dtype, int n, int m)
@@ -210,19 +210,17 @@ static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns
     }
 }
 
-void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
+void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
 {
-    OP_PART(ns_gram, dtype, n, m, batch);
-    (void)s;
-    symmetric_product(dtype, a, 1, x, x, true, 0, NULL, n, m, batch);
+    OP_PART(ns_gram, chain->dtype, n, m, chain->batch);
+    symmetric_product(chain->dtype, a, 1, x, x, true, 0, NULL, n, m, chain->batch);
 }
 
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
-                 int batch)
+void ns_gram_raw(NsChain *chain, void *raw, const void *x, const float *unit, int n, int m)
 {
-    OP_PART(ns_gram_raw, dtype, n, m, batch);
-    (void)s, (void)dtype, (void)unit;
-    symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, batch);
+    OP_PART(ns_gram_raw, chain->dtype, n, m, chain->batch);
+    (void)unit;
+    symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, chain->batch);
 }
 
 static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, int n, int batch)
@@ -237,28 +235,28 @@ static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, i
     }
 }
 
-void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
-                  const void *b, float beta, const void *d, int n, int batch)
+void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n)
 {
-    OP_PART(ns_symmetric, dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, batch);
-    (void)s;
+    OP_PART(ns_symmetric, chain->dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, chain->batch);
     void *first = c ? c : q;
-    symmetric_product(dtype, first, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, batch);
+    symmetric_product(chain->dtype, first, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n,
+                      chain->batch);
     if (q)
-        add_diagonal(dtype, q, first, diagonal, n, batch);
+        add_diagonal(chain->dtype, q, first, diagonal, n, chain->batch);
 }
 
 // ---- the other product ------------------------------------------------------------------------------------
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
-              float a, int n, int m, int batch)
+void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
+              int m)
 {
-    OP_PART(ns_apply, dtype, n, m, batch);
-    (void)s, (void)packed;
+    OP_PART(ns_apply, chain->dtype, n, m, chain->batch);
+    (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
     load_blas();
-#pragma omp parallel for schedule(dynamic) if ((int64_t)batch * n * n * m >= MIN_PRODUCT)
-    for (int64_t item = 0; item < blocks * batch; item++) {
+#pragma omp parallel for schedule(dynamic) if ((int64_t)chain->batch * n * n * m >= MIN_PRODUCT)
+    for (int64_t item = 0; item < blocks * chain->batch; item++) {
         int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
         const ns_real *from = (const ns_real *)x + which * size;
         ns_real *to = (ns_real *)y + which * size + i0 * m;
@@ -266,7 +264,7 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
             memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
         block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m,
                       a, to, m);
-        round_values(dtype, to, rows * m);
+        round_values(chain->dtype, to, rows * m);
     }
 }
 
@@ -342,15 +340,15 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
     }
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
-            int n, int m, int batch)
+void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float *unit, float gain, int n,
+            int m)
 {
-    OP_PART(ns_aol, dtype, n, batch);
-    (void)s, (void)m;
-#pragma omp parallel if ((int64_t)batch * n * n >= MIN_ELEMENTS)
+    OP_PART(ns_aol, chain->dtype, n, chain->batch);
+    (void)m;
+#pragma omp parallel if ((int64_t)chain->batch * n * n >= MIN_ELEMENTS)
     {
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+        for (int64_t row = 0; row < (int64_t)n * chain->batch; row++) {
             const ns_real *from = (const ns_real *)raw + row * n;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -361,37 +359,35 @@ void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, con
             scale[row] = sum < (double)NS_AOL_LEAST ? 0 : (float)(gain / sqrt(1.02 * sum));
         }
 #pragma omp for schedule(static)
-        for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+        for (int64_t row = 0; row < (int64_t)n * chain->batch; row++) {
             const ns_real *from = (const ns_real *)raw + row * n;
             const float *column_scale = scale + row / n * n;
             ns_real *to = (ns_real *)a + row * n;
             // The two scales first: their product commutes, so that the result is symmetric to the last bit.
             for (int j = 0; j < n; j++)
                 to[j] = (ns_real)scale[row] * column_scale[j] * from[j];
-            round_values(dtype, to, n);
+            round_values(chain->dtype, to, n);
         }
     }
 }
 
-void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a,
-                         const void *b, float beta, const void *d, const float *scale, float factor, int n,
-                         int batch)
+void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, const void *a, const void *b,
+                         float beta, const void *d, const float *scale, float factor, int n)
 {
-    OP_PART(ns_symmetric_scaled, dtype, ns_squares(a, b, beta, d) + 1, n, batch);
+    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(a, b, beta, d) + 1, n, chain->batch);
     const ns_real most = 65504; // of fp16
-    (void)s;
-    symmetric_product(dtype, q, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, batch);
-    add_diagonal(dtype, q, q, diagonal, n, batch);
-#pragma omp parallel for schedule(static) if ((int64_t)batch * n * n >= MIN_ELEMENTS)
-    for (int64_t row = 0; row < (int64_t)n * batch; row++) {
+    symmetric_product(chain->dtype, q, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, chain->batch);
+    add_diagonal(chain->dtype, q, q, diagonal, n, chain->batch);
+#pragma omp parallel for schedule(static) if ((int64_t)chain->batch * n * n >= MIN_ELEMENTS)
+    for (int64_t row = 0; row < (int64_t)n * chain->batch; row++) {
         const float *column_scale = scale + row / n * n;
         ns_real *to = (ns_real *)q + row * n;
         for (int j = 0; j < n; j++) {
             to[j] *= (ns_real)(factor * column_scale[j]);
-            if (dtype == NS_FP16 && isfinite(to[j]))
+            if (chain->dtype == NS_FP16 && isfinite(to[j]))
                 to[j] = to[j] > most ? most : to[j] < -most ? -most : to[j];
         }
-        round_values(dtype, to, n);
+        round_values(chain->dtype, to, n);
     }
 }
 

@@ -35,10 +35,17 @@ size_t ns_element_size(NsDtype dtype); // bytes; on the CPU sizeof(ns_real) for 
 
 int ns_pitch(NsDtype dtype, int n, int m); // m or a little more
 
-// Between these two a backend may hold back products and run them together, each matrix at its own pace.
-// Results are valid, and memory that was used may be touched by others, after ns_chain_end.
-void ns_chain_begin(Stream s);
-void ns_chain_end(Stream s);
+// Products of one batch. Between ns_chain_begin and ns_chain_end a backend may hold them back and run them
+// together, each matrix at its own pace: results are valid, and other ops may use the memory that they use,
+// after ns_chain_end. Without these two each product is launched by its own call.
+typedef struct {
+    Stream stream;
+    NsDtype dtype;
+    int batch;
+    struct NsTasks *tasks; // the backend's, from ns_chain_begin to ns_chain_end; else NULL
+} NsChain;
+void ns_chain_begin(NsChain *chain);
+void ns_chain_end(NsChain *chain);
 
 // x_i = u_i * (gain / (kappa * |u_i| + eps)) with the Frobenius norm, in fp32 before the cast (a cast first
 // could overflow fp16).
@@ -59,7 +66,7 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
                   int cols, int batch, bool transpose);
 
 // a = x x^T, exactly symmetric.  a (batch, n, n) out;  x (batch, n, m)
-void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch);
+void ns_gram(NsChain *chain, void *a, const void *x, int n, int m);
 
 // c = alpha a b + beta d, for a product that is symmetric because a and b commute: the lower triangle is
 // computed and
@@ -67,37 +74,35 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
 // c.
 //   c, q (batch, n, n) out, either may be NULL;  a, b, d (batch, n, n) may be one tensor; beta = 0 leaves d
 //   out
-void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
-                  const void *b, float beta, const void *d, int n, int batch);
+void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n);
 
 // y = alpha b x + a x; a = 0 leaves the second term out.  b (batch, n, n), x (batch, n, m);  y (batch, n, m)
 // out, packed on demand
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
-              float a, int n, int m, int batch);
+void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
+              int m);
 
 // Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the
 // entries of small
 // rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m);  unit (batch, n) fp32 from ns_load_rows,
 //                     NULL: 1, for both steps
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch);
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
-                 int batch);
+void ns_gram_raw(NsChain *chain, void *raw, const void *x, const float *unit, int n, int m);
 #define NS_AOL_LEAST 1e-36f
 // s_i = gain / sqrt(1.02 * sum_j |raw_ij| unit_j / unit_i), 0 where the sum is below NS_AOL_LEAST: the
 // product of two scales must
 //   stay finite. With units diag(s) x is what it would be without.
 //   a = diag(s) raw diag(s), in fp32, rounded once.
 //   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
-            int n, int m, int batch);
+void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float *unit, float gain, int n,
+            int m);
 // q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the
 // range of fp16 become the largest of their sign.
 //   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol
 //                         that wrote a or b or
 //   what they were computed from
-void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a,
-                         const void *b, float beta, const void *d, const float *scale, float factor, int n,
-                         int batch);
+void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, const void *a, const void *b,
+                         float beta, const void *d, const float *scale, float factor, int n);
 
 // All steps x <- a x + (b A + c A^2) x, A = x x^T, in place of the primitives between ns_load and the result,
 // for shapes that the backend has it for.

@@ -437,12 +437,11 @@ size_t ns_workspace_bytes(const NsOptions *o, int rows, int cols, int batch)
 
 // A chunk of the batch under way.
 typedef struct {
-    Stream s;
+    NsChain chain;
     const NsOptions *o;
-    NsDtype dtype;
-    int n, m, batch, applies; // products with x still to come
-    void *x, *spare;          // (batch, n, m), change places at each product
-    void *out; // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
+    int n, m, applies; // products with x still to come
+    void *x, *spare;   // (batch, n, m), change places at each product
+    void *out;         // (batch, n, m) packed: where the last one goes, NULL: to the spare like the others
     void *square[MOST_SQUARES], *raw;
     float *scale, *unit; // (batch, n), AOL only; unit NULL: rows of x have none
     bool scaled;         // x still lacks diag(scale)
@@ -461,16 +460,15 @@ static const float aol_column_factor = 16;
 
 // q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale,
 // times diag(scale), which costs nothing here and would cost a pass over x.
-static void last_symmetric(const Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b,
+static void last_symmetric(Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b,
                            float beta, const void *d)
 {
     if (k->scaled)
-        ns_symmetric_scaled(k->s, k->dtype, q, diagonal, alpha, a, b, beta, d, k->scale, aol_column_factor,
-                            k->n, k->batch);
+        ns_symmetric_scaled(&k->chain, q, diagonal, alpha, a, b, beta, d, k->scale, aol_column_factor, k->n);
     else if (diagonal == 0)
-        ns_symmetric(k->s, k->dtype, q, NULL, 0, alpha, a, b, beta, d, k->n, k->batch);
+        ns_symmetric(&k->chain, q, NULL, 0, alpha, a, b, beta, d, k->n);
     else
-        ns_symmetric(k->s, k->dtype, NULL, q, diagonal, alpha, a, b, beta, d, k->n, k->batch);
+        ns_symmetric(&k->chain, NULL, q, diagonal, alpha, a, b, beta, d, k->n);
 }
 
 // x = b x + a x, b from last_symmetric. Where b has x's scale in it a is 0.
@@ -483,7 +481,7 @@ static void apply(Chunk *k, const void *b, float a)
         k->scaled = false;
     }
     bool to_out = --k->applies == 0 && k->out;
-    ns_apply(k->s, k->dtype, to_out ? k->out : k->spare, to_out, alpha, b, k->x, a, k->n, k->m, k->batch);
+    ns_apply(&k->chain, to_out ? k->out : k->spare, to_out, alpha, b, k->x, a, k->n, k->m);
     swap(&k->x, &k->spare);
 }
 
@@ -491,11 +489,11 @@ static void apply(Chunk *k, const void *b, float a)
 static void gram_matrix(Chunk *k, bool aol)
 {
     if (!aol) {
-        ns_gram(k->s, k->dtype, k->square[0], k->x, k->n, k->m, k->batch);
+        ns_gram(&k->chain, k->square[0], k->x, k->n, k->m);
         return;
     }
-    ns_gram_raw(k->s, k->dtype, k->raw, k->x, k->unit, k->n, k->m, k->batch);
-    ns_aol(k->s, k->dtype, k->scale, k->square[0], k->raw, k->unit, k->o->aol_gain, k->n, k->m, k->batch);
+    ns_gram_raw(&k->chain, k->raw, k->x, k->unit, k->n, k->m);
+    ns_aol(&k->chain, k->scale, k->square[0], k->raw, k->unit, k->o->aol_gain, k->n, k->m);
     k->scaled = true;
 }
 
@@ -535,20 +533,20 @@ static void iterate_gram(Chunk *k)
             last_symmetric(k, Q, a, c, R, R, b, R);
             continue;
         }
-        ns_symmetric(k->s, k->dtype, Z, first ? Q : NULL, a, c, R, R, b, R, k->n, k->batch);
+        ns_symmetric(&k->chain, Z, first ? Q : NULL, a, c, R, R, b, R, k->n);
         // Q's product goes between those of R, which wait for each other: it keeps the multiprocessors busy
         // meanwhile.
         if (!last)
-            ns_symmetric(k->s, k->dtype, H, NULL, 0, 1, R, Z, a, R, k->n, k->batch); // R h(R)
+            ns_symmetric(&k->chain, H, NULL, 0, 1, R, Z, a, R, k->n); // R h(R)
         if (!first) {
             if (last)
                 last_symmetric(k, T, 0, 1, Q, Z, a, Q);
             else
-                ns_symmetric(k->s, k->dtype, T, NULL, 0, 1, Q, Z, a, Q, k->n, k->batch);
+                ns_symmetric(&k->chain, T, NULL, 0, 1, Q, Z, a, Q, k->n);
             swap(&Q, &T);
         }
         if (!last)
-            ns_symmetric(k->s, k->dtype, R, NULL, 0, 1, Z, H, a, H, k->n, k->batch); // h(R) R h(R)
+            ns_symmetric(&k->chain, R, NULL, 0, 1, Z, H, a, H, k->n); // h(R) R h(R)
     }
     apply(k, Q, 0);
 }
@@ -556,12 +554,12 @@ static void iterate_gram(Chunk *k)
 static void iterate_chain(Chunk *k, bool gram)
 {
     OP_SCOPE(ns_chain);
-    ns_chain_begin(k->s);
+    ns_chain_begin(&k->chain);
     if (gram)
         iterate_gram(k);
     else
         iterate_standard(k);
-    ns_chain_end(k->s);
+    ns_chain_end(&k->chain);
 }
 
 // The standard form in one call.
@@ -574,7 +572,7 @@ static void iterate_whole(Chunk *k)
                       .aol_factor = aol_column_factor};
     for (int i = 0; i < o->steps; i++)
         it.a[i] = (float)o->tuples[i].a, it.b[i] = (float)o->tuples[i].b, it.c[i] = (float)o->tuples[i].c;
-    ns_iterate(k->s, k->dtype, &it, k->unit, k->x, k->spare, k->n, k->m, k->batch);
+    ns_iterate(k->chain.stream, k->o->dtype, &it, k->unit, k->x, k->spare, k->n, k->m, k->chain.batch);
     if (o->steps % 2)
         swap(&k->x, &k->spare);
 }
@@ -583,12 +581,14 @@ static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride,
 {
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
     if (k->unit)
-        ns_load_rows(k->s, k->dtype, k->x, k->unit, u, u_stride, rows, cols, k->batch, transpose);
+        ns_load_rows(k->chain.stream, k->o->dtype, k->x, k->unit, u, u_stride, rows, cols, k->chain.batch,
+                     transpose);
     else if (k->o->aol)
-        ns_load(k->s, k->dtype, k->x, NULL, u, u_stride, 1, 0, 1, rows, cols, k->batch, transpose);
-    else
-        ns_load(k->s, k->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, k->batch,
+        ns_load(k->chain.stream, k->o->dtype, k->x, NULL, u, u_stride, 1, 0, 1, rows, cols, k->chain.batch,
                 transpose);
+    else
+        ns_load(k->chain.stream, k->o->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols,
+                k->chain.batch, transpose);
 }
 
 void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols,
@@ -599,10 +599,12 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
     bool alike = l.x[1] == l.out;
     for (int first = 0; first < batch; first += l.chunk) {
         size_t done = (size_t)first * (size_t)l.n * (size_t)l.m * ns_element_size(o->dtype);
-        Chunk k = {.s = s, .o = o, .dtype = o->dtype, .n = l.n, .m = l.m, .applies = l.applies};
+        Chunk k = {.chain = {s, o->dtype, (int)min_i64(batch - first, l.chunk), NULL}, .o = o};
+        k.n = l.n;
+        k.m = l.m;
+        k.applies = l.applies;
         k.scale = (float *)(base + l.scale);
         k.unit = rows_have_units(o) ? (float *)(base + l.unit) : NULL;
-        k.batch = batch - first < l.chunk ? batch - first : l.chunk;
         for (int i = 0; i < l.squares; i++)
             k.square[i] = base + l.square + (size_t)i * l.square_pitch;
         k.raw = base + l.raw;
@@ -619,7 +621,7 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         else
             iterate_chain(&k, l.gram);
         if (l.transpose)
-            ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.batch);
+            ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.chain.batch);
     }
     return base + l.out;
 }

@@ -319,11 +319,12 @@ static void check_ns_chain(Stream s)
     Arena m(s);
     floatX *x = m.filled(N * M, 11), *a = m.take<floatX>(N * N), *c = m.take<floatX>(N * N),
            *y = m.take<floatX>(N * M);
-    ns_chain_begin(s);
-    ns_gram(s, NS_BF16, a, x, N, M, 1);
-    ns_symmetric(s, NS_BF16, c, NULL, 0, 1.0f / 64, a, a, 0.5f, a, N, 1);
-    ns_apply(s, NS_BF16, y, false, 1.0f / 64, a, x, 1, N, M, 1);
-    ns_chain_end(s);
+    NsChain chain = {s, NS_BF16, 1, NULL};
+    ns_chain_begin(&chain);
+    ns_gram(&chain, a, x, N, M);
+    ns_symmetric(&chain, c, NULL, 0, 1.0f / 64, a, a, 0.5f, a, N);
+    ns_apply(&chain, y, false, 1.0f / 64, a, x, 1, N, M);
+    ns_chain_end(&chain);
     std::vector<floatX> host_a = m.read(a, N * N), host_c = m.read(c, N * N), host_y = m.read(y, N * M);
     std::vector<double> host_x = pattern_of(11, 0, N * M), host_gram((size_t)(N * N));
     for (int i = 0; i < N * N; i++)

@@ -281,7 +281,6 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
     int64_t count = (int64_t)rows * cols;
     bool packed = count == (int64_t)n * pitch,
          vectors = packed && count % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
-    ns_flush();
     if (sumsq)
         sum_squares(s, sumsq, u, count, u_stride, batch);
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
@@ -446,7 +445,6 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
 {
     OP_SCOPE(ns_load_rows, dtype, rows, cols, batch);
     int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
-    ns_flush();
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         const float *from = u + (int64_t)first * u_stride;
@@ -466,7 +464,6 @@ void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m,
 {
     OP_SCOPE(ns_transpose, dtype, n, m, batch);
     int pitch = ns_pitch(dtype, n, m);
-    ns_flush();
     for (int first = 0; first < batch; first += MAX_GRID_YZ) {
         int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
         dim3 tiles = tile_grid(n, m, now);
@@ -549,7 +546,6 @@ void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const
                      const float *unit, float gain, int n, int batch)
 {
     int64_t rows = (int64_t)n * batch;
-    ns_flush();
     aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, unit, gain, n, rows);
     DISPATCH_DTYPE(dtype, {
         aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows);

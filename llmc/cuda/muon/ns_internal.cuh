@@ -26,9 +26,6 @@ struct Product {
     float factor, diagonal;
 };
 
-// Launches what a chain holds back; every primitive that is no task calls it first.
-void ns_flush(void);
-
 // Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
                          const Product &p);

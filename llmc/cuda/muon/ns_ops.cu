@@ -73,16 +73,12 @@ typedef struct {
     const void *in[4], *out[3];
 } Uses;
 
-// The chain that is being built. Between ns_chain_begin and _end it collects tasks, otherwise each task is
-// launched at once.
-static struct {
-    bool open;
-    cudaStream_t stream;
-    NsDtype dtype;
+// What a chain holds back.
+struct NsTasks {
     Chain chain;
     Uses uses[CHAIN_TASKS];
     uint32_t after[CHAIN_TASKS]; // bit i: comes after task i, directly or not
-} held;
+};
 
 static bool contains(const void *const *list, int count, const void *p)
 {
@@ -227,13 +223,13 @@ static void choose_widths(Chain *c, NsDtype dtype)
     }
 }
 
-void ns_flush(void)
+static void launch_tasks(const NsChain *chain, NsTasks *held)
 {
-    Chain *c = &held.chain;
+    Chain *c = &held->chain;
     if (c->tasks == 0)
         return;
     int64_t tiles = 0, smallest = INT32_MAX;
-    choose_widths(c, held.dtype);
+    choose_widths(c, chain->dtype);
     for (int i = 0; i < c->tasks; i++) {
         tiles += c->task[i].tiles;
         smallest = min_i64(smallest, c->task[i].tiles);
@@ -250,49 +246,59 @@ void ns_flush(void)
     c->tile_counter = c->finished + 1;
     c->done = c->tile_counter + 1;
     c->counters = c->tasks > 1 ? c->tasks * c->batch : 0;
-    ns_launch_chain(held.stream, held.dtype, *c);
+    ns_launch_chain(chain->stream, chain->dtype, *c);
     c->tasks = 0;
 }
 
-static void add_task(cudaStream_t s, NsDtype dtype, int batch, const Task *t, const Uses *u)
+static void hold_task(const NsChain *chain, NsTasks *held, const Task *t, const Uses *u)
 {
-    Chain *c = &held.chain;
-    if (c->tasks == CHAIN_TASKS ||
-        (c->tasks && (dtype != held.dtype || batch != c->batch || s != held.stream)))
-        ns_flush();
-    if ((int64_t)(c->tasks + 1) * batch > CHAIN_DONE)
-        ns_flush();
-    held.stream = s;
-    held.dtype = dtype;
-    c->batch = batch;
+    Chain *c = &held->chain;
+    if (c->tasks == CHAIN_TASKS || (int64_t)(c->tasks + 1) * chain->batch > CHAIN_DONE)
+        launch_tasks(chain, held);
+    c->batch = chain->batch;
     Task *to = &c->task[c->tasks];
     *to = *t;
     // The latest task first: what it has waited for needs no wait of its own.
     uint32_t known = 0;
     for (int i = c->tasks - 1; i >= 0; i--) {
-        if (known >> i & 1 || !conflict(&held.uses[i], u))
+        if (known >> i & 1 || !conflict(&held->uses[i], u))
             continue;
         to->waits |= 1u << i;
         c->task[i].awaited = true;
-        known |= held.after[i];
+        known |= held->after[i];
     }
-    held.after[c->tasks] = known | to->waits;
-    held.uses[c->tasks++] = *u;
-    if (!held.open)
-        ns_flush();
+    held->after[c->tasks] = known | to->waits;
+    held->uses[c->tasks++] = *u;
 }
 
-void ns_chain_begin(Stream s)
+static void add_task(const NsChain *chain, const Task *t, const Uses *u)
 {
-    (void)s;
-    held.open = true;
+    if (chain->tasks) {
+        hold_task(chain, chain->tasks, t, u);
+        return;
+    }
+    NsTasks alone = {};
+    hold_task(chain, &alone, t, u);
+    launch_tasks(chain, &alone);
 }
 
-void ns_chain_end(Stream s)
+void ns_chain_begin(NsChain *chain) { chain->tasks = new NsTasks(); }
+
+void ns_chain_end(NsChain *chain)
 {
-    (void)s;
-    held.open = false;
-    ns_flush();
+    launch_tasks(chain, chain->tasks);
+    delete chain->tasks;
+    chain->tasks = NULL;
+}
+
+// Whether the product of these shapes is a kernel of its own, which runs after what the chain holds back.
+static bool takes_portable(const NsChain *chain, int n, int m)
+{
+    if (ns_product_path(chain->dtype, n, m) != NS_PATH_PORTABLE)
+        return false;
+    if (chain->tasks)
+        launch_tasks(chain, chain->tasks);
+    return true;
 }
 
 // ---- products --------------------------------------------------------------------------------------------
@@ -322,13 +328,14 @@ static Product portable_gram(void *a, const void *x, int n, int m, int batch)
     return p;
 }
 
-void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int batch)
+void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
 {
-    OP_PART(ns_gram, dtype, n, m, batch);
-    if (batch == 0)
+    OP_PART(ns_gram, chain->dtype, n, m, chain->batch);
+    if (chain->batch == 0)
         return;
-    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
-        ns_portable_product(s, PRODUCT_GRAM, dtype, dtype, portable_gram(a, x, n, m, batch));
+    if (takes_portable(chain, n, m)) {
+        ns_portable_product(chain->stream, PRODUCT_GRAM, chain->dtype, chain->dtype,
+                            portable_gram(a, x, n, m, chain->batch));
         return;
     }
     Task t = {};
@@ -337,10 +344,10 @@ void ns_gram(Stream s, NsDtype dtype, void *a, const void *x, int n, int m, int 
     t.depth = m;
     t.alpha = 1;
     t.has_out = t.same_operands = true;
-    t.a = t.b = tall_map(dtype, x, n, m, batch);
-    t.out = square_map(dtype, a, n, batch);
+    t.a = t.b = tall_map(chain->dtype, x, n, m, chain->batch);
+    t.out = square_map(chain->dtype, a, n, chain->batch);
     Uses u = {{x}, {a}};
-    add_task(s, dtype, batch, &t, &u);
+    add_task(chain, &t, &u);
 }
 
 static Product portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta,
@@ -377,41 +384,41 @@ static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void
     return t;
 }
 
-void ns_symmetric(Stream s, NsDtype dtype, void *c, void *q, float diagonal, float alpha, const void *a,
-                  const void *b, float beta, const void *d, int n, int batch)
+void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
+                  float beta, const void *d, int n)
 {
-    OP_PART(ns_symmetric, dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, batch);
-    if (batch == 0)
+    OP_PART(ns_symmetric, chain->dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, chain->batch);
+    if (chain->batch == 0)
         return;
     if (beta == 0)
         d = NULL;
-    if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
-        Product p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, batch);
-        ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
+    if (takes_portable(chain, n, n)) {
+        Product p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, chain->batch);
+        ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, p);
         if (q)
-            ns_add_diagonal(s, dtype, q, p.out, diagonal, n, batch);
+            ns_add_diagonal(chain->stream, chain->dtype, q, p.out, diagonal, n, chain->batch);
         return;
     }
-    Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
+    Task t = symmetric_task(chain->dtype, alpha, a, b, beta, d, n, chain->batch);
     t.has_out = c;
     t.has_plus = q;
     t.diagonal = diagonal;
     if (c)
-        t.out = square_map(dtype, c, n, batch);
+        t.out = square_map(chain->dtype, c, n, chain->batch);
     if (q)
-        t.plus = square_map(dtype, q, n, batch);
+        t.plus = square_map(chain->dtype, q, n, chain->batch);
     Uses u = {{a, b, d}, {c, q}};
-    add_task(s, dtype, batch, &t, &u);
+    add_task(chain, &t, &u);
 }
 
-void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const void *b, const void *x,
-              float a, int n, int m, int batch)
+void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
+              int m)
 {
-    OP_PART(ns_apply, dtype, n, m, batch);
-    if (batch == 0)
+    OP_PART(ns_apply, chain->dtype, n, m, chain->batch);
+    if (chain->batch == 0)
         return;
-    int pitch = ns_pitch(dtype, n, m);
-    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
+    int pitch = ns_pitch(chain->dtype, n, m);
+    if (takes_portable(chain, n, m)) {
         Product p = {};
         p.a = b;
         p.b = x;
@@ -424,10 +431,10 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
         p.rows = n;
         p.cols = m;
         p.depth = n;
-        p.batch = batch;
+        p.batch = chain->batch;
         p.alpha = alpha;
         p.beta = a;
-        ns_portable_product(s, PRODUCT_FULL, dtype, dtype, p);
+        ns_portable_product(chain->stream, PRODUCT_FULL, chain->dtype, chain->dtype, p);
         return;
     }
     Task t = {};
@@ -437,14 +444,14 @@ void ns_apply(Stream s, NsDtype dtype, void *y, bool packed, float alpha, const 
     t.alpha = alpha;
     t.beta = a;
     t.has_d = a != 0;
-    t.a = square_map(dtype, b, n, batch);
-    t.b = t.d = tall_map(dtype, x, n, m, batch);
+    t.a = square_map(chain->dtype, b, n, chain->batch);
+    t.b = t.d = tall_map(chain->dtype, x, n, m, chain->batch);
     if (packed && pitch != m)
         t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
     else
-        t.out = tall_map(dtype, y, n, m, batch), t.has_out = true;
+        t.out = tall_map(chain->dtype, y, n, m, chain->batch), t.has_out = true;
     Uses u = {{b, x}, {y}};
-    add_task(s, dtype, batch, &t, &u);
+    add_task(chain, &t, &u);
 }
 
 // ---- almost-orthogonal scaling ---------------------------------------------------------------------------
@@ -459,14 +466,14 @@ size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch)
     return (size_t)(raw_elements(n, batch) + (int64_t)batch * boxes_along(n) * n) * sizeof(float);
 }
 
-void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float *unit, int n, int m,
-                 int batch)
+void ns_gram_raw(NsChain *chain, void *raw, const void *x, const float *unit, int n, int m)
 {
-    OP_PART(ns_gram_raw, dtype, n, m, batch);
-    if (batch == 0)
+    OP_PART(ns_gram_raw, chain->dtype, n, m, chain->batch);
+    if (chain->batch == 0)
         return;
-    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
-        ns_portable_product(s, PRODUCT_GRAM, dtype, NS_FP32, portable_gram(raw, x, n, m, batch));
+    if (takes_portable(chain, n, m)) {
+        ns_portable_product(chain->stream, PRODUCT_GRAM, chain->dtype, NS_FP32,
+                            portable_gram(raw, x, n, m, chain->batch));
         return;
     }
     Task t = {};
@@ -474,61 +481,61 @@ void ns_gram_raw(Stream s, NsDtype dtype, void *raw, const void *x, const float 
     t.rows = t.cols = n;
     t.depth = m;
     t.raw = (float *)raw;
-    t.sums = t.raw + raw_elements(n, batch);
-    t.a = t.b = tall_map(dtype, x, n, m, batch);
+    t.sums = t.raw + raw_elements(n, chain->batch);
+    t.a = t.b = tall_map(chain->dtype, x, n, m, chain->batch);
     t.same_operands = true;
     t.unit = unit;
     Uses u = {{x, unit}, {raw}};
-    add_task(s, dtype, batch, &t, &u);
+    add_task(chain, &t, &u);
 }
 
-void ns_aol(Stream s, NsDtype dtype, float *scale, void *a, const void *raw, const float *unit, float gain,
-            int n, int m, int batch)
+void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float *unit, float gain, int n,
+            int m)
 {
-    OP_PART(ns_aol, dtype, n, batch);
-    if (batch == 0)
+    OP_PART(ns_aol, chain->dtype, n, chain->batch);
+    if (chain->batch == 0)
         return;
-    if (ns_product_path(dtype, n, m) == NS_PATH_PORTABLE) {
-        ns_portable_aol(s, dtype, scale, a, (const float *)raw, unit, gain, n, batch);
+    if (takes_portable(chain, n, m)) {
+        ns_portable_aol(chain->stream, chain->dtype, scale, a, (const float *)raw, unit, gain, n,
+                        chain->batch);
         return;
     }
     Task t = {};
     t.kind = TASK_AOL;
     t.rows = t.cols = n;
     t.raw = (float *)raw;
-    t.sums = t.raw + raw_elements(n, batch);
+    t.sums = t.raw + raw_elements(n, chain->batch);
     t.scale = scale;
     t.gain = gain; // the sums are in units already
-    t.out = square_map(dtype, a, n, batch);
+    t.out = square_map(chain->dtype, a, n, chain->batch);
     t.has_out = true;
     Uses u = {{raw}, {a, scale}};
-    add_task(s, dtype, batch, &t, &u);
+    add_task(chain, &t, &u);
 }
 
-void ns_symmetric_scaled(Stream s, NsDtype dtype, void *q, float diagonal, float alpha, const void *a,
-                         const void *b, float beta, const void *d, const float *scale, float factor, int n,
-                         int batch)
+void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, const void *a, const void *b,
+                         float beta, const void *d, const float *scale, float factor, int n)
 {
-    OP_PART(ns_symmetric_scaled, dtype, ns_squares(a, b, beta, d) + 1, n, batch);
-    if (batch == 0)
+    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(a, b, beta, d) + 1, n, chain->batch);
+    if (chain->batch == 0)
         return;
     if (beta == 0)
         d = NULL;
-    if (ns_product_path(dtype, n, n) == NS_PATH_PORTABLE) {
-        Product p = portable_symmetric(q, alpha, a, b, beta, d, n, batch);
+    if (takes_portable(chain, n, n)) {
+        Product p = portable_symmetric(q, alpha, a, b, beta, d, n, chain->batch);
         p.scale = scale;
         p.factor = factor;
         p.diagonal = diagonal;
-        ns_portable_product(s, PRODUCT_SYMMETRIC, dtype, dtype, p);
+        ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, p);
         return;
     }
-    Task t = symmetric_task(dtype, alpha, a, b, beta, d, n, batch);
+    Task t = symmetric_task(chain->dtype, alpha, a, b, beta, d, n, chain->batch);
     t.kind = TASK_SCALED;
     t.diagonal = diagonal;
     t.scale = (float *)scale;
     t.gain = factor;
-    t.out = square_map(dtype, q, n, batch);
+    t.out = square_map(chain->dtype, q, n, chain->batch);
     t.has_out = true;
     Uses u = {{a, b, d, scale}, {q}};
-    add_task(s, dtype, batch, &t, &u);
+    add_task(chain, &t, &u);
 }

@@ -237,7 +237,6 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
 
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p)
 {
-    ns_flush();
     DISPATCH_DTYPE(dtype, {
         if (form == PRODUCT_GRAM && out_dtype == NS_FP32)
             launch<T, float, PRODUCT_GRAM>(s, p);

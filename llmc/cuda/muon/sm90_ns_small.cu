@@ -576,7 +576,6 @@ void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *uni
                 int n, int m, int batch)
 {
     OP_SCOPE(ns_iterate, dtype, it, n, m, batch);
-    ns_flush();
     if (batch == 0)
         return;
     Small c = {{}, *it, unit, n, m, batch};
