@@ -8,7 +8,7 @@
 #
 # Overridable: CC, NVCC, GPU_ARCH=90a (80, 86, 89, 100a, 103a, 120a, native, or several: "80 89 90a 100a"), MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
 #   SANITIZE=address,undefined  CPU program and tests under sanitizers, built in build/*-sanitize
-#   DEBUG=1      host code with -O0, in build/*-debug; kernels stay optimised, with line numbers. DEBUG=device: they too (-G)
+#   DEBUG=1      host code with -O0, in build/*-debug; kernels stay optimised, with line numbers; DEBUG=device: -G for them
 
 SHELL := /bin/bash
 CC := gcc
@@ -44,6 +44,7 @@ HAVE_OPENBLAS := $(call probe,#include <cblas.h>,return openblas_get_num_threads
 endif
 HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 ifneq ($(NVCC),)
+NVCC_RELEASE := $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([^,]*\),.*/\1/p')
 # GPU_ARCH=native: what the GPUs of this machine are, with the instructions of their own from Hopper on.
 NATIVE := $(if $(filter native,$(GPU_ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | sort -u | sed 's/^9.$$\|^1..$$/&a/'))
 ARCHS := $(foreach a,$(GPU_ARCH),$(if $(filter native,$(a)),$(or $(NATIVE),native),$(a)))
@@ -130,7 +131,7 @@ found: needed
 	@echo "OpenBLAS  $(if $(HAVE_OPENBLAS),yes,no: own loops for matrix products - several times slower on the CPU)"
 	@echo "libsodium $(if $(HAVE_SODIUM),yes,no: ranks on one machine only)"
 	@echo "PCRE2     $(if $(HAVE_PCRE2),yes,no: tokenizer in byte mode only)"
-	@echo "nvcc      $(if $(NVCC),$(shell $(NVCC) --version | sed -n 's/.*release \([^,]*\),.*/\1/p') for $(ARCHS:%=sm_%),no: CPU program only)"
+	@echo "nvcc      $(if $(NVCC),$(NVCC_RELEASE) for $(ARCHS:%=sm_%),no: CPU program only)"
 	@$(if $(NVCC),echo "cuDNN     $(or $(CUDNN_VERSION),NO: train_gpt needs version 9)"; echo "NCCL      $(or $(NCCL_VERSION),no: train_gpt drives one GPU)"; echo "CUPTI     $(if $(HAVE_CUPTI),yes,no: --profile is refused)",true)
 
 # Files that hold the flags of the last build and change when the flags do: another MARCH, GPU_ARCH or SANITIZE rebuilds.
@@ -196,6 +197,7 @@ train_gpt_cpu: $(CPU)/train_gpt.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(EXACT)/train_gpt_cpu: $(EXACT)/train_gpt.o $(EXACT)/libllmc.a
 	$(link_cpu)
+tokenize: $(CPU)/data/tokenize_options.o
 tokenize order2: %: $(CPU)/data/%.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
 $(TESTS): $(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a

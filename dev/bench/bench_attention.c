@@ -298,8 +298,11 @@ int main(int argc, char **argv)
 {
     set_program_name("bench_attention", -1);
     figures_open(&argc, argv);
-    if (argc > 2 && strcmp(argv[1], "--sustained") == 0)
-        sustained = atof(argv[2]), argc -= 2, argv += 2;
+    if (argc > 2 && strcmp(argv[1], "--sustained") == 0) {
+        sustained = atof(argv[2]);
+        argc -= 2;
+        argv += 2;
+    }
     const char *what = argc > 1 ? argv[1] : "";
     backend_open(0);
     backend_reserve(&(OpSizes){

@@ -177,8 +177,12 @@ __global__ void add_rows(float *table, const float *arrived, Sets s, int rank, i
         int64_t at = (int64_t)r * s.share + rows_below(s, r, row) - s.first[r * (s.size + 1) + rank];
         Row x = load_row(r == rank ? table + (int64_t)row * d : arrived + at * d, d, lane);
 #pragma unroll
-        for (int i = 0; i < VECTORS; i++)
-            sum.v[i].x += x.v[i].x, sum.v[i].y += x.v[i].y, sum.v[i].z += x.v[i].z, sum.v[i].w += x.v[i].w;
+        for (int i = 0; i < VECTORS; i++) {
+            sum.v[i].x += x.v[i].x;
+            sum.v[i].y += x.v[i].y;
+            sum.v[i].z += x.v[i].z;
+            sum.v[i].w += x.v[i].w;
+        }
     }
     store_row(table + (int64_t)row * d, sum, d, lane);
 }
@@ -238,9 +242,11 @@ __global__ void check_tables(const float *tables, float *reference, bool keep, S
 
 // ---- NCCL's calls that the trainer does not make ----------------------------------------------------------
 
+// clang-format off
 #define NCCL_CALLS(X) \
-    X(GetUniqueId) \
-    X(CommInitRankConfig) X(CommDestroy) X(GroupStart) X(GroupEnd) X(Reduce) X(Send) X(Recv) X(GetErrorString)
+    X(GetUniqueId) X(CommInitRankConfig) X(CommDestroy) X(GroupStart) X(GroupEnd) X(Reduce) X(Send) \
+    X(Recv) X(GetErrorString)
+// clang-format on
 static struct {
 #define MEMBER(name) decltype(&nccl##name) name;
     NCCL_CALLS(MEMBER)

@@ -115,8 +115,10 @@ static void fill_tokens(int s)
     }
     int rows = 0, filled = 0;
     for (int t = 0; t < VP; t++) {
-        if (first[t + 1])
-            row_token[rows] = t, row_start[rows++] = filled;
+        if (first[t + 1]) {
+            row_token[rows] = t;
+            row_start[rows++] = filled;
+        }
         filled += first[t + 1];
         first[t + 1] = filled;
     }

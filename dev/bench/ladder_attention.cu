@@ -65,15 +65,18 @@ __global__ __launch_bounds__(ROW_THREADS) void key_tiles(floatX *yg, const float
     int query0 = blockIdx.x * TILE, head = blockIdx.y, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP,
         first[MINE];
     float sum[MINE] = {}, y[MINE][4] = {}, max[MINE];
-    for (int m = 0; m < MINE; m++)
-        first[m] = first_key[query0 + warp * MINE + m], max[m] = -INFINITY;
+    for (int m = 0; m < MINE; m++) {
+        first[m] = first_key[query0 + warp * MINE + m];
+        max[m] = -INFINITY;
+    }
     for (int i = threadIdx.x; i < TILE * E; i += ROW_THREADS)
         qs[i / E][i % E] = q[(int64_t)(query0 + i / E) * D + head * E + i % E];
     for (int key0 = first_key[query0]; key0 < query0 + TILE; key0 += WARP) {
         __syncthreads();
         for (int i = threadIdx.x; i < WARP * E; i += ROW_THREADS) {
             int64_t from = (int64_t)min(key0 + i / E, N - 1) * D + head * E + i % E;
-            ks[i / E][i % E] = k[from], vs[i / E][i % E] = v[from];
+            ks[i / E][i % E] = k[from];
+            vs[i / E][i % E] = v[from];
         }
         __syncthreads();
         for (int m = 0; m < MINE; m++) {
@@ -242,8 +245,10 @@ __global__ void __launch_bounds__(THREADS)
     int row = query0 + threadIdx.x / WARP * 16 + lane / 4, first[2] = {first_key[row], first_key[row + 8]};
     float s[32], y[64] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     uint32_t p[16];
-    if (threadIdx.x == 0)
-        mbarrier_init(&full, 1), fence_mbarrier_init();
+    if (threadIdx.x == 0) {
+        mbarrier_init(&full, 1);
+        fence_mbarrier_init();
+    }
     for (int key0 = first_key[query0] / ROWS * ROWS; key0 <= query0; key0 += ROWS, parity ^= 1) {
         __syncthreads(); // all are done with the last tile
         if (threadIdx.x == 0) {

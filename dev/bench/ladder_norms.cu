@@ -119,8 +119,10 @@ static double error(void)
         int64_t at = (int64_t)row * D;
         double *x = ladder_read(set[0].x + at, D), *x0 = ladder_read(set[0].x0 + at, D),
                *out = ladder_read(set[0].out + at, D), *h = ladder_read(set[0].h + at, D), sum = 0, e;
-        for (int i = 0; i < D; i++)
-            x[i] = (double)A * x[i] + (double)B * x0[i], sum += x[i] * x[i];
+        for (int i = 0; i < D; i++) {
+            x[i] = (double)A * x[i] + (double)B * x0[i];
+            sum += x[i] * x[i];
+        }
         for (int i = 0; i < D; i++)
             x0[i] = x[i] / sqrt(sum / D + (double)EPS);
         e = fmax(worst(out, x), worst(h, x0));

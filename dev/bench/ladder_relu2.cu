@@ -194,8 +194,10 @@ static double error(void)
                *y = ladder_read(set[0].y + (int64_t)row * F, F);
         for (int col = 0; col < F; col += 7) {
             double p = 0, size = 0;
-            for (int k = 0; k < D; k++)
-                p += x[k] * weight[(int64_t)k * F + col], size += fabs(x[k] * weight[(int64_t)k * F + col]);
+            for (int k = 0; k < D; k++) {
+                p += x[k] * weight[(int64_t)k * F + col];
+                size += fabs(x[k] * weight[(int64_t)k * F + col]);
+            }
             double want = p > 0 ? p * p : 0, slack = 0x1p-24 * sqrt((double)D) * size;
             double e =
                 fabs(y[col] - want) / (3 * 0x1p-8 * want + 2 * fabs(p) * slack + slack * slack + 1e-30);

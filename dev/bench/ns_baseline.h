@@ -94,8 +94,10 @@ static inline void lt_choose(const Baseline *k, LtProduct *p, void *out, const v
     for (int i = 0; i < count; i++) {
         p->algorithm = found[i].algo;
         double us = lt_time(k, p, out, a, b, beta, c);
-        if (i == 0 || us < best)
-            best = us, chosen = i;
+        if (i == 0 || us < best) {
+            best = us;
+            chosen = i;
+        }
     }
     p->algorithm = found[chosen].algo;
     cublasLtMatmulPreferenceDestroy(preference);

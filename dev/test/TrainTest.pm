@@ -75,7 +75,7 @@ sub start {
 
 sub finish {
     my ($run, $seconds) = @_;
-    my $end = time + ($seconds // 120);
+    my $end = time + ($seconds // 300);
     my $late;
     while (waitpid($run->{pid}, 1) == 0) { # WNOHANG
         if (time > $end && !$late++) { kill 'KILL', -$run->{pid} }

@@ -45,12 +45,11 @@ static bool quick;
 
 // ---- the CPU backend's two builds -------------------------------------------------------------------------
 
+// clang-format off
 #define OPS(X) \
-    X(backend_open) \
-    X(backend_reserve) \
-    X(backend_close) \
-    X(attention_table_ints) X(attention_table_build) X(attention_forward) X(attention_scratch_bytes) \
-        X(attention_backward)
+    X(backend_open) X(backend_reserve) X(backend_close) X(attention_table_ints) X(attention_table_build) \
+    X(attention_forward) X(attention_scratch_bytes) X(attention_backward)
+// clang-format on
 #include "dev/test/ops_library.h"
 typedef enum { PLAIN, TRUTH, REFERENCES } Which;
 static Ops ops[REFERENCES];

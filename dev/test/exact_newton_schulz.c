@@ -23,8 +23,11 @@ static void test_coefficients(void)
     ns_polar_express(made, 5, 1e-3, 0.02, 0.02);
     ok_at_most(tuple_difference(made, polar.tuples, 5), 1e-12, "the recipe makes the polar tuples");
     ns_polar_express(made, 5, 1e-3, 0, 0.02407327424182761);
-    for (int i = 0; i < 5; i++)
-        made[i].a /= 1.05, made[i].b /= pow(1.05, 3), made[i].c /= pow(1.05, 5);
+    for (int i = 0; i < 5; i++) {
+        made[i].a /= 1.05;
+        made[i].b /= pow(1.05, 3);
+        made[i].c /= pow(1.05, 5);
+    }
     ok_at_most(tuple_difference(made, dao.tuples, 5), 1e-12, "the recipe makes the dao tuples");
     ns_polar_express(made, 5, 1e-3, 0.02, 0.03);
     ok(tuple_difference(made, polar.tuples, 5) > 1e-3, "and other tuples for another cushion");
@@ -66,8 +69,10 @@ static NsOptions method_options(int which)
 {
     NsOptions o =
         options(methods[which].variant, methods[which].coefficients, methods[which].steps, NULL, NULL);
-    if (which == DAO5)
-        o.kappa = 1, o.eps = 1e-7f; // its tuples carry their own safety
+    if (which == DAO5) {
+        o.kappa = 1;
+        o.eps = 1e-7f; // its tuples carry their own safety
+    }
     return o;
 }
 
@@ -137,8 +142,10 @@ static void test_error_per_iteration(const float *u, const double *polar)
         for (int steps = 1; steps < 5; steps++) {
             NsOptions o = options("gram", rows[i].set, steps, "none",
                                   NULL); // cheaper than the standard form, and equal to it
-            if (i == 0)
-                o.kappa = 1, o.eps = 1e-7f;
+            if (i == 0) {
+                o.kappa = 1;
+                o.eps = 1e-7f;
+            }
             double error = polar_error(&o, u, polar, 768, 3072, NULL);
             ok(fabs(error - rows[i].error[steps - 1]) <= .0015, "%s after %d iterations: %.4f, expected %.3f",
                rows[i].set, steps, error, rows[i].error[steps - 1]);

@@ -44,8 +44,10 @@ static TokenRows token_rows(const int32_t *tokens, int N, int vocab)
         for (int t = 0; t < N; t++)
             if (tokens[t] == token)
                 order[n++] = t;
-        if (n > before)
-            row_token[*count] = token, start[++*count] = n;
+        if (n > before) {
+            row_token[*count] = token;
+            start[++*count] = n;
+        }
     }
     return (TokenRows){order, row_token, start, count};
 }
@@ -532,8 +534,11 @@ static void adam_case(int n, bool plain)
         ep[i] = p.d[i] - 0.75 * em_[i] / (sqrt(ev[i]) + 1e-8);
     }
     float *p32 = floats(n), *m32 = floats(n), *v32 = floats(n);
-    for (int i = 0; i < n; i++)
-        p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
+    for (int i = 0; i < n; i++) {
+        p32[i] = x_to_float(p.x[i]);
+        m32[i] = x_to_float(m.x[i]);
+        v32[i] = x_to_float(v.x[i]);
+    }
     if (plain)
         adam_update_fp32(NULL, p32, m32, v32, g.x, &step, rule, n);
     else
@@ -541,8 +546,11 @@ static void adam_case(int n, bool plain)
     double left = 0;
     for (int i = 0; i < n; i++) {
         left += fabs(g.x[i]);
-        if (!plain)
-            p32[i] = x_to_float(p.x[i]), m32[i] = x_to_float(m.x[i]), v32[i] = x_to_float(v.x[i]);
+        if (!plain) {
+            p32[i] = x_to_float(p.x[i]);
+            m32[i] = x_to_float(m.x[i]);
+            v32[i] = x_to_float(v.x[i]);
+        }
     }
     check(plain ? "Adam fp32: p" : "Adam: p", p32, ep, n);
     check("   m", m32, em_, n);
@@ -602,8 +610,10 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
     double *od = doubles(batch * n), left = 0;
     StepParams step = {.rule = {[1] = {0.06f, 0.3f}, [2] = {0.09f, 0.3f}}};
     int32_t rules[3] = {1, 2, 1};
-    for (int i = 0; i < batch * n; i++)
-        od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1), wx[i] = float_to_x(w.x[i]);
+    for (int i = 0; i < batch * n; i++) {
+        od[i] = o[i] = zero ? 0 : (float)uniform(-1, 1);
+        wx[i] = float_to_x(w.x[i]);
+    }
     for (int i = 0; i < batch * side; i++)
         s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
     normuon_update(NULL,

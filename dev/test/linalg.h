@@ -236,8 +236,10 @@ static inline double *polar_by_iteration(const double *g, int n, int m)
     }
     free(a);
     free(y);
-    if (!(error <= 1e-13))
-        free(x), x = NULL; // not converged: the caller's test fails
+    if (!(error <= 1e-13)) {
+        free(x);
+        x = NULL; // not converged: the caller's test fails
+    }
     return x;
 }
 
@@ -248,8 +250,10 @@ static inline void tridiagonalise(double *a, int n, double *diagonal, double *of
     double *v = matrix(n, 1), *w = matrix(n, 1);
     for (int k = 0; k + 2 < n; k++) {
         double alpha = 0;
-        for (int i = k + 1; i < n; i++)
-            v[i] = a[(int64_t)i * n + k], alpha += v[i] * v[i];
+        for (int i = k + 1; i < n; i++) {
+            v[i] = a[(int64_t)i * n + k];
+            alpha += v[i] * v[i];
+        }
         alpha = v[k + 1] > 0 ? -sqrt(alpha) : sqrt(alpha);
         v[k + 1] -= alpha;
         off[k] = alpha;

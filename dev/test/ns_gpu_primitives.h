@@ -340,8 +340,10 @@ static void test_primitives(void)
             test_gram(&r, t, n, m, batch);
             test_symmetric(&r, t, n, batch, 1.5f);
             test_apply(&r, t, n, m, batch, 2.25f);
-            if (n <= 300)
-                test_symmetric(&r, t, n, batch, 0), test_apply(&r, t, n, m, batch, 0);
+            if (n <= 300) {
+                test_symmetric(&r, t, n, batch, 0);
+                test_apply(&r, t, n, m, batch, 0);
+            }
             test_load(&r, t, n, m, 2, false);
             test_load(&r, t, m, n, 2, true);
             test_transpose_and_scaled(&r, t, n, m, batch);

@@ -201,7 +201,12 @@ static inline Frames make_frames(Random *r, int n, int m)
     multiply(f.polar, f.u, f.v, false, n, m, n);
     return f;
 }
-static inline void free_frames(Frames *f) { free(f->u), free(f->v), free(f->polar); }
+static inline void free_frames(Frames *f)
+{
+    free(f->u);
+    free(f->v);
+    free(f->polar);
+}
 
 // u diag(sigma) v in fp32.
 static inline float *with_spectrum(const Frames *f, SpectrumKind kind, Random *r)

@@ -74,8 +74,10 @@ static void fix_embedding_grad(Case *c)
     for (int i = 0; i < N; i++)
         first[(int)c->master[6][i] + 1]++;
     for (int t = 0; t < c->z.Vp; t++) {
-        if (first[t + 1])
-            token[rows] = (float)t, start[rows++] = (float)filled;
+        if (first[t + 1]) {
+            token[rows] = (float)t;
+            start[rows++] = (float)filled;
+        }
         filled += first[t + 1];
         first[t + 1] = filled;
     }

@@ -61,8 +61,10 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
                 plain = add_cut(plain, product, 16, BF16_SUM_BITS);
         }
         int64_t at = r * q->cols + col;
-        if (residual)
-            sum += (double)bf16_to_float(residual[at]), plain += bf16_to_float(residual[at]);
+        if (residual) {
+            sum += (double)bf16_to_float(residual[at]);
+            plain += bf16_to_float(residual[at]);
+        }
         double got = q->fp32 ? ((const float *)y)[at] : bf16_to_float(((const bf16 *)y)[at]);
         double stored = q->fp32 ? plain : to_bf16_value(plain);
         wrong += (got - sum) * (got - sum);
@@ -305,8 +307,10 @@ static void check_head(HeadMode mode)
                 !memcmp(gpu.dw, again.dw, (size_t)nw * 4);
     ok(same, "%s, full size: the same bits twice", name);
     HeadResult all[] = {truth, naive, gpu, again};
-    for (int i = 0; i < 4; i++)
-        free(all[i].dx), free(all[i].dw);
+    for (int i = 0; i < 4; i++) {
+        free(all[i].dx);
+        free(all[i].dw);
+    }
     free(x);
     free(w);
 }

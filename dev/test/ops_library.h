@@ -16,8 +16,10 @@ static bool load_ops(Ops *o, const char *directory, const char *file) // directo
     char path[4096];
     snprintf(path, sizeof path, "%s%s%s", directory, *directory ? "/" : "", file);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library)
-        return fprintf(stderr, "%s; make test-gpu builds it\n", dlerror()), false;
+    if (!library) {
+        fprintf(stderr, "%s; make test-gpu builds it\n", dlerror());
+        return false;
+    }
 #define X(f) \
     *(void **)&o->f = dlsym(library, #f); \
     if (!o->f) \

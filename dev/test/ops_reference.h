@@ -99,8 +99,10 @@ static int32_t *random_tokens(int n, int vocab)
 static double relative_error(const double *a, const double *b, int n)
 {
     double diff = 0, norm = 0;
-    for (int i = 0; i < n; i++)
-        diff += (a[i] - b[i]) * (a[i] - b[i]), norm += b[i] * b[i];
+    for (int i = 0; i < n; i++) {
+        diff += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += b[i] * b[i];
+    }
     return norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 }
 
@@ -198,8 +200,10 @@ static void ref_embed_backward(double *de, double *dgate, double *dlambda, const
         double sig = ref_sigmoid(inner(own, gate, 12)), p = inner(dy, previous, d),
                du = lambda * p * sig * (1 - sig);
         *dlambda += p * sig;
-        for (int c = 0; c < 12; c++)
-            dgate[c] += du * own[c], de[t * d + c] += du * gate[c];
+        for (int c = 0; c < 12; c++) {
+            dgate[c] += du * own[c];
+            de[t * d + c] += du * gate[c];
+        }
         for (int i = 0; i < d; i++)
             de[(t - 1) * d + i] += lambda * sig * dy[i];
     }

@@ -196,8 +196,10 @@ static Gpu gpu_open(const Case *c)
 
 static void gpu_close(Gpu *g)
 {
-    for (int i = 0; i < ALL; i++)
-        device_free(g->device[i]), free(g->host[i]);
+    for (int i = 0; i < ALL; i++) {
+        device_free(g->device[i]);
+        free(g->host[i]);
+    }
     device_free(g->scratch);
     device_free(g->tokens);
     device_free(g->table);
@@ -380,8 +382,10 @@ static double lambda_sums_off(const Gpu *g, const Case *c)
 #pragma omp parallel for reduction(+ : sum[:2], size[:2])
     for (int64_t k = 0; k < elements(c, VALUE); k++) {
         double x[2] = {c->input[VALUE][k], c->input[INPUT][(int64_t)c->tokens[k / d] * d + k % d]};
-        for (int i = 0; i < 2; i++)
-            sum[i] += bf16_to_float(dv[k]) * x[i], size[i] += fabs(bf16_to_float(dv[k]) * x[i]);
+        for (int i = 0; i < 2; i++) {
+            sum[i] += bf16_to_float(dv[k]) * x[i];
+            size[i] += fabs(bf16_to_float(dv[k]) * x[i]);
+        }
     }
     for (int i = 0; i < 2; i++)
         worst = larger_error(worst, fabs(dlambda[i] - sum[i]) / size[i]);

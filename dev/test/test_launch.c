@@ -109,8 +109,10 @@ static void meet_fate(const Plan *p, Control *c, int step)
         control_patience(c, true);
     if (disk && !c->rank)
         wait_ms(p->fate == SLOW_DISK ? 3500 : 60000);
-    if (disk)
-        control_barrier(c), control_patience(c, false);
+    if (disk) {
+        control_barrier(c);
+        control_patience(c, false);
+    }
     if (step == 5 && p->fate == FATAL_ALL)
         fatal(EXIT_BAD_INPUT, "no such shard");
     if (step == 5 && p->fate == KILLED_TO && c->rank <= p->rank)
@@ -147,8 +149,10 @@ static int train(const Plan *p, Control *c) // the exit status
     }
     if (!c->rank)
         board->saves++;
-    for (int token = 0; token < 35 && !c->rank && p->fate == SLOW_END; token++)
-        control_step(c, STEPS), wait_ms(100); // a sample
+    for (int token = 0; token < 35 && !c->rank && p->fate == SLOW_END; token++) {
+        control_step(c, STEPS);
+        wait_ms(100); // a sample
+    }
     control_close(c);
     return stop ? EXIT_INTERRUPTED : 0;
 }

@@ -48,8 +48,10 @@ static void test_rounding(NsDtype dtype, int exponent_bits, int mantissa_bits)
             const float results[4] = {(float)low, (float)low, code % 2 ? up : (float)low, up};
             // Halfway between 0 and the smallest bf16 fp32 itself has the value; below its own smallest there
             // is none.
-            for (int i = 0; i < 4; i++)
-                in[k] = (float)sign * points[i], expected[k++] = (float)sign * results[i];
+            for (int i = 0; i < 4; i++) {
+                in[k] = (float)sign * points[i];
+                expected[k++] = (float)sign * results[i];
+            }
         }
     float *out = xcalloc((size_t)count, sizeof *out);
     round_all(dtype, out, in, (int)count);
@@ -121,13 +123,17 @@ static void test_products(NsDtype dtype, int n, int m)
             const float *xi = x + i * m, *xj = x + (i / n * n + j) * m, *ai = a + i * n,
                         *aj = a + (i / n * n + j) * n;
             double exact = 0, magnitude = 0;
-            for (int k = 0; k < m; k++)
-                exact += (double)xi[k] * xj[k], magnitude += fabs((double)xi[k] * xj[k]);
+            for (int k = 0; k < m; k++) {
+                exact += (double)xi[k] * xj[k];
+                magnitude += fabs((double)xi[k] * xj[k]);
+            }
             gram = fmax(gram, share(dtype, ai[j], exact, magnitude, m));
             exact = -1.5 * ai[j];
             magnitude = fabs(exact);
-            for (int k = 0; k < n; k++)
-                exact += 0.75 * ai[k] * aj[k], magnitude += fabs(0.75 * ai[k] * aj[k]);
+            for (int k = 0; k < n; k++) {
+                exact += 0.75 * ai[k] * aj[k];
+                magnitude += fabs(0.75 * ai[k] * aj[k]);
+            }
             symmetric = fmax(symmetric, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     int broken = asymmetric(a, n, BATCH) + asymmetric(c, n, BATCH);
@@ -563,8 +569,8 @@ static void test_reproducible(const char *name)
     }
     ok(finite, "%s: a row of any size spoils nothing", name);
 
-    u[COUNT + 77] = NAN,
-              u[4 * COUNT + 5] = INFINITY; // spoilt matrices show, and do not touch their neighbours
+    u[COUNT + 77] = NAN;
+    u[4 * COUNT + 5] = INFINITY; // spoilt matrices show, and do not touch their neighbours
     double *spoilt = run_batch(&o, u, COUNT, N, M, BATCH, NULL);
     bool shows = isnan(spoilt[COUNT]) && isnan(spoilt[4 * COUNT]),
          apart = !memcmp(spoilt, base, sizeof *base * COUNT);

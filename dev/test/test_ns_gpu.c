@@ -15,12 +15,11 @@
 #include "llmc/ops/ops.h"
 
 // The CPU backend's, twice.
+// clang-format off
 #define OPS(F) \
-    F(ns_load) \
-    F(ns_load_rows) \
-    F(ns_gram) \
-    F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) F(ns_symmetric_scaled) F(ns_transpose) \
-        F(ns_workspace_bytes) F(newton_schulz)
+    F(ns_load) F(ns_load_rows) F(ns_gram) F(ns_symmetric) F(ns_apply) F(ns_gram_raw) F(ns_aol) \
+    F(ns_symmetric_scaled) F(ns_transpose) F(ns_workspace_bytes) F(newton_schulz)
+// clang-format on
 #include "dev/test/ops_library.h"
 static Ops ref, emulation;
 

@@ -82,8 +82,11 @@ static void test_mix(bool with_skip)
     edcoef[0] = inner(g, x.d, NN);
     edcoef[1] = inner(g, x0.d, NN);
     edcoef[2] = with_skip ? inner(g, skip.d, NN) : 0;
-    for (int i = 0; i < NN; i++)
-        ex[i] = coef.d[0] * g[i] + dx_add.d[i], dx0.d[i] += coef.d[1] * g[i], eh[i] = coef.d[2] * g[i];
+    for (int i = 0; i < NN; i++) {
+        ex[i] = coef.d[0] * g[i] + dx_add.d[i];
+        dx0.d[i] += coef.d[1] * g[i];
+        eh[i] = coef.d[2] * g[i];
+    }
     check("   dx", dx, ex, NN);
     check("   dx0 +=", dx0.x, dx0.d, NN);
     if (with_skip)
@@ -199,7 +202,9 @@ static void test_qkv(void)
     check("   v", v, ev, NN);
     for (int i = 0; i < NN; i++) {
         floatX *row = dqkv + i / D * 3 * D + i % D;
-        row[0] = dq.x[i], row[D] = dk.x[i], row[2 * D] = dv.x[i];
+        row[0] = dq.x[i];
+        row[D] = dk.x[i];
+        row[2 * D] = dv.x[i];
     }
     qkv_backward(&(AttentionBackward){.dqkv = dqkv,
                                       .dlambda = dlambda,
@@ -216,8 +221,10 @@ static void test_qkv(void)
                  N, H, E);
     ref_norm_rope_backward(eq, dq.d, of_x(q.x, NN), of_float(rq, N * H), c.d, s.d, N, H, E);
     ref_norm_rope_backward(ek, dk.d, of_x(k.x, NN), of_float(rk, N * H), c.d, s.d, N, H, E);
-    for (int i = 0; i < NN; i++)
-        e[i / D * 3 * D + i % D] = eq[i], e[i / D * 3 * D + D + i % D] = ek[i];
+    for (int i = 0; i < NN; i++) {
+        e[i / D * 3 * D + i % D] = eq[i];
+        e[i / D * 3 * D + D + i % D] = ek[i];
+    }
     check("   dqkv", dqkv, e, 3 * NN);
     check32("   lambda", dlambda, edlambda, 2);
 }
@@ -335,8 +342,10 @@ static void test_attention(int n, int window)
            *ew = doubles(H * 12);
     for (int i = 0; i < n * H; i++) {
         double sig = ref_sigmoid(inner(h.d + i / H * D, w.d + i % H * 12, 12));
-        for (int j = i * E; j < (i + 1) * E; j++)
-            dy[j] = sig * dyg.d[j], y[j] = stored[j] / sig;
+        for (int j = i * E; j < (i + 1) * E; j++) {
+            dy[j] = sig * dyg.d[j];
+            y[j] = stored[j] / sig;
+        }
         eg[i] = inner(dyg.d + i * E, stored + i * E, E) * (1 - sig);
         for (int c = 0; c < 12; c++)
             ew[i % H * 12 + c] += eg[i] * h.d[i / H * D + c];

@@ -20,19 +20,17 @@
 #include <string.h>
 
 #define FP32_ATOM 1e-5
+// clang-format off
 #define OPS(X) \
-    X(backend_open) \
-    X(backend_reserve) \
-    X(backend_close) \
-    X(device_alloc) \
-    X(device_free) X(embed_forward) X(embed_backward) X(embedding_grad) X(coefficients_forward) \
-        X(coefficients_backward) X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) X(rmsnorm_forward) \
-            X(rmsnorm_backward) X(matmul_forward) X(matmul_backward_input) X(matmul_weight_grads) \
-                X(matmul_relu2_forward) X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) \
-                    X(qkv_product_forward) X(head_weight_bytes) X(head_train_scratch_bytes) \
-                        X(head_eval_scratch_bytes) X(head_quantize) X(head_loss_train) X(head_loss_eval) \
-                            X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
-                                X(normuon_update) X(cast_weights)
+    X(backend_open) X(backend_reserve) X(backend_close) X(device_alloc) X(device_free) X(embed_forward) \
+    X(embed_backward) X(embedding_grad) X(coefficients_forward) X(coefficients_backward) \
+    X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) X(rmsnorm_forward) X(rmsnorm_backward) \
+    X(matmul_forward) X(matmul_backward_input) X(matmul_weight_grads) X(matmul_relu2_forward) \
+    X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) X(head_weight_bytes) \
+    X(head_train_scratch_bytes) X(head_eval_scratch_bytes) X(head_quantize) X(head_loss_train) \
+    X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
+    X(normuon_update) X(cast_weights)
+// clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
 typedef enum { GPU, NAIVE, TRUTH, BACKENDS } Which;
@@ -338,8 +336,10 @@ static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
             double z[2] = {softcapped(h, logit), softcapped(h, to_bf16_value(logit))},
                    weight = target_weight(h, i, j);
             weights += weight;
-            for (int k = 0; k < 2; k++)
-                sum[k] += exp(z[k]), loss[k] -= weight * z[k];
+            for (int k = 0; k < 2; k++) {
+                sum[k] += exp(z[k]);
+                loss[k] -= weight * z[k];
+            }
         }
         for (int k = 0; k < 2; k++)
             loss[k] += weights * log(sum[k]);
@@ -441,8 +441,13 @@ static void check_case(Case *c, Sizes z, int variant)
     }
     ok(good && same, "%s/%d N=%d H=%d e=%d F=%d Vp=%d:%s%s", c->name, variant, z.N, z.H, z.e, z.F, z.Vp, text,
        same ? "" : "  NOT THE SAME BITS TWICE");
-    for (int i = 0; i < c->count; i++)
-        free(first[i]), free(again[i]), free(naive[i]), free(truth[i]), free(c->master[i]);
+    for (int i = 0; i < c->count; i++) {
+        free(first[i]);
+        free(again[i]);
+        free(naive[i]);
+        free(truth[i]);
+        free(c->master[i]);
+    }
 }
 
 #include "dev/test/ops_gpu_cases.h"
@@ -453,8 +458,10 @@ static void check_case(Case *c, Sizes z, int variant)
 
 static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const void *), const void *argument)
 {
-    for (int w = 0; w < (cpu ? BACKENDS : 1); w++)
-        ops[w].backend_open(0), ops[w].backend_reserve(sizes);
+    for (int w = 0; w < (cpu ? BACKENDS : 1); w++) {
+        ops[w].backend_open(0);
+        ops[w].backend_reserve(sizes);
+    }
     printf("# %s\n", backend_description());
     stream = stream_create();
     on_stream.stream = stream;

@@ -405,8 +405,10 @@ static int load_generation(const char *path)
 {
     Error e = {""};
     SafeTensors *st = safetensors_open(path, &e);
-    if (!st)
-        return printf("# %s\n", e.text), -1;
+    if (!st) {
+        printf("# %s\n", e.text);
+        return -1;
+    }
     int generation = atoi(safetensors_metadata(st, "generation")), good = 0;
     uint8_t *data = xcalloc(CHECKPOINT_BYTES, 1);
     for (int i = 0; i < safetensors_count(st); i++) {

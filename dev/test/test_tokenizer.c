@@ -146,8 +146,11 @@ static size_t naive_merge(const char *piece, size_t len, uint16_t *ids)
         size_t n;
         int id;
     } *part = xcalloc(len, sizeof *part);
-    for (size_t i = 0; i < len; i++)
-        part[i].p = piece + i, part[i].n = 1, part[i].id = 255 - (unsigned char)piece[i];
+    for (size_t i = 0; i < len; i++) {
+        part[i].p = piece + i;
+        part[i].n = 1;
+        part[i].id = 255 - (unsigned char)piece[i];
+    }
     for (;;) {
         int best_rank = MERGES;
         size_t best = 0;

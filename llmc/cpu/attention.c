@@ -140,8 +140,10 @@ static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse,
     f.sum = arena;
     load_block(f.q, h->q + (int64_t)b->q0 * h->d, b->rows, h->e, h->d);
     memset(f.y, 0, sizeof(float) * (size_t)b->rows * e);
-    for (int i = 0; i < b->rows; i++)
-        f.max[i] = -INFINITY, f.sum[i] = 0;
+    for (int i = 0; i < b->rows; i++) {
+        f.max[i] = -INFINITY;
+        f.sum[i] = 0;
+    }
     for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
         forward_tile(h, b, &f, k0, (int)min_i64(KEYS, last - k0));
     for (int i = 0; i < b->rows; i++) {

@@ -313,7 +313,9 @@ void launch_ranks(Control *c, int size, double timeout, bool nothing_to_save)
         sigprocmask(SIG_SETMASK, &before, NULL);
         return;
     }
-    for (int r = 1; r < size; r++)
-        close(pair[r][0]), close(pair[r][1]);
+    for (int r = 1; r < size; r++) {
+        close(pair[r][0]);
+        close(pair[r][1]);
+    }
     supervise(&w, &signals);
 }

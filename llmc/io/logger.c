@@ -186,8 +186,10 @@ static void format_rate(char *text, size_t size, double tokens_per_second)
 {
     static const char *const units[] = {"", "k", "M", "G"};
     int u = 0;
-    while (tokens_per_second >= 999.5 && u < 3)
-        tokens_per_second /= 1000, u++;
+    while (tokens_per_second >= 999.5 && u < 3) {
+        tokens_per_second /= 1000;
+        u++;
+    }
     snprintf(text, size, "%.3g%s tokens/s", tokens_per_second, units[u]);
 }
 

@@ -297,8 +297,10 @@ static bool begin_data(SafeWriter *w, Error *e)
 
 bool safewriter_write(SafeWriter *w, const char *name, const void *data, size_t bytes, Error *e)
 {
-    if (w->fd < 0)
-        return *e = w->first_error, false;
+    if (w->fd < 0) {
+        *e = w->first_error;
+        return false;
+    }
     if (!begin_data(w, e))
         return false;
     Declared *t = find_declared(w, name);
@@ -326,8 +328,10 @@ static bool sync_folder(const char *target)
 
 static bool finish(SafeWriter *w, Error *e)
 {
-    if (w->fd < 0)
-        return *e = w->first_error, false;
+    if (w->fd < 0) {
+        *e = w->first_error;
+        return false;
+    }
     if (!begin_data(w, e))
         return false;
     for (int i = 0; i < w->count; i++)

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// ---- the first line of every op -----------------------------------------------------------------------------
+// ---- the first line of every op ---------------------------------------------------------------------------
 
 // flops: multiplications and additions that the op cannot do without; bytes: each input read once, each
 // output written once. Either may be 0: not counted.

@@ -570,8 +570,11 @@ static void iterate_whole(Chunk *k)
                       .aol = o->aol,
                       .aol_gain = o->aol_gain,
                       .aol_factor = aol_column_factor};
-    for (int i = 0; i < o->steps; i++)
-        it.a[i] = (float)o->tuples[i].a, it.b[i] = (float)o->tuples[i].b, it.c[i] = (float)o->tuples[i].c;
+    for (int i = 0; i < o->steps; i++) {
+        it.a[i] = (float)o->tuples[i].a;
+        it.b[i] = (float)o->tuples[i].b;
+        it.c[i] = (float)o->tuples[i].c;
+    }
     ns_iterate(k->chain.stream, k->o->dtype, &it, k->unit, k->x, k->spare, k->n, k->m, k->chain.batch);
     if (o->steps % 2)
         swap(&k->x, &k->spare);

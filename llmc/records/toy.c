@@ -70,12 +70,15 @@ static const Field no_fields[] = {{NULL, NULL}};
     .smear_lambda = SMEAR, .output = {{RUNNING, {1, NONE, NONE}}, {2, {-0.5f, NONE, NONE}}}
 
 const Record record_toy = {
-    .name = "toy", .based_on = &record_2025_10_27, .fields = fields, .stages = stages, .num_stages = 3, NETWORK,
+    .name = "toy", .based_on = &record_2025_10_27, .fields = fields, .stages = stages, .num_stages = 3,
+    NETWORK,
     .head = {.cap = 30, .slope = 7.5f, .range_w = 0.875f, .range_g = 1},
 };
 
-// The same network under another head: a shift, fixed ranges, and a loss of three targets, then two, then one.
+// The same network under another head: a shift, fixed ranges, and a loss of three targets, then two, then
+// one.
 const Record record_toy_targets = {
-    .name = "toy-targets", .based_on = &record_toy, .fields = no_fields, .stages = targets_stages, .num_stages = 3, NETWORK,
+    .name = "toy-targets", .based_on = &record_toy, .fields = no_fields, .stages = targets_stages,
+    .num_stages = 3, NETWORK,
     .head = {.cap = 23, .slope = 6, .shift = 5, .range_x = 9, .range_w = 1.6f, .range_g = 0.75f},
 };

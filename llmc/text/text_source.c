@@ -301,8 +301,10 @@ static bool next_record(JsonlReader *r, const char **line, size_t *len)
         *len = newline ? (size_t)(newline - *line) : chunk->len - r->at;
         r->at += *len + (newline != NULL);
         r->line++;
-        if (r->line == 1 && *len >= 3 && !memcmp(*line, "\xEF\xBB\xBF", 3))
-            *line += 3, *len -= 3; // byte order mark
+        if (r->line == 1 && *len >= 3 && !memcmp(*line, "\xEF\xBB\xBF", 3)) {
+            *line += 3;
+            *len -= 3; // byte order mark
+        }
         for (size_t i = 0; i < *len; i++) {
             char c = (*line)[i];
             if (c != ' ' && c != '\t' && c != '\r')

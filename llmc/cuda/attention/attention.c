@@ -126,8 +126,12 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
         cu[i] = cu_seqlens[i];
     }
     free(order);
-    for (int64_t i = num_documents; i < part; i++)
-        length[i] = 0, start[i] = N * d, lse_start[i] = N * H, cu[i] = N;
+    for (int64_t i = num_documents; i < part; i++) {
+        length[i] = 0;
+        start[i] = N * d;
+        lse_start[i] = N * H;
+        cu[i] = N;
+    }
     sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
     sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens,
                num_documents, N);

@@ -152,8 +152,10 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
         for (int i = 0; i < VPL; i++) {
             float x = group_sum(input * weight[i], HALF_WARP, 0xffffffffu), dot = dot_vectors(dyg[i], yg[i]);
             dot = group_sum(dot, HALF_WARP, 0xffffffffu);
-            if (i == j)
-                my_x = x, my_dot = dot;
+            if (i == j) {
+                my_x = x;
+                my_dot = dot;
+            }
             if (a.y)
                 yg[i] = scaled_vector(yg[i], inverse_gate(x));
         }

@@ -88,8 +88,10 @@ __global__ void __launch_bounds__(THREADS<E, KEYS>) attention_backward_kernel(At
     float lse[2] = {}, row_sum[2] = {};
     for (int r = 0; !KEYS && r < 2; r++) {
         int t = first + warp_row + threadIdx.x % WARP / 4 + 8 * r;
-        if (t < c.N)
-            lse[r] = c.lse[(int64_t)t * c.H + head] * LOG2E, row_sum[r] = c.row_sums[(int64_t)t * c.H + head];
+        if (t < c.N) {
+            lse[r] = c.lse[(int64_t)t * c.H + head] * LOG2E;
+            row_sum[r] = c.row_sums[(int64_t)t * c.H + head];
+        }
     }
     RowSpans spans = my_spans(span, warp_row, first, c.N);
     float da[COLUMNS / 8][4] = {}, db[KEYS ? COLUMNS / 8 : 1][4] = {};

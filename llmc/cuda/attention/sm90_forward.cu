@@ -577,9 +577,12 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024)
             __trap(); // the swizzle counts from multiples of 1024 bytes
-        for (int i = 0; i < 2; i++)
-            mbarrier_init(m.item_full(i), WARP), mbarrier_init(m.item_empty(i), CONSUMERS),
-                mbarrier_init(m.described(i), WARP), mbarrier_init(m.gated(i), GATE_WARPS * WARP);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(m.item_full(i), WARP);
+            mbarrier_init(m.item_empty(i), CONSUMERS);
+            mbarrier_init(m.described(i), WARP);
+            mbarrier_init(m.gated(i), GATE_WARPS * WARP);
+        }
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(m.k_full(i), 1);
             mbarrier_init(m.k_empty(i), CONSUMERS * WARPGROUP / WARP);

@@ -17,10 +17,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+// clang-format off
 #define NCCL_CALLS(X) \
-    X(GetUniqueId) \
-    X(CommInitRankConfig) X(CommDestroy) X(CommGetAsyncError) X(ReduceScatter) X(AllGather) X(AllReduce) \
-        X(GetErrorString) X(GetLastError) X(GetVersion)
+    X(GetUniqueId) X(CommInitRankConfig) X(CommDestroy) X(CommGetAsyncError) X(ReduceScatter) \
+    X(AllGather) X(AllReduce) X(GetErrorString) X(GetLastError) X(GetVersion)
+// clang-format on
 static struct {
 #define MEMBER(name) __typeof__(nccl##name) *name;
     NCCL_CALLS(MEMBER)

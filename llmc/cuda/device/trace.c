@@ -202,8 +202,10 @@ static double busy_ms(bool collectives) // of times sorted by begin
         if (r->collective && !collectives)
             continue;
         uint64_t from = r->begin > until ? r->begin : until;
-        if (r->end > from)
-            busy += r->end - from, until = r->end;
+        if (r->end > from) {
+            busy += r->end - from;
+            until = r->end;
+        }
     }
     return 1e-6 * (double)busy;
 }

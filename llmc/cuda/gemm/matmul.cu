@@ -278,8 +278,10 @@ void gemm_tune(const GemmShape *g)
             p->fastest_ms = ms;
         p->same_bits += same;
         // A challenger must be clearly faster: three runs do not tell two percent apart.
-        if (same && ms < 0.98f * p->chosen_ms)
-            p->chosen = i, p->chosen_ms = ms;
+        if (same && ms < 0.98f * p->chosen_ms) {
+            p->chosen = i;
+            p->chosen_ms = ms;
+        }
     }
     trial_close(&t);
 }

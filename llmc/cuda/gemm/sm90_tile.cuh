@@ -97,8 +97,10 @@ static __device__ __forceinline__ void shared_storage_init(const SharedStorage &
     if (threadIdx.x == 0) {
         if (shared_address(m.base) % 1024)
             __trap(); // the swizzle counts from multiples of 1024 bytes
-        for (int i = 0; i < STAGES; i++)
-            mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * 2 * WARPGROUP / WARP);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(m.full(i), 1);
+            mbarrier_init(m.empty(i), CLUSTER * 2 * WARPGROUP / WARP);
+        }
         fence_mbarrier_init();
     }
     cluster_sync_relaxed();

@@ -33,8 +33,10 @@ struct Quantise {
         unpack8(raw.a, f);
         unpack8(raw.b, g);
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            f[k] /= scale, g[k] /= scale; // its product with 1/scale may round otherwise
+        for (int k = 0; k < 8; k++) {
+            f[k] /= scale;
+            g[k] /= scale; // its product with 1/scale may round otherwise
+        }
         return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3),
                           encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
                           encode4(g[0], g[1], g[2], g[3], __NV_E4M3),

@@ -223,8 +223,10 @@ static int threads_for(int vectors)
     int best = 1024, waste = INT32_MAX;
     for (int threads = 1024; threads >= 512; threads -= WARP) {
         int idle = (int)(round_up(vectors, threads) - vectors);
-        if (idle < waste)
-            waste = idle, best = threads;
+        if (idle < waste) {
+            waste = idle;
+            best = threads;
+        }
     }
     return best;
 }

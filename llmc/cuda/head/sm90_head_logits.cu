@@ -311,8 +311,10 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
         targets[1] = next_targets[1];
         prefetch_targets(next_targets, k, next * TILE_M + row0);
         epilogue_tile<MODE, COLS>(sum, k, first + rank, t * TILE_M + row0, targets);
-        if (last_of_weight)
-            first += gridDim.x, weight_parity ^= 1;
+        if (last_of_weight) {
+            first += gridDim.x;
+            weight_parity ^= 1;
+        }
         new_weight = last_of_weight;
         t = next;
     }
@@ -332,8 +334,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024)
             __trap(); // the swizzle counts from multiples of 1024 bytes
-        for (int i = 0; i < k.stages; i++)
-            mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * WARPGROUP / WARP);
+        for (int i = 0; i < k.stages; i++) {
+            mbarrier_init(m.full(i), 1);
+            mbarrier_init(m.empty(i), CLUSTER * WARPGROUP / WARP);
+        }
         for (int i = 0; i < k.slabs; i++)
             mbarrier_init(m.w_full(i), 1);
         mbarrier_init(m.w_empty(), 2 * WARPGROUP / WARP);

@@ -24,8 +24,10 @@ void ns_reserve(void)
 
 void ns_release(void)
 {
-    if (scratch.partials)
-        device_free(scratch.partials), device_free(scratch.counters);
+    if (scratch.partials) {
+        device_free(scratch.partials);
+        device_free(scratch.counters);
+    }
     scratch = {};
     ns_forget_device();
     ns_forget_clusters();
@@ -193,8 +195,10 @@ static void choose_columns(Task *t, int clusters)
         set_width(t, NARROW_BOXES, wide);
         Clusters free = {{{0, clusters}}, 1};
         double end = assign_task(&free, t, 1, 0);
-        if (best == 0 || end < best)
-            best = end, chosen = wide;
+        if (best == 0 || end < best) {
+            best = end;
+            chosen = wide;
+        }
     }
     set_width(t, NARROW_BOXES, chosen);
 }
@@ -446,10 +450,14 @@ void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, 
     t.has_d = a != 0;
     t.a = square_map(chain->dtype, b, n, chain->batch);
     t.b = t.d = tall_map(chain->dtype, x, n, m, chain->batch);
-    if (packed && pitch != m)
-        t.elements = y, t.pitch = m, t.stride = (int64_t)n * m;
-    else
-        t.out = tall_map(chain->dtype, y, n, m, chain->batch), t.has_out = true;
+    if (packed && pitch != m) {
+        t.elements = y;
+        t.pitch = m;
+        t.stride = (int64_t)n * m;
+    } else {
+        t.out = tall_map(chain->dtype, y, n, m, chain->batch);
+        t.has_out = true;
+    }
     Uses u = {{b, x}, {y}};
     add_task(chain, &t, &u);
 }

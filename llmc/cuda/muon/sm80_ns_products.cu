@@ -180,8 +180,10 @@ __global__ void __launch_bounds__(THREADS)
     int i, j;
     if (symmetric)
         triangle_position(blockIdx.x, i, j);
-    else
-        i = blockIdx.x / col_tiles, j = blockIdx.x % col_tiles;
+    else {
+        i = blockIdx.x / col_tiles;
+        j = blockIdx.x % col_tiles;
+    }
     Accumulator<T, symmetric> sums;
     sums.clear();
     for (int k = 0; k < p.depth; k += DEPTH) {

@@ -149,7 +149,10 @@ static __device__ __forceinline__ void gather_sums(Staging &staging, const Task 
 #pragma unroll
         for (int k = 0; k < 2 * FOURS; k++) {
             const float4 &f = v[k % 2][k / 2];
-            sum[k / 2][0] += f.x, sum[k / 2][1] += f.y, sum[k / 2][2] += f.z, sum[k / 2][3] += f.w;
+            sum[k / 2][0] += f.x;
+            sum[k / 2][1] += f.y;
+            sum[k / 2][2] += f.z;
+            sum[k / 2][3] += f.w;
         }
     }
     staging.acquire();

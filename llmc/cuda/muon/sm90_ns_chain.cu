@@ -270,8 +270,10 @@ static __device__ __forceinline__ void store_aol(StoreWarp &k, const Task &w, co
     for (int i = 0; i <= last; i++, k.pipe.advance()) {
         k.wait_staged();
         store_aol_box(k.m.a(k.pipe.stage) + k.group * RAW_BYTES, i, w, t);
-        if (before >= 0)
-            tma_store_wait_read<1>(), k.release_stage(before);
+        if (before >= 0) {
+            tma_store_wait_read<1>();
+            k.release_stage(before);
+        }
         before = k.pipe.stage;
     }
     tma_store_wait_read();
@@ -341,13 +343,18 @@ __global__ void __launch_bounds__(THREADS, 1) chain_kernel(const __grid_constant
     if (threadIdx.x == 0) {
         if (shared_address(shared) % 1024)
             __trap(); // the swizzle counts from multiples of 1024 bytes
-        for (int i = 0; i < STAGES; i++)
-            mbarrier_init(m.full(i), 1), mbarrier_init(m.empty(i), CLUSTER * WARPS);
-        for (int i = 0; i < SCHED_STAGES; i++)
-            mbarrier_init(m.index_full(i), 1), mbarrier_init(m.index_empty(i), CLUSTER);
-        for (int i = 0; i < SCHED_STAGES; i++)
-            mbarrier_init(m.sched_full(i), 1),
-                mbarrier_init(m.sched_empty(i), CONSUMERS * WARPGROUP + 1 + CONSUMERS);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(m.full(i), 1);
+            mbarrier_init(m.empty(i), CLUSTER * WARPS);
+        }
+        for (int i = 0; i < SCHED_STAGES; i++) {
+            mbarrier_init(m.index_full(i), 1);
+            mbarrier_init(m.index_empty(i), CLUSTER);
+        }
+        for (int i = 0; i < SCHED_STAGES; i++) {
+            mbarrier_init(m.sched_full(i), 1);
+            mbarrier_init(m.sched_empty(i), CONSUMERS * WARPGROUP + 1 + CONSUMERS);
+        }
         for (int i = 0; i < SCHED_STAGES; i++)
             mbarrier_init(m.input_ready(i), 1);
         mbarrier_init(m.prefetch_next(), 1); // the next tile

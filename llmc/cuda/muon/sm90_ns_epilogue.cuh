@@ -125,8 +125,11 @@ struct Staging {
     // Waits until TMA has read the previous slice from the staging buffer. Once a slice, before commit.
     __device__ __forceinline__ void acquire()
     {
-        if (in_flight)
-            mbarrier_wait(staging_empty, parity), parity ^= 1, in_flight = false;
+        if (in_flight) {
+            mbarrier_wait(staging_empty, parity);
+            parity ^= 1;
+            in_flight = false;
+        }
     }
     // Makes the warp's writes visible to TMA and signals the TMA-store warp.
     __device__ __forceinline__ void commit(int stage) const

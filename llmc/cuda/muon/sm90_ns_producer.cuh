@@ -25,8 +25,10 @@ static __device__ __forceinline__ Slice find_tile(const Chain &c, TileSearch &f,
     for (int tiles;
          index - f.before >= (tiles = c.task[f.task].tiles * min(c.together, c.batch - f.first));) {
         f.before += tiles;
-        if (++f.task == c.tasks)
-            f.task = 0, f.first += c.together;
+        if (++f.task == c.tasks) {
+            f.task = 0;
+            f.first += c.together;
+        }
     }
     const Task &w = c.task[f.task];
     int matrix = (index - f.before) / w.tiles, tile = index - f.before - matrix * w.tiles, i, j;
@@ -36,9 +38,10 @@ static __device__ __forceinline__ Slice find_tile(const Chain &c, TileSearch &f,
     if (is_symmetric(w))
         for (i = 0, j = tile; j >= tiles_in_row(w.rows, w.width, i); i++)
             j -= tiles_in_row(w.rows, w.width, i);
-    else
-        j = tile / w.tiles_per_column,
+    else {
+        j = tile / w.tiles_per_column;
         i = tile - j * w.tiles_per_column; // neighbours share the tall operand's columns
+    }
     t.row = TILE_SLICES * i;
     t.width = j < w.wide ? TILE_SLICES : w.width;
     t.col = w.width * j + (TILE_SLICES - w.width) * min(j, w.wide);

@@ -106,8 +106,10 @@ static __device__ __forceinline__ void produce_step(SmallConsumer<CLUSTER> &p, i
     bool waited = false;
     for (int col = 0; col < p.c.m; col += UNIT_COLS)
         for (int half = 0; half < 2; half++) {
-            if (p.stage == FREE_STAGES && !waited)
-                mbarrier_wait(p.m.read(), p.read), waited = true;
+            if (p.stage == FREE_STAGES && !waited) {
+                mbarrier_wait(p.m.read(), p.read);
+                waited = true;
+            }
             produce_stage(p, x, col, half * CLUSTER * BOX_SIDE, 2, matrix);
         }
     if (!waited)
@@ -199,8 +201,10 @@ static __device__ __forceinline__ void gram_product(float (&sum)[128], SmallCons
             wgmma_wait<1>();
             p.arrive_all(p.m.empty(previous));
         }
-        if (k == min((int)ANNOUNCE_AFTER, free_at))
-            announce_columns(p), __syncwarp();
+        if (k == min((int)ANNOUNCE_AFTER, free_at)) {
+            announce_columns(p);
+            __syncwarp();
+        }
         if (k == free_at)
             p.arrive_all(p.m.operand_empty()); // operand B may be overwritten
         previous = p.stage;
@@ -400,8 +404,10 @@ static __device__ __forceinline__ Unit begin_unit(float (&sum)[64],
 template <int CLUSTER>
 static __device__ __forceinline__ void staging_acquire(SmallConsumer<CLUSTER> &p, int col)
 {
-    if (col == 0)
-        mbarrier_wait(p.m.read(), p.read), p.read ^= 1; // the staging buffer overlaps with operand B
+    if (col == 0) {
+        mbarrier_wait(p.m.read(), p.read);
+        p.read ^= 1; // the staging buffer overlaps with operand B
+    }
     if (col % ANNOUNCE_COLS == 0)
         announce_columns(p);
     else if (p.leader)
@@ -515,8 +521,10 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
         if (shared_address(shared) % 1024)
             __trap(); // the swizzle counts from multiples of 1024 bytes
         const int warps = CLUSTER * CONSUMERS * GROUP_WARPS;
-        for (int i = 0; i < SMALL_STAGES; i++)
-            mbarrier_init(p.m.full(i), 1), mbarrier_init(p.m.empty(i), warps);
+        for (int i = 0; i < SMALL_STAGES; i++) {
+            mbarrier_init(p.m.full(i), 1);
+            mbarrier_init(p.m.empty(i), warps);
+        }
         mbarrier_init(p.m.operand_empty(), warps);
         mbarrier_init(p.m.sent(), CONSUMERS);
         mbarrier_init(p.m.scaled(), CONSUMERS);

@@ -74,8 +74,10 @@ static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, fl
     if (j == 0)
         *rstd = r;
 #pragma unroll
-    for (int k = 0; k < 8; k++)
-        x1[k] *= r, x2[k] *= r;
+    for (int k = 0; k < 8; k++) {
+        x1[k] *= r;
+        x2[k] *= r;
+    }
     rotate(x1, x2, c, s);
     store_vec(head, j, pack8(x1));
     store_vec(head, j + half, pack8(x2));

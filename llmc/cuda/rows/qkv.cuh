@@ -29,8 +29,10 @@ static __device__ __forceinline__ void load_rotation(float (&c)[8], float (&s)[8
         unpack8(load_vec(sin + position * (e / 4), j), s);
     } else {
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            c[k] = 1, s[k] = 0;
+        for (int k = 0; k < 8; k++) {
+            c[k] = 1;
+            s[k] = 0;
+        }
     }
 }
 

@@ -90,8 +90,10 @@ template <int STAGES> struct PipelineState {
     uint32_t parity = 0;
     __device__ __forceinline__ void advance()
     {
-        if (++stage == STAGES)
-            stage = 0, parity ^= 1;
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
     }
 };
 template <> struct PipelineState<2> { // the same without a branch
