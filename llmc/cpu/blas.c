@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -79,14 +80,44 @@ static void reserve_buffers(void *library, int count)
     free(buffer);
 }
 
-static void load(void)
+static void *open_library(void)
 {
-    require_room(threads());
     // The name is that of its ABI, on all distributions.
-    setenv("OPENBLAS_NUM_THREADS", "1", 1); // read at load: no threads and no buffers for them
     void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
     if (!library)
         fatal(EXIT_BAD_INPUT, "cannot load OpenBLAS, with which this program was built: %s", dlerror());
+    return library;
+}
+
+// Kernels for a processor that is newer than the library; NULL: its own choice is good. A library that does
+// not know the model takes its oldest kernels, SSE3, which are three times slower (Debian 12's 0.3.21 on
+// Emerald Rapids).
+static const char *better_kernels(void *library)
+{
+    const char *chosen = ((__typeof__(openblas_get_corename) *)find(library, "openblas_get_corename"))();
+    const char *better = NULL;
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        better = "Haswell";
+    if (better && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        better = "SkylakeX";
+#endif
+    return !strcmp(chosen, "Prescott") ? better : NULL;
+}
+
+static void load(void)
+{
+    require_room(threads());
+    setenv("OPENBLAS_NUM_THREADS", "1", 1); // read at load: no threads and no buffers for them
+    void *library = open_library();
+    const char *better = getenv("OPENBLAS_CORETYPE") ? NULL : better_kernels(library);
+    if (better) { // the choice, too, is made at load only
+        setenv("OPENBLAS_CORETYPE", better, 1);
+        dlclose(library);
+        library = open_library();
+    }
     loaded.sgemm = (__typeof__(loaded.sgemm))find(library, "cblas_sgemm");
     loaded.dgemm = (__typeof__(loaded.dgemm))find(library, "cblas_dgemm");
     loaded.config = (__typeof__(loaded.config))find(library, "openblas_get_config");
