@@ -4,6 +4,7 @@
 // fp32 sums; see worst_rounding() and SUMS. Also: the same bits from one thread as from all.
 #include "dev/test/tap.h"
 #include "dev/test/ops_reference.h"
+#include "llmc/cpu/blas.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/vmath.h"
 #ifdef _OPENMP
@@ -584,8 +585,23 @@ static void test_threads(void)
 #endif
 }
 
+// A library older than the processor takes kernels without AVX by itself.
+static void test_blas_kernels(void)
+{
+#if defined HAVE_OPENBLAS && defined __x86_64__
+    const char *asked = getenv("OPENBLAS_CORETYPE");
+    if (asked || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return skip("OpenBLAS is told what to take, or there is no AVX2");
+    const char *kernels = blas()->corename();
+    ok(strcmp(kernels, "Prescott"), "OpenBLAS takes kernels of this processor's: %s", kernels);
+#else
+    skip("built without OpenBLAS, or not for x86-64");
+#endif
+}
+
 int main(void)
 {
+    test_blas_kernels();
 #ifdef _OPENMP
     omp_set_num_threads(omp_get_max_threads() > 4 ? omp_get_max_threads()
                                                   : 4); // more than cores: pieces finish in any order
