@@ -18,7 +18,7 @@ static void find_params(Model *m)
     }
 }
 
-static bool is_empty(const Model *m, int i)
+bool model_is_empty(const Model *m, int i)
 {
     return i < m->record->num_layers && !m->record->layers[i].attention && !m->record->layers[i].mlp;
 }
@@ -31,7 +31,7 @@ static void compile_mix(Model *m, int i)
         (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
     for (int k = 0; k < 3; k++)
         m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
-    if (n || is_empty(m, i))
+    if (n || model_is_empty(m, i))
         return;
     m->mix[i] =
         (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
@@ -91,7 +91,7 @@ static void take_layer(Acts *a, const Model *m, int i, PlanArena *b)
 {
     LayerActs *l = &a->layer[i];
     size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim;
-    if (is_empty(m, i)) {
+    if (model_is_empty(m, i)) {
         a->out[i] = i ? a->out[i - 1] : a->x0;
         return;
     }
@@ -121,12 +121,7 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
     for (int i = 0; i < L; i++)
         take_layer(a, m, i, b);
     a->xf = plan_take(b, n, sizeof(floatX));
-    const Config *c = m->config;
-    int d = c->model_dim, Vp = config_vocab_padded(c);
-    a->head_scratch = plan_take(b,
-                                backward ? head_train_scratch_bytes((HeadMode)c->head, tokens, d, Vp)
-                                         : head_eval_scratch_bytes(tokens, d, Vp),
-                                1);
+    head_plan(a, m, b);
     if (!backward)
         return;
     a->dh = plan_take(b, n, sizeof(floatX));
@@ -182,9 +177,9 @@ void acts_place(Acts *a, const Model *m, int N, bool backward, void *base)
 
 // ---- parameters of a layer --------------------------------------------------------------------------------
 
-static float *scalar(const Model *m, int i) { return part(param_data(&m->params, m->scalars), i); }
+float *model_scalar(const Model *m, int i) { return part(param_data(&m->params, m->scalars), i); }
 
-static float *scalar_grad(const Model *m, int i) { return part(param_grad(&m->params, m->scalars), i); }
+float *model_scalar_grad(const Model *m, int i) { return part(param_grad(&m->params, m->scalars), i); }
 
 LayerParams layer_params(const Model *m, int i)
 {
@@ -207,20 +202,9 @@ LayerParams layer_params(const Model *m, int i)
         *rows[k].w = param_weight(p, rows[k].a);
         *rows[k].dw = param_grad(p, rows[k].a);
     }
-    l.lambda = scalar(m, m->record->layers[i].v_lambdas);
-    l.dlambda = scalar_grad(m, m->record->layers[i].v_lambdas);
+    l.lambda = model_scalar(m, m->record->layers[i].v_lambdas);
+    l.dlambda = model_scalar_grad(m, m->record->layers[i].v_lambdas);
     return l;
-}
-
-static const floatX *stream_of(const Acts *a, int i) { return i < 0 ? a->x0 : a->out[i]; }
-
-// The layer whose output enters layer i; EMBEDDED: there is none.
-static int layer_below(const Model *m, int i)
-{
-    do
-        i--;
-    while (i >= 0 && is_empty(m, i));
-    return i >= 0 ? i : EMBEDDED;
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
@@ -229,21 +213,13 @@ static void layer_forward(const Pass *p, int i)
 {
     const Model *m = p->m;
     Acts *a = p->a;
-    int N = p->b->N, d = m->config->model_dim;
-    Stream s = p->s;
     LayerActs *l = &a->layer[i];
-    const Mix *mix = &m->mix[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
-    floatX *h = attention ? l->h : l->h2;
-    float *rstd = attention ? l->rstd : l->rstd2;
-    const floatX *below = stream_of(a, layer_below(m, i)), *second = stream_of(a, mix->second),
-                 *third = mix->third == NONE ? NULL : a->out[mix->third];
-    if (pass_runs(a, USES(l->x, h, rstd, below, second, third)))
-        mix_rmsnorm_forward(s, &(MixForward){l->x, h, rstd, below, second, third, a->coef + 3 * i}, N, d);
+    mix_forward(p, i, l->x, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2);
     if (attention)
         attention_block.forward(p, i, mlp ? l->x : a->out[i]);
     if (attention && mlp && pass_runs(a, USES(l->h2, l->rstd2, l->x)))
-        rmsnorm_forward(s, l->h2, l->rstd2, l->x, N, d);
+        rmsnorm_forward(p->s, l->h2, l->rstd2, l->x, p->b->N, m->config->model_dim);
     if (mlp)
         mlp_block.forward(p, i, a->out[i]);
 }
@@ -251,7 +227,7 @@ static void layer_forward(const Pass *p, int i)
 void model_prepare(Model *m, Acts *a, Stream s)
 {
     int count = (m->record->num_layers + 1) * 3;
-    coefficients_forward(s, a->coef, scalar(m, 0), m->terms, count);
+    coefficients_forward(s, a->coef, model_scalar(m, 0), m->terms, count);
     if (a->backward)
         device_zero(s, a->dcoef, (size_t)count * sizeof(float)); // a validation may have used its memory
 }
@@ -268,92 +244,35 @@ static void stage_done(const Model *m, int place, int stage, const ProductContex
         m->hooks.done(m->hooks.context, stage, c);
 }
 
-static void forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int place, Stream s)
+static void forward(const Pass *p)
 {
-    const Params *p = &m->params;
-    int d = m->config->model_dim, L = m->record->num_layers;
-    ProductContext products = {s, NULL};
-    assert(b->N == a->tokens); // q, k and v are planes of one product: their distance is N * d
-    stage_needed(m, place, 0, s);
-    if (pass_runs(a, USES(a->x0, a->rstd0)))
-        embed_forward(s,
-                      &(EmbedForward){.x0 = a->x0,
-                                      .rstd = a->rstd0,
-                                      .tokens = b->tokens,
-                                      .embed = param_weight(p, m->embed),
-                                      .gate = param_weight(p, m->smear_gate),
-                                      .lambda = scalar(m, m->record->smear_lambda)},
-                      b->N, d);
+    const Model *m = p->m;
+    int L = m->record->num_layers;
+    assert(p->b->N == p->a->tokens); // q, k and v are planes of one product: their distance is N * d
+    stage_needed(m, p->place, 0, p->s);
+    embed_forward_block(p);
     for (int i = 0; i < L; i++) {
-        stage_needed(m, place, 1 + i, s);
-        if (!is_empty(m, i))
-            layer_forward(&(Pass){m, a, b, at, place, s, &products}, i);
+        stage_needed(m, p->place, 1 + i, p->s);
+        if (!model_is_empty(m, i))
+            layer_forward(p, i);
     }
-    const floatX *below = stream_of(a, layer_below(m, L)), *second = stream_of(a, m->mix[L].second),
-                 *third = m->mix[L].third == NONE ? NULL : a->out[m->mix[L].third];
-    if (pass_runs(a, USES(a->xf, a->rstd_f, below, second, third)))
-        mix_rmsnorm_forward(s, &(MixForward){NULL, a->xf, a->rstd_f, below, second, third, a->coef + 3 * L},
-                            b->N, d);
+    mix_forward(p, L, NULL, p->a->xf, p->a->rstd_f);
 }
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
 {
-    forward(m, a, b, at, 0, s);
+    forward(&(Pass){m, a, b, at, 0, s, &(ProductContext){s, NULL}});
 }
 
 void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first,
                       int count, float *loss, Stream s)
 {
-    int d = m->config->model_dim;
-    model_forward(m, a, b, at, s);
-    if (!pass_runs(a, USES(a->xf, a->head_scratch)))
-        return;
-    head_loss_eval(s, &(HeadLoss){.spec = &m->record->head,
-                                  .loss = loss,
-                                  .x = a->xf + (int64_t)first * d,
-                                  .w = param_weight(&m->params, m->head),
-                                  .targets = b->targets + first,
-                                  .scratch = a->head_scratch,
-                                  .N = count,
-                                  .d = d,
-                                  .Vp = config_vocab_padded(m->config)});
+    Pass p = {m, a, b, at, 0, s, &(ProductContext){s, NULL}};
+    forward(&p);
+    head_eval_block(&p, first, count, loss);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
-
-// Of the mix that entered layer i, or of the output's. h: what it was normalised to; dgate NULL where there
-// is no gate.
-static void mix_backward(const Model *m, Acts *a, int i, const floatX *h, const float *rstd,
-                         const float *dgate, int N, Stream s)
-{
-    const Mix *mix = &m->mix[i];
-    int below = layer_below(m, i), L = m->record->num_layers;
-    floatX *dsecond = mix->second == EMBEDDED ? a->dx0 : a->dstream[mix->second],
-           *dthird = mix->third == NONE ? NULL : a->dstream[mix->third];
-    const floatX *added = i < L && below != EMBEDDED ? a->dstream[below] : NULL;
-    if (!pass_runs(a, USES(a->dx, dsecond, dthird, a->dh, added, h, rstd, stream_of(a, below),
-                           stream_of(a, mix->second), mix->third == NONE ? NULL : a->out[mix->third], dgate)))
-        return;
-    mix_rmsnorm_backward(s,
-                         &(MixBackward){.dx = a->dx,
-                                        .dx0 = dsecond,
-                                        .accumulate_dx0 = !mix->first_reader,
-                                        .dskip = dthird,
-                                        .dcoef = a->dcoef + 3 * i,
-                                        .dx_out = i < L ? a->dx : NULL,
-                                        .dh = a->dh,
-                                        .dx_add = added,
-                                        .h = h,
-                                        .rstd = rstd,
-                                        .x = stream_of(a, below),
-                                        .x0 = stream_of(a, mix->second),
-                                        .skip = mix->third == NONE ? NULL : a->out[mix->third],
-                                        .coef = a->coef + 3 * i,
-                                        .dgate = dgate,
-                                        .gate_w = dgate ? param_weight(&m->params, m->layer[i].gate) : NULL,
-                                        .heads = m->config->num_heads},
-                         N, m->config->model_dim);
-}
 
 static void layer_backward(const Pass *p, int i)
 {
@@ -367,68 +286,32 @@ static void layer_backward(const Pass *p, int i)
         rmsnorm_backward(p->s, a->dx, a->dh, l->h2, l->rstd2, p->b->N, m->config->model_dim);
     if (attention)
         attention_block.backward(p, i);
-    mix_backward(m, a, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2,
-                 attention ? l->dgate : NULL, p->b->N, p->s);
+    mix_backward(p, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, attention ? l->dgate : NULL);
 }
 
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss,
                        int place, Stream s)
 {
-    const Config *c = m->config;
-    const Params *p = &m->params;
-    int N = b->N, d = c->model_dim, L = m->record->num_layers, Vp = config_vocab_padded(c),
-        smear = m->record->smear_lambda;
-    SharedSms shared = {0, 0};
+    SharedSms shared = {0, 0}; // until the first stage is done
     ProductContext products = {s, &shared};
-    const floatX *head = param_weight(p, m->head);
-    forward(m, a, b, at, place, s);
+    Pass p = {m, a, b, at, place, s, &products};
+    int L = m->record->num_layers;
+    forward(&p);
     stage_needed(m, place, L + 1, s);
-    if (pass_runs(a, NULL, 0) && m->head_w8 && place & FIRST_OF_STEP)
-        head_quantize(s, &m->record->head, m->head_w8, head, Vp, d);
-    if (pass_runs(a, USES(a->dh, a->xf, a->head_scratch)))
-        head_loss_train(s, &(HeadLoss){.spec = &m->record->head,
-                                       .mode = (HeadMode)c->head,
-                                       .loss = loss,
-                                       .dx = a->dh,
-                                       .dw = param_grad(p, m->head),
-                                       .x = a->xf,
-                                       .w = head,
-                                       .w8 = m->head_w8,
-                                       .targets = b->targets,
-                                       .num_targets = b->num_targets,
-                                       .target_weight = b->target_weight,
-                                       .scratch = a->head_scratch,
-                                       .N = N,
-                                       .d = d,
-                                       .Vp = Vp});
-    mix_backward(m, a, L, a->xf, a->rstd_f, NULL, N, s);
+    head_train_block(&p, loss);
+    mix_backward(&p, L, a->xf, a->rstd_f, NULL);
     stage_done(m, place, L + 1, &products);
     for (int i = L - 1; i >= 0; i--) {
-        if (!is_empty(m, i))
-            layer_backward(&(Pass){m, a, b, at, place, s, &products}, i);
+        if (!model_is_empty(m, i))
+            layer_backward(&p, i);
         stage_done(m, place, 1 + i, &products);
     }
-    if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
-        embed_backward(s,
-                       &(EmbedBackward){.de = a->dh,
-                                        .dx = a->dx,
-                                        .dx0 = a->dx0,
-                                        .x0 = a->x0,
-                                        .rstd = a->rstd0,
-                                        .tokens = b->tokens,
-                                        .embed = param_weight(p, m->embed),
-                                        .gate = param_weight(p, m->smear_gate),
-                                        .lambda = scalar(m, smear),
-                                        .dgate = param_grad(p, m->smear_gate),
-                                        .dlambda = scalar_grad(m, smear)},
-                       N, d);
-    if (pass_runs(a, USES(a->dh)))
-        embedding_grad(s, param_grad(p, m->embed), a->dh, NULL, &b->rows, N, d);
+    embed_backward_block(&p);
     stage_done(m, place, 0, &products);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)
 {
-    coefficients_backward(s, scalar_grad(m, 0), a->dcoef, scalar(m, 0), m->terms,
+    coefficients_backward(s, model_scalar_grad(m, 0), a->dcoef, model_scalar(m, 0), m->terms,
                           (m->record->num_layers + 1) * 3);
 }

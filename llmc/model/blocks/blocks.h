@@ -24,6 +24,18 @@ typedef struct {
 } Block;
 extern const Block attention_block, mlp_block;
 
+// The embedding and the head, at the two ends of the residual stream.
+void embed_forward_block(const Pass *p);  // to a->x0
+void embed_backward_block(const Pass *p); // from a->dx and a->dx0
+void head_plan(Acts *a, const Model *m, PlanArena *b);
+void head_train_block(const Pass *p, float *loss); // from a->xf to the loss and a->dh
+void head_eval_block(const Pass *p, int first, int count, float *loss);
+
+// The mix that enters layer i, or the output's. x: the stream, h: the same normalised; dgate NULL where there
+// is no gate.
+void mix_forward(const Pass *p, int i, floatX *x, floatX *h, float *rstd);
+void mix_backward(const Pass *p, int i, const floatX *h, const float *rstd, const float *dgate);
+
 // Whether the op that follows is to be run, and not only noted; the tensors are those of Acts that it uses.
 bool pass_runs(const Acts *a, const void *const *tensors, int count);
 #define USES(...) \
@@ -38,6 +50,9 @@ typedef struct {
     float *dlambda;
 } LayerParams;
 LayerParams layer_params(const Model *m, int layer);
+float *model_scalar(const Model *m, int i); // a trained scalar
+float *model_scalar_grad(const Model *m, int i);
+bool model_is_empty(const Model *m, int i); // the layer has no block
 
 // Without memory, as while a plan is made, parts of tensors are NULL too.
 static inline float *part(float *x, int64_t i) { return x ? x + i : NULL; }
