@@ -1,7 +1,9 @@
 // Mainloop shared by the sm90 GEMM kernels (GEMM, QKV, weight gradients). Operands bf16, accumulators fp32.
+// Operands e4m3, layout NT only: two neighbouring codes count as one 16-bit element for tensor maps, schedule
+// and producer, because TMA and the swizzle move bytes. A k step is then 128 codes deep.
 //
-//   tile        128 x 256 x 64, two consumer warpgroups of 64 x 256 each, WGMMA m64n256k16 with both
-//               operands in smem
+//   tile        128 x 256 x 64, two consumer warpgroups of 64 x 256 each, WGMMA m64n256k16 (e4m3: k32) with
+//               both operands in smem
 //   pipeline    4 stages of 48 KB (A 16 KB, B 32 KB), full/empty mbarriers, runs on from tile to tile
 //   cluster     2 CTAs, tiles one above the other: each loads half of B and multicasts it to both. Without
 //               multicast the loads from L2 are the bound
@@ -19,6 +21,10 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include <cuda_fp8.h>
+
+typedef __nv_bfloat16 Bf16;
+typedef __nv_fp8_e4m3 E4m3;
 
 enum {
     TILE_M = 128,
@@ -204,9 +210,19 @@ static __device__ __forceinline__ bool elect_leader(const Consumer &g)
     return g.warp % (WARPGROUP / WARP) == 0 && elect_one();
 }
 
+template <GemmLayout FORM, int COLS, typename T>
+static __device__ __forceinline__ void mma(float (&sum)[128], uint64_t a, uint64_t b, bool accumulate)
+{
+    static_assert(sizeof(T) == 2 || FORM == LAYOUT_NT, "e4m3 operands are K-major");
+    if constexpr (sizeof(T) == 1)
+        wgmma_e4m3<COLS>(sum, a, b, accumulate);
+    else
+        wgmma<T, COLS, FORM == LAYOUT_TN, FORM != LAYOUT_NT>(sum, a, b, accumulate);
+}
+
 // Issues the WGMMAs of k step k into the accumulators (64, COLS), waits for those of the previous step and
 // releases its stage.
-template <GemmLayout FORM, int COLS = TILE_N>
+template <GemmLayout FORM, int COLS = TILE_N, typename T = Bf16>
 static __device__ __forceinline__ void mainloop_step(float (&sum)[128], Consumer &g, int k)
 {
     mbarrier_wait(g.m.full(g.ring.stage), g.ring.parity);
@@ -214,10 +230,11 @@ static __device__ __forceinline__ void mainloop_step(float (&sum)[128], Consumer
     uint64_t b = smem_descriptor(g.m.b(g.ring.stage), FORM == LAYOUT_NT ? 0 : B_PANEL_BYTES);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < TILE_K / 16; i++)
-        wgmma<__nv_bfloat16, COLS, FORM == LAYOUT_TN, FORM != LAYOUT_NT>(
-            sum, descriptor_advance(a, (FORM == LAYOUT_TN ? 16 * 128 : 32) * i),
-            descriptor_advance(b, (FORM == LAYOUT_NT ? 32 : 16 * 128) * i), k > 0 || i > 0);
+    for (int i = 0; i < TILE_K / 16; i++) {
+        uint64_t a_i = descriptor_advance(a, (FORM == LAYOUT_TN ? 16 * 128 : 32) * i),
+                 b_i = descriptor_advance(b, (FORM == LAYOUT_NT ? 32 : 16 * 128) * i);
+        mma<FORM, COLS, T>(sum, a_i, b_i, k > 0 || i > 0);
+    }
     wgmma_commit();
     if (k > 0) {
         wgmma_wait<1>();

@@ -78,12 +78,12 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
     WGMMA_SS("m64n64k16", TYPE, WGMMA_R0_31, "%32", "%33", "%34", MAJOR, WGMMA_D32(0))
 #define WGMMA_SS_96(SHAPE, TYPE, MAJOR) \
     WGMMA_SS(SHAPE, TYPE, WGMMA_R0_47, "%48", "%49", "%50", MAJOR, WGMMA_D32(0), WGMMA_D16(32))
-#define WGMMA_SS_128(TYPE, MAJOR) \
-    WGMMA_SS("m64n128k16", TYPE, WGMMA_R0_63, "%64", "%65", "%66", MAJOR, WGMMA_D32(0), WGMMA_D32(32))
+#define WGMMA_SS_128(SHAPE, TYPE, MAJOR) \
+    WGMMA_SS(SHAPE, TYPE, WGMMA_R0_63, "%64", "%65", "%66", MAJOR, WGMMA_D32(0), WGMMA_D32(32))
 #define WGMMA_SS_192(SHAPE, TYPE, MAJOR) \
     WGMMA_SS(SHAPE, TYPE, WGMMA_R0_95, "%96", "%97", "%98", MAJOR, WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64))
-#define WGMMA_SS_256(TYPE, MAJOR) \
-    WGMMA_SS("m64n256k16", TYPE, WGMMA_R0_127, "%128", "%129", "%130", MAJOR, WGMMA_D32(0), WGMMA_D32(32), \
+#define WGMMA_SS_256(SHAPE, TYPE, MAJOR) \
+    WGMMA_SS(SHAPE, TYPE, WGMMA_R0_127, "%128", "%129", "%130", MAJOR, WGMMA_D32(0), WGMMA_D32(32), \
              WGMMA_D32(64), WGMMA_D32(96))
 
 template <typename T> struct IsHalf {
@@ -110,11 +110,11 @@ static __device__ __forceinline__ void wgmma(float (&d)[COUNT], uint64_t a, uint
         if constexpr (COLS == 96) \
             WGMMA_SS_96("m64n96k16", TYPE, MAJOR); \
         if constexpr (COLS == 128) \
-            WGMMA_SS_128(TYPE, MAJOR); \
+            WGMMA_SS_128("m64n128k16", TYPE, MAJOR); \
         if constexpr (COLS == 192) \
             WGMMA_SS_192("m64n192k16", TYPE, MAJOR); \
         if constexpr (COLS == 256) \
-            WGMMA_SS_256(TYPE, MAJOR); \
+            WGMMA_SS_256("m64n256k16", TYPE, MAJOR); \
     } while (0)
 #define WGMMA_TYPES(MAJOR) \
     do { \
@@ -139,11 +139,15 @@ static __device__ __forceinline__ void wgmma(float (&d)[COUNT], uint64_t a, uint
 template <int COLS, int COUNT>
 static __device__ __forceinline__ void wgmma_e4m3(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate)
 {
-    static_assert(COUNT >= COLS / 2 && (COLS == 96 || COLS == 192), "shape");
+    static_assert(COUNT >= COLS / 2 && (COLS == 96 || COLS == 128 || COLS == 192 || COLS == 256), "shape");
     if constexpr (COLS == 96)
         WGMMA_SS_96("m64n96k32", "e4m3", "");
+    if constexpr (COLS == 128)
+        WGMMA_SS_128("m64n128k32", "e4m3", "");
     if constexpr (COLS == 192)
         WGMMA_SS_192("m64n192k32", "e4m3", "");
+    if constexpr (COLS == 256)
+        WGMMA_SS_256("m64n256k32", "e4m3", "");
 }
 
 #define WGMMA_RS_128(TYPE, B_MAJOR, PREDICATE, ...) \
