@@ -55,10 +55,13 @@ static struct {
     float *rstd, *head_rstd, *dtable, *weight, *momentum, *u, *second, *dw;
     int32_t *tokens, *order, *row_token, *row_start, *num_rows;
     void *w8;
+    uint8_t *h8, *post8, *mlp_w8; // codes of (N, D), (N, F), (D, F)
 } set[SETS];
-static float *small;         // scalars
-static float *target_weight; // (MAX_TARGETS)
+enum { SCALE_H, SCALE_W, SCALE_POST, SCALES }; // of the MLP in FP8: input, weights, relu^2
+static float *small;                           // scalars
+static float *target_weight;                   // (MAX_TARGETS)
 static void *head_scratch;
+static float *scales; // (SCALES)
 static StepParams *step;
 static int32_t *rules; // (MATRICES): all 0
 static int now;        // which set
@@ -132,6 +135,22 @@ static void fill_tokens(int s)
     set[s].num_rows = integers(&rows, 1);
 }
 
+static void fill_fp8(int s)
+{
+    const float host[SCALES] = {1.0f / 448, 0.05f / 448, 16.0f / 448}; // of what fill_set makes
+    if (!scales)
+        scales = device_alloc(sizeof host, "bench");
+    copy_to_device(stream, scales, host, sizeof host);
+    set[s].h8 = device_alloc((size_t)N * D, "bench");
+    set[s].mlp_w8 = device_alloc((size_t)D * F, "bench");
+    set[s].post8 = device_alloc((size_t)N * F, "bench");
+    quantize_e4m3(stream, set[s].h8, set[s].t[3], scales + SCALE_H, N, D, false);
+    quantize_e4m3(stream, set[s].mlp_w8, set[s].w, scales + SCALE_W, D, F, true);
+    Fp8Product up = {set[s].h8, set[s].mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F};
+    matmul_fp8_relu2(&on_stream, set[s].wide[0], set[s].post8, NULL, &up, scales + SCALE_POST);
+    stream_synchronize(stream);
+}
+
 static void fill_set(int s)
 {
     for (int i = 0; i < 14; i++)
@@ -157,6 +176,7 @@ static void fill_set(int s)
     set[s].w8 = device_alloc(head_weight_bytes(HEAD_FP8, VP, D), "bench");
     head_quantize(stream, &head_plain, set[s].w8, set[s].table, VP, D);
     fill_tokens(s);
+    fill_fp8(s);
 }
 
 // ---- timing -----------------------------------------------------------------------------------------------
@@ -441,6 +461,31 @@ OP(dw_mlps)
 OP(relu2_forward) { matmul_relu2_forward(&on_stream, S.wide[0], S.t[3], S.w, N, D, F); }
 OP(relu2_backward) { matmul_relu2_backward(&on_stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
+OP(quantize_h) { quantize_e4m3(stream, S.h8, S.t[3], scales + SCALE_H, N, D, false); }
+OP(quantize_up) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, true); }
+OP(quantize_down) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, false); }
+OP(relu2_bound) { amax_relu2_bound(stream, small + 16, S.w, D, F); }
+OP(amax) { amax_accumulate(stream, small + 16, S.w, (int64_t)D * F); }
+static Fp8Product fp8_up(void)
+{
+    return (Fp8Product){S.h8, S.mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F};
+}
+OP(fp8_up)
+{
+    Fp8Product p = fp8_up();
+    matmul_fp8_relu2(&on_stream, S.wide[0], S.post8, NULL, &p, scales + SCALE_POST);
+}
+OP(fp8_up_amax)
+{
+    Fp8Product p = fp8_up();
+    matmul_fp8_relu2(&on_stream, S.wide[0], S.post8, small + 16, &p, scales + SCALE_POST);
+}
+OP(fp8_down)
+{
+    Fp8Product p = {S.post8, S.mlp_w8, scales + SCALE_POST, scales + SCALE_W, N, F, D};
+    matmul_fp8(&on_stream, S.t[3], &p, S.t[3]);
+}
+
 OP(head_quantize) { head_quantize(stream, &head_plain, S.w8, S.table, VP, D); }
 static void head(HeadMode mode, const HeadSpec *spec, int num_targets)
 {
@@ -513,6 +558,11 @@ static void bench_memory_bound(void)
     report("qkv_forward, value embedding", op_qkv_forward_ve, 7 * t, 0);
     report("qkv_backward", op_qkv_backward, 9 * t, 0);
     report("qkv_backward, value embedding", op_qkv_backward_ve, 10 * t, 0);
+    report("quantize_e4m3, input of the MLP", op_quantize_h, 1.5 * t, 0);
+    report("quantize_e4m3, a weight, transposed", op_quantize_up, 3.0 * D * F, 0);
+    report("quantize_e4m3, a weight", op_quantize_down, 3.0 * D * F, 0);
+    report("amax_relu2_bound, a weight", op_relu2_bound, 2.0 * D * F, 0);
+    report("amax_accumulate, a weight", op_amax, 2.0 * D * F, 0);
     report("head_quantize", op_head_quantize, table * 4, 0);
     report("adam_update, one table", op_adam, table * 20, 0);
     report("normuon_momentum, 22 MLP matrices", op_momentum, rows * 16, 0);
@@ -529,6 +579,9 @@ static void bench_products(void)
     report("O forward, residual", op_o, 0, square_ops);
     report("fc forward, relu^2", op_relu2_forward, 0, mlp);
     report("proj forward, residual", op_proj, 0, mlp);
+    report("fc forward in FP8, relu^2, codes", op_fp8_up, 0, mlp);
+    report("fc forward in FP8, relu^2, codes, amax", op_fp8_up_amax, 0, mlp);
+    report("proj forward in FP8, residual", op_fp8_down, 0, mlp);
     report("proj backward, relu^2", op_relu2_backward, 0, mlp);
     report("fc backward", op_dh_mlp, 0, mlp);
     report("O backward", op_dyg, 0, square_ops);
@@ -554,7 +607,8 @@ int main(int argc, char **argv)
                      .heads = H,
                      .mlp_dim = F,
                      .vocab_padded = VP,
-                     .fp8_head = true};
+                     .fp8_head = true,
+                     .fp8_mlp = true};
     for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
         if (!strcmp(*filters, "--portable"))
             sizes.portable = true;

@@ -452,6 +452,7 @@ static void check_case(Case *c, Sizes z, int variant)
 
 #include "dev/test/ops_gpu_cases.h"
 #include "dev/test/ops_gpu_full.h"
+#include "dev/test/ops_gpu_fp8.h"
 #include "dev/test/ops_gpu_streams.h"
 
 // ---- main -------------------------------------------------------------------------------------------------
@@ -496,6 +497,7 @@ static OpSizes sizes_for(Sizes z)
                      .mlp_dim = z.F,
                      .vocab_padded = z.Vp,
                      .fp8_head = true,
+                     .fp8_mlp = true,
                      .portable = portable};
 }
 
@@ -531,6 +533,8 @@ int main(int argc, char **argv)
         return tap_done();
     OpSizes full = sizes_for(FULL);
     with_backends(&full, true, check_full_size, NULL);
+    if (tap_wanted("matmul_fp8"))
+        with_backends(&full, false, check_fp8_mlps, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};
     OpSizes sizes = sizes_for(two_streams);
     with_backends(&sizes, false, check_streams, &two_streams);

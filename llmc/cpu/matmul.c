@@ -1,6 +1,7 @@
-// Products of floatX matrices. Tiles are converted to fp32 in the thread's scratch, multiplied there, and
-// stored once.
+// Products of floatX matrices, and of e4m3 codes. Tiles are converted to fp32 in the thread's scratch,
+// multiplied there, and stored once.
 #include "llmc/cpu/cpu.h"
+#include "llmc/cpu/fp8.h"
 #include "llmc/cpu/gemm.h"
 #include <math.h>
 
@@ -30,6 +31,7 @@ typedef struct {
     bool transposed;
     Epilogue epilogue;
     int N, in, out, planes;
+    const Fp8Product *fp8; // the operands as codes, in the place of x and w; else NULL
 } Product;
 
 static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float *restrict c, int cols)
@@ -52,20 +54,35 @@ static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float 
     store_row(y, c, cols);
 }
 
+static void load_codes(float *restrict to, const uint8_t *from, int rows, int cols, int64_t pitch)
+{
+    for (int r = 0; r < rows; r++) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++)
+            to[(int64_t)r * cols + j] = e4m3_to_float(from[r * pitch + j]);
+    }
+}
+
 static void product_tile(const Product *p, int plane, int row, int rows, int col, int cols)
 {
     float *arena = cpu_scratch(product_scratch());
     float *x = scratch_take(&arena, MAX_ROWS * DEPTH), *w = scratch_take(&arena, WEIGHT_TILE), *c = arena;
-    const floatX *plane_w = p->w + (int64_t)plane * p->in * p->out;
+    const floatX *plane_w = p->fp8 ? NULL : p->w + (int64_t)plane * p->in * p->out;
+    float scale = p->fp8 ? *p->fp8->scale_x * *p->fp8->scale_w : 1;
     for (int k = 0; k < p->in; k += DEPTH) {
         int depth = (int)min_i64(DEPTH, p->in - k);
-        load_block(x, p->x + (int64_t)row * p->in + k, rows, depth, p->in);
-        if (p->transposed)
+        if (p->fp8)
+            load_codes(x, p->fp8->x8 + (int64_t)row * p->in + k, rows, depth, p->in);
+        else
+            load_block(x, p->x + (int64_t)row * p->in + k, rows, depth, p->in);
+        if (p->fp8)
+            load_codes(w, p->fp8->w8 + (int64_t)col * p->in + k, cols, depth, p->in);
+        else if (p->transposed)
             load_block(w, plane_w + (int64_t)col * p->in + k, cols, depth, p->in);
         else
             load_block(w, plane_w + (int64_t)k * p->out + col, depth, cols, p->out);
-        gemm(false, p->transposed, rows, cols, depth, 1, x, depth, w, p->transposed ? depth : cols, k ? 1 : 0,
-             c, cols);
+        gemm(false, p->transposed, rows, cols, depth, scale, x, depth, w, p->transposed ? depth : cols,
+             k ? 1 : 0, c, cols);
     }
     for (int r = 0; r < rows; r++) {
         int64_t at = (int64_t)(row + r) * p->out + col;
@@ -93,7 +110,7 @@ void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const f
     OP_SCOPE(matmul_forward, residual, N, in, out, planes);
     (void)c;
     assert(!residual || planes == 1);
-    product(&(Product){y, x, w, residual, true, residual ? ADD : STORE, N, in, out, planes});
+    product(&(Product){y, x, w, residual, true, residual ? ADD : STORE, N, in, out, planes, NULL});
 }
 
 void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
@@ -101,7 +118,7 @@ void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy
 {
     OP_SCOPE(matmul_backward_input, N, in, out);
     (void)c;
-    product(&(Product){dx, dy, w, NULL, false, STORE, N, out, in, 1});
+    product(&(Product){dx, dy, w, NULL, false, STORE, N, out, in, 1, NULL});
 }
 
 void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,
@@ -109,7 +126,7 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
     (void)c;
-    product(&(Product){y, x, w, NULL, false, RELU2, N, in, out, 1});
+    product(&(Product){y, x, w, NULL, false, RELU2, N, in, out, 1, NULL});
 }
 
 void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
@@ -117,7 +134,39 @@ void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
     (void)c;
-    product(&(Product){dpre, dy, w, y, false, RELU2_GRADIENT, N, d, F, 1});
+    product(&(Product){dpre, dy, w, y, false, RELU2_GRADIENT, N, d, F, 1, NULL});
+}
+
+void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *amax, const Fp8Product *p,
+                      const float *scale_y)
+{
+    OP_SCOPE(matmul_fp8_relu2, p);
+    product(&(Product){.y = y,
+                       .transposed = true,
+                       .epilogue = RELU2,
+                       .N = p->N,
+                       .in = p->in,
+                       .out = p->out,
+                       .planes = 1,
+                       .fp8 = p});
+    quantize_e4m3(c->stream, y8, y, scale_y, p->N, p->out, false);
+    if (amax)
+        amax_accumulate(c->stream, amax, y, (int64_t)p->N * p->out);
+}
+
+void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const floatX *residual)
+{
+    OP_SCOPE(matmul_fp8, residual, p);
+    (void)c;
+    product(&(Product){.y = out,
+                       .extra = residual,
+                       .transposed = true,
+                       .epilogue = residual ? ADD : STORE,
+                       .N = p->N,
+                       .in = p->in,
+                       .out = p->out,
+                       .planes = 1,
+                       .fp8 = p});
 }
 
 // ---- dw += a^T b ------------------------------------------------------------------------------------------

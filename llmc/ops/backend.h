@@ -18,7 +18,7 @@ typedef struct {
     int eval_tokens; // largest N of a forward-only sequence
     int dim, heads, mlp_dim, vocab_padded;
     int max_documents; // most documents in one packed sequence, 0: no limit known
-    bool fp8_head;
+    bool fp8_head, fp8_mlp;
     bool deterministic; // attention backward with a fixed order of sums
     bool portable;      // only kernels that every supported GPU runs
     AttentionKernels attention;

@@ -20,6 +20,7 @@
 #include "llmc/ops/residual.h"
 #include "llmc/ops/streams.h"
 #include "llmc/ops/matmul.h"
+#include "llmc/ops/mlp.h"
 #include "llmc/ops/generator.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/heads.h"

@@ -69,6 +69,7 @@ void backend_reserve(const OpSizes *sizes)
     sm90_gemm_reserve();
     matmul_reserve(sizes); // leaves to the above what that can do
     relu2_reserve(sizes);
+    mlp_fp8_reserve(sizes);
     head_reserve(sizes);
     attention_reserve(sizes);
     ns_reserve();
@@ -85,6 +86,7 @@ void backend_close(void)
     watchdog_stop();
     ns_release();
     attention_close();
+    mlp_fp8_close();
     relu2_close();
     matmul_close();
     for (int i = 0; i < SCRATCHES; i++)
@@ -114,9 +116,9 @@ const char *backend_description(void)
     static char text[1024];
     const DeviceState *s = &device_state;
     snprintf(text, sizeof text,
-             "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, %s, %s, %s; %s",
+             "%s (device %d, compute capability %d.%d, %d multiprocessors), bf16 storage, %s, %s, %s, %s; %s",
              s->name, s->index, s->compute / 10, s->compute % 10, s->sms, device_path(), head_description(),
-             matmul_description(), attention_description());
+             mlp_description(), matmul_description(), attention_description());
     return text;
 }
 

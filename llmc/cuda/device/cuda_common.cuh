@@ -80,6 +80,9 @@ void matmul_close(void);
 const char *matmul_description(void);
 void relu2_reserve(const OpSizes *sizes);
 void relu2_close(void);
+void mlp_fp8_reserve(const OpSizes *sizes);
+void mlp_fp8_close(void);
+const char *mlp_description(void);
 void head_reserve(const OpSizes *sizes);
 const char *head_description(void);
 

@@ -15,6 +15,7 @@
 #include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/check_cache.h"
 #include "llmc/cuda/device/device.h"
+#include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 #include "llmc/cuda/gemm/sm90_weight_grad.cuh"
@@ -189,6 +190,56 @@ static void check_gemm(Stream s, const GemmCase &g)
     require(d, g.name);
 }
 
+static double code_value(uint8_t code)
+{
+    return (double)__half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+}
+
+static double e4m3(float x) { return code_value(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)); }
+
+// relu^2 of a product of codes, its own codes, and the product onto it. Scales are 1. The limit is derived as
+// HEAD_LIMIT: sums near 5 (root mean square of 256 products), off by 0.008 at most, twice that in the square.
+static void check_fp8_gemm(Stream s)
+{
+    enum { DEPTH = 256, COLS = 2 * TILE_N };
+    const double limit = 2 * (2 * 0.008 / 5 + 0x1p-9);
+    int rows = CLUSTER * TILE_M * (sm90_tile_clusters() / 2 + 2),
+        checked[ROWS_CHECKED] = {0, TILE_M + 1, rows / 2 + 77, rows - 1};
+    Arena m(s);
+    ProductContext context = {s, NULL};
+    float unit = 1, *scale = m.take<float>(1);
+    CUDA_CHECK(cudaMemcpyAsync(scale, &unit, sizeof unit, cudaMemcpyHostToDevice, s));
+    uint8_t *x8 = m.take<uint8_t>((int64_t)rows * DEPTH), *w8 = m.take<uint8_t>(COLS * DEPTH),
+            *y8 = m.take<uint8_t>((int64_t)rows * COLS);
+    floatX *y = m.take<floatX>((int64_t)rows * COLS), *onto = m.take<floatX>((int64_t)rows * COLS);
+    quantize_e4m3(s, x8, m.filled((int64_t)rows * DEPTH, 14), scale, rows, DEPTH, false);
+    quantize_e4m3(s, w8, m.filled(COLS * DEPTH, 15), scale, COLS, DEPTH, false);
+    Fp8Product p = {x8, w8, scale, scale, rows, DEPTH, COLS};
+    if (!sm90_fp8_relu2(&context, y, y8, NULL, &p, scale) || !sm90_fp8_gemm(&context, onto, &p, y))
+        return;
+    Distance squares, codes, sums;
+    std::vector<double> host_w = pattern_of(15, 0, COLS * DEPTH);
+    for (double &v : host_w)
+        v = e4m3((float)v);
+    for (int row : checked) {
+        int64_t first = (int64_t)row * COLS;
+        std::vector<floatX> got = m.read(y + first, COLS), got_sum = m.read(onto + first, COLS);
+        std::vector<uint8_t> got_codes = m.read(y8 + first, COLS);
+        std::vector<double> host_x = pattern_of(14, (int64_t)row * DEPTH, DEPTH);
+        for (double &v : host_x)
+            v = e4m3((float)v);
+        for (int j = 0; j < COLS; j++) {
+            double sum = dot(host_x.data(), &host_w[(size_t)j * DEPTH], 1, DEPTH), stored = at(got, j);
+            squares.add(stored, sum > 0 ? sum * sum : 0);
+            sums.add(at(got_sum, j), sum + stored);
+            codes.add(code_value(got_codes[(size_t)j]), e4m3((float)stored));
+        }
+    }
+    require(squares, "relu^2 in FP8", limit);
+    require(sums, "FP8 products", limit);
+    require(codes, "codes of relu^2", 0);
+}
+
 static void check_weight_grad(Stream s)
 {
     enum { N = 320, M = 6 * CLUSTER * TILE_M, COLS = 4 * TILE_N };
@@ -252,12 +303,6 @@ static void check_qkv(Stream s)
 }
 
 // ---- head ------------------------------------------------------------------------------------------------
-
-static double e4m3(float x)
-{
-    return (double)__half2float(
-        __half(__nv_cvt_fp8_to_halfraw(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3), __NV_E4M3)));
-}
 
 static void check_head(Stream s, HeadMode mode)
 {
@@ -389,6 +434,7 @@ static void check_all(void)
     if (sm90_tile_clusters() >= 1) { // otherwise a part of the GPU too small for clusters
         for (const GemmCase &g : gemms)
             check_gemm(s, g);
+        check_fp8_gemm(s);
         check_weight_grad(s);
         check_qkv(s);
         check_head(s, HEAD_BF16);
