@@ -372,9 +372,9 @@ static void open_logger(Run *r, int argc, char **argv)
         if (t->fit[i])
             logger_message(r->logger, "data: %s", t->fit[i]);
     }
-    logger_message(r->logger, "model: %lld parameters, %s activations; head %s",
+    logger_message(r->logger, "model: %lld parameters, %s activations; head %s, MLP %s",
                    (long long)params_total(&t->model.params), FLOATX_NAME,
-                   c->head == HEAD_FP8 ? "fp8" : "bf16");
+                   c->head == HEAD_FP8 ? "fp8" : "bf16", c->mlp == MLP_FP8 ? "fp8" : "bf16");
     logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
                    ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
     logger_detail(r->logger, "stages: %s", stages);

@@ -7,8 +7,6 @@
 // Sums of at most 640 terms in fp32: sqrt(640) 2^-24 = 1.5e-6, twice that behind a square.
 #define LIMIT 4e-6
 
-static const ProductContext context; // the CPU ignores it
-
 // The values that e4m3(x * (1 / scale)) stands for, in units of the scale.
 static double *quantised(const floatX *x, float scale, int n)
 {
@@ -100,23 +98,23 @@ static void mlp_case(int N, int d, int F, float scale_y)
         double p = e[i] * scale[0] * scale[1];
         e[i] = p > 0 ? p * p : 0;
     }
-    matmul_fp8_relu2(&context, y, y8, &amax, &product, &scale_y);
+    matmul_fp8_relu2(NULL, y, y8, &amax, &product, &scale_y);
     check("   relu^2", y, e, N * F);
     double *qy = quantised(y, scale_y, N * F);
     ok(differing_codes(y8, qy, N, F, false) == 0, "   codes of what is stored");
     ok(amax == (float)largest(of_x(y, N * F), N * F) && amax > 0, "   its maximum");
-    matmul_fp8_relu2(&context, again, y8, NULL, &product, &scale_y);
+    matmul_fp8_relu2(NULL, again, y8, NULL, &product, &scale_y);
     ok(!memcmp(y, again, (size_t)(N * F) * sizeof *y), "   the same without a maximum");
 
     product = (Fp8Product){y8, down8, &scale_y, &scale[2], N, F, d};
     ref_product(o, qy, qd, false, true, N, d, F);
     for (int i = 0; i < N * d; i++)
         o[i] *= (double)scale_y * scale[2];
-    matmul_fp8(&context, out, &product, NULL);
+    matmul_fp8(NULL, out, &product, NULL);
     check("   down", out, o, N * d);
     for (int i = 0; i < N * d; i++)
         o[i] += residual.d[i];
-    matmul_fp8(&context, residual.x, &product, residual.x);
+    matmul_fp8(NULL, residual.x, &product, residual.x);
     check("   down, onto a residual in place", residual.x, o, N * d);
 }
 

@@ -32,6 +32,17 @@ for my $stop (1, 5, 6, 7, 8, 9, 10, 16, 19) {
 ok(keys %shard >= 3, 'the stops lay in several shards: ' . join ' ', sort keys %shard);
 is_deeply([sort { $a <=> $b } keys %window], [3, 7, 11, 13], 'and in all windows of the schedule');
 
+# FP8: codes and scales follow from the weights and are no state.
+{
+    my @fp8 = (@tiny, qw(--head fp8 --mlp fp8));
+    run_ok('FP8', $trainer, @fp8, '--out', "$dir/fp8");
+    for my $stop (7, 10) {
+        run_ok("FP8: stop at $stop", $trainer, @fp8, '--out', "$dir/fp8_$stop", '--stop-at', $stop);
+        run_ok("FP8: resume at $stop", $trainer, @tiny, qw(--head fp8 --out), "$dir/fp8_$stop", '--resume', "$dir/fp8_$stop"); # --mlp as it was
+        is(same_state(map { checkpoint("$dir/$_", 20) } 'fp8', "fp8_$stop"), '', "FP8: $stop + " . (20 - $stop) . ' steps end in the same bits as 20');
+    }
+}
+
 # A checkpoint of the last step has nothing left to do, and says so by ending well.
 run_ok('resume at the end', $trainer, @tiny, '--out', "$dir/s1", '--resume', "$dir/s1");
 is(same_state($whole, checkpoint("$dir/s1", 20)), '', 'resuming a finished run changes nothing');

@@ -297,6 +297,8 @@ static void check_refusals(void)
     refused("--seed 99999999999999999999", "out of range");
     refused("--head fp", "none of bf16|fp8");
     refused("--head bf16|fp8", "none of bf16|fp8");
+    refused("--mlp fp", "none of bf16|fp8");
+    refused("--mlp fp8 --mlp-dim 136", "--mlp fp8: --model-dim and --mlp-dim must be multiples of 16");
     refused("--repeat=2", "takes no value, or 0 or 1");
     refused("--num-heads 5", "not a multiple of --num-heads 5");
     refused("--model-dim 24 --num-heads 6", "head width 4");

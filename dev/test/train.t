@@ -159,4 +159,8 @@ for my $ns (qw(kj you gram turbo turbo-gram)) {
 }
 run_ok('FP8 head', $trainer, @tiny, '--out', "$dir/fp8", '--head', 'fp8');
 cmp_ok(abs(val_losses("$dir/fp8")->{20} - $val->{20}), '<', 0.1, 'the FP8 head learns about the same');
+run_ok('FP8 MLP', $trainer, @tiny, '--out', "$dir/fp8_mlp", '--mlp', 'fp8');
+cmp_ok(abs(val_losses("$dir/fp8_mlp")->{20} - $val->{20}), '<', 0.1, 'the FP8 MLP learns about the same');
+isnt(losses("$dir/fp8_mlp")->{20}, $one->{20}, 'and is not that of bf16');
+is(val_losses("$dir/fp8_mlp")->{0}, $val->{0}, 'whose validation it has');
 done_testing;

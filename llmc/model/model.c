@@ -1,4 +1,5 @@
 #include "llmc/model/blocks/blocks.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,18 @@ void model_describe(Model *m, const Config *c)
         m->mix[i].first_reader = !read_above(m, i);
 }
 
+static void allocate_mlp_codes(Model *m)
+{
+    size_t layers = (size_t)m->record->num_layers, scales = layers * MLP_SCALES;
+    size_t elements = (size_t)m->config->model_dim * (size_t)m->config->mlp_dim;
+    float input = sqrtf((float)m->config->model_dim) / 448;
+    m->mlp = (MlpCodes){device_alloc(2 * layers * elements, "parameters: quantised MLPs"),
+                        device_alloc((scales + 1) * sizeof(float), "parameters: quantised MLPs"),
+                        device_alloc(sizeof(float), "parameters: quantised MLPs")};
+    copy_to_device(NULL, m->mlp.scales + scales, &input, sizeof input);
+    stream_synchronize(NULL);
+}
+
 void model_allocate(Model *m, bool training)
 {
     const Config *c = m->config;
@@ -68,13 +81,18 @@ void model_allocate(Model *m, bool training)
     params_allocate(&m->params, training);
     if (w8)
         m->head_w8 = device_alloc(w8, "parameters: quantised head");
+    if (training && c->mlp == MLP_FP8)
+        allocate_mlp_codes(m);
 }
 
 void model_free(Model *m)
 {
     params_free(&m->params);
-    if (m->head_w8)
-        device_free(m->head_w8);
+    void *memory[] = {m->head_w8, m->mlp.weights, m->mlp.scales, m->mlp.amax};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) {
+        if (memory[i])
+            device_free(memory[i]);
+    }
 }
 
 // ---- activations ------------------------------------------------------------------------------------------

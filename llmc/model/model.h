@@ -14,6 +14,7 @@ typedef struct {
     floatX *q, *k, *v_raw; // three planes of one product; q and k are normalised and rotated in place
     floatX *v, *yg;        // mixed values, v_raw itself without a backward; gated output of attention
     floatX *h2, *post;     // input of the MLP, relu(h2 c_fc)^2
+    uint8_t *h8, *post8;   // their codes in training with MLP_FP8; else NULL
     float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
     floatX *dyg, *dv, *dqkv, *dpre; // gradients
     float *dgate;
@@ -74,6 +75,16 @@ typedef struct {
     bool first_reader; // in backward, which begins the sum of the second stream's gradient
 } Mix;
 
+// What the forward of an MLP in FP8 reads beside its input, made anew by the first micro-batch of a step.
+// Nothing of it outlasts the step: scales follow from the weights alone. The input is normalised, so that no
+// element is beyond sqrt(d), and relu^2 has the bound of amax_relu2_bound.
+enum { SCALE_UP, SCALE_DOWN, SCALE_POST, MLP_SCALES };
+typedef struct {
+    uint8_t *weights; // (layers, 2, d F): up (F, d), down (d, F)
+    float *scales;    // (layers, MLP_SCALES), then that of all inputs
+    float *amax;      // (1), 0 between ops
+} MlpCodes;
+
 typedef struct {
     const Config *config;
     const Record *record;
@@ -87,6 +98,7 @@ typedef struct {
     Coefficient terms[(MAX_LAYERS + 1) * 3]; // what coef is made from
     StageHooks hooks;
     void *head_w8; // quantised head, NULL in HEAD_BF16
+    MlpCodes mlp;  // quantised weights of the MLPs; NULL in MLP_BF16
 } Model;
 
 void model_describe(Model *m, const Config *c);

@@ -73,6 +73,7 @@ static const Option options[] = {
     {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
 
     {"head", OPT_CHOICE, AT(head), NULL, 0, 0, "bf16|fp8", "product of the language-model head in training", true, "Run"},
+    {"mlp", OPT_CHOICE, AT(mlp), "bf16", 0, 0, "bf16|fp8", "products of the MLP in training's forward; its backward, validation and samples are bf16", true, NULL},
     {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},
     {"out", OPT_TEXT, AT(out), "runs", 0, 0, NULL, "folder in which every run gets a folder of its own, <date>_<preset>_<id>, for log, JSON lines and checkpoints", false, NULL},
     {"init-from", OPT_TEXT, AT(init_from), "", 0, 0, NULL, "start from the weights of this .safetensors file", false, NULL},
@@ -468,6 +469,8 @@ bool config_check(const Config *c, Error *e)
                          head_dim, MAX_HEAD_DIM);
     if (c->model_dim % 8 || c->mlp_dim % 8)
         return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
+    if (c->mlp == MLP_FP8 && (c->model_dim % FP8_MULTIPLE || c->mlp_dim % FP8_MULTIPLE))
+        return error_set(e, "--mlp fp8: --model-dim and --mlp-dim must be multiples of %d", FP8_MULTIPLE);
     if (c->micro_batch_tokens % 16)
         return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
     if (c->group_micro_batches && c->micro_batches % c->group_micro_batches)

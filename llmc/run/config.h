@@ -43,6 +43,7 @@ typedef struct Config {
     // run
     const char *preset;
     int head; // HeadMode
+    int mlp;  // MlpMode
     int64_t seed;
     const char *init_from, *save_init, *resume, *out;
     int save_scalars; // values of the tensor "scalars" in files that are written

@@ -237,6 +237,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
                                .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c),
                                .fp8_head = c->head == HEAD_FP8,
+                               .fp8_mlp = c->mlp == MLP_FP8 && need_training,
                                .deterministic = c->deterministic,
                                .portable = c->portable,
                                .attention = (AttentionKernels)c->attention,

@@ -12,8 +12,8 @@ use Time::HiRes qw(sleep time);
 my $gpu = "$root/train_gpt";
 write_shard("train_$_.bin", documents(6000, 10 + $_)) for 1 .. 5;
 write_shard('val.bin', documents(700, 2));
-my %options = (bf16 => [qw(--head bf16)], fp8 => [qw(--head fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)],
-    portable => [qw(--head fp8 --portable)]);
+my %options = (bf16 => [qw(--head bf16)], fp8 => [qw(--head fp8 --mlp fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)],
+    portable => [qw(--head fp8 --mlp fp8 --portable)]);
 my %stops = (bf16 => [1, 2, 5, 6, 7], fp8 => [6, 7], portable => [6, 7]);
 
 sub command { # of a run to step 12 and its folder

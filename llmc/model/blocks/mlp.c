@@ -1,4 +1,5 @@
-// The MLP: relu(h up)^2 down^T.
+// The MLP: relu(h up)^2 down^T. In FP8 the forward of training multiplies codes of h, relu^2 and the weights;
+// the backward reads h and relu^2 as they were stored before they were quantised.
 #include "llmc/model/blocks/blocks.h"
 
 static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b)
@@ -6,8 +7,64 @@ static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanAre
     l->h2 = plan_take(b, N * (size_t)c->model_dim, sizeof(floatX));
     l->rstd2 = plan_take(b, N, sizeof(float));
     l->post = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    if (backward && c->mlp == MLP_FP8) {
+        l->h8 = plan_take(b, N * (size_t)c->model_dim, 1);
+        l->post8 = plan_take(b, N * (size_t)c->mlp_dim, 1);
+    }
     if (backward)
         l->dpre = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+}
+
+// The weights' codes, and scales that follow from the weights.
+typedef struct {
+    uint8_t *up, *down; // (F, d), (d, F)
+    float *scale;       // (MLP_SCALES)
+    const float *scale_h;
+} LayerCodes;
+
+static LayerCodes layer_codes(const Model *m, int i)
+{
+    int64_t elements = (int64_t)m->config->model_dim * m->config->mlp_dim;
+    uint8_t *up = m->mlp.weights + 2 * i * elements;
+    return (LayerCodes){up, up + elements, m->mlp.scales + i * MLP_SCALES,
+                        m->mlp.scales + m->record->num_layers * MLP_SCALES};
+}
+
+static void quantize_weights(const Model *m, int i, Stream s)
+{
+    int d = m->config->model_dim, F = m->config->mlp_dim;
+    int64_t n = (int64_t)d * F;
+    LayerCodes q = layer_codes(m, i);
+    LayerParams w = layer_params(m, i);
+    float *amax = m->mlp.amax;
+    amax_relu2_bound(s, amax, w.fc, d, F);
+    scale_from_amax(s, q.scale + SCALE_POST, amax, 1);
+    amax_accumulate(s, amax, w.fc, n);
+    scale_from_amax(s, q.scale + SCALE_UP, amax, 1);
+    amax_accumulate(s, amax, w.proj, n);
+    scale_from_amax(s, q.scale + SCALE_DOWN, amax, 1);
+    quantize_e4m3(s, q.up, w.fc, q.scale + SCALE_UP, d, F, true);
+    quantize_e4m3(s, q.down, w.proj, q.scale + SCALE_DOWN, d, F, false);
+}
+
+static void forward_fp8(const Pass *p, int i, floatX *out)
+{
+    const Model *m = p->m;
+    Acts *a = p->a;
+    int N = p->b->N, d = m->config->model_dim, F = m->config->mlp_dim;
+    Stream s = p->s;
+    LayerActs *l = &a->layer[i];
+    LayerCodes q = layer_codes(m, i);
+    Fp8Product up = {l->h8, q.up, q.scale_h, q.scale + SCALE_UP, N, d, F},
+               down = {l->post8, q.down, q.scale + SCALE_POST, q.scale + SCALE_DOWN, N, F, d};
+    if (pass_runs(a, NULL, 0) && p->place & FIRST_OF_STEP)
+        quantize_weights(m, i, s);
+    if (pass_runs(a, USES(l->h8, l->h2)))
+        quantize_e4m3(s, l->h8, l->h2, q.scale_h, N, d, false);
+    if (pass_runs(a, USES(l->post, l->post8, l->h8)))
+        matmul_fp8_relu2(p->products, l->post, l->post8, NULL, &up, q.scale + SCALE_POST);
+    if (pass_runs(a, USES(out, l->post8, l->x)))
+        matmul_fp8(p->products, out, &down, l->x);
 }
 
 static void forward(const Pass *p, int i, floatX *out)
@@ -18,6 +75,10 @@ static void forward(const Pass *p, int i, floatX *out)
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
+    if (a->backward && m->config->mlp == MLP_FP8) {
+        forward_fp8(p, i, out);
+        return;
+    }
     if (pass_runs(a, USES(l->post, l->h2)))
         matmul_relu2_forward(p->products, l->post, l->h2, w.fc, N, d, F);
     if (pass_runs(a, USES(out, l->post, l->x)))
