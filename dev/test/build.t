@@ -5,6 +5,7 @@ use strict;
 use warnings;
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
+use File::Temp qw(tempdir);
 use Test::More;
 
 chdir dirname(dirname(dirname(abs_path(__FILE__)))) or die;
@@ -60,6 +61,28 @@ lacks("make $_ without nvcc", qr/^make $_: no nvcc here/, 'NVCC=', $_) for qw(sa
 is(system('git', 'check-ignore', '-q', 'data/mine/mine_train_000001.bin'), 0, "git ignores the reader's own shards") if -e '.git';
 
 is(join(' ', grep { !-x } glob('dev/test/*.t dev/test/gpu/*.t')), '', 'all test scripts can be run');
+
+# ---- spilled registers -------------------------------------------------------------------------------------------------
+
+# What a compiler says that only writes an object and this, and ends with the status; the script's status, its output, whether the object stays.
+my $dir = tempdir(CLEANUP => 1);
+sub compile {
+    my ($what, $status, @said) = @_;
+    open my $program, '>', "$dir/nvcc" or die;
+    print $program "#!/bin/sh\ntouch $dir/o\ncat >&2 <<'END'\n", (map { "$_\n" } @said), "END\nexit $status\n";
+    close $program;
+    chmod 0755, "$dir/nvcc";
+    my $out = `scripts/no_spills.sh $what $dir/nvcc -c x.cu -o $dir/o 2>&1`;
+    return join ' ', $? >> 8, -e "$dir/o" ? 'kept' : 'removed', $out =~ tr/\n//;
+}
+my @spill = map { "ptxas warning : Registers are spilled to local memory in function '$_->[0]', $_->[1] bytes spill stores, 4 bytes spill loads" }
+    ['_Z4manyILi64EEvPf', 900], ['_ZN14attention_sm9015backward_kernelE9Arguments', 24], ['_ZN14attention_sm9015backward_kernelE9Arguments', 28];
+is(compile('refuse', 0), '0 kept 0', 'a kernel that spills nothing');
+is(compile('refuse', 0, $spill[0]), '1 removed 2', 'one that spills is refused, by name');
+is(compile('refuse', 0, $spill[1]), '0 kept 0', 'one of the list is not');
+is(compile('refuse', 0, $spill[2]), '1 removed 2', 'unless it spills more than it may');
+is(compile('show', 0, $spill[0]), '0 kept 1', 'for other GPUs it is shown');
+is(compile('refuse', 7, 'x.cu(1): error: expected a ";"'), '7 kept 1', "the compiler's own errors stay as they are");
 
 # ---- the CUDA program --------------------------------------------------------------------------------------------------
 
