@@ -550,6 +550,8 @@ __global__ void __launch_bounds__(THREADS, 1) small_kernel(const __grid_constant
             relay_releases<CLUSTER>(p, first, clusters);
         __syncwarp();
     }
+    if (CLUSTER > 1)
+        cluster_sync(); // the peer may still arrive at this CTA's counters and mbarriers
 #endif
 }
 
