@@ -97,22 +97,26 @@ static void run_baseline(cudaStream_t s, void *p)
     Bench *k = p;
     baseline_run(&k->baseline, s, k->u, k->m, k->sumsq);
 }
+
 static void run_load(cudaStream_t s, void *p)
 {
     Bench *k = p;
     ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)k->n * k->m, 1.02f, 1e-6f, 1, k->n, k->m, k->batch,
             false);
 }
+
 static void run_load_alone(cudaStream_t s, void *p)
 {
     Bench *k = p;
     ns_load(s, NS_BF16, k->x, NULL, k->u, (int64_t)k->n * k->m, 1, 0, 1, k->n, k->m, k->batch, false);
 }
+
 static void run_load_rows(cudaStream_t s, void *p)
 {
     Bench *k = p;
     ns_load_rows(s, NS_FP16, k->x, k->scale, k->u, (int64_t)k->n * k->m, k->n, k->m, k->batch, false);
 }
+
 static void run_variant(cudaStream_t s, void *p)
 {
     Bench *k = p;

@@ -373,6 +373,7 @@ OP(mix_forward_skip)
 {
     mix_rmsnorm_forward(stream, &(MixForward){S.t[0], S.t[1], S.rstd, S.t[2], S.t[3], S.t[4], small}, N, D);
 }
+
 static void mix_backward(bool skip)
 {
     MixBackward a = {.dx = S.t[0],

@@ -88,6 +88,7 @@ static void ladder_copy(Stream s, int set)
 {
     copy_on_device(s, ladder_bytes[set], ladder_bytes[(set + 1) % 3], LADDER_COPY);
 }
+
 static void ladder_product(Stream s, int)
 {
     ProductContext c = {s, NULL};

@@ -46,6 +46,7 @@ __global__ __launch_bounds__(ROW_THREADS) void warp_a_query(floatX *yg, const fl
     for (int i = 0; i < 4; i++)
         yg[at + i] = __float2bfloat16(y[i] * factor);
 }
+
 static void run1(Stream s, int i)
 {
     warp_a_query<<<dim3(N / ROW_WARPS, H), ROW_THREADS, 0, s>>>(set[i].yg, set[i].q, set[i].k, set[i].v,
@@ -110,6 +111,7 @@ __global__ __launch_bounds__(ROW_THREADS) void key_tiles(floatX *yg, const float
             yg[(int64_t)query * D + head * E + lane * 4 + i] = __float2bfloat16(y[m][i] * factor);
     }
 }
+
 static void run2(Stream s, int i)
 {
     key_tiles<<<dim3(N / TILE, H), ROW_THREADS, 0, s>>>(set[i].yg, set[i].q, set[i].k, set[i].v, set[i].h,
@@ -141,6 +143,7 @@ static AttentionCall call_of(int i)
     c.e = E;
     return c;
 }
+
 static void run3(Stream s, int i)
 {
     AttentionCall c = call_of(i);
@@ -271,6 +274,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 #endif
 }
+
 static void run4(Stream s, int i)
 {
     AttentionCall c = call_of(i);

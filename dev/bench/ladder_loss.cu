@@ -19,6 +19,7 @@ static __device__ __forceinline__ uint8_t code(float g)
 {
     return (uint8_t)__nv_cvt_float_to_fp8(448 * g, __NV_SATFINITE, __NV_E5M2);
 }
+
 static __device__ __forceinline__ float rounded(float g)
 {
     return to_float(__float2bfloat16(g));
@@ -58,6 +59,7 @@ __global__ void textbook(uint8_t *codes, float *losses, const floatX *logits, co
         codes[(int64_t)blockIdx.x * VP + i] = code(rounded(p * 4 * sig * (1 - sig)));
     }
 }
+
 static void run1(Stream s, int i)
 {
     textbook<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
@@ -81,6 +83,7 @@ __global__ void two_passes(uint8_t *codes, float *losses, const floatX *logits, 
         codes[(int64_t)blockIdx.x * VP + i] = code(rounded(p * 4 * sig * (1 - sig)));
     }
 }
+
 static void run2(Stream s, int i)
 {
     two_passes<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);
@@ -120,6 +123,7 @@ __global__ void vectors(uint8_t *codes, float *losses, const floatX *logits, con
         reinterpret_cast<uint2 *>(codes + (int64_t)blockIdx.x * VP)[v] = make_uint2(out[0], out[1]);
     }
 }
+
 static void run3(Stream s, int i)
 {
     vectors<<<ROWS, THREADS, 0, s>>>(set[i].codes, set[i].losses, set[i].logits, targets);

@@ -28,6 +28,7 @@ __global__ void thread_a_row(floatX *out, floatX *h, float *rstd, const floatX *
         h[at + i] = __float2bfloat16(y * r);
     }
 }
+
 static void run1(Stream s, int i)
 {
     thread_a_row<<<N / 64, 64, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0);
@@ -53,6 +54,7 @@ __global__ void block_a_row(floatX *out, floatX *h, float *rstd, const floatX *x
         h[at + i] = __float2bfloat16(y * r);
     }
 }
+
 static void run2(Stream s, int i)
 {
     block_a_row<<<N, THREADS, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0);
@@ -79,6 +81,7 @@ __global__ void block_in_registers(floatX *out, floatX *h, float *rstd, const fl
         h[at + k * THREADS] = __float2bfloat16(y[k] * r);
     }
 }
+
 static void run3(Stream s, int i)
 {
     block_in_registers<<<N, THREADS, 0, s>>>(set[i].out, set[i].h, set[i].rstd, set[i].x, set[i].x0);

@@ -43,6 +43,7 @@ __global__ void thread_an_element(floatX *out, float alpha, const floatX *a, con
     int64_t at = ((int64_t)blockIdx.z * N + row) * cols + col;
     out[at] = __float2bfloat16(alpha * sum + beta * to_float(d[at]));
 }
+
 static void run1(Stream s, int set)
 {
     floatX *x = (floatX *)lt.x, *y = (floatX *)lt.y, *a = (floatX *)lt.a, *b = (floatX *)lt.b;
@@ -66,12 +67,14 @@ static void run_program(Stream s, int set, const NsOptions *o)
     result = newton_schulz(s, o, u[set], tall, N, M, BATCH, work);
     last = o;
 }
+
 static void run2(Stream s, int set)
 {
     device_set_portable(true);
     run_program(s, set, &std5);
     device_set_portable(false);
 }
+
 static void run5(Stream s, int set) { run_program(s, set, &std5); }
 static void run6(Stream s, int set) { run_program(s, set, &gram5); }
 static void run7(Stream s, int set) { run_program(s, set, &turbo4); }
@@ -92,11 +95,13 @@ __global__ void add_pass(floatX *out, float alpha, float beta, const floatX *d, 
         f[k] = alpha * f[k] + beta * g[k];
     store_vec(out, (int)v, pack8(f));
 }
+
 static void add(Stream s, void *out, float alpha, float beta, const void *d, int64_t elements)
 {
     add_pass<<<(unsigned)(elements / 8 / 256), 256, 0, s>>>((floatX *)out, alpha, beta, (const floatX *)d,
                                                             elements / 8);
 }
+
 static void run3(Stream s, int set)
 {
     void *x = lt.x, *y = lt.y;

@@ -20,6 +20,7 @@ __global__ void thread_an_element(floatX *y, const floatX *x, const floatX *w)
         sum += to_float(x[(int64_t)row * D + k]) * to_float(w[(int64_t)k * F + col]);
     y[(int64_t)row * F + col] = relu2(sum);
 }
+
 static void run1(Stream s, int i)
 {
     thread_an_element<<<dim3(F / 32, N / 8), dim3(32, 8), 0, s>>>(set[i].y, set[i].x, w);
@@ -53,6 +54,7 @@ __global__ __launch_bounds__(256) void tiles(floatX *y, const floatX *x, const f
         for (int j = 0; j < 8; j++)
             y[(int64_t)(row0 + r + i) * F + col0 + c + j] = relu2(sum[i][j]);
 }
+
 static void run2(Stream s, int i) { tiles<<<dim3(F / TILE, N / TILE), 256, 0, s>>>(set[i].y, set[i].x, w); }
 
 // ---- 3: the tensor cores by mma.sync, loads two steps ahead by cp.async -----------------------------------
@@ -65,6 +67,7 @@ static __device__ __forceinline__ uint32_t address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
+
 static __device__ __forceinline__ void copy16(void *to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(to)), "l"(from));
@@ -81,6 +84,7 @@ static __device__ __forceinline__ void load_fragments(uint32_t (&f)[4], const fl
                      : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
                      : "r"(address(p)));
 }
+
 static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -141,6 +145,7 @@ __global__ __launch_bounds__(256) void tensor_tiles(floatX *y, const floatX *x, 
                 *reinterpret_cast<__nv_bfloat162 *>(y + (int64_t)row * F + col) = pair;
             }
 }
+
 static void run3(Stream s, int i)
 {
     int bytes = STAGES * (TILE * A_PITCH + K_STEP * B_PITCH) * (int)sizeof(floatX);
@@ -162,6 +167,7 @@ __global__ void square_pass(floatX *y, int64_t vectors)
         f[k] = f[k] > 0 ? f[k] * f[k] : 0;
     store_vec(y, (int)v, pack8(f));
 }
+
 static void run4(Stream s, int i)
 {
     ProductContext c = {s, NULL};

@@ -26,6 +26,7 @@ static inline uint64_t random_bits(Random *r) // splitmix64
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
+
 static inline double random_uniform(Random *r)
 {
     return ((double)(random_bits(r) >> 11) + 0.5) * 0x1p-53;
@@ -35,6 +36,7 @@ static inline double random_normal(Random *r)
     double radius = sqrt(-2 * log(random_uniform(r)));
     return radius * cos(2 * M_PI * random_uniform(r));
 }
+
 static inline double *random_gaussian(Random *r, int rows, int cols)
 {
     double *g = matrix(rows, cols);
@@ -95,6 +97,7 @@ static inline double dot(const double *a, const double *b, int64_t n)
         sum += a[i] * b[i];
     return sum;
 }
+
 static inline double norm(const double *a, int64_t n) { return sqrt(dot(a, a, n)); }
 
 // |a - b| / |b| in the Frobenius norm. NaN when either holds one.

@@ -21,6 +21,7 @@ static double get(NsDtype dtype, const void *p, int64_t i)
         return (double)((const _Float16 *)p)[i];
     return ((const float *)p)[i];
 }
+
 static void put(NsDtype dtype, void *p, int64_t i, double v)
 {
     if (dtype == NS_BF16)
@@ -53,6 +54,7 @@ static Array array_new(size_t bytes)
     free(fill);
     return a;
 }
+
 static bool intact_and_free(Array a)
 {
     unsigned char *copy = malloc(a.bytes + 2 * GUARD);
@@ -65,6 +67,7 @@ static bool intact_and_free(Array a)
     device_free(a.base);
     return intact;
 }
+
 static Array uploaded(Array a, void *host) // which is freed
 {
     copy_to_device(NULL, a.p, host, a.bytes);
@@ -98,6 +101,7 @@ static Array pitched_of(NsDtype dtype, const double *values, int64_t rows, int m
         }
     return uploaded(a, host);
 }
+
 static double *values_of(NsDtype dtype, const void *p, int64_t count)
 {
     void *host = xcalloc((size_t)count + 1, 4);

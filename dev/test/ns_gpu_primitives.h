@@ -12,6 +12,7 @@ static double *gaussian(Random *r, int64_t count)
         g[i] = random_normal(r);
     return g;
 }
+
 static double *symmetric_gaussian(Random *r, int n, int batch)
 {
     double *g = gaussian(r, (int64_t)n * n * batch);

@@ -60,6 +60,7 @@ static inline float *to_float(const double *a, int64_t n)
         f[i] = (float)a[i];
     return f;
 }
+
 static inline double *to_double(const float *a, int64_t n)
 {
     double *d = matrix(n, 1);
@@ -92,6 +93,7 @@ static inline double *run_batch(const NsOptions *o, const float *u, int64_t stri
     free(memory);
     return out;
 }
+
 static inline double *run_one(const NsOptions *o, const float *u, int rows, int cols)
 {
     return run_batch(o, u, 0, rows, cols, 1, NULL);
@@ -201,6 +203,7 @@ static inline Frames make_frames(Random *r, int n, int m)
     multiply(f.polar, f.u, f.v, false, n, m, n);
     return f;
 }
+
 static inline void free_frames(Frames *f)
 {
     free(f->u);

@@ -344,6 +344,7 @@ RUN(relu2_forward)
     SIZES;
     o->matmul_relu2_forward(&on_stream, p[0], p[1], p[2], N, d, F);
 }
+
 static void fix_squares(Case *c) // y is never negative, and half of it zero
 {
     for (int64_t k = 0; k < c->buffer[3].count; k++)
@@ -391,6 +392,7 @@ static void fix_angles(Case *c, int cos_at, int sin_at)
         c->master[sin_at][k] = to_bf16_value(sin(angle));
     }
 }
+
 static void fix_qkv_forward(Case *c) { fix_angles(c, 9, 10); }
 DESCRIBE(qkv_forward) // variant 1: no value embedding
 {
@@ -414,6 +416,7 @@ RUN(qkv_forward)
     QkvForward a = {p[0], p[1], p[2], p[3], p[4], p[5], c->variant ? NULL : p[6], p[7], p[8], p[9], p[10]};
     o->qkv_forward(stream, &a, N, H, e);
 }
+
 static void fix_qkv_product(Case *c) { fix_angles(c, 9, 10); }
 DESCRIBE(qkv_product) // variants 1, 3: no value embedding; 2, 3: v in place of v_raw
 {
@@ -541,6 +544,7 @@ static void set_step(float *step)
                          .rule = {[0] = {0.06f, 0.036f}, [1] = {0.03f, 0.036f}, [2] = {0.75f, 0}}};
     memcpy(step, &params, sizeof params);
 }
+
 static void fix_adam(Case *c)
 {
     set_step(c->master[4]);
@@ -566,6 +570,7 @@ RUN(adam)
     else
         o->adam_update(stream, p[0], p[1], p[2], p[3], p[4], adam_rule, n);
 }
+
 static void fix_momentum(Case *c) { set_step(c->master[2]); }
 DESCRIBE(momentum)
 {
@@ -585,6 +590,7 @@ static void update_shape(const Case *c, int *rows, int *cols, int *batch, bool *
     *batch = c->variant == 3 ? 11 : 3;
     *per_column = c->variant != 1;
 }
+
 static void fix_update(Case *c)
 {
     set_step(c->master[5]);

@@ -25,6 +25,7 @@ static void *take(size_t count, size_t size)
     }
     return memset(p, 0, count * size);
 }
+
 static void pool_reset(void) { pool_used = 0; }
 
 static uint64_t random_state = 0x9e3779b97f4a7c15u;
@@ -390,5 +391,6 @@ static double ref_fp8(double x, int fraction, int bias, int largest_code)
     }
     return copysign(best, x);
 }
+
 static double ref_e4m3(double x) { return ref_fp8(x, 3, 7, 0x7e); }
 static double ref_e5m2(double x) { return ref_fp8(x, 2, 15, 0x7b); }

@@ -273,6 +273,7 @@ static void keep(void *kept[ALL], const Gpu *g)
     for (int i = INPUTS; i < ALL; i++)
         kept[i] = memcpy(xcalloc(g->guarded[i], 1), g->host[i], g->guarded[i]);
 }
+
 static void release(void *kept[ALL])
 {
     for (int i = INPUTS; i < ALL; i++)

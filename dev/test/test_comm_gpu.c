@@ -228,6 +228,7 @@ static void op_reduce_scatter(void *buf, int64_t bytes)
     int64_t count = bytes / (int64_t)sizeof(float) / size;
     comm_reduce_scatter(stream, (float *)buf + rank * count, buf, count);
 }
+
 static void op_gather(void *buf, int64_t bytes) { comm_all_gather(stream, buf, bytes / size); }
 static void op_all_reduce(void *buf, int64_t bytes)
 {

@@ -38,6 +38,7 @@ static double excess(NsDtype dtype, const double *value, const double *exact, in
     }
     return worst;
 }
+
 static bool is_symmetric(const double *a, int n, int batch)
 {
     for (int b = 0; b < batch; b++, a += (int64_t)n * n)

@@ -11,4 +11,5 @@ static double uniform_at(uint64_t index)
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return (double)((z ^ (z >> 31)) >> 40) * 0x1p-24;
 }
+
 static double uniform(void) { return uniform_at(random_used++); }

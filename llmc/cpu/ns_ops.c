@@ -44,6 +44,7 @@ bool ns_iterates(NsDtype dtype, int n, int m)
     (void)dtype, (void)n, (void)m;
     return false;
 }
+
 void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
                 int n, int m, int batch)
 {

@@ -7,6 +7,7 @@ static float column_of(const StreamFactor *c, int t)
 {
     return c->column ? c->column[(int64_t)t * c->stride] : 1;
 }
+
 static float factor_of(const StreamFactor *c, int t) { return c->plus + scalar_of(c) * column_of(c, t); }
 
 static const floatX *row_of(const floatX *x, const int32_t *rows, int t, int d)

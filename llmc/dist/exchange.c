@@ -5,8 +5,8 @@
 
 // ---- the table --------------------------------------------------------------------------------------------
 
-static int slots_stage(const Params *p, const Bucket *b,
-                       int size) // the lowest among a group; padding has none
+// The lowest among a group; padding has none.
+static int slots_stage(const Params *p, const Bucket *b, int size)
 {
     int stage = p->record->num_layers;
     for (int i = 0; i < p->count; i++) {

@@ -201,8 +201,8 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
     return true;
 }
 
-static bool save_patiently(Trainer *t, const char *path, bool state,
-                           Error *e) // rank 0 may wait for a slow disk
+// Rank 0 may wait for a slow disk.
+static bool save_patiently(Trainer *t, const char *path, bool state, Error *e)
 {
     comm_patience(true);
     bool good = save(t, path, state, e);
@@ -332,8 +332,8 @@ static bool read_weights(Trainer *t, const SafeTensors *st, Error *e)
     return true;
 }
 
-static bool in_file(const char *path, bool good, const Error *sub,
-                    Error *e) // names the file, if the message does not
+// Names the file, if the message does not.
+static bool in_file(const char *path, bool good, const Error *sub, Error *e)
 {
     if (good)
         return true;

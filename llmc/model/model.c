@@ -34,13 +34,13 @@ static void compile_mix(Model *m, int i)
         m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
     if (n || model_is_empty(m, i))
         return;
-    m->mix[i] =
-        (Mix){.terms = 2, .second = EMBEDDED, .third = NONE}; // as it is: the op takes two streams at least
+    // As it is: the op takes two streams at least.
+    m->mix[i] = (Mix){.terms = 2, .second = EMBEDDED, .third = NONE};
     m->terms[3 * i].factor = 1;
 }
 
-static bool read_above(const Model *m,
-                       int i) // whether a mix above has this one's second stream as its second, too
+// Whether a mix above has this one's second stream as its second, too.
+static bool read_above(const Model *m, int i)
 {
     for (int k = i + 1; k <= m->record->num_layers; k++) {
         if (m->mix[k].terms && m->mix[k].second == m->mix[i].second)
@@ -155,6 +155,7 @@ bool pass_runs(const Acts *a, const void *const *tensors, int count)
         plan_spoil_dead(a->spoiled, a->spoiled_base);
     return !a->planning;
 }
+
 void acts_plan(Plan *plan, const Model *m, int N, bool backward)
 {
     Acts a;

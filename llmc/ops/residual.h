@@ -7,8 +7,7 @@ extern "C" {
 #endif
 
 // A number that a stream is multiplied with, from the trained scalars: factor * scalars[scalar] *
-// sig(scalars[gate]); an index of
-// -1 leaves its factor out.
+// sig(scalars[gate]); an index of -1 leaves its factor out.
 typedef struct {
     float factor;
     int scalar, gate;

@@ -4,11 +4,9 @@
 #include "llmc/run/config.h"
 
 // A stretch of steps that have one size and one window. The scheduled steps are shared evenly among as many
-// stages as
-// --window-schedule has windows: of n stages and s steps stage k begins at k s / n, rounded up or to the
-// nearest whole number
-// (--stage-starts). The extension steps are the last stage. The other lists have an entry for each of the n
-// stages, and one more when the extension's differs from the last one.
+// stages as --window-schedule has windows: of n stages and s steps stage k begins at k s / n, rounded up or
+// to the nearest whole number (--stage-starts). The extension steps are the last stage. The other lists
+// have an entry for each of the n stages, and one more when the extension's differs from the last one.
 typedef struct {
     int index, begin;
     int end; // the step at which the next one begins; of the last one the number of steps

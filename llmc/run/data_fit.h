@@ -10,8 +10,8 @@
 char *fit_validation(Config *c);
 
 // Counts the steps that the training data give in one pass (of more than 64M tokens: at most give), before
-// any is trained. Without
-// --repeat and --epochs the schedule is shortened to them, unless the command line says how many steps it
-// wants. Returns a line that says so, owned by the caller; NULL: one pass gives all steps.
+// any is trained. Without --repeat and --epochs the schedule is shortened to them, unless the command line
+// says how many steps it wants. Returns a line that says so, owned by the caller; NULL: one pass gives all
+// steps.
 //   options  of the run's loader
 char *fit_steps(Config *c, const LoaderOptions *options, int64_t num_tokens);

@@ -1,7 +1,7 @@
 // Nearly all of a record is strings, which jansson reads at 50 to 100 MB/s, and refuses as a whole for half
 // of a surrogate pair in a title that nobody asked for. So strings that are values are checked and decoded
-// here, and jansson sees the record with
-// "" in their place: it judges the structure, the names, the numbers and what follows the record.
+// here, and jansson sees the record with "" in their place: it judges the structure, the names, the numbers
+// and what follows the record.
 #include "llmc/text/jsonl.h"
 #include <jansson.h>
 #include <stdlib.h>
@@ -140,8 +140,7 @@ static bool names_field(const char *p, const char *end)
 }
 
 // Writes the record without the contents of its values into r->bare (*bare_len bytes) and the field's text
-// into r->text
-// (*text_len bytes; -1 when the field is missing or no string).
+// into r->text (*text_len bytes; -1 when the field is missing or no string).
 static bool take_apart(JsonlRecord *r, const char *line, size_t len, size_t *bare_len, int64_t *text_len,
                        Error *e)
 {

@@ -93,6 +93,7 @@ void *pattern_match_create(const Tokenizer *t)
 {
     return t->byte_mode ? NULL : pcre2_match_data_create(1, NULL);
 }
+
 void pattern_match_free(void *match) { pcre2_match_data_free(match); }
 
 // The additions' first bytes in UTF-8: F0, or U+1C89 and U+A7CB on. Few texts hold any, and the longer
@@ -126,17 +127,20 @@ bool pattern_compile(Tokenizer *t, Error *e)
     return error_set(e, "this program was built without PCRE2, which GPT-2 encoding needs: "
                         "install libpcre2-dev and rebuild, or use the vocabulary \"bytes\"");
 }
+
 void pattern_free(Tokenizer *t) { (void)t; }
 char *pattern_describe_classes(const Tokenizer *t)
 {
     (void)t;
     return xstrdup("none");
 }
+
 void *pattern_match_create(const Tokenizer *t)
 {
     (void)t;
     return NULL;
 }
+
 void pattern_match_free(void *match) { (void)match; }
 const void *pattern_for(const Tokenizer *t, const char *text, size_t len)
 {

@@ -134,8 +134,8 @@ static Desc vector(Builder *b, int64_t id, cudnnDataType_t type, int64_t n, Stor
     return tensor(b, id, type, (int64_t[]){n, 1, 1, 1}, (int64_t[]){1, 1, 1, 1}, storage, NULL);
 }
 
-static Desc score(Builder *b, cudnnDataType_t type,
-                  bool swap) // (slots, heads, longest, longest), never stored
+// (slots, heads, longest, longest), never stored.
+static Desc score(Builder *b, cudnnDataType_t type, bool swap)
 {
     int64_t h = b->p->shape.heads, n = b->p->shape.longest, dim[4] = {b->p->shape.slots, h, n, n};
     int64_t plain[4] = {h * n * n, n * n, n, 1}, swapped[4] = {h * n * n, n * n, 1, n};
@@ -156,8 +156,8 @@ static Desc packed(Builder *b, int64_t id, cudnnDataType_t type, Desc start, boo
 static Desc qkv(Builder *b, int64_t id, bool swap) { return packed(b, id, BF16, b->qkv_start, swap, REAL); }
 static Desc out(Builder *b, int64_t id) { return packed(b, id, BF16, b->out_start, false, REAL); }
 
-static Desc per_row(Builder *b, int64_t id,
-                    Storage storage) // one fp32 per token and head: stored as (N, H), or virtual
+// One fp32 per token and head: stored as (N, H), or virtual.
+static Desc per_row(Builder *b, int64_t id, Storage storage)
 {
     int64_t h = b->p->shape.heads, n = b->p->shape.longest;
     int64_t dim[4] = {b->p->shape.slots, h, n, 1}, stored[4] = {h * n, 1, h, 1}, plain[4] = {h * n, n, 1, 1};
@@ -252,8 +252,8 @@ static Desc compare(Builder *b, cudnnPointwiseMode_t mode, Desc x, Desc y)
     return pointwise(b, mode, BOOL, -1, x, y, NULL, score(b, BOOL, false));
 }
 
-static Desc place(Builder *b, Desc s, int64_t axis,
-                  cudnnDataType_t math) // index of the query (axis 2) or the key (axis 3)
+// Index of the query (axis 2) or of the key (axis 3).
+static Desc place(Builder *b, Desc s, int64_t axis, cudnnDataType_t math)
 {
     return pointwise(b, CUDNN_POINTWISE_GEN_INDEX, math, axis, s, NULL, NULL, score(b, I32, false));
 }

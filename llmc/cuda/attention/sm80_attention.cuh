@@ -34,6 +34,7 @@ static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *hea
                      : "memory");
     }
 }
+
 static __device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> static __device__ __forceinline__ void wait_loads()
 {
@@ -50,6 +51,7 @@ static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const floatX *
                  : "r"(from)
                  : "memory");
 }
+
 static __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const floatX *row)
 {
     uint32_t from = (uint32_t)__cvta_generic_to_shared(row);
@@ -58,6 +60,7 @@ static __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], con
                  : "r"(from)
                  : "memory");
 }
+
 static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

@@ -119,6 +119,7 @@ static __device__ __forceinline__ uint4 load_vec(const floatX *row, int v)
 {
     return reinterpret_cast<const uint4 *>(row)[v];
 }
+
 static __device__ __forceinline__ void store_vec(floatX *row, int v, uint4 u)
 {
     reinterpret_cast<uint4 *>(row)[v] = u;
@@ -193,6 +194,7 @@ static __device__ __forceinline__ float quad_max(float x)
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
+
 static __device__ __forceinline__ float quad_sum(float x)
 {
     x += __shfl_xor_sync(0xffffffffu, x, 1);

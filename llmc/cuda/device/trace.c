@@ -242,17 +242,20 @@ bool trace_open(Error *e)
     return error_set(
         e, "this program was built without CUPTI (CUDA 13 or later), which gives the times of kernels");
 }
+
 void trace_start(void) { assert(!"trace_open refused"); }
 double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
 {
     assert(!"trace_open refused" && s && ms && exposed);
     return 0;
 }
+
 void trace_enter(int tag, const char *name)
 {
     (void)tag;
     nvtxRangePushA(name);
 }
+
 void trace_leave(int tag)
 {
     (void)tag;

@@ -31,6 +31,7 @@ static int logit_rows(int N, bool units)
 {
     return units ? (int)min_i64(HEAD_LOGIT_ROWS, chunk_rows(N)) : chunk_rows(N);
 }
+
 static int eval_rows(int N, int d, int Vp)
 {
     return (int)min_i64(sm90_head_fits(HEAD_BF16, d, Vp) ? EVAL_ROWS : FP32_EVAL_ROWS, N);
@@ -95,6 +96,7 @@ size_t head_train_scratch_bytes(HeadMode mode, int N, int d, int Vp)
 {
     return train_scratch(NULL, mode, N, d, Vp).bytes;
 }
+
 size_t head_eval_scratch_bytes(int N, int d, int Vp) { return eval_scratch(NULL, N, d, Vp).bytes; }
 
 // ---- shapes of the products ------------------------------------------------------------------------------
@@ -113,6 +115,7 @@ static GemmShape fp8_logits(int rows, int d, int Vp)
 {
     return fp8_shape(rows, Vp, d, CUDA_R_8F_E4M3, CUDA_R_16BF, false, true);
 }
+
 static GemmShape fp8_input_gradient(int rows, int d, int Vp)
 {
     return fp8_shape(rows, d, Vp, CUDA_R_8F_E5M2, CUDA_R_16BF, false, false);

@@ -67,12 +67,14 @@ static __device__ __forceinline__ float exp2_fast(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
 static __device__ __forceinline__ float reciprocal_fast(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
 static __device__ __forceinline__ float min_keeping_nan(float a, float b)
 {
     float y;

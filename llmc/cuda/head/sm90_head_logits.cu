@@ -138,6 +138,7 @@ static __device__ __forceinline__ void order_barrier_wait(int group)
 {
     named_barrier_sync(1 + group, 2 * WARPGROUP);
 }
+
 static __device__ __forceinline__ void order_barrier_arrive(int group)
 {
     named_barrier_arrive(1 + (1 - group), 2 * WARPGROUP);

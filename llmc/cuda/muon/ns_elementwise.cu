@@ -316,6 +316,7 @@ static __device__ __forceinline__ float unit_of(uint32_t most)
         return __int_as_float(0x7fffffff);
     return most ? ldexpf(1, max(-100, min(100, ilogbf(__uint_as_float(most)) - 5))) : 1;
 }
+
 static __device__ __forceinline__ uint32_t size_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 template <int COUNT> static __device__ __forceinline__ uint32_t block_most(uint32_t most, uint32_t *shared)
@@ -408,6 +409,7 @@ __global__ void __launch_bounds__(THREADS)
         own = max(own, size_bits(u[blockIdx.z * u_stride + (int64_t)row * cols + col]));
     atomicMax(most + (int64_t)blockIdx.z * cols + col, own);
 }
+
 __global__ void __launch_bounds__(THREADS) units_kernel(float *unit, int64_t count)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;

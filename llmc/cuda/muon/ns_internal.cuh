@@ -44,6 +44,7 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
 {
     return __float2bfloat16_rn(x);
 }
+
 template <> __device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
 
 // Finite values beyond the range of T become its largest. Those here overflow fp16 only.

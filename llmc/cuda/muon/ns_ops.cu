@@ -160,6 +160,7 @@ static double assign_tiles(Clusters *c, int64_t tiles, double each, double input
     }
     return end;
 }
+
 static double assign_task(Clusters *c, const Task *t, int batch, double input_ready)
 {
     int64_t wide = (int64_t)batch * t->tiles_per_column * t->wide;
@@ -311,6 +312,7 @@ static CUtensorMap square_map(NsDtype dtype, const void *a, int n, int batch)
 {
     return ns_tensor_map(dtype, a, n, n, n, batch);
 }
+
 static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batch)
 {
     return ns_tensor_map(dtype, x, n, m, ns_pitch(dtype, n, m), batch);

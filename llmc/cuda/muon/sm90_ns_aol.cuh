@@ -36,6 +36,7 @@ static __device__ __forceinline__ void load_scales(float (&v)[SCALES_EACH], cons
         v[k] = from && row < w.rows ? __ldcg(from + (int64_t)t.matrix * w.rows + row) : 1;
     }
 }
+
 static __device__ __forceinline__ void write_scales(const Staging &staging, const float (&v)[SCALES_EACH],
                                                     float factor)
 {

@@ -62,6 +62,7 @@ static inline __host__ __device__ int tiles_along(int elements)
 {
     return (elements + TILE_SIDE - 1) / TILE_SIDE;
 }
+
 static inline __host__ __device__ int boxes_along(int elements)
 {
     return (elements + BOX_SIDE - 1) / BOX_SIDE;

@@ -107,6 +107,7 @@ static __device__ __forceinline__ int boxes_needed(const Task &w, const Slice &t
 {
     return is_symmetric(w) ? min(t.width, t.row - t.col + 1) : t.width;
 }
+
 static __device__ __forceinline__ bool slice_exists(const Task &w, const Slice &t)
 {
     return t.row * BOX_SIDE < w.rows && (!is_symmetric(w) || t.row >= t.col);
@@ -146,11 +147,13 @@ template <> __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float lo, fl
 {
     return pack2(lo, hi);
 }
+
 template <> __device__ __forceinline__ uint32_t pack<__half>(float lo, float hi)
 {
     __half2 h = __floats2half2_rn(lo, hi);
     return *reinterpret_cast<uint32_t *>(&h);
 }
+
 template <typename T> static __device__ __forceinline__ float2 unpack(uint32_t u)
 {
     const T *v = reinterpret_cast<const T *>(&u);
@@ -163,6 +166,7 @@ static __device__ __forceinline__ int row_of(void)
 {
     return threadIdx.x / WARP % 4 * 16 + threadIdx.x % WARP / 4;
 }
+
 static __device__ __forceinline__ int col_of(void) { return threadIdx.x % 4 * 2; }
 
 // matrix_address of this thread for step 0: two matrices of 8 rows by two of 8 columns; `boxes`: two, side by
@@ -212,6 +216,7 @@ template <typename T> static __device__ __forceinline__ uint32_t larger(uint32_t
 {
     return most;
 }
+
 template <> __device__ __forceinline__ uint32_t larger<__half>(uint32_t most, uint32_t packed)
 {
     __half2 m = __hmax2(*reinterpret_cast<__half2 *>(&most), __habs2(*reinterpret_cast<__half2 *>(&packed)));
@@ -231,6 +236,7 @@ static __device__ __forceinline__ uint32_t saturate_two(uint32_t packed, float x
     float2 v = unpack<T>(packed);
     return pack<T>(saturated<T>(v.x * x), saturated<T>(v.y * y));
 }
+
 static __device__ __forceinline__ bool one_infinite(uint32_t most) // of fp16, without signs
 {
     return (most & 0xffffu) == 0x7c00u || most >> 16 == 0x7c00u;

@@ -106,6 +106,7 @@ static __device__ __forceinline__ void publish_index(const SharedMemory &m, Pipe
         st_async_u32(m.tile_counter(pipe.stage), index, m.index_full(pipe.stage), rank);
     pipe.advance();
 }
+
 static __device__ __forceinline__ int acquire_index(const SharedMemory &m, PipelineState<SCHED_STAGES> &pipe)
 {
     mbarrier_wait(m.index_full(pipe.stage), pipe.parity);

@@ -11,6 +11,7 @@ static __device__ __forceinline__ unsigned load_acquire(const unsigned *p)
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
+
 static __device__ __forceinline__ void add_release(unsigned *p, unsigned v)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -145,6 +146,7 @@ static __device__ __forceinline__ void remote_counter_add(uint32_t *counter, int
                  "r"(rank)
                  : "memory");
 }
+
 static __device__ __forceinline__ void remote_counter_wait(const uint32_t *counter, uint32_t least)
 {
     uint32_t count = 0;

@@ -13,6 +13,7 @@ static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&b)[4], uint32_t ad
                  : "r"(address)
                  : "memory");
 }
+
 static __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t *b)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -26,11 +27,13 @@ static __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, const
                  "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3])
                  : "memory");
 }
+
 static __device__ __forceinline__ void stmatrix_x1_trans(uint32_t address, uint32_t b)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared::cta.b16 [%0], {%1};" ::"r"(address), "r"(b)
                  : "memory");
 }
+
 static __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t block)
 {
     uint32_t t;

@@ -11,6 +11,7 @@ template <int COUNT> static __device__ __forceinline__ void setmaxnreg_dec()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
+
 template <int COUNT> static __device__ __forceinline__ void setmaxnreg_inc()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -25,6 +26,7 @@ static __device__ __forceinline__ uint64_t smem_descriptor(const void *tile, uin
     uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
     return address | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
+
 static __device__ __forceinline__ uint64_t descriptor_advance(uint64_t d, int bytes)
 {
     return d + (uint64_t)(bytes >> 4);
@@ -34,6 +36,7 @@ static __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+
 static __device__ __forceinline__ void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
