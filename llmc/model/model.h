@@ -39,21 +39,30 @@ typedef struct {
     void *head_scratch;
 } Acts;
 
-// A batch on the device; points into one block.
+// A batch on the device; points into one block. What the record does not ask for is NULL or 0.
 typedef struct {
     int N;
     const int32_t *tokens, *targets; // (N)
     int num_targets;                 // of a row in training, with
     const float *target_weight;      // (num_targets) their weights
+    const int32_t *prefix;           // (N) in training: a further target of each row, or -1, with
+    const float *prefix_weight;      // (1) its weight
     TokenRows rows;
-    const int32_t *table; // attention table
+    const int32_t *bigram_rows, *sign_rows; // (N) rows of the bigram table and of its signs
+    TokenRows bigram;                       // of bigram_rows; in training
+    const int32_t *table;                   // attention table
     int slots;
+    const int32_t *table_paired; // that of 2N rows, each document twice as long, for paired heads
+    int slots_paired;
 } DeviceBatch;
 
 typedef struct {
     int window_short, window_long; // tokens
     float scale;
-    const floatX *cos, *sin; // (positions, e/4)
+    const floatX *cos, *sin; // (positions, frequencies)
+    // (2 positions, frequencies) for paired heads: rows 2t and 2t + 1 are those of position t. NULL: the
+    // record has none.
+    const floatX *cos_paired, *sin_paired;
 } AttentionSetting;
 
 // Where the communication of a step attaches itself. Stages: 0 the embedding, 1 + i layer i, then the head.
