@@ -48,7 +48,11 @@ static void open_toy(const char *preset)
     toy.cos = device_alloc(angles * sizeof(floatX), "rope");
     toy.sin = device_alloc(angles * sizeof(floatX), "rope");
     rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, N, c->model_dim / c->num_heads);
-    toy.at = (AttentionSetting){8, 20, (float)toy.rope.scale, toy.cos, toy.sin};
+    toy.at = (AttentionSetting){.window_short = 8,
+                                .window_long = 20,
+                                .scale = (float)toy.rope.scale,
+                                .cos = toy.cos,
+                                .sin = toy.sin};
 }
 
 static void make_batch(void)
