@@ -1,0 +1,148 @@
+// Buffers of bench_ops.c at the size of a training run, filled with what their ops expect.
+#pragma once
+#include "dev/test/head_specs.h"
+#include "llmc/ops/ops.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    N = 32768,
+    H = 6,
+    E = 128,
+    D = H * E,
+    F = 3072,
+    VP = 50304,
+    SETS = 2,
+    MATRICES = 22,
+};
+static Stream stream;
+static ProductContext on_stream; // without collectives beside
+
+// Buffers, SETS of each: (N, D) tensors, (N, F) tensors, tables and weights.
+static struct {
+    floatX *t[14], *wide[2], *dqkv, *w, *table, *m, *v, *cos, *sin, *wx;
+    float *rstd, *head_rstd, *dtable, *weight, *momentum, *u, *second, *dw;
+    int32_t *tokens, *order, *row_token, *row_start, *num_rows;
+    void *w8;
+    uint8_t *h8, *post8, *mlp_w8; // codes of (N, D), (N, F), (D, F)
+} set[SETS];
+enum { SCALE_H, SCALE_W, SCALE_POST, SCALES }; // of the MLP in FP8: input, weights, relu^2
+static float *small;                           // scalars
+static float *target_weight;                   // (MAX_TARGETS)
+static void *head_scratch;
+static float *scales; // (SCALES)
+static StepParams *step;
+static int32_t *rules; // (MATRICES): all 0
+static int now;        // which set
+
+static void fill_floatx(floatX *p, int64_t n, float scale)
+{
+    enum { BLOCK = 1 << 20 };
+    static bf16
+        block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
+    for (int i = 0; i < BLOCK; i++)
+        block[i] = float_to_bf16(scale * ((float)rand() / (float)RAND_MAX * 2 - 1));
+    for (int64_t at = 0; at < n; at += BLOCK)
+        copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
+    stream_synchronize(stream);
+}
+
+static floatX *tensor(int64_t n, float scale)
+{
+    floatX *p = device_alloc((size_t)n * sizeof *p, "bench");
+    fill_floatx(p, n, scale);
+    return p;
+}
+
+static float *floats(int64_t n, float value)
+{
+    float *p = device_alloc((size_t)n * sizeof *p, "bench"), *host = xcalloc((size_t)n, sizeof *host);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = value * (0.5f + (float)(i % 997) / 997);
+    copy_to_device(stream, p, host, (size_t)n * sizeof *p);
+    stream_synchronize(stream);
+    free(host);
+    return p;
+}
+
+static int32_t *integers(const int32_t *x, int64_t n)
+{
+    int32_t *p = device_alloc((size_t)n * sizeof *p, "bench");
+    copy_to_device(stream, p, x, (size_t)n * sizeof *p);
+    stream_synchronize(stream);
+    return p;
+}
+
+// Tokens whose frequencies fall as in text (Zipf), and the table of their places.
+static void fill_tokens(int s)
+{
+    static int32_t token[N], order[N], row_token[N], row_start[N + 1], first[VP + 1];
+    memset(first, 0, sizeof first);
+    for (int i = 0; i < N; i++) {
+        double r = (double)rand() / RAND_MAX;
+        token[i] = (int32_t)fmin(VP - 1, exp(r * log(50000.0)) - 1);
+        first[token[i] + 1]++;
+    }
+    int rows = 0, filled = 0;
+    for (int t = 0; t < VP; t++) {
+        if (first[t + 1]) {
+            row_token[rows] = t;
+            row_start[rows++] = filled;
+        }
+        filled += first[t + 1];
+        first[t + 1] = filled;
+    }
+    row_start[rows] = N;
+    for (int i = 0; i < N; i++)
+        order[first[token[i]]++] = i;
+    set[s].tokens = integers(token, N);
+    set[s].order = integers(order, N);
+    set[s].row_token = integers(row_token, N);
+    set[s].row_start = integers(row_start, N + 1);
+    set[s].num_rows = integers(&rows, 1);
+}
+
+static void fill_fp8(int s)
+{
+    const float host[SCALES] = {1.0f / 448, 0.05f / 448, 16.0f / 448}; // of what fill_set makes
+    if (!scales)
+        scales = device_alloc(sizeof host, "bench");
+    copy_to_device(stream, scales, host, sizeof host);
+    set[s].h8 = device_alloc((size_t)N * D, "bench");
+    set[s].mlp_w8 = device_alloc((size_t)D * F, "bench");
+    set[s].post8 = device_alloc((size_t)N * F, "bench");
+    quantize_e4m3(stream, set[s].h8, set[s].t[3], scales + SCALE_H, N, D, false);
+    quantize_e4m3(stream, set[s].mlp_w8, set[s].w, scales + SCALE_W, D, F, true);
+    Fp8Product up = {set[s].h8, set[s].mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F};
+    matmul_fp8_relu2(&on_stream, set[s].wide[0], set[s].post8, NULL, &up, scales + SCALE_POST);
+    stream_synchronize(stream);
+}
+
+static void fill_set(int s)
+{
+    for (int i = 0; i < 14; i++)
+        set[s].t[i] = tensor((int64_t)N * D, 1);
+    for (int i = 0; i < 2; i++)
+        set[s].wide[i] = tensor((int64_t)N * F, 1);
+    set[s].dqkv = tensor((int64_t)3 * N * D, 1);
+    set[s].w = tensor((int64_t)4 * D * F, 0.05f);
+    set[s].table = tensor((int64_t)VP * D, 0.2f);
+    set[s].m = tensor((int64_t)VP * D, 0.1f);
+    set[s].v = device_alloc((size_t)VP * D * 2, "bench");
+    set[s].cos = tensor((int64_t)N * (E / 4), 1);
+    set[s].sin = tensor((int64_t)N * (E / 4), 1);
+    set[s].rstd = floats(N, 1);
+    set[s].head_rstd = floats((int64_t)2 * N * H, 1);
+    set[s].dtable = floats((int64_t)VP * D, 1e-3f);
+    set[s].weight = floats((int64_t)MATRICES * D * F, 0.05f);
+    set[s].momentum = floats((int64_t)MATRICES * D * F, 0.01f);
+    set[s].u = floats((int64_t)MATRICES * D * F, 0.01f);
+    set[s].second = floats((int64_t)MATRICES * F, 1e-3f);
+    set[s].wx = tensor((int64_t)MATRICES * D * F, 0.05f);
+    set[s].dw = floats((int64_t)4 * D * F, 0);
+    set[s].w8 = device_alloc(head_weight_bytes(HEAD_FP8, VP, D), "bench");
+    head_quantize(stream, &head_plain, set[s].w8, set[s].table, VP, D);
+    fill_tokens(s);
+    fill_fp8(s);
+}

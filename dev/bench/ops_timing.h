@@ -1,0 +1,179 @@
+// Timing of bench_ops.c: graphs of an op's calls, in bursts, in turn with other ops, or alone for energy.
+#pragma once
+#include "dev/bench/energy.h"
+#include "dev/bench/figures.h"
+#include "dev/bench/ops_buffers.h"
+#include <cuda_runtime_api.h>
+#include <unistd.h>
+
+enum {
+    REPEATS = 6, // calls in a graph
+    ROUNDS = 4,  // launches of the graph
+};
+static char **filters; // up to a NULL
+static double sustained;
+static double energy_seconds; // 0: no energy is measured
+static EnergyCounter energy;
+static double idle_watts;
+static double copy_rate, product_rate; // bytes and operations a second
+
+static Graph *graph_of(void (*op)(void)) // REPEATS calls
+{
+    now = 0;
+    op();
+    stream_synchronize(stream);
+    graph_begin(stream);
+    for (int i = 0; i < REPEATS; i++) {
+        now = i % SETS;
+        op();
+    }
+    return graph_end(stream);
+}
+
+static double milliseconds(cudaEvent_t begin, cudaEvent_t end)
+{
+    float ms;
+    cudaEventElapsedTime(&ms, begin, end);
+    return ms;
+}
+
+static double seconds_of(void (*op)(void)) // of one call
+{
+    cudaEvent_t begin, end;
+    double best = INFINITY;
+    cudaEventCreate(&begin);
+    cudaEventCreate(&end);
+    Graph *g = graph_of(op);
+    for (int i = 0; i < ROUNDS; i++) {
+        cudaEventRecord(begin, stream);
+        graph_launch(g, stream);
+        cudaEventRecord(end, stream);
+        cudaEventSynchronize(end);
+        if (i)
+            best = fmin(best, milliseconds(begin, end)); // the first launch uploads the graph
+    }
+    graph_destroy(g);
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    return best / REPEATS * 1e-3;
+}
+
+static void write_shape(char *shape, size_t size, const char *how)
+{
+    snprintf(shape, size, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP, how);
+}
+
+static void print_row(const char *name, double t, double bytes, double operations)
+{
+    char shape[96];
+    write_shape(shape, sizeof shape, sustained ? ", sustained" : "");
+    figure(name, shape, t * 1e6, "us");
+    printf("%-34s %9.1f us", name, t * 1e6);
+    if (bytes > 0)
+        printf("  %7.0f GB/s    %5.1f%% of copy", bytes / t * 1e-9, 100 * bytes / t / copy_rate);
+    if (operations > 0)
+        printf("  %7.0f TFLOP/s %5.1f%% of product", operations / t * 1e-12,
+               100 * operations / t / product_rate);
+    printf("\n");
+    fflush(stdout);
+}
+
+// The power of an idle GPU whose clocks are still up, as between the ops of a step.
+static double measure_idle_watts(void)
+{
+    EnergySpan span = {0};
+    for (double end = seconds_now() + energy_seconds; seconds_now() < end; energy_poll(&energy, &span))
+        usleep(10000);
+    return energy_watts(&span);
+}
+
+// Runs the op alone for energy_seconds. About 30 ms of work are queued at a time, and the next while they
+// run: the GPU never waits.
+static void report_energy(const char *name, void (*op)(void), double once)
+{
+    char shape[96];
+    EnergySpan span = {0};
+    Event *done[2] = {event_create(), event_create()};
+    Graph *g = graph_of(op);
+    int launches = 1 + (int)(0.03 / (once * REPEATS));
+    double calls = 0, from = 0, now = 0;
+    double warm = seconds_now() + energy_seconds / 4, end = warm + energy_seconds;
+    for (int i = 0; now < end; i++) {
+        event_synchronize(done[i % 2]);
+        now = seconds_now();
+        if (now > warm) {
+            energy_poll(&energy, &span);
+            from = from ? from : now;
+            calls += now > from ? launches * REPEATS : 0;
+        }
+        for (int k = 0; k < launches; k++)
+            graph_launch(g, stream);
+        event_record(done[i % 2], stream);
+    }
+    stream_synchronize(stream);
+    double seconds = (now - from) / calls, watts = energy_watts(&span);
+    write_shape(shape, sizeof shape, ", alone at the power limit");
+    figure(name, shape, seconds * 1e6, "us");
+    figure(name, shape, watts, "W");
+    figure(name, shape, (watts - idle_watts) * seconds * 1e3, "mJ");
+    printf("%-34s %9.1f us %6.0f W %9.2f mJ\n", name, seconds * 1e6, watts,
+           (watts - idle_watts) * seconds * 1e3);
+    fflush(stdout);
+    graph_destroy(g);
+    event_destroy(done[0]);
+    event_destroy(done[1]);
+}
+
+static struct {
+    const char *name;
+    double bytes, operations, ms;
+    Graph *graph;
+    cudaEvent_t begin, end;
+} turn[48]; // what takes turns when sustained
+static int turns;
+
+// bytes or operations 0: not the measure for this op
+static void report(const char *name, void (*op)(void), double bytes, double operations)
+{
+    bool wanted = !*filters;
+    for (char **f = filters; *f; f++)
+        wanted |= strstr(name, *f) != NULL;
+    if (!wanted)
+        return;
+    if (energy_seconds) {
+        report_energy(name, op, seconds_of(op));
+        return;
+    }
+    if (!sustained) {
+        print_row(name, seconds_of(op), bytes, operations);
+        return;
+    }
+    assert(turns < (int)(sizeof turn / sizeof *turn));
+    turn[turns].name = name;
+    turn[turns].bytes = bytes;
+    turn[turns].operations = operations;
+    turn[turns].graph = graph_of(op);
+    cudaEventCreate(&turn[turns].begin);
+    cudaEventCreate(&turn[turns].end);
+    turns++;
+}
+
+static void take_turns(void)
+{
+    int counted = 0;
+    for (double start = seconds_now(), at = start; at < start + sustained; at = seconds_now()) {
+        for (int i = 0; i < turns; i++) {
+            cudaEventRecord(turn[i].begin, stream);
+            graph_launch(turn[i].graph, stream);
+            cudaEventRecord(turn[i].end, stream);
+        }
+        stream_synchronize(stream);
+        if (at < start + sustained / 3)
+            continue;
+        for (int i = 0; i < turns; i++)
+            turn[i].ms += milliseconds(turn[i].begin, turn[i].end);
+        counted++;
+    }
+    for (int i = 0; i < turns; i++)
+        print_row(turn[i].name, turn[i].ms / counted / REPEATS * 1e-3, turn[i].bytes, turn[i].operations);
+}

@@ -1,0 +1,88 @@
+// Cases of test_ops_gpu.c: the head.
+#pragma once
+
+// Of a variant: bit 0: FP8; bit 1: other constants and several targets, of which some are the same token.
+static const HeadSpec *head_spec(const Case *c) { return c->variant & 2 ? &head_shifted : &head_plain; }
+
+static void fix_head(Case *c)
+{
+    for (int i = 0; i < c->count; i++) {
+        for (int64_t k = 3; !strcmp(c->buffer[i].name, "targets") && k < c->buffer[i].count; k += 5)
+            c->master[i][k] = c->master[i][k - 1];
+        for (int64_t k = 0; !strcmp(c->buffer[i].name, "weight") && k < c->buffer[i].count; k++)
+            c->master[i][k] = k == 0 ? 1 : 0.5f / (float)k;
+    }
+}
+
+DESCRIBE(head_train)
+{
+    SIZES;
+    add(c, "loss", FP32, OUT, 1, 0);
+    add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0);
+    add(c, "dw", FP32, INOUT, (int64_t)Vp * d, 1e-3);
+    add(c, "x", FLOATX, IN, (int64_t)N * d, 1.7);
+    add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
+    add(c, "w8", WEIGHT8, OUT, 0, 0);
+    add(c, "targets", INT32, IN, N, Vp);
+    add(c, "weight", FP32, IN, c->variant & 2 ? MAX_TARGETS : 1, 1);
+    add(c, "scratch", HEAD_SCRATCH, OUT, 0, 0);
+}
+RUN(head_train)
+{
+    SIZES;
+    HeadMode mode = c->variant & 1 ? HEAD_FP8 : HEAD_BF16;
+    if (mode == HEAD_FP8)
+        o->head_quantize(stream, head_spec(c), p[5], p[4], Vp, d);
+    HeadLoss a = {.spec = head_spec(c),
+                  .mode = mode,
+                  .loss = p[0],
+                  .dx = p[1],
+                  .dw = p[2],
+                  .x = p[3],
+                  .w = p[4],
+                  .w8 = p[5],
+                  .targets = p[6],
+                  .num_targets = (int)c->buffer[7].count,
+                  .target_weight = p[7],
+                  .scratch = p[8],
+                  .N = N,
+                  .d = d,
+                  .Vp = Vp};
+    o->head_loss_train(stream, &a);
+}
+DESCRIBE(head_eval)
+{
+    SIZES;
+    add(c, "loss", FP32, OUT, 1, 0);
+    add(c, "x", FLOATX, IN, (int64_t)N * d, 1.7);
+    add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
+    add(c, "targets", INT32, IN, N, Vp);
+    add(c, "scratch", HEAD_SCRATCH, OUT, 0, 0);
+}
+RUN(head_eval)
+{
+    SIZES;
+    HeadLoss a = {.spec = c->variant ? &head_shifted : &head_plain,
+                  .loss = p[0],
+                  .x = p[1],
+                  .w = p[2],
+                  .targets = p[3],
+                  .scratch = p[4],
+                  .N = N,
+                  .d = d,
+                  .Vp = Vp};
+    o->head_loss_eval(stream, &a);
+}
+DESCRIBE(head_logits)
+{
+    SIZES;
+    int rows = N < 3 ? N : 3;
+    add(c, "z", FP32, OUT, (int64_t)rows * Vp, 0);
+    add(c, "x", FLOATX, IN, (int64_t)rows * d, 1.7);
+    add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
+}
+RUN(head_logits)
+{
+    SIZES;
+    o->head_logits(stream, c->variant ? &head_shifted : &head_plain, p[0], p[1], p[2], N < 3 ? N : 3, d, Vp);
+}
