@@ -24,7 +24,10 @@
 #define OP(name) static void op_##name(void)
 OP(copy) { copy_on_device(stream, set[0].u, set[1].u, (size_t)MATRICES * D * F * 4); }
 static floatX *square[3];
-OP(square) { matmul_forward(&on_stream, square[0], square[1], square[2], NULL, 8192, 8192, 8192, 1); }
+OP(square)
+{
+    matmul_forward(&on_stream, &(Product){square[0], square[1], square[2], NULL, NULL, 8192, 8192, 8192, 1});
+}
 
 OP(embed_forward)
 {
@@ -106,7 +109,7 @@ OP(qkv_backward_ve) { run_qkv_backward(S.table); }
 
 OP(qkv)
 {
-    matmul_forward(&on_stream, S.t[0], S.t[4], S.w, NULL, N, D, D, 3);
+    matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, NULL, N, D, D, 3});
 } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
 {
@@ -116,11 +119,11 @@ static void run_qkv_product(const floatX *value_embed)
 }
 OP(qkv_product) { run_qkv_product(NULL); }
 OP(qkv_product_ve) { run_qkv_product(S.table); }
-OP(o) { matmul_forward(&on_stream, S.t[3], S.t[4], S.w, S.t[3], N, D, D, 1); }
-OP(proj) { matmul_forward(&on_stream, S.t[3], S.wide[0], S.w, S.t[3], N, F, D, 1); }
-OP(dh_mlp) { matmul_forward(&on_stream, S.t[3], S.wide[0], S.w, NULL, N, F, D, 1); }
-OP(dyg) { matmul_backward_input(&on_stream, S.t[3], S.t[4], S.w, N, D, D); }
-OP(dh_qkv) { matmul_backward_input(&on_stream, S.t[3], S.dqkv, S.w, N, D, 3 * D); }
+OP(o) { matmul_forward(&on_stream, &(Product){S.t[3], S.t[4], S.w, S.t[3], NULL, N, D, D, 1}); }
+OP(proj) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, S.t[3], NULL, N, F, D, 1}); }
+OP(dh_mlp) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, NULL, NULL, N, F, D, 1}); }
+OP(dyg) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, NULL, N, D, D}); }
+OP(dh_qkv) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, NULL, N, D, 3 * D}); }
 OP(dw_o) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
 OP(dw_qkv) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D, false}, 1, N); }
 OP(dw_mlp) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }

@@ -92,8 +92,9 @@ static void ladder_copy(Stream s, int set)
 static void ladder_product(Stream s, int)
 {
     ProductContext c = {s, NULL};
-    matmul_forward(&c, ladder_square[0], ladder_square[1], ladder_square[2], NULL, LADDER_SIDE, LADDER_SIDE,
-                   LADDER_SIDE, 1);
+    Product p = {ladder_square[0], ladder_square[1], ladder_square[2], NULL, NULL,
+                 LADDER_SIDE,      LADDER_SIDE,      LADDER_SIDE,      1};
+    matmul_forward(&c, &p);
 }
 
 // The ceilings that shares are given of. After backend_reserve.

@@ -302,17 +302,23 @@ static void coefficients_case(void)
 static void forward_products(int N, int in, int out)
 {
     Tensor x = random_tensor(N * in, 1), w = random_tensor(3 * in * out, 1), r = random_tensor(N * out, 1);
+    Tensor32 alpha = random_tensor32(1, 2);
     double *e = doubles(3 * N * out);
-    floatX *y = halves(3 * N * out);
+    floatX *y = halves(3 * N * out), *added = halves(N * out);
+    memcpy(added, r.x, (size_t)(N * out) * sizeof *added);
     for (int p = 0; p < 3; p++)
         ref_product(e + p * N * out, x.d, w.d + p * in * out, false, true, N, out, in);
-    matmul_forward(NULL, y, x.x, w.x, NULL, N, in, out, 3);
+    matmul_forward(NULL, &(Product){y, x.x, w.x, NULL, NULL, N, in, out, 3});
     printf("# products N %d, in %d, out %d\n", N, in, out);
     check_x("   three planes", y, e, 3 * N * out);
     for (int i = 0; i < N * out; i++)
         e[i] += r.d[i];
-    matmul_forward(NULL, r.x, x.x, w.x, r.x, N, in, out, 1);
+    matmul_forward(NULL, &(Product){r.x, x.x, w.x, r.x, NULL, N, in, out, 1});
     check_x("   with residual in place", r.x, e, N * out);
+    for (int i = 0; i < N * out; i++)
+        e[i] += (alpha.d[0] - 1) * (e[i] - r.d[i]);
+    matmul_forward(NULL, &(Product){y, x.x, w.x, added, alpha.x, N, in, out, 1});
+    check_x("   with a factor and a residual", y, e, N * out);
     ref_product(e, x.d, w.d, false, false, N, out, in);
     for (int i = 0; i < N * out; i++)
         e[i] = e[i] > 0 ? e[i] * e[i] : 0;
@@ -323,17 +329,44 @@ static void forward_products(int N, int in, int out)
 static void backward_products(int N, int in, int out)
 {
     Tensor x = random_tensor(N * in, 1), w = random_tensor(in * out, 1), dy = random_tensor(N * out, 1);
-    Tensor32 dw = random_tensor32(in * out, 1);
+    Tensor32 dw = random_tensor32(in * out, 1), alpha = random_tensor32(1, 2);
     double *e = doubles(N * in + in * out);
     floatX *dx = halves(N * in);
     ref_product(e, dy.d, w.d, false, false, N, in, out);
-    matmul_backward_input(NULL, dx, dy.x, w.x, N, in, out);
+    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, NULL, N, in, out});
     check_x("   dx", dx, e, N * in);
+    for (int i = 0; i < N * in; i++)
+        e[i] *= alpha.d[0];
+    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, alpha.x, N, in, out});
+    check_x("   dx with a factor", dx, e, N * in);
     ref_product(e, dy.d, x.d, true, false, out, in, N);
     for (int i = 0; i < in * out; i++)
         e[i] += dw.d[i];
     matmul_weight_grads(NULL, &(WeightGrad){dw.x, dy.x, x.x, out, in, .fresh = false}, 1, N);
     check("   dw +=", dw.x, e, in * out);
+}
+
+// A loss of the effective weight alpha w, through central differences of alpha and w.
+static Tensor scaled_w;
+static Tensor32 scaled_dw, scaled_alpha;
+static double scaled_loss(void) { return scaled_alpha.d[0] * inner(scaled_dw.d, scaled_w.d, scaled_w.n); }
+
+static void weight_scale_case(int n)
+{
+    pool_reset();
+    scaled_w = random_tensor(n, 1);
+    scaled_dw = random_tensor32(n, 1);
+    scaled_alpha = random_tensor32(1, 2);
+    Tensor32 dalpha = random_tensor32(1, 2);
+    double *e = central_differences(scaled_w.d, n, scaled_loss), kept = dalpha.d[0];
+    dalpha.d[0] += *central_differences(scaled_alpha.d, 1, scaled_loss);
+    weight_scale_backward(NULL, scaled_dw.x, dalpha.x, scaled_w.x, scaled_alpha.x, n);
+    printf("# factor of a weight of %d elements\n", n);
+    check("   dw", scaled_dw.x, e, n);
+    // A sum of n signed terms may cancel: its error is that of the terms.
+    double size = fabs(kept) + sqrt((double)n / 9);
+    ok(fabs(dalpha.x[0] - dalpha.d[0]) <= 1e-6 * size, "   dalpha += %.7g (%.7g)", (double)dalpha.x[0],
+       dalpha.d[0]);
 }
 
 // relu^2(x w) followed by a product with dy: the gradient before relu^2 through central differences of the
@@ -661,6 +694,8 @@ int main(void)
     PART(products_case(67, 33, 130));
     PART(products_case(515, 48, 20));
     PART(products_case(70, 520, 137));
+    PART(weight_scale_case(5));
+    PART(weight_scale_case(3001));
     PART(relu2_case(9, 16, 31));
     PART(head_case(&head_plain, 1, 7, 12, 64, 1, true));
     PART(head_case(&head_shifted, 3, 7, 12, 64, 1, true));

@@ -38,12 +38,13 @@ typedef struct {
     int rows, cols, terms;
     int64_t a_row, a_term, b_col, b_term;
     bool fp32; // the result's type
-} Product;
+    float alpha;
+} Sampled;
 
 // Relative error of sampled elements against double; beside it that of the plain bf16 computation: one sum on
 // the tensor cores in the order of the terms, stored alike.
 // residual: like y, added to the product, or NULL
-static void check_samples(const char *name, const Product *q, const bf16 *a, const bf16 *b,
+static void check_samples(const char *name, const Sampled *q, const bf16 *a, const bf16 *b,
                           const bf16 *residual, const void *y)
 {
     double wrong = 0, naive = 0, size = 0;
@@ -61,6 +62,8 @@ static void check_samples(const char *name, const Product *q, const bf16 *a, con
                 plain = add_cut(plain, product, 16, BF16_SUM_BITS);
         }
         int64_t at = r * q->cols + col;
+        sum *= (double)q->alpha;
+        plain *= q->alpha;
         if (residual) {
             sum += (double)bf16_to_float(residual[at]);
             plain += bf16_to_float(residual[at]);
@@ -88,7 +91,7 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
     char name[128];
     SharedSms shared = {SMS, 1};
     ProductContext c = {stream, &shared};
-    matmul_backward_input(&c, gdx, gdy, gw, N, in, out);
+    matmul_backward_input(&c, &(InputGrad){gdx, gdy, gw, NULL, N, in, out});
     after = to_host(gdx, x_bytes);
     ok(!memcmp(before, after, x_bytes),
        "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
@@ -98,12 +101,40 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
         dw[i] = to_host(gdw, dw_bytes);
     }
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d beside a reduction", out, N, in);
-    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL, dw[0]);
+    check_samples(name, &(Sampled){out, in, N, 1, out, 1, in, true, 1}, dy, x, NULL, dw[0]);
     ok(!memcmp(dw[0], dw[1], dw_bytes), "and again: the same bits");
     free(before);
     free(after);
     free(dw[0]);
     free(dw[1]);
+}
+
+// With a factor, from device memory: x w^T onto a residual, x w^T alone, dy w.
+static void check_scaled_products(const bf16 *x, const bf16 *w, const bf16 *dy, const void *gx,
+                                  const void *gw, const void *gdy, int in, int out)
+{
+    int N = FULL.N;
+    float alpha = -0.7f;
+    size_t x_bytes = (size_t)N * (size_t)in * 2, y_bytes = (size_t)N * (size_t)out * 2;
+    const Sampled forward = {N, out, in, in, 1, in, 1, false, alpha},
+                  input = {N, in, out, out, 1, 1, in, false, alpha};
+    void *galpha = to_device(&alpha, sizeof alpha), *gy = device_alloc(y_bytes, "y"),
+         *gdx = device_alloc(x_bytes, "dx"), *y;
+    char name[128];
+    for (int with = 0; with < 2; with++) {
+        matmul_forward(&on_stream, &(Product){gy, gx, gw, with ? gdy : NULL, galpha, N, in, out, 1});
+        snprintf(name, sizeof name, "matmul_forward %d x %d x %d with a factor%s", N, in, out,
+                 with ? " onto a residual" : "");
+        check_samples(name, &forward, x, w, with ? dy : NULL, y = to_host(gy, y_bytes));
+        free(y);
+    }
+    matmul_backward_input(&on_stream, &(InputGrad){gdx, gdy, gw, galpha, N, in, out});
+    snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d with a factor", N, out, in);
+    check_samples(name, &input, dy, w, NULL, y = to_host(gdx, x_bytes));
+    free(y);
+    device_free(galpha);
+    device_free(gy);
+    device_free(gdx);
 }
 
 static void check_products(int in, int out) // multiples of 16
@@ -118,28 +149,31 @@ static void check_products(int in, int out) // multiples of 16
     void *gdx = device_alloc(x_bytes, "dx"), *gdw = device_alloc(w_bytes * 2, "dw"), *y;
     char name[128];
 
-    matmul_forward(&on_stream, gy, gx, gw, NULL, N, in, out, 1);
+    matmul_forward(&on_stream, &(Product){gy, gx, gw, NULL, NULL, N, in, out, 1});
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d", N, in, out);
-    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, NULL,
+    check_samples(name, &(Sampled){N, out, in, in, 1, in, 1, false, 1}, x, w, NULL,
                   y = to_host(gy, y_count * 2));
     free(y);
 
     copy_on_device(stream, gy, gdy, y_count * 2);
-    matmul_forward(&on_stream, gy, gx, gw, gy, N, in, out, 1);
+    matmul_forward(&on_stream, &(Product){gy, gx, gw, gy, NULL, N, in, out, 1});
     snprintf(name, sizeof name, "matmul_forward %d x %d x %d onto a residual", N, in, out);
-    check_samples(name, &(Product){N, out, in, in, 1, in, 1, false}, x, w, dy, y = to_host(gy, y_count * 2));
+    check_samples(name, &(Sampled){N, out, in, in, 1, in, 1, false, 1}, x, w, dy,
+                  y = to_host(gy, y_count * 2));
     free(y);
 
-    matmul_backward_input(&on_stream, gdx, gdy, gw, N, in, out);
+    matmul_backward_input(&on_stream, &(InputGrad){gdx, gdy, gw, NULL, N, in, out});
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
-    check_samples(name, &(Product){N, in, out, out, 1, 1, in, false}, dy, w, NULL, y = to_host(gdx, x_bytes));
+    check_samples(name, &(Sampled){N, in, out, out, 1, 1, in, false, 1}, dy, w, NULL,
+                  y = to_host(gdx, x_bytes));
     free(y);
 
     matmul_weight_grads(&on_stream, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = false}, 1, N);
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d", out, N, in);
-    check_samples(name, &(Product){out, in, N, 1, out, 1, in, true}, dy, x, NULL,
+    check_samples(name, &(Sampled){out, in, N, 1, out, 1, in, true, 1}, dy, x, NULL,
                   y = to_host(gdw, w_bytes * 2));
     free(y);
+    check_scaled_products(x, w, dy, gx, gw, gdy, in, out);
     check_shared(gdy, gx, gw, gdx, gdw, x, dy, in, out);
     void *memory[] = {gx, gw, gdy, gy, gdx, gdw};
     for (int i = 0; i < 6; i++)

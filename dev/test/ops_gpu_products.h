@@ -3,50 +3,55 @@
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// Variants: 0 plain, 1 residual in place, 2 residual elsewhere, 3 three planes.
+// Pairs of variants, the second with a factor: plain, residual in place, residual elsewhere, three planes.
+static const void *residual_of(const Case *c, void **p)
+{
+    return c->variant / 2 == 1 ? p[0] : c->variant / 2 == 2 ? p[3] : NULL;
+}
 DESCRIBE(matmul)
 {
     SIZES;
-    int planes = c->variant == 3 ? 3 : 1;
-    add(c, "y", FLOATX, c->variant == 1 ? INOUT : OUT, (int64_t)planes * N * F, 1);
+    int planes = c->variant / 2 == 3 ? 3 : 1;
+    add(c, "y", FLOATX, c->variant / 2 == 1 ? INOUT : OUT, (int64_t)planes * N * F, 1);
     add(c, "x", FLOATX, IN, (int64_t)N * d, 1);
     add(c, "w", FLOATX, IN, (int64_t)planes * F * d, 1);
     add(c, "residual", FLOATX, IN, (int64_t)N * F, 3);
+    add(c, "alpha", FP32, IN, 1, 2);
 }
 RUN(matmul)
 {
     SIZES;
-    const void *residual = c->variant == 1 ? p[0] : c->variant == 2 ? p[3] : NULL;
-    o->matmul_forward(&on_stream, p[0], p[1], p[2], residual, N, d, F, c->variant == 3 ? 3 : 1);
+    Product product = {p[0], p[1], p[2], residual_of(c, p),          c->variant % 2 ? p[4] : NULL,
+                       N,    d,    F,    c->variant / 2 == 3 ? 3 : 1};
+    o->matmul_forward(&on_stream, &product);
 }
 DESCRIBE(matmul_down) // from the MLP's width to the model's: the greater depth
 {
     SIZES;
-    add(c, "y", FLOATX, c->variant == 1 ? INOUT : OUT, (int64_t)N * d, 1);
+    add(c, "y", FLOATX, c->variant / 2 == 1 ? INOUT : OUT, (int64_t)N * d, 1);
     add(c, "x", FLOATX, IN, (int64_t)N * F, 1);
     add(c, "w", FLOATX, IN, (int64_t)F * d, 1);
     add(c, "residual", FLOATX, IN, (int64_t)N * d, 3);
+    add(c, "alpha", FP32, IN, 1, 2);
 }
 RUN(matmul_down)
 {
     SIZES;
-    o->matmul_forward(&on_stream, p[0], p[1], p[2],
-                      c->variant == 1   ? p[0]
-                      : c->variant == 2 ? p[3]
-                                        : NULL,
-                      N, F, d, 1);
+    Product product = {p[0], p[1], p[2], residual_of(c, p), c->variant % 2 ? p[4] : NULL, N, F, d, 1};
+    o->matmul_forward(&on_stream, &product);
 }
-DESCRIBE(matmul_input)
+DESCRIBE(matmul_input) // variant 1: with a factor
 {
     SIZES;
     add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0);
     add(c, "dy", FLOATX, IN, (int64_t)N * F, 1);
     add(c, "w", FLOATX, IN, (int64_t)F * d, 1);
+    add(c, "alpha", FP32, IN, 1, 2);
 }
 RUN(matmul_input)
 {
     SIZES;
-    o->matmul_backward_input(&on_stream, p[0], p[1], p[2], N, d, F);
+    o->matmul_backward_input(&on_stream, &(InputGrad){p[0], p[1], p[2], c->variant ? p[3] : NULL, N, d, F});
 }
 // Variant 1: two products at once; 2: the first of them begins anew; 3: a single one does.
 DESCRIBE(matmul_weight)

@@ -126,10 +126,10 @@ static void test_products(int n, int in, int out)
     ref_product(e, x.d, w.d, false, true, n, out, in);
     for (int i = 0; i < n * out; i++)
         e[i] += r.d[i];
-    matmul_forward(NULL, y, x.x, w.x, r.x, n, in, out, 1);
+    matmul_forward(NULL, &(Product){y, x.x, w.x, r.x, NULL, n, in, out, 1});
     check("product with residual", y, e, n * out);
     ref_product(e, dy.d, w.d, false, false, n, in, out);
-    matmul_backward_input(NULL, dx, dy.x, w.x, n, in, out);
+    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, NULL, n, in, out});
     check("   dx", dx, e, n * in);
     ref_product(e, dy.d, x.d, true, false, out, in, n);
     for (int i = 0; i < in * out; i++)
@@ -241,7 +241,7 @@ static void test_qkv_product(void)
     float *rstd[2] = {floats(2 * N * H), floats(2 * N * H)};
     size_t plane = NN * sizeof(floatX);
     rope_test_tables(&c, &s, N);
-    matmul_forward(NULL, parts, x.x, w.x, NULL, N, D, D, 3);
+    matmul_forward(NULL, &(Product){parts, x.x, w.x, NULL, NULL, N, D, D, 3});
     QkvProductForward p = {whole,   v[1],   x.x,      w.x, rstd[1], rstd[1] + N * H,
                            table.x, tokens, lambda.x, c.x, s.x};
     QkvForward f = {parts,  parts + NN, v[0], rstd[0], rstd[0] + N * H, parts + 2 * NN, table.x,

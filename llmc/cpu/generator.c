@@ -16,7 +16,7 @@ void generator_forward(Stream s, float *out, floatX *pre, const Generator *g, co
     OP_SCOPE(generator_forward, g, N, d);
     int width = g->width, K = g->K;
     assert(width <= GENERATOR_MOST && K <= GENERATOR_MOST);
-    matmul_forward(&(ProductContext){s, NULL}, pre, x, g->w1, NULL, N, d, width, 1);
+    matmul_forward(&(ProductContext){s, NULL}, &(Product){pre, x, g->w1, NULL, NULL, N, d, width, 1});
 #pragma omp parallel for schedule(static) if ((int64_t)N * width > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         float hidden[GENERATOR_MOST], row[GENERATOR_MOST], slope;
@@ -73,5 +73,5 @@ void generator_backward(Stream s, const GeneratorBackward *a, int N, int d)
         dscale += share[j];
     if (a->dscale)
         *a->dscale += (float)dscale;
-    matmul_backward_input(&(ProductContext){s, NULL}, a->dx, a->dpre, g->w1, N, d, width);
+    matmul_backward_input(&(ProductContext){s, NULL}, &(InputGrad){a->dx, a->dpre, g->w1, NULL, N, d, width});
 }

@@ -31,8 +31,9 @@ typedef struct {
     bool transposed;
     Epilogue epilogue;
     int N, in, out, planes;
+    const float *alpha;    // (1) factor of the sums; NULL: 1
     const Fp8Product *fp8; // the operands as codes, in the place of x and w; else NULL
-} Product;
+} Work;
 
 static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float *restrict c, int cols)
 {
@@ -63,12 +64,12 @@ static void load_codes(float *restrict to, const uint8_t *from, int rows, int co
     }
 }
 
-static void product_tile(const Product *p, int plane, int row, int rows, int col, int cols)
+static void product_tile(const Work *p, int plane, int row, int rows, int col, int cols)
 {
     float *arena = cpu_scratch(product_scratch());
     float *x = scratch_take(&arena, MAX_ROWS * DEPTH), *w = scratch_take(&arena, WEIGHT_TILE), *c = arena;
     const floatX *plane_w = p->fp8 ? NULL : p->w + (int64_t)plane * p->in * p->out;
-    float scale = p->fp8 ? *p->fp8->scale_x * *p->fp8->scale_w : 1;
+    float scale = p->fp8 ? *p->fp8->scale_x * *p->fp8->scale_w : p->alpha ? *p->alpha : 1;
     for (int k = 0; k < p->in; k += DEPTH) {
         int depth = (int)min_i64(DEPTH, p->in - k);
         if (p->fp8)
@@ -91,7 +92,7 @@ static void product_tile(const Product *p, int plane, int row, int rows, int col
     }
 }
 
-static void product(const Product *p)
+static void product(const Work *p)
 {
     int rows = p->N > 1024 ? MAX_ROWS : 64;
     int cols = (int)min_i64(MAX_COLS, WEIGHT_TILE / min_i64(p->in, DEPTH) / 16 * 16);
@@ -104,21 +105,37 @@ static void product(const Product *p)
                              (int)min_i64(cols, p->out - j * cols));
 }
 
-void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w,
-                    const floatX *residual, int N, int in, int out, int planes)
+void matmul_forward(const ProductContext *c, const Product *p)
 {
-    OP_SCOPE(matmul_forward, residual, N, in, out, planes);
+    OP_SCOPE(matmul_forward, p);
     (void)c;
-    assert(!residual || planes == 1);
-    product(&(Product){y, x, w, residual, true, residual ? ADD : STORE, N, in, out, planes, NULL});
+    assert(p->planes == 1 || (p->planes > 1 && !p->residual));
+    product(&(Work){.y = p->y,
+                    .x = p->x,
+                    .w = p->w,
+                    .extra = p->residual,
+                    .transposed = true,
+                    .epilogue = p->residual ? ADD : STORE,
+                    .N = p->N,
+                    .in = p->in,
+                    .out = p->out,
+                    .planes = p->planes,
+                    .alpha = p->alpha});
 }
 
-void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
-                           int in, int out)
+void matmul_backward_input(const ProductContext *c, const InputGrad *g)
 {
-    OP_SCOPE(matmul_backward_input, N, in, out);
+    OP_SCOPE(matmul_backward_input, g);
     (void)c;
-    product(&(Product){dx, dy, w, NULL, false, STORE, N, out, in, 1, NULL});
+    product(&(Work){.y = g->dx,
+                    .x = g->dy,
+                    .w = g->w,
+                    .epilogue = STORE,
+                    .N = g->N,
+                    .in = g->out,
+                    .out = g->in,
+                    .planes = 1,
+                    .alpha = g->alpha});
 }
 
 void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,
@@ -126,7 +143,7 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
     (void)c;
-    product(&(Product){y, x, w, NULL, false, RELU2, N, in, out, 1, NULL});
+    product(&(Work){.y = y, .x = x, .w = w, .epilogue = RELU2, .N = N, .in = in, .out = out, .planes = 1});
 }
 
 void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
@@ -134,7 +151,15 @@ void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
     (void)c;
-    product(&(Product){dpre, dy, w, y, false, RELU2_GRADIENT, N, d, F, 1, NULL});
+    product(&(Work){.y = dpre,
+                    .x = dy,
+                    .w = w,
+                    .extra = y,
+                    .epilogue = RELU2_GRADIENT,
+                    .N = N,
+                    .in = d,
+                    .out = F,
+                    .planes = 1});
 }
 
 void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *amax, const Fp8Product *p,
@@ -142,14 +167,14 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
 {
     OP_SCOPE(matmul_fp8_relu2, p);
     (void)c;
-    product(&(Product){.y = y,
-                       .transposed = true,
-                       .epilogue = RELU2,
-                       .N = p->N,
-                       .in = p->in,
-                       .out = p->out,
-                       .planes = 1,
-                       .fp8 = p});
+    product(&(Work){.y = y,
+                    .transposed = true,
+                    .epilogue = RELU2,
+                    .N = p->N,
+                    .in = p->in,
+                    .out = p->out,
+                    .planes = 1,
+                    .fp8 = p});
     quantize_e4m3(NULL, y8, y, scale_y, p->N, p->out, false);
     if (amax)
         amax_accumulate(NULL, amax, y, (int64_t)p->N * p->out);
@@ -159,15 +184,15 @@ void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const
 {
     OP_SCOPE(matmul_fp8, residual, p);
     (void)c;
-    product(&(Product){.y = out,
-                       .extra = residual,
-                       .transposed = true,
-                       .epilogue = residual ? ADD : STORE,
-                       .N = p->N,
-                       .in = p->in,
-                       .out = p->out,
-                       .planes = 1,
-                       .fp8 = p});
+    product(&(Work){.y = out,
+                    .extra = residual,
+                    .transposed = true,
+                    .epilogue = residual ? ADD : STORE,
+                    .N = p->N,
+                    .in = p->in,
+                    .out = p->out,
+                    .planes = 1,
+                    .fp8 = p});
 }
 
 // ---- dw += a^T b ------------------------------------------------------------------------------------------
@@ -200,4 +225,28 @@ void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count
                 weight_grad_tile(g, N, i * rows, (int)min_i64(rows, g->m - i * rows), j * cols,
                                  (int)min_i64(cols, g->n - j * cols));
     }
+}
+
+// ---- factors of weights -----------------------------------------------------------------------------------
+
+void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, const float *alpha, int64_t n)
+{
+    OP_SCOPE(weight_scale_backward, n);
+    (void)s;
+    double sums[PARTS];
+    float factor = *alpha;
+#pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)
+    for (int part = 0; part < PARTS; part++) {
+        int64_t begin = n * part / PARTS, end = n * (part + 1) / PARTS;
+        double sum = 0;
+        for (int64_t i = begin; i < end; i++) {
+            sum += (double)dw[i] * x_to_float(w[i]);
+            dw[i] *= factor;
+        }
+        sums[part] = sum;
+    }
+    double total = 0;
+    for (int part = 0; part < PARTS; part++)
+        total += sums[part];
+    *dalpha += (float)total;
 }

@@ -104,7 +104,8 @@ void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int
 {
     OP_SCOPE(qkv_product_forward, a->value_embed, N, H * e);
     QkvForward rest = qkv_planes(a, N, H * e);
-    matmul_forward(&(ProductContext){s, NULL}, a->qkv, a->x, a->w, NULL, N, H * e, H * e, 3);
+    matmul_forward(&(ProductContext){s, NULL},
+                   &(Product){a->qkv, a->x, a->w, NULL, NULL, N, H * e, H * e, 3});
     qkv_forward(s, &rest, N, H, e);
 }
 

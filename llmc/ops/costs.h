@@ -66,11 +66,12 @@ COST(rmsnorm_backward, (int N, int d), 0, floatx_bytes(N, d, 4))
 
 // ---- matrix products --------------------------------------------------------------------------------------
 
-COST(matmul_forward, (const floatX *residual, int N, int in, int out, int planes),
-     2 * count3(N, in, out) * planes,
-     floatx_bytes(N, in, 1) + floatx_bytes(in, out, planes) + floatx_bytes(N, out, planes + !!residual))
-COST(matmul_backward_input, (int N, int in, int out), 2 * count3(N, in, out),
-     floatx_bytes(N, in, 1) + floatx_bytes(in, out, 1) + floatx_bytes(N, out, 1))
+COST(matmul_forward, (const Product *p), 2 * count3(p->N, p->in, p->out) * p->planes,
+     floatx_bytes(p->N, p->in, 1) + floatx_bytes(p->in, p->out, p->planes) +
+         floatx_bytes(p->N, p->out, p->planes + !!p->residual))
+COST(matmul_backward_input, (const InputGrad *g), 2 * count3(g->N, g->in, g->out),
+     floatx_bytes(g->N, g->in, 1) + floatx_bytes(g->in, g->out, 1) + floatx_bytes(g->N, g->out, 1))
+COST(weight_scale_backward, (int64_t n), 0, fp32_bytes(n, 2, 1) + floatx_bytes(n, 1, 1))
 static inline OpCost cost_matmul_weight_grads(const WeightGrad *g, int count, int N)
 {
     OpCost sum = {0, 0};

@@ -18,14 +18,24 @@ typedef struct {
     SharedSms *shared; // host; NULL: all multiprocessors are the products'
 } ProductContext;
 
-// y = x w^T (+ residual).  x (N, in), w (planes, out, in), y (planes, N, out), residual (N, out) or NULL, may
-//                          be y itself.
+// y = alpha x w^T (+ residual). alpha multiplies the fp32 sum.
 // planes > 1: one product a plane with the same x (Q, K and V as three tensors); no residual then.
-void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w,
-                    const floatX *residual, int N, int in, int out, int planes);
-// dx = dy w.  dy (N, out), w (out, in), dx (N, in)
-void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
-                           int in, int out);
+typedef struct {
+    floatX *y;              // (planes, N, out) out
+    const floatX *x, *w;    // (N, in), (planes, out, in)
+    const floatX *residual; // (N, out) or NULL; may be y itself
+    const float *alpha;     // (1) fp32, or NULL: 1
+    int N, in, out, planes;
+} Product;
+void matmul_forward(const ProductContext *c, const Product *p);
+// dx = alpha dy w
+typedef struct {
+    floatX *dx;           // (N, in) out
+    const floatX *dy, *w; // (N, out), (out, in)
+    const float *alpha;   // (1) fp32, or NULL: 1
+    int N, in, out;
+} InputGrad;
+void matmul_backward_input(const ProductContext *c, const InputGrad *g);
 // dw += a^T b, or dw = a^T b when fresh, for each of `count` (1 or 2) products over the same N tokens:
 // together they fill a GPU better than one after the other.
 typedef struct {
@@ -42,6 +52,12 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
 // dpre = (dy w) * 2 sqrt(y).  dy (N, d), w (d, F), y (N, F) as matmul_relu2_forward gave it, dpre (N, F)
 void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
                            const floatX *y, int N, int d, int F);
+
+// From the gradient dw of an effective weight alpha w to those of its two factors, once it is complete:
+// dalpha += <dw, w>;  then dw *= alpha.
+//   dw (n) fp32 in/out;  dalpha (1) fp32;  w (n);  alpha (1) fp32
+void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, const float *alpha,
+                           int64_t n);
 
 #ifdef __cplusplus
 }

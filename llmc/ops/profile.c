@@ -155,8 +155,9 @@ static void product_work(Stream s, char *memory, size_t n)
 {
     size_t bytes = n * n * sizeof(floatX);
     for (int i = 0; i < REPEATS; i++)
-        matmul_forward(&(ProductContext){s, NULL}, (floatX *)memory, (floatX *)(memory + bytes),
-                       (floatX *)(memory + 2 * bytes), NULL, (int)n, (int)n, (int)n, 1);
+        matmul_forward(&(ProductContext){s, NULL},
+                       &(Product){(floatX *)memory, (floatX *)(memory + bytes),
+                                  (floatX *)(memory + 2 * bytes), NULL, NULL, (int)n, (int)n, (int)n, 1});
 }
 
 Ceilings profile_ceilings(Stream s, void *memory, size_t bytes)

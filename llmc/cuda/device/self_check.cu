@@ -145,6 +145,7 @@ struct GemmCase {
     GemmLayout layout;
     GemmEpilogue epilogue;
     const char *name;
+    float alpha; // 0: none
 };
 
 static double epilogue_of(GemmEpilogue e, double sum, double c)
@@ -169,10 +170,17 @@ static void check_gemm(Stream s, const GemmCase &g)
     floatX *x = m.filled((int64_t)rows * DEPTH, 1), *w = m.filled(DEPTH * COLS, 2),
            *out = m.take<floatX>((int64_t)rows * COLS);
     floatX *c = with_c ? m.take<floatX>((int64_t)rows * COLS) : NULL;
+    float *alpha = NULL;
+    if (g.alpha != 0) {
+        alpha = m.take<float>(1);
+        CUDA_CHECK(cudaMemcpyAsync(alpha, &g.alpha, sizeof g.alpha, cudaMemcpyHostToDevice, s));
+    }
+    Sm90Product p = {LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, NULL, rows, DEPTH,
+                     COLS};
     if (with_c) // any numbers; RELU2's are not negative
-        sm90_gemm(&context, LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, rows, DEPTH,
-                  COLS);
-    if (!sm90_gemm(&context, g.layout, g.epilogue, out, x, w, c, rows, DEPTH, COLS))
+        sm90_gemm(&context, &p);
+    p = {g.layout, g.epilogue, out, x, w, c, alpha, rows, DEPTH, COLS};
+    if (!sm90_gemm(&context, &p))
         return;
     Distance d;
     std::vector<double> host_w = pattern_of(2, 0, DEPTH * COLS);
@@ -184,6 +192,8 @@ static void check_gemm(Stream s, const GemmCase &g)
         for (int j = 0; j < COLS; j++) {
             double sum = g.layout == LAYOUT_NN ? dot(host_x.data(), &host_w[(size_t)j], COLS, DEPTH)
                                                : dot(host_x.data(), &host_w[(size_t)j * DEPTH], 1, DEPTH);
+            if (alpha)
+                sum *= (double)g.alpha;
             d.add(at(got, j), epilogue_of(g.epilogue, sum, with_c ? at(base, j) : 0));
         }
     }
@@ -428,7 +438,11 @@ static void check_all(void)
                                      {LAYOUT_NT, EPILOGUE_STORE, "products (NT)"},
                                      {LAYOUT_NT, EPILOGUE_RESIDUAL, "products with a residual"},
                                      {LAYOUT_NN, EPILOGUE_RELU2, "products with relu^2"},
-                                     {LAYOUT_NN, EPILOGUE_DRELU2, "products with the gradient of relu^2"}};
+                                     {LAYOUT_NN, EPILOGUE_DRELU2, "products with the gradient of relu^2"},
+                                     {LAYOUT_NN, EPILOGUE_STORE, "products with a factor (NN)", -0.7f},
+                                     {LAYOUT_NT, EPILOGUE_STORE, "products with a factor (NT)", -0.7f},
+                                     {LAYOUT_NT, EPILOGUE_RESIDUAL, "products with a factor and a residual",
+                                      -0.7f}};
     Error e;
     Stream s = stream_create();
     if (sm90_tile_clusters() >= 1) { // otherwise a part of the GPU too small for clusters

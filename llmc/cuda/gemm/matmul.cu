@@ -30,6 +30,7 @@ typedef struct {
 static struct {
     cublasLtHandle_t handle;
     void *workspace;
+    float *zero_one; // (2) device: beta, where alpha is in device memory
     Plan *plans;
     int count, capacity;
 } lt;
@@ -75,6 +76,7 @@ static void describe(Plan *p)
     cublasOperation_t op_a = g->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                       op_b = g->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     int8_t fast = (int8_t)g->fast_fp8;
+    int32_t pointers = g->device_alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_CHECK(
         cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a));
@@ -82,6 +84,8 @@ static void describe(Plan *p)
         cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b));
     CUBLAS_CHECK(
         cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_POINTER_MODE, &pointers,
+                                                sizeof pointers));
     p->a = layout(g->type_b, g->transpose_b ? g->k : g->n, g->transpose_b ? g->n : g->k, g->ldb, g->batch,
                   g->stride_b);
     p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch,
@@ -130,11 +134,13 @@ static Plan *plan_for(const GemmShape *g)
     return p;
 }
 
+// alpha: host, or device when the shape says so
 static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b,
-                               const void *c, float alpha)
+                               const void *c, const float *alpha)
 {
-    float beta = p->shape.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(lt.handle, p->operation, &alpha, b, p->a, a, p->b, &beta, c ? c : d, p->d, d, p->d,
+    static const float zero_one[2] = {0, 1};
+    const float *beta = (p->shape.device_alpha ? lt.zero_one : zero_one) + (p->shape.accumulate ? 1 : 0);
+    return cublasLtMatmul(lt.handle, p->operation, alpha, b, p->a, a, p->b, beta, c ? c : d, p->d, d, p->d,
                           &p->found[which].algo, lt.workspace, WORKSPACE_BYTES, s);
 }
 
@@ -142,6 +148,17 @@ void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, c
 {
     if (g->m <= 0 || g->n <= 0)
         return;
+    assert(!g->device_alpha);
+    const Plan *p = plan_for(g);
+    CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, &alpha));
+}
+
+void gemm_scaled(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c,
+                 const float *alpha)
+{
+    if (g->m <= 0 || g->n <= 0)
+        return;
+    assert(g->device_alpha);
     const Plan *p = plan_for(g);
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
 }
@@ -226,9 +243,11 @@ static void trial_close(Trial *t)
 // 0.
 static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *same)
 {
+    static const float one = 1;
+    const float *alpha = p->shape.device_alpha ? lt.zero_one + 1 : &one;
     void *out = which ? t->d : t->first_d;
     CUDA_CHECK(cudaMemsetAsync(out, 0, t->bytes_d, t->stream));
-    if (run_plan(t->stream, p, which, out, t->a, t->b, NULL, 1) != CUBLAS_STATUS_SUCCESS)
+    if (run_plan(t->stream, p, which, out, t->a, t->b, NULL, alpha) != CUBLAS_STATUS_SUCCESS)
         return false;
     unsigned long long differences = 0;
     if (which) {
@@ -244,7 +263,7 @@ static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *s
     for (int i = 0; i < TIMED_RUNS; i++) {
         float now;
         CUDA_CHECK(cudaEventRecord(t->begin, t->stream));
-        run_plan(t->stream, p, which, t->d, t->a, t->b, NULL, 1);
+        run_plan(t->stream, p, which, t->d, t->a, t->b, NULL, alpha);
         CUDA_CHECK(cudaEventRecord(t->end, t->stream));
         CUDA_CHECK(cudaEventSynchronize(t->end));
         CUDA_CHECK(cudaEventElapsedTime(&now, t->begin, t->end));
@@ -326,6 +345,9 @@ void matmul_reserve(const OpSizes *sizes)
 {
     CUBLAS_CHECK(cublasLtCreate(&lt.handle));
     lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
+    lt.zero_one = (float *)device_alloc(2 * sizeof(float), "scratch: factors of matrix products");
+    static const float zero_one[2] = {0, 1};
+    CUDA_CHECK(cudaMemcpy(lt.zero_one, zero_one, sizeof zero_one, cudaMemcpyHostToDevice));
     sm90_weight_grad_reserve();
     if (sizes->tokens > 0)
         tune_model(sizes);
@@ -343,6 +365,7 @@ void matmul_close(void)
     }
     free(lt.plans);
     device_free(lt.workspace);
+    device_free(lt.zero_one);
     sm90_weight_grad_close();
     CUBLAS_CHECK(cublasLtDestroy(lt.handle));
     memset(&lt, 0, sizeof lt);
@@ -370,31 +393,58 @@ const char *matmul_description(void)
 
 // ---- the ops ---------------------------------------------------------------------------------------------
 
-void matmul_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w,
-                    const floatX *residual, int N, int in, int out, int planes)
+// alpha: (1) device, or NULL: 1
+static void scaled(Stream s, GemmShape *g, void *d, const void *a, const void *b, const void *c,
+                   const float *alpha)
 {
-    OP_SCOPE(matmul_forward, residual, N, in, out, planes);
-    assert(planes == 1 || !residual);
-    if (planes == 1 && sm90_gemm_pays(N, in, out) &&
-        sm90_gemm(c, LAYOUT_NT, residual ? EPILOGUE_RESIDUAL : EPILOGUE_STORE, y, x, w, residual, N, in, out))
-        return;
-    GemmShape g = gemm_shape(N, out, in, false, true, CUDA_R_16BF, residual != NULL);
-    if (planes > 1) {
-        g.batch = planes;
-        g.stride_b = (int64_t)out * in;
-        g.stride_d = (int64_t)N * out;
-    }
-    gemm(c->stream, &g, y, x, w, residual, 1);
+    g->device_alpha = alpha != NULL;
+    if (alpha)
+        gemm_scaled(s, g, d, a, b, c, alpha);
+    else
+        gemm(s, g, d, a, b, c, 1);
 }
 
-void matmul_backward_input(const ProductContext *c, floatX *dx, const floatX *dy, const floatX *w, int N,
-                           int in, int out)
+void matmul_forward(const ProductContext *c, const Product *p)
 {
-    OP_SCOPE(matmul_backward_input, N, in, out);
-    if (sm90_gemm_pays(N, out, in) && sm90_gemm(c, LAYOUT_NN, EPILOGUE_STORE, dx, dy, w, NULL, N, out, in))
+    OP_SCOPE(matmul_forward, p);
+    assert(p->planes == 1 || (p->planes > 1 && !p->residual));
+    Sm90Product own = {.layout = LAYOUT_NT,
+                       .epilogue = p->residual ? EPILOGUE_RESIDUAL : EPILOGUE_STORE,
+                       .out = p->y,
+                       .x = p->x,
+                       .w = p->w,
+                       .source = p->residual,
+                       .alpha = p->alpha,
+                       .N = p->N,
+                       .depth = p->in,
+                       .cols = p->out};
+    if (p->planes == 1 && sm90_gemm_pays(p->N, p->in, p->out) && sm90_gemm(c, &own))
         return;
-    GemmShape g = gemm_shape(N, in, out, false, false, CUDA_R_16BF, false);
-    gemm(c->stream, &g, dx, dy, w, NULL, 1);
+    GemmShape g = gemm_shape(p->N, p->out, p->in, false, true, CUDA_R_16BF, p->residual != NULL);
+    if (p->planes > 1) {
+        g.batch = p->planes;
+        g.stride_b = (int64_t)p->out * p->in;
+        g.stride_d = (int64_t)p->N * p->out;
+    }
+    scaled(c->stream, &g, p->y, p->x, p->w, p->residual, p->alpha);
+}
+
+void matmul_backward_input(const ProductContext *c, const InputGrad *p)
+{
+    OP_SCOPE(matmul_backward_input, p);
+    Sm90Product own = {.layout = LAYOUT_NN,
+                       .epilogue = EPILOGUE_STORE,
+                       .out = p->dx,
+                       .x = p->dy,
+                       .w = p->w,
+                       .alpha = p->alpha,
+                       .N = p->N,
+                       .depth = p->out,
+                       .cols = p->in};
+    if (sm90_gemm_pays(p->N, p->out, p->in) && sm90_gemm(c, &own))
+        return;
+    GemmShape g = gemm_shape(p->N, p->in, p->out, false, false, CUDA_R_16BF, false);
+    scaled(c->stream, &g, p->dx, p->dy, p->w, NULL, p->alpha);
 }
 
 void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)

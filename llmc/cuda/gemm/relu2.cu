@@ -83,7 +83,8 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
                           int out)
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
-    if (N > 0 && !sm90_gemm(c, LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, N, in, out))
+    Sm90Product own = {LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, NULL, N, in, out};
+    if (N > 0 && !sm90_gemm(c, &own))
         product_in_slabs<false>(c->stream, y, x, w, NULL, N, in, out);
 }
 
@@ -91,6 +92,7 @@ void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *
                            const floatX *y, int N, int d, int F)
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
-    if (N > 0 && !sm90_gemm(c, LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, N, d, F))
+    Sm90Product own = {LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, NULL, N, d, F};
+    if (N > 0 && !sm90_gemm(c, &own))
         product_in_slabs<true>(c->stream, dpre, dy, w, y, N, d, F);
 }

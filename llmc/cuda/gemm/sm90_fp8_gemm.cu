@@ -8,9 +8,9 @@
 
 typedef void (*Fp8Kernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap,
                           const GemmWork);
-static const Fp8Kernel relu2_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RELU2>,
-                       residual_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RESIDUAL>,
-                       store_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_STORE>;
+static const Fp8Kernel relu2_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RELU2, false>,
+                       residual_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RESIDUAL, false>,
+                       store_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_STORE, false>;
 
 void sm90_fp8_gemm_reserve(void)
 {

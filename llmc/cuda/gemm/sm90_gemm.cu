@@ -8,15 +8,19 @@
 typedef void (*GemmKernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap,
                            const GemmWork);
 static const struct {
-    GemmLayout form;
+    GemmLayout layout;
     GemmEpilogue epilogue;
+    bool scaled;
     GemmKernel kernel;
 } kernels[] = {
-    {LAYOUT_NN, EPILOGUE_STORE, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_STORE>},
-    {LAYOUT_NT, EPILOGUE_STORE, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_STORE>},
-    {LAYOUT_NT, EPILOGUE_RESIDUAL, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_RESIDUAL>},
-    {LAYOUT_NN, EPILOGUE_RELU2, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_RELU2>},
-    {LAYOUT_NN, EPILOGUE_DRELU2, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_DRELU2>},
+    {LAYOUT_NN, EPILOGUE_STORE, false, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_STORE, false>},
+    {LAYOUT_NT, EPILOGUE_STORE, false, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_STORE, false>},
+    {LAYOUT_NT, EPILOGUE_RESIDUAL, false, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_RESIDUAL, false>},
+    {LAYOUT_NN, EPILOGUE_RELU2, false, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_RELU2, false>},
+    {LAYOUT_NN, EPILOGUE_DRELU2, false, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_DRELU2, false>},
+    {LAYOUT_NN, EPILOGUE_STORE, true, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_STORE, true>},
+    {LAYOUT_NT, EPILOGUE_STORE, true, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_STORE, true>},
+    {LAYOUT_NT, EPILOGUE_RESIDUAL, true, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_RESIDUAL, true>},
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 
@@ -30,34 +34,36 @@ void sm90_gemm_reserve(void)
     sm90_tile_reserve((const void *)kernels[0].kernel);
 }
 
-bool sm90_gemm(const ProductContext *c, GemmLayout form, GemmEpilogue epilogue, floatX *out, const floatX *x,
-               const floatX *w, const floatX *source, int N, int depth, int cols)
+bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
 {
     // in twelfths of the k steps; first row without C, second with C
     static const int when[2][EVENTS] = {{3, 3, 3, 8, 8, 8}, {1, 2, 5, 6, 7, 10}};
-    GemmWork work = {};
+    GemmWork work = {.alpha = p->alpha};
     unsigned blocks;
-    const void *operands[] = {out, x, w, source};
+    int N = p->N, depth = p->depth, cols = p->cols;
+    const void *operands[] = {p->out, p->x, p->w, p->source};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16)
             return false;
     if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth, c->shared))
         return false;
     for (int i = 0; i < EVENTS; i++)
-        work.at[i] = work.tiles.steps * when[source != NULL][i] / 12;
-    bool by_depth = form == LAYOUT_NN;
-    CUtensorMap map_x = tile_map_bf16(x, 1, N, depth, TILE_M),
-                map_w = by_depth ? tile_map_bf16(w, 1, depth, cols, TILE_K)
-                                 : tile_map_bf16(w, 1, cols, depth, PANEL),
-                map_out = tile_map_bf16(out, 1, N, cols, WARPGROUP_M),
-                map_source = source ? tile_map_bf16(source, 1, N, cols, WARPGROUP_M) : map_out;
+        work.at[i] = work.tiles.steps * when[p->source != NULL][i] / 12;
+    bool by_depth = p->layout == LAYOUT_NN;
+    CUtensorMap map_x = tile_map_bf16(p->x, 1, N, depth, TILE_M),
+                map_w = by_depth ? tile_map_bf16(p->w, 1, depth, cols, TILE_K)
+                                 : tile_map_bf16(p->w, 1, cols, depth, PANEL),
+                map_out = tile_map_bf16(p->out, 1, N, cols, WARPGROUP_M),
+                map_source = p->source ? tile_map_bf16(p->source, 1, N, cols, WARPGROUP_M) : map_out;
     for (int i = 0; i < KERNELS; i++) {
-        if (kernels[i].form != form || kernels[i].epilogue != epilogue)
+        if (kernels[i].layout != p->layout || kernels[i].epilogue != p->epilogue ||
+            kernels[i].scaled != (p->alpha != NULL))
             continue;
         kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, c->stream>>>(map_x, map_w, map_out,
                                                                              map_source, work);
         CHECK_LAUNCH();
         return true;
     }
+    assert(!"a kernel for this product");
     return false;
 }

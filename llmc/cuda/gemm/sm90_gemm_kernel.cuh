@@ -1,6 +1,6 @@
 // sm90 GEMM with a fused epilogue: STORE, RESIDUAL (add C), RELU2 (relu(x)^2), DRELU2 (x * 2 sqrt(C)).
 // Operands T: bf16, or e4m3 with one scale each, which multiplies the sums; RELU2 then stores its result as
-// e4m3 too.
+// e4m3 too. SCALED: the sums of bf16 operands are multiplied by alpha.
 //
 // Tile 128 x 256 x 64, 4 stages, clusters of 2 CTAs with multicast of B, 2 consumer warpgroups, 1 producer
 // thread, persistent (sm90_tile.cuh). The epilogue of a tile overlaps with the mainloop of the next one:
@@ -40,8 +40,9 @@ struct Fp8Work {
 
 struct GemmWork {
     TileSchedule tiles;
-    int at[EVENTS]; // non-decreasing
-    Fp8Work fp8;    // T e4m3
+    int at[EVENTS];     // non-decreasing
+    Fp8Work fp8;        // T e4m3
+    const float *alpha; // (1) device; SCALED
 };
 
 template <typename T> constexpr bool is_fp8 = sizeof(T) == 1;
@@ -133,19 +134,22 @@ static __device__ __forceinline__ uint32_t epilogue_pair(float lo, float hi, uin
 
 // ---- RELU2 of e4m3 operands -------------------------------------------------------------------------------
 
-// A thread's state for products of e4m3 operands.
-struct Fp8State {
+// A thread's factors of results.
+struct Factors {
     float scale, inverse; // of the sums; 1 / scale_y
     __nv_bfloat162 amax;  // largest results so far, NaN once there is one
 };
 
-template <typename T, GemmEpilogue EPI> static __device__ __forceinline__ Fp8State fp8_state(const Fp8Work &w)
+template <typename T, GemmEpilogue EPI, bool SCALED>
+static __device__ __forceinline__ Factors load_factors(const GemmWork &work)
 {
-    Fp8State q = {1, 1, __float2bfloat162_rn(0)};
+    Factors q = {1, 1, __float2bfloat162_rn(0)};
     if (is_fp8<T>)
-        q.scale = *w.scale_x * *w.scale_w;
+        q.scale = *work.fp8.scale_x * *work.fp8.scale_w;
+    else if (SCALED)
+        q.scale = *work.alpha;
     if (has_codes<T, EPI>)
-        q.inverse = __frcp_rn(*w.scale_y);
+        q.inverse = __frcp_rn(*work.fp8.scale_y);
     return q;
 }
 
@@ -159,7 +163,7 @@ struct PackedTile {
 // stores its codes. In the staging buffer neighbouring columns belong to one thread, in the accumulators they
 // do not. A warp reads the 16 rows that it wrote, 4 at a time, without bank conflicts, and writes whole
 // sectors.
-static __device__ __forceinline__ void store_codes(Fp8State &q, const Consumer &g, const PackedTile &packed,
+static __device__ __forceinline__ void store_codes(Factors &q, const Consumer &g, const PackedTile &packed,
                                                    const Fp8Work &w, int panel)
 {
     const uint8_t *staging = g.m.staging(g.group) + panel % HALF_PANELS * PANEL_BYTES;
@@ -187,7 +191,7 @@ static __device__ __forceinline__ void store_codes(Fp8State &q, const Consumer &
 }
 
 // Maxima of nonnegative floats are those of their bits, whatever their order; NaN is above infinity.
-static __device__ __forceinline__ void store_amax(const Fp8State &q, float *amax)
+static __device__ __forceinline__ void store_amax(const Factors &q, float *amax)
 {
     uint32_t pair = *reinterpret_cast<const uint32_t *>(&q.amax);
     uint32_t most = __reduce_max_sync(0xffffffffu, max(pair << 16, pair & 0xffff0000u));
@@ -196,12 +200,12 @@ static __device__ __forceinline__ void store_amax(const Fp8State &q, float *amax
 }
 
 // Mainloop of a tile of COLS columns. The epilogue of the previous tile overlaps with it.
-template <typename T, GemmLayout FORM, GemmEpilogue EPI, int COLS>
-static __device__ __forceinline__ void consume_tile(PackedTile &packed, Fp8State &q, Consumer &g,
+template <typename T, GemmLayout FORM, GemmEpilogue EPI, bool SCALED, int COLS>
+static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors &q, Consumer &g,
                                                     const CUtensorMap *out, const CUtensorMap *source,
                                                     const GemmWork &work, TileCoord at)
 {
-    constexpr bool has_c = has_source<EPI>, whole = COLS == TILE_N;
+    constexpr bool has_c = has_source<EPI>, whole = COLS == TILE_N, scaled = is_fp8<T> || SCALED;
     constexpr int last = whole ? 1 : 0; // half of C that is loaded after the last store of the previous tile
     int row = at.row + g.group * WARPGROUP_M;
     bool codes = has_codes<T, EPI> && packed.row >= 0;
@@ -232,8 +236,8 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Fp8State
     mainloop_finish<COLS>(sum, g);
 #pragma unroll
     for (int i = 0; i < COLS / 4; i++) {
-        float lo = is_fp8<T> ? sum[2 * i] * q.scale : sum[2 * i],
-              hi = is_fp8<T> ? sum[2 * i + 1] * q.scale : sum[2 * i + 1];
+        float lo = scaled ? sum[2 * i] * q.scale : sum[2 * i],
+              hi = scaled ? sum[2 * i + 1] * q.scale : sum[2 * i + 1];
         packed.pair[i] = epilogue_pair<EPI>(lo, hi, has_c ? packed.pair[i] : 0);
     }
     packed.row = row;
@@ -242,7 +246,7 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Fp8State
 
 // A half of the last tile, which no mainloop follows.
 template <typename T, GemmEpilogue EPI, int SIDE>
-static __device__ __forceinline__ void store_last_half(const PackedTile &packed, Fp8State &q,
+static __device__ __forceinline__ void store_last_half(const PackedTile &packed, Factors &q,
                                                        const Consumer &g, const CUtensorMap *out,
                                                        const GemmWork &work)
 {
@@ -251,20 +255,22 @@ static __device__ __forceinline__ void store_last_half(const PackedTile &packed,
         store_codes(q, g, packed, work.fp8, SIDE * HALF_PANELS + p);
 }
 
-template <typename T, GemmLayout FORM, GemmEpilogue EPI>
+template <typename T, GemmLayout FORM, GemmEpilogue EPI, bool SCALED>
 static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *out, const CUtensorMap *source,
                                                const GemmWork &work, int rank)
 {
     const TileSchedule &t = work.tiles;
-    Fp8State q = fp8_state<T, EPI>(work.fp8);
+    Factors q = load_factors<T, EPI, SCALED>(work);
     PackedTile packed;
     int index = blockIdx.x / CLUSTER;
     packed.row = -1;
     for (; index < t.whole; index += gridDim.x / CLUSTER)
-        consume_tile<T, FORM, EPI, TILE_N>(packed, q, g, out, source, work, tile_coord(t, index, rank));
+        consume_tile<T, FORM, EPI, SCALED, TILE_N>(packed, q, g, out, source, work,
+                                                   tile_coord(t, index, rank));
     bool half = index < t.whole + t.halves;
     if (half)
-        consume_tile<T, FORM, EPI, HALF_N>(packed, q, g, out, source, work, tile_coord(t, index, rank));
+        consume_tile<T, FORM, EPI, SCALED, HALF_N>(packed, q, g, out, source, work,
+                                                   tile_coord(t, index, rank));
     store_last_half<T, EPI, 0>(packed, q, g, out, work);
     if (!half)
         store_last_half<T, EPI, 1>(packed, q, g, out, work);
@@ -276,7 +282,7 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
 
 #endif
 
-template <typename T, GemmLayout FORM, GemmEpilogue EPI>
+template <typename T, GemmLayout FORM, GemmEpilogue EPI, bool SCALED>
 __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     sm90_gemm_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                      const __grid_constant__ CUtensorMap out, const __grid_constant__ CUtensorMap source,
@@ -296,7 +302,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
             produce_tiles<FORM>(g.m, &x, &w, work.tiles, rank);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<T, FORM, EPI>(g, &out, &source, work, rank);
+        consume<T, FORM, EPI, SCALED>(g, &out, &source, work, rank);
     }
 #endif
 }

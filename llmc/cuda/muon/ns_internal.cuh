@@ -14,7 +14,7 @@ enum ProductForm {
 
 // All pitches and strides in elements. a (rows, depth); b (rows, depth) in the symmetric forms, else (depth,
 // cols); d and out are (rows, cols)
-struct Product {
+struct NsProduct {
     const void *a, *b, *d; // d may be NULL
     void *out;
     int64_t a_stride, b_stride, d_stride, out_stride; // from one matrix of the batch to the next
@@ -28,7 +28,7 @@ struct Product {
 
 // Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
-                         const Product &p);
+                         const NsProduct &p);
 void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw,
                      const float *unit, float gain, int n, int batch);
 // q = z + a I; q may be z

@@ -318,9 +318,9 @@ static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batc
     return ns_tensor_map(dtype, x, n, m, ns_pitch(dtype, n, m), batch);
 }
 
-static Product portable_gram(void *a, const void *x, int n, int m, int batch)
+static NsProduct portable_gram(void *a, const void *x, int n, int m, int batch)
 {
-    Product p = {};
+    NsProduct p = {};
     p.a = p.b = x;
     p.out = a;
     p.a_stride = p.b_stride = (int64_t)n * m;
@@ -356,10 +356,10 @@ void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
     add_task(chain, &t, &u);
 }
 
-static Product portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta,
-                                  const void *d, int n, int batch)
+static NsProduct portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta,
+                                    const void *d, int n, int batch)
 {
-    Product p = {};
+    NsProduct p = {};
     p.a = a;
     p.b = b;
     p.d = d;
@@ -399,7 +399,7 @@ void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha,
     if (beta == 0)
         d = NULL;
     if (takes_portable(chain, n, n)) {
-        Product p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, chain->batch);
+        NsProduct p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, chain->batch);
         ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, p);
         if (q)
             ns_add_diagonal(chain->stream, chain->dtype, q, p.out, diagonal, n, chain->batch);
@@ -425,7 +425,7 @@ void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, 
         return;
     int pitch = ns_pitch(chain->dtype, n, m);
     if (takes_portable(chain, n, m)) {
-        Product p = {};
+        NsProduct p = {};
         p.a = b;
         p.b = x;
         p.d = a == 0 ? NULL : x;
@@ -532,7 +532,7 @@ void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, c
     if (beta == 0)
         d = NULL;
     if (takes_portable(chain, n, n)) {
-        Product p = portable_symmetric(q, alpha, a, b, beta, d, n, chain->batch);
+        NsProduct p = portable_symmetric(q, alpha, a, b, beta, d, n, chain->batch);
         p.scale = scale;
         p.factor = factor;
         p.diagonal = diagonal;

@@ -121,7 +121,7 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
 // alpha sum + beta d, with the roundings spelled out: both copies of a mirrored element must get the same
 // bits.
 template <typename T>
-static __device__ __forceinline__ float finish(float sum, const T *d, const Product &p, int row, int col)
+static __device__ __forceinline__ float finish(float sum, const T *d, const NsProduct &p, int row, int col)
 {
     float value = __fmul_rn(p.alpha, sum);
     return d ? __fmaf_rn(p.beta, to_float(d[(int64_t)row * p.d_pitch + col]), value) : value;
@@ -129,7 +129,7 @@ static __device__ __forceinline__ float finish(float sum, const T *d, const Prod
 
 // Column `col` of a scaled result, from its value before. scale: of the matrix, or NULL.
 template <typename O>
-static __device__ __forceinline__ float scale_value(float value, const float *scale, const Product &p,
+static __device__ __forceinline__ float scale_value(float value, const float *scale, const NsProduct &p,
                                                     bool on_diagonal, int col)
 {
     if (!scale)
@@ -144,7 +144,7 @@ static __device__ __forceinline__ float scale_value(float value, const float *sc
 // of the matrix, and its mirror image, from the same rounded value.
 template <typename O, typename T>
 static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const float *scale,
-                                                  const Product &p, int row0, int col0, bool symmetric)
+                                                  const NsProduct &p, int row0, int col0, bool symmetric)
 {
     for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) {
         int row = row0 + i / SIDE, col = col0 + i % SIDE;
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void write_tile(O *out, const float *result, c
 
 template <typename T, typename O, ProductForm FORM>
 __global__ void __launch_bounds__(THREADS)
-    portable_kernel(const Product p, int col_tiles, bool a_vectors, bool b_vectors)
+    portable_kernel(const NsProduct p, int col_tiles, bool a_vectors, bool b_vectors)
 {
     constexpr bool symmetric = FORM != PRODUCT_FULL;
     constexpr int b_height = symmetric ? SIDE : DEPTH, b_width = symmetric ? DEPTH : SIDE;
@@ -209,7 +209,7 @@ static bool on_vectors(const void *base, int pitch, int64_t stride, size_t eleme
     return (uintptr_t)base % 16 == 0 && pitch * element % 16 == 0 && stride * element % 16 == 0;
 }
 
-template <typename T, typename O, ProductForm FORM> static void launch(cudaStream_t s, Product p)
+template <typename T, typename O, ProductForm FORM> static void launch(cudaStream_t s, NsProduct p)
 {
     enum { MOST = 65535 }; // blocks in y
     int64_t row_tiles = ceil_div(p.rows, SIDE), col_tiles = ceil_div(p.cols, SIDE);
@@ -237,7 +237,8 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
     CHECK_LAUNCH();
 }
 
-void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype, const Product &p)
+void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
+                         const NsProduct &p)
 {
     DISPATCH_DTYPE(dtype, {
         if (form == PRODUCT_GRAM && out_dtype == NS_FP32)

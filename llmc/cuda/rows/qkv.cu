@@ -196,7 +196,8 @@ void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int
     if (!sm90_qkv(s, a->qkv, a->v, a->rstd_q, a->rstd_k, a->x, a->w, a->value_embed ? NULL : a->lambda,
                   a->cos, a->sin, N, H, e)) {
         ProductContext c = {s, NULL};
-        matmul_forward(&c, a->qkv, a->x, a->w, NULL, N, d, d, 3);
+        Product p = {a->qkv, a->x, a->w, NULL, NULL, N, d, d, 3};
+        matmul_forward(&c, &p);
         qkv_forward(s, &rest, N, H, e);
     } else if (a->value_embed) {
         unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);

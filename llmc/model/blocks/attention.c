@@ -67,7 +67,8 @@ static void forward(const Pass *p, int i, floatX *out)
     if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
         attention_forward(s, &attention, N, H, e);
     if (pass_runs(a, USES(out, l->yg, l->x)))
-        matmul_forward(p->products, out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, N, d, d, 1);
+        matmul_forward(p->products,
+                       &(Product){out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, NULL, N, d, d, 1});
 }
 
 // Leaves the gradient of the gates in l->dgate, which the mix of the layer carries on to h.
@@ -86,7 +87,8 @@ static void backward(const Pass *p, int i)
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     if (pass_runs(a, USES(l->dyg, a->dx)))
-        matmul_backward_input(p->products, l->dyg, a->dx, part_x(w.qkvo, 3 * square), N, d, d);
+        matmul_backward_input(p->products,
+                              &(InputGrad){l->dyg, a->dx, part_x(w.qkvo, 3 * square), NULL, N, d, d});
     floatX *dv = m->layer[i].value_embed ? l->dv : NULL;
     AttentionBackward g = {.dqkv = l->dqkv,
                            .dv = dv,
@@ -124,7 +126,7 @@ static void backward(const Pass *p, int i)
     if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg)))
         matmul_weight_grads(p->products, grads, 2, N);
     if (pass_runs(a, USES(a->dh, l->dqkv)))
-        matmul_backward_input(p->products, a->dh, l->dqkv, w.qkvo, N, d, 3 * d);
+        matmul_backward_input(p->products, &(InputGrad){a->dh, l->dqkv, w.qkvo, NULL, N, d, 3 * d});
 }
 
 const Block attention_block = {plan, forward, backward};

@@ -82,7 +82,7 @@ static void forward(const Pass *p, int i, floatX *out)
     if (pass_runs(a, USES(l->post, l->h2)))
         matmul_relu2_forward(p->products, l->post, l->h2, w.fc, N, d, F);
     if (pass_runs(a, USES(out, l->post, l->x)))
-        matmul_forward(p->products, out, l->post, w.proj, l->x, N, F, d, 1);
+        matmul_forward(p->products, &(Product){out, l->post, w.proj, l->x, NULL, N, F, d, 1});
 }
 
 static void backward(const Pass *p, int i)
@@ -100,7 +100,8 @@ static void backward(const Pass *p, int i)
     if (pass_runs(a, USES(a->dx, l->post, l->h2, l->dpre)))
         matmul_weight_grads(p->products, grads, 2, N);
     if (pass_runs(a, USES(a->dh, l->dpre)))
-        matmul_forward(p->products, a->dh, l->dpre, w.fc, NULL, N, F, d, 1); // dh = dpre c_fc^T
+        matmul_forward(p->products,
+                       &(Product){a->dh, l->dpre, w.fc, NULL, NULL, N, F, d, 1}); // dh = dpre c_fc^T
 }
 
 const Block mlp_block = {plan, forward, backward};
