@@ -142,7 +142,7 @@ static void finish_step(Run *r)
         r->timed_ms = r->trainer.train_ms;
     const Config *c = &r->config;
     double tokens = trainer_step_tokens(&r->trainer, step);
-    double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, schedule_window(c, step));
+    double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, step);
     logger_speed(r->logger, tokens, comm_size() * mfu_peak_flops(backend_device_name()));
     logger_step(r->logger, step + 1, config_total_steps(c), r->trainer.train_ms, loss,
                 c->muon_rate * schedule_lr_factor(c, step), flops);

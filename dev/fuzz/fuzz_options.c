@@ -34,7 +34,7 @@ static void check_numbers(const Config *c)
         int step = (int)((int64_t)t * (config_total_steps(c) - 1) / 2), window = schedule_window(c, step);
         rope_follow_window(&rope, c, window);
         StepParams p = schedule_step_params(c, step);
-        check(window > 0 && window_long_tokens(c, window) > 0 && window_long_tokens(c, c->window_final) > 0);
+        check(window > 0 && window_tokens(c, window) > 0 && window_tokens(c, c->window_final) > 0);
         check(p.muon_momentum >= 0 && p.muon_momentum < 1);
         for (int i = 0; i < MAX_UPDATE_RULES; i++)
             check(isfinite(p.rule[i].rate) && isfinite(p.rule[i].decay));

@@ -73,7 +73,7 @@ static void make_batch(void)
     toy.device = (DeviceBatch){.N = N,
                                .tokens = b->tokens,
                                .targets = b->targets,
-                               .num_targets = schedule_stage(&toy.config, STEP).num_targets,
+                               .num_targets = schedule_stage(&toy.config, STEP).targets.count,
                                .target_weight = toy.step.target_weight,
                                .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
                                .table = toy.table,

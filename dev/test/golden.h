@@ -168,8 +168,9 @@ static double golden_batch(Golden *g, int t, int micro)
     Batch *b = &g->batch;
     const int32_t *tokens = g->tokens + (t * 2 + micro) * (g->most + 1),
                   *cu = g->cu_seqlens + (t * 2 + micro) * (g->most + 1);
-    AttentionSetting at = {.window_short = window_short_tokens(&g->config, g->rope.window),
-                           .window_long = window_long_tokens(&g->config, g->rope.window),
+    AttentionSetting at = {.window_short =
+                               window_tokens(&g->config, schedule_stage(&g->config, t).window_short),
+                           .window_long = window_tokens(&g->config, g->rope.window),
                            .scale = (float)g->rope.scale,
                            .cos = g->cos,
                            .sin = g->sin};

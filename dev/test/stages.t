@@ -61,6 +61,8 @@ SKIP: {
 sub memory { my ($text) = @_; return $text =~ /^memory: activations +([\d.]+) MiB/m ? $1 : undef }
 my @stages = (@tiny, '--verbose', '--stage-tokens', '32,64,48,16', '--stage-documents', '16,32,64');
 ($out) = run_ok('three stages by options', $trainer, @stages, '--out', "$dir/three");
+my ($short) = run_ok('short windows by stage', $trainer, @tiny, '--verbose', '--window-short', '1,2,3,4', '--out', "$dir/short");
+like($short, qr/windows 4 and 12, .*windows 8 and 28, .*windows 12 and 44, .*windows 16 and 52,/, 'the log says them');
 my ($plain) = run_ok('one size', $trainer, @tiny, '--verbose', '--out', "$dir/one");
 is(memory($out), memory($plain), 'activations take what the largest stage needs');
 like($out, qr/from step 6: 8 x 64 tokens, documents cut at 32, .*from step 11: 8 x 48 tokens, documents cut at 64, .*from step 16: 8 x 16 tokens, documents cut at 64/, 'the log names them');
@@ -86,6 +88,10 @@ refuses('too many targets', 2, qr/--stage-targets: '1:1:1:1' is not .* at most 3
 refuses('targets of too few stages', 2, qr/--stage-targets: '1,1' has 2 entries; the 3 stages/, @go, '--stage-targets', '1,1');
 refuses('no next token', 2, qr/--stage-targets: the next token's weight must be above 0/, @go, '--stage-targets', '1-0,1,1');
 refuses('a rate too high', 2, qr/--stage-rates: 2000 must be 0 to 1000/, @go, '--stage-rates', '1,2000,1');
+refuses('half a block', 2, qr/--window-short: 1.5 must be 1 to \d+, a whole number/, @go, '--window-short', '1,1.5,2');
+refuses('short windows of too few stages', 2, qr/--window-short: '1' has 1 entries; the 3 stages/, @go, '--window-short', '1');
+refuses('no weight of a prefix', 2, qr/--stage-prefix: '0.25,x,0' is not a list of weights/, @go, '--stage-prefix', '0.25,x,0');
+refuses('two weights of prefixes', 2, qr/--stage-prefix: a stage has one weight/, @go, '--stage-prefix', '0.25,1:1,0');
 refuses('other stages than the checkpoint', 1, qr/--stage-tokens 32,64,48,16, but this run has 32,64,48;/, $trainer, @tiny, '--out', "$dir/t11",
     '--stage-tokens', '32,64,48', '--stage-documents', '16,32,64', '--resume', checkpoint("$dir/t11", 20));
 

@@ -2,7 +2,7 @@
 // (dev/reference/golden).
 #include "dev/test/golden_file.h"
 #include "dev/test/tap.h"
-#include "llmc/records/record.h"
+#include "llmc/records/schedule_2026.h"
 #include "llmc/optim/schedule.h"
 
 static Config preset(const char *name, const char *scheduled, const char *extension)
@@ -56,7 +56,8 @@ static void check_by_hand(void)
     for (size_t i = 0; i < sizeof windows / sizeof *windows; i++)
         ok(schedule_window(&c, windows[i].t) == windows[i].window, "window at %d is %d", windows[i].t,
            windows[i].window);
-    ok(window_short_tokens(&c, 13) == 768 && window_long_tokens(&c, 20) == 2560, "windows in tokens");
+    ok(window_tokens(&c, schedule_stage(&c, 2245).window_short) == 768 && window_tokens(&c, 20) == 2560,
+       "windows in tokens");
     Config small = preset("2025-10-27", "279", "10");
     ok(schedule_momentum(&small, 288) == 0.85 + 0.1 * 288 / 300,
        "a run of 289 steps never reaches the momentum cooldown");
@@ -155,14 +156,14 @@ static void check_targets(void)
     ok(good, "targets by stage");
     for (size_t i = 0; good && i < sizeof rows / sizeof *rows; i++) {
         StepParams p = schedule_step_params(&c, rows[i].t);
-        bool same = schedule_stage(&c, rows[i].t).num_targets == rows[i].targets;
+        bool same = schedule_stage(&c, rows[i].t).targets.count == rows[i].targets;
         for (int k = 0; k < MAX_TARGETS; k++)
             same = same && fabs((double)p.target_weight[k] - rows[i].weight[k]) < 1e-7;
         ok(same, "step %d: %d targets with weights %g, %g, %g", rows[i].t, rows[i].targets,
            (double)p.target_weight[0], (double)p.target_weight[1], (double)p.target_weight[2]);
     }
     Config plain = preset("2025-10-27", "2245", "40");
-    ok(schedule_stage(&plain, 2284).num_targets == 1 &&
+    ok(schedule_stage(&plain, 2284).targets.count == 1 &&
            schedule_step_params(&plain, 0).target_weight[0] == 1.0f,
        "the first preset has one target");
 }
@@ -180,8 +181,8 @@ static void check_against_twin(const char *name, const char *scheduled, const ch
     for (int t = 0; t < T; t++) {
         worst = fmax(worst, fmax(fabs(schedule_lr_factor(&c, t) - lr[t]),
                                  fabs(schedule_momentum(&c, t) - momentum[t])));
-        windows =
-            windows && schedule_window(&c, t) == ws_long[t] && schedule_window(&c, t) / 2 == ws_short[t];
+        windows = windows && schedule_window(&c, t) == ws_long[t] &&
+                  schedule_stage(&c, t).window_short == ws_short[t];
     }
     ok(windows, "run %s: windows of all steps as the twin has them", name);
     ok(worst < 1e-7, "run %s: rates and momenta as the twin has them (%.1e)", name, worst);
@@ -220,6 +221,124 @@ static void check_yarn(void)
     safetensors_close(st);
 }
 
+// ---- the records of 2026 ----------------------------------------------------------------------------------
+
+// The schedule alone, on another network.
+static Config schedule_of_2026(const int32_t *begins, int64_t total)
+{
+    static const Field fields[] = {SCHEDULE_2026, {NULL, NULL}};
+    const Record r = {.name = "schedule",
+                      .based_on = record_find("2025-11-18"),
+                      .fields = fields,
+                      .stages = stages_2026,
+                      .num_stages = STAGES_2026};
+    Config c = preset("2025-11-18", "1", "1");
+    Error e;
+    if (!config_apply_record(&c, &r, &e) || !schedule_check(&c, &e))
+        fatal(1, "%s", e.text);
+    c.num_scheduled = begins[3];
+    c.num_extension = (int)total - begins[3];
+    return c;
+}
+
+static bool same_stage(const Stage *s, const Config *c, const int32_t *row)
+{
+    return s->micro_batch_tokens == row[0] && s->max_document == row[1] &&
+           window_tokens(c, s->window_short) == row[2] && window_tokens(c, s->window) == row[3];
+}
+
+static void check_2026_frequencies(const SafeTensors *st, const Config *c, const char *total)
+{
+    Rope r;
+    bool same = true;
+    rope_start(&r, c);
+    for (int k = 0; k < STAGES_2026; k++) {
+        char *name = format_string("frequencies.%s.%d", total, k);
+        float *frequency = read_golden(st, name, NULL);
+        if (k)
+            rope_follow_window(&r, c, stages_2026[k].window);
+        for (int j = 0; j < r.count; j++)
+            same = same && r.frequency[j] == frequency[j];
+        free(frequency);
+        free(name);
+    }
+    ok(same && r.count == 32, "run %s: all frequencies in bits", total);
+}
+
+static void check_2026(const char *total)
+{
+    static const int num_targets[STAGES_2026] = {3, 2, 1, 1};
+    SafeTensors *st = open_golden("2026-schedules");
+    int64_t T;
+    float *rate = golden_values(st, "rate.", total, &T),
+          *momentum = golden_values(st, "momentum.", total, NULL),
+          *prefix = golden_values(st, "prefix.", total, NULL),
+          *scale = golden_values(st, "scale.", total, NULL),
+          *targets = golden_values(st, "targets.", total, NULL);
+    int32_t *row = (int32_t *)golden_values(st, "stage.", total, NULL),
+            *begins = (int32_t *)golden_values(st, "begins.", total, NULL),
+            *last_tied = (int32_t *)golden_values(st, "last_tied.", total, NULL);
+    Config c = schedule_of_2026(begins, T);
+    Rope r;
+    double worst = 0, worst_weight = 0, worst_scale = 0;
+    bool stages = config_total_steps(&c) == T, terms = true;
+    rope_start(&r, &c);
+    for (int t = 0; t < T; t++) {
+        Stage s = schedule_stage(&c, t);
+        StepParams p = schedule_step_params(&c, t);
+        stages = stages && same_stage(&s, &c, row + 4 * t) && t >= begins[s.index] &&
+                 (s.index == 3 || t < begins[s.index + 1]);
+        terms = terms && schedule_has_prefix(&s) == (s.index < 2) && s.targets.count == num_targets[s.index];
+        worst = larger_error(worst, fmax(fabs(schedule_lr_factor(&c, t) - rate[t]),
+                                         fabs(schedule_momentum(&c, t) - momentum[t])));
+        for (int k = 0; k < MAX_TARGETS; k++)
+            worst_weight = larger_error(worst_weight, fabsf(p.target_weight[k] - targets[3 * t + k]));
+        worst_weight = larger_error(worst_weight, fabsf(p.prefix_weight - prefix[t]));
+        rope_follow_window(&r, &c, s.window);
+        worst_scale = larger_error(worst_scale, fabs(r.scale - scale[t]));
+    }
+    ok(stages && terms, "run %s: sizes, windows and terms of the loss of all %d steps", total, (int)T);
+    // The file's numbers are rounded to fp32: 2^-24 of at most 1.73.
+    ok(worst < 1.1e-7, "run %s: rates and momenta (%.1e)", total, worst);
+    ok(worst_weight < 6e-8, "run %s: weights of the loss (%.1e)", total, worst_weight);
+    ok(worst_scale < 1e-8, "run %s: attention scale (%.1e)", total, worst_scale);
+    ok(schedule_first_update(&c, 2, 2) == *last_tied, "run %s: the tied head parts after step %d", total,
+       *last_tied);
+    check_2026_frequencies(st, &c, total);
+    free(rate);
+    free(momentum);
+    free(prefix);
+    free(scale);
+    free(targets);
+    free(row);
+    free(begins);
+    free(last_tied);
+    safetensors_close(st);
+}
+
+// From the tables of the description, by hand.
+static void check_2026_by_hand(void)
+{
+    static const struct {
+        int t;
+        double factor;
+    } rows[] = {{422, 1},         {423, 1.52},     {508, 1.52},      {600, 1.354593},
+                {846, 0.912310},  {847, 1.027087}, {1000, 0.709843}, {1200, 0.295144},
+                {1269, 0.152073}, {1270, 0.15},    {1284, 0.15}};
+    Config c = schedule_of_2026((int32_t[]){0, 423, 847, 1270}, 1285);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        ok(fabs(schedule_lr_factor(&c, rows[i].t) - rows[i].factor) < 5e-7, "rate factor at %d: %.6f",
+           rows[i].t, schedule_lr_factor(&c, rows[i].t));
+    ok(schedule_needs_prefix(&c), "it has a prefix term");
+    Config plain = preset("2025-11-18", "2185", "40");
+    ok(!schedule_needs_prefix(&plain) && schedule_step_params(&plain, 0).prefix_weight == 0,
+       "a preset of 2025 has none");
+    double tokens = 0;
+    for (int t = 0; t < 1285; t++)
+        tokens += 8.0 * schedule_stage(&c, t).micro_batch_tokens;
+    ok(tokens == 338821120, "%.0f tokens in all", tokens);
+}
+
 int main(void)
 {
     PART(check_by_hand());
@@ -229,5 +348,10 @@ int main(void)
     PART(check_against_twin("289", "279", "10"));
     PART(check_against_twin("8", "6", "2"));
     PART(check_yarn());
+    PART(check_2026_by_hand());
+    PART(check_2026("1285"));
+    PART(check_2026("1315"));
+    PART(check_2026("1290"));
+    PART(check_2026("152"));
     return tap_done();
 }

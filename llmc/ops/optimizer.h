@@ -18,6 +18,7 @@ typedef struct {
     float grad_scale; // 1 / micro-batches of a step
     float muon_momentum;
     float target_weight[MAX_TARGETS]; // of the loss
+    float prefix_weight;              // of its prefix term
     RuleStep rule[MAX_UPDATE_RULES];
 } StepParams;
 

@@ -1,6 +1,7 @@
 #include "llmc/optim/schedule.h"
 #include "llmc/records/record.h"
 #include <ctype.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,16 +35,16 @@ static double list_entry(const char *list, int k, double standard)
     return n > 0 ? numbers[k < n ? k : n - 1] : standard;
 }
 
-// Weights like "1:0.5:0.25-0": a target each, constant or from the one value to the other. The end of what
-// was parsed; NULL when it is none.
-static const char *parse_targets(const char *text, Stage *s)
+// Weights like "1:0.5:0.25-0": a term each, constant or from the one value to the other. The end of what was
+// parsed; NULL when it is none.
+static const char *parse_weights(const char *text, StageWeights *w)
 {
-    s->num_targets = 0;
+    w->count = 0;
     for (;; text++) {
         double value[2];
         for (int i = 0; i < 2; i++) {
             char *end;
-            if (s->num_targets == MAX_TARGETS || !(isdigit((unsigned char)*text) || *text == '.'))
+            if (w->count == MAX_TARGETS || !(isdigit((unsigned char)*text) || *text == '.'))
                 return NULL;
             value[i] = value[1] = strtod(text, &end);
             text = end;
@@ -51,28 +52,25 @@ static const char *parse_targets(const char *text, Stage *s)
                 break;
             text++;
         }
-        s->target_from[s->num_targets] = value[0];
-        s->target_to[s->num_targets++] = value[1];
+        w->from[w->count] = value[0];
+        w->to[w->count++] = value[1];
         if (*text != ':')
             return text;
     }
 }
 
-// Those of stage k in a list; beyond its end the last ones. The number of entries; below 0 when it is no
-// list.
-static int stage_targets(const char *list, int k, Stage *s)
+// Those of stage k in a list; beyond its end the last ones, of an empty list `standard`. Returns the number
+// of entries; below 0 when it is no list.
+static int stage_weights(const char *list, int k, const char *standard, StageWeights *w)
 {
-    Stage entry = {0};
+    StageWeights entry = {0};
     int n = 0;
-    for (const char *text = *list ? list : "1";; text++) {
-        text = parse_targets(text, &entry);
+    for (const char *text = *list ? list : standard;; text++) {
+        text = parse_weights(text, &entry);
         if (!text || (*text && *text != ','))
             return -1;
-        if (n++ <= k) {
-            s->num_targets = entry.num_targets;
-            memcpy(s->target_from, entry.target_from, sizeof s->target_from);
-            memcpy(s->target_to, entry.target_to, sizeof s->target_to);
-        }
+        if (n++ <= k)
+            *w = entry;
         if (!*text)
             return *list ? n : 0;
     }
@@ -92,14 +90,17 @@ static int stage_start(const Config *c, int k, int count)
 
 static Stage stage(const Config *c, int k, int count) // stage `count` is the extension
 {
+    int window = k == count ? c->window_extension : (int)list_entry(c->window_schedule, k, 0);
     Stage s = {.index = k,
                .begin = k < count ? stage_start(c, k, count) : c->num_scheduled,
                .end = k < count ? stage_start(c, k + 1, count) : config_total_steps(c),
                .micro_batch_tokens = (int)list_entry(c->stage_tokens, k, c->micro_batch_tokens),
                .max_document = (int)list_entry(c->stage_documents, k, c->max_document),
-               .window = k == count ? c->window_extension : (int)list_entry(c->window_schedule, k, 0),
+               .window = window,
+               .window_short = (int)list_entry(c->window_short, k, window / 2),
                .rate = list_entry(c->stage_rates, k, 1)};
-    stage_targets(c->stage_targets, k, &s);
+    stage_weights(c->stage_targets, k, "1", &s.targets);
+    stage_weights(c->stage_prefix, k, "0", &s.prefix);
     return s;
 }
 
@@ -132,6 +133,29 @@ bool schedule_sizes_differ(const Config *c)
     return differ;
 }
 
+bool schedule_has_prefix(const Stage *s) { return s->prefix.from[0] > 0 || s->prefix.to[0] > 0; }
+
+bool schedule_needs_prefix(const Config *c)
+{
+    int count = count_stages(c);
+    bool needs = false;
+    for (int k = 0; k <= count; k++) {
+        Stage s = stage(c, k, count);
+        needs = needs || schedule_has_prefix(&s);
+    }
+    return needs;
+}
+
+static bool check_count(const char *option, const char *list, int n, int count, Error *e)
+{
+    if (!n || n == count || n == count + 1)
+        return true;
+    return error_set(e,
+                     "--%s: '%s' has %d entries; the %d stages of --window-schedule need %d, or one more for "
+                     "the extension",
+                     option, list, n, count, count);
+}
+
 static bool check_list(const char *option, const char *list, int count, double low, double high, int multiple,
                        Error *e)
 {
@@ -139,11 +163,8 @@ static bool check_list(const char *option, const char *list, int count, double l
     int n = parse_list(list, numbers);
     if (n < 0)
         return error_set(e, "--%s: '%s' is not a list of numbers, like 3,7,11", option, list);
-    if (n && n != count && n != count + 1)
-        return error_set(e,
-                         "--%s: '%s' has %d entries; the %d stages of --window-schedule need %d, or one more "
-                         "for the extension",
-                         option, list, n, count, count);
+    if (!check_count(option, list, n, count, e))
+        return false;
     for (int k = 0; k < n; k++) {
         bool whole = !multiple || numbers[k] == multiple * floor(numbers[k] / multiple);
         if (!(numbers[k] >= low && numbers[k] <= high) || !whole)
@@ -155,31 +176,38 @@ static bool check_list(const char *option, const char *list, int count, double l
     return true;
 }
 
+static bool check_weights(const char *option, const char *list, int count, const char *like, Error *e)
+{
+    StageWeights w;
+    int n = stage_weights(list, 0, "1", &w);
+    if (n < 0)
+        return error_set(e,
+                         "--%s: '%s' is not a list of weights by stage, of at most %d targets each, like %s",
+                         option, list, MAX_TARGETS, like);
+    if (!check_count(option, list, n, count, e))
+        return false;
+    for (int k = 0; k < n; k++) {
+        stage_weights(list, k, "1", &w);
+        for (int i = 0; i < w.count; i++) {
+            if (w.from[i] > 1000 || w.to[i] > 1000)
+                return error_set(e, "--%s: weights are 0 to 1000: '%s'", option, list);
+        }
+    }
+    return true;
+}
+
 static bool check_targets(const Config *c, int count, Error *e)
 {
-    Stage s;
-    int n = stage_targets(c->stage_targets, 0, &s);
-    if (n < 0)
-        return error_set(
-            e,
-            "--stage-targets: '%s' is not a list of weights by stage, of at most %d targets each, "
-            "like 1:0.5:0.25-0,1:0.5-0,1",
-            c->stage_targets, MAX_TARGETS);
-    if (n && n != count && n != count + 1)
-        return error_set(
-            e,
-            "--stage-targets: '%s' has %d entries; the %d stages of --window-schedule need %d, or "
-            "one more for the extension",
-            c->stage_targets, n, count, count);
-    for (int k = 0; k < n; k++) {
-        stage_targets(c->stage_targets, k, &s);
-        for (int i = 0; i < s.num_targets; i++) {
-            if (s.target_from[i] > 1000 || s.target_to[i] > 1000)
-                return error_set(e, "--stage-targets: weights are 0 to 1000: '%s'", c->stage_targets);
-        }
-        if (!(s.target_from[0] > 0 && s.target_to[0] > 0))
+    if (!check_weights("stage-targets", c->stage_targets, count, "1:0.5:0.25-0,1:0.5-0,1", e) ||
+        !check_weights("stage-prefix", c->stage_prefix, count, "0.25,0.25-0,0", e))
+        return false;
+    for (int k = 0; k <= count; k++) {
+        Stage s = stage(c, k, count);
+        if (!(s.targets.from[0] > 0 && s.targets.to[0] > 0))
             return error_set(e, "--stage-targets: the next token's weight must be above 0: '%s'",
                              c->stage_targets);
+        if (s.prefix.count > 1)
+            return error_set(e, "--stage-prefix: a stage has one weight, not several: '%s'", c->stage_prefix);
     }
     return true;
 }
@@ -188,22 +216,24 @@ bool schedule_check(const Config *c, Error *e)
 {
     int count = count_stages(c);
     double most = fmin(1 << 24, (double)(MAX_STEP_TOKENS / c->micro_batches));
-    return check_list("stage-tokens", c->stage_tokens, count, 16, most, 16, e) &&
+    return check_list("window-short", c->window_short, count, 1, INT_MAX / c->block_size, 1, e) &&
+           check_list("stage-tokens", c->stage_tokens, count, 16, most, 16, e) &&
            check_list("stage-documents", c->stage_documents, count, 2, 1 << 24, 1, e) &&
            check_list("stage-rates", c->stage_rates, count, 0, 1000, 0, e) && check_targets(c, count, e);
 }
 
-// As in --stage-targets; empty for one target of weight 1.
-static void describe_targets(const Stage *s, char *text, size_t size)
+// As in --stage-targets, behind a name; empty where all is as without the option.
+static void describe_weights(const char *name, const StageWeights *w, double standard, char *text,
+                             size_t size)
 {
     size_t n = 0;
     *text = 0;
-    if (s->num_targets == 1 && s->target_from[0] == 1 && s->target_to[0] == 1)
+    if (w->count == 1 && w->from[0] == standard && w->to[0] == standard)
         return;
-    for (int k = 0; k < s->num_targets && n < size; k++) {
-        n += (size_t)snprintf(text + n, size - n, "%s%g", k ? ":" : ", targets ", s->target_from[k]);
-        if (s->target_to[k] != s->target_from[k] && n < size)
-            n += (size_t)snprintf(text + n, size - n, "-%g", s->target_to[k]);
+    for (int k = 0; k < w->count && n < size; k++) {
+        n += (size_t)snprintf(text + n, size - n, "%s%s%g", k ? ":" : ", ", k ? "" : name, w->from[k]);
+        if (w->to[k] != w->from[k] && n < size)
+            n += (size_t)snprintf(text + n, size - n, "-%g", w->to[k]);
     }
 }
 
@@ -213,13 +243,13 @@ char *schedule_describe(const Config *c)
     char *text = xstrdup("");
     for (int k = 0; k <= count; k++) {
         Stage s = stage(c, k, count);
-        char targets[128];
-        describe_targets(&s, targets, sizeof targets);
+        char targets[128], prefix[64];
+        describe_weights("targets ", &s.targets, 1, targets, sizeof targets);
+        describe_weights("prefix ", &s.prefix, 0, prefix, sizeof prefix);
         char *longer = format_string(
-            "%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g%s", text,
-            k ? "; " : "", k < count ? stage_start(c, k, count) : c->num_scheduled, c->micro_batches,
-            s.micro_batch_tokens, s.max_document, window_short_tokens(c, s.window),
-            window_long_tokens(c, s.window), s.rate, targets);
+            "%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g%s%s", text,
+            k ? "; " : "", s.begin, c->micro_batches, s.micro_batch_tokens, s.max_document,
+            window_tokens(c, s.window_short), window_tokens(c, s.window), s.rate, targets, prefix);
         free(text);
         text = longer;
     }
@@ -228,15 +258,28 @@ char *schedule_describe(const Config *c)
 
 int schedule_window(const Config *c, int t) { return schedule_stage(c, t).window; }
 
+int schedule_first_update(const Config *c, int k, int every)
+{
+    int begin = stage(c, k, count_stages(c)).begin;
+    return (int)round_up(begin + 1, every) - 1;
+}
+
 // ---- rates ------------------------------------------------------------------------------------------------
+
+// What is left of the fall at step t: 1 before it, 0 at the floor.
+static double cooldown_left(const Config *c, int t)
+{
+    double share = fmin(0.9999, (double)t / c->num_scheduled), flat = 1 - c->cooldown;
+    int start = (int)floor(flat * c->num_scheduled);
+    if (c->cooldown_start == COOLDOWN_FROM_STEP)
+        return 1 - fmax(0, fmin(1, (double)(t - start) / (c->num_scheduled - start)));
+    return share < flat ? 1 : (1 - share) / c->cooldown;
+}
 
 double schedule_lr_factor(const Config *c, int t)
 {
-    double u = fmin(0.9999, (double)t / c->num_scheduled), peak = schedule_stage(c, t).rate;
-    if (u < 1 - c->cooldown)
-        return peak;
-    double w = (1 - u) / c->cooldown;
-    return peak * w + c->rate_floor * (1 - w);
+    double left = cooldown_left(c, t), peak = schedule_stage(c, t).rate;
+    return peak * left + c->rate_floor * (1 - left);
 }
 
 double schedule_momentum(const Config *c, int t)
@@ -261,8 +304,15 @@ static RuleStep rule_step(const Config *c, const ParamSpec *spec, double factor,
         u->kind == ADAM
             ? 1
             : sqrt(fmax(1, (double)record_extent(c, spec->rows) / (double)record_extent(c, spec->cols)));
-    return (RuleStep){.rate = (float)(u->rate * shape) * (float)base,
-                      .decay = u->kind == ADAM ? 0 : (float)(c->muon_rate * factor * c->weight_decay)};
+    double decay = u->kind == ADAM ? pow(c->adam_rate * factor * u->rate, 2) * c->adam_decay * u->decay
+                                   : c->muon_rate * factor * c->weight_decay;
+    return (RuleStep){.rate = (float)(u->rate * shape) * (float)base, .decay = (float)decay};
+}
+
+static float weight_at(const Stage *s, const StageWeights *w, int term, int t)
+{
+    double part = (double)(t - s->begin) / (s->end - s->begin);
+    return (float)(w->from[term] + part * (w->to[term] - w->from[term]));
 }
 
 StepParams schedule_step_params(const Config *c, int t)
@@ -272,35 +322,61 @@ StepParams schedule_step_params(const Config *c, int t)
     Stage now = schedule_stage(c, t);
     StepParams p = {.grad_scale = (float)(1.0 / c->micro_batches),
                     .muon_momentum = (float)schedule_momentum(c, t)};
-    for (int i = 0; i < now.num_targets; i++) {
-        double part = (double)(t - now.begin) / (now.end - now.begin);
-        p.target_weight[i] = (float)(now.target_from[i] + part * (now.target_to[i] - now.target_from[i]));
-    }
+    for (int i = 0; i < now.targets.count; i++)
+        p.target_weight[i] = weight_at(&now, &now.targets, i, t);
+    p.prefix_weight = weight_at(&now, &now.prefix, 0, t);
     for (int i = 0; i < r->num_params; i++)
         p.rule[i] = rule_step(c, &r->params[i], factor, t);
     return p;
 }
 
+// ---- rope -------------------------------------------------------------------------------------------------
+
+// Number j of n from 0 to 1 in fp32, counted from the nearer end.
+static float even_step(int j, int n)
+{
+    float step = 1.0f / (float)(n - 1);
+    float from_end = step * (float)(n - 1 - j);
+    return j < n / 2 ? step * (float)j : 1.0f - from_end;
+}
+
 void rope_start(Rope *r, const Config *c)
 {
+    bool fp32 = c->rope_arithmetic == ROPE_FP32;
     memset(r, 0, sizeof *r);
     r->window = schedule_window(c, 0);
     r->count = c->model_dim / c->num_heads / 4;
     r->scale = 0.1;
-    for (int j = 0; j < r->count; j++)
-        r->frequency[j] = (float)pow(1.0 / 1024, (double)j / (r->count - 1));
+    for (int j = 0; j < r->count; j++) {
+        double exponent = fp32 ? even_step(j, r->count) : (double)j / (r->count - 1);
+        r->frequency[j] = (float)pow(1.0 / 1024, exponent);
+    }
+}
+
+// The frequency when the long window goes from a to b tokens.
+static float yarn(float frequency, double a, double b)
+{
+    double rotations = a * frequency / (2 * M_PI);
+    double keep = fmin(1, fmax(0, (rotations - 1) / 31));
+    return (float)(frequency * (a / b + keep * (1 - a / b)));
+}
+
+static float yarn_fp32(float frequency, double a, double b)
+{
+    float rotations = (float)a * frequency / (float)(2 * M_PI);
+    float keep = fminf(1, fmaxf(0, (rotations - 1) / 31));
+    float kept = keep * (float)(1 - a / b);
+    return frequency * ((float)(a / b) + kept);
 }
 
 bool rope_follow_window(Rope *r, const Config *c, int window)
 {
-    double a = r->window, b = window;
+    double a = window_tokens(c, r->window), b = window_tokens(c, window);
     if (window == r->window)
         return false;
-    for (int j = 0; j < r->count; j++) {
-        double rotations = c->block_size * a * r->frequency[j] / (2 * M_PI);
-        double keep = fmin(1, fmax(0, (rotations - 1) / 31));
-        r->frequency[j] = (float)(r->frequency[j] * (a / b + keep * (1 - a / b)));
-    }
+    for (int j = 0; j < r->count; j++)
+        r->frequency[j] =
+            c->rope_arithmetic == ROPE_FP32 ? yarn_fp32(r->frequency[j], a, b) : yarn(r->frequency[j], a, b);
     r->scale *= 1 + 0.2 * log(b / a);
     r->window = window;
     return true;

@@ -84,6 +84,7 @@ typedef struct {
     double rate;         // factor on the optimizer's rate (--adam-rate, --muon-rate)
     double beta1, beta2; // NorMuon: beta2 alone, its momentum has a schedule
     double eps;          // Adam
+    double decay;        // Adam: factor on --adam-decay
     int every; // updated at steps t with (t + 1) % every == 0, on the sum of the gradients since the last
                // update
     bool fp32; // NorMuon: orthogonalised in fp32 whatever --ns-dtype says
@@ -148,6 +149,8 @@ typedef struct {
     int micro_batch_tokens, max_document;
     double rate;
     const char *targets; // weights of the loss, as in --stage-targets; NULL: "1"
+    const char *prefix;  // weight of its prefix term, as in --stage-prefix; NULL: "0"
+    int window_short;    // blocks; no row has any: half of the long ones
 } StageSpec;
 
 // ---- record -----------------------------------------------------------------------------------------------

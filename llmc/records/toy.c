@@ -51,9 +51,14 @@ static const ParamSpec params[] = {
      .least = SMEAR + 1},
 };
 
-static const StageSpec stages[] = {{2, 64, 32, 1, NULL}, {4, 128, 64, 1.5, NULL}, {5, 96, 64, 1, NULL}};
+#define STAGE(w, tokens, documents, r) \
+    .window = w, .micro_batch_tokens = tokens, .max_document = documents, .rate = r
+
+static const StageSpec stages[] = {{STAGE(2, 64, 32, 1)}, {STAGE(4, 128, 64, 1.5)}, {STAGE(5, 96, 64, 1)}};
 static const StageSpec targets_stages[] = {
-    {2, 64, 32, 1, "1:0.5:0.25-0"}, {4, 128, 64, 1.5, "1:0.5-0"}, {5, 96, 64, 1, "1"},
+    {STAGE(2, 64, 32, 1), .targets = "1:0.5:0.25-0"},
+    {STAGE(4, 128, 64, 1.5), .targets = "1:0.5-0"},
+    {STAGE(5, 96, 64, 1)},
 };
 
 static const Field fields[] = {

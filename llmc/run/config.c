@@ -37,18 +37,23 @@ static const Option options[] = {
     {"num-scheduled", OPT_INT, AT(num_scheduled), NULL, 1, 1e9, NULL, "steps of the learning-rate and window schedules", true, "Schedule"},
     {"num-extension", OPT_INT, AT(num_extension), NULL, 0, 1e9, NULL, "steps after them, at the longest window", true, NULL},
     {"cooldown", OPT_FLOAT, AT(cooldown), NULL, 0.0001, 1, NULL, "share of the scheduled steps in which the learning rate falls", true, NULL},
+    {"cooldown-start", OPT_CHOICE, AT(cooldown_start), "share", 0, 0, "share|step", "the fall begins at that share of the steps, and ends a hair above the floor; or at the whole step at or before it, and ends at the floor", true, NULL},
     {"window-schedule", OPT_TEXT, AT(window_schedule), NULL, 0, 0, NULL, "long windows in blocks, evenly over the scheduled steps", true, NULL},
+    {"window-short", OPT_TEXT, AT(window_short), NULL, 0, 0, NULL, "short windows in blocks, as many as there are long ones, and one more if the extension's differs; empty: half of the long ones", true, NULL},
     {"stage-starts", OPT_CHOICE, AT(stage_starts), NULL, 0, 0, "up|nearest", "how the step at which a window begins is rounded", true, NULL},
     {"stage-tokens", OPT_TEXT, AT(stage_tokens), NULL, 0, 0, NULL, "micro-batch-tokens by stage, as many as there are windows, and one more if the extension's differs; empty: the same in all", true, NULL},
     {"stage-documents", OPT_TEXT, AT(stage_documents), NULL, 0, 0, NULL, "max-document by stage", true, NULL},
     {"stage-rates", OPT_TEXT, AT(stage_rates), NULL, 0, 0, NULL, "highest factor on the learning rates by stage; empty: 1", true, NULL},
     {"stage-targets", OPT_TEXT, AT(stage_targets), NULL, 0, 0, NULL, "weights of the training loss by stage: of the next token, the one after, ... (1:0.5:0.25-0: the third weight falls to 0); empty: 1", true, NULL},
+    {"stage-prefix", OPT_TEXT, AT(stage_prefix), NULL, 0, 0, NULL, "weight of the prefix term by stage: the loss of the longest token that the next one begins with (0.25-0: falls to 0); empty: 0", true, NULL},
     {"rate-floor", OPT_FLOAT, AT(rate_floor), NULL, 0, 1, NULL, "factor that the learning rates fall to", true, NULL},
     {"window-extension", OPT_INT, AT(window_extension), NULL, 1, 1e6, NULL, "long window of the extension steps, in blocks", true, NULL},
     {"window-final", OPT_INT, AT(window_final), NULL, 1, 1e6, NULL, "long window of the last validation, in blocks", true, NULL},
+    {"rope-arithmetic", OPT_CHOICE, AT(rope_arithmetic), "double", 0, 0, "double|fp32", "how rope's frequencies are computed before they are rounded to fp32", true, NULL},
 
     {"adam-rate", OPT_FLOAT, AT(adam_rate), NULL, 0, 1e3, NULL, "learning rate of embeddings, head and scalars", true, "Optimizers"},
     {"muon-rate", OPT_FLOAT, AT(muon_rate), NULL, 0, 1e3, NULL, "learning rate of the matrices and gates (NorMuon)", true, NULL},
+    {"adam-decay", OPT_FLOAT, AT(adam_decay), "0", 0, 1e3, NULL, "cautious weight decay of Adam, for the tensors that have one", true, NULL},
     {"weight-decay", OPT_FLOAT, AT(weight_decay), NULL, 0, 1e3, NULL, "cautious weight decay of NorMuon", true, NULL},
     {"momentum-low", OPT_FLOAT, AT(momentum_low), "0.85", 0, 0.9999, NULL, "NorMuon momentum at the first and last step", true, NULL},
     {"momentum-high", OPT_FLOAT, AT(momentum_high), "0.95", 0, 0.9999, NULL, "NorMuon momentum in between", true, NULL},
@@ -245,17 +250,23 @@ static double tokens_of(const StageSpec *s) { return s->micro_batch_tokens; }
 static double document_of(const StageSpec *s) { return s->max_document; }
 static double rate_of(const StageSpec *s) { return s->rate; }
 
-static bool set_targets(Config *c, const Record *r, Error *e)
+static double short_window_of(const StageSpec *s) { return s->window_short; }
+static const char *targets_of(const StageSpec *s) { return s->targets ? s->targets : "1"; }
+static const char *prefix_of(const StageSpec *s) { return s->prefix ? s->prefix : "0"; }
+
+// A column of texts: empty when all rows have `standard`.
+static bool set_texts(Config *c, const Record *r, const char *option, const char *(*text)(const StageSpec *s),
+                      const char *standard, Error *e)
 {
     char list[MAX_WINDOWS * 24] = "";
     size_t n = 0;
     bool any = false;
     for (int i = 0; i < r->num_stages; i++) {
-        const char *targets = r->stages[i].targets;
-        any = any || targets;
-        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? "," : "", targets ? targets : "1");
+        const char *entry = text(&r->stages[i]);
+        any = any || strcmp(entry, standard);
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? "," : "", entry);
     }
-    return config_set(c, "stage-targets", any ? list : "", e);
+    return config_set(c, option, any ? list : "", e);
 }
 
 static bool apply_stages(Config *c, const Record *r, Error *e)
@@ -267,14 +278,17 @@ static bool apply_stages(Config *c, const Record *r, Error *e)
     snprintf(extension, sizeof extension, "%d", r->stages[all - 1].window);
     return set_column(c, r, "window-schedule", window_of, all - 1, e) &&
            config_set(c, "window-extension", extension, e) &&
+           set_column(c, r, "window-short", short_window_of, all, e) &&
            set_column(c, r, "stage-tokens", tokens_of, all, e) &&
            set_column(c, r, "stage-documents", document_of, all, e) &&
-           set_column(c, r, "stage-rates", rate_of, all, e) && set_targets(c, r, e);
+           set_column(c, r, "stage-rates", rate_of, all, e) &&
+           set_texts(c, r, "stage-targets", targets_of, "1", e) &&
+           set_texts(c, r, "stage-prefix", prefix_of, "0", e);
 }
 
-static bool apply_record(Config *c, const Record *r, Error *e)
+bool config_apply_record(Config *c, const Record *r, Error *e)
 {
-    if (r->based_on && !apply_record(c, r->based_on, e))
+    if (r->based_on && !config_apply_record(c, r->based_on, e))
         return false;
     if (!apply_stages(c, r, e))
         return false;
@@ -290,7 +304,7 @@ static bool apply_record(Config *c, const Record *r, Error *e)
 static bool apply_preset(Config *c, const char *name, Error *e)
 {
     const Record *r = record_find(name);
-    return r ? apply_record(c, r, e) : no_record("preset", name, e);
+    return r ? config_apply_record(c, r, e) : no_record("preset", name, e);
 }
 
 const Record *config_record(const Config *c) { return record_network(record_find(c->network)); }
@@ -625,7 +639,7 @@ void config_print_help(FILE *f)
 {
     Config first = {0};
     Error e;
-    if (!apply_record(&first, records[0], &e))
+    if (!config_apply_record(&first, records[0], &e))
         fatal(EXIT_USAGE, "%s", e.text);
     fprintf(f, "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 "
                "--train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"

@@ -21,12 +21,14 @@ typedef struct Config {
     double cooldown;
     const char *window_schedule; // "3,7,11": long windows, in blocks, over the scheduled steps
     int window_extension, window_final;
-    const char *stage_tokens, *stage_documents, *stage_rates,
-        *stage_targets; // by stage, see schedule.h; empty: the same in all
-    int stage_starts;   // STARTS_UP or STARTS_NEAREST
-    double rate_floor;  // what the rate factor falls to
+    // By stage, see schedule.h; empty: the same in all.
+    const char *window_short, *stage_tokens, *stage_documents, *stage_rates, *stage_targets, *stage_prefix;
+    int stage_starts;    // STARTS_UP or STARTS_NEAREST
+    int cooldown_start;  // COOLDOWN_FROM_SHARE or COOLDOWN_FROM_STEP
+    double rate_floor;   // what the rate factor falls to
+    int rope_arithmetic; // ROPE_DOUBLE or ROPE_FP32
     // optimizer
-    double adam_rate, muon_rate, weight_decay;
+    double adam_rate, muon_rate, adam_decay, weight_decay;
     double momentum_low, momentum_high;
     int momentum_warmup, momentum_cooldown;
     int ns; // NsVariant
@@ -66,6 +68,8 @@ typedef struct Config {
 } Config;
 
 enum { STARTS_UP, STARTS_NEAREST };
+enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP };
+enum { ROPE_DOUBLE, ROPE_FP32 };
 enum { MIN_PROFILE = 6 };
 enum {
     MAX_HEAD_DIM = 1024,
@@ -104,6 +108,8 @@ char *config_unused(const Config *c, bool training, int reason);
 uint64_t config_fingerprint(const Config *c);
 // Sets one option from text, which is copied, as the command line would.
 bool config_set(Config *c, const char *name, const char *value, Error *e);
+// The options that a record sets, those of the records that it is based on first.
+bool config_apply_record(Config *c, const struct Record *r, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);
 

@@ -24,14 +24,15 @@ static double multiplying_weights(const Params *p, const Config *c)
     return weights;
 }
 
-double mfu_flops_per_token(const Params *p, const Config *c, int window)
+double mfu_flops_per_token(const Params *p, const Config *c, int step)
 {
+    Stage stage = schedule_stage(c, step);
     double keys = 0;
     for (int l = 0; l < p->record->num_layers; l++) {
         const LayerSpec *layer = &p->record->layers[l];
         if (layer->attention == ATTENTION_NONE)
             continue;
-        keys += layer->long_window ? window_long_tokens(c, window) : window_short_tokens(c, window);
+        keys += window_tokens(c, layer->long_window ? stage.window : stage.window_short);
     }
     return 6 * multiplying_weights(p, c) + 12.0 * c->model_dim * keys;
 }

@@ -8,8 +8,8 @@
 // (Chowdhery et al., arXiv 2204.02311, appendix B), where w is the sequence length, and as nanoGPT and llm.c
 // count: 2 FLOPs a multiply-add, backward twice forward, nothing for recomputation, norms, rope, softmax and
 // the optimizer.
-//   window  long window of the step, in blocks
-double mfu_flops_per_token(const Params *p, const Config *c, int window);
+//   step  whose windows are meant
+double mfu_flops_per_token(const Params *p, const Config *c, int step);
 
 // Dense bf16 FLOP/s of a GPU by its data sheet, from the name that the driver gives; 0: not known (NULL: no
 // GPU).

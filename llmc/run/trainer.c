@@ -313,8 +313,9 @@ void trainer_free(Trainer *t)
 
 static AttentionSetting attention_setting(const Trainer *t, int window_long)
 {
-    return (AttentionSetting){.window_short = window_short_tokens(t->config, t->rope.window),
-                              .window_long = window_long_tokens(t->config, window_long),
+    return (AttentionSetting){.window_short =
+                                  window_tokens(t->config, schedule_stage(t->config, t->step).window_short),
+                              .window_long = window_tokens(t->config, window_long),
                               .scale = (float)t->rope.scale,
                               .cos = t->rope_cos,
                               .sin = t->rope_sin};
@@ -379,7 +380,7 @@ static void step_ops(Trainer *t)
             place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
         const int32_t *host = t->host_input[slot] + a * t->block_ints;
         DeviceBatch b = device_batch(t->device_input[slot] + a * t->block_ints, N, t->slots);
-        b.num_targets = t->stage.num_targets;
+        b.num_targets = t->stage.targets.count;
         b.target_weight = t->optimizer.step->target_weight;
         comm_step(t->step); // on a CPU a step may take minutes
         profile_batch(host + batch_offset(N, 2), N, host[rows_offset(N)]);
@@ -523,7 +524,7 @@ void trainer_warm_up(Trainer *t)
     *input_params(t, t->host_input[0]) = schedule_step_params(t->config, 0);
     copy_to_device(t->stream, t->device_input[0], t->host_input[0], (size_t)t->input_bytes);
     DeviceBatch device = device_batch(t->device_input[0], b->N, slots);
-    device.num_targets = t->stage.num_targets;
+    device.num_targets = t->stage.targets.count;
     device.target_weight = input_params(t, t->device_input[0])->target_weight;
     AttentionSetting at = attention_setting(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);

@@ -1,0 +1,13 @@
+// What the records of July and August 2026 have in common beside their networks: stages, rates and momenta.
+#pragma once
+#include "llmc/records/record.h"
+
+enum { STAGES_2026 = 4 };
+extern const StageSpec stages_2026[STAGES_2026];
+
+// Fields of the first of them; the others change the numbers of steps.
+#define SCHEDULE_2026 \
+    {"num-scheduled", "1270"}, {"num-extension", "15"}, {"cooldown", "0.6"}, {"cooldown-start", "step"}, \
+    {"stage-starts", "nearest"}, {"rate-floor", "0.15"}, {"rope-arithmetic", "fp32"}, \
+    {"block-size", "128"}, {"window-final", "20"}, {"micro-batches", "8"}, {"micro-batch-tokens", "32768"}, \
+    {"adam-rate", "0.008"}, {"muon-rate", "0.023"}, {"adam-decay", "0.005"}, {"weight-decay", "1.2"}
