@@ -59,7 +59,7 @@ static void make_inputs(const Case *c)
 {
     int d = c->H * c->e, n = c->N * d, angles = c->N * (c->e / 4);
     pool_reset();
-    at.a = (Attention){c->cu, c->documents, c->N, c->H, c->e, c->window, 0.37f};
+    at.a = (Attention){c->cu, c->documents, c->N, c->H, c->e, c->window, 0.37f, c->e};
     at.tokens = random_tokens(c->N, VOCAB);
     at.q = random_tensor(n, 1.5);
     at.k = random_tensor(n, c->key_size > 0 ? c->key_size : 1.5);
@@ -240,6 +240,52 @@ static void attention_case(const Case *c)
     check(c, "gradient of lambda", of_float(r.dlambda, 2), g.lambda, 2);
 }
 
+// ---- attention alone --------------------------------------------------------------------------------------
+
+static double sdpa_loss(void)
+{
+    ref_attention(&at.a, at.y, at.lse, NULL, at.q.d, at.k.d, at.v.d);
+    return inner(at.y, at.dyg.d, at.dyg.n);
+}
+
+static void sdpa_case(const Case *c, int qk) // qk: width of a head of q and k
+{
+    int N = c->N, H = c->H, e = c->e, n = N * H * e, wide = N * H * qk;
+    pool_reset();
+    at.a = (Attention){c->cu, c->documents, N, H, e, c->window, 0.37f, qk};
+    at.q = random_tensor(wide, 1.5);
+    at.k = random_tensor(wide, 1.5);
+    at.v = random_tensor(n, 1);
+    at.dyg = random_tensor(n, 1);
+    at.y = doubles(n);
+    at.lse = doubles(N * H);
+    int32_t *table = take((size_t)attention_table_ints(N, 0), sizeof *table);
+    int slots = attention_table_build(table, c->cu, c->documents, N, 0);
+    floatX *y = halves(n), *dq = halves(wide), *dk = halves(wide), *dv = halves(n);
+    float *lse = floats(N * H);
+    SdpaForward f = {y, lse, at.q.x, at.k.x, at.v.x, qk, table, slots, c->window, (float)at.a.scale};
+    void *scratch = take(sdpa_scratch_bytes(N, H, qk, e), 1);
+    sdpa_forward(NULL, &f, N, H, e);
+    sdpa_backward(NULL, &(SdpaBackward){&f, dq, dk, dv, at.dyg.x, scratch}, N, H, e);
+    sdpa_loss();
+    check(c, "y", of_x(y, n), at.y, n);
+    check(c, "lse", of_float(lse, N * H), at.lse, N * H);
+    double *eq = doubles(wide), *ek = doubles(wide), *ev = doubles(n);
+    ref_attention_backward(&at.a, eq, ek, ev, at.dyg.d, at.y, at.lse, at.q.d, at.k.d, at.v.d);
+    if (c->differences) {
+        double *analytic[] = {eq, ek, ev};
+        eq = central_differences(at.q.d, wide, sdpa_loss);
+        ek = central_differences(at.k.d, wide, sdpa_loss);
+        ev = central_differences(at.v.d, n, sdpa_loss);
+        ok_at_most(relative_error(analytic[0], eq, wide) + relative_error(analytic[1], ek, wide) +
+                       relative_error(analytic[2], ev, n),
+                   1e-7, "   analytic reference");
+    }
+    check(c, "gradient of q", of_x(dq, wide), eq, wide);
+    check(c, "gradient of k", of_x(dk, wide), ek, wide);
+    check(c, "gradient of v", of_x(dv, n), ev, n);
+}
+
 // ---- rope -------------------------------------------------------------------------------------------------
 
 static void rope_case(void)
@@ -285,6 +331,16 @@ int main(void)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         PART(attention_case(&cases[i]));
+    static const Case alone[] = {
+        {"alone, narrow keys", 17, 3, 8, 6, 3, {0, 5, 8, 17}, false, true, 0},
+        {"alone, one channel", 11, 2, 4, 100, 2, {0, 2, 11}, false, true, 0},
+        {"alone, equal widths", 9, 1, 12, 3, 1, {0, 9}, false, true, 0},
+        {"alone, query blocks", 333, 2, 16, 77, 4, {0, 1, 130, 131, 333}, false, false, 0},
+        {"alone, twice the tokens", 2200, 1, 8, 600, 3, {0, 74, 76, 2200}, false, false, 0},
+    };
+    static const int widths[] = {6, 1, 12, 12, 6};
+    for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
+        PART(sdpa_case(&alone[i], widths[i]));
     PART(rope_case());
     backend_close();
     return tap_done();

@@ -131,13 +131,45 @@ static void xsa_case(void)
     check("d.alpha", dalpha, N * H);
 }
 
+static int32_t *whole_numbers(const char *name, int n) // stored as int32
+{
+    int32_t *x = take((size_t)n, sizeof *x);
+    memcpy(x, get(name), sizeof *x * (size_t)n);
+    return x;
+}
+
+// Paired: the sequence of 2 tokens rows, half of the heads in each.
+static void attend_case(const char *name, int tokens, int heads, int qk, int e, int documents, int paired)
+{
+    pool_reset();
+    current = NULL;
+    int rows = tokens * (1 + paired), H2 = heads / (1 + paired), wide = tokens * heads * qk,
+        n = tokens * heads * e;
+    int32_t *cu = whole_numbers("cu_seqlens", documents + 1), window = *whole_numbers("window", 1),
+            *table = take((size_t)attention_table_ints(rows, 0), sizeof *table);
+    float scale = *get("scale");
+    for (int i = 0; i <= documents; i++)
+        cu[i] *= 1 + paired;
+    int slots = attention_table_build(table, cu, documents, rows, 0);
+    current = name;
+    float *dq = floats(wide), *dk = floats(wide), *dv = floats(n);
+    SdpaForward f = {floats(n), floats(rows * H2), get("q"), get("k"), get("v"), qk, table, slots, window,
+                     scale};
+    void *scratch = take(sdpa_scratch_bytes(rows, H2, qk, e), 1);
+    sdpa_forward(NULL, &f, rows, H2, e);
+    sdpa_backward(NULL, &(SdpaBackward){&f, dq, dk, dv, get("dout.y"), scratch}, rows, H2, e);
+    check("out.y", f.y, n);
+    check("d.q", dq, wide);
+    check("d.k", dk, wide);
+    check("d.v", dv, n);
+}
+
 static void dc_case(void)
 {
     pool_reset();
     current = NULL;
-    int32_t cu[5], keys, *table = take((size_t)attention_table_ints(N, 0), sizeof *table);
-    memcpy(cu, get("cu_seqlens"), sizeof cu);
-    memcpy(&keys, get("dc_window"), sizeof keys);
+    int32_t *cu = whole_numbers("cu_seqlens", 5), keys = *whole_numbers("dc_window", 1),
+            *table = take((size_t)attention_table_ints(N, 0), sizeof *table);
     float scale = *get("scale"), *y = floats(N * D), *dq = floats(N * D), *dk = floats(N * D),
           *dv = floats(N * D), *dw1 = floats(N * H), *dw2 = floats(N * H);
     int slots = attention_table_build(table, cu, 4, N, 0);
@@ -287,6 +319,12 @@ int main(void)
     value_case();
     xsa_case();
     dc_case();
+    attend_case("attend", N, H, E, E, 4, false);
+    attend_case("attend-paired", N, H, E, E, 4, true);
+    safetensors_close(file);
+    file = open_golden("2026-08-ops");
+    attend_case("attend", 16, 2, 12, 16, 3, false);
+    attend_case("attend-paired", 16, 2, 12, 16, 3, true);
     safetensors_close(file);
     file = open_golden("2026-ops-stream");
     generator_case();

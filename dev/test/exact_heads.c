@@ -390,7 +390,7 @@ static void dc_case(int N, int H, int e, int width, int keys, int documents, con
     pool_reset();
     int n = N * H * e, m = N * H * width;
     float scale = 0.37f;
-    dc.a = (Attention){cu, documents, N, H, e, keys - 1, scale};
+    dc.a = (Attention){cu, documents, N, H, e, keys - 1, scale, e};
     Tensor *all[] = {&dc.y, &dc.q, &dc.k, &dc.v, &dc.dy};
     for (int i = 0; i < 5; i++)
         *all[i] = random_tensor(n, 1.5);

@@ -279,6 +279,7 @@ typedef struct {
     const int32_t *cu; // boundaries
     int documents, N, H, e, window;
     double scale;
+    int qk; // width of a head of q and k
 } Attention;
 
 static bool ref_sees(const Attention *a, int i, int j)
@@ -289,6 +290,12 @@ static bool ref_sees(const Attention *a, int i, int j)
     return j <= i && j >= a->cu[doc] && i - j <= a->window;
 }
 
+static double ref_score(const Attention *a, const double *q, const double *k, int i, int j, int head)
+{
+    int qk = a->qk, wide = a->H * qk, at = head * qk;
+    return a->scale * inner(q + i * wide + at, k + j * wide + at, qk);
+}
+
 // y (N, d), lse (N, H); weights p (N, N) of each head in turn go to `p` when given: p[(head * N + i) * N + j]
 static void ref_attention(const Attention *a, double *y, double *lse, double *p, const double *q,
                           const double *k, const double *v)
@@ -296,21 +303,21 @@ static void ref_attention(const Attention *a, double *y, double *lse, double *p,
     int d = a->H * a->e, N = a->N;
     double *w = malloc(sizeof *w * (size_t)N);
     for (int i = 0; i < N; i++)
-        for (int at = 0; at < d; at += a->e) {
+        for (int head = 0; head < a->H; head++) {
             double sum = 0;
             for (int j = 0; j <= i; j++) {
-                w[j] = ref_sees(a, i, j) ? exp(a->scale * inner(q + i * d + at, k + j * d + at, a->e)) : 0;
+                w[j] = ref_sees(a, i, j) ? exp(ref_score(a, q, k, i, j, head)) : 0;
                 sum += w[j];
             }
-            lse[i * a->H + at / a->e] = log(sum);
-            for (int c = 0; c < a->e; c++) {
+            lse[i * a->H + head] = log(sum);
+            for (int c = head * a->e; c < (head + 1) * a->e; c++) {
                 double value = 0;
                 for (int j = 0; j <= i; j++)
-                    value += w[j] / sum * v[j * d + at + c];
-                y[i * d + at + c] = value;
+                    value += w[j] / sum * v[j * d + c];
+                y[i * d + c] = value;
             }
             for (int j = 0; p && j <= i; j++)
-                p[((size_t)(at / a->e) * N + i) * N + j] = w[j] / sum;
+                p[((size_t)head * N + i) * N + j] = w[j] / sum;
         }
     free(w);
 }
@@ -320,24 +327,26 @@ static void ref_attention_backward(const Attention *a, double *dq, double *dk, d
                                    const double *y, const double *lse, const double *q, const double *k,
                                    const double *v)
 {
-    int d = a->H * a->e;
-    for (int i = 0; i < a->N * d; i++)
-        dq[i] = dk[i] = dv[i] = 0;
+    int d = a->H * a->e, qk = a->qk, wide = a->H * qk;
+    memset(dq, 0, sizeof *dq * (size_t)(a->N * wide));
+    memset(dk, 0, sizeof *dk * (size_t)(a->N * wide));
+    memset(dv, 0, sizeof *dv * (size_t)(a->N * d));
     for (int i = 0; i < a->N; i++)
-        for (int at = 0; at < d; at += a->e) {
-            int qi = i * d + at;
-            double delta = inner(dy + qi, y + qi, a->e);
+        for (int head = 0; head < a->H; head++) {
+            int at = i * d + head * a->e, qi = i * wide + head * qk;
+            double delta = inner(dy + at, y + at, a->e);
             for (int j = 0; j <= i; j++) {
                 if (!ref_sees(a, i, j))
                     continue;
-                int kj = j * d + at;
-                double p = exp(a->scale * inner(q + qi, k + kj, a->e) - lse[i * a->H + at / a->e]);
-                double ds = a->scale * p * (inner(dy + qi, v + kj, a->e) - delta);
-                for (int c = 0; c < a->e; c++) {
+                int vj = j * d + head * a->e, kj = j * wide + head * qk;
+                double p = exp(ref_score(a, q, k, i, j, head) - lse[i * a->H + head]);
+                double ds = a->scale * p * (inner(dy + at, v + vj, a->e) - delta);
+                for (int c = 0; c < qk; c++) {
                     dq[qi + c] += ds * k[kj + c];
                     dk[kj + c] += ds * q[qi + c];
-                    dv[kj + c] += p * dy[qi + c];
                 }
+                for (int c = 0; c < a->e; c++)
+                    dv[vj + c] += p * dy[at + c];
             }
         }
 }

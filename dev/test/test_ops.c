@@ -299,7 +299,7 @@ static void test_attention(int n, int window)
            *sines = halves(n * E / 4);
     float *lse = floats(n * H), *dgate = floats(n * H), *dw = floats(H * 12), scale = 0.2f, dlambda[2] = {0},
           lambda[2] = {0.75f, 0}, *rstd = floats(n * H);
-    Attention a = {cu, documents, n, H, E, window, scale};
+    Attention a = {cu, documents, n, H, E, window, scale, E};
     double *ey = doubles(count), *el = doubles(n * H), *eq = doubles(count), *ek = doubles(count),
            *ev = doubles(count);
     AttentionForward f = {yg, lse, q.x, k.x, v.x, h.x, w.x, table, slots, window, scale};

@@ -1,5 +1,5 @@
-// Causal attention inside a window and inside a document, with its output gate. Never forms more than QUERIES
-// x KEYS scores at once, and no scores of keys that no query of the block sees.
+// Causal attention inside a window and inside a document, with or without an output gate. Never forms more
+// than QUERIES x KEYS scores at once, and no scores of keys that no query of the block sees.
 //
 // The table: document boundaries, then the query blocks of all documents in order, which the forward pass
 // shares out.
@@ -42,20 +42,45 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
 
 size_t attention_scratch(const OpSizes *sizes)
 {
-    size_t e = (size_t)ceil_div(sizes->dim, sizes->heads), tokens = (size_t)sizes->tokens;
+    size_t e = (size_t)ceil_div(sizes->dim, sizes->heads), rows = 2 * (size_t)sizes->tokens;
     size_t blocks = (3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 4 * QUERIES;
-    return blocks + 2 * tokens * e + 256; // backward holds dk and dv of a document
+    return blocks + 2 * rows * e + 256; // backward holds dk and dv of a document; paired heads are two rows
 }
 
-// One head of the packed sequence: its tensors start at column `head * e` of rows of d.
+// The sigmoid gate of attention_forward's output; h NULL: none.
 typedef struct {
-    const floatX *q, *k, *v;
-    const floatX *h, *gate_w; // rows of d; the head's weights of its gate
+    const floatX *h, *w; // (N, d), (H, 12)
+} Gate;
+
+// One head of the packed sequence.
+typedef struct {
+    const floatX *q, *k; // rows of `wide` elements, of which qk belong to the head
+    const floatX *v;     // rows of d elements, of which e belong to the head
+    Gate gate;           // with the head's weights
     float scale;
-    int window, d, e;
+    int window, wide, qk, d, e;
 } Head;
 
-static float gate_of(const Head *h, int t) { return sigmoid(gate_dot(h->h + (int64_t)t * h->d, h->gate_w)); }
+static Head head_of(const SdpaForward *a, const Gate *gate, int head, int H, int e)
+{
+    int wide = H * a->qk;
+    assert(a->qk <= e);
+    return (Head){.q = a->q + head * a->qk,
+                  .k = a->k + head * a->qk,
+                  .v = a->v + head * e,
+                  .gate = {gate->h, gate->h ? gate->w + head * GATE_WIDTH : NULL},
+                  .scale = a->scale,
+                  .window = a->window,
+                  .wide = wide,
+                  .qk = a->qk,
+                  .d = H * e,
+                  .e = e};
+}
+
+static float gate_of(const Head *h, int t)
+{
+    return h->gate.h ? sigmoid(gate_dot(h->gate.h + (int64_t)t * h->d, h->gate.w)) : 1;
+}
 
 // Queries q0 .. q0 + rows of one document.
 typedef struct {
@@ -79,7 +104,7 @@ static void seen(const Block *b, int window, int i, int k0, int keys, int *begin
 
 // Running softmax of the block's rows over tiles of keys: y = sum of e^(s - max) v, sum = sum of e^(s - max).
 typedef struct {
-    float *q, *k, *v, *scores, *y; // (QUERIES, e), (KEYS, e), (KEYS, e), (QUERIES, KEYS), (QUERIES, e)
+    float *q, *k, *v, *scores, *y; // (QUERIES, qk), (KEYS, qk), (KEYS, e), (QUERIES, KEYS), (QUERIES, e)
     float *max, *sum;              // (QUERIES)
 } Forward;
 
@@ -113,10 +138,10 @@ static void softmax_row(Forward *f, int i, float *restrict p, int begin, int end
 
 static void forward_tile(const Head *h, const Block *b, Forward *f, int k0, int keys)
 {
-    int e = h->e;
-    load_block(f->k, h->k + (int64_t)k0 * h->d, keys, e, h->d);
+    int qk = h->qk, e = h->e;
+    load_block(f->k, h->k + (int64_t)k0 * h->wide, keys, qk, h->wide);
     load_block(f->v, h->v + (int64_t)k0 * h->d, keys, e, h->d);
-    gemm(false, true, b->rows, keys, e, 1, f->q, e, f->k, e, 0, f->scores, keys);
+    gemm(false, true, b->rows, keys, qk, 1, f->q, qk, f->k, qk, 0, f->scores, keys);
     for (int i = 0; i < b->rows; i++) {
         int begin, end;
         seen(b, h->window, i, k0, keys, &begin, &end);
@@ -125,8 +150,8 @@ static void forward_tile(const Head *h, const Block *b, Forward *f, int k0, int 
     gemm(false, false, b->rows, e, keys, 1, f->scores, keys, f->v, e, 1, f->y, e);
 }
 
-// yg (N, d) and lse (N, H) of the whole sequence, at this head.
-static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse, int H)
+// y (N, d) and lse (N, H) of the whole sequence, at this head.
+static void forward_block(const Head *h, const Block *b, floatX *y, float *lse, int H)
 {
     size_t e = (size_t)h->e;
     float *arena = cpu_scratch((2 * QUERIES + 2 * KEYS) * e + QUERIES * KEYS + 2 * QUERIES);
@@ -138,7 +163,7 @@ static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse,
     f.scores = scratch_take(&arena, QUERIES * KEYS);
     f.max = scratch_take(&arena, QUERIES);
     f.sum = arena;
-    load_block(f.q, h->q + (int64_t)b->q0 * h->d, b->rows, h->e, h->d);
+    load_block(f.q, h->q + (int64_t)b->q0 * h->wide, b->rows, h->qk, h->wide);
     memset(f.y, 0, sizeof(float) * (size_t)b->rows * e);
     for (int i = 0; i < b->rows; i++) {
         f.max[i] = -INFINITY;
@@ -151,44 +176,59 @@ static void forward_block(const Head *h, const Block *b, floatX *yg, float *lse,
         float factor = gate_of(h, t) / f.sum[i];
         for (size_t j = 0; j < e; j++)
             f.y[i * e + j] *= factor;
-        store_row(yg + (int64_t)t * h->d, f.y + i * e, h->e);
+        store_row(y + (int64_t)t * h->d, f.y + i * e, h->e);
         lse[(int64_t)t * H] = f.max[i] + logf(f.sum[i]);
     }
+}
+
+static void forward(const SdpaForward *a, const Gate *gate, int H, int e)
+{
+    const int32_t *start = a->table + 1, *blocks = a->table + a->table[0] + 2;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    for (int n = 0; n < blocks[0]; n++)
+        for (int head = 0; head < H; head++) {
+            int q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
+            Block b = {q0, (int)min_i64(QUERIES, start[doc + 1] - q0), start[doc]};
+            Head h = head_of(a, gate, head, H, e);
+            forward_block(&h, &b, a->y + head * e, a->lse + head, H);
+        }
+}
+
+void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_forward, a, N, H, e);
+    (void)s, (void)N;
+    forward(a, &(Gate){NULL, NULL}, H, e);
 }
 
 void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 {
     OP_SCOPE(attention_forward, a->window, N, H * e);
     (void)s, (void)N;
-    int d = H * e, documents = a->table[0];
-    const int32_t *start = a->table + 1, *blocks = a->table + documents + 2;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int n = 0; n < blocks[0]; n++)
-        for (int head = 0; head < H; head++) {
-            int at = head * e, q0 = blocks[1 + 2 * n], doc = blocks[2 + 2 * n];
-            Block b = {q0, (int)min_i64(QUERIES, start[doc + 1] - q0), start[doc]};
-            Head of = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH,
-                       a->scale,  a->window, d,         e};
-            forward_block(&of, &b, a->yg + at, a->lse + head, H);
-        }
+    SdpaForward f = {a->yg, a->lse, a->q, a->k, a->v, e, a->table, a->slots, a->window, a->scale};
+    forward(&f, &(Gate){a->h, a->gate_w}, H, e);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
+// Backward of the whole sequence.
 typedef struct {
-    floatX *dq, *dk, *dv; // rows of 3 d
-    float *dgate;
-    const floatX *dyg, *yg; // rows of d
-    const float *lse;
-    int H;
-} Gradients; // at one head
+    const SdpaForward *forward; // but for y and lse
+    floatX *dq, *dk, *dv;
+    int wide, d;          // elements from a row to the next of dq and dk, and of dv
+    const floatX *dy, *y; // (N, d), with a gate of its result
+    const float *lse;     // (N, H)
+    Gate gate;
+    float *dgate; // (N, H), with a gate
+    int H, e;
+} Gradients;
 
 typedef struct {
-    float *q, *dy, *dq; // (QUERIES, e); dy: of what the gate takes
-    float *k, *v;       // (KEYS, e)
+    float *q, *dy, *dq; // (QUERIES, qk), (QUERIES, e), (QUERIES, qk or e); dy: of what the gate takes
+    float *k, *v;       // (KEYS, qk), (KEYS, e)
     float *p, *dp;      // (QUERIES, KEYS)
     float *delta, *lse; // (QUERIES)
-    float *dk, *dv;     // (document, e)
+    float *dk, *dv;     // (document, qk), (document, e)
 } Backward;
 
 // p: scores to weights; dp: gradient of the weights to gradient of the unscaled scores.
@@ -209,11 +249,11 @@ static void backward_row(float *restrict p, float *restrict dp, int begin, int e
 
 static void backward_tile(const Head *h, const Block *b, Backward *w, int k0, int keys)
 {
-    int e = h->e;
-    float *dk = w->dk + (int64_t)(k0 - b->doc_begin) * e, *dv = w->dv + (int64_t)(k0 - b->doc_begin) * e;
-    load_block(w->k, h->k + (int64_t)k0 * h->d, keys, e, h->d);
+    int qk = h->qk, e = h->e;
+    float *dk = w->dk + (int64_t)(k0 - b->doc_begin) * qk, *dv = w->dv + (int64_t)(k0 - b->doc_begin) * e;
+    load_block(w->k, h->k + (int64_t)k0 * h->wide, keys, qk, h->wide);
     load_block(w->v, h->v + (int64_t)k0 * h->d, keys, e, h->d);
-    gemm(false, true, b->rows, keys, e, 1, w->q, e, w->k, e, 0, w->p, keys);
+    gemm(false, true, b->rows, keys, qk, 1, w->q, qk, w->k, qk, 0, w->p, keys);
     gemm(false, true, b->rows, keys, e, 1, w->dy, e, w->v, e, 0, w->dp, keys);
     for (int i = 0; i < b->rows; i++) {
         int begin, end;
@@ -222,59 +262,96 @@ static void backward_tile(const Head *h, const Block *b, Backward *w, int k0, in
                      w->lse[i], w->delta[i]);
     }
     gemm(true, false, keys, e, b->rows, 1, w->p, keys, w->dy, e, 1, dv, e);
-    gemm(true, false, keys, e, b->rows, 1, w->dp, keys, w->q, e, 1, dk, e);
-    gemm(false, false, b->rows, e, keys, 1, w->dp, keys, w->k, e, 1, w->dq, e);
+    gemm(true, false, keys, qk, b->rows, 1, w->dp, keys, w->q, qk, 1, dk, qk);
+    gemm(false, false, b->rows, qk, keys, 1, w->dp, keys, w->k, qk, 1, w->dq, qk);
 }
 
-static void backward_block(const Head *h, const Gradients *g, const Block *b, Backward *w)
+static void backward_block(const Head *h, const Gradients *g, int head, const Block *b, Backward *w)
 {
-    int e = h->e;
-    int64_t at = (int64_t)b->q0 * h->d;
-    load_block(w->q, h->q + at, b->rows, e, h->d);
-    load_block(w->dy, g->dyg + at, b->rows, e, h->d);
-    load_block(w->dq, g->yg + at, b->rows, e, h->d); // for its sum alone
+    int qk = h->qk, e = h->e;
+    int64_t at = (int64_t)b->q0 * h->d + head * e;
+    load_block(w->q, h->q + (int64_t)b->q0 * h->wide, b->rows, qk, h->wide);
+    load_block(w->dy, g->dy + at, b->rows, e, h->d);
+    load_block(w->dq, g->y + at, b->rows, e, h->d); // for its sum alone
     for (int i = 0; i < b->rows; i++) {
-        float sig = gate_of(h, b->q0 + i);
+        int64_t of_head = (int64_t)(b->q0 + i) * g->H + head;
         w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
-        w->lse[i] = g->lse[(int64_t)(b->q0 + i) * g->H];
-        g->dgate[(int64_t)(b->q0 + i) * g->H] = w->delta[i] * (1 - sig);
+        w->lse[i] = g->lse[of_head];
+        if (!g->gate.h)
+            continue;
+        float sig = gate_of(h, b->q0 + i);
+        g->dgate[of_head] = w->delta[i] * (1 - sig);
         for (int j = 0; j < e; j++)
             w->dy[i * e + j] *= sig;
     }
-    memset(w->dq, 0, sizeof(float) * (size_t)b->rows * (size_t)e);
+    memset(w->dq, 0, sizeof(float) * (size_t)b->rows * (size_t)qk);
     for (int k0 = first_key(b, h->window), last = b->q0 + b->rows; k0 < last; k0 += KEYS)
         backward_tile(h, b, w, k0, (int)min_i64(KEYS, last - k0));
     for (int i = 0; i < b->rows; i++)
-        store_row(g->dq + 3 * (at + (int64_t)i * h->d), w->dq + i * e, e);
+        store_row(g->dq + (int64_t)(b->q0 + i) * g->wide + head * qk, w->dq + i * qk, qk);
 }
 
 // A document and head is one piece of work, because its query blocks add to the same keys.
-static void backward_document(const Head *h, const Gradients *g, int begin, int end)
+static void backward_document(const Gradients *g, int head, int begin, int end)
 {
-    size_t e = (size_t)h->e, tokens = (size_t)(end - begin);
+    Head h = head_of(g->forward, &g->gate, head, g->H, g->e);
+    size_t e = (size_t)h.e, qk = (size_t)h.qk, tokens = (size_t)(end - begin);
     float *arena =
-        cpu_scratch((3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 2 * QUERIES + 2 * tokens * e + 64);
+        cpu_scratch((3 * QUERIES + 2 * KEYS) * e + 2 * QUERIES * KEYS + 2 * QUERIES + tokens * (qk + e) + 64);
     Backward w;
-    w.q = scratch_take(&arena, QUERIES * e);
+    w.q = scratch_take(&arena, QUERIES * qk);
     w.dy = scratch_take(&arena, QUERIES * e);
     w.dq = scratch_take(&arena, QUERIES * e);
-    w.k = scratch_take(&arena, KEYS * e);
+    w.k = scratch_take(&arena, KEYS * qk);
     w.v = scratch_take(&arena, KEYS * e);
     w.p = scratch_take(&arena, QUERIES * KEYS);
     w.dp = scratch_take(&arena, QUERIES * KEYS);
     w.delta = scratch_take(&arena, QUERIES);
     w.lse = scratch_take(&arena, QUERIES);
-    w.dk = scratch_take(&arena, tokens * e);
+    w.dk = scratch_take(&arena, tokens * qk);
     w.dv = arena;
-    memset(w.dk, 0, sizeof(float) * tokens * e);
+    memset(w.dk, 0, sizeof(float) * tokens * qk);
     memset(w.dv, 0, sizeof(float) * tokens * e);
     for (int q0 = begin; q0 < end; q0 += QUERIES)
-        backward_block(h, g, &(Block){q0, (int)min_i64(QUERIES, end - q0), begin}, &w);
+        backward_block(&h, g, head, &(Block){q0, (int)min_i64(QUERIES, end - q0), begin}, &w);
     for (size_t i = 0; i < tokens; i++) {
-        int64_t at = 3 * (begin + (int64_t)i) * h->d;
-        store_row(g->dk + at, w.dk + i * e, h->e);
-        store_row(g->dv + at, w.dv + i * e, h->e);
+        int64_t t = begin + (int64_t)i;
+        store_row(g->dk + t * g->wide + head * h.qk, w.dk + i * qk, h.qk);
+        store_row(g->dv + t * g->d + head * h.e, w.dv + i * e, h.e);
     }
+}
+
+static void backward(const Gradients *g)
+{
+    int documents = g->forward->table[0];
+    const int32_t *start = g->forward->table + 1;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    for (int doc = 0; doc < documents; doc++)
+        for (int head = 0; head < g->H; head++)
+            backward_document(g, head, start[doc], start[doc + 1]);
+}
+
+size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
+{
+    (void)N, (void)H, (void)qk, (void)e;
+    return 0;
+}
+
+void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_backward, a, N, H, e);
+    (void)s, (void)N;
+    backward(&(Gradients){.forward = a->forward,
+                          .dq = a->dq,
+                          .dk = a->dk,
+                          .dv = a->dv,
+                          .wide = H * a->forward->qk,
+                          .d = H * e,
+                          .dy = a->dy,
+                          .y = a->forward->y,
+                          .lse = a->forward->lse,
+                          .H = H,
+                          .e = e});
 }
 
 // dgate_w += dgate^T h[0:12]
@@ -308,24 +385,28 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
 {
     OP_SCOPE(attention_backward, a, N, H * e);
     (void)s;
-    int d = H * e, documents = a->table[0];
-    const int32_t *start = a->table + 1;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
-    for (int doc = 0; doc < documents; doc++)
-        for (int head = 0; head < H; head++) {
-            int at = head * e;
-            Head h = {a->q + at, a->k + at, a->v + at, a->h, a->gate_w + head * GATE_WIDTH,
-                      a->scale,  a->window, d,         e};
-            Gradients g = {.dq = a->dqkv + at,
-                           .dk = a->dqkv + d + at,
-                           .dv = a->dqkv + 2 * d + at,
-                           .dgate = a->dgate + head,
-                           .dyg = a->dyg + at,
-                           .yg = a->yg + at,
-                           .lse = a->lse + head,
-                           .H = H};
-            backward_document(&h, &g, start[doc], start[doc + 1]);
-        }
+    int d = H * e;
+    SdpaForward f = {.q = a->q,
+                     .k = a->k,
+                     .v = a->v,
+                     .qk = e,
+                     .table = a->table,
+                     .slots = a->slots,
+                     .window = a->window,
+                     .scale = a->scale};
+    backward(&(Gradients){.forward = &f,
+                          .dq = a->dqkv,
+                          .dk = a->dqkv + d,
+                          .dv = a->dqkv + 2 * d,
+                          .wide = 3 * d,
+                          .d = 3 * d,
+                          .dy = a->dyg,
+                          .y = a->yg,
+                          .lse = a->lse,
+                          .gate = {a->h, a->gate_w},
+                          .dgate = a->dgate,
+                          .H = H,
+                          .e = e});
     gate_weight_grad(a->dgate_w, a->dgate, a->h, N, H, d);
     qkv_backward(a, N, H, e);
 }

@@ -55,8 +55,31 @@ int64_t attention_table_ints(int N, int max_documents); // max_documents 0: N
 int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_documents, int N,
                           int max_documents); // all host
 
-// yg = y * sig(gate_w_head . h[0:12]) with y = softmax(scale q k^T + mask) v, per head; i sees j when j <= i,
-// same document, i - j <= window.
+// y = softmax(scale q k^T + mask) v, per head; i sees j when j <= i, same document, i - j <= window.
+// Pairs of heads that attend to each other are N 2, H / 2 and a table of doubled boundaries: row 2 t + r of
+// the doubled sequence is half r of token t's heads.
+typedef struct {
+    floatX *y;               // (N, d) out
+    float *lse;              // (N, H) out: log sum exp of the scaled scores
+    const floatX *q, *k, *v; // (N, H qk), (N, H qk), (N, d)
+    int qk;                  // width of a head of q and k, at most e
+    const int32_t *table;    // attention_table_build's, on the device
+    int slots, window;
+    float scale;
+} SdpaForward;
+void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e);
+// With p the weights, delta = rowsum(dy * y):
+//   dv = p^T dy;  ds = p * (dy v^T - delta);  dq = scale ds k;  dk = scale ds^T q
+typedef struct {
+    const SdpaForward *forward; // as it was called
+    floatX *dq, *dk, *dv;       // (N, H qk), (N, H qk), (N, d) out; none of them over dy
+    const floatX *dy;           // (N, d)
+    void *scratch; // sdpa_scratch_bytes() on 256 bytes, whatever they hold; free again after the op
+} SdpaBackward;
+size_t sdpa_scratch_bytes(int N, int H, int qk, int e); // 0: NULL will do, or backend_reserve is to come
+void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e);
+
+// yg = y * sig(gate_w_head . h[0:12]) with y of sdpa_forward, qk = e.
 typedef struct {
     floatX *yg;               // (N, d) out
     float *lse;               // (N, H) out: log sum exp of the scaled scores

@@ -111,8 +111,13 @@ COST(rope_tables, (int positions, int e), 0, floatx_bytes(positions, e, 0.5))
 COST(qkv_forward, (const floatX *value_embed, int N, int d), 0, floatx_bytes(N, d, 6 + !!value_embed))
 COST(qkv_product_forward, (const floatX *value_embed, int N, int d), 6 * count3(N, d, d),
      floatx_bytes(N, d, 5 + !!value_embed) + floatx_bytes(3, d, d))
-COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(window), floatx_bytes(N, d, 4))
-COST(attention_backward, (const AttentionBackward *a, int N, int d), 10.0 * d * profile_pairs(a->window),
+COST(sdpa_forward, (const SdpaForward *a, int N, int H, int e),
+     2.0 * H * (a->qk + e) * profile_pairs(N, a->window), floatx_bytes(N, H, 2 * (a->qk + e)))
+COST(sdpa_backward, (const SdpaBackward *a, int N, int H, int e),
+     2.0 * H * (3 * a->forward->qk + 2 * e) * profile_pairs(N, a->forward->window),
+     floatx_bytes(N, H, 4 * (a->forward->qk + e)))
+COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(N, window), floatx_bytes(N, d, 4))
+COST(attention_backward, (const AttentionBackward *a, int N, int d), 10.0 * d * profile_pairs(N, a->window),
      floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
 
 COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
@@ -125,11 +130,11 @@ COST(heads_output_forward, (const HeadsOutput *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 2 + !!a->alpha))
 COST(heads_output_backward, (const HeadsOutputBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 3 + 2 * !!a->forward->alpha))
-// profile_pairs(w): t - j <= w
+// profile_pairs: t - j <= its window
 COST(dc_forward, (const DcForward *a, int N, int H, int e),
-     2.0 * H * (a->qk + e) * profile_pairs(a->keys - 1), floatx_bytes(N, H, 2 * a->qk + 3 * e))
+     2.0 * H * (a->qk + e) * profile_pairs(N, a->keys - 1), floatx_bytes(N, H, 2 * a->qk + 3 * e))
 COST(dc_backward, (const DcBackward *a, int N, int H, int e),
-     2.0 * H * (3 * a->forward->qk + 2 * e) * profile_pairs(a->forward->keys - 1),
+     2.0 * H * (3 * a->forward->qk + 2 * e) * profile_pairs(N, a->forward->keys - 1),
      floatx_bytes(N, H, 4 * a->forward->qk + 3 * e))
 
 // ---- head and loss ----------------------------------------------------------------------------------------

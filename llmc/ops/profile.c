@@ -72,13 +72,13 @@ void profile_batch(const int32_t *cu_seqlens, int N, int num_rows)
     profile.num_rows = num_rows;
 }
 
-double profile_pairs(int window)
+double profile_pairs(int rows, int window)
 {
     double pairs = 0, reach = (double)window + 1;
     if (!profile.on || !profile.cu_seqlens)
         return 0;
     for (const int32_t *p = profile.cu_seqlens; *p < profile.N; p++) {
-        double length = p[1] - p[0];
+        double length = (double)(p[1] - p[0]) * rows / profile.N;
         pairs +=
             length <= reach ? length * (length + 1) / 2 : reach * (reach + 1) / 2 + (length - reach) * reach;
     }
