@@ -12,6 +12,7 @@
 #include "dev/test/ops_gpu_optimizers.h"
 #include "dev/test/ops_gpu_products.h"
 #include "dev/test/ops_gpu_rows.h"
+#include "dev/test/ops_gpu_heads.h" // takes angles from those of the products
 
 #define CASE(name, fix, variants, elementwise) \
     { \
@@ -36,6 +37,10 @@ static Case cases[] = {
     CASE(rope, fix_frequencies, 1, true),
     CASE(qkv_forward, fix_qkv_forward, 2, true),
     CASE(qkv_product, fix_qkv_product, 4, false),
+    CASE(heads_forward, fix_angles_by_name, HEADS_VARIANTS, true),
+    CASE(heads_backward, fix_angles_by_name, HEADS_VARIANTS, true),
+    CASE(heads_output_forward, fix_values, 3, true),
+    CASE(heads_output_backward, fix_values, 3, true),
     CASE(head_train, fix_head, 4, false),
     CASE(head_eval, NULL, 2, false),
     CASE(head_logits, NULL, 2, false),

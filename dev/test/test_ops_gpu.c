@@ -29,7 +29,8 @@
     X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) X(head_weight_bytes) \
     X(head_train_scratch_bytes) X(head_eval_scratch_bytes) X(head_quantize) X(head_loss_train) \
     X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
-    X(normuon_update) X(cast_weights)
+    X(normuon_update) X(cast_weights) X(heads_forward) X(heads_backward) X(heads_output_forward) \
+    X(heads_output_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
@@ -514,7 +515,7 @@ int main(int argc, char **argv)
         {{1031, 5, 216, 2056, 384}, false},   {{257, 4, 256, 2048, 1280}, false},
         {{100, 16, 128, 1024, 61440}, false}, {{517, 6, 128, 3072, 50304}, false},
         {{8233, 3, 32, 96, 2048}, false},     {{4133, 3, 128, 776, 384}, false},
-        {{32768, 6, 128, 3072, 50304}, true},
+        {{61, 6, 8, 192, 384}, false},        {{32768, 6, 128, 3072, 50304}, true},
     };
 #define X(f) ops[GPU].f = f;
     OPS(X)

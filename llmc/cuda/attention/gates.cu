@@ -88,44 +88,6 @@ __device__ __forceinline__ uint4 scaled_vector(uint4 v, float factor)
     return pack8(x);
 }
 
-// dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last CTA adds the partial sums of all
-// CTAs.
-__device__ __forceinline__ void add_sums(float *dgate_w, float *shared, int pairs, float *partials,
-                                         unsigned *counter)
-{
-    __shared__ bool last;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-    __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
-        float x = 0;
-        for (int w = 0; w < warps; w++)
-            x += shared[w * pairs + p];
-        partials[(int64_t)blockIdx.x * pairs + p] = x;
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
-    __syncthreads();
-    if (!last)
-        return;
-    __threadfence();
-    for (int p = lane; p < pairs; p += WARP) {
-        float x = 0;
-#pragma unroll 8
-        for (int b = warp; b < gridDim.x; b += warps)
-            x += __ldcg(partials + (int64_t)b * pairs + p);
-        shared[warp * pairs + p] = x;
-    }
-    __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
-        float x = 0;
-        for (int w = 0; w < warps; w++)
-            x += shared[w * pairs + p];
-        dgate_w[p] += x;
-    }
-}
-
 // Head dimension 128: half a warp has a head in vector i of its lanes, and lane j of the half has input j of
 // the gate.
 enum { HALF_WARP = WARP / 2 };
@@ -173,7 +135,7 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
         if (j < GATE_WIDTH && head < H)
             shared[(warp * H + head) * GATE_WIDTH + j] = sums[i];
     }
-    add_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
+    add_gate_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
 }
 
 // Any head dimension: the warp loops over heads, lanes over vectors.
@@ -205,7 +167,7 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
                 store_vec(a.y + unit * e, lane, scaled_vector(yg, inverse_gate(x)));
         }
     }
-    add_sums(a.dgate_w, shared, pairs, partials, counter);
+    add_gate_sums(a.dgate_w, shared, pairs, partials, counter);
 }
 
 } // namespace

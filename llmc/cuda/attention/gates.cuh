@@ -1,4 +1,4 @@
-// The attention gate of a token and head, for the kernels that apply it.
+// The attention gate of a token and head, for the kernels that apply it; sums of the gates' gradients.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
@@ -13,4 +13,42 @@ static __device__ __forceinline__ float gate_input(const floatX *h, const floatX
     for (int j = 0; j < GATE_WIDTH; j++)
         x += to_float(h[j]) * to_float(w[j]);
     return x;
+}
+
+// dgate_w += the warps' sums in `shared` (warps, pairs), in order; the last CTA adds the partial sums of all
+// CTAs.
+static __device__ __forceinline__ void add_gate_sums(float *dgate_w, float *shared, int pairs,
+                                                     float *partials, unsigned *counter)
+{
+    __shared__ bool last;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
+        float x = 0;
+        for (int w = 0; w < warps; w++)
+            x += shared[w * pairs + p];
+        partials[(int64_t)blockIdx.x * pairs + p] = x;
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    for (int p = lane; p < pairs; p += WARP) {
+        float x = 0;
+#pragma unroll 8
+        for (int b = warp; b < gridDim.x; b += warps)
+            x += __ldcg(partials + (int64_t)b * pairs + p);
+        shared[warp * pairs + p] = x;
+    }
+    __syncthreads();
+    for (int p = threadIdx.x; p < pairs; p += blockDim.x) {
+        float x = 0;
+        for (int w = 0; w < warps; w++)
+            x += shared[w * pairs + p];
+        dgate_w[p] += x;
+    }
 }

@@ -33,6 +33,7 @@ static void size_scratch(size_t (&floats)[SCRATCHES], const OpSizes *z)
     floats[SCRATCH_EMBEDDING_GRAD] = (tokens + 15) / 16 * (2 * d + 2);
     floats[SCRATCH_QKV] = 2 * ctas;
     floats[SCRATCH_GATES] = ctas * 12 * (size_t)z->heads;
+    floats[SCRATCH_HEADS] = floats[SCRATCH_GATES];
     floats[SCRATCH_NORMUON] =
         (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2)));
 }

@@ -42,6 +42,7 @@ typedef enum {
     SCRATCH_EMBEDDING_GRAD,
     SCRATCH_QKV,
     SCRATCH_GATES,
+    SCRATCH_HEADS,
     SCRATCH_NORMUON,
     SCRATCHES
 } ScratchOp;
