@@ -32,12 +32,11 @@ static int by_value(const void *a, const void *b)
 typedef void Job(cudaStream_t s, void *arguments);
 static double median_us(Job *job, void *arguments, int copies)
 {
-    cudaStream_t s;
+    Stream s = stream_create();
     cudaGraph_t graph;
     cudaGraphExec_t run;
     cudaEvent_t from, to;
     float ms[REPEATS];
-    BENCH_CUDA(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
     BENCH_CUDA(cudaEventCreate(&from));
     BENCH_CUDA(cudaEventCreate(&to));
     job(s, arguments); // whatever is prepared at the first call
@@ -60,7 +59,7 @@ static double median_us(Job *job, void *arguments, int copies)
     cudaGraphDestroy(graph);
     cudaEventDestroy(from);
     cudaEventDestroy(to);
-    cudaStreamDestroy(s);
+    stream_destroy(s);
     return 1e3 * ms[REPEATS / 2] / copies;
 }
 

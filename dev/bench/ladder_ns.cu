@@ -207,7 +207,6 @@ int main(int argc, char **argv)
     backend_open(0);
     OpSizes sizes = {.tokens = 8192, .dim = N, .heads = 6, .mlp_dim = M, .vocab_padded = 128};
     backend_reserve(&sizes);
-    ns_reserve();
     Stream s = stream_create();
     ladder_measure_ceilings(s);
     prepare();

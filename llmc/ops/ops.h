@@ -9,9 +9,10 @@
 //   micro-batches, unscaled; the optimizer applies the factor. Ops queue their work on the stream and return;
 //   scalars that change from step to step live in device memory, so that a captured graph of ops stays valid.
 //   Host values (window, scale, sizes) are frozen at capture. No op allocates: what it needs beyond its
-//   arguments is reserved by backend_reserve(). Reductions have a fixed order: the same input gives the same
-//   bits. Only q's part of attention_backward's dqkv may differ in its last bits from run to run, unless
-//   `deterministic` is asked for.
+//   arguments belongs to its stream, so that two streams may run the same op at once, and is reserved by
+//   backend_reserve(), for further streams at their first op or capture. Reductions have a fixed order: the
+//   same input gives the same bits. Only q's part of attention_backward's dqkv may differ in its last bits
+//   from run to run, unless `deterministic` is asked for.
 // Formulas: the network of the NanoGPT speedrun (track 1); each op states its own.
 #pragma once
 #include "llmc/ops/backend.h"

@@ -14,7 +14,7 @@
 // and 0.4 us backward on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/device.h"
-#include <cuda_runtime_api.h>
+#include "llmc/cuda/device/scratch.h"
 #include <cudnn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -30,9 +30,6 @@ static struct {
     int head_dim;
     AttentionPlan *plan[MAX_PLANS];
     int num_plans;
-    // Hopper's kernels: (2, attention_sm90_counters()) of forward and backward, attention_sm90_states() of
-    // the largest micro-batch; zeros between ops
-    unsigned *counters, *dq_state;
     char description[512];
 } at;
 
@@ -205,15 +202,9 @@ static void make_plans_for(int64_t slots, int N)
         need_plan(slots, N, true);
 }
 
-static bool is_capturing(Stream s)
-{
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(s, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
-}
-
 static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
 {
-    if (is_capturing(s) && !find_plan(slots, N, backward))
+    if (stream_is_capturing(s) && !find_plan(slots, N, backward))
         fatal(EXIT_BAD_INPUT,
               "no attention plan for %d documents in %d tokens, and none can be made while a graph is "
               "captured: build a "
@@ -234,14 +225,24 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
                            .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part,
                            .query_tiles = table + query_tiles_at(N, at.sizes.max_documents),
-                           .dq_state = at.dq_state,
-                           .counters = at.counters,
                            .scale = scale,
                            .window = window,
                            .slots = slots,
                            .N = N,
                            .H = H,
                            .e = e};
+}
+
+void attention_take_counters(AttentionCall *c, Stream s, bool backward)
+{
+    size_t each = attention_sm90_counters();
+    if ((backward ? at.backward : at.forward) != BY_SM90)
+        return;
+    c->counters = scratch_of(s, SCRATCH_ATTENTION, 2 * each * sizeof(unsigned));
+    if (!backward)
+        return;
+    c->counters += each;
+    c->dq_state = scratch_of(s, SCRATCH_DQ_STATE, attention_sm90_states(c->N, c->H) * sizeof(unsigned));
 }
 
 // ---- scratch of the backward pass -------------------------------------------------------------------------
@@ -363,15 +364,6 @@ bool attention_own_is_right(Error *why)
     return at.forward != BY_SM90 || is_right(BY_SM90, "the kernels for Hopper", why);
 }
 
-static void free_counters(void)
-{
-    if (at.counters)
-        device_free(at.counters);
-    if (at.dq_state)
-        device_free(at.dq_state);
-    at.counters = at.dq_state = NULL;
-}
-
 // On true with plans made.
 static bool cudnn_is_usable(Error *why)
 {
@@ -396,14 +388,13 @@ static void prepare_own(void)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
-static void reserve_counters(void)
+static void plan_counters(void)
 {
     const OpSizes *z = &at.sizes;
     if (at.forward == BY_SM90)
-        at.counters = device_alloc(2 * attention_sm90_counters() * sizeof(unsigned), "attention: counters");
+        scratch_plan(SCRATCH_ATTENTION, 2 * attention_sm90_counters() * sizeof(unsigned));
     if (at.backward == BY_SM90 && z->tokens)
-        at.dq_state = device_alloc(attention_sm90_states(z->tokens, z->heads) * sizeof(unsigned),
-                                   "attention: counters");
+        scratch_plan(SCRATCH_DQ_STATE, attention_sm90_states(z->tokens, z->heads) * sizeof(unsigned));
 }
 
 const char *attention_library(void)
@@ -446,7 +437,7 @@ static void choose_kernels(void)
     bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_sm90_prepare(at.head_dim, &not_tensor);
     at.forward = tensor ? BY_SM90 : BY_CUDNN;
     at.backward = at.sizes.deterministic ? BY_SM80 : at.forward;
-    reserve_counters();
+    plan_counters();
     if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
         if (at.sizes.attention == ATTENTION_CUDNN)
             fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);
@@ -480,7 +471,6 @@ void attention_close(void)
         return;
     free_plans();
     attention_cudnn_close();
-    free_counters();
     memset(&at, 0, sizeof at);
 }
 
@@ -500,6 +490,7 @@ void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
     c.v = a->v;
     c.h = a->h;
     c.gate_w = a->gate_w;
+    attention_take_counters(&c, s, false);
     if (at.forward == BY_SM90) {
         attention_sm90_forward(&c, s);
     } else if (at.forward == BY_SM80) {
@@ -561,7 +552,6 @@ static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch 
     c.row_scratch = p->row_scratch;
     c.dq_sum = p->dq_sum;
     c.value_sums = p->value_sums;
-    c.counters = at.counters ? at.counters + attention_sm90_counters() : NULL;
     return c;
 }
 
@@ -576,6 +566,7 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
     GateBackward gate = gate_backward(a, &p);
     QkvBackward qkv = norm_rope_backward(a, &p);
     AttentionCall c = softmax_backward(a, &p, &qkv, N, H, e);
+    attention_take_counters(&c, s, true);
     attention_gate_backward(s, &gate, N, H, e);
     if (at.backward == BY_SM90) {
         DqSums sums = {p.dq_sum, c.dq_state, a->scale, p.value_sums, (int)attention_sm90_value_sums(N, H)};

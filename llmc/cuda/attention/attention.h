@@ -148,6 +148,8 @@ size_t attention_sm90_sums(int N, int H, int e);
 size_t attention_sm90_states(int N, int H);
 size_t attention_sm90_value_sums(int N, int H);
 size_t attention_sm90_counters(void);
+// The stream's counters and dq_state, where the pass is the sm90 kernels'.
+void attention_take_counters(AttentionCall *c, Stream s, bool backward);
 void attention_sm90_forward(const AttentionCall *c, Stream s);
 // dk and dv have the same bits always, dq up to the order of fp32 sums.
 void attention_sm90_backward(const AttentionCall *c, Stream s);

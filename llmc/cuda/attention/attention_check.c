@@ -88,8 +88,9 @@ static void sum_rows(Stream s, const Side *side, const AttentionCall *c)
     free(sums);
 }
 
-static void run_peer(const AttentionPeer *peer, bool backward, const AttentionCall *c, Stream s)
+static void run_peer(const AttentionPeer *peer, bool backward, AttentionCall *c, Stream s)
 {
+    attention_take_counters(c, s, backward);
     AttentionPlan *plan = backward ? peer->backward : peer->forward;
     if (plan)
         attention_plan_run(plan, c, s);

@@ -185,17 +185,17 @@ void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int 
     if (N <= 0)
         return;
     size_t pairs = (size_t)H * GATE_WIDTH;
-    unsigned *counter = scratch_counter(SCRATCH_GATES);
+    unsigned *counter = scratch_counter(s, SCRATCH_GATES);
     if (e == 128) {
         unsigned blocks = (unsigned)min_i64(ceil_div(N, WARPS), device_state.sms);
         size_t bytes = WARPS * pairs * sizeof(float);
-        float *partials = scratch_floats(SCRATCH_GATES, blocks * pairs);
+        float *partials = scratch_floats(s, SCRATCH_GATES, blocks * pairs);
         DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL>
                                <<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
     } else {
         unsigned blocks = (unsigned)row_blocks(N, 4);
         size_t bytes = ROW_WARPS * pairs * sizeof(float);
-        float *partials = scratch_floats(SCRATCH_GATES, blocks * pairs);
+        float *partials = scratch_floats(s, SCRATCH_GATES, blocks * pairs);
         if (bytes > 48 * 1024)
             CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));

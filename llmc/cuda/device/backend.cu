@@ -22,29 +22,22 @@ int backend_device_count(void)
 
 void backend_open(int index) { device_open(&device_state, index); }
 
-// Floats of scratch that each op needs.
-static void size_scratch(size_t (&floats)[SCRATCHES], const OpSizes *z)
+static void plan_floats(ScratchOp op, size_t floats) { scratch_plan(op, floats * sizeof(float)); }
+
+// What reductions need.
+static void plan_scratch(const OpSizes *z)
 {
     size_t tokens = (size_t)max_i64(z->tokens, 1), d = (size_t)z->dim, F = (size_t)z->mlp_dim;
     size_t ctas = (size_t)device_state.sms * 16; // of the reductions with a persistent grid, at most
-    floats[SCRATCH_ROPE] = 4 * d / (size_t)z->heads;
-    floats[SCRATCH_MIX] = 3 * ctas;
-    floats[SCRATCH_EMBED] = 16 * ((tokens + 127) / 128);
-    floats[SCRATCH_EMBEDDING_GRAD] = (tokens + 15) / 16 * (2 * d + 2);
-    floats[SCRATCH_QKV] = 2 * ctas;
-    floats[SCRATCH_GATES] = ctas * 12 * (size_t)z->heads;
-    floats[SCRATCH_HEADS] = floats[SCRATCH_GATES];
-    floats[SCRATCH_NORMUON] =
-        (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2)));
-}
-
-static void reserve_scratch(DeviceState *s, const OpSizes *z)
-{
-    size_scratch(s->scratch_floats, z);
-    for (int i = 0; i < SCRATCHES; i++)
-        s->scratch[i] = (float *)device_alloc(s->scratch_floats[i] * sizeof(float), "scratch: reductions");
-    s->counters =
-        (unsigned *)device_alloc(SCRATCHES * COUNTER_PITCH * sizeof(unsigned), "scratch: reductions");
+    plan_floats(SCRATCH_ROPE, 4 * d / (size_t)z->heads);
+    plan_floats(SCRATCH_MIX, 3 * ctas);
+    plan_floats(SCRATCH_EMBED, 16 * ((tokens + 127) / 128));
+    plan_floats(SCRATCH_EMBEDDING_GRAD, (tokens + 15) / 16 * (2 * d + 2));
+    plan_floats(SCRATCH_QKV, 2 * ctas);
+    plan_floats(SCRATCH_GATES, ctas * 12 * (size_t)z->heads);
+    plan_floats(SCRATCH_HEADS, ctas * 12 * (size_t)z->heads);
+    plan_floats(SCRATCH_NORMUON,
+                (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2))));
 }
 
 void backend_reserve(const OpSizes *sizes)
@@ -66,7 +59,7 @@ void backend_reserve(const OpSizes *sizes)
     if (sizes->wait_limit > 0)
         watchdog_start(sizes->wait_limit);
     device_set_portable(sizes->portable);
-    reserve_scratch(s, sizes);
+    plan_scratch(sizes);
     sm90_gemm_reserve();
     matmul_reserve(sizes); // leaves to the above what that can do
     relu2_reserve(sizes);
@@ -74,6 +67,7 @@ void backend_reserve(const OpSizes *sizes)
     head_reserve(sizes);
     attention_reserve(sizes);
     ns_reserve();
+    scratch_reserve();
     timeline_mark("products and plans");
     if (device_has_wgmma() && sizes->self_check != SELF_CHECK_NEVER)
         self_check();
@@ -87,25 +81,10 @@ void backend_close(void)
     watchdog_stop();
     ns_release();
     attention_close();
-    mlp_fp8_close();
-    relu2_close();
     matmul_close();
-    for (int i = 0; i < SCRATCHES; i++)
-        device_free(device_state.scratch[i]);
-    device_free(device_state.counters);
+    scratch_close();
     memset(&device_state, 0, sizeof device_state);
 }
-
-float *scratch_floats(ScratchOp op, size_t floats)
-{
-    if (floats > device_state.scratch_floats[op])
-        fatal(EXIT_BAD_INPUT,
-              "an op needs %zu floats of scratch and %zu are reserved: sizes beyond backend_reserve's",
-              floats, device_state.scratch_floats[op]);
-    return device_state.scratch[op];
-}
-
-unsigned *scratch_counter(ScratchOp op) { return device_state.counters + op * COUNTER_PITCH; }
 
 void backend_prepare_process(char **) {}
 bool backend_is_asynchronous(void) { return true; }
@@ -255,7 +234,12 @@ Stream stream_create_urgent(void)
     return s;
 }
 
-void stream_destroy(Stream s) { CUDA_CHECK(cudaStreamDestroy(s)); }
+void stream_destroy(Stream s)
+{
+    scratch_give_back(s);
+    CUDA_CHECK(cudaStreamDestroy(s));
+}
+
 void stream_synchronize(Stream s)
 {
     watchdog_wait_begin();
@@ -320,8 +304,15 @@ struct Graph {
     cudaGraphExec_t exec;
 };
 
+bool stream_is_capturing(Stream s)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(s, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
 bool graph_begin(Stream s)
 {
+    scratch_ready(s);
     CUDA_CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
     return true;
 }

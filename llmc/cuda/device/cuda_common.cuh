@@ -18,6 +18,7 @@ extern "C" {
 #include "llmc/base/common.h" // compiled as C
 }
 #include "llmc/cuda/device/device.h"
+#include "llmc/cuda/device/scratch.h"
 #include "llmc/ops/costs.h"
 
 // Ends the program with the error: EXIT_DEVICE when the GPU has failed, and any later call would too.
@@ -31,22 +32,7 @@ __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call,
     } while (0)
 #define CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 
-// ---- the device and its scratch ---------------------------------------------------------------------------
-
-// Ops with scratch of their own: partial sums of fixed-order reductions, and a counter of the CTAs that have
-// written theirs.
-typedef enum {
-    SCRATCH_ROPE,
-    SCRATCH_MIX,
-    SCRATCH_EMBED,
-    SCRATCH_EMBEDDING_GRAD,
-    SCRATCH_QKV,
-    SCRATCH_GATES,
-    SCRATCH_HEADS,
-    SCRATCH_NORMUON,
-    SCRATCHES
-} ScratchOp;
-enum { COUNTER_PITCH = 32 }; // counters lie in cache lines of their own
+// ---- the device -------------------------------------------------------------------------------------------
 
 typedef struct {
     int index;           // CUDA device
@@ -58,10 +44,7 @@ typedef struct {
     size_t shared_block; // most shared memory of a block, bytes
     char name[256];
     bool open;
-    OpSizes sizes;             // as reserved
-    float *scratch[SCRATCHES]; // of each op that needs any
-    size_t scratch_floats[SCRATCHES];
-    unsigned *counters; // (SCRATCHES, COUNTER_PITCH): CTAs that have arrived, 0 between kernels
+    OpSizes sizes; // as reserved
 } DeviceState;
 extern DeviceState device_state;
 void device_open(DeviceState *s,
@@ -71,18 +54,11 @@ void device_open(DeviceState *s,
 // when memory is short.
 void *device_malloc(size_t size, const char *what);
 
-// Scratch memory of an op; fatal when more is asked than backend_reserve set aside. Different ops may run at
-// the same time, calls of one op may not: they go to one stream or are ordered by events.
-float *scratch_floats(ScratchOp op, size_t floats);
-unsigned *scratch_counter(ScratchOp op);
-
 void matmul_reserve(const OpSizes *sizes); // cuBLASLt handle and the plans of the model's products
 void matmul_close(void);
 const char *matmul_description(void);
 void relu2_reserve(const OpSizes *sizes);
-void relu2_close(void);
 void mlp_fp8_reserve(const OpSizes *sizes);
-void mlp_fp8_close(void);
 const char *mlp_description(void);
 void head_reserve(const OpSizes *sizes);
 const char *head_description(void);

@@ -1,6 +1,7 @@
 // What the open device can do, and what this build and the user let it do. Every choice between a kernel for
 // one kind of GPU and one for all asks here, so that a run is on one path throughout.
 #pragma once
+#include "llmc/ops/backend.h"
 #include <stdbool.h>
 #ifdef __cplusplus
 extern "C" {
@@ -17,6 +18,7 @@ bool device_has_wgmma(
 bool device_has_bulk_copies(void); // rows to shared memory by the copy engine: Hopper and later
 bool device_has_fp8(void);         // FP8 products on the tensor cores: Ada and later
 
+bool stream_is_capturing(Stream s);
 const char *device_path(void); // which path the kernels take, and why; static text
 
 #ifdef __cplusplus

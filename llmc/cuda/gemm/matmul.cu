@@ -29,7 +29,6 @@ typedef struct {
 
 static struct {
     cublasLtHandle_t handle;
-    void *workspace;
     float *zero_one; // (2) device: beta, where alpha is in device memory
     Plan *plans;
     int count, capacity;
@@ -141,7 +140,8 @@ static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, cons
     static const float zero_one[2] = {0, 1};
     const float *beta = (p->shape.device_alpha ? lt.zero_one : zero_one) + (p->shape.accumulate ? 1 : 0);
     return cublasLtMatmul(lt.handle, p->operation, alpha, b, p->a, a, p->b, beta, c ? c : d, p->d, d, p->d,
-                          &p->found[which].algo, lt.workspace, WORKSPACE_BYTES, s);
+                          &p->found[which].algo, scratch_of(s, SCRATCH_LIBRARY, WORKSPACE_BYTES),
+                          WORKSPACE_BYTES, s);
 }
 
 void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha)
@@ -344,7 +344,7 @@ static void tune_model(const OpSizes *z)
 void matmul_reserve(const OpSizes *sizes)
 {
     CUBLAS_CHECK(cublasLtCreate(&lt.handle));
-    lt.workspace = device_alloc(WORKSPACE_BYTES, "scratch: workspace of matrix products");
+    scratch_plan(SCRATCH_LIBRARY, WORKSPACE_BYTES);
     lt.zero_one = (float *)device_alloc(2 * sizeof(float), "scratch: factors of matrix products");
     static const float zero_one[2] = {0, 1};
     CUDA_CHECK(cudaMemcpy(lt.zero_one, zero_one, sizeof zero_one, cudaMemcpyHostToDevice));
@@ -364,9 +364,7 @@ void matmul_close(void)
         cublasLtMatrixLayoutDestroy(lt.plans[i].d);
     }
     free(lt.plans);
-    device_free(lt.workspace);
     device_free(lt.zero_one);
-    sm90_weight_grad_close();
     CUBLAS_CHECK(cublasLtDestroy(lt.handle));
     memset(&lt, 0, sizeof lt);
 }

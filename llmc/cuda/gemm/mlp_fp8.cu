@@ -7,7 +7,6 @@
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/head/fp8_transpose.cuh"
-#include <string.h>
 
 enum { THREADS = 256, SLAB_ROWS = 4096, LEAST_SLAB_ROWS = 128 };
 
@@ -162,11 +161,30 @@ void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale
 
 // ---- products in slabs -----------------------------------------------------------------------------------
 
-static struct {
+typedef struct {
     float *sums;                  // (rows, out)
     floatX *x, *w;                // values of the codes: (rows, in), (out, in)
     int64_t elements, w_elements; // of sums and of x; of w
-} slab;
+} Slab;
+
+// Of what backend_reserve was told; base NULL: sizes only.
+static Slab lay_out(void *base)
+{
+    const OpSizes *z = &device_state.sizes;
+    // On Hopper only what sm90_fp8_gemm refuses uses slabs, none of the model's products.
+    int64_t rows = device_has_wgmma() ? LEAST_SLAB_ROWS : SLAB_ROWS;
+    Slab slab = {.elements = rows * max_i64(z->mlp_dim, z->dim), .w_elements = (int64_t)z->dim * z->mlp_dim};
+    slab.sums = (float *)base;
+    slab.x = (floatX *)(slab.sums + slab.elements);
+    slab.w = slab.x + slab.elements;
+    return slab;
+}
+
+static size_t slab_bytes(const Slab *slab)
+{
+    return (size_t)slab->elements * (sizeof(float) + sizeof(floatX)) +
+           (size_t)slab->w_elements * sizeof(floatX);
+}
 
 static GemmShape units_shape(int rows, int in, int out)
 {
@@ -181,14 +199,8 @@ void mlp_fp8_reserve(const OpSizes *z)
     sm90_fp8_gemm_reserve(); // for the self-check, too
     if (!z->fp8_mlp)
         return;
-    // On Hopper only what sm90_fp8_gemm refuses uses slabs, none of the model's products.
-    int64_t rows = device_has_wgmma() ? LEAST_SLAB_ROWS : SLAB_ROWS, wide = max_i64(z->mlp_dim, z->dim);
-    slab.elements = rows * wide;
-    slab.w_elements = (int64_t)z->dim * z->mlp_dim;
-    static const char what[] = "scratch: slab of the MLP's FP8 products";
-    slab.sums = (float *)device_alloc((size_t)slab.elements * sizeof(float), what);
-    slab.x = (floatX *)device_alloc((size_t)slab.elements * sizeof(floatX), what);
-    slab.w = (floatX *)device_alloc((size_t)slab.w_elements * sizeof(floatX), what);
+    Slab slab = lay_out(NULL);
+    scratch_plan(SCRATCH_FP8_SLAB, slab_bytes(&slab));
     if (z->tokens <= 0 || device_has_wgmma())
         return;
     int most = (int)min_i64(z->tokens, SLAB_ROWS), d = z->dim, F = z->mlp_dim;
@@ -206,15 +218,6 @@ const char *mlp_description(void)
     if (device_has_wgmma())
         return "FP8 MLP, own product";
     return device_has_fp8() ? "FP8 MLP by cuBLASLt" : "FP8 MLP emulated in bf16 (no FP8 units on this path)";
-}
-
-void mlp_fp8_close(void)
-{
-    void *memory[] = {slab.sums, slab.x, slab.w};
-    for (int i = 0; i < 3; i++)
-        if (memory[i])
-            device_free(memory[i]);
-    memset(&slab, 0, sizeof slab);
 }
 
 __global__ __launch_bounds__(THREADS) void decode_kernel(uint4 *values, const uint2 *codes, int64_t vectors)
@@ -281,36 +284,38 @@ __global__ __launch_bounds__(THREADS) void slab_kernel(const SlabResult r, int64
         amax_bits(r.amax, most);
 }
 
-// Sums of rows `row` to row + rows - 1. decoded: whether slab.w holds the values of the weight.
-static void slab_sums(Stream s, const Fp8Product *p, int row, int rows, bool *decoded)
+// Sums of rows `row` to row + rows - 1. decoded: whether slab->w holds the values of the weight.
+static void slab_sums(Stream s, const Slab *slab, const Fp8Product *p, int row, int rows, bool *decoded)
 {
     const uint8_t *x = p->x8 + (int64_t)row * p->in;
     if (device_has_fp8() && rows % FP8_ALIGN == 0) {
         GemmShape g = units_shape(rows, p->in, p->out);
-        gemm(s, &g, slab.sums, x, p->w8, NULL, 1);
+        gemm(s, &g, slab->sums, x, p->w8, NULL, 1);
         return;
     }
     GemmShape g = gemm_shape(rows, p->out, p->in, false, true, CUDA_R_32F, false);
     if (!*decoded)
-        decode(s, slab.w, p->w8, (int64_t)p->out * p->in);
+        decode(s, slab->w, p->w8, (int64_t)p->out * p->in);
     *decoded = true;
-    decode(s, slab.x, x, (int64_t)rows * p->in);
-    gemm(s, &g, slab.sums, slab.x, slab.w, NULL, 1);
+    decode(s, slab->x, x, (int64_t)rows * p->in);
+    gemm(s, &g, slab->sums, slab->x, slab->w, NULL, 1);
 }
 
 static void product_in_slabs(Stream s, const Fp8Product *p, const SlabResult *whole)
 {
     bool decoded = false;
+    Slab slab = lay_out(NULL);
     int64_t most = min_i64(slab.elements / max_i64(p->in, p->out), SLAB_ROWS) / FP8_ALIGN * FP8_ALIGN;
     if (p->in % FP8_ALIGN || p->out % FP8_ALIGN || most < 1 || slab.w_elements < (int64_t)p->in * p->out)
         fatal(EXIT_BAD_INPUT, "an FP8 product of %d x %d is beyond what backend_reserve was told", p->in,
               p->out);
+    slab = lay_out(scratch_of(s, SCRATCH_FP8_SLAB, slab_bytes(&slab)));
     for (int row = 0; row < p->N;) {
         int left = p->N - row, units = left / FP8_ALIGN * FP8_ALIGN;
         int rows = (int)min_i64(most, units ? units : left);
         int64_t at = (int64_t)row * p->out, vectors = (int64_t)rows * p->out / 8;
         SlabResult r = *whole;
-        slab_sums(s, p, row, rows, &decoded);
+        slab_sums(s, &slab, p, row, rows, &decoded);
         r.sums = slab.sums;
         r.out += at;
         r.residual = r.residual ? r.residual + at : NULL;

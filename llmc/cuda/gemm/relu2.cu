@@ -8,12 +8,10 @@
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 
 enum { SLAB_BYTES = 48 << 20, THREADS = 256 };
-static float *slab; // (slab_rows, out) fp32
-static size_t slab_floats;
 
 static int slab_rows(int N, int out)
 {
-    int64_t rows = (int64_t)(slab_floats / (size_t)out);
+    int64_t rows = (int64_t)(scratch_planned(SCRATCH_RELU2) / sizeof(float) / (size_t)out);
     if (rows < 1)
         fatal(EXIT_BAD_INPUT, "an MLP width of %d is beyond what backend_reserve was told", out);
     return (int)min_i64(N, rows > 128 ? rows / 128 * 128 : rows);
@@ -22,20 +20,13 @@ static int slab_rows(int N, int out)
 void relu2_reserve(const OpSizes *z)
 {
     // On Hopper only shapes that sm90_gemm refuses use the slab, none of the model's: a small one suffices.
-    slab_floats = (size_t)max_i64(device_has_wgmma() ? 0 : SLAB_BYTES / 4, 128 * (int64_t)z->mlp_dim);
-    slab = (float *)device_alloc(slab_floats * sizeof(float), "scratch: slab of the MLP products");
+    int64_t least = 128 * (int64_t)z->mlp_dim * (int64_t)sizeof(float);
+    scratch_plan(SCRATCH_RELU2, (size_t)max_i64(device_has_wgmma() ? 0 : SLAB_BYTES, least));
     if (z->tokens <= 0 || device_has_wgmma())
         return;
     int rows = slab_rows(z->tokens, z->mlp_dim);
     GemmShape g = gemm_shape(rows, z->mlp_dim, z->dim, false, false, CUDA_R_32F, false);
     gemm_tune(&g);
-}
-
-void relu2_close(void)
-{
-    if (slab)
-        device_free(slab);
-    slab = NULL;
 }
 
 // Eight elements a thread. y: in the forward the result relu(p)^2; in the backward the factor 2 sqrt(y) of
@@ -67,6 +58,7 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
                              int in, int width)
 {
     int step = slab_rows(N, width);
+    float *slab = scratch_floats(s, SCRATCH_RELU2, (size_t)step * (size_t)width); // (step, width)
     for (int row = 0; row < N; row += step) {
         int rows = (int)min_i64(step, N - row);
         int64_t at = (int64_t)row * width, vectors = (int64_t)rows * width / 8;

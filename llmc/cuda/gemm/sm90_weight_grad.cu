@@ -33,11 +33,10 @@ enum {
 static_assert(SUM_PANELS == 2, "one panel is written while TMA reads the other");
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
-struct Counters {
+struct Counters {                               // zeros between launches
     unsigned started;                           // clusters that have started
     unsigned added[MAX_TILES][CLUSTER][GROUPS]; // partial sums that dw holds, by slice of 64 rows
 };
-static Counters *counters; // zeros between launches
 
 struct GradMaps {
     CUtensorMap a[WEIGHT_GRADS], b[WEIGHT_GRADS], dw[WEIGHT_GRADS];
@@ -316,14 +315,7 @@ void sm90_weight_grad_reserve(void)
         return;
     CUDA_CHECK(cudaFuncSetAttribute(sm90_weight_grad_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES));
-    counters = (Counters *)device_alloc(sizeof *counters, "scratch: counters of weight gradients");
-}
-
-void sm90_weight_grad_close(void)
-{
-    if (counters)
-        device_free(counters);
-    counters = NULL;
+    scratch_plan(SCRATCH_WEIGHT_GRADS, sizeof(Counters));
 }
 
 static int64_t tile_pairs(const WeightGrad *g)
@@ -351,7 +343,7 @@ bool sm90_weight_grad(const ProductContext *c, const WeightGrad *g, int count, i
     GradMaps maps;
     GradWork work = {.steps = (int)ceil_div(N, TILE_K),
                      .clusters = sm90_tile_clusters_beside(c->shared),
-                     .counters = counters};
+                     .counters = (Counters *)scratch_of(c->stream, SCRATCH_WEIGHT_GRADS, sizeof(Counters))};
     for (int i = 0; i < count; i++) {
         const void *operands[] = {g[i].dw, g[i].a, g[i].b};
         for (int k = 0; k < 3; k++)

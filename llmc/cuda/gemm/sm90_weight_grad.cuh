@@ -5,7 +5,6 @@
 
 // Call after sm90_gemm_reserve.
 void sm90_weight_grad_reserve(void);
-void sm90_weight_grad_close(void);
 // True when these shapes run on the sm90 kernel, given matrices aligned to 16 bytes.
 bool sm90_weight_grad_takes(const WeightGrad *g, int count, int N);
 // dw += a^T b, or dw = a^T b, for each of `count` products, as matmul_weight_grads defines them. Returns

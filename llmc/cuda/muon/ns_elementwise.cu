@@ -86,6 +86,8 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
     if (slices > NS_PARTIALS)
         fatal(EXIT_BAD_INPUT, "Newton-Schulz: a matrix of %lld elements is too large", (long long)count);
     int most = (int)min_i64(NS_PARTIALS / slices, MAX_GRID_YZ);
+    float *partials = (float *)scratch_of(s, SCRATCH_NS_NORMS, NS_NORM_BYTES);
+    unsigned *through = (unsigned *)(partials + NS_PARTIALS);
     // Which loads are used must not depend on the place in the batch, for the sum's order depends on it.
     bool vectors = count % 4 == 0 && stride % 4 == 0 && aligned(u, 16);
     for (int first = 0; first < batch; first += most) {
@@ -94,10 +96,10 @@ static void sum_squares(Stream s, float *sumsq, const float *u, int64_t count, i
         dim3 grid((unsigned)slices, (unsigned)now);
         if (vectors)
             sum_squares_kernel<4>
-                <<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
+                <<<grid, THREADS, 0, s>>>(sumsq + first, partials, through, from, count, stride);
         else
             sum_squares_kernel<1>
-                <<<grid, THREADS, 0, s>>>(sumsq + first, ns_partials(), ns_through(), from, count, stride);
+                <<<grid, THREADS, 0, s>>>(sumsq + first, partials, through, from, count, stride);
     }
     CHECK_LAUNCH();
 }

@@ -12,9 +12,9 @@ extern "C" {
 //   NS_PATH_SMALL     the whole iteration in one kernel, whose squares stay on chip: iterations only
 typedef enum { NS_PATH_TENSOR, NS_PATH_PORTABLE, NS_PATH_SMALL } NsPath;
 
-// Sets scratch memory aside; call after backend_open and before any primitive.
+// Plans the primitives' scratch memory; call after backend_open and before any of them.
 void ns_reserve(void);
-void ns_release(void);
+void ns_release(void); // another device may be opened
 
 // The path of matrices (n, m); of squares m = n.
 NsPath ns_product_path(NsDtype dtype, int n, int m);

@@ -34,9 +34,8 @@ void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const
 // q = z + a I; q may be z
 void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
 
-float *ns_partials(void);   // fp32 scratch of the sums of squares, NS_PARTIALS long
-unsigned *ns_through(void); // as many counters, 0 before and after
-enum { NS_PARTIALS = 1 << 17 };
+// Scratch of the sums of squares: NS_PARTIALS fp32 partial sums, and behind them as many counters.
+enum { NS_PARTIALS = 1 << 17, NS_NORM_BYTES = NS_PARTIALS * (sizeof(float) + sizeof(unsigned)) };
 
 template <typename T> static __device__ __forceinline__ T from_float(float x);
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }

@@ -5,42 +5,21 @@
 // tiles of a task the next one must wait for it, and nothing can be loaded ahead.
 enum { SMALLEST_TENSOR_SIDE = 64, PITCH_ELEMENTS = 8, TILES_IN_FLIGHT = 144 };
 
-static struct {
-    float *partials;    // of sums of squares, and behind them as many counters
-    unsigned *counters; // of chains: finished CTAs, the tile counter, and CHAIN_DONE
-} scratch;
+static const size_t CHAIN_BYTES = (2 + CHAIN_DONE) * sizeof(unsigned); // finished CTAs, tile counter, done
 
 void ns_reserve(void)
 {
     if (!device_state.open)
         fatal(EXIT_BAD_INPUT, "ns_reserve before backend_open");
-    if (scratch.partials)
-        return;
-    scratch.partials =
-        (float *)device_alloc(2 * NS_PARTIALS * sizeof(float), "scratch: norms of Newton-Schulz");
-    scratch.counters =
-        (unsigned *)device_alloc((2 + CHAIN_DONE) * sizeof(unsigned), "scratch: counters of Newton-Schulz");
+    scratch_plan(SCRATCH_NS_NORMS, NS_NORM_BYTES);
+    scratch_plan(SCRATCH_NS_CHAIN, CHAIN_BYTES);
 }
 
 void ns_release(void)
 {
-    if (scratch.partials) {
-        device_free(scratch.partials);
-        device_free(scratch.counters);
-    }
-    scratch = {};
     ns_forget_device();
     ns_forget_clusters();
 }
-
-float *ns_partials(void)
-{
-    if (!scratch.partials)
-        fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
-    return scratch.partials;
-}
-
-unsigned *ns_through(void) { return (unsigned *)(ns_partials() + NS_PARTIALS); }
 
 size_t ns_element_size(NsDtype dtype) { return dtype == NS_FP32 ? 4 : 2; }
 
@@ -245,9 +224,7 @@ static void launch_tasks(const NsChain *chain, NsTasks *held)
     c->total = (int)(tiles * c->batch);
     int groups = (int)max_i64(1, c->batch / ceil_div(TILES_IN_FLIGHT, smallest));
     c->together = (int)ceil_div(c->batch, groups);
-    if (!scratch.counters)
-        fatal(EXIT_BAD_INPUT, "a Newton-Schulz primitive before ns_reserve");
-    c->finished = scratch.counters;
+    c->finished = (unsigned *)scratch_of(chain->stream, SCRATCH_NS_CHAIN, CHAIN_BYTES);
     c->tile_counter = c->finished + 1;
     c->done = c->tile_counter + 1;
     c->counters = c->tasks > 1 ? c->tasks * c->batch : 0;

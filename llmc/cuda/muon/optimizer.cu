@@ -298,8 +298,8 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
     OP_SCOPE(normuon_update, a);
     int count = a->per_column ? a->cols : a->rows, chunks = a->per_column ? (int)ceil_div(a->rows, CHUNK) : 1;
     size_t each = (size_t)count * (size_t)(chunks + 1), element = a->o_dtype == NS_FP32 ? 4 : 2;
-    int slice =
-        (int)min_i64(max_i64(1, (int64_t)(device_state.scratch_floats[SCRATCH_NORMUON] / each)), 65535);
+    size_t most = scratch_planned(SCRATCH_NORMUON) / sizeof(float) / each;
+    int slice = (int)min_i64(max_i64(1, (int64_t)most), 65535);
     for (int b = 0; b < a->batch; b += slice) {
         NormuonUpdate part = *a;
         int64_t at = b * a->stride;
@@ -310,7 +310,7 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
         part.rule = a->rule + b;
         part.second = a->second + b * max_i64(a->rows, a->cols);
         part.o = (const char *)a->o + (size_t)b * (size_t)a->rows * (size_t)a->cols * element;
-        float *scratch = scratch_floats(SCRATCH_NORMUON, (size_t)part.batch * each);
+        float *scratch = scratch_floats(s, SCRATCH_NORMUON, (size_t)part.batch * each);
         if (a->o_dtype == NS_BF16)
             update_slice<__nv_bfloat16>(s, &part, step, scratch);
         else if (a->o_dtype == NS_FP16)

@@ -214,9 +214,10 @@ void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS * RUN);
-    float *partials = scratch_floats(SCRATCH_EMBED, (size_t)blocks * (GATE_WIDTH + 1));
-    DISPATCH_WIDTH(d, (embed_backward_kernel<VPL>
-                       <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, scratch_counter(SCRATCH_EMBED))));
+    float *partials = scratch_floats(s, SCRATCH_EMBED, (size_t)blocks * (GATE_WIDTH + 1));
+    DISPATCH_WIDTH(d,
+                   (embed_backward_kernel<VPL>
+                    <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, scratch_counter(s, SCRATCH_EMBED))));
 }
 
 // ---- rows of a table --------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale
         return;
     int64_t segments = ceil_div(N, SEGMENT);
     dim3 grid((unsigned)ceil_div(segments, ROW_WARPS), (unsigned)ceil_div(d, STRIP));
-    float *partials = scratch_floats(SCRATCH_EMBEDDING_GRAD, (size_t)segments * (2 * (size_t)d + 2));
+    float *partials = scratch_floats(s, SCRATCH_EMBEDDING_GRAD, (size_t)segments * (2 * (size_t)d + 2));
     int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * d);
     embedding_grad_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, g, scale, *rows, N, d, partials, open);
     CHECK_LAUNCH();

@@ -568,8 +568,8 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
     Backward both = {*a, *f};
     int blocks = row_blocks(N, 8);
     size_t sums = gates ? (size_t)H * GATE_INPUTS : 0, bytes = ROW_WARPS * sums * sizeof(float);
-    float *partials = scratch_floats(SCRATCH_HEADS, (size_t)blocks * sums);
-    unsigned *counter = scratch_counter(SCRATCH_HEADS);
+    float *partials = scratch_floats(s, SCRATCH_HEADS, (size_t)blocks * sums);
+    unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     check_groups(&f->value, "heads_backward");
     if (fast_path(H, e, f->qk)) {
         int width = H * (f->qk > e ? f->qk : e);

@@ -36,7 +36,7 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
     assert(count <= MAX_FREQUENCIES_ON_DEVICE);
     for (int i = 0; i < count; i++)
         by_value.f[i] = frequency[i];
-    float *scratch = scratch_floats(SCRATCH_ROPE, (size_t)count);
+    float *scratch = scratch_floats(s, SCRATCH_ROPE, (size_t)count);
     store_frequencies_kernel<<<1, 256, 0, s>>>(scratch, by_value, count);
     int64_t blocks = ceil_div((int64_t)positions * count, THREADS);
     rope_tables_kernel<<<(unsigned)blocks, THREADS, 0, s>>>(cos, sin, scratch, positions, count);

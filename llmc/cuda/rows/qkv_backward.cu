@@ -199,8 +199,8 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
     bool fast = qkv_fast_path(N, H, e);
     int64_t wanted = ceil_div((int64_t)N * H * (fast ? e / 16 : WARP), BACKWARD_THREADS);
     int blocks = (int)min_i64(wanted, (int64_t)device_state.sms * 16);
-    float *partials = scratch_floats(SCRATCH_QKV, (size_t)blocks * 2);
-    unsigned *counter = scratch_counter(SCRATCH_QKV);
+    float *partials = scratch_floats(s, SCRATCH_QKV, (size_t)blocks * 2);
+    unsigned *counter = scratch_counter(s, SCRATCH_QKV);
     if (fast)
         qkv_backward_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
     else

@@ -308,8 +308,8 @@ void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
     if (N <= 0)
         return;
     int blocks = row_blocks(N, 8);
-    float *partials = scratch_floats(SCRATCH_MIX, (size_t)blocks * 3);
-    unsigned *counter = scratch_counter(SCRATCH_MIX);
+    float *partials = scratch_floats(s, SCRATCH_MIX, (size_t)blocks * 3);
+    unsigned *counter = scratch_counter(s, SCRATCH_MIX);
     DISPATCH_WIDTH(d, (mix_rmsnorm_backward_kernel<VPL>
                        <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, counter)));
 }

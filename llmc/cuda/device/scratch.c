@@ -1,0 +1,133 @@
+#include "llmc/cuda/device/scratch.h"
+#include "llmc/cuda/device/device.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    COUNTER_PITCH = 32, // counters lie in cache lines of their own
+    COUNTER_BYTES = SCRATCHES * COUNTER_PITCH * sizeof(unsigned)
+};
+
+static const char *const names[SCRATCHES] = {
+    [SCRATCH_ROPE] = "scratch: reductions",
+    [SCRATCH_MIX] = "scratch: reductions",
+    [SCRATCH_EMBED] = "scratch: reductions",
+    [SCRATCH_EMBEDDING_GRAD] = "scratch: reductions",
+    [SCRATCH_QKV] = "scratch: reductions",
+    [SCRATCH_GATES] = "scratch: reductions",
+    [SCRATCH_HEADS] = "scratch: reductions",
+    [SCRATCH_NORMUON] = "scratch: reductions",
+    [SCRATCH_NS_NORMS] = "scratch: norms of Newton-Schulz",
+    [SCRATCH_NS_CHAIN] = "scratch: counters of Newton-Schulz",
+    [SCRATCH_LIBRARY] = "scratch: workspace of matrix products",
+    [SCRATCH_WEIGHT_GRADS] = "scratch: counters of weight gradients",
+    [SCRATCH_RELU2] = "scratch: slab of the MLP products",
+    [SCRATCH_FP8_SLAB] = "scratch: slab of the MLP's FP8 products",
+    [SCRATCH_ATTENTION] = "attention: counters",
+    [SCRATCH_DQ_STATE] = "attention: counters",
+    [SCRATCH_COUNTERS] = "scratch: reductions",
+};
+
+typedef struct Owner {
+    Stream stream;
+    bool taken; // else it waits for a stream
+    void *memory[SCRATCHES];
+    struct Owner *next;
+} Owner;
+static struct {
+    size_t planned[SCRATCHES]; // bytes
+    Owner *owners;             // one for each stream that has run ops
+} scratch;
+
+void scratch_plan(ScratchOp op, size_t bytes)
+{
+    size_t whole = (bytes + 15) / 16 * 16;
+    if (scratch.planned[op] < whole)
+        scratch.planned[op] = whole;
+    scratch.planned[SCRATCH_COUNTERS] = COUNTER_BYTES;
+}
+
+size_t scratch_planned(ScratchOp op) { return scratch.planned[op]; }
+
+static Owner *add_owner(void)
+{
+    Owner *o = xcalloc(1, sizeof *o);
+    o->next = scratch.owners;
+    return scratch.owners = o;
+}
+
+static Owner *owner_of(Stream s)
+{
+    Owner *waiting = NULL;
+    for (Owner *o = scratch.owners; o; o = o->next) {
+        if (o->taken && o->stream == s)
+            return o;
+        if (!o->taken)
+            waiting = o;
+    }
+    if (!waiting)
+        waiting = add_owner();
+    waiting->taken = true;
+    waiting->stream = s;
+    return waiting;
+}
+
+void *scratch_of(Stream s, ScratchOp op, size_t bytes)
+{
+    if (bytes > scratch.planned[op])
+        fatal(EXIT_BAD_INPUT, "%s: an op needs %zu bytes and %zu are planned: sizes beyond backend_reserve's",
+              names[op], bytes, scratch.planned[op]);
+    Owner *o = owner_of(s);
+    if (!o->memory[op] && stream_is_capturing(s))
+        fatal(
+            EXIT_BAD_INPUT,
+            "%s: a graph is being captured on a stream without memory for its ops: call graph_begin on this "
+            "stream, or run one op on it before",
+            names[op]);
+    if (!o->memory[op])
+        o->memory[op] = device_alloc(scratch.planned[op], names[op]);
+    return o->memory[op];
+}
+
+float *scratch_floats(Stream s, ScratchOp op, size_t floats)
+{
+    return scratch_of(s, op, floats * sizeof(float));
+}
+
+unsigned *scratch_counter(Stream s, ScratchOp op)
+{
+    return (unsigned *)scratch_of(s, SCRATCH_COUNTERS, COUNTER_BYTES) + op * COUNTER_PITCH;
+}
+
+static void fill(Owner *o)
+{
+    for (int i = 0; i < SCRATCHES; i++) {
+        if (scratch.planned[i] && !o->memory[i])
+            o->memory[i] = device_alloc(scratch.planned[i], names[i]);
+    }
+}
+
+void scratch_ready(Stream s) { fill(owner_of(s)); }
+void scratch_reserve(void) { fill(scratch.owners ? scratch.owners : add_owner()); }
+
+void scratch_give_back(Stream s)
+{
+    for (Owner *o = scratch.owners; o; o = o->next) {
+        if (o->taken && o->stream == s) {
+            stream_synchronize(s);
+            o->taken = false;
+        }
+    }
+}
+
+void scratch_close(void)
+{
+    while (scratch.owners) {
+        Owner *o = scratch.owners;
+        for (int i = 0; i < SCRATCHES; i++)
+            device_free(o->memory[i]);
+        scratch.owners = o->next;
+        free(o);
+    }
+    memset(&scratch, 0, sizeof scratch);
+}
