@@ -13,6 +13,7 @@
 #include "dev/test/ops_gpu_products.h"
 #include "dev/test/ops_gpu_rows.h"
 #include "dev/test/ops_gpu_heads.h" // takes angles from those of the products
+#include "dev/test/ops_gpu_sdpa.h"
 
 #define CASE(name, fix, variants, elementwise) \
     { \
@@ -41,6 +42,7 @@ static Case cases[] = {
     CASE(heads_backward, fix_angles_by_name, HEADS_VARIANTS, true),
     CASE(heads_output_forward, fix_values, 3, true),
     CASE(heads_output_backward, fix_values, 3, true),
+    CASE(sdpa, NULL, 4, false),
     CASE(head_train, fix_head, 4, false),
     CASE(head_eval, NULL, 2, false),
     CASE(head_logits, NULL, 2, false),

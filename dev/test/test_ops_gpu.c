@@ -30,7 +30,8 @@
     X(head_train_scratch_bytes) X(head_eval_scratch_bytes) X(head_quantize) X(head_loss_train) \
     X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
     X(normuon_update) X(cast_weights) X(heads_forward) X(heads_backward) X(heads_output_forward) \
-    X(heads_output_backward)
+    X(heads_output_backward) X(attention_table_ints) X(attention_table_build) X(sdpa_forward) \
+    X(sdpa_scratch_bytes) X(sdpa_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
@@ -43,8 +44,8 @@ static ProductContext on_stream; // without collectives beside
 // ---- a case: its buffers, and how to run it ---------------------------------------------------------------
 
 // What a buffer's elements are. HOST_*: ops read them on the host. ORTHO_*: input of normuon_update, which
-// the CPU builds hold as float and double. WEIGHT8: a backend's own quantised weight; HEAD_SCRATCH:
-// of the head's ops.
+// the CPU builds hold as float and double. A backend's own: WEIGHT8, a quantised weight; DOCUMENTS,
+// attention's table of documents_of(count, scale); HEAD_SCRATCH, SDPA_SCRATCH, for these ops.
 typedef enum {
     FLOATX,
     FP32,
@@ -55,7 +56,9 @@ typedef enum {
     ORTHO_FP16,
     ORTHO_FP32,
     WEIGHT8,
-    HEAD_SCRATCH
+    DOCUMENTS,
+    HEAD_SCRATCH,
+    SDPA_SCRATCH
 } Kind;
 typedef enum { IN, OUT, INOUT } Role;
 typedef struct {
@@ -65,6 +68,7 @@ typedef struct {
     int64_t count;
     double scale;  // inputs are uniform in (-scale, scale); integers in [0, scale)
     double spread; // standard deviation of a sum of random signs, which may come near zero by chance; else 0
+    bool varies;   // the GPU may add up in any order, unless `deterministic`
 } Buffer;
 
 typedef struct {
@@ -89,7 +93,7 @@ struct Case {
 static void add(Case *c, const char *name, Kind kind, Role role, int64_t count, double scale)
 {
     assert(c->count < MAX_BUFFERS);
-    c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0};
+    c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0, false};
 }
 
 enum { SHORT = 1 << 14 }; // not worth a second thread
@@ -172,14 +176,37 @@ static double decode(const void *from, Which w, const Buffer *b, int64_t k)
 }
 
 // Memory whose size and contents are the backend's own.
-static bool is_own(const Buffer *b) { return b->kind == WEIGHT8 || b->kind == HEAD_SCRATCH; }
+static bool is_own(const Buffer *b) { return b->kind >= WEIGHT8; }
 static size_t own_bytes(const Case *c, Which w, const Buffer *b)
 {
-    int N = c->z.N, d = c->d, Vp = c->z.Vp;
+    int N = c->z.N, H = c->z.H, e = c->z.e, d = c->d, Vp = c->z.Vp;
+    if (b->kind == DOCUMENTS)
+        return (size_t)ops[w].attention_table_ints((int)b->count, 0) * sizeof(int32_t);
+    if (b->kind == SDPA_SCRATCH) // pairs of heads take no less
+        return ops[w].sdpa_scratch_bytes(2 * N, (H + 1) / 2, e, e) + 1;
     size_t bf16 = ops[w].head_train_scratch_bytes(HEAD_BF16, N, d, Vp),
            fp8 = ops[w].head_train_scratch_bytes(HEAD_FP8, N, d, Vp),
            eval = ops[w].head_eval_scratch_bytes(N, d, Vp), train = bf16 > fp8 ? bf16 : fp8;
     return b->kind == WEIGHT8 ? ops[w].head_weight_bytes(HEAD_FP8, Vp, d) : train > eval ? train : eval;
+}
+
+#include "dev/test/ops_gpu_documents.h"
+
+static void *own_memory(const Case *c, Which w, const Buffer *b)
+{
+    size_t bytes = own_bytes(c, w, b);
+    void *p = ops[w].device_alloc(bytes, "test");
+    if (b->kind != DOCUMENTS)
+        return p;
+    int32_t *host = w == GPU ? xcalloc(bytes, 1) : p, cu[MOST_DOCUMENTS + 1];
+    int documents = documents_of((int)b->count, (int)b->scale, cu);
+    table_slots = ops[w].attention_table_build(host, cu, documents, (int)b->count, 0);
+    if (w == GPU) {
+        copy_to_device(stream, p, host, bytes);
+        stream_synchronize(stream);
+        free(host);
+    }
+    return p;
 }
 
 // Runs the case on one backend; result[i] are host copies of the buffers, owned by the caller.
@@ -189,7 +216,7 @@ static void run_case(const Case *c, Which w, void **result)
     for (int i = 0; i < c->count; i++) {
         const Buffer *b = &c->buffer[i];
         if (is_own(b)) {
-            p[i] = ops[w].device_alloc(own_bytes(c, w, b), "test");
+            p[i] = own_memory(c, w, b);
             continue;
         }
         size_t bytes = (size_t)b->count * element_bytes(w, b->kind);
@@ -430,7 +457,7 @@ static void check_case(Case *c, Sizes z, int variant)
         const Buffer *b = &c->buffer[i];
         if (b->role == IN || is_own(b))
             continue;
-        same &= memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
+        same &= b->varies || memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);
         if (!strcmp(c->name, "head_train") && !strcmp(b->name, "loss")) {
             Head h = head_of_case(c);

@@ -118,7 +118,7 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
     for (int i = 0; i < num_documents; i++) {
         int32_t first = (int32_t)(uint32_t)order[i];
         length[i] = (int32_t) ~(uint32_t)(order[i] >> 32);
-        start[i] = first * d;
+        start[i] = (int32_t)((int64_t)first * d); // of use to cuDNN alone, which takes no paired heads
         lse_start[i] = first * H;
         cu[i] = cu_seqlens[i];
     }
@@ -186,16 +186,20 @@ static AttentionPlan *need_plan(int64_t slots, int N, bool backward)
     return p;
 }
 
-static void check_tokens(int N, int most, const char *what)
+void attention_check_tokens(int N, int H, bool backward)
 {
-    if (N > most)
-        fatal(EXIT_BAD_INPUT, "attention%s was asked for %d tokens, backend_reserve set aside %d", what, N,
-              most);
+    int64_t most = backward ? at.sizes.tokens : max_i64(at.sizes.tokens, at.sizes.eval_tokens),
+            tokens = ceil_div((int64_t)N * H, at.sizes.heads);
+    if (tokens > most)
+        fatal(EXIT_BAD_INPUT, "attention%s was asked for %lld tokens, backend_reserve set aside %lld",
+              backward ? " backward" : "", (long long)tokens, (long long)most);
 }
 
+// Paired heads have twice as many rows as there are tokens; cuDNN does not take them.
 static void make_plans_for(int64_t slots, int N)
 {
-    check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
+    if (N > max_i64(at.sizes.tokens, at.sizes.eval_tokens))
+        return;
     if (at.forward == BY_CUDNN)
         need_plan(slots, N, false);
     if (at.backward == BY_CUDNN && N <= at.sizes.tokens)
@@ -213,10 +217,9 @@ static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
     return need_plan(slots, N, backward);
 }
 
-// Everything but the tensors.
-static AttentionCall make_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e)
+AttentionCall attention_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e)
 {
-    assert(at.open && H == at.sizes.heads && e == at.head_dim && (uintptr_t)table % 16 == 0);
+    assert(at.open && e == at.head_dim && (uintptr_t)table % 16 == 0);
     assert(slots >= 1 && slots <= capacity(N, at.sizes.max_documents) && window >= 0);
     int64_t part = attention_table_part(N, at.sizes.max_documents);
     return (AttentionCall){.length = table,
@@ -232,6 +235,8 @@ static AttentionCall make_call(const int32_t *table, int slots, float scale, int
                            .H = H,
                            .e = e};
 }
+
+bool attention_is_sm90(bool backward) { return (backward ? at.backward : at.forward) == BY_SM90; }
 
 void attention_take_counters(AttentionCall *c, Stream s, bool backward)
 {
@@ -343,8 +348,8 @@ static bool is_right(Kernels kernels, const char *name, Error *why)
     copy_to_device(s, table, host, bytes);
     stream_synchronize(s);
     stream_destroy(s);
-    AttentionCall c =
-        make_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N, at.sizes.heads, at.head_dim);
+    AttentionCall c = attention_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N,
+                                     at.sizes.heads, at.head_dim);
     c.row_scratch = parts.row_scratch;
     c.dq_sum = parts.dq_sum;
     AttentionPeer peer = {.name = name, .with_backward = at.backward == kernels && at.sizes.tokens};
@@ -481,8 +486,8 @@ const char *attention_description(void) { return at.open ? at.description : "att
 void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 {
     OP_SCOPE(attention_forward, a->window, N, H * e);
-    AttentionCall c = make_call(a->table, a->slots, a->scale, a->window, N, H, e);
-    check_tokens(N, (int)max_i64(at.sizes.tokens, at.sizes.eval_tokens), "");
+    AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
+    attention_check_tokens(N, H, false);
     c.y = a->yg;
     c.lse = a->lse;
     c.q = a->q;
@@ -537,7 +542,7 @@ static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch 
 static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch *p, const QkvBackward *qkv,
                                       int N, int H, int e)
 {
-    AttentionCall c = make_call(a->table, a->slots, a->scale, a->window, N, H, e);
+    AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
     c.q = a->q;
     c.k = a->k;
     c.v = a->v;
@@ -560,7 +565,7 @@ static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch 
 void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e)
 {
     OP_SCOPE(attention_backward, a, N, H * e);
-    check_tokens(N, at.sizes.tokens, " backward");
+    attention_check_tokens(N, H, true);
     assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
     Scratch p = lay_out(a->scratch, N, H, e);
     GateBackward gate = gate_backward(a, &p);

@@ -90,6 +90,11 @@ typedef struct {
     int N, H, e;
 } AttentionCall;
 
+// Everything but the tensors.
+AttentionCall attention_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e);
+bool attention_is_sm90(bool backward);                    // which kernels were chosen
+void attention_check_tokens(int N, int H, bool backward); // fatal beyond what was reserved
+
 // ---- the gate --------------------------------------------------------------------------------------------
 
 // y *= sig(gate_w . h[0:12]), for forward kernels that do not apply the gate themselves. (N, d) in place.
@@ -107,6 +112,8 @@ typedef struct {
     const floatX *h, *gate_w; // (N, d), (H, 12)
 } GateBackward;
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e);
+// sums[i] = sum of row i of dy * y, rows of a head's width e.
+void attention_row_sums(Stream s, float *sums, const floatX *dy, const floatX *y, int64_t rows, int e);
 
 // ---- cuDNN -----------------------------------------------------------------------------------------------
 

@@ -170,7 +170,28 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
     add_gate_sums(a.dgate_w, shared, pairs, partials, counter);
 }
 
+// Without a gate: only the row sums.
+__global__ __launch_bounds__(ROW_THREADS) void row_sums_kernel(float *sums, const floatX *dy, const floatX *y,
+                                                               int64_t rows, int e, int lanes)
+{
+    int64_t row = ((int64_t)blockIdx.x * ROW_THREADS + threadIdx.x) >> __ffs(lanes) - 1;
+    int j = threadIdx.x & (lanes - 1);
+    bool has = row < rows && 8 * j < e;
+    float dot = has ? dot_vectors(load_vec(dy + row * e, j), load_vec(y + row * e, j)) : 0;
+    dot = group_sum(dot, lanes, 0xffffffffu);
+    if (has && j == 0)
+        sums[row] = dot;
+}
+
 } // namespace
+
+void attention_row_sums(Stream s, float *sums, const floatX *dy, const floatX *y, int64_t rows, int e)
+{
+    int lanes = head_lanes(e);
+    unsigned blocks = (unsigned)ceil_div(rows * lanes, ROW_THREADS);
+    row_sums_kernel<<<blocks, ROW_THREADS, 0, s>>>(sums, dy, y, rows, e, lanes);
+    CHECK_LAUNCH();
+}
 
 void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
 {

@@ -120,6 +120,16 @@ static __device__ __forceinline__ void store_row(floatX *row, const uint4 (&u)[V
             store_vec(row, lane + WARP * i, u[i]);
 }
 
+// Neighbouring lanes that share a head of width e, a vector each (the last of them none when e / 8 is no
+// power of two).
+static inline int head_lanes(int e)
+{
+    int lanes = 1;
+    while (8 * lanes < e)
+        lanes *= 2;
+    return lanes;
+}
+
 // Calls `call` with constexpr int VPL for width d; widths between the instances take the next larger one.
 #define DISPATCH_WIDTH(d, call) \
     do { \

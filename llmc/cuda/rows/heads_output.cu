@@ -14,15 +14,6 @@ enum { THREADS = 256, MAX_HEAD = 8 * WARP };
 const float XSA_FLOOR = 1e-8f;
 const unsigned WHOLE_WARP = 0xffffffffu;
 
-// Lanes of a head of width e.
-__host__ __device__ inline int lanes_of(int e)
-{
-    int lanes = 1;
-    while (8 * lanes < e)
-        lanes *= 2;
-    return lanes;
-}
-
 // The thread's head of all tokens' and its vector of it.
 struct Place {
     int64_t at; // the vector's first element
@@ -142,7 +133,7 @@ unsigned blocks_for(int N, int H, int e, const char *op)
     if (e % 8 || e > MAX_HEAD)
         fatal(EXIT_BAD_INPUT, "%s: heads of width %d; the CUDA kernel takes multiples of 8 up to %d", op, e,
               MAX_HEAD);
-    return (unsigned)ceil_div((int64_t)N * H * lanes_of(e), THREADS);
+    return (unsigned)ceil_div((int64_t)N * H * head_lanes(e), THREADS);
 }
 
 } // namespace
@@ -153,7 +144,7 @@ void heads_output_forward(Stream s, const HeadsOutput *a, int N, int H, int e)
     if (N <= 0)
         return;
     unsigned blocks = blocks_for(N, H, e, "heads_output_forward");
-    heads_output_forward_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, lanes_of(e));
+    heads_output_forward_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, head_lanes(e));
     CHECK_LAUNCH();
 }
 
@@ -164,6 +155,6 @@ void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H,
         return;
     Backward both = {*a, *a->forward};
     unsigned blocks = blocks_for(N, H, e, "heads_output_backward");
-    heads_output_backward_kernel<<<blocks, THREADS, 0, s>>>(both, N, H, e, lanes_of(e));
+    heads_output_backward_kernel<<<blocks, THREADS, 0, s>>>(both, N, H, e, head_lanes(e));
     CHECK_LAUNCH();
 }

@@ -1,0 +1,79 @@
+// Softmax attention alone, by the kernels of attention_forward and _backward: they take any number of heads
+// and rows, no gate is a gate of 1, and their backward pass leaves dq, dk and dv.
+//
+// dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
+// of dy * y are another: 4 d.
+#include "llmc/cuda/attention/attention.h"
+
+// Head widths that the kernels take.
+static void check_widths(int qk, int e)
+{
+    if (qk != e)
+        fatal(EXIT_BAD_INPUT,
+              "attention with q and k of width %d a head and values of %d: the CUDA program takes equal "
+              "widths alone",
+              qk, e);
+}
+
+static void check_prepared(bool prepared, const Error *e)
+{
+    if (!prepared)
+        fatal(EXIT_BAD_INPUT, "%s", e->text);
+}
+
+static AttentionCall call_of(const SdpaForward *a, int N, int H, int e, bool backward)
+{
+    check_widths(a->qk, e);
+    attention_check_tokens(N, H, backward);
+    AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
+    c.q = a->q;
+    c.k = a->k;
+    c.v = a->v;
+    c.y = a->y;
+    c.lse = a->lse;
+    return c;
+}
+
+void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_forward, a, N, H, e);
+    AttentionCall c = call_of(a, N, H, e, false);
+    Error error;
+    attention_take_counters(&c, s, false);
+    if (attention_is_sm90(false)) {
+        attention_sm90_forward(&c, s);
+    } else {
+        check_prepared(attention_sm80_prepare(e, &error), &error);
+        attention_sm80_forward(&c, s);
+    }
+}
+
+static size_t row_sum_bytes(int N, int H) { return (size_t)round_up((int64_t)N * H * 4, 256); }
+
+size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
+{
+    check_widths(qk, e);
+    return row_sum_bytes(N, H) + (attention_is_sm90(true) ? attention_sm90_sums(N, H, e) * sizeof(float) : 0);
+}
+
+void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_backward, a, N, H, e);
+    assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
+    AttentionCall c = call_of(a->forward, N, H, e, true);
+    Error error;
+    c.row_sums = a->scratch;
+    c.dy = a->dy;
+    c.dq = a->dq;
+    c.dk = a->dk;
+    c.dv = a->dv;
+    attention_take_counters(&c, s, true);
+    attention_row_sums(s, a->scratch, a->dy, a->forward->y, (int64_t)N * H, e);
+    if (attention_is_sm90(true)) {
+        c.dq_sum = (float *)((char *)a->scratch + row_sum_bytes(N, H));
+        attention_sm90_backward(&c, s);
+    } else {
+        check_prepared(attention_sm80_prepare_backward(e, &error), &error);
+        attention_sm80_backward(&c, s);
+    }
+}
