@@ -272,6 +272,42 @@ static void mix_case(void)
     }
 }
 
+// ---- head -------------------------------------------------------------------------------------------------
+
+// The product with the unit matrix makes the file's logits, and dx is their gradient.
+static void loss_case(const char *name, int targets)
+{
+    enum { VP = 128 };
+    pool_reset();
+    current = "loss";
+    const HeadSpec spec = {.cap = 23, .slope = 7.5f, .shift = 5};
+    float *unit = floats(VP * VP), *dx = floats(ROWS * VP), *dw = floats(VP * VP), loss;
+    for (int i = 0; i < VP; i++)
+        unit[i * VP + i] = 1;
+    HeadLoss h = {.spec = &spec,
+                  .mode = HEAD_BF16,
+                  .loss = &loss,
+                  .dx = dx,
+                  .dw = dw,
+                  .x = get("logits"),
+                  .w = unit,
+                  .targets = whole_numbers("targets", ROWS),
+                  .num_targets = targets,
+                  .prefix = whole_numbers("prefix", ROWS),
+                  .scratch = take(head_train_scratch_bytes(HEAD_BF16, ROWS, VP, VP), 1),
+                  .N = ROWS,
+                  .d = VP,
+                  .Vp = VP};
+    current = name;
+    h.target_weight = get("weights");
+    h.prefix_weight = get("prefix_weight");
+    if (*h.prefix_weight == 0)
+        h.prefix = NULL;
+    head_loss_train(NULL, &h);
+    check("out", &loss, 1);
+    check("d.logits", dx, ROWS * VP);
+}
+
 // ---- Adam -------------------------------------------------------------------------------------------------
 
 // Updates after steps 1, 3 and 5, each with the gradients of two steps.
@@ -309,7 +345,7 @@ static void adam_case(const char *name)
 int main(void)
 {
     OpSizes sizes =
-        {.tokens = 64, .eval_tokens = 64, .dim = 64, .heads = H, .mlp_dim = 64, .vocab_padded = 128};
+        {.tokens = 64, .eval_tokens = 64, .dim = 128, .heads = H, .mlp_dim = 64, .vocab_padded = 128};
     backend_open(0);
     backend_reserve(&sizes);
     file = open_golden("2026-ops-attention");
@@ -330,6 +366,9 @@ int main(void)
     generator_case();
     bigram_case();
     mix_case();
+    loss_case("loss", 1);
+    loss_case("loss-prefix", 1);
+    loss_case("loss-three", 3);
     safetensors_close(file);
     file = open_golden("2026-adam");
     adam_case("ve_gate_bank");

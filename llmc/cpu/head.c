@@ -63,21 +63,30 @@ typedef struct {
     const int32_t *targets;
     int num_targets;
     float weight[MAX_TARGETS]; // of the targets
+    const int32_t *prefix;     // or NULL
+    float prefix_weight;
     float *dw;
     floatX *dx;
     int N, d, Vp;
     float sx, sw, sg; // 1 in HEAD_BF16
 } Task;
 
-// Targets of a row: fewer at the end of the sequence.
-static int targets_of(const Task *a, int row) { return (int)min_i64(a->num_targets, a->N - row); }
+// A term of a row's loss: weight (lse - z[token]).
+typedef struct {
+    int32_t token;
+    float weight;
+} Term;
+enum { MAX_TERMS = MAX_TARGETS + 1 };
 
-static float weight_sum(const Task *a, int row)
+// The terms of a row, fewer at the end of the sequence; returns their number.
+static int terms_of(const Task *a, int row, Term term[MAX_TERMS])
 {
-    float sum = 0;
-    for (int k = 0; k < targets_of(a, row); k++)
-        sum += a->weight[k];
-    return sum;
+    int count = (int)min_i64(a->num_targets, a->N - row);
+    for (int k = 0; k < count; k++)
+        term[k] = (Term){a->targets[row + k], a->weight[k]};
+    if (a->prefix && a->prefix[row] >= 0)
+        term[count++] = (Term){a->prefix[row], a->prefix_weight};
+    return count;
 }
 
 // ---- operands ---------------------------------------------------------------------------------------------
@@ -180,9 +189,11 @@ static double chunk_loss(const Task *a, const Chunk *c, int row, int rows)
             sum += c->sum[(int64_t)group * rows + i];
         double lse = log(sum);
         c->lse[i] = (float)lse;
-        for (int k = 0; k < targets_of(a, row + i); k++) {
-            double z = (double)a->cap * target_sigmoid(c, rows, i, a->targets[row + i + k], a->Vp);
-            loss += (double)a->weight[k] * (lse - z);
+        Term term[MAX_TERMS];
+        int count = terms_of(a, row + i, term);
+        for (int k = 0; k < count; k++) {
+            double z = (double)a->cap * target_sigmoid(c, rows, i, term[k].token, a->Vp);
+            loss += (double)term[k].weight * (lse - z);
         }
     }
     return loss;
@@ -200,23 +211,25 @@ static inline float logit_gradient(const Task *a, float p, float wanted, float s
 // Sigmoids of a row's columns from `col` on to gradients of its logits, as they enter the products.
 static void gradient_row(const Task *a, float *restrict columns, int col, int cols, float lse, int row)
 {
-    int count = targets_of(a, row);
-    const int32_t *targets = a->targets + row;
-    float all = weight_sum(a, row), cap = a->cap, target_gradient[MAX_TARGETS];
+    Term term[MAX_TERMS];
+    int count = terms_of(a, row, term);
+    float all = 0, cap = a->cap, target_gradient[MAX_TERMS];
+    for (int k = 0; k < count; k++)
+        all += term[k].weight;
     for (int k = 0; k < count; k++) {
         float wanted = 0, sig = 0;
-        for (int i = 0; i < count; i++) // targets of a row may be the same token
-            wanted += targets[i] == targets[k] ? a->weight[i] : 0;
-        if (targets[k] >= col && targets[k] < col + cols)
-            sig = columns[targets[k] - col];
+        for (int i = 0; i < count; i++) // terms of a row may have the same token
+            wanted += term[i].token == term[k].token ? term[i].weight : 0;
+        if (term[k].token >= col && term[k].token < col + cols)
+            sig = columns[term[k].token - col];
         target_gradient[k] = logit_gradient(a, all * fast_exp(cap * sig - lse), wanted, sig);
     }
 #pragma omp simd
     for (int j = 0; j < cols; j++)
         columns[j] = logit_gradient(a, all * fast_exp(cap * columns[j] - lse), 0, columns[j]);
     for (int k = 0; k < count; k++) {
-        if (targets[k] >= col && targets[k] < col + cols)
-            columns[targets[k] - col] = target_gradient[k];
+        if (term[k].token >= col && term[k].token < col + cols)
+            columns[term[k].token - col] = target_gradient[k];
     }
     if (a->mode != HEAD_FP8)
         return;
@@ -324,6 +337,10 @@ static Task task_of(const HeadLoss *h, bool train)
     assert(a.num_targets >= 1 && a.num_targets <= MAX_TARGETS);
     for (int k = 0; k < a.num_targets && train; k++)
         a.weight[k] = h->target_weight[k];
+    if (train && h->prefix) {
+        a.prefix = h->prefix;
+        a.prefix_weight = *h->prefix_weight;
+    }
     if (a.mode == HEAD_FP8) {
         HeadScales scales = head_scales(spec, h->d);
         a.sx = scales.x;

@@ -9,7 +9,9 @@ extern "C" {
 
 // logits = x w^T;  z = cap sig((logits + shift) / slope);  lse = log sum_j exp(z_j) over all Vp columns.
 // Training: row t predicts the targets of rows t, t + 1, ... t + K - 1, as far as there are such rows, each
-// with a weight:  loss_t = sum_k weight_k (lse - z[targets[t + k]]). Evaluation: K = 1, weight 1.
+// with a weight, and a prefix of its first target where there is one:
+//   loss_t = sum_k weight_k (lse - z[targets[t + k]]) + prefix_weight (lse - z[prefix_t]) [prefix_t >= 0].
+// Evaluation: K = 1, weight 1, no prefix.
 // Never holds more than a chunk of logits. In training logits and their gradient are rounded to floatX, as
 // between any two ops, or kept more exactly.
 typedef enum { HEAD_BF16, HEAD_FP8 } HeadMode;
@@ -48,6 +50,8 @@ typedef struct {
     const int32_t *targets;     // (N)
     int num_targets;            // K, 1 to MAX_TARGETS; training
     const float *target_weight; // (num_targets), not below 0; training
+    const int32_t *prefix;      // (N) token or -1; NULL: none; training
+    const float *prefix_weight; // (1), not below 0; with prefix
     void *scratch; // head_train_scratch_bytes or head_eval_scratch_bytes, of this N or a larger one; 256-byte
                    // aligned
     int N, d, Vp;

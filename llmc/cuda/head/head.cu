@@ -319,6 +319,10 @@ void head_loss_train(Stream s, const HeadLoss *a)
     int N = a->N, d = a->d, Vp = a->Vp;
     if (N <= 0)
         return;
+    if (a->prefix)
+        fatal(EXIT_BAD_INPUT,
+              "head_loss_train: there is no CUDA kernel for prefix targets; use train_gpt_cpu, "
+              "or a loss without a prefix term");
     assert(a->num_targets >= 1 && a->num_targets <= MAX_TARGETS && (uintptr_t)a->scratch % 256 == 0);
     bool fp8 = a->mode == HEAD_FP8, units = fp8 && weight_in_fp8(Vp, d);
     Task t = task_of(a, a->mode);

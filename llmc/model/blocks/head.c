@@ -32,6 +32,8 @@ void head_train_block(const Pass *p, float *loss)
                                           .targets = p->b->targets,
                                           .num_targets = p->b->num_targets,
                                           .target_weight = p->b->target_weight,
+                                          .prefix = p->b->prefix,
+                                          .prefix_weight = p->b->prefix_weight,
                                           .scratch = a->head_scratch,
                                           .N = p->b->N,
                                           .d = d,
