@@ -12,6 +12,7 @@
 #include "dev/test/ops_gpu_optimizers.h"
 #include "dev/test/ops_gpu_products.h"
 #include "dev/test/ops_gpu_rows.h"
+#include "dev/test/ops_gpu_mixes.h" // takes token rows from that of the embedding
 #include "dev/test/ops_gpu_heads.h" // takes angles from those of the products
 #include "dev/test/ops_gpu_sdpa.h"
 
@@ -29,10 +30,17 @@ static Case cases[] = {
     CASE(mix_backward, fix_mix_backward, 3, true),
     CASE(rmsnorm_forward, NULL, 1, true),
     CASE(rmsnorm_backward, NULL, 1, true),
+    CASE(signed_gather, fix_signed_gather, 2, true),
+    CASE(table_grad, fix_table_grad, 4, true),
+    CASE(stream_mix, fix_stream_mix, STREAM_MIX_VARIANTS, true),
+    CASE(stream_grads, fix_stream_grads, STREAM_GRADS_VARIANTS, true),
+    CASE(generator_forward, NULL, 3, true),
+    CASE(generator_backward, NULL, 3, true),
     CASE(matmul, NULL, 8, false),
     CASE(matmul_down, NULL, 6, false),
     CASE(matmul_input, NULL, 2, false),
     CASE(matmul_weight, NULL, 4, false),
+    CASE(weight_scale, NULL, 1, true),
     CASE(relu2_forward, NULL, 1, false),
     CASE(relu2_backward, fix_squares, 1, false),
     CASE(rope, fix_frequencies, 1, true),
@@ -47,6 +55,7 @@ static Case cases[] = {
     CASE(head_eval, NULL, 2, false),
     CASE(head_logits, NULL, 2, false),
     CASE(adam, fix_adam, 2, true),
+    CASE(adam_decay, fix_adam_decay, 1, true),
     CASE(momentum, fix_momentum, 1, true),
     CASE(update, fix_update, 4, false),
     CASE(cast, NULL, 1, true),

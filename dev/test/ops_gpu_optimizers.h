@@ -38,6 +38,31 @@ RUN(adam)
         o->adam_update(stream, p[0], p[1], p[2], p[3], p[4], adam_rule, n);
 }
 
+// Every third row of 64 elements has no gradient, as rows of tables that no token of a step is in.
+static void fix_adam_decay(Case *c)
+{
+    fix_adam(c);
+    for (int64_t k = 0; k < c->buffer[3].count; k++)
+        if (k / 64 % 3 == 0)
+            c->master[3][k] = 0;
+}
+DESCRIBE(adam_decay)
+{
+    SIZES;
+    int64_t n = (int64_t)N * d + 3;
+    add(c, "p", FLOATX, INOUT, n, 1);
+    add(c, "m", FP32, INOUT, n, 0.1);
+    add(c, "v", FP32, INOUT, n, 0.01);
+    add(c, "grad", FP32, INOUT, n, 1);
+    add(c, "step", FP32, IN, STEP_FLOATS, 1);
+}
+RUN(adam_decay)
+{
+    AdamRule rule = adam_rule;
+    rule.rule = 1;
+    o->adam_update_decay(stream, p[0], p[1], p[2], p[3], p[4], rule, c->buffer[0].count);
+}
+
 static void fix_momentum(Case *c) { set_step(c->master[2]); }
 DESCRIBE(momentum)
 {

@@ -181,3 +181,17 @@ RUN(qkv_product)
                            p[7], p[8], p[9], p[10]};
     o->qkv_product_forward(stream, &a, N, H, e);
 }
+
+// ---- a weight's two factors -------------------------------------------------------------------------------
+
+DESCRIBE(weight_scale)
+{
+    SIZES;
+    int64_t n = (int64_t)N * d + 3;
+    add(c, "dw", FP32, INOUT, n, 1);
+    add(c, "dalpha", FP32, INOUT, 1, 1);
+    add(c, "w", FLOATX, IN, n, 1);
+    add(c, "alpha", FP32, IN, 1, 1);
+    c->buffer[1].spread = sqrt((double)n) / 3;
+}
+RUN(weight_scale) { o->weight_scale_backward(stream, p[0], p[1], p[2], p[3], c->buffer[0].count); }

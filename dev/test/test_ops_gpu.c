@@ -29,9 +29,11 @@
     X(matmul_relu2_backward) X(rope_tables) X(qkv_forward) X(qkv_product_forward) X(head_weight_bytes) \
     X(head_train_scratch_bytes) X(head_eval_scratch_bytes) X(head_quantize) X(head_loss_train) \
     X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
-    X(normuon_update) X(cast_weights) X(heads_forward) X(heads_backward) X(heads_output_forward) \
-    X(heads_output_backward) X(attention_table_ints) X(attention_table_build) X(sdpa_forward) \
-    X(sdpa_scratch_bytes) X(sdpa_backward)
+    X(normuon_update) X(cast_weights) X(signed_gather) X(table_grad) X(stream_mix) X(stream_grads) \
+    X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_backward) \
+    X(heads_forward) X(heads_backward) X(heads_output_forward) X(heads_output_backward) \
+    X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
+    X(sdpa_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
@@ -74,7 +76,7 @@ typedef struct {
 typedef struct {
     int N, H, e, F, Vp;
 } Sizes;
-enum { MAX_BUFFERS = 24, VARIANTS = 8 };
+enum { MAX_BUFFERS = 24 };
 typedef struct Case Case;
 struct Case {
     const char *name;

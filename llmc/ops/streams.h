@@ -11,7 +11,10 @@
 extern "C" {
 #endif
 
-enum { MIX_STREAMS = 6 }; // most streams of a sum, and most sums of a stream
+enum {
+    MIX_STREAMS = 6,  // most streams of a sum, and most sums of a stream
+    STREAM_LEADS = 32 // most leading channels
+};
 
 // c_t = plus + scalar * column[t * stride].  All zero: 1.
 typedef struct {
@@ -61,9 +64,9 @@ typedef struct {
     int readers;
     const floatX *dh;     // (N, d) gradient of h = rms(x), or NULL
     const float *dh_lead; // (N, leads) added to dh's first `leads` channels, or NULL
-    int leads;
-    const floatX *h;   // (N, d) and
-    const float *rstd; // (N) as stream_mix gave them; needed with dh, or without x
+    int leads;            // at most STREAM_LEADS
+    const floatX *h;      // (N, d) and
+    const float *rstd;    // (N) as stream_mix gave them; needed with dh, or without x
 } StreamGrad;
 enum { STREAM_GRADS = 2 }; // most at a time
 // Of `count` streams at once: a g that is at the same place in the readers of both is loaded once. With two

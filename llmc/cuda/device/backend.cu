@@ -30,9 +30,12 @@ static void plan_scratch(const OpSizes *z)
     size_t tokens = (size_t)max_i64(z->tokens, 1), d = (size_t)z->dim, F = (size_t)z->mlp_dim;
     size_t ctas = (size_t)device_state.sms * 16; // of the reductions with a persistent grid, at most
     plan_floats(SCRATCH_ROPE, 4 * d / (size_t)z->heads);
-    plan_floats(SCRATCH_MIX, 3 * ctas);
+    plan_floats(SCRATCH_MIX, STREAM_GRADS * MIX_STREAMS * ctas);
     plan_floats(SCRATCH_EMBED, 16 * ((tokens + 127) / 128));
-    plan_floats(SCRATCH_EMBEDDING_GRAD, (tokens + 15) / 16 * (2 * d + 2));
+    plan_floats(SCRATCH_TABLE_GRAD, (tokens + 15) / 16 * (2 * d + 2));
+    plan_floats(SCRATCH_GENERATOR,
+                (size_t)(2 * device_state.sms + 1) * GENERATOR_MOST * (GENERATOR_MOST + 1));
+    plan_floats(SCRATCH_WEIGHT_SCALE, ctas);
     plan_floats(SCRATCH_QKV, 2 * ctas);
     plan_floats(SCRATCH_GATES, ctas * 12 * (size_t)z->heads);
     plan_floats(SCRATCH_HEADS, ctas * 12 * (size_t)z->heads);

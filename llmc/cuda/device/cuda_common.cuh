@@ -236,6 +236,26 @@ static __device__ __forceinline__ void grid_accumulate(float *out, const float (
     }
 }
 
+// Bits of the largest magnitude among eight bf16, as of a float. Maxima of nonnegative floats are those of
+// their bits; NaN is above infinity.
+static __device__ __forceinline__ uint32_t amax_of(uint4 u)
+{
+    uint32_t lo = max(max(u.x << 16 & 0x7fffffffu, u.y << 16 & 0x7fffffffu),
+                      max(u.z << 16 & 0x7fffffffu, u.w << 16 & 0x7fffffffu));
+    uint32_t hi = max(max(u.x & 0x7fff0000u, u.y & 0x7fff0000u), max(u.z & 0x7fff0000u, u.w & 0x7fff0000u));
+    return max(lo, hi);
+}
+
+// *amax = max(*amax, the largest of the warp's bits), whatever the order of the warps. Most of them find that
+// it is larger already.
+static __device__ __forceinline__ void amax_bits(float *amax, uint32_t bits)
+{
+    unsigned *most = reinterpret_cast<unsigned *>(amax);
+    bits = __reduce_max_sync(0xffffffffu, bits);
+    if (threadIdx.x % WARP == 0 && bits > *reinterpret_cast<volatile unsigned *>(most))
+        atomicMax(most, bits);
+}
+
 static __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // Blocks for a kernel whose warps each take rows in turn: enough to fill the device, never more than there

@@ -12,28 +12,13 @@ enum { THREADS = 256, SLAB_ROWS = 4096, LEAST_SLAB_ROWS = 128 };
 
 // ---- scales ----------------------------------------------------------------------------------------------
 
-// Maxima of nonnegative floats are those of their bits, whatever their order; NaN is above infinity.
-static __device__ __forceinline__ void amax_bits(float *amax, uint32_t bits)
-{
-    bits = __reduce_max_sync(0xffffffffu, bits);
-    if (threadIdx.x % WARP == 0)
-        atomicMax(reinterpret_cast<unsigned *>(amax), bits);
-}
-
 __global__ __launch_bounds__(THREADS) void amax_kernel(float *amax, const uint4 *x, int64_t vectors)
 {
-    uint32_t lo = 0, hi = 0; // bits of bf16 in the upper half
+    uint32_t most = 0;
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
-    for (; v < vectors; v += step) {
-        uint4 u = x[v];
-        const uint32_t w[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            lo = max(lo, w[k] << 16 & 0x7fffffffu);
-            hi = max(hi, w[k] & 0x7fff0000u);
-        }
-    }
-    amax_bits(amax, max(lo, hi));
+    for (; v < vectors; v += step)
+        most = max(most, amax_of(x[v]));
+    amax_bits(amax, most);
 }
 
 void amax_accumulate(Stream s, float *amax, const floatX *x, int64_t n)

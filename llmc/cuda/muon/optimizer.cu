@@ -87,6 +87,67 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
     CHECK_LAUNCH();
 }
 
+static __device__ __forceinline__ void adam_decay_step(float &p, float &m, float &v, float g, RuleStep now,
+                                                       AdamRule r)
+{
+    m = r.beta1 * m + r.rest1 * g;
+    v = r.beta2 * v + r.rest2 * g * g;
+    float u = now.rate * (m / (sqrtf(v) + r.eps));
+    if (u * p > 0)
+        u += now.decay * p;
+    p -= u;
+}
+
+// Four elements a thread; behind the vectors one. A gradient that is zero is not cleared again: of a table
+// with many rows a step touches few, so that most of these stores are saved (4 of 28 bytes an element).
+__global__ __launch_bounds__(THREADS) void adam_decay_kernel(floatX *p, float *m, float *v, float *grad,
+                                                             const StepParams *step, AdamRule rule, int64_t n,
+                                                             int64_t vectors)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    float scale = step->grad_scale;
+    RuleStep now = step->rule[rule.rule];
+    if (i < vectors) {
+        float4 *m4 = reinterpret_cast<float4 *>(m) + i, *v4 = reinterpret_cast<float4 *>(v) + i,
+               *g4 = reinterpret_cast<float4 *>(grad) + i, g = *g4, a = *m4, b = *v4;
+        uint2 *p4 = reinterpret_cast<uint2 *>(p) + i, u = *p4;
+        float x[4] = {__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u),
+                      __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u)};
+        adam_decay_step(x[0], a.x, b.x, g.x * scale, now, rule);
+        adam_decay_step(x[1], a.y, b.y, g.y * scale, now, rule);
+        adam_decay_step(x[2], a.z, b.z, g.z * scale, now, rule);
+        adam_decay_step(x[3], a.w, b.w, g.w * scale, now, rule);
+        *p4 = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
+        *m4 = a;
+        *v4 = b;
+        if (g.x != 0 || g.y != 0 || g.z != 0 || g.w != 0)
+            *g4 = make_float4(0, 0, 0, 0);
+        return;
+    }
+    i += 3 * vectors;
+    if (i >= n)
+        return;
+    float x = to_float(p[i]), y = m[i], z = v[i];
+    adam_decay_step(x, y, z, grad[i] * scale, now, rule);
+    store(p + i, x);
+    m[i] = y;
+    v[i] = z;
+    grad[i] = 0;
+}
+
+void adam_update_decay(Stream s, floatX *p, float *m, float *v, float *grad, const StepParams *step,
+                       AdamRule rule, int64_t n)
+{
+    OP_SCOPE(adam_update_decay, n);
+    if (n <= 0)
+        return;
+    bool aligned = (uintptr_t)p % 8 == 0 && aligned16(m) && aligned16(v) && aligned16(grad);
+    int64_t vectors = aligned ? n / 4 : 0;
+    adam_decay_kernel<<<(unsigned)ceil_div(n - 3 * vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step,
+                                                                                       rule, n, vectors);
+    CHECK_LAUNCH();
+}
+
 // ---- NorMuon's momentum -----------------------------------------------------------------------------------
 
 static __device__ __forceinline__ void momentum_step(float &u, float &m, float scale, float mu)
