@@ -1,6 +1,7 @@
 // The program, top-down: options -> data, model, optimizers -> the loop. No kernel and no arithmetic here.
 #include "llmc/io/checkpoint.h"
 #include "llmc/base/file_hash.h"
+#include "llmc/data/validation.h"
 #include "llmc/io/logger.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/source.h"
@@ -8,6 +9,7 @@
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
 #include "llmc/run/sample.h"
+#include "llmc/run/vocabulary.h"
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -368,7 +370,7 @@ static void open_logger(Run *r, int argc, char **argv)
     logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(),
                    comm_size() > 1 ? "s" : "", comm_description());
     logger_message(r->logger, "data: %s", data);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < TRAINER_NOTES; i++) {
         if (t->fit[i])
             logger_message(r->logger, "data: %s", t->fit[i]);
     }
@@ -407,16 +409,9 @@ static void open_tokenizer(Run *r)
     const Config *c = &r->config;
     if (!c->sample || comm_rank())
         return;
-    bool bytes = c->vocab_size == BYTE_VOCAB;
-    if (!*c->vocab && !bytes)
-        fatal(EXIT_USAGE, "--sample: this vocabulary needs --vocab, a folder with the GPT-2 vocabulary "
-                          "(data/gpt2_vocab.sh)");
-    Tokenizer *tokenizer = *c->vocab ? tokenizer_load(c->vocab, &e) : tokenizer_bytes();
+    Tokenizer *tokenizer = vocabulary_open(c, "--sample", &e);
     if (!tokenizer)
-        fatal(EXIT_BAD_INPUT, "--vocab: %s", e.text);
-    if (tokenizer_vocab_size(tokenizer) != c->vocab_size)
-        fatal(EXIT_BAD_INPUT, "--vocab %s: has %d tokens, the model %d", c->vocab,
-              tokenizer_vocab_size(tokenizer), c->vocab_size);
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
     if (!sample_check(&r->trainer, tokenizer, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     r->tokenizer = tokenizer;

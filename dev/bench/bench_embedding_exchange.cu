@@ -532,8 +532,8 @@ static void read_pair(Loader *loader, Batch *b)
     for (int i = 0; i < 2 * config.micro_batches / size; i++) {
         if (!loader_next(loader, b, &e))
             fatal(EXIT_BAD_INPUT, "%s", e.text);
-        for (int k = 0; k < b->num_rows; k++)
-            bits[b->row_token[k] / 32] |= 1u << b->row_token[k] % 32;
+        for (int k = 0; k < b->rows.count; k++)
+            bits[b->rows.row[k] / 32] |= 1u << b->rows.row[k] % 32;
     }
     copy_to_device(stream, sets.bits + rank * sets.words, bits, (size_t)sets.words * sizeof *bits);
     stream_synchronize(stream);
@@ -547,7 +547,7 @@ static void read_pairs(Loader *loader)
     const int32_t *all = first + size * (size + 1);
     double Vp = sets.share * size, one[2] = {1, 0}, any[2] = {1, 0};
     Batch b;
-    batch_alloc(&b, config.micro_batch_tokens);
+    batch_alloc(&b, config.micro_batch_tokens, NULL);
     for (int i = 0; i < PAIRS; i++) {
         read_pair(loader, &b);
         for (int r = 0; r < size; r++) {

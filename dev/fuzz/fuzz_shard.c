@@ -2,6 +2,7 @@
 // bytes choose the sizes and whether the rest is taken as a whole file or as the tokens behind a sound
 // header, so that both layers are reached.
 #include "llmc/data/dataloader.h"
+#include "llmc/data/validation.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -27,10 +28,10 @@ static void check_batch(const Batch *b, int vocab_size, bool rows)
         check(b->targets[i] == b->tokens[i + 1]);
     if (!rows)
         return;
-    check(b->num_rows >= 1 && b->row_start[0] == 0 && b->row_start[b->num_rows] == b->N);
-    for (int r = 0; r < b->num_rows; r++)
-        for (int i = b->row_start[r]; i < b->row_start[r + 1]; i++)
-            check(b->tokens[b->order[i]] == b->row_token[r]);
+    check(b->rows.count >= 1 && b->rows.start[0] == 0 && b->rows.start[b->rows.count] == b->N);
+    for (int r = 0; r < b->rows.count; r++)
+        for (int i = b->rows.start[r]; i < b->rows.start[r + 1]; i++)
+            check(b->tokens[b->rows.order[i]] == b->rows.row[r]);
 }
 
 // The same bytes as a checkpoint's list of shards; and the loader's own list, which it must accept.
@@ -63,7 +64,7 @@ static void train(const char *path, const uint8_t *choice, size_t count)
         return;
     compare(l, choice + CHOICE_BYTES, count);
     Batch b;
-    batch_alloc(&b, o.micro_batch_tokens);
+    batch_alloc(&b, o.micro_batch_tokens, NULL);
     LoaderPosition p = {choice[5] % 3, 0, choice[5] / 3};
     bool good = choice[5] == 0 || loader_seek(l, p, &e);
     for (int i = 0; i < MAX_STEPS && good && (good = loader_next(l, &b, &e)); i++) {
@@ -84,7 +85,7 @@ static void validate(const char *path, const uint8_t *choice)
         return;
     Batch b;
     ValidationPart part;
-    batch_alloc(&b, (int)min_i64(S, validation_longest(v) + 1 + choice[4] % 8));
+    batch_alloc(&b, (int)min_i64(S, validation_longest(v) + 1 + choice[4] % 8), NULL);
     for (int q = 0; q < validation_num_sequences(v); q++)
         for (int begin = 0; begin < S; begin = part.end) {
             check(validation_part(v, q, begin, &b, &part, &e) && part.begin == begin && part.end > begin &&

@@ -118,7 +118,7 @@ for ('other_train', 'other_val') { # a vocabulary that is neither bytes nor GPT-
     spew("$dir/$_.bin", header(3, 300));
 }
 my @other = (@short, '--train-files', "$dir/other_train.bin", '--val-files', "$dir/other_val.bin", '--out', "$dir/other");
-refuses('a sample without its vocabulary', 2, qr/--sample: this vocabulary needs --vocab/, @other, '--sample', 'abc');
+refuses('a sample without its vocabulary', 1, qr/--sample needs --vocab, a folder/, @other, '--sample', 'abc');
 refuses('a sample with another vocabulary', 1, qr/--vocab bytes: has 257 tokens, the model 300/, @other, '--sample', 'abc', '--vocab', 'bytes');
 refuses('a vocabulary that is missing', 1, qr/--vocab: .*none/, @other, '--sample', 'abc', '--vocab', "$dir/none");
 ok(!glob("$dir/other/*"), 'before any training');

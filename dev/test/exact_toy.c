@@ -6,7 +6,7 @@
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/dist/comm.h"
-#include "llmc/model/model.h"
+#include "llmc/run/batch_block.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static struct {
     Rope rope;
     floatX *cos, *sin;
     Batch batch;
-    int32_t *table;
+    int32_t *block;
     StepParams step;
     DeviceBatch device;
     AttentionSetting at;
@@ -58,7 +58,7 @@ static void open_toy(const char *preset)
 static void make_batch(void)
 {
     Batch *b = &toy.batch;
-    batch_alloc(b, N);
+    batch_alloc(b, N, NULL);
     toy.step = schedule_step_params(&toy.config, STEP);
     for (int i = 0; i < N; i++) {
         b->tokens[i] = (int32_t)((uint32_t)(i * i * 7 + i) % VOCAB);
@@ -67,17 +67,11 @@ static void make_batch(void)
     b->num_docs = 2;
     b->cu_seqlens[1] = 41;
     b->cu_seqlens[2] = N;
-    batch_sort_rows(b);
-    toy.table = xcalloc((size_t)attention_table_ints(N, 0), sizeof *toy.table);
-    int slots = attention_table_build(toy.table, b->cu_seqlens, b->num_docs, N, 0);
-    toy.device = (DeviceBatch){.N = N,
-                               .tokens = b->tokens,
-                               .targets = b->targets,
-                               .num_targets = schedule_stage(&toy.config, STEP).targets.count,
-                               .target_weight = toy.step.target_weight,
-                               .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
-                               .table = toy.table,
-                               .slots = slots};
+    batch_complete(b);
+    toy.block = xcalloc((size_t)block_ints(N, &b->tables), sizeof *toy.block);
+    toy.device = block_batch(toy.block, b, block_pack(toy.block, b));
+    toy.device.num_targets = schedule_stage(&toy.config, STEP).targets.count;
+    toy.device.target_weight = toy.step.target_weight;
 }
 
 // No tensor at zero, where gradients of others vanish. STORE_HALF is fp32 in this build.

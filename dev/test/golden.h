@@ -4,6 +4,7 @@
 #pragma once
 #include "dev/test/golden_file.h"
 #include "llmc/optim/optimizer.h"
+#include "llmc/run/batch_block.h"
 
 enum { GOLDEN_STEPS = 6, SAMPLES = 160 };
 
@@ -25,7 +26,7 @@ typedef struct {
     Rope rope;
     floatX *cos, *sin;
     Batch batch;
-    int32_t *table;
+    int32_t *block;
     char *memory;
     float loss_device[1], *loss;
     int32_t *tokens, *cu_seqlens; // (6, 2, most + 1)
@@ -64,7 +65,9 @@ static void golden_size(Golden *g, int N)
         return;
     if (g->batch.N)
         batch_free(&g->batch);
-    batch_alloc(&g->batch, N);
+    batch_alloc(&g->batch, N, NULL);
+    free(g->block);
+    g->block = xcalloc((size_t)block_ints(N, &g->batch.tables), sizeof *g->block);
     acts_place(&g->acts, &g->model, N, true, g->memory);
 }
 
@@ -96,7 +99,6 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     g->sin = device_alloc(angles * sizeof(floatX), "rope");
     rope_tables(NULL, g->cos, g->sin, g->rope.frequency, N, d / c->num_heads);
     golden_size(g, N);
-    g->table = xcalloc((size_t)attention_table_ints(N, 0), 4);
     char *own = format_string("-%s", gc->preset), *init = format_string("init%s", gc->own ? own : gc->suffix),
          *batches = format_string("batches%s", gc->own ? own : "");
     SafeTensors *st = open_golden(batches);
@@ -117,7 +119,7 @@ static void golden_close(Golden *g)
     device_free(g->cos);
     device_free(g->sin);
     batch_free(&g->batch);
-    free(g->table);
+    free(g->block);
     free(g->tokens);
     free(g->cu_seqlens);
     safetensors_close(g->init);
@@ -179,17 +181,11 @@ static double golden_batch(Golden *g, int t, int micro)
     for (b->num_docs = 0; cu[b->num_docs] < b->N; b->num_docs++)
         b->cu_seqlens[b->num_docs] = cu[b->num_docs];
     b->cu_seqlens[b->num_docs] = b->N;
-    batch_sort_rows(b);
+    batch_complete(b);
     const float one = 1;
-    int slots = attention_table_build(g->table, b->cu_seqlens, b->num_docs, b->N, 0);
-    DeviceBatch device = {.N = b->N,
-                          .tokens = b->tokens,
-                          .targets = b->targets,
-                          .num_targets = 1,
-                          .target_weight = &one,
-                          .rows = {b->order, b->row_token, b->row_start, &b->num_rows},
-                          .table = g->table,
-                          .slots = slots};
+    DeviceBatch device = block_batch(g->block, b, block_pack(g->block, b));
+    device.num_targets = 1;
+    device.target_weight = &one;
     model_train_batch(&g->model, &g->acts, &device, &at, g->loss_device, micro ? LAST_OF_STEP : FIRST_OF_STEP,
                       NULL);
     return g->loss_device[0];

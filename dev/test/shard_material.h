@@ -1,6 +1,7 @@
 // Random token shards in a temporary folder, for the tests of the loader.
 #pragma once
 #include "llmc/data/dataloader.h"
+#include "llmc/data/validation.h"
 #include "llmc/data/shard_writer.h"
 #include "dev/test/tap.h"
 #include <stdlib.h>

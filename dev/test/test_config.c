@@ -358,7 +358,11 @@ static void check_unused(void)
     unused("--preset tiny --val-every 5 --out x --repeat", true, "");
     unused("--sample a --top-k 3 --vocab v", true, "");
     unused("--top-k 3 --vocab v --sample=a", false, "");
-    unused("--top-k=3 --vocab v", true, "--vocab, --top-k: not used: only --sample uses it; ");
+    unused("--top-k=3 --vocab v", true,
+           "--top-k: not used: only --sample uses it; --vocab: not used: neither --sample nor a prefix term "
+           "uses it; ");
+    unused("--stage-prefix 1 --window-schedule 3 --vocab v", true, "");
+    unused("--stage-prefix 1 --window-schedule 3 --vocab v --sample a", false, "");
     unused("--sample a --temperature 0 --top-k 3", true,
            "--top-k: not used: --temperature 0 takes the likeliest token; ");
     unused("--eval-only --out x --repeat=0 --stop-at 3 --val-tokens 262144", false,

@@ -76,16 +76,16 @@ static bool same_rows(const Batch *b)
         for (int i = 0; i < b->N; i++) {
             if (b->tokens[i] != id)
                 continue;
-            if (b->order[place++] != i)
+            if (b->rows.order[place++] != i)
                 return false;
         }
         if (place == before)
             continue;
-        if (row >= b->num_rows || b->row_token[row] != id || b->row_start[row] != before)
+        if (row >= b->rows.count || b->rows.row[row] != id || b->rows.start[row] != before)
             return false;
         row++;
     }
-    return row == b->num_rows && b->row_start[row] == b->N;
+    return row == b->rows.count && b->rows.start[row] == b->N;
 }
 
 static bool same_batch(const Batch *b, const int *ids, const int *begins)
@@ -122,7 +122,7 @@ static int compare_run(Naive s, int num_ranks, int chunk, int *outcome)
     int *begins = xcalloc((size_t)MICRO_BATCHES * (size_t)(s.N + 1), sizeof *begins);
     Loader *loaders[MICRO_BATCHES] = {0};
     Batch b;
-    batch_alloc(&b, s.N);
+    batch_alloc(&b, s.N, NULL);
     bool same = true;
     for (int r = 0; r < num_ranks; r++) {
         LoaderOptions o = options_of(&s, r, num_ranks, chunk);
@@ -211,7 +211,7 @@ static void test_equal_documents(const char *name, int length, int tokens, int N
     LoaderOptions o = options_of(&s, 0, 1, 0);
     Loader *l = loader_open(&o, &e);
     Batch b;
-    batch_alloc(&b, N);
+    batch_alloc(&b, N, NULL);
     bool got = l && loader_next(l, &b, &e);
     ok(good == 4 && got && b.num_docs == want_docs,
        "%s: equal to the naive reading; %d documents in a micro-batch", name, b.num_docs);
@@ -270,7 +270,7 @@ static void test_resume(int group)
     static int32_t seen[STEPS][2][N];
     LoaderPosition places[STEPS + 1] = {{0}}, starts[STEPS];
     Batch b;
-    batch_alloc(&b, N);
+    batch_alloc(&b, N, NULL);
     for (int step = 0; step < STEPS; step++) {
         places[step] = loader_position(straight);
         for (int a = 0; a < 2; a++) {
@@ -326,7 +326,7 @@ static void test_seek_refusals(void) // on the three shards of test_resume
        "negative positions are refused");
     Loader *l = open_or_say(o);
     Batch b;
-    batch_alloc(&b, 16);
+    batch_alloc(&b, 16, NULL);
     LoaderPosition end = {0, 1, documents};
     ok(loader_seek(l, end, &e) && loader_next(l, &b, &e) && b.position.shard == 2 && b.position.document == 0,
        "the end of shard 1 is a place: the next step comes from shard 2");
@@ -373,7 +373,7 @@ static void test_background(void)
     o.chunk_hook_context = &gate;
     Loader *l = open_or_say(o);
     Batch b;
-    batch_alloc(&b, s.N);
+    batch_alloc(&b, s.N, NULL);
     ok(sem_trywait(&gate.held) != 0, "no token is read before the first batch is asked for");
     alarm(60); // a loader that waits for the whole index would hang here for ever
     bool got = loader_next(l, &b, &e);
@@ -423,7 +423,7 @@ static void test_late_fault(void)
     LoaderOptions o = options_of(&s, 0, 1, 100);
     Loader *l = open_or_say(o);
     Batch b;
-    batch_alloc(&b, s.N);
+    batch_alloc(&b, s.N, NULL);
     int batches = 0, outside = 0;
     while (loader_next(l, &b, &e)) {
         batches += b.position.shard == 0;
@@ -444,7 +444,7 @@ static void test_shrinking_file(void)
     Naive s = {.N = 16, .max_document = 10, .epochs = 1};
     LoaderOptions o = options_of(&s, 0, 8, 600);
     Batch b;
-    batch_alloc(&b, s.N);
+    batch_alloc(&b, s.N, NULL);
     write_shards();
     Loader *l = open_or_say(o);
     if (truncate(shard_path(0), 2000) != 0)

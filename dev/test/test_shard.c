@@ -35,7 +35,7 @@ static LoaderOptions small_options(const char *glob)
 static bool refused(LoaderOptions o, const char *word, const char *where, bool validation_too)
 {
     Batch b;
-    batch_alloc(&b, 4);
+    batch_alloc(&b, 4, NULL);
     Loader *l = loader_open(&o, &e);
     bool good = (!l || !loader_next(l, &b, &e)) && strstr(e.text, word) && strstr(e.text, where) &&
                 !strchr(e.text, '\n');
@@ -229,7 +229,7 @@ static int wrong_parts(const Validation *v, const Tokens *t, int S, int tokens)
     Batch b;
     ValidationPart part;
     int wrong = 0;
-    batch_alloc(&b, tokens);
+    batch_alloc(&b, tokens, NULL);
     for (int q = 0; q < validation_num_sequences(v); q++) {
         const uint16_t *ids = t->ids + q * S;
         for (int begin = 0; begin < S; begin = part.end) {
@@ -247,7 +247,7 @@ static int wrong_parts(const Validation *v, const Tokens *t, int S, int tokens)
                 if (i == 0 || ids[first + i] == DOC)
                     wrong += docs >= b.num_docs || b.cu_seqlens[docs++] != i;
             }
-            wrong += docs != b.num_docs || b.cu_seqlens[docs] != tokens || b.num_rows != 0;
+            wrong += docs != b.num_docs || b.cu_seqlens[docs] != tokens || b.rows.count != 0;
         }
     }
     batch_free(&b);
@@ -292,7 +292,7 @@ static void test_validation(void)
            validation_document_token(v) == DOC,
        "a shard of one token more than --val-tokens is enough");
     Batch b;
-    batch_alloc(&b, S);
+    batch_alloc(&b, S, NULL);
     int wrong = 0;
     for (int q = 0; q < SEQUENCES; q++) {
         wrong += !v || !whole_sequence(v, q, &b, &e);
@@ -302,7 +302,7 @@ static void test_validation(void)
             if (i == 0 || t->ids[q * S + i] == DOC)
                 wrong += docs >= b.num_docs || b.cu_seqlens[docs++] != i;
         }
-        wrong += docs != b.num_docs || b.cu_seqlens[docs] != S || b.num_rows != 0;
+        wrong += docs != b.num_docs || b.cu_seqlens[docs] != S || b.rows.count != 0;
     }
     ok(wrong == 0, "%d sequences: tokens, targets and documents as defined (%d differences)", SEQUENCES,
        wrong);
@@ -340,66 +340,6 @@ static void test_validation(void)
     unlink(path_of("val2.bin"));
 }
 
-// ---- sorted positions -------------------------------------------------------------------------------------
-
-static int by_value(const void *a, const void *b)
-{
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-// What qsort takes for the same order, in seconds: a yardstick that is as fast as the machine is.
-static double qsort_seconds(const Batch *b, int n)
-{
-    int64_t *keys = xcalloc((size_t)n, sizeof *keys);
-    for (int i = 0; i < n; i++)
-        keys[i] = (int64_t)b->tokens[i] * n + i;
-    double start = seconds_now();
-    qsort(keys, (size_t)n, sizeof *keys, by_value);
-    double seconds = seconds_now() - start;
-    free(keys);
-    return seconds;
-}
-
-static void test_sort(void)
-{
-    enum { N = LOADER_MICRO_BATCH_TOKENS };
-    Batch b;
-    batch_alloc(&b, N);
-    for (int i = 0; i < N; i++)
-        b.tokens[i] = random_below(1 + random_below(50304)); // frequent ids, as in text
-    double best = 1e9, best_qsort = 1e9;
-    for (int i = 0; i < 20; i++) {
-        best_qsort = fmin(best_qsort, qsort_seconds(&b, N));
-        for (int k = 0; k < 10; k++) {
-            double start = seconds_now();
-            batch_sort_rows(&b);
-            best = fmin(best, seconds_now() - start);
-        }
-    }
-    int wrong = 0;
-    for (int i = 0; i + 1 < N; i++) {
-        int p = b.order[i], q = b.order[i + 1];
-        wrong += b.tokens[p] > b.tokens[q] || (b.tokens[p] == b.tokens[q] && p >= q);
-    }
-    ok(wrong == 0 && b.row_start[b.num_rows] == N, "32768 tokens sorted into %d rows", b.num_rows);
-#if defined __OPTIMIZE__ && !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
-    ok_at_most(best / best_qsort, 0.25, "sorting them takes at best, of qsort's time");
-#else
-    skip("the sort is timed in an optimised build without sanitizers");
-#endif
-    bool aligned = true;
-    for (int n = 1; n < 70; n++)
-        for (int i = 0; i < BATCH_ARRAYS; i++) {
-            int entries = n + (i == 2 || i == 5);
-            aligned = aligned && batch_offset(n, i) % BATCH_ALIGN == 0 &&
-                      batch_offset(n, i + 1) >= batch_offset(n, i) + (size_t)entries;
-        }
-    ok(aligned && b.row_start == b.block + batch_offset(N, 5),
-       "the arrays of a block are aligned and do not overlap");
-    batch_free(&b);
-}
-
 int main(void)
 {
     make_folder();
@@ -408,7 +348,6 @@ int main(void)
     PART(test_size_refusals());
     PART(test_format());
     PART(test_validation());
-    PART(test_sort());
     ok(rmdir(folder) == 0, "nothing is left behind");
     return tap_done();
 }

@@ -89,7 +89,7 @@ static uint64_t hash_batches(Loader *l, int *steps)
 {
     Batch b;
     uint64_t hash = 0;
-    batch_alloc(&b, N);
+    batch_alloc(&b, N, NULL);
     for (*steps = 0; loader_next(l, &b, &e); ++*steps)
         hash = fingerprint_bytes(hash, b.tokens, N * sizeof *b.tokens);
     batch_free(&b);
@@ -101,7 +101,7 @@ static void test_change(const char *what, void (*change)(const char *path), cons
 {
     int steps, all;
     Batch b;
-    batch_alloc(&b, N);
+    batch_alloc(&b, N, NULL);
     make_shards();
     Loader *l = loader_open(&(LoaderOptions){.files_glob = pattern,
                                              .micro_batches = STEP_BATCHES,

@@ -1,7 +1,6 @@
 // The network: activations of one packed sequence, forward and backward as lists of ops.
 // Source of the formulas: the speedrun GPT (track 1), as each op in ops.h states them.
 #pragma once
-#include "llmc/data/dataloader.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/params.h"
 #include "llmc/optim/schedule.h"

@@ -25,7 +25,8 @@ int64_t record_extent(const Config *c, Extent e)
                       [SIZE_MODEL] = c->model_dim,
                       [SIZE_HEADS] = c->num_heads,
                       [SIZE_MLP] = c->mlp_dim,
-                      [SIZE_VOCAB] = config_vocab_padded(c)};
+                      [SIZE_VOCAB] = config_vocab_padded(c),
+                      [SIZE_HALF_VOCAB] = config_vocab_padded(c) / 2};
     return e.times * size[e.of];
 }
 
@@ -41,6 +42,20 @@ bool record_layer_has(const LayerSpec *l, Role role)
     default:
         return false;
     }
+}
+
+bool record_has_paired(const Record *r)
+{
+    bool has = false;
+    for (int i = 0; i < r->num_layers; i++) has |= r->layers[i].attention == ATTENTION_PAIRED;
+    return has;
+}
+
+bool record_crosses_documents(const Record *r)
+{
+    bool crosses = false;
+    for (int i = 0; i < r->num_layers; i++) crosses |= r->layers[i].key_offset;
+    return crosses;
 }
 
 int record_mix_terms(const MixTerm *mix)
@@ -134,6 +149,8 @@ static bool check_layer(const Record *r, int i, Error *e)
         if (record_layer_has(l, (Role)role) && !row_of(r, (Role)role))
             return error_set(e, "record %s, layer %d: no tensor for its %s", r->name, i, role_names[role]);
     }
+    if (l->attention == ATTENTION_PAIRED || l->key_offset)
+        return error_set(e, "record %s, layer %d: no block has paired heads or a key offset", r->name, i);
     if (l->value_embed && (!tables || l->value_embed > tables->count || !l->attention))
         return error_set(e, "record %s, layer %d: value embedding %d is not there", r->name, i,
                          l->value_embed);

@@ -91,7 +91,7 @@ typedef struct {
 } UpdateSpec;
 
 // An extent of a tensor: `times` a size of the run.
-typedef enum { SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_MLP, SIZE_VOCAB } Size;
+typedef enum { SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_MLP, SIZE_VOCAB, SIZE_HALF_VOCAB } Size;
 typedef struct {
     int times;
     Size of;
@@ -127,13 +127,15 @@ typedef struct {
 // in a list is in no other.
 enum { MIX_TERMS = 3 };
 
-typedef enum { ATTENTION_NONE, ATTENTION_PLAIN } AttentionKind;
+// Paired: of 2N rows and half as many heads, see llmc/ops/heads.h.
+typedef enum { ATTENTION_NONE, ATTENTION_PLAIN, ATTENTION_PAIRED } AttentionKind;
 typedef enum { MLP_NONE, MLP_RELU2 } MlpKind;
 
 typedef struct {
     MixTerm mix[MIX_TERMS]; // the residual stream that enters the layer
     AttentionKind attention;
     bool long_window;
+    bool key_offset; // half of the channels of a key are those of the key before, also of another document
     int value_embed; // number of the table among those of its row, counted from 1; 0: none
     int v_lambdas;   // scalars: factors of v and of the value embedding, two in a row
     MlpKind mlp;
@@ -155,6 +157,13 @@ typedef struct {
 
 // ---- record -----------------------------------------------------------------------------------------------
 
+// Tables by pairs of tokens, see PairHash in llmc/data/batch.h; all zero: there are none.
+typedef struct {
+    Extent rows;
+    int sign_rows;
+    uint32_t current, previous;
+} PairSpec;
+
 typedef struct {
     const char *option, *value;
 } Field;
@@ -173,6 +182,7 @@ typedef struct Record {
     MixTerm output[MIX_TERMS]; // normalised, it goes to the head
     int smear_lambda;          // scalar
     HeadSpec head;
+    PairSpec pairs;
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 
@@ -183,6 +193,9 @@ const Record *record_find(const char *name); // NULL: there is none
 const Record *record_network(const Record *r);
 int64_t record_extent(const Config *c, Extent e);
 bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
+bool record_has_paired(const Record *r); // heads in some layer
+// Whether a position's output depends on documents before its own, further than on their last tokens.
+bool record_crosses_documents(const Record *r);
 // Counts the terms of a mix.
 int record_mix_terms(const MixTerm *mix);
 // Whether the tables are consistent and within what the ops can do.

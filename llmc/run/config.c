@@ -108,7 +108,7 @@ static const Option options[] = {
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads of a rank; 0: one for each core, which the ranks of a machine share", false, NULL},
 
     {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
-    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary; empty: bytes when the shards are of bytes", false, NULL},
+    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary, for --sample and the prefix term; empty: bytes when the shards are of bytes, else data/vocab", false, NULL},
     {"temperature", OPT_FLOAT, AT(temperature), "0.8", 0, 100, NULL, "0 takes the likeliest token", false, NULL},
     {"top-k", OPT_INT, AT(top_k), "50", 0, 65536, NULL, "draw among the k likeliest; 0: all", false, NULL},
     {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of the sample", false, NULL},
@@ -587,7 +587,9 @@ char *config_unused(const Config *c, bool training, int reason)
         bool holds;
         const char *names, *why;
     } reasons[UNUSED_REASONS] = {
-        {!c->sample, " vocab temperature top-k num-tokens ", "only --sample uses it"},
+        {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
+        {!c->sample && !(training && schedule_needs_prefix(c)), " vocab ",
+         "neither --sample nor a prefix term uses it"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
         {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ",
          "nothing is trained here"},

@@ -1,4 +1,5 @@
 #include "llmc/run/data_fit.h"
+#include "llmc/data/validation.h"
 #include "llmc/optim/schedule.h"
 
 enum { COUNTED_TOKENS = 64 << 20, LEAST_SEQUENCE = 16, SEQUENCE_MULTIPLE = 128 };

@@ -6,10 +6,13 @@
 // own slot of the buffers, here and on the device. What step t + 1 reads is copied on a stream of its own
 // while step t computes.
 #pragma once
+#include "llmc/data/dataloader.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/ops/profile.h"
 
-enum { STEP_SLOTS = 2, MAX_GRAPHS = 8 };
+enum { STEP_SLOTS = 2, MAX_GRAPHS = 8, TRAINER_NOTES = 3 };
+
+typedef struct Validation Validation;
 
 typedef struct {
     int stage;
@@ -22,12 +25,15 @@ typedef struct {
     Config *config;
     Model model;
     Optimizer optimizer;
-    Stream stream, feed;    // of all that computes; of the copies that bring a step its input
-    Loader *loader;         // NULL when there is nothing to train
-    Validation *validation; // NULL when there is nothing to validate
-    char *fit[2];           // what the data are too small for, a line each for the log, owned; NULL: nothing
-    int sequence_tokens;    // of a validation sequence
-    int part_tokens;        // of it that are evaluated at a time
+    Stream stream, feed;      // of all that computes; of the copies that bring a step its input
+    Loader *loader;           // NULL when there is nothing to train
+    Validation *validation;   // NULL when there is nothing to validate
+    char *fit[TRAINER_NOTES]; // what the data are too small for, and what the vocabulary gives: a line each
+                              // for the log, owned; NULL: nothing
+    int32_t *prefix;          // (padded vocabulary) of the batches' prefix targets, or NULL
+    BatchTables tables;       // of training batches
+    int sequence_tokens;      // of a validation sequence
+    int part_tokens;          // of it that are evaluated at a time
     Rope rope;
     floatX *rope_cos, *rope_sin; // (positions, head width / 4)
     int rope_positions;

@@ -1,0 +1,305 @@
+// What a trainer has: data, memory, initial state.
+#include "llmc/data/validation.h"
+#include "llmc/run/data_fit.h"
+#include "llmc/run/trainer_internal.h"
+#include "llmc/run/vocabulary.h"
+#include "llmc/text/prefix.h"
+#include <stdlib.h>
+#include <string.h>
+
+// ---- data -------------------------------------------------------------------------------------------------
+
+// The prefixes of the vocabulary's tokens; returns a line for the log.
+static char *open_prefixes(Trainer *t)
+{
+    const Config *c = t->config;
+    Error e;
+    int found;
+    Tokenizer *tokenizer = vocabulary_open(c, "the prefix term of the loss (--stage-prefix)", &e);
+    if (!tokenizer)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    t->prefix = prefix_table_of(tokenizer, config_vocab_padded(c), &found);
+    tokenizer_free(tokenizer);
+    if (found)
+        return format_string("%d of %d tokens begin with a shorter one: targets of the prefix term", found,
+                             c->vocab_size);
+    free(t->prefix);
+    t->prefix = NULL;
+    return xstrdup("the tokens are single bytes: the loss has no prefix term");
+}
+
+static void open_training_data(Trainer *t)
+{
+    Config *c = t->config;
+    Error e;
+    LoaderOptions o = {.files_glob = c->train_files,
+                       .micro_batches = c->micro_batches,
+                       .group_micro_batches = c->group_micro_batches,
+                       .micro_batch_tokens = schedule_most_tokens(c),
+                       .rank = comm_rank(),
+                       .num_ranks = comm_size(),
+                       .max_document = c->max_document,
+                       .repeat = c->repeat,
+                       .epochs = c->repeat ? 0 : c->epochs,
+                       .vocab_size = c->vocab_size};
+    t->loader = loader_open(&o, &e);
+    if (!t->loader)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    c->vocab_size = loader_vocab_size(t->loader);
+    t->fit[0] = fit_steps(c, &o, loader_num_tokens(t->loader));
+    if (schedule_needs_prefix(c))
+        t->fit[2] = open_prefixes(t);
+    t->position = loader_position(t->loader);
+}
+
+// Ranks on several machines may see different files under one name.
+static void check_same_data(const char *what, uint64_t fingerprint, const char *pattern)
+{
+    int64_t mine = (int64_t)(fingerprint >> 2) + 1, first = comm_max(comm_rank() ? 0 : mine);
+    if (mine != first)
+        fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (sizes, tokens): %s", what, pattern);
+}
+
+static void open_validation_data(Trainer *t)
+{
+    Config *c = t->config;
+    Error e;
+    t->fit[1] = fit_validation(c);
+    t->sequence_tokens =
+        (int)min_i64((int64_t)c->micro_batches * c->micro_batch_tokens, c->val_tokens); // config_check: fits
+    if (c->val_tokens % t->sequence_tokens)
+        fatal(EXIT_USAGE,
+              "--val-tokens %lld is not a multiple of a validation sequence, %d tokens "
+              "(--micro-batches times --micro-batch-tokens)",
+              (long long)c->val_tokens, t->sequence_tokens);
+    t->validation = validation_open(c->val_files, c->val_tokens, t->sequence_tokens, c->vocab_size,
+                                    t->loader ? loader_document_token(t->loader) : -1, &e);
+    if (!t->validation)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    if (!c->vocab_size)
+        c->vocab_size = validation_vocab_size(t->validation);
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------
+
+static PairHash pair_hash_of(const Trainer *t)
+{
+    const PairSpec *p = &t->model.record->pairs;
+    return (PairHash){.rows = (int)record_extent(t->config, p->rows),
+                      .sign_rows = p->sign_rows,
+                      .current = p->current,
+                      .previous = p->previous};
+}
+
+// What the record's model reads beside tokens.
+static BatchTables tables_of(const Trainer *t)
+{
+    const Record *r = t->model.record;
+    return (BatchTables){.pairs = pair_hash_of(t), .prefix = t->prefix, .paired = record_has_paired(r)};
+}
+
+static BatchTables eval_tables(const Trainer *t)
+{
+    BatchTables tables = t->tables;
+    tables.prefix = NULL;
+    return tables;
+}
+
+static int64_t input_bytes(const Trainer *t, int N) // of a step
+{
+    return t->accumulation * block_ints(N, &t->tables) * (int64_t)sizeof(int32_t) +
+           (int64_t)sizeof(StepParams);
+}
+
+static void allocate_batches(Trainer *t)
+{
+    int A = t->accumulation;
+    size_t most = (size_t)input_bytes(t, schedule_most_tokens(t->config));
+    t->device_loss = device_alloc((size_t)A * sizeof(float), "batches: losses");
+    t->feed = stream_create();
+    for (int i = 0; i < STEP_SLOTS; i++) {
+        t->device_input[i] = device_alloc(most, "batches");
+        t->host_input[i] = host_alloc(most);
+        t->host_loss[i] = host_alloc((size_t)A * sizeof(float));
+        t->fed[i] = event_create();
+        t->done[i] = event_create();
+    }
+}
+
+static void allocate_parts(Trainer *t)
+{
+    BatchTables tables = eval_tables(t);
+    t->eval_block_ints = block_ints(t->part_tokens, &tables);
+    size_t bytes = (size_t)t->eval_block_ints * sizeof(int32_t);
+    batch_alloc(&t->eval_batch, t->part_tokens, &tables);
+    t->host_eval_block = host_alloc(bytes);
+    t->device_eval_block = device_alloc(bytes, "batches: validation");
+    t->device_logits =
+        device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "batches: logits of a sample");
+}
+
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+
+// Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits
+// where a training micro-batch does, but no document is cut, and none is read without those before it that it
+// depends on. So small micro-batches make the whole program
+// small. Scratch of ops is not known yet, and not counted.
+static int plan_parts(const Trainer *t)
+{
+    enum { MULTIPLE = 128 };
+    size_t train = acts_bytes(&t->model, schedule_most_tokens(t->config), true);
+    if (!t->validation || record_crosses_documents(t->model.record) ||
+        acts_bytes(&t->model, t->sequence_tokens, false) <= train)
+        return t->sequence_tokens;
+    int fits = 0, does_not = (int)ceil_div(t->sequence_tokens, MULTIPLE);
+    while (does_not - fits > 1) {
+        int middle = (fits + does_not) / 2;
+        if (acts_bytes(&t->model, middle * MULTIPLE, false) <= train)
+            fits = middle;
+        else
+            does_not = middle;
+    }
+    int64_t least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
+    return (int)min_i64(t->sequence_tokens, max_i64((int64_t)fits * MULTIPLE, least));
+}
+
+// One memory for what is never alive together: a training micro-batch, a part of a validation sequence, the
+// work of Newton-Schulz.
+static void allocate_acts(Trainer *t)
+{
+    Config *c = t->config;
+    size_t train = 0, eval = acts_bytes(&t->model, t->part_tokens, false), updates = 0;
+    if (t->loader)
+        train = acts_bytes(&t->model, schedule_most_tokens(c), true);
+    if (t->loader)
+        updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
+    t->acts_bytes = larger(larger(train, eval), updates);
+    t->acts_memory = device_alloc(t->acts_bytes, "activations");
+    acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory);
+    t->optimizer.ns_workspace = t->acts_memory;
+    snprintf(t->memory_plan, sizeof t->memory_plan,
+             "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; "
+             "scratch of the head and of attention included",
+             (double)train / 1048576, (double)eval / 1048576, t->part_tokens, (double)updates / 1048576);
+}
+
+static void allocate_rope(Trainer *t)
+{
+    const Config *c = t->config;
+    rope_start(&t->rope, c);
+    t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? schedule_most_tokens(c) : 0);
+    if (t->tables.paired)
+        t->rope_positions *= 2;
+    size_t angles = (size_t)t->rope_positions * (size_t)t->rope.count;
+    t->rope_cos = device_alloc(angles * sizeof(floatX), "batches: rope tables");
+    t->rope_sin = device_alloc(angles * sizeof(floatX), "batches: rope tables");
+}
+
+// Batches, blocks and activations of a stage's size, in memory that is large enough for all stages.
+void trainer_take_sizes(Trainer *t, Stage stage)
+{
+    int N = stage.micro_batch_tokens;
+    if (t->batch.N != N) {
+        batch_free(&t->batch);
+        batch_alloc(&t->batch, N, &t->tables);
+        t->slots = 0;
+        acts_place(&t->train, &t->model, N, true, t->acts_memory);
+    }
+    t->block_ints = block_ints(N, &t->tables);
+    t->input_bytes = input_bytes(t, N);
+    t->stage = stage;
+    loader_set_sizes(t->loader, N, stage.max_document);
+}
+
+void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
+{
+    memset(t, 0, sizeof *t);
+    t->config = c;
+    t->accumulation = c->micro_batches / comm_size();
+    comm_patience(true); // shards may come over a slow network
+    double began = seconds_now();
+    if (need_training)
+        open_training_data(t);
+    t->train_ms = 1e3 * (seconds_now() -
+                         began); // finding the shards is training time; what the first step reads follows
+    if (need_validation)
+        open_validation_data(t);
+    if (need_training)
+        check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
+    if (need_validation)
+        check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
+    comm_patience(false);
+    if (!t->sequence_tokens)
+        t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
+    model_describe(&t->model, c);
+    t->tables = tables_of(t);
+    t->part_tokens = plan_parts(t);
+    timeline_mark("data");
+    // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
+    double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
+    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_tokens(c) : 0,
+                               .wait_limit = wait_limit,
+                               .eval_tokens = t->part_tokens,
+                               .dim = c->model_dim,
+                               .heads = c->num_heads,
+                               .mlp_dim = c->mlp_dim,
+                               .vocab_padded = config_vocab_padded(c),
+                               .fp8_head = c->head == HEAD_FP8,
+                               .fp8_mlp = c->mlp == MLP_FP8 && need_training,
+                               .deterministic = c->deterministic,
+                               .portable = c->portable,
+                               .attention = (AttentionKernels)c->attention,
+                               .self_check = (SelfCheck)c->self_check});
+    timeline_mark("products and plans");
+    t->stream = stream_create();
+    model_allocate(&t->model, need_training);
+    if (need_training)
+        optimizer_create(&t->optimizer, &t->model);
+    if (need_training && comm_size() > 1)
+        t->model.hooks = (StageHooks){t, trainer_weights_needed, trainer_gradients_done};
+    allocate_acts(t);
+    allocate_rope(t);
+    if (need_training)
+        allocate_batches(t);
+    allocate_parts(t);
+    trainer_rebuild_rope(t);
+    if (need_training)
+        trainer_take_sizes(t, schedule_stage(c, 0));
+    timeline_mark("memory");
+}
+
+void trainer_free(Trainer *t)
+{
+    comm_patience(true); // rank 0 may have written a sample, and the others wait for it
+    trainer_drop_graphs(t);
+    stream_synchronize(t->stream);
+    comm_disconnect();
+    comm_patience(false);
+    loader_close(t->loader);
+    free(t->prefix);
+    validation_close(t->validation);
+    for (int i = 0; i < TRAINER_NOTES; i++)
+        free(t->fit[i]);
+    for (int i = 0; i < STEP_SLOTS && t->loader; i++) {
+        host_free(t->host_input[i]);
+        device_free(t->device_input[i]);
+        host_free(t->host_loss[i]);
+        event_destroy(t->fed[i]);
+        event_destroy(t->done[i]);
+    }
+    if (t->loader) {
+        batch_free(&t->batch);
+        stream_destroy(t->feed);
+        device_free(t->device_loss);
+        optimizer_free(&t->optimizer);
+    }
+    batch_free(&t->eval_batch);
+    host_free(t->host_eval_block);
+    device_free(t->device_eval_block);
+    device_free(t->device_logits);
+    device_free(t->acts_memory);
+    device_free(t->rope_cos);
+    device_free(t->rope_sin);
+    model_free(&t->model);
+    stream_destroy(t->stream);
+}

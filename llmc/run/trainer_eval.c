@@ -1,0 +1,83 @@
+// Validation and sampling.
+#include "llmc/data/validation.h"
+#include "llmc/run/trainer_internal.h"
+#include <stdlib.h>
+#include <string.h>
+
+static DeviceBatch upload_part(Trainer *t)
+{
+    Batch *b = &t->eval_batch;
+    int slots = block_pack(t->host_eval_block, b);
+    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block,
+                   (size_t)t->eval_block_ints * sizeof(int32_t));
+    return block_batch(t->device_eval_block, b, slots);
+}
+
+// Summed over the part's tokens, whose batch is on the host. Positions are those in the whole sequence.
+static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *part)
+{
+    float sum, *device_sum = t->eval.sum;
+    int64_t angles = (int64_t)part->first * t->rope.count;
+    DeviceBatch b = upload_part(t);
+    at.cos += angles;
+    at.sin += angles;
+    if (at.cos_paired) {
+        at.cos_paired += 2 * angles;
+        at.sin_paired += 2 * angles;
+    }
+    model_eval_batch(&t->model, &t->eval, &b, &at, part->begin - part->first, part->end - part->begin,
+                     device_sum, t->stream);
+    copy_to_host(t->stream, &sum, device_sum, sizeof sum);
+    stream_synchronize(t->stream);
+    return sum;
+}
+
+bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
+{
+    double sum = 0;
+    trainer_follow_windows(t);
+    trainer_complete_weights(t);
+    AttentionSetting at = trainer_attention(t, final ? t->config->window_final : t->rope.window);
+    model_prepare(&t->model, &t->eval, t->stream);
+    for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
+        for (int begin = 0; begin < t->sequence_tokens;) {
+            comm_step(t->step); // a long validation is no standstill
+            ValidationPart part;
+            if (!validation_part(t->validation, q, begin, &t->eval_batch, &part, e))
+                return false;
+            sum += part_loss(t, at, &part);
+            begin = part.end;
+        }
+    }
+    *loss = comm_sum(sum) / (double)t->config->val_tokens;
+    return true;
+}
+
+void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
+{
+    const Config *c = t->config;
+    Batch b;
+    int Vp = config_vocab_padded(c), padded = (int)round_up(N, 16);
+    batch_alloc(&b, padded, &t->eval_batch.tables);
+    memcpy(b.tokens, tokens, (size_t)N * sizeof *tokens); // what follows the last token cannot be seen by it
+    b.num_docs = 1;
+    b.cu_seqlens[1] = padded;
+    batch_hash_pairs(&b, 0, 0);
+    int slots = block_pack(t->host_eval_block, &b);
+    copy_to_device(t->stream, t->device_eval_block, t->host_eval_block,
+                   (size_t)block_ints(padded, &b.tables) * sizeof(int32_t));
+    DeviceBatch device = block_batch(t->device_eval_block, &b, slots);
+    comm_step(t->step); // other ranks may wait for the end of a long sample
+    trainer_complete_weights(t);
+    AttentionSetting at = trainer_attention(t, c->window_final);
+    Acts acts;
+    acts_place(&acts, &t->model, padded, false, t->acts_memory);
+    model_prepare(&t->model, &acts, t->stream);
+    model_forward(&t->model, &acts, &device, &at, t->stream);
+    head_logits(t->stream, &t->model.record->head, t->device_logits,
+                acts.xf + (int64_t)(N - 1) * c->model_dim, param_weight(&t->model.params, t->model.head), 1,
+                c->model_dim, Vp);
+    copy_to_host(t->stream, z, t->device_logits, (size_t)Vp * sizeof(float));
+    stream_synchronize(t->stream);
+    batch_free(&b);
+}
