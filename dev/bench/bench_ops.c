@@ -217,7 +217,7 @@ OP(update)
                        .stride = (int64_t)D * F};
     normuon_update(stream, &a, step);
 }
-OP(cast) { cast_weights(stream, S.wx, S.weight, (int64_t)MATRICES * D * F); }
+OP(cast) { cast_weights(stream, S.wx, S.weight, (int64_t)MATRICES * D * F, false); }
 
 // ---- main -------------------------------------------------------------------------------------------------
 

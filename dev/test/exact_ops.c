@@ -504,7 +504,7 @@ static void normuon_case(int rows, int cols, int batch, bool per_column, bool ow
         s.d[i] = s.x[i] = zero ? 0 : fabsf(s.x[i]);
     normuon_update(NULL,
                    &(NormuonUpdate){own_weight ? w.x : NULL, wx, grad.x, s.x, o, NS_FP32, rows, cols, batch,
-                                    per_column, 0.95f, rules, n},
+                                    per_column, 0.95f, rules, n, false},
                    &step);
     for (int b = 0; b < batch; b++)
         normuon_reference(w.d + b * n, s.d + b * side, od + b * n, rows, cols, per_column,

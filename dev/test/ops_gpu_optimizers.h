@@ -128,4 +128,4 @@ DESCRIBE(cast)
     add(c, "wx", FLOATX, OUT, (int64_t)N * d + 7, 0);
     add(c, "w", FP32, IN, (int64_t)N * d + 7, 1);
 }
-RUN(cast) { o->cast_weights(stream, p[0], p[1], c->buffer[0].count); }
+RUN(cast) { o->cast_weights(stream, p[0], p[1], c->buffer[0].count, false); }

@@ -27,7 +27,7 @@ static void hangs(Stream s)
 
 static void reads_nowhere(Stream s)
 {
-    cast_weights(s, (floatX *)4096, (const float *)8192, 1024);
+    cast_weights(s, (floatX *)4096, (const float *)8192, 1024, false);
     stream_synchronize(s);
 }
 
@@ -36,7 +36,7 @@ static void works(Stream s)
     watchdog_start(60);
     floatX *x = device_alloc(1024 * sizeof *x, "test");
     float *w = device_alloc(1024 * sizeof *w, "test");
-    cast_weights(s, x, w, 1024);
+    cast_weights(s, x, w, 1024, false);
     stream_synchronize(s);
     device_free(x);
     device_free(w);

@@ -439,42 +439,6 @@ static void test_head(HeadMode mode, const HeadSpec *spec, int num_targets, int 
     ok_at_most(relative_error(of_float(dw, vocab * D), ew, vocab * D), limit, "   dw");
 }
 
-static void test_adam(void)
-{
-    pool_reset();
-    enum { COUNT = 5000 };
-    Tensor p = random_tensor(COUNT, 1), m = random_tensor(COUNT, 0.1), v = random_tensor(COUNT, 0.1);
-    Tensor32 g = random_tensor32(COUNT, 1);
-    StepParams step = {.grad_scale = 0.125f, .rule = {[1] = {.rate = 0.075f}}};
-    for (int i = 0; i < COUNT; i++) {
-        v.d[i] = fabs(v.d[i]);
-        v.x[i] = float_to_x((float)v.d[i]);
-        double scaled = g.d[i] * 0.125;
-        m.d[i] = 0.65 * m.d[i] + 0.35 * scaled;
-        v.d[i] = 0.95 * v.d[i] + 0.05 * scaled * scaled;
-        p.d[i] -= (double)step.rule[1].rate * m.d[i] / (sqrt(v.d[i]) + 1e-8); // of the unrounded moments
-    }
-    adam_update(NULL, p.x, m.x, v.x, g.x, &step, (AdamRule){1, 0.65f, 0.95f, 1e-8f, 0.35f, 0.05f}, COUNT);
-    check("Adam: p", p.x, p.d, COUNT);
-    check("   m", m.x, m.d, COUNT);
-    check("   v", v.x, v.d, COUNT);
-}
-
-static void test_cast(void)
-{
-    pool_reset();
-    enum { COUNT = 40000 };
-    Tensor32 w = random_tensor32(COUNT, 1);
-    floatX *wx = halves(COUNT);
-    cast_weights(NULL, wx, w.x, COUNT);
-    int wrong = 0;
-    for (int i = 0; i < COUNT; i++) {
-        double unit = ldexp(1, ilogb(w.d[i]) - 7); // of bf16's last place
-        wrong += x_to_float(wx[i]) != nearbyint(w.d[i] / unit) * unit;
-    }
-    ok(wrong == 0, "cast to bf16 goes to nearest even (%d of %d wrong)", wrong, COUNT);
-}
-
 // In units of the last place of the exact result.
 static void test_vmath(void)
 {
@@ -634,8 +598,6 @@ int main(void)
     PART(test_head(HEAD_FP8, &head_plain, 1, 70, 1100));
     PART(test_head(HEAD_BF16, &head_shifted, 3, 70, VOCAB));
     PART(test_head(HEAD_FP8, &head_shifted, 2, 70, 1100));
-    PART(test_adam());
-    PART(test_cast());
     PART(test_threads());
     backend_close();
     return tap_done();

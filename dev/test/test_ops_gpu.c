@@ -482,6 +482,7 @@ static void check_case(Case *c, Sizes z, int variant)
 
 #include "dev/test/ops_gpu_cases.h"
 #include "dev/test/ops_gpu_full.h"
+#include "dev/test/ops_gpu_copies.h"
 #include "dev/test/ops_gpu_fp8.h"
 #include "dev/test/ops_gpu_streams.h"
 
@@ -565,6 +566,8 @@ int main(int argc, char **argv)
     with_backends(&full, true, check_full_size, NULL);
     if (tap_wanted("matmul_fp8"))
         with_backends(&full, false, check_fp8_mlps, NULL);
+    if (tap_wanted("truncate"))
+        with_backends(&full, false, check_truncated, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};
     OpSizes sizes = sizes_for(two_streams);
     with_backends(&sizes, false, check_streams, &two_streams);

@@ -28,11 +28,21 @@ static inline bf16 float_to_bf16(float f)
     return x;
 }
 
+// The upper 16 bits as they are: toward zero.
+static inline bf16 truncate_to_bf16(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    bf16 x = {(uint16_t)(u >> 16)};
+    return x;
+}
+
 #ifdef FLOATX_FP32
 typedef float floatX;
 #define FLOATX_NAME "fp32"
 static inline float x_to_float(floatX x) { return x; }
 static inline floatX float_to_x(float f) { return f; }
+static inline floatX truncate_to_x(float f) { return f; }
 #else
 #ifdef __CUDACC__
 #include <cuda_bf16.h>
@@ -41,6 +51,7 @@ typedef __nv_bfloat16 floatX;
 typedef bf16 floatX;
 static inline float x_to_float(floatX x) { return bf16_to_float(x); }
 static inline floatX float_to_x(float f) { return float_to_bf16(f); }
+static inline floatX truncate_to_x(float f) { return truncate_to_bf16(f); }
 #endif
 #define FLOATX_NAME "bf16"
 #endif

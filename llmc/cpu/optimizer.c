@@ -175,7 +175,7 @@ static void update_row(const NormuonUpdate *a, RuleStep step, int64_t at, const 
         float updated = old - rate * change;
         if (w)
             w[c] = updated;
-        wx[c] = float_to_x(updated);
+        wx[c] = a->truncate ? truncate_to_x(updated) : float_to_x(updated);
     }
     if (a->grad)
         memset(a->grad + at, 0, sizeof(float) * (size_t)a->cols);
@@ -196,18 +196,22 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 {
     OP_SCOPE(normuon_update, a);
     (void)s;
+    assert(a->w || !a->truncate);
 #pragma omp parallel for schedule(dynamic, 1) if ((int64_t)a->batch * a->rows * a->cols > SERIAL_ELEMENTS)
     for (int b = 0; b < a->batch; b++)
         update_matrix(a, step, b);
 }
 
-void cast_weights(Stream s, floatX *wx, const float *w, int64_t n)
+void cast_weights(Stream s, floatX *wx, const float *w, int64_t n, bool truncate)
 {
     OP_SCOPE(cast_weights, n);
     (void)s;
 #pragma omp parallel for schedule(static) if (n > 4 * SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
-        int64_t begin = span * SPAN;
-        store_row(wx + begin, w + begin, min_i64(SPAN, n - begin));
+        int64_t begin = span * SPAN, end = min_i64(n, begin + SPAN);
+        if (!truncate)
+            store_row(wx + begin, w + begin, end - begin);
+        for (int64_t i = begin; truncate && i < end; i++)
+            wx[i] = truncate_to_x(w[i]);
     }
 }

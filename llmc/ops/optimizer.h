@@ -52,7 +52,7 @@ void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *ste
 //                                -= rate O''.
 typedef struct {
     float *w;   // (batch, rows, cols) in/out, or NULL when the weight is stored as floatX only
-    floatX *wx; // (batch, rows, cols) out: the weight rounded; in/out when w is NULL
+    floatX *wx; // (batch, rows, cols) out: the weight rounded or cut off; in/out when w is NULL
     float
         *grad; // (batch, rows, cols) zeroed: the gradient buffer that normuon_momentum turned into U; or NULL
     float *second; // S (batch, max side) in/out, fp32
@@ -63,11 +63,12 @@ typedef struct {
     float beta2;
     const int32_t *rule; // (batch) device: of each matrix, index in StepParams
     int64_t stride;      // elements from one matrix of w, wx and grad to the next; o and second are packed
+    bool truncate;       // wx is the upper half of w's bits, not w rounded; w is not NULL
 } NormuonUpdate;
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step);
 
-// wx = w rounded to floatX.
-void cast_weights(Stream s, floatX *wx, const float *w, int64_t n);
+// wx = w rounded to floatX, or the upper half of w's bits when truncate. (fp32 keeps all of w.)
+void cast_weights(Stream s, floatX *wx, const float *w, int64_t n, bool truncate);
 
 #ifdef __cplusplus
 }

@@ -255,6 +255,17 @@ __global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, floa
         f[j] *= gain;
 }
 
+// Two fp32 values to two bf16 ones, lo in the lower half: rounded, or the upper halves of their bits.
+static __device__ __forceinline__ uint32_t pack_copy(float lo, float hi, bool truncate)
+{
+    return truncate ? __byte_perm(__float_as_uint(lo), __float_as_uint(hi), 0x7632) : pack2(lo, hi);
+}
+
+static __device__ __forceinline__ floatX copy_of(float w, bool truncate)
+{
+    return truncate ? __ushort_as_bfloat16((unsigned short)(__float_as_uint(w) >> 16)) : __float2bfloat16(w);
+}
+
 template <class T> struct alignas(4 * sizeof(T)) Four {
     T v[4];
 };
@@ -312,13 +323,14 @@ __global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const 
     if (VECTOR == 4) {
         if (a.w)
             *reinterpret_cast<float4 *>(a.w + i) = make_float4(w[0], w[1], w[2], w[3]);
-        *reinterpret_cast<uint2 *>(a.wx + i) = make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3]));
+        *reinterpret_cast<uint2 *>(a.wx + i) =
+            make_uint2(pack_copy(w[0], w[1], a.truncate), pack_copy(w[2], w[3], a.truncate));
         if (a.grad)
             *reinterpret_cast<float4 *>(a.grad + i) = make_float4(0, 0, 0, 0);
     } else {
         if (a.w)
             a.w[i] = w[0];
-        a.wx[i] = __float2bfloat16(w[0]);
+        a.wx[i] = copy_of(w[0], a.truncate);
         if (a.grad)
             a.grad[i] = 0;
     }
@@ -357,6 +369,7 @@ static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *ste
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 {
     OP_SCOPE(normuon_update, a);
+    assert(a->w || !a->truncate);
     int count = a->per_column ? a->cols : a->rows, chunks = a->per_column ? (int)ceil_div(a->rows, CHUNK) : 1;
     size_t each = (size_t)count * (size_t)(chunks + 1), element = a->o_dtype == NS_FP32 ? 4 : 2;
     size_t most = scratch_planned(SCRATCH_NORMUON) / sizeof(float) / each;
@@ -383,27 +396,29 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 
 // ---- casting ----------------------------------------------------------------------------------------------
 
-__global__ __launch_bounds__(THREADS) void cast_kernel(floatX *wx, const float *w, int64_t n, int64_t vectors)
+__global__ __launch_bounds__(THREADS) void cast_kernel(floatX *wx, const float *w, int64_t n, int64_t vectors,
+                                                       bool truncate)
 {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < vectors) {
         float4 a = reinterpret_cast<const float4 *>(w)[2 * i],
                b = reinterpret_cast<const float4 *>(w)[2 * i + 1];
-        const float f[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        reinterpret_cast<uint4 *>(wx)[i] = pack8(f);
+        reinterpret_cast<uint4 *>(wx)[i] =
+            make_uint4(pack_copy(a.x, a.y, truncate), pack_copy(a.z, a.w, truncate),
+                       pack_copy(b.x, b.y, truncate), pack_copy(b.z, b.w, truncate));
         return;
     }
     i += 7 * vectors;
     if (i < n)
-        wx[i] = __float2bfloat16(w[i]);
+        wx[i] = copy_of(w[i], truncate);
 }
 
-void cast_weights(Stream s, floatX *wx, const float *w, int64_t n)
+void cast_weights(Stream s, floatX *wx, const float *w, int64_t n, bool truncate)
 {
     OP_SCOPE(cast_weights, n);
     if (n <= 0)
         return;
     int64_t vectors = aligned16(wx) && aligned16(w) ? n / 8 : 0;
-    cast_kernel<<<(unsigned)ceil_div(n - 7 * vectors, THREADS), THREADS, 0, s>>>(wx, w, n, vectors);
+    cast_kernel<<<(unsigned)ceil_div(n - 7 * vectors, THREADS), THREADS, 0, s>>>(wx, w, n, vectors, truncate);
     CHECK_LAUNCH();
 }
