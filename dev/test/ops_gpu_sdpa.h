@@ -47,3 +47,61 @@ RUN(sdpa)
     o->sdpa_forward(stream, &f, rows, heads, e);
     o->sdpa_backward(stream, &b, rows, heads, e);
 }
+
+// ---- DC ---------------------------------------------------------------------------------------------------
+
+// Variants: 0 of record 89, q and k as wide as v; 1 fewer keys, narrower q and k; 2 the most keys that the
+// CUDA kernels take.
+static int dc_width(const Case *c) { return c->variant == 1 ? (int)round_up(3 * c->z.e / 4, 8) : c->z.e; }
+enum { DC_COLUMNS = 4 }; // beside those of w1 and w2
+
+// y is no larger than what is added to it.
+DESCRIBE(dc)
+{
+    SIZES;
+    int64_t n = (int64_t)N * d, m = (int64_t)N * H * dc_width(c), columns = (int64_t)N * (2 * H + DC_COLUMNS);
+    add(c, "y", FLOATX, INOUT, n, 0.1);
+    add(c, "lse", FP32, OUT, (int64_t)N * H, 0);
+    add(c, "dq", FLOATX, OUT, m, 0);
+    add(c, "dk", FLOATX, OUT, m, 0);
+    add(c, "dv", FLOATX, OUT, n, 0);
+    add(c, "dcolumns", FP32, INOUT, columns, 0.1);
+    add(c, "q", FLOATX, IN, m, 1.7);
+    add(c, "k", FLOATX, IN, m, 1.7);
+    add(c, "v", FLOATX, IN, n, 1);
+    add(c, "dy", FLOATX, IN, n, 1);
+    add(c, "columns", FP32, IN, columns, 1.5);
+    add(c, "table", DOCUMENTS, IN, N, 1);
+    add(c, "scratch", FP32, IN, (int64_t)N * H, 1);
+    c->buffer[2].spread = c->buffer[3].spread = 0.05;
+}
+RUN(dc)
+{
+    SIZES;
+    static const int keys[] = {112, 40, 113};
+    int stride = 2 * H + DC_COLUMNS;
+    float *columns = p[10], *dcolumns = p[5];
+    DcForward f = {.y = p[0],
+                   .lse = p[1],
+                   .qk = dc_width(c),
+                   .q = p[6],
+                   .k = p[7],
+                   .v = p[8],
+                   .w1 = columns + 1,
+                   .w2 = columns + H + 3,
+                   .stride = stride,
+                   .table = p[11],
+                   .slots = table_slots,
+                   .scale = 0.1f,
+                   .keys = keys[c->variant]};
+    DcBackward b = {.forward = &f,
+                    .dq = p[2],
+                    .dk = p[3],
+                    .dv = p[4],
+                    .dw1 = dcolumns + 1,
+                    .dw2 = dcolumns + H + 3,
+                    .dy = p[9],
+                    .scratch = p[12]};
+    o->dc_forward(stream, &f, N, H, e);
+    o->dc_backward(stream, &b, N, H, e);
+}

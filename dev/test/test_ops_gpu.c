@@ -33,7 +33,7 @@
     X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_backward) \
     X(heads_forward) X(heads_backward) X(heads_output_forward) X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
-    X(sdpa_backward)
+    X(sdpa_backward) X(dc_forward) X(dc_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
@@ -512,7 +512,12 @@ static void run_round(const void *argument)
 {
     const Round *r = argument;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool dc = !strcmp(cases[i].name, "dc");
         if ((r->elementwise_only && !cases[i].elementwise) || !tap_wanted(cases[i].name))
+            continue;
+        // The CUDA kernels refuse the widths; and the one weight of a single token is rounded to bf16 for a
+        // product, which is no average of many roundings.
+        if (dc && (r->z.e > 128 || r->z.N < 2))
             continue;
         for (int v = 0; v < cases[i].variants; v++)
             check_case(&cases[i], r->z, v);

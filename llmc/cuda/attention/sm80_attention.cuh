@@ -20,14 +20,16 @@ template <int E> constexpr int tile_bytes(int rows) { return rows * PITCH<E> * 2
 
 // ---- from memory to tiles --------------------------------------------------------------------------------
 
-// Queues the copy of rows first .. first+ROWS of one head; rows from N on and columns from e on become zeros.
+// Queues the copy of rows first .. first+ROWS of one head; rows outside of 0 .. N and columns from e on
+// become zeros.
 template <int E, int ROWS, int THREADS>
 static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *head, int first,
                                                  const AttentionCall &c)
 {
     constexpr int VECTORS = E / 8;
     for (int i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
-        int row = i / VECTORS, column = i % VECTORS * 8, bytes = first + row < c.N && column < c.e ? 16 : 0;
+        int row = i / VECTORS, column = i % VECTORS * 8,
+            bytes = (unsigned)(first + row) < (unsigned)c.N && column < c.e ? 16 : 0;
         const floatX *from = bytes ? head + (int64_t)(first + row) * (c.H * c.e) + column : head;
         uint32_t to = (uint32_t)__cvta_generic_to_shared(tile + row * PITCH<E> + column);
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
