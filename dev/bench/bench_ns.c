@@ -119,7 +119,8 @@ static void run_load_rows(cudaStream_t s, void *p)
 static void run_variant(cudaStream_t s, void *p)
 {
     Bench *k = p;
-    newton_schulz(s, &k->options, k->u, (int64_t)k->n * k->m, k->n, k->m, k->batch, k->work);
+    NsInput in = {k->u, k->n, k->m, k->batch, (int64_t)k->n * k->m, 0, 0};
+    newton_schulz(s, &k->options, &in, k->work);
 }
 
 static double dense_gflop(const Bench *k)
@@ -299,7 +300,8 @@ static double gpu_polar_error(const NsOptions *o, const float *u, const double *
     void *work = device_alloc(ns_workspace_bytes(o, n, m, 1), "workspace");
     uint16_t *host = xcalloc((size_t)count, 2);
     copy_to_device(NULL, du, u, (size_t)count * 4);
-    copy_to_host(NULL, host, newton_schulz(NULL, o, du, 0, n, m, 1, work), (size_t)count * 2);
+    copy_to_host(NULL, host, newton_schulz(NULL, o, &(NsInput){du, n, m, 1, 0, 0, 0}, work),
+                 (size_t)count * 2);
     stream_synchronize(NULL);
     double *q = matrix(n, m);
     for (int64_t i = 0; i < count; i++) {

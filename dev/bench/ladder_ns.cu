@@ -64,7 +64,8 @@ static void run1(Stream s, int set)
 
 static void run_program(Stream s, int set, const NsOptions *o)
 {
-    result = newton_schulz(s, o, u[set], tall, N, M, BATCH, work);
+    NsInput in = {u[set], N, M, BATCH, tall, 0, 0};
+    result = newton_schulz(s, o, &in, work);
     last = o;
 }
 
@@ -141,7 +142,8 @@ static const float *exact_matrix(const NsOptions *o, int i)
     fp32.gram = false;
     char *space = (char *)device_alloc(ns_workspace_bytes(&fp32, N, M, 1), "ladder");
     e = (float *)malloc((size_t)tall * sizeof *e);
-    const void *from = newton_schulz(NULL, &fp32, u[0] + (i ? BATCH - 1 : 0) * tall, tall, N, M, 1, space);
+    NsInput in = {u[0] + (i ? BATCH - 1 : 0) * tall, N, M, 1, tall, 0, 0};
+    const void *from = newton_schulz(NULL, &fp32, &in, space);
     CUDA_CHECK(cudaMemcpy(e, from, (size_t)tall * sizeof *e, cudaMemcpyDeviceToHost));
     device_free(space);
     return e;

@@ -31,7 +31,7 @@ static void check_gradients(const GoldenCase *c)
             norm += pow(want[k], 2);
         }
         char *label = format_string("gradient of %s", a->name);
-        ok(norm > 0 && n == a->rows * a->cols, "%s is complete and not zero", label);
+        ok(norm > 0 && n == param_elements(a), "%s is complete and not zero", label);
         ok_at_most(sqrt(error / norm), limit, label);
         free(label);
         free(want);
@@ -46,7 +46,7 @@ static void check_gradients(const GoldenCase *c)
 static void compare(const Golden *g, const SafeTensors *st, const Param *a, int t, double *of_param,
                     double *of_update)
 {
-    int64_t k, n = a->rows * a->cols, stride = sample_stride(n);
+    int64_t k, n = param_elements(a), stride = sample_stride(n);
     float *want = golden_values(st, "sample.", a->name, &k),
           *init = golden_values(g->init, "", a->name, NULL);
     double error = 0, norm = 0, update = 0;
@@ -68,7 +68,7 @@ static double norm_error(const Golden *g, const SafeTensors *st, const Param *a,
 {
     float *want = golden_values(st, "norm.", a->name, NULL);
     double sum = 0;
-    for (int64_t i = 0; i < a->rows * a->cols; i++)
+    for (int64_t i = 0; i < param_elements(a); i++)
         sum += pow(param_value(&g->model.params, a, i), 2);
     double error = fabs(sqrt(sum) - want[t]) / want[t];
     free(want);

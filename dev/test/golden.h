@@ -150,7 +150,7 @@ static void golden_load_weights(Golden *g)
         if (!golden_trains(g, a))
             continue;
         float *x = golden_values(g->init, "", a->name, &n);
-        if (n != a->rows * a->cols)
+        if (n != param_elements(a))
             fatal(1, "golden %s has %lld elements", a->name, (long long)n);
         void *to = param_data(p, a);
         for (int64_t k = 0; k < n; k++) {
@@ -212,7 +212,7 @@ static void golden_given_gradients(Golden *g, int t)
         const Param *a = &p->list[i];
         if (!golden_trains(g, a))
             continue;
-        int64_t n = a->rows * a->cols;
+        int64_t n = param_elements(a);
         float *x = golden_values(g->init, "grad.", a->name, NULL);
         memcpy(param_grad(p, a), x + t * n, (size_t)n * sizeof *x);
         free(x);

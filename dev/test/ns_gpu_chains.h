@@ -29,9 +29,8 @@ static double *chain_run(const SmallChain *c, const float *u)
     void *device_u = exact_memory((size_t)count * sizeof *u),
          *work = exact_memory(ns_workspace_bytes(&o, c->n, c->m, c->batch));
     copy_to_device(NULL, device_u, u, (size_t)count * sizeof *u);
-    double *out =
-        values_of(o.dtype,
-                  newton_schulz(NULL, &o, device_u, (int64_t)c->n * c->m, c->n, c->m, c->batch, work), count);
+    NsInput in = {device_u, c->n, c->m, c->batch, (int64_t)c->n * c->m, 0, 0};
+    double *out = values_of(o.dtype, newton_schulz(NULL, &o, &in, work), count);
     cudaFree(device_u);
     cudaFree(work);
     return out;

@@ -79,7 +79,7 @@ static inline double *run_batch(const NsOptions *o, const float *u, int64_t stri
     size_t total = (bytes + 2 * GUARD + 255) / 256 * 256;
     unsigned char *memory = aligned_alloc(256, total);
     memset(memory, 0xff, total); // NaN in every dtype: reading what was never written shows
-    ns_real *result = newton_schulz(NULL, o, u, stride, rows, cols, batch, memory + GUARD);
+    ns_real *result = newton_schulz(NULL, o, &(NsInput){u, rows, cols, batch, stride, 0, 0}, memory + GUARD);
     int64_t count = (int64_t)rows * cols * batch;
     bool inside = (unsigned char *)result >= memory + GUARD &&
                   (unsigned char *)(result + count) <= memory + GUARD + bytes;

@@ -75,7 +75,7 @@ static void check_gradients(const GoldenCase *c)
 // Error of the update on the sample, relative to the update.
 static double update_error(const Golden *g, const SafeTensors *st, const Param *a, int t)
 {
-    int64_t k, n = a->rows * a->cols, stride = sample_stride(n);
+    int64_t k, n = param_elements(a), stride = sample_stride(n);
     float *want = golden_values(st, "sample.", a->name, &k),
           *init = golden_values(g->init, "", a->name, NULL);
     double error = 0, update = 0;
@@ -118,7 +118,7 @@ static void check_steps(const GoldenCase *c)
             // rounding, which differs between compilers: of n updates of one size, one then has the other
             // sign.
             if (t == 1 && a->spec->role == ROLE_SCALARS)
-                pool->sign += 4.0 / (double)(a->rows * a->cols);
+                pool->sign += 4.0 / (double)(param_elements(a));
             free(rel);
         }
         char *label = format_string("step %d, updates", t + 1);

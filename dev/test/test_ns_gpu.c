@@ -59,8 +59,8 @@ static double sum_bound(int depth, double product) { return 2 * depth * product 
 static double *emulated_run(const NsOptions *o, const float *u, int rows, int cols)
 {
     void *workspace = aligned_alloc(256, (emulation.ns_workspace_bytes(o, rows, cols, 1) + 256) / 256 * 256);
-    double *out =
-        to_double(emulation.newton_schulz(NULL, o, u, 0, rows, cols, 1, workspace), (int64_t)rows * cols);
+    NsInput in = {u, rows, cols, 1, 0, 0, 0};
+    double *out = to_double(emulation.newton_schulz(NULL, o, &in, workspace), (int64_t)rows * cols);
     free(workspace);
     return out;
 }
@@ -79,8 +79,8 @@ static double *reference_run(NsOptions o, const float *u, int rows, int cols, in
     int64_t count = (int64_t)rows * cols * batch;
     o.dtype = NS_FP32;
     void *workspace = aligned_alloc(256, (ref.ns_workspace_bytes(&o, rows, cols, batch) + 256) / 256 * 256);
-    double *out = matrix(count, 1),
-           *result = ref.newton_schulz(NULL, &o, u, (int64_t)rows * cols, rows, cols, batch, workspace);
+    NsInput in = {u, rows, cols, batch, (int64_t)rows * cols, 0, 0};
+    double *out = matrix(count, 1), *result = ref.newton_schulz(NULL, &o, &in, workspace);
     memcpy(out, result, (size_t)count * sizeof *out);
     free(workspace);
     return out;
@@ -98,7 +98,8 @@ static double *gpu_run(const NsOptions *o, const float *u, int rows, int cols, i
     Graph *graph = NULL;
     if (captured && !graph_begin(s))
         captured = false;
-    void *result = newton_schulz(s, o, du.p, (int64_t)rows * cols, rows, cols, batch, work.p);
+    NsInput in = {du.p, rows, cols, batch, (int64_t)rows * cols, 0, 0};
+    void *result = newton_schulz(s, o, &in, work.p);
     if (captured) {
         graph = graph_end(s);
         graph_launch(graph, s);

@@ -7,14 +7,15 @@
 
 enum { SCALARS_IN_ALL = 64 };
 
+static Config config; // of the last preset
+
 static Config preset(const char *name, const char *vocab)
 {
-    Config c;
     Error e;
     char *argv[] = {"train_gpt", "--preset", (char *)name, "--vocab-size", (char *)vocab};
-    if (!config_parse(&c, 5, argv, &e))
+    if (!config_parse(&config, 5, argv, &e))
         fatal(EXIT_USAGE, "%s", e.text);
-    return c;
+    return config;
 }
 
 // What a row of the expected table says beside shape and rate.
@@ -32,12 +33,15 @@ static const struct {
 static bool has(const Params *p, const char *name, Kind kind, int64_t rows, int64_t cols, double rate)
 {
     const Param *a = params_find(p, name);
-    bool good = a && a->rows == rows && a->cols == cols && a->spec->update.rate == rate;
+    int64_t shape[2] = {-1, -1};
+    if (a)
+        param_shape(a, &config, &shape[0], &shape[1]);
+    bool good = a && shape[0] == rows && shape[1] == cols && a->spec->update.rate == rate;
     good = good && a->spec->storage == kinds[kind].storage && a->spec->sharding == kinds[kind].sharding &&
            a->spec->update.kind == kinds[kind].optimizer && a->spec->update.every == kinds[kind].every;
     if (!good)
-        printf("# %s: %lld x %lld, times %g\n", name, a ? (long long)a->rows : -1,
-               a ? (long long)a->cols : -1, a ? a->spec->update.rate : 0);
+        printf("# %s: %lld x %lld, times %g\n", name, (long long)shape[0], (long long)shape[1],
+               a ? a->spec->update.rate : 0);
     return good;
 }
 

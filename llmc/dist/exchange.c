@@ -13,7 +13,7 @@ static int slots_stage(const Params *p, const Bucket *b, int size)
         const Param *a = &p->list[i];
         bool inside = a->pool == b->pool && a->offset >= b->offset && a->offset < b->offset + size * b->share;
         if (inside)
-            stage = (int)min_i64(stage, a->stage);
+            stage = (int)min_i64(stage, param_stage(p, a));
     }
     return stage;
 }
@@ -53,7 +53,13 @@ void exchange_plan(Exchange *x, const Params *p, int rank, int size)
     x->size = size;
     x->num_stages = p->record->num_layers + 2;
     x->stale_after = -1;
-    if (size == 1)
+    exchange_replan(x, p);
+}
+
+void exchange_replan(Exchange *x, const Params *p)
+{
+    x->count = 0;
+    if (x->size == 1)
         return;
     for (int pool = 0; pool < p->num_pools; pool++) {
         if (p->pools[pool].sharding == SHARD_TENSORS)
@@ -61,9 +67,10 @@ void exchange_plan(Exchange *x, const Params *p, int rank, int size)
     }
     for (int i = 0; i < p->count; i++) {
         const Param *a = &p->list[i];
-        if (a->spec->sharding != SHARD_ROWS)
+        if (a->spec->sharding != SHARD_ROWS || param_now(p, a) != a)
             continue;
-        add(x, (Bucket){a->pool, a->offset, param_elements(a) / size, a->stage, true, a->spec->update.every});
+        add(x, (Bucket){a->pool, a->offset, param_elements(a) / x->size, param_stage(p, a), true,
+                        a->spec->update.every});
     }
     qsort(x->list, (size_t)x->count, sizeof *x->list, by_falling_stage);
 }
@@ -94,7 +101,9 @@ void exchange_create(Exchange *x, const Params *p)
         x->reached[i] = event_create();
         x->gathered[i] = event_create();
     }
-    for (int i = 0; i < x->count; i++)
+    x->num_reduced =
+        (int)min_i64(MAX_BUCKETS, x->count + p->count); // as many as there may be once all parted
+    for (int i = 0; i < x->num_reduced; i++)
         x->reduced[i] = event_create();
 }
 
@@ -107,7 +116,7 @@ void exchange_free(Exchange *x)
         event_destroy(x->reached[i]);
         event_destroy(x->gathered[i]);
     }
-    for (int i = 0; i < x->count; i++)
+    for (int i = 0; i < x->num_reduced; i++)
         event_destroy(x->reduced[i]);
     event_destroy(x->forked);
     event_destroy(x->small);

@@ -13,6 +13,8 @@
 //   all replicated pools              -       all-reduce, one bucket, after stage 0           all alike made
 //   by every rank
 //
+// A tensor that is one with another for now (UpdateSpec) has no bucket, and the other one's stage is the
+// lowest of both.
 // Gradients go out in this order (falling stages) while backward goes on below; new values come in rising
 // order of stages at the start of the next step, while its forward goes on above. Both run on a stream of
 // their own. Between two steps the values of other ranks' shares are therefore old; exchange_complete brings
@@ -39,7 +41,9 @@ typedef struct {
     int count;
     Stream stream;               // of the collectives; NULL with one rank
     Event *reached[MAX_STAGES];  // backward has left the stage
-    Event *reduced[MAX_BUCKETS]; // the own share of the gradient is there; of rows, the others' is cleared
+    Event *reduced[MAX_BUCKETS]; // (num_reduced) the own share of the gradient is there; of rows, the others'
+                                 // is cleared
+    int num_reduced;
     Event *gathered[MAX_STAGES]; // the weights of the stage are new
     Event *small;                // the small bucket is summed: the last to go, so all others are as well
     Event *forked;               // where the stream left that of the caller
@@ -51,6 +55,7 @@ typedef struct {
 
 // The table alone, for `size` ranks: no memory, no device.
 void exchange_plan(Exchange *x, const Params *p, int rank, int size);
+void exchange_replan(Exchange *x, const Params *p); // after parameters have parted: buckets and stages anew
 void exchange_create(Exchange *x, const Params *p);
 void exchange_free(Exchange *x);
 

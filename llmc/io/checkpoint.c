@@ -1,5 +1,5 @@
 #include "llmc/io/checkpoint.h"
-#include "llmc/io/safetensors.h"
+#include "llmc/io/weights.h"
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -7,40 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const SafeDtype dtype_x = sizeof(floatX) == 2 ? ST_BF16 : ST_F32;
-
-static size_t element_bytes(bool half) { return half ? sizeof(floatX) : sizeof(float); }
-static SafeDtype element_dtype(bool half) { return half ? dtype_x : ST_F32; }
-
 // ---- which tensors ----------------------------------------------------------------------------------------
 
-// Weights, optimizer state, pending gradients: one list, in one order, for writing and reading.
-typedef enum { WEIGHTS, STATE, PENDING } Part;
-
-static const ParamSpec *vector_spec(const Param *a) { return a->spec->vector ? a->spec : NULL; }
-
-// The index-th tensor of a part on this rank; false after the last.
-static bool weight_tensor(const Trainer *t, int index, StateTensor *out)
-{
-    const Params *p = &t->model.params;
-    if (index >= p->count)
-        return false;
-    const Param *a = &p->list[index];
-    bool whole = a->spec->sharding == SHARD_TENSORS;
-    int owner = whole ? slot_owner(a->offset / p->pools[a->pool].slot, comm_size()) : 0;
-    *out = (StateTensor){.half = a->spec->storage == STORE_HALF,
-                         .everywhere = true,
-                         .vector = vector_spec(a),
-                         .rows = a->rows,
-                         .cols = a->cols,
-                         .count = owner == comm_rank() ? param_elements(a) : 0,
-                         .data = param_data(p, a)};
-    snprintf(out->name, sizeof out->name, "%s", a->name);
-    return true;
-}
+// Beside the weights: optimizer state, then pending gradients. One list, in one order, for writing and
+// reading.
+typedef enum { STATE, PENDING, PARTS } Part;
 
 // Whether a parameter's gradient waits for a later step.
-static bool is_pending(const Trainer *t, const Param *a) { return t->step % a->spec->update.every != 0; }
+static bool is_pending(const Trainer *t, const Param *a)
+{
+    int every = a->spec->update.every;
+    return every && t->step % every != 0 && param_now(&t->model.params, a) == a;
+}
 
 // Gradients that earlier steps have left to a later one. Whole on rank 0, see gather_pending.
 static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
@@ -50,10 +28,8 @@ static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
         const Param *a = &p->list[i];
         if (!is_pending(t, a) || index-- > 0)
             continue;
-        *out = (StateTensor){.rows = a->rows,
-                             .cols = a->cols,
-                             .count = comm_rank() ? 0 : param_elements(a),
-                             .data = param_grad(p, a)};
+        *out = (StateTensor){.count = comm_rank() ? 0 : param_elements(a), .data = param_grad(p, a)};
+        param_shape(a, t->config, &out->rows, &out->cols);
         snprintf(out->name, sizeof out->name, "%s.grad", a->name);
         return true;
     }
@@ -62,15 +38,8 @@ static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
 
 static bool nth_tensor(const Trainer *t, Part part, int index, StateTensor *out)
 {
-    switch (part) {
-    case WEIGHTS:
-        return weight_tensor(t, index, out);
-    case STATE:
-        return optimizer_state(&t->optimizer, &t->model, index, out);
-    case PENDING:
-        return pending_tensor(t, index, out);
-    }
-    return false;
+    return part == STATE ? optimizer_state(&t->optimizer, &t->model, index, out)
+                         : pending_tensor(t, index, out);
 }
 
 static void gather_pending(Trainer *t)
@@ -107,25 +76,11 @@ static bool write_tensor(Trainer *t, SafeWriter *w, const StateTensor *x, Error 
     return good;
 }
 
-// What is in a file: a vector's padding, which never changes, only as far as it is asked for.
-static bool nth_to_write(const Trainer *t, Part part, int index, StateTensor *out)
-{
-    if (!nth_tensor(t, part, index, out))
-        return false;
-    if (out->vector && t->config->save_scalars) {
-        out->cols = t->config->save_scalars;
-        out->count = min_i64(out->count, out->cols);
-    }
-    return true;
-}
-
 static void declare_part(const Trainer *t, SafeWriter *w, Part part)
 {
     StateTensor x;
-    for (int i = 0; nth_to_write(t, part, i, &x); i++) {
-        int64_t shape[] = {x.rows, x.cols};
-        safewriter_declare(w, x.name, element_dtype(x.half), x.vector ? 1 : 2, x.vector ? &shape[1] : shape);
-    }
+    for (int i = 0; nth_tensor(t, part, i, &x); i++)
+        safewriter_declare(w, x.name, element_dtype(x.half), 2, (int64_t[]){x.rows, x.cols});
 }
 
 static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)
@@ -133,7 +88,7 @@ static bool write_part(Trainer *t, SafeWriter *w, Part part, Error *e)
     StateTensor x;
     bool good = true;
     // All ranks, to the end.
-    for (int i = 0; nth_to_write(t, part, i, &x); i++)
+    for (int i = 0; nth_tensor(t, part, i, &x); i++)
         good = write_tensor(t, w, &x, e) && good;
     return good;
 }
@@ -184,12 +139,14 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
         gather_pending(t);
     if (w) {
         write_metadata(t, w, state);
-        for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++)
+        weights_declare(t, w);
+        for (Part part = STATE; part < PARTS && state; part++)
             declare_part(t, w, part);
         if (state)
             safewriter_declare(w, "rope.frequency", ST_F32, 1, (int64_t[]){t->rope.count});
     }
-    for (Part part = WEIGHTS; part <= (state ? PENDING : WEIGHTS); part++)
+    good = weights_write(t, w, &sub) && good;
+    for (Part part = STATE; part < PARTS && state; part++)
         good = write_part(t, w, part, &sub) && good;
     if (w && state)
         good =
@@ -215,23 +172,6 @@ bool checkpoint_save(Trainer *t, const char *path, Error *e) { return save_patie
 
 // ---- reading ----------------------------------------------------------------------------------------------
 
-// In place, from the end of a buffer of n floats or n bf16 to its start or the other way: no second buffer.
-static void widen(void *buffer, int64_t n)
-{
-    float *to = buffer;
-    bf16 *from = buffer;
-    for (int64_t i = n - 1; i >= 0; i--)
-        to[i] = bf16_to_float(from[i]);
-}
-
-static void narrow(void *buffer, int64_t n)
-{
-    bf16 *to = buffer;
-    float *from = buffer;
-    for (int64_t i = 0; i < n; i++)
-        to[i] = float_to_bf16(from[i]);
-}
-
 // A format of ours must be one that is known here, and have its checksums. Other programs' files say nothing,
 // or "pt".
 static bool check_format(const SafeTensors *st, Error *e)
@@ -255,57 +195,16 @@ static bool check_format(const SafeTensors *st, Error *e)
                      format);
 }
 
-// A parameter's name in the file: that of a model under torch.compile has a prefix. Owned by the caller.
-static char *name_in_file(const SafeTensors *st, const char *name)
-{
-    char *prefixed = format_string("_orig_mod.%s", name);
-    if (!safetensors_find(st, name) && safetensors_find(st, prefixed))
-        return prefixed;
-    free(prefixed);
-    return xstrdup(name);
-}
-
-// Foreign files pad vectors to the number of their ranks; what is missing is as at the start.
-static bool read_vector(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name,
-                        float *host, Error *e)
-{
-    const TensorInfo *info = safetensors_find(st, name);
-    int64_t n = info && info->ndim ? info->shape[info->ndim - 1] : 0;
-    if (!info || info->dtype != ST_F32 || info->bytes != n * 4 || n < x->vector->least || n > x->cols)
-        return error_set(e, "tensor %s: expected F32 with %d to %d values, found %lld bytes", x->name,
-                         x->vector->least, (int)x->cols, info ? (long long)info->bytes : 0);
-    param_init_runs(params_find(&t->model.params, x->name), t->config, host);
-    return safetensors_read(st, name, host, (size_t)info->bytes, e);
-}
-
-// Reads this rank's piece into host memory, in the element type that the device holds.
-static bool read_piece(Trainer *t, const SafeTensors *st, const StateTensor *x, const char *name, void *host,
-                       Error *e)
-{
-    if (x->vector)
-        return read_vector(t, st, x, name, host, e);
-    if (!safetensors_expect(st, name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e))
-        return false;
-    bool file_half = safetensors_find(st, name)->dtype == ST_BF16, device_half = element_bytes(x->half) == 2;
-    int64_t size = file_half ? 2 : 4;
-    if (!safetensors_read_part(st, name, x->first * size, host, (size_t)(x->count * size), e))
-        return false;
-    if (file_half && !device_half)
-        widen(host, x->count);
-    if (!file_half && device_half)
-        narrow(host, x->count);
-    return true;
-}
-
+// This rank's piece.
 static bool read_tensor(Trainer *t, const SafeTensors *st, StateTensor *x, Error *e)
 {
-    size_t bytes = (size_t)x->count * element_bytes(x->half);
     void *host = host_alloc((size_t)x->count * sizeof(float));
     char *name = name_in_file(st, x->name);
-    bool good = read_piece(t, st, x, name, host, e);
+    bool good = safetensors_expect(st, name, ST_BF16 | ST_F32, 2, (int64_t[]){x->rows, x->cols}, e) &&
+                read_elements(st, name, x->first, x->count, x->half, host, e);
     free(name);
     if (good)
-        copy_to_device(t->stream, x->data, host, bytes);
+        copy_to_device(t->stream, x->data, host, (size_t)x->count * element_bytes(x->half));
     stream_synchronize(t->stream);
     host_free(host);
     return good;
@@ -324,14 +223,6 @@ static bool read_part(Trainer *t, const SafeTensors *st, Part part, Error *e)
     return true;
 }
 
-static bool read_weights(Trainer *t, const SafeTensors *st, Error *e)
-{
-    if (!read_part(t, st, WEIGHTS, e))
-        return false;
-    params_round(&t->model.params, t->stream);
-    return true;
-}
-
 // Names the file, if the message does not.
 static bool in_file(const char *path, bool good, const Error *sub, Error *e)
 {
@@ -346,7 +237,7 @@ bool weights_load(Trainer *t, const char *path, Error *e)
     SafeTensors *st = safetensors_open(path, e);
     if (!st)
         return false;
-    bool good = check_format(st, &sub) && read_weights(t, st, &sub);
+    bool good = check_format(st, &sub) && weights_read(t, st, &sub);
     safetensors_close(st);
     return in_file(path, good, &sub, e);
 }
@@ -507,8 +398,10 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
     bool good = false;
     if (st) {
         bool training = t->loader != NULL; // else only weights and rope are of use
-        good = check_format(st, &sub) && read_state(t, st, &sub) &&
-               (!training || check_shards(t, st, &sub)) && read_weights(t, st, &sub) &&
+        good = check_format(st, &sub) && read_state(t, st, &sub) && (!training || check_shards(t, st, &sub));
+        if (good && training)
+            optimizer_continue(&t->optimizer, &t->model, t->step);
+        good = good && weights_read(t, st, &sub) &&
                (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, PENDING, &sub)));
         good = in_file(path, good, &sub, e);
         safetensors_close(st);

@@ -1,10 +1,10 @@
 // Weights and training state in one safetensors file, and back.
 //
-// Tensors carry the names and stored shapes of the public checkpoint layout: tables and gates BF16 (F32 from
-// the exact build), matrices and scalars F32. A checkpoint adds
-// "<parameter>.<adam_m|adam_v|momentum|second>", "<parameter>.grad" for gradients that an even step has left
-// to the next one, and "rope.frequency"; its metadata holds step, data position, training shards, train time,
-// attention scale and every option. The file does not depend on the number of ranks, nor on the backend.
+// Weights are as llmc/io/weights.h says. A checkpoint adds "<parameter>.<adam_m|adam_v|momentum|second>",
+// "<parameter>.grad" for gradients that an even step has left to the next one, and "rope.frequency"; its
+// metadata holds step, data position, training shards, train time, attention scale and every option. A
+// parameter's own name is that of its tensor in the file, with the number of its first matrix where that
+// holds several. The file does not depend on the number of ranks, nor on the backend.
 #pragma once
 #include "llmc/run/trainer.h"
 

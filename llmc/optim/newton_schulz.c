@@ -580,24 +580,39 @@ static void iterate_whole(Chunk *k)
         swap(&k->x, &k->spare);
 }
 
-static void load(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, bool transpose)
+// `count` matrices whose distance is u_stride, as those from `at` on of the chunk.
+static void load_run(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, int at, int count,
+                     bool transpose)
 {
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
+    NsDtype dtype = k->o->dtype;
+    Stream s = k->chain.stream;
+    char *x = (char *)k->x +
+              (size_t)at * (size_t)k->n * (size_t)ns_pitch(dtype, k->n, k->m) * ns_element_size(dtype);
     if (k->unit)
-        ns_load_rows(k->chain.stream, k->o->dtype, k->x, k->unit, u, u_stride, rows, cols, k->chain.batch,
-                     transpose);
+        ns_load_rows(s, dtype, x, k->unit + (int64_t)at * k->n, u, u_stride, rows, cols, count, transpose);
     else if (k->o->aol)
-        ns_load(k->chain.stream, k->o->dtype, k->x, NULL, u, u_stride, 1, 0, 1, rows, cols, k->chain.batch,
-                transpose);
+        ns_load(s, dtype, x, NULL, u, u_stride, 1, 0, 1, rows, cols, count, transpose);
     else
-        ns_load(k->chain.stream, k->o->dtype, k->x, sumsq, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols,
-                k->chain.batch, transpose);
+        ns_load(s, dtype, x, sumsq + at, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, count,
+                transpose);
 }
 
-void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols,
-                    int batch, void *workspace)
+// The chunk's matrices, which are those from `first` on, group by group.
+static void load(const Chunk *k, float *sumsq, const NsInput *in, int first, bool transpose)
 {
-    Layout l = plan(o, rows, cols, batch);
+    int group = in->group ? in->group : in->batch, end = first + k->chain.batch;
+    for (int i = first, next; i < end; i = next) {
+        next = (int)min_i64((int64_t)(i / group + 1) * group, end);
+        load_run(k, sumsq, in->u + i / group * in->group_stride + i % group * in->stride, in->stride,
+                 i - first, next - i, transpose);
+    }
+}
+
+void *newton_schulz(Stream s, const NsOptions *o, const NsInput *in, void *workspace)
+{
+    int batch = in->batch;
+    Layout l = plan(o, in->rows, in->cols, batch);
     char *base = workspace;
     bool alike = l.x[1] == l.out;
     for (int first = 0; first < batch; first += l.chunk) {
@@ -618,7 +633,7 @@ void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stri
         // Start where the last product lands in `out`, or in the other place when the transposition follows.
         if (alike && (l.applies % 2 == 0) != l.transpose)
             swap(&k.x, &k.spare);
-        load(&k, (float *)(base + l.sumsq) + first, u + first * u_stride, u_stride, l.transpose);
+        load(&k, (float *)(base + l.sumsq) + first, in, first, l.transpose);
         if (l.whole)
             iterate_whole(&k);
         else

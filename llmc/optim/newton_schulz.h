@@ -81,14 +81,22 @@ double ns_scalar_map(const NsTuple *tuples, int steps, double x);
 // Bytes of device memory that newton_schulz() needs for these arguments.
 size_t ns_workspace_bytes(const NsOptions *o, int rows, int cols, int batch);
 
-// Orthogonalises `batch` matrices of equal shape; any shape from 1 x 1 on, zero matrices give zeros, batch 0
-// does nothing.
-//   u         fp32, device, in: matrix i is (rows, cols) packed, from u + i*u_stride (u_stride in elements)
+// Matrices (rows, cols) fp32 on the device, each packed: the i-th begins at u + (i / group) group_stride +
+// (i % group) stride elements; group 0: at u + i stride.
+typedef struct {
+    const float *u;
+    int rows, cols, batch;
+    int64_t stride;
+    int group;
+    int64_t group_stride;
+} NsInput;
+
+// Orthogonalises matrices of equal shape; any shape from 1 x 1 on, zero matrices give zeros, batch 0 does
+// nothing.
 //   workspace ns_workspace_bytes(), device, aligned to 256 bytes
 //   returns   (batch, rows, cols) packed in o->dtype, inside the workspace: valid until the workspace is used
 //             again
-void *newton_schulz(Stream s, const NsOptions *o, const float *u, int64_t u_stride, int rows, int cols,
-                    int batch, void *workspace);
+void *newton_schulz(Stream s, const NsOptions *o, const NsInput *in, void *workspace);
 
 #ifdef __cplusplus
 }

@@ -19,8 +19,8 @@ static const UpdateSpec *update_of(const Params *p, const UpdateBatch *b)
 static bool updated_alike(const Param *a, const Param *b)
 {
     const UpdateSpec *u = &a->spec->update, *v = &b->spec->update;
-    return a->pool == b->pool && a->rows == b->rows && a->cols == b->cols &&
-           a->spec->matrices == b->spec->matrices && u->kind == NORMUON && v->kind == NORMUON &&
+    return a->pool == b->pool && a->rows == b->rows && a->cols == b->cols && a->matrices == b->matrices &&
+           a->spec->joined == b->spec->joined && u->kind == NORMUON && v->kind == NORMUON &&
            u->beta2 == v->beta2 && u->fp32 == v->fp32;
 }
 
@@ -29,22 +29,33 @@ static int64_t own_slots_before(const Optimizer *o, int64_t slot)
     return ceil_div(max_i64(0, slot - o->rank), o->size);
 }
 
+// Whether the second moment goes along the columns of the matrices as they are in memory: it goes along the
+// shorter side of the shape in files.
+static bool second_per_column(const Config *c, const ParamSpec *spec)
+{
+    int64_t rows, cols;
+    record_file_matrix(c, spec, &rows, &cols);
+    return spec->file.transposed ? rows >= cols : rows < cols;
+}
+
 // The share of this rank in a batch whose parameters are known.
 static void find_share(const Optimizer *o, const Params *p, UpdateBatch *b)
 {
     const Param *a = &p->list[b->first];
     const ParamPool *q = pool_of(p, b);
-    b->matrices = a->spec->matrices;
+    bool slots = q->sharding == SHARD_TENSORS;
+    b->matrices = (int)a->matrices;
     b->rows = (int)a->rows;
-    b->cols = (int)(a->cols / b->matrices);
-    b->per_column = a->rows < a->cols;
+    b->cols = (int)a->cols;
+    b->per_column = second_per_column(o->config, a->spec);
+    b->stride = slots ? q->slot : param_elements(a);
     b->own = b->count;
-    if (q->sharding == SHARD_TENSORS) {
+    if (slots) {
         int64_t slot = a->offset / q->slot;
         b->own_first = (int)own_slots_before(o, slot);
         b->own = (int)own_slots_before(o, slot + b->count) - b->own_first;
     }
-    b->elements = b->own * param_elements(a) / (q->sharding == SHARD_ROWS ? o->size : 1);
+    b->elements = b->own * b->stride / (q->sharding == SHARD_ROWS ? o->size : 1);
 }
 
 // NorMuon first, whole tensors before replicated ones: gradients of rows and the small bucket are the last to
@@ -62,7 +73,7 @@ static void make_batches(Optimizer *o, const Params *p)
     for (int order = 0; order < 4; order++) {
         for (int i = 0, end; i < p->count; i = end) {
             end = i + 1;
-            if (update_order(p, &p->list[i]) != order)
+            if (p->list[i].spec->update.kind == FIXED || update_order(p, &p->list[i]) != order)
                 continue;
             while (end < p->count && updated_alike(&p->list[i], &p->list[end]))
                 end++;
@@ -73,20 +84,36 @@ static void make_batches(Optimizer *o, const Params *p)
     }
 }
 
+// The batch whose slots those of a batch of joined parameters are in.
+static const UpdateBatch *leader(const Optimizer *o, const Params *p, const UpdateBatch *b)
+{
+    const Param *a = &p->list[b->first];
+    const UpdateBatch *l = o->batches;
+    while (p->list[l->first].spec != a->spec - 1 || p->list[l->first].number != a->number)
+        l++;
+    return l;
+}
+
+static bool is_joined(const Params *p, const UpdateBatch *b) { return p->list[b->first].spec->joined; }
+
 static void place(Optimizer *o, const Params *p, Arena *a)
 {
     for (int i = 0; i < o->num_batches; i++) {
         UpdateBatch *b = &o->batches[i];
+        const Param *first = &p->list[b->first];
         size_t n = (size_t)b->elements, matrices = (size_t)(b->own * b->matrices);
-        if (update_of(p, b)->kind == ADAM) {
-            size_t size = param_element_size(&p->list[b->first]);
+        if (update_of(p, b)->kind != NORMUON) {
+            size_t size = update_of(p, b)->kind == ADAM ? param_element_size(first) : sizeof(float);
             b->m = arena_take(a, n, size);
             b->v = arena_take(a, n, size);
-        } else {
-            b->momentum = arena_take(a, n, sizeof(float));
-            b->second = arena_take(a, matrices * (size_t)larger_side(b), sizeof(float));
-            b->rules = arena_take(a, matrices, sizeof(int32_t));
+            continue;
         }
+        if (!is_joined(p, b))
+            b->momentum = arena_take(a, n, sizeof(float));
+        else if (a->base)
+            b->momentum = leader(o, p, b)->momentum + first->offset % pool_of(p, b)->slot;
+        b->second = arena_take(a, matrices * (size_t)larger_side(b), sizeof(float));
+        b->rules = arena_take(a, matrices, sizeof(int32_t));
     }
 }
 
@@ -160,17 +187,18 @@ static void adam(Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
 {
     const Param *a = &p->list[b->first];
     const ParamPool *q = pool_of(p, b);
-    int64_t at = a->offset + (q->sharding == SHARD_ROWS ? o->rank * b->elements : 0);
+    int64_t at = a->offset + (q->sharding == SHARD_ROWS ? o->rank * b->elements : 0), n = b->elements;
+    AdamRule rule = adam_rule(a);
     if (q->sharding == SHARD_ROWS)
-        exchange_wait(&o->exchange, a->pool, at, at + b->elements, s);
+        exchange_wait(&o->exchange, a->pool, at, at + n, s);
     else
         exchange_wait_small(&o->exchange, s);
-    if (q->storage == STORE_HALF)
-        adam_update(s, (floatX *)q->values + at, b->m, b->v, q->grad + at, o->step, adam_rule(a),
-                    b->elements);
+    if (a->spec->update.kind == ADAM_DECAY)
+        adam_update_decay(s, (floatX *)q->values + at, b->m, b->v, q->grad + at, o->step, rule, n);
+    else if (q->storage == STORE_HALF)
+        adam_update(s, (floatX *)q->values + at, b->m, b->v, q->grad + at, o->step, rule, n);
     else
-        adam_update_fp32(s, (float *)q->values + at, b->m, b->v, q->grad + at, o->step, adam_rule(a),
-                         b->elements);
+        adam_update_fp32(s, (float *)q->values + at, b->m, b->v, q->grad + at, o->step, rule, n);
 }
 
 // ---- NorMuon ----------------------------------------------------------------------------------------------
@@ -180,8 +208,8 @@ static const NsOptions *ns_options(const Optimizer *o, const Params *p, const Up
     return update_of(p, b)->fp32 ? &o->ns_fp32 : &o->ns;
 }
 
-// Where the gradient of the own share is, which becomes U: with several ranks the sums of whole tensors
-// arrive elsewhere.
+// Where the gradients of the own parameters are, `stride` apart, which become U: with several ranks the sums
+// of whole slots arrive elsewhere.
 static float *own_gradient(const Optimizer *o, const Params *p, const UpdateBatch *b)
 {
     const Param *a = &p->list[b->first];
@@ -189,13 +217,29 @@ static float *own_gradient(const Optimizer *o, const Params *p, const UpdateBatc
     if (q->sharding == REPLICATED)
         return q->grad + a->offset;
     float *own = o->exchange.own[a->pool];
-    return (own ? own : q->grad) + b->own_first * q->slot;
+    return (own ? own : q->grad) + b->own_first * q->slot + a->offset % q->slot;
+}
+
+static char *orthogonalise(const Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
+{
+    NsInput in = {.u = own_gradient(o, p, b),
+                  .rows = b->rows,
+                  .cols = b->cols,
+                  .batch = b->own * b->matrices,
+                  .stride = (int64_t)b->rows * b->cols,
+                  .group = b->matrices,
+                  .group_stride = b->stride};
+    if (b->matrices == 1 || b->stride == b->matrices * in.stride) { // equally far apart
+        in.group = 0;
+        in.stride = b->matrices == 1 ? b->stride : in.stride;
+    }
+    return newton_schulz(s, ns_options(o, p, b), &in, o->ns_workspace);
 }
 
 // Between two own parameters, in elements of the pool.
 static int64_t own_stride(const Optimizer *o, const Params *p, const UpdateBatch *b)
 {
-    return param_elements(&p->list[b->first]) * (pool_of(p, b)->sharding == SHARD_TENSORS ? o->size : 1);
+    return b->stride * (pool_of(p, b)->sharding == SHARD_TENSORS ? o->size : 1);
 }
 
 // The own parameters [first, first + count) of a batch, whose `stride` from matrix to matrix is the same
@@ -206,13 +250,14 @@ static void update(const Optimizer *o, const Params *p, const UpdateBatch *b, co
     const Param *a = &p->list[b->first];
     const ParamPool *q = pool_of(p, b);
     const NsOptions *ns = ns_options(o, p, b);
-    int64_t own_at =
-        q->sharding == SHARD_TENSORS ? (o->rank + (int64_t)b->own_first * o->size) * q->slot : a->offset;
+    int64_t own_at = a->offset;
+    if (q->sharding == SHARD_TENSORS)
+        own_at = (o->rank + (int64_t)b->own_first * o->size) * q->slot + a->offset % q->slot;
     int64_t at = own_at + first * own_stride(o, p, b), matrix = first * b->matrices;
-    bool master = q->storage == STORE_MASTER;
+    bool half = q->storage == STORE_HALF;
     normuon_update(s,
-                   &(NormuonUpdate){.w = master ? (float *)q->values + at : NULL,
-                                    .wx = (master ? q->rounded : (floatX *)q->values) + at,
+                   &(NormuonUpdate){.w = half ? NULL : (float *)q->values + at,
+                                    .wx = (half ? (floatX *)q->values : q->rounded) + at,
                                     .grad = q->sharding == REPLICATED ? q->grad + at : NULL,
                                     .second = b->second + matrix * larger_side(b),
                                     .o = ortho +
@@ -228,21 +273,27 @@ static void update(const Optimizer *o, const Params *p, const UpdateBatch *b, co
                    o->step);
 }
 
-static void normuon(Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
+// Sums of the gradients have arrived, and are U. Whole slots: what is joined to these parameters, too.
+static void momentum(const Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
 {
     const ParamPool *q = pool_of(p, b);
-    int pool = p->list[b->first].pool;
-    int64_t matrix = (int64_t)b->rows * b->cols, group = o->size * q->slot;
-    float *u = own_gradient(o, p, b);
-    if (!b->own)
-        return;
+    int64_t group = o->size * q->slot;
     if (q->sharding == REPLICATED)
         exchange_wait_small(&o->exchange, s);
     else
-        exchange_wait(&o->exchange, pool, b->own_first * group, (b->own_first + b->own) * group, s);
-    normuon_momentum(s, u, b->momentum, o->step, b->elements);
-    char *ortho = newton_schulz(s, ns_options(o, p, b), u, matrix, b->rows, b->cols, b->own * b->matrices,
-                                o->ns_workspace);
+        exchange_wait(&o->exchange, p->list[b->first].pool, b->own_first * group,
+                      (b->own_first + b->own) * group, s);
+    normuon_momentum(s, own_gradient(o, p, b), b->momentum, o->step, b->elements);
+}
+
+static void normuon(Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
+{
+    int64_t matrix = (int64_t)b->rows * b->cols;
+    if (!b->own)
+        return;
+    if (!is_joined(p, b))
+        momentum(o, p, b, s);
+    char *ortho = orthogonalise(o, p, b, s);
     // All at once where the own matrices are equally far apart.
     int64_t stride = own_stride(o, p, b);
     if (b->matrices == 1 || stride == b->matrices * matrix) {
@@ -269,18 +320,24 @@ size_t optimizer_workspace_bytes(const Optimizer *o, const Model *m)
     return most;
 }
 
+static bool is_tied(const Params *p, const UpdateBatch *b)
+{
+    const Param *a = &p->list[b->first];
+    return param_now(p, a) != a;
+}
+
 void optimizer_step(Optimizer *o, Model *m, int t, Stream s)
 {
     const Params *p = &m->params;
     exchange_small(&o->exchange, p, t, s);
     for (int i = 0; i < o->num_batches; i++) {
         const UpdateBatch *b = &o->batches[i];
-        if (!update_is_due(update_of(p, b)->every, t))
+        if (!update_is_due(update_of(p, b)->every, t) || is_tied(p, b))
             continue;
-        if (update_of(p, b)->kind == ADAM)
-            adam(o, p, b, s);
-        else
+        if (update_of(p, b)->kind == NORMUON)
             normuon(o, p, b, s);
+        else
+            adam(o, p, b, s);
     }
 }
 
@@ -293,8 +350,7 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
         const UpdateBatch *b = &o->batches[i];
         if (!b->momentum)
             continue;
-        newton_schulz(s, ns_options(o, p, b), own_gradient(o, p, b), (int64_t)b->rows * b->cols, b->rows,
-                      b->cols, b->own * b->matrices, o->ns_workspace);
+        orthogonalise(o, p, b, s);
     }
     // Every collective once: sums and copies of zeros.
     for (int stage = x->num_stages - 1; stage >= 0; stage--)
@@ -305,7 +361,7 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
     exchange_stage_needed(x, x->num_stages - 1, s);
 }
 
-// ---- state by parameter -----------------------------------------------------------------------------------
+// ---- tied parameters --------------------------------------------------------------------------------------
 
 static const UpdateBatch *batch_of(const Optimizer *o, int param)
 {
@@ -315,10 +371,47 @@ static const UpdateBatch *batch_of(const Optimizer *o, int param)
     return b;
 }
 
+// The own share of a parameter's values and state, from the one that it was tied to, which is sharded alike.
+static void take_copy(const Optimizer *o, const Params *p, const UpdateBatch *b, Stream s)
+{
+    const Param *a = &p->list[b->first], *from = &p->list[a->tied_to];
+    const UpdateBatch *source = batch_of(o, a->tied_to);
+    size_t size = param_element_size(a), n = (size_t)b->elements;
+    size_t moment = update_of(p, b)->kind == ADAM ? size : sizeof(float);
+    int64_t own = pool_of(p, b)->sharding == SHARD_ROWS ? o->rank * b->elements : 0;
+    char *values = p->pools[a->pool].values, *source_values = p->pools[from->pool].values;
+    copy_on_device(s, values + (size_t)(a->offset + own) * size,
+                   source_values + (size_t)(from->offset + own) * size, n * size);
+    copy_on_device(s, b->m, source->m, n * moment);
+    copy_on_device(s, b->v, source->v, n * moment);
+}
+
+bool optimizer_part(Optimizer *o, Model *m, int t, Stream s)
+{
+    Params *p = &m->params;
+    if (!p->tied || t != p->last_tied)
+        return false;
+    for (int i = 0; i < o->num_batches; i++) {
+        if (is_tied(p, &o->batches[i]))
+            take_copy(o, p, &o->batches[i], s);
+    }
+    p->tied = false;
+    exchange_replan(&o->exchange, p);
+    return true;
+}
+
+void optimizer_continue(Optimizer *o, Model *m, int t)
+{
+    m->params.tied = t <= m->params.last_tied;
+    exchange_replan(&o->exchange, &m->params);
+}
+
+// ---- state by parameter -----------------------------------------------------------------------------------
+
 static void adam_state(const Optimizer *o, const Params *p, const UpdateBatch *b, bool second, StateTensor *t)
 {
     bool rows = pool_of(p, b)->sharding == SHARD_ROWS;
-    t->half = pool_of(p, b)->storage == STORE_HALF;
+    t->half = update_of(p, b)->kind == ADAM && pool_of(p, b)->storage == STORE_HALF;
     t->data = second ? b->v : b->m;
     t->everywhere = !rows;
     t->first = rows ? o->rank * b->elements : 0;
@@ -334,25 +427,39 @@ static void normuon_state(const Optimizer *o, const Params *p, const UpdateBatch
     }
     int64_t n = t->rows * t->cols;
     t->everywhere = pool_of(p, b)->sharding == REPLICATED;
-    t->data = own < 0 ? NULL : (second ? b->second : b->momentum) + own * n;
+    t->data = own < 0 ? NULL : second ? b->second + own * n : b->momentum + own * b->stride;
     t->count = own < 0 || (t->everywhere && o->rank) ? 0 : n;
+}
+
+// The nth parameter that has state now; -1: there are fewer.
+static int nth_trained(const Params *p, int nth)
+{
+    for (int i = 0; i < p->count; i++) {
+        bool trained = p->list[i].spec->update.kind != FIXED && param_now(p, &p->list[i]) == &p->list[i];
+        if (trained && nth-- == 0)
+            return i;
+    }
+    return -1;
 }
 
 bool optimizer_state(const Optimizer *o, const Model *m, int index, StateTensor *t)
 {
-    static const char *const kinds[][2] = {[ADAM] = {"adam_m", "adam_v"}, [NORMUON] = {"momentum", "second"}};
+    static const char *const adam_names[] = {"adam_m", "adam_v"}, *const normuon_names[] = {"momentum",
+                                                                                            "second"};
     const Params *p = &m->params;
     bool second = index % 2;
-    int param = index / 2;
-    if (param >= p->count)
+    int param = nth_trained(p, index / 2);
+    if (param < 0)
         return false;
     const Param *a = &p->list[param];
     const UpdateBatch *b = batch_of(o, param);
-    *t = (StateTensor){.rows = a->rows, .cols = a->cols};
-    snprintf(t->name, sizeof t->name, "%s.%s", a->name, kinds[a->spec->update.kind][second]);
-    if (a->spec->update.kind == ADAM)
-        adam_state(o, p, b, second, t);
-    else
+    bool is_normuon = a->spec->update.kind == NORMUON;
+    *t = (StateTensor){0};
+    param_shape(a, o->config, &t->rows, &t->cols);
+    snprintf(t->name, sizeof t->name, "%s.%s", a->name, (is_normuon ? normuon_names : adam_names)[second]);
+    if (is_normuon)
         normuon_state(o, p, b, own_index(o, p, b, param), second, t);
+    else
+        adam_state(o, p, b, second, t);
     return true;
 }

@@ -17,12 +17,13 @@ typedef struct {
     int first, count;   // parameters [first, first + count) of the list: neighbours in their pool
     int own_first, own; // SHARD_TENSORS: own slots [own_first, own_first + own) of the pool; else own = count
     int64_t elements;   // of state on this rank
+    int64_t stride;     // NorMuon: elements from one own parameter to the next, where own ones are packed
     // NorMuon: `matrices` of (rows, cols) in each parameter.
     int matrices, rows, cols;
-    bool per_column; // by the stored shape
+    bool per_column; // of the second moment, by the shape in files
     // Device memory, not owned.
-    void *m, *v;     // Adam (elements): moments, stored as the parameter is
-    float *momentum; // NorMuon (elements)
+    void *m, *v;     // Adam (elements): moments, see OptimizerKind
+    float *momentum; // NorMuon (own), `stride` apart; of joined parameters within that of the others
     float *second;   // (own, matrices, larger side)
     int32_t *rules;  // (own, matrices): each matrix's rule
 } UpdateBatch;
@@ -54,6 +55,12 @@ void optimizer_free(Optimizer *o);
 // exchange_complete.
 void optimizer_step(Optimizer *o, Model *m, int t, Stream s);
 
+// After the ops of step t, never inside of a graph: where tied parameters part, they get their values and
+// state. True when they did: what was captured before reads the wrong ones.
+bool optimizer_part(Optimizer *o, Model *m, int t, Stream s);
+// A run goes on with step t, from a checkpoint.
+void optimizer_continue(Optimizer *o, Model *m, int t);
+
 // Runs Newton-Schulz once on the gradients as they are, which leaves no trace: a backend may prepare what a
 // graph cannot hold.
 void optimizer_warm_up(Optimizer *o, Model *m, Stream s);
@@ -66,12 +73,12 @@ typedef struct {
     char name[80];   // "<parameter>.<adam_m|adam_v|momentum|second>"
     bool half;       // floatX, else fp32
     bool everywhere; // every rank holds all of it: rank 0 writes it (count is 0 elsewhere), all read it
-    const ParamSpec *vector; // one dimension in files, which may leave out its end; else NULL
     int64_t rows, cols;
     int64_t first, count; // count 0: none of it here
     void *data;
 } StateTensor;
-// The index-th state tensor, in the same order on all ranks; false after the last.
+// The index-th state tensor, in the same order on all ranks; false after the last. Parameters that are tied
+// now have none.
 bool optimizer_state(const Optimizer *o, const Model *m, int index, StateTensor *t);
 // The rank that owns a slot.
 static inline int slot_owner(int64_t slot, int size) { return (int)(slot % size); }

@@ -294,19 +294,23 @@ double schedule_momentum(const Config *c, int t)
 }
 
 // Adam: k updates are made with this one, and its moments began at zero. NorMuon: its shape factor, max(1,
-// rows/cols)^1/2 of the stored shape, is part of the rate.
+// rows/cols)^1/2 of the shape in files, is part of the rate.
 static RuleStep rule_step(const Config *c, const ParamSpec *spec, double factor, int t)
 {
     const UpdateSpec *u = &spec->update;
+    if (u->kind == FIXED)
+        return (RuleStep){0};
+    if (u->kind == NORMUON) {
+        int64_t rows, cols;
+        record_file_matrix(c, spec, &rows, &cols);
+        double base = c->muon_rate * factor, shape = sqrt(fmax(1, (double)rows / (double)cols));
+        return (RuleStep){.rate = (float)(u->rate * shape) * (float)base,
+                          .decay = (float)(base * c->weight_decay)};
+    }
     double k = (t + 1) / u->every, correction = sqrt(1 - pow(u->beta2, k)) / (1 - pow(u->beta1, k));
-    double base = u->kind == ADAM ? c->adam_rate * factor * (k ? correction : 0) : c->muon_rate * factor;
-    double shape =
-        u->kind == ADAM
-            ? 1
-            : sqrt(fmax(1, (double)record_extent(c, spec->rows) / (double)record_extent(c, spec->cols)));
-    double decay = u->kind == ADAM ? pow(c->adam_rate * factor * u->rate, 2) * c->adam_decay * u->decay
-                                   : c->muon_rate * factor * c->weight_decay;
-    return (RuleStep){.rate = (float)(u->rate * shape) * (float)base, .decay = (float)decay};
+    double base = c->adam_rate * factor;
+    return (RuleStep){.rate = (float)u->rate * (float)(base * (k ? correction : 0)),
+                      .decay = (float)(pow(base * u->rate, 2) * c->adam_decay * u->decay)};
 }
 
 static float weight_at(const Stage *s, const StageWeights *w, int term, int t)

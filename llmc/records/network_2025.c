@@ -21,29 +21,27 @@ static const InitRun scalars[] = {
 #define NORMUON_TIMES(factor) {NORMUON, .rate = factor, .beta2 = 0.95, .every = 1}
 #define GATE_UPDATE {NORMUON, .rate = 1, .beta2 = 0.95, .every = 1, .fp32 = true}
 #define TABLE \
-    .rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}, .matrices = 1, .storage = STORE_HALF, \
-    .sharding = SHARD_ROWS
+    .rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}, .storage = STORE_HALF, .sharding = SHARD_ROWS
 #define MATRIX .storage = STORE_MASTER, .sharding = SHARD_TENSORS
-#define MODEL_BY_MLP .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, .matrices = 1, MATRIX
+#define MODEL_BY_MLP .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, MATRIX
 #define GATE(heads) \
-    .rows = {1, heads}, .cols = {GATE_INPUTS, SIZE_ONE}, .matrices = 1, .storage = STORE_HALF, \
+    .rows = {1, heads}, .cols = {GATE_INPUTS, SIZE_ONE}, .storage = STORE_HALF, \
     .sharding = REPLICATED, .init = {INIT_ZERO}, .update = GATE_UPDATE
 
 const ParamSpec network_2025_params[NETWORK_2025_PARAMS] = {
-    {ROLE_EMBED, "embed.weight", TABLE, .init = {INIT_NORMAL}, .update = ADAM_TIMES(75)},
-    {ROLE_VALUE_EMBED, "value_embeds.%d.weight", VALUE_TABLES, TABLE, .init = {INIT_NORMAL},
+    {ROLE_EMBED, "embed.weight", TABLE, .init = {INIT_NORMAL, 1}, .update = ADAM_TIMES(75)},
+    {ROLE_VALUE_EMBED, "value_embeds.%d.weight", VALUE_TABLES, TABLE, .init = {INIT_NORMAL, 1},
      .update = ADAM_TIMES(75)},
     {ROLE_HEAD, "lm_head.weight", TABLE, .init = {INIT_ZERO}, .update = ADAM_TIMES(1)},
     {ROLE_MLP_DOWN, "blocks.%d.mlp.c_proj", MODEL_BY_MLP, .init = {INIT_ZERO}, .update = NORMUON_TIMES(1)},
     {ROLE_MLP_UP, "blocks.%d.mlp.c_fc", MODEL_BY_MLP, .init = {INIT_UNIFORM, HALF_SQRT_3},
      .update = NORMUON_TIMES(2)},
-    {ROLE_QKVO, "blocks.%d.attn.qkvo_w", .rows = {1, SIZE_MODEL}, .cols = {4, SIZE_MODEL},
-     .matrices = 4, MATRIX,
+    {ROLE_QKVO, "blocks.%d.attn.qkvo_w", .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MODEL},
+     .matrices = {4, SIZE_ONE}, MATRIX, .file = {2, {{1, SIZE_MODEL}, {4, SIZE_MODEL}}},
      .init = {INIT_UNIFORM, HALF_SQRT_3, .matrices = 3}, .update = NORMUON_TIMES(1)},
     {ROLE_ATTENTION_GATE, "blocks.%d.attn.attn_gate.weight", GATE(SIZE_HEADS)},
     {ROLE_SMEAR_GATE, "smear_gate.weight", GATE(SIZE_ONE)},
-    {ROLE_SCALARS, "scalars", .rows = {1, SIZE_ONE}, .cols = {SCALARS, SIZE_ONE}, .matrices = 1,
-     .storage = STORE_FLOAT,
-     .sharding = REPLICATED, .init = {INIT_RUNS, .runs = scalars}, .update = ADAM_TIMES(5), .vector = true,
-     .least = USED},
+    {ROLE_SCALARS, "scalars", .rows = {1, SIZE_ONE}, .cols = {SCALARS, SIZE_ONE}, .storage = STORE_FLOAT,
+     .sharding = REPLICATED, .init = {INIT_RUNS, .runs = scalars}, .update = ADAM_TIMES(5),
+     .file = {1, {{SCALARS, SIZE_ONE}}, .least = USED}},
 };

@@ -24,16 +24,35 @@ int64_t record_extent(const Config *c, Extent e)
     int64_t size[] = {[SIZE_ONE] = 1,
                       [SIZE_MODEL] = c->model_dim,
                       [SIZE_HEADS] = c->num_heads,
+                      [SIZE_HEAD] = c->model_dim / c->num_heads,
                       [SIZE_MLP] = c->mlp_dim,
                       [SIZE_VOCAB] = config_vocab_padded(c),
                       [SIZE_HALF_VOCAB] = config_vocab_padded(c) / 2};
     return e.times * size[e.of];
 }
 
+void record_file_matrix(const Config *c, const ParamSpec *p, int64_t *rows, int64_t *cols)
+{
+    const FileSpec *f = &p->file;
+    Extent first = f->dims > 1 ? f->shape[f->dims - 2] : f->transposed ? p->cols : p->rows;
+    Extent last = f->dims > 1 ? f->shape[f->dims - 1] : f->transposed ? p->rows : p->cols;
+    *rows = record_extent(c, first);
+    *cols = record_extent(c, last);
+}
+
+const ParamSpec *record_row(const Record *r, Role role)
+{
+    for (int i = 0; i < r->num_params; i++) {
+        if (r->params[i].role == role) return &r->params[i];
+    }
+    return NULL;
+}
+
 bool record_layer_has(const LayerSpec *l, Role role)
 {
     switch (role) {
     case ROLE_QKVO:
+    case ROLE_VO:
     case ROLE_ATTENTION_GATE:
         return l->attention != ATTENTION_NONE;
     case ROLE_MLP_UP:
@@ -68,34 +87,87 @@ int record_mix_terms(const MixTerm *mix)
 // ---- what the ops can do ----------------------------------------------------------------------------------
 
 static const char *const role_names[ROLES] = {
-    "embedding", "smear gate", "value embedding", "head", "scalars", "qkvo", "gate", "MLP up", "MLP down"};
+    "embedding", "smear gate",     "value embedding", "value gate", "bigram table", "signs",
+    "head",      "scalars",        "qkvo",            "vo",         "gate",         "MLP up",
+    "MLP down",  "generator's in", "generator's out", "generator's bias"};
 
-static const ParamSpec *row_of(const Record *r, Role role)
+static bool of_layers(const ParamSpec *p)
 {
-    for (int i = 0; i < r->num_params; i++) {
-        if (r->params[i].role == role) return &r->params[i];
+    static const LayerSpec full = {.attention = ATTENTION_PLAIN, .mlp = MLP_RELU2};
+    return record_layer_has(&full, p->role);
+}
+
+static bool is_adam(const ParamSpec *p) { return p->update.kind == ADAM || p->update.kind == ADAM_DECAY; }
+
+static bool optimizer_fits(const ParamSpec *p)
+{
+    switch (p->update.kind) {
+    case ADAM:
+        return p->storage == STORE_HALF ? p->sharding != SHARD_TENSORS
+                                        : p->storage == STORE_FLOAT && p->sharding == REPLICATED;
+    case ADAM_DECAY:
+        return p->storage == STORE_HALF && p->sharding != SHARD_TENSORS;
+    case NORMUON:
+        return (p->storage == STORE_HALF || p->storage == STORE_MASTER || p->storage == STORE_SPLIT) &&
+               p->sharding != SHARD_ROWS;
+    case FIXED:
+        return p->sharding == REPLICATED;
     }
-    return NULL;
+    return false;
+}
+
+// Two rows have a tensor of the same role and number.
+static bool overlap(const ParamSpec *p, const ParamSpec *q)
+{
+    int p_end = p->first + (p->count ? p->count : 1), q_end = q->first + (q->count ? q->count : 1);
+    return p->role == q->role && p->first < q_end && q->first < p_end;
+}
+
+static bool check_joined(const Record *r, int row, Error *e)
+{
+    const ParamSpec *p = &r->params[row], *to = row ? p - 1 : NULL;
+    if (!p->joined) return true;
+    if (to && p->sharding == SHARD_TENSORS && to->sharding == SHARD_TENSORS && to->storage == p->storage &&
+        !to->joined && of_layers(p) && of_layers(to))
+        return true;
+    return error_set(e, "record %s, %s: cannot be joined to the row before it", r->name, p->name);
+}
+
+static bool check_tied(const Record *r, const ParamSpec *p, Error *e)
+{
+    const UpdateSpec *u = &p->update;
+    const ParamSpec *to = record_row(r, u->tied_to);
+    if (!u->own_from) return true;
+    if (to && is_adam(p) && u->own_from > 0 && !to->update.own_from && to != p &&
+        to->update.kind == u->kind && to->update.every == u->every && to->sharding == p->sharding &&
+        to->storage == p->storage && !memcmp(&to->rows, &p->rows, sizeof p->rows) &&
+        !memcmp(&to->cols, &p->cols, sizeof p->cols))
+        return true;
+    return error_set(e, "record %s, %s: cannot be tied to the %s", r->name, p->name, role_names[u->tied_to]);
 }
 
 static bool check_row(const Record *r, int row, Error *e)
 {
     const ParamSpec *p = &r->params[row];
     const UpdateSpec *u = &p->update;
-    bool adam = u->kind == ADAM &&
-                (p->storage == STORE_HALF ? p->sharding != SHARD_TENSORS
-                                          : p->storage == STORE_FLOAT && p->sharding == REPLICATED),
-         normuon = u->kind == NORMUON && p->storage != STORE_FLOAT && p->sharding != SHARD_ROWS;
-    if (row_of(r, p->role) != p)
-        return error_set(e, "record %s, %s: another row has its role", r->name, p->name);
-    if (!adam && !normuon)
+    for (int i = 0; i < row; i++) {
+        if (overlap(&r->params[i], p))
+            return error_set(e, "record %s, %s: another row has its role", r->name, p->name);
+    }
+    if (!optimizer_fits(p))
         return error_set(e, "record %s, %s: no optimizer for this storage and sharding", r->name, p->name);
-    if (p->matrices < 1) return error_set(e, "record %s, %s: %d matrices", r->name, p->name, p->matrices);
-    if (u->every < 1 || (u->kind == NORMUON && u->every != 1))
+    if ((p->storage == STORE_FLOAT) != (p->role == ROLE_SCALARS) ||
+        (p->storage == STORE_SIGNS) != (p->role == ROLE_SIGNS))
+        return error_set(e, "record %s, %s: this storage is for scalars or signs only", r->name, p->name);
+    if (p->matrices.times < 0)
+        return error_set(e, "record %s, %s: %d matrices", r->name, p->name, p->matrices.times);
+    if (u->kind == FIXED ? u->every != 0 : u->every < 1 || (u->kind == NORMUON && u->every != 1))
         return error_set(e, "record %s, %s: updated every %d steps", r->name, p->name, u->every);
-    if ((p->count > 0) != (p->role == ROLE_VALUE_EMBED))
+    if (p->role == ROLE_SCALARS && u->every != record_row(r, ROLE_SCALARS)->update.every)
+        return error_set(e, "record %s, %s: scalars are updated at the same steps", r->name, p->name);
+    if ((p->count || p->first) && of_layers(p))
         return error_set(e, "record %s, %s: has a count of %d", r->name, p->name, p->count);
-    return true;
+    return check_joined(r, row, e) && check_tied(r, p, e);
 }
 
 static int below_of(const Record *r, int i) // the layer whose output enters layer i; -1: none
@@ -144,9 +216,10 @@ static bool check_streams(const Record *r, Error *e)
 static bool check_layer(const Record *r, int i, Error *e)
 {
     const LayerSpec *l = &r->layers[i];
-    const ParamSpec *tables = row_of(r, ROLE_VALUE_EMBED);
+    const ParamSpec *tables = record_row(r, ROLE_VALUE_EMBED);
     for (int role = 0; role < ROLES; role++) {
-        if (record_layer_has(l, (Role)role) && !row_of(r, (Role)role))
+        bool needed = role != ROLE_VO && record_layer_has(l, (Role)role);
+        if (needed && !record_row(r, (Role)role))
             return error_set(e, "record %s, layer %d: no tensor for its %s", r->name, i, role_names[role]);
     }
     if (l->attention == ATTENTION_PAIRED || l->key_offset)
@@ -179,7 +252,7 @@ bool record_check(const Record *given, Error *e)
         return error_set(e, "record %s: %d layers, %d rows; at most %d and %d", r->name, r->num_layers,
                          r->num_params, MAX_LAYERS, MAX_PARAM_ROWS);
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
-        if (!row_of(r, needed[i]))
+        if (!record_row(r, needed[i]))
             return error_set(e, "record %s: no tensor for the %s", r->name, role_names[needed[i]]);
     }
     for (int i = 0; i < r->num_params; i++) {

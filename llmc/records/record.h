@@ -14,13 +14,8 @@
 //               option (llmc/run/config.h)
 //
 // Where later records fit; each field comes with the op that reads it:
-//   banks                   a row with the `matrices` of all layers; a layer takes matrices by number
-//   split weights           a Storage: products read and ranks exchange the upper halves; the owner of a
-//                           tensor keeps the lower halves
 //   tables by rows          a Sharding: only touched rows are reduced, updated and gathered; the loader knows
 //                           them before the step
-//   tied head               UpdateSpec gets the stage from which a tensor has an update of its own; until
-//                           then it follows another row
 //   generators              a Coefficient gets a column of a generator beside a scalar: one factor a token
 //   heads' widths           LayerSpec gets widths of q, k and of v
 //   loss targets            StageSpec gets the weights of the targets
@@ -40,19 +35,29 @@ typedef enum {
     ROLE_EMBED,          // (Vp, d) rows gathered by token; also read by the smear
     ROLE_SMEAR_GATE,     // (1, GATE_INPUTS)
     ROLE_VALUE_EMBED,    // (Vp, d) each, `count` of them
+    ROLE_VALUE_GATE,     // (H, 2 * inputs) each, of the value embedding of that number
+    ROLE_BIGRAM,         // (any, width) rows gathered by pairs of tokens
+    ROLE_SIGNS,          // (any, width) signs of those rows
     ROLE_HEAD,           // (Vp, d)
-    ROLE_SCALARS,        // fp32 vector, to whose elements layers and coefficients refer by number
-    ROLE_QKVO,           // of attention: (d, 4d), read as four (d, d)
+    ROLE_SCALARS,        // fp32; rows of this role are one vector, to whose elements layers and coefficients
+                         // refer by number, counted through the rows
+    ROLE_QKVO,           // of attention: Wq, Wk, Wv, Wo, (out, in) each, or as many of them as ROLE_VO leaves
+    ROLE_VO,             // Wv, Wo: joined to Wq, Wk where these are a row of their own
     ROLE_ATTENTION_GATE, // (H, GATE_INPUTS)
     ROLE_MLP_UP,         // (d, F)
     ROLE_MLP_DOWN,       // (d, F)
+    ROLE_GENERATOR_IN,   // (hidden, d) each, of the generator of that number
+    ROLE_GENERATOR_OUT,  // (columns, hidden) each
+    ROLE_GENERATOR_BIAS, // (1, columns) each
     ROLES
 } Role;
 
 typedef enum {
     STORE_HALF,   // floatX
     STORE_MASTER, // fp32, with a rounded floatX copy, which is what products read and what travels
-    STORE_FLOAT   // fp32
+    STORE_SPLIT,  // the same with a copy that is truncated; initial values are those of bf16
+    STORE_FLOAT,  // fp32
+    STORE_SIGNS   // a bit an element, see RowSigns in ops/tables.h; +1 and -1 in files
 } Storage;
 
 typedef enum {
@@ -61,7 +66,7 @@ typedef enum {
     REPLICATED     // every rank holds and updates all of it
 } Sharding;
 
-typedef enum { INIT_ZERO, INIT_NORMAL, INIT_UNIFORM, INIT_RUNS } InitKind;
+typedef enum { INIT_ZERO, INIT_NORMAL, INIT_UNIFORM, INIT_RUNS, INIT_SIGNS } InitKind;
 
 // A stretch of a vector: `repeat` times the `width` values.
 typedef struct {
@@ -72,43 +77,65 @@ typedef struct {
 
 typedef struct {
     InitKind kind;
-    double scale;        // INIT_UNIFORM: U(-b, b), b = scale / sqrt(model-dim)
+    double scale;        // INIT_NORMAL: the deviation; INIT_UNIFORM: U(-b, b), b = scale / sqrt(model-dim)
+    double times;        // unless 0, what was drawn is rounded to bf16 and multiplied by this
     int matrices;        // the first so many are drawn, the others zero; 0: all
-    const InitRun *runs; // INIT_RUNS: ends with a repeat of 0
+    const InitRun *runs; // INIT_RUNS: ends with a repeat of 0; goes on through all tensors of the row
 } InitSpec;
 
-typedef enum { ADAM, NORMUON } OptimizerKind;
+// ADAM keeps its moments as the tensor is stored, ADAM_DECAY in fp32. FIXED: not trained.
+typedef enum { ADAM, ADAM_DECAY, NORMUON, FIXED } OptimizerKind;
 
 typedef struct {
     OptimizerKind kind;
     double rate;         // factor on the optimizer's rate (--adam-rate, --muon-rate)
     double beta1, beta2; // NorMuon: beta2 alone, its momentum has a schedule
     double eps;          // Adam
-    double decay;        // Adam: factor on --adam-decay
+    double decay;        // ADAM_DECAY: factor on --adam-decay
     int every; // updated at steps t with (t + 1) % every == 0, on the sum of the gradients since the last
                // update
     bool fp32; // NorMuon: orthogonalised in fp32 whatever --ns-dtype says
+    // Up to and with the first update of stage `own_from` (0: of none) the tensor is one with that of role
+    // `tied_to`, of the same shape: who reads it reads that one, and its gradient is added there. Then it
+    // goes on with a copy of that one's values and state.
+    int own_from;
+    Role tied_to;
 } UpdateSpec;
 
 // An extent of a tensor: `times` a size of the run.
-typedef enum { SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_MLP, SIZE_VOCAB, SIZE_HALF_VOCAB } Size;
+typedef enum {
+    SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_HEAD, SIZE_MLP, SIZE_VOCAB, SIZE_HALF_VOCAB
+} Size;
 typedef struct {
     int times;
     Size of;
 } Extent;
 
+// How a file keeps the tensors of a row: as matrices of a tensor. Where all have one name, that tensor holds
+// them all, and it may have further matrices in front, between or behind, which are zero where we write and
+// nothing where we read. In files of others its first extent may be larger.
+enum { FILE_DIMS = 4, NO_DIMS = -1 };
+typedef struct {
+    int dims; // 0: two, those of the tensor; NO_DIMS: a number
+    Extent shape[FILE_DIMS];
+    int first, step; // the row's k-th tensor begins with matrix first + k step; step 0: one follows the other
+    bool transposed; // matrices are (cols, rows) in the file
+    int least;       // of one dimension: it may end after so many values, the others are as at the start
+} FileSpec;
+
 typedef struct {
     Role role;
-    const char *name; // in files. With %d: the layer, or the number within the row
-    int count;        // ROLE_VALUE_EMBED: tensors of the row; 0 elsewhere
-    Extent rows, cols;
-    int matrices; // it is read as so many stacked matrices, each orthogonalised by itself; 1 or more
+    const char *name; // in files. With %d: the layer, or the number within the role
+    int count;        // of a row that is of no layer: tensors; 0: one
+    int first;        // of such a row: number of the first one
+    Extent rows, cols; // of a matrix
+    Extent matrices;   // stacked in the tensor, each orthogonalised by itself; {0}: one
+    bool joined;       // each tensor stands right behind that of the row before, in one slot
     Storage storage;
     Sharding sharding;
     InitSpec init;
     UpdateSpec update;
-    bool vector; // rows is 1 and files have one dimension
-    int least;   // a vector in a file may end after so many values; the others are as at the start
+    FileSpec file;
 } ParamSpec;
 enum { MAX_PARAM_ROWS = MAX_UPDATE_RULES };
 
@@ -192,6 +219,9 @@ const Record *record_find(const char *name); // NULL: there is none
 // Whose network the record has: itself, or one of those that it is based on.
 const Record *record_network(const Record *r);
 int64_t record_extent(const Config *c, Extent e);
+// The last two dimensions that the tensors of a row have in files.
+void record_file_matrix(const Config *c, const ParamSpec *p, int64_t *rows, int64_t *cols);
+const ParamSpec *record_row(const Record *r, Role role); // the first of this role; NULL: there is none
 bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
 bool record_has_paired(const Record *r); // heads in some layer
 // Whether a position's output depends on documents before its own, further than on their last tokens.

@@ -24,31 +24,31 @@ static const InitRun scalars[] = {
 };
 
 #define TABLE \
-    .rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}, .matrices = 1, .storage = STORE_HALF, \
-    .sharding = SHARD_ROWS
+    .rows = {1, SIZE_VOCAB}, .cols = {1, SIZE_MODEL}, .storage = STORE_HALF, .sharding = SHARD_ROWS
 #define MATRIX .storage = STORE_MASTER, .sharding = SHARD_TENSORS
 #define ADAM_TIMES(factor) {ADAM, .rate = factor, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-8, .every = 2}
 #define NORMUON_TIMES(factor) {NORMUON, .rate = factor, .beta2 = 0.9, .every = 1}
 #define GATE {INIT_ZERO}, .update = {ADAM, .rate = 1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .every = 1}
 
 static const ParamSpec params[] = {
-    {ROLE_EMBED, "embed.weight", TABLE, .init = {INIT_NORMAL}, .update = ADAM_TIMES(75)},
-    {ROLE_VALUE_EMBED, "value_embeds.%d.weight", 1, TABLE, .init = {INIT_NORMAL}, .update = ADAM_TIMES(75)},
+    {ROLE_EMBED, "embed.weight", TABLE, .init = {INIT_NORMAL, 1}, .update = ADAM_TIMES(75)},
+    {ROLE_VALUE_EMBED, "value_embeds.%d.weight", 1, TABLE, .init = {INIT_NORMAL, 1},
+     .update = ADAM_TIMES(75)},
     {ROLE_HEAD, "lm_head.weight", TABLE, .init = {INIT_ZERO}, .update = ADAM_TIMES(1)},
-    {ROLE_MLP_UP, "layers.%d.up", .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, .matrices = 1, MATRIX,
+    {ROLE_MLP_UP, "layers.%d.up", .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, MATRIX,
      .init = {INIT_UNIFORM, 0.5}, .update = NORMUON_TIMES(2)},
-    {ROLE_MLP_DOWN, "layers.%d.down", .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, .matrices = 1, MATRIX,
+    {ROLE_MLP_DOWN, "layers.%d.down", .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, MATRIX,
      .init = {INIT_ZERO}, .update = NORMUON_TIMES(1)},
-    {ROLE_QKVO, "layers.%d.qkvo", .rows = {1, SIZE_MODEL}, .cols = {4, SIZE_MODEL}, .matrices = 4, MATRIX,
+    {ROLE_QKVO, "layers.%d.qkvo", .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MODEL}, .matrices = {4, SIZE_ONE},
+     MATRIX, .file = {2, {{1, SIZE_MODEL}, {4, SIZE_MODEL}}},
      .init = {INIT_UNIFORM, 0.5, .matrices = 3}, .update = NORMUON_TIMES(1)},
     {ROLE_ATTENTION_GATE, "layers.%d.gate", .rows = {1, SIZE_HEADS}, .cols = {GATE_INPUTS, SIZE_ONE},
-     .matrices = 1, .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
+     .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
     {ROLE_SMEAR_GATE, "smear_gate.weight", .rows = {1, SIZE_ONE}, .cols = {GATE_INPUTS, SIZE_ONE},
-     .matrices = 1, .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
-    {ROLE_SCALARS, "scalars", .rows = {1, SIZE_ONE}, .cols = {SCALARS, SIZE_ONE}, .matrices = 1,
-     .storage = STORE_FLOAT,
-     .sharding = REPLICATED, .init = {INIT_RUNS, .runs = scalars}, .update = ADAM_TIMES(5), .vector = true,
-     .least = SMEAR + 1},
+     .storage = STORE_HALF, .sharding = REPLICATED, .init = GATE},
+    {ROLE_SCALARS, "scalars", .rows = {1, SIZE_ONE}, .cols = {SCALARS, SIZE_ONE}, .storage = STORE_FLOAT,
+     .sharding = REPLICATED, .init = {INIT_RUNS, .runs = scalars}, .update = ADAM_TIMES(5),
+     .file = {1, {{SCALARS, SIZE_ONE}}, .least = SMEAR + 1}},
 };
 
 #define STAGE(w, tokens, documents, r) \

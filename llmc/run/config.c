@@ -463,8 +463,9 @@ static bool check_vector(const Config *c, Error *e)
     for (int i = 0; i < r->num_params && c->save_scalars; i++) {
         const ParamSpec *p = &r->params[i];
         int64_t most = record_extent(c, p->cols);
-        if (p->vector && (c->save_scalars < p->least || c->save_scalars > most))
-            return error_set(e, "--save-scalars %d: must be %d to %d", c->save_scalars, p->least, (int)most);
+        int least = p->file.least;
+        if (least && (c->save_scalars < least || c->save_scalars > most))
+            return error_set(e, "--save-scalars %d: must be %d to %d", c->save_scalars, least, (int)most);
     }
     return true;
 }

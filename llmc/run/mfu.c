@@ -10,6 +10,7 @@ static double multiplying_weights(const Params *p, const Config *c)
         const Param *a = &p->list[i];
         switch (a->spec->role) {
         case ROLE_QKVO:
+        case ROLE_VO:
         case ROLE_MLP_UP:
         case ROLE_MLP_DOWN:
             weights += (double)param_elements(a);

@@ -132,7 +132,8 @@ static void run_step_ops(Trainer *t)
         step_ops(t);
         return;
     }
-    int input = t->step % STEP_SLOTS, phase = t->step % update_cycle(&t->model.params);
+    int input = t->step % STEP_SLOTS, cycle = update_cycle(&t->model.params);
+    int phase = t->step % cycle + (t->model.params.tied ? cycle : 0);
     for (int i = 0; i < t->num_graphs; i++) {
         StepGraph *g = &t->graphs[i];
         if (g->stage == t->stage.index && g->slots == t->slots && g->phase == phase && g->input == input) {
@@ -225,6 +226,7 @@ bool trainer_queue_step(Trainer *t, Error *e)
     run_step_ops(t);
     copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)t->accumulation * sizeof(float));
     event_record(t->done[slot], t->stream);
+    optimizer_part(&t->optimizer, &t->model, t->step, t->stream);
     exchange_step_queued(&t->optimizer.exchange, t->step);
     t->step++;
     return true;

@@ -15,9 +15,10 @@ enum { STEP_SLOTS = 2, MAX_GRAPHS = 8, TRAINER_NOTES = 3 };
 typedef struct Validation Validation;
 
 typedef struct {
-    int stage;
-    int slots, phase,
-        input; // what a captured step depends on: phase: of the cycle of updates; input: slot of its buffers
+    // What a captured step depends on.
+    int stage, slots;
+    int phase; // of the cycle of updates; a cycle further while parameters are tied
+    int input; // slot of its buffers
     Graph *graph;
 } StepGraph;
 

@@ -1,0 +1,23 @@
+// The weights in a safetensors file, under the names, shapes and orientation of the public checkpoint layout
+// (FileSpec in records/record.h): tables and gates BF16 (F32 from the exact build), matrices and scalars F32,
+// signs BF16. A tensor of a file may hold several parameters; its matrices that are none of them are zero
+// where they are written, and are not read.
+#pragma once
+#include "llmc/io/safetensors.h"
+#include "llmc/run/trainer.h"
+
+void weights_declare(const Trainer *t, SafeWriter *w);
+// Collective. Brings every rank's parameters to rank 0 and writes them there; w is NULL elsewhere. The
+// weights of all ranks are complete.
+bool weights_write(Trainer *t, SafeWriter *w, Error *e);
+// Every rank reads all of them. A parameter that is one with another for now must be equal in the file.
+bool weights_read(Trainer *t, const SafeTensors *st, Error *e);
+
+static inline size_t element_bytes(bool half) { return half ? sizeof(floatX) : sizeof(float); }
+SafeDtype element_dtype(bool half);
+// The name of a tensor in the file: that of a model under torch.compile has a prefix. Owned by the caller.
+char *name_in_file(const SafeTensors *st, const char *name);
+// Elements [first, first + count) of a tensor of BF16 or F32, as floatX when half, else fp32.
+//   host (count floats) out
+bool read_elements(const SafeTensors *st, const char *name, int64_t first, int64_t count, bool half,
+                   void *host, Error *e);
