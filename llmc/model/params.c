@@ -353,7 +353,7 @@ void params_round(const Params *p, Stream s)
     for (int i = 0; i < p->num_pools; i++) {
         const ParamPool *q = &p->pools[i];
         if (q->rounded)
-            cast_weights(s, q->rounded, q->values, q->size, false);
+            cast_weights(s, q->rounded, q->values, q->size, q->storage == STORE_SPLIT);
     }
 }
 

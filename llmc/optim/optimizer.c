@@ -267,6 +267,7 @@ static void update(const Optimizer *o, const Params *p, const UpdateBatch *b, co
                                     .cols = b->cols,
                                     .batch = count * b->matrices,
                                     .per_column = b->per_column,
+                                    .truncate = q->storage == STORE_SPLIT,
                                     .beta2 = (float)a->spec->update.beta2,
                                     .rule = b->rules + matrix,
                                     .stride = stride},
