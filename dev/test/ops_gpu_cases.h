@@ -52,7 +52,7 @@ static Case cases[] = {
     CASE(heads_output_backward, fix_values, 3, true),
     CASE(sdpa, NULL, 4, false),
     CASE(dc, NULL, 3, false),
-    CASE(head_train, fix_head, 4, false),
+    CASE(head_train, fix_head, HEAD_VARIANTS, false),
     CASE(head_eval, NULL, 2, false),
     CASE(head_logits, NULL, 2, false),
     CASE(adam, fix_adam, 2, true),

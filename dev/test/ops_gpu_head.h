@@ -1,16 +1,24 @@
 // Cases of test_ops_gpu.c: the head.
 #pragma once
 
-// Of a variant: bit 0: FP8; bit 1: other constants and several targets, of which some are the same token.
-static const HeadSpec *head_spec(const Case *c) { return c->variant & 2 ? &head_shifted : &head_plain; }
+// Variants of training: 0, 2, 4 in bf16, 1, 3, 5 in FP8; 2 to 4 other constants and several targets, of which
+// some are the same token; 4 and 5 a prefix term, too.
+enum { HEAD_VARIANTS = 6 };
+static bool head_is_shifted(const Case *c) { return c->variant >= 2 && c->variant <= 4; }
+static const HeadSpec *head_spec(const Case *c) { return head_is_shifted(c) ? &head_shifted : &head_plain; }
 
+enum { HEAD_TARGETS = 6, HEAD_WEIGHT, HEAD_PREFIX, HEAD_PREFIX_WEIGHT }; // buffers
 static void fix_head(Case *c)
 {
     for (int i = 0; i < c->count; i++) {
         for (int64_t k = 3; !strcmp(c->buffer[i].name, "targets") && k < c->buffer[i].count; k += 5)
             c->master[i][k] = c->master[i][k - 1];
+        for (int64_t k = 0; !strcmp(c->buffer[i].name, "prefix") && k < c->buffer[i].count; k++)
+            c->master[i][k] = k % 3 == 1 ? -1 : k % 5 == 3 ? c->master[HEAD_TARGETS][k] : c->master[i][k];
         for (int64_t k = 0; !strcmp(c->buffer[i].name, "weight") && k < c->buffer[i].count; k++)
             c->master[i][k] = k == 0 ? 1 : 0.5f / (float)k;
+        if (!strcmp(c->buffer[i].name, "prefix_weight"))
+            c->master[i][0] = 0.75f;
     }
 }
 
@@ -24,7 +32,9 @@ DESCRIBE(head_train)
     add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
     add(c, "w8", WEIGHT8, OUT, 0, 0);
     add(c, "targets", INT32, IN, N, Vp);
-    add(c, "weight", FP32, IN, c->variant & 2 ? MAX_TARGETS : 1, 1);
+    add(c, "weight", FP32, IN, head_is_shifted(c) ? MAX_TARGETS : 1, 1);
+    add(c, "prefix", INT32, IN, c->variant >= 4 ? N : 0, Vp);
+    add(c, "prefix_weight", FP32, IN, 1, 1);
     add(c, "scratch", HEAD_SCRATCH, OUT, 0, 0);
 }
 RUN(head_train)
@@ -42,9 +52,11 @@ RUN(head_train)
                   .w = p[4],
                   .w8 = p[5],
                   .targets = p[6],
-                  .num_targets = (int)c->buffer[7].count,
-                  .target_weight = p[7],
-                  .scratch = p[8],
+                  .num_targets = (int)c->buffer[HEAD_WEIGHT].count,
+                  .target_weight = p[HEAD_WEIGHT],
+                  .prefix = c->variant >= 4 ? p[HEAD_PREFIX] : NULL,
+                  .prefix_weight = p[HEAD_PREFIX_WEIGHT],
+                  .scratch = p[10],
                   .N = N,
                   .d = d,
                   .Vp = Vp};

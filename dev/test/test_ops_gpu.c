@@ -320,6 +320,8 @@ typedef struct {
     const float *x, *w, *targets; // (N, d), (Vp, d), (N) as fp32
     const float *weight;          // (num_targets)
     int num_targets;
+    const float *prefix; // (N) as fp32, or NULL
+    float prefix_weight;
     int N, d, Vp;
 } Head;
 
@@ -342,12 +344,19 @@ static double softcapped(const Head *h, double logit)
     return (double)spec->cap / (1 + exp(-(logit + (double)spec->shift) / (double)spec->slope));
 }
 
-static double target_weight(const Head *h, int row, int token) // of the row's targets that are this token
+// Terms of a row's loss: tokens and their weights; returns their number.
+static int loss_terms(const Head *h, int row, int token[MAX_TARGETS + 1], double weight[MAX_TARGETS + 1])
 {
-    double sum = 0;
-    for (int k = 0; k < h->num_targets && row + k < h->N; k++)
-        sum += (int)h->targets[row + k] == token ? (double)h->weight[k] : 0;
-    return sum;
+    int count = 0;
+    for (; count < h->num_targets && row + count < h->N; count++) {
+        token[count] = (int)h->targets[row + count];
+        weight[count] = (double)h->weight[count];
+    }
+    if (h->prefix && h->prefix[row] >= 0) {
+        token[count] = (int)h->prefix[row];
+        weight[count++] = (double)h->prefix_weight;
+    }
+    return count;
 }
 
 // Losses of the plain FP8 computation where tensor cores make the logits: of sums cut as they cut them, then
@@ -360,11 +369,13 @@ static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
     double loss[2] = {0, 0};
 #pragma omp parallel for reduction(+ : loss[:2]) schedule(dynamic, 1)
     for (int i = 0; i < h->N; i++) {
-        double sum[2] = {0, 0}, weights = 0;
+        double sum[2] = {0, 0}, weights = 0, weight_of[MAX_TARGETS + 1];
+        int token[MAX_TARGETS + 1], count = loss_terms(h, i, token, weight_of);
         for (int j = 0; j < h->Vp; j++) {
             float logit = scale.x * scale.w * fp8_sum(x + (int64_t)i * pitch, w + (int64_t)j * pitch, pitch);
-            double z[2] = {softcapped(h, logit), softcapped(h, to_bf16_value(logit))},
-                   weight = target_weight(h, i, j);
+            double z[2] = {softcapped(h, logit), softcapped(h, to_bf16_value(logit))}, weight = 0;
+            for (int k = 0; k < count; k++)
+                weight += token[k] == j ? weight_of[k] : 0;
             weights += weight;
             for (int k = 0; k < 2; k++) {
                 sum[k] += exp(z[k]);
@@ -389,13 +400,15 @@ static double loss_spread(const Head *h)
 #pragma omp parallel for reduction(+ : squares)
     for (int i = 0; i < h->N; i++) {
         const float *x = h->x + (int64_t)i * h->d;
-        for (int k = 0; k < h->num_targets && i + k < h->N; k++) {
-            const float *w = h->w + (int64_t)h->targets[i + k] * h->d;
+        double weight[MAX_TARGETS + 1];
+        int token[MAX_TARGETS + 1], count = loss_terms(h, i, token, weight);
+        for (int k = 0; k < count; k++) {
+            const float *w = h->w + (int64_t)token[k] * h->d;
             double logit = 0;
             for (int c = 0; c < h->d; c++)
                 logit += (double)x[c] * (double)w[c];
             double cap = (double)h->spec->cap, sig = softcapped(h, logit) / cap,
-                   slope = (double)h->weight[k] * cap / (double)h->spec->slope * sig * (1 - sig),
+                   slope = weight[k] * cap / (double)h->spec->slope * sig * (1 - sig),
                    error = slope * ldexp(1, exponent(logit) - 8);
             squares += error * error / 12;
         }
@@ -416,10 +429,11 @@ static double plain_loss_error(const Head *h, double library, double truth)
     return fmax(fabs(stored / truth - 1), hypot(cut / truth - 1, spread));
 }
 
+static const HeadSpec *head_spec(const Case *c);
 static Head head_of_case(const Case *c)
 {
     Head h = {.mode = c->variant & 1 ? HEAD_FP8 : HEAD_BF16,
-              .spec = c->variant & 2 ? &head_shifted : &head_plain,
+              .spec = head_spec(c),
               .N = c->z.N,
               .d = c->d,
               .Vp = c->z.Vp};
@@ -435,6 +449,10 @@ static Head head_of_case(const Case *c)
             h.weight = c->master[i];
             h.num_targets = (int)c->buffer[i].count;
         }
+        if (!strcmp(name, "prefix") && c->buffer[i].count)
+            h.prefix = c->master[i];
+        if (!strcmp(name, "prefix_weight"))
+            h.prefix_weight = c->master[i][0];
     }
     return h;
 }

@@ -46,7 +46,7 @@ typedef struct {
     floatX *tail;                // (16, d): gradient of padded rows has nowhere else to go
     float *losses;               // (N)
     float *sums; // sm90_head_logits.cuh: (parts, pitch), (pitch) target logits, (pitch, 2) factors, (pitch)
-                 // of each further target
+                 // of each further term
     size_t bytes;
 } Scratch;
 
@@ -70,7 +70,7 @@ static Scratch train_scratch(void *base, HeadMode mode, int N, int width, int vo
     }
     if (units && sm90_head_fits(HEAD_FP8, width, vocabulary)) {
         size_t parts = (size_t)sm90_head_parts(HEAD_FP8, width, vocabulary);
-        s.sums = (float *)arena_take(&a, at_a_time * (parts + 2 + MAX_TARGETS), sizeof(float));
+        s.sums = (float *)arena_take(&a, at_a_time * (parts + 2 + MAX_TERMS), sizeof(float));
     }
     s.bytes = a.used;
     return s;
@@ -83,9 +83,8 @@ static Scratch eval_scratch(void *base, int N, int d, int Vp)
     Scratch s = {};
     s.losses = (float *)arena_take(&a, (size_t)N, sizeof(float));
     if (sm90_head_fits(HEAD_BF16, d, Vp))
-        s.sums =
-            (float *)arena_take(&a, pitch * ((size_t)sm90_head_parts(HEAD_BF16, d, Vp) + 2 + MAX_TARGETS),
-                                sizeof(float));
+        s.sums = (float *)arena_take(&a, pitch * ((size_t)sm90_head_parts(HEAD_BF16, d, Vp) + 2 + MAX_TERMS),
+                                     sizeof(float));
     else
         s.logits = arena_take(&a, rows * (size_t)Vp, sizeof(float));
     s.bytes = a.used;
@@ -202,7 +201,9 @@ typedef struct {
 
 static RowTargets targets_from(const Task *t, int row)
 {
-    RowTargets r = {t->a.targets + row, t->a.target_weight, t->a.num_targets, t->a.N - row};
+    const int32_t *prefix = t->a.prefix ? t->a.prefix + row : NULL;
+    RowTargets r = {t->a.targets + row, t->a.target_weight, t->a.num_targets, t->a.N - row, prefix,
+                    t->a.prefix_weight};
     return r;
 }
 
@@ -319,10 +320,6 @@ void head_loss_train(Stream s, const HeadLoss *a)
     int N = a->N, d = a->d, Vp = a->Vp;
     if (N <= 0)
         return;
-    if (a->prefix)
-        fatal(EXIT_BAD_INPUT,
-              "head_loss_train: there is no CUDA kernel for prefix targets; use train_gpt_cpu, "
-              "or a loss without a prefix term");
     assert(a->num_targets >= 1 && a->num_targets <= MAX_TARGETS && (uintptr_t)a->scratch % 256 == 0);
     bool fp8 = a->mode == HEAD_FP8, units = fp8 && weight_in_fp8(Vp, d);
     Task t = task_of(a, a->mode);
@@ -356,6 +353,7 @@ void head_loss_eval(Stream s, const HeadLoss *a)
     Task t = task_of(a, HEAD_BF16);
     t.a.num_targets = 1;
     t.a.target_weight = NULL;
+    t.a.prefix = NULL;
     t.scratch = eval_scratch(a->scratch, N, d, Vp);
     for (int row = 0; row < N; row += step) {
         int rows = (int)min_i64(step, N - row);

@@ -7,7 +7,7 @@
 //   1/sg W softmax * cap/slope sig (1 - sig) = v (F - v) * 2^(c v + n),  c = -cap log2(e) / F,
 //   n = log2(cap / (slope sg F^2)) - log2 S + log2 W.
 // The first target's element, a difference of nearly equal numbers once the model is sure, is computed from
-// its logit in fp32; those of further targets, of which a model never is, from the stored v.
+// its logit in fp32; those of further targets and the prefix, of which a model never is, from the stored v.
 #include "llmc/cuda/head/fp8_transpose.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 
@@ -22,7 +22,7 @@ static __device__ __forceinline__ float target_code(const LossForm &f, float one
 }
 
 // factors: (n, the first target's code)
-template <int TARGETS> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
+template <int TERMS> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
 {
     __shared__ float shared[GROUPS][ROWS];
     int lane = threadIdx.x % ROWS, group = threadIdx.x / ROWS, row = blockIdx.x * ROWS + lane;
@@ -35,10 +35,10 @@ template <int TARGETS> __global__ void loss_from_sums_kernel(const LossForm f, c
         return;
     for (int g = 1; g < GROUPS; g++)
         sum += shared[g][lane];
-    Wanted<TARGETS> wanted(a.targets, row);
-    float norm = log2f(sum), loss = 0, code[TARGETS];
+    Wanted<TERMS> wanted(a.targets, row);
+    float norm = log2f(sum), loss = 0, code[TERMS];
 #pragma unroll
-    for (int k = 0; k < TARGETS; k++) {
+    for (int k = 0; k < TERMS; k++) {
         float one_minus_sigmoid = 0, share = 0;
         if (k == 0)
             one_minus_sigmoid = 1 / (1 + expf((a.target_logit[row] + f.shift) / f.slope));
@@ -46,7 +46,7 @@ template <int TARGETS> __global__ void loss_from_sums_kernel(const LossForm f, c
             one_minus_sigmoid =
                 (float)(a.one_minus_sigmoid[(int64_t)row * a.Vp + wanted.token[k]] - 1) / FRACTIONS;
 #pragma unroll
-        for (int i = 0; i < TARGETS; i++)
+        for (int i = 0; i < TERMS; i++)
             share += wanted.token[i] == wanted.token[k] ? wanted.weight[i] : 0;
         loss += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
         code[k] = target_code(f, one_minus_sigmoid, norm, wanted.sum, share);
@@ -54,7 +54,7 @@ template <int TARGETS> __global__ void loss_from_sums_kernel(const LossForm f, c
     a.losses[row] = loss;
     a.factors[row] = make_float2(f.code_log2 - norm + log2f(wanted.sum), code[0]);
 #pragma unroll
-    for (int k = 1; k < TARGETS; k++)
+    for (int k = 1; k < TERMS; k++)
         a.further_factors[(k - 1) * a.pitch + row] = code[k];
 }
 
@@ -63,26 +63,26 @@ void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a)
     if (a->rows <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(a->rows, ROWS);
-    if (a->targets.count == 1)
+    if (one_term(&a->targets))
         loss_from_sums_kernel<1><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
     else
-        loss_from_sums_kernel<MAX_TARGETS><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
+        loss_from_sums_kernel<MAX_TERMS><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
     CHECK_LAUNCH();
 }
 
 namespace
 {
 
-template <int TARGETS> struct Gradient {
+template <int TERMS> struct Gradient {
     struct Raw {
         uint4 a, b;
     };
     const uint16_t *one_minus_sigmoid;
     const float2 *factors;
     const float *further_factors;
-    const int32_t *targets;
+    RowTargets targets;
     float exponent; // c
-    int cols, count, left, pitch;
+    int cols, pitch;
     __device__ __forceinline__ Raw load(int row, int col) const
     {
         const uint4 *at = reinterpret_cast<const uint4 *>(one_minus_sigmoid + (int64_t)row * cols + col);
@@ -98,10 +98,9 @@ template <int TARGETS> struct Gradient {
         for (int k = 0; k < 16; k++)
             g[k] = exp2_fast(fmaf(g[k], exponent, factor.x)) * (g[k] * (FRACTIONS - g[k]));
 #pragma unroll
-        for (int i = TARGETS - 1; i >= 0;
+        for (int i = TERMS - 1; i >= 0;
              i--) { // the first one last: where they are one token its code is kept
-            bool there = i == 0 || (i < count && row + i < left);
-            int at = there ? targets[row + i] - col : -1;
+            int token = i == 0 ? targets.targets[row] : term_token<TERMS>(targets, row, i), at = token - col;
             if ((unsigned)at < 16) { // rare
                 float code = i == 0 ? factor.y : further_factors[(i - 1) * pitch + row];
 #pragma unroll
@@ -124,14 +123,13 @@ void gradient_from_one_minus_sigmoid(Stream s, const LossForm *f, uint8_t *g8, u
     if (rows_padded <= 0)
         return;
     TransposeOut t = {g8, g8_transposed, transposed_pitch, a->rows, rows_padded, a->Vp, false};
-    const RowTargets *r = &a->targets;
     float exponent = -f->cap_log2 / FRACTIONS;
-    if (r->count == 1)
+    if (one_term(&a->targets))
         transpose_tiles(s, &t,
-                        Gradient<1>{a->one_minus_sigmoid, a->factors, a->further_factors, r->targets,
-                                    exponent, a->Vp, 1, r->left, a->pitch});
+                        Gradient<1>{a->one_minus_sigmoid, a->factors, a->further_factors, a->targets,
+                                    exponent, a->Vp, a->pitch});
     else
         transpose_tiles(s, &t,
-                        Gradient<MAX_TARGETS>{a->one_minus_sigmoid, a->factors, a->further_factors,
-                                              r->targets, exponent, a->Vp, r->count, r->left, a->pitch});
+                        Gradient<MAX_TERMS>{a->one_minus_sigmoid, a->factors, a->further_factors, a->targets,
+                                            exponent, a->Vp, a->pitch});
 }

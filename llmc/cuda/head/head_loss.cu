@@ -51,8 +51,8 @@ static __device__ __forceinline__ float exp_sum8(const float (&l)[8], const Loss
 
 // Gradients of eight logits, of columns from `column` on; `norm` = log2 of the row's sum, less that of its
 // weights.
-template <int TARGETS>
-static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, const Wanted<TARGETS> &wanted,
+template <int TERMS>
+static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, const Wanted<TERMS> &wanted,
                                                  int column, const LossForm &f)
 {
 #pragma unroll
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void gradient8(float (&l)[8], float norm, cons
         for (int k = 0; k < 4; k++) {
             float p = exp2_fast(fmaf(one_minus_sigmoid[k], -f.cap_log2, -norm));
 #pragma unroll
-            for (int i = 0; i < TARGETS; i++) {
+            for (int i = 0; i < TERMS; i++) {
                 if (4 * q + k == wanted.token[i] - column)
                     p -= wanted.weight[i];
             }
@@ -114,15 +114,15 @@ static __device__ __forceinline__ void write_zero_row(floatX *row, uint8_t *code
 
 // Loss and gradient of one row, whose logits are at `in`: in shared memory, or the row itself. Then out ==
 // in.
-template <GradientForm FORM, int TARGETS>
+template <GradientForm FORM, int TERMS>
 static __device__ __forceinline__ void row_loss_gradient(float *loss, const floatX *in, floatX *out,
                                                          uint8_t *codes, const RowTargets &targets, int row,
                                                          int vectors, const LossForm &f, float *shared)
 {
-    Wanted<TARGETS> wanted(targets, row);
-    float sum = 0, target_logit[TARGETS];
+    Wanted<TERMS> wanted(targets, row);
+    float sum = 0, target_logit[TERMS];
 #pragma unroll
-    for (int k = 0; k < TARGETS; k++)
+    for (int k = 0; k < TERMS; k++)
         target_logit[k] = wanted.token[k] >= 0 ? to_float(out[wanted.token[k]]) : 0;
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
@@ -133,7 +133,7 @@ static __device__ __forceinline__ void row_loss_gradient(float *loss, const floa
     if (threadIdx.x == 0) {
         float total = 0;
 #pragma unroll
-        for (int k = 0; k < TARGETS; k++)
+        for (int k = 0; k < TERMS; k++)
             total += wanted.weight[k] * (f.cap + logf(sum) - capped(target_logit[k], f));
         *loss = total;
     }
@@ -141,7 +141,7 @@ static __device__ __forceinline__ void row_loss_gradient(float *loss, const floa
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
         float l[8];
         unpack8(load_vec(in, v), l);
-        gradient8<TARGETS>(l, norm, wanted, 8 * v, f);
+        gradient8<TERMS>(l, norm, wanted, 8 * v, f);
         write_gradient<FORM>(out, codes, v, l, f.code_factor);
     }
 }
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void load_row_bulk(void *to, const void *from,
 
 #endif
 
-template <GradientForm FORM, int TARGETS>
+template <GradientForm FORM, int TERMS>
 __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(const LossForm f, float *losses,
                                                                               floatX *logits, uint8_t *codes,
                                                                               const RowTargets targets,
@@ -188,9 +188,9 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(co
                           &barrier[1 - slot]);
         mbarrier_wait(&barrier[slot], count / 2 % 2);
         int64_t at = (int64_t)row * Vp;
-        row_loss_gradient<FORM, TARGETS>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors),
-                                         logits + at, FORM == GRADIENT_E5M2 ? codes + at : NULL, targets, row,
-                                         vectors, f, shared);
+        row_loss_gradient<FORM, TERMS>(losses + row, reinterpret_cast<floatX *>(stage + slot * vectors),
+                                       logits + at, FORM == GRADIENT_E5M2 ? codes + at : NULL, targets, row,
+                                       vectors, f, shared);
         __syncthreads();
     }
     for (int row = rows + blockIdx.x; row < rows_padded; row += gridDim.x)
@@ -200,7 +200,7 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(co
 }
 
 // Rows of which two do not fit into shared memory, and GPUs without bulk copies: read twice.
-template <GradientForm FORM, int TARGETS>
+template <GradientForm FORM, int TERMS>
 __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(const LossForm f, float *losses,
                                                                           floatX *logits, uint8_t *codes,
                                                                           const RowTargets targets, int rows,
@@ -211,8 +211,8 @@ __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(const 
     int64_t at = (int64_t)row * Vp;
     uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
     if (row < rows)
-        row_loss_gradient<FORM, TARGETS>(losses + row, logits + at, logits + at, row_codes, targets, row,
-                                         Vp / 8, f, shared);
+        row_loss_gradient<FORM, TERMS>(losses + row, logits + at, logits + at, row_codes, targets, row,
+                                       Vp / 8, f, shared);
     else
         write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
 }
@@ -231,19 +231,19 @@ static int threads_for(int vectors)
     return best;
 }
 
-template <GradientForm FORM, int TARGETS>
+template <GradientForm FORM, int TERMS>
 static void launch_loss_gradient(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
                                  const RowTargets *targets, int rows, int rows_padded, int Vp)
 {
     size_t stage_bytes = (size_t)Vp * 4;
     if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
-        loss_gradient_plain_kernel<FORM, TARGETS>
+        loss_gradient_plain_kernel<FORM, TERMS>
             <<<(unsigned)rows_padded, 512, 0, s>>>(*f, losses, logits, codes, *targets, rows, Vp);
     } else {
         int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
-        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM, TARGETS>,
+        CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM, TERMS>,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
-        loss_gradient_staged_kernel<FORM, TARGETS>
+        loss_gradient_staged_kernel<FORM, TERMS>
             <<<(unsigned)blocks, threads, stage_bytes, s>>>(*f, losses, logits, codes, *targets, rows,
                                                             rows_padded, Vp);
     }
@@ -251,13 +251,13 @@ static void launch_loss_gradient(Stream s, const LossForm *f, float *losses, flo
 }
 
 template <GradientForm FORM>
-static void launch_for_targets(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
-                               const RowTargets *targets, int rows, int rows_padded, int Vp)
+static void launch_for_terms(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
+                             const RowTargets *targets, int rows, int rows_padded, int Vp)
 {
-    if (targets->count == 1)
+    if (one_term(targets))
         launch_loss_gradient<FORM, 1>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
     else
-        launch_loss_gradient<FORM, MAX_TARGETS>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_loss_gradient<FORM, MAX_TERMS>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
 }
 
 void loss_gradient_rows(Stream s, const LossForm *f, GradientForm form, float *losses, floatX *logits,
@@ -267,14 +267,13 @@ void loss_gradient_rows(Stream s, const LossForm *f, GradientForm form, float *l
         return;
     switch (form) {
     case GRADIENT_BF16:
-        launch_for_targets<GRADIENT_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_terms<GRADIENT_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
         break;
     case GRADIENT_E5M2:
-        launch_for_targets<GRADIENT_E5M2>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_terms<GRADIENT_E5M2>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
         break;
     case GRADIENT_E5M2_AS_BF16:
-        launch_for_targets<GRADIENT_E5M2_AS_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded,
-                                                  Vp);
+        launch_for_terms<GRADIENT_E5M2_AS_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
         break;
     }
 }

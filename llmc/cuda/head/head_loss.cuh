@@ -35,27 +35,43 @@ static inline LossForm loss_form(const HeadSpec *spec, int d)
     return f;
 }
 
-// The targets of a chunk of rows: row r has those of rows r to r + count - 1, as far as there are `left`
-// rows.
+// The terms of the loss of a chunk of rows: row r has the targets of rows r to r + count - 1, as far as there
+// are `left` rows, and the prefix of its own.
 typedef struct {
     const int32_t *targets; // (left), of the chunk's first row on
     const float *weight;    // (count) device; NULL: 1
     int count, left;
+    const int32_t *prefix;      // (left) token or -1; NULL: none
+    const float *prefix_weight; // (1)
 } RowTargets;
+enum { MAX_TERMS = MAX_TARGETS + 1 };
 
-// Of one row, in registers; those that it does not have are -1 with weight 0.
-template <int TARGETS> struct Wanted {
-    int token[TARGETS];
-    float weight[TARGETS];
+// Kernels are compiled for one target and for MAX_TERMS, of which the last is the prefix.
+static inline bool one_term(const RowTargets *t) { return t->count == 1 && !t->prefix; }
+
+// Token of term k of a row; negative: it has none.
+template <int TERMS> static __device__ __forceinline__ int term_token(const RowTargets &t, int row, int k)
+{
+    if (TERMS > 1 && k == TERMS - 1)
+        return t.prefix ? __ldg(t.prefix + row) : -1;
+    return k < t.count && row + k < t.left ? __ldg(t.targets + row + k) : -1;
+}
+
+// The terms of one row, in registers; those that it does not have are negative with weight 0.
+template <int TERMS> struct Wanted {
+    int token[TERMS];
+    float weight[TERMS];
     float sum; // of the weights
     __device__ __forceinline__ Wanted(const RowTargets &t, int row)
     {
         sum = 0;
 #pragma unroll
-        for (int k = 0; k < TARGETS; k++) {
-            bool there = k < t.count && row + k < t.left;
-            token[k] = there ? __ldg(t.targets + row + k) : -1;
-            weight[k] = !there ? 0 : t.weight ? __ldg(t.weight + k) : 1;
+        for (int k = 0; k < TERMS; k++) {
+            const float *from = TERMS > 1 && k == TERMS - 1 ? t.prefix_weight
+                                : t.weight                  ? t.weight + k
+                                                            : NULL;
+            token[k] = term_token<TERMS>(t, row, k);
+            weight[k] = token[k] < 0 ? 0 : from ? __ldg(from) : 1;
             sum += weight[k];
         }
     }
@@ -125,12 +141,12 @@ void loss_rows(Stream s, const LossForm *f, float *losses, const float *logits, 
 
 // The same in two steps, from the output of sm90_head_logits.cuh.
 typedef struct {
-    float *losses;             // (rows) out
-    float2 *factors;           // (rows) out: what the second step needs of a row
-    float *further_factors;    // (MAX_TARGETS - 1, pitch) out: the same of the targets behind the first
-    const float *sums;         // (parts, pitch)
-    const float *target_logit; // (rows), of the first target
-    const uint16_t *one_minus_sigmoid; // (rows, Vp); NULL when rows have one target
+    float *losses;                     // (rows) out
+    float2 *factors;                   // (rows) out: what the second step needs of a row
+    float *further_factors;            // (MAX_TERMS - 1, pitch) out: the same of the terms behind the first
+    const float *sums;                 // (parts, pitch)
+    const float *target_logit;         // (rows), of the first target
+    const uint16_t *one_minus_sigmoid; // (rows, Vp); NULL when rows have one term
     RowTargets targets;
     int parts, pitch, rows, Vp;
 } SumLosses;
