@@ -105,7 +105,7 @@ static void sort_rows(BatchRows *r, const int32_t *ids, int N, int bits, uint64_
 
 static int32_t pair_row(const PairHash *h, int32_t token, int32_t before)
 {
-    int32_t mixed = (int32_t)(h->current * (uint32_t)token ^ h->previous * (uint32_t)before);
+    int32_t mixed = (int32_t)(36313 * (uint32_t)token ^ 27191 * (uint32_t)before);
     int32_t row = mixed % (h->rows - 1);
     return row < 0 ? row + h->rows - 1 : row;
 }

@@ -11,13 +11,12 @@ typedef struct {
 } LoaderPosition;
 
 // A hash of a token and the one before it gives a row of a table:
-//   row  = (current * token XOR previous * the one before) mod (rows - 1), in 32-bit signed arithmetic that
-//          wraps, never negative; at position 0 of a sequence rows - 1, and at position 1 rows - 1 stands in
-//          place of the token before
-//   sign = (token XOR the one before) mod sign_rows; 0 at position 0
+//   row   (36313 token XOR 27191 the one before) mod (rows - 1), in signed 32-bit arithmetic that wraps, and
+//         never negative. At position 0 of a sequence it is rows - 1; at position 1 rows - 1 stands in place
+//         of the token before.
+//   sign  (token XOR the one before) mod sign_rows; 0 at position 0
 typedef struct {
     int rows, sign_rows; // of the two tables, rows above 2; 0: there are none
-    uint32_t current, previous;
 } PairHash;
 
 // What batches have beside tokens and documents.

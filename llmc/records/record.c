@@ -255,6 +255,8 @@ bool record_check(const Record *given, Error *e)
         if (!record_row(r, needed[i]))
             return error_set(e, "record %s: no tensor for the %s", r->name, role_names[needed[i]]);
     }
+    if (!record_row(r, ROLE_BIGRAM) != !record_row(r, ROLE_SIGNS))
+        return error_set(e, "record %s: a bigram table without its signs, or signs without a table", r->name);
     for (int i = 0; i < r->num_params; i++) {
         if (!check_row(r, i, e)) return false;
     }

@@ -184,13 +184,6 @@ typedef struct {
 
 // ---- record -----------------------------------------------------------------------------------------------
 
-// Tables by pairs of tokens, see PairHash in llmc/data/batch.h; all zero: there are none.
-typedef struct {
-    Extent rows;
-    int sign_rows;
-    uint32_t current, previous;
-} PairSpec;
-
 typedef struct {
     const char *option, *value;
 } Field;
@@ -209,7 +202,6 @@ typedef struct Record {
     MixTerm output[MIX_TERMS]; // normalised, it goes to the head
     int smear_lambda;          // scalar
     HeadSpec head;
-    PairSpec pairs;
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 

@@ -84,11 +84,12 @@ static void open_validation_data(Trainer *t)
 
 static PairHash pair_hash_of(const Trainer *t)
 {
-    const PairSpec *p = &t->model.record->pairs;
-    return (PairHash){.rows = (int)record_extent(t->config, p->rows),
-                      .sign_rows = p->sign_rows,
-                      .current = p->current,
-                      .previous = p->previous};
+    const ParamSpec *bigram = record_row(t->model.record, ROLE_BIGRAM),
+                    *signs = record_row(t->model.record, ROLE_SIGNS);
+    if (!bigram)
+        return (PairHash){0};
+    return (PairHash){.rows = (int)record_extent(t->config, bigram->rows),
+                      .sign_rows = (int)record_extent(t->config, signs->rows)};
 }
 
 // What the record's model reads beside tokens.
