@@ -194,7 +194,12 @@ static const void *result_relu2(const StreamOps *o, size_t *bytes)
 static void *newton_schulz_of(Stream s, const StreamOps *o, int batch)
 {
     NsOptions ns = ns_options_default(NS_POLAR);
-    return newton_schulz(s, &ns, o->ns_input, NS_ROWS * NS_COLS, NS_ROWS, NS_COLS, batch, o->ns_work);
+    NsInput in = {.u = o->ns_input,
+                  .rows = NS_ROWS,
+                  .cols = NS_COLS,
+                  .batch = batch,
+                  .stride = (int64_t)NS_ROWS * NS_COLS};
+    return newton_schulz(s, &ns, &in, o->ns_work);
 }
 static void run_ns(Stream s, const StreamOps *o) { newton_schulz_of(s, o, NS_BATCH); }
 static const void *result_ns(const StreamOps *o, size_t *bytes)
