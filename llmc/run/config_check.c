@@ -1,0 +1,135 @@
+// What options can be together, and which of them a run does not look at.
+#include "llmc/optim/schedule.h"
+#include "llmc/records/record.h"
+#include "llmc/run/config_internal.h"
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+// A comma-separated list of long windows in blocks, each of which must fit an int in tokens.
+static bool check_windows(const Config *c, Error *e)
+{
+    int most = INT_MAX / c->block_size, count = 0;
+    if (c->window_extension > most || c->window_final > most)
+        return error_set(e, "--window-extension and --window-final: at most %d blocks with --block-size %d",
+                         most, c->block_size);
+    for (const char *p = c->window_schedule;; p++) {
+        char *end;
+        long w = strtol(p, &end, 10);
+        if (end == p || w < 1 || w > most || (*end && *end != ',') || ++count > MAX_WINDOWS)
+            return error_set(e,
+                             "--window-schedule: '%s' is not a list of at most %d numbers of blocks, like "
+                             "3,7,11, each 1 to %d",
+                             c->window_schedule, MAX_WINDOWS, most);
+        if (!*end)
+            return true;
+        p = end;
+    }
+}
+
+// How much of the vector of scalars a file may leave out is the record's matter.
+static bool check_vector(const Config *c, Error *e)
+{
+    const Record *r = config_record(c);
+    for (int i = 0; i < r->num_params && c->save_scalars; i++) {
+        const ParamSpec *p = &r->params[i];
+        int64_t most = record_extent(c, p->cols);
+        int least = p->file.least;
+        if (least && (c->save_scalars < least || c->save_scalars > most))
+            return error_set(e, "--save-scalars %d: must be %d to %d", c->save_scalars, least, (int)most);
+    }
+    return true;
+}
+
+bool config_check(const Config *c, Error *e)
+{
+    int head_dim = c->model_dim / c->num_heads;
+    if (!record_find(c->network))
+        return preset_missing("network", c->network, e);
+    if (!check_vector(c, e))
+        return false;
+    if (c->model_dim % c->num_heads)
+        return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
+    if (head_dim % 4 || head_dim < 8 || head_dim > MAX_HEAD_DIM)
+        return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d",
+                         head_dim, MAX_HEAD_DIM);
+    if (c->model_dim % 8 || c->mlp_dim % 8)
+        return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
+    if (c->mlp == MLP_FP8 && (c->model_dim % FP8_MULTIPLE || c->mlp_dim % FP8_MULTIPLE))
+        return error_set(e, "--mlp fp8: --model-dim and --mlp-dim must be multiples of %d", FP8_MULTIPLE);
+    if (c->micro_batch_tokens % 16)
+        return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
+    if (c->group_micro_batches && c->micro_batches % c->group_micro_batches)
+        return error_set(e, "--group-micro-batches is %d; it must divide the step's %d micro-batches",
+                         c->group_micro_batches, c->micro_batches);
+    if ((int64_t)c->micro_batches * c->micro_batch_tokens > MAX_STEP_TOKENS)
+        return error_set(
+            e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d",
+            c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);
+    if (c->num_scheduled > 1000000000 - c->num_extension)
+        return error_set(e, "--num-scheduled and --num-extension are too many steps");
+    if (c->stop_at > config_total_steps(c))
+        return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
+    if (c->profile && c->profile < MIN_PROFILE)
+        return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile,
+                         MIN_PROFILE);
+    if (c->repeat && (c->epochs > 1 || config_given(c, "epochs")))
+        return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
+    if (c->portable && c->attention == ATTENTION_CUDNN)
+        return error_set(
+            e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
+    if (!check_windows(c, e) || !schedule_check(c, e))
+        return false;
+    NsOptions ns;
+    NsText text = config_ns_text(c);
+    if (!ns_options_parse(&ns, &text, e))
+        return false;
+    if (ns.restarts && !ns.gram)
+        return error_set(e, "--ns-restarts %s: only the Gram forms (--ns gram, turbo-gram) restart",
+                         c->ns_restarts);
+    if (c->ns_gain != 1 && !ns.aol)
+        return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one",
+                         c->ns_gain);
+    return true;
+}
+
+NsText config_ns_text(const Config *c)
+{
+    NsText text = NS_TEXT_DEFAULT;
+    text.variant = ns_variant_name((NsVariant)c->ns);
+    text.coefficients = c->ns_tuples;
+    text.restarts = c->ns_restarts;
+    text.dtype = c->ns_dtype;
+    text.steps = c->ns_steps;
+    text.aol_gain = (float)c->ns_gain;
+    return text;
+}
+
+char *config_unused(const Config *c, bool training, int reason)
+{
+    const struct {
+        bool holds;
+        const char *names, *why;
+    } reasons[UNUSED_REASONS] = {
+        {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
+        {!c->sample && !(training && schedule_needs_prefix(c)), " vocab ",
+         "neither --sample nor a prefix term uses it"},
+        {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
+        {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ",
+         "nothing is trained here"},
+        {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
+        {!backend_is_asynchronous(), " attention portable self-check graphs device ",
+         "this is the CPU program"},
+    };
+    if (!reasons[reason].holds)
+        return NULL;
+    char list[512] = "";
+    size_t n = 0;
+    for (int i = 0; config_options[i].name; i++) {
+        char *name = format_string(" %s ", config_options[i].name);
+        if (c->given[i] && strstr(reasons[reason].names, name))
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s--%s", n ? ", " : "", config_options[i].name);
+        free(name);
+    }
+    return n ? format_string("%s: not used: %s", list, reasons[reason].why) : NULL;
+}

@@ -1,0 +1,25 @@
+// Inside of the options, shared by config*.c.
+#pragma once
+#include "llmc/run/config.h"
+
+typedef enum { OPT_INT, OPT_INT64, OPT_FLOAT, OPT_TEXT, OPT_FLAG, OPT_CHOICE } OptionType;
+
+typedef struct {
+    const char *name;
+    OptionType type;
+    size_t offset;
+    const char *standard; // default, as text; NULL: none, or that of the preset
+    double low, high;     // bounds of numbers
+    const char *choices;  // for OPT_CHOICE: "a|b|c", the value is the index
+    const char *help;
+    bool shapes_model;   // must agree between a checkpoint and the run that resumes it
+    const char *section; // starts a group in --help
+} Option;
+
+extern const Option config_options[]; // ends with one without a name
+
+const Option *option_find(const char *name); // NULL: there is none
+bool option_set(Config *c, const Option *o, const char *text, Error *e);
+// Options by a record's name; false with a line that names the records when there is none.
+bool preset_apply(Config *c, const char *name, Error *e);
+bool preset_missing(const char *option, const char *name, Error *e); // that line
