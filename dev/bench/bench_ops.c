@@ -327,11 +327,7 @@ int main(int argc, char **argv)
     for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
         if (!strcmp(*filters, "--portable"))
             sizes.portable = true;
-        else if (!strcmp(*filters, "--sustained") && filters[1] && (sustained = atof(filters[1])) > 0)
-            filters++;
-        else if (!strcmp(*filters, "--energy") && filters[1] && (energy_seconds = atof(filters[1])) > 0)
-            filters++;
-        else
+        else if (!timing_option())
             fatal(EXIT_USAGE, "usage: bench_ops [--csv FILE] [--portable] [--sustained SECONDS] "
                               "[--energy SECONDS] [FILTER...]");
     }
@@ -346,16 +342,10 @@ int main(int argc, char **argv)
     on_stream.stream = stream;
     fill_all();
     measure_ceilings();
-    if (energy_seconds) {
-        energy = energy_open();
-        idle_watts = measure_idle_watts();
-        figure("idle", "clocks up", idle_watts, "W");
-        printf("idle %.0f W, taken off from every op's mJ\n", idle_watts);
-    }
+    timing_begin();
     bench_memory_bound();
     bench_products();
-    if (sustained)
-        take_turns();
+    take_turns();
     printf("peak %.0f MiB\n", (double)device_bytes_peak() / 1048576);
     return 0;
 }

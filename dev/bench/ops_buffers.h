@@ -1,9 +1,8 @@
 // Buffers of bench_ops.c at the size of a training run, filled with what their ops expect.
 #pragma once
+#include "dev/bench/ops_arrays.h"
 #include "dev/test/head_specs.h"
-#include "llmc/ops/ops.h"
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -13,10 +12,9 @@ enum {
     D = H * E,
     F = 3072,
     VP = 50304,
-    SETS = 2,
     MATRICES = 22,
 };
-static Stream stream;
+
 static ProductContext on_stream; // without collectives beside
 
 // Buffers, SETS of each: (N, D) tensors, (N, F) tensors, tables and weights.
@@ -34,45 +32,6 @@ static void *head_scratch;
 static float *scales; // (SCALES)
 static StepParams *step;
 static int32_t *rules; // (MATRICES): all 0
-static int now;        // which set
-
-static void fill_floatx(floatX *p, int64_t n, float scale)
-{
-    enum { BLOCK = 1 << 20 };
-    static bf16
-        block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
-    for (int i = 0; i < BLOCK; i++)
-        block[i] = float_to_bf16(scale * ((float)rand() / (float)RAND_MAX * 2 - 1));
-    for (int64_t at = 0; at < n; at += BLOCK)
-        copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
-    stream_synchronize(stream);
-}
-
-static floatX *tensor(int64_t n, float scale)
-{
-    floatX *p = device_alloc((size_t)n * sizeof *p, "bench");
-    fill_floatx(p, n, scale);
-    return p;
-}
-
-static float *floats(int64_t n, float value)
-{
-    float *p = device_alloc((size_t)n * sizeof *p, "bench"), *host = xcalloc((size_t)n, sizeof *host);
-    for (int64_t i = 0; i < n; i++)
-        host[i] = value * (0.5f + (float)(i % 997) / 997);
-    copy_to_device(stream, p, host, (size_t)n * sizeof *p);
-    stream_synchronize(stream);
-    free(host);
-    return p;
-}
-
-static int32_t *integers(const int32_t *x, int64_t n)
-{
-    int32_t *p = device_alloc((size_t)n * sizeof *p, "bench");
-    copy_to_device(stream, p, x, (size_t)n * sizeof *p);
-    stream_synchronize(stream);
-    return p;
-}
 
 // Tokens whose frequencies fall as in text (Zipf), and the table of their places.
 static void fill_tokens(int s)
@@ -145,4 +104,9 @@ static void fill_set(int s)
     head_quantize(stream, &head_plain, set[s].w8, set[s].table, VP, D);
     fill_tokens(s);
     fill_fp8(s);
+}
+
+static void write_shape(char *shape, size_t size, const char *how)
+{
+    snprintf(shape, size, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP, how);
 }

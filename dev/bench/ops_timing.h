@@ -1,9 +1,12 @@
-// Timing of bench_ops.c: graphs of an op's calls, in bursts, in turn with other ops, or alone for energy.
+// Timing of benches of ops: graphs of an op's calls, in bursts, in turn with other ops, or alone for energy.
+// Before this file: write_shape(), what a row says of its shape.
 #pragma once
 #include "dev/bench/energy.h"
 #include "dev/bench/figures.h"
-#include "dev/bench/ops_buffers.h"
+#include "dev/bench/ops_arrays.h"
 #include <cuda_runtime_api.h>
+#include <math.h>
+#include <string.h>
 #include <unistd.h>
 
 enum {
@@ -16,6 +19,18 @@ static double energy_seconds; // 0: no energy is measured
 static EnergyCounter energy;
 static double idle_watts;
 static double copy_rate, product_rate; // bytes and operations a second
+
+// Takes --sustained SECONDS or --energy SECONDS from the front of `filters`; false when it is neither.
+static bool timing_option(void)
+{
+    double *seconds = !strcmp(*filters, "--sustained") ? &sustained
+                      : !strcmp(*filters, "--energy")  ? &energy_seconds
+                                                       : NULL;
+    if (!seconds || !filters[1] || (*seconds = atof(filters[1])) <= 0)
+        return false;
+    filters++;
+    return true;
+}
 
 static Graph *graph_of(void (*op)(void)) // REPEATS calls
 {
@@ -56,11 +71,6 @@ static double seconds_of(void (*op)(void)) // of one call
     cudaEventDestroy(begin);
     cudaEventDestroy(end);
     return best / REPEATS * 1e-3;
-}
-
-static void write_shape(char *shape, size_t size, const char *how)
-{
-    snprintf(shape, size, "N %d, d %d, H %d, F %d, Vp %d%s", N, D, H, F, VP, how);
 }
 
 static void print_row(const char *name, double t, double bytes, double operations)
@@ -124,6 +134,17 @@ static void report_energy(const char *name, void (*op)(void), double once)
     event_destroy(done[1]);
 }
 
+// Before the first report().
+static void timing_begin(void)
+{
+    if (!energy_seconds)
+        return;
+    energy = energy_open();
+    idle_watts = measure_idle_watts();
+    figure("idle", "clocks up", idle_watts, "W");
+    printf("idle %.0f W, taken off from every op's mJ\n", idle_watts);
+}
+
 static struct {
     const char *name;
     double bytes, operations, ms;
@@ -158,6 +179,7 @@ static void report(const char *name, void (*op)(void), double bytes, double oper
     turns++;
 }
 
+// After the last: what --sustained has collected.
 static void take_turns(void)
 {
     int counted = 0;

@@ -1,0 +1,272 @@
+// Time of the ops that mix streams, gather rows of tables and generate coefficients, at the sizes of a record
+// of 2026: all bound by memory.
+//
+//   bench_mixes [--tokens N] [--sustained SECONDS] [--energy SECONDS] [FILTER...]
+//     --tokens     of a micro-batch: 16384 (the default), 32768 or 49152 by the record's stages
+//     the rest as in bench_ops
+#include "dev/bench/ops_arrays.h"
+#include <math.h>
+#include <string.h>
+
+enum { D = 768, H = 6, F = 3072, VP = 50304, BIGRAMS = 377280, SIGN_ROWS = 8192, WIDTH = 64, K = 41 };
+static int N = 16384;
+
+static void write_shape(char *shape, size_t size, const char *how)
+{
+    snprintf(shape, size, "N %d, d %d%s", N, D, how);
+}
+
+#include "dev/bench/ops_timing.h"
+
+static struct {
+    floatX *x[13]; // (N, D) streams
+    floatX *pre, *w1, *w2, *b2;
+    float *rstd, *columns, *dcolumns, *dw2, *weight;
+} set[SETS];
+static float *small; // scalars
+static StepParams *step;
+// Tables are larger than any cache: one for all sets.
+static floatX *bigram;
+static float *dbigram, *m, *v;
+static int32_t *rows, *sign_rows;
+static TokenRows token_rows;
+static int num_rows;
+static RowSigns signs;
+
+// ---- the ops ----------------------------------------------------------------------------------------------
+
+#define S set[now]
+#define OP(name) static void op_##name(void)
+OP(copy) { copy_on_device(stream, S.x[0], S.x[1], (size_t)N * D * sizeof(floatX)); }
+
+static StreamFactor scalar(int i) { return (StreamFactor){.scalar = small + i}; }
+static StreamFactor column(int k) { return (StreamFactor){.column = S.columns + k, .stride = K}; }
+
+OP(mix_scalar)
+{
+    StreamMix a = {S.x[0], S.x[1], S.rstd, NULL, {{S.x[2], .c = scalar(0)}, {.x = S.x[3]}}, 2};
+    stream_mix(stream, &a, N, D);
+}
+static void mix_injection(float *amax)
+{
+    StreamMix a =
+        {S.x[0],
+         S.x[1],
+         S.rstd,
+         amax,
+         {{S.x[2], .c = scalar(0)}, {.x = S.x[3]}, {S.x[4], .c = column(18)}, {S.x[5], .c = column(19)}},
+         4};
+    stream_mix(stream, &a, N, D);
+}
+OP(mix_injection) { mix_injection(NULL); }
+OP(mix_injection_amax) { mix_injection(small + 16); }
+OP(mix_last)
+{
+    StreamMix a = {NULL, S.x[1], S.rstd, .terms = MIX_STREAMS};
+    for (int k = 0; k < MIX_STREAMS; k++)
+        a.term[k] = (StreamTerm){S.x[2 + k], NULL, column(k)};
+    a.term[5].x = bigram;
+    a.term[5].rows = rows;
+    stream_mix(stream, &a, N, D);
+}
+
+OP(grad_norm)
+{
+    StreamGrad a = {.dx = S.x[0],
+                    .reader = {{S.x[1], 0, scalar(0), small + 32, NULL}},
+                    .readers = 1,
+                    .dh = S.x[2],
+                    .h = S.x[3],
+                    .rstd = S.rstd};
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_norm_lead)
+{
+    StreamGrad a = {.dx = S.x[0],
+                    .reader = {{S.x[1], 0, scalar(0), small + 32, NULL}},
+                    .readers = 1,
+                    .dh = S.x[2],
+                    .dh_lead = S.dcolumns,
+                    .leads = 6,
+                    .h = S.x[3],
+                    .rstd = S.rstd};
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_kept)
+{
+    StreamGrad a = {.dx = S.x[0],
+                    .x = S.x[4],
+                    .reader = {{S.x[1], 0, scalar(0), small + 32, NULL},
+                               {S.x[5], 0, column(3), NULL, S.dcolumns + 3},
+                               {S.x[6], 0, column(4), NULL, S.dcolumns + 4}},
+                    .readers = 3,
+                    .dh = S.x[2],
+                    .h = S.x[3],
+                    .rstd = S.rstd};
+    stream_grads(stream, &a, 1, N, D);
+}
+static void grad_injections(bool accumulate)
+{
+    StreamGrad a[2] = {{.dx = S.x[0], .x = S.x[2], .readers = MIX_STREAMS, .accumulate = accumulate},
+                       {.dx = S.x[1], .x = S.x[3], .readers = MIX_STREAMS, .accumulate = accumulate}};
+    for (int s = 0; s < 2; s++)
+        for (int k = 0; k < MIX_STREAMS; k++)
+            a[s].reader[k] =
+                (StreamReader){S.x[4 + k], 0, column(18 + 2 * k + s), NULL, S.dcolumns + 18 + 2 * k + s};
+    stream_grads(stream, a, 2, N, D);
+}
+OP(grad_injections) { grad_injections(false); }
+OP(grad_injections_more) { grad_injections(true); }
+
+OP(signed_gather) { signed_gather(stream, S.x[0], bigram, rows, &signs, N, D, D); }
+OP(table_grad_signs)
+{
+    RowReader r = {.g = S.x[0], .signs = &signs};
+    table_grad(stream, dbigram, &r, 1, &token_rows, N, D, D);
+}
+OP(table_grad_factors)
+{
+    RowReader r = {S.x[0], 0, S.columns, K, H, S.dcolumns, 6, NULL};
+    table_grad(stream, dbigram, &r, 1, &token_rows, N, D, D);
+}
+
+static Generator generator(void) { return (Generator){S.w1, S.w2, S.b2, small, WIDTH, K}; }
+OP(generator_forward)
+{
+    Generator g = generator();
+    generator_forward(stream, S.columns, S.pre, &g, S.x[0], N, D);
+}
+OP(generator_backward)
+{
+    Generator g = generator();
+    GeneratorBackward a = {&g,         S.x[0], S.x[1], S.dw2, S.dw2 + K * WIDTH, S.dw2 + K * WIDTH + K,
+                           S.dcolumns, S.pre};
+    generator_backward(stream, &a, N, D);
+}
+
+OP(adam)
+{
+    AdamRule rule = {0, 0.75f, 0.95f, 1e-10f, 0.25f, 0.05f};
+    adam_update_decay(stream, bigram, m, v, dbigram, step, rule, (int64_t)BIGRAMS * D);
+}
+OP(weight_scale) { weight_scale_backward(stream, S.weight, small + 33, S.x[0], small, (int64_t)D * F); }
+
+// ---- main -------------------------------------------------------------------------------------------------
+
+// Rows as bigrams hash to them, of tokens whose frequencies fall as in text (Zipf), and the table of their
+// places.
+static void fill_rows(void)
+{
+    int32_t *row = xcalloc((size_t)N, sizeof *row), *order = xcalloc((size_t)N, sizeof *order),
+            *distinct = xcalloc((size_t)N, sizeof *distinct), *start = xcalloc((size_t)N + 1, sizeof *start),
+            *first = xcalloc(BIGRAMS + 1, sizeof *first), *sign = xcalloc((size_t)N, sizeof *sign);
+    int token = 0;
+    for (int i = 0; i < N; i++) {
+        int before = token;
+        token = (int)fmin(VP - 1, exp((double)rand() / RAND_MAX * log(50000.0)) - 1);
+        row[i] = (int32_t)((36313u * (unsigned)token ^ 27191u * (unsigned)before) % (BIGRAMS - 1));
+        sign[i] = (token ^ before) % SIGN_ROWS;
+        first[row[i] + 1]++;
+    }
+    int filled = 0;
+    for (int r = 0; r < BIGRAMS; r++) {
+        if (first[r + 1]) {
+            distinct[num_rows] = r;
+            start[num_rows++] = filled;
+        }
+        filled += first[r + 1];
+        first[r + 1] = filled;
+    }
+    start[num_rows] = N;
+    for (int i = 0; i < N; i++)
+        order[first[row[i]]++] = i;
+    rows = integers(row, N);
+    sign_rows = integers(sign, N);
+    token_rows = (TokenRows){integers(order, N), integers(distinct, N), integers(start, N + 1),
+                             integers(&num_rows, 1)};
+    int32_t *host[] = {row, order, distinct, start, first, sign};
+    for (int i = 0; i < 6; i++)
+        free(host[i]);
+}
+
+static void fill_all(void)
+{
+    small = floats(64, 0.3f);
+    StepParams values = {.grad_scale = 0.125f, .rule = {{1e-6f, 1e-6f}}};
+    step = device_alloc(sizeof *step, "bench");
+    copy_to_device(stream, step, &values, sizeof values);
+    int64_t table = (int64_t)BIGRAMS * D;
+    bigram = tensor(table, 0.1f);
+    dbigram = device_alloc((size_t)table * sizeof(float), "bench");
+    m = device_alloc((size_t)table * sizeof(float), "bench");
+    v = device_alloc((size_t)table * sizeof(float), "bench");
+    fill_rows();
+    signs = (RowSigns){(const uint32_t *)tensor((int64_t)SIGN_ROWS * D / 16, 1), sign_rows};
+    for (int s = 0; s < SETS; s++) {
+        for (int i = 0; i < 13; i++)
+            set[s].x[i] = tensor((int64_t)N * D, 1);
+        set[s].pre = tensor((int64_t)N * WIDTH, 1);
+        set[s].w1 = tensor((int64_t)WIDTH * D, 0.05f);
+        set[s].w2 = tensor((int64_t)K * WIDTH, 0.2f);
+        set[s].b2 = tensor(K, 1);
+        set[s].rstd = floats(N, 1);
+        set[s].columns = floats((int64_t)N * K, 1);
+        set[s].dcolumns = floats((int64_t)N * K, 1);
+        set[s].dw2 = floats(K * (WIDTH + 2), 1);
+        set[s].weight = floats((int64_t)D * F, 0.05f);
+    }
+}
+
+static void bench_all(void)
+{
+    double t = (double)N * D * 2, numbers = (double)N * K * 4, pre = (double)N * WIDTH * 2,
+           row_bytes = num_rows * (double)D * 8;
+    report("stream_mix, 2 terms", op_mix_scalar, 4 * t, 0);
+    report("stream_mix, 4 terms", op_mix_injection, 6 * t, 0);
+    report("stream_mix, 4 terms, amax", op_mix_injection_amax, 6 * t, 0);
+    report("stream_mix, 6 terms, h alone", op_mix_last, 7 * t, 0);
+    report("stream_grads, norm", op_grad_norm, 4 * t, 0);
+    report("stream_grads, norm, lead", op_grad_norm_lead, 4 * t, 0);
+    report("stream_grads, norm, 3 readers", op_grad_kept, 7 * t, 0);
+    report("stream_grads, 2 streams, 6 readers", op_grad_injections, 10 * t, 0);
+    report("stream_grads, 2 streams added to", op_grad_injections_more, 12 * t, 0);
+    report("signed_gather", op_signed_gather, 2 * t, 0);
+    report("table_grad, signs", op_table_grad_signs, t + row_bytes, 0);
+    report("table_grad, factors and lead", op_table_grad_factors, t + row_bytes, 0);
+    report("generator_forward", op_generator_forward, t + pre + numbers, 0);
+    report("generator_backward", op_generator_backward, t + 2 * pre + numbers, 0);
+    // Of few rows there is a gradient: those of the others are not cleared.
+    report("adam_update_decay, bigram table", op_adam, (double)BIGRAMS * D * 24, 0);
+    report("weight_scale_backward, MLP", op_weight_scale, (double)D * F * 10, 0);
+}
+
+int main(int argc, char **argv)
+{
+    set_program_name("bench_mixes", -1);
+    figures_open(&argc, argv);
+    for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
+        if (!strcmp(*filters, "--tokens") && filters[1] && (N = atoi(filters[1])) > 0)
+            filters++;
+        else if (!timing_option())
+            fatal(EXIT_USAGE, "usage: bench_mixes [--csv FILE] [--tokens N] [--sustained SECONDS] "
+                              "[--energy SECONDS] [FILTER...]");
+    }
+    OpSizes sizes = {.tokens = N,
+                     .eval_tokens = N,
+                     .dim = D,
+                     .heads = H,
+                     .mlp_dim = F,
+                     .vocab_padded = VP,
+                     .self_check = SELF_CHECK_NEVER};
+    backend_open(0);
+    backend_reserve(&sizes);
+    printf("%s\n", backend_description());
+    stream = stream_create();
+    fill_all();
+    copy_rate = 2.0 * N * D * sizeof(floatX) / seconds_of(op_copy);
+    printf("%d tokens in %d rows; copy %.0f GB/s\n", N, num_rows, copy_rate * 1e-9);
+    timing_begin();
+    bench_all();
+    take_turns();
+    return 0;
+}
