@@ -141,9 +141,9 @@ OP(dw_mlps)
 OP(relu2_forward) { matmul_relu2_forward(&on_stream, S.wide[0], S.t[3], S.w, N, D, F); }
 OP(relu2_backward) { matmul_relu2_backward(&on_stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
-OP(quantize_h) { quantize_e4m3(stream, S.h8, S.t[3], scales + SCALE_H, N, D, false); }
-OP(quantize_up) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, true); }
-OP(quantize_down) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, false); }
+OP(quantize_h) { quantize_e4m3(stream, S.h8, S.t[3], scales + SCALE_H, N, D, QUANTIZE_INVERSE, false); }
+OP(quantize_up) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, QUANTIZE_INVERSE, true); }
+OP(quantize_down) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, QUANTIZE_INVERSE, false); }
 OP(relu2_bound) { amax_relu2_bound(stream, small + 16, S.w, D, F); }
 OP(amax) { amax_accumulate(stream, small + 16, S.w, (int64_t)D * F); }
 static Fp8Product fp8_up(void)

@@ -40,8 +40,8 @@ static double *codes_case(uint8_t *codes, float *scale, const Tensor *x, int row
     float amax = 0, expected = (float)largest(x->d, rows * cols) * (1.0f / 448);
     amax_accumulate(NULL, &amax, x->x, rows * cols / 2);
     amax_accumulate(NULL, &amax, x->x + rows * cols / 2, rows * cols - rows * cols / 2);
-    scale_from_amax(NULL, scale, &amax, 1);
-    quantize_e4m3(NULL, codes, x->x, scale, rows, cols, transpose);
+    scale_from_amax(NULL, scale, &amax, 1.0f / E4M3_LARGEST);
+    quantize_e4m3(NULL, codes, x->x, scale, rows, cols, QUANTIZE_INVERSE, transpose);
     double *values = quantised(x->x, *scale, rows * cols);
     ok(*scale == expected && amax == 0, "   scale of the largest of both halves");
     ok(differing_codes(codes, values, rows, cols, transpose) == 0, "   codes%s",
@@ -121,28 +121,90 @@ static void mlp_case(int N, int d, int F, float scale_y)
 static void scale_case(void)
 {
     float scale = 1, amax = 0;
-    scale_from_amax(NULL, &scale, &amax, 1);
+    scale_from_amax(NULL, &scale, &amax, 1.0f / E4M3_LARGEST);
     ok(scale == 1e-12f * (1.0f / 448), "scale of zeros");
     floatX zero[16] = {0};
     uint8_t codes[16];
     memset(codes, 0xff, sizeof codes);
-    quantize_e4m3(NULL, codes, zero, &scale, 1, 16, false);
+    quantize_e4m3(NULL, codes, zero, &scale, 1, 16, QUANTIZE_INVERSE, false);
     int left = 0;
     for (int i = 0; i < 16; i++)
         left += codes[i] != 0;
     ok(left == 0, "   whose codes are zero");
     amax = 300;
-    scale_from_amax(NULL, &scale, &amax, 1.12f);
+    scale_from_amax(NULL, &scale, &amax, (float)(1.12 / 448));
     ok(scale == 300 * (1.12f / 448), "scale with headroom, the factor in fp32");
     floatX beyond[16] = {0};
     beyond[3] = float_to_x(NAN);
     beyond[4] = float_to_x(-1e30f);
     amax_accumulate(NULL, &amax, beyond, 16);
     scale = 1;
-    quantize_e4m3(NULL, codes, beyond, &scale, 1, 16, false);
+    quantize_e4m3(NULL, codes, beyond, &scale, 1, 16, QUANTIZE_INVERSE, false);
     ok(isnan(amax), "NaN is the maximum");
     ok(isnan(e4m3_to_float(codes[3])) && e4m3_to_float(codes[4]) == -448,
        "NaN stays NaN, the rest saturates");
+}
+
+static float in_units(float x, float scale, QuantizeRule rule)
+{
+    switch (rule) {
+    case QUANTIZE_INVERSE:
+        return x * (1 / scale);
+    case QUANTIZE_AMAX:
+        return x * (448 / scale);
+    case QUANTIZE_QUOTIENT:
+        return x / scale;
+    default:
+        return bf16_to_float(float_to_bf16(x / scale));
+    }
+}
+
+// All numbers of 8 bits in units of all scales that the largest such number gives: where ties are common, and
+// rules part.
+static void rules_case(QuantizeRule rule, const char *name)
+{
+    enum { COUNT = 128 };
+    floatX x[COUNT];
+    uint8_t codes[COUNT], inverse[COUNT];
+    int wrong = 0, other = 0;
+    for (int largest = 128; largest < 256; largest++) {
+        float amax = (float)largest / 64, scale = rule == QUANTIZE_AMAX ? amax : amax * (float)(1.12 / 448),
+              by_inverse = rule == QUANTIZE_AMAX ? amax * (1.0f / 448) : scale;
+        for (int i = 0; i < COUNT; i++)
+            x[i] = (float)(i % 2 ? -i - 128 : i + 128) / (float)(64 << largest % 3);
+        quantize_e4m3(NULL, codes, x, &scale, 1, COUNT, rule, false);
+        quantize_e4m3(NULL, inverse, x, &by_inverse, 1, COUNT, QUANTIZE_INVERSE, false);
+        for (int i = 0; i < COUNT; i++) {
+            wrong += e4m3_to_float(codes[i]) != ref_e4m3(in_units(x[i], scale, rule));
+            other += codes[i] != inverse[i];
+        }
+    }
+    ok(wrong == 0 && (other > 0) == (rule != QUANTIZE_INVERSE),
+       "rule %s: %d codes are wrong, %d other than those of the inverse", name, wrong, other);
+}
+
+// In bf16's arithmetic; next in fp32's.
+static void weight_scales_case(void)
+{
+    int wrong = 0, late = 0;
+    float next = 7, exact = 1, lags = 0, factor = (float)(1.12 / 448);
+    for (int largest = 128; largest < 256; largest++) {
+        float amax = (float)largest / 1024, again = amax, scale, kept = next,
+              expected = bf16_to_float(float_to_bf16((float)largest / 1024 / 448));
+        scale_exact(NULL, &scale, &amax);
+        wrong += scale != expected || amax != 0;
+        amax = again;
+        scale_delayed(NULL, &scale, &next, &amax, factor, &lags);
+        late += scale != kept || next != again * factor || amax != 0;
+        amax = again;
+        scale_delayed(NULL, &scale, &next, &amax, factor, &exact);
+        wrong += scale != expected || next != again * factor;
+    }
+    ok(wrong == 0, "exact scales of weights are quotients in bf16: %d are not", wrong);
+    ok(late == 0, "   delayed ones those of the step before: %d are not", late);
+    float zero = 0, scale, least = bf16_to_float(float_to_bf16(1e-12f));
+    scale_exact(NULL, &scale, &zero);
+    ok(scale == bf16_to_float(float_to_bf16(least / 448)), "   of zeros");
 }
 
 int main(void)
@@ -156,6 +218,11 @@ int main(void)
                                .vocab_padded = 128,
                                .fp8_mlp = true});
     PART(scale_case());
+    PART(rules_case(QUANTIZE_INVERSE, "inverse"));
+    PART(rules_case(QUANTIZE_AMAX, "amax"));
+    PART(rules_case(QUANTIZE_QUOTIENT, "quotient"));
+    PART(rules_case(QUANTIZE_QUOTIENT_BF16, "quotient in bf16"));
+    PART(weight_scales_case());
     PART(mlp_case(1, 16, 16, 0.01f));
     PART(mlp_case(37, 48, 112, 0.01f));
     PART(mlp_case(130, 64, 640, 1e-4f)); // saturates

@@ -10,15 +10,23 @@ typedef struct {
     bool relu2;
 } CodesProduct;
 
-static uint8_t *host_codes(const bf16 *x, float scale, int rows, int cols, bool transpose)
+static float host_units(float x, float scale, QuantizeRule rule)
+{
+    if (rule == QUANTIZE_QUOTIENT_BF16)
+        return to_bf16_value(x / scale);
+    if (rule == QUANTIZE_QUOTIENT)
+        return x / scale;
+    return rule == QUANTIZE_AMAX ? x * (448 / scale) : x * (1 / scale);
+}
+
+static uint8_t *host_codes(const bf16 *x, float scale, int rows, int cols, QuantizeRule rule, bool transpose)
 {
     uint8_t *codes = xcalloc((size_t)rows * (size_t)cols, 1);
-    float inverse = 1 / scale;
 #pragma omp parallel for
     for (int i = 0; i < rows; i++)
         for (int k = 0; k < cols; k++)
             codes[transpose ? (int64_t)k * rows + i : (int64_t)i * cols + k] =
-                float_to_e4m3(bf16_to_float(x[(int64_t)i * cols + k]) * inverse);
+                float_to_e4m3(host_units(bf16_to_float(x[(int64_t)i * cols + k]), scale, rule));
     return codes;
 }
 
@@ -51,9 +59,10 @@ static double codes_sum(const CodesProduct *q, int64_t row, int64_t col, float *
     return total;
 }
 
-static double codes_result(const CodesProduct *q, double sum, int64_t at)
+// rounded: as a plain computation stores it, and the product before it is squared
+static double codes_result(const CodesProduct *q, double sum, int64_t at, bool rounded)
 {
-    double p = sum * q->scale;
+    double p = rounded && q->relu2 ? to_bf16_value(sum * q->scale) : sum * q->scale;
     if (q->relu2)
         return p > 0 ? p * p : 0;
     return q->residual ? p + bf16_to_float(q->residual[at]) : p;
@@ -68,8 +77,8 @@ static void check_codes_product(const char *name, const CodesProduct *q, const b
         int64_t row = (int64_t)(uniform_at(index) * q->N), col = (int64_t)(uniform_at(index + 1) * q->out);
         int64_t at = row * q->out + col;
         float plain;
-        double sum = codes_sum(q, row, col, &plain), truth = codes_result(q, sum, at);
-        double got = bf16_to_float(y[at]), stored = to_bf16_value(codes_result(q, plain, at));
+        double sum = codes_sum(q, row, col, &plain), truth = codes_result(q, sum, at, false);
+        double got = bf16_to_float(y[at]), stored = to_bf16_value(codes_result(q, plain, at, true));
         wrong += (got - truth) * (got - truth);
         naive += (stored - truth) * (stored - truth);
         size += truth * truth;
@@ -88,11 +97,12 @@ static uint8_t *check_quantize(const bf16 *a, const void *ga, float *gscale, flo
     float *gamax = device_alloc(4, "amax"), scale = host_amax(a, (int64_t)n) * (headroom / 448);
     *device = device_alloc(n, "codes");
     amax_accumulate(stream, gamax, ga, (int64_t)n);
-    scale_from_amax(stream, gscale, gamax, headroom);
-    quantize_e4m3(stream, *device, ga, gscale, rows, cols, transpose);
+    scale_from_amax(stream, gscale, gamax, headroom / 448);
+    quantize_e4m3(stream, *device, ga, gscale, rows, cols, QUANTIZE_INVERSE, transpose);
     float *got = to_host(gscale, 4), *after = to_host(gamax, 4);
     ok(*got == scale && *after == 0, "scale of %d x %d: %.9g (%.9g)", rows, cols, *got, scale);
-    uint8_t *codes = host_codes(a, scale, rows, cols, transpose), *theirs = to_host(*device, n);
+    uint8_t *codes = host_codes(a, scale, rows, cols, QUANTIZE_INVERSE, transpose),
+            *theirs = to_host(*device, n);
     ok(!memcmp(codes, theirs, n), "codes of %d x %d%s are the host's", rows, cols,
        transpose ? ", transposed" : "");
     free(got);
@@ -131,7 +141,7 @@ static void check_up(const Fp8Product *p, const CodesProduct *q, float *gscale_y
     *y8 = to_host(*gy8, n);
     float *amax = to_host(gamax, 4), *scale_y = to_host(gscale_y, 4), most = host_amax(y, (int64_t)n);
     check_codes_product("matmul_fp8_relu2", q, y);
-    uint8_t *expected = host_codes(y, *scale_y, p->N, p->out, false);
+    uint8_t *expected = host_codes(y, *scale_y, p->N, p->out, QUANTIZE_INVERSE, false);
     int64_t different = 0;
     for (size_t i = 0; i < n; i++)
         different += expected[i] != (*y8)[i];
@@ -171,6 +181,59 @@ static void check_down(const Fp8Product *p, const CodesProduct *q)
     device_free(gout);
 }
 
+// Codes of a weight by each rule, in units of a scale with headroom, where ties are common: amax and the
+// weight have 8 bits.
+static void check_rules(const bf16 *w, const void *gw, int rows, int cols)
+{
+    static const char *const name[] = {"inverse", "amax", "quotient", "quotient in bf16"};
+    size_t n = (size_t)rows * (size_t)cols;
+    uint8_t *device = device_alloc(n, "codes");
+    for (QuantizeRule rule = QUANTIZE_INVERSE; rule <= QUANTIZE_QUOTIENT_BF16; rule++) {
+        float amax = host_amax(w, (int64_t)n),
+              scale = rule == QUANTIZE_AMAX ? amax : amax * (float)(1.12 / 448),
+              *gscale = to_device(&scale, 4);
+        for (int transpose = 0; transpose < 2; transpose++) {
+            quantize_e4m3(stream, device, gw, gscale, rows, cols, rule, transpose);
+            uint8_t *codes = host_codes(w, scale, rows, cols, rule, transpose), *theirs = to_host(device, n);
+            ok(!memcmp(codes, theirs, n), "quantize_e4m3 %d x %d by %s%s: the host's codes", rows, cols,
+               name[rule], transpose ? ", transposed" : "");
+            free(codes);
+            free(theirs);
+        }
+        device_free(gscale);
+    }
+    device_free(device);
+}
+
+// The scales of weights: exact, delayed, exact, for all amax of 8 bits.
+static void check_weight_scales(void)
+{
+    enum { AMAX, SCALE, NEXT, DELAYED, EXACT, COUNT };
+    const float factor = (float)(1.12 / 448);
+    int wrong = 0;
+    for (int largest = 128; largest < 256; largest++) {
+        float values[COUNT] = {(float)largest / 1024, 0, 7, 0, 1}, *g = to_device(values, sizeof values),
+              *got;
+        float exact = to_bf16_value(values[AMAX] / 448);
+        scale_delayed(stream, g + SCALE, g + NEXT, g + AMAX, factor, g + DELAYED);
+        got = to_host(g, sizeof values);
+        wrong += got[SCALE] != 7 || got[NEXT] != values[AMAX] * factor || got[AMAX] != 0;
+        free(got);
+        copy_to_device(stream, g, values, 4);
+        scale_delayed(stream, g + SCALE, g + NEXT, g + AMAX, factor, g + EXACT);
+        got = to_host(g, sizeof values);
+        wrong += got[SCALE] != exact || got[NEXT] != values[AMAX] * factor || got[AMAX] != 0;
+        free(got);
+        copy_to_device(stream, g, values, 8); // amax again, and no scale
+        scale_exact(stream, g + SCALE, g + AMAX);
+        got = to_host(g, sizeof values);
+        wrong += got[SCALE] != exact || got[AMAX] != 0;
+        free(got);
+        device_free(g);
+    }
+    ok(wrong == 0, "scale_exact and scale_delayed: %d of 384 are not the host's", wrong);
+}
+
 static void check_fp8_mlp(int N, int d, int F)
 {
     enum { H, UP, DOWN, Y, SCALES };
@@ -183,6 +246,7 @@ static void check_fp8_mlp(int N, int d, int F)
     uint8_t *up8 = check_quantize(up, gup, gscale + UP, 1, d, F, true, &gcodes[UP]);
     uint8_t *down8 = check_quantize(down, gdown, gscale + DOWN, 1.12f, d, F, false, &gcodes[DOWN]), *y8, *gy8;
     check_relu2_bound(up, gup, d, F);
+    check_rules(up, gup, d, F);
     copy_to_device(stream, gscale + Y, &scale_y, 4);
     scale = to_host(gscale, SCALES * 4);
     check_up(&(Fp8Product){gcodes[H], gcodes[UP], gscale + H, gscale + UP, N, d, F},
@@ -203,6 +267,7 @@ static void check_fp8_mlp(int N, int d, int F)
 static void check_fp8_mlps(const void *unused)
 {
     (void)unused;
+    check_weight_scales();
     static const int sizes[][3] = {{1, 16, 16},        {37, 64, 256},     {130, 144, 560},
                                    {1031, 768, 3072},  {4133, 384, 1552}, {8233, 96, 2064},
                                    {32768, 768, 3072}, {49152, 768, 3072}};

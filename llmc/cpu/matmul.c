@@ -21,7 +21,7 @@ size_t matmul_scratch(void)
 
 // ---- y = epilogue(x op(w)) --------------------------------------------------------------------------------
 
-typedef enum { STORE, ADD, RELU2, RELU2_GRADIENT } Epilogue;
+typedef enum { STORE, ADD, RELU2, ROUNDED_RELU2, RELU2_GRADIENT } Epilogue;
 
 typedef struct {
     floatX *y;           // (planes, N, out)
@@ -35,13 +35,22 @@ typedef struct {
     const Fp8Product *fp8; // the operands as codes, in the place of x and w; else NULL
 } Work;
 
+static void round_row(float *restrict c, int cols) // to what floatX holds
+{
+#pragma omp simd
+    for (int j = 0; j < cols; j++)
+        c[j] = x_to_float(float_to_x(c[j]));
+}
+
 static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float *restrict c, int cols)
 {
     if (epilogue == ADD) {
 #pragma omp simd
         for (int j = 0; j < cols; j++)
             c[j] += x_to_float(extra[j]);
-    } else if (epilogue == RELU2) {
+    } else if (epilogue == RELU2 || epilogue == ROUNDED_RELU2) {
+        if (epilogue == ROUNDED_RELU2)
+            round_row(c, cols);
 #pragma omp simd
         for (int j = 0; j < cols; j++) {
             float r = c[j] < 0 ? 0 : c[j]; // NaN passes
@@ -169,13 +178,13 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
     (void)c;
     product(&(Work){.y = y,
                     .transposed = true,
-                    .epilogue = RELU2,
+                    .epilogue = ROUNDED_RELU2,
                     .N = p->N,
                     .in = p->in,
                     .out = p->out,
                     .planes = 1,
                     .fp8 = p});
-    quantize_e4m3(NULL, y8, y, scale_y, p->N, p->out, false);
+    quantize_e4m3(NULL, y8, y, scale_y, p->N, p->out, QUANTIZE_INVERSE, false);
     if (amax)
         amax_accumulate(NULL, amax, y, (int64_t)p->N * p->out);
 }

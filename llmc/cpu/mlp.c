@@ -41,27 +41,64 @@ void amax_relu2_bound(Stream s, float *amax, const floatX *w, int in, int out)
     raise_bits(amax, most);
 }
 
-void scale_from_amax(Stream s, float *scale, float *amax, float headroom)
+static float at_least(float amax, float least) { return amax < least ? least : amax; } // NaN stays
+
+void scale_from_amax(Stream s, float *scale, float *amax, float factor)
 {
     OP_SCOPE(scale_from_amax);
     (void)s;
-    *scale = (*amax < 1e-12f ? 1e-12f : *amax) * (headroom / E4M3_MAX); // NaN stays
+    *scale = at_least(*amax, 1e-12f) * factor;
     *amax = 0;
 }
 
+static float to_bf16(float x) { return bf16_to_float(float_to_bf16(x)); }
+static float largest_weight(const float *amax) { return at_least(*amax, to_bf16(1e-12f)); }
+
+void scale_exact(Stream s, float *scale, float *amax)
+{
+    OP_SCOPE(scale_exact);
+    (void)s;
+    *scale = to_bf16(largest_weight(amax) / E4M3_LARGEST);
+    *amax = 0;
+}
+
+void scale_delayed(Stream s, float *scale, float *next, float *amax, float factor, const float *exact)
+{
+    OP_SCOPE(scale_delayed);
+    (void)s;
+    float largest = largest_weight(amax);
+    *scale = *exact != 0 ? to_bf16(largest / E4M3_LARGEST) : *next;
+    *next = largest * factor;
+    *amax = 0;
+}
+
+// One row; the codes of neighbours are `step` apart.
+static void quantize_row(uint8_t *to, const floatX *from, int cols, int64_t step, float scale,
+                         QuantizeRule rule)
+{
+    float factor = rule == QUANTIZE_AMAX ? E4M3_LARGEST / at_least(scale, 1e-12f) : 1 / scale;
+    if (rule == QUANTIZE_QUOTIENT_BF16) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++)
+            to[j * step] = float_to_e4m3(to_bf16(x_to_float(from[j]) / scale));
+    } else if (rule == QUANTIZE_QUOTIENT) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++)
+            to[j * step] = float_to_e4m3(x_to_float(from[j]) / scale);
+    } else {
+#pragma omp simd
+        for (int j = 0; j < cols; j++)
+            to[j * step] = float_to_e4m3(x_to_float(from[j]) * factor);
+    }
+}
+
 void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale, int rows, int cols,
-                   bool transpose)
+                   QuantizeRule rule, bool transpose)
 {
     OP_SCOPE(quantize_e4m3, rows, cols);
     (void)s;
-    float inverse = 1 / *scale;
 #pragma omp parallel for schedule(static)
-    for (int i = 0; i < rows; i++) {
-        const floatX *from = x + (int64_t)i * cols;
-        uint8_t *to = transpose ? codes + i : codes + (int64_t)i * cols;
-        int64_t step = transpose ? rows : 1;
-#pragma omp simd
-        for (int j = 0; j < cols; j++)
-            to[j * step] = float_to_e4m3(x_to_float(from[j]) * inverse);
-    }
+    for (int i = 0; i < rows; i++)
+        quantize_row(transpose ? codes + i : codes + (int64_t)i * cols, x + (int64_t)i * cols, cols,
+                     transpose ? rows : 1, *scale, rule);
 }

@@ -98,6 +98,8 @@ COST(generator_backward, (const GeneratorBackward *a, int N, int d),
 COST(amax_accumulate, (int64_t n), 0, floatx_bytes(n, 1, 1))
 COST(amax_relu2_bound, (int in, int out), 2 * count3(in, out, 1), floatx_bytes(in, out, 1))
 COST(scale_from_amax, (void), 0, 0)
+COST(scale_exact, (void), 0, 0)
+COST(scale_delayed, (void), 0, 0)
 COST(quantize_e4m3, (int rows, int cols), 0, floatx_bytes(rows, cols, 1) + count3(rows, cols, 1))
 static inline double codes_bytes(const Fp8Product *p) { return count3(p->N + p->out, p->in, 1); }
 COST(matmul_fp8_relu2, (const Fp8Product *p), 2 * count3(p->N, p->in, p->out),

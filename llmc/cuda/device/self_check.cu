@@ -212,7 +212,7 @@ static double e4m3(float x) { return code_value(__nv_cvt_float_to_fp8(x, __NV_SA
 static void check_fp8_gemm(Stream s)
 {
     enum { DEPTH = 256, COLS = 2 * TILE_N };
-    const double limit = 2 * (2 * 0.008 / 5 + 0x1p-9);
+    const double limit = 2 * (2 * (0.008 / 5 + 0x1p-9) + 0x1p-9);
     int rows = CLUSTER * TILE_M * (sm90_tile_clusters() / 2 + 2),
         checked[ROWS_CHECKED] = {0, TILE_M + 1, rows / 2 + 77, rows - 1};
     Arena m(s);
@@ -222,8 +222,8 @@ static void check_fp8_gemm(Stream s)
     uint8_t *x8 = m.take<uint8_t>((int64_t)rows * DEPTH), *w8 = m.take<uint8_t>(COLS * DEPTH),
             *y8 = m.take<uint8_t>((int64_t)rows * COLS);
     floatX *y = m.take<floatX>((int64_t)rows * COLS), *onto = m.take<floatX>((int64_t)rows * COLS);
-    quantize_e4m3(s, x8, m.filled((int64_t)rows * DEPTH, 14), scale, rows, DEPTH, false);
-    quantize_e4m3(s, w8, m.filled(COLS * DEPTH, 15), scale, COLS, DEPTH, false);
+    quantize_e4m3(s, x8, m.filled((int64_t)rows * DEPTH, 14), scale, rows, DEPTH, QUANTIZE_INVERSE, false);
+    quantize_e4m3(s, w8, m.filled(COLS * DEPTH, 15), scale, COLS, DEPTH, QUANTIZE_INVERSE, false);
     Fp8Product p = {x8, w8, scale, scale, rows, DEPTH, COLS};
     if (!sm90_fp8_relu2(&context, y, y8, NULL, &p, scale) || !sm90_fp8_gemm(&context, onto, &p, y))
         return;

@@ -65,17 +65,48 @@ void amax_relu2_bound(Stream s, float *amax, const floatX *w, int in, int out)
     CHECK_LAUNCH();
 }
 
+static __device__ __forceinline__ float at_least(float amax, float least) // NaN stays
+{
+    return amax < least ? least : amax;
+}
+
+static __device__ __forceinline__ float to_bf16(float x) { return __bfloat162float(__float2bfloat16(x)); }
+static __device__ __forceinline__ float largest_weight(float amax) { return at_least(amax, to_bf16(1e-12f)); }
+
 __global__ void scale_kernel(float *scale, float *amax, float factor)
 {
-    float a = *amax;
-    *scale = (a < 1e-12f ? 1e-12f : a) * factor; // NaN stays
+    *scale = at_least(*amax, 1e-12f) * factor;
     *amax = 0;
 }
 
-void scale_from_amax(Stream s, float *scale, float *amax, float headroom)
+// next NULL: always exact
+__global__ void weight_scale_kernel(float *scale, float *next, float *amax, float factor, const float *exact)
+{
+    float largest = largest_weight(*amax);
+    *scale = next && *exact == 0 ? *next : to_bf16(__fdiv_rn(largest, E4M3_LARGEST));
+    if (next)
+        *next = largest * factor;
+    *amax = 0;
+}
+
+void scale_from_amax(Stream s, float *scale, float *amax, float factor)
 {
     OP_SCOPE(scale_from_amax);
-    scale_kernel<<<1, 1, 0, s>>>(scale, amax, headroom / 448);
+    scale_kernel<<<1, 1, 0, s>>>(scale, amax, factor);
+    CHECK_LAUNCH();
+}
+
+void scale_exact(Stream s, float *scale, float *amax)
+{
+    OP_SCOPE(scale_exact);
+    weight_scale_kernel<<<1, 1, 0, s>>>(scale, NULL, amax, 0, NULL);
+    CHECK_LAUNCH();
+}
+
+void scale_delayed(Stream s, float *scale, float *next, float *amax, float factor, const float *exact)
+{
+    OP_SCOPE(scale_delayed);
+    weight_scale_kernel<<<1, 1, 0, s>>>(scale, next, amax, factor, exact);
     CHECK_LAUNCH();
 }
 
@@ -92,21 +123,30 @@ struct Scaled {
     const floatX *x;
     const float *scale; // (1) device
     int cols;
+    QuantizeRule rule;
     __device__ __forceinline__ Raw load(int row, int col) const
     {
         const uint4 *at = reinterpret_cast<const uint4 *>(x + (int64_t)row * cols + col);
         return {at[0], at[1]};
     }
-    __device__ __forceinline__ uint4 codes(const Raw &raw, int, int) const
+    __device__ __forceinline__ void in_units(float (&f)[8]) const
     {
-        float f[8], g[8], inverse = __frcp_rn(*scale);
-        unpack8(raw.a, f);
-        unpack8(raw.b, g);
+        float unit = *scale, factor = rule == QUANTIZE_AMAX ? __fdiv_rn(E4M3_LARGEST, at_least(unit, 1e-12f))
+                                                            : __frcp_rn(unit);
+        bool divide = rule == QUANTIZE_QUOTIENT || rule == QUANTIZE_QUOTIENT_BF16;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            f[k] *= inverse;
-            g[k] *= inverse;
+            f[k] = divide ? __fdiv_rn(f[k], unit) : f[k] * factor;
+            f[k] = rule == QUANTIZE_QUOTIENT_BF16 ? to_bf16(f[k]) : f[k];
         }
+    }
+    __device__ __forceinline__ uint4 codes(const Raw &raw, int, int) const
+    {
+        float f[8], g[8];
+        unpack8(raw.a, f);
+        unpack8(raw.b, g);
+        in_units(f);
+        in_units(g);
         return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3),
                           encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
                           encode4(g[0], g[1], g[2], g[3], __NV_E4M3),
@@ -127,10 +167,10 @@ __global__ __launch_bounds__(THREADS) void quantize_kernel(uint4 *codes, const S
 }
 
 void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale, int rows, int cols,
-                   bool transpose)
+                   QuantizeRule rule, bool transpose)
 {
     OP_SCOPE(quantize_e4m3, rows, cols);
-    Scaled source = {x, scale, cols};
+    Scaled source = {x, scale, cols, rule};
     int64_t vectors = (int64_t)rows * cols / 16;
     assert(cols % 16 == 0 && (!transpose || rows % 16 == 0));
     if (rows <= 0)
@@ -246,7 +286,7 @@ __global__ __launch_bounds__(THREADS) void slab_kernel(const SlabResult r, int64
             unpack8(reinterpret_cast<const uint4 *>(r.residual)[v], f);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            p[k] *= scale;
+            p[k] = r.codes ? to_bf16(p[k] * scale) : p[k] * scale;
             f[k] = !r.codes ? p[k] + f[k] : p[k] > 0 ? p[k] * p[k] : p[k] <= 0 ? 0 : p[k]; // NaN stays
         }
         uint4 rounded = pack8(f);

@@ -1,6 +1,7 @@
 // sm90 GEMM with a fused epilogue: STORE, RESIDUAL (add C), RELU2 (relu(x)^2), DRELU2 (x * 2 sqrt(C)).
-// Operands T: bf16, or e4m3 with one scale each, which multiplies the sums; RELU2 then stores its result as
-// e4m3 too. SCALED: the sums of bf16 operands are multiplied by alpha.
+// Operands T: bf16, or e4m3 with one scale each, which multiplies the sums; RELU2 then rounds the product to
+// bf16 before it squares it, and stores its result as e4m3 too. SCALED: the sums of bf16 operands are
+// multiplied by alpha.
 //
 // Tile 128 x 256 x 64, 4 stages, clusters of 2 CTAs with multicast of B, 2 consumer warpgroups, 1 producer
 // thread, persistent (sm90_tile.cuh). The epilogue of a tile overlaps with the mainloop of the next one:
@@ -117,8 +118,8 @@ static __device__ __forceinline__ void read_source_half(uint32_t (&packed)[64], 
     }
 }
 
-// source: two elements of C, or two DRELU2 factors
-template <GemmEpilogue EPI>
+// source: two elements of C, or two DRELU2 factors. ROUNDED: relu^2 of the pair as bf16 holds it.
+template <GemmEpilogue EPI, bool ROUNDED>
 static __device__ __forceinline__ uint32_t epilogue_pair(float lo, float hi, uint32_t source)
 {
     if (EPI == EPILOGUE_RESIDUAL)
@@ -128,6 +129,11 @@ static __device__ __forceinline__ uint32_t epilogue_pair(float lo, float hi, uin
     if (EPI == EPILOGUE_STORE)
         return pack2(lo, hi);
     uint32_t packed; // the conversion clamps negative numbers to zero and keeps NaN
+    if (ROUNDED) {
+        asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+        __nv_bfloat162 p = *reinterpret_cast<__nv_bfloat162 *>(&packed), square = __hmul2_rn(p, p);
+        return *reinterpret_cast<uint32_t *>(&square);
+    }
     asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi * fabsf(hi)), "f"(lo * fabsf(lo)));
     return packed;
 }
@@ -205,7 +211,8 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors 
                                                     const CUtensorMap *out, const CUtensorMap *source,
                                                     const GemmWork &work, TileCoord at)
 {
-    constexpr bool has_c = has_source<EPI>, whole = COLS == TILE_N, scaled = is_fp8<T> || SCALED;
+    constexpr bool has_c = has_source<EPI>, whole = COLS == TILE_N, rounded = is_fp8<T>,
+                   scaled = rounded || SCALED;
     constexpr int last = whole ? 1 : 0; // half of C that is loaded after the last store of the previous tile
     int row = at.row + g.group * WARPGROUP_M;
     bool codes = has_codes<T, EPI> && packed.row >= 0;
@@ -238,7 +245,7 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors 
     for (int i = 0; i < COLS / 4; i++) {
         float lo = scaled ? sum[2 * i] * q.scale : sum[2 * i],
               hi = scaled ? sum[2 * i + 1] * q.scale : sum[2 * i + 1];
-        packed.pair[i] = epilogue_pair<EPI>(lo, hi, has_c ? packed.pair[i] : 0);
+        packed.pair[i] = epilogue_pair<EPI, rounded>(lo, hi, has_c ? packed.pair[i] : 0);
     }
     packed.row = row;
     packed.col = at.col;

@@ -38,13 +38,13 @@ static void quantize_weights(const Model *m, int i, Stream s)
     LayerParams w = layer_params(m, i);
     float *amax = m->mlp.amax;
     amax_relu2_bound(s, amax, w.fc, d, F);
-    scale_from_amax(s, q.scale + SCALE_POST, amax, 1);
+    scale_from_amax(s, q.scale + SCALE_POST, amax, 1.0f / E4M3_LARGEST);
     amax_accumulate(s, amax, w.fc, n);
-    scale_from_amax(s, q.scale + SCALE_UP, amax, 1);
+    scale_from_amax(s, q.scale + SCALE_UP, amax, 1.0f / E4M3_LARGEST);
     amax_accumulate(s, amax, w.proj, n);
-    scale_from_amax(s, q.scale + SCALE_DOWN, amax, 1);
-    quantize_e4m3(s, q.up, w.fc, q.scale + SCALE_UP, d, F, true);
-    quantize_e4m3(s, q.down, w.proj, q.scale + SCALE_DOWN, d, F, false);
+    scale_from_amax(s, q.scale + SCALE_DOWN, amax, 1.0f / E4M3_LARGEST);
+    quantize_e4m3(s, q.up, w.fc, q.scale + SCALE_UP, d, F, QUANTIZE_INVERSE, true);
+    quantize_e4m3(s, q.down, w.proj, q.scale + SCALE_DOWN, d, F, QUANTIZE_INVERSE, false);
 }
 
 static void forward_fp8(const Pass *p, int i, floatX *out)
@@ -60,7 +60,7 @@ static void forward_fp8(const Pass *p, int i, floatX *out)
     if (pass_runs(a, NULL, 0) && p->place & FIRST_OF_STEP)
         quantize_weights(m, i, s);
     if (pass_runs(a, USES(l->h8, l->h2)))
-        quantize_e4m3(s, l->h8, l->h2, q.scale_h, N, d, false);
+        quantize_e4m3(s, l->h8, l->h2, q.scale_h, N, d, QUANTIZE_INVERSE, false);
     if (pass_runs(a, USES(l->post, l->post8, l->h8)))
         matmul_fp8_relu2(p->products, l->post, l->post8, NULL, &up, q.scale + SCALE_POST);
     if (pass_runs(a, USES(out, l->post8, l->x)))
