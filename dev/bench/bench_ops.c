@@ -167,7 +167,7 @@ OP(fp8_down)
 }
 
 OP(head_quantize) { head_quantize(stream, &head_plain, S.w8, S.table, VP, D); }
-static void head(HeadMode mode, const HeadSpec *spec, int num_targets)
+static void head(HeadMode mode, const HeadSpec *spec, int num_targets, bool prefix)
 {
     HeadLoss a = {.spec = spec,
                   .mode = mode,
@@ -180,6 +180,8 @@ static void head(HeadMode mode, const HeadSpec *spec, int num_targets)
                   .targets = S.tokens,
                   .num_targets = num_targets,
                   .target_weight = target_weight,
+                  .prefix = prefix ? set[1 - now].tokens : NULL,
+                  .prefix_weight = target_weight,
                   .scratch = head_scratch,
                   .N = N,
                   .d = D,
@@ -189,10 +191,11 @@ static void head(HeadMode mode, const HeadSpec *spec, int num_targets)
     else
         head_loss_eval(stream, &a);
 }
-OP(head_fp8) { head(HEAD_FP8, &head_plain, 1); }
-OP(head_fp8_targets) { head(HEAD_FP8, &head_shifted, MAX_TARGETS); }
-OP(head_bf16) { head(HEAD_BF16, &head_plain, 1); }
-OP(head_eval) { head(HEAD_BF16, &head_plain, 0); }
+OP(head_fp8) { head(HEAD_FP8, &head_plain, 1, false); }
+OP(head_fp8_targets) { head(HEAD_FP8, &head_shifted, MAX_TARGETS, false); }
+OP(head_fp8_prefix) { head(HEAD_FP8, &head_shifted, MAX_TARGETS, true); }
+OP(head_bf16) { head(HEAD_BF16, &head_plain, 1, false); }
+OP(head_eval) { head(HEAD_BF16, &head_plain, 0, false); }
 
 OP(adam)
 {
@@ -274,6 +277,7 @@ static void bench_products(void)
     report("head, FP8, training", op_head_fp8, 0, 3 * head);
     report("head, bf16, training", op_head_bf16, 0, 3 * head);
     report("head, FP8, training, three targets", op_head_fp8_targets, 0, 3 * head);
+    report("head, FP8, training, targets, prefix", op_head_fp8_prefix, 0, 3 * head);
     report("head, evaluation", op_head_eval, 0, head);
 }
 
