@@ -99,7 +99,7 @@ static const GradVariant grad_variants[] = {
 enum { STREAM_GRADS_VARIANTS = sizeof grad_variants / sizeof *grad_variants, LEADS = 6, GRADS = 3 };
 enum { DX, X = 2, DH = 4, NORM_H = 6, RSTD = 8, DSCALAR = 10, DCOLUMN, SCALARS, COLUMNS, LEAD, ROWS, G };
 
-// Of each of DX, X, DH, NORM_H and RSTD two. G: the first third of wider rows, and GRADS plain ones.
+// Of each of DX, X, DH, NORM_H and RSTD two. G: the first channels of wider rows, and GRADS plain ones.
 DESCRIBE(stream_grads)
 {
     SIZES;
@@ -127,7 +127,7 @@ DESCRIBE(stream_grads)
     add(c, "columns", FP32, IN, (int64_t)N * NUMBERS, 1);
     add(c, "lead", FP32, IN, (int64_t)N * LEADS, 1);
     add(c, "rows", INT32, IN, N, Vp);
-    add(c, "g", FLOATX, IN, 3 * n, 1);
+    add(c, "g", FLOATX, IN, n + 8 * (int64_t)N, 1);
     for (int k = 1; k <= GRADS; k++)
         add(c, "g", FLOATX, IN, k < v->readers || v->other_g ? n : 8, 1);
     // Variances: column (or 1) and g and x 1/3 each, x from h more.
@@ -149,7 +149,7 @@ static StreamReader case_reader(const Case *c, void **p, int s, int k)
         which = GRADS;
     StreamReader r = {.g = p[G + which], .c = number_factor(p[SCALARS], p[COLUMNS], number, s + k + 1)};
     if (which == 0)
-        r.pitch = 3 * c->d;
+        r.pitch = c->d + 8;
     if (k == 0 && v->in_place) {
         r.g = p[DX + s];
         r.pitch = 0;
@@ -218,6 +218,8 @@ RUN(signed_gather)
     o->signed_gather(stream, p[0], p[1], p[2], &signs, N, d, gathered_width(c));
 }
 
+static int reader_groups(const Case *c) { return c->variant == 3 ? c->d / 2 : c->z.H; }
+
 // Variants 0 to 2 have the tokens of embedding_grad; 0: one reader, with signs; 1: fewer channels, two
 // readers; 2: one reader of groups of channels; 3: groups of two channels, two readers.
 DESCRIBE(table_grad)
@@ -231,8 +233,8 @@ DESCRIBE(table_grad)
     add(c, "row_start", INT32, IN, N + 1, 1);
     add(c, "num_rows", INT32, IN, 1, 1);
     add(c, "tokens", INT32, IN, N, Vp);
-    add(c, "plain", FLOATX, IN, 2 * (int64_t)N * d, 1);
-    add(c, "factor", FP32, IN, (int64_t)N * d, 1);
+    add(c, "plain", FLOATX, IN, (int64_t)N * (d + 8), 1);
+    add(c, "factor", FP32, IN, (int64_t)N * reader_groups(c), 1);
     add(c, "lead", FP32, IN, (int64_t)N * LEADS, 1);
     add(c, "bits", INT32, IN, SIGN_ROWS * (int64_t)((width + 31) / 32), 0x1p24);
     add(c, "sign_rows", INT32, IN, N, SIGN_ROWS);
@@ -247,9 +249,9 @@ RUN(table_grad)
     SIZES;
     RowSigns signs = {p[10], p[11]};
     TokenRows rows = {p[2], p[3], p[4], p[5]};
-    int groups = c->variant == 3 ? d / 2 : H;
+    int groups = reader_groups(c);
     RowReader with_signs = {.g = p[1], .signs = &signs},
-              with_factor = {p[7], 2 * d, p[8], d, groups, p[9], LEADS, NULL},
+              with_factor = {p[7], d + 8, p[8], groups, groups, p[9], LEADS, NULL},
               both[ROW_READERS] = {with_signs, with_factor};
     bool two = c->variant % 2;
     o->table_grad(stream, p[0],
