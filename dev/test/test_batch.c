@@ -3,7 +3,7 @@
 #include "dev/test/golden_file.h"
 #include "dev/test/tap.h"
 #include "llmc/run/batch_block.h"
-#include "llmc/text/prefix.h"
+#include "llmc/text/impossible.h"
 #include <unistd.h>
 
 static const PairHash small_hash = {97, 32}, full_hash = {377280, 8192};
@@ -199,6 +199,32 @@ static void check_prefixes(const char *file, const char *vocabulary)
     safetensors_close(st);
 }
 
+// Pairs of tokens that text cannot have.
+static void check_impossible(void)
+{
+    SafeTensors *st = open_golden("2026-vocabulary");
+    int64_t n;
+    int count;
+    char *text;
+    Error e;
+    TokenBytes *tokens = read_vocabulary(st, "", &count, &text);
+    uint32_t *expected = read_golden(st, "mask", &n), *bits = xcalloc((size_t)n, sizeof *bits);
+    int wrong = 0, set = 0;
+    bool made = impossible_pairs(bits, tokens, count, 384, &e);
+    for (int i = 0; i < n; i++) {
+        wrong += bits[i] != expected[i];
+        set += __builtin_popcount(expected[i]);
+    }
+    ok(made && wrong == 0 && set > 100, "%d pairs of %d tokens cannot be", set, count);
+    static const TokenBytes unmade[] = {{"a", 1}, {"b", 1}, {"abab", 4}};
+    ok(!impossible_pairs(bits, unmade, 3, 32, &e) && strstr(e.text, "token 2"), "%s", e.text);
+    free(expected);
+    free(bits);
+    free(tokens);
+    free(text);
+    safetensors_close(st);
+}
+
 static void check_odd_vocabularies(void)
 {
     static const TokenBytes tokens[] = {{"ab", 2},  {"a", 1},     {"abc", 3}, {"", 0},
@@ -213,6 +239,39 @@ static void check_odd_vocabularies(void)
     free(prefix_table_of(bytes, 384, &found));
     tokenizer_free(bytes);
     ok(found == 0, "single bytes have none");
+}
+
+static uint32_t crc32(const uint8_t *bytes, size_t count) // of zip and Ethernet
+{
+    uint32_t table[256], crc = ~0u;
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int k = 0; k < 8; k++)
+            table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xEDB88320u : 0);
+    }
+    for (size_t i = 0; i < count; i++)
+        crc = crc >> 8 ^ table[(crc ^ bytes[i]) & 255];
+    return ~crc;
+}
+
+static void check_gpt2_pairs(const Tokenizer *t)
+{
+    enum { PADDED = 50304, WORDS = PADDED / 32 };
+    Error e;
+    uint32_t *bits = xcalloc((size_t)PADDED * WORDS, sizeof *bits);
+    TokenBytes *tokens = token_bytes(t, PADDED);
+    double start = seconds_now();
+    bool made = impossible_pairs(bits, tokens, PADDED, PADDED, &e);
+    double seconds = seconds_now() - start;
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < (int64_t)PADDED * WORDS; i++)
+        pairs += __builtin_popcount(bits[i]);
+    ok(made && pairs == 70889701, "GPT-2: %lld pairs of tokens cannot be", (long long)pairs);
+    printf("# %.2f s\n", seconds);
+    uint32_t crc = crc32((uint8_t *)bits, (size_t)PADDED * WORDS * 4);
+    ok(crc == 0x9fec8b33, "their table's CRC-32 is %08x", crc);
+    free(tokens);
+    free(bits);
 }
 
 static void check_gpt2(void)
@@ -236,6 +295,7 @@ static void check_gpt2(void)
     ok(prefix[262] == 294 && prefix[278] == 259 && prefix[1321] == 4175,
        "\" the\" begins with \" th\", \"ing\" with \"in\", \" information\" with \" inform\"");
     free(prefix);
+    check_gpt2_pairs(t);
     tokenizer_free(t);
 }
 
@@ -329,6 +389,7 @@ int main(void)
     PART(check_full_rows());
     PART(check_prefixes("2026-vocabulary", ""));
     PART(check_prefixes("2026-batches", "vocabulary."));
+    PART(check_impossible());
     PART(check_odd_vocabularies());
     PART(check_gpt2());
     PART(check_batches());

@@ -41,14 +41,20 @@ void prefix_table(int32_t *prefix, const TokenBytes *tokens, int count)
     free(stack);
 }
 
-int32_t *prefix_table_of(const Tokenizer *t, int padded, int *found)
+TokenBytes *token_bytes(const Tokenizer *t, int padded)
 {
     TokenBytes *tokens = xcalloc((size_t)padded, sizeof *tokens);
-    int32_t *prefix = xcalloc((size_t)padded, sizeof *prefix);
     for (int id = 0; id < tokenizer_vocab_size(t); id++) {
         if (id != tokenizer_document(t))
             tokens[id].bytes = tokenizer_token(t, id, &tokens[id].length);
     }
+    return tokens;
+}
+
+int32_t *prefix_table_of(const Tokenizer *t, int padded, int *found)
+{
+    TokenBytes *tokens = token_bytes(t, padded);
+    int32_t *prefix = xcalloc((size_t)padded, sizeof *prefix);
     prefix_table(prefix, tokens, padded);
     *found = 0;
     for (int id = 0; id < padded; id++)

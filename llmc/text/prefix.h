@@ -6,6 +6,9 @@ typedef struct {
     const char *bytes;
     size_t length; // 0: it has no bytes, like the document token, and is nobody's prefix
 } TokenBytes;
+// Of a tokenizer, for `padded` ids, at least its vocabulary; the list is owned by the caller, the bytes by
+// the tokenizer.
+TokenBytes *token_bytes(const Tokenizer *t, int padded);
 
 // prefix (count) out: an id, or -1. tokens (count) by id. One pass over the tokens in the order of their
 // bytes: those that the current one begins with are a stack.
