@@ -30,10 +30,13 @@ typedef double GateSums[GATE_WIDTH + 1];
 static void smeared_gradient(const EmbedBackward *a, int t, int d, float *restrict dy, float *restrict h)
 {
     int64_t at = (int64_t)t * d;
-    const floatX *restrict dx = a->dx + at, *restrict dx0 = a->dx0 + at;
+    load_row(dy, a->dx + at, d);
+    if (a->dx0) {
+        const floatX *restrict dx0 = a->dx0 + at;
 #pragma omp simd
-    for (int i = 0; i < d; i++)
-        dy[i] = x_to_float(dx[i]) + x_to_float(dx0[i]);
+        for (int i = 0; i < d; i++)
+            dy[i] += x_to_float(dx0[i]);
+    }
     load_row(h, a->x0 + at, d);
     rms_backward(dy, dy, h, a->rstd[t], d);
 }

@@ -10,12 +10,20 @@ static void find_params(Model *m)
     m->smear_gate = params_of(p, ROLE_SMEAR_GATE, 0);
     m->head = params_of(p, ROLE_HEAD, 0);
     m->scalars = params_of(p, ROLE_SCALARS, 0);
+    m->bigram = params_of(p, ROLE_BIGRAM, 0);
+    m->signs = params_of(p, ROLE_SIGNS, 0);
+    for (int i = 0; i < m->record->num_generators; i++) {
+        m->generator[i].in = params_of(p, ROLE_GENERATOR_IN, i);
+        m->generator[i].out = params_of(p, ROLE_GENERATOR_OUT, i);
+        m->generator[i].bias = params_of(p, ROLE_GENERATOR_BIAS, i);
+    }
     for (int i = 0; i < m->record->num_layers; i++) {
         m->layer[i].qkvo = params_of(p, ROLE_QKVO, i);
         m->layer[i].gate = params_of(p, ROLE_ATTENTION_GATE, i);
         m->layer[i].up = params_of(p, ROLE_MLP_UP, i);
         m->layer[i].down = params_of(p, ROLE_MLP_DOWN, i);
         m->layer[i].value_embed = params_of(p, ROLE_VALUE_EMBED, m->record->layers[i].value_embed - 1);
+        m->layer[i].value_gate = params_of(p, ROLE_VALUE_GATE, m->record->layers[i].value_embed - 1);
     }
 }
 
@@ -31,12 +39,12 @@ static void compile_mix(Model *m, int i)
     m->mix[i] =
         (Mix){.terms = n, .second = n > 1 ? terms[1].stream : NONE, .third = n > 2 ? terms[2].stream : NONE};
     for (int k = 0; k < 3; k++)
-        m->terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
+        m->network.terms[3 * i + k] = k < n ? terms[k].weight : (Coefficient){0, NONE, NONE};
     if (n || model_is_empty(m, i))
         return;
     // As it is: the op takes two streams at least.
     m->mix[i] = (Mix){.terms = 2, .second = EMBEDDED, .third = NONE};
-    m->terms[3 * i].factor = 1;
+    m->network.terms[3 * i].factor = 1;
 }
 
 // Whether a mix above has this one's second stream as its second, too.
@@ -49,17 +57,27 @@ static bool read_above(const Model *m, int i)
     return false;
 }
 
+static void compile_mixes(Model *m)
+{
+    m->network.num_terms = (m->record->num_layers + 1) * 3;
+    for (int i = 0; i <= m->record->num_layers; i++)
+        compile_mix(m, i);
+    for (int i = 0; i <= m->record->num_layers; i++)
+        m->mix[i].first_reader = !read_above(m, i);
+}
+
 void model_describe(Model *m, const Config *c)
 {
+    Error e;
     memset(m, 0, sizeof *m);
     m->config = c;
     params_describe(&m->params, c);
     m->record = m->params.record;
     find_params(m);
-    for (int i = 0; i <= m->record->num_layers; i++)
-        compile_mix(m, i);
-    for (int i = 0; i <= m->record->num_layers; i++)
-        m->mix[i].first_reader = !read_above(m, i);
+    if (!record_has_lists(m->record))
+        compile_mixes(m);
+    else if (!network_compile(&m->network, m->record, &e))
+        fatal(1, "%s", e.text);
 }
 
 static void allocate_mlp_codes(Model *m)
@@ -116,17 +134,27 @@ static void take_layer(Acts *a, const Model *m, int i, PlanArena *b)
     a->out[i] = plan_take(b, n, sizeof(floatX));
     l->x = plan_take(b, n, sizeof(floatX));
     if (m->layer[i].qkvo)
-        attention_block.plan(l, m->config, N, a->backward, b);
+        attention_block.plan(a, m, i, b);
     if (m->layer[i].up)
-        mlp_block.plan(l, m->config, N, a->backward, b);
+        mlp_block.plan(a, m, i, b);
     if (a->backward && is_kept(m, i))
         a->dstream[i] = plan_take(b, n, sizeof(floatX));
 }
 
+// Of a record without lists.
+static void take_layers(Acts *a, const Model *m, PlanArena *b)
+{
+    size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim;
+    a->rstd_f = plan_take(b, N, sizeof(float));
+    for (int i = 0; i < m->record->num_layers; i++)
+        take_layer(a, m, i, b);
+    a->xf = plan_take(b, n, sizeof(floatX));
+}
+
 static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanArena *b)
 {
-    int L = m->record->num_layers;
-    size_t N = (size_t)tokens, n = N * (size_t)m->config->model_dim, coefficients = (size_t)(L + 1) * 3;
+    size_t N = (size_t)tokens, n = N * (size_t)m->config->model_dim,
+           coefficients = (size_t)m->network.num_terms;
     *a = (Acts){.tokens = tokens, .backward = backward};
     a->coef = plan_take_pinned(b, coefficients, sizeof(float));
     if (backward)
@@ -135,10 +163,10 @@ static void take_all(Acts *a, const Model *m, int tokens, bool backward, PlanAre
         a->sum = plan_take_pinned(b, 1, sizeof(float));
     a->x0 = plan_take(b, n, sizeof(floatX));
     a->rstd0 = plan_take(b, N, sizeof(float));
-    a->rstd_f = plan_take(b, N, sizeof(float));
-    for (int i = 0; i < L; i++)
-        take_layer(a, m, i, b);
-    a->xf = plan_take(b, n, sizeof(floatX));
+    if (m->network.count)
+        network_plan(a, m, b);
+    else
+        take_layers(a, m, b);
     head_plan(a, m, b);
     if (!backward)
         return;
@@ -234,19 +262,21 @@ static void layer_forward(const Pass *p, int i)
     Acts *a = p->a;
     LayerActs *l = &a->layer[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    BlockPort first = {.h = l->h, .x = l->x, .out = mlp ? l->x : a->out[i]},
+              second = {.h = l->h2, .x = l->x, .out = a->out[i]};
     mix_forward(p, i, l->x, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2);
     if (attention)
-        attention_block.forward(p, i, mlp ? l->x : a->out[i]);
+        attention_block.forward(p, i, &first);
     if (attention && mlp && pass_runs(a, USES(l->h2, l->rstd2, l->x)))
         rmsnorm_forward(p->s, l->h2, l->rstd2, l->x, p->b->N, m->config->model_dim);
     if (mlp)
-        mlp_block.forward(p, i, a->out[i]);
+        mlp_block.forward(p, i, &second);
 }
 
 void model_prepare(Model *m, Acts *a, Stream s)
 {
-    int count = (m->record->num_layers + 1) * 3;
-    coefficients_forward(s, a->coef, model_scalar(m, 0), m->terms, count);
+    int count = m->network.num_terms;
+    coefficients_forward(s, a->coef, model_scalar(m, 0), m->network.terms, count);
     if (a->backward)
         device_zero(s, a->dcoef, (size_t)count * sizeof(float)); // a validation may have used its memory
 }
@@ -263,11 +293,10 @@ static void stage_done(const Model *m, int place, int stage, const ProductContex
         m->hooks.done(m->hooks.context, stage, c);
 }
 
-static void forward(const Pass *p)
+static void layers_forward(const Pass *p)
 {
     const Model *m = p->m;
     int L = m->record->num_layers;
-    assert(p->b->N == p->a->tokens); // q, k and v are planes of one product: their distance is N * d
     stage_needed(m, p->place, 0, p->s);
     embed_forward_block(p);
     for (int i = 0; i < L; i++) {
@@ -276,6 +305,25 @@ static void forward(const Pass *p)
             layer_forward(p, i);
     }
     mix_forward(p, L, NULL, p->a->xf, p->a->rstd_f);
+}
+
+static void nodes_forward(const Pass *p)
+{
+    const Network *n = &p->m->network;
+    for (int k = 0, stage = 0; k < n->count; k++) {
+        for (; stage <= n->node[k].stage && stage <= p->m->record->num_layers; stage++)
+            stage_needed(p->m, p->place, stage, p->s);
+        node_forward(p, k);
+    }
+}
+
+static void forward(const Pass *p)
+{
+    assert(p->b->N == p->a->tokens); // q, k and v are planes of one product: their distance is N * d
+    if (p->m->network.count)
+        nodes_forward(p);
+    else
+        layers_forward(p);
 }
 
 void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, Stream s)
@@ -299,13 +347,42 @@ static void layer_backward(const Pass *p, int i)
     Acts *a = p->a;
     LayerActs *l = &a->layer[i];
     bool attention = m->layer[i].qkvo, mlp = m->layer[i].up;
+    BlockPort first = {.h = l->h, .dout = a->dx, .dh = a->dh},
+              second = {.h = l->h2, .dout = a->dx, .dh = a->dh};
     if (mlp)
-        mlp_block.backward(p, i);
+        mlp_block.backward(p, i, &second);
     if (attention && mlp && pass_runs(a, USES(a->dx, a->dh, l->h2, l->rstd2)))
         rmsnorm_backward(p->s, a->dx, a->dh, l->h2, l->rstd2, p->b->N, m->config->model_dim);
     if (attention)
-        attention_block.backward(p, i);
+        attention_block.backward(p, i, &first);
     mix_backward(p, i, attention ? l->h : l->h2, attention ? l->rstd : l->rstd2, attention ? l->dgate : NULL);
+}
+
+static void layers_backward(const Pass *p)
+{
+    const Model *m = p->m;
+    int L = m->record->num_layers;
+    mix_backward(p, L, p->a->xf, p->a->rstd_f, NULL);
+    stage_done(m, p->place, L + 1, p->products);
+    for (int i = L - 1; i >= 0; i--) {
+        if (!model_is_empty(m, i))
+            layer_backward(p, i);
+        stage_done(m, p->place, 1 + i, p->products);
+    }
+    embed_backward_block(p, p->a->dx, p->a->dx0);
+    stage_done(m, p->place, 0, p->products);
+}
+
+static void nodes_backward(const Pass *p)
+{
+    const Network *n = &p->m->network;
+    int stage = p->m->record->num_layers + 1;
+    for (int k = n->count - 1; k >= 0; k--) {
+        for (; stage > n->node[k].stage; stage--)
+            stage_done(p->m, p->place, stage, p->products);
+        node_backward(p, k);
+    }
+    stage_done(p->m, p->place, 0, p->products);
 }
 
 void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, float *loss,
@@ -314,23 +391,17 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
     SharedSms shared = {0, 0}; // until the first stage is done
     ProductContext products = {s, &shared};
     Pass p = {m, a, b, at, place, s, &products};
-    int L = m->record->num_layers;
     forward(&p);
-    stage_needed(m, place, L + 1, s);
+    stage_needed(m, place, m->record->num_layers + 1, s);
     head_train_block(&p, loss);
-    mix_backward(&p, L, a->xf, a->rstd_f, NULL);
-    stage_done(m, place, L + 1, &products);
-    for (int i = L - 1; i >= 0; i--) {
-        if (!model_is_empty(m, i))
-            layer_backward(&p, i);
-        stage_done(m, place, 1 + i, &products);
-    }
-    embed_backward_block(&p);
-    stage_done(m, place, 0, &products);
+    if (m->network.count)
+        nodes_backward(&p);
+    else
+        layers_backward(&p);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)
 {
-    coefficients_backward(s, model_scalar_grad(m, 0), a->dcoef, model_scalar(m, 0), m->terms,
-                          (m->record->num_layers + 1) * 3);
+    coefficients_backward(s, model_scalar_grad(m, 0), a->dcoef, model_scalar(m, 0), m->network.terms,
+                          m->network.num_terms);
 }

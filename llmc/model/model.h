@@ -1,6 +1,7 @@
 // The network: activations of one packed sequence, forward and backward as lists of ops.
 // Source of the formulas: the speedrun GPT (track 1), as each op in ops.h states them.
 #pragma once
+#include "llmc/model/network.h"
 #include "llmc/model/plan.h"
 #include "llmc/model/params.h"
 #include "llmc/optim/schedule.h"
@@ -20,6 +21,31 @@ typedef struct {
     void *scratch; // of attention's backward
 } LayerActs;
 
+// What a layer of ATTENTION_HEADS works with, as LayerActs.
+typedef struct {
+    floatX *q, *k, *v;       // q and v are the first and the last plane of the product, k is apart
+    floatX *raw_k;           // the plane between
+    floatX *y, *mixed, *out; // what attention gives; and DC; and XSA and gate. The same where there is none
+    float *rstd_q, *rstd_k, *lse, *gate, *dc_lse;
+    floatX *dy, *dq, *dk, *dv; // gradients
+    floatX *dv_output, *dq_dc, *dk_dc, *dv_dc;
+    floatX *dqkv;             // (N, 2 H qk + d)
+    float *dh_lead, *du_lead; // (N, VALUE_GATE_INPUTS)
+    float *dc_scratch;
+    void *scratch;
+} HeadsActs;
+
+// What a node of a Network makes, as LayerActs; see there who has what.
+typedef struct {
+    floatX *x, *h; // its stream, the norm of it
+    float *rstd;
+    floatX *dx;   // gradient of the stream, rows
+    int dx_pitch; // so many elements apart
+    floatX *dh; // NODE_ATTENTION, NODE_MLP: gradient of the norm that it reads; NODE_GENERATOR: of the stream
+    float *columns, *dcolumns; // NODE_GENERATOR: (N, K)
+    floatX *pre, *dpre;        // (N, width)
+} NodeActs;
+
 typedef struct {
     int tokens; // N
     bool backward;
@@ -30,7 +56,9 @@ typedef struct {
     float *rstd0, *rstd_f;
     floatX *out[MAX_LAYERS]; // residual stream after each layer; of one without blocks what it was before
     LayerActs layer[MAX_LAYERS];
-    float *coef;                 // (L+1, 3): weights of the residual mixes, those of the output last
+    HeadsActs heads[MAX_LAYERS];
+    NodeActs node[MAX_NODES];
+    float *coef;                 // (Network.num_terms)
     float *sum;                  // (1) for the caller's use in a forward-only pass
     floatX *dx, *dx0, *dh;       // gradients, when there is a backward
     floatX *dstream[MAX_LAYERS]; // gradient that out[i] gets from mixes
@@ -98,12 +126,16 @@ typedef struct {
     const Record *record;
     Params params;
     // The parameters by what reads them; NULL where a layer has no such block.
-    const Param *embed, *smear_gate, *head, *scalars;
+    const Param *embed, *smear_gate, *head, *scalars, *bigram, *signs;
     struct {
-        const Param *qkvo, *gate, *up, *down, *value_embed;
+        const Param *qkvo, *gate, *up, *down, *value_embed, *value_gate;
     } layer[MAX_LAYERS];
-    Mix mix[MAX_LAYERS + 1];                 // the output's last
-    Coefficient terms[(MAX_LAYERS + 1) * 3]; // what coef is made from
+    struct {
+        const Param *in, *out, *bias;
+    } generator[MAX_GENERATORS];
+    // Of a record without lists: the mixes, the output's last, with three terms of `network` each.
+    Mix mix[MAX_LAYERS + 1];
+    Network network; // of one with lists; of others the terms alone
     StageHooks hooks;
     void *head_w8; // quantised head, NULL in HEAD_BF16
     MlpCodes mlp;  // quantised weights of the MLPs; NULL in MLP_BF16

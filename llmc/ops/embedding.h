@@ -33,7 +33,7 @@ void embed_forward(Stream s, const EmbedForward *a, int N, int d);
 typedef struct {
     floatX *de;             // (N, d) out: gradient of the gathered rows E[token_t], for embedding_grad
     const floatX *dx, *dx0; // (N, d) the two parts of the gradient of x0 (down the residual stream; gathered
-                            // over layers)
+                            // over layers); dx0 may be NULL
     const floatX *x0;       // (N, d) and
     const float *rstd;      // (N) embed_forward's results
     const int32_t *tokens;  // the rest as it took them

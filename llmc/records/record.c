@@ -1,9 +1,11 @@
 #include "llmc/records/record.h"
+#include "llmc/model/network.h"
 #include "llmc/run/config.h"
 #include <string.h>
 
 const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18,
-                                 &record_tiny,       &record_toy,        &record_toy_targets, NULL};
+                                 &record_2026_07_17, &record_tiny,       &record_tiny_2026,
+                                 &record_toy,        &record_toy_targets, NULL};
 
 const Record *record_find(const char *name)
 {
@@ -53,8 +55,9 @@ bool record_layer_has(const LayerSpec *l, Role role)
     switch (role) {
     case ROLE_QKVO:
     case ROLE_VO:
-    case ROLE_ATTENTION_GATE:
         return l->attention != ATTENTION_NONE;
+    case ROLE_ATTENTION_GATE:
+        return l->attention == ATTENTION_PLAIN;
     case ROLE_MLP_UP:
     case ROLE_MLP_DOWN:
         return l->mlp != MLP_NONE;
@@ -66,22 +69,33 @@ bool record_layer_has(const LayerSpec *l, Role role)
 bool record_has_paired(const Record *r)
 {
     bool has = false;
-    for (int i = 0; i < r->num_layers; i++) has |= r->layers[i].attention == ATTENTION_PAIRED;
+    for (int i = 0; i < r->num_layers; i++) has |= r->layers[i].heads.paired;
     return has;
 }
 
 bool record_crosses_documents(const Record *r)
 {
     bool crosses = false;
-    for (int i = 0; i < r->num_layers; i++) crosses |= r->layers[i].key_offset;
+    for (int i = 0; i < r->num_layers; i++) crosses |= r->layers[i].heads.offset;
     return crosses;
 }
 
 int record_mix_terms(const MixTerm *mix)
 {
     int n = 0;
-    while (n < MIX_TERMS && mix[n].weight.factor != 0) n++;
+    while (n < MIX_STREAMS && mix[n].weight.factor != 0) n++;
     return n;
+}
+
+bool record_has_lists(const Record *r)
+{
+    bool has = r->num_generators > 0;
+    for (int i = 0; i < r->num_layers; i++) {
+        const LayerSpec *l = &r->layers[i];
+        has = has || l->attention == ATTENTION_HEADS || record_mix_terms(l->after_attention) ||
+              record_mix_terms(l->after_mlp);
+    }
+    return has;
 }
 
 // ---- what the ops can do ----------------------------------------------------------------------------------
@@ -185,7 +199,7 @@ static bool check_streams(const Record *r, Error *e)
     for (int i = 0; i <= r->num_layers; i++) {
         const MixTerm *mix = i < r->num_layers ? r->layers[i].mix : r->output;
         int terms = record_mix_terms(mix);
-        if (terms == 1 || (terms && mix[0].stream != RUNNING))
+        if (terms == 1 || terms > MIX_TERMS || (terms && mix[0].stream != RUNNING))
             return error_set(e, "record %s, layer %d: a mix is nothing, or the running stream and others",
                              r->name, i);
         for (int k = 1; k < terms; k++) {
@@ -222,8 +236,6 @@ static bool check_layer(const Record *r, int i, Error *e)
         if (needed && !record_row(r, (Role)role))
             return error_set(e, "record %s, layer %d: no tensor for its %s", r->name, i, role_names[role]);
     }
-    if (l->attention == ATTENTION_PAIRED || l->key_offset)
-        return error_set(e, "record %s, layer %d: no block has paired heads or a key offset", r->name, i);
     if (l->value_embed && (!tables || l->value_embed > tables->count || !l->attention))
         return error_set(e, "record %s, layer %d: value embedding %d is not there", r->name, i,
                          l->value_embed);
@@ -263,5 +275,5 @@ bool record_check(const Record *given, Error *e)
     for (int i = 0; i < r->num_layers; i++) {
         if (!check_layer(r, i, e)) return false;
     }
-    return check_head(r, e) && check_streams(r, e);
+    return check_head(r, e) && (record_has_lists(r) ? network_check(r, e) : check_streams(r, e));
 }

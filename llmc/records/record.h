@@ -8,7 +8,8 @@
 //                 llmc/optim/optimizer.h  batches of equal updates, by (optimizer, shape, constants)
 //                 llmc/dist/exchange.h    buckets of communication, by (sharding, first use)
 //                 llmc/io/checkpoint.c    files: weights, state of the optimizer, pending gradients
-//   LayerSpec   a row is a layer: its blocks, and the streams that are mixed into the residual stream first
+//   LayerSpec   a row is a layer: its blocks, and the streams of which the residual stream is mixed before
+//               and behind them
 //   StageSpec   a row is a stretch of the schedule
 //   Record      the tables, and the options that the preset sets. What a run can override by name is an
 //               option (llmc/run/config.h)
@@ -16,7 +17,6 @@
 // Where later records fit; each field comes with the op that reads it:
 //   tables by rows          a Sharding: only touched rows are reduced, updated and gathered; the loader knows
 //                           them before the step
-//   generators              a Coefficient gets a column of a generator beside a scalar: one factor a token
 //   heads' widths           LayerSpec gets widths of q, k and of v
 //   loss targets            StageSpec gets the weights of the targets
 //   sampled softmax         StageSpec gets the number of candidates
@@ -141,33 +141,70 @@ enum { MAX_PARAM_ROWS = MAX_UPDATE_RULES };
 
 // ---- layers -----------------------------------------------------------------------------------------------
 
-// Streams, besides the outputs of layers, by their number.
-enum { NONE = -1, RUNNING = -2, EMBEDDED = -3 };
+// Streams, besides the outputs of layers, by their number. All are (N, d).
+//   RUNNING   the residual stream as it is where the list stands
+//   EMBEDDED  the normalised embedding
+//   BIGRAM    rows of the bigram table with their signs
+//   BRANCH    what the block before the list gives
+//   IN(i)     the residual stream in layer i, after the layer's mix
+//   ROWS(j)   rows of value table j by token
+enum { NONE = -1, RUNNING = -2, EMBEDDED = -3, BIGRAM = -4, BRANCH = -5, FIRST_IN = -100, FIRST_ROWS = -200 };
+#define IN(i) (FIRST_IN - (i))
+#define ROWS(j) (FIRST_ROWS - (j))
 
-// weight * stream, see Coefficient in ops.h. A weight of factor 0 ends a list.
+// The k-th number that a generator makes for a token. 0 stands for none.
+#define COLUMN(generator, k) (1 + (generator) * GENERATOR_MOST + (k))
+
+// c * stream, with c = weight * column + plus; see Coefficient in ops.h. A weight of factor 0 ends a list.
 typedef struct {
     int stream;
     Coefficient weight;
+    int column; // 0: 1
+    float plus;
 } MixTerm;
-// What the mixing op takes: nothing (the stream goes on as it is), or the running stream and one or two
-// others, in this order. A stream's gradient is summed over the lists that have it second; one that is third
-// in a list is in no other.
+// Most streams of a list where layers have nothing but a mix (mix_rmsnorm_forward): the running stream and
+// one or two others, in this order. A stream's gradient is summed over the lists that have it second; one
+// that is third in a list is in no other.
 enum { MIX_TERMS = 3 };
 
-// Paired: of 2N rows and half as many heads, see llmc/ops/heads.h.
-typedef enum { ATTENTION_NONE, ATTENTION_PLAIN, ATTENTION_PAIRED } AttentionKind;
+// ATTENTION_PLAIN: the attention of attention.h, all in one op. ATTENTION_HEADS: that of heads.h.
+typedef enum { ATTENTION_NONE, ATTENTION_PLAIN, ATTENTION_HEADS } AttentionKind;
 typedef enum { MLP_NONE, MLP_RELU2 } MlpKind;
 
+// Of ATTENTION_HEADS. Columns are 0 where there is none.
 typedef struct {
-    MixTerm mix[MIX_TERMS]; // the residual stream that enters the layer
+    int input;           // stream whose norm it reads: RUNNING, or a layer's output
+    bool paired, offset; // see HeadsForward
+    int factors;         // scalars: factor of Wq, Wk and Wv, and behind it that of Wo
+    // First of value_groups columns: factors of the value embedding, one for each group of heads. 0: gates
+    // (ROLE_VALUE_GATE) of the table's number.
+    int value_column, value_groups;
+    MixTerm extra[MIX_STREAMS]; // added to v
+    int xsa, gate;              // first of H columns: alpha and gate of HeadsOutput
+    int dc_weights, dc_factors; // first of H columns: w1 and w2 of DcForward
+} HeadsSpec;
+
+typedef struct {
+    MixTerm mix[MIX_STREAMS]; // the residual stream that enters the layer; empty: as it is
     AttentionKind attention;
     bool long_window;
-    bool key_offset; // half of the channels of a key are those of the key before, also of another document
     int value_embed; // number of the table among those of its row, counted from 1; 0: none
-    int v_lambdas;   // scalars: factors of v and of the value embedding, two in a row
+    int v_lambdas;   // ATTENTION_PLAIN: scalars: factors of v and of the value embedding, two in a row
+    HeadsSpec heads;
     MlpKind mlp;
+    // The residual stream behind the block; empty: the sum of what it was and BRANCH.
+    MixTerm after_attention[MIX_STREAMS], after_mlp[MIX_STREAMS];
 } LayerSpec;
 enum { MAX_LAYERS = 32 };
+
+// A generator makes `columns` numbers for every token, see generator.h. Its tensors have its number: its
+// place in the record's table.
+typedef struct {
+    int input; // stream: EMBEDDED, or a layer's output
+    int columns;
+    Coefficient scale;
+} GeneratorSpec;
+enum { MAX_GENERATORS = 4 };
 
 // ---- stages -----------------------------------------------------------------------------------------------
 
@@ -199,8 +236,12 @@ typedef struct Record {
     int num_layers;
     const ParamSpec *params;
     int num_params;
-    MixTerm output[MIX_TERMS]; // normalised, it goes to the head
-    int smear_lambda;          // scalar
+    const GeneratorSpec *generators; // each of their columns is used once
+    int num_generators;
+    int heads;                   // --num-heads, for which their columns are laid out; 0: any
+    int dc_keys;                 // of DcForward
+    MixTerm output[MIX_STREAMS]; // normalised, it goes to the head
+    int smear_lambda;            // scalar
     HeadSpec head;
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
@@ -218,11 +259,13 @@ bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has t
 bool record_has_paired(const Record *r); // heads in some layer
 // Whether a position's output depends on documents before its own, further than on their last tokens.
 bool record_crosses_documents(const Record *r);
-// Counts the terms of a mix.
+// Counts the terms of a list.
 int record_mix_terms(const MixTerm *mix);
+// Whether a layer has more than a mix at its entrance and ATTENTION_PLAIN: llmc/model/network.h is for these.
+bool record_has_lists(const Record *r);
 // Whether the tables are consistent and within what the ops can do.
 bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
-extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_tiny, record_toy,
-    record_toy_targets;
+extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_2026_07_17, record_tiny,
+    record_tiny_2026, record_toy, record_toy_targets;

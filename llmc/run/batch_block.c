@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS, BIGRAM }; // the numbers of rows
+enum { BY_TOKEN, BY_PAIR }; // the numbers of rows
 
 static int64_t tables_at(const Batch *b) { return (int64_t)b->block_ints + BATCH_ALIGN; }
 
@@ -32,8 +32,8 @@ static int pack_paired(int32_t *table, const Batch *b)
 int block_pack(int32_t *block, const Batch *b)
 {
     memcpy(block, b->block, b->block_ints * sizeof *block);
-    block[b->block_ints + ROWS] = b->rows.count;
-    block[b->block_ints + BIGRAM] = b->bigram.count;
+    block[b->block_ints + BY_TOKEN] = b->rows.count;
+    block[b->block_ints + BY_PAIR] = b->bigram.count;
     int slots = attention_table_build(block + tables_at(b), b->cu_seqlens, b->num_docs, b->N, 0);
     int paired = b->tables.paired ? pack_paired(block + paired_at(b), b) : 0;
     return paired > slots ? paired : slots;
@@ -60,10 +60,10 @@ DeviceBatch block_batch(const int32_t *block, const Batch *b, int slots)
                          .tokens = moved(block, b, b->tokens),
                          .targets = moved(block, b, b->targets),
                          .prefix = moved(block, b, b->prefix),
-                         .rows = rows_of(block, b, &b->rows, ROWS),
+                         .rows = rows_of(block, b, &b->rows, BY_TOKEN),
                          .bigram_rows = moved(block, b, b->bigram_rows),
                          .sign_rows = moved(block, b, b->sign_rows),
-                         .bigram = rows_of(block, b, &b->bigram, BIGRAM),
+                         .bigram = rows_of(block, b, &b->bigram, BY_PAIR),
                          .table = block + tables_at(b),
                          .slots = slots,
                          .table_paired = b->tables.paired ? block + paired_at(b) : NULL,

@@ -46,10 +46,14 @@ bool config_check(const Config *c, Error *e)
     int head_dim = c->model_dim / c->num_heads;
     if (!record_find(c->network))
         return preset_missing("network", c->network, e);
+    int heads = config_record(c)->heads;
     if (!check_vector(c, e))
         return false;
     if (c->model_dim % c->num_heads)
         return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
+    if (heads && c->num_heads != heads)
+        return error_set(e, "--num-heads %d: the network of preset %s is for %d heads", c->num_heads,
+                         c->network, heads);
     if (head_dim % 4 || head_dim < 8 || head_dim > MAX_HEAD_DIM)
         return error_set(e, "the head width %d (--model-dim / --num-heads) must be a multiple of 4, 8 to %d",
                          head_dim, MAX_HEAD_DIM);

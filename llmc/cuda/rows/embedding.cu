@@ -72,9 +72,10 @@ static __device__ __forceinline__ void norm_gradient(float (&dy)[VPL][8], const 
                                                      int d, int lane)
 {
     int64_t at = (int64_t)t * d;
-    uint4 u1[VPL], u2[VPL], ux[VPL];
+    uint4 u1[VPL], u2[VPL] = {}, ux[VPL];
     load_row(u1, a.dx + at, d / 8, lane);
-    load_row(u2, a.dx0 + at, d / 8, lane);
+    if (a.dx0)
+        load_row(u2, a.dx0 + at, d / 8, lane);
     load_row(ux, a.x0 + at, d / 8, lane);
     float r = a.rstd[t], dot = 0;
 #pragma unroll

@@ -1,20 +1,23 @@
 // Attention: norm and rotation of q and k, value embeddings, masked softmax, output gate.
 #include "llmc/model/blocks/blocks.h"
 
-static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b)
+static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 {
+    LayerActs *l = &a->layer[i];
+    const Config *c = m->config;
+    size_t N = (size_t)a->tokens;
     size_t H = (size_t)c->num_heads, n = N * (size_t)c->model_dim;
     l->h = plan_take(b, n, sizeof(floatX));
     l->rstd = plan_take(b, N, sizeof(float));
     l->q = plan_take(b, 3 * n, sizeof(floatX));
     l->k = l->q + n;
     l->v_raw = l->q + 2 * n;
-    l->v = backward ? plan_take(b, n, sizeof(floatX)) : l->v_raw;
+    l->v = a->backward ? plan_take(b, n, sizeof(floatX)) : l->v_raw;
     l->yg = plan_take(b, n, sizeof(floatX));
     l->rstd_q = plan_take(b, N * H, sizeof(float));
     l->rstd_k = plan_take(b, N * H, sizeof(float));
     l->lse = plan_take(b, N * H, sizeof(float));
-    if (!backward)
+    if (!a->backward)
         return;
     l->dyg = plan_take(b, n, sizeof(floatX));
     l->dqkv = plan_take(b, 3 * n, sizeof(floatX));
@@ -28,7 +31,7 @@ static int window_of(const LayerSpec *layer, const AttentionSetting *at)
     return layer->long_window ? at->window_long : at->window_short;
 }
 
-static void forward(const Pass *p, int i, floatX *out)
+static void forward(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
     Acts *a = p->a;
@@ -42,7 +45,7 @@ static void forward(const Pass *p, int i, floatX *out)
     LayerActs *l = &a->layer[i];
     QkvProductForward qkv = {.qkv = l->q,
                              .v = l->v,
-                             .x = l->h,
+                             .x = io->h,
                              .w = w.qkvo,
                              .rstd_q = l->rstd_q,
                              .rstd_k = l->rstd_k,
@@ -51,28 +54,28 @@ static void forward(const Pass *p, int i, floatX *out)
                              .lambda = w.lambda,
                              .cos = at->cos,
                              .sin = at->sin};
-    if (pass_runs(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, l->h)))
+    if (pass_runs(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, io->h)))
         qkv_product_forward(s, &qkv, N, H, e);
     AttentionForward attention = {.yg = l->yg,
                                   .lse = l->lse,
                                   .q = l->q,
                                   .k = l->k,
                                   .v = l->v,
-                                  .h = l->h,
+                                  .h = io->h,
                                   .gate_w = w.gate,
                                   .table = b->table,
                                   .slots = b->slots,
                                   .window = window_of(spec, at),
                                   .scale = at->scale};
-    if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, l->h)))
+    if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, io->h)))
         attention_forward(s, &attention, N, H, e);
-    if (pass_runs(a, USES(out, l->yg, l->x)))
-        matmul_forward(p->products,
-                       &(Product){out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), l->x, NULL, N, d, d, 1});
+    if (pass_runs(a, USES(io->out, l->yg, io->x)))
+        matmul_forward(p->products, &(Product){io->out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), io->x,
+                                               NULL, N, d, d, 1});
 }
 
 // Leaves the gradient of the gates in l->dgate, which the mix of the layer carries on to h.
-static void backward(const Pass *p, int i)
+static void backward(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
     Acts *a = p->a;
@@ -86,9 +89,9 @@ static void backward(const Pass *p, int i)
     const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    if (pass_runs(a, USES(l->dyg, a->dx)))
+    if (pass_runs(a, USES(l->dyg, io->dout)))
         matmul_backward_input(p->products,
-                              &(InputGrad){l->dyg, a->dx, part_x(w.qkvo, 3 * square), NULL, N, d, d});
+                              &(InputGrad){l->dyg, io->dout, part_x(w.qkvo, 3 * square), NULL, N, d, d});
     floatX *dv = m->layer[i].value_embed ? l->dv : NULL;
     AttentionBackward g = {.dqkv = l->dqkv,
                            .dv = dv,
@@ -101,7 +104,7 @@ static void backward(const Pass *p, int i)
                            .q = l->q,
                            .k = l->k,
                            .v = l->v,
-                           .h = l->h,
+                           .h = io->h,
                            .gate_w = w.gate,
                            .table = b->table,
                            .slots = b->slots,
@@ -116,17 +119,17 @@ static void backward(const Pass *p, int i)
                            .cos = at->cos,
                            .sin = at->sin,
                            .scratch = l->scratch};
-    if (pass_runs(a, USES(l->dqkv, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->v, l->h, l->rstd_q,
+    if (pass_runs(a, USES(l->dqkv, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->v, io->h, l->rstd_q,
                           l->rstd_k, l->scratch)))
         attention_backward(s, &g, N, H, e);
     if (dv && pass_runs(a, USES(dv)))
         embedding_grad(s, w.dvalue_embed, dv, w.lambda + 1, &b->rows, N, d);
-    WeightGrad grads[] = {{w.dqkvo, l->dqkv, l->h, 3 * d, d, fresh},
-                          {part(w.dqkvo, 3 * square), a->dx, l->yg, d, d, fresh}};
-    if (pass_runs(a, USES(l->dqkv, l->h, a->dx, l->yg)))
+    WeightGrad grads[] = {{w.dqkvo, l->dqkv, io->h, 3 * d, d, fresh},
+                          {part(w.dqkvo, 3 * square), io->dout, l->yg, d, d, fresh}};
+    if (pass_runs(a, USES(l->dqkv, io->h, io->dout, l->yg)))
         matmul_weight_grads(p->products, grads, 2, N);
-    if (pass_runs(a, USES(a->dh, l->dqkv)))
-        matmul_backward_input(p->products, &(InputGrad){a->dh, l->dqkv, w.qkvo, NULL, N, d, 3 * d});
+    if (pass_runs(a, USES(io->dh, l->dqkv)))
+        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w.qkvo, NULL, N, d, 3 * d});
 }
 
 const Block attention_block = {plan, forward, backward};

@@ -14,19 +14,25 @@ typedef struct {
     const ProductContext *products; // on s
 } Pass;
 
+// What enters a block and what it gives, (N, d) each.
+typedef struct {
+    const floatX *h, *x; // normalised input; added to what the block gives, or NULL
+    floatX *out;         // may be x
+    const floatX *dout;  // gradient of out
+    floatX *dh;          // out: that of h
+} BlockPort;
+
 typedef struct {
     // The tensors of a layer of N tokens; those of its gradients when there is a backward.
-    void (*plan)(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b);
-    // From its normalised input, and the stream l->x, to out, which may be l->x.
-    void (*forward)(const Pass *p, int layer, floatX *out);
-    // From a->dx, the gradient of the stream behind it, to a->dh, that of its normalised input.
-    void (*backward)(const Pass *p, int layer);
+    void (*plan)(Acts *a, const Model *m, int layer, PlanArena *b);
+    void (*forward)(const Pass *p, int layer, const BlockPort *port);
+    void (*backward)(const Pass *p, int layer, const BlockPort *port);
 } Block;
-extern const Block attention_block, mlp_block;
+extern const Block attention_block, heads_block, mlp_block;
 
 // The embedding and the head, at the two ends of the residual stream.
-void embed_forward_block(const Pass *p);  // to a->x0
-void embed_backward_block(const Pass *p); // from a->dx and a->dx0
+void embed_forward_block(const Pass *p);                                       // to a->x0
+void embed_backward_block(const Pass *p, const floatX *dx, const floatX *dx0); // dx0 may be NULL
 void head_plan(Acts *a, const Model *m, PlanArena *b);
 void head_train_block(const Pass *p, float *loss); // from a->xf to the loss and a->dh
 void head_eval_block(const Pass *p, int first, int count, float *loss);
@@ -35,6 +41,15 @@ void head_eval_block(const Pass *p, int first, int count, float *loss);
 // is no gate.
 void mix_forward(const Pass *p, int i, floatX *x, floatX *h, float *rstd);
 void mix_backward(const Pass *p, int i, const floatX *h, const float *rstd, const float *dgate);
+
+// The nodes of m->network.
+void network_plan(Acts *a, const Model *m, PlanArena *b);
+void node_forward(const Pass *p, int node);
+void node_backward(const Pass *p, int node);
+const float *column_of(const Pass *p, int column); // (N, K) from this column on; NULL: there is none
+float *column_grad(const Pass *p, int column);
+int column_stride(const Pass *p, int column); // K
+int heads_width(const Model *m, int layer);   // rows of Wq, Wk and Wv together
 
 // Whether the op that follows is to be run, and not only noted; the tensors are those of Acts that it uses.
 bool pass_runs(const Acts *a, const void *const *tensors, int count);

@@ -16,16 +16,16 @@ void embed_forward_block(const Pass *p)
                       p->b->N, m->config->model_dim);
 }
 
-void embed_backward_block(const Pass *p)
+void embed_backward_block(const Pass *p, const floatX *dx, const floatX *dx0)
 {
     const Model *m = p->m;
     Acts *a = p->a;
     int N = p->b->N, d = m->config->model_dim, smear = m->record->smear_lambda;
-    if (pass_runs(a, USES(a->dh, a->dx, a->dx0, a->x0, a->rstd0)))
+    if (pass_runs(a, USES(a->dh, dx, dx0, a->x0, a->rstd0)))
         embed_backward(p->s,
                        &(EmbedBackward){.de = a->dh,
-                                        .dx = a->dx,
-                                        .dx0 = a->dx0,
+                                        .dx = dx,
+                                        .dx0 = dx0,
                                         .x0 = a->x0,
                                         .rstd = a->rstd0,
                                         .tokens = p->b->tokens,

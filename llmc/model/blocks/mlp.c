@@ -2,16 +2,19 @@
 // the backward reads h and relu^2 as they were stored before they were quantised.
 #include "llmc/model/blocks/blocks.h"
 
-static void plan(LayerActs *l, const Config *c, size_t N, bool backward, PlanArena *b)
+static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 {
+    LayerActs *l = &a->layer[i];
+    const Config *c = m->config;
+    size_t N = (size_t)a->tokens;
     l->h2 = plan_take(b, N * (size_t)c->model_dim, sizeof(floatX));
     l->rstd2 = plan_take(b, N, sizeof(float));
     l->post = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
-    if (backward && c->mlp == MLP_FP8) {
+    if (a->backward && c->mlp == MLP_FP8) {
         l->h8 = plan_take(b, N * (size_t)c->model_dim, 1);
         l->post8 = plan_take(b, N * (size_t)c->mlp_dim, 1);
     }
-    if (backward)
+    if (a->backward)
         l->dpre = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
 }
 
@@ -47,7 +50,7 @@ static void quantize_weights(const Model *m, int i, Stream s)
     quantize_e4m3(s, q.down, w.proj, q.scale + SCALE_DOWN, d, F, QUANTIZE_INVERSE, false);
 }
 
-static void forward_fp8(const Pass *p, int i, floatX *out)
+static void forward_fp8(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
     Acts *a = p->a;
@@ -59,15 +62,15 @@ static void forward_fp8(const Pass *p, int i, floatX *out)
                down = {l->post8, q.down, q.scale + SCALE_POST, q.scale + SCALE_DOWN, N, F, d};
     if (pass_runs(a, NULL, 0) && p->place & FIRST_OF_STEP)
         quantize_weights(m, i, s);
-    if (pass_runs(a, USES(l->h8, l->h2)))
-        quantize_e4m3(s, l->h8, l->h2, q.scale_h, N, d, QUANTIZE_INVERSE, false);
+    if (pass_runs(a, USES(l->h8, io->h)))
+        quantize_e4m3(s, l->h8, io->h, q.scale_h, N, d, QUANTIZE_INVERSE, false);
     if (pass_runs(a, USES(l->post, l->post8, l->h8)))
         matmul_fp8_relu2(p->products, l->post, l->post8, NULL, &up, q.scale + SCALE_POST);
-    if (pass_runs(a, USES(out, l->post8, l->x)))
-        matmul_fp8(p->products, out, &down, l->x);
+    if (pass_runs(a, USES(io->out, l->post8, io->x)))
+        matmul_fp8(p->products, io->out, &down, io->x);
 }
 
-static void forward(const Pass *p, int i, floatX *out)
+static void forward(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
     Acts *a = p->a;
@@ -76,16 +79,16 @@ static void forward(const Pass *p, int i, floatX *out)
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     if (a->backward && m->config->mlp == MLP_FP8) {
-        forward_fp8(p, i, out);
+        forward_fp8(p, i, io);
         return;
     }
-    if (pass_runs(a, USES(l->post, l->h2)))
-        matmul_relu2_forward(p->products, l->post, l->h2, w.fc, N, d, F);
-    if (pass_runs(a, USES(out, l->post, l->x)))
-        matmul_forward(p->products, &(Product){out, l->post, w.proj, l->x, NULL, N, F, d, 1});
+    if (pass_runs(a, USES(l->post, io->h)))
+        matmul_relu2_forward(p->products, l->post, io->h, w.fc, N, d, F);
+    if (pass_runs(a, USES(io->out, l->post, io->x)))
+        matmul_forward(p->products, &(Product){io->out, l->post, w.proj, io->x, NULL, N, F, d, 1});
 }
 
-static void backward(const Pass *p, int i)
+static void backward(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
     Acts *a = p->a;
@@ -94,14 +97,14 @@ static void backward(const Pass *p, int i)
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    WeightGrad grads[] = {{w.dproj, a->dx, l->post, d, F, fresh}, {w.dfc, l->h2, l->dpre, d, F, fresh}};
-    if (pass_runs(a, USES(l->dpre, a->dx, l->post)))
-        matmul_relu2_backward(p->products, l->dpre, a->dx, w.proj, l->post, N, d, F);
-    if (pass_runs(a, USES(a->dx, l->post, l->h2, l->dpre)))
+    WeightGrad grads[] = {{w.dproj, io->dout, l->post, d, F, fresh}, {w.dfc, io->h, l->dpre, d, F, fresh}};
+    if (pass_runs(a, USES(l->dpre, io->dout, l->post)))
+        matmul_relu2_backward(p->products, l->dpre, io->dout, w.proj, l->post, N, d, F);
+    if (pass_runs(a, USES(io->dout, l->post, io->h, l->dpre)))
         matmul_weight_grads(p->products, grads, 2, N);
-    if (pass_runs(a, USES(a->dh, l->dpre)))
+    if (pass_runs(a, USES(io->dh, l->dpre)))
         matmul_forward(p->products,
-                       &(Product){a->dh, l->dpre, w.fc, NULL, NULL, N, F, d, 1}); // dh = dpre c_fc^T
+                       &(Product){io->dh, l->dpre, w.fc, NULL, NULL, N, F, d, 1}); // dh = dpre c_fc^T
 }
 
 const Block mlp_block = {plan, forward, backward};

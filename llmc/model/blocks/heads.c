@@ -1,0 +1,354 @@
+// Attention of the records of 2026: norm, rope, values, masked softmax, DC, XSA and gate, each by its op.
+#include "llmc/model/blocks/blocks.h"
+
+// Width of a head of q and k: Wq and Wk are what the layer's weights have beside Wv and Wo.
+static int qk_width(const Model *m, int i)
+{
+    const Param *vo = params_of(&m->params, ROLE_VO, i);
+    int64_t d = m->config->model_dim,
+            rows = (param_elements(m->layer[i].qkvo) + (vo ? param_elements(vo) : 0)) / d;
+    return (int)((rows - 2 * d) / (2 * m->config->num_heads));
+}
+
+int heads_width(const Model *m, int i)
+{
+    return 2 * m->config->num_heads * qk_width(m, i) + m->config->model_dim;
+}
+
+static bool has_output_op(const HeadsSpec *h) { return h->xsa || h->gate; }
+static bool has_value_gate(const LayerSpec *l) { return l->value_embed && !l->heads.value_column; }
+
+// ---- memory -----------------------------------------------------------------------------------------------
+
+static void plan_backward(HeadsActs *l, const Acts *a, const Model *m, int i, PlanArena *b)
+{
+    const LayerSpec *spec = &m->record->layers[i];
+    int H = m->config->num_heads, qk = qk_width(m, i), e = m->config->model_dim / H,
+        pairs = spec->heads.paired ? 2 : 1;
+    size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim, nk = N * (size_t)(H * qk);
+    l->dy = plan_take(b, n, sizeof(floatX));
+    l->dq = plan_take(b, nk, sizeof(floatX));
+    l->dk = plan_take(b, nk, sizeof(floatX));
+    l->dv = plan_take(b, n, sizeof(floatX));
+    l->dqkv = plan_take(b, N * (size_t)heads_width(m, i), sizeof(floatX));
+    l->scratch = plan_take(b, sdpa_scratch_bytes((int)N * pairs, H / pairs, qk, e), 1);
+    if (spec->heads.xsa)
+        l->dv_output = plan_take(b, n, sizeof(floatX));
+    if (has_value_gate(spec)) {
+        l->dh_lead = plan_take(b, N * VALUE_GATE_INPUTS, sizeof(float));
+        l->du_lead = plan_take(b, N * VALUE_GATE_INPUTS, sizeof(float));
+    }
+    if (!spec->heads.dc_weights)
+        return;
+    l->dq_dc = plan_take(b, nk, sizeof(floatX));
+    l->dk_dc = plan_take(b, nk, sizeof(floatX));
+    l->dv_dc = plan_take(b, n, sizeof(floatX));
+    l->dc_scratch = plan_take(b, N * (size_t)H, sizeof(float));
+}
+
+static void plan(Acts *a, const Model *m, int i, PlanArena *b)
+{
+    HeadsActs *l = &a->heads[i];
+    const LayerSpec *spec = &m->record->layers[i];
+    size_t H = (size_t)m->config->num_heads, N = (size_t)a->tokens, wide = H * (size_t)qk_width(m, i),
+           n = N * (size_t)m->config->model_dim;
+    l->q = plan_take(b, 2 * N * wide + n, sizeof(floatX));
+    l->raw_k = l->q + N * wide;
+    l->v = l->raw_k + N * wide;
+    l->k = plan_take(b, (N + spec->heads.offset) * wide, sizeof(floatX));
+    l->rstd_q = plan_take(b, N * H, sizeof(float));
+    l->rstd_k = plan_take(b, N * H, sizeof(float));
+    l->lse = plan_take(b, N * H, sizeof(float));
+    l->y = l->mixed = plan_take(b, n, sizeof(floatX));
+    if (has_value_gate(spec))
+        l->gate = plan_take(b, N * H, sizeof(float));
+    if (spec->heads.dc_weights) {
+        l->dc_lse = plan_take(b, N * H, sizeof(float));
+        l->mixed = a->backward ? plan_take(b, n, sizeof(floatX)) : l->y;
+    }
+    l->out = a->backward && has_output_op(&spec->heads) ? plan_take(b, n, sizeof(floatX)) : l->mixed;
+    if (a->backward)
+        plan_backward(l, a, m, i, b);
+}
+
+// ---- arguments of the ops, for both directions ------------------------------------------------------------
+
+// The layer's weights: rows of Wq, Wk, Wv, Wo.
+typedef struct {
+    const floatX *qkv, *o;
+    float *dqkv, *do_;
+    const float *lin, *lout; // their factors
+    float *dlin, *dlout;
+} HeadsWeights;
+
+static const Node *node_of(const Model *m, int i)
+{
+    const Node *n = m->network.node;
+    while (n->kind != NODE_ATTENTION || n->layer != i)
+        n++;
+    return n;
+}
+
+static HeadsWeights weights_of(const Pass *p, int i)
+{
+    const Model *m = p->m;
+    const Param *w = m->layer[i].qkvo;
+    const Node *n = node_of(m, i);
+    int64_t behind = (int64_t)heads_width(m, i) * m->config->model_dim;
+    const floatX *qkv = param_weight(&m->params, w);
+    float *dqkv = param_grad(&m->params, w);
+    return (HeadsWeights){.qkv = qkv,
+                          .o = part_x(qkv, behind),
+                          .dqkv = dqkv,
+                          .do_ = part(dqkv, behind),
+                          .lin = p->a->coef + n->lin,
+                          .lout = p->a->coef + n->lout,
+                          .dlin = part(p->a->dcoef, n->lin),
+                          .dlout = part(p->a->dcoef, n->lout)};
+}
+
+static ValueMix values_of(const Pass *p, int i, const BlockPort *io)
+{
+    const Model *m = p->m;
+    const LayerSpec *spec = &m->record->layers[i];
+    int extra = node_of(m, i)->extra, column = spec->heads.value_column;
+    ValueMix v = {.tokens = p->b->tokens, .extra = extra == NONE ? NULL : p->a->node[extra].x};
+    if (!spec->value_embed)
+        return v;
+    v.table = param_weight(&m->params, m->layer[i].value_embed);
+    if (has_value_gate(spec)) {
+        v.gate_w = param_weight(&m->params, m->layer[i].value_gate);
+        v.gate = p->a->heads[i].gate;
+        v.h = io->h;
+        return v;
+    }
+    v.factor = column_of(p, column);
+    v.stride = column_stride(p, column);
+    v.groups = spec->heads.value_groups;
+    return v;
+}
+
+static HeadsForward heads_of(const Pass *p, int i, const BlockPort *io)
+{
+    const HeadsSpec *spec = &p->m->record->layers[i].heads;
+    const AttentionSetting *at = p->at;
+    const HeadsActs *l = &p->a->heads[i];
+    return (HeadsForward){.qk = qk_width(p->m, i),
+                          .q = l->q,
+                          .k = l->k,
+                          .v = l->v,
+                          .rstd_q = l->rstd_q,
+                          .rstd_k = l->rstd_k,
+                          .raw_q = l->q,
+                          .raw_k = l->raw_k,
+                          .raw_v = l->v,
+                          .cos = spec->paired ? at->cos_paired : at->cos,
+                          .sin = spec->paired ? at->sin_paired : at->sin,
+                          .paired = spec->paired,
+                          .offset = spec->offset,
+                          .value = values_of(p, i, io)};
+}
+
+static SdpaForward sdpa_of(const Pass *p, int i)
+{
+    const LayerSpec *spec = &p->m->record->layers[i];
+    const HeadsActs *l = &p->a->heads[i];
+    bool paired = spec->heads.paired;
+    return (SdpaForward){.y = l->y,
+                         .lse = l->lse,
+                         .q = l->q,
+                         .k = l->k,
+                         .v = l->v,
+                         .qk = qk_width(p->m, i),
+                         .table = paired ? p->b->table_paired : p->b->table,
+                         .slots = paired ? p->b->slots_paired : p->b->slots,
+                         .window = spec->long_window ? p->at->window_long : p->at->window_short,
+                         .scale = p->at->scale};
+}
+
+static DcForward dc_of(const Pass *p, int i)
+{
+    const HeadsSpec *spec = &p->m->record->layers[i].heads;
+    const HeadsActs *l = &p->a->heads[i];
+    return (DcForward){.y = l->mixed,
+                       .lse = l->dc_lse,
+                       .qk = qk_width(p->m, i),
+                       .q = l->q,
+                       .k = l->k,
+                       .v = l->v,
+                       .w1 = column_of(p, spec->dc_weights),
+                       .w2 = column_of(p, spec->dc_factors),
+                       .stride = column_stride(p, spec->dc_weights),
+                       .table = p->b->table,
+                       .slots = p->b->slots,
+                       .scale = p->at->scale,
+                       .keys = p->m->record->dc_keys};
+}
+
+static HeadsOutput output_of(const Pass *p, int i)
+{
+    const HeadsSpec *spec = &p->m->record->layers[i].heads;
+    const HeadsActs *l = &p->a->heads[i];
+    return (HeadsOutput){.out = l->out,
+                         .y = l->mixed,
+                         .v = l->v,
+                         .alpha = column_of(p, spec->xsa),
+                         .gate = column_of(p, spec->gate),
+                         .alpha_stride = column_stride(p, spec->xsa),
+                         .gate_stride = column_stride(p, spec->gate)};
+}
+
+// ---- forward ----------------------------------------------------------------------------------------------
+
+// Raw q, k and v; where they are of one width as planes of one product.
+static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
+{
+    const HeadsActs *l = &p->a->heads[i];
+    int N = p->b->N, d = p->m->config->model_dim, wide = p->m->config->num_heads * qk_width(p->m, i);
+    int planes = wide == d ? 3 : 2;
+    if (pass_runs(p->a, USES(l->q, io->h)))
+        matmul_forward(p->products, &(Product){l->q, io->h, w->qkv, NULL, w->lin, N, d, wide, planes});
+    if (planes == 2 && pass_runs(p->a, USES(l->v, io->h)))
+        matmul_forward(p->products, &(Product){l->v, io->h, part_x(w->qkv, 2 * (int64_t)wide * d), NULL,
+                                               w->lin, N, d, d, 1});
+}
+
+static void attend(const Pass *p, int i)
+{
+    Acts *a = p->a;
+    const HeadsSpec *spec = &p->m->record->layers[i].heads;
+    const HeadsActs *l = &a->heads[i];
+    int N = p->b->N, H = p->m->config->num_heads, d = p->m->config->model_dim, e = d / H,
+        pairs = spec->paired ? 2 : 1;
+    SdpaForward sdpa = sdpa_of(p, i);
+    if (pass_runs(a, USES(l->y, l->lse, l->q, l->k)))
+        sdpa_forward(p->s, &sdpa, N * pairs, H / pairs, e);
+    if (!spec->dc_weights)
+        return;
+    DcForward dc = dc_of(p, i);
+    if (l->mixed != l->y && pass_runs(a, USES(l->mixed, l->y)))
+        copy_on_device(p->s, l->mixed, l->y, (size_t)N * (size_t)d * sizeof(floatX));
+    if (pass_runs(a, USES(l->mixed, l->dc_lse, l->q, l->k, dc.w1)))
+        dc_forward(p->s, &dc, N, H, e);
+}
+
+static void forward(const Pass *p, int i, const BlockPort *io)
+{
+    Acts *a = p->a;
+    const HeadsActs *l = &a->heads[i];
+    int N = p->b->N, H = p->m->config->num_heads, d = p->m->config->model_dim, e = d / H;
+    HeadsWeights w = weights_of(p, i);
+    HeadsForward heads = heads_of(p, i, io);
+    HeadsOutput output = output_of(p, i);
+    qkv_product(p, i, &w, io);
+    if (pass_runs(a, USES(l->q, l->k, l->rstd_q, l->rstd_k, heads.value.extra, heads.value.gate,
+                          heads.value.h, heads.value.factor)))
+        heads_forward(p->s, &heads, N, H, e);
+    attend(p, i);
+    if (has_output_op(&p->m->record->layers[i].heads) &&
+        pass_runs(a, USES(l->out, l->mixed, l->v, output.alpha, output.gate)))
+        heads_output_forward(p->s, &output, N, H, e);
+    if (pass_runs(a, USES(io->out, l->out)))
+        matmul_forward(p->products, &(Product){io->out, l->out, w.o, io->x, w.lout, N, d, d, 1});
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------
+
+// From the gradient l->dy of l->out to those of q, k and v, in parts.
+static void attend_backward(const Pass *p, int i)
+{
+    Acts *a = p->a;
+    const HeadsSpec *spec = &p->m->record->layers[i].heads;
+    const HeadsActs *l = &a->heads[i];
+    int N = p->b->N, H = p->m->config->num_heads, e = p->m->config->model_dim / H,
+        pairs = spec->paired ? 2 : 1;
+    HeadsOutput output = output_of(p, i);
+    float *dalpha = column_grad(p, spec->xsa), *dgate = column_grad(p, spec->gate),
+          *dw1 = column_grad(p, spec->dc_weights), *dw2 = column_grad(p, spec->dc_factors);
+    if (has_output_op(spec) &&
+        pass_runs(a, USES(l->dy, l->dv_output, dalpha, dgate, l->mixed, l->v, output.alpha, output.gate)))
+        heads_output_backward(p->s,
+                              &(HeadsOutputBackward){&output, l->dy, l->dv_output, dalpha, dgate, l->dy}, N,
+                              H, e);
+    DcForward dc = dc_of(p, i);
+    if (spec->dc_weights && pass_runs(a, USES(l->dq_dc, l->dk_dc, l->dv_dc, dw1, dw2, l->dy, l->dc_scratch,
+                                              l->dc_lse, l->q, l->k, dc.w1)))
+        dc_backward(p->s, &(DcBackward){&dc, l->dq_dc, l->dk_dc, l->dv_dc, dw1, dw2, l->dy, l->dc_scratch}, N,
+                    H, e);
+    SdpaForward sdpa = sdpa_of(p, i);
+    if (pass_runs(a, USES(l->dq, l->dk, l->dv, l->dy, l->scratch, l->y, l->lse, l->q, l->k)))
+        sdpa_backward(p->s, &(SdpaBackward){&sdpa, l->dq, l->dk, l->dv, l->dy, l->scratch}, N * pairs,
+                      H / pairs, e);
+}
+
+// Gradient of the rows of the value embedding.
+static void value_rows_backward(const Pass *p, int i, const HeadsForward *heads)
+{
+    const Model *m = p->m;
+    const HeadsActs *l = &p->a->heads[i];
+    const ValueMix *v = &heads->value;
+    int H = m->config->num_heads, d = m->config->model_dim, wide = heads_width(m, i);
+    bool gate = has_value_gate(&m->record->layers[i]);
+    RowReader row = {.g = l->dqkv + wide - d,
+                     .pitch = wide,
+                     .factor = gate ? v->gate : v->factor,
+                     .stride = gate ? H : v->stride,
+                     .groups = gate ? H : v->groups,
+                     .lead = l->du_lead,
+                     .leads = gate ? VALUE_GATE_INPUTS : 0};
+    if (pass_runs(p->a, USES(l->dqkv, row.factor, l->du_lead)))
+        table_grad(p->s, param_grad(&m->params, m->layer[i].value_embed), &row, 1, &p->b->rows, p->b->N, d,
+                   d);
+}
+
+// From the gradients of effective weights to those of the weights and their factors.
+static void factors_backward(const Pass *p, int i, const HeadsWeights *w)
+{
+    int64_t d = p->m->config->model_dim, n = heads_width(p->m, i) * d;
+    if (!pass_runs(p->a, NULL, 0) || !(p->place & LAST_OF_STEP))
+        return;
+    weight_scale_backward(p->s, w->dqkv, w->dlin, w->qkv, w->lin, n);
+    weight_scale_backward(p->s, w->do_, w->dlout, w->o, w->lout, d * d);
+}
+
+static void backward(const Pass *p, int i, const BlockPort *io)
+{
+    const Model *m = p->m;
+    Acts *a = p->a;
+    const LayerSpec *spec = &m->record->layers[i];
+    const HeadsActs *l = &a->heads[i];
+    bool fresh = p->place & FIRST_OF_STEP;
+    int N = p->b->N, H = m->config->num_heads, d = m->config->model_dim, e = d / H, wide = heads_width(m, i);
+    HeadsWeights w = weights_of(p, i);
+    HeadsForward heads = heads_of(p, i, io);
+    if (pass_runs(a, USES(l->dy, io->dout)))
+        matmul_backward_input(p->products, &(InputGrad){l->dy, io->dout, w.o, w.lout, N, d, d});
+    attend_backward(p, i);
+    HeadsBackward back = {.forward = &heads,
+                          .dqkv = l->dqkv,
+                          .dq = l->dq,
+                          .dk = l->dk,
+                          .dv = l->dv,
+                          .dq_add = l->dq_dc,
+                          .dk_add = l->dk_dc,
+                          .dv_add = spec->heads.xsa ? l->dv_output : l->dv_dc,
+                          .dgate_w =
+                              has_value_gate(spec) ? param_grad(&m->params, m->layer[i].value_gate) : NULL,
+                          .dh_lead = l->dh_lead,
+                          .du_lead = l->du_lead,
+                          .dfactor = spec->value_embed ? column_grad(p, spec->heads.value_column) : NULL};
+    if (pass_runs(a, USES(l->dqkv, l->dq, l->dk, l->dv, back.dq_add, back.dk_add, back.dv_add, l->dh_lead,
+                          l->du_lead, back.dfactor, l->q, l->k, l->rstd_q, l->rstd_k, heads.value.gate,
+                          heads.value.h, heads.value.factor)))
+        heads_backward(p->s, &back, N, H, e);
+    if (spec->value_embed)
+        value_rows_backward(p, i, &heads);
+    WeightGrad grads[] = {{w.dqkv, l->dqkv, io->h, wide, d, fresh}, {w.do_, io->dout, l->out, d, d, fresh}};
+    if (pass_runs(a, USES(l->dqkv, io->h, io->dout, l->out)))
+        matmul_weight_grads(p->products, grads, 2, N);
+    if (pass_runs(a, USES(io->dh, l->dqkv)))
+        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w.qkv, w.lin, N, d, wide});
+    factors_backward(p, i, &w);
+}
+
+const Block heads_block = {plan, forward, backward};

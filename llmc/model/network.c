@@ -1,0 +1,291 @@
+#include "llmc/model/network.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    Network *n;
+    const Record *r;
+    int layer, stage;                      // where it is
+    int running, embedded, bigram, branch; // nodes; NONE: not there
+    int in[MAX_LAYERS], out[MAX_LAYERS];
+    bool used[MAX_GENERATORS][GENERATOR_MOST]; // columns
+    Error *error;
+    bool failed; // the first error stands
+} Compiler;
+
+static int fail(Compiler *c, const char *what, int which)
+{
+    if (!c->failed)
+        error_set(c->error, "record %s, layer %d: %s %d", c->r->name, c->layer, what, which);
+    c->failed = true;
+    return NONE;
+}
+
+static int add_node(Compiler *c, NodeKind kind)
+{
+    Network *n = c->n;
+    if (n->count == MAX_NODES) {
+        fail(c, "more nodes than", MAX_NODES);
+        return 0;
+    }
+    n->node[n->count] =
+        (Node){.kind = kind, .stage = c->stage, .layer = c->layer, .input = NONE, .extra = NONE};
+    return n->count++;
+}
+
+static int add_coefficient(Compiler *c, Coefficient weight)
+{
+    Network *n = c->n;
+    if (n->num_terms == MAX_COEFFICIENTS)
+        return fail(c, "more coefficients than", MAX_COEFFICIENTS);
+    n->terms[n->num_terms] = weight;
+    return n->num_terms++;
+}
+
+// A column has one reader, who writes its gradient.
+static void use_columns(Compiler *c, int column, int count)
+{
+    for (int i = column; column && i < column + count; i++) {
+        int g = column_generator(i), k = column_place(i);
+        if (g >= c->r->num_generators || k >= c->r->generators[g].columns || c->n->generator[g] == NONE)
+            fail(c, "a column that is not there yet, of generator", g);
+        else if (c->used[g][k])
+            fail(c, "reads a column that somebody else reads:", k);
+        else
+            c->used[g][k] = true;
+    }
+}
+
+// ---- streams ----------------------------------------------------------------------------------------------
+
+// The node of a stream; NONE: it is not there.
+static int resolve(const Compiler *c, int stream)
+{
+    switch (stream) {
+    case RUNNING:
+        return c->running;
+    case EMBEDDED:
+        return c->embedded;
+    case BIGRAM:
+        return c->bigram;
+    case BRANCH:
+        return c->branch;
+    default:
+        if (stream >= 0)
+            return stream < MAX_LAYERS ? c->out[stream] : NONE;
+        return stream <= FIRST_IN && stream > FIRST_IN - MAX_LAYERS ? c->in[FIRST_IN - stream] : NONE;
+    }
+}
+
+static NodeTerm compile_term(Compiler *c, const MixTerm *t)
+{
+    bool table = t->stream <= FIRST_ROWS;
+    Coefficient one = {1, NONE, NONE};
+    NodeTerm term = {.node = NONE, .coefficient = NONE, .column = t->column, .plus = t->plus};
+    const ParamSpec *tables = record_row(c->r, ROLE_VALUE_EMBED);
+    if (table)
+        term.table = FIRST_ROWS - t->stream;
+    else
+        term.node = resolve(c, t->stream);
+    if (table ? !tables || term.table >= tables->count : term.node == NONE)
+        fail(c, "reads a stream that is not there yet:", t->stream);
+    if (table && (!t->column || t->plus != 0 || memcmp(&t->weight, &one, sizeof one)))
+        fail(c, "rows of a table take a column and nothing else, those of table", term.table);
+    if (memcmp(&t->weight, &one, sizeof one))
+        term.coefficient = add_coefficient(c, t->weight);
+    use_columns(c, t->column, 1);
+    return term;
+}
+
+static int add_sum(Compiler *c, const MixTerm *list)
+{
+    int id = add_node(c, NODE_SUM), terms = record_mix_terms(list);
+    for (int i = 0; i < terms; i++)
+        c->n->node[id].term[i] = compile_term(c, &list[i]);
+    c->n->node[id].terms = terms;
+    return id;
+}
+
+// The sum whose norm is that of the stream.
+static int norm_of(Compiler *c, int node)
+{
+    if (node == NONE)
+        return fail(c, "a block reads a stream that is not there, in layer", c->layer);
+    if (c->n->node[node].kind != NODE_SUM) {
+        int sum = add_node(c, NODE_SUM);
+        c->n->node[sum].term[0] = (NodeTerm){.node = node, .coefficient = NONE};
+        c->n->node[sum].terms = 1;
+        node = sum;
+    }
+    c->n->node[node].normalised = true;
+    return node;
+}
+
+// ---- layers -----------------------------------------------------------------------------------------------
+
+// Those that read the stream which has just been made.
+static void add_generators(Compiler *c, int stream)
+{
+    for (int g = 0; g < c->r->num_generators; g++) {
+        const GeneratorSpec *spec = &c->r->generators[g];
+        if (spec->input != stream)
+            continue;
+        int id = add_node(c, NODE_GENERATOR), scale = add_coefficient(c, spec->scale);
+        c->n->node[id].layer = g;
+        c->n->node[id].input = c->running;
+        c->n->node[id].scale = scale;
+        c->n->generator[g] = id;
+    }
+}
+
+// Behind a block.
+static void add_branch(Compiler *c, const MixTerm *list)
+{
+    static const MixTerm add[MIX_STREAMS] = {{RUNNING, {1, NONE, NONE}, 0, 0},
+                                             {BRANCH, {1, NONE, NONE}, 0, 0}};
+    c->running = add_sum(c, record_mix_terms(list) ? list : add);
+    c->branch = NONE;
+}
+
+static void check_heads(Compiler *c, const LayerSpec *l)
+{
+    const HeadsSpec *h = &l->heads;
+    const ParamSpec *gates = record_row(c->r, ROLE_VALUE_GATE);
+    if (!h->dc_weights != !h->dc_factors || (h->dc_weights && (h->xsa || h->paired || c->r->dc_keys < 1)))
+        fail(c, "DC needs both columns and keys, plain heads, and no XSA beside it; columns from",
+             h->dc_weights);
+    if (h->dc_weights && column_generator(h->dc_weights) != column_generator(h->dc_factors))
+        fail(c, "DC's columns are of two generators:", column_generator(h->dc_weights));
+    if (h->paired && (h->offset || h->xsa || h->gate))
+        fail(c, "paired heads have no offset, XSA or gate; XSA's column is", h->xsa);
+    if (l->value_embed && !h->value_column && (!gates || l->value_embed > gates->count))
+        fail(c, "no gate for value embedding", l->value_embed);
+}
+
+static void add_attention(Compiler *c, const LayerSpec *l)
+{
+    const HeadsSpec *h = &l->heads;
+    int heads = c->r->heads;
+    check_heads(c, l);
+    int extra = record_mix_terms(h->extra) ? add_sum(c, h->extra) : NONE,
+        input = norm_of(c, resolve(c, h->input)), id = add_node(c, NODE_ATTENTION);
+    Node *a = &c->n->node[id];
+    a->input = input;
+    a->extra = extra;
+    a->lin = add_coefficient(c, (Coefficient){1, h->factors, NONE});
+    a->lout = add_coefficient(c, (Coefficient){1, h->factors + 1, NONE});
+    use_columns(c, l->value_embed ? h->value_column : 0, h->value_groups);
+    use_columns(c, h->xsa, heads);
+    use_columns(c, h->gate, heads);
+    use_columns(c, h->dc_weights, heads);
+    use_columns(c, h->dc_factors, heads);
+    if (extra != NONE)
+        c->n->node[extra].kept = c->n->node[extra].into_v = true;
+    c->branch = id;
+    add_branch(c, l->after_attention);
+}
+
+static void add_layer(Compiler *c, int i)
+{
+    const LayerSpec *l = &c->r->layers[i];
+    c->layer = i;
+    c->stage = 1 + i;
+    if (record_mix_terms(l->mix))
+        c->running = add_sum(c, l->mix);
+    c->in[i] = c->running;
+    if (l->attention == ATTENTION_PLAIN)
+        fail(c, "plain attention in a record with lists, number", l->attention);
+    if (l->attention)
+        add_attention(c, l);
+    if (l->mlp) {
+        int input = norm_of(c, c->running), id = add_node(c, NODE_MLP);
+        c->n->node[id].input = input;
+        c->branch = id;
+        add_branch(c, l->after_mlp);
+    }
+    c->out[i] = c->running;
+    add_generators(c, i);
+}
+
+static void add_start(Compiler *c)
+{
+    c->embedded = c->running = add_node(c, NODE_EMBED);
+    if (record_row(c->r, ROLE_BIGRAM))
+        c->bigram = add_node(c, NODE_BIGRAM);
+    add_generators(c, EMBEDDED);
+}
+
+static void add_output(Compiler *c)
+{
+    c->layer = c->r->num_layers;
+    c->stage = c->layer + 1;
+    if (record_mix_terms(c->r->output))
+        c->running = add_sum(c, c->r->output);
+    c->n->output = norm_of(c, c->running);
+}
+
+// ---- readers ----------------------------------------------------------------------------------------------
+
+// Notes which sums are read, and that all streams are.
+static void find_readers(Compiler *c)
+{
+    Network *n = c->n;
+    bool read[MAX_NODES] = {false};
+    for (int i = 0; i < n->count; i++) {
+        const Node *a = &n->node[i];
+        for (int k = 0; k < a->terms; k++) {
+            if (a->term[k].node != NONE)
+                read[a->term[k].node] = true;
+        }
+        if (a->kind == NODE_GENERATOR)
+            read[a->input] = true;
+    }
+    for (int i = 0; i < n->count; i++) {
+        Node *a = &n->node[i];
+        a->kept = a->kept || read[i];
+        c->layer = a->layer;
+        if (!a->kept && !a->normalised && a->kind != NODE_GENERATOR)
+            fail(c, "nobody reads the stream of node", i);
+    }
+}
+
+static void check_columns(Compiler *c)
+{
+    for (int g = 0; g < c->r->num_generators; g++) {
+        if (c->n->generator[g] == NONE)
+            fail(c, "its input is not there, of generator", g);
+        for (int k = 0; k < c->r->generators[g].columns; k++) {
+            if (!c->used[g][k])
+                fail(c, "nobody reads a column, of generator", g);
+        }
+    }
+}
+
+bool network_compile(Network *n, const Record *r, Error *e)
+{
+    Compiler c =
+        {.n = n, .r = r, .running = NONE, .embedded = NONE, .bigram = NONE, .branch = NONE, .error = e};
+    memset(n, 0, sizeof *n);
+    for (int i = 0; i < MAX_GENERATORS; i++)
+        n->generator[i] = NONE;
+    for (int i = 0; i < MAX_LAYERS; i++)
+        c.in[i] = c.out[i] = NONE;
+    add_start(&c);
+    for (int i = 0; i < r->num_layers && !c.failed; i++)
+        add_layer(&c, i);
+    if (!c.failed)
+        add_output(&c);
+    if (!c.failed)
+        find_readers(&c);
+    if (!c.failed)
+        check_columns(&c);
+    return !c.failed;
+}
+
+bool network_check(const Record *r, Error *e)
+{
+    Network *n = xcalloc(1, sizeof *n);
+    bool good = network_compile(n, r, e);
+    free(n);
+    return good;
+}

@@ -1,0 +1,51 @@
+// The network of a record whose layers have lists of streams (record.h), compiled into nodes: forward runs
+// them in this order, backward in reverse (llmc/model/sums.c). A node makes one stream, or the columns of a
+// generator, and is named by its place in the list.
+#pragma once
+#include "llmc/records/record.h"
+
+typedef enum { NODE_EMBED, NODE_BIGRAM, NODE_GENERATOR, NODE_SUM, NODE_ATTENTION, NODE_MLP } NodeKind;
+
+// c * stream, c = coefficient * column + plus.
+typedef struct {
+    int node;        // whose stream it is; NONE: rows of value table
+    int table;       //   of this number by token
+    int coefficient; // in Network.terms; NONE: 1
+    int column;      // as in MixTerm
+    float plus;
+} NodeTerm;
+
+typedef struct {
+    NodeKind kind;
+    int stage; // see StageHooks
+    int layer; // NODE_ATTENTION, NODE_MLP: the layer; NODE_GENERATOR: its number
+    int input; // NODE_ATTENTION, NODE_MLP: the sum whose norm it reads; NODE_GENERATOR: whose stream
+    // NODE_ATTENTION
+    int extra;     // the sum that is added to v; NONE
+    int lin, lout; // factors of its weights, in Network.terms
+    // NODE_GENERATOR
+    int scale; // in Network.terms
+    // NODE_SUM
+    NodeTerm term[MIX_STREAMS];
+    int terms;
+    bool kept, normalised; // whether somebody reads the sum itself, and its norm
+    bool into_v;           // it is what an attention adds to v
+} Node;
+enum { MAX_NODES = 256 };
+
+typedef struct {
+    Node node[MAX_NODES];
+    int count;                           // 0: the record has no lists
+    int output;                          // the sum whose norm goes to the head
+    int generator[MAX_GENERATORS];       // the node of each
+    Coefficient terms[MAX_COEFFICIENTS]; // made once a step
+    int num_terms;
+} Network;
+
+// What does not fit into an op, or is not there, is an error.
+bool network_compile(Network *n, const Record *r, Error *e);
+bool network_check(const Record *r, Error *e); // the same without a result
+
+// Generator and place of a column.
+static inline int column_generator(int column) { return (column - 1) / GENERATOR_MOST; }
+static inline int column_place(int column) { return (column - 1) % GENERATOR_MOST; }
