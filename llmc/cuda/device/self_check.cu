@@ -208,7 +208,8 @@ static double code_value(uint8_t code)
 static double e4m3(float x) { return code_value(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)); }
 
 // relu^2 of a product of codes, its own codes, and the product onto it. Scales are 1. The limit is derived as
-// HEAD_LIMIT: sums near 5 (root mean square of 256 products), off by 0.008 at most, twice that in the square.
+// HEAD_LIMIT: sums near 5 (root mean square of 256 products), off by 0.008 at most and rounded to bf16; twice
+// that in the square, which is rounded, too.
 static void check_fp8_gemm(Stream s)
 {
     enum { DEPTH = 256, COLS = 2 * TILE_N };
