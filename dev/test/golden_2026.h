@@ -72,7 +72,7 @@ static void golden_2026_weights(Golden2026 *g)
 }
 
 // The gradient of a tensor of the file, `count` elements; zero where no parameter is.
-static float *golden_2026_gradient(const Golden2026 *g, const char *name, int64_t count)
+static inline float *golden_2026_gradient(const Golden2026 *g, const char *name, int64_t count)
 {
     const Params *p = &g->model.params;
     float *whole = xcalloc((size_t)count, sizeof *whole);
@@ -228,7 +228,7 @@ static AttentionSetting golden_2026_setting(const Golden2026 *g, int t)
 }
 
 // Forward and backward of the micro-batches of step t.  loss (2) out
-static void golden_2026_gradients(Golden2026 *g, int t, double *loss)
+static inline void golden_2026_gradients(Golden2026 *g, int t, double *loss)
 {
     const Config *c = &g->config;
     if (rope_follow_window(&g->rope, c, schedule_window(c, t)))
@@ -247,7 +247,7 @@ static void golden_2026_gradients(Golden2026 *g, int t, double *loss)
 }
 
 // Validation loss of micro-batch 0 of step t.
-static double golden_2026_validation(Golden2026 *g, int t, bool final_window)
+static inline double golden_2026_validation(Golden2026 *g, int t, bool final_window)
 {
     AttentionSetting at = golden_2026_setting(g, t);
     float sum;
@@ -261,8 +261,8 @@ static double golden_2026_validation(Golden2026 *g, int t, bool final_window)
 }
 
 // The sample rule of the golden files: indices (i * stride) mod n.
-static int64_t gcd_2026(int64_t a, int64_t b) { return b ? gcd_2026(b, a % b) : a; }
-static int64_t sample_stride_2026(int64_t n)
+static inline int64_t gcd_2026(int64_t a, int64_t b) { return b ? gcd_2026(b, a % b) : a; }
+static inline int64_t sample_stride_2026(int64_t n)
 {
     int64_t s = max_i64(1, (int64_t)(0.618 * (double)n));
     while (gcd_2026(s, n) != 1)

@@ -205,7 +205,7 @@ void exchange_step_queued(Exchange *x, int t)
 static void gather_bucket(Exchange *x, const Params *p, const Bucket *b)
 {
     const ParamPool *q = &p->pools[b->pool];
-    floatX *values = q->storage == STORE_MASTER ? q->rounded : q->values;
+    floatX *values = q->storage == STORE_HALF ? q->values : q->rounded;
     comm_all_gather(x->stream, values + b->offset, b->share * (int64_t)sizeof(floatX));
 }
 

@@ -303,14 +303,14 @@ static bool check_tied(const Trainer *t, const SafeTensors *st, const Param *a, 
 {
     const Param *to = param_now(&t->model.params, a);
     size_t bytes = (size_t)param_stored(a) * param_element_size(a);
-    void *other = host_alloc((size_t)param_elements(a) * sizeof(float));
+    void *other = xcalloc((size_t)param_elements(a), sizeof(float));
     bool good = read_param(t, st, a, host, work, e) && read_param(t, st, to, other, work, e);
     if (good && memcmp(host, other, bytes) != 0)
         good = error_set(e,
                          "tensor %s: differs from %s, and both are one until step %d is done; give a file "
                          "in which they are equal, or --resume a checkpoint of a later step",
                          a->name, to->name, t->model.params.last_tied);
-    host_free(other);
+    free(other);
     return good;
 }
 
@@ -321,7 +321,8 @@ bool weights_read(Trainer *t, const SafeTensors *st, Error *e)
     int64_t most = 0;
     for (int i = 0; i < p->count; i++)
         most = max_i64(most, param_elements(&p->list[i]));
-    void *host = host_alloc((size_t)most * sizeof(float)), *work = host_alloc((size_t)most * sizeof(float));
+    // Ordinary memory: most parameters touch a part of it, and to pin it takes longer than to copy from it.
+    void *host = xcalloc((size_t)most, sizeof(float)), *work = xcalloc((size_t)most, sizeof(float));
     for (int i = 0; i < p->count && good; i++) {
         const Param *a = &p->list[i];
         if (param_now(p, a) != a) {
@@ -334,8 +335,8 @@ bool weights_read(Trainer *t, const SafeTensors *st, Error *e)
                            (size_t)param_stored(a) * param_element_size(a));
         stream_synchronize(t->stream);
     }
-    host_free(host);
-    host_free(work);
+    free(host);
+    free(work);
     if (good)
         params_round(p, t->stream);
     return good;

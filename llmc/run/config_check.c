@@ -27,18 +27,23 @@ static bool check_windows(const Config *c, Error *e)
     }
 }
 
-// How much of the vector of scalars a file may leave out is the record's matter.
+// How much of a vector a file may leave out is the record's matter.
 static bool check_vector(const Config *c, Error *e)
 {
     const Record *r = config_record(c);
-    for (int i = 0; i < r->num_params && c->save_scalars; i++) {
+    if (!c->save_scalars)
+        return true;
+    for (int i = 0; i < r->num_params; i++) {
         const ParamSpec *p = &r->params[i];
         int64_t most = record_extent(c, p->cols);
         int least = p->file.least;
         if (least && (c->save_scalars < least || c->save_scalars > most))
             return error_set(e, "--save-scalars %d: must be %d to %d", c->save_scalars, least, (int)most);
+        if (least)
+            return true;
     }
-    return true;
+    return error_set(e, "--save-scalars %d: files of preset %s have no vector that may be shorter",
+                     c->save_scalars, c->preset);
 }
 
 bool config_check(const Config *c, Error *e)
