@@ -119,6 +119,49 @@ static void check_places(const char *what, const Config *c)
        "%s: what is replicated is summed in one stretch, the scalars at odd steps", what);
 }
 
+// Parameters of the network of July 2026, of which files hold several in one tensor.
+static void check_banks(void)
+{
+    Config c = preset("2026-07-17", "50257");
+    Params p;
+    params_describe(&p, &c);
+    ok(params_total(&p) == 635887015, "2026-07-17: %lld parameters without padding",
+       (long long)params_total(&p));
+    const Param *embed = params_of(&p, ROLE_EMBED, 0), *head = params_of(&p, ROLE_HEAD, 0);
+    ok(p.tied && p.last_tied == 847 && param_now(&p, embed) == head && param_now(&p, head) == head,
+       "embedding and head are one up to step %d", p.last_tied);
+    ok(param_stage(&p, head) == 0 && embed->stage == 0, "and the head's stage is the embedding's");
+    p.tied = false;
+    ok(param_stage(&p, head) == 12 && param_now(&p, embed) == embed, "later it is its own");
+    const ParamPool *q = &p.pools[params_of(&p, ROLE_QKVO, 0)->pool];
+    ok(q->size == 32 * q->slot && q->slot == 4 * 768 * 768 && q->storage == STORE_SPLIT,
+       "the matrices of a layer's attention, and each of its MLP's, fill a slot: 32, none of which is "
+       "padding");
+    bool joined = true, places = true;
+    for (int layer = 0; layer < 11; layer++) {
+        const Param *qk = params_of(&p, ROLE_QKVO, layer), *vo = params_of(&p, ROLE_VO, layer),
+                    *up = params_of(&p, ROLE_MLP_UP, layer), *down = params_of(&p, ROLE_MLP_DOWN, layer);
+        int attention = layer - (layer > 6);
+        places =
+            places && up->file_first == 2 * layer && down->file_first == 2 * layer + 1 && up->rows == 768;
+        if (layer == 6) {
+            places = places && !qk && !vo;
+            continue;
+        }
+        joined = joined && vo->pool == qk->pool && vo->offset == qk->offset + param_elements(qk) &&
+                 qk->offset % q->slot == 0;
+        places = places && qk->file_first == 6 * attention && qk->matrices == 6 && qk->rows == 256 &&
+                 vo->file_first == 2 * attention && vo->matrices == 2 && vo->rows == 768;
+    }
+    ok(joined, "Wv and Wo stand behind Wq and Wk");
+    ok(places, "layers are matrices of the banks");
+    int64_t at = 0;
+    bool vector = true;
+    for (int i = 0; i < 4; at += param_elements(params_of(&p, ROLE_SCALARS, i++)))
+        vector = vector && params_of(&p, ROLE_SCALARS, i)->offset == at;
+    ok(vector && at == 24 + 22 + 22 + 1, "%lld scalars are one vector", (long long)at);
+}
+
 static int64_t slot_of(const Params *p, const char *format, int layer)
 {
     char name[64];
@@ -270,6 +313,7 @@ int main(void)
 {
     PART(check_table());
     PART(check_slots());
+    PART(check_banks());
     Config full = preset("2025-11-18", "50257"), tiny = preset("tiny", "257");
     PART(check_places("full size", &full));
     PART(check_places("tiny", &tiny));

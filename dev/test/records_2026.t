@@ -1,0 +1,157 @@
+#!/usr/bin/env perl
+# The small record of 2026 (8 steps: stages begin at 2, 3 and 5, embedding and head part after step 3): files under the published
+# names and shapes, runs that stop and go on anywhere, and the same run on several ranks.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest;
+use Test::More;
+
+plan skip_all => "$_ is missing: run make" for grep { !-x } $trainer, $exact;
+write_shard('train_1.bin', documents(24000, 1));
+write_shard('val.bin', documents(1400, 2));
+my @small = (qw(--preset tiny-2026 --micro-batches 4 --val-every 4 --max-document 40), '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val.bin");
+my ($steps, $vocab, $d, $layers) = (8, 384, 48, 6);
+
+sub train { # the folder of the run
+    my ($program, $name, @options) = @_;
+    run_ok($name, $program, @small, '--out', "$dir/$name", @options);
+    return "$dir/$name";
+}
+
+# ---- the file of weights -----------------------------------------------------------------------------------------------
+
+my $init = "$dir/init.safetensors";
+my $whole = train($exact, 'whole', '--save-init', $init);
+my ($weights) = tensors($init);
+is_deeply({map { $_ => join ' ', @{$weights->{$_}{shape}} } keys %$weights}, {
+    'embed.weight' => "$vocab $d", 'lm_head.weight' => "$d $vocab", value_embeds => 5 * $vocab . " $d", 'bigram_embed.weight' => "97 $d",
+    qk_bank => "30 16 $d", vo_bank => "10 $d $d", mlp_bank => "7 2 64 $d", ve_gate_bank => '5 6 12', 'smear_gate.weight' => '1 12',
+    scalars => 14, resid_lambdas => '6 2', post_lambdas => '6 2', _mudd_gate_scale => '', mudd_w1 => "2 8 $d", mudd_w2 => '2 14 8',
+    mudd_b2 => '2 14', mudd_gate_w1 => "2 8 $d", mudd_gate_w2 => '2 29 8', mudd_gate_b2 => '2 29', bigram_sign_table => "32 $d"},
+    '19 parameters and the signs, under the published names and shapes');
+
+sub transposed { my ($x, $rows, $cols) = @_; return [map { my $c = $_; map { $x->[$_ * $cols + $c] } 0 .. $rows - 1 } 0 .. $cols - 1] }
+sub rounded { return floats({dtype => 'BF16', bytes => to_bf16(@{$_[0]})}) }
+sub matrices { my ($x, $from, $count, $size) = @_; return [@$x[$from * $size .. ($from + $count) * $size - 1]] }
+sub spread { my ($x) = @_; my ($most, $square) = (0, 0); for (@$x) { $most = abs if abs > $most; $square += $_**2 } return ($most, sqrt($square / @$x)) }
+
+my %at = map { $_ => floats($weights->{$_}) } keys %$weights;
+is_deeply($at{'embed.weight'}, transposed($at{'lm_head.weight'}, $d, $vocab), 'the embedding is the head, transposed');
+my $bound = sqrt(3) / 2 / sqrt $d;
+for (['lm_head.weight', 0.005], [value_embeds => 0.01]) {
+    my (undef, $deviation) = spread($at{$_->[0]});
+    ok(abs($deviation / $_->[1] - 1) < 0.03, "$_->[0]: the deviation is $deviation");
+}
+for (['qk_bank', 0, $bound], ['vo_bank', 0, $bound], ['mudd_w1', 0, 1 / sqrt $d], ['mudd_gate_w1', 0, 1 / sqrt $d]) {
+    my ($most, $deviation) = spread($at{$_->[0]});
+    ok($most <= $_->[2] * 1.004 && abs($deviation * sqrt(3) / $_->[2] - 1) < 0.06, "$_->[0]: even up to $_->[2]");
+}
+is_deeply([grep { $_ } @{$at{$_}}], [], "$_ is zero") for qw(bigram_embed.weight ve_gate_bank smear_gate.weight mudd_w2 mudd_gate_w2);
+my $matrix = 64 * $d;
+is_deeply([grep { $_ } map { @{matrices($at{mlp_bank}, 2 * $_ + 1, 1, $matrix)} } 0 .. $layers], [], 'c_proj is zero');
+ok((!grep { my ($most) = spread(matrices($at{mlp_bank}, 2 * $_, 1, $matrix)); $most < 0.9 * $bound } 0 .. $layers - 1), 'c_fc is not, in every layer');
+is_deeply([grep { $_ } @{matrices($at{mlp_bank}, 2 * $layers, 1, $matrix)}], [], 'but in the layer of padding');
+is_deeply($at{$_}, rounded($at{$_}), "$_: lower halves are zero") for qw(qk_bank vo_bank mlp_bank);
+is_deeply([sort { $a <=> $b } keys %{{map { $_ => 1 } @{$at{bigram_sign_table}}}}], [-1, 1], 'signs are 1 and -1');
+my $positive = grep { $_ > 0 } @{$at{bigram_sign_table}};
+ok(abs($positive - 16 * $d) < 4 * sqrt(8 * $d), "about as many of both: $positive of " . 32 * $d);
+is_deeply([map { sprintf '%.6g', $_ } @{$at{scalars}}], [(0.5, 1) x 6, 0, -1.5], 'scalars');
+is_deeply([map { sprintf '%.6g', $_ } map { @{$at{$_}} } qw(resid_lambdas post_lambdas _mudd_gate_scale)], [(1.04881) x 12, (1) x 12, 0.1], 'lambdas, and the scale of the gates');
+is_deeply([map { sprintf '%g', $_ } @{$at{mudd_b2}}], [(0) x 6, 20, 20, 10.4881, 10, 0, 0.5, 10.4881, 10, 0, -5, (0) x 12], 'biases of mu and nu');
+
+my $again = train($exact, 'again', '--init-from', $init);
+is(same_state(newest($whole), newest($again)), '', 'a run from the file is the run that wrote it');
+my $out = train($trainer, 'bf16-init', '--save-init', "$dir/bf16.safetensors", qw(--stop-at 1));
+my ($half) = tensors("$dir/bf16.safetensors");
+is(join(' ', sort map { $half->{$_}{dtype} eq 'F32' ? $_ : () } keys %$half), '_mudd_gate_scale mlp_bank post_lambdas qk_bank resid_lambdas scalars vo_bank', 'bf16 build: banks and scalars are F32');
+
+# Banks of another number of ranks, without padding, and in bf16.
+my %size = (qk_bank => 16 * $d, vo_bank => $d * $d, mlp_bank => 2 * $matrix);
+my %count = (qk_bank => 64, vo_bank => 24, mlp_bank => 6);
+my $other = rewrite($init, "$dir/padded.safetensors", sub {
+    my ($name, $x) = @_;
+    return 1 if !$size{$name};
+    $x->{shape}[0] = $count{$name};
+    my @values = @{floats($x)}[0 .. $size{$name} * $count{$name} - 1];
+    @$x{qw(dtype bytes)} = ('BF16', to_bf16(map { $_ // 0 } @values));
+    return 1;
+});
+is(same_state(newest($whole), newest(train($exact, 'padded', '--init-from', $other))), '', 'banks with more matrices, or without the padding, in BF16: the same run');
+
+sub refused {
+    my ($what, $pattern, $tensor, $change) = @_;
+    my $file = rewrite($init, "$dir/refused.safetensors", sub { $change->($_[1]) if $_[0] eq $tensor; return $_[0] ne $tensor || $_[1]{shape} });
+    refuses($what, 1, $pattern, $exact, @small, '--out', "$dir/refused", '--init-from', $file);
+}
+refused('too few matrices', qr/refused\.safetensors: .*qk_bank: its first extent is 29, but .* needs 30/, 'qk_bank', sub { $_[0]{shape}[0] = 29; substr $_[0]{bytes}, -64 * $d, 64 * $d, '' });
+refused('another orientation', qr/lm_head\.weight.*48.*384.*384.*48/, 'lm_head.weight', sub { $_[0]{shape} = [$vocab, $d] });
+refused('embedding and head that differ', qr/embed\.weight: differs from lm_head\.weight, and both are one until step 3/, 'embed.weight', sub { substr $_[0]{bytes}, 4000, 1, 'x' });
+refused('a sign that is none', qr/bigram_sign_table: holds other values than 1 and -1/, 'bigram_sign_table', sub { substr $_[0]{bytes}, 400, 4, pack 'f<', 0.5 });
+refused('no signs', qr/bigram_sign_table/, 'bigram_sign_table', sub { delete $_[0]{shape} });
+
+# ---- stop and go on ----------------------------------------------------------------------------------------------------
+
+for ([$exact, 'fp32'], [$trainer, 'bf16']) {
+    my ($program, $what) = @$_;
+    my $all = $what eq 'fp32' ? $whole : train($program, "$what-whole");
+    for my $stop (1 .. $steps - 1) {
+        my $folder = train($program, "$what-$stop", '--stop-at', $stop);
+        my ($x) = tensors(checkpoint($folder, $stop));
+        my %has = map { $_ => exists $x->{$_} ? 1 : 0 } qw(embed.weight.grad lm_head.weight.grad embed.weight.adam_m lm_head.weight.adam_m);
+        my ($tied, $odd) = ($stop <= 3, $stop % 2);
+        is_deeply(\%has, {'embed.weight.grad' => !$tied && $odd ? 1 : 0, 'lm_head.weight.grad' => $odd, 'embed.weight.adam_m' => $tied ? 0 : 1, 'lm_head.weight.adam_m' => 1},
+            "$what, $stop steps: embedding and head are " . ($tied ? 'one' : 'two'));
+        my $equal = "@{floats($x->{'embed.weight'})}" eq "@{transposed(floats($x->{'lm_head.weight'}), $d, $vocab)}" ? 1 : 0;
+        is($equal, $stop <= 5 ? 1 : 0, '  and ' . ($equal ? 'equal' : 'differ'));
+        is($x->{'embed.weight.adam_v'}{bytes}, $x->{'lm_head.weight.adam_v'}{bytes}, '  so is their state') if $stop == 4;
+        train($program, "$what-$stop", '--resume', checkpoint($folder, $stop));
+        is(same_state(newest($all), checkpoint($folder, $steps)), '', "$what: $stop + " . ($steps - $stop) . ' steps end in the same bits');
+    }
+}
+my ($end) = tensors(newest("$dir/bf16-whole"));
+ok("@{floats($end->{qk_bank})}" ne "@{rounded(floats($end->{qk_bank}))}", 'bf16 build: a checkpoint holds lower halves of the banks');
+
+# ---- several ranks -----------------------------------------------------------------------------------------------------
+
+# Sums in another order. How far that goes is measured by a run whose first weights are moved by one unit in the last place (of bf16
+# for what is stored so): each of 8 steps may add one such error.
+my $seed = 5;
+my $move = sub { ($seed = ($seed * 1103515245 + 12345) % 2**31) & 65536 ? 1 : -1 };
+my $moved = rewrite($init, "$dir/moved.safetensors", sub {
+    my ($name, $x) = @_;
+    $x->{bytes} = pack 'V*', map { $_ & 0x7fffffff ? $_ + $move->() : $_ } unpack 'V*', $x->{bytes} if $name !~ /embed.weight|lm_head|sign/;
+    return 1;
+});
+sub distances {
+    my ($one, $other) = map { (tensors(newest($_)))[0] } @_;
+    my (%sum, %count);
+    for my $name (grep { !/rope|sign/ } keys %$one) {
+        my $kind = $name =~ /(adam_m|adam_v|momentum|second)$/ ? $1 : $name =~ /embed|lm_head/ ? 'tables' : $name =~ /bank/ ? 'banks' : 'small';
+        $sum{$kind} += distance(floats($one->{$name}), floats($other->{$name}))**2;
+        $count{$kind}++;
+    }
+    return {map { $_ => sqrt $sum{$_} / $count{$_} } keys %sum};
+}
+my $yardstick = distances($whole, train($exact, 'yardstick', '--init-from', $moved));
+my @step = ('--init-from', $init);
+for my $ranks (2, 4) {
+    my $folder = train($exact, "ranks$ranks", '--ranks', $ranks);
+    my $found = distances($whole, $folder);
+    cmp_ok($found->{$_}, '<=', $steps * $yardstick->{$_}, sprintf '%d ranks: %s within %.2g yardsticks of %.2g', $ranks, $_, $found->{$_} / $yardstick->{$_}, $yardstick->{$_}) for sort keys %$found;
+    for my $stop (4, 6) {
+        train($exact, "ranks$ranks-$stop", '--ranks', $ranks, '--stop-at', $stop);
+        train($exact, "ranks$ranks-$stop", '--ranks', $ranks, '--resume', "$dir/ranks$ranks-$stop");
+        is(same_state(newest($folder), newest("$dir/ranks$ranks-$stop")), '', "$ranks ranks: $stop + " . ($steps - $stop) . ' steps end in the same bits');
+    }
+}
+# What one rank left goes on on four, and the other way.
+for ([1, 4], [4, 1]) {
+    my ($first, $then) = @$_;
+    train($exact, "from$first", '--ranks', $first, '--stop-at', 3);
+    my $found = distances($whole, train($exact, "from$first", '--ranks', $then, '--resume', "$dir/from$first"));
+    cmp_ok($found->{$_}, '<=', $steps * $yardstick->{$_}, "$first ranks, then $then: $_") for sort keys %$found;
+}
+
+done_testing;
