@@ -629,6 +629,37 @@ static void test_shapes(void)
     }
 }
 
+// Three matrices side by side, then a gap, and so on: the same bits as of packed ones, whatever a chunk cuts.
+static void test_groups(int rows, int cols)
+{
+    enum { GROUP = 3, BATCH = 8, GAP = 5 };
+    int64_t count = (int64_t)rows * cols, group_stride = GROUP * count + GAP;
+    float *packed = xcalloc((size_t)(BATCH * count), sizeof *packed),
+          *apart = xcalloc((size_t)(BATCH * group_stride), sizeof *apart);
+    Random r = {19};
+    for (int64_t i = 0; i < BATCH * count; i++)
+        packed[i] = (float)random_normal(&r);
+    for (int i = 0; i < BATCH; i++)
+        memcpy(apart + i / GROUP * group_stride + i % GROUP * count, packed + i * count,
+               (size_t)count * sizeof *packed);
+    bool same = true;
+    for (int v = 0; v < 6 * 3; v++) {
+        NsOptions o = options(variant_names[v % 6], NULL, 0, NULL, NULL);
+        o.max_batch = v / 6 * 2; // all at once, 2, 4
+        double *want = run_batch(&o, packed, count, rows, cols, BATCH, NULL);
+        NsInput in = {apart, rows, cols, BATCH, count, GROUP, group_stride};
+        void *workspace = aligned_alloc(256, (ns_workspace_bytes(&o, rows, cols, BATCH) + 511) / 256 * 256);
+        const ns_real *got = newton_schulz(NULL, &o, &in, workspace);
+        for (int64_t i = 0; i < BATCH * count; i++)
+            same = same && got[i] == want[i];
+        free(workspace);
+        free(want);
+    }
+    ok(same, "8 of %dx%d in groups of 3: the same bits as packed", rows, cols);
+    free(packed);
+    free(apart);
+}
+
 int main(void)
 {
     PART(test_rounding(NS_FP16, 5, 10));
@@ -643,6 +674,8 @@ int main(void)
     for (int v = 0; v < 6; v++)
         PART(test_reproducible(variant_names[v]));
     PART(test_shapes());
+    PART(test_groups(16, 40));
+    PART(test_groups(40, 24));
     PART(test_structured_input());
     PART(test_stress());
     PART(test_fp32_gram());

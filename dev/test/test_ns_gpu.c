@@ -378,6 +378,36 @@ static void test_large_offsets(void)
     free(last);
 }
 
+// Six matrices side by side, then two of others, as a layer's Wq, Wk and Wv, Wo: the same bits as of packed
+// ones.
+static void test_groups(const char *variant, int rows, int cols)
+{
+    enum { GROUP = 6, GROUPS = 3, BATCH = GROUP * GROUPS };
+    int64_t count = (int64_t)rows * cols, group_stride = (GROUP + 2) * count;
+    float *packed = xcalloc((size_t)(BATCH * count), sizeof *packed),
+          *apart = xcalloc((size_t)(GROUPS * group_stride), sizeof *apart);
+    Random r = {23};
+    for (int64_t i = 0; i < BATCH * count; i++)
+        packed[i] = (float)random_normal(&r);
+    for (int i = 0; i < GROUPS; i++)
+        memcpy(apart + i * group_stride, packed + i * GROUP * count,
+               (size_t)(GROUP * count) * sizeof *packed);
+    NsOptions o = options(variant, NULL, 0, NULL, NULL);
+    double *want = gpu_run(&o, packed, rows, cols, BATCH, false, NULL);
+    Array du = array_new((size_t)(GROUPS * group_stride) * sizeof *apart),
+          work = array_new(ns_workspace_bytes(&o, rows, cols, BATCH));
+    copy_to_device(NULL, du.p, apart, du.bytes);
+    NsInput in = {du.p, rows, cols, BATCH, count, GROUP, group_stride};
+    double *got = values_of(o.dtype, newton_schulz(NULL, &o, &in, work.p), BATCH * count);
+    bool intact = intact_and_free(du) & intact_and_free(work);
+    ok(intact && !memcmp(got, want, (size_t)(BATCH * count) * sizeof *got),
+       "%s: %d of %dx%d in groups of 6, the same bits as packed", variant, BATCH, rows, cols);
+    free(packed);
+    free(apart);
+    free(want);
+    free(got);
+}
+
 int main(int argc, char **argv)
 {
     set_program_name("test_ns_gpu", -1);
@@ -398,6 +428,10 @@ int main(int argc, char **argv)
     PART(test_spectra());
     PART(test_variants());
     PART(test_small());
+    for (int i = 0; i < 2; i++) {
+        PART(test_groups(i ? "turbo-gram" : "polar", 256, 768));
+        PART(test_groups(i ? "turbo-gram" : "polar", 16, 48));
+    }
     ns_release();
     return tap_done();
 }
