@@ -146,6 +146,12 @@ static void check_help(const Config *standard)
     for (size_t i = 0; i < sizeof relied_on / sizeof *relied_on; i++)
         found += option_index(relied_on[i]) >= 0;
     ok(found == sizeof relied_on / sizeof *relied_on, "the %d names that scripts rely on exist", found);
+    ok(strstr(help,
+              "  2026-07-17   a record with its own network with its own stages with --model-dim 768 ") &&
+           strstr(help,
+                  "               from step 423: 8 x 32768 tokens, documents cut at 2048, windows 384 and "
+                  "896, rate 1.52, targets 1:0.5-0, prefix 0.25-0\n"),
+       "and of presets with stages each of them");
     ok(strstr(help, "2025-11-18") && strstr(help, "Exit status"), "help names presets and exit statuses");
 }
 

@@ -1,4 +1,5 @@
 // The command line, and --help.
+#include "llmc/optim/schedule.h"
 #include "llmc/records/record.h"
 #include "llmc/run/config_internal.h"
 #include <stdlib.h>
@@ -131,6 +132,38 @@ static char *standard_value(const Config *first, const Option *o)
     return config_option_value(first, (int)(o - config_options));
 }
 
+// A line for each stage of a preset.
+static void print_stages(FILE *f, const char *preset)
+{
+    Config c;
+    Error e;
+    char *argv[] = {"", "--preset", (char *)preset};
+    if (!config_parse(&c, 3, argv, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
+    char *stages = schedule_describe(&c), *rest = NULL;
+    for (char *stage = strtok_r(stages, ";", &rest); stage; stage = strtok_r(NULL, ";", &rest))
+        fprintf(f, "               %s\n", stage + strspn(stage, " "));
+    free(stages);
+}
+
+static void print_preset(FILE *f, const Record *r)
+{
+    bool first = r == records[0];
+    fprintf(f, "  %-12s %s", r->name,
+            first         ? "the defaults above"
+            : r->based_on ? r->based_on->name
+                          : "a record");
+    if (r->layers && !first)
+        fprintf(f, " with its own network");
+    if (r->stages && !first)
+        fprintf(f, " with its own stages");
+    for (const Field *field = r->fields; !first && field->option; field++)
+        fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
+    fprintf(f, "\n");
+    if (r->stages && !first)
+        print_stages(f, r->name);
+}
+
 void config_print_help(FILE *f)
 {
     Config first = {0};
@@ -159,17 +192,8 @@ void config_print_help(FILE *f)
         free(standard);
     }
     fprintf(f, "\nPresets, each as the one it is based on with these changes:\n");
-    for (int i = 0; records[i]; i++) {
-        const Record *r = records[i];
-        fprintf(f, "  %-12s %s", r->name, r->based_on ? r->based_on->name : "the defaults above");
-        if (r->layers && r->based_on)
-            fprintf(f, " with its own network");
-        if (r->stages && r->based_on)
-            fprintf(f, " with its own stages");
-        for (const Field *field = r->fields; r->based_on && field->option; field++)
-            fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
-        fprintf(f, "\n");
-    }
+    for (int i = 0; records[i]; i++)
+        print_preset(f, records[i]);
     fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
                "(the state was saved, unless a second signal came),\n4 a GPU failed, 5 diverged: the loss of "
                "a training step or "
