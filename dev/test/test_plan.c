@@ -80,5 +80,8 @@ int main(void)
     describe(&m, &c, "2025-11-18");
     PART(check_full_size(&m, "2025-11-18", 32768, true, 6409.5));
     PART(check_full_size(&m, "2025-11-18", 262144, false, 3456.5));
+    describe(&m, &c, "2026-07-17");
+    PART(check_full_size(&m, "2026-07-17", 49152, true, 12464));
+    PART(check_full_size(&m, "2026-07-17", 262144, false, 5047.5));
     return tap_done();
 }

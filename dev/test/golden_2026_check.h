@@ -1,0 +1,71 @@
+// The network of the records of summer 2026 against the float64 reference: losses and every gradient. In fp32
+// to 1e-5, or to twice the error of the float32 reference. In bf16, whose rounding is 2^16 times as large, to
+// 2^16 times that error; losses to one rounding of bf16.
+#pragma once
+#include "dev/test/golden_2026.h"
+#include "dev/test/tap.h"
+
+static const bool half = sizeof(floatX) == 2;
+static const double limit = sizeof(floatX) == 2 ? 0x1p-8 : 1e-5;
+static Golden2026 g;
+
+static void check_losses(const SafeTensors *st, const double *loss)
+{
+    float *want = read_golden(st, "loss", NULL), *validation = read_golden(st, "validation", NULL);
+    for (int i = 0; i < 2; i++)
+        ok_at_most(fabs(loss[i] - want[i]) / want[i], limit,
+                   i ? "loss of micro-batch 1" : "loss of micro-batch 0");
+    for (int i = 0; i < 2; i++)
+        ok_at_most(fabs(golden_2026_validation(&g, 0, i) - validation[i]) / validation[i], limit,
+                   i ? "validation loss with the last windows" : "validation loss");
+    free(want);
+    free(validation);
+}
+
+// A tensor's gradient on the sample, and its norm.
+static void check_gradient(const SafeTensors *st, const char *name)
+{
+    int64_t n, samples;
+    float *start = golden_values(g.init, "", name, &n), *got = golden_2026_gradient(&g, name, n),
+          *want = golden_values(st, "grad.", name, &samples), *norm = golden_values(st, "norm.", name, NULL),
+          *rel = golden_values(st, "rel_f32.", name, NULL);
+    int64_t stride = sample_stride_2026(n);
+    double error = 0, square = 0, whole = 0, most = half ? 0x1p16 * rel[0] : fmax(limit, 2 * rel[0]);
+    for (int64_t i = 0; i < samples; i++) {
+        error += pow((double)got[i * stride % n] - want[i], 2);
+        square += pow(want[i], 2);
+    }
+    for (int64_t i = 0; i < n; i++)
+        whole += pow(got[i], 2);
+    ok(square > 0 && sqrt(error / square) <= most, "gradient of %s: error %.2g, at most %.2g", name,
+       sqrt(error / square), most);
+    ok(fabs(sqrt(whole) - norm[0]) <= most * norm[0], "  its norm is %.6g, want %.6g", sqrt(whole), norm[0]);
+    free(start);
+    free(got);
+    free(want);
+    free(norm);
+    free(rel);
+}
+
+static void check_golden_2026(void)
+{
+    double loss[2];
+    SafeTensors *st = open_golden("2026-gradients");
+    comm_open(); // one rank
+    golden_2026_open(&g);
+    g.model.params.tied = false; // the file has the gradients of embedding and head apart
+    golden_2026_weights(&g);
+    golden_2026_gradients(&g, 0, loss);
+    check_losses(st, loss);
+    const Params *p = &g.model.params;
+    for (int i = 0; i < p->count; i++) {
+        const ParamSpec *spec = p->list[i].spec;
+        bool known = spec->update.kind == FIXED;
+        for (int k = 0; k < i && !known; k++)
+            known = !strcmp(p->list[k].spec->name, spec->name);
+        if (!known)
+            check_gradient(st, spec->name);
+    }
+    golden_2026_close(&g);
+    safetensors_close(st);
+}
