@@ -201,8 +201,9 @@ typedef struct {
 } Readers;
 
 // Whether backward comes to the generator of a term's column before it comes to the term's stream, or the
-// term is no stream but rows of a table: then the gradients of its coefficients are taken at the sum.
-static bool taken_at_sum(const Network *n, const NodeTerm *t)
+// term is no stream but rows of a table, which always have a column: then the gradients of its coefficients
+// are taken at the generator.
+static bool taken_early(const Network *n, const NodeTerm *t)
 {
     return t->node == NONE || (t->column && n->generator[column_generator(t->column)] > t->node);
 }
@@ -240,7 +241,7 @@ static void find_readers(const Pass *p, int k, Readers *r)
         const Node *n = &net->node[i];
         for (int j = 0; j < n->terms; j++) {
             if (n->term[j].node == k)
-                add_reader(r, reader_of(p, i, &n->term[j], !taken_at_sum(net, &n->term[j])));
+                add_reader(r, reader_of(p, i, &n->term[j], !taken_early(net, &n->term[j])));
         }
         if (n->input != k)
             continue;
@@ -282,7 +283,7 @@ static void stream_gradient(const Pass *p, int k)
         StreamGrad g = {.dx = x->dx, .accumulate = i > 0};
         for (int j = i * MIX_STREAMS; j < r.readers && g.readers < MIX_STREAMS; j++)
             g.reader[g.readers++] = r.reader[j];
-        g.x = n->kind == NODE_SUM && !n->kept ? NULL : x->x;
+        g.x = i < r.norms || (n->kind == NODE_SUM && !n->kept) ? NULL : x->x; // a norm is loaded anyway
         if (i < r.norms) {
             g.dh = r.norm[i].dh;
             g.dh_lead = r.norm[i].lead;
@@ -311,25 +312,49 @@ static void table_term_backward(const Pass *p, int k, const NodeTerm *t)
         table_grad(p->s, param_grad(w, table), &row, 1, &p->b->rows, N, d, d);
 }
 
-// Streams take the gradient of a sum where backward comes to them; what cannot wait for that is done here.
+// What the coefficients of a term read: a stream, or rows of a table.
+static StreamGrad coefficients_of(const Pass *p, const NodeTerm *t)
+{
+    bool table = t->node == NONE;
+    return (StreamGrad){.x = table ? table_weight(p->m, t->table) : p->a->node[t->node].x,
+                        .rows = table ? p->b->tokens : NULL};
+}
+
+// Streams take the gradient of a sum where backward comes to them; what is no stream takes it here.
 static void sum_backward(const Pass *p, int k)
 {
-    const Network *net = &p->m->network;
-    const Node *n = &net->node[k];
-    StreamGrad g[MIX_STREAMS];
-    int count = 0;
+    const Node *n = &p->m->network.node[k];
     for (int i = 0; i < n->terms; i++) {
         const NodeTerm *t = &n->term[i];
-        bool table = t->node == NONE;
-        if (!taken_at_sum(net, t))
-            continue;
-        g[count++] = (StreamGrad){.x = table ? table_weight(p->m, t->table) : p->a->node[t->node].x,
-                                  .rows = table ? p->b->tokens : NULL,
-                                  .reader = {reader_of(p, k, t, true)},
-                                  .readers = 1};
-        if (table)
+        if (t->node == NONE)
             table_term_backward(p, k, t);
     }
+}
+
+// Adds the reader to those of the same stream.
+static void add_coefficients(StreamGrad *g, int *count, StreamGrad stream, StreamReader reader)
+{
+    int i = 0;
+    while (i < *count && (g[i].x != stream.x || g[i].rows != stream.rows || g[i].readers == MIX_STREAMS))
+        i++;
+    if (i == *count)
+        g[(*count)++] = stream;
+    g[i].reader[g[i].readers++] = reader;
+}
+
+// The gradients of the columns of generator k whose streams backward has not come to. Streams go in pairs:
+// those of a pair are mostly read by the same sums.
+static void columns_backward(const Pass *p, int k)
+{
+    const Network *net = &p->m->network;
+    StreamGrad g[GENERATOR_MOST]; // a column has one term
+    int count = 0;
+    for (int i = k + 1; i < net->count; i++)
+        for (int j = 0; j < net->node[i].terms; j++) {
+            const NodeTerm *t = &net->node[i].term[j];
+            if (t->column && net->generator[column_generator(t->column)] == k && taken_early(net, t))
+                add_coefficients(g, &count, coefficients_of(p, t), reader_of(p, i, t, true));
+        }
     for (int i = 0; i < count; i += STREAM_GRADS)
         run_stream_grads(p, g + i, count - i < STREAM_GRADS ? count - i : STREAM_GRADS);
 }
@@ -382,6 +407,7 @@ void node_backward(const Pass *p, int k)
         bigram_backward(p, k);
         return;
     case NODE_GENERATOR:
+        columns_backward(p, k);
         generator_node_backward(p, k);
         return;
     case NODE_SUM:
