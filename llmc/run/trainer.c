@@ -25,10 +25,8 @@ AttentionSetting trainer_attention(const Trainer *t, int window_long)
 
 static void follow(Trainer *t, int window)
 {
-    if (!rope_follow_window(&t->rope, t->config, window))
-        return;
-    trainer_drop_graphs(t); // windows and scale are frozen in them
-    trainer_rebuild_rope(t);
+    if (rope_follow_window(&t->rope, t->config, window))
+        trainer_rebuild_rope(t);
 }
 
 void trainer_follow_windows(Trainer *t) { follow(t, schedule_window(t->config, t->step)); }
@@ -172,14 +170,13 @@ static void collect_failure(bool failed, Error *e)
     }
 }
 
-// All ranks come here at the same step.
+// All ranks come here at the same step. The device still works on the step before, by a graph of its own
+// stage.
 static void follow_stage(Trainer *t)
 {
     Stage stage = schedule_stage(t->config, t->step);
-    if (stage.index == t->stage.index)
-        return;
-    trainer_drop_graphs(t); // sizes are frozen in them
-    trainer_take_sizes(t, stage);
+    if (stage.index != t->stage.index)
+        trainer_take_sizes(t, stage);
 }
 
 // When the data of one rank fails, all fail, with the step before as the last: so its state can still be

@@ -10,13 +10,14 @@
 #include "llmc/optim/optimizer.h"
 #include "llmc/ops/profile.h"
 
-enum { STEP_SLOTS = 2, MAX_GRAPHS = 8, TRAINER_NOTES = 3 };
+enum { STEP_SLOTS = 2, MAX_GRAPHS = 16, TRAINER_NOTES = 3 };
 
 typedef struct Validation Validation;
 
 typedef struct {
     // What a captured step depends on.
-    int stage, slots;
+    int stage; // sizes, windows and attention scale are frozen in it
+    int slots;
     int phase; // of the cycle of updates; a cycle further while parameters are tied
     int input; // slot of its buffers
     Graph *graph;
