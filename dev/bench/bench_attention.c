@@ -144,10 +144,12 @@ static void queue(const Call *c)
                                .lambda = scalars,
                                .cos = turns,
                                .sin = turns + (int64_t)N * (E / 4),
-                               .scratch = scratch};
+                               .scratch = scratch,
+                               .gate_inputs = 12};
         attention_backward(stream, &a, c->tokens, H, E);
     } else {
-        AttentionForward a = {t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, c->window, SCALE};
+        AttentionForward a = {t[3],   lse,   t[0],     t[1],      t[2],  t[4],
+                              gate_w, table, c->slots, c->window, SCALE, 12};
         attention_forward(stream, &a, c->tokens, H, E);
     }
 }

@@ -91,7 +91,7 @@ static void make_inputs(void)
     k_shifted = tensor((int64_t)(MOST_N + 1) * D, 1);
     dqkv = tensor((int64_t)MOST_N * 3 * D, 1);
     values = tensor((int64_t)ROWS * D, 1);
-    gate_w = tensor((int64_t)H * GATE_INPUTS, 1);
+    gate_w = tensor(12 * (int64_t)H, 1);
     cosine = tensor((int64_t)2 * MOST_N * (E / 4), 1);
     sine = tensor((int64_t)2 * MOST_N * (E / 4), 1);
     columns = floats((int64_t)MOST_N * COLUMNS);
@@ -100,8 +100,8 @@ static void make_inputs(void)
     rstd_k = floats((int64_t)MOST_N * H);
     lse = floats((int64_t)MOST_N * H);
     gate = floats((int64_t)MOST_N * H);
-    leads = floats((int64_t)MOST_N * GATE_INPUTS);
-    dgate_w = floats((int64_t)H * GATE_INPUTS);
+    leads = floats(12 * (int64_t)MOST_N);
+    dgate_w = floats(12 * (int64_t)H);
     int32_t *host = xcalloc(MOST_N, sizeof *host);
     for (int i = 0; i < MOST_N; i++)
         host[i] = (int32_t)fmin(ROWS - 1, exp((double)rand() / RAND_MAX * log(50000.0)) - 1); // Zipf
@@ -135,7 +135,12 @@ static HeadsForward heads_of(Values kind)
                       .sin = sine,
                       .offset = kind == FACTORS};
     if (kind == GATES)
-        a.value = (ValueMix){.table = values, .tokens = tokens, .gate_w = gate_w, .h = t[5], .gate = gate};
+        a.value = (ValueMix){.table = values,
+                             .tokens = tokens,
+                             .gate_w = gate_w,
+                             .h = t[5],
+                             .gate = gate,
+                             .gate_inputs = 6};
     if (kind == FACTORS)
         a.value = (ValueMix){.table = values,
                              .tokens = tokens,
@@ -164,7 +169,7 @@ static void heads_backward_of(Values kind)
                        .dv = t[9],
                        .dgate_w = dgate_w,
                        .dh_lead = leads,
-                       .du_lead = leads + (int64_t)MOST_N * VALUE_GATE_INPUTS,
+                       .du_lead = leads + 6 * (int64_t)MOST_N,
                        .dfactor = dcolumns};
     if (kind == FACTORS) {
         a.dq_add = t[10];

@@ -31,12 +31,12 @@ OP(square)
 
 OP(embed_forward)
 {
-    embed_forward(stream, &(EmbedForward){S.t[0], S.rstd, S.tokens, S.table, S.w, small}, N, D);
+    embed_forward(stream, &(EmbedForward){S.t[0], S.rstd, S.tokens, S.table, S.w, small, 12}, N, D);
 }
 OP(embed_backward)
 {
-    EmbedBackward a = {S.t[0],  S.t[1], S.t[2], S.t[3],    S.rstd,    S.tokens,
-                       S.table, S.w,    small,  small + 8, small + 24};
+    EmbedBackward a = {S.t[0],  S.t[1], S.t[2], S.t[3],    S.rstd,     S.tokens,
+                       S.table, S.w,    small,  small + 8, small + 24, 12};
     embed_backward(stream, &a, N, D);
 }
 OP(embedding_grad)
@@ -70,6 +70,7 @@ static void mix_backward(bool skip)
                      .dgate = S.head_rstd,
                      .gate_w = S.w,
                      .heads = H,
+                     .gate_inputs = 12,
                      .accumulate_dx0 = true};
     mix_rmsnorm_backward(stream, &a, N, D);
 }

@@ -15,10 +15,11 @@ static float *lse;                 // (N, H)
 static int32_t *table, *first_key; // of the program's kernels; (N) first key that a query sees
 static int cu[DOCUMENTS + 1], slots, first_key_host[N];
 static AttentionPlan *plan;
+enum { GATE_WIDTH = 12 }; // channels that a gate reads
 
 static __device__ __forceinline__ float gate_of(const floatX *h, const floatX *gate_w, int query, int head)
 {
-    return sigmoid(gate_input(h + (int64_t)query * D, gate_w + head * GATE_WIDTH));
+    return sigmoid(gate_input(h + (int64_t)query * D, gate_w + head * GATE_WIDTH, GATE_WIDTH));
 }
 
 // ---- 1: one warp a query, one key after the other ---------------------------------------------------------
@@ -129,6 +130,7 @@ static AttentionCall call_of(int i)
     c.v = set[i].v;
     c.h = set[i].h;
     c.gate_w = gate_w;
+    c.gate_inputs = GATE_WIDTH;
     c.y = set[i].yg;
     c.lse = lse;
     c.length = table;
@@ -291,7 +293,7 @@ static void run5(Stream s, int i)
 {
     AttentionCall c = call_of(i);
     attention_plan_run(plan, &c, s);
-    attention_gate_forward(s, c.y, c.h, c.gate_w, N, H, E);
+    attention_gate_forward(s, &c);
 }
 
 // ---- 6: the program's op ----------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ static void run5(Stream s, int i)
 static void run6(Stream s, int i)
 {
     AttentionForward a = {set[i].yg, lse,   set[i].q, set[i].k, set[i].v, set[i].h,
-                          gate_w,    table, slots,    WINDOW,   SCALE};
+                          gate_w,    table, slots,    WINDOW,   SCALE,    GATE_WIDTH};
     attention_forward(s, &a, N, H, E);
 }
 

@@ -59,6 +59,7 @@ static void make_inputs(const Case *c)
 {
     int d = c->H * c->e, n = c->N * d, angles = c->N * (c->e / 4);
     pool_reset();
+    gate_inputs = d >= MAX_GATE_INPUTS && c->documents % 2 ? MAX_GATE_INPUTS : d > 16 ? 5 : 12;
     at.a = (Attention){c->cu, c->documents, c->N, c->H, c->e, c->window, 0.37f, c->e};
     at.tokens = random_tokens(c->N, VOCAB);
     at.q = random_tensor(n, 1.5);
@@ -68,7 +69,7 @@ static void make_inputs(const Case *c)
     at.lambda = random_tensor32(2, 1);
     at.dyg = random_tensor(n, 1);
     at.h = random_tensor(n, 1.7);
-    at.w = random_tensor(c->H * 12, 1);
+    at.w = random_tensor(c->H * gate_inputs, 1);
     // Tables coarser than fp32, so that cos^2 + sin^2 differs from 1 as it does in bf16.
     at.cos = random_tensor(angles, 1);
     at.sin = random_tensor(angles, 1);
@@ -94,8 +95,9 @@ typedef struct {
 static Results run_ops(const Case *c)
 {
     int N = c->N, H = c->H, e = c->e, n = N * H * e;
-    Results r = {halves(n),     halves(n),     halves(n),     halves(n),     halves(3 * n),  halves(n),
-                 floats(N * H), floats(N * H), floats(N * H), floats(N * H), floats(H * 12), {0.5f, -0.25f}};
+    Results r =
+        {halves(n),     halves(n),     halves(n),     halves(n),     halves(3 * n),           halves(n),
+         floats(N * H), floats(N * H), floats(N * H), floats(N * H), floats(H * gate_inputs), {0.5f, -0.25f}};
     const floatX *values = c->values ? at.values.x : NULL;
     int32_t *table = take((size_t)attention_table_ints(N, 0), sizeof *table);
     int slots = attention_table_build(table, c->cu, c->documents, N, 0);
@@ -104,7 +106,7 @@ static Results run_ops(const Case *c)
     QkvForward qkv = {r.q,    r.k,       r.v,         r.rstd_q, r.rstd_k, at.v.x,
                       values, at.tokens, at.lambda.x, at.cos.x, at.sin.x};
     AttentionForward f =
-        {r.yg, r.lse, r.q, r.k, r.v, at.h.x, at.w.x, table, slots, c->window, (float)at.a.scale};
+        {r.yg, r.lse, r.q, r.k, r.v, at.h.x, at.w.x, table, slots, c->window, (float)at.a.scale, gate_inputs};
     qkv_forward(NULL, &qkv, N, H, e);
     attention_forward(NULL, &f, N, H, e);
     AttentionBackward b = {.dqkv = r.dqkv,
@@ -120,6 +122,7 @@ static Results run_ops(const Case *c)
                            .v = r.v,
                            .h = at.h.x,
                            .gate_w = at.w.x,
+                           .gate_inputs = gate_inputs,
                            .table = table,
                            .slots = slots,
                            .window = c->window,
@@ -150,13 +153,13 @@ static void check(const Case *c, const char *what, const double *got, const doub
 static void check_gate(const float *dgate, const float *dgate_w)
 {
     int N = at.a.N, H = at.a.H, d = H * at.a.e;
-    ok_at_most(relative_error(of_float(dgate_w, H * 12), central_differences(at.w.d, H * 12, gate_loss),
-                              H * 12),
+    ok_at_most(relative_error(of_float(dgate_w, H * gate_inputs),
+                              central_differences(at.w.d, H * gate_inputs, gate_loss), H * gate_inputs),
                LIMIT, "   dgate_w");
     double *dh = doubles(N * d);
     for (int t = 0; t < N; t++)
-        for (int i = 0; i < H * 12; i++)
-            dh[t * d + i % 12] += dgate[t * H + i / 12] * at.w.d[i];
+        for (int i = 0; i < H * gate_inputs; i++)
+            dh[t * d + i % gate_inputs] += dgate[t * H + i / gate_inputs] * at.w.d[i];
     if (N * d < 2000)
         ok_at_most(relative_error(dh, central_differences(at.h.d, N * d, gate_loss), N * d), LIMIT,
                    "   dh through dgate");

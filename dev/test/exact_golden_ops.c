@@ -101,7 +101,8 @@ static void value_case(void)
                          .tokens = each,
                          .gate_w = get("w"),
                          .h = get("h"),
-                         .gate = floats(N * H)};
+                         .gate = floats(N * H),
+                         .gate_inputs = 6};
     heads_forward(NULL, &f, N, H, E);
     check("out.y", f.v, N * D);
     HeadsBackward b = {&f,   dqkv, zero,           zero,          get("dout.y"), NULL,

@@ -29,7 +29,7 @@ static Tensor sum_of(Tensor a, Tensor b)
 typedef enum { PLAIN_VALUE, GATED, GIVEN } Value; // no embedding; gates of their own; factors and a mixture
 enum { STRIDE = 5, GROUPS = 2, VOCAB = 4 };
 static struct {
-    int N, H, e, qk; // qk: width of a head of q and k
+    int N, H, e, qk, inputs; // qk: width of a head of q and k; inputs: of a gate from h, and from u
     bool paired, offset;
     Value value;
     Tensor raw, table, gate_w, h, extra, dq, dk, dv;
@@ -56,10 +56,10 @@ static void ref_head(double *y, const double *x, int t, int n)
 static double ref_value_gate(int t, int n)
 {
     int d = qk.H * qk.e;
-    const double *w = qk.gate_w.d + n * 12, *u = qk.table.d + qk.tokens[t] * d;
+    const double *w = qk.gate_w.d + n * 2 * qk.inputs, *u = qk.table.d + qk.tokens[t] * d;
     if (qk.value == GIVEN)
         return qk.factor.d[t * STRIDE + n / (qk.H / GROUPS)];
-    return 2 * ref_sigmoid(inner(w, qk.h.d + t * d, 6) + inner(w + 6, u, 6));
+    return 2 * ref_sigmoid(inner(w, qk.h.d + t * d, qk.inputs) + inner(w + qk.inputs, u, qk.inputs));
 }
 
 static void ref_heads(void)
@@ -118,7 +118,8 @@ static void heads_inputs(int N, int H, int e, int width, bool paired, bool offse
     qk.value = value;
     qk.raw = random_tensor(2 * m + n, 1.5);
     qk.table = random_tensor(VOCAB * d, 1);
-    qk.gate_w = random_tensor(H * 12, 1);
+    qk.inputs = N % 3 ? 6 : MAX_GATE_INPUTS / 2;
+    qk.gate_w = random_tensor(H * 2 * qk.inputs, 1);
     qk.h = random_tensor(n, 1);
     qk.extra = random_tensor(n, 1);
     qk.dq = random_tensor(m, 1);
@@ -148,6 +149,7 @@ static ValueMix value_mix(void)
         return m;
     }
     m.gate_w = qk.gate_w.x;
+    m.gate_inputs = qk.inputs;
     m.h = qk.h.x;
     m.gate = floats(qk.N * qk.H);
     return m;
@@ -175,16 +177,17 @@ static void check_values(const HeadsBackward *b)
     float *dtable = floats(VOCAB * d);
     RowReader reader = {.g = b->dqkv + 2 * H * qk.qk, .pitch = 2 * H * qk.qk + d};
     if (qk.value == GATED) {
-        check("   gradient of the gates", b->dgate_w, central_differences(qk.gate_w.d, H * 12, heads_loss),
-              H * 12);
-        double *dh = central_differences(qk.h.d, N * d, heads_loss), *lead = doubles(N * 6);
-        for (int i = 0; i < N * 6; i++)
-            lead[i] = dh[i / 6 * d + i % 6];
-        check("   of the layer's input", b->dh_lead, lead, N * 6);
+        int inputs = qk.inputs, weights = H * 2 * inputs;
+        check("   gradient of the gates", b->dgate_w, central_differences(qk.gate_w.d, weights, heads_loss),
+              weights);
+        double *dh = central_differences(qk.h.d, N * d, heads_loss), *lead = doubles(N * inputs);
+        for (int i = 0; i < N * inputs; i++)
+            lead[i] = dh[i / inputs * d + i % inputs];
+        check("   of the layer's input", b->dh_lead, lead, N * inputs);
         reader.factor = m->gate;
         reader.stride = reader.groups = H;
         reader.lead = b->du_lead;
-        reader.leads = 6;
+        reader.leads = inputs;
     } else {
         check("   gradient of the factors", b->dfactor,
               central_differences(qk.factor.d, N * STRIDE, heads_loss), N * STRIDE);
@@ -239,9 +242,9 @@ static void heads_case(int N, int H, int e, int width, bool paired, bool offset,
         b.dk_add = more[1].x;
         b.dv_add = more[2].x;
     }
-    b.dgate_w = floats(H * 12);
-    b.dh_lead = floats(N * 6);
-    b.du_lead = floats(N * 6);
+    b.dgate_w = floats(H * 2 * qk.inputs);
+    b.dh_lead = floats(N * qk.inputs);
+    b.du_lead = floats(N * qk.inputs);
     b.dfactor = floats(N * STRIDE);
     heads_backward(NULL, &b, N, H, e);
     double *planes = central_differences(qk.raw.d, 2 * m + n, heads_loss), *rows = doubles(N * row);

@@ -60,28 +60,28 @@ static void embed_case(int N, int d, int vocab)
     em.d = d;
     em.tokens = random_tokens(N, vocab);
     em.embed = random_tensor(vocab * d, 1);
-    em.gate = random_tensor(12, 1);
+    em.gate = random_tensor(gate_inputs, 1);
     em.lambda = random_tensor32(1, 1);
     em.dx = random_tensor(n, 1);
     em.dx0 = random_tensor(n, 1);
     em.x0 = doubles(n);
     em.rstd = doubles(N);
     floatX *x0 = halves(n), *de = halves(n);
-    float *rstd = floats(N), *dgate = floats(12), *dlambda = floats(1), *dtable = floats(vocab * d),
+    float *rstd = floats(N), *dgate = floats(gate_inputs), *dlambda = floats(1), *dtable = floats(vocab * d),
           *doubled = floats(vocab * d);
-    EmbedForward f = {x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x};
+    EmbedForward f = {x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x, gate_inputs};
     embed_forward(NULL, &f, N, d);
     embed_loss();
     check_x(N > 1 ? "embedding: x0" : "embedding of one token: x0", x0, em.x0, n);
     check("   rstd", rstd, em.rstd, N);
-    EmbedBackward b = {de,         em.dx.x,   em.dx0.x,    x0,    rstd,   em.tokens,
-                       em.embed.x, em.gate.x, em.lambda.x, dgate, dlambda};
+    EmbedBackward b = {de,         em.dx.x,   em.dx0.x,    x0,    rstd,    em.tokens,
+                       em.embed.x, em.gate.x, em.lambda.x, dgate, dlambda, gate_inputs};
     embed_backward(NULL, &b, N, d);
     TokenRows rows = token_rows(em.tokens, N, vocab);
     embedding_grad(NULL, dtable, de, NULL, &rows, N, d);
     double *expected = central_differences(em.embed.d, vocab * d, embed_loss);
     check("   table, tokens repeated", dtable, expected, vocab * d);
-    check("   gate", dgate, central_differences(em.gate.d, 12, embed_loss), 12);
+    check("   gate", dgate, central_differences(em.gate.d, gate_inputs, embed_loss), gate_inputs);
     check("   lambda", dlambda, central_differences(em.lambda.d, 1, embed_loss), 1);
     float scale = -1.5f;
     for (int i = 0; i < 2; i++)
@@ -113,8 +113,9 @@ static double mix_loss(void)
     if (mix.with_add)
         sum += inner(mix.x.d, mix.dx_add.d, N * d);
     for (int t = 0; t < N; t++)
-        for (int i = 0; i < mix.H * 12; i++)
-            sum += mix.dgate.d[t * mix.H + i / 12] * mix.gate_w.d[i] * mix.h[t * d + i % 12];
+        for (int i = 0; i < mix.H * gate_inputs; i++)
+            sum +=
+                mix.dgate.d[t * mix.H + i / gate_inputs] * mix.gate_w.d[i] * mix.h[t * d + i % gate_inputs];
     return sum;
 }
 
@@ -131,7 +132,7 @@ static void mix_inputs(int N, int d, int H)
     mix.dx_out = random_tensor(n, 1);
     mix.dh = random_tensor(n, 1);
     mix.dx_add = random_tensor(n, 1);
-    mix.gate_w = random_tensor(H * 12, 1);
+    mix.gate_w = random_tensor(H * gate_inputs, 1);
     mix.dgate = random_tensor32(N * H, 1);
     mix.x_out = doubles(n);
     mix.h = doubles(n);
@@ -180,7 +181,8 @@ static void mix_case(int N, int d, int H, bool with_skip, bool with_out, bool wi
                      H ? mix.dgate.x : NULL,
                      mix.gate_w.x,
                      H,
-                     accumulate};
+                     accumulate,
+                     gate_inputs};
     mix_rmsnorm_backward(NULL, &b, N, d);
     for (int i = 0; i < n && accumulate; i++)
         ex0[i] += before[i];
@@ -204,8 +206,9 @@ static void mix_shared_case(int N, int d)
     floatX *h = halves(n), *dx = halves(n), *dx0 = halves(n), *dskip = halves(n);
     float *rstd = floats(N), dcoef[3] = {0};
     mix_rmsnorm_forward(NULL, &(MixForward){NULL, h, rstd, mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x}, N, d);
-    MixBackward b = {dx,      dx0,      dskip,      dcoef,      mix.dx_out.x, mix.dh.x, dskip, h,    rstd,
-                     mix.x.x, mix.x0.x, mix.skip.x, mix.coef.x, NULL,         NULL,     0,     false};
+    MixBackward b = {dx,         dx0,  dskip, dcoef,   mix.dx_out.x, mix.dh.x,
+                     dskip,      h,    rstd,  mix.x.x, mix.x0.x,     mix.skip.x,
+                     mix.coef.x, NULL, NULL,  0,       false,        gate_inputs};
     mix_rmsnorm_backward(NULL, &b, N, d);
     double *ex = central_differences(mix.x.d, n, mix_loss),
            *eskip = central_differences(mix.skip.d, n, mix_loss);
@@ -535,6 +538,13 @@ int main(void)
     PART(embed_case(19, 16, 7));
     PART(embed_case(70, 12, 3));
     PART(embed_case(1, 16, 3));
+    gate_inputs = MAX_GATE_INPUTS;
+    PART(embed_case(23, 24, 5));
+    PART(mix_case(11, 16, 2, true, true, false, true));
+    gate_inputs = 5;
+    PART(embed_case(8, 8, 3));
+    PART(mix_case(7, 8, 3, true, true, true, false));
+    gate_inputs = 12;
     PART(mix_case(9, 24, 2, true, true, true, true));
     PART(mix_case(37, 16, 0, false, true, false, false));
     PART(mix_case(1, 12, 1, true, false, false, false));

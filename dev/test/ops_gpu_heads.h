@@ -49,7 +49,7 @@ static void describe_heads(Case *c)
     add(c, "sin", FLOATX, IN, angles, 1);
     add(c, "table", FLOATX, IN, (int64_t)Vp * d, 1);
     add(c, "tokens", INT32, IN, N, Vp);
-    add(c, "gate_w", FLOATX, IN, 12 * (int64_t)H, 1);
+    add(c, "gate_w", FLOATX, IN, gate_inputs(c) * (int64_t)H, 1);
     add(c, "h", FLOATX, IN, (int64_t)N * d, 1.7);
     add(c, "factor", FP32, IN, (int64_t)N * FACTOR_STRIDE, 1);
     add(c, "extra", FLOATX, IN, (int64_t)N * d, 1);
@@ -60,7 +60,12 @@ static HeadsForward heads_shared(const Case *c, void **p, float *gate)
     HeadsVariant v = heads_variant(c);
     HeadsForward a = {.qk = heads_width(c), .cos = p[0], .sin = p[1], .paired = v.paired, .offset = v.offset};
     if (v.gates)
-        a.value = (ValueMix){.table = p[2], .tokens = p[3], .gate_w = p[4], .h = p[5], .gate = gate};
+        a.value = (ValueMix){.table = p[2],
+                             .tokens = p[3],
+                             .gate_w = p[4],
+                             .h = p[5],
+                             .gate = gate,
+                             .gate_inputs = gate_inputs(c) / 2};
     if (v.factors)
         a.value = (ValueMix){.table = p[2],
                              .tokens = p[3],
@@ -109,9 +114,9 @@ DESCRIBE(heads_backward)
     HeadsVariant v = heads_variant(c);
     int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
     add(c, "dqkv", FLOATX, OUT, 2 * m + n, 0);
-    add(c, "dgate_w", FP32, v.gates ? INOUT : IN, 12 * (int64_t)H, 1);
-    add(c, "dh_lead", FP32, v.gates ? OUT : IN, 6 * (int64_t)N, 1);
-    add(c, "du_lead", FP32, v.gates ? OUT : IN, 6 * (int64_t)N, 1);
+    add(c, "dgate_w", FP32, v.gates ? INOUT : IN, gate_inputs(c) * (int64_t)H, 1);
+    add(c, "dh_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
+    add(c, "du_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
     add(c, "dfactor", FP32, v.factors ? INOUT : IN, (int64_t)N * FACTOR_STRIDE, 1);
     add(c, "dq", FLOATX, IN, m, 1);
     add(c, "dk", FLOATX, IN, m, 1);

@@ -104,17 +104,18 @@ static void streams_ops_with_scratch(StreamOps *o)
                                     .k = o->qkv.k,
                                     .v = o->qkv.v_raw,
                                     .h = o->mix.h,
-                                    .gate_w = streams_alloc(12 * (int64_t)o->H, FLOATX),
+                                    .gate_w = streams_alloc(MAX_GATE_INPUTS * (int64_t)o->H, FLOATX),
                                     .table = on_device,
                                     .slots = slots,
                                     .window = o->N / 4,
-                                    .scale = 0.1f};
+                                    .scale = 0.1f,
+                                    .gate_inputs = MAX_GATE_INPUTS};
     const AttentionForward *f = &o->forward;
     size_t bytes = attention_scratch_bytes(o->N, o->H, o->e);
     o->backward = (AttentionBackward){.dqkv = streams_alloc(3 * o->N * d, FLOATX),
                                       .dlambda = streams_alloc(2, FP32),
                                       .dgate = streams_alloc((int64_t)o->N * o->H, FP32),
-                                      .dgate_w = streams_alloc(12 * (int64_t)o->H, FP32),
+                                      .dgate_w = streams_alloc(MAX_GATE_INPUTS * (int64_t)o->H, FP32),
                                       .dyg = o->mix.dh,
                                       .yg = f->yg,
                                       .lse = f->lse,
@@ -123,6 +124,7 @@ static void streams_ops_with_scratch(StreamOps *o)
                                       .v = f->v,
                                       .h = f->h,
                                       .gate_w = f->gate_w,
+                                      .gate_inputs = f->gate_inputs,
                                       .table = f->table,
                                       .slots = slots,
                                       .window = f->window,
@@ -166,7 +168,7 @@ static const void *result_attention(const StreamOps *o, size_t *bytes)
 static void run_gates(Stream s, const StreamOps *o) { attention_backward(s, &o->backward, o->N, o->H, o->e); }
 static const void *result_gates(const StreamOps *o, size_t *bytes)
 {
-    *bytes = 12 * (size_t)o->H * sizeof(float);
+    *bytes = MAX_GATE_INPUTS * (size_t)o->H * sizeof(float);
     return o->backward.dgate_w;
 }
 

@@ -171,13 +171,15 @@ static void ref_rms_backward(double *dx, const double *dh, const double *h, doub
         dx[i] = rstd * (dh[i] - h[i] * mean);
 }
 
+static int gate_inputs = 12; // channels that a gate reads; cases set it
+
 static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const double *embed,
                       const double *gate, double lambda, int N, int d)
 {
     double y[512];
     for (int t = 0; t < N; t++) {
         const double *own = embed + (size_t)tokens[t] * d;
-        double smear = t ? lambda * ref_sigmoid(inner(own, gate, 12)) : 0;
+        double smear = t ? lambda * ref_sigmoid(inner(own, gate, gate_inputs)) : 0;
         for (int i = 0; i < d; i++)
             y[i] = own[i] + (t ? smear * embed[(size_t)tokens[t - 1] * d + i] : 0);
         rstd[t] = ref_rms(x0 + t * d, y, d);
@@ -198,10 +200,10 @@ static void ref_embed_backward(double *de, double *dgate, double *dlambda, const
         if (t == 0)
             continue;
         const double *own = embed + (size_t)tokens[t] * d, *previous = embed + (size_t)tokens[t - 1] * d;
-        double sig = ref_sigmoid(inner(own, gate, 12)), p = inner(dy, previous, d),
+        double sig = ref_sigmoid(inner(own, gate, gate_inputs)), p = inner(dy, previous, d),
                du = lambda * p * sig * (1 - sig);
         *dlambda += p * sig;
-        for (int c = 0; c < 12; c++) {
+        for (int c = 0; c < gate_inputs; c++) {
             dgate[c] += du * own[c];
             de[t * d + c] += du * gate[c];
         }
@@ -355,7 +357,8 @@ static void ref_gate(double *yg, const double *y, const double *h, const double 
 {
     for (int t = 0; t < N; t++)
         for (int i = 0; i < H * e; i++)
-            yg[t * H * e + i] = y[t * H * e + i] * ref_sigmoid(inner(h + t * H * e, gate_w + i / e * 12, 12));
+            yg[t * H * e + i] = y[t * H * e + i] *
+                                ref_sigmoid(inner(h + t * H * e, gate_w + i / e * gate_inputs, gate_inputs));
 }
 
 static double ref_softcap(const HeadSpec *spec, double logit)

@@ -56,7 +56,8 @@ static AttentionBackward backward_of(const Case *c, void *const *p, const int32_
                                .lambda = p[LAMBDA],
                                .cos = p[COS],
                                .sin = p[SIN],
-                               .scratch = scratch};
+                               .scratch = scratch,
+                               .gate_inputs = gate_inputs(c)};
 }
 
 static AttentionForward forward_of(const Case *c, void *const *p, const int32_t *table, int slots)
@@ -71,7 +72,8 @@ static AttentionForward forward_of(const Case *c, void *const *p, const int32_t 
                               .table = table,
                               .slots = slots,
                               .window = c->window,
-                              .scale = SCALE};
+                              .scale = SCALE,
+                              .gate_inputs = gate_inputs(c)};
 }
 
 static void run_ops(const Case *c, Which w, void *const *p)
@@ -359,12 +361,12 @@ static double *part_of(const Result *r, const Case *c, const Compared *w)
 static double gate_sums_off(const Gpu *g, const Case *c)
 {
     const float *dgate = g->host[DGATE], *dgate_w = g->host[DGATE_W], *h = c->input[INPUT];
+    int inputs = gate_inputs(c);
     double worst = 0;
-    for (int p = 0; p < c->H * GATE_WIDTH; p++) {
+    for (int p = 0; p < c->H * inputs; p++) {
         double sum = 0, size = 0;
         for (int64_t t = 0; t < c->N; t++) {
-            double term =
-                (double)dgate[t * c->H + p / GATE_WIDTH] * (double)h[t * c->H * c->e + p % GATE_WIDTH];
+            double term = (double)dgate[t * c->H + p / inputs] * (double)h[t * c->H * c->e + p % inputs];
             sum += term;
             size += fabs(term);
         }

@@ -39,11 +39,11 @@ static void test_embedding(void)
     float *rstd = floats(N), dgate[12] = {0}, dlambda = 0;
     double *ex0 = doubles(NN), *erstd = doubles(N), *ede = doubles(NN), *sum = doubles(NN), edgate[12] = {0},
            edlambda = 0;
-    embed_forward(NULL, &(EmbedForward){x0, rstd, tokens, embed.x, gate.x, lambda.x}, N, D);
+    embed_forward(NULL, &(EmbedForward){x0, rstd, tokens, embed.x, gate.x, lambda.x, 12}, N, D);
     ref_embed(ex0, erstd, tokens, embed.d, gate.d, lambda.d[0], N, D);
     check("embedding: x0", x0, ex0, NN);
     check32("   rstd", rstd, erstd, N);
-    EmbedBackward b = {de, dx.x, dx0.x, x0, rstd, tokens, embed.x, gate.x, lambda.x, dgate, &dlambda};
+    EmbedBackward b = {de, dx.x, dx0.x, x0, rstd, tokens, embed.x, gate.x, lambda.x, dgate, &dlambda, 12};
     embed_backward(NULL, &b, N, D);
     for (int i = 0; i < NN; i++)
         sum[i] = dx.d[i] + dx0.d[i];
@@ -70,8 +70,8 @@ static void test_mix(bool with_skip)
     ref_mix(ex, eh, erstd, x.d, x0.d, with_skip ? skip.d : NULL, coef.d, N, D);
     check(with_skip ? "mix with skip: x_out" : "mix: x_out", x_out, ex, NN);
     check("   h", h, eh, NN);
-    MixBackward b = {dx,  dx0.x, with_skip ? dskip : NULL,  dcoef,  dx_out.x, dh.x,     dx_add.x, h,   rstd,
-                     x.x, x0.x,  with_skip ? skip.x : NULL, coef.x, dgate.x,  gate_w.x, H,        true};
+    MixBackward b = {dx,  dx0.x, with_skip ? dskip : NULL,  dcoef,  dx_out.x, dh.x,     dx_add.x, h,    rstd,
+                     x.x, x0.x,  with_skip ? skip.x : NULL, coef.x, dgate.x,  gate_w.x, H,        true, 12};
     mix_rmsnorm_backward(NULL, &b, N, D);
     for (int i = 0; i < N * H * 12; i++)
         dh.d[i / (H * 12) * D + i % 12] += dgate.d[i / 12] * gate_w.d[i % (H * 12)];
@@ -302,7 +302,7 @@ static void test_attention(int n, int window)
     Attention a = {cu, documents, n, H, E, window, scale, E};
     double *ey = doubles(count), *el = doubles(n * H), *eq = doubles(count), *ek = doubles(count),
            *ev = doubles(count);
-    AttentionForward f = {yg, lse, q.x, k.x, v.x, h.x, w.x, table, slots, window, scale};
+    AttentionForward f = {yg, lse, q.x, k.x, v.x, h.x, w.x, table, slots, window, scale, 12};
     attention_forward(NULL, &f, n, H, E);
     ref_attention(&a, ey, el, NULL, q.d, k.d, v.d);
     ref_gate(ey, ey, h.d, w.d, n, H, E);
@@ -337,7 +337,8 @@ static void test_attention(int n, int window)
                            .lambda = lambda,
                            .cos = cosines,
                            .sin = sines,
-                           .scratch = take(attention_scratch_bytes(n, H, E), 1)};
+                           .scratch = take(attention_scratch_bytes(n, H, E), 1),
+                           .gate_inputs = 12};
     attention_backward(NULL, &b, n, H, E);
     double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H),
            *ew = doubles(H * 12);
@@ -474,7 +475,7 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
 {
     int n = 600;
     memset(b, 0, sizeof *b);
-    AttentionForward f = {b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 70, 0.2f};
+    AttentionForward f = {b->y, b->lse, in[0].x, in[1].x, in[2].x, in[3].x, w->x, table, slots, 70, 0.2f, 12};
     attention_forward(NULL, &f, n, H, E);
     AttentionBackward backward = {.dqkv = b->dqkv,
                                   .dv = b->dv,
@@ -493,6 +494,7 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
                                   .slots = slots,
                                   .window = 70,
                                   .scale = 0.2f,
+                                  .gate_inputs = 12,
                                   .rstd_q = coef->x,
                                   .rstd_k = coef->x,
                                   .v_raw = in[1].x,
@@ -519,7 +521,7 @@ static void run_all(Bits *b, Tensor *in, Tensor *w, Tensor32 *coef, const int32_
     head_loss_train(NULL, &head);
     matmul_weight_grads(NULL, &(WeightGrad){b->dwm, in[0].x, in[1].x, D, D, .fresh = false}, 1, n);
     MixBackward mix = {b->dx,   b->dx0,  NULL, b->dcoef, in[0].x, in[1].x, NULL, in[2].x, coef->x + 3,
-                       in[3].x, in[0].x, NULL, coef->x,  NULL,    NULL,    0,    true};
+                       in[3].x, in[0].x, NULL, coef->x,  NULL,    NULL,    0,    true,    0};
     mix_rmsnorm_backward(NULL, &mix, n, D);
 }
 

@@ -221,6 +221,14 @@ static void refused(const char *why)
     begin();
 }
 
+static int gate_row(void)
+{
+    int row = 0;
+    while (params[row].role != ROLE_ATTENTION_GATE)
+        row++;
+    return row;
+}
+
 static void check_refusals(void)
 {
     begin();
@@ -247,6 +255,8 @@ static void check_refusals(void)
     refused("updated every 2 steps");
     params[1].role = ROLE_EMBED;
     refused("another row has its role");
+    params[gate_row()].cols.times = MAX_GATE_INPUTS + 1;
+    refused("a gate reads 1 to 16 channels");
     record.head.cap = 61;
     refused("a cap of at most 60");
     record.head.range_w = 0;

@@ -49,7 +49,8 @@ size_t attention_scratch(const OpSizes *sizes)
 
 // The sigmoid gate of attention_forward's output; h NULL: none.
 typedef struct {
-    const floatX *h, *w; // (N, d), (H, 12)
+    const floatX *h, *w; // (N, d), (H, inputs)
+    int inputs;
 } Gate;
 
 // One head of the packed sequence.
@@ -68,7 +69,7 @@ static Head head_of(const SdpaForward *a, const Gate *gate, int head, int H, int
     return (Head){.q = a->q + head * a->qk,
                   .k = a->k + head * a->qk,
                   .v = a->v + head * e,
-                  .gate = {gate->h, gate->h ? gate->w + head * GATE_WIDTH : NULL},
+                  .gate = {gate->h, gate->h ? gate->w + head * gate->inputs : NULL, gate->inputs},
                   .scale = a->scale,
                   .window = a->window,
                   .wide = wide,
@@ -79,7 +80,7 @@ static Head head_of(const SdpaForward *a, const Gate *gate, int head, int H, int
 
 static float gate_of(const Head *h, int t)
 {
-    return h->gate.h ? sigmoid(gate_dot(h->gate.h + (int64_t)t * h->d, h->gate.w)) : 1;
+    return h->gate.h ? sigmoid(gate_dot(h->gate.h + (int64_t)t * h->d, h->gate.w, h->gate.inputs)) : 1;
 }
 
 // Queries q0 .. q0 + rows of one document.
@@ -198,7 +199,7 @@ void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
 {
     OP_SCOPE(sdpa_forward, a, N, H, e);
     (void)s, (void)N;
-    forward(a, &(Gate){NULL, NULL}, H, e);
+    forward(a, &(Gate){NULL, NULL, 0}, H, e);
 }
 
 void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
@@ -206,7 +207,7 @@ void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
     OP_SCOPE(attention_forward, a->window, N, H * e);
     (void)s, (void)N;
     SdpaForward f = {a->yg, a->lse, a->q, a->k, a->v, e, a->table, a->slots, a->window, a->scale};
-    forward(&f, &(Gate){a->h, a->gate_w}, H, e);
+    forward(&f, &(Gate){a->h, a->gate_w, a->gate_inputs}, H, e);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -354,24 +355,24 @@ void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
                           .e = e});
 }
 
-// dgate_w += dgate^T h[0:12]
-static void gate_weight_grad(float *dgate_w, const float *dgate, const floatX *h, int N, int H, int d)
+// dgate_w += dgate^T h[0:gate_inputs]
+static void gate_weight_grad(const AttentionBackward *a, int N, int H, int d)
 {
-    int weights = H * GATE_WIDTH;
+    int inputs = a->gate_inputs, weights = H * inputs;
     float *sums = cpu_shared((size_t)PARTS * (size_t)weights);
     memset(sums, 0, sizeof(float) * PARTS * (size_t)weights);
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
         for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
             for (int i = 0; i < weights; i++) {
-                float x = x_to_float(h[(int64_t)t * d + i % GATE_WIDTH]);
-                sums[part * weights + i] += dgate[(int64_t)t * H + i / GATE_WIDTH] * x;
+                float x = x_to_float(a->h[(int64_t)t * d + i % inputs]);
+                sums[part * weights + i] += a->dgate[(int64_t)t * H + i / inputs] * x;
             }
     for (int i = 0; i < weights; i++) {
         double total = 0;
         for (int part = 0; part < PARTS; part++)
             total += sums[part * weights + i];
-        dgate_w[i] += (float)total;
+        a->dgate_w[i] += (float)total;
     }
 }
 
@@ -403,10 +404,10 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
                           .dy = a->dyg,
                           .y = a->yg,
                           .lse = a->lse,
-                          .gate = {a->h, a->gate_w},
+                          .gate = {a->h, a->gate_w, a->gate_inputs},
                           .dgate = a->dgate,
                           .H = H,
                           .e = e});
-    gate_weight_grad(a->dgate_w, a->dgate, a->h, N, H, d);
+    gate_weight_grad(a, N, H, d);
     qkv_backward(a, N, H, e);
 }

@@ -81,12 +81,10 @@ static inline float dot(const float *restrict a, const float *restrict b, int n)
     return sum;
 }
 
-enum { GATE_WIDTH = 12 }; // leading channels that a gate looks at
-
-static inline float gate_dot(const floatX *row, const floatX *weight)
+static inline float gate_dot(const floatX *row, const floatX *weight, int inputs)
 {
     float sum = 0;
-    for (int c = 0; c < GATE_WIDTH; c++)
+    for (int c = 0; c < inputs; c++)
         sum += x_to_float(row[c]) * x_to_float(weight[c]);
     return sum;
 }

@@ -14,7 +14,7 @@ void embed_forward(Stream s, const EmbedForward *a, int N, int d)
         load_row(y, own, d);
         if (t > 0) {
             const floatX *previous = a->embed + (int64_t)a->tokens[t - 1] * d;
-            float smear = *a->lambda * sigmoid(gate_dot(own, a->gate));
+            float smear = *a->lambda * sigmoid(gate_dot(own, a->gate, a->gate_inputs));
 #pragma omp simd
             for (int i = 0; i < d; i++)
                 y[i] += smear * x_to_float(previous[i]);
@@ -23,8 +23,8 @@ void embed_forward(Stream s, const EmbedForward *a, int N, int d)
     }
 }
 
-// Of one part of the rows: gradients of gate [0:12] and lambda [12].
-typedef double GateSums[GATE_WIDTH + 1];
+// Of one part of the rows: gradients of gate [0:gate_inputs] and lambda, behind them.
+typedef double GateSums[MAX_GATE_INPUTS + 1];
 
 // Gradient of y_t: backward through the norm. h: scratch (d)
 static void smeared_gradient(const EmbedBackward *a, int t, int d, float *restrict dy, float *restrict h)
@@ -53,11 +53,11 @@ static void embed_backward_row(const EmbedBackward *a, int t, int d, float *rest
         next[i] += dy[i];
     float smear = 0;
     if (t > 0) {
-        float sig = sigmoid(gate_dot(own, a->gate));
+        float sig = sigmoid(gate_dot(own, a->gate, a->gate_inputs));
         load_row(row, a->embed + (int64_t)a->tokens[t - 1] * d, d);
         float p = dot(dy, row, d), du = *a->lambda * p * sig * (1 - sig);
-        sums[GATE_WIDTH] += sig * p;
-        for (int c = 0; c < GATE_WIDTH; c++) {
+        sums[a->gate_inputs] += sig * p;
+        for (int c = 0; c < a->gate_inputs; c++) {
             sums[c] += du * x_to_float(own[c]);
             next[c] += du * x_to_float(a->gate[c]);
         }
@@ -80,7 +80,8 @@ static void embed_backward_part(const EmbedBackward *a, int begin, int end, int 
         next[i] = 0;
     if (end < N) {
         smeared_gradient(a, end, d, dy, row);
-        float smear = *a->lambda * sigmoid(gate_dot(a->embed + (int64_t)a->tokens[end] * d, a->gate));
+        float smear =
+            *a->lambda * sigmoid(gate_dot(a->embed + (int64_t)a->tokens[end] * d, a->gate, a->gate_inputs));
         for (int i = 0; i < d; i++)
             next[i] = smear * dy[i];
     }
@@ -99,11 +100,11 @@ void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
         if (begin < end)
             embed_backward_part(a, begin, end, N, d, sums[part]);
     }
-    for (int i = 0; i <= GATE_WIDTH; i++) {
+    for (int i = 0; i <= a->gate_inputs; i++) {
         double total = 0;
         for (int part = 0; part < PARTS; part++)
             total += sums[part][i];
-        *(i < GATE_WIDTH ? a->dgate + i : a->dlambda) += (float)total;
+        *(i < a->gate_inputs ? a->dgate + i : a->dlambda) += (float)total;
     }
 }
 

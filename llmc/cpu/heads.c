@@ -53,10 +53,11 @@ static float value_gate(const ValueMix *m, const floatX *u, int t, int n, int H,
 {
     if (!m->gate_w)
         return m->factor[(int64_t)t * m->stride + n / (H / m->groups)];
-    const floatX *w = m->gate_w + n * GATE_INPUTS, *h = m->h + (int64_t)t * H * e;
+    int inputs = m->gate_inputs;
+    const floatX *w = m->gate_w + n * 2 * inputs, *h = m->h + (int64_t)t * H * e;
     float sum = 0;
-    for (int c = 0; c < VALUE_GATE_INPUTS; c++)
-        sum += x_to_float(w[c]) * x_to_float(h[c]) + x_to_float(w[VALUE_GATE_INPUTS + c]) * x_to_float(u[c]);
+    for (int c = 0; c < inputs; c++)
+        sum += x_to_float(w[c]) * x_to_float(h[c]) + x_to_float(w[inputs + c]) * x_to_float(u[c]);
     return m->gate[(int64_t)t * H + n] = 2 * sigmoid(sum);
 }
 
@@ -140,27 +141,27 @@ static void load_key(const HeadsBackward *a, int64_t at, int t, int N, int64_t w
     }
 }
 
-// sums (H, 12): gradient of gate_w.  g (d): gradient of v
+// sums (H, 2 gate_inputs): gradient of gate_w.  g (d): gradient of v
 static void gates_backward_row(const HeadsBackward *a, const float *g, int t, int H, int e, float *sums)
 {
     const ValueMix *m = &a->forward->value;
-    int d = H * e;
+    int d = H * e, inputs = m->gate_inputs;
     const floatX *u = m->table + (int64_t)m->tokens[t] * d, *h = m->h + (int64_t)t * d;
-    float *dh = a->dh_lead + (int64_t)t * VALUE_GATE_INPUTS,
-          *du = a->du_lead + (int64_t)t * VALUE_GATE_INPUTS;
-    for (int c = 0; c < VALUE_GATE_INPUTS; c++)
+    float *dh = a->dh_lead + (int64_t)t * inputs, *du = a->du_lead + (int64_t)t * inputs;
+    for (int c = 0; c < inputs; c++)
         dh[c] = du[c] = 0;
     for (int n = 0; n < H; n++) {
         float gate = m->gate[(int64_t)t * H + n], dgate = 0;
         for (int c = n * e; c < (n + 1) * e; c++)
             dgate += g[c] * x_to_float(u[c]);
         dgate *= gate * (1 - gate / 2); // before the sigmoid
-        const floatX *w = m->gate_w + n * GATE_INPUTS;
-        for (int c = 0; c < VALUE_GATE_INPUTS; c++) {
-            sums[n * GATE_INPUTS + c] += dgate * x_to_float(h[c]);
-            sums[n * GATE_INPUTS + VALUE_GATE_INPUTS + c] += dgate * x_to_float(u[c]);
+        const floatX *w = m->gate_w + n * 2 * inputs;
+        float *of_head = sums + n * 2 * inputs;
+        for (int c = 0; c < inputs; c++) {
+            of_head[c] += dgate * x_to_float(h[c]);
+            of_head[inputs + c] += dgate * x_to_float(u[c]);
             dh[c] += dgate * x_to_float(w[c]);
-            du[c] += dgate * x_to_float(w[VALUE_GATE_INPUTS + c]);
+            du[c] += dgate * x_to_float(w[inputs + c]);
         }
     }
 }
@@ -207,7 +208,7 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_backward, a, N, H, e);
     (void)s;
-    int gates = H * GATE_INPUTS;
+    int gates = H * 2 * a->forward->value.gate_inputs;
     float *sums = cpu_shared((size_t)(PARTS * gates));
     for (int i = 0; i < PARTS * gates; i++)
         sums[i] = 0;

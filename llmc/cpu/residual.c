@@ -6,7 +6,7 @@
 #include <string.h>
 
 size_t rows_scratch(const OpSizes *sizes) { return 8 * (size_t)round_up(sizes->dim + sizes->heads, 16) + 64; }
-size_t rows_shared(const OpSizes *sizes) { return (size_t)PARTS * sizes->heads * GATE_WIDTH + 64; }
+size_t rows_shared(const OpSizes *sizes) { return (size_t)PARTS * sizes->heads * MAX_GATE_INPUTS + 64; }
 
 // ---- coefficients -----------------------------------------------------------------------------------------
 
@@ -83,8 +83,8 @@ static void load_dh(const MixBackward *a, int t, int d, float *dh)
         return;
     for (int head = 0; head < a->heads; head++) {
         float g = a->dgate[(int64_t)t * a->heads + head];
-        for (int c = 0; c < GATE_WIDTH; c++)
-            dh[c] += g * x_to_float(a->gate_w[head * GATE_WIDTH + c]);
+        for (int c = 0; c < a->gate_inputs; c++)
+            dh[c] += g * x_to_float(a->gate_w[head * a->gate_inputs + c]);
     }
 }
 

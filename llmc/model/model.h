@@ -30,7 +30,8 @@ typedef struct {
     floatX *dy, *dq, *dk, *dv; // gradients
     floatX *dv_output, *dq_dc, *dk_dc, *dv_dc;
     floatX *dqkv;             // (N, 2 H qk + d)
-    float *dh_lead, *du_lead; // (N, VALUE_GATE_INPUTS)
+    float *dh_lead, *du_lead; // (N, leads), with value gates
+    int leads;
     float *dc_scratch;
     void *scratch;
 } HeadsActs;

@@ -196,6 +196,7 @@ typedef struct {
     struct {
         const floatX *dh;
         const float *lead; // see StreamGrad; NULL
+        int leads;
     } norm[MAX_LAYERS];
     int norms;
 } Readers;
@@ -225,11 +226,13 @@ static void add_reader(Readers *r, StreamReader reader)
     r->reader[r->readers++] = reader;
 }
 
-static void add_norm(Readers *r, const floatX *dh, const float *lead)
+// attention: whose value gates read what the norm gives; or NULL
+static void add_norm(Readers *r, const floatX *dh, const HeadsActs *attention)
 {
     assert(r->norms < MAX_LAYERS);
     r->norm[r->norms].dh = dh;
-    r->norm[r->norms++].lead = lead;
+    r->norm[r->norms].leads = attention ? attention->leads : 0;
+    r->norm[r->norms++].lead = attention ? attention->dh_lead : NULL;
 }
 
 static void find_readers(const Pass *p, int k, Readers *r)
@@ -248,7 +251,7 @@ static void find_readers(const Pass *p, int k, Readers *r)
         if (n->kind == NODE_GENERATOR)
             add_reader(r, (StreamReader){.g = a->node[i].dh});
         else
-            add_norm(r, a->node[i].dh, n->kind == NODE_ATTENTION ? a->heads[n->layer].dh_lead : NULL);
+            add_norm(r, a->node[i].dh, n->kind == NODE_ATTENTION ? &a->heads[n->layer] : NULL);
     }
     if (k == net->output)
         add_norm(r, a->dh, NULL);
@@ -287,7 +290,7 @@ static void stream_gradient(const Pass *p, int k)
         if (i < r.norms) {
             g.dh = r.norm[i].dh;
             g.dh_lead = r.norm[i].lead;
-            g.leads = g.dh_lead ? VALUE_GATE_INPUTS : 0;
+            g.leads = r.norm[i].leads;
         }
         if (g.dh || !g.x) {
             g.h = x->h;

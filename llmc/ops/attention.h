@@ -79,22 +79,23 @@ typedef struct {
 size_t sdpa_scratch_bytes(int N, int H, int qk, int e); // 0: NULL will do, or backend_reserve is to come
 void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e);
 
-// yg = y * sig(gate_w_head . h[0:12]) with y of sdpa_forward, qk = e.
+// yg = y * sig(gate_w_head . h[0:gate_inputs]) with y of sdpa_forward, qk = e.
 typedef struct {
     floatX *yg;               // (N, d) out
     float *lse;               // (N, H) out: log sum exp of the scaled scores
     const floatX *q, *k, *v;  // (N, d)
-    const floatX *h, *gate_w; // (N, d), (H, 12)
+    const floatX *h, *gate_w; // (N, d), (H, gate_inputs)
     const int32_t *table;     // attention_table_build's, on the device
     int slots, window;
     float scale;
+    int gate_inputs; // at most MAX_GATE_INPUTS
 } AttentionForward;
 void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e);
 
 // The gradient of the raw q | k | v that qkv_product_forward makes from its product, in one op.
 // With sig the gate, p the weights, delta = rowsum(dyg * yg):
 //   dv = p^T (sig dyg);  ds = p * (sig dyg v^T - delta);  dq = scale ds k;  dk = scale ds^T q;
-//   dgate = delta (1 - sig);  dgate_w += dgate^T h[0:12];
+//   dgate = delta (1 - sig);  dgate_w += dgate^T h[0:gate_inputs];
 // then with y = R x^, x^ = x rstd, the rotated and the normalised head of q or k, and R' the inverse
 // rotation:
 //   dx^ = R' dy;  dx = rstd (dx^ - x^ mean(dx^ x^));
@@ -105,13 +106,13 @@ typedef struct {
     floatX *dv;     // (N, d) out: gradient of the mixed v, for embedding_grad; or NULL
     float *dlambda; // (2) +=
     float *dgate;   // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
-    float *dgate_w; // (H, 12) +=
+    float *dgate_w; // (H, gate_inputs) +=
     // of attention_forward
     const floatX *dyg;        // (N, d) gradient of its result
     const floatX *yg;         // (N, d) and
     const float *lse;         // (N, H) its results
     const floatX *q, *k, *v;  // (N, d)
-    const floatX *h, *gate_w; // (N, d), (H, 12) as it took them
+    const floatX *h, *gate_w; // (N, d), (H, gate_inputs) as it took them
     const int32_t *table;     // with
     int slots, window;
     float scale;
@@ -123,6 +124,7 @@ typedef struct {
     const float *lambda;          // (2)
     const floatX *cos, *sin;      // (N, e/4)
     void *scratch; // attention_scratch_bytes() on 256 bytes, whatever they hold; free again after the op
+    int gate_inputs;
 } AttentionBackward;
 size_t attention_scratch_bytes(int N, int H, int e); // 0: NULL will do, or backend_reserve is still to come
 void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e);

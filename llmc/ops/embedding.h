@@ -16,17 +16,18 @@ typedef struct {
     const int32_t *num_rows; // (1)
 } TokenRows;
 
-enum { GATE_INPUTS = 12 }; // channels that a gate reads
+enum { MAX_GATE_INPUTS = 16 }; // most channels that a gate reads: the first `gate_inputs` of its row
 
-// y_t = E[token_t] + lambda * sig(gate . E[token_t][0:12]) * E[token_{t-1}]  (t >= 1; y_0 = E[token_0]);  x0
-// = rms(y).
+// y_t = E[token_t] + lambda * sig(gate . E[token_t][0:gate_inputs]) * E[token_{t-1}]  (t >= 1; y_0 =
+// E[token_0]);  x0 = rms(y).
 typedef struct {
     floatX *x0;            // (N, d) out
     float *rstd;           // (N) out, kept for backward
     const int32_t *tokens; // (N)
     const floatX *embed;   // (Vp, d)
-    const floatX *gate;    // (12)
+    const floatX *gate;    // (gate_inputs)
     const float *lambda;   // (1)
+    int gate_inputs;
 } EmbedForward;
 void embed_forward(Stream s, const EmbedForward *a, int N, int d);
 
@@ -39,8 +40,9 @@ typedef struct {
     const int32_t *tokens;  // the rest as it took them
     const floatX *embed, *gate;
     const float *lambda;
-    float *dgate;   // (12) +=
+    float *dgate;   // (gate_inputs) +=
     float *dlambda; // (1) +=
+    int gate_inputs;
 } EmbedBackward;
 void embed_backward(Stream s, const EmbedBackward *a, int N, int d);
 

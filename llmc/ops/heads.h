@@ -10,16 +10,16 @@ extern "C" {
 // ---- q, k, v ----------------------------------------------------------------------------------------------
 
 // v_n = raw_n + gate_n * u_n + extra_n for each head n, with u = table[tokens[t]].
-enum { VALUE_GATE_INPUTS = GATE_INPUTS / 2 }; // of h, and as many of u
 typedef struct {
     const floatX *table; // (any, d), or NULL: no u
     const int32_t *tokens;
-    const floatX *gate_w; // (H, 12): gate_n = 2 sig(gate_w_n[0:6] . h[0:6] + gate_w_n[6:12] . u[0:6])
+    const floatX *gate_w; // (H, 2 I): gate_n = 2 sig(gate_w_n[0:I] . h[0:I] + gate_w_n[I:2I] . u[0:I])
     const floatX *h;      // (N, d) input of the layer, with gate_w
     float *gate;          // (N, H) out, with gate_w; kept for backward
     const float *factor;  // without gate_w: gate_n = factor[t * stride + n / (H / groups)]
     int stride, groups;
     const floatX *extra; // (N, d), or NULL
+    int gate_inputs;     // I, with gate_w; at most MAX_GATE_INPUTS / 2
 } ValueMix;
 
 // q = rope(rms(raw q)), k = rope(rms(raw k)) per head, v as above.
@@ -47,8 +47,8 @@ typedef struct {
     const floatX *dq, *dk, *dv;  // gradients of its results, (N) rows each
     const floatX *dq_add, *dk_add, *dv_add; // further gradients of them, each may be NULL
     // with gate_w
-    float *dgate_w;           // (H, 12) +=
-    float *dh_lead, *du_lead; // (N, 6) out: what the gates give to h[0:6] and u[0:6]. The rest of u's
+    float *dgate_w;           // (H, 2 I) +=
+    float *dh_lead, *du_lead; // (N, I) out: what the gates give to h[0:I] and u[0:I]. The rest of u's
                               // gradient is gate_n * dv_n (table_grad)
     // without
     float *dfactor; // out: dfactor[t * stride + group] = sum of dv_n . u_n over the group's heads

@@ -49,10 +49,11 @@ typedef struct {
     const floatX *x, *x0; // (N, d) as forward took them
     const floatX *skip;   // (N, d) or NULL
     const float *coef;    // (3)
-    const float *dgate;   // (N, H) from attention_backward: dh[:, 0:12] += dgate gate_w; or NULL
-    const floatX *gate_w; // (H, 12)
+    const float *dgate;   // (N, H) from attention_backward: dh[:, 0:gate_inputs] += dgate gate_w; or NULL
+    const floatX *gate_w; // (H, gate_inputs)
     int heads;
     bool accumulate_dx0;
+    uint8_t gate_inputs; // a byte: of a struct above 120 bytes the CUDA kernel would keep a copy in memory
 } MixBackward;
 void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d);
 

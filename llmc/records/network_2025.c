@@ -25,7 +25,7 @@ static const InitRun scalars[] = {
 #define MATRIX .storage = STORE_MASTER, .sharding = SHARD_TENSORS
 #define MODEL_BY_MLP .rows = {1, SIZE_MODEL}, .cols = {1, SIZE_MLP}, MATRIX
 #define GATE(heads) \
-    .rows = {1, heads}, .cols = {GATE_INPUTS, SIZE_ONE}, .storage = STORE_HALF, \
+    .rows = {1, heads}, .cols = {12, SIZE_ONE}, .storage = STORE_HALF, \
     .sharding = REPLICATED, .init = {INIT_ZERO}, .update = GATE_UPDATE
 
 const ParamSpec network_2025_params[NETWORK_2025_PARAMS] = {

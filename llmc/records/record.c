@@ -181,6 +181,10 @@ static bool check_row(const Record *r, int row, Error *e)
         return error_set(e, "record %s, %s: scalars are updated at the same steps", r->name, p->name);
     if ((p->count || p->first) && of_layers(p))
         return error_set(e, "record %s, %s: has a count of %d", r->name, p->name, p->count);
+    bool gate = p->role == ROLE_SMEAR_GATE || p->role == ROLE_ATTENTION_GATE || p->role == ROLE_VALUE_GATE;
+    if (gate && (p->cols.of != SIZE_ONE || p->cols.times < 1 || p->cols.times > MAX_GATE_INPUTS))
+        return error_set(e, "record %s, %s: a gate reads 1 to %d channels", r->name, p->name,
+                         MAX_GATE_INPUTS);
     return check_joined(r, row, e) && check_tied(r, p, e);
 }
 

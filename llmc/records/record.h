@@ -33,7 +33,7 @@ typedef struct Config Config;
 // What a tensor is to the block that reads it: the name in a file is its own matter.
 typedef enum {
     ROLE_EMBED,          // (Vp, d) rows gathered by token; also read by the smear
-    ROLE_SMEAR_GATE,     // (1, GATE_INPUTS)
+    ROLE_SMEAR_GATE,     // (1, inputs), at most MAX_GATE_INPUTS
     ROLE_VALUE_EMBED,    // (Vp, d) each, `count` of them
     ROLE_VALUE_GATE,     // (H, 2 * inputs) each, of the value embedding of that number
     ROLE_BIGRAM,         // (any, width) rows gathered by pairs of tokens
@@ -43,7 +43,7 @@ typedef enum {
                          // refer by number, counted through the rows
     ROLE_QKVO,           // of attention: Wq, Wk, Wv, Wo, (out, in) each, or as many of them as ROLE_VO leaves
     ROLE_VO,             // Wv, Wo: joined to Wq, Wk where these are a row of their own
-    ROLE_ATTENTION_GATE, // (H, GATE_INPUTS)
+    ROLE_ATTENTION_GATE, // (H, inputs), at most MAX_GATE_INPUTS
     ROLE_MLP_UP,         // (d, F)
     ROLE_MLP_DOWN,       // (d, F)
     ROLE_GENERATOR_IN,   // (hidden, d) each, of the generator of that number

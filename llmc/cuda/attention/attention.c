@@ -495,6 +495,7 @@ void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
     c.v = a->v;
     c.h = a->h;
     c.gate_w = a->gate_w;
+    c.gate_inputs = a->gate_inputs;
     attention_take_counters(&c, s, false);
     if (at.forward == BY_SM90) {
         attention_sm90_forward(&c, s);
@@ -502,7 +503,7 @@ void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
         attention_sm80_forward(&c, s);
     } else {
         attention_plan_run(plan_for_op(s, a->slots, N, false), &c, s);
-        attention_gate_forward(s, a->yg, a->h, a->gate_w, N, H, e);
+        attention_gate_forward(s, &c);
     }
 }
 
@@ -517,7 +518,8 @@ static GateBackward gate_backward(const AttentionBackward *a, const Scratch *p)
                           .yg = a->yg,
                           .lse = a->lse,
                           .h = a->h,
-                          .gate_w = a->gate_w};
+                          .gate_w = a->gate_w,
+                          .gate_inputs = a->gate_inputs};
 }
 
 static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch *p)

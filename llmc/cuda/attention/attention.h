@@ -63,7 +63,8 @@ void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N,
 typedef struct {
     const floatX *q, *k, *v; // (N, d)
     const floatX *h,
-        *gate_w;          // (N, d), (H, 12) forward: y is multiplied by sig(gate_w . h[0:12]); NULL: no gate
+        *gate_w;          // (N, d), (H, gate_inputs) forward: y is multiplied by sig(gate_w .
+                          // h[0:gate_inputs]); NULL: no gate
     floatX *y;            // (N, d) forward: out; backward: in
     float *lse;           // (N, H) forward: out; backward: in
     const floatX *dy;     // (N, d)
@@ -87,7 +88,7 @@ typedef struct {
     const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same
     float scale;
     int window, slots;
-    int N, H, e;
+    int N, H, e, gate_inputs;
 } AttentionCall;
 
 // Everything but the tensors.
@@ -97,8 +98,8 @@ void attention_check_tokens(int N, int H, bool backward); // fatal beyond what w
 
 // ---- the gate --------------------------------------------------------------------------------------------
 
-// y *= sig(gate_w . h[0:12]), for forward kernels that do not apply the gate themselves. (N, d) in place.
-void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e);
+// c->y *= the gate, in place, for forward kernels that do not apply it themselves.
+void attention_gate_forward(Stream s, const AttentionCall *c);
 
 // What attention's backward kernels take instead of lse, row sums and dy, so that they need not know the gate
 // (see gates.cu).
@@ -106,10 +107,11 @@ typedef struct {
     float *lse_gated;         // (N, H) out: lse - log(sig)
     float *row_sums;          // (N, H) out: sum over the head of dyg * yg / sig
     floatX *y;                // (N, d) out: yg / sig; or NULL
-    float *dgate, *dgate_w;   // (N, H) out; (H, 12) +=
+    float *dgate, *dgate_w;   // (N, H) out; (H, gate_inputs) +=
     const floatX *dyg, *yg;   // (N, d)
     const float *lse;         // (N, H)
-    const floatX *h, *gate_w; // (N, d), (H, 12)
+    const floatX *h, *gate_w; // (N, d), (H, gate_inputs)
+    int gate_inputs;
 } GateBackward;
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e);
 // sums[i] = sum of row i of dy * y, rows of a head's width e.

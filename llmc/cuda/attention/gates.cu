@@ -1,4 +1,4 @@
-// Attention gates outside of the attention kernels: yg = y * sig(gate_w . h[0:12]) per head. One warp per
+// Attention gates outside of the attention kernels: yg = y * sig(gate_w . h[0:inputs]) per head. One warp per
 // token; bound by memory.
 //
 // Backward, the gate is moved in front of the softmax: with p the weights, delta = rowsum(dyg * yg) =
@@ -16,15 +16,16 @@ enum { THREADS = 1024, WARPS = THREADS / WARP }; // of a block of the backward p
 // ---- forward, for attention kernels that do not apply the gate --------------------------------------------
 
 // sig for head `head`: lane l has computed that of head l; a lane computes those of heads from 32 on itself.
-__device__ __forceinline__ float gate_of(float mine, int head, const floatX *h, const floatX *gate_w)
+__device__ __forceinline__ float gate_of(float mine, int head, const floatX *h, const floatX *gate_w,
+                                         int inputs)
 {
     float got = __shfl_sync(0xffffffffu, mine, head & 31);
-    return head < WARP ? got : sigmoid(gate_input(h, gate_w + head * GATE_WIDTH));
+    return head < WARP ? got : sigmoid(gate_input(h, gate_w + head * inputs, inputs));
 }
 
 template <int VPL>
 __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floatX *h, const floatX *gate_w,
-                                                           int N, int H, int e)
+                                                           int inputs, int N, int H, int e)
 {
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e,
         vectors = d / 8;
@@ -33,10 +34,10 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floa
     int64_t at = (int64_t)row * d;
     uint4 u[VPL];
     load_row(u, y + at, vectors, lane);
-    float mine = lane < H ? sigmoid(gate_input(h + at, gate_w + lane * GATE_WIDTH)) : 0;
+    float mine = lane < H ? sigmoid(gate_input(h + at, gate_w + lane * inputs, inputs)) : 0;
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
-        float f[8], gate = gate_of(mine, min((lane + WARP * i) * 8 / e, H - 1), h + at, gate_w);
+        float f[8], gate = gate_of(mine, min((lane + WARP * i) * 8 / e, H - 1), h + at, gate_w, inputs);
         unpack8(u[i], f);
 #pragma unroll
         for (int k = 0; k < 8; k++)
@@ -97,17 +98,17 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
 {
     extern __shared__ float shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP,
-        my_head = lane / HALF_WARP + 2 * j, d = H * 128;
+        my_head = lane / HALF_WARP + 2 * j, d = H * 128, inputs = a.gate_inputs;
     float weight[VPL], sums[VPL] = {}; // of the lane's input, for the head in vector i
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
         int head = lane / HALF_WARP + 2 * i;
-        weight[i] = j < GATE_WIDTH && head < H ? to_float(a.gate_w[head * GATE_WIDTH + j]) : 0;
+        weight[i] = j < inputs && head < H ? to_float(a.gate_w[head * inputs + j]) : 0;
     }
     for (int row = blockIdx.x * WARPS + warp; row < N; row += gridDim.x * WARPS) {
         int64_t at = (int64_t)row * d;
         uint4 dyg[VPL], yg[VPL];
-        float input = j < GATE_WIDTH ? to_float(a.h[at + j]) : 0, my_x = 0, my_dot = 0, dgate = 0;
+        float input = j < inputs ? to_float(a.h[at + j]) : 0, my_x = 0, my_dot = 0, dgate = 0;
         load_row(dyg, a.dyg + at, d / 8, lane);
         load_row(yg, a.yg + at, d / 8, lane);
 #pragma unroll
@@ -132,10 +133,10 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
         int head = lane / HALF_WARP + 2 * i;
-        if (j < GATE_WIDTH && head < H)
-            shared[(warp * H + head) * GATE_WIDTH + j] = sums[i];
+        if (j < inputs && head < H)
+            shared[(warp * H + head) * inputs + j] = sums[i];
     }
-    add_gate_sums(a.dgate_w, shared, H * GATE_WIDTH, partials, counter);
+    add_gate_sums(a.dgate_w, shared, H * inputs, partials, counter);
 }
 
 // Any head dimension: the warp loops over heads, lanes over vectors.
@@ -143,26 +144,27 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
                                                                         float *partials, unsigned *counter)
 {
     extern __shared__ float shared[];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, pairs = H * GATE_WIDTH;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, inputs = a.gate_inputs,
+        pairs = H * inputs;
     float *sums = shared + warp * pairs;
-    for (int head = 0; head < H && lane < GATE_WIDTH; head++)
-        sums[head * GATE_WIDTH + lane] = 0; // by the lane that adds there
+    for (int head = 0; head < H && lane < inputs; head++)
+        sums[head * inputs + lane] = 0; // by the lane that adds there
     for (int row = blockIdx.x * ROW_WARPS + warp; row < N; row += gridDim.x * ROW_WARPS) {
-        float input = lane < GATE_WIDTH ? to_float(a.h[(int64_t)row * d + lane]) : 0;
+        float input = lane < inputs ? to_float(a.h[(int64_t)row * d + lane]) : 0;
 #pragma unroll 2
         for (int head = 0; head < H; head++) {
             int64_t unit = (int64_t)row * H + head;
             bool mine = lane < e / 8;
             uint4 dyg = mine ? load_vec(a.dyg + unit * e, lane) : make_uint4(0, 0, 0, 0);
             uint4 yg = mine ? load_vec(a.yg + unit * e, lane) : make_uint4(0, 0, 0, 0);
-            float weight = lane < GATE_WIDTH ? to_float(a.gate_w[head * GATE_WIDTH + lane]) : 0,
+            float weight = lane < inputs ? to_float(a.gate_w[head * inputs + lane]) : 0,
                   x = warp_sum(input * weight);
             float dot = warp_sum(dot_vectors(dyg, yg)), dgate = 0;
             if (lane == 0)
                 dgate = store_row_sums(a, unit, x, dot);
             dgate = __shfl_sync(0xffffffffu, dgate, 0);
-            if (lane < GATE_WIDTH)
-                sums[head * GATE_WIDTH + lane] += dgate * input;
+            if (lane < inputs)
+                sums[head * inputs + lane] += dgate * input;
             if (a.y && mine)
                 store_vec(a.y + unit * e, lane, scaled_vector(yg, inverse_gate(x)));
         }
@@ -193,19 +195,21 @@ void attention_row_sums(Stream s, float *sums, const floatX *dy, const floatX *y
     CHECK_LAUNCH();
 }
 
-void attention_gate_forward(Stream s, floatX *y, const floatX *h, const floatX *gate_w, int N, int H, int e)
+void attention_gate_forward(Stream s, const AttentionCall *c)
 {
-    if (N <= 0)
+    if (c->N <= 0)
         return;
-    unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(H * e, (gate_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(y, h, gate_w, N, H, e)));
+    unsigned blocks = (unsigned)ceil_div(c->N, ROW_WARPS);
+    DISPATCH_WIDTH(c->H * c->e,
+                   (gate_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(c->y, c->h, c->gate_w, c->gate_inputs,
+                                                                    c->N, c->H, c->e)));
 }
 
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e)
 {
     if (N <= 0)
         return;
-    size_t pairs = (size_t)H * GATE_WIDTH;
+    size_t pairs = (size_t)(H * a->gate_inputs);
     unsigned *counter = scratch_counter(s, SCRATCH_GATES);
     if (e == 128) {
         unsigned blocks = (unsigned)min_i64(ceil_div(N, WARPS), device_state.sms);

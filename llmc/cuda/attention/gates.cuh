@@ -1,17 +1,17 @@
 // The attention gate of a token and head, for the kernels that apply it; sums of the gates' gradients.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
-
-enum { GATE_WIDTH = 12 };
+#include "llmc/ops/embedding.h"
 
 // Before the sigmoid, by one thread.  h: the token's row of attention's input; w: the head's row of gate_w
-// (H, 12)
-static __device__ __forceinline__ float gate_input(const floatX *h, const floatX *w)
+// (H, inputs)
+static __device__ __forceinline__ float gate_input(const floatX *h, const floatX *w, int inputs)
 {
     float x = 0;
 #pragma unroll
-    for (int j = 0; j < GATE_WIDTH; j++)
-        x += to_float(h[j]) * to_float(w[j]);
+    for (int j = 0; j < MAX_GATE_INPUTS; j++) // unrolled: all loads are under way before the first is used
+        if (j < inputs)
+            x += to_float(h[j]) * to_float(w[j]);
     return x;
 }
 

@@ -65,8 +65,8 @@ static __device__ __forceinline__ void store_queries(float (&y)[E / 8][4], Softm
             c.lse[(int64_t)(row + 8 * r) * c.H + head] = (m.max[r] + log2f(m.sum[r])) * LN2;
         factor[r] = 1 / m.sum[r];
         if (c.h && row + 8 * r < c.N)
-            factor[r] *=
-                sigmoid(gate_input(c.h + (int64_t)(row + 8 * r) * c.H * c.e, c.gate_w + head * GATE_WIDTH));
+            factor[r] *= sigmoid(gate_input(c.h + (int64_t)(row + 8 * r) * c.H * c.e,
+                                            c.gate_w + head * c.gate_inputs, c.gate_inputs));
     }
     store_rows(c.y + head * c.e, y, q0 + warp_row, 0, factor[0], factor[1], c);
 }

@@ -58,6 +58,7 @@ enum {
 
 struct Arguments {
     const floatX *h, *gate_w; // NULL: no gate
+    int gate_inputs;
     float *lse;
     attention_sm90::Progress *progress;
     const int32_t *cu, *order;      // starts of documents; tiles of queries in the order to take them
@@ -231,13 +232,13 @@ static __device__ __forceinline__ void compute_gates(const Shared &m, const Argu
         mbarrier_wait(m.described(slots.stage), slots.parity);
         if (item->end == 0)
             break;
-        const floatX *w = a.gate_w + item->head * GATE_WIDTH;
+        const floatX *w = a.gate_w + item->head * a.gate_inputs;
         float x[QUERIES / WARP / GATE_WARPS];
 #pragma unroll
         for (int i = 0; i < QUERIES / WARP / GATE_WARPS; i++) {
             int64_t query =
                 min(item->query0 + (int)threadIdx.x % WARP + WARP * (GATE_WARPS * i + warp), a.N - 1);
-            x[i] = a.h ? sigmoid(gate_input(a.h + query * (a.H * WIDTH), w)) : 1;
+            x[i] = a.h ? sigmoid(gate_input(a.h + query * (a.H * WIDTH), w, a.gate_inputs)) : 1;
         }
 #pragma unroll
         for (int i = 0; i < QUERIES / WARP / GATE_WARPS; i++)
@@ -629,6 +630,7 @@ void attention_sm90_forward(const AttentionCall *c, Stream s)
     Arguments a;
     a.h = c->h;
     a.gate_w = c->gate_w;
+    a.gate_inputs = c->gate_inputs;
     a.lse = c->lse;
     a.progress = (attention_sm90::Progress *)c->counters;
     a.cu = c->cu;

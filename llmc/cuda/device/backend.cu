@@ -31,14 +31,15 @@ static void plan_scratch(const OpSizes *z)
     size_t ctas = (size_t)device_state.sms * 16; // of the reductions with a persistent grid, at most
     plan_floats(SCRATCH_ROPE, 4 * d / (size_t)z->heads);
     plan_floats(SCRATCH_MIX, STREAM_GRADS * MIX_STREAMS * ctas);
-    plan_floats(SCRATCH_EMBED, 16 * ((tokens + 127) / 128));
+    plan_floats(SCRATCH_EMBED, (MAX_GATE_INPUTS + 1) * ((tokens + 127) / 128));
     plan_floats(SCRATCH_TABLE_GRAD, (tokens + 15) / 16 * (2 * d + 2));
     plan_floats(SCRATCH_GENERATOR,
                 (size_t)(2 * device_state.sms + 1) * GENERATOR_MOST * (GENERATOR_MOST + 1));
     plan_floats(SCRATCH_WEIGHT_SCALE, ctas);
     plan_floats(SCRATCH_QKV, 2 * ctas);
-    plan_floats(SCRATCH_GATES, ctas * 12 * (size_t)z->heads);
-    plan_floats(SCRATCH_HEADS, ctas * 12 * (size_t)z->heads);
+    size_t gates = (size_t)device_state.sms * (size_t)z->heads * MAX_GATE_INPUTS;
+    plan_floats(SCRATCH_GATES, 4 * gates); // CTAs a multiprocessor
+    plan_floats(SCRATCH_HEADS, 8 * gates);
     plan_floats(SCRATCH_NORMUON,
                 (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2))));
 }

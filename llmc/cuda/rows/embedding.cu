@@ -2,31 +2,28 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-enum { GATE_WIDTH = 12, RUN = 16 /* rows a warp walks in embed_backward */ };
+enum { RUN = 16 };                                   // rows a warp walks in embed_backward
 
-// gate . row[0:12], given to all lanes.
-static __device__ __forceinline__ float gate_dot(const floatX *row, const floatX *gate, int lane)
+// gate . row[0:inputs], given to all lanes.
+static __device__ __forceinline__ float gate_dot(const floatX *row, const floatX *gate, int inputs, int lane)
 {
-    return warp_sum(lane < GATE_WIDTH ? to_float(row[lane]) * to_float(gate[lane]) : 0);
+    return warp_sum(lane < inputs ? to_float(row[lane]) * to_float(gate[lane]) : 0);
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(floatX *x0, float *rstd,
-                                                                    const int32_t *tokens,
-                                                                    const floatX *embed, const floatX *gate,
-                                                                    const float *lambda, int N, int d)
+__global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(const EmbedForward a, int N, int d)
 {
     int lane = threadIdx.x % WARP, t = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (t >= N)
         return;
-    const floatX *row = embed + (int64_t)tokens[t] * d,
-                 *before = t ? embed + (int64_t)tokens[t - 1] * d : row;
+    const floatX *row = a.embed + (int64_t)a.tokens[t] * d,
+                 *before = t ? a.embed + (int64_t)a.tokens[t - 1] * d : row;
     uint4 u[VPL], p[VPL];
     load_row(u, row, vectors, lane);
     load_row(p, before, vectors, lane);
-    float smear = t ? lambda[0] * sigmoid(gate_dot(row, gate, lane)) : 0;
+    float smear = t ? a.lambda[0] * sigmoid(gate_dot(row, a.gate, a.gate_inputs, lane)) : 0;
     float y[VPL][8], sum = 0;
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -42,7 +39,7 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(floatX *x0, 
     }
     float r = 1.0f / sqrtf(warp_sum(sum) / (float)d + RMS_EPS);
     if (lane == 0)
-        rstd[t] = r;
+        a.rstd[t] = r;
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
 #pragma unroll
@@ -50,7 +47,7 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(floatX *x0, 
             y[i][k] *= r;
         u[i] = pack8(y[i]);
     }
-    store_row(x0 + (int64_t)t * d, u, vectors, lane);
+    store_row(a.x0 + (int64_t)t * d, u, vectors, lane);
 }
 
 void embed_forward(Stream s, const EmbedForward *a, int N, int d)
@@ -59,9 +56,7 @@ void embed_forward(Stream s, const EmbedForward *a, int N, int d)
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (embed_forward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->x0, a->rstd, a->tokens,
-                                                                                a->embed, a->gate, a->lambda,
-                                                                                N, d)));
+    DISPATCH_WIDTH(d, (embed_forward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(*a, N, d)));
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -102,13 +97,13 @@ static __device__ __forceinline__ void norm_gradient(float (&dy)[VPL][8], const 
 }
 
 // A warp walks RUN rows from the last to the first, because row t also gets gradient from y_{t+1}, which it
-// then still holds. sums: dlambda in lane 0's [0], dgate in lanes 0..11's [1].
+// then still holds. sums: dlambda in lane 0's [0], dgate in [1] of the first gate_inputs lanes.
 template <int VPL>
 static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a, int first, int end, int N,
                                                           int d, int lane, float &dlambda, float &dgate)
 {
     int vectors = d / 8;
-    float lambda = a.lambda[0], mine = lane < GATE_WIDTH ? to_float(a.gate[lane]) : 0;
+    float lambda = a.lambda[0], mine = lane < a.gate_inputs ? to_float(a.gate[lane]) : 0;
     float later[VPL][8], later_smear = 0; // lambda * sig(gate . E[token_{t+1}]), dy_{t+1}
 #pragma unroll
     for (int i = 0; i < VPL; i++)
@@ -117,13 +112,14 @@ static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a
             later[i][k] = 0;
     if (end < N) {
         norm_gradient<VPL>(later, a, end, d, lane);
-        later_smear = lambda * sigmoid(gate_dot(a.embed + (int64_t)a.tokens[end] * d, a.gate, lane));
+        later_smear =
+            lambda * sigmoid(gate_dot(a.embed + (int64_t)a.tokens[end] * d, a.gate, a.gate_inputs, lane));
     }
     for (int t = end - 1; t >= first; t--) {
         float dy[VPL][8], dot = 0, smear = 0;
         norm_gradient<VPL>(dy, a, t, d, lane);
         const floatX *row = a.embed + (int64_t)a.tokens[t] * d;
-        float input = lane < GATE_WIDTH ? to_float(row[lane]) : 0, through_gate = 0;
+        float input = lane < a.gate_inputs ? to_float(row[lane]) : 0, through_gate = 0;
         if (t > 0) {
             uint4 u[VPL];
             load_row(u, a.embed + (int64_t)a.tokens[t - 1] * d, vectors, lane);
@@ -151,7 +147,7 @@ static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a
                 o[k] = dy[i][k] + later_smear * later[i][k];
                 float got = i == 0 ? __shfl_sync(0xffffffffu, through_gate, (lane & 1) * 8 + k) : 0;
                 if (i == 0 && lane < 2)
-                    o[k] += got; // lanes 12 and up hold 0
+                    o[k] += got; // lanes from gate_inputs on hold 0
                 later[i][k] = dy[i][k];
             }
             out[i] = pack8(o);
@@ -161,28 +157,29 @@ static __device__ __forceinline__ void embed_backward_run(const EmbedBackward &a
     }
 }
 
-// Sums of the gate's gradient: thread `lane` of every warp holds element `lane`; 13 values are summed over
-// the grid.
+// Sums of the gate's gradient: thread `lane` of every warp holds element `lane`. They and lambda's are
+// summed over the grid.
 template <int VPL>
 __global__ __launch_bounds__(ROW_THREADS) void embed_backward_kernel(EmbedBackward a, int N, int d,
                                                                      float *partials, unsigned *counter)
 {
-    __shared__ float sums[ROW_WARPS][GATE_WIDTH + 1];
+    __shared__ float sums[ROW_WARPS][MAX_GATE_INPUTS + 1];
     __shared__ bool last;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = (blockIdx.x * ROW_WARPS + warp) * RUN;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = (blockIdx.x * ROW_WARPS + warp) * RUN,
+        inputs = a.gate_inputs;
     float my_gate = 0, my_lambda = 0;
     if (first < N)
         embed_backward_run<VPL>(a, first, min(first + RUN, N), N, d, lane, my_lambda, my_gate);
-    if (lane < GATE_WIDTH)
+    if (lane < inputs)
         sums[warp][lane] = my_gate;
     if (lane == 0)
-        sums[warp][GATE_WIDTH] = my_lambda;
+        sums[warp][inputs] = my_lambda;
     __syncthreads();
-    if (threadIdx.x <= GATE_WIDTH) {
+    if (threadIdx.x <= inputs) {
         float x = 0;
         for (int w = 0; w < ROW_WARPS; w++)
             x += sums[w][threadIdx.x];
-        partials[blockIdx.x * (GATE_WIDTH + 1) + threadIdx.x] = x;
+        partials[blockIdx.x * (inputs + 1) + threadIdx.x] = x;
         __threadfence();
     }
     __syncthreads();
@@ -192,13 +189,13 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_backward_kernel(EmbedBackwa
     if (!last)
         return;
     __threadfence();
-    for (int k = warp; k <= GATE_WIDTH; k += ROW_WARPS) {
+    for (int k = warp; k <= inputs; k += ROW_WARPS) {
         float x = 0;
         for (int b = lane; b < gridDim.x; b += WARP)
-            x += __ldcg(partials + b * (GATE_WIDTH + 1) + k);
+            x += __ldcg(partials + b * (inputs + 1) + k);
         x = warp_sum(x);
         if (lane == 0)
-            *(k < GATE_WIDTH ? a.dgate + k : a.dlambda) += x;
+            *(k < inputs ? a.dgate + k : a.dlambda) += x;
     }
 }
 
@@ -208,7 +205,7 @@ void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS * RUN);
-    float *partials = scratch_floats(s, SCRATCH_EMBED, (size_t)blocks * (GATE_WIDTH + 1));
+    float *partials = scratch_floats(s, SCRATCH_EMBED, (size_t)blocks * (size_t)(a->gate_inputs + 1));
     DISPATCH_WIDTH(d,
                    (embed_backward_kernel<VPL>
                     <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, scratch_counter(s, SCRATCH_EMBED))));

@@ -75,14 +75,16 @@ __device__ __forceinline__ float dot8(const float (&a)[8], const float (&b)[8])
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
-// Before the sigmoid and its factor: gate_w_n . (h[0:6], u[0:6]).
+// Before the sigmoid and its factor: gate_w_n . (h[0:I], u[0:I]).
 __device__ __forceinline__ float gate_sum(const ValueMix &m, int n, const floatX *h, const floatX *u)
 {
-    const floatX *w = m.gate_w + n * GATE_INPUTS;
+    int inputs = m.gate_inputs;
+    const floatX *w = m.gate_w + n * 2 * inputs;
     float sum = 0;
 #pragma unroll
-    for (int c = 0; c < VALUE_GATE_INPUTS; c++)
-        sum += to_float(w[c]) * to_float(h[c]) + to_float(w[VALUE_GATE_INPUTS + c]) * to_float(u[c]);
+    for (int c = 0; c < MAX_GATE_INPUTS / 2; c++)
+        if (c < inputs)
+            sum += to_float(w[c]) * to_float(h[c]) + to_float(w[inputs + c]) * to_float(u[c]);
     return sum;
 }
 
@@ -317,8 +319,8 @@ __device__ __forceinline__ void unrotate_row(const RowGradient &r, const Turn &t
 
 // What the warp adds up for a token's gates or factors, head by head; all lanes call.
 struct HeadSums {
-    float *gate_w;     // (H, 12) shared sums of the warp; NULL: factors
-    float input, lead; // lane c < 12: input c of the gates, and what they give to it
+    float *gate_w;     // (H, 2 I) shared sums of the warp; NULL: factors
+    float input, lead; // lane c < 2 I: input c of the gates, and what they give to it
     float factor;      // lane g: of group g
 };
 
@@ -326,8 +328,8 @@ __device__ __forceinline__ HeadSums head_sums(const ValueMix &m, float *shared, 
                                               int d, int lane)
 {
     HeadSums s = {m.gate_w ? shared : NULL, 0, 0, 0};
-    if (s.gate_w && lane < GATE_INPUTS)
-        s.input = to_float(lane < VALUE_GATE_INPUTS ? m.h[t * d + lane] : u[lane - VALUE_GATE_INPUTS]);
+    if (s.gate_w && lane < 2 * m.gate_inputs)
+        s.input = to_float(lane < m.gate_inputs ? m.h[t * d + lane] : u[lane - m.gate_inputs]);
     return s;
 }
 
@@ -340,22 +342,24 @@ __device__ __forceinline__ void add_head(HeadSums &s, const ValueMix &m, int64_t
         return;
     }
     float gate = m.gate[t * H + n], dgate = dot * gate * (1 - gate / 2); // before the sigmoid
-    if (lane >= GATE_INPUTS)
+    int at = n * 2 * m.gate_inputs + lane;
+    if (lane >= 2 * m.gate_inputs)
         return;
-    s.gate_w[n * GATE_INPUTS + lane] += dgate * s.input;
-    s.lead += dgate * to_float(m.gate_w[n * GATE_INPUTS + lane]);
+    s.gate_w[at] += dgate * s.input;
+    s.lead += dgate * to_float(m.gate_w[at]);
 }
 
 __device__ __forceinline__ void store_sums(const HeadSums &s, const HeadsBackward &b, const ValueMix &m,
                                            int64_t t, int lane)
 {
+    int inputs = m.gate_inputs;
     if (!s.gate_w) {
         if (lane < m.groups)
             b.dfactor[t * m.stride + lane] = s.factor;
-    } else if (lane < VALUE_GATE_INPUTS) {
-        b.dh_lead[t * VALUE_GATE_INPUTS + lane] = s.lead;
-    } else if (lane < GATE_INPUTS) {
-        b.du_lead[t * VALUE_GATE_INPUTS + lane - VALUE_GATE_INPUTS] = s.lead;
+    } else if (lane < inputs) {
+        b.dh_lead[t * inputs + lane] = s.lead;
+    } else if (lane < 2 * inputs) {
+        b.du_lead[t * inputs + lane - inputs] = s.lead;
     }
 }
 
@@ -402,22 +406,23 @@ __device__ __forceinline__ void values_backward_row(const Backward &a, float *sh
 }
 
 // Zeros for the warp's sums, by the lanes that add to them.
-__device__ __forceinline__ void clear_sums(float *sums, int H, int lane)
+__device__ __forceinline__ void clear_sums(float *sums, int inputs, int H, int lane)
 {
-    for (int n = 0; n < H && lane < GATE_INPUTS; n++)
-        sums[n * GATE_INPUTS + lane] = 0;
+    for (int n = 0; n < H && lane < inputs; n++)
+        sums[n * inputs + lane] = 0;
 }
 
 template <int VPL>
 __global__ __launch_bounds__(ROW_THREADS) void heads_backward_kernel(Backward a, int N, int H, int e,
                                                                      float *partials, unsigned *counter)
 {
-    extern __shared__ float shared[]; // (ROW_WARPS, H, 12) with gates
+    extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, qk = a.f.qk, width = H * qk;
     bool gates = a.f.value.table && a.f.value.gate_w;
-    float *sums = shared + warp * H * GATE_INPUTS;
+    int inputs = 2 * a.f.value.gate_inputs;
+    float *sums = shared + warp * H * inputs;
     if (gates)
-        clear_sums(sums, H, lane);
+        clear_sums(sums, inputs, H, lane);
     for (int64_t t = blockIdx.x * ROW_WARPS + warp; t < N; t += gridDim.x * ROW_WARPS) {
         int64_t at = t * width;
         floatX *out = a.b.dqkv + t * (2 * width + H * e);
@@ -437,7 +442,7 @@ __global__ __launch_bounds__(ROW_THREADS) void heads_backward_kernel(Backward a,
         values_backward_row<VPL>(a, sums, t, H, e, lane);
     }
     if (gates)
-        add_gate_sums(a.b.dgate_w, shared, H * GATE_INPUTS, partials, counter);
+        add_gate_sums(a.b.dgate_w, shared, H * inputs, partials, counter);
 }
 
 // ---- backward, any width: one warp a token, head by head --------------------------------------------------
@@ -491,9 +496,10 @@ __global__ __launch_bounds__(ROW_THREADS) void heads_backward_any_kernel(Backwar
     const ValueMix &m = a.f.value;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, qk = a.f.qk, width = H * qk, d = H * e;
     bool gates = m.table && m.gate_w;
-    float *sums = shared + warp * H * GATE_INPUTS;
+    int inputs = 2 * m.gate_inputs;
+    float *sums = shared + warp * H * inputs;
     if (gates)
-        clear_sums(sums, H, lane);
+        clear_sums(sums, inputs, H, lane);
     for (int64_t t = blockIdx.x * ROW_WARPS + warp; t < N; t += gridDim.x * ROW_WARPS) {
         int64_t at = t * width;
         floatX *out = a.b.dqkv + t * (2 * width + d);
@@ -529,7 +535,7 @@ __global__ __launch_bounds__(ROW_THREADS) void heads_backward_any_kernel(Backwar
             store_sums(of_token, a.b, m, t, lane);
     }
     if (gates)
-        add_gate_sums(a.b.dgate_w, shared, H * GATE_INPUTS, partials, counter);
+        add_gate_sums(a.b.dgate_w, shared, H * inputs, partials, counter);
 }
 
 void check_groups(const ValueMix *m, const char *op)
@@ -567,7 +573,8 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
     bool gates = f->value.table && f->value.gate_w;
     Backward both = {*a, *f};
     int blocks = row_blocks(N, 8);
-    size_t sums = gates ? (size_t)H * GATE_INPUTS : 0, bytes = ROW_WARPS * sums * sizeof(float);
+    size_t sums = gates ? (size_t)(H * 2 * f->value.gate_inputs) : 0,
+           bytes = ROW_WARPS * sums * sizeof(float);
     float *partials = scratch_floats(s, SCRATCH_HEADS, (size_t)blocks * sums);
     unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     check_groups(&f->value, "heads_backward");

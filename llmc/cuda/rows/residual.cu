@@ -142,15 +142,16 @@ void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, i
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
-// dh[:, 0:12] += dgate gate_w, the part of dh that came through the attention gates. Twelve lanes compute one
-// element each and hand them to lanes 0 and 1, which hold the row's first 16 elements.
+// dh[:, 0:inputs] += dgate gate_w, the part of dh that came through the attention gates. `inputs` lanes
+// compute one element each and hand them to lanes 0 and 1, which hold the row's first 16 elements.
 static __device__ __forceinline__ void add_gate_gradient(float (&dh)[8], const float *dgate,
-                                                         const floatX *gate_w, int heads, int lane)
+                                                         const MixBackward &a, int lane)
 {
+    int inputs = a.gate_inputs;
     float mine = 0;
-    if (lane < 12)
-        for (int h = 0; h < heads; h++)
-            mine += dgate[h] * to_float(gate_w[12 * h + lane]);
+    if (lane < inputs)
+        for (int h = 0; h < a.heads; h++)
+            mine += dgate[h] * to_float(a.gate_w[inputs * h + lane]);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         float got = __shfl_sync(0xffffffffu, mine, (lane & 1) * 8 + k);
@@ -256,7 +257,7 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
     for (int k = 0; k < 8; k++)
         gate[k] = 0;
     if (a.dgate)
-        add_gate_gradient(gate, a.dgate + (int64_t)row * a.heads, a.gate_w, a.heads, lane);
+        add_gate_gradient(gate, a.dgate + (int64_t)row * a.heads, a, lane);
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
         float dh[8];

@@ -66,7 +66,8 @@ static void forward(const Pass *p, int i, const BlockPort *io)
                                   .table = b->table,
                                   .slots = b->slots,
                                   .window = window_of(spec, at),
-                                  .scale = at->scale};
+                                  .scale = at->scale,
+                                  .gate_inputs = (int)m->layer[i].gate->cols};
     if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, io->h)))
         attention_forward(s, &attention, N, H, e);
     if (pass_runs(a, USES(io->out, l->yg, io->x)))
@@ -118,7 +119,8 @@ static void backward(const Pass *p, int i, const BlockPort *io)
                            .lambda = w.lambda,
                            .cos = at->cos,
                            .sin = at->sin,
-                           .scratch = l->scratch};
+                           .scratch = l->scratch,
+                           .gate_inputs = (int)m->layer[i].gate->cols};
     if (pass_runs(a, USES(l->dqkv, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->v, io->h, l->rstd_q,
                           l->rstd_k, l->scratch)))
         attention_backward(s, &g, N, H, e);

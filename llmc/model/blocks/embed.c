@@ -12,7 +12,8 @@ void embed_forward_block(const Pass *p)
                                       .tokens = p->b->tokens,
                                       .embed = param_weight(&m->params, m->embed),
                                       .gate = param_weight(&m->params, m->smear_gate),
-                                      .lambda = model_scalar(m, m->record->smear_lambda)},
+                                      .lambda = model_scalar(m, m->record->smear_lambda),
+                                      .gate_inputs = (int)m->smear_gate->cols},
                       p->b->N, m->config->model_dim);
 }
 
@@ -33,7 +34,8 @@ void embed_backward_block(const Pass *p, const floatX *dx, const floatX *dx0)
                                         .gate = param_weight(&m->params, m->smear_gate),
                                         .lambda = model_scalar(m, smear),
                                         .dgate = param_grad(&m->params, m->smear_gate),
-                                        .dlambda = model_scalar_grad(m, smear)},
+                                        .dlambda = model_scalar_grad(m, smear),
+                                        .gate_inputs = (int)m->smear_gate->cols},
                        N, d);
     if (pass_runs(a, USES(a->dh)))
         embedding_grad(p->s, param_grad(&m->params, m->embed), a->dh, NULL, &p->b->rows, N, d);

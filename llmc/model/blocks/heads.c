@@ -17,6 +17,8 @@ int heads_width(const Model *m, int i)
 
 static bool has_output_op(const HeadsSpec *h) { return h->xsa || h->gate; }
 static bool has_value_gate(const LayerSpec *l) { return l->value_embed && !l->heads.value_column; }
+// Channels of h that a gate reads, and as many of the value embedding's row.
+static int gate_inputs(const Model *m, int i) { return (int)m->layer[i].value_gate->cols / 2; }
 
 // ---- memory -----------------------------------------------------------------------------------------------
 
@@ -35,8 +37,9 @@ static void plan_backward(HeadsActs *l, const Acts *a, const Model *m, int i, Pl
     if (spec->heads.xsa)
         l->dv_output = plan_take(b, n, sizeof(floatX));
     if (has_value_gate(spec)) {
-        l->dh_lead = plan_take(b, N * VALUE_GATE_INPUTS, sizeof(float));
-        l->du_lead = plan_take(b, N * VALUE_GATE_INPUTS, sizeof(float));
+        l->leads = gate_inputs(m, i);
+        l->dh_lead = plan_take(b, N * (size_t)l->leads, sizeof(float));
+        l->du_lead = plan_take(b, N * (size_t)l->leads, sizeof(float));
     }
     if (!spec->heads.dc_weights)
         return;
@@ -120,6 +123,7 @@ static ValueMix values_of(const Pass *p, int i, const BlockPort *io)
         v.gate_w = param_weight(&m->params, m->layer[i].value_gate);
         v.gate = p->a->heads[i].gate;
         v.h = io->h;
+        v.gate_inputs = gate_inputs(m, i);
         return v;
     }
     v.factor = column_of(p, column);
@@ -295,7 +299,7 @@ static void value_rows_backward(const Pass *p, int i, const HeadsForward *heads)
                      .stride = gate ? H : v->stride,
                      .groups = gate ? H : v->groups,
                      .lead = l->du_lead,
-                     .leads = gate ? VALUE_GATE_INPUTS : 0};
+                     .leads = l->leads};
     if (pass_runs(p->a, USES(l->dqkv, row.factor, l->du_lead)))
         table_grad(p->s, param_grad(&m->params, m->layer[i].value_embed), &row, 1, &p->b->rows, p->b->N, d,
                    d);

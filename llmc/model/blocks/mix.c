@@ -53,6 +53,7 @@ void mix_backward(const Pass *p, int i, const floatX *h, const float *rstd, cons
                                         .coef = a->coef + 3 * i,
                                         .dgate = dgate,
                                         .gate_w = dgate ? param_weight(&m->params, m->layer[i].gate) : NULL,
-                                        .heads = m->config->num_heads},
+                                        .heads = m->config->num_heads,
+                                        .gate_inputs = dgate ? (int)m->layer[i].gate->cols : 0},
                          p->b->N, m->config->model_dim);
 }
