@@ -40,7 +40,7 @@ static void add_reader(float *restrict sum, const RowReader *r, int t, int d, in
 void table_grad(Stream s, float *dtable, const RowReader *readers, int count, const TokenRows *rows, int N,
                 int d, int width)
 {
-    OP_SCOPE(table_grad, count, N, d, width);
+    OP_SCOPE(table_grad, readers, count, N, d, width);
     (void)s, (void)N; // N is used by the pragma only
     assert(count <= ROW_READERS);
 #pragma omp parallel for schedule(dynamic, 16) if ((int64_t)N * d > SERIAL_ELEMENTS)

@@ -33,7 +33,7 @@ COST(device_zero, (size_t bytes), 0, (double)bytes)
 
 COST(embed_forward, (int N, int d), 0, floatx_bytes(N, d, 2))
 COST(embed_backward, (int N, int d), 0, floatx_bytes(N, d, 5))
-COST(embedding_grad, (int N, int d), 0, floatx_bytes(N, d, 1) + fp32_bytes(profile_touched_rows(), d, 2))
+COST(embedding_grad, (int N, int d), 0, floatx_bytes(N, d, 1) + fp32_bytes(profile_token_rows(), d, 2))
 COST(coefficients_forward, (void), 0, 0)
 COST(coefficients_backward, (void), 0, 0)
 COST(mix_rmsnorm_forward, (const floatX *x_out, const floatX *skip, int N, int d), 0,
@@ -47,8 +47,10 @@ COST(mix_rmsnorm_backward, (const MixBackward *a, int N, int d), 0,
      floatx_bytes(N, d, mix_backward_tensors(a)))
 COST(signed_gather, (int N, int d, int width), 0,
      floatx_bytes(N, d, 1) + floatx_bytes(N, width, 1 + 1.0 / 16))
-COST(table_grad, (int count, int N, int d, int width), 0,
-     floatx_bytes(N, d, count) + fp32_bytes(profile_touched_rows(), width, 2))
+// A table with signs is one by pairs of tokens.
+COST(table_grad, (const RowReader *readers, int count, int N, int d, int width), 0,
+     floatx_bytes(N, d, count) +
+         fp32_bytes(readers->signs ? profile_pair_rows() : profile_token_rows(), width, 2))
 COST(stream_mix, (const StreamMix *a, int N, int d), 0, floatx_bytes(N, d, a->terms + !!a->y + !!a->h))
 static inline OpCost cost_stream_grads(const StreamGrad *a, int count, int N, int d)
 {

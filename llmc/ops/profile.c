@@ -21,7 +21,7 @@ static struct {
 
     // the current micro-batch
     const int32_t *cu_seqlens;
-    int N, num_rows;
+    int N, token_rows, pair_rows;
 } profile;
 
 // ---- around every op --------------------------------------------------------------------------------------
@@ -65,11 +65,12 @@ void profile_leave(int *scope)
         trace_leave(*scope);
 }
 
-void profile_batch(const int32_t *cu_seqlens, int N, int num_rows)
+void profile_batch(const int32_t *cu_seqlens, int N, int token_rows, int pair_rows)
 {
     profile.cu_seqlens = cu_seqlens;
     profile.N = N;
-    profile.num_rows = num_rows;
+    profile.token_rows = token_rows;
+    profile.pair_rows = pair_rows;
 }
 
 double profile_pairs(int rows, int window)
@@ -85,7 +86,8 @@ double profile_pairs(int rows, int window)
     return pairs;
 }
 
-double profile_touched_rows(void) { return profile.num_rows; }
+double profile_token_rows(void) { return profile.token_rows; }
+double profile_pair_rows(void) { return profile.pair_rows; }
 
 // ---- one stretch of ops -----------------------------------------------------------------------------------
 

@@ -29,12 +29,13 @@ void profile_leave(int *scope);
 void profile_count(OpCost cost);
 
 // The micro-batch whose ops come next. What attention and the embeddings do depends on it, and to the ops it
-// is known on the device alone.  cu_seqlens host: rises from 0 to N
-void profile_batch(const int32_t *cu_seqlens, int N, int num_rows);
+// is known on the device alone.  cu_seqlens host: rises from 0 to N; rows of tables by token and by pair
+void profile_batch(const int32_t *cu_seqlens, int N, int token_rows, int pair_rows);
 // (query, key) pairs that attention sees: j <= i, same document, i - j <= window. rows: of the sequence as
 // attention takes it; a multiple of N when each token is several rows.
 double profile_pairs(int rows, int window);
-double profile_touched_rows(void);
+double profile_token_rows(void);
+double profile_pair_rows(void);
 
 // ---- for the program --------------------------------------------------------------------------------------
 

@@ -89,7 +89,9 @@ static DeviceBatch training_batch(const Trainer *t, const int32_t *block, const 
 static void note_batch(const Trainer *t, const int32_t *block)
 {
     const Batch *b = &t->batch;
-    profile_batch(block + (b->cu_seqlens - b->block), b->N, *block_batch(block, b, 0).rows.num_rows);
+    DeviceBatch host = block_batch(block, b, 0);
+    int pair_rows = host.bigram.num_rows ? *host.bigram.num_rows : 0;
+    profile_batch(block + (b->cu_seqlens - b->block), b->N, *host.rows.num_rows, pair_rows);
 }
 
 // The ops of a whole step. Everything that differs between two steps of one graph is in device memory.

@@ -322,7 +322,7 @@ static void table_grad_of(Stream s, float *dtable, const RowReader *readers, con
 void table_grad(Stream s, float *dtable, const RowReader *readers, int count, const TokenRows *rows, int N,
                 int d, int width)
 {
-    OP_SCOPE(table_grad, count, N, d, width);
+    OP_SCOPE(table_grad, readers, count, N, d, width);
     assert(count >= 1 && count <= ROW_READERS && d % 8 == 0 && width % 8 == 0 && width <= d);
     if (N > 0)
         (count == 1 ? table_grad_of<1> : table_grad_of<2>)(s, dtable, readers, rows, N, d, width);
