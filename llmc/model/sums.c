@@ -275,29 +275,68 @@ static void run_stream_grads(const Pass *p, const StreamGrad *g, int count)
         stream_grads(p->s, g, count, p->b->N, p->m->config->model_dim);
 }
 
-// As many ops as it takes: one reads MIX_STREAMS gradients of sums and that of one norm.
-static void stream_gradient(const Pass *p, int k)
+// Readers that two streams have in common go first, each at the same place in both lists: their gradient is
+// loaded once.
+static void common_first(Readers *x, Readers *y)
+{
+    int common = 0;
+    for (int i = 0; i < x->readers; i++)
+        for (int j = common; j < y->readers; j++) {
+            StreamReader a = x->reader[i], b = y->reader[j];
+            if (a.g != b.g)
+                continue;
+            x->reader[i] = x->reader[common];
+            y->reader[j] = y->reader[common];
+            x->reader[common] = a;
+            y->reader[common++] = b;
+            break;
+        }
+}
+
+// Part i of the gradient of stream k: an op reads MIX_STREAMS gradients of sums and that of one norm.
+static StreamGrad gradient_part(const Pass *p, int k, const Readers *r, int i)
 {
     const Node *n = &p->m->network.node[k];
     const NodeActs *x = &p->a->node[k];
-    Readers r;
-    find_readers(p, k, &r);
-    for (int i = 0; i * MIX_STREAMS < r.readers || i < r.norms; i++) {
-        StreamGrad g = {.dx = x->dx, .accumulate = i > 0};
-        for (int j = i * MIX_STREAMS; j < r.readers && g.readers < MIX_STREAMS; j++)
-            g.reader[g.readers++] = r.reader[j];
-        g.x = i < r.norms || (n->kind == NODE_SUM && !n->kept) ? NULL : x->x; // a norm is loaded anyway
-        if (i < r.norms) {
-            g.dh = r.norm[i].dh;
-            g.dh_lead = r.norm[i].lead;
-            g.leads = r.norm[i].leads;
-        }
-        if (g.dh || !g.x) {
-            g.h = x->h;
-            g.rstd = x->rstd;
-        }
-        run_stream_grads(p, &g, 1);
+    StreamGrad g = {.dx = x->dx, .accumulate = i > 0};
+    for (int j = i * MIX_STREAMS; j < r->readers && g.readers < MIX_STREAMS; j++)
+        g.reader[g.readers++] = r->reader[j];
+    g.x = i < r->norms || (n->kind == NODE_SUM && !n->kept) ? NULL : x->x; // a norm is loaded anyway
+    if (i < r->norms) {
+        g.dh = r->norm[i].dh;
+        g.dh_lead = r->norm[i].lead;
+        g.leads = r->norm[i].leads;
     }
+    if (g.dh || !g.x) {
+        g.h = x->h;
+        g.rstd = x->rstd;
+    }
+    return g;
+}
+
+// Of stream k, or of k and the one behind it.
+static void stream_gradients(const Pass *p, int k, int count)
+{
+    Readers r[STREAM_GRADS];
+    int parts = 0;
+    for (int s = 0; s < count; s++) {
+        find_readers(p, k + s, &r[s]);
+        parts = (int)max_i64(parts, max_i64(r[s].norms, ceil_div(r[s].readers, MIX_STREAMS)));
+    }
+    if (count == 2)
+        common_first(&r[0], &r[1]);
+    for (int i = 0; i < parts; i++) {
+        StreamGrad g[STREAM_GRADS];
+        for (int s = 0; s < count; s++)
+            g[s] = gradient_part(p, k + s, &r[s], i);
+        run_stream_grads(p, g, count);
+    }
+}
+
+// The embedding and the bigram behind it are read by the same sums.
+static bool paired_with_next(const Network *n, int k)
+{
+    return n->node[k].kind == NODE_EMBED && k + 1 < n->count && n->node[k + 1].kind == NODE_BIGRAM;
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -400,8 +439,10 @@ void node_backward(const Pass *p, int k)
 {
     const Node *n = &p->m->network.node[k];
     BlockPort port;
-    if (n->kind != NODE_GENERATOR && !n->into_v)
-        stream_gradient(p, k);
+    if (k > 0 && paired_with_next(&p->m->network, k - 1))
+        stream_gradients(p, k - 1, 2);
+    else if (n->kind != NODE_GENERATOR && !n->into_v && !paired_with_next(&p->m->network, k))
+        stream_gradients(p, k, 1);
     switch (n->kind) {
     case NODE_EMBED:
         embed_backward_block(p, p->a->node[k].dx, NULL);
