@@ -60,6 +60,12 @@ static void check_same_data(const char *what, uint64_t fingerprint, const char *
         fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (sizes, tokens): %s", what, pattern);
 }
 
+static uint64_t prefix_fingerprint(const Trainer *t)
+{
+    size_t bytes = (size_t)config_vocab_padded(t->config) * sizeof *t->prefix;
+    return fingerprint_bytes(0, t->prefix, t->prefix ? bytes : 0);
+}
+
 static void open_validation_data(Trainer *t)
 {
     Config *c = t->config;
@@ -227,6 +233,9 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
         open_validation_data(t);
     if (need_training)
         check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
+    if (schedule_needs_prefix(c) && need_training)
+        check_same_data("the vocabulary's prefixes", prefix_fingerprint(t),
+                        *c->vocab ? c->vocab : VOCABULARY_FOLDER);
     if (need_validation)
         check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
