@@ -100,20 +100,44 @@ static void run_baseline(cudaStream_t s, void *p)
 static void run_load(cudaStream_t s, void *p)
 {
     Bench *k = p;
-    ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)k->n * k->m, 1.02f, 1e-6f, 1, k->n, k->m, k->batch,
-            false);
+    ns_load(s, NS_BF16,
+            &(NsLoad){.x = k->x,
+                      .sumsq = k->sumsq,
+                      .u = k->u,
+                      .u_stride = (int64_t)k->n * k->m,
+                      .kappa = 1.02f,
+                      .eps = 1e-6f,
+                      .gain = 1,
+                      .rows = k->n,
+                      .cols = k->m,
+                      .batch = k->batch});
 }
 
 static void run_load_alone(cudaStream_t s, void *p)
 {
     Bench *k = p;
-    ns_load(s, NS_BF16, k->x, NULL, k->u, (int64_t)k->n * k->m, 1, 0, 1, k->n, k->m, k->batch, false);
+    ns_load(s, NS_BF16,
+            &(NsLoad){.x = k->x,
+                      .u = k->u,
+                      .u_stride = (int64_t)k->n * k->m,
+                      .kappa = 1,
+                      .gain = 1,
+                      .rows = k->n,
+                      .cols = k->m,
+                      .batch = k->batch});
 }
 
 static void run_load_rows(cudaStream_t s, void *p)
 {
     Bench *k = p;
-    ns_load_rows(s, NS_FP16, k->x, k->scale, k->u, (int64_t)k->n * k->m, k->n, k->m, k->batch, false);
+    ns_load_rows(s, NS_FP16,
+                 &(NsLoad){.x = k->x,
+                           .unit = k->scale,
+                           .u = k->u,
+                           .u_stride = (int64_t)k->n * k->m,
+                           .rows = k->n,
+                           .cols = k->m,
+                           .batch = k->batch});
 }
 
 static void run_variant(cudaStream_t s, void *p)
@@ -206,13 +230,25 @@ static void run_primitive(cudaStream_t s, void *p)
         ns_gram(AT_ONCE(s, NS_BF16, batch), k->a, k->x, n, m);
         break;
     case P_SYMMETRIC:
-        ns_symmetric(AT_ONCE(s, NS_BF16, batch), k->b, NULL, 0, 0.5f, k->a, k->a, 1, k->a, n);
+        ns_symmetric(
+            AT_ONCE(s, NS_BF16, batch),
+            &(NsSymmetric){.c = k->b, .a = k->a, .b = k->a, .d = k->a, .alpha = 0.5f, .beta = 1, .n = n});
         break;
     case P_APPLY:
-        ns_apply(AT_ONCE(s, NS_BF16, batch), k->y, false, 1, k->a, k->x, 2, n, m);
+        ns_apply(AT_ONCE(s, NS_BF16, batch),
+                 &(NsApply){.y = k->y, .b = k->a, .x = k->x, .alpha = 1, .a = 2, .n = n, .m = m});
         break;
     case P_LOAD:
-        ns_load(s, NS_BF16, k->x, k->sumsq, k->u, (int64_t)n * m, 1, 0, 1, n, m, batch, false);
+        ns_load(s, NS_BF16,
+                &(NsLoad){.x = k->x,
+                          .sumsq = k->sumsq,
+                          .u = k->u,
+                          .u_stride = (int64_t)n * m,
+                          .kappa = 1,
+                          .gain = 1,
+                          .rows = n,
+                          .cols = m,
+                          .batch = batch});
         break;
     case P_GRAM_RAW:
         ns_gram_raw(AT_ONCE(s, NS_BF16, batch), k->raw, k->x, NULL, n, m);
@@ -221,7 +257,16 @@ static void run_primitive(cudaStream_t s, void *p)
         ns_aol(AT_ONCE(s, NS_BF16, batch), k->scale, k->b, k->raw, NULL, 1, n, m);
         break;
     case P_SCALED:
-        ns_symmetric_scaled(AT_ONCE(s, NS_BF16, batch), k->b, 1, 0.5f, k->a, k->a, 1, k->a, k->scale, 1, n);
+        ns_symmetric_scaled(AT_ONCE(s, NS_BF16, batch),
+                            &(NsSymmetric){.q = k->b,
+                                           .a = k->a,
+                                           .b = k->a,
+                                           .d = k->a,
+                                           .alpha = 0.5f,
+                                           .beta = 1,
+                                           .diagonal = 1,
+                                           .n = n},
+                            k->scale, 1);
         break;
     case P_TRANSPOSE:
         ns_transpose(s, NS_BF16, k->y, k->x, n, m, batch);

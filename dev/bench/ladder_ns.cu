@@ -21,7 +21,8 @@ static const void *result;    // where it left its matrices
 
 static void load(Stream s, int i)
 {
-    ns_load(s, NS_BF16, lt.x, sumsq, u[i], tall, std5.kappa, std5.eps, 1, N, M, BATCH, false);
+    const NsLoad l = {lt.x, sumsq, NULL, u[i], tall, std5.kappa, std5.eps, 1, N, M, BATCH, false};
+    ns_load(s, NS_BF16, &l);
     last = &std5;
 }
 

@@ -141,8 +141,17 @@ static inline void baseline_close(Baseline *k)
 static inline void *baseline_run(const Baseline *k, cudaStream_t s, const float *u, int m_of_u, float *sumsq)
 {
     NsOptions o = ns_options_default(NS_POLAR);
-    ns_load(s, NS_BF16, k->x, sumsq, u, (int64_t)k->n * m_of_u, o.kappa, o.eps, 1, k->n, m_of_u, k->batch,
-            false);
+    ns_load(s, NS_BF16,
+            &(NsLoad){.x = k->x,
+                      .sumsq = sumsq,
+                      .u = u,
+                      .u_stride = (int64_t)k->n * m_of_u,
+                      .kappa = o.kappa,
+                      .eps = o.eps,
+                      .gain = 1,
+                      .rows = k->n,
+                      .cols = m_of_u,
+                      .batch = k->batch});
     void *x = k->x, *y = k->y;
     for (int i = 0; i < o.steps; i++) {
         lt_run(k, &k->gram, s, k->a, 1, x, x, 0, k->a);

@@ -63,16 +63,37 @@ static void test_symmetric(Random *r, NsDtype dtype, int n, int batch, float bet
     Array da = array_of(dtype, a, square, a), db = array_of(dtype, b, square, b),
           dd = array_of(dtype, d, square, d);
     Array dc = array_new(da.bytes), dq = array_new(da.bytes);
-    ns_symmetric(AT_ONCE(NULL, dtype, batch), dc.p, dq.p, 4.25f, 0.75f, da.p, db.p, beta, dd.p, n);
-    ref.ns_symmetric(AT_ONCE(NULL, NS_FP32, batch), exact, NULL, 0, 0.75f, a, b, beta, d, n);
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), &(NsSymmetric){.c = dc.p,
+                                                             .q = dq.p,
+                                                             .a = da.p,
+                                                             .b = db.p,
+                                                             .d = dd.p,
+                                                             .alpha = 0.75f,
+                                                             .beta = beta,
+                                                             .diagonal = 4.25f,
+                                                             .n = n});
+    ref.ns_symmetric(
+        AT_ONCE(NULL, NS_FP32, batch),
+        &(NsSymmetric){.c = exact, .a = a, .b = b, .d = d, .alpha = 0.75f, .beta = beta, .n = n});
     double *c = values_of(dtype, dc.p, square), *q = values_of(dtype, dq.p, square);
     double over = excess(dtype, c, exact, square, sum_bound(n, 4)),
            over_q = diagonal_excess(dtype, q, c, 4.25, n, batch);
     bool symmetric = is_symmetric(c, n, batch) && is_symmetric(q, n, batch);
     // One tensor as all operands, as the iteration calls it.
-    ns_symmetric(AT_ONCE(NULL, dtype, batch), dc.p, NULL, 0, -0.5f, da.p, da.p, beta, da.p, n);
-    ns_symmetric(AT_ONCE(NULL, dtype, batch), NULL, dq.p, 4.25f, -0.5f, da.p, da.p, beta, da.p, n);
-    ref.ns_symmetric(AT_ONCE(NULL, NS_FP32, batch), exact, NULL, 0, -0.5f, a, a, beta, a, n);
+    ns_symmetric(
+        AT_ONCE(NULL, dtype, batch),
+        &(NsSymmetric){.c = dc.p, .a = da.p, .b = da.p, .d = da.p, .alpha = -0.5f, .beta = beta, .n = n});
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), &(NsSymmetric){.q = dq.p,
+                                                             .a = da.p,
+                                                             .b = da.p,
+                                                             .d = da.p,
+                                                             .alpha = -0.5f,
+                                                             .beta = beta,
+                                                             .diagonal = 4.25f,
+                                                             .n = n});
+    ref.ns_symmetric(
+        AT_ONCE(NULL, NS_FP32, batch),
+        &(NsSymmetric){.c = exact, .a = a, .b = a, .d = a, .alpha = -0.5f, .beta = beta, .n = n});
     double *same = values_of(dtype, dc.p, square),
            over_same = excess(dtype, same, exact, square, sum_bound(n, 4));
     double *only = values_of(dtype, dq.p, square),
@@ -102,9 +123,14 @@ static void test_apply(Random *r, NsDtype dtype, int n, int m, int batch, float 
     Array dx = pitched_of(dtype, x, rows, m, pitch, x), db = array_of(dtype, b, square, b),
           dy = array_new(dx.bytes);
     Array dp = array_new((size_t)count * ns_element_size(dtype));
-    ns_apply(AT_ONCE(NULL, dtype, batch), dy.p, false, 0.5f, db.p, dx.p, a, n, m);
-    ns_apply(AT_ONCE(NULL, dtype, batch), dp.p, true, 0.5f, db.p, dx.p, a, n, m);
-    ref.ns_apply(AT_ONCE(NULL, NS_FP32, batch), exact, true, 0.5f, b, x, a, n, m);
+    ns_apply(AT_ONCE(NULL, dtype, batch),
+             &(NsApply){.y = dy.p, .b = db.p, .x = dx.p, .alpha = 0.5f, .a = a, .n = n, .m = m});
+    ns_apply(
+        AT_ONCE(NULL, dtype, batch),
+        &(NsApply){.y = dp.p, .b = db.p, .x = dx.p, .alpha = 0.5f, .a = a, .n = n, .m = m, .packed = true});
+    ref.ns_apply(
+        AT_ONCE(NULL, NS_FP32, batch),
+        &(NsApply){.y = exact, .b = b, .x = x, .alpha = 0.5f, .a = a, .n = n, .m = m, .packed = true});
     double *y = pitched_values(dtype, dy.p, rows, m, pitch), *packed = values_of(dtype, dp.p, count);
     double over = excess(dtype, y, exact, count, sum_bound(n, 4));
     bool same = !memcmp(y, packed, (size_t)count * sizeof *y);
@@ -131,9 +157,30 @@ static void test_load(Random *r, NsDtype dtype, int rows, int cols, int batch, b
           dx = array_new((size_t)n * (size_t)pitch * (size_t)batch * ns_element_size(dtype));
     Array ds = array_new((size_t)batch * sizeof(float));
     float *host_u = to_float(u, stride * batch), *exact_sums = xcalloc((size_t)batch, sizeof(float));
-    ns_load(NULL, dtype, dx.p, ds.p, du.p, stride, 1.02f, 1e-6f, 3, rows, cols, batch, transpose);
-    ref.ns_load(NULL, NS_FP32, exact, exact_sums, host_u, stride, 1.02f, 1e-6f, 3, rows, cols, batch,
-                transpose);
+    ns_load(NULL, dtype,
+            &(NsLoad){.x = dx.p,
+                      .sumsq = ds.p,
+                      .u = du.p,
+                      .u_stride = stride,
+                      .kappa = 1.02f,
+                      .eps = 1e-6f,
+                      .gain = 3,
+                      .rows = rows,
+                      .cols = cols,
+                      .batch = batch,
+                      .transpose = transpose});
+    ref.ns_load(NULL, NS_FP32,
+                &(NsLoad){.x = exact,
+                          .sumsq = exact_sums,
+                          .u = host_u,
+                          .u_stride = stride,
+                          .kappa = 1.02f,
+                          .eps = 1e-6f,
+                          .gain = 3,
+                          .rows = rows,
+                          .cols = cols,
+                          .batch = batch,
+                          .transpose = transpose});
     double *sums = values_of(NS_FP32, ds.p, batch),
            *x = pitched_values(dtype, dx.p, (int64_t)n * batch, m, pitch), largest = 0;
     for (int i = 0; i < batch; i++)
@@ -165,7 +212,15 @@ static void test_load_rows(Random *r, NsDtype dtype, int rows, int cols, int bat
     Array du = array_of(NS_FP32, u, stride * batch, u),
           ds = array_new((size_t)n * (size_t)batch * sizeof(float));
     Array dx = array_new((size_t)n * (size_t)pitch * (size_t)batch * ns_element_size(dtype));
-    ns_load_rows(NULL, dtype, dx.p, ds.p, du.p, stride, rows, cols, batch, transpose);
+    ns_load_rows(NULL, dtype,
+                 &(NsLoad){.x = dx.p,
+                           .unit = ds.p,
+                           .u = du.p,
+                           .u_stride = stride,
+                           .rows = rows,
+                           .cols = cols,
+                           .batch = batch,
+                           .transpose = transpose});
     double *unit = values_of(NS_FP32, ds.p, (int64_t)n * batch),
            *x = pitched_values(dtype, dx.p, (int64_t)n * batch, m, pitch);
     bool right = unit[0] == 1;
@@ -199,7 +254,16 @@ static void test_spoilt_norms(void)
           dx = array_new(3 * SIZE * 2);
     copy_to_device(NULL, du.p, u, du.bytes);
     stream_synchronize(NULL);
-    ns_load(NULL, NS_BF16, dx.p, ds.p, du.p, SIZE, 1, 0, 1, 64, 64, 3, false);
+    ns_load(NULL, NS_BF16,
+            &(NsLoad){.x = dx.p,
+                      .sumsq = ds.p,
+                      .u = du.p,
+                      .u_stride = SIZE,
+                      .kappa = 1,
+                      .gain = 1,
+                      .rows = 64,
+                      .cols = 64,
+                      .batch = 3});
     double *x = values_of(NS_BF16, dx.p, 3 * SIZE);
     bool right = true;
     for (int i = 0; i < 3 * SIZE; i++)
@@ -226,9 +290,24 @@ static void test_transpose_and_scaled(Random *r, NsDtype dtype, int n, int m, in
           dt = array_new((size_t)count * ns_element_size(dtype));
     ns_transpose(NULL, dtype, dt.p, dx.p, n, m, batch);
     ref.ns_transpose(NULL, NS_FP32, exact_t, x, n, m, batch);
-    ns_symmetric_scaled(AT_ONCE(NULL, dtype, batch), dq.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, ds.p, 16,
-                        n);
-    ns_symmetric(AT_ONCE(NULL, dtype, batch), NULL, dz.p, 4.25f, 0.75f, da.p, da.p, -0.5f, dd.p, n);
+    ns_symmetric_scaled(AT_ONCE(NULL, dtype, batch),
+                        &(NsSymmetric){.q = dq.p,
+                                       .a = da.p,
+                                       .b = da.p,
+                                       .d = dd.p,
+                                       .alpha = 0.75f,
+                                       .beta = -0.5f,
+                                       .diagonal = 4.25f,
+                                       .n = n},
+                        ds.p, 16);
+    ns_symmetric(AT_ONCE(NULL, dtype, batch), &(NsSymmetric){.q = dz.p,
+                                                             .a = da.p,
+                                                             .b = da.p,
+                                                             .d = dd.p,
+                                                             .alpha = 0.75f,
+                                                             .beta = -0.5f,
+                                                             .diagonal = 4.25f,
+                                                             .n = n});
     double *z = values_of(dtype, dz.p, square);
     for (int64_t i = 0; i < square; i++)
         exact_q[i] = 16 * scale[i / ((int64_t)n * n) * n + i % n] * z[i];

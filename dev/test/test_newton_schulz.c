@@ -27,7 +27,8 @@ static double decode(uint32_t code, int exponent_bits, int mantissa_bits)
 static void round_all(NsDtype dtype, float *out, const float *in, int count)
 {
     float one = 1;
-    ns_apply(AT_ONCE(NULL, dtype, 1), out, true, 1, &one, in, 0, 1, count);
+    ns_apply(AT_ONCE(NULL, dtype, 1),
+             &(NsApply){.y = out, .b = &one, .x = in, .alpha = 1, .n = 1, .m = count, .packed = true});
 }
 
 // Every positive code, the midpoint to the next one (a tie: the even code wins), and its fp32 neighbours,
@@ -116,7 +117,8 @@ static void test_products(NsDtype dtype, int n, int m)
     fill(b, BATCH * square, &r, dtype);
     fill(d, BATCH * square, &r, dtype);
     ns_gram(AT_ONCE(NULL, dtype, BATCH), a, x, n, m);
-    ns_symmetric(AT_ONCE(NULL, dtype, BATCH), c, NULL, 0, 0.75f, a, a, -1.5f, a, n);
+    ns_symmetric(AT_ONCE(NULL, dtype, BATCH),
+                 &(NsSymmetric){.c = c, .a = a, .b = a, .d = a, .alpha = 0.75f, .beta = -1.5f, .n = n});
     double gram = 0, symmetric = 0, general = 0, applied = 0;
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -137,8 +139,14 @@ static void test_products(NsDtype dtype, int n, int m)
             symmetric = fmax(symmetric, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     int broken = asymmetric(a, n, BATCH) + asymmetric(c, n, BATCH);
-    ns_symmetric(AT_ONCE(NULL, dtype, BATCH), c, NULL, 0, 1, a, b, 0.5f, d,
-                 n); // not symmetric by itself: the lower triangle decides
+    ns_symmetric(AT_ONCE(NULL, dtype, BATCH),
+                 &(NsSymmetric){.c = c,
+                                .a = a,
+                                .b = b,
+                                .d = d,
+                                .alpha = 1,
+                                .beta = 0.5f,
+                                .n = n}); // not symmetric by itself: the lower triangle decides
     broken += asymmetric(c, n, BATCH);
     for (int64_t i = 0; i < BATCH * n; i++)
         for (int64_t j = 0; j <= i % n; j++) {
@@ -151,7 +159,14 @@ static void test_products(NsDtype dtype, int n, int m)
             general = fmax(general, share(dtype, c[i * n + j], exact, magnitude, n));
         }
     for (int pass = 0; pass < 2; pass++) {
-        ns_apply(AT_ONCE(NULL, dtype, BATCH), y, true, 2.5f, b, x, pass ? 1.25f : 0, n, m);
+        ns_apply(AT_ONCE(NULL, dtype, BATCH), &(NsApply){.y = y,
+                                                         .b = b,
+                                                         .x = x,
+                                                         .alpha = 2.5f,
+                                                         .a = pass ? 1.25f : 0,
+                                                         .n = n,
+                                                         .m = m,
+                                                         .packed = true});
         for (int64_t i = 0; i < BATCH * n; i++)
             for (int64_t j = 0; j < m; j++) {
                 double exact = pass ? 1.25 * x[i * m + j] : 0, magnitude = fabs(exact);
@@ -182,7 +197,18 @@ static void test_elementwise(void)
     static float u[BATCH * (COUNT + 3)], x[BATCH * COUNT], y[BATCH * COUNT], sumsq[BATCH];
     for (int i = 0; i < BATCH * (COUNT + 3); i++)
         u[i] = (float)random_normal(&r);
-    ns_load(NULL, NS_FP32, x, sumsq, u, COUNT + 3, 1.02f, 1e-6f, 3, R, C, BATCH, true);
+    ns_load(NULL, NS_FP32,
+            &(NsLoad){.x = x,
+                      .sumsq = sumsq,
+                      .u = u,
+                      .u_stride = COUNT + 3,
+                      .kappa = 1.02f,
+                      .eps = 1e-6f,
+                      .gain = 3,
+                      .rows = R,
+                      .cols = C,
+                      .batch = BATCH,
+                      .transpose = true});
     double worst = 0, exact;
     for (int b = 0; b < BATCH; b++) {
         double *v = to_double(u + b * (COUNT + 3), COUNT);
@@ -200,7 +226,17 @@ static void test_elementwise(void)
             }
     ok(wrong == 0, "load scales and transposes");
     ns_transpose(NULL, NS_FP32, y, x, C, R, BATCH);
-    ns_load(NULL, NS_FP32, x, sumsq, u, COUNT + 3, 1.02f, 1e-6f, 3, R, C, BATCH, false);
+    ns_load(NULL, NS_FP32,
+            &(NsLoad){.x = x,
+                      .sumsq = sumsq,
+                      .u = u,
+                      .u_stride = COUNT + 3,
+                      .kappa = 1.02f,
+                      .eps = 1e-6f,
+                      .gain = 3,
+                      .rows = R,
+                      .cols = C,
+                      .batch = BATCH});
     ok(!memcmp(x, y, sizeof x), "transposing back gives the plain load");
 
     static float a[R * R], raw[R * R], scale[R];
@@ -231,8 +267,18 @@ static void test_second_results(void)
     fill(b, COUNT, &r, NS_FP16);
     for (int i = 0; i < N * BATCH; i++)
         scale[i] = (float)random_normal(&r);
-    ns_symmetric(AT_ONCE(NULL, NS_FP16, BATCH), c, q, 3.25f, 1, a, b, 0.5f, a, N);
-    ns_symmetric(AT_ONCE(NULL, NS_FP16, BATCH), NULL, only, 3.25f, 1, a, b, 0.5f, a, N);
+    ns_symmetric(AT_ONCE(NULL, NS_FP16, BATCH), &(NsSymmetric){.c = c,
+                                                               .q = q,
+                                                               .a = a,
+                                                               .b = b,
+                                                               .d = a,
+                                                               .alpha = 1,
+                                                               .beta = 0.5f,
+                                                               .diagonal = 3.25f,
+                                                               .n = N});
+    ns_symmetric(AT_ONCE(NULL, NS_FP16, BATCH),
+                 &(NsSymmetric){
+                     .q = only, .a = a, .b = b, .d = a, .alpha = 1, .beta = 0.5f, .diagonal = 3.25f, .n = N});
     int wrong = memcmp(q, only, sizeof q) != 0;
     for (int i = 0; i < COUNT; i++) {
         bool diagonal = i / N % N == i % N;
@@ -241,7 +287,16 @@ static void test_second_results(void)
     ok(wrong == 0, "a symmetric product plus a multiple of I, with and without the product itself");
     scale[3] = 1e6f;
     scale[5] = NAN;
-    ns_symmetric_scaled(AT_ONCE(NULL, NS_FP16, BATCH), scaled, 3.25f, 1, a, b, 0.5f, a, scale, 16, N);
+    ns_symmetric_scaled(AT_ONCE(NULL, NS_FP16, BATCH),
+                        &(NsSymmetric){.q = scaled,
+                                       .a = a,
+                                       .b = b,
+                                       .d = a,
+                                       .alpha = 1,
+                                       .beta = 0.5f,
+                                       .diagonal = 3.25f,
+                                       .n = N},
+                        scale, 16);
     wrong = 0;
     for (int i = 0; i < COUNT; i++) {
         double want = 16.0 * scale[i / (N * N) * N + i % N] * q[i];

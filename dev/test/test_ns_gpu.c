@@ -361,7 +361,9 @@ static void test_large_offsets(void)
         if (op == 0)
             ns_gram(AT_ONCE(NULL, NS_BF16, BATCH), y, x, SIDE, SIDE);
         if (op == 1)
-            ns_apply(AT_ONCE(NULL, NS_BF16, BATCH), y, true, 1, x, x, 2, SIDE, SIDE);
+            ns_apply(
+                AT_ONCE(NULL, NS_BF16, BATCH),
+                &(NsApply){.y = y, .b = x, .x = x, .alpha = 1, .a = 2, .n = SIDE, .m = SIDE, .packed = true});
         if (op == 2)
             ns_transpose(NULL, NS_BF16, y, x, SIDE, SIDE, BATCH);
         copy_to_host(NULL, first, y, bytes);

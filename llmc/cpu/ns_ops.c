@@ -45,11 +45,10 @@ bool ns_iterates(NsDtype dtype, int n, int m)
     return false;
 }
 
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
-                int n, int m, int batch)
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const NsMatrices *x)
 {
-    OP_SCOPE(ns_iterate, dtype, it, n, m, batch);
-    (void)s, (void)dtype, (void)it, (void)unit, (void)x, (void)spare, (void)n, (void)m, (void)batch;
+    OP_SCOPE(ns_iterate, dtype, it, x->n, x->m, x->batch);
+    (void)s, (void)dtype, (void)it, (void)x;
     assert(!"ns_iterates");
 }
 
@@ -236,35 +235,33 @@ static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, i
     }
 }
 
-void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
-                  float beta, const void *d, int n)
+void ns_symmetric(NsChain *chain, const NsSymmetric *p)
 {
-    OP_PART(ns_symmetric, chain->dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, chain->batch);
-    void *first = c ? c : q;
-    symmetric_product(chain->dtype, first, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n,
-                      chain->batch);
-    if (q)
-        add_diagonal(chain->dtype, q, first, diagonal, n, chain->batch);
+    OP_PART(ns_symmetric, chain->dtype, ns_squares(p) + !!p->c + !!p->q, p->n, chain->batch);
+    void *first = p->c ? p->c : p->q;
+    symmetric_product(chain->dtype, first, p->alpha, p->a, p->b, false, p->beta, p->beta == 0 ? NULL : p->d,
+                      p->n, p->n, chain->batch);
+    if (p->q)
+        add_diagonal(chain->dtype, p->q, first, p->diagonal, p->n, chain->batch);
 }
 
 // ---- the other product ------------------------------------------------------------------------------------
 
-void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
-              int m)
+void ns_apply(NsChain *chain, const NsApply *p)
 {
+    int n = p->n, m = p->m;
     OP_PART(ns_apply, chain->dtype, n, m, chain->batch);
-    (void)packed;
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
     load_blas();
 #pragma omp parallel for schedule(dynamic) if ((int64_t)chain->batch * n * n * m >= MIN_PRODUCT)
     for (int64_t item = 0; item < blocks * chain->batch; item++) {
         int64_t which = item / blocks, i0 = item % blocks * ROW_BLOCK, rows = min_i64(n - i0, ROW_BLOCK);
-        const ns_real *from = (const ns_real *)x + which * size;
-        ns_real *to = (ns_real *)y + which * size + i0 * m;
-        if (a != 0)
+        const ns_real *from = (const ns_real *)p->x + which * size;
+        ns_real *to = (ns_real *)p->y + which * size + i0 * m;
+        if (p->a != 0)
             memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
-        block_product(false, (int)rows, m, n, alpha, (const ns_real *)b + which * square + i0 * n, n, from, m,
-                      a, to, m);
+        block_product(false, (int)rows, m, n, p->alpha, (const ns_real *)p->b + which * square + i0 * n, n,
+                      from, m, p->a, to, m);
         round_values(chain->dtype, to, rows * m);
     }
 }
@@ -284,26 +281,25 @@ static void sum_squares(float *sumsq, const float *u, int64_t count, int64_t str
     }
 }
 
-void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
-             float eps, float gain, int rows, int cols, int batch, bool transpose)
+void ns_load(Stream s, NsDtype dtype, const NsLoad *l)
 {
-    OP_SCOPE(ns_load, dtype, rows, cols, batch);
+    OP_SCOPE(ns_load, dtype, l->rows, l->cols, l->batch);
     (void)s;
-    if (sumsq)
-        sum_squares(sumsq, u, (int64_t)rows * cols, u_stride, batch);
-    int n = transpose ? cols : rows, m = transpose ? rows : cols;
+    if (l->sumsq)
+        sum_squares(l->sumsq, l->u, (int64_t)l->rows * l->cols, l->u_stride, l->batch);
+    int n = l->transpose ? l->cols : l->rows, m = l->transpose ? l->rows : l->cols, batch = l->batch;
     int64_t blocks = ceil_div(n, TILE);
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
     for (int64_t item = 0; item < blocks * batch; item++) {
         int64_t which = item / blocks, i0 = item % blocks * TILE, i1 = min_i64(n, i0 + TILE);
-        const float *from = u + which * u_stride;
-        ns_real *to = (ns_real *)x + which * n * m;
-        ns_real total = sumsq ? sumsq[which] : 0, scale = gain;
-        if (sumsq)
-            scale = total == 0 ? 0 : gain / (kappa * (ns_real)sqrt((double)total) + eps);
+        const float *from = l->u + which * l->u_stride;
+        ns_real *to = (ns_real *)l->x + which * n * m;
+        ns_real total = l->sumsq ? l->sumsq[which] : 0, scale = l->gain;
+        if (l->sumsq)
+            scale = total == 0 ? 0 : l->gain / (l->kappa * (ns_real)sqrt((double)total) + l->eps);
         if (!isfinite(total))
             scale = (ns_real)NAN;
-        if (transpose) {
+        if (l->transpose) {
             for (int64_t j = 0; j < m; j++)
                 for (int64_t i = i0; i < i1; i++)
                     to[i * m + j] = from[j * n + i] * scale;
@@ -315,17 +311,16 @@ void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int
     }
 }
 
-void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
-                  int cols, int batch, bool transpose)
+void ns_load_rows(Stream s, NsDtype dtype, const NsLoad *l)
 {
-    OP_SCOPE(ns_load_rows, dtype, rows, cols, batch);
+    OP_SCOPE(ns_load_rows, dtype, l->rows, l->cols, l->batch);
     (void)s;
-    int n = transpose ? cols : rows, m = transpose ? rows : cols;
-    int64_t row_step = transpose ? 1 : m, col_step = transpose ? n : 1;
+    int n = l->transpose ? l->cols : l->rows, m = l->transpose ? l->rows : l->cols, batch = l->batch;
+    int64_t row_step = l->transpose ? 1 : m, col_step = l->transpose ? n : 1;
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * batch; row++) {
-        const float *from = u + row / n * u_stride + row % n * row_step;
-        ns_real *to = (ns_real *)x + row * m;
+        const float *from = l->u + row / n * l->u_stride + row % n * row_step;
+        ns_real *to = (ns_real *)l->x + row * m;
         float most = 0;
         for (int64_t j = 0; j < m; j++) {
             float size = fabsf(from[j * col_step]);
@@ -333,8 +328,8 @@ void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u,
                 most = isfinite(size) ? size : NAN;
         }
         int power = most > 0 ? ilogbf(most) - 5 : 0;
-        unit[row] = isnan(most) ? NAN : ldexpf(1, power < -100 ? -100 : power > 100 ? 100 : power);
-        ns_real scale = 1 / unit[row];
+        l->unit[row] = isnan(most) ? NAN : ldexpf(1, power < -100 ? -100 : power > 100 ? 100 : power);
+        ns_real scale = 1 / l->unit[row];
         for (int64_t j = 0; j < m; j++)
             to[j] = from[j * col_step] * scale;
         round_values(dtype, to, m);
@@ -372,17 +367,18 @@ void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float 
     }
 }
 
-void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, const void *a, const void *b,
-                         float beta, const void *d, const float *scale, float factor, int n)
+void ns_symmetric_scaled(NsChain *chain, const NsSymmetric *p, const float *scale, float factor)
 {
-    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(a, b, beta, d) + 1, n, chain->batch);
+    int n = p->n;
+    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(p) + 1, n, chain->batch);
     const ns_real most = 65504; // of fp16
-    symmetric_product(chain->dtype, q, alpha, a, b, false, beta, beta == 0 ? NULL : d, n, n, chain->batch);
-    add_diagonal(chain->dtype, q, q, diagonal, n, chain->batch);
+    symmetric_product(chain->dtype, p->q, p->alpha, p->a, p->b, false, p->beta, p->beta == 0 ? NULL : p->d, n,
+                      n, chain->batch);
+    add_diagonal(chain->dtype, p->q, p->q, p->diagonal, n, chain->batch);
 #pragma omp parallel for schedule(static) if ((int64_t)chain->batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * chain->batch; row++) {
         const float *column_scale = scale + row / n * n;
-        ns_real *to = (ns_real *)q + row * n;
+        ns_real *to = (ns_real *)p->q + row * n;
         for (int j = 0; j < n; j++) {
             to[j] *= (ns_real)(factor * column_scale[j]);
             if (chain->dtype == NS_FP16 && isfinite(to[j]))

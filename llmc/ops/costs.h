@@ -172,9 +172,9 @@ COST(ns_load_rows, (NsDtype dtype, int rows, int cols, int batch), 0,
 COST(ns_gram, (NsDtype dtype, int n, int m, int batch), count3(n, n + 1, m) * batch,
      ns_bytes(dtype, n, n + m, batch))
 // squares: n x n inputs and outputs
-static inline int ns_squares(const void *a, const void *b, float beta, const void *d) // distinct inputs
+static inline int ns_squares(const NsSymmetric *p) // distinct inputs
 {
-    return 1 + (a != b) + (beta != 0 && d != a && d != b);
+    return 1 + (p->a != p->b) + (p->beta != 0 && p->d != p->a && p->d != p->b);
 }
 COST(ns_symmetric, (NsDtype dtype, int squares, int n, int batch), count3(n, n + 1, n) * batch,
      ns_bytes(dtype, n, n, squares) * batch)

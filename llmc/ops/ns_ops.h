@@ -49,21 +49,26 @@ void ns_chain_end(NsChain *chain);
 
 // x_i = u_i * (gain / (kappa * |u_i| + eps)) with the Frobenius norm, in fp32 before the cast (a cast first
 // could overflow fp16).
-//   x (batch, rows, cols), or (batch, cols, rows) when transpose, out;  sumsq (batch) fp32 out: |u_i|^2
-//   u fp32: matrix i is (rows, cols) packed from u + i*u_stride
 //   |u_i| = 0 gives zeros, also for eps = 0. |u_i| not finite gives NaN: a spoilt gradient must show and not
 //   vanish. sumsq NULL: x_i = gain u_i, no norm is computed
-void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
-             float eps, float gain, int rows, int cols, int batch, bool transpose);
+typedef struct {
+    void *x;        // (batch, rows, cols), or (batch, cols, rows) when transpose, out
+    float *sumsq;   // ns_load: (batch) fp32 out: |u_i|^2; or NULL
+    float *unit;    // ns_load_rows: (batch, rows of x) fp32 out
+    const float *u; // fp32: matrix i is (rows, cols) packed from u + i*u_stride
+    int64_t u_stride;
+    float kappa, eps, gain; // ns_load
+    int rows, cols, batch;
+    bool transpose;
+} NsLoad;
+void ns_load(Stream s, NsDtype dtype, const NsLoad *l);
 
 // Rows of x brought to about one size, each by a power of two of its own, which takes no norm of the whole
 // first:
 //   x_ij = u_ij / unit_i with max_j |x_ij| within 32 to 64, or beside that where the unit would leave 2^-100
 //   to 2^100
-//   x, u as in ns_load;  unit (batch, rows of x) fp32 out, 1 for a row of zeros, NaN, and so x, where an
-//                        entry is not finite
-void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
-                  int cols, int batch, bool transpose);
+//   unit: 1 for a row of zeros, NaN, and so x, where an entry is not finite
+void ns_load_rows(Stream s, NsDtype dtype, const NsLoad *l);
 
 // a = x x^T, exactly symmetric.  a (batch, n, n) out;  x (batch, n, m)
 void ns_gram(NsChain *chain, void *a, const void *x, int n, int m);
@@ -72,15 +77,23 @@ void ns_gram(NsChain *chain, void *a, const void *x, int n, int m);
 // computed and
 // mirrored, which also removes the asymmetry that rounding brings in.  q = c + diagonal I, from the rounded
 // c.
-//   c, q (batch, n, n) out, either may be NULL;  a, b, d (batch, n, n) may be one tensor; beta = 0 leaves d
-//   out
-void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
-                  float beta, const void *d, int n);
+typedef struct {
+    void *c, *q;           // (batch, n, n) out, either may be NULL
+    const void *a, *b, *d; // (batch, n, n), may be one tensor; beta = 0 leaves d out
+    float alpha, beta, diagonal;
+    int n;
+} NsSymmetric;
+void ns_symmetric(NsChain *chain, const NsSymmetric *p);
 
-// y = alpha b x + a x; a = 0 leaves the second term out.  b (batch, n, n), x (batch, n, m);  y (batch, n, m)
-// out, packed on demand
-void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
-              int m);
+// y = alpha b x + a x; a = 0 leaves the second term out.
+typedef struct {
+    void *y;           // (batch, n, m) out
+    const void *b, *x; // (batch, n, n), (batch, n, m)
+    float alpha, a;
+    int n, m;
+    bool packed; // y's rows
+} NsApply;
+void ns_apply(NsChain *chain, const NsApply *p);
 
 // Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the
 // entries of small
@@ -98,11 +111,9 @@ void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float 
             int m);
 // q = z diag(factor scale), of the z that ns_symmetric makes as q: the same bits. Finite values beyond the
 // range of fp16 become the largest of their sign.
-//   q (batch, n, n) out;  a, b, d (batch, n, n), as in ns_symmetric;  scale (batch, n) fp32, from the ns_aol
-//                         that wrote a or b or
-//   what they were computed from
-void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, const void *a, const void *b,
-                         float beta, const void *d, const float *scale, float factor, int n);
+//   p as in ns_symmetric, c NULL;  scale (batch, n) fp32, from the ns_aol that wrote a or b or what they were
+//                                  computed from
+void ns_symmetric_scaled(NsChain *chain, const NsSymmetric *p, const float *scale, float factor);
 
 // All steps x <- a x + (b A + c A^2) x, A = x x^T, in place of the primitives between ns_load and the result,
 // for shapes that the backend has it for.
@@ -114,10 +125,13 @@ typedef struct {
     float aol_gain, aol_factor;
 } NsIteration;
 bool ns_iterates(NsDtype dtype, int n, int m);
-//   x, spare (batch, n, m), m = ns_pitch(), x in; they take turns: the result is in x after an even number of
-//   steps unit (batch, n) fp32 from ns_load_rows, for AOL, NULL: 1
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
-                int n, int m, int batch);
+typedef struct {
+    void *x, *spare; // (batch, n, m), m = ns_pitch(), x in; they take turns: the result is in x after an even
+                     // number of steps
+    const float *unit; // (batch, n) fp32 from ns_load_rows, for AOL; NULL: 1
+    int n, m, batch;
+} NsMatrices;
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const NsMatrices *x);
 
 // y_i = x_i^T.  x (batch, n, m);  y (batch, m, n) packed, out
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int n, int m, int batch);

@@ -463,12 +463,12 @@ static const float aol_column_factor = 16;
 static void last_symmetric(Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b,
                            float beta, const void *d)
 {
+    bool plain = diagonal == 0 && !k->scaled;
+    NsSymmetric p = {plain ? q : NULL, plain ? NULL : q, a, b, d, alpha, beta, diagonal, k->n};
     if (k->scaled)
-        ns_symmetric_scaled(&k->chain, q, diagonal, alpha, a, b, beta, d, k->scale, aol_column_factor, k->n);
-    else if (diagonal == 0)
-        ns_symmetric(&k->chain, q, NULL, 0, alpha, a, b, beta, d, k->n);
+        ns_symmetric_scaled(&k->chain, &p, k->scale, aol_column_factor);
     else
-        ns_symmetric(&k->chain, NULL, q, diagonal, alpha, a, b, beta, d, k->n);
+        ns_symmetric(&k->chain, &p);
 }
 
 // x = b x + a x, b from last_symmetric. Where b has x's scale in it a is 0.
@@ -481,7 +481,14 @@ static void apply(Chunk *k, const void *b, float a)
         k->scaled = false;
     }
     bool to_out = --k->applies == 0 && k->out;
-    ns_apply(&k->chain, to_out ? k->out : k->spare, to_out, alpha, b, k->x, a, k->n, k->m);
+    ns_apply(&k->chain, &(NsApply){.y = to_out ? k->out : k->spare,
+                                   .b = b,
+                                   .x = k->x,
+                                   .alpha = alpha,
+                                   .a = a,
+                                   .n = k->n,
+                                   .m = k->m,
+                                   .packed = to_out});
     swap(&k->x, &k->spare);
 }
 
@@ -533,20 +540,38 @@ static void iterate_gram(Chunk *k)
             last_symmetric(k, Q, a, c, R, R, b, R);
             continue;
         }
-        ns_symmetric(&k->chain, Z, first ? Q : NULL, a, c, R, R, b, R, k->n);
+        ns_symmetric(&k->chain, &(NsSymmetric){.c = Z,
+                                               .q = first ? Q : NULL,
+                                               .a = R,
+                                               .b = R,
+                                               .d = R,
+                                               .alpha = c,
+                                               .beta = b,
+                                               .diagonal = a,
+                                               .n = k->n});
         // Q's product goes between those of R, which wait for each other: it keeps the multiprocessors busy
         // meanwhile.
         if (!last)
-            ns_symmetric(&k->chain, H, NULL, 0, 1, R, Z, a, R, k->n); // R h(R)
+            ns_symmetric(
+                &k->chain,
+                &(NsSymmetric){.c = H, .a = R, .b = Z, .d = R, .alpha = 1, .beta = a, .n = k->n}); // R h(R)
         if (!first) {
             if (last)
                 last_symmetric(k, T, 0, 1, Q, Z, a, Q);
             else
-                ns_symmetric(&k->chain, T, NULL, 0, 1, Q, Z, a, Q, k->n);
+                ns_symmetric(
+                    &k->chain,
+                    &(NsSymmetric){.c = T, .a = Q, .b = Z, .d = Q, .alpha = 1, .beta = a, .n = k->n});
             swap(&Q, &T);
         }
         if (!last)
-            ns_symmetric(&k->chain, R, NULL, 0, 1, Z, H, a, H, k->n); // h(R) R h(R)
+            ns_symmetric(&k->chain, &(NsSymmetric){.c = R,
+                                                   .a = Z,
+                                                   .b = H,
+                                                   .d = H,
+                                                   .alpha = 1,
+                                                   .beta = a,
+                                                   .n = k->n}); // h(R) R h(R)
     }
     apply(k, Q, 0);
 }
@@ -575,7 +600,8 @@ static void iterate_whole(Chunk *k)
         it.b[i] = (float)o->tuples[i].b;
         it.c[i] = (float)o->tuples[i].c;
     }
-    ns_iterate(k->chain.stream, k->o->dtype, &it, k->unit, k->x, k->spare, k->n, k->m, k->chain.batch);
+    ns_iterate(k->chain.stream, k->o->dtype, &it,
+               &(NsMatrices){k->x, k->spare, k->unit, k->n, k->m, k->chain.batch});
     if (o->steps % 2)
         swap(&k->x, &k->spare);
 }
@@ -590,12 +616,39 @@ static void load_run(const Chunk *k, float *sumsq, const float *u, int64_t u_str
     char *x = (char *)k->x +
               (size_t)at * (size_t)k->n * (size_t)ns_pitch(dtype, k->n, k->m) * ns_element_size(dtype);
     if (k->unit)
-        ns_load_rows(s, dtype, x, k->unit + (int64_t)at * k->n, u, u_stride, rows, cols, count, transpose);
+        ns_load_rows(s, dtype,
+                     &(NsLoad){.x = x,
+                               .unit = k->unit + (int64_t)at * k->n,
+                               .u = u,
+                               .u_stride = u_stride,
+                               .rows = rows,
+                               .cols = cols,
+                               .batch = count,
+                               .transpose = transpose});
     else if (k->o->aol)
-        ns_load(s, dtype, x, NULL, u, u_stride, 1, 0, 1, rows, cols, count, transpose);
+        ns_load(s, dtype,
+                &(NsLoad){.x = x,
+                          .u = u,
+                          .u_stride = u_stride,
+                          .kappa = 1,
+                          .gain = 1,
+                          .rows = rows,
+                          .cols = cols,
+                          .batch = count,
+                          .transpose = transpose});
     else
-        ns_load(s, dtype, x, sumsq + at, u, u_stride, k->o->kappa, k->o->eps, 1, rows, cols, count,
-                transpose);
+        ns_load(s, dtype,
+                &(NsLoad){.x = x,
+                          .sumsq = sumsq + at,
+                          .u = u,
+                          .u_stride = u_stride,
+                          .kappa = k->o->kappa,
+                          .eps = k->o->eps,
+                          .gain = 1,
+                          .rows = rows,
+                          .cols = cols,
+                          .batch = count,
+                          .transpose = transpose});
 }
 
 // The chunk's matrices, which are those from `first` on, group by group.

@@ -378,8 +378,15 @@ static void check_ns_chain(Stream s)
     NsChain chain = {s, NS_BF16, 1, NULL};
     ns_chain_begin(&chain);
     ns_gram(&chain, a, x, N, M);
-    ns_symmetric(&chain, c, NULL, 0, 1.0f / 64, a, a, 0.5f, a, N);
-    ns_apply(&chain, y, false, 1.0f / 64, a, x, 1, N, M);
+    NsSymmetric squared = {};
+    squared.c = c;
+    squared.a = squared.b = squared.d = a;
+    squared.alpha = 1.0f / 64;
+    squared.beta = 0.5f;
+    squared.n = N;
+    ns_symmetric(&chain, &squared);
+    const NsApply applied = {y, a, x, 1.0f / 64, 1, N, M, false};
+    ns_apply(&chain, &applied);
     ns_chain_end(&chain);
     std::vector<floatX> host_a = m.read(a, N * N), host_c = m.read(c, N * N), host_y = m.read(y, N * M);
     std::vector<double> host_x = pattern_of(11, 0, N * M), host_gram((size_t)(N * N));
@@ -414,7 +421,8 @@ static void check_ns_small(Stream s, int n)
     it.a[0] = 1;
     it.b[0] = (float)b;
     it.c[0] = (float)c;
-    ns_iterate(s, NS_BF16, &it, NULL, x, out, n, M, 1);
+    const NsMatrices matrices = {x, out, NULL, n, M, 1};
+    ns_iterate(s, NS_BF16, &it, &matrices);
     std::vector<floatX> got = m.read(out, (int64_t)n * M);
     std::vector<double> host_x = pattern_of(12, 0, (int64_t)n * M), gram((size_t)(n * n)), z((size_t)n);
     for (int i = 0; i < n; i++)

@@ -258,54 +258,60 @@ static dim3 tile_grid(int rows, int cols, int batch)
     return dim3((unsigned)ceil_div(cols, TILE), (unsigned)ceil_div(rows, TILE), (unsigned)batch);
 }
 
-// unit: of ns_load_rows, or NULL. x is packed where it can be.
-template <typename T>
-static void load_transposed(Stream s, T *x, const float *unit, const float *u, int64_t u_stride,
-                            const float *sumsq, float kappa, float eps, float gain, int rows, int cols,
-                            int pitch, int batch)
+// Matrices `first` to first + count - 1 of a load, of which all pointers begin with the first.
+static NsLoad part_of(const NsLoad *l, int n, int first, int count)
 {
-    dim3 tiles = tile_grid(rows, cols, batch);
-    bool vectors = pitch == rows && rows % 8 == 0 && cols % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) &&
-                   aligned(x, 16);
-    if (vectors)
-        load_transposed_kernel<T, true>
-            <<<tiles, THREADS, 0, s>>>(x, unit, u, u_stride, sumsq, kappa, eps, gain, rows, cols, pitch);
-    else
-        load_transposed_kernel<T, false>
-            <<<tiles, THREADS, 0, s>>>(x, unit, u, u_stride, sumsq, kappa, eps, gain, rows, cols, pitch);
+    NsLoad part = *l;
+    part.u = l->u + (int64_t)first * l->u_stride;
+    part.sumsq = l->sumsq ? l->sumsq + first : NULL;
+    part.unit = l->unit ? l->unit + (int64_t)first * n : NULL;
+    part.batch = count;
+    return part;
 }
 
-void ns_load(Stream s, NsDtype dtype, void *x, float *sumsq, const float *u, int64_t u_stride, float kappa,
-             float eps, float gain, int rows, int cols, int batch, bool transpose)
+// With the units of ns_load_rows, or with norms or neither. x is packed where it can be.
+template <typename T> static void load_transposed(Stream s, T *x, const NsLoad &l, int pitch)
 {
-    OP_SCOPE(ns_load, dtype, rows, cols, batch);
-    int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
-    int64_t count = (int64_t)rows * cols;
-    bool packed = count == (int64_t)n * pitch,
-         vectors = packed && count % 8 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16);
-    if (sumsq)
-        sum_squares(s, sumsq, u, count, u_stride, batch);
-    for (int first = 0; first < batch; first += MAX_GRID_YZ) {
-        int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
-        const float *from = u + (int64_t)first * u_stride, *norms = sumsq ? sumsq + first : NULL;
-        int64_t items = count / (vectors ? 8 : 1);
-        dim3 grid((unsigned)max_i64(1, min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * now) / now)),
-                  (unsigned)now),
-            parts((unsigned)(rows * ceil_div(cols, AT_ONCE * THREADS)), (unsigned)now); // of rows
+    dim3 tiles = tile_grid(l.rows, l.cols, l.batch);
+    bool vectors = pitch == l.rows && l.rows % 8 == 0 && l.cols % 8 == 0 && l.u_stride % 4 == 0 &&
+                   aligned(l.u, 16) && aligned(x, 16);
+    auto kernel = vectors ? load_transposed_kernel<T, true> : load_transposed_kernel<T, false>;
+    kernel<<<tiles, THREADS, 0, s>>>(x, l.unit, l.u, l.u_stride, l.sumsq, l.kappa, l.eps, l.gain, l.rows,
+                                     l.cols, pitch);
+}
+
+template <typename T> static void load(Stream s, T *x, const NsLoad &l, int pitch)
+{
+    int64_t count = (int64_t)l.rows * l.cols;
+    bool packed = l.cols == pitch,
+         vectors = packed && count % 8 == 0 && l.u_stride % 4 == 0 && aligned(l.u, 16) && aligned(x, 16);
+    int64_t items = count / (vectors ? 8 : 1),
+            blocks = min_i64(ceil_div(items, THREADS), 1 + flat_blocks(items * l.batch) / l.batch);
+    dim3 grid((unsigned)max_i64(1, blocks), (unsigned)l.batch),
+        parts((unsigned)(l.rows * ceil_div(l.cols, AT_ONCE * THREADS)), (unsigned)l.batch); // of rows
+    auto packed_kernel = vectors ? load_kernel<T, 8> : load_kernel<T, 1>;
+    if (packed)
+        packed_kernel<<<grid, THREADS, 0, s>>>(x, l.u, l.u_stride, l.sumsq, l.kappa, l.eps, l.gain, count);
+    else
+        load_rows_kernel<T><<<parts, THREADS, 0, s>>>(x, l.u, l.u_stride, l.sumsq, l.kappa, l.eps, l.gain,
+                                                      l.rows, l.cols, pitch);
+}
+
+void ns_load(Stream s, NsDtype dtype, const NsLoad *l)
+{
+    OP_SCOPE(ns_load, dtype, l->rows, l->cols, l->batch);
+    int n = l->transpose ? l->cols : l->rows, pitch = ns_pitch(dtype, n, l->transpose ? l->rows : l->cols);
+    if (l->sumsq)
+        sum_squares(s, l->sumsq, l->u, (int64_t)l->rows * l->cols, l->u_stride, l->batch);
+    for (int first = 0; first < l->batch; first += MAX_GRID_YZ) {
+        NsLoad part = part_of(l, n, first, (int)min_i64(l->batch - first, MAX_GRID_YZ));
+        part.unit = NULL;
         DISPATCH_DTYPE(dtype, {
-            T *to = (T *)x + (int64_t)first * n * pitch;
-            if (transpose)
-                load_transposed<T>(s, to, NULL, from, u_stride, norms, kappa, eps, gain, rows, cols, pitch,
-                                   now);
-            else if (vectors)
-                load_kernel<T, 8>
-                    <<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
-            else if (packed)
-                load_kernel<T, 1>
-                    <<<grid, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain, count);
+            T *to = (T *)l->x + (int64_t)first * n * pitch;
+            if (l->transpose)
+                load_transposed(s, to, part, pitch);
             else
-                load_rows_kernel<T><<<parts, THREADS, 0, s>>>(to, from, u_stride, norms, kappa, eps, gain,
-                                                              rows, cols, pitch);
+                load(s, to, part, pitch);
         });
     }
     CHECK_LAUNCH();
@@ -419,46 +425,44 @@ __global__ void __launch_bounds__(THREADS) units_kernel(float *unit, int64_t cou
         unit[i] = unit_of(__float_as_uint(unit[i]));
 }
 
-template <typename T>
-static void load_columns(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols,
-                         int pitch, int batch)
+template <typename T> static void load_columns(Stream s, T *x, const NsLoad &l, int pitch)
 {
-    int64_t units = (int64_t)cols * batch;
-    dim3 grid((unsigned)ceil_div(cols, THREADS), (unsigned)ceil_div(rows, ROWS_AT_ONCE), (unsigned)batch);
-    CUDA_CHECK(cudaMemsetAsync(unit, 0, (size_t)units * sizeof *unit, s));
-    column_sizes_kernel<<<grid, THREADS, 0, s>>>((uint32_t *)unit, u, u_stride, rows, cols);
-    units_kernel<<<(unsigned)ceil_div(units, THREADS), THREADS, 0, s>>>(unit, units);
-    load_transposed<T>(s, x, unit, u, u_stride, NULL, 1, 0, 1, rows, cols, pitch, batch);
+    int64_t units = (int64_t)l.cols * l.batch;
+    dim3 grid((unsigned)ceil_div(l.cols, THREADS), (unsigned)ceil_div(l.rows, ROWS_AT_ONCE),
+              (unsigned)l.batch);
+    CUDA_CHECK(cudaMemsetAsync(l.unit, 0, (size_t)units * sizeof *l.unit, s));
+    column_sizes_kernel<<<grid, THREADS, 0, s>>>((uint32_t *)l.unit, l.u, l.u_stride, l.rows, l.cols);
+    units_kernel<<<(unsigned)ceil_div(units, THREADS), THREADS, 0, s>>>(l.unit, units);
+    load_transposed(s, x, l, pitch);
 }
 
-template <typename T>
-static void load_rows(Stream s, T *x, float *unit, const float *u, int64_t u_stride, int rows, int cols,
-                      int pitch, int batch)
+template <typename T> static void load_rows(Stream s, T *x, const NsLoad &l, int pitch)
 {
-    dim3 grid((unsigned)rows, (unsigned)batch);
-    if (cols % 4 == 0 && u_stride % 4 == 0 && aligned(u, 16) && aligned(x, 16))
-        load_with_units_kernel<T, 4><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
-    else if (cols <= WIDEST)
-        load_kept_kernel<T><<<grid, KEPT_THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
+    dim3 grid((unsigned)l.rows, (unsigned)l.batch);
+    if (l.cols % 4 == 0 && l.u_stride % 4 == 0 && aligned(l.u, 16) && aligned(x, 16))
+        load_with_units_kernel<T, 4>
+            <<<grid, THREADS, 0, s>>>(x, l.unit, l.u, l.u_stride, l.rows, l.cols, pitch);
+    else if (l.cols <= WIDEST)
+        load_kept_kernel<T><<<grid, KEPT_THREADS, 0, s>>>(x, l.unit, l.u, l.u_stride, l.rows, l.cols, pitch);
     else
-        load_with_units_kernel<T, 1><<<grid, THREADS, 0, s>>>(x, unit, u, u_stride, rows, cols, pitch);
+        load_with_units_kernel<T, 1>
+            <<<grid, THREADS, 0, s>>>(x, l.unit, l.u, l.u_stride, l.rows, l.cols, pitch);
 }
 
-void ns_load_rows(Stream s, NsDtype dtype, void *x, float *unit, const float *u, int64_t u_stride, int rows,
-                  int cols, int batch, bool transpose)
+void ns_load_rows(Stream s, NsDtype dtype, const NsLoad *l)
 {
-    OP_SCOPE(ns_load_rows, dtype, rows, cols, batch);
-    int n = transpose ? cols : rows, pitch = ns_pitch(dtype, n, transpose ? rows : cols);
-    for (int first = 0; first < batch; first += MAX_GRID_YZ) {
-        int now = batch - first < MAX_GRID_YZ ? batch - first : MAX_GRID_YZ;
-        const float *from = u + (int64_t)first * u_stride;
-        float *units = unit + (int64_t)first * n;
+    OP_SCOPE(ns_load_rows, dtype, l->rows, l->cols, l->batch);
+    int n = l->transpose ? l->cols : l->rows, pitch = ns_pitch(dtype, n, l->transpose ? l->rows : l->cols);
+    for (int first = 0; first < l->batch; first += MAX_GRID_YZ) {
+        NsLoad part = part_of(l, n, first, (int)min_i64(l->batch - first, MAX_GRID_YZ));
+        part.sumsq = NULL; // units in place of a norm
+        part.gain = 1;
         DISPATCH_DTYPE(dtype, {
-            T *to = (T *)x + (int64_t)first * n * pitch;
-            if (transpose)
-                load_columns(s, to, units, from, u_stride, rows, cols, pitch, now);
+            T *to = (T *)l->x + (int64_t)first * n * pitch;
+            if (l->transpose)
+                load_columns(s, to, part, pitch);
             else
-                load_rows(s, to, units, from, u_stride, rows, cols, pitch, now);
+                load_rows(s, to, part, pitch);
         });
     }
     CHECK_LAUNCH();

@@ -333,80 +333,77 @@ void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
     add_task(chain, &t, &u);
 }
 
-static NsProduct portable_symmetric(void *out, float alpha, const void *a, const void *b, float beta,
-                                    const void *d, int n, int batch)
+static const void *d_of(const NsSymmetric *p) { return p->beta == 0 ? NULL : p->d; }
+
+static NsProduct portable_symmetric(const NsSymmetric *s, void *out, int batch)
 {
     NsProduct p = {};
-    p.a = a;
-    p.b = b;
-    p.d = d;
+    p.a = s->a;
+    p.b = s->b;
+    p.d = d_of(s);
     p.out = out;
-    p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)n * n;
-    p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = n;
+    p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)s->n * s->n;
+    p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = s->n;
     p.batch = batch;
-    p.alpha = alpha;
-    p.beta = beta;
+    p.alpha = s->alpha;
+    p.beta = s->beta;
     return p;
 }
 
 // Without its results.
-static Task symmetric_task(NsDtype dtype, float alpha, const void *a, const void *b, float beta,
-                           const void *d, int n, int batch)
+static Task symmetric_task(const NsSymmetric *p, NsDtype dtype, int batch)
 {
     Task t = {};
     t.kind = TASK_SYMMETRIC;
-    t.rows = t.cols = t.depth = n;
-    t.alpha = alpha;
-    t.beta = beta;
-    t.a = square_map(dtype, a, n, batch);
-    t.b = square_map(dtype, b, n, batch);
-    t.has_d = d;
-    t.same_operands = a == b;
-    if (d)
-        t.d = square_map(dtype, d, n, batch);
+    t.rows = t.cols = t.depth = p->n;
+    t.alpha = p->alpha;
+    t.beta = p->beta;
+    t.a = square_map(dtype, p->a, p->n, batch);
+    t.b = square_map(dtype, p->b, p->n, batch);
+    t.has_d = d_of(p);
+    t.same_operands = p->a == p->b;
+    if (t.has_d)
+        t.d = square_map(dtype, p->d, p->n, batch);
     return t;
 }
 
-void ns_symmetric(NsChain *chain, void *c, void *q, float diagonal, float alpha, const void *a, const void *b,
-                  float beta, const void *d, int n)
+void ns_symmetric(NsChain *chain, const NsSymmetric *p)
 {
-    OP_PART(ns_symmetric, chain->dtype, ns_squares(a, b, beta, d) + !!c + !!q, n, chain->batch);
+    OP_PART(ns_symmetric, chain->dtype, ns_squares(p) + !!p->c + !!p->q, p->n, chain->batch);
     if (chain->batch == 0)
         return;
-    if (beta == 0)
-        d = NULL;
-    if (takes_portable(chain, n, n)) {
-        NsProduct p = portable_symmetric(c ? c : q, alpha, a, b, beta, d, n, chain->batch);
-        ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, p);
-        if (q)
-            ns_add_diagonal(chain->stream, chain->dtype, q, p.out, diagonal, n, chain->batch);
+    if (takes_portable(chain, p->n, p->n)) {
+        NsProduct product = portable_symmetric(p, p->c ? p->c : p->q, chain->batch);
+        ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, product);
+        if (p->q)
+            ns_add_diagonal(chain->stream, chain->dtype, p->q, product.out, p->diagonal, p->n, chain->batch);
         return;
     }
-    Task t = symmetric_task(chain->dtype, alpha, a, b, beta, d, n, chain->batch);
-    t.has_out = c;
-    t.has_plus = q;
-    t.diagonal = diagonal;
-    if (c)
-        t.out = square_map(chain->dtype, c, n, chain->batch);
-    if (q)
-        t.plus = square_map(chain->dtype, q, n, chain->batch);
-    Uses u = {{a, b, d}, {c, q}};
+    Task t = symmetric_task(p, chain->dtype, chain->batch);
+    t.has_out = p->c;
+    t.has_plus = p->q;
+    t.diagonal = p->diagonal;
+    if (p->c)
+        t.out = square_map(chain->dtype, p->c, p->n, chain->batch);
+    if (p->q)
+        t.plus = square_map(chain->dtype, p->q, p->n, chain->batch);
+    Uses u = {{p->a, p->b, d_of(p)}, {p->c, p->q}};
     add_task(chain, &t, &u);
 }
 
-void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, const void *x, float a, int n,
-              int m)
+void ns_apply(NsChain *chain, const NsApply *apply)
 {
+    int n = apply->n, m = apply->m;
     OP_PART(ns_apply, chain->dtype, n, m, chain->batch);
     if (chain->batch == 0)
         return;
     int pitch = ns_pitch(chain->dtype, n, m);
     if (takes_portable(chain, n, m)) {
         NsProduct p = {};
-        p.a = b;
-        p.b = x;
-        p.d = a == 0 ? NULL : x;
-        p.out = y;
+        p.a = apply->b;
+        p.b = apply->x;
+        p.d = apply->a == 0 ? NULL : apply->x;
+        p.out = apply->y;
         p.a_stride = (int64_t)n * n;
         p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
         p.a_pitch = n;
@@ -415,8 +412,8 @@ void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, 
         p.cols = m;
         p.depth = n;
         p.batch = chain->batch;
-        p.alpha = alpha;
-        p.beta = a;
+        p.alpha = apply->alpha;
+        p.beta = apply->a;
         ns_portable_product(chain->stream, PRODUCT_FULL, chain->dtype, chain->dtype, p);
         return;
     }
@@ -424,20 +421,20 @@ void ns_apply(NsChain *chain, void *y, bool packed, float alpha, const void *b, 
     t.kind = TASK_FULL;
     t.rows = t.depth = n;
     t.cols = m;
-    t.alpha = alpha;
-    t.beta = a;
-    t.has_d = a != 0;
-    t.a = square_map(chain->dtype, b, n, chain->batch);
-    t.b = t.d = tall_map(chain->dtype, x, n, m, chain->batch);
-    if (packed && pitch != m) {
-        t.elements = y;
+    t.alpha = apply->alpha;
+    t.beta = apply->a;
+    t.has_d = apply->a != 0;
+    t.a = square_map(chain->dtype, apply->b, n, chain->batch);
+    t.b = t.d = tall_map(chain->dtype, apply->x, n, m, chain->batch);
+    if (apply->packed && pitch != m) {
+        t.elements = apply->y;
         t.pitch = m;
         t.stride = (int64_t)n * m;
     } else {
-        t.out = tall_map(chain->dtype, y, n, m, chain->batch);
+        t.out = tall_map(chain->dtype, apply->y, n, m, chain->batch);
         t.has_out = true;
     }
-    Uses u = {{b, x}, {y}};
+    Uses u = {{apply->b, apply->x}, {apply->y}};
     add_task(chain, &t, &u);
 }
 
@@ -500,29 +497,26 @@ void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float 
     add_task(chain, &t, &u);
 }
 
-void ns_symmetric_scaled(NsChain *chain, void *q, float diagonal, float alpha, const void *a, const void *b,
-                         float beta, const void *d, const float *scale, float factor, int n)
+void ns_symmetric_scaled(NsChain *chain, const NsSymmetric *p, const float *scale, float factor)
 {
-    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(a, b, beta, d) + 1, n, chain->batch);
+    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(p) + 1, p->n, chain->batch);
     if (chain->batch == 0)
         return;
-    if (beta == 0)
-        d = NULL;
-    if (takes_portable(chain, n, n)) {
-        NsProduct p = portable_symmetric(q, alpha, a, b, beta, d, n, chain->batch);
-        p.scale = scale;
-        p.factor = factor;
-        p.diagonal = diagonal;
-        ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, p);
+    if (takes_portable(chain, p->n, p->n)) {
+        NsProduct product = portable_symmetric(p, p->q, chain->batch);
+        product.scale = scale;
+        product.factor = factor;
+        product.diagonal = p->diagonal;
+        ns_portable_product(chain->stream, PRODUCT_SYMMETRIC, chain->dtype, chain->dtype, product);
         return;
     }
-    Task t = symmetric_task(chain->dtype, alpha, a, b, beta, d, n, chain->batch);
+    Task t = symmetric_task(p, chain->dtype, chain->batch);
     t.kind = TASK_SCALED;
-    t.diagonal = diagonal;
+    t.diagonal = p->diagonal;
     t.scale = (float *)scale;
     t.gain = factor;
-    t.out = square_map(chain->dtype, q, n, chain->batch);
+    t.out = square_map(chain->dtype, p->q, p->n, chain->batch);
     t.has_out = true;
-    Uses u = {{a, b, d, scale}, {q}};
+    Uses u = {{p->a, p->b, d_of(p), scale}, {p->q}};
     add_task(chain, &t, &u);
 }

@@ -582,16 +582,15 @@ bool ns_iterates(NsDtype dtype, int n, int m)
     return ns_product_path(dtype, n, m) == NS_PATH_TENSOR && n <= SmallSizes<2>::SIDE && m % 8 == 0;
 }
 
-void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const float *unit, void *x, void *spare,
-                int n, int m, int batch)
+void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const NsMatrices *x)
 {
-    OP_SCOPE(ns_iterate, dtype, it, n, m, batch);
-    if (batch == 0)
+    OP_SCOPE(ns_iterate, dtype, it, x->n, x->m, x->batch);
+    if (x->batch == 0)
         return;
-    Small c = {{}, *it, unit, n, m, batch};
+    Small c = {{}, *it, x->unit, x->n, x->m, x->batch};
     for (int i = 0; i < 2; i++)
-        c.x[i] = ns_tensor_map(dtype, i ? spare : x, n, m, m, batch);
-    bool bf16 = dtype == NS_BF16, one = n <= SmallSizes<1>::SIDE;
+        c.x[i] = ns_tensor_map(dtype, i ? x->spare : x->x, x->n, x->m, x->m, x->batch);
+    bool bf16 = dtype == NS_BF16, one = x->n <= SmallSizes<1>::SIDE;
     int &clusters = clusters_held[bf16][one];
     if (bf16 && one)
         launch_small<__nv_bfloat16, 1>(s, c, clusters);
