@@ -249,8 +249,8 @@ void ns_symmetric(NsChain *chain, const NsSymmetric *p)
 
 void ns_apply(NsChain *chain, const NsApply *p)
 {
+    OP_PART(ns_apply, chain->dtype, p->n, p->m, chain->batch);
     int n = p->n, m = p->m;
-    OP_PART(ns_apply, chain->dtype, n, m, chain->batch);
     int64_t blocks = ceil_div(n, ROW_BLOCK), square = (int64_t)n * n, size = (int64_t)n * m;
     load_blas();
 #pragma omp parallel for schedule(dynamic) if ((int64_t)chain->batch * n * n * m >= MIN_PRODUCT)
@@ -369,8 +369,8 @@ void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float 
 
 void ns_symmetric_scaled(NsChain *chain, const NsSymmetric *p, const float *scale, float factor)
 {
+    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(p) + 1, p->n, chain->batch);
     int n = p->n;
-    OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(p) + 1, n, chain->batch);
     const ns_real most = 65504; // of fp16
     symmetric_product(chain->dtype, p->q, p->alpha, p->a, p->b, false, p->beta, p->beta == 0 ? NULL : p->d, n,
                       n, chain->batch);

@@ -393,8 +393,8 @@ void ns_symmetric(NsChain *chain, const NsSymmetric *p)
 
 void ns_apply(NsChain *chain, const NsApply *apply)
 {
+    OP_PART(ns_apply, chain->dtype, apply->n, apply->m, chain->batch);
     int n = apply->n, m = apply->m;
-    OP_PART(ns_apply, chain->dtype, n, m, chain->batch);
     if (chain->batch == 0)
         return;
     int pitch = ns_pitch(chain->dtype, n, m);
