@@ -264,13 +264,15 @@ static void set_terms(void)
         if (skip_of(i) >= 0)
             terms[3 * i + 2] = (Coefficient){1, LAYERS + 2 * i, skip_of(i)};
     }
+    terms[3 * LAYERS - 1] = (Coefficient){0.5f, LAYERS + 1, UNGATED(7)};
     terms[3 * LAYERS] = (Coefficient){1, -1, -1};
     terms[3 * LAYERS + 1] = (Coefficient){-1, 5 * LAYERS + 1, -1};
 }
 
 static double coefficients_loss(void)
 {
-    double sum = coef_weight[3 * LAYERS] - coef_weight[3 * LAYERS + 1] * scalars[5 * LAYERS + 1];
+    double sum = coef_weight[3 * LAYERS - 1] * 0.5 * scalars[LAYERS + 1] * scalars[7] +
+                 coef_weight[3 * LAYERS] - coef_weight[3 * LAYERS + 1] * scalars[5 * LAYERS + 1];
     for (int i = 1; i < LAYERS; i++) {
         double l0 = scalars[LAYERS + 2 * i], l1 = scalars[LAYERS + 2 * i + 1];
         sum += coef_weight[3 * i] * l0 + coef_weight[3 * i + 1] * l1;

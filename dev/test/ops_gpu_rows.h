@@ -113,6 +113,7 @@ static void set_terms(Coefficient *terms)
         if (form == 2)
             terms[i] = (Coefficient){.factor = layer % 2, .scalar = LAYERS + 2 * layer, .gate = layer / 2};
     }
+    terms[TERMS - 1] = (Coefficient){0.5f, 3, UNGATED(2)};
     terms[TERMS - 3] = (Coefficient){1, -1, -1};
     terms[TERMS - 2] = (Coefficient){-1, 5 * LAYERS + 1, -1};
 }

@@ -12,18 +12,29 @@ size_t rows_shared(const OpSizes *sizes) { return (size_t)PARTS * sizes->heads *
 
 static double logistic(double x) { return 1 / (1 + exp(-x)); }
 
+// The last factor of a term; its scalar, -1 when there is none, and the derivative by it.
+static double last_factor(const Coefficient *t, const float *scalars, int *index, double *slope)
+{
+    *index = t->gate < -1 ? UNGATED(t->gate) : t->gate;
+    *slope = *index >= 0;
+    if (t->gate < 0)
+        return *index < 0 ? 1 : scalars[*index];
+    double sig = logistic(scalars[t->gate]);
+    *slope = sig * (1 - sig);
+    return sig;
+}
+
 void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
     OP_SCOPE(coefficients_forward);
     (void)s;
     for (int i = 0; i < count; i++) {
         const Coefficient *t = &terms[i];
-        double x = t->factor;
+        int index;
+        double slope, x = t->factor;
         if (t->scalar >= 0)
             x *= scalars[t->scalar];
-        if (t->gate >= 0)
-            x *= logistic(scalars[t->gate]);
-        coef[i] = (float)x;
+        coef[i] = (float)(x * last_factor(t, scalars, &index, &slope));
     }
 }
 
@@ -34,12 +45,13 @@ void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float 
     (void)s;
     for (int i = 0; i < count; i++) {
         const Coefficient *t = &terms[i];
-        double g = (double)t->factor * dcoef[i], scalar = t->scalar >= 0 ? scalars[t->scalar] : 1,
-               sig = t->gate >= 0 ? logistic(scalars[t->gate]) : 1;
+        int index;
+        double g = (double)t->factor * dcoef[i], scalar = t->scalar >= 0 ? scalars[t->scalar] : 1, slope,
+               last = last_factor(t, scalars, &index, &slope);
         if (t->scalar >= 0)
-            dscalars[t->scalar] += (float)(g * sig);
-        if (t->gate >= 0)
-            dscalars[t->gate] += (float)(g * scalar * sig * (1 - sig));
+            dscalars[t->scalar] += (float)(g * last);
+        if (index >= 0)
+            dscalars[index] += (float)(g * scalar * slope);
         dcoef[i] = 0;
     }
 }

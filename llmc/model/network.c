@@ -29,7 +29,7 @@ static int add_node(Compiler *c, NodeKind kind)
         return 0;
     }
     n->node[n->count] =
-        (Node){.kind = kind, .stage = c->stage, .layer = c->layer, .input = NONE, .extra = NONE};
+        (Node){.kind = kind, .stage = c->stage, .layer = c->layer, .input = NONE, .extra = NONE, .sum = NONE};
     return n->count++;
 }
 
@@ -138,12 +138,38 @@ static void add_generators(Compiler *c, int stream)
     }
 }
 
+// When the sum reads the branch once: a trained factor of what an attention gives becomes one of its product,
+// which has a factor anyway, and what is added as it is has the gradient of the sum.
+static void join_branch(Compiler *c, Node *sum)
+{
+    Network *n = c->n;
+    NodeTerm *only = NULL;
+    int count = 0;
+    for (int i = 0; i < sum->terms; i++) {
+        if (sum->term[i].node == c->branch) {
+            only = &sum->term[i];
+            count++;
+        }
+    }
+    if (c->failed || count != 1 || only->column || only->plus != 0)
+        return;
+    Node *branch = &n->node[c->branch];
+    const Coefficient *w = only->coefficient == NONE ? NULL : &n->terms[only->coefficient];
+    if (w && (branch->kind != NODE_ATTENTION || w->factor != 1 || w->scalar == NONE || w->gate != NONE))
+        return;
+    if (w)
+        n->terms[branch->lout].gate = UNGATED(w->scalar);
+    only->coefficient = NONE;
+    branch->sum = c->running;
+}
+
 // Behind a block.
 static void add_branch(Compiler *c, const MixTerm *list)
 {
     static const MixTerm add[MIX_STREAMS] = {{RUNNING, {1, NONE, NONE}, 0, 0},
                                              {BRANCH, {1, NONE, NONE}, 0, 0}};
     c->running = add_sum(c, record_mix_terms(list) ? list : add);
+    join_branch(c, &c->n->node[c->running]);
     c->branch = NONE;
 }
 

@@ -23,6 +23,9 @@ typedef struct {
     // NODE_ATTENTION
     int extra;     // the sum that is added to v; NONE
     int lin, lout; // factors of its weights, in Network.terms
+    // NODE_ATTENTION, NODE_MLP: the only sum that reads it, when it adds it as it is: they have one gradient.
+    // NONE
+    int sum;
     // NODE_GENERATOR
     int scale; // in Network.terms
     // NODE_SUM

@@ -80,8 +80,13 @@ static void take_node(Acts *a, const Model *m, int k, PlanArena *b)
         x->h = plan_take(b, stream, sizeof(floatX));
         x->rstd = plan_take(b, N, sizeof(float));
     }
-    if (a->backward && !n->into_v)
+    if (a->backward && !n->into_v && n->sum == NONE)
         x->dx = plan_take(b, stream, sizeof(floatX));
+    for (int i = 0; i < n->terms; i++) {
+        int term = n->term[i].node;
+        if (term != NONE && m->network.node[term].sum == k)
+            a->node[term].dx = x->dx;
+    }
     if (n->kind == NODE_ATTENTION || n->kind == NODE_MLP)
         take_block(x, m, n, a, b);
 }
@@ -441,7 +446,8 @@ void node_backward(const Pass *p, int k)
     BlockPort port;
     if (k > 0 && paired_with_next(&p->m->network, k - 1))
         stream_gradients(p, k - 1, 2);
-    else if (n->kind != NODE_GENERATOR && !n->into_v && !paired_with_next(&p->m->network, k))
+    else if (n->kind != NODE_GENERATOR && !n->into_v && n->sum == NONE &&
+             !paired_with_next(&p->m->network, k))
         stream_gradients(p, k, 1);
     switch (n->kind) {
     case NODE_EMBED:

@@ -7,11 +7,12 @@ extern "C" {
 #endif
 
 // A number that a stream is multiplied with, from the trained scalars: factor * scalars[scalar] *
-// sig(scalars[gate]); an index of -1 leaves its factor out.
+// sig(scalars[gate]); an index of -1 leaves its factor out. gate = UNGATED(i): scalars[i] as it is.
 typedef struct {
     float factor;
     int scalar, gate;
 } Coefficient;
+#define UNGATED(i) (-2 - (i)) // and back
 enum { MAX_COEFFICIENTS = 128 };
 
 // coef[i] from terms[i].  coef (count) fp32 out;  scalars fp32;  terms (count) host, count at most

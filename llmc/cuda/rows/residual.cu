@@ -19,18 +19,30 @@ static Coefficients coefficients(const Coefficient *terms, int count)
     return c;
 }
 
+// The last factor of a term; its scalar, -1 when there is none, and the derivative by it.
+static __device__ __forceinline__ float last_factor(const Coefficient &t, const float *scalars, int &index,
+                                                    float &slope)
+{
+    index = t.gate < -1 ? UNGATED(t.gate) : t.gate;
+    slope = index >= 0;
+    if (t.gate < 0)
+        return index < 0 ? 1 : scalars[index];
+    float sig = sigmoid(scalars[t.gate]);
+    slope = sig * (1 - sig);
+    return sig;
+}
+
 __global__ void coefficients_forward_kernel(float *coef, const float *scalars, Coefficients c, int count)
 {
     int i = threadIdx.x;
     if (i >= count)
         return;
     Coefficient t = c.term[i];
-    float x = t.factor;
+    int index;
+    float slope, x = t.factor;
     if (t.scalar >= 0)
         x *= scalars[t.scalar];
-    if (t.gate >= 0)
-        x *= sigmoid(scalars[t.gate]);
-    coef[i] = x;
+    coef[i] = x * last_factor(t, scalars, index, slope);
 }
 
 // One thread: a few dozen terms, of which several may have one scalar.
@@ -39,12 +51,13 @@ __global__ void coefficients_backward_kernel(float *dscalars, float *dcoef, cons
 {
     for (int i = 0; i < count; i++) {
         Coefficient t = c.term[i];
-        float g = t.factor * dcoef[i], scalar = t.scalar >= 0 ? scalars[t.scalar] : 1,
-              sig = t.gate >= 0 ? sigmoid(scalars[t.gate]) : 1;
+        int index;
+        float g = t.factor * dcoef[i], scalar = t.scalar >= 0 ? scalars[t.scalar] : 1, slope,
+              last = last_factor(t, scalars, index, slope);
         if (t.scalar >= 0)
-            dscalars[t.scalar] += g * sig;
-        if (t.gate >= 0)
-            dscalars[t.gate] += g * scalar * sig * (1 - sig);
+            dscalars[t.scalar] += g * last;
+        if (index >= 0)
+            dscalars[index] += g * scalar * slope;
         dcoef[i] = 0;
     }
 }
