@@ -6,7 +6,7 @@
 // = X X^T and Q, with X touched at the start, at restarts and at the end only. AOL ("Turbo"): rows are scaled
 // by their almost-orthogonal bound instead of by the Frobenius norm, which saves the first tuple but computes
 // polar(diag(s) U). All run on the primitives of llmc/ops/ns_ops.h and allocate nothing. Sources of the
-// coefficients: newton_schulz.c.
+// coefficients: ns_options.c.
 #pragma once
 #include "llmc/base/common.h"
 #include "llmc/ops/ns_ops.h"
