@@ -3,6 +3,8 @@
 
 int main(void)
 {
-    check_golden_2026();
+    comm_open(); // one rank
+    check_golden_2026("tiny-2026", "2026");
+    check_golden_2026("tiny-2026-08", "2026-08");
     return tap_done();
 }

@@ -8,6 +8,7 @@
 enum { GOLDEN_2026_STEPS = 6, GOLDEN_2026_MOST = 64 }; // tokens of the largest micro-batch
 
 typedef struct {
+    const char *files; // 2026 or 2026-08
     Config config;
     Model model;
     Acts acts, eval;
@@ -91,7 +92,7 @@ static inline float *golden_2026_gradient(const Golden2026 *g, const char *name,
 
 static void golden_2026_rope(Golden2026 *g)
 {
-    int e = g->config.model_dim / g->config.num_heads;
+    int e = record_key_width(&g->config);
     rope_tables(NULL, g->cos, g->sin, g->rope.frequency, GOLDEN_2026_MOST, e);
     rope_tables(NULL, g->cos_paired, g->sin_paired, g->rope.frequency, 2 * GOLDEN_2026_MOST, e);
 }
@@ -102,11 +103,20 @@ static void golden_2026_place(Golden2026 *g, int N)
     acts_place(&g->eval, &g->model, N, false, g->eval_memory);
 }
 
-static void golden_2026_open(Golden2026 *g)
+static SafeTensors *golden_2026_file(const Golden2026 *g, const char *what)
+{
+    char *name = format_string("%s-%s", g->files, what);
+    SafeTensors *st = open_golden(name);
+    free(name);
+    return st;
+}
+
+static void golden_2026_open(Golden2026 *g, const char *preset, const char *files)
 {
     Error e;
-    char *argv[] = {"test", "--preset", "tiny-2026", "--vocab-size", "61"};
+    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "61"};
     memset(g, 0, sizeof *g);
+    g->files = files;
     if (!config_parse(&g->config, 5, argv, &e))
         fatal(1, "%s", e.text);
     const Config *c = &g->config;
@@ -130,8 +140,8 @@ static void golden_2026_open(Golden2026 *g)
     g->sin_paired = device_alloc(2 * angles, "rope");
     g->table = xcalloc((size_t)attention_table_ints(N, 0), 4);
     g->table_paired = xcalloc((size_t)attention_table_ints(2 * N, 0), 4);
-    g->init = open_golden("2026-init");
-    g->batches = open_golden("2026-batches");
+    g->init = golden_2026_file(g, "init");
+    g->batches = golden_2026_file(g, "batches");
     g->tokens = read_golden(g->batches, "tokens", NULL);
     g->cu_seqlens = read_golden(g->batches, "cu_seqlens", NULL);
     g->bigram_rows = read_golden(g->batches, "bigram_rows", NULL);

@@ -15,7 +15,8 @@ static void check_losses(const SafeTensors *st, const double *loss)
     for (int i = 0; i < 2; i++)
         ok_at_most(fabs(loss[i] - want[i]) / want[i], limit,
                    i ? "loss of micro-batch 1" : "loss of micro-batch 0");
-    for (int i = 0; i < 2; i++)
+    int validations = strcmp(g.files, "2026") ? 1 : 2; // later the last one leaves impossible tokens out
+    for (int i = 0; i < validations; i++)
         ok_at_most(fabs(golden_2026_validation(&g, 0, i) - validation[i]) / validation[i], limit,
                    i ? "validation loss with the last windows" : "validation loss");
     free(want);
@@ -47,12 +48,11 @@ static void check_gradient(const SafeTensors *st, const char *name)
     free(rel);
 }
 
-static void check_golden_2026(void)
+static void check_golden_2026(const char *preset, const char *files)
 {
     double loss[2];
-    SafeTensors *st = open_golden("2026-gradients");
-    comm_open(); // one rank
-    golden_2026_open(&g);
+    golden_2026_open(&g, preset, files);
+    SafeTensors *st = golden_2026_file(&g, "gradients");
     g.model.params.tied = false; // the file has the gradients of embedding and head apart
     golden_2026_weights(&g);
     golden_2026_gradients(&g, 0, loss);

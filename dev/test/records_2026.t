@@ -141,6 +141,10 @@ for my $ranks (2, 4) {
         is(same_state(newest($folder), newest("$dir/ranks$ranks-$stop")), '', "$ranks ranks: $stop + " . ($steps - $stop) . ' steps end in the same bits');
     }
 }
+# The network of August, whose attention is three rows.
+my ($alone, $shared) = map { losses(train($exact, "august$_", '--ranks', $_, qw(--preset tiny-2026-08))) } 1, 2;
+my ($worst) = sort { $b <=> $a } map { abs($shared->{$_} / $alone->{$_} - 1) } 1 .. $steps;
+cmp_ok($worst, '<', 1e-6, "tiny-2026-08 on two ranks: losses within $worst");
 # What one rank left goes on on four, and the other way.
 for ([1, 4], [4, 1]) {
     my ($first, $then) = @$_;

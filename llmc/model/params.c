@@ -97,11 +97,9 @@ static void add_rows(Params *p, const Config *c)
 static int64_t slot_elements(const Params *p, const Param *a)
 {
     int64_t n = param_elements(a);
-    for (int i = 0; i < p->count; i++) {
-        const Param *b = &p->list[i];
-        if (b->spec == a->spec + 1 && b->spec->joined && b->number == a->number)
-            n += param_elements(b);
-    }
+    const ParamSpec *end = p->record->params + p->record->num_params;
+    for (const ParamSpec *spec = a->spec + 1; spec < end && spec->joined; spec++)
+        n += param_elements(params_of(p, spec->role, a->number));
     return n;
 }
 

@@ -62,7 +62,7 @@ static void take_block(NodeActs *x, const Model *m, const Node *n, Acts *a, Plan
         return;
     // What is added to v has v's gradient, which lies behind those of q and k.
     NodeActs *extra = &a->node[n->extra];
-    extra->dx_pitch = heads_width(m, n->layer);
+    extra->dx_pitch = heads_width(m);
     extra->dx = a->heads[n->layer].dqkv + extra->dx_pitch - d;
 }
 

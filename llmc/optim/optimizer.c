@@ -20,8 +20,8 @@ static bool updated_alike(const Param *a, const Param *b)
 {
     const UpdateSpec *u = &a->spec->update, *v = &b->spec->update;
     return a->pool == b->pool && a->rows == b->rows && a->cols == b->cols && a->matrices == b->matrices &&
-           a->spec->joined == b->spec->joined && u->kind == NORMUON && v->kind == NORMUON &&
-           u->beta2 == v->beta2 && u->fp32 == v->fp32;
+           (a->spec == b->spec || !(a->spec->joined || b->spec->joined)) && u->kind == NORMUON &&
+           v->kind == NORMUON && u->beta2 == v->beta2 && u->fp32 == v->fp32;
 }
 
 static int64_t own_slots_before(const Optimizer *o, int64_t slot)
@@ -84,12 +84,15 @@ static void make_batches(Optimizer *o, const Params *p)
     }
 }
 
-// The batch whose slots those of a batch of joined parameters are in.
+// The batch whose slots a batch of joined parameters is in.
 static const UpdateBatch *leader(const Optimizer *o, const Params *p, const UpdateBatch *b)
 {
     const Param *a = &p->list[b->first];
+    const ParamSpec *first = a->spec;
     const UpdateBatch *l = o->batches;
-    while (p->list[l->first].spec != a->spec - 1 || p->list[l->first].number != a->number)
+    while (first->joined)
+        first--;
+    while (p->list[l->first].spec != first || p->list[l->first].number != a->number)
         l++;
     return l;
 }

@@ -349,8 +349,8 @@ void rope_start(Rope *r, const Config *c)
     bool fp32 = c->rope_arithmetic == ROPE_FP32;
     memset(r, 0, sizeof *r);
     r->window = schedule_window(c, 0);
-    r->count = c->model_dim / c->num_heads / 4;
-    r->scale = 0.1;
+    r->count = record_key_width(c) / 4;
+    r->scale = 0.1 * sqrt((double)(c->model_dim / c->num_heads) / record_key_width(c));
     for (int j = 0; j < r->count; j++) {
         double exponent = fp32 ? even_step(j, r->count) : (double)j / (r->count - 1);
         r->frequency[j] = (float)pow(1.0 / 1024, exponent);

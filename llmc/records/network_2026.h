@@ -10,7 +10,8 @@ enum {
     MIX_COLUMNS = 14,      // of generators mu and nu
     GATE_COLUMNS = 41,     // of a and b
     BIGRAM_ROWS = 377280,
-    SIGN_ROWS = 8192
+    SIGN_ROWS = 8192,
+    KEY_QUARTERS = 4
 };
 
 // Biases are multiplied by a scale of 0.1.

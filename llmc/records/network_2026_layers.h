@@ -54,6 +54,7 @@ enum { COLUMNS_MU = 14, COLUMNS_NU = 5 };
     [GENERATOR_B] = {before_b, b, {1, GATE_SCALE, NONE}}
 
 // Fields of a Record.
-#define NETWORK_2026 \
-    .heads = 6, .smear_lambda = SMEAR_LAMBDA, \
+#define NETWORK_2026 NETWORK_2026_OF(6)
+#define NETWORK_2026_OF(count) \
+    .heads = count, .smear_lambda = SMEAR_LAMBDA, \
     .head = {.cap = 23, .slope = 7.5f, .shift = 5, .range_x = 100, .range_w = 1.6f, .range_g = 0.75f}

@@ -1,6 +1,6 @@
 // The tensors of the records of summer 2026: a record's file includes this behind its sizes
 //   LAYERS, ATTENTION_LAYERS, VALUE_TABLES, HIDDEN, MIX_COLUMNS (of generators mu and nu),
-//   GATE_COLUMNS (of a and b), BIGRAM_ROWS, SIGN_ROWS
+//   GATE_COLUMNS (of a and b), BIGRAM_ROWS, SIGN_ROWS, KEY_QUARTERS (width of q and k, in quarters of v's)
 // and the initial values mix_biases (mu, then nu), gate_biases (a, then b).
 // Rows of one block and storage that follow each other take turns, from the last layer to the first; Wq, Wk
 // and Wv, Wo of a layer are one tensor for who reads it.
@@ -41,6 +41,9 @@ static const InitRun network_2026_scale[] = {{1, 1, {0.1f}, 0}, {0}};
 #define MLP_BANK .rows = MODEL, .cols = {1, SIZE_MLP}, MATRIX
 #define MLP_BANK_FILE(number) \
     {4, {ONE(LAYERS + 1), ONE(2), {1, SIZE_MLP}, MODEL}, .first = number, .step = 2, .transposed = true}
+#define VO_BANK \
+    .rows = MODEL, .cols = MODEL, .joined = true, MATRIX, .init = BANK_INIT, .update = NORMUON_TIMES(1)
+#define VO_SHAPE {ONE(2 * ATTENTION_LAYERS), MODEL, MODEL}
 #define SMALL(height, width) \
     .rows = height, .cols = width, .storage = STORE_HALF, .sharding = REPLICATED
 #define SCALARS(n) \
@@ -61,11 +64,15 @@ static const ParamSpec network_2026_params[] = {
      .file = MLP_BANK_FILE(1)},
     {ROLE_MLP_UP, "mlp_bank", MLP_BANK, .init = BANK_INIT, .update = NORMUON_TIMES(1),
      .file = MLP_BANK_FILE(0)},
-    {ROLE_QKVO, "qk_bank", .rows = {2, SIZE_HEAD}, .cols = MODEL, .matrices = {1, SIZE_HEADS}, MATRIX,
-     .init = BANK_INIT, .update = NORMUON_TIMES(1),
-     .file = {3, {{ATTENTION_LAYERS, SIZE_HEADS}, {2, SIZE_HEAD}, MODEL}}},
-    {ROLE_VO, "vo_bank", .rows = MODEL, .cols = MODEL, .matrices = ONE(2), .joined = true, MATRIX,
-     .init = BANK_INIT, .update = NORMUON_TIMES(1), .file = {3, {ONE(2 * ATTENTION_LAYERS), MODEL, MODEL}}},
+    {ROLE_QKVO, "qk_bank", .rows = {2 * KEY_QUARTERS, SIZE_QUARTER_HEAD}, .cols = MODEL,
+     .matrices = HEADS, MATRIX, .init = BANK_INIT, .update = NORMUON_TIMES(1),
+     .file = {3, {{ATTENTION_LAYERS, SIZE_HEADS}, {2 * KEY_QUARTERS, SIZE_QUARTER_HEAD}, MODEL}}},
+#ifdef WO_BY_INPUT // rows of Wo are inputs in files
+    {ROLE_VO, "vo_bank", VO_BANK, .file = {3, VO_SHAPE, .step = 2}},
+    {ROLE_O, "vo_bank", VO_BANK, .file = {3, VO_SHAPE, .first = 1, .step = 2, .transposed = true}},
+#else
+    {ROLE_VO, "vo_bank", VO_BANK, .matrices = ONE(2), .file = {3, VO_SHAPE}},
+#endif
     {ROLE_VALUE_GATE, "ve_gate_bank", VALUE_TABLES, SMALL(HEADS, ONE(12)),
      .init = {INIT_ZERO}, .update = ADAM_HALF(1, 1, 0.9, 0.99),
      .file = {3, {ONE(VALUE_TABLES), HEADS, ONE(12)}}},

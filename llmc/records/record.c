@@ -3,9 +3,9 @@
 #include "llmc/run/config.h"
 #include <string.h>
 
-const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18,
-                                 &record_2026_07_17, &record_tiny,       &record_tiny_2026,
-                                 &record_toy,        &record_toy_targets, NULL};
+const Record *const records[] = {&record_2025_10_27,   &record_2025_11_10, &record_2025_11_18,
+                                 &record_2026_07_17,   &record_tiny,       &record_tiny_2026,
+                                 &record_tiny_2026_08, &record_toy,        &record_toy_targets, NULL};
 
 const Record *record_find(const char *name)
 {
@@ -26,7 +26,7 @@ int64_t record_extent(const Config *c, Extent e)
     int64_t size[] = {[SIZE_ONE] = 1,
                       [SIZE_MODEL] = c->model_dim,
                       [SIZE_HEADS] = c->num_heads,
-                      [SIZE_HEAD] = c->model_dim / c->num_heads,
+                      [SIZE_QUARTER_HEAD] = c->model_dim / c->num_heads / 4,
                       [SIZE_MLP] = c->mlp_dim,
                       [SIZE_VOCAB] = config_vocab_padded(c),
                       [SIZE_HALF_VOCAB] = config_vocab_padded(c) / 2};
@@ -42,6 +42,15 @@ void record_file_matrix(const Config *c, const ParamSpec *p, int64_t *rows, int6
     *cols = record_extent(c, last);
 }
 
+int record_key_width(const Config *c)
+{
+    const ParamSpec *p = record_row(config_record(c), ROLE_QKVO);
+    if (!p) return c->model_dim / c->num_heads;
+    int64_t rows = record_extent(c, p->rows) * (p->matrices.times ? record_extent(c, p->matrices) : 1);
+    bool alone = record_row(config_record(c), ROLE_VO); // Wq and Wk
+    return (int)((alone ? rows : rows - 2 * c->model_dim) / (2 * c->num_heads));
+}
+
 const ParamSpec *record_row(const Record *r, Role role)
 {
     for (int i = 0; i < r->num_params; i++) {
@@ -55,6 +64,7 @@ bool record_layer_has(const LayerSpec *l, Role role)
     switch (role) {
     case ROLE_QKVO:
     case ROLE_VO:
+    case ROLE_O:
         return l->attention != ATTENTION_NONE;
     case ROLE_ATTENTION_GATE:
         return l->attention == ATTENTION_PLAIN;
@@ -102,8 +112,8 @@ bool record_has_lists(const Record *r)
 
 static const char *const role_names[ROLES] = {
     "embedding", "smear gate",     "value embedding", "value gate", "bigram table", "signs",
-    "head",      "scalars",        "qkvo",            "vo",         "gate",         "MLP up",
-    "MLP down",  "generator's in", "generator's out", "generator's bias"};
+    "head",      "scalars",        "qkvo",            "vo",         "o",            "gate",
+    "MLP up",    "MLP down",       "generator's in",  "generator's out", "generator's bias"};
 
 static bool of_layers(const ParamSpec *p)
 {
@@ -142,7 +152,7 @@ static bool check_joined(const Record *r, int row, Error *e)
     const ParamSpec *p = &r->params[row], *to = row ? p - 1 : NULL;
     if (!p->joined) return true;
     if (to && p->sharding == SHARD_TENSORS && to->sharding == SHARD_TENSORS && to->storage == p->storage &&
-        !to->joined && of_layers(p) && of_layers(to))
+        of_layers(p) && of_layers(to))
         return true;
     return error_set(e, "record %s, %s: cannot be joined to the row before it", r->name, p->name);
 }
@@ -236,7 +246,7 @@ static bool check_layer(const Record *r, int i, Error *e)
     const LayerSpec *l = &r->layers[i];
     const ParamSpec *tables = record_row(r, ROLE_VALUE_EMBED);
     for (int role = 0; role < ROLES; role++) {
-        bool needed = role != ROLE_VO && record_layer_has(l, (Role)role);
+        bool needed = role != ROLE_VO && role != ROLE_O && record_layer_has(l, (Role)role);
         if (needed && !record_row(r, (Role)role))
             return error_set(e, "record %s, layer %d: no tensor for its %s", r->name, i, role_names[role]);
     }

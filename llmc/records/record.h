@@ -41,8 +41,9 @@ typedef enum {
     ROLE_HEAD,           // (Vp, d)
     ROLE_SCALARS,        // fp32; rows of this role are one vector, to whose elements layers and coefficients
                          // refer by number, counted through the rows
-    ROLE_QKVO,           // of attention: Wq, Wk, Wv, Wo, (out, in) each, or as many of them as ROLE_VO leaves
-    ROLE_VO,             // Wv, Wo: joined to Wq, Wk where these are a row of their own
+    ROLE_QKVO,           // of attention: Wq, Wk, Wv, Wo, (out, in) each, or those that the next two leave
+    ROLE_VO,             // Wv, and Wo where it has no row of its own: joined to Wq, Wk
+    ROLE_O,              // Wo, joined to Wv
     ROLE_ATTENTION_GATE, // (H, inputs), at most MAX_GATE_INPUTS
     ROLE_MLP_UP,         // (d, F)
     ROLE_MLP_DOWN,       // (d, F)
@@ -104,7 +105,7 @@ typedef struct {
 
 // An extent of a tensor: `times` a size of the run.
 typedef enum {
-    SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_HEAD, SIZE_MLP, SIZE_VOCAB, SIZE_HALF_VOCAB
+    SIZE_ONE, SIZE_MODEL, SIZE_HEADS, SIZE_QUARTER_HEAD, SIZE_MLP, SIZE_VOCAB, SIZE_HALF_VOCAB
 } Size;
 typedef struct {
     int times;
@@ -130,7 +131,7 @@ typedef struct {
     int first;        // of such a row: number of the first one
     Extent rows, cols; // of a matrix
     Extent matrices;   // stacked in the tensor, each orthogonalised by itself; {0}: one
-    bool joined;       // each tensor stands right behind that of the row before, in one slot
+    bool joined;       // each tensor stands right behind that of the row before, in the same slot
     Storage storage;
     Sharding sharding;
     InitSpec init;
@@ -254,6 +255,7 @@ const Record *record_network(const Record *r);
 int64_t record_extent(const Config *c, Extent e);
 // The last two dimensions that the tensors of a row have in files.
 void record_file_matrix(const Config *c, const ParamSpec *p, int64_t *rows, int64_t *cols);
+int record_key_width(const Config *c); // of a head's q and k, by the weights of attention
 const ParamSpec *record_row(const Record *r, Role role); // the first of this role; NULL: there is none
 bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
 bool record_has_paired(const Record *r); // heads in some layer
@@ -268,4 +270,4 @@ bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
 extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_2026_07_17, record_tiny,
-    record_tiny_2026, record_toy, record_toy_targets;
+    record_tiny_2026, record_tiny_2026_08, record_toy, record_toy_targets;

@@ -9,7 +9,8 @@ enum {
     MIX_COLUMNS = 14,
     GATE_COLUMNS = 29,
     BIGRAM_ROWS = 97,
-    SIGN_ROWS = 32
+    SIGN_ROWS = 32,
+    KEY_QUARTERS = 4
 };
 
 // Biases are multiplied by a scale of 0.1.

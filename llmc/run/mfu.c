@@ -11,6 +11,7 @@ static double multiplying_weights(const Params *p, const Config *c)
         switch (a->spec->role) {
         case ROLE_QKVO:
         case ROLE_VO:
+        case ROLE_O:
         case ROLE_MLP_UP:
         case ROLE_MLP_DOWN:
             weights += (double)param_elements(a);

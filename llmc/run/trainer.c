@@ -8,7 +8,7 @@
 void trainer_rebuild_rope(Trainer *t)
 {
     rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions,
-                t->config->model_dim / t->config->num_heads);
+                record_key_width(t->config));
 }
 
 AttentionSetting trainer_attention(const Trainer *t, int window_long)

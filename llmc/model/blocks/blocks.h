@@ -49,7 +49,7 @@ void node_backward(const Pass *p, int node);
 const float *column_of(const Pass *p, int column); // (N, K) from this column on; NULL: there is none
 float *column_grad(const Pass *p, int column);
 int column_stride(const Pass *p, int column); // K
-int heads_width(const Model *m, int layer);   // rows of Wq, Wk and Wv together
+int heads_width(const Model *m);              // rows of Wq, Wk and Wv together
 
 // Whether the op that follows is to be run, and not only noted; the tensors are those of Acts that it uses.
 bool pass_runs(const Acts *a, const void *const *tensors, int count);

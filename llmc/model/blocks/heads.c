@@ -1,18 +1,9 @@
 // Attention of the records of 2026: norm, rope, values, masked softmax, DC, XSA and gate, each by its op.
 #include "llmc/model/blocks/blocks.h"
 
-// Width of a head of q and k: Wq and Wk are what the layer's weights have beside Wv and Wo.
-static int qk_width(const Model *m, int i)
+int heads_width(const Model *m)
 {
-    const Param *vo = params_of(&m->params, ROLE_VO, i);
-    int64_t d = m->config->model_dim,
-            rows = (param_elements(m->layer[i].qkvo) + (vo ? param_elements(vo) : 0)) / d;
-    return (int)((rows - 2 * d) / (2 * m->config->num_heads));
-}
-
-int heads_width(const Model *m, int i)
-{
-    return 2 * m->config->num_heads * qk_width(m, i) + m->config->model_dim;
+    return 2 * m->config->num_heads * record_key_width(m->config) + m->config->model_dim;
 }
 
 static bool has_output_op(const HeadsSpec *h) { return h->xsa || h->gate; }
@@ -25,14 +16,14 @@ static int gate_inputs(const Model *m, int i) { return (int)m->layer[i].value_ga
 static void plan_backward(HeadsActs *l, const Acts *a, const Model *m, int i, PlanArena *b)
 {
     const LayerSpec *spec = &m->record->layers[i];
-    int H = m->config->num_heads, qk = qk_width(m, i), e = m->config->model_dim / H,
+    int H = m->config->num_heads, qk = record_key_width(m->config), e = m->config->model_dim / H,
         pairs = spec->heads.paired ? 2 : 1;
     size_t N = (size_t)a->tokens, n = N * (size_t)m->config->model_dim, nk = N * (size_t)(H * qk);
     l->dy = plan_take(b, n, sizeof(floatX));
     l->dq = plan_take(b, nk, sizeof(floatX));
     l->dk = plan_take(b, nk, sizeof(floatX));
     l->dv = plan_take(b, n, sizeof(floatX));
-    l->dqkv = plan_take(b, N * (size_t)heads_width(m, i), sizeof(floatX));
+    l->dqkv = plan_take(b, N * (size_t)heads_width(m), sizeof(floatX));
     l->scratch = plan_take(b, sdpa_scratch_bytes((int)N * pairs, H / pairs, qk, e), 1);
     if (spec->heads.xsa)
         l->dv_output = plan_take(b, n, sizeof(floatX));
@@ -53,8 +44,8 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 {
     HeadsActs *l = &a->heads[i];
     const LayerSpec *spec = &m->record->layers[i];
-    size_t H = (size_t)m->config->num_heads, N = (size_t)a->tokens, wide = H * (size_t)qk_width(m, i),
-           n = N * (size_t)m->config->model_dim;
+    size_t H = (size_t)m->config->num_heads, N = (size_t)a->tokens,
+           wide = H * (size_t)record_key_width(m->config), n = N * (size_t)m->config->model_dim;
     l->q = plan_take(b, 2 * N * wide + n, sizeof(floatX));
     l->raw_k = l->q + N * wide;
     l->v = l->raw_k + N * wide;
@@ -97,7 +88,7 @@ static HeadsWeights weights_of(const Pass *p, int i)
     const Model *m = p->m;
     const Param *w = m->layer[i].qkvo;
     const Node *n = node_of(m, i);
-    int64_t behind = (int64_t)heads_width(m, i) * m->config->model_dim;
+    int64_t behind = (int64_t)heads_width(m) * m->config->model_dim;
     const floatX *qkv = param_weight(&m->params, w);
     float *dqkv = param_grad(&m->params, w);
     return (HeadsWeights){.qkv = qkv,
@@ -137,7 +128,7 @@ static HeadsForward heads_of(const Pass *p, int i, const BlockPort *io)
     const HeadsSpec *spec = &p->m->record->layers[i].heads;
     const AttentionSetting *at = p->at;
     const HeadsActs *l = &p->a->heads[i];
-    return (HeadsForward){.qk = qk_width(p->m, i),
+    return (HeadsForward){.qk = record_key_width(p->m->config),
                           .q = l->q,
                           .k = l->k,
                           .v = l->v,
@@ -163,7 +154,7 @@ static SdpaForward sdpa_of(const Pass *p, int i)
                          .q = l->q,
                          .k = l->k,
                          .v = l->v,
-                         .qk = qk_width(p->m, i),
+                         .qk = record_key_width(p->m->config),
                          .table = paired ? p->b->table_paired : p->b->table,
                          .slots = paired ? p->b->slots_paired : p->b->slots,
                          .window = spec->long_window ? p->at->window_long : p->at->window_short,
@@ -176,7 +167,7 @@ static DcForward dc_of(const Pass *p, int i)
     const HeadsActs *l = &p->a->heads[i];
     return (DcForward){.y = l->mixed,
                        .lse = l->dc_lse,
-                       .qk = qk_width(p->m, i),
+                       .qk = record_key_width(p->m->config),
                        .q = l->q,
                        .k = l->k,
                        .v = l->v,
@@ -208,7 +199,8 @@ static HeadsOutput output_of(const Pass *p, int i)
 static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
 {
     const HeadsActs *l = &p->a->heads[i];
-    int N = p->b->N, d = p->m->config->model_dim, wide = p->m->config->num_heads * qk_width(p->m, i);
+    int N = p->b->N, d = p->m->config->model_dim,
+        wide = p->m->config->num_heads * record_key_width(p->m->config);
     int planes = wide == d ? 3 : 2;
     if (pass_runs(p->a, USES(l->q, io->h)))
         matmul_forward(p->products, &(Product){l->q, io->h, w->qkv, NULL, w->lin, N, d, wide, planes});
@@ -291,7 +283,7 @@ static void value_rows_backward(const Pass *p, int i, const HeadsForward *heads)
     const Model *m = p->m;
     const HeadsActs *l = &p->a->heads[i];
     const ValueMix *v = &heads->value;
-    int H = m->config->num_heads, d = m->config->model_dim, wide = heads_width(m, i);
+    int H = m->config->num_heads, d = m->config->model_dim, wide = heads_width(m);
     bool gate = has_value_gate(&m->record->layers[i]);
     RowReader row = {.g = l->dqkv + wide - d,
                      .pitch = wide,
@@ -306,9 +298,9 @@ static void value_rows_backward(const Pass *p, int i, const HeadsForward *heads)
 }
 
 // From the gradients of effective weights to those of the weights and their factors.
-static void factors_backward(const Pass *p, int i, const HeadsWeights *w)
+static void factors_backward(const Pass *p, const HeadsWeights *w)
 {
-    int64_t d = p->m->config->model_dim, n = heads_width(p->m, i) * d;
+    int64_t d = p->m->config->model_dim, n = heads_width(p->m) * d;
     if (!pass_runs(p->a, NULL, 0) || !(p->place & LAST_OF_STEP))
         return;
     weight_scale_backward(p->s, w->dqkv, w->dlin, w->qkv, w->lin, n);
@@ -322,7 +314,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     const LayerSpec *spec = &m->record->layers[i];
     const HeadsActs *l = &a->heads[i];
     bool fresh = p->place & FIRST_OF_STEP;
-    int N = p->b->N, H = m->config->num_heads, d = m->config->model_dim, e = d / H, wide = heads_width(m, i);
+    int N = p->b->N, H = m->config->num_heads, d = m->config->model_dim, e = d / H, wide = heads_width(m);
     HeadsWeights w = weights_of(p, i);
     HeadsForward heads = heads_of(p, i, io);
     if (pass_runs(a, USES(l->dy, io->dout)))
@@ -352,7 +344,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
         matmul_weight_grads(p->products, grads, 2, N);
     if (pass_runs(a, USES(io->dh, l->dqkv)))
         matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w.qkv, w.lin, N, d, wide});
-    factors_backward(p, i, &w);
+    factors_backward(p, &w);
 }
 
 const Block heads_block = {plan, forward, backward};
