@@ -38,10 +38,16 @@ static __device__ __forceinline__ void add_gate_sums(float *dgate_w, float *shar
         return;
     __threadfence();
     for (int p = lane; p < pairs; p += WARP) {
-        float x = 0;
-#pragma unroll 8
-        for (int b = warp; b < gridDim.x; b += warps)
-            x += __ldcg(partials + (int64_t)b * pairs + p);
+        float x = 0, got[8];
+        for (int b = warp; b < gridDim.x; b += 8 * warps) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) // all under way before the first is added
+                got[i] =
+                    b + i * warps < gridDim.x ? __ldcg(partials + (int64_t)(b + i * warps) * pairs + p) : 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                x += got[i];
+        }
         shared[warp * pairs + p] = x;
     }
     __syncthreads();
