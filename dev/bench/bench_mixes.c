@@ -115,6 +115,23 @@ static void grad_injections(bool accumulate)
                 (StreamReader){S.x[4 + k], 0, column(18 + 2 * k + s), NULL, S.dcolumns + 18 + 2 * k + s};
     stream_grads(stream, a, 2, N, D);
 }
+OP(grad_columns) // before the generator of the columns: no gradient of the streams yet
+{
+    StreamGrad a[2] = {{.x = S.x[2], .readers = 5}, {.x = S.x[3], .readers = 5}};
+    for (int s = 0; s < 2; s++)
+        for (int k = 0; k < 5; k++)
+            a[s].reader[k] =
+                (StreamReader){S.x[4 + k], 0, column(18 + 2 * k + s), NULL, S.dcolumns + 18 + 2 * k + s};
+    stream_grads(stream, a, 2, N, D);
+}
+OP(grad_branch) // of what an MLP gives
+{
+    StreamGrad a = {.dx = S.x[0],
+                    .x = S.x[1],
+                    .reader = {{S.x[2], 0, scalar(0), small + 32, NULL}},
+                    .readers = 1};
+    stream_grads(stream, &a, 1, N, D);
+}
 OP(grad_injections) { grad_injections(false); }
 OP(grad_injections_more) { grad_injections(true); }
 
@@ -228,6 +245,8 @@ static void bench_all(void)
     report("stream_grads, norm", op_grad_norm, 4 * t, 0);
     report("stream_grads, norm, lead", op_grad_norm_lead, 4 * t, 0);
     report("stream_grads, norm, 3 readers", op_grad_kept, 7 * t, 0);
+    report("stream_grads, branch", op_grad_branch, 3 * t, 0);
+    report("stream_grads, columns of 2 streams", op_grad_columns, 7 * t, 0);
     report("stream_grads, 2 streams, 6 readers", op_grad_injections, 10 * t, 0);
     report("stream_grads, 2 streams added to", op_grad_injections_more, 12 * t, 0);
     report("signed_gather", op_signed_gather, 2 * t, 0);
