@@ -3,11 +3,12 @@
 // a row of at most one span is loaded once. Of longer rows what a norm needs is loaded twice, the second time
 // from the L1 cache.
 //
-// Bound by memory. At 4.27 TB/s, d = 768, a stream of 16384 tokens has 25.2 MB, 5.9 us; us for 16384 | 49152:
-//   stream_mix, 1 term, y and h: 3 streams                              17.7 |  53
-//   stream_mix, 4 terms (x, branch, x0, bigram), y and h: 6 streams     35.4 | 106
-//   stream_grads, a reader with a scalar, norm, from h: 4 streams       23.6 |  71
-//   stream_grads, two streams (x0, bigram), 6 shared readers: 10        59.0 | 177
+// Bound by memory. At 4.27 TB/s, d = 768, a stream of 16384 tokens has 25.2 MB, 5.9 us. Computed so, and
+// measured on an H200 (bench_mixes), us for 16384 | 49152 tokens:
+//   stream_mix, 2 terms, y and h: 4 streams                             23.6, 27.0 |  71,  75
+//   stream_mix, 4 terms (x, branch, x0, bigram), y and h: 6 streams     35.4, 39.2 | 106, 108
+//   stream_grads, a reader with a scalar, norm, from h: 4 streams       23.6, 31.5 |  71,  80
+//   stream_grads, two streams (x0, bigram), 6 shared readers: 10        59.0, 78.7 | 177, 212
 // The coefficients of a token, 4 bytes each in rows of generators, are 1% of that.
 #include "llmc/cuda/device/cuda_common.cuh"
 

@@ -97,34 +97,41 @@ static __device__ __forceinline__ int find_row(const int32_t *row_start, int row
     return lo;
 }
 
-// Sources: what a position gives to the lane's four columns. A warp takes BATCH positions at a time; load()
-// issues the loads of positions first .. first + BATCH of the segment, whose lane i has position i.
+// Sources: what a position gives to the lane's four columns. A warp takes BATCH positions at a time: load()
+// issues the loads of positions first .. first + BATCH of the segment, whose lane i has position i; value()
+// is what position t, the i-th of them, gives.
 namespace
 {
 
 struct PlainRows {
     enum { BATCH = SEGMENT };
-    typedef uint2 Value;
+    struct Raw {
+        uint2 u[BATCH];
+    };
     const floatX *g;
     int d;
-    __device__ __forceinline__ void load(Value (&u)[BATCH], int position, int, int count, int column,
-                                         bool there) const
+    __device__ __forceinline__ void load(Raw &raw, int position, int, int count, int column, bool there) const
     {
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             int t = __shfl_sync(0xffffffffu, position, i);
-            u[i] = there && i < count ? *reinterpret_cast<const uint2 *>(g + (int64_t)t * d + column)
-                                      : make_uint2(0, 0);
+            raw.u[i] = there && i < count ? *reinterpret_cast<const uint2 *>(g + (int64_t)t * d + column)
+                                          : make_uint2(0, 0);
         }
     }
-    __device__ __forceinline__ float4 sum_of(Value u) const { return unpack4(u); }
+    __device__ __forceinline__ float4 value(const Raw &raw, int i, int, int) const
+    {
+        return unpack4(raw.u[i]);
+    }
 };
 
 // The four columns of one reader.
 struct DeviceReader {
-    RowReader r;
+    RowReader r;    // pitch filled in
     RowSigns signs; // bits NULL: none
-    __device__ __forceinline__ float factor(int t, int column, int group) const
+    int group;      // channels of a factor
+    int sign_words; // of a row of bits
+    __device__ __forceinline__ float factor(int t, int column) const
     {
         return r.factor ? __ldg(r.factor + (int64_t)t * r.stride + column / group) : 1;
     }
@@ -133,13 +140,11 @@ struct DeviceReader {
         return column < r.leads ? __ldg(r.lead + (int64_t)t * r.leads + column) : 0;
     }
     // factor4: of the first column, and of the others where a group holds all four
-    __device__ __forceinline__ float4 value(uint2 u, float factor4, uint32_t bits, int t, int column,
-                                            int group) const
+    __device__ __forceinline__ float4 value(uint2 u, float factor4, uint32_t bits, int t, int column) const
     {
         float4 g = unpack4(u), f = make_float4(factor4, factor4, factor4, factor4);
         if (group % 4)
-            f = make_float4(factor4, factor(t, column + 1, group), factor(t, column + 2, group),
-                            factor(t, column + 3, group));
+            f = make_float4(factor4, factor(t, column + 1), factor(t, column + 2), factor(t, column + 3));
         float4 x = make_float4(f.x * g.x, f.y * g.y, f.z * g.z, f.w * g.w);
         if (column < r.leads)
             add4(x,
@@ -151,58 +156,58 @@ struct DeviceReader {
 
 template <int READERS> struct ReaderRows {
     enum { BATCH = 8 / READERS };
-    typedef float4 Value;
-    DeviceReader reader[READERS];
-    int d, width;
-    __device__ __forceinline__ void load(Value (&x)[BATCH], int position, int first, int count, int column,
-                                         bool there) const
-    {
+    struct Raw {
         uint2 u[READERS][BATCH];
         float factor[READERS][BATCH];
         uint32_t bits[READERS][BATCH];
+        unsigned wanted; // bit i: the i-th position is there
+    };
+    DeviceReader reader[READERS];
+    __device__ __forceinline__ void load(Raw &raw, int position, int first, int count, int column,
+                                         bool there) const
+    {
+        raw.wanted = !there ? 0 : count - first >= BATCH ? ~0u : (1u << max(count - first, 0)) - 1;
 #pragma unroll
         for (int k = 0; k < READERS; k++) {
             const DeviceReader &a = reader[k];
-            int group = a.r.factor ? d / a.r.groups : d, pitch = a.r.pitch ? a.r.pitch : d;
             int sign_row = a.signs.bits ? a.signs.rows[position] : 0;
 #pragma unroll
             for (int i = 0; i < BATCH; i++) {
                 int t = __shfl_sync(0xffffffffu, position, first + i),
                     sign = __shfl_sync(0xffffffffu, sign_row, first + i);
-                bool wanted = there && first + i < count;
-                u[k][i] = wanted ? __ldg(reinterpret_cast<const uint2 *>(a.r.g + (int64_t)t * pitch + column))
-                                 : make_uint2(0, 0);
-                factor[k][i] = wanted ? a.factor(t, column, group) : 0;
-                bits[k][i] = wanted && a.signs.bits
-                                 ? __ldg(a.signs.bits + (int64_t)sign * ((width + 31) / 32) + column / 32)
-                                 : 0;
+                bool wanted = raw.wanted >> i & 1;
+                raw.u[k][i] =
+                    wanted ? __ldg(reinterpret_cast<const uint2 *>(a.r.g + (int64_t)t * a.r.pitch + column))
+                           : make_uint2(0, 0);
+                raw.factor[k][i] = wanted ? a.factor(t, column) : 0;
+                raw.bits[k][i] = wanted && a.signs.bits
+                                     ? __ldg(a.signs.bits + (int64_t)sign * a.sign_words + column / 32)
+                                     : 0;
             }
         }
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int t = __shfl_sync(0xffffffffu, position, first + i);
-            x[i] = make_float4(0, 0, 0, 0);
-#pragma unroll
-            for (int k = 0; k < READERS; k++)
-                if (there && first + i < count)
-                    add4(x[i], reader[k].value(u[k][i], factor[k][i], bits[k][i], t, column,
-                                               reader[k].r.factor ? d / reader[k].r.groups : d));
-        }
     }
-    __device__ __forceinline__ float4 sum_of(Value x) const { return x; }
+    __device__ __forceinline__ float4 value(const Raw &raw, int i, int t, int column) const
+    {
+        float4 x = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int k = 0; k < READERS; k++)
+            if (raw.wanted >> i & 1)
+                add4(x, reader[k].value(raw.u[k][i], raw.factor[k][i], raw.bits[k][i], t, column));
+        return x;
+    }
 };
 
 } // namespace
 
-// grid (segments / ROW_WARPS, width / STRIP)
+// grid (width / STRIP, segments / ROW_WARPS): the strips of a row are asked for at about the same time
 template <class Source>
 __global__ __launch_bounds__(ROW_THREADS, 2) void rows_grad_kernel(float *dtable,
                                                                    const __grid_constant__ Source source,
                                                                    const float *scale, TokenRows rows, int N,
                                                                    int width, float *partials, int2 *open)
 {
-    int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP,
-        column = blockIdx.y * STRIP + 4 * lane;
+    int lane = threadIdx.x % WARP, segment = blockIdx.y * ROW_WARPS + threadIdx.x / WARP,
+        column = blockIdx.x * STRIP + 4 * lane;
     int begin = segment * SEGMENT, count = min(SEGMENT, N - begin), num_rows = *rows.num_rows;
     if (begin >= N)
         return;
@@ -219,15 +224,15 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void rows_grad_kernel(float *dtable
     int last = __popc(ends), last_stop = __shfl_sync(0xffffffffu, stop, last),
         last_token = __shfl_sync(0xffffffffu, token, last);
     bool goes_on = !(ends >> (count - 1) & 1), begins = !comes_in || ends; // of the segment's last token
-    if (blockIdx.y == 0 && lane == 0)
+    if (blockIdx.x == 0 && lane == 0)
         open[segment] = make_int2(goes_on && begins ? last_token : -1, (last_stop - 1) / SEGMENT);
     float *table = dtable + column;
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 1
     for (int at = 0; at < SEGMENT; at += Source::BATCH) {
-        typename Source::Value u[Source::BATCH];
+        typename Source::Raw raw;
         float4 old[Source::BATCH];
-        source.load(u, position, at, count, column, there);
+        source.load(raw, position, at, count, column, there);
 #pragma unroll
         for (int i = 0; i < Source::BATCH; i++) {
             unsigned before = ends & ((1u << (at + i)) - 1);
@@ -239,7 +244,7 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void rows_grad_kernel(float *dtable
         for (int i = 0; i < Source::BATCH; i++) {
             unsigned before = ends & ((1u << (at + i)) - 1);
             int64_t to = (int64_t)__shfl_sync(0xffffffffu, token, __popc(before)) * width;
-            add4(sum, source.sum_of(u[i]));
+            add4(sum, source.value(raw, i, __shfl_sync(0xffffffffu, position, at + i), column));
             if (!(ends >> (at + i) & 1) && at + i + 1 != count)
                 continue;
             int side = !(comes_in && !before); // 0: comes in, 1: begins here
@@ -259,8 +264,8 @@ __global__ __launch_bounds__(ROW_THREADS, 3) void rows_join_kernel(float *dtable
                                                                    int segments, int width,
                                                                    const float *partials, const int2 *open)
 {
-    int lane = threadIdx.x % WARP, segment = blockIdx.x * ROW_WARPS + threadIdx.x / WARP,
-        column = blockIdx.y * STRIP + 4 * lane;
+    int lane = threadIdx.x % WARP, segment = blockIdx.y * ROW_WARPS + threadIdx.x / WARP,
+        column = blockIdx.x * STRIP + 4 * lane;
     if (segment >= segments || column >= width)
         return;
     int token = open[segment].x, last = open[segment].y;
@@ -287,7 +292,7 @@ static void rows_grad(Stream s, float *dtable, const Source &source, const float
                       const TokenRows *rows, int N, int width)
 {
     int64_t segments = ceil_div(N, SEGMENT);
-    dim3 grid((unsigned)ceil_div(segments, ROW_WARPS), (unsigned)ceil_div(width, STRIP));
+    dim3 grid((unsigned)ceil_div(width, STRIP), (unsigned)ceil_div(segments, ROW_WARPS));
     float *partials = scratch_floats(s, SCRATCH_TABLE_GRAD, (size_t)segments * (2 * (size_t)width + 2));
     int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * width);
     rows_grad_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, source, scale, *rows, N, width, partials, open);
@@ -309,12 +314,14 @@ static void table_grad_of(Stream s, float *dtable, const RowReader *readers, con
                           int d, int width)
 {
     ReaderRows<READERS> source = {};
-    source.d = d;
-    source.width = width;
     for (int k = 0; k < READERS; k++) {
-        source.reader[k].r = readers[k];
+        DeviceReader *to = &source.reader[k];
+        to->r = readers[k];
+        to->r.pitch = readers[k].pitch ? readers[k].pitch : d;
+        to->group = readers[k].factor ? d / readers[k].groups : d;
         if (readers[k].signs)
-            source.reader[k].signs = *readers[k].signs;
+            to->signs = *readers[k].signs;
+        to->sign_words = (width + 31) / 32;
     }
     rows_grad(s, dtable, source, NULL, rows, N, width);
 }
