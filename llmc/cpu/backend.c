@@ -77,7 +77,6 @@ void backend_close(void)
     backend.scratch_floats = backend.shared_floats = 0;
 }
 
-const char *backend_name(void) { return "cpu"; }
 const char *backend_device_name(void) { return NULL; }
 bool backend_is_asynchronous(void) { return false; }
 const char *backend_description(void) { return backend.description; }

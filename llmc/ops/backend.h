@@ -36,7 +36,6 @@ void backend_open(int index);
 // Scratch memory and plans for all ops up to these sizes. Call once, before any op.
 void backend_reserve(const OpSizes *sizes);
 void backend_close(void);
-const char *backend_name(void);        // "cpu" or "cuda"
 const char *backend_device_name(void); // of a GPU, as the driver has it; NULL: a CPU
 bool backend_is_asynchronous(void);    // ops are still running when they return
 const char *

@@ -92,7 +92,6 @@ void backend_close(void)
 
 void backend_prepare_process(char **) {}
 bool backend_is_asynchronous(void) { return true; }
-const char *backend_name(void) { return "cuda"; }
 const char *backend_device_name(void) { return device_state.name; }
 
 const char *backend_description(void)

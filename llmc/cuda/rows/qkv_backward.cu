@@ -95,9 +95,9 @@ __device__ __forceinline__ void unrotate_gradient_any(floatX *out, const floatX 
     }
 }
 
-__global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_any_kernel(QkvBackward a, int N, int H,
-                                                                            int e, float *partials,
-                                                                            unsigned *counter)
+__global__ __launch_bounds__(BACKWARD_THREADS, 1) void qkv_backward_any_kernel(QkvBackward a, int N, int H,
+                                                                               int e, float *partials,
+                                                                               unsigned *counter)
 {
     int lane = threadIdx.x % WARP, turning = e / 4, d = H * e;
     int64_t units = (int64_t)N * H, step = (int64_t)gridDim.x * (BACKWARD_THREADS / WARP);
