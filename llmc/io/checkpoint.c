@@ -9,9 +9,9 @@
 
 // ---- which tensors ----------------------------------------------------------------------------------------
 
-// Beside the weights: optimizer state, then pending gradients. One list, in one order, for writing and
-// reading.
-typedef enum { STATE, PENDING, PARTS } Part;
+// Beside the weights: optimizer state, pending gradients, delayed scales. One list, in one order, for writing
+// and reading.
+typedef enum { STATE, PENDING, SCALES, PARTS } Part;
 
 // Whether a parameter's gradient waits for a later step.
 static bool is_pending(const Trainer *t, const Param *a)
@@ -36,10 +36,31 @@ static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
     return false;
 }
 
+// Every rank has the same scales of weights, and those of the sets of its own micro-batches.
+static bool scales_tensor(const Trainer *t, int index, StateTensor *out)
+{
+    const MlpCodes *c = &t->model.mlp;
+    int layers = t->model.record->num_layers, set = index - 1;
+    bool weights = index == 0, mine = weights ? comm_rank() == 0 : set % comm_size() == comm_rank();
+    if (!c->sets || set >= c->sets)
+        return false;
+    *out = (StateTensor){.everywhere = weights,
+                         .rows = 1,
+                         .cols = layers,
+                         .count = mine ? layers : 0,
+                         .data = model_delayed_row(&t->model, index)};
+    if (weights)
+        snprintf(out->name, sizeof out->name, "fp8.mlp_down.next_scale");
+    else
+        snprintf(out->name, sizeof out->name, "fp8.mlp_activation.%d.scale", set);
+    return true;
+}
+
 static bool nth_tensor(const Trainer *t, Part part, int index, StateTensor *out)
 {
-    return part == STATE ? optimizer_state(&t->optimizer, &t->model, index, out)
-                         : pending_tensor(t, index, out);
+    if (part == STATE)
+        return optimizer_state(&t->optimizer, &t->model, index, out);
+    return part == PENDING ? pending_tensor(t, index, out) : scales_tensor(t, index, out);
 }
 
 static void gather_pending(Trainer *t)
@@ -223,6 +244,14 @@ static bool read_part(Trainer *t, const SafeTensors *st, Part part, Error *e)
     return true;
 }
 
+static bool read_parts(Trainer *t, const SafeTensors *st, Error *e)
+{
+    bool good = true;
+    for (Part part = STATE; part < PARTS && good; part++)
+        good = read_part(t, st, part, e);
+    return good;
+}
+
 // Names the file, if the message does not.
 static bool in_file(const char *path, bool good, const Error *sub, Error *e)
 {
@@ -401,8 +430,7 @@ bool checkpoint_load(Trainer *t, const char *path, Error *e)
         good = check_format(st, &sub) && read_state(t, st, &sub) && (!training || check_shards(t, st, &sub));
         if (good && training)
             optimizer_continue(&t->optimizer, &t->model, t->step);
-        good = good && weights_read(t, st, &sub) &&
-               (!training || (read_part(t, st, STATE, &sub) && read_part(t, st, PENDING, &sub)));
+        good = good && weights_read(t, st, &sub) && (!training || read_parts(t, st, &sub));
         good = in_file(path, good, &sub, e);
         safetensors_close(st);
     }

@@ -75,6 +75,8 @@ typedef struct {
     const float *target_weight;      // (num_targets) their weights
     const int32_t *prefix;           // (N) in training: a further target of each row, or -1, with
     const float *prefix_weight;      // (1) its weight
+    int number;                      // among the micro-batches of a step on all ranks
+    const float *exact_scales;       // (1) see StepParams
     TokenRows rows;
     const int32_t *bigram_rows, *sign_rows; // (N) rows of the bigram table and of its signs
     TokenRows bigram;                       // of bigram_rows; in training
@@ -112,14 +114,18 @@ typedef struct {
     bool first_reader; // in backward, which begins the sum of the second stream's gradient
 } Mix;
 
-// What the forward of an MLP in FP8 reads beside its input, made anew by the first micro-batch of a step.
-// Nothing of it outlasts the step: scales follow from the weights alone. The input is normalised, so that no
-// element is beyond sqrt(d), and relu^2 has the bound of amax_relu2_bound.
+// What the forward of an MLP in FP8 reads beside its input. Codes and scales of the weights are made anew by
+// the first micro-batch of a step. Where the record has no delayed scales, nothing outlasts the step: the
+// input is normalised, so that no element is beyond sqrt(d), and relu^2 has the bound of amax_relu2_bound.
 enum { SCALE_UP, SCALE_DOWN, SCALE_POST, MLP_SCALES };
 typedef struct {
     uint8_t *weights; // (layers, 2, d F): up (F, d), down (d, F)
-    float *scales;    // (layers, MLP_SCALES), then that of all inputs
+    float *scales;    // (layers, MLP_SCALES), then that of the input
     float *amax;      // (1), 0 between ops
+    // Delayed scales, the state of a run: (layers), those of down that the next step may use, then (sets,
+    // layers), those of relu^2. Micro-batch i of a step has set i mod sets. 0 sets: there is no state.
+    float *delayed;
+    int sets;
 } MlpCodes;
 
 typedef struct {
@@ -145,6 +151,10 @@ typedef struct {
 void model_describe(Model *m, const Config *c);
 void model_allocate(Model *m, bool training); // training: with gradients
 void model_free(Model *m);
+// The delayed scales are (1 + sets, layers): row 0, then a row for each set.
+size_t model_delayed_bytes(const Model *m);
+float *model_delayed_row(const Model *m, int row);
+void model_start_scales(const Model *m, Stream s); // as they are before the first step
 
 // Bytes of an Acts for N tokens, after backend_reserve (before it: about so many); acts_place points it into
 // `base`.

@@ -33,20 +33,9 @@ static int add_node(Compiler *c, NodeKind kind)
     return n->count++;
 }
 
-static int count_scalars(const Record *r)
-{
-    int n = 0;
-    for (int i = 0; i < r->num_params; i++)
-        n += r->params[i].role == ROLE_SCALARS ? r->params[i].cols.times : 0;
-    return n;
-}
-
 static int add_coefficient(Compiler *c, Coefficient weight)
 {
     Network *n = c->n;
-    int scalars = count_scalars(c->r);
-    if (weight.scalar >= scalars || weight.gate >= scalars)
-        return fail(c, "a trained scalar that is not there; there are", scalars);
     if (n->num_terms == MAX_COEFFICIENTS)
         return fail(c, "more coefficients than", MAX_COEFFICIENTS);
     n->terms[n->num_terms] = weight;

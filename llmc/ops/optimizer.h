@@ -19,6 +19,7 @@ typedef struct {
     float muon_momentum;
     float target_weight[MAX_TARGETS]; // of the loss
     float prefix_weight;              // of its prefix term
+    float exact_scales;               // not 0: delayed scales of weights in FP8 are exact
     RuleStep rule[MAX_UPDATE_RULES];
 } StepParams;
 

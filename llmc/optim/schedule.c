@@ -329,6 +329,7 @@ StepParams schedule_step_params(const Config *c, int t)
     for (int i = 0; i < now.targets.count; i++)
         p.target_weight[i] = weight_at(&now, &now.targets, i, t);
     p.prefix_weight = weight_at(&now, &now.prefix, 0, t);
+    p.exact_scales = t <= r->mlp_scales.exact_until;
     for (int i = 0; i < r->num_params; i++)
         p.rule[i] = rule_step(c, &r->params[i], factor, t);
     return p;

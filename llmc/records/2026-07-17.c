@@ -22,12 +22,14 @@ static const LayerSpec layers[LAYERS] = {
 static const GeneratorSpec generators[] = {GENERATORS_2026(26, 41, 3, 9, 10)};
 
 static const Field fields[] = {
-    {"model-dim", "768"}, {"num-heads", "6"}, {"mlp-dim", "3072"}, {"head", "fp8"}, SCHEDULE_2026,
+    {"model-dim", "768"}, {"num-heads", "6"}, {"mlp-dim", "3072"}, {"head", "fp8"}, {"mlp", "fp8"},
+    SCHEDULE_2026,
     {NULL, NULL},
 };
 
 const Record record_2026_07_17 = {
     .name = "2026-07-17", .fields = fields, .stages = stages_2026, .num_stages = STAGES_2026,
     .layers = layers, .num_layers = LAYERS, .params = network_2026_params, .num_params = NETWORK_2026_PARAMS,
-    .generators = generators, .num_generators = 4, .dc_keys = 112, NETWORK_2026, OUTPUT_2026(3, 7, 9),
+    .generators = generators, .num_generators = 4, .dc_keys = 112,
+    .mlp_scales = {.post = 1.80, .down = 1.12, .exact_until = 16}, NETWORK_2026, OUTPUT_2026(3, 7, 9),
 };

@@ -83,6 +83,8 @@ bool record_has_paired(const Record *r)
     return has;
 }
 
+bool record_has_delayed_scales(const Record *r) { return r->mlp_scales.post != 0; }
+
 bool record_crosses_documents(const Record *r)
 {
     bool crosses = false;
@@ -270,6 +272,15 @@ static bool check_head(const Record *r, Error *e)
     return true;
 }
 
+static bool check_mlp_scales(const Record *r, Error *e)
+{
+    const MlpScales *s = &r->mlp_scales;
+    bool none = !s->post && !s->down && !s->exact_until;
+    if (none || (s->post >= 1 && s->down >= 1 && s->exact_until >= 0)) return true;
+    return error_set(e, "record %s: delayed scales of the MLP with headrooms %g and %g, exact until step %d; "
+                     "at least 1, 1 and 0", r->name, s->post, s->down, s->exact_until);
+}
+
 bool record_check(const Record *given, Error *e)
 {
     static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
@@ -289,5 +300,6 @@ bool record_check(const Record *given, Error *e)
     for (int i = 0; i < r->num_layers; i++) {
         if (!check_layer(r, i, e)) return false;
     }
-    return check_head(r, e) && (record_has_lists(r) ? network_check(r, e) : check_streams(r, e));
+    return check_head(r, e) && check_mlp_scales(r, e) &&
+           (record_has_lists(r) ? network_check(r, e) : check_streams(r, e));
 }

@@ -226,6 +226,13 @@ typedef struct {
     const char *option, *value;
 } Field;
 
+// Scales of the MLP's forward in FP8. All 0: they follow from the weights alone, in fp32. Else in the
+// arithmetic of scale_exact and scale_delayed (ops/mlp.h), and that of h from the micro-batch's own amax.
+typedef struct {
+    double post, down; // a delayed scale of relu^2, of MLP down: amax * this / 448
+    int exact_until;   // up to and with this step that of MLP down follows from the weights at hand
+} MlpScales;
+
 typedef struct Record {
     const char *name;
     const struct Record *based_on; // its fields come first
@@ -244,6 +251,7 @@ typedef struct Record {
     MixTerm output[MIX_STREAMS]; // normalised, it goes to the head
     int smear_lambda;            // scalar
     HeadSpec head;
+    MlpScales mlp_scales;
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 
@@ -259,6 +267,7 @@ int record_key_width(const Config *c); // of a head's q and k, by the weights of
 const ParamSpec *record_row(const Record *r, Role role); // the first of this role; NULL: there is none
 bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
 bool record_has_paired(const Record *r); // heads in some layer
+bool record_has_delayed_scales(const Record *r);
 // Whether a position's output depends on documents before its own, further than on their last tokens.
 bool record_crosses_documents(const Record *r);
 // Counts the terms of a list.

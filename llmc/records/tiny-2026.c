@@ -56,11 +56,13 @@ static const Field fields[] = {
     {"model-dim", "48"}, {"num-heads", "6"}, {"mlp-dim", "64"}, {"block-size", "1"}, {"window-final", "20"},
     {"num-scheduled", "5"}, {"num-extension", "3"}, {"micro-batches", "2"}, {"micro-batch-tokens", "64"},
     {"val-tokens", "512"}, {"val-every", "5"}, {"head", "bf16"},
+    {"mlp", "bf16"},
     {NULL, NULL},
 };
 
 const Record record_tiny_2026 = {
     .name = "tiny-2026", .based_on = &record_2026_07_17, .fields = fields, .stages = stages, .num_stages = 4,
     .layers = layers, .num_layers = LAYERS, .params = network_2026_params, .num_params = NETWORK_2026_PARAMS,
-    .generators = generators, .num_generators = 4, .dc_keys = 7, NETWORK_2026, OUTPUT_2026(1, 3, 4),
+    .generators = generators, .num_generators = 4, .dc_keys = 7,
+    .mlp_scales = {.post = 1.80, .down = 1.12, .exact_until = 2}, NETWORK_2026, OUTPUT_2026(1, 3, 4),
 };

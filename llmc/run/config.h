@@ -44,8 +44,9 @@ typedef struct Config {
     int epochs;
     // run
     const char *preset;
-    int head; // HeadMode
-    int mlp;  // MlpMode
+    int head;       // HeadMode
+    int mlp;        // MlpMode
+    int fp8_scales; // SCALES_BY_MICRO_BATCH or SCALES_SEQUENTIAL
     int64_t seed;
     const char *init_from, *save_init, *resume, *out;
     int save_scalars; // values of the tensor "scalars" in files that are written
@@ -70,6 +71,7 @@ typedef struct Config {
 enum { STARTS_UP, STARTS_NEAREST };
 enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP };
 enum { ROPE_DOUBLE, ROPE_FP32 };
+enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };
 enum { MIN_PROFILE = 6 };
 enum {
     MAX_HEAD_DIM = 1024,
@@ -101,7 +103,7 @@ bool config_option_is_flag(int index);
 bool config_given(const Config *c, const char *name); // on the command line, whatever its value
 // Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by
 // the caller; NULL when there are none for that reason. training: something is trained here
-enum { UNUSED_REASONS = 6 };
+enum { UNUSED_REASONS = 7 };
 char *config_unused(const Config *c, bool training, int reason);
 // Of all options that the ranks of one run must agree on. The others name files, devices and threads of a
 // machine.

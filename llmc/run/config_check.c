@@ -123,6 +123,8 @@ char *config_unused(const Config *c, bool training, int reason)
         {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
         {!c->sample && !(training && schedule_needs_prefix(c)), " vocab ",
          "neither --sample nor a prefix term uses it"},
+        {!(training && c->mlp == MLP_FP8 && record_has_delayed_scales(config_record(c))), " fp8-scales ",
+         "no scale is delayed here"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
         {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ",
          "nothing is trained here"},

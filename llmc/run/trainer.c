@@ -74,12 +74,14 @@ StepParams *trainer_input_params(const Trainer *t, int32_t *input)
 }
 
 // Of a block on the device, with what the stage's loss has.
-static DeviceBatch training_batch(const Trainer *t, const int32_t *block, const StepParams *step)
+static DeviceBatch training_batch(const Trainer *t, const int32_t *block, int micro, const StepParams *step)
 {
     DeviceBatch b = block_batch(block, &t->batch, t->slots);
     b.num_targets = t->stage.targets.count;
     b.target_weight = step->target_weight;
     b.prefix_weight = &step->prefix_weight;
+    b.number = micro * comm_size() + comm_rank();
+    b.exact_scales = &step->exact_scales;
     if (!schedule_has_prefix(&t->stage))
         b.prefix = NULL;
     return b;
@@ -104,7 +106,7 @@ static void step_ops(Trainer *t)
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a <= last; a++) {
         int place = (a == 0 ? FIRST_OF_STEP : 0) | (a == last ? LAST_OF_STEP : 0);
-        DeviceBatch b = training_batch(t, t->device_input[slot] + a * t->block_ints, t->optimizer.step);
+        DeviceBatch b = training_batch(t, t->device_input[slot] + a * t->block_ints, a, t->optimizer.step);
         comm_step(t->step); // on a CPU a step may take minutes
         note_batch(t, t->host_input[slot] + a * t->block_ints);
         model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
@@ -260,11 +262,13 @@ void trainer_warm_up(Trainer *t)
     t->slots = block_pack(t->host_input[0], b);
     *trainer_input_params(t, t->host_input[0]) = schedule_step_params(t->config, 0);
     copy_to_device(t->stream, t->device_input[0], t->host_input[0], (size_t)t->input_bytes);
-    DeviceBatch device = training_batch(t, t->device_input[0], trainer_input_params(t, t->device_input[0]));
+    DeviceBatch device =
+        training_batch(t, t->device_input[0], 0, trainer_input_params(t, t->device_input[0]));
     AttentionSetting at = trainer_attention(t, t->rope.window);
     model_prepare(&t->model, &t->train, t->stream);
     model_train_batch(&t->model, &t->train, &device, &at, t->device_loss, FIRST_OF_STEP, t->stream);
     params_zero_gradients(&t->model.params, t->stream);
+    model_start_scales(&t->model, t->stream);
     optimizer_warm_up(&t->optimizer, &t->model, t->stream);
     stream_synchronize(t->stream);
     t->slots = 0;

@@ -218,6 +218,16 @@ void trainer_take_sizes(Trainer *t, Stage stage)
     loader_set_sizes(t->loader, N, stage.max_document);
 }
 
+// One set of scales for all micro-batches has an order only where one rank computes all of them.
+static void check_scales(const Trainer *t)
+{
+    const Config *c = t->config;
+    if (c->mlp == MLP_FP8 && c->fp8_scales == SCALES_SEQUENTIAL && comm_size() > 1 &&
+        record_has_delayed_scales(t->model.record))
+        fatal(EXIT_USAGE, "--fp8-scales sequential is for one GPU, and this run has %d ranks; leave it out",
+              comm_size());
+}
+
 void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
 {
     memset(t, 0, sizeof *t);
@@ -243,6 +253,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
         t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
     model_describe(&t->model, c);
     t->tables = tables_of(t);
+    if (need_training)
+        check_scales(t);
     t->part_tokens = plan_parts(t);
     timeline_mark("data");
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.

@@ -18,36 +18,83 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
         l->dpre = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
 }
 
-// The weights' codes, and scales that follow from the weights.
+// Of the weights, and all scales of a layer, (1) each.
 typedef struct {
     uint8_t *up, *down; // (F, d), (d, F)
-    float *scale;       // (MLP_SCALES)
-    const float *scale_h;
+    float *scale_up, *scale_down, *scale_h, *scale_post;
+    float *next_down; // with delayed scales
+    bool delayed;
 } LayerCodes;
 
-static LayerCodes layer_codes(const Model *m, int i)
+static LayerCodes layer_codes(const Pass *p, int i)
 {
+    const Model *m = p->m;
+    const MlpCodes *c = &m->mlp;
     int64_t elements = (int64_t)m->config->model_dim * m->config->mlp_dim;
-    uint8_t *up = m->mlp.weights + 2 * i * elements;
-    return (LayerCodes){up, up + elements, m->mlp.scales + i * MLP_SCALES,
-                        m->mlp.scales + m->record->num_layers * MLP_SCALES};
+    uint8_t *up = c->weights + 2 * i * elements;
+    float *scales = c->scales + i * MLP_SCALES;
+    LayerCodes q = {.up = up,
+                    .down = up + elements,
+                    .scale_up = scales + SCALE_UP,
+                    .scale_down = scales + SCALE_DOWN,
+                    .scale_h = c->scales + m->record->num_layers * MLP_SCALES,
+                    .scale_post = scales + SCALE_POST,
+                    .delayed = c->sets > 0};
+    if (!q.delayed)
+        return q;
+    q.next_down = model_delayed_row(m, 0) + i;
+    q.scale_post = model_delayed_row(m, 1 + p->b->number % c->sets) + i;
+    return q;
 }
 
-static void quantize_weights(const Model *m, int i, Stream s)
+static void quantize_weights(const Pass *p, int i, const LayerCodes *q)
 {
+    const Model *m = p->m;
     int d = m->config->model_dim, F = m->config->mlp_dim;
     int64_t n = (int64_t)d * F;
-    LayerCodes q = layer_codes(m, i);
     LayerParams w = layer_params(m, i);
+    Stream s = p->s;
     float *amax = m->mlp.amax;
     amax_relu2_bound(s, amax, w.fc, d, F);
-    scale_from_amax(s, q.scale + SCALE_POST, amax, 1.0f / E4M3_LARGEST);
+    scale_from_amax(s, q->scale_post, amax, 1.0f / E4M3_LARGEST);
     amax_accumulate(s, amax, w.fc, n);
-    scale_from_amax(s, q.scale + SCALE_UP, amax, 1.0f / E4M3_LARGEST);
+    scale_from_amax(s, q->scale_up, amax, 1.0f / E4M3_LARGEST);
     amax_accumulate(s, amax, w.proj, n);
-    scale_from_amax(s, q.scale + SCALE_DOWN, amax, 1.0f / E4M3_LARGEST);
-    quantize_e4m3(s, q.up, w.fc, q.scale + SCALE_UP, d, F, QUANTIZE_INVERSE, true);
-    quantize_e4m3(s, q.down, w.proj, q.scale + SCALE_DOWN, d, F, QUANTIZE_INVERSE, false);
+    scale_from_amax(s, q->scale_down, amax, 1.0f / E4M3_LARGEST);
+    quantize_e4m3(s, q->up, w.fc, q->scale_up, d, F, QUANTIZE_INVERSE, true);
+    quantize_e4m3(s, q->down, w.proj, q->scale_down, d, F, QUANTIZE_INVERSE, false);
+}
+
+static float delayed_factor(double headroom) { return (float)(headroom / E4M3_LARGEST); }
+
+static void quantize_weights_delayed(const Pass *p, int i, const LayerCodes *q)
+{
+    const Model *m = p->m;
+    int d = m->config->model_dim, F = m->config->mlp_dim;
+    int64_t n = (int64_t)d * F;
+    LayerParams w = layer_params(m, i);
+    Stream s = p->s;
+    float *amax = m->mlp.amax;
+    amax_accumulate(s, amax, w.fc, n);
+    scale_exact(s, q->scale_up, amax);
+    quantize_e4m3(s, q->up, w.fc, q->scale_up, d, F, QUANTIZE_QUOTIENT_BF16, true);
+    amax_accumulate(s, amax, w.proj, n);
+    scale_delayed(s, q->scale_down, q->next_down, amax, delayed_factor(m->record->mlp_scales.down),
+                  p->b->exact_scales);
+    quantize_e4m3(s, q->down, w.proj, q->scale_down, d, F, QUANTIZE_QUOTIENT, false);
+}
+
+static void quantize_input(const Pass *p, uint8_t *h8, const floatX *h, const LayerCodes *q)
+{
+    int N = p->b->N, d = p->m->config->model_dim;
+    float *amax = p->m->mlp.amax;
+    if (!q->delayed) {
+        quantize_e4m3(p->s, h8, h, q->scale_h, N, d, QUANTIZE_INVERSE, false);
+        return;
+    }
+    amax_accumulate(p->s, amax, h, (int64_t)N * d);
+    quantize_e4m3(p->s, h8, h, amax, N, d, QUANTIZE_AMAX, false);
+    scale_from_amax(p->s, q->scale_h, amax, 1.0f / E4M3_LARGEST);
 }
 
 static void forward_fp8(const Pass *p, int i, const BlockPort *io)
@@ -55,19 +102,21 @@ static void forward_fp8(const Pass *p, int i, const BlockPort *io)
     const Model *m = p->m;
     Acts *a = p->a;
     int N = p->b->N, d = m->config->model_dim, F = m->config->mlp_dim;
-    Stream s = p->s;
     LayerActs *l = &a->layer[i];
-    LayerCodes q = layer_codes(m, i);
-    Fp8Product up = {l->h8, q.up, q.scale_h, q.scale + SCALE_UP, N, d, F},
-               down = {l->post8, q.down, q.scale + SCALE_POST, q.scale + SCALE_DOWN, N, F, d};
+    LayerCodes q = layer_codes(p, i);
+    float *amax = q.delayed ? m->mlp.amax : NULL;
+    Fp8Product up = {l->h8, q.up, q.scale_h, q.scale_up, N, d, F},
+               down = {l->post8, q.down, q.scale_post, q.scale_down, N, F, d};
     if (pass_runs(a, NULL, 0) && p->place & FIRST_OF_STEP)
-        quantize_weights(m, i, s);
+        (q.delayed ? quantize_weights_delayed : quantize_weights)(p, i, &q);
     if (pass_runs(a, USES(l->h8, io->h)))
-        quantize_e4m3(s, l->h8, io->h, q.scale_h, N, d, QUANTIZE_INVERSE, false);
+        quantize_input(p, l->h8, io->h, &q);
     if (pass_runs(a, USES(l->post, l->post8, l->h8)))
-        matmul_fp8_relu2(p->products, l->post, l->post8, NULL, &up, q.scale + SCALE_POST);
+        matmul_fp8_relu2(p->products, l->post, l->post8, amax, &up, q.scale_post);
     if (pass_runs(a, USES(io->out, l->post8, io->x)))
         matmul_fp8(p->products, io->out, &down, io->x);
+    if (pass_runs(a, NULL, 0) && amax) // of the micro-batch that has this set next
+        scale_from_amax(p->s, q.scale_post, amax, delayed_factor(m->record->mlp_scales.post));
 }
 
 static void forward(const Pass *p, int i, const BlockPort *io)
