@@ -16,6 +16,7 @@ typedef struct {
     Rope rope;
     floatX *cos, *sin, *cos_paired, *sin_paired;
     StepParams step;
+    float scale_post[2][MAX_LAYERS]; // that each micro-batch of the last step had, with delayed scales
     SafeTensors *init, *batches;
     int32_t *tokens, *cu_seqlens, *bigram_rows, *sign_rows, *prefix;
     // of a batch
@@ -111,13 +112,17 @@ static SafeTensors *golden_2026_file(const Golden2026 *g, const char *what)
     return st;
 }
 
-static void golden_2026_open(Golden2026 *g, const char *preset, const char *files)
+// options: more of them, ends with a NULL
+static void golden_2026_open_with(Golden2026 *g, const char *preset, const char *files, char **options)
 {
     Error e;
-    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "61"};
+    char *argv[32] = {"test", "--preset", (char *)preset, "--vocab-size", "61"};
+    int argc = 5;
     memset(g, 0, sizeof *g);
     g->files = files;
-    if (!config_parse(&g->config, 5, argv, &e))
+    while (*options)
+        argv[argc++] = *options++;
+    if (!config_parse(&g->config, argc, argv, &e))
         fatal(1, "%s", e.text);
     const Config *c = &g->config;
     const int N = GOLDEN_2026_MOST;
@@ -127,7 +132,9 @@ static void golden_2026_open(Golden2026 *g, const char *preset, const char *file
                                .dim = c->model_dim,
                                .heads = c->num_heads,
                                .mlp_dim = c->mlp_dim,
-                               .vocab_padded = config_vocab_padded(c)});
+                               .vocab_padded = config_vocab_padded(c),
+                               .fp8_head = c->head == HEAD_FP8,
+                               .fp8_mlp = c->mlp == MLP_FP8});
     model_describe(&g->model, c);
     model_allocate(&g->model, true);
     g->memory = device_alloc(acts_bytes(&g->model, N, true), "activations");
@@ -148,6 +155,11 @@ static void golden_2026_open(Golden2026 *g, const char *preset, const char *file
     g->sign_rows = read_golden(g->batches, "sign_rows", NULL);
     g->prefix = read_golden(g->batches, "prefix", NULL);
     golden_2026_rope(g);
+}
+
+static inline void golden_2026_open(Golden2026 *g, const char *preset, const char *files)
+{
+    golden_2026_open_with(g, preset, files, (char *[]){NULL});
 }
 
 static void golden_2026_close(Golden2026 *g)
@@ -213,6 +225,8 @@ static DeviceBatch golden_2026_batch(Golden2026 *g, int t, int micro)
                      .target_weight = g->step.target_weight,
                      .prefix = g->targets_prefix,
                      .prefix_weight = &g->step.prefix_weight,
+                     .number = micro,
+                     .exact_scales = &g->step.exact_scales,
                      .bigram_rows = bigram,
                      .sign_rows = g->sign_rows + batch * most};
     for (int i = 0; i < N; i++)
@@ -250,6 +264,8 @@ static inline void golden_2026_gradients(Golden2026 *g, int t, double *loss)
     for (int micro = 0; micro < 2; micro++) {
         DeviceBatch b = golden_2026_batch(g, t, micro);
         float sum;
+        for (int i = 0; i < g->model.record->num_layers && g->model.mlp.sets; i++)
+            g->scale_post[micro][i] = model_delayed_row(&g->model, 1 + micro % g->model.mlp.sets)[i];
         model_train_batch(&g->model, &g->acts, &b, &at, &sum, micro ? LAST_OF_STEP : FIRST_OF_STEP, NULL);
         loss[micro] = sum;
     }

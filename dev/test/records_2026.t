@@ -153,4 +153,34 @@ for ([1, 4], [4, 1]) {
     cmp_ok($found->{$_}, '<=', $steps * $yardstick->{$_}, "$first ranks, then $then: $_") for sort keys %$found;
 }
 
+# ---- delayed scales of the MLP's FP8 -----------------------------------------------------------------------------------
+
+my @fp8 = qw(--head fp8 --mlp fp8);
+sub scales { my ($x) = tensors(newest($_[0])); return {map { $_ => join ' ', @{floats($x->{$_})} } grep { /^fp8/ } keys %$x} }
+for my $rule (qw(by-micro-batch sequential)) {
+    my @rule = (@fp8, '--fp8-scales', $rule);
+    my $folder = train($trainer, "fp8-$rule", @rule);
+    my ($x) = tensors(newest($folder));
+    is_deeply({map { $_ => "@{$x->{$_}{shape}}" } grep { /^fp8/ } keys %$x},
+        {map { $_ => "1 $layers" } 'fp8.mlp_down.next_scale', map { "fp8.mlp_activation.$_.scale" } $rule eq 'sequential' ? 0 : 0 .. 3}, "$rule: scales in the checkpoint");
+    for my $stop (1, 4) { # c_proj's scales are exact, and delayed
+        train($trainer, "fp8-$rule-$stop", @rule, '--stop-at', $stop);
+        train($trainer, "fp8-$rule-$stop", '--resume', "$dir/fp8-$rule-$stop", '--fp8-scales', $rule);
+        is(same_state(newest($folder), newest("$dir/fp8-$rule-$stop")), '', "$rule: $stop + " . ($steps - $stop) . ' steps end in the same bits');
+    }
+}
+isnt(join(' ', map { $_ // '' } @{losses("$dir/fp8-sequential")}{1 .. $steps}), join(' ', map { $_ // '' } @{losses("$dir/fp8-by-micro-batch")}{1 .. $steps}), 'they are two runs');
+# One step: all ranks have the same weights, so that every micro-batch has the same activations on any of them.
+my $of_one = scales(train($exact, 'fp8-one', @fp8, '--init-from', $init, '--stop-at', 1));
+for my $ranks (2, 4) {
+    my @ranks = (@fp8, '--init-from', $init, '--ranks', $ranks);
+    is_deeply(scales(train($exact, "fp8-first$ranks", @ranks, '--stop-at', 1)), $of_one, "$ranks ranks: the scales of one");
+    my $folder = train($exact, "fp8-ranks$ranks", @ranks);
+    train($exact, "fp8-ranks$ranks-4", @ranks, '--stop-at', 4);
+    train($exact, "fp8-ranks$ranks-4", '--ranks', $ranks, '--resume', "$dir/fp8-ranks$ranks-4");
+    is(same_state(newest($folder), newest("$dir/fp8-ranks$ranks-4")), '', '  stop and go on: the same bits');
+}
+is(scalar(keys %{{reverse %$of_one}}), 5, 'no two sets are equal');
+refuses('one order of all micro-batches on two ranks', 2, qr/--fp8-scales sequential is for one GPU, and this run has 2 ranks/, $exact, @small, @fp8, qw(--fp8-scales sequential --ranks 2), '--out', "$dir/refused");
+
 done_testing;
