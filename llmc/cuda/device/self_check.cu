@@ -287,7 +287,8 @@ static void check_qkv(Stream s)
     floatX *qkv = m.take<floatX>(3 * N * D), *v = m.take<floatX>(N * D);
     float *rstd_q = m.take<float>(N * H), *rstd_k = m.take<float>(N * H), one = 1, *scale = m.take<float>(1);
     CUDA_CHECK(cudaMemcpyAsync(scale, &one, sizeof one, cudaMemcpyHostToDevice, s));
-    if (!sm90_qkv(s, qkv, v, rstd_q, rstd_k, x, w, scale, cos, sin, N, H, E))
+    const QkvProductForward a = {qkv, v, x, w, rstd_q, rstd_k, NULL, NULL, scale, cos, sin};
+    if (!sm90_qkv(s, &a, N, H, E))
         return;
     Distance d;
     std::vector<double> host_w = pattern_of(6, 0, 3 * D * D);

@@ -215,22 +215,20 @@ void sm90_qkv_reserve(void)
 
 bool sm90_qkv_takes(int e) { return e == HEAD && device_has_wgmma(); }
 
-bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
-              const floatX *w, const float *v_scale, const floatX *cos, const floatX *sin, int N, int H,
-              int e)
+bool sm90_qkv(Stream s, const QkvProductForward *a, int N, int H, int e)
 {
     int d = H * e;
     QkvWork work = {.N = N,
                     .H = H,
                     .first_v = 2 * H,
                     .end = PLANES * H,
-                    .rstd = {rstd_q, rstd_k},
-                    .cos = cos,
-                    .sin = sin,
-                    .v_scale = v_scale,
-                    .keep_raw = v != qkv + (int64_t)2 * N * d};
+                    .rstd = {a->rstd_q, a->rstd_k},
+                    .cos = a->cos,
+                    .sin = a->sin,
+                    .v_scale = a->value_embed ? NULL : a->lambda,
+                    .keep_raw = a->v != a->qkv + (int64_t)2 * N * d};
     unsigned blocks;
-    const void *operands[] = {qkv, v, x, w};
+    const void *operands[] = {a->qkv, a->v, a->x, a->w};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16)
             return false;
@@ -238,9 +236,10 @@ bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, co
         return false;
     work.store_left = work.tiles.steps / 4;
     work.store_right = work.tiles.steps * 2 / 3;
-    CUtensorMap map_x = tile_map_bf16(x, 1, N, d, TILE_M), map_w = tile_map_bf16(w, 1, PLANES * d, d, PANEL),
-                map_out = tile_map_bf16(qkv, PLANES, N, d, WARPGROUP_M),
-                map_v = tile_map_bf16(v, 1, N, d, WARPGROUP_M);
+    CUtensorMap map_x = tile_map_bf16(a->x, 1, N, d, TILE_M),
+                map_w = tile_map_bf16(a->w, 1, PLANES * d, d, PANEL),
+                map_out = tile_map_bf16(a->qkv, PLANES, N, d, WARPGROUP_M),
+                map_v = tile_map_bf16(a->v, 1, N, d, WARPGROUP_M);
     sm90_qkv_kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_v, work);
     CHECK_LAUNCH();
     return true;

@@ -193,8 +193,7 @@ void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int
     QkvForward rest = qkv_planes(a, N, d);
     if (N <= 0)
         return;
-    if (!sm90_qkv(s, a->qkv, a->v, a->rstd_q, a->rstd_k, a->x, a->w, a->value_embed ? NULL : a->lambda,
-                  a->cos, a->sin, N, H, e)) {
+    if (!sm90_qkv(s, a, N, H, e)) {
         ProductContext c = {s, NULL};
         Product p = {a->qkv, a->x, a->w, NULL, NULL, N, d, d, 3};
         matmul_forward(&c, &p);

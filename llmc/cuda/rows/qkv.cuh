@@ -8,11 +8,9 @@
 
 void sm90_qkv_reserve(void);
 bool sm90_qkv_takes(int e); // heads of this width
-// qkv_product_forward without value embeddings: v = *v_scale v_raw. v_scale NULL: v is left alone.
+// qkv_product_forward; with value embeddings v is left alone.
 // False, with nothing queued, when the chip, the build, the head width or the alignment do not allow it.
-bool sm90_qkv(Stream s, floatX *qkv, floatX *v, float *rstd_q, float *rstd_k, const floatX *x,
-              const floatX *w, const float *v_scale, const floatX *cos, const floatX *sin, int N, int H,
-              int e);
+bool sm90_qkv(Stream s, const QkvProductForward *a, int N, int H, int e);
 
 static inline bool qkv_fast_path(int N, int H, int e)
 {
