@@ -177,7 +177,7 @@ static void check_steps(const char *preset, const char *files)
 // Tensors of the files of a width of their own, in place of the network's first: the others stay zero.
 static void open_at(const char *model_dim, const char *heads, const char *mlp_dim)
 {
-    char *argv[] = {"test", "--preset", "tiny-2026", "--vocab-size", "61"};
+    char *argv[] = {"test", "--preset", "toy-2026", "--vocab-size", "61"};
     Error e;
     memset(&g, 0, sizeof g);
     if (!config_parse(&g.config, 5, argv, &e))
@@ -405,8 +405,8 @@ static void check_normuon(void)
 int main(void)
 {
     comm_open(); // one rank
-    PART(check_steps("tiny-2026", "2026"));
-    PART(check_steps("tiny-2026-08", "2026-08"));
+    PART(check_steps("toy-2026", "2026"));
+    PART(check_steps("toy-2026-08", "2026-08"));
     PART(check_adam());
     PART(check_normuon());
     return tap_done();

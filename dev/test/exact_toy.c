@@ -212,7 +212,7 @@ static void check_shared_memory(void)
 
 int main(void)
 {
-    const char *presets[] = {"toy", "toy-targets", "tiny-2026"};
+    const char *presets[] = {"toy", "toy-targets", "toy-2026"};
     comm_open();
     for (int k = 0; k < 3; k++) {
         open_toy(presets[k]);

@@ -128,7 +128,7 @@ static void check_files(const char *preset, const char *files)
 int main(void)
 {
     comm_open(); // one rank
-    PART(check_files("tiny-2026", "2026"));
-    PART(check_files("tiny-2026-08", "2026-08"));
+    PART(check_files("toy-2026", "2026"));
+    PART(check_files("toy-2026-08", "2026-08"));
     return tap_done();
 }

@@ -113,7 +113,7 @@ static void check_fp8_steps(const char *rule, const char *file, const char *othe
                        NULL};
     SafeTensors *st = open_golden(file);
     printf("# --fp8-scales %s\n", rule);
-    golden_2026_open_with(&g, "tiny-2026", "2026", options);
+    golden_2026_open_with(&g, "toy-2026", "2026", options);
     optimizer_create(&optimizer, &g.model);
     optimizer.step = &g.step;
     optimizer.ns_workspace = device_alloc(optimizer_workspace_bytes(&optimizer, &g.model), "optimizer");

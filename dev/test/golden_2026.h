@@ -1,4 +1,4 @@
-// Runs the network of the golden files 2026-* (format: dev/reference/README.md), record tiny-2026, and brings
+// Runs the network of the golden files 2026-* (format: dev/reference/README.md), record toy-2026, and brings
 // its tensors into the order of the files.
 #pragma once
 #include "dev/test/golden_file.h"

@@ -11,7 +11,7 @@ use Test::More;
 plan skip_all => "$_ is missing: run make" for grep { !-x } $trainer, $exact;
 write_shard('train_1.bin', documents(24000, 1));
 write_shard('val.bin', documents(1400, 2));
-my @small = (qw(--preset tiny-2026 --micro-batches 4 --val-every 4 --max-document 40), '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val.bin");
+my @small = (qw(--preset toy-2026 --micro-batches 4 --val-every 4 --max-document 40), '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val.bin");
 my ($steps, $vocab, $d, $layers) = (8, 384, 48, 6);
 
 sub train { # the folder of the run
@@ -142,9 +142,9 @@ for my $ranks (2, 4) {
     }
 }
 # The network of August, whose attention is three rows.
-my ($alone, $shared) = map { losses(train($exact, "august$_", '--ranks', $_, qw(--preset tiny-2026-08))) } 1, 2;
+my ($alone, $shared) = map { losses(train($exact, "august$_", '--ranks', $_, qw(--preset toy-2026-08))) } 1, 2;
 my ($worst) = sort { $b <=> $a } map { abs($shared->{$_} / $alone->{$_} - 1) } 1 .. $steps;
-cmp_ok($worst, '<', 1e-6, "tiny-2026-08 on two ranks: losses within $worst");
+cmp_ok($worst, '<', 1e-6, "toy-2026-08 on two ranks: losses within $worst");
 # What one rank left goes on on four, and the other way.
 for ([1, 4], [4, 1]) {
     my ($first, $then) = @$_;

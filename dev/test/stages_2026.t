@@ -22,7 +22,7 @@ sub shard {
 }
 shard('train_1.bin', documents(9000, 5));
 shard('val.bin', documents(700, 2));
-my @run = (qw(--preset tiny-2026 --verbose --train-files), "$dir/train_*.bin", '--val-files', "$dir/val.bin", '--vocab', $vocabulary);
+my @run = (qw(--preset toy-2026 --verbose --train-files), "$dir/train_*.bin", '--val-files', "$dir/val.bin", '--vocab', $vocabulary);
 
 my ($status, $out, $err) = run($trainer, @run, '--out', "$dir/whole");
 plan skip_all => 'built without PCRE2' if $err =~ /without PCRE2/;

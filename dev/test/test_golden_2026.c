@@ -4,7 +4,7 @@
 int main(void)
 {
     comm_open(); // one rank
-    check_golden_2026("tiny-2026", "2026");
-    check_golden_2026("tiny-2026-08", "2026-08");
+    check_golden_2026("toy-2026", "2026");
+    check_golden_2026("toy-2026-08", "2026-08");
     return tap_done();
 }

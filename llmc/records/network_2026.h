@@ -2,6 +2,7 @@
 #pragma once
 #include "llmc/records/record.h"
 
+#define BIGRAM_ROWS {15, SIZE_HALF_VOCAB}
 enum {
     LAYERS = 11,
     ATTENTION_LAYERS = 10, // all but layer 6
@@ -9,7 +10,6 @@ enum {
     HIDDEN = 64,           // of a generator
     MIX_COLUMNS = 14,      // of generators mu and nu
     GATE_COLUMNS = 41,     // of a and b
-    BIGRAM_ROWS = 377280,
     SIGN_ROWS = 8192,
     KEY_QUARTERS = 4
 };

@@ -1,6 +1,7 @@
 // The tensors of the records of summer 2026: a record's file includes this behind its sizes
 //   LAYERS, ATTENTION_LAYERS, VALUE_TABLES, HIDDEN, MIX_COLUMNS (of generators mu and nu),
-//   GATE_COLUMNS (of a and b), BIGRAM_ROWS, SIGN_ROWS, KEY_QUARTERS (width of q and k, in quarters of v's)
+//   GATE_COLUMNS (of a and b), BIGRAM_ROWS (an Extent), SIGN_ROWS, KEY_QUARTERS (width of q and k,
+//   in quarters of v's)
 // and the initial values mix_biases (mu, then nu), gate_biases (a, then b).
 // Rows of one block and storage that follow each other take turns, from the last layer to the first; Wq, Wk
 // and Wv, Wo of a layer are one tensor for who reads it.
@@ -56,7 +57,7 @@ static const ParamSpec network_2026_params[] = {
      .update = {ADAM_DECAY, ADAM_OF(1, 150, 0.5, 0.95), .own_from = 2, .tied_to = ROLE_HEAD}},
     {ROLE_VALUE_EMBED, "value_embeds", VALUE_TABLES, VOCAB_BY_MODEL, .init = {INIT_NORMAL, 1, .times = 0.01},
      .update = ADAM_HALF(75, 5, 0.75, 0.95), .file = {2, {{VALUE_TABLES, SIZE_VOCAB}, MODEL}}},
-    {ROLE_BIGRAM, "bigram_embed.weight", .rows = ONE(BIGRAM_ROWS), .cols = MODEL, .storage = STORE_HALF,
+    {ROLE_BIGRAM, "bigram_embed.weight", .rows = BIGRAM_ROWS, .cols = MODEL, .storage = STORE_HALF,
      .sharding = SHARD_ROWS, .init = {INIT_ZERO}, .update = ADAM_HALF(75, 5, 0.75, 0.95)},
     {ROLE_HEAD, "lm_head.weight", VOCAB_BY_MODEL, .init = {INIT_NORMAL, 0.005},
      .update = ADAM_HALF(1, 150, 0.5, 0.95), .file = {2, {MODEL, {1, SIZE_VOCAB}}, .transposed = true}},

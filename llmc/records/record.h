@@ -279,4 +279,4 @@ bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
 extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_2026_07_17, record_tiny,
-    record_tiny_2026, record_tiny_2026_08, record_toy, record_toy_targets;
+    record_tiny_2026, record_toy, record_toy_targets, record_toy_2026, record_toy_2026_08;

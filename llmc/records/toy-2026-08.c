@@ -1,8 +1,9 @@
-// tiny-2026 as the records of August 2026 have it, the network of the golden files 2026-08-*: q and k are
+// toy-2026 as the records of August 2026 have it, the network of the golden files 2026-08-*: q and k are
 // narrower than v, rows of Wo are inputs in files.
 #include "llmc/records/record.h"
 
 #define WO_BY_INPUT
+#define BIGRAM_ROWS {97, SIZE_ONE}
 enum {
     LAYERS = 6,
     ATTENTION_LAYERS = 5, // all but layer 2
@@ -10,7 +11,6 @@ enum {
     HIDDEN = 8,
     MIX_COLUMNS = 14,
     GATE_COLUMNS = 13,
-    BIGRAM_ROWS = 97,
     SIGN_ROWS = 32,
     KEY_QUARTERS = 3
 };
@@ -46,8 +46,8 @@ static const GeneratorSpec generators[] = {GENERATORS_2026(8, 13, 1, 4, 5)};
 
 static const Field fields[] = {{"model-dim", "32"}, {"num-heads", "2"}, {"mlp-dim", "48"}, {NULL, NULL}};
 
-const Record record_tiny_2026_08 = {
-    .name = "tiny-2026-08", .based_on = &record_tiny_2026, .fields = fields,
+const Record record_toy_2026_08 = {
+    .name = "toy-2026-08", .based_on = &record_toy_2026, .fields = fields,
     .layers = layers, .num_layers = LAYERS, .params = network_2026_params, .num_params = NETWORK_2026_PARAMS,
     .generators = generators, .num_generators = 4, .dc_keys = 7, NETWORK_2026_OF(2), OUTPUT_2026(1, 3, 4),
 };
