@@ -66,5 +66,14 @@ SKIP: {
     is((tensors(checkpoint("$dir/two", 8)))[1]{'data.position'}, (tensors($whole))[1]{'data.position'}, 'and take the same data');
 }
 
+# The preset for a CPU, on bytes. Eight of them are equally frequent: ln 8 = 2.08 is the loss of who knows no more than that.
+write_shard('byte_1.bin', documents(40000, 1));
+write_shard('byteval.bin', documents(1400, 2));
+($out) = run_ok('tiny-2026', $trainer, qw(--preset tiny-2026 --num-scheduled 28 --num-extension 2 --stage-tokens), '64,96,128,128', qw(--val-tokens 1024 --val-every 15 --train-files), "$dir/byte_1.bin",
+    '--val-files', "$dir/byteval.bin", '--out', "$dir/tiny");
+like($out, qr/^data: the tokens are single bytes: the loss has no prefix term$/m, 'bytes have no prefix');
+my $loss = val_losses("$dir/tiny");
+ok($loss->{0} > 5.9 && $loss->{15} < 3 && ($loss->{30} // 9) < 1.8, "its loss falls from $loss->{0} over $loss->{15} to $loss->{30}");
+
 refuses('no vocabulary', 1, qr{prefix term of the loss \(--stage-prefix\) needs --vocab, a folder|--vocab data/vocab: has \d+ tokens}, $trainer, @run[0 .. 6], '--out', "$dir/bad");
 done_testing;
