@@ -67,6 +67,7 @@ typedef struct {
     int unproved;         // step of the last checkpoint, when no loss has been computed from it yet; -1: none
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
     double timed_ms;            // train_ms at timed_from
+    double tokens_left;         // of all steps that are not reported yet
 } Run;
 
 static void start_clock(Run *r) { r->clock = seconds_now(); }
@@ -145,7 +146,8 @@ static void finish_step(Run *r)
     const Config *c = &r->config;
     double tokens = trainer_step_tokens(&r->trainer, step);
     double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, step);
-    logger_speed(r->logger, tokens, comm_size() * mfu_peak_flops(backend_device_name()));
+    r->tokens_left -= tokens;
+    logger_speed(r->logger, tokens, r->tokens_left, comm_size() * mfu_peak_flops(backend_device_name()));
     logger_step(r->logger, step + 1, config_total_steps(c), r->trainer.train_ms, loss,
                 c->muon_rate * schedule_lr_factor(c, step), flops);
     snprintf(what, sizeof what, "training step %d", step + 1);
@@ -172,18 +174,37 @@ static void queue_step(Run *r)
     exit(EXIT_BAD_INPUT);
 }
 
-enum { TRACED = 2, PROFILE_STEPS = 2 * TRACED }; // an even number: every other step has Adam's update
+enum {
+    TRACED = 2,                 // an even number: every other step has Adam's update
+    PROFILE_STEPS = 2 * TRACED, // op by op, then as they run otherwise
+    CAPTURING = 4               // steps in which graphs are captured
+};
 
 static bool due(int step, int every) { return every > 0 && step % every == 0; }
 
-// Whether all of the profiled steps from `at` on follow each other, without a validation or a checkpoint in
-// between.
+static bool same_size(const Config *c, int a, int b)
+{
+    return schedule_stage(c, a).micro_batch_tokens == schedule_stage(c, b).micro_batch_tokens;
+}
+
+// Whether all of the profiled steps from `at` on follow each other, of one size, without a validation or a
+// checkpoint in between.
 static bool in_a_row(const Config *c, int at)
 {
     for (int step = at + 1; step < at + PROFILE_STEPS; step++)
-        if (due(step, c->val_every) || due(step, c->checkpoint_every))
+        if (due(step, c->val_every) || due(step, c->checkpoint_every) || !same_size(c, at, step))
             return false;
     return true;
+}
+
+// Steps before `at` that have its size and can be timed: the first ones of a size capture graphs.
+static int timed_steps(const Config *c, int first, int at)
+{
+    int begin = at;
+    while (begin > first && same_size(c, at, begin - 1))
+        begin--;
+    int steps = at - begin < c->profile ? at - begin : c->profile;
+    return (steps - CAPTURING) / 2 * 2;
 }
 
 // After so many steps as --profile says, or the first place after them where nothing falls in between.
@@ -197,13 +218,13 @@ static void plan_profile(Run *r, int end)
         fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile,
               c->profile + PROFILE_STEPS, end - first);
     r->profile_at = first + c->profile;
-    while (!in_a_row(c, r->profile_at))
+    while (!in_a_row(c, r->profile_at) || timed_steps(c, first, r->profile_at) < 2)
         if (++r->profile_at + PROFILE_STEPS > end)
             fatal(EXIT_USAGE,
-                  "--profile %d: no %d steps follow each other from there on; raise --val-every %d, "
-                  "--checkpoint-every %d",
+                  "--profile %d: no %d steps of one size follow each other from there on; raise "
+                  "--val-every %d, --checkpoint-every %d",
                   c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every);
-    r->timed_from = r->profile_at - (c->profile - 4) / 2 * 2; // the first steps capture graphs
+    r->timed_from = r->profile_at - timed_steps(c, first, r->profile_at);
 }
 
 // Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device
@@ -253,6 +274,8 @@ static bool train(Run *r)
     bool stop = false;
     r->first_step = t->step;
     r->queued = r->unproved = -1;
+    for (int step = t->step; step < total; step++)
+        r->tokens_left += trainer_step_tokens(t, step);
     plan_profile(r, end);
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),

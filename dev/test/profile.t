@@ -54,8 +54,12 @@ SKIP: {
 
     run_ok('checkpoints all along', $trainer, @tiny, '--out', "$dir/saved", qw(--profile 6 --checkpoint-every 4 --val-every 0));
     is_deeply([map { /(\d+)\.safe/ } checkpoints("$dir/saved")], [qw(000004 000008 000012 000016 000020)], 'none is left out');
-    refuses('a validation before every third step', 2, qr/--profile 6: no 4 steps follow each other.*--val-every 3/, $trainer, @tiny,
+    refuses('a validation before every third step', 2, qr/--profile 6: no 4 steps of one size follow each other.*--val-every 3/, $trainer, @tiny,
         '--profile', 6, '--val-every', 3, '--out', "$dir/every");
+    ($out) = run_ok('over a change of size', $trainer, qw(--preset toy --num-scheduled 40 --repeat --val-every 0 --profile 18 --train-files), "$dir/train_1.bin",
+        '--val-files', "$dir/val.bin", '--out', "$dir/sizes");
+    like($out, qr/^profile: steps 27 to 30\n(?:.*\n)*profile: sum of kernel times .* mean of 2 steps\)$/m,
+        'all steps, timed and traced, are of the size that step 20 begins');
     refuses('too few steps before it', 2, qr/--profile 5: needs at least 6 steps/, $trainer, @tiny, '--profile', 5);
     refuses('more steps than the run has', 2, qr/--profile 17: needs 21 steps, and the run has 20/, $trainer, @tiny, '--profile', 17,
         '--out', "$dir/long");

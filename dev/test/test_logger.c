@@ -150,7 +150,7 @@ static void short_run(const char *run)
     logger_option(l, "repeat", "1", KIND_FLAG);
     logger_message(l, "model: %d parameters", 42);
     logger_detail(l, "memory: %d", 7);
-    logger_speed(l, 262144, 1e12);
+    logger_speed(l, 262144, 2 * 262144, 1e12);
     logger_validation(l, 0, 3, 10.82584, 0.4);
     logger_step(l, 1, 3, 1234.5678, 10.5, 0.01234, 0.4e9 * 1234.1678);
     logger_step(l, 2, 3, 2000.006, NAN, 0.5, 0);
@@ -360,7 +360,7 @@ static void test_other_ranks(void)
     ok(l == NULL && stat(log, &info) != 0, "rank 1 has no logger and makes no file");
     free(log);
     logger_option(l, "a", "b", KIND_TEXT);
-    logger_speed(l, 1, 1);
+    logger_speed(l, 1, 0, 1);
     logger_message(l, "x");
     logger_validation(l, 0, 1, 1, 1);
     logger_step(l, 1, 1, 1, 1, 1, 0);
@@ -375,7 +375,7 @@ static void test_other_ranks(void)
 static void limited_run(const char *run)
 {
     Logger *l = open_run(run);
-    logger_speed(l, 262144, 0);
+    logger_speed(l, 262144, 999 * 262144, 0);
     logger_validation(l, 0, 1000, 10, 0);
     struct stat info;
     if (stat(logger_path(l), &info) != 0)
@@ -488,7 +488,9 @@ static void test_terminal(void)
         Logger *l = open_run("terminal");
         logger_validation(l, 0, 400, 10, 0);
         for (int i = 1; i <= 400; i++) {
-            logger_step(l, i, 400, 10 * i, 5, 1, 0);
+            // The last steps take twice the tokens in twice the time.
+            logger_speed(l, i < 399 ? 1000 : 2000, 2000 * (400 - i), 0);
+            logger_step(l, i, 400, i < 399 ? 10 * i : 20 * i - 3980, 5, 1, 0);
             usleep(1000);
         }
         logger_message(l, "done");
@@ -507,8 +509,8 @@ static void test_terminal(void)
     int rewritten = count_of(text, "\r\033[Kstep ");
     ok(rewritten >= 3 && rewritten < 200, "on a terminal one line is rewritten, %d times in 400 steps",
        rewritten);
-    ok(strstr(text, "step 400/400  loss 5.0000  lr 1  10.0 ms  eta 0:00\r\ndone\r\n") != NULL,
-       "up to the last step, and what follows begins a new line");
+    ok(strstr(text, "step 400/400  loss 5.0000  lr 1  20.0 ms  100k tokens/s  eta 0:00\r\ndone\r\n") != NULL,
+       "up to the last step, whose speed is that of steps of its size; what follows begins a new line");
 }
 
 int main(void)

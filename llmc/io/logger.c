@@ -19,8 +19,9 @@ typedef struct {
 
 struct Logger {
     LogFile log, json;
-    JsonRecord *options;                // the first event, open; NULL once written
-    double tokens_per_step, peak_flops; // 0: not known
+    JsonRecord *options; // the first event, open; NULL once written
+    double tokens_per_step, tokens_left;
+    double peak_flops; // 0: not known
 
     // console
     bool verbose, terminal, line_open; // line_open: the cursor stands behind a line that may be rewritten
@@ -220,13 +221,12 @@ static void show_progress(Logger *l, int step, int total, double loss, double lr
         return;
     char rate[48] = "", used[32] = "", eta[32] = "", timing[160] = "";
     if (l->mean_ms > 0) { // false for NAN: the first step after a resume has no start
-        if (l->tokens_per_step)
-            format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
+        format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
         if (share)
             snprintf(used, sizeof used, "  MFU %.1f%%", 100 * share);
-        format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * (total - step));
-        snprintf(timing, sizeof timing, "  %.*f ms%s%s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms,
-                 *rate ? "  " : "", rate, used, eta);
+        format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * l->tokens_left / l->tokens_per_step);
+        snprintf(timing, sizeof timing, "  %.*f ms  %s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms,
+                 rate, used, eta);
     }
     printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, lr,
            timing, l->terminal ? "" : "\n");
@@ -292,11 +292,14 @@ void logger_option(Logger *l, const char *name, const char *value, OptionKind ki
         json_text(l->options, name, value);
 }
 
-void logger_speed(Logger *l, double tokens_per_step, double peak_flops)
+void logger_speed(Logger *l, double tokens_per_step, double tokens_left, double peak_flops)
 {
     if (!l)
         return;
+    if (tokens_per_step != l->tokens_per_step)
+        l->mean_ms = NAN; // the mean is of steps of one size
     l->tokens_per_step = tokens_per_step;
+    l->tokens_left = tokens_left;
     l->peak_flops = peak_flops;
 }
 

@@ -53,9 +53,10 @@ void logger_close(Logger *l);
 // For the first JSON record: call for every option, before anything below.
 void logger_option(Logger *l, const char *name, const char *value, OptionKind kind);
 
-// Tokens of one step and FLOP/s that the GPUs could compute, both over all ranks; 0: not known. The console
-// then shows tokens per second, and model FLOPs utilisation (llmc/run/mfu.h).
-void logger_speed(Logger *l, double tokens_per_step, double peak_flops);
+// Before logger_step: tokens of that step, tokens of all steps after it, and FLOP/s that the GPUs could
+// compute (0: not known), all of them over all ranks. The console shows tokens per second, the time that is
+// left, and model FLOPs utilisation (llmc/run/mfu.h).
+void logger_speed(Logger *l, double tokens_per_step, double tokens_left, double peak_flops);
 
 // A remark for console and JSON lines; the log itself has no place for it.
 void logger_message(Logger *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
