@@ -393,9 +393,11 @@ static void prepare_own(void)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
-static void plan_counters(void)
+// Beside the scratch that callers give.
+static void plan_scratch(void)
 {
     const OpSizes *z = &at.sizes;
+    scratch_plan(SCRATCH_GATES, attention_gate_sums(z->heads) * sizeof(float));
     if (at.forward == BY_SM90)
         scratch_plan(SCRATCH_ATTENTION, 2 * attention_sm90_counters() * sizeof(unsigned));
     if (at.backward == BY_SM90 && z->tokens)
@@ -442,7 +444,7 @@ static void choose_kernels(void)
     bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_sm90_prepare(at.head_dim, &not_tensor);
     at.forward = tensor ? BY_SM90 : BY_CUDNN;
     at.backward = at.sizes.deterministic ? BY_SM80 : at.forward;
-    plan_counters();
+    plan_scratch();
     if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
         if (at.sizes.attention == ATTENTION_CUDNN)
             fatal(EXIT_BAD_INPUT, "%s", not_cudnn.text);

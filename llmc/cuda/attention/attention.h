@@ -114,6 +114,7 @@ typedef struct {
     int gate_inputs;
 } GateBackward;
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e);
+size_t attention_gate_sums(int H); // floats of its scratch, at most
 // sums[i] = sum of row i of dy * y, rows of a head's width e.
 void attention_row_sums(Stream s, float *sums, const floatX *dy, const floatX *y, int64_t rows, int e);
 

@@ -12,6 +12,7 @@ namespace
 {
 
 enum { THREADS = 1024, WARPS = THREADS / WARP }; // of a block of the backward pass for heads of width 128
+enum { BACKWARD_CTAS = 4 };                      // a multiprocessor, at most, for other widths
 
 // ---- forward, for attention kernels that do not apply the gate --------------------------------------------
 
@@ -205,6 +206,11 @@ void attention_gate_forward(Stream s, const AttentionCall *c)
                                                                     c->N, c->H, c->e)));
 }
 
+size_t attention_gate_sums(int H)
+{
+    return (size_t)BACKWARD_CTAS * (size_t)device_state.sms * (size_t)H * MAX_GATE_INPUTS;
+}
+
 void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int e)
 {
     if (N <= 0)
@@ -218,7 +224,7 @@ void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int 
         DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL>
                                <<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
     } else {
-        unsigned blocks = (unsigned)row_blocks(N, 4);
+        unsigned blocks = (unsigned)row_blocks(N, BACKWARD_CTAS);
         size_t bytes = ROW_WARPS * pairs * sizeof(float);
         float *partials = scratch_floats(s, SCRATCH_GATES, blocks * pairs);
         if (bytes > 48 * 1024)

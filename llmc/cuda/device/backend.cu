@@ -37,9 +37,7 @@ static void plan_scratch(const OpSizes *z)
                 (size_t)(2 * device_state.sms + 1) * GENERATOR_MOST * (GENERATOR_MOST + 1));
     plan_floats(SCRATCH_WEIGHT_SCALE, ctas);
     plan_floats(SCRATCH_QKV, 2 * ctas);
-    size_t gates = (size_t)device_state.sms * (size_t)z->heads * MAX_GATE_INPUTS;
-    plan_floats(SCRATCH_GATES, 4 * gates); // CTAs a multiprocessor
-    plan_floats(SCRATCH_HEADS, 8 * gates);
+    plan_floats(SCRATCH_HEADS, 8 * (size_t)device_state.sms * (size_t)z->heads * MAX_GATE_INPUTS);
     plan_floats(SCRATCH_NORMUON,
                 (size_t)max_i64(2 << 20, (int64_t)((d > F ? d : F) * ((d > F ? d : F) / 32 + 2))));
 }

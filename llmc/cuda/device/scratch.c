@@ -30,10 +30,16 @@ static const char *const names[SCRATCHES] = {
     [SCRATCH_COUNTERS] = "scratch: reductions",
 };
 
+typedef struct Block {
+    void *memory;
+    size_t bytes;
+    struct Block *smaller; // what it took the place of: a captured graph may use that
+} Block;
+
 typedef struct Owner {
     Stream stream;
     bool taken; // else it waits for a stream
-    void *memory[SCRATCHES];
+    Block *block[SCRATCHES];
     struct Owner *next;
 } Owner;
 static struct {
@@ -74,21 +80,34 @@ static Owner *owner_of(Stream s)
     return waiting;
 }
 
+static bool is_short(const Owner *o, int op, size_t bytes)
+{
+    return !o->block[op] || o->block[op]->bytes < bytes;
+}
+
+static void add_block(Owner *o, int op)
+{
+    Block *b = xcalloc(1, sizeof *b);
+    b->memory = device_alloc(scratch.planned[op], names[op]);
+    b->bytes = scratch.planned[op];
+    b->smaller = o->block[op];
+    o->block[op] = b;
+}
+
 void *scratch_of(Stream s, ScratchOp op, size_t bytes)
 {
     if (bytes > scratch.planned[op])
         fatal(EXIT_BAD_INPUT, "%s: an op needs %zu bytes and %zu are planned: sizes beyond backend_reserve's",
               names[op], bytes, scratch.planned[op]);
     Owner *o = owner_of(s);
-    if (!o->memory[op] && stream_is_capturing(s))
-        fatal(
-            EXIT_BAD_INPUT,
-            "%s: a graph is being captured on a stream without memory for its ops: call graph_begin on this "
-            "stream, or run one op on it before",
-            names[op]);
-    if (!o->memory[op])
-        o->memory[op] = device_alloc(scratch.planned[op], names[op]);
-    return o->memory[op];
+    if (is_short(o, op, bytes) && stream_is_capturing(s))
+        fatal(EXIT_BAD_INPUT,
+              "%s: a graph is being captured on a stream without enough memory for its ops: plan, then call "
+              "graph_begin on this stream, or run one op on it, before",
+              names[op]);
+    if (is_short(o, op, bytes))
+        add_block(o, op);
+    return o->block[op]->memory;
 }
 
 float *scratch_floats(Stream s, ScratchOp op, size_t floats)
@@ -104,8 +123,8 @@ unsigned *scratch_counter(Stream s, ScratchOp op)
 static void fill(Owner *o)
 {
     for (int i = 0; i < SCRATCHES; i++) {
-        if (scratch.planned[i] && !o->memory[i])
-            o->memory[i] = device_alloc(scratch.planned[i], names[i]);
+        if (scratch.planned[i] && is_short(o, i, scratch.planned[i]))
+            add_block(o, i);
     }
 }
 
@@ -126,8 +145,14 @@ void scratch_close(void)
 {
     while (scratch.owners) {
         Owner *o = scratch.owners;
-        for (int i = 0; i < SCRATCHES; i++)
-            device_free(o->memory[i]);
+        for (int i = 0; i < SCRATCHES; i++) {
+            while (o->block[i]) {
+                Block *b = o->block[i];
+                o->block[i] = b->smaller;
+                device_free(b->memory);
+                free(b);
+            }
+        }
         scratch.owners = o->next;
         free(o);
     }

@@ -30,7 +30,8 @@ typedef enum {
     SCRATCHES
 } ScratchOp;
 
-// What a stream's memory for `op` holds; the largest call counts. Before the op's first use.
+// What a stream's memory for `op` holds; the largest call counts. A plan may grow later: ops take larger
+// memory then, and graphs captured before keep theirs.
 void scratch_plan(ScratchOp op, size_t bytes);
 size_t scratch_planned(ScratchOp op);
 
