@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # From nothing to a sample: real text, byte shards, a short training run of the tiny preset, its loss beside that of an order-2 byte
 # model on the same text, and a continuation written by the model. `make quickstart` builds the programs first.
-#   TEXT=path  own text in place of the six novels          STEPS=300  scheduled steps
+#   TEXT=path         own text in place of the six novels
+#   PRESET=tiny-2026  the network of record 89 in place of record 45's
+#   STEPS=300         scheduled steps, in place of the preset's
 set -eu -o pipefail
 [[ ${1-} != --help ]] || { sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0; }
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-data=data/quickstart out=runs/quickstart steps=${STEPS:-300}
+data=data/quickstart out=runs/quickstart
+network=(--preset "${PRESET:-tiny}" ${STEPS:+--num-scheduled "$STEPS"})
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -25,7 +28,7 @@ say "the model to beat: order-2 byte statistics of the same text"
 
 say "training with $trainer"
 rm -rf $out
-$trainer --preset tiny --num-scheduled "$steps" --repeat --out $out \
+$trainer "${network[@]}" --repeat --out $out \
     --train-files "$data/bytes_train_*.bin" --val-files "$data/heldout_val_*.bin"
 
 say "validation on all of the held-out text, and a sample"
@@ -33,7 +36,7 @@ tokens=$(od -An -td4 -j8 -N4 $data/heldout_val_000000.bin)
 sequence=4096 prompt="It was"
 ((tokens > sequence)) || sequence=16
 [[ -z ${TEXT-} ]] || prompt=$(perl -CO -MJSON::PP -ne 'print decode_json($_)->{text} =~ /\A(\S+)/; exit' $data/val.jsonl)
-$trainer --preset tiny --num-scheduled "$steps" --resume $out --eval-only --val-files "$data/heldout_val_*.bin" \
+$trainer "${network[@]}" --resume $out --eval-only --val-files "$data/heldout_val_*.bin" \
     --val-tokens $(((tokens - 1) / sequence * sequence)) --sample "$prompt" --num-tokens 400 | tee $data/eval.txt
 
 loss=$(sed -n 's/^val_loss:\([0-9.]*\)$/\1/p' $data/eval.txt)
