@@ -147,9 +147,17 @@ static void finish_step(Run *r)
     double tokens = trainer_step_tokens(&r->trainer, step);
     double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, step);
     r->tokens_left -= tokens;
-    logger_speed(r->logger, tokens, r->tokens_left, comm_size() * mfu_peak_flops(backend_device_name()));
-    logger_step(r->logger, step + 1, config_total_steps(c), r->trainer.train_ms, loss,
-                c->muon_rate * schedule_lr_factor(c, step), flops);
+    StepReport report = {.step = step + 1,
+                         .total = config_total_steps(c),
+                         .train_ms = r->trainer.train_ms,
+                         .loss = loss,
+                         .rate = c->muon_rate * schedule_lr_factor(c, step),
+                         .momentum = schedule_momentum(c, step),
+                         .tokens = tokens,
+                         .tokens_left = r->tokens_left,
+                         .flops = flops,
+                         .peak_flops = comm_size() * mfu_peak_flops(backend_device_name())};
+    logger_step(r->logger, &report);
     snprintf(what, sizeof what, "training step %d", step + 1);
     judge_loss(r, step, loss, what);
 }
@@ -372,6 +380,8 @@ static void open_logger(Run *r, int argc, char **argv)
         .argv = argv,
         .version_line = version_line,
         .resumed = resumed,
+        .steps_done = t->step,
+        .tensorboard = c->tensorboard,
         .verbose = c->verbose,
         .patience = fmin(30, 0.5 * c->timeout), // other ranks wait meanwhile
     };

@@ -139,6 +139,24 @@ static int count_of(const char *text, const char *part)
     return n;
 }
 
+static double tokens = 262144, tokens_left = 2 * 262144, peak_flops; // of the reports that follow
+
+static void report_step(Logger *l, int step, int total, double train_ms, double loss, double rate,
+                        double flops)
+{
+    StepReport r = {.step = step,
+                    .total = total,
+                    .train_ms = train_ms,
+                    .loss = loss,
+                    .rate = rate,
+                    .momentum = 0.875,
+                    .tokens = tokens,
+                    .tokens_left = tokens_left,
+                    .flops = flops,
+                    .peak_flops = peak_flops};
+    logger_step(l, &r);
+}
+
 // ---- a whole run ------------------------------------------------------------------------------------------
 
 static void short_run(const char *run)
@@ -150,12 +168,12 @@ static void short_run(const char *run)
     logger_option(l, "repeat", "1", KIND_FLAG);
     logger_message(l, "model: %d parameters", 42);
     logger_detail(l, "memory: %d", 7);
-    logger_speed(l, 262144, 2 * 262144, 1e12);
+    peak_flops = 1e12;
     logger_validation(l, 0, 3, 10.82584, 0.4);
-    logger_step(l, 1, 3, 1234.5678, 10.5, 0.01234, 0.4e9 * 1234.1678);
-    logger_step(l, 2, 3, 2000.006, NAN, 0.5, 0);
+    report_step(l, 1, 3, 1234.5678, 10.5, 0.01234, 0.4e9 * 1234.1678);
+    report_step(l, 2, 3, 2000.006, NAN, 0.5, 0);
     logger_profile(l, "%-10s %d", "op", 7);
-    logger_step(l, 3, 3, 3333.6, INFINITY, 0.25, 0);
+    report_step(l, 3, 3, 3333.6, INFINITY, 0.25, 0);
     logger_validation(l, 3, 3, 3.27996, 3333.6);
     logger_memory(l, 39999.7, 51000.2);
     logger_close(l);
@@ -200,12 +218,13 @@ static void check_json(const char *path)
         "{\"event\":\"message\",\"text\":\"model: 42 parameters\"}",
         "{\"event\":\"message\",\"text\":\"memory: 7\"}",
         "{\"event\":\"validation\",\"step\":0,\"val_loss\":10.82584,\"train_ms\":0.4}",
-        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":0.01234,\"ms\":1234.1678,\"mfu\":0.4,\"train_"
-        "ms\":1234.5678}",
-        "{\"event\":\"step\",\"step\":2,\"loss\":null,\"lr\":0.5,\"ms\":765.4382,\"train_ms\":2000.006}",
+        "{\"event\":\"step\",\"step\":1,\"loss\":10.5,\"lr\":0.01234,\"momentum\":0.875,\"ms\":1234.1678,"
+        "\"mfu\":0.4,\"tokens\":262144,\"tokens_left\":524288,\"train_ms\":1234.5678}",
+        "{\"event\":\"step\",\"step\":2,\"loss\":null,\"lr\":0.5,\"momentum\":0.875,\"ms\":765.4382,"
+        "\"tokens\":262144,\"tokens_left\":524288,\"train_ms\":2000.006}",
         "{\"event\":\"message\",\"text\":\"profile: op         7\"}",
-        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"ms\":1333.5939999999998,\"train_ms\":"
-        "3333.6}",
+        "{\"event\":\"step\",\"step\":3,\"loss\":null,\"lr\":0.25,\"momentum\":0.875,\"ms\":1333."
+        "5939999999998,\"tokens\":262144,\"tokens_left\":524288,\"train_ms\":3333.6}",
         "{\"event\":\"validation\",\"step\":3,\"val_loss\":3.27996,\"train_ms\":3333.6}",
         "{\"event\":\"memory\",\"allocated_mib\":39999.7,\"reserved_mib\":51000.2}",
         "{\"event\":\"end\"}",
@@ -360,10 +379,9 @@ static void test_other_ranks(void)
     ok(l == NULL && stat(log, &info) != 0, "rank 1 has no logger and makes no file");
     free(log);
     logger_option(l, "a", "b", KIND_TEXT);
-    logger_speed(l, 1, 0, 1);
     logger_message(l, "x");
     logger_validation(l, 0, 1, 1, 1);
-    logger_step(l, 1, 1, 1, 1, 1, 0);
+    report_step(l, 1, 1, 1, 1, 1, 0);
     logger_memory(l, 1, 1);
     ok(logger_path(l) == NULL, "and may call everything");
     logger_close(l);
@@ -375,7 +393,6 @@ static void test_other_ranks(void)
 static void limited_run(const char *run)
 {
     Logger *l = open_run(run);
-    logger_speed(l, 262144, 999 * 262144, 0);
     logger_validation(l, 0, 1000, 10, 0);
     struct stat info;
     if (stat(logger_path(l), &info) != 0)
@@ -384,7 +401,7 @@ static void limited_run(const char *run)
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &limit);
     for (int i = 1; i <= 1000; i++)
-        logger_step(l, i, 1000, 10 * i, 5, 1, 0);
+        report_step(l, i, 1000, 10 * i, 5, 1, 0);
     logger_validation(l, 1000, 1000, 4, 10000);
     logger_close(l);
     printf("went on to the end\n");
@@ -442,7 +459,7 @@ static void test_kill(void)
         dup2(quiet, 1);
         Logger *l = open_run("killed");
         for (int i = 1;; i++) {
-            logger_step(l, i, 100000000, i, 5, 1, 0);
+            report_step(l, i, 100000000, i, 5, 1, 0);
             if (write(channel[1], &i, sizeof i) != sizeof i)
                 _exit(1);
         }
@@ -489,8 +506,9 @@ static void test_terminal(void)
         logger_validation(l, 0, 400, 10, 0);
         for (int i = 1; i <= 400; i++) {
             // The last steps take twice the tokens in twice the time.
-            logger_speed(l, i < 399 ? 1000 : 2000, 2000 * (400 - i), 0);
-            logger_step(l, i, 400, i < 399 ? 10 * i : 20 * i - 3980, 5, 1, 0);
+            tokens = i < 399 ? 1000 : 2000;
+            tokens_left = 2000 * (400 - i);
+            report_step(l, i, 400, i < 399 ? 10 * i : 20 * i - 3980, 5, 1, 0);
             usleep(1000);
         }
         logger_message(l, "done");

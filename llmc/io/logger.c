@@ -1,27 +1,20 @@
 #include "llmc/io/logger.h"
 #include "llmc/base/command.h"
+#include "llmc/io/append_file.h"
+#include "llmc/io/event_file.h"
 #include "llmc/io/json_record.h"
 #include <ctype.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-typedef struct {
-    char *path; // owned
-    int fd;     // -1: given up
-    off_t good; // end of the last complete record
-} LogFile;
-
 struct Logger {
-    LogFile log, json;
-    JsonRecord *options; // the first event, open; NULL once written
-    double tokens_per_step, tokens_left;
-    double peak_flops; // 0: not known
+    AppendFile log, json;
+    EventFile *events;      // NULL without --tensorboard
+    JsonRecord *options;    // the first event, open; NULL once written
+    double tokens_per_step; // of the last step
 
     // console
     bool verbose, terminal, line_open; // line_open: the cursor stands behind a line that may be rewritten
@@ -32,34 +25,8 @@ struct Logger {
 
 // ---- files ------------------------------------------------------------------------------------------------
 
-static void give_up(LogFile *f)
-{
-    note("cannot write %s: %s; the run goes on without it", f->path, strerror(errno));
-    if (f->fd < 0)
-        return;
-    if (ftruncate(f->fd, f->good) != 0)
-        note("%s ends in the middle of a line", f->path);
-    close(f->fd);
-    f->fd = -1;
-}
-
-// Straight to the kernel, one record at a time: what was written stays when the process is killed.
-static void append(LogFile *f, const char *text, size_t bytes)
-{
-    for (size_t done = 0; f->fd >= 0 && done < bytes;) {
-        ssize_t n = write(f->fd, text + done, bytes - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            give_up(f);
-        else
-            done += (size_t)n;
-    }
-    f->good += (off_t)bytes;
-}
-
-static void append_line(LogFile *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void append_line(LogFile *f, const char *format, ...)
+static void append_line(AppendFile *f, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void append_line(AppendFile *f, const char *format, ...)
 {
     char line[4096];
     va_list args;
@@ -70,33 +37,25 @@ static void append_line(LogFile *f, const char *format, ...)
         return;
     size_t length = strlen(line);
     line[length] = '\n';
-    append(f, line, length + 1);
-}
-
-static void create_file(LogFile *f, const char *folder, const char *uuid, const char *ending)
-{
-    f->path = format_string("%s/%s.%s", folder, uuid, ending);
-    f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-    if (f->fd < 0)
-        give_up(f);
+    append_file_write(f, line, length + 1);
 }
 
 // ---- head of the log --------------------------------------------------------------------------------------
 
-static void append_separator(LogFile *f)
+static void append_separator(AppendFile *f)
 {
     char line[101];
     memset(line, '=', 100);
     line[100] = '\n';
-    append(f, line, sizeof line);
+    append_file_write(f, line, sizeof line);
 }
 
 static const char shell_plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./=:,+@%-";
 
 // As a shell would need it typed; control characters become "?", so that it stays one line.
-static void append_command(LogFile *f, int argc, char **argv)
+static void append_command(AppendFile *f, int argc, char **argv)
 {
-    append(f, "command line:", 13);
+    append_file_write(f, "command line:", 13);
     for (int i = 0; i < argc; i++) {
         bool plain = argv[i][0] && argv[i][strspn(argv[i], shell_plain)] == 0;
         size_t n = 0;
@@ -112,21 +71,21 @@ static void append_command(LogFile *f, int argc, char **argv)
         }
         if (!plain)
             text[n++] = '\'';
-        append(f, text, n);
+        append_file_write(f, text, n);
         free(text);
     }
-    append(f, "\n", 1);
+    append_file_write(f, "\n", 1);
 }
 
 // A driver in trouble can keep nvidia-smi waiting for ever, and the other ranks with it.
-static void append_nvidia_smi(LogFile *f, double seconds)
+static void append_nvidia_smi(AppendFile *f, double seconds)
 {
     bool late;
     char *const argv[] = {"nvidia-smi", NULL}, *text = command_output(argv, seconds, &late);
     if (text) {
-        append(f, text, strlen(text));
+        append_file_write(f, text, strlen(text));
         if (text[strlen(text) - 1] != '\n')
-            append(f, "\n", 1);
+            append_file_write(f, "\n", 1);
     } else if (late) {
         append_line(f, "nvidia-smi: no answer within %.3g s", seconds);
     } else {
@@ -135,9 +94,9 @@ static void append_nvidia_smi(LogFile *f, double seconds)
     free(text);
 }
 
-static void append_head(LogFile *f, const LogHead *head)
+static void append_head(AppendFile *f, const LogHead *head)
 {
-    append(f, head->source, head->source_size);
+    append_file_write(f, head->source, head->source_size);
     append_separator(f);
     const char *line;
     for (int i = 0; (line = head->version_line(i)); i++)
@@ -152,11 +111,11 @@ static void append_head(LogFile *f, const LogHead *head)
 
 // ---- JSON lines -------------------------------------------------------------------------------------------
 
-static void append_json(LogFile *f, JsonRecord *record)
+static void append_json(AppendFile *f, JsonRecord *record)
 {
     size_t bytes;
     char *line = json_line(record, &bytes); // with its end in one write
-    append(f, line, bytes);
+    append_file_write(f, line, bytes);
     free(line);
 }
 
@@ -208,28 +167,28 @@ static bool time_to_show(const Logger *l, bool last, double now)
     return last || !l->shown_at || now - l->shown_at >= (l->terminal ? 0.1 : 5);
 }
 
-// Share of what the GPUs could compute; 0 when that is not known.
-static double mfu(const Logger *l, double flops, double ms)
+// Share of what the GPUs could compute in `ms`; 0 when that is not known.
+static double mfu(const StepReport *r, double ms)
 {
-    return l->peak_flops && ms > 0 ? 1e3 * flops / ms / l->peak_flops : 0;
+    return r->peak_flops && ms > 0 ? 1e3 * r->flops / ms / r->peak_flops : 0;
 }
 
-static void show_progress(Logger *l, int step, int total, double loss, double lr, double flops)
+static void show_progress(Logger *l, const StepReport *r)
 {
-    double now = seconds_now(), share = mfu(l, flops, l->mean_ms);
-    if (!time_to_show(l, step == total, now))
+    double now = seconds_now(), share = mfu(r, l->mean_ms);
+    if (!time_to_show(l, r->step == r->total, now))
         return;
     char rate[48] = "", used[32] = "", eta[32] = "", timing[160] = "";
     if (l->mean_ms > 0) { // false for NAN: the first step after a resume has no start
-        format_rate(rate, sizeof rate, 1e3 * l->tokens_per_step / l->mean_ms);
+        format_rate(rate, sizeof rate, 1e3 * r->tokens / l->mean_ms);
         if (share)
             snprintf(used, sizeof used, "  MFU %.1f%%", 100 * share);
-        format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * l->tokens_left / l->tokens_per_step);
+        format_eta(eta, sizeof eta, 1e-3 * l->mean_ms * r->tokens_left / r->tokens);
         snprintf(timing, sizeof timing, "  %.*f ms  %s%s  eta %s", l->mean_ms < 1000 ? 1 : 0, l->mean_ms,
                  rate, used, eta);
     }
-    printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", step, total, loss, lr,
-           timing, l->terminal ? "" : "\n");
+    printf("%sstep %d/%d  loss %.4f  lr %.3g%s%s", l->terminal ? "\r\033[K" : "", r->step, r->total, r->loss,
+           r->rate, timing, l->terminal ? "" : "\n");
     fflush(stdout);
     l->line_open = l->terminal;
     l->shown_at = now;
@@ -250,10 +209,12 @@ Logger *logger_open(const char *folder, const char *uuid, int rank, const LogHea
     l->terminal = isatty(STDOUT_FILENO);
     l->verbose = head->verbose;
     l->last_ms = l->mean_ms = NAN;
-    create_file(&l->log, folder, uuid, "txt");
+    append_file_create(&l->log, format_string("%s/%s.txt", folder, uuid));
     if (l->log.fd >= 0)
         append_head(&l->log, head);
-    create_file(&l->json, folder, uuid, "jsonl");
+    append_file_create(&l->json, format_string("%s/%s.jsonl", folder, uuid));
+    if (head->tensorboard)
+        l->events = event_file_create(folder, uuid, head->steps_done ? head->steps_done + 1 : 0);
     char *message = format_string("log %s", l->log.path);
     if (logger_path(l))
         show(l, message);
@@ -268,12 +229,10 @@ void logger_close(Logger *l)
     append_event(l, json_record("end"));
     if (l->line_open)
         printf("\n");
-    if (l->log.fd >= 0)
-        close(l->log.fd);
-    if (l->json.fd >= 0)
-        close(l->json.fd);
-    free(l->log.path);
-    free(l->json.path);
+    append_file_close(&l->log);
+    append_file_close(&l->json);
+    if (l->events)
+        event_file_close(l->events);
     free(l);
 }
 
@@ -290,17 +249,6 @@ void logger_option(Logger *l, const char *name, const char *value, OptionKind ki
         json_flag(l->options, name, *value == '1');
     else
         json_text(l->options, name, value);
-}
-
-void logger_speed(Logger *l, double tokens_per_step, double tokens_left, double peak_flops)
-{
-    if (!l)
-        return;
-    if (tokens_per_step != l->tokens_per_step)
-        l->mean_ms = NAN; // the mean is of steps of one size
-    l->tokens_per_step = tokens_per_step;
-    l->tokens_left = tokens_left;
-    l->peak_flops = peak_flops;
 }
 
 // prefix: in front of the text; log: a line of the log as well.
@@ -361,28 +309,59 @@ void logger_validation(Logger *l, int step, int total, double loss, double train
     json_number(record, "val_loss", loss);
     json_number(record, "train_ms", train_ms);
     append_event(l, record);
+    if (l->events)
+        event_file_write(l->events, step, &(EventScalar){"loss/validation", loss}, 1);
 }
 
-void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr, double flops)
+static void json_step(Logger *l, const StepReport *r, double ms)
+{
+    JsonRecord *record = json_record("step");
+    json_number(record, "step", r->step);
+    json_number(record, "loss", r->loss);
+    json_number(record, "lr", r->rate);
+    json_number(record, "momentum", r->momentum);
+    json_number(record, "ms", ms);
+    if (mfu(r, ms))
+        json_number(record, "mfu", mfu(r, ms));
+    json_number(record, "tokens", r->tokens);
+    json_number(record, "tokens_left", r->tokens_left);
+    json_number(record, "train_ms", r->train_ms);
+    append_event(l, record);
+}
+
+static void tensorboard_step(const Logger *l, const StepReport *r, double ms)
+{
+    EventScalar scalars[6] = {{"loss/train", r->loss},
+                              {"schedule/learning_rate", r->rate},
+                              {"schedule/momentum", r->momentum}};
+    int n = 3;
+    if (!l->events)
+        return;
+    if (isfinite(ms))
+        scalars[n++] = (EventScalar){"speed/step_ms", ms};
+    if (ms > 0)
+        scalars[n++] = (EventScalar){"speed/tokens_per_second", 1e3 * r->tokens / ms};
+    if (mfu(r, ms))
+        scalars[n++] = (EventScalar){"speed/mfu", mfu(r, ms)};
+    event_file_write(l->events, r->step, scalars, n);
+}
+
+void logger_step(Logger *l, const StepReport *r)
 {
     if (!l)
         return;
-    double ms = train_ms - l->last_ms;
-    l->last_ms = train_ms;
+    double ms = r->train_ms - l->last_ms;
+    l->last_ms = r->train_ms;
+    if (r->tokens != l->tokens_per_step)
+        l->mean_ms = NAN; // the mean is of steps of one size
+    l->tokens_per_step = r->tokens;
     if (isfinite(ms))
         l->mean_ms = isnan(l->mean_ms) ? ms : 0.9 * l->mean_ms + 0.1 * ms;
-    append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", step, total, train_ms,
-                train_ms / (step > 1 ? step : 1));
-    JsonRecord *record = json_record("step");
-    json_number(record, "step", step);
-    json_number(record, "loss", loss);
-    json_number(record, "lr", lr);
-    json_number(record, "ms", ms);
-    if (mfu(l, flops, ms))
-        json_number(record, "mfu", mfu(l, flops, ms));
-    json_number(record, "train_ms", train_ms);
-    append_event(l, record);
-    show_progress(l, step, total, loss, lr, flops);
+    append_line(&l->log, "step:%d/%d train_time:%.0fms step_avg:%.2fms", r->step, r->total, r->train_ms,
+                r->train_ms / (r->step > 1 ? r->step : 1));
+    json_step(l, r, ms);
+    tensorboard_step(l, r, ms);
+    show_progress(l, r);
 }
 
 void logger_validation_data(Logger *l, const char *sha256, int vocab_size, int64_t tokens)

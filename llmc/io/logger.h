@@ -17,13 +17,16 @@
 //
 // JSON lines: {"event": "options", "run": uuid, "options": {name: value, ...}} first (with "resumed": text in
 // a resumed run), then
-//   {"event": "step", "step", "loss", "lr", "ms", "mfu", "train_ms"}   {"event": "validation", "step",
-//   "val_loss", "train_ms"}
+//   {"event": "step", "step", "loss", "lr", "momentum", "ms", "mfu", "tokens", "tokens_left", "train_ms"}
+//   {"event": "validation", "step", "val_loss", "train_ms"}
 //   {"event": "message", "text"}   {"event": "memory", "allocated_mib", "reserved_mib"}   {"event": "end"}
-// where "lr" is NorMuon's learning rate and "mfu" is there on GPUs whose peak is known. Numbers are in the
+// where "lr" and "momentum" are NorMuon's and "mfu" is there on GPUs whose peak is known. Numbers are in the
 // shortest form that reads back exactly; those that JSON cannot hold (NaN, infinity) are null.
 //
-// A log that cannot be written (full disk) costs one note; the run goes on without that file.
+// On request TensorBoard's event file beside them: loss/train, loss/validation, schedule/learning_rate,
+// schedule/momentum, speed/step_ms, speed/tokens_per_second, speed/mfu.
+//
+// A file that cannot be written (full disk) costs one note; the run goes on without it.
 #pragma once
 #include "llmc/base/common.h"
 
@@ -40,6 +43,8 @@ typedef struct {
     const char *(*version_line)(
         int index);      // from index 0, NULL after the last; must not hold what changes from run to run
     const char *resumed; // of a resumed run: step and file; else NULL
+    int steps_done;      // before this process
+    bool tensorboard;    // an event file, too
     bool verbose;        // details go to the console, too
     double
         patience; // seconds that nvidia-smi may take; one that takes longer is left out, and the log says so
@@ -53,11 +58,6 @@ void logger_close(Logger *l);
 // For the first JSON record: call for every option, before anything below.
 void logger_option(Logger *l, const char *name, const char *value, OptionKind kind);
 
-// Before logger_step: tokens of that step, tokens of all steps after it, and FLOP/s that the GPUs could
-// compute (0: not known), all of them over all ranks. The console shows tokens per second, the time that is
-// left, and model FLOPs utilisation (llmc/run/mfu.h).
-void logger_speed(Logger *l, double tokens_per_step, double tokens_left, double peak_flops);
-
 // A remark for console and JSON lines; the log itself has no place for it.
 void logger_message(Logger *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // One that the console shows with --verbose only.
@@ -69,9 +69,19 @@ void logger_profile(Logger *l, const char *format, ...) __attribute__((format(pr
 // since step 0.
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms);
 
-// The same after a training step, with the step's training loss, learning rate and FLOPs. On a terminal one
-// line is rewritten; elsewhere a line appears every few seconds and after the last step.
-void logger_step(Logger *l, int step, int total, double train_ms, double loss, double lr, double flops);
+// A training step; all sums are over all ranks.
+typedef struct {
+    int step, total; // as above
+    double train_ms, loss;
+    double rate, momentum;      // NorMuon's
+    double tokens, tokens_left; // of the step, and of all steps after it
+    double flops;               // of the step
+    double peak_flops;          // FLOP/s that the GPUs could compute; 0: not known
+} StepReport;
+// After every step. The console shows tokens per second, the time that is left, and model FLOPs utilisation
+// (llmc/run/mfu.h): on a terminal one line is rewritten; elsewhere a line appears every few seconds and after
+// the last step.
+void logger_step(Logger *l, const StepReport *r);
 
 // What was validated on: the SHA-256 of the shard in hex (NULL: not known), its vocabulary, and the tokens
 // that were predicted.

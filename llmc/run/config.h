@@ -52,7 +52,7 @@ typedef struct Config {
     int save_scalars; // values of the tensor "scalars" in files that are written
     int checkpoint_every, keep_checkpoints;
     int stop_at;
-    bool eval_only;
+    bool eval_only, tensorboard;
     bool deterministic, portable;
     int profile; // steps before the profiled ones; 0: none
     const char *gpus;

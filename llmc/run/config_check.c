@@ -126,7 +126,9 @@ char *config_unused(const Config *c, bool training, int reason)
         {!(training && c->mlp == MLP_FP8 && record_has_delayed_scales(config_record(c))), " fp8-scales ",
          "no scale is delayed here"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
-        {!training, " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at ",
+        {!training,
+         " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at "
+         "tensorboard ",
          "nothing is trained here"},
         {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
         {!backend_is_asynchronous(), " attention portable self-check graphs device ",

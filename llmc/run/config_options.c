@@ -66,6 +66,7 @@ const Option config_options[] = {
     {"fp8-scales", OPT_CHOICE, AT(fp8_scales), "by-micro-batch", 0, 0, "by-micro-batch|sequential", "delayed scales of --mlp fp8 follow the same micro-batch of the step before, the same on any number of GPUs; or the micro-batch before, as in the Python original on one GPU, which must then be the only one", true, NULL},
     {"seed", OPT_INT64, AT(seed), "1337", 0, 9e15, NULL, "of the initial weights", false, NULL},
     {"out", OPT_TEXT, AT(out), "runs", 0, 0, NULL, "folder in which every run gets a folder of its own, <date>_<preset>_<id>, for log, JSON lines and checkpoints", false, NULL},
+    {"tensorboard", OPT_FLAG, AT(tensorboard), "0", 0, 0, NULL, "write TensorBoard's event file, too: tensorboard --logdir runs", false, NULL},
     {"init-from", OPT_TEXT, AT(init_from), "", 0, 0, NULL, "start from the weights of this .safetensors file", false, NULL},
     {"save-init", OPT_TEXT, AT(save_init), "", 0, 0, NULL, "write the initial weights to this file", false, NULL},
     {"save-scalars", OPT_INT, AT(save_scalars), "0", 0, 4096, NULL,
