@@ -52,6 +52,14 @@ static double head_loss(void)
     return sum;
 }
 
+static double *head_row_losses(void)
+{
+    double *rows = doubles(hd.N), *logits = doubles(hd.Vp);
+    for (int t = 0; t < hd.N; t++)
+        rows[t] = head_row(hd.x.d, hd.w.d, t, logits, NULL);
+    return rows;
+}
+
 // Analytic; fp8: with the operands quantised by the search over all codes.
 static double head_reference(double *dx, double *dw, bool fp8)
 {
@@ -138,8 +146,10 @@ static void head_case(const HeadSpec *spec, int num_targets, Prefix prefix, int 
     hd.num_targets = 1;
     hd.prefix = NULL;
     exact = head_reference(ex, ew, false);
+    h.rows = floats(N);
     head_loss_eval(NULL, &h);
     ok_at_most(fabs(loss - exact) / exact, 1e-6, "   loss in evaluation, of the next token alone");
+    check("   loss of each token", h.rows, head_row_losses(), N);
     head_logits(NULL, spec, z, hd.x.x, hd.w.x, N, d, Vp);
     ref_product(ez, hd.x.d, hd.w.d, false, true, N, Vp, d);
     for (int i = 0; i < N * Vp; i++)

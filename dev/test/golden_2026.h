@@ -282,7 +282,7 @@ static inline double golden_2026_validation(Golden2026 *g, int t, bool final_win
         at.window_long = window_tokens(&g->config, g->config.window_final);
     DeviceBatch b = golden_2026_batch(g, t, 0);
     model_prepare(&g->model, &g->eval, NULL);
-    model_eval_batch(&g->model, &g->eval, &b, &at, 0, b.N, &sum, NULL);
+    model_eval_batch(&g->model, &g->eval, &b, &at, &(EvalLoss){.count = b.N, .sum = &sum}, NULL);
     return sum;
 }
 

@@ -70,6 +70,7 @@ DESCRIBE(head_eval)
     add(c, "w", FLOATX, IN, (int64_t)Vp * d, 0.2);
     add(c, "targets", INT32, IN, N, Vp);
     add(c, "scratch", HEAD_SCRATCH, OUT, 0, 0);
+    add(c, "rows", FP32, OUT, N, 0);
 }
 RUN(head_eval)
 {
@@ -80,6 +81,7 @@ RUN(head_eval)
                   .w = p[2],
                   .targets = p[3],
                   .scratch = p[4],
+                  .rows = p[5],
                   .N = N,
                   .d = d,
                   .Vp = Vp};

@@ -67,6 +67,7 @@ typedef struct {
     float prefix_weight;
     float *dw;
     floatX *dx;
+    float *rows; // losses, or NULL
     int N, d, Vp;
     float sx, sw, sg; // 1 in HEAD_BF16
 } Task;
@@ -184,7 +185,7 @@ static double chunk_loss(const Task *a, const Chunk *c, int row, int rows)
 {
     double loss = 0;
     for (int i = 0; i < rows; i++) {
-        double sum = 0;
+        double sum = 0, row_loss = 0;
         for (int group = 0; group < group_count(a->Vp); group++)
             sum += c->sum[(int64_t)group * rows + i];
         double lse = log(sum);
@@ -193,8 +194,11 @@ static double chunk_loss(const Task *a, const Chunk *c, int row, int rows)
         int count = terms_of(a, row + i, term);
         for (int k = 0; k < count; k++) {
             double z = (double)a->cap * target_sigmoid(c, rows, i, term[k].token, a->Vp);
-            loss += (double)term[k].weight * (lse - z);
+            row_loss += (double)term[k].weight * (lse - z);
         }
+        loss += row_loss;
+        if (a->rows)
+            a->rows[row + i] = (float)row_loss;
     }
     return loss;
 }
@@ -328,6 +332,7 @@ static Task task_of(const HeadLoss *h, bool train)
               .weight = {1},
               .dw = h->dw,
               .dx = h->dx,
+              .rows = train ? NULL : h->rows,
               .N = h->N,
               .d = h->d,
               .Vp = h->Vp,

@@ -221,7 +221,7 @@ void acts_plan(Plan *plan, const Model *m, int N, bool backward)
     if (backward) {
         model_train_batch((Model *)m, &a, &b, &at, NULL, 0, NULL);
     } else {
-        model_eval_batch((Model *)m, &a, &b, &at, 0, N, NULL, NULL);
+        model_eval_batch((Model *)m, &a, &b, &at, &(EvalLoss){.count = N}, NULL);
     }
     plan_place(plan);
 }
@@ -357,12 +357,12 @@ void model_forward(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetti
     forward(&(Pass){m, a, b, at, 0, s, &(ProductContext){s, NULL}});
 }
 
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first,
-                      int count, float *loss, Stream s)
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at,
+                      const EvalLoss *loss, Stream s)
 {
     Pass p = {m, a, b, at, 0, s, &(ProductContext){s, NULL}};
     forward(&p);
-    head_eval_block(&p, first, count, loss);
+    head_eval_block(&p, loss);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------

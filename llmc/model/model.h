@@ -175,6 +175,11 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
                        int place, Stream s);
 // After the last micro-batch of a step: gradients of what model_prepare derived.
 void model_finish_gradients(Model *m, Acts *a, Stream s);
-// Loss of a forward-only pass with the plain head: the sum over `count` tokens from `first` on.
-void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at, int first,
-                      int count, float *loss, Stream s);
+// Losses of a forward-only pass with the plain head, of `count` tokens from `first` on.
+typedef struct {
+    int first, count;
+    float *sum;  // (1) fp32 device
+    float *rows; // (count) fp32 device: of each token; NULL: not wanted
+} EvalLoss;
+void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at,
+                      const EvalLoss *loss, Stream s);

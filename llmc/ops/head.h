@@ -43,6 +43,7 @@ typedef struct {
     const HeadSpec *spec;       // host
     HeadMode mode;              // training
     float *loss;                // (1) out: sum over the N tokens
+    float *rows;                // (N) out: loss of each token; NULL: not wanted; evaluation
     floatX *dx;                 // (N, d) out; training
     float *dw;                  // (Vp, d) +=; training
     const floatX *x, *w;        // (N, d), (Vp, d)

@@ -25,8 +25,8 @@ static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *p
         at.cos_paired += 2 * angles;
         at.sin_paired += 2 * angles;
     }
-    model_eval_batch(&t->model, &t->eval, &b, &at, part->begin - part->first, part->end - part->begin,
-                     device_sum, t->stream);
+    EvalLoss loss = {part->begin - part->first, part->end - part->begin, device_sum, NULL};
+    model_eval_batch(&t->model, &t->eval, &b, &at, &loss, t->stream);
     copy_to_host(t->stream, &sum, device_sum, sizeof sum);
     stream_synchronize(t->stream);
     return sum;

@@ -355,6 +355,8 @@ void head_loss_eval(Stream s, const HeadLoss *a)
     t.a.target_weight = NULL;
     t.a.prefix = NULL;
     t.scratch = eval_scratch(a->scratch, N, d, Vp);
+    if (a->rows)
+        t.scratch.losses = a->rows;
     for (int row = 0; row < N; row += step) {
         int rows = (int)min_i64(step, N - row);
         if (sm90_head_fits(HEAD_BF16, d, Vp)) {

@@ -35,7 +35,7 @@ void embed_forward_block(const Pass *p);                                       /
 void embed_backward_block(const Pass *p, const floatX *dx, const floatX *dx0); // dx0 may be NULL
 void head_plan(Acts *a, const Model *m, PlanArena *b);
 void head_train_block(const Pass *p, float *loss); // from a->xf to the loss and a->dh
-void head_eval_block(const Pass *p, int first, int count, float *loss);
+void head_eval_block(const Pass *p, const EvalLoss *loss);
 
 // The mix that enters layer i, or the output's. x: the stream, h: the same normalised; dgate NULL where there
 // is no gate.

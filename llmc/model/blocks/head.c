@@ -40,19 +40,20 @@ void head_train_block(const Pass *p, float *loss)
                                           .Vp = Vp});
 }
 
-void head_eval_block(const Pass *p, int first, int count, float *loss)
+void head_eval_block(const Pass *p, const EvalLoss *loss)
 {
     const Model *m = p->m;
     Acts *a = p->a;
     int d = m->config->model_dim;
     if (pass_runs(a, USES(a->xf, a->head_scratch)))
         head_loss_eval(p->s, &(HeadLoss){.spec = &m->record->head,
-                                         .loss = loss,
-                                         .x = a->xf + (int64_t)first * d,
+                                         .loss = loss->sum,
+                                         .rows = loss->rows,
+                                         .x = a->xf + (int64_t)loss->first * d,
                                          .w = param_weight(&m->params, m->head),
-                                         .targets = p->b->targets + first,
+                                         .targets = p->b->targets + loss->first,
                                          .scratch = a->head_scratch,
-                                         .N = count,
+                                         .N = loss->count,
                                          .d = d,
                                          .Vp = config_vocab_padded(m->config)});
 }
