@@ -142,13 +142,13 @@ static void forward_tile(const Head *h, const Block *b, Forward *f, int k0, int 
     int qk = h->qk, e = h->e;
     load_block(f->k, h->k + (int64_t)k0 * h->wide, keys, qk, h->wide);
     load_block(f->v, h->v + (int64_t)k0 * h->d, keys, e, h->d);
-    gemm(false, true, b->rows, keys, qk, 1, f->q, qk, f->k, qk, 0, f->scores, keys);
+    gemm(b->rows, keys, qk, 1, stored(f->q, qk), transposed(f->k, qk), 0, (GemmOut){f->scores, keys});
     for (int i = 0; i < b->rows; i++) {
         int begin, end;
         seen(b, h->window, i, k0, keys, &begin, &end);
         softmax_row(f, i, f->scores + (int64_t)i * keys, begin, end, keys, h->scale, e);
     }
-    gemm(false, false, b->rows, e, keys, 1, f->scores, keys, f->v, e, 1, f->y, e);
+    gemm(b->rows, e, keys, 1, stored(f->scores, keys), stored(f->v, e), 1, (GemmOut){f->y, e});
 }
 
 // y (N, d) and lse (N, H) of the whole sequence, at this head.
@@ -250,21 +250,21 @@ static void backward_row(float *restrict p, float *restrict dp, int begin, int e
 
 static void backward_tile(const Head *h, const Block *b, Backward *w, int k0, int keys)
 {
-    int qk = h->qk, e = h->e;
+    int qk = h->qk, e = h->e, rows = b->rows;
     float *dk = w->dk + (int64_t)(k0 - b->doc_begin) * qk, *dv = w->dv + (int64_t)(k0 - b->doc_begin) * e;
     load_block(w->k, h->k + (int64_t)k0 * h->wide, keys, qk, h->wide);
     load_block(w->v, h->v + (int64_t)k0 * h->d, keys, e, h->d);
-    gemm(false, true, b->rows, keys, qk, 1, w->q, qk, w->k, qk, 0, w->p, keys);
-    gemm(false, true, b->rows, keys, e, 1, w->dy, e, w->v, e, 0, w->dp, keys);
-    for (int i = 0; i < b->rows; i++) {
+    gemm(rows, keys, qk, 1, stored(w->q, qk), transposed(w->k, qk), 0, (GemmOut){w->p, keys});
+    gemm(rows, keys, e, 1, stored(w->dy, e), transposed(w->v, e), 0, (GemmOut){w->dp, keys});
+    for (int i = 0; i < rows; i++) {
         int begin, end;
         seen(b, h->window, i, k0, keys, &begin, &end);
         backward_row(w->p + (int64_t)i * keys, w->dp + (int64_t)i * keys, begin, end, keys, h->scale,
                      w->lse[i], w->delta[i]);
     }
-    gemm(true, false, keys, e, b->rows, 1, w->p, keys, w->dy, e, 1, dv, e);
-    gemm(true, false, keys, qk, b->rows, 1, w->dp, keys, w->q, qk, 1, dk, qk);
-    gemm(false, false, b->rows, qk, keys, 1, w->dp, keys, w->k, qk, 1, w->dq, qk);
+    gemm(keys, e, rows, 1, transposed(w->p, keys), stored(w->dy, e), 1, (GemmOut){dv, e});
+    gemm(keys, qk, rows, 1, transposed(w->dp, keys), stored(w->q, qk), 1, (GemmOut){dk, qk});
+    gemm(rows, qk, keys, 1, stored(w->dp, keys), stored(w->k, qk), 1, (GemmOut){w->dq, qk});
 }
 
 static void backward_block(const Head *h, const Gradients *g, int head, const Block *b, Backward *w)

@@ -4,11 +4,12 @@
 #ifdef HAVE_OPENBLAS
 #include "llmc/cpu/blas.h"
 
-void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
-          const float *b, int ldb, float beta, float *c, int ldc)
+static CBLAS_TRANSPOSE blas_transpose(GemmIn a) { return a.transposed ? CblasTrans : CblasNoTrans; }
+
+void gemm(int m, int n, int k, float alpha, GemmIn a, GemmIn b, float beta, GemmOut c)
 {
-    blas()->sgemm(CblasRowMajor, transpose_a ? CblasTrans : CblasNoTrans,
-                  transpose_b ? CblasTrans : CblasNoTrans, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    blas()->sgemm(CblasRowMajor, blas_transpose(a), blas_transpose(b), m, n, k, alpha, a.x, a.pitch, b.x,
+                  b.pitch, beta, c.x, c.pitch);
 }
 
 const char *blas_description(void)
@@ -25,24 +26,22 @@ const char *blas_description(void)
 // narrower machines).
 enum { WIDTH = 32, DEPTH = 192, STRIP = 6 };
 
-static void pack_b(bool transpose, const float *b, int ldb, int p0, int depth, int j0, int width,
-                   float (*panel)[WIDTH])
+static void pack_b(GemmIn b, int p0, int depth, int j0, int width, float (*panel)[WIDTH])
 {
     for (int p = 0; p < depth; p++)
         for (int j = 0; j < WIDTH; j++) {
             int64_t row = p0 + p, col = j0 + j;
-            panel[p][j] = j >= width ? 0 : transpose ? b[col * ldb + row] : b[row * ldb + col];
+            panel[p][j] = j >= width ? 0 : b.transposed ? b.x[col * b.pitch + row] : b.x[row * b.pitch + col];
         }
 }
 
 // Strip-wise, so that the kernel reads op(a) in sequence whichever way it is stored.
-static void pack_a(bool transpose, const float *a, int lda, int i0, int rows, int p0, int depth,
-                   float (*strip)[STRIP])
+static void pack_a(GemmIn a, int i0, int rows, int p0, int depth, float (*strip)[STRIP])
 {
     for (int p = 0; p < depth; p++)
         for (int r = 0; r < STRIP; r++) {
             int64_t row = i0 + r, col = p0 + p;
-            strip[p][r] = r >= rows ? 0 : transpose ? a[col * lda + row] : a[row * lda + col];
+            strip[p][r] = r >= rows ? 0 : a.transposed ? a.x[col * a.pitch + row] : a.x[row * a.pitch + col];
         }
 }
 
@@ -68,20 +67,19 @@ static void add_strip(float (*sum)[WIDTH], int rows, int width, float alpha, flo
         }
 }
 
-void gemm(bool transpose_a, bool transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
-          const float *b, int ldb, float beta, float *c, int ldc)
+void gemm(int m, int n, int k, float alpha, GemmIn a, GemmIn b, float beta, GemmOut c)
 {
     float panel[DEPTH][WIDTH] __attribute__((aligned(64))), strip[DEPTH][STRIP], sum[STRIP][WIDTH];
     for (int p0 = 0; p0 < k; p0 += DEPTH) {
         int depth = (int)min_i64(k - p0, DEPTH);
         for (int j0 = 0; j0 < n; j0 += WIDTH) {
             int width = (int)min_i64(n - j0, WIDTH);
-            pack_b(transpose_b, b, ldb, p0, depth, j0, width, panel);
+            pack_b(b, p0, depth, j0, width, panel);
             for (int i0 = 0; i0 < m; i0 += STRIP) {
                 int rows = (int)min_i64(m - i0, STRIP);
-                pack_a(transpose_a, a, lda, i0, rows, p0, depth, strip);
+                pack_a(a, i0, rows, p0, depth, strip);
                 strip_product(depth, (const float(*)[STRIP])strip, (const float(*)[WIDTH])panel, sum);
-                add_strip(sum, rows, width, alpha, p0 ? 1 : beta, c + (int64_t)i0 * ldc + j0, ldc);
+                add_strip(sum, rows, width, alpha, p0 ? 1 : beta, c.x + (int64_t)i0 * c.pitch + j0, c.pitch);
             }
         }
     }

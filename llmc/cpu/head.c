@@ -165,7 +165,7 @@ static void logits_group(const Task *a, const Chunk *c, int rows, int group)
         int cols = (int)min_i64(TILE_COLS, end - col);
         float *tile = tile_at(c, rows, col);
         load_weight_tile(a, w, col, cols);
-        gemm(false, true, rows, cols, a->d, 1, c->x, a->d, w, a->d, 0, tile, cols);
+        gemm(rows, cols, a->d, 1, stored(c->x, a->d), transposed(w, a->d), 0, (GemmOut){tile, cols});
         for (int i = 0; i < rows; i++)
             sums[i] += sigmoid_row(a, tile + (int64_t)i * cols, cols);
     }
@@ -252,8 +252,10 @@ static void gradient_group(const Task *a, const Chunk *c, int row, int rows, int
         for (int i = 0; i < rows; i++)
             gradient_row(a, tile + (int64_t)i * cols, col, cols, c->lse[i], row + i);
         load_weight_tile(a, w, col, cols);
-        gemm(false, false, rows, d, cols, a->sg * a->sw, tile, cols, w, d, col > begin ? 1 : 0, dx, d);
-        gemm(true, false, cols, d, rows, a->sx * a->sg, tile, cols, c->x, d, 1, a->dw + (int64_t)col * d, d);
+        gemm(rows, d, cols, a->sg * a->sw, stored(tile, cols), stored(w, d), col > begin ? 1 : 0,
+             (GemmOut){dx, d});
+        gemm(cols, d, rows, a->sx * a->sg, transposed(tile, cols), stored(c->x, d), 1,
+             (GemmOut){a->dw + (int64_t)col * d, d});
     }
 }
 
@@ -385,7 +387,7 @@ void head_logits(Stream s, const HeadSpec *spec, float *z, const floatX *x, cons
         for (int i = 0; i < rows; i++) {
             float *to = z + (int64_t)i * Vp + col;
             load_row(row, x + (int64_t)i * d, d);
-            gemm(false, true, 1, cols, d, 1, row, d, tile, d, 0, to, cols);
+            gemm(1, cols, d, 1, stored(row, d), transposed(tile, d), 0, (GemmOut){to, cols});
 #pragma omp simd
             for (int j = 0; j < cols; j++)
                 to[j] = cap * sigmoid((to[j] + shift) * inverse_slope);

@@ -272,20 +272,18 @@ void heads_output_forward(Stream s, const HeadsOutput *a, int N, int H, int e)
     }
 }
 
-// g: gradient of y less its share along v; becomes that of y.
-static void xsa_backward(const HeadsOutputBackward *a, int64_t at, int t, int n, int e, float *g, float *y,
-                         const float *v, Xsa x)
+// g (e): gradient of y less its share along v; becomes that of y.  dv (e) out.  y, v (e).
+// Returns that of alpha.
+static float xsa_backward(floatX *dv, float *g, const float *y, const float *v, const Xsa *x, int e)
 {
-    const HeadsOutput *f = a->forward;
-    load_row(y, f->y + at, e);
-    float along = dot(y, v, e) * x.inverse, back = dot(g, v, e) * x.inverse; // of y and of g
-    a->dalpha[(int64_t)t * f->alpha_stride + n] = -(1 - x.share * x.share) * dot(y, v, e) * back;
-    float shrink = x.floored ? 0 : 2 * along * back; // v . v grows with v
+    float along = dot(y, v, e) * x->inverse, back = dot(g, v, e) * x->inverse; // of y and of g
+    float dalpha = -(1 - x->share * x->share) * dot(y, v, e) * back;
+    float shrink = x->floored ? 0 : 2 * along * back; // v . v grows with v
     for (int c = 0; c < e; c++) {
-        float dv = along * g[c] + back * y[c] - shrink * v[c];
-        a->dv[at + c] = float_to_x(-x.share * dv);
-        g[c] -= x.share * back * v[c];
+        dv[c] = float_to_x(-x->share * (along * g[c] + back * y[c] - shrink * v[c]));
+        g[c] -= x->share * back * v[c];
     }
+    return dalpha;
 }
 
 void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H, int e)
@@ -307,8 +305,10 @@ void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H,
             for (int c = 0; c < e; c++)
                 g[c] *= f->gate[at];
         }
-        if (f->alpha)
-            xsa_backward(a, head * e, t, n, e, g, y, v, x);
+        if (f->alpha) {
+            load_row(y, f->y + head * e, e);
+            a->dalpha[(int64_t)t * f->alpha_stride + n] = xsa_backward(a->dv + head * e, g, y, v, &x, e);
+        }
         store_row(a->dy + head * e, g, e);
     }
 }

@@ -91,8 +91,8 @@ static void product_tile(const Work *p, int plane, int row, int rows, int col, i
             load_block(w, plane_w + (int64_t)col * p->in + k, cols, depth, p->in);
         else
             load_block(w, plane_w + (int64_t)k * p->out + col, depth, cols, p->out);
-        gemm(false, p->transposed, rows, cols, depth, scale, x, depth, w, p->transposed ? depth : cols,
-             k ? 1 : 0, c, cols);
+        gemm(rows, cols, depth, scale, stored(x, depth),
+             p->transposed ? transposed(w, depth) : stored(w, cols), k ? 1 : 0, (GemmOut){c, cols});
     }
     for (int r = 0; r < rows; r++) {
         int64_t at = (int64_t)(row + r) * p->out + col;
@@ -215,8 +215,8 @@ static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int 
         load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
         load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
         float beta = g->fresh && t == 0 ? 0 : 1;
-        gemm(true, false, rows, cols, tokens, 1, a, rows, b, cols, beta, g->dw + (int64_t)row * g->n + col,
-             g->n);
+        gemm(rows, cols, tokens, 1, transposed(a, rows), stored(b, cols), beta,
+             (GemmOut){g->dw + (int64_t)row * g->n + col, g->n});
     }
 }
 

@@ -90,18 +90,27 @@ static void round_values(NsDtype dtype, ns_real *x, int64_t count)
 
 // ---- product of one block ---------------------------------------------------------------------------------
 
+// c (rows, cols) = alpha a b + beta c;  a (rows, k), b (k, cols) or, when transpose_b, (cols, k)
+typedef struct {
+    ns_real *c;
+    const ns_real *a, *b;
+    int c_pitch, a_pitch, b_pitch; // from one row to the next
+    bool transpose_b;
+    ns_real alpha, beta;
+    int rows, cols, k;
+} Block;
+
 #ifdef HAVE_OPENBLAS
 
-// c (rows, cols) = alpha a b + beta c;  a (rows, k), b (k, cols) or, when transpose_b, (cols, k); ld*: row
-//                                       pitches
-static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a,
-                          int lda, const ns_real *b, int ldb, ns_real beta, ns_real *c, int ldc)
+static void block_product(const Block *p)
 {
-    CBLAS_TRANSPOSE tb = transpose_b ? CblasTrans : CblasNoTrans;
+    CBLAS_TRANSPOSE stored = p->transpose_b ? CblasTrans : CblasNoTrans;
 #ifdef FLOATX_FP32
-    blas()->dgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    blas()->dgemm(CblasRowMajor, CblasNoTrans, stored, p->rows, p->cols, p->k, p->alpha, p->a, p->a_pitch,
+                  p->b, p->b_pitch, p->beta, p->c, p->c_pitch);
 #else
-    blas()->sgemm(CblasRowMajor, CblasNoTrans, tb, rows, cols, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    blas()->sgemm(CblasRowMajor, CblasNoTrans, stored, p->rows, p->cols, p->k, p->alpha, p->a, p->a_pitch,
+                  p->b, p->b_pitch, p->beta, p->c, p->c_pitch);
 #endif
 }
 
@@ -126,38 +135,37 @@ static inline void strip_product(int strip, int depth, const ns_real *a, int lda
                 acc[r][j] += a[(int64_t)r * lda + p] * panel[p][j];
 }
 
-static void pack_panel(bool transpose_b, const ns_real *b, int ldb, int p0, int depth, int j0, int width,
-                       ns_real (*panel)[PANEL])
+static void pack_panel(const Block *of, int p0, int depth, int j0, int width, ns_real (*panel)[PANEL])
 {
+    const ns_real *b = of->b;
     for (int p = 0; p < depth; p++)
         for (int j = 0; j < PANEL; j++) {
-            int64_t row = p0 + p, col = j0 + j;
-            panel[p][j] = j >= width ? 0 : transpose_b ? b[col * ldb + row] : b[row * ldb + col];
+            int64_t row = p0 + p, col = j0 + j, pitch = of->b_pitch;
+            panel[p][j] = j >= width ? 0 : of->transpose_b ? b[col * pitch + row] : b[row * pitch + col];
         }
 }
 
-// As above, in blocks: a panel of b is packed once for all rows.
-static void block_product(bool transpose_b, int rows, int cols, int k, ns_real alpha, const ns_real *a,
-                          int lda, const ns_real *b, int ldb, ns_real beta, ns_real *c, int ldc)
+// A panel of b is packed once for all rows.
+static void block_product(const Block *of)
 {
     ns_real panel[DEPTH][PANEL], acc[STRIP][PANEL];
-    for (int p0 = 0; p0 < k; p0 += DEPTH) {
-        int depth = k - p0 < DEPTH ? k - p0 : DEPTH;
-        for (int j0 = 0; j0 < cols; j0 += PANEL) {
-            int width = cols - j0 < PANEL ? cols - j0 : PANEL;
-            pack_panel(transpose_b, b, ldb, p0, depth, j0, width, panel);
-            for (int i = 0; i < rows; i += STRIP) {
-                int strip = rows - i < STRIP ? rows - i : STRIP;
-                const ns_real *from = a + (int64_t)i * lda + p0;
+    for (int p0 = 0; p0 < of->k; p0 += DEPTH) {
+        int depth = of->k - p0 < DEPTH ? of->k - p0 : DEPTH;
+        for (int j0 = 0; j0 < of->cols; j0 += PANEL) {
+            int width = of->cols - j0 < PANEL ? of->cols - j0 : PANEL;
+            pack_panel(of, p0, depth, j0, width, panel);
+            for (int i = 0; i < of->rows; i += STRIP) {
+                int strip = of->rows - i < STRIP ? of->rows - i : STRIP;
+                const ns_real *from = of->a + (int64_t)i * of->a_pitch + p0;
                 if (strip == STRIP)
-                    strip_product(STRIP, depth, from, lda, (const ns_real(*)[PANEL])panel, acc);
+                    strip_product(STRIP, depth, from, of->a_pitch, (const ns_real(*)[PANEL])panel, acc);
                 else
-                    strip_product(strip, depth, from, lda, (const ns_real(*)[PANEL])panel, acc);
+                    strip_product(strip, depth, from, of->a_pitch, (const ns_real(*)[PANEL])panel, acc);
                 for (int r = 0; r < strip; r++)
                     for (int j = 0; j < width; j++) {
-                        ns_real *to = c + (int64_t)(i + r) * ldc + j0 + j;
-                        ns_real old = p0 > 0 ? *to : beta == 0 ? 0 : beta * *to;
-                        *to = old + alpha * acc[r][j];
+                        ns_real *to = of->c + (int64_t)(i + r) * of->c_pitch + j0 + j;
+                        ns_real old = p0 > 0 ? *to : of->beta == 0 ? 0 : of->beta * *to;
+                        *to = old + of->alpha * acc[r][j];
                     }
             }
         }
@@ -180,10 +188,18 @@ static void mirror_rows(ns_real *c, int n, int i0, int i1)
 }
 
 // c = alpha a b' + beta d on and below the diagonal, rounded and mirrored; b' = b (n, k = n), or b^T with b
-// (n, k).
-static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns_real *a, const ns_real *b,
-                              bool transpose_b, ns_real beta, const ns_real *d, int n, int k, int batch)
+// (n, k). d NULL: without it.
+typedef struct {
+    ns_real *c;
+    const ns_real *a, *b, *d;
+    bool transpose_b;
+    ns_real alpha, beta;
+    int n, k;
+} Symmetric;
+
+static void symmetric_product(NsDtype dtype, const Symmetric *p, int batch)
 {
+    int n = p->n, k = p->k;
     int64_t blocks = ceil_div(n, ROW_BLOCK), tiles = ceil_div(n, TILE), square = (int64_t)n * n,
             size = (int64_t)n * k;
     load_blas();
@@ -193,34 +209,52 @@ static void symmetric_product(NsDtype dtype, ns_real *c, ns_real alpha, const ns
         for (int64_t item = 0; item < blocks * batch; item++) {
             int i0 = (int)(blocks - 1 - item % blocks) * ROW_BLOCK,
                 i1 = (int)min_i64(n, i0 + ROW_BLOCK); // long rows first
-            int64_t which = item / blocks, offset = which * square + (int64_t)i0 * n;
-            for (int i = i0; d && i < i1; i++)
-                memcpy(c + which * square + (int64_t)i * n, d + which * square + (int64_t)i * n,
-                       (size_t)i1 * sizeof *c);
-            block_product(transpose_b, i1 - i0, i1, k, alpha, a + which * size + (int64_t)i0 * k, k,
-                          b + which * size, k, d ? beta : 0, c + offset, n);
+            int64_t which = item / blocks;
+            ns_real *c = p->c + which * square;
+            for (int i = i0; p->d && i < i1; i++)
+                memcpy(c + (int64_t)i * n, p->d + which * square + (int64_t)i * n, (size_t)i1 * sizeof *c);
+            block_product(&(Block){.c = c + (int64_t)i0 * n,
+                                   .a = p->a + which * size + (int64_t)i0 * k,
+                                   .b = p->b + which * size,
+                                   .c_pitch = n,
+                                   .a_pitch = k,
+                                   .b_pitch = k,
+                                   .transpose_b = p->transpose_b,
+                                   .alpha = p->alpha,
+                                   .beta = p->d ? p->beta : 0,
+                                   .rows = i1 - i0,
+                                   .cols = i1,
+                                   .k = k});
             for (int i = i0; i < i1; i++)
-                round_values(dtype, c + which * square + (int64_t)i * n, i + 1);
+                round_values(dtype, c + (int64_t)i * n, i + 1);
         }
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < tiles * batch; item++) {
             int i0 = (int)(item % tiles) * TILE, i1 = (int)min_i64(n, i0 + TILE);
-            mirror_rows(c + item / tiles * square, n, i0, i1);
+            mirror_rows(p->c + item / tiles * square, n, i0, i1);
         }
     }
+}
+
+// c = x x^T
+static Symmetric gram_of(void *c, const void *x, int n, int m)
+{
+    return (Symmetric){.c = c, .a = x, .b = x, .transpose_b = true, .alpha = 1, .n = n, .k = m};
 }
 
 void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
 {
     OP_PART(ns_gram, chain->dtype, n, m, chain->batch);
-    symmetric_product(chain->dtype, a, 1, x, x, true, 0, NULL, n, m, chain->batch);
+    Symmetric p = gram_of(a, x, n, m);
+    symmetric_product(chain->dtype, &p, chain->batch);
 }
 
 void ns_gram_raw(NsChain *chain, void *raw, const void *x, const float *unit, int n, int m)
 {
     OP_PART(ns_gram_raw, chain->dtype, n, m, chain->batch);
     (void)unit;
-    symmetric_product(NS_FP32, raw, 1, x, x, true, 0, NULL, n, m, chain->batch);
+    Symmetric p = gram_of(raw, x, n, m);
+    symmetric_product(NS_FP32, &p, chain->batch);
 }
 
 static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, int n, int batch)
@@ -235,12 +269,25 @@ static void add_diagonal(NsDtype dtype, ns_real *q, const ns_real *z, float a, i
     }
 }
 
+// c = alpha a b + beta d
+static Symmetric product_of(const NsSymmetric *p, void *c)
+{
+    return (Symmetric){.c = c,
+                       .a = p->a,
+                       .b = p->b,
+                       .d = p->beta == 0 ? NULL : p->d,
+                       .alpha = p->alpha,
+                       .beta = p->beta,
+                       .n = p->n,
+                       .k = p->n};
+}
+
 void ns_symmetric(NsChain *chain, const NsSymmetric *p)
 {
     OP_PART(ns_symmetric, chain->dtype, ns_squares(p) + !!p->c + !!p->q, p->n, chain->batch);
     void *first = p->c ? p->c : p->q;
-    symmetric_product(chain->dtype, first, p->alpha, p->a, p->b, false, p->beta, p->beta == 0 ? NULL : p->d,
-                      p->n, p->n, chain->batch);
+    Symmetric product = product_of(p, first);
+    symmetric_product(chain->dtype, &product, chain->batch);
     if (p->q)
         add_diagonal(chain->dtype, p->q, first, p->diagonal, p->n, chain->batch);
 }
@@ -260,8 +307,17 @@ void ns_apply(NsChain *chain, const NsApply *p)
         ns_real *to = (ns_real *)p->y + which * size + i0 * m;
         if (p->a != 0)
             memcpy(to, from + i0 * m, (size_t)(rows * m) * sizeof *to);
-        block_product(false, (int)rows, m, n, p->alpha, (const ns_real *)p->b + which * square + i0 * n, n,
-                      from, m, p->a, to, m);
+        block_product(&(Block){.c = to,
+                               .a = (const ns_real *)p->b + which * square + i0 * n,
+                               .b = from,
+                               .c_pitch = m,
+                               .a_pitch = n,
+                               .b_pitch = m,
+                               .alpha = p->alpha,
+                               .beta = p->a,
+                               .rows = (int)rows,
+                               .cols = m,
+                               .k = n});
         round_values(chain->dtype, to, rows * m);
     }
 }
@@ -372,8 +428,8 @@ void ns_symmetric_scaled(NsChain *chain, const NsSymmetric *p, const float *scal
     OP_PART(ns_symmetric_scaled, chain->dtype, ns_squares(p) + 1, p->n, chain->batch);
     int n = p->n;
     const ns_real most = 65504; // of fp16
-    symmetric_product(chain->dtype, p->q, p->alpha, p->a, p->b, false, p->beta, p->beta == 0 ? NULL : p->d, n,
-                      n, chain->batch);
+    Symmetric product = product_of(p, p->q);
+    symmetric_product(chain->dtype, &product, chain->batch);
     add_diagonal(chain->dtype, p->q, p->q, p->diagonal, n, chain->batch);
 #pragma omp parallel for schedule(static) if ((int64_t)chain->batch * n * n >= MIN_ELEMENTS)
     for (int64_t row = 0; row < (int64_t)n * chain->batch; row++) {
