@@ -589,6 +589,8 @@ int main(int argc, char **argv)
     }
     bool sample_alone = config_given(&run.config, "sample") && !config_given(&run.config, "train-files");
     bool training = !run.config.eval_only && !sample_alone;
+    if (!config_backend_check(&run.config, training, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
     join_ranks(&run, training);
     catch_signals(training);
 #ifdef _OPENMP

@@ -162,6 +162,30 @@ static void check_banks(void)
     ok(vector && at == 24 + 22 + 22 + 1, "%lld scalars are one vector", (long long)at);
 }
 
+// The network of August 2026: heads of q and k have three quarters of the width, and Wo is apart in files.
+static void check_narrow_banks(void)
+{
+    Config c = preset("2026-08-06", "50257");
+    Params p;
+    params_describe(&p, &c);
+    ok(params_total(&p) == 632937895 && record_key_width(&c) == 96,
+       "2026-08-06: %lld parameters without padding, q and k of %d channels a head",
+       (long long)params_total(&p), record_key_width(&c));
+    bool places = true;
+    for (int layer = 0, l = 0; layer < 11; l += layer++ != 6) {
+        const Param *qk = params_of(&p, ROLE_QKVO, layer), *v = params_of(&p, ROLE_VO, layer),
+                    *o = params_of(&p, ROLE_O, layer);
+        places = places && (layer == 6 ? !qk && !v && !o
+                                       : qk->rows == 192 && qk->matrices == 6 && qk->file_first == 6 * l &&
+                                             v->file_first == 2 * l && o->file_first == 2 * l + 1 &&
+                                             !v->spec->file.transposed && o->spec->file.transposed &&
+                                             v->offset == qk->offset + param_elements(qk) &&
+                                             o->offset == v->offset + param_elements(v));
+    }
+    ok(places, "rows of Wq, Wk, Wv and Wo are one tensor, in files three parts of two banks");
+    ok(p.last_tied == 833, "embedding and head are one up to step %d", p.last_tied);
+}
+
 static int64_t slot_of(const Params *p, const char *format, int layer)
 {
     char name[64];
@@ -314,6 +338,7 @@ int main(void)
     PART(check_table());
     PART(check_slots());
     PART(check_banks());
+    PART(check_narrow_banks());
     Config full = preset("2025-11-18", "50257"), tiny = preset("tiny", "257");
     PART(check_places("full size", &full));
     PART(check_places("tiny", &tiny));

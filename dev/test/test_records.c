@@ -192,8 +192,12 @@ static void check_networks_2026(void)
         {.far = true, .table = 5, .gate = true, .late = true},
     };
     check_network_2026(&(Network2026){"2026-07-17", record_89, 11, 4, 3, 7});
+    check_network_2026(&(Network2026){"2026-08-03", record_89, 11, 4, 3, 7});
     check_network_2026(&(Network2026){"toy-2026", small, 6, 2, 1, 3});
-    ok(record_find("2026-07-17")->dc_keys == 112, "DC over 112 keys");
+    ok(record_find("2026-07-17")->dc_keys == 112 && record_find("2026-08-03")->dc_keys == 112,
+       "DC over 112 keys");
+    ok(record_network(record_find("2026-08-06")) == record_find("2026-08-03"),
+       "2026-08-06 has the network of 2026-08-03");
 }
 
 // ---- tables that are refused ------------------------------------------------------------------------------

@@ -339,6 +339,41 @@ static void check_2026_by_hand(void)
     ok(tokens == 338821120, "%.0f tokens in all", tokens);
 }
 
+static double tokens_of_run(const Config *c)
+{
+    double tokens = 0;
+    for (int t = 0; t < config_total_steps(c); t++)
+        tokens += c->micro_batches * schedule_stage(c, t).micro_batch_tokens;
+    return tokens;
+}
+
+// The presets of August 2026, from the tables of their description: 96 channels of q and k have 24
+// frequencies and a scale that is larger by the root of 128 / 96.
+static void check_august(void)
+{
+    static const double scales[] = {0.1154701, 0.1350376, 0.1472446, 0.1521641},
+                        frequencies[] = {1, 0.739805, 0.547312, 0.404904};
+    Config first, c;
+    Error e;
+    if (!config_parse(&first, 3, (char *[]){"test", "--preset", "2026-08-03"}, &e) ||
+        !config_parse(&c, 3, (char *[]){"test", "--preset", "2026-08-06"}, &e))
+        fatal(1, "%s", e.text);
+    ok(config_total_steps(&first) == 1315 && tokens_of_run(&first) == 350617600,
+       "2026-08-03: 1315 steps, %.0f tokens", tokens_of_run(&first));
+    ok(config_total_steps(&c) == 1290 && tokens_of_run(&c) == 343408640,
+       "2026-08-06: 1290 steps, %.0f tokens", tokens_of_run(&c));
+    Rope r;
+    rope_start(&r, &c);
+    bool good = r.count == 24;
+    for (int j = 0; j < 4; j++)
+        good = good && fabs(r.frequency[j] - frequencies[j]) < 1e-6;
+    ok(good && fabs(r.frequency[23] - 1.0 / 1024) < 1e-9, "rope has 24 frequencies, from 1 to 1 / 1024");
+    for (int k = 0; k < STAGES_2026; k++) {
+        rope_follow_window(&r, &c, stages_2026[k].window);
+        ok(fabs(r.scale - scales[k]) < 1e-7, "stage %d: attention scale %.7f", k, r.scale);
+    }
+}
+
 int main(void)
 {
     PART(check_by_hand());
@@ -353,5 +388,6 @@ int main(void)
     PART(check_2026("1315"));
     PART(check_2026("1290"));
     PART(check_2026("152"));
+    PART(check_august());
     return tap_done();
 }

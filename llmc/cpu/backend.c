@@ -51,6 +51,12 @@ void backend_open(int index)
              backend.threads_line, backend.blas_line);
 }
 
+bool backend_lacks(Feature f)
+{
+    (void)f;
+    return false;
+}
+
 void backend_reserve(const OpSizes *sizes)
 {
     assert(backend.threads > 0 && !backend.scratch);

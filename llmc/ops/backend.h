@@ -27,6 +27,10 @@ typedef struct {
         wait_limit; // seconds; the program ends when the host has waited longer for the device. 0: no limit
 } OpSizes;
 
+// What a backend may have no kernel for; the CPU has all. A run that needs it is refused before it begins.
+typedef enum { FEATURE_NARROW_KEYS } Feature; // heads of q and k narrower than those of v
+bool backend_lacks(Feature f);
+
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's
 // libraries need.
 void backend_prepare_process(char **argv);

@@ -4,9 +4,9 @@
 #include <string.h>
 
 const Record *const records[] = {&record_2025_10_27,  &record_2025_11_10, &record_2025_11_18,
-                                 &record_2026_07_17,  &record_tiny,       &record_tiny_2026,
-                                 &record_toy,         &record_toy_targets, &record_toy_2026,
-                                 &record_toy_2026_08, NULL};
+                                 &record_2026_07_17,  &record_2026_08_03, &record_2026_08_06,
+                                 &record_tiny,        &record_tiny_2026,  &record_toy,
+                                 &record_toy_targets, &record_toy_2026,   &record_toy_2026_08, NULL};
 
 const Record *record_find(const char *name)
 {

@@ -115,6 +115,9 @@ bool config_apply_record(Config *c, const struct Record *r, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);
 
+// Whether the backend has kernels for what the run needs. training: something is trained here
+bool config_backend_check(const Config *c, bool training, Error *e);
+
 // ---- what follows from them -------------------------------------------------------------------------------
 
 const struct Record *config_record(const Config *c); // whose layers and tensors the run has

@@ -102,6 +102,18 @@ bool config_check(const Config *c, Error *e)
     return true;
 }
 
+bool config_backend_check(const Config *c, bool training, Error *e)
+{
+    (void)training;
+    int qk = record_key_width(c), v = c->model_dim / c->num_heads;
+    if (qk != v && backend_lacks(FEATURE_NARROW_KEYS))
+        return error_set(e,
+                         "--network %s: heads of q and k are %d wide and those of v %d: this program has no "
+                         "kernels for that; use train_gpt_cpu",
+                         c->network, qk, v);
+    return true;
+}
+
 NsText config_ns_text(const Config *c)
 {
     NsText text = NS_TEXT_DEFAULT;

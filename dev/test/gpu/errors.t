@@ -27,4 +27,6 @@ my $memory = qr/^train_gpt: error: no device memory for .*: [\d.]+ MiB wanted, .
 refuses('a micro-batch beyond all memory', 1, $memory, @absurd, '--train-files', "$dir/long.bin", '--val-files', "$dir/long.bin");
 refuses('a width that the kernels do not take', 1, qr/^train_gpt: error: .*the head width must be a multiple of 8/m,
     $gpu, @tiny, qw(--model-dim 24 --num-heads 2 --out), "$dir/width");
+refuses('q and k of another width than v', 2, qr/^train_gpt: error: --network toy-2026-08: heads of q and k are 12 wide and those of v 16: .*use train_gpt_cpu$/m,
+    $gpu, qw(--preset toy-2026-08 --out), "$dir/narrow");
 done_testing;
