@@ -5,6 +5,7 @@
 #include "llmc/io/logger.h"
 #include "llmc/base/memory.h"
 #include "llmc/base/source.h"
+#include "llmc/run/config_file.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
@@ -272,8 +273,16 @@ static void profile_steps(Run *r)
                        profile_exposed_ms() / TRACED);
 }
 
-// Steps until the end, --stop-at, or a signal. One step is always queued ahead of the one that is reported,
-// except around validations and checkpoints. Returns true when it was interrupted.
+// On all ranks at the same step: a signal, or the end of --stop-after by the clock of rank 0.
+static bool asked_to_stop(const Config *c)
+{
+    double limit = config_stop_after(c);
+    bool late = limit > 0 && comm_rank() == 0 && process_seconds() >= limit;
+    return comm_any(interrupted != 0 || comm_interrupted() || late);
+}
+
+// Steps until the end, --stop-at, --stop-after, or a signal. One step is always queued ahead of the one that
+// is reported, except around validations and checkpoints. Returns true when it was interrupted.
 static bool train(Run *r)
 {
     Trainer *t = &r->trainer;
@@ -306,7 +315,7 @@ static bool train(Run *r)
         queue_step(r);
         if (!backend_is_asynchronous())
             finish_step(r);
-        stop = comm_any(interrupted != 0 || comm_interrupted());
+        stop = asked_to_stop(c);
     }
     finish_step(r);
     stop_clock(r);
@@ -364,6 +373,24 @@ static void prepare_folder(Run *r)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
 }
 
+// One that cannot be written costs a note, as a log does.
+static void write_options(Run *r)
+{
+    Error e;
+    int step = r->trainer.step;
+    char *path = run_folder_options(&r->folder, step);
+    char *start = step ? format_string("# It went on after step %d.\n", step) : xstrdup("");
+    char *head =
+        format_string("# Options of a run. --config with this file repeats it, in the folder that it "
+                      "was started in.\n# Program: %s\n%s",
+                      program_commit, start);
+    if (!config_file_write(&r->config, path, head, &e))
+        note("%s", e.text);
+    free(head);
+    free(start);
+    free(path);
+}
+
 static void open_logger(Run *r, int argc, char **argv)
 {
     Error e;
@@ -389,6 +416,7 @@ static void open_logger(Run *r, int argc, char **argv)
     free(resumed);
     if (!r->logger)
         return; // not the rank that writes
+    write_options(r);
     const char *name;
     for (int i = 0; (name = config_option_name(i, NULL)); i++) {
         char *value = config_option_value(c, i);
@@ -573,13 +601,16 @@ static void join_ranks(Run *r, bool training)
 int main(int argc, char **argv)
 {
     static Run run;
+    Arguments all;
     int status;
     Error e;
     backend_prepare_process(argv);
     timeline_mark("program");
     comm_open();
     set_program_name("train_gpt", comm_size() > 1 ? comm_rank() : -1);
-    if (!resume_parse(&run.config, argc, argv, &status, &e))
+    if (!config_arguments(&all, argc, argv, &e))
+        fatal(EXIT_USAGE, "%s", e.text);
+    if (!resume_parse(&run.config, all.argc, all.argv, &status, &e))
         fatal(status, "%s", e.text); // ranks may have got different options
     if (run.config.help) {
         if (comm_rank() == 0)
@@ -601,10 +632,11 @@ int main(int argc, char **argv)
         prepare_folder(&run);
     backend_open(run.config.device);
     timeline_mark("device");
-    status = training ? train_run(&run, argc, argv) : use_run(&run);
+    status = training ? train_run(&run, all.argc, all.argv) : use_run(&run);
     tokenizer_free(run.tokenizer);
     trainer_free(&run.trainer);
     run_folder_close(&run.folder);
+    free(all.argv);
     backend_close();
     comm_close();
     return status;

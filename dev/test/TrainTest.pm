@@ -211,7 +211,8 @@ sub same_state {
     my ($a, $meta_a) = tensors($one);
     my ($b, $meta_b) = tensors($other);
     delete @$_{qw(train_ms option.out option.resume option.stop-at option.checkpoint-every option.threads option.save-init option.init-from
-        option.val-every option.keep-checkpoints option.gpus option.ranks option.device option.timeout option.graphs)}
+        option.val-every option.keep-checkpoints option.gpus option.ranks option.device option.timeout option.graphs option.config
+        option.stop-after)}
         for $meta_a, $meta_b;
     delete @$_{grep { /^crc32c/ } keys %$_} for $meta_a, $meta_b; # they follow from the rest
     my @different = grep { !$a->{$_} || !$b->{$_} || $a->{$_}{bytes} ne $b->{$_}{bytes} } sort keys %{{%$a, %$b}};

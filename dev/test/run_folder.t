@@ -34,9 +34,9 @@ for my $run (@runs) {
     my ($id) = basename($run) =~ /\A\d{4}-\d\d-\d\d_tiny_([0-9a-f]{8})\z/;
     ok($id, 'named by date, preset and id: ' . basename($run)) or next;
     my @files = entries($run);
-    is(scalar @files, 5, 'with three checkpoints and two logs');
+    is(scalar @files, 6, 'with three checkpoints, two logs and its options');
     like($files[0], qr/\A$id$uuid[1]\.jsonl\z/, 'whose names begin with the id');
-    is_deeply([@files[2 .. 4]], [map { sprintf 'step_%06d.safetensors', $_ } 8, 16, 20], 'checkpoints lie beside them');
+    is_deeply([@files[2 .. 5]], ['run.toml', map { sprintf 'step_%06d.safetensors', $_ } 8, 16, 20], 'checkpoints lie beside them');
 }
 my %seed = map { (tensors("$_/step_000020.safetensors"))[1]{'option.seed'} => $_ } @runs;
 is(join(' ', sort keys %seed), '1 2', 'none wrote over the other');
@@ -177,5 +177,5 @@ my ($status, undef, $err) = run($trainer, '--resume', $broken, '--eval-only');
 is($status, 5, '--eval-only');
 like($err, qr/error: .*broken\.safetensors: the validation loss of these weights is -?nan\n\z/, 'says which weights');
 my (undef, $help) = run($trainer, '--help');
-like($help, qr/^Exit status: 0 done, 1 .*, 2 .*, 3 interrupted .*^4 a GPU failed, 5 diverged/ms, '--help lists the exit statuses');
+like($help, qr/^Exit status: 0 done, 1 .*, 2 .*, 3 interrupted .* 4 a GPU failed, 5 diverged/ms, '--help lists the exit statuses');
 done_testing;

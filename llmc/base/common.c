@@ -262,12 +262,26 @@ static double process_age(void)
     return age > 0 && age < 3600 ? age : 0;
 }
 
+static double process_start(void) // on the clock of seconds_now
+{
+    static double start;
+    if (!start)
+        start = seconds_now() - process_age();
+    return start;
+}
+
+double process_seconds(void)
+{
+    double start = process_start();
+    return seconds_now() - start;
+}
+
 void timeline_mark(const char *stretch)
 {
     int i = 0;
     double now = seconds_now();
     if (!timeline.last)
-        timeline.last = now - process_age();
+        timeline.last = process_start();
     while (i < timeline.count && strcmp(timeline.name[i], stretch))
         i++;
     assert(i < MAX_STRETCHES);

@@ -62,7 +62,8 @@ char *format_string(const char *format, ...) __attribute__((format(printf, 1, 2)
 // waiting.
 int open_regular(const char *what, const char *path, int64_t *bytes, Error *e);
 
-double seconds_now(void); // monotonic clock
+double seconds_now(void);     // monotonic clock
+double process_seconds(void); // since the process began, libraries loaded before main included
 uint64_t fingerprint_bytes(uint64_t seed, const void *bytes,
                            size_t count); // FNV-1a, to tell things apart; seed 0 begins
 

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// One argument, "--name value", "--name=value" or a flag; *i moves past what was taken.
-static bool parse_argument(int argc, char **argv, int *i, const Option **o, const char **value, Error *e)
+bool argument_take(int argc, char **argv, int *i, const Option **o, const char **value, Error *e)
 {
     const char *arg = argv[(*i)++];
     if (strncmp(arg, "--", 2))
@@ -34,7 +33,7 @@ static bool look_ahead(Config *c, int argc, char **argv, Error *e)
     const Option *o = NULL;
     const char *value = NULL;
     for (int i = 1; i < argc;) {
-        if (!parse_argument(argc, argv, &i, &o, &value, e))
+        if (!argument_take(argc, argv, &i, &o, &value, e))
             return false;
         c->given[o - config_options] = true;
         if (!strcmp(o->name, "preset") && !option_set(c, o, value, e))
@@ -43,13 +42,11 @@ static bool look_ahead(Config *c, int argc, char **argv, Error *e)
     return true;
 }
 
-// Options that say what this process does, with which files and on which machine: not part of a run that goes
-// on.
-static bool of_this_process(const Config *c, const Option *o)
+bool option_of_process(const Config *c, const Option *o)
 {
-    static const char own[] =
-        " out init-from save-init resume stop-at eval-only profile gpus ranks device timeout graphs threads "
-        "self-check verbose help ";
+    static const char own[] = " config out init-from save-init resume stop-at stop-after eval-only profile "
+                              "gpus ranks device timeout "
+                              "graphs threads self-check verbose help ";
     char name[64];
     snprintf(name, sizeof name, " %s ", o->name);
     if (strstr(own, name))
@@ -71,7 +68,7 @@ static bool take_known(Config *c, KnownOption known, const void *of, Error *e)
         if (!value)
             value = config_older_value(o->name, known, of);
         bool none = value && !o->standard && !*value; // how no text at all is written
-        if (!value || none || c->given[i] || of_this_process(c, o))
+        if (!value || none || c->given[i] || option_of_process(c, o))
             continue;
         if (!option_set(c, o, value, e))
             return false;
@@ -106,7 +103,7 @@ bool config_read(Config *c, int argc, char **argv, KnownOption known, const void
         return false;
 
     for (int i = 1; i < argc;) {
-        if (!parse_argument(argc, argv, &i, &o, &value, e))
+        if (!argument_take(argc, argv, &i, &o, &value, e))
             return false;
         if (!option_set(c, o, value, e))
             return false;
@@ -194,8 +191,8 @@ void config_print_help(FILE *f)
     fprintf(f, "\nPresets, each as the one it is based on with these changes:\n");
     for (int i = 0; records[i]; i++)
         print_preset(f, records[i]);
-    fprintf(f, "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted "
-               "(the state was saved, unless a second signal came),\n4 a GPU failed, 5 diverged: the loss of "
-               "a training step or "
-               "of a validation is not a finite number.\n");
+    fprintf(f,
+            "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted by a signal or "
+            "--stop-after (the\nstate was saved, unless a second signal came), 4 a GPU failed, 5 diverged: "
+            "the loss of a training step or of a\nvalidation is not a finite number.\n");
 }

@@ -43,7 +43,7 @@ typedef struct Config {
     bool repeat;
     int epochs;
     // run
-    const char *preset;
+    const char *preset, *config;
     int head;       // HeadMode
     int mlp;        // MlpMode
     int fp8_scales; // SCALES_BY_MICRO_BATCH or SCALES_SEQUENTIAL
@@ -52,6 +52,7 @@ typedef struct Config {
     int save_scalars; // values of the tensor "scalars" in files that are written
     int checkpoint_every, keep_checkpoints;
     int stop_at;
+    const char *stop_after;
     bool eval_only, tensorboard;
     bool deterministic, portable;
     int profile; // steps before the profiled ones; 0: none
@@ -123,4 +124,5 @@ bool config_backend_check(const Config *c, bool training, Error *e);
 const struct Record *config_record(const Config *c); // whose layers and tensors the run has
 NsText config_ns_text(const Config *c); // the Newton-Schulz options as newton_schulz.h parses them
 int config_total_steps(const Config *c);
-int config_vocab_padded(const Config *c); // up to the next multiple of 128
+double config_stop_after(const Config *c); // seconds; 0: none, below 0: not a time
+int config_vocab_padded(const Config *c);  // up to the next multiple of 128

@@ -2,6 +2,7 @@
 #include "llmc/optim/schedule.h"
 #include "llmc/records/record.h"
 #include "llmc/run/config_internal.h"
+#include <ctype.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,16 @@ static bool check_vector(const Config *c, Error *e)
                      c->save_scalars, c->preset);
 }
 
+double config_stop_after(const Config *c)
+{
+    char *unit;
+    double count = strtod(c->stop_after, &unit);
+    double seconds = *unit == 's' ? count : *unit == 'm' ? 60 * count : *unit == 'h' ? 3600 * count : 0;
+    if (!*c->stop_after)
+        return 0;
+    return isdigit((unsigned char)*c->stop_after) && seconds > 0 && seconds < 1e9 && !unit[1] ? seconds : -1;
+}
+
 bool config_check(const Config *c, Error *e)
 {
     int head_dim = c->model_dim / c->num_heads;
@@ -79,6 +90,8 @@ bool config_check(const Config *c, Error *e)
         return error_set(e, "--num-scheduled and --num-extension are too many steps");
     if (c->stop_at > config_total_steps(c))
         return error_set(e, "--stop-at %d lies behind the last step, %d", c->stop_at, config_total_steps(c));
+    if (config_stop_after(c) < 0)
+        return error_set(e, "--stop-after: '%s' is not a time, like 90s, 10m or 1.5h", c->stop_after);
     if (c->profile && c->profile < MIN_PROFILE)
         return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile,
                          MIN_PROFILE);
@@ -139,7 +152,7 @@ char *config_unused(const Config *c, bool training, int reason)
          "no scale is delayed here"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
         {!training,
-         " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at "
+         " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at stop-after "
          "tensorboard ",
          "nothing is trained here"},
         {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},

@@ -10,6 +10,7 @@
 // clang-format off
 const Option config_options[] = {
     {"preset", OPT_TEXT, AT(preset), "2025-10-27", 0, 0, NULL, "one of those listed below; applied before all other options", false, "Model"},
+    {"config", OPT_TEXT, AT(config), "", 0, 0, NULL, "file of options, one a line, as name = value (TOML); options given here override them. Every run writes one, run.toml in its folder, which repeats it; several files: the later override", false, NULL},
     {"vocab-size", OPT_INT, AT(vocab_size), "0", 0, 65536, NULL, "token ids; 0: as the training shard says", true, NULL},
     {"model-dim", OPT_INT, AT(model_dim), NULL, 16, 16384, NULL, "width d of the residual stream", true, NULL},
     {"num-heads", OPT_INT, AT(num_heads), NULL, 1, 256, NULL, "attention heads; the head width is model-dim / num-heads", true, NULL},
@@ -76,6 +77,7 @@ const Option config_options[] = {
     {"checkpoint-every", OPT_INT, AT(checkpoint_every), "0", 0, 1e9, NULL, "steps between checkpoints; 0: one at the end", false, NULL},
     {"keep-checkpoints", OPT_INT, AT(keep_checkpoints), "0", 0, 1e9, NULL, "checkpoints of this run that are kept: an older one is removed when a newer one is on the disk and has given a finite loss; 0: all", false, NULL},
     {"stop-at", OPT_INT, AT(stop_at), "0", 0, 1e9, NULL, "save and stop before this step, with the schedules unchanged; 0: run to the end", false, NULL},
+    {"stop-after", OPT_TEXT, AT(stop_after), "", 0, 0, NULL, "save and stop, with status 3, after the first step that ends so long after the start of the program: 90s, 10m, 1.5h; --resume goes on", false, NULL},
     {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
@@ -248,7 +250,7 @@ bool config_given(const Config *c, const char *name)
 
 uint64_t config_fingerprint(const Config *c)
 {
-    static const char own[] = " device gpus ranks threads out train-files val-files vocab timeout ";
+    static const char own[] = " config device gpus ranks threads out train-files val-files vocab timeout ";
     uint64_t h = 0;
     for (int i = 0; config_options[i].name; i++) {
         char *name = format_string(" %s ", config_options[i].name), *value = config_option_value(c, i);

@@ -335,6 +335,15 @@ bool run_folder_open(RunFolder *f, const char *preset, Error *e)
     return true;
 }
 
+char *run_folder_options(const RunFolder *f, int step)
+{
+    char *first = format_string("%s/run.toml", f->path);
+    if (access(first, F_OK))
+        return first;
+    free(first);
+    return format_string("%s/run_%06d.toml", f->path, step);
+}
+
 void run_folder_close(RunFolder *f)
 {
     if (f->lock >= 0)

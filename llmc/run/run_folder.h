@@ -3,6 +3,8 @@
 //
 //   <uuid>.txt, <uuid>.jsonl   logs; a run that is resumed adds a pair: a log says what one process did
 //   step_000123.safetensors    checkpoints
+//   run.toml                   options of the process that made the folder: --config with this file repeats
+//   it run_000123.toml            of one that went on here after step 123
 //
 // The id is the first 8 hexadecimal digits of the uuid of every log in the folder. Older programs wrote into
 // <out> itself (<out>/step_000123.safetensors, <out>/logs/): such a folder can be resumed, and the run goes
@@ -40,6 +42,8 @@ bool run_folder_prepare(RunFolder *f, const char *out, bool out_given, const cha
 
 // Collective: rank 0, which has prepared it, makes the folder of a new run and hands the path to the others.
 bool run_folder_open(RunFolder *f, const char *preset, Error *e);
+// Where the options of this process belong, after so many steps of the run; owned by the caller.
+char *run_folder_options(const RunFolder *f, int step);
 void run_folder_close(RunFolder *f);
 
 // Removes checkpoints of earlier steps than `step`, so that with that one `keep` are left; 0 keeps all. What
