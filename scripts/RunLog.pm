@@ -20,18 +20,24 @@ my $LOSS = qr/-?[0-9]+\.[0-9]{4}|[+-]?nan|[+-]?inf/i;
 my $TIMES = qr/train_time:($INTEGER)ms step_avg:((?:$INTEGER)\.[0-9]{2})ms/;
 my $MAX_BYTES = 256 << 20;
 
-# read_file($path) -> the bytes. Dies with one line for anything that is not a readable regular file of a
-# sensible size.
-sub read_file {
+# open_file($path) -> a handle that gives bytes. Dies with one line for anything that is not a readable regular
+# file of a sensible size.
+sub open_file {
     my ($path) = @_;
     die "$path: no such file\n" if !-e $path;
     die "$path: not a regular file; give the log files of the runs\n" if !-f _;
-    die "$path: empty\n" if !-s _;
-    die "$path: " . (-s _) . " bytes; no log of a run is that large\n" if -s _ > $MAX_BYTES;
+    die "$path: " . (-s _) . " bytes; no log of a run is that large\n" if (-s _ // 0) > $MAX_BYTES;
     open my $in, '<:raw', $path or die "$path: cannot be read: $!\n";
+    return $in;
+}
+
+# read_file($path) -> the bytes, one at least.
+sub read_file {
+    my ($path) = @_;
+    my $in = open_file($path);
     local $/;
-    my $bytes = <$in>;
-    die "$path: cannot be read: $!\n" if !defined $bytes;
+    my $bytes = <$in> // die "$path: cannot be read: $!\n";
+    die "$path: empty\n" if $bytes eq '';
     return $bytes;
 }
 
