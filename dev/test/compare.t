@@ -32,8 +32,8 @@ near($r->{dof}, 3, 1e-6, 'degrees of freedom of very unequal variances');
 $r = Compare::welch([1, 2], [3]);
 ok(!defined $r->{p} && $r->{difference} == 1.5, 'one run in a set: a difference and no test');
 ok(!defined Compare::welch([1, 1], [2, 2])->{p}, 'no spread at all: no test');
-is(join(' ', Compare::ticks(0, 10)), '0 2 4 6 8 10', 'ticks');
-is(join(' ', map { sprintf '%g', $_ } Compare::ticks(3.28, 3.61)), '3.3 3.35 3.4 3.45 3.5 3.55 3.6', 'ticks of losses');
+is(join(' ', SvgPlot::ticks(0, 10)), '0 2 4 6 8 10', 'ticks');
+is(join(' ', map { sprintf '%g', $_ } SvgPlot::ticks(3.28, 3.61)), '3.3 3.35 3.4 3.45 3.5 3.55 3.6', 'ticks of losses');
 
 # ---- a page ------------------------------------------------------------------------------------------------------------
 
@@ -60,7 +60,51 @@ like($page, qr{50 steps that all runs have after step 10: old &lt;one&gt; 102\.0
 is(scalar(() = $page =~ /<svg /g), scalar(() = $page =~ m{</svg>}g), 'every plot is closed');
 is(scalar(() = $page =~ /<svg /g), 5, 'five plots');
 is(scalar(() = $page =~ /<polyline /g), 3 * 6 + 2, 'a curve for each run, and the differences');
-unlike($page, qr{<one>|https?://|<script|<link}, 'nothing is fetched, and names are names');
+unlike($page, qr{<one>|https?://|<script|<link|url\(|\@import}, 'nothing is fetched, and names are names');
+
+# ---- in words ----------------------------------------------------------------------------------------------------------
+
+my ($verdict) = $page =~ m{<div class="verdict">(.*?)</div>}s;
+like($verdict, qr{<p>old &lt;one&gt; has the lower validation loss at step 60: 0\.1353 against 0\.6353 of new, 0\.5000 less \(79%\)\. That is not chance: sets of runs that are alike differ as much in less than 1 of 1000 comparisons \(p = [0-9.e-]+\)\. With 95% confidence it is between 0\.4977 and 0\.5023 less\.</p>},
+    'the verdict on the loss');
+like($verdict, qr{<p>new is faster a step: 92\.00 ms against 102\.00 ms of old &lt;one&gt;, 10\.00 ms less \(9\.8%\)\. That is not chance: .*p = 0\.0003\)}, 'and on the step time');
+(my $told = $verdict) =~ s/<.*?>//g;
+$told =~ s/&lt;/</g;
+$told =~ s/&gt;/>/g;
+is($out, "$told$dir/page.html\n", 'the terminal has the same words');
+like(join("\n", $page =~ /class="value">.*/g), qr{^class="value">step 60: old &lt;one&gt; 0\.1353, new 0\.6353</text>}m, 'values for the pointer');
+like($page, qr{\@media\(prefers-color-scheme:dark\)}, 'colours for the dark');
+like($page, qr{<b class="a">old &lt;one&gt;</b>: a1\.jsonl, a2\.jsonl, a3\.jsonl<}, 'the runs by their names');
+like($page, qr{<p>All options are the same\.</p>|do not say their options}, 'no option differs');
+
+# Differences of a size and spread that leave it open; sets of one run; equal losses; no validation.
+sub verdict { my @sets = @_; my ($status, $text) = compare('--output', "$dir/v.html", '--set', 'a', @{$sets[0]}, '--set', 'b', @{$sets[1]}); return $text }
+my @c = map { made_up_run("c$_", 0.0015 * $_, 100 + $_) } 1 .. 3;
+like(verdict(\@a, \@c), qr{a has the lower validation loss .* That can be chance: sets of runs that are alike differ as much in \d+ of 100 comparisons .* between -0\.\d+ and 0\.\d+ less}, 'what can be chance');
+like(verdict(\@a, \@c), qr{^A step takes the same time: 102\.00 ms\. That can be chance}m, 'the same times');
+like(verdict([$a[0]], [$b[0]]), qr{a has the lower .* cannot be said: a set of one run has no spread}, 'one run in a set');
+like(verdict([$a[0], $a[0]], [$b[0], $b[0]]), qr{are they copies of one run\?}, 'copies of a run');
+my $short = spew("$dir/short.jsonl", join "\n", (split /\n/, slurp($b[0]))[0 .. 30]);
+like(verdict(\@a, [$short]), qr{validation loss at step 20, the last one that all runs have \(one goes on to 60\): }, 'a run that is behind');
+my @bare = map { spew("$dir/bare$_.jsonl", join '', grep {/"loss"/} map {"$_\n"} split /\n/, slurp("$dir/$_.jsonl")) } qw(a1 b1);
+like(verdict(map { [$_] } @bare), qr{a has the lower training loss in steps 41 to 60: }, 'without validations the mean of the last training losses');
+
+# ---- options and names -------------------------------------------------------------------------------------------------
+
+sub run_with { # made-up run $from in a folder, under these options
+    my ($folder, $from, $options) = @_;
+    mkdir "$dir/$folder";
+    return spew("$dir/$folder/01234567-89ab-4def-8123-456789abcdef.jsonl", slurp($from) =~ s/"options":\{\}/"options":$options/r);
+}
+my @options = ('{"seed":1,"muon-rate":0.03,"ns":"polar","repeat":true,"out":"x"}', '{"seed":2,"muon-rate":"0.029999999999999999","ns":"<b>turbo","repeat":false,"out":"y","new":1}');
+run_with('run_one', $a[0], $options[0]);
+run_with('run_two', $b[0], $options[1]);
+compare('--output', "$dir/o.html", '--set', 'a', "$dir/run_one/01234567-89ab-4def-8123-456789abcdef.jsonl", '--set', 'b', "$dir/run_two");
+my $differing = slurp("$dir/o.html");
+is(join(' ', $differing =~ m{<tr><td>([a-z-]+)</td><td>}g), 'new ns repeat seed', 'the options that differ, no names of files');
+like($differing, qr{<tr><td>ns</td><td>polar</td><td>&lt;b&gt;turbo</td></tr>\n<tr><td>repeat</td><td>on</td><td>off</td></tr>}, 'with their values');
+like($differing, qr{</b>: run_one</p>.*</b>: run_two</p>}s, 'runs in folders have the names of these');
+unlike($differing, qr{01234567}, 'and no uuid');
 
 # ---- losses that are no numbers ----------------------------------------------------------------------------------------
 
@@ -76,12 +120,18 @@ like($out, qr{^compare: note: \Q$nan: $_\E$}m, "console: $_") for @lost;
 like(slurp("$dir/nan.html"), qr{<p><b>Left out:</b> nan\.jsonl: \Q$_\E\.</p>}, "page: $_") for @lost;
 unlike($out . slurp("$dir/page.html"), qr{: .*Left out|a1\.jsonl: }, 'nothing of that for runs without');
 
-my $log = "source\n" . '=' x 100 . "\ncompiler\n" . '=' x 100 . "\nstep:0/2 val_loss:9.0000 train_time:0ms step_avg:0.00ms\n"
+my $log = "source\n" . '=' x 100 . "\ncompiler\ncommand line: ./train_gpt --preset tiny --ns=turbo --repeat --train-files 'a b'\n" . '=' x 100 . "\nstep:0/2 val_loss:9.0000 train_time:0ms step_avg:0.00ms\n"
     . "step:1/2 train_time:9ms step_avg:9.00ms\nstep:1/2 val_loss:-nan train_time:9ms step_avg:9.00ms\nstep:2/2 train_time:18ms step_avg:9.00ms\n"
     . "step:2/2 val_loss:inf train_time:18ms step_avg:9.00ms\n";
 spew("$dir/log.txt", $log);
 ($status, $out) = compare('--output', "$dir/log.html", '--set', 'a', $a[0], '--set', 'b', "$dir/log.txt");
 like($out, qr{^compare: note: \Q$dir/log.txt\E: 2 of 3 validation losses are no finite numbers \(the first at step 1\)}m, 'the same in a log');
+(my $other = $log) =~ s/ --ns=turbo --repeat/ --ns gram/;
+spew("$dir/other.txt", $other);
+compare('--output', "$dir/logs.html", '--set', 'a', "$dir/log.txt", '--set', 'b', "$dir/other.txt");
+like(slurp("$dir/logs.html"), qr{<tr><td>ns</td><td>turbo</td><td>gram</td></tr>\n<tr><td>repeat</td><td>1</td><td>-</td></tr>\n</table>}, 'options of logs are those of the command line');
+compare('--output', "$dir/mixed.html", '--set', 'a', "$dir/log.txt", '--set', 'b', "$dir/run_two");
+is(join(' ', slurp("$dir/mixed.html") =~ m{<tr><td>([a-z-]+)</td><td>}g), 'ns preset repeat train-files', 'beside JSON lines only these are compared');
 spew("$dir/all.jsonl", qq({"event":"step","step":1,"loss":null}\n));
 ($status, $out) = compare('--output', "$dir/all.html", '--set', 'a', $a[0], '--set', 'b', "$dir/all.jsonl");
 ok($status == 1 && $out =~ /error: \Q$dir\E\/all\.jsonl: no finite number in it/, 'a run of nothing else is refused') or diag $out;

@@ -151,6 +151,10 @@ for my $i (0 .. $#NAMES) {
     ok($ok, 'compare: sets, logs and title ' . RunLog::printable($name)) or diag "$status\n$out$err";
     untouched('compare');
 }
+spew("$dir/o.$_.jsonl", qq({"event":"options","options":{"$_":"$_","b":["<img>"]}}\n) . json_text(0)) for '<img src=x>', 'b';
+call("$root/scripts/compare", '--output', "$dir/o.html", '--set', 'a', "$dir/o.<img src=x>.jsonl", '--set', 'b', "$dir/o.b.jsonl");
+like(slurp("$dir/o.html"), qr/<td>&lt;img src=x&gt;<\/td><td>&lt;img src=x&gt;<\/td><td>-</, 'compare: options of such names');
+unlike(slurp("$dir/o.html"), qr/<img/, 'are names');
 my %evil = (preset => '<script>alert(1)</script>', note => '"><img src=x>');
 my @lines = (qq({"event":"options","options":{"preset":"$evil{preset}","out":"\\"><img src=x>"}}\n));
 spew("$dir/o$_.jsonl", join '', @lines, json_text($_)) for 1, 2;
@@ -167,6 +171,31 @@ spew("$dir/big$_.jsonl",
     "$dir/big2.jsonl");
 ok($status eq '0' && slurp("$dir/big.html") !~ /inf|nan/i, 'numbers beyond all bounds')
     or diag "$status\n$err";
+
+# ---- watch -------------------------------------------------------------------------------------------------
+
+# A picture of lines of the terminal's width: no character that it would obey, no line end of a name's.
+sub pictured {
+    my ($what, @runs) = @_;
+    local @ENV{qw(LC_ALL COLUMNS LINES)} = ('C.UTF-8', 80, 20);
+    my ($status, $out, $err) = call("$root/scripts/watch", '--once', @runs);
+    ok($status eq '0' && $out !~ /[^ -~\n\x80-\xff]/ && ($out =~ tr/\n//) == 20, "watch: $what") or diag "$status\n$out$err";
+    untouched('watch');
+    return $out;
+}
+for my $name (map {tr{/}{_}r} @NAMES) {
+    mkdir "$dir/$name-watched";
+    spew("$dir/$name-watched/$name.jsonl", json_text(0));
+    my $out = pictured('a folder and a file ' . RunLog::printable($name), '--', "$name-watched", "$dir/$name.jsonl");
+    like($out, qr/^A .*watched .*\nB .*\.jsonl /, 'in a line each');
+}
+spew("$dir/evil.jsonl",
+    qq({"event":"options","options":{"num-scheduled":"1e9\\u001b[2J","num-extension":[1],"stop-at":{}}}\n)
+        . json_text(0)
+        . qq({"event":"step","step":"13\\u001b[2J","loss":1}\n{"event":"step","step":[1],"loss":1}\n{"event":"step","step":13,"loss":1e999,"tokens":"x"}\n)
+        . qq({"event":"failure","text":"\\u001b]0;title\\u0007\\nline"}\n));
+like(pictured('hostile values', "$dir/evil.jsonl"), qr/loss nan .*\\x1b\]0;title\\x07\\nline/, 'are shown as they are');
+unlike(pictured('numbers beyond all bounds', "$dir/big1.jsonl"), qr/inf/i, 'are left out');
 
 # ---- fidelity, embed_source, speedrun ----------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ for ('fifo', 'fifo.jsonl') {
 for (
     ['compare',    '--output', "$dir/x.html",           '--set', 'a', "$dir/fifo", '--set', 'b', "$dir/fifo"],
     ['plot_curve', '--output',            "$dir/x.png", "$dir/fifo"],
+    ['watch',      '--once',              "$dir/fifo.jsonl"],
     ['record',     qw(--name x --what y), "$dir/fifo",  "$dir/fifo"]
 ) {
     my ($script, @arguments) = @$_;
