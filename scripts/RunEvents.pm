@@ -22,8 +22,8 @@ my %WHAT = (training => 'training losses', validation => 'validation losses', ti
 
 # ---- files -------------------------------------------------------------------------------------------------
 
-# The .jsonl files of a run's folder: the run's first, then those of the processes that went on from its checkpoints,
-# in the order in which they were written last.
+# The .jsonl files of a run's folder: the run's first, then those of the processes that went on from its
+# checkpoints, in the order in which they were written last.
 sub files_of {
     my ($folder) = @_;
     opendir my $dir, $folder or die "$folder: cannot be read: $!\n";
@@ -116,8 +116,8 @@ sub read_run {
 
 my $NUMBER = qr/null|-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3})?/;
 
-# The hash of a line; undef for one that is no JSON object. Nearly all lines are steps, which hold numbers only: they
-# are taken apart here, ten times as fast as by the library.
+# The hash of a line; undef for one that is no JSON object. Nearly all lines are steps, which hold numbers only:
+# they are taken apart here, ten times as fast as by the library.
 sub event {
     my ($line) = @_;
     if ($line =~ /\A\{(?:"event":"([a-z]+)",)?("[a-z_]+":$NUMBER(?:,"[a-z_]+":$NUMBER)*)\}\z/) {
@@ -156,7 +156,8 @@ sub begin {
     }
 }
 
-# A diverged run has losses that are no numbers. They cannot be compared or drawn; who does says how many there are.
+# A diverged run has losses that are no numbers. They cannot be compared or drawn; who does says how many there
+# are.
 sub add_point {
     my ($run, $what, $step, $value) = @_;
     if (RunLog::is_number($value)) { $run->{$what}{$step + 0} = $value + 0 }

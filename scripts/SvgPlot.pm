@@ -4,13 +4,17 @@ package SvgPlot;
 
 use strict;
 use warnings;
+use Exporter qw(import);
 use RunLog;
 use RunStats ();
+
+our @EXPORT_OK = qw(escaped plot ticks);
 
 # Of a page with plots: classes "a" and "b" are the colours of two sets, "d" that of their difference.
 our $STYLE = <<'END_OF_STYLE';
 :root{color-scheme:light dark;--back:#fff;--text:#222;--quiet:#666;--line:#ddd;--a:#1565c0;--b:#d84315;--d:#444}
-@media(prefers-color-scheme:dark){:root{--back:#17191c;--text:#ddd;--quiet:#999;--line:#3a3d42;--a:#64b5f6;--b:#ff8a65;--d:#bbb}}
+@media(prefers-color-scheme:dark){
+:root{--back:#17191c;--text:#ddd;--quiet:#999;--line:#3a3d42;--a:#64b5f6;--b:#ff8a65;--d:#bbb}}
 body{background:var(--back);color:var(--text)}
 svg{width:100%;font:12px sans-serif}
 svg text{fill:var(--text)}
