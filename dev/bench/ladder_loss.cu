@@ -134,9 +134,9 @@ static void run3(Stream s, int i)
 static void run4(Stream s, int i)
 {
     static const LossForm form = loss_form(&head_plain, 768);
-    RowTargets row_targets = {targets, NULL, 1, ROWS};
-    loss_gradient_rows(s, &form, GRADIENT_E5M2, set[i].losses, set[i].logits, set[i].codes, &row_targets,
-                       ROWS, ROWS, VP);
+    LossGradient a =
+        {GRADIENT_E5M2, set[i].losses, set[i].logits, set[i].codes, {targets, NULL, 1, ROWS}, ROWS, ROWS, VP};
+    loss_gradient_rows(s, &form, &a);
 }
 
 // ---- check ------------------------------------------------------------------------------------------------

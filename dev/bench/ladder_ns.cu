@@ -109,10 +109,10 @@ static void run3(Stream s, int set)
     void *x = lt.x, *y = lt.y;
     load(s, set);
     for (int i = 0; i < std5.steps; i++, std::swap(x, y)) {
-        lt_run(&lt, &lt.gram, s, lt.a, 1, x, x, 0, lt.a);
-        lt_run(&lt, &lt.square, s, lt.b, 1, lt.a, lt.a, 0, lt.b);
+        lt_run(&lt, &lt.gram, s, {lt.a, x, x, lt.a, 1, 0});
+        lt_run(&lt, &lt.square, s, {lt.b, lt.a, lt.a, lt.b, 1, 0});
         add(s, lt.b, (float)std5.tuples[i].c, (float)std5.tuples[i].b, lt.a, BATCH * square);
-        lt_run(&lt, &lt.apply, s, y, 1, x, lt.b, 0, y);
+        lt_run(&lt, &lt.apply, s, {y, x, lt.b, y, 1, 0});
         add(s, y, 1, (float)std5.tuples[i].a, x, BATCH * tall);
     }
     result = x;

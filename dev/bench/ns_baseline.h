@@ -46,16 +46,21 @@ static inline cublasLtMatrixLayout_t lt_layout(int64_t rows, int64_t cols, int64
     return l;
 }
 
-static inline void lt_run(const Baseline *k, const LtProduct *p, cudaStream_t s, void *out, float alpha,
-                          const void *a, const void *b, float beta, const void *c)
+// out = alpha a b + beta c
+typedef struct {
+    void *out;
+    const void *a, *b, *c;
+    float alpha, beta;
+} LtCall;
+
+static inline void lt_run(const Baseline *k, const LtProduct *p, cudaStream_t s, LtCall x)
 {
-    BENCH_LT(cublasLtMatmul(k->handle, p->operation, &alpha, a, p->a, b, p->b, &beta, c, p->c, out, p->c,
-                            &p->algorithm, k->workspace, LT_WORKSPACE, s));
+    BENCH_LT(cublasLtMatmul(k->handle, p->operation, &x.alpha, x.a, p->a, x.b, p->b, &x.beta, x.c, p->c,
+                            x.out, p->c, &p->algorithm, k->workspace, LT_WORKSPACE, s));
 }
 
 // Median time of one call, microseconds.
-static inline double lt_time(const Baseline *k, const LtProduct *p, void *out, const void *a, const void *b,
-                             float beta, const void *c)
+static inline double lt_time(const Baseline *k, const LtProduct *p, LtCall x)
 {
     enum { CALLS = 10 };
     cudaEvent_t from, to;
@@ -64,7 +69,7 @@ static inline double lt_time(const Baseline *k, const LtProduct *p, void *out, c
     for (int i = 0; i < CALLS + 3; i++) {
         if (i == 3)
             BENCH_CUDA(cudaEventRecord(from, NULL));
-        lt_run(k, p, NULL, out, 1, a, b, beta, c);
+        lt_run(k, p, NULL, x);
     }
     BENCH_CUDA(cudaEventRecord(to, NULL));
     BENCH_CUDA(cudaEventSynchronize(to));
@@ -75,8 +80,7 @@ static inline double lt_time(const Baseline *k, const LtProduct *p, void *out, c
     return 1e3 * ms / CALLS;
 }
 
-static inline void lt_choose(const Baseline *k, LtProduct *p, void *out, const void *a, const void *b,
-                             float beta, const void *c)
+static inline void lt_choose(const Baseline *k, LtProduct *p, LtCall x)
 {
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found[LT_CANDIDATES];
@@ -93,7 +97,7 @@ static inline void lt_choose(const Baseline *k, LtProduct *p, void *out, const v
     int chosen = 0;
     for (int i = 0; i < count; i++) {
         p->algorithm = found[i].algo;
-        double us = lt_time(k, p, out, a, b, beta, c);
+        double us = lt_time(k, p, x);
         if (i == 0 || us < best) {
             best = us;
             chosen = i;
@@ -119,9 +123,9 @@ static inline Baseline baseline_open(int n, int m, int batch, void *x, void *y, 
     int64_t square = (int64_t)n * n, tall = (int64_t)n * m;
     k.gram.a = k.gram.b = k.apply.a = k.apply.c = lt_layout(m, n, m, batch, tall);
     k.gram.c = k.square.a = k.square.b = k.square.c = k.apply.b = lt_layout(n, n, n, batch, square);
-    lt_choose(&k, &k.gram, a, x, x, 0, a);
-    lt_choose(&k, &k.square, b, a, a, 1, a);
-    lt_choose(&k, &k.apply, y, x, b, 1, x);
+    lt_choose(&k, &k.gram, (LtCall){a, x, x, a, 1, 0});
+    lt_choose(&k, &k.square, (LtCall){b, a, a, a, 1, 1});
+    lt_choose(&k, &k.apply, (LtCall){y, x, b, x, 1, 1});
     return k;
 }
 
@@ -141,22 +145,24 @@ static inline void baseline_close(Baseline *k)
 static inline void *baseline_run(const Baseline *k, cudaStream_t s, const float *u, int m_of_u, float *sumsq)
 {
     NsOptions o = ns_options_default(NS_POLAR);
-    ns_load(s, NS_BF16,
-            &(NsLoad){.x = k->x,
-                      .sumsq = sumsq,
-                      .u = u,
-                      .u_stride = (int64_t)k->n * m_of_u,
-                      .kappa = o.kappa,
-                      .eps = o.eps,
-                      .gain = 1,
-                      .rows = k->n,
-                      .cols = m_of_u,
-                      .batch = k->batch});
+    NsLoad load = {};
+    load.x = k->x;
+    load.sumsq = sumsq;
+    load.u = u;
+    load.u_stride = (int64_t)k->n * m_of_u;
+    load.kappa = o.kappa;
+    load.eps = o.eps;
+    load.gain = 1;
+    load.rows = k->n;
+    load.cols = m_of_u;
+    load.batch = k->batch;
+    ns_load(s, NS_BF16, &load);
     void *x = k->x, *y = k->y;
     for (int i = 0; i < o.steps; i++) {
-        lt_run(k, &k->gram, s, k->a, 1, x, x, 0, k->a);
-        lt_run(k, &k->square, s, k->b, (float)o.tuples[i].c, k->a, k->a, (float)o.tuples[i].b, k->a);
-        lt_run(k, &k->apply, s, y, 1, x, k->b, (float)o.tuples[i].a, x);
+        lt_run(k, &k->gram, s, (LtCall){k->a, x, x, k->a, 1, 0});
+        lt_run(k, &k->square, s,
+               (LtCall){k->b, k->a, k->a, k->a, (float)o.tuples[i].c, (float)o.tuples[i].b});
+        lt_run(k, &k->apply, s, (LtCall){y, x, k->b, x, 1, (float)o.tuples[i].a});
         void *swap = x;
         x = y;
         y = swap;

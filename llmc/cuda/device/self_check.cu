@@ -333,8 +333,10 @@ static void check_head(Stream s, HeadMode mode)
     if (fp8) {
         uint8_t *x8 = m.take<uint8_t>(PADDED * D), *w8 = m.take<uint8_t>(VP * D),
                 *unused = m.take<uint8_t>(VP * D);
-        fp8_quantize(s, x8, unused, x, 1, ROWS, PADDED, D, false);
-        fp8_quantize(s, w8, unused, w, 1, VP, VP, D, true);
+        Fp8Quantize of_x = {x8, unused, x, 1, ROWS, PADDED, D, false},
+                    of_w = {w8, unused, w, 1, VP, VP, D, true};
+        fp8_quantize(s, &of_x);
+        fp8_quantize(s, &of_w);
         a.x = x8;
         a.w = w8;
         a.one_minus_sigmoid = m.take<uint16_t>(ROWS * VP);

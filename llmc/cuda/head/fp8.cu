@@ -46,11 +46,11 @@ struct Quantise {
 
 } // namespace
 
-void fp8_quantize(Stream s, uint8_t *plain, uint8_t *transposed, const floatX *x, float scale, int rows,
-                  int rows_padded, int cols, bool product_order)
+void fp8_quantize(Stream s, const Fp8Quantize *q)
 {
-    TransposeOut t = {plain, transposed, rows_padded, rows, rows_padded, cols, product_order};
-    transpose_tiles(s, &t, Quantise{x, scale, cols});
+    TransposeOut t = {q->plain,       q->transposed, q->rows_padded,  q->rows,
+                      q->rows_padded, q->cols,       q->product_order};
+    transpose_tiles(s, &t, Quantise{q->x, q->scale, q->cols});
 }
 
 void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, const uint8_t *x, int rows,

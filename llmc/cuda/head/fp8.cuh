@@ -21,12 +21,16 @@ static __device__ __forceinline__ float fp8_value(float x, __nv_fp8_interpretati
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
 }
 
-// plain (rows_padded, cols) = e4m3(x / scale), transposed (cols, rows_padded) its transpose; rows beyond
-// `rows` are zero.
-//   x (rows, cols) bf16; cols and rows_padded multiples of 16
-//   product_order: plain has row r where product_row(r) says (fp8_transpose.cuh); rows a multiple of 32 then
-void fp8_quantize(Stream s, uint8_t *plain, uint8_t *transposed, const floatX *x, float scale, int rows,
-                  int rows_padded, int cols, bool product_order);
+typedef struct {
+    uint8_t *plain;      // (rows_padded, cols) = e4m3(x / scale)
+    uint8_t *transposed; // (cols, rows_padded), its transpose
+    const floatX *x;     // (rows, cols)
+    float scale;
+    int rows, rows_padded, cols; // rows beyond `rows` are zero; cols and rows_padded multiples of 16
+    bool product_order;          // plain has row r where product_row(r) says (fp8_transpose.cuh); rows a
+                                 // multiple of 32 then
+} Fp8Quantize;
+void fp8_quantize(Stream s, const Fp8Quantize *q);
 // out = the values of e4m3(x / scale), in bf16, for the products without FP8 units.  n elements
 void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n);
 // transposed (cols, rows) = x^T of bytes, transposed_pitch bytes between its rows.  rows and cols multiples

@@ -182,9 +182,10 @@ void head_quantize(Stream s, const HeadSpec *spec, void *w8, const floatX *w, in
     OP_SCOPE(head_quantize, Vp, d);
     uint8_t *codes = (uint8_t *)w8;
     float scale = head_scales(spec, d).w;
+    Fp8Quantize q = {codes, codes + (size_t)Vp * (size_t)d, w, scale, Vp, Vp,
+                     d,     sm90_head_fits(HEAD_FP8, d, Vp)};
     if (weight_in_fp8(Vp, d))
-        fp8_quantize(s, codes, codes + (size_t)Vp * (size_t)d, w, scale, Vp, Vp, d,
-                     sm90_head_fits(HEAD_FP8, d, Vp));
+        fp8_quantize(s, &q);
     else
         fp8_round(s, (floatX *)w8, w, scale, (int64_t)Vp * d);
 }
@@ -213,12 +214,13 @@ static void chunk_in_bf16(Stream s, const Task *t, GradientForm form, int row, i
     int d = t->a.d, Vp = t->a.Vp;
     const floatX *x = t->a.x + (int64_t)row * d;
     floatX *logits = (floatX *)t->scratch.logits;
-    RowTargets targets = targets_from(t, row);
+    LossGradient gradient = {form, t->scratch.losses + row, logits, NULL, targets_from(t, row), rows, rows,
+                             Vp};
     GemmShape product = gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false);
     GemmShape dx = gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false);
     GemmShape dw = gemm_shape(Vp, d, rows, true, false, CUDA_R_32F, true);
     gemm(s, &product, logits, x, t->a.w, NULL, t->scales.x * t->scales.w);
-    loss_gradient_rows(s, &t->form, form, t->scratch.losses + row, logits, NULL, &targets, rows, rows, Vp);
+    loss_gradient_rows(s, &t->form, &gradient);
     gemm(s, &dx, t->a.dx + (int64_t)row * d, logits, t->a.w, NULL, t->scales.g * t->scales.w);
     gemm(s, &dw, t->a.dw, logits, x, t->a.dw, t->scales.g * t->scales.x);
 }
@@ -272,11 +274,11 @@ static void gradient_in_fp8(Stream s, const Task *t, int row, int rows, int at, 
         gradient_from_one_minus_sigmoid(s, &t->form, g8, g8_transposed, chunk, &l, padded);
     } else {
         floatX *logits = (floatX *)t->scratch.logits;
-        RowTargets targets = targets_from(t, row);
+        LossGradient gradient =
+            {GRADIENT_E5M2, t->scratch.losses + row, logits, g8, targets_from(t, row), rows, padded, Vp};
         GemmShape product = fp8_logits(padded, d, Vp);
         gemm(s, &product, logits, t->scratch.x8 + (int64_t)row * d, t->a.w8, NULL, t->scales.x * t->scales.w);
-        loss_gradient_rows(s, &t->form, GRADIENT_E5M2, t->scratch.losses + row, logits, g8, &targets, rows,
-                           padded, Vp);
+        loss_gradient_rows(s, &t->form, &gradient);
         fp8_transpose(s, g8_transposed, chunk, g8, padded, Vp);
     }
 }
@@ -325,7 +327,8 @@ void head_loss_train(Stream s, const HeadLoss *a)
     Task t = task_of(a, a->mode);
     t.scratch = train_scratch(a->scratch, a->mode, N, d, Vp);
     if (units) {
-        fp8_quantize(s, t.scratch.x8, t.scratch.x8_transposed, a->x, t.scales.x, N, t.tokens, d, false);
+        Fp8Quantize q = {t.scratch.x8, t.scratch.x8_transposed, a->x, t.scales.x, N, t.tokens, d, false};
+        fp8_quantize(s, &q);
     } else if (fp8) {
         fp8_round(s, (floatX *)t.scratch.x8, a->x, t.scales.x, (int64_t)N * d);
         t.a.x = (const floatX *)t.scratch.x8;

@@ -232,48 +232,45 @@ static int threads_for(int vectors)
 }
 
 template <GradientForm FORM, int TERMS>
-static void launch_loss_gradient(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
-                                 const RowTargets *targets, int rows, int rows_padded, int Vp)
+static void launch_loss_gradient(Stream s, const LossForm *f, const LossGradient *a)
 {
-    size_t stage_bytes = (size_t)Vp * 4;
+    size_t stage_bytes = (size_t)a->Vp * 4;
     if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
         loss_gradient_plain_kernel<FORM, TERMS>
-            <<<(unsigned)rows_padded, 512, 0, s>>>(*f, losses, logits, codes, *targets, rows, Vp);
+            <<<(unsigned)a->rows_padded, 512, 0, s>>>(*f, a->losses, a->logits, a->codes, a->targets, a->rows,
+                                                      a->Vp);
     } else {
-        int threads = threads_for(Vp / 8), blocks = (int)min_i64(rows_padded, device_state.sms);
+        int threads = threads_for(a->Vp / 8), blocks = (int)min_i64(a->rows_padded, device_state.sms);
         CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM, TERMS>,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
         loss_gradient_staged_kernel<FORM, TERMS>
-            <<<(unsigned)blocks, threads, stage_bytes, s>>>(*f, losses, logits, codes, *targets, rows,
-                                                            rows_padded, Vp);
+            <<<(unsigned)blocks, threads, stage_bytes, s>>>(*f, a->losses, a->logits, a->codes, a->targets,
+                                                            a->rows, a->rows_padded, a->Vp);
     }
     CHECK_LAUNCH();
 }
 
-template <GradientForm FORM>
-static void launch_for_terms(Stream s, const LossForm *f, float *losses, floatX *logits, uint8_t *codes,
-                             const RowTargets *targets, int rows, int rows_padded, int Vp)
+template <GradientForm FORM> static void launch_for_terms(Stream s, const LossForm *f, const LossGradient *a)
 {
-    if (one_term(targets))
-        launch_loss_gradient<FORM, 1>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+    if (one_term(&a->targets))
+        launch_loss_gradient<FORM, 1>(s, f, a);
     else
-        launch_loss_gradient<FORM, MAX_TERMS>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_loss_gradient<FORM, MAX_TERMS>(s, f, a);
 }
 
-void loss_gradient_rows(Stream s, const LossForm *f, GradientForm form, float *losses, floatX *logits,
-                        uint8_t *codes, const RowTargets *targets, int rows, int rows_padded, int Vp)
+void loss_gradient_rows(Stream s, const LossForm *f, const LossGradient *a)
 {
-    if (rows_padded <= 0)
+    if (a->rows_padded <= 0)
         return;
-    switch (form) {
+    switch (a->form) {
     case GRADIENT_BF16:
-        launch_for_terms<GRADIENT_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_terms<GRADIENT_BF16>(s, f, a);
         break;
     case GRADIENT_E5M2:
-        launch_for_terms<GRADIENT_E5M2>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_terms<GRADIENT_E5M2>(s, f, a);
         break;
     case GRADIENT_E5M2_AS_BF16:
-        launch_for_terms<GRADIENT_E5M2_AS_BF16>(s, f, losses, logits, codes, targets, rows, rows_padded, Vp);
+        launch_for_terms<GRADIENT_E5M2_AS_BF16>(s, f, a);
         break;
     }
 }

@@ -131,10 +131,15 @@ typedef enum {
     GRADIENT_E5M2_AS_BF16, // the values of those codes, in place of the logits
 } GradientForm;
 
-// losses (rows) fp32 out;  logits (rows_padded, Vp) bf16 in/out;  codes (rows_padded, Vp) for GRADIENT_E5M2
-// Rows from `rows` to rows_padded get zero gradient.
-void loss_gradient_rows(Stream s, const LossForm *f, GradientForm form, float *losses, floatX *logits,
-                        uint8_t *codes, const RowTargets *targets, int rows, int rows_padded, int Vp);
+typedef struct {
+    GradientForm form;
+    float *losses;  // (rows) out
+    floatX *logits; // (rows_padded, Vp) in/out
+    uint8_t *codes; // (rows_padded, Vp) out, for GRADIENT_E5M2
+    RowTargets targets;
+    int rows, rows_padded, Vp; // rows from `rows` to rows_padded get zero gradient
+} LossGradient;
+void loss_gradient_rows(Stream s, const LossForm *f, const LossGradient *a);
 // Of one target, with weight 1.  losses (rows) fp32 out;  logits (rows, Vp) fp32;  targets (rows)
 void loss_rows(Stream s, const LossForm *f, float *losses, const float *logits, const int32_t *targets,
                int rows, int Vp);

@@ -550,12 +550,13 @@ void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, floa
     CHECK_LAUNCH();
 }
 
-void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw,
-                     const float *unit, float gain, int n, int batch)
+void ns_portable_aol(NsChain *chain, float *scale, void *a, const float *raw, const float *unit, float gain,
+                     int n)
 {
-    int64_t rows = (int64_t)n * batch;
+    cudaStream_t s = chain->stream;
+    int64_t rows = (int64_t)n * chain->batch;
     aol_scales_kernel<<<warp_blocks(rows), THREADS, 0, s>>>(scale, raw, unit, gain, n, rows);
-    DISPATCH_DTYPE(dtype, {
+    DISPATCH_DTYPE(chain->dtype, {
         aol_apply_kernel<T><<<warp_blocks(rows), THREADS, 0, s>>>((T *)a, raw, scale, n, rows);
     });
     CHECK_LAUNCH();

@@ -29,8 +29,8 @@ struct NsProduct {
 // Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
                          const NsProduct &p);
-void ns_portable_aol(cudaStream_t s, NsDtype dtype, float *scale, void *a, const float *raw,
-                     const float *unit, float gain, int n, int batch);
+void ns_portable_aol(NsChain *chain, float *scale, void *a, const float *raw, const float *unit, float gain,
+                     int n);
 // q = z + a I; q may be z
 void ns_add_diagonal(cudaStream_t s, NsDtype dtype, void *q, const void *z, float a, int n, int batch);
 

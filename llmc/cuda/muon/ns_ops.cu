@@ -480,8 +480,7 @@ void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float 
     if (chain->batch == 0)
         return;
     if (takes_portable(chain, n, m)) {
-        ns_portable_aol(chain->stream, chain->dtype, scale, a, (const float *)raw, unit, gain, n,
-                        chain->batch);
+        ns_portable_aol(chain, scale, a, (const float *)raw, unit, gain, n);
         return;
     }
     Task t = {};
