@@ -46,8 +46,9 @@ static double attention_loss(void) // with q, k and v as attention takes them
 static double raw_loss(void)
 {
     int N = at.a.N, H = at.a.H, e = at.a.e, d = H * e;
-    ref_norm_rope(at.yq, at.rstd_q, at.q.d, at.cos.d, at.sin.d, N, H, e);
-    ref_norm_rope(at.yk, at.rstd_k, at.k.d, at.cos.d, at.sin.d, N, H, e);
+    RefRope rope = {at.cos.d, at.sin.d, N, H, e};
+    ref_norm_rope(&rope, at.yq, at.rstd_q, at.q.d);
+    ref_norm_rope(&rope, at.yk, at.rstd_k, at.k.d);
     for (int i = 0; i < N * d; i++) {
         double embedded = at.values.n ? at.values.d[at.tokens[i / d] * d + i % d] : 0;
         at.yv[i] = at.lambda.d[0] * at.v.d[i] + at.lambda.d[1] * embedded;
@@ -177,9 +178,11 @@ static Gradients analytic_gradients(void)
     double *dq = doubles(n), *dk = doubles(n), *dy = doubles(n);
     Gradients g = {doubles(n), doubles(n), doubles(n), doubles(n), {0, 0}};
     ref_gate(dy, at.dyg.d, at.h.d, at.w.d, N, H, e); // the gate's backward to y is the gate itself
-    ref_attention_backward(&at.a, dq, dk, g.mixed, dy, at.y, at.lse, at.yq, at.yk, at.yv);
-    ref_norm_rope_backward(g.q, dq, at.yq, at.rstd_q, at.cos.d, at.sin.d, N, H, e);
-    ref_norm_rope_backward(g.k, dk, at.yk, at.rstd_k, at.cos.d, at.sin.d, N, H, e);
+    ref_attention_backward(&at.a, &(RefQkv){dq, dk, g.mixed}, dy, at.y, at.lse,
+                           &(RefQkv){at.yq, at.yk, at.yv});
+    RefRope rope = {at.cos.d, at.sin.d, N, H, e};
+    ref_norm_rope_backward(&rope, g.q, dq, at.yq, at.rstd_q);
+    ref_norm_rope_backward(&rope, g.k, dk, at.yk, at.rstd_k);
     for (int i = 0; i < n; i++) {
         g.v[i] = at.lambda.d[0] * g.mixed[i];
         g.lambda[0] += g.mixed[i] * at.v.d[i];
@@ -274,7 +277,8 @@ static void sdpa_case(const Case *c, int qk) // qk: width of a head of q and k
     check(c, "y", of_x(y, n), at.y, n);
     check(c, "lse", of_float(lse, N * H), at.lse, N * H);
     double *eq = doubles(wide), *ek = doubles(wide), *ev = doubles(n);
-    ref_attention_backward(&at.a, eq, ek, ev, at.dyg.d, at.y, at.lse, at.q.d, at.k.d, at.v.d);
+    ref_attention_backward(&at.a, &(RefQkv){eq, ek, ev}, at.dyg.d, at.y, at.lse,
+                           &(RefQkv){at.q.d, at.k.d, at.v.d});
     if (c->differences) {
         double *analytic[] = {eq, ek, ev};
         eq = central_differences(at.q.d, wide, sdpa_loss);

@@ -30,7 +30,8 @@ static struct {
 
 static double embed_loss(void)
 {
-    ref_embed(em.x0, em.rstd, em.tokens, em.embed.d, em.gate.d, em.lambda.d[0], em.N, em.d);
+    RefEmbed a = {em.tokens, em.embed.d, em.gate.d, em.lambda.d[0], em.N, em.d};
+    ref_embed(&a, em.x0, em.rstd);
     return inner(em.x0, em.dx.d, em.N * em.d) + inner(em.x0, em.dx0.d, em.N * em.d);
 }
 
@@ -105,8 +106,8 @@ static struct {
 static double mix_loss(void)
 {
     int N = mix.N, d = mix.d;
-    ref_mix(mix.x_out, mix.h, mix.rstd, mix.x.d, mix.x0.d, mix.with_skip ? mix.skip.d : NULL, mix.coef.d, N,
-            d);
+    const double *in[] = {mix.x.d, mix.x0.d, mix.with_skip ? mix.skip.d : NULL};
+    ref_mix(mix.x_out, mix.h, mix.rstd, in, mix.coef.d, N, d);
     double sum = inner(mix.h, mix.dh.d, N * d);
     if (mix.with_out)
         sum += inner(mix.x_out, mix.dx_out.d, N * d);

@@ -79,29 +79,37 @@ static void check_samples(const char *name, const Sampled *q, const bf16 *a, con
     ok(error <= 2 * plain + FP32_ATOM, "%s, %d samples in double: %.2g (%.2g)", name, SAMPLES, error, plain);
 }
 
+// What the products of a layer read and write: on the host, and with a g on the GPU.
+typedef struct {
+    const bf16 *x, *w, *dy; // (N, in), (out, in), (N, out)
+    const floatX *gx, *gw, *gdy;
+    floatX *gdx;
+    float *gdw;
+    int in, out;
+} LayerData;
+
 // The same products while they leave multiprocessors to collectives: dx has the same bits, sums over tokens
 // are parted otherwise but within the same limit, and alike each time.
-static void check_shared(const void *gdy, const void *gx, const void *gw, void *gdx, float *gdw,
-                         const bf16 *x, const bf16 *dy, int in, int out)
+static void check_shared(const LayerData *l)
 {
     enum { SMS = 24 };
-    int N = FULL.N;
+    int N = FULL.N, in = l->in, out = l->out;
     size_t x_bytes = (size_t)N * (size_t)in * 2, dw_bytes = (size_t)in * (size_t)out * 4;
-    void *before = to_host(gdx, x_bytes), *dw[2], *after;
+    void *before = to_host(l->gdx, x_bytes), *dw[2], *after;
     char name[128];
     SharedSms shared = {SMS, 1};
     ProductContext c = {stream, &shared};
-    matmul_backward_input(&c, &(InputGrad){gdx, gdy, gw, NULL, N, in, out});
-    after = to_host(gdx, x_bytes);
+    matmul_backward_input(&c, &(InputGrad){l->gdx, l->gdy, l->gw, NULL, N, in, out});
+    after = to_host(l->gdx, x_bytes);
     ok(!memcmp(before, after, x_bytes),
        "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
     for (int i = 0; i < 2; i++) {
         shared.products = 1;
-        matmul_weight_grads(&c, &(WeightGrad){gdw, gdy, gx, out, in, .fresh = true}, 1, N);
-        dw[i] = to_host(gdw, dw_bytes);
+        matmul_weight_grads(&c, &(WeightGrad){l->gdw, l->gdy, l->gx, out, in, .fresh = true}, 1, N);
+        dw[i] = to_host(l->gdw, dw_bytes);
     }
     snprintf(name, sizeof name, "matmul_weight_grads %d x %d x %d beside a reduction", out, N, in);
-    check_samples(name, &(Sampled){out, in, N, 1, out, 1, in, true, 1}, dy, x, NULL, dw[0]);
+    check_samples(name, &(Sampled){out, in, N, 1, out, 1, in, true, 1}, l->dy, l->x, NULL, dw[0]);
     ok(!memcmp(dw[0], dw[1], dw_bytes), "and again: the same bits");
     free(before);
     free(after);
@@ -110,10 +118,9 @@ static void check_shared(const void *gdy, const void *gx, const void *gw, void *
 }
 
 // With a factor, from device memory: x w^T onto a residual, x w^T alone, dy w.
-static void check_scaled_products(const bf16 *x, const bf16 *w, const bf16 *dy, const void *gx,
-                                  const void *gw, const void *gdy, int in, int out)
+static void check_scaled_products(const LayerData *l)
 {
-    int N = FULL.N;
+    int N = FULL.N, in = l->in, out = l->out;
     float alpha = -0.7f;
     size_t x_bytes = (size_t)N * (size_t)in * 2, y_bytes = (size_t)N * (size_t)out * 2;
     const Sampled forward = {N, out, in, in, 1, in, 1, false, alpha},
@@ -122,15 +129,15 @@ static void check_scaled_products(const bf16 *x, const bf16 *w, const bf16 *dy, 
          *gdx = device_alloc(x_bytes, "dx"), *y;
     char name[128];
     for (int with = 0; with < 2; with++) {
-        matmul_forward(&on_stream, &(Product){gy, gx, gw, with ? gdy : NULL, galpha, N, in, out, 1});
+        matmul_forward(&on_stream, &(Product){gy, l->gx, l->gw, with ? l->gdy : NULL, galpha, N, in, out, 1});
         snprintf(name, sizeof name, "matmul_forward %d x %d x %d with a factor%s", N, in, out,
                  with ? " onto a residual" : "");
-        check_samples(name, &forward, x, w, with ? dy : NULL, y = to_host(gy, y_bytes));
+        check_samples(name, &forward, l->x, l->w, with ? l->dy : NULL, y = to_host(gy, y_bytes));
         free(y);
     }
-    matmul_backward_input(&on_stream, &(InputGrad){gdx, gdy, gw, galpha, N, in, out});
+    matmul_backward_input(&on_stream, &(InputGrad){gdx, l->gdy, l->gw, galpha, N, in, out});
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d with a factor", N, out, in);
-    check_samples(name, &input, dy, w, NULL, y = to_host(gdx, x_bytes));
+    check_samples(name, &input, l->dy, l->w, NULL, y = to_host(gdx, x_bytes));
     free(y);
     device_free(galpha);
     device_free(gy);
@@ -173,8 +180,9 @@ static void check_products(int in, int out) // multiples of 16
     check_samples(name, &(Sampled){out, in, N, 1, out, 1, in, true, 1}, dy, x, NULL,
                   y = to_host(gdw, w_bytes * 2));
     free(y);
-    check_scaled_products(x, w, dy, gx, gw, gdy, in, out);
-    check_shared(gdy, gx, gw, gdx, gdw, x, dy, in, out);
+    LayerData l = {x, w, dy, gx, gw, gdy, gdx, gdw, in, out};
+    check_scaled_products(&l);
+    check_shared(&l);
     void *memory[] = {gx, gw, gdy, gy, gdx, gdw};
     for (int i = 0; i < 6; i++)
         device_free(memory[i]);

@@ -173,10 +173,19 @@ static void ref_rms_backward(double *dx, const double *dh, const double *h, doub
 
 static int gate_inputs = 12; // channels that a gate reads; cases set it
 
-static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const double *embed,
-                      const double *gate, double lambda, int N, int d)
+typedef struct {
+    const int32_t *tokens;      // (N)
+    const double *embed, *gate; // (any, d), (gate_inputs)
+    double lambda;
+    int N, d;
+} RefEmbed;
+
+static void ref_embed(const RefEmbed *a, double *x0, double *rstd)
 {
-    double y[512];
+    const int32_t *tokens = a->tokens;
+    const double *embed = a->embed, *gate = a->gate;
+    double lambda = a->lambda, y[512];
+    int N = a->N, d = a->d;
     for (int t = 0; t < N; t++) {
         const double *own = embed + (size_t)tokens[t] * d;
         double smear = t ? lambda * ref_sigmoid(inner(own, gate, gate_inputs)) : 0;
@@ -187,11 +196,13 @@ static void ref_embed(double *x0, double *rstd, const int32_t *tokens, const dou
 }
 
 // de: gradient of the gathered rows, from the stored x0 and rstd
-static void ref_embed_backward(double *de, double *dgate, double *dlambda, const double *dx0,
-                               const double *x0, const double *rstd, const int32_t *tokens,
-                               const double *embed, const double *gate, double lambda, int N, int d)
+static void ref_embed_backward(const RefEmbed *a, double *de, double *dgate, double *dlambda,
+                               const double *dx0, const double *x0, const double *rstd)
 {
-    double dy[512];
+    const int32_t *tokens = a->tokens;
+    const double *embed = a->embed, *gate = a->gate;
+    double lambda = a->lambda, dy[512];
+    int N = a->N, d = a->d;
     memset(de, 0, sizeof(double) * (size_t)(N * d));
     for (int t = 0; t < N; t++) {
         ref_rms_backward(dy, dx0 + t * d, x0 + t * d, rstd[t], d);
@@ -212,11 +223,12 @@ static void ref_embed_backward(double *de, double *dgate, double *dlambda, const
     }
 }
 
-static void ref_mix(double *x_out, double *h, double *rstd, const double *x, const double *x0,
-                    const double *skip, const double *coef, int N, int d)
+// in: x, x0 and skip, or NULL for it
+static void ref_mix(double *x_out, double *h, double *rstd, const double *const in[3], const double *coef,
+                    int N, int d)
 {
     for (int i = 0; i < N * d; i++)
-        x_out[i] = coef[0] * x[i] + coef[1] * x0[i] + (skip ? coef[2] * skip[i] : 0);
+        x_out[i] = coef[0] * in[0][i] + coef[1] * in[1][i] + (in[2] ? coef[2] * in[2][i] : 0);
     for (int t = 0; t < N; t++)
         rstd[t] = ref_rms(h + t * d, x_out + t * d, d);
 }
@@ -243,23 +255,29 @@ static void ref_rotate(double *y, const double *x, const double *cos, const doub
     }
 }
 
+typedef struct {
+    const double *cos, *sin; // (N, e/4)
+    int N, H, e;
+} RefRope;
+
 // y = rope(rms(x)), per head
-static void ref_norm_rope(double *y, double *rstd, const double *x, const double *cos, const double *sin,
-                          int N, int H, int e)
+static void ref_norm_rope(const RefRope *a, double *y, double *rstd, const double *x)
 {
+    int N = a->N, H = a->H, e = a->e;
     double h[512];
     for (int t = 0; t < N; t++)
         for (int head = 0; head < H; head++) {
             int at = (t * H + head) * e;
             rstd[t * H + head] = ref_rms(h, x + at, e);
-            ref_rotate(y + at, h, cos + t * (e / 4), sin + t * (e / 4), e);
+            ref_rotate(y + at, h, a->cos + t * (e / 4), a->sin + t * (e / 4), e);
         }
 }
 
 // From the stored y and rstd: rotates back, whatever the length of (cos, sin).
-static void ref_norm_rope_backward(double *dx, const double *dy, const double *y, const double *rstd,
-                                   const double *cos, const double *sin, int N, int H, int e)
+static void ref_norm_rope_backward(const RefRope *a, double *dx, const double *dy, const double *y,
+                                   const double *rstd)
 {
+    int N = a->N, H = a->H, e = a->e;
     double h[512], g[512];
     for (int t = 0; t < N; t++)
         for (int head = 0; head < H; head++) {
@@ -267,7 +285,7 @@ static void ref_norm_rope_backward(double *dx, const double *dy, const double *y
             memcpy(h, y + at, sizeof(double) * (size_t)e);
             memcpy(g, dy + at, sizeof(double) * (size_t)e);
             for (int j = 0; j < e / 4; j++) {
-                double c = cos[t * (e / 4) + j], s = sin[t * (e / 4) + j], length = c * c + s * s;
+                double c = a->cos[t * (e / 4) + j], s = a->sin[t * (e / 4) + j], length = c * c + s * s;
                 h[j] = (c * y[at + j] - s * y[at + j + e / 2]) / length;
                 h[j + e / 2] = (s * y[at + j] + c * y[at + j + e / 2]) / length;
                 g[j] = c * dy[at + j] - s * dy[at + j + e / 2];
@@ -324,11 +342,16 @@ static void ref_attention(const Attention *a, double *y, double *lse, double *p,
     free(w);
 }
 
+typedef struct {
+    double *q, *k, *v;
+} RefQkv;
+
 // From the stored y (it enters through dy . y) and lse.
-static void ref_attention_backward(const Attention *a, double *dq, double *dk, double *dv, const double *dy,
-                                   const double *y, const double *lse, const double *q, const double *k,
-                                   const double *v)
+static void ref_attention_backward(const Attention *a, const RefQkv *out, const double *dy, const double *y,
+                                   const double *lse, const RefQkv *in)
 {
+    double *dq = out->q, *dk = out->k, *dv = out->v;
+    const double *q = in->q, *k = in->k, *v = in->v;
     int d = a->H * a->e, qk = a->qk, wide = a->H * qk;
     memset(dq, 0, sizeof *dq * (size_t)(a->N * wide));
     memset(dk, 0, sizeof *dk * (size_t)(a->N * wide));

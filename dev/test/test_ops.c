@@ -40,15 +40,15 @@ static void test_embedding(void)
     double *ex0 = doubles(NN), *erstd = doubles(N), *ede = doubles(NN), *sum = doubles(NN), edgate[12] = {0},
            edlambda = 0;
     embed_forward(NULL, &(EmbedForward){x0, rstd, tokens, embed.x, gate.x, lambda.x, 12}, N, D);
-    ref_embed(ex0, erstd, tokens, embed.d, gate.d, lambda.d[0], N, D);
+    RefEmbed ref = {tokens, embed.d, gate.d, lambda.d[0], N, D};
+    ref_embed(&ref, ex0, erstd);
     check("embedding: x0", x0, ex0, NN);
     check32("   rstd", rstd, erstd, N);
     EmbedBackward b = {de, dx.x, dx0.x, x0, rstd, tokens, embed.x, gate.x, lambda.x, dgate, &dlambda, 12};
     embed_backward(NULL, &b, N, D);
     for (int i = 0; i < NN; i++)
         sum[i] = dx.d[i] + dx0.d[i];
-    ref_embed_backward(ede, edgate, &edlambda, sum, of_x(x0, NN), of_float(rstd, N), tokens, embed.d, gate.d,
-                       lambda.d[0], N, D);
+    ref_embed_backward(&ref, ede, edgate, &edlambda, sum, of_x(x0, NN), of_float(rstd, N));
     check("   de", de, ede, NN);
     check32("   gate", dgate, edgate, 12);
     ok_at_most(fabs(dlambda - edlambda) / fabs(edlambda), SUMS, "   lambda");
@@ -67,7 +67,8 @@ static void test_mix(bool with_skip)
     double *ex = doubles(NN), *eh = doubles(NN), *erstd = doubles(N), *g = doubles(NN), edcoef[3];
     MixForward f = {x_out, h, rstd, x.x, x0.x, with_skip ? skip.x : NULL, coef.x};
     mix_rmsnorm_forward(NULL, &f, N, D);
-    ref_mix(ex, eh, erstd, x.d, x0.d, with_skip ? skip.d : NULL, coef.d, N, D);
+    const double *in[] = {x.d, x0.d, with_skip ? skip.d : NULL};
+    ref_mix(ex, eh, erstd, in, coef.d, N, D);
     check(with_skip ? "mix with skip: x_out" : "mix: x_out", x_out, ex, NN);
     check("   h", h, eh, NN);
     MixBackward b = {dx,  dx0.x, with_skip ? dskip : NULL,  dcoef,  dx_out.x, dh.x,     dx_add.x, h,    rstd,
@@ -187,8 +188,9 @@ static void test_qkv(void)
     float *rq = floats(N * H), *rk = floats(N * H), dlambda[2] = {0};
     double *eq = doubles(NN), *ek = doubles(NN), *ev = doubles(NN), *er = doubles(N * H),
            *e = doubles(3 * NN), edlambda[2] = {0};
-    ref_norm_rope(eq, er, q.d, c.d, s.d, N, H, E);
-    ref_norm_rope(ek, er, k.d, c.d, s.d, N, H, E);
+    RefRope rope = {c.d, s.d, N, H, E};
+    ref_norm_rope(&rope, eq, er, q.d);
+    ref_norm_rope(&rope, ek, er, k.d);
     QkvForward f = {q.x, k.x, v, rq, rk, v_raw.x, table.x, tokens, lambda.x, c.x, s.x};
     qkv_forward(NULL, &f, N, H, E);
     for (int i = 0; i < NN; i++) {
@@ -220,8 +222,8 @@ static void test_qkv(void)
                                       .cos = c.x,
                                       .sin = s.x},
                  N, H, E);
-    ref_norm_rope_backward(eq, dq.d, of_x(q.x, NN), of_float(rq, N * H), c.d, s.d, N, H, E);
-    ref_norm_rope_backward(ek, dk.d, of_x(k.x, NN), of_float(rk, N * H), c.d, s.d, N, H, E);
+    ref_norm_rope_backward(&rope, eq, dq.d, of_x(q.x, NN), of_float(rq, N * H));
+    ref_norm_rope_backward(&rope, ek, dk.d, of_x(k.x, NN), of_float(rk, N * H));
     for (int i = 0; i < NN; i++) {
         e[i / D * 3 * D + i % D] = eq[i];
         e[i / D * 3 * D + D + i % D] = ek[i];
@@ -352,7 +354,7 @@ static void test_attention(int n, int window)
         for (int c = 0; c < 12; c++)
             ew[i % H * 12 + c] += eg[i] * h.d[i / H * D + c];
     }
-    ref_attention_backward(&a, eq, ek, ev, dy, y, el, q.d, k.d, v.d);
+    ref_attention_backward(&a, &(RefQkv){eq, ek, ev}, dy, y, el, &(RefQkv){q.d, k.d, v.d});
     bool alone =
         n == 1 || window == 0; // a token that sees itself only: dq and dk hold what is left of yg's rounding
     check_raw("   gradient of q", dqkv, eq, q.d, alone ? ev : eq, count);

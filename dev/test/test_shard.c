@@ -50,34 +50,45 @@ static bool refused(LoaderOptions o, const char *word, const char *where, bool v
     return good;
 }
 
-static void check_file(const char *what, int32_t w0, int32_t w1, int32_t w2, int32_t w3, int32_t w4,
-                       int count, int extra, const char *word)
-{
-    const uint16_t ids[12] = {DOC, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
-    int32_t words[5] = {w0, w1, w2, w3, w4};
-    const char *path = path_of("bad.bin");
-    write_raw(path, words, ids, count, extra);
-    ok(refused(small_options(path), word, "bad.bin", true), "%s: %s", what, e.text);
-}
+typedef struct {
+    const char *what;
+    int32_t words[5]; // of the header
+    int count, extra; // tokens, bytes behind them
+    const char *word; // of the refusal
+} BadFile;
 
 static void test_file_refusals(void)
 {
-    const int32_t M = SHARD_MAGIC, D = DOC + 1;
-    check_file("foreign magic", 20240521, 1, 12, VOCAB, D, 12, 0, "not a token shard");
-    check_file("other version", M, 2, 12, VOCAB, D, 12, 0, "version 2");
-    check_file("truncated by a token", M, 1, 12, VOCAB, D, 11, 0, "truncated");
-    check_file("truncated by a byte", M, 1, 12, VOCAB, D, 11, 1, "truncated");
-    check_file("longer than its header says", M, 1, 12, VOCAB, D, 12, 1, "longer than its header");
-    check_file("no tokens", M, 1, 0, VOCAB, D, 0, 0, "promises 0 tokens");
-    check_file("negative number of tokens", M, 1, -5, VOCAB, D, 12, 0, "promises -5 tokens");
-    check_file("vocabulary too large", M, 1, 12, 70000, D, 12, 0, "vocabulary size 70000");
-    check_file("negative vocabulary", M, 1, 12, -1, D, 12, 0, "vocabulary size -1");
-    check_file("negative document token", M, 1, 12, VOCAB, -3, 12, 0, "document token");
-    check_file("document token outside the vocabulary", M, 1, 12, VOCAB, VOCAB + 1, 12, 0,
-               "outside its vocabulary");
-    check_file("id outside the vocabulary", M, 1, 12, 200, 1, 12, 0,
-               "token 0 has id 300, outside the vocabulary of 200");
-    check_file("no document start", M, 1, 12, 0, 0, 12, 0, "no document start");
+    static const uint16_t ids[12] = {DOC, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    enum { M = SHARD_MAGIC, D = DOC + 1 };
+    static const BadFile bad[] = {
+        {"foreign magic", {20240521, 1, 12, VOCAB, D}, 12, 0, "not a token shard"},
+        {"other version", {M, 2, 12, VOCAB, D}, 12, 0, "version 2"},
+        {"truncated by a token", {M, 1, 12, VOCAB, D}, 11, 0, "truncated"},
+        {"truncated by a byte", {M, 1, 12, VOCAB, D}, 11, 1, "truncated"},
+        {"longer than its header says", {M, 1, 12, VOCAB, D}, 12, 1, "longer than its header"},
+        {"no tokens", {M, 1, 0, VOCAB, D}, 0, 0, "promises 0 tokens"},
+        {"negative number of tokens", {M, 1, -5, VOCAB, D}, 12, 0, "promises -5 tokens"},
+        {"vocabulary too large", {M, 1, 12, 70000, D}, 12, 0, "vocabulary size 70000"},
+        {"negative vocabulary", {M, 1, 12, -1, D}, 12, 0, "vocabulary size -1"},
+        {"negative document token", {M, 1, 12, VOCAB, -3}, 12, 0, "document token"},
+        {"document token outside the vocabulary",
+         {M, 1, 12, VOCAB, VOCAB + 1},
+         12,
+         0,
+         "outside its vocabulary"},
+        {"id outside the vocabulary",
+         {M, 1, 12, 200, 1},
+         12,
+         0,
+         "token 0 has id 300, outside the vocabulary of 200"},
+        {"no document start", {M, 1, 12, 0, 0}, 12, 0, "no document start"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const char *path = path_of("bad.bin");
+        write_raw(path, bad[i].words, ids, bad[i].count, bad[i].extra);
+        ok(refused(small_options(path), bad[i].word, "bad.bin", true), "%s: %s", bad[i].what, e.text);
+    }
     FILE *f = fopen(path_of("bad.bin"), "wb");
     fclose(f);
     ok(refused(small_options(path_of("bad.bin")), "is empty", "bad.bin", true), "empty file: %s", e.text);
