@@ -4,6 +4,9 @@
 # make sanitize-gpu  small runs of the CUDA program under compute-sanitizer
 # make check T=test_ops FILTER=qkv   builds and runs one test: a C test (FILTER: only its parts with that in their names), train.t, gpu/cpu.t,
 #                  test_ops_gpu (ARGS=--portable: arguments of the test)
+# make install PREFIX=/usr/local   programs, tools for runs (as train_gpt_compare, ...), man page, completions of bash and zsh; DESTDIR=;
+#                  make uninstall removes them. MARCH=x86-64-v3 for other machines than this one
+# make dist        build/train_gpt-<version>.tar.gz, the commit checked out as a source release
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
 # Overridable: CC, NVCC, GPU_ARCH=90a (80, 86, 89, 100a, 103a, 120a, native, or several: "80 89 90a 100a"), MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
@@ -115,7 +118,7 @@ REF_SRC := llmc/base/common.c llmc/base/utf8.c llmc/base/memory.c llmc/ops/profi
 FUZZERS := $(patsubst dev/fuzz/%.c,build/fuzz/%,$(wildcard dev/fuzz/fuzz_*.c))
 
 
-.PHONY: all help needed cuda-needed found programs cuda deps clang-needed quickstart test check test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
+.PHONY: all help needed cuda-needed found programs cuda install install-files uninstall dist deps clang-needed quickstart test check test-programs test-gpu test-gpu-programs sanitize-gpu fuzz fuzz-programs bench clean FORCE
 .SECONDARY:
 all: found programs $(if $(NVCC),cuda)
 programs: train_gpt_cpu tokenize order2
@@ -245,6 +248,39 @@ sanitize-gpu:
 	@$(MAKE) $(SUBMAKE) train_gpt $(CUDA)/test_attention_gpu $(CUDA)/test_ns_gpu $(REF)
 	@BUILD=$(CUDA) dev/test/run one dev/test/gpu/sanitize.pl
 
+# ---- installing, releases -----------------------------------------------------------------------------------------------
+PREFIX ?= /usr/local
+AT = $(DESTDIR)$(PREFIX)
+# Scripts without an ending read runs or make them; the others belong to the source tree.
+TOOLS := $(filter-out __pycache__ %.sh %.pm %.slurm,$(notdir $(wildcard scripts/*)))
+INSTALLED = $(addprefix bin/,train_gpt_cpu tokenize order2 $(if $(NVCC),train_gpt) $(TOOLS:%=train_gpt_%)) share/man/man1/train_gpt.1 share/man/man1/train_gpt_cpu.1 \
+  share/bash-completion/completions/train_gpt share/bash-completion/completions/train_gpt_cpu share/zsh/site-functions/_train_gpt
+$(CPU)/manual: $(CPU)/dev/manual.o $(CPU)/libllmc.a
+	$(link_cpu)
+install: programs $(if $(NVCC),cuda) $(CPU)/manual
+	@$(MAKE) --no-print-directory install-files
+# What is built, as it is.
+install-files:
+	@mkdir -p $(addprefix '$(AT)'/,bin share/train_gpt share/man/man1 share/bash-completion/completions share/zsh/site-functions)
+	@install -m 755 train_gpt_cpu tokenize order2 $(if $(NVCC),train_gpt) '$(AT)/bin'
+	@install -m 755 $(addprefix scripts/,$(TOOLS)) '$(AT)/share/train_gpt'
+	@install -m 644 scripts/*.pm '$(AT)/share/train_gpt'
+	@for tool in $(TOOLS); do ln -sf "../share/train_gpt/$$tool" '$(AT)'/bin/train_gpt_$$tool || exit 1; done
+	@$(CPU)/manual man >'$(AT)/share/man/man1/train_gpt.1'
+	@echo '.so man1/train_gpt.1' >'$(AT)/share/man/man1/train_gpt_cpu.1'
+	@$(CPU)/manual bash >'$(AT)/share/bash-completion/completions/train_gpt'
+	@ln -sf train_gpt '$(AT)/share/bash-completion/completions/train_gpt_cpu'
+	@$(CPU)/manual zsh >'$(AT)/share/zsh/site-functions/_train_gpt'
+	@echo "installed in $(AT): $(notdir $(filter bin/%,$(INSTALLED)))"
+uninstall:
+	@rm -rf $(addprefix '$(AT)'/,$(INSTALLED) bin/train_gpt share/train_gpt)
+# A tarball has no git: its file VERSION says what it is, and scripts/embed_source.sh puts that into the program.
+dist:
+	@git rev-parse --git-dir >/dev/null 2>&1 || { echo "make dist: this is no git checkout" >&2; exit 1; }
+	@[ -z "$$(git status --porcelain)" ] || echo "make dist: note: uncommitted changes are not in it" >&2
+	@mkdir -p build; v=$$(git describe --tags --always) && echo "$$v, commit $$(git rev-parse HEAD)" >build/VERSION && \
+	  git archive --prefix="train_gpt-$$v/" --add-file=build/VERSION HEAD | gzip -n >"build/train_gpt-$$v.tar.gz" && echo "build/train_gpt-$$v.tar.gz"
+
 # ---- the two commands, tests, fuzzing ----------------------------------------------------------------------------------
 deps:
 	@scripts/install_deps.sh
@@ -252,7 +288,7 @@ quickstart:
 	@scripts/install_deps.sh --quickstart
 	@$(MAKE) $(SUBMAKE) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
 	@scripts/quickstart.sh
-test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu
+test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual
 test: deps
 	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda)
 	@BUILD=$(CPU) dev/test/run cpu

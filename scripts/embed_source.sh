@@ -2,7 +2,8 @@
 # Writes a C file that holds the program's own source, for the head of every log, and the commit it was built from
 # (llmc/base/source.h). The source is train_gpt.cu and all of llmc/, each file under a line with its name. It is a
 # text file beside the C file, which the assembler includes as it is: no compiler reads it. Both files are replaced
-# only when one of them changes, so that calling this at every build costs no recompilation.
+# only when one of them changes, so that calling this at every build costs no recompilation. A release has no git
+# checkout: its file VERSION (make dist) has the commit.
 #
 #   embed_source.sh OUTPUT.c [ROOT]     ROOT: the project's folder, by default the one above this script
 set -eu -o pipefail
@@ -24,7 +25,9 @@ sources() {
 
 commit() {
     local id
-    if ! id=$(git -C "$root" rev-parse HEAD 2>/dev/null); then
+    if [[ -f $root/VERSION ]]; then
+        head -n 1 "$root/VERSION"
+    elif ! id=$(git -C "$root" rev-parse HEAD 2>/dev/null); then
         echo 'unknown: not built in a git checkout'
     elif [[ -n $(git -C "$root" status --porcelain -- train_gpt.cu llmc 2>/dev/null) ]]; then
         echo "$id and uncommitted changes"

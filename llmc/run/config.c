@@ -1,6 +1,4 @@
-// The command line, and --help.
-#include "llmc/optim/schedule.h"
-#include "llmc/records/record.h"
+// The command line.
 #include "llmc/run/config_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -114,85 +112,4 @@ bool config_read(Config *c, int argc, char **argv, KnownOption known, const void
 bool config_parse(Config *c, int argc, char **argv, Error *e)
 {
     return config_read(c, argc, argv, NULL, NULL, e) && (c->help || config_check(c, e));
-}
-
-// Of an option that presets set: the value of the first preset, on which the others are based, as it is
-// written there if it is. Owned by the caller; NULL: no text.
-static char *standard_value(const Config *first, const Option *o)
-{
-    if (o->standard)
-        return xstrdup(o->standard);
-    for (const Field *field = records[0]->fields; field->option; field++) {
-        if (!strcmp(field->option, o->name))
-            return xstrdup(field->value);
-    }
-    return config_option_value(first, (int)(o - config_options));
-}
-
-// A line for each stage of a preset.
-static void print_stages(FILE *f, const char *preset)
-{
-    Config c;
-    Error e;
-    char *argv[] = {"", "--preset", (char *)preset};
-    if (!config_parse(&c, 3, argv, &e))
-        fatal(EXIT_USAGE, "%s", e.text);
-    char *stages = schedule_describe(&c), *rest = NULL;
-    for (char *stage = strtok_r(stages, ";", &rest); stage; stage = strtok_r(NULL, ";", &rest))
-        fprintf(f, "               %s\n", stage + strspn(stage, " "));
-    free(stages);
-}
-
-static void print_preset(FILE *f, const Record *r)
-{
-    bool first = r == records[0];
-    fprintf(f, "  %-12s %s", r->name,
-            first         ? "the defaults above"
-            : r->based_on ? r->based_on->name
-                          : "a record");
-    if (r->layers && !first)
-        fprintf(f, " with its own network");
-    if (r->stages && !first)
-        fprintf(f, " with its own stages");
-    for (const Field *field = r->fields; !first && field->option; field++)
-        fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
-    fprintf(f, "\n");
-    if (r->stages && !first)
-        print_stages(f, r->name);
-}
-
-void config_print_help(FILE *f)
-{
-    Config first = {0};
-    Error e;
-    if (!config_apply_record(&first, records[0], &e))
-        fatal(EXIT_USAGE, "%s", e.text);
-    fprintf(f, "train_gpt: trains the GPT of the NanoGPT speedrun.\n\n  train_gpt --preset 2025-10-27 "
-               "--train-files 'data/*_train_*.bin' --val-files 'data/*_val_*.bin'\n"
-               "\nOptions are written --name value or --name=value; flags need no value.\n");
-    for (int i = 0; config_options[i].name; i++) {
-        const Option *o = &config_options[i];
-        char left[64], range[64] = "";
-        if (o->section)
-            fprintf(f, "\n%s\n", o->section);
-        char *standard = standard_value(&first, o);
-        snprintf(left, sizeof left, "--%s", o->name);
-        if (o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT)
-            snprintf(range, sizeof range, "; %.10g to %.10g", o->low, o->high);
-        fprintf(f, "  %-22s %s", left, o->help);
-        if (o->type == OPT_FLAG)
-            fprintf(f, "\n");
-        else if (o->choices)
-            fprintf(f, " (%s; default %s)\n", o->choices, standard);
-        else
-            fprintf(f, " (default %s%s)\n", *standard ? standard : "none", range);
-        free(standard);
-    }
-    fprintf(f, "\nPresets, each as the one it is based on with these changes:\n");
-    for (int i = 0; records[i]; i++)
-        print_preset(f, records[i]);
-    fprintf(f,
-            "\nExit status: 0 done, 1 bad input or failure, 2 wrong options, 3 interrupted by a signal or "
-            "--stop-after (the\nstate was saved, unless a second signal came), 4 a GPU failed, 5 diverged: "
-            "the loss of a training step or of a\nvalidation is not a finite number.\n");
 }

@@ -19,6 +19,12 @@ typedef struct {
 extern const Option config_options[]; // ends with one without a name
 
 const Option *option_find(const char *name); // NULL: there is none
+bool option_is_number(const Option *o);
+// Its default; of an option that presets set, the value of the first preset, on which the others are based,
+// as it is written there if it is. Owned by the caller.
+char *option_standard(const Option *o);
+void config_print_presets(FILE *f);       // some lines for each
+extern const char *const exit_statuses[]; // what each of them means; NULL after the last
 bool option_set(Config *c, const Option *o, const char *text, Error *e);
 // Options that say what this process does, with which files and on which machine: not part of a run that goes
 // on.

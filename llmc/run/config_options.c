@@ -163,8 +163,7 @@ bool option_set(Config *c, const Option *o, const char *text, Error *e)
 {
     void *field = (char *)c + o->offset;
     double value = 0;
-    if ((o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT) &&
-        !parse_number(o, text, &value, e))
+    if (option_is_number(o) && !parse_number(o, text, &value, e))
         return false;
     switch (o->type) {
     case OPT_INT:
@@ -236,11 +235,12 @@ char *config_option_value(const Config *c, int index)
 
 bool config_option_is_flag(int index) { return config_options[index].type == OPT_FLAG; }
 
-bool config_option_is_number(int index)
+bool option_is_number(const Option *o)
 {
-    OptionType type = config_options[index].type;
-    return type == OPT_INT || type == OPT_INT64 || type == OPT_FLOAT;
+    return o->type == OPT_INT || o->type == OPT_INT64 || o->type == OPT_FLOAT;
 }
+
+bool config_option_is_number(int index) { return option_is_number(&config_options[index]); }
 
 bool config_given(const Config *c, const char *name)
 {
