@@ -101,6 +101,24 @@ is($first->{standard_error}, '', 'one run has no standard error');
 is($status, 3, 'runs that --stop-after ended: status 3');
 like($out, qr/^sweep: seed=2: stopped before its end\n.*^No run is finished\.$/ms, 'no run is finished');
 
+# ---- GPUs ------------------------------------------------------------------------------------------------------
+
+# A program in place of the trainer: it writes down its words, and one validation.
+my $program = spew("$dir/trainer", <<'END');
+#!/usr/bin/env perl
+my ($out) = map { /^--out=(.*)/ } @ARGV;
+mkdir "$out/run";
+open my $f, '>', "$out/run/x.jsonl";
+print $f qq({"event":"validation","step":2,"val_loss":1.5,"train_ms":9,"words":"@ARGV"}\n);
+END
+chmod 0755, $program;
+run_ok('--gpus', sweep(qw(--grid ns=kj,polar,turbo --gpus 3,5 --out), "$dir/gpus", '--', $program, '--seed', 4));
+my %words = map { m{/gpus/(.*?)/} => slurp($_) =~ /"words":"(.*?)"/ } glob "'$dir/gpus'/*/run/x.jsonl";
+like($words{'ns=kj'}, qr/^--seed 4 --ns=kj --out=\S+ --gpus=3,$/, 'a run has one GPU');
+like($words{'ns=polar'}, qr/ --gpus=5,$/, 'the second the other');
+like($words{'ns=turbo'}, qr/ --gpus=[35],$/, 'the third the one that is free first');
+is(join(' ', map { "$_->{ns}:$_->{val_loss}:$_->{step_ms}" } rows("$dir/gpus/table.csv")), 'kj:1.50000:4.50 polar:1.50000:4.50 turbo:1.50000:4.50', 'and the table has them');
+
 # ---- what is refused -------------------------------------------------------------------------------------------
 
 refuses('no command', 2, qr/-- COMMAND is missing/, sweep(qw(--grid seed=1)));

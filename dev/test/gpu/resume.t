@@ -38,6 +38,11 @@ for (@parts) {
     ok(contents($whole) eq contents($end), 'tensors byte for byte the same in the file');
     is_deeply(losses("$dir/$folder"), losses("$dir/$name"), 'with the same losses on the way');
 }
+
+# A run's options as it wrote them: once more, and the state is the same.
+my ($file) = glob "'$dir/bf16'/*/run.toml";
+run_ok('--config run.toml', $gpu, '--config', $file // 'none', '--out', "$dir/repeated");
+is(same_state(map { checkpoint("$dir/$_", 12) } qw(bf16 repeated)), '', 'repeats the run');
 is(same_state(map { checkpoint("$dir/$_", 12) } qw(bf16 again)), '', 'twice the same run gives the same bits');
 
 # ---- a signal ----------------------------------------------------------------------------------------------------------
