@@ -598,6 +598,15 @@ static void join_ranks(Run *r, bool training)
     });
 }
 
+// Whether that option asks for nothing else: there are no data to train on, or only a run file names some and
+// the command line asks.
+static bool asks_alone(const Config *c, int argc, char **argv, const char *option)
+{
+    if (arguments_name(argc, argv, option))
+        return !arguments_name(argc, argv, "train-files");
+    return config_given(c, option) && !config_given(c, "train-files");
+}
+
 int main(int argc, char **argv)
 {
     static Run run;
@@ -618,8 +627,7 @@ int main(int argc, char **argv)
         comm_close();
         return 0;
     }
-    bool sample_alone = config_given(&run.config, "sample") && !config_given(&run.config, "train-files");
-    bool training = !run.config.eval_only && !sample_alone;
+    bool training = !run.config.eval_only && !asks_alone(&run.config, argc, argv, "sample");
     if (!config_backend_check(&run.config, training, &e))
         fatal(EXIT_USAGE, "%s", e.text);
     join_ranks(&run, training);

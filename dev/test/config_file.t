@@ -57,6 +57,11 @@ SKIP: {
     is("@differ", '', 'a reader of TOML finds the values of the ' . keys(%$read) . ' options in it');
 }
 
+# The data of the file do not turn what the command line asks for into training.
+my ($sample) = run_ok('a sample', $trainer, '--config', $file, '--resume', "$dir/first", qw(--sample abc --num-tokens 5 --out), "$dir/sample");
+like($sample, qr/\A\nabc/, 'is only that');
+ok(!-e "$dir/sample", 'and no run');
+
 # A schedule that small data shorten.
 {
     my @words = without(\@tiny, qw(--num-scheduled --num-extension));

@@ -254,6 +254,18 @@ bool config_arguments(Arguments *all, int argc, char **argv, Error *e)
     return true;
 }
 
+bool arguments_name(int argc, char **argv, const char *option)
+{
+    const Option *o = NULL;
+    const char *value;
+    Error e;
+    for (int i = 1; i < argc && argument_take(argc, argv, &i, &o, &value, &e);) {
+        if (!strcmp(o->name, option))
+            return true;
+    }
+    return false;
+}
+
 // ---- writing ----------------------------------------------------------------------------------------------
 
 static void write_text(FILE *f, const char *text)

@@ -18,6 +18,7 @@ typedef struct {
 // The command line with the options of the files that it names with --config before its own, which so
 // override them. False for a file that cannot be read or has a mistake, with its line in e.
 bool config_arguments(Arguments *all, int argc, char **argv, Error *e);
+bool arguments_name(int argc, char **argv, const char *option); // not in a file
 // Adds the options of such a text as arguments "--name=value".
 //   path   of the file, for messages
 //   text   (bytes), with a NUL behind it; overwritten
