@@ -33,15 +33,16 @@ sub files_of {
     return @files;
 }
 
-# The run's folder that is meant: the one given, also when it has just been made, or the newest run in it.
-sub find_folder {
+# The runs' folders that are meant: the one given, also when it has just been made, or those in it, the newest last.
+sub folders {
     my ($given) = @_;
     return $given if files_of($given) || basename($given) =~ /\A[0-9]{4}-[0-9]{2}-[0-9]{2}_.*_[0-9a-f]{8}\z/s;
     opendir my $dir, $given or die "$given: cannot be read: $!\n";
     my @runs = grep { -d && -r _ && files_of($_) } map {"$given/$_"} grep { !/\A\./ } readdir $dir;
     die "$given: no run: no .jsonl file in it or in a folder in it\n" if !@runs;
     my %written = map { $_ => (Time::HiRes::stat((files_of($_))[-1]))[9] } @runs;
-    return (sort { $written{$a} <=> $written{$b} || $a cmp $b } @runs)[-1];
+    @runs = sort { $written{$a} <=> $written{$b} || $a cmp $b } @runs;
+    return @runs;
 }
 
 # What names a file or folder of a run: its name, but for a file that is called by a uuid that of its folder.
@@ -72,7 +73,7 @@ sub empty {
 sub open_run {
     my ($given) = @_;
     die "$given: no such file or folder\n" if !-e $given;
-    my $path = -d _ ? find_folder($given) : $given;
+    my $path = -d _ ? (folders($given))[-1] : $given;
     die "$given: not a run: give its folder or its .jsonl file\n" if -f $path && $path !~ /\.jsonl\z/;
     my $run = empty($path);
     $run->{reading} = {}; # file => {offset, number}: of its lines that have been read

@@ -105,6 +105,12 @@ is(join(' ', $differing =~ m{<tr><td>([a-z-]+)</td><td>}g), 'new ns repeat seed'
 like($differing, qr{<tr><td>ns</td><td>polar</td><td>&lt;b&gt;turbo</td></tr>\n<tr><td>repeat</td><td>on</td><td>off</td></tr>}, 'with their values');
 like($differing, qr{</b>: run_one</p>.*</b>: run_two</p>}s, 'runs in folders have the names of these');
 unlike($differing, qr{01234567}, 'and no uuid');
+mkdir "$dir/all";
+rename "$dir/run_one", "$dir/all/x";
+rename "$dir/run_two", "$dir/all/y";
+compare('--output', "$dir/o.html", '--set', 'a', "$dir/all", '--set', 'b', "$dir/all/y");
+like(slurp("$dir/o.html"), qr{</b>: x, y \(1\)</p>.*</b>: y \(2\)</p>}s, 'a folder of runs is all of them');
+rename "$dir/all/y", "$dir/run_two";
 
 # ---- losses that are no numbers ----------------------------------------------------------------------------------------
 
