@@ -426,6 +426,7 @@ static void open_logger(Run *r, int argc, char **argv)
         logger_option(r->logger, name, value, kind);
         free(value);
     }
+    static const char *const mlp_modes[] = {"bf16", "fp8", "fp8-backward"};
     NsOptions *ns = &t->optimizer.ns;
     char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
     logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(),
@@ -435,9 +436,10 @@ static void open_logger(Run *r, int argc, char **argv)
         if (t->fit[i])
             logger_message(r->logger, "data: %s", t->fit[i]);
     }
-    logger_message(r->logger, "model: %lld parameters, %s activations; head %s, MLP %s",
+    logger_message(r->logger, "model: %lld parameters, %s activations; head %s, MLP %s, QKV %s",
                    (long long)params_total(&t->model.params), FLOATX_NAME,
-                   c->head == HEAD_FP8 ? "fp8" : "bf16", c->mlp == MLP_FP8 ? "fp8" : "bf16");
+                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
+                   c->qkv == QKV_FP8 ? "fp8" : "bf16");
     logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
                    ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
     logger_detail(r->logger, "stages: %s", stages);

@@ -149,7 +149,7 @@ OP(relu2_bound) { amax_relu2_bound(stream, small + 16, S.w, D, F); }
 OP(amax) { amax_accumulate(stream, small + 16, S.w, (int64_t)D * F); }
 static Fp8Product fp8_up(void)
 {
-    return (Fp8Product){S.h8, S.mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F};
+    return (Fp8Product){S.h8, S.mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F, NULL};
 }
 OP(fp8_up)
 {
@@ -163,7 +163,7 @@ OP(fp8_up_amax)
 }
 OP(fp8_down)
 {
-    Fp8Product p = {S.post8, S.mlp_w8, scales + SCALE_POST, scales + SCALE_W, N, F, D};
+    Fp8Product p = {S.post8, S.mlp_w8, scales + SCALE_POST, scales + SCALE_W, N, F, D, NULL};
     matmul_fp8(&on_stream, S.t[3], &p, S.t[3]);
 }
 

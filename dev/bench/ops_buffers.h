@@ -73,7 +73,7 @@ static void fill_fp8(int s)
     set[s].post8 = device_alloc((size_t)N * F, "bench");
     quantize_e4m3(stream, set[s].h8, set[s].t[3], scales + SCALE_H, N, D, QUANTIZE_INVERSE, false);
     quantize_e4m3(stream, set[s].mlp_w8, set[s].w, scales + SCALE_W, D, F, QUANTIZE_INVERSE, true);
-    Fp8Product up = {set[s].h8, set[s].mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F};
+    Fp8Product up = {set[s].h8, set[s].mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F, NULL};
     matmul_fp8_relu2(&on_stream, set[s].wide[0], set[s].post8, NULL, &up, scales + SCALE_POST);
     stream_synchronize(stream);
 }

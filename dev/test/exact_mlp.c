@@ -92,7 +92,7 @@ static void mlp_case(int N, int d, int F, float scale_y)
            *qd = codes_case(down8, &scale[2], &down, d, F, false), *e = doubles(N * F), *o = doubles(N * d);
     check_bound(&up, d, F);
 
-    Fp8Product product = {h8, up8, &scale[0], &scale[1], N, d, F};
+    Fp8Product product = {h8, up8, &scale[0], &scale[1], N, d, F, NULL};
     ref_product(e, qh, qu, false, false, N, F, d);
     for (int i = 0; i < N * F; i++) {
         double p = e[i] * scale[0] * scale[1];
@@ -106,7 +106,7 @@ static void mlp_case(int N, int d, int F, float scale_y)
     matmul_fp8_relu2(NULL, again, y8, NULL, &product, &scale_y);
     ok(!memcmp(y, again, (size_t)(N * F) * sizeof *y), "   the same without a maximum");
 
-    product = (Fp8Product){y8, down8, &scale_y, &scale[2], N, F, d};
+    product = (Fp8Product){y8, down8, &scale_y, &scale[2], N, F, d, NULL};
     ref_product(o, qy, qd, false, true, N, d, F);
     for (int i = 0; i < N * d; i++)
         o[i] *= (double)scale_y * scale[2];

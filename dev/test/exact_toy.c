@@ -26,12 +26,14 @@ static struct {
     AttentionSetting at;
 } toy;
 
-static void open_toy(const char *preset)
+// fp8: forward and backward
+static void open_toy(const char *preset, bool fp8)
 {
     Error e;
-    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "61", "--micro-batches", "1"};
+    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "61", "--micro-batches",
+                    "1",    "--mlp",    "fp8-backward", "--qkv",        "fp8"};
     memset(&toy, 0, sizeof toy);
-    if (!config_parse(&toy.config, 7, argv, &e))
+    if (!config_parse(&toy.config, fp8 ? 11 : 7, argv, &e))
         fatal(1, "%s", e.text);
     const Config *c = &toy.config;
     backend_open(0);
@@ -49,8 +51,8 @@ static void open_toy(const char *preset)
     toy.sin = device_alloc(angles * sizeof(floatX), "rope");
     toy.cos_paired = device_alloc(2 * angles * sizeof(floatX), "rope");
     toy.sin_paired = device_alloc(2 * angles * sizeof(floatX), "rope");
-    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, N, c->model_dim / c->num_heads);
-    rope_tables(NULL, toy.cos_paired, toy.sin_paired, toy.rope.frequency, 2 * N, c->model_dim / c->num_heads);
+    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, N, record_key_width(c));
+    rope_tables(NULL, toy.cos_paired, toy.sin_paired, toy.rope.frequency, 2 * N, record_key_width(c));
     toy.at = (AttentionSetting){.window_short = 8,
                                 .window_long = 20,
                                 .scale = (float)toy.rope.scale,
@@ -168,6 +170,7 @@ static float *results(Acts *acts, char *memory, size_t bytes, int64_t *count)
     toy.acts = *acts;
     draw_weights();
     params_zero_gradients(p, NULL);
+    model_start_scales(&toy.model, NULL);
     *to++ = (float)loss();
     for (int i = 0; i < p->num_pools; i++) {
         if (!p->pools[i].grad)
@@ -212,14 +215,14 @@ static void check_shared_memory(void)
 
 int main(void)
 {
-    const char *presets[] = {"toy", "toy-targets", "toy-2026"};
+    const char *presets[] = {"toy", "toy-targets", "toy-2026", "toy-2026-08", "toy-2026-08"};
     comm_open();
-    for (int k = 0; k < 3; k++) {
-        open_toy(presets[k]);
+    for (int k = 0; k < 5; k++) {
+        open_toy(presets[k], k == 4);
         make_batch();
-        printf("# %s: %d targets\n", presets[k], toy.device.num_targets);
+        printf("# %s: %d targets%s\n", presets[k], toy.device.num_targets, k == 4 ? ", FP8" : "");
         check_shared_memory();
-        for (int i = 0; i < toy.model.params.count && k < 2; i++) // of the third: exact_golden_2026.c
+        for (int i = 0; i < toy.model.params.count && k < 2; i++) // of the others: exact_golden_2026.c
             check(&toy.model.params.list[i]);
         backend_close();
     }

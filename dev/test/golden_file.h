@@ -42,7 +42,8 @@ static void *read_golden(const SafeTensors *st, const char *name, int64_t *count
     return data;
 }
 
-static float *golden_values(const SafeTensors *st, const char *prefix, const char *name, int64_t *count)
+static inline float *golden_values(const SafeTensors *st, const char *prefix, const char *name,
+                                   int64_t *count)
 {
     char *key = format_string("%s%s", prefix, name);
     float *x = read_golden(st, key, count);

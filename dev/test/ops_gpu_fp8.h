@@ -249,10 +249,10 @@ static void check_fp8_mlp(int N, int d, int F)
     check_rules(up, gup, d, F);
     copy_to_device(stream, gscale + Y, &scale_y, 4);
     scale = to_host(gscale, SCALES * 4);
-    check_up(&(Fp8Product){gcodes[H], gcodes[UP], gscale + H, gscale + UP, N, d, F},
+    check_up(&(Fp8Product){gcodes[H], gcodes[UP], gscale + H, gscale + UP, N, d, F, NULL},
              &(CodesProduct){N, d, F, h8, up8, (double)scale[H] * scale[UP], NULL, true}, gscale + Y, &gy8,
              &y8);
-    check_down(&(Fp8Product){gy8, gcodes[DOWN], gscale + Y, gscale + DOWN, N, F, d},
+    check_down(&(Fp8Product){gy8, gcodes[DOWN], gscale + Y, gscale + DOWN, N, F, d, NULL},
                &(CodesProduct){N, F, d, y8, down8, (double)scale[Y] * scale[DOWN], NULL, false});
     void *device[] = {gh, gup, gdown, gcodes[0], gcodes[1], gcodes[2], gscale, gy8};
     for (int i = 0; i < 8; i++)

@@ -1,9 +1,6 @@
 // The MLP in FP8 as the records of 2026 have it, bf16 build, against the PyTorch reference (2026-ops-fp8):
 // scales, and codes of the weights, one by one; results and gradients to their roundings.
-#include "dev/test/tap.h"
-#include "dev/test/ops_reference.h"
-#include "dev/test/golden_file.h"
-#include "llmc/cpu/fp8.h"
+#include "dev/test/golden_fp8.h"
 
 enum { N = 16, D = 48, F = 64, VP = 128, STEPS = 3 };
 #define ACTIVATION_FACTOR ((float)(1.80 / 448))
@@ -14,51 +11,6 @@ enum { N = 16, D = 48, F = 64, VP = 128, STEPS = 3 };
 // The reference's backward takes the weights as they were before they were cut off, by 2^-7 at most. That of
 // c_proj has no weight in it.
 #define GRAD_LIMIT 0x1p-7
-static SafeTensors *file;
-
-static float *get(const char *name, int step) // step < 0: none
-{
-    int64_t count;
-    char *key = step < 0 ? format_string("%s", name) : format_string("mlp.%s.%d", name, step);
-    float *x = read_golden(file, key, &count), *kept = floats((int)count);
-    memcpy(kept, x, sizeof(float) * (size_t)count);
-    free(key);
-    free(x);
-    return kept;
-}
-
-static floatX *rounded(const float *x, int n)
-{
-    floatX *y = halves(n);
-    for (int i = 0; i < n; i++)
-        y[i] = float_to_x(x[i]);
-    return y;
-}
-
-// (rows, cols) of the file to the memory's (cols, rows), as a copy of split storage has it.
-static floatX *truncated_transpose(const float *x, int rows, int cols)
-{
-    floatX *y = halves(rows * cols);
-    for (int i = 0; i < rows * cols; i++)
-        y[i % cols * rows + i / cols] = truncate_to_x(x[i]);
-    return y;
-}
-
-// transposed: codes (cols, rows) of values (rows, cols)
-static int differing(const uint8_t *codes, const float *values, int rows, int cols, bool transposed)
-{
-    int wrong = 0;
-    for (int i = 0; i < rows * cols; i++)
-        wrong += e4m3_to_float(codes[transposed ? i % cols * rows + i / cols : i]) != values[i];
-    return wrong;
-}
-
-static void check(const char *what, int step, const double *got, const float *exact, int n, double limit)
-{
-    char text[64];
-    snprintf(text, sizeof text, "step %d: %s", step, what);
-    ok_at_most(relative_error(got, of_float(exact, n), n), limit, text);
-}
 
 // What lives from step to step.
 typedef struct {
@@ -100,8 +52,8 @@ static floatX *forward(Scales *s, const Weights *w, const floatX *h, int step)
     amax_accumulate(NULL, &s->amax, h, N * D);
     quantize_e4m3(NULL, h8, h, &s->amax, N, D, QUANTIZE_AMAX, false);
     scale_from_amax(NULL, &scale_h, &s->amax, 1.0f / E4M3_LARGEST);
-    Fp8Product up = {h8, w->up8, &scale_h, &s->scale_up, N, D, F},
-               down = {post8, w->down8, &s->scale_post, &s->scale_down, N, F, D};
+    Fp8Product up = {h8, w->up8, &scale_h, &s->scale_up, N, D, F, NULL},
+               down = {post8, w->down8, &s->scale_post, &s->scale_down, N, F, D, NULL};
     matmul_fp8_relu2(NULL, post, post8, &amax_post, &up, &s->scale_post);
     matmul_fp8(NULL, out, &down, NULL);
     ok(amax_post == *get("largest", step), "step %d: largest activation", step);

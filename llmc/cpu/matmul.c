@@ -21,7 +21,7 @@ size_t matmul_scratch(void)
 
 // ---- y = epilogue(x op(w)) --------------------------------------------------------------------------------
 
-typedef enum { STORE, ADD, RELU2, ROUNDED_RELU2, RELU2_GRADIENT } Epilogue;
+typedef enum { STORE, ADD, RELU2, ROUNDED_RELU2, RELU2_GRADIENT, RELU2_CODES, RELU2_GRADIENT_CODES } Epilogue;
 
 typedef struct {
     floatX *y;           // (planes, N, out)
@@ -33,6 +33,10 @@ typedef struct {
     int N, in, out, planes;
     const float *alpha;    // (1) factor of the sums; NULL: 1
     const Fp8Product *fp8; // the operands as codes, in the place of x and w; else NULL
+    // Of the last two epilogues: the result, in the place of y, and the activation whose gradient is taken.
+    const Codes *codes;
+    const uint8_t *y8; // (N, out)
+    const float *scale_y;
 } Work;
 
 static void round_row(float *restrict c, int cols) // to what floatX holds
@@ -40,6 +44,15 @@ static void round_row(float *restrict c, int cols) // to what floatX holds
 #pragma omp simd
     for (int j = 0; j < cols; j++)
         c[j] = x_to_float(float_to_x(c[j]));
+}
+
+static void relu2_row(float *restrict c, int cols)
+{
+#pragma omp simd
+    for (int j = 0; j < cols; j++) {
+        float r = c[j] < 0 ? 0 : c[j]; // NaN passes
+        c[j] = r * r;
+    }
 }
 
 static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float *restrict c, int cols)
@@ -51,17 +64,38 @@ static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float 
     } else if (epilogue == RELU2 || epilogue == ROUNDED_RELU2) {
         if (epilogue == ROUNDED_RELU2)
             round_row(c, cols);
-#pragma omp simd
-        for (int j = 0; j < cols; j++) {
-            float r = c[j] < 0 ? 0 : c[j]; // NaN passes
-            c[j] = r * r;
-        }
+        relu2_row(c, cols);
     } else if (epilogue == RELU2_GRADIENT) {
 #pragma omp simd
         for (int j = 0; j < cols; j++)
             c[j] *= 2 * sqrtf(x_to_float(extra[j]));
     }
     store_row(y, c, cols);
+}
+
+// Columns from `col` on of a row of the result, to codes; returns the largest magnitude, as bits.
+static uint32_t finish_codes(const Work *p, int row, int col, float *restrict c, int cols)
+{
+    const Codes *to = p->codes;
+    int64_t at = (int64_t)row * p->out + col;
+    uint32_t most = 0;
+    round_row(c, cols);
+    if (p->epilogue == RELU2_CODES) {
+        relu2_row(c, cols);
+    } else {
+#pragma omp simd
+        for (int j = 0; j < cols; j++)
+            c[j] *= 2 * x_to_float(float_to_x(sqrtf(e4m3_to_float(p->y8[at + j]) * *p->scale_y)));
+    }
+    round_row(c, cols);
+    for (int j = 0; j < cols; j++) {
+        uint32_t bits = fp8_bits(c[j]) & 0x7fffffffu;
+        most = bits > most ? bits : most;
+        to->codes[at + j] = float_to_e4m3(c[j] / *to->scale);
+        if (to->transposed)
+            to->transposed[(int64_t)(col + j) * p->N + row] = to->codes[at + j];
+    }
+    return most;
 }
 
 static void load_codes(float *restrict to, const uint8_t *from, int rows, int cols, int64_t pitch)
@@ -73,12 +107,22 @@ static void load_codes(float *restrict to, const uint8_t *from, int rows, int co
     }
 }
 
-static void product_tile(const Work *p, int plane, int row, int rows, int col, int cols)
+static float product_scale(const Work *p)
+{
+    const Fp8Product *f = p->fp8;
+    if (!f)
+        return p->alpha ? *p->alpha : 1;
+    return *f->scale_x * (f->alpha ? *f->scale_w * *f->alpha : *f->scale_w);
+}
+
+// Returns the largest magnitude of what became codes, as bits.
+static uint32_t product_tile(const Work *p, int plane, int row, int rows, int col, int cols)
 {
     float *arena = cpu_scratch(product_scratch());
     float *x = scratch_take(&arena, MAX_ROWS * DEPTH), *w = scratch_take(&arena, WEIGHT_TILE), *c = arena;
     const floatX *plane_w = p->fp8 ? NULL : p->w + (int64_t)plane * p->in * p->out;
-    float scale = p->fp8 ? *p->fp8->scale_x * *p->fp8->scale_w : p->alpha ? *p->alpha : 1;
+    float scale = product_scale(p);
+    uint32_t most = 0;
     for (int k = 0; k < p->in; k += DEPTH) {
         int depth = (int)min_i64(DEPTH, p->in - k);
         if (p->fp8)
@@ -96,22 +140,33 @@ static void product_tile(const Work *p, int plane, int row, int rows, int col, i
     }
     for (int r = 0; r < rows; r++) {
         int64_t at = (int64_t)(row + r) * p->out + col;
+        if (p->codes) {
+            uint32_t bits = finish_codes(p, row + r, col, c + (int64_t)r * cols, cols);
+            most = bits > most ? bits : most;
+            continue;
+        }
         finish_row(p->epilogue, p->y + (int64_t)plane * p->N * p->out + at, p->extra ? p->extra + at : NULL,
                    c + (int64_t)r * cols, cols);
     }
+    return most;
 }
 
 static void product(const Work *p)
 {
+    uint32_t most = 0;
     int rows = p->N > 1024 ? MAX_ROWS : 64;
     int cols = (int)min_i64(MAX_COLS, WEIGHT_TILE / min_i64(p->in, DEPTH) / 16 * 16);
     int row_tiles = (int)ceil_div(p->N, rows), col_tiles = (int)ceil_div(p->out, cols);
-#pragma omp parallel for collapse(3) schedule(static)
+#pragma omp parallel for collapse(3) schedule(static) reduction(max : most)
     for (int plane = 0; plane < p->planes; plane++)
         for (int j = 0; j < col_tiles; j++)
-            for (int i = 0; i < row_tiles; i++)
-                product_tile(p, plane, i * rows, (int)min_i64(rows, p->N - i * rows), j * cols,
-                             (int)min_i64(cols, p->out - j * cols));
+            for (int i = 0; i < row_tiles; i++) {
+                uint32_t bits = product_tile(p, plane, i * rows, (int)min_i64(rows, p->N - i * rows),
+                                             j * cols, (int)min_i64(cols, p->out - j * cols));
+                most = bits > most ? bits : most;
+            }
+    if (p->codes && p->codes->amax && most > fp8_bits(*p->codes->amax))
+        *p->codes->amax = fp8_float(most);
 }
 
 void matmul_forward(const ProductContext *c, const Product *p)
@@ -204,35 +259,94 @@ void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const
                     .fp8 = p});
 }
 
-// ---- dw += a^T b ------------------------------------------------------------------------------------------
-
-static void weight_grad_tile(const WeightGrad *g, int N, int row, int rows, int col, int cols)
+void matmul_fp8_relu2_codes(const ProductContext *c, const Codes *y, const Fp8Product *p)
 {
+    OP_SCOPE(matmul_fp8_relu2_codes, p);
+    (void)c;
+    product(&(Work){.transposed = true,
+                    .epilogue = RELU2_CODES,
+                    .N = p->N,
+                    .in = p->in,
+                    .out = p->out,
+                    .planes = 1,
+                    .fp8 = p,
+                    .codes = y});
+}
+
+void matmul_fp8_relu2_backward(const ProductContext *c, const Codes *dpre, const Fp8Product *p,
+                               const uint8_t *y8, const float *scale_y)
+{
+    OP_SCOPE(matmul_fp8_relu2_backward, p);
+    (void)c;
+    product(&(Work){.transposed = true,
+                    .epilogue = RELU2_GRADIENT_CODES,
+                    .N = p->N,
+                    .in = p->in,
+                    .out = p->out,
+                    .planes = 1,
+                    .fp8 = p,
+                    .codes = dpre,
+                    .y8 = y8,
+                    .scale_y = scale_y});
+}
+
+// ---- dw += scale a^T b ------------------------------------------------------------------------------------
+
+typedef struct {
+    const WeightGrad *g;     // its a and b are not read with
+    const Fp8WeightGrad *g8; // operands as codes; else NULL
+    float scale;
+} GradWork;
+
+static void weight_grad_tile(const GradWork *p, int N, int row, int rows, int col, int cols)
+{
+    const WeightGrad *g = p->g;
     float *arena = cpu_scratch(grad_scratch());
     float *a = scratch_take(&arena, GRAD_TOKENS * GRAD_ROWS), *b = arena;
     for (int t = 0; t < N; t += GRAD_TOKENS) {
         int tokens = (int)min_i64(GRAD_TOKENS, N - t);
-        load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
-        load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
+        if (p->g8) {
+            load_codes(a, p->g8->a8 + (int64_t)row * N + t, rows, tokens, N);
+            load_codes(b, p->g8->b8 + (int64_t)col * N + t, cols, tokens, N);
+        } else {
+            load_block(a, g->a + (int64_t)t * g->m + row, tokens, rows, g->m);
+            load_block(b, g->b + (int64_t)t * g->n + col, tokens, cols, g->n);
+        }
         float beta = g->fresh && t == 0 ? 0 : 1;
-        gemm(rows, cols, tokens, 1, transposed(a, rows), stored(b, cols), beta,
+        gemm(rows, cols, tokens, p->scale, p->g8 ? stored(a, tokens) : transposed(a, rows),
+             p->g8 ? transposed(b, tokens) : stored(b, cols), beta,
              (GemmOut){g->dw + (int64_t)row * g->n + col, g->n});
     }
+}
+
+static void weight_grad(const GradWork *p, int N)
+{
+    // Small matrices are cut finer, so that every thread gets some.
+    const WeightGrad *g = p->g;
+    int rows = g->m <= 256 ? 32 : GRAD_ROWS, cols = GRAD_COLS;
+    int row_tiles = (int)ceil_div(g->m, rows), col_tiles = (int)ceil_div(g->n, cols);
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int i = 0; i < row_tiles; i++)
+        for (int j = 0; j < col_tiles; j++)
+            weight_grad_tile(p, N, i * rows, (int)min_i64(rows, g->m - i * rows), j * cols,
+                             (int)min_i64(cols, g->n - j * cols));
 }
 
 void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)
 {
     OP_SCOPE(matmul_weight_grads, g, count, N);
     (void)c;
-    for (const WeightGrad *end = g + count; g < end; g++) {
-        // Small matrices are cut finer, so that every thread gets some.
-        int rows = g->m <= 256 ? 32 : GRAD_ROWS, cols = GRAD_COLS;
-        int row_tiles = (int)ceil_div(g->m, rows), col_tiles = (int)ceil_div(g->n, cols);
-#pragma omp parallel for collapse(2) schedule(static)
-        for (int i = 0; i < row_tiles; i++)
-            for (int j = 0; j < col_tiles; j++)
-                weight_grad_tile(g, N, i * rows, (int)min_i64(rows, g->m - i * rows), j * cols,
-                                 (int)min_i64(cols, g->n - j * cols));
+    for (int i = 0; i < count; i++)
+        weight_grad(&(GradWork){&g[i], NULL, 1}, N);
+}
+
+void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, int count, int N)
+{
+    OP_SCOPE(matmul_fp8_weight_grads, g, count, N);
+    (void)c;
+    for (int i = 0; i < count; i++) {
+        WeightGrad plain = {g[i].dw, NULL, NULL, g[i].m, g[i].n, g[i].fresh};
+        weight_grad(&(GradWork){&plain, &g[i], *g[i].scale_a * *g[i].scale_b}, N);
     }
 }
 

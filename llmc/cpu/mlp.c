@@ -1,4 +1,4 @@
-// Scales and codes of the MLP's FP8 products, which are in matmul.c.
+// Scales and codes of FP8 products, which are in matmul.c.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/fp8.h"
 #include <math.h>
@@ -8,6 +8,17 @@ static void raise_bits(float *amax, uint32_t bits)
 {
     if (bits > fp8_bits(*amax))
         *amax = fp8_float(bits);
+}
+
+static uint32_t largest_bits(const floatX *x, int n)
+{
+    uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+    for (int i = 0; i < n; i++) {
+        uint32_t bits = fp8_bits(x_to_float(x[i])) & 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    return most;
 }
 
 void amax_accumulate(Stream s, float *amax, const floatX *x, int64_t n)
@@ -101,4 +112,42 @@ void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale
     for (int i = 0; i < rows; i++)
         quantize_row(transpose ? codes + i : codes + (int64_t)i * cols, x + (int64_t)i * cols, cols,
                      transpose ? rows : 1, *scale, rule);
+}
+
+// ---- both directions --------------------------------------------------------------------------------------
+
+void scale_quotient(Stream s, float *scale, float *amax)
+{
+    OP_SCOPE(scale_quotient);
+    (void)s;
+    *scale = at_least(*amax, 1e-12f) / E4M3_LARGEST;
+    *amax = 0;
+}
+
+void scales_follow(Stream s, float *scale, float *amax, float factor, float least, int n)
+{
+    OP_SCOPE(scales_follow, n);
+    (void)s;
+    for (int i = 0; i < n; i++) {
+        scale[i] = at_least(at_least(amax[i], 1e-12f) * factor, least);
+        amax[i] = 0;
+    }
+}
+
+void quantize_codes(Stream s, const Codes *to, const floatX *x, int rows, int cols)
+{
+    OP_SCOPE(quantize_codes, rows, cols);
+    (void)s;
+    uint32_t most = 0;
+#pragma omp parallel for schedule(static) reduction(max : most)
+    for (int i = 0; i < rows; i++) {
+        const floatX *from = x + (int64_t)i * cols;
+        quantize_row(to->codes + (int64_t)i * cols, from, cols, 1, *to->scale, QUANTIZE_QUOTIENT);
+        if (to->transposed)
+            quantize_row(to->transposed + i, from, cols, rows, *to->scale, QUANTIZE_QUOTIENT);
+        uint32_t bits = largest_bits(from, cols);
+        most = bits > most ? bits : most;
+    }
+    if (to->amax)
+        raise_bits(to->amax, most);
 }

@@ -39,20 +39,17 @@ static bool pending_tensor(const Trainer *t, int index, StateTensor *out)
 // Every rank has the same scales of weights, and those of the sets of its own micro-batches.
 static bool scales_tensor(const Trainer *t, int index, StateTensor *out)
 {
-    const MlpCodes *c = &t->model.mlp;
-    int layers = t->model.record->num_layers, set = index - 1;
-    bool weights = index == 0, mine = weights ? comm_rank() == 0 : set % comm_size() == comm_rank();
-    if (!c->sets || set >= c->sets)
+    DelayedRow row;
+    int layers = t->model.record->num_layers;
+    if (!model_delayed(&t->model, index, &row))
         return false;
+    bool weights = row.set == NONE, mine = weights ? comm_rank() == 0 : row.set % comm_size() == comm_rank();
     *out = (StateTensor){.everywhere = weights,
                          .rows = 1,
                          .cols = layers,
                          .count = mine ? layers : 0,
-                         .data = model_delayed_row(&t->model, index)};
-    if (weights)
-        snprintf(out->name, sizeof out->name, "fp8.mlp_down.next_scale");
-    else
-        snprintf(out->name, sizeof out->name, "fp8.mlp_activation.%d.scale", set);
+                         .data = row.data};
+    snprintf(out->name, sizeof out->name, "%s", row.name);
     return true;
 }
 

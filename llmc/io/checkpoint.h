@@ -1,11 +1,11 @@
 // Weights and training state in one safetensors file, and back.
 //
 // Weights are as llmc/io/weights.h says. A checkpoint adds "<parameter>.<adam_m|adam_v|momentum|second>",
-// "<parameter>.grad" for gradients that an even step has left to the next one, "fp8.mlp_down.next_scale" and
-// "fp8.mlp_activation.<micro-batch>.scale" where scales are delayed, and "rope.frequency"; its metadata holds
-// step, data position, training shards, train time, attention scale and every option. A parameter's own name
-// is that of its tensor in the file, with the number of its first matrix where that holds several. The file
-// does not depend on the number of ranks, nor on the backend.
+// "<parameter>.grad" for gradients that an even step has left to the next one,
+// "fp8.<what>.<micro-batch>.scale" where scales are delayed (model_delayed), and "rope.frequency"; its
+// metadata holds step, data position, training shards, train time, attention scale and every option. A
+// parameter's own name is that of its tensor in the file, with the number of its first matrix where that
+// holds several. The file does not depend on the number of ranks, nor on the backend.
 #pragma once
 #include "llmc/run/trainer.h"
 

@@ -80,44 +80,6 @@ void model_describe(Model *m, const Config *c)
         fatal(1, "%s", e.text);
 }
 
-size_t model_delayed_bytes(const Model *m)
-{
-    int rows = m->mlp.sets ? 1 + m->mlp.sets : 0;
-    return (size_t)(rows * m->record->num_layers) * sizeof(float);
-}
-
-float *model_delayed_row(const Model *m, int row) { return m->mlp.delayed + row * m->record->num_layers; }
-
-void model_start_scales(const Model *m, Stream s)
-{
-    size_t bytes = model_delayed_bytes(m), count = bytes / sizeof(float);
-    if (!bytes)
-        return;
-    float *start = xcalloc(count, sizeof *start);
-    for (size_t i = 0; i < count; i++)
-        start[i] = 1; // those of weights are exact first, and not read
-    copy_to_device(s, m->mlp.delayed, start, bytes);
-    stream_synchronize(s);
-    free(start);
-}
-
-static void allocate_mlp_codes(Model *m)
-{
-    size_t layers = (size_t)m->record->num_layers, scales = layers * MLP_SCALES;
-    size_t elements = (size_t)m->config->model_dim * (size_t)m->config->mlp_dim;
-    float input = sqrtf((float)m->config->model_dim) / 448;
-    m->mlp.weights = device_alloc(2 * layers * elements, "parameters: quantised MLPs");
-    m->mlp.scales = device_alloc((scales + 1) * sizeof(float), "parameters: quantised MLPs");
-    m->mlp.amax = device_alloc(sizeof(float), "parameters: quantised MLPs");
-    copy_to_device(NULL, m->mlp.scales + scales, &input, sizeof input);
-    stream_synchronize(NULL);
-    if (!record_has_delayed_scales(m->record))
-        return;
-    m->mlp.sets = m->config->fp8_scales == SCALES_SEQUENTIAL ? 1 : m->config->micro_batches;
-    m->mlp.delayed = device_alloc(model_delayed_bytes(m), "parameters: quantised MLPs");
-    model_start_scales(m, NULL);
-}
-
 void model_allocate(Model *m, bool training)
 {
     const Config *c = m->config;
@@ -125,18 +87,16 @@ void model_allocate(Model *m, bool training)
     params_allocate(&m->params, training);
     if (w8)
         m->head_w8 = device_alloc(w8, "parameters: quantised head");
-    if (training && c->mlp == MLP_FP8)
-        allocate_mlp_codes(m);
+    if (training)
+        model_allocate_codes(m);
 }
 
 void model_free(Model *m)
 {
     params_free(&m->params);
-    void *memory[] = {m->head_w8, m->mlp.weights, m->mlp.scales, m->mlp.amax, m->mlp.delayed};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) {
-        if (memory[i])
-            device_free(memory[i]);
-    }
+    if (m->head_w8)
+        device_free(m->head_w8);
+    model_free_codes(m);
 }
 
 // ---- activations ------------------------------------------------------------------------------------------
@@ -424,6 +384,7 @@ void model_train_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionS
         nodes_backward(&p);
     else
         layers_backward(&p);
+    model_follow_scales(&p);
 }
 
 void model_finish_gradients(Model *m, Acts *a, Stream s)

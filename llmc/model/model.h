@@ -14,7 +14,10 @@ typedef struct {
     floatX *q, *k, *v_raw; // three planes of one product; q and k are normalised and rotated in place
     floatX *v, *yg;        // mixed values, v_raw itself without a backward; gated output of attention
     floatX *h2, *post;     // input of the MLP, relu(h2 c_fc)^2
-    uint8_t *h8, *post8;   // their codes in training with MLP_FP8; else NULL
+    uint8_t *h8, *post8;   // their codes in training in FP8; else NULL
+    // With MLP_FP8_BACKWARD post has codes alone; transposed, those of the gradient that comes in, of the one
+    // before the activation, and these transposed.
+    uint8_t *h8t, *post8t, *g8, *g8t, *dpre8, *dpre8t;
     float *rstd, *rstd_q, *rstd_k, *rstd2, *lse;
     floatX *dyg, *dv, *dqkv, *dpre; // gradients
     float *dgate;
@@ -29,7 +32,9 @@ typedef struct {
     float *rstd_q, *rstd_k, *lse, *gate, *dc_lse;
     floatX *dy, *dq, *dk, *dv; // gradients
     floatX *dv_output, *dq_dc, *dk_dc, *dv_dc;
-    floatX *dqkv;             // (N, 2 H qk + d)
+    floatX *dqkv; // (N, 2 H qk + d)
+    // With QKV_FP8: codes of the input and of dqkv, and transposed.
+    uint8_t *h8, *h8t, *dqkv8, *dqkv8t;
     float *dh_lead, *du_lead; // (N, leads), with value gates
     int leads;
     float *dc_scratch;
@@ -118,15 +123,28 @@ typedef struct {
 // the first micro-batch of a step. Where the record has no delayed scales, nothing outlasts the step: the
 // input is normalised, so that no element is beyond sqrt(d), and relu^2 has the bound of amax_relu2_bound.
 enum { SCALE_UP, SCALE_DOWN, SCALE_POST, MLP_SCALES };
+enum { CODES_UP, CODES_DOWN, CODES_UP_BACKWARD, CODES_DOWN_BACKWARD, MLP_CODES };
 typedef struct {
-    uint8_t *weights; // (layers, 2, d F): up (F, d), down (d, F)
-    float *scales;    // (layers, MLP_SCALES), then that of the input
-    float *amax;      // (1), 0 between ops
-    // Delayed scales, the state of a run: (layers), those of down that the next step may use, then (sets,
-    // layers), those of relu^2. Micro-batch i of a step has set i mod sets. 0 sets: there is no state.
+    // (layers, 2, d F): up (F, d), down (d, F). MLP_FP8_BACKWARD: (layers, MLP_CODES, d F), and up (d, F),
+    // down (F, d), which its backward reads.
+    uint8_t *weights;
+    float *scales; // (layers, MLP_SCALES), then that of the input; MLP_FP8_BACKWARD: of the gradient
+    float *amax;   // (1), 0 between ops
+    // Delayed scales, the state of a run; micro-batch i of a step has set i mod sets. 0 sets: there are none.
+    //   MLP_FP8           (layers), those of down that the next step may use, then (sets, layers), those of
+    //                     relu^2
+    //   MLP_FP8_BACKWARD  (DELAYED_KINDS, sets, layers)
     float *delayed;
     int sets;
+    float *largest; // MLP_FP8_BACKWARD: (DELAYED_KINDS, layers), what they follow; 0 between micro-batches
 } MlpCodes;
+
+// The same of q, k and v with QKV_FP8.
+typedef struct {
+    uint8_t *weights; // (layers, 2, rows d): (rows, d), and transposed
+    float *scales;    // (layers), then those of the input and of the gradient
+    float *amax;      // (1), 0 between ops
+} QkvCodes;
 
 typedef struct {
     const Config *config;
@@ -146,15 +164,23 @@ typedef struct {
     StageHooks hooks;
     void *head_w8; // quantised head, NULL in HEAD_BF16
     MlpCodes mlp;  // quantised weights of the MLPs; NULL in MLP_BF16
+    QkvCodes qkv;  // of q, k and v; NULL in QKV_BF16
 } Model;
 
 void model_describe(Model *m, const Config *c);
 void model_allocate(Model *m, bool training); // training: with gradients
 void model_free(Model *m);
-// The delayed scales are (1 + sets, layers): row 0, then a row for each set.
+// The delayed scales are rows of (layers); each has a name in checkpoints and belongs to a set, or to none.
+typedef struct {
+    char name[48];
+    int set; // NONE: all ranks have it
+    float *data;
+} DelayedRow;
+bool model_delayed(const Model *m, int index, DelayedRow *row); // false: there is no such row
 size_t model_delayed_bytes(const Model *m);
 float *model_delayed_row(const Model *m, int row);
-void model_start_scales(const Model *m, Stream s); // as they are before the first step
+float *model_delayed_scale(const Model *m, int kind, int micro_batch); // MLP_FP8_BACKWARD
+void model_start_scales(const Model *m, Stream s);                     // as they are before the first step
 
 // Bytes of an Acts for N tokens, after backend_reserve (before it: about so many); acts_place points it into
 // `base`.

@@ -28,7 +28,10 @@ typedef struct {
 } OpSizes;
 
 // What a backend may have no kernel for; the CPU has all. A run that needs it is refused before it begins.
-typedef enum { FEATURE_NARROW_KEYS } Feature; // heads of q and k narrower than those of v
+typedef enum {
+    FEATURE_NARROW_KEYS, // heads of q and k narrower than those of v
+    FEATURE_FP8_BOTH     // products in FP8 in both directions (fp8.h)
+} Feature;
 bool backend_lacks(Feature f);
 
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's

@@ -109,6 +109,23 @@ COST(matmul_fp8_relu2, (const Fp8Product *p), 2 * count3(p->N, p->in, p->out),
 COST(matmul_fp8, (const floatX *residual, const Fp8Product *p), 2 * count3(p->N, p->in, p->out),
      codes_bytes(p) + floatx_bytes(p->N, p->out, 1 + !!residual))
 
+COST(scale_quotient, (void), 0, 0)
+COST(scales_follow, (int n), 0, fp32_bytes(n, 2, 1))
+COST(quantize_codes, (int rows, int cols), 0, floatx_bytes(rows, cols, 1) + 2 * count3(rows, cols, 1))
+COST(matmul_fp8_relu2_codes, (const Fp8Product *p), 2 * count3(p->N, p->in, p->out),
+     codes_bytes(p) + 2 * count3(p->N, p->out, 1))
+COST(matmul_fp8_relu2_backward, (const Fp8Product *p), 2 * count3(p->N, p->in, p->out),
+     codes_bytes(p) + 3 * count3(p->N, p->out, 1))
+static inline OpCost cost_matmul_fp8_weight_grads(const Fp8WeightGrad *g, int count, int N)
+{
+    OpCost sum = {0, 0};
+    for (int i = 0; i < count; i++) {
+        sum.flops += 2 * count3(N, g[i].m, g[i].n);
+        sum.bytes += count3(N, g[i].m + g[i].n, 1) + fp32_bytes(g[i].m, g[i].n, g[i].fresh ? 1 : 2);
+    }
+    return sum;
+}
+
 // ---- attention --------------------------------------------------------------------------------------------
 
 COST(rope_tables, (int positions, int e), 0, floatx_bytes(positions, e, 0.5))

@@ -1,8 +1,9 @@
-// Contracts: the MLP's forward products in FP8. Conventions: llmc/ops/ops.h.
+// Contracts: products in FP8, forward; both directions: llmc/ops/fp8.h. Conventions: llmc/ops/ops.h.
 //
 // A tensor t is held as e4m3 codes t8 and one fp32 scale in device memory: t = scale * t8. An FP8 product
 // sums over the last index of both operands, because tensor cores want it so.
-// Backward is straight through: it reads the bf16 tensors, as if none had been quantised.
+// Without ops of fp8.h backward is straight through: it reads the bf16 tensors, as if none had been
+// quantised.
 #pragma once
 #include "llmc/base/floatx.h"
 #include "llmc/ops/matmul.h"
@@ -10,9 +11,9 @@
 extern "C" {
 #endif
 
-typedef enum { MLP_BF16, MLP_FP8 } MlpMode;
-enum { FP8_MULTIPLE = 16 };  // of which all extents here but N are multiples
-enum { E4M3_LARGEST = 448 }; // value of a code
+typedef enum { MLP_BF16, MLP_FP8, MLP_FP8_BACKWARD } MlpMode; // the second: forward alone
+enum { FP8_MULTIPLE = 16 };                                   // of which all extents here but N are multiples
+enum { E4M3_LARGEST = 448 };                                  // value of a code
 
 // ---- scales -----------------------------------------------------------------------------------------------
 
@@ -48,11 +49,12 @@ void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// x w^T = scale_x * scale_w * x8 w8^T
+// x w^T = scale_x * (scale_w * alpha) * x8 w8^T
 typedef struct {
     const uint8_t *x8, *w8;         // (N, in), (out, in)
     const float *scale_x, *scale_w; // (1) fp32
     int N, in, out;
+    const float *alpha; // (1) fp32, or NULL: 1
 } Fp8Product;
 
 // y = relu(p)^2 with p = x w^T rounded to floatX;  y8 = e4m3(y * (1 / scale_y)) of y as it is stored;

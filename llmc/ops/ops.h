@@ -22,6 +22,7 @@
 #include "llmc/ops/streams.h"
 #include "llmc/ops/matmul.h"
 #include "llmc/ops/mlp.h"
+#include "llmc/ops/fp8.h"
 #include "llmc/ops/generator.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/heads.h"

@@ -54,6 +54,10 @@ enum { COLUMNS_MU = 14, COLUMNS_NU = 5 };
     [GENERATOR_B] = {before_b, b, {1, GATE_SCALE, NONE}}
 
 // Fields of a Record.
+// Scales of the records of August 2026.
+#define FP8_SCALES_2026_08 \
+    .fp8 = {.headroom = 1.25, .qkv_input = 8, .qkv_gradient = 1, \
+            .mlp = {[DELAYED_INPUT] = {8, 1e-6}, [DELAYED_POST] = {16, 1e-6}, [DELAYED_GRADIENT] = {1, 1e-7}}}
 #define NETWORK_2026 NETWORK_2026_OF(6)
 #define NETWORK_2026_OF(count) \
     .heads = count, .smear_lambda = SMEAR_LAMBDA, \

@@ -84,7 +84,11 @@ bool record_has_paired(const Record *r)
     return has;
 }
 
-bool record_has_delayed_scales(const Record *r) { return r->mlp_scales.post != 0; }
+bool record_scales_are_state(const Config *c)
+{
+    bool delayed = c->mlp == MLP_FP8_BACKWARD || config_record(c)->mlp_scales.post != 0;
+    return c->qkv == QKV_FP8 || (c->mlp != MLP_BF16 && delayed);
+}
 
 bool record_crosses_documents(const Record *r)
 {
@@ -282,6 +286,16 @@ static bool check_mlp_scales(const Record *r, Error *e)
                      "at least 1, 1 and 0", r->name, s->post, s->down, s->exact_until);
 }
 
+static bool check_fp8_scales(const Record *r, Error *e)
+{
+    const Fp8Scales *s = &r->fp8;
+    if (!s->headroom) return true;
+    bool good = s->headroom >= 1 && s->qkv_input > 0 && s->qkv_gradient > 0 && !r->mlp_scales.post;
+    for (int k = 0; k < DELAYED_KINDS; k++) good = good && s->mlp[k].range > 0 && s->mlp[k].least > 0;
+    return good || error_set(e, "record %s: scales of FP8 in both directions have a headroom of at least 1, "
+                                "ranges above 0, and none of the forward's beside them", r->name);
+}
+
 bool record_check(const Record *given, Error *e)
 {
     static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
@@ -301,6 +315,6 @@ bool record_check(const Record *given, Error *e)
     for (int i = 0; i < r->num_layers; i++) {
         if (!check_layer(r, i, e)) return false;
     }
-    return check_head(r, e) && check_mlp_scales(r, e) &&
+    return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) &&
            (record_has_lists(r) ? network_check(r, e) : check_streams(r, e));
 }

@@ -233,6 +233,18 @@ typedef struct {
     int exact_until;   // up to and with this step that of MLP down follows from the weights at hand
 } MlpScales;
 
+// Scales of FP8 in both directions, --mlp fp8-backward and --qkv fp8. A range is 448 times a scale. Those of
+// the MLP's input, of relu^2 and of the gradient before it are delayed: they follow the largest value of the
+// step before (scales_follow). Those of q's, k's and v's input and gradient are constant, all others exact.
+enum { DELAYED_INPUT, DELAYED_POST, DELAYED_GRADIENT, DELAYED_KINDS };
+typedef struct {
+    double headroom; // 0: the record has none of these scales
+    struct {
+        double range, least; // before the first step; the least scale
+    } mlp[DELAYED_KINDS];
+    double qkv_input, qkv_gradient; // ranges
+} Fp8Scales;
+
 typedef struct Record {
     const char *name;
     const struct Record *based_on; // its fields come first
@@ -251,7 +263,8 @@ typedef struct Record {
     MixTerm output[MIX_STREAMS]; // normalised, it goes to the head
     int smear_lambda;            // scalar
     HeadSpec head;
-    MlpScales mlp_scales;
+    MlpScales mlp_scales; // --mlp fp8
+    Fp8Scales fp8;        // or these: --mlp fp8 has no meaning then
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 
@@ -267,7 +280,8 @@ int record_key_width(const Config *c); // of a head's q and k, by the weights of
 const ParamSpec *record_row(const Record *r, Role role); // the first of this role; NULL: there is none
 bool record_layer_has(const LayerSpec *l, Role role); // whether the layer has the block that reads this role
 bool record_has_paired(const Record *r); // heads in some layer
-bool record_has_delayed_scales(const Record *r);
+// Whether the run has scales that depend on the order of micro-batches, or on how many of them a rank has.
+bool record_scales_are_state(const Config *c);
 // Whether a position's output depends on documents before its own, further than on their last tokens.
 bool record_crosses_documents(const Record *r);
 // Counts the terms of a list.

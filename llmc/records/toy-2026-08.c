@@ -1,5 +1,5 @@
 // toy-2026 as the records of August 2026 have it, the network of the golden files 2026-08-*: q and k are
-// narrower than v, rows of Wo are inputs in files.
+// narrower than v, rows of Wo are inputs in files, FP8 is for both directions and off.
 #include "llmc/records/record.h"
 
 #define WO_BY_INPUT
@@ -49,5 +49,6 @@ static const Field fields[] = {{"model-dim", "32"}, {"num-heads", "2"}, {"mlp-di
 const Record record_toy_2026_08 = {
     .name = "toy-2026-08", .based_on = &record_toy_2026, .fields = fields,
     .layers = layers, .num_layers = LAYERS, .params = network_2026_params, .num_params = NETWORK_2026_PARAMS,
-    .generators = generators, .num_generators = 4, .dc_keys = 7, NETWORK_2026_OF(2), OUTPUT_2026(1, 3, 4),
+    .generators = generators, .num_generators = 4, .dc_keys = 7,
+    FP8_SCALES_2026_08, NETWORK_2026_OF(2), OUTPUT_2026(1, 3, 4),
 };

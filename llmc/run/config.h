@@ -46,6 +46,7 @@ typedef struct Config {
     const char *preset, *config;
     int head;       // HeadMode
     int mlp;        // MlpMode
+    int qkv;        // QkvMode
     int fp8_scales; // SCALES_BY_MICRO_BATCH or SCALES_SEQUENTIAL
     int64_t seed;
     const char *init_from, *save_init, *resume, *out;

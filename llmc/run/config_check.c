@@ -57,6 +57,29 @@ double config_stop_after(const Config *c)
     return isdigit((unsigned char)*c->stop_after) && seconds > 0 && seconds < 1e9 && !unit[1] ? seconds : -1;
 }
 
+static bool check_fp8(const Config *c, Error *e)
+{
+    bool both = config_record(c)->fp8.headroom != 0;
+    if (c->mlp != MLP_BF16 && (c->model_dim % FP8_MULTIPLE || c->mlp_dim % FP8_MULTIPLE))
+        return error_set(e, "--mlp fp8: --model-dim and --mlp-dim must be multiples of %d", FP8_MULTIPLE);
+    if (c->mlp == MLP_FP8 && both)
+        return error_set(
+            e, "--mlp fp8: the scales of preset %s are for both directions; use fp8-backward or bf16",
+            c->network);
+    if (c->mlp == MLP_FP8_BACKWARD && !both)
+        return error_set(e, "--mlp fp8-backward: preset %s has no scales for the backward; use fp8 or bf16",
+                         c->network);
+    if (c->qkv == QKV_BF16)
+        return true;
+    if (!both)
+        return error_set(e, "--qkv fp8: preset %s has no scales for that; use bf16", c->network);
+    int rows = 2 * c->num_heads * record_key_width(c) + c->model_dim;
+    if (c->model_dim % FP8_MULTIPLE || rows % FP8_MULTIPLE)
+        return error_set(e, "--qkv fp8: --model-dim and the %d rows of q, k and v must be multiples of %d",
+                         rows, FP8_MULTIPLE);
+    return true;
+}
+
 bool config_check(const Config *c, Error *e)
 {
     int head_dim = c->model_dim / c->num_heads;
@@ -75,8 +98,8 @@ bool config_check(const Config *c, Error *e)
                          head_dim, MAX_HEAD_DIM);
     if (c->model_dim % 8 || c->mlp_dim % 8)
         return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
-    if (c->mlp == MLP_FP8 && (c->model_dim % FP8_MULTIPLE || c->mlp_dim % FP8_MULTIPLE))
-        return error_set(e, "--mlp fp8: --model-dim and --mlp-dim must be multiples of %d", FP8_MULTIPLE);
+    if (!check_fp8(c, e))
+        return false;
     if (c->micro_batch_tokens % 16)
         return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
     if (c->group_micro_batches && c->micro_batches % c->group_micro_batches)
@@ -117,13 +140,16 @@ bool config_check(const Config *c, Error *e)
 
 bool config_backend_check(const Config *c, bool training, Error *e)
 {
-    (void)training;
     int qk = record_key_width(c), v = c->model_dim / c->num_heads;
     if (qk != v && backend_lacks(FEATURE_NARROW_KEYS))
         return error_set(e,
                          "--network %s: heads of q and k are %d wide and those of v %d: this program has no "
                          "kernels for that; use train_gpt_cpu",
                          c->network, qk, v);
+    bool both = c->mlp == MLP_FP8_BACKWARD || c->qkv == QKV_FP8;
+    if (training && both && backend_lacks(FEATURE_FP8_BOTH))
+        return error_set(e, "--mlp fp8-backward and --qkv fp8: this program has no kernels for them; use "
+                            "--mlp bf16 --qkv bf16, or train_gpt_cpu");
     return true;
 }
 
@@ -148,8 +174,7 @@ char *config_unused(const Config *c, bool training, int reason)
         {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
         {!c->sample && !(training && schedule_needs_prefix(c)), " vocab ",
          "neither --sample nor a prefix term uses it"},
-        {!(training && c->mlp == MLP_FP8 && record_has_delayed_scales(config_record(c))), " fp8-scales ",
-         "no scale is delayed here"},
+        {!(training && record_scales_are_state(c)), " fp8-scales ", "no scale is delayed here"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
         {!training,
          " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at stop-after "

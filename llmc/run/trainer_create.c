@@ -222,8 +222,7 @@ void trainer_take_sizes(Trainer *t, Stage stage)
 static void check_scales(const Trainer *t)
 {
     const Config *c = t->config;
-    if (c->mlp == MLP_FP8 && c->fp8_scales == SCALES_SEQUENTIAL && comm_size() > 1 &&
-        record_has_delayed_scales(t->model.record))
+    if (c->fp8_scales == SCALES_SEQUENTIAL && comm_size() > 1 && record_scales_are_state(c))
         fatal(EXIT_USAGE, "--fp8-scales sequential is for one GPU, and this run has %d ranks; leave it out",
               comm_size());
 }
@@ -267,7 +266,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
                                .mlp_dim = c->mlp_dim,
                                .vocab_padded = config_vocab_padded(c),
                                .fp8_head = c->head == HEAD_FP8,
-                               .fp8_mlp = c->mlp == MLP_FP8 && need_training,
+                               .fp8_mlp = c->mlp != MLP_BF16 && need_training,
                                .deterministic = c->deterministic,
                                .portable = c->portable,
                                .attention = (AttentionKernels)c->attention,

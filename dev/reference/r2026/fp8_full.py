@@ -1,7 +1,8 @@
 """Emulated FP8 of record 90: q, k, v and the MLP in both directions. All 8-bit operands are e4m3, one fp32
 scale for each tensor; products sum in the wide dtype and are rounded to bf16 once.
 
-Gradients are those of the plain summed loss, as on eight ranks.
+Gradients are those of the plain summed loss, as on eight ranks. On one rank the published program divides
+them by the number of micro-batches before they are quantised: here the scales are so much larger (unit).
 """
 
 import torch
@@ -33,13 +34,15 @@ def scaled(product, *scales):
 
 class Scales:
     """Delayed scales of the MLPs, a set for each micro-batch number (sets = 1: they follow the last
-    micro-batch of a step).
+    micro-batch of a step). unit: of the scales of gradients.
 
     x: input, p: relu squared, e: gradient before it; largest: what the next ones follow.
     """
 
-    def __init__(self, layers, sets=1):
-        start = {"x": 8 / E4M3, "p": 16 / E4M3, "e": 1 / E4M3}
+    def __init__(self, layers, sets=1, unit=1):
+        start = {"x": 8 / E4M3, "p": 16 / E4M3, "e": unit / E4M3}
+        self.least = {"x": FLOOR, "p": FLOOR, "e": unit * GRADIENT_FLOOR}
+        self.gradient = unit * GRADIENT_SCALE
         self.scale = [
             {k: torch.full((layers,), v, dtype=torch.float32) for k, v in start.items()} for _ in range(sets)
         ]
@@ -60,7 +63,7 @@ class Scales:
         for scale, largest in zip(self.scale, self.largest):
             for kind in scale:
                 follow = largest[kind].clamp(min=LEAST) * single(HEADROOM / E4M3)
-                scale[kind] = follow.clamp(min=GRADIENT_FLOOR if kind == "e" else FLOOR)
+                scale[kind] = follow.clamp(min=self.least[kind])
 
     def quantize_weights(self, qkv, mlp):
         """qkv: {layer: [rows, d]}, mlp [layers, 2, F, d]; the copies that products read are truncated to
@@ -84,15 +87,15 @@ class QkvProduct(torch.autograd.Function):
         w8, scale = state.qkv[i]
         h8, lin32 = q8(bf16(h), INPUT_SCALE), lin.float()
         ctx.save_for_backward(h8, w8, w, lin)
-        ctx.scale = scale
+        ctx.scale, ctx.gradient = scale, state.gradient
         return scaled(h8 @ w8.t(), INPUT_SCALE, scale * lin32)
 
     @staticmethod
     def backward(ctx, g):
         h8, w8, w, lin = ctx.saved_tensors
-        g8 = q8(bf16(g), GRADIENT_SCALE)
-        dw = scaled(g8.t() @ h8, GRADIENT_SCALE, INPUT_SCALE)
-        dh = scaled(g8 @ w8, GRADIENT_SCALE, ctx.scale * lin.float())
+        g8 = q8(bf16(g), ctx.gradient)
+        dw = scaled(g8.t() @ h8, ctx.gradient, INPUT_SCALE)
+        dh = scaled(g8 @ w8, ctx.gradient, ctx.scale * lin.float())
         return dh, bf16(lin * dw), bf16((dw * w).sum()), None, None
 
 

@@ -210,7 +210,8 @@ class Model:
         self.p = {n: t.contiguous().clone().requires_grad_() for n, t in parameters.items()}
         self.dtype = self.p["embed.weight"].dtype
         self.mlp_state = MlpState(len(r.layers), sets) if "mlp" in self.fp8 else None
-        self.full_state = fp8_full.Scales(len(r.layers), sets) if self.fp8 & {"mlp-full", "qkv"} else None
+        full, unit = self.fp8 & {"mlp-full", "qkv"}, r.sizes.micro_batches // sets
+        self.full_state = fp8_full.Scales(len(r.layers), sets, unit) if full else None
         self.mask = mask
         self.head_scales = HeadScales()
 

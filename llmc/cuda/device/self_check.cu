@@ -225,7 +225,7 @@ static void check_fp8_gemm(Stream s)
     floatX *y = m.take<floatX>((int64_t)rows * COLS), *onto = m.take<floatX>((int64_t)rows * COLS);
     quantize_e4m3(s, x8, m.filled((int64_t)rows * DEPTH, 14), scale, rows, DEPTH, QUANTIZE_INVERSE, false);
     quantize_e4m3(s, w8, m.filled(COLS * DEPTH, 15), scale, COLS, DEPTH, QUANTIZE_INVERSE, false);
-    Fp8Product p = {x8, w8, scale, scale, rows, DEPTH, COLS};
+    Fp8Product p = {x8, w8, scale, scale, rows, DEPTH, COLS, NULL};
     if (!sm90_fp8_relu2(&context, y, y8, NULL, &p, scale) || !sm90_fp8_gemm(&context, onto, &p, y))
         return;
     Distance squares, codes, sums;

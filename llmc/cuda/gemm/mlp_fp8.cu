@@ -357,6 +357,7 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
                       const float *scale_y)
 {
     OP_SCOPE(matmul_fp8_relu2, p);
+    assert(!p->alpha);
     SlabResult r = {.scale_x = p->scale_x,
                     .scale_w = p->scale_w,
                     .scale_y = scale_y,
@@ -370,6 +371,7 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
 void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const floatX *residual)
 {
     OP_SCOPE(matmul_fp8, residual, p);
+    assert(!p->alpha);
     SlabResult r = {.scale_x = p->scale_x, .scale_w = p->scale_w, .out = out, .residual = residual};
     if (p->N > 0 && !sm90_fp8_gemm(c, out, p, residual))
         product_in_slabs(c->stream, p, &r);

@@ -37,6 +37,16 @@ void head_plan(Acts *a, const Model *m, PlanArena *b);
 void head_train_block(const Pass *p, float *loss); // from a->xf to the loss and a->dh
 void head_eval_block(const Pass *p, const EvalLoss *loss);
 
+// What FP8 needs in training, see llmc/model/codes.c.
+void model_allocate_codes(Model *m);
+void model_free_codes(Model *m);
+void model_follow_scales(const Pass *p); // behind a micro-batch
+
+// The MLP in FP8 in both directions, mlp_both.c.
+void mlp_both_plan(Acts *a, const Model *m, int layer, PlanArena *b);
+void mlp_both_forward(const Pass *p, int layer, const BlockPort *port);
+void mlp_both_backward(const Pass *p, int layer, const BlockPort *port);
+
 // The mix that enters layer i, or the output's. x: the stream, h: the same normalised; dgate NULL where there
 // is no gate.
 void mix_forward(const Pass *p, int i, floatX *x, floatX *h, float *rstd);

@@ -25,6 +25,12 @@ static void plan_backward(HeadsActs *l, const Acts *a, const Model *m, int i, Pl
     l->dv = plan_take(b, n, sizeof(floatX));
     l->dqkv = plan_take(b, N * (size_t)heads_width(m), sizeof(floatX));
     l->scratch = plan_take(b, sdpa_scratch_bytes((int)N * pairs, H / pairs, qk, e), 1);
+    if (m->config->qkv == QKV_FP8) {
+        l->h8 = plan_take(b, n, 1);
+        l->h8t = plan_take(b, n, 1);
+        l->dqkv8 = plan_take(b, N * (size_t)heads_width(m), 1);
+        l->dqkv8t = plan_take(b, N * (size_t)heads_width(m), 1);
+    }
     if (spec->heads.xsa)
         l->dv_output = plan_take(b, n, sizeof(floatX));
     if (has_value_gate(spec)) {
@@ -193,6 +199,73 @@ static HeadsOutput output_of(const Pass *p, int i)
                          .gate_stride = column_stride(p, spec->gate)};
 }
 
+// ---- q, k and v in FP8 ------------------------------------------------------------------------------------
+
+// Codes of the weights and all scales, (1) each.
+typedef struct {
+    uint8_t *w, *wt; // (rows, d), (d, rows)
+    float *scale_w, *scale_h, *scale_g;
+} QkvLayer;
+
+static QkvLayer qkv_layer(const Model *m, int i)
+{
+    const QkvCodes *c = &m->qkv;
+    int layers = m->record->num_layers;
+    int64_t elements = (int64_t)heads_width(m) * m->config->model_dim;
+    if (!c->weights) // while memory is planned
+        return (QkvLayer){0};
+    uint8_t *w = c->weights + 2 * i * elements;
+    return (QkvLayer){w, w + elements, c->scales + i, c->scales + layers, c->scales + layers + 1};
+}
+
+static void quantize_qkv(const Pass *p, const HeadsWeights *w, const QkvLayer *q)
+{
+    int rows = heads_width(p->m), d = p->m->config->model_dim;
+    amax_accumulate(p->s, p->m->qkv.amax, w->qkv, (int64_t)rows * d);
+    scale_from_amax(p->s, q->scale_w, p->m->qkv.amax, 1.0f / E4M3_LARGEST);
+    quantize_codes(p->s, &(Codes){q->w, q->wt, q->scale_w, NULL}, w->qkv, rows, d);
+}
+
+// A product for each of q, k and v, which lie apart.
+static void qkv_product_fp8(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
+{
+    const HeadsActs *l = &p->a->heads[i];
+    int N = p->b->N, d = p->m->config->model_dim,
+        wide = p->m->config->num_heads * record_key_width(p->m->config);
+    QkvLayer q = qkv_layer(p->m, i);
+    Codes h = {l->h8, l->h8t, q.scale_h, NULL};
+    if (pass_runs(p->a, NULL, 0) && p->place & FIRST_OF_STEP)
+        quantize_qkv(p, w, &q);
+    if (pass_runs(p->a, USES(l->h8, l->h8t, io->h)))
+        quantize_codes(p->s, &h, io->h, N, d);
+    if (!pass_runs(p->a, USES(l->q, l->h8)))
+        return;
+    floatX *plane[] = {l->q, l->raw_k, l->v};
+    for (int k = 0; k < 3; k++)
+        matmul_fp8(p->products, plane[k],
+                   &(Fp8Product){l->h8, q.w + (int64_t)k * wide * d, q.scale_h, q.scale_w, N, d,
+                                 k < 2 ? wide : d, w->lin},
+                   NULL);
+}
+
+// From the gradient of q, k and v to those of the weights and of h.
+static void qkv_backward_fp8(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
+{
+    const HeadsActs *l = &p->a->heads[i];
+    int N = p->b->N, d = p->m->config->model_dim, rows = heads_width(p->m);
+    QkvLayer q = qkv_layer(p->m, i);
+    Codes g = {l->dqkv8, l->dqkv8t, q.scale_g, NULL};
+    Fp8WeightGrad grad = {w->dqkv,   l->dqkv8t, l->h8t, q.scale_g,
+                          q.scale_h, rows,      d,      p->place & FIRST_OF_STEP};
+    Fp8Product input = {l->dqkv8, q.wt, q.scale_g, q.scale_w, N, rows, d, w->lin};
+    if (pass_runs(p->a, USES(l->dqkv8, l->dqkv8t, l->dqkv)))
+        quantize_codes(p->s, &g, l->dqkv, N, rows);
+    if (pass_runs(p->a, USES(l->dqkv8t, l->h8t)))
+        matmul_fp8_weight_grads(p->products, &grad, 1, N);
+    if (pass_runs(p->a, USES(io->dh, l->dqkv8)))
+        matmul_fp8(p->products, io->dh, &input, NULL);
+}
+
 // ---- forward ----------------------------------------------------------------------------------------------
 
 // Raw q, k and v; where they are of one width as planes of one product.
@@ -236,7 +309,10 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     HeadsWeights w = weights_of(p, i);
     HeadsForward heads = heads_of(p, i, io);
     HeadsOutput output = output_of(p, i);
-    qkv_product(p, i, &w, io);
+    if (a->backward && p->m->config->qkv == QKV_FP8)
+        qkv_product_fp8(p, i, &w, io);
+    else
+        qkv_product(p, i, &w, io);
     if (pass_runs(a, USES(l->q, l->k, l->rstd_q, l->rstd_k, heads.value.extra, heads.value.gate,
                           heads.value.h, heads.value.factor)))
         heads_forward(p->s, &heads, N, H, e);
@@ -307,14 +383,30 @@ static void factors_backward(const Pass *p, const HeadsWeights *w)
     weight_scale_backward(p->s, w->do_, w->dlout, w->o, w->lout, d * d);
 }
 
+// Gradients of the weights and of h.
+static void products_backward(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
+{
+    const HeadsActs *l = &p->a->heads[i];
+    bool fresh = p->place & FIRST_OF_STEP, fp8 = p->m->config->qkv == QKV_FP8;
+    int N = p->b->N, d = p->m->config->model_dim, wide = heads_width(p->m);
+    WeightGrad grads[] = {{w->dqkv, l->dqkv, io->h, wide, d, fresh}, {w->do_, io->dout, l->out, d, d, fresh}};
+    if (fp8)
+        qkv_backward_fp8(p, i, w, io);
+    if (fp8 && pass_runs(p->a, USES(io->dout, l->out)))
+        matmul_weight_grads(p->products, grads + 1, 1, N);
+    if (!fp8 && pass_runs(p->a, USES(l->dqkv, io->h, io->dout, l->out)))
+        matmul_weight_grads(p->products, grads, 2, N);
+    if (!fp8 && pass_runs(p->a, USES(io->dh, l->dqkv)))
+        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w->qkv, w->lin, N, d, wide});
+}
+
 static void backward(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
     Acts *a = p->a;
     const LayerSpec *spec = &m->record->layers[i];
     const HeadsActs *l = &a->heads[i];
-    bool fresh = p->place & FIRST_OF_STEP;
-    int N = p->b->N, H = m->config->num_heads, d = m->config->model_dim, e = d / H, wide = heads_width(m);
+    int N = p->b->N, H = m->config->num_heads, d = m->config->model_dim, e = d / H;
     HeadsWeights w = weights_of(p, i);
     HeadsForward heads = heads_of(p, i, io);
     if (pass_runs(a, USES(l->dy, io->dout)))
@@ -339,11 +431,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
         heads_backward(p->s, &back, N, H, e);
     if (spec->value_embed)
         value_rows_backward(p, i, &heads);
-    WeightGrad grads[] = {{w.dqkv, l->dqkv, io->h, wide, d, fresh}, {w.do_, io->dout, l->out, d, d, fresh}};
-    if (pass_runs(a, USES(l->dqkv, io->h, io->dout, l->out)))
-        matmul_weight_grads(p->products, grads, 2, N);
-    if (pass_runs(a, USES(io->dh, l->dqkv)))
-        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w.qkv, w.lin, N, d, wide});
+    products_backward(p, i, &w, io);
     factors_backward(p, &w);
 }
 

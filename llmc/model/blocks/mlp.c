@@ -1,5 +1,6 @@
 // The MLP: relu(h up)^2 down^T. In FP8 the forward of training multiplies codes of h, relu^2 and the weights;
-// the backward reads h and relu^2 as they were stored before they were quantised.
+// the backward reads h and relu^2 as they were stored before they were quantised. Both directions in FP8:
+// mlp_both.c.
 #include "llmc/model/blocks/blocks.h"
 
 static void plan(Acts *a, const Model *m, int i, PlanArena *b)
@@ -10,6 +11,8 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
     l->h2 = plan_take(b, N * (size_t)c->model_dim, sizeof(floatX));
     l->rstd2 = plan_take(b, N, sizeof(float));
     l->post = plan_take(b, N * (size_t)c->mlp_dim, sizeof(floatX));
+    if (a->backward && c->mlp == MLP_FP8_BACKWARD)
+        mlp_both_plan(a, m, i, b);
     if (a->backward && c->mlp == MLP_FP8) {
         l->h8 = plan_take(b, N * (size_t)c->model_dim, 1);
         l->post8 = plan_take(b, N * (size_t)c->mlp_dim, 1);
@@ -105,8 +108,8 @@ static void forward_fp8(const Pass *p, int i, const BlockPort *io)
     LayerActs *l = &a->layer[i];
     LayerCodes q = layer_codes(p, i);
     float *amax = q.delayed ? m->mlp.amax : NULL;
-    Fp8Product up = {l->h8, q.up, q.scale_h, q.scale_up, N, d, F},
-               down = {l->post8, q.down, q.scale_post, q.scale_down, N, F, d};
+    Fp8Product up = {l->h8, q.up, q.scale_h, q.scale_up, N, d, F, NULL},
+               down = {l->post8, q.down, q.scale_post, q.scale_down, N, F, d, NULL};
     if (pass_runs(a, NULL, 0) && p->place & FIRST_OF_STEP)
         (q.delayed ? quantize_weights_delayed : quantize_weights)(p, i, &q);
     if (pass_runs(a, USES(l->h8, io->h)))
@@ -131,6 +134,10 @@ static void forward(const Pass *p, int i, const BlockPort *io)
         forward_fp8(p, i, io);
         return;
     }
+    if (a->backward && m->config->mlp == MLP_FP8_BACKWARD) {
+        mlp_both_forward(p, i, io);
+        return;
+    }
     if (pass_runs(a, USES(l->post, io->h)))
         matmul_relu2_forward(p->products, l->post, io->h, w.fc, N, d, F);
     if (pass_runs(a, USES(io->out, l->post, io->x)))
@@ -146,6 +153,10 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
+    if (m->config->mlp == MLP_FP8_BACKWARD) {
+        mlp_both_backward(p, i, io);
+        return;
+    }
     WeightGrad grads[] = {{w.dproj, io->dout, l->post, d, F, fresh}, {w.dfc, io->h, l->dpre, d, F, fresh}};
     if (pass_runs(a, USES(l->dpre, io->dout, l->post)))
         matmul_relu2_backward(p->products, l->dpre, io->dout, w.proj, l->post, N, d, F);

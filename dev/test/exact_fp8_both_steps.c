@@ -1,0 +1,8 @@
+// Six steps with FP8 in both directions, fp32 build.
+#include "dev/test/fp8_both_steps.h"
+
+int main(void)
+{
+    PART(check_fp8_both_2026());
+    return tap_done();
+}
