@@ -101,10 +101,10 @@ unlike(join('', @rows), qr/\e/, 'no colours where there is no terminal');
     is(scalar(once('line.jsonl', 'run')), 2, 'a window that is too small has the lines alone');
 }
 spew('diverged.jsonl', $line . step(101, 'null', 50) . qq({"event":"failure","text":"diverged"}\n));
-spew('done.jsonl', $line . step($_, 4, 50)) for 200;
+spew('done.jsonl', $line . step($_, 4, 50, '"mfu":0.4512,')) for 200;
 @rows = once('line.jsonl', 'diverged.jsonl', 'done.jsonl', 'run');
-like($rows[1], qr/^B ~erged\.jsonl +step 101\/200  loss nan .* diverged +$/, 'a run that has diverged says so');
-like($rows[2], qr/^C done\.jsonl +step 200\/200 .* done +$/, 'one that is over');
+like($rows[1], qr/^B \S+l +step 101\/200  loss nan .* diverged +$/, 'a run that has diverged says so');
+like($rows[2], qr/^C done\.jsonl +step 200\/200 .* 50\.0 ms  MFU 45\.1%  done +$/, 'one that is over, on a GPU');
 like($rows[3], qr/^D run /, 'four runs in a picture');
 spew('quiet.jsonl', $line);
 utime time - 4000, time - 4000, 'quiet.jsonl';
