@@ -121,36 +121,26 @@ static void queue(const Call *c)
                            .H = H,
                            .e = E};
         attention_plan_run(c->plan, &a, stream);
-    } else if (c->pass != FORWARD) {
-        AttentionBackward a = {.dqkv = dqkv,
+        return;
+    }
+    AttentionForward f = {t[3], lse, t[0], t[1], t[2], t[4], gate_w, table, c->slots, c->window, SCALE, 12};
+    if (c->pass != FORWARD) {
+        AttentionBackward a = {.forward = &f,
+                               .dqkv = dqkv,
                                .dlambda = scalars + 2,
                                .dgate = dgate,
                                .dgate_w = dgate_w,
                                .dyg = t[5],
-                               .yg = t[3],
-                               .lse = lse,
-                               .q = t[0],
-                               .k = t[1],
-                               .v = t[2],
-                               .h = t[4],
-                               .gate_w = gate_w,
-                               .table = table,
-                               .slots = c->slots,
-                               .window = c->window,
-                               .scale = SCALE,
                                .rstd_q = rstd,
                                .rstd_k = rstd,
                                .v_raw = t[2],
                                .lambda = scalars,
                                .cos = turns,
                                .sin = turns + (int64_t)N * (E / 4),
-                               .scratch = scratch,
-                               .gate_inputs = 12};
+                               .scratch = scratch};
         attention_backward(stream, &a, c->tokens, H, E);
     } else {
-        AttentionForward a = {t[3],   lse,   t[0],     t[1],      t[2],  t[4],
-                              gate_w, table, c->slots, c->window, SCALE, 12};
-        attention_forward(stream, &a, c->tokens, H, E);
+        attention_forward(stream, &f, c->tokens, H, E);
     }
 }
 

@@ -209,10 +209,9 @@ static void test_qkv(void)
         row[D] = dk.x[i];
         row[2 * D] = dv.x[i];
     }
-    qkv_backward(&(AttentionBackward){.dqkv = dqkv,
+    qkv_backward(&(AttentionBackward){.forward = &(AttentionForward){.q = q.x, .k = k.x},
+                                      .dqkv = dqkv,
                                       .dlambda = dlambda,
-                                      .q = q.x,
-                                      .k = k.x,
                                       .rstd_q = rq,
                                       .rstd_k = rk,
                                       .v_raw = v_raw.x,
@@ -316,31 +315,20 @@ static void test_attention(int n, int window)
         rstd[i] = 1;
     for (int i = 0; i < n * E / 4; i++)
         cosines[i] = float_to_x(1);
-    AttentionBackward b = {.dqkv = dqkv,
+    AttentionBackward b = {.forward = &f,
+                           .dqkv = dqkv,
                            .dv = dv,
                            .dlambda = dlambda,
                            .dgate = dgate,
                            .dgate_w = dw,
                            .dyg = dyg.x,
-                           .yg = yg,
-                           .lse = lse,
-                           .q = q.x,
-                           .k = k.x,
-                           .v = v.x,
-                           .h = h.x,
-                           .gate_w = w.x,
-                           .table = table,
-                           .slots = slots,
-                           .window = window,
-                           .scale = scale,
                            .rstd_q = rstd,
                            .rstd_k = rstd,
                            .v_raw = v.x,
                            .lambda = lambda,
                            .cos = cosines,
                            .sin = sines,
-                           .scratch = take(attention_scratch_bytes(n, H, E), 1),
-                           .gate_inputs = 12};
+                           .scratch = take(attention_scratch_bytes(n, H, E), 1)};
     attention_backward(NULL, &b, n, H, E);
     double *dy = doubles(count), *y = doubles(count), *stored = of_x(yg, count), *eg = doubles(n * H),
            *ew = doubles(H * 12);

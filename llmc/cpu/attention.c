@@ -202,23 +202,31 @@ void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
     forward(a, &(Gate){NULL, NULL, 0}, H, e);
 }
 
+// With yg for y.
+static SdpaForward sdpa_of(const AttentionForward *a, int e)
+{
+    return (SdpaForward){a->yg, a->lse, a->q, a->k, a->v, e, a->table, a->slots, a->window, a->scale};
+}
+
+static Gate gate_tensors(const AttentionForward *a) { return (Gate){a->h, a->gate_w, a->gate_inputs}; }
+
 void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 {
     OP_SCOPE(attention_forward, a->window, N, H * e);
     (void)s, (void)N;
-    SdpaForward f = {a->yg, a->lse, a->q, a->k, a->v, e, a->table, a->slots, a->window, a->scale};
-    forward(&f, &(Gate){a->h, a->gate_w, a->gate_inputs}, H, e);
+    SdpaForward f = sdpa_of(a, e);
+    Gate gate = gate_tensors(a);
+    forward(&f, &gate, H, e);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
 // Backward of the whole sequence.
 typedef struct {
-    const SdpaForward *forward; // but for y and lse
+    const SdpaForward *forward; // with a gate, y is its result
     floatX *dq, *dk, *dv;
-    int wide, d;          // elements from a row to the next of dq and dk, and of dv
-    const floatX *dy, *y; // (N, d), with a gate of its result
-    const float *lse;     // (N, H)
+    int wide, d;      // elements from a row to the next of dq and dk, and of dv
+    const floatX *dy; // (N, d), with a gate of its result
     Gate gate;
     float *dgate; // (N, H), with a gate
     int H, e;
@@ -273,11 +281,11 @@ static void backward_block(const Head *h, const Gradients *g, int head, const Bl
     int64_t at = (int64_t)b->q0 * h->d + head * e;
     load_block(w->q, h->q + (int64_t)b->q0 * h->wide, b->rows, qk, h->wide);
     load_block(w->dy, g->dy + at, b->rows, e, h->d);
-    load_block(w->dq, g->y + at, b->rows, e, h->d); // for its sum alone
+    load_block(w->dq, g->forward->y + at, b->rows, e, h->d); // for its sum alone
     for (int i = 0; i < b->rows; i++) {
         int64_t of_head = (int64_t)(b->q0 + i) * g->H + head;
         w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
-        w->lse[i] = g->lse[of_head];
+        w->lse[i] = g->forward->lse[of_head];
         if (!g->gate.h)
             continue;
         float sig = gate_of(h, b->q0 + i);
@@ -349,8 +357,6 @@ void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
                           .wide = H * a->forward->qk,
                           .d = H * e,
                           .dy = a->dy,
-                          .y = a->forward->y,
-                          .lse = a->forward->lse,
                           .H = H,
                           .e = e});
 }
@@ -358,14 +364,15 @@ void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
 // dgate_w += dgate^T h[0:gate_inputs]
 static void gate_weight_grad(const AttentionBackward *a, int N, int H, int d)
 {
-    int inputs = a->gate_inputs, weights = H * inputs;
+    const AttentionForward *f = a->forward;
+    int inputs = f->gate_inputs, weights = H * inputs;
     float *sums = cpu_shared((size_t)PARTS * (size_t)weights);
     memset(sums, 0, sizeof(float) * PARTS * (size_t)weights);
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
         for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
             for (int i = 0; i < weights; i++) {
-                float x = x_to_float(a->h[(int64_t)t * d + i % inputs]);
+                float x = x_to_float(f->h[(int64_t)t * d + i % inputs]);
                 sums[part * weights + i] += a->dgate[(int64_t)t * H + i / inputs] * x;
             }
     for (int i = 0; i < weights; i++) {
@@ -387,14 +394,7 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
     OP_SCOPE(attention_backward, a, N, H * e);
     (void)s;
     int d = H * e;
-    SdpaForward f = {.q = a->q,
-                     .k = a->k,
-                     .v = a->v,
-                     .qk = e,
-                     .table = a->table,
-                     .slots = a->slots,
-                     .window = a->window,
-                     .scale = a->scale};
+    SdpaForward f = sdpa_of(a->forward, e);
     backward(&(Gradients){.forward = &f,
                           .dq = a->dqkv,
                           .dk = a->dqkv + d,
@@ -402,9 +402,7 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
                           .wide = 3 * d,
                           .d = 3 * d,
                           .dy = a->dyg,
-                          .y = a->yg,
-                          .lse = a->lse,
-                          .gate = {a->h, a->gate_w, a->gate_inputs},
+                          .gate = gate_tensors(a->forward),
                           .dgate = a->dgate,
                           .H = H,
                           .e = e});

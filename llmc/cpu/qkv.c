@@ -141,8 +141,8 @@ static void qkv_backward_row(const AttentionBackward *a, int t, int H, int e, do
     for (int head = 0; head < H; head++) {
         int64_t at = (int64_t)t * d + head * e, of_head = (int64_t)t * H + head;
         floatX *dq = a->dqkv + 3 * (int64_t)t * d + head * e;
-        norm_rotate_backward(dq, a->q + at, a->rstd_q[of_head], c, sn, e, g, row);
-        norm_rotate_backward(dq + d, a->k + at, a->rstd_k[of_head], c, sn, e, g, row);
+        norm_rotate_backward(dq, a->forward->q + at, a->rstd_q[of_head], c, sn, e, g, row);
+        norm_rotate_backward(dq + d, a->forward->k + at, a->rstd_k[of_head], c, sn, e, g, row);
     }
     value_backward_row(a, t, d, g, row, sums);
 }

@@ -102,20 +102,13 @@ void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 //   dv_raw = lambda[0] dv;  dlambda += (sum dv v_raw, sum dv value_embed[token]).
 // dv is rounded before it goes on; dq and dk may be.
 typedef struct {
-    floatX *dqkv;   // (N, 3d) out: gradient of the raw q | k | v; not over dyg
-    floatX *dv;     // (N, d) out: gradient of the mixed v, for embedding_grad; or NULL
-    float *dlambda; // (2) +=
-    float *dgate;   // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
-    float *dgate_w; // (H, gate_inputs) +=
-    // of attention_forward
-    const floatX *dyg;        // (N, d) gradient of its result
-    const floatX *yg;         // (N, d) and
-    const float *lse;         // (N, H) its results
-    const floatX *q, *k, *v;  // (N, d)
-    const floatX *h, *gate_w; // (N, d), (H, gate_inputs) as it took them
-    const int32_t *table;     // with
-    int slots, window;
-    float scale;
+    const AttentionForward *forward; // as it was called
+    floatX *dqkv;                    // (N, 3d) out: gradient of the raw q | k | v; not over dyg
+    floatX *dv;                      // (N, d) out: gradient of the mixed v, for embedding_grad; or NULL
+    float *dlambda;                  // (2) +=
+    float *dgate;      // (N, H) out: gradient before the sigmoid; mix_rmsnorm_backward carries it on to h
+    float *dgate_w;    // (H, gate_inputs) +=
+    const floatX *dyg; // (N, d)
     // of qkv_product_forward, which also made q, k and v
     const float *rstd_q, *rstd_k; // (N, H) its results
     const floatX *v_raw;          // (N, d)
@@ -124,7 +117,6 @@ typedef struct {
     const float *lambda;          // (2)
     const floatX *cos, *sin;      // (N, e/4)
     void *scratch; // attention_scratch_bytes() on 256 bytes, whatever they hold; free again after the op
-    int gate_inputs;
 } AttentionBackward;
 size_t attention_scratch_bytes(int N, int H, int e); // 0: NULL will do, or backend_reserve is still to come
 void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e);

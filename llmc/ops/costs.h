@@ -138,8 +138,8 @@ COST(sdpa_backward, (const SdpaBackward *a, int N, int H, int e),
      2.0 * H * (3 * a->forward->qk + 2 * e) * profile_pairs(N, a->forward->window),
      floatx_bytes(N, H, 4 * (a->forward->qk + e)))
 COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(N, window), floatx_bytes(N, d, 4))
-COST(attention_backward, (const AttentionBackward *a, int N, int d), 10.0 * d * profile_pairs(N, a->window),
-     floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
+COST(attention_backward, (const AttentionBackward *a, int N, int d),
+     10.0 * d * profile_pairs(N, a->forward->window), floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
 
 COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
      floatx_bytes(N, H, 4 * a->qk + e * (2 + !!a->value.table + !!a->value.extra)))

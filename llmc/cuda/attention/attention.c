@@ -485,16 +485,22 @@ const char *attention_description(void) { return at.open ? at.description : "att
 
 // ---- the ops ---------------------------------------------------------------------------------------------
 
-void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
+static AttentionCall call_of(const AttentionForward *a, int N, int H, int e)
 {
-    OP_SCOPE(attention_forward, a->window, N, H * e);
     AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
-    attention_check_tokens(N, H, false);
-    c.y = a->yg;
-    c.lse = a->lse;
     c.q = a->q;
     c.k = a->k;
     c.v = a->v;
+    return c;
+}
+
+void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
+{
+    OP_SCOPE(attention_forward, a->window, N, H * e);
+    AttentionCall c = call_of(a, N, H, e);
+    attention_check_tokens(N, H, false);
+    c.y = a->yg;
+    c.lse = a->lse;
     c.h = a->h;
     c.gate_w = a->gate_w;
     c.gate_inputs = a->gate_inputs;
@@ -517,11 +523,11 @@ static GateBackward gate_backward(const AttentionBackward *a, const Scratch *p)
                           .dgate = a->dgate,
                           .dgate_w = a->dgate_w,
                           .dyg = a->dyg,
-                          .yg = a->yg,
-                          .lse = a->lse,
-                          .h = a->h,
-                          .gate_w = a->gate_w,
-                          .gate_inputs = a->gate_inputs};
+                          .yg = a->forward->yg,
+                          .lse = a->forward->lse,
+                          .h = a->forward->h,
+                          .gate_w = a->forward->gate_w,
+                          .gate_inputs = a->forward->gate_inputs};
 }
 
 static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch *p)
@@ -531,8 +537,8 @@ static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch 
                          .dq = p->dq,
                          .dk = p->dk,
                          .dv = a->dv ? a->dv : p->dv,
-                         .q = a->q,
-                         .k = a->k,
+                         .q = a->forward->q,
+                         .k = a->forward->k,
                          .rstd_q = a->rstd_q,
                          .rstd_k = a->rstd_k,
                          .v_raw = a->v_raw,
@@ -546,10 +552,7 @@ static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch 
 static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch *p, const QkvBackward *qkv,
                                       int N, int H, int e)
 {
-    AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
-    c.q = a->q;
-    c.k = a->k;
-    c.v = a->v;
+    AttentionCall c = call_of(a->forward, N, H, e);
     c.y = p->y;
     c.lse = p->lse_gated;
     c.dy = a->dyg;
@@ -578,7 +581,7 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
     attention_take_counters(&c, s, true);
     attention_gate_backward(s, &gate, N, H, e);
     if (at.backward == BY_SM90) {
-        DqSums sums = {p.dq_sum, c.dq_state, a->scale, p.value_sums, (int)attention_sm90_value_sums(N, H)};
+        DqSums sums = {p.dq_sum, c.dq_state, c.scale, p.value_sums, (int)attention_sm90_value_sums(N, H)};
         attention_sm90_backward(&c, s);
         q_backward(s, &qkv, &sums, N, H);
         return;
@@ -586,6 +589,6 @@ void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int 
     if (at.backward == BY_SM80)
         attention_sm80_backward(&c, s);
     else
-        attention_plan_run(plan_for_op(s, a->slots, N, true), &c, s);
+        attention_plan_run(plan_for_op(s, c.slots, N, true), &c, s);
     qkv_backward(s, &qkv, N, H, e);
 }

@@ -26,9 +26,23 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
     l->scratch = plan_take(b, attention_scratch_bytes((int)N, c->num_heads, c->model_dim / c->num_heads), 1);
 }
 
-static int window_of(const LayerSpec *layer, const AttentionSetting *at)
+static AttentionForward attention_of(const Pass *p, int i, const floatX *h)
 {
-    return layer->long_window ? at->window_long : at->window_short;
+    const Model *m = p->m;
+    const LayerActs *l = &p->a->layer[i];
+    const AttentionSetting *at = p->at;
+    return (AttentionForward){.yg = l->yg,
+                              .lse = l->lse,
+                              .q = l->q,
+                              .k = l->k,
+                              .v = l->v,
+                              .h = h,
+                              .gate_w = layer_params(m, i).gate,
+                              .table = p->b->table,
+                              .slots = p->b->slots,
+                              .window = m->record->layers[i].long_window ? at->window_long : at->window_short,
+                              .scale = at->scale,
+                              .gate_inputs = (int)m->layer[i].gate->cols};
 }
 
 static void forward(const Pass *p, int i, const BlockPort *io)
@@ -40,7 +54,6 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     Stream s = p->s;
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
-    const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     QkvProductForward qkv = {.qkv = l->q,
@@ -56,18 +69,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
                              .sin = at->sin};
     if (pass_runs(a, USES(l->q, l->v, l->rstd_q, l->rstd_k, io->h)))
         qkv_product_forward(s, &qkv, N, H, e);
-    AttentionForward attention = {.yg = l->yg,
-                                  .lse = l->lse,
-                                  .q = l->q,
-                                  .k = l->k,
-                                  .v = l->v,
-                                  .h = io->h,
-                                  .gate_w = w.gate,
-                                  .table = b->table,
-                                  .slots = b->slots,
-                                  .window = window_of(spec, at),
-                                  .scale = at->scale,
-                                  .gate_inputs = (int)m->layer[i].gate->cols};
+    AttentionForward attention = attention_of(p, i, io->h);
     if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, io->h)))
         attention_forward(s, &attention, N, H, e);
     if (pass_runs(a, USES(io->out, l->yg, io->x)))
@@ -87,30 +89,20 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     const Config *c = m->config;
     int N = b->N, d = c->model_dim, H = c->num_heads, e = d / H;
     int64_t square = (int64_t)d * d;
-    const LayerSpec *spec = &m->record->layers[i];
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
     if (pass_runs(a, USES(l->dyg, io->dout)))
         matmul_backward_input(p->products,
                               &(InputGrad){l->dyg, io->dout, part_x(w.qkvo, 3 * square), NULL, N, d, d});
     floatX *dv = m->layer[i].value_embed ? l->dv : NULL;
-    AttentionBackward g = {.dqkv = l->dqkv,
+    AttentionForward attention = attention_of(p, i, io->h);
+    AttentionBackward g = {.forward = &attention,
+                           .dqkv = l->dqkv,
                            .dv = dv,
                            .dlambda = w.dlambda,
                            .dgate = l->dgate,
                            .dgate_w = w.dgate,
                            .dyg = l->dyg,
-                           .yg = l->yg,
-                           .lse = l->lse,
-                           .q = l->q,
-                           .k = l->k,
-                           .v = l->v,
-                           .h = io->h,
-                           .gate_w = w.gate,
-                           .table = b->table,
-                           .slots = b->slots,
-                           .window = window_of(spec, at),
-                           .scale = at->scale,
                            .rstd_q = l->rstd_q,
                            .rstd_k = l->rstd_k,
                            .v_raw = l->v_raw,
@@ -119,8 +111,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
                            .lambda = w.lambda,
                            .cos = at->cos,
                            .sin = at->sin,
-                           .scratch = l->scratch,
-                           .gate_inputs = (int)m->layer[i].gate->cols};
+                           .scratch = l->scratch};
     if (pass_runs(a, USES(l->dqkv, dv, l->dgate, l->dyg, l->yg, l->lse, l->q, l->v, io->h, l->rstd_q,
                           l->rstd_k, l->scratch)))
         attention_backward(s, &g, N, H, e);
