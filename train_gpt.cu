@@ -6,6 +6,7 @@
 #include "llmc/base/memory.h"
 #include "llmc/base/source.h"
 #include "llmc/run/config_file.h"
+#include "llmc/run/evaluate.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
@@ -59,13 +60,14 @@ static void catch_signals(bool training)
 typedef struct {
     Config config;
     Trainer trainer;
-    Logger *logger;       // NULL when nothing is trained
-    Tokenizer *tokenizer; // of the rank that writes a sample; NULL without --sample
-    double clock;         // when the running stretch of training time began; 0: stopped
-    int first_step;       // of this process: what a checkpoint held before is not saved again
-    RunFolder folder;     // of log and checkpoints
-    int queued;           // step that is queued and not yet reported; -1: none
-    int unproved;         // step of the last checkpoint, when no loss has been computed from it yet; -1: none
+    Logger *logger;         // NULL when nothing is trained
+    Evaluation *evaluation; // NULL without --eval
+    Tokenizer *tokenizer;   // of the rank that writes a sample; NULL without --sample
+    double clock;           // when the running stretch of training time began; 0: stopped
+    int first_step;         // of this process: what a checkpoint held before is not saved again
+    RunFolder folder;       // of log and checkpoints
+    int queued;             // step that is queued and not yet reported; -1: none
+    int unproved; // step of the last checkpoint, when no loss has been computed from it yet; -1: none
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
     double timed_ms;            // train_ms at timed_from
     double tokens_left;         // of all steps that are not reported yet
@@ -130,6 +132,31 @@ static void validate(Run *r, bool final)
     logger_validation(r->logger, t->step, config_total_steps(&r->config), loss, t->train_ms);
     snprintf(what, sizeof what, "validation at step %d", t->step);
     judge_loss(r, t->step, loss, what);
+}
+
+static void show_evaluation(const Evaluated *result)
+{
+    char *text = evaluated_text(result);
+    printf("%s\n", text);
+    fflush(stdout);
+    free(text);
+}
+
+static void evaluate(Run *r, bool final)
+{
+    Error e;
+    Evaluated result;
+    Trainer *t = &r->trainer;
+    for (int i = 0; r->evaluation && i < evaluation_count(r->evaluation); i++) {
+        if (!evaluation_run(r->evaluation, i, final, &result, &e)) {
+            logger_failure(r->logger, "diverged");
+            fatal(EXIT_DIVERGED, "evaluation at step %d: %s", t->step, e.text);
+        }
+        if (r->logger)
+            logger_evaluation(r->logger, t->step, config_total_steps(&r->config), &result);
+        else if (comm_rank() == 0)
+            show_evaluation(&result);
+    }
 }
 
 // Waits for the step that is queued, if there is one, and reports it.
@@ -201,7 +228,8 @@ static bool same_size(const Config *c, int a, int b)
 static bool in_a_row(const Config *c, int at)
 {
     for (int step = at + 1; step < at + PROFILE_STEPS; step++)
-        if (due(step, c->val_every) || due(step, c->checkpoint_every) || !same_size(c, at, step))
+        if (due(step, c->val_every) || due(step, c->checkpoint_every) || due(step, c->eval_every) ||
+            !same_size(c, at, step))
             return false;
     return true;
 }
@@ -231,8 +259,8 @@ static void plan_profile(Run *r, int end)
         if (++r->profile_at + PROFILE_STEPS > end)
             fatal(EXIT_USAGE,
                   "--profile %d: no %d steps of one size follow each other from there on; raise "
-                  "--val-every %d, --checkpoint-every %d",
-                  c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every);
+                  "--val-every %d, --checkpoint-every %d, --eval-every %d",
+                  c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every, c->eval_every);
     r->timed_from = r->profile_at - timed_steps(c, first, r->profile_at);
 }
 
@@ -297,15 +325,18 @@ static bool train(Run *r)
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || due(t->step, c->val_every),
              checkpoint = t->step > r->first_step && due(t->step, c->checkpoint_every),
+             evaluation = t->step > 0 && due(t->step, c->eval_every),
              profile = t->step && t->step == r->profile_at;
-        if (validation || checkpoint || profile)
+        if (validation || checkpoint || evaluation || profile)
             finish_step(r);
-        if (validation || checkpoint)
+        if (validation || checkpoint || evaluation)
             stop_clock(r);
         if (checkpoint)
             save_checkpoint(r, "training goes on");
         if (validation)
             validate(r, false);
+        if (evaluation)
+            evaluate(r, false);
         if (!r->clock)
             start_clock(r);
         if (profile) {
@@ -480,6 +511,19 @@ static void open_tokenizer(Run *r)
     r->tokenizer = tokenizer;
 }
 
+// On every rank, also before any training.
+static void open_evaluation(Run *r)
+{
+    Error e;
+    if (!*r->config.eval)
+        return;
+    comm_patience(true); // files may come over a slow network
+    r->evaluation = evaluation_open(&r->trainer, &e);
+    if (!r->evaluation)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    comm_patience(false);
+}
+
 static void write_sample(Run *r)
 {
     Error e;
@@ -511,6 +555,7 @@ static int train_run(Run *r, int argc, char **argv)
     trainer_create(t, &r->config, true, true);
     int total = config_total_steps(c); // which small data shorten
     open_tokenizer(r);
+    open_evaluation(r);
     trainer_warm_up(
         t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
     timeline_mark("warm-up");
@@ -531,8 +576,10 @@ static int train_run(Run *r, int argc, char **argv)
     bool stopped = train(r);
     bool done = t->step == total;
     bool saved = save_checkpoint(r, "and the run is over");
-    if (done)
+    if (done) {
         validate(r, true);
+        evaluate(r, true);
+    }
     char *sha256 = file_hash_finish(hash);
     if (done)
         logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);
@@ -546,7 +593,7 @@ static int train_run(Run *r, int argc, char **argv)
     return stopped ? EXIT_INTERRUPTED : 0;
 }
 
-// Validates or samples with given weights.
+// Validates, evaluates or samples with given weights.
 static int use_run(Run *r)
 {
     Config *c = &r->config;
@@ -557,19 +604,21 @@ static int use_run(Run *r)
     if (c->profile)
         fatal(EXIT_USAGE, "--profile: nothing is trained here");
     if (!*weights)
-        fatal(EXIT_USAGE, "--eval-only and --sample without training need weights: --init-from or --resume");
+        fatal(EXIT_USAGE,
+              "--eval-only, --eval and --sample without training need weights: --init-from or --resume");
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     trainer_create(t, c, false, c->eval_only);
     if (t->fit[1])
         note("%s", t->fit[1]);
     open_tokenizer(r);
+    open_evaluation(r);
     load_state(r);
     if (*c->resume)
         note("resumed %s: %d of %d steps are done", c->resume, t->step, config_total_steps(c));
     note_unused(c, false);
+    bool final = !*c->resume || t->step == config_total_steps(c);
     if (c->eval_only) {
-        bool final = !*c->resume || t->step == config_total_steps(c);
         if (!trainer_validate(t, final, &loss, &e))
             fatal(EXIT_BAD_INPUT, "validation: %s", e.text);
         if (comm_rank() == 0)
@@ -577,6 +626,7 @@ static int use_run(Run *r)
         if (!isfinite(loss))
             fatal(EXIT_DIVERGED, "%s: the validation loss of these weights is %g", weights, loss);
     }
+    evaluate(r, final);
     write_sample(r);
     return 0;
 }
@@ -585,7 +635,7 @@ static void join_ranks(Run *r, bool training)
 {
     Config *c = &r->config;
     // A sample is written by one, unless something else has started several.
-    bool alone = !training && !c->eval_only && !strcmp(c->gpus, "all") && comm_size() == 1;
+    bool alone = !training && !c->eval_only && !*c->eval && !strcmp(c->gpus, "all") && comm_size() == 1;
     uint64_t source = fingerprint_bytes(0, program_source, program_source_size);
     uint64_t program = fingerprint_bytes(source, program_commit, strlen(program_commit));
     c->device = comm_join(&(CommOptions){
@@ -598,15 +648,6 @@ static void join_ranks(Run *r, bool training)
         .program = program,
         .options = config_fingerprint(c),
     });
-}
-
-// Whether that option asks for nothing else: there are no data to train on, or only a run file names some and
-// the command line asks.
-static bool asks_alone(const Config *c, int argc, char **argv, const char *option)
-{
-    if (arguments_name(argc, argv, option))
-        return !arguments_name(argc, argv, "train-files");
-    return config_given(c, option) && !config_given(c, "train-files");
 }
 
 int main(int argc, char **argv)
@@ -629,7 +670,7 @@ int main(int argc, char **argv)
         comm_close();
         return 0;
     }
-    bool training = !run.config.eval_only && !asks_alone(&run.config, argc, argv, "sample");
+    bool training = config_trains(&run.config, argc, argv);
     if (!config_backend_check(&run.config, training, &e))
         fatal(EXIT_USAGE, "%s", e.text);
     join_ranks(&run, training);
@@ -644,6 +685,7 @@ int main(int argc, char **argv)
     timeline_mark("device");
     status = training ? train_run(&run, all.argc, all.argv) : use_run(&run);
     tokenizer_free(run.tokenizer);
+    evaluation_close(run.evaluation);
     trainer_free(&run.trainer);
     run_folder_close(&run.folder);
     free(all.argv);

@@ -42,3 +42,31 @@ fetch_checked() {
     mv -f "$file.part" "$file" || fail "$file cannot be written"
     say "$file: $(file_bytes "$file") bytes"
 }
+
+# Prints what is wrong with a file against $published_bytes and $published_sum; silent and zero when it is as published.
+check_published() {
+    [ "$(file_bytes "$1")" = "$published_bytes" ] || { echo "$(file_bytes "$1") bytes, not $published_bytes"; return 1; }
+    [ "$(sha256sum <"$1" | cut -d ' ' -f 1)" = "$published_sum" ] || { echo "SHA-256 is not that of the published file"; return 1; }
+}
+
+# fetch_published URL FILE BYTES SHA256: a file of which these are known.
+fetch_published() {
+    published_bytes=$3 published_sum=$4
+    fetch_checked "$1" "$2" check_published
+}
+
+# The rest of a script that fetches one such file: fetch_one NAME URL BYTES SHA256, then the script's own arguments, --help or
+# --out DIR; DIR is evals/ beside the script by default.
+fetch_one() {
+    local name=$1 url=$2 bytes=$3 sum=$4 out=$here/evals
+    shift 4
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --help) sed -n '/^#!/d; /^#/!q; s/^# \{0,1\}//p' "$0"; exit 0 ;;
+            --out) [ $# -ge 2 ] || usage_error "--out needs a value"; out=$2; shift 2 ;;
+            *) usage_error "unknown option \"$1\"" ;;
+        esac
+    done
+    mkdir -p "$out" || fail "$out cannot be made"
+    fetch_published "$url" "$out/$name" "$bytes" "$sum"
+}

@@ -28,14 +28,8 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$out" || fail "$out cannot be made"
 
-# Prints what is wrong with a file against $bytes and $sum; silent and zero when it is as published.
-check_published() {
-    [ "$(file_bytes "$1")" = "$bytes" ] || { echo "$(file_bytes "$1") bytes, not $bytes"; return 1; }
-    [ "$(sha256sum <"$1" | cut -d ' ' -f 1)" = "$sum" ] || { echo "SHA-256 is not that of the published file"; return 1; }
-}
-
 for row in "${files[@]}"; do
     read -r name folder bytes sum <<<"$row"
-    fetch_checked "${GPT2_VOCAB_URL:-$public/$folder}/$name" "$out/$name" check_published
+    fetch_published "${GPT2_VOCAB_URL:-$public/$folder}/$name" "$out/$name" "$bytes" "$sum"
 done
 say "vocabulary in $out"

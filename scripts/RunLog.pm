@@ -4,6 +4,7 @@
 #   step:S/T val_loss:%.4f train_time:%.0fms step_avg:%.2fms    at validations, before the training step of that index
 #   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
 #   profile: ...                                                lines of the table of a profiled run; they are passed over
+#   evaluation: ...                                             results of --eval; they are passed over
 #   validation data: sha256 H, vocabulary of V ids, N tokens predicted       of the shard; "SHA-256 not known" in place of sha256 H
 #   peak memory allocated: A MiB reserved: R MiB                at the end
 package RunLog;
@@ -123,7 +124,7 @@ sub parse_line {
         @$log{qw(allocated reserved)} = ($1, $2);
         return;
     }
-    return if $line =~ /\Aprofile: /;
+    return if $line =~ /\A(?:profile|evaluation): /;
     if ($line =~ /\Avalidation data: /) {
         my $form = qr/: sha256 ([0-9a-f]{64}), vocabulary of ($INTEGER) ids, ($INTEGER) tokens predicted\z/;
         $log->{validation} = {sha256 => $1, vocabulary => $2, tokens => $3} if $line =~ $form;

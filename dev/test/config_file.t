@@ -61,6 +61,9 @@ SKIP: {
 my ($sample) = run_ok('a sample', $trainer, '--config', $file, '--resume', "$dir/first", qw(--sample abc --num-tokens 5 --out), "$dir/sample");
 like($sample, qr/\A\nabc/, 'is only that');
 ok(!-e "$dir/sample", 'and no run');
+spew("$dir/text.txt", 'abc def ' x 20);
+my ($evaluated) = run_ok('an evaluation', $trainer, '--config', $file, '--resume', "$dir/first", '--eval', "text=$dir/text.txt", '--out', "$dir/sample");
+like($evaluated, qr/\Atext \S+: bits_per_byte \d+\.\d{4}, /, 'too');
 
 # A schedule that small data shorten.
 {

@@ -84,4 +84,19 @@ SKIP: {
     ($status, $out) = run('gpt2_vocab.sh', '--out', "$dir/vocab");
     ok($status == 0 && 3 == (() = glob "$dir/vocab/*"), 'the published files are accepted') or diag $out;
 }
+
+# Evaluations: the same check.
+spew("$dir/foreign/hellaswag_val.jsonl", '{}');
+spew("$dir/foreign/lambada_test.jsonl", 'x' x 1819752);
+{
+    local @ENV{qw(HELLASWAG_URL LAMBADA_URL)} = ("file://$dir/foreign") x 2;
+    ($status, $out) = run('hellaswag.sh', '--out', "$dir/evals");
+    ok($status == 1 && $out =~ /2 bytes, not 12246618/ && !glob("$dir/evals/*"), 'HellaSwag of another size is refused');
+    ($status, $out) = run('lambada.sh', '--out', "$dir/evals");
+    ok($status == 1 && $out =~ /SHA-256/ && !glob("$dir/evals/*"), 'LAMBADA with other contents is refused');
+    ($status, $out) = run('lambada.sh', '--where', 'x');
+    ok($status == 2 && $out =~ /unknown option "--where"/, 'an unknown option');
+    ($status, $out) = run('hellaswag.sh', '--help');
+    ok($status == 0 && $out =~ /\AFetches HellaSwag.*hellaswag\.sh \[--out DIR\]/s, '--help');
+}
 done_testing;

@@ -1,7 +1,7 @@
 // The option table: help, parsing, printing back, bounds, presets, impossible combinations. Bounds are read
 // from the help text, so that what users are told is what is tested.
 #include "dev/test/tap.h"
-#include "llmc/run/config.h"
+#include "llmc/run/config_file.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -340,6 +340,33 @@ static void check_refusals(void)
     refused(many, "at most 64 numbers");
 }
 
+static void trains(const char *line, bool expected)
+{
+    Config c;
+    Error e;
+    ok(parse(&c, line, &e) && config_trains(&c, 0, NULL) == expected, "%s: %s", line,
+       expected ? "training" : "no training");
+}
+
+static void check_evaluations(void)
+{
+    Config c;
+    Error e;
+    ok(parse(&c, "--eval text=a --eval=lambada=b,text=c --eval text=d", &e) &&
+           !strcmp(c.eval, "text=a,lambada=b,text=c,text=d"),
+       "each --eval is added");
+    ok(!parse(&c, "--eval text=a --eval b", &e), "refused: %s", e.text);
+    trains("", true);
+    trains("--eval text=a", true);
+    trains("--eval text=a --init-from x", false);
+    trains("--eval text=a --init-from x --eval-every 5", true);
+    trains("--eval text=a --init-from x --train-files y", true);
+    trains("--sample a", false);
+    trains("--sample a --train-files y", true);
+    trains("--eval-only", false);
+    trains("--init-from x", true);
+}
+
 // All lines of a command line, joined.
 static void unused(const char *line, bool training, const char *expected)
 {
@@ -365,8 +392,11 @@ static void check_unused(void)
     unused("--sample a --top-k 3 --vocab v", true, "");
     unused("--top-k 3 --vocab v --sample=a", false, "");
     unused("--top-k=3 --vocab v", true,
-           "--top-k: not used: only --sample uses it; --vocab: not used: neither --sample nor a prefix term "
-           "uses it; ");
+           "--top-k: not used: only --sample uses it; --vocab: not used: neither --sample nor --eval nor a "
+           "prefix term uses it; ");
+    unused("--eval text=x --vocab v --eval-every 5", true, "");
+    unused("--eval-every 5 --eval-items x", true,
+           "--eval-every, --eval-items: not used: only --eval uses it; ");
     unused("--stage-prefix 1 --window-schedule 3 --vocab v", true, "");
     unused("--stage-prefix 1 --window-schedule 3 --vocab v --sample a", false, "");
     unused("--sample a --temperature 0 --top-k 3", true,
@@ -394,6 +424,7 @@ int main(void)
     PART(check_presets());
     PART(check_vocab());
     PART(check_refusals());
+    PART(check_evaluations());
     PART(check_unused());
     return tap_done();
 }

@@ -53,10 +53,9 @@ void json_text(JsonRecord *r, const char *name, const char *text)
     put_string(r, text);
 }
 
-void json_number(JsonRecord *r, const char *name, double x)
+static void put_number(JsonRecord *r, double x)
 {
     char text[40];
-    put_name(r, name);
     if (!isfinite(x)) {
         fputs("null", r->f);
         return;
@@ -65,6 +64,22 @@ void json_number(JsonRecord *r, const char *name, double x)
     for (int digits = 1; digits <= 17 && strtod(text, NULL) != x; digits++)
         snprintf(text, sizeof text, "%.*g", digits, x);
     fputs(text, r->f);
+}
+
+void json_number(JsonRecord *r, const char *name, double x)
+{
+    put_name(r, name);
+    put_number(r, x);
+}
+
+void json_numbers(JsonRecord *r, const char *name, const double *x, int count)
+{
+    put_name(r, name);
+    for (int i = 0; i < count; i++) {
+        fputc(i ? ',' : '[', r->f);
+        put_number(r, x[i]);
+    }
+    fputs(count ? "]" : "[]", r->f);
 }
 
 void json_flag(JsonRecord *r, const char *name, bool on)

@@ -9,7 +9,8 @@ typedef struct JsonRecord JsonRecord;
 JsonRecord *json_record(const char *kind);
 // text: any bytes; those that are not UTF-8 become U+FFFD
 void json_text(JsonRecord *r, const char *name, const char *text);
-void json_number(JsonRecord *r, const char *name, double x); // null when it is not finite
+void json_number(JsonRecord *r, const char *name, double x);                    // null when it is not finite
+void json_numbers(JsonRecord *r, const char *name, const double *x, int count); // a list
 void json_flag(JsonRecord *r, const char *name, bool on);
 // Members between the two belong to an object of that name.
 void json_begin(JsonRecord *r, const char *name);

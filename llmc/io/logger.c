@@ -313,6 +313,26 @@ void logger_validation(Logger *l, int step, int total, double loss, double train
         event_file_write(l->events, step, &(EventScalar){"loss/validation", loss}, 1);
 }
 
+void logger_evaluation(Logger *l, int step, int total, const Evaluated *r)
+{
+    if (!l)
+        return;
+    char *text = evaluated_text(r), *line = format_string("evaluation: step:%d/%d %s", step, total, text);
+    append_line(&l->log, "%s", line);
+    show(l, line);
+    free(text);
+    free(line);
+    JsonRecord *record = json_record("evaluation");
+    json_number(record, "step", step);
+    evaluated_json(r, record);
+    append_event(l, record);
+    for (int i = 0; l->events && i < r->count; i++) {
+        char *tag = format_string("%s/%s", r->task, r->measure[i].name);
+        event_file_write(l->events, step, &(EventScalar){tag, r->measure[i].value}, 1);
+        free(tag);
+    }
+}
+
 static void json_step(Logger *l, const StepReport *r, double ms)
 {
     JsonRecord *record = json_record("step");

@@ -9,9 +9,9 @@
 //   after the last
 //   step:S/T train_time:%.0fms step_avg:%.2fms                  after every training step, S from 1
 //   profile: ...                                                a line of the table of --profile
-//   validation data: sha256 H, vocabulary of V ids, N tokens predicted    at the end of a whole run; of the
-//   shard
-//   peak memory allocated: A MiB reserved: R MiB                at the end
+//   evaluation: step:S/T ...                                    the result of one --eval, as evaluated_text
+//   has it validation data: sha256 H, vocabulary of V ids, N tokens predicted    at the end of a whole run;
+//   of the shard peak memory allocated: A MiB reserved: R MiB                at the end
 // where step_avg = train_time / max(S, 1). Every line is in the file when its function returns: a killed run
 // leaves its log.
 //
@@ -19,16 +19,17 @@
 // a resumed run), then
 //   {"event": "step", "step", "loss", "lr", "momentum", "ms", "mfu", "tokens", "tokens_left", "train_ms"}
 //   {"event": "validation", "step", "val_loss", "train_ms"}
+//   {"event": "evaluation", "step", ...} with the members of evaluated_json (evaluated.h)
 //   {"event": "message", "text"}   {"event": "memory", "allocated_mib", "reserved_mib"}   {"event": "end"}
 // where "lr" and "momentum" are NorMuon's and "mfu" is there on GPUs whose peak is known. Numbers are in the
 // shortest form that reads back exactly; those that JSON cannot hold (NaN, infinity) are null.
 //
 // On request TensorBoard's event file beside them: loss/train, loss/validation, schedule/learning_rate,
-// schedule/momentum, speed/step_ms, speed/tokens_per_second, speed/mfu.
+// schedule/momentum, speed/step_ms, speed/tokens_per_second, speed/mfu, <task>/<measure>.
 //
 // A file that cannot be written (full disk) costs one note; the run goes on without it.
 #pragma once
-#include "llmc/base/common.h"
+#include "llmc/io/evaluated.h"
 
 typedef struct Logger Logger;
 typedef enum { KIND_TEXT, KIND_NUMBER, KIND_FLAG } OptionKind; // as JSON
@@ -68,6 +69,9 @@ void logger_profile(Logger *l, const char *format, ...) __attribute__((format(pr
 // step: training steps done; total: steps of the run; loss: mean per token in nats; train_ms: training time
 // since step 0.
 void logger_validation(Logger *l, int step, int total, double loss, double train_ms);
+
+// An evaluation after `step` training steps.
+void logger_evaluation(Logger *l, int step, int total, const Evaluated *r);
 
 // A training step; all sums are over all ranks.
 typedef struct {

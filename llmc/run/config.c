@@ -1,4 +1,5 @@
 // The command line.
+#include "llmc/run/config_file.h"
 #include "llmc/run/config_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -42,15 +43,16 @@ static bool look_ahead(Config *c, int argc, char **argv, Error *e)
 
 bool option_of_process(const Config *c, const Option *o)
 {
-    static const char own[] = " config out init-from save-init resume stop-at stop-after eval-only profile "
-                              "gpus ranks device timeout "
-                              "graphs threads self-check verbose help ";
+    static const char own[] =
+        " config out init-from save-init resume stop-at stop-after eval-only eval-items profile "
+        "gpus ranks device timeout "
+        "graphs threads self-check verbose help ";
     char name[64];
     snprintf(name, sizeof name, " %s ", o->name);
     if (strstr(own, name))
         return true;
-    if (!strcmp(o->name, "sample"))
-        return config_given(c, "eval-only");
+    if (!strcmp(o->name, "sample") || !strcmp(o->name, "eval"))
+        return config_given(c, "eval-only") || !config_trains(c, 0, NULL);
     if (!strcmp(o->name, "epochs"))
         return config_given(c, "repeat"); // these two exclude each other
     return !strcmp(o->name, "repeat") && config_given(c, "epochs");

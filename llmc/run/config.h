@@ -55,6 +55,8 @@ typedef struct Config {
     int stop_at;
     const char *stop_after;
     bool eval_only, tensorboard;
+    const char *eval, *eval_items; // files of evaluations, see eval_set.h; where the losses of items go
+    int eval_every;
     bool deterministic, portable;
     int profile; // steps before the profiled ones; 0: none
     const char *gpus;
@@ -105,7 +107,7 @@ bool config_option_is_flag(int index);
 bool config_given(const Config *c, const char *name); // on the command line, whatever its value
 // Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by
 // the caller; NULL when there are none for that reason. training: something is trained here
-enum { UNUSED_REASONS = 7 };
+enum { UNUSED_REASONS = 8 };
 char *config_unused(const Config *c, bool training, int reason);
 // Of all options that the ranks of one run must agree on. The others name files, devices and threads of a
 // machine.

@@ -172,12 +172,14 @@ char *config_unused(const Config *c, bool training, int reason)
         const char *names, *why;
     } reasons[UNUSED_REASONS] = {
         {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
-        {!c->sample && !(training && schedule_needs_prefix(c)), " vocab ",
-         "neither --sample nor a prefix term uses it"},
+        {!c->sample && !*c->eval && !(training && schedule_needs_prefix(c)), " vocab ",
+         "neither --sample nor --eval nor a prefix term uses it"},
+        {!*c->eval, " eval-every eval-items ", "only --eval uses it"},
         {!(training && record_scales_are_state(c)), " fp8-scales ", "no scale is delayed here"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
         {!training,
-         " train-files val-every repeat epochs out checkpoint-every keep-checkpoints stop-at stop-after "
+         " train-files val-every eval-every repeat epochs out checkpoint-every keep-checkpoints stop-at "
+         "stop-after "
          "tensorboard ",
          "nothing is trained here"},
         {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},

@@ -123,13 +123,18 @@ static bool take_list(Line *l, Error *e)
     return true;
 }
 
+static bool is_text(const Option *o)
+{
+    return o->type == OPT_TEXT || o->type == OPT_EVALS || o->type == OPT_CHOICE;
+}
+
 // The value of an option, of the kind that it takes.
 static bool take_value(Line *l, const Option *o, Error *e)
 {
-    ValueKind kind = VALUE_TEXT, wanted = o->type == OPT_FLAG                            ? VALUE_FLAG
-                                          : o->type == OPT_TEXT || o->type == OPT_CHOICE ? VALUE_TEXT
-                                                                                         : VALUE_NUMBER;
-    bool list = *l->at == '[' && o->type == OPT_TEXT;
+    ValueKind kind = VALUE_TEXT, wanted = o->type == OPT_FLAG ? VALUE_FLAG
+                                          : is_text(o)        ? VALUE_TEXT
+                                                              : VALUE_NUMBER;
+    bool list = *l->at == '[' && is_text(o) && o->type != OPT_CHOICE;
     Error sub;
     if (list ? !take_list(l, &sub) : !take_single(l, &kind, &sub))
         return error_set(e, "%s: %s", o->name, sub.text);
@@ -266,6 +271,21 @@ bool arguments_name(int argc, char **argv, const char *option)
     return false;
 }
 
+static bool asks_alone(const Config *c, int argc, char **argv, const char *option)
+{
+    bool line = arguments_name(argc, argv, option);
+    bool data = line ? arguments_name(argc, argv, "train-files") : config_given(c, "train-files");
+    bool every = line ? arguments_name(argc, argv, "eval-every") : config_given(c, "eval-every");
+    return config_given(c, option) && !data && !every;
+}
+
+bool config_trains(const Config *c, int argc, char **argv)
+{
+    bool weights = config_given(c, "init-from") || config_given(c, "resume");
+    return !c->eval_only && !asks_alone(c, argc, argv, "sample") &&
+           !(weights && asks_alone(c, argc, argv, "eval"));
+}
+
 // ---- writing ----------------------------------------------------------------------------------------------
 
 static void write_text(FILE *f, const char *text)
@@ -297,7 +317,7 @@ static void write_option(FILE *f, const Option *o, const char *value)
     fprintf(f, "%s = ", o->name);
     if (o->type == OPT_FLAG)
         fputs(*value == '1' ? "true" : "false", f);
-    else if (o->type == OPT_TEXT || o->type == OPT_CHOICE)
+    else if (is_text(o))
         write_text(f, value);
     else
         write_number(f, value);

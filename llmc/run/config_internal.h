@@ -2,7 +2,8 @@
 #pragma once
 #include "llmc/run/config.h"
 
-typedef enum { OPT_INT, OPT_INT64, OPT_FLOAT, OPT_TEXT, OPT_FLAG, OPT_CHOICE } OptionType;
+// OPT_EVALS: a list for eval_list_parse; each that is set is added.
+typedef enum { OPT_INT, OPT_INT64, OPT_FLOAT, OPT_TEXT, OPT_FLAG, OPT_CHOICE, OPT_EVALS } OptionType;
 
 typedef struct {
     const char *name;

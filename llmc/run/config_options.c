@@ -1,4 +1,5 @@
 // The table of options, and single options as text.
+#include "llmc/data/eval_set.h"
 #include "llmc/run/config_internal.h"
 #include <errno.h>
 #include <math.h>
@@ -80,6 +81,14 @@ const Option config_options[] = {
     {"stop-at", OPT_INT, AT(stop_at), "0", 0, 1e9, NULL, "save and stop before this step, with the schedules unchanged; 0: run to the end", false, NULL},
     {"stop-after", OPT_TEXT, AT(stop_after), "", 0, 0, NULL, "save and stop, with status 3, after the first step that ends so long after the start of the program: 90s, 10m, 1.5h; --resume goes on", false, NULL},
     {"eval-only", OPT_FLAG, AT(eval_only), "0", 0, 0, NULL, "validate once, as after the last step, and exit", false, NULL},
+    {"eval", OPT_EVALS, AT(eval), "", 0, 0, NULL,
+     "evaluate on a file: hellaswag=FILE (data/hellaswag.sh), lambada=FILE (data/lambada.sh), or text=FILE, "
+     "bits per byte of any text in pieces of max-document tokens; can be given several times; with "
+     "--init-from or --resume, and neither --train-files nor --eval-every given: only that; a model of bytes "
+     "reads them as bytes",
+     false, NULL},
+    {"eval-every", OPT_INT, AT(eval_every), "0", 0, 1e9, NULL, "steps between evaluations; 0: only the last", false, NULL},
+    {"eval-items", OPT_TEXT, AT(eval_items), "", 0, 0, NULL, "write a JSON line for each item of an evaluation to this file: losses in nats, tokens, and what was chosen", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums, where that costs speed (the CPU always does)", false, NULL},
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
     {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
@@ -97,7 +106,7 @@ const Option config_options[] = {
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads of a rank; 0: one for each core, which the ranks of a machine share", false, NULL},
 
     {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
-    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary, for --sample and the prefix term; empty: bytes when the shards are of bytes, else data/vocab", false, NULL},
+    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary, for --sample, --eval and the prefix term; empty: bytes when the shards are of bytes, else data/vocab", false, NULL},
     {"temperature", OPT_FLOAT, AT(temperature), "0.8", 0, 100, NULL, "0 takes the likeliest token", false, NULL},
     {"top-k", OPT_INT, AT(top_k), "50", 0, 65536, NULL, "draw among the k likeliest; 0: all", false, NULL},
     {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of the sample", false, NULL},
@@ -160,6 +169,24 @@ static const char *keep_text(const char *text)
     return memcpy(kept->text, text, bytes);
 }
 
+// Adds what must be a list by itself.
+static bool add_evals(const char **list, const char *text, Error *e)
+{
+    EvalEntry entries[MAX_EVALS];
+    int count = eval_list_parse(text, entries, e);
+    if (count < 0)
+        return false;
+    eval_list_free(entries, count);
+    char *longer = format_string("%s%s%s", *list ? *list : "", *list && **list ? "," : "", text);
+    count = eval_list_parse(longer, entries, e);
+    if (count >= 0) {
+        eval_list_free(entries, count);
+        *list = keep_text(longer);
+    }
+    free(longer);
+    return count >= 0;
+}
+
 bool option_set(Config *c, const Option *o, const char *text, Error *e)
 {
     void *field = (char *)c + o->offset;
@@ -179,6 +206,8 @@ bool option_set(Config *c, const Option *o, const char *text, Error *e)
     case OPT_TEXT:
         *(const char **)field = keep_text(text);
         break;
+    case OPT_EVALS:
+        return add_evals(field, text, e);
     case OPT_FLAG:
         if (strcmp(text, "0") && strcmp(text, "1"))
             return error_set(e, "--%s: takes no value, or 0 or 1, not '%s'", o->name, text);
@@ -223,6 +252,7 @@ char *config_option_value(const Config *c, int index)
     case OPT_FLAG:
         return format_string("%d", *(const bool *)field);
     case OPT_TEXT:
+    case OPT_EVALS:
         return xstrdup(*(const char *const *)field ? *(const char *const *)field : "");
     case OPT_CHOICE: {
         const char *p = o->choices;
@@ -251,7 +281,8 @@ bool config_given(const Config *c, const char *name)
 
 uint64_t config_fingerprint(const Config *c)
 {
-    static const char own[] = " config device gpus ranks threads out train-files val-files vocab timeout ";
+    static const char own[] =
+        " config device gpus ranks threads out train-files val-files vocab timeout eval eval-items ";
     uint64_t h = 0;
     for (int i = 0; config_options[i].name; i++) {
         char *name = format_string(" %s ", config_options[i].name), *value = config_option_value(c, i);

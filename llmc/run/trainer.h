@@ -11,6 +11,7 @@
 #include "llmc/ops/profile.h"
 
 enum { STEP_SLOTS = 2, MAX_GRAPHS = 16, TRAINER_NOTES = 3 };
+enum { EVAL_LEAD = 3 }; // tokens of an evaluation's batch in front of its first text
 
 typedef struct Validation Validation;
 
@@ -54,7 +55,8 @@ typedef struct {
     int32_t *host_input[STEP_SLOTS], *device_input[STEP_SLOTS];
     int32_t *host_eval_block, *device_eval_block;
     int64_t eval_block_ints;
-    float *device_logits;                       // (Vp), of a sample
+    float *device_logits;                       // (Vp), of a sample or an evaluation
+    float *device_rows;                         // (part_tokens) losses of an evaluation; NULL without --eval
     float *host_loss[STEP_SLOTS], *device_loss; // (accumulation)
     Event *fed[STEP_SLOTS], *done[STEP_SLOTS];  // a slot's input is on the device; its step is over
     int slots;                                  // document slots, the most so far
@@ -96,6 +98,12 @@ Ceilings trainer_ceilings(Trainer *t);
 // Mean validation loss over all ranks, with the windows of the next step; `final`: those of the last
 // validation.
 bool trainer_validate(Trainer *t, bool final, double *loss, Error *e);
+// Evaluations, in passes over eval_batch, which the caller fills. First, on all ranks; `final` as above.
+AttentionSetting trainer_begin_evaluation(Trainer *t, bool final);
+// losses (part_tokens) host out: of each token of the batch.
+void trainer_token_losses(Trainer *t, const AttentionSetting *at, float *losses);
+// Logits of row `row` of the last pass, whose activations are `acts`: z (Vp) fp32 host out, softcapped.
+void trainer_token_logits(Trainer *t, const Acts *acts, int row, float *z);
 // A forward-only pass over N tokens of one document. z (Vp) fp32 host out: softcapped logits of the last one.
 // For sampling.
 void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z);

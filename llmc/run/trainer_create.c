@@ -88,6 +88,8 @@ static void open_validation_data(Trainer *t)
 
 // ---- memory -----------------------------------------------------------------------------------------------
 
+enum { PART_MULTIPLE = 128 }; // of tokens that are evaluated at a time
+
 static PairHash pair_hash_of(const Trainer *t)
 {
     const ParamSpec *bigram = record_row(t->model.record, ROLE_BIGRAM),
@@ -143,6 +145,21 @@ static void allocate_parts(Trainer *t)
     t->device_eval_block = device_alloc(bytes, "batches: validation");
     t->device_logits =
         device_alloc((size_t)config_vocab_padded(t->config) * sizeof(float), "batches: logits of a sample");
+    if (*t->config->eval)
+        t->device_rows = device_alloc((size_t)t->part_tokens * sizeof(float), "batches: losses of tokens");
+}
+
+// A batch of an evaluation holds the longest documents of training.
+static int64_t evaluation_tokens(const Config *c)
+{
+    return *c->eval ? round_up((int64_t)c->max_document + EVAL_LEAD, PART_MULTIPLE) : 0;
+}
+
+// Of a sequence where nothing is validated.
+static int tokens_to_use(const Config *c)
+{
+    return (int)(*c->eval ? max_i64(schedule_most_tokens(c), evaluation_tokens(c))
+                          : min_i64(c->micro_batch_tokens, 4096));
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -153,21 +170,21 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 // small. Scratch of ops is not known yet, and not counted.
 static int plan_parts(const Trainer *t)
 {
-    enum { MULTIPLE = 128 };
     size_t train = acts_bytes(&t->model, schedule_most_tokens(t->config), true);
     if (!t->validation || record_crosses_documents(t->model.record) ||
         acts_bytes(&t->model, t->sequence_tokens, false) <= train)
         return t->sequence_tokens;
-    int fits = 0, does_not = (int)ceil_div(t->sequence_tokens, MULTIPLE);
+    int fits = 0, does_not = (int)ceil_div(t->sequence_tokens, PART_MULTIPLE);
     while (does_not - fits > 1) {
         int middle = (fits + does_not) / 2;
-        if (acts_bytes(&t->model, middle * MULTIPLE, false) <= train)
+        if (acts_bytes(&t->model, middle * PART_MULTIPLE, false) <= train)
             fits = middle;
         else
             does_not = middle;
     }
-    int64_t least = round_up(validation_longest(t->validation) + 1, MULTIPLE);
-    return (int)min_i64(t->sequence_tokens, max_i64((int64_t)fits * MULTIPLE, least));
+    int64_t least = round_up(validation_longest(t->validation) + 1, PART_MULTIPLE);
+    least = max_i64(least, evaluation_tokens(t->config));
+    return (int)min_i64(t->sequence_tokens, max_i64((int64_t)fits * PART_MULTIPLE, least));
 }
 
 // One memory for what is never alive together: a training micro-batch, a part of a validation sequence, the
@@ -248,8 +265,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (need_validation)
         check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
-    if (!t->sequence_tokens)
-        t->sequence_tokens = (int)min_i64(c->micro_batch_tokens, 4096); // sampling alone
+    if (!t->sequence_tokens) // nothing is validated
+        t->sequence_tokens = tokens_to_use(c);
     model_describe(&t->model, c);
     t->tables = tables_of(t);
     if (need_training)
@@ -318,6 +335,8 @@ void trainer_free(Trainer *t)
     host_free(t->host_eval_block);
     device_free(t->device_eval_block);
     device_free(t->device_logits);
+    if (t->device_rows)
+        device_free(t->device_rows);
     device_free(t->acts_memory);
     device_free(t->rope_cos);
     device_free(t->rope_sin);

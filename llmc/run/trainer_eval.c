@@ -32,13 +32,38 @@ static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *p
     return sum;
 }
 
+AttentionSetting trainer_begin_evaluation(Trainer *t, bool final)
+{
+    trainer_follow_windows(t);
+    trainer_complete_weights(t);
+    model_prepare(&t->model, &t->eval, t->stream);
+    return trainer_attention(t, final ? t->config->window_final : t->rope.window);
+}
+
+void trainer_token_losses(Trainer *t, const AttentionSetting *at, float *losses)
+{
+    int N = t->eval_batch.N;
+    DeviceBatch b = upload_part(t);
+    EvalLoss loss = {.count = N, .sum = t->eval.sum, .rows = t->device_rows};
+    model_eval_batch(&t->model, &t->eval, &b, at, &loss, t->stream);
+    copy_to_host(t->stream, losses, t->device_rows, (size_t)N * sizeof *losses);
+    stream_synchronize(t->stream);
+}
+
+void trainer_token_logits(Trainer *t, const Acts *acts, int row, float *z)
+{
+    const Config *c = t->config;
+    int Vp = config_vocab_padded(c);
+    head_logits(t->stream, &t->model.record->head, t->device_logits, acts->xf + (int64_t)row * c->model_dim,
+                param_weight(&t->model.params, t->model.head), 1, c->model_dim, Vp);
+    copy_to_host(t->stream, z, t->device_logits, (size_t)Vp * sizeof(float));
+    stream_synchronize(t->stream);
+}
+
 bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
 {
     double sum = 0;
-    trainer_follow_windows(t);
-    trainer_complete_weights(t);
-    AttentionSetting at = trainer_attention(t, final ? t->config->window_final : t->rope.window);
-    model_prepare(&t->model, &t->eval, t->stream);
+    AttentionSetting at = trainer_begin_evaluation(t, final);
     for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
         for (int begin = 0; begin < t->sequence_tokens;) {
             comm_step(t->step); // a long validation is no standstill
@@ -57,7 +82,7 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
 {
     const Config *c = t->config;
     Batch b;
-    int Vp = config_vocab_padded(c), padded = (int)round_up(N, 16);
+    int padded = (int)round_up(N, 16);
     batch_alloc(&b, padded, &t->eval_batch.tables);
     memcpy(b.tokens, tokens, (size_t)N * sizeof *tokens); // what follows the last token cannot be seen by it
     b.num_docs = 1;
@@ -74,10 +99,6 @@ void trainer_next_logits(Trainer *t, const int32_t *tokens, int N, float *z)
     acts_place(&acts, &t->model, padded, false, t->acts_memory);
     model_prepare(&t->model, &acts, t->stream);
     model_forward(&t->model, &acts, &device, &at, t->stream);
-    head_logits(t->stream, &t->model.record->head, t->device_logits,
-                acts.xf + (int64_t)(N - 1) * c->model_dim, param_weight(&t->model.params, t->model.head), 1,
-                c->model_dim, Vp);
-    copy_to_host(t->stream, z, t->device_logits, (size_t)Vp * sizeof(float));
-    stream_synchronize(t->stream);
+    trainer_token_logits(t, &acts, N - 1, z);
     batch_free(&b);
 }

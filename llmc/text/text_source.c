@@ -291,8 +291,7 @@ void jsonl_begin(JsonlReader *r, const TextChunk *chunk)
 
 void jsonl_end(JsonlReader *r) { jsonl_record_free(&r->record); }
 
-// The next line that is not blank.
-static bool next_record(JsonlReader *r, const char **line, size_t *len)
+bool jsonl_line(JsonlReader *r, const char **line, size_t *len)
 {
     const TextChunk *chunk = r->chunk;
     while (r->at < chunk->len) {
@@ -319,7 +318,7 @@ ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e)
     const char *line;
     size_t n;
     Error problem;
-    if (!next_record(r, &line, &n))
+    if (!jsonl_line(r, &line, &n))
         return CHUNK_NONE;
     if (jsonl_text(&r->record, line, n, text, len, &problem))
         return CHUNK_READ;

@@ -68,6 +68,9 @@ typedef struct {
 } JsonlReader;
 
 void jsonl_begin(JsonlReader *r, const TextChunk *chunk);
+// The next line as it is (len bytes), for records of other fields; r->line is its number. False: there is
+// none.
+bool jsonl_line(JsonlReader *r, const char **line, size_t *len);
 // CHUNK_READ: *text (len bytes) is the record's text, valid until the next call. CHUNK_ERROR: not JSON, no
 // text, text is not a string; the message names file and line.
 ChunkStatus jsonl_next(JsonlReader *r, const char **text, size_t *len, Error *e);
