@@ -164,6 +164,75 @@ extern "C" ncclResult_t ncclAllGather(const void *in, void *out, size_t bytes, n
     return ncclSuccess;
 }
 
+// Sends and receives: of one group to and from every rank, all of one size.
+static struct {
+    const char *out[RANKS];
+    char *in[RANKS];
+    size_t bytes;
+    int sends, receives;
+    ncclComm_t comm;
+    cudaStream_t stream;
+} group;
+
+extern "C" ncclResult_t ncclGroupStart()
+{
+    memset(&group, 0, sizeof group);
+    return ncclSuccess;
+}
+
+static ncclResult_t join_group(size_t bytes, ncclDataType_t type, ncclComm_t c, cudaStream_t s)
+{
+    bool first = group.sends + group.receives == 0;
+    if (type != ncclChar || (!first && bytes != group.bytes))
+        return ncclInvalidArgument;
+    group.bytes = bytes;
+    group.comm = c;
+    group.stream = s;
+    return ncclSuccess;
+}
+
+extern "C" ncclResult_t ncclSend(const void *out, size_t bytes, ncclDataType_t type, int to, ncclComm_t c,
+                                 cudaStream_t s)
+{
+    ncclResult_t status = join_group(bytes, type, c, s);
+    group.out[to] = (const char *)out;
+    group.sends++;
+    return status;
+}
+
+extern "C" ncclResult_t ncclRecv(void *in, size_t bytes, ncclDataType_t type, int from, ncclComm_t c,
+                                 cudaStream_t s)
+{
+    ncclResult_t status = join_group(bytes, type, c, s);
+    group.in[from] = (char *)in;
+    group.receives++;
+    return status;
+}
+
+extern "C" ncclResult_t ncclGroupEnd()
+{
+    ncclComm_t c = group.comm;
+    cudaStream_t s = group.stream;
+    if (!c || group.sends != c->size || group.receives != c->size)
+        return ncclInvalidUsage;
+    for (size_t at = 0, most = PIECE * sizeof(float); at < group.bytes; at += most) {
+        size_t n = group.bytes - at < most ? group.bytes - at : most;
+        if (begin_piece(c, s))
+            return ncclUnhandledCudaError;
+        for (int r = 0; r < c->size; r++)
+            CHECK(cudaMemcpyAsync(c->staging[c->rank] + r * most, group.out[r] + at, n,
+                                  cudaMemcpyDeviceToDevice, s));
+        if (publish_piece(c, s))
+            return ncclUnhandledCudaError;
+        for (int r = 0; r < c->size; r++)
+            CHECK(cudaMemcpyAsync(group.in[r] + at, c->staging[r] + c->rank * most, n,
+                                  cudaMemcpyDeviceToDevice, s));
+        if (end_piece(c, s))
+            return ncclUnhandledCudaError;
+    }
+    return ncclSuccess;
+}
+
 // ---- communicators ----------------------------------------------------------------------------------------
 
 extern "C" ncclResult_t ncclGetUniqueId(ncclUniqueId *id)

@@ -32,6 +32,7 @@ static Case cases[] = {
     CASE(rmsnorm_backward, NULL, 1, true),
     CASE(signed_gather, fix_signed_gather, 2, true),
     CASE(table_grad, fix_table_grad, 4, true),
+    CASE(rows_moved, fix_rows_moved, 4, true),
     CASE(stream_mix, fix_stream_mix, STREAM_MIX_VARIANTS, true),
     CASE(stream_grads, fix_stream_grads, STREAM_GRADS_VARIANTS, true),
     CASE(generator_forward, NULL, 3, true),

@@ -261,6 +261,33 @@ RUN(table_grad)
                   two ? 2 : 1, &rows, N, d, gathered_width(c));
 }
 
+// Variants are the ops. Every fifth entry is none; the others are distinct rows.
+DESCRIBE(rows_moved)
+{
+    SIZES;
+    add(c, "packed", FP32, INOUT, (int64_t)N * d, 1);
+    add(c, "table", FP32, INOUT, (int64_t)Vp * d, 1);
+    add(c, "rows", INT32, IN, N, 1);
+}
+static void fix_rows_moved(Case *c)
+{
+    for (int k = 0; k < c->z.N; k++)
+        c->master[2][k] = k % 5 && k < c->z.Vp ? (float)(c->z.Vp - 1 - k) : -1;
+}
+RUN(rows_moved)
+{
+    SIZES;
+    int bytes = d * (int)sizeof(float);
+    if (c->variant == 0)
+        o->rows_load(stream, p[0], p[1], p[2], N, bytes);
+    else if (c->variant == 1)
+        o->rows_store(stream, p[1], p[0], p[2], N, bytes);
+    else if (c->variant == 2)
+        o->rows_take(stream, p[0], p[1], p[2], N, d);
+    else
+        o->rows_add(stream, p[1], p[0], p[2], N, d);
+}
+
 // ---- generators -------------------------------------------------------------------------------------------
 
 static Generator case_generator(const Case *c, void **p) // w1, w2, b2, scale

@@ -103,6 +103,16 @@ static void test_all_reduce(float *x, int64_t count)
         require(x[i] == sum_of(i), "an all-reduce");
 }
 
+static void test_all_to_all(float *in, float *out, int64_t count)
+{
+    fill(in, count * size);
+    memset(out, 0xff, (size_t)(count * size) * sizeof *out);
+    comm_all_to_all(NULL, out, in, count * (int64_t)sizeof *in);
+    for (int r = 0; r < size; r++)
+        for (int64_t i = 0; i < count; i++)
+            require(out[r * count + i] == value(r, rank * count + i), "an all-to-all");
+}
+
 static void test_collect(float *x, int64_t count)
 {
     size_t bytes = (size_t)count * sizeof *x;
@@ -119,12 +129,14 @@ static void test_collect(float *x, int64_t count)
 static void all_collectives(void)
 {
     const int64_t counts[] = {1, 63, 4096, 300001};
-    float *in = xcalloc((size_t)(300001 * size), sizeof *in), *out = xcalloc(300001, sizeof *out);
+    float *in = xcalloc((size_t)(300001 * size), sizeof *in),
+          *out = xcalloc((size_t)(300001 * size), sizeof *out);
     for (int i = 0; i < 4; i++) {
         test_reduce_scatter(in, out, counts[i], false);
         test_reduce_scatter(in, out, counts[i], true);
         test_all_gather(in, counts[i]);
         test_all_reduce(in, counts[i]);
+        test_all_to_all(in, out, counts[i]);
         test_collect(in, counts[i]);
     }
     require(comm_sum(rank + 1) == size * (size + 1) / 2 && comm_max(rank) == size - 1,

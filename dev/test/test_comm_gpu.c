@@ -89,6 +89,19 @@ static void test_gather(float *buf, int64_t count)
     all_ok(good, what);
 }
 
+static void test_all_to_all(float *in, float *out, int64_t count)
+{
+    char what[96];
+    bool good = true;
+    fill(in, count * size);
+    comm_all_to_all(stream, out, in, count * (int64_t)sizeof(float));
+    fetch(out, (size_t)(count * size) * sizeof(float));
+    for (int64_t i = 0; i < count * size; i++)
+        good &= host[i] == value((int)(i / count), rank * count + i % count);
+    snprintf(what, sizeof what, "all-to-all of %lld for each rank", (long long)count);
+    all_ok(good, what);
+}
+
 static void test_all_reduce(float *buf, int64_t count)
 {
     char what[96];
@@ -198,6 +211,7 @@ static void run_tests(void)
         test_reduce_scatter(in, out, counts[i], true);
         test_gather(out, counts[i]);
         test_all_reduce(in, counts[i] + 1);
+        test_all_to_all(in, out, counts[i]);
     }
     test_same_bits(in, out, 768 * 3072);
     test_graph(in, out, 1 << 20, false);

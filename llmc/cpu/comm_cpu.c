@@ -54,6 +54,13 @@ void comm_all_gather(Stream s, void *buf, int64_t bytes)
     control_all_gather(comm_control(), buf, bytes);
 }
 
+void comm_all_to_all(Stream s, void *out, const void *in, int64_t bytes)
+{
+    OP_SCOPE(comm_all_to_all, comm_size(), bytes);
+    (void)s;
+    control_all_to_all(comm_control(), out, in, bytes);
+}
+
 void comm_all_reduce(Stream s, float *buf, int64_t count)
 {
     OP_SCOPE(comm_all_reduce, comm_size(), count);

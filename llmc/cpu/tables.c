@@ -1,5 +1,6 @@
 // Rows of tables: gathered with signs, and the sums that are their gradients.
 #include "llmc/cpu/cpu.h"
+#include <string.h>
 
 static float sign_of(const RowSigns *signs, int t, int c, int width)
 {
@@ -53,5 +54,54 @@ void table_grad(Stream s, float *dtable, const RowReader *readers, int count, co
                 add_reader(sum, &readers[k], rows->order[i], d, width);
         for (int c = 0; c < width; c++)
             to[c] += sum[c];
+    }
+}
+
+// ---- rows that travel -------------------------------------------------------------------------------------
+
+void rows_load(Stream s, void *out, const void *table, const int32_t *rows, int count, int bytes)
+{
+    OP_SCOPE(rows_load, count, bytes);
+    (void)s;
+    for (int64_t k = 0; k < count; k++) {
+        if (rows[k] >= 0)
+            memcpy((char *)out + k * bytes, (const char *)table + (int64_t)rows[k] * bytes, (size_t)bytes);
+    }
+}
+
+void rows_store(Stream s, void *table, const void *in, const int32_t *rows, int count, int bytes)
+{
+    OP_SCOPE(rows_store, count, bytes);
+    (void)s;
+    for (int64_t k = 0; k < count; k++) {
+        if (rows[k] >= 0)
+            memcpy((char *)table + (int64_t)rows[k] * bytes, (const char *)in + k * bytes, (size_t)bytes);
+    }
+}
+
+void rows_take(Stream s, float *out, float *table, const int32_t *rows, int count, int width)
+{
+    OP_SCOPE(rows_take, count, width);
+    (void)s;
+    for (int64_t k = 0; k < count; k++) {
+        if (rows[k] < 0)
+            continue;
+        float *row = table + (int64_t)rows[k] * width;
+        memcpy(out + k * width, row, (size_t)width * sizeof *row);
+        memset(row, 0, (size_t)width * sizeof *row);
+    }
+}
+
+void rows_add(Stream s, float *table, const float *in, const int32_t *rows, int count, int width)
+{
+    OP_SCOPE(rows_add, count, width);
+    (void)s;
+    for (int64_t k = 0; k < count; k++) {
+        if (rows[k] < 0)
+            continue;
+        float *restrict row = table + (int64_t)rows[k] * width;
+        const float *restrict from = in + k * width;
+        for (int c = 0; c < width; c++)
+            row[c] += from[c];
     }
 }

@@ -41,6 +41,8 @@ void comm_reduce_scatter(Stream s, float *out, float *in, int64_t count);
 SharedSms comm_shared_sms(int64_t sent);
 // buf (size * bytes) device: every rank's chunk, in rank order, on all ranks. Each rank has filled its own.
 void comm_all_gather(Stream s, void *buf, int64_t bytes);
+// in, out (size * bytes) device: chunk r of in goes to rank r, chunk r of out is rank r's.
+void comm_all_to_all(Stream s, void *out, const void *in, int64_t bytes);
 // buf (count) fp32 device: the sum over ranks, the same bits on all ranks.
 void comm_all_reduce(Stream s, float *buf, int64_t count);
 

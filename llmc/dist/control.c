@@ -332,6 +332,29 @@ void control_all_gather(Control *c, void *buf, int64_t bytes)
         send_tensor(c, r, buf, whole);
 }
 
+// One rank's chunks after the other, as above.
+void control_all_to_all(Control *c, void *out, const void *in, int64_t bytes)
+{
+    size_t chunk = (size_t)bytes, whole = (size_t)(bytes * c->size);
+    if (c->size > 1)
+        begin_call(c);
+    for (int to = 0; to < c->size; to++) {
+        const char *own = (const char *)in + to * bytes;
+        if (c->rank) {
+            send_tensor(c, 0, own, chunk);
+            if (to == c->rank)
+                receive_frame(c, 0, TENSOR, out, whole);
+            continue;
+        }
+        char *chunks = to ? (char *)room_for_sums(c, ceil_div((int64_t)whole, sizeof(float))) : out;
+        memcpy(chunks, own, chunk);
+        for (int r = 1; r < c->size; r++)
+            receive_frame(c, r, TENSOR, chunks + r * bytes, chunk);
+        if (to)
+            send_tensor(c, to, chunks, whole);
+    }
+}
+
 void control_all_reduce(Control *c, float *buf, int64_t count)
 {
     size_t bytes = (size_t)count * sizeof *buf;

@@ -51,6 +51,8 @@ size_t control_collect(Control *c, void *buf, size_t bytes, size_t capacity, int
 void control_reduce_scatter(Control *c, float *out, const float *in, int64_t count);
 // buf (size * bytes): each rank gives its chunk; all get all of them.
 void control_all_gather(Control *c, void *buf, int64_t bytes);
+// in, out (size * bytes): chunk r of in goes to rank r, chunk r of out is rank r's.
+void control_all_to_all(Control *c, void *out, const void *in, int64_t bytes);
 void control_all_reduce(Control *c, float *buf, int64_t count);
 
 // Starts the watching thread. check: NULL, or asked several times a second, gives a line when something

@@ -70,7 +70,7 @@ void exchange_replan(Exchange *x, const Params *p)
         if (a->spec->sharding != SHARD_ROWS || param_now(p, a) != a)
             continue;
         add(x, (Bucket){a->pool, a->offset, param_elements(a) / x->size, param_stage(p, a), true,
-                        a->spec->update.every});
+                        a->spec->update.every, i});
     }
     qsort(x->list, (size_t)x->count, sizeof *x->list, by_falling_stage);
 }
@@ -84,9 +84,10 @@ static void place_own(Exchange *x, const Params *p, Arena *a)
     }
 }
 
-void exchange_create(Exchange *x, const Params *p)
+void exchange_create(Exchange *x, const Params *p, bool by_rows)
 {
     exchange_plan(x, p, comm_rank(), comm_size());
+    row_exchange_create(&x->rows, p, by_rows);
     if (x->size == 1)
         return;
     comm_connect();
@@ -122,6 +123,7 @@ void exchange_free(Exchange *x)
     event_destroy(x->small);
     stream_destroy(x->stream);
     device_free(x->own_memory);
+    row_exchange_free(&x->rows);
 }
 
 // ---- gradients --------------------------------------------------------------------------------------------
@@ -132,16 +134,29 @@ static void reduce_slots(Exchange *x, const Params *p, const Bucket *b)
     comm_reduce_scatter(x->stream, own, p->pools[b->pool].grad + b->offset, b->share);
 }
 
+static bool by_rows(const Exchange *x, const Bucket *b) { return b->rows && b->param == x->rows.param; }
+
 // In place: the optimizer clears the own share when it has used it, and the others' are of no more use.
 static void reduce_rows(Exchange *x, const Params *p, const Bucket *b)
 {
     int64_t before = x->rank * b->share, after = (x->size - 1) * b->share - before;
     float *grad = p->pools[b->pool].grad + b->offset, *own = grad + before;
+    if (by_rows(x, b) && x->rows.now.num_gradients) {
+        row_exchange_gradients(&x->rows, grad, x->stream);
+        return;
+    }
     comm_reduce_scatter(x->stream, own, grad, b->share);
     if (before)
         device_zero(x->stream, grad, (size_t)before * sizeof(float));
     if (after)
         device_zero(x->stream, own + b->share, (size_t)after * sizeof(float));
+}
+
+// Of the gradient, to each other rank.
+static int64_t sent_elements(const Exchange *x, const Bucket *b)
+{
+    int chunk = by_rows(x, b) ? x->rows.now.num_gradients : 0;
+    return chunk ? (int64_t)chunk * x->rows.width : b->share;
 }
 
 void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, const ProductContext *c)
@@ -161,7 +176,7 @@ void exchange_stage_done(Exchange *x, const Params *p, int stage, int t, const P
         else
             reduce_slots(x, p, b);
         event_record(x->reduced[i], x->stream);
-        SharedSms shared = comm_shared_sms((x->size - 1) * b->share * (int64_t)sizeof(float));
+        SharedSms shared = comm_shared_sms((x->size - 1) * sent_elements(x, b) * (int64_t)sizeof(float));
         if (c->shared && shared.products > c->shared->products)
             *c->shared = shared;
     }
@@ -206,7 +221,11 @@ static void gather_bucket(Exchange *x, const Params *p, const Bucket *b)
 {
     const ParamPool *q = &p->pools[b->pool];
     floatX *values = q->storage == STORE_HALF ? q->values : q->rounded;
-    comm_all_gather(x->stream, values + b->offset, b->share * (int64_t)sizeof(floatX));
+    values += b->offset;
+    if (by_rows(x, b) && x->rows.now.num_values)
+        row_exchange_values(&x->rows, values, x->stream);
+    else
+        comm_all_gather(x->stream, values, b->share * (int64_t)sizeof(floatX));
 }
 
 void exchange_begin_gather(Exchange *x, const Params *p, int t, Stream s)
@@ -218,7 +237,7 @@ void exchange_begin_gather(Exchange *x, const Params *p, int t, Stream s)
     int i = x->count - 1;
     for (int stage = 0; stage < x->num_stages; stage++) {
         for (; i >= 0 && x->list[i].stage == stage; i--) {
-            if (update_is_due(x->list[i].every, t - 1))
+            if (by_rows(x, &x->list[i]) || update_is_due(x->list[i].every, t - 1))
                 gather_bucket(x, p, &x->list[i]);
         }
         event_record(x->gathered[stage], x->stream);
@@ -235,6 +254,7 @@ void exchange_complete(Exchange *x, const Params *p, Stream s)
 {
     if (x->stale_after < 0)
         return;
+    x->rows.now = (RowLists){0};
     exchange_begin_gather(x, p, x->stale_after + 1, s);
     exchange_stage_needed(x, x->num_stages - 1, s);
     x->stale_after = -1;

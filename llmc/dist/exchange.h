@@ -20,8 +20,7 @@
 // their own. Between two steps the values of other ranks' shares are therefore old; exchange_complete brings
 // them up to date (for validation, checkpoints, sampling).
 #pragma once
-#include "llmc/dist/comm.h"
-#include "llmc/model/params.h"
+#include "llmc/dist/row_exchange.h"
 
 enum { MAX_STAGES = MAX_LAYERS + 2, MAX_BUCKETS = MAX_PARAMS };
 
@@ -32,6 +31,7 @@ typedef struct {
     int stage;
     bool rows;
     int every; // of its updates
+    int param; // rows: of what
 } Bucket;
 
 typedef struct {
@@ -51,12 +51,13 @@ typedef struct {
     float
         *own[MAX_POOLS]; // (own slots, slot): summed gradients of the own slots of a pool; NULL with one rank
     int stale_after;     // the step whose values have not been gathered yet; -1: none
+    RowExchange rows;    // the table of which only rows travel
 } Exchange;
 
 // The table alone, for `size` ranks: no memory, no device.
 void exchange_plan(Exchange *x, const Params *p, int rank, int size);
 void exchange_replan(Exchange *x, const Params *p); // after parameters have parted: buckets and stages anew
-void exchange_create(Exchange *x, const Params *p);
+void exchange_create(Exchange *x, const Params *p, bool by_rows); // by_rows: --pair-exchange rows
 void exchange_free(Exchange *x);
 
 // Of step t (or any other that updates the same tensors):

@@ -70,6 +70,7 @@ static void gather_pending(Trainer *t)
         comm_all_reduce(t->stream, param_grad(p, a), param_elements(a));
         if (comm_rank())
             device_zero(t->stream, param_grad(p, a), (size_t)param_elements(a) * sizeof(float));
+        t->row_marks.known = false; // rank 0 has the rows of all
     }
 }
 

@@ -51,6 +51,10 @@ COST(signed_gather, (int N, int d, int width), 0,
 COST(table_grad, (const RowReader *readers, int count, int N, int d, int width), 0,
      floatx_bytes(N, d, count) +
          fp32_bytes(readers->signs ? profile_pair_rows() : profile_token_rows(), width, 2))
+COST(rows_load, (int count, int bytes), 0, 2.0 * count * bytes)
+COST(rows_store, (int count, int bytes), 0, 2.0 * count * bytes)
+COST(rows_take, (int count, int width), 0, fp32_bytes(count, width, 3))
+COST(rows_add, (int count, int width), 0, fp32_bytes(count, width, 3))
 COST(stream_mix, (const StreamMix *a, int N, int d), 0, floatx_bytes(N, d, a->terms + !!a->y + !!a->h))
 static inline OpCost cost_stream_grads(const StreamGrad *a, int count, int N, int d)
 {
@@ -212,4 +216,5 @@ COST(ns_transpose, (NsDtype dtype, int n, int m, int batch), 0, ns_bytes(dtype, 
 
 COST(comm_reduce_scatter, (int ranks, int64_t count), 0, fp32_bytes(count, ranks - 1, 1))
 COST(comm_all_gather, (int ranks, int64_t bytes), 0, (double)bytes *(ranks - 1))
+COST(comm_all_to_all, (int ranks, int64_t bytes), 0, (double)bytes *(ranks - 1))
 COST(comm_all_reduce, (int ranks, int64_t count), 0, 2 * fp32_bytes(count, ranks - 1, 1) / ranks)

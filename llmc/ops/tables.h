@@ -37,6 +37,17 @@ enum { ROW_READERS = 2 }; // most at a time
 void table_grad(Stream s, float *dtable, const RowReader *readers, int count, const TokenRows *rows, int N,
                 int d, int width);
 
+// Rows of a table that travel between ranks, rows[k] of them each way; rows[k] below 0: nothing is done.
+//   rows (count), distinct where the table is written;  table (any, bytes) or (any, width)
+void rows_load(Stream s, void *out, const void *table, const int32_t *rows, int count,
+               int bytes); // out_k = row
+void rows_store(Stream s, void *table, const void *in, const int32_t *rows, int count,
+                int bytes); // row = in_k
+// out_k = row, and the row is zeroed.  out (count, width), table fp32
+void rows_take(Stream s, float *out, float *table, const int32_t *rows, int count, int width);
+// row += in_k.  in (count, width), table fp32
+void rows_add(Stream s, float *table, const float *in, const int32_t *rows, int count, int width);
+
 #ifdef __cplusplus
 }
 #endif

@@ -168,7 +168,7 @@ void optimizer_create(Optimizer *o, const Model *m)
         if (o->batches[i].rules && o->batches[i].own)
             upload_rules(o, p, &o->batches[i]);
     }
-    exchange_create(&o->exchange, p);
+    exchange_create(&o->exchange, p, c->pair_exchange == EXCHANGE_ROWS);
 }
 
 void optimizer_free(Optimizer *o)
@@ -362,6 +362,7 @@ void optimizer_warm_up(Optimizer *o, Model *m, Stream s)
     exchange_small(x, p, all, s);
     exchange_wait_small(x, s);
     exchange_begin_gather(x, p, all + 1, s);
+    row_exchange_warm_up(&x->rows, x->stream);
     exchange_stage_needed(x, x->num_stages - 1, s);
 }
 

@@ -62,8 +62,9 @@ typedef struct Config {
     const char *gpus;
     int ranks, device, timeout, threads;
     int graphs;
-    int attention;  // AttentionKernels
-    int self_check; // SelfCheck
+    int pair_exchange; // EXCHANGE_DENSE or EXCHANGE_ROWS
+    int attention;     // AttentionKernels
+    int self_check;    // SelfCheck
     // sampling
     const char *sample, *vocab;
     double temperature;
@@ -76,6 +77,7 @@ enum { STARTS_UP, STARTS_NEAREST };
 enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP };
 enum { ROPE_DOUBLE, ROPE_FP32 };
 enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };
+enum { EXCHANGE_DENSE, EXCHANGE_ROWS };
 enum { MIN_PROFILE = 6 };
 enum {
     MAX_HEAD_DIM = 1024,

@@ -73,6 +73,12 @@ StepParams *trainer_input_params(const Trainer *t, int32_t *input)
     return (StepParams *)(input + t->accumulation * t->block_ints);
 }
 
+// Behind those.
+static int32_t *input_lists(const Trainer *t, int32_t *input)
+{
+    return (int32_t *)(trainer_input_params(t, input) + 1);
+}
+
 // Of a block on the device, with what the stage's loss has.
 static DeviceBatch training_batch(const Trainer *t, const int32_t *block, int micro, const StepParams *step)
 {
@@ -102,6 +108,7 @@ static void step_ops(Trainer *t)
     AttentionSetting at = trainer_attention(t, t->rope.window);
     int last = t->accumulation - 1, slot = t->step % STEP_SLOTS;
     t->optimizer.step = trainer_input_params(t, t->device_input[slot]);
+    t->optimizer.exchange.rows.now = t->row_lists;
     exchange_begin_gather(&t->optimizer.exchange, &t->model.params, t->step, t->stream);
     model_prepare(&t->model, &t->train, t->stream);
     for (int a = 0; a <= last; a++) {
@@ -138,7 +145,9 @@ static void run_step_ops(Trainer *t)
     int phase = t->step % cycle + (t->model.params.tied ? cycle : 0);
     for (int i = 0; i < t->num_graphs; i++) {
         StepGraph *g = &t->graphs[i];
-        if (g->stage == t->stage.index && g->slots == t->slots && g->phase == phase && g->input == input) {
+        const RowLists *rows = &t->row_lists;
+        if (g->stage == t->stage.index && g->slots == t->slots && g->phase == phase && g->input == input &&
+            g->num_values == rows->num_values && g->num_gradients == rows->num_gradients) {
             graph_launch(g->graph, t->stream);
             return;
         }
@@ -149,7 +158,13 @@ static void run_step_ops(Trainer *t)
     step_ops(t);
     if (!captured)
         return;
-    t->graphs[t->num_graphs++] = (StepGraph){t->stage.index, t->slots, phase, input, graph_end(t->stream)};
+    t->graphs[t->num_graphs++] = (StepGraph){.stage = t->stage.index,
+                                             .slots = t->slots,
+                                             .phase = phase,
+                                             .input = input,
+                                             .num_values = t->row_lists.num_values,
+                                             .num_gradients = t->row_lists.num_gradients,
+                                             .graph = graph_end(t->stream)};
     graph_launch(t->graphs[t->num_graphs - 1].graph, t->stream);
 }
 
@@ -183,16 +198,36 @@ static void follow_stage(Trainer *t)
         trainer_take_sizes(t, stage);
 }
 
+// Whether step `step` updates the table of which rows travel.
+static bool rows_updated(const Trainer *t, int step)
+{
+    int table = t->optimizer.exchange.rows.param;
+    return table >= 0 && update_is_due(t->model.params.list[table].spec->update.every, step);
+}
+
+// The rows that the ranks exchange in the next step, behind its input.
+static void list_rows(Trainer *t, int slot)
+{
+    const RowExchange *x = &t->optimizer.exchange.rows;
+    row_marks_agree(&t->row_marks, x, rows_updated(t, t->step), &t->row_lists);
+    row_marks_list(&t->row_marks, &t->row_lists, comm_rank(), input_lists(t, t->host_input[slot]));
+    t->row_lists.values = input_lists(t, t->device_input[slot]);
+    t->row_lists.gradients = t->row_lists.values + x->size * t->row_lists.num_values;
+}
+
 // When the data of one rank fails, all fail, with the step before as the last: so its state can still be
 // saved.
 static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
 {
     const int64_t failed = INT64_MAX;
     bool good = true;
+    row_marks_begin(&t->row_marks, rows_updated(t, t->step - 1));
     for (int a = 0; a < t->accumulation && good; a++) {
         good = loader_next(t->loader, &t->batch, e);
-        if (good)
-            t->slots = (int)max_i64(t->slots, block_pack(blocks + a * t->block_ints, &t->batch));
+        if (!good)
+            break;
+        t->slots = (int)max_i64(t->slots, block_pack(blocks + a * t->block_ints, &t->batch));
+        row_marks_add(&t->row_marks, t->batch.bigram.row, t->batch.bigram.count);
     }
     int64_t slots = comm_max(good ? t->slots : failed); // all ranks capture anew at the same step
     if (slots == failed) {
@@ -200,6 +235,7 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
         return false;
     }
     t->slots = (int)slots;
+    list_rows(t, t->step % STEP_SLOTS);
     t->position = loader_position(t->loader);
     return true;
 }
@@ -208,8 +244,11 @@ static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
 // written there.
 static void feed_step(Trainer *t, int slot)
 {
+    const RowLists *rows = &t->row_lists;
+    int64_t lists = (int64_t)t->optimizer.exchange.size * (rows->num_values + rows->num_gradients);
     stream_wait(t->feed, t->done[slot]);
-    copy_to_device(t->feed, t->device_input[slot], t->host_input[slot], (size_t)t->input_bytes);
+    copy_to_device(t->feed, t->device_input[slot], t->host_input[slot],
+                   (size_t)(t->input_bytes + lists * (int64_t)sizeof(int32_t)));
     event_record(t->fed[slot], t->feed);
     stream_wait(t->stream, t->fed[slot]);
 }

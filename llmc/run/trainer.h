@@ -19,8 +19,9 @@ typedef struct {
     // What a captured step depends on.
     int stage; // sizes, windows and attention scale are frozen in it
     int slots;
-    int phase; // of the cycle of updates; a cycle further while parameters are tied
-    int input; // slot of its buffers
+    int phase;                     // of the cycle of updates; a cycle further while parameters are tied
+    int input;                     // slot of its buffers
+    int num_values, num_gradients; // of RowLists
     Graph *graph;
 } StepGraph;
 
@@ -60,6 +61,8 @@ typedef struct {
     float *host_loss[STEP_SLOTS], *device_loss; // (accumulation)
     Event *fed[STEP_SLOTS], *done[STEP_SLOTS];  // a slot's input is on the device; its step is over
     int slots;                                  // document slots, the most so far
+    RowMarks row_marks;                         // of the rows of the next step
+    RowLists row_lists;                         // of it, behind its StepParams
     StepGraph graphs[MAX_GRAPHS];
     int num_graphs;
 

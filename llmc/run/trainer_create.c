@@ -123,7 +123,10 @@ static int64_t input_bytes(const Trainer *t, int N) // of a step
 static void allocate_batches(Trainer *t)
 {
     int A = t->accumulation;
-    size_t most = (size_t)input_bytes(t, schedule_most_tokens(t->config));
+    const RowExchange *rows = &t->optimizer.exchange.rows;
+    size_t most = (size_t)input_bytes(t, schedule_most_tokens(t->config)) +
+                  (size_t)row_marks_ints(rows) * sizeof(int32_t);
+    row_marks_create(&t->row_marks, rows);
     t->device_loss = device_alloc((size_t)A * sizeof(float), "batches: losses");
     t->feed = stream_create();
     for (int i = 0; i < STEP_SLOTS; i++) {
@@ -226,7 +229,7 @@ void trainer_take_sizes(Trainer *t, Stage stage)
     if (t->batch.N != N) {
         batch_free(&t->batch);
         batch_alloc(&t->batch, N, &t->tables);
-        t->slots = 0;
+        t->slots = t->row_marks.num_values = t->row_marks.num_gradients = 0;
         acts_place(&t->train, &t->model, N, true, t->acts_memory);
     }
     t->block_ints = block_ints(N, &t->tables);
@@ -327,6 +330,7 @@ void trainer_free(Trainer *t)
     }
     if (t->loader) {
         batch_free(&t->batch);
+        row_marks_free(&t->row_marks);
         stream_destroy(t->feed);
         device_free(t->device_loss);
         optimizer_free(&t->optimizer);

@@ -20,7 +20,8 @@
 // clang-format off
 #define NCCL_CALLS(X) \
     X(GetUniqueId) X(CommInitRankConfig) X(CommDestroy) X(CommGetAsyncError) X(ReduceScatter) \
-    X(AllGather) X(AllReduce) X(GetErrorString) X(GetLastError) X(GetVersion)
+    X(AllGather) X(AllReduce) X(Send) X(Recv) X(GroupStart) X(GroupEnd) X(GetErrorString) \
+    X(GetLastError) X(GetVersion)
 // clang-format on
 static struct {
 #define MEMBER(name) __typeof__(nccl##name) *name;
@@ -167,6 +168,22 @@ void comm_all_gather(Stream s, void *buf, int64_t bytes)
     if (comm_control()->size > 1)
         CHECK(AllGather((char *)buf + comm_control()->rank * bytes, buf, (size_t)bytes, ncclChar, nccl.comm,
                         s));
+}
+
+void comm_all_to_all(Stream s, void *out, const void *in, int64_t bytes)
+{
+    OP_SCOPE(comm_all_to_all, comm_size(), bytes);
+    int size = comm_control()->size;
+    if (size == 1) {
+        copy_on_device(s, out, in, (size_t)bytes);
+        return;
+    }
+    CHECK(GroupStart());
+    for (int r = 0; r < size; r++) {
+        CHECK(Send((const char *)in + r * bytes, (size_t)bytes, ncclChar, r, nccl.comm, s));
+        CHECK(Recv((char *)out + r * bytes, (size_t)bytes, ncclChar, r, nccl.comm, s));
+    }
+    CHECK(GroupEnd());
 }
 
 void comm_all_reduce(Stream s, float *buf, int64_t count)
