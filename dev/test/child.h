@@ -71,6 +71,7 @@ static Result finish(const Run *r, double limit)
 }
 
 // For a message: cuts the text after its first line.
+static const char *first_line(Result *x) __attribute__((unused));
 static const char *first_line(Result *x)
 {
     x->text[strcspn(x->text, "\n")] = 0;

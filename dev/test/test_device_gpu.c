@@ -1,14 +1,10 @@
 // A GPU that fails, or does not finish, ends the program with EXIT_DEVICE and one line. Each case has a
 // process of its own, because the context is lost.
+#include "dev/test/child.h"
 #include "dev/test/tap.h"
 #include "llmc/cuda/device/watchdog.h"
 #include "llmc/ops/ops.h"
-#include "llmc/base/common.h"
 #include <cuda_runtime_api.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static void CUDART_CB sleep_long(void *unused)
 {
@@ -43,46 +39,28 @@ static void works(Stream s)
     watchdog_stop();
 }
 
-// Exit status of a process that does this on the GPU; text: what it wrote to stderr.
-static int status_of(void (*run)(Stream), char *text, size_t size)
+static void on_gpu(void *run)
 {
-    int pipes[2], status;
-    if (pipe(pipes))
-        exit(1);
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(pipes[1], STDERR_FILENO);
-        close(pipes[0]);
-        backend_open(0);
-        run(stream_create());
-        _exit(0);
-    }
-    close(pipes[1]);
-    size_t length = 0;
-    for (ssize_t n; (n = read(pipes[0], text + length, size - 1 - length)) > 0;)
-        length += (size_t)n;
-    text[length] = 0;
-    close(pipes[0]);
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    backend_open(0);
+    (*(void (**)(Stream))run)(stream_create());
 }
 
-static bool one_line(const char *text, const char *part)
+static Result result_of(void (*run)(Stream))
 {
-    const char *end = strchr(text, '\n');
-    return strstr(text, part) && end && !end[1];
+    Run r = start(on_gpu, &run);
+    return finish(&r, 120);
 }
 
 int main(void)
 {
-    char text[4096];
-    ok(status_of(works, text, sizeof text) == 0 && !*text, "work that ends is let alone");
-    ok(status_of(reads_nowhere, text, sizeof text) == EXIT_DEVICE,
-       "an illegal address is a failure of the device");
-    ok(one_line(text, "the GPU failed: ") && strstr(text, "asynchronous"),
+    Result r = result_of(works);
+    ok(r.status == 0 && !r.lines, "work that ends is let alone");
+    r = result_of(reads_nowhere);
+    ok(r.status == EXIT_DEVICE, "an illegal address is a failure of the device");
+    ok(r.lines == 1 && strstr(r.text, "the GPU failed: ") && strstr(r.text, "asynchronous"),
        "in one line that says that launches are asynchronous");
-    ok(status_of(hangs, text, sizeof text) == EXIT_DEVICE, "so is work that does not end");
-    ok(one_line(text, "the GPU has not finished its work within"), "in one line");
+    r = result_of(hangs);
+    ok(r.status == EXIT_DEVICE, "so is work that does not end");
+    ok(r.lines == 1 && strstr(r.text, "the GPU has not finished its work within"), "in one line");
     return tap_done();
 }

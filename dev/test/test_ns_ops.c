@@ -190,18 +190,18 @@ static void test_elementwise(void)
     static float u[BATCH * (COUNT + 3)], x[BATCH * COUNT], y[BATCH * COUNT], sumsq[BATCH];
     for (int i = 0; i < BATCH * (COUNT + 3); i++)
         u[i] = (float)random_normal(&r);
-    ns_load(NULL, NS_FP32,
-            &(NsLoad){.x = x,
-                      .sumsq = sumsq,
-                      .u = u,
-                      .u_stride = COUNT + 3,
-                      .kappa = 1.02f,
-                      .eps = 1e-6f,
-                      .gain = 3,
-                      .rows = R,
-                      .cols = C,
-                      .batch = BATCH,
-                      .transpose = true});
+    NsLoad load = {.x = x,
+                   .sumsq = sumsq,
+                   .u = u,
+                   .u_stride = COUNT + 3,
+                   .kappa = 1.02f,
+                   .eps = 1e-6f,
+                   .gain = 3,
+                   .rows = R,
+                   .cols = C,
+                   .batch = BATCH,
+                   .transpose = true};
+    ns_load(NULL, NS_FP32, &load);
     double worst = 0, exact;
     for (int b = 0; b < BATCH; b++) {
         double *v = to_double(u + b * (COUNT + 3), COUNT);
@@ -219,17 +219,8 @@ static void test_elementwise(void)
             }
     ok(wrong == 0, "load scales and transposes");
     ns_transpose(NULL, NS_FP32, y, x, C, R, BATCH);
-    ns_load(NULL, NS_FP32,
-            &(NsLoad){.x = x,
-                      .sumsq = sumsq,
-                      .u = u,
-                      .u_stride = COUNT + 3,
-                      .kappa = 1.02f,
-                      .eps = 1e-6f,
-                      .gain = 3,
-                      .rows = R,
-                      .cols = C,
-                      .batch = BATCH});
+    load.transpose = false;
+    ns_load(NULL, NS_FP32, &load);
     ok(!memcmp(x, y, sizeof x), "transposing back gives the plain load");
 
     static float a[R * R], raw[R * R], scale[R];

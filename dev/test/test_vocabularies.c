@@ -13,23 +13,32 @@ static void refuses(const char *name, const char *expected, const char *what)
     free(path);
 }
 
+// A file's text, what its refusal says, what the text is.
+typedef struct {
+    const char *text, *expected, *what;
+} Bad;
+
+static void refuse_texts(const char *file, const char *loaded, const Bad *bad, int count)
+{
+    for (int i = 0; i < count; i++) {
+        write_file(file, bad[i].text, strlen(bad[i].text));
+        refuses(loaded, bad[i].expected, bad[i].what);
+    }
+}
+
 static void check_refused_ranks(void)
 {
+    static const Bad bad[] = {
+        {"", "empty", "empty rank file"},
+        {"IQ== 0\nIg=\n", "bad.tiktoken:2", "rank line that is none"},
+        {"IQ== 0\nI!== 1\n", "bad.tiktoken:2", "rank line with bad base64"},
+        {"IQ== 0\nIg== 0\n", "given twice", "one rank for two tokens"},
+        {"IQ== 0\nIQ== 1\n", "same token", "one token with two ranks"},
+        {"IQ== 0\nIg== 2\n", "missing", "a rank left out"},
+        {"IQ== 0\nIg== 1\n", "single byte", "bytes without a token"},
+    };
     Buffer b = {0};
-    write_file("bad.tiktoken", "", 0);
-    refuses("bad.tiktoken", "empty", "empty rank file");
-    write_file("bad.tiktoken", "IQ== 0\nIg=\n", 11);
-    refuses("bad.tiktoken", "bad.tiktoken:2", "rank line that is none");
-    write_file("bad.tiktoken", "IQ== 0\nI!== 1\n", 14);
-    refuses("bad.tiktoken", "bad.tiktoken:2", "rank line with bad base64");
-    write_file("bad.tiktoken", "IQ== 0\nIg== 0\n", 14);
-    refuses("bad.tiktoken", "given twice", "one rank for two tokens");
-    write_file("bad.tiktoken", "IQ== 0\nIQ== 1\n", 14);
-    refuses("bad.tiktoken", "same token", "one token with two ranks");
-    write_file("bad.tiktoken", "IQ== 0\nIg== 2\n", 14);
-    refuses("bad.tiktoken", "missing", "a rank left out");
-    write_file("bad.tiktoken", "IQ== 0\nIg== 1\n", 14);
-    refuses("bad.tiktoken", "single byte", "bytes without a token");
+    refuse_texts("bad.tiktoken", "bad.tiktoken", bad, sizeof bad / sizeof *bad);
     put_byte_ranks(&b);
     for (int i = 256; i < 65536; i++)
         put_rank(&b, (char[]){(char)(i >> 8), (char)i, 'x'}, 3, i);
@@ -43,20 +52,19 @@ static void check_refused_ranks(void)
 
 static void check_refused_merges(void)
 {
+    static const Bad bad_json[] = {
+        {"[1]", "not a JSON object", "encoder.json with something else"},
+        {"{\"a\": 0, \"b\": 1, \"<|endoftext|>\": 3}", "missing", "encoder.json with a hole"},
+        {"{\"a\": 0, \"b\": 70000}", "16 bits", "encoder.json with an id of 70000"},
+        {"{\"a\": 0, \"b\": \"x\"}", "not an integer", "encoder.json with an id that is no number"},
+    };
     Buffer json = {0}, good = {0}, bad = {0};
     small_json(&json);
     small_merges(&good, MERGES);
     write_file("vocab.bpe", good.text, good.len);
     write_file("encoder.json", json.text, json.len / 2);
     refuses("vocab.bpe", "not valid JSON", "truncated encoder.json");
-    write_file("encoder.json", "[1]", 3);
-    refuses("vocab.bpe", "not a JSON object", "encoder.json with something else");
-    write_file("encoder.json", "{\"a\": 0, \"b\": 1, \"<|endoftext|>\": 3}", 36);
-    refuses("vocab.bpe", "missing", "encoder.json with a hole");
-    write_file("encoder.json", "{\"a\": 0, \"b\": 70000}", 20);
-    refuses("vocab.bpe", "16 bits", "encoder.json with an id of 70000");
-    write_file("encoder.json", "{\"a\": 0, \"b\": \"x\"}", 18);
-    refuses("vocab.bpe", "not an integer", "encoder.json with an id that is no number");
+    refuse_texts("encoder.json", "vocab.bpe", bad_json, sizeof bad_json / sizeof *bad_json);
     write_file("encoder.json", json.text, json.len);
     small_merges(&bad, MERGES - 1);
     write_file("vocab.bpe", bad.text, bad.len);

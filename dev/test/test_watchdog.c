@@ -1,19 +1,14 @@
 // The watchdog of one GPU, without a GPU: a wait that does not end ends the program, waits that end do not.
+#include "dev/test/child.h"
 #include "dev/test/tap.h"
 #include "llmc/cuda/device/watchdog.c"
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 enum { LIMIT_MS = 300, STEP_MS = 50, STEPS = 10, MARGIN_S = 20 };
-
-static void sleep_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL); }
 
 static void hangs(void)
 {
     watchdog_wait_begin();
-    sleep_ms(1000 * MARGIN_S);
+    wait_ms(1000 * MARGIN_S);
 }
 
 // Longer than the limit in all, no wait of them.
@@ -21,18 +16,18 @@ static void proceeds(void)
 {
     for (int i = 0; i < STEPS; i++) {
         watchdog_wait_begin();
-        sleep_ms(STEP_MS);
+        wait_ms(STEP_MS);
         watchdog_wait_end();
     }
 }
 
-static void idles(void) { sleep_ms(3 * LIMIT_MS); }
+static void idles(void) { wait_ms(3 * LIMIT_MS); }
 
 static void *wait_long(void *unused)
 {
     (void)unused;
     watchdog_wait_begin();
-    sleep_ms(STEPS * STEP_MS);
+    wait_ms(STEPS * STEP_MS);
     watchdog_wait_end();
     return NULL;
 }
@@ -52,45 +47,35 @@ static void hangs_behind_others(void)
     hangs();
 }
 
-// Exit status of a process that does this under the watchdog; text: what it wrote to stderr.
-static int status_of(void (*run)(void), char *text, size_t size)
+static void under_watchdog(void *run)
 {
-    int pipes[2], status;
-    if (pipe(pipes))
-        exit(1);
-    fflush(stdout);
-    pid_t child = fork();
-    if (child == 0) {
-        dup2(pipes[1], STDERR_FILENO);
-        close(pipes[0]);
-        watchdog_start(1e-3 * LIMIT_MS);
-        run();
-        watchdog_stop();
-        _exit(0);
-    }
-    close(pipes[1]);
-    size_t length = 0;
-    for (ssize_t n; (n = read(pipes[0], text + length, size - 1 - length)) > 0;)
-        length += (size_t)n;
-    text[length] = 0;
-    close(pipes[0]);
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    watchdog_start(1e-3 * LIMIT_MS);
+    (*(void (**)(void))run)();
+    watchdog_stop();
+}
+
+static Result result_of(void (*run)(void))
+{
+    Run r = start(under_watchdog, &run);
+    return finish(&r, 2 * MARGIN_S);
+}
+
+static bool ends_quietly(void (*run)(void))
+{
+    Result r = result_of(run);
+    return r.status == 0 && !r.lines;
 }
 
 int main(void)
 {
-    char text[1024];
-    ok(status_of(hangs, text, sizeof text) == EXIT_DEVICE,
-       "a wait that does not end ends the program, as a failure of the device");
-    ok(strstr(text, "the GPU has not finished its work within 0 s") &&
-           strchr(text, '\n') == text + strlen(text) - 1,
-       "in one line that says so: %s", *text ? "yes" : "nothing");
-    ok(status_of(hangs_behind_others, text, sizeof text) == EXIT_DEVICE,
-       "so does one behind waits that ended");
-    ok(status_of(proceeds, text, sizeof text) == 0 && !*text, "waits that end do not, however many");
-    ok(status_of(overlaps, text, sizeof text) == 0 && !*text, "nor does a long one beside them");
-    ok(status_of(idles, text, sizeof text) == 0 && !*text, "nor a host that does not wait");
+    Result r = result_of(hangs);
+    ok(r.status == EXIT_DEVICE, "a wait that does not end ends the program, as a failure of the device");
+    ok(r.lines == 1 && strstr(r.text, "the GPU has not finished its work within 0 s"),
+       "in one line that says so: %s", *r.text ? "yes" : "nothing");
+    ok(result_of(hangs_behind_others).status == EXIT_DEVICE, "so does one behind waits that ended");
+    ok(ends_quietly(proceeds), "waits that end do not, however many");
+    ok(ends_quietly(overlaps), "nor does a long one beside them");
+    ok(ends_quietly(idles), "nor a host that does not wait");
     watchdog_wait_begin();
     watchdog_wait_end();
     ok(true, "without a watchdog the calls do nothing");
