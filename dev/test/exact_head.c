@@ -120,6 +120,37 @@ static HeadLoss head_call(HeadMode mode, float *loss, floatX *dx, float *dw)
                       .Vp = hd.Vp};
 }
 
+// Every third column or so of a row is masked, by the row's token; targets among them.
+static void masked_case(HeadLoss *h, int N, int Vp)
+{
+    uint32_t *bits = take((size_t)Vp * (size_t)(Vp / 32), sizeof *bits);
+    double *logits = doubles(Vp), sum = 0;
+    int32_t *tokens = random_tokens(N, Vp);
+    int hit = 0;
+    for (int t = 0; t < N; t++)
+        for (int j = 0; j < Vp; j++)
+            bits[tokens[t] * (Vp / 32) + j / 32] |= (uint32_t)((j + tokens[t]) % 3 == 0) << j % 32;
+    for (int t = 0; t < N; t++) {
+        double most = 0, total = 0;
+        ref_product(logits, hd.x.d + t * hd.d, hd.w.d, false, true, 1, Vp, hd.d);
+        for (int j = 0; j < Vp; j++) {
+            bool masked = (j + tokens[t]) % 3 == 0;
+            logits[j] = masked ? -60 : ref_softcap(hd.spec, logits[j]);
+            hit += masked && j == hd.targets[t];
+            most = fmax(most, logits[j]);
+        }
+        for (int j = 0; j < Vp; j++)
+            total += exp(logits[j] - most);
+        sum += most + log(total) - logits[hd.targets[t]];
+    }
+    h->impossible = bits;
+    h->tokens = tokens;
+    head_loss_eval(NULL, h);
+    ok_at_most(fabs(*h->loss - sum) / sum, 1e-6, "   loss with masked columns");
+    printf("# %d targets of %d are masked\n", hit, N);
+    h->impossible = NULL;
+}
+
 static void head_case(const HeadSpec *spec, int num_targets, Prefix prefix, int N, int d, int Vp, double size,
                       bool differences)
 {
@@ -150,6 +181,7 @@ static void head_case(const HeadSpec *spec, int num_targets, Prefix prefix, int 
     head_loss_eval(NULL, &h);
     ok_at_most(fabs(loss - exact) / exact, 1e-6, "   loss in evaluation, of the next token alone");
     check("   loss of each token", h.rows, head_row_losses(), N);
+    masked_case(&h, N, Vp);
     head_logits(NULL, spec, z, hd.x.x, hd.w.x, N, d, Vp);
     ref_product(ez, hd.x.d, hd.w.d, false, true, N, Vp, d);
     for (int i = 0; i < N * Vp; i++)

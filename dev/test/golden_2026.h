@@ -19,6 +19,7 @@ typedef struct {
     float scale_post[2][MAX_LAYERS]; // that each micro-batch of the last step had, with delayed scales
     SafeTensors *init, *batches;
     int32_t *tokens, *cu_seqlens, *bigram_rows, *sign_rows, *prefix;
+    uint32_t *impossible; // of the last validation, where the file has a mask; else NULL
     // of a batch
     int32_t targets_prefix[GOLDEN_2026_MOST];
     struct {
@@ -112,6 +113,20 @@ static SafeTensors *golden_2026_file(const Golden2026 *g, const char *what)
     return st;
 }
 
+// Bytes of the file, as many to a row as a row has words.
+static uint32_t *golden_2026_mask(const Golden2026 *g)
+{
+    int64_t n;
+    if (!safetensors_find(g->batches, "mask"))
+        return NULL;
+    int32_t *bytes = read_golden(g->batches, "mask", &n);
+    uint32_t *bits = xcalloc((size_t)n / 4, sizeof *bits);
+    for (int64_t i = 0; i < n; i++)
+        bits[i / 4] |= (uint32_t)bytes[i] << i % 4 * 8;
+    free(bytes);
+    return bits;
+}
+
 // options: more of them, ends with a NULL
 static void golden_2026_open_with(Golden2026 *g, const char *preset, const char *files, char **options)
 {
@@ -154,6 +169,7 @@ static void golden_2026_open_with(Golden2026 *g, const char *preset, const char 
     g->bigram_rows = read_golden(g->batches, "bigram_rows", NULL);
     g->sign_rows = read_golden(g->batches, "sign_rows", NULL);
     g->prefix = read_golden(g->batches, "prefix", NULL);
+    g->impossible = golden_2026_mask(g);
     golden_2026_rope(g);
 }
 
@@ -165,8 +181,8 @@ static inline void golden_2026_open(Golden2026 *g, const char *preset, const cha
 static void golden_2026_close(Golden2026 *g)
 {
     void *device[] = {g->memory, g->eval_memory, g->cos, g->sin, g->cos_paired, g->sin_paired},
-         *host[] = {g->tokens, g->cu_seqlens, g->bigram_rows, g->sign_rows,
-                    g->prefix, g->table,      g->table_paired};
+         *host[] = {g->tokens, g->cu_seqlens, g->bigram_rows,  g->sign_rows,
+                    g->prefix, g->table,      g->table_paired, g->impossible};
     model_free(&g->model);
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         device_free(device[i]);
@@ -282,7 +298,11 @@ static inline double golden_2026_validation(Golden2026 *g, int t, bool final_win
         at.window_long = window_tokens(&g->config, g->config.window_final);
     DeviceBatch b = golden_2026_batch(g, t, 0);
     model_prepare(&g->model, &g->eval, NULL);
-    model_eval_batch(&g->model, &g->eval, &b, &at, &(EvalLoss){.count = b.N, .sum = &sum}, NULL);
+    model_eval_batch(&g->model, &g->eval, &b, &at,
+                     &(EvalLoss){.count = b.N,
+                                 .sum = &sum,
+                                 .impossible = final_window ? g->impossible : NULL},
+                     NULL);
     return sum;
 }
 

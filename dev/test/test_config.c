@@ -393,7 +393,7 @@ static void check_unused(void)
     unused("--top-k 3 --vocab v --sample=a", false, "");
     unused("--top-k=3 --vocab v", true,
            "--top-k: not used: only --sample uses it; --vocab: not used: neither --sample nor --eval nor a "
-           "prefix term uses it; ");
+           "prefix term nor --val-mask uses it; ");
     unused("--eval text=x --vocab v --eval-every 5", true, "");
     unused("--eval-every 5 --eval-items x", true,
            "--eval-every, --eval-items: not used: only --eval uses it; ");

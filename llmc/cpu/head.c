@@ -67,7 +67,9 @@ typedef struct {
     float prefix_weight;
     float *dw;
     floatX *dx;
-    float *rows; // losses, or NULL
+    float *rows;                // losses, or NULL
+    const uint32_t *impossible; // or NULL
+    const int32_t *tokens;
     int N, d, Vp;
     float sx, sw, sg; // 1 in HEAD_BF16
 } Task;
@@ -137,6 +139,30 @@ static void load_x(const Task *a, float *restrict x, int row)
 // packed.
 static float *tile_at(const Chunk *c, int rows, int col) { return c->sig + (int64_t)rows * col; }
 
+// Sigmoids of a row's columns from `col` on whose token cannot follow the row's: those of HEAD_MASKED.
+static void mask_row(const Task *a, float *columns, int col, int cols, int row)
+{
+    const uint32_t *bits = a->impossible + (int64_t)a->tokens[row] * (a->Vp / 32);
+    for (int j = col; j < col + cols; j++) {
+        if (bits[j / 32] >> j % 32 & 1)
+            columns[j - col] = HEAD_MASKED / a->cap;
+    }
+}
+
+// Sigmoids of one row with masked ones; returns the sum of e^z.
+static float masked_row(const Task *a, float *restrict columns, int col, int cols, int row)
+{
+    float sum = 0, shift = a->shift, inverse_slope = a->inverse_slope, cap = a->cap;
+#pragma omp simd
+    for (int j = 0; j < cols; j++)
+        columns[j] = sigmoid((columns[j] + shift) * inverse_slope);
+    mask_row(a, columns, col, cols, row);
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < cols; j++)
+        sum += fast_exp(cap * columns[j]);
+    return sum;
+}
+
 // Products of one row to sigmoids; returns the sum of e^z.
 static float sigmoid_row(const Task *a, float *restrict row, int cols)
 {
@@ -155,7 +181,7 @@ static float sigmoid_row(const Task *a, float *restrict row, int cols)
     return sum;
 }
 
-static void logits_group(const Task *a, const Chunk *c, int rows, int group)
+static void logits_group(const Task *a, const Chunk *c, int row, int rows, int group)
 {
     float *w = cpu_scratch(tile_scratch(a->d)), *sums = c->sum + (int64_t)group * rows;
     int begin = group * group_cols(a->Vp), end = (int)min_i64(a->Vp, begin + group_cols(a->Vp));
@@ -166,8 +192,11 @@ static void logits_group(const Task *a, const Chunk *c, int rows, int group)
         float *tile = tile_at(c, rows, col);
         load_weight_tile(a, w, col, cols);
         gemm(rows, cols, a->d, 1, stored(c->x, a->d), transposed(w, a->d), 0, (GemmOut){tile, cols});
-        for (int i = 0; i < rows; i++)
-            sums[i] += sigmoid_row(a, tile + (int64_t)i * cols, cols);
+        for (int i = 0; i < rows; i++) {
+            float *columns = tile + (int64_t)i * cols;
+            sums[i] +=
+                a->impossible ? masked_row(a, columns, col, cols, row + i) : sigmoid_row(a, columns, cols);
+        }
     }
 }
 
@@ -286,7 +315,7 @@ static double run_chunk(const Task *a, const Chunk *c, int row, int rows)
             load_x(a, c->x + (int64_t)i * a->d, row + i);
 #pragma omp for schedule(dynamic, 1)
         for (int group = 0; group < groups; group++)
-            logits_group(a, c, rows, group);
+            logits_group(a, c, row, rows, group);
 #pragma omp single
         loss = chunk_loss(a, c, row, rows);
         if (a->train) {
@@ -335,6 +364,8 @@ static Task task_of(const HeadLoss *h, bool train)
               .dw = h->dw,
               .dx = h->dx,
               .rows = train ? NULL : h->rows,
+              .impossible = train ? NULL : h->impossible,
+              .tokens = h->tokens,
               .N = h->N,
               .d = h->d,
               .Vp = h->Vp,

@@ -204,8 +204,9 @@ void model_finish_gradients(Model *m, Acts *a, Stream s);
 // Losses of a forward-only pass with the plain head, of `count` tokens from `first` on.
 typedef struct {
     int first, count;
-    float *sum;  // (1) fp32 device
-    float *rows; // (count) fp32 device: of each token; NULL: not wanted
+    float *sum;                 // (1) fp32 device
+    float *rows;                // (count) fp32 device: of each token; NULL: not wanted
+    const uint32_t *impossible; // (Vp, Vp / 32) device: as in HeadLoss; NULL: all tokens are possible
 } EvalLoss;
 void model_eval_batch(Model *m, Acts *a, const DeviceBatch *b, const AttentionSetting *at,
                       const EvalLoss *loss, Stream s);

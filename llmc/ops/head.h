@@ -19,6 +19,7 @@ enum { MAX_TARGETS = 3 };
 
 // Constants of a record. HEAD_FP8: x8 = e4m3(x / sx), w8 = e4m3(w / sw), logits = sx sw x8 w8^T;
 // g8 = e5m2(g / sg); dx = sg sw g8 w8; dw = sx sg g8^T x8; conversions saturate. Each scale is range / 448.
+enum { HEAD_MASKED = -60 };
 enum { HEAD_MOST_CAP = 60 }; // e^-cap, and a sum of so many, is a normal fp32 number
 typedef struct {
     float cap, slope, shift; // cap at most HEAD_MOST_CAP
@@ -40,10 +41,13 @@ size_t head_weight_bytes(HeadMode mode, int Vp, int d); // 0 for HEAD_BF16
 void head_quantize(Stream s, const HeadSpec *spec, void *w8, const floatX *w, int Vp, int d);
 
 typedef struct {
-    const HeadSpec *spec;       // host
-    HeadMode mode;              // training
-    float *loss;                // (1) out: sum over the N tokens
-    float *rows;                // (N) out: loss of each token; NULL: not wanted; evaluation
+    const HeadSpec *spec; // host
+    HeadMode mode;        // training
+    float *loss;          // (1) out: sum over the N tokens
+    float *rows;          // (N) out: loss of each token; NULL: not wanted; evaluation
+    // Evaluation: z_j of row t is HEAD_MASKED where bit j % 32 of word j / 32 of row tokens[t] is set.
+    const uint32_t *impossible; // (Vp, Vp / 32), or NULL
+    const int32_t *tokens;      // (N), with it
     floatX *dx;                 // (N, d) out; training
     float *dw;                  // (Vp, d) +=; training
     const floatX *x, *w;        // (N, d), (Vp, d)

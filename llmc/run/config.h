@@ -40,6 +40,7 @@ typedef struct Config {
     const char *train_files, *val_files;
     int64_t val_tokens;
     int val_every;
+    int val_mask; // MASK_NONE, MASK_LAST or MASK_ALL
     bool repeat;
     int epochs;
     // run
@@ -76,6 +77,7 @@ typedef struct Config {
 enum { STARTS_UP, STARTS_NEAREST };
 enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP };
 enum { ROPE_DOUBLE, ROPE_FP32 };
+enum { MASK_NONE, MASK_LAST, MASK_ALL };
 enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };
 enum { EXCHANGE_DENSE, EXCHANGE_ROWS };
 enum { MIN_PROFILE = 6 };

@@ -146,6 +146,9 @@ bool config_backend_check(const Config *c, bool training, Error *e)
                          "--network %s: heads of q and k are %d wide and those of v %d: this program has no "
                          "kernels for that; use train_gpt_cpu",
                          c->network, qk, v);
+    if ((training || c->eval_only) && c->val_mask && backend_lacks(FEATURE_MASK))
+        return error_set(
+            e, "--val-mask: this program has no kernel for it; use --val-mask none, or train_gpt_cpu");
     bool both = c->mlp == MLP_FP8_BACKWARD || c->qkv == QKV_FP8;
     if (training && both && backend_lacks(FEATURE_FP8_BOTH))
         return error_set(e, "--mlp fp8-backward and --qkv fp8: this program has no kernels for them; use "
@@ -167,13 +170,14 @@ NsText config_ns_text(const Config *c)
 
 char *config_unused(const Config *c, bool training, int reason)
 {
+    bool validated = training || c->eval_only;
     const struct {
         bool holds;
         const char *names, *why;
     } reasons[UNUSED_REASONS] = {
         {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
-        {!c->sample && !*c->eval && !(training && schedule_needs_prefix(c)), " vocab ",
-         "neither --sample nor --eval nor a prefix term uses it"},
+        {!c->sample && !*c->eval && !(training && schedule_needs_prefix(c)) && !(validated && c->val_mask),
+         " vocab ", "neither --sample nor --eval nor a prefix term nor --val-mask uses it"},
         {!*c->eval, " eval-every eval-items ", "only --eval uses it"},
         {!(training && record_scales_are_state(c)), " fp8-scales ", "no scale is delayed here"},
         {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
@@ -182,7 +186,7 @@ char *config_unused(const Config *c, bool training, int reason)
          "stop-after "
          "tensorboard ",
          "nothing is trained here"},
-        {!training && !c->eval_only, " val-files val-tokens ", "nothing is validated here"},
+        {!validated, " val-files val-tokens val-mask ", "nothing is validated here"},
         {!backend_is_asynchronous(), " attention portable self-check graphs device ",
          "this is the CPU program"},
     };

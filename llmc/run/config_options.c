@@ -60,6 +60,7 @@ const Option config_options[] = {
     {"val-files", OPT_TEXT, AT(val_files), "data/fineweb10B/fineweb_val_*.bin", 0, 0, NULL, "glob of the validation shard", false, NULL},
     {"val-tokens", OPT_INT64, AT(val_tokens), "10485760", 1, 1e15, NULL, "tokens of a validation; a multiple of the sequence of micro-batches * micro-batch-tokens; as many as there are when it is not given and the shard holds fewer", false, NULL},
     {"val-every", OPT_INT, AT(val_every), "250", 0, 1e9, NULL, "steps between validations; 0: only the last", false, NULL},
+    {"val-mask", OPT_CHOICE, AT(val_mask), "none", 0, 0, "none|last|all", "validations that leave out the tokens which cannot follow the one before in text of this vocabulary, because its merges would have joined across: their capped logits are -60", false, NULL},
     {"repeat", OPT_FLAG, AT(repeat), "0", 0, 0, NULL, "start over when the training data ends; without it and --num-scheduled, a schedule longer than the data is shortened", false, NULL},
     {"epochs", OPT_INT, AT(epochs), "1", 1, 1e6, NULL, "passes over the training data before its end is an error", false, NULL},
 
@@ -107,7 +108,7 @@ const Option config_options[] = {
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads of a rank; 0: one for each core, which the ranks of a machine share", false, NULL},
 
     {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
-    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary, for --sample, --eval and the prefix term; empty: bytes when the shards are of bytes, else data/vocab", false, NULL},
+    {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary, for --sample, --eval, the prefix term and --val-mask; empty: bytes when the shards are of bytes, else data/vocab", false, NULL},
     {"temperature", OPT_FLOAT, AT(temperature), "0.8", 0, 100, NULL, "0 takes the likeliest token", false, NULL},
     {"top-k", OPT_INT, AT(top_k), "50", 0, 65536, NULL, "draw among the k likeliest; 0: all", false, NULL},
     {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of the sample", false, NULL},

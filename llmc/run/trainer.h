@@ -9,8 +9,9 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/optim/optimizer.h"
 #include "llmc/ops/profile.h"
+#include "llmc/run/token_mask.h"
 
-enum { STEP_SLOTS = 2, MAX_GRAPHS = 16, TRAINER_NOTES = 3 };
+enum { STEP_SLOTS = 2, MAX_GRAPHS = 16, TRAINER_NOTES = 4 };
 enum { EVAL_LEAD = 3 }; // tokens of an evaluation's batch in front of its first text
 
 typedef struct Validation Validation;
@@ -34,6 +35,8 @@ typedef struct {
     Validation *validation;   // NULL when there is nothing to validate
     char *fit[TRAINER_NOTES]; // what the data are too small for, and what the vocabulary gives: a line each
                               // for the log, owned; NULL: nothing
+    TokenMask *mask;          // until the first validation; NULL: no validation leaves tokens out
+    uint32_t *impossible;     // (padded, padded / 32) device: its bits, or NULL
     int32_t *prefix;          // (padded vocabulary) of the batches' prefix targets, or NULL
     BatchTables tables;       // of training batches
     int sequence_tokens;      // of a validation sequence

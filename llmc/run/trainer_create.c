@@ -28,6 +28,22 @@ static char *open_prefixes(Trainer *t)
     return xstrdup("the tokens are single bytes: the loss has no prefix term");
 }
 
+// Which tokens validations leave out; returns a line for the log.
+static char *open_mask(Trainer *t)
+{
+    const Config *c = t->config;
+    Error e;
+    Tokenizer *tokenizer = vocabulary_open(c, "the mask of a validation (--val-mask)", &e);
+    if (!tokenizer)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    t->mask = token_mask_start(tokenizer, config_vocab_padded(c));
+    if (t->mask)
+        return format_string("%s leave%s out tokens that cannot follow the one before",
+                             c->val_mask == MASK_ALL ? "validations" : "the last validation",
+                             c->val_mask == MASK_ALL ? "" : "s");
+    return xstrdup("the tokens are single bytes: validations leave none out");
+}
+
 static void open_training_data(Trainer *t)
 {
     Config *c = t->config;
@@ -84,6 +100,8 @@ static void open_validation_data(Trainer *t)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     if (!c->vocab_size)
         c->vocab_size = validation_vocab_size(t->validation);
+    if (c->val_mask)
+        t->fit[3] = open_mask(t);
 }
 
 // ---- memory -----------------------------------------------------------------------------------------------
@@ -163,6 +181,13 @@ static int tokens_to_use(const Config *c)
 {
     return (int)(*c->eval ? max_i64(schedule_most_tokens(c), evaluation_tokens(c))
                           : min_i64(c->micro_batch_tokens, 4096));
+}
+
+static void allocate_mask(Trainer *t)
+{
+    size_t V = (size_t)config_vocab_padded(t->config);
+    if (t->mask)
+        t->impossible = device_alloc(V * (V / 8), "batches: mask of validations");
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -265,6 +290,9 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (schedule_needs_prefix(c) && need_training)
         check_same_data("the vocabulary's prefixes", prefix_fingerprint(t),
                         *c->vocab ? c->vocab : VOCABULARY_FOLDER);
+    if (need_validation && c->val_mask)
+        check_same_data("the vocabulary's tokens", t->mask ? token_mask_fingerprint(t->mask) : 0,
+                        *c->vocab ? c->vocab : VOCABULARY_FOLDER);
     if (need_validation)
         check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
@@ -303,6 +331,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     if (need_training)
         allocate_batches(t);
     allocate_parts(t);
+    allocate_mask(t);
     trainer_rebuild_rope(t);
     if (need_training)
         trainer_take_sizes(t, schedule_stage(c, 0));
@@ -318,6 +347,9 @@ void trainer_free(Trainer *t)
     comm_patience(false);
     loader_close(t->loader);
     free(t->prefix);
+    token_mask_free(t->mask);
+    if (t->impossible)
+        device_free(t->impossible);
     validation_close(t->validation);
     for (int i = 0; i < TRAINER_NOTES; i++)
         free(t->fit[i]);

@@ -14,7 +14,7 @@ static DeviceBatch upload_part(Trainer *t)
 }
 
 // Summed over the part's tokens, whose batch is on the host. Positions are those in the whole sequence.
-static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *part)
+static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *part, bool masked)
 {
     float sum, *device_sum = t->eval.sum;
     int64_t angles = (int64_t)part->first * t->rope.count;
@@ -25,7 +25,8 @@ static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *p
         at.cos_paired += 2 * angles;
         at.sin_paired += 2 * angles;
     }
-    EvalLoss loss = {part->begin - part->first, part->end - part->begin, device_sum, NULL};
+    EvalLoss loss = {part->begin - part->first, part->end - part->begin, device_sum, NULL,
+                     masked ? t->impossible : NULL};
     model_eval_batch(&t->model, &t->eval, &b, &at, &loss, t->stream);
     copy_to_host(t->stream, &sum, device_sum, sizeof sum);
     stream_synchronize(t->stream);
@@ -60,9 +61,28 @@ void trainer_token_logits(Trainer *t, const Acts *acts, int row, float *z)
     stream_synchronize(t->stream);
 }
 
+// Before the first validation, so that a vocabulary that cannot be used shows early.
+static bool upload_mask(Trainer *t, Error *e)
+{
+    size_t V = (size_t)config_vocab_padded(t->config);
+    if (!t->mask)
+        return true;
+    const uint32_t *bits = token_mask_finish(t->mask, e);
+    if (!bits)
+        return false;
+    copy_to_device(t->stream, t->impossible, bits, V * (V / 8));
+    stream_synchronize(t->stream);
+    token_mask_free(t->mask);
+    t->mask = NULL;
+    return true;
+}
+
 bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
 {
     double sum = 0;
+    bool masked = t->config->val_mask == MASK_ALL || (t->config->val_mask == MASK_LAST && final);
+    if (!upload_mask(t, e))
+        return false;
     AttentionSetting at = trainer_begin_evaluation(t, final);
     for (int q = comm_rank(); q < validation_num_sequences(t->validation); q += comm_size()) {
         for (int begin = 0; begin < t->sequence_tokens;) {
@@ -70,7 +90,7 @@ bool trainer_validate(Trainer *t, bool final, double *loss, Error *e)
             ValidationPart part;
             if (!validation_part(t->validation, q, begin, &t->eval_batch, &part, e))
                 return false;
-            sum += part_loss(t, at, &part);
+            sum += part_loss(t, at, &part, masked);
             begin = part.end;
         }
     }

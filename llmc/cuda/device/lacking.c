@@ -4,7 +4,8 @@
 
 bool backend_lacks(Feature f)
 {
-    static const bool lacks[] = {[FEATURE_NARROW_KEYS] = true, [FEATURE_FP8_BOTH] = true};
+    static const bool lacks[] =
+        {[FEATURE_NARROW_KEYS] = true, [FEATURE_FP8_BOTH] = true, [FEATURE_MASK] = true};
     return lacks[f];
 }
 

@@ -350,6 +350,7 @@ void head_loss_train(Stream s, const HeadLoss *a)
 void head_loss_eval(Stream s, const HeadLoss *a)
 {
     OP_SCOPE(head_loss_eval, a->N, a->d, a->Vp);
+    assert(!a->impossible);
     int N = a->N, d = a->d, Vp = a->Vp, step = eval_rows(N, d, Vp);
     if (N <= 0)
         return;

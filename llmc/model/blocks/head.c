@@ -49,6 +49,8 @@ void head_eval_block(const Pass *p, const EvalLoss *loss)
         head_loss_eval(p->s, &(HeadLoss){.spec = &m->record->head,
                                          .loss = loss->sum,
                                          .rows = loss->rows,
+                                         .impossible = loss->impossible,
+                                         .tokens = p->b->tokens + loss->first,
                                          .x = a->xf + (int64_t)loss->first * d,
                                          .w = param_weight(&m->params, m->head),
                                          .targets = p->b->targets + loss->first,
