@@ -205,9 +205,9 @@ $(EXACT)/train_gpt_cpu: $(EXACT)/train_gpt.o $(EXACT)/libllmc.a
 tokenize: $(CPU)/data/tokenize_options.o
 tokenize order2: %: $(CPU)/data/%.o $(CPU)/libllmc.a build/programs
 	$(link_cpu)
-$(TESTS): $(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a
+$(TESTS) $(CPU)/logits: $(CPU)/%: $(CPU)/dev/test/%.o $(CPU)/libllmc.a
 	$(link_cpu)
-$(EXACT_TESTS): $(EXACT)/%: $(EXACT)/dev/test/%.o $(EXACT)/libllmc.a
+$(EXACT_TESTS) $(EXACT)/logits: $(EXACT)/%: $(EXACT)/dev/test/%.o $(EXACT)/libllmc.a
 	$(link_cpu)
 
 # ---- CUDA --------------------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ sanitize-gpu:
 PREFIX ?= /usr/local
 AT = $(DESTDIR)$(PREFIX)
 # Scripts without an ending read runs or make them; the others belong to the source tree.
-TOOLS := $(filter-out __pycache__ %.sh %.pm %.slurm,$(notdir $(wildcard scripts/*)))
+TOOLS := $(filter-out __pycache__ %.sh %.pm %.py %.slurm,$(notdir $(wildcard scripts/*)))
 INSTALLED = $(addprefix bin/,train_gpt_cpu tokenize order2 $(if $(NVCC),train_gpt) $(TOOLS:%=train_gpt_%)) share/man/man1/train_gpt.1 share/man/man1/train_gpt_cpu.1 \
   share/bash-completion/completions/train_gpt share/bash-completion/completions/train_gpt_cpu share/zsh/site-functions/_train_gpt
 $(CPU)/manual: $(CPU)/dev/manual.o $(CPU)/libllmc.a
@@ -264,7 +264,7 @@ install-files:
 	@mkdir -p $(addprefix '$(AT)'/,bin share/train_gpt share/man/man1 share/bash-completion/completions share/zsh/site-functions)
 	@install -m 755 train_gpt_cpu tokenize order2 $(if $(NVCC),train_gpt) '$(AT)/bin'
 	@install -m 755 $(addprefix scripts/,$(TOOLS)) '$(AT)/share/train_gpt'
-	@install -m 644 scripts/*.pm '$(AT)/share/train_gpt'
+	@install -m 644 scripts/*.pm scripts/*.py '$(AT)/share/train_gpt'
 	@for tool in $(TOOLS); do ln -sf "../share/train_gpt/$$tool" '$(AT)'/bin/train_gpt_$$tool || exit 1; done
 	@$(CPU)/manual man >'$(AT)/share/man/man1/train_gpt.1'
 	@echo '.so man1/train_gpt.1' >'$(AT)/share/man/man1/train_gpt_cpu.1'
@@ -288,7 +288,7 @@ quickstart:
 	@scripts/install_deps.sh --quickstart
 	@$(MAKE) $(SUBMAKE) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
 	@scripts/quickstart.sh
-test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual
+test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits
 test: deps
 	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda)
 	@BUILD=$(CPU) dev/test/run cpu
@@ -300,7 +300,7 @@ TEST_GPU := $(filter %_gpu gpu/%,$(TEST))
 check: needed
 	@$(if $(TEST_PROGRAM)$(TEST_SCRIPT),true,echo 'make check: no test "$(T)": T=test_ops, T=train.t, T=gpu/cpu.t (a file of dev/test)' >&2; exit 2)
 	@$(if $(and $(TEST_GPU),$(if $(NVCC),,no)),echo "make check: $(T) needs the CUDA toolkit: no nvcc here" >&2; exit 1,true)
-	@$(MAKE) $(SUBMAKE) $(or $(TEST_PROGRAM),programs $(EXACT)/train_gpt_cpu) $(if $(TEST_GPU),$(REF)) $(if $(and $(TEST_GPU),$(TEST_SCRIPT)),test-gpu-programs)
+	@$(MAKE) $(SUBMAKE) $(or $(TEST_PROGRAM),programs $(EXACT)/train_gpt_cpu $(CPU)/logits $(EXACT)/logits) $(if $(TEST_GPU),$(REF)) $(if $(and $(TEST_GPU),$(TEST_SCRIPT)),test-gpu-programs)
 	@BUILD=$(if $(TEST_GPU),$(CUDA),$(CPU)) TEST_FILTER='$(FILTER)' dev/test/run one $(TEST_PROGRAM)$(TEST_SCRIPT) $(ARGS)
 
 CLANG := clang

@@ -6,6 +6,7 @@
 #include "llmc/base/memory.h"
 #include "llmc/base/source.h"
 #include "llmc/run/config_file.h"
+#include "llmc/run/describe.h"
 #include "llmc/run/evaluate.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/resume.h"
@@ -604,8 +605,8 @@ static int use_run(Run *r)
     if (c->profile)
         fatal(EXIT_USAGE, "--profile: nothing is trained here");
     if (!*weights)
-        fatal(EXIT_USAGE,
-              "--eval-only, --eval and --sample without training need weights: --init-from or --resume");
+        fatal(EXIT_USAGE, "--eval-only, --eval, --describe, and --sample without training need weights: "
+                          "--init-from or --resume");
     if (!c->vocab_size && !c->eval_only && !checkpoint_peek_vocab(weights, &c->vocab_size, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     trainer_create(t, c, false, c->eval_only);
@@ -625,6 +626,11 @@ static int use_run(Run *r)
             printf("val_loss:%.4f\n", loss);
         if (!isfinite(loss))
             fatal(EXIT_DIVERGED, "%s: the validation loss of these weights is %g", weights, loss);
+    }
+    if (c->describe) {
+        char *line = describe_network(t);
+        fputs(line, stdout);
+        free(line);
     }
     evaluate(r, final);
     write_sample(r);

@@ -19,7 +19,7 @@ chdir $dir or die;
 sub first_line { my ($path) = @_; open my $f, '<', $path or return ''; return <$f> // '' }
 
 my @scripts = grep { first_line($_) =~ /^#!/ }
-    glob "$root/scripts/* $root/data/*.sh $root/data/*.pl $root/dev/bench/* $root/dev/reference/*.py";
+    glob "$root/scripts/* $root/data/*.sh $root/data/*.pl $root/dev/bench/* $root/dev/method/* $root/dev/reference/*.py";
 cmp_ok(scalar @scripts, '>=', 20, 'scripts are found');
 my $python = grep { -x "$_/python3" } split /:/, $ENV{PATH};
 if (!$python) {

@@ -65,5 +65,19 @@ int main(void)
            bytes == strlen(line),
        "an object in an object, text in any encoding: %s", line);
     free(line);
+    r = json_record(NULL);
+    json_begin_list(r, "list");
+    json_number(r, NULL, 1);
+    json_begin(r, NULL);
+    json_text(r, "a", "b");
+    json_end(r);
+    json_begin_list(r, NULL);
+    json_end_list(r);
+    json_end_list(r);
+    json_flag(r, "on", true);
+    line = json_line(r, &bytes);
+    ok(!strcmp(line, "{\"list\":[1,{\"a\":\"b\"},[]],\"on\":true}\n"),
+       "a list of a number, an object and a list: %s", line);
+    free(line);
     return tap_done();
 }

@@ -31,6 +31,8 @@ static void put_name(JsonRecord *r, const char *name)
     if (!r->first)
         fputc(',', r->f);
     r->first = false;
+    if (!name)
+        return;
     put_string(r, name);
     fputc(':', r->f);
 }
@@ -43,7 +45,8 @@ JsonRecord *json_record(const char *kind)
         fatal(EXIT_BAD_INPUT, "out of host memory for a line of JSON");
     fputc('{', r->f);
     r->first = true;
-    json_text(r, "event", kind);
+    if (kind)
+        json_text(r, "event", kind);
     return r;
 }
 
@@ -88,18 +91,23 @@ void json_flag(JsonRecord *r, const char *name, bool on)
     fputs(on ? "true" : "false", r->f);
 }
 
-void json_begin(JsonRecord *r, const char *name)
+static void open_with(JsonRecord *r, const char *name, char bracket)
 {
     put_name(r, name);
-    fputc('{', r->f);
+    fputc(bracket, r->f);
     r->first = true;
 }
 
-void json_end(JsonRecord *r)
+static void close_with(JsonRecord *r, char bracket)
 {
-    fputc('}', r->f);
+    fputc(bracket, r->f);
     r->first = false;
 }
+
+void json_begin(JsonRecord *r, const char *name) { open_with(r, name, '{'); }
+void json_end(JsonRecord *r) { close_with(r, '}'); }
+void json_begin_list(JsonRecord *r, const char *name) { open_with(r, name, '['); }
+void json_end_list(JsonRecord *r) { close_with(r, ']'); }
 
 char *json_line(JsonRecord *r, size_t *bytes)
 {

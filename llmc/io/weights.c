@@ -8,22 +8,12 @@ SafeDtype element_dtype(bool half) { return half ? dtype_x : ST_F32; }
 
 // ---- tensors of a file ------------------------------------------------------------------------------------
 
-typedef struct {
-    const char *name;
-    const ParamSpec *spec; // of a row that it holds
-    int ndim;
-    int64_t shape[FILE_DIMS];
-    int64_t matrix;   // elements
-    int64_t matrices; // in all
-} FileTensor;
-
 static bool is_half(const Param *a)
 {
     return a->spec->storage == STORE_HALF || a->spec->storage == STORE_SIGNS;
 }
 
-// That of a parameter. With a %d in the row's name it holds this parameter alone.
-static FileTensor tensor_of(const Config *c, const Param *a)
+FileTensor weights_tensor(const Config *c, const Param *a)
 {
     const FileSpec *f = &a->spec->file;
     bool own = strchr(a->spec->name, '%');
@@ -47,7 +37,7 @@ static FileTensor tensor_of(const Config *c, const Param *a)
 
 static bool holds(const FileTensor *t, const Config *c, const Param *a)
 {
-    FileTensor of = tensor_of(c, a);
+    FileTensor of = weights_tensor(c, a);
     return !strcmp(of.name, t->name);
 }
 
@@ -123,7 +113,7 @@ void weights_declare(const Trainer *t, SafeWriter *w)
 {
     const Params *p = &t->model.params;
     for (int i = 0; i < p->count; i++) {
-        FileTensor f = tensor_of(t->config, &p->list[i]);
+        FileTensor f = weights_tensor(t->config, &p->list[i]);
         if (!is_known(p, t->config, i, &f))
             safewriter_declare(w, f.name, element_dtype(is_half(&p->list[i])), f.ndim, f.shape);
     }
@@ -193,7 +183,7 @@ bool weights_write(Trainer *t, SafeWriter *w, Error *e)
     const Params *p = &t->model.params;
     bool good = true;
     for (int i = 0; i < p->count; i++) {
-        FileTensor f = tensor_of(t->config, &p->list[i]);
+        FileTensor f = weights_tensor(t->config, &p->list[i]);
         if (!is_known(p, t->config, i, &f))
             good = write_tensor(t, w, &f, is_half(&p->list[i]), e) && good;
     }
@@ -280,7 +270,7 @@ static bool check_tensor(const Trainer *t, const SafeTensors *st, const FileTens
 static bool read_param(const Trainer *t, const SafeTensors *st, const Param *a, void *host, void *work,
                        Error *e)
 {
-    FileTensor f = tensor_of(t->config, a);
+    FileTensor f = weights_tensor(t->config, a);
     char *name = name_in_file(st, f.name);
     bool turned = a->spec->file.transposed, signs = a->spec->storage == STORE_SIGNS, good;
     if (a->spec->file.least)

@@ -6,6 +6,18 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/run/trainer.h"
 
+// A tensor of a file.
+typedef struct {
+    const char *name;
+    const ParamSpec *spec; // of a row that it holds
+    int ndim;
+    int64_t shape[FILE_DIMS];
+    int64_t matrix;   // elements
+    int64_t matrices; // in all
+} FileTensor;
+// That of a parameter. With a %d in the row's name it holds this parameter alone.
+FileTensor weights_tensor(const Config *c, const Param *a);
+
 void weights_declare(const Trainer *t, SafeWriter *w);
 // Collective. Brings every rank's parameters to rank 0 and writes them there; w is NULL elsewhere. The
 // weights of all ranks are complete.

@@ -44,7 +44,7 @@ static bool look_ahead(Config *c, int argc, char **argv, Error *e)
 bool option_of_process(const Config *c, const Option *o)
 {
     static const char own[] =
-        " config out init-from save-init resume stop-at stop-after eval-only eval-items profile "
+        " config out init-from save-init resume stop-at stop-after eval-only eval-items describe profile "
         "gpus ranks device timeout "
         "graphs threads self-check verbose help ";
     char name[64];
@@ -52,7 +52,7 @@ bool option_of_process(const Config *c, const Option *o)
     if (strstr(own, name))
         return true;
     if (!strcmp(o->name, "sample") || !strcmp(o->name, "eval"))
-        return config_given(c, "eval-only") || !config_trains(c, 0, NULL);
+        return config_given(c, "eval-only") || config_given(c, "describe") || !config_trains(c, 0, NULL);
     if (!strcmp(o->name, "epochs"))
         return config_given(c, "repeat"); // these two exclude each other
     return !strcmp(o->name, "repeat") && config_given(c, "epochs");
@@ -67,7 +67,8 @@ static bool take_known(Config *c, KnownOption known, const void *of, Error *e)
         const char *value = known(of, o->name);
         if (!value)
             value = config_older_value(o->name, known, of);
-        bool none = value && !o->standard && !*value; // how no text at all is written
+        // How no text at all is written; of an option that presets set it is a text without letters.
+        bool none = value && o->type == OPT_TEXT && !*value && !*(char **)((char *)c + o->offset);
         if (!value || none || c->given[i] || option_of_process(c, o))
             continue;
         if (!option_set(c, o, value, e))

@@ -55,7 +55,7 @@ typedef struct Config {
     int checkpoint_every, keep_checkpoints;
     int stop_at;
     const char *stop_after;
-    bool eval_only, tensorboard;
+    bool eval_only, describe, tensorboard;
     const char *eval, *eval_items; // files of evaluations, see eval_set.h; where the losses of items go
     int eval_every;
     bool deterministic, portable;

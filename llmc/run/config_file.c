@@ -282,7 +282,7 @@ static bool asks_alone(const Config *c, int argc, char **argv, const char *optio
 bool config_trains(const Config *c, int argc, char **argv)
 {
     bool weights = config_given(c, "init-from") || config_given(c, "resume");
-    return !c->eval_only && !asks_alone(c, argc, argv, "sample") &&
+    return !c->eval_only && !c->describe && !asks_alone(c, argc, argv, "sample") &&
            !(weights && asks_alone(c, argc, argv, "eval"));
 }
 
