@@ -17,7 +17,7 @@ from make_golden import STEPS, relative_error, sample_indices, samples_of, save
 from r2026 import data, model, record
 from r2026.trainer import Trainer
 
-GRADIENT_SAMPLES, DRAWS = 4096, 8
+GRADIENT_SAMPLES, DRAWS, SAMPLES = 4096, 8, 1024
 
 # Every feature at least once, at sizes where windows, documents and the second softmax cut something off.
 LAYERS = (
@@ -300,12 +300,33 @@ def write_fp8_run(name, r, sequential):
     save(f"{name}-steps-fp8{'-sequential' if sequential else ''}", None, tensors, **metadata(r))
 
 
+def write_fp8_gradients(name, r):
+    """Step 0 with q, k, v and the MLP in FP8 both ways and no other rounding than that to codes."""
+    trainer, batches = make_trainer(r, torch.float64, 0, ("mlp-full", "qkv")), batches_of_step(
+        r, *make_batches(r), 0
+    )
+    state = trainer.model.full_state
+    state.stored, state.copy = (lambda x: x.float().to(x.dtype)), (lambda x: x.float())
+    trainer.model.quantize_weights(True)
+    losses, gradients = trainer.gradients(batches)
+    state.end_of_step()
+    out = {"loss": torch.stack(losses)}
+    for kind in "xpe":
+        out[f"next_{kind}"] = torch.stack([s[kind] for s in state.scale])
+    for n, g in gradients.items():
+        g = g.flatten()
+        out |= {f"grad.{n}": g[sample_indices(len(g), SAMPLES)], f"norm.{n}": g.norm().reshape(1)}
+    save(f"{name}-fp8-gradients", None, out, gradient_samples=SAMPLES, **metadata(r))
+
+
 def main():
     for name, r in FILES.items():
         for write in (write_inputs, write_gradients, write_steps):
             write(name, r)
         for sequential in (False, True):
             write_fp8_run(name, r, sequential)
+        if "qkv" in r.fp8:
+            write_fp8_gradients(name, r)
 
 
 if __name__ == "__main__":

@@ -25,16 +25,17 @@ INPUT_SCALE, GRADIENT_SCALE = single(8.0) / E4M3, single(1.0) / E4M3  # of q, k,
 
 
 def scaled(product, *scales):
-    """bf16(fp32 product of the scales * product)."""
+    """fp32 product of the scales * product."""
     s = single(1.0)
     for x in scales:
         s = s * x
-    return bf16(s.to(product.dtype) * product)
+    return s.to(product.dtype) * product
 
 
 class Scales:
     """Delayed scales of the MLPs, a set for each micro-batch number (sets = 1: they follow the last
-    micro-batch of a step). unit: of the scales of gradients.
+    micro-batch of a step). unit: of the scales of gradients. stored, copy: how operands and results of products
+    are rounded, and the copies of weights; to bf16, as a bf16 network has them.
 
     x: input, p: relu squared, e: gradient before it; largest: what the next ones follow.
     """
@@ -43,6 +44,7 @@ class Scales:
         start = {"x": 8 / E4M3, "p": 16 / E4M3, "e": unit / E4M3}
         self.least = {"x": FLOOR, "p": FLOOR, "e": unit * GRADIENT_FLOOR}
         self.gradient = unit * GRADIENT_SCALE
+        self.stored, self.copy = bf16, truncated
         self.scale = [
             {k: torch.full((layers,), v, dtype=torch.float32) for k, v in start.items()} for _ in range(sets)
         ]
@@ -70,11 +72,11 @@ class Scales:
         bf16.
         """
         for i, w in qkv.items():
-            w16 = truncated(w.detach())
+            w16 = self.copy(w.detach())
             scale = w16.abs().max().clamp(min=LEAST) * single(1 / E4M3)
             self.qkv[i] = q8(w16, scale).to(w.dtype), scale
         for i in range(self.layers):
-            for copies, w in zip((self.up, self.down), truncated(mlp[i].detach())):
+            for copies, w in zip((self.up, self.down), self.copy(mlp[i].detach())):
                 scale = w.abs().max().clamp(min=LEAST) / E4M3
                 copies[i] = q8(w, scale).to(mlp.dtype), scale
 
@@ -85,18 +87,18 @@ class QkvProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, w, lin, state, i):
         w8, scale = state.qkv[i]
-        h8, lin32 = q8(bf16(h), INPUT_SCALE), lin.float()
+        h8, lin32 = q8(state.stored(h), INPUT_SCALE), lin.float()
         ctx.save_for_backward(h8, w8, w, lin)
-        ctx.scale, ctx.gradient = scale, state.gradient
-        return scaled(h8 @ w8.t(), INPUT_SCALE, scale * lin32)
+        ctx.scale, ctx.gradient, ctx.stored = scale, state.gradient, state.stored
+        return state.stored(scaled(h8 @ w8.t(), INPUT_SCALE, scale * lin32))
 
     @staticmethod
     def backward(ctx, g):
         h8, w8, w, lin = ctx.saved_tensors
-        g8 = q8(bf16(g), ctx.gradient)
-        dw = scaled(g8.t() @ h8, ctx.gradient, INPUT_SCALE)
-        dh = scaled(g8 @ w8, ctx.gradient, ctx.scale * lin.float())
-        return dh, bf16(lin * dw), bf16((dw * w).sum()), None, None
+        g8, stored = q8(ctx.stored(g), ctx.gradient), ctx.stored
+        dw = stored(scaled(g8.t() @ h8, ctx.gradient, INPUT_SCALE))
+        dh = stored(scaled(g8 @ w8, ctx.gradient, ctx.scale * lin.float()))
+        return dh, stored(lin * dw), stored((dw * w).sum()), None, None
 
 
 class MlpProduct(torch.autograd.Function):
@@ -104,27 +106,30 @@ class MlpProduct(torch.autograd.Function):
     def forward(ctx, h, fc, proj, state, i):
         (u8, su), (d8, sd) = state.up[i], state.down[i]
         sx, sp = state.now("x", i), state.now("p", i)
-        h16 = bf16(h)
+        stored = state.stored
+        h16 = stored(h)
         h8 = q8(h16, sx)
         state.note("x", i, h16)
-        p = bf16(torch.relu(scaled(h8 @ u8.t(), sx, su)).square())
+        p = stored(torch.relu(stored(scaled(h8 @ u8.t(), sx, su))).square())
         p8 = q8(p, sp)
         state.note("p", i, p)
         ctx.save_for_backward(h8, p8, u8, d8)
         ctx.scales, ctx.state, ctx.i = (sx, sp, su, sd), state, i
-        return scaled(p8 @ d8, sp, sd)
+        return stored(scaled(p8 @ d8, sp, sd))
 
     @staticmethod
     def backward(ctx, g):
         h8, p8, u8, d8 = ctx.saved_tensors
         (sx, sp, su, sd), state, i = ctx.scales, ctx.state, ctx.i
-        g16 = bf16(g)
+        stored = state.stored
+        g16 = stored(g)
         sg, se = g16.abs().max().float().clamp(min=LEAST) / E4M3, state.now("e", i)
         g8 = q8(g16, sg)
-        root = bf16(
+        root = stored(
             (p8.float() * sp).sqrt().to(p8.dtype)
         )  # of the activation as p8 has it: where that is 0 the gradient is, too
-        dpre = bf16(2 * scaled(g8 @ d8.t(), sg, sd) * root)
+        dpre = stored(2 * stored(scaled(g8 @ d8.t(), sg, sd)) * root)
         state.note("e", i, dpre)
         e8 = q8(dpre, se)
-        return (scaled(e8 @ u8, se, su), scaled(e8.t() @ h8, se, sx), scaled(p8.t() @ g8, sp, sg), None, None)
+        dh, dfc, dproj = scaled(e8 @ u8, se, su), scaled(e8.t() @ h8, se, sx), scaled(p8.t() @ g8, sp, sg)
+        return stored(dh), stored(dfc), stored(dproj), None, None
