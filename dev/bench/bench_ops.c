@@ -31,7 +31,7 @@ OP(square)
 
 OP(embed_forward)
 {
-    embed_forward(stream, &(EmbedForward){S.t[0], S.rstd, S.tokens, S.table, S.w, small, 12}, N, D);
+    embed_forward(stream, &(EmbedForward){S.t[0], S.rstd, S.tokens, S.table, S.w, small, 12, NULL}, N, D);
 }
 OP(embed_backward)
 {

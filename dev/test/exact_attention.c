@@ -296,7 +296,7 @@ static void rope_case(void)
     for (int j = 0; j < E / 4; j++)
         frequency[j] = powf(1.0f / 1024, (float)j / (E / 4 - 1));
     floatX *c = halves(COUNT), *s = halves(COUNT);
-    rope_tables(NULL, c, s, frequency, POSITIONS, E);
+    rope_tables(NULL, c, s, frequency, NULL, POSITIONS, E);
     double worst = 0, in_double = 0; // the latter: had the angle not been rounded to fp32
     for (int i = 0; i < COUNT; i++) {
         float angle = (float)(i / (E / 4)) * frequency[i % (E / 4)];

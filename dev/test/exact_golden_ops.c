@@ -54,7 +54,7 @@ static HeadsForward heads_of(const float *q, const float *k, const float *v, boo
     float *cos = floats(2 * N * E / 4), *sin = floats(2 * N * E / 4);
     const char *kept = current;
     current = NULL;
-    rope_tables(NULL, cos, sin, get("frequencies"), 2 * N, E);
+    rope_tables(NULL, cos, sin, get("frequencies"), NULL, 2 * N, E);
     current = kept;
     return (HeadsForward){.qk = E,
                           .q = floats(N * D),

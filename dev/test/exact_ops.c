@@ -53,6 +53,29 @@ static TokenRows token_rows(const int32_t *tokens, int N, int vocab)
     return (TokenRows){order, row_token, start, count};
 }
 
+// The rows in reverse, each with the token that was before it.
+static void check_before(const EmbedForward *f, int N, int d)
+{
+    int n = N * d;
+    int32_t *tokens = xcalloc((size_t)N, sizeof *tokens), *before = xcalloc((size_t)N, sizeof *before);
+    EmbedForward reverse = *f;
+    double *want = xcalloc((size_t)n, sizeof *want);
+    for (int i = 0; i < N; i++) {
+        int t = N - 1 - i;
+        tokens[i] = em.tokens[t];
+        before[i] = t ? em.tokens[t - 1] : -1;
+        memcpy(want + i * d, em.x0 + t * d, (size_t)d * sizeof *want);
+    }
+    reverse.tokens = tokens;
+    reverse.before = before;
+    embed_forward(NULL, &reverse, N, d);
+    check_x("   rows that name the token before", f->x0, want, n);
+    embed_forward(NULL, f, N, d);
+    free(tokens);
+    free(before);
+    free(want);
+}
+
 static void embed_case(int N, int d, int vocab)
 {
     pool_reset();
@@ -70,10 +93,11 @@ static void embed_case(int N, int d, int vocab)
     floatX *x0 = halves(n), *de = halves(n);
     float *rstd = floats(N), *dgate = floats(gate_inputs), *dlambda = floats(1), *dtable = floats(vocab * d),
           *doubled = floats(vocab * d);
-    EmbedForward f = {x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x, gate_inputs};
+    EmbedForward f = {x0, rstd, em.tokens, em.embed.x, em.gate.x, em.lambda.x, gate_inputs, NULL};
     embed_forward(NULL, &f, N, d);
     embed_loss();
     check_x(N > 1 ? "embedding: x0" : "embedding of one token: x0", x0, em.x0, n);
+    check_before(&f, N, d);
     check("   rstd", rstd, em.rstd, N);
     EmbedBackward b = {de,         em.dx.x,   em.dx0.x,    x0,    rstd,    em.tokens,
                        em.embed.x, em.gate.x, em.lambda.x, dgate, dlambda, gate_inputs};

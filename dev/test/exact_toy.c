@@ -51,8 +51,8 @@ static void open_toy(const char *preset, bool fp8)
     toy.sin = device_alloc(angles * sizeof(floatX), "rope");
     toy.cos_paired = device_alloc(2 * angles * sizeof(floatX), "rope");
     toy.sin_paired = device_alloc(2 * angles * sizeof(floatX), "rope");
-    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, N, record_key_width(c));
-    rope_tables(NULL, toy.cos_paired, toy.sin_paired, toy.rope.frequency, 2 * N, record_key_width(c));
+    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, NULL, N, record_key_width(c));
+    rope_tables(NULL, toy.cos_paired, toy.sin_paired, toy.rope.frequency, NULL, 2 * N, record_key_width(c));
     toy.at = (AttentionSetting){.window_short = 8,
                                 .window_long = 20,
                                 .scale = (float)toy.rope.scale,

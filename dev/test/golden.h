@@ -97,7 +97,7 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     size_t angles = (size_t)N * (size_t)g->rope.count;
     g->cos = device_alloc(angles * sizeof(floatX), "rope");
     g->sin = device_alloc(angles * sizeof(floatX), "rope");
-    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, N, d / c->num_heads);
+    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, NULL, N, d / c->num_heads);
     golden_size(g, N);
     char *own = format_string("-%s", gc->preset), *init = format_string("init%s", gc->own ? own : gc->suffix),
          *batches = format_string("batches%s", gc->own ? own : "");
@@ -196,7 +196,7 @@ static void golden_gradients(Golden *g, int t, double *loss)
 {
     const Config *c = &g->config;
     if (rope_follow_window(&g->rope, c, schedule_window(c, t)))
-        rope_tables(NULL, g->cos, g->sin, g->rope.frequency, g->most, c->model_dim / c->num_heads);
+        rope_tables(NULL, g->cos, g->sin, g->rope.frequency, NULL, g->most, c->model_dim / c->num_heads);
     golden_size(g, schedule_stage(c, t).micro_batch_tokens);
     model_prepare(&g->model, &g->acts, NULL);
     for (int micro = 0; micro < 2; micro++)

@@ -95,8 +95,8 @@ static inline float *golden_2026_gradient(const Golden2026 *g, const char *name,
 static void golden_2026_rope(Golden2026 *g)
 {
     int e = record_key_width(&g->config);
-    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, GOLDEN_2026_MOST, e);
-    rope_tables(NULL, g->cos_paired, g->sin_paired, g->rope.frequency, 2 * GOLDEN_2026_MOST, e);
+    rope_tables(NULL, g->cos, g->sin, g->rope.frequency, NULL, GOLDEN_2026_MOST, e);
+    rope_tables(NULL, g->cos_paired, g->sin_paired, g->rope.frequency, NULL, 2 * GOLDEN_2026_MOST, e);
 }
 
 static void golden_2026_place(Golden2026 *g, int N)

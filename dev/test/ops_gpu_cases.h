@@ -15,13 +15,14 @@
 #include "dev/test/ops_gpu_mixes.h" // takes token rows from that of the embedding
 #include "dev/test/ops_gpu_heads.h" // takes angles from those of the products
 #include "dev/test/ops_gpu_sdpa.h"
+#include "dev/test/ops_gpu_decode.h" // takes DC's columns from there
 
 #define CASE(name, fix, variants, elementwise) \
     { \
 #name, describe_##name, run_##name, fix, variants, elementwise, {0 }, 0, 0, 0, {{0 } }, { 0 } \
     }
 static Case cases[] = {
-    CASE(embed_forward, NULL, 1, true),
+    CASE(embed_forward, fix_before, 2, true),
     CASE(embed_backward, NULL, 1, true),
     CASE(embedding_grad, fix_embedding_grad, 3, true),
     CASE(coefficients_forward, NULL, 1, false),
@@ -44,7 +45,7 @@ static Case cases[] = {
     CASE(weight_scale, NULL, 1, true),
     CASE(relu2_forward, NULL, 1, false),
     CASE(relu2_backward, fix_squares, 1, false),
-    CASE(rope, fix_frequencies, 1, true),
+    CASE(rope, fix_frequencies, 2, true),
     CASE(qkv_forward, fix_qkv_forward, 2, true),
     CASE(qkv_product, fix_qkv_product, 4, false),
     CASE(heads_forward, fix_angles_by_name, HEADS_VARIANTS, true),
@@ -53,6 +54,8 @@ static Case cases[] = {
     CASE(heads_output_backward, fix_values, 3, true),
     CASE(sdpa, NULL, 4, false),
     CASE(dc, NULL, 3, false),
+    CASE(decode, fix_decode, 4, false),
+    CASE(dc_decode, fix_dc_decode, 2, false),
     CASE(head_train, fix_head, HEAD_VARIANTS, false),
     CASE(head_eval, NULL, 2, false),
     CASE(head_logits, NULL, 2, false),

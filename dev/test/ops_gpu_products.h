@@ -115,11 +115,12 @@ DESCRIBE(rope)
     add(c, "cos", FLOATX, OUT, (int64_t)N * (e / 4), 0);
     add(c, "sin", FLOATX, OUT, (int64_t)N * (e / 4), 0);
     add(c, "frequency", HOST_FLOAT, IN, e / 4, 1);
+    add(c, "position", INT32, IN, N, 1 << 18);
 }
-RUN(rope)
+RUN(rope) // variant 1: positions in any order
 {
     SIZES;
-    o->rope_tables(stream, p[0], p[1], p[2], N, e);
+    o->rope_tables(stream, p[0], p[1], p[2], c->variant ? p[3] : NULL, N, e);
 }
 
 static void fix_angles(Case *c, int cos_at, int sin_at)

@@ -23,11 +23,19 @@ DESCRIBE(embed_forward)
     add(c, "embed", FLOATX, IN, (int64_t)Vp * d, 2);
     add(c, "gate", FLOATX, IN, gate_inputs(c), 1);
     add(c, "lambda", FP32, IN, 1, 1);
+    add(c, "before", INT32, IN, N, Vp);
+}
+// Variants: 0 the token before is that of the row before; 1 each row has its own, some have none.
+static void fix_before(Case *c)
+{
+    for (int i = 0; i < c->z.N; i += 3)
+        c->master[6][i] = -1;
 }
 RUN(embed_forward)
 {
     SIZES;
-    o->embed_forward(stream, &(EmbedForward){p[0], p[1], p[2], p[3], p[4], p[5], gate_inputs(c)}, N, d);
+    EmbedForward f = {p[0], p[1], p[2], p[3], p[4], p[5], gate_inputs(c), c->variant ? p[6] : NULL};
+    o->embed_forward(stream, &f, N, d);
 }
 
 DESCRIBE(embed_backward)

@@ -39,7 +39,7 @@ static void test_embedding(void)
     float *rstd = floats(N), dgate[12] = {0}, dlambda = 0;
     double *ex0 = doubles(NN), *erstd = doubles(N), *ede = doubles(NN), *sum = doubles(NN), edgate[12] = {0},
            edlambda = 0;
-    embed_forward(NULL, &(EmbedForward){x0, rstd, tokens, embed.x, gate.x, lambda.x, 12}, N, D);
+    embed_forward(NULL, &(EmbedForward){x0, rstd, tokens, embed.x, gate.x, lambda.x, 12, NULL}, N, D);
     RefEmbed ref = {tokens, embed.d, gate.d, lambda.d[0], N, D};
     ref_embed(&ref, ex0, erstd);
     check("embedding: x0", x0, ex0, NN);
@@ -162,7 +162,7 @@ static void rope_test_tables(Tensor *c, Tensor *s, int positions)
         frequency[j] = powf(1.0f / 1024, (float)j / (E / 4 - 1));
     *c = random_tensor(positions * E / 4, 1);
     *s = random_tensor(positions * E / 4, 1);
-    rope_tables(NULL, c->x, s->x, frequency, positions, E);
+    rope_tables(NULL, c->x, s->x, frequency, NULL, positions, E);
     double *ec = doubles(c->n), *es = doubles(c->n);
     for (int i = 0; i < c->n; i++) {
         double angle = (float)(i / (E / 4)) * frequency[i % (E / 4)]; // rounded to fp32

@@ -36,7 +36,7 @@ static void document_of(const int32_t *table, int t, int *begin, int *end)
     *end = cu[low + 1];
 }
 
-static float score(const DcForward *a, int t, int j, int n, int H)
+static float score(const DcForward *a, int t, int64_t j, int n, int H)
 {
     int64_t head = n * a->qk, width = (int64_t)H * a->qk;
     return a->scale * dot_x(a->q + t * width + head, a->k + j * width + head, a->qk);
@@ -55,7 +55,7 @@ static float norm_weights(const DcForward *a, int t, int H, float *w)
 }
 
 // p (H): P_n,tj, from lse. Returns M_tj.
-static float weights(const DcForward *a, int t, int j, int H, const float *w, float *p)
+static float weights(const DcForward *a, int t, int64_t j, int H, const float *w, float *p)
 {
     for (int n = 0; n < H; n++)
         p[n] = expf(score(a, t, j, n, H) - a->lse[(int64_t)t * H + n]);
@@ -64,13 +64,22 @@ static float weights(const DcForward *a, int t, int j, int H, const float *w, fl
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
-static float log_sum(const DcForward *a, int first, int t, int n, int H)
+// Positions first to last are in rows of k and v from `base` on: position j in row j mod `rows`.
+typedef struct {
+    int first, last;
+    int64_t base;
+    int rows;
+} DcKeys;
+
+static int64_t row_of(const DcKeys *keys, int j) { return keys->base + j % keys->rows; }
+
+static float log_sum(const DcForward *a, const DcKeys *keys, int t, int n, int H)
 {
     float max = -INFINITY, sum = 0;
-    for (int j = first; j <= t; j++)
-        max = fmaxf(max, score(a, t, j, n, H));
-    for (int j = first; j <= t; j++)
-        sum += expf(score(a, t, j, n, H) - max);
+    for (int j = keys->first; j <= keys->last; j++)
+        max = fmaxf(max, score(a, t, row_of(keys, j), n, H));
+    for (int j = keys->first; j <= keys->last; j++)
+        sum += expf(score(a, t, row_of(keys, j), n, H) - max);
     return max + logf(sum);
 }
 
@@ -81,26 +90,45 @@ static int first_key(const DcForward *a, int t)
     return (int)max_i64(begin, t - a->keys + 1);
 }
 
+static void forward_row(const DcForward *a, const DcKeys *keys, int t, int H, int e)
+{
+    int d = H * e;
+    float *arena = cpu_scratch((size_t)(d + 2 * round_up(H, 16) + 16)), *y = scratch_take(&arena, (size_t)d),
+          *w = scratch_take(&arena, (size_t)H), *p = arena;
+    for (int n = 0; n < H; n++)
+        a->lse[(int64_t)t * H + n] = log_sum(a, keys, t, n, H);
+    load_row(y, a->y + (int64_t)t * d, d);
+    norm_weights(a, t, H, w);
+    for (int j = keys->first; j <= keys->last; j++) {
+        float mixed = weights(a, t, row_of(keys, j), H, w, p);
+        for (int n = 0; n < H; n++)
+            add_x(y + n * e, w2_of(a, t)[n] * mixed, a->v + row_of(keys, j) * d + n * e, e);
+    }
+    store_row(a->y + (int64_t)t * d, y, d);
+}
+
 void dc_forward(Stream s, const DcForward *a, int N, int H, int e)
 {
     OP_SCOPE(dc_forward, a, N, H, e);
     (void)s;
-    int d = H * e;
-#pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
+#pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
+    for (int t = 0; t < N; t++)
+        forward_row(a, &(DcKeys){first_key(a, t), t, 0, N}, t, H, e);
+}
+
+void dc_decode(Stream s, const DcForward *a, const TextCache *cache, int N, int H, int e)
+{
+    OP_SCOPE(dc_decode, a, N, H, e);
+    (void)s;
+    DcForward cached = *a;
+    cached.k = cache->k;
+    cached.v = cache->v;
+#pragma omp parallel for schedule(static) if ((int64_t)N * a->keys * H * e > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
-        float *arena = cpu_scratch((size_t)(d + 2 * round_up(H, 16) + 16)),
-              *y = scratch_take(&arena, (size_t)d), *w = scratch_take(&arena, (size_t)H), *p = arena;
-        int first = first_key(a, t);
-        for (int n = 0; n < H; n++)
-            a->lse[(int64_t)t * H + n] = log_sum(a, first, t, n, H);
-        load_row(y, a->y + (int64_t)t * d, d);
-        norm_weights(a, t, H, w);
-        for (int j = first; j <= t; j++) {
-            float mixed = weights(a, t, j, H, w, p);
-            for (int n = 0; n < H; n++)
-                add_x(y + n * e, w2_of(a, t)[n] * mixed, a->v + (int64_t)j * d + n * e, e);
-        }
-        store_row(a->y + (int64_t)t * d, y, d);
+        int last = cache->position[t], first = (int)max_i64(0, last - a->keys + 1);
+        int64_t base = (int64_t)cache->text[t] * cache->rows;
+        if (cache->text[t] >= 0)
+            forward_row(&cached, &(DcKeys){first, last, base, cache->rows}, t, H, e);
     }
 }
 

@@ -11,9 +11,10 @@ void embed_forward(Stream s, const EmbedForward *a, int N, int d)
     for (int t = 0; t < N; t++) {
         float *y = cpu_scratch((size_t)d);
         const floatX *own = a->embed + (int64_t)a->tokens[t] * d;
+        int32_t before = a->before ? a->before[t] : t > 0 ? a->tokens[t - 1] : -1;
         load_row(y, own, d);
-        if (t > 0) {
-            const floatX *previous = a->embed + (int64_t)a->tokens[t - 1] * d;
+        if (before >= 0) {
+            const floatX *previous = a->embed + (int64_t)before * d;
             float smear = *a->lambda * sigmoid(gate_dot(own, a->gate, a->gate_inputs));
 #pragma omp simd
             for (int i = 0; i < d; i++)

@@ -7,15 +7,16 @@
 
 // The angle is a product in fp32, as the model defines it, not in double: at position 262144 the two are
 // 0.016 apart.
-void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *frequency, int positions, int e)
+void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *frequency,
+                 const int32_t *position, int rows, int e)
 {
-    OP_SCOPE(rope_tables, positions, e);
+    OP_SCOPE(rope_tables, rows, e);
     (void)s;
     int n = e / 4;
-#pragma omp parallel for schedule(static) if ((int64_t)positions * n > 256)
-    for (int t = 0; t < positions; t++)
+#pragma omp parallel for schedule(static) if ((int64_t)rows * n > 256)
+    for (int t = 0; t < rows; t++)
         for (int j = 0; j < n; j++) {
-            float angle = (float)t * frequency[j];
+            float angle = (float)(position ? position[t] : t) * frequency[j];
             cos_table[(int64_t)t * n + j] = float_to_x(cosf(angle));
             sin_table[(int64_t)t * n + j] = float_to_x(sinf(angle));
         }

@@ -6,10 +6,11 @@
 extern "C" {
 #endif
 
-// cos and sin of the fp32 product position * frequency, rounded to floatX.  cos, sin (positions, e/4) out;
-// frequency (e/4) fp32 host. Only the first e/4 of the e/2 rotations have a frequency; the others are the
-// identity.
-void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e);
+// cos and sin of the fp32 product position * frequency, rounded to floatX.  cos, sin (rows, e/4) out;
+// frequency (e/4) fp32 host; position (rows) device, NULL: row t is position t. Only the first e/4 of the e/2
+// rotations have a frequency; the others are the identity.
+void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, const int32_t *position,
+                 int rows, int e);
 
 // q = rope(rms(q)), k = rope(rms(k)) per head, in place;  v = lambda[0]*v_raw + lambda[1]*value_embed[token].
 // rope: y1 = x1 cos + x2 sin, y2 = x2 cos - x1 sin, on the halves x1, x2 of a head.
@@ -120,6 +121,25 @@ typedef struct {
 } AttentionBackward;
 size_t attention_scratch_bytes(int N, int H, int e); // 0: NULL will do, or backend_reserve is still to come
 void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e);
+
+// ---- texts that grow --------------------------------------------------------------------------------------
+
+// Keys and values of texts, and the rows by which an op continues them. Position t of a text is in row t mod
+// `rows`, which is at least the window, the text's rows in one op, and offset.
+typedef struct {
+    floatX *k, *v; // (texts, rows, H qk), (texts, rows, d) in/out
+    int rows;
+    // (N) of row n. Rows of one text follow each other, the first is behind the last one stored. Text -1:
+    // nothing is stored, and nobody reads the row's result
+    const int32_t *text, *position;
+    // The channels from qk/2 on of the key of position t are stored for t + offset, and for t < offset for t,
+    // too: the offset of heads.h, which a paired key has in steps of 2.
+    int offset;
+} TextCache;
+// k and v of all rows are stored; then as sdpa_forward and attention_forward, but that row n sees the
+// positions position[n] - window to position[n] of its text. lse, table and slots are not used.
+void sdpa_decode(Stream s, const SdpaForward *a, const TextCache *cache, int N, int H, int e);
+void attention_decode(Stream s, const AttentionForward *a, const TextCache *cache, int N, int H, int e);
 
 #ifdef __cplusplus
 }

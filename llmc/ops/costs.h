@@ -132,7 +132,7 @@ static inline OpCost cost_matmul_fp8_weight_grads(const Fp8WeightGrad *g, int co
 
 // ---- attention --------------------------------------------------------------------------------------------
 
-COST(rope_tables, (int positions, int e), 0, floatx_bytes(positions, e, 0.5))
+COST(rope_tables, (int rows, int e), 0, floatx_bytes(rows, e, 0.5))
 COST(qkv_forward, (const floatX *value_embed, int N, int d), 0, floatx_bytes(N, d, 6 + !!value_embed))
 COST(qkv_product_forward, (const floatX *value_embed, int N, int d), 6 * count3(N, d, d),
      floatx_bytes(N, d, 5 + !!value_embed) + floatx_bytes(3, d, d))
@@ -144,6 +144,10 @@ COST(sdpa_backward, (const SdpaBackward *a, int N, int H, int e),
 COST(attention_forward, (int window, int N, int d), 4.0 * d * profile_pairs(N, window), floatx_bytes(N, d, 4))
 COST(attention_backward, (const AttentionBackward *a, int N, int d),
      10.0 * d * profile_pairs(N, a->forward->window), floatx_bytes(N, d, 9 + !!a->dv + !!a->value_embed))
+// What a text has in the cache is known on the device alone.
+COST(sdpa_decode, (const SdpaForward *a, int N, int H, int e), 0, floatx_bytes(N, H, 2 * (a->qk + e)))
+COST(attention_decode, (int N, int d), 0, floatx_bytes(N, d, 4))
+COST(dc_decode, (const DcForward *a, int N, int H, int e), 0, floatx_bytes(N, H, a->qk + 2 * e))
 
 COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
      floatx_bytes(N, H, 4 * a->qk + e * (2 + !!a->value.table + !!a->value.extra)))

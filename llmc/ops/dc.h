@@ -1,7 +1,7 @@
 // Contracts: attention over few keys with the heads' weights mixed. Conventions: llmc/ops/ops.h.
 #pragma once
 #include "llmc/base/floatx.h"
-#include "llmc/ops/backend.h"
+#include "llmc/ops/attention.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -22,6 +22,9 @@ typedef struct {
     int keys;
 } DcForward;
 void dc_forward(Stream s, const DcForward *a, int N, int H, int e);
+// The same over the last `keys` positions of the texts that the rows continue, from a cache which sdpa_decode
+// has brought up to date. k, v, table and slots are not used.
+void dc_decode(Stream s, const DcForward *a, const TextCache *cache, int N, int H, int e);
 
 typedef struct {
     const DcForward *forward; // as it was called; y is not read

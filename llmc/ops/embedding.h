@@ -28,6 +28,7 @@ typedef struct {
     const floatX *gate;    // (gate_inputs)
     const float *lambda;   // (1)
     int gate_inputs;
+    const int32_t *before; // (N) the token before, -1: none; NULL: tokens[t-1]
 } EmbedForward;
 void embed_forward(Stream s, const EmbedForward *a, int N, int d);
 

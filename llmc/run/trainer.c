@@ -7,7 +7,7 @@
 
 void trainer_rebuild_rope(Trainer *t)
 {
-    rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, t->rope_positions,
+    rope_tables(t->stream, t->rope_cos, t->rope_sin, t->rope.frequency, NULL, t->rope_positions,
                 record_key_width(t->config));
 }
 

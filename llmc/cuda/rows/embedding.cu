@@ -18,12 +18,14 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(const EmbedF
     int lane = threadIdx.x % WARP, t = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (t >= N)
         return;
+    int32_t last = a.before ? a.before[t] : t ? a.tokens[t - 1] : -1;
+    bool smeared = last >= 0;
     const floatX *row = a.embed + (int64_t)a.tokens[t] * d,
-                 *before = t ? a.embed + (int64_t)a.tokens[t - 1] * d : row;
+                 *before = smeared ? a.embed + (int64_t)last * d : row;
     uint4 u[VPL], p[VPL];
     load_row(u, row, vectors, lane);
     load_row(p, before, vectors, lane);
-    float smear = t ? a.lambda[0] * sigmoid(gate_dot(row, a.gate, a.gate_inputs, lane)) : 0;
+    float smear = smeared ? a.lambda[0] * sigmoid(gate_dot(row, a.gate, a.gate_inputs, lane)) : 0;
     float y[VPL][8], sum = 0;
 #pragma unroll
     for (int i = 0; i < VPL; i++) {
@@ -32,7 +34,7 @@ __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(const EmbedF
         unpack8(p[i], b);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            if (t)
+            if (smeared)
                 y[i][k] += smear * b[k];
             sum += y[i][k] * y[i][k];
         }

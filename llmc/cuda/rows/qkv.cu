@@ -4,13 +4,13 @@
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 enum { THREADS = 256 };
 
-__global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency, int positions,
-                                   int count)
+__global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency,
+                                   const int32_t *position, int rows, int count)
 {
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= (int64_t)positions * count)
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / count;
+    if (row >= rows)
         return;
-    float angle = (float)(i / count) * frequency[i % count], c, s;
+    float angle = (float)(position ? position[row] : row) * frequency[i % count], c, s;
     sincosf(angle, &s, &c); // the accurate ones: angles reach a quarter of a million radians
     cos_out[i] = __float2bfloat16(c);
     sin_out[i] = __float2bfloat16(s);
@@ -26,11 +26,12 @@ __global__ void store_frequencies_kernel(float *out, Frequencies in, int count)
         out[i] = in.f[i];
 }
 
-void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int positions, int e)
+void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, const int32_t *position,
+                 int rows, int e)
 {
-    OP_SCOPE(rope_tables, positions, e);
+    OP_SCOPE(rope_tables, rows, e);
     int count = e / 4;
-    if (positions <= 0 || count <= 0)
+    if (rows <= 0 || count <= 0)
         return;
     Frequencies by_value; // travels as a kernel argument: no host memory has to outlive the call
     assert(count <= MAX_FREQUENCIES_ON_DEVICE);
@@ -38,8 +39,8 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, int
         by_value.f[i] = frequency[i];
     float *scratch = scratch_floats(s, SCRATCH_ROPE, (size_t)count);
     store_frequencies_kernel<<<1, 256, 0, s>>>(scratch, by_value, count);
-    int64_t blocks = ceil_div((int64_t)positions * count, THREADS);
-    rope_tables_kernel<<<(unsigned)blocks, THREADS, 0, s>>>(cos, sin, scratch, positions, count);
+    int64_t blocks = ceil_div((int64_t)rows * count, THREADS);
+    rope_tables_kernel<<<(unsigned)blocks, THREADS, 0, s>>>(cos, sin, scratch, position, rows, count);
     CHECK_LAUNCH();
 }
 
