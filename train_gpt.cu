@@ -63,7 +63,8 @@ typedef struct {
     Trainer trainer;
     Logger *logger;         // NULL when nothing is trained
     Evaluation *evaluation; // NULL without --eval
-    Tokenizer *tokenizer;   // of the rank that writes a sample; NULL without --sample
+    Tokenizer *tokenizer;   // of the rank that writes samples; NULL without --sample
+    Sampler *sampler;       // the same
     double clock;           // when the running stretch of training time began; 0: stopped
     int first_step;         // of this process: what a checkpoint held before is not saved again
     RunFolder folder;       // of log and checkpoints
@@ -498,18 +499,18 @@ static void log_memory(Run *r)
 }
 
 // Before any training: a missing vocabulary or too long a prompt must not show hours later.
-static void open_tokenizer(Run *r)
+static void open_sampler(Run *r)
 {
     Error e;
     const Config *c = &r->config;
     if (!c->sample || comm_rank())
         return;
-    Tokenizer *tokenizer = vocabulary_open(c, "--sample", &e);
-    if (!tokenizer)
+    r->tokenizer = vocabulary_open(c, "--sample", &e);
+    if (!r->tokenizer)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
-    if (!sample_check(&r->trainer, tokenizer, &e))
+    r->sampler = sampler_create(&r->trainer, r->tokenizer, &e);
+    if (!r->sampler)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
-    r->tokenizer = tokenizer;
 }
 
 // On every rank, also before any training.
@@ -525,14 +526,15 @@ static void open_evaluation(Run *r)
     comm_patience(false);
 }
 
-static void write_sample(Run *r)
+static void write_samples(Run *r)
 {
-    Error e;
-    if (!r->tokenizer)
+    if (!r->sampler)
         return;
     printf("\n");
-    if (!sample_write(&r->trainer, r->tokenizer, stdout, &e))
-        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    sampler_write(r->sampler, stdout);
+    char *speed = sampler_speed(r->sampler);
+    note("%s", speed);
+    free(speed);
 }
 
 static void note_unused(const Config *c, bool training)
@@ -555,7 +557,7 @@ static int train_run(Run *r, int argc, char **argv)
         fatal(EXIT_USAGE, "--profile: %s", e.text);
     trainer_create(t, &r->config, true, true);
     int total = config_total_steps(c); // which small data shorten
-    open_tokenizer(r);
+    open_sampler(r);
     open_evaluation(r);
     trainer_warm_up(
         t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
@@ -587,7 +589,7 @@ static int train_run(Run *r, int argc, char **argv)
     free(sha256);
     logger_memory(r->logger, (double)device_bytes_peak() / 1048576, (double)device_bytes_in_use() / 1048576);
     if (done)
-        write_sample(r);
+        write_samples(r);
     logger_close(r->logger);
     if (!saved)
         return EXIT_BAD_INPUT;
@@ -612,7 +614,7 @@ static int use_run(Run *r)
     trainer_create(t, c, false, c->eval_only);
     if (t->fit[1])
         note("%s", t->fit[1]);
-    open_tokenizer(r);
+    open_sampler(r);
     open_evaluation(r);
     load_state(r);
     if (*c->resume)
@@ -633,7 +635,7 @@ static int use_run(Run *r)
         free(line);
     }
     evaluate(r, final);
-    write_sample(r);
+    write_samples(r);
     return 0;
 }
 
@@ -690,6 +692,7 @@ int main(int argc, char **argv)
     backend_open(run.config.device);
     timeline_mark("device");
     status = training ? train_run(&run, all.argc, all.argv) : use_run(&run);
+    sampler_free(run.sampler);
     tokenizer_free(run.tokenizer);
     evaluation_close(run.evaluation);
     trainer_free(&run.trainer);

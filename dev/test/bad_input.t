@@ -124,10 +124,10 @@ refuses('a vocabulary that is missing', 1, qr/--vocab: .*none/, @other, '--sampl
 ok(!glob("$dir/other/*"), 'before any training');
 # The context is what validation evaluates at a time, at most its sequence of 512 tokens.
 refuses('a prompt longer than the context', 1,
-    qr/--sample: the prompt has 511 tokens; sequences of (\d+) tokens leave room for (??{ $1 <= 512 ? $1 - 2 : 'less' })$/m,
-    @short, '--sample', 'a' x 511, '--out', "$dir/prompt");
-refuses('a context too short for any prompt', 1, qr/--sample: the prompt has 0 tokens; sequences of 15 tokens leave room for 0/,
-    @short, '--sample', '', '--val-tokens', 15, '--out', "$dir/prompt");
+    qr/--sample: the prompt has 511 tokens; without a cache \(--kv-cache\) sequences of (\d+) tokens leave room for (??{ $1 <= 512 ? $1 - 2 : 'less' })$/m,
+    @short, '--kv-cache', 'off', '--sample', 'a' x 511, '--out', "$dir/prompt");
+refuses('a context too short for any prompt', 1, qr/--sample: the prompt has 0 tokens; without a cache .* sequences of 15 tokens leave room for 0/,
+    @short, '--kv-cache', 'off', '--sample', '', '--val-tokens', 15, '--out', "$dir/prompt");
 ok(!glob("$dir/prompt/*"), 'before any training, too');
 refuses('--save-init into nowhere', 1, qr/--save-init: .*No such file or directory/, @short, '--save-init', "$dir/nowhere/init.safetensors");
 

@@ -399,8 +399,10 @@ static void check_unused(void)
            "--eval-every, --eval-items: not used: only --eval uses it; ");
     unused("--stage-prefix 1 --window-schedule 3 --vocab v", true, "");
     unused("--stage-prefix 1 --window-schedule 3 --vocab v --sample a", false, "");
-    unused("--sample a --temperature 0 --top-k 3", true,
-           "--top-k: not used: --temperature 0 takes the likeliest token; ");
+    unused("--sample a --temperature 0 --top-k 3 --top-p 0.5 --repetition-penalty 2 --kv-cache off", true,
+           "--top-k, --top-p: not used: --temperature 0 takes the likeliest token; ");
+    unused("--kv-cache off --sample-batch 2 --top-p 0.5 --repetition-penalty 2", true,
+           "--top-p, --repetition-penalty, --sample-batch, --kv-cache: not used: only --sample uses it; ");
     unused("--eval-only --out x --repeat=0 --stop-at 3 --val-tokens 262144", false,
            "--repeat, --out, --stop-at: not used: nothing is trained here; ");
     unused("--sample a --val-tokens 262144", false, "--val-tokens: not used: nothing is validated here; ");

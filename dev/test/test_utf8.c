@@ -1,4 +1,4 @@
-// Repair of invalid UTF-8 against recorded decodings.
+// Repair of invalid UTF-8 against recorded decodings, of whole texts and of texts that come byte by byte.
 #include "llmc/base/utf8.h"
 #include "dev/test/tap.h"
 #include <stdlib.h>
@@ -28,6 +28,34 @@ static const struct {
     {"12345678\xC3z12345678\x80", "12345678Rz12345678R", 2},
 };
 
+// Repairs what is finished whenever a byte has come, and the rest at the end.
+static bool same_byte_by_byte(const char *text, size_t len, const char *whole, size_t whole_len)
+{
+    char pieces[256];
+    size_t used = 0, done = 0, fixed_len, replaced;
+    for (size_t have = 1; have <= len + 1; have++) {
+        size_t end = have > len ? len : done + utf8_finished(text + done, have - done);
+        char *fixed = utf8_repair(text + done, end - done, &fixed_len, &replaced);
+        memcpy(pieces + used, fixed, fixed_len);
+        used += fixed_len;
+        done = end;
+        free(fixed);
+    }
+    return used == whole_len && !memcmp(pieces, whole, used);
+}
+
+static void check_finished(void)
+{
+    ok(utf8_finished("", 0) == 0 && utf8_finished("ab", 2) == 2 && utf8_finished("a\xFF", 2) == 2,
+       "ASCII, and bytes that begin nothing, are finished");
+    ok(utf8_finished("a\xE2\x82", 3) == 1 && utf8_finished("\xF0\x9F\x98", 3) == 0 &&
+           utf8_finished("\xE2\x82\xAC", 3) == 3,
+       "the beginning of a character is not, a whole one is");
+    ok(utf8_finished("\xE2z", 2) == 2 && utf8_finished("\xE0\x80", 2) == 2 &&
+           utf8_finished("\xE2\xC3", 2) == 1,
+       "nor does one wait for what no byte can complete");
+}
+
 int main(void)
 {
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
@@ -44,7 +72,9 @@ int main(void)
         ok(fixed_len == expected_len && !memcmp(fixed, expected, fixed_len) &&
                replaced == broken[i].replaced && valid == (broken[i].replaced == 0),
            "text %zu repaired as Python does it, %zu replacements", i, replaced);
+        ok(same_byte_by_byte(broken[i].bytes, len, fixed, fixed_len), "and byte by byte");
         free(fixed);
     }
+    check_finished();
     return tap_done();
 }

@@ -53,6 +53,19 @@ size_t utf8_valid_prefix(const char *text, size_t len)
     return len;
 }
 
+size_t utf8_finished(const char *text, size_t len)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    for (size_t i = 0; i < len;) {
+        int n = character_at(p + i, len - i);
+        bool begins = p[i] >= 0xC2 && p[i] <= 0xF4;
+        if (n < 0 && begins && i + (size_t)-n == len)
+            return i;
+        i += (size_t)(n < 0 ? -n : n);
+    }
+    return len;
+}
+
 char *utf8_repair(const char *text, size_t len, size_t *fixed_len, size_t *replaced)
 {
     char *out = xcalloc(3 * len + 1, 1);

@@ -6,6 +6,10 @@
 // Number of bytes at the start of text that are valid UTF-8 (== len when all of it is).
 size_t utf8_valid_prefix(const char *text, size_t len);
 
+// Number of bytes at the start of text behind which there is nothing, or the beginning of a character that
+// more bytes may complete.
+size_t utf8_finished(const char *text, size_t len);
+
 // Replaces every invalid sequence of `text` (len bytes) by U+FFFD. One replacement stands for a maximal
 // subpart, that is for the longest start of a well-formed character found there, or for one byte; this is the
 // practice of Unicode section 3.9 and what Python's bytes.decode('utf-8', errors='replace') does. Returns the

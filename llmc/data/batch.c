@@ -110,14 +110,21 @@ static int32_t pair_row(const PairHash *h, int32_t token, int32_t before)
     return row < 0 ? row + h->rows - 1 : row;
 }
 
+PairRows pair_hash(const PairHash *h, int32_t token, int32_t before, int position)
+{
+    if (position == 0)
+        return (PairRows){h->rows - 1, 0};
+    return (PairRows){pair_row(h, token, position == 1 ? h->rows - 1 : before),
+                      (token ^ before) % h->sign_rows};
+}
+
 void batch_hash_pairs(Batch *b, int position, int32_t before)
 {
-    const PairHash *h = &b->tables.pairs;
-    for (int i = 0; i < b->N && h->rows; i++) {
-        int32_t token = b->tokens[i], last = i ? b->tokens[i - 1] : before;
-        int at = position + i;
-        b->bigram_rows[i] = at == 0 ? h->rows - 1 : pair_row(h, token, at == 1 ? h->rows - 1 : last);
-        b->sign_rows[i] = at == 0 ? 0 : (token ^ last) % h->sign_rows;
+    for (int i = 0; i < b->N && b->tables.pairs.rows; i++) {
+        PairRows rows =
+            pair_hash(&b->tables.pairs, b->tokens[i], i ? b->tokens[i - 1] : before, position + i);
+        b->bigram_rows[i] = rows.row;
+        b->sign_rows[i] = rows.sign;
     }
 }
 

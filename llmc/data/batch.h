@@ -18,6 +18,11 @@ typedef struct {
 typedef struct {
     int rows, sign_rows; // of the two tables, rows above 2; 0: there are none
 } PairHash;
+typedef struct {
+    int32_t row, sign;
+} PairRows;
+// before: the token before, which is not read at position 0
+PairRows pair_hash(const PairHash *h, int32_t token, int32_t before, int position);
 
 // What batches have beside tokens and documents.
 typedef struct {

@@ -72,6 +72,15 @@ typedef struct {
     void *head_scratch;
 } Acts;
 
+typedef struct KeyCache KeyCache; // llmc/model/cache.h
+
+// Rows that continue texts; see TextCache in ops/attention.h.
+typedef struct {
+    KeyCache *cache;                              // NULL: the batch is of whole documents
+    const int32_t *before, *text, *position;      // (N); the first as in EmbedForward
+    const int32_t *text_paired, *position_paired; // (2N) of paired heads: 2n and 2n + 1 are those of row n
+} TextRows;
+
 // A batch on the device; points into one block. What the record does not ask for is NULL or 0.
 typedef struct {
     int N;
@@ -89,6 +98,7 @@ typedef struct {
     int slots;
     const int32_t *table_paired; // that of 2N rows, each document twice as long, for paired heads
     int slots_paired;
+    TextRows texts; // then cos and sin of AttentionSetting are those of row n, not of position n
 } DeviceBatch;
 
 typedef struct {

@@ -175,12 +175,13 @@ char *config_unused(const Config *c, bool training, int reason)
         bool holds;
         const char *names, *why;
     } reasons[UNUSED_REASONS] = {
-        {!c->sample, " temperature top-k num-tokens ", "only --sample uses it"},
+        {!c->sample, " temperature top-k top-p repetition-penalty num-tokens sample-batch kv-cache ",
+         "only --sample uses it"},
         {!c->sample && !*c->eval && !(training && schedule_needs_prefix(c)) && !(validated && c->val_mask),
          " vocab ", "neither --sample nor --eval nor a prefix term nor --val-mask uses it"},
         {!*c->eval, " eval-every eval-items ", "only --eval uses it"},
         {!(training && record_scales_are_state(c)), " fp8-scales ", "no scale is delayed here"},
-        {c->sample && !c->temperature, " top-k ", "--temperature 0 takes the likeliest token"},
+        {c->sample && !c->temperature, " top-k top-p ", "--temperature 0 takes the likeliest token"},
         {!training,
          " train-files val-every eval-every repeat epochs out checkpoint-every keep-checkpoints stop-at "
          "stop-after "

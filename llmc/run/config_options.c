@@ -108,11 +108,15 @@ const Option config_options[] = {
     {"pair-exchange", OPT_CHOICE, AT(pair_exchange), "dense", 0, 0, "dense|rows", "what ranks send each other of a table that is read by pairs of tokens: all of it, or the rows that micro-batches touch; the same run", false, NULL},
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads of a rank; 0: one for each core, which the ranks of a machine share", false, NULL},
 
-    {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
+    {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt, or each prompt of a file (@FILE) or of standard input (-): a line each, with \\n for a line break; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},
     {"vocab", OPT_TEXT, AT(vocab), "", 0, 0, NULL, "tokenizer: folder or file of the GPT-2 vocabulary, for --sample, --eval, the prefix term and --val-mask; empty: bytes when the shards are of bytes, else data/vocab", false, NULL},
     {"temperature", OPT_FLOAT, AT(temperature), "0.8", 0, 100, NULL, "0 takes the likeliest token", false, NULL},
     {"top-k", OPT_INT, AT(top_k), "50", 0, 65536, NULL, "draw among the k likeliest; 0: all", false, NULL},
-    {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of the sample", false, NULL},
+    {"top-p", OPT_FLOAT, AT(top_p), "1", 0.0001, 1, NULL, "draw among the likeliest of those, whose probabilities together reach p; 1: all", false, NULL},
+    {"repetition-penalty", OPT_FLOAT, AT(repetition_penalty), "1", 0.01, 100, NULL, "logits of tokens that the text has are divided by it (negative ones multiplied); 1: none", false, NULL},
+    {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of a sample, its prompt not counted", false, NULL},
+    {"sample-batch", OPT_INT, AT(sample_batch), "8", 1, 256, NULL, "prompts that are continued at a time", false, NULL},
+    {"kv-cache", OPT_CHOICE, AT(kv_cache), "auto", 0, 0, "auto|on|off", "keep the keys and values of a sample's tokens: a text may then have any length, of which a layer sees as much as its window; off: each token computes the text anew, or its end where it is longer than a validation sequence; auto: on with the CPU program, off on a GPU", false, NULL},
     {"help", OPT_FLAG, AT(help), "0", 0, 0, NULL, "this text", false, NULL},
     {0},
 };

@@ -1,18 +1,23 @@
-// Text from a trained model: one token after another, each from a forward pass over all before it (no cache
-// of keys and values).
+// Text from a trained model: every prompt of --sample is continued by --num-tokens tokens, or until the model
+// begins a new document. Prompts are computed --sample-batch at a time, each in the place of one that is
+// done.
+//
+// With a cache (--kv-cache) a token is one row of a forward pass and a text may have any length. Without one
+// each token is a forward pass over the whole text, or over as much of its end as a validation is evaluated
+// at a time.
 #pragma once
-#include "llmc/text/tokenizer.h"
 #include "llmc/run/trainer.h"
+#include "llmc/text/tokenizer.h"
 
-// Continues config->sample by config->num_tokens tokens, or until the model begins a new document, and writes
-// prompt and continuation to f as they come. Deterministic for the same --seed. Error: prompt longer than the
-// context.
-bool sample_write(Trainer *t, const Tokenizer *tokenizer, FILE *f, Error *e);
+typedef struct Sampler Sampler;
 
-// Whether sample_write can work, before training: false with a line when the prompt is longer than the
-// context.
-bool sample_check(const Trainer *t, const Tokenizer *tokenizer, Error *e);
+// Reads the prompts and takes all memory, so that what is wrong shows before any training. NULL: a prompt
+// cannot be read or, without a cache, is longer than the context. tokenizer: outlives the sampler
+Sampler *sampler_create(Trainer *t, const Tokenizer *tokenizer, Error *e);
+void sampler_free(Sampler *s); // NULL is allowed
 
-// The next token from logits z (vocab) fp32 host, overwritten: temperature 0 takes the likeliest, else
-// softmax(z / temperature) over the top_k largest (0: all). `uniform` is a number in [0, 1).
-int sample_token(float *z, int vocab, double temperature, int top_k, double uniform);
+// Writes the texts in the order of their prompts, each token as it is made; those behind the first that is
+// not done wait for it. The bytes written are UTF-8, however tokens cut characters: a character is written
+// whole, what is none as U+FFFD. The same for the same --seed, whatever the number of prompts at a time.
+void sampler_write(Sampler *s, FILE *f);
+char *sampler_speed(const Sampler *s); // what sampler_write took: a line, owned by the caller

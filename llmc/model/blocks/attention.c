@@ -1,5 +1,6 @@
 // Attention: norm and rotation of q and k, value embeddings, masked softmax, output gate.
 #include "llmc/model/blocks/blocks.h"
+#include "llmc/model/cache.h"
 
 static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 {
@@ -45,6 +46,18 @@ static AttentionForward attention_of(const Pass *p, int i, const floatX *h)
                               .gate_inputs = (int)m->layer[i].gate->cols};
 }
 
+static void attend(const Pass *p, int i, const AttentionForward *attention)
+{
+    const Model *m = p->m;
+    int N = p->b->N, H = m->config->num_heads, e = m->config->model_dim / H;
+    if (!p->b->texts.cache) {
+        attention_forward(p->s, attention, N, H, e);
+        return;
+    }
+    TextCache cache = cache_of(m, &p->b->texts, i);
+    attention_decode(p->s, attention, &cache, N, H, e);
+}
+
 static void forward(const Pass *p, int i, const BlockPort *io)
 {
     const Model *m = p->m;
@@ -71,7 +84,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
         qkv_product_forward(s, &qkv, N, H, e);
     AttentionForward attention = attention_of(p, i, io->h);
     if (pass_runs(a, USES(l->yg, l->lse, l->q, l->v, io->h)))
-        attention_forward(s, &attention, N, H, e);
+        attend(p, i, &attention);
     if (pass_runs(a, USES(io->out, l->yg, io->x)))
         matmul_forward(p->products, &(Product){io->out, l->yg, part_x(w.qkvo, 3 * (int64_t)d * d), io->x,
                                                NULL, N, d, d, 1});

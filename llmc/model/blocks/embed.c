@@ -13,7 +13,8 @@ void embed_forward_block(const Pass *p)
                                       .embed = param_weight(&m->params, m->embed),
                                       .gate = param_weight(&m->params, m->smear_gate),
                                       .lambda = model_scalar(m, m->record->smear_lambda),
-                                      .gate_inputs = (int)m->smear_gate->cols},
+                                      .gate_inputs = (int)m->smear_gate->cols,
+                                      .before = p->b->texts.before},
                       p->b->N, m->config->model_dim);
 }
 

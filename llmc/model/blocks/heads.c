@@ -1,5 +1,6 @@
 // Attention of the records of 2026: norm, rope, values, masked softmax, DC, XSA and gate, each by its op.
 #include "llmc/model/blocks/blocks.h"
+#include "llmc/model/cache.h"
 
 int heads_width(const Model *m)
 {
@@ -146,7 +147,7 @@ static HeadsForward heads_of(const Pass *p, int i, const BlockPort *io)
                           .cos = spec->paired ? at->cos_paired : at->cos,
                           .sin = spec->paired ? at->sin_paired : at->sin,
                           .paired = spec->paired,
-                          .offset = spec->offset,
+                          .offset = spec->offset && !p->b->texts.cache, // else the cache moves keys
                           .value = values_of(p, i, io)};
 }
 
@@ -282,23 +283,45 @@ static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const Block
                                                w->lin, N, d, d, 1});
 }
 
+// Attention and DC over whole documents, or over a cache.
+static void run_sdpa(const Pass *p, int i)
+{
+    int pairs = p->m->record->layers[i].heads.paired ? 2 : 1, N = p->b->N * pairs,
+        H = p->m->config->num_heads / pairs, e = p->m->config->model_dim / p->m->config->num_heads;
+    SdpaForward sdpa = sdpa_of(p, i);
+    if (!p->b->texts.cache) {
+        sdpa_forward(p->s, &sdpa, N, H, e);
+        return;
+    }
+    TextCache cache = cache_of(p->m, &p->b->texts, i);
+    sdpa_decode(p->s, &sdpa, &cache, N, H, e);
+}
+
+static void run_dc(const Pass *p, int i, const DcForward *dc)
+{
+    int N = p->b->N, H = p->m->config->num_heads, e = p->m->config->model_dim / H;
+    if (!p->b->texts.cache) {
+        dc_forward(p->s, dc, N, H, e);
+        return;
+    }
+    TextCache cache = cache_of(p->m, &p->b->texts, i);
+    dc_decode(p->s, dc, &cache, N, H, e);
+}
+
 static void attend(const Pass *p, int i)
 {
     Acts *a = p->a;
-    const HeadsSpec *spec = &p->m->record->layers[i].heads;
     const HeadsActs *l = &a->heads[i];
-    int N = p->b->N, H = p->m->config->num_heads, d = p->m->config->model_dim, e = d / H,
-        pairs = spec->paired ? 2 : 1;
-    SdpaForward sdpa = sdpa_of(p, i);
+    size_t n = (size_t)p->b->N * (size_t)p->m->config->model_dim;
     if (pass_runs(a, USES(l->y, l->lse, l->q, l->k)))
-        sdpa_forward(p->s, &sdpa, N * pairs, H / pairs, e);
-    if (!spec->dc_weights)
+        run_sdpa(p, i);
+    if (!p->m->record->layers[i].heads.dc_weights)
         return;
     DcForward dc = dc_of(p, i);
     if (l->mixed != l->y && pass_runs(a, USES(l->mixed, l->y)))
-        copy_on_device(p->s, l->mixed, l->y, (size_t)N * (size_t)d * sizeof(floatX));
+        copy_on_device(p->s, l->mixed, l->y, n * sizeof(floatX));
     if (pass_runs(a, USES(l->mixed, l->dc_lse, l->q, l->k, dc.w1)))
-        dc_forward(p->s, &dc, N, H, e);
+        run_dc(p, i, &dc);
 }
 
 static void forward(const Pass *p, int i, const BlockPort *io)

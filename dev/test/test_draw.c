@@ -1,0 +1,103 @@
+// Drawing a token: the likeliest at temperature 0, else exactly the shares of the softmax, over the top k, or
+// the fewest that reach the share p.
+#include "dev/test/tap.h"
+#include "llmc/run/draw.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { VOCAB = 7, DRAWS = 100000 };
+static const float logits[VOCAB] = {1, -2, 3, 0.5f, 3, -30, 2};
+
+static int draw_by(const DrawRule *rule, double uniform)
+{
+    static const bool seen[VOCAB] = {[2] = true, [5] = true};
+    float z[VOCAB]; // overwritten by the draw
+    memcpy(z, logits, sizeof z);
+    return draw_token(rule, z, VOCAB, seen, uniform);
+}
+
+static int draw(double temperature, int top_k, double uniform)
+{
+    DrawRule rule = {.temperature = temperature, .top_k = top_k, .top_p = 1, .repetition_penalty = 1};
+    return draw_by(&rule, uniform);
+}
+
+// Draws with evenly spread uniform numbers hit a token as often as its share says, to within one draw at
+// either end.
+static void check_rule(const DrawRule *rule, const double *z, const int *kept)
+{
+    int hits[VOCAB] = {0};
+    double sum = 0, worst = 0;
+    for (int i = 0; i < VOCAB; i++)
+        sum += kept[i] ? exp(z[i] / rule->temperature) : 0;
+    for (int i = 0; i < DRAWS; i++)
+        hits[draw_by(rule, (i + 0.5) / DRAWS)]++;
+    for (int i = 0; i < VOCAB; i++) {
+        double share = kept[i] ? exp(z[i] / rule->temperature) / sum : 0;
+        worst = fmax(worst, fabs(hits[i] - share * DRAWS));
+        if (!kept[i])
+            ok(hits[i] == 0, "temperature %g, top %d, p %g: token %d is never drawn", rule->temperature,
+               rule->top_k, rule->top_p, i);
+    }
+    ok_at_most(worst, 2, "draws away from the softmax's share");
+}
+
+static void check_shares(double temperature, int top_k, const int *kept)
+{
+    double z[VOCAB];
+    for (int i = 0; i < VOCAB; i++)
+        z[i] = logits[i];
+    check_rule(&(DrawRule){temperature, 1, 1, top_k}, z, kept);
+}
+
+// At temperature 1 the shares are 0.38, 0.38, 0.14, 0.05, 0.03, 0.003 and none; of the three largest 0.42,
+// 0.42 and 0.16.
+static void check_top_p(void)
+{
+    static const double z[VOCAB] = {1, -2, 3, 0.5, 3, -30, 2};
+    static const int two[VOCAB] = {[2] = 1, [4] = 1}, three[VOCAB] = {[2] = 1, [4] = 1, [6] = 1},
+                     four[VOCAB] = {1, [2] = 1, [4] = 1, [6] = 1};
+    check_rule(&(DrawRule){1, 0.75, 1, 0}, z, two);
+    check_rule(&(DrawRule){1, 0.001, 1, 0}, z, two); // equal ones stay together
+    check_rule(&(DrawRule){1, 0.78, 1, 0}, z, three);
+    check_rule(&(DrawRule){1, 0.9, 1, 0}, z, three);
+    check_rule(&(DrawRule){1, 0.94, 1, 0}, z, four);
+    check_rule(&(DrawRule){1, 0.8, 1, 3}, z, two); // of what top-k leaves
+    check_rule(&(DrawRule){1, 0.86, 1, 3}, z, three);
+}
+
+// Tokens 2 and 5 are in the text.
+static void check_penalty(void)
+{
+    static const double z[VOCAB] = {1, -2, 2, 0.5, 3, -45, 2};
+    static const int all[VOCAB] = {1, 1, 1, 1, 1, 1, 1};
+    check_rule(&(DrawRule){2, 1, 1.5, 0}, z, all);
+    DrawRule greedy = {0, 1, 1.01, 0}, praise = {0, 1, 0.5, 0};
+    ok(draw_by(&greedy, 0) == 4 && draw_by(&praise, 0) == 2, "a penalty decides between equal ones");
+}
+
+int main(void)
+{
+    static const int all[VOCAB] = {1, 1, 1, 1, 1, 1, 1}, three[VOCAB] = {0, 0, 1, 0, 1, 0, 1},
+                     two[VOCAB] = {0, 0, 1, 0, 1, 0, 0};
+    ok(draw(0, 0, 0.99) == 2 && draw(0, 3, 0) == 2,
+       "temperature 0: the first of the likeliest, whatever is drawn");
+    PART(check_shares(1, 0, all));
+    PART(check_shares(0.8, 0, all));
+    PART(check_shares(3, 7, all));
+    PART(check_shares(1, 100, all));
+    PART(check_shares(1, 3, three));
+    PART(check_shares(0.5, 2, two));
+    PART(check_shares(1, 1, two)); // the two largest are equal: a tie is not broken
+    ok(draw(1e-3, 0, 0.25) == 2 && draw(1e-3, 0, 0.75) == 4,
+       "a temperature near 0 shares out among the likeliest, without overflow");
+    ok(draw(100, 0, 0) == 0 && draw(100, 0, nextafter(1, 0)) == 6,
+       "the ends of the interval are the first and last token");
+    PART(check_top_p());
+    PART(check_penalty());
+    float single = -5, far[2] = {-1e30f, 1e30f};
+    ok(draw_token(&(DrawRule){0.7, 0.5, 1, 50}, &single, 1, NULL, 0.5) == 0, "a vocabulary of one");
+    ok(draw_token(&(DrawRule){1, 1, 1, 0}, far, 2, NULL, 0) == 1,
+       "a token of probability 0 is not drawn, even by 0");
+    return tap_done();
+}
