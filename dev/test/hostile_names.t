@@ -230,13 +230,13 @@ is( $text,
     'embed_source: files under such names') or diag $status;
 
 make_path('speed/scripts');
-spew('speed/scripts/speedrun.sh', slurp("$root/scripts/speedrun_8xH100.sh"));
-chmod 0755, 'speed/scripts/speedrun.sh';
+spew("speed/scripts/$_.sh", slurp("$root/scripts/$_.sh")) for qw(speedrun_8xH100 speedrun_lib);
+chmod 0755, 'speed/scripts/speedrun_8xH100.sh';
 spew('speed/train_gpt', "#!/bin/sh\n");
 chmod 0755, 'speed/train_gpt';
 for my $variable (qw(KEEP RUNS)) {
     local $ENV{$variable} = "a[\$(touch $dir/touched)]";
-    ($status, $out, $err) = call("$dir/speed/scripts/speedrun.sh");
+    ($status, $out, $err) = call("$dir/speed/scripts/speedrun_8xH100.sh");
     ok($status eq '1' && $err =~ /\Aspeedrun: error: $variable=/, "speedrun: $variable is no arithmetic")
         or diag "$status\n$err";
     untouched('speedrun');
