@@ -74,6 +74,14 @@ my ($then_one, $then_four) = map { my $name = "then$_"; run_ok($name, 'cp', '-r'
     scales(newest(train($exact, $name, '--ranks', $_, '--resume', "$dir/$name", '--stop-at', 4))) } 1, 4;
 is_deeply($then_four, $then_one, 'three steps on one rank, one on four: the scales of one');
 
+# ---- the preset --------------------------------------------------------------------------------------------------------
+
+# At a small size, over all of its stages.
+my (undef, $out) = train($trainer, 'preset', qw(--preset 2026-08-06 --model-dim 96 --mlp-dim 64 --block-size 1 --stage-tokens 32,48,64,64 --stage-documents 20,40,40,40 --micro-batch-tokens 64),
+    qw(--num-scheduled 5 --num-extension 1 --val-tokens 512));
+like($out, qr/; head fp8, MLP fp8-backward, QKV fp8$/m, '  FP8 is its default, both ways');
+like($out, qr/^data: the tokens are single bytes: validations leave none out$/m, '  so is the mask of the last validation');
+
 # ---- what is refused ---------------------------------------------------------------------------------------------------
 
 refuses('one order of all micro-batches on two ranks', 2, qr/--fp8-scales sequential is for one GPU, and this run has 2 ranks/, $exact, @small, @fp8, qw(--fp8-scales sequential --ranks 2), '--out', "$dir/refused");

@@ -83,5 +83,8 @@ int main(void)
     describe(&m, &c, "2026-07-17");
     PART(check_full_size(&m, "2026-07-17", 49152, true, 12464));
     PART(check_full_size(&m, "2026-07-17", 262144, false, 5047.5));
+    describe(&m, &c, "2026-08-06");
+    PART(check_full_size(&m, "2026-08-06", 49152, true, 10880));
+    PART(check_full_size(&m, "2026-08-06", 262144, false, 4663.5));
     return tap_done();
 }

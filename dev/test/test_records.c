@@ -265,6 +265,8 @@ static void check_refusals(void)
     refused("a cap of at most 60");
     record.head.range_w = 0;
     refused("ranges 0, 0, 1 of the FP8 head");
+    record.fp8 = (Fp8Scales){.headroom = 0.9};
+    refused("a headroom of at least 1");
     record.num_params--; // the scalars
     refused("no tensor for the scalars");
     record.num_layers = MAX_LAYERS + 1;

@@ -17,8 +17,6 @@
 // Where later records fit; each field comes with the op that reads it:
 //   tables by rows          a Sharding: only touched rows are reduced, updated and gathered; the loader knows
 //                           them before the step
-//   heads' widths           LayerSpec gets widths of q, k and of v
-//   loss targets            StageSpec gets the weights of the targets
 //   sampled softmax         StageSpec gets the number of candidates
 //   averages                Record gets the steps from which averages of a tensor are kept, and the step
 //                           that reads them
