@@ -212,15 +212,15 @@ def reference_and_errors(r, run):
     return reference, {n: s.sqrt() for n, s in squares.items()}
 
 
-def write_inputs(name, r):
-    table, p = record.parameters(r), initial_parameters(r)
+def write_inputs(name, r, draw=0):
+    table, p = record.parameters(r), initial_parameters(r, draw)
     save(
         f"{name}-init",
         None,
         {n: t if table[n].storage == "fp32" else t.bfloat16() for n, t in p.items()},
         **metadata(r),
     )
-    tokens, cu = make_batches(r)
+    tokens, cu = make_batches(r, draw)
     rows = torch.zeros(2, *tokens.shape[:2], tokens.shape[2] - 1, dtype=torch.int64)
     for t in range(STEPS):
         for i, b in enumerate(batches_of_step(r, tokens, cu, t)):

@@ -1,9 +1,9 @@
 // Six steps of the records of summer 2026 in FP8 against the float64 reference with emulated codes: losses,
 // and the scales that each step has in use.
 //
-// The reference rounds to bf16 what a bf16 network would round, and nothing else; here all is bf16, or
-// nothing. So some codes are the neighbour's, 2^-4 to 2^-3 away: that is how far scales may be from the
-// reference's. What scales follow from is checked to the bit.
+// The reference rounds to bf16 what FP8 products read and give, and nothing else; here all is bf16. So some
+// codes are the neighbour's, 2^-4 to 2^-3 away: that is how far scales may be from the reference's. What
+// scales follow from is checked to the bit. Every code and scale: exact_fp8_2026.c.
 #pragma once
 #include "dev/test/golden_2026.h"
 #include "dev/test/tap.h"

@@ -17,6 +17,8 @@ typedef struct {
     floatX *cos, *sin, *cos_paired, *sin_paired;
     StepParams step;
     float scale_post[2][MAX_LAYERS]; // that each micro-batch of the last step had, with delayed scales
+    char *apart; // memory in which no two tensors of training share a place, owned here; NULL: not asked for
+    void (*behind)(int t, int micro); // NULL, or called behind each micro-batch
     SafeTensors *init, *batches;
     int32_t *tokens, *cu_seqlens, *bigram_rows, *sign_rows, *prefix;
     uint32_t *impossible; // of the last validation, where the file has a mask; else NULL
@@ -99,9 +101,28 @@ static void golden_2026_rope(Golden2026 *g)
     rope_tables(NULL, g->cos_paired, g->sin_paired, g->rope.frequency, NULL, 2 * GOLDEN_2026_MOST, e);
 }
 
+// The activations of N tokens, each in memory of its own, all of which is there behind the backward.
+static void place_apart(Golden2026 *g, int N)
+{
+    Plan *plan = xcalloc(1, sizeof *plan);
+    size_t size = 0;
+    acts_plan(plan, &g->model, N, true);
+    for (int i = 0; i < plan->count; i++) {
+        plan->tensor[i].offset = size;
+        size += plan->tensor[i].bytes;
+    }
+    free(g->apart);
+    g->apart = xcalloc(size, 1);
+    acts_follow(&g->acts, &g->model, N, true, plan, g->apart);
+    free(plan);
+}
+
 static void golden_2026_place(Golden2026 *g, int N)
 {
-    acts_place(&g->acts, &g->model, N, true, g->memory);
+    if (g->behind)
+        place_apart(g, N);
+    else
+        acts_place(&g->acts, &g->model, N, true, g->memory);
     acts_place(&g->eval, &g->model, N, false, g->eval_memory);
 }
 
@@ -181,8 +202,8 @@ static inline void golden_2026_open(Golden2026 *g, const char *preset, const cha
 static void golden_2026_close(Golden2026 *g)
 {
     void *device[] = {g->memory, g->eval_memory, g->cos, g->sin, g->cos_paired, g->sin_paired},
-         *host[] = {g->tokens, g->cu_seqlens, g->bigram_rows,  g->sign_rows,
-                    g->prefix, g->table,      g->table_paired, g->impossible};
+         *host[] = {g->tokens, g->cu_seqlens,   g->bigram_rows, g->sign_rows, g->prefix,
+                    g->table,  g->table_paired, g->impossible,  g->apart};
     model_free(&g->model);
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         device_free(device[i]);
@@ -284,6 +305,8 @@ static inline void golden_2026_gradients(Golden2026 *g, int t, double *loss)
             g->scale_post[micro][i] = model_delayed_row(&g->model, 1 + micro % g->model.mlp.sets)[i];
         model_train_batch(&g->model, &g->acts, &b, &at, &sum, micro ? LAST_OF_STEP : FIRST_OF_STEP, NULL);
         loss[micro] = sum;
+        if (g->behind)
+            g->behind(t, micro);
     }
     model_finish_gradients(&g->model, &g->acts, NULL);
 }

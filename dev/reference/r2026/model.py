@@ -201,19 +201,19 @@ def initial_parameters(r, generator, dtype=torch.float32):
 
 class Model:
     """Parameters are leaves in one wide dtype. signs [sign_rows, d] of +-1; prefix [padded vocabulary], -1:
-    no prefix. sets: of delayed scales. mask [padded vocabulary, same], bool: tokens that cannot follow a
-    token.
+    no prefix. sets: of delayed scales. half: FP8 operands and results are bf16 (fp8.py). mask [padded
+    vocabulary, same], bool: tokens that cannot follow a token.
     """
 
-    def __init__(self, r, parameters, signs, prefix, fp8=(), sets=1, mask=None):
+    def __init__(self, r, parameters, signs, prefix, fp8=(), sets=1, mask=None, half=True):
         self.r, self.z, self.signs, self.prefix, self.fp8 = r, r.sizes, signs, prefix, set(fp8)
         self.p = {n: t.contiguous().clone().requires_grad_() for n, t in parameters.items()}
         self.dtype = self.p["embed.weight"].dtype
-        self.mlp_state = MlpState(len(r.layers), sets) if "mlp" in self.fp8 else None
+        self.mlp_state = MlpState(len(r.layers), sets, half) if "mlp" in self.fp8 else None
         full, unit = self.fp8 & {"mlp-full", "qkv"}, r.sizes.micro_batches // sets
         self.full_state = fp8_full.Scales(len(r.layers), sets, unit) if full else None
         self.mask = mask
-        self.head_scales = HeadScales()
+        self.head_scales = HeadScales(half)
 
     # ---- pieces -------------------------------------------------------------------------------------------
 

@@ -8,13 +8,15 @@ from .optimizer import Optimizers
 
 class Trainer:
     """sequential: the delayed scales of FP8 follow all micro-batches, as the published program's on one rank;
-    otherwise those of a micro-batch number follow its own.
+    otherwise those of a micro-batch number follow its own. half_fp8: what FP8 products read and give is bf16.
     """
 
-    def __init__(self, r, parameters, signs, prefix, fp8=(), half=False, sequential=False, mask=None):
+    def __init__(
+        self, r, parameters, signs, prefix, fp8=(), half=False, sequential=False, mask=None, half_fp8=True
+    ):
         self.r, self.schedule, self.t = r, r.schedule, 0
         sets = 1 if sequential else r.sizes.micro_batches
-        self.model = Model(r, parameters, signs, prefix, fp8, sets, mask)
+        self.model = Model(r, parameters, signs, prefix, fp8, sets, mask, half_fp8)
         self.rope = Rope.start(r.sizes, self.model.dtype)
         self.window_long = r.schedule.stage(0).window_long
         self.optimizers = Optimizers(r, self.model.p, half)
@@ -42,14 +44,17 @@ class Trainer:
 
     def step(self, batches):
         losses, gradients = self.gradients(batches)
-        for g in gradients.values():
-            g.div_(self.r.sizes.micro_batches)
-        self.optimizers.step(self.t, gradients)
+        self.update(gradients)
+        return losses
+
+    def update(self, gradients):
+        """The updates of a step; gradients: unscaled sums, as gradients() gives them."""
+        means = {n: g / self.r.sizes.micro_batches for n, g in gradients.items()}
+        self.optimizers.step(self.t, means)
         if self.model.full_state:
             self.model.full_state.end_of_step()
         self.model.quantize_weights(self.t < self.schedule.exact_scales)
         self.t += 1
-        return losses
 
     def validate(self, batch, final=False):
         """Summed loss of one sequence with the windows of the step that would follow."""
