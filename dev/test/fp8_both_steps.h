@@ -5,30 +5,12 @@
 // nothing. So some codes are the neighbour's, 2^-4 to 2^-3 away: that is how far scales may be from the
 // reference's. What scales of weights follow from is checked to the bit.
 #pragma once
-#include "dev/test/golden_2026.h"
-#include "dev/test/tap.h"
-#include "llmc/optim/optimizer.h"
+#include "dev/test/golden_2026_steps.h"
 
 static const double code = 0x1p-3;       // relative distance of neighbouring codes, at most
 static const double loss_limit = 0x1p-8; // one rounding of bf16
 enum { LAYERS_2026 = 6, SCALES_OF_STEP = 2 * LAYERS_2026 };
-static Golden2026 g;
-static Optimizer optimizer;
 static float delayed[DELAYED_KINDS][GOLDEN_2026_STEPS * SCALES_OF_STEP]; // of each step, micro-batch, layer
-
-// Root of the mean square of log(got / want).
-typedef struct {
-    double square;
-    int count;
-} Spread;
-
-static void spread(Spread *s, double got, double want)
-{
-    s->square += pow(log(got / want), 2);
-    s->count++;
-}
-
-static double spread_of(const Spread *s) { return sqrt(s->square / s->count); }
 
 static float largest_of(const floatX *x, int64_t n)
 {
@@ -127,26 +109,11 @@ static int wrong_starts(float unit)
 // other: the file of the other rule; unit: of gradients' scales
 static void check_fp8_both(const char *rule, const char *name, const char *other, float unit)
 {
-    char *options[] = {"--head",
-                       "fp8",
-                       "--mlp",
-                       "fp8-backward",
-                       "--qkv",
-                       "fp8",
-                       "--fp8-scales",
-                       (char *)rule,
-                       "--momentum-warmup",
-                       "3",
-                       "--momentum-cooldown",
-                       "2",
-                       NULL};
+    char *options[] = {"--head",       "fp8",        "--mlp", "fp8-backward", "--qkv", "fp8",
+                       "--fp8-scales", (char *)rule, NULL};
     SafeTensors *st = open_golden(name);
     printf("# --fp8-scales %s\n", rule);
-    golden_2026_open_with(&g, "toy-2026-08", "2026-08", options);
-    optimizer_create(&optimizer, &g.model);
-    optimizer.step = &g.step;
-    optimizer.ns_workspace = device_alloc(optimizer_workspace_bytes(&optimizer, &g.model), "optimizer");
-    golden_2026_weights(&g);
+    begin_steps("toy-2026-08", "2026-08", options);
     run_steps(st);
     ok(wrong_starts(unit) == 0, "the first scales: %d differ", wrong_starts(unit));
     for (int kind = 0; kind < DELAYED_KINDS; kind++) {
@@ -156,9 +123,7 @@ static void check_fp8_both(const char *rule, const char *name, const char *other
            "scales of %s: %.3f from the reference's, %.3f from those of the other rule", kinds[kind], own,
            others);
     }
-    device_free(optimizer.ns_workspace);
-    optimizer_free(&optimizer);
-    golden_2026_close(&g);
+    end_steps();
     safetensors_close(st);
 }
 

@@ -5,30 +5,12 @@
 // codes are the neighbour's, 2^-4 to 2^-3 away: that is how far scales may be from the reference's. What
 // scales follow from is checked to the bit. Every code and scale: exact_fp8_2026.c.
 #pragma once
-#include "dev/test/golden_2026.h"
-#include "dev/test/tap.h"
-#include "llmc/optim/optimizer.h"
+#include "dev/test/golden_2026_steps.h"
 
 static const double code = 0x1p-4;        // relative distance of neighbouring codes, at least
 static const double loss_limit = 0x1p-8;  // one rounding of bf16
 enum { DOWN_EXACT = 3, LAYERS_2026 = 6 }; // steps with scales of c_proj from the weights at hand
-static Golden2026 g;
-static Optimizer optimizer;
 static float largest_down[GOLDEN_2026_STEPS][LAYERS_2026], activation[GOLDEN_2026_STEPS][2][LAYERS_2026];
-
-// Root of the mean square of log(got / want).
-typedef struct {
-    double square;
-    int count;
-} Spread;
-
-static void spread(Spread *s, double got, double want)
-{
-    s->square += pow(log(got / want), 2);
-    s->count++;
-}
-
-static double spread_of(const Spread *s) { return sqrt(s->square / s->count); }
 
 static float largest_of(const floatX *x, int64_t n)
 {
@@ -100,31 +82,15 @@ static void run_steps(const SafeTensors *st)
 // other: the file of the other rule
 static void check_fp8_steps(const char *rule, const char *file, const char *other)
 {
-    char *options[] = {"--head",
-                       "fp8",
-                       "--mlp",
-                       "fp8",
-                       "--fp8-scales",
-                       (char *)rule,
-                       "--momentum-warmup",
-                       "3",
-                       "--momentum-cooldown",
-                       "2",
-                       NULL};
+    char *options[] = {"--head", "fp8", "--mlp", "fp8", "--fp8-scales", (char *)rule, NULL};
     SafeTensors *st = open_golden(file);
     printf("# --fp8-scales %s\n", rule);
-    golden_2026_open_with(&g, "toy-2026", "2026", options);
-    optimizer_create(&optimizer, &g.model);
-    optimizer.step = &g.step;
-    optimizer.ns_workspace = device_alloc(optimizer_workspace_bytes(&optimizer, &g.model), "optimizer");
-    golden_2026_weights(&g);
+    begin_steps("toy-2026", "2026", options);
     run_steps(st);
     double own = activation_spread(file, 0), others = activation_spread(other, 1);
     ok(own <= code && others > 2 * code,
        "scales of activations: %.3f from the reference's, %.3f from those of the other rule", own, others);
-    device_free(optimizer.ns_workspace);
-    optimizer_free(&optimizer);
-    golden_2026_close(&g);
+    end_steps();
     safetensors_close(st);
 }
 
