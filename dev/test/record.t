@@ -275,6 +275,26 @@ like($out, qr/^Not a record: all 2 final losses are equal/m, 'equal losses are n
 ($status, $out, $err) = run_script('record', '--records', "$DIR/absent", '--name', 'x', '--what', 'x', @logs);
 ok($status == 1 && $err =~ /\Arecord: error: [^\n]*no such folder[^\n]*\n\z/, 'a missing records folder');
 
+# The track of one GPU.
+my %fineweb = (
+    sha256 => '5b95c8e0966f0861685b307b23dc5ae42b228ef74b28cb499784ae021f201640',
+    vocabulary => 50257,
+    tokens => 10485760,);
+sub one_gpu {
+    my ($what, $why, %differs) = @_;
+    my %log = (
+        validation => {%fineweb}, gpus => '1 x NVIDIA H200',
+        preset => '2026-07-17', command => './train_gpt --preset 2026-07-17', %differs);
+    is(join('; ', Record::breaches({track => '1xH200', target => 3.28}, \%log, 1e6)), $why, $what);
+}
+one_gpu('one H200, however long it took', '');
+one_gpu($_, "$_, not 1 x H200", gpus => $_) for '2 x NVIDIA H200', '1 x NVIDIA H100', '1 x NVIDIA GH2000';
+one_gpu('another preset', 'preset 2025-11-18, not 2026-07-17', preset => '2025-11-18');
+one_gpu('other data and weights',
+    '--train-files, which the track does not have; --resume, which the track does not have',
+    command => "./train_gpt --train-files 'x' --resume=y --ns gram");
+one_gpu('less validation', '5 validation tokens, not 10485760', validation => {%fineweb, tokens => 5});
+
 # ---- plot_curve --------------------------------------------------------------------------------------------------------
 
 my $lines = join '', map { qq({"event":"step","step":$_,"loss":) . (5 - $_ / 100) . qq(,"ms":70.5}\n) } 1 .. 40;
