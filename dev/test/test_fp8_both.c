@@ -345,7 +345,7 @@ static void rope_of(floatX *cos, floatX *sin, int positions)
     float frequency[FREQUENCIES];
     for (int j = 0; j < FREQUENCIES; j++)
         frequency[j] = powf(1.0f / 1024, (float)j / (FREQUENCIES - 1));
-    rope_tables(NULL, cos, sin, frequency, positions, KEY);
+    rope_tables(NULL, cos, sin, frequency, NULL, positions, KEY);
 }
 
 #define QK(t, n, c) (((t)*HEADS + (n)) * KEY + (c))
