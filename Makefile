@@ -9,7 +9,7 @@
 # make dist        build/train_gpt-<version>.tar.gz, the commit checked out as a source release
 # make fuzz        a minute of fuzzing for every parser                 make bench     CPU throughput beside the PyTorch twin
 #
-# Overridable: CC, NVCC, GPU_ARCH=90a (80, 86, 89, 100a, 103a, 120a, native, or several: "80 89 90a 100a"), MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
+# Overridable: CC, NVCC, GPU_ARCH (native; or 80, 86, 89, 90a, 100a, 103a, 120a, or several: "80 89 90a 100a"), MARCH=native, CUDA_HOME, USE_OPENBLAS=0, USE_SODIUM=0, V=1
 #   SANITIZE=address,undefined  CPU program and tests under sanitizers, built in build/*-sanitize
 #   DEBUG=1      host code with -O0, in build/*-debug; kernels stay optimised, with line numbers; DEBUG=device: -G for them
 
@@ -18,7 +18,6 @@ CC := gcc
 MARCH := native
 SANITIZE :=
 DEBUG :=
-GPU_ARCH := 90a
 # /usr: Debian's own package of the toolkit.
 CUDA_HOME ?= $(firstword $(wildcard /usr/local/cuda) $(wildcard /opt/cuda) $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)))
 NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
@@ -45,11 +44,12 @@ ifneq ($(USE_OPENBLAS),0)
 OPENBLAS_INCLUDE := $(addprefix -I,$(wildcard /usr/include/openblas))
 HAVE_OPENBLAS := $(call probe,#include <cblas.h>,return openblas_get_num_threads()<1;,$(OPENBLAS_INCLUDE) -lopenblas)
 endif
-HAVE_GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
+# What the GPUs of this machine are, with the instructions of their own from Hopper on. Without another word kernels are built for
+# them; for Hopper where there is no GPU, or none that can run them.
+NATIVE := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9]*\)\.\([0-9]\)$$/\1\2/p' | sort -u | sed 's/^9.$$\|^1..$$/&a/')
+GPU_ARCH := $(or $(filter-out 5% 6% 7%,$(NATIVE)),90a)
 ifneq ($(NVCC),)
 NVCC_RELEASE := $(shell $(NVCC) --version 2>/dev/null | sed -n 's/.*release \([^,]*\),.*/\1/p')
-# GPU_ARCH=native: what the GPUs of this machine are, with the instructions of their own from Hopper on.
-NATIVE := $(if $(filter native,$(GPU_ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d '. ' | sort -u | sed 's/^9.$$\|^1..$$/&a/'))
 ARCHS := $(foreach a,$(GPU_ARCH),$(if $(filter native,$(a)),$(or $(NATIVE),native),$(a)))
 CUDA_INCLUDES := $(filter-out -I/usr/include,$(patsubst %,-I%,$(wildcard $(CUDA_HOME)/include $(CUDA_HOME)/extras/CUPTI/include)))
 # Headers are looked for as the compiler does it, CPATH included. Empty: there is none.
@@ -286,7 +286,7 @@ deps:
 	@scripts/install_deps.sh
 quickstart:
 	@scripts/install_deps.sh --quickstart
-	@$(MAKE) $(SUBMAKE) found programs $(if $(and $(NVCC),$(HAVE_GPU)),cuda)
+	@$(MAKE) $(SUBMAKE) found programs $(if $(and $(NVCC),$(NATIVE)),cuda)
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits
 test: deps

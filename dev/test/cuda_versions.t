@@ -147,6 +147,10 @@ for (['9.0', '90a'], ['8.9', '89'], ['12.0', '120a'], ['10.0', '100a']) {
         "GPU_ARCH=native on a GPU of compute capability $gpu"
     );
 }
+for (['8.6', '86'], ["8.9\n8.6\n8.9", '86 sm_89'], ['9.0', '90a'], ['7.5', '90a'], ['', '90a'], ['No devices were found', '90a']) {
+    my ($gpu, $arch) = @$_;
+    like(make($gpu, 'found'), qr/^nvcc +12\.4 for sm_$arch$/m, "without GPU_ARCH, GPUs: '@{[join ' ', split /\n/, $gpu]}'");
+}
 my $refused = make('', 'GPU_ARCH=75', 'NVCC=' . nvcc('12.4', @of_12_4), 'build/cuda/flags');
 like(
     $refused,
