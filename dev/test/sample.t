@@ -18,6 +18,7 @@ like($out, qr/^memory: cache +\d+\.\d MiB/m, 'its cache is in the plan of the me
 like($err, qr/^train_gpt: note: sample: \d+ tokens in \d+ ms, \d+ tokens\/s, and 2 tokens of prompts in \d+ ms; cache of keys and values \d+\.\d MiB$/m,
     'and its speed is told');
 
+my @network = (qw(--preset tiny --micro-batch-tokens 64 --num-scheduled 1 --num-extension 0 --val-every 0 --val-tokens 512), @tiny[-4 .. -1]);
 my @sample = ($trainer, '--resume', "$dir/run", '--num-tokens', 40);
 sub text { my ($what, @options) = @_; return (run_ok($what, @sample, @options))[0] }
 sub from { my ($input, @options) = @_; return ('bash', '-c', 'f=$1; shift; exec "$@" <"$f"', 'from', spew("$dir/input", $input), @sample, '--sample', '-', @options) }
@@ -72,6 +73,19 @@ my $prompt = substr('abcdefgh' x 100, 0, 700);
 like(text('a prompt beyond the context', '--sample', $prompt, '--temperature', 0), qr/\A\n$prompt[^\n]+\n\z/, 'is continued');
 refuses('without a cache', 1, qr/--sample: the prompt has 700 tokens; without a cache \(--kv-cache\) sequences of \d+ tokens leave room for/,
     $trainer, '--init-from', newest("$dir/run"), @tiny[0 .. 17], '--kv-cache', 'off', '--sample', $prompt);
+
+# ---- its speed ---------------------------------------------------------------------------------------------------------
+
+# With the cache two cores write a thousand tokens a second and more. Other tests run beside this one: the best of a few counts.
+run_ok('one step of preset tiny', $trainer, @network, '--out', "$dir/full");
+my $best = 0;
+for (1 .. 5) {
+    last if $best >= 50;
+    my (undef, $speed) = run_ok('a text of it', $trainer, '--resume', "$dir/full", '--threads', 2, qw(--kv-cache on --sample ab --num-tokens 300));
+    $speed =~ / tokens in (\d+) ms, (\d+) tokens\/s/ or next;
+    $best = $2 if $2 > $best;
+}
+cmp_ok($best, '>=', 50, "$best tokens/s with preset tiny");
 
 # ---- text appears as it is made ----------------------------------------------------------------------------------------
 

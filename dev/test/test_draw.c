@@ -76,6 +76,61 @@ static void check_penalty(void)
     ok(draw_by(&greedy, 0) == 4 && draw_by(&praise, 0) == 2, "a penalty decides between equal ones");
 }
 
+static int compare_down(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+// How many of the sorted values are at least the one at which `reached` of the sum is reached, and of the
+// first top_k.
+static int kept_of(const float *sorted, int n, int top_k, double share)
+{
+    double sum = 0, reached = 0;
+    int kept = top_k, at = 0;
+    while (kept < n && sorted[kept] == sorted[kept - 1])
+        kept++;
+    for (int i = 0; i < kept; i++)
+        sum += exp((double)sorted[i] - sorted[0]);
+    while (at < kept && reached < share * sum)
+        reached += exp((double)sorted[at++] - sorted[0]);
+    while (at < kept && sorted[at] == sorted[at - 1])
+        at++;
+    return at;
+}
+
+// A vocabulary like GPT-2's, with many equal logits: what is drawn by many numbers are exactly the tokens
+// that a sorted list gives.
+static void check_many(int top_k, double share)
+{
+    enum { MANY = 50257, NUMBERS = 2000 };
+    float *z = xcalloc(MANY, sizeof *z), *copy = xcalloc(MANY, sizeof *copy),
+          *sorted = xcalloc(MANY, sizeof *sorted);
+    DrawRule rule = {.temperature = 1, .top_k = top_k, .top_p = share, .repetition_penalty = 1};
+    uint64_t random = 5;
+    for (int i = 0; i < MANY; i++)
+        sorted[i] = z[i] = (float)(int)(12000 * draw_uniform(&random)) / 1000;
+    qsort(sorted, MANY, sizeof *sorted, compare_down);
+    int kept = kept_of(sorted, MANY, top_k ? top_k : MANY, share), outside = 0, first = MANY, last = -1;
+    for (int i = 0; i < NUMBERS; i++) {
+        memcpy(copy, z, MANY * sizeof *z);
+        int id = draw_token(&rule, copy, MANY, NULL, (double)i / (NUMBERS - 1) * 0.999999);
+        outside += z[id] < sorted[kept - 1];
+        first = id < first ? id : first;
+        last = id > last ? id : last;
+    }
+    int lowest = 0, highest = MANY - 1;
+    while (z[lowest] < sorted[kept - 1])
+        lowest++;
+    while (z[highest] < sorted[kept - 1])
+        highest--;
+    ok(!outside, "of %d tokens top %d, p %g: only the %d likeliest are drawn", MANY, top_k, share, kept);
+    ok(first == lowest && last == highest, "from the first of them to the last");
+    free(z);
+    free(copy);
+    free(sorted);
+}
+
 int main(void)
 {
     static const int all[VOCAB] = {1, 1, 1, 1, 1, 1, 1}, three[VOCAB] = {0, 0, 1, 0, 1, 0, 1},
@@ -95,6 +150,15 @@ int main(void)
        "the ends of the interval are the first and last token");
     PART(check_top_p());
     PART(check_penalty());
+    PART(check_many(50, 1));
+    PART(check_many(50, 0.5));
+    PART(check_many(1, 1));
+    PART(check_many(20000, 1));
+    PART(check_many(0, 0.01));
+    PART(check_many(0, 0.9));
+    float nowhere[3] = {NAN, NAN, NAN};
+    int id = draw_token(&(DrawRule){1, 0.5, 1, 2}, nowhere, 3, NULL, 0.5);
+    ok(id >= 0 && id < 3, "logits that are no numbers give some token");
     float single = -5, far[2] = {-1e30f, 1e30f};
     ok(draw_token(&(DrawRule){0.7, 0.5, 1, 50}, &single, 1, NULL, 0.5) == 0, "a vocabulary of one");
     ok(draw_token(&(DrawRule){1, 1, 1, 0}, far, 2, NULL, 0) == 1,

@@ -46,8 +46,9 @@ enum { PARTS = 32 };
 
 static inline int part_begin(int N, int part) { return (int)((int64_t)N * part / PARTS); }
 
-// Below this many elements a parallel region costs more than it saves.
-enum { SERIAL_ELEMENTS = 1 << 13 };
+// Below so many elements, and so many multiplications of an op with products, a parallel region costs more
+// than it saves.
+enum { SERIAL_ELEMENTS = 1 << 13, SERIAL_MULTIPLICATIONS = 1 << 16 };
 
 // ---- rows -------------------------------------------------------------------------------------------------
 
@@ -78,6 +79,15 @@ static inline float dot(const float *restrict a, const float *restrict b, int n)
 #pragma omp simd reduction(+ : sum)
     for (int i = 0; i < n; i++)
         sum += a[i] * b[i];
+    return sum;
+}
+
+static inline float dot_stored(const float *restrict a, const floatX *restrict b, int n)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++)
+        sum += a[i] * x_to_float(b[i]);
     return sum;
 }
 

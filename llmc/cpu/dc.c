@@ -123,7 +123,7 @@ void dc_decode(Stream s, const DcForward *a, const TextCache *cache, int N, int 
     DcForward cached = *a;
     cached.k = cache->k;
     cached.v = cache->v;
-#pragma omp parallel for schedule(static) if ((int64_t)N * a->keys * H * e > SERIAL_ELEMENTS)
+#pragma omp parallel for schedule(static) if (2 * (int64_t)N * a->keys * H * e > SERIAL_MULTIPLICATIONS)
     for (int t = 0; t < N; t++) {
         int last = cache->position[t], first = (int)max_i64(0, last - a->keys + 1);
         int64_t base = (int64_t)cache->text[t] * cache->rows;

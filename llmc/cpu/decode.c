@@ -43,15 +43,6 @@ static void store_rows(const TextCache *c, const floatX *k, const floatX *v, int
 
 // ---- one head of a row ------------------------------------------------------------------------------------
 
-static float dot_x(const float *restrict a, const floatX *restrict b, int n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++)
-        sum += a[i] * x_to_float(b[i]);
-    return sum;
-}
-
 static void add_x(float *restrict to, float c, const floatX *restrict x, int n)
 {
 #pragma omp simd
@@ -72,7 +63,7 @@ static void add_tile(Softmax *f, const SdpaForward *a, const TextCache *c, int t
     float max = f->max;
     for (int j = 0; j < count; j++) {
         const floatX *k = c->k + (cache_row(c, text, first + j) * H + head) * a->qk;
-        f->scores[j] = a->scale * dot_x(f->q, k, a->qk);
+        f->scores[j] = a->scale * dot_stored(f->q, k, a->qk);
         max = fmaxf(max, f->scores[j]);
     }
     float shrink = fast_exp(f->max - max);
@@ -106,13 +97,13 @@ static void attend(const SdpaForward *a, const TextCache *c, int n, int head, fl
     store_row(a->y + row * e, f.y, e);
 }
 
-// Of keys and values that the op reads.
-static int64_t elements(const TextCache *c, int window, int N, int d)
+// A query with its keys, and the weights with values.
+static int64_t multiplications(const TextCache *c, int window, int N, int d)
 {
     int64_t positions = 0;
     for (int n = 0; n < N; n++)
         positions += 1 + min_i64(c->position[n], window);
-    return positions * d;
+    return 2 * positions * d;
 }
 
 // ---- ops --------------------------------------------------------------------------------------------------
@@ -123,7 +114,7 @@ void sdpa_decode(Stream s, const SdpaForward *a, const TextCache *cache, int N, 
     (void)s;
     store_rows(cache, a->k, a->v, N, H, a->qk, e);
 #pragma omp parallel for collapse(2) \
-    schedule(dynamic, 1) if (elements(cache, a->window, N, H * e) > SERIAL_ELEMENTS)
+    schedule(dynamic, 1) if (multiplications(cache, a->window, N, H * e) > SERIAL_MULTIPLICATIONS)
     for (int n = 0; n < N; n++)
         for (int head = 0; head < H; head++) {
             if (cache->text[n] >= 0)
@@ -139,7 +130,7 @@ void attention_decode(Stream s, const AttentionForward *a, const TextCache *cach
     SdpaForward f = {.y = a->yg, .q = a->q, .qk = e, .window = a->window, .scale = a->scale};
     store_rows(cache, a->k, a->v, N, H, e, e);
 #pragma omp parallel for collapse(2) \
-    schedule(dynamic, 1) if (elements(cache, a->window, N, H * e) > SERIAL_ELEMENTS)
+    schedule(dynamic, 1) if (multiplications(cache, a->window, N, H * e) > SERIAL_MULTIPLICATIONS)
     for (int n = 0; n < N; n++)
         for (int head = 0; head < H; head++) {
             const floatX *w = a->gate_w + head * a->gate_inputs;

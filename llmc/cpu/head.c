@@ -27,7 +27,7 @@ static int chunk_rows(int N, int Vp)
 static int group_cols(int Vp) { return (int)round_up(ceil_div(Vp, GROUPS), 64); }
 
 static size_t tile_scratch(int d) { return (size_t)TILE_COLS * d; }
-size_t head_thread_scratch(const OpSizes *sizes) { return tile_scratch(sizes->dim) + (size_t)sizes->dim; }
+size_t head_thread_scratch(const OpSizes *sizes) { return tile_scratch(sizes->dim); }
 
 typedef struct {
     float *x;   // (rows, d), quantised when FP8
@@ -410,15 +410,16 @@ void head_logits(Stream s, const HeadSpec *spec, float *z, const floatX *x, cons
     OP_SCOPE(head_logits, rows, d, Vp);
     (void)s;
     float cap = spec->cap, inverse_slope = 1 / spec->slope, shift = spec->shift;
-#pragma omp parallel for schedule(static)
+    // Few rows: every weight is read where it is, and is not converted for a product of matrices first.
+#pragma omp parallel for schedule(static) if ((int64_t)rows * d * Vp > SERIAL_MULTIPLICATIONS)
     for (int col = 0; col < Vp; col += TILE_COLS) {
         int cols = (int)min_i64(TILE_COLS, Vp - col);
-        float *tile = cpu_scratch(tile_scratch(d) + (size_t)d), *row = tile + tile_scratch(d);
-        load_row(tile, w + (int64_t)col * d, (int64_t)cols * d);
+        float *row = cpu_scratch((size_t)d);
         for (int i = 0; i < rows; i++) {
             float *to = z + (int64_t)i * Vp + col;
             load_row(row, x + (int64_t)i * d, d);
-            gemm(1, cols, d, 1, stored(row, d), transposed(tile, d), 0, (GemmOut){to, cols});
+            for (int j = 0; j < cols; j++)
+                to[j] = dot_stored(row, w + (int64_t)(col + j) * d, d);
 #pragma omp simd
             for (int j = 0; j < cols; j++)
                 to[j] = cap * sigmoid((to[j] + shift) * inverse_slope);

@@ -157,7 +157,10 @@ static void product(const Work *p)
     int rows = p->N > 1024 ? MAX_ROWS : 64;
     int cols = (int)min_i64(MAX_COLS, WEIGHT_TILE / min_i64(p->in, DEPTH) / 16 * 16);
     int row_tiles = (int)ceil_div(p->N, rows), col_tiles = (int)ceil_div(p->out, cols);
-#pragma omp parallel for collapse(3) schedule(static) reduction(max : most)
+    int64_t multiplications = (int64_t)p->planes * p->N * p->in * p->out;
+#pragma omp parallel for collapse(3) schedule(static) \
+    reduction(max \
+              : most) if (multiplications > SERIAL_MULTIPLICATIONS)
     for (int plane = 0; plane < p->planes; plane++)
         for (int j = 0; j < col_tiles; j++)
             for (int i = 0; i < row_tiles; i++) {

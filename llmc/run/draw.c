@@ -11,43 +11,65 @@ double draw_uniform(uint64_t *state) // splitmix64
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-static int compare_down(const void *a, const void *b)
+// heap (n): no entry is below those at 2 i + 1 and 2 i + 2. Restores that below i.
+static void sift_down(float *heap, int n, int i)
 {
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
+    float x = heap[i];
+    for (int child = 2 * i + 1; child < n; child = 2 * i + 1) {
+        child += child + 1 < n && heap[child + 1] > heap[child];
+        if (heap[child] <= x)
+            break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = x;
 }
 
-// Owned by the caller.
-static float *sorted_down(const float *x, int n)
+static void make_heap(float *heap, int n)
 {
-    float *sorted = xcalloc((size_t)n, sizeof *sorted);
-    memcpy(sorted, x, (size_t)n * sizeof *sorted);
-    qsort(sorted, (size_t)n, sizeof *sorted, compare_down);
-    return sorted;
+    for (int i = n / 2 - 1; i >= 0; i--)
+        sift_down(heap, n, i);
 }
 
-// The k-th largest of z: what is below it is not drawn. Ties with it are.
+// ---- what may be drawn ------------------------------------------------------------------------------------
+
+// The k-th largest of z: what is below it is not drawn. Ties with it are. The k largest so far are in a heap
+// with their signs changed, so that the smallest of them is the first.
 static float top_k_threshold(const float *z, int vocab, int top_k)
 {
     if (top_k <= 0 || top_k >= vocab)
         return -INFINITY;
-    float *sorted = sorted_down(z, vocab), threshold = sorted[top_k - 1];
-    free(sorted);
+    float *heap = xcalloc((size_t)top_k, sizeof *heap);
+    for (int i = 0; i < top_k; i++)
+        heap[i] = -z[i];
+    make_heap(heap, top_k);
+    for (int i = top_k; i < vocab; i++) {
+        if (z[i] <= -heap[0])
+            continue;
+        heap[0] = -z[i];
+        sift_down(heap, top_k, 0);
+    }
+    float threshold = -heap[0];
+    free(heap);
     return threshold;
 }
 
 // The smallest weight of those that together reach the share p of the sum. Ties with it are drawn, too.
-static float top_p_threshold(const float *weight, int vocab, double p, double sum)
+static float top_p_threshold(const float *weight, int n, double p, double sum)
 {
-    if (p >= 1)
+    if (p >= 1 || !n)
         return 0;
-    float *sorted = sorted_down(weight, vocab);
-    double reached = sorted[0];
-    int i = 0;
-    while (i + 1 < vocab && reached < p * sum)
-        reached += sorted[++i];
-    float threshold = sorted[i];
-    free(sorted);
+    float *heap = xcalloc((size_t)n, sizeof *heap);
+    memcpy(heap, weight, (size_t)n * sizeof *heap);
+    make_heap(heap, n);
+    double reached = heap[0];
+    while (n > 1 && reached < p * sum) {
+        heap[0] = heap[--n];
+        sift_down(heap, n, 0);
+        reached += heap[0];
+    }
+    float threshold = heap[0];
+    free(heap);
     return threshold;
 }
 
@@ -69,15 +91,55 @@ static int likeliest(const float *z, int vocab)
     return best;
 }
 
-// Weights of at least the threshold stay. Returns their sum.
-static double keep_from(float *weight, int vocab, float threshold)
+// Tokens that may be drawn, in their order, and e^(logit / temperature) of each, the likeliest's 1.
+typedef struct {
+    int *id;
+    float *weight;
+    int count;
+    double sum; // of the weights
+} Candidates;
+
+// Of z >= threshold. Owned by the caller.
+static Candidates candidates_of(const float *z, int vocab, float threshold, float max, double temperature)
 {
-    double sum = 0;
+    int most = 0;
+    for (int i = 0; i < vocab; i++)
+        most += z[i] >= threshold;
+    Candidates c = {xcalloc((size_t)most, sizeof *c.id), xcalloc((size_t)most, sizeof *c.weight), 0, 0};
     for (int i = 0; i < vocab; i++) {
-        weight[i] = weight[i] >= threshold ? weight[i] : 0;
-        sum += weight[i];
+        if (!(z[i] >= threshold)) // also what is no number
+            continue;
+        c.id[c.count] = i;
+        c.weight[c.count] = (float)exp((z[i] - max) / temperature);
+        c.sum += c.weight[c.count++];
     }
-    return sum;
+    return c;
+}
+
+static void keep_from(Candidates *c, float threshold)
+{
+    int count = 0;
+    c->sum = 0;
+    for (int i = 0; i < c->count; i++) {
+        if (!(c->weight[i] >= threshold))
+            continue;
+        c->id[count] = c->id[i];
+        c->weight[count] = c->weight[i];
+        c->sum += c->weight[count++];
+    }
+    c->count = count;
+}
+
+// `otherwise`: when `uniform` lies behind all, as the sum is rounded.
+static int draw_candidate(const Candidates *c, double uniform, int otherwise)
+{
+    double at = uniform * c->sum;
+    for (int i = 0; i < c->count; i++) {
+        at -= c->weight[i];
+        if (at < 0 && c->weight[i] > 0)
+            return c->id[i];
+    }
+    return otherwise;
 }
 
 int draw_token(const DrawRule *rule, float *z, int vocab, const bool *seen, double uniform)
@@ -88,17 +150,11 @@ int draw_token(const DrawRule *rule, float *z, int vocab, const bool *seen, doub
     if (rule->temperature <= 0)
         return best;
 
-    float threshold = top_k_threshold(z, vocab, rule->top_k), max = z[best];
-    for (int i = 0; i < vocab; i++)
-        z[i] = z[i] >= threshold ? (float)exp((z[i] - max) / rule->temperature) : 0;
-    double sum = keep_from(z, vocab, 0);
-    sum = keep_from(z, vocab, top_p_threshold(z, vocab, rule->top_p, sum));
-
-    double at = uniform * sum;
-    for (int i = 0; i < vocab; i++) {
-        at -= z[i];
-        if (at < 0 && z[i] > 0)
-            return i;
-    }
-    return best; // the sum is rounded
+    Candidates c =
+        candidates_of(z, vocab, top_k_threshold(z, vocab, rule->top_k), z[best], rule->temperature);
+    keep_from(&c, top_p_threshold(c.weight, c.count, rule->top_p, c.sum));
+    int id = draw_candidate(&c, uniform, best);
+    free(c.id);
+    free(c.weight);
+    return id;
 }
