@@ -37,9 +37,9 @@ train() { # PROGRAM PRESET VOCABULARY: a checkpoint in the folder run
 }
 
 speed() { # PROGRAM options: the median of three runs
-    local program=$1 turn
+    local program=$1
     shift
-    for turn in 1 2 3; do
+    for _ in 1 2 3; do
         run "$program" --resume "$work/run" --num-tokens "$tokens" "$@"
         sed -n 's/.*sample: .* \([0-9]*\) tokens\/s.*/\1/p' "$work/log"
     done | sort -n | sed -n 2p
