@@ -420,7 +420,7 @@ int main(int argc, char **argv)
     ladder_measure_ceilings(s);
     make_documents();
     upload_table(s);
-    if (!attention_sm80_prepare(E, &e) || !attention_sm90_prepare(E, &e))
+    if (!attention_sm80_prepare(E, E, &e) || !attention_sm90_prepare(E, &e))
         fatal(EXIT_BAD_INPUT, "%s", e.text);
     AttentionShape shape = {slots, N, H, E, false};
     if (!(plan = attention_plan_create(&shape, &e)))

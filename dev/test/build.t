@@ -76,7 +76,7 @@ sub compile {
     return join ' ', $? >> 8, -e "$dir/o" ? 'kept' : 'removed', $out =~ tr/\n//;
 }
 my @spill = map { "ptxas warning : Registers are spilled to local memory in function '$_->[0]', $_->[1] bytes spill stores, 4 bytes spill loads" }
-    ['_Z4manyILi64EEvPf', 900], ['_ZN14attention_sm9015backward_kernelE9Arguments', 24], ['_ZN14attention_sm9015backward_kernelE9Arguments', 28];
+    ['_Z4manyILi64EEvPf', 900], ['_ZN14attention_sm9015backward_kernelILi128EEEvNS_9ArgumentsE', 24], ['_ZN14attention_sm9015backward_kernelILi128EEEvNS_9ArgumentsE', 28];
 is(compile('refuse', 0), '0 kept 0', 'a kernel that spills nothing');
 is(compile('refuse', 0, $spill[0]), '1 removed 2', 'one that spills is refused, by name');
 is(compile('refuse', 0, $spill[1]), '0 kept 0', 'one of the list is not');

@@ -57,6 +57,8 @@ bool backend_lacks(Feature f)
     return false;
 }
 
+bool backend_takes_heads(int qk, int e) { return qk <= e; }
+
 void backend_reserve(const OpSizes *sizes)
 {
     assert(backend.threads > 0 && !backend.scratch);

@@ -29,11 +29,12 @@ typedef struct {
 
 // What a backend may have no kernel for; the CPU has all. A run that needs it is refused before it begins.
 typedef enum {
-    FEATURE_NARROW_KEYS, // heads of q and k narrower than those of v
-    FEATURE_FP8_BOTH,    // products in FP8 in both directions (fp8.h)
-    FEATURE_MASK         // evaluation that leaves tokens out (head.h)
+    FEATURE_FP8_BOTH, // products in FP8 in both directions (fp8.h)
+    FEATURE_MASK      // evaluation that leaves tokens out (head.h)
 } Feature;
 bool backend_lacks(Feature f);
+// Whether sdpa takes heads of q and k of width qk beside those of v of width e. The CPU: qk up to e.
+bool backend_takes_heads(int qk, int e);
 
 // First of all in main: may start the program anew (same arguments) with the environment that the backend's
 // libraries need.

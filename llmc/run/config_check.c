@@ -141,10 +141,10 @@ bool config_check(const Config *c, Error *e)
 bool config_backend_check(const Config *c, bool training, Error *e)
 {
     int qk = record_key_width(c), v = c->model_dim / c->num_heads;
-    if (qk != v && backend_lacks(FEATURE_NARROW_KEYS))
+    if (qk != v && !backend_takes_heads(qk, v))
         return error_set(e,
                          "--network %s: heads of q and k are %d wide and those of v %d: this program has no "
-                         "kernels for that; use train_gpt_cpu",
+                         "kernels for these widths; use train_gpt_cpu",
                          c->network, qk, v);
     if ((training || c->eval_only) && c->val_mask && backend_lacks(FEATURE_MASK))
         return error_set(

@@ -233,7 +233,8 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
                            .slots = slots,
                            .N = N,
                            .H = H,
-                           .e = e};
+                           .e = e,
+                           .qk = e};
 }
 
 bool attention_is_sm90(bool backward) { return (backward ? at.backward : at.forward) == BY_SM90; }
@@ -334,7 +335,8 @@ static bool make_first_plans(Error *e)
 // Documents that begin and end inside of tiles, and a window that cuts the longest.
 static bool is_right(Kernels kernels, const char *name, Error *why)
 {
-    if (!attention_sm80_prepare(at.head_dim, why) || !attention_sm80_prepare_backward(at.head_dim, why))
+    int e = at.head_dim;
+    if (!attention_sm80_prepare(e, e, why) || !attention_sm80_prepare_backward(e, e, why))
         return false;
     int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens),
         documents = N < 8 ? 1 : 3;
@@ -386,9 +388,10 @@ static void free_plans(void)
 static void prepare_own(void)
 {
     Error e;
-    bool good = at.forward != BY_SM80 || attention_sm80_prepare(at.head_dim, &e);
+    int width = at.head_dim;
+    bool good = at.forward != BY_SM80 || attention_sm80_prepare(width, width, &e);
     if (good && at.backward == BY_SM80 && at.sizes.tokens)
-        good = attention_sm80_prepare_backward(at.head_dim, &e);
+        good = attention_sm80_prepare_backward(width, width, &e);
     if (!good)
         fatal(EXIT_BAD_INPUT, "%s", e.text);
 }

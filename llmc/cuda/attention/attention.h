@@ -1,5 +1,5 @@
 // Interfaces inside the CUDA backend's attention: cuDNN (attention_cudnn.c), sm80 kernels for any GPU and
-// head dimension, sm90 kernels for head dimension 128, and attention.c, which chooses among them and
+// head dimension, sm90 kernels for heads of v of width 128, and attention.c, which chooses among them and
 // implements llmc/ops/ops.h.
 #pragma once
 #include "llmc/base/common.h"
@@ -59,7 +59,8 @@ void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N,
 // ---- one call --------------------------------------------------------------------------------------------
 
 // Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e,
-// as in llmc/ops/ops.h.
+// as in llmc/ops/ops.h. Only own kernels take q and k of another width than v's, and there (N, d) of q, k, dq
+// and dk reads (N, H qk).
 typedef struct {
     const floatX *q, *k, *v; // (N, d)
     const floatX *h,
@@ -74,7 +75,7 @@ typedef struct {
     const float *row_sums;  // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch; // (N, H) cuDNN: its own row sums
-    float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, e) floats
+    float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats
     unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits for
                         // q_backward
     float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
@@ -89,9 +90,10 @@ typedef struct {
     float scale;
     int window, slots;
     int N, H, e, gate_inputs;
+    int qk; // width of a head of q and k, at most e
 } AttentionCall;
 
-// Everything but the tensors.
+// Everything but the tensors, for q and k as wide as v.
 AttentionCall attention_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e);
 bool attention_is_sm90(bool backward);                    // which kernels were chosen
 void attention_check_tokens(int N, int H, bool backward); // fatal beyond what was reserved
@@ -139,11 +141,12 @@ void attention_cudnn_close(void); // after the last plan is freed
 
 // ---- own kernels -----------------------------------------------------------------------------------------
 
-enum { ATTENTION_OWN_MAX_WIDTH = 256 };
-// Prepares the kernels for head width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH. False, with the
-// reason, when the device has too little shared memory for it.
-bool attention_sm80_prepare(int e, Error *error);
-bool attention_sm80_prepare_backward(int e, Error *error);
+enum { ATTENTION_OWN_MAX_WIDTH = 256, ATTENTION_OWN_MAX_NARROW = 192 };
+// Prepares the kernels for heads of v of width e, a multiple of 8 up to ATTENTION_OWN_MAX_WIDTH, and of q and
+// k of width qk: e, or a smaller multiple of 8 up to ATTENTION_OWN_MAX_NARROW. False, with the reason, when
+// the device has too little shared memory for it.
+bool attention_sm80_prepare(int qk, int e, Error *error);
+bool attention_sm80_prepare_backward(int qk, int e, Error *error);
 // The same bits for the same input, always.
 void attention_sm80_forward(const AttentionCall *c, Stream s);
 void attention_sm80_backward(const AttentionCall *c, Stream s);
@@ -151,17 +154,18 @@ void attention_sm80_backward(const AttentionCall *c, Stream s);
 // ---- own kernels for Hopper ------------------------------------------------------------------------------
 
 enum { ATTENTION_KEY_TILE = 128, ATTENTION_QUERY_TILE = 192 };
-// False, with the reason, where they do not run: another chip, compiled for another, another head width than
-// 128.
+// False, with the reason, where they do not run: another chip, compiled for another, heads of v of another
+// width than 128.
 bool attention_sm90_prepare(int e, Error *error);
-size_t attention_sm90_sums(int N, int H, int e);
+bool attention_sm90_takes(int qk, int e); // whether, where they run, they take these widths
+size_t attention_sm90_sums(int N, int H, int qk);
 size_t attention_sm90_states(int N, int H);
 size_t attention_sm90_value_sums(int N, int H);
 size_t attention_sm90_counters(void);
 // The stream's counters and dq_state, where the pass is the sm90 kernels'.
 void attention_take_counters(AttentionCall *c, Stream s, bool backward);
 void attention_sm90_forward(const AttentionCall *c, Stream s);
-// dk and dv have the same bits always, dq up to the order of fp32 sums.
+// dk and dv have the same bits always, dq up to the order of fp32 sums. qk of another width than v: with dk.
 void attention_sm90_backward(const AttentionCall *c, Stream s);
 
 // Kernels to be compared with the sm80 ones.

@@ -1,18 +1,29 @@
 // Softmax attention alone, by the kernels of attention_forward and _backward: they take any number of heads
-// and rows, no gate is a gate of 1, and their backward pass leaves dq, dk and dv.
+// and rows, no gate is a gate of 1, and their backward pass leaves dq, dk and dv. Those for Hopper take q and
+// k of 96 columns where v has 128; other narrow heads go to the portable ones.
 //
 // dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
 // of dy * y are another: 4 d.
 #include "llmc/cuda/attention/attention.h"
 
-// Head widths that the kernels take.
+bool backend_takes_heads(int qk, int e)
+{
+    return qk == e || (qk > 0 && qk < e && qk % 8 == 0 && e % 8 == 0 && qk <= ATTENTION_OWN_MAX_NARROW &&
+                       e <= ATTENTION_OWN_MAX_WIDTH);
+}
+
 static void check_widths(int qk, int e)
 {
-    if (qk != e)
+    if (!backend_takes_heads(qk, e))
         fatal(EXIT_BAD_INPUT,
               "attention with q and k of width %d a head and values of %d: the CUDA program takes equal "
-              "widths alone",
-              qk, e);
+              "widths, or q and k of a multiple of 8 up to %d below that of v",
+              qk, e, ATTENTION_OWN_MAX_NARROW);
+}
+
+static bool by_sm90(int qk, int e, bool backward)
+{
+    return attention_is_sm90(backward) && attention_sm90_takes(qk, e);
 }
 
 static void check_prepared(bool prepared, const Error *e)
@@ -26,6 +37,7 @@ static AttentionCall call_of(const SdpaForward *a, int N, int H, int e, bool bac
     check_widths(a->qk, e);
     attention_check_tokens(N, H, backward);
     AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
+    c.qk = a->qk;
     c.q = a->q;
     c.k = a->k;
     c.v = a->v;
@@ -40,10 +52,10 @@ void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
     AttentionCall c = call_of(a, N, H, e, false);
     Error error;
     attention_take_counters(&c, s, false);
-    if (attention_is_sm90(false)) {
+    if (by_sm90(c.qk, e, false)) {
         attention_sm90_forward(&c, s);
     } else {
-        check_prepared(attention_sm80_prepare(e, &error), &error);
+        check_prepared(attention_sm80_prepare(c.qk, e, &error), &error);
         attention_sm80_forward(&c, s);
     }
 }
@@ -53,7 +65,7 @@ static size_t row_sum_bytes(int N, int H) { return (size_t)round_up((int64_t)N *
 size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
 {
     check_widths(qk, e);
-    return row_sum_bytes(N, H) + (attention_is_sm90(true) ? attention_sm90_sums(N, H, e) * sizeof(float) : 0);
+    return row_sum_bytes(N, H) + (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : 0);
 }
 
 void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
@@ -69,11 +81,11 @@ void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
     c.dv = a->dv;
     attention_take_counters(&c, s, true);
     attention_row_sums(s, a->scratch, a->dy, a->forward->y, (int64_t)N * H, e);
-    if (attention_is_sm90(true)) {
+    if (by_sm90(c.qk, e, true)) {
         c.dq_sum = (float *)((char *)a->scratch + row_sum_bytes(N, H));
         attention_sm90_backward(&c, s);
     } else {
-        check_prepared(attention_sm80_prepare_backward(e, &error), &error);
+        check_prepared(attention_sm80_prepare_backward(c.qk, e, &error), &error);
         attention_sm80_backward(&c, s);
     }
 }

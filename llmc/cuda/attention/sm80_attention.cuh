@@ -18,6 +18,37 @@ constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 template <int E> constexpr int PITCH = E + 8;
 template <int E> constexpr int tile_bytes(int rows) { return rows * PITCH<E> * 2; }
 
+// ---- instances --------------------------------------------------------------------------------------------
+
+// Columns of tiles of q and k, and of v.
+template <int KEY_COLUMNS, int COLUMNS> struct Widths {
+    static constexpr int QK = KEY_COLUMNS, E = COLUMNS;
+};
+
+// f(Widths) of the instance that takes heads of q and k of width qk and of v of width e. Narrow heads have
+// instances of three quarters, the ratio of the records, and never one of equal widths.
+template <typename F> static auto with_widths(int qk, int e, F f)
+{
+    assert(e <= ATTENTION_OWN_MAX_WIDTH && (qk == e || (qk < e && qk <= ATTENTION_OWN_MAX_NARROW)));
+    if (qk < e)
+        return qk <= 48 && e <= 64    ? f(Widths<48, 64>())
+               : qk <= 96 && e <= 128 ? f(Widths<96, 128>())
+                                      : f(Widths<192, 256>());
+    return e <= 32    ? f(Widths<32, 32>())
+           : e <= 64  ? f(Widths<64, 64>())
+           : e <= 128 ? f(Widths<128, 128>())
+                      : f(Widths<256, 256>());
+}
+
+// The call as tiles of q, k and their gradients see it: `e` is the width of their heads.
+template <int QK, int E> static __device__ __forceinline__ AttentionCall call_of_keys(const AttentionCall &c)
+{
+    AttentionCall keys = c;
+    if (QK != E)
+        keys.e = c.qk;
+    return keys;
+}
+
 // ---- from memory to tiles --------------------------------------------------------------------------------
 
 // Queues the copy of rows first .. first+ROWS of one head; rows outside of 0 .. N and columns from e on

@@ -18,9 +18,9 @@ enum { STEP = 32, STAGES = 2, STEP_BLOCKS = STEP / 8 };
 // half of the width each.
 template <int E, bool KEYS> constexpr int SPLIT = KEYS &&E > 128 ? 2 : 1;
 template <int E, bool KEYS> constexpr int THREADS = TILE_THREADS *SPLIT<E, KEYS>;
-template <int E> constexpr int backward_bytes()
+template <int QK, int E> constexpr int backward_bytes()
 {
-    return 2 * tile_bytes<E>(TILE) + 2 * STAGES * tile_bytes<E>(STEP);
+    return tile_bytes<QK>(TILE) + tile_bytes<E>(TILE) + STAGES * (tile_bytes<QK>(STEP) + tile_bytes<E>(STEP));
 }
 
 // Of the streaming queries: lse in powers of two, and r.
@@ -28,17 +28,17 @@ struct QueryStage {
     float lse[STEP], row_sum[STEP];
 };
 
-// A stage is STEP rows of the other side's two tensors: scores are products with the first, gradients of
-// weights with the second.
+// A stage is STEP rows of the other side's two tensors: scores are products with the first, of QK columns,
+// gradients of weights with the second, of E.
 template <int E> constexpr int STEP_ELEMENTS = STEP *PITCH<E>;
 
-template <int E, int NT>
+template <int QK, int E, int NT>
 static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *queries, const floatX *a,
                                                   const floatX *b, int first, int head,
                                                   const AttentionCall &c)
 {
-    load_tile<E, STEP, NT>(stage, a, first, c);
-    load_tile<E, STEP, NT>(stage + STEP_ELEMENTS<E>, b, first, c);
+    load_tile<QK, STEP, NT>(stage, a, first, call_of_keys<QK, E>(c));
+    load_tile<E, STEP, NT>(stage + STEP_ELEMENTS<QK>, b, first, c);
     int t = first + (int)threadIdx.x;
     if (!queries || threadIdx.x >= STEP)
         return;
@@ -67,20 +67,22 @@ gradients_of_scores(float (&s)[STEP_BLOCKS][4], float (&dp)[STEP_BLOCKS][4], con
         }
 }
 
-template <int E, bool KEYS>
+template <int QK, int E, bool KEYS>
 __global__ void __launch_bounds__(THREADS<E, KEYS>) attention_backward_kernel(AttentionCall c)
 {
-    constexpr int NT = THREADS<E, KEYS>, COLUMNS = E / SPLIT<E, KEYS>;
+    constexpr int NT = THREADS<E, KEYS>, A_COLUMNS = QK / SPLIT<E, KEYS>, B_COLUMNS = E / SPLIT<E, KEYS>,
+                  STAGE = STEP_ELEMENTS<QK> + STEP_ELEMENTS<E>;
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[TILE];
     __shared__ QueryStage queries[STAGES];
-    floatX *a = shared, *b = a + TILE * PITCH<E>, *ring = b + TILE * PITCH<E>;
+    const AttentionCall keys = call_of_keys<QK, E>(c);
+    floatX *a = shared, *b = a + TILE * PITCH<QK>, *ring = b + TILE * PITCH<E>;
     int head = blockIdx.y, first = blockIdx.x * TILE, warp = threadIdx.x / WARP,
         warp_row = warp % (TILE / ROWS_PER_WARP) * ROWS_PER_WARP;
-    int at = head * c.e, first_column = warp / (TILE / ROWS_PER_WARP) * COLUMNS;
-    const floatX *a_other = (KEYS ? c.q : c.k) + at, *b_other = (KEYS ? c.dy : c.v) + at;
-    load_tile<E, TILE, NT>(a, (KEYS ? c.k : c.q) + at, first, c);
-    load_tile<E, TILE, NT>(b, (KEYS ? c.v : c.dy) + at, first, c);
+    int a_at = head * keys.e, b_at = head * c.e, share = warp / (TILE / ROWS_PER_WARP);
+    const floatX *a_other = (KEYS ? c.q : c.k) + a_at, *b_other = (KEYS ? c.dy : c.v) + b_at;
+    load_tile<QK, TILE, NT>(a, (KEYS ? c.k : c.q) + a_at, first, keys);
+    load_tile<E, TILE, NT>(b, (KEYS ? c.v : c.dy) + b_at, first, c);
     commit_loads();
     find_spans<KEYS>(span, first, c);
     wait_loads<0>();
@@ -94,38 +96,38 @@ __global__ void __launch_bounds__(THREADS<E, KEYS>) attention_backward_kernel(At
         }
     }
     RowSpans spans = my_spans(span, warp_row, first, c.N);
-    float da[COLUMNS / 8][4] = {}, db[KEYS ? COLUMNS / 8 : 1][4] = {};
-    load_stage<E, NT>(ring, KEYS ? &queries[0] : NULL, a_other, b_other, spans.tile.lo, head, c);
+    float da[A_COLUMNS / 8][4] = {}, db[KEYS ? B_COLUMNS / 8 : 1][4] = {};
+    load_stage<QK, E, NT>(ring, KEYS ? &queries[0] : NULL, a_other, b_other, spans.tile.lo, head, c);
     commit_loads();
     for (int n = 0, other = spans.tile.lo; other < spans.tile.hi; n ^= 1, other += STEP) {
         if (other + STEP < spans.tile.hi)
-            load_stage<E, NT>(ring + (n ^ 1) * 2 * STEP_ELEMENTS<E>, KEYS ? &queries[n ^ 1] : NULL, a_other,
-                              b_other, other + STEP, head, c);
+            load_stage<QK, E, NT>(ring + (n ^ 1) * STAGE, KEYS ? &queries[n ^ 1] : NULL, a_other, b_other,
+                                  other + STEP, head, c);
         commit_loads();
         wait_loads<1>();
         __syncthreads(); // this stage is here
-        const floatX *a_step = ring + n * 2 * STEP_ELEMENTS<E>, *b_step = a_step + STEP_ELEMENTS<E>;
+        const floatX *a_step = ring + n * STAGE, *b_step = a_step + STEP_ELEMENTS<QK>;
         float s[STEP_BLOCKS][4], dp[STEP_BLOCKS][4];
-        product_rows<E>(s, a + warp_row * PITCH<E>, a_step);
+        product_rows<QK>(s, a + warp_row * PITCH<QK>, a_step);
         product_rows<E>(dp, b + warp_row * PITCH<E>, b_step);
         gradients_of_scores<KEYS>(s, dp, spans, other, lse, row_sum, queries[n], c.scale);
         if constexpr (KEYS)
-            product_weights<E>(db, s, b_step + first_column);
-        product_weights<E>(da, dp, a_step + first_column);
+            product_weights<E>(db, s, b_step + share * B_COLUMNS);
+        product_weights<QK>(da, dp, a_step + share * A_COLUMNS);
         __syncthreads(); // all are done with this stage
     }
-    store_rows((KEYS ? c.dk : c.dq) + at, da, first + warp_row, first_column, 1, 1, c);
+    store_rows((KEYS ? c.dk : c.dq) + a_at, da, first + warp_row, share * A_COLUMNS, 1, 1, keys);
     if constexpr (KEYS)
-        store_rows(c.dv + at, db, first + warp_row, first_column, 1, 1, c);
+        store_rows(c.dv + b_at, db, first + warp_row, share * B_COLUMNS, 1, 1, c);
 }
 
-template <int E> static bool prepare(Error *error)
+template <int QK, int E> static bool prepare(Error *error)
 {
-    int bytes = backward_bytes<E>();
-    if (cudaFuncSetAttribute(attention_backward_kernel<E, false>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes) == cudaSuccess &&
-        cudaFuncSetAttribute(attention_backward_kernel<E, true>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             bytes) == cudaSuccess)
+    int bytes = backward_bytes<QK, E>();
+    if (cudaFuncSetAttribute(attention_backward_kernel<QK, E, false>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess &&
+        cudaFuncSetAttribute(attention_backward_kernel<QK, E, true>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess)
         return true;
     cudaGetLastError();
     return error_set(error,
@@ -134,34 +136,25 @@ template <int E> static bool prepare(Error *error)
                      E, bytes);
 }
 
-template <int E> static void launch(const AttentionCall *c, Stream s)
+template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
+    constexpr int bytes = backward_bytes<QK, E>();
     dim3 grid((unsigned)ceil_div(c->N, TILE), (unsigned)c->H);
-    attention_backward_kernel<E, false><<<grid, THREADS<E, false>, backward_bytes<E>(), s>>>(*c);
-    attention_backward_kernel<E, true><<<grid, THREADS<E, true>, backward_bytes<E>(), s>>>(*c);
+    attention_backward_kernel<QK, E, false><<<grid, THREADS<E, false>, bytes, s>>>(*c);
+    attention_backward_kernel<QK, E, true><<<grid, THREADS<E, true>, bytes, s>>>(*c);
     CHECK_LAUNCH();
 }
 
 } // namespace attention
 
-bool attention_sm80_prepare_backward(int e, Error *error)
+bool attention_sm80_prepare_backward(int qk, int e, Error *error)
 {
     using namespace attention;
-    return e <= 32    ? prepare<32>(error)
-           : e <= 64  ? prepare<64>(error)
-           : e <= 128 ? prepare<128>(error)
-                      : prepare<256>(error);
+    return with_widths(qk, e, [=](auto w) { return prepare<w.QK, w.E>(error); });
 }
 
 void attention_sm80_backward(const AttentionCall *c, Stream s)
 {
     using namespace attention;
-    if (c->e <= 32)
-        launch<32>(c, s);
-    else if (c->e <= 64)
-        launch<64>(c, s);
-    else if (c->e <= 128)
-        launch<128>(c, s);
-    else
-        launch<256>(c, s);
+    with_widths(c->qk, c->e, [=](auto w) { launch<w.QK, w.E>(c, s); });
 }

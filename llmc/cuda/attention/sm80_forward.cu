@@ -1,5 +1,5 @@
-// Attention forward by the program's own kernel: any head width that is a multiple of 8 up to 256, any GPU
-// with bf16 tensor cores, the same bits in every run.
+// Attention forward by the program's own kernel: any head width that is a multiple of 8 up to 256, q and k
+// as wide as v or narrower (up to 192), any GPU with bf16 tensor cores, the same bits in every run.
 //
 // A block takes 64 queries of one head, wherever documents begin and end among them, and walks over the keys
 // that any of them sees, 64 at a time. Softmax on the way, after Milakov and Gimelshein's online normaliser:
@@ -71,21 +71,26 @@ static __device__ __forceinline__ void store_queries(float (&y)[E / 8][4], Softm
     store_rows(c.y + head * c.e, y, q0 + warp_row, 0, factor[0], factor[1], c);
 }
 
-template <int E> constexpr int forward_bytes() { return 3 * tile_bytes<E>(TILE); }
+template <int QK, int E> constexpr int forward_bytes()
+{
+    return 2 * tile_bytes<QK>(TILE) + tile_bytes<E>(TILE);
+}
 
-template <int E> __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(AttentionCall c)
+template <int QK, int E>
+__global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(AttentionCall c)
 {
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[TILE];
-    floatX *q = shared, *k = q + TILE * PITCH<E>, *v = k + TILE * PITCH<E>;
+    const AttentionCall keys = call_of_keys<QK, E>(c);
+    floatX *q = shared, *k = q + TILE * PITCH<QK>, *v = k + TILE * PITCH<QK>;
     int head = blockIdx.y, q0 = (gridDim.x - 1 - blockIdx.x) * TILE,
         warp_row = threadIdx.x / WARP * ROWS_PER_WARP;
-    const floatX *k_head = c.k + head * c.e, *v_head = c.v + head * c.e;
-    load_tile<E, TILE, TILE_THREADS>(q, c.q + head * c.e, q0, c);
+    const floatX *k_head = c.k + head * keys.e, *v_head = c.v + head * c.e;
+    load_tile<QK, TILE, TILE_THREADS>(q, c.q + head * keys.e, q0, keys);
     find_spans<false>(span, q0, c);
     __syncthreads();
     RowSpans spans = my_spans(span, warp_row, q0, c.N);
-    load_tile<E, TILE, TILE_THREADS>(k, k_head, spans.tile.lo, c);
+    load_tile<QK, TILE, TILE_THREADS>(k, k_head, spans.tile.lo, keys);
     commit_loads();
 
     float s[TILE / 8][4], y[E / 8][4] = {};
@@ -95,22 +100,22 @@ template <int E> __global__ void __launch_bounds__(TILE_THREADS) attention_forwa
         __syncthreads(); // keys are here, and all are done with the last values
         load_tile<E, TILE, TILE_THREADS>(v, v_head, k0, c);
         commit_loads();
-        product_rows<E>(s, q + warp_row * PITCH<E>, k);
+        product_rows<QK>(s, q + warp_row * PITCH<QK>, k);
         softmax_tile(s, y, m, spans, k0, c.scale * LOG2E);
         wait_loads<0>();
         __syncthreads(); // values are here, and all are done with the keys
         if (k0 + TILE < spans.tile.hi)
-            load_tile<E, TILE, TILE_THREADS>(k, k_head, k0 + TILE, c);
+            load_tile<QK, TILE, TILE_THREADS>(k, k_head, k0 + TILE, keys);
         commit_loads();
         product_weights<E>(y, s, v);
     }
     store_queries<E>(y, m, q0, warp_row, head, c);
 }
 
-template <int E> static bool prepare(Error *error)
+template <int QK, int E> static bool prepare(Error *error)
 {
-    int bytes = forward_bytes<E>();
-    if (cudaFuncSetAttribute(attention_forward_kernel<E>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    int bytes = forward_bytes<QK, E>();
+    if (cudaFuncSetAttribute(attention_forward_kernel<QK, E>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              bytes) == cudaSuccess)
         return true;
     cudaGetLastError();
@@ -120,33 +125,23 @@ template <int E> static bool prepare(Error *error)
                      E, bytes);
 }
 
-template <int E> static void launch(const AttentionCall *c, Stream s)
+template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
     dim3 grid((unsigned)ceil_div(c->N, TILE), (unsigned)c->H);
-    attention_forward_kernel<E><<<grid, TILE_THREADS, forward_bytes<E>(), s>>>(*c);
+    attention_forward_kernel<QK, E><<<grid, TILE_THREADS, forward_bytes<QK, E>(), s>>>(*c);
     CHECK_LAUNCH();
 }
 
 } // namespace attention
 
-bool attention_sm80_prepare(int e, Error *error)
+bool attention_sm80_prepare(int qk, int e, Error *error)
 {
     using namespace attention;
-    return e <= 32    ? prepare<32>(error)
-           : e <= 64  ? prepare<64>(error)
-           : e <= 128 ? prepare<128>(error)
-                      : prepare<256>(error);
+    return with_widths(qk, e, [=](auto w) { return prepare<w.QK, w.E>(error); });
 }
 
 void attention_sm80_forward(const AttentionCall *c, Stream s)
 {
     using namespace attention;
-    if (c->e <= 32)
-        launch<32>(c, s);
-    else if (c->e <= 64)
-        launch<64>(c, s);
-    else if (c->e <= 128)
-        launch<128>(c, s);
-    else
-        launch<256>(c, s);
+    with_widths(c->qk, c->e, [=](auto w) { launch<w.QK, w.E>(c, s); });
 }

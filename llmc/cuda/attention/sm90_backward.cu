@@ -1,4 +1,5 @@
-// Attention backward on sm90, head dimension 128: packed documents, causal, sliding window.
+// Attention backward on sm90, heads of v of width 128, of q and k of 128 or 96: packed documents, causal,
+// sliding window.
 //
 // With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):  dv = p^T dy, dk = scale ds^T
 // q, dq = scale ds k. The output gate is folded into lse and r (gates.cu). When q, k, v's backward follows,
@@ -9,8 +10,8 @@
 // them. All products are transposed (keys are rows), so that p^T and ds^T, the accumulators of one WGMMA,
 // are the register operand A of the next. Two consumer warpgroups own 64 keys each and hold dk and dv in
 // registers; only ds^T passes through shared memory, because dq sums over the keys of both: each warpgroup
-// computes half of dq's columns. Warpgroup 2: one producer and tile-scheduler warp, two warps that reduce
-// dq tiles to global memory (cp.reduce.async.bulk) during the next tile.
+// computes half of dq's columns, or 64 and 32 of 96. Warpgroup 2: one producer and tile-scheduler warp, two
+// warps that reduce dq tiles to global memory (cp.reduce.async.bulk) during the next tile.
 //
 //   tensor cores 5 products of 64 x 128 x 128 a tile: 2560 cycles
 //   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes:
@@ -32,7 +33,6 @@
 // cost 26 us where it is read and cleared (32768 tokens, window 384).
 #include "llmc/cuda/attention/sm90_backward_producer.cuh"
 #include "llmc/cuda/rows/qkv_row.cuh"
-#include "llmc/cuda/sm90/sm90_launch.cuh"
 
 namespace attention_sm90
 {
@@ -41,28 +41,35 @@ namespace attention_sm90
 
 // ---- consumer warpgroups ----------------------------------------------------------------------------------
 
-// s (64, 64) = the warpgroup's rows of `keys` (128, 128) times queries (64, 128)^T.
+// s (64, 64) = the warpgroup's rows of `keys` (128, COLS) times queries (64, COLS)^T.
+template <int COLS>
 static __device__ __forceinline__ void mma_rows(float (&s)[32], const uint8_t *keys, const uint8_t *queries,
                                                 int group)
 {
     uint64_t a = smem_descriptor(keys + group * WARPGROUP_KEYS * 128, 0), b = smem_descriptor(queries, 0);
 #pragma unroll
-    for (int i = 0; i < WIDTH / 16; i++)
+    for (int i = 0; i < COLS / 16; i++)
         wgmma<floatX, 64, false, false>(s, descriptor_advance(a, i / 4 * KEY_PANEL_BYTES + i % 4 * 32),
                                         descriptor_advance(b, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32), i > 0);
 }
 
-// sum (64, 128) += x (64, 64) queries (64, 128); x: packed A fragments.
-static __device__ __forceinline__ void mma_fragments(float (&sum)[64], const uint32_t (&x)[16],
-                                                     const uint8_t *queries, bool accumulate)
+// sum (64, COLS) += x (64, 64) queries (64, COLS); x: packed A fragments.
+template <int COLS>
+static __device__ __forceinline__ void mma_fragments(float (&sum)[COLS / 2], const uint32_t (&x)[16],
+                                                     const uint8_t *queries)
 {
     uint64_t b = smem_descriptor(queries, QUERY_PANEL_BYTES);
 #pragma unroll
     for (int i = 0; i < QUERIES / 16; i++)
-        wgmma_rs<floatX, true>(sum, x + 4 * i, descriptor_advance(b, i * STEP_BYTES), accumulate || i > 0);
+        if constexpr (COLS == WIDTH)
+            wgmma_rs<floatX, true>(sum, x + 4 * i, descriptor_advance(b, i * STEP_BYTES), true);
+        else
+            wgmma_rs_96(sum, x + 4 * i, descriptor_advance(b, i * STEP_BYTES));
 }
 
-// dq (64 queries, 64 columns of the warpgroup) = ds k
+// dq (64 queries, 64 columns of the warpgroup) = ds k. Of heads of 96 columns the second warpgroup computes
+// 32 of zeros, too: products of two shapes in two branches would be serialized, and those of zeros are 2% of
+// what is read from shared memory.
 static __device__ __forceinline__ void mma_keys(float (&dq)[32], const uint8_t *ds, const uint8_t *k,
                                                 int group)
 {
@@ -114,21 +121,23 @@ static __device__ __forceinline__ void store_gradients(uint8_t *row, const uint3
         stmatrix_x4(address + ((2 * i + lane / 16 ^ lane % 8) << 4), ds + 4 * i);
 }
 
-// Writes the warpgroup's half of a dq tile to the staging buffer of the reduction.
-static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq)[32])
+// Writes the warpgroup's columns of a dq tile to the staging buffer of the reduction.
+static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq)[32], int columns)
 {
 #pragma unroll
     for (int g = 0; g < 8; g++)
-        ((float4 *)share)[g * WARPGROUP] =
-            make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
+        if (8 * g < columns)
+            ((float4 *)share)[g * WARPGROUP] =
+                make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
 }
 
-// Epilogue: accumulators (64, 128) to rows of a head.  row: first row of the thread
-static __device__ __forceinline__ void store_keys(floatX *head, const float (&sum)[64], float factor, int row,
-                                                  const Arguments &a)
+// Epilogue: accumulators (64, COLS) to rows of a head.  row: first row of the thread
+template <int COLS>
+static __device__ __forceinline__ void store_keys(floatX *head, const float (&sum)[COLS / 2], float factor,
+                                                  int row, const Arguments &a)
 {
 #pragma unroll
-    for (int g = 0; g < 16; g += 4)
+    for (int g = 0; g < COLS / 8; g += 4)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             uint32_t x[4];
@@ -136,7 +145,7 @@ static __device__ __forceinline__ void store_keys(floatX *head, const float (&su
             for (int k = 0; k < 4; k++)
                 x[k] = pack2(sum[4 * (g + k) + 2 * i] * factor, sum[4 * (g + k) + 2 * i + 1] * factor);
             transpose_quad(x);
-            floatX *to = head + (int64_t)(row + 8 * i) * a.H * WIDTH + (g + threadIdx.x % 4) * 8;
+            floatX *to = head + (int64_t)(row + 8 * i) * a.H * COLS + (g + threadIdx.x % 4) * 8;
             if (row + 8 * i < a.N)
                 *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
         }
@@ -218,6 +227,7 @@ static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, co
     }
 }
 
+template <int QK>
 static __device__ __forceinline__ void consume(const Shared &m, const Arguments &a, int group)
 {
     int thread; // read once: the compiler would read %tid in each iteration and wait for it
@@ -231,14 +241,17 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
         int tile = item->first, last = item->last;
         if (tile == last)
             break;
-        float dk[64], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
+        float dk[QK / 2], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
         mbarrier_wait(m.queries_full(ring.stage), ring.parity);
         wgmma_fence();
-        mma_rows(s, m.k(slots.stage), m.q(ring.stage), group);
+        mma_rows<QK>(s, m.k(slots.stage), m.q(ring.stage), group);
         wgmma_commit();
 #pragma unroll
         for (int i = 0; i < 64; i++)
-            dk[i] = dv[i] = 0;
+            dv[i] = 0;
+#pragma unroll
+        for (int i = 0; i < QK / 2; i++)
+            dk[i] = 0;
         mbarrier_wait(m.values_full(), value_parity);
         value_parity ^= 1;
 #pragma unroll 1
@@ -247,7 +260,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             uint32_t p[16], ds[16];
             wgmma_wait<0>(); // the scores
             wgmma_fence();
-            mma_rows(t, m.v(), dy, group);
+            mma_rows<WIDTH>(t, m.v(), dy, group);
             wgmma_commit();
             const float *lse = m.stage(ring.stage)->lse + 2 * (lane % 4);
             if (tile <= item->first + group || tile >= item->full_end[group]) {
@@ -261,8 +274,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
                 mbarrier_arrive(m.values_empty());
             gradients(p, ds, s, t, m.stage(ring.stage)->row_sum + 2 * (lane % 4));
             wgmma_fence();
-            mma_fragments(dv, p, dy, true);
-            mma_fragments(dk, ds, q, true);
+            mma_fragments<WIDTH>(dv, p, dy);
+            mma_fragments<QK>(dk, ds, q);
             wgmma_commit();
             uint8_t *ds_buffer = m.ds(buffer);
             store_gradients(ds_buffer + (thread / WARP * 16 + lane % 16) * 128, ds, lane);
@@ -277,13 +290,13 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             if (tile + 1 < last)
                 mbarrier_wait(m.queries_full(ring.stage), ring.parity);
             wgmma_fence();
-            mma_rows(s, m.k(slots.stage), m.q(ring.stage),
-                     group); // the next scores; discarded after the last tile
+            mma_rows<QK>(s, m.k(slots.stage), m.q(ring.stage),
+                         group); // the next scores; discarded after the last tile
             wgmma_commit();
             mbarrier_wait(m.dq_empty(group), dq_parity);
             dq_parity ^= 1;
             wgmma_wait<1>();
-            stage_dq(m.dq(group) + thread % WARPGROUP * 16, t);
+            stage_dq(m.dq(group) + thread % WARPGROUP * 16, t, QK == WIDTH ? PANEL : dq_columns<QK>(group));
             fence_proxy_async_shared(); // for the bulk reduction
             __syncwarp();
             if (lane == 0)
@@ -291,12 +304,12 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             buffer ^= 1;
         } while (++tile < last);
         wgmma_wait<0>();
-        int row = item->key0 + my_row, at = item->head * WIDTH;
-        if (a.dk) {
+        int row = item->key0 + my_row, at = item->head * QK, v_at = item->head * WIDTH;
+        if (QK != WIDTH || a.dk) {
             mbarrier_arrive(m.keys_empty(slots.stage));
-            store_keys(a.dk + at, dk, a.scale, row, a);
-            store_keys(a.dv + at, dv, 1, row, a);
-        } else {
+            store_keys<QK>(a.dk + at, dk, a.scale, row, a);
+            store_keys<WIDTH>(a.dv + v_at, dv, 1, row, a);
+        } else if constexpr (QK == WIDTH) {
             Angles angles[2];
             float rstd[2] = {};
             int head = item->head;
@@ -314,6 +327,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
 
 #endif
 
+template <int QK>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dy,
@@ -343,42 +357,47 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP)
-            produce(m, a, &q, &k, &v, &dy);
+            produce<QK>(m, a, &q, &k, &v, &dy);
         else if (warp <= 2 * WARPGROUP / WARP + 2 && threadIdx.x % WARP == 0)
-            reduce_dq(m, a, warp - 2 * WARPGROUP / WARP - 1);
+            reduce_dq<QK>(m, a, warp - 2 * WARPGROUP / WARP - 1);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(m, a, group);
+        consume<QK>(m, a, group);
     }
 #endif
 }
 
 // Rounds accumulator tiles to dq. One CTA per tile of an item.
+template <int QK>
 __global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_constant__ Arguments a)
 {
     int lane = threadIdx.x % WARP, half = threadIdx.x / WARPGROUP, item = (int)blockIdx.x / 2,
         head = item % a.H;
     int tile = item / a.H * (KEYS / QUERIES) + blockIdx.x % 2;
     int first_row = tile * QUERIES + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
+    const int columns = QK == WIDTH ? PANEL : dq_columns<QK>(half);
     if (tile * QUERIES >= a.N)
         return;
-    float *sums_of_tile = a.dq_sum + ((int64_t)tile * a.H + head) * TILE_FLOATS;
-    float4 *sums = (float4 *)(sums_of_tile + half * (TILE_FLOATS / 2)) + threadIdx.x % WARPGROUP, s[8];
+    float *sums_of_tile = a.dq_sum + ((int64_t)tile * a.H + head) * (QUERIES * QK);
+    float4 *sums = (float4 *)(sums_of_tile + half * (QUERIES * PANEL)) + threadIdx.x % WARPGROUP, s[8];
 #pragma unroll
     for (int g = 0; g < 8; g++)
-        s[g] = __ldcs(sums + g * WARPGROUP);
+        if (g < columns / 8)
+            s[g] = __ldcs(sums + g * WARPGROUP);
     if (threadIdx.x % WARPGROUP == 0)
         a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
+        if (first >= columns / 8)
+            break;
         uint32_t x[4];
 #pragma unroll
         for (int g = 0; g < 4; g++)
             x[g] = i % 2 ? pack2(s[first + g].z * a.scale, s[first + g].w * a.scale)
                          : pack2(s[first + g].x * a.scale, s[first + g].y * a.scale);
         transpose_quad(x);
-        floatX *to = a.dq + (int64_t)row * a.H * WIDTH + head * WIDTH + half * PANEL + (first + lane % 4) * 8;
+        floatX *to = a.dq + (int64_t)row * a.H * QK + head * QK + half * PANEL + (first + lane % 4) * 8;
         if (row < a.N)
             __stcs((uint4 *)to, make_uint4(x[0], x[1], x[2], x[3]));
     }
@@ -395,6 +414,8 @@ CUtensorMap rows_map(const floatX *base, const AttentionCall *c, int box_rows)
 
 using namespace attention_sm90;
 
+bool attention_sm90_takes(int qk, int e) { return e == WIDTH && (qk == WIDTH || qk == NARROW); }
+
 bool attention_sm90_prepare(int e, Error *error)
 {
     if (e != WIDTH)
@@ -403,16 +424,17 @@ bool attention_sm90_prepare(int e, Error *error)
         return error_set(error, "%s", device_path());
     if (!tensor_maps_known())
         return error_set(error, "the driver makes no tensor maps");
-    CUDA_CHECK(
-        cudaFuncSetAttribute(backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    SHARED_BYTES));
+    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<NARROW>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    SHARED_BYTES));
     prepare_forward();
     return true;
 }
 
-size_t attention_sm90_sums(int N, int H, int e)
+size_t attention_sm90_sums(int N, int H, int qk)
 {
-    assert(e == WIDTH);
-    return (size_t)ceil_div(N, QUERIES) * (size_t)H * TILE_FLOATS;
+    return (size_t)round_up(N, QUERIES) * (size_t)H * (size_t)qk;
 }
 
 size_t attention_sm90_states(int N, int H) { return (size_t)ceil_div(N, QUERIES) * (size_t)H * 2; }
@@ -424,8 +446,20 @@ size_t attention_sm90_value_sums(int N, int H)
 
 size_t attention_sm90_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
 
+template <int QK> static void launch(const AttentionCall *c, const Arguments &a, Stream s)
+{
+    CUtensorMap q = keys_map<QK>(c->q, c, QUERIES), k = keys_map<QK>(c->k, c, KEYS),
+                v = rows_map(c->v, c, KEYS), dy = rows_map(c->dy, c, QUERIES);
+    unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
+    backward_kernel<QK><<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
+    if (c->dq)
+        round_kernel<QK><<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
+    CHECK_LAUNCH();
+}
+
 void attention_sm90_backward(const AttentionCall *c, Stream s)
 {
+    assert(attention_sm90_takes(c->qk, c->e) && (c->qk == WIDTH || c->dk));
     Arguments a = {};
     a.lse = c->lse;
     a.row_sums = c->row_sums;
@@ -456,11 +490,8 @@ void attention_sm90_backward(const AttentionCall *c, Stream s)
     a.N = c->N;
     a.H = c->H;
     a.items = (int)ceil_div(c->N, KEYS) * c->H;
-    CUtensorMap q = rows_map(c->q, c, QUERIES), k = rows_map(c->k, c, KEYS), v = rows_map(c->v, c, KEYS),
-                dy = rows_map(c->dy, c, QUERIES);
-    unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    backward_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
-    if (c->dq)
-        round_kernel<<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
-    CHECK_LAUNCH();
+    if (c->qk == WIDTH)
+        launch<WIDTH>(c, a, s);
+    else
+        launch<NARROW>(c, a, s);
 }

@@ -11,13 +11,11 @@ using namespace dq_accumulator;
 constexpr float LOG2E = 1.4426950408889634f;
 
 enum {
-    WIDTH = 128,
     KEYS = 128,
     WARPGROUP = 128,
     WARPGROUP_KEYS = 64,
     BLOCK_THREADS = 3 * WARPGROUP,
     CONSUMER_WARPS = 2 * WARPGROUP / WARP,
-    PANEL = 64, // columns of 128 bytes, the width of the swizzle
     KEY_PANEL_BYTES = KEYS * 128,
     QUERY_PANEL_BYTES = QUERIES * 128,
     KEY_BYTES = 2 * KEY_PANEL_BYTES,
@@ -29,10 +27,15 @@ enum {
     CONSUMER_REGISTERS = 232,
     PRODUCER_REGISTERS = 40
 };
+// Columns of dq that a warpgroup computes: a panel, of which the second may be narrower.
+template <int QK> static __host__ __device__ constexpr int dq_columns(int group)
+{
+    return group == 0 ? PANEL : QK - PANEL;
+}
 
 struct Arguments {
     const float *lse, *row_sums;
-    floatX *dq, *dk, *dv;    // dq and dk NULL: the raw k's gradient goes to dqkv
+    floatX *dq, *dk, *dv;    // dq, dk (N, H QK), dv (N, d). dq and dk NULL: the raw k's gradient goes to dqkv
     floatX *dqkv;            // (N, 3 d); dv may be NULL then
     const floatX *cos, *sin; // (N, WIDTH / 4)
     const float *rstd_k, *lambda;
@@ -163,6 +166,7 @@ struct Producer {
 };
 
 // Describes the next item in its slot and loads its k. False after the last item.
+template <int QK>
 static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &m, const Arguments &a)
 {
     int lane = threadIdx.x % WARP, slot = f.slots.stage;
@@ -186,10 +190,10 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
     describe_item(item, (int)index, a);
     __syncwarp();
     if (lane == 0) {
-        int key0 = item->key0, column = item->head * WIDTH;
+        int key0 = item->key0, at = head_at<QK>(item->head);
         mbarrier_arrive_expect_tx(full, KEY_BYTES);
         for (int p = 0; p < 2; p++)
-            tma_load_2d(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, column + p * PANEL, key0);
+            load_panel<QK>(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, at, p, key0);
     } else
         mbarrier_arrive(full);
     return true;
@@ -207,6 +211,7 @@ static __device__ __forceinline__ void load_values(const Producer &f, const Shar
                     item->key0);
 }
 
+template <int QK>
 static __device__ __forceinline__ void load_queries(Producer &f, const Shared &m, const Arguments &a,
                                                     int tile, int head)
 {
@@ -219,7 +224,7 @@ static __device__ __forceinline__ void load_queries(Producer &f, const Shared &m
     if (lane == 0) {
         mbarrier_arrive_expect_tx(full, STAGE_BYTES);
         for (int p = 0; p < 2; p++) {
-            tma_load_2d(q + p * QUERY_PANEL_BYTES, f.q, full, head * WIDTH + p * PANEL, tile * QUERIES);
+            load_panel<QK>(q + p * QUERY_PANEL_BYTES, f.q, full, head_at<QK>(head), p, tile * QUERIES);
             tma_load_2d(dy + p * QUERY_PANEL_BYTES, f.dy, full, head * WIDTH + p * PANEL, tile * QUERIES);
         }
     }
@@ -232,6 +237,7 @@ static __device__ __forceinline__ void load_queries(Producer &f, const Shared &m
     f.ring.advance();
 }
 
+template <int QK>
 static __device__ __forceinline__ void produce(const Shared &m, const Arguments &a, const CUtensorMap *q,
                                                const CUtensorMap *k, const CUtensorMap *v,
                                                const CUtensorMap *dy)
@@ -240,14 +246,14 @@ static __device__ __forceinline__ void produce(const Shared &m, const Arguments 
     if (threadIdx.x % WARP == 0)
         f.next = atomicAdd(&a.progress->next, 1);
     uint32_t parity = 0;
-    for (bool more = schedule_item(f, m, a); more; parity ^= 1) {
+    for (bool more = schedule_item<QK>(f, m, a); more; parity ^= 1) {
         const Item *item = m.item(f.slots.stage ^ 1);
         int tile = item->first, last = item->last, head = item->head;
-        load_queries(f, m, a, tile, head);
+        load_queries<QK>(f, m, a, tile, head);
         load_values(f, m, item, parity);
-        more = schedule_item(f, m, a); // early: its latency is long
+        more = schedule_item<QK>(f, m, a); // early: its latency is long
         while (++tile < last)
-            load_queries(f, m, a, tile, head);
+            load_queries<QK>(f, m, a, tile, head);
     }
 }
 
@@ -271,8 +277,10 @@ static __device__ __forceinline__ bool claim_first(unsigned *state)
 
 // One thread per warpgroup. The state of the next tile is read one tile ahead, because the load takes as
 // long as a reduction.
+template <int QK>
 static __device__ __forceinline__ void reduce_dq(const Shared &m, const Arguments &a, int group)
 {
+    const uint32_t bytes = QUERIES * dq_columns<QK>(group) * 4;
     uint32_t parity = 0;
     for (Pipeline slots;; slots.advance()) {
         mbarrier_wait(m.keys_full(slots.stage), slots.parity);
@@ -284,7 +292,7 @@ static __device__ __forceinline__ void reduce_dq(const Shared &m, const Argument
             break;
         unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = UNTOUCHED;
         for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
-            float *sums = a.dq_sum + unit * TILE_FLOATS + group * (TILE_FLOATS / 2);
+            float *sums = a.dq_sum + unit * (QUERIES * QK) + group * (QUERIES * PANEL);
             if (seen == STORED)
                 __threadfence(); // makes the volatile load an acquire
             if (tile + 1 < last)
@@ -293,9 +301,9 @@ static __device__ __forceinline__ void reduce_dq(const Shared &m, const Argument
             bool first = seen != STORED && claim_first(state);
             fence_proxy_async(); // orders other CTAs' stores before the reduction
             if (first)
-                bulk_store(sums, m.dq(group), DQ_STAGE_BYTES);
+                bulk_store(sums, m.dq(group), bytes);
             else
-                bulk_reduce_add(sums, m.dq(group), DQ_STAGE_BYTES);
+                bulk_reduce_add(sums, m.dq(group), bytes);
             tma_store_commit();
             tma_store_wait_read();
             mbarrier_arrive(m.dq_empty(group));

@@ -1,4 +1,5 @@
-// Attention forward on sm90, head dimension 128: packed documents, causal, sliding window, output gate.
+// Attention forward on sm90, heads of v of width 128, of q and k of 128 or 96: packed documents, causal,
+// sliding window, output gate.
 //
 // A CTA takes work items of 192 queries of one head, 64 for each of three consumer warpgroups, and loops
 // over tiles of 64 keys backwards from the last query. A warpgroup skips tiles that none of its queries
@@ -40,11 +41,11 @@ constexpr float SLACK =
 
 // ---- consumer warpgroups ----------------------------------------------------------------------------------
 
-// s (64, KEYS) = q (64, 128) k (KEYS, 128)^T; q, k: shared-memory descriptors
-static __device__ __forceinline__ void score(float (&s)[KEYS / 2], uint64_t q, uint64_t k)
+// s (64, KEYS) = q (64, QK) k (KEYS, QK)^T; q, k: shared-memory descriptors
+template <int QK> static __device__ __forceinline__ void score(float (&s)[KEYS / 2], uint64_t q, uint64_t k)
 {
 #pragma unroll
-    for (int i = 0; i < WIDTH / 16; i++)
+    for (int i = 0; i < QK / 16; i++)
         wgmma<floatX, 64, false, false>(s, descriptor_advance(q, i / 4 * QUERY_PANEL_BYTES + i % 4 * 32),
                                         descriptor_advance(k, i / 4 * KEY_PANEL_BYTES + i % 4 * 32), i > 0);
 }
@@ -174,6 +175,7 @@ static __device__ __forceinline__ void skip_tiles(const Shared &m, Consumer &w, 
 }
 
 // Weights of the item's first tile, which has a key for every query.
+template <int QK>
 static __device__ __forceinline__ void first_tile(float (&s)[KEYS / 2], uint32_t (&p)[KEYS / 4],
                                                   Softmax &soft, const Shared &m, Consumer &w, uint64_t q,
                                                   int behind, const Arguments &a)
@@ -182,7 +184,7 @@ static __device__ __forceinline__ void first_tile(float (&s)[KEYS / 2], uint32_t
     float shrink[2];
     mbarrier_wait(m.k_full(w.ring.stage), w.ring.parity);
     wgmma_fence();
-    score(s, q, descriptor_advance(w.k, w.ring.stage * STAGE_BYTES));
+    score<QK>(s, q, descriptor_advance(w.k, w.ring.stage * STAGE_BYTES));
     wgmma_commit();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -204,10 +206,10 @@ static __device__ __forceinline__ void first_tile(float (&s)[KEYS / 2], uint32_t
 
 // Issues the next tile's scores and this tile's p v; softmax of the scores overlaps with p v. masked: some
 // query does not see some key
-static __device__ __forceinline__ void next_tile(float (&y)[64], float (&s)[KEYS / 2],
-                                                 uint32_t (&p)[KEYS / 4], Softmax &soft, const Shared &m,
-                                                 Consumer &w, uint64_t q, bool accumulate, bool masked,
-                                                 int behind, float scale_log2)
+template <int QK>
+static __device__ __forceinline__ void
+next_tile(float (&y)[64], float (&s)[KEYS / 2], uint32_t (&p)[KEYS / 4], Softmax &soft, const Shared &m,
+          Consumer &w, uint64_t q, bool accumulate, bool masked, int behind, float scale_log2)
 {
     int before = w.ring.stage;
     float shrink[2];
@@ -215,7 +217,7 @@ static __device__ __forceinline__ void next_tile(float (&y)[64], float (&s)[KEYS
     w.ring.advance();
     mbarrier_wait(m.k_full(w.ring.stage), w.ring.parity);
     wgmma_fence();
-    score(s, q, descriptor_advance(w.k, w.ring.stage * STAGE_BYTES));
+    score<QK>(s, q, descriptor_advance(w.k, w.ring.stage * STAGE_BYTES));
     wgmma_commit();
     add_values(y, p, descriptor_advance(w.v, before * STAGE_BYTES), accumulate);
     wgmma_commit();
@@ -289,6 +291,7 @@ static __device__ __forceinline__ void finish_rows(float (&y)[64], const uint32_
                query0 + w.group * WARPGROUP_QUERIES);
 }
 
+template <int QK>
 static __device__ __forceinline__ void consume(const Shared &m, const Arguments &a, int group,
                                                const CUtensorMap *out)
 {
@@ -312,11 +315,11 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
         float s[KEYS / 2], y[64];
         uint32_t p[KEYS / 4];
         Softmax soft;
-        first_tile(s, p, soft, m, w, q, behind, a);
+        first_tile<QK>(s, p, soft, m, w, q, behind, a);
         bool accumulate = false;
 #pragma unroll 1
         for (; n < last; n++, accumulate = true)
-            next_tile(y, s, p, soft, m, w, q, accumulate, n + 1 > whole, behind += KEYS, a.scale_log2);
+            next_tile<QK>(y, s, p, soft, m, w, q, accumulate, n + 1 > whole, behind += KEYS, a.scale_log2);
         finish_rows(y, p, soft, m, w, accumulate, out, a);
         skip_tiles(m, w, end - 1 - last);
         w.used = w.slots.stage;
@@ -327,6 +330,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
 
 #endif
 
+template <int QK>
 __global__ void __launch_bounds__(THREADS, 1)
     forward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap y,
@@ -359,34 +363,47 @@ __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         warp -= CONSUMERS * WARPGROUP / WARP;
         if (warp == 0)
-            produce(m, &k, &v);
+            produce<QK>(m, &k, &v);
         else if (warp == 1)
-            schedule_items(m, a, &q);
+            schedule_items<QK>(m, a, &q);
         else
             compute_gates(m, a, warp - 2);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(m, a, group, &y);
+        consume<QK>(m, a, group, &y);
     }
 #endif
 }
 
 // ---- launch ----------------------------------------------------------------------------------------------
 
+template <int QK> static void launch(const AttentionCall *c, const Arguments &a, Stream s)
+{
+    using attention_sm90::keys_map;
+    using attention_sm90::rows_map;
+    CUtensorMap q = keys_map<QK>(c->q, c, WARPGROUP_QUERIES), k = keys_map<QK>(c->k, c, KEYS),
+                v = rows_map(c->v, c, KEYS), y = rows_map(c->y, c, WARPGROUP_QUERIES);
+    unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
+    forward_kernel<QK><<<blocks, THREADS, SHARED_BYTES, s>>>(q, k, v, y, a);
+    CHECK_LAUNCH();
+}
+
 } // namespace attention_queries
 
 void attention_sm90::prepare_forward(void)
 {
-    CUDA_CHECK(cudaFuncSetAttribute(attention_queries::forward_kernel,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    attention_queries::SHARED_BYTES));
+    using namespace attention_queries;
+    CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    SHARED_BYTES));
+    CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<NARROW>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    SHARED_BYTES));
 }
 
 void attention_sm90_forward(const AttentionCall *c, Stream s)
 {
     using namespace attention_queries;
-    using attention_sm90::rows_map;
     assert(c->scale > 0); // the maximum is taken before scaling
+    assert(attention_sm90_takes(c->qk, c->e));
     Arguments a;
     a.h = c->h;
     a.gate_w = c->gate_w;
@@ -401,9 +418,8 @@ void attention_sm90_forward(const AttentionCall *c, Stream s)
     a.N = c->N;
     a.H = c->H;
     a.items = (int)ceil_div(c->N, QUERIES) * c->H;
-    CUtensorMap q = rows_map(c->q, c, WARPGROUP_QUERIES), k = rows_map(c->k, c, KEYS),
-                v = rows_map(c->v, c, KEYS), y = rows_map(c->y, c, WARPGROUP_QUERIES);
-    unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    forward_kernel<<<blocks, THREADS, SHARED_BYTES, s>>>(q, k, v, y, a);
-    CHECK_LAUNCH();
+    if (c->qk == WIDTH)
+        launch<WIDTH>(c, a, s);
+    else
+        launch<attention_sm90::NARROW>(c, a, s);
 }

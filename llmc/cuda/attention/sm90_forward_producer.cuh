@@ -7,8 +7,10 @@
 namespace attention_queries
 {
 
+using attention_sm90::PANEL;
+using attention_sm90::WIDTH;
+
 enum {
-    WIDTH = 128,
     WARPGROUP = 128,
     WARPGROUP_QUERIES = 64,
     CONSUMERS = 3,
@@ -17,7 +19,6 @@ enum {
     GATE_WARPS = 2,
     QUERIES = CONSUMERS * WARPGROUP_QUERIES,
     THREADS = (CONSUMERS + 1) * WARPGROUP,
-    PANEL = 64, // columns of 128 bytes, the width of the swizzle
     QUERY_PANEL_BYTES = WARPGROUP_QUERIES * 128,
     QUERY_BYTES = 2 * QUERY_PANEL_BYTES, // of a warpgroup
     KEY_PANEL_BYTES = KEYS * 128,
@@ -79,6 +80,9 @@ static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 static_assert((int)QUERIES == (int)ATTENTION_QUERY_TILE, "the table sorts tiles of this size");
 
 #if HOPPER
+
+using attention_sm90::head_at;
+using attention_sm90::load_panel;
 
 // ---- tile-scheduler warp ----------------------------------------------------------------------------------
 
@@ -158,6 +162,7 @@ static __device__ __forceinline__ int next_item(const Arguments &a)
 
 // Describes items in their slots and loads their q. An item is claimed only when a slot is free: items
 // claimed early delay the last wave.
+template <int QK>
 static __device__ __forceinline__ void schedule_items(const Shared &m, const Arguments &a,
                                                       const CUtensorMap *q)
 {
@@ -175,8 +180,8 @@ static __device__ __forceinline__ void schedule_items(const Shared &m, const Arg
             mbarrier_arrive_expect_tx(full, CONSUMERS * QUERY_BYTES);
             for (int g = 0; g < CONSUMERS; g++)
                 for (int p = 0; p < 2; p++)
-                    tma_load_2d(m.q(slots.stage, g) + p * QUERY_PANEL_BYTES, q, full,
-                                item->head * WIDTH + p * PANEL, item->query0 + g * WARPGROUP_QUERIES);
+                    load_panel<QK>(m.q(slots.stage, g) + p * QUERY_PANEL_BYTES, q, full,
+                                   head_at<QK>(item->head), p, item->query0 + g * WARPGROUP_QUERIES);
         }
         slots.advance();
         mbarrier_wait(m.item_empty(slots.stage), slots.parity ^ 1);
@@ -217,31 +222,35 @@ static __device__ __forceinline__ void compute_gates(const Shared &m, const Argu
 
 // ---- producer warp ----------------------------------------------------------------------------------------
 
+// QK: width of the heads of `map`.
+template <int QK>
 static __device__ __forceinline__ void load_kv_tile(uint8_t *to, const CUtensorMap *map, uint64_t *full,
-                                                    uint64_t *empty, uint32_t parity, int column, int key0)
+                                                    uint64_t *empty, uint32_t parity, int at, int key0)
 {
     mbarrier_wait(empty, parity ^ 1);
     if (threadIdx.x % WARP)
         return;
     mbarrier_arrive_expect_tx(full, KEY_BYTES);
     for (int p = 0; p < 2; p++)
-        tma_load_2d(to + p * KEY_PANEL_BYTES, map, full, column + p * PANEL, key0);
+        load_panel<QK>(to + p * KEY_PANEL_BYTES, map, full, at, p, key0);
 }
 
+template <int QK>
 static __device__ __forceinline__ void produce(const Shared &m, const CUtensorMap *k, const CUtensorMap *v)
 {
     PipelineState<STAGES> ring;
     for (PipelineState<2> slots;; slots.advance()) {
         const Item *item = m.item(slots.stage);
         mbarrier_wait(m.described(slots.stage), slots.parity);
-        int end = item->end, column = item->head * WIDTH, key0 = item->query0 + QUERIES - KEYS;
+        int end = item->end, head = item->head, k_at = head_at<QK>(head), v_at = head_at<WIDTH>(head),
+            key0 = item->query0 + QUERIES - KEYS;
         __syncwarp(); // all lanes have read the slot before lane 0 starts loads that end in its reuse
         if (end == 0)
             break;
         for (int n = 0; n < end; n++, key0 -= KEYS, ring.advance()) {
             int stage = ring.stage;
-            load_kv_tile(m.k(stage), k, m.k_full(stage), m.k_empty(stage), ring.parity, column, key0);
-            load_kv_tile(m.v(stage), v, m.v_full(stage), m.v_empty(stage), ring.parity, column, key0);
+            load_kv_tile<QK>(m.k(stage), k, m.k_full(stage), m.k_empty(stage), ring.parity, k_at, key0);
+            load_kv_tile<WIDTH>(m.v(stage), v, m.v_full(stage), m.v_empty(stage), ring.parity, v_at, key0);
         }
     }
 }

@@ -4,8 +4,7 @@
 
 bool backend_lacks(Feature f)
 {
-    static const bool lacks[] =
-        {[FEATURE_NARROW_KEYS] = true, [FEATURE_FP8_BOTH] = true, [FEATURE_MASK] = true};
+    static const bool lacks[] = {[FEATURE_FP8_BOTH] = true, [FEATURE_MASK] = true};
     return lacks[f];
 }
 

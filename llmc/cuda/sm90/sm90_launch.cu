@@ -27,27 +27,45 @@ bool tensor_maps_known(void)
     return encode_tiled;
 }
 
+// A tensor of `rank` dimensions, the innermost first; strides (rank - 1) in bytes, of all but that.
+static CUtensorMap encode(CUtensorMapDataType type, unsigned rank, const void *base, const cuuint64_t *sizes,
+                          const cuuint64_t *strides, const cuuint32_t *box)
+{
+    CUtensorMap map;
+    const cuuint32_t steps[3] = {1, 1, 1};
+    if (!tensor_maps_known())
+        fatal(EXIT_BAD_INPUT,
+              "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
+    CUresult r = encode_tiled(&map, type, rank, (void *)base, sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %lld x %lld x %lld, rows of %lld bytes (error %d)",
+              rank > 2 ? (long long)sizes[2] : 1, (long long)sizes[1], (long long)sizes[0],
+              (long long)strides[0], (int)r);
+    return map;
+}
+
 CUtensorMap tensor_map(CUtensorMapDataType type, const void *base, int planes, int rows, int cols, int pitch,
                        int box_rows)
 {
-    CUtensorMap map;
     unsigned element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8     ? 1
                        : type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4
                                                                  : 2;
     cuuint64_t row = (cuuint64_t)pitch * element,
                sizes[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)planes};
     cuuint64_t strides[2] = {row, row * (cuuint64_t)rows};
-    cuuint32_t box[3] = {128 / element, (cuuint32_t)box_rows, 1}, steps[3] = {1, 1, 1};
-    if (!tensor_maps_known())
-        fatal(EXIT_BAD_INPUT,
-              "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
-    CUresult r = encode_tiled(&map, type, planes ? 3 : 2, (void *)base, sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS)
-        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %d x %d x %d, pitch %d (error %d)", planes, rows, cols,
-              pitch, (int)r);
-    return map;
+    cuuint32_t box[3] = {128 / element, (cuuint32_t)box_rows, 1};
+    return encode(type, planes ? 3 : 2, base, sizes, strides, box);
+}
+
+CUtensorMap tensor_map_of_heads(const void *base, int rows, int heads, int width, int box_rows)
+{
+    cuuint64_t head = (cuuint64_t)width * 2,
+               sizes[3] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)rows},
+               strides[2] = {head, head * (cuuint64_t)heads};
+    cuuint32_t box[3] = {64, 1, (cuuint32_t)box_rows};
+    return encode(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, base, sizes, strides, box);
 }
 
 // ---- clusters --------------------------------------------------------------------------------------------

@@ -10,6 +10,10 @@ bool tensor_maps_known(void);
 // matrix, whose boxes have two coordinates.
 CUtensorMap tensor_map(CUtensorMapDataType type, const void *base, int planes, int rows, int cols, int pitch,
                        int box_rows);
+// Tensor map of bf16 heads, (rows, heads, width): boxes of 64 columns of one head and box_rows rows, with
+// coordinates (column, head, row). Columns behind the head's last load as zeros: they are not those of the
+// next.
+CUtensorMap tensor_map_of_heads(const void *base, int rows, int heads, int width, int box_rows);
 
 typedef struct {
     int blocks, threads; // of a cluster; of a block

@@ -178,6 +178,15 @@ static __device__ __forceinline__ void wgmma_rs(float *d, const uint32_t *a, uin
 {
     WGMMA_RS_128_TYPES("r"((int)accumulate), WGMMA_D32(0), WGMMA_D32(32));
 }
+// d (64, 96) += a (64, 16) b (16, 96) in bf16, with a in registers and b stored as (16, 96).
+static __device__ __forceinline__ void wgmma_rs_96(float *d, const uint32_t *a, uint64_t b)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %53, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" WGMMA_R0_47 "}, "
+                 "{%48, %49, %50, %51}, %52, p, 1, 1, 1;\n\t}"
+                 : WGMMA_D32(0), WGMMA_D16(32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(1));
+}
 // The same with `accumulate` known to the compiler. Without it d is an output only; as an input its registers
 // would stay live from the previous product on.
 template <typename T, bool B_MN>
