@@ -214,7 +214,8 @@ static HeadResult head_on_cpu(Which which, HeadMode mode, const float *x, const 
 {
     int d = FULL.H * FULL.e, Vp = FULL.Vp;
     int64_t n = (int64_t)PERIOD * d, nw = (int64_t)Vp * d;
-    Buffer bx = {"x", FLOATX, IN, n, 1, 0, false}, bw = {"w", FLOATX, IN, nw, 1, 0, false};
+    Buffer bx = {.name = "x", .kind = FLOATX, .role = IN, .count = n, .scale = 1},
+           bw = {.name = "w", .kind = FLOATX, .role = IN, .count = nw, .scale = 1};
     size_t size = element_bytes(which, FLOATX);
     void *cx = xcalloc((size_t)n, size), *cw = xcalloc((size_t)nw, size), *cdx = xcalloc((size_t)n, size);
     void *w8 = xcalloc(ops[which].head_weight_bytes(HEAD_FP8, Vp, d), 1);

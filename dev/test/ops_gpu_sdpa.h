@@ -4,33 +4,60 @@
 // ---- attention alone --------------------------------------------------------------------------------------
 
 // Variants: 0 a short window; 1 a long one; 2 pairs of heads, where their number is even; 3 a window of its
-// own token.
-static bool sdpa_is_paired(const Case *c) { return c->variant == 2 && c->z.H % 2 == 0; }
+// own token; 4 q and k of three quarters of v's width, as in the records of August 2026; 5 the same, pairs;
+// 6 of half of it, a long window.
+enum { SDPA_VARIANTS = 7 };
+static const float SDPA_SCALE = 0.1f, SDPA_LARGEST = 1.7f; // of scores; of q and k
+static bool sdpa_is_paired(const Case *c) { return (c->variant == 2 || c->variant == 5) && c->z.H % 2 == 0; }
+static int sdpa_width(const Case *c)
+{
+    int quarters = c->variant < 4 ? 4 : c->variant < 6 ? 3 : 2;
+    return (int)round_up(quarters * c->z.e / 4, 8);
+}
+
+// What roundings leave to one element (root mean square) where a query sees one key or two: with few keys the
+// plain computation's own error may be small by chance, and so may the result be that it is compared with.
+// Inputs are uniform: a value below x has the root mean square x / sqrt(3). A weight rounded to bf16 is off
+// by a unit u = 2^-9 of 1 at most, which goes into all of a row of y and dv.
+// dq and dk are scale ds k and scale ds q, with ds = p (dp - delta) of two sums over e products dy v and dy
+// y. For one key they are the same sum, cut or rounded to fp32 at each of its steps; for two y has been
+// rounded.
+static void sdpa_roundings(Case *c)
+{
+    if (c->z.N > 1)
+        return;
+    bool two = sdpa_is_paired(c);
+    double e = c->z.e, summands = two ? 0x1p-9 * sqrt(e) / 3 : 0x1p-23 * e / 3,
+           other = (double)SDPA_LARGEST / sqrt(3);
+    c->buffer[2].rounding = c->buffer[3].rounding = (double)SDPA_SCALE * summands * other;
+    c->buffer[0].rounding = c->buffer[4].rounding = two ? 0x1p-9 / sqrt(3) : 0;
+}
 
 // Both directions: backward takes what forward gave. Two numbers of a document's first token are sums of
 // nothing but roundings.
 DESCRIBE(sdpa)
 {
     SIZES;
-    int64_t n = (int64_t)N * d;
+    int64_t n = (int64_t)N * d, m = (int64_t)N * H * sdpa_width(c);
     add(c, "y", FLOATX, OUT, n, 0);
     add(c, "lse", FP32, OUT, (int64_t)N * H, 0);
-    add(c, "dq", FLOATX, OUT, n, 0);
-    add(c, "dk", FLOATX, OUT, n, 0);
+    add(c, "dq", FLOATX, OUT, m, 0);
+    add(c, "dk", FLOATX, OUT, m, 0);
     add(c, "dv", FLOATX, OUT, n, 0);
-    add(c, "q", FLOATX, IN, n, 1.7);
-    add(c, "k", FLOATX, IN, n, 1.7);
+    add(c, "q", FLOATX, IN, m, (double)SDPA_LARGEST);
+    add(c, "k", FLOATX, IN, m, (double)SDPA_LARGEST);
     add(c, "v", FLOATX, IN, n, 1);
     add(c, "dy", FLOATX, IN, n, 1);
     add(c, "table", DOCUMENTS, IN, sdpa_is_paired(c) ? 2 * (int64_t)N : N, sdpa_is_paired(c) ? 2 : 1);
     add(c, "scratch", SDPA_SCRATCH, OUT, 0, 0);
     c->buffer[2].varies = true;
     c->buffer[2].spread = c->buffer[3].spread = 0.05;
+    sdpa_roundings(c);
 }
 RUN(sdpa)
 {
     SIZES;
-    static const int windows[] = {17, 700, 129, 0};
+    static const int windows[SDPA_VARIANTS] = {17, 700, 129, 0, 150, 257, 700};
     bool paired = sdpa_is_paired(c);
     int rows = paired ? 2 * N : N, heads = paired ? H / 2 : H;
     SdpaForward f = {.y = p[0],
@@ -38,11 +65,11 @@ RUN(sdpa)
                      .q = p[5],
                      .k = p[6],
                      .v = p[7],
-                     .qk = e,
+                     .qk = sdpa_width(c),
                      .table = p[9],
                      .slots = table_slots,
                      .window = windows[c->variant],
-                     .scale = 0.1f};
+                     .scale = SDPA_SCALE};
     SdpaBackward b = {.forward = &f, .dq = p[2], .dk = p[3], .dv = p[4], .dy = p[8], .scratch = p[10]};
     o->sdpa_forward(stream, &f, rows, heads, e);
     o->sdpa_backward(stream, &b, rows, heads, e);
