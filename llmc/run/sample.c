@@ -28,7 +28,7 @@ struct Sampler {
     int *slots;       // (num_slots) the text in each; NONE: it is free
     int num_slots;
     int begun, current; // texts begun; the one that is being written
-    float *z;           // (num_slots, padded vocabulary)
+    float *z;           // (num_slots, padded vocabulary) of host_alloc, to which the device copies faster
     FILE *f;
     double prompts_ms, ms;
     int64_t drawn, read; // tokens drawn, tokens of prompts read ahead of the first draw
@@ -80,7 +80,7 @@ static void take_memory(Sampler *s)
     s->slots = xcalloc((size_t)s->num_slots, sizeof *s->slots);
     for (int i = 0; i < s->num_slots; i++)
         s->slots[i] = NONE;
-    s->z = xcalloc((size_t)s->num_slots * (size_t)config_vocab_padded(c), sizeof *s->z);
+    s->z = host_alloc((size_t)s->num_slots * (size_t)config_vocab_padded(c) * sizeof *s->z);
     if (uses_cache(c))
         s->decoder = decoder_create(s->trainer, s->num_slots, 1 + (int64_t)longest + c->num_tokens);
 }
@@ -124,7 +124,7 @@ void sampler_free(Sampler *s)
     prompts_free(&s->prompts);
     decoder_free(s->decoder);
     free(s->slots);
-    free(s->z);
+    host_free(s->z);
     free(s);
 }
 
