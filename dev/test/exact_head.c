@@ -15,8 +15,8 @@ static void check(const char *what, const float *got, const double *exact, int n
     ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
 }
 
-// A prefix term: none, or a further target of most rows.
-typedef enum { NO_PREFIX, PREFIX } Prefix;
+// A prefix term: none, or a further target of most rows. Or no prefix and rows without targets.
+typedef enum { NO_PREFIX, PREFIX, NO_TARGETS } Prefix;
 
 static struct {
     int N, d, Vp;
@@ -32,11 +32,15 @@ static double head_row(const double *x, const double *w, int t, double *logits, 
 {
     for (int j = 0; j < hd.Vp; j++)
         logits[j] = inner(x + t * hd.d, w + j * hd.d, hd.d);
-    int count = t + hd.num_targets <= hd.N ? hd.num_targets : hd.N - t;
+    int count = 0;
     int32_t target[MAX_TARGETS + 1];
     float weight[MAX_TARGETS + 1];
-    memcpy(target, hd.targets + t, (size_t)count * sizeof *target);
-    memcpy(weight, head_weight, (size_t)count * sizeof *weight);
+    for (int k = 0; k < hd.num_targets && t + k < hd.N; k++) {
+        if (hd.targets[t + k] < 0)
+            continue;
+        target[count] = hd.targets[t + k];
+        weight[count++] = head_weight[k];
+    }
     if (hd.prefix && hd.prefix[t] >= 0) {
         target[count] = hd.prefix[t];
         weight[count++] = prefix_weight;
@@ -91,8 +95,10 @@ static void head_inputs(const HeadSpec *spec, int num_targets, Prefix prefix, in
     hd.targets = random_tokens(N, Vp);
     if (N > 3)
         hd.targets[2] = hd.targets[1]; // two targets of a row are one token
-    hd.prefix = prefix ? random_tokens(N, Vp) : NULL;
-    for (int t = 0; prefix && t < N; t++)
+    for (int t = 0; prefix == NO_TARGETS && t < N; t++)
+        hd.targets[t] = t % 4 == 1 || t > N - 3 ? -1 : hd.targets[t];
+    hd.prefix = prefix == PREFIX ? random_tokens(N, Vp) : NULL;
+    for (int t = 0; hd.prefix && t < N; t++)
         hd.prefix[t] = t % 3 == 1 ? -1 : t % 5 == 3 ? hd.targets[t] : hd.prefix[t];
     hd.x = random_tensor(N * d, 1.7);
     hd.w = random_tensor(Vp * d, size);
@@ -162,7 +168,10 @@ static void head_case(const HeadSpec *spec, int num_targets, Prefix prefix, int 
     head_loss_train(NULL, &h);
     double exact = head_reference(ex, ew, false);
     printf("# head: N %d, d %d, Vp %d, cap %g, shift %g, %d targets%s\n", N, d, Vp, (double)spec->cap,
-           (double)spec->shift, num_targets, prefix ? " and prefixes" : "");
+           (double)spec->shift, num_targets,
+           prefix == NO_PREFIX ? ""
+           : prefix == PREFIX  ? " and prefixes"
+                               : ", not in all rows");
     ok_at_most(fabs(loss - exact) / exact, 1e-6, "   loss");
     if (differences) {
         ex = central_differences(hd.x.d, N * d, head_loss);
@@ -176,6 +185,8 @@ static void head_case(const HeadSpec *spec, int num_targets, Prefix prefix, int 
     check("   dw is added to", dw, ew, Vp * d);
     hd.num_targets = 1;
     hd.prefix = NULL;
+    for (int t = 0; t < N; t++) // an evaluation has all targets
+        hd.targets[t] = hd.targets[t] < 0 ? 0 : hd.targets[t];
     exact = head_reference(ex, ew, false);
     h.rows = floats(N);
     head_loss_eval(NULL, &h);
@@ -238,6 +249,10 @@ int main(void)
     PART(head_case(&head_plain, 3, PREFIX, 7, 12, 64, 1, true));
     PART(head_case(&head_shifted, 3, PREFIX, 1100, 12, 128, 1, false));
     PART(head_case(&head_shifted, 2, PREFIX, 70, 12, 17024, 0.5, false));
+    PART(head_case(&head_plain, 1, NO_TARGETS, 7, 12, 64, 1, true));
+    PART(head_case(&head_plain, 3, NO_TARGETS, 7, 12, 64, 1, true));
+    PART(head_case(&head_shifted, 1, NO_TARGETS, 150, 20, 1792, 0.5, false));
+    PART(fp8_head_case(&head_plain, 1, NO_TARGETS, 70, 16, 512));
     PART(fp8_head_case(&head_plain, 1, NO_PREFIX, 70, 16, 512));
     PART(fp8_head_case(&head_shifted, 3, NO_PREFIX, 70, 16, 512));
     PART(fp8_head_case(&head_shifted, 3, PREFIX, 70, 16, 512));

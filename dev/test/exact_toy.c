@@ -2,7 +2,7 @@
 // the planning pass was not told of would find it overwritten. The network: the gradient of every tensor of
 // the toy records against the loss itself, along the gradient. It has what the presets do not: a layer
 // without an MLP, one that mixes nothing in, constant coefficients, a stream that comes back through a gate
-// alone.
+// alone. And a micro-batch in launches of whole documents: the loss and gradients of the whole.
 #include "dev/test/tap.h"
 #include "dev/test/uniform.h"
 #include "llmc/dist/comm.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N = 64, VOCAB = 61, STEP = 1 };
+enum { N = 64, VOCAB = 61, STEP = 1, LAUNCH = 32, POSITIONS = N + LAUNCH };
 
 static struct {
     Config config;
@@ -46,13 +46,14 @@ static void open_toy(const char *preset, bool fp8)
     model_describe(&toy.model, c);
     model_allocate(&toy.model, true);
     rope_start(&toy.rope, c);
-    size_t angles = (size_t)N * (size_t)toy.rope.count;
+    size_t angles = (size_t)POSITIONS * (size_t)toy.rope.count;
     toy.cos = device_alloc(angles * sizeof(floatX), "rope");
     toy.sin = device_alloc(angles * sizeof(floatX), "rope");
     toy.cos_paired = device_alloc(2 * angles * sizeof(floatX), "rope");
     toy.sin_paired = device_alloc(2 * angles * sizeof(floatX), "rope");
-    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, NULL, N, record_key_width(c));
-    rope_tables(NULL, toy.cos_paired, toy.sin_paired, toy.rope.frequency, NULL, 2 * N, record_key_width(c));
+    rope_tables(NULL, toy.cos, toy.sin, toy.rope.frequency, NULL, POSITIONS, record_key_width(c));
+    rope_tables(NULL, toy.cos_paired, toy.sin_paired, toy.rope.frequency, NULL, 2 * POSITIONS,
+                record_key_width(c));
     toy.at = (AttentionSetting){.window_short = 8,
                                 .window_long = 20,
                                 .scale = (float)toy.rope.scale,
@@ -122,6 +123,33 @@ static double loss(void) // of the whole batch, gradients added
     return sum;
 }
 
+// The same in launches, whose activations are in `acts` of LAUNCH tokens.
+static double loss_in_launches(void)
+{
+    Batch launch;
+    float sum;
+    double total = 0;
+    batch_alloc(&launch, LAUNCH, &toy.batch.tables);
+    int32_t *block = xcalloc((size_t)block_ints(LAUNCH, &launch.tables), sizeof *block);
+    model_prepare(&toy.model, &toy.acts, NULL);
+    for (int document = 0, place = FIRST_OF_STEP; document < toy.batch.num_docs; place = 0) {
+        AttentionSetting at = toy.at;
+        int position = batch_take_launch(&launch, &toy.batch, &document);
+        DeviceBatch b = block_batch(block, &launch, block_pack(block, &launch));
+        b.num_targets = 1;
+        b.target_weight = toy.step.target_weight;
+        at.cos += position * toy.rope.count;
+        at.sin += position * toy.rope.count;
+        place |= document == toy.batch.num_docs ? LAST_OF_STEP : 0;
+        model_train_batch(&toy.model, &toy.acts, &b, &at, &sum, place, NULL);
+        total += sum;
+    }
+    model_finish_gradients(&toy.model, &toy.acts, NULL);
+    free(block);
+    batch_free(&launch);
+    return total;
+}
+
 static void move(const Param *a, const float *direction, double step)
 {
     float *x = param_data(&toy.model.params, a);
@@ -159,7 +187,7 @@ static void check(const Param *a)
 
 // Loss and all gradients with activations in `memory`, which holds no zeros: what is read before it is
 // written shows.
-static float *results(Acts *acts, char *memory, size_t bytes, int64_t *count)
+static float *results(Acts *acts, char *memory, size_t bytes, double (*of)(void), int64_t *count)
 {
     const Params *p = &toy.model.params;
     *count = 1;
@@ -171,7 +199,7 @@ static float *results(Acts *acts, char *memory, size_t bytes, int64_t *count)
     draw_weights();
     params_zero_gradients(p, NULL);
     model_start_scales(&toy.model, NULL);
-    *to++ = (float)loss();
+    *to++ = (float)of();
     for (int i = 0; i < p->num_pools; i++) {
         if (!p->pools[i].grad)
             continue;
@@ -196,19 +224,64 @@ static void check_shared_memory(void)
     size_t least = plan.size;
     char *memory = device_alloc(bytes, "activations");
     acts_follow(&apart, &toy.model, N, true, &alone, memory);
-    float *want = results(&apart, memory, bytes, &count);
+    float *want = results(&apart, memory, bytes, loss, &count);
     acts_follow(&shared, &toy.model, N, true, &plan, memory);
-    float *got = results(&shared, memory, least, &count);
+    float *got = results(&shared, memory, least, loss, &count);
     apart.spoiled = &alone;
     apart.spoiled_base = memory;
     alone.ops = 0;
-    float *spoiled = results(&apart, memory, bytes, &count);
+    float *spoiled = results(&apart, memory, bytes, loss, &count);
     ok(alone.ops == plan.ops && !memcmp(want, spoiled, (size_t)count * sizeof *want),
        "no op uses a tensor that the plan has given up (%d ops)", alone.ops);
     toy.acts = shared;
     free(spoiled);
     ok(least < bytes && !memcmp(want, got, (size_t)count * sizeof *got) && isfinite(want[0]),
        "%zu bytes that tensors share give the same loss and gradients as %zu without sharing", least, bytes);
+    free(want);
+    free(got);
+}
+
+// Documents of 1 to 31 tokens: launches with one and with several, filled to the last row and not.
+static void cut_documents(void)
+{
+    static const int32_t start[] = {0, 20, 30, 32, 33, 64};
+    memcpy(toy.batch.cu_seqlens, start, sizeof start);
+    toy.batch.num_docs = 5;
+    toy.device = block_batch(toy.block, &toy.batch, block_pack(toy.block, &toy.batch));
+    toy.device.num_targets = 1;
+    toy.device.target_weight = toy.step.target_weight;
+}
+
+static double distance(const float *a, const float *b, int64_t n)
+{
+    double apart = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        apart += pow((double)a[i] - b[i], 2);
+        size += pow(b[i], 2);
+    }
+    return sqrt(apart / size);
+}
+
+static void check_launches(void)
+{
+    Acts whole, launch;
+    const Params *p = &toy.model.params;
+    int64_t count;
+    size_t bytes = acts_bytes(&toy.model, N, true), least = acts_bytes(&toy.model, LAUNCH, true);
+    char *memory = device_alloc(bytes, "activations");
+    cut_documents();
+    acts_place(&whole, &toy.model, N, true, memory);
+    acts_place(&launch, &toy.model, LAUNCH, true, memory);
+    float *want = results(&whole, memory, bytes, loss, &count),
+          *got = results(&launch, memory, least, loss_in_launches, &count), *row = got + 1;
+    ok_at_most(fabs(got[0] - want[0]) / want[0], 1e-6, "a micro-batch in launches: loss");
+    for (int i = 0; i < p->num_pools; i++) {
+        if (!p->pools[i].grad)
+            continue;
+        ok_at_most(distance(row, row - got + want, p->pools[i].size), 1e-6, "gradients of a pool");
+        row += p->pools[i].size;
+    }
+    ok(2 * least < bytes + (bytes >> 4), "%zu bytes of activations in place of %zu", least, bytes);
     free(want);
     free(got);
 }
@@ -224,6 +297,8 @@ int main(void)
         check_shared_memory();
         for (int i = 0; i < toy.model.params.count && k < 2; i++) // of the others: exact_golden_2026.c
             check(&toy.model.params.list[i]);
+        if (k == 0)
+            check_launches();
         backend_close();
     }
     return tap_done();

@@ -2,7 +2,7 @@
 #pragma once
 
 // Variants of training: 0, 2, 4 in bf16, 1, 3, 5 in FP8; 2 to 4 other constants and several targets, of which
-// some are the same token; 4 and 5 a prefix term, too.
+// some are the same token; 4 and 5 a prefix term, too. In training some rows have no target.
 enum { HEAD_VARIANTS = 6 };
 static bool head_is_shifted(const Case *c) { return c->variant >= 2 && c->variant <= 4; }
 static const HeadSpec *head_spec(const Case *c) { return head_is_shifted(c) ? &head_shifted : &head_plain; }
@@ -13,6 +13,8 @@ static void fix_head(Case *c)
     for (int i = 0; i < c->count; i++) {
         for (int64_t k = 3; !strcmp(c->buffer[i].name, "targets") && k < c->buffer[i].count; k += 5)
             c->master[i][k] = c->master[i][k - 1];
+        for (int64_t k = 6; i == HEAD_TARGETS && k < c->buffer[i].count; k += 7)
+            c->master[i][k] = -1;
         for (int64_t k = 0; !strcmp(c->buffer[i].name, "prefix") && k < c->buffer[i].count; k++)
             c->master[i][k] = k % 3 == 1 ? -1 : k % 5 == 3 ? c->master[HEAD_TARGETS][k] : c->master[i][k];
         for (int64_t k = 0; !strcmp(c->buffer[i].name, "weight") && k < c->buffer[i].count; k++)

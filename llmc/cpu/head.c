@@ -84,9 +84,11 @@ enum { MAX_TERMS = MAX_TARGETS + 1 };
 // The terms of a row, fewer at the end of the sequence; returns their number.
 static int terms_of(const Task *a, int row, Term term[MAX_TERMS])
 {
-    int count = (int)min_i64(a->num_targets, a->N - row);
-    for (int k = 0; k < count; k++)
-        term[k] = (Term){a->targets[row + k], a->weight[k]};
+    int most = (int)min_i64(a->num_targets, a->N - row), count = 0;
+    for (int k = 0; k < most; k++) {
+        if (a->targets[row + k] >= 0)
+            term[count++] = (Term){a->targets[row + k], a->weight[k]};
+    }
     if (a->prefix && a->prefix[row] >= 0)
         term[count++] = (Term){a->prefix[row], a->prefix_weight};
     return count;

@@ -146,3 +146,29 @@ void batch_complete(Batch *b)
     batch_hash_pairs(b, 0, 0);
     sort_rows(&b->bigram, b->bigram_rows, b->N, half_the_bits(b->tables.pairs.rows), b->scratch);
 }
+
+int batch_take_launch(Batch *launch, const Batch *whole, int *document)
+{
+    const int32_t *start = whole->cu_seqlens;
+    int n = launch->N, first = (int)max_i64(0, start[*document] - 1), lead = start[*document] - first,
+        end = *document, rows;
+    while (end < whole->num_docs && start[end + 1] - first <= n)
+        end++;
+    assert(end > *document);
+    rows = start[end] - first;
+    launch->num_docs = 0;
+    if (lead)
+        launch->cu_seqlens[launch->num_docs++] = 0;
+    for (int i = *document; i < end; i++)
+        launch->cu_seqlens[launch->num_docs++] = start[i] - first;
+    if (rows < n)
+        launch->cu_seqlens[launch->num_docs++] = rows;
+    launch->cu_seqlens[launch->num_docs] = n;
+    for (int i = 0; i < n; i++) {
+        launch->tokens[i] = whole->tokens[i < rows ? first + i : 0];
+        launch->targets[i] = i >= lead && i < rows ? whole->targets[first + i] : -1;
+    }
+    batch_complete(launch);
+    *document = end;
+    return first;
+}

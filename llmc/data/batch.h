@@ -44,13 +44,13 @@ typedef struct {
 // multiple of BATCH_ALIGN ints. What the tables do not ask for has no memory, and NULL.
 enum { BATCH_ALIGN = 32 };
 typedef struct {
-    int N;                            // tokens
-    int num_docs;                     // segments in cu_seqlens, 1 .. N
-    int32_t *tokens;                  // (N) input ids
-    int32_t *targets;                 // (N) the id that follows each input
-    int32_t *cu_seqlens;              // (num_docs + 1), capacity N + 1: rises strictly from 0 to N
-    BatchRows rows;                   // of tables by token
-    int32_t *prefix;                  // (N) of the targets; training batches
+    int N;               // tokens
+    int num_docs;        // segments in cu_seqlens, 1 .. N
+    int32_t *tokens;     // (N) input ids
+    int32_t *targets;    // (N) the id that follows each input; -1 in rows of a launch that have no loss
+    int32_t *cu_seqlens; // (num_docs + 1), capacity N + 1: rises strictly from 0 to N
+    BatchRows rows;      // of tables by token
+    int32_t *prefix;     // (N) of the targets; training batches
     int32_t *bigram_rows, *sign_rows; // (N) by the pair hash
     BatchRows bigram;                 // of bigram_rows
     int32_t *block;                   // (block_ints) all of the above, owned by the batch
@@ -69,6 +69,14 @@ void batch_free(Batch *b);
 // Rows of the pair hash from tokens, when there is one. position: of the first token in its sequence; before:
 // the token before it, when there is one.
 void batch_hash_pairs(Batch *b, int position, int32_t before);
+// A launch: documents of the micro-batch `whole` from number *document on, as many as there is room for, and
+// in front of them the token before, of which the first one takes a share (smear). That row and those behind
+// the last document have no loss. *document moves on. Returns which position of `whole` row 0 is. The longest
+// document must have fewer tokens than `launch`.
+int batch_take_launch(Batch *launch, const Batch *whole, int *document);
+// The most launches of n tokens that N tokens can take: two that follow each other hold n or more.
+static inline int batch_most_launches(int N, int n) { return n < N ? 2 * (N / n) + 1 : 1; }
+
 // All that a training batch has beside tokens, targets and documents. Ids must lie in 0 .. 65535, and in the
 // vocabulary of the prefixes.
 void batch_complete(Batch *b);

@@ -12,6 +12,7 @@ extern "C" {
 // with a weight, and a prefix of its first target where there is one:
 //   loss_t = sum_k weight_k (lse - z[targets[t + k]]) + prefix_weight (lse - z[prefix_t]) [prefix_t >= 0].
 // Evaluation: K = 1, weight 1, no prefix.
+// In training a negative target is no term: a row without one has no loss and no gradient.
 // Never holds more than a chunk of logits. In training logits and their gradient are rounded to floatX, as
 // between any two ops, or kept more exactly.
 typedef enum { HEAD_BF16, HEAD_FP8 } HeadMode;
@@ -52,7 +53,7 @@ typedef struct {
     float *dw;                  // (Vp, d) +=; training
     const floatX *x, *w;        // (N, d), (Vp, d)
     const void *w8;             // training with HEAD_FP8: as head_quantize made it
-    const int32_t *targets;     // (N)
+    const int32_t *targets;     // (N); training: or negative
     int num_targets;            // K, 1 to MAX_TARGETS; training
     const float *target_weight; // (num_targets), not below 0; training
     const int32_t *prefix;      // (N) token or -1; NULL: none; training

@@ -120,6 +120,16 @@ int schedule_most_tokens(const Config *c)
     return most;
 }
 
+int schedule_launch_tokens(const Config *c, int N)
+{
+    return c->launch_tokens ? (int)min_i64(N, c->launch_tokens) : N;
+}
+
+int schedule_most_launch_tokens(const Config *c)
+{
+    return schedule_launch_tokens(c, schedule_most_tokens(c));
+}
+
 bool schedule_sizes_differ(const Config *c)
 {
     int count = count_stages(c);

@@ -25,6 +25,9 @@ typedef struct {
 } Stage;
 Stage schedule_stage(const Config *c, int t); // of step t; beyond the last step the last stage
 int schedule_most_tokens(const Config *c);    // largest micro-batch of all stages
+// Tokens of a launch of a micro-batch of N, of the largest one.
+int schedule_launch_tokens(const Config *c, int N);
+int schedule_most_launch_tokens(const Config *c);
 bool schedule_sizes_differ(
     const Config *c);                     // whether stages have micro-batches or documents of several sizes
 bool schedule_has_prefix(const Stage *s); // whether the loss has a prefix term at some step of the stage

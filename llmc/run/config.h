@@ -37,6 +37,7 @@ typedef struct Config {
     double ns_gain;
     // batches and data
     int micro_batches, group_micro_batches, micro_batch_tokens, max_document;
+    int launch_tokens; // 0: those of a micro-batch
     const char *train_files, *val_files;
     int64_t val_tokens;
     int val_every;

@@ -80,6 +80,34 @@ static bool check_fp8(const Config *c, Error *e)
     return true;
 }
 
+// Launches are whole documents, and the token before: what else crosses documents, or gives a row several
+// targets, would have to cross launches.
+static bool check_launches(const Config *c, Error *e)
+{
+    int total = config_total_steps(c);
+    if (!c->launch_tokens)
+        return true;
+    if (record_has_lists(config_record(c)))
+        return error_set(e, "--launch-tokens: preset %s does not offer it; use a lower --micro-batch-tokens",
+                         c->network);
+    if (c->launch_tokens % 16)
+        return error_set(e, "--launch-tokens %d is not a multiple of 16", c->launch_tokens);
+    for (int step = 0; step < total;) {
+        Stage s = schedule_stage(c, step);
+        bool cut = c->launch_tokens < s.micro_batch_tokens;
+        if (cut && s.max_document >= c->launch_tokens)
+            return error_set(e,
+                             "--launch-tokens %d: documents have up to %d tokens (--max-document), and a "
+                             "launch must have more",
+                             c->launch_tokens, s.max_document);
+        if (cut && (s.targets.count > 1 || schedule_has_prefix(&s)))
+            return error_set(e, "--launch-tokens: not with several targets or a prefix term "
+                                "(--stage-targets, --stage-prefix); use a lower --micro-batch-tokens");
+        step = s.end;
+    }
+    return true;
+}
+
 bool config_check(const Config *c, Error *e)
 {
     int head_dim = c->model_dim / c->num_heads;
@@ -123,7 +151,7 @@ bool config_check(const Config *c, Error *e)
     if (c->portable && c->attention == ATTENTION_CUDNN)
         return error_set(
             e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
-    if (!check_windows(c, e) || !schedule_check(c, e))
+    if (!check_windows(c, e) || !schedule_check(c, e) || !check_launches(c, e))
         return false;
     NsOptions ns;
     NsText text = config_ns_text(c);

@@ -23,6 +23,19 @@ AttentionSetting trainer_attention(const Trainer *t, int window_long)
                               .sin_paired = t->tables.paired ? t->rope_sin : NULL};
 }
 
+AttentionSetting trainer_attention_from(const Trainer *t, const AttentionSetting *at, int position)
+{
+    AttentionSetting moved = *at;
+    int64_t angles = (int64_t)position * t->rope.count;
+    moved.cos += angles;
+    moved.sin += angles;
+    if (moved.cos_paired) {
+        moved.cos_paired += 2 * angles;
+        moved.sin_paired += 2 * angles;
+    }
+    return moved;
+}
+
 static void follow(Trainer *t, int window)
 {
     if (rope_follow_window(&t->rope, t->config, window))
@@ -67,10 +80,13 @@ void trainer_complete_weights(Trainer *t)
         exchange_complete(&t->optimizer.exchange, &t->model.params, t->stream);
 }
 
+// What a block of a step's input holds.
+const Batch *trainer_launch(const Trainer *t) { return t->launch.N ? &t->launch : &t->batch; }
+
 // Behind the blocks of a step's input, here or on the device.
 StepParams *trainer_input_params(const Trainer *t, int32_t *input)
 {
-    return (StepParams *)(input + t->accumulation * t->block_ints);
+    return (StepParams *)(input + t->most_launches * t->block_ints);
 }
 
 // Behind those.
@@ -82,7 +98,7 @@ static int32_t *input_lists(const Trainer *t, int32_t *input)
 // Of a block on the device, with what the stage's loss has.
 static DeviceBatch training_batch(const Trainer *t, const int32_t *block, int micro, const StepParams *step)
 {
-    DeviceBatch b = block_batch(block, &t->batch, t->slots);
+    DeviceBatch b = block_batch(block, trainer_launch(t), t->slots);
     b.num_targets = t->stage.targets.count;
     b.target_weight = step->target_weight;
     b.prefix_weight = &step->prefix_weight;
@@ -96,7 +112,7 @@ static DeviceBatch training_batch(const Trainer *t, const int32_t *block, int mi
 // The tracer counts what the ops of this batch must do.
 static void note_batch(const Trainer *t, const int32_t *block)
 {
-    const Batch *b = &t->batch;
+    const Batch *b = trainer_launch(t);
     DeviceBatch host = block_batch(block, b, 0);
     int pair_rows = host.bigram.num_rows ? *host.bigram.num_rows : 0;
     profile_batch(block + (b->cu_seqlens - b->block), b->N, *host.rows.num_rows, pair_rows);
@@ -106,7 +122,7 @@ static void note_batch(const Trainer *t, const int32_t *block)
 static void step_ops(Trainer *t)
 {
     AttentionSetting at = trainer_attention(t, t->rope.window);
-    int last = t->accumulation - 1, slot = t->step % STEP_SLOTS;
+    int slot = t->step % STEP_SLOTS, last = t->launches[slot] - 1;
     t->optimizer.step = trainer_input_params(t, t->device_input[slot]);
     t->optimizer.exchange.rows.now = t->row_lists;
     exchange_begin_gather(&t->optimizer.exchange, &t->model.params, t->step, t->stream);
@@ -116,7 +132,8 @@ static void step_ops(Trainer *t)
         DeviceBatch b = training_batch(t, t->device_input[slot] + a * t->block_ints, a, t->optimizer.step);
         comm_step(t->step); // on a CPU a step may take minutes
         note_batch(t, t->host_input[slot] + a * t->block_ints);
-        model_train_batch(&t->model, &t->train, &b, &at, t->device_loss + a, place, t->stream);
+        AttentionSetting moved = trainer_attention_from(t, &at, t->launch_position[a]);
+        model_train_batch(&t->model, &t->train, &b, &moved, t->device_loss + a, place, t->stream);
     }
     model_finish_gradients(&t->model, &t->train, t->stream);
     optimizer_step(&t->optimizer, &t->model, t->step, t->stream);
@@ -137,7 +154,7 @@ void trainer_drop_graphs(Trainer *t)
 
 static void run_step_ops(Trainer *t)
 {
-    if (t->op_by_op || !t->config->graphs) {
+    if (t->op_by_op || !t->config->graphs || t->launch.N) { // steps differ in their launches
         step_ops(t);
         return;
     }
@@ -215,18 +232,38 @@ static void list_rows(Trainer *t, int slot)
     t->row_lists.gradients = t->row_lists.values + x->size * t->row_lists.num_values;
 }
 
+static void add_launch(Trainer *t, int32_t *blocks, int *count, const Batch *b, int position)
+{
+    assert(*count < t->most_launches);
+    t->slots = (int)max_i64(t->slots, block_pack(blocks + *count * t->block_ints, b));
+    t->launch_position[(*count)++] = position;
+}
+
+// Blocks of the micro-batch.
+static void add_launches(Trainer *t, int32_t *blocks, int *count)
+{
+    if (!t->launch.N)
+        add_launch(t, blocks, count, &t->batch, 0);
+    for (int document = 0; t->launch.N && document < t->batch.num_docs;) {
+        int position = batch_take_launch(&t->launch, &t->batch, &document);
+        add_launch(t, blocks, count, &t->launch, position);
+    }
+}
+
 // When the data of one rank fails, all fail, with the step before as the last: so its state can still be
 // saved.
 static bool read_batches(Trainer *t, int32_t *blocks, Error *e)
 {
     const int64_t failed = INT64_MAX;
     bool good = true;
+    int *launches = &t->launches[t->step % STEP_SLOTS];
+    *launches = 0;
     row_marks_begin(&t->row_marks, rows_updated(t, t->step - 1));
     for (int a = 0; a < t->accumulation && good; a++) {
         good = loader_next(t->loader, &t->batch, e);
         if (!good)
             break;
-        t->slots = (int)max_i64(t->slots, block_pack(blocks + a * t->block_ints, &t->batch));
+        add_launches(t, blocks, launches);
         row_marks_add(&t->row_marks, t->batch.bigram.row, t->batch.bigram.count);
     }
     int64_t slots = comm_max(good ? t->slots : failed); // all ranks capture anew at the same step
@@ -264,7 +301,7 @@ bool trainer_queue_step(Trainer *t, Error *e)
     *trainer_input_params(t, t->host_input[slot]) = schedule_step_params(t->config, t->step);
     feed_step(t, slot);
     run_step_ops(t);
-    copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)t->accumulation * sizeof(float));
+    copy_to_host(t->stream, t->host_loss[slot], t->device_loss, (size_t)t->launches[slot] * sizeof(float));
     event_record(t->done[slot], t->stream);
     optimizer_part(&t->optimizer, &t->model, t->step, t->stream);
     exchange_step_queued(&t->optimizer.exchange, t->step);
@@ -282,7 +319,7 @@ double trainer_finish_step(Trainer *t, int step)
     int slot = step % STEP_SLOTS;
     double sum = 0;
     event_synchronize(t->done[slot]);
-    for (int a = 0; a < t->accumulation; a++)
+    for (int a = 0; a < t->launches[slot]; a++)
         sum += t->host_loss[slot][a];
     return comm_sum(sum) / trainer_step_tokens(t, step);
 }
@@ -291,7 +328,7 @@ Ceilings trainer_ceilings(Trainer *t) { return profile_ceilings(t->stream, t->ac
 
 void trainer_warm_up(Trainer *t)
 {
-    Batch *b = &t->batch;
+    Batch *b = t->launch.N ? &t->launch : &t->batch;
     for (int i = 0; i < b->N; i++)
         b->tokens[i] = b->targets[i] = i % t->config->vocab_size;
     b->num_docs = 1;

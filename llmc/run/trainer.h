@@ -48,20 +48,24 @@ typedef struct {
     void *acts_memory; // shared by the two and by the optimizer's work, which are never alive together
     size_t acts_bytes;
     Stage stage;           // whose sizes train, batch and the blocks have
-    char memory_plan[200]; // a line for the log
+    char memory_plan[280]; // a line for the log
     Acts train, eval;
 
-    int accumulation;    // micro-batches of a step on this rank
-    Batch batch;         // host, one training micro-batch
-    Batch eval_batch;    // host, one part of a validation sequence
-    int64_t block_ints;  // of one training micro-batch: batch, number of rows, attention table
-    int64_t input_bytes; // of one step: a block for each of its micro-batches, then its StepParams
+    int accumulation;         // micro-batches of a step on this rank
+    int most_launches;        // of them, see --launch-tokens
+    int launches[STEP_SLOTS]; // of the step in a slot
+    int *launch_position;     // (most_launches) of the next step: which position of its micro-batch row 0 is
+    Batch batch;              // host, one training micro-batch
+    Batch launch;             // host, one of its launches; N 0: a micro-batch is one
+    Batch eval_batch;         // host, one part of a validation sequence
+    int64_t block_ints;       // of one launch: batch, number of rows, attention table
+    int64_t input_bytes;      // of one step: blocks for most_launches, then its StepParams
     int32_t *host_input[STEP_SLOTS], *device_input[STEP_SLOTS];
     int32_t *host_eval_block, *device_eval_block;
     int64_t eval_block_ints;
     float *device_logits;                       // (Vp), of a sample or an evaluation
     float *device_rows;                         // (part_tokens) losses of an evaluation; NULL without --eval
-    float *host_loss[STEP_SLOTS], *device_loss; // (accumulation)
+    float *host_loss[STEP_SLOTS], *device_loss; // (most_launches)
     Event *fed[STEP_SLOTS], *done[STEP_SLOTS];  // a slot's input is on the device; its step is over
     int slots;                                  // document slots, the most so far
     RowMarks row_marks;                         // of the rows of the next step

@@ -134,23 +134,25 @@ static BatchTables eval_tables(const Trainer *t)
 
 static int64_t input_bytes(const Trainer *t, int N) // of a step
 {
-    return t->accumulation * block_ints(N, &t->tables) * (int64_t)sizeof(int32_t) +
+    int n = schedule_launch_tokens(t->config, N);
+    return t->most_launches * block_ints(n, &t->tables) * (int64_t)sizeof(int32_t) +
            (int64_t)sizeof(StepParams);
 }
 
 static void allocate_batches(Trainer *t)
 {
-    int A = t->accumulation;
+    size_t losses = (size_t)t->most_launches * sizeof(float);
     const RowExchange *rows = &t->optimizer.exchange.rows;
     size_t most = (size_t)input_bytes(t, schedule_most_tokens(t->config)) +
                   (size_t)row_marks_ints(rows) * sizeof(int32_t);
     row_marks_create(&t->row_marks, rows);
-    t->device_loss = device_alloc((size_t)A * sizeof(float), "batches: losses");
+    t->launch_position = xcalloc((size_t)t->most_launches, sizeof *t->launch_position);
+    t->device_loss = device_alloc(losses, "batches: losses");
     t->feed = stream_create();
     for (int i = 0; i < STEP_SLOTS; i++) {
         t->device_input[i] = device_alloc(most, "batches");
         t->host_input[i] = host_alloc(most);
-        t->host_loss[i] = host_alloc((size_t)A * sizeof(float));
+        t->host_loss[i] = host_alloc(losses);
         t->fed[i] = event_create();
         t->done[i] = event_create();
     }
@@ -198,7 +200,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 // small. Scratch of ops is not known yet, and not counted.
 static int plan_parts(const Trainer *t)
 {
-    size_t train = acts_bytes(&t->model, schedule_most_tokens(t->config), true);
+    size_t train = acts_bytes(&t->model, schedule_most_launch_tokens(t->config), true);
     if (!t->validation || record_crosses_documents(t->model.record) ||
         acts_bytes(&t->model, t->sequence_tokens, false) <= train)
         return t->sequence_tokens;
@@ -221,8 +223,13 @@ static void allocate_acts(Trainer *t)
 {
     Config *c = t->config;
     size_t train = 0, eval = acts_bytes(&t->model, t->part_tokens, false), updates = 0;
+    int most = schedule_most_tokens(c), launch = schedule_most_launch_tokens(c);
+    char launches[96] = "";
     if (t->loader)
-        train = acts_bytes(&t->model, schedule_most_tokens(c), true);
+        train = acts_bytes(&t->model, launch, true);
+    if (t->loader && launch < most)
+        snprintf(launches, sizeof launches, " for %d of %d tokens at a time (%.1f for all)", launch, most,
+                 (double)acts_bytes(&t->model, most, true) / 1048576);
     if (t->loader)
         updates = optimizer_workspace_bytes(&t->optimizer, &t->model);
     t->acts_bytes = larger(larger(train, eval), updates);
@@ -230,9 +237,10 @@ static void allocate_acts(Trainer *t)
     acts_place(&t->eval, &t->model, t->part_tokens, false, t->acts_memory);
     t->optimizer.ns_workspace = t->acts_memory;
     snprintf(t->memory_plan, sizeof t->memory_plan,
-             "training %.1f MiB, validation %.1f for %d tokens at a time, updates %.1f in one place; "
+             "training %.1f MiB%s, validation %.1f for %d tokens at a time, updates %.1f in one place; "
              "scratch of the head and of attention included",
-             (double)train / 1048576, (double)eval / 1048576, t->part_tokens, (double)updates / 1048576);
+             (double)train / 1048576, launches, (double)eval / 1048576, t->part_tokens,
+             (double)updates / 1048576);
 }
 
 static void allocate_rope(Trainer *t)
@@ -240,6 +248,8 @@ static void allocate_rope(Trainer *t)
     const Config *c = t->config;
     rope_start(&t->rope, c);
     t->rope_positions = (int)max_i64(t->sequence_tokens, t->loader ? schedule_most_tokens(c) : 0);
+    if (t->loader && schedule_most_launch_tokens(c) < schedule_most_tokens(c))
+        t->rope_positions += schedule_most_launch_tokens(c); // rows behind the last document
     if (t->tables.paired)
         t->rope_positions *= 2;
     size_t angles = (size_t)t->rope_positions * (size_t)t->rope.count;
@@ -250,14 +260,17 @@ static void allocate_rope(Trainer *t)
 // Batches, blocks and activations of a stage's size, in memory that is large enough for all stages.
 void trainer_take_sizes(Trainer *t, Stage stage)
 {
-    int N = stage.micro_batch_tokens;
+    int N = stage.micro_batch_tokens, n = schedule_launch_tokens(t->config, N);
     if (t->batch.N != N) {
         batch_free(&t->batch);
+        batch_free(&t->launch);
         batch_alloc(&t->batch, N, &t->tables);
+        if (n < N)
+            batch_alloc(&t->launch, n, &t->tables);
         t->slots = t->row_marks.num_values = t->row_marks.num_gradients = 0;
-        acts_place(&t->train, &t->model, N, true, t->acts_memory);
+        acts_place(&t->train, &t->model, n, true, t->acts_memory);
     }
-    t->block_ints = block_ints(N, &t->tables);
+    t->block_ints = block_ints(n, &t->tables);
     t->input_bytes = input_bytes(t, N);
     t->stage = stage;
     loader_set_sizes(t->loader, N, stage.max_document);
@@ -277,6 +290,8 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     memset(t, 0, sizeof *t);
     t->config = c;
     t->accumulation = c->micro_batches / comm_size();
+    t->most_launches =
+        t->accumulation * batch_most_launches(schedule_most_tokens(c), schedule_most_launch_tokens(c));
     comm_patience(true); // shards may come over a slow network
     double began = seconds_now();
     if (need_training)
@@ -306,7 +321,7 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     timeline_mark("data");
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
     double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
-    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_tokens(c) : 0,
+    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_launch_tokens(c) : 0,
                                .wait_limit = wait_limit,
                                .eval_tokens = t->part_tokens,
                                .dim = c->model_dim,
@@ -362,6 +377,8 @@ void trainer_free(Trainer *t)
     }
     if (t->loader) {
         batch_free(&t->batch);
+        batch_free(&t->launch);
+        free(t->launch_position);
         row_marks_free(&t->row_marks);
         stream_destroy(t->feed);
         device_free(t->device_loss);

@@ -17,14 +17,8 @@ static DeviceBatch upload_part(Trainer *t)
 static double part_loss(Trainer *t, AttentionSetting at, const ValidationPart *part, bool masked)
 {
     float sum, *device_sum = t->eval.sum;
-    int64_t angles = (int64_t)part->first * t->rope.count;
     DeviceBatch b = upload_part(t);
-    at.cos += angles;
-    at.sin += angles;
-    if (at.cos_paired) {
-        at.cos_paired += 2 * angles;
-        at.sin_paired += 2 * angles;
-    }
+    at = trainer_attention_from(t, &at, part->first);
     EvalLoss loss = {part->begin - part->first, part->end - part->begin, device_sum, NULL,
                      masked ? t->impossible : NULL};
     model_eval_batch(&t->model, &t->eval, &b, &at, &loss, t->stream);

@@ -40,9 +40,11 @@ template <int TERMS> __global__ void loss_from_sums_kernel(const LossForm f, con
 #pragma unroll
     for (int k = 0; k < TERMS; k++) {
         float one_minus_sigmoid = 0, share = 0;
-        if (k == 0)
+        if (wanted.token[k] < 0) // nothing was written there
+            one_minus_sigmoid = 0;
+        else if (k == 0)
             one_minus_sigmoid = 1 / (1 + expf((a.target_logit[row] + f.shift) / f.slope));
-        else if (wanted.token[k] >= 0)
+        else
             one_minus_sigmoid =
                 (float)(a.one_minus_sigmoid[(int64_t)row * a.Vp + wanted.token[k]] - 1) / FRACTIONS;
 #pragma unroll

@@ -16,7 +16,7 @@ typedef struct {
     float *target_logit; // (rows) out: the target's logit
     const void *x,
         *w; // (rows, d), (Vp, d): bf16; or e4m3, w with its rows in product order (fp8_transpose.cuh)
-    const int32_t *targets; // (rows)
+    const int32_t *targets; // (rows); negative: none, and no target logit
     float scale;            // logit = scale * sum of products
     int rows, d, Vp, sums_pitch;
 } HeadLogits;
