@@ -22,10 +22,9 @@
 
 enum { PARTS = 4, MIN_SLOTS = 64, RESERVED_SLOTS = 512, MAX_PLANS = 64, TOKENS_PER_EVAL_SLOT = 512 };
 
-typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } Kernels;
 static struct {
     bool open;
-    Kernels forward, backward;
+    AttentionBy forward, backward;
     OpSizes sizes;
     int head_dim;
     AttentionPlan *plan[MAX_PLANS];
@@ -206,7 +205,7 @@ static void make_plans_for(int64_t slots, int N)
         need_plan(slots, N, true);
 }
 
-static AttentionPlan *plan_for_op(Stream s, int slots, int N, bool backward)
+AttentionPlan *attention_plan_for_op(Stream s, int slots, int N, bool backward)
 {
     if (stream_is_capturing(s) && !find_plan(slots, N, backward))
         fatal(EXIT_BAD_INPUT,
@@ -237,12 +236,14 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
                            .qk = e};
 }
 
-bool attention_is_sm90(bool backward) { return (backward ? at.backward : at.forward) == BY_SM90; }
+bool attention_is_open(void) { return at.open; }
+AttentionBy attention_by(bool backward) { return backward ? at.backward : at.forward; }
+bool attention_is_sm90(bool backward) { return attention_by(backward) == BY_SM90; }
 
 void attention_take_counters(AttentionCall *c, Stream s, bool backward)
 {
     size_t each = attention_sm90_counters();
-    if ((backward ? at.backward : at.forward) != BY_SM90)
+    if (!attention_is_sm90(backward))
         return;
     c->counters = scratch_of(s, SCRATCH_ATTENTION, 2 * each * sizeof(unsigned));
     if (!backward)
@@ -250,50 +251,6 @@ void attention_take_counters(AttentionCall *c, Stream s, bool backward)
     c->counters += each;
     c->dq_state = scratch_of(s, SCRATCH_DQ_STATE, attention_sm90_states(c->N, c->H) * sizeof(unsigned));
 }
-
-// ---- scratch of the backward pass -------------------------------------------------------------------------
-
-typedef struct {
-    float *lse_gated, *row_sums; // (N, H) from the gate's pass
-    float *row_scratch, *dq_sum; // see AttentionCall
-    float *value_sums;
-    floatX *y;            // (N, d) cuDNN: output without its gate
-    floatX *dq, *dk, *dv; // (N, d) all but Hopper's kernels
-    size_t bytes;         // of all
-} Scratch;
-
-static void *take(char *base, size_t *used, size_t bytes)
-{
-    char *p = base ? base + *used : NULL;
-    *used += (size_t)round_up((int64_t)bytes, 256);
-    return p;
-}
-
-// base NULL: only `bytes` is of use.
-static Scratch lay_out(void *base, int N, int H, int e)
-{
-    size_t rows = (size_t)N * (size_t)H, n = rows * (size_t)e, used = 0;
-    Scratch p = {0};
-    p.lse_gated = take(base, &used, rows * sizeof(float));
-    p.row_sums = take(base, &used, rows * sizeof(float));
-    if (at.backward == BY_CUDNN) {
-        p.row_scratch = take(base, &used, rows * sizeof(float));
-        p.dq_sum = take(base, &used, n * sizeof(float));
-        p.y = take(base, &used, n * sizeof(floatX));
-    }
-    if (at.backward == BY_SM90) {
-        p.dq_sum = take(base, &used, attention_sm90_sums(N, H, e) * sizeof(float));
-        p.value_sums = take(base, &used, 2 * attention_sm90_value_sums(N, H) * sizeof(float));
-    } else {
-        p.dq = take(base, &used, n * sizeof(floatX));
-        p.dk = take(base, &used, n * sizeof(floatX));
-        p.dv = take(base, &used, n * sizeof(floatX));
-    }
-    p.bytes = used;
-    return p;
-}
-
-size_t attention_scratch_bytes(int N, int H, int e) { return at.open ? lay_out(NULL, N, H, e).bytes : 0; }
 
 // ---- what is reserved ------------------------------------------------------------------------------------
 
@@ -333,36 +290,30 @@ static bool make_first_plans(Error *e)
 }
 
 // Documents that begin and end inside of tiles, and a window that cuts the longest.
-static bool is_right(Kernels kernels, const char *name, Error *why)
+static bool is_right(AttentionBy by, const char *name, Error *why)
 {
-    int e = at.head_dim;
+    int e = at.head_dim, H = at.sizes.heads, most = at.sizes.max_documents;
     if (!attention_sm80_prepare(e, e, why) || !attention_sm80_prepare_backward(e, e, why))
         return false;
     int N = (int)min_i64(700, at.sizes.tokens ? at.sizes.tokens : at.sizes.eval_tokens),
         documents = N < 8 ? 1 : 3;
     int32_t cu[4] = {0, N < 8 ? N : 1, N / 3, N};
-    size_t bytes = (size_t)attention_table_ints(N, at.sizes.max_documents) * sizeof(int32_t);
+    size_t bytes = (size_t)attention_table_ints(N, most) * sizeof(int32_t);
     int32_t *host = host_alloc(bytes), *table = device_alloc(bytes, "attention: check");
-    void *scratch = device_alloc(attention_scratch_bytes(N, at.sizes.heads, at.head_dim), "attention: check");
-    Scratch parts = lay_out(scratch, N, at.sizes.heads, at.head_dim);
     Stream s = stream_create();
-    int slots = attention_table_build(host, cu, documents, N, at.sizes.max_documents);
+    int slots = attention_table_build(host, cu, documents, N, most);
     copy_to_device(s, table, host, bytes);
     stream_synchronize(s);
     stream_destroy(s);
-    AttentionCall c = attention_call(table, slots, 1 / sqrtf((float)at.head_dim), N / 4 + 1, N,
-                                     at.sizes.heads, at.head_dim);
-    c.row_scratch = parts.row_scratch;
-    c.dq_sum = parts.dq_sum;
-    AttentionPeer peer = {.name = name, .with_backward = at.backward == kernels && at.sizes.tokens};
-    if (kernels == BY_CUDNN) {
+    AttentionCall c = attention_call(table, slots, 1 / sqrtf((float)e), N / 4 + 1, N, H, e);
+    AttentionPeer peer = {.name = name, .with_backward = at.backward == by && at.sizes.tokens};
+    if (by == BY_CUDNN) {
         peer.forward = find_plan(slots, N, false);
         peer.backward = peer.with_backward ? find_plan(slots, N, true) : NULL;
     }
-    bool right = attention_agree(&peer, &c, why);
+    bool right = by == BY_CUDNN ? attention_agree(&peer, &c, why) : attention_sm90_agrees(&peer, &c, why);
     host_free(host);
     device_free(table);
-    device_free(scratch);
     return right;
 }
 
@@ -415,7 +366,7 @@ const char *attention_library(void)
     return text;
 }
 
-static const char *kernels_name(Kernels k)
+static const char *kernels_name(AttentionBy k)
 {
     if (k == BY_CUDNN)
         return attention_library();
@@ -485,113 +436,3 @@ void attention_close(void)
 }
 
 const char *attention_description(void) { return at.open ? at.description : "attention not yet reserved"; }
-
-// ---- the ops ---------------------------------------------------------------------------------------------
-
-static AttentionCall call_of(const AttentionForward *a, int N, int H, int e)
-{
-    AttentionCall c = attention_call(a->table, a->slots, a->scale, a->window, N, H, e);
-    c.q = a->q;
-    c.k = a->k;
-    c.v = a->v;
-    return c;
-}
-
-void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
-{
-    OP_SCOPE(attention_forward, a->window, N, H * e);
-    AttentionCall c = call_of(a, N, H, e);
-    attention_check_tokens(N, H, false);
-    c.y = a->yg;
-    c.lse = a->lse;
-    c.h = a->h;
-    c.gate_w = a->gate_w;
-    c.gate_inputs = a->gate_inputs;
-    attention_take_counters(&c, s, false);
-    if (at.forward == BY_SM90) {
-        attention_sm90_forward(&c, s);
-    } else if (at.forward == BY_SM80) {
-        attention_sm80_forward(&c, s);
-    } else {
-        attention_plan_run(plan_for_op(s, a->slots, N, false), &c, s);
-        attention_gate_forward(s, &c);
-    }
-}
-
-static GateBackward gate_backward(const AttentionBackward *a, const Scratch *p)
-{
-    return (GateBackward){.lse_gated = p->lse_gated,
-                          .row_sums = p->row_sums,
-                          .y = p->y,
-                          .dgate = a->dgate,
-                          .dgate_w = a->dgate_w,
-                          .dyg = a->dyg,
-                          .yg = a->forward->yg,
-                          .lse = a->forward->lse,
-                          .h = a->forward->h,
-                          .gate_w = a->forward->gate_w,
-                          .gate_inputs = a->forward->gate_inputs};
-}
-
-static QkvBackward norm_rope_backward(const AttentionBackward *a, const Scratch *p)
-{
-    return (QkvBackward){.dqkv = a->dqkv,
-                         .dlambda = a->dlambda,
-                         .dq = p->dq,
-                         .dk = p->dk,
-                         .dv = a->dv ? a->dv : p->dv,
-                         .q = a->forward->q,
-                         .k = a->forward->k,
-                         .rstd_q = a->rstd_q,
-                         .rstd_k = a->rstd_k,
-                         .v_raw = a->v_raw,
-                         .value_embed = a->value_embed,
-                         .tokens = a->tokens,
-                         .lambda = a->lambda,
-                         .cos = a->cos,
-                         .sin = a->sin};
-}
-
-static AttentionCall softmax_backward(const AttentionBackward *a, const Scratch *p, const QkvBackward *qkv,
-                                      int N, int H, int e)
-{
-    AttentionCall c = call_of(a->forward, N, H, e);
-    c.y = p->y;
-    c.lse = p->lse_gated;
-    c.dy = a->dyg;
-    c.dq = p->dq;
-    c.dk = p->dk;
-    c.dv = (floatX *)qkv->dv;
-    c.qkv = qkv;
-    c.row_sums = p->row_sums;
-    c.row_scratch = p->row_scratch;
-    c.dq_sum = p->dq_sum;
-    c.value_sums = p->value_sums;
-    return c;
-}
-
-// The gate moves in front of the softmax (gates.cu); then attention without it; then norm, rotation and value
-// mix, of which Hopper's kernels do k's and v's part in their epilogue.
-void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e)
-{
-    OP_SCOPE(attention_backward, a, N, H * e);
-    attention_check_tokens(N, H, true);
-    assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
-    Scratch p = lay_out(a->scratch, N, H, e);
-    GateBackward gate = gate_backward(a, &p);
-    QkvBackward qkv = norm_rope_backward(a, &p);
-    AttentionCall c = softmax_backward(a, &p, &qkv, N, H, e);
-    attention_take_counters(&c, s, true);
-    attention_gate_backward(s, &gate, N, H, e);
-    if (at.backward == BY_SM90) {
-        DqSums sums = {p.dq_sum, c.dq_state, c.scale, p.value_sums, (int)attention_sm90_value_sums(N, H)};
-        attention_sm90_backward(&c, s);
-        q_backward(s, &qkv, &sums, N, H);
-        return;
-    }
-    if (at.backward == BY_SM80)
-        attention_sm80_backward(&c, s);
-    else
-        attention_plan_run(plan_for_op(s, c.slots, N, true), &c, s);
-    qkv_backward(s, &qkv, N, H, e);
-}

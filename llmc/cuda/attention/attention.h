@@ -1,8 +1,9 @@
 // Interfaces inside the CUDA backend's attention: cuDNN (attention_cudnn.c), sm80 kernels for any GPU and
-// head dimension, sm90 kernels for heads of v of width 128, and attention.c, which chooses among them and
-// implements llmc/ops/ops.h.
+// head dimension, sm90 kernels for heads of v of width 128, and attention.c, which chooses among them for the
+// ops (attention_ops.c, sdpa.c).
 #pragma once
 #include "llmc/base/common.h"
+#include "llmc/ops/attention.h"
 #include "llmc/ops/costs.h"
 #ifdef __cplusplus
 extern "C" {
@@ -95,8 +96,14 @@ typedef struct {
 
 // Everything but the tensors, for q and k as wide as v.
 AttentionCall attention_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e);
-bool attention_is_sm90(bool backward);                    // which kernels were chosen
+bool attention_is_open(void); // whether kernels were chosen
+typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } AttentionBy;
+AttentionBy attention_by(bool backward);                  // which
+bool attention_is_sm90(bool backward);                    // those for Hopper
 void attention_check_tokens(int N, int H, bool backward); // fatal beyond what was reserved
+// attention_backward by these kernels, with a scratch of that size.
+void attention_backward_by(AttentionBy by, Stream s, const AttentionBackward *a, int N, int H, int e);
+size_t attention_scratch_by(AttentionBy by, int N, int H, int e);
 
 // ---- the gate --------------------------------------------------------------------------------------------
 
@@ -136,6 +143,8 @@ AttentionPlan *attention_plan_create(const AttentionShape *shape, Error *e);
 const AttentionShape *attention_plan_shape(const AttentionPlan *p);
 // Queues the pass; c->slots is ignored: the plan's number counts. Fatal on errors of the library.
 void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s);
+// The plan of an op, made now if need be. Fatal when there is none, or when it would be made under capture.
+AttentionPlan *attention_plan_for_op(Stream s, int slots, int N, bool backward);
 void attention_plan_free(AttentionPlan *p);
 void attention_cudnn_close(void); // after the last plan is freed
 
@@ -178,6 +187,9 @@ typedef struct {
 // that differs, when the peer's results are not to be trusted. Its kernels and the sm80 ones must have been
 // prepared.
 bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e);
+// The same of the sm90 kernels: for all widths of q and k that they take, and of the gradient of raw q, k and
+// v, which their epilogue and q_backward make.
+bool attention_sm90_agrees(const AttentionPeer *peer, const AttentionCall *base, Error *e);
 
 #ifdef __cplusplus
 }

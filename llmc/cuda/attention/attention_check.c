@@ -16,21 +16,84 @@
 enum { Q, K, V, D_Y, INPUTS, Y = INPUTS, D_Q, D_K, D_V, TENSORS };
 static const char *const names[TENSORS] = {"q", "k", "v", "dy", "y", "dq", "dk", "dv"};
 
+// Device memory of a check.
+enum { MOST_PIECES = 32 };
+typedef struct {
+    Stream stream;
+    void *piece[MOST_PIECES];
+    int count;
+    uint64_t state; // of the random numbers
+} Pieces;
+
+static void *take(Pieces *m, size_t bytes)
+{
+    assert(m->count < MOST_PIECES);
+    return m->piece[m->count++] = device_alloc(bytes, "attention: check");
+}
+
+static Pieces pieces_begin(void) { return (Pieces){.stream = stream_create(), .state = 1}; }
+
+static void pieces_end(Pieces *m)
+{
+    while (m->count)
+        device_free(m->piece[--m->count]);
+    stream_destroy(m->stream);
+}
+
+static double uniform(Pieces *m) // in [-1, 1)
+{
+    m->state = m->state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(m->state >> 40) * 0x1p-23 - 1;
+}
+
+static void upload(Pieces *m, void *to, void *host, size_t bytes) // and frees host
+{
+    copy_to_device(m->stream, to, host, bytes);
+    stream_synchronize(m->stream);
+    free(host);
+}
+
+static floatX *filled(Pieces *m, int64_t n)
+{
+    floatX *p = take(m, (size_t)n * sizeof *p), *host = xcalloc((size_t)n, sizeof *host);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = float_to_x((float)uniform(m));
+    upload(m, p, host, (size_t)n * sizeof *p);
+    return p;
+}
+
+// Relative distance in the 2-norm of x and y, `rows` rows of `count` elements, `pitch` apart; NaN when one is
+// in x.
+static double distance(Stream s, const floatX *x, const floatX *y, int64_t rows, int count, int pitch)
+{
+    size_t n = (size_t)((rows - 1) * pitch + count);
+    floatX *a = xcalloc(n, sizeof *a), *b = xcalloc(n, sizeof *b);
+    double difference = 0, size = 0;
+    copy_to_host(s, a, x, n * sizeof *a);
+    copy_to_host(s, b, y, n * sizeof *b);
+    stream_synchronize(s);
+    for (int64_t i = 0; i < rows; i++)
+        for (int k = 0; k < count; k++) {
+            double u = x_to_float(a[i * pitch + k]), v = x_to_float(b[i * pitch + k]);
+            difference += (u - v) * (u - v);
+            size += v * v;
+        }
+    free(a);
+    free(b);
+    return sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)(rows * count)));
+}
+
+// ---- softmax alone ----------------------------------------------------------------------------------------
+
 typedef struct {
     floatX *t[TENSORS]; // inputs are shared by the two sides
     float *lse, *row_sums;
 } Side;
 
-static void fill(Stream s, floatX *p, int64_t n, uint64_t *state)
+static int64_t elements(const AttentionCall *c, int tensor)
 {
-    floatX *host = xcalloc((size_t)n, sizeof *host);
-    for (int64_t i = 0; i < n; i++) {
-        *state = *state * 6364136223846793005u + 1442695040888963407u;
-        host[i] = float_to_x((float)((double)(*state >> 40) * 0x1p-23 - 1)); // uniform in [-1, 1)
-    }
-    copy_to_device(s, p, host, (size_t)n * sizeof *p);
-    stream_synchronize(s);
-    free(host);
+    bool of_keys = tensor == Q || tensor == K || tensor == D_Q || tensor == D_K;
+    return (int64_t)c->N * c->H * (of_keys ? c->qk : c->e);
 }
 
 static AttentionCall call_of(const AttentionCall *base, const Side *side)
@@ -49,45 +112,6 @@ static AttentionCall call_of(const AttentionCall *base, const Side *side)
     return c;
 }
 
-static bool same(Stream s, const floatX *x, const floatX *y, int64_t n, const char *peer, const char *name,
-                 Error *e)
-{
-    floatX *a = xcalloc((size_t)n, sizeof *a), *b = xcalloc((size_t)n, sizeof *b);
-    double difference = 0, size = 0;
-    copy_to_host(s, a, x, (size_t)n * sizeof *a);
-    copy_to_host(s, b, y, (size_t)n * sizeof *b);
-    stream_synchronize(s);
-    for (int64_t i = 0; i < n; i++) {
-        double u = x_to_float(a[i]), v = x_to_float(b[i]);
-        difference += (u - v) * (u - v);
-        size += v * v;
-    }
-    free(a);
-    free(b);
-    difference = sqrt(difference / fmax(size, ROUNDING * ROUNDING * (double)n));
-    return difference <= LARGEST_DIFFERENCE || // NaN is not: one in y is one in `difference`, whatever fmax
-                                               // makes of `size`
-           error_set(e, "%s of %s differs by %.2g from that of the portable kernels", name, peer, difference);
-}
-
-// Sums over the head of dy * y, (N, H).
-static void sum_rows(Stream s, const Side *side, const AttentionCall *c)
-{
-    int64_t rows = (int64_t)c->N * c->H, n = rows * c->e;
-    floatX *dy = xcalloc((size_t)n, sizeof *dy), *y = xcalloc((size_t)n, sizeof *y);
-    float *sums = xcalloc((size_t)rows, sizeof *sums);
-    copy_to_host(s, dy, side->t[D_Y], (size_t)n * sizeof *dy);
-    copy_to_host(s, y, side->t[Y], (size_t)n * sizeof *y);
-    stream_synchronize(s);
-    for (int64_t i = 0; i < n; i++)
-        sums[i / c->e] += x_to_float(dy[i]) * x_to_float(y[i]);
-    copy_to_device(s, side->row_sums, sums, (size_t)rows * sizeof *sums);
-    stream_synchronize(s);
-    free(dy);
-    free(y);
-    free(sums);
-}
-
 static void run_peer(const AttentionPeer *peer, bool backward, AttentionCall *c, Stream s)
 {
     attention_take_counters(c, s, backward);
@@ -102,40 +126,158 @@ static void run_peer(const AttentionPeer *peer, bool backward, AttentionCall *c,
 
 bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e)
 {
-    int64_t n = (int64_t)base->N * base->H * base->e;
-    uint64_t state = 1;
-    Stream s = stream_create();
+    Pieces m = pieces_begin();
     Side other, own;
-    for (int i = 0; i < TENSORS; i++) {
-        other.t[i] = own.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
-        if (i < INPUTS)
-            fill(s, own.t[i], n, &state);
-        else
-            other.t[i] = device_alloc((size_t)n * sizeof(floatX), "attention: check");
-    }
-    size_t row_bytes = (size_t)base->N * (size_t)base->H * sizeof(float);
-    own.lse = device_alloc(row_bytes, "attention: check");
-    other.lse = device_alloc(row_bytes, "attention: check");
-    own.row_sums = other.row_sums = device_alloc(row_bytes, "attention: check");
+    int64_t rows = (int64_t)base->N * base->H;
+    int tensors = peer->with_backward ? TENSORS : Y + 1;
+    for (int i = 0; i < TENSORS; i++)
+        if (i < INPUTS) {
+            other.t[i] = own.t[i] = filled(&m, elements(base, i));
+        } else {
+            own.t[i] = take(&m, (size_t)elements(base, i) * sizeof(floatX));
+            other.t[i] = take(&m, (size_t)elements(base, i) * sizeof(floatX));
+        }
+    own.lse = take(&m, (size_t)rows * sizeof(float));
+    other.lse = take(&m, (size_t)rows * sizeof(float));
+    own.row_sums = other.row_sums = take(&m, (size_t)rows * sizeof(float));
     AttentionCall a = call_of(base, &other), b = call_of(base, &own);
-    run_peer(peer, false, &a, s);
-    attention_sm80_forward(&b, s);
+    a.row_scratch = take(&m, (size_t)rows * sizeof(float));
+    a.dq_sum = take(&m, max_i64(elements(base, V), (int64_t)attention_sm90_sums(base->N, base->H, base->qk)) *
+                            sizeof(float));
+    run_peer(peer, false, &a, m.stream);
+    attention_sm80_forward(&b, m.stream);
     if (peer->with_backward) {
-        sum_rows(s, &own, base);
-        run_peer(peer, true, &a, s);
-        attention_sm80_backward(&b, s);
+        attention_row_sums(m.stream, own.row_sums, b.dy, b.y, rows, base->e);
+        run_peer(peer, true, &a, m.stream);
+        attention_sm80_backward(&b, m.stream);
     }
     bool good = true;
-    for (int i = INPUTS; good && i < (peer->with_backward ? TENSORS : Y + 1); i++)
-        good = same(s, other.t[i], own.t[i], n, peer->name, names[i], e);
-    for (int i = 0; i < TENSORS; i++) {
-        device_free(own.t[i]);
-        if (i >= INPUTS)
-            device_free(other.t[i]);
+    for (int i = INPUTS; good && i < tensors; i++) {
+        int64_t n = elements(base, i);
+        double d = distance(m.stream, other.t[i], own.t[i], n, 1, 1);
+        good =
+            d <= LARGEST_DIFFERENCE || // NaN is not
+            error_set(e,
+                      "%s of %s (heads of q and k %d wide) differs by %.2g from that of the portable kernels",
+                      names[i], peer->name, base->qk, d);
     }
-    device_free(own.lse);
-    device_free(other.lse);
-    device_free(own.row_sums);
-    stream_destroy(s);
+    pieces_end(&m);
     return good;
+}
+
+// ---- down to the gradient of raw q, k and v ---------------------------------------------------------------
+
+// Five roundings to bf16 lie between the two: that of gradients of scores on both sides (portable kernels
+// scale them before), that of dq and dk in the portable kernels, that of the result on both sides. v has
+// fewer: weights, dv and result are rounded on both sides from the same values but for fp32. A rounding is
+// off by 2^-8 of the value at most, and by 2^-7 / sqrt(12) / sqrt(2) = 0.16% in the mean of squares over all
+// mantissas: all five by 0.36%. The limit is 5 / 512, 2.7 times that.
+#define GRADIENT_DIFFERENCE (5 * 0x1p-9)
+enum { GATE_INPUTS = 12, ROWS_OF_TABLE = 16 };
+
+static float *filled_floats(Pieces *m, int64_t n, double middle, double reach)
+{
+    float *p = take(m, (size_t)n * sizeof *p), *host = xcalloc((size_t)n, sizeof *host);
+    for (int64_t i = 0; i < n; i++)
+        host[i] = (float)(middle + reach * uniform(m));
+    upload(m, p, host, (size_t)n * sizeof *p);
+    return p;
+}
+
+// Of angles in (-pi, pi).
+static void fill_rotations(Pieces *m, AttentionBackward *b, int64_t n)
+{
+    floatX *cosines = xcalloc((size_t)n, sizeof *cosines), *sines = xcalloc((size_t)n, sizeof *sines);
+    floatX *cos_to = take(m, (size_t)n * sizeof *cos_to), *sin_to = take(m, (size_t)n * sizeof *sin_to);
+    for (int64_t i = 0; i < n; i++) {
+        double angle = 3.14159 * uniform(m);
+        cosines[i] = float_to_x((float)cos(angle));
+        sines[i] = float_to_x((float)sin(angle));
+    }
+    upload(m, cos_to, cosines, (size_t)n * sizeof *cos_to);
+    upload(m, sin_to, sines, (size_t)n * sizeof *sin_to);
+    b->cos = cos_to;
+    b->sin = sin_to;
+}
+
+static void fill_tokens(Pieces *m, AttentionBackward *b, int N)
+{
+    int32_t *to = take(m, (size_t)N * sizeof *to), *host = xcalloc((size_t)N, sizeof *host);
+    for (int i = 0; i < N; i++)
+        host[i] = i % ROWS_OF_TABLE;
+    upload(m, to, host, (size_t)N * sizeof *to);
+    b->tokens = to;
+}
+
+// Forward by the portable kernels, backward from there by both.
+static bool gradients_agree(const AttentionPeer *peer, const AttentionCall *base, Error *error)
+{
+    static const char *const planes[] = {"q", "k", "v"};
+    Pieces m = pieces_begin();
+    int N = base->N, H = base->H, e = base->e, d = H * e;
+    int64_t n = (int64_t)N * d, rows = (int64_t)N * H;
+    AttentionForward f = {.yg = take(&m, (size_t)n * sizeof(floatX)),
+                          .lse = take(&m, (size_t)rows * sizeof(float)),
+                          .q = filled(&m, n),
+                          .k = filled(&m, n),
+                          .v = filled(&m, n),
+                          .h = filled(&m, n),
+                          .gate_w = filled(&m, H * GATE_INPUTS),
+                          .table = base->length, // part 0
+                          .slots = base->slots,
+                          .window = base->window,
+                          .scale = base->scale,
+                          .gate_inputs = GATE_INPUTS};
+    AttentionCall c = *base;
+    c.q = f.q;
+    c.k = f.k;
+    c.v = f.v;
+    c.h = f.h;
+    c.gate_w = f.gate_w;
+    c.gate_inputs = f.gate_inputs;
+    c.y = f.yg;
+    c.lse = f.lse;
+    attention_sm80_forward(&c, m.stream);
+    AttentionBackward b = {.forward = &f,
+                           .dlambda = filled_floats(&m, 2, 0, 0),
+                           .dgate = filled_floats(&m, rows, 0, 0),
+                           .dgate_w = filled_floats(&m, H * GATE_INPUTS, 0, 0),
+                           .dyg = filled(&m, n),
+                           .rstd_q = filled_floats(&m, rows, 1, 0.5),
+                           .rstd_k = filled_floats(&m, rows, 1, 0.5),
+                           .v_raw = filled(&m, n),
+                           .value_embed = filled(&m, (int64_t)ROWS_OF_TABLE * d),
+                           .lambda = filled_floats(&m, 2, 0.5, 0.1)};
+    fill_rotations(&m, &b, (int64_t)N * (e / 4));
+    fill_tokens(&m, &b, N);
+    floatX *result[2];
+    for (int i = 0; i < 2; i++) {
+        AttentionBy by = i ? BY_SM80 : BY_SM90;
+        b.dqkv = result[i] = take(&m, (size_t)(3 * n) * sizeof(floatX));
+        b.scratch = take(&m, attention_scratch_by(by, N, H, e));
+        attention_backward_by(by, m.stream, &b, N, H, e);
+    }
+    bool good = true;
+    for (int plane = 0; good && plane < 3; plane++) {
+        double off = distance(m.stream, result[0] + plane * d, result[1] + plane * d, N, d, 3 * d);
+        good =
+            off <= GRADIENT_DIFFERENCE || // NaN is not
+            error_set(error, "the gradient of raw %s of %s differs by %.2g from that of the portable kernels",
+                      planes[plane], peer->name, off);
+    }
+    pieces_end(&m);
+    return good;
+}
+
+bool attention_sm90_agrees(const AttentionPeer *peer, const AttentionCall *base, Error *e)
+{
+    AttentionCall c = *base;
+    for (c.qk = 8; c.qk <= c.e; c.qk += 8) {
+        if (!attention_sm90_takes(c.qk, c.e))
+            continue;
+        if (!attention_sm80_prepare(c.qk, c.e, e) || !attention_sm80_prepare_backward(c.qk, c.e, e) ||
+            !attention_agree(peer, &c, e))
+            return false;
+    }
+    return !peer->with_backward || gradients_agree(peer, base, e);
 }
