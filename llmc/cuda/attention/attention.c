@@ -311,7 +311,8 @@ static bool is_right(AttentionBy by, const char *name, Error *why)
         peer.forward = find_plan(slots, N, false);
         peer.backward = peer.with_backward ? find_plan(slots, N, true) : NULL;
     }
-    bool right = by == BY_CUDNN ? attention_agree(&peer, &c, why) : attention_sm90_agrees(&peer, &c, why);
+    bool thorough = by == BY_SM90 && at.sizes.self_check == SELF_CHECK_ALWAYS,
+         right = thorough ? attention_sm90_agrees(&peer, &c, why) : attention_agree(&peer, &c, why);
     host_free(host);
     device_free(table);
     return right;

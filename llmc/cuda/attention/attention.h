@@ -187,8 +187,8 @@ typedef struct {
 // that differs, when the peer's results are not to be trusted. Its kernels and the sm80 ones must have been
 // prepared.
 bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e);
-// The same of the sm90 kernels: for all widths of q and k that they take, and of the gradient of raw q, k and
-// v, which their epilogue and q_backward make.
+// The same of the sm90 kernels. With --self-check always for all widths of q and k that they take, and of the
+// gradient of raw q, k and v, which their epilogue and q_backward make.
 bool attention_sm90_agrees(const AttentionPeer *peer, const AttentionCall *base, Error *e);
 
 #ifdef __cplusplus

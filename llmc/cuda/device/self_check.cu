@@ -1,7 +1,6 @@
 // Start-up check of the program's own sm90 kernels: small problems, sampled results against the same sums on
-// the host; attention, which has no short host form, against the portable kernels, down to the gradient of
-// raw q, k and v. A compiler, driver or GPU that breaks one of them (cuDNN had such versions,
-// attention_check.c) is found before it spoils a run.
+// the host; attention, which has no short host form, against the portable kernels. A compiler, driver or GPU
+// that breaks one of them (cuDNN had such versions, attention_check.c) is found before it spoils a run.
 //
 // Inputs are a pattern of multiples of 1/128 in [-1, 1), exact in bf16, that host and device compute alike:
 // nothing is uploaded, and only sampled rows are read back.
