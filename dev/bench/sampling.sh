@@ -33,7 +33,7 @@ train() { # PROGRAM PRESET VOCABULARY: a checkpoint in the folder run
     rm -rf "$work/run" "$work/shards"
     run ./tokenize --vocab "$3" --out "$work/shards/" --name text --split blank-lines --val-fraction 0.4 --input "$work/source.txt"
     run "$1" --preset "$2" --repeat --train-files "$work/shards/text_train_*" --val-files "$work/shards/text_val_*" \
-        --val-every 0 --num-scheduled "$steps" --num-extension 0 --out "$work/run"
+        --vocab "$3" --val-every 0 --num-scheduled "$steps" --num-extension 0 --out "$work/run"
 }
 
 speed() { # PROGRAM options: the median of three runs
@@ -51,11 +51,11 @@ for program in $programs; do
     for preset in $presets; do
         for vocabulary in "${vocabularies[@]}"; do
             train "$program" "$preset" "$vocabulary"
-            given=(--vocab "$vocabulary") words="GPT-2's vocabulary"
-            [[ $vocabulary != bytes ]] || { given=() words=bytes; }
+            words="GPT-2's vocabulary"
+            [[ $vocabulary != bytes ]] || words=bytes
             for setting in 'off 1' 'on 1' 'on 8'; do
                 read -r cache texts <<<"$setting"
-                value=$(speed "$program" "${given[@]}" --kv-cache "$cache" --sample "@$work/prompts.$texts" --sample-batch "$texts" "$@")
+                value=$(speed "$program" --vocab "$vocabulary" --kv-cache "$cache" --sample "@$work/prompts.$texts" --sample-batch "$texts" "$@")
                 shape="preset $preset, $words, cache $cache, $texts at a time"
                 figure "$machine" "$(basename "$program") --sample" "$shape" "$value" tokens/s
                 echo "$program, $shape: $value tokens/s"

@@ -151,6 +151,7 @@ for (
     ['one set', 2, qr/1 sets; two/, @good[0 .. 4]],
     ['no output', 2, qr/--output FILE\.html/, @good[2 .. 7]],
     ['a log without a set', 2, qr/name its set/, $a[0]],
+    ['two sets of one name', 2, qr/both sets are called "a"/, @good[0 .. 4], '--set', 'a', $b[0]],
     ['an empty set', 2, qr/"b" has no logs/, @good[0 .. 6]],
     ['an unknown option', 2, qr/unknown option --foo/, @good, '--foo'],
     ['a missing file', 1, qr/no such file/, @good, "$dir/none.jsonl"],

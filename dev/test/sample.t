@@ -38,6 +38,7 @@ is((run_ok('one line', from("abc")))[0], $one, 'is as one prompt');
 isnt(text('another seed', '--sample', "\@$dir/prompts", '--seed', 4), $file, 'draws other texts');
 
 refuses('a file that is missing', 1, qr/--sample: \Q$dir\E\/none: No such file/, $trainer, '--init-from', newest("$dir/run"), @tiny[0 .. 17], '--sample', "\@$dir/none");
+refuses('a file without a name', 1, qr/--sample \@: the name of a file is missing/, $trainer, '--init-from', newest("$dir/run"), @tiny[0 .. 17], '--sample', '@');
 refuses('a folder', 1, qr/--sample: \Q$dir\E: Is a directory/, $trainer, '--init-from', newest("$dir/run"), @tiny[0 .. 17], '--sample', "\@$dir");
 spew("$dir/empty", "\n\n");
 refuses('a file without prompts', 1, qr/--sample: .*empty: no prompt/, $trainer, '--init-from', newest("$dir/run"), @tiny[0 .. 17], '--sample', "\@$dir/empty");

@@ -69,6 +69,8 @@ bool prompts_read(Prompts *p, const char *sample, Error *e)
         add(p, xstrdup(sample));
         return true;
     }
+    if (!sample[1])
+        return error_set(e, "--sample @: the name of a file is missing, as in --sample @prompts.txt");
     FILE *f = fopen(sample + 1, "r");
     if (!f)
         return error_set(e, "--sample: %s: %s", sample + 1, strerror(errno));
