@@ -1,7 +1,9 @@
 // Time of the ops around and inside of attention of the records of 2026, at the micro-batches of record 89's
 // first and last stage: heads before and after attention, attention alone (plain and in pairs of heads), DC.
 //
-//   bench_heads [--csv FILE] [--portable] [FILTER...]     FILTER: only ops whose name contains one of them
+//   bench_heads [--csv FILE] [--portable] [--keys WIDTH] [FILTER...]
+//       WIDTH: of a head of q and k, 96 in the records of August 2026; FILTER: only ops whose name contains
+//       one of them
 //
 // A call is captured REPEATS times in a graph; the best of ROUNDS launches counts. GB/s and TFLOP/s are of
 // the least that an op must move and compute (llmc/ops/costs.h has the same).
@@ -31,7 +33,7 @@ static floatX *t[TENSORS], *k_shifted, *dqkv, *values, *gate_w, *cosine,
 static float *columns, *dcolumns, *rstd_q, *rstd_k, *lse, *gate, *leads, *dgate_w;
 static int32_t *tokens, *table, *host_table;
 static void *scratch;
-static int N, window, slots; // of the call that is timed
+static int N, window, slots, width = E; // of the call that is timed; width: of a head of q and k
 static int cu[MOST_DOCUMENTS + 1], documents;
 
 // ---- inputs -----------------------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ static void make_inputs(void)
 typedef enum { NO_VALUES, GATES, FACTORS } Values; // layers without, 1 to 9, and 10
 static HeadsForward heads_of(Values kind)
 {
-    HeadsForward a = {.qk = E,
+    HeadsForward a = {.qk = width,
                       .q = t[0],
                       .k = k_shifted,
                       .v = t[1],
@@ -212,7 +214,7 @@ static SdpaForward sdpa_of(void)
                          .q = t[0],
                          .k = t[1],
                          .v = t[2],
-                         .qk = E,
+                         .qk = width,
                          .table = table,
                          .slots = slots,
                          .window = window,
@@ -241,7 +243,7 @@ static DcForward dc_of(void)
 {
     return (DcForward){.y = t[3],
                        .lse = lse,
-                       .qk = E,
+                       .qk = width,
                        .q = t[0],
                        .k = t[1],
                        .v = t[2],
@@ -305,7 +307,8 @@ static double seconds_of(void (*op)(void))
 static char **filters; // up to a NULL
 
 // tensors: (N, D) in bf16 that are read or written; operations 0: not the measure
-static void report(const char *name, void (*op)(void), double tensors, double operations)
+// values, keys: tensors of v's width and of that of q and k which the op must move; operations: 0: not shown
+static void report(const char *name, void (*op)(void), double values, double keys, double operations)
 {
     bool wanted = !*filters;
     for (char **f = filters; *f; f++)
@@ -314,10 +317,11 @@ static void report(const char *name, void (*op)(void), double tensors, double op
         return;
     char shape[96];
     double s = seconds_of(op);
-    snprintf(shape, sizeof shape, "N %d, H %d, e %d%s%.0d", N, H, E, operations > 0 ? ", window " : "",
-             operations > 0 ? window : 0);
+    snprintf(shape, sizeof shape, "N %d, H %d, e %d%s%.0d%s%.0d", N, H, E, width == E ? "" : ", q and k ",
+             width == E ? 0 : width, operations > 0 ? ", window " : "", operations > 0 ? window : 0);
     figure(name, shape, s * 1e6, "us");
-    printf("%-36s %-34s %8.1f us %6.0f GB/s", name, shape, s * 1e6, tensors * N * D * 2 / s * 1e-9);
+    printf("%-36s %-46s %8.1f us %6.0f GB/s", name, shape, s * 1e6,
+           (values * E + keys * width) * N * H * 2 / s * 1e-9);
     if (operations > 0)
         printf(" %6.0f TFLOP/s", operations / s * 1e-12);
     printf("\n");
@@ -326,32 +330,31 @@ static void report(const char *name, void (*op)(void), double tensors, double op
 
 static void bench_rows(void)
 {
-    report("heads_forward", op_heads, 6, 0);
-    report("heads_forward, gates", op_heads_gates, 7, 0);
-    report("heads_forward, factors, mixture", op_heads_factors, 8, 0);
-    report("heads_backward", op_heads_backward, 8, 0);
-    report("heads_backward, gates", op_heads_backward_gates, 9, 0);
-    report("heads_backward, factors, sums", op_heads_backward_factors, 12, 0);
-    report("heads_output_forward", op_output, 3, 0);
-    report("heads_output_backward", op_output_backward, 5, 0);
+    report("heads_forward", op_heads, 2, 4, 0);
+    report("heads_forward, gates", op_heads_gates, 3, 4, 0);
+    report("heads_forward, factors, mixture", op_heads_factors, 4, 4, 0);
+    report("heads_backward", op_heads_backward, 2, 6, 0);
+    report("heads_backward, gates", op_heads_backward_gates, 3, 6, 0);
+    report("heads_backward, factors, sums", op_heads_backward_factors, 4, 8, 0);
+    report("heads_output_forward", op_output, 3, 0, 0);
+    report("heads_output_backward", op_output_backward, 5, 0, 0);
 }
 
 static void bench_attention(int plain_window, int paired_window)
 {
     make_table(1);
     window = KEYS - 1;
-    double operations = 4.0 * D * pairs(window);
-    report("dc_forward", op_dc, 5, operations);
-    report("dc_backward", op_dc_backward, 7, 2.5 * operations);
+    // Of a pair of rows: q k and p v; backward q k, ds k and ds q, dy v and p dy.
+    double forward = 2.0 * H * (width + E), backward = 2.0 * H * (3 * width + 2 * E);
+    report("dc_forward", op_dc, 3, 2, forward * pairs(window));
+    report("dc_backward", op_dc_backward, 3, 4, backward * pairs(window));
     window = plain_window;
-    operations = 4.0 * D * pairs(window);
-    report("sdpa_forward", op_sdpa, 4, operations);
-    report("sdpa_backward", op_sdpa_backward, 8, 2.5 * operations);
+    report("sdpa_forward", op_sdpa, 2, 2, forward * pairs(window));
+    report("sdpa_backward", op_sdpa_backward, 4, 4, backward * pairs(window));
     make_table(2);
     window = paired_window;
-    operations = 2.0 * D * pairs(window);
-    report("sdpa_forward, pairs", op_sdpa_paired, 4, operations);
-    report("sdpa_backward, pairs", op_sdpa_paired_backward, 8, 2.5 * operations);
+    report("sdpa_forward, pairs", op_sdpa_paired, 2, 2, forward / 2 * pairs(window));
+    report("sdpa_backward, pairs", op_sdpa_paired_backward, 4, 4, backward / 2 * pairs(window));
 }
 
 int main(int argc, char **argv)
@@ -368,6 +371,11 @@ int main(int argc, char **argv)
     if (*filters && !strcmp(*filters, "--portable")) {
         reserved.portable = true;
         filters++;
+    }
+    if (*filters && !strcmp(*filters, "--keys")) {
+        width = *++filters ? atoi(*filters++) : 0;
+        if (width < 8 || width > E || width % 8)
+            fatal(EXIT_BAD_INPUT, "--keys: a multiple of 8 up to %d", E);
     }
     backend_open(0);
     backend_reserve(&reserved);

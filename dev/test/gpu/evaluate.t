@@ -54,6 +54,23 @@ for my $task (@tasks) {
     }
 }
 
+# ---- several ranks ------------------------------------------------------------------------------------------
+
+# Each has a share of the items; on one GPU one_gpu_nccl.cu stands in for NCCL.
+my $stand_in = $ENV{ONE_GPU_NCCL} // "$root/build/one_gpu";
+my $why = slurp($gpu) !~ /ncclReduceScatter/ ? 'built without NCCL' : @gpus == 1 && !-e "$stand_in/libnccl.so.2" ? 'no stand-in for NCCL' : '';
+SKIP: {
+    skip $why, 1 + @tasks if $why;
+    local $ENV{LD_LIBRARY_PATH} = join ':', $stand_in, $ENV{LD_LIBRARY_PATH} // () if @gpus == 1;
+    local $ENV{CUDA_VISIBLE_DEVICES} = join ',', @gpus;
+    run_ok('evaluation on two ranks', $gpu, @given, '--gpus', @gpus == 1 ? '0,0' : '0,1', '--eval-items', "$dir/ranks.jsonl");
+    my $ranks = items('ranks');
+    for my $task (@tasks) {
+        my ($rounding, $error) = map { difference($_->{$task}, $losses{exact}{$task}) } $losses{bf16}, $ranks;
+        cmp_ok($error, '<=', 2 * $rounding, "$task: in the order of the items, as near to fp32 as on one: $error");
+    }
+}
+
 # ---- in training -------------------------------------------------------------------------------------------
 
 my @train = ($gpu, @small, qw(--deterministic --checkpoint-every 10));
