@@ -142,7 +142,7 @@ static void check_logits(void)
 }
 
 // What is written for the prompts in the file.
-static char *samples(const char *file, int kv_cache, int batch)
+static char *samples(const char *file, bool kv_cache, int batch)
 {
     char *text = NULL;
     size_t length;
@@ -165,8 +165,8 @@ static char *samples(const char *file, int kv_cache, int batch)
 
 static void check_samples(const char *file)
 {
-    char *anew = samples(file, KV_CACHE_OFF, 1), *cached = samples(file, KV_CACHE_ON, 1),
-         *together = samples(file, KV_CACHE_ON, 3);
+    char *anew = samples(file, false, 1), *cached = samples(file, true, 1),
+         *together = samples(file, true, 3);
     ok(strlen(anew) > 150 && !strcmp(anew, cached), "greedy samples with a cache: the same %zu bytes",
        strlen(anew));
     ok(!strcmp(anew, together), "and with three of four prompts at a time");

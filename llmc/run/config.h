@@ -71,7 +71,7 @@ typedef struct Config {
     const char *sample, *vocab;
     double temperature, top_p, repetition_penalty;
     int top_k, num_tokens, sample_batch;
-    int kv_cache; // KV_CACHE_AUTO, ...
+    int kv_cache; // off or on
     bool verbose, help;
     bool given[MAX_OPTIONS]; // by index: the command line names the option
 } Config;
@@ -80,7 +80,6 @@ enum { STARTS_UP, STARTS_NEAREST };
 enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP };
 enum { ROPE_DOUBLE, ROPE_FP32 };
 enum { MASK_NONE, MASK_LAST, MASK_ALL };
-enum { KV_CACHE_AUTO, KV_CACHE_ON, KV_CACHE_OFF };
 enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };
 enum { EXCHANGE_DENSE, EXCHANGE_ROWS };
 enum { MIN_PROFILE = 6 };

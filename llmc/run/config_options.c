@@ -118,7 +118,7 @@ const Option config_options[] = {
     {"repetition-penalty", OPT_FLOAT, AT(repetition_penalty), "1", 0.01, 100, NULL, "logits of tokens that the text has are divided by it (negative ones multiplied); 1: none", false, NULL},
     {"num-tokens", OPT_INT, AT(num_tokens), "256", 1, 1e6, NULL, "length of a sample, its prompt not counted", false, NULL},
     {"sample-batch", OPT_INT, AT(sample_batch), "8", 1, 256, NULL, "prompts that are continued at a time", false, NULL},
-    {"kv-cache", OPT_CHOICE, AT(kv_cache), "auto", 0, 0, "auto|on|off", "keep the keys and values of a sample's tokens: a text may then have any length, of which a layer sees as much as its window; off: each token computes the text anew, or its end where it is longer than a validation sequence; auto: on with the CPU program, off on a GPU", false, NULL},
+    {"kv-cache", OPT_CHOICE, AT(kv_cache), "on", 0, 0, "off|on", "keep the keys and values of a sample's tokens: a text may then have any length, of which a layer sees as much as its window; off: each token computes the text anew, or its end where it is longer than a validation sequence", false, NULL},
     {"help", OPT_FLAG, AT(help), "0", 0, 0, NULL, "this text", false, NULL},
     {0},
 };

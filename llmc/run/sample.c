@@ -39,16 +39,11 @@ struct Sampler {
 // Tokens that a forward pass without a cache takes; trainer_next_logits works on multiples of 16.
 static int context_of(const Trainer *t) { return t->part_tokens / 16 * 16; }
 
-static bool uses_cache(const Config *c)
-{
-    return c->kv_cache == KV_CACHE_ON || (c->kv_cache == KV_CACHE_AUTO && !backend_is_asynchronous());
-}
-
 // The document token stands before it, and one token must have room behind it.
 static bool check_length(const Trainer *t, size_t length, Error *e)
 {
     int context = context_of(t), room = (int)max_i64(0, context - 2);
-    if (uses_cache(t->config) || (context && length <= (size_t)room))
+    if (t->config->kv_cache || (context && length <= (size_t)room))
         return true;
     return error_set(
         e,
@@ -81,7 +76,7 @@ static void take_memory(Sampler *s)
     for (int i = 0; i < s->num_slots; i++)
         s->slots[i] = NONE;
     s->z = host_alloc((size_t)s->num_slots * (size_t)config_vocab_padded(c) * sizeof *s->z);
-    if (uses_cache(c))
+    if (c->kv_cache)
         s->decoder = decoder_create(s->trainer, s->num_slots, 1 + (int64_t)longest + c->num_tokens);
 }
 
