@@ -57,7 +57,7 @@ static Case cases[] = {
     CASE(decode, fix_decode, 4, false),
     CASE(dc_decode, fix_dc_decode, 2, false),
     CASE(head_train, fix_head, HEAD_VARIANTS, false),
-    CASE(head_eval, NULL, 2, false),
+    CASE(head_eval, fix_head_eval, 4, false),
     CASE(head_logits, NULL, 2, false),
     CASE(adam, fix_adam, 2, true),
     CASE(adam_decay, fix_adam_decay, 1, true),

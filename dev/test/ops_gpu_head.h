@@ -64,6 +64,16 @@ RUN(head_train)
                   .Vp = Vp};
     o->head_loss_train(stream, &a);
 }
+// Variants: 1, 3 with other constants; 2, 3 without tokens that cannot follow, of which there are MASK_ROWS
+// lists.
+enum { MASK_ROWS = 61 };
+static void
+fix_head_eval(Case *c) // numbers that are exact in fp32, of the low bits and of the high ones by turns
+{
+    float *words = c->master[7];
+    for (int64_t k = 1; k < c->buffer[7].count; k += 2)
+        words[k] = 256 * (words[k] - (1 << 23));
+}
 DESCRIBE(head_eval)
 {
     SIZES;
@@ -73,17 +83,21 @@ DESCRIBE(head_eval)
     add(c, "targets", INT32, IN, N, Vp);
     add(c, "scratch", HEAD_SCRATCH, OUT, 0, 0);
     add(c, "rows", FP32, OUT, N, 0);
+    add(c, "tokens", INT32, IN, N, MASK_ROWS);
+    add(c, "impossible", INT32, IN, c->variant >= 2 ? (int64_t)MASK_ROWS * (Vp / 32) : 0, 1 << 24);
 }
 RUN(head_eval)
 {
     SIZES;
-    HeadLoss a = {.spec = c->variant ? &head_shifted : &head_plain,
+    HeadLoss a = {.spec = c->variant % 2 ? &head_shifted : &head_plain,
                   .loss = p[0],
                   .x = p[1],
                   .w = p[2],
                   .targets = p[3],
                   .scratch = p[4],
                   .rows = p[5],
+                  .tokens = p[6],
+                  .impossible = c->variant >= 2 ? p[7] : NULL,
                   .N = N,
                   .d = d,
                   .Vp = Vp};

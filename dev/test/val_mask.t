@@ -30,7 +30,7 @@ sub shard {
 }
 shard('train_1.bin', documents(24000, 5));
 my $val = shard('val.bin', documents(2400, 2));
-my @run = (qw(--preset toy-2026-08 --val-every 4 --train-files), "$dir/train_*.bin", '--val-files', $val, '--vocab', $vocabulary);
+my @run = (qw(--preset toy-2026 --val-every 4 --train-files), "$dir/train_*.bin", '--val-files', $val, '--vocab', $vocabulary);
 
 my %loss;
 for my $mask (qw(none last all)) {
@@ -55,7 +55,7 @@ SKIP: {
 
 write_shard('byte_1.bin', documents(24000, 1));
 write_shard('byteval.bin', documents(1400, 2));
-my ($out) = run_ok('bytes', $trainer, qw(--preset toy-2026-08 --stop-at 1 --val-mask all --train-files), "$dir/byte_1.bin", '--val-files', "$dir/byteval.bin", '--out', "$dir/bytes");
+my ($out) = run_ok('bytes', $trainer, qw(--preset toy-2026 --stop-at 1 --val-mask all --train-files), "$dir/byte_1.bin", '--val-files', "$dir/byteval.bin", '--out', "$dir/bytes");
 like($out, qr/^data: the tokens are single bytes: validations leave none out$/m, '  none is left out');
 
 my @plain = (qw(--preset tiny --micro-batch-tokens 64 --val-tokens 512 --val-mask last --train-files), "$dir/train_*.bin", '--val-files', $val, '--out', "$dir/bad");

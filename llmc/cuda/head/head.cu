@@ -208,6 +208,13 @@ static RowTargets targets_from(const Task *t, int row)
     return r;
 }
 
+// Of evaluation.
+static RowMask mask_from(const Task *t, int row)
+{
+    RowMask m = {t->a.impossible, t->a.impossible ? t->a.tokens + row : NULL, t->a.Vp / 32};
+    return m;
+}
+
 // bf16 products.
 static void chunk_in_bf16(Stream s, const Task *t, GradientForm form, int row, int rows)
 {
@@ -241,6 +248,7 @@ static SumLosses row_losses(Stream s, const Task *t, HeadMode mode, int row, int
     a.x = fp8 ? (const void *)(t->scratch.x8 + (int64_t)row * d) : t->a.x + (int64_t)row * d;
     a.w = fp8 ? t->a.w8 : t->a.w;
     a.targets = targets.targets;
+    a.mask = mask_from(t, row);
     a.scale = t->scales.x * t->scales.w;
     a.rows = rows;
     a.d = d;
@@ -255,6 +263,7 @@ static SumLosses row_losses(Stream s, const Task *t, HeadMode mode, int row, int
     l.target_logit = a.target_logit;
     l.one_minus_sigmoid = a.one_minus_sigmoid;
     l.targets = targets;
+    l.mask = a.mask;
     l.parts = parts;
     l.pitch = pitch;
     l.rows = rows;
@@ -350,7 +359,7 @@ void head_loss_train(Stream s, const HeadLoss *a)
 void head_loss_eval(Stream s, const HeadLoss *a)
 {
     OP_SCOPE(head_loss_eval, a->N, a->d, a->Vp);
-    assert(!a->impossible);
+    assert(!a->impossible || a->Vp % 32 == 0);
     int N = a->N, d = a->d, Vp = a->Vp, step = eval_rows(N, d, Vp);
     if (N <= 0)
         return;
@@ -370,7 +379,8 @@ void head_loss_eval(Stream s, const HeadLoss *a)
         float *logits = (float *)t.scratch.logits;
         GemmShape g = gemm_shape(rows, Vp, d, false, true, CUDA_R_32F, false);
         gemm(s, &g, logits, a->x + (int64_t)row * d, a->w, NULL, 1);
-        loss_rows(s, &t.form, t.scratch.losses + row, logits, a->targets + row, rows, Vp);
+        LossRows l = {t.scratch.losses + row, logits, a->targets + row, mask_from(&t, row), rows, Vp};
+        loss_rows(s, &t.form, &l);
     }
     sum_in_order(s, a->loss, t.scratch.losses, N);
 }

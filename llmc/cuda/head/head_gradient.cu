@@ -50,7 +50,10 @@ template <int TERMS> __global__ void loss_from_sums_kernel(const LossForm f, con
 #pragma unroll
         for (int i = 0; i < TERMS; i++)
             share += wanted.token[i] == wanted.token[k] ? wanted.weight[i] : 0;
-        loss += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
+        if (TERMS == 1 && target_is_masked(a.mask, row, wanted.token[k]))
+            loss += wanted.weight[k] * (f.cap - HEAD_MASKED + logf(sum));
+        else
+            loss += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
         code[k] = target_code(f, one_minus_sigmoid, norm, wanted.sum, share);
     }
     a.losses[row] = loss;
@@ -76,6 +79,7 @@ namespace
 {
 
 template <int TERMS> struct Gradient {
+    static constexpr bool HAS_AMAX = false;
     struct Raw {
         uint4 a, b;
     };

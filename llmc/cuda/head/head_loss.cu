@@ -34,8 +34,8 @@ static __device__ __forceinline__ void sigmoid4(float (&sig)[4], float (&one_min
         one_minus_sigmoid[k] = e[k] * sig[k];
 }
 
-// Sum of e^(z - cap) of eight logits.
-static __device__ __forceinline__ float exp_sum8(const float (&l)[8], const LossForm &f)
+// Sum of e^(z - cap) of eight logits; the low bits of `masked` say which are left out.
+static __device__ __forceinline__ float exp_sum8(const float (&l)[8], const LossForm &f, uint32_t masked = 0)
 {
     float sum = 0;
 #pragma unroll
@@ -44,7 +44,9 @@ static __device__ __forceinline__ float exp_sum8(const float (&l)[8], const Loss
         sigmoid4(sig, one_minus_sigmoid, l + 4 * q, f);
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            sum += exp2_fast(one_minus_sigmoid[k] * -f.cap_log2); // z - cap = -cap (1 - sig)
+            sum += masked >> (4 * q + k) & 1
+                       ? f.masked
+                       : exp2_fast(one_minus_sigmoid[k] * -f.cap_log2); // z - cap = -cap (1 - sig)
     }
     return sum;
 }
@@ -277,30 +279,34 @@ void loss_gradient_rows(Stream s, const LossForm *f, const LossGradient *a)
 
 // ---- evaluation ------------------------------------------------------------------------------------------
 
-__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(const LossForm f, float *losses,
-                                                                 const float *logits, const int32_t *targets,
-                                                                 int Vp)
+template <bool MASKED>
+__global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(const LossForm f, const LossRows a)
 {
     __shared__ float shared[WARP];
-    const float *row = logits + (int64_t)blockIdx.x * Vp;
+    int at = blockIdx.x, target = a.targets[at];
+    const float *row = a.logits + (int64_t)at * a.Vp;
     const float4 *vectors = reinterpret_cast<const float4 *>(row);
     float sum = 0;
-    for (int v = threadIdx.x; v < Vp / 8; v += EVAL_THREADS) {
-        float4 a = vectors[2 * v], b = vectors[2 * v + 1];
-        const float l[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        sum += exp_sum8(l, f);
+    for (int v = threadIdx.x; v < a.Vp / 8; v += EVAL_THREADS) {
+        float4 x = vectors[2 * v], y = vectors[2 * v + 1];
+        const float l[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+        sum += exp_sum8(l, f, MASKED ? mask_word(a.mask, at, v / 4) >> 8 * (v % 4) : 0);
     }
     sum = block_sum(sum, shared);
-    if (threadIdx.x == 0)
-        losses[blockIdx.x] = f.cap + logf(sum) - capped(row[targets[blockIdx.x]], f);
+    if (threadIdx.x == 0) {
+        float z = target_is_masked(a.mask, at, target) ? HEAD_MASKED : capped(row[target], f);
+        a.losses[at] = f.cap + logf(sum) - z;
+    }
 }
 
-void loss_rows(Stream s, const LossForm *f, float *losses, const float *logits, const int32_t *targets,
-               int rows, int Vp)
+void loss_rows(Stream s, const LossForm *f, const LossRows *a)
 {
-    if (rows <= 0)
+    if (a->rows <= 0)
         return;
-    loss_rows_kernel<<<(unsigned)rows, EVAL_THREADS, 0, s>>>(*f, losses, logits, targets, Vp);
+    if (a->mask.impossible)
+        loss_rows_kernel<true><<<(unsigned)a->rows, EVAL_THREADS, 0, s>>>(*f, *a);
+    else
+        loss_rows_kernel<false><<<(unsigned)a->rows, EVAL_THREADS, 0, s>>>(*f, *a);
     CHECK_LAUNCH();
 }
 

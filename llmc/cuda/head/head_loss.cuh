@@ -14,6 +14,7 @@ typedef struct {
     float tanh_scale, tanh_shift; // half of it = l tanh_scale + tanh_shift
     float cap_log2;               // cap log2 e
     float steepness;              // cap / slope
+    float masked;                 // e^(HEAD_MASKED - cap)
     float code_factor;            // 1/sg of the e5m2 codes
     float code_log2;              // log2(steepness code_factor / FRACTIONS^2)
 } LossForm;
@@ -30,6 +31,7 @@ static inline LossForm loss_form(const HeadSpec *spec, int d)
     f.tanh_shift = 0.5f * spec->shift / spec->slope;
     f.cap_log2 = spec->cap * LOG2E;
     f.steepness = spec->cap / spec->slope;
+    f.masked = expf(HEAD_MASKED - spec->cap);
     f.code_factor = 1 / head_scales(spec, d).g;
     f.code_log2 = (float)log2((double)f.steepness * (double)f.code_factor / ((double)FRACTIONS * FRACTIONS));
     return f;
@@ -45,6 +47,25 @@ typedef struct {
     const float *prefix_weight; // (1)
 } RowTargets;
 enum { MAX_TERMS = MAX_TARGETS + 1 };
+
+// What evaluation leaves out of a chunk of rows, as HeadLoss has it.
+typedef struct {
+    const uint32_t *impossible; // (vocabulary, words), or NULL
+    const int32_t *tokens;      // of the chunk's first row on
+    int words;                  // of a row: vocabulary / 32
+} RowMask;
+
+// Word `word` of a row's bits.
+static __device__ __forceinline__ uint32_t mask_word(const RowMask &m, int row, int word)
+{
+    return __ldg(m.impossible + (int64_t)__ldg(m.tokens + row) * m.words + word);
+}
+
+// Whether a row of evaluation leaves its own target out.
+static __device__ __forceinline__ bool target_is_masked(const RowMask &m, int row, int target)
+{
+    return m.impossible && mask_word(m, row, target / 32) >> target % 32 & 1;
+}
 
 // Kernels are compiled for one target and for MAX_TERMS, of which the last is the prefix.
 static inline bool one_term(const RowTargets *t) { return t->count == 1 && !t->prefix; }
@@ -140,9 +161,15 @@ typedef struct {
     int rows, rows_padded, Vp; // rows from `rows` to rows_padded get zero gradient
 } LossGradient;
 void loss_gradient_rows(Stream s, const LossForm *f, const LossGradient *a);
-// Of one target, with weight 1.  losses (rows) fp32 out;  logits (rows, Vp) fp32;  targets (rows)
-void loss_rows(Stream s, const LossForm *f, float *losses, const float *logits, const int32_t *targets,
-               int rows, int Vp);
+// Of one target, with weight 1: evaluation.
+typedef struct {
+    float *losses;       // (rows) out
+    const float *logits; // (rows, Vp)
+    const int32_t *targets;
+    RowMask mask;
+    int rows, Vp;
+} LossRows;
+void loss_rows(Stream s, const LossForm *f, const LossRows *a);
 
 // The same in two steps, from the output of sm90_head_logits.cuh.
 typedef struct {
@@ -153,6 +180,7 @@ typedef struct {
     const float *target_logit;         // (rows), of the first target
     const uint16_t *one_minus_sigmoid; // (rows, Vp); NULL when rows have one term
     RowTargets targets;
+    RowMask mask; // evaluation
     int parts, pitch, rows, Vp;
 } SumLosses;
 void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a);

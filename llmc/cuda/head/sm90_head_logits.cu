@@ -196,15 +196,20 @@ static __device__ __forceinline__ void one_minus_sigmoid4(float *one_minus_sigmo
     one_minus_sigmoid[3] = rcd * d[2];
 }
 
-// Sum of e^(z - cap) of eight accumulators of a row.
-static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit, const LossForm &f)
+// Sum of e^(z - cap) of eight accumulators of a row, pairs of which are eight columns apart. Bits 0, 1, 8, 9,
+// ... of `masked` say which are left out.
+template <bool MASKED>
+static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit, const LossForm &f,
+                                                      uint32_t masked)
 {
     float one_minus_sigmoid[8], part = 0;
     one_minus_sigmoid4(one_minus_sigmoid, s, unit * f.exp_scale, f.exp_shift);
     one_minus_sigmoid4(one_minus_sigmoid + 4, s + 4, unit * f.exp_scale, f.exp_shift);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        part += exp2_fast(one_minus_sigmoid[i] * -f.cap_log2); // z - cap = -cap (1 - sig)
+        part += MASKED && masked >> (i / 2 * 8 + i % 2) & 1
+                    ? f.masked
+                    : exp2_fast(one_minus_sigmoid[i] * -f.cap_log2); // z - cap = -cap (1 - sig)
     return part;
 }
 
@@ -224,17 +229,39 @@ static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, 
     return part;
 }
 
+// What a tile's epilogue reads for the thread's two rows, loaded one tile ahead to hide the latency.
+template <int COLS> struct RowData {
+    int target[2];
+    uint32_t masked[2][COLS / 32]; // bits of the tile's columns; MASKED
+};
+
+// Of rows `row` and row + 8 and column tile `tile`.
+template <int COLS, bool MASKED>
+static __device__ __forceinline__ void prefetch(RowData<COLS> &data, const Work &k, int tile, int row)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = row + 8 * h;
+        data.target[h] = r < k.a.rows ? __ldg(k.a.targets + r) : -1;
+#pragma unroll
+        for (int b = 0; MASKED && b < COLS / 32; b++) {
+            int word = tile * (COLS / 32) + b;
+            data.masked[h][b] = r < k.a.rows && word < k.a.mask.words ? mask_word(k.a.mask, r, word) : 0;
+        }
+    }
+}
+
 // Epilogue for the thread's rows `row` and `row` + 8: 8 of every 32 columns, which are neighbours in product
 // order.
-template <HeadMode MODE, int COLS>
+template <HeadMode MODE, int COLS, bool MASKED>
 static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2], const Work &k, int tile,
-                                                     int row, const int (&targets)[2])
+                                                     int row, const RowData<COLS> &data)
 {
     const HeadLogits &a = k.a;
     int q = threadIdx.x % 4, col0 = tile * COLS;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int at = targets[h] - col0;
+        int at = data.target[h] - col0;
         if ((unsigned)at < COLS) { // rare
 #pragma unroll
             for (int i = 0; i < COLS / 4; i++) {
@@ -261,7 +288,7 @@ static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2
             if (MODE == HEAD_FP8)
                 part = exp_sum_fast(s, a.scale, a.form, &packed);
             else
-                part = exp_sum_exact(s, a.scale, a.form);
+                part = exp_sum_exact<MASKED>(s, a.scale, a.form, MASKED ? data.masked[h][b] >> 2 * q : 0);
             total += inside ? part : 0;
             if (MODE == HEAD_FP8 && there && inside)
                 *reinterpret_cast<uint4 *>(out + 32 * b) = packed;
@@ -273,16 +300,8 @@ static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2
     }
 }
 
-// Targets of the thread's two rows of a tile, loaded one tile ahead to hide the latency.
-static __device__ __forceinline__ void prefetch_targets(int (&targets)[2], const Work &k, int row)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        targets[h] = row + 8 * h < k.a.rows ? __ldg(k.a.targets + row + 8 * h) : -1;
-}
-
 // Tiles in the order of the rows, for one slab of w after the other; every second tile is this warpgroup's.
-template <HeadMode MODE, int COLS>
+template <HeadMode MODE, int COLS, bool MASKED>
 static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, const Work &k, int group,
                                                int rank)
 {
@@ -291,8 +310,8 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
     bool new_weight = true, begun = group > 0;
     constexpr bool ORDERED = rings<MODE>() == 1;
     StageRange ring = pipeline_of<MODE>(group, k.stages, 0);
-    int targets[2], next_targets[2];
-    prefetch_targets(next_targets, k, t * TILE_M + row0);
+    RowData<COLS> data, ahead;
+    prefetch<COLS, MASKED>(ahead, k, blockIdx.x, t * TILE_M + row0);
     if (ORDERED)
         ring.advance(group * k.slabs);
     for (int first = blockIdx.x - rank; first < k.col_tiles;) {
@@ -308,10 +327,10 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
             ring.advance(k.slabs); // the other warpgroup's stages
         if (last_of_weight && !last_weight && lane == 0)
             mbarrier_arrive_remote(m.w_empty(), rank); // otherwise nobody waits for it
-        targets[0] = next_targets[0];
-        targets[1] = next_targets[1];
-        prefetch_targets(next_targets, k, next * TILE_M + row0);
-        epilogue_tile<MODE, COLS>(sum, k, first + rank, t * TILE_M + row0, targets);
+        data = ahead;
+        prefetch<COLS, MASKED>(ahead, k, first + rank + (last_of_weight ? (int)gridDim.x : 0),
+                               next * TILE_M + row0);
+        epilogue_tile<MODE, COLS, MASKED>(sum, k, first + rank, t * TILE_M + row0, data);
         if (last_of_weight) {
             first += gridDim.x;
             weight_parity ^= 1;
@@ -323,7 +342,7 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
 
 #endif
 
-template <HeadMode MODE, int COLS>
+template <HeadMode MODE, int COLS, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 1)
     head_logits_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                        const Work k)
@@ -347,7 +366,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     cluster_sync_relaxed();
     if (group < 2) {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<MODE, COLS>(m, k, group, rank);
+        consume<MODE, COLS, MASKED>(m, k, group, rank);
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         int warp = (threadIdx.x - 2 * WARPGROUP) / WARP;
@@ -368,9 +387,10 @@ void sm90_head_open(void)
     if (!device_has_wgmma())
         return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192>, most, MAX_SHARED));
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 96>, most, MAX_SHARED));
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_BF16, 96>, most, MAX_SHARED));
+    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192, false>, most, MAX_SHARED));
+    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 96, false>, most, MAX_SHARED));
+    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_BF16, 96, false>, most, MAX_SHARED));
+    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_BF16, 96, true>, most, MAX_SHARED));
 }
 
 static int row_bytes(HeadMode mode, int d) { return mode == HEAD_FP8 ? d : 2 * d; }
@@ -394,14 +414,14 @@ static CUtensorMap bytes_map(const void *base, int rows, int bytes, int box_rows
     return tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, base, 1, rows, bytes, bytes, box_rows);
 }
 
-template <HeadMode MODE, int COLS>
+template <HeadMode MODE, int COLS, bool MASKED = false>
 static void launch(Stream s, const CUtensorMap &map_x, const CUtensorMap &map_w, const Work &k)
 {
     size_t shared = (size_t)(k.slabs * COLS * TILE_K_BYTES + k.stages * STAGE_BYTES + BARRIER_BYTES);
     int64_t clusters = min_i64(ceil_div(k.col_tiles, CLUSTER), device_state.sms / CLUSTER);
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = cluster_launch(attributes, s, {CLUSTER, THREADS, shared}, clusters, false);
-    CUDA_CHECK(cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS>, map_x, map_w, k));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS, MASKED>, map_x, map_w, k));
 }
 
 void sm90_head_logits(Stream s, const HeadLogits *a)
@@ -412,7 +432,9 @@ void sm90_head_logits(Stream s, const HeadLogits *a)
     Work k = {*a, row_tiles, (int)ceil_div(a->Vp, cols), slabs, (int)min_i64(MAX_STAGES, room) / 2 * 2};
     CUtensorMap map_x = bytes_map(a->x, a->rows, bytes, MULTICAST_ROWS),
                 map_w = bytes_map(a->w, a->Vp, bytes, cols);
-    if (a->mode == HEAD_BF16)
+    if (a->mode == HEAD_BF16 && a->mask.impossible)
+        launch<HEAD_BF16, 96, true>(s, map_x, map_w, k);
+    else if (a->mode == HEAD_BF16)
         launch<HEAD_BF16, 96>(s, map_x, map_w, k);
     else if (cols == 192)
         launch<HEAD_FP8, 192>(s, map_x, map_w, k);

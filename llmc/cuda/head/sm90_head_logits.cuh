@@ -19,5 +19,6 @@ typedef struct {
     const int32_t *targets; // (rows); negative: none, and no target logit
     float scale;            // logit = scale * sum of products
     int rows, d, Vp, sums_pitch;
+    RowMask mask; // HEAD_BF16
 } HeadLogits;
 void sm90_head_logits(Stream s, const HeadLogits *a);
