@@ -679,7 +679,7 @@ int main(int argc, char **argv)
         return 0;
     }
     bool training = config_trains(&run.config, argc, argv);
-    if (!config_backend_check(&run.config, training, &e))
+    if (!config_backend_check(&run.config, &e))
         fatal(EXIT_USAGE, "%s", e.text);
     join_ranks(&run, training);
     catch_signals(training);

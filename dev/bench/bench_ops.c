@@ -167,6 +167,37 @@ OP(fp8_down)
     matmul_fp8(&on_stream, S.t[3], &p, S.t[3]);
 }
 
+// Both directions.
+OP(quantize_both)
+{
+    Codes h = {S.h8, S.h8t, scales + SCALE_H, small + 16};
+    quantize_codes(stream, &h, S.t[3], N, D);
+}
+OP(fp8_up_codes)
+{
+    Fp8Product p = fp8_up();
+    Codes y = {S.post8, S.post8t, scales + SCALE_POST, small + 16};
+    matmul_fp8_relu2_codes(&on_stream, &y, &p);
+}
+OP(fp8_relu2_backward)
+{
+    Fp8Product p = fp8_up();
+    Codes dpre = {S.dpre8, S.dpre8t, scales + SCALE_POST, small + 16};
+    matmul_fp8_relu2_backward(&on_stream, &dpre, &p, S.post8, scales + SCALE_POST);
+}
+OP(fp8_dh)
+{
+    Fp8Product p = {S.dpre8, S.mlp_w8, scales + SCALE_POST, scales + SCALE_W, N, F, D, NULL};
+    matmul_fp8(&on_stream, S.t[3], &p, NULL);
+}
+OP(fp8_dw_mlps)
+{
+    const float *h = scales + SCALE_H, *post = scales + SCALE_POST;
+    Fp8WeightGrad g[] = {{S.dw, S.h8t, S.post8t, h, post, D, F, false},
+                         {S.dw + D * F, S.h8t, S.dpre8t, h, post, D, F, false}};
+    matmul_fp8_weight_grads(&on_stream, g, 2, N);
+}
+
 OP(head_quantize) { head_quantize(stream, &head_plain, S.w8, S.table, VP, D); }
 static void head(HeadMode mode, const HeadSpec *spec, int num_targets, bool prefix)
 {
@@ -247,6 +278,7 @@ static void bench_memory_bound(void)
     report("quantize_e4m3, a weight", op_quantize_down, 3.0 * D * F, 0);
     report("amax_relu2_bound, a weight", op_relu2_bound, 2.0 * D * F, 0);
     report("amax_accumulate, a weight", op_amax, 2.0 * D * F, 0);
+    report("quantize_codes, input of the MLP, both ways", op_quantize_both, 2 * t, 0);
     report("head_quantize", op_head_quantize, table * 4, 0);
     report("adam_update, one table", op_adam, table * 20, 0);
     report("normuon_momentum, 22 MLP matrices", op_momentum, rows * 16, 0);
@@ -266,6 +298,10 @@ static void bench_products(void)
     report("fc forward in FP8, relu^2, codes", op_fp8_up, 0, mlp);
     report("fc forward in FP8, relu^2, codes, amax", op_fp8_up_amax, 0, mlp);
     report("proj forward in FP8, residual", op_fp8_down, 0, mlp);
+    report("fc forward in FP8, relu^2, codes both ways", op_fp8_up_codes, 0, mlp);
+    report("proj backward in FP8, relu^2, codes both ways", op_fp8_relu2_backward, 0, mlp);
+    report("fc backward in FP8", op_fp8_dh, 0, mlp);
+    report("fc and proj weights in FP8", op_fp8_dw_mlps, 0, 2 * mlp);
     report("proj backward, relu^2", op_relu2_backward, 0, mlp);
     report("fc backward", op_dh_mlp, 0, mlp);
     report("O backward", op_dyg, 0, square_ops);
@@ -328,7 +364,8 @@ int main(int argc, char **argv)
                      .mlp_dim = F,
                      .vocab_padded = VP,
                      .fp8_head = true,
-                     .fp8_mlp = true};
+                     .fp8_mlp = true,
+                     .fp8_backward = true};
     for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
         if (!strcmp(*filters, "--portable"))
             sizes.portable = true;

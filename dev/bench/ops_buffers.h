@@ -23,7 +23,8 @@ static struct {
     float *rstd, *head_rstd, *dtable, *weight, *momentum, *u, *second, *dw;
     int32_t *tokens, *order, *row_token, *row_start, *num_rows;
     void *w8;
-    uint8_t *h8, *post8, *mlp_w8; // codes of (N, D), (N, F), (D, F)
+    uint8_t *h8, *post8, *mlp_w8;           // codes of (N, D), (N, F), (D, F)
+    uint8_t *h8t, *post8t, *dpre8, *dpre8t; // the first two transposed; of (N, F), and transposed
 } set[SETS];
 enum { SCALE_H, SCALE_W, SCALE_POST, SCALES }; // of the MLP in FP8: input, weights, relu^2
 static float *small;                           // scalars
@@ -73,7 +74,17 @@ static void fill_fp8(int s)
     set[s].post8 = device_alloc((size_t)N * F, "bench");
     quantize_e4m3(stream, set[s].h8, set[s].t[3], scales + SCALE_H, N, D, QUANTIZE_INVERSE, false);
     quantize_e4m3(stream, set[s].mlp_w8, set[s].w, scales + SCALE_W, D, F, QUANTIZE_INVERSE, true);
+    set[s].h8t = device_alloc((size_t)N * D, "bench");
+    set[s].post8t = device_alloc((size_t)N * F, "bench");
+    set[s].dpre8 = device_alloc((size_t)N * F, "bench");
+    set[s].dpre8t = device_alloc((size_t)N * F, "bench");
     Fp8Product up = {set[s].h8, set[s].mlp_w8, scales + SCALE_H, scales + SCALE_W, N, D, F, NULL};
+    Codes h = {set[s].h8, set[s].h8t, scales + SCALE_H, NULL},
+          post = {set[s].post8, set[s].post8t, scales + SCALE_POST, NULL},
+          dpre = {set[s].dpre8, set[s].dpre8t, scales + SCALE_POST, NULL};
+    quantize_codes(stream, &h, set[s].t[3], N, D);
+    matmul_fp8_relu2_codes(&on_stream, &post, &up);
+    matmul_fp8_relu2_backward(&on_stream, &dpre, &up, set[s].post8, scales + SCALE_POST);
     matmul_fp8_relu2(&on_stream, set[s].wide[0], set[s].post8, NULL, &up, scales + SCALE_POST);
     stream_synchronize(stream);
 }

@@ -34,7 +34,9 @@
     X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_backward) \
     X(heads_forward) X(heads_backward) X(heads_output_forward) X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
-    X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode)
+    X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
+    X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
+    X(matmul_fp8_relu2_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
 #include "dev/test/ops_library.h"
@@ -321,6 +323,7 @@ static void check_case(Case *c, Sizes z, int variant)
 #include "dev/test/ops_gpu_full.h"
 #include "dev/test/ops_gpu_copies.h"
 #include "dev/test/ops_gpu_fp8.h"
+#include "dev/test/ops_gpu_fp8_both.h" // takes products from there
 #include "dev/test/ops_gpu_streams.h"
 
 // ---- main -------------------------------------------------------------------------------------------------
@@ -371,6 +374,8 @@ static OpSizes sizes_for(Sizes z)
                      .vocab_padded = z.Vp,
                      .fp8_head = true,
                      .fp8_mlp = true,
+                     .fp8_qkv = true,
+                     .fp8_backward = true,
                      .portable = portable};
 }
 
@@ -408,6 +413,8 @@ int main(int argc, char **argv)
     with_backends(&full, true, check_full_size, NULL);
     if (tap_wanted("matmul_fp8"))
         with_backends(&full, false, check_fp8_mlps, NULL);
+    if (tap_wanted("matmul_fp8_both"))
+        with_backends(&full, true, check_fp8_both, NULL);
     if (tap_wanted("truncate"))
         with_backends(&full, false, check_truncated, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};

@@ -51,12 +51,6 @@ void backend_open(int index)
              backend.threads_line, backend.blas_line);
 }
 
-bool backend_lacks(Feature f)
-{
-    (void)f;
-    return false;
-}
-
 bool backend_takes_heads(int qk, int e) { return qk <= e; }
 
 void backend_reserve(const OpSizes *sizes)

@@ -18,7 +18,8 @@ typedef struct {
     int eval_tokens; // largest N of a forward-only sequence
     int dim, heads, mlp_dim, vocab_padded;
     int max_documents; // most documents in one packed sequence, 0: no limit known
-    bool fp8_head, fp8_mlp;
+    bool fp8_head, fp8_mlp, fp8_qkv;
+    bool fp8_backward;  // of the MLP, too
     bool deterministic; // attention backward with a fixed order of sums
     bool portable;      // only kernels that every supported GPU runs
     AttentionKernels attention;
@@ -27,12 +28,6 @@ typedef struct {
         wait_limit; // seconds; the program ends when the host has waited longer for the device. 0: no limit
 } OpSizes;
 
-// What a backend may have no kernel for; the CPU has all. A run that needs it is refused before it begins.
-typedef enum {
-    FEATURE_FP8_BOTH, // products in FP8 in both directions (fp8.h)
-    FEATURE_MASK      // evaluation that leaves tokens out (head.h)
-} Feature;
-bool backend_lacks(Feature f);
 // Whether sdpa takes heads of q and k of width qk beside those of v of width e. The CPU: qk up to e.
 bool backend_takes_heads(int qk, int e);
 

@@ -125,8 +125,8 @@ bool config_apply_record(Config *c, const struct Record *r, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);
 
-// Whether the backend has kernels for what the run needs. training: something is trained here
-bool config_backend_check(const Config *c, bool training, Error *e);
+// Whether the backend has kernels for what the run needs.
+bool config_backend_check(const Config *c, Error *e);
 
 // ---- what follows from them -------------------------------------------------------------------------------
 

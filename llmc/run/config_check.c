@@ -166,7 +166,7 @@ bool config_check(const Config *c, Error *e)
     return true;
 }
 
-bool config_backend_check(const Config *c, bool training, Error *e)
+bool config_backend_check(const Config *c, Error *e)
 {
     int qk = record_key_width(c), v = c->model_dim / c->num_heads;
     if (qk != v && !backend_takes_heads(qk, v))
@@ -174,13 +174,6 @@ bool config_backend_check(const Config *c, bool training, Error *e)
                          "--network %s: heads of q and k are %d wide and those of v %d: this program has no "
                          "kernels for these widths; use train_gpt_cpu",
                          c->network, qk, v);
-    if ((training || c->eval_only) && c->val_mask && backend_lacks(FEATURE_MASK))
-        return error_set(
-            e, "--val-mask: this program has no kernel for it; use --val-mask none, or train_gpt_cpu");
-    bool both = c->mlp == MLP_FP8_BACKWARD || c->qkv == QKV_FP8;
-    if (training && both && backend_lacks(FEATURE_FP8_BOTH))
-        return error_set(e, "--mlp fp8-backward and --qkv fp8: this program has no kernels for them; use "
-                            "--mlp bf16 --qkv bf16, or train_gpt_cpu");
     return true;
 }
 

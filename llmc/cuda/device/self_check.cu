@@ -251,6 +251,50 @@ static void check_fp8_gemm(Stream s)
     require(codes, "codes of relu^2", 0);
 }
 
+// Codes of relu^2 and of the gradient before it, both ways round, beside those that the kernels checked above
+// give for the same products: the sums have the same order, and the same bits. Scales are 1.
+static void check_fp8_codes(Stream s)
+{
+    enum { DEPTH = 256, COLS = 2 * TILE_N };
+    int rows = CLUSTER * TILE_M * (sm90_tile_clusters() / 2 + 2),
+        checked[ROWS_CHECKED] = {0, TILE_M + 1, rows / 2 + 77, rows - 1};
+    int64_t n = (int64_t)rows * COLS;
+    Arena m(s);
+    ProductContext context = {s, NULL};
+    float unit = 1, *scale = m.take<float>(1);
+    CUDA_CHECK(cudaMemcpyAsync(scale, &unit, sizeof unit, cudaMemcpyHostToDevice, s));
+    uint8_t *x8 = m.take<uint8_t>((int64_t)rows * DEPTH), *w8 = m.take<uint8_t>(COLS * DEPTH),
+            *y8 = m.take<uint8_t>(n);
+    floatX *y = m.take<floatX>(n), *sums = m.take<floatX>(n);
+    quantize_e4m3(s, x8, m.filled((int64_t)rows * DEPTH, 14), scale, rows, DEPTH, QUANTIZE_INVERSE, false);
+    quantize_e4m3(s, w8, m.filled(COLS * DEPTH, 15), scale, COLS, DEPTH, QUANTIZE_INVERSE, false);
+    Fp8Product p = {x8, w8, scale, scale, rows, DEPTH, COLS, NULL};
+    Codes codes = {m.take<uint8_t>(n), m.take<uint8_t>(n), scale, NULL},
+          gradient = {m.take<uint8_t>(n), m.take<uint8_t>(n), scale, NULL};
+    if (!sm90_fp8_relu2(&context, y, y8, NULL, &p, scale) || !sm90_fp8_gemm(&context, sums, &p, NULL) ||
+        !sm90_fp8_codes(&context, &codes, &p, NULL, NULL) ||
+        !sm90_fp8_codes(&context, &gradient, &p, y8, scale))
+        return;
+    Distance d;
+    std::vector<uint8_t> turned = m.read(codes.transposed, n),
+                         turned_gradient = m.read(gradient.transposed, n);
+    for (int row : checked) {
+        int64_t first = (int64_t)row * COLS;
+        std::vector<floatX> sum = m.read(sums + first, COLS);
+        std::vector<uint8_t> want = m.read(y8 + first, COLS), got = m.read(codes.codes + first, COLS),
+                             got_gradient = m.read(gradient.codes + first, COLS);
+        for (size_t j = 0; j < COLS; j++) {
+            double squared = code_value(want[j]),
+                   g = rounded_to_bf16(at(sum, (int64_t)j) * 2 * rounded_to_bf16(sqrt(squared)));
+            d.add(code_value(got[j]), squared);
+            d.add(code_value(turned[j * (size_t)rows + (size_t)row]), squared);
+            d.add(code_value(got_gradient[j]), e4m3((float)g));
+            d.add(code_value(turned_gradient[j * (size_t)rows + (size_t)row]), e4m3((float)g));
+        }
+    }
+    require(d, "codes of relu^2 and its gradient", 0);
+}
+
 static void check_weight_grad(Stream s)
 {
     enum { N = 320, M = 6 * CLUSTER * TILE_M, COLS = 4 * TILE_N };
@@ -461,6 +505,7 @@ static void check_all(void)
         for (const GemmCase &g : gemms)
             check_gemm(s, g);
         check_fp8_gemm(s);
+        check_fp8_codes(s);
         check_weight_grad(s);
         check_qkv(s);
         check_head(s, HEAD_BF16);

@@ -1,192 +1,22 @@
-// The MLP in FP8: scales, quantisation, and its products where sm90_fp8_gemm.cu does not run.
+// Products of FP8 codes where sm90_fp8_gemm.cu and sm90_fp8_codes.cu do not run; scales and codes:
+// fp8_codes.cu.
 //
 // There cuBLASLt multiplies a slab of rows into fp32 scratch and an elementwise kernel makes the results from
-// it: on the FP8 units where the GPU has them, else, and for rows that they do not take, from the values of
-// the codes, which bf16 holds exactly.
+// it: on the FP8 units where the GPU has them, else, and for extents that they do not take, from the values
+// of the codes, which bf16 holds exactly. Gradients of weights are added to dw, in slabs of tokens where
+// values are needed.
 #include "llmc/cuda/device/device.h"
+#include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
-#include "llmc/cuda/head/fp8_transpose.cuh"
 
 enum { THREADS = 256, SLAB_ROWS = 4096, LEAST_SLAB_ROWS = 128 };
 
-// ---- scales ----------------------------------------------------------------------------------------------
-
-__global__ __launch_bounds__(THREADS) void amax_kernel(float *amax, const uint4 *x, int64_t vectors)
-{
-    uint32_t most = 0;
-    int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
-    for (; v < vectors; v += step)
-        most = max(most, amax_of(x[v]));
-    amax_bits(amax, most);
-}
-
-void amax_accumulate(Stream s, float *amax, const floatX *x, int64_t n)
-{
-    OP_SCOPE(amax_accumulate, n);
-    int64_t vectors = n / 8;
-    assert(n % 8 == 0);
-    unsigned blocks = (unsigned)min_i64(ceil_div(vectors, 4 * THREADS), 8 * device_state.sms);
-    if (n <= 0)
-        return;
-    amax_kernel<<<blocks, THREADS, 0, s>>>(amax, (const uint4 *)x, vectors);
-    CHECK_LAUNCH();
-}
-
-// A block sums the squares of 64 columns, two a lane; its warps share the rows and are added in their order.
-enum { BOUND_COLS = 2 * WARP, BOUND_WARPS = THREADS / WARP };
-__global__ __launch_bounds__(THREADS) void relu2_bound_kernel(float *amax, const floatX *w, int in, int out)
-{
-    __shared__ float2 sums[BOUND_WARPS][WARP];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, col = blockIdx.x * BOUND_COLS + 2 * lane;
-    float2 sum = {0, 0};
-#pragma unroll 8
-    for (int i = warp; i < in; i += BOUND_WARPS) {
-        uint32_t u = col < out ? *reinterpret_cast<const uint32_t *>(w + (int64_t)i * out + col) : 0;
-        float lo = __uint_as_float(u << 16), hi = __uint_as_float(u & 0xffff0000u);
-        sum.x += lo * lo;
-        sum.y += hi * hi;
-    }
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0)
-        return;
-    for (int i = 1; i < BOUND_WARPS; i++) {
-        sum.x += sums[i][lane].x;
-        sum.y += sums[i][lane].y;
-    }
-    amax_bits(amax, max(__float_as_uint(in * sum.x), __float_as_uint(in * sum.y)));
-}
-
-void amax_relu2_bound(Stream s, float *amax, const floatX *w, int in, int out)
-{
-    OP_SCOPE(amax_relu2_bound, in, out);
-    relu2_bound_kernel<<<(unsigned)ceil_div(out, BOUND_COLS), THREADS, 0, s>>>(amax, w, in, out);
-    CHECK_LAUNCH();
-}
-
-static __device__ __forceinline__ float at_least(float amax, float least) // NaN stays
-{
-    return amax < least ? least : amax;
-}
-
-static __device__ __forceinline__ float to_bf16(float x) { return __bfloat162float(__float2bfloat16(x)); }
-static __device__ __forceinline__ float largest_weight(float amax) { return at_least(amax, to_bf16(1e-12f)); }
-
-__global__ void scale_kernel(float *scale, float *amax, float factor)
-{
-    *scale = at_least(*amax, 1e-12f) * factor;
-    *amax = 0;
-}
-
-// next NULL: always exact
-__global__ void weight_scale_kernel(float *scale, float *next, float *amax, float factor, const float *exact)
-{
-    float largest = largest_weight(*amax);
-    *scale = next && *exact == 0 ? *next : to_bf16(__fdiv_rn(largest, E4M3_LARGEST));
-    if (next)
-        *next = largest * factor;
-    *amax = 0;
-}
-
-void scale_from_amax(Stream s, float *scale, float *amax, float factor)
-{
-    OP_SCOPE(scale_from_amax);
-    scale_kernel<<<1, 1, 0, s>>>(scale, amax, factor);
-    CHECK_LAUNCH();
-}
-
-void scale_exact(Stream s, float *scale, float *amax)
-{
-    OP_SCOPE(scale_exact);
-    weight_scale_kernel<<<1, 1, 0, s>>>(scale, NULL, amax, 0, NULL);
-    CHECK_LAUNCH();
-}
-
-void scale_delayed(Stream s, float *scale, float *next, float *amax, float factor, const float *exact)
-{
-    OP_SCOPE(scale_delayed);
-    weight_scale_kernel<<<1, 1, 0, s>>>(scale, next, amax, factor, exact);
-    CHECK_LAUNCH();
-}
-
-// ---- quantisation ----------------------------------------------------------------------------------------
-
-namespace
-{
-
-// Sixteen columns of x, as fp8_transpose.cuh wants its source.
-struct Scaled {
-    struct Raw {
-        uint4 a, b;
-    };
-    const floatX *x;
-    const float *scale; // (1) device
-    int cols;
-    QuantizeRule rule;
-    __device__ __forceinline__ Raw load(int row, int col) const
-    {
-        const uint4 *at = reinterpret_cast<const uint4 *>(x + (int64_t)row * cols + col);
-        return {at[0], at[1]};
-    }
-    __device__ __forceinline__ void in_units(float (&f)[8]) const
-    {
-        float unit = *scale, factor = rule == QUANTIZE_AMAX ? __fdiv_rn(E4M3_LARGEST, at_least(unit, 1e-12f))
-                                                            : __frcp_rn(unit);
-        bool divide = rule == QUANTIZE_QUOTIENT || rule == QUANTIZE_QUOTIENT_BF16;
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            f[k] = divide ? __fdiv_rn(f[k], unit) : f[k] * factor;
-            f[k] = rule == QUANTIZE_QUOTIENT_BF16 ? to_bf16(f[k]) : f[k];
-        }
-    }
-    __device__ __forceinline__ uint4 codes(const Raw &raw, int, int) const
-    {
-        float f[8], g[8];
-        unpack8(raw.a, f);
-        unpack8(raw.b, g);
-        in_units(f);
-        in_units(g);
-        return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3),
-                          encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
-                          encode4(g[0], g[1], g[2], g[3], __NV_E4M3),
-                          encode4(g[4], g[5], g[6], g[7], __NV_E4M3));
-    }
-};
-
-} // namespace
-
-// Sixteen elements a thread; x as one row.
-__global__ __launch_bounds__(THREADS) void quantize_kernel(uint4 *codes, const Scaled source, int64_t vectors)
-{
-    int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (v >= vectors)
-        return;
-    const uint4 *x = reinterpret_cast<const uint4 *>(source.x);
-    codes[v] = source.codes({x[2 * v], x[2 * v + 1]}, 0, 0);
-}
-
-void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale, int rows, int cols,
-                   QuantizeRule rule, bool transpose)
-{
-    OP_SCOPE(quantize_e4m3, rows, cols);
-    Scaled source = {x, scale, cols, rule};
-    int64_t vectors = (int64_t)rows * cols / 16;
-    assert(cols % 16 == 0 && (!transpose || rows % 16 == 0));
-    if (rows <= 0)
-        return;
-    if (transpose) {
-        TransposeOut t = {NULL, codes, rows, rows, rows, cols, false};
-        transpose_tiles(s, &t, source);
-        return;
-    }
-    quantize_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>((uint4 *)codes, source, vectors);
-    CHECK_LAUNCH();
-}
-
 // ---- products in slabs -----------------------------------------------------------------------------------
 
+enum { ALPHA_FLOATS = 64 }; // one, and the alignment of what follows
 typedef struct {
+    float *alpha;                 // of weight gradients
     float *sums;                  // (rows, out)
     floatX *x, *w;                // values of the codes: (rows, in), (out, in)
     int64_t elements, w_elements; // of sums and of x; of w
@@ -196,10 +26,12 @@ typedef struct {
 static Slab lay_out(void *base)
 {
     const OpSizes *z = &device_state.sizes;
-    // On Hopper only what sm90_fp8_gemm refuses uses slabs, none of the model's products.
+    // On Hopper only what the kernels for it refuse uses slabs, none of a record's products.
     int64_t rows = device_has_wgmma() ? LEAST_SLAB_ROWS : SLAB_ROWS;
-    Slab slab = {.elements = rows * max_i64(z->mlp_dim, z->dim), .w_elements = (int64_t)z->dim * z->mlp_dim};
-    slab.sums = (float *)base;
+    int64_t most = max_i64(z->mlp_dim, 3 * (int64_t)z->dim); // q, k and v: at most three times the width
+    Slab slab = {.elements = rows * most, .w_elements = z->dim * most};
+    slab.alpha = (float *)base;
+    slab.sums = slab.alpha + ALPHA_FLOATS;
     slab.x = (floatX *)(slab.sums + slab.elements);
     slab.w = slab.x + slab.elements;
     return slab;
@@ -207,8 +39,20 @@ static Slab lay_out(void *base)
 
 static size_t slab_bytes(const Slab *slab)
 {
-    return (size_t)slab->elements * (sizeof(float) + sizeof(floatX)) +
-           (size_t)slab->w_elements * sizeof(floatX);
+    return (ALPHA_FLOATS + (size_t)slab->elements) * sizeof(float) +
+           (size_t)(slab->elements + slab->w_elements) * sizeof(floatX);
+}
+
+static Slab slab_of(Stream s)
+{
+    Slab slab = lay_out(NULL);
+    return lay_out(scratch_of(s, SCRATCH_FP8_SLAB, slab_bytes(&slab)));
+}
+
+// Whether the FP8 units take a product of these extents.
+static bool takes_units(int m, int n, int k)
+{
+    return m % FP8_ALIGN == 0 && n % FP8_ALIGN == 0 && k % FP8_ALIGN == 0;
 }
 
 static GemmShape units_shape(int rows, int in, int out)
@@ -219,14 +63,32 @@ static GemmShape units_shape(int rows, int in, int out)
     return g;
 }
 
+// dw of m x n weights over N tokens, both operands with the tokens last
+static GemmShape units_weight_shape(int m, int n, int N, bool fresh)
+{
+    GemmShape g = units_shape(m, N, n);
+    g.accumulate = !fresh;
+    g.fast_fp8 = false; // as many sums as tokens
+    g.device_scales = true;
+    return g;
+}
+
 void mlp_fp8_reserve(const OpSizes *z)
 {
     sm90_fp8_gemm_reserve(); // for the self-check, too
-    if (!z->fp8_mlp)
+    sm90_fp8_codes_reserve();
+    if (!z->fp8_mlp && !z->fp8_qkv)
         return;
     Slab slab = lay_out(NULL);
     scratch_plan(SCRATCH_FP8_SLAB, slab_bytes(&slab));
-    if (z->tokens <= 0 || device_has_wgmma())
+    if (z->tokens <= 0 || !z->fp8_mlp)
+        return;
+    for (int fresh = 0; z->fp8_backward && fresh < 2; fresh++) {
+        GemmShape g = units_weight_shape(z->dim, z->mlp_dim, z->tokens, fresh);
+        if (device_has_fp8() && takes_units(z->dim, z->mlp_dim, z->tokens))
+            gemm_tune(&g);
+    }
+    if (device_has_wgmma())
         return;
     int most = (int)min_i64(z->tokens, SLAB_ROWS), d = z->dim, F = z->mlp_dim;
     GemmShape units[] = {units_shape(most, d, F), units_shape(most, F, d)},
@@ -238,11 +100,18 @@ void mlp_fp8_reserve(const OpSizes *z)
 
 const char *mlp_description(void)
 {
-    if (!device_state.sizes.fp8_mlp)
+    static char text[128];
+    const OpSizes *z = &device_state.sizes;
+    if (!z->fp8_mlp && !z->fp8_qkv)
         return "MLP in bf16";
-    if (device_has_wgmma())
-        return "FP8 MLP, own product";
-    return device_has_fp8() ? "FP8 MLP by cuBLASLt" : "FP8 MLP emulated in bf16 (no FP8 units on this path)";
+    snprintf(text, sizeof text, "FP8 %s%s",
+             !z->fp8_qkv  ? "MLP"
+             : z->fp8_mlp ? "MLP and QKV"
+                          : "QKV",
+             device_has_wgmma() ? ", own product"
+             : device_has_fp8() ? " by cuBLASLt"
+                                : " emulated in bf16 (no FP8 units on this path)");
+    return text;
 }
 
 __global__ __launch_bounds__(THREADS) void decode_kernel(uint4 *values, const uint2 *codes, int64_t vectors)
@@ -254,7 +123,7 @@ __global__ __launch_bounds__(THREADS) void decode_kernel(uint4 *values, const ui
     float f[8];
 #pragma unroll
     for (int k = 0; k < 8; k++)
-        f[k] = __half2float(__half(__nv_cvt_fp8_to_halfraw((uint8_t)(w[k / 4] >> 8 * (k % 4)), __NV_E4M3)));
+        f[k] = e4m3_value(w[k / 4] >> 8 * (k % 4) & 0xff);
     values[v] = pack8(f);
 }
 
@@ -265,42 +134,78 @@ static void decode(Stream s, floatX *values, const uint8_t *codes, int64_t n)
     CHECK_LAUNCH();
 }
 
-// What becomes of a slab of sums (rows, out), eight elements a thread.
+// What becomes of a slab of sums (rows, out), eight elements a thread: the product; relu^2 of it, and its
+// codes; these alone; the codes of the gradient before relu^2 alone.
+typedef enum { SLAB_PRODUCT, SLAB_RELU2, SLAB_RELU2_CODES, SLAB_GRADIENT_CODES } SlabKind;
 typedef struct {
-    const float *sums, *scale_x, *scale_w, *scale_y;
-    floatX *out;            // y, or the product
-    const floatX *residual; // or NULL
-    uint8_t *codes;         // of y; NULL: no relu^2
-    float *amax;            // or NULL
+    SlabKind kind;
+    const float *sums, *scale_x, *scale_w, *alpha; // alpha may be NULL
+    floatX *out;                                   // of the first two
+    const floatX *residual;                        // of the product, or NULL
+    uint8_t *codes;                                // of all but the product
+    const float *scale;                            // of the codes
+    float *amax;                                   // or NULL
+    const uint8_t *y8;                             // of the last, with their scale
+    const float *scale_y;
 } SlabResult;
+
+static __device__ __forceinline__ void relu2(float (&f)[8], const float (&p)[8])
+{
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        f[k] = p[k] > 0 ? p[k] * p[k] : p[k] <= 0 ? 0 : p[k]; // NaN stays
+}
+
+static __device__ __forceinline__ void relu2_gradient(float (&f)[8], const float (&p)[8], uint2 y8,
+                                                      float scale_y)
+{
+    const uint32_t y[2] = {y8.x, y8.y};
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        f[k] = p[k] * (2 * to_bf16(__fsqrt_rn(e4m3_value(y[k / 4] >> 8 * (k % 4) & 0xff) * scale_y)));
+}
+
+// Eight results, as they are stored.
+static __device__ __forceinline__ void slab_results(float (&f)[8], const SlabResult &r, int64_t v)
+{
+    float scale = product_scale(r.scale_x, r.scale_w, r.alpha), p[8], residual[8] = {0};
+    float4 a = reinterpret_cast<const float4 *>(r.sums)[2 * v],
+           b = reinterpret_cast<const float4 *>(r.sums)[2 * v + 1];
+    const float sums[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        p[k] = r.kind == SLAB_PRODUCT ? sums[k] * scale : to_bf16(sums[k] * scale);
+    if (r.kind == SLAB_GRADIENT_CODES)
+        relu2_gradient(f, p, reinterpret_cast<const uint2 *>(r.y8)[v], *r.scale_y);
+    else if (r.kind != SLAB_PRODUCT)
+        relu2(f, p);
+    else {
+        if (r.residual)
+            unpack8(reinterpret_cast<const uint4 *>(r.residual)[v], residual);
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            f[k] = p[k] + residual[k];
+    }
+    uint4 rounded = pack8(f);
+    if (r.kind <= SLAB_RELU2)
+        reinterpret_cast<uint4 *>(r.out)[v] = rounded;
+    unpack8(rounded, f);
+}
 
 __global__ __launch_bounds__(THREADS) void slab_kernel(const SlabResult r, int64_t vectors)
 {
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    float scale = *r.scale_x * *r.scale_w, f[8] = {0};
-    if (v < vectors) {
-        float4 a = reinterpret_cast<const float4 *>(r.sums)[2 * v],
-               b = reinterpret_cast<const float4 *>(r.sums)[2 * v + 1];
-        float p[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-        if (r.residual)
-            unpack8(reinterpret_cast<const uint4 *>(r.residual)[v], f);
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            p[k] = r.codes ? to_bf16(p[k] * scale) : p[k] * scale;
-            f[k] = !r.codes ? p[k] + f[k] : p[k] > 0 ? p[k] * p[k] : p[k] <= 0 ? 0 : p[k]; // NaN stays
-        }
-        uint4 rounded = pack8(f);
-        reinterpret_cast<uint4 *>(r.out)[v] = rounded;
-        unpack8(rounded, f);
-    }
-    if (!r.codes)
+    float f[8] = {0}, g[8];
+    if (v < vectors)
+        slab_results(f, r, v);
+    if (r.kind == SLAB_PRODUCT)
         return;
     uint32_t most = 0;
-    float inverse = __frcp_rn(*r.scale_y), g[8];
+    float scale = *r.scale, inverse = __frcp_rn(scale);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         most = max(most, __float_as_uint(f[k]) & 0x7fffffffu);
-        g[k] = f[k] * inverse;
+        g[k] = r.kind == SLAB_RELU2 ? f[k] * inverse : __fdiv_rn(f[k], scale);
     }
     if (v < vectors)
         reinterpret_cast<uint2 *>(r.codes)[v] = make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E4M3),
@@ -313,7 +218,7 @@ __global__ __launch_bounds__(THREADS) void slab_kernel(const SlabResult r, int64
 static void slab_sums(Stream s, const Slab *slab, const Fp8Product *p, int row, int rows, bool *decoded)
 {
     const uint8_t *x = p->x8 + (int64_t)row * p->in;
-    if (device_has_fp8() && rows % FP8_ALIGN == 0) {
+    if (device_has_fp8() && takes_units(rows, p->in, p->out)) {
         GemmShape g = units_shape(rows, p->in, p->out);
         gemm(s, &g, slab->sums, x, p->w8, NULL, 1);
         return;
@@ -329,12 +234,11 @@ static void slab_sums(Stream s, const Slab *slab, const Fp8Product *p, int row, 
 static void product_in_slabs(Stream s, const Fp8Product *p, const SlabResult *whole)
 {
     bool decoded = false;
-    Slab slab = lay_out(NULL);
+    Slab slab = slab_of(s);
     int64_t most = min_i64(slab.elements / max_i64(p->in, p->out), SLAB_ROWS) / FP8_ALIGN * FP8_ALIGN;
-    if (p->in % FP8_ALIGN || p->out % FP8_ALIGN || most < 1 || slab.w_elements < (int64_t)p->in * p->out)
+    if (p->in % 8 || p->out % 8 || most < 1 || slab.w_elements < (int64_t)p->in * p->out)
         fatal(EXIT_BAD_INPUT, "an FP8 product of %d x %d is beyond what backend_reserve was told", p->in,
               p->out);
-    slab = lay_out(scratch_of(s, SCRATCH_FP8_SLAB, slab_bytes(&slab)));
     for (int row = 0; row < p->N;) {
         int left = p->N - row, units = left / FP8_ALIGN * FP8_ALIGN;
         int rows = (int)min_i64(most, units ? units : left);
@@ -342,12 +246,84 @@ static void product_in_slabs(Stream s, const Fp8Product *p, const SlabResult *wh
         SlabResult r = *whole;
         slab_sums(s, &slab, p, row, rows, &decoded);
         r.sums = slab.sums;
-        r.out += at;
+        r.scale_x = p->scale_x;
+        r.scale_w = p->scale_w;
+        r.alpha = p->alpha;
+        r.out = r.out ? r.out + at : NULL;
         r.residual = r.residual ? r.residual + at : NULL;
         r.codes = r.codes ? r.codes + at : NULL;
+        r.y8 = r.y8 ? r.y8 + at : NULL;
         slab_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(r, vectors);
         CHECK_LAUNCH();
         row += rows;
+    }
+}
+
+// ---- gradients of weights --------------------------------------------------------------------------------
+
+// values (rows, cols) of columns of a matrix of codes (rows, pitch), eight a thread; zeros from column
+// `there` on.
+__global__ __launch_bounds__(THREADS) void decode_columns_kernel(uint4 *values, const uint8_t *codes,
+                                                                 int64_t pitch, int cols, int there,
+                                                                 int64_t vectors)
+{
+    int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = v / (cols / 8);
+    int col = (int)(v % (cols / 8)) * 8;
+    if (v >= vectors)
+        return;
+    float f[8];
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        f[k] = col + k < there ? e4m3_value(codes[row * pitch + col + k]) : 0;
+    values[v] = pack8(f);
+}
+
+static void decode_columns(Stream s, floatX *values, const uint8_t *codes, int rows, int64_t pitch, int cols,
+                           int there)
+{
+    int64_t vectors = (int64_t)rows * cols / 8;
+    decode_columns_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>((uint4 *)values, codes,
+                                                                                   pitch, cols, there,
+                                                                                   vectors);
+    CHECK_LAUNCH();
+}
+
+__global__ void alpha_kernel(float *alpha, const float *a, const float *b) { *alpha = *a * *b; }
+
+static void weight_grad_of_values(Stream s, const Fp8WeightGrad *g, int N)
+{
+    Slab slab = slab_of(s);
+    int m = g->m, n = g->n;
+    int64_t room = (int64_t)(slab_bytes(&slab) / sizeof(floatX)) - 2 * ALPHA_FLOATS;
+    int most = (int)min_i64(room / (m + n), round_up(N, FP8_ALIGN)) / FP8_ALIGN * FP8_ALIGN;
+    if (most < 1 || n % 8 || m % 8)
+        fatal(EXIT_BAD_INPUT, "weight gradients in FP8 of %d x %d are beyond what backend_reserve was told",
+              m, n);
+    floatX *a = (floatX *)slab.sums, *b = a + (int64_t)m * most;
+    alpha_kernel<<<1, 1, 0, s>>>(slab.alpha, g->scale_a, g->scale_b);
+    CHECK_LAUNCH();
+    for (int at = 0; at < N; at += most) {
+        int there = (int)min_i64(most, N - at), tokens = (int)round_up(there, FP8_ALIGN);
+        GemmShape shape = gemm_shape(m, n, tokens, false, true, CUDA_R_32F, at > 0 || !g->fresh);
+        shape.device_alpha = true;
+        decode_columns(s, a, g->a8 + at, m, N, tokens, there);
+        decode_columns(s, b, g->b8 + at, n, N, tokens, there);
+        gemm_scaled(s, &shape, g->dw, a, b, shape.accumulate ? g->dw : NULL, slab.alpha);
+    }
+}
+
+static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, int count, int N)
+{
+    OP_SCOPE(matmul_fp8_weight_grads, g, count, N);
+    for (int i = 0; i < count && N > 0; i++) {
+        if (device_has_fp8() && takes_units(g[i].m, g[i].n, N) && aligned(g[i].a8) && aligned(g[i].b8)) {
+            GemmShape shape = units_weight_shape(g[i].m, g[i].n, N, g[i].fresh);
+            gemm_codes(c->stream, &shape, g[i].dw, g[i].a8, g[i].b8, g[i].scale_a, g[i].scale_b);
+        } else {
+            weight_grad_of_values(c->stream, &g[i], N);
+        }
     }
 }
 
@@ -357,13 +333,7 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
                       const float *scale_y)
 {
     OP_SCOPE(matmul_fp8_relu2, p);
-    assert(!p->alpha);
-    SlabResult r = {.scale_x = p->scale_x,
-                    .scale_w = p->scale_w,
-                    .scale_y = scale_y,
-                    .out = y,
-                    .codes = y8,
-                    .amax = amax};
+    SlabResult r = {.kind = SLAB_RELU2, .out = y, .codes = y8, .scale = scale_y, .amax = amax};
     if (p->N > 0 && !sm90_fp8_relu2(c, y, y8, amax, p, scale_y))
         product_in_slabs(c->stream, p, &r);
 }
@@ -371,8 +341,39 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
 void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const floatX *residual)
 {
     OP_SCOPE(matmul_fp8, residual, p);
-    assert(!p->alpha);
-    SlabResult r = {.scale_x = p->scale_x, .scale_w = p->scale_w, .out = out, .residual = residual};
+    SlabResult r = {.kind = SLAB_PRODUCT, .out = out, .residual = residual};
     if (p->N > 0 && !sm90_fp8_gemm(c, out, p, residual))
         product_in_slabs(c->stream, p, &r);
+}
+
+// y8 NULL: relu^2; else the gradient before it.
+static void product_to_codes(const ProductContext *c, const Codes *to, const Fp8Product *p, const uint8_t *y8,
+                             const float *scale_y)
+{
+    SlabResult r = {.kind = y8 ? SLAB_GRADIENT_CODES : SLAB_RELU2_CODES,
+                    .codes = to->codes,
+                    .scale = to->scale,
+                    .amax = to->amax,
+                    .y8 = y8,
+                    .scale_y = scale_y};
+    if (p->N <= 0 || sm90_fp8_codes(c, to, p, y8, scale_y))
+        return;
+    if (p->out % FP8_ALIGN)
+        fatal(EXIT_BAD_INPUT, "codes of %d columns: they must be a multiple of %d", p->out, FP8_ALIGN);
+    product_in_slabs(c->stream, p, &r);
+    if (to->transposed)
+        fp8_transpose(c->stream, to->transposed, p->N, to->codes, p->N, p->out);
+}
+
+void matmul_fp8_relu2_codes(const ProductContext *c, const Codes *y, const Fp8Product *p)
+{
+    OP_SCOPE(matmul_fp8_relu2_codes, p);
+    product_to_codes(c, y, p, NULL, NULL);
+}
+
+void matmul_fp8_relu2_backward(const ProductContext *c, const Codes *dpre, const Fp8Product *p,
+                               const uint8_t *y8, const float *scale_y)
+{
+    OP_SCOPE(matmul_fp8_relu2_backward, p);
+    product_to_codes(c, dpre, p, y8, scale_y);
 }

@@ -31,9 +31,8 @@ static bool launch(const ProductContext *c, Fp8Kernel kernel, const int (&when)[
         if ((uintptr_t)operands[i] % 16)
             return false;
     int pairs = p->in / 2;
-    if (p->in % 16 || p->out % 16 ||
-        !sm90_tile_schedule(&work.tiles, &blocks, p->N, p->out, pairs, c->shared))
-        return false;
+    if (p->in % 16 || !sm90_tile_schedule(&work.tiles, &blocks, p->N, p->out, pairs, c->shared))
+        return false; // of p->out eights are enough, as for bf16
     for (int i = 0; i < EVENTS; i++)
         work.at[i] = work.tiles.steps * when[i] / 12;
     CUtensorMap map_x = tile_map_bf16(p->x8, 1, p->N, pairs, TILE_M),
@@ -49,14 +48,14 @@ bool sm90_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *amax
                     const float *scale_y)
 {
     static const int when[EVENTS] = {0, 2, 4, 6, 8, 10};
-    Fp8Work work = {p->scale_x, p->scale_w, scale_y, y8, amax, p->N, p->out};
+    Fp8Work work = {p->scale_x, p->scale_w, p->alpha, scale_y, y8, amax, p->N, p->out};
     return launch(c, relu2_kernel, when, y, NULL, p, &work);
 }
 
 bool sm90_fp8_gemm(const ProductContext *c, floatX *out, const Fp8Product *p, const floatX *residual)
 {
     static const int with_c[EVENTS] = {1, 2, 5, 6, 7, 10}, without[EVENTS] = {3, 3, 3, 8, 8, 8};
-    Fp8Work work = {.scale_x = p->scale_x, .scale_w = p->scale_w};
+    Fp8Work work = {.scale_x = p->scale_x, .scale_w = p->scale_w, .alpha = p->alpha};
     if (residual)
         return launch(c, residual_kernel, with_c, out, residual, p, &work);
     return launch(c, store_kernel, without, out, NULL, p, &work);

@@ -19,7 +19,7 @@
 // the two warpgroups.
 #pragma once
 #include "llmc/cuda/gemm/sm90_tile.cuh"
-#include "llmc/cuda/head/fp8.cuh"
+#include "llmc/cuda/gemm/fp8_codes.cuh"
 
 // K steps of a tile's mainloop after which the epilogue of the previous tile and the load of this tile's C
 // advance.
@@ -32,6 +32,7 @@ static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 // What products of e4m3 operands need beside the maps; all pointers device memory.
 struct Fp8Work {
     const float *scale_x, *scale_w; // (1) fp32
+    const float *alpha;             // (1) fp32, or NULL: 1
     // RELU2: the result y once more, as codes (rows, cols) = e4m3(y / scale_y), and the largest y.
     const float *scale_y; // (1) fp32
     uint8_t *codes;
@@ -151,7 +152,7 @@ static __device__ __forceinline__ Factors load_factors(const GemmWork &work)
 {
     Factors q = {1, 1, __float2bfloat162_rn(0)};
     if (is_fp8<T>)
-        q.scale = *work.fp8.scale_x * *work.fp8.scale_w;
+        q.scale = product_scale(work.fp8.scale_x, work.fp8.scale_w, work.fp8.alpha);
     else if (SCALED)
         q.scale = *work.alpha;
     if (has_codes<T, EPI>)

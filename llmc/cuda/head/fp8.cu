@@ -5,6 +5,7 @@ namespace
 {
 
 struct Bytes {
+    static constexpr bool HAS_AMAX = false;
     typedef uint4 Raw;
     const uint8_t *x;
     int cols;
@@ -16,6 +17,7 @@ struct Bytes {
 };
 
 struct Quantise {
+    static constexpr bool HAS_AMAX = false;
     struct Raw {
         uint4 a, b;
     };

@@ -33,7 +33,6 @@ typedef struct {
 void fp8_quantize(Stream s, const Fp8Quantize *q);
 // out = the values of e4m3(x / scale), in bf16, for the products without FP8 units.  n elements
 void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n);
-// transposed (cols, rows) = x^T of bytes, transposed_pitch bytes between its rows.  rows and cols multiples
-// of 16
+// transposed (cols, rows) = x^T of bytes, transposed_pitch bytes between its rows.  cols a multiple of 16
 void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, const uint8_t *x, int rows,
                    int cols);

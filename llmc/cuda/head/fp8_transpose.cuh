@@ -13,7 +13,7 @@ typedef struct {
     uint8_t *plain;      // (rows_padded, cols), or NULL
     uint8_t *transposed; // (cols, ...), transposed_pitch bytes between rows
     int64_t transposed_pitch;
-    int rows, rows_padded, cols; // rows beyond `rows` are zero; cols and rows_padded multiples of 16
+    int rows, rows_padded, cols; // rows beyond `rows` are zero; cols a multiple of 16
     bool product_order;          // plain has its rows in the order of product_row
 } TransposeOut;
 
@@ -35,8 +35,21 @@ static __device__ __forceinline__ void transpose4(uint32_t (&w)[4])
     w[3] = __byte_perm(c, d, 0x7632);
 }
 
-// Source: a struct with a type Raw, `Raw load(row, col)` of 16 columns, and `uint4 codes(Raw, row, col)`.
-template <class Source>
+// The first `count` bytes of u, one by one.
+static __device__ __forceinline__ void store_bytes(uint8_t *to, uint4 u, int count)
+{
+    const uint32_t w[4] = {u.x, u.y, u.z, u.w};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        if (i < count)
+            to[i] = (uint8_t)(w[i / 4] >> 8 * (i % 4));
+    }
+}
+
+// Source: a struct with a type Raw, `Raw load(row, col)` of 16 columns, `uint4 codes(Raw, row, col)`, and
+// HAS_AMAX: whether it has `float *amax`, too, and `uint32_t largest(Raw)`, bits of the largest magnitude.
+// VECTORS: rows_padded, transposed and its pitch are multiples of 16.
+template <class Source, bool VECTORS>
 __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const TransposeOut t,
                                                                           const Source source)
 {
@@ -48,6 +61,7 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
     int col = col0 + 16 * cg;
     typename Source::Raw raw[4];
     uint4 in[4];
+    uint32_t most = 0;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         int row = row0 + 4 * rg + r;
@@ -60,7 +74,11 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
         in[r] = row < t.rows && col < t.cols ? source.codes(raw[r], row, col) : make_uint4(0, 0, 0, 0);
         if (t.plain && row < t.rows_padded && col < t.cols)
             *reinterpret_cast<uint4 *>(t.plain + (int64_t)to * t.cols + col) = in[r];
+        if constexpr (Source::HAS_AMAX)
+            most = max(most, row < t.rows && col < t.cols ? source.largest(raw[r]) : 0);
     }
+    if constexpr (Source::HAS_AMAX)
+        amax_bits(source.amax, most);
     const uint32_t quads[4][4] = {{in[0].x, in[1].x, in[2].x, in[3].x},
                                   {in[0].y, in[1].y, in[2].y, in[3].y},
                                   {in[0].z, in[1].z, in[2].z, in[3].z},
@@ -78,8 +96,13 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
     for (int pass = 0; pass < 4; pass++) {
         int c = pass * 32 + threadIdx.x / 8, j = threadIdx.x % 8; // 8 threads write the 128 bytes of a column
         uint4 u = tile[(c * TRANSPOSE_WORDS + ((4 * j) ^ (c / 16 * 4))) / 4];
-        if (col0 + c < t.cols && row0 + 16 * j < t.rows_padded)
-            *reinterpret_cast<uint4 *>(t.transposed + (col0 + c) * t.transposed_pitch + row0 + 16 * j) = u;
+        uint8_t *to = t.transposed + (col0 + c) * t.transposed_pitch + row0 + 16 * j;
+        if (col0 + c >= t.cols || row0 + 16 * j >= t.rows_padded)
+            continue;
+        if constexpr (VECTORS)
+            *reinterpret_cast<uint4 *>(to) = u;
+        else
+            store_bytes(to, u, t.rows_padded - row0 - 16 * j);
     }
 }
 
@@ -87,6 +110,11 @@ template <class Source> static void transpose_tiles(Stream s, const TransposeOut
 {
     dim3 grid((unsigned)ceil_div(t->cols, TRANSPOSE_TILE),
               (unsigned)ceil_div(t->rows_padded, TRANSPOSE_TILE));
-    fp8_transpose_kernel<Source><<<grid, TRANSPOSE_THREADS, 0, s>>>(*t, source);
+    bool vectors =
+        t->rows_padded % 16 == 0 && t->transposed_pitch % 16 == 0 && (uintptr_t)t->transposed % 16 == 0;
+    if (vectors)
+        fp8_transpose_kernel<Source, true><<<grid, TRANSPOSE_THREADS, 0, s>>>(*t, source);
+    else
+        fp8_transpose_kernel<Source, false><<<grid, TRANSPOSE_THREADS, 0, s>>>(*t, source);
     CHECK_LAUNCH();
 }
