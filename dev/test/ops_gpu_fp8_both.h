@@ -361,29 +361,19 @@ typedef struct {
     const float *before; // host: what it is added to, or NULL
 } GradOfCodes;
 
-// One element: on the FP8 units sums of 128 products as tensor cores add them, and these in fp32; else all as
-// tensor cores add bf16.
+// One element, as tensor cores add bf16.
 static float plain_grad(const GradOfCodes *q, int row, int col, double *exact)
 {
-    float total = 0, part = 0;
-    bool units = device_has_fp8() && q->N % 16 == 0;
+    float total = 0;
     *exact = 0;
-    for (int at = 0; at < q->N; at += 32) {
-        double product[32] = {0};
-        for (int k = 0; k < 32 && at + k < q->N; k++) {
+    for (int at = 0; at < q->N; at += 16) {
+        double product[16] = {0};
+        for (int k = 0; k < 16 && at + k < q->N; k++) {
             product[k] = (double)e4m3_to_float(q->a8[(int64_t)row * q->N + at + k]) *
                          (double)e4m3_to_float(q->b8[(int64_t)col * q->N + at + k]);
             *exact += product[k];
         }
-        if (!units) {
-            total = add_cut(add_cut(total, product, 16, BF16_SUM_BITS), product + 16, 16, BF16_SUM_BITS);
-            continue;
-        }
-        part = add_cut(part, product, 32, FP8_SUM_BITS);
-        if (at % 128 == 96 || at + 32 >= q->N) {
-            total += part;
-            part = 0;
-        }
+        total = add_cut(total, product, 16, BF16_SUM_BITS);
     }
     return total;
 }

@@ -15,7 +15,6 @@ typedef struct {
     int accumulate;                       // beta
     int fast_fp8;                         // FP8 sums may stay in the tensor cores' own, narrower accumulator
     int device_alpha;                     // alpha is read from device memory: gemm_scaled
-    int device_scales;                    // operands have a scale each: gemm_codes
 } GemmShape;
 
 // Packed bf16 operands, one matrix.
@@ -26,10 +25,6 @@ void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, c
 // alpha: (1) fp32 in device memory; g->device_alpha is set
 void gemm_scaled(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c,
                  const float *alpha);
-// D = scale_a A scale_b B + beta D, A and B in FP8; scale_a, scale_b: (1) fp32 in device memory;
-// g->device_scales is set
-void gemm_codes(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const float *scale_a,
-                const float *scale_b);
 // Times the library's candidates on memory of its own and keeps the fastest of those that give the same bits
 // as its first choice: so the choice, which depends on the clock, never changes a result. A shape that was
 // not tuned runs with the first choice.

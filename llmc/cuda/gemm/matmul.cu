@@ -69,15 +69,6 @@ static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t rows, int64_t 
     return l;
 }
 
-// of the operands as we have them
-static void set_scales(const Plan *p, const float *scale_a, const float *scale_b)
-{
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale_b,
-                                                sizeof scale_b));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scale_a,
-                                                sizeof scale_a));
-}
-
 static void describe(Plan *p)
 {
     const GemmShape *g = &p->shape;
@@ -99,8 +90,6 @@ static void describe(Plan *p)
     p->b = layout(g->type_a, g->transpose_a ? g->m : g->k, g->transpose_a ? g->k : g->m, g->lda, g->batch,
                   g->stride_a);
     p->d = layout(g->type_d, g->n, g->m, g->ldd, g->batch, g->stride_d);
-    if (g->device_scales)
-        set_scales(p, lt.zero_one + 1, lt.zero_one + 1);
 }
 
 static void find_candidates(Plan *p)
@@ -172,18 +161,6 @@ void gemm_scaled(Stream s, const GemmShape *g, void *d, const void *a, const voi
     assert(g->device_alpha);
     const Plan *p = plan_for(g);
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
-}
-
-void gemm_codes(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const float *scale_a,
-                const float *scale_b)
-{
-    static const float one = 1;
-    if (g->m <= 0 || g->n <= 0)
-        return;
-    assert(g->device_scales && !g->device_alpha);
-    const Plan *p = plan_for(g);
-    set_scales(p, scale_a, scale_b);
-    CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, NULL, &one));
 }
 
 // ---- tuning ----------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 //
 // There cuBLASLt multiplies a slab of rows into fp32 scratch and an elementwise kernel makes the results from
 // it: on the FP8 units where the GPU has them, else, and for extents that they do not take, from the values
-// of the codes, which bf16 holds exactly. Gradients of weights are added to dw, in slabs of tokens where
-// values are needed.
+// of the codes, which bf16 holds exactly. Gradients of weights are products of such values, slabs of tokens
+// one after the other: with a scale of each operand in device memory the FP8 products of cuBLASLt were
+// refused (dev/notes/2026-11-23_fp8_both_ways.md).
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/gemm/gemm.cuh"
@@ -26,8 +27,8 @@ typedef struct {
 static Slab lay_out(void *base)
 {
     const OpSizes *z = &device_state.sizes;
-    // On Hopper only what the kernels for it refuse uses slabs, none of a record's products.
-    int64_t rows = device_has_wgmma() ? LEAST_SLAB_ROWS : SLAB_ROWS;
+    // On Hopper only gradients of weights, and what the kernels for it refuse: none of a record's products.
+    int64_t rows = device_has_wgmma() && !z->fp8_backward ? LEAST_SLAB_ROWS : SLAB_ROWS;
     int64_t most = max_i64(z->mlp_dim, 3 * (int64_t)z->dim); // q, k and v: at most three times the width
     Slab slab = {.elements = rows * most, .w_elements = z->dim * most};
     slab.alpha = (float *)base;
@@ -63,16 +64,6 @@ static GemmShape units_shape(int rows, int in, int out)
     return g;
 }
 
-// dw of m x n weights over N tokens, both operands with the tokens last
-static GemmShape units_weight_shape(int m, int n, int N, bool fresh)
-{
-    GemmShape g = units_shape(m, N, n);
-    g.accumulate = !fresh;
-    g.fast_fp8 = false; // as many sums as tokens
-    g.device_scales = true;
-    return g;
-}
-
 void mlp_fp8_reserve(const OpSizes *z)
 {
     sm90_fp8_gemm_reserve(); // for the self-check, too
@@ -83,11 +74,6 @@ void mlp_fp8_reserve(const OpSizes *z)
     scratch_plan(SCRATCH_FP8_SLAB, slab_bytes(&slab));
     if (z->tokens <= 0 || !z->fp8_mlp)
         return;
-    for (int fresh = 0; z->fp8_backward && fresh < 2; fresh++) {
-        GemmShape g = units_weight_shape(z->dim, z->mlp_dim, z->tokens, fresh);
-        if (device_has_fp8() && takes_units(z->dim, z->mlp_dim, z->tokens))
-            gemm_tune(&g);
-    }
     if (device_has_wgmma())
         return;
     int most = (int)min_i64(z->tokens, SLAB_ROWS), d = z->dim, F = z->mlp_dim;
@@ -290,7 +276,7 @@ static void decode_columns(Stream s, floatX *values, const uint8_t *codes, int r
 
 __global__ void alpha_kernel(float *alpha, const float *a, const float *b) { *alpha = *a * *b; }
 
-static void weight_grad_of_values(Stream s, const Fp8WeightGrad *g, int N)
+static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
 {
     Slab slab = slab_of(s);
     int m = g->m, n = g->n;
@@ -312,19 +298,11 @@ static void weight_grad_of_values(Stream s, const Fp8WeightGrad *g, int N)
     }
 }
 
-static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
-
 void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, int count, int N)
 {
     OP_SCOPE(matmul_fp8_weight_grads, g, count, N);
-    for (int i = 0; i < count && N > 0; i++) {
-        if (device_has_fp8() && takes_units(g[i].m, g[i].n, N) && aligned(g[i].a8) && aligned(g[i].b8)) {
-            GemmShape shape = units_weight_shape(g[i].m, g[i].n, N, g[i].fresh);
-            gemm_codes(c->stream, &shape, g[i].dw, g[i].a8, g[i].b8, g[i].scale_a, g[i].scale_b);
-        } else {
-            weight_grad_of_values(c->stream, &g[i], N);
-        }
-    }
+    for (int i = 0; i < count && N > 0; i++)
+        weight_grad(c->stream, &g[i], N);
 }
 
 // ---- the ops ---------------------------------------------------------------------------------------------
