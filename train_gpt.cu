@@ -424,6 +424,48 @@ static void write_options(Run *r)
     free(path);
 }
 
+static void log_options(Run *r)
+{
+    const char *name;
+    for (int i = 0; (name = config_option_name(i, NULL)); i++) {
+        char *value = config_option_value(&r->config, i);
+        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER
+                          : config_option_is_flag(i) ? KIND_FLAG
+                                                     : KIND_TEXT;
+        logger_option(r->logger, name, value, kind);
+        free(value);
+    }
+}
+
+static void log_description(Run *r)
+{
+    const Config *c = &r->config;
+    const Trainer *t = &r->trainer;
+    static const char *const mlp_modes[] = {"bf16", "fp8", "fp8-backward"};
+    const NsOptions *ns = &t->optimizer.ns;
+    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
+    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(),
+                   comm_size() > 1 ? "s" : "", comm_description());
+    logger_message(r->logger, "data: %s", data);
+    for (int i = 0; i < TRAINER_NOTES; i++) {
+        if (t->fit[i])
+            logger_message(r->logger, "data: %s", t->fit[i]);
+    }
+    logger_message(r->logger, "model: %lld parameters, %s activations; head %s, MLP %s, QKV %s",
+                   (long long)params_total(&t->model.params), FLOATX_NAME,
+                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
+                   c->qkv == QKV_FP8 ? "fp8" : "bf16");
+    logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
+                   ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
+    logger_detail(r->logger, "stages: %s", stages);
+    logger_detail(r->logger, "Newton-Schulz: %s", ns_text);
+    if (ns_caution(ns))
+        note("%s", ns_caution(ns));
+    free(data);
+    free(ns_text);
+    free(stages);
+}
+
 static void open_logger(Run *r, int argc, char **argv)
 {
     Error e;
@@ -450,38 +492,8 @@ static void open_logger(Run *r, int argc, char **argv)
     if (!r->logger)
         return; // not the rank that writes
     write_options(r);
-    const char *name;
-    for (int i = 0; (name = config_option_name(i, NULL)); i++) {
-        char *value = config_option_value(c, i);
-        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER
-                          : config_option_is_flag(i) ? KIND_FLAG
-                                                     : KIND_TEXT;
-        logger_option(r->logger, name, value, kind);
-        free(value);
-    }
-    static const char *const mlp_modes[] = {"bf16", "fp8", "fp8-backward"};
-    NsOptions *ns = &t->optimizer.ns;
-    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
-    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(),
-                   comm_size() > 1 ? "s" : "", comm_description());
-    logger_message(r->logger, "data: %s", data);
-    for (int i = 0; i < TRAINER_NOTES; i++) {
-        if (t->fit[i])
-            logger_message(r->logger, "data: %s", t->fit[i]);
-    }
-    logger_message(r->logger, "model: %lld parameters, %s activations; head %s, MLP %s, QKV %s",
-                   (long long)params_total(&t->model.params), FLOATX_NAME,
-                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
-                   c->qkv == QKV_FP8 ? "fp8" : "bf16");
-    logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
-                   ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
-    logger_detail(r->logger, "stages: %s", stages);
-    logger_detail(r->logger, "Newton-Schulz: %s", ns_text);
-    if (ns_caution(ns))
-        note("%s", ns_caution(ns));
-    free(data);
-    free(ns_text);
-    free(stages);
+    log_options(r);
+    log_description(r);
 }
 
 static void log_memory(Run *r)

@@ -108,14 +108,9 @@ static bool check_launches(const Config *c, Error *e)
     return true;
 }
 
-bool config_check(const Config *c, Error *e)
+static bool check_sizes(const Config *c, Error *e)
 {
-    int head_dim = c->model_dim / c->num_heads;
-    if (!record_find(c->network))
-        return preset_missing("network", c->network, e);
-    int heads = config_record(c)->heads;
-    if (!check_vector(c, e))
-        return false;
+    int head_dim = c->model_dim / c->num_heads, heads = config_record(c)->heads;
     if (c->model_dim % c->num_heads)
         return error_set(e, "--model-dim %d is not a multiple of --num-heads %d", c->model_dim, c->num_heads);
     if (heads && c->num_heads != heads)
@@ -126,8 +121,6 @@ bool config_check(const Config *c, Error *e)
                          head_dim, MAX_HEAD_DIM);
     if (c->model_dim % 8 || c->mlp_dim % 8)
         return error_set(e, "--model-dim and --mlp-dim must be multiples of 8");
-    if (!check_fp8(c, e))
-        return false;
     if (c->micro_batch_tokens % 16)
         return error_set(e, "--micro-batch-tokens %d is not a multiple of 16", c->micro_batch_tokens);
     if (c->group_micro_batches && c->micro_batches % c->group_micro_batches)
@@ -137,6 +130,11 @@ bool config_check(const Config *c, Error *e)
         return error_set(
             e, "--micro-batches %d of --micro-batch-tokens %d are too many tokens for one step, at most %d",
             c->micro_batches, c->micro_batch_tokens, MAX_STEP_TOKENS);
+    return true;
+}
+
+static bool check_steps(const Config *c, Error *e)
+{
     if (c->num_scheduled > 1000000000 - c->num_extension)
         return error_set(e, "--num-scheduled and --num-extension are too many steps");
     if (c->stop_at > config_total_steps(c))
@@ -151,8 +149,11 @@ bool config_check(const Config *c, Error *e)
     if (c->portable && c->attention == ATTENTION_CUDNN)
         return error_set(
             e, "--attention cudnn and --portable exclude each other: cuDNN's kernels are those of one chip");
-    if (!check_windows(c, e) || !schedule_check(c, e) || !check_launches(c, e))
-        return false;
+    return true;
+}
+
+static bool check_newton_schulz(const Config *c, Error *e)
+{
     NsOptions ns;
     NsText text = config_ns_text(c);
     if (!ns_options_parse(&ns, &text, e))
@@ -164,6 +165,14 @@ bool config_check(const Config *c, Error *e)
         return error_set(e, "--ns-gain %g: only the Turbo forms (--ns turbo, turbo-gram) have one",
                          c->ns_gain);
     return true;
+}
+
+bool config_check(const Config *c, Error *e)
+{
+    if (!record_find(c->network))
+        return preset_missing("network", c->network, e);
+    return check_vector(c, e) && check_sizes(c, e) && check_fp8(c, e) && check_steps(c, e) &&
+           check_windows(c, e) && schedule_check(c, e) && check_launches(c, e) && check_newton_schulz(c, e);
 }
 
 bool config_backend_check(const Config *c, Error *e)

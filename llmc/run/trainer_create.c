@@ -285,40 +285,33 @@ static void check_scales(const Trainer *t)
               comm_size());
 }
 
-void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
+// Shards and what the vocabulary says; the ranks must have found the same.
+static void open_data(Trainer *t, bool need_training, bool need_validation)
 {
-    memset(t, 0, sizeof *t);
-    t->config = c;
-    t->accumulation = c->micro_batches / comm_size();
-    t->most_launches =
-        t->accumulation * batch_most_launches(schedule_most_tokens(c), schedule_most_launch_tokens(c));
+    const Config *c = t->config;
+    const char *vocabulary = *c->vocab ? c->vocab : VOCABULARY_FOLDER;
     comm_patience(true); // shards may come over a slow network
     double began = seconds_now();
     if (need_training)
         open_training_data(t);
-    t->train_ms = 1e3 * (seconds_now() -
-                         began); // finding the shards is training time; what the first step reads follows
+    // Finding the shards is training time; what the first step reads follows.
+    t->train_ms = 1e3 * (seconds_now() - began);
     if (need_validation)
         open_validation_data(t);
     if (need_training)
         check_same_data("the training shards", loader_fingerprint(t->loader), c->train_files);
     if (schedule_needs_prefix(c) && need_training)
-        check_same_data("the vocabulary's prefixes", prefix_fingerprint(t),
-                        *c->vocab ? c->vocab : VOCABULARY_FOLDER);
+        check_same_data("the vocabulary's prefixes", prefix_fingerprint(t), vocabulary);
     if (need_validation && c->val_mask)
-        check_same_data("the vocabulary's tokens", t->mask ? token_mask_fingerprint(t->mask) : 0,
-                        *c->vocab ? c->vocab : VOCABULARY_FOLDER);
+        check_same_data("the vocabulary's tokens", t->mask ? token_mask_fingerprint(t->mask) : 0, vocabulary);
     if (need_validation)
         check_same_data("the validation tokens", validation_fingerprint(t->validation), c->val_files);
     comm_patience(false);
-    if (!t->sequence_tokens) // nothing is validated
-        t->sequence_tokens = tokens_to_use(c);
-    model_describe(&t->model, c);
-    t->tables = tables_of(t);
-    if (need_training)
-        check_scales(t);
-    t->part_tokens = plan_parts(t);
-    timeline_mark("data");
+}
+
+static void reserve_backend(const Trainer *t, bool need_training)
+{
+    const Config *c = t->config;
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
     double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
     backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_launch_tokens(c) : 0,
@@ -336,8 +329,10 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
                                .portable = c->portable,
                                .attention = (AttentionKernels)c->attention,
                                .self_check = (SelfCheck)c->self_check});
-    timeline_mark("products and plans");
-    t->stream = stream_create();
+}
+
+static void allocate_all(Trainer *t, bool need_training)
+{
     model_allocate(&t->model, need_training);
     if (need_training)
         optimizer_create(&t->optimizer, &t->model);
@@ -349,6 +344,28 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
         allocate_batches(t);
     allocate_parts(t);
     allocate_mask(t);
+}
+
+void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validation)
+{
+    memset(t, 0, sizeof *t);
+    t->config = c;
+    t->accumulation = c->micro_batches / comm_size();
+    t->most_launches =
+        t->accumulation * batch_most_launches(schedule_most_tokens(c), schedule_most_launch_tokens(c));
+    open_data(t, need_training, need_validation);
+    if (!t->sequence_tokens) // nothing is validated
+        t->sequence_tokens = tokens_to_use(c);
+    model_describe(&t->model, c);
+    t->tables = tables_of(t);
+    if (need_training)
+        check_scales(t);
+    t->part_tokens = plan_parts(t);
+    timeline_mark("data");
+    reserve_backend(t, need_training);
+    timeline_mark("products and plans");
+    t->stream = stream_create();
+    allocate_all(t, need_training);
     trainer_rebuild_rope(t);
     if (need_training)
         trainer_take_sizes(t, schedule_stage(c, 0));
