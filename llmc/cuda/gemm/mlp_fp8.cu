@@ -28,7 +28,8 @@ static Slab lay_out(void *base)
 {
     const OpSizes *z = &device_state.sizes;
     // On Hopper only gradients of weights, and what the kernels for it refuse: none of a record's products.
-    int64_t rows = device_has_wgmma() && !z->fp8_backward ? LEAST_SLAB_ROWS : SLAB_ROWS;
+    bool of_weights = z->fp8_backward || z->fp8_qkv;
+    int64_t rows = device_has_wgmma() && !of_weights ? LEAST_SLAB_ROWS : SLAB_ROWS;
     int64_t most = max_i64(z->mlp_dim, 3 * (int64_t)z->dim); // q, k and v: at most three times the width
     Slab slab = {.elements = rows * most, .w_elements = z->dim * most};
     slab.alpha = (float *)base;
