@@ -1,4 +1,4 @@
-// Scales and codes of FP8 products, which are in fp8_products.cu.
+// Scales and codes of FP8 products, which are in mlp_fp8.cu.
 #include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/head/fp8_transpose.cuh"
 

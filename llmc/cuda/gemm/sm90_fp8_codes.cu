@@ -8,11 +8,11 @@
 // transposed codes:
 //
 //   stmatrix     each warp writes its 16 rows of the panel ...
-//   ld.shared    ... and reads them back, a thread four neighbouring rows x eight columns: their codes,
-//   stored
-//                at once, whole sectors of rows
-//   transpose    4 x 4 bytes in registers; words of four rows go to the transposed panel (64 columns x 64
-//   rows) st.global    after a barrier of the warpgroup the panel is stored, 64 bytes a column
+//   ld.shared    ... and reads them back, a thread four neighbouring rows x eight columns
+//   st.global    their codes, whole sectors of rows
+//   transpose    4 x 4 bytes in registers; words of four rows go to the transposed panel, 64 columns x 64
+//                rows
+//   st.global    after a barrier of the warpgroup the transposed panel, 64 bytes a column
 //
 // The gradient's factor 2 sqrt(y) is a function of y's code: a table of 256 in shared memory.
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
