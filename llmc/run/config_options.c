@@ -55,7 +55,7 @@ const Option config_options[] = {
     {"micro-batches", OPT_INT, AT(micro_batches), NULL, 1, 4096, NULL, "packed sequences of one optimizer step, over all ranks together; another number of them cuts other documents from the same shard: another batch", true, "Data"},
     {"group-micro-batches", OPT_INT, AT(group_micro_batches), "0", 0, 4096, NULL, "how many of them a shard's end drops together; the Python original on R GPUs: R; 0: those of a step", true, NULL},
     {"micro-batch-tokens", OPT_INT, AT(micro_batch_tokens), NULL, 16, 1 << 24, NULL, "tokens of one packed sequence", true, NULL},
-    {"launch-tokens", OPT_INT, AT(launch_tokens), "0", 0, 1 << 24, NULL, "a micro-batch is computed in launches of whole documents, of at most so many tokens each, of which only one has activations in memory: the same batch and the same losses to rounding; more than max-document, and for the presets of 2025; 0: at once", false, NULL},
+    {"launch-tokens", OPT_INT, AT(launch_tokens), "0", 0, 1 << 24, NULL, "a micro-batch is computed in launches of whole documents, of at most so many tokens each, of which only one has activations in memory: the same batch and the same losses to rounding; more than max-document, and for the presets of 2025; its steps run without CUDA graphs; 0: at once", false, NULL},
     {"max-document", OPT_INT, AT(max_document), NULL, 2, 1 << 24, NULL, "tokens of a document used in training", true, NULL},
     {"train-files", OPT_TEXT, AT(train_files), "data/fineweb10B/fineweb_train_*.bin", 0, 0, NULL, "glob of training shards", false, NULL},
     {"val-files", OPT_TEXT, AT(val_files), "data/fineweb10B/fineweb_val_*.bin", 0, 0, NULL, "glob of the validation shard", false, NULL},
