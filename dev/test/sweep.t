@@ -53,6 +53,9 @@ is(scalar(grep { !$logs{$_} } glob "$dir/grid/*/*/*.jsonl"), 2, 'and none is rep
 is(scalar(() = glob "$dir/grid/*,seed=4/*/step_*"), 2, '--keep keeps their checkpoints');
 is((rows("$dir/grid/table.csv"))[0]{runs}, 4, 'the table has them');
 refuses('another command in its folder', 1, qr/error: \S+seed=1 was made with another command: .*; give another --out/, sweep(@grid, @command, '--repeat'));
+my ($failed) = run(sweep(qw(--grid seed=1 --out), "$dir/wrong", @command, '--train-files', 'absent'));
+is($failed, 1, 'a command that fails before it makes a run');
+run_ok('does not keep the right one from its folder', sweep(qw(--grid seed=1 --out), "$dir/wrong", @command));
 ($out) = run_ok('--table', sweep(@grid, '--table', @command));
 unlike($out, qr/to be done/, 'runs nothing');
 
