@@ -455,6 +455,10 @@ static void log_description(Run *r)
                    (long long)params_total(&t->model.params), FLOATX_NAME,
                    c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
                    c->qkv == QKV_FP8 ? "fp8" : "bf16");
+    if (schedule_stage(c, 0).targets.count > 1)
+        logger_message(r->logger,
+                       "loss: of a training step it counts several targets (--stage-targets) and is "
+                       "higher than val_loss, which counts the next token");
     logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
                    ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
     logger_detail(r->logger, "stages: %s", stages);

@@ -81,7 +81,7 @@ for (['tiny', 10, [(grep { $_ ne '--verbose' } @options), '--launch-tokens', 64]
 refuses('a launch that is no longer than documents', 2, qr/error: --launch-tokens 48: documents have up to 60 tokens \(--max-document\), and a launch must have more$/,
     $trainer, @options, '--launch-tokens', 48);
 refuses('an odd number', 2, qr/error: --launch-tokens 70 is not a multiple of 16$/, $trainer, @options, '--launch-tokens', 70);
-refuses('a preset of 2026', 2, qr/error: --launch-tokens: preset 2026-07-17 does not offer it; use a lower --micro-batch-tokens$/,
+refuses('a preset of 2026', 2, qr/error: --launch-tokens: the network of 2026-07-17 does not offer it; use a lower --micro-batch-tokens$/,
     $trainer, qw(--preset tiny-2026 --launch-tokens 512));
 refuses('several targets', 2, qr/error: --launch-tokens: not with several targets or a prefix term/, $trainer, qw(--preset toy-targets --launch-tokens 80));
 done_testing;

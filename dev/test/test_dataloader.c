@@ -491,6 +491,12 @@ static void test_describe(void)
     free(text);
     free(want);
     loader_close(l);
+    o.epochs = 1;
+    l = open_or_say(o);
+    text = loader_describe(l);
+    ok(strstr(text, ", once; ") != NULL, "%s", text);
+    free(text);
+    loader_close(l);
 }
 
 int main(void)

@@ -41,8 +41,9 @@ void backend_open(int index)
     (void)index;
     backend.threads = thread_limit();
 #ifdef _OPENMP
-    snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d threads of %d processors",
-             _OPENMP, backend.threads, omp_get_num_procs());
+    snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP %d, %d thread%s on %d processor%s",
+             _OPENMP, backend.threads, backend.threads == 1 ? "" : "s", omp_get_num_procs(),
+             omp_get_num_procs() == 1 ? "" : "s");
 #else
     snprintf(backend.threads_line, sizeof backend.threads_line, "OpenMP absent, 1 thread");
 #endif

@@ -352,7 +352,7 @@ char *loader_describe(const Loader *l)
     char epochs[32] = "once", groups[48] = "";
     if (o->group_micro_batches < o->micro_batches)
         snprintf(groups, sizeof groups, " in groups of %d", o->group_micro_batches);
-    if (o->epochs > 0)
+    if (o->epochs > 1)
         snprintf(epochs, sizeof epochs, "%d times", o->epochs);
     else if (o->repeat)
         snprintf(epochs, sizeof epochs, "repeated");

@@ -88,8 +88,9 @@ static bool check_launches(const Config *c, Error *e)
     if (!c->launch_tokens)
         return true;
     if (record_has_lists(config_record(c)))
-        return error_set(e, "--launch-tokens: preset %s does not offer it; use a lower --micro-batch-tokens",
-                         c->network);
+        return error_set(
+            e, "--launch-tokens: the network of %s does not offer it; use a lower --micro-batch-tokens",
+            c->network);
     if (c->launch_tokens % 16)
         return error_set(e, "--launch-tokens %d is not a multiple of 16", c->launch_tokens);
     for (int step = 0; step < total;) {
