@@ -39,7 +39,8 @@ sub folders {
     return $given if files_of($given) || basename($given) =~ /\A[0-9]{4}-[0-9]{2}-[0-9]{2}_.*_[0-9a-f]{8}\z/s;
     opendir my $dir, $given or die "$given: cannot be read: $!\n";
     my @runs = grep { -d && -r _ && files_of($_) } map {"$given/$_"} grep { !/\A\./ } readdir $dir;
-    die "$given: no run: no .jsonl file in it or in a folder in it\n" if !@runs;
+    die "$given: no run: no .jsonl file in it or in a folder in it; name the folder that holds the run, like runs/quickstart\n"
+        if !@runs;
     my %written = map { $_ => (Time::HiRes::stat((files_of($_))[-1]))[9] } @runs;
     @runs = sort { $written{$a} <=> $written{$b} || $a cmp $b } @runs;
     return @runs;

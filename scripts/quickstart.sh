@@ -47,3 +47,4 @@ awk -v loss="$loss" -v own="${TEXT:+1}" -v order2="$(cat $data/order2.txt)" -v d
     printf "order-2 byte model %.3f bits per byte, this model %.3f bits per byte: %s\n", bar, bits, bits < bar ? "below it" : "NOT below it"
     if (own && bits >= bar) print "(a small text is seen many times and learned by heart; from 1 MB on the model gets below)"
     exit !(own || bits < bar) }'
+printf 'more text: %s --resume %s --sample %q; its curve: scripts/watch --once %s\n' "$trainer" $out "$prompt" $out

@@ -144,7 +144,7 @@ mkdir "$dir/no_checkpoints";
 refuses("--resume: $_->[0]", 1, $_->[1], @go_on, '--resume', "$dir/$_->[0]")
     for ['cut.safetensors', qr/--resume: .*cut\.safetensors: /], ['text.safetensors', qr/text\.safetensors: /],
     ['nothing.safetensors', qr/nothing\.safetensors: /], ['missing.safetensors', qr/missing\.safetensors: .*No such file/],
-    ['no_checkpoints', qr/no_checkpoints: no checkpoint \(step_\*\.safetensors\) in this folder or its run folders$/];
+    ['no_checkpoints', qr/no_checkpoints: no checkpoint \(step_\*\.safetensors\) in this folder or its run folders; name the folder that holds the run, like runs\/quickstart$/];
 refuses('--resume from weights alone', 1, qr/holds weights but no training state .*use --init-from/, @go_on, '--resume', "$dir/init.safetensors");
 
 sub damaged { my ($name, $change) = @_; return rewrite($checkpoint, "$dir/$name.safetensors", $change) }

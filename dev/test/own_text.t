@@ -202,6 +202,8 @@ like(
     qr/^== result\norder-2 byte model [\d.]+ bits per byte, this model [\d.]+ bits per byte: /m,
     'all the way to its result'
 );
+like($out, qr/^more text: \.\/train_gpt_cpu --resume runs\/quickstart --sample \S+; its curve: scripts\/watch --once runs\/quickstart\n\z/m,
+    'and how to go on');
 my ($sample) = $out =~ /^val_loss:[\d.]+\n+(.*?)\n+== result/ms;
 cmp_ok(length($sample // ''), '>', 200, 'with a sample');
 my @quickstart = map { JSON::PP::decode_json($_)->{text} } split /^/,

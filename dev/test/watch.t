@@ -153,7 +153,7 @@ mkdir 'empty';
 my @watch = "$ROOT/scripts/watch";
 refuses(@$_) for
     ['a run that is not there', 1, qr/error: none: no such file or folder/, @watch, '--once', 'none'],
-    ['a folder without runs', 1, qr/error: empty: no run: no \.jsonl file/, @watch, '--once', 'empty'],
+    ['a folder without runs', 1, qr/error: empty: no run: no \.jsonl file .* like runs\/quickstart$/m, @watch, '--once', 'empty'],
     ['a log', 1, qr/error: log\.txt: not a run: give its folder or its \.jsonl file/, @watch, '--once', 'log.txt'],
     ['a broken line', 1, qr/error: broken\.jsonl: line 2: not JSON/, @watch, '--once', 'broken.jsonl'],
     ['no terminal', 2, qr/the output is no terminal: --once/, @watch, 'line.jsonl'],

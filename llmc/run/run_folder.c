@@ -194,7 +194,7 @@ static char *find_in(const char *given, Error *e)
     free(folder);
     if (!newest)
         error_set(e, "%s: no checkpoint (step_*.safetensors) in this folder%s", given,
-                  run ? "" : " or its run folders");
+                  run ? "" : " or its run folders; name the folder that holds the run, like runs/quickstart");
     return newest;
 }
 
