@@ -3,7 +3,6 @@
 #include "llmc/base/file_hash.h"
 #include "llmc/data/validation.h"
 #include "llmc/io/logger.h"
-#include "llmc/base/memory.h"
 #include "llmc/base/source.h"
 #include "llmc/run/config_file.h"
 #include "llmc/run/describe.h"
@@ -11,6 +10,7 @@
 #include "llmc/run/mfu.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
+#include "llmc/run/run_log.h"
 #include "llmc/run/sample.h"
 #include "llmc/run/vocabulary.h"
 #include <math.h>
@@ -424,52 +424,6 @@ static void write_options(Run *r)
     free(path);
 }
 
-static void log_options(Run *r)
-{
-    const char *name;
-    for (int i = 0; (name = config_option_name(i, NULL)); i++) {
-        char *value = config_option_value(&r->config, i);
-        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER
-                          : config_option_is_flag(i) ? KIND_FLAG
-                                                     : KIND_TEXT;
-        logger_option(r->logger, name, value, kind);
-        free(value);
-    }
-}
-
-static void log_description(Run *r)
-{
-    const Config *c = &r->config;
-    const Trainer *t = &r->trainer;
-    static const char *const mlp_modes[] = {"bf16", "fp8", "fp8-backward"};
-    const NsOptions *ns = &t->optimizer.ns;
-    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
-    logger_message(r->logger, "%s; %d rank%s (%s)", backend_description(), comm_size(),
-                   comm_size() > 1 ? "s" : "", comm_description());
-    logger_message(r->logger, "data: %s", data);
-    for (int i = 0; i < TRAINER_NOTES; i++) {
-        if (t->fit[i])
-            logger_message(r->logger, "data: %s", t->fit[i]);
-    }
-    logger_message(r->logger, "model: %lld parameters, %s activations; head %s, MLP %s, QKV %s",
-                   (long long)params_total(&t->model.params), FLOATX_NAME,
-                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
-                   c->qkv == QKV_FP8 ? "fp8" : "bf16");
-    if (schedule_stage(c, 0).targets.count > 1)
-        logger_message(r->logger,
-                       "loss: of a training step it counts several targets (--stage-targets) and is "
-                       "higher than val_loss, which counts the next token");
-    logger_message(r->logger, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
-                   ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
-    logger_detail(r->logger, "stages: %s", stages);
-    logger_detail(r->logger, "Newton-Schulz: %s", ns_text);
-    if (ns_caution(ns))
-        note("%s", ns_caution(ns));
-    free(data);
-    free(ns_text);
-    free(stages);
-}
-
 static void open_logger(Run *r, int argc, char **argv)
 {
     Error e;
@@ -496,22 +450,7 @@ static void open_logger(Run *r, int argc, char **argv)
     if (!r->logger)
         return; // not the rank that writes
     write_options(r);
-    log_options(r);
-    log_description(r);
-}
-
-static void log_memory(Run *r)
-{
-    char *line;
-    for (int i = 0; (line = memory_line(i)); i++) {
-        logger_detail(r->logger, "memory: %s", line);
-        free(line);
-    }
-    double in_use = (double)device_bytes_in_use() / 1048576,
-           ours = (double)device_bytes_allocated() / 1048576;
-    logger_detail(r->logger, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries",
-                  in_use - ours, in_use);
-    logger_detail(r->logger, "memory: activations: %s", r->trainer.memory_plan);
+    log_run(r->logger, c, t);
 }
 
 // Before any training: a missing vocabulary or too long a prompt must not show hours later.
@@ -587,7 +526,7 @@ static int train_run(Run *r, int argc, char **argv)
     char *start_up = timeline_text();
     logger_message(r->logger, "start-up: %s", start_up);
     free(start_up);
-    log_memory(r);
+    log_memory(r->logger, t);
     if (*c->resume)
         logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
     note_unused(c, true);

@@ -68,8 +68,8 @@ static __device__ __forceinline__ void mma_fragments(float (&sum)[COLS / 2], con
 }
 
 // dq (64 queries, 64 columns of the warpgroup) = ds k. Of heads of 96 columns the second warpgroup computes
-// 32 of zeros, too: products of two shapes in two branches would be serialized, and those of zeros are 2% of
-// what is read from shared memory.
+// 32 of zeros, too: products of two shapes in two branches would be serialized, and those of zeros are, by
+// count, some 2% of what is read from shared memory.
 static __device__ __forceinline__ void mma_keys(float (&dq)[32], const uint8_t *ds, const uint8_t *k,
                                                 int group)
 {

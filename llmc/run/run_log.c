@@ -1,0 +1,67 @@
+#include "llmc/run/run_log.h"
+#include "llmc/base/memory.h"
+#include <stdlib.h>
+
+static void log_options(Logger *l, const Config *c)
+{
+    const char *name;
+    for (int i = 0; (name = config_option_name(i, NULL)); i++) {
+        char *value = config_option_value(c, i);
+        OptionKind kind = config_option_is_number(i) ? KIND_NUMBER
+                          : config_option_is_flag(i) ? KIND_FLAG
+                                                     : KIND_TEXT;
+        logger_option(l, name, value, kind);
+        free(value);
+    }
+}
+
+static void log_description(Logger *l, const Config *c, const Trainer *t)
+{
+    static const char *const mlp_modes[] = {"bf16", "fp8", "fp8-backward"};
+    const NsOptions *ns = &t->optimizer.ns;
+    char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
+    logger_message(l, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "",
+                   comm_description());
+    logger_message(l, "data: %s", data);
+    for (int i = 0; i < TRAINER_NOTES; i++) {
+        if (t->fit[i])
+            logger_message(l, "data: %s", t->fit[i]);
+    }
+    logger_message(l, "model: %lld parameters, %s activations; head %s, MLP %s, QKV %s",
+                   (long long)params_total(&t->model.params), FLOATX_NAME,
+                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
+                   c->qkv == QKV_FP8 ? "fp8" : "bf16");
+    if (schedule_stage(c, 0).targets.count > 1)
+        logger_message(l,
+                       "loss: a training step's has several targets (--stage-targets), so it is higher than "
+                       "val_loss, which has the next token alone");
+    logger_message(l, "optimizer: NorMuon, Newton-Schulz %s%s, %d iterations",
+                   ns_variant_name((NsVariant)c->ns), *c->ns_tuples ? " (--ns-tuples)" : "", ns->steps);
+    logger_detail(l, "stages: %s", stages);
+    logger_detail(l, "Newton-Schulz: %s", ns_text);
+    if (ns_caution(ns))
+        note("%s", ns_caution(ns));
+    free(data);
+    free(ns_text);
+    free(stages);
+}
+
+void log_run(Logger *l, const Config *c, const Trainer *t)
+{
+    log_options(l, c);
+    log_description(l, c, t);
+}
+
+void log_memory(Logger *l, const Trainer *t)
+{
+    char *line;
+    for (int i = 0; (line = memory_line(i)); i++) {
+        logger_detail(l, "memory: %s", line);
+        free(line);
+    }
+    double in_use = (double)device_bytes_in_use() / 1048576,
+           ours = (double)device_bytes_allocated() / 1048576;
+    logger_detail(l, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries", in_use - ours,
+                  in_use);
+    logger_detail(l, "memory: activations: %s", t->memory_plan);
+}
