@@ -29,8 +29,8 @@ static StepParams *step;
 static floatX *bigram;
 static float *dbigram, *m, *v;
 static int32_t *rows, *sign_rows;
-static TokenRows token_rows;
-static int num_rows;
+static TokenRows bigram_rows, token_rows;
+static int num_bigrams, num_tokens; // distinct ones
 static RowSigns signs;
 
 // ---- the ops ----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ OP(signed_gather) { signed_gather(stream, S.x[0], bigram, rows, &signs, N, D, D)
 OP(table_grad_signs)
 {
     RowReader r = {.g = S.x[0], .signs = &signs};
-    table_grad(stream, dbigram, &r, 1, &token_rows, N, D, D);
+    table_grad(stream, dbigram, &r, 1, &bigram_rows, N, D, D);
 }
 OP(table_grad_factors)
 {
@@ -170,40 +170,52 @@ OP(weight_scale) { weight_scale_backward(stream, S.weight, small + 33, S.x[0], s
 
 // ---- main -------------------------------------------------------------------------------------------------
 
-// Rows as bigrams hash to them, of tokens whose frequencies fall as in text (Zipf), and the table of their
-// places.
-static void fill_rows(void)
+// The distinct of N rows below `count`, and their places.
+static TokenRows places_of(const int32_t *row, int count, int *num_rows)
 {
-    int32_t *row = xcalloc((size_t)N, sizeof *row), *order = xcalloc((size_t)N, sizeof *order),
-            *distinct = xcalloc((size_t)N, sizeof *distinct), *start = xcalloc((size_t)N + 1, sizeof *start),
-            *first = xcalloc(BIGRAMS + 1, sizeof *first), *sign = xcalloc((size_t)N, sizeof *sign);
-    int token = 0;
-    for (int i = 0; i < N; i++) {
-        int before = token;
-        token = (int)fmin(VP - 1, exp((double)rand() / RAND_MAX * log(50000.0)) - 1);
-        row[i] = (int32_t)((36313u * (unsigned)token ^ 27191u * (unsigned)before) % (BIGRAMS - 1));
-        sign[i] = (token ^ before) % SIGN_ROWS;
-        first[row[i] + 1]++;
-    }
+    int32_t *order = xcalloc((size_t)N, sizeof *order), *distinct = xcalloc((size_t)N, sizeof *distinct),
+            *start = xcalloc((size_t)N + 1, sizeof *start),
+            *first = xcalloc((size_t)count + 1, sizeof *first);
     int filled = 0;
-    for (int r = 0; r < BIGRAMS; r++) {
+    for (int i = 0; i < N; i++)
+        first[row[i] + 1]++;
+    *num_rows = 0;
+    for (int r = 0; r < count; r++) {
         if (first[r + 1]) {
-            distinct[num_rows] = r;
-            start[num_rows++] = filled;
+            distinct[*num_rows] = r;
+            start[(*num_rows)++] = filled;
         }
         filled += first[r + 1];
         first[r + 1] = filled;
     }
-    start[num_rows] = N;
+    start[*num_rows] = N;
     for (int i = 0; i < N; i++)
         order[first[row[i]]++] = i;
+    TokenRows places = {integers(order, N), integers(distinct, N), integers(start, N + 1),
+                        integers(num_rows, 1)};
+    int32_t *host[] = {order, distinct, start, first};
+    for (int i = 0; i < 4; i++)
+        free(host[i]);
+    return places;
+}
+
+// Tokens whose frequencies fall as in text (Zipf), and rows as bigrams hash to them.
+static void fill_rows(void)
+{
+    int32_t *token = xcalloc((size_t)N, sizeof *token), *row = xcalloc((size_t)N, sizeof *row),
+            *sign = xcalloc((size_t)N, sizeof *sign);
+    for (int i = 0, before = 0; i < N; before = token[i++]) {
+        token[i] = (int)fmin(VP - 1, exp((double)rand() / RAND_MAX * log(50000.0)) - 1);
+        row[i] = (int32_t)((36313u * (unsigned)token[i] ^ 27191u * (unsigned)before) % (BIGRAMS - 1));
+        sign[i] = (token[i] ^ before) % SIGN_ROWS;
+    }
     rows = integers(row, N);
     sign_rows = integers(sign, N);
-    token_rows = (TokenRows){integers(order, N), integers(distinct, N), integers(start, N + 1),
-                             integers(&num_rows, 1)};
-    int32_t *host[] = {row, order, distinct, start, first, sign};
-    for (int i = 0; i < 6; i++)
-        free(host[i]);
+    bigram_rows = places_of(row, BIGRAMS, &num_bigrams);
+    token_rows = places_of(token, VP, &num_tokens);
+    free(token);
+    free(row);
+    free(sign);
 }
 
 static void fill_all(void)
@@ -237,7 +249,7 @@ static void fill_all(void)
 static void bench_all(void)
 {
     double t = (double)N * D * 2, numbers = (double)N * K * 4, pre = (double)N * WIDTH * 2,
-           row_bytes = num_rows * (double)D * 8;
+           of_bigrams = num_bigrams * (double)D * 8, of_tokens = num_tokens * (double)D * 8;
     report("stream_mix, 2 terms", op_mix_scalar, 4 * t, 0);
     report("stream_mix, 4 terms", op_mix_injection, 6 * t, 0);
     report("stream_mix, 4 terms, amax", op_mix_injection_amax, 6 * t, 0);
@@ -250,8 +262,8 @@ static void bench_all(void)
     report("stream_grads, 2 streams, 6 readers", op_grad_injections, 10 * t, 0);
     report("stream_grads, 2 streams added to", op_grad_injections_more, 12 * t, 0);
     report("signed_gather", op_signed_gather, 2 * t, 0);
-    report("table_grad, signs", op_table_grad_signs, t + row_bytes, 0);
-    report("table_grad, factors and lead", op_table_grad_factors, t + row_bytes, 0);
+    report("table_grad, signs", op_table_grad_signs, t + of_bigrams, 0);
+    report("table_grad, tokens, factors, lead", op_table_grad_factors, t + of_tokens, 0);
     report("generator_forward", op_generator_forward, t + pre + numbers, 0);
     report("generator_backward", op_generator_backward, t + 2 * pre + numbers, 0);
     // Of few rows there is a gradient: those of the others are not cleared.
@@ -283,7 +295,8 @@ int main(int argc, char **argv)
     stream = stream_create();
     fill_all();
     copy_rate = 2.0 * N * D * sizeof(floatX) / seconds_of(op_copy);
-    printf("%d tokens in %d rows; copy %.0f GB/s\n", N, num_rows, copy_rate * 1e-9);
+    printf("%d tokens, %d distinct, bigrams in %d rows; copy %.0f GB/s\n", N, num_tokens, num_bigrams,
+           copy_rate * 1e-9);
     timing_begin();
     bench_all();
     take_turns();

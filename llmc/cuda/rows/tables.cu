@@ -4,12 +4,20 @@
 //   signed_gather: a row of the table, one of the result                              11.8 | 35
 //   table_grad, r distinct rows: a gradient a token, r rows of fp32 read and written  5.9 + 1.44 r / 1000
 //   | 17.7 + same
+// Measured, 49152 tokens: 109 with r 39783 (limit 75), 60 with r 13024 (limit 36), of which joining partial
+// sums takes up to 9. Slower: 8 or 16 positions in flight, red.global.add in place of load, add and store.
 #include "llmc/cuda/device/cuda_common.cuh"
 
 enum {
-    SEGMENT = 16 /* positions a warp sums */,
-    STRIP = 4 * WARP /* columns it sums */,
-    JOIN = 16 /* partial sums a warp loads at once */
+    SEGMENT = 32,     // positions a warp sums
+    DEPTH = 4,        // of them in flight
+    STRIP = 8 * WARP, // columns it sums
+    SUM_WARPS = 3,    // of a CTA
+    SUM_THREADS = SUM_WARPS * WARP,
+    SUM_CTAS = 9,            // of a multiprocessor, as far as registers allow
+    JOIN = 16,               // partial sums a warp loads at once
+    JOIN_COLUMNS = 4 * WARP, // and their columns
+    MOST_LEADS = WARP
 };
 
 // ---- gather -----------------------------------------------------------------------------------------------
@@ -51,12 +59,12 @@ void signed_gather(Stream s, floatX *out, const floatX *table, const int32_t *ro
 }
 
 // ---- rows of a table --------------------------------------------------------------------------------------
-// The positions, sorted by token, are cut into segments. A warp sums a strip of columns of a segment; it asks
-// for all gradients and all rows of the table at once, so that nothing waits for anything but memory's rate.
-// Tokens that lie inside go to the table, the first and last token of a segment may go on in the neighbours:
-// their sums wait in scratch (segments, 2, d) for the second kernel, which adds them in order. So a token
-// that occurs a thousand times costs no more than a thousand tokens, and every element of the table is
-// changed by one thread only. (Additions by red.global.add, which wait for nothing either, were slower.)
+// The positions, sorted by token, are cut into segments. A warp sums 256 columns of a segment, eight a lane.
+// What the next DEPTH positions need is loaded to shared memory meanwhile: gradients, and the table's rows
+// whose sums will be complete. Sums of tokens that lie inside are added to the table; the first and last
+// token of a segment may go on in the neighbours, and their sums are kept in scratch (segments, 2, width) for
+// the second kernel, which adds them in order. So a token that occurs a thousand times costs no more than a
+// thousand tokens, and every element of the table is changed by one thread only.
 
 static __device__ __forceinline__ void add4(float4 &sum, float4 x)
 {
@@ -70,17 +78,6 @@ static __device__ __forceinline__ float4 plus_scaled(float4 old, float4 sum, flo
 {
     return make_float4(old.x + factor * sum.x, old.y + factor * sum.y, old.z + factor * sum.z,
                        old.w + factor * sum.w);
-}
-
-static __device__ __forceinline__ float4 unpack4(uint2 u)
-{
-    return make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u),
-                       __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
-}
-
-static __device__ __forceinline__ float flip(float x, uint32_t bit) // bit 0 set: the sign changes
-{
-    return __uint_as_float(__float_as_uint(x) ^ bit << 31);
 }
 
 // The row whose positions contain `position`. The lanes of a warp look at 32 places at a time.
@@ -97,183 +94,266 @@ static __device__ __forceinline__ int find_row(const int32_t *row_start, int row
     return lo;
 }
 
-// Sources: what a position gives to the lane's four columns. A warp takes BATCH positions at a time: load()
-// issues the loads of positions first .. first + BATCH of the segment, whose lane i has position i; value()
-// is what position t, the i-th of them, gives.
+// Queues the copy of 16 or 4 bytes to shared memory; zeros where it is not wanted.
+static __device__ __forceinline__ void copy16(void *to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(wanted ? 16 : 0)
+                 : "memory");
+}
+static __device__ __forceinline__ void copy4(void *to, const void *from, bool wanted)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(wanted ? 4 : 0)
+                 : "memory");
+}
+static __device__ __forceinline__ void copies_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int PENDING> static __device__ __forceinline__ void copies_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
 namespace
 {
 
-struct PlainRows {
-    enum { BATCH = SEGMENT };
-    struct Raw {
-        uint2 u[BATCH];
-    };
-    const floatX *g;
-    int d;
-    __device__ __forceinline__ void load(Raw &raw, int position, int, int count, int column, bool there) const
-    {
-#pragma unroll
-        for (int i = 0; i < BATCH; i++) {
-            int t = __shfl_sync(0xffffffffu, position, i);
-            raw.u[i] = there && i < count ? *reinterpret_cast<const uint2 *>(g + (int64_t)t * d + column)
-                                          : make_uint2(0, 0);
-        }
-    }
-    __device__ __forceinline__ float4 value(const Raw &raw, int i, int, int) const
-    {
-        return unpack4(raw.u[i]);
-    }
-};
-
-// The four columns of one reader.
 struct DeviceReader {
     RowReader r;    // pitch filled in
     RowSigns signs; // bits NULL: none
     int group;      // channels of a factor
     int sign_words; // of a row of bits
-    __device__ __forceinline__ float factor(int t, int column) const
-    {
-        return r.factor ? __ldg(r.factor + (int64_t)t * r.stride + column / group) : 1;
-    }
-    __device__ __forceinline__ float lead(int t, int column) const
-    {
-        return column < r.leads ? __ldg(r.lead + (int64_t)t * r.leads + column) : 0;
-    }
-    // factor4: of the first column, and of the others where a group holds all four
-    __device__ __forceinline__ float4 value(uint2 u, float factor4, uint32_t bits, int t, int column) const
-    {
-        float4 g = unpack4(u), f = make_float4(factor4, factor4, factor4, factor4);
-        if (group % 4)
-            f = make_float4(factor4, factor(t, column + 1), factor(t, column + 2), factor(t, column + 3));
-        float4 x = make_float4(f.x * g.x, f.y * g.y, f.z * g.z, f.w * g.w);
-        if (column < r.leads)
-            add4(x,
-                 make_float4(lead(t, column), lead(t, column + 1), lead(t, column + 2), lead(t, column + 3)));
-        bits >>= column % 32;
-        return make_float4(flip(x.x, bits), flip(x.y, bits >> 1), flip(x.z, bits >> 2), flip(x.w, bits >> 3));
-    }
 };
-
-template <int READERS> struct ReaderRows {
-    enum { BATCH = 8 / READERS };
-    struct Raw {
-        uint2 u[READERS][BATCH];
-        float factor[READERS][BATCH];
-        uint32_t bits[READERS][BATCH];
-        unsigned wanted; // bit i: the i-th position is there
-    };
+template <int READERS> struct Readers {
     DeviceReader reader[READERS];
-    __device__ __forceinline__ void load(Raw &raw, int position, int first, int count, int column,
-                                         bool there) const
-    {
-        raw.wanted = !there ? 0 : count - first >= BATCH ? ~0u : (1u << max(count - first, 0)) - 1;
-#pragma unroll
-        for (int k = 0; k < READERS; k++) {
-            const DeviceReader &a = reader[k];
-            int sign_row = a.signs.bits ? a.signs.rows[position] : 0;
-#pragma unroll
-            for (int i = 0; i < BATCH; i++) {
-                int t = __shfl_sync(0xffffffffu, position, first + i),
-                    sign = __shfl_sync(0xffffffffu, sign_row, first + i);
-                bool wanted = raw.wanted >> i & 1;
-                raw.u[k][i] =
-                    wanted ? __ldg(reinterpret_cast<const uint2 *>(a.r.g + (int64_t)t * a.r.pitch + column))
-                           : make_uint2(0, 0);
-                raw.factor[k][i] = wanted ? a.factor(t, column) : 0;
-                raw.bits[k][i] = wanted && a.signs.bits
-                                     ? __ldg(a.signs.bits + (int64_t)sign * a.sign_words + column / 32)
-                                     : 0;
-            }
-        }
-    }
-    __device__ __forceinline__ float4 value(const Raw &raw, int i, int t, int column) const
-    {
-        float4 x = make_float4(0, 0, 0, 0);
-#pragma unroll
-        for (int k = 0; k < READERS; k++)
-            if (raw.wanted >> i & 1)
-                add4(x, reader[k].value(raw.u[k][i], raw.factor[k][i], raw.bits[k][i], t, column));
-        return x;
-    }
 };
 
-} // namespace
+// What a warp holds of a position, in shared memory.
+template <int READERS> struct Place {
+    uint4 g[READERS][WARP];
+    float4 old[2][WARP];
+    float lead[READERS][WARP]; // of the first columns, for the warp that has them
+    uint32_t bits[READERS][WARP];
+};
 
-// grid (width / STRIP, segments / ROW_WARPS): the strips of a row are asked for at about the same time
-template <class Source>
-__global__ __launch_bounds__(ROW_THREADS, 2) void rows_grad_kernel(float *dtable,
-                                                                   const __grid_constant__ Source source,
-                                                                   const float *scale, TokenRows rows, int N,
-                                                                   int width, float *partials, int2 *open)
+// One reader, as a warp sees it.
+struct Lane {
+    int column;       // the first of the lane's eight
+    bool there;       // they exist
+    bool first_strip; // the warp has column 0
+};
+
+// Factors of a segment's positions: lane i has those of position i, of the two groups that the strip may
+// have.
+struct Factors {
+    float f[2];
+    int which;  // of the two, for this lane's columns
+    bool plain; // the strip has no more groups, and none ends inside a lane's columns
+};
+
+static __device__ __forceinline__ Factors load_factors(const DeviceReader &a, int position, int strip,
+                                                       int width, int column)
 {
-    int lane = threadIdx.x % WARP, segment = blockIdx.y * ROW_WARPS + threadIdx.x / WARP,
-        column = blockIdx.x * STRIP + 4 * lane;
-    int begin = segment * SEGMENT, count = min(SEGMENT, N - begin), num_rows = *rows.num_rows;
-    if (begin >= N)
-        return;
-    static_assert(SEGMENT < WARP, "a lane holds one position, and one row of the table");
-    bool there = column < width;
-    float factor = scale ? scale[0] : 1;
-    int first = find_row(rows.row_start, num_rows, begin, lane), row = first + lane;
-    int position = lane < count ? rows.order[begin + lane] : 0;
-    int stop = row < num_rows ? rows.row_start[row + 1] : 0, token = row < num_rows ? rows.row_token[row] : 0;
-    bool comes_in = rows.row_start[first] < begin; // the first token began in an earlier segment
-    unsigned ends =
-        __reduce_or_sync(0xffffffffu, stop > begin && stop <= begin + count ? 1u << (stop - begin - 1) : 0);
-    unsigned inside = comes_in ? ends & (ends - 1) : ends; // bit i: a token that lies inside ends at place i
-    int last = __popc(ends), last_stop = __shfl_sync(0xffffffffu, stop, last),
-        last_token = __shfl_sync(0xffffffffu, token, last);
-    bool goes_on = !(ends >> (count - 1) & 1), begins = !comes_in || ends; // of the segment's last token
-    if (blockIdx.x == 0 && lane == 0)
-        open[segment] = make_int2(goes_on && begins ? last_token : -1, (last_stop - 1) / SEGMENT);
-    float *table = dtable + column;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-    for (int at = 0; at < SEGMENT; at += Source::BATCH) {
-        typename Source::Raw raw;
-        float4 old[Source::BATCH];
-        source.load(raw, position, at, count, column, there);
+    if (!a.r.factor)
+        return {{1, 1}, 0, true};
+    int first = strip * STRIP / a.group, last = (min((strip + 1) * STRIP, width) - 1) / a.group;
+    const float *from = a.r.factor + (int64_t)position * a.r.stride;
+    return {{__ldg(from + first), __ldg(from + min(first + 1, last))},
+            min(column, width - 1) / a.group - first,
+            last - first < 2 && a.group % 8 == 0};
+}
+
+static __device__ __forceinline__ void load_place(const DeviceReader &a, uint4 *g, float *lead,
+                                                  uint32_t *bits, int t, int sign_row, const Lane &l)
+{
+    int lane = threadIdx.x % WARP;
+    copy16(g + lane, a.r.g + (l.there ? (int64_t)t * a.r.pitch + l.column : 0), l.there);
+    if (a.signs.bits)
+        copy4(bits + lane, a.signs.bits + (l.there ? (int64_t)sign_row * a.sign_words + l.column / 32 : 0),
+              l.there);
+    if (l.first_strip && a.r.leads)
+        copy4(lead + lane, a.r.lead + (lane < a.r.leads ? (int64_t)t * a.r.leads + lane : 0),
+              lane < a.r.leads);
+}
+
+// sum += what a reader gives at place i of the segment, position t.
+static __device__ __forceinline__ void add_place(float (&sum)[8], const DeviceReader &a, const Factors &f,
+                                                 const uint4 *g, const float *lead, const uint32_t *bits,
+                                                 int i, int t, const Lane &l)
+{
+    int lane = threadIdx.x % WARP;
+    uint4 u = g[lane];
+    uint32_t b = a.signs.bits ? bits[lane] >> l.column % 32 : 0;
+    u.x ^= (b & 1) << 15 | (b & 2) << 30;
+    u.y ^= (b & 4) << 13 | (b & 8) << 28;
+    u.z ^= (b & 16) << 11 | (b & 32) << 26;
+    u.w ^= (b & 64) << 9 | (b & 128) << 24;
+    float x[8];
+    unpack8(u, x);
+    float f0 = __shfl_sync(0xffffffffu, f.f[0], i), f1 = __shfl_sync(0xffffffffu, f.f[1], i),
+          factor = f.which ? f1 : f0;
+    if (f.plain) {
 #pragma unroll
-        for (int i = 0; i < Source::BATCH; i++) {
-            unsigned before = ends & ((1u << (at + i)) - 1);
-            int64_t to = (int64_t)__shfl_sync(0xffffffffu, token, __popc(before)) * width;
-            if (there && inside >> (at + i) & 1)
-                old[i] = *reinterpret_cast<const float4 *>(table + to);
-        }
+        for (int c = 0; c < 8; c++)
+            sum[c] += factor * x[c];
+    } else if (l.there) {
 #pragma unroll
-        for (int i = 0; i < Source::BATCH; i++) {
-            unsigned before = ends & ((1u << (at + i)) - 1);
-            int64_t to = (int64_t)__shfl_sync(0xffffffffu, token, __popc(before)) * width;
-            add4(sum, source.value(raw, i, __shfl_sync(0xffffffffu, position, at + i), column));
-            if (!(ends >> (at + i) & 1) && at + i + 1 != count)
-                continue;
-            int side = !(comes_in && !before); // 0: comes in, 1: begins here
-            if (there && inside >> (at + i) & 1)
-                *reinterpret_cast<float4 *>(table + to) = plus_scaled(old[i], sum, factor);
-            else if (there)
-                *reinterpret_cast<float4 *>(partials + (2 * (int64_t)segment + side) * width + column) = sum;
-            sum = make_float4(0, 0, 0, 0);
-        }
+        for (int c = 0; c < 8; c++)
+            sum[c] += __ldg(a.r.factor + (int64_t)t * a.r.stride + (l.column + c) / a.group) * x[c];
+    }
+    if (l.first_strip && lane < (a.r.leads + 7) / 8) { // zeros from `leads` on
+#pragma unroll
+        for (int c = 0; c < 8; c++)
+            sum[c] += __uint_as_float(__float_as_uint(lead[8 * lane + c]) ^ b >> c << 31);
     }
 }
 
-// A warp for each segment in which a token begins that goes on in the next: adds up that token's partial
-// sums.
-//   open (segments): that token, or -1; the last segment it reaches
-__global__ __launch_bounds__(ROW_THREADS, 3) void rows_join_kernel(float *dtable, const float *scale,
-                                                                   int segments, int width,
-                                                                   const float *partials, const int2 *open)
+} // namespace
+
+// The tokens of a segment. Bit i of `ends`: one ends at place i; of `inside`: and it began in this segment.
+struct SegmentTokens {
+    unsigned ends, inside;
+    bool comes_in;     // the first token began in an earlier segment
+    int token;         // lane k has the token that is the segment's k-th
+    int continued;     // the token that begins here and goes on in the next segment, or -1
+    int last_position; // of the segment's last token
+};
+
+static __device__ __forceinline__ SegmentTokens segment_tokens(const TokenRows &rows, int begin, int count)
 {
-    int lane = threadIdx.x % WARP, segment = blockIdx.y * ROW_WARPS + threadIdx.x / WARP,
-        column = blockIdx.x * STRIP + 4 * lane;
-    if (segment >= segments || column >= width)
+    int lane = threadIdx.x % WARP, num_rows = *rows.num_rows,
+        first = find_row(rows.row_start, num_rows, begin, lane), row = first + lane,
+        stop = row < num_rows ? rows.row_start[row + 1] : 0;
+    SegmentTokens s;
+    s.token = row < num_rows ? rows.row_token[row] : 0;
+    s.comes_in = rows.row_start[first] < begin;
+    s.ends =
+        __reduce_or_sync(0xffffffffu, stop > begin && stop <= begin + count ? 1u << (stop - begin - 1) : 0);
+    s.inside = s.comes_in ? s.ends & (s.ends - 1) : s.ends;
+    int last = __popc(s.ends) % WARP, last_token = __shfl_sync(0xffffffffu, s.token, last);
+    bool goes_on = !(s.ends >> (count - 1) & 1), begins = !s.comes_in || s.ends;
+    s.continued = goes_on && begins ? last_token : -1;
+    s.last_position = __shfl_sync(0xffffffffu, stop, last) - 1;
+    return s;
+}
+
+// Pairs of lanes have sums of 16 columns, eight each. They exchange halves, so that a lane has four of either
+// eight, and a store of the warp writes whole sectors.
+static __device__ __forceinline__ void exchange_halves(const float (&sum)[8], float4 &low, float4 &high)
+{
+    bool odd = threadIdx.x % 2;
+    float got[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        got[c] = __shfl_xor_sync(0xffffffffu, odd ? sum[c] : sum[4 + c], 1);
+    low = odd ? make_float4(got[0], got[1], got[2], got[3]) : make_float4(sum[0], sum[1], sum[2], sum[3]);
+    high = odd ? make_float4(sum[4], sum[5], sum[6], sum[7]) : make_float4(got[0], got[1], got[2], got[3]);
+}
+
+// grid: a warp a strip of a segment; those of a segment are neighbours
+template <int READERS>
+__global__ __launch_bounds__(SUM_THREADS,
+                             SUM_CTAS) void rows_grad_kernel(float *dtable,
+                                                             const __grid_constant__ Readers<READERS> all,
+                                                             const float *scale, TokenRows rows, int N,
+                                                             int width, float *partials, int2 *open)
+{
+    __shared__ Place<READERS> places[SUM_WARPS][DEPTH];
+    static_assert(SEGMENT <= WARP, "a lane holds one position, and one row of the table");
+    int lane = threadIdx.x % WARP, strips = (width + STRIP - 1) / STRIP,
+        warp = blockIdx.x * SUM_WARPS + threadIdx.x / WARP, segment = warp / strips, strip = warp % strips,
+        begin = segment * SEGMENT, count = min(SEGMENT, N - begin);
+    Place<READERS> *place = places[threadIdx.x / WARP];
+    if (begin >= N)
         return;
-    int token = open[segment].x, last = open[segment].y;
-    if (token < 0)
-        return;
-    float4 sum = *reinterpret_cast<const float4 *>(partials + (2 * (int64_t)segment + 1) * width + column);
-    for (int j = segment + 1; j <= last; j += JOIN) {
-        float4 x[JOIN]; // all asked for at once: a frequent token has a hundred of them
+    Lane l = {strip * STRIP + 8 * lane, strip * STRIP + 8 * lane < width, strip == 0};
+    float scale_all = scale ? scale[0] : 1;
+    int position = rows.order[begin + min(lane, count - 1)], sign_row[READERS];
+    Factors factors[READERS];
+#pragma unroll
+    for (int k = 0; k < READERS; k++) {
+        const DeviceReader &a = all.reader[k];
+        sign_row[k] = a.signs.bits ? a.signs.rows[position] : 0;
+        factors[k] = load_factors(a, position, strip, width, l.column);
+    }
+    auto load_gradients = [&](int i) {
+        Place<READERS> &p = place[i % DEPTH];
+#pragma unroll
+        for (int k = 0; k < READERS; k++)
+            load_place(all.reader[k], p.g[k], p.lead[k], p.bits[k], __shfl_sync(0xffffffffu, position, i),
+                       __shfl_sync(0xffffffffu, sign_row[k], i), l);
+    };
+    for (int i = 0; i < min(DEPTH, count); i++)
+        load_gradients(i); // before the rows are searched for
+
+    SegmentTokens tokens = segment_tokens(rows, begin, count);
+    if (strip == 0 && lane == 0)
+        open[segment] = make_int2(tokens.continued, tokens.last_position / SEGMENT);
+    int column1 = strip * STRIP + lane / 2 * 16 + lane % 2 * 4, column2 = column1 + 8; // after the exchange
+    bool there1 = column1 < width, there2 = column2 < width;
+    auto row_at = [&](int i) { // of the token that ends at place i
+        int k = __popc(tokens.ends & ((1u << i) - 1));
+        return dtable + (int64_t)__shfl_sync(0xffffffffu, tokens.token, k) * width;
+    };
+    auto load_row_of_table = [&](int i) {
+        if (!(tokens.inside >> i & 1))
+            return;
+        const float *from = row_at(i);
+        copy16(&place[i % DEPTH].old[0][lane], from + (there1 ? column1 : 0), there1);
+        copy16(&place[i % DEPTH].old[1][lane], from + (there2 ? column2 : 0), there2);
+    };
+#pragma unroll 1
+    for (int i = 0; i < DEPTH; i++) {
+        if (i < count)
+            load_row_of_table(i);
+        copies_commit();
+    }
+
+    float sum[8] = {};
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        const Place<READERS> &p = place[i % DEPTH];
+        copies_wait<DEPTH - 1>();
+        __syncwarp(); // leads are read by other lanes than those that load them
+        int t = __shfl_sync(0xffffffffu, position, i);
+#pragma unroll
+        for (int k = 0; k < READERS; k++)
+            add_place(sum, all.reader[k], factors[k], p.g[k], p.lead[k], p.bits[k], i, t, l);
+        if (tokens.ends >> i & 1 || i + 1 == count) {
+            float4 low, high;
+            exchange_halves(sum, low, high);
+            bool whole = tokens.inside >> i & 1, begins = !tokens.comes_in || tokens.ends & ((1u << i) - 1);
+            float *to = whole ? row_at(i) : partials + (2 * (int64_t)segment + begins) * width;
+            if (whole) {
+                low = plus_scaled(p.old[0][lane], low, scale_all);
+                high = plus_scaled(p.old[1][lane], high, scale_all);
+            }
+            if (there1)
+                *reinterpret_cast<float4 *>(to + column1) = low;
+            if (there2)
+                *reinterpret_cast<float4 *>(to + column2) = high;
+#pragma unroll
+            for (int c = 0; c < 8; c++)
+                sum[c] = 0;
+        }
+        __syncwarp(); // all have read the place
+        if (i + DEPTH < count) {
+            load_gradients(i + DEPTH);
+            load_row_of_table(i + DEPTH);
+        }
+        copies_commit();
+    }
+}
+
+// The partial sums first .. last of a token, in order.
+static __device__ __forceinline__ float4 sum_partials(const float *partials, int first, int last, int width,
+                                                      int column)
+{
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int j = first; j <= last; j += JOIN) {
+        float4 x[JOIN]; // all asked for at once
 #pragma unroll
         for (int k = 0; k < JOIN; k++)
             x[k] = j + k <= last
@@ -283,39 +363,55 @@ __global__ __launch_bounds__(ROW_THREADS, 3) void rows_join_kernel(float *dtable
         for (int k = 0; k < JOIN; k++)
             add4(sum, x[k]);
     }
-    float4 *p = reinterpret_cast<float4 *>(dtable + (int64_t)token * width + column);
+    return sum;
+}
+
+// A warp for each segment in which a token begins that goes on in the next: adds up that token's partial
+// sums. All warps of the CTA share those of a frequent token.
+//   open (segments): that token, or -1; the last segment it reaches
+__global__ __launch_bounds__(ROW_THREADS, 3) void rows_join_kernel(float *dtable, const float *scale,
+                                                                   int segments, int width,
+                                                                   const float *partials, const int2 *open)
+{
+    __shared__ float4 shares[ROW_WARPS][WARP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, segment = blockIdx.y * ROW_WARPS + warp,
+        column = blockIdx.x * JOIN_COLUMNS + 4 * lane;
+    bool there = column < width;
+    int2 mine = segment < segments ? open[segment] : make_int2(-1, 0);
+    float4 sum = make_float4(0, 0, 0, 0);
+    if (mine.x >= 0 && mine.y - segment <= JOIN && there)
+        sum = sum_partials(partials, segment + 1, mine.y, width, column);
+    for (int w = 0; w < ROW_WARPS; w++) {
+        int from = blockIdx.y * ROW_WARPS + w;
+        int2 token = from < segments ? open[from] : make_int2(-1, 0);
+        int count = token.y - from;
+        if (token.x < 0 || count <= JOIN)
+            continue;
+        int each = (count + ROW_WARPS - 1) / ROW_WARPS, first = from + 1 + warp * each;
+        if (there)
+            shares[warp][lane] = sum_partials(partials, first, min(first + each - 1, token.y), width, column);
+        __syncthreads();
+        if (warp == w && there)
+            for (int k = 0; k < ROW_WARPS; k++)
+                add4(sum, shares[k][lane]);
+        __syncthreads();
+    }
+    if (mine.x < 0 || !there)
+        return;
+    add4(sum, *reinterpret_cast<const float4 *>(partials + (2 * (int64_t)segment + 1) * width + column));
+    float4 *p = reinterpret_cast<float4 *>(dtable + (int64_t)mine.x * width + column);
     *p = plus_scaled(*p, sum, scale ? scale[0] : 1);
 }
 
-template <class Source>
-static void rows_grad(Stream s, float *dtable, const Source &source, const float *scale,
-                      const TokenRows *rows, int N, int width)
-{
-    int64_t segments = ceil_div(N, SEGMENT);
-    dim3 grid((unsigned)ceil_div(width, STRIP), (unsigned)ceil_div(segments, ROW_WARPS));
-    float *partials = scratch_floats(s, SCRATCH_TABLE_GRAD, (size_t)segments * (2 * (size_t)width + 2));
-    int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * width);
-    rows_grad_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, source, scale, *rows, N, width, partials, open);
-    CHECK_LAUNCH();
-    rows_join_kernel<<<grid, ROW_THREADS, 0, s>>>(dtable, scale, (int)segments, width, partials, open);
-    CHECK_LAUNCH();
-}
-
-void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,
-                    int N, int d)
-{
-    OP_SCOPE(embedding_grad, N, d);
-    if (N > 0)
-        rows_grad(s, dtable, PlainRows{g, d}, scale, rows, N, d);
-}
-
+// Fills in what readers leave out, takes scratch and launches both kernels.
 template <int READERS>
-static void table_grad_of(Stream s, float *dtable, const RowReader *readers, const TokenRows *rows, int N,
-                          int d, int width)
+static void rows_grad(Stream s, float *dtable, const RowReader *readers, const float *scale,
+                      const TokenRows *rows, int N, int d, int width)
 {
-    ReaderRows<READERS> source = {};
+    Readers<READERS> all = {};
     for (int k = 0; k < READERS; k++) {
-        DeviceReader *to = &source.reader[k];
+        DeviceReader *to = &all.reader[k];
+        assert(readers[k].leads <= MOST_LEADS && readers[k].pitch % 8 == 0);
         to->r = readers[k];
         to->r.pitch = readers[k].pitch ? readers[k].pitch : d;
         to->group = readers[k].factor ? d / readers[k].groups : d;
@@ -323,7 +419,26 @@ static void table_grad_of(Stream s, float *dtable, const RowReader *readers, con
             to->signs = *readers[k].signs;
         to->sign_words = (width + 31) / 32;
     }
-    rows_grad(s, dtable, source, NULL, rows, N, width);
+    int64_t segments = ceil_div(N, SEGMENT), warps = segments * ceil_div(width, STRIP);
+    dim3 join((unsigned)ceil_div(width, JOIN_COLUMNS), (unsigned)ceil_div(segments, ROW_WARPS));
+    float *partials = scratch_floats(s, SCRATCH_TABLE_GRAD, (size_t)segments * (2 * (size_t)width + 2));
+    int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * width);
+    rows_grad_kernel<READERS><<<(unsigned)ceil_div(warps, SUM_WARPS), SUM_THREADS, 0, s>>>(dtable, all, scale,
+                                                                                           *rows, N, width,
+                                                                                           partials, open);
+    CHECK_LAUNCH();
+    rows_join_kernel<<<join, ROW_THREADS, 0, s>>>(dtable, scale, (int)segments, width, partials, open);
+    CHECK_LAUNCH();
+}
+
+void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,
+                    int N, int d)
+{
+    OP_SCOPE(embedding_grad, N, d);
+    RowReader reader = {};
+    reader.g = g;
+    if (N > 0)
+        rows_grad<1>(s, dtable, &reader, scale, rows, N, d, d);
 }
 
 void table_grad(Stream s, float *dtable, const RowReader *readers, int count, const TokenRows *rows, int N,
@@ -332,5 +447,5 @@ void table_grad(Stream s, float *dtable, const RowReader *readers, int count, co
     OP_SCOPE(table_grad, readers, count, N, d, width);
     assert(count >= 1 && count <= ROW_READERS && d % 8 == 0 && width % 8 == 0 && width <= d);
     if (N > 0)
-        (count == 1 ? table_grad_of<1> : table_grad_of<2>)(s, dtable, readers, rows, N, d, width);
+        (count == 1 ? rows_grad<1> : rows_grad<2>)(s, dtable, readers, NULL, rows, N, d, width);
 }
