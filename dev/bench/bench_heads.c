@@ -2,8 +2,8 @@
 // first and last stage: heads before and after attention, attention alone (plain and in pairs of heads), DC.
 //
 //   bench_heads [--csv FILE] [--portable] [--keys WIDTH] [FILTER...]
-//       WIDTH: of a head of q and k, 96 in the records of August 2026; FILTER: only ops whose name contains
-//       one of them
+//       WIDTH: of a head of q and k; without it attention has heads of E, and what is before it heads of E
+//       and of 96, as in the records of August 2026; FILTER: only ops whose name contains one of them
 //
 // A call is captured REPEATS times in a graph; the best of ROUNDS launches counts. GB/s and TFLOP/s are of
 // the least that an op must move and compute (llmc/ops/costs.h has the same).
@@ -16,6 +16,7 @@ enum {
     MOST_N = 49152,
     H = 6,
     E = 128,
+    NARROW = 96, // heads of q and k
     D = H * E,
     COLUMNS = 64, // of a row of the generator
     ROWS = 50304, // of the table of values
@@ -328,7 +329,7 @@ static void report(const char *name, void (*op)(void), double values, double key
     fflush(stdout);
 }
 
-static void bench_rows(void)
+static void bench_before(void)
 {
     report("heads_forward", op_heads, 2, 4, 0);
     report("heads_forward, gates", op_heads_gates, 3, 4, 0);
@@ -336,6 +337,17 @@ static void bench_rows(void)
     report("heads_backward", op_heads_backward, 2, 6, 0);
     report("heads_backward, gates", op_heads_backward_gates, 3, 6, 0);
     report("heads_backward, factors, sums", op_heads_backward_factors, 4, 8, 0);
+}
+
+static void bench_rows(void)
+{
+    int given = width;
+    bench_before();
+    if (given == E) {
+        width = NARROW;
+        bench_before();
+        width = given;
+    }
     report("heads_output_forward", op_output, 3, 0, 0);
     report("heads_output_backward", op_output_backward, 5, 0, 0);
 }

@@ -5,23 +5,23 @@
 
 // Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q and v in place,
 // heads of q and k of another width; 3 gates, paired, where the number of heads is even; 4 factors, key
-// offset, that width, paired.
+// offset, that width, paired; 5 gates, key offset, that width.
 typedef struct {
     bool gates, factors, other_width, paired, offset, in_place;
 } HeadsVariant;
 static HeadsVariant heads_variant(const Case *c)
 {
-    static const HeadsVariant all[] =
-        {{0},
-         {.gates = true, .offset = true},
-         {.factors = true, .in_place = true, .other_width = true},
-         {.gates = true, .paired = true},
-         {.factors = true, .other_width = true, .paired = true, .offset = true}};
+    static const HeadsVariant all[] = {{0},
+                                       {.gates = true, .offset = true},
+                                       {.factors = true, .in_place = true, .other_width = true},
+                                       {.gates = true, .paired = true},
+                                       {.factors = true, .other_width = true, .paired = true, .offset = true},
+                                       {.gates = true, .other_width = true, .offset = true}};
     HeadsVariant v = all[c->variant];
     v.paired &= c->z.H % 2 == 0;
     return v;
 }
-enum { HEADS_VARIANTS = 5, FACTOR_STRIDE = 5 };
+enum { HEADS_VARIANTS = 6, FACTOR_STRIDE = 5 };
 
 static int heads_width(const Case *c) // of q and k
 {

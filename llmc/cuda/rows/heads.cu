@@ -1,153 +1,104 @@
 // Heads of the records of 2026 before attention: norm, rope on pairs, key offset, values. Backward:
 // heads_backward.cu.
 //
-// Heads of q and k of width 16, 32, 64 or 128, of v of 8, 16 ... 256, at most 32 of them: one warp a token in
-// 16-byte vectors; a power of two of neighbouring lanes shares a head, and a rotating pair lies in one lane.
-// Other widths: pair by pair.
+// Heads of q and k of multiples of 16, of v of multiples of 8, up to 256: half a warp a head of a token (a
+// warp above 128), a 16-byte vector a lane, all loads before the first store. Other widths: pair by pair.
 //
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: forward q, k, v in and out 9216 (2.2 ns; 35 us for
-// 16384 tokens), 1536 more for each of u and extra (6 us). Angles and scalars of a token: some 300.
+// 16384 tokens), 1536 more for each of u and extra (6 us); at qk = 96 7680. Angles and scalars: some 300.
 #include "llmc/cuda/rows/heads.cuh"
 
 namespace
 {
 
+enum { CTAS = 4 };                            // a multiprocessor, for loads in flight
 const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-const unsigned WHOLE_WARP = 0xffffffffu;
 
-bool fast_path(int H, int e, int qk)
-{
-    bool powers = (e & (e - 1)) == 0 && (qk & (qk - 1)) == 0;
-    return powers && qk >= 16 && qk <= 128 && e >= 8 && e <= 256 && H <= WARP && H * qk <= MAX_DIM;
-}
-
-// ---- one vector -------------------------------------------------------------------------------------------
-
-// Cosines and sines of the four pairs of a vector.
-struct Turn {
-    float c[4], s[4];
-};
-
-// Of the lane's vectors: they are the same vector of heads of the same parity, because two heads or more
-// lie beside each other in a warp.
-__device__ __forceinline__ Turn load_turn(const HeadsForward &a, int64_t t, int lane)
-{
-    int lanes = a.qk / 8, j = lane % lanes;
-    if (j >= lanes / 2)
-        return {{1, 1, 1, 1}, {0, 0, 0, 0}};
-    int64_t at = position_of(a, t, lane / lanes) * (a.qk / 4);
-    Turn turn;
-    unpack4(((const uint2 *)(a.cos + at))[j], turn.c);
-    unpack4(((const uint2 *)(a.sin + at))[j], turn.s);
-    return turn;
-}
-
-// ---- forward ----------------------------------------------------------------------------------------------
-
-// Before the sigmoid and its factor: gate_w_n . (h[0:I], u[0:I]).
-__device__ __forceinline__ float gate_sum(const ValueMix &m, int n, const floatX *h, const floatX *u)
-{
-    int inputs = m.gate_inputs;
-    const floatX *w = m.gate_w + n * 2 * inputs;
-    float sum = 0;
-#pragma unroll
-    for (int c = 0; c < MAX_GATE_INPUTS / 2; c++)
-        if (c < inputs)
-            sum += to_float(w[c]) * to_float(h[c]) + to_float(w[inputs + c]) * to_float(u[c]);
-    return sum;
-}
-
-// gate_n of a token; what gates of their own give is stored.
+// gate_n of a token, by all of the LANES lanes of a head; lane c has input c.
+template <int LANES>
 __device__ __forceinline__ float value_gate(const ValueMix &m, int64_t t, int n, const floatX *u, int H,
-                                            int d)
+                                            int d, int c)
 {
+    static_assert(LANES >= MAX_GATE_INPUTS);
     if (!m.gate_w)
         return m.factor[t * m.stride + n / (H / m.groups)];
-    return m.gate[t * H + n] = 2 * sigmoid(gate_sum(m, n, m.h + t * d, u));
+    int inputs = m.gate_inputs;
+    float x[1] = {};
+    if (c < 2 * inputs)
+        x[0] = to_float(m.gate_w[n * 2 * inputs + c]) * to_float(c < inputs ? m.h[t * d + c] : u[c - inputs]);
+    lane_sums<LANES>(x);
+    return 2 * sigmoid(x[0]);
 }
 
-// A row of q or k. shifted: the second half of each head goes to the next row, too to its own in row 0.
-template <int VPL>
-__device__ __forceinline__ void norm_rotate_row(floatX *out, float *rstd, const floatX *raw, const Turn &turn,
-                                                int width, int qk, bool shifted, bool first_row, int lane)
+// ---- vectors ----------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint4 norm_rotate(const float (&x)[8], float rstd, const Rotation &turn)
 {
-    int vectors = width / 8, lanes = qk / 8, shift = __ffs(lanes) - 1;
-    bool below = shifted && lane % lanes >= lanes / 2;
-    uint4 u[VPL];
-    load_row(u, raw, vectors, lane);
+    float y[8], c[4], s[4];
+    unpack4(turn.c, c);
+    unpack4(turn.s, s);
 #pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        int v = lane + WARP * i;
-        float x[8];
-        unpack8(u[i], x);
-        float r = 1.0f / sqrtf(group_sum(dot8(x, x), lanes, WHOLE_WARP) / (float)qk + RMS_EPS);
-        if (v >= vectors)
-            continue;
-        if (lane % lanes == 0)
-            rstd[v >> shift] = r;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float even = x[2 * k] * r, odd = x[2 * k + 1] * r;
-            x[2 * k] = even * turn.c[k] + odd * turn.s[k];
-            x[2 * k + 1] = odd * turn.c[k] - even * turn.s[k];
-        }
-        uint4 y = pack8(x);
-        if (!below || first_row)
-            store_vec(out, v, y);
-        if (below)
-            store_vec(out + width, v, y);
+    for (int k = 0; k < 4; k++) {
+        float even = x[2 * k] * rstd, odd = x[2 * k + 1] * rstd;
+        y[2 * k] = even * c[k] + odd * s[k];
+        y[2 * k + 1] = odd * c[k] - even * s[k];
     }
+    return pack8(y);
 }
 
-template <int VPL>
-__device__ __forceinline__ void values_row(const HeadsForward &a, int64_t t, int H, int e, int lane)
+template <int LANES>
+__global__ __launch_bounds__(ROW_THREADS,
+                             CTAS) void heads_forward_kernel(const __grid_constant__ HeadsForward a, int N,
+                                                             int H, int e)
 {
+    unsigned heads = (unsigned)N * (unsigned)H, id = blockIdx.x * ROW_THREADS + threadIdx.x,
+             unit = min(id / LANES, heads - 1); // no 64-bit divisions
+    bool has = id / LANES < heads;              // lanes of none take part in sums
+    int j = (int)id % LANES, n = (int)(unit % (unsigned)H), qk = a.qk, d = H * e;
+    int keys = qk / 8, values = e / 8, key_at = (int)unit * keys + j, value_at = (int)unit * values + j;
+    bool key = has && j < keys, value = has && j < values, below = a.offset && j >= keys / 2;
+    int64_t t = unit / (unsigned)H;
     const ValueMix &m = a.value;
-    int d = H * e, vectors = d / 8;
-    int64_t at = t * d;
     const floatX *u_row = m.table ? m.table + (int64_t)m.tokens[t] * d : NULL;
-    uint4 raw[VPL], u[VPL], extra[VPL];
-    load_row(raw, a.raw_v + at, vectors, lane);
-    if (u_row)
-        load_row(u, u_row, vectors, lane);
-    if (m.extra)
-        load_row(extra, m.extra + at, vectors, lane);
-    float mine = u_row && lane < H ? value_gate(m, t, lane, u_row, H, d) : 0;
+    uint4 raw_q = vector_or_zero(a.raw_q, key_at, key), raw_k = vector_or_zero(a.raw_k, key_at, key),
+          raw_v = vector_or_zero(a.raw_v, value_at, value),
+          extra = vector_or_zero(m.extra, value_at, value && m.extra),
+          u = vector_or_zero(u_row, n * values + j, value && u_row);
+    Rotation turn = load_rotation(a, t, n, j);
+    float gate = u_row ? value_gate<LANES>(m, t, n, u_row, H, d, j) : 0;
+
+    float q[8], k[8], v[8], x[8];
+    unpack8(raw_q, q);
+    unpack8(raw_k, k);
+    float sums[2] = {dot8(q, q), dot8(k, k)};
+    lane_sums<LANES>(sums);
+    float rstd_q = 1.0f / sqrtf(sums[0] / (float)qk + RMS_EPS),
+          rstd_k = 1.0f / sqrtf(sums[1] / (float)qk + RMS_EPS);
+    uint4 y = norm_rotate(k, rstd_k, turn);
+    if (key)
+        store_vec(a.q, key_at, norm_rotate(q, rstd_q, turn));
+    if (key && (!below || t == 0))
+        store_vec(a.k, key_at, y);
+    if (key && below)
+        store_vec(a.k, key_at + H * keys, y);
+
+    unpack8(raw_v, v);
+    unpack8(u, x);
 #pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        float v[8], x[8], gate = __shfl_sync(WHOLE_WARP, mine, min((lane + WARP * i) * 8 / e, H - 1));
-        unpack8(raw[i], v);
-        if (u_row) {
-            unpack8(u[i], x);
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                v[k] += gate * x[k];
-        }
-        if (m.extra) {
-            unpack8(extra[i], x);
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                v[k] += x[k];
-        }
-        raw[i] = pack8(v);
+    for (int i = 0; i < 8; i++)
+        v[i] += gate * x[i];
+    add8(v, extra);
+    if (value)
+        store_vec(a.v, value_at, pack8(v));
+    if (has && j == 0) {
+        a.rstd_q[unit] = rstd_q;
+        a.rstd_k[unit] = rstd_k;
+        if (u_row && m.gate_w)
+            m.gate[unit] = gate;
     }
-    store_row(a.v + at, raw, vectors, lane);
 }
 
-template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS) void heads_forward_kernel(HeadsForward a, int N, int H, int e)
-{
-    int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, width = H * a.qk;
-    if (row >= N)
-        return;
-    int64_t t = row, at = t * width;
-    Turn turn = load_turn(a, t, lane);
-    norm_rotate_row<VPL>(a.q + at, a.rstd_q + t * H, a.raw_q + at, turn, width, a.qk, false, false, lane);
-    norm_rotate_row<VPL>(a.k + at, a.rstd_k + t * H, a.raw_k + at, turn, width, a.qk, a.offset, t == 0, lane);
-    values_row<VPL>(a, t, H, e, lane);
-}
-
-// ---- forward, any width: one warp a head of a token -------------------------------------------------------
+// ---- any width: one warp a head of a token ----------------------------------------------------------------
 
 __device__ __forceinline__ void norm_rotate_any(floatX *out, float *rstd, const floatX *raw,
                                                 const HeadsForward &a, int64_t t, int H, int n, bool shifted,
@@ -184,7 +135,9 @@ __global__ __launch_bounds__(ROW_THREADS) void heads_forward_any_kernel(HeadsFor
     norm_rotate_any(a.q + at, a.rstd_q + unit, a.raw_q + at, a, t, H, n, false, lane);
     norm_rotate_any(a.k + at, a.rstd_k + unit, a.raw_k + at, a, t, H, n, a.offset, lane);
     const floatX *u = m.table ? m.table + (int64_t)m.tokens[t] * d : NULL;
-    float gate = u ? value_gate(m, t, n, u, H, d) : 0; // all lanes store the same value
+    float gate = u ? value_gate<WARP>(m, t, n, u, H, d, lane) : 0;
+    if (u && m.gate_w && lane == 0)
+        m.gate[unit] = gate;
     for (int c = lane; c < e; c += WARP) {
         float v = to_float(a.raw_v[unit * e + c]);
         if (u)
@@ -203,13 +156,12 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
     if (N <= 0)
         return;
     assert(a->qk % 4 == 0 && (!a->paired || H % 2 == 0));
-    if (fast_path(H, e, a->qk)) {
-        int width = H * (a->qk > e ? a->qk : e);
-        unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-        DISPATCH_WIDTH(width, (heads_forward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(*a, N, H, e)));
-    } else {
-        unsigned blocks = (unsigned)ceil_div((int64_t)N * H, ROW_WARPS);
-        heads_forward_any_kernel<<<blocks, ROW_THREADS, 0, s>>>(*a, N, H, e);
-    }
+    int64_t heads = (int64_t)N * H;
+    if (!heads_in_vectors(a->qk, e))
+        heads_forward_any_kernel<<<ceil_div(heads, ROW_WARPS), ROW_THREADS, 0, s>>>(*a, N, H, e);
+    else if (a->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2)
+        heads_forward_kernel<16><<<ceil_div(heads * 16, ROW_THREADS), ROW_THREADS, 0, s>>>(*a, N, H, e);
+    else
+        heads_forward_kernel<32><<<ceil_div(heads * 32, ROW_THREADS), ROW_THREADS, 0, s>>>(*a, N, H, e);
     CHECK_LAUNCH();
 }

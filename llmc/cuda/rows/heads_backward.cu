@@ -1,18 +1,19 @@
 // Backward of heads before attention (heads.cu).
 //
-// Heads of 128: one warp a token, half a warp a head, the lane the same vector of every second head. All rows
-// are loaded before the first is used, all sums of the heads of a row are made at once, and what gates give
-// is summed in registers. Other widths: pair by pair.
+// Heads of q and k of multiples of 16, of v of multiples of 8, up to 256: one warp a token, half a warp a
+// head (a warp above 128), a 16-byte vector a lane. Other widths: pair by pair. All loads of a head come
+// before its first store, which the compiler cannot move them over; the sums of a head are made at once.
 //
-// Bytes a token at d = 768, at 4.27 TB/s: dq, dk, dv, q, k in, dqkv out 12288 (2.9 ns; 47 us for 16384
-// tokens), 1536 more for u and for each further gradient (6 us). Some 900 instructions of a warp: 17 us.
-// Before (H200, 2026-11-23), with any power of two as width and row after row: 3000 instructions, 84 us, and
-// with gates 217.
+// Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: dq, dk, dv, q, k in, dqkv out 12288 (2.9 ns; 47 us
+// for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984.
 #include "llmc/cuda/attention/gates.cuh"
 #include "llmc/cuda/rows/heads.cuh"
 
 namespace
 {
+
+enum { CTAS = 3 };                      // a multiprocessor, for loads in flight
+const size_t STATIC_SHARED = 48 * 1024; // that a kernel has without asking
 
 struct Backward {
     HeadsBackward b; // without `forward`
@@ -36,11 +37,12 @@ struct RowGradient {
     bool shifted, first_row, last_row;
 };
 
-// Zeros for the warp's sums, by the lanes that add to them.
+// Zeros for the warp's sums.
 __device__ __forceinline__ void clear_sums(float *sums, int inputs, int H, int lane)
 {
     for (int n = 0; n < H && lane < inputs; n++)
         sums[n * inputs + lane] = 0;
+    __syncwarp();
 }
 
 __device__ __forceinline__ float2 sum_of_two(const floatX *dy, const floatX *add, int64_t at)
@@ -86,167 +88,7 @@ __device__ __forceinline__ void unrotate_any(const RowGradient &r, const HeadsFo
     }
 }
 
-// ---- heads of 128 -----------------------------------------------------------------------------------------
-
-enum { HEAD = 128, HALF_WARP = WARP / 2 };
-const unsigned WHOLE_WARP = 0xffffffffu;
-
-// The lane's vectors of a row, of every second head: of the heads and of their gradients.
-template <int VPL> struct RowVectors {
-    uint4 y[VPL], dy[VPL];
-};
-
-// below: the lane's vectors are of second halves that are in the next row
-template <int VPL>
-__device__ __forceinline__ void load_vectors(RowVectors<VPL> &u, const RowGradient &r, bool below, int width,
-                                             int lane)
-{
-    int vectors = width / 8;
-    load_row(u.y, r.y + (below ? width : 0), vectors, lane);
-    load_row(u.dy, r.dy + (below && !r.last_row ? width : 0), below && r.last_row ? 0 : vectors, lane);
-}
-
-// Sums over half warps.
-template <int VPL> __device__ __forceinline__ void half_sums(float (&x)[VPL])
-{
-#pragma unroll
-    for (int step = HALF_WARP / 2; step; step >>= 1)
-#pragma unroll
-        for (int i = 0; i < VPL; i++)
-            x[i] += __shfl_xor_sync(WHOLE_WARP, x[i], step);
-}
-
-// Angles of the lane's four pairs, in bf16; its vectors are the same ones of heads of one parity.
-struct Rotation {
-    uint2 c, s;
-};
-
-__device__ __forceinline__ Rotation load_rotation(const HeadsForward &a, int64_t t, int lane)
-{
-    int j = lane % HALF_WARP;
-    int64_t at = position_of(a, t, lane / HALF_WARP) * (HEAD / 4) + 4 * j;
-    if (j >= HALF_WARP / 2)
-        return {make_uint2(0x3f803f80, 0x3f803f80), make_uint2(0, 0)}; // ones, noughts
-    return {*(const uint2 *)(a.cos + at), *(const uint2 *)(a.sin + at)};
-}
-
-template <int VPL>
-__device__ __forceinline__ void unrotate_row(const RowVectors<VPL> &u, const RowGradient &r,
-                                             const Rotation &turn, bool below, int width, int lane)
-{
-    int vectors = width / 8;
-    float g[VPL][8], mean[VPL];
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        int v = lane + WARP * i;
-        bool has = v < vectors;
-        float y[8], rstd = has ? r.rstd[v / HALF_WARP] : 0;
-        unpack8(u.dy[i], g[i]);
-        if (r.add && has && !(below && r.last_row))
-            add_vec(g[i], r.add + (below ? width : 0), v);
-        if (r.first_row && has && below) {
-            add_vec(g[i], r.dy, v);
-            if (r.add)
-                add_vec(g[i], r.add, v);
-        }
-        unpack8(u.y[i], y);
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            g[i][k] *= rstd;
-        mean[i] = dot8(g[i], y);
-    }
-    half_sums(mean);
-    float c[4], sine[4], inverse[4];
-    unpack4(turn.c, c);
-    unpack4(turn.s, sine);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        inverse[k] = __fdividef(1.0f / HEAD, c[k] * c[k] + sine[k] * sine[k]);
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        float y[8];
-        unpack8(u.y[i], y);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float2 x = unrotate({g[i][2 * k], g[i][2 * k + 1]}, {y[2 * k], y[2 * k + 1]}, c[k], sine[k],
-                                mean[i] * inverse[k]);
-            g[i][2 * k] = x.x;
-            g[i][2 * k + 1] = x.y;
-        }
-        if (lane + WARP * i < vectors)
-            store_vec(r.out, lane + WARP * i, pack8(g[i]));
-    }
-}
-
-// dv of a token, and in dot the sums over heads of dv u, when there is a u.
-template <int VPL>
-__device__ __forceinline__ void store_values(floatX *out, const uint4 (&dv)[VPL], const floatX *add,
-                                             const uint4 (&u)[VPL], bool with_u, float (&dot)[VPL],
-                                             int vectors, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        int v = lane + WARP * i;
-        float g[8], x[8];
-        unpack8(dv[i], g);
-        if (add && v < vectors)
-            add_vec(g, add, v);
-        if (v < vectors)
-            store_vec(out, v, pack8(g));
-        unpack8(u[i], x);
-        dot[i] = with_u ? dot8(g, x) : 0;
-    }
-    if (with_u)
-        half_sums(dot);
-}
-
-// Gates of their own: lane c has input c of all heads' gates.  sums: of their weights' gradients, (H, 2 I) in
-// shared memory (in registers they spill);  dot: sums of dv u of heads lane / 16 + 2 i
-template <int VPL>
-__device__ __forceinline__ void gates_backward(float *sums, const HeadsBackward &b, const ValueMix &m,
-                                               int64_t t, float (&dot)[VPL], int H, int lane)
-{
-    int inputs = m.gate_inputs, d = H * HEAD;
-    float lead = 0, input = 0;
-    if (lane < inputs)
-        input = to_float(m.h[t * d + lane]);
-    else if (lane < 2 * inputs)
-        input = to_float(m.table[(int64_t)m.tokens[t] * d + lane - inputs]);
-#pragma unroll
-    for (int i = 0; i < VPL; i++) {
-        int n = lane / HALF_WARP + 2 * i;
-        float gate = n < H ? m.gate[t * H + n] : 0;
-        dot[i] *= gate * (1 - gate / 2); // before the sigmoid
-    }
-#pragma unroll
-    for (int n = 0; n < 2 * VPL; n++) {
-        float dgate = __shfl_sync(WHOLE_WARP, dot[n / 2], n % 2 * HALF_WARP);
-        int at = n * 2 * inputs + lane;
-        if (n >= H || lane >= 2 * inputs)
-            continue;
-        sums[at] += dgate * input;
-        lead += dgate * to_float(m.gate_w[at]);
-    }
-    if (lane < inputs)
-        b.dh_lead[t * inputs + lane] = lead;
-    else if (lane < 2 * inputs)
-        b.du_lead[t * inputs + lane - inputs] = lead;
-}
-
-// Lane g has group g.
-template <int VPL>
-__device__ __forceinline__ void factors_backward(const HeadsBackward &b, const ValueMix &m, int64_t t,
-                                                 const float (&dot)[VPL], int group, int H, int lane)
-{
-    float sum = 0; // group: heads of one
-#pragma unroll
-    for (int n = 0; n < 2 * VPL; n++) {
-        float of_head = __shfl_sync(WHOLE_WARP, dot[n / 2], n % 2 * HALF_WARP);
-        sum += n < H && n >= lane * group && n < (lane + 1) * group ? of_head : 0;
-    }
-    if (lane < m.groups)
-        b.dfactor[t * m.stride + lane] = sum;
-}
+// ---- a token: its rows, its gates or factors --------------------------------------------------------------
 
 __device__ __forceinline__ RowGradient query_row(const Backward &a, int64_t t, floatX *out, int H, int width)
 {
@@ -262,92 +104,183 @@ __device__ __forceinline__ RowGradient key_row(const Backward &a, int64_t t, flo
     return {out, a.f.rstd_k + t * H, a.f.k + at, a.b.dk + at, add, a.f.offset, t == 0, t + 1 == N};
 }
 
-template <int VPL, bool GATES>
-__global__ __launch_bounds__(ROW_THREADS, VPL <= 3 ? 2 : 1) void heads_backward_128_kernel(
-    const __grid_constant__ Backward a, int N, int H, float *partials, unsigned *counter)
+// What the LANES lanes of a head add up, head by head.
+struct TokenSums {
+    float lead;   // lane c < 2 I: what the gates give to their input c
+    float factor; // lane g: of group g
+};
+
+// Of head n, for lane c: input c of the gates and its weight. (Loaded for every head, from the L1 cache: a
+// load of the token's would be waited for before those of its first head.)
+struct HeadGate {
+    float gate, weight, input;
+};
+
+// u: the token's row of the table
+template <bool GATES>
+__device__ __forceinline__ HeadGate load_gate(const ValueMix &m, int64_t t, int n, const floatX *u, int H,
+                                              int d, int c)
+{
+    int inputs = m.gate_inputs;
+    if (!GATES || n >= H || c >= 2 * inputs)
+        return {};
+    return {m.gate[t * H + n], to_float(m.gate_w[n * 2 * inputs + c]),
+            to_float(c < inputs ? m.h[t * d + c] : u[c - inputs])};
+}
+
+// dot: dv_n . u_n, known to all lanes of the head; group: heads of one;  gate_sums (H, 2 I): the warp's sums
+// for dgate_w, in shared memory
+template <bool GATES>
+__device__ __forceinline__ void add_head(TokenSums &s, float *gate_sums, const HeadGate &of_head, int inputs,
+                                         int group, int n, float dot, int H, int c)
+{
+    if (!GATES) {
+        s.factor += n < H && n >= c * group && n < (c + 1) * group ? dot : 0;
+        return;
+    }
+    if (n >= H || c >= inputs)
+        return;
+    float dgate = dot * of_head.gate * (1 - of_head.gate / 2); // before the sigmoid
+    gate_sums[n * inputs + c] += dgate * of_head.input;
+    s.lead += dgate * of_head.weight;
+}
+
+// All lanes of the warp call.
+template <int LANES, bool GATES>
+__device__ __forceinline__ void store_sums(const TokenSums &s, const HeadsBackward &b, const ValueMix &m,
+                                           int64_t t, int lane)
+{
+    int inputs = m.gate_inputs;
+    float sum = GATES ? s.lead : s.factor;
+    if (LANES < WARP)
+        sum += __shfl_xor_sync(WHOLE_WARP, sum, LANES); // of the even heads and the odd ones
+    if (!GATES) {
+        if (lane < m.groups)
+            b.dfactor[t * m.stride + lane] = sum;
+    } else if (lane < inputs) {
+        b.dh_lead[t * inputs + lane] = sum;
+    } else if (lane < 2 * inputs) {
+        b.du_lead[t * inputs + lane - inputs] = sum;
+    }
+}
+
+// ---- vectors ----------------------------------------------------------------------------------------------
+
+// q or k and its gradients, all tokens.
+struct KeyTensors {
+    const floatX *y, *dy, *add;
+};
+
+// The lane's vector of a head of q or k, and of its gradient.
+struct KeyVectors {
+    uint4 y, dy;
+};
+
+__device__ __forceinline__ KeyVectors load_keys(const KeyTensors &k, int v, bool has, bool has_gradient)
+{
+    return {vector_or_zero(k.y, v, has), vector_or_zero(k.dy, v, has_gradient)};
+}
+
+// g: the gradient of y. The further one is in few layers: registers for its loads beside the others would
+// cost all of them a CTA.  own: vector own_v counts, too
+__device__ __forceinline__ void gradient(float (&g)[8], const KeyVectors &u, const KeyTensors &k, int v,
+                                         bool has, int own_v, bool own)
+{
+    unpack8(u.dy, g);
+    if (k.add)
+        add8(g, vector_or_zero(k.add, v, has));
+    if (own) {
+        add8(g, load_vec(k.dy, own_v));
+        add8(g, vector_or_zero(k.add, own_v, k.add));
+    }
+}
+
+__device__ __forceinline__ float dot_of(const float (&g)[8], uint4 u)
+{
+    float x[8];
+    unpack8(u, x);
+    return dot8(g, x);
+}
+
+// mean: of g y over the head
+__device__ __forceinline__ uint4 unrotate8(const float (&g)[8], uint4 u, const Rotation &turn, float rstd,
+                                           float mean)
+{
+    float y[8], c[4], s[4], dx[8];
+    unpack8(u, y);
+    unpack4(turn.c, c);
+    unpack4(turn.s, s);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float scale = mean * __fdividef(1, c[k] * c[k] + s[k] * s[k]);
+        float2 x =
+            unrotate({g[2 * k], g[2 * k + 1]}, {y[2 * k], y[2 * k + 1]}, rstd * c[k], rstd * s[k], scale);
+        dx[2 * k] = x.x;
+        dx[2 * k + 1] = x.y;
+    }
+    return pack8(dx);
+}
+
+template <int LANES, bool GATES>
+__global__ __launch_bounds__(ROW_THREADS, CTAS) void heads_backward_kernel(const __grid_constant__ Backward a,
+                                                                           int N, int H, int e,
+                                                                           float *partials, unsigned *counter)
 {
     extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
     const ValueMix &m = a.f.value;
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * HEAD, vectors = d / 8,
-        inputs = 2 * m.gate_inputs, group = m.table && !GATES ? H / m.groups : 1;
-    bool below = a.f.offset && lane % HALF_WARP >= HALF_WARP / 2;
-    float *sums = shared + warp * H * inputs;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % LANES, keys = a.f.qk / 8,
+        values = e / 8, inputs = GATES ? 2 * m.gate_inputs : 0, group = m.table && !GATES ? H / m.groups : 1;
+    bool below = a.f.offset && j >= keys / 2;
+    float *gate_sums = shared + warp * H * inputs;
+    const KeyTensors q = {a.f.q, a.b.dq, a.b.dq_add}, k = {a.f.k, a.b.dk, a.b.dk_add};
     if (GATES)
-        clear_sums(sums, inputs, H, lane);
-    for (int row = blockIdx.x * ROW_WARPS + warp; row < N; row += gridDim.x * ROW_WARPS) {
-        int64_t t = row;
-        floatX *out = a.b.dqkv + t * 3 * d;
-        RowGradient q = query_row(a, t, out, H, d), k = key_row(a, t, out + d, N, H, d);
-        RowVectors<VPL> of_q, of_k;
-        uint4 dv[VPL], u[VPL] = {};
-        float dot[VPL];
-        load_vectors(of_q, q, false, d, lane);
-        load_vectors(of_k, k, below, d, lane);
-        Rotation turn = load_rotation(a.f, t, lane);
-        unrotate_row(of_q, q, turn, false, d, lane);
-        load_row(dv, a.b.dv + t * d, vectors, lane);
-        if (m.table) {
-            load_row(u, m.table + (int64_t)m.tokens[t] * d, vectors, lane);
+        clear_sums(gate_sums, inputs, H, lane);
+    int first = blockIdx.x * ROW_WARPS + warp, rows = gridDim.x * ROW_WARPS,
+        next = m.table && first < N ? m.tokens[first] : 0;
+    for (int t = first; t < N; t += rows) {
+        int token = next;
+        TokenSums of_token = {};
+        next = m.table && t + rows < N ? m.tokens[t + rows] : 0;
+#pragma unroll 1
+        for (int n = lane / LANES; n - lane / LANES < H; n += WARP / LANES) {
+            bool key = n < H && j < keys, value = n < H && j < values;
+            int head = t * H + n, q_at = head * keys + j, v_at = head * values + j,
+                k_at = q_at + (below ? H * keys : 0); // there row N has no gradient
+            bool given = key && !(below && t + 1 == N);
+            KeyVectors of_q = load_keys(q, q_at, key, key), of_k = load_keys(k, k_at, key, given);
+            uint4 dv = vector_or_zero(a.b.dv, v_at, value),
+                  more = vector_or_zero(a.b.dv_add, v_at, value && a.b.dv_add),
+                  u = vector_or_zero(m.table, (token * H + n) * values + j, value && m.table);
+            Rotation turn = load_rotation(a.f, t, n, j);
+            HeadGate of_head = load_gate<GATES>(m, t, n, m.table + (int64_t)token * H * e, H, H * e, j);
+            float rstd_q = key ? a.f.rstd_q[head] : 0, rstd_k = key ? a.f.rstd_k[head] : 0;
+
+            float g_q[8], g_k[8], g_v[8];
+            gradient(g_q, of_q, q, q_at, key, 0, false);
+            gradient(g_k, of_k, k, k_at, given, q_at, key && below && t == 0);
+            unpack8(dv, g_v);
+            add8(g_v, more);
+            float sums[3] = {dot_of(g_q, of_q.y), dot_of(g_k, of_k.y), dot_of(g_v, u)};
+            int row = t * H * (2 * keys + values), out = row + n * keys + j;
+            if (value)
+                store_vec(a.b.dqkv, row + 2 * H * keys + n * values + j, pack8(g_v));
+            lane_sums<LANES>(sums);
+            float mean_q = __fdividef(sums[0], (float)a.f.qk), mean_k = __fdividef(sums[1], (float)a.f.qk);
+            if (key) {
+                store_vec(a.b.dqkv, out, unrotate8(g_q, of_q.y, turn, rstd_q, mean_q));
+                store_vec(a.b.dqkv, out + H * keys, unrotate8(g_k, of_k.y, turn, rstd_k, mean_k));
+            }
+            if (m.table)
+                add_head<GATES>(of_token, gate_sums, of_head, inputs, group, n, sums[2], H, j);
         }
-        unrotate_row(of_k, k, turn, below, d, lane);
-        store_values(out + 2 * d, dv, a.b.dv_add ? a.b.dv_add + t * d : NULL, u, m.table, dot, vectors, lane);
-        if (GATES)
-            gates_backward(sums, a.b, m, t, dot, H, lane);
-        else if (m.table)
-            factors_backward(a.b, m, t, dot, group, H, lane);
+        if (m.table)
+            store_sums<LANES, GATES>(of_token, a.b, m, t, lane);
     }
     if (GATES)
         add_gate_sums(a.b.dgate_w, shared, H * inputs, partials, counter);
 }
 
-// ---- any width: one warp a token, head by head
-// -------------------------------------------------------------
-
-// What the warp adds up for a token's gates or factors, head by head; all lanes call.
-struct HeadSums {
-    float *gate_w;     // (H, 2 I) shared sums of the warp; NULL: factors
-    float input, lead; // lane c < 2 I: input c of the gates, and what they give to it
-    float factor;      // lane g: of group g
-};
-
-__device__ __forceinline__ HeadSums head_sums(const ValueMix &m, float *shared, int64_t t, const floatX *u,
-                                              int d, int lane)
-{
-    HeadSums s = {m.gate_w ? shared : NULL, 0, 0, 0};
-    if (s.gate_w && lane < 2 * m.gate_inputs)
-        s.input = to_float(lane < m.gate_inputs ? m.h[t * d + lane] : u[lane - m.gate_inputs]);
-    return s;
-}
-
-// dot: dv_n . u_n
-__device__ __forceinline__ void add_head(HeadSums &s, const ValueMix &m, int64_t t, int n, float dot, int H,
-                                         int lane)
-{
-    if (!s.gate_w) {
-        s.factor += n / (H / m.groups) == lane ? dot : 0;
-        return;
-    }
-    float gate = m.gate[t * H + n], dgate = dot * gate * (1 - gate / 2); // before the sigmoid
-    int at = n * 2 * m.gate_inputs + lane;
-    if (lane >= 2 * m.gate_inputs)
-        return;
-    s.gate_w[at] += dgate * s.input;
-    s.lead += dgate * to_float(m.gate_w[at]);
-}
-
-__device__ __forceinline__ void store_sums(const HeadSums &s, const HeadsBackward &b, const ValueMix &m,
-                                           int64_t t, int lane)
-{
-    int inputs = m.gate_inputs;
-    if (!s.gate_w) {
-        if (lane < m.groups)
-            b.dfactor[t * m.stride + lane] = s.factor;
-    } else if (lane < inputs) {
-        b.dh_lead[t * inputs + lane] = s.lead;
-    } else if (lane < 2 * inputs) {
-        b.du_lead[t * inputs + lane - inputs] = s.lead;
-    }
-}
+// ---- any width: one warp a token, head by head ------------------------------------------------------------
 
 __global__ __launch_bounds__(ROW_THREADS, 2) void heads_backward_any_kernel(Backward a, int N, int H, int e,
                                                                             float *partials,
@@ -357,7 +290,7 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void heads_backward_any_kernel(Back
     const ValueMix &m = a.f.value;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, qk = a.f.qk, width = H * qk, d = H * e;
     bool gates = m.table && m.gate_w;
-    int inputs = 2 * m.gate_inputs;
+    int inputs = 2 * m.gate_inputs, group = m.table && !gates ? H / m.groups : 1;
     float *sums = shared + warp * H * inputs;
     if (gates)
         clear_sums(sums, inputs, H, lane);
@@ -365,9 +298,7 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void heads_backward_any_kernel(Back
         floatX *out = a.b.dqkv + t * (2 * width + d);
         RowGradient q = query_row(a, t, out, H, width), k = key_row(a, t, out + width, N, H, width);
         const floatX *u = m.table ? m.table + (int64_t)m.tokens[t] * d : NULL;
-        HeadSums of_token = {};
-        if (u)
-            of_token = head_sums(m, sums, t, u, d, lane);
+        TokenSums of_token = {};
         for (int n = 0; n < H; n++) {
             unrotate_any(q, a.f, t, H, n, lane);
             unrotate_any(k, a.f, t, H, n, lane);
@@ -379,11 +310,17 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void heads_backward_any_kernel(Back
                 out[2 * width + c] = __float2bfloat16(g);
                 dot += u ? g * to_float(u[c]) : 0;
             }
-            if (u)
-                add_head(of_token, m, t, n, warp_sum(dot), H, lane);
+            dot = warp_sum(dot);
+            if (gates)
+                add_head<true>(of_token, sums, load_gate<true>(m, t, n, u, H, d, lane), inputs, group, n, dot,
+                               H, lane);
+            else if (u)
+                add_head<false>(of_token, NULL, {}, 0, group, n, dot, H, lane);
         }
-        if (u)
-            store_sums(of_token, a.b, m, t, lane);
+        if (gates)
+            store_sums<WARP, true>(of_token, a.b, m, t, lane);
+        else if (u)
+            store_sums<WARP, false>(of_token, a.b, m, t, lane);
     }
     if (gates)
         add_gate_sums(a.b.dgate_w, shared, H * inputs, partials, counter);
@@ -398,15 +335,17 @@ void check_groups(const ValueMix *m, const char *op)
 
 } // namespace
 
-template <int VPL>
-static void launch_128(Stream s, const Backward &a, bool gates, int N, int H, size_t bytes, float *partials,
-                       unsigned *counter)
+// bytes: of shared memory
+template <int LANES>
+static void launch(Stream s, const Backward &a, int blocks, size_t bytes, float *partials, int N, int H,
+                   int e)
 {
-    unsigned blocks = (unsigned)row_blocks(N, 2); // as many as are resident
-    if (gates)
-        heads_backward_128_kernel<VPL, true><<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, partials, counter);
+    unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
+    if (bytes)
+        heads_backward_kernel<LANES, true><<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
     else
-        heads_backward_128_kernel<VPL, false><<<blocks, ROW_THREADS, 0, s>>>(a, N, H, NULL, NULL);
+        heads_backward_kernel<LANES, false>
+            <<<ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(a, N, H, e, NULL, NULL);
 }
 
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
@@ -416,24 +355,24 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
         return;
     const HeadsForward *f = a->forward;
     bool gates = f->value.table && f->value.gate_w;
+    bool narrow = f->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2 && !(f->value.table && f->value.groups > 16);
     Backward both = {*a, *f};
-    int blocks = row_blocks(N, 8);
     size_t sums = gates ? (size_t)(H * 2 * f->value.gate_inputs) : 0,
            bytes = ROW_WARPS * sums * sizeof(float);
+    bool vectors = heads_in_vectors(f->qk, e) && bytes <= STATIC_SHARED;
+    int blocks = row_blocks(N, vectors ? CTAS : 8); // as many as are resident
     float *partials = scratch_floats(s, SCRATCH_HEADS, (size_t)blocks * sums);
-    unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     check_groups(&f->value, "heads_backward");
-    if (e == HEAD && f->qk == HEAD && H <= 2) {
-        launch_128<1>(s, both, gates, N, H, bytes, partials, counter);
-    } else if (e == HEAD && f->qk == HEAD && H <= 6) {
-        launch_128<3>(s, both, gates, N, H, bytes, partials, counter);
-    } else if (e == HEAD && f->qk == HEAD && H <= 8) {
-        launch_128<4>(s, both, gates, N, H, bytes, partials, counter);
+    if (vectors && narrow) {
+        launch<16>(s, both, blocks, bytes, partials, N, H, e);
+    } else if (vectors) {
+        launch<32>(s, both, blocks, bytes, partials, N, H, e);
     } else {
-        if (bytes > 48 * 1024)
+        if (bytes > STATIC_SHARED)
             CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        heads_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(both, N, H, e, partials, counter);
+        heads_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(both, N, H, e, partials,
+                                                                     scratch_counter(s, SCRATCH_HEADS));
     }
     CHECK_LAUNCH();
 }
