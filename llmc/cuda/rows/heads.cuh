@@ -24,12 +24,11 @@ static __device__ __forceinline__ float dot8(const float (&a)[8], const float (&
     return sum;
 }
 
-// ---- vectors: heads of q and k of multiples of 16, of v of multiples of 8, up to 256
-// -----------------------
+// ---- vectors ----------------------------------------------------------------------------------------------
 
-// LANES neighbouring lanes, 16 or 32, share a head and have a 16-byte vector of it each; those beyond its
-// width have zeros. A rotating pair lies in one lane. Vectors are counted in 32 bits: a tensor has less than
-// 34 GB.
+// Heads of q and k of multiples of 16, of v of multiples of 8, up to 256. LANES neighbouring lanes, 16 or 32,
+// share a head and have a 16-byte vector of it each; those beyond its width have zeros. A rotating pair lies
+// in one lane. Vectors are counted in 32 bits: a tensor has less than 34 GB.
 enum { MAX_HEAD = 8 * WARP };
 const unsigned WHOLE_WARP = 0xffffffffu;
 

@@ -12,8 +12,11 @@
 namespace
 {
 
-enum { CTAS = 3 };                      // a multiprocessor, for loads in flight
 const size_t STATIC_SHARED = 48 * 1024; // that a kernel has without asking
+
+// CTAs of a multiprocessor, for loads in flight: four where registers are not spilled, and three with gates,
+// whose kernel takes half as long again with four.
+constexpr int ctas(int lanes, bool gates) { return lanes == WARP || gates ? 3 : 4; }
 
 struct Backward {
     HeadsBackward b; // without `forward`
@@ -222,9 +225,8 @@ __device__ __forceinline__ uint4 unrotate8(const float (&g)[8], uint4 u, const R
 }
 
 template <int LANES, bool GATES>
-__global__ __launch_bounds__(ROW_THREADS, CTAS) void heads_backward_kernel(const __grid_constant__ Backward a,
-                                                                           int N, int H, int e,
-                                                                           float *partials, unsigned *counter)
+__global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backward_kernel(
+    const __grid_constant__ Backward a, int N, int H, int e, float *partials, unsigned *counter)
 {
     extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
     const ValueMix &m = a.f.value;
@@ -360,7 +362,7 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
     size_t sums = gates ? (size_t)(H * 2 * f->value.gate_inputs) : 0,
            bytes = ROW_WARPS * sums * sizeof(float);
     bool vectors = heads_in_vectors(f->qk, e) && bytes <= STATIC_SHARED;
-    int blocks = row_blocks(N, vectors ? CTAS : 8); // as many as are resident
+    int blocks = row_blocks(N, vectors ? ctas(WARP, gates) : 8); // as many as are resident
     float *partials = scratch_floats(s, SCRATCH_HEADS, (size_t)blocks * sums);
     check_groups(&f->value, "heads_backward");
     if (vectors && narrow) {
