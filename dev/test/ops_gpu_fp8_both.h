@@ -361,21 +361,29 @@ typedef struct {
     const float *before; // host: what it is added to, or NULL
 } GradOfCodes;
 
-// One element, as tensor cores add bf16.
+// One element, as tensor cores add bf16, or as they add FP8 when what they hold goes to a sum in fp32 every
+// PROMOTED codes (CUTLASS: four products of 32).
 static float plain_grad(const GradOfCodes *q, int row, int col, double *exact)
 {
-    float total = 0;
+    enum { PROMOTED = 128 };
+    bool units = device_has_fp8() && q->N % 16 == 0;
+    int step = units ? 32 : 16, bits = units ? FP8_SUM_BITS : BF16_SUM_BITS;
+    float total = 0, held = 0;
     *exact = 0;
-    for (int at = 0; at < q->N; at += 16) {
-        double product[16] = {0};
-        for (int k = 0; k < 16 && at + k < q->N; k++) {
+    for (int at = 0; at < q->N; at += step) {
+        double product[32] = {0};
+        for (int k = 0; k < step && at + k < q->N; k++) {
             product[k] = (double)e4m3_to_float(q->a8[(int64_t)row * q->N + at + k]) *
                          (double)e4m3_to_float(q->b8[(int64_t)col * q->N + at + k]);
             *exact += product[k];
         }
-        total = add_cut(total, product, 16, BF16_SUM_BITS);
+        held = add_cut(held, product, step, bits);
+        if (!units || (at + step) % PROMOTED)
+            continue;
+        total += held;
+        held = 0;
     }
-    return total;
+    return total + held;
 }
 
 static void check_grad(const char *name, const GradOfCodes *q, const float *dw)

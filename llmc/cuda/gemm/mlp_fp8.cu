@@ -3,9 +3,8 @@
 //
 // There cuBLASLt multiplies a slab of rows into fp32 scratch and an elementwise kernel makes the results from
 // it: on the FP8 units where the GPU has them, else, and for extents that they do not take, from the values
-// of the codes, which bf16 holds exactly. Gradients of weights are products of such values, slabs of tokens
-// one after the other: with a scale of each operand in device memory the FP8 products of cuBLASLt were
-// refused (dev/notes/2026-11-23_fp8_both_ways.md).
+// of the codes, which bf16 holds exactly. Gradients of weights are one product on the FP8 units, with the
+// scales' product as alpha; else products of such values, slabs of tokens one after the other.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/gemm/gemm.cuh"
@@ -17,7 +16,7 @@ enum { THREADS = 256, SLAB_ROWS = 4096, LEAST_SLAB_ROWS = 128 };
 
 enum { ALPHA_FLOATS = 64 }; // one, and the alignment of what follows
 typedef struct {
-    float *alpha;                 // of weight gradients
+    float *alpha;                 // (1) of weight gradients
     float *sums;                  // (rows, out)
     floatX *x, *w;                // values of the codes: (rows, in), (out, in)
     int64_t elements, w_elements; // of sums and of x; of w
@@ -27,9 +26,8 @@ typedef struct {
 static Slab lay_out(void *base)
 {
     const OpSizes *z = &device_state.sizes;
-    // On Hopper only gradients of weights, and what the kernels for it refuse: none of a record's products.
-    bool of_weights = z->fp8_backward || z->fp8_qkv;
-    int64_t rows = device_has_wgmma() && !of_weights ? LEAST_SLAB_ROWS : SLAB_ROWS;
+    // On Hopper only what the kernels for it refuse: none of a record's products.
+    int64_t rows = device_has_wgmma() ? LEAST_SLAB_ROWS : SLAB_ROWS;
     int64_t most = max_i64(z->mlp_dim, 3 * (int64_t)z->dim); // q, k and v: at most three times the width
     Slab slab = {.elements = rows * most, .w_elements = z->dim * most};
     slab.alpha = (float *)base;
@@ -63,6 +61,15 @@ static GemmShape units_shape(int rows, int in, int out)
     g.type_a = g.type_b = CUDA_R_8F_E4M3;
     g.fast_fp8 = true;
     return g;
+}
+
+// Sums are promoted to fp32 on the way: they are as long as there are tokens.
+static GemmShape units_weight_grad(const Fp8WeightGrad *g, int N)
+{
+    GemmShape shape = gemm_shape(g->m, g->n, N, false, true, CUDA_R_32F, !g->fresh);
+    shape.type_a = shape.type_b = CUDA_R_8F_E4M3;
+    shape.device_alpha = true;
+    return shape;
 }
 
 void mlp_fp8_reserve(const OpSizes *z)
@@ -277,26 +284,36 @@ static void decode_columns(Stream s, floatX *values, const uint8_t *codes, int r
 
 __global__ void alpha_kernel(float *alpha, const float *a, const float *b) { *alpha = *a * *b; }
 
-static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
+// Products of the codes' values, slab by slab.
+static void weight_grad_in_slabs(Stream s, const Slab *slab, const Fp8WeightGrad *g, int N)
 {
-    Slab slab = slab_of(s);
     int m = g->m, n = g->n;
-    int64_t room = (int64_t)(slab_bytes(&slab) / sizeof(floatX)) - 2 * ALPHA_FLOATS;
+    int64_t room = (int64_t)(slab_bytes(slab) / sizeof(floatX)) - 2 * ALPHA_FLOATS;
     int most = (int)min_i64(room / (m + n), round_up(N, FP8_ALIGN)) / FP8_ALIGN * FP8_ALIGN;
     if (most < 1 || n % 8 || m % 8)
         fatal(EXIT_BAD_INPUT, "weight gradients in FP8 of %d x %d are beyond what backend_reserve was told",
               m, n);
-    floatX *a = (floatX *)slab.sums, *b = a + (int64_t)m * most;
-    alpha_kernel<<<1, 1, 0, s>>>(slab.alpha, g->scale_a, g->scale_b);
-    CHECK_LAUNCH();
+    floatX *a = (floatX *)slab->sums, *b = a + (int64_t)m * most;
     for (int at = 0; at < N; at += most) {
         int there = (int)min_i64(most, N - at), tokens = (int)round_up(there, FP8_ALIGN);
         GemmShape shape = gemm_shape(m, n, tokens, false, true, CUDA_R_32F, at > 0 || !g->fresh);
         shape.device_alpha = true;
         decode_columns(s, a, g->a8 + at, m, N, tokens, there);
         decode_columns(s, b, g->b8 + at, n, N, tokens, there);
-        gemm_scaled(s, &shape, g->dw, a, b, shape.accumulate ? g->dw : NULL, slab.alpha);
+        gemm_scaled(s, &shape, g->dw, a, b, shape.accumulate ? g->dw : NULL, slab->alpha);
     }
+}
+
+static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
+{
+    Slab slab = slab_of(s);
+    alpha_kernel<<<1, 1, 0, s>>>(slab.alpha, g->scale_a, g->scale_b);
+    CHECK_LAUNCH();
+    if (device_has_fp8() && takes_units(g->m, g->n, N)) {
+        GemmShape shape = units_weight_grad(g, N);
+        gemm_scaled(s, &shape, g->dw, g->a8, g->b8, g->fresh ? NULL : g->dw, slab.alpha);
+    } else
+        weight_grad_in_slabs(s, &slab, g, N);
 }
 
 void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, int count, int N)
