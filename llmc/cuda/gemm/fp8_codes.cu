@@ -159,9 +159,10 @@ struct Scaled {
         float unit = *scale, factor = rule == QUANTIZE_AMAX ? __fdiv_rn(E4M3_LARGEST, at_least(unit, 1e-12f))
                                                             : __frcp_rn(unit);
         bool divide = rule == QUANTIZE_QUOTIENT || rule == QUANTIZE_QUOTIENT_BF16;
+        Reciprocal inverse = reciprocal(unit);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            f[k] = divide ? quotient(f[k], unit, factor) : f[k] * factor;
+            f[k] = divide ? quotient(f[k], inverse) : f[k] * factor;
             f[k] = rule == QUANTIZE_QUOTIENT_BF16 ? to_bf16(f[k]) : f[k];
         }
     }

@@ -16,12 +16,21 @@ static __device__ __forceinline__ float product_scale(const float *scale_x, cons
     return *scale_x * (alpha ? *scale_w * *alpha : *scale_w);
 }
 
-// x / scale as fp32 rounds it: x times the rounded reciprocal, and a step of Newton's with the exact
-// remainder (Markstein). The product alone puts ties of codes on the wrong side. Quotients far beyond the
-// codes are cut: the remainder of an infinite one would be NaN. -0 keeps its sign, for which there is a code.
-static __device__ __forceinline__ float quotient(float x, float scale, float inverse)
+// 1 / scale as a sum, within 2^-46 of it. The first part is rounded towards zero, so that the second is
+// positive: of an infinite x both products have one sign.
+struct Reciprocal {
+    float most, rest;
+};
+static __device__ __forceinline__ Reciprocal reciprocal(float scale)
 {
-    const float beyond = 1 << 20;
-    float q = fminf(fmaxf(x * inverse, -beyond), beyond);
-    return copysignf(fmaf(fmaf(-q, scale, x), inverse, q), x);
+    float most = __frcp_rz(scale), rest = fmaf(-scale, most, 1) * most;
+    return {most, fmaxf(rest, most * 0x1p-60f)};
+}
+
+// x / scale as fp32 rounds it, but for quotients within 2^-46 of the middle between two numbers, none of
+// which is a tie of codes. The product with the rounded reciprocal puts ties on the wrong side. -0 keeps its
+// sign, for which there is a code.
+static __device__ __forceinline__ float quotient(float x, Reciprocal r)
+{
+    return fmaf(x, r.most, x * r.rest);
 }

@@ -14,7 +14,9 @@
 //                rows
 //   st.global    after a barrier of the warpgroup the transposed panel, 64 bytes a column
 //
-// The gradient's factor 2 sqrt(y) is a function of y's code: a table of 256 in shared memory.
+// The gradient's factor 2 sqrt(y) is a function of y's code, of which each lane of a warp holds one or two:
+// shuffles look it up. (A table in shared memory had bank conflicts, which took as long as the mainloop.) TMA
+// brings a tile of y to L2 while its product is computed.
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm90_gemm_kernel.cuh"
@@ -22,12 +24,9 @@
 
 enum {
     PANELS = TILE_N / PANEL,
-    TURNED_BYTES = PANEL * WARPGROUP_M, // of a transposed panel
-    CODES = 256,
-    CODES_SHARED_BYTES = TILE_SHARED_BYTES + CODES * 2 /* factors */
+    TURNED_BYTES = PANEL * WARPGROUP_M // of a transposed panel
 };
 static_assert(PANEL_BYTES + 2 * TURNED_BYTES <= STAGING_BYTES, "a warpgroup's staging buffer");
-static_assert(CODES_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
 struct CodesWork {
     TileSchedule tiles;
@@ -42,29 +41,32 @@ struct CodesWork {
 
 #if HOPPER
 
-// The table of factors lies behind the mbarriers: 2 sqrt(scale_y * code), the root rounded to bf16.
-static __device__ __forceinline__ uint16_t *factor_table(const SharedStorage &m)
+// Bits of the factor 2 sqrt(scale_y * code), the root rounded to bf16. Two steps of a code's exponent double
+// it, so that 24 of them give all: of lane i below 8 it is that of the subnormal code i, of lane 16 + i that
+// of codes i + 16 k, as k = 0 would have it.
+static __device__ __forceinline__ uint32_t lane_factor(const CodesWork &w)
 {
-    return (uint16_t *)m.empty(STAGES);
+    int lane = threadIdx.x % WARP, code = lane < 24 ? lane : lane - 16;
+    float root = to_bf16(__fsqrt_rn(e4m3_value(code) * *w.scale_y));
+    return __float_as_uint(lane >= 16 && lane < 24 ? root : 2 * root);
 }
 
-static __device__ __forceinline__ void fill_factor_table(const SharedStorage &m, const CodesWork &w)
+// That of a code of y, which has no sign; of NaN some number: what it meets is NaN, too. Lanes count mod 32.
+static __device__ __forceinline__ float factor_of_code(uint32_t factors, uint32_t code)
 {
-    for (int code = threadIdx.x; code < CODES; code += TILE_THREADS) {
-        float root = to_bf16(__fsqrt_rn(e4m3_value(code) * *w.scale_y));
-        factor_table(m)[code] = (uint16_t)(__float_as_uint(2 * root) >> 16);
-    }
+    uint32_t base = __shfl_sync(0xffffffffu, factors, code < 8 ? code : code | 16);
+    return __uint_as_float(base + ((code & 0x70) << 19));
 }
 
 // Eight gradients, from products and the codes of y.
-static __device__ __forceinline__ uint4 gradients8(uint4 u, uint2 y8, const uint16_t *factors)
+static __device__ __forceinline__ uint4 gradients8(uint4 u, uint2 y8, uint32_t factors)
 {
     const uint32_t y[2] = {y8.x, y8.y};
     float f[8];
     unpack8(u, f);
 #pragma unroll
     for (int k = 0; k < 8; k++)
-        f[k] *= __uint_as_float((uint32_t)factors[y[k / 4] >> 8 * (k % 4) & 0xff] << 16);
+        f[k] *= factor_of_code(factors, __byte_perm(y[k / 4], 0, 0x4440 + k % 4));
     return pack8(f);
 }
 
@@ -78,13 +80,13 @@ template <bool GRADIENT> static __device__ __forceinline__ void raise_amax(Facto
     }
 }
 
-static __device__ __forceinline__ uint2 codes8(uint4 u, float scale, float inverse)
+static __device__ __forceinline__ uint2 codes8(uint4 u, Reciprocal inverse)
 {
     float f[8];
     unpack8(u, f);
 #pragma unroll
     for (int k = 0; k < 8; k++)
-        f[k] = quotient(f[k], scale, inverse);
+        f[k] = quotient(f[k], inverse);
     return make_uint2(encode4(f[0], f[1], f[2], f[3], __NV_E4M3), encode4(f[4], f[5], f[6], f[7], __NV_E4M3));
 }
 
@@ -145,12 +147,18 @@ static __device__ __forceinline__ void load_y8(uint32_t *to, const CodesWork &w,
     }
 }
 
+// A thread's factors of results.
+struct CodeFactors {
+    Reciprocal inverse; // of the codes' scale
+    uint32_t of_lane;   // lane_factor
+};
+
 // Panel P of the packed tile: its codes, both ways round. A warp stages and reads its own rows. The
 // transposed panels alternate: when a warp writes one of them, all have passed the barrier before the other
 // one was stored, and have read this one before.
 template <bool GRADIENT, int P>
 static __device__ __forceinline__ void store_panel(PackedTile &packed, Factors &q, const Consumer &g,
-                                                   const CodesWork &w, float scale)
+                                                   const CodesWork &w, const CodeFactors &c)
 {
     uint8_t *staging = g.m.staging(g.group), *turned = staging + PANEL_BYTES + P % 2 * TURNED_BYTES;
     int thread = computed_here(threadIdx.x % WARPGROUP), lane = thread % WARP, slice = thread / WARP;
@@ -172,13 +180,13 @@ static __device__ __forceinline__ void store_panel(PackedTile &packed, Factors &
         int r = first + i;
         uint4 u = *reinterpret_cast<const uint4 *>(staging + r * 128 + ((chunk ^ r % 8) << 4));
         if (GRADIENT)
-            u = gradients8(u, make_uint2(y8[2 * i], y8[2 * i + 1]), factor_table(g.m));
+            u = gradients8(u, make_uint2(y8[2 * i], y8[2 * i + 1]), c.of_lane);
         raise_amax<GRADIENT>(q, u);
-        uint2 c = codes8(u, scale, q.inverse);
+        uint2 mine = codes8(u, c.inverse);
         if (row + i < w.rows && col < w.cols)
-            *reinterpret_cast<uint2 *>(w.codes + at + (int64_t)i * w.cols) = c;
-        code[2 * i] = c.x;
-        code[2 * i + 1] = c.y;
+            *reinterpret_cast<uint2 *>(w.codes + at + (int64_t)i * w.cols) = mine;
+        code[2 * i] = mine.x;
+        code[2 * i + 1] = mine.y;
     }
     if (w.transposed) {
         turn_codes(turned, code, chunk, slice, quarter);
@@ -192,7 +200,8 @@ static __device__ __forceinline__ void store_panel(PackedTile &packed, Factors &
 // Mainloop of a tile of COLS columns, with the epilogue of the previous tile.
 template <bool GRADIENT, int COLS>
 static __device__ __forceinline__ void consume_codes_tile(PackedTile &packed, Factors &q, Consumer &g,
-                                                          const CodesWork &w, float scale, TileCoord at)
+                                                          const CodesWork &w, const CodeFactors &c,
+                                                          TileCoord at)
 {
     constexpr GemmEpilogue EPI = GRADIENT ? EPILOGUE_STORE : EPILOGUE_RELU2;
     bool previous = packed.row >= 0;
@@ -200,13 +209,13 @@ static __device__ __forceinline__ void consume_codes_tile(PackedTile &packed, Fa
     for (int k = 0; k < w.tiles.steps; k++) {
         mainloop_step<LAYOUT_NT, COLS, E4m3>(sum, g, k);
         if (previous && k == w.at[0])
-            store_panel<GRADIENT, 0>(packed, q, g, w, scale);
+            store_panel<GRADIENT, 0>(packed, q, g, w, c);
         if (previous && k == w.at[1])
-            store_panel<GRADIENT, 1>(packed, q, g, w, scale);
+            store_panel<GRADIENT, 1>(packed, q, g, w, c);
         if (previous && k == w.at[2])
-            store_panel<GRADIENT, 2>(packed, q, g, w, scale);
+            store_panel<GRADIENT, 2>(packed, q, g, w, c);
         if (previous && k == w.at[3])
-            store_panel<GRADIENT, 3>(packed, q, g, w, scale);
+            store_panel<GRADIENT, 3>(packed, q, g, w, c);
     }
     mainloop_finish<COLS>(sum, g);
 #pragma unroll
@@ -220,21 +229,21 @@ template <bool GRADIENT>
 static __device__ __forceinline__ void consume_codes(Consumer &g, const CodesWork &w, int rank)
 {
     const TileSchedule &t = w.tiles;
-    float scale = *w.scale;
-    Factors q = {product_scale(w.scale_x, w.scale_w, w.alpha), __frcp_rn(scale), __float2bfloat162_rn(0)};
+    Factors q = {product_scale(w.scale_x, w.scale_w, w.alpha), 0, __float2bfloat162_rn(0)};
+    CodeFactors c = {reciprocal(*w.scale), GRADIENT ? lane_factor(w) : 0};
     PackedTile packed;
     int index = blockIdx.x / CLUSTER;
     packed.row = -1;
     for (; index < t.whole; index += gridDim.x / CLUSTER)
-        consume_codes_tile<GRADIENT, TILE_N>(packed, q, g, w, scale, tile_coord(t, index, rank));
+        consume_codes_tile<GRADIENT, TILE_N>(packed, q, g, w, c, tile_coord(t, index, rank));
     bool half = index < t.whole + t.halves;
     if (half)
-        consume_codes_tile<GRADIENT, HALF_N>(packed, q, g, w, scale, tile_coord(t, index, rank));
-    store_panel<GRADIENT, 0>(packed, q, g, w, scale);
-    store_panel<GRADIENT, 1>(packed, q, g, w, scale);
+        consume_codes_tile<GRADIENT, HALF_N>(packed, q, g, w, c, tile_coord(t, index, rank));
+    store_panel<GRADIENT, 0>(packed, q, g, w, c);
+    store_panel<GRADIENT, 1>(packed, q, g, w, c);
     if (!half) {
-        store_panel<GRADIENT, 2>(packed, q, g, w, scale);
-        store_panel<GRADIENT, 3>(packed, q, g, w, scale);
+        store_panel<GRADIENT, 2>(packed, q, g, w, c);
+        store_panel<GRADIENT, 3>(packed, q, g, w, c);
     }
     if (w.amax)
         store_amax(q, w.amax);
@@ -245,22 +254,18 @@ static __device__ __forceinline__ void consume_codes(Consumer &g, const CodesWor
 template <bool GRADIENT>
 __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     sm90_codes_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                      const __grid_constant__ CodesWork work)
+                      const __grid_constant__ CUtensorMap y8, const __grid_constant__ CodesWork work)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
     int warp = uniform_warp();
     Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
-    if (GRADIENT) {
-        fill_factor_table(g.m, work);
-        __syncthreads();
-    }
     shared_storage_init(g.m);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP && elect_one())
-            produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank);
+            produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank, GRADIENT ? &y8 : NULL);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume_codes<GRADIENT>(g, work, rank);
@@ -275,8 +280,8 @@ void sm90_fp8_codes_reserve(void)
     if (!device_has_wgmma())
         return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    CUDA_CHECK(cudaFuncSetAttribute(sm90_codes_kernel<false>, most, CODES_SHARED_BYTES));
-    CUDA_CHECK(cudaFuncSetAttribute(sm90_codes_kernel<true>, most, CODES_SHARED_BYTES));
+    CUDA_CHECK(cudaFuncSetAttribute(sm90_codes_kernel<false>, most, TILE_SHARED_BYTES));
+    CUDA_CHECK(cudaFuncSetAttribute(sm90_codes_kernel<true>, most, TILE_SHARED_BYTES));
 }
 
 bool sm90_fp8_codes(const ProductContext *c, const Codes *to, const Fp8Product *p, const uint8_t *y8,
@@ -300,17 +305,20 @@ bool sm90_fp8_codes(const ProductContext *c, const Codes *to, const Fp8Product *
     for (int i = 0; i < 5; i++)
         if ((uintptr_t)aligned[i] % 16)
             return false;
-    if (p->in % 16 || p->out % 16 || (to->transposed && p->N % 16) ||
+    if (p->in % 16 || p->out % 16 || p->N % 16 ||
         !sm90_tile_schedule(&work.tiles, &blocks, p->N, p->out, pairs, c->shared))
         return false;
     for (int i = 0; i < PANELS; i++)
         work.at[i] = work.tiles.steps * when[i] / 12;
     CUtensorMap map_x = tile_map_bf16(p->x8, 1, p->N, pairs, TILE_M),
-                map_w = tile_map_bf16(p->w8, 1, p->out, pairs, PANEL);
+                map_w = tile_map_bf16(p->w8, 1, p->out, pairs, PANEL),
+                map_y = y8 ? tile_map_bf16(y8, 1, p->N, p->out / 2, TILE_M) : map_x;
     if (y8)
-        sm90_codes_kernel<true><<<blocks, TILE_THREADS, CODES_SHARED_BYTES, c->stream>>>(map_x, map_w, work);
+        sm90_codes_kernel<true>
+            <<<blocks, TILE_THREADS, TILE_SHARED_BYTES, c->stream>>>(map_x, map_w, map_y, work);
     else
-        sm90_codes_kernel<false><<<blocks, TILE_THREADS, CODES_SHARED_BYTES, c->stream>>>(map_x, map_w, work);
+        sm90_codes_kernel<false>
+            <<<blocks, TILE_THREADS, TILE_SHARED_BYTES, c->stream>>>(map_x, map_w, map_y, work);
     CHECK_LAUNCH();
     return true;
 }

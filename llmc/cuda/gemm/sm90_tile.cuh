@@ -174,15 +174,19 @@ static __device__ __forceinline__ TileCoord tile_coord(const TileSchedule &t, in
     return {(pair / t.columns * CLUSTER + rank) * TILE_M, pair % t.columns * TILE_N + half % 2 * HALF_N};
 }
 
-// Producer thread: all stages of all tiles.
+// Producer thread: all stages of all tiles. next: a matrix of two bytes an element (rows, columns of the
+// result / 2) of which whole tiles go to L2 ahead of the epilogue that reads them; or NULL.
 template <GemmLayout FORM>
 static __device__ __forceinline__ void produce_tiles(const SharedStorage &m, const CUtensorMap *x,
-                                                     const CUtensorMap *w, const TileSchedule &t, int rank)
+                                                     const CUtensorMap *w, const TileSchedule &t, int rank,
+                                                     const CUtensorMap *next = NULL)
 {
     Pipeline ring;
     int index = blockIdx.x / CLUSTER;
     for (; index < t.whole; index += gridDim.x / CLUSTER) {
         TileCoord at = tile_coord(t, index, rank);
+        for (int p = 0; next && p < TILE_N / 2 / PANEL; p++)
+            tma_prefetch(next, at.col / 2 + p * PANEL, at.row, 0);
         for (int k = 0; k < t.steps; k++)
             produce_stage<FORM>(m, ring, x, w, k * TILE_K, at.row, at.col, rank);
     }

@@ -26,6 +26,13 @@ static __device__ __forceinline__ void tma_load(void *to, const CUtensorMap *map
                  "l"((uint64_t)map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+// Asks for the box in L2.
+static __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map, int x, int y, int z)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map),
+                 "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
 // Loads `bytes` contiguous bytes, a multiple of 16, into this CTA.
 static __device__ __forceinline__ void bulk_load(void *to, const void *from, uint64_t *barrier,
                                                  uint32_t bytes)
