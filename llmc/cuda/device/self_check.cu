@@ -175,11 +175,11 @@ static void check_gemm(Stream s, const GemmCase &g)
         alpha = m.take<float>(1);
         CUDA_CHECK(cudaMemcpyAsync(alpha, &g.alpha, sizeof g.alpha, cudaMemcpyHostToDevice, s));
     }
-    Sm90Product p = {LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, NULL, rows, DEPTH,
-                     COLS};
+    Sm90Product p =
+        {LAYOUT_NN, square ? EPILOGUE_RELU2 : EPILOGUE_STORE, c, x, w, NULL, NULL, rows, DEPTH, COLS, 1};
     if (with_c) // any numbers; RELU2's are not negative
         sm90_gemm(&context, &p);
-    p = {g.layout, g.epilogue, out, x, w, c, alpha, rows, DEPTH, COLS};
+    p = {g.layout, g.epilogue, out, x, w, c, alpha, rows, DEPTH, COLS, 1};
     if (!sm90_gemm(&context, &p))
         return;
     Distance d;

@@ -330,7 +330,7 @@ static void tune_model(const OpSizes *z)
                      mlp[] = {{.m = d, .n = F}, {.m = d, .n = F}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         bool own = i == 0        ? sm90_qkv_takes(d / z->heads)
-                   : i < WEIGHTS ? sm90_gemm_pays(N, shapes[i].k, d)
+                   : i < WEIGHTS ? sm90_gemm_pays(N, shapes[i].k, d, 1)
                                  : sm90_weight_grad_takes(i < MLP_WEIGHTS ? attention : mlp, 2, N);
         if (own)
             continue;
@@ -415,8 +415,9 @@ void matmul_forward(const ProductContext *c, const Product *p)
                        .alpha = p->alpha,
                        .N = p->N,
                        .depth = p->in,
-                       .cols = p->out};
-    if (p->planes == 1 && sm90_gemm_pays(p->N, p->in, p->out) && sm90_gemm(c, &own))
+                       .cols = p->planes * p->out,
+                       .planes = p->planes};
+    if (sm90_gemm_pays(p->N, p->in, own.cols, p->planes) && sm90_gemm(c, &own))
         return;
     GemmShape g = gemm_shape(p->N, p->out, p->in, false, true, CUDA_R_16BF, p->residual != NULL);
     if (p->planes > 1) {
@@ -438,8 +439,9 @@ void matmul_backward_input(const ProductContext *c, const InputGrad *p)
                        .alpha = p->alpha,
                        .N = p->N,
                        .depth = p->out,
-                       .cols = p->in};
-    if (sm90_gemm_pays(p->N, p->out, p->in) && sm90_gemm(c, &own))
+                       .cols = p->in,
+                       .planes = 1};
+    if (sm90_gemm_pays(p->N, p->out, p->in, 1) && sm90_gemm(c, &own))
         return;
     GemmShape g = gemm_shape(p->N, p->in, p->out, false, false, CUDA_R_16BF, false);
     scaled(c->stream, &g, p->dx, p->dy, p->w, NULL, p->alpha);

@@ -75,7 +75,7 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
                           int out)
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
-    Sm90Product own = {LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, NULL, N, in, out};
+    Sm90Product own = {LAYOUT_NN, EPILOGUE_RELU2, y, x, w, NULL, NULL, N, in, out, 1};
     if (N > 0 && !sm90_gemm(c, &own))
         product_in_slabs<false>(c->stream, y, x, w, NULL, N, in, out);
 }
@@ -84,7 +84,7 @@ void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *
                            const floatX *y, int N, int d, int F)
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
-    Sm90Product own = {LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, NULL, N, d, F};
+    Sm90Product own = {LAYOUT_NN, EPILOGUE_DRELU2, dpre, dy, w, y, NULL, N, d, F, 1};
     if (N > 0 && !sm90_gemm(c, &own))
         product_in_slabs<true>(c->stream, dpre, dy, w, y, N, d, F);
 }

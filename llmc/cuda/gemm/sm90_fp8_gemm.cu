@@ -24,7 +24,7 @@ void sm90_fp8_gemm_reserve(void)
 static bool launch(const ProductContext *c, Fp8Kernel kernel, const int (&when)[EVENTS], floatX *out,
                    const floatX *source, const Fp8Product *p, const Fp8Work *fp8)
 {
-    GemmWork work = {.fp8 = *fp8};
+    GemmWork work = {.fp8 = *fp8, .plane_cols = p->out};
     unsigned blocks;
     const void *operands[] = {out, p->x8, p->w8, source, fp8->codes};
     for (int i = 0; i < 5; i++)

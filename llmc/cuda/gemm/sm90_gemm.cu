@@ -38,13 +38,15 @@ bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
 {
     // in twelfths of the k steps; first row without C, second with C
     static const int when[2][EVENTS] = {{3, 3, 3, 8, 8, 8}, {1, 2, 5, 6, 7, 10}};
-    GemmWork work = {.alpha = p->alpha};
+    GemmWork work = {.alpha = p->alpha, .plane_cols = p->cols / p->planes};
     unsigned blocks;
     int N = p->N, depth = p->depth, cols = p->cols;
     const void *operands[] = {p->out, p->x, p->w, p->source};
     for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16)
             return false;
+    if (p->planes > 1 && (work.plane_cols % TILE_N || p->epilogue != EPILOGUE_STORE))
+        return false;
     if (!sm90_tile_schedule(&work.tiles, &blocks, N, cols, depth, c->shared))
         return false;
     for (int i = 0; i < EVENTS; i++)
@@ -53,7 +55,7 @@ bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
     CUtensorMap map_x = tile_map_bf16(p->x, 1, N, depth, TILE_M),
                 map_w = by_depth ? tile_map_bf16(p->w, 1, depth, cols, TILE_K)
                                  : tile_map_bf16(p->w, 1, cols, depth, PANEL),
-                map_out = tile_map_bf16(p->out, 1, N, cols, WARPGROUP_M),
+                map_out = tile_map_bf16(p->out, p->planes, N, work.plane_cols, WARPGROUP_M),
                 map_source = p->source ? tile_map_bf16(p->source, 1, N, cols, WARPGROUP_M) : map_out;
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].layout != p->layout || kernels[i].epilogue != p->epilogue ||

@@ -15,16 +15,16 @@ enum GemmEpilogue {
 void sm90_gemm_reserve(void);
 // True when this GEMM is faster than cuBLASLt for a plain product of this shape: enough tiles and enough k
 // steps.
-bool sm90_gemm_pays(int N, int depth, int cols);
+bool sm90_gemm_pays(int N, int depth, int cols, int planes);
 // out = epilogue(alpha x w, source)
 struct Sm90Product {
     GemmLayout layout;
     GemmEpilogue epilogue;
-    floatX *out;          // (N, cols)
-    const floatX *x, *w;  // (N, depth), (depth, cols) or (cols, depth)
-    const floatX *source; // (N, cols), may be out itself; or NULL
-    const float *alpha;   // (1) device, with STORE and RESIDUAL only; or NULL: 1
-    int N, depth, cols;
+    floatX *out;                // (planes, N, cols / planes)
+    const floatX *x, *w;        // (N, depth), (depth, cols) or (cols, depth)
+    const floatX *source;       // (N, cols), may be out itself; or NULL
+    const float *alpha;         // (1) device, with STORE and RESIDUAL only; or NULL: 1
+    int N, depth, cols, planes; // planes above 1: of whole tiles, with STORE only
 };
 // Returns false and launches nothing when the path, the build, the shape or the alignment does not allow it.
 bool sm90_gemm(const ProductContext *c, const Sm90Product *p);

@@ -45,6 +45,7 @@ struct GemmWork {
     int at[EVENTS];     // non-decreasing
     Fp8Work fp8;        // T e4m3
     const float *alpha; // (1) device; SCALED
+    int plane_cols;     // of the result, whose planes lie one behind the other
 };
 
 template <typename T> constexpr bool is_fp8 = sizeof(T) == 1;
@@ -206,6 +207,16 @@ static __device__ __forceinline__ void store_amax(const Factors &q, float *amax)
         atomicMax(reinterpret_cast<unsigned *>(amax), most);
 }
 
+// Stores columns HALF_N * SIDE to HALF_N * SIDE + 127 of the packed tile.
+template <int SIDE>
+static __device__ __forceinline__ void store_packed(const PackedTile &packed, const Consumer &g,
+                                                    const CUtensorMap *out, const GemmWork &work)
+{
+    int plane = packed.col / work.plane_cols;
+    store_half<SIDE>(packed.pair, g, out, packed.col - plane * work.plane_cols + SIDE * HALF_N, packed.row,
+                     plane);
+}
+
 // Mainloop of a tile of COLS columns. The epilogue of the previous tile overlaps with it.
 template <typename T, GemmLayout FORM, GemmEpilogue EPI, bool SCALED, int COLS>
 static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors &q, Consumer &g,
@@ -221,7 +232,7 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors 
     for (int k = 0; k < work.tiles.steps; k++) {
         mainloop_step<FORM, COLS, T>(sum, g, k);
         if (k == work.at[STORE_HALF0] && packed.row >= 0)
-            store_half<0>(packed.pair, g, out, packed.col, packed.row, 0);
+            store_packed<0>(packed, g, out, work);
         if (codes && k == work.at[CODES0])
             store_codes(q, g, packed, work.fp8, 0);
         if (codes && k == work.at[CODES1])
@@ -231,7 +242,7 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors 
         if (whole && has_c && k == work.at[READ_HALF0])
             read_source_half<EPI, 0>(packed.pair, g);
         if (k == work.at[STORE_HALF1] && packed.row >= 0)
-            store_half<1>(packed.pair, g, out, packed.col + HALF_N, packed.row, 0);
+            store_packed<1>(packed, g, out, work);
         if (codes && k == work.at[CODES2])
             store_codes(q, g, packed, work.fp8, 2);
         if (codes && k == work.at[CODES3])
@@ -258,7 +269,7 @@ static __device__ __forceinline__ void store_last_half(const PackedTile &packed,
                                                        const Consumer &g, const CUtensorMap *out,
                                                        const GemmWork &work)
 {
-    store_half<SIDE>(packed.pair, g, out, packed.col + SIDE * HALF_N, packed.row, 0);
+    store_packed<SIDE>(packed, g, out, work);
     for (int p = 0; has_codes<T, EPI> && p < HALF_PANELS; p++)
         store_codes(q, g, packed, work.fp8, SIDE * HALF_PANELS + p);
 }
