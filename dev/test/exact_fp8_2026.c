@@ -14,7 +14,10 @@
 #include "llmc/optim/optimizer.h"
 
 enum { LAYERS_2026 = 6, DOWN_EXACT = 3, MICRO_BATCHES = 2 }; // steps with scales of c_proj at hand
-static const double scale_limit = 1e-5, loss_limit = 1e-6, gradient_limit = 1e-5;
+static const double scale_limit = 1e-5, loss_limit = 1e-6;
+// Sums in fp32 put a gradient 1e-6 off in the first step (16 units in the last place), and the weights of
+// every step after it carry about as much more. Four times that, as orders of sums differ.
+static double gradient_limit(int step) { return 4e-6 * (step + 1); }
 static Golden2026 g;
 static Optimizer optimizer;
 
@@ -182,7 +185,7 @@ static bool check_step(const SafeTensors *st, int t)
     for (int k = 0; k < MICRO_BATCHES; k++)
         worst = larger_error(worst, relative(loss[k], want_loss[MICRO_BATCHES * t + k]));
     ok_at_most(worst, loss_limit, "  losses");
-    ok_at_most(gradient_error(st, t), gradient_limit, "  every gradient");
+    ok_at_most(gradient_error(st, t), gradient_limit(t), "  every gradient");
     optimizer_step(&optimizer, &g.model, t, NULL);
     optimizer_part(&optimizer, &g.model, t, NULL);
     return true;

@@ -390,8 +390,14 @@ static void weight_scale_case(int n)
     Tensor32 dalpha = random_tensor32(1, 2);
     double *e = central_differences(scaled_w.d, n, scaled_loss), kept = dalpha.d[0];
     dalpha.d[0] += *central_differences(scaled_alpha.d, 1, scaled_loss);
+    floatX *effective = halves(n);
+    double *scaled = doubles(n);
+    for (int i = 0; i < n; i++)
+        scaled[i] = scaled_alpha.d[0] * scaled_w.d[i];
+    weight_scale_forward(NULL, effective, scaled_w.x, scaled_alpha.x, n);
     weight_scale_backward(NULL, scaled_dw.x, dalpha.x, scaled_w.x, scaled_alpha.x, n);
     printf("# factor of a weight of %d elements\n", n);
+    check_x("   alpha w", effective, scaled, n);
     check("   dw", scaled_dw.x, e, n);
     // A sum of n signed terms may cancel: its error is that of the terms.
     double size = fabs(kept) + sqrt((double)n / 9);

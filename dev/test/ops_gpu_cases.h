@@ -42,6 +42,7 @@ static Case cases[] = {
     CASE(matmul_down, NULL, 6, false),
     CASE(matmul_input, NULL, 2, false),
     CASE(matmul_weight, NULL, 4, false),
+    CASE(weight_scale_forward, NULL, 1, true),
     CASE(weight_scale, NULL, 1, true),
     CASE(relu2_forward, NULL, 1, false),
     CASE(relu2_backward, fix_squares, 1, false),

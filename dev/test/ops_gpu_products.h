@@ -185,6 +185,16 @@ RUN(qkv_product)
 
 // ---- a weight's two factors -------------------------------------------------------------------------------
 
+DESCRIBE(weight_scale_forward)
+{
+    SIZES;
+    int64_t n = (int64_t)N * d + 3;
+    add(c, "out", FLOATX, OUT, n, 0);
+    add(c, "w", FLOATX, IN, n, 1);
+    add(c, "alpha", FP32, IN, 1, 1);
+}
+RUN(weight_scale_forward) { o->weight_scale_forward(stream, p[0], p[1], p[2], c->buffer[0].count); }
+
 DESCRIBE(weight_scale)
 {
     SIZES;

@@ -355,6 +355,16 @@ void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, in
 
 // ---- factors of weights -----------------------------------------------------------------------------------
 
+void weight_scale_forward(Stream s, floatX *out, const floatX *w, const float *alpha, int64_t n)
+{
+    OP_SCOPE(weight_scale_forward, n);
+    (void)s;
+    float factor = *alpha;
+#pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)
+    for (int64_t i = 0; i < n; i++)
+        out[i] = float_to_x(factor * x_to_float(w[i]));
+}
+
 void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, const float *alpha, int64_t n)
 {
     OP_SCOPE(weight_scale_backward, n);
@@ -366,7 +376,7 @@ void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, 
         int64_t begin = n * part / PARTS, end = n * (part + 1) / PARTS;
         double sum = 0;
         for (int64_t i = begin; i < end; i++) {
-            sum += (double)dw[i] * x_to_float(w[i]);
+            sum += w ? (double)dw[i] * x_to_float(w[i]) : 0;
             dw[i] *= factor;
         }
         sums[part] = sum;
@@ -374,5 +384,6 @@ void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, 
     double total = 0;
     for (int part = 0; part < PARTS; part++)
         total += sums[part];
-    *dalpha += (float)total;
+    if (dalpha)
+        *dalpha += (float)total;
 }

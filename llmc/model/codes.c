@@ -112,7 +112,7 @@ static void allocate_mlp(Model *m)
     float input = sqrtf((float)m->config->model_dim) / 448;
     c->weights = device_alloc((both ? MLP_CODES : 2) * layers * elements, what);
     c->scales = device_alloc((scales + 1) * sizeof(float), what);
-    c->amax = device_alloc(sizeof(float), what);
+    c->amax = device_alloc(2 * sizeof(float), what);
     copy_to_device(NULL, c->scales + scales, &input, sizeof input);
     stream_synchronize(NULL);
     if (both)

@@ -87,8 +87,10 @@ void model_allocate(Model *m, bool training)
     params_allocate(&m->params, training);
     if (w8)
         m->head_w8 = device_alloc(w8, "parameters: quantised head");
-    if (training)
-        model_allocate_codes(m);
+    if (!training)
+        return;
+    model_allocate_codes(m);
+    model_allocate_scaled(m);
 }
 
 void model_free(Model *m)
@@ -96,6 +98,8 @@ void model_free(Model *m)
     params_free(&m->params);
     if (m->head_w8)
         device_free(m->head_w8);
+    if (m->scaled)
+        device_free(m->scaled);
     model_free_codes(m);
 }
 

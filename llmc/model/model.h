@@ -139,7 +139,7 @@ typedef struct {
     // down (F, d), which its backward reads.
     uint8_t *weights;
     float *scales; // (layers, MLP_SCALES), then that of the input; MLP_FP8_BACKWARD: of the gradient
-    float *amax;   // (1), 0 between ops
+    float *amax;   // (2), 0 between ops; the second of an MLP's input, which the sum before it notes
     // Delayed scales, the state of a run; micro-batch i of a step has set i mod sets. 0 sets: there are none.
     //   MLP_FP8           (layers), those of down that the next step may use, then (sets, layers), those of
     //                     relu^2
@@ -175,6 +175,9 @@ typedef struct {
     void *head_w8; // quantised head, NULL in HEAD_BF16
     MlpCodes mlp;  // quantised weights of the MLPs; NULL in MLP_BF16
     QkvCodes qkv;  // of q, k and v; NULL in QKV_BF16
+    // Weights times their factors, see llmc/model/blocks/factors.c: (layers, those of a layer). NULL where
+    // there are no factors, or without training.
+    floatX *scaled;
 } Model;
 
 void model_describe(Model *m, const Config *c);

@@ -28,8 +28,13 @@ static int add_node(Compiler *c, NodeKind kind)
         fail(c, "more nodes than", MAX_NODES);
         return 0;
     }
-    n->node[n->count] =
-        (Node){.kind = kind, .stage = c->stage, .layer = c->layer, .input = NONE, .extra = NONE, .sum = NONE};
+    n->node[n->count] = (Node){.kind = kind,
+                               .stage = c->stage,
+                               .layer = c->layer,
+                               .input = NONE,
+                               .extra = NONE,
+                               .lout = NONE,
+                               .sum = NONE};
     return n->count++;
 }
 
@@ -139,24 +144,32 @@ static void add_generators(Compiler *c, int stream)
 }
 
 // When the sum reads the branch once: a trained factor of what an attention gives becomes one of its product,
-// which has a factor anyway, and what is added as it is has the gradient of the sum.
+// which has a factor anyway, and that of an MLP one of its backward, if the sum reads another sum, with whose
+// gradient its own is taken. Then the branch has the gradient of the sum.
 static void join_branch(Compiler *c, Node *sum)
 {
     Network *n = c->n;
     NodeTerm *only = NULL;
+    bool beside = false;
     int count = 0;
     for (int i = 0; i < sum->terms; i++) {
         if (sum->term[i].node == c->branch) {
             only = &sum->term[i];
             count++;
-        }
+        } else if (sum->term[i].node != NONE)
+            beside = beside || n->node[sum->term[i].node].kind == NODE_SUM;
     }
     if (c->failed || count != 1 || only->column || only->plus != 0)
         return;
     Node *branch = &n->node[c->branch];
     const Coefficient *w = only->coefficient == NONE ? NULL : &n->terms[only->coefficient];
-    if (w && (branch->kind != NODE_ATTENTION || w->factor != 1 || w->scalar == NONE || w->gate != NONE))
+    if (w && (w->factor != 1 || w->scalar == NONE || w->gate != NONE))
         return;
+    if (w && branch->kind == NODE_MLP) {
+        branch->lout = beside ? only->coefficient : NONE;
+        branch->sum = beside ? c->running : NONE;
+        return;
+    }
     if (w)
         n->terms[branch->lout].gate = UNGATED(w->scalar);
     only->coefficient = NONE;
@@ -226,6 +239,8 @@ static void add_layer(Compiler *c, int i)
     if (l->mlp) {
         int input = norm_of(c, c->running), id = add_node(c, NODE_MLP);
         c->n->node[id].input = input;
+        if (input != NONE)
+            c->n->node[input].into_mlp = true;
         c->branch = id;
         add_branch(c, l->after_mlp);
     }
@@ -306,6 +321,15 @@ bool network_compile(Network *n, const Record *r, Error *e)
     if (!c.failed)
         check_columns(&c);
     return !c.failed;
+}
+
+const Node *network_block(const Network *n, NodeKind kind, int layer)
+{
+    for (int i = 0; i < n->count; i++) {
+        if (n->node[i].kind == kind && n->node[i].layer == layer)
+            return &n->node[i];
+    }
+    return NULL;
 }
 
 bool network_check(const Record *r, Error *e)

@@ -21,10 +21,11 @@ typedef struct {
     int layer; // NODE_ATTENTION, NODE_MLP: the layer; NODE_GENERATOR: its number
     int input; // NODE_ATTENTION, NODE_MLP: the sum whose norm it reads; NODE_GENERATOR: whose stream
     // NODE_ATTENTION
-    int extra;     // the sum that is added to v; NONE
-    int lin, lout; // factors of its weights, in Network.terms
-    // NODE_ATTENTION, NODE_MLP: the only sum that reads it, when it adds it as it is: they have one gradient.
-    // NONE
+    int extra; // the sum that is added to v; NONE
+    int lin;   // factor of Wq, Wk and Wv, in Network.terms
+    int lout;  // of Wo; NODE_MLP: of what it gives, which backward takes as one of its second matrix; NONE
+    // NODE_ATTENTION, NODE_MLP: the only sum that reads it, when it adds it as it is or times a factor that
+    // is the block's: they have one gradient. NONE
     int sum;
     // NODE_GENERATOR
     int scale; // in Network.terms
@@ -33,6 +34,7 @@ typedef struct {
     int terms;
     bool kept, normalised; // whether somebody reads the sum itself, and its norm
     bool into_v;           // it is what an attention adds to v
+    bool into_mlp;         // an MLP reads its norm
 } Node;
 enum { MAX_NODES = 256 };
 
@@ -47,6 +49,8 @@ typedef struct {
 
 // What does not fit into an op, or is not there, is an error.
 bool network_compile(Network *n, const Record *r, Error *e);
+// The node of a layer's block; NULL when there is none.
+const Node *network_block(const Network *n, NodeKind kind, int layer);
 bool network_check(const Record *r, Error *e); // the same without a result
 
 // Generator and place of a column.

@@ -77,6 +77,7 @@ COST(matmul_forward, (const Product *p), 2 * count3(p->N, p->in, p->out) * p->pl
          floatx_bytes(p->N, p->out, p->planes + !!p->residual))
 COST(matmul_backward_input, (const InputGrad *g), 2 * count3(g->N, g->in, g->out),
      floatx_bytes(g->N, g->in, 1) + floatx_bytes(g->in, g->out, 1) + floatx_bytes(g->N, g->out, 1))
+COST(weight_scale_forward, (int64_t n), 0, floatx_bytes(n, 2, 1))
 COST(weight_scale_backward, (int64_t n), 0, fp32_bytes(n, 2, 1) + floatx_bytes(n, 1, 1))
 static inline OpCost cost_matmul_weight_grads(const WeightGrad *g, int count, int N)
 {

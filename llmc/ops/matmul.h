@@ -53,9 +53,11 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
 void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
                            const floatX *y, int N, int d, int F);
 
+// The effective weight alpha w, rounded as it is stored.  out, w (n);  alpha (1) fp32
+void weight_scale_forward(Stream s, floatX *out, const floatX *w, const float *alpha, int64_t n);
 // From the gradient dw of an effective weight alpha w to those of its two factors, once it is complete:
 // dalpha += <dw, w>;  then dw *= alpha.
-//   dw (n) fp32 in/out;  dalpha (1) fp32;  w (n);  alpha (1) fp32
+//   dw (n) fp32 in/out;  dalpha (1) fp32 and w (n), or both NULL;  alpha (1) fp32
 void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, const float *alpha,
                            int64_t n);
 

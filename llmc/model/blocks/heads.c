@@ -78,17 +78,11 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 typedef struct {
     const floatX *qkv, *o;
     float *dqkv, *do_;
-    const float *lin, *lout; // their factors
-    float *dlin, *dlout;
+    int lin, lout; // their factors, places among the network's terms
+    EffectiveWeight scaled_qkv, scaled_o;
 } HeadsWeights;
 
-static const Node *node_of(const Model *m, int i)
-{
-    const Node *n = m->network.node;
-    while (n->kind != NODE_ATTENTION || n->layer != i)
-        n++;
-    return n;
-}
+static const Node *node_of(const Model *m, int i) { return network_block(&m->network, NODE_ATTENTION, i); }
 
 static HeadsWeights weights_of(const Pass *p, int i)
 {
@@ -98,14 +92,15 @@ static HeadsWeights weights_of(const Pass *p, int i)
     int64_t behind = (int64_t)heads_width(m) * m->config->model_dim;
     const floatX *qkv = param_weight(&m->params, w);
     float *dqkv = param_grad(&m->params, w);
+    const floatX *o = part_x(qkv, behind);
     return (HeadsWeights){.qkv = qkv,
-                          .o = part_x(qkv, behind),
+                          .o = o,
                           .dqkv = dqkv,
                           .do_ = part(dqkv, behind),
-                          .lin = p->a->coef + n->lin,
-                          .lout = p->a->coef + n->lout,
-                          .dlin = part(p->a->dcoef, n->lin),
-                          .dlout = part(p->a->dcoef, n->lout)};
+                          .lin = n->lin,
+                          .lout = n->lout,
+                          .scaled_qkv = effective_weight(p, i, SCALED_QKV, qkv, n->lin),
+                          .scaled_o = effective_weight(p, i, SCALED_O, o, n->lout)};
 }
 
 static ValueMix values_of(const Pass *p, int i, const BlockPort *io)
@@ -245,7 +240,7 @@ static void qkv_product_fp8(const Pass *p, int i, const HeadsWeights *w, const B
     for (int k = 0; k < 3; k++)
         matmul_fp8(p->products, plane[k],
                    &(Fp8Product){l->h8, q.w + (int64_t)k * wide * d, q.scale_h, q.scale_w, N, d,
-                                 k < 2 ? wide : d, w->lin},
+                                 k < 2 ? wide : d, w->scaled_qkv.alpha},
                    NULL);
 }
 
@@ -258,7 +253,7 @@ static void qkv_backward_fp8(const Pass *p, int i, const HeadsWeights *w, const 
     Codes g = {l->dqkv8, l->dqkv8t, q.scale_g, NULL};
     Fp8WeightGrad grad = {w->dqkv,   l->dqkv8t, l->h8t, q.scale_g,
                           q.scale_h, rows,      d,      p->place & FIRST_OF_STEP};
-    Fp8Product input = {l->dqkv8, q.wt, q.scale_g, q.scale_w, N, rows, d, w->lin};
+    Fp8Product input = {l->dqkv8, q.wt, q.scale_g, q.scale_w, N, rows, d, w->scaled_qkv.alpha};
     if (pass_runs(p->a, USES(l->dqkv8, l->dqkv8t, l->dqkv)))
         quantize_codes(p->s, &g, l->dqkv, N, rows);
     if (pass_runs(p->a, USES(l->dqkv8t, l->h8t)))
@@ -276,11 +271,12 @@ static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const Block
     int N = p->b->N, d = p->m->config->model_dim,
         wide = p->m->config->num_heads * record_key_width(p->m->config);
     int planes = wide == d ? 3 : 2;
+    EffectiveWeight e = w->scaled_qkv;
     if (pass_runs(p->a, USES(l->q, io->h)))
-        matmul_forward(p->products, &(Product){l->q, io->h, w->qkv, NULL, w->lin, N, d, wide, planes});
+        matmul_forward(p->products, &(Product){l->q, io->h, e.w, NULL, e.alpha, N, d, wide, planes});
     if (planes == 2 && pass_runs(p->a, USES(l->v, io->h)))
-        matmul_forward(p->products, &(Product){l->v, io->h, part_x(w->qkv, 2 * (int64_t)wide * d), NULL,
-                                               w->lin, N, d, d, 1});
+        matmul_forward(p->products, &(Product){l->v, io->h, part_x(e.w, 2 * (int64_t)wide * d), NULL, e.alpha,
+                                               N, d, d, 1});
 }
 
 // Attention and DC over whole documents, or over a cache.
@@ -332,6 +328,9 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     HeadsWeights w = weights_of(p, i);
     HeadsForward heads = heads_of(p, i, io);
     HeadsOutput output = output_of(p, i);
+    EffectiveWeight o = w.scaled_o;
+    scale_weight(p, i, SCALED_QKV, w.qkv, w.lin);
+    scale_weight(p, i, SCALED_O, w.o, w.lout);
     if (a->backward && p->m->config->qkv == QKV_FP8)
         qkv_product_fp8(p, i, &w, io);
     else
@@ -344,7 +343,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
         pass_runs(a, USES(l->out, l->mixed, l->v, output.alpha, output.gate)))
         heads_output_forward(p->s, &output, N, H, e);
     if (pass_runs(a, USES(io->out, l->out)))
-        matmul_forward(p->products, &(Product){io->out, l->out, w.o, io->x, w.lout, N, d, d, 1});
+        matmul_forward(p->products, &(Product){io->out, l->out, o.w, io->x, o.alpha, N, d, d, 1});
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -396,16 +395,6 @@ static void value_rows_backward(const Pass *p, int i, const HeadsForward *heads)
                    d);
 }
 
-// From the gradients of effective weights to those of the weights and their factors.
-static void factors_backward(const Pass *p, const HeadsWeights *w)
-{
-    int64_t d = p->m->config->model_dim, n = heads_width(p->m) * d;
-    if (!pass_runs(p->a, NULL, 0) || !(p->place & LAST_OF_STEP))
-        return;
-    weight_scale_backward(p->s, w->dqkv, w->dlin, w->qkv, w->lin, n);
-    weight_scale_backward(p->s, w->do_, w->dlout, w->o, w->lout, d * d);
-}
-
 // Gradients of the weights and of h.
 static void products_backward(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
 {
@@ -420,7 +409,8 @@ static void products_backward(const Pass *p, int i, const HeadsWeights *w, const
     if (!fp8 && pass_runs(p->a, USES(l->dqkv, io->h, io->dout, l->out)))
         matmul_weight_grads(p->products, grads, 2, N);
     if (!fp8 && pass_runs(p->a, USES(io->dh, l->dqkv)))
-        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w->qkv, w->lin, N, d, wide});
+        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w->scaled_qkv.w, w->scaled_qkv.alpha,
+                                                        N, d, wide});
 }
 
 static void backward(const Pass *p, int i, const BlockPort *io)
@@ -433,7 +423,8 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     HeadsWeights w = weights_of(p, i);
     HeadsForward heads = heads_of(p, i, io);
     if (pass_runs(a, USES(l->dy, io->dout)))
-        matmul_backward_input(p->products, &(InputGrad){l->dy, io->dout, w.o, w.lout, N, d, d});
+        matmul_backward_input(p->products,
+                              &(InputGrad){l->dy, io->dout, w.scaled_o.w, w.scaled_o.alpha, N, d, d});
     attend_backward(p, i);
     HeadsBackward back = {.forward = &heads,
                           .dqkv = l->dqkv,
@@ -455,7 +446,8 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     if (spec->value_embed)
         value_rows_backward(p, i, &heads);
     products_backward(p, i, &w, io);
-    factors_backward(p, &w);
+    factor_backward(p, w.dqkv, w.qkv, (int64_t)heads_width(m) * d, w.lin);
+    factor_backward(p, w.do_, w.o, (int64_t)d * d, w.lout);
 }
 
 const Block heads_block = {plan, forward, backward};

@@ -3,6 +3,12 @@
 // mlp_both.c.
 #include "llmc/model/blocks/blocks.h"
 
+int mlp_factor(const Model *m, int i)
+{
+    const Node *n = network_block(&m->network, NODE_MLP, i);
+    return n ? n->lout : NONE;
+}
+
 static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 {
     LayerActs *l = &a->layer[i];
@@ -87,15 +93,22 @@ static void quantize_weights_delayed(const Pass *p, int i, const LayerCodes *q)
     quantize_e4m3(s, q->down, w.proj, q->scale_down, d, F, QUANTIZE_QUOTIENT, false);
 }
 
+float *mlp_input_amax(const Pass *p)
+{
+    bool wanted = p->a->backward && p->m->config->mlp == MLP_FP8 && p->m->mlp.sets > 0;
+    return wanted ? p->m->mlp.amax + 1 : NULL;
+}
+
 static void quantize_input(const Pass *p, uint8_t *h8, const floatX *h, const LayerCodes *q)
 {
     int N = p->b->N, d = p->m->config->model_dim;
-    float *amax = p->m->mlp.amax;
+    float *amax = p->m->mlp.amax + 1;
     if (!q->delayed) {
         quantize_e4m3(p->s, h8, h, q->scale_h, N, d, QUANTIZE_INVERSE, false);
         return;
     }
-    amax_accumulate(p->s, amax, h, (int64_t)N * d);
+    if (!p->m->network.count)
+        amax_accumulate(p->s, amax, h, (int64_t)N * d);
     quantize_e4m3(p->s, h8, h, amax, N, d, QUANTIZE_AMAX, false);
     scale_from_amax(p->s, q->scale_h, amax, 1.0f / E4M3_LARGEST);
 }
@@ -130,6 +143,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
+    scale_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(m, i));
     if (a->backward && m->config->mlp == MLP_FP8) {
         forward_fp8(p, i, io);
         return;
@@ -157,11 +171,13 @@ static void backward(const Pass *p, int i, const BlockPort *io)
         mlp_both_backward(p, i, io);
         return;
     }
+    EffectiveWeight down = effective_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(m, i));
     WeightGrad grads[] = {{w.dproj, io->dout, l->post, d, F, fresh}, {w.dfc, io->h, l->dpre, d, F, fresh}};
     if (pass_runs(a, USES(l->dpre, io->dout, l->post)))
-        matmul_relu2_backward(p->products, l->dpre, io->dout, w.proj, l->post, N, d, F);
+        matmul_relu2_backward(p->products, l->dpre, io->dout, down.w, l->post, N, d, F);
     if (pass_runs(a, USES(io->dout, l->post, io->h, l->dpre)))
         matmul_weight_grads(p->products, grads, 2, N);
+    factor_backward(p, w.dproj, NULL, (int64_t)d * F, mlp_factor(m, i));
     if (pass_runs(a, USES(io->dh, l->dpre)))
         matmul_forward(p->products,
                        &(Product){io->dh, l->dpre, w.fc, NULL, NULL, N, F, d, 1}); // dh = dpre c_fc^T
