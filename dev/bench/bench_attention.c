@@ -6,6 +6,7 @@
 //   bench_attention [--sustained SECONDS]          a training micro-batch and a validation sequence
 //   bench_attention [--sustained SECONDS] auto     the same, only by the kernels that are chosen by
 //   themselves
+//   bench_attention [--sustained SECONDS] deterministic    the same with a fixed order of sums
 //   bench_attention [--sustained SECONDS] cudnn    the same, only by cuDNN's
 //   bench_attention plans    what a cuDNN plan's number of document slots and its longest document cost
 //
@@ -238,7 +239,7 @@ static void reserve(AttentionKernels kernels, bool deterministic)
 static void bench_kernels(AttentionKernels kernels, bool deterministic)
 {
     choice = kernels == ATTENTION_CUDNN ? "cuDNN"
-             : deterministic            ? "own kernels, deterministic"
+             : deterministic            ? "as the program chooses, deterministic"
                                         : "as the program chooses";
     static const int train[] = {384, 896, 1408}, eval[] = {768, 2560};
     reserve(kernels, deterministic);
@@ -325,8 +326,8 @@ int main(int argc, char **argv)
             bench_kernels(ATTENTION_AUTO, false);
         if (!*what || !strcmp(what, "cudnn"))
             bench_kernels(ATTENTION_CUDNN, false);
-        if (!*what)
-            bench_kernels(ATTENTION_OWN, true);
+        if (!*what || !strcmp(what, "deterministic"))
+            bench_kernels(ATTENTION_AUTO, true);
     }
     backend_close();
     return 0;

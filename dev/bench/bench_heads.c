@@ -1,9 +1,10 @@
 // Time of the ops around and inside of attention of the records of 2026, at the micro-batches of record 89's
 // first and last stage: heads before and after attention, attention alone (plain and in pairs of heads), DC.
 //
-//   bench_heads [--csv FILE] [--portable] [--keys WIDTH] [FILTER...]
-//       WIDTH: of a head of q and k; without it attention has heads of E, and what is before it heads of E
-//       and of 96, as in the records of August 2026; FILTER: only ops whose name contains one of them
+//   bench_heads [--csv FILE] [--portable] [--deterministic] [--keys WIDTH] [FILTER...]
+//       --deterministic: dq of attention in a fixed order of sums; WIDTH: of a head of q and k; without it
+//       attention has heads of E, and what is before it heads of E and of 96, as in the records of August
+//       2026; FILTER: only ops whose name contains one of them
 //
 // A call is captured REPEATS times in a graph; the best of ROUNDS launches counts. GB/s and TFLOP/s are of
 // the least that an op must move and compute (llmc/ops/costs.h has the same).
@@ -35,6 +36,7 @@ static floatX *t[TENSORS], *k_shifted, *dqkv, *values, *gate_w, *cosine,
 static float *columns, *dcolumns, *rstd_q, *rstd_k, *lse, *gate, *leads, *dgate_w;
 static int32_t *tokens, *table, *host_table;
 static void *scratch;
+static const char *order = "";          // of sums, for the figures
 static int N, window, slots, width = E; // of the call that is timed; width: of a head of q and k
 static int cu[MOST_DOCUMENTS + 1], documents;
 
@@ -320,8 +322,8 @@ static void report(const char *name, void (*op)(void), double values, double key
         return;
     char shape[96];
     double s = seconds_of(op);
-    snprintf(shape, sizeof shape, "N %d, H %d, e %d%s%.0d%s%.0d", N, H, E, width == E ? "" : ", q and k ",
-             width == E ? 0 : width, operations > 0 ? ", window " : "", operations > 0 ? window : 0);
+    snprintf(shape, sizeof shape, "N %d, H %d, e %d%s%.0d%s%.0d%s", N, H, E, width == E ? "" : ", q and k ",
+             width == E ? 0 : width, operations > 0 ? ", window " : "", operations > 0 ? window : 0, order);
     figure(name, shape, s * 1e6, "us");
     printf("%-36s %-46s %8.1f us %6.0f GB/s", name, shape, s * 1e6,
            (values * E + keys * width) * N * H * 2 / s * 1e-9);
@@ -384,6 +386,11 @@ int main(int argc, char **argv)
     filters = argv + 1;
     if (*filters && !strcmp(*filters, "--portable")) {
         reserved.portable = true;
+        filters++;
+    }
+    if (*filters && !strcmp(*filters, "--deterministic")) {
+        reserved.deterministic = true;
+        order = ", deterministic";
         filters++;
     }
     if (*filters && !strcmp(*filters, "--keys")) {

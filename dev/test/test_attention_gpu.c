@@ -13,7 +13,7 @@
 // sums may change; sums over tokens are compared with those of the GPU's own terms. Each case runs over
 // outputs full of NaN with NaN behind all buffers, after a run on NaN alone that leaves NaN in the scratch
 // memory.
-#include "dev/test/attention_gpu_run.h"
+#include "dev/test/attention_gpu_repeat.h"
 
 // ---- comparing --------------------------------------------------------------------------------------------
 
@@ -281,6 +281,8 @@ static void check_kernels(AttentionKernels kernels, const char *name, bool repea
     growing.slope = 30;
     check_case(&growing, name, repeatable);
     check_graph(name, repeatable);
+    if (repeatable)
+        check_all_repeats();
 }
 
 static bool chooses_cudnn(int tokens) // for a width that Hopper's kernels do not take
@@ -317,7 +319,6 @@ static void check_many_heads(void)
 static void check_others(bool portable)
 {
     static const int own_widths[] = {8, 24, 32, 64, 72, 96, 128, 136, 256}, cudnn_widths[] = {CUDNN_WIDTHS};
-    check_kernels(ATTENTION_OWN, "own, repeatable", true);
     check_widths(ATTENTION_OWN, "own", true, own_widths, sizeof own_widths / sizeof *own_widths);
     check_many_heads();
     bool cudnn = check_choice();
@@ -334,9 +335,11 @@ static void check_others(bool portable)
 
 static void check_small(void)
 {
-    reserve(ATTENTION_OWN, 2048, 2048, 2, 128, false);
-    Case c = make_case("edges", edge_lengths, 6, 2, 128, 300);
-    check_case(&c, "own", false);
+    for (int repeatable = 0; repeatable <= 1; repeatable++) {
+        reserve(ATTENTION_OWN, 2048, 2048, 2, 128, repeatable);
+        Case c = make_case("edges", edge_lengths, 6, 2, 128, 300);
+        check_case(&c, repeatable ? "own, repeatable" : "own", repeatable);
+    }
 }
 
 int main(int argc, char **argv)
@@ -362,10 +365,12 @@ int main(int argc, char **argv)
                                .vocab_padded = 128,
                                .portable = portable}); // once, for what attention shares with other ops
     stream = stream_create();
-    if (small)
+    if (small) {
         PART(check_small());
-    else
+    } else {
         PART(check_kernels(ATTENTION_OWN, "own", false));
+        PART(check_kernels(ATTENTION_OWN, "own, repeatable", true));
+    }
     if (!quick)
         PART(check_others(portable));
     stream_destroy(stream);

@@ -12,9 +12,13 @@ use Time::HiRes qw(sleep time);
 my $gpu = "$root/train_gpt";
 write_shard("train_$_.bin", documents(6000, 10 + $_)) for 1 .. 5;
 write_shard('val.bin', documents(700, 2));
-my %options = (bf16 => [qw(--head bf16)], fp8 => [qw(--head fp8 --mlp fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)],
+# Heads of 128, which Hopper has kernels for, with texts and windows of several tiles of 128 keys, each of which adds to dq.
+my @long = map { (256, grep { $_ != 256 } documents($_, $_)) } 900, 300, 1500, 77, 640, 2000, 1, 1200;
+write_shard("long_$_.bin", (@long) x 6) for 1 .. 5;
+my @wide = (qw(--head bf16 --model-dim 256 --num-heads 2 --block-size 64 --micro-batch-tokens 4096 --micro-batches 2), '--train-files', "$dir/long_*.bin");
+my %options = (wide => \@wide, bf16 => [qw(--head bf16)], fp8 => [qw(--head fp8 --mlp fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)],
     portable => [qw(--head fp8 --mlp fp8 --portable)]);
-my %stops = (bf16 => [1, 2, 5, 6, 7], fp8 => [6, 7], portable => [6, 7]);
+my %stops = (bf16 => [1, 2, 5, 6, 7], wide => [1, 6, 7], fp8 => [6, 7], portable => [6, 7]);
 
 sub command { # of a run to step 12 and its folder
     my ($name, $folder, @more) = @_;
@@ -28,7 +32,7 @@ sub contents {
 }
 
 my @parts = map { my $name = $_; map { [$name, $_, "$name$_"] } @{$stops{$name}} } sort keys %stops;
-run_together((map { ["$_: 12 steps", command($_, $_)] } sort keys %options), ['the same again', command('bf16', 'again')],
+run_together((map { ["$_: 12 steps", command($_, $_)] } sort keys %options), (map { ["$_: the same again", command($_, "again_$_")] } qw(bf16 wide)),
     map { my ($name, $stop, $folder) = @$_; ["$name: stop at $stop", command($name, $folder, '--stop-at', $stop)] } @parts);
 run_together(map { my ($name, $stop, $folder) = @$_; ["$name: resume at $stop", command($name, $folder, '--resume', "$dir/$folder")] } @parts);
 for (@parts) {
@@ -43,12 +47,12 @@ for (@parts) {
 my ($file) = glob "'$dir/bf16'/*/run.toml";
 run_ok('--config run.toml', $gpu, '--config', $file // 'none', '--out', "$dir/repeated");
 is(same_state(map { checkpoint("$dir/$_", 12) } qw(bf16 repeated)), '', 'repeats the run');
-is(same_state(map { checkpoint("$dir/$_", 12) } qw(bf16 again)), '', 'twice the same run gives the same bits');
+is(same_state(map { checkpoint("$dir/$_", 12) } $_, "again_$_"), '', "$_: twice the same run gives the same bits") for qw(bf16 wide);
 
 # ---- a signal ----------------------------------------------------------------------------------------------------------
 
-my @long = ($gpu, @tiny, qw(--head bf16 --deterministic --repeat --val-every 0 --num-scheduled 20000));
-my $run = start(@long, '--out', "$dir/term");
+my @endless = ($gpu, @tiny, qw(--head bf16 --deterministic --repeat --val-every 0 --num-scheduled 20000));
+my $run = start(@endless, '--out', "$dir/term");
 my $end = time + 60;
 sleep 0.01 while (() = log_text("$dir/term") =~ /^step:\d+\/\d+ train_time/mg) < 10 && time < $end;
 kill 'TERM', $run->{pid};
@@ -57,7 +61,7 @@ is($status, 3, 'SIGTERM: exit status 3') or diag $err;
 my ($saved) = (newest("$dir/term") // '') =~ /step_0*(\d+)\./;
 ok($saved && $saved >= 10 && $saved < 20000, 'after a save at step ' . ($saved // 'none'));
 my $stop = ($saved // 0) + 5;
-run_together(['resume', @long, '--resume', "$dir/term", '--out', "$dir/term", '--stop-at', $stop],
-    ['the same run without the signal', @long, '--out', "$dir/straight", '--stop-at', $stop]);
+run_together(['resume', @endless, '--resume', "$dir/term", '--out', "$dir/term", '--stop-at', $stop],
+    ['the same run without the signal', @endless, '--out', "$dir/straight", '--stop-at', $stop]);
 is(same_state(map { newest("$dir/$_") } qw(term straight)), '', "both end in the same bits at step $stop");
 done_testing;

@@ -8,8 +8,12 @@
 //   part 1  where it starts in (N, d) buffers, in elements; N d for an empty slot
 //   part 2  where it starts in (N, H) buffers; N H for an empty slot
 //   part 3  cu_seqlens, followed by N to the end
-//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, and on the next
-//   16 bytes then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, the same
+//   then    ceil(N / ATTENTION_KEY_TILE) numbers of tiles of keys, documents longest first, each from its end
+//           to its begin
+//   then    for each tile of keys 1 if it comes later there than the tile in front of it, which is so only
+//           where another document ends it, else 0
+//   then    ceil(N / ATTENTION_QUERY_TILE) numbers of tiles of queries, documents longest first
+// The last three start on 16 bytes, too.
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward
 // and 0.4 us backward on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention/attention.h"
@@ -56,9 +60,14 @@ static int64_t capacity(int N, int max_documents)
 
 int64_t attention_table_part(int N, int max_documents) { return round_up(capacity(N, max_documents) + 1, 4); }
 
-static int64_t query_tiles_at(int N, int max_documents)
+static int64_t late_tiles_at(int N, int max_documents)
 {
     return PARTS * attention_table_part(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
+}
+
+static int64_t query_tiles_at(int N, int max_documents)
+{
+    return late_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_KEY_TILE), 4);
 }
 
 int64_t attention_table_ints(int N, int max_documents)
@@ -85,7 +94,7 @@ static uint64_t *sorted_documents(const int32_t *cu, int count)
 // Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most
 // queries see, one of queries to that of its first, which sees the most keys. Whole documents one after the
 // other: the tiles of one read the same rows, which then are still in L2. Longest first: what comes last is
-// short work.
+// short work. Tiles of keys from the last to the first: see sm90_backward.cu.
 static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents, int N)
 {
     int count = (int)ceil_div(N, size), document = 0;
@@ -94,12 +103,23 @@ static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, i
         int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
         while (document + 1 < documents && cu[document + 1] <= token)
             document++;
-        order[i] = (uint64_t) ~(uint32_t)(cu[document + 1] - cu[document]) << 32 | (uint32_t)i;
+        order[i] = (uint64_t) ~(uint32_t)(cu[document + 1] - cu[document]) << 32 |
+                   (uint32_t)(keys ? count - 1 - i : i);
     }
     qsort(order, (size_t)count, sizeof *order, rising);
     for (int i = 0; i < count; i++)
-        tiles[i] = (int32_t)(uint32_t)order[i];
+        tiles[i] = keys ? count - 1 - (int32_t)(uint32_t)order[i] : (int32_t)(uint32_t)order[i];
     free(order);
+}
+
+static void mark_late_tiles(int32_t *late, const int32_t *tiles, int count)
+{
+    int *rank = xcalloc((size_t)count, sizeof *rank);
+    for (int i = 0; i < count; i++)
+        rank[tiles[i]] = i;
+    for (int i = 0; i < count; i++)
+        late[i] = i > 0 && rank[i] > rank[i - 1];
+    free(rank);
 }
 
 static void make_plans_for(int64_t slots, int N);
@@ -129,6 +149,8 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
         cu[i] = N;
     }
     sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
+    mark_late_tiles(table + late_tiles_at(N, max_documents), table + PARTS * part,
+                    (int)ceil_div(N, ATTENTION_KEY_TILE));
     sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens,
                num_documents, N);
     int64_t slots = rounded_slots(num_documents);
@@ -226,6 +248,7 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
                            .lse_start = table + 2 * part,
                            .cu = table + 3 * part,
                            .key_tiles = table + PARTS * part,
+                           .late_tiles = table + late_tiles_at(N, at.sizes.max_documents),
                            .query_tiles = table + query_tiles_at(N, at.sizes.max_documents),
                            .scale = scale,
                            .window = window,
@@ -233,7 +256,8 @@ AttentionCall attention_call(const int32_t *table, int slots, float scale, int w
                            .N = N,
                            .H = H,
                            .e = e,
-                           .qk = e};
+                           .qk = e,
+                           .fixed_order = at.sizes.deterministic};
 }
 
 bool attention_is_open(void) { return at.open; }
@@ -391,14 +415,13 @@ static void describe_choice(const char *not_tensor, const char *not_cudnn)
         note("%s: several times slower than could be", text);
 }
 
-// The own kernels for Hopper are the fastest, cuDNN's come next. Backward only the own ones for any GPU have
-// a fixed order of sums.
+// The own kernels for Hopper are the fastest, cuDNN's come next. cuDNN's backward has no fixed order of sums.
 static void choose_kernels(void)
 {
     Error not_tensor = {""}, not_cudnn = {""};
     bool tensor = at.sizes.attention != ATTENTION_CUDNN && attention_sm90_prepare(at.head_dim, &not_tensor);
     at.forward = tensor ? BY_SM90 : BY_CUDNN;
-    at.backward = at.sizes.deterministic ? BY_SM80 : at.forward;
+    at.backward = at.forward == BY_CUDNN && at.sizes.deterministic ? BY_SM80 : at.forward;
     plan_scratch();
     if (at.forward == BY_CUDNN && !cudnn_is_usable(&not_cudnn)) {
         if (at.sizes.attention == ATTENTION_CUDNN)

@@ -87,14 +87,16 @@ typedef struct {
     const int32_t *lse_start;   // (slots + 1) the same in (N, H) buffers
     const int32_t *cu;          // (slots + 1) starts in rising order, tokens
     const int32_t *key_tiles;   // tiles of ATTENTION_KEY_TILE keys, in the order to take them
-    const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same
+    const int32_t *late_tiles;  // by tile of keys: 1 where it is taken after the one in front of it
+    const int32_t *query_tiles; // tiles of ATTENTION_QUERY_TILE queries, the same as key_tiles
     float scale;
     int window, slots;
     int N, H, e, gate_inputs;
-    int qk; // width of a head of q and k, at most e
+    int qk;           // width of a head of q and k, at most e
+    bool fixed_order; // backward: of dq's sums by Hopper's kernels; those for any GPU have one always
 } AttentionCall;
 
-// Everything but the tensors, for q and k as wide as v.
+// Everything but the tensors, for q and k as wide as v, as `deterministic` as what was reserved.
 AttentionCall attention_call(const int32_t *table, int slots, float scale, int window, int N, int H, int e);
 bool attention_is_open(void); // whether kernels were chosen
 typedef enum { BY_CUDNN, BY_SM90, BY_SM80 } AttentionBy;
@@ -174,7 +176,8 @@ size_t attention_sm90_counters(void);
 // The stream's counters and dq_state, where the pass is the sm90 kernels'.
 void attention_take_counters(AttentionCall *c, Stream s, bool backward);
 void attention_sm90_forward(const AttentionCall *c, Stream s);
-// dk and dv have the same bits always, dq up to the order of fp32 sums. qk of another width than v: with dk.
+// dk and dv have the same bits always, dq with fixed_order, else up to the order of fp32 sums. qk of another
+// width than v: with dk.
 void attention_sm90_backward(const AttentionCall *c, Stream s);
 
 // Kernels to be compared with the sm80 ones.

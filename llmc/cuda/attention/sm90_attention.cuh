@@ -32,8 +32,6 @@ static __device__ __forceinline__ void transpose_quad(uint32_t (&x)[4])
 namespace dq_accumulator
 {
 enum { QUERIES = 64, THREADS = 128, HALF_VECTORS = 8 * THREADS, TILE_FLOATS = 2 * HALF_VECTORS * 4 };
-// State of each half of a tile: the first CTA to arrive stores, so that the accumulator need not be zeroed.
-enum { UNTOUCHED, BEING_STORED, STORED };
 } // namespace dq_accumulator
 
 namespace attention_sm90

@@ -22,15 +22,26 @@
 //   registers    dk, dv 128; scores and dp 64, later their packed forms and dq in the same: 192 of 232; 24
 //                bytes spilled
 //
-// dq: CTAs reduce in no fixed order, its last bits vary from run to run. The accumulator keeps the sums for
-// q, k, v's backward, or round_kernel rounds them to dq.
+// dq: the accumulator keeps the sums for q, k, v's backward, or round_kernel rounds them to dq.
 // Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; the queries that see a key
-// are one interval. Dynamic tile scheduler: an atomic counter, items in the table's order (longest
-// documents first).
+// are one interval. Dynamic tile scheduler: an atomic counter, items in the table's order (longest documents
+// first, each from its end to its begin). A CTA claims its next item with the last tile of queries of the one
+// before: an item that is claimed early waits while other CTAs are idle or wait for its sums.
+//
+// Order of dq's sums: the item that comes first in the table's order stores its partial sum of a tile and
+// sets the tile's state, and the others wait for that. With fixed_order each waits for all that come before
+// it, counted by the state; else they add in any order, and dq's last bits vary from run to run. From a
+// document's end to its begin, because a tile of queries is then the first tile of the first item that adds
+// to it, the third of the second, the fifth of the third: CTAs that take these items one after the other
+// reach it in that order. No deadlock: an item waits only for items that were claimed before it, a CTA works
+// on its items in the order in which it claimed them, so that of all unfinished items the one claimed first
+// is being worked on, and waits for none.
 //
 // Tried (H200, 2026-11-22): CTAs of queries without dq reduction need 7 products instead of 5; spare warps
 // that round complete dq tiles delay short items; reductions into a zeroed accumulator save 8 us here and
-// cost 26 us where it is read and cleared (32768 tokens, window 384).
+// cost 26 us where it is read and cleared (32768 tokens, window 384). 2026-11-23, all slower
+// (dev/notes/2026-11-23_order_of_dq.md): the fixed order with claims two, four and more tiles ahead, or with
+// its signal a tile later.
 #include "llmc/cuda/attention/sm90_backward_producer.cuh"
 #include "llmc/cuda/rows/qkv_row.cuh"
 
@@ -385,7 +396,7 @@ __global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_const
         if (g < columns / 8)
             s[g] = __ldcs(sums + g * WARPGROUP);
     if (threadIdx.x % WARPGROUP == 0)
-        a.state[2 * (tile * a.H + head) + half] = UNTOUCHED;
+        a.state[2 * (tile * a.H + head) + half] = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int row = first_row + i % 2 * 8, first = i / 2 * 4;
@@ -483,6 +494,8 @@ void attention_sm90_backward(const AttentionCall *c, Stream s)
     a.state = c->dq_state;
     a.cu = c->cu;
     a.order = c->key_tiles;
+    a.late = c->late_tiles;
+    a.fixed_order = c->fixed_order;
     a.scale = c->scale;
     a.scale_log2 = c->scale * LOG2E;
     a.window = c->window < c->N ? c->window : c->N;

@@ -43,18 +43,23 @@ struct Arguments {
     const int32_t *tokens;
     float *value_sums; // (items, CONSUMER_WARPS, 2)
     float *dq_sum;     // see dq_accumulator
-    unsigned *state;   // (tiles, H, 2) of dq_sum
+    unsigned *state;   // (tiles, H, 2), zeros: by half of a tile of dq_sum the partial sums that it holds, or
+                       // in no fixed order 1 after the first
     Progress *progress;
-    const int32_t *cu, *order;      // starts of documents; tiles of keys in the order to take them
+    const int32_t *cu;              // starts of documents
+    const int32_t *order, *late;    // of tiles of keys: see attention.c's table
+    bool fixed_order;               // of dq's sums
     float scale, scale_log2;        // scale_log2: scores to powers of two
     int window, slots, N, H, items; // items: tiles of keys times heads
 };
 
 // A work item: 128 keys of one head. Query tiles have 64 queries, key tiles 128 keys.
-struct Item {
+struct alignas(8) Item {
     int key0, head;
     int first, last; // tiles of queries, last exclusive; empty: no more work
     int full_end[2]; // tiles from the warpgroup's second to here, exclusive, are seen whole by all its keys
+    int before[2];   // partial sums of the first two tiles of dq that are added before the item's
+    int late;        // of the i-th tile, i > 1, it is i / 2, or one less from tile number `late` on
     int count[KEYS]; // queries that see the key: itself and those behind it
 };
 
@@ -113,11 +118,27 @@ static __device__ __forceinline__ int document_of(int t, const Arguments &a) // 
     return low;
 }
 
+// Fills in how many partial sums of dq precede the item's. All tiles of keys that add to a tile of queries,
+// but for the one on the diagonal, end in the document of its first query and are taken from the last to the
+// first. So before the item come those that lie between it and its i-th tile of queries, i / 2 with the one
+// on the diagonal. That one is taken first, or last where another document ends it that is taken later.
+//   begin, end: of the document of the item's first key
+static __device__ __forceinline__ void describe_order(Item *item, int begin, int end, const Arguments &a)
+{
+    int tile = item->key0 / KEYS, last_tile = (item->last - 1) / (KEYS / QUERIES);
+    for (int i = 0; i < KEYS / QUERIES; i++) {
+        int query = item->key0 + i * QUERIES;
+        item->before[i] = a.late[tile] && query < end ? tile - max(begin, query - a.window) / KEYS : 0;
+    }
+    item->late = last_tile > tile && a.late[last_tile] ? last_tile * (KEYS / QUERIES) : item->last;
+}
+
 // Fills in the item. Called by all lanes, four keys each.
 static __device__ __forceinline__ void describe_item(Item *item, int index, const Arguments &a)
 {
     int lane = threadIdx.x % WARP, key0 = a.order[index / a.H] * KEYS, first_key = key0 + 4 * lane;
     int document = document_of(min(first_key, a.N - 1), a), end = a.cu[document + 1], last_seen = 0, count[4];
+    int begin = a.cu[document], first_end = end;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int key = first_key + i;
@@ -141,6 +162,7 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, cons
     item->last = (seen + QUERIES - 1) / QUERIES;
     for (int g = 0; g < 2; g++)
         item->full_end[g] = whole[g] / QUERIES;
+    describe_order(item, begin, first_end, a);
 }
 
 // lse and row sum of the lane's two queries of a tile.
@@ -165,7 +187,13 @@ struct Producer {
     unsigned next; // lane 0: the next item
 };
 
-// Describes the next item in its slot and loads its k. False after the last item.
+static __device__ __forceinline__ void claim_item(Producer &f, const Arguments &a)
+{
+    if (threadIdx.x % WARP == 0)
+        f.next = atomicAdd(&a.progress->next, 1);
+}
+
+// Describes the claimed item in its slot and loads its k. False after the last item.
 template <int QK>
 static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &m, const Arguments &a)
 {
@@ -185,8 +213,6 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
             a.progress->next = 0; // the last CTA resets the counter
         return false;
     }
-    if (lane == 0)
-        f.next = atomicAdd(&a.progress->next, 1);
     describe_item(item, (int)index, a);
     __syncwarp();
     if (lane == 0) {
@@ -199,12 +225,13 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
     return true;
 }
 
-static __device__ __forceinline__ void load_values(const Producer &f, const Shared &m, const Item *item,
-                                                   uint32_t parity)
+// Of the item in `slot`. Items alternate between two slots, and so does the parity of their values' barriers.
+static __device__ __forceinline__ void load_values(const Producer &f, const Shared &m, int slot)
 {
-    mbarrier_wait(m.values_empty(), parity ^ 1);
+    mbarrier_wait(m.values_empty(), (uint32_t)slot ^ 1);
     if (threadIdx.x % WARP)
         return;
+    const Item *item = m.item(slot);
     mbarrier_arrive_expect_tx(m.values_full(), KEY_BYTES);
     for (int p = 0; p < 2; p++)
         tma_load_2d(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL,
@@ -243,40 +270,36 @@ static __device__ __forceinline__ void produce(const Shared &m, const Arguments 
                                                const CUtensorMap *dy)
 {
     Producer f = {q, k, v, dy, Pipeline(), Pipeline(), 0};
-    if (threadIdx.x % WARP == 0)
-        f.next = atomicAdd(&a.progress->next, 1);
-    uint32_t parity = 0;
-    for (bool more = schedule_item<QK>(f, m, a); more; parity ^= 1) {
+    claim_item(f, a);
+    for (bool more = schedule_item<QK>(f, m, a); more;) {
         const Item *item = m.item(f.slots.stage ^ 1);
         int tile = item->first, last = item->last, head = item->head;
-        load_queries<QK>(f, m, a, tile, head);
-        load_values(f, m, item, parity);
-        more = schedule_item<QK>(f, m, a); // early: its latency is long
-        while (++tile < last)
+        for (; tile < last; tile++) {
+            bool ends = tile + 1 == last;
+            if (ends)
+                claim_item(f, a); // here: its latency is that of the loads
             load_queries<QK>(f, m, a, tile, head);
+            if (tile == item->first)
+                load_values(f, m, f.slots.stage ^ 1);
+            if (ends)
+                more = schedule_item<QK>(f, m, a);
+        }
     }
 }
 
 // ---- dq reduction warps -----------------------------------------------------------------------------------
 
-// Waits until the tile's accumulator holds sums. Returns true when it holds none yet: the caller stores and
-// then sets the state.
-static __device__ __forceinline__ bool claim_first(unsigned *state)
+// Of the tile: how many partial sums precede the item's; without a fixed order 1 when there are any.
+static __device__ __forceinline__ unsigned sums_before(const Item *item, int tile, const Arguments &a)
 {
-    unsigned seen;
-    asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
-                 : "=r"(seen)
-                 : "l"(state), "n"((unsigned)UNTOUCHED), "n"((unsigned)BEING_STORED)
-                 : "memory");
-    if (seen == UNTOUCHED)
-        return true;
-    while (seen != STORED)
-        seen = load_acquire(state);
-    return false;
+    int i = tile - item->first;
+    unsigned before = i < KEYS / QUERIES ? item->before[i] : i / (KEYS / QUERIES) - (tile >= item->late);
+    return a.fixed_order ? before : min(before, 1u);
 }
 
-// One thread per warpgroup. The state of the next tile is read one tile ahead, because the load takes as
-// long as a reduction.
+// One thread per warpgroup. The first partial sum of a tile is stored, so that the accumulator need not be
+// zeroed; without a fixed order the others wait for that one alone. The state of the next tile is read one
+// tile ahead, because the load takes as long as a reduction.
 template <int QK>
 static __device__ __forceinline__ void reduce_dq(const Shared &m, const Arguments &a, int group)
 {
@@ -287,32 +310,34 @@ static __device__ __forceinline__ void reduce_dq(const Shared &m, const Argument
         const Item *item = m.item(slots.stage);
         int tile = item->first, last = item->last;
         int64_t unit = (int64_t)tile * a.H + item->head;
-        mbarrier_arrive(m.keys_empty(slots.stage));
         if (tile == last)
             break;
-        unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = UNTOUCHED;
+        unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = 0;
         for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
+            unsigned before = sums_before(item, tile, a);
             float *sums = a.dq_sum + unit * (QUERIES * QK) + group * (QUERIES * PANEL);
-            if (seen == STORED)
+            if (seen == before)
                 __threadfence(); // makes the volatile load an acquire
             if (tile + 1 < last)
                 next = *(volatile unsigned *)(state + 2 * a.H);
             mbarrier_wait(m.dq_full(group), parity);
-            bool first = seen != STORED && claim_first(state);
+            while (seen != before)
+                seen = load_acquire(state);
             fence_proxy_async(); // orders other CTAs' stores before the reduction
-            if (first)
-                bulk_store(sums, m.dq(group), bytes);
-            else
+            if (before)
                 bulk_reduce_add(sums, m.dq(group), bytes);
+            else
+                bulk_store(sums, m.dq(group), bytes);
             tma_store_commit();
             tma_store_wait_read();
             mbarrier_arrive(m.dq_empty(group));
-            if (!first)
-                continue;
+            if (before && !a.fixed_order)
+                continue; // nobody waits for it
             tma_store_wait();
             fence_proxy_async();
-            store_release(state, STORED);
+            store_release(state, before + 1);
         }
+        mbarrier_arrive(m.keys_empty(slots.stage));
     }
     tma_store_wait();
 }

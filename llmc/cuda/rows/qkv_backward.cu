@@ -172,7 +172,7 @@ __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_con
         rstd[r] = a.rstd_q[n * H + head];
     }
     if (threadIdx.x < 2)
-        kept.state[2 * blockIdx.x + threadIdx.x] = UNTOUCHED;
+        kept.state[2 * blockIdx.x + threadIdx.x] = 0;
     if (blockIdx.x == 0)
         add_value_sums(a.dlambda, kept);
 #pragma unroll

@@ -1,0 +1,93 @@
+// Part of test_attention_gpu.c: asked for a fixed order of sums, the own kernels give the same bits in every
+// run, also beside other work, which changes when their CTAs start and how fast they are. No reference is
+// computed: sizes are those of training.
+#pragma once
+#include "dev/test/attention_gpu_run.h"
+
+enum { REPEATS = 10, LOADS = 3 }; // LOADS: calls on another stream beside every second repeat
+
+// qk: width of a head of q and k in attention alone; 0: attention with norm, rotation and gate
+static void queue_whole(const Gpu *g, const Case *c, int qk)
+{
+    if (qk == 0) {
+        device_zero(stream, g->device[DGATE_W], g->bytes[DGATE_W]); // they are added to
+        device_zero(stream, g->device[DLAMBDA], g->bytes[DLAMBDA]);
+        queue_forward(g, c, g->slots);
+        queue_backward(g, c, g->slots, WHOLE);
+        return;
+    }
+    floatX *gradients = g->device[OUT_DQKV];
+    SdpaForward f = {.y = g->device[OUT_YG],
+                     .lse = g->device[LSE],
+                     .q = g->device[QUERY],
+                     .k = g->device[KEY],
+                     .v = g->device[VALUE],
+                     .qk = qk,
+                     .table = g->table,
+                     .slots = g->slots,
+                     .window = c->window,
+                     .scale = SCALE};
+    SdpaBackward b = {.forward = &f,
+                      .dq = gradients,
+                      .dk = gradients + elements(c, QUERY),
+                      .dv = g->device[OUT_DV],
+                      .dy = g->device[DYG],
+                      .scratch = g->scratch};
+    assert(sdpa_scratch_bytes(c->N, c->H, qk, c->e) <= g->scratch_bytes);
+    sdpa_forward(stream, &f, c->N, c->H, c->e);
+    sdpa_backward(stream, &b, c->N, c->H, c->e);
+}
+
+static bool all_same(void *const first[ALL], const Gpu *g)
+{
+    for (int i = INPUTS; i < ALL; i++)
+        if (memcmp(first[i], g->host[i], g->guarded[i]))
+            return false;
+    return true;
+}
+
+static void check_repeats(Case c, int qk)
+{
+    Stream own = stream, beside = stream_create();
+    void *first[ALL];
+    int differ = 0;
+    make_inputs(&c);
+    Gpu g = gpu_open(&c), load = gpu_open(&c);
+    upload_inputs(&g, &c);
+    upload_inputs(&load, &c);
+    queue_whole(&g, &c, qk);
+    fetch(&g);
+    keep(first, &g);
+    for (int i = 0; i < REPEATS; i++) {
+        stream = beside;
+        for (int k = 0; k < (i % 2 ? LOADS : 0); k++)
+            queue_whole(&load, &c, qk);
+        stream = own;
+        queue_whole(&g, &c, qk);
+        fetch(&g);
+        differ += !all_same(first, &g);
+        stream_synchronize(beside);
+    }
+    stream = beside;
+    fetch(&load);
+    stream = own;
+    bool same_there = all_same(first, &load);
+    ok(differ == 0 && same_there, "%s, %d runs: %s N=%d H=%d q and k of %d window=%d: %d differ%s",
+       attention_description(), REPEATS, c.name, c.N, c.H, qk ? qk : c.e, c.window, differ,
+       same_there ? "" : ", and the other stream's");
+    release(first);
+    stream_destroy(beside);
+    gpu_close(&g);
+    gpu_close(&load);
+    free_inputs(&c);
+}
+
+static void check_all_repeats(void)
+{
+    static const int all[] = {TOKENS};
+    check_repeats(make_text_case("text", TOKENS, 47, 2048, 6, 128, 896), 0);
+    check_repeats(make_case("one document", all, 1, 6, 128, 1408), 0);
+    check_repeats(make_text_case("text, many documents", 20000, 140, 400, 6, 128, 128), 128);
+    check_repeats(make_text_case("text", TOKENS, 47, 2048, 6, 128, 384), 96);
+    check_repeats(make_text_case("text, pairs of heads", 2 * TOKENS, 60, 4096, 3, 128, 640), 128);
+}
