@@ -27,6 +27,9 @@ static __device__ __forceinline__ Reciprocal reciprocal(float scale)
     return {most, fmaxf(rest, most * 0x1p-60f)};
 }
 
+// The rounded reciprocal alone, for the rules that multiply by it.
+static __device__ __forceinline__ Reciprocal rounded_reciprocal(float scale) { return {__frcp_rn(scale), 0}; }
+
 // x / scale as fp32 rounds it, but for quotients within 2^-46 of the middle between two numbers, none of
 // which is a tie of codes. The product with the rounded reciprocal puts ties on the wrong side. -0 keeps its
 // sign, for which there is a code.

@@ -1,22 +1,34 @@
-// sm90 GEMM of e4m3 operands whose results are kept as e4m3 codes alone, plain and transposed, with their
-// largest magnitude: relu^2 of the product, and the gradient before relu^2 (matmul_fp8_relu2_codes and
-// _backward).
+// sm90 GEMM of e4m3 operands whose results are kept as e4m3 codes, plain and transposed, with their largest
+// magnitude: relu^2 of the product, in bf16 too or as codes alone, and the gradient before relu^2
+// (matmul_fp8_relu2, _codes and _backward).
 //
-// Mainloop, tiles and schedule are those of sm90_tile.cuh. As in sm90_gemm_kernel.cuh sums are packed to bf16
-// in registers, and the epilogue of a tile overlaps with the mainloop of the next one, in four parts, one a
-// panel of 64 columns. The staging buffer of a warpgroup holds a panel of packed results and two of
-// transposed codes:
+// Mainloop and pipeline are those of sm90_tile.cuh. K is short and the epilogue long, so it has warps of its
+// own:
 //
-//   stmatrix     each warp writes its 16 rows of the panel ...
-//   ld.shared    ... and reads them back, a thread four neighbouring rows x eight columns
+//   tile         128 x 128, in clusters of 2 CTAs
+//   warps        warpgroups 0 and 1: WGMMA (128 registers); 2: one producer thread (24); 3 and 4: epilogue of
+//                the warpgroup three before (96), which overlaps with the next tiles' mainloops
+//   smem         4 stages of 32 KB; for each consumer warpgroup two packed tiles, 64 rows x 128 columns of
+//   bf16,
+//                and two transposed panels of codes: 40 KB
+//   handover     a warp of consumers gives its 16 rows to one warp of the epilogue, and gets them back, by
+//                mbarriers, two tiles in turn
+//
+// The epilogue takes the tile in panels of 64 columns:
+//
+//   ld.shared    a thread four neighbouring rows x eight columns
 //   st.global    their codes, whole sectors of rows
 //   transpose    4 x 4 bytes in registers; words of four rows go to the transposed panel, 64 columns x 64
 //                rows
 //   st.global    after a barrier of the warpgroup the transposed panel, 64 bytes a column
 //
+// (Between the k steps of the consumers, as in sm90_gemm_kernel.cuh, it took longer than they: 838 TFLOP/s
+// both ways round, and 560 for the gradient.)
 // The gradient's factor 2 sqrt(y) is a function of y's code, of which each lane of a warp holds one or two:
 // shuffles look it up. (A table in shared memory had bank conflicts, which took as long as the mainloop.) TMA
 // brings a tile of y to L2 while its product is computed.
+#define TILE_COLUMNS 128
+#define TILE_STAGING_BYTES (5 * 64 * 128) // two tiles of a warpgroup, and two panels of codes
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm90_gemm_kernel.cuh"
@@ -24,16 +36,27 @@
 
 enum {
     PANELS = TILE_N / PANEL,
-    TURNED_BYTES = PANEL * WARPGROUP_M // of a transposed panel
+    TURNED_BYTES = PANEL * WARPGROUP_M, // of a transposed panel
+    CODES_THREADS = 5 * WARPGROUP,
+    MATH_WARPS = 2 * WARPGROUP / WARP,
+    BUFFERS = 2,          // packed tiles of a warpgroup
+    MATH_REGISTERS = 128, // 256 * 128 + 128 * 24 + 256 * 96 <= 640 * 96, which is what a block starts with
+    LOADING_REGISTERS = 24,
+    EPILOGUE_REGISTERS = 96,
+    PACKED_BYTES = PANELS * PANEL_BYTES,
+    CODES_SHARED_BYTES = TILE_SHARED_BYTES + 2 * BUFFERS * MATH_WARPS * 8 // barriers
 };
-static_assert(PANEL_BYTES + 2 * TURNED_BYTES <= STAGING_BYTES, "a warpgroup's staging buffer");
+static_assert(BUFFERS * PACKED_BYTES + 2 * TURNED_BYTES <= STAGING_BYTES, "a warpgroup's staging buffer");
+static_assert(CODES_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
+
+typedef enum { RELU2_KEPT, RELU2, GRADIENT } CodesKind; // KEPT: in bf16 too
 
 struct CodesWork {
     TileSchedule tiles;
-    int at[PANELS]; // k steps of a tile after which the panels of the previous one are stored, non-decreasing
     const float *scale_x, *scale_w, *alpha, *scale; // (1) fp32 device; alpha may be NULL
     uint8_t *codes, *transposed;                    // (rows, cols), (cols, rows) or NULL
     float *amax;                                    // (1) in/out, or NULL
+    floatX *y;                                      // (rows, cols); RELU2_KEPT
     const uint8_t *y8;                              // (rows, cols); gradient
     const float *scale_y;                           // (1)
     int rows, cols;
@@ -70,23 +93,34 @@ static __device__ __forceinline__ uint4 gradients8(uint4 u, uint2 y8, uint32_t f
     return pack8(f);
 }
 
-template <bool GRADIENT> static __device__ __forceinline__ void raise_amax(Factors &q, uint4 u)
+// largest: of pairs so far, NaN once there is one.
+template <CodesKind KIND> static __device__ __forceinline__ void raise_amax(__nv_bfloat162 &largest, uint4 u)
 {
     const uint32_t pair[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         __nv_bfloat162 x = *reinterpret_cast<const __nv_bfloat162 *>(pair + k);
-        q.amax = __hmax2_nan(q.amax, GRADIENT ? __habs2(x) : x);
+        largest = __hmax2_nan(largest, KIND == GRADIENT ? __habs2(x) : x);
     }
 }
 
-static __device__ __forceinline__ uint2 codes8(uint4 u, Reciprocal inverse)
+// Maxima of nonnegative floats are those of their bits, whatever their order; NaN is above infinity.
+static __device__ __forceinline__ void store_amax(__nv_bfloat162 largest, float *amax)
+{
+    uint32_t pair = *reinterpret_cast<const uint32_t *>(&largest);
+    uint32_t most = __reduce_max_sync(0xffffffffu, max(pair << 16, pair & 0xffff0000u));
+    if (threadIdx.x % WARP == 0)
+        atomicMax(reinterpret_cast<unsigned *>(amax), most);
+}
+
+// Those of relu^2 that is kept are products with the rounded reciprocal.
+template <CodesKind KIND> static __device__ __forceinline__ uint2 codes8(uint4 u, Reciprocal inverse)
 {
     float f[8];
     unpack8(u, f);
 #pragma unroll
     for (int k = 0; k < 8; k++)
-        f[k] = quotient(f[k], inverse);
+        f[k] = KIND == RELU2_KEPT ? f[k] * inverse.most : quotient(f[k], inverse);
     return make_uint2(encode4(f[0], f[1], f[2], f[3], __NV_E4M3), encode4(f[4], f[5], f[6], f[7], __NV_E4M3));
 }
 
@@ -125,14 +159,6 @@ static __device__ __forceinline__ void store_turned(const CodesWork &w, const ui
     }
 }
 
-// x, unknown to the compiler: what follows from it is computed where it is used, and not ahead of the
-// mainloop's k steps, in registers that accumulators need.
-static __device__ __forceinline__ int computed_here(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // Codes of y, of the thread's four rows x eight columns: two words of each row.
 static __device__ __forceinline__ void load_y8(uint32_t *to, const CodesWork &w, int row, int col)
 {
@@ -153,172 +179,239 @@ struct CodeFactors {
     uint32_t of_lane;   // lane_factor
 };
 
-// Panel P of the packed tile: its codes, both ways round. A warp stages and reads its own rows. The
-// transposed panels alternate: when a warp writes one of them, all have passed the barrier before the other
-// one was stored, and have read this one before.
-template <bool GRADIENT, int P>
-static __device__ __forceinline__ void store_panel(PackedTile &packed, Factors &q, const Consumer &g,
-                                                   const CodesWork &w, const CodeFactors &c)
+// Of a warp of consumers and the warp of the epilogue that takes its rows.
+static __device__ __forceinline__ uint64_t *rows_full(const SharedStorage &m, int buffer, int warp)
 {
-    uint8_t *staging = g.m.staging(g.group), *turned = staging + PANEL_BYTES + P % 2 * TURNED_BYTES;
-    int thread = computed_here(threadIdx.x % WARPGROUP), lane = thread % WARP, slice = thread / WARP;
-    int quarter = lane / 8, chunk = lane % 8;
-    int first = 16 * slice + 4 * quarter, row = packed.row + first, col = packed.col + P * PANEL + 8 * chunk;
-    int64_t at = (int64_t)row * w.cols + col;
-    uint32_t address = matrix_address(staging, 16 * slice);
-    __syncwarp(); // all lanes have read the previous panel
+    return m.empty(STAGES) + buffer * MATH_WARPS + warp;
+}
+static __device__ __forceinline__ uint64_t *rows_empty(const SharedStorage &m, int buffer, int warp)
+{
+    return rows_full(m, BUFFERS + buffer, warp);
+}
+static __device__ __forceinline__ uint8_t *packed_rows(const SharedStorage &m, int group, int buffer)
+{
+    return m.staging(group) + buffer * PACKED_BYTES;
+}
+
+using Handover = PipelineState<BUFFERS>;
+
+// ---- consumers -------------------------------------------------------------------------------------------
+
+// Packs the warp's rows of a tile.
+template <CodesKind KIND>
+static __device__ __forceinline__ void stage_rows(const float (&sum)[128], uint8_t *packed, int warp,
+                                                  float scale)
+{
+    constexpr GemmEpilogue EPI = KIND == GRADIENT ? EPILOGUE_STORE : EPILOGUE_RELU2;
+    uint32_t address = matrix_address(packed, warp % 4 * 16);
 #pragma unroll
-    for (int c = 0; c < PANEL / 8; c += 2)
-        stmatrix_x4(address ^ c << 4, packed.pair + P * (PANEL / 4) + 2 * c);
-    // From here on the panel's registers hold codes: of results, and then those of y for the next panel.
-    uint32_t *code = packed.pair + P * (PANEL / 4), *y8 = P ? code - PANEL / 4 : code;
-    if (GRADIENT && P == 0)
-        load_y8(y8, w, row, col);
-    __syncwarp();
+    for (int c = 0; c < TILE_N / 8; c += 2) {
+        uint32_t pair[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *x = sum + 4 * c + 2 * i;
+            pair[i] = epilogue_pair<EPI, true>(x[0] * scale, x[1] * scale, 0);
+        }
+        stmatrix_x4((address ^ c % 8 << 4) + c / 8 * PANEL_BYTES, pair);
+    }
+}
+
+template <CodesKind KIND>
+static __device__ __forceinline__ void consume_codes(Consumer &g, const CodesWork &w)
+{
+    float scale = product_scale(w.scale_x, w.scale_w, w.alpha);
+    Handover to;
+    for (int index = blockIdx.x / CLUSTER; index < w.tiles.whole; index += gridDim.x / CLUSTER) {
+        float sum[128];
+        for (int k = 0; k < w.tiles.steps; k++)
+            mainloop_step<LAYOUT_NT, TILE_N, E4m3>(sum, g, k);
+        mainloop_finish<TILE_N>(sum, g);
+        mbarrier_wait(rows_empty(g.m, to.stage, g.warp), to.parity ^ 1);
+        stage_rows<KIND>(sum, packed_rows(g.m, g.group, to.stage), g.warp, scale);
+        __syncwarp();
+        if (threadIdx.x % WARP == 0)
+            mbarrier_arrive(rows_full(g.m, to.stage, g.warp));
+        to.advance();
+    }
+}
+
+// ---- epilogue --------------------------------------------------------------------------------------------
+
+struct Epilogue {
+    SharedStorage m;
+    int group, warp; // of the consumers whose rows it takes; warp: of the CTA
+    Handover from;
+    __nv_bfloat162 largest;
+    CodeFactors c;
+};
+
+// Codes of a panel at row, column of the thread's first element, both ways round. The transposed panels
+// alternate: when a warp writes one of them, all have passed the barrier before the other one was stored, and
+// have read this one before.
+template <CodesKind KIND>
+static __device__ __forceinline__ void store_panel(Epilogue &e, const CodesWork &w, const uint32_t (&y8)[8],
+                                                   int panel, int row, int col)
+{
+    const uint8_t *staging = packed_rows(e.m, e.group, e.from.stage) + panel * PANEL_BYTES;
+    uint8_t *turned = packed_rows(e.m, e.group, BUFFERS) + panel % 2 * TURNED_BYTES;
+    int thread = threadIdx.x % WARPGROUP, lane = thread % WARP, slice = thread / WARP, quarter = lane / 8,
+        chunk = lane % 8, first = 16 * slice + 4 * quarter;
+    int64_t at = (int64_t)row * w.cols + col;
+    uint32_t code[8];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int r = first + i;
         uint4 u = *reinterpret_cast<const uint4 *>(staging + r * 128 + ((chunk ^ r % 8) << 4));
-        if (GRADIENT)
-            u = gradients8(u, make_uint2(y8[2 * i], y8[2 * i + 1]), c.of_lane);
-        raise_amax<GRADIENT>(q, u);
-        uint2 mine = codes8(u, c.inverse);
+        if (KIND == GRADIENT)
+            u = gradients8(u, make_uint2(y8[2 * i], y8[2 * i + 1]), e.c.of_lane);
+        if (KIND == RELU2_KEPT && row + i < w.rows && col < w.cols)
+            *reinterpret_cast<uint4 *>(w.y + at + (int64_t)i * w.cols) = u;
+        raise_amax<KIND>(e.largest, u);
+        uint2 mine = codes8<KIND>(u, e.c.inverse);
         if (row + i < w.rows && col < w.cols)
             *reinterpret_cast<uint2 *>(w.codes + at + (int64_t)i * w.cols) = mine;
         code[2 * i] = mine.x;
         code[2 * i + 1] = mine.y;
     }
-    if (w.transposed) {
-        turn_codes(turned, code, chunk, slice, quarter);
-        named_barrier_sync(1 + g.group, WARPGROUP);
-        store_turned(w, turned, thread, packed.row, packed.col + P * PANEL);
-    }
-    if (GRADIENT && P < PANELS - 1) // also behind half a tile, where nothing reads them
-        load_y8(code, w, row, col + PANEL);
+    if (!w.transposed)
+        return;
+    turn_codes(turned, code, chunk, slice, quarter);
+    named_barrier_sync(1 + e.group, WARPGROUP);
+    store_turned(w, turned, thread, row - first, col - 8 * chunk);
 }
 
-// Mainloop of a tile of COLS columns, with the epilogue of the previous tile.
-template <bool GRADIENT, int COLS>
-static __device__ __forceinline__ void consume_codes_tile(PackedTile &packed, Factors &q, Consumer &g,
-                                                          const CodesWork &w, const CodeFactors &c,
-                                                          TileCoord at)
+// tile: of the consumer warpgroup's 64 rows
+template <CodesKind KIND>
+static __device__ __forceinline__ void store_tile(Epilogue &e, const CodesWork &w, TileCoord tile)
 {
-    constexpr GemmEpilogue EPI = GRADIENT ? EPILOGUE_STORE : EPILOGUE_RELU2;
-    bool previous = packed.row >= 0;
-    float sum[128];
-    for (int k = 0; k < w.tiles.steps; k++) {
-        mainloop_step<LAYOUT_NT, COLS, E4m3>(sum, g, k);
-        if (previous && k == w.at[0])
-            store_panel<GRADIENT, 0>(packed, q, g, w, c);
-        if (previous && k == w.at[1])
-            store_panel<GRADIENT, 1>(packed, q, g, w, c);
-        if (previous && k == w.at[2])
-            store_panel<GRADIENT, 2>(packed, q, g, w, c);
-        if (previous && k == w.at[3])
-            store_panel<GRADIENT, 3>(packed, q, g, w, c);
-    }
-    mainloop_finish<COLS>(sum, g);
+    int lane = threadIdx.x % WARP, row = tile.row + e.warp % 4 * 16 + lane / 8 * 4,
+        col = tile.col + lane % 8 * 8;
+    uint32_t y8[PANELS][8];
 #pragma unroll
-    for (int i = 0; i < COLS / 4; i++)
-        packed.pair[i] = epilogue_pair<EPI, true>(sum[2 * i] * q.scale, sum[2 * i + 1] * q.scale, 0);
-    packed.row = at.row + g.group * WARPGROUP_M;
-    packed.col = at.col;
+    for (int p = 0; KIND == GRADIENT && p < PANELS; p++)
+        load_y8(y8[p], w, row, col + p * PANEL);
+    mbarrier_wait(rows_full(e.m, e.from.stage, e.warp), e.from.parity);
+#pragma unroll
+    for (int p = 0; p < PANELS; p++)
+        store_panel<KIND>(e, w, y8[p], p, row, col + p * PANEL);
+    __syncwarp();
+    if (lane == 0)
+        mbarrier_arrive(rows_empty(e.m, e.from.stage, e.warp));
+    e.from.advance();
 }
 
-template <bool GRADIENT>
-static __device__ __forceinline__ void consume_codes(Consumer &g, const CodesWork &w, int rank)
+template <CodesKind KIND>
+static __device__ __forceinline__ void store_codes_of_tiles(const SharedStorage &m, const CodesWork &w,
+                                                            int warp, int rank)
 {
-    const TileSchedule &t = w.tiles;
-    Factors q = {product_scale(w.scale_x, w.scale_w, w.alpha), 0, __float2bfloat162_rn(0)};
-    CodeFactors c = {reciprocal(*w.scale), GRADIENT ? lane_factor(w) : 0};
-    PackedTile packed;
-    int index = blockIdx.x / CLUSTER;
-    packed.row = -1;
-    for (; index < t.whole; index += gridDim.x / CLUSTER)
-        consume_codes_tile<GRADIENT, TILE_N>(packed, q, g, w, c, tile_coord(t, index, rank));
-    bool half = index < t.whole + t.halves;
-    if (half)
-        consume_codes_tile<GRADIENT, HALF_N>(packed, q, g, w, c, tile_coord(t, index, rank));
-    store_panel<GRADIENT, 0>(packed, q, g, w, c);
-    store_panel<GRADIENT, 1>(packed, q, g, w, c);
-    if (!half) {
-        store_panel<GRADIENT, 2>(packed, q, g, w, c);
-        store_panel<GRADIENT, 3>(packed, q, g, w, c);
+    Epilogue e = {m,
+                  warp / 4,
+                  warp,
+                  Handover(),
+                  __float2bfloat162_rn(0),
+                  {KIND == RELU2_KEPT ? rounded_reciprocal(*w.scale) : reciprocal(*w.scale),
+                   KIND == GRADIENT ? lane_factor(w) : 0}};
+    for (int index = blockIdx.x / CLUSTER; index < w.tiles.whole; index += gridDim.x / CLUSTER) {
+        TileCoord at = tile_coord(w.tiles, index, rank);
+        at.row += e.group * WARPGROUP_M;
+        store_tile<KIND>(e, w, at);
     }
     if (w.amax)
-        store_amax(q, w.amax);
+        store_amax(e.largest, w.amax);
 }
 
 #endif
 
-template <bool GRADIENT>
-__global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
+template <CodesKind KIND>
+__global__ void TILE_CLUSTER __launch_bounds__(CODES_THREADS, 1)
     sm90_codes_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                       const __grid_constant__ CUtensorMap y8, const __grid_constant__ CodesWork work)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    int warp = uniform_warp();
-    Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
-    int rank = cluster_rank();
-    shared_storage_init(g.m);
-    if (g.group == 2) {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp == 2 * WARPGROUP / WARP && elect_one())
-            produce_tiles<LAYOUT_NT>(g.m, &x, &w, work.tiles, rank, GRADIENT ? &y8 : NULL);
+    int warp = uniform_warp(), group = warp / 4, rank = cluster_rank();
+    SharedStorage m = {shared};
+    for (int i = 0; threadIdx.x == 0 && i < 2 * BUFFERS * MATH_WARPS; i++)
+        mbarrier_init(rows_full(m, 0, i), 1);
+    shared_storage_init(m);
+    if (group == 2) {
+        setmaxnreg_dec<LOADING_REGISTERS>();
+        if (warp == MATH_WARPS && elect_one())
+            produce_tiles<LAYOUT_NT>(m, &x, &w, work.tiles, rank, KIND == GRADIENT ? &y8 : NULL);
+    } else if (group > 2) {
+        setmaxnreg_dec<EPILOGUE_REGISTERS>();
+        store_codes_of_tiles<KIND>(m, work, warp - MATH_WARPS - WARPGROUP / WARP, rank);
     } else {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume_codes<GRADIENT>(g, work, rank);
+        setmaxnreg_inc<MATH_REGISTERS>();
+        Consumer g = {m, Pipeline(), group, 0, warp};
+        consume_codes<KIND>(g, work);
     }
 #endif
 }
 
 // ---- launch ----------------------------------------------------------------------------------------------
 
+typedef void (*CodesKernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CodesWork);
+static const CodesKernel kernels[] = {sm90_codes_kernel<RELU2_KEPT>, sm90_codes_kernel<RELU2>,
+                                      sm90_codes_kernel<GRADIENT>}; // by CodesKind
+
 void sm90_fp8_codes_reserve(void)
 {
-    if (!device_has_wgmma())
-        return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    CUDA_CHECK(cudaFuncSetAttribute(sm90_codes_kernel<false>, most, TILE_SHARED_BYTES));
-    CUDA_CHECK(cudaFuncSetAttribute(sm90_codes_kernel<true>, most, TILE_SHARED_BYTES));
+    for (int i = 0; device_has_wgmma() && i < 3; i++)
+        CUDA_CHECK(cudaFuncSetAttribute(kernels[i], most, CODES_SHARED_BYTES));
+}
+
+// work: what the kind reads and writes beside the product.
+static bool launch(const ProductContext *c, CodesKind kind, const Fp8Product *p, CodesWork work)
+{
+    const void *aligned[] = {p->x8, p->w8, work.codes, work.transposed, work.y8, work.y};
+    int pairs = p->in / 2;
+    int64_t columns = ceil_div(p->out, TILE_N), tiles = ceil_div(p->N, CLUSTER * TILE_M) * columns;
+    for (int i = 0; i < 6; i++)
+        if ((uintptr_t)aligned[i] % 16)
+            return false;
+    if (!sm90_tile_clusters() || p->in % 16 || p->out % 8 || tiles > INT32_MAX)
+        return false;
+    work.tiles.columns = (int)columns;
+    work.tiles.whole = (int)tiles;
+    work.tiles.steps = (int)ceil_div(pairs, TILE_K);
+    work.scale_x = p->scale_x;
+    work.scale_w = p->scale_w;
+    work.alpha = p->alpha;
+    work.rows = p->N;
+    work.cols = p->out;
+    unsigned blocks = CLUSTER * (unsigned)min_i64(tiles, sm90_tile_clusters_beside(c->shared));
+    CUtensorMap map_x = tile_map_bf16(p->x8, 1, p->N, pairs, TILE_M),
+                map_w = tile_map_bf16(p->w8, 1, p->out, pairs, PANEL),
+                map_y = work.y8 ? tile_map_bf16(work.y8, 1, p->N, p->out / 2, TILE_M) : map_x;
+    kernels[kind]<<<blocks, CODES_THREADS, CODES_SHARED_BYTES, c->stream>>>(map_x, map_w, map_y, work);
+    CHECK_LAUNCH();
+    return true;
 }
 
 bool sm90_fp8_codes(const ProductContext *c, const Codes *to, const Fp8Product *p, const uint8_t *y8,
                     const float *scale_y)
 {
-    static const int when[PANELS] = {0, 3, 6, 9}; // twelfths of a tile's k steps
-    const void *aligned[] = {p->x8, p->w8, to->codes, to->transposed, y8};
-    int pairs = p->in / 2;
-    CodesWork work = {.scale_x = p->scale_x,
-                      .scale_w = p->scale_w,
-                      .alpha = p->alpha,
-                      .scale = to->scale,
-                      .codes = to->codes,
-                      .transposed = to->transposed,
-                      .amax = to->amax,
-                      .y8 = y8,
-                      .scale_y = scale_y,
-                      .rows = p->N,
-                      .cols = p->out};
-    unsigned blocks;
-    for (int i = 0; i < 5; i++)
-        if ((uintptr_t)aligned[i] % 16)
-            return false;
-    if (p->in % 16 || p->out % 16 || p->N % 16 ||
-        !sm90_tile_schedule(&work.tiles, &blocks, p->N, p->out, pairs, c->shared))
+    CodesWork work = {};
+    work.scale = to->scale;
+    work.codes = to->codes;
+    work.transposed = to->transposed;
+    work.amax = to->amax;
+    work.y8 = y8;
+    work.scale_y = scale_y;
+    if (p->out % 16 || p->N % 16) // also where no transposed copy is wanted: then the codes are the same
         return false;
-    for (int i = 0; i < PANELS; i++)
-        work.at[i] = work.tiles.steps * when[i] / 12;
-    CUtensorMap map_x = tile_map_bf16(p->x8, 1, p->N, pairs, TILE_M),
-                map_w = tile_map_bf16(p->w8, 1, p->out, pairs, PANEL),
-                map_y = y8 ? tile_map_bf16(y8, 1, p->N, p->out / 2, TILE_M) : map_x;
-    if (y8)
-        sm90_codes_kernel<true>
-            <<<blocks, TILE_THREADS, TILE_SHARED_BYTES, c->stream>>>(map_x, map_w, map_y, work);
-    else
-        sm90_codes_kernel<false>
-            <<<blocks, TILE_THREADS, TILE_SHARED_BYTES, c->stream>>>(map_x, map_w, map_y, work);
-    CHECK_LAUNCH();
-    return true;
+    return launch(c, y8 ? GRADIENT : RELU2, p, work);
+}
+
+bool sm90_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *amax, const Fp8Product *p,
+                    const float *scale_y)
+{
+    CodesWork work = {};
+    work.scale = scale_y;
+    work.codes = y8;
+    work.amax = amax;
+    work.y = y;
+    return launch(c, RELU2_KEPT, p, work);
 }

@@ -8,14 +8,13 @@
 
 typedef void (*Fp8Kernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap,
                           const GemmWork);
-static const Fp8Kernel relu2_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RELU2, false>,
-                       residual_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RESIDUAL, false>,
+static const Fp8Kernel residual_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_RESIDUAL, false>,
                        store_kernel = sm90_gemm_kernel<E4m3, LAYOUT_NT, EPILOGUE_STORE, false>;
 
 void sm90_fp8_gemm_reserve(void)
 {
-    const Fp8Kernel kernels[] = {relu2_kernel, residual_kernel, store_kernel};
-    for (int i = 0; device_has_wgmma() && i < 3; i++)
+    const Fp8Kernel kernels[] = {residual_kernel, store_kernel};
+    for (int i = 0; device_has_wgmma() && i < 2; i++)
         CUDA_CHECK(
             cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
 }
@@ -26,8 +25,8 @@ static bool launch(const ProductContext *c, Fp8Kernel kernel, const int (&when)[
 {
     GemmWork work = {.fp8 = *fp8, .plane_cols = p->out};
     unsigned blocks;
-    const void *operands[] = {out, p->x8, p->w8, source, fp8->codes};
-    for (int i = 0; i < 5; i++)
+    const void *operands[] = {out, p->x8, p->w8, source};
+    for (int i = 0; i < 4; i++)
         if ((uintptr_t)operands[i] % 16)
             return false;
     int pairs = p->in / 2;
@@ -42,14 +41,6 @@ static bool launch(const ProductContext *c, Fp8Kernel kernel, const int (&when)[
     kernel<<<blocks, TILE_THREADS, SHARED_BYTES, c->stream>>>(map_x, map_w, map_out, map_source, work);
     CHECK_LAUNCH();
     return true;
-}
-
-bool sm90_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *amax, const Fp8Product *p,
-                    const float *scale_y)
-{
-    static const int when[EVENTS] = {0, 2, 4, 6, 8, 10};
-    Fp8Work work = {p->scale_x, p->scale_w, p->alpha, scale_y, y8, amax, p->N, p->out};
-    return launch(c, relu2_kernel, when, y, NULL, p, &work);
 }
 
 bool sm90_fp8_gemm(const ProductContext *c, floatX *out, const Fp8Product *p, const floatX *residual)

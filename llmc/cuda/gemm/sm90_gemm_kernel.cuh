@@ -1,7 +1,6 @@
 // sm90 GEMM with a fused epilogue: STORE, RESIDUAL (add C), RELU2 (relu(x)^2), DRELU2 (x * 2 sqrt(C)).
-// Operands T: bf16, or e4m3 with one scale each, which multiplies the sums; RELU2 then rounds the product to
-// bf16 before it squares it, and stores its result as e4m3 too. SCALED: the sums of bf16 operands are
-// multiplied by alpha.
+// Operands T: bf16, or e4m3 with one scale each, which multiplies the sums (results that are codes, too:
+// sm90_fp8_codes.cu). SCALED: the sums of bf16 operands are multiplied by alpha.
 //
 // Tile 128 x 256 x 64, 4 stages, clusters of 2 CTAs with multicast of B, 2 consumer warpgroups, 1 producer
 // thread, persistent (sm90_tile.cuh). The epilogue of a tile overlaps with the mainloop of the next one:
@@ -24,20 +23,13 @@
 // K steps of a tile's mainloop after which the epilogue of the previous tile and the load of this tile's C
 // advance.
 enum { STORE_HALF0, LOAD_HALF0, READ_HALF0, STORE_HALF1, LOAD_HALF1, READ_HALF1, EVENTS };
-// The same places where the codes of the previous tile are stored, panel by panel, and there is no C.
-enum { CODES0 = LOAD_HALF0, CODES1 = READ_HALF0, CODES2 = LOAD_HALF1, CODES3 = READ_HALF1 };
 enum { SHARED_BYTES = TILE_SHARED_BYTES + 2 * 8 /* barriers */ };
 static_assert(SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
-// What products of e4m3 operands need beside the maps; all pointers device memory.
+// Factors of the sums of e4m3 operands: (1) fp32 in device memory each.
 struct Fp8Work {
-    const float *scale_x, *scale_w; // (1) fp32
-    const float *alpha;             // (1) fp32, or NULL: 1
-    // RELU2: the result y once more, as codes (rows, cols) = e4m3(y / scale_y), and the largest y.
-    const float *scale_y; // (1) fp32
-    uint8_t *codes;
-    float *amax; // (1) fp32 in/out, or NULL
-    int rows, cols;
+    const float *scale_x, *scale_w;
+    const float *alpha; // or NULL: 1
 };
 
 struct GemmWork {
@@ -49,7 +41,6 @@ struct GemmWork {
 };
 
 template <typename T> constexpr bool is_fp8 = sizeof(T) == 1;
-template <typename T, GemmEpilogue EPI> constexpr bool has_codes = is_fp8<T> &&EPI == EPILOGUE_RELU2;
 template <GemmEpilogue EPI> constexpr bool has_source = EPI == EPILOGUE_RESIDUAL || EPI == EPILOGUE_DRELU2;
 
 #if HOPPER
@@ -140,25 +131,11 @@ static __device__ __forceinline__ uint32_t epilogue_pair(float lo, float hi, uin
     return packed;
 }
 
-// ---- RELU2 of e4m3 operands -------------------------------------------------------------------------------
-
-// A thread's factors of results.
-struct Factors {
-    float scale, inverse; // of the sums; 1 / scale_y
-    __nv_bfloat162 amax;  // largest results so far, NaN once there is one
-};
-
-template <typename T, GemmEpilogue EPI, bool SCALED>
-static __device__ __forceinline__ Factors load_factors(const GemmWork &work)
+template <typename T, bool SCALED> static __device__ __forceinline__ float sum_factor(const GemmWork &work)
 {
-    Factors q = {1, 1, __float2bfloat162_rn(0)};
     if (is_fp8<T>)
-        q.scale = product_scale(work.fp8.scale_x, work.fp8.scale_w, work.fp8.alpha);
-    else if (SCALED)
-        q.scale = *work.alpha;
-    if (has_codes<T, EPI>)
-        q.inverse = __frcp_rn(*work.fp8.scale_y);
-    return q;
+        return product_scale(work.fp8.scale_x, work.fp8.scale_w, work.fp8.alpha);
+    return SCALED ? *work.alpha : 1;
 }
 
 // A tile in registers, between its mainloop and its store.
@@ -166,46 +143,6 @@ struct PackedTile {
     uint32_t pair[64];
     int row, col; // of the tile; row -1: no tile yet
 };
-
-// Reads one of the packed tile's 4 panels back from the staging buffer, while TMA stores it from there, and
-// stores its codes. In the staging buffer neighbouring columns belong to one thread, in the accumulators they
-// do not. A warp reads the 16 rows that it wrote, 4 at a time, without bank conflicts, and writes whole
-// sectors.
-static __device__ __forceinline__ void store_codes(Factors &q, const Consumer &g, const PackedTile &packed,
-                                                   const Fp8Work &w, int panel)
-{
-    const uint8_t *staging = g.m.staging(g.group) + panel % HALF_PANELS * PANEL_BYTES;
-    int lane = threadIdx.x % WARP, chunk = lane % 8, first = g.warp % 4 * 16 + lane / 8;
-    int row = packed.row + first, col = packed.col + panel * PANEL + 8 * chunk;
-    uint8_t *to = w.codes + (int64_t)row * w.cols + col;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int r = first + 4 * i;
-        uint4 u = *reinterpret_cast<const uint4 *>(staging + r * 128 + ((chunk ^ r % 8) << 4));
-        const uint32_t pair[4] = {u.x, u.y, u.z, u.w};
-        float f[8];
-        unpack8(u, f);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            q.amax = __hmax2_nan(q.amax, *reinterpret_cast<const __nv_bfloat162 *>(pair + k));
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            f[k] *= q.inverse;
-        uint2 codes = {encode4(f[0], f[1], f[2], f[3], __NV_E4M3),
-                       encode4(f[4], f[5], f[6], f[7], __NV_E4M3)};
-        if (row + 4 * i < w.rows && col < w.cols)
-            *reinterpret_cast<uint2 *>(to + (int64_t)(4 * i) * w.cols) = codes;
-    }
-}
-
-// Maxima of nonnegative floats are those of their bits, whatever their order; NaN is above infinity.
-static __device__ __forceinline__ void store_amax(const Factors &q, float *amax)
-{
-    uint32_t pair = *reinterpret_cast<const uint32_t *>(&q.amax);
-    uint32_t most = __reduce_max_sync(0xffffffffu, max(pair << 16, pair & 0xffff0000u));
-    if (threadIdx.x % WARP == 0)
-        atomicMax(reinterpret_cast<unsigned *>(amax), most);
-}
 
 // Stores columns HALF_N * SIDE to HALF_N * SIDE + 127 of the packed tile.
 template <int SIDE>
@@ -219,7 +156,7 @@ static __device__ __forceinline__ void store_packed(const PackedTile &packed, co
 
 // Mainloop of a tile of COLS columns. The epilogue of the previous tile overlaps with it.
 template <typename T, GemmLayout FORM, GemmEpilogue EPI, bool SCALED, int COLS>
-static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors &q, Consumer &g,
+static __device__ __forceinline__ void consume_tile(PackedTile &packed, float scale, Consumer &g,
                                                     const CUtensorMap *out, const CUtensorMap *source,
                                                     const GemmWork &work, TileCoord at)
 {
@@ -227,26 +164,17 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors 
                    scaled = rounded || SCALED;
     constexpr int last = whole ? 1 : 0; // half of C that is loaded after the last store of the previous tile
     int row = at.row + g.group * WARPGROUP_M;
-    bool codes = has_codes<T, EPI> && packed.row >= 0;
     float sum[128];
     for (int k = 0; k < work.tiles.steps; k++) {
         mainloop_step<FORM, COLS, T>(sum, g, k);
         if (k == work.at[STORE_HALF0] && packed.row >= 0)
             store_packed<0>(packed, g, out, work);
-        if (codes && k == work.at[CODES0])
-            store_codes(q, g, packed, work.fp8, 0);
-        if (codes && k == work.at[CODES1])
-            store_codes(q, g, packed, work.fp8, 1);
         if (whole && has_c && k == work.at[LOAD_HALF0])
             load_source_half(g, source, at.col, row);
         if (whole && has_c && k == work.at[READ_HALF0])
             read_source_half<EPI, 0>(packed.pair, g);
         if (k == work.at[STORE_HALF1] && packed.row >= 0)
             store_packed<1>(packed, g, out, work);
-        if (codes && k == work.at[CODES2])
-            store_codes(q, g, packed, work.fp8, 2);
-        if (codes && k == work.at[CODES3])
-            store_codes(q, g, packed, work.fp8, 3);
         if (has_c && k == work.at[LOAD_HALF1])
             load_source_half(g, source, at.col + last * HALF_N, row);
         if (has_c && k == work.at[READ_HALF1])
@@ -255,23 +183,12 @@ static __device__ __forceinline__ void consume_tile(PackedTile &packed, Factors 
     mainloop_finish<COLS>(sum, g);
 #pragma unroll
     for (int i = 0; i < COLS / 4; i++) {
-        float lo = scaled ? sum[2 * i] * q.scale : sum[2 * i],
-              hi = scaled ? sum[2 * i + 1] * q.scale : sum[2 * i + 1];
+        float lo = scaled ? sum[2 * i] * scale : sum[2 * i],
+              hi = scaled ? sum[2 * i + 1] * scale : sum[2 * i + 1];
         packed.pair[i] = epilogue_pair<EPI, rounded>(lo, hi, has_c ? packed.pair[i] : 0);
     }
     packed.row = row;
     packed.col = at.col;
-}
-
-// A half of the last tile, which no mainloop follows.
-template <typename T, GemmEpilogue EPI, int SIDE>
-static __device__ __forceinline__ void store_last_half(const PackedTile &packed, Factors &q,
-                                                       const Consumer &g, const CUtensorMap *out,
-                                                       const GemmWork &work)
-{
-    store_packed<SIDE>(packed, g, out, work);
-    for (int p = 0; has_codes<T, EPI> && p < HALF_PANELS; p++)
-        store_codes(q, g, packed, work.fp8, SIDE * HALF_PANELS + p);
 }
 
 template <typename T, GemmLayout FORM, GemmEpilogue EPI, bool SCALED>
@@ -279,22 +196,20 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
                                                const GemmWork &work, int rank)
 {
     const TileSchedule &t = work.tiles;
-    Factors q = load_factors<T, EPI, SCALED>(work);
+    float scale = sum_factor<T, SCALED>(work);
     PackedTile packed;
     int index = blockIdx.x / CLUSTER;
     packed.row = -1;
     for (; index < t.whole; index += gridDim.x / CLUSTER)
-        consume_tile<T, FORM, EPI, SCALED, TILE_N>(packed, q, g, out, source, work,
+        consume_tile<T, FORM, EPI, SCALED, TILE_N>(packed, scale, g, out, source, work,
                                                    tile_coord(t, index, rank));
     bool half = index < t.whole + t.halves;
     if (half)
-        consume_tile<T, FORM, EPI, SCALED, HALF_N>(packed, q, g, out, source, work,
+        consume_tile<T, FORM, EPI, SCALED, HALF_N>(packed, scale, g, out, source, work,
                                                    tile_coord(t, index, rank));
-    store_last_half<T, EPI, 0>(packed, q, g, out, work);
+    store_packed<0>(packed, g, out, work);
     if (!half)
-        store_last_half<T, EPI, 1>(packed, q, g, out, work);
-    if (has_codes<T, EPI> && work.fp8.amax)
-        store_amax(q, work.fp8.amax);
+        store_packed<1>(packed, g, out, work);
     if (elect_leader(g))
         tma_store_wait();
 }

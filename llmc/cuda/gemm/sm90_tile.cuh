@@ -26,9 +26,16 @@
 typedef __nv_bfloat16 Bf16;
 typedef __nv_fp8_e4m3 E4m3;
 
+// A kernel whose epilogue has warps of its own takes narrower tiles, and says so before it includes this: an
+// instruction for 256 columns wants more registers of a thread than five warpgroups have.
+#ifndef TILE_COLUMNS
+#define TILE_COLUMNS 256
+#define TILE_STAGING_BYTES (2 * 64 * 128) // half a tile of a warpgroup
+#endif
+
 enum {
     TILE_M = 128,
-    TILE_N = 256,
+    TILE_N = TILE_COLUMNS,
     TILE_K = 64,
     STAGES = 4,
     CLUSTER = 2,
@@ -45,7 +52,7 @@ enum {
     B_PANEL_BYTES = PANEL * TILE_K * 2,
     STAGE_BYTES = A_BYTES + B_BYTES,
     PANEL_BYTES = WARPGROUP_M * PANEL * 2, // of a warpgroup's output
-    STAGING_BYTES = HALF_PANELS * PANEL_BYTES,
+    STAGING_BYTES = TILE_STAGING_BYTES,
     TILE_SHARED_BYTES = STAGES * STAGE_BYTES + 2 * STAGING_BYTES + 2 * STAGES * 8
 };
 static_assert(TILE_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
