@@ -144,20 +144,18 @@ static void add_generators(Compiler *c, int stream)
 }
 
 // When the sum reads the branch once: a trained factor of what an attention gives becomes one of its product,
-// which has a factor anyway, and that of an MLP one of its backward, if the sum reads another sum, with whose
-// gradient its own is taken. Then the branch has the gradient of the sum.
+// which has a factor anyway, and that of an MLP one of its backward. Then the branch has the gradient of the
+// sum.
 static void join_branch(Compiler *c, Node *sum)
 {
     Network *n = c->n;
     NodeTerm *only = NULL;
-    bool beside = false;
     int count = 0;
     for (int i = 0; i < sum->terms; i++) {
         if (sum->term[i].node == c->branch) {
             only = &sum->term[i];
             count++;
-        } else if (sum->term[i].node != NONE)
-            beside = beside || n->node[sum->term[i].node].kind == NODE_SUM;
+        }
     }
     if (c->failed || count != 1 || only->column || only->plus != 0)
         return;
@@ -165,15 +163,14 @@ static void join_branch(Compiler *c, Node *sum)
     const Coefficient *w = only->coefficient == NONE ? NULL : &n->terms[only->coefficient];
     if (w && (w->factor != 1 || w->scalar == NONE || w->gate != NONE))
         return;
+    branch->sum = c->running;
     if (w && branch->kind == NODE_MLP) {
-        branch->lout = beside ? only->coefficient : NONE;
-        branch->sum = beside ? c->running : NONE;
+        branch->lout = only->coefficient;
         return;
     }
     if (w)
         n->terms[branch->lout].gate = UNGATED(w->scalar);
     only->coefficient = NONE;
-    branch->sum = c->running;
 }
 
 // Behind a block.

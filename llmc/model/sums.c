@@ -323,51 +323,22 @@ static StreamGrad gradient_part(const Pass *p, int k, const Readers *r, int i)
     return g;
 }
 
-// The gradient of the factor of an MLP's stream, which a sum reads beside stream k, is taken with k's.
-// Returns the MLP's term, or NULL, and its reader, the sum.
-static const NodeTerm *factor_beside(const Pass *p, int k, Readers *r)
-{
-    const Network *net = &p->m->network;
-    for (int i = k + 1; i < net->count; i++) {
-        const Node *sum = &net->node[i];
-        const NodeTerm *factor = NULL;
-        int first = NONE; // sum that it reads
-        for (int j = 0; j < sum->terms; j++) {
-            const NodeTerm *t = &sum->term[j];
-            if (t->coefficient != NONE && t->node != NONE && net->node[t->node].sum == i)
-                factor = t;
-            if (first == NONE && t->node != NONE && net->node[t->node].kind == NODE_SUM)
-                first = t->node;
-        }
-        if (first != k || !factor)
-            continue;
-        r->readers = r->norms = 0;
-        add_reader(r, reader_of(p, i, factor, true));
-        return factor;
-    }
-    return NULL;
-}
-
 // Of stream k, or of k and the one behind it.
 static void stream_gradients(const Pass *p, int k, int count)
 {
     Readers r[STREAM_GRADS];
-    const NodeTerm *factor = count == 1 ? factor_beside(p, k, &r[1]) : NULL;
     int parts = 0;
     for (int s = 0; s < count; s++) {
         find_readers(p, k + s, &r[s]);
         parts = (int)max_i64(parts, max_i64(r[s].norms, ceil_div(r[s].readers, MIX_STREAMS)));
     }
-    if (count == 2 || factor)
+    if (count == 2)
         common_first(&r[0], &r[1]);
     for (int i = 0; i < parts; i++) {
         StreamGrad g[STREAM_GRADS];
-        bool beside = factor && i == 0;
         for (int s = 0; s < count; s++)
             g[s] = gradient_part(p, k + s, &r[s], i);
-        if (beside)
-            g[1] = (StreamGrad){.x = p->a->node[factor->node].x, .reader = {r[1].reader[0]}, .readers = 1};
-        run_stream_grads(p, g, count + beside);
+        run_stream_grads(p, g, count);
     }
 }
 
@@ -400,14 +371,22 @@ static StreamGrad coefficients_of(const Pass *p, const NodeTerm *t)
                         .rows = table ? p->b->tokens : NULL};
 }
 
-// Streams take the gradient of a sum where backward comes to them; what is no stream takes it here.
+// Streams take the gradient of a sum where backward comes to them; what is no stream takes it here, and so
+// does the factor of an MLP's stream, which has the sum's gradient.
 static void sum_backward(const Pass *p, int k)
 {
-    const Node *n = &p->m->network.node[k];
+    const Network *net = &p->m->network;
+    const Node *n = &net->node[k];
     for (int i = 0; i < n->terms; i++) {
         const NodeTerm *t = &n->term[i];
         if (t->node == NONE)
             table_term_backward(p, k, t);
+        else if (t->coefficient != NONE && net->node[t->node].sum == k) {
+            StreamGrad factor = {.x = p->a->node[t->node].x,
+                                 .reader = {reader_of(p, k, t, true)},
+                                 .readers = 1};
+            run_stream_grads(p, &factor, 1);
+        }
     }
 }
 

@@ -310,8 +310,7 @@ template <int STREAMS, int READERS, bool NORM>
 static __device__ __forceinline__ float grad_row(const GradCall &call, const LaneReader &l, int row, int d,
                                                  int lane)
 {
-    constexpr int TENSORS = READERS + STREAMS * (NORM ? 4 : 2),
-                  CHUNK = TENSORS <= (NORM && STREAMS == 2 ? 9 : 5) ? 3 : 1;
+    constexpr int TENSORS = READERS + STREAMS * (NORM ? 4 : 2), CHUNK = TENSORS <= 5 ? 3 : 1;
     GradSpan<STREAMS, READERS, CHUNK> u;
     GradRow<STREAMS, READERS> r;
     float column = l.column ? l.column[(int64_t)row * l.stride] : 1, mine = 0;
