@@ -99,7 +99,7 @@ const Option config_options[] = {
     {"self-check", OPT_CHOICE, AT(self_check), "auto", 0, 0, "never|auto|always",
      "compare the kernels for Hopper with the host and the portable ones at the start; auto: once for each "
      "GPU, driver and build of the program, remembered in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt; "
-     "always: at every start, and more of attention",
+     "always: at every start",
      false, NULL},
     {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, the next 4 without a validation or checkpoint in between run under a tracer, and a table is printed; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},

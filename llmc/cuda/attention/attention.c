@@ -335,8 +335,7 @@ static bool is_right(AttentionBy by, const char *name, Error *why)
         peer.forward = find_plan(slots, N, false);
         peer.backward = peer.with_backward ? find_plan(slots, N, true) : NULL;
     }
-    bool thorough = by == BY_SM90 && at.sizes.self_check == SELF_CHECK_ALWAYS,
-         right = thorough ? attention_sm90_agrees(&peer, &c, why) : attention_agree(&peer, &c, why);
+    bool right = by == BY_SM90 ? attention_sm90_agrees(&peer, &c, why) : attention_agree(&peer, &c, why);
     host_free(host);
     device_free(table);
     return right;
