@@ -178,14 +178,20 @@ static __device__ __forceinline__ void load_place(const DeviceReader &a, uint4 *
               lane < a.r.leads);
 }
 
+// What a warp has loaded of one reader's position.
+struct Loaded {
+    const uint4 *g;
+    const float *lead;
+    const uint32_t *bits;
+};
+
 // sum += what a reader gives at place i of the segment, position t.
 static __device__ __forceinline__ void add_place(float (&sum)[8], const DeviceReader &a, const Factors &f,
-                                                 const uint4 *g, const float *lead, const uint32_t *bits,
-                                                 int i, int t, const Lane &l)
+                                                 const Loaded &p, int i, int t, const Lane &l)
 {
     int lane = threadIdx.x % WARP;
-    uint4 u = g[lane];
-    uint32_t b = a.signs.bits ? bits[lane] >> l.column % 32 : 0;
+    uint4 u = p.g[lane];
+    uint32_t b = a.signs.bits ? p.bits[lane] >> l.column % 32 : 0;
     u.x ^= (b & 1) << 15 | (b & 2) << 30;
     u.y ^= (b & 4) << 13 | (b & 8) << 28;
     u.z ^= (b & 16) << 11 | (b & 32) << 26;
@@ -206,7 +212,7 @@ static __device__ __forceinline__ void add_place(float (&sum)[8], const DeviceRe
     if (l.first_strip && lane < (a.r.leads + 7) / 8) { // zeros from `leads` on
 #pragma unroll
         for (int c = 0; c < 8; c++)
-            sum[c] += __uint_as_float(__float_as_uint(lead[8 * lane + c]) ^ b >> c << 31);
+            sum[c] += __uint_as_float(__float_as_uint(p.lead[8 * lane + c]) ^ b >> c << 31);
     }
 }
 
@@ -320,7 +326,7 @@ __global__ __launch_bounds__(SUM_THREADS,
         int t = __shfl_sync(0xffffffffu, position, i);
 #pragma unroll
         for (int k = 0; k < READERS; k++)
-            add_place(sum, all.reader[k], factors[k], p.g[k], p.lead[k], p.bits[k], i, t, l);
+            add_place(sum, all.reader[k], factors[k], {p.g[k], p.lead[k], p.bits[k]}, i, t, l);
         if (tokens.ends >> i & 1 || i + 1 == count) {
             float4 low, high;
             exchange_halves(sum, low, high);
