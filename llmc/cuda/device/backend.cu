@@ -32,7 +32,7 @@ static void plan_scratch(const OpSizes *z)
     plan_floats(SCRATCH_ROPE, 4 * d / (size_t)z->heads);
     plan_floats(SCRATCH_MIX, STREAM_GRADS * MIX_STREAMS * ctas);
     plan_floats(SCRATCH_EMBED, (MAX_GATE_INPUTS + 1) * ((tokens + 127) / 128));
-    plan_floats(SCRATCH_TABLE_GRAD, (tokens + 15) / 16 * (2 * d + 2));
+    plan_floats(SCRATCH_TABLE_GRAD, (tokens + 31) / 32 * (2 * d + 2));
     plan_floats(SCRATCH_GENERATOR,
                 (size_t)(2 * device_state.sms + 1) * GENERATOR_MOST * (GENERATOR_MOST + 1));
     plan_floats(SCRATCH_WEIGHT_SCALE, ctas);
