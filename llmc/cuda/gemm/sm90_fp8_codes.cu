@@ -8,9 +8,8 @@
 //   tile         128 x 128, in clusters of 2 CTAs
 //   warps        warpgroups 0 and 1: WGMMA (128 registers); 2: one producer thread (24); 3 and 4: epilogue of
 //                the warpgroup three before (96), which overlaps with the next tiles' mainloops
-//   smem         4 stages of 32 KB; for each consumer warpgroup two packed tiles, 64 rows x 128 columns of
-//   bf16,
-//                and two transposed panels of codes: 40 KB
+//   smem         4 stages of 32 KB; for each consumer warpgroup two packed tiles of 64 rows x 128 columns in
+//                bf16, and two transposed panels of codes: 40 KB
 //   handover     a warp of consumers gives its 16 rows to one warp of the epilogue, and gets them back, by
 //                mbarriers, two tiles in turn
 //
@@ -18,8 +17,7 @@
 //
 //   ld.shared    a thread four neighbouring rows x eight columns
 //   st.global    their codes, whole sectors of rows
-//   transpose    4 x 4 bytes in registers; words of four rows go to the transposed panel, 64 columns x 64
-//                rows
+//   transpose    4 x 4 bytes in registers; words of four rows go to the transposed panel of 64 x 64 codes
 //   st.global    after a barrier of the warpgroup the transposed panel, 64 bytes a column
 //
 // (Between the k steps of the consumers, as in sm90_gemm_kernel.cuh, it took longer than they: 838 TFLOP/s

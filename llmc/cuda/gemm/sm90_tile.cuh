@@ -3,7 +3,7 @@
 // and producer, because TMA and the swizzle move bytes. A k step is then 128 codes deep.
 //
 //   tile        128 x 256 x 64, two consumer warpgroups of 64 x 256 each, WGMMA m64n256k16 (e4m3: k32) with
-//               both operands in smem
+//               both operands in smem (sm90_fp8_codes.cu: 128 columns, and an epilogue of its own)
 //   pipeline    4 stages of 48 KB (A 16 KB, B 32 KB), full/empty mbarriers, runs on from tile to tile
 //   cluster     2 CTAs, tiles one above the other: each loads half of B and multicasts it to both. Without
 //               multicast the loads from L2 are the bound
