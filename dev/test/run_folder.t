@@ -178,4 +178,13 @@ is($status, 5, '--eval-only');
 like($err, qr/error: .*broken\.safetensors: the validation loss of these weights is -?nan\n\z/, 'says which weights');
 my (undef, $help) = run($trainer, '--help');
 like($help, qr/^Exit status:\n  0  done\n  1  .*\n  2  .*\n  3  interrupted .*\n  4  a GPU failed\n  5  diverged: .*\n\z/m, '--help lists the exit statuses');
+my %named; # presets that name an option twice
+for my $line (grep { /^  \S+ .* with --/ } split /\n/, $help =~ s/\A.*\nPresets//sr) {
+    my ($preset) = $line =~ /^  (\S+)/;
+    my %times;
+    $times{$_}++ for $line =~ /(--[a-z0-9-]+)/g;
+    $named{$preset} = join ' ', grep { $times{$_} > 1 } sort keys %times;
+}
+cmp_ok(scalar keys %named, '>', 8, 'it lists what presets change: ' . join ' ', sort keys %named);
+is_deeply([grep { $named{$_} ne '' } sort keys %named], [], 'each option once');
 done_testing;

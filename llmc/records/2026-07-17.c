@@ -5,6 +5,7 @@
 static const Field fields[] = {
     {"model-dim", "768"}, {"num-heads", "6"}, {"mlp-dim", "3072"}, {"head", "fp8"}, {"mlp", "fp8"},
     SCHEDULE_2026,
+    {"num-extension", "15"},
     {NULL, NULL},
 };
 

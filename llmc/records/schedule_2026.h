@@ -5,9 +5,9 @@
 enum { STAGES_2026 = 4 };
 extern const StageSpec stages_2026[STAGES_2026];
 
-// Fields of the first of them; the others change the numbers of steps.
+// Fields of all of them; each has its own number of extension steps.
 #define SCHEDULE_2026 \
-    {"num-scheduled", "1270"}, {"num-extension", "15"}, {"cooldown", "0.6"}, {"cooldown-start", "step"}, \
+    {"num-scheduled", "1270"}, {"cooldown", "0.6"}, {"cooldown-start", "step"}, \
     {"stage-starts", "nearest"}, {"rate-floor", "0.15"}, {"rope-arithmetic", "fp32"}, \
     {"block-size", "128"}, {"window-final", "20"}, {"micro-batches", "8"}, {"micro-batch-tokens", "32768"}, \
     {"max-document", "2048"}, \
