@@ -61,7 +61,8 @@ static bool check_fp8(const Config *c, Error *e)
 {
     bool both = config_record(c)->fp8.headroom != 0;
     if (c->mlp != MLP_BF16 && (c->model_dim % FP8_MULTIPLE || c->mlp_dim % FP8_MULTIPLE))
-        return error_set(e, "--mlp fp8: --model-dim and --mlp-dim must be multiples of %d", FP8_MULTIPLE);
+        return error_set(e, "--mlp %s: --model-dim and --mlp-dim must be multiples of %d",
+                         c->mlp == MLP_FP8 ? "fp8" : "fp8-backward", FP8_MULTIPLE);
     if (c->mlp == MLP_FP8 && both)
         return error_set(
             e, "--mlp fp8: the scales of preset %s are for both directions; use fp8-backward or bf16",
