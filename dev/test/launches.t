@@ -78,6 +78,10 @@ for (['tiny', 10, [(grep { $_ ne '--verbose' } @options), '--launch-tokens', 64]
     }
 }
 
+{
+    my (undef, $err) = run_ok('--graphs on with launches', $trainer, @options, qw(--launch-tokens 64 --graphs on --stop-at 2), '--out', "$dir/graphs");
+    is(scalar(() = $err =~ /note: --graphs: not used: launches of --launch-tokens run without CUDA graphs$/mg), 1, 'one line says that launches have none');
+}
 refuses('a launch that is no longer than documents', 2, qr/error: --launch-tokens 48: documents have up to 60 tokens \(--max-document\), and a launch must have more$/,
     $trainer, @options, '--launch-tokens', 48);
 refuses('an odd number', 2, qr/error: --launch-tokens 70 is not a multiple of 16$/, $trainer, @options, '--launch-tokens', 70);

@@ -408,6 +408,13 @@ static void check_unused(void)
     unused("--sample a --val-tokens 262144", false, "--val-tokens: not used: nothing is validated here; ");
     unused("--graphs off --device 0 --attention own", true,
            "--attention, --device, --graphs: not used: this is the CPU program; ");
+    unused("--preset tiny --launch-tokens 272 --max-document 256 --graphs on", true,
+           "--graphs: not used: launches of --launch-tokens run without CUDA graphs; --graphs: not used: "
+           "this is the CPU program; ");
+    unused("--preset tiny --launch-tokens 272 --max-document 256 --graphs off", true,
+           "--graphs: not used: this is the CPU program; ");
+    unused("--preset tiny --launch-tokens 512 --graphs on", true,
+           "--graphs: not used: this is the CPU program; ");
     Config c;
     Error e;
     ok(parse(&c, "--preset tiny --seed=1", &e) && config_given(&c, "seed") && config_given(&c, "preset") &&

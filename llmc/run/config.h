@@ -113,7 +113,7 @@ bool config_option_is_flag(int index);
 bool config_given(const Config *c, const char *name); // on the command line, whatever its value
 // Options that the command line gives and this run does not look at: a line for reason 0, 1, ..., owned by
 // the caller; NULL when there are none for that reason. training: something is trained here
-enum { UNUSED_REASONS = 8 };
+enum { UNUSED_REASONS = 9 };
 char *config_unused(const Config *c, bool training, int reason);
 // Of all options that the ranks of one run must agree on. The others name files, devices and threads of a
 // machine.

@@ -203,6 +203,7 @@ NsText config_ns_text(const Config *c)
 char *config_unused(const Config *c, bool training, int reason)
 {
     bool validated = training || c->eval_only;
+    bool cut = training && schedule_most_launch_tokens(c) < schedule_most_tokens(c);
     const struct {
         bool holds;
         const char *names, *why;
@@ -220,6 +221,7 @@ char *config_unused(const Config *c, bool training, int reason)
          "tensorboard ",
          "nothing is trained here"},
         {!validated, " val-files val-tokens val-mask ", "nothing is validated here"},
+        {cut && c->graphs, " graphs ", "launches of --launch-tokens run without CUDA graphs"},
         {!backend_is_asynchronous(), " attention portable self-check graphs device ",
          "this is the CPU program"},
     };
