@@ -492,6 +492,14 @@ static void write_samples(Run *r)
     free(speed);
 }
 
+// argc, argv: of the command line, without the options of files.
+static void note_stop(const Config *c, int argc, char **argv)
+{
+    if (c->stop_at && !arguments_name(argc, argv, "stop-at"))
+        note("--config: this run ends at step %d, as the file says (stop-at); --stop-at 0 trains to the end",
+             c->stop_at);
+}
+
 static void note_unused(const Config *c, bool training)
 {
     for (int reason = 0; reason < UNUSED_REASONS; reason++) {
@@ -636,6 +644,8 @@ int main(int argc, char **argv)
     bool training = config_trains(&run.config, argc, argv);
     if (!config_backend_check(&run.config, &e))
         fatal(EXIT_USAGE, "%s", e.text);
+    if (training)
+        note_stop(&run.config, argc, argv);
     join_ranks(&run, training);
     catch_signals(training);
 #ifdef _OPENMP

@@ -324,11 +324,12 @@ static void write_option(FILE *f, const Option *o, const char *value)
     fputc('\n', f);
 }
 
-// The data are always named: a prompt without them is a run without training.
+// The data are always named: a prompt without them is a run without training. --stop-after limits the time of
+// one process, as a signal does, and is no part of the run.
 static bool is_written(const Config *c, const Config *preset, int index)
 {
     const Option *o = &config_options[index];
-    if (!strcmp(o->name, "config") || !strcmp(o->name, "help"))
+    if (!strcmp(o->name, "config") || !strcmp(o->name, "help") || !strcmp(o->name, "stop-after"))
         return false;
     if (c->given[index] || !strcmp(o->name, "preset") || !strcmp(o->name, "train-files"))
         return true;

@@ -29,6 +29,7 @@ bool config_trains(const Config *c, int argc, char **argv);
 //   text   (bytes), with a NUL behind it; overwritten
 bool config_file_parse(Arguments *all, const char *path, char *text, size_t bytes, Error *e);
 
-// Writes the run file that repeats a run: its preset, and what is given or not as the preset has it.
+// Writes the run file that repeats a run: its preset, and what is given or not as the preset has it, but not
+// --stop-after.
 //   head   lines of comment, each with "# " and a newline
 bool config_file_write(const Config *c, const char *path, const char *head, Error *e);
