@@ -510,6 +510,20 @@ static void note_unused(const Config *c, bool training)
     }
 }
 
+// On all ranks: whether the checkpoint that was loaded is the end of a run whose log is whole, with a line.
+static bool already_finished(const Run *r)
+{
+    const Config *c = &r->config;
+    int total = config_total_steps(c);
+    bool end = *c->resume && r->trainer.step == total;
+    if (!comm_any(end && comm_rank() == 0 && run_folder_finished(c->resume, total)))
+        return false;
+    note("%s: this run is finished, all %d steps and the last validation are done; --sample, --eval and "
+         "--eval-only use its weights, --init-from trains them in a new run",
+         c->resume, total);
+    return true;
+}
+
 // Trains, from the first step or from a checkpoint. Returns the exit status.
 static int train_run(Run *r, int argc, char **argv)
 {
@@ -529,6 +543,11 @@ static int train_run(Run *r, int argc, char **argv)
     timeline_mark("weights");
     if (c->stop_at && t->step >= c->stop_at)
         fatal(EXIT_USAGE, "--stop-at %d: the checkpoint is already at step %d", c->stop_at, t->step);
+    if (already_finished(r)) {
+        evaluate(r, true);
+        write_samples(r);
+        return 0;
+    }
     open_logger(r, argc, argv);
     timeline_mark("log");
     char *start_up = timeline_text();

@@ -43,9 +43,27 @@ is_deeply([sort { $a <=> $b } keys %window], [3, 7, 11, 13], 'and in all windows
     }
 }
 
-# A checkpoint of the last step has nothing left to do, and says so by ending well.
-run_ok('resume at the end', $trainer, @tiny, '--out', "$dir/s1", '--resume', "$dir/s1");
-is(same_state($whole, checkpoint("$dir/s1", 20)), '', 'resuming a finished run changes nothing');
+# A checkpoint of the last step has nothing left to do, and says so by ending well, in one line and without a log.
+for my $ranks (1, 2) {
+    my @before = map { $_ => slurp($_) } glob "'$dir/s1'/*/*";
+    my ($out, $err) = run_ok("resume at the end, $ranks ranks", $trainer, '--resume', "$dir/s1", '--ranks', $ranks);
+    is($out, '', 'nothing is trained');
+    like($err, qr{\Atrain_gpt(?: \(rank 0\))?: note: \Q$dir\E/s1/.*/step_000020\.safetensors: this run is finished, all 20 steps and the last validation are done; .*\n\z}, 'one line says that it is finished');
+    is_deeply([map { $_ => slurp($_) } glob "'$dir/s1'/*/*"], \@before, 'and no file of it is changed or made');
+}
+{
+    my ($out) = run_ok('with data and a prompt', $trainer, @tiny, '--out', "$dir/s1", '--resume', "$dir/s1", qw(--sample abc --num-tokens 5));
+    like($out, qr/\A\nabc[^\n]*\n\z/, 'the text is all');
+}
+# Killed before its last validation, it has that left.
+{
+    is(unlink(grep { slurp($_) =~ m{^step:20/20 val_loss:}m } logs("$dir/s19", 'txt')), 1, 'the log of its end is removed');
+    my ($out, $err) = run_ok('resume before the last validation', $trainer, '--resume', "$dir/s19");
+    like($out, qr{^step:20/20 val_loss:}m, 'which is made');
+    is($err, '', 'without a note');
+    ($out, $err) = run_ok('once more', $trainer, '--resume', "$dir/s19");
+    like($err, qr/ this run is finished, /, 'and the run is finished');
+}
 
 # Two runs in one folder: the highest step is taken, which may be the older run's.
 {
@@ -55,7 +73,8 @@ is(same_state($whole, checkpoint("$dir/s1", 20)), '', 'resuming a finished run c
     my ($status, $out, $err) = run($trainer, @tiny, '--out', "$dir/again", '--resume', "$dir/s10");
     is($status, 0, 'a folder with a younger checkpoint of a lower step') or diag $err;
     like($err, qr/note: .*: step 20 is taken, the last one; step 10 was written after it/, 'a note says so');
-    like($out, qr{^resumed .*/s10/.*/step_000020\.safetensors: 20 of 20 steps are done$}m, 'where it goes on is told');
+    like($err, qr{^\S+ note: .*/s10/.*/step_000020\.safetensors: this run is finished, }m, 'and what it holds');
+    ok(!logs("$dir/again"), 'there is no log elsewhere');
 }
 
 # The test can fail: a gradient that is lost on the way shows.

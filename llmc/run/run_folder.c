@@ -211,6 +211,42 @@ char *checkpoint_find(const char *given, Error *e)
     return newest;
 }
 
+// ---- whether a run is finished ----------------------------------------------------------------------------
+
+static bool log_ends(const char *path, int steps)
+{
+    char *line = NULL, *last = format_string("step:%d/%d val_loss:", steps, steps);
+    const char *end = "peak memory allocated: ";
+    size_t room = 0;
+    bool validated = false, ended = false;
+    FILE *f = fopen(path, "re");
+    while (f && getline(&line, &room, f) >= 0) {
+        validated = validated || !strncmp(line, last, strlen(last));
+        ended = validated && !strncmp(line, end, strlen(end));
+    }
+    if (f)
+        fclose(f);
+    free(line);
+    free(last);
+    return ended;
+}
+
+bool run_folder_finished(const char *checkpoint, int steps)
+{
+    char *folder = folder_of(checkpoint);
+    bool finished = false;
+    DIR *dir = opendir(folder);
+    for (struct dirent *f; dir && !finished && (f = readdir(dir));) {
+        char *path = format_string("%s/%s", folder, f->d_name);
+        finished = is_log(f->d_name) && log_ends(path, steps);
+        free(path);
+    }
+    if (dir)
+        closedir(dir);
+    free(folder);
+    return finished;
+}
+
 // ---- the place of this run --------------------------------------------------------------------------------
 
 // A file of some bytes, brought to the disk and removed again.

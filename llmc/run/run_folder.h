@@ -31,6 +31,10 @@ char *checkpoint_path(const char *folder, int step);
 //                     checkpoints that lie there directly
 char *checkpoint_find(const char *given, Error *e);
 
+// Whether a log beside this checkpoint of the last step, `steps`, has the last validation and the line with
+// which logs end: nothing of the run is left to do.
+bool run_folder_finished(const char *checkpoint, int steps);
+
 // Rank 0, before anything else is begun: decides where the run writes, and proves it by writing a file there.
 //   out         --out
 //   out_given   on the command line: a resumed run then goes on in its own folder only when that is `out` or
