@@ -524,6 +524,20 @@ static bool already_finished(const Run *r)
     return true;
 }
 
+// A step of more FLOPs takes minutes on a CPU; that of preset tiny has 2e10 with a vocabulary of bytes.
+static const double large_step_flops = 1e13;
+
+// Before anything that takes long.
+static void note_large_step(const Trainer *t)
+{
+    double tokens = trainer_step_tokens(t, 0);
+    double flops = tokens * mfu_flops_per_token(&t->model.params, t->config, 0);
+    if (!backend_is_asynchronous() && flops > large_step_flops)
+        note("%.1f million parameters and %.0f tokens a step are for a GPU: a step will take very long on "
+             "the CPU; presets tiny and tiny-2026 are made for it",
+             1e-6 * (double)params_total(&t->model.params), tokens);
+}
+
 // Trains, from the first step or from a checkpoint. Returns the exit status.
 static int train_run(Run *r, int argc, char **argv)
 {
@@ -533,6 +547,7 @@ static int train_run(Run *r, int argc, char **argv)
     if (c->profile && !profile_open(&e))
         fatal(EXIT_USAGE, "--profile: %s", e.text);
     trainer_create(t, &r->config, true, true);
+    note_large_step(t);
     int total = config_total_steps(c); // which small data shorten
     open_sampler(r);
     open_evaluation(r);

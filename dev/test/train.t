@@ -163,4 +163,14 @@ run_ok('FP8 MLP', $trainer, @tiny, '--out', "$dir/fp8_mlp", '--mlp', 'fp8');
 cmp_ok(abs(val_losses("$dir/fp8_mlp")->{20} - $val->{20}), '<', 0.1, 'the FP8 MLP learns about the same');
 isnt(losses("$dir/fp8_mlp")->{20}, $one->{20}, 'and is not that of bf16');
 is(val_losses("$dir/fp8_mlp")->{0}, $val->{0}, 'whose validation it has');
+
+# A step of 2e13 FLOPs: the line is there before it, and the run is not waited for.
+write_shard('long_1.bin', documents(140000, 3));
+my $large = start($trainer, @tiny, qw(--model-dim 512 --mlp-dim 2048 --num-heads 4 --micro-batches 64 --micro-batch-tokens 1024 --val-tokens 65536),
+    '--train-files', "$dir/long_1.bin", '--val-files', "$dir/long_1.bin", '--out', "$dir/large");
+my $end = time + 60;
+select undef, undef, undef, 0.02 while !-s "$large->{out}.2" && time < $end;
+kill 'KILL', $large->{pid};
+like((finish($large))[2], qr/\Atrain_gpt: note: \d+\.\d million parameters and 65536 tokens a step are for a GPU: a step will take very long on the CPU; .*\n\z/, 'a step that is too large for a CPU has a line');
+is((run($trainer, @tiny, qw(--stop-at 1 --out), "$dir/small"))[2], '', 'and a small one none');
 done_testing;
