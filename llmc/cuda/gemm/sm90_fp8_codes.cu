@@ -34,7 +34,7 @@
 
 enum {
     PANELS = TILE_N / PANEL,
-    TURNED_BYTES = PANEL * WARPGROUP_M, // of a transposed panel
+    TRANSPOSED_BYTES = PANEL * WARPGROUP_M, // of a transposed panel
     CODES_THREADS = 5 * WARPGROUP,
     MATH_WARPS = 2 * WARPGROUP / WARP,
     BUFFERS = 2,          // packed tiles of a warpgroup
@@ -44,7 +44,7 @@ enum {
     PACKED_BYTES = PANELS * PANEL_BYTES,
     CODES_SHARED_BYTES = TILE_SHARED_BYTES + 2 * BUFFERS * MATH_WARPS * 8 // barriers
 };
-static_assert(BUFFERS * PACKED_BYTES + 2 * TURNED_BYTES <= STAGING_BYTES, "a warpgroup's staging buffer");
+static_assert(BUFFERS * PACKED_BYTES + 2 * TRANSPOSED_BYTES <= STAGING_BYTES, "a warpgroup's staging buffer");
 static_assert(CODES_SHARED_BYTES <= 227 * 1024, "a block's shared memory");
 
 typedef enum { RELU2_KEPT, RELU2, GRADIENT } CodesKind; // KEPT: in bf16 too
@@ -125,33 +125,33 @@ template <CodesKind KIND> static __device__ __forceinline__ uint2 codes8(uint4 u
 // Address of the 16 bytes of rows 16 `slice` on of a column of a transposed panel: columns have 64 bytes, and
 // those of neighbouring chunks of eight columns have their slices in another order, so that the words that a
 // warp writes fall on twice as many banks as it has sectors.
-static __device__ __forceinline__ int turned_at(int col, int slice)
+static __device__ __forceinline__ int transposed_at(int col, int slice)
 {
     return col * WARPGROUP_M + ((slice ^ col / 8 % 4) << 4);
 }
 
 // Writes the thread's four rows x eight columns of codes to a transposed panel. code: two words of each row.
-static __device__ __forceinline__ void turn_codes(uint8_t *turned, const uint32_t *code, int chunk, int slice,
-                                                  int quarter)
+static __device__ __forceinline__ void transpose_codes(uint8_t *transposed, const uint32_t *code, int chunk,
+                                                       int slice, int quarter)
 {
     uint32_t lo[4] = {code[0], code[2], code[4], code[6]}, hi[4] = {code[1], code[3], code[5], code[7]};
     transpose4(lo);
     transpose4(hi);
 #pragma unroll
     for (int k = 0; k < 8; k++)
-        *reinterpret_cast<uint32_t *>(turned + turned_at(8 * chunk + k, slice) + 4 * quarter) =
+        *reinterpret_cast<uint32_t *>(transposed + transposed_at(8 * chunk + k, slice) + 4 * quarter) =
             k < 4 ? lo[k] : hi[k - 4];
 }
 
 // Stores the transposed panel of columns col to col + 63, rows row to row + 63.
-static __device__ __forceinline__ void store_turned(const CodesWork &w, const uint8_t *turned, int thread,
-                                                    int row, int col)
+static __device__ __forceinline__ void store_transposed(const CodesWork &w, const uint8_t *transposed,
+                                                        int thread, int row, int col)
 {
     int slice = thread % 4;
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
         int c = pass * (PANEL / 2) + thread / 4;
-        uint4 u = *reinterpret_cast<const uint4 *>(turned + turned_at(c, slice));
+        uint4 u = *reinterpret_cast<const uint4 *>(transposed + transposed_at(c, slice));
         if (col + c < w.cols && row + 16 * slice < w.rows)
             *reinterpret_cast<uint4 *>(w.transposed + (int64_t)(col + c) * w.rows + row + 16 * slice) = u;
     }
@@ -251,7 +251,7 @@ static __device__ __forceinline__ void store_panel(Epilogue &e, const CodesWork 
                                                    int panel, int row, int col)
 {
     const uint8_t *staging = packed_rows(e.m, e.group, e.from.stage) + panel * PANEL_BYTES;
-    uint8_t *turned = packed_rows(e.m, e.group, BUFFERS) + panel % 2 * TURNED_BYTES;
+    uint8_t *transposed = packed_rows(e.m, e.group, BUFFERS) + panel % 2 * TRANSPOSED_BYTES;
     int thread = threadIdx.x % WARPGROUP, lane = thread % WARP, slice = thread / WARP, quarter = lane / 8,
         chunk = lane % 8, first = 16 * slice + 4 * quarter;
     int64_t at = (int64_t)row * w.cols + col;
@@ -273,9 +273,9 @@ static __device__ __forceinline__ void store_panel(Epilogue &e, const CodesWork 
     }
     if (!w.transposed)
         return;
-    turn_codes(turned, code, chunk, slice, quarter);
+    transpose_codes(transposed, code, chunk, slice, quarter);
     named_barrier_sync(1 + e.group, WARPGROUP);
-    store_turned(w, turned, thread, row - first, col - 8 * chunk);
+    store_transposed(w, transposed, thread, row - first, col - 8 * chunk);
 }
 
 // tile: of the consumer warpgroup's 64 rows

@@ -173,8 +173,10 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     }
     EffectiveWeight down = effective_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(m, i));
     WeightGrad grads[] = {{w.dproj, io->dout, l->post, d, F, fresh}, {w.dfc, io->h, l->dpre, d, F, fresh}};
-    if (pass_runs(a, USES(l->dpre, io->dout, l->post)))
+    if (pass_runs(a, USES(l->dpre, io->dout, l->post))) {
+        assert(!down.alpha); // this product has no factor: the weight is a copy that holds it
         matmul_relu2_backward(p->products, l->dpre, io->dout, down.w, l->post, N, d, F);
+    }
     if (pass_runs(a, USES(io->dout, l->post, io->h, l->dpre)))
         matmul_weight_grads(p->products, grads, 2, N);
     factor_backward(p, w.dproj, NULL, (int64_t)d * F, mlp_factor(m, i));
