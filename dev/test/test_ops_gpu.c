@@ -31,7 +31,8 @@
     X(head_loss_eval) X(head_logits) X(adam_update) X(adam_update_fp32) X(normuon_momentum) \
     X(normuon_update) X(cast_weights) X(signed_gather) X(table_grad) X(stream_mix) X(stream_grads) \
     X(rows_load) X(rows_store) X(rows_take) X(rows_add) \
-    X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_forward) X(weight_scale_backward) \
+    X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_forward) \
+    X(weight_scale_backward) \
     X(heads_forward) X(heads_backward) X(heads_output_forward) X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
