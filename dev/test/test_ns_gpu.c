@@ -434,6 +434,6 @@ int main(int argc, char **argv)
         PART(test_groups(i ? "turbo-gram" : "polar", 256, 768));
         PART(test_groups(i ? "turbo-gram" : "polar", 16, 48));
     }
-    ns_release();
+    backend_close();
     return tap_done();
 }

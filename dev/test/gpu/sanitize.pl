@@ -30,22 +30,27 @@ my ($sanitizer) = grep { -x } map { "$_/compute-sanitizer" } split(/:/, $ENV{PAT
 ok($sanitizer, 'compute-sanitizer is here') or BAIL_OUT('compute-sanitizer of the CUDA toolkit is needed');
 write_shard('train_1.bin', documents(6000, 1));
 write_shard('val.bin', documents(700, 2));
+write_shard('val_2026.bin', documents(3000, 2));
 my @libraries = map { ('--kernel-name-exclude', "kernel_substring=$_") } qw(cudnn nvjet cutlass xmma cublas);
 my %tool_options = (memcheck => ['--leak-check', 'full'], synccheck => \@libraries);
 my %run_options = (racecheck => [qw(--attention own --graphs off --val-every 0 --val-tokens 128)]);
 my @run = ("$root/train_gpt", @tiny, '--micro-batches', 1, qw(--val-every 2 --stop-at 2));
 my @wide = ('FP8, a head of 128', qw(--head fp8 --model-dim 128 --num-heads 1 --micro-batch-tokens 128));
 my @narrow = ('FP8', qw(--head fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640));
+# Narrow q and k, FP8 both ways, bigram rows, generators, dynamic convolution: all kernels of 2026 in a small network. Its products are too wide for racecheck.
+my @records = ('record of 2026', "$root/train_gpt", qw(--preset toy-2026-08 --model-dim 256 --num-heads 2 --mlp-dim 512 --repeat --val-every 2
+    --stop-at 2), '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val_2026.bin");
 my @attention = ('attention with heads of 128', "$root/build/cuda/test_attention_gpu", "$root/build/ref", 'small');
 my @chains = ('chains of Newton-Schulz', "$root/build/cuda/test_ns_gpu", map { "$root/build/ref/libref_$_.so" } qw(fp32 bf16));
 my @paths = (['bf16', qw(--head bf16)], ['deterministic', qw(--head bf16 --deterministic)], ['portable', qw(--head fp8 --portable)]);
 
 my @runs; # all at once, on the GPUs by turns: a tool keeps one core busy, the GPU hardly
 for my $tool (@ARGV ? @ARGV : qw(racecheck memcheck initcheck synccheck)) {
-    for my $path ($tool eq 'racecheck' ? (\@narrow, \@attention) : \@wide, \@chains, @paths) {
+    for my $path ($tool eq 'racecheck' ? (\@narrow, \@attention) : (\@wide, \@records), \@chains, @paths) {
         my ($name, @command) = @$path;
         my @more = @{$tool_options{$tool} // []};
         @command = (@run, @{$run_options{$tool} // []}, @command, '--out', "$dir/$tool$name") if $command[0] =~ /^--/;
+        push @command, '--out', "$dir/$tool$name" if $path == \@records;
         push @more, qw(--check-api-memory-access no) if $tool eq 'initcheck' && $path == \@chains;
         my @tool = ($sanitizer, '--port', 50000 + 20 * @runs, '--tool', $tool, qw(--error-exitcode 99), @more);
         local $ENV{CUDA_VISIBLE_DEVICES} = $gpus[@runs % @gpus] if @gpus;
