@@ -106,6 +106,12 @@ def check_schedules():
     check(schedule.momentum(short, 288) == 0.85 + 28.8 / 300, "a run of 289 steps never cools its momentum down")
     w = [schedule.stage(cfg, t).window for t in (0, 748, 749, 1496, 1497, 2244, 2245)]
     check(w == [3, 3, 7, 7, 11, 11, 13], "windows", str(w))
+    cfg = config.preset("2025-11-29")
+    rates = [schedule.lr_factor(cfg, t) for t in (699, 700, 953, 954, 1399, 1400, 2119, 2120, 2159)]
+    want = [1, 1.51, 1.51, 1.51, 0.1 + 1.41 * 721 / 1166, 0.1 + 1.83 * 720 / 1166, 0.1 + 1.83 / 1166, 0.1, 0.1]
+    sizes = [8 * schedule.stage(cfg, t).tokens for t in (706, 707, 1413, 1414, 2120)]
+    check(np.allclose(rates, want, rtol=1e-12) and sizes == [131072, 262144, 262144, 393216, 393216], "rates and sizes of record 46",
+          str(rates))
     y = schedule.Yarn(128, 128, torch.float64, 3)
     y.set_window(7)
     # by hand: f = 1 turns 61.1 times in 384 tokens and is kept, f = 1/1024 turns 0.06 times and is stretched by 3/7

@@ -23,6 +23,11 @@ SIZES = dict(model_dim=16, num_heads=2, mlp_dim=64, block_size=4, vocab_size=61,
              num_scheduled=6, num_extension=2, head="bf16")
 # All else as the record says; stages begin at steps 0 and 3 and the extension at 5, with 64, 128 and 96 tokens a micro-batch.
 TOY_SIZES = dict(vocab_size=61, micro_batches=2, num_scheduled=5, num_extension=1)
+# Stages begin at steps 0, 2 and 4 and the extension at 5, with 32, 64, 96 and 96 tokens a micro-batch.
+GROWING_SIZES, GROWING_TOKENS = SIZES | dict(num_scheduled=5, num_extension=1), (32, 64, 96, 96)
+# Their first tokens: with draw 0 the reference in float32 is 4e-5 off in a value embedding after Adam's first update, of one element
+# whose gradient is next to nothing.
+GROWING_DRAW = 4
 STEPS, SAMPLES = 6, 160
 # Fewer columns than rows: NorMuon's shape factor is not 1.
 NARROW_MLP = dict(model_dim=32, num_heads=4, mlp_dim=16)
@@ -34,7 +39,12 @@ DOCUMENTS = ((1, 5, 24, 1, 9, 30), (64, 1), (3, 40, 2, 2, 60), (70,), (12, 12, 1
 
 
 def make_config(preset, **changes):
-    return config.preset(preset, **((TOY_SIZES if preset == "toy" else SIZES) | changes)).check()
+    sizes = {"toy": TOY_SIZES, "2025-11-29": GROWING_SIZES, "2025-12-10": GROWING_SIZES}.get(preset, SIZES)
+    cfg = config.preset(preset, **(sizes | changes))
+    if sizes is GROWING_SIZES:
+        stages = tuple(dataclasses.replace(s, tokens=n) for s, n in zip(cfg.record.stages, GROWING_TOKENS))
+        cfg = dataclasses.replace(cfg, record=dataclasses.replace(cfg.record, stages=stages))
+    return cfg.check()
 
 
 SCALARS_2025 = [-1.5] * 12 + [1.05, 0.1] * 12 + [0.5, 0.4] * 12 + [0.3, 0.5] + [1.0] * 2
@@ -63,7 +73,8 @@ def make_batches(cfg, draw=0):
     """tokens and cu_seqlens [STEPS, 2, N+1], N the largest of the stages. A smaller step fills its tokens up with 0; cu_seqlens is
     filled up with the step's N. Token 60 begins every document.
     """
-    g, stages = torch.Generator().manual_seed(31415 + draw), [schedule.stage(cfg, t) for t in range(STEPS)]
+    first = GROWING_DRAW if cfg.record.to_floor else 0
+    g, stages = torch.Generator().manual_seed(31415 + first + draw), [schedule.stage(cfg, t) for t in range(STEPS)]
     most = max(s.tokens for s in stages)
     tokens = torch.randint(0, 60, (STEPS, cfg.micro_batches, most + 1), generator=g)
     cu = torch.full_like(tokens, most)
@@ -261,8 +272,9 @@ def write_newton_schulz():
 
 def write_schedules():
     out = {}
-    for scheduled, extension in ((2245, 40), (279, 10), (6, 2)):
-        cfg, total = config.preset("2025-10-27", num_scheduled=scheduled, num_extension=extension), scheduled + extension
+    runs = ("2025-10-27", 2245, 40), ("2025-10-27", 279, 10), ("2025-10-27", 6, 2), ("2025-11-29", 2120, 40)
+    for preset, scheduled, extension in runs:
+        cfg, total = config.preset(preset, num_scheduled=scheduled, num_extension=extension), scheduled + extension
         long = [schedule.stage(cfg, t).window for t in range(total)]
         out |= {f"lr.{total}": torch.tensor([schedule.lr_factor(cfg, t) for t in range(total)]).double(),
                 f"momentum.{total}": torch.tensor([schedule.momentum(cfg, t) for t in range(total)]).double(),
@@ -303,9 +315,11 @@ def main():
     toy = make_config("toy")
     write_init(toy, "-toy")
     save("batches-toy", toy, dict(zip(("tokens", "cu_seqlens"), make_batches(toy))))
-    for preset in ("2025-10-27", "2025-11-18", "toy"):
+    growing = make_config("2025-11-29")
+    save("batches-2025-11-29", growing, dict(zip(("tokens", "cu_seqlens"), make_batches(growing))))
+    for preset in ("2025-10-27", "2025-11-18", "2025-12-10", "toy"):
         write_gradients(preset)
-    for preset in ("2025-10-27", "2025-11-10"):
+    for preset in ("2025-10-27", "2025-11-10", "2025-11-29", "2025-12-10"):
         write_steps(preset, "polar")
     for ns in config.NS_NAMES:
         write_steps("2025-11-18", ns)

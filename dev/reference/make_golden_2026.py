@@ -18,6 +18,7 @@ from r2026 import data, model, record
 from r2026.trainer import Trainer
 
 GRADIENT_SAMPLES, DRAWS, SAMPLES = 4096, 8, 1024
+SIGN_ROWS = 64  # in files: tokens are below 61, and so are the rows of their pairs below 64
 
 # Every feature at least once, at sizes where windows, documents and the second softmax cut something off.
 LAYERS = (
@@ -82,7 +83,7 @@ FILES = {"2026": SMALL, "2026-08": NARROW}
 def metadata(r):
     z, s = r.sizes, r.schedule
     return dict(
-        num_layers=len(LAYERS),
+        num_layers=len(r.layers),
         model_dim=z.model_dim,
         num_heads=z.num_heads,
         head_dim=z.head_dim,
@@ -198,12 +199,12 @@ def trajectory(r, dtype, draw):
     return {"loss": torch.stack(losses)} | {n: torch.stack(u) for n, u in updates.items()}
 
 
-def reference_and_errors(r, run):
-    """(float64 run of draw 0, {name: root mean square over the draws of the float32 run's relative error, a
-    row a step}).
+def reference_and_errors(r, run, first=0):
+    """(float64 run of draw `first`, {name: root mean square over the draws of the float32 run's relative
+    error, a row a step}).
     """
     squares, reference = {}, None
-    for draw in range(DRAWS):
+    for draw in range(first, first + DRAWS):
         exact, single = run(r, torch.float64, draw), run(r, torch.float32, draw)
         reference = reference or exact
         for name, x in exact.items():
@@ -234,7 +235,7 @@ def write_inputs(name, r, draw=0):
         "cu_seqlens": cu,
         "bigram_rows": rows[0],
         "sign_rows": rows[1],
-        "signs": sign_table(r).bfloat16(),
+        "signs": sign_table(r)[:SIGN_ROWS].bfloat16(),
         "micro_batch_tokens": torch.tensor([r.schedule.stage(t).tokens for t in range(STEPS)]),
         "vocabulary.bytes": vocabulary,
         "vocabulary.lengths": lengths,
@@ -246,8 +247,8 @@ def write_inputs(name, r, draw=0):
     save(f"{name}-batches", None, out, **metadata(r))
 
 
-def write_gradients(name, r):
-    exact, errors = reference_and_errors(r, gradients_at_start)
+def write_gradients(name, r, draw=0):
+    exact, errors = reference_and_errors(r, gradients_at_start, draw)
     out = {k: exact.pop(k)[0] for k in ("loss", "validation")}
     for n, g in exact.items():
         out |= {
@@ -258,12 +259,11 @@ def write_gradients(name, r):
     save(f"{name}-gradients", None, out, gradient_samples=GRADIENT_SAMPLES, **metadata(r))
 
 
-def write_steps(name, r):
-    exact, errors = reference_and_errors(r, trajectory)
+def write_steps(name, r, draw=0):
+    exact, errors = reference_and_errors(r, trajectory, draw)
     out = {"loss": exact.pop("loss"), "loss_rel_f32": errors.pop("loss")}
-    save(
-        f"{name}-steps", None, out | samples_of(initial_parameters(r), exact, {"f32": errors}), **metadata(r)
-    )
+    samples = samples_of(initial_parameters(r, draw), exact, {"f32": errors})
+    save(f"{name}-steps", None, out | samples, **metadata(r))
 
 
 def write_fp8_run(name, r, sequential):

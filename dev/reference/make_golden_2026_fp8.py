@@ -55,9 +55,9 @@ class Quantised:
     def bytes(self, y):
         return (y + 0.0).to(self.dtype).view(torch.uint8)
 
-    def near(self, single):
-        """Where a border is near; single: the same of a float32 run."""
-        error = NEAR * (self.x - single.x).square().mean().sqrt()
+    def near(self, single, times=NEAR):
+        """Where a border is near; single: the same of a float32 run, whose error counts so many times."""
+        error = times * (self.x - single.x).square().mean().sqrt()
         others = [self.bytes(fp8.quantize(self.x + e, self.dtype, self.limit)) for e in (error, -error)]
         return (others[0] != self.codes) | (others[1] != self.codes)
 

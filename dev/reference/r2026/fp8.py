@@ -99,14 +99,19 @@ class MlpState:
         self.sets[self.set] = [float(torch.tensor(max(m, LEAST)) * factor) for m in self.largest]
 
 
+def relu2_of_codes(h, state, i):
+    """relu^2 of the product of the codes of h and of c_fc."""
+    largest = h.abs().max().clamp(min=LEAST)
+    h8 = quantize(h * (E4M3 / largest), torch.float8_e4m3fn, E4M3)
+    up, up_scale = state.up[i]
+    return state.stored(torch.relu(state.stored((up_scale * largest / E4M3) * (h8 @ up.t()))).square())
+
+
 class MlpProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, fc, proj, state, i):
         stored, h = state.stored, state.stored(h)
-        largest = h.abs().max().clamp(min=LEAST)
-        h8 = quantize(h * (E4M3 / largest), torch.float8_e4m3fn, E4M3)
-        up, up_scale = state.up[i]
-        post = stored(torch.relu(stored((up_scale * largest / E4M3) * (h8 @ up.t()))).square())
+        post = relu2_of_codes(h, state, i)
         scale = state.activation[i]
         post8 = quantize(post * float(1 / torch.tensor(scale)), torch.float8_e4m3fn, E4M3)
         state.largest[i] = float(post.max())
@@ -122,5 +127,17 @@ class MlpProduct(torch.autograd.Function):
         return stored(dpre @ fc), dpre.t() @ h, post.t() @ g, None, None
 
 
-def mlp_fp8(h, fc, proj, state, i):
-    return MlpProduct.apply(h, fc, proj, state, i)
+class MlpUpProduct(MlpProduct):
+    """Codes of the first product alone: the second one reads what backward reads."""
+
+    @staticmethod
+    def forward(ctx, h, fc, proj, state, i):
+        stored, h = state.stored, state.stored(h)
+        post = relu2_of_codes(h, state, i)
+        ctx.save_for_backward(h, fc, proj, post)
+        ctx.stored = stored
+        return stored(post @ proj)
+
+
+def mlp_fp8(h, fc, proj, state, i, up_alone):
+    return (MlpUpProduct if up_alone else MlpProduct).apply(h, fc, proj, state, i)

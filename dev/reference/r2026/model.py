@@ -1,7 +1,7 @@
 """Forward pass and loss of one packed sequence, from the tables of a Record. The backward pass is autograd.
 
 Everything is computed in the dtype of the parameters (float64 for golden vectors). `fp8` chooses what is
-emulated: nothing, or some of "head", and "mlp" or
+emulated: nothing, or some of "head", and "mlp", "mlp-up" or
 "mlp-full" and "qkv" (see Record); quantisation is straight-through and its scales are constants.
 """
 
@@ -209,7 +209,7 @@ class Model:
         self.r, self.z, self.signs, self.prefix, self.fp8 = r, r.sizes, signs, prefix, set(fp8)
         self.p = {n: t.contiguous().clone().requires_grad_() for n, t in parameters.items()}
         self.dtype = self.p["embed.weight"].dtype
-        self.mlp_state = MlpState(len(r.layers), sets, half) if "mlp" in self.fp8 else None
+        self.mlp_state = MlpState(len(r.layers), sets, half) if self.fp8 & {"mlp", "mlp-up"} else None
         full, unit = self.fp8 & {"mlp-full", "qkv"}, r.sizes.micro_batches // sets
         self.full_state = fp8_full.Scales(len(r.layers), sets, unit) if full else None
         self.mask = mask
@@ -293,7 +293,7 @@ class Model:
     def mlp(self, i, x, training):
         h, (fc, proj) = rms(x), self.p["mlp_bank"][i]
         if training and self.mlp_state:
-            return mlp_fp8(h, fc, proj, self.mlp_state, i)
+            return mlp_fp8(h, fc, proj, self.mlp_state, i, "mlp-up" in self.fp8)
         if training and "mlp-full" in self.fp8:
             return fp8_full.MlpProduct.apply(h, fc, proj, self.full_state, i)
         return torch.relu(h @ fc.t()).square() @ proj

@@ -1,7 +1,7 @@
 """A record as tables: sizes, layers, parameters, stages. Everything else in this package reads them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ NUM_MU, NUM_NU = 14, 5
 class Record:
     """early, late: layers whose output is kept; the layer without attention adds the early one. The last
     layer is dynamic. wo_by_input: the rows of Wo in its bank are input channels. fp8: what of it is emulated
-    where a run asks for the record's own: "mlp" forward only, "mlp-full" and "qkv" both ways. masked: the
-    last validation leaves impossible tokens out.
+    where a run asks for the record's own: "mlp" forward only, "mlp-up" of that the first product only,
+    "mlp-full" and "qkv" both ways. masked: the last validation leaves impossible tokens out.
     """
 
     sizes: Sizes = Sizes()
@@ -247,8 +247,15 @@ class Schedule:
 
 # ---- records ----------------------------------------------------------------------------------------------
 
+def without_prefix(stages):
+    return tuple(replace(s, prefix=0.0, prefix_end=0.0) for s in stages)
+
+
 NARROW = dict(sizes=Sizes(qk_dim=96), wo_by_input=True, fp8=("head", "mlp-full", "qkv"))
 RECORDS = {
+    "2026-05-27": Record(
+        schedule=Schedule(scheduled=1275, stages=without_prefix(Schedule.stages)), fp8=("head", "mlp-up")
+    ),
     "2026-07-17": Record(schedule=Schedule()),
     "2026-08-03": Record(schedule=Schedule(extension=45), **NARROW),
     "2026-08-06": Record(schedule=Schedule(scheduled=1250, extension=40), masked=True, **NARROW),

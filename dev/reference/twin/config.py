@@ -104,6 +104,8 @@ PRESETS = {
     "2025-10-27": {},
     "2025-11-10": dict(num_scheduled=2205, weight_decay=1.2),
     "2025-11-18": dict(num_scheduled=2185, weight_decay=1.2, record=record.ONE_SKIP),
+    "2025-11-29": dict(num_scheduled=2120, weight_decay=1.2, record=record.GROWING),
+    "2025-12-10": dict(num_scheduled=2120, weight_decay=1.2, record=record.FACTOR_ON_QKV),
     "tiny": dict(num_scheduled=300, num_extension=20, weight_decay=1.2, record=record.ONE_SKIP, model_dim=64, num_heads=2, mlp_dim=256,
                  block_size=16, micro_batch_tokens=512, val_tokens=65536, val_every=50, head="bf16"),
     "toy": dict(record=record.toy(), model_dim=24, num_heads=3, mlp_dim=40, block_size=8, micro_batch_tokens=64, num_scheduled=12,

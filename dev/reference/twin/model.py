@@ -134,6 +134,8 @@ class Model:
         h = rms(x, ar)
         w = self.parameter("qkvo", i).view(4, d, d)
         q, k, v = (t.reshape(-1, cfg.num_heads, cfg.head_dim) for t in head.Linear.apply(h, w[:3].reshape(3 * d, d)).split(d, -1))
+        if cfg.record.v_lambda_on_qk:
+            q, k = (s[layer.v_lambdas] * t for t in (q, k))
         q, k = (rms_rope(t, *tables, ar) for t in (q, k))
         v = s[layer.v_lambdas] * v.to(ar.wide)
         if layer.value_table is not None:

@@ -1,6 +1,7 @@
 """Records as tables: layers, parameters, stages, head. Nothing else in this package names a layer, a tensor or a constant of
 one record.
 """
+import dataclasses
 from dataclasses import dataclass
 
 # ---- what the tables hold -------------------------------------------------------------------------------------------
@@ -79,11 +80,14 @@ LAYER_BLOCKS = {"qkvo": "attention", "attention_gate": "attention", "mlp_up": "m
 
 @dataclass(frozen=True)
 class Stage:
-    """window: the long one, in blocks. tokens of a micro-batch and longest document: None is the option's. rate: the highest factor."""
+    """window: the long one, in blocks. tokens of a micro-batch and longest document: None is the option's. rate: the highest factor.
+    rate_after: the share of the scheduled steps behind which the rate holds; None: from the stage's first step on.
+    """
     window: int
     tokens: int | None = None
     max_document: int | None = None
     rate: float = 1.0
+    rate_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ class Head:
 @dataclass(frozen=True)
 class Record:
     """stages: the last one is the extension. starts: where k S / n falls between two steps the next one begins stage k ("up"),
-    or the nearer one. output: the sum that is normalised for the head.
+    or the nearer one. output: the sum that is normalised for the head. to_floor: the rate falls to the floor, reached where the
+    scheduled steps end, and not to 0.9999 of the way. v_lambda_on_qk: the factor of v multiplies q and k, too.
     """
     layers: tuple
     params: tuple
@@ -109,6 +114,8 @@ class Record:
     starts: str = "up"
     cooldown: float = 0.5     # share of the scheduled steps over which the rate falls
     floor: float = 0.1
+    to_floor: bool = False
+    v_lambda_on_qk: bool = False
     final_window: int = 20    # the last validation only
     adam_lr: float = 0.008
     normuon_lr: float = 0.03
@@ -163,6 +170,12 @@ def record_2025(skips, block_lambda):
 
 FIVE_SKIPS = record_2025({6: (0, 5), 7: (1, 4), 8: (2, 3), 9: (3, 2), 10: (4, 1)}, 1.0)
 ONE_SKIP = record_2025({7: (1, 4)}, 1.1)
+
+# Records 46 and 47: the batch grows by thirds of the scheduled steps, the rate behind 0.33 and 0.66 of them.
+GROWING = dataclasses.replace(
+    ONE_SKIP, cooldown=0.55, to_floor=True, normuon_lr=0.023,
+    stages=(Stage(3, 16384), Stage(7, 32768, rate=1.51, rate_after=0.33), Stage(11, 49152, rate=1.93, rate_after=0.66), Stage(13, 49152)))
+FACTOR_ON_QKV = dataclasses.replace(GROWING, v_lambda_on_qk=True)
 
 # ---- toy: what the tables can say -----------------------------------------------------------------------------------
 

@@ -16,8 +16,17 @@ def stage(cfg, t):
     return cfg.stages[sum(t >= b for b in begins(cfg)[1:])]
 
 
+def peak_rate(cfg, t):
+    """The rate of a stage holds from its first step on, or where t / S is beyond its rate_after."""
+    peak = cfg.stages[0].rate
+    for s, begin in zip(cfg.stages[1:-1], begins(cfg)[1:]):
+        if (t >= begin if s.rate_after is None else t / cfg.num_scheduled > s.rate_after):
+            peak = s.rate
+    return cfg.stages[-1].rate if t >= cfg.num_scheduled else peak
+
+
 def lr_factor(cfg, t):
-    r, peak, u = cfg.record, stage(cfg, t).rate, min(0.9999, t / cfg.num_scheduled)
+    r, peak, u = cfg.record, peak_rate(cfg, t), min(1.0 if cfg.record.to_floor else 0.9999, t / cfg.num_scheduled)
     if u < 1 - r.cooldown:
         return peak
     w = (1 - u) / r.cooldown
