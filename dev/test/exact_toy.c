@@ -26,14 +26,16 @@ static struct {
     AttentionSetting at;
 } toy;
 
-// fp8: forward and backward
-static void open_toy(const char *preset, bool fp8)
+// options: more of them, end with a NULL
+static void open_toy(const char *preset, const char *const *options)
 {
     Error e;
-    char *argv[] = {"test", "--preset", (char *)preset, "--vocab-size", "61", "--micro-batches",
-                    "1",    "--mlp",    "fp8-backward", "--qkv",        "fp8"};
+    char *argv[16] = {"test", "--preset", (char *)preset, "--vocab-size", "61", "--micro-batches", "1"};
+    int argc = 7;
     memset(&toy, 0, sizeof toy);
-    if (!config_parse(&toy.config, fp8 ? 11 : 7, argv, &e))
+    while (*options)
+        argv[argc++] = (char *)*options++;
+    if (!config_parse(&toy.config, argc, argv, &e))
         fatal(1, "%s", e.text);
     const Config *c = &toy.config;
     backend_open(0);
@@ -288,12 +290,20 @@ static void check_launches(void)
 
 int main(void)
 {
-    const char *presets[] = {"toy", "toy-targets", "toy-2026", "toy-2026-08", "toy-2026-08"};
+    static const struct {
+        const char *preset, *options[8];
+    } cases[] = {{"toy", {NULL}},
+                 {"toy-targets", {NULL}},
+                 {"toy-2026", {NULL}},
+                 {"toy-2026-08", {NULL}},
+                 {"toy-2026-08", {"--mlp", "fp8-backward", "--qkv", "fp8", NULL}},
+                 // MLP up alone in FP8
+                 {"2026-05-27", {"--model-dim", "48", "--mlp-dim", "64", "--head", "bf16", NULL}}};
     comm_open();
-    for (int k = 0; k < 5; k++) {
-        open_toy(presets[k], k == 4);
+    for (int k = 0; k < 6; k++) {
+        open_toy(cases[k].preset, cases[k].options);
         make_batch();
-        printf("# %s: %d targets%s\n", presets[k], toy.device.num_targets, k == 4 ? ", FP8" : "");
+        printf("# %s: %d targets%s\n", cases[k].preset, toy.device.num_targets, k > 3 ? ", FP8" : "");
         check_shared_memory();
         for (int i = 0; i < toy.model.params.count && k < 2; i++) // of the others: exact_golden_2026.c
             check(&toy.model.params.list[i]);

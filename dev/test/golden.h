@@ -13,6 +13,7 @@ typedef struct {
     const char *preset, *ns, *suffix, *model_dim, *num_heads, *mlp_dim;
     bool gates_only; // NorMuon on given gradients of the gates, nothing else
     bool own;        // files init-<preset> and batches-<preset>; sizes and stages are the preset's
+    bool growing;    // files init and batches-2025-11-29; stages of 32, 64 and 96 tokens
 } GoldenCase;
 #define GOLDEN_SIZES .suffix = "", .model_dim = "16", .num_heads = "2", .mlp_dim = "64"
 
@@ -53,9 +54,14 @@ static void golden_config(Golden *g, const GoldenCase *gc)
                           "2",           "--head",
                           "bf16",        "--val-tokens",
                           "128"};
+    const char *growing[][2] = {{"stage-tokens", "32,64,96"}, {"num-scheduled", "5"}, {"num-extension", "1"}};
     int count = gc->own ? sizeof own / sizeof *own : sizeof argv / sizeof *argv;
     if (!config_parse(&g->config, count, (char **)(gc->own ? own : argv), &e))
         fatal(1, "%s", e.text);
+    for (int i = 0; i < 3 && gc->growing; i++) {
+        if (!config_set(&g->config, growing[i][0], growing[i][1], &e))
+            fatal(1, "%s", e.text);
+    }
 }
 
 // Activations and batch for micro-batches of N tokens.
@@ -100,7 +106,9 @@ static void golden_open(Golden *g, const GoldenCase *gc)
     rope_tables(NULL, g->cos, g->sin, g->rope.frequency, NULL, N, d / c->num_heads);
     golden_size(g, N);
     char *own = format_string("-%s", gc->preset), *init = format_string("init%s", gc->own ? own : gc->suffix),
-         *batches = format_string("batches%s", gc->own ? own : "");
+         *batches = format_string("batches%s", gc->own       ? own
+                                               : gc->growing ? "-2025-11-29"
+                                                             : "");
     SafeTensors *st = open_golden(batches);
     g->tokens = read_golden(st, "tokens", NULL);
     g->cu_seqlens = read_golden(st, "cu_seqlens", NULL);

@@ -1,5 +1,5 @@
-// Runs the network of the golden files 2026-* (format: dev/reference/README.md), record toy-2026, and brings
-// its tensors into the order of the files.
+// Runs the networks of the golden files 2026-* (format: dev/reference/README.md) and brings their tensors
+// into the order of the files.
 #pragma once
 #include "dev/test/golden_file.h"
 #include "llmc/dist/comm.h"
@@ -8,7 +8,7 @@
 enum { GOLDEN_2026_STEPS = 6, GOLDEN_2026_MOST = 64 }; // tokens of the largest micro-batch
 
 typedef struct {
-    const char *files; // 2026 or 2026-08
+    const char *files; // 2026, 2026-05-27 or 2026-08
     Config config;
     Model model;
     Acts acts, eval;
@@ -49,12 +49,14 @@ static void store_value(const Params *p, const Param *a, int64_t i, float x)
         ((floatX *)to)[i] = float_to_x(x);
 }
 
+// The file may end behind the last row that its batches have.
 static void load_signs(Golden2026 *g)
 {
+    int64_t n;
     const Param *a = params_of(&g->model.params, ROLE_SIGNS, 0);
-    float *x = read_golden(g->batches, "signs", NULL);
+    float *x = read_golden(g->batches, "signs", &n);
     uint32_t *bits = param_data(&g->model.params, a);
-    for (int64_t i = 0; i < a->rows * a->cols; i++)
+    for (int64_t i = 0; i < n; i++)
         bits[i / a->cols * ceil_div(a->cols, 32) + i % a->cols / 32] |= (uint32_t)(x[i] < 0)
                                                                         << (i % a->cols % 32);
     free(x);
@@ -194,9 +196,44 @@ static void golden_2026_open_with(Golden2026 *g, const char *preset, const char 
     golden_2026_rope(g);
 }
 
+// Record 85 at the sizes of the files 2026-05-27-*.  mlp: of --mlp
+static inline void golden_2026_open_85(Golden2026 *g, char *mlp)
+{
+    char *options[] = {"--model-dim",
+                       "48",
+                       "--mlp-dim",
+                       "64",
+                       "--block-size",
+                       "3",
+                       "--micro-batches",
+                       "2",
+                       "--stage-tokens",
+                       "16,48,64",
+                       "--stage-documents",
+                       "20,40,40",
+                       "--micro-batch-tokens",
+                       "64",
+                       "--num-scheduled",
+                       "5",
+                       "--num-extension",
+                       "3",
+                       "--val-tokens",
+                       "512",
+                       "--head",
+                       "bf16",
+                       "--mlp",
+                       mlp,
+                       NULL};
+    golden_2026_open_with(g, "2026-05-27", "2026-05-27", options);
+}
+
+// files 2026-05-27: the preset of that name
 static inline void golden_2026_open(Golden2026 *g, const char *preset, const char *files)
 {
-    golden_2026_open_with(g, preset, files, (char *[]){NULL});
+    if (!strcmp(files, "2026-05-27"))
+        golden_2026_open_85(g, "bf16");
+    else
+        golden_2026_open_with(g, preset, files, (char *[]){NULL});
 }
 
 static void golden_2026_close(Golden2026 *g)

@@ -183,4 +183,23 @@ for my $ranks (2, 4) {
 is(scalar(keys %{{reverse %$of_one}}), 5, 'no two sets are equal');
 refuses('one order of all micro-batches on two ranks', 2, qr/--fp8-scales sequential is for one GPU, and this run has 2 ranks/, $exact, @small, @fp8, qw(--fp8-scales sequential --ranks 2), '--out', "$dir/refused");
 
+# ---- MLP up alone in FP8 -----------------------------------------------------------------------------------------------
+
+my @may = (qw(--preset 2026-05-27 --model-dim 48 --mlp-dim 64 --block-size 1 --stage-tokens 32,48,64,64 --stage-documents 20,40,40,40 --micro-batch-tokens 64),
+    qw(--num-scheduled 5 --num-extension 3 --val-tokens 512 --head bf16));
+my $may = train($trainer, 'may', @may);
+like(log_text($may, 'jsonl'), qr/; head bf16, MLP fp8 \(up alone\), QKV bf16/, '2026-05-27: the log says what is FP8');
+is_deeply(scales($may), {}, '  its scales follow from the weights and the batch: a checkpoint has none');
+for my $stop (1, 4) {
+    train($trainer, "may-$stop", @may, '--stop-at', $stop);
+    train($trainer, "may-$stop", @may, '--resume', "$dir/may-$stop");
+    is(same_state(newest($may), newest("$dir/may-$stop")), '', "  $stop + " . ($steps - $stop) . ' steps end in the same bits');
+}
+# The first step's MLP down is zero, and so is what FP8 does.
+my ($up, $none) = map { losses($_) } $may, train($trainer, 'may-bf16', @may, qw(--mlp bf16));
+is($up->{1}, $none->{1}, '  the first loss is that in bf16');
+my @apart = sort { $a <=> $b } map { abs($up->{$_} / $none->{$_} - 1) } 3 .. $steps;
+ok($apart[0] > 0 && $apart[-1] < 0.02, "  the others are apart, by $apart[0] to $apart[-1]");
+refuses('scales of both directions', 2, qr/--mlp fp8-backward: preset 2026-05-27 has no scales for the backward; use fp8 or bf16/, $trainer, @small, @may, qw(--mlp fp8-backward), '--out', "$dir/refused");
+
 done_testing;

@@ -87,6 +87,8 @@ refuses('no list of targets', 2, qr/--stage-targets: '1:x' is not a list of weig
 refuses('too many targets', 2, qr/--stage-targets: '1:1:1:1' is not .* at most 3 targets/, @go, '--stage-targets', '1:1:1:1');
 refuses('targets of too few stages', 2, qr/--stage-targets: '1,1' has 2 entries; the 3 stages/, @go, '--stage-targets', '1,1');
 refuses('no next token', 2, qr/--stage-targets: the next token's weight must be above 0/, @go, '--stage-targets', '1-0,1,1');
+refuses('a share above 1', 2, qr/--rate-starts: 1\.5 must be 0 to 1/, @go, '--rate-starts', '0,0.4,1.5');
+refuses('too few shares', 2, qr/--rate-starts: '0,0\.4' has 2 entries/, @go, '--rate-starts', '0,0.4');
 refuses('a rate too high', 2, qr/--stage-rates: 2000 must be 0 to 1000/, @go, '--stage-rates', '1,2000,1');
 refuses('half a block', 2, qr/--window-short: 1.5 must be 1 to \d+, a whole number/, @go, '--window-short', '1,1.5,2');
 refuses('short windows of too few stages', 2, qr/--window-short: '1' has 1 entries; the 3 stages/, @go, '--window-short', '1');

@@ -6,5 +6,6 @@ int main(void)
     comm_open(); // one rank
     check_golden_2026("toy-2026", "2026");
     check_golden_2026("toy-2026-08", "2026-08");
+    check_golden_2026("2026-05-27", "2026-05-27");
     return tap_done();
 }

@@ -191,11 +191,15 @@ static void check_networks_2026(void)
         {.paired = true, .table = 3, .late = true},
         {.far = true, .table = 5, .gate = true, .late = true},
     };
+    check_network_2026(&(Network2026){"2026-05-27", record_89, 11, 4, 3, 7});
     check_network_2026(&(Network2026){"2026-07-17", record_89, 11, 4, 3, 7});
     check_network_2026(&(Network2026){"2026-08-03", record_89, 11, 4, 3, 7});
     check_network_2026(&(Network2026){"toy-2026", small, 6, 2, 1, 3});
-    ok(record_find("2026-07-17")->dc_keys == 112 && record_find("2026-08-03")->dc_keys == 112,
+    ok(record_find("2026-05-27")->dc_keys == 112 && record_find("2026-07-17")->dc_keys == 112 &&
+           record_find("2026-08-03")->dc_keys == 112,
        "DC over 112 keys");
+    ok(record_find("2026-05-27")->mlp_scales.up_alone && !record_find("2026-07-17")->mlp_scales.up_alone,
+       "2026-05-27 has MLP up alone in FP8");
     ok(record_network(record_find("2026-08-06")) == record_find("2026-08-03"),
        "2026-08-06 has the network of 2026-08-03");
 }
@@ -267,6 +271,11 @@ static void check_refusals(void)
     refused("ranges 0, 0, 1 of the FP8 head");
     record.fp8 = (Fp8Scales){.headroom = 0.9};
     refused("a headroom of at least 1");
+    record.mlp_scales = (MlpScales){.post = 1.8, .down = 1.12, .up_alone = true};
+    refused("none of them with MLP up alone in FP8");
+    record.fp8 = (Fp8Scales){.headroom = 1.25, .qkv_input = 1, .qkv_gradient = 1};
+    record.mlp_scales.up_alone = true;
+    refused("none of the forward's beside them");
     record.num_params--; // the scalars
     refused("no tensor for the scalars");
     record.num_layers = MAX_LAYERS + 1;
@@ -313,6 +322,9 @@ int main(void)
     PART(check_network("2025-11-10", true));
     PART(check_network("2025-11-18", false));
     PART(check_network("tiny", false));
+    ok(record_network(record_find("2025-11-29")) == record_find("2025-11-18") &&
+           record_network(record_find("2025-12-10")) == record_find("2025-11-18"),
+       "2025-11-29 and 2025-12-10 have the network of 2025-11-18");
     PART(check_networks_2026());
     PART(check_refusals());
     PART(check_network_refusals());

@@ -168,10 +168,11 @@ static void check_targets(void)
        "the first preset has one target");
 }
 
-static void check_against_twin(const char *name, const char *scheduled, const char *extension)
+// name: the number of steps
+static void check_against_twin(const char *name, const char *of, const char *scheduled, const char *extension)
 {
     SafeTensors *st = open_golden("schedules");
-    Config c = preset("2025-10-27", scheduled, extension);
+    Config c = preset(of, scheduled, extension);
     int64_t T;
     float *lr = golden_values(st, "lr.", name, &T), *momentum = golden_values(st, "momentum.", name, NULL);
     int32_t *ws_long = (int32_t *)golden_values(st, "ws_long.", name, NULL),
@@ -316,6 +317,42 @@ static void check_2026(const char *total)
     safetensors_close(st);
 }
 
+// The preset of November 2025 whose steps grow: rates rise behind 0.33 and 0.66 of the scheduled steps, sizes
+// at thirds of them.
+static void check_growing(void)
+{
+    static const struct {
+        int t, tokens;
+        double factor;
+    } rows[] = {{699, 16384, 1},
+                {700, 16384, 1.51},
+                {707, 32768, 1.51},
+                {954, 32768, 1.51},
+                {955, 32768, 1.51 - 1.41 / 1166},
+                {1399, 32768, 0.1 + 1.41 * 721 / 1166},
+                {1400, 32768, 0.1 + 1.83 * 720 / 1166},
+                {1413, 32768, 0.1 + 1.83 * 707 / 1166},
+                {1414, 49152, 0.1 + 1.83 * 706 / 1166},
+                {2119, 49152, 0.1 + 1.83 / 1166},
+                {2120, 49152, 0.1},
+                {2159, 49152, 0.1}};
+    Config c = preset("2025-11-29", "2120", "40"), short_run = preset("2025-11-29", "53", "4");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        ok(schedule_stage(&c, rows[i].t).micro_batch_tokens == rows[i].tokens &&
+               fabs(schedule_lr_factor(&c, rows[i].t) - rows[i].factor) < 1e-9,
+           "2025-11-29, step %d: %d tokens, rate factor %.6f", rows[i].t,
+           schedule_stage(&c, rows[i].t).micro_batch_tokens, schedule_lr_factor(&c, rows[i].t));
+    // 35 / 53 is above 0.66 and below 2 / 3.
+    ok(schedule_stage(&short_run, 35).index == 1 && schedule_stage(&short_run, 36).index == 2 &&
+           schedule_stage(&short_run, 36).rate_begin == 35,
+       "of 53 steps the third rate begins at 35, the third stage at 36");
+    Error e;
+    ok(!config_set(&c, "rate-starts", "0,0.5", &e) || !schedule_check(&c, &e),
+       "two shares for three stages: %s", e.text);
+    ok(!config_set(&c, "rate-starts", "0,0.5,1.5", &e) || !schedule_check(&c, &e), "a share above 1: %s",
+       e.text);
+}
+
 // From the tables of the description, by hand.
 static void check_2026_by_hand(void)
 {
@@ -374,20 +411,40 @@ static void check_august(void)
     }
 }
 
+// The preset of May 2026: the stages of July without the prefix term, over 1275 steps.
+static void check_may(void)
+{
+    Config c = preset("2026-05-27", "1275", "15");
+    const int begins[] = {0, 425, 850, 1275};
+    bool good = !schedule_needs_prefix(&c) && tokens_of_run(&c) == 340131840;
+    for (int k = 0; k < STAGES_2026; k++) {
+        Stage s = schedule_stage(&c, begins[k]);
+        good = good && s.begin == begins[k] && s.window == stages_2026[k].window &&
+               s.window_short == stages_2026[k].window_short && s.rate == stages_2026[k].rate &&
+               s.max_document == stages_2026[k].max_document && s.targets.count == (k < 2 ? 3 - k : 1);
+    }
+    ok(good, "2026-05-27: 1290 steps, %.0f tokens, stages at 425, 850 and 1275, no prefix",
+       tokens_of_run(&c));
+    ok(schedule_first_update(&c, 2, 2) == 851, "its tied head parts after step 851");
+}
+
 int main(void)
 {
     PART(check_by_hand());
     PART(check_stages());
     PART(check_targets());
-    PART(check_against_twin("2285", "2245", "40"));
-    PART(check_against_twin("289", "279", "10"));
-    PART(check_against_twin("8", "6", "2"));
+    PART(check_against_twin("2285", "2025-10-27", "2245", "40"));
+    PART(check_against_twin("289", "2025-10-27", "279", "10"));
+    PART(check_against_twin("8", "2025-10-27", "6", "2"));
+    PART(check_against_twin("2160", "2025-11-29", "2120", "40"));
+    PART(check_growing());
     PART(check_yarn());
     PART(check_2026_by_hand());
     PART(check_2026("1285"));
     PART(check_2026("1315"));
     PART(check_2026("1290"));
     PART(check_2026("152"));
+    PART(check_may());
     PART(check_august());
     return tap_done();
 }

@@ -88,6 +88,18 @@ static int stage_start(const Config *c, int k, int count)
     return (int)(c->stage_starts == STARTS_UP ? ceil_div(scaled, count) : (2 * scaled + count) / (2 * count));
 }
 
+// The first step at which the rate of stage k holds.
+static int rate_start(const Config *c, int k, int count)
+{
+    double share = list_entry(c->rate_starts, k, 0);
+    int t = (int)floor(share * c->num_scheduled);
+    if (!(share > 0))
+        return stage_start(c, k, count);
+    while ((double)t / c->num_scheduled <= share)
+        t++;
+    return t;
+}
+
 static Stage stage(const Config *c, int k, int count) // stage `count` is the extension
 {
     int window = k == count ? c->window_extension : (int)list_entry(c->window_schedule, k, 0);
@@ -98,7 +110,8 @@ static Stage stage(const Config *c, int k, int count) // stage `count` is the ex
                .max_document = (int)list_entry(c->stage_documents, k, c->max_document),
                .window = window,
                .window_short = (int)list_entry(c->window_short, k, window / 2),
-               .rate = list_entry(c->stage_rates, k, 1)};
+               .rate = list_entry(c->stage_rates, k, 1),
+               .rate_begin = k < count ? rate_start(c, k, count) : c->num_scheduled};
     stage_weights(c->stage_targets, k, "1", &s.targets);
     stage_weights(c->stage_prefix, k, "0", &s.prefix);
     return s;
@@ -229,7 +242,8 @@ bool schedule_check(const Config *c, Error *e)
     return check_list("window-short", c->window_short, count, 1, INT_MAX / c->block_size, 1, e) &&
            check_list("stage-tokens", c->stage_tokens, count, 16, most, 16, e) &&
            check_list("stage-documents", c->stage_documents, count, 2, 1 << 24, 1, e) &&
-           check_list("stage-rates", c->stage_rates, count, 0, 1000, 0, e) && check_targets(c, count, e);
+           check_list("stage-rates", c->stage_rates, count, 0, 1000, 0, e) &&
+           check_list("rate-starts", c->rate_starts, count, 0, 1, 0, e) && check_targets(c, count, e);
 }
 
 // As in --stage-targets, behind a name; empty where all is as without the option.
@@ -253,13 +267,15 @@ char *schedule_describe(const Config *c)
     char *text = xstrdup("");
     for (int k = 0; k <= count; k++) {
         Stage s = stage(c, k, count);
-        char targets[128], prefix[64];
+        char targets[128], prefix[64], from[32] = "";
         describe_weights("targets ", &s.targets, 1, targets, sizeof targets);
         describe_weights("prefix ", &s.prefix, 0, prefix, sizeof prefix);
+        if (s.rate_begin != s.begin)
+            snprintf(from, sizeof from, " from step %d", s.rate_begin);
         char *longer = format_string(
-            "%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g%s%s", text,
+            "%s%sfrom step %d: %d x %d tokens, documents cut at %d, windows %d and %d, rate %g%s%s%s", text,
             k ? "; " : "", s.begin, c->micro_batches, s.micro_batch_tokens, s.max_document,
-            window_tokens(c, s.window_short), window_tokens(c, s.window), s.rate, targets, prefix);
+            window_tokens(c, s.window_short), window_tokens(c, s.window), s.rate, from, targets, prefix);
         free(text);
         text = longer;
     }
@@ -279,16 +295,26 @@ int schedule_first_update(const Config *c, int k, int every)
 // What is left of the fall at step t: 1 before it, 0 at the floor.
 static double cooldown_left(const Config *c, int t)
 {
-    double share = fmin(0.9999, (double)t / c->num_scheduled), flat = 1 - c->cooldown;
+    double end = c->cooldown_start == COOLDOWN_TO_FLOOR ? 1 : 0.9999;
+    double share = fmin(end, (double)t / c->num_scheduled), flat = 1 - c->cooldown;
     int start = (int)floor(flat * c->num_scheduled);
     if (c->cooldown_start == COOLDOWN_FROM_STEP)
         return 1 - fmax(0, fmin(1, (double)(t - start) / (c->num_scheduled - start)));
     return share < flat ? 1 : (1 - share) / c->cooldown;
 }
 
+// Of the last stage whose rate holds at step t.
+static double peak_rate(const Config *c, int t)
+{
+    int count = count_stages(c), k = count;
+    while (k > 0 && t < stage(c, k, count).rate_begin)
+        k--;
+    return stage(c, k, count).rate;
+}
+
 double schedule_lr_factor(const Config *c, int t)
 {
-    double left = cooldown_left(c, t), peak = schedule_stage(c, t).rate;
+    double left = cooldown_left(c, t), peak = peak_rate(c, t);
     return peak * left + c->rate_floor * (1 - left);
 }
 

@@ -20,6 +20,7 @@ typedef struct {
     int micro_batch_tokens, max_document;
     int window, window_short; // long and short window, blocks
     double rate;              // the highest factor on all learning rates
+    int rate_begin;           // the step from which it holds: `begin`, or as --rate-starts says
     StageWeights targets;     // of the loss, see llmc/ops/head.h
     StageWeights prefix;      // of its prefix term: one
 } Stage;
@@ -39,7 +40,7 @@ char *schedule_describe(const Config *c);
 // Factor on all learning rates at step t: the stage's rate, falling linearly to rate_floor over the last
 // `cooldown` share of the scheduled steps, flat in the extension steps. --cooldown-start share: where the
 // share begins, and the fall ends at 0.9999 of the scheduled steps; step: from the whole step at or below it,
-// to the floor itself.
+// to the floor itself; share-to-floor: where the share begins, to the floor itself.
 double schedule_lr_factor(const Config *c, int t);
 // NorMuon momentum at step t.
 double schedule_momentum(const Config *c, int t);

@@ -3,10 +3,11 @@
 #include "llmc/run/config.h"
 #include <string.h>
 
-const Record *const records[] = {&record_2025_10_27,  &record_2025_11_10, &record_2025_11_18,
-                                 &record_2026_07_17,  &record_2026_08_03, &record_2026_08_06,
-                                 &record_tiny,        &record_tiny_2026,  &record_toy,
-                                 &record_toy_targets, &record_toy_2026,   &record_toy_2026_08, NULL};
+const Record *const records[] = {&record_2025_10_27, &record_2025_11_10, &record_2025_11_18,
+                                 &record_2025_11_29, &record_2025_12_10, &record_2026_05_27,
+                                 &record_2026_07_17, &record_2026_08_03, &record_2026_08_06,
+                                 &record_tiny,       &record_tiny_2026,  &record_toy,
+                                 &record_toy_targets, &record_toy_2026,  &record_toy_2026_08, NULL};
 
 const Record *record_find(const char *name)
 {
@@ -281,16 +282,18 @@ static bool check_mlp_scales(const Record *r, Error *e)
 {
     const MlpScales *s = &r->mlp_scales;
     bool none = !s->post && !s->down && !s->exact_until;
-    if (none || (s->post >= 1 && s->down >= 1 && s->exact_until >= 0)) return true;
+    if (none || (!s->up_alone && s->post >= 1 && s->down >= 1 && s->exact_until >= 0)) return true;
     return error_set(e, "record %s: delayed scales of the MLP with headrooms %g and %g, exact until step %d; "
-                     "at least 1, 1 and 0", r->name, s->post, s->down, s->exact_until);
+                     "at least 1, 1 and 0, and none of them with MLP up alone in FP8",
+                     r->name, s->post, s->down, s->exact_until);
 }
 
 static bool check_fp8_scales(const Record *r, Error *e)
 {
     const Fp8Scales *s = &r->fp8;
     if (!s->headroom) return true;
-    bool good = s->headroom >= 1 && s->qkv_input > 0 && s->qkv_gradient > 0 && !r->mlp_scales.post;
+    bool good = s->headroom >= 1 && s->qkv_input > 0 && s->qkv_gradient > 0 && !r->mlp_scales.post &&
+                !r->mlp_scales.up_alone;
     for (int k = 0; k < DELAYED_KINDS; k++) good = good && s->mlp[k].range > 0 && s->mlp[k].least > 0;
     return good || error_set(e, "record %s: scales of FP8 in both directions have a headroom of at least 1, "
                                 "ranges above 0, and none of the forward's beside them", r->name);

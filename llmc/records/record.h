@@ -213,6 +213,7 @@ typedef struct {
     int window; // long window, blocks
     int micro_batch_tokens, max_document;
     double rate;
+    double rate_after;   // the rate holds behind this share of the scheduled steps; 0: from the first step on
     const char *targets; // weights of the loss, as in --stage-targets; NULL: "1"
     const char *prefix;  // weight of its prefix term, as in --stage-prefix; NULL: "0"
     int window_short;    // blocks; no row has any: half of the long ones
@@ -229,6 +230,7 @@ typedef struct {
 typedef struct {
     double post, down; // a delayed scale of relu^2, of MLP down: amax * this / 448
     int exact_until;   // up to and with this step that of MLP down follows from the weights at hand
+    bool up_alone;     // with 0 above: the product with MLP down is in bf16, the other one's scales are exact
 } MlpScales;
 
 // Scales of FP8 in both directions, --mlp fp8-backward and --qkv fp8. A range is 448 times a scale. Those of
@@ -246,6 +248,7 @@ typedef struct {
 typedef struct Record {
     const char *name;
     const struct Record *based_on; // its fields come first
+    const char *note;              // of --help; NULL: none
     const Field *fields;           // ends with a NULL; options that the preset sets
     const StageSpec *stages;       // NULL: those of based_on
     int num_stages;
@@ -290,6 +293,6 @@ bool record_has_lists(const Record *r);
 bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
-extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_2026_07_17,
-    record_2026_08_03, record_2026_08_06, record_tiny, record_tiny_2026, record_toy, record_toy_targets,
-    record_toy_2026, record_toy_2026_08;
+extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_2025_11_29,
+    record_2025_12_10, record_2026_05_27, record_2026_07_17, record_2026_08_03, record_2026_08_06,
+    record_tiny, record_tiny_2026, record_toy, record_toy_targets, record_toy_2026, record_toy_2026_08;

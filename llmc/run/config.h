@@ -22,9 +22,10 @@ typedef struct Config {
     const char *window_schedule; // "3,7,11": long windows, in blocks, over the scheduled steps
     int window_extension, window_final;
     // By stage, see schedule.h; empty: the same in all.
-    const char *window_short, *stage_tokens, *stage_documents, *stage_rates, *stage_targets, *stage_prefix;
+    const char *window_short, *stage_tokens, *stage_documents, *stage_rates, *rate_starts, *stage_targets,
+        *stage_prefix;
     int stage_starts;    // STARTS_UP or STARTS_NEAREST
-    int cooldown_start;  // COOLDOWN_FROM_SHARE or COOLDOWN_FROM_STEP
+    int cooldown_start;  // COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP or COOLDOWN_TO_FLOOR
     double rate_floor;   // what the rate factor falls to
     int rope_arithmetic; // ROPE_DOUBLE or ROPE_FP32
     // optimizer
@@ -77,7 +78,7 @@ typedef struct Config {
 } Config;
 
 enum { STARTS_UP, STARTS_NEAREST };
-enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP };
+enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP, COOLDOWN_TO_FLOOR };
 enum { ROPE_DOUBLE, ROPE_FP32 };
 enum { MASK_NONE, MASK_LAST, MASK_ALL };
 enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };

@@ -57,7 +57,7 @@ static void print_preset(FILE *f, const Record *r)
         fprintf(f, " with its own stages");
     for (const Field *field = r->fields; !first && field->option; field++)
         fprintf(f, "%s--%s %s", field == r->fields ? " with " : " ", field->option, field->value);
-    fprintf(f, "\n");
+    fprintf(f, "%s%s\n", r->note ? "; " : "", r->note ? r->note : "");
     if (r->stages && !first)
         print_stages(f, r->name);
 }

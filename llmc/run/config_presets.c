@@ -42,6 +42,7 @@ static double window_of(const StageSpec *s) { return s->window; }
 static double tokens_of(const StageSpec *s) { return s->micro_batch_tokens; }
 static double document_of(const StageSpec *s) { return s->max_document; }
 static double rate_of(const StageSpec *s) { return s->rate; }
+static double rate_start_of(const StageSpec *s) { return s->rate_after; }
 
 static double short_window_of(const StageSpec *s) { return s->window_short; }
 static const char *targets_of(const StageSpec *s) { return s->targets ? s->targets : "1"; }
@@ -75,6 +76,7 @@ static bool apply_stages(Config *c, const Record *r, Error *e)
            set_column(c, r, "stage-tokens", tokens_of, all, e) &&
            set_column(c, r, "stage-documents", document_of, all, e) &&
            set_column(c, r, "stage-rates", rate_of, all, e) &&
+           set_column(c, r, "rate-starts", rate_start_of, all, e) &&
            set_texts(c, r, "stage-targets", targets_of, "1", e) &&
            set_texts(c, r, "stage-prefix", prefix_of, "0", e);
 }

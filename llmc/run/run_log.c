@@ -18,6 +18,7 @@ static void log_options(Logger *l, const Config *c)
 static void log_description(Logger *l, const Config *c, const Trainer *t)
 {
     static const char *const mlp_modes[] = {"bf16", "fp8", "fp8-backward"};
+    bool up_alone = c->mlp == MLP_FP8 && config_record(c)->mlp_scales.up_alone;
     const NsOptions *ns = &t->optimizer.ns;
     char *data = loader_describe(t->loader), *ns_text = ns_describe(ns), *stages = schedule_describe(c);
     logger_message(l, "%s; %d rank%s (%s)", backend_description(), comm_size(), comm_size() > 1 ? "s" : "",
@@ -27,9 +28,9 @@ static void log_description(Logger *l, const Config *c, const Trainer *t)
         if (t->fit[i])
             logger_message(l, "data: %s", t->fit[i]);
     }
-    logger_message(l, "model: %lld parameters, %s activations; head %s, MLP %s, QKV %s",
+    logger_message(l, "model: %lld parameters, %s activations; head %s, MLP %s%s, QKV %s",
                    (long long)params_total(&t->model.params), FLOATX_NAME,
-                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp],
+                   c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp], up_alone ? " (up alone)" : "",
                    c->qkv == QKV_FP8 ? "fp8" : "bf16");
     if (schedule_stage(c, 0).targets.count > 1)
         logger_message(l,

@@ -1,6 +1,6 @@
-// The MLP: relu(h up)^2 down^T. In FP8 the forward of training multiplies codes of h, relu^2 and the weights;
-// the backward reads h and relu^2 as they were stored before they were quantised. Both directions in FP8:
-// mlp_both.c.
+// The MLP: relu(h up)^2 down^T. In FP8 the forward of training multiplies codes of h, relu^2 and the weights,
+// or of h and MLP up alone (MlpScales); the backward reads h and relu^2 as they were stored before they were
+// quantised. Both directions in FP8: mlp_both.c.
 #include "llmc/model/blocks/blocks.h"
 
 int mlp_factor(const Model *m, int i)
@@ -76,6 +76,19 @@ static void quantize_weights(const Pass *p, int i, const LayerCodes *q)
 
 static float delayed_factor(double headroom) { return (float)(headroom / E4M3_LARGEST); }
 
+static bool up_alone(const Model *m) { return m->record->mlp_scales.up_alone; }
+
+static void quantize_up(const Pass *p, int i, const LayerCodes *q)
+{
+    const Model *m = p->m;
+    int d = m->config->model_dim, F = m->config->mlp_dim;
+    const floatX *fc = layer_params(m, i).fc;
+    float *amax = m->mlp.amax;
+    amax_accumulate(p->s, amax, fc, (int64_t)d * F);
+    scale_exact(p->s, q->scale_up, amax);
+    quantize_e4m3(p->s, q->up, fc, q->scale_up, d, F, QUANTIZE_QUOTIENT_BF16, true);
+}
+
 static void quantize_weights_delayed(const Pass *p, int i, const LayerCodes *q)
 {
     const Model *m = p->m;
@@ -84,18 +97,19 @@ static void quantize_weights_delayed(const Pass *p, int i, const LayerCodes *q)
     LayerParams w = layer_params(m, i);
     Stream s = p->s;
     float *amax = m->mlp.amax;
-    amax_accumulate(s, amax, w.fc, n);
-    scale_exact(s, q->scale_up, amax);
-    quantize_e4m3(s, q->up, w.fc, q->scale_up, d, F, QUANTIZE_QUOTIENT_BF16, true);
+    quantize_up(p, i, q);
     amax_accumulate(s, amax, w.proj, n);
     scale_delayed(s, q->scale_down, q->next_down, amax, delayed_factor(m->record->mlp_scales.down),
                   p->b->exact_scales);
     quantize_e4m3(s, q->down, w.proj, q->scale_down, d, F, QUANTIZE_QUOTIENT, false);
 }
 
+// Whether the scale of h follows from its own amax, and not from its width.
+static bool input_by_amax(const Model *m) { return m->mlp.sets > 0 || up_alone(m); }
+
 float *mlp_input_amax(const Pass *p)
 {
-    bool wanted = p->a->backward && p->m->config->mlp == MLP_FP8 && p->m->mlp.sets > 0;
+    bool wanted = p->a->backward && p->m->config->mlp == MLP_FP8 && input_by_amax(p->m);
     return wanted ? p->m->mlp.amax + 1 : NULL;
 }
 
@@ -103,7 +117,7 @@ static void quantize_input(const Pass *p, uint8_t *h8, const floatX *h, const La
 {
     int N = p->b->N, d = p->m->config->model_dim;
     float *amax = p->m->mlp.amax + 1;
-    if (!q->delayed) {
+    if (!input_by_amax(p->m)) {
         quantize_e4m3(p->s, h8, h, q->scale_h, N, d, QUANTIZE_INVERSE, false);
         return;
     }
@@ -111,6 +125,33 @@ static void quantize_input(const Pass *p, uint8_t *h8, const floatX *h, const La
         amax_accumulate(p->s, amax, h, (int64_t)N * d);
     quantize_e4m3(p->s, h8, h, amax, N, d, QUANTIZE_AMAX, false);
     scale_from_amax(p->s, q->scale_h, amax, 1.0f / E4M3_LARGEST);
+}
+
+// out = x + relu^2 down^T in bf16.
+static void down_product(const Pass *p, int i, const BlockPort *io)
+{
+    int N = p->b->N, d = p->m->config->model_dim, F = p->m->config->mlp_dim;
+    LayerActs *l = &p->a->layer[i];
+    if (pass_runs(p->a, USES(io->out, l->post, io->x)))
+        matmul_forward(p->products,
+                       &(Product){io->out, l->post, layer_params(p->m, i).proj, io->x, NULL, N, F, d, 1});
+}
+
+// The codes of relu^2 are not read: any scale will do.
+static void forward_up_alone(const Pass *p, int i, const BlockPort *io)
+{
+    const Model *m = p->m;
+    int N = p->b->N, d = m->config->model_dim, F = m->config->mlp_dim;
+    LayerActs *l = &p->a->layer[i];
+    LayerCodes q = layer_codes(p, i);
+    Fp8Product up = {l->h8, q.up, q.scale_h, q.scale_up, N, d, F, NULL};
+    if (pass_runs(p->a, NULL, 0) && p->place & FIRST_OF_STEP)
+        quantize_up(p, i, &q);
+    if (pass_runs(p->a, USES(l->h8, io->h)))
+        quantize_input(p, l->h8, io->h, &q);
+    if (pass_runs(p->a, USES(l->post, l->post8, l->h8)))
+        matmul_fp8_relu2(p->products, l->post, l->post8, NULL, &up, q.scale_up);
+    down_product(p, i, io);
 }
 
 static void forward_fp8(const Pass *p, int i, const BlockPort *io)
@@ -145,7 +186,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     LayerActs *l = &a->layer[i];
     scale_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(m, i));
     if (a->backward && m->config->mlp == MLP_FP8) {
-        forward_fp8(p, i, io);
+        (up_alone(m) ? forward_up_alone : forward_fp8)(p, i, io);
         return;
     }
     if (a->backward && m->config->mlp == MLP_FP8_BACKWARD) {
@@ -154,8 +195,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     }
     if (pass_runs(a, USES(l->post, io->h)))
         matmul_relu2_forward(p->products, l->post, io->h, w.fc, N, d, F);
-    if (pass_runs(a, USES(io->out, l->post, io->x)))
-        matmul_forward(p->products, &(Product){io->out, l->post, w.proj, io->x, NULL, N, F, d, 1});
+    down_product(p, i, io);
 }
 
 static void backward(const Pass *p, int i, const BlockPort *io)
