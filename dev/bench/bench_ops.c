@@ -110,7 +110,7 @@ OP(qkv_backward_ve) { run_qkv_backward(S.table); }
 
 OP(qkv)
 {
-    matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, NULL, N, D, D, 3});
+    matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, N, D, D, 3});
 } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
 {
@@ -124,15 +124,10 @@ OP(o) { matmul_forward(&on_stream, &(Product){S.t[3], S.t[4], S.w, S.t[3], NULL,
 // With a factor in device memory, as the records of 2026 have it.
 OP(qkv_factor) { matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, small + 20, N, D, D, 3}); }
 OP(o_factor) { matmul_forward(&on_stream, &(Product){S.t[3], S.t[4], S.w, S.t[5], small + 20, N, D, D, 1}); }
-OP(dyg_factor) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, small + 20, N, D, D}); }
-OP(dh_qkv_factor)
-{
-    matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, small + 20, N, D, 3 * D});
-}
 OP(proj) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, S.t[3], NULL, N, F, D, 1}); }
-OP(dh_mlp) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, NULL, NULL, N, F, D, 1}); }
-OP(dyg) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, NULL, N, D, D}); }
-OP(dh_qkv) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, NULL, N, D, 3 * D}); }
+OP(dh_mlp) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, NULL, N, F, D, 1}); }
+OP(dyg) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, N, D, D}); }
+OP(dh_qkv) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, N, D, 3 * D}); }
 OP(dw_o) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
 OP(dw_qkv) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D, false}, 1, N); }
 OP(dw_mlp) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }
@@ -303,8 +298,6 @@ static void bench_products(void)
     report("O forward, residual", op_o, 0, square_ops);
     report("QKV forward, factor", op_qkv_factor, 0, 3 * square_ops);
     report("O forward, residual, factor", op_o_factor, 0, square_ops);
-    report("O backward, factor", op_dyg_factor, 0, square_ops);
-    report("QKV backward, factor", op_dh_qkv_factor, 0, 3 * square_ops);
     report("fc forward, relu^2", op_relu2_forward, 0, mlp);
     report("proj forward, residual", op_proj, 0, mlp);
     report("fc forward in FP8, relu^2, codes", op_fp8_up, 0, mlp);

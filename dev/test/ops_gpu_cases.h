@@ -40,7 +40,7 @@ static Case cases[] = {
     CASE(generator_backward, NULL, 3, true),
     CASE(matmul, NULL, 8, false),
     CASE(matmul_down, NULL, 6, false),
-    CASE(matmul_input, NULL, 2, false),
+    CASE(matmul_input, NULL, 1, false),
     CASE(matmul_weight, NULL, 4, false),
     CASE(weight_scale_forward, NULL, 1, true),
     CASE(weight_scale, NULL, 1, true),

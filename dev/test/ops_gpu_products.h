@@ -40,18 +40,17 @@ RUN(matmul_down)
     Product product = {p[0], p[1], p[2], residual_of(c, p), c->variant % 2 ? p[4] : NULL, N, F, d, 1};
     o->matmul_forward(&on_stream, &product);
 }
-DESCRIBE(matmul_input) // variant 1: with a factor
+DESCRIBE(matmul_input)
 {
     SIZES;
     add(c, "dx", FLOATX, OUT, (int64_t)N * d, 0);
     add(c, "dy", FLOATX, IN, (int64_t)N * F, 1);
     add(c, "w", FLOATX, IN, (int64_t)F * d, 1);
-    add(c, "alpha", FP32, IN, 1, 2);
 }
 RUN(matmul_input)
 {
     SIZES;
-    o->matmul_backward_input(&on_stream, &(InputGrad){p[0], p[1], p[2], c->variant ? p[3] : NULL, N, d, F});
+    o->matmul_backward_input(&on_stream, &(InputGrad){p[0], p[1], p[2], N, d, F});
 }
 // Variant 1: two products at once; 2: the first of them begins anew; 3: a single one does.
 DESCRIBE(matmul_weight)

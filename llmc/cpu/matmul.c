@@ -201,8 +201,7 @@ void matmul_backward_input(const ProductContext *c, const InputGrad *g)
                     .N = g->N,
                     .in = g->out,
                     .out = g->in,
-                    .planes = 1,
-                    .alpha = g->alpha});
+                    .planes = 1});
 }
 
 void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,

@@ -28,11 +28,10 @@ typedef struct {
     int N, in, out, planes;
 } Product;
 void matmul_forward(const ProductContext *c, const Product *p);
-// dx = alpha dy w
+// dx = dy w
 typedef struct {
     floatX *dx;           // (N, in) out
     const floatX *dy, *w; // (N, out), (out, in)
-    const float *alpha;   // (1) fp32, or NULL: 1
     int N, in, out;
 } InputGrad;
 void matmul_backward_input(const ProductContext *c, const InputGrad *g);

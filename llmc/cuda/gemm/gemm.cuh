@@ -14,7 +14,7 @@ typedef struct {
     int64_t stride_a, stride_b, stride_d; // 0: the same matrix for all
     int accumulate;                       // beta
     int fast_fp8;                         // FP8 sums may stay in the tensor cores' own, narrower accumulator
-    int device_alpha;                     // alpha is read from device memory: gemm_scaled
+    int device_alpha;                     // alpha is read from device memory: of gemm_scaled
 } GemmShape;
 
 // Packed bf16 operands, one matrix.
@@ -22,8 +22,8 @@ GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cu
                      bool accumulate);
 // Queues the product. c may be NULL when the shape does not accumulate.
 void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha);
-// alpha: (1) fp32 in device memory; g->device_alpha is set
-void gemm_scaled(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c,
+// alpha: (1) fp32 in device memory, or NULL: 1
+void gemm_scaled(Stream s, GemmShape g, void *d, const void *a, const void *b, const void *c,
                  const float *alpha);
 // Times the library's candidates on memory of its own and keeps the fastest of those that give the same bits
 // as its first choice: so the choice, which depends on the clock, never changes a result. A shape that was

@@ -144,23 +144,26 @@ static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, cons
                           WORKSPACE_BYTES, s);
 }
 
-void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha)
+static void run(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c,
+                const float *alpha)
 {
     if (g->m <= 0 || g->n <= 0)
         return;
-    assert(!g->device_alpha);
-    const Plan *p = plan_for(g);
-    CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, &alpha));
-}
-
-void gemm_scaled(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c,
-                 const float *alpha)
-{
-    if (g->m <= 0 || g->n <= 0)
-        return;
-    assert(g->device_alpha);
     const Plan *p = plan_for(g);
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
+}
+
+void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, const void *c, float alpha)
+{
+    run(s, g, d, a, b, c, &alpha);
+}
+
+void gemm_scaled(Stream s, GemmShape g, void *d, const void *a, const void *b, const void *c,
+                 const float *alpha)
+{
+    static const float one = 1;
+    g.device_alpha = alpha != NULL;
+    run(s, &g, d, a, b, c, alpha ? alpha : &one);
 }
 
 // ---- tuning ----------------------------------------------------------------------------------------------
@@ -391,17 +394,6 @@ const char *matmul_description(void)
 
 // ---- the ops ---------------------------------------------------------------------------------------------
 
-// alpha: (1) device, or NULL: 1
-static void scaled(Stream s, GemmShape *g, void *d, const void *a, const void *b, const void *c,
-                   const float *alpha)
-{
-    g->device_alpha = alpha != NULL;
-    if (alpha)
-        gemm_scaled(s, g, d, a, b, c, alpha);
-    else
-        gemm(s, g, d, a, b, c, 1);
-}
-
 void matmul_forward(const ProductContext *c, const Product *p)
 {
     OP_SCOPE(matmul_forward, p);
@@ -425,7 +417,7 @@ void matmul_forward(const ProductContext *c, const Product *p)
         g.stride_b = (int64_t)p->out * p->in;
         g.stride_d = (int64_t)p->N * p->out;
     }
-    scaled(c->stream, &g, p->y, p->x, p->w, p->residual, p->alpha);
+    gemm_scaled(c->stream, g, p->y, p->x, p->w, p->residual, p->alpha);
 }
 
 void matmul_backward_input(const ProductContext *c, const InputGrad *p)
@@ -436,7 +428,6 @@ void matmul_backward_input(const ProductContext *c, const InputGrad *p)
                        .out = p->dx,
                        .x = p->dy,
                        .w = p->w,
-                       .alpha = p->alpha,
                        .N = p->N,
                        .depth = p->out,
                        .cols = p->in,
@@ -444,7 +435,7 @@ void matmul_backward_input(const ProductContext *c, const InputGrad *p)
     if (sm90_gemm_pays(p->N, p->out, p->in, 1) && sm90_gemm(c, &own))
         return;
     GemmShape g = gemm_shape(p->N, p->in, p->out, false, false, CUDA_R_16BF, false);
-    scaled(c->stream, &g, p->dx, p->dy, p->w, NULL, p->alpha);
+    gemm(c->stream, &g, p->dx, p->dy, p->w, NULL, 1);
 }
 
 void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)

@@ -297,10 +297,9 @@ static void weight_grad_in_slabs(Stream s, const Slab *slab, const Fp8WeightGrad
     for (int at = 0; at < N; at += most) {
         int there = (int)min_i64(most, N - at), tokens = (int)round_up(there, FP8_ALIGN);
         GemmShape shape = gemm_shape(m, n, tokens, false, true, CUDA_R_32F, at > 0 || !g->fresh);
-        shape.device_alpha = true;
         decode_columns(s, a, g->a8 + at, m, N, tokens, there);
         decode_columns(s, b, g->b8 + at, n, N, tokens, there);
-        gemm_scaled(s, &shape, g->dw, a, b, shape.accumulate ? g->dw : NULL, slab->alpha);
+        gemm_scaled(s, shape, g->dw, a, b, shape.accumulate ? g->dw : NULL, slab->alpha);
     }
 }
 
@@ -311,7 +310,7 @@ static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
     CHECK_LAUNCH();
     if (device_has_fp8() && takes_units(g->m, g->n, N)) {
         GemmShape shape = units_weight_grad(g, N);
-        gemm_scaled(s, &shape, g->dw, g->a8, g->b8, g->fresh ? NULL : g->dw, slab.alpha);
+        gemm_scaled(s, shape, g->dw, g->a8, g->b8, g->fresh ? NULL : g->dw, slab.alpha);
     } else
         weight_grad_in_slabs(s, &slab, g, N);
 }

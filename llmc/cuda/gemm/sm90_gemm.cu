@@ -18,7 +18,6 @@ static const struct {
     {LAYOUT_NT, EPILOGUE_RESIDUAL, false, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_RESIDUAL, false>},
     {LAYOUT_NN, EPILOGUE_RELU2, false, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_RELU2, false>},
     {LAYOUT_NN, EPILOGUE_DRELU2, false, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_DRELU2, false>},
-    {LAYOUT_NN, EPILOGUE_STORE, true, sm90_gemm_kernel<Bf16, LAYOUT_NN, EPILOGUE_STORE, true>},
     {LAYOUT_NT, EPILOGUE_STORE, true, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_STORE, true>},
     {LAYOUT_NT, EPILOGUE_RESIDUAL, true, sm90_gemm_kernel<Bf16, LAYOUT_NT, EPILOGUE_RESIDUAL, true>},
 };

@@ -23,7 +23,7 @@ struct Sm90Product {
     floatX *out;                // (planes, N, cols / planes)
     const floatX *x, *w;        // (N, depth), (depth, cols) or (cols, depth)
     const floatX *source;       // (N, cols), may be out itself; or NULL
-    const float *alpha;         // (1) device, with STORE and RESIDUAL only; or NULL: 1
+    const float *alpha;         // (1) device, with NT only; or NULL: 1
     int N, depth, cols, planes; // planes above 1: of whole tiles, with STORE only
 };
 // Returns false and launches nothing when the path, the build, the shape or the alignment does not allow it.
