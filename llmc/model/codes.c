@@ -150,8 +150,6 @@ void model_free_codes(Model *m)
 {
     void *memory[] = {m->mlp.weights, m->mlp.scales,  m->mlp.amax,   m->mlp.delayed,
                       m->mlp.largest, m->qkv.weights, m->qkv.scales, m->qkv.amax};
-    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) {
-        if (memory[i])
-            device_free(memory[i]);
-    }
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        device_free(memory[i]);
 }

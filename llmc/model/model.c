@@ -96,10 +96,8 @@ void model_allocate(Model *m, bool training)
 void model_free(Model *m)
 {
     params_free(&m->params);
-    if (m->head_w8)
-        device_free(m->head_w8);
-    if (m->scaled)
-        device_free(m->scaled);
+    device_free(m->head_w8);
+    model_free_scaled(m);
     model_free_codes(m);
 }
 

@@ -156,6 +156,10 @@ typedef struct {
     float *amax;      // (1), 0 between ops
 } QkvCodes;
 
+// Weights times their factors, see llmc/model/blocks/factors.c. NULL where there is no factor, where the
+// product has it, or without training.
+typedef enum { SCALED_QKV, SCALED_O, SCALED_DOWN, SCALED_WEIGHTS } ScaledWeight;
+
 typedef struct {
     const Config *config;
     const Record *record;
@@ -164,6 +168,7 @@ typedef struct {
     const Param *embed, *smear_gate, *head, *scalars, *bigram, *signs;
     struct {
         const Param *qkvo, *gate, *up, *down, *value_embed, *value_gate;
+        floatX *scaled[SCALED_WEIGHTS];
     } layer[MAX_LAYERS];
     struct {
         const Param *in, *out, *bias;
@@ -175,9 +180,6 @@ typedef struct {
     void *head_w8; // quantised head, NULL in HEAD_BF16
     MlpCodes mlp;  // quantised weights of the MLPs; NULL in MLP_BF16
     QkvCodes qkv;  // of q, k and v; NULL in QKV_BF16
-    // Weights times their factors, see llmc/model/blocks/factors.c: (layers, those of a layer). NULL where
-    // there are no factors, or without training.
-    floatX *scaled;
 } Model;
 
 void model_describe(Model *m, const Config *c);

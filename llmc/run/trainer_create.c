@@ -382,8 +382,7 @@ void trainer_free(Trainer *t)
     loader_close(t->loader);
     free(t->prefix);
     token_mask_free(t->mask);
-    if (t->impossible)
-        device_free(t->impossible);
+    device_free(t->impossible);
     validation_close(t->validation);
     for (int i = 0; i < TRAINER_NOTES; i++)
         free(t->fit[i]);
@@ -407,8 +406,7 @@ void trainer_free(Trainer *t)
     host_free(t->host_eval_block);
     device_free(t->device_eval_block);
     device_free(t->device_logits);
-    if (t->device_rows)
-        device_free(t->device_rows);
+    device_free(t->device_rows);
     device_free(t->acts_memory);
     device_free(t->rope_cos);
     device_free(t->rope_sin);

@@ -42,22 +42,18 @@ void model_allocate_codes(Model *m);
 void model_free_codes(Model *m);
 void model_follow_scales(const Pass *p); // behind a micro-batch
 
-// Weights alpha w of a layer, factors.c. factor: alpha's place among the network's terms; NONE: there is
-// none.
-typedef enum { SCALED_QKV, SCALED_O, SCALED_DOWN, SCALED_WEIGHTS } ScaledWeight;
+// Weights alpha w of a layer, factors.c.
 typedef struct {
     const floatX *w;
     const float *alpha; // of the product; NULL: w holds it, or there is none
 } EffectiveWeight;
-EffectiveWeight effective_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w, int factor);
-void scale_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w,
-                  int factor); // before its use
-// From the gradient of alpha w to those of alpha and of w (n), behind the step's last micro-batch.
-void factor_backward(const Pass *p, float *dw, const floatX *w, int64_t n, int factor);
+EffectiveWeight effective_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w);
+void scale_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w); // before its use
+// From the gradient dw of alpha w to those of alpha and of w, behind the step's last micro-batch. w NULL:
+// alpha's is taken elsewhere.
+void factor_backward(const Pass *p, int layer, ScaledWeight which, float *dw, const floatX *w);
 void model_allocate_scaled(Model *m);
-
-// The factor of what a layer's MLP gives to the stream, which its backward applies, or NONE.
-int mlp_factor(const Model *m, int layer);
+void model_free_scaled(Model *m);
 
 // Where the sum before an MLP adds to the largest magnitude of its input; NULL: nowhere.
 float *mlp_input_amax(const Pass *p);

@@ -8,62 +8,70 @@
 // own gradient.
 #include "llmc/model/blocks/blocks.h"
 
-// Of a layer's copy; 0: none is read.
 static int64_t elements_of(const Model *m, ScaledWeight which)
 {
-    const Config *c = m->config;
-    int64_t d = c->model_dim;
+    int64_t d = m->config->model_dim;
     if (which == SCALED_QKV)
-        return c->qkv == QKV_FP8 ? 0 : heads_width(m) * d;
-    if (which == SCALED_O)
-        return d * d;
-    return c->mlp == MLP_FP8_BACKWARD ? 0 : d * c->mlp_dim;
+        return heads_width(m) * d;
+    return d * (which == SCALED_O ? d : m->config->mlp_dim);
 }
 
-// Of the layer's copies before this one.
-static int64_t elements_before(const Model *m, int which)
+// The factor's place among the network's terms; NONE: there is none.
+static int factor_of(const Model *m, int layer, ScaledWeight which)
 {
-    int64_t n = 0;
-    for (int k = 0; k < which; k++)
-        n += elements_of(m, (ScaledWeight)k);
-    return n;
+    const Node *n = network_block(&m->network, which == SCALED_DOWN ? NODE_MLP : NODE_ATTENTION, layer);
+    if (!n)
+        return NONE;
+    return which == SCALED_QKV ? n->lin : n->lout;
+}
+
+static bool is_read_as_codes(const Config *c, ScaledWeight which)
+{
+    return (which == SCALED_QKV && c->qkv == QKV_FP8) || (which == SCALED_DOWN && c->mlp == MLP_FP8_BACKWARD);
 }
 
 void model_allocate_scaled(Model *m)
 {
-    size_t elements = (size_t)(m->record->num_layers * elements_before(m, SCALED_WEIGHTS));
-    if (m->network.count)
-        m->scaled = device_alloc(elements * sizeof(floatX), "parameters: weights times their factors");
+    for (int i = 0; i < m->record->num_layers; i++)
+        for (int k = 0; k < SCALED_WEIGHTS; k++)
+            if (factor_of(m, i, (ScaledWeight)k) != NONE && !is_read_as_codes(m->config, (ScaledWeight)k))
+                m->layer[i].scaled[k] = device_alloc((size_t)elements_of(m, (ScaledWeight)k) * sizeof(floatX),
+                                                     "parameters: weights times their factors");
 }
 
-// NULL: the product has the factor.
+void model_free_scaled(Model *m)
+{
+    for (int i = 0; i < MAX_LAYERS; i++)
+        for (int k = 0; k < SCALED_WEIGHTS; k++)
+            device_free(m->layer[i].scaled[k]);
+}
+
+// NULL: the product has the factor, if there is one.
 static floatX *copy_of(const Pass *p, int layer, ScaledWeight which)
 {
-    const Model *m = p->m;
-    if (!p->a->backward || !m->scaled || !elements_of(m, which))
-        return NULL;
-    return m->scaled + layer * elements_before(m, SCALED_WEIGHTS) + elements_before(m, which);
+    return p->a->backward ? p->m->layer[layer].scaled[which] : NULL;
 }
 
-EffectiveWeight effective_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w, int factor)
+EffectiveWeight effective_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w)
 {
-    const floatX *copy = factor == NONE ? NULL : copy_of(p, layer, which);
+    const floatX *copy = copy_of(p, layer, which);
+    int factor = factor_of(p->m, layer, which);
     return copy ? (EffectiveWeight){copy, NULL}
                 : (EffectiveWeight){w, factor == NONE ? NULL : p->a->coef + factor};
 }
 
-void scale_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w, int factor)
+void scale_weight(const Pass *p, int layer, ScaledWeight which, const floatX *w)
 {
-    if (factor == NONE || !pass_runs(p->a, NULL, 0) || !(p->place & FIRST_OF_STEP))
-        return;
     floatX *copy = copy_of(p, layer, which);
-    if (copy)
-        weight_scale_forward(p->s, copy, w, p->a->coef + factor, elements_of(p->m, which));
+    if (copy && pass_runs(p->a, NULL, 0) && p->place & FIRST_OF_STEP)
+        weight_scale_forward(p->s, copy, w, p->a->coef + factor_of(p->m, layer, which),
+                             elements_of(p->m, which));
 }
 
-void factor_backward(const Pass *p, float *dw, const floatX *w, int64_t n, int factor)
+void factor_backward(const Pass *p, int layer, ScaledWeight which, float *dw, const floatX *w)
 {
+    int factor = factor_of(p->m, layer, which);
     float *dalpha = w ? part(p->a->dcoef, factor) : NULL;
     if (factor != NONE && pass_runs(p->a, NULL, 0) && p->place & LAST_OF_STEP)
-        weight_scale_backward(p->s, dw, dalpha, w, p->a->coef + factor, n);
+        weight_scale_backward(p->s, dw, dalpha, w, p->a->coef + factor, elements_of(p->m, which));
 }

@@ -78,7 +78,6 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 typedef struct {
     const floatX *qkv, *o;
     float *dqkv, *do_;
-    int lin, lout; // their factors, places among the network's terms
     EffectiveWeight scaled_qkv, scaled_o;
 } HeadsWeights;
 
@@ -88,7 +87,6 @@ static HeadsWeights weights_of(const Pass *p, int i)
 {
     const Model *m = p->m;
     const Param *w = m->layer[i].qkvo;
-    const Node *n = node_of(m, i);
     int64_t behind = (int64_t)heads_width(m) * m->config->model_dim;
     const floatX *qkv = param_weight(&m->params, w);
     float *dqkv = param_grad(&m->params, w);
@@ -97,10 +95,8 @@ static HeadsWeights weights_of(const Pass *p, int i)
                           .o = o,
                           .dqkv = dqkv,
                           .do_ = part(dqkv, behind),
-                          .lin = n->lin,
-                          .lout = n->lout,
-                          .scaled_qkv = effective_weight(p, i, SCALED_QKV, qkv, n->lin),
-                          .scaled_o = effective_weight(p, i, SCALED_O, o, n->lout)};
+                          .scaled_qkv = effective_weight(p, i, SCALED_QKV, qkv),
+                          .scaled_o = effective_weight(p, i, SCALED_O, o)};
 }
 
 static ValueMix values_of(const Pass *p, int i, const BlockPort *io)
@@ -329,8 +325,8 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     HeadsForward heads = heads_of(p, i, io);
     HeadsOutput output = output_of(p, i);
     EffectiveWeight o = w.scaled_o;
-    scale_weight(p, i, SCALED_QKV, w.qkv, w.lin);
-    scale_weight(p, i, SCALED_O, w.o, w.lout);
+    scale_weight(p, i, SCALED_QKV, w.qkv);
+    scale_weight(p, i, SCALED_O, w.o);
     if (a->backward && p->m->config->qkv == QKV_FP8)
         qkv_product_fp8(p, i, &w, io);
     else
@@ -444,8 +440,8 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     if (spec->value_embed)
         value_rows_backward(p, i, &heads);
     products_backward(p, i, &w, io);
-    factor_backward(p, w.dqkv, w.qkv, (int64_t)heads_width(m) * d, w.lin);
-    factor_backward(p, w.do_, w.o, (int64_t)d * d, w.lout);
+    factor_backward(p, i, SCALED_QKV, w.dqkv, w.qkv);
+    factor_backward(p, i, SCALED_O, w.do_, w.o);
 }
 
 const Block heads_block = {plan, forward, backward};

@@ -3,12 +3,6 @@
 // quantised. Both directions in FP8: mlp_both.c.
 #include "llmc/model/blocks/blocks.h"
 
-int mlp_factor(const Model *m, int i)
-{
-    const Node *n = network_block(&m->network, NODE_MLP, i);
-    return n ? n->lout : NONE;
-}
-
 static void plan(Acts *a, const Model *m, int i, PlanArena *b)
 {
     LayerActs *l = &a->layer[i];
@@ -184,7 +178,7 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     int d = m->config->model_dim, F = m->config->mlp_dim;
     LayerParams w = layer_params(m, i);
     LayerActs *l = &a->layer[i];
-    scale_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(m, i));
+    scale_weight(p, i, SCALED_DOWN, w.proj);
     if (a->backward && m->config->mlp == MLP_FP8) {
         (up_alone(m) ? forward_up_alone : forward_fp8)(p, i, io);
         return;
@@ -211,7 +205,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
         mlp_both_backward(p, i, io);
         return;
     }
-    EffectiveWeight down = effective_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(m, i));
+    EffectiveWeight down = effective_weight(p, i, SCALED_DOWN, w.proj);
     WeightGrad grads[] = {{w.dproj, io->dout, l->post, d, F, fresh}, {w.dfc, io->h, l->dpre, d, F, fresh}};
     if (pass_runs(a, USES(l->dpre, io->dout, l->post))) {
         assert(!down.alpha); // this product has no factor: the weight is a copy that holds it
@@ -219,7 +213,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     }
     if (pass_runs(a, USES(io->dout, l->post, io->h, l->dpre)))
         matmul_weight_grads(p->products, grads, 2, N);
-    factor_backward(p, w.dproj, NULL, (int64_t)d * F, mlp_factor(m, i));
+    factor_backward(p, i, SCALED_DOWN, w.dproj, NULL);
     if (pass_runs(a, USES(io->dh, l->dpre)))
         matmul_forward(p->products,
                        &(Product){io->dh, l->dpre, w.fc, NULL, NULL, N, F, d, 1}); // dh = dpre c_fc^T

@@ -91,7 +91,7 @@ void mlp_both_backward(const Pass *p, int i, const BlockPort *io)
           *scale_dpre = q.delayed[DELAYED_GRADIENT];
     Codes g = {l->g8, l->g8t, q.gradient, NULL},
           dpre = {l->dpre8, l->dpre8t, scale_dpre, q.largest[DELAYED_GRADIENT]};
-    const float *factor = effective_weight(p, i, SCALED_DOWN, w.proj, mlp_factor(p->m, i)).alpha;
+    const float *factor = effective_weight(p, i, SCALED_DOWN, w.proj).alpha;
     Fp8Product before = {l->g8, q.weight[CODES_DOWN_BACKWARD], q.gradient, q.down, N, d, F, factor},
                input = {l->dpre8, q.weight[CODES_UP_BACKWARD], scale_dpre, q.up, N, F, d, NULL};
     Fp8WeightGrad grads[] = {{w.dproj, l->g8t, l->post8t, q.gradient, scale_post, d, F, fresh},
@@ -106,7 +106,7 @@ void mlp_both_backward(const Pass *p, int i, const BlockPort *io)
         matmul_fp8_relu2_backward(p->products, &dpre, &before, l->post8, scale_post);
     if (pass_runs(a, USES(l->g8t, l->post8t, l->h8t, l->dpre8t)))
         matmul_fp8_weight_grads(p->products, grads, 2, N);
-    factor_backward(p, w.dproj, NULL, (int64_t)d * F, mlp_factor(p->m, i));
+    factor_backward(p, i, SCALED_DOWN, w.dproj, NULL);
     if (pass_runs(a, USES(io->dh, l->dpre8)))
         matmul_fp8(p->products, io->dh, &input, NULL);
 }
