@@ -239,35 +239,37 @@ static SumLosses row_losses(Stream s, const Task *t, HeadMode mode, int row, int
         parts = sm90_head_parts(mode, d, Vp);
     bool fp8 = mode == HEAD_FP8;
     RowTargets targets = targets_from(t, row);
-    HeadLogits a = {};
-    a.mode = mode;
-    a.form = t->form;
-    a.one_minus_sigmoid = fp8 ? (uint16_t *)t->scratch.logits : NULL;
-    a.sums = t->scratch.sums;
-    a.target_logit = a.sums + (int64_t)parts * pitch;
-    a.x = fp8 ? (const void *)(t->scratch.x8 + (int64_t)row * d) : t->a.x + (int64_t)row * d;
-    a.w = fp8 ? t->a.w8 : t->a.w;
-    a.targets = targets.targets;
-    a.mask = mask_from(t, row);
-    a.scale = t->scales.x * t->scales.w;
-    a.rows = rows;
-    a.d = d;
-    a.Vp = Vp;
-    a.sums_pitch = pitch;
+    HeadLogits a = {
+        .mode = mode,
+        .form = t->form,
+        .one_minus_sigmoid = fp8 ? (uint16_t *)t->scratch.logits : NULL,
+        .sums = t->scratch.sums,
+        .target_logit = t->scratch.sums + (int64_t)parts * pitch,
+        .x = fp8 ? (const void *)(t->scratch.x8 + (int64_t)row * d) : t->a.x + (int64_t)row * d,
+        .w = fp8 ? t->a.w8 : t->a.w,
+        .targets = targets.targets,
+        .scale = t->scales.x * t->scales.w,
+        .rows = rows,
+        .d = d,
+        .Vp = Vp,
+        .sums_pitch = pitch,
+        .mask = mask_from(t, row),
+    };
     sm90_head_logits(s, &a);
-    SumLosses l = {};
-    l.losses = t->scratch.losses + row;
-    l.factors = (float2 *)(a.target_logit + pitch);
-    l.further_factors = a.target_logit + 3 * pitch;
-    l.sums = a.sums;
-    l.target_logit = a.target_logit;
-    l.one_minus_sigmoid = a.one_minus_sigmoid;
-    l.targets = targets;
-    l.mask = a.mask;
-    l.parts = parts;
-    l.pitch = pitch;
-    l.rows = rows;
-    l.Vp = Vp;
+    SumLosses l = {
+        .losses = t->scratch.losses + row,
+        .factors = (float2 *)(a.target_logit + pitch),
+        .further_factors = a.target_logit + 3 * pitch,
+        .sums = a.sums,
+        .target_logit = a.target_logit,
+        .one_minus_sigmoid = a.one_minus_sigmoid,
+        .targets = targets,
+        .mask = a.mask,
+        .parts = parts,
+        .pitch = pitch,
+        .rows = rows,
+        .Vp = Vp,
+    };
     loss_from_sums(s, &t->form, &l);
     return l;
 }
@@ -315,13 +317,12 @@ static void chunk_in_fp8(Stream s, const Task *t, int row, int rows)
 
 static Task task_of(const HeadLoss *a, HeadMode mode)
 {
-    Task t = {};
-    t.a = *a;
-    t.form = loss_form(a->spec, a->d);
-    t.scales = {1, 1, 1};
-    if (mode == HEAD_FP8)
-        t.scales = head_scales(a->spec, a->d);
-    t.tokens = (int)round_up(a->N, FP8_ALIGN);
+    Task t = {
+        .a = *a,
+        .form = loss_form(a->spec, a->d),
+        .scales = mode == HEAD_FP8 ? head_scales(a->spec, a->d) : HeadScales{1, 1, 1},
+        .tokens = (int)round_up(a->N, FP8_ALIGN),
+    };
     return t;
 }
 

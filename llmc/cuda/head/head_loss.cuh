@@ -21,18 +21,19 @@ typedef struct {
 
 static inline LossForm loss_form(const HeadSpec *spec, int d)
 {
-    LossForm f = {};
-    f.cap = spec->cap;
-    f.slope = spec->slope;
-    f.shift = spec->shift;
-    f.exp_scale = LOG2E / spec->slope;
-    f.exp_shift = spec->shift * LOG2E / spec->slope;
-    f.tanh_scale = 0.5f / spec->slope;
-    f.tanh_shift = 0.5f * spec->shift / spec->slope;
-    f.cap_log2 = spec->cap * LOG2E;
-    f.steepness = spec->cap / spec->slope;
-    f.masked = expf(HEAD_MASKED - spec->cap);
-    f.code_factor = 1 / head_scales(spec, d).g;
+    LossForm f = {
+        .cap = spec->cap,
+        .slope = spec->slope,
+        .shift = spec->shift,
+        .exp_scale = LOG2E / spec->slope,
+        .exp_shift = spec->shift * LOG2E / spec->slope,
+        .tanh_scale = 0.5f / spec->slope,
+        .tanh_shift = 0.5f * spec->shift / spec->slope,
+        .cap_log2 = spec->cap * LOG2E,
+        .steepness = spec->cap / spec->slope,
+        .masked = expf(HEAD_MASKED - spec->cap),
+        .code_factor = 1 / head_scales(spec, d).g,
+    };
     f.code_log2 = (float)log2((double)f.steepness * (double)f.code_factor / ((double)FRACTIONS * FRACTIONS));
     return f;
 }

@@ -124,14 +124,7 @@ void generator_forward(Stream s, float *out, floatX *pre, const Generator *g, co
     if (N <= 0)
         return;
     ProductContext c = {s, NULL};
-    Product p = {};
-    p.y = pre;
-    p.x = x;
-    p.w = g->w1;
-    p.N = N;
-    p.in = d;
-    p.out = g->width;
-    p.planes = 1;
+    Product p = {pre, x, g->w1, NULL, NULL, N, d, g->width, 1};
     matmul_forward(&c, &p);
     generator_kernel<<<(unsigned)ceil_div(N, TILE), THREADS, 0, s>>>(out, pre, *g, N);
     CHECK_LAUNCH();

@@ -101,25 +101,27 @@ __global__ __launch_bounds__(ROW_THREADS,
 // ---- any width: one warp a head of a token ----------------------------------------------------------------
 
 __device__ __forceinline__ void norm_rotate_any(floatX *out, float *rstd, const floatX *raw,
-                                                const HeadsForward &a, int64_t t, int H, int n, bool shifted,
+                                                const HeadsForward &a, int64_t unit, int H, bool shifted,
                                                 int lane)
 {
+    int64_t t = unit / H, at = unit * a.qk;
+    int n = unit % H;
     float sum = 0;
     for (int j = lane; j < a.qk / 2; j += WARP) {
-        float2 x = load_two(raw + 2 * j);
+        float2 x = load_two(raw + at + 2 * j);
         sum += x.x * x.x + x.y * x.y;
     }
     float r = 1.0f / sqrtf(warp_sum(sum) / (float)a.qk + RMS_EPS);
     if (lane == 0)
-        *rstd = r;
+        rstd[unit] = r;
     for (int j = lane; j < a.qk / 2; j += WARP) {
-        float2 x = load_two(raw + 2 * j), turn = turn_of(a, position_of(a, t, n), j);
+        float2 x = load_two(raw + at + 2 * j), turn = turn_of(a, position_of(a, t, n), j);
         float even = x.x * r * turn.x + x.y * r * turn.y, odd = x.y * r * turn.x - x.x * r * turn.y;
         bool below = shifted && j >= a.qk / 4;
         if (!below || t == 0)
-            store_two(out + 2 * j, even, odd);
+            store_two(out + at + 2 * j, even, odd);
         if (below)
-            store_two(out + (int64_t)H * a.qk + 2 * j, even, odd);
+            store_two(out + at + (int64_t)H * a.qk + 2 * j, even, odd);
     }
 }
 
@@ -130,10 +132,10 @@ __global__ __launch_bounds__(ROW_THREADS) void heads_forward_any_kernel(HeadsFor
     if (unit >= (int64_t)N * H)
         return;
     const ValueMix &m = a.value;
-    int64_t t = unit / H, at = unit * a.qk;
+    int64_t t = unit / H;
     int n = unit % H, d = H * e;
-    norm_rotate_any(a.q + at, a.rstd_q + unit, a.raw_q + at, a, t, H, n, false, lane);
-    norm_rotate_any(a.k + at, a.rstd_k + unit, a.raw_k + at, a, t, H, n, a.offset, lane);
+    norm_rotate_any(a.q, a.rstd_q, a.raw_q, a, unit, H, false, lane);
+    norm_rotate_any(a.k, a.rstd_k, a.raw_k, a, unit, H, a.offset, lane);
     const floatX *u = m.table ? m.table + (int64_t)m.tokens[t] * d : NULL;
     float gate = u ? value_gate<WARP>(m, t, n, u, H, d, lane) : 0;
     if (u && m.gate_w && lane == 0)

@@ -14,13 +14,13 @@ enum { THREADS = 256, CTAS = 4, VECTORS = 2 }; // backward: of a multiprocessor;
 const float XSA_FLOOR = 1e-8f;
 
 // The thread's head of all tokens' and its first vector of it.
-struct Place {
+struct HeadVector {
     int64_t at; // that vector's first element
     int t, n, j;
     bool head; // there is one (threads without take part in sums)
 };
 
-__device__ __forceinline__ Place place_of(int N, int H, int e, int lanes)
+__device__ __forceinline__ HeadVector head_vector(int N, int H, int e, int lanes)
 {
     unsigned id = blockIdx.x * THREADS + threadIdx.x, head = id >> __ffs(lanes) - 1; // no 64-bit divisions
     int j = (int)id & (lanes - 1);
@@ -50,12 +50,12 @@ __device__ __forceinline__ Xsa xsa_of(float alpha, float square)
 }
 
 // 0 where there is none.
-__device__ __forceinline__ float alpha_of(const HeadsOutput &a, const Place &p)
+__device__ __forceinline__ float alpha_of(const HeadsOutput &a, const HeadVector &p)
 {
     return a.alpha && p.head ? a.alpha[(int64_t)p.t * a.alpha_stride + p.n] : 0;
 }
 
-__device__ __forceinline__ float gate_of(const HeadsOutput &a, const Place &p)
+__device__ __forceinline__ float gate_of(const HeadsOutput &a, const HeadVector &p)
 {
     return a.gate && p.head ? a.gate[(int64_t)p.t * a.gate_stride + p.n] : 1;
 }
@@ -63,7 +63,7 @@ __device__ __forceinline__ float gate_of(const HeadsOutput &a, const Place &p)
 __global__ __launch_bounds__(THREADS) void heads_output_forward_kernel(HeadsOutput a, int N, int H, int e,
                                                                        int lanes)
 {
-    Place p = place_of(N, H, e, lanes);
+    HeadVector p = head_vector(N, H, e, lanes);
     bool has = p.head && 8 * p.j < e;
     float y[8], v[8], gate = gate_of(a, p), alpha = alpha_of(a, p), along = 0;
     unpack8(vector_or_zero(a.y + p.at, 0, has), y);
@@ -93,7 +93,7 @@ struct Vectors {
     bool has[VECTORS];
 };
 
-__device__ __forceinline__ Vectors load_vectors(const Backward &a, const Place &p, int e, int lanes)
+__device__ __forceinline__ Vectors load_vectors(const Backward &a, const HeadVector &p, int e, int lanes)
 {
     Vectors x;
 #pragma unroll
@@ -112,7 +112,7 @@ __global__ __launch_bounds__(THREADS,
                              CTAS) void heads_output_backward_kernel(const __grid_constant__ Backward a,
                                                                      int N, int H, int e, int lanes)
 {
-    Place p = place_of(N, H, e, lanes);
+    HeadVector p = head_vector(N, H, e, lanes);
     float gate = gate_of(a.f, p), alpha = alpha_of(a.f, p), y[8], v[8], g[8], sums[4] = {};
     Vectors of = load_vectors(a, p, e, lanes);
 #pragma unroll

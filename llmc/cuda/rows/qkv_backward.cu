@@ -15,10 +15,12 @@ enum { BACKWARD_THREADS = 256 };
 
 // ---- q, k and v in vectors --------------------------------------------------------------------------------
 
-// inverse: 1 / (c^2 + s^2)
+struct Rotation {
+    float c[8], s[8], inverse[8]; // inverse: 1 / (c^2 + s^2)
+};
+
 __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, float r, int j, int e,
-                                                  const float (&c)[8], const float (&s)[8],
-                                                  const float (&inverse)[8], unsigned mask)
+                                                  const Rotation &turn, unsigned mask)
 {
     int half = e / 16;
     float g1[8], g2[8], y1[8], y2[8], dot = 0;
@@ -32,10 +34,10 @@ __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, 
     dot = group_sum(dot, half, mask) / (float)e;
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        float scale = dot * inverse[k];
+        float scale = dot * turn.inverse[k];
         float a = g1[k] - y1[k] * scale, b = g2[k] - y2[k] * scale; // R' of this is dx^ - x^ dot
-        g1[k] = r * (a * c[k] - b * s[k]);
-        g2[k] = r * (b * c[k] + a * s[k]);
+        g1[k] = r * (a * turn.c[k] - b * turn.s[k]);
+        g2[k] = r * (b * turn.c[k] + a * turn.s[k]);
     }
     store_vec(out, j, pack8(g1));
     store_vec(out, j + half, pack8(g2));
@@ -62,13 +64,13 @@ __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_kernel(QkvBackw
              raw = load_pair(a.v_raw + at, j, half), embed = raw;
         if (a.value_embed)
             embed = load_pair(a.value_embed + ((int64_t)a.tokens[n] * H + h) * e, j, half);
-        float c[8], s[8], inverse[8];
-        load_rotation(c, s, a.cos, a.sin, n, j, e);
+        Rotation turn;
+        load_rotation(turn.c, turn.s, a.cos, a.sin, n, j, e);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            inverse[i] = __fdividef(1, c[i] * c[i] + s[i] * s[i]);
-        unrotate_gradient(a.dqkv + out, dq, q, a.rstd_q[n * H + h], j, e, c, s, inverse, mask);
-        unrotate_gradient(a.dqkv + out + d, dk, k, a.rstd_k[n * H + h], j, e, c, s, inverse, mask);
+            turn.inverse[i] = __fdividef(1, turn.c[i] * turn.c[i] + turn.s[i] * turn.s[i]);
+        unrotate_gradient(a.dqkv + out, dq, q, a.rstd_q[n * H + h], j, e, turn, mask);
+        unrotate_gradient(a.dqkv + out + d, dk, k, a.rstd_k[n * H + h], j, e, turn, mask);
         store_vec(a.dqkv + out + 2 * d, j,
                   value_gradient(dv.lo, raw.lo, embed.lo, a.value_embed, lambda, sums));
         store_vec(a.dqkv + out + 2 * d, j + half,

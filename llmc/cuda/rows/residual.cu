@@ -146,10 +146,7 @@ void mix_rmsnorm_forward(Stream s, const MixForward *a, int N, int d)
 void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
 {
     OP_SCOPE(rmsnorm_forward, N, d);
-    MixForward a = {};
-    a.h = h;
-    a.rstd = rstd;
-    a.x = x;
+    MixForward a = {.h = h, .rstd = rstd, .x = x};
     mix_rmsnorm_forward(s, &a, N, d);
 }
 
