@@ -8,6 +8,7 @@
 #include "llmc/run/describe.h"
 #include "llmc/run/evaluate.h"
 #include "llmc/run/mfu.h"
+#include "llmc/run/profile_plan.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
 #include "llmc/run/run_log.h"
@@ -136,14 +137,6 @@ static void validate(Run *r, bool final)
     judge_loss(r, t->step, loss, what);
 }
 
-static void show_evaluation(const Evaluated *result)
-{
-    char *text = evaluated_text(result);
-    printf("%s\n", text);
-    fflush(stdout);
-    free(text);
-}
-
 static void evaluate(Run *r, bool final)
 {
     Error e;
@@ -157,7 +150,7 @@ static void evaluate(Run *r, bool final)
         if (r->logger)
             logger_evaluation(r->logger, t->step, config_total_steps(&r->config), &result);
         else if (comm_rank() == 0)
-            show_evaluation(&result);
+            evaluated_print(&result);
     }
 }
 
@@ -212,60 +205,6 @@ static void queue_step(Run *r)
     exit(EXIT_BAD_INPUT);
 }
 
-enum {
-    TRACED = 2,                 // an even number: every other step has Adam's update
-    PROFILE_STEPS = 2 * TRACED, // op by op, then as they run otherwise
-    CAPTURING = 4               // steps in which graphs are captured
-};
-
-static bool due(int step, int every) { return every > 0 && step % every == 0; }
-
-static bool same_size(const Config *c, int a, int b)
-{
-    return schedule_stage(c, a).micro_batch_tokens == schedule_stage(c, b).micro_batch_tokens;
-}
-
-// Whether all of the profiled steps from `at` on follow each other, of one size, without a validation or a
-// checkpoint in between.
-static bool in_a_row(const Config *c, int at)
-{
-    for (int step = at + 1; step < at + PROFILE_STEPS; step++)
-        if (due(step, c->val_every) || due(step, c->checkpoint_every) || due(step, c->eval_every) ||
-            !same_size(c, at, step))
-            return false;
-    return true;
-}
-
-// Steps before `at` that have its size and can be timed: the first ones of a size capture graphs.
-static int timed_steps(const Config *c, int first, int at)
-{
-    int begin = at;
-    while (begin > first && same_size(c, at, begin - 1))
-        begin--;
-    int steps = at - begin < c->profile ? at - begin : c->profile;
-    return (steps - CAPTURING) / 2 * 2;
-}
-
-// After so many steps as --profile says, or the first place after them where nothing falls in between.
-static void plan_profile(Run *r, int end)
-{
-    const Config *c = &r->config;
-    int first = r->trainer.step;
-    if (!c->profile)
-        return;
-    if (first + c->profile + PROFILE_STEPS > end)
-        fatal(EXIT_USAGE, "--profile %d: needs %d steps, and the run has %d", c->profile,
-              c->profile + PROFILE_STEPS, end - first);
-    r->profile_at = first + c->profile;
-    while (!in_a_row(c, r->profile_at) || timed_steps(c, first, r->profile_at) < 2)
-        if (++r->profile_at + PROFILE_STEPS > end)
-            fatal(EXIT_USAGE,
-                  "--profile %d: no %d steps of one size follow each other from there on; raise "
-                  "--val-every %d, --checkpoint-every %d, --eval-every %d",
-                  c->profile, PROFILE_STEPS, c->val_every, c->checkpoint_every, c->eval_every);
-    r->timed_from = r->profile_at - timed_steps(c, first, r->profile_at);
-}
-
 // Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device
 // ever waits for the host shows in steps as they run otherwise, compared with the time that they take when
 // nobody looks.
@@ -282,17 +221,17 @@ static void profile_steps(Run *r)
     for (int op_by_op = 1; op_by_op >= 0; op_by_op--) {
         t->op_by_op = op_by_op;
         profile_start();
-        for (int i = 0; i < TRACED; i++) {
+        for (int i = 0; i < PROFILE_TRACED; i++) {
             queue_step(r);
             finish_step(r);
         }
         profile_stop(t->stream);
-        for (int i = 0; op_by_op && (line = profile_line(i, TRACED, &ceilings)); i++) {
+        for (int i = 0; op_by_op && (line = profile_line(i, PROFILE_TRACED, &ceilings)); i++) {
             logger_profile(r->logger, "%s", line);
             free(line);
         }
     }
-    double sum_ms = profile_device_ms() / TRACED, busy_ms = profile_busy_ms() / TRACED;
+    double sum_ms = profile_device_ms() / PROFILE_TRACED, busy_ms = profile_busy_ms() / PROFILE_TRACED;
     logger_profile(r->logger, "sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
                    sum_ms / step_ms, sum_ms, step_ms, timed);
     logger_profile(r->logger, "time with a kernel running / step time: %.3f (%.3f ms)", busy_ms / step_ms,
@@ -300,7 +239,7 @@ static void profile_steps(Run *r)
     if (comm_size() > 1)
         logger_profile(r->logger,
                        "exposed communication: %.3f ms a step, in which nothing but collectives ran",
-                       profile_exposed_ms() / TRACED);
+                       profile_exposed_ms() / PROFILE_TRACED);
 }
 
 // On all ranks at the same step: a signal, or the end of --stop-after by the clock of rank 0.
@@ -323,11 +262,12 @@ static bool train(Run *r)
     r->queued = r->unproved = -1;
     for (int step = t->step; step < total; step++)
         r->tokens_left += trainer_step_tokens(t, step);
-    plan_profile(r, end);
+    if (c->profile)
+        r->profile_at = profile_plan(c, t->step, end, &r->timed_from);
     while (t->step < end && !stop) {
-        bool validation = t->step == 0 || due(t->step, c->val_every),
-             checkpoint = t->step > r->first_step && due(t->step, c->checkpoint_every),
-             evaluation = t->step > 0 && due(t->step, c->eval_every),
+        bool validation = t->step == 0 || step_is_due(t->step, c->val_every),
+             checkpoint = t->step > r->first_step && step_is_due(t->step, c->checkpoint_every),
+             evaluation = t->step > 0 && step_is_due(t->step, c->eval_every),
              profile = t->step && t->step == r->profile_at;
         if (validation || checkpoint || evaluation || profile)
             finish_step(r);
@@ -492,52 +432,6 @@ static void write_samples(Run *r)
     free(speed);
 }
 
-// argc, argv: of the command line, without the options of files.
-static void note_stop(const Config *c, int argc, char **argv)
-{
-    if (c->stop_at && !arguments_name(argc, argv, "stop-at"))
-        note("--config: this run ends at step %d, as the file says (stop-at); --stop-at 0 trains to the end",
-             c->stop_at);
-}
-
-static void note_unused(const Config *c, bool training)
-{
-    for (int reason = 0; reason < UNUSED_REASONS; reason++) {
-        char *line = config_unused(c, training, reason);
-        if (line)
-            note("%s", line);
-        free(line);
-    }
-}
-
-// On all ranks: whether the checkpoint that was loaded is the end of a run whose log is whole, with a line.
-static bool already_finished(const Run *r)
-{
-    const Config *c = &r->config;
-    int total = config_total_steps(c);
-    bool end = *c->resume && r->trainer.step == total;
-    if (!comm_any(end && comm_rank() == 0 && run_folder_finished(c->resume, total)))
-        return false;
-    note("%s: this run is finished, all %d steps and the last validation are done; --sample, --eval and "
-         "--eval-only use its weights, --init-from trains them in a new run",
-         c->resume, total);
-    return true;
-}
-
-// A step of more FLOPs takes minutes on a CPU; that of preset tiny has 2e10 with a vocabulary of bytes.
-static const double large_step_flops = 1e13;
-
-// Before anything that takes long.
-static void note_large_step(const Trainer *t)
-{
-    double tokens = trainer_step_tokens(t, 0);
-    double flops = tokens * mfu_flops_per_token(&t->model.params, t->config, 0);
-    if (!backend_is_asynchronous() && flops > large_step_flops)
-        note("%.1f million parameters and %.0f tokens a step are for a GPU: a step will take very long on "
-             "the CPU; presets tiny and tiny-2026 are made for it",
-             1e-6 * (double)params_total(&t->model.params), tokens);
-}
-
 // Trains, from the first step or from a checkpoint. Returns the exit status.
 static int train_run(Run *r, int argc, char **argv)
 {
@@ -551,14 +445,13 @@ static int train_run(Run *r, int argc, char **argv)
     int total = config_total_steps(c); // which small data shorten
     open_sampler(r);
     open_evaluation(r);
-    trainer_warm_up(
-        t); // before the state is loaded: a left-over gradient is part of it, and warming up clears gradients
+    trainer_warm_up(t); // before the state is loaded: warming up clears gradients, which are part of it
     timeline_mark("warm-up");
     load_state(r);
     timeline_mark("weights");
     if (c->stop_at && t->step >= c->stop_at)
         fatal(EXIT_USAGE, "--stop-at %d: the checkpoint is already at step %d", c->stop_at, t->step);
-    if (already_finished(r)) {
+    if (resume_is_finished(t)) {
         evaluate(r, true);
         write_samples(r);
         return 0;

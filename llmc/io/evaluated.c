@@ -24,6 +24,14 @@ char *evaluated_text(const Evaluated *r)
                          r->seconds);
 }
 
+void evaluated_print(const Evaluated *r)
+{
+    char *text = evaluated_text(r);
+    printf("%s\n", text);
+    fflush(stdout);
+    free(text);
+}
+
 void evaluated_json(const Evaluated *r, JsonRecord *record)
 {
     json_text(record, "task", r->task);

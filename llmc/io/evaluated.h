@@ -19,6 +19,7 @@ typedef struct {
 // "hellaswag FILE: accuracy 0.2859 +- 0.0045, ...; 10042 items, 1.9 s", one line whatever the file's name is.
 // Owned by the caller.
 char *evaluated_text(const Evaluated *r);
+void evaluated_print(const Evaluated *r); // the same as a line of standard output
 // Members "task", "file", each measure and, with _stderr behind its name, its standard error, "items",
 // "seconds".
 void evaluated_json(const Evaluated *r, JsonRecord *record);

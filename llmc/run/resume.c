@@ -1,4 +1,5 @@
 #include "llmc/run/resume.h"
+#include "llmc/dist/comm.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/run/run_folder.h"
 #include "llmc/io/safetensors.h"
@@ -38,4 +39,17 @@ bool resume_parse(Config *c, int argc, char **argv, int *status, Error *e)
     bool good = parse_over(c, argc, argv, path, status, e);
     free(path);
     return good;
+}
+
+bool resume_is_finished(const Trainer *t)
+{
+    const Config *c = t->config;
+    int total = config_total_steps(c);
+    bool end = *c->resume && t->step == total;
+    if (!comm_any(end && comm_rank() == 0 && run_folder_finished(c->resume, total)))
+        return false;
+    note("%s: this run is finished, all %d steps and the last validation are done; --sample, --eval and "
+         "--eval-only use its weights, --init-from trains them in a new run",
+         c->resume, total);
+    return true;
 }

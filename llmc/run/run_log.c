@@ -1,5 +1,7 @@
 #include "llmc/run/run_log.h"
 #include "llmc/base/memory.h"
+#include "llmc/run/config_file.h"
+#include "llmc/run/mfu.h"
 #include <stdlib.h>
 
 static void log_options(Logger *l, const Config *c)
@@ -65,4 +67,34 @@ void log_memory(Logger *l, const Trainer *t)
     logger_detail(l, "memory: %-20s %9.1f MiB, on the device %.1f", "context, libraries", in_use - ours,
                   in_use);
     logger_detail(l, "memory: activations: %s", t->memory_plan);
+}
+
+void note_stop(const Config *c, int argc, char **argv)
+{
+    if (c->stop_at && !arguments_name(argc, argv, "stop-at"))
+        note("--config: this run ends at step %d, as the file says (stop-at); --stop-at 0 trains to the end",
+             c->stop_at);
+}
+
+void note_unused(const Config *c, bool training)
+{
+    for (int reason = 0; reason < UNUSED_REASONS; reason++) {
+        char *line = config_unused(c, training, reason);
+        if (line)
+            note("%s", line);
+        free(line);
+    }
+}
+
+// A step of more FLOPs takes minutes on a CPU; that of preset tiny has 2e10 with a vocabulary of bytes.
+static const double large_step_flops = 1e13;
+
+void note_large_step(const Trainer *t)
+{
+    double tokens = trainer_step_tokens(t, 0);
+    double flops = tokens * mfu_flops_per_token(&t->model.params, t->config, 0);
+    if (!backend_is_asynchronous() && flops > large_step_flops)
+        note("%.1f million parameters and %.0f tokens a step are for a GPU: a step will take very long on "
+             "the CPU; presets tiny and tiny-2026 are made for it",
+             1e-6 * (double)params_total(&t->model.params), tokens);
 }
