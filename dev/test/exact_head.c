@@ -1,19 +1,7 @@
 // The head and its loss, fp32 build: forward against the double references, backward against central
 // differences of them or analytic gradients. Limit: as in exact_ops.c.
 #include "dev/test/tap.h"
-#include "dev/test/ops_reference.h"
-
-#define LIMIT 1e-5
-
-static void check_x(const char *what, const floatX *got, const double *exact, int n)
-{
-    ok_at_most(relative_error(of_x(got, n), exact, n), LIMIT, what);
-}
-
-static void check(const char *what, const float *got, const double *exact, int n)
-{
-    ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
-}
+#include "dev/test/exact_check.h"
 
 // A prefix term: none, or a further target of most rows. Or no prefix and rows without targets.
 typedef enum { NO_PREFIX, PREFIX, NO_TARGETS } Prefix;

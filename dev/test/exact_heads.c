@@ -3,19 +3,7 @@
 // norm or a softmax: 1e-6 or so. 1e-5 in norm leaves an order of magnitude and is far below what a wrong
 // formula gives.
 #include "dev/test/tap.h"
-#include "dev/test/ops_reference.h"
-
-#define LIMIT 1e-5
-
-static void check_x(const char *what, const floatX *got, const double *exact, int n)
-{
-    ok_at_most(relative_error(of_x(got, n), exact, n), LIMIT, what);
-}
-
-static void check(const char *what, const float *got, const double *exact, int n)
-{
-    ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
-}
+#include "dev/test/exact_check.h"
 
 static Tensor sum_of(Tensor a, Tensor b)
 {

@@ -3,19 +3,7 @@
 // operations and sums of at most some hundred terms, 2^-24 each: near 1e-7 in norm. 1e-5 leaves two orders of
 // magnitude and is far below what a wrong formula gives.
 #include "dev/test/tap.h"
-#include "dev/test/ops_reference.h"
-
-#define LIMIT 1e-5
-
-static void check_x(const char *what, const floatX *got, const double *exact, int n)
-{
-    ok_at_most(relative_error(of_x(got, n), exact, n), LIMIT, what);
-}
-
-static void check(const char *what, const float *got, const double *exact, int n)
-{
-    ok_at_most(relative_error(of_float(got, n), exact, n), LIMIT, what);
-}
+#include "dev/test/exact_check.h"
 
 // ---- coefficients of streams ------------------------------------------------------------------------------
 
