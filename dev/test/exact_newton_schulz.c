@@ -2,6 +2,7 @@
 // the polar error each variant must have, Gram form = standard form, invariances, shapes, options. Expected
 // errors are those of independent float64 experiments, as mean and spread over 8 random matrices.
 #include "dev/test/ns_reference.h"
+#include "dev/test/polar_express.h"
 #include "dev/test/tap.h"
 #include "llmc/base/floatx.h"
 
@@ -20,16 +21,16 @@ static void test_coefficients(void)
 {
     NsTuple made[5];
     NsOptions polar = options("polar", NULL, 0, NULL, NULL), dao = options("polar", "dao", 0, NULL, NULL);
-    ns_polar_express(made, 5, 1e-3, 0.02, 0.02);
+    polar_express(made, 5, 1e-3, 0.02, 0.02);
     ok_at_most(tuple_difference(made, polar.tuples, 5), 1e-12, "the recipe makes the polar tuples");
-    ns_polar_express(made, 5, 1e-3, 0, 0.02407327424182761);
+    polar_express(made, 5, 1e-3, 0, 0.02407327424182761);
     for (int i = 0; i < 5; i++) {
         made[i].a /= 1.05;
         made[i].b /= pow(1.05, 3);
         made[i].c /= pow(1.05, 5);
     }
     ok_at_most(tuple_difference(made, dao.tuples, 5), 1e-12, "the recipe makes the dao tuples");
-    ns_polar_express(made, 5, 1e-3, 0.02, 0.03);
+    polar_express(made, 5, 1e-3, 0.02, 0.03);
     ok(tuple_difference(made, polar.tuples, 5) > 1e-3, "and other tuples for another cushion");
     // Output range on [1e-2, 1] and slope at 0 of each composition.
     struct {

@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/data/dataloader.h"
 #include "llmc/data/validation.h"
-#include "llmc/data/shard_writer.h"
+#include "dev/test/shard_write.h"
 #include "dev/test/tap.h"
 #include <stdlib.h>
 #include <string.h>

@@ -7,6 +7,15 @@
 
 enum { SCALARS_IN_ALL = 64 };
 
+static const Param *params_find(const Params *p, const char *name)
+{
+    for (int i = 0; i < p->count; i++) {
+        if (!strcmp(p->list[i].name, name))
+            return &p->list[i];
+    }
+    return NULL;
+}
+
 static Config config; // of the last preset
 
 static Config preset(const char *name, const char *vocab)

@@ -1,5 +1,6 @@
 // The records' tables: the networks layer by layer, written again from the definition of the presets; and
 // tables that no op could run are refused with a line.
+#include "dev/test/record_check.h"
 #include "dev/test/tap.h"
 #include "llmc/run/config.h"
 #include "llmc/records/record.h"

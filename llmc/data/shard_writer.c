@@ -82,34 +82,3 @@ void shard_writer_free(ShardWriter *w)
     free(w->path);
     *w = (ShardWriter){0};
 }
-
-static bool write_whole(const char *path, const uint16_t *ids, int64_t count, const ShardHeader *h, Error *e)
-{
-    ShardWriter w;
-    bool good = shard_writer_open(&w, path, h->vocab_size, h->document_token, e) &&
-                shard_writer_append(&w, ids, (size_t)count, e) && shard_writer_finish(&w, e) &&
-                shard_writer_publish(&w, e);
-    shard_writer_free(&w);
-    return good;
-}
-
-bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token,
-                 Error *e)
-{
-    ShardHeader h = {count, vocab_size ? vocab_size : SHARD_GPT2_VOCAB,
-                     vocab_size ? document_token : SHARD_GPT2_DOCUMENT};
-    if (count < 1 || count > INT32_MAX)
-        return error_set(e, "%s: a shard holds 1 to %d tokens, not %lld", path, INT32_MAX, (long long)count);
-    if (h.vocab_size < 1 || h.vocab_size > SHARD_MAX_VOCAB || h.document_token < 0 ||
-        h.document_token >= h.vocab_size)
-        return error_set(e,
-                         "%s: cannot write a vocabulary of %d ids with document token %d; at most %d ids, "
-                         "the token below it",
-                         path, h.vocab_size, h.document_token, SHARD_MAX_VOCAB);
-    int64_t documents = shard_index(ids, 0, count, &h, path, NULL, e);
-    if (documents < 0)
-        return false;
-    if (documents == 0)
-        return error_set(e, "%s: no document token %d among the ids to write", path, h.document_token);
-    return write_whole(path, ids, count, &h, e);
-}

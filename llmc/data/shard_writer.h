@@ -20,11 +20,3 @@ bool shard_writer_finish(ShardWriter *w,
                          Error *e); // header, flush to disk, close; still under its temporary name
 bool shard_writer_publish(ShardWriter *w, Error *e); // rename to PATH; after finish
 void shard_writer_free(ShardWriter *w);              // removes the temporary file if it was not published
-
-// Writes a whole shard whose tokens are in memory.
-//   ids (count) uint16  in, owned by the caller
-//   vocab_size 0: GPT-2, and document_token is taken as 50256
-// Error: count outside 1 .. 2^31 - 1, an id outside the vocabulary, no document token among the ids, or the
-// system's own words on a failed write; an older file of that name is then left as it was.
-bool shard_write(const char *path, const uint16_t *ids, int64_t count, int vocab_size, int document_token,
-                 Error *e);

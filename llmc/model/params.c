@@ -179,15 +179,6 @@ void params_describe(Params *p, const Config *c)
     tie_params(p, c);
 }
 
-const Param *params_find(const Params *p, const char *name)
-{
-    for (int i = 0; i < p->count; i++) {
-        if (!strcmp(p->list[i].name, name))
-            return &p->list[i];
-    }
-    return NULL;
-}
-
 const Param *params_of(const Params *p, Role role, int number)
 {
     for (int i = 0; i < p->count; i++) {

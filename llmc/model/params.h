@@ -63,7 +63,6 @@ void params_free(Params *p);
 void params_init(Params *p, const Config *c, Stream s);
 void params_round(const Params *p, Stream s); // the rounded copies, from complete fp32 weights
 void params_zero_gradients(const Params *p, Stream s);
-const Param *params_find(const Params *p, const char *name);
 const Param *params_of(const Params *p, Role role, int number); // NULL: there is none
 // As a matrix in files of a run's state: (rows, cols) of the tensor in files of weights where that holds
 // nothing else and has two dimensions, else its matrices one below the other.

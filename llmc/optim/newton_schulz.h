@@ -68,11 +68,6 @@ const char *ns_caution(const NsOptions *o); // why this valid choice is known to
 
 // ---- coefficients -----------------------------------------------------------------------------------------
 
-// Polar Express (Amsel et al., arXiv 2505.16932): greedily composed minimax quintics for singular values in
-// [lower, 1]. cushion: no step is fitted below cushion * its upper bound. safety: all but the last map
-// x/(1+safety), so that rounding cannot push a value out of the interval. tuples (steps) out, host.
-void ns_polar_express(NsTuple *tuples, int steps, double lower, double safety, double cushion);
-
 // What the iteration makes of the singular value x (after normalisation).
 double ns_scalar_map(const NsTuple *tuples, int steps, double x);
 

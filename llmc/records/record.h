@@ -289,8 +289,6 @@ bool record_crosses_documents(const Record *r);
 int record_mix_terms(const MixTerm *mix);
 // Whether a layer has more than a mix at its entrance and ATTENTION_PLAIN: llmc/model/network.h is for these.
 bool record_has_lists(const Record *r);
-// Whether the tables are consistent and within what the ops can do.
-bool record_check(const Record *r, Error *e);
 
 // The files of this folder.
 extern const Record record_2025_10_27, record_2025_11_10, record_2025_11_18, record_2025_11_29,

@@ -1,0 +1,235 @@
+// What a record's tables must hold, by which test_records.c judges those of this program: with the row that
+// is wrong. The program itself has no others.
+#pragma once
+#include "llmc/model/network.h"
+#include "llmc/run/config.h"
+#include <string.h>
+
+static const char *const role_names[ROLES] = {"embedding",
+                                              "smear gate",
+                                              "value embedding",
+                                              "value gate",
+                                              "bigram table",
+                                              "signs",
+                                              "head",
+                                              "scalars",
+                                              "qkvo",
+                                              "vo",
+                                              "o",
+                                              "gate",
+                                              "MLP up",
+                                              "MLP down",
+                                              "generator's in",
+                                              "generator's out",
+                                              "generator's bias"};
+
+static bool of_layers(const ParamSpec *p)
+{
+    static const LayerSpec full = {.attention = ATTENTION_PLAIN, .mlp = MLP_RELU2};
+    return record_layer_has(&full, p->role);
+}
+
+static bool is_adam(const ParamSpec *p) { return p->update.kind == ADAM || p->update.kind == ADAM_DECAY; }
+
+static bool optimizer_fits(const ParamSpec *p)
+{
+    switch (p->update.kind) {
+    case ADAM:
+        return p->storage == STORE_HALF ? p->sharding != SHARD_TENSORS
+                                        : p->storage == STORE_FLOAT && p->sharding == REPLICATED;
+    case ADAM_DECAY:
+        return p->storage == STORE_HALF && p->sharding != SHARD_TENSORS;
+    case NORMUON:
+        return (p->storage == STORE_HALF || p->storage == STORE_MASTER || p->storage == STORE_SPLIT) &&
+               p->sharding != SHARD_ROWS;
+    case FIXED:
+        return p->sharding == REPLICATED;
+    }
+    return false;
+}
+
+// Two rows have a tensor of the same role and number.
+static bool overlap(const ParamSpec *p, const ParamSpec *q)
+{
+    int p_end = p->first + (p->count ? p->count : 1), q_end = q->first + (q->count ? q->count : 1);
+    return p->role == q->role && p->first < q_end && q->first < p_end;
+}
+
+static bool check_joined(const Record *r, int row, Error *e)
+{
+    const ParamSpec *p = &r->params[row], *to = row ? p - 1 : NULL;
+    if (!p->joined)
+        return true;
+    if (to && p->sharding == SHARD_TENSORS && to->sharding == SHARD_TENSORS && to->storage == p->storage &&
+        of_layers(p) && of_layers(to))
+        return true;
+    return error_set(e, "record %s, %s: cannot be joined to the row before it", r->name, p->name);
+}
+
+static bool check_tied(const Record *r, const ParamSpec *p, Error *e)
+{
+    const UpdateSpec *u = &p->update;
+    const ParamSpec *to = record_row(r, u->tied_to);
+    if (!u->own_from)
+        return true;
+    if (to && is_adam(p) && u->own_from > 0 && !to->update.own_from && to != p &&
+        to->update.kind == u->kind && to->update.every == u->every && to->sharding == p->sharding &&
+        to->storage == p->storage && !memcmp(&to->rows, &p->rows, sizeof p->rows) &&
+        !memcmp(&to->cols, &p->cols, sizeof p->cols))
+        return true;
+    return error_set(e, "record %s, %s: cannot be tied to the %s", r->name, p->name, role_names[u->tied_to]);
+}
+
+static bool check_row(const Record *r, int row, Error *e)
+{
+    const ParamSpec *p = &r->params[row];
+    const UpdateSpec *u = &p->update;
+    for (int i = 0; i < row; i++) {
+        if (overlap(&r->params[i], p))
+            return error_set(e, "record %s, %s: another row has its role", r->name, p->name);
+    }
+    if (!optimizer_fits(p))
+        return error_set(e, "record %s, %s: no optimizer for this storage and sharding", r->name, p->name);
+    if ((p->storage == STORE_FLOAT) != (p->role == ROLE_SCALARS) ||
+        (p->storage == STORE_SIGNS) != (p->role == ROLE_SIGNS))
+        return error_set(e, "record %s, %s: this storage is for scalars or signs only", r->name, p->name);
+    if (p->matrices.times < 0)
+        return error_set(e, "record %s, %s: %d matrices", r->name, p->name, p->matrices.times);
+    if (u->kind == FIXED ? u->every != 0 : u->every < 1 || (u->kind == NORMUON && u->every != 1))
+        return error_set(e, "record %s, %s: updated every %d steps", r->name, p->name, u->every);
+    if (p->role == ROLE_SCALARS && u->every != record_row(r, ROLE_SCALARS)->update.every)
+        return error_set(e, "record %s, %s: scalars are updated at the same steps", r->name, p->name);
+    if ((p->count || p->first) && of_layers(p))
+        return error_set(e, "record %s, %s: has a count of %d", r->name, p->name, p->count);
+    bool gate = p->role == ROLE_SMEAR_GATE || p->role == ROLE_ATTENTION_GATE || p->role == ROLE_VALUE_GATE;
+    if (gate && (p->cols.of != SIZE_ONE || p->cols.times < 1 || p->cols.times > MAX_GATE_INPUTS))
+        return error_set(e, "record %s, %s: a gate reads 1 to %d channels", r->name, p->name,
+                         MAX_GATE_INPUTS);
+    return check_joined(r, row, e) && check_tied(r, p, e);
+}
+
+static int below_of(const Record *r, int i) // the layer whose output enters layer i; -1: none
+{
+    do
+        i--;
+    while (i >= 0 && !r->layers[i].attention && !r->layers[i].mlp);
+    return i;
+}
+
+// Readers of a stream: [0] lists that have it second, [1] third; of lists up to `lists`, the last of which is
+// the output.
+static bool check_streams(const Record *r, Error *e)
+{
+    int readers[MAX_LAYERS + 1][2] = {{0}}; // by stream, the embedding last
+    for (int i = 0; i <= r->num_layers; i++) {
+        const MixTerm *mix = i < r->num_layers ? r->layers[i].mix : r->output;
+        int terms = record_mix_terms(mix);
+        if (terms == 1 || terms > MIX_TERMS || (terms && mix[0].stream != RUNNING))
+            return error_set(e, "record %s, layer %d: a mix is nothing, or the running stream and others",
+                             r->name, i);
+        for (int k = 1; k < terms; k++) {
+            int stream = mix[k].stream == EMBEDDED ? r->num_layers : mix[k].stream;
+            if (stream < 0 || (stream >= i && stream != r->num_layers))
+                return error_set(e, "record %s, layer %d: mixes in stream %d, which is not there yet",
+                                 r->name, i, stream);
+            if (stream == below_of(r, i) && (k == 1 || i == r->num_layers))
+                return error_set(
+                    e, "record %s, layer %d: mixes in the layer below it, which the running stream is",
+                    r->name, i);
+            bool empty = stream < r->num_layers && !r->layers[stream].attention && !r->layers[stream].mlp;
+            if (empty)
+                return error_set(e, "record %s, layer %d: mixes in layer %d, which is empty", r->name, i,
+                                 stream);
+            readers[stream][k - 1]++;
+        }
+    }
+    if (!readers[r->num_layers][0])
+        return error_set(e, "record %s: no layer mixes in the embedding", r->name);
+    for (int i = 0; i <= r->num_layers; i++) {
+        if (readers[i][1] > 1 || (readers[i][1] && (readers[i][0] || i == r->num_layers)))
+            return error_set(e, "record %s: stream %d is third in a mix, and in another one", r->name, i);
+    }
+    return true;
+}
+
+static bool check_layer(const Record *r, int i, Error *e)
+{
+    const LayerSpec *l = &r->layers[i];
+    const ParamSpec *tables = record_row(r, ROLE_VALUE_EMBED);
+    for (int role = 0; role < ROLES; role++) {
+        bool needed = role != ROLE_VO && role != ROLE_O && record_layer_has(l, (Role)role);
+        if (needed && !record_row(r, (Role)role))
+            return error_set(e, "record %s, layer %d: no tensor for its %s", r->name, i, role_names[role]);
+    }
+    if (l->value_embed && (!tables || l->value_embed > tables->count || !l->attention))
+        return error_set(e, "record %s, layer %d: value embedding %d is not there", r->name, i,
+                         l->value_embed);
+    if (record_mix_terms(l->mix) && !l->attention && !l->mlp)
+        return error_set(e, "record %s, layer %d: a mix without a block", r->name, i);
+    return true;
+}
+
+static bool check_head(const Record *r, Error *e)
+{
+    const HeadSpec *h = &r->head;
+    if (!(h->cap > 0 && h->cap <= HEAD_MOST_CAP && h->slope > 0))
+        return error_set(e, "record %s: a head of cap %g and slope %g; above 0, and a cap of at most %d",
+                         r->name, (double)h->cap, (double)h->slope, HEAD_MOST_CAP);
+    if (!(h->range_x >= 0 && h->range_w > 0 && h->range_g > 0))
+        return error_set(e, "record %s: ranges %g, %g, %g of the FP8 head must be above 0", r->name,
+                         (double)h->range_x, (double)h->range_w, (double)h->range_g);
+    return true;
+}
+
+static bool check_mlp_scales(const Record *r, Error *e)
+{
+    const MlpScales *s = &r->mlp_scales;
+    bool none = !s->post && !s->down && !s->exact_until;
+    if (none || (!s->up_alone && s->post >= 1 && s->down >= 1 && s->exact_until >= 0))
+        return true;
+    return error_set(e,
+                     "record %s: delayed scales of the MLP with headrooms %g and %g, exact until step %d; "
+                     "at least 1, 1 and 0, and none of them with MLP up alone in FP8",
+                     r->name, s->post, s->down, s->exact_until);
+}
+
+static bool check_fp8_scales(const Record *r, Error *e)
+{
+    const Fp8Scales *s = &r->fp8;
+    if (!s->headroom)
+        return true;
+    bool good = s->headroom >= 1 && s->qkv_input > 0 && s->qkv_gradient > 0 && !r->mlp_scales.post &&
+                !r->mlp_scales.up_alone;
+    for (int k = 0; k < DELAYED_KINDS; k++)
+        good = good && s->mlp[k].range > 0 && s->mlp[k].least > 0;
+    return good || error_set(e,
+                             "record %s: scales of FP8 in both directions have a headroom of at least 1, "
+                             "ranges above 0, and none of the forward's beside them",
+                             r->name);
+}
+
+// Whether the tables are consistent and within what the ops can do.
+static bool record_check(const Record *given, Error *e)
+{
+    static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
+    const Record *r = record_network(given);
+    if (r->num_layers < 1 || r->num_layers > MAX_LAYERS || r->num_params > MAX_PARAM_ROWS)
+        return error_set(e, "record %s: %d layers, %d rows; at most %d and %d", r->name, r->num_layers,
+                         r->num_params, MAX_LAYERS, MAX_PARAM_ROWS);
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) {
+        if (!record_row(r, needed[i]))
+            return error_set(e, "record %s: no tensor for the %s", r->name, role_names[needed[i]]);
+    }
+    if (!record_row(r, ROLE_BIGRAM) != !record_row(r, ROLE_SIGNS))
+        return error_set(e, "record %s: a bigram table without its signs, or signs without a table", r->name);
+    for (int i = 0; i < r->num_params; i++) {
+        if (!check_row(r, i, e))
+            return false;
+    }
+    for (int i = 0; i < r->num_layers; i++) {
+        if (!check_layer(r, i, e))
+            return false;
+    }
+    return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) &&
+           (record_has_lists(r) ? network_check(r, e) : check_streams(r, e));
+}
