@@ -17,6 +17,7 @@
 // Any number of slots from the documents' to C is right for the same table. A slot costs cuDNN 0.2 us forward
 // and 0.4 us backward on an H200 also when it is empty, hence plans for several numbers.
 #include "llmc/cuda/attention/attention.h"
+#include "llmc/cuda/attention/tile_order.h"
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/device/scratch.h"
 #include <cudnn.h>
@@ -75,51 +76,14 @@ int64_t attention_table_ints(int N, int max_documents)
     return query_tiles_at(N, max_documents) + round_up(ceil_div(N, ATTENTION_QUERY_TILE), 4);
 }
 
-static int rising(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 // order[i]: length complemented, then start; owned by the caller.
 static uint64_t *sorted_documents(const int32_t *cu, int count)
 {
     uint64_t *order = xcalloc((size_t)count, sizeof *order);
     for (int i = 0; i < count; i++)
         order[i] = (uint64_t) ~(uint32_t)(cu[i + 1] - cu[i]) << 32 | (uint32_t)cu[i];
-    qsort(order, (size_t)count, sizeof *order, rising);
+    qsort(order, (size_t)count, sizeof *order, tile_order_rising);
     return order;
-}
-
-// Numbers of tiles of `size` tokens. A tile of keys counts to the document of its last token, which the most
-// queries see, one of queries to that of its first, which sees the most keys. Whole documents one after the
-// other: the tiles of one read the same rows, which then are still in L2. Longest first: what comes last is
-// short work. Tiles of keys from the last to the first: see sm90_backward.cu.
-static void sort_tiles(int32_t *tiles, int size, bool keys, const int32_t *cu, int documents, int N)
-{
-    int count = (int)ceil_div(N, size), document = 0;
-    uint64_t *order = xcalloc((size_t)count, sizeof *order);
-    for (int i = 0; i < count; i++) {
-        int first = i * size, token = keys ? (int)min_i64(N, first + size) - 1 : first;
-        while (document + 1 < documents && cu[document + 1] <= token)
-            document++;
-        order[i] = (uint64_t) ~(uint32_t)(cu[document + 1] - cu[document]) << 32 |
-                   (uint32_t)(keys ? count - 1 - i : i);
-    }
-    qsort(order, (size_t)count, sizeof *order, rising);
-    for (int i = 0; i < count; i++)
-        tiles[i] = keys ? count - 1 - (int32_t)(uint32_t)order[i] : (int32_t)(uint32_t)order[i];
-    free(order);
-}
-
-static void mark_late_tiles(int32_t *late, const int32_t *tiles, int count)
-{
-    int *rank = xcalloc((size_t)count, sizeof *rank);
-    for (int i = 0; i < count; i++)
-        rank[tiles[i]] = i;
-    for (int i = 0; i < count; i++)
-        late[i] = i > 0 && rank[i] > rank[i - 1];
-    free(rank);
 }
 
 static void make_plans_for(int64_t slots, int N);
@@ -148,11 +112,11 @@ int attention_table_build(int32_t *table, const int32_t *cu_seqlens, int num_doc
         lse_start[i] = N * H;
         cu[i] = N;
     }
-    sort_tiles(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
-    mark_late_tiles(table + late_tiles_at(N, max_documents), table + PARTS * part,
-                    (int)ceil_div(N, ATTENTION_KEY_TILE));
-    sort_tiles(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens,
-               num_documents, N);
+    tile_order_sort(table + PARTS * part, ATTENTION_KEY_TILE, true, cu_seqlens, num_documents, N);
+    tile_order_mark_late(table + late_tiles_at(N, max_documents), table + PARTS * part,
+                         (int)ceil_div(N, ATTENTION_KEY_TILE));
+    tile_order_sort(table + query_tiles_at(N, max_documents), ATTENTION_QUERY_TILE, false, cu_seqlens,
+                    num_documents, N);
     int64_t slots = rounded_slots(num_documents);
     make_plans_for(slots, N); // here and not in the op, which may be under capture
     return (int)slots;
