@@ -104,10 +104,13 @@ static void peer_lost(int r)
 
 // ---- frames -----------------------------------------------------------------------------------------------
 
-static bool send_all(Control *c, int r, const void *buf, size_t bytes)
+// All of it, to or from rank r.
+static bool transfer(Control *c, int r, void *buf, size_t bytes, bool out)
 {
     for (size_t done = 0; done < bytes;) {
-        ssize_t n = send(c->fd[r], (const char *)buf + done, bytes - done, MSG_NOSIGNAL);
+        char *at = (char *)buf + done;
+        ssize_t n =
+            out ? send(c->fd[r], at, bytes - done, MSG_NOSIGNAL) : recv(c->fd[r], at, bytes - done, 0);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
@@ -118,18 +121,14 @@ static bool send_all(Control *c, int r, const void *buf, size_t bytes)
     return true;
 }
 
+static bool send_all(Control *c, int r, const void *buf, size_t bytes)
+{
+    return transfer(c, r, (void *)buf, bytes, true);
+}
+
 static bool receive_all(Control *c, int r, void *buf, size_t bytes)
 {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = recv(c->fd[r], (char *)buf + done, bytes - done, 0);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        done += (size_t)n;
-        atomic_fetch_add(&c->place->progress, 1);
-    }
-    return true;
+    return transfer(c, r, buf, bytes, false);
 }
 
 static void send_frame(Control *c, int r, Kind kind, const void *buf, size_t bytes)

@@ -220,6 +220,16 @@ static size_t splits(Tokenizer *t, bool insert)
     return count;
 }
 
+static Tokenizer *finish(Tokenizer *t, TokenTable *table, bool good)
+{
+    free(table->bytes);
+    free(table);
+    if (good)
+        return t;
+    tokenizer_free(t);
+    return NULL;
+}
+
 Tokenizer *tokenizer_from_ranks(const char *text, size_t len, const char *name, Error *e)
 {
     Tokenizer *t = xcalloc(1, sizeof *t);
@@ -234,12 +244,7 @@ Tokenizer *tokenizer_from_ranks(const char *text, size_t len, const char *name, 
         merges_allocate(t, splits(t, false));
         splits(t, true);
     }
-    free(table->bytes);
-    free(table);
-    if (good)
-        return t;
-    tokenizer_free(t);
-    return NULL;
+    return finish(t, table, good);
 }
 
 // ---- merges and their JSON of ids -------------------------------------------------------------------------
@@ -389,10 +394,5 @@ Tokenizer *tokenizer_from_merges(const char *merges, size_t merges_len, const ch
     table->highest = -1;
     bool good = pattern_compile(t, e) && read_json(t, table, json, json_len, json_name, e) &&
                 words_build(t, table, json_name, e) && read_merges(t, merges, merges_len, merges_name, e);
-    free(table->bytes);
-    free(table);
-    if (good)
-        return t;
-    tokenizer_free(t);
-    return NULL;
+    return finish(t, table, good);
 }
