@@ -147,6 +147,65 @@ static __device__ __forceinline__ void product_weights(float (&acc)[NA][4], cons
     }
 }
 
+// The same of MB blocks of 16 rows: what is read of b serves all of them.
+template <int E, int MB, int NB>
+static __device__ __forceinline__ void product_rows(float (&s)[MB][NB][4], const floatX *a, const floatX *b)
+{
+    int lane = threadIdx.x % WARP;
+    const floatX *a_row = a + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
+    const floatX *b_row = b + ((lane & 7) + (lane >> 4) * 8) * PITCH<E> + (lane >> 3 & 1) * 8;
+#pragma unroll
+    for (int m = 0; m < MB; m++)
+#pragma unroll
+        for (int n = 0; n < NB; n++)
+            s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0;
+#pragma unroll
+    for (int k = 0; k < E; k += 16) {
+        uint32_t left[MB][4], right[4];
+#pragma unroll
+        for (int m = 0; m < MB; m++)
+            ldmatrix(left[m], a_row + m * ROWS_PER_WARP * PITCH<E> + k);
+#pragma unroll
+        for (int n = 0; n < NB; n += 2) {
+            ldmatrix(right, b_row + n * 8 * PITCH<E> + k);
+#pragma unroll
+            for (int m = 0; m < MB; m++) {
+                mma(s[m][n], left[m], right[0], right[1]);
+                mma(s[m][n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+template <int E, int MB, int NB, int NA>
+static __device__ __forceinline__ void product_weights(float (&acc)[MB][NA][4], const float (&p)[MB][NB][4],
+                                                       const floatX *b)
+{
+    int lane = threadIdx.x % WARP;
+    const floatX *b_row = b + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
+#pragma unroll
+    for (int n = 0; n < NB; n += 2) {
+        uint32_t left[MB][4];
+#pragma unroll
+        for (int m = 0; m < MB; m++) {
+            left[m][0] = pack2(p[m][n][0], p[m][n][1]);
+            left[m][1] = pack2(p[m][n][2], p[m][n][3]);
+            left[m][2] = pack2(p[m][n + 1][0], p[m][n + 1][1]);
+            left[m][3] = pack2(p[m][n + 1][2], p[m][n + 1][3]);
+        }
+#pragma unroll
+        for (int j = 0; j < NA; j += 2) {
+            uint32_t right[4];
+            ldmatrix_transposed(right, b_row + n * 8 * PITCH<E> + j * 8);
+#pragma unroll
+            for (int m = 0; m < MB; m++) {
+                mma(acc[m][j], left[m], right[0], right[1]);
+                mma(acc[m][j + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
 // (16, 8 NA) accumulators to the rows first .. first+16 of a head, times a factor for each of the lane's two
 // rows.
 template <int NA>
@@ -202,11 +261,11 @@ static __device__ __forceinline__ Span queries_of(int t, const AttentionCall &c)
 }
 
 // Spans of a tile's rows; rows from N on see nothing. One thread a row.
-template <bool KEYS>
-static __device__ __forceinline__ void find_spans(Span (&span)[TILE], int first, const AttentionCall &c)
+template <bool KEYS, int ROWS>
+static __device__ __forceinline__ void find_spans(Span (&span)[ROWS], int first, const AttentionCall &c)
 {
     int row = threadIdx.x;
-    if (row >= TILE)
+    if (row >= ROWS)
         return;
     if (first + row >= c.N)
         span[row] = {0, 0};
@@ -231,6 +290,31 @@ static __device__ __forceinline__ bool sees(const RowSpans &r, int i, int column
 {
     const Span &s = r.row[i / 2];
     return column >= s.lo && column < s.hi;
+}
+
+// Of a warp's rows: positions that any of them sees, and that all see. A warp without rows sees none.
+struct WarpSpan {
+    int lo, hi, all_lo, all_hi;
+};
+
+static __device__ __forceinline__ WarpSpan warp_span(const Span *span, int warp_row, int rows, int first,
+                                                     int N)
+{
+    int last = min(warp_row + rows, N - first) - 1;
+    if (last < warp_row)
+        return {0, 0, 0, 0};
+    return {span[warp_row].lo, span[last].hi, span[last].lo, span[warp_row].hi};
+}
+
+// ---- exponentials ----------------------------------------------------------------------------------------
+
+// 2^x by the hardware's function, within 2 units in the last place of fp32; what is below the normal numbers
+// is 0.
+static __device__ __forceinline__ float power_of_two(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 } // namespace attention

@@ -29,6 +29,9 @@ struct NsProduct {
 // Any shape and alignment, packed. out_dtype differs from dtype in PRODUCT_GRAM only.
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
                          const NsProduct &p);
+// Larger 16-bit matrices whose rows begin on 16 bytes: false for others, nothing is done then.
+bool ns_pipelined_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
+                          const NsProduct &p);
 void ns_portable_aol(NsChain *chain, float *scale, void *a, const float *raw, const float *unit, float gain,
                      int n);
 // q = z + a I; q may be z

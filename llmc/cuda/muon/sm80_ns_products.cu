@@ -3,7 +3,7 @@
 //
 // One block computes a SIDE x SIDE tile. Both operands come through shared memory in steps of DEPTH, the
 // result goes back through it, in fp32, so that plain and mirrored tile are both written row by row.
-#include "llmc/cuda/muon/ns_internal.cuh"
+#include "llmc/cuda/muon/ns_result.cuh"
 #include <mma.h>
 
 enum { SIDE = 64, DEPTH = 32, THREADS = 128, PAD = 8, RESULT_PITCH = SIDE + 4 };
@@ -116,56 +116,6 @@ template <bool BY_ROWS> struct Accumulator<float, BY_ROWS> {
     }
 };
 
-// ---- result ----------------------------------------------------------------------------------------------
-
-// alpha sum + beta d, with the roundings spelled out: both copies of a mirrored element must get the same
-// bits.
-template <typename T>
-static __device__ __forceinline__ float finish(float sum, const T *d, const NsProduct &p, int row, int col)
-{
-    float value = __fmul_rn(p.alpha, sum);
-    return d ? __fmaf_rn(p.beta, to_float(d[(int64_t)row * p.d_pitch + col]), value) : value;
-}
-
-// Column `col` of a scaled result, from its value before. scale: of the matrix, or NULL.
-template <typename O>
-static __device__ __forceinline__ float scale_value(float value, const float *scale, const NsProduct &p,
-                                                    bool on_diagonal, int col)
-{
-    if (!scale)
-        return value;
-    value = to_float(from_float<O>(value));
-    if (on_diagonal)
-        value = to_float(from_float<O>(value + p.diagonal));
-    return saturated<O>(value * (p.factor * scale[col]));
-}
-
-// Writes the tile at (row0, col0): alpha result + beta d. Symmetric forms: what is on or below the diagonal
-// of the matrix, and its mirror image, from the same rounded value.
-template <typename O, typename T>
-static __device__ __forceinline__ void write_tile(O *out, const float *result, const T *d, const float *scale,
-                                                  const NsProduct &p, int row0, int col0, bool symmetric)
-{
-    for (int i = threadIdx.x; i < SIDE * SIDE; i += THREADS) {
-        int row = row0 + i / SIDE, col = col0 + i % SIDE;
-        if (row >= p.rows || col >= p.cols || (symmetric && col > row))
-            continue;
-        float value = finish(result[i / SIDE * RESULT_PITCH + i % SIDE], d, p, row, col);
-        out[(int64_t)row * p.out_pitch + col] =
-            from_float<O>(scale_value<O>(value, scale, p, row == col, col));
-    }
-    if (!symmetric)
-        return;
-    for (int i = threadIdx.x; i < SIDE * SIDE;
-         i += THREADS) { // neighbouring threads: neighbouring columns of the mirror image
-        int row = row0 + i % SIDE, col = col0 + i / SIDE;
-        if (row >= p.rows || col >= row)
-            continue;
-        float value = finish(result[i % SIDE * RESULT_PITCH + i / SIDE], d, p, row, col);
-        out[(int64_t)col * p.out_pitch + row] = from_float<O>(scale_value<O>(value, scale, p, false, row));
-    }
-}
-
 template <typename T, typename O, ProductForm FORM>
 __global__ void __launch_bounds__(THREADS)
     portable_kernel(const NsProduct p, int col_tiles, bool a_vectors, bool b_vectors)
@@ -199,7 +149,8 @@ __global__ void __launch_bounds__(THREADS)
     sums.store(result);
     __syncthreads();
     const float *scale = p.scale ? p.scale + (int64_t)blockIdx.y * p.rows : nullptr;
-    write_tile((O *)p.out + blockIdx.y * p.out_stride, result, d, scale, p, i * SIDE, j * SIDE, symmetric);
+    write_tile<SIDE, RESULT_PITCH, THREADS>((O *)p.out + blockIdx.y * p.out_stride, result, d, scale, p,
+                                            i * SIDE, j * SIDE, symmetric);
 }
 
 // ---- launch ----------------------------------------------------------------------------------------------
@@ -240,6 +191,8 @@ template <typename T, typename O, ProductForm FORM> static void launch(cudaStrea
 void ns_portable_product(cudaStream_t s, ProductForm form, NsDtype dtype, NsDtype out_dtype,
                          const NsProduct &p)
 {
+    if (ns_pipelined_product(s, form, dtype, out_dtype, p))
+        return;
     DISPATCH_DTYPE(dtype, {
         if (form == PRODUCT_GRAM && out_dtype == NS_FP32)
             launch<T, float, PRODUCT_GRAM>(s, p);
