@@ -7,6 +7,7 @@
 //   bench_attention [--sustained SECONDS] auto     the same, only by the kernels that are chosen by
 //   themselves
 //   bench_attention [--sustained SECONDS] deterministic    the same with a fixed order of sums
+//   bench_attention [--sustained SECONDS] portable    the same, only by the kernels for any GPU
 //   bench_attention [--sustained SECONDS] cudnn    the same, only by cuDNN's
 //   bench_attention plans    what a cuDNN plan's number of document slots and its longest document cost
 //
@@ -239,6 +240,7 @@ static void reserve(AttentionKernels kernels, bool deterministic)
 static void bench_kernels(AttentionKernels kernels, bool deterministic)
 {
     choice = kernels == ATTENTION_CUDNN ? "cuDNN"
+             : kernels == ATTENTION_OWN ? "the kernels for any GPU"
              : deterministic            ? "as the program chooses, deterministic"
                                         : "as the program chooses";
     static const int train[] = {384, 896, 1408}, eval[] = {768, 2560};
@@ -298,8 +300,14 @@ int main(int argc, char **argv)
     }
     const char *what = argc > 1 ? argv[1] : "";
     backend_open(0);
-    backend_reserve(&(OpSizes){
-        .tokens = N, .eval_tokens = EVAL_N, .dim = D, .heads = H, .mlp_dim = 16, .vocab_padded = 128});
+    bool portable = !strcmp(what, "portable");
+    backend_reserve(&(OpSizes){.tokens = N,
+                               .eval_tokens = EVAL_N,
+                               .dim = D,
+                               .heads = H,
+                               .mlp_dim = 16,
+                               .vocab_padded = 128,
+                               .portable = portable});
     stream = stream_create();
     for (int i = 0; i < 6; i++) {
         int64_t n = (int64_t)(i < 5 ? EVAL_N : N) * D;
@@ -328,6 +336,8 @@ int main(int argc, char **argv)
             bench_kernels(ATTENTION_CUDNN, false);
         if (!*what || !strcmp(what, "deterministic"))
             bench_kernels(ATTENTION_AUTO, true);
+        if (portable)
+            bench_kernels(ATTENTION_OWN, false);
     }
     backend_close();
     return 0;

@@ -13,14 +13,6 @@
 
 enum { ROWS = WARP, GROUPS = 8 }; // of a block of loss_from_sums
 
-// Code of a target's gradient. wanted: the sum of the weights whose target it is
-static __device__ __forceinline__ float target_code(const LossForm &f, float one_minus_sigmoid, float norm,
-                                                    float weights, float wanted)
-{
-    float p = exp2f(-f.cap_log2 * one_minus_sigmoid - norm);
-    return f.code_factor * (weights * p - wanted) * f.steepness * one_minus_sigmoid * (1 - one_minus_sigmoid);
-}
-
 // factors: (n, the first target's code)
 template <int TERMS> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
 {

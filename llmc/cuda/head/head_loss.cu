@@ -219,6 +219,121 @@ __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(const 
         write_zero_row<FORM>(logits + at, row_codes, Vp / 8);
 }
 
+// ---- rows in registers and shared memory ------------------------------------------------------------------
+
+// Vectors of 8 logits of a thread: a row of up to 53,248 is read once and written once by two CTAs a
+// multiprocessor.
+enum { HELD_THREADS = 512, IN_REGISTERS = 8, IN_SHARED = 5, HELD_VECTORS = IN_REGISTERS + IN_SHARED };
+
+// Eight gradients of a row from what exp_sum_fast packed, as head_gradient.cu has them.
+template <GradientForm FORM>
+static __device__ __forceinline__ void write_held(floatX *row, uint8_t *codes, int v, uint4 packed,
+                                                  float exponent, float n)
+{
+    float g[8];
+    unpack_fractions(packed, g);
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        g[k] = exp2_fast(fmaf(g[k], exponent, n)) * (g[k] * (FRACTIONS - g[k]));
+    write_gradient<FORM>(row, codes, v, g, 1);
+}
+
+// Loss and e5m2 gradient. Of a row 1 - sig is kept, in 16 bits: the second pass has one exponential an
+// element. Elements of targets are computed from their logits, as head_gradient.cu says.
+template <GradientForm FORM, int TERMS>
+__global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(const LossForm f, float *losses,
+                                                                             floatX *logits, uint8_t *codes,
+                                                                             const RowTargets targets,
+                                                                             int rows, int Vp)
+{
+    __shared__ uint4 held[IN_SHARED * HELD_THREADS];
+    __shared__ float shared[WARP];
+    int row = blockIdx.x, vectors = Vp / 8;
+    int64_t at = (int64_t)row * Vp;
+    floatX *out = logits + at;
+    uint8_t *row_codes = FORM == GRADIENT_E5M2 ? codes + at : NULL;
+    if (row >= rows) {
+        write_zero_row<FORM>(out, row_codes, vectors);
+        return;
+    }
+    uint4 kept[IN_REGISTERS], *mine = held + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < IN_REGISTERS; i++) {
+        int v = threadIdx.x + i * HELD_THREADS;
+        kept[i] = v < vectors ? load_vec(out, v) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < IN_SHARED; i++) {
+        int v = threadIdx.x + (IN_REGISTERS + i) * HELD_THREADS;
+        uint32_t to = (uint32_t)__cvta_generic_to_shared(mine + i * HELD_THREADS);
+        if (v < vectors)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
+                         "l"(reinterpret_cast<const uint4 *>(out) + v)
+                         : "memory");
+    }
+    Wanted<TERMS> wanted(targets, row);
+    float sum = 0, target_logit[TERMS];
+#pragma unroll
+    for (int k = 0; k < TERMS; k++)
+        target_logit[k] = wanted.token[k] >= 0 ? to_float(out[wanted.token[k]]) : 0;
+#pragma unroll
+    for (int i = 0; i < HELD_VECTORS; i++) {
+        if ((int)threadIdx.x + i * HELD_THREADS >= vectors)
+            continue;
+        if (i == IN_REGISTERS)
+            asm volatile("cp.async.wait_all;" ::: "memory"); // what this thread has queued itself
+        float l[8];
+        uint4 &u = i < IN_REGISTERS ? kept[i % IN_REGISTERS]
+                                    : mine[(i < IN_REGISTERS ? 0 : i - IN_REGISTERS) * HELD_THREADS];
+        unpack8(u, l);
+        sum += exp_sum_fast(l, 1, f, &u);
+    }
+    sum = block_sum(sum, shared); // also orders the reads of the targets' logits
+    float norm = log2f(sum), n = f.code_log2 - norm + log2f(wanted.sum), exponent = -f.cap_log2 / FRACTIONS;
+#pragma unroll
+    for (int i = 0; i < HELD_VECTORS; i++) {
+        int v = threadIdx.x + i * HELD_THREADS;
+        if (v < vectors)
+            write_held<FORM>(out, row_codes, v,
+                             i < IN_REGISTERS
+                                 ? kept[i % IN_REGISTERS]
+                                 : mine[(i < IN_REGISTERS ? 0 : i - IN_REGISTERS) * HELD_THREADS],
+                             exponent, n);
+    }
+    __syncthreads(); // the targets' elements are written again
+    if (threadIdx.x)
+        return;
+    float total = 0;
+#pragma unroll
+    for (int k = 0; k < TERMS; k++) {
+        if (wanted.token[k] < 0)
+            continue;
+        float one_minus_sigmoid = 1 / (1 + expf((target_logit[k] + f.shift) / f.slope)), share = 0;
+#pragma unroll
+        for (int i = 0; i < TERMS; i++)
+            share += wanted.token[i] == wanted.token[k] ? wanted.weight[i] : 0;
+        float code = target_code(f, one_minus_sigmoid, norm, wanted.sum, share);
+        total += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
+        if (FORM == GRADIENT_E5M2)
+            row_codes[wanted.token[k]] = (uint8_t)encode4(code, 0, 0, 0, __NV_E5M2);
+        else
+            out[wanted.token[k]] = __float2bfloat16(fp8_value(code, __NV_E5M2)); // exact
+    }
+    losses[row] = total;
+}
+
+template <GradientForm FORM, int TERMS>
+static void launch_held(Stream s, const LossForm *f, const LossGradient *a)
+{
+    loss_gradient_held_kernel<FORM, TERMS>
+        <<<(unsigned)a->rows_padded, HELD_THREADS, 0, s>>>(*f, a->losses, a->logits, a->codes, a->targets,
+                                                           a->rows, a->Vp);
+    CHECK_LAUNCH();
+}
+
+// ---- launch
+// ------------------------------------------------------------------------------------------------
+
 // The number of threads that leaves fewest idle in the last round over a row.
 static int threads_for(int vectors)
 {
@@ -236,6 +351,12 @@ static int threads_for(int vectors)
 template <GradientForm FORM, int TERMS>
 static void launch_loss_gradient(Stream s, const LossForm *f, const LossGradient *a)
 {
+    if constexpr (FORM != GRADIENT_BF16) {
+        if (a->Vp / 8 <= HELD_VECTORS * HELD_THREADS) {
+            launch_held<FORM, TERMS>(s, f, a);
+            return;
+        }
+    }
     size_t stage_bytes = (size_t)a->Vp * 4;
     if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
         loss_gradient_plain_kernel<FORM, TERMS>

@@ -147,6 +147,30 @@ static __device__ __forceinline__ void unpack_fractions(uint4 u, float *f)
         f[k] = __uint_as_float(__byte_perm(w[k / 2], 0x4b000000, k % 2 ? 0x7632 : 0x7610)) - 8388609;
 }
 
+// Sum of e^(z - cap) of eight logits in units of `unit`, in training: sig(x) = (1 + t) / 2 with the
+// hardware's t = tanh(x / 2), good to 2^-11 of t. packed: 1 - sig.
+static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, const LossForm &f,
+                                                     uint4 *packed)
+{
+    float part = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        s[i] = tanh_fast(fmaf(s[i], unit * f.tanh_scale, f.tanh_shift));
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        part += exp2_fast(fmaf(s[i], 0.5f * f.cap_log2, -0.5f * f.cap_log2)); // z - cap = cap (t - 1) / 2
+    *packed = pack_halves(s);
+    return part;
+}
+
+// Code of a target's gradient. wanted: the sum of the weights whose target it is
+static __device__ __forceinline__ float target_code(const LossForm &f, float one_minus_sigmoid, float norm,
+                                                    float weights, float wanted)
+{
+    float p = exp2f(-f.cap_log2 * one_minus_sigmoid - norm);
+    return f.code_factor * (weights * p - wanted) * f.steepness * one_minus_sigmoid * (1 - one_minus_sigmoid);
+}
+
 typedef enum {
     GRADIENT_BF16,         // in place of the logits
     GRADIENT_E5M2,         // to `codes`: e5m2(g / sg)

@@ -213,22 +213,6 @@ static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit,
     return part;
 }
 
-// The same in training: sig(x) = (1 + t) / 2 with the hardware's t = tanh(x / 2), good to 2^-11 of t.
-// packed: 1 - sig.
-static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, const LossForm &f,
-                                                     uint4 *packed)
-{
-    float part = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        s[i] = tanh_fast(fmaf(s[i], unit * f.tanh_scale, f.tanh_shift));
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        part += exp2_fast(fmaf(s[i], 0.5f * f.cap_log2, -0.5f * f.cap_log2)); // z - cap = cap (t - 1) / 2
-    *packed = pack_halves(s);
-    return part;
-}
-
 // What a tile's epilogue reads for the thread's two rows, loaded one tile ahead to hide the latency.
 template <int COLS> struct RowData {
     int target[2];
