@@ -242,20 +242,17 @@ void attention_take_counters(AttentionCall *c, Stream s, bool backward)
 
 // ---- what is reserved ------------------------------------------------------------------------------------
 
-// Where cuDNN's kernels may be fast: before Hopper the library would take others, which nobody has timed
-// here.
+// Where cuDNN's kernels may be taken; whether they are right is found out at every start. Nobody has timed
+// them before Hopper.
 static bool cudnn_is_a_candidate(Error *why)
 {
-    int capability = device_compute(), e = at.head_dim;
+    int e = at.head_dim;
     if (at.sizes.attention == ATTENTION_OWN)
         return error_set(why, "asked for");
     if (at.sizes.attention == ATTENTION_CUDNN)
         return true;
     if (device_is_portable())
         return error_set(why, "--portable");
-    if (capability < 90)
-        return error_set(why, "cuDNN's kernels were not tried on compute capability %d.%d", capability / 10,
-                         capability % 10);
     if (e % 16)
         return error_set(why, "cuDNN's dq is wrong for heads of width %d, which is no multiple of 16", e);
     return true;

@@ -134,7 +134,6 @@ void device_open(DeviceState *s, int index)
 
 void device_set_portable(bool portable) { device_state.portable = portable; }
 bool device_is_portable(void) { return device_state.portable; }
-int device_compute(void) { return device_state.compute; }
 bool device_has_wgmma(void) { return device_state.wgmma_code && !device_state.portable; }
 bool device_has_bulk_copies(void)
 {

@@ -12,7 +12,6 @@ extern "C" {
 void device_set_portable(bool portable);
 bool device_is_portable(void);
 
-int device_compute(void); // capability of the device: 10 * major + minor
 bool device_has_wgmma(
     void); // Hopper's warpgroup products and tensor memory accelerator, compiled in (sm_90a)
 bool device_has_bulk_copies(void); // rows to shared memory by the copy engine: Hopper and later
