@@ -437,7 +437,7 @@ int main(int argc, char **argv)
     printf("%s\n", attention_description());
     const Rung rungs[] = {{"one warp a query, one key after the other", run1},
                           {"tiles of 32 keys in shared memory for 32 queries", run2},
-                          {"tensor cores (mma.sync), 64 queries a block (any GPU's kernel)", run3},
+                          {"tensor cores (mma.sync), 128 queries a block (any GPU's kernel)", run3},
                           {"warpgroup products, TMA, 64 queries a block, nothing at a time", run4},
                           {"cuDNN, and a second pass for the gate", run5},
                           {"192 queries, keys fetched ahead, all at a time (the program's op)", run6}};
