@@ -331,8 +331,7 @@ static void launch_held(Stream s, const LossForm *f, const LossGradient *a)
     CHECK_LAUNCH();
 }
 
-// ---- launch
-// ------------------------------------------------------------------------------------------------
+// ---- launch ----------------------------------------------------------------------------------------------
 
 // The number of threads that leaves fewest idle in the last round over a row.
 static int threads_for(int vectors)
