@@ -9,7 +9,7 @@ set -u -o pipefail
 
 # Kernel, bytes that it may store, why (CUDA 13.0). Where a part is named, the kernel was compiled without it.
 known='
-attention_sm90::backward_kernel<128> 24 dk, dv, scores and dp take 192 of 232 registers; a smaller tile has more traffic in shared memory
+attention_sm90::backward_qkv_kernel 32 dk, dv, scores and dp take 192 of 232 registers; a smaller tile has more traffic in shared memory
 chain_kernel<__half> 148 the epilogue of products scaled by AOL (none without it): once a slice of 64 rows, not in the mainloop
 chain_kernel<__nv_bfloat16> 60 the same epilogue (32 without it), and the other two of AOL
 q_backward_kernel 16 three CTAs a multiprocessor, 168 registers, for more loads in flight (none with two); bound by memory

@@ -11,7 +11,10 @@
 // are the register operand A of the next. Two consumer warpgroups own 64 keys each and hold dk and dv in
 // registers; only ds^T passes through shared memory, because dq sums over the keys of both: each warpgroup
 // computes half of dq's columns, or 64 and 32 of 96. Warpgroup 2: one producer and tile-scheduler warp, two
-// warps that reduce dq tiles to global memory (cp.reduce.async.bulk) during the next tile.
+// warps that by turns reduce dq tiles to global memory (cp.reduce.async.bulk), each during the next tile.
+// dk and dv are staged in shared memory where the item's k and ds were, and stored by TMA, which is waited
+// for under the next item's first scores. k, v, dk and dv leave L2 before q, dy and dq, which several CTAs
+// read.
 //
 //   tensor cores 5 products of 64 x 128 x 128 a tile: 2560 cycles
 //   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes:
@@ -19,8 +22,10 @@
 //   L2           32 KB of q and dy in, 32 KB of dq reduced a tile: 11 + 11 bytes a cycle and multiprocessor
 //   smem         k of this and the next item 64 KB, v 32, q and dy in two stages 64, ds twice 32, dq 32:
 //                224 KB
-//   registers    dk, dv 128; scores and dp 64, later their packed forms and dq in the same: 192 of 232; 24
-//                bytes spilled
+//   items        7 to 8 us each beside its tiles (2.1 us each), before the work of 2026-11-23 on their ends:
+//                dev/notes/2026-11-23_ends_of_attention_items.md
+//   registers    dk, dv 128; scores and dp 64, later their packed forms and dq in the same: 192 of 224, or
+//                of 232 where q, k, v's backward follows (32 bytes spilled)
 //
 // dq: the accumulator keeps the sums for q, k, v's backward, or round_kernel rounds them to dq.
 // Tiles lie on multiples of 64 and 128 tokens wherever documents begin and end; the queries that see a key
@@ -47,6 +52,10 @@
 
 namespace attention_sm90
 {
+
+struct Maps {
+    CUtensorMap q, k, v, dy, dk, dv; // boxes: queries' of 64 rows, k's and v's of 128, dk's and dv's of 64
+};
 
 #if HOPPER
 
@@ -142,24 +151,61 @@ static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq
                 make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
 }
 
-// Epilogue: accumulators (64, COLS) to rows of a head.  row: first row of the thread
+// Epilogue: the warp's 16 rows of accumulators (64, COLS) times `factor` to panels of 64 columns as bf16,
+// under the 128-byte swizzle.  row: the lane's, in the first panel
 template <int COLS>
-static __device__ __forceinline__ void store_keys(floatX *head, const float (&sum)[COLS / 2], float factor,
-                                                  int row, const Arguments &a)
+static __device__ __forceinline__ void stage_rows(uint8_t *row, const float (&sum)[COLS / 2], float factor,
+                                                  int lane)
 {
+    uint32_t address = shared_address(row);
 #pragma unroll
-    for (int g = 0; g < COLS / 8; g += 4)
+    for (int g = 0; g < COLS / 8; g += 2) {
+        uint32_t x[4];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t x[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                x[k] = pack2(sum[4 * (g + k) + 2 * i] * factor, sum[4 * (g + k) + 2 * i + 1] * factor);
-            transpose_quad(x);
-            floatX *to = head + (int64_t)(row + 8 * i) * a.H * COLS + (g + threadIdx.x % 4) * 8;
-            if (row + 8 * i < a.N)
-                *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
-        }
+        for (int i = 0; i < 4; i++)
+            x[i] = pack2(sum[4 * g + 2 * i] * factor, sum[4 * g + 2 * i + 1] * factor);
+        stmatrix_x4(address + g / 8 * KEY_PANEL_BYTES + ((g % 8 + lane / 16 ^ lane % 8) << 4), x);
+    }
+}
+
+// Stores a panel of 64 rows of a head, which are not read again soon.
+template <int QK>
+static __device__ __forceinline__ void store_panel(const CUtensorMap *map, const uint8_t *from, int head,
+                                                   int panel, int row)
+{
+    if constexpr (QK == WIDTH)
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, "
+                     "%3}], [%1], %4;" ::"l"((uint64_t)map),
+                     "r"(shared_address(from)), "r"(head * WIDTH + panel * PANEL), "r"(row), "l"(EVICT_FIRST)
+                     : "memory");
+    else
+        tma_store(map, from, panel * PANEL, head, row);
+}
+
+// Epilogue: the warpgroup's rows of scale dk and dv by TMA from the item's slot of k and from ds, which no
+// product reads any more. The warpgroup's first thread stores; it waits for the reads (tma_store_wait_read)
+// before anything is written there again.
+template <int QK>
+static __device__ __forceinline__ void store_item(const Shared &m, const Maps &maps, int slot,
+                                                  const float (&dk)[QK / 2], const float (&dv)[64],
+                                                  int thread, int group, float scale)
+{
+    const Item *item = m.item(slot);
+    int lane = thread % WARP, row = (thread / WARP * 16 + lane % 16) * 128;
+    named_barrier_sync(1, 2 * WARPGROUP); // both have read k and ds
+    stage_rows<WIDTH>(m.ds(0) + row, dv, 1, lane);
+    stage_rows<QK>(m.k(slot) + row, dk, scale, lane);
+    fence_proxy_async_shared(); // for TMA
+    named_barrier_sync(2 + group, WARPGROUP);
+    if (thread % WARPGROUP)
+        return;
+    int key = item->key0 + group * WARPGROUP_KEYS;
+    for (int p = 0; p < 2; p++) {
+        int at = p * KEY_PANEL_BYTES + group * WARPGROUP_KEYS * 128;
+        store_panel<WIDTH>(&maps.dv, m.ds(0) + at, item->head, p, key);
+        store_panel<QK>(&maps.dk, m.k(slot) + at, item->head, p, key);
+    }
+    tma_store_commit();
 }
 
 // Epilogue: gradient of v_raw from dv (64, 128), and dv itself if wanted.  row: first row of the thread
@@ -238,10 +284,12 @@ static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, co
     }
 }
 
-template <int QK>
-static __device__ __forceinline__ void consume(const Shared &m, const Arguments &a, int group)
+template <int QK, bool QKV>
+static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps, const Arguments &a,
+                                               int group)
 {
-    int thread; // read once: the compiler would read %tid in each iteration and wait for it
+    bool storing = false; // dk of the item before, from its slot of k
+    int thread;           // read once: the compiler would read %tid in each iteration and wait for it
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     int lane = thread % WARP, my_row = thread / WARP * 16 + lane / 4;
     Pipeline ring, slots;
@@ -250,8 +298,11 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
         const Item *item = m.item(slots.stage);
         mbarrier_wait(m.keys_full(slots.stage), slots.parity);
         int tile = item->first, last = item->last;
-        if (tile == last)
+        if (tile == last) {
+            if (thread % WARPGROUP == 0)
+                tma_store_wait();
             break;
+        }
         float dk[QK / 2], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
         mbarrier_wait(m.queries_full(ring.stage), ring.parity);
         wgmma_fence();
@@ -265,6 +316,12 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             dk[i] = 0;
         mbarrier_wait(m.values_full(), value_parity);
         value_parity ^= 1;
+        if (!QKV && storing) {
+            if (thread % WARPGROUP == 0)
+                tma_store_wait_read();
+            named_barrier_sync(2 + group, WARPGROUP);
+            mbarrier_arrive(m.keys_empty(slots.stage ^ 1));
+        }
 #pragma unroll 1
         do {
             const uint8_t *q = m.q(ring.stage), *dy = m.dy(ring.stage);
@@ -304,26 +361,24 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
             mma_rows<QK>(s, m.k(slots.stage), m.q(ring.stage),
                          group); // the next scores; discarded after the last tile
             wgmma_commit();
-            mbarrier_wait(m.dq_empty(group), dq_parity);
+            mbarrier_wait(m.dq_empty(), dq_parity);
             dq_parity ^= 1;
             wgmma_wait<1>();
             stage_dq(m.dq(group) + thread % WARPGROUP * 16, t, QK == WIDTH ? PANEL : dq_columns<QK>(group));
             fence_proxy_async_shared(); // for the bulk reduction
             __syncwarp();
             if (lane == 0)
-                mbarrier_arrive(m.dq_full(group));
+                mbarrier_arrive(m.dq_full((int)buffer));
             buffer ^= 1;
         } while (++tile < last);
         wgmma_wait<0>();
-        int row = item->key0 + my_row, at = item->head * QK, v_at = item->head * WIDTH;
-        if (QK != WIDTH || a.dk) {
-            mbarrier_arrive(m.keys_empty(slots.stage));
-            store_keys<QK>(a.dk + at, dk, a.scale, row, a);
-            store_keys<WIDTH>(a.dv + v_at, dv, 1, row, a);
-        } else if constexpr (QK == WIDTH) {
+        if constexpr (!QKV) {
+            store_item<QK>(m, maps, slots.stage, dk, dv, thread, group, a.scale);
+            storing = true;
+        } else {
             Angles angles[2];
             float rstd[2] = {};
-            int head = item->head;
+            int head = item->head, row = item->key0 + my_row;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 angles[r] = load_angles(a.cos, a.sin, row + 8 * r, row + 8 * r < a.N);
@@ -338,11 +393,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Arguments 
 
 #endif
 
-template <int QK>
-__global__ void __launch_bounds__(BLOCK_THREADS, 1)
-    backward_kernel(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
-                    const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap dy,
-                    const __grid_constant__ Arguments a)
+template <int QK, bool QKV>
+static __device__ __forceinline__ void backward(const Maps &maps, const Arguments &a)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
@@ -355,9 +407,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
             mbarrier_init(m.keys_empty(i), 2 * WARPGROUP + 2);
             mbarrier_init(m.queries_full(i), WARP + 1);
             mbarrier_init(m.queries_empty(i), 2 * WARPGROUP);
-            mbarrier_init(m.dq_full(i), WARPGROUP / WARP);
-            mbarrier_init(m.dq_empty(i), 1);
+            mbarrier_init(m.dq_full(i), CONSUMER_WARPS);
         }
+        mbarrier_init(m.dq_empty(), 1);
         mbarrier_init(m.values_full(), 1);
         mbarrier_init(m.values_empty(), 2 * WARPGROUP / WARP);
         fence_mbarrier_init();
@@ -366,16 +418,29 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0),
         group = warp / (WARPGROUP / WARP); // warp-uniform
     if (group == 2) {
-        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        setmaxnreg_dec<QKV ? QKV_PRODUCER_REGISTERS : PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP)
-            produce<QK>(m, a, &q, &k, &v, &dy);
+            produce<QK>(m, a, &maps.q, &maps.k, &maps.v, &maps.dy);
         else if (warp <= 2 * WARPGROUP / WARP + 2 && threadIdx.x % WARP == 0)
             reduce_dq<QK>(m, a, warp - 2 * WARPGROUP / WARP - 1);
     } else {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<QK>(m, a, group);
+        setmaxnreg_inc<QKV ? QKV_CONSUMER_REGISTERS : CONSUMER_REGISTERS>();
+        consume<QK, QKV>(m, maps, a, group);
     }
 #endif
+}
+
+// To dk and dv, or to q, k, v's gradients.
+template <int QK>
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
+{
+    backward<QK, false>(maps, a);
+}
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    backward_qkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
+{
+    backward<WIDTH, true>(maps, a);
 }
 
 // Rounds accumulator tiles to dq. One CTA per tile of an item.
@@ -437,6 +502,8 @@ bool attention_sm90_prepare(int e, Error *error)
         return error_set(error, "the driver makes no tensor maps");
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES));
+    CUDA_CHECK(
+        cudaFuncSetAttribute(backward_qkv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<NARROW>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     SHARED_BYTES));
     prepare_forward();
@@ -459,10 +526,15 @@ size_t attention_sm90_counters(void) { return sizeof(Progress) / sizeof(unsigned
 
 template <int QK> static void launch(const AttentionCall *c, const Arguments &a, Stream s)
 {
-    CUtensorMap q = keys_map<QK>(c->q, c, QUERIES), k = keys_map<QK>(c->k, c, KEYS),
-                v = rows_map(c->v, c, KEYS), dy = rows_map(c->dy, c, QUERIES);
+    Maps maps = {keys_map<QK>(c->q, c, QUERIES), keys_map<QK>(c->k, c, KEYS), rows_map(c->v, c, KEYS),
+                 rows_map(c->dy, c, QUERIES)};
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    backward_kernel<QK><<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(q, k, v, dy, a);
+    if (c->dk) {
+        maps.dk = keys_map<QK>(c->dk, c, WARPGROUP_KEYS);
+        maps.dv = rows_map(c->dv, c, WARPGROUP_KEYS);
+        backward_kernel<QK><<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(maps, a);
+    } else
+        backward_qkv_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(maps, a);
     if (c->dq)
         round_kernel<QK><<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
     CHECK_LAUNCH();
@@ -475,7 +547,6 @@ void attention_sm90_backward(const AttentionCall *c, Stream s)
     a.lse = c->lse;
     a.row_sums = c->row_sums;
     a.dq = c->dq;
-    a.dk = c->dk;
     a.dv = c->dv;
     a.dq_sum = c->dq_sum;
     if (!c->dk) {

@@ -9,6 +9,7 @@ namespace attention_sm90
 using namespace dq_accumulator;
 
 constexpr float LOG2E = 1.4426950408889634f;
+constexpr uint64_t EVICT_FIRST = 0x12F0000000000000; // L2 policy: the value of CUTLASS's CacheHintSm90
 
 enum {
     KEYS = 128,
@@ -24,8 +25,10 @@ enum {
     DS_BYTES = KEYS * 128,
     DQ_STAGE_BYTES = QUERIES * PANEL * 4,
     STEP_BYTES = 16 * 128, // 16 rows of a panel: one step along an operand stored along the columns
-    CONSUMER_REGISTERS = 232,
-    PRODUCER_REGISTERS = 40
+    CONSUMER_REGISTERS = 224,
+    PRODUCER_REGISTERS = 56,      // 256 * 224 + 128 * 56 = 384 * 168, which is what a block starts with
+    QKV_CONSUMER_REGISTERS = 232, // of backward_qkv_kernel, whose epilogue has more values
+    QKV_PRODUCER_REGISTERS = 40
 };
 // Columns of dq that a warpgroup computes: a panel, of which the second may be narrower.
 template <int QK> static __host__ __device__ constexpr int dq_columns(int group)
@@ -35,16 +38,16 @@ template <int QK> static __host__ __device__ constexpr int dq_columns(int group)
 
 struct Arguments {
     const float *lse, *row_sums;
-    floatX *dq, *dk, *dv;    // dq, dk (N, H QK), dv (N, d). dq and dk NULL: the raw k's gradient goes to dqkv
-    floatX *dqkv;            // (N, 3 d); dv may be NULL then
+    floatX *dq;              // (N, H QK); NULL: q, k, v's backward reads dq_sum
+    floatX *dqkv, *dv;       // backward_qkv_kernel's: (N, 3 d), and dv (N, d) or NULL
     const floatX *cos, *sin; // (N, WIDTH / 4)
     const float *rstd_k, *lambda;
     const floatX *v_raw, *value_embed;
     const int32_t *tokens;
     float *value_sums; // (items, CONSUMER_WARPS, 2)
     float *dq_sum;     // see dq_accumulator
-    unsigned *state;   // (tiles, H, 2), zeros: by half of a tile of dq_sum the partial sums that it holds, or
-                       // in no fixed order 1 after the first
+    unsigned *state;   // (tiles, H, 2), zeros. The first of two: partial sums that a tile of dq_sum holds, or
+                       // in no fixed order 1 after the first. The second is not used.
     Progress *progress;
     const int32_t *cu;              // starts of documents
     const int32_t *order, *late;    // of tiles of keys: see attention.c's table
@@ -87,11 +90,11 @@ struct Shared {
     __device__ __forceinline__ uint64_t *queries_empty(int stage) const { return barrier(6 + stage); }
     __device__ __forceinline__ uint64_t *values_full(void) const { return barrier(8); }
     __device__ __forceinline__ uint64_t *values_empty(void) const { return barrier(9); }
-    __device__ __forceinline__ uint64_t *dq_full(int group) const { return barrier(10 + group); }
-    __device__ __forceinline__ uint64_t *dq_empty(int group) const { return barrier(12 + group); }
+    __device__ __forceinline__ uint64_t *dq_full(int turn) const { return barrier(10 + turn); }
+    __device__ __forceinline__ uint64_t *dq_empty(void) const { return barrier(12); }
 };
 enum {
-    BARRIERS = 14,
+    BARRIERS = 13,
     TILES_BYTES = 3 * KEY_BYTES + 2 * STAGE_BYTES + 2 * DS_BYTES + 2 * DQ_STAGE_BYTES,
     SHARED_BYTES = TILES_BYTES + 2 * sizeof(Stage) + 2 * sizeof(Item) + BARRIERS * 8
 };
@@ -105,15 +108,16 @@ using Pipeline = PipelineState<2>;
 
 // ---- producer and tile-scheduler warp ---------------------------------------------------------------------
 
-static __device__ __forceinline__ int document_of(int t, const Arguments &a) // last d with cu[d] <= t
+// The last d with cu[d] <= t, searched by all lanes together.
+static __device__ __forceinline__ int document_of(int t, const Arguments &a)
 {
-    int low = 0, high = a.slots;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (a.cu[middle] <= t)
-            low = middle;
-        else
-            high = middle;
+    int low = 0, count = a.slots;
+    while (count > 1) {
+        int step = (count + WARP - 1) / WARP, at = (int)(threadIdx.x % WARP) * step;
+        unsigned before = __ballot_sync(0xffffffffu, at < count && a.cu[low + min(at, count - 1)] <= t);
+        int passed = (__popc(before) - 1) * step;
+        low += passed;
+        count = min(step, count - passed);
     }
     return low;
 }
@@ -134,21 +138,33 @@ static __device__ __forceinline__ void describe_order(Item *item, int begin, int
 }
 
 // Fills in the item. Called by all lanes, four keys each.
-static __device__ __forceinline__ void describe_item(Item *item, int index, const Arguments &a)
+static __device__ __forceinline__ void describe_item(Item *item, int index, int key0, const Arguments &a)
 {
-    int lane = threadIdx.x % WARP, key0 = a.order[index / a.H] * KEYS, first_key = key0 + 4 * lane;
-    int document = document_of(min(first_key, a.N - 1), a), end = a.cu[document + 1], last_seen = 0, count[4];
-    int begin = a.cu[document], first_end = end;
+    int lane = threadIdx.x % WARP, first_key = key0 + 4 * lane;
+    int document = document_of(key0, a), begin = a.cu[document], first_end = 0, last_seen = 0,
+        last_key = min(key0 + KEYS, a.N) - 1, end[4], count[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        end[i] = INT_MAX;
+    for (bool more = true; more; document += WARP) { // the first end behind each key
+        int start = document + 1 + lane <= a.slots ? a.cu[document + 1 + lane] : INT_MAX;
+        for (int k = 0; k < WARP && more; k++) {
+            int at = __shfl_sync(0xffffffffu, start, k);
+            more = at <= last_key;
+            if (first_end == 0)
+                first_end = at;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (at > first_key + i)
+                    end[i] = min(end[i], at);
+        }
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int key = first_key + i;
-        count[i] = 0;
-        if (key < a.N) {
-            while (key >= end)
-                end = a.cu[++document + 1];
-            count[i] = min(end - key, a.window + 1);
+        count[i] = key < a.N ? min(end[i] - key, a.window + 1) : 0;
+        if (key < a.N)
             last_seen = key + count[i];
-        }
         item->count[4 * lane + i] = count[i];
     }
     int seen = __reduce_max_sync(0xffffffffu, last_seen);
@@ -179,6 +195,21 @@ static __device__ __forceinline__ Scalars load_scalars(int tile, int head, const
         x.row_sum[i] = t < a.N ? a.row_sums[(int64_t)t * a.H + head] : 0;
     }
     return x;
+}
+
+// load_panel of what is read once. Heads of 96 columns are loaded without the policy, which was not tried.
+template <int QK>
+static __device__ __forceinline__ void load_once(void *to, const CUtensorMap *map, uint64_t *full, int at,
+                                                 int panel, int row)
+{
+    if constexpr (QK == WIDTH)
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                     ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+                     "l"((uint64_t)map), "r"(shared_address(full)), "r"(at + panel * PANEL), "r"(row),
+                     "l"(EVICT_FIRST)
+                     : "memory");
+    else
+        load_panel<QK>(to, map, full, at, panel, row);
 }
 
 struct Producer {
@@ -213,15 +244,16 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
             a.progress->next = 0; // the last CTA resets the counter
         return false;
     }
-    describe_item(item, (int)index, a);
-    __syncwarp();
+    int key0 = a.order[index / a.H] * KEYS, at = head_at<QK>((int)index % a.H);
     if (lane == 0) {
-        int key0 = item->key0, at = head_at<QK>(item->head);
         mbarrier_arrive_expect_tx(full, KEY_BYTES);
         for (int p = 0; p < 2; p++)
-            load_panel<QK>(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, at, p, key0);
-    } else
-        mbarrier_arrive(full);
+            load_once<QK>(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, at, p, key0);
+    }
+    describe_item(item, (int)index, key0, a);
+    __syncwarp();
+    if (lane)
+        mbarrier_arrive(full); // for lane 0, too, whose arrival has the bytes
     return true;
 }
 
@@ -234,8 +266,8 @@ static __device__ __forceinline__ void load_values(const Producer &f, const Shar
     const Item *item = m.item(slot);
     mbarrier_arrive_expect_tx(m.values_full(), KEY_BYTES);
     for (int p = 0; p < 2; p++)
-        tma_load_2d(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH + p * PANEL,
-                    item->key0);
+        load_once<WIDTH>(m.v() + p * KEY_PANEL_BYTES, f.v, m.values_full(), item->head * WIDTH, p,
+                         item->key0);
 }
 
 template <int QK>
@@ -297,40 +329,50 @@ static __device__ __forceinline__ unsigned sums_before(const Item *item, int til
     return a.fixed_order ? before : min(before, 1u);
 }
 
-// One thread per warpgroup. The first partial sum of a tile is stored, so that the accumulator need not be
-// zeroed; without a fixed order the others wait for that one alone. The state of the next tile is read one
-// tile ahead, because the load takes as long as a reduction.
+// One thread of each of two warps, which take tiles by turns: the fences and waits of one tile pass during
+// the next. The first partial sum of a tile is stored, so that the accumulator need not be zeroed; without a
+// fixed order the others wait for that one alone. The state of the thread's next tile is read one of its
+// tiles ahead, because the load takes as long as a reduction.
 template <int QK>
-static __device__ __forceinline__ void reduce_dq(const Shared &m, const Arguments &a, int group)
+static __device__ __forceinline__ void reduce_dq(const Shared &m, const Arguments &a, int number)
 {
-    const uint32_t bytes = QUERIES * dq_columns<QK>(group) * 4;
+    int turn = number; // 0: the item's first tile is the thread's
+    const uint32_t bytes = QUERIES * QK * 4;
     uint32_t parity = 0;
     for (Pipeline slots;; slots.advance()) {
         mbarrier_wait(m.keys_full(slots.stage), slots.parity);
         const Item *item = m.item(slots.stage);
-        int tile = item->first, last = item->last;
-        int64_t unit = (int64_t)tile * a.H + item->head;
-        if (tile == last)
+        int first = item->first, last = item->last, tile = first + turn;
+        if (first == last)
             break;
-        unsigned *state = a.state + 2 * unit + group, seen = *(volatile unsigned *)state, next = 0;
-        for (; tile < last; tile++, parity ^= 1, unit += a.H, state += 2 * a.H, seen = next) {
+        turn ^= (last - first) & 1;
+        unsigned *state = a.state + 2 * ((int64_t)tile * a.H + item->head), seen = 0, next = 0;
+        float *sums = a.dq_sum + ((int64_t)tile * a.H + item->head) * (QUERIES * QK);
+        if (tile < last)
+            seen = *(volatile unsigned *)state;
+        for (; tile < last;
+             tile += 2, parity ^= 1, state += 4 * a.H, sums += 2 * a.H * (QUERIES * QK), seen = next) {
             unsigned before = sums_before(item, tile, a);
-            float *sums = a.dq_sum + unit * (QUERIES * QK) + group * (QUERIES * PANEL);
-            if (seen == before)
-                __threadfence(); // makes the volatile load an acquire
-            if (tile + 1 < last)
-                next = *(volatile unsigned *)(state + 2 * a.H);
-            mbarrier_wait(m.dq_full(group), parity);
-            while (seen != before)
-                seen = load_acquire(state);
-            fence_proxy_async(); // orders other CTAs' stores before the reduction
+            bool ready = seen == before;
+            if (ready) {
+                asm volatile("fence.acq_rel.gpu;" ::: "memory"); // makes the volatile load an acquire
+                fence_proxy_async(); // orders other CTAs' stores before the reduction
+            }
+            if (tile + 2 < last)
+                next = *(volatile unsigned *)(state + 4 * a.H);
+            mbarrier_wait(m.dq_full(number), parity);
+            if (!ready) {
+                while (seen != before)
+                    seen = load_acquire(state);
+                fence_proxy_async();
+            }
             if (before)
-                bulk_reduce_add(sums, m.dq(group), bytes);
+                bulk_reduce_add(sums, m.dq(0), bytes);
             else
-                bulk_store(sums, m.dq(group), bytes);
+                bulk_store(sums, m.dq(0), bytes);
             tma_store_commit();
             tma_store_wait_read();
-            mbarrier_arrive(m.dq_empty(group));
+            mbarrier_arrive(m.dq_empty());
             if (before && !a.fixed_order)
                 continue; // nobody waits for it
             tma_store_wait();
