@@ -152,7 +152,39 @@ static void test_products(int n, int in, int out)
     for (int i = 0; i < n * out; i++)
         wide[i] *= 2 * sqrt(stored[i]);
     matmul_relu2_backward(NULL, y, x.x, w.x, y, n, in, out);
-    check("   relu^2 backward", y, wide, n * out);
+    // Product and result are rounded: (1 + u)^2 - 1 = 2 u (1 + u / 2), u 2^-8.
+    ok_at_most(worst_rounding(of_x(y, n * out), wide, n * out), 2 * (1 + 0x1p-9),
+               "   relu^2 backward, in roundings");
+}
+
+// Sums of integers are exact, below 2^14 here, and so are the roots of squares: every bit of the gradient
+// follows from the two roundings.
+static void test_relu2_gradient_bits(void)
+{
+    enum { ROWS = 37, DEPTH = 40, COLS = 72 };
+    pool_reset();
+    floatX *dy = halves(ROWS * DEPTH), *w = halves(DEPTH * COLS), *y = halves(ROWS * COLS),
+           *dpre = halves(ROWS * COLS);
+    for (int i = 0; i < ROWS * DEPTH; i++)
+        dy[i] = float_to_x((float)(i * 7 % 31 - 15));
+    for (int i = 0; i < DEPTH * COLS; i++)
+        w[i] = float_to_x((float)(i * 11 % 29 - 14));
+    for (int i = 0; i < ROWS * COLS; i++)
+        y[i] = float_to_x((float)((i % 16) * (i % 16)));
+    matmul_relu2_backward(NULL, dpre, dy, w, y, ROWS, DEPTH, COLS);
+    int wrong = 0, unlike_one_rounding = 0;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        int sum = 0, factor = 2 * (i % 16);
+        for (int k = 0; k < DEPTH; k++)
+            sum += (int)x_to_float(dy[i / COLS * DEPTH + k]) * (int)x_to_float(w[k * COLS + i % COLS]);
+        float once = x_to_float(float_to_x((float)(sum * factor))),
+              twice = x_to_float(float_to_x(x_to_float(float_to_x((float)sum)) * (float)factor));
+        wrong += x_to_float(dpre[i]) != twice;
+        unlike_one_rounding += once != twice;
+    }
+    ok(wrong == 0 && unlike_one_rounding > 0,
+       "relu^2 backward of integers: the product rounded first, %d wrong (one rounding: %d others)", wrong,
+       unlike_one_rounding);
 }
 
 static void rope_test_tables(Tensor *c, Tensor *s, int positions)
@@ -490,6 +522,7 @@ int main(void)
     PART(test_products(1, 12, 5));
     PART(test_products(131, 64, 192));
     PART(test_products(70, 520, 33));
+    PART(test_relu2_gradient_bits());
     PART(test_qkv());
     PART(test_qkv_product());
     PART(test_attention(1, 5));

@@ -66,6 +66,7 @@ static void finish_row(Epilogue epilogue, floatX *y, const floatX *extra, float 
             round_row(c, cols);
         relu2_row(c, cols);
     } else if (epilogue == RELU2_GRADIENT) {
+        round_row(c, cols);
 #pragma omp simd
         for (int j = 0; j < cols; j++)
             c[j] *= 2 * sqrtf(x_to_float(extra[j]));

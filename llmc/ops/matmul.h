@@ -48,7 +48,9 @@ void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count
 // y = relu(x w)^2.  x (N, in), w (in, out), y (N, out)
 void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, const floatX *w, int N, int in,
                           int out);
-// dpre = (dy w) * 2 sqrt(y).  dy (N, d), w (d, F), y (N, F) as matmul_relu2_forward gave it, dpre (N, F)
+// dpre = g * 2 sqrt(y) for g = dy w, rounded as it is stored: the records' programs keep it so between the
+// two.
+//   dy (N, d), w (d, F), y (N, F) as matmul_relu2_forward gave it, dpre (N, F)
 void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *dy, const floatX *w,
                            const floatX *y, int N, int d, int F);
 

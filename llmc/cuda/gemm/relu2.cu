@@ -2,8 +2,10 @@
 //
 // On Hopper sm90_gemm.cu fuses product and epilogue. On other GPUs cuBLASLt multiplies a slab of rows into
 // fp32 scratch that fits in L2 and an elementwise kernel rounds the slab once into the result. A product
-// rounded to bf16 before it is squared would double the error of the square.
+// rounded to bf16 before it is squared would double the error of the square. The gradient is rounded before
+// it meets its factor, as matmul_relu2_backward says.
 #include "llmc/cuda/device/device.h"
+#include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 
@@ -46,7 +48,7 @@ __global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float
 #pragma unroll
     for (int k = 0; k < 8; k++) {
         if (BACKWARD)
-            p[k] *= 2 * sqrtf(f[k]);
+            p[k] = to_bf16(p[k]) * 2 * sqrtf(f[k]);
         else
             p[k] = p[k] > 0 ? p[k] * p[k] : p[k] <= 0 ? 0 : p[k]; // NaN stays
     }

@@ -36,7 +36,8 @@ void sm90_gemm_reserve(void)
 bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
 {
     // in twelfths of the k steps; first row without C, second with C
-    static const int when[2][EVENTS] = {{3, 3, 3, 8, 8, 8}, {1, 2, 5, 6, 7, 10}};
+    static const int when[2][EVENTS] = {{3, 3, 3, 8, 8, 8}, {1, 2, 5, 6, 7, 10}},
+                     apply[DRELU2_EVENTS] = {0, 1, 3, 4, 6, 7, 9, 10};
     GemmWork work = {.alpha = p->alpha, .plane_cols = p->cols / p->planes};
     unsigned blocks;
     int N = p->N, depth = p->depth, cols = p->cols;
@@ -50,12 +51,15 @@ bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
         return false;
     for (int i = 0; i < EVENTS; i++)
         work.at[i] = work.tiles.steps * when[p->source != NULL][i] / 12;
+    for (int i = 0; i < DRELU2_EVENTS; i++)
+        work.apply_at[i] = work.tiles.steps * apply[i] / 12;
+    int box_rows = p->epilogue == EPILOGUE_DRELU2 ? (int)WARP_ROWS : (int)WARPGROUP_M;
     bool by_depth = p->layout == LAYOUT_NN;
     CUtensorMap map_x = tile_map_bf16(p->x, 1, N, depth, TILE_M),
                 map_w = by_depth ? tile_map_bf16(p->w, 1, depth, cols, TILE_K)
                                  : tile_map_bf16(p->w, 1, cols, depth, PANEL),
-                map_out = tile_map_bf16(p->out, p->planes, N, work.plane_cols, WARPGROUP_M),
-                map_source = p->source ? tile_map_bf16(p->source, 1, N, cols, WARPGROUP_M) : map_out;
+                map_out = tile_map_bf16(p->out, p->planes, N, work.plane_cols, box_rows),
+                map_source = p->source ? tile_map_bf16(p->source, 1, N, cols, box_rows) : map_out;
     for (int i = 0; i < KERNELS; i++) {
         if (kernels[i].layout != p->layout || kernels[i].epilogue != p->epilogue ||
             kernels[i].scaled != (p->alpha != NULL))
