@@ -119,7 +119,13 @@ sub have_mpi {
         $status eq '0' ? 1 : 0;
     };
 }
-sub mpirun { my ($ranks, @command) = @_; return ('mpirun', '--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '-np', $ranks, @command) }
+# A session folder for each mpirun: one that ends removes the folder that all share, and another one that is just starting then
+# fails in orte_init with status 1 (Open MPI 4.1).
+my $sessions = 0;
+sub mpirun {
+    my ($ranks, @command) = @_;
+    return (qw(mpirun --allow-run-as-root --oversubscribe --bind-to none --mca orte_tmpdir_base), "$dir/mpi" . ++$sessions, '-np', $ranks, @command);
+}
 
 # ---- logs --------------------------------------------------------------------------------------------------------------
 

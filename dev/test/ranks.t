@@ -242,6 +242,7 @@ SKIP: {
     chmod 0755, "$dir/other_options";
     fails('mpirun: a rank with other options', qr/rank 1 was started with other options/, 20, start(mpirun(2, "$dir/other_options", @tiny, @usual)));
     my @both = map { start(mpirun(2, $trainer, @tiny, '--out', "$dir/mpirun$_")) } 1, 2;
-    is(join(' ', map { (finish($_, 60))[0] } @both), '0 0', 'mpirun twice at once: each finds its own ranks');
+    my @ends = map { [finish($_, 60)] } @both;
+    is(join(' ', map { $_->[0] } @ends), '0 0', 'mpirun twice at once: each finds its own ranks') or diag map { $_->[2] } @ends;
 }
 done_testing;
