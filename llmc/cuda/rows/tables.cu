@@ -380,33 +380,38 @@ __global__ __launch_bounds__(ROW_THREADS, 3) void rows_join_kernel(float *dtable
                                                                    const float *partials, const int2 *open)
 {
     __shared__ float4 shares[ROW_WARPS][WARP];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, segment = blockIdx.y * ROW_WARPS + warp,
-        column = blockIdx.x * JOIN_COLUMNS + 4 * lane;
-    bool there = column < width;
-    int2 mine = segment < segments ? open[segment] : make_int2(-1, 0);
-    float4 sum = make_float4(0, 0, 0, 0);
-    if (mine.x >= 0 && mine.y - segment <= JOIN && there)
-        sum = sum_partials(partials, segment + 1, mine.y, width, column);
-    for (int w = 0; w < ROW_WARPS; w++) {
-        int from = blockIdx.y * ROW_WARPS + w;
-        int2 token = from < segments ? open[from] : make_int2(-1, 0);
-        int count = token.y - from;
-        if (token.x < 0 || count <= JOIN)
-            continue;
-        int each = (count + ROW_WARPS - 1) / ROW_WARPS, first = from + 1 + warp * each;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first_segment = blockIdx.y * ROW_WARPS,
+        segment = first_segment + warp, column = blockIdx.x * JOIN_COLUMNS + 4 * lane;
+    int2 token = make_int2(-1, 0); // lane w: of warp w's segment
+    if (lane < ROW_WARPS && first_segment + lane < segments)
+        token = open[first_segment + lane];
+    int row = __shfl_sync(0xffffffffu, token.x, warp), last = __shfl_sync(0xffffffffu, token.y, warp);
+    unsigned frequent = __ballot_sync(0xffffffffu, token.x >= 0 && token.y - (first_segment + lane) > JOIN);
+    bool there = column < width, mine = there && row >= 0;
+    float4 old = {}, own = {}, sum = {}; // old, own: loaded beside the others'
+    float4 *to = reinterpret_cast<float4 *>(dtable + (int64_t)max(row, 0) * width + column);
+    if (mine) {
+        old = *to;
+        own = *reinterpret_cast<const float4 *>(partials + (2 * (int64_t)segment + 1) * width + column);
+    }
+    if (mine && !(frequent >> warp & 1))
+        sum = sum_partials(partials, segment + 1, last, width, column);
+    for (; frequent; frequent &= frequent - 1) {
+        int w = __ffs((int)frequent) - 1, from = first_segment + w,
+            stop = __shfl_sync(0xffffffffu, token.y, w), each = (stop - from + ROW_WARPS - 1) / ROW_WARPS,
+            first = from + 1 + warp * each;
         if (there)
-            shares[warp][lane] = sum_partials(partials, first, min(first + each - 1, token.y), width, column);
+            shares[warp][lane] = sum_partials(partials, first, min(first + each - 1, stop), width, column);
         __syncthreads();
         if (warp == w && there)
             for (int k = 0; k < ROW_WARPS; k++)
                 add4(sum, shares[k][lane]);
         __syncthreads();
     }
-    if (mine.x < 0 || !there)
+    if (!mine)
         return;
-    add4(sum, *reinterpret_cast<const float4 *>(partials + (2 * (int64_t)segment + 1) * width + column));
-    float4 *p = reinterpret_cast<float4 *>(dtable + (int64_t)mine.x * width + column);
-    *p = plus_scaled(*p, sum, scale ? scale[0] : 1);
+    add4(sum, own);
+    *to = plus_scaled(old, sum, scale ? scale[0] : 1);
 }
 
 // Fills in what readers leave out, takes scratch and launches both kernels.
