@@ -35,7 +35,7 @@ static floatX *t[TENSORS], *k_shifted, *dqkv, *values, *gate_w, *cosine,
     *sine; // t: (N, D); k_shifted: (N + 1, D)
 static float *columns, *dcolumns, *rstd_q, *rstd_k, *lse, *gate, *leads, *dgate_w;
 static int32_t *tokens, *table, *host_table;
-static void *scratch;
+static void *scratch, *dc_scratch;
 static const char *order = "";          // of sums, for the figures
 static int N, window, slots, width = E; // of the call that is timed; width: of a head of q and k
 static int cu[MOST_DOCUMENTS + 1], documents;
@@ -120,6 +120,7 @@ static void make_inputs(void)
     host_table = xcalloc(ints, sizeof *host_table);
     table = device_alloc(ints * sizeof *table, "bench");
     size_t plain = sdpa_scratch_bytes(MOST_N, H, E, E), paired = sdpa_scratch_bytes(2 * MOST_N, H / 2, E, E);
+    dc_scratch = device_alloc(dc_scratch_bytes(MOST_N, H), "bench");
     scratch = device_alloc(plain > paired ? plain : paired, "bench");
 }
 
@@ -275,7 +276,7 @@ OP(dc_backward)
                     .dw1 = dcolumns,
                     .dw2 = dcolumns + H,
                     .dy = t[7],
-                    .scratch = gate};
+                    .scratch = dc_scratch};
     dc_backward(stream, &a, N, H, E);
 }
 

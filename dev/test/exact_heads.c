@@ -402,7 +402,8 @@ static void dc_case(int N, int H, int e, int width, int keys, int documents, con
     dc_loss();
     printf("# DC: N %d, H %d, e %d, q and k %d, %d keys, %d documents\n", N, H, e, width, keys, documents);
     check_x("   y", y, dc.out, n);
-    dc_backward(NULL, &(DcBackward){&f, dq, dk, dv, dw1, dw2, dc.dy.x, floats(N * H)}, N, H, e);
+    dc_backward(NULL, &(DcBackward){&f, dq, dk, dv, dw1, dw2, dc.dy.x, take(dc_scratch_bytes(N, H), 1)}, N, H,
+                e);
     Tensor eq = {NULL, central_differences(dc.q.d, n, dc_loss), n},
            ek = {NULL, central_differences(dc.k.d, n, dc_loss), n};
     check_x("   gradient of q", dq, narrow(eq, e, width).d, m);

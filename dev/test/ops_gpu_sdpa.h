@@ -99,7 +99,7 @@ DESCRIBE(dc)
     add(c, "dy", FLOATX, IN, n, 1);
     add(c, "columns", FP32, IN, columns, 1.5);
     add(c, "table", DOCUMENTS, IN, N, 1);
-    add(c, "scratch", FP32, IN, (int64_t)N * H, 1);
+    add(c, "scratch", DC_SCRATCH, OUT, 0, 0);
     c->buffer[2].spread = c->buffer[3].spread = 0.05;
 }
 RUN(dc)

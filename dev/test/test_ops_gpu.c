@@ -36,7 +36,7 @@
     X(heads_forward) X(heads_backward) X(heads_output_forward) X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
-    X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
+    X(dc_scratch_bytes) X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
     X(matmul_fp8_relu2_backward)
 // clang-format on
 #include "dev/test/head_specs.h"
@@ -51,7 +51,7 @@ static ProductContext on_stream; // without collectives beside
 
 // What a buffer's elements are. HOST_*: ops read them on the host. ORTHO_*: input of normuon_update, which
 // the CPU builds hold as float and double. A backend's own: WEIGHT8, a quantised weight; DOCUMENTS,
-// attention's table of documents_of(count, scale); HEAD_SCRATCH, SDPA_SCRATCH, for these ops.
+// attention's table of documents_of(count, scale); HEAD_SCRATCH, SDPA_SCRATCH, DC_SCRATCH, for these ops.
 typedef enum {
     FLOATX,
     FP32,
@@ -64,7 +64,8 @@ typedef enum {
     WEIGHT8,
     DOCUMENTS,
     HEAD_SCRATCH,
-    SDPA_SCRATCH
+    SDPA_SCRATCH,
+    DC_SCRATCH
 } Kind;
 typedef enum { IN, OUT, INOUT } Role;
 typedef struct {
@@ -192,6 +193,8 @@ static size_t own_bytes(const Case *c, Which w, const Buffer *b)
         return (size_t)ops[w].attention_table_ints((int)b->count, 0) * sizeof(int32_t);
     if (b->kind == SDPA_SCRATCH) // pairs of heads take no less
         return ops[w].sdpa_scratch_bytes(2 * N, (H + 1) / 2, e, e) + 1;
+    if (b->kind == DC_SCRATCH)
+        return ops[w].dc_scratch_bytes(N, H);
     size_t bf16 = ops[w].head_train_scratch_bytes(HEAD_BF16, N, d, Vp),
            fp8 = ops[w].head_train_scratch_bytes(HEAD_FP8, N, d, Vp),
            eval = ops[w].head_eval_scratch_bytes(N, d, Vp), train = bf16 > fp8 ? bf16 : fp8;

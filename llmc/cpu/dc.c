@@ -153,7 +153,7 @@ static void query_backward(const DcBackward *a, int t, int H, int e)
     float *arena = cpu_scratch((size_t)(round_up(width, 16) + 4 * round_up(H, 16))),
           *dq = scratch_take(&arena, (size_t)width), *w = scratch_take(&arena, (size_t)H),
           *p = scratch_take(&arena, (size_t)H), *D = scratch_take(&arena, (size_t)H);
-    float *dw = a->scratch + (int64_t)t * H, *dw1 = a->dw1 + (int64_t)t * f->stride,
+    float *dw = (float *)a->scratch + (int64_t)t * H, *dw1 = a->dw1 + (int64_t)t * f->stride,
           *dw2 = a->dw2 + (int64_t)t * f->stride, norm = norm_weights(f, t, H, w);
     int first = first_key(f, t);
     for (int n = 0; n < H; n++)
@@ -197,7 +197,7 @@ static void key_backward(const DcBackward *a, int j, int H, int e)
         norm_weights(f, t, H, w);
         float mixed = weights(f, t, j, H, w, p), dmixed = mixed_gradient(a, t, j, H, e, D);
         for (int n = 0; n < H; n++) {
-            float ds = f->scale * p[n] * w[n] * (dmixed - a->scratch[(int64_t)t * H + n]);
+            float ds = f->scale * p[n] * w[n] * (dmixed - ((const float *)a->scratch)[(int64_t)t * H + n]);
             add_x(dk + n * qk, ds, f->q + t * width + n * qk, qk);
             add_x(dv + n * e, w2_of(f, t)[n] * mixed, a->dy + t * d + n * e, e);
         }
@@ -205,6 +205,8 @@ static void key_backward(const DcBackward *a, int j, int H, int e)
     store_row(a->dk + j * width, dk, width);
     store_row(a->dv + j * d, dv, d);
 }
+
+size_t dc_scratch_bytes(int N, int H) { return (size_t)N * (size_t)H * sizeof(float); }
 
 void dc_backward(Stream s, const DcBackward *a, int N, int H, int e)
 {

@@ -37,7 +37,7 @@ typedef struct {
     uint8_t *h8, *h8t, *dqkv8, *dqkv8t;
     float *dh_lead, *du_lead; // (N, leads), with value gates
     int leads;
-    float *dc_scratch;
+    void *dc_scratch;
     void *scratch;
 } HeadsActs;
 

@@ -31,8 +31,9 @@ typedef struct {
     floatX *dq, *dk, *dv;     // of the shapes of q, k, v; out: what the added part gives to q, k and v
     float *dw1, *dw2;         // out, with the stride of w1 and w2
     const floatX *dy;         // (N, d) gradient of y; it is that of the y before, too
-    float *scratch;           // (N, H)
+    void *scratch;            // dc_scratch_bytes(), on 16 bytes, whatever they hold; free again after the op
 } DcBackward;
+size_t dc_scratch_bytes(int N, int H);
 void dc_backward(Stream s, const DcBackward *a, int N, int H, int e);
 
 #ifdef __cplusplus

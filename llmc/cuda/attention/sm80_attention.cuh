@@ -102,17 +102,15 @@ static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4]
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// s = (the warp's 16 rows of a) b^T, over the whole width.  a: from the warp's first row; b: 8 NB rows
-template <int E, int NB>
-static __device__ __forceinline__ void product_rows(float (&s)[NB][4], const floatX *a, const floatX *b)
+// s += (the warp's 16 rows of a) b^T, over the whole width.  a: from the warp's first row; b: 8 NB rows;
+// UNROLL: steps of 16 columns whose loads the compiler may mix (each needs registers)
+template <int E, int UNROLL = E / 16, int NB>
+static __device__ __forceinline__ void add_product_rows(float (&s)[NB][4], const floatX *a, const floatX *b)
 {
     int lane = threadIdx.x % WARP;
     const floatX *a_row = a + (lane & 15) * PITCH<E> + (lane >> 4) * 8;
     const floatX *b_row = b + ((lane & 7) + (lane >> 4) * 8) * PITCH<E> + (lane >> 3 & 1) * 8;
-#pragma unroll
-    for (int n = 0; n < NB; n++)
-        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
-#pragma unroll
+#pragma unroll UNROLL
     for (int k = 0; k < E; k += 16) {
         uint32_t left[4], right[4];
         ldmatrix(left, a_row + k);
@@ -123,6 +121,16 @@ static __device__ __forceinline__ void product_rows(float (&s)[NB][4], const flo
             mma(s[n + 1], left, right[2], right[3]);
         }
     }
+}
+
+// The same, s = ...
+template <int E, int NB>
+static __device__ __forceinline__ void product_rows(float (&s)[NB][4], const floatX *a, const floatX *b)
+{
+#pragma unroll
+    for (int n = 0; n < NB; n++)
+        s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+    add_product_rows<E>(s, a, b);
 }
 
 // acc += p b, with p (16, 8 NB) as a product left it, rounded to bf16; b: 8 NB rows, from the first of the 8

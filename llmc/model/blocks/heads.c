@@ -44,7 +44,7 @@ static void plan_backward(HeadsActs *l, const Acts *a, const Model *m, int i, Pl
     l->dq_dc = plan_take(b, nk, sizeof(floatX));
     l->dk_dc = plan_take(b, nk, sizeof(floatX));
     l->dv_dc = plan_take(b, n, sizeof(floatX));
-    l->dc_scratch = plan_take(b, N * (size_t)H, sizeof(float));
+    l->dc_scratch = plan_take(b, dc_scratch_bytes((int)N, H), 1);
 }
 
 static void plan(Acts *a, const Model *m, int i, PlanArena *b)
