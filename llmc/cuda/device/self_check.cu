@@ -495,7 +495,6 @@ static void check_all(void)
                                      {LAYOUT_NT, EPILOGUE_RESIDUAL, "products with a residual"},
                                      {LAYOUT_NN, EPILOGUE_RELU2, "products with relu^2"},
                                      {LAYOUT_NN, EPILOGUE_DRELU2, "products with the gradient of relu^2"},
-                                     {LAYOUT_NN, EPILOGUE_STORE, "products with a factor (NN)", -0.7f},
                                      {LAYOUT_NT, EPILOGUE_STORE, "products with a factor (NT)", -0.7f},
                                      {LAYOUT_NT, EPILOGUE_RESIDUAL, "products with a factor and a residual",
                                       -0.7f}};
