@@ -191,8 +191,11 @@ static size_t own_bytes(const Case *c, Which w, const Buffer *b)
     int N = c->z.N, H = c->z.H, e = c->z.e, d = c->d, Vp = c->z.Vp;
     if (b->kind == DOCUMENTS)
         return (size_t)ops[w].attention_table_ints((int)b->count, 0) * sizeof(int32_t);
-    if (b->kind == SDPA_SCRATCH) // pairs of heads take no less
-        return ops[w].sdpa_scratch_bytes(2 * N, (H + 1) / 2, e, e) + 1;
+    if (b->kind == SDPA_SCRATCH) { // with pairs of heads or without
+        size_t pairs = ops[w].sdpa_scratch_bytes(2 * N, (H + 1) / 2, e, e),
+               plain = ops[w].sdpa_scratch_bytes(N, H, e, e);
+        return (pairs > plain ? pairs : plain) + 1;
+    }
     if (b->kind == DC_SCRATCH)
         return ops[w].dc_scratch_bytes(N, H);
     size_t bf16 = ops[w].head_train_scratch_bytes(HEAD_BF16, N, d, Vp),
