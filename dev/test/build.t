@@ -86,6 +86,16 @@ is(compile('refuse', 0, $spill[2]), '1 removed 2', 'unless it spills more than i
 is(compile('show', 0, $spill[0]), '0 kept 1', 'for other GPUs it is shown');
 is(compile('refuse', 7, 'x.cu(1): error: expected a ";"'), '7 kept 1', "the compiler's own errors stay as they are");
 
+# ---- the self-check ----------------------------------------------------------------------------------------------------
+
+# A case without a kernel ends every start on Hopper in an assertion, which nothing meets where there is no GPU.
+sub text { local (@ARGV, $/) = $_[0]; return scalar <> }
+my ($kernels, $cases) = (text('llmc/cuda/gemm/sm90_gemm.cu'), text('llmc/cuda/device/self_check.cu'));
+my @kernels = sort map { /(\w+), (\w+), true/ ? "$1 $2 with a factor" : /(\w+), (\w+)/ ? "$1 $2" : () } $kernels =~ /\{(LAYOUT_\w+, EPILOGUE_\w+, \w+), sm90_gemm_kernel</g;
+my @cases = sort map { /(\w+), (\w+), "[^"]*",/ ? "$1 $2 with a factor" : /(\w+), (\w+)/ ? "$1 $2" : () } $cases =~ /\{(LAYOUT_\w+, EPILOGUE_\w+, "[^"]*",?)/g;
+cmp_ok(scalar @kernels, '>', 1, 'kernels of sm90_gemm.cu: ' . @kernels);
+is("@cases", "@kernels", 'the self-check has a case for each of them, and no other');
+
 # ---- the CUDA program --------------------------------------------------------------------------------------------------
 
 # The architectures of a line of nvcc.
