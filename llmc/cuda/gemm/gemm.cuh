@@ -4,18 +4,19 @@
 #include <cublasLt.h>
 
 // D (m, n) = alpha op(A) (m, k) op(B) (k, n) + beta C, row-major, beta 0 or 1, C of D's type and leading
-// dimension (may be D).
+// dimension (may be D). Compared bytewise: without padding, which copies need not keep.
 typedef struct {
     int m, n, k;
     int transpose_a, transpose_b; // A stored (k, m), B stored (n, k)
     cudaDataType_t type_a, type_b, type_d;
-    int64_t lda, ldb, ldd;                // elements between rows as stored
-    int batch;                            // 1 or more, `stride_*` elements apart
-    int64_t stride_a, stride_b, stride_d; // 0: the same matrix for all
     int accumulate;                       // beta
     int fast_fp8;                         // FP8 sums may stay in the tensor cores' own, narrower accumulator
     int device_alpha;                     // alpha is read from device memory: of gemm_scaled
+    int batch;                            // 1 or more, `stride_*` elements apart
+    int64_t lda, ldb, ldd;                // elements between rows as stored
+    int64_t stride_a, stride_b, stride_d; // 0: the same matrix for all
 } GemmShape;
+static_assert(sizeof(GemmShape) == 12 * sizeof(int) + 6 * sizeof(int64_t), "no padding");
 
 // Packed bf16 operands, one matrix.
 GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d,

@@ -37,8 +37,7 @@ static struct {
 GemmShape gemm_shape(int m, int n, int k, bool transpose_a, bool transpose_b, cudaDataType_t type_d,
                      bool accumulate)
 {
-    GemmShape g;
-    memset(&g, 0, sizeof g); // padding too: shapes are compared bytewise
+    GemmShape g = {};
     g.m = m;
     g.n = n;
     g.k = k;

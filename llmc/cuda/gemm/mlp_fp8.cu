@@ -68,7 +68,6 @@ static GemmShape units_weight_grad(const Fp8WeightGrad *g, int N)
 {
     GemmShape shape = gemm_shape(g->m, g->n, N, false, true, CUDA_R_32F, !g->fresh);
     shape.type_a = shape.type_b = CUDA_R_8F_E4M3;
-    shape.device_alpha = true;
     return shape;
 }
 
