@@ -184,6 +184,83 @@ static void check_products(int in, int out) // multiples of 16
     free(dy);
 }
 
+// ---- relu^2 -----------------------------------------------------------------------------------------------
+
+// Sampled elements of relu^2 of x w, or with y of the gradient x w 2 sqrt(y); beside them the plain
+// computation in bf16.
+static void check_relu2_samples(const char *name, const bf16 *x, const bf16 *w, const bf16 *y,
+                                const bf16 *got)
+{
+    int N = FULL.N, d = FULL.H * FULL.e, F = FULL.F;
+    double wrong = 0, naive = 0, size = 0;
+#pragma omp parallel for reduction(+ : wrong, naive, size)
+    for (int i = 0; i < SAMPLES; i++) {
+        uint64_t index = random_used + 2 * (uint64_t)i;
+        int64_t r = (int64_t)(uniform_at(index) * N), col = (int64_t)(uniform_at(index + 1) * F);
+        double sum = 0, product[16] = {0}, result, factor = 0;
+        float plain = 0;
+        for (int64_t k = 0; k < d; k++) {
+            sum += product[k % 16] =
+                (double)bf16_to_float(x[r * d + k]) * (double)bf16_to_float(w[k * F + col]);
+            if (k % 16 == 15)
+                plain = add_cut(plain, product, 16, BF16_SUM_BITS);
+        }
+        if (y) {
+            factor = 2 * sqrt((double)bf16_to_float(y[r * F + col]));
+            result = sum * factor;
+            plain = to_bf16_value((double)to_bf16_value(plain) * factor);
+        } else {
+            result = sum > 0 ? sum * sum : 0;
+            plain = to_bf16_value(plain > 0 ? (double)plain * plain : 0);
+        }
+        double e = (double)bf16_to_float(got[r * F + col]) - result, e_plain = (double)plain - result;
+        wrong += e * e;
+        naive += e_plain * e_plain;
+        size += result * result;
+    }
+    random_used += 2 * SAMPLES;
+    double error = sqrt(wrong / size), plain = sqrt(naive / size);
+    ok(error <= 2 * plain + FP32_ATOM, "%s %d x %d x %d, %d samples in double: %.2g (%.2g)", name, N, d, F,
+       SAMPLES, error, plain);
+}
+
+// As in training: many tiles a cluster, the last ones split, and the epilogue of one under the next one's 12
+// k steps.
+static void check_relu2(void)
+{
+    int N = FULL.N, d = FULL.H * FULL.e, F = FULL.F;
+    int64_t results = (int64_t)N * F;
+    size_t x_bytes = (size_t)N * (size_t)d * 2, w_bytes = (size_t)d * (size_t)F * 2,
+           bytes = (size_t)results * 2;
+    bf16 *x = random_bf16((int64_t)N * d, 1), *w = random_bf16((int64_t)d * F, 0.1),
+         *y = random_bf16(results, 2), *once = NULL, *again = NULL;
+    for (int64_t i = 0; i < results; i++)
+        if (!(bf16_to_float(y[i]) > 0))
+            y[i] = float_to_bf16(0);
+    void *gx = to_device(x, x_bytes), *gw = to_device(w, w_bytes), *gy = to_device(y, bytes),
+         *out = device_alloc(bytes, "relu2");
+    for (int backward = 0; backward < 2; backward++) {
+        for (int run = 0; run < 2; run++) {
+            if (backward)
+                matmul_relu2_backward(&on_stream, out, gx, gw, gy, N, d, F);
+            else
+                matmul_relu2_forward(&on_stream, out, gx, gw, N, d, F);
+            *(run ? &again : &once) = to_host(out, bytes);
+        }
+        const char *name = backward ? "matmul_relu2_backward" : "matmul_relu2_forward";
+        check_relu2_samples(name, x, w, backward ? y : NULL, once);
+        ok(!memcmp(once, again, bytes), "%s, full size: the same bits twice", name);
+        free(once);
+        free(again);
+    }
+    void *device[] = {gx, gw, gy, out};
+    for (int i = 0; i < 4; i++)
+        device_free(device[i]);
+    free(x);
+    free(w);
+    free(y);
+}
+
 // ---- head -------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -364,4 +441,6 @@ static void check_full_size(const void *unused)
         check_head(HEAD_BF16);
         check_head(HEAD_FP8);
     }
+    if (tap_wanted("matmul_relu2"))
+        check_relu2();
 }
