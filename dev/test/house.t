@@ -72,6 +72,26 @@ sub comma_statements {
 is(join(' ', comma_statements("{\n int a = 1, b;\n f(a, b);\n f(a),\n g(b);\n x[1] = 2, y++;\n for (i = 0, j = 1; i < n; i++, j++)\n h<T, a == 1>(a);\n k<1, 2><<<a, b>>>(c);\n}\n")), '5 6', 'statements with a comma are found');
 none('and the source has none', map { my $file = $_; map { "$file:$_" } comma_statements(code($text{$file})) } @sources);
 
+# ---- parameters of the CPU's ops -----------------------------------------------------------------------------
+
+# gcc does not warn of them in llmc/cpu (cpu.h): an op there reads all that it is given but the stream and the context of its contract.
+sub unread_parameters {
+    my ($code) = @_;
+    my @unread;
+    while ($code =~ /^\w[\w *]*?(\w+)\(([^(){};]*)\)\s*\{(?:([^\n]*)\}$|\n(.*?)^\})/gms) {
+        my ($function, $parameters, $body) = ($1, $2, $3 // $4);
+        for my $parameter (split /,/, $parameters) {
+            my ($type, $name) = $parameter =~ /^\s*(.*?)(\w+)\s*(?:\[.*)?$/s or next;
+            push @unread, "$function: $name" unless $type =~ /^(?:Stream |const ProductContext \*|)$/ || $body =~ /\b$name\b/;
+        }
+    }
+    return @unread;
+}
+is(join(' ', unread_parameters("void f(Stream s, int n, const ProductContext *c)\n{\n    if (1) {\n    }\n    g();\n}\nint h(int a[2], B *b) { return *b; }\n")), 'f: n h: a', 'unread parameters are found');
+my $cpu = join '', map { $text{$_} } grep { m{^llmc/cpu/} } @sources;
+cmp_ok(scalar(() = $cpu =~ /Stream s,/g), '>', 60, 'ops of the CPU are found');
+none('and ops of the CPU have none but streams and contexts', map { my $file = $_; map { "$file: $_" } unread_parameters($text{$file} =~ s{$comment}{}gr) } grep { m{^llmc/cpu/} } @sources);
+
 # ---- layout --------------------------------------------------------------------------------------------------
 
 # Versions of clang-format lay out some things differently. The tables of records are laid out by hand.

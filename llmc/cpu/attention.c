@@ -198,7 +198,6 @@ static void forward(const SdpaForward *a, const Gate *gate, int H, int e)
 void sdpa_forward(Stream s, const SdpaForward *a, int N, int H, int e)
 {
     OP_SCOPE(sdpa_forward, a, N, H, e);
-    (void)s, (void)N;
     forward(a, &(Gate){NULL, NULL, 0}, H, e);
 }
 
@@ -213,7 +212,6 @@ static Gate gate_tensors(const AttentionForward *a) { return (Gate){a->h, a->gat
 void attention_forward(Stream s, const AttentionForward *a, int N, int H, int e)
 {
     OP_SCOPE(attention_forward, a->window, N, H * e);
-    (void)s, (void)N;
     SdpaForward f = sdpa_of(a, e);
     Gate gate = gate_tensors(a);
     forward(&f, &gate, H, e);
@@ -349,7 +347,6 @@ size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
 void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
 {
     OP_SCOPE(sdpa_backward, a, N, H, e);
-    (void)s, (void)N;
     backward(&(Gradients){.forward = a->forward,
                           .dq = a->dq,
                           .dk = a->dk,
@@ -392,7 +389,6 @@ size_t attention_scratch_bytes(int N, int H, int e)
 void attention_backward(Stream s, const AttentionBackward *a, int N, int H, int e)
 {
     OP_SCOPE(attention_backward, a, N, H * e);
-    (void)s;
     int d = H * e;
     SdpaForward f = sdpa_of(a->forward, e);
     backward(&(Gradients){.forward = &f,

@@ -93,14 +93,12 @@ const char *backend_version_line(int index)
 float *cpu_scratch(size_t floats)
 {
     assert(backend.scratch && floats <= backend.scratch_floats && cpu_thread() < backend.threads);
-    (void)floats;
     return backend.scratch[cpu_thread()];
 }
 
 float *cpu_shared(size_t floats)
 {
     assert(backend.shared && floats <= backend.shared_floats);
-    (void)floats;
     return backend.shared;
 }
 
@@ -147,8 +145,8 @@ void host_free(void *p) { free(p); }
 
 Stream stream_create(void) { return NULL; }
 Stream stream_create_urgent(void) { return NULL; }
-void stream_destroy(Stream s) { (void)s; }
-void stream_synchronize(Stream s) { (void)s; }
+void stream_destroy(Stream s) {}
+void stream_synchronize(Stream s) {}
 
 static void copy(void *dst, const void *src, size_t bytes)
 {
@@ -159,49 +157,35 @@ static void copy(void *dst, const void *src, size_t bytes)
 void copy_to_device(Stream s, void *dst, const void *host_src, size_t bytes)
 {
     OP_SCOPE(copy_to_device, bytes);
-    (void)s;
     copy(dst, host_src, bytes);
 }
 
 void copy_to_host(Stream s, void *host_dst, const void *src, size_t bytes)
 {
     OP_SCOPE(copy_to_host, bytes);
-    (void)s;
     copy(host_dst, src, bytes);
 }
 
 void copy_on_device(Stream s, void *dst, const void *src, size_t bytes)
 {
     OP_SCOPE(copy_on_device, bytes);
-    (void)s;
     copy(dst, src, bytes);
 }
 
 void device_zero(Stream s, void *p, size_t bytes)
 {
     OP_SCOPE(device_zero, bytes);
-    (void)s;
     if (bytes)
         memset(p, 0, bytes);
 }
 
-bool graph_begin(Stream s)
-{
-    (void)s;
-    return false;
-}
+bool graph_begin(Stream s) { return false; }
 
-Graph *graph_end(Stream s)
-{
-    (void)s;
-    return NULL;
-}
+Graph *graph_end(Stream s) { return NULL; }
 
 void graph_launch(Graph *g, Stream s)
 {
-    (void)s;
     assert(!g && "graph_begin returned false: there is no graph to launch");
-    (void)g;
 }
 
 void graph_destroy(Graph *g) { (void)g; }
@@ -213,7 +197,7 @@ struct Event {
 };
 
 Event *event_create(void) { return xcalloc(1, sizeof(Event)); }
-void event_record(Event *e, Stream s) { (void)e, (void)s; }
+void event_record(Event *e, Stream s) { (void)e; }
 void event_synchronize(Event *e) { (void)e; }
-void stream_wait(Stream s, Event *e) { (void)s, (void)e; }
+void stream_wait(Stream s, Event *e) { (void)e; }
 void event_destroy(Event *e) { free(e); }

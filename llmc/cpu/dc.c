@@ -110,7 +110,6 @@ static void forward_row(const DcForward *a, const DcKeys *keys, int t, int H, in
 void dc_forward(Stream s, const DcForward *a, int N, int H, int e)
 {
     OP_SCOPE(dc_forward, a, N, H, e);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++)
         forward_row(a, &(DcKeys){first_key(a, t), t, 0, N}, t, H, e);
@@ -119,7 +118,6 @@ void dc_forward(Stream s, const DcForward *a, int N, int H, int e)
 void dc_decode(Stream s, const DcForward *a, const TextCache *cache, int N, int H, int e)
 {
     OP_SCOPE(dc_decode, a, N, H, e);
-    (void)s;
     DcForward cached = *a;
     cached.k = cache->k;
     cached.v = cache->v;
@@ -211,7 +209,6 @@ size_t dc_scratch_bytes(int N, int H) { return (size_t)N * (size_t)H * sizeof(fl
 void dc_backward(Stream s, const DcBackward *a, int N, int H, int e)
 {
     OP_SCOPE(dc_backward, a, N, H, e);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++)
         query_backward(a, t, H, e);

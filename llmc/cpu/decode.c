@@ -52,17 +52,17 @@ static void add_x(float *restrict to, float c, const floatX *restrict x, int n)
 
 // Running softmax: y = sum of e^(s - max) v, sum = sum of e^(s - max).
 typedef struct {
+    int text, head;
     float *q, *y, *scores; // (qk), (e), (TILE)
     float max, sum;
 } Softmax;
 
 // Positions first to first + count of a text.
-static void add_tile(Softmax *f, const SdpaForward *a, const TextCache *c, int text, int head, int first,
-                     int count, int H, int e)
+static void add_tile(Softmax *f, const SdpaForward *a, const TextCache *c, int first, int count, int H, int e)
 {
     float max = f->max;
     for (int j = 0; j < count; j++) {
-        const floatX *k = c->k + (cache_row(c, text, first + j) * H + head) * a->qk;
+        const floatX *k = c->k + (cache_row(c, f->text, first + j) * H + f->head) * a->qk;
         f->scores[j] = a->scale * dot_stored(f->q, k, a->qk);
         max = fmaxf(max, f->scores[j]);
     }
@@ -74,7 +74,7 @@ static void add_tile(Softmax *f, const SdpaForward *a, const TextCache *c, int t
     for (int j = 0; j < count; j++) {
         float weight = fast_exp(f->scores[j] - max);
         f->sum += weight;
-        add_x(f->y, weight, c->v + (cache_row(c, text, first + j) * H + head) * e, e);
+        add_x(f->y, weight, c->v + (cache_row(c, f->text, first + j) * H + f->head) * e, e);
     }
 }
 
@@ -84,14 +84,14 @@ static void attend(const SdpaForward *a, const TextCache *c, int n, int head, fl
     float *arena = cpu_scratch((size_t)(round_up(a->qk, 16) + round_up(e, 16) + TILE));
     int text = c->text[n], last = c->position[n], first = (int)max_i64(0, (int64_t)last - a->window);
     int64_t row = (int64_t)n * H + head;
-    Softmax f = {.max = -INFINITY};
+    Softmax f = {.text = text, .head = head, .max = -INFINITY};
     f.q = scratch_take(&arena, (size_t)a->qk);
     f.y = scratch_take(&arena, (size_t)e);
     f.scores = arena;
     load_row(f.q, a->q + row * a->qk, a->qk);
     memset(f.y, 0, (size_t)e * sizeof *f.y);
     for (int at = first; at <= last; at += TILE)
-        add_tile(&f, a, c, text, head, at, (int)min_i64(TILE, last + 1 - at), H, e);
+        add_tile(&f, a, c, at, (int)min_i64(TILE, last + 1 - at), H, e);
     for (int i = 0; i < e; i++)
         f.y[i] *= gate / f.sum;
     store_row(a->y + row * e, f.y, e);
@@ -111,7 +111,6 @@ static int64_t multiplications(const TextCache *c, int window, int N, int d)
 void sdpa_decode(Stream s, const SdpaForward *a, const TextCache *cache, int N, int H, int e)
 {
     OP_SCOPE(sdpa_decode, a, N, H, e);
-    (void)s;
     store_rows(cache, a->k, a->v, N, H, a->qk, e);
 #pragma omp parallel for collapse(2) \
     schedule(dynamic, 1) if (multiplications(cache, a->window, N, H * e) > SERIAL_MULTIPLICATIONS)
@@ -125,7 +124,6 @@ void sdpa_decode(Stream s, const SdpaForward *a, const TextCache *cache, int N, 
 void attention_decode(Stream s, const AttentionForward *a, const TextCache *cache, int N, int H, int e)
 {
     OP_SCOPE(attention_decode, N, H * e);
-    (void)s;
     int64_t d = (int64_t)H * e;
     SdpaForward f = {.y = a->yg, .q = a->q, .qk = e, .window = a->window, .scale = a->scale};
     store_rows(cache, a->k, a->v, N, H, e, e);

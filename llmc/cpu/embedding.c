@@ -6,7 +6,6 @@
 void embed_forward(Stream s, const EmbedForward *a, int N, int d)
 {
     OP_SCOPE(embed_forward, N, d);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         float *y = cpu_scratch((size_t)d);
@@ -93,7 +92,6 @@ static void embed_backward_part(const EmbedBackward *a, int begin, int end, int 
 void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
 {
     OP_SCOPE(embed_backward, N, d);
-    (void)s;
     GateSums sums[PARTS] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++) {
@@ -113,7 +111,6 @@ void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale
                     int N, int d)
 {
     OP_SCOPE(embedding_grad, N, d);
-    (void)s, (void)N; // N is used by the pragma only
     float factor = scale ? *scale : 1;
 #pragma omp parallel for schedule(dynamic, 16) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int r = 0; r < *rows->num_rows; r++) {

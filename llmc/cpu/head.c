@@ -104,7 +104,6 @@ size_t head_weight_bytes(HeadMode mode, int Vp, int d)
 void head_quantize(Stream s, const HeadSpec *spec, void *w8, const floatX *w, int Vp, int d)
 {
     OP_SCOPE(head_quantize, Vp, d);
-    (void)s;
     uint8_t *code = w8;
     float scale = head_scales(spec, d).w;
     int64_t n = (int64_t)Vp * d;
@@ -393,7 +392,6 @@ static Task task_of(const HeadLoss *h, bool train)
 void head_loss_train(Stream s, const HeadLoss *h)
 {
     OP_SCOPE(head_loss_train, h->N, h->d, h->Vp);
-    (void)s;
     Task a = task_of(h, true);
     run_task(&a, h->scratch, h->loss);
 }
@@ -401,7 +399,6 @@ void head_loss_train(Stream s, const HeadLoss *h)
 void head_loss_eval(Stream s, const HeadLoss *h)
 {
     OP_SCOPE(head_loss_eval, h->N, h->d, h->Vp);
-    (void)s;
     Task a = task_of(h, false);
     run_task(&a, h->scratch, h->loss);
 }
@@ -410,7 +407,6 @@ void head_logits(Stream s, const HeadSpec *spec, float *z, const floatX *x, cons
                  int Vp)
 {
     OP_SCOPE(head_logits, rows, d, Vp);
-    (void)s;
     float cap = spec->cap, inverse_slope = 1 / spec->slope, shift = spec->shift;
     // Few rows: every weight is read where it is, and is not converted for a product of matrices first.
 #pragma omp parallel for schedule(static) if ((int64_t)rows * d * Vp > SERIAL_MULTIPLICATIONS)

@@ -83,7 +83,6 @@ static void values_row(const HeadsForward *a, int t, int H, int e)
 void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_forward, a, N, H, e);
-    (void)s;
     int qk = a->qk, half = qk / 2;
     int64_t width = (int64_t)H * qk;
     assert(qk % 4 == 0 && (!a->paired || H % 2 == 0));
@@ -207,7 +206,6 @@ static void heads_backward_row(const HeadsBackward *a, int t, int N, int H, int 
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_backward, a, N, H, e);
-    (void)s;
     int gates = H * 2 * a->forward->value.gate_inputs;
     float *sums = cpu_shared((size_t)(PARTS * gates));
     for (int i = 0; i < PARTS * gates; i++)
@@ -257,7 +255,6 @@ static void load_output(const HeadsOutput *a, int64_t at, int t, int n, int e, f
 void heads_output_forward(Stream s, const HeadsOutput *a, int N, int H, int e)
 {
     OP_SCOPE(heads_output_forward, a, N, H, e);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int64_t head = 0; head < (int64_t)N * H; head++) {
         int t = (int)(head / H), n = (int)(head % H);
@@ -289,7 +286,6 @@ static float xsa_backward(floatX *dv, float *g, const float *y, const float *v, 
 void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_output_backward, a, N, H, e);
-    (void)s;
     const HeadsOutput *f = a->forward;
 #pragma omp parallel for schedule(static) if ((int64_t)N * H * e > SERIAL_ELEMENTS)
     for (int64_t head = 0; head < (int64_t)N * H; head++) {

@@ -176,7 +176,6 @@ static void product(const Work *p)
 void matmul_forward(const ProductContext *c, const Product *p)
 {
     OP_SCOPE(matmul_forward, p);
-    (void)c;
     assert(p->planes == 1 || (p->planes > 1 && !p->residual));
     product(&(Work){.y = p->y,
                     .x = p->x,
@@ -194,7 +193,6 @@ void matmul_forward(const ProductContext *c, const Product *p)
 void matmul_backward_input(const ProductContext *c, const InputGrad *g)
 {
     OP_SCOPE(matmul_backward_input, g);
-    (void)c;
     product(&(Work){.y = g->dx,
                     .x = g->dy,
                     .w = g->w,
@@ -209,7 +207,6 @@ void matmul_relu2_forward(const ProductContext *c, floatX *y, const floatX *x, c
                           int out)
 {
     OP_SCOPE(matmul_relu2_forward, N, in, out);
-    (void)c;
     product(&(Work){.y = y, .x = x, .w = w, .epilogue = RELU2, .N = N, .in = in, .out = out, .planes = 1});
 }
 
@@ -217,7 +214,6 @@ void matmul_relu2_backward(const ProductContext *c, floatX *dpre, const floatX *
                            const floatX *y, int N, int d, int F)
 {
     OP_SCOPE(matmul_relu2_backward, N, d, F);
-    (void)c;
     product(&(Work){.y = dpre,
                     .x = dy,
                     .w = w,
@@ -233,7 +229,6 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
                       const float *scale_y)
 {
     OP_SCOPE(matmul_fp8_relu2, p);
-    (void)c;
     product(&(Work){.y = y,
                     .transposed = true,
                     .epilogue = ROUNDED_RELU2,
@@ -250,7 +245,6 @@ void matmul_fp8_relu2(const ProductContext *c, floatX *y, uint8_t *y8, float *am
 void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const floatX *residual)
 {
     OP_SCOPE(matmul_fp8, residual, p);
-    (void)c;
     product(&(Work){.y = out,
                     .extra = residual,
                     .transposed = true,
@@ -265,7 +259,6 @@ void matmul_fp8(const ProductContext *c, floatX *out, const Fp8Product *p, const
 void matmul_fp8_relu2_codes(const ProductContext *c, const Codes *y, const Fp8Product *p)
 {
     OP_SCOPE(matmul_fp8_relu2_codes, p);
-    (void)c;
     product(&(Work){.transposed = true,
                     .epilogue = RELU2_CODES,
                     .N = p->N,
@@ -280,7 +273,6 @@ void matmul_fp8_relu2_backward(const ProductContext *c, const Codes *dpre, const
                                const uint8_t *y8, const float *scale_y)
 {
     OP_SCOPE(matmul_fp8_relu2_backward, p);
-    (void)c;
     product(&(Work){.transposed = true,
                     .epilogue = RELU2_GRADIENT_CODES,
                     .N = p->N,
@@ -338,7 +330,6 @@ static void weight_grad(const GradWork *p, int N)
 void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)
 {
     OP_SCOPE(matmul_weight_grads, g, count, N);
-    (void)c;
     for (int i = 0; i < count; i++)
         weight_grad(&(GradWork){&g[i], NULL, 1}, N);
 }
@@ -346,7 +337,6 @@ void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count
 void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, int count, int N)
 {
     OP_SCOPE(matmul_fp8_weight_grads, g, count, N);
-    (void)c;
     for (int i = 0; i < count; i++) {
         WeightGrad plain = {g[i].dw, NULL, NULL, g[i].m, g[i].n, g[i].fresh};
         weight_grad(&(GradWork){&plain, &g[i], *g[i].scale_a * *g[i].scale_b}, N);
@@ -358,7 +348,6 @@ void matmul_fp8_weight_grads(const ProductContext *c, const Fp8WeightGrad *g, in
 void weight_scale_forward(Stream s, floatX *out, const floatX *w, const float *alpha, int64_t n)
 {
     OP_SCOPE(weight_scale_forward, n);
-    (void)s;
     float factor = *alpha;
 #pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)
     for (int64_t i = 0; i < n; i++)
@@ -368,7 +357,6 @@ void weight_scale_forward(Stream s, floatX *out, const floatX *w, const float *a
 void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, const float *alpha, int64_t n)
 {
     OP_SCOPE(weight_scale_backward, n);
-    (void)s;
     double sums[PARTS];
     float factor = *alpha;
 #pragma omp parallel for schedule(static) if (n > SERIAL_ELEMENTS)

@@ -24,7 +24,6 @@ static uint32_t largest_bits(const floatX *x, int n)
 void amax_accumulate(Stream s, float *amax, const floatX *x, int64_t n)
 {
     OP_SCOPE(amax_accumulate, n);
-    (void)s;
     uint32_t most = 0;
 #pragma omp parallel for simd schedule(static) reduction(max : most)
     for (int64_t i = 0; i < n; i++) {
@@ -37,7 +36,6 @@ void amax_accumulate(Stream s, float *amax, const floatX *x, int64_t n)
 void amax_relu2_bound(Stream s, float *amax, const floatX *w, int in, int out)
 {
     OP_SCOPE(amax_relu2_bound, in, out);
-    (void)s;
     uint32_t most = 0;
 #pragma omp parallel for schedule(static) reduction(max : most)
     for (int j = 0; j < out; j++) {
@@ -57,7 +55,6 @@ static float at_least(float amax, float least) { return amax < least ? least : a
 void scale_from_amax(Stream s, float *scale, float *amax, float factor)
 {
     OP_SCOPE(scale_from_amax);
-    (void)s;
     *scale = at_least(*amax, 1e-12f) * factor;
     *amax = 0;
 }
@@ -68,7 +65,6 @@ static float largest_weight(const float *amax) { return at_least(*amax, to_bf16(
 void scale_exact(Stream s, float *scale, float *amax)
 {
     OP_SCOPE(scale_exact);
-    (void)s;
     *scale = to_bf16(largest_weight(amax) / E4M3_LARGEST);
     *amax = 0;
 }
@@ -76,7 +72,6 @@ void scale_exact(Stream s, float *scale, float *amax)
 void scale_delayed(Stream s, float *scale, float *next, float *amax, float factor, const float *exact)
 {
     OP_SCOPE(scale_delayed);
-    (void)s;
     float largest = largest_weight(amax);
     *scale = *exact != 0 ? to_bf16(largest / E4M3_LARGEST) : *next;
     *next = largest * factor;
@@ -107,7 +102,6 @@ void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale
                    QuantizeRule rule, bool transpose)
 {
     OP_SCOPE(quantize_e4m3, rows, cols);
-    (void)s;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < rows; i++)
         quantize_row(transpose ? codes + i : codes + (int64_t)i * cols, x + (int64_t)i * cols, cols,
@@ -119,7 +113,6 @@ void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale
 void scale_quotient(Stream s, float *scale, float *amax)
 {
     OP_SCOPE(scale_quotient);
-    (void)s;
     *scale = at_least(*amax, 1e-12f) / E4M3_LARGEST;
     *amax = 0;
 }
@@ -127,7 +120,6 @@ void scale_quotient(Stream s, float *scale, float *amax)
 void scales_follow(Stream s, float *scale, float *amax, float factor, float least, int n)
 {
     OP_SCOPE(scales_follow, n);
-    (void)s;
     for (int i = 0; i < n; i++) {
         scale[i] = at_least(at_least(amax[i], 1e-12f) * factor, least);
         amax[i] = 0;
@@ -137,7 +129,6 @@ void scales_follow(Stream s, float *scale, float *amax, float factor, float leas
 void quantize_codes(Stream s, const Codes *to, const floatX *x, int rows, int cols)
 {
     OP_SCOPE(quantize_codes, rows, cols);
-    (void)s;
     uint32_t most = 0;
 #pragma omp parallel for schedule(static) reduction(max : most)
     for (int i = 0; i < rows; i++) {

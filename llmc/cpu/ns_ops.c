@@ -3,7 +3,7 @@
 // Every product is cut into (matrix, block of rows) items whose size depends on the shape only and which are
 // computed by one thread each: the bits of a result depend neither on the number of threads nor on the batch
 // it came in.
-#include "llmc/ops/costs.h"
+#include "llmc/cpu/cpu.h"
 #include "llmc/base/common.h"
 #include "llmc/base/floatx.h"
 #include <math.h>
@@ -48,7 +48,7 @@ bool ns_iterates(NsDtype dtype, int n, int m)
 void ns_iterate(Stream s, NsDtype dtype, const NsIteration *it, const NsMatrices *x)
 {
     OP_SCOPE(ns_iterate, dtype, it, x->n, x->m, x->batch);
-    (void)s, (void)dtype, (void)it, (void)x;
+    (void)dtype, (void)it, (void)x;
     assert(!"ns_iterates");
 }
 
@@ -340,7 +340,6 @@ static void sum_squares(float *sumsq, const float *u, int64_t count, int64_t str
 void ns_load(Stream s, NsDtype dtype, const NsLoad *l)
 {
     OP_SCOPE(ns_load, dtype, l->rows, l->cols, l->batch);
-    (void)s;
     if (l->sumsq)
         sum_squares(l->sumsq, l->u, (int64_t)l->rows * l->cols, l->u_stride, l->batch);
     int n = l->transpose ? l->cols : l->rows, m = l->transpose ? l->rows : l->cols, batch = l->batch;
@@ -370,7 +369,6 @@ void ns_load(Stream s, NsDtype dtype, const NsLoad *l)
 void ns_load_rows(Stream s, NsDtype dtype, const NsLoad *l)
 {
     OP_SCOPE(ns_load_rows, dtype, l->rows, l->cols, l->batch);
-    (void)s;
     int n = l->transpose ? l->cols : l->rows, m = l->transpose ? l->rows : l->cols, batch = l->batch;
     int64_t row_step = l->transpose ? 1 : m, col_step = l->transpose ? n : 1;
 #pragma omp parallel for schedule(static) if ((int64_t)batch * n * m >= MIN_ELEMENTS)
@@ -447,7 +445,7 @@ void ns_symmetric_scaled(NsChain *chain, const NsSymmetric *p, const float *scal
 void ns_transpose(Stream s, NsDtype dtype, void *y, const void *x, int rows, int cols, int batch)
 {
     OP_SCOPE(ns_transpose, dtype, rows, cols, batch);
-    (void)s, (void)dtype;
+    (void)dtype;
     int64_t blocks = ceil_div(cols, TILE), size = (int64_t)rows * cols;
 #pragma omp parallel for schedule(static) if (size * batch >= MIN_ELEMENTS)
     for (int64_t item = 0; item < blocks * batch; item++) {

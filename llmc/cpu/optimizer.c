@@ -21,7 +21,6 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
                  AdamRule rule, int64_t n)
 {
     OP_SCOPE(adam_update, n);
-    (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma omp parallel for schedule(static) if (n > SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
@@ -42,7 +41,6 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
                       AdamRule rule, int64_t n)
 {
     OP_SCOPE(adam_update_fp32, n);
-    (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate;
 #pragma omp parallel for schedule(static) if (n > SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
@@ -62,7 +60,6 @@ void adam_update_decay(Stream s, floatX *p, float *m, float *v, float *grad, con
                        AdamRule rule, int64_t n)
 {
     OP_SCOPE(adam_update_decay, n);
-    (void)s;
     float scale = step->grad_scale, rate = step->rule[rule.rule].rate, decay = step->rule[rule.rule].decay;
 #pragma omp parallel for schedule(static) if (n > SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
@@ -85,7 +82,6 @@ void adam_update_decay(Stream s, floatX *p, float *m, float *v, float *grad, con
 void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *step, int64_t n)
 {
     OP_SCOPE(normuon_momentum, n);
-    (void)s;
     float scale = step->grad_scale, mu = step->muon_momentum;
 #pragma omp parallel for schedule(static) if (n > SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
@@ -195,7 +191,6 @@ static void update_matrix(const NormuonUpdate *a, const StepParams *step, int b)
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 {
     OP_SCOPE(normuon_update, a);
-    (void)s;
     assert(a->w || !a->truncate);
 #pragma omp parallel for schedule(dynamic, 1) if ((int64_t)a->batch * a->rows * a->cols > SERIAL_ELEMENTS)
     for (int b = 0; b < a->batch; b++)
@@ -205,7 +200,6 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 void cast_weights(Stream s, floatX *wx, const float *w, int64_t n, bool truncate)
 {
     OP_SCOPE(cast_weights, n);
-    (void)s;
 #pragma omp parallel for schedule(static) if (n > 4 * SPAN)
     for (int64_t span = 0; span < spans(n); span++) {
         int64_t begin = span * SPAN, end = min_i64(n, begin + SPAN);

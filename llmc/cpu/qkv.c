@@ -11,7 +11,6 @@ void rope_tables(Stream s, floatX *cos_table, floatX *sin_table, const float *fr
                  const int32_t *position, int rows, int e)
 {
     OP_SCOPE(rope_tables, rows, e);
-    (void)s;
     int n = e / 4;
 #pragma omp parallel for schedule(static) if ((int64_t)rows * n > 256)
     for (int t = 0; t < rows; t++)
@@ -83,7 +82,6 @@ static void mix_value(floatX *v, const floatX *v_raw, const floatX *embedded, co
 void qkv_forward(Stream s, const QkvForward *a, int N, int H, int e)
 {
     OP_SCOPE(qkv_forward, a->value_embed, N, H * e);
-    (void)s;
     int d = H * e, n = e / 4;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {

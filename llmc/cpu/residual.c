@@ -27,7 +27,6 @@ static double last_factor(const Coefficient *t, const float *scalars, int *index
 void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
     OP_SCOPE(coefficients_forward);
-    (void)s;
     for (int i = 0; i < count; i++) {
         const Coefficient *t = &terms[i];
         int index;
@@ -42,7 +41,6 @@ void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float 
                            const Coefficient *terms, int count)
 {
     OP_SCOPE(coefficients_backward);
-    (void)s;
     for (int i = 0; i < count; i++) {
         const Coefficient *t = &terms[i];
         int index;
@@ -80,7 +78,6 @@ static void mix_row(const MixForward *a, int t, int d, float *restrict y)
 void mix_rmsnorm_forward(Stream s, const MixForward *a, int N, int d)
 {
     OP_SCOPE(mix_rmsnorm_forward, a->x_out, a->skip, N, d);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
         for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
@@ -149,7 +146,6 @@ static void mix_backward_row(const MixBackward *a, int t, int d, double sums[3])
 void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
 {
     OP_SCOPE(mix_rmsnorm_backward, a, N, d);
-    (void)s;
     double sums[PARTS][3] = {{0}};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
@@ -168,7 +164,6 @@ void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
 void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
 {
     OP_SCOPE(rmsnorm_forward, N, d);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         float *row = cpu_scratch((size_t)d);
@@ -181,7 +176,6 @@ void rmsnorm_backward(Stream s, floatX *dx, const floatX *dh, const floatX *h, c
                       int d)
 {
     OP_SCOPE(rmsnorm_backward, N, d);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         int64_t at = (int64_t)t * d;

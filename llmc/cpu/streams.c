@@ -52,7 +52,6 @@ static float mix_row(const StreamMix *a, int t, int d)
 void stream_mix(Stream s, const StreamMix *a, int N, int d)
 {
     OP_SCOPE(stream_mix, a, N, d);
-    (void)s;
     assert(a->terms <= MIX_STREAMS);
     float amax[PARTS] = {0};
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
@@ -132,7 +131,6 @@ static void stream_grad(const StreamGrad *a, int N, int d)
 void stream_grads(Stream s, const StreamGrad *a, int count, int N, int d)
 {
     OP_SCOPE(stream_grads, a, count, N, d);
-    (void)s;
     assert(count <= STREAM_GRADS);
     for (int i = 0; i < count; i++)
         stream_grad(&a[i], N, d);

@@ -12,7 +12,6 @@ void signed_gather(Stream s, floatX *out, const floatX *table, const int32_t *ro
                    int N, int d, int width)
 {
     OP_SCOPE(signed_gather, N, d, width);
-    (void)s;
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int t = 0; t < N; t++) {
         const floatX *from = table + (int64_t)rows[t] * width;
@@ -42,7 +41,6 @@ void table_grad(Stream s, float *dtable, const RowReader *readers, int count, co
                 int d, int width)
 {
     OP_SCOPE(table_grad, readers, count, N, d, width);
-    (void)s, (void)N; // N is used by the pragma only
     assert(count <= ROW_READERS);
 #pragma omp parallel for schedule(dynamic, 16) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int r = 0; r < *rows->num_rows; r++) {
@@ -62,7 +60,6 @@ void table_grad(Stream s, float *dtable, const RowReader *readers, int count, co
 void rows_load(Stream s, void *out, const void *table, const int32_t *rows, int count, int bytes)
 {
     OP_SCOPE(rows_load, count, bytes);
-    (void)s;
     for (int64_t k = 0; k < count; k++) {
         if (rows[k] >= 0)
             memcpy((char *)out + k * bytes, (const char *)table + (int64_t)rows[k] * bytes, (size_t)bytes);
@@ -72,7 +69,6 @@ void rows_load(Stream s, void *out, const void *table, const int32_t *rows, int 
 void rows_store(Stream s, void *table, const void *in, const int32_t *rows, int count, int bytes)
 {
     OP_SCOPE(rows_store, count, bytes);
-    (void)s;
     for (int64_t k = 0; k < count; k++) {
         if (rows[k] >= 0)
             memcpy((char *)table + (int64_t)rows[k] * bytes, (const char *)in + k * bytes, (size_t)bytes);
@@ -82,7 +78,6 @@ void rows_store(Stream s, void *table, const void *in, const int32_t *rows, int 
 void rows_take(Stream s, float *out, float *table, const int32_t *rows, int count, int width)
 {
     OP_SCOPE(rows_take, count, width);
-    (void)s;
     for (int64_t k = 0; k < count; k++) {
         if (rows[k] < 0)
             continue;
@@ -95,7 +90,6 @@ void rows_take(Stream s, float *out, float *table, const int32_t *rows, int coun
 void rows_add(Stream s, float *table, const float *in, const int32_t *rows, int count, int width)
 {
     OP_SCOPE(rows_add, count, width);
-    (void)s;
     for (int64_t k = 0; k < count; k++) {
         if (rows[k] < 0)
             continue;
