@@ -131,16 +131,16 @@ __device__ __forceinline__ HeadGate load_gate(const ValueMix &m, int64_t t, int 
             to_float(c < inputs ? m.h[t * d + c] : u[c - inputs])};
 }
 
-// dot: dv_n . u_n, known to all lanes of the head; group: heads of one;  gate_sums (H, 2 I): the warp's sums
-// for dgate_w, in shared memory
-template <bool GATES>
-__device__ __forceinline__ void add_head(TokenSums &s, float *gate_sums, const HeadGate &of_head, int inputs,
-                                         int group, int n, float dot, int H, int c)
+// To the factor of a group of so many heads.  dot: dv_n . u_n, known to all lanes of the head
+__device__ __forceinline__ void add_factor(TokenSums &s, int group, int n, float dot, int H, int c)
 {
-    if (!GATES) {
-        s.factor += n < H && n >= c * group && n < (c + 1) * group ? dot : 0;
-        return;
-    }
+    s.factor += n < H && n >= c * group && n < (c + 1) * group ? dot : 0;
+}
+
+// gate_sums (H, 2 I): the warp's sums for dgate_w, in shared memory
+__device__ __forceinline__ void add_gate(TokenSums &s, float *gate_sums, const HeadGate &of_head, int inputs,
+                                         int n, float dot, int H, int c)
+{
     if (n >= H || c >= inputs)
         return;
     float dgate = dot * of_head.gate * (1 - of_head.gate / 2); // before the sigmoid
@@ -272,8 +272,10 @@ __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backwar
                 store_vec(a.b.dqkv, out, unrotate8(g_q, of_q.y, turn, rstd_q, mean_q));
                 store_vec(a.b.dqkv, out + H * keys, unrotate8(g_k, of_k.y, turn, rstd_k, mean_k));
             }
-            if (m.table)
-                add_head<GATES>(of_token, gate_sums, of_head, inputs, group, n, sums[2], H, j);
+            if (m.table && GATES)
+                add_gate(of_token, gate_sums, of_head, inputs, n, sums[2], H, j);
+            else if (m.table)
+                add_factor(of_token, group, n, sums[2], H, j);
         }
         if (m.table)
             store_sums<LANES, GATES>(of_token, a.b, m, t, lane);
@@ -314,10 +316,9 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void heads_backward_any_kernel(Back
             }
             dot = warp_sum(dot);
             if (gates)
-                add_head<true>(of_token, sums, load_gate<true>(m, t, n, u, H, d, lane), inputs, group, n, dot,
-                               H, lane);
+                add_gate(of_token, sums, load_gate<true>(m, t, n, u, H, d, lane), inputs, n, dot, H, lane);
             else if (u)
-                add_head<false>(of_token, NULL, {}, 0, group, n, dot, H, lane);
+                add_factor(of_token, group, n, dot, H, lane);
         }
         if (gates)
             store_sums<WARP, true>(of_token, a.b, m, t, lane);
