@@ -2,7 +2,7 @@
 // with fp32 sums, batched, the terms b A and a X inside the products, the fastest of the algorithms that the
 // library proposes, timed one by one.
 #pragma once
-#include "llmc/optim/newton_schulz.h"
+#include "dev/test/ns_default.h"
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 

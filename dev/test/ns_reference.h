@@ -102,12 +102,7 @@ static inline double *run_one(const NsOptions *o, const float *u, int rows, int 
 static inline NsOptions options(const char *variant, const char *coefficients, int steps,
                                 const char *restarts, const char *dtype)
 {
-    NsText text = NS_TEXT_DEFAULT;
-    text.variant = variant;
-    text.coefficients = coefficients;
-    text.steps = steps;
-    text.restarts = restarts;
-    text.dtype = dtype;
+    NsText text = {variant, coefficients, restarts, dtype, steps, 0};
     NsOptions o;
     Error e;
     if (!ns_options_parse(&o, &text, &e)) {

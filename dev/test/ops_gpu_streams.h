@@ -2,7 +2,7 @@
 // are the same op: every stream has scratch memory and counters of its own. A shared counter would cut the
 // sums over the whole grid short.
 #pragma once
-#include "llmc/optim/newton_schulz.h"
+#include "dev/test/ns_default.h"
 
 enum { STREAM_ROUNDS = 50, STREAM_BUFFERS = 100, NS_ROWS = 320, NS_COLS = 512, NS_BATCH = 3 };
 

@@ -297,11 +297,10 @@ static void test_reproducible(const char *name)
         zero = zero && q[3 * COUNT + i] == 0;
     int threads = omp_get_max_threads();
     omp_set_num_threads(1);
-    o.max_batch = 2;
     double *single = run_batch(&o, u, COUNT, N, M, BATCH, NULL);
     omp_set_num_threads(threads);
     threads_matter = memcmp(q, single, sizeof *q * BATCH * COUNT) != 0;
-    ok(same && alone && !threads_matter, "%s: same bits twice, alone, in chunks of 2, with one thread", name);
+    ok(same && alone && !threads_matter, "%s: same bits twice, alone, with one thread", name);
     ok(zero, "%s: a padding slot stays zero", name);
 
     o.eps = 0;
@@ -363,7 +362,6 @@ static void test_shapes(void)
         bool all_intact = true;
         for (int v = 0; v < 12; v++) {
             NsOptions o = options(variant_names[v % 6], NULL, 0, NULL, v < 6 ? "fp32" : NULL);
-            o.max_batch = v % 2 ? 2 : 0;
             bool intact;
             double *q = run_batch(&o, u, stride, rows, cols, batch, &intact);
             for (int i = 0; i < least(batch, 3); i++) {
@@ -389,7 +387,7 @@ static void test_shapes(void)
     }
 }
 
-// Three matrices side by side, then a gap, and so on: the same bits as of packed ones, whatever a chunk cuts.
+// Three matrices side by side, then a gap, and so on: the same bits as of packed ones.
 static void test_groups(int rows, int cols)
 {
     enum { GROUP = 3, BATCH = 8, GAP = 5 };
@@ -403,9 +401,8 @@ static void test_groups(int rows, int cols)
         memcpy(apart + i / GROUP * group_stride + i % GROUP * count, packed + i * count,
                (size_t)count * sizeof *packed);
     bool same = true;
-    for (int v = 0; v < 6 * 3; v++) {
-        NsOptions o = options(variant_names[v % 6], NULL, 0, NULL, NULL);
-        o.max_batch = v / 6 * 2; // all at once, 2, 4
+    for (int v = 0; v < 6; v++) {
+        NsOptions o = options(variant_names[v], NULL, 0, NULL, NULL);
         double *want = run_batch(&o, packed, count, rows, cols, BATCH, NULL);
         NsInput in = {apart, rows, cols, BATCH, count, GROUP, group_stride};
         void *workspace = aligned_alloc(256, (ns_workspace_bytes(&o, rows, cols, BATCH) + 511) / 256 * 256);

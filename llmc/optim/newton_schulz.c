@@ -6,8 +6,8 @@
 
 typedef struct {
     size_t sumsq, unit, scale, out, x[2], square, square_pitch, raw,
-        total; // byte offsets; squares: n x n matrices of a chunk
-    int n, m, chunk, applies, squares;
+        total; // byte offsets; squares: n x n matrices of the batch
+    int n, m, applies, squares;
     bool transpose, gram, whole; // whole: by ns_iterate
 } Layout;
 
@@ -29,7 +29,6 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     Layout l = {.transpose = rows > cols};
     l.n = l.transpose ? cols : rows;
     l.m = l.transpose ? rows : cols;
-    l.chunk = o->max_batch && o->max_batch < batch ? o->max_batch : batch;
     bool whole = ns_iterates(o->dtype, l.n, l.m);
     l.gram = o->gram && !(o->fallback && (rows == cols || whole));
     l.whole = whole && !l.gram;
@@ -38,17 +37,17 @@ static Layout plan(const NsOptions *o, int rows, int cols, int batch)
     int pitch = ns_pitch(o->dtype, l.n, l.m);
     size_t element = ns_element_size(o->dtype), matrix = (size_t)l.n * (size_t)pitch * element;
     l.sumsq = reserve(&l.total, (size_t)batch * sizeof(float));
-    l.unit = reserve(&l.total, rows_have_units(o) ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
-    l.scale = reserve(&l.total, o->aol ? (size_t)l.chunk * (size_t)l.n * sizeof(float) : 0);
+    l.unit = reserve(&l.total, rows_have_units(o) ? (size_t)batch * (size_t)l.n * sizeof(float) : 0);
+    l.scale = reserve(&l.total, o->aol ? (size_t)batch * (size_t)l.n * sizeof(float) : 0);
     l.out = reserve(&l.total, (size_t)batch * (size_t)l.n * (size_t)l.m * element);
-    l.x[0] = reserve(&l.total, (size_t)l.chunk * matrix);
+    l.x[0] = reserve(&l.total, (size_t)batch * matrix);
     // The matrices of the iteration take turns between two places, of which one is the result's if they lie
     // alike.
     l.x[1] =
-        pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)l.chunk * matrix : 0);
-    l.square_pitch = (size_t)round_up((int64_t)((size_t)l.chunk * (size_t)l.n * (size_t)l.n * element), 256);
+        pitch == l.m ? l.out : reserve(&l.total, l.applies > 1 || l.transpose ? (size_t)batch * matrix : 0);
+    l.square_pitch = (size_t)round_up((int64_t)((size_t)batch * (size_t)l.n * (size_t)l.n * element), 256);
     l.square = reserve(&l.total, (size_t)l.squares * l.square_pitch);
-    l.raw = reserve(&l.total, o->aol && !l.whole ? ns_raw_bytes(o->dtype, l.n, l.m, l.chunk) : 0);
+    l.raw = reserve(&l.total, o->aol && !l.whole ? ns_raw_bytes(o->dtype, l.n, l.m, batch) : 0);
     return l;
 }
 
@@ -59,7 +58,7 @@ size_t ns_workspace_bytes(const NsOptions *o, int rows, int cols, int batch)
 
 // ---- iteration --------------------------------------------------------------------------------------------
 
-// A chunk of the batch under way.
+// A batch under way.
 typedef struct {
     NsChain chain;
     const NsOptions *o;
@@ -69,7 +68,7 @@ typedef struct {
     void *square[MOST_SQUARES], *raw;
     float *scale, *unit; // (batch, n), AOL only; unit NULL: rows of x have none
     bool scaled;         // x still lacks diag(scale)
-} Chunk;
+} Work;
 
 static void swap(void **a, void **b)
 {
@@ -84,7 +83,7 @@ static const float aol_column_factor = 16;
 
 // q = alpha a b + beta d + diagonal I, which the next product with x is by. As long as x lacks its scale,
 // times diag(scale), which costs nothing here and would cost a pass over x.
-static void last_symmetric(Chunk *k, void *q, float diagonal, float alpha, const void *a, const void *b,
+static void last_symmetric(Work *k, void *q, float diagonal, float alpha, const void *a, const void *b,
                            float beta, const void *d)
 {
     bool plain = diagonal == 0 && !k->scaled;
@@ -96,7 +95,7 @@ static void last_symmetric(Chunk *k, void *q, float diagonal, float alpha, const
 }
 
 // x = b x + a x, b from last_symmetric. Where b has x's scale in it a is 0.
-static void apply(Chunk *k, const void *b, float a)
+static void apply(Work *k, const void *b, float a)
 {
     float alpha = 1;
     if (k->scaled) {
@@ -117,7 +116,7 @@ static void apply(Chunk *k, const void *b, float a)
 }
 
 // square[0] = Gram matrix of x, with `aol` of the x that is AOL-scaled.
-static void gram_matrix(Chunk *k, bool aol)
+static void gram_matrix(Work *k, bool aol)
 {
     if (!aol) {
         ns_gram(&k->chain, k->square[0], k->x, k->n, k->m);
@@ -130,7 +129,7 @@ static void gram_matrix(Chunk *k, bool aol)
 
 // X <- a X + (b A + c A^2) X. The large a stays out of the rounded matrix, but for the step in which AOL's
 // scale goes into it.
-static void iterate_standard(Chunk *k)
+static void iterate_standard(Work *k)
 {
     void *A = k->square[0], *B = k->square[1];
     for (int i = 0; i < k->o->steps; i++) {
@@ -145,7 +144,7 @@ static void iterate_standard(Chunk *k)
 
 // With h(y) = a + b y + c y^2 a step is X <- h(R) X, hence Q <- Q h(R) and R <- R h(R)^2. Z = h(R) - a I: the
 // large a stays out of the rounded matrix and enters each product in fp32 instead.
-static void iterate_gram(Chunk *k)
+static void iterate_gram(Work *k)
 {
     const NsOptions *o = k->o;
     void *R = k->square[0], *Z = k->square[1], *Q = k->square[2], *T = k->square[3], *H = k->square[4];
@@ -200,7 +199,7 @@ static void iterate_gram(Chunk *k)
     apply(k, Q, 0);
 }
 
-static void iterate_chain(Chunk *k, bool gram)
+static void iterate_chain(Work *k, bool gram)
 {
     OP_SCOPE(ns_chain);
     ns_chain_begin(&k->chain);
@@ -212,7 +211,7 @@ static void iterate_chain(Chunk *k, bool gram)
 }
 
 // The standard form in one call.
-static void iterate_whole(Chunk *k)
+static void iterate_whole(Work *k)
 {
     const NsOptions *o = k->o;
     NsIteration it = {.steps = o->steps,
@@ -230,8 +229,8 @@ static void iterate_whole(Chunk *k)
         swap(&k->x, &k->spare);
 }
 
-// `count` matrices whose distance is u_stride, as those from `at` on of the chunk.
-static void load_run(const Chunk *k, float *sumsq, const float *u, int64_t u_stride, int at, int count,
+// `count` matrices whose distance is u_stride, as those from `at` on of the batch.
+static void load_run(const Work *k, float *sumsq, const float *u, int64_t u_stride, int at, int count,
                      bool transpose)
 {
     int rows = transpose ? k->m : k->n, cols = transpose ? k->n : k->m;
@@ -275,48 +274,44 @@ static void load_run(const Chunk *k, float *sumsq, const float *u, int64_t u_str
                           .transpose = transpose});
 }
 
-// The chunk's matrices, which are those from `first` on, group by group.
-static void load(const Chunk *k, float *sumsq, const NsInput *in, int first, bool transpose)
+// Group by group.
+static void load(const Work *k, float *sumsq, const NsInput *in, bool transpose)
 {
-    int group = in->group ? in->group : in->batch, end = first + k->chain.batch;
-    for (int i = first, next; i < end; i = next) {
-        next = (int)min_i64((int64_t)(i / group + 1) * group, end);
-        load_run(k, sumsq, in->u + i / group * in->group_stride + i % group * in->stride, in->stride,
-                 i - first, next - i, transpose);
-    }
+    int group = in->group ? in->group : in->batch;
+    for (int i = 0; i < in->batch; i += group)
+        load_run(k, sumsq, in->u + i / group * in->group_stride, in->stride, i,
+                 (int)min_i64(group, in->batch - i), transpose);
 }
 
 void *newton_schulz(Stream s, const NsOptions *o, const NsInput *in, void *workspace)
 {
-    int batch = in->batch;
-    Layout l = plan(o, in->rows, in->cols, batch);
-    char *base = workspace;
+    Layout l = plan(o, in->rows, in->cols, in->batch);
+    char *base = workspace, *out = base + l.out;
     bool alike = l.x[1] == l.out;
-    for (int first = 0; first < batch; first += l.chunk) {
-        size_t done = (size_t)first * (size_t)l.n * (size_t)l.m * ns_element_size(o->dtype);
-        Chunk k = {.chain = {s, o->dtype, (int)min_i64(batch - first, l.chunk), NULL}, .o = o};
-        k.n = l.n;
-        k.m = l.m;
-        k.applies = l.applies;
-        k.scale = (float *)(base + l.scale);
-        k.unit = rows_have_units(o) ? (float *)(base + l.unit) : NULL;
-        for (int i = 0; i < l.squares; i++)
-            k.square[i] = base + l.square + (size_t)i * l.square_pitch;
-        k.raw = base + l.raw;
-        void *out = base + l.out + done;
-        k.x = base + l.x[0];
-        k.spare = alike ? out : base + l.x[1];
-        k.out = alike || l.transpose ? NULL : out;
-        // Start where the last product lands in `out`, or in the other place when the transposition follows.
-        if (alike && (l.applies % 2 == 0) != l.transpose)
-            swap(&k.x, &k.spare);
-        load(&k, (float *)(base + l.sumsq) + first, in, first, l.transpose);
-        if (l.whole)
-            iterate_whole(&k);
-        else
-            iterate_chain(&k, l.gram);
-        if (l.transpose)
-            ns_transpose(s, o->dtype, out, k.x, l.n, l.m, k.chain.batch);
-    }
-    return base + l.out;
+    if (!in->batch)
+        return out;
+    Work k = {.chain = {s, o->dtype, in->batch, NULL},
+              .o = o,
+              .n = l.n,
+              .m = l.m,
+              .applies = l.applies,
+              .x = base + l.x[0],
+              .spare = base + l.x[1],
+              .out = alike || l.transpose ? NULL : out,
+              .raw = base + l.raw,
+              .scale = (float *)(base + l.scale),
+              .unit = rows_have_units(o) ? (float *)(base + l.unit) : NULL};
+    for (int i = 0; i < l.squares; i++)
+        k.square[i] = base + l.square + (size_t)i * l.square_pitch;
+    // Start where the last product lands in `out`, or in the other place when the transposition follows.
+    if (alike && (l.applies % 2 == 0) != l.transpose)
+        swap(&k.x, &k.spare);
+    load(&k, (float *)(base + l.sumsq), in, l.transpose);
+    if (l.whole)
+        iterate_whole(&k);
+    else
+        iterate_chain(&k, l.gram);
+    if (l.transpose)
+        ns_transpose(s, o->dtype, out, k.x, l.n, l.m, in->batch);
+    return out;
 }

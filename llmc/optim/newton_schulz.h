@@ -31,8 +31,6 @@ typedef struct {
     int steps;
     NsTuple tuples[NS_MAX_STEPS];
     uint32_t restarts; // Gram form: bit i set = X and R are rebuilt after i iterations
-    int max_batch; // matrices worked on at a time, which bounds the workspace and keeps a chunk in cache; 0:
-                   // all
 } NsOptions;
 
 // ---- options ----------------------------------------------------------------------------------------------
@@ -42,8 +40,7 @@ typedef struct {
 // forms fp16, in the exact build fp32. Restarts: the defaults are the usual choice. Where half of the
 // spectrum is flat and the rest zero they err by 10-20 % (singular values up to 1.3-1.5). There restart 3 for
 // gram, at no cost, and 2 for turbo-gram, two large products more, err by 1-3 %.
-NsOptions ns_options_default(NsVariant variant);
-
+//
 // What the user wrote; NULL, "" and "auto" (0 for numbers) stand for the variant's default.
 typedef struct {
     const char *variant;      // name, see above
@@ -52,10 +49,7 @@ typedef struct {
     const char *dtype;        // bf16, fp16, fp32
     int steps;                // the first tuples, with AOL the last; beyond the set its last tuple repeats
     float aol_gain;
-    float kappa, eps; // negative: default (0 is a valid eps)
-    int max_batch;
 } NsText;
-#define NS_TEXT_DEFAULT ((NsText){.kappa = -1, .eps = -1})
 
 // Fills *o; false with one line in *e for an unknown name, a malformed list, a restart outside of the
 // iterations, or tuples that blow up for an input that the normalisation lets through.

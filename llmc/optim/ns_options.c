@@ -90,7 +90,7 @@ static const struct {
     const char *name, *coefficients;
     bool gram, aol;
     uint32_t restarts;
-    float kappa, eps;
+    float kappa, eps; // kappa at least 1: below it the bound on the singular values is lost
 } variants[NS_VARIANTS] = {
     [NS_KJ] = {"kj", "kj", false, false, 0, 1, 1e-7f},
     [NS_YOU] = {"you", "you", false, false, 0, 1, 1e-7f},
@@ -217,19 +217,6 @@ static bool parse_dtype(NsDtype *dtype, const char *text, Error *e)
     return error_set(e, "Newton-Schulz dtype: \"%s\" is none of bf16, fp16, fp32", text);
 }
 
-static bool check_numbers(const NsOptions *o, Error *e)
-{
-    if (!(o->aol_gain > 0 && o->aol_gain <= 16))
-        return error_set(e, "Newton-Schulz AOL gain: %g is not within 0 (excluded) to 16", o->aol_gain);
-    if (!(o->kappa >= 1 && o->kappa <= 16)) // below 1 the bound on the singular values is lost
-        return error_set(e, "Newton-Schulz safety factor: %g is not within 1 to 16", o->kappa);
-    if (!(o->eps >= 0 && o->eps <= 1))
-        return error_set(e, "Newton-Schulz eps: %g is not within 0 to 1", o->eps);
-    if (o->max_batch < 0)
-        return error_set(e, "Newton-Schulz batch limit: %d is negative; 0 means no limit", o->max_batch);
-    return true;
-}
-
 bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
 {
     const char *name = is_default(text->variant) ? "polar" : text->variant;
@@ -240,11 +227,12 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
         return error_set(e,
                          "Newton-Schulz variant: \"%s\" is none of kj, you, polar, gram, turbo, turbo-gram",
                          name);
-    *o = (NsOptions){.gram = variants[v].gram, .aol = variants[v].aol, .fallback = true};
-    o->aol_gain = text->aol_gain == 0 ? 1 : text->aol_gain;
-    o->kappa = text->kappa < 0 ? variants[v].kappa : text->kappa;
-    o->eps = text->eps < 0 ? variants[v].eps : text->eps;
-    o->max_batch = text->max_batch;
+    *o = (NsOptions){.gram = variants[v].gram,
+                     .aol = variants[v].aol,
+                     .fallback = true,
+                     .aol_gain = text->aol_gain == 0 ? 1 : text->aol_gain,
+                     .kappa = variants[v].kappa,
+                     .eps = variants[v].eps};
 #ifdef FLOATX_FP32
     o->dtype = NS_FP32;
 #else
@@ -252,8 +240,8 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
 #endif
     if (!is_default(text->dtype) && !parse_dtype(&o->dtype, text->dtype, e))
         return false;
-    if (!check_numbers(o, e))
-        return false;
+    if (!(o->aol_gain > 0 && o->aol_gain <= 16))
+        return error_set(e, "Newton-Schulz AOL gain: %g is not within 0 (excluded) to 16", o->aol_gain);
     if (!choose_tuples(o, is_default(text->coefficients) ? variants[v].coefficients : text->coefficients,
                        text->steps, e))
         return false;
@@ -266,18 +254,6 @@ bool ns_options_parse(NsOptions *o, const NsText *text, Error *e)
         o->restarts = (fragile ? 1u << 2 : variants[v].restarts) & ((1u << o->steps) - 1);
     }
     return check_bounded(o, e);
-}
-
-NsOptions ns_options_default(NsVariant variant)
-{
-    NsOptions o;
-    Error e;
-    NsText text = NS_TEXT_DEFAULT;
-    text.variant = ns_variant_name(variant);
-    bool valid = ns_options_parse(&o, &text, &e);
-    assert(valid);
-    (void)valid;
-    return o;
 }
 
 const char *ns_caution(const NsOptions *o)

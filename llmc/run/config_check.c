@@ -190,14 +190,12 @@ bool config_backend_check(const Config *c, Error *e)
 
 NsText config_ns_text(const Config *c)
 {
-    NsText text = NS_TEXT_DEFAULT;
-    text.variant = ns_variant_name((NsVariant)c->ns);
-    text.coefficients = c->ns_tuples;
-    text.restarts = c->ns_restarts;
-    text.dtype = c->ns_dtype;
-    text.steps = c->ns_steps;
-    text.aol_gain = (float)c->ns_gain;
-    return text;
+    return (NsText){.variant = ns_variant_name((NsVariant)c->ns),
+                    .coefficients = c->ns_tuples,
+                    .restarts = c->ns_restarts,
+                    .dtype = c->ns_dtype,
+                    .steps = c->ns_steps,
+                    .aol_gain = (float)c->ns_gain};
 }
 
 char *config_unused(const Config *c, bool training, int reason)
