@@ -369,8 +369,7 @@ int main(int argc, char **argv)
                      .mlp_dim = F,
                      .vocab_padded = VP,
                      .fp8_head = true,
-                     .fp8_mlp = true,
-                     .fp8_backward = true};
+                     .fp8_mlp = true};
     for (filters = argv + 1; filters < argv + argc && (*filters)[0] == '-'; filters++) {
         if (!strcmp(*filters, "--portable"))
             sizes.portable = true;

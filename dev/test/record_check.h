@@ -211,6 +211,7 @@ static bool check_fp8_scales(const Record *r, Error *e)
 // Whether the tables are consistent and within what the ops can do.
 static bool record_check(const Record *given, Error *e)
 {
+    static Network network; // not looked at
     static const Role needed[] = {ROLE_EMBED, ROLE_SMEAR_GATE, ROLE_HEAD, ROLE_SCALARS};
     const Record *r = record_network(given);
     if (r->num_layers < 1 || r->num_layers > MAX_LAYERS || r->num_params > MAX_PARAM_ROWS)
@@ -231,5 +232,5 @@ static bool record_check(const Record *given, Error *e)
             return false;
     }
     return check_head(r, e) && check_mlp_scales(r, e) && check_fp8_scales(r, e) &&
-           (record_has_lists(r) ? network_check(r, e) : check_streams(r, e));
+           (record_has_lists(r) ? network_compile(&network, r, e) : check_streams(r, e));
 }

@@ -382,7 +382,6 @@ static OpSizes sizes_for(Sizes z)
                      .fp8_head = true,
                      .fp8_mlp = true,
                      .fp8_qkv = true,
-                     .fp8_backward = true,
                      .portable = portable};
 }
 

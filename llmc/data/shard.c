@@ -267,7 +267,6 @@ static bool read_chunks(ShardReader *r, int fd, ShardIdentity *seen, int32_t *ch
         first += count;
         pthread_mutex_lock(&r->lock);
         append_starts(r, chunk_starts, found);
-        r->num_indexed = first;
         r->finished = first == h->num_tokens && r->num_starts > 0;
         bool cancel = r->cancel;
         pthread_cond_broadcast(&r->progress);
@@ -330,7 +329,7 @@ bool shard_reader_start(ShardReader *r, const char *path, const ShardIdentity *f
     r->hook = hook;
     r->hook_context = hook_context;
     r->cancel = r->finished = r->failed = false;
-    r->num_indexed = r->num_starts = 0;
+    r->num_starts = 0;
     sigset_t all, before; // Ctrl-C belongs to the thread that trains
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

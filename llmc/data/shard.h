@@ -79,13 +79,12 @@ int64_t shard_index(const uint16_t *ids, int64_t first, int64_t count, const Sha
 // by blocking here they hold the index at a known place.
 typedef void (*ShardChunkHook)(void *context, int64_t num_indexed);
 
-// A shard that is being read by a thread of its own. The tokens below num_indexed are in memory and checked;
-// whoever needs a document beyond them waits, so that an unfinished index is only slower and never gives
-// another answer. The buffers are kept from one shard to the next: returning 200 MB to the system would stall
-// the training thread.
+// A shard that is being read by a thread of its own. The tokens in front of the last start are in memory and
+// checked; whoever needs a document beyond them waits, so that an unfinished index is only slower and never
+// gives another answer. The buffers are kept from one shard to the next: returning 200 MB to the system would
+// stall the training thread.
 typedef struct {
-    pthread_mutex_t lock; // guards cancel, finished, failed, error, num_indexed and the starts; tokens[0,
-                          // num_indexed) are fixed
+    pthread_mutex_t lock; // guards cancel, finished, failed, error and the starts
     pthread_cond_t progress;
     pthread_t thread;
     bool running;  // a thread exists that was not joined yet
@@ -100,7 +99,6 @@ typedef struct {
     void *hook_context;
     uint16_t *tokens; // (token_capacity)
     int64_t token_capacity;
-    int64_t num_indexed;
     int32_t *starts; // (start_capacity), the first num_starts are known
     int64_t start_capacity, num_starts;
 } ShardReader;

@@ -129,4 +129,3 @@ bool safewriter_write(SafeWriter *w, const char *name, const void *data, size_t 
 // Makes the file durable and puts it in place; every declared tensor must have been written in full. Frees
 // the writer in any case. Error: as for safewriter_write; the old file is then still in place.
 bool safewriter_commit(SafeWriter *w, Error *e);
-void safewriter_abort(SafeWriter *w); // removes the temporary file and frees the writer. NULL: nothing

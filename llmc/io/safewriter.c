@@ -360,14 +360,3 @@ bool safewriter_commit(SafeWriter *w, Error *e)
     writer_free(w);
     return good;
 }
-
-void safewriter_abort(SafeWriter *w)
-{
-    if (!w)
-        return;
-    if (w->fd >= 0) {
-        close(w->fd);
-        unlink(w->temp);
-    }
-    writer_free(w);
-}

@@ -1,5 +1,4 @@
 #include "llmc/model/network.h"
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -327,12 +326,4 @@ const Node *network_block(const Network *n, NodeKind kind, int layer)
             return &n->node[i];
     }
     return NULL;
-}
-
-bool network_check(const Record *r, Error *e)
-{
-    Network *n = xcalloc(1, sizeof *n);
-    bool good = network_compile(n, r, e);
-    free(n);
-    return good;
 }

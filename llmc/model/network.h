@@ -51,7 +51,6 @@ typedef struct {
 bool network_compile(Network *n, const Record *r, Error *e);
 // The node of a layer's block; NULL when there is none.
 const Node *network_block(const Network *n, NodeKind kind, int layer);
-bool network_check(const Record *r, Error *e); // the same without a result
 
 // Generator and place of a column.
 static inline int column_generator(int column) { return (column - 1) / GENERATOR_MOST; }

@@ -19,7 +19,6 @@ typedef struct {
     int dim, heads, mlp_dim, vocab_padded;
     int max_documents; // most documents in one packed sequence, 0: no limit known
     bool fp8_head, fp8_mlp, fp8_qkv;
-    bool fp8_backward;  // of the MLP, too
     bool deterministic; // attention backward with a fixed order of sums; see ops.h
     bool portable;      // only kernels that every supported GPU runs
     AttentionKernels attention;

@@ -324,7 +324,6 @@ static void reserve_backend(const Trainer *t, bool need_training)
                                .fp8_head = c->head == HEAD_FP8,
                                .fp8_mlp = c->mlp != MLP_BF16 && need_training,
                                .fp8_qkv = c->qkv == QKV_FP8 && need_training,
-                               .fp8_backward = c->mlp == MLP_FP8_BACKWARD && need_training,
                                .deterministic = c->deterministic,
                                .portable = c->portable,
                                .attention = (AttentionKernels)c->attention,

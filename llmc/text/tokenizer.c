@@ -51,29 +51,6 @@ const char *tokenizer_token(const Tokenizer *t, int id, size_t *len)
     return t->bytes + t->offset[id];
 }
 
-char *tokenizer_decode(const Tokenizer *t, const uint16_t *ids, size_t count, size_t *len, Error *e)
-{
-    size_t total = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (ids[i] >= t->vocab_size) {
-            error_set(e,
-                      "token id %d at position %zu is outside the vocabulary of %d ids; is it the vocabulary "
-                      "that made these "
-                      "tokens?",
-                      ids[i], i, t->vocab_size);
-            return NULL;
-        }
-        total += token_length(t, ids[i]);
-    }
-    char *text = xcalloc(total + 1, 1), *at = text;
-    for (size_t i = 0; i < count; i++) {
-        memcpy(at, t->bytes + t->offset[ids[i]], token_length(t, ids[i]));
-        at += token_length(t, ids[i]);
-    }
-    *len = total;
-    return text;
-}
-
 // Multiply and fold, eight bytes at a time; the tables are small and their keys harmless.
 uint64_t hash_bytes(const char *p, size_t len)
 {

@@ -56,10 +56,6 @@ const char *tokenizer_token(const Tokenizer *t, int id, size_t *len);
 // texts use a TextEncoder: it keeps what it learned.
 size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t len, uint16_t **ids, size_t *count);
 
-// ids: (count) uint16. Returns the concatenated bytes, malloc'd and NUL-terminated after *len bytes (they may
-// break off inside a character), or NULL with a message when an id is outside the vocabulary.
-char *tokenizer_decode(const Tokenizer *t, const uint16_t *ids, size_t count, size_t *len, Error *e);
-
 // ---- many texts -------------------------------------------------------------------------------------------
 
 typedef struct {
