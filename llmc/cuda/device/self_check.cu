@@ -128,15 +128,18 @@ static void fail(const char *what)
           what);
 }
 
+// All that is wrong, for one message: one kernel or all of them is the first question.
+static Error wrong;
+
 static void require(const Distance &d, const char *kernel, double limit = ROUNDING_LIMIT)
 {
     double distance = sqrt(d.difference / fmax(d.size, 1e-30));
     if (distance <= limit)
         return; // a NaN is not
-    Error e;
-    error_set(&e, "the kernel for %s differs by %.2g from the host, at most %.2g is rounding", kernel,
-              distance, limit);
-    fail(e.text);
+    Error before = wrong;
+    error_set(&wrong, "%s%s%s by %.2g (rounding: %.2g)",
+              before.text[0] ? before.text : "these differ from the host's: ", before.text[0] ? ", " : "",
+              kernel, distance, limit);
 }
 
 // ---- GEMM ------------------------------------------------------------------------------------------------
@@ -517,6 +520,8 @@ static void check_all(void)
     stream_destroy(s);
     if (!attention_own_is_right(&e))
         fail(e.text);
+    if (wrong.text[0])
+        fail(wrong.text);
 }
 
 // Model and UUID: every GPU of a machine is checked.
