@@ -13,6 +13,8 @@ attention_sm90::backward_qkv_kernel 32 dk, dv, scores and dp take 192 of 232 reg
 chain_kernel<__half> 148 the epilogue of products scaled by AOL (none without it): once a slice of 64 rows, not in the mainloop
 chain_kernel<__nv_bfloat16> 60 the same epilogue (32 without it), and the other two of AOL
 q_backward_kernel 16 three CTAs a multiprocessor, 168 registers, for more loads in flight (none with two); bound by memory
+attention::dc_backward_queries_kernel<128> 28 two stages, as GPUs with 99 KB a block need (none with three)
+attention::dc_backward_queries_kernel<64> 16 the same
 load_kept_kernel<float> 8 three CTAs a multiprocessor, for more loads in flight; fp32 alone
 gate_backward_128_kernel<6> 68 model widths of 1025 to 1536, which no preset has
 gate_backward_128_kernel<8> 368 model widths of 1537 to 2048, which no preset has

@@ -7,7 +7,7 @@
 // goes through memory in bf16: dk and dv are then two products a head, and backward makes six of 16 x 128 x e
 // instead of five, as dy v^T is made twice: once for the gradient of M, once, with M known, for that of w2.
 //
-// Tiles go through shared memory in chunks of 64 columns, loaded a stage or two ahead of their products. A
+// Tiles go through shared memory in chunks of 64 columns, loaded a stage ahead of their products. A
 // stage has 35 KB; three CTAs of the forward pass fit a multiprocessor, two of backward's, for their
 // registers. Times, and what was slower: dev/notes/2026-11-23_dc.md.
 #pragma once
