@@ -233,6 +233,15 @@ build/one_gpu/libnccl.so.2: dev/test/one_gpu_nccl.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc  $<"
 	$(Q)$(NVCC) $(NVCC_FLAGS) -shared -cudart shared -Xcompiler -fPIC $< -o $@
+# Stands in for CUDA where there is no GPU.
+build/no_gpu/no_gpu.so: $(addprefix dev/test/no_gpu/,runtime.c kernels.c products.c no_gpu.h) $(CUDA)/flags
+	@mkdir -p $(@D)
+	@echo "  cc    dev/test/no_gpu"
+	$(Q)$(CC) $(CUDA_CFLAGS) -shared -fPIC $(filter %.c,$^) -o $@ -lstdc++
+build/no_gpu/refusals: dev/test/no_gpu/refusals.c build/no_gpu/no_gpu.so
+	@echo "  cc    $<"
+	$(Q)$(CC) $(CUDA_CFLAGS) $(filter %.c %.so,$^) -Wl,-rpath,$(CURDIR)/build/no_gpu -o $@
+NO_GPU := build/no_gpu/no_gpu.so build/no_gpu/refusals
 REF := build/ref/libref_bf16.so build/ref/libref_fp32.so
 test-gpu-programs: train_gpt $(GPU_TESTS) $(REF) $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
 test-gpu:
@@ -290,7 +299,7 @@ quickstart:
 	@scripts/quickstart.sh
 test-programs: programs $(TESTS) $(EXACT_TESTS) $(EXACT)/train_gpt_cpu $(CPU)/manual $(CPU)/logits $(EXACT)/logits
 test: deps
-	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda)
+	@$(MAKE) $(SUBMAKE) found test-programs $(if $(NVCC),cuda $(NO_GPU))
 	@BUILD=$(CPU) dev/test/run cpu
 # One test: T is test_ops, train.t or gpu/cpu.t.
 TEST := $(patsubst dev/test/%,%,$(T:.c=))

@@ -1,0 +1,75 @@
+#!/usr/bin/env perl
+# All that the host does in steps of the CUDA program, without a GPU: no_gpu/no_gpu.h stands in for CUDA, kernels do nothing. Every preset
+# in full size, on Hopper's path and on that of other GPUs: each plan, launch, tensor map and product is one that a GPU would take.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use TrainTest;
+use Test::More;
+
+my ($gpu, $stand_in, $refusals) = ("$root/train_gpt", "$root/build/no_gpu/no_gpu.so", "$root/build/no_gpu/refusals");
+plan skip_all => 'no nvcc: no CUDA program' if !-x $gpu || !-e $stand_in;
+
+# ---- what it refuses ---------------------------------------------------------------------------------------------------
+
+sub stand_in { my (@command) = @_; local $ENV{LD_PRELOAD} = $stand_in; return run(@command) }
+
+my @cases = slurp("$root/dev/test/no_gpu/refusals.c") =~ /!strcmp\(name, "([^"]+)"\)/g;
+for (@cases) {
+    my ($status, $out, $err) = stand_in($refusals, $_);
+    my $wanted = $_ eq 'fine' ? 0 : 99;
+    ok($status eq $wanted && ($err =~ /^no_gpu: .+\n\z/ || !$wanted), "$_: status $wanted, and one line") or diag("$status: $err");
+}
+
+# ---- steps -------------------------------------------------------------------------------------------------------------
+
+# As many tokens as a step of the largest batch has.
+my @tokens = documents(60000, 1);
+write_shard('train_1.bin', (@tokens) x 14);
+write_shard('val.bin', documents(9000, 2));
+my @five = (qw(--num-scheduled 3 --num-extension 2 --val-tokens 2048 --val-every 0 --repeat --gpus 1 --self-check never),
+    '--train-files', "$dir/train_1.bin", '--val-files', "$dir/val.bin");
+my $of_hopper = qr/sm90|attention_queries|head_logits_kernel/;
+my (%launched, $runs);
+
+# Five steps, over all stages; the kernels that were launched.
+sub five_steps {
+    my ($on, @options) = @_;
+    my $out = "$dir/out" . ++$runs;
+    local ($ENV{NO_GPU}, $ENV{NO_GPU_LAUNCHES}) = ($on, "$out.launches");
+    my ($status, $said, $err) = stand_in($gpu, @options, @five, '--out', $out);
+    my @kernels = grep { !/^0 / } split /\n/, slurp("$out.launches");
+    ok($status eq 0 && keys %{losses($out)} == 5, "@options on $on GiB") or diag("$status: $err");
+    unlink glob "$out/*/*.safetensors";
+    $launched{s/^\d+ //r} = 1 for @kernels;
+    return @kernels;
+}
+
+my @presets = map { m{/(\d{4}-\d\d-\d\d)\.c$} } glob "$root/llmc/records/*.c";
+cmp_ok(scalar @presets, '>=', 9, "presets: @presets");
+for my $preset (@presets) {
+    cmp_ok(scalar(grep { /$of_hopper/ } five_steps('9.0 80', '--preset', $preset)), '>=', 8, 'with kernels for Hopper');
+}
+five_steps('9.0 80', @$_) for [qw(--preset 2025-10-27 --deterministic)], [qw(--preset 2025-11-18 --head bf16 --launch-tokens 8192)],
+    [qw(--preset 2025-11-18 --mlp fp8)], [qw(--preset 2026-07-17 --mlp bf16 --deterministic)], [qw(--preset 2026-08-03 --mlp bf16 --qkv bf16)];
+for (['9.0 80', '--portable'], ['8.0 40'], ['8.9 24'], ['12.0 32']) {
+    my ($on, @options) = @$_;
+    is(scalar(grep { /$of_hopper/ } five_steps($on, '--preset', $_, @options)), 0, 'with kernels for all GPUs') for qw(2025-11-18 2026-08-06);
+}
+
+# ---- the start ---------------------------------------------------------------------------------------------------------
+
+# No kernel has results here, so the self-check goes through all of them and finds those wrong that do not begin with another's result.
+my ($status, undef, $err) = stand_in($gpu, qw(--preset 2025-11-18), @five, qw(--self-check always --out), "$dir/check");
+is($status, 4, 'the self-check fails');
+like($err, qr/\A[^\n]*the self-check found wrong results[^\n]*: products \(NN\) by 1 [^\n]+\n\z/, 'in one line');
+is(scalar(() = $err =~ / by 1 \(rounding: /g), 18, 'which names all kernels');
+
+{
+    local $ENV{NO_GPU} = '9.0 4';
+    ($status, undef, $err) = stand_in($gpu, qw(--preset 2025-11-18), @five, '--out', "$dir/memory");
+    is($status, 1, 'a GPU of 4 GiB');
+    like($err, qr/\A[^\n]*no device memory for [^\n]+ of 4096\.0 MiB free[^\n]+\n\z/, 'is too small, which one line says');
+}
+done_testing;
