@@ -7,7 +7,7 @@
 // depend on the number of threads. Every file gets its name only at the very end, so a failed run leaves the
 // data set that was there untouched.
 #include "data/tokenize_options.h"
-#include "llmc/base/common.h"
+#include "llmc/base/grow.h"
 #include "llmc/data/shard_writer.h"
 #include "llmc/text/text_source.h"
 #include "llmc/text/tokenizer.h"
@@ -216,10 +216,7 @@ typedef struct {
 
 static void add_document_start(Job *job, const Tokenizer *t)
 {
-    if (job->start_count == job->start_capacity) {
-        job->start_capacity = 2 * job->start_capacity + 64;
-        job->starts = xrealloc(job->starts, job->start_capacity, sizeof *job->starts);
-    }
+    job->starts = grow(job->starts, &job->start_capacity, job->start_count + 1, sizeof *job->starts);
     job->starts[job->start_count++] = job->tokens.count;
     uint16_t document = (uint16_t)tokenizer_document(t);
     token_list_append(&job->tokens, &document, 1);

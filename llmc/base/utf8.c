@@ -66,6 +66,19 @@ size_t utf8_finished(const char *text, size_t len)
     return len;
 }
 
+size_t utf8_put(char *out, uint32_t code)
+{
+    if (code < 0x80) {
+        *out = (char)code;
+        return 1;
+    }
+    int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3; // bytes of six bits
+    out[0] = (char)((0xff00u >> (more + 1) & 0xff) | code >> 6 * more);
+    for (int i = 1; i <= more; i++)
+        out[i] = (char)(0x80 | (code >> 6 * (more - i) & 0x3f));
+    return (size_t)more + 1;
+}
+
 char *utf8_repair(const char *text, size_t len, size_t *fixed_len, size_t *replaced)
 {
     char *out = xcalloc(3 * len + 1, 1);

@@ -96,6 +96,13 @@ size_t comm_collect(void *buf, size_t bytes, size_t capacity, int owner)
 
 double comm_sum(double x) { return control_sum(&control, x); }
 int64_t comm_max(int64_t x) { return control_max(&control, x); }
+
+bool comm_agrees(uint64_t fingerprint)
+{
+    int64_t mine = (int64_t)(fingerprint >> 2) + 1;
+    return mine == comm_max(control.rank ? 0 : mine);
+}
+
 bool comm_any(bool mine) { return control_max(&control, mine) != 0; }
 
 void comm_barrier(void)

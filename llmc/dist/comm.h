@@ -53,6 +53,7 @@ size_t comm_collect(void *buf, size_t bytes, size_t capacity, int owner);
 // Host values.
 double comm_sum(double x);
 int64_t comm_max(int64_t x);
+bool comm_agrees(uint64_t fingerprint); // whether rank 0 has the same one
 void comm_barrier(void);
 void comm_broadcast(void *buf, size_t bytes); // from rank 0
 // Ends when a rank says so: true on all ranks when `mine` is true on any.

@@ -1,4 +1,5 @@
 #include "llmc/run/config_file.h"
+#include "llmc/base/utf8.h"
 #include "llmc/run/config_internal.h"
 #include <errno.h>
 #include <math.h>
@@ -34,14 +35,7 @@ static bool take_code(Line *l, int digits, Error *e)
     if (!good || code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
         return error_set(e, "\\%c%s is no character", digits == 4 ? 'u' : 'U', hex);
     l->at += digits;
-    if (code < 0x80) {
-        put_byte(l, (unsigned)code);
-        return true;
-    }
-    int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3; // bytes of six bits
-    put_byte(l, (0xff00u >> (more + 1) & 0xff) | (unsigned)(code >> 6 * more));
-    while (more-- > 0)
-        put_byte(l, 0x80 | (unsigned)(code >> 6 * more & 0x3f));
+    l->length += utf8_put(l->value + l->length, (uint32_t)code);
     return true;
 }
 

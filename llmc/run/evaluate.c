@@ -22,8 +22,8 @@ struct Evaluation {
 
 static bool check_same_files(const EvalSet *s, Error *e)
 {
-    int64_t mine = (int64_t)(eval_set_fingerprint(s) >> 2) + 1, first = comm_max(comm_rank() ? 0 : mine);
-    return mine == first || error_set(e, "--eval: %s of this rank is not that of rank 0", s->path);
+    return comm_agrees(eval_set_fingerprint(s)) ||
+           error_set(e, "--eval: %s of this rank is not that of rank 0", s->path);
 }
 
 static bool open_sets(Evaluation *v, const EvalEntry *entries, const Tokenizer *tokenizer, Error *e)

@@ -9,15 +9,21 @@
 
 // ---- data -------------------------------------------------------------------------------------------------
 
+static Tokenizer *open_vocabulary(const Config *c, const char *what)
+{
+    Error e;
+    Tokenizer *tokenizer = vocabulary_open(c, what, &e);
+    if (!tokenizer)
+        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    return tokenizer;
+}
+
 // The prefixes of the vocabulary's tokens; returns a line for the log.
 static char *open_prefixes(Trainer *t)
 {
     const Config *c = t->config;
-    Error e;
     int found;
-    Tokenizer *tokenizer = vocabulary_open(c, "the prefix term of the loss (--stage-prefix)", &e);
-    if (!tokenizer)
-        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    Tokenizer *tokenizer = open_vocabulary(c, "the prefix term of the loss (--stage-prefix)");
     t->prefix = prefix_table_of(tokenizer, config_vocab_padded(c), &found);
     tokenizer_free(tokenizer);
     if (found)
@@ -32,10 +38,7 @@ static char *open_prefixes(Trainer *t)
 static char *open_mask(Trainer *t)
 {
     const Config *c = t->config;
-    Error e;
-    Tokenizer *tokenizer = vocabulary_open(c, "the mask of a validation (--val-mask)", &e);
-    if (!tokenizer)
-        fatal(EXIT_BAD_INPUT, "%s", e.text);
+    Tokenizer *tokenizer = open_vocabulary(c, "the mask of a validation (--val-mask)");
     t->mask = token_mask_start(tokenizer, config_vocab_padded(c));
     if (t->mask)
         return format_string("%s leave%s out tokens that cannot follow the one before",
@@ -71,8 +74,7 @@ static void open_training_data(Trainer *t)
 // Ranks on several machines may see different files under one name.
 static void check_same_data(const char *what, uint64_t fingerprint, const char *pattern)
 {
-    int64_t mine = (int64_t)(fingerprint >> 2) + 1, first = comm_max(comm_rank() ? 0 : mine);
-    if (mine != first)
+    if (!comm_agrees(fingerprint))
         fatal(EXIT_BAD_INPUT, "%s of this rank are not those of rank 0 (sizes, tokens): %s", what, pattern);
 }
 

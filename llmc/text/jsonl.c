@@ -3,6 +3,7 @@
 // here, and jansson sees the record with "" in their place: it judges the structure, the names, the numbers
 // and what follows the record.
 #include "llmc/text/jsonl.h"
+#include "llmc/base/utf8.h"
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,26 +41,6 @@ static int hex4(const char *p, const char *end)
     return value;
 }
 
-static char *put_character(char *out, int c)
-{
-    if (c < 0x80) {
-        *out++ = (char)c;
-    } else if (c < 0x800) {
-        *out++ = (char)(0xC0 | c >> 6);
-        *out++ = (char)(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-        *out++ = (char)(0xE0 | c >> 12);
-        *out++ = (char)(0x80 | (c >> 6 & 0x3F));
-        *out++ = (char)(0x80 | (c & 0x3F));
-    } else {
-        *out++ = (char)(0xF0 | c >> 18);
-        *out++ = (char)(0x80 | (c >> 12 & 0x3F));
-        *out++ = (char)(0x80 | (c >> 6 & 0x3F));
-        *out++ = (char)(0x80 | (c & 0x3F));
-    }
-    return out;
-}
-
 static bool is_high(int c) { return c >= 0xD800 && c <= 0xDBFF; }
 static bool is_low(int c) { return c >= 0xDC00 && c <= 0xDFFF; }
 
@@ -87,7 +68,7 @@ static bool decode_escape(const char **p, const char *end, char **out)
     if (is_high(c) || is_low(c)) {
         *(*out)++ = (char)0xFF;
     } else {
-        *out = put_character(*out, c);
+        *out += utf8_put(*out, (uint32_t)c);
     }
     return true;
 }

@@ -1,4 +1,5 @@
 #include "llmc/text/text_source.h"
+#include "llmc/base/grow.h"
 #include "llmc/text/tokenizer.h"
 #include <dirent.h>
 #include <errno.h>
@@ -24,10 +25,7 @@ static bool ends_with(const char *s, const char *end)
 
 static void add_file(TextFileList *list, const char *path, TextFormat format, int64_t size)
 {
-    if (list->count == list->capacity) {
-        list->capacity = 2 * list->capacity + 16;
-        list->files = xrealloc(list->files, list->capacity, sizeof *list->files);
-    }
+    list->files = grow(list->files, &list->capacity, list->count + 1, sizeof *list->files);
     bool jsonl = format == FORMAT_JSONL ||
                  (format == FORMAT_BY_NAME && (ends_with(path, ".jsonl") || ends_with(path, ".ndjson")));
     list->files[list->count++] = (TextFile){xstrdup(path), jsonl, size};
@@ -44,14 +42,13 @@ static char **folder_names(const char *folder, size_t *count, Error *e)
         error_set(e, "cannot read the folder %s: %s", folder, strerror(errno));
         return NULL;
     }
-    size_t capacity = 16;
-    char **names = xcalloc(capacity, sizeof *names);
+    size_t capacity = 0;
+    char **names = grow(NULL, &capacity, 1, sizeof *names);
     *count = 0;
     for (struct dirent *entry; (entry = readdir(d));) {
         if (entry->d_name[0] == '.')
             continue;
-        if (*count == capacity)
-            names = xrealloc(names, capacity *= 2, sizeof *names);
+        names = grow(names, &capacity, *count + 1, sizeof *names);
         names[(*count)++] = xstrdup(entry->d_name);
     }
     closedir(d);
@@ -181,10 +178,7 @@ static size_t find_pieces(const TextReader *r, TextChunk *c)
     TextPiece piece;
     c->piece_count = 0;
     while (text_split_next(&r->list->split, c->bytes + at, c->len - at, r->file_ends, &piece)) {
-        if (c->piece_count == c->piece_capacity) {
-            c->piece_capacity = 2 * c->piece_capacity + 64;
-            c->pieces = xrealloc(c->pieces, c->piece_capacity, sizeof *c->pieces);
-        }
+        c->pieces = grow(c->pieces, &c->piece_capacity, c->piece_count + 1, sizeof *c->pieces);
         c->pieces[c->piece_count++] = (TextPiece){at + piece.begin, at + piece.end, at + piece.next};
         at += piece.next;
     }
@@ -201,10 +195,7 @@ static bool read_more(TextReader *r, TextChunk *c, Error *e)
                          : c->split     ? "a blank line"
                                         : "a space between two letters");
     }
-    if (c->capacity - c->len < CHUNK) {
-        c->capacity = 2 * c->len + CHUNK;
-        c->bytes = xrealloc(c->bytes, c->capacity, 1);
-    }
+    c->bytes = grow(c->bytes, &c->capacity, c->len + CHUNK, 1);
     ssize_t got =
         read(r->fd, c->bytes + c->len, CHUNK); // a signal ends it: waiting on a pipe can be interrupted
     if (got < 0)
@@ -217,10 +208,7 @@ static bool read_more(TextReader *r, TextChunk *c, Error *e)
 static void keep_rest(TextReader *r, TextChunk *c, size_t end)
 {
     r->kept_len = c->len - end;
-    if (r->kept_len > r->kept_capacity) {
-        r->kept_capacity = 2 * r->kept_len;
-        r->kept = xrealloc(r->kept, r->kept_capacity, 1);
-    }
+    r->kept = grow(r->kept, &r->kept_capacity, r->kept_len, 1);
     if (r->kept_len)
         memcpy(r->kept, c->bytes + end, r->kept_len);
     c->len = end;
@@ -246,8 +234,7 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
     c->first_line = r->line;
     c->begins_document = r->file_begins;
     c->len = c->piece_count = 0;
-    if (c->capacity < r->kept_len)
-        c->bytes = xrealloc(c->bytes, c->capacity = r->kept_len, 1);
+    c->bytes = grow(c->bytes, &c->capacity, r->kept_len, 1);
     if (r->kept_len)
         memcpy(c->bytes, r->kept, r->kept_len);
     c->len = r->kept_len;

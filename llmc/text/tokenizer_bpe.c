@@ -1,5 +1,6 @@
 // Encoding: cut into pieces, look up or merge each piece. Nothing here is quadratic in the length of a piece.
 #include "llmc/text/tokenizer_internal.h"
+#include "llmc/base/grow.h"
 #include "llmc/base/utf8.h"
 #include <stdlib.h>
 #include <string.h>
@@ -40,10 +41,7 @@ struct TextEncoder {
 
 void token_list_append(TokenList *list, const uint16_t *ids, size_t count)
 {
-    if (list->count + count > list->capacity) {
-        list->capacity = 2 * list->capacity + count + 64;
-        list->ids = xrealloc(list->ids, list->capacity, sizeof *list->ids);
-    }
+    list->ids = grow(list->ids, &list->capacity, list->count + count, sizeof *list->ids);
     if (count)
         memcpy(list->ids + list->count, ids, count * sizeof *ids);
     list->count += count;
@@ -86,10 +84,7 @@ static bool before(Candidate a, Candidate b) { return a.rank < b.rank || (a.rank
 
 static void heap_push(TextEncoder *s, Candidate c)
 {
-    if (s->heap_count == s->heap_capacity) {
-        s->heap_capacity = 2 * s->heap_capacity + 256;
-        s->heap = xrealloc(s->heap, s->heap_capacity, sizeof *s->heap);
-    }
+    s->heap = grow(s->heap, &s->heap_capacity, s->heap_count + 1, sizeof *s->heap);
     size_t i = s->heap_count++;
     for (; i && before(c, s->heap[(i - 1) / 2]); i = (i - 1) / 2)
         s->heap[i] = s->heap[(i - 1) / 2];
@@ -125,10 +120,7 @@ static void part_look_up(TextEncoder *s, uint32_t at, uint32_t end)
 // changed is stale and is passed over; the order of (rank, position) is that of the scan in merge_short.
 static void merge_long(TextEncoder *s, const unsigned char *piece, uint32_t n, TokenList *out)
 {
-    if (s->part_capacity < n) {
-        s->part_capacity = n;
-        s->parts = xrealloc(s->parts, n, sizeof *s->parts);
-    }
+    s->parts = grow(s->parts, &s->part_capacity, n, sizeof *s->parts);
     s->heap_count = 0;
     for (uint32_t i = 0; i < n; i++)
         s->parts[i] = (Part){.id = s->t->byte_id[piece[i]], .previous = i - 1, .next = i + 1};

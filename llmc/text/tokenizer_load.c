@@ -1,5 +1,6 @@
 // Vocabularies from the text of their files: OpenAI's merges with their JSON of ids, or a tiktoken rank file.
 #include "llmc/text/tokenizer_internal.h"
+#include "llmc/base/grow.h"
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,10 +32,7 @@ static bool table_add(TokenTable *table, int64_t id, const char *p, size_t len, 
     if (len == 0 || len > LONGEST_TOKEN) {
         return error_set(e, "%s: token of %zu bytes (1 to %d are allowed)", where, len, LONGEST_TOKEN);
     }
-    if (table->used + len > table->capacity) {
-        table->capacity = 2 * table->capacity + len + 4096;
-        table->bytes = xrealloc(table->bytes, table->capacity, 1);
-    }
+    table->bytes = grow(table->bytes, &table->capacity, table->used + len, 1);
     memcpy(table->bytes + table->used, p, len);
     table->token[id].at = table->used;
     table->token[id].len = (uint32_t)len;
