@@ -543,12 +543,24 @@ template <int QK> static void launch(const AttentionCall *c, const Arguments &a,
 void attention_sm90_backward(const AttentionCall *c, Stream s)
 {
     assert(attention_sm90_takes(c->qk, c->e) && (c->qk == WIDTH || c->dk));
-    Arguments a = {};
-    a.lse = c->lse;
-    a.row_sums = c->row_sums;
-    a.dq = c->dq;
-    a.dv = c->dv;
-    a.dq_sum = c->dq_sum;
+    Arguments a = {.lse = c->lse,
+                   .row_sums = c->row_sums,
+                   .dq = c->dq,
+                   .dv = c->dv,
+                   .dq_sum = c->dq_sum,
+                   .state = c->dq_state,
+                   .progress = (Progress *)c->counters,
+                   .cu = c->cu,
+                   .order = c->key_tiles,
+                   .late = c->late_tiles,
+                   .fixed_order = c->fixed_order,
+                   .scale = c->scale,
+                   .scale_log2 = c->scale * LOG2E,
+                   .window = c->window < c->N ? c->window : c->N,
+                   .slots = c->slots,
+                   .N = c->N,
+                   .H = c->H,
+                   .items = (int)ceil_div(c->N, KEYS) * c->H};
     if (!c->dk) {
         const QkvBackward *n = c->qkv;
         a.dqkv = n->dqkv;
@@ -561,19 +573,6 @@ void attention_sm90_backward(const AttentionCall *c, Stream s)
         a.tokens = n->tokens;
         a.value_sums = c->value_sums;
     }
-    a.progress = (Progress *)c->counters;
-    a.state = c->dq_state;
-    a.cu = c->cu;
-    a.order = c->key_tiles;
-    a.late = c->late_tiles;
-    a.fixed_order = c->fixed_order;
-    a.scale = c->scale;
-    a.scale_log2 = c->scale * LOG2E;
-    a.window = c->window < c->N ? c->window : c->N;
-    a.slots = c->slots;
-    a.N = c->N;
-    a.H = c->H;
-    a.items = (int)ceil_div(c->N, KEYS) * c->H;
     if (c->qk == WIDTH)
         launch<WIDTH>(c, a, s);
     else

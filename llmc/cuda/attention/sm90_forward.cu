@@ -404,20 +404,19 @@ void attention_sm90_forward(const AttentionCall *c, Stream s)
     using namespace attention_queries;
     assert(c->scale > 0); // the maximum is taken before scaling
     assert(attention_sm90_takes(c->qk, c->e));
-    Arguments a;
-    a.h = c->h;
-    a.gate_w = c->gate_w;
-    a.gate_inputs = c->gate_inputs;
-    a.lse = c->lse;
-    a.progress = (attention_sm90::Progress *)c->counters;
-    a.cu = c->cu;
-    a.order = c->query_tiles;
-    a.scale_log2 = c->scale * LOG2E;
-    a.window = c->window < c->N ? c->window : c->N;
-    a.slots = c->slots;
-    a.N = c->N;
-    a.H = c->H;
-    a.items = (int)ceil_div(c->N, QUERIES) * c->H;
+    Arguments a = {.h = c->h,
+                   .gate_w = c->gate_w,
+                   .gate_inputs = c->gate_inputs,
+                   .lse = c->lse,
+                   .progress = (attention_sm90::Progress *)c->counters,
+                   .cu = c->cu,
+                   .order = c->query_tiles,
+                   .scale_log2 = c->scale * LOG2E,
+                   .window = c->window < c->N ? c->window : c->N,
+                   .slots = c->slots,
+                   .N = c->N,
+                   .H = c->H,
+                   .items = (int)ceil_div(c->N, QUERIES) * c->H};
     if (c->qk == WIDTH)
         launch<WIDTH>(c, a, s);
     else
