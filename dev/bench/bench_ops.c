@@ -110,7 +110,7 @@ OP(qkv_backward_ve) { run_qkv_backward(S.table); }
 
 OP(qkv)
 {
-    matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, N, D, D, 3});
+    matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, NULL, N, D, D, 3});
 } // t[0] is not followed by t[1]: see main
 static void run_qkv_product(const floatX *value_embed)
 {
@@ -125,7 +125,7 @@ OP(o) { matmul_forward(&on_stream, &(Product){S.t[3], S.t[4], S.w, S.t[3], NULL,
 OP(qkv_factor) { matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL, small + 20, N, D, D, 3}); }
 OP(o_factor) { matmul_forward(&on_stream, &(Product){S.t[3], S.t[4], S.w, S.t[5], small + 20, N, D, D, 1}); }
 OP(proj) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, S.t[3], NULL, N, F, D, 1}); }
-OP(dh_mlp) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, NULL, N, F, D, 1}); }
+OP(dh_mlp) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, NULL, NULL, N, F, D, 1}); }
 OP(dyg) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, N, D, D}); }
 OP(dh_qkv) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, N, D, 3 * D}); }
 OP(dw_o) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
