@@ -16,6 +16,7 @@
 // count 4 e operations per head and pair of tokens that see each other forward and 2.5 times that backward,
 // whatever the kernel really computes.
 #include "dev/bench/figures.h"
+#include "dev/bench/fill.h"
 #include "llmc/cuda/attention/attention.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
@@ -44,18 +45,6 @@ static int32_t *table, *host_table;
 static int cu[MAX_DOCUMENTS + 1], documents;
 
 // ---- inputs -----------------------------------------------------------------------------------------------
-
-static void fill(floatX *p, int64_t n, float size)
-{
-    enum { BLOCK = 1 << 20 };
-    static bf16
-        block[BLOCK]; // repeated: speed depends on the values' distribution, not on their being different
-    for (int i = 0; i < BLOCK; i++)
-        block[i] = float_to_bf16(size * ((float)rand() / (float)RAND_MAX * 2 - 1));
-    for (int64_t at = 0; at < n; at += BLOCK)
-        copy_to_device(stream, p + at, block, (size_t)min_i64(BLOCK, n - at) * sizeof *p);
-    stream_synchronize(stream);
-}
 
 // Lengths as in text: lognormal, median 500, at most `longest`.
 static void make_documents(int tokens, int count, int longest)
@@ -312,18 +301,18 @@ int main(int argc, char **argv)
     for (int i = 0; i < 6; i++) {
         int64_t n = (int64_t)(i < 5 ? EVAL_N : N) * D;
         tensor[i] = device_alloc((size_t)n * sizeof(floatX), "bench");
-        fill(tensor[i], n, i < 2 ? 1.7f : 1);
+        fill_floatx(stream, tensor[i], n, i < 2 ? 1.7f : 1);
     }
     lse = device_alloc((size_t)EVAL_N * H * sizeof *lse, "bench");
     dgate = device_alloc((size_t)N * H * sizeof *dgate, "bench");
     dgate_w = device_alloc((size_t)H * 12 * sizeof(float), "bench");
     gate_w = device_alloc((size_t)H * 12 * sizeof *gate_w, "bench");
-    fill(gate_w, H * 12, 0.5f);
+    fill_floatx(stream, gate_w, H * 12, 0.5f);
     rstd = device_alloc((size_t)N * H * sizeof *rstd, "bench");
     scalars = device_alloc(4 * sizeof *scalars, "bench");
     dqkv = device_alloc((size_t)3 * N * D * sizeof *dqkv, "bench");
     turns = device_alloc((size_t)2 * N * (E / 4) * sizeof *turns, "bench");
-    fill(turns, (int64_t)2 * N * (E / 4), 1);
+    fill_floatx(stream, turns, (int64_t)2 * N * (E / 4), 1);
     size_t ints = (size_t)attention_table_ints(EVAL_N, 0);
     table = device_alloc(ints * sizeof *table, "bench");
     host_table = host_alloc(ints * sizeof *table);
