@@ -2,7 +2,7 @@
 //   LAYERS, ATTENTION_LAYERS, VALUE_TABLES, HIDDEN, MIX_COLUMNS (of generators mu and nu),
 //   GATE_COLUMNS (of a and b), BIGRAM_ROWS (an Extent), SIGN_ROWS, KEY_QUARTERS (width of q and k,
 //   in quarters of v's)
-// and the initial values mix_biases (mu, then nu), gate_biases (a, then b).
+// and the initial values gate_biases (a, then b).
 // Rows of one block and storage that follow each other take turns, from the last layer to the first; Wq, Wk
 // and Wv, Wo of a layer are one tensor for who reads it.
 #pragma once
@@ -25,6 +25,14 @@ static const InitRun network_2026_factors[] = {{LAYERS, 2, {0.5f, 1}, 0}, {1, 2,
 static const InitRun network_2026_resid[] = {{2 * LAYERS, 1, {1.0488088481701516f}, 0}, {0}};
 static const InitRun network_2026_post[] = {{2 * LAYERS, 1, {1}, 0}, {0}};
 static const InitRun network_2026_scale[] = {{1, 1, {0.1f}, 0}, {0}};
+
+// Of mu, then nu. Biases are multiplied by a scale of 0.1.
+static const InitRun mix_biases[] = {
+    {6, 1, {0}, 0}, {2, 1, {20}, 0}, {1, 2, {10.4881f, 10}, 0}, {1, 2, {0, 0.5f}, 0},
+    {1, 2, {10.4881f, 10}, 0}, // mu
+    {1, 2, {0, -5}, 0}, {12, 1, {0}, 0}, // nu
+    {0},
+};
 
 // b = sqrt(3) / 2 / sqrt(d): the deviation is 1 / (2 sqrt(d)).
 #define BANK_INIT {INIT_UNIFORM, 0.8660254037844386}
