@@ -297,18 +297,21 @@ static CUtensorMap tall_map(NsDtype dtype, const void *x, int n, int m, int batc
 
 static NsProduct portable_gram(void *a, const void *x, int n, int m, int batch)
 {
-    NsProduct p = {};
-    p.a = p.b = x;
-    p.out = a;
-    p.a_stride = p.b_stride = (int64_t)n * m;
-    p.out_stride = (int64_t)n * n;
-    p.a_pitch = p.b_pitch = m;
-    p.out_pitch = n;
-    p.rows = p.cols = n;
-    p.depth = m;
-    p.batch = batch;
-    p.alpha = 1;
-    return p;
+    int64_t tall = (int64_t)n * m, square = (int64_t)n * n;
+    return {.a = x,
+            .b = x,
+            .out = a,
+            .a_stride = tall,
+            .b_stride = tall,
+            .out_stride = square,
+            .a_pitch = m,
+            .b_pitch = m,
+            .out_pitch = n,
+            .rows = n,
+            .cols = n,
+            .depth = m,
+            .batch = batch,
+            .alpha = 1};
 }
 
 void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
@@ -321,14 +324,17 @@ void ns_gram(NsChain *chain, void *a, const void *x, int n, int m)
                             portable_gram(a, x, n, m, chain->batch));
         return;
     }
-    Task t = {};
-    t.kind = TASK_SYMMETRIC;
-    t.rows = t.cols = n;
-    t.depth = m;
-    t.alpha = 1;
-    t.has_out = t.same_operands = true;
-    t.a = t.b = tall_map(chain->dtype, x, n, m, chain->batch);
-    t.out = square_map(chain->dtype, a, n, chain->batch);
+    CUtensorMap of_x = tall_map(chain->dtype, x, n, m, chain->batch);
+    Task t = {.a = of_x,
+              .b = of_x,
+              .out = square_map(chain->dtype, a, n, chain->batch),
+              .rows = n,
+              .cols = n,
+              .depth = m,
+              .alpha = 1,
+              .kind = TASK_SYMMETRIC,
+              .has_out = true,
+              .same_operands = true};
     Uses u = {{x}, {a}};
     add_task(chain, &t, &u);
 }
@@ -337,31 +343,41 @@ static const void *d_of(const NsSymmetric *p) { return p->beta == 0 ? NULL : p->
 
 static NsProduct portable_symmetric(const NsSymmetric *s, void *out, int batch)
 {
-    NsProduct p = {};
-    p.a = s->a;
-    p.b = s->b;
-    p.d = d_of(s);
-    p.out = out;
-    p.a_stride = p.b_stride = p.d_stride = p.out_stride = (int64_t)s->n * s->n;
-    p.a_pitch = p.b_pitch = p.d_pitch = p.out_pitch = p.rows = p.cols = p.depth = s->n;
-    p.batch = batch;
-    p.alpha = s->alpha;
-    p.beta = s->beta;
-    return p;
+    int n = s->n;
+    int64_t square = (int64_t)n * n;
+    return {.a = s->a,
+            .b = s->b,
+            .d = d_of(s),
+            .out = out,
+            .a_stride = square,
+            .b_stride = square,
+            .d_stride = square,
+            .out_stride = square,
+            .a_pitch = n,
+            .b_pitch = n,
+            .d_pitch = n,
+            .out_pitch = n,
+            .rows = n,
+            .cols = n,
+            .depth = n,
+            .batch = batch,
+            .alpha = s->alpha,
+            .beta = s->beta};
 }
 
 // Without its results.
 static Task symmetric_task(const NsSymmetric *p, NsDtype dtype, int batch)
 {
-    Task t = {};
-    t.kind = TASK_SYMMETRIC;
-    t.rows = t.cols = t.depth = p->n;
-    t.alpha = p->alpha;
-    t.beta = p->beta;
-    t.a = square_map(dtype, p->a, p->n, batch);
-    t.b = square_map(dtype, p->b, p->n, batch);
-    t.has_d = d_of(p);
-    t.same_operands = p->a == p->b;
+    Task t = {.a = square_map(dtype, p->a, p->n, batch),
+              .b = square_map(dtype, p->b, p->n, batch),
+              .rows = p->n,
+              .cols = p->n,
+              .depth = p->n,
+              .alpha = p->alpha,
+              .beta = p->beta,
+              .kind = TASK_SYMMETRIC,
+              .has_d = d_of(p) != NULL,
+              .same_operands = p->a == p->b};
     if (t.has_d)
         t.d = square_map(dtype, p->d, p->n, batch);
     return t;
@@ -391,6 +407,30 @@ void ns_symmetric(NsChain *chain, const NsSymmetric *p)
     add_task(chain, &t, &u);
 }
 
+static NsProduct portable_apply(const NsApply *apply, int batch)
+{
+    int n = apply->n, m = apply->m;
+    int64_t tall = (int64_t)n * m, square = (int64_t)n * n;
+    return {.a = apply->b,
+            .b = apply->x,
+            .d = apply->a == 0 ? NULL : apply->x,
+            .out = apply->y,
+            .a_stride = square,
+            .b_stride = tall,
+            .d_stride = tall,
+            .out_stride = tall,
+            .a_pitch = n,
+            .b_pitch = m,
+            .d_pitch = m,
+            .out_pitch = m,
+            .rows = n,
+            .cols = m,
+            .depth = n,
+            .batch = batch,
+            .alpha = apply->alpha,
+            .beta = apply->a};
+}
+
 void ns_apply(NsChain *chain, const NsApply *apply)
 {
     OP_PART(ns_apply, chain->dtype, apply->n, apply->m, chain->batch);
@@ -399,33 +439,21 @@ void ns_apply(NsChain *chain, const NsApply *apply)
         return;
     int pitch = ns_pitch(chain->dtype, n, m);
     if (takes_portable(chain, n, m)) {
-        NsProduct p = {};
-        p.a = apply->b;
-        p.b = apply->x;
-        p.d = apply->a == 0 ? NULL : apply->x;
-        p.out = apply->y;
-        p.a_stride = (int64_t)n * n;
-        p.b_stride = p.d_stride = p.out_stride = (int64_t)n * m;
-        p.a_pitch = n;
-        p.b_pitch = p.d_pitch = p.out_pitch = m;
-        p.rows = n;
-        p.cols = m;
-        p.depth = n;
-        p.batch = chain->batch;
-        p.alpha = apply->alpha;
-        p.beta = apply->a;
-        ns_portable_product(chain->stream, PRODUCT_FULL, chain->dtype, chain->dtype, p);
+        ns_portable_product(chain->stream, PRODUCT_FULL, chain->dtype, chain->dtype,
+                            portable_apply(apply, chain->batch));
         return;
     }
-    Task t = {};
-    t.kind = TASK_FULL;
-    t.rows = t.depth = n;
-    t.cols = m;
-    t.alpha = apply->alpha;
-    t.beta = apply->a;
-    t.has_d = apply->a != 0;
-    t.a = square_map(chain->dtype, apply->b, n, chain->batch);
-    t.b = t.d = tall_map(chain->dtype, apply->x, n, m, chain->batch);
+    CUtensorMap of_x = tall_map(chain->dtype, apply->x, n, m, chain->batch);
+    Task t = {.a = square_map(chain->dtype, apply->b, n, chain->batch),
+              .b = of_x,
+              .d = of_x,
+              .rows = n,
+              .cols = m,
+              .depth = n,
+              .alpha = apply->alpha,
+              .beta = apply->a,
+              .kind = TASK_FULL,
+              .has_d = apply->a != 0};
     if (apply->packed && pitch != m) {
         t.elements = apply->y;
         t.pitch = m;
@@ -460,15 +488,17 @@ void ns_gram_raw(NsChain *chain, void *raw, const void *x, const float *unit, in
                             portable_gram(raw, x, n, m, chain->batch));
         return;
     }
-    Task t = {};
-    t.kind = TASK_RAW;
-    t.rows = t.cols = n;
-    t.depth = m;
-    t.raw = (float *)raw;
-    t.sums = t.raw + raw_elements(n, chain->batch);
-    t.a = t.b = tall_map(chain->dtype, x, n, m, chain->batch);
-    t.same_operands = true;
-    t.unit = unit;
+    CUtensorMap of_x = tall_map(chain->dtype, x, n, m, chain->batch);
+    Task t = {.a = of_x,
+              .b = of_x,
+              .raw = (float *)raw,
+              .sums = (float *)raw + raw_elements(n, chain->batch),
+              .unit = unit,
+              .rows = n,
+              .cols = n,
+              .depth = m,
+              .kind = TASK_RAW,
+              .same_operands = true};
     Uses u = {{x, unit}, {raw}};
     add_task(chain, &t, &u);
 }
@@ -483,15 +513,15 @@ void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float 
         ns_portable_aol(chain, scale, a, (const float *)raw, unit, gain, n);
         return;
     }
-    Task t = {};
-    t.kind = TASK_AOL;
-    t.rows = t.cols = n;
-    t.raw = (float *)raw;
-    t.sums = t.raw + raw_elements(n, chain->batch);
-    t.scale = scale;
-    t.gain = gain; // the sums are in units already
-    t.out = square_map(chain->dtype, a, n, chain->batch);
-    t.has_out = true;
+    Task t = {.out = square_map(chain->dtype, a, n, chain->batch),
+              .raw = (float *)raw,
+              .sums = (float *)raw + raw_elements(n, chain->batch),
+              .scale = scale,
+              .rows = n,
+              .cols = n,
+              .gain = gain, // the sums are in units already
+              .kind = TASK_AOL,
+              .has_out = true};
     Uses u = {{raw}, {a, scale}};
     add_task(chain, &t, &u);
 }
