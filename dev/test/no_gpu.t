@@ -67,9 +67,17 @@ like($err, qr/\A[^\n]*the self-check found wrong results[^\n]*: products \(NN\) 
 is(scalar(() = $err =~ / by 1 \(rounding: /g), 18, 'which names all kernels');
 
 {
-    local $ENV{NO_GPU} = '9.0 4';
+    local $ENV{NO_GPU} = '9.0 2';
     ($status, undef, $err) = stand_in($gpu, qw(--preset 2025-11-18), @five, '--out', "$dir/memory");
-    is($status, 1, 'a GPU of 4 GiB');
-    like($err, qr/\A[^\n]*no device memory for [^\n]+ of 4096\.0 MiB free[^\n]+\n\z/, 'is too small, which one line says');
+    is($status, 1, 'a GPU of 2 GiB');
+    like($err, qr/\A[^\n]*no device memory for [^\n]+ of 2048\.0 MiB free[^\n]+\n\z/, 'is too small, which one line says');
+}
+
+# A card whose memory is too small for a micro-batch gets launches that fit, if the preset offers them.
+sub says_memory { return scalar grep { slurp($_) =~ /memory: activations of \d+ tokens .+: launches of \d+ tokens/ } logs("$dir/out$runs", 'jsonl') }
+for (['8.9 24', '2025-11-18', 0], ['8.9 6', '2025-11-18', 1], ['12.0 24', '2026-07-17', 0]) {
+    my ($on, $preset, $launches) = @$_;
+    five_steps($on, '--preset', $preset);
+    is(says_memory(), $launches, $launches ? 'in launches that fit, and says so' : 'at once');
 }
 done_testing;

@@ -55,6 +55,7 @@ size_t device_bytes_peak(void);
 // The most that was in use on the device whenever this was called: contexts, the libraries' own memory,
 // graphs, and what other programs use there, beside what device_alloc gave. On the CPU device_bytes_peak().
 size_t device_bytes_in_use(void);
+size_t device_bytes_free(void); // of the device, for any program; on the CPU SIZE_MAX: it is not limited
 void *host_alloc(size_t bytes); // zeroed host memory from which copies run asynchronously
 void host_free(void *p);
 

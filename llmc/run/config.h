@@ -125,6 +125,8 @@ bool config_set(Config *c, const char *name, const char *value, Error *e);
 bool config_apply_record(Config *c, const struct Record *r, Error *e);
 // Checks what no single bound can say. Called by config_parse.
 bool config_check(const Config *c, Error *e);
+// Of these --launch-tokens alone; config_check asks it, too.
+bool config_check_launches(const Config *c, Error *e);
 
 // Whether the backend has kernels for what the run needs.
 bool config_backend_check(const Config *c, Error *e);

@@ -83,7 +83,7 @@ static bool check_fp8(const Config *c, Error *e)
 
 // Launches are whole documents, and the token before: what else crosses documents, or gives a row several
 // targets, would have to cross launches.
-static bool check_launches(const Config *c, Error *e)
+bool config_check_launches(const Config *c, Error *e)
 {
     int total = config_total_steps(c);
     if (!c->launch_tokens)
@@ -174,7 +174,8 @@ bool config_check(const Config *c, Error *e)
     if (!record_find(c->network))
         return preset_missing("network", c->network, e);
     return check_vector(c, e) && check_sizes(c, e) && check_fp8(c, e) && check_steps(c, e) &&
-           check_windows(c, e) && schedule_check(c, e) && check_launches(c, e) && check_newton_schulz(c, e);
+           check_windows(c, e) && schedule_check(c, e) && config_check_launches(c, e) &&
+           check_newton_schulz(c, e);
 }
 
 bool config_backend_check(const Config *c, Error *e)

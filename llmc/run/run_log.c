@@ -30,6 +30,8 @@ static void log_description(Logger *l, const Config *c, const Trainer *t)
         if (t->fit[i])
             logger_message(l, "data: %s", t->fit[i]);
     }
+    if (t->fit_memory)
+        logger_message(l, "memory: %s", t->fit_memory);
     logger_message(l, "model: %lld parameters, %s activations; head %s, MLP %s%s, QKV %s",
                    (long long)params_total(&t->model.params), FLOATX_NAME,
                    c->head == HEAD_FP8 ? "fp8" : "bf16", mlp_modes[c->mlp], up_alone ? " (up alone)" : "",

@@ -33,6 +33,7 @@ typedef struct {
     Stream stream, feed;      // of all that computes; of the copies that bring a step its input
     Loader *loader;           // NULL when there is nothing to train
     Validation *validation;   // NULL when there is nothing to validate
+    char *fit_memory;         // what the GPU's memory is too small for, a line; NULL: nothing
     char *fit[TRAINER_NOTES]; // what the data are too small for, and what the vocabulary gives: a line each
                               // for the log, owned; NULL: nothing
     TokenMask *mask;          // until the first validation; NULL: no validation leaves tokens out

@@ -194,6 +194,33 @@ static void allocate_mask(Trainer *t)
         t->impossible = device_alloc(V * (V / 8), "batches: mask of validations");
 }
 
+enum { LAUNCH_STEP = 1024, SPARE = 768 << 20 }; // tokens; bytes: batches, scratch, libraries' workspaces
+
+// Training whose activations do not fit into the GPU's memory gets launches of as many tokens as do, unless
+// the command line says how many, or the record offers none: device_alloc then says what is missing. What is
+// free is what model and optimizer have left. Returns a line that says so, owned by the caller; NULL: nothing
+// was changed.
+static char *fit_launches(Trainer *t)
+{
+    Config *c = t->config, tried = *c;
+    Error e;
+    int most = schedule_most_tokens(c), n = most;
+    size_t spare = device_bytes_free(), all = acts_bytes(&t->model, most, true);
+    if (c->launch_tokens || config_given(c, "launch-tokens"))
+        return NULL;
+    while (n > LAUNCH_STEP && acts_bytes(&t->model, n, true) + SPARE > spare)
+        n = (n - 1) / LAUNCH_STEP * LAUNCH_STEP;
+    n = (int)-comm_max(-n);
+    tried.launch_tokens = n;
+    if (n == most || !config_check_launches(&tried, &e))
+        return NULL;
+    c->launch_tokens = n;
+    return format_string(
+        "activations of %d tokens take %.0f MiB, and %.0f are free: launches of %d tokens "
+        "(--launch-tokens), the same batch with the same losses to rounding, without CUDA graphs",
+        most, (double)all / 1048576, (double)spare / 1048576, n);
+}
+
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 // Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits
@@ -332,13 +359,18 @@ static void reserve_backend(const Trainer *t, bool need_training)
                                .self_check = (SelfCheck)c->self_check});
 }
 
-static void allocate_all(Trainer *t, bool need_training)
+static void allocate_state(Trainer *t, bool need_training)
 {
     model_allocate(&t->model, need_training);
-    if (need_training)
-        optimizer_create(&t->optimizer, &t->model);
-    if (need_training && comm_size() > 1)
+    if (!need_training)
+        return;
+    optimizer_create(&t->optimizer, &t->model);
+    if (comm_size() > 1)
         t->model.hooks = (StageHooks){t, trainer_weights_needed, trainer_gradients_done};
+}
+
+static void allocate_rest(Trainer *t, bool need_training)
+{
     allocate_acts(t);
     allocate_rope(t);
     if (need_training)
@@ -352,8 +384,6 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     memset(t, 0, sizeof *t);
     t->config = c;
     t->accumulation = c->micro_batches / comm_size();
-    t->most_launches =
-        t->accumulation * batch_most_launches(schedule_most_tokens(c), schedule_most_launch_tokens(c));
     open_data(t, need_training, need_validation);
     if (!t->sequence_tokens) // nothing is validated
         t->sequence_tokens = tokens_to_use(c);
@@ -361,12 +391,17 @@ void trainer_create(Trainer *t, Config *c, bool need_training, bool need_validat
     t->tables = tables_of(t);
     if (need_training)
         check_scales(t);
-    t->part_tokens = plan_parts(t);
     timeline_mark("data");
+    allocate_state(t, need_training);
+    if (need_training)
+        t->fit_memory = fit_launches(t);
+    t->most_launches =
+        t->accumulation * batch_most_launches(schedule_most_tokens(c), schedule_most_launch_tokens(c));
+    t->part_tokens = plan_parts(t);
     reserve_backend(t, need_training);
     timeline_mark("products and plans");
     t->stream = stream_create();
-    allocate_all(t, need_training);
+    allocate_rest(t, need_training);
     trainer_rebuild_rope(t);
     if (need_training)
         trainer_take_sizes(t, schedule_stage(c, 0));
@@ -387,6 +422,7 @@ void trainer_free(Trainer *t)
     validation_close(t->validation);
     for (int i = 0; i < TRAINER_NOTES; i++)
         free(t->fit[i]);
+    free(t->fit_memory);
     for (int i = 0; i < STEP_SLOTS && t->loader; i++) {
         host_free(t->host_input[i]);
         device_free(t->device_input[i]);

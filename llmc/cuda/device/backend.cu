@@ -203,6 +203,13 @@ size_t device_bytes_in_use(void)
     return most_in_use;
 }
 
+size_t device_bytes_free(void)
+{
+    size_t free_bytes, total;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    return free_bytes;
+}
+
 void *host_alloc(size_t bytes)
 {
     void *p = NULL;
