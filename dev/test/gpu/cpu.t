@@ -3,6 +3,8 @@
 # checkpoints go from one to the other in both directions.
 use strict;
 use warnings;
+use File::Basename qw(basename);
+use File::Copy qw(copy);
 use FindBin;
 use lib "$FindBin::Bin/..";
 use TrainTest;
@@ -133,7 +135,11 @@ my @bf16 = (@small, qw(--head bf16));
 my @more;
 for my $way ([gpu => cpu => $cpu], [cpu => gpu => $gpu]) {
     my ($from, $to, $program) = @$way;
-    push @more, map { [$from, $to, $_, checkpoint("$dir/$from", $_), "${from}_to_$to$_", $program] } @stops, $steps;
+    # Beside its log, the last checkpoint is of a run that is finished and is not continued.
+    mkdir "$dir/${from}_end" or BAIL_OUT("$dir/${from}_end: $!");
+    my $end = "$dir/${from}_end/" . basename(checkpoint("$dir/$from", $steps));
+    copy(checkpoint("$dir/$from", $steps), $end) or BAIL_OUT("$end: $!");
+    push @more, map { [$from, $to, $_, $_ == $steps ? $end : checkpoint("$dir/$from", $_), "${from}_to_$to$_", $program] } @stops, $steps;
 }
 run_together(map { my ($from, $to, $stop, $file, $name, $program) = @$_;
     ["from step $stop of the $from on the $to", $program, @bf16, '--out', "$dir/$name", '--resume', $file] } @more);

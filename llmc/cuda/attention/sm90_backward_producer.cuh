@@ -246,14 +246,12 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
     }
     int key0 = a.order[index / a.H] * KEYS, at = head_at<QK>((int)index % a.H);
     if (lane == 0) {
-        mbarrier_arrive_expect_tx(full, KEY_BYTES);
+        mbarrier_expect_tx(full, KEY_BYTES);
         for (int p = 0; p < 2; p++)
             load_once<QK>(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, at, p, key0);
     }
     describe_item(item, (int)index, key0, a);
-    __syncwarp();
-    if (lane)
-        mbarrier_arrive(full); // for lane 0, too, whose arrival has the bytes
+    mbarrier_arrive(full); // each lane for what it wrote: racecheck does not follow __syncwarp
     return true;
 }
 

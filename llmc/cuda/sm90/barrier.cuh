@@ -27,6 +27,13 @@ static __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *barri
                  "r"(bytes)
                  : "memory");
 }
+// Adds `bytes` to the transaction count of the phase without arriving.
+static __device__ __forceinline__ void mbarrier_expect_tx(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
 // Waits until the phase of this parity is complete.
 static __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t parity)
 {
