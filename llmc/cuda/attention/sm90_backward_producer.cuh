@@ -251,6 +251,7 @@ static __device__ __forceinline__ bool schedule_item(Producer &f, const Shared &
             load_once<QK>(m.k(slot) + p * KEY_PANEL_BYTES, f.k, full, at, p, key0);
     }
     describe_item(item, (int)index, key0, a);
+    __syncwarp();          // this warp reads the item, too
     mbarrier_arrive(full); // each lane for what it wrote: racecheck does not follow __syncwarp
     return true;
 }
