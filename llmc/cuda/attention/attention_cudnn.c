@@ -10,6 +10,7 @@
 // where documents lie is read on the GPU: one plan serves every window and number of tokens and, in a
 // captured graph, every batch. Fixed are only the number of slots and the longest document.
 #include "llmc/cuda/attention/attention.h"
+#include "llmc/cuda/device/scratch.h"
 #include <cudnn.h>
 #include <math.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ struct AttentionPlan {
     Desc made[MAX_DESCRIPTORS]; // all of them, the compiled plan included
     int num_made;
     Desc plan;
-    void *workspace; // the plan's own, so that captured graphs stay valid when other plans come
+    size_t workspace; // bytes
 };
 
 // A description under construction, and the tensors that its operations share.
@@ -382,8 +383,8 @@ static void compile(Builder *b)
     }
     if (!b->p->plan)
         check(b, CUDNN_STATUS_NOT_SUPPORTED, "no plan for this attention");
-    if (!b->status)
-        b->p->workspace = device_alloc((size_t)bytes, "attention: workspace of a plan");
+    b->p->workspace = (size_t)max_i64(bytes, 1);
+    scratch_plan(SCRATCH_CUDNN, b->p->workspace);
 }
 
 // A cuDNN made for another CUDA would bring a second runtime and a second cuBLASLt into the process.
@@ -422,8 +423,6 @@ void attention_plan_free(AttentionPlan *p)
         return;
     while (p->num_made)
         cudnnBackendDestroyDescriptor(p->made[--p->num_made]);
-    if (p->workspace)
-        device_free(p->workspace);
     free(p);
 }
 
@@ -485,6 +484,7 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s)
     float reach = (float)c->window + 1, minus_inf = -INFINITY, one = 1;
     Arguments x = {.count = 0};
     Desc pack = NULL; // cannot be used twice
+    void *workspace = scratch_of(s, SCRATCH_CUDNN, p->workspace);
     put_tensors(&x, c, p->shape.backward);
     put(&x, SCALE, &c->scale);
     put(&x, REACH, &reach);
@@ -499,7 +499,7 @@ void attention_plan_run(AttentionPlan *p, const AttentionCall *c, Stream s)
                                   x.pointer),
          "arguments");
     must(cudnnBackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
-                                  &p->workspace),
+                                  &workspace),
          "arguments");
     must(cudnnBackendFinalize(pack), "arguments");
     must(cudnnBackendExecute(handle, p->plan, pack), "execution");

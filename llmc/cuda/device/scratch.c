@@ -27,6 +27,7 @@ static const char *const names[SCRATCHES] = {
     [SCRATCH_FP8_SLAB] = "scratch: slab of FP8 products",
     [SCRATCH_ATTENTION] = "attention: counters",
     [SCRATCH_DQ_STATE] = "attention: counters",
+    [SCRATCH_CUDNN] = "attention: workspace of cuDNN",
     [SCRATCH_COUNTERS] = "scratch: reductions",
 };
 

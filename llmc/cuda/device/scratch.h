@@ -26,6 +26,7 @@ typedef enum {
     SCRATCH_FP8_SLAB,     // mlp_fp8.cu
     SCRATCH_ATTENTION,    // sm90 kernels, counters of forward and backward
     SCRATCH_DQ_STATE,     // sm90 kernels, backward
+    SCRATCH_CUDNN,        // workspace of cuDNN's plans
     SCRATCH_COUNTERS,     // scratch_counter
     SCRATCHES
 } ScratchOp;
