@@ -58,6 +58,19 @@ for (['9.0 80', '--portable'], ['8.0 40'], ['8.9 24'], ['12.0 32']) {
     is(scalar(grep { /$of_hopper/ } five_steps($on, '--preset', $_, @options)), 0, 'with kernels for all GPUs') for qw(2025-11-18 2026-08-06);
 }
 
+# ---- products in FP8 ---------------------------------------------------------------------------------------------------
+
+# Which GPUs have units for them; and where cuBLASLt has no algorithm, the start notices it, and the values of the codes are multiplied.
+my ($units, $no_units, $no_algorithm) = ('on the FP8 units, logits by cuBLASLt, FP8 MLP and QKV on the FP8 units by cuBLASLt',
+    map { "emulated in bf16 ($_), FP8 MLP and QKV emulated in bf16 ($_)" } 'no FP8 units', 'cuBLASLt has no algorithm for its products in FP8');
+for (['8.0 40', $no_units], ['8.9 24', $units], ['9.0 80', $units], ['12.0 32', $units], ['8.9 24', $no_algorithm], ['9.0 80', $no_algorithm]) {
+    my ($on, $said) = @$_;
+    local $ENV{NO_GPU_WITHOUT_FP8} = 1 if $said eq $no_algorithm;
+    my $decodes = grep { /decode_kernel/ } five_steps($on, qw(--preset 2026-08-06 --portable));
+    is(scalar(grep { slurp($_) =~ /FP8 head \Q$said\E,/ } logs("$dir/out$runs", 'jsonl')), 1, "the log says so: $said");
+    is($decodes, $said eq $units ? 0 : 1, 'and so it is');
+}
+
 # ---- the start ---------------------------------------------------------------------------------------------------------
 
 # No kernel has results here, so the self-check goes through all of them and finds those wrong that do not begin with another's result.

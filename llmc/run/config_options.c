@@ -95,7 +95,7 @@ const Option config_options[] = {
     {"describe", OPT_FLAG, AT(describe), "0", 0, 0, NULL, "write the network of these weights as a line of JSON, as scripts/export reads it, and exit", false, NULL},
     {"deterministic", OPT_FLAG, AT(deterministic), "0", 0, 0, NULL, "fixed order of all sums: attention's backward pass is 2 to 6% slower on Hopper, and the portable one in place of cuDNN's (the CPU always has it)", false, NULL},
     {"attention", OPT_CHOICE, AT(attention), "auto", 0, 0, "auto|cudnn|own", "attention's kernels on a GPU; auto: the fastest that are right there", false, NULL},
-    {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has", false, NULL},
+    {"portable", OPT_FLAG, AT(portable), "0", 0, 0, NULL, "only kernels that run on every GPU since Ampere, whatever this one has; products in FP8 take its FP8 units", false, NULL},
     {"verbose", OPT_FLAG, AT(verbose), "0", 0, 0, NULL, "show the plan of the memory and details of the optimizer", false, NULL},
     {"self-check", OPT_CHOICE, AT(self_check), "auto", 0, 0, "never|auto|always",
      "compare the kernels for Hopper with the host and the portable ones at the start; auto: once for each "

@@ -66,7 +66,9 @@ sub device_line {
 like(device_line('gpu'), qr/ (kernels for Hopper|portable kernels \(c)/, 'the log says which kernels ran');
 like(device_line('portable'), qr/portable kernels \(--portable\), head in bf16, .*own kernels for any GPU \(not cuDNN: --portable\)/,
     'and that --portable was heeded');
-like(device_line('fp8_portable'), qr/FP8 head emulated in bf16 \(no FP8 units on this path\)/, 'for the FP8 head, too');
+my $units = device_line('portable') =~ /compute capability (\d+\.\d+)/ && $1 >= 8.9; # Ada and later
+like(device_line('fp8_portable'), $units ? qr/FP8 head on the FP8 units, logits by cuBLASLt/ : qr/FP8 head emulated in bf16 \(no FP8 units\)/,
+    'for the FP8 head, too');
 my @other = grep { !/^option\./ } split / /, same_state(map { checkpoint("$dir/$_", 20) } qw(gpu portable));
 ok(@other > 0, 'the two paths are two: other bits in ' . @other . ' tensors');
 
@@ -127,7 +129,8 @@ for (@both) {
         cmp_ok($late, '<=', 1.4, "at the end, too: $late");
     }
 }
-like(device_line('2026-08-06_gpu--portable'), qr/FP8 MLP and QKV emulated in bf16 \(no FP8 units on this path\)/, 'without FP8 units, too');
+like(device_line('2026-08-06_gpu--portable'), $units ? qr/FP8 MLP and QKV on the FP8 units by cuBLASLt/
+    : qr/FP8 MLP and QKV emulated in bf16 \(no FP8 units\)/, 'and on which path the MLP was');
 
 # ---- checkpoints from one to the other ---------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 // cuBLASLt of the stand-in (no_gpu.h): products are checked and give nothing.
 #include "dev/test/no_gpu/no_gpu.h"
 #include <cublasLt.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,7 +169,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     (void)handle, (void)out, (void)preference;
     check_shapes((const Product *)d, (const Layout *)a, (const Layout *)b, (const Layout *)c);
     memset(results, 0, (size_t)wanted * sizeof *results);
-    *found = wanted > 0;
+    bool fp8 = element_of(((const Layout *)a)->type) == 1;
+    *found = wanted > 0 && !(fp8 && getenv("NO_GPU_WITHOUT_FP8"));
+    if (!*found)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 

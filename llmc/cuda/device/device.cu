@@ -140,7 +140,10 @@ bool device_has_bulk_copies(void)
     return device_state.code >= FIRST_WITH_BULK_COPIES && !device_state.portable;
 }
 
-bool device_has_fp8(void) { return device_state.compute >= FIRST_WITH_FP8 && !device_state.portable; }
+bool device_has_fp8(void)
+{
+    return device_state.compute >= FIRST_WITH_FP8 && !device_state.sizes.without_fp8_units;
+}
 
 const char *device_path(void)
 {

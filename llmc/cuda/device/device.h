@@ -7,15 +7,15 @@
 extern "C" {
 #endif
 
-// true: as if the device had none of the units below. For --portable; before the reserve functions, not
-// between.
+// true: as if the device were not Hopper or later; the FP8 units of any GPU remain, which cuBLASLt drives.
+// For --portable; before the reserve functions, not between.
 void device_set_portable(bool portable);
 bool device_is_portable(void);
 
 bool device_has_wgmma(
     void); // Hopper's warpgroup products and tensor memory accelerator, compiled in (sm_90a)
 bool device_has_bulk_copies(void); // rows to shared memory by the copy engine: Hopper and later
-bool device_has_fp8(void);         // FP8 products on the tensor cores: Ada and later
+bool device_has_fp8(void);         // FP8 products on the tensor cores: Ada and later, portable or not
 
 bool stream_is_capturing(Stream s);
 const char *device_path(void); // which path the kernels take, and why; static text

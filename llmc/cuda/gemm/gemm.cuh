@@ -28,5 +28,7 @@ void gemm_scaled(Stream s, GemmShape g, void *d, const void *a, const void *b, c
                  const float *alpha);
 // Times the library's candidates on memory of its own and keeps the fastest of those that give the same bits
 // as its first choice: so the choice, which depends on the clock, never changes a result. A shape that was
-// not tuned runs with the first choice.
+// not tuned runs with the first choice. Fatal where the library cannot multiply these.
 void gemm_tune(const GemmShape *g);
+// The same; but false where it has no algorithm, or refuses to launch the first that it names.
+bool gemm_try(const GemmShape *g);

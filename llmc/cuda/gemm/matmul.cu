@@ -22,7 +22,8 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, d; // as cuBLAS sees them: column-major, so our B is its A
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
-    int candidates, chosen, same_bits;
+    int candidates, chosen, same_bits; // candidates 0: the library cannot multiply these
+    cublasStatus_t status;             // then, why
     bool tuned;
     float first_ms, chosen_ms, fastest_ms; // fastest of all, whatever its bits
 } Plan;
@@ -104,14 +105,10 @@ static void find_candidates(Plan *p)
          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
         CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(want, operands[i], &alignment, sizeof alignment));
-    const GemmShape *g = &p->shape;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d,
-                                                           want, CANDIDATES, p->found, &p->candidates);
-    if (status != CUBLAS_STATUS_SUCCESS || p->candidates == 0)
-        fatal(EXIT_BAD_INPUT,
-              "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m,
-              g->k, g->n, (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name,
-              cublasLtGetStatusString(status));
+    p->status = cublasLtMatmulAlgoGetHeuristic(lt.handle, p->operation, p->a, p->b, p->d, p->d, want,
+                                               CANDIDATES, p->found, &p->candidates);
+    if (p->status != CUBLAS_STATUS_SUCCESS)
+        p->candidates = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(want));
 }
 
@@ -132,6 +129,16 @@ static Plan *plan_for(const GemmShape *g)
     return p;
 }
 
+static void refuse_without_algorithm(const Plan *p)
+{
+    const GemmShape *g = &p->shape;
+    if (p->candidates == 0)
+        fatal(EXIT_BAD_INPUT,
+              "cuBLASLt has no algorithm for a product of %d x %d x %d (types %d, %d -> %d) on %s: %s", g->m,
+              g->k, g->n, (int)g->type_a, (int)g->type_b, (int)g->type_d, device_state.name,
+              cublasLtGetStatusString(p->status));
+}
+
 // alpha: host, or device when the shape says so
 static cublasStatus_t run_plan(Stream s, const Plan *p, int which, void *d, const void *a, const void *b,
                                const void *c, const float *alpha)
@@ -149,6 +156,7 @@ static void run(Stream s, const GemmShape *g, void *d, const void *a, const void
     if (g->m <= 0 || g->n <= 0)
         return;
     const Plan *p = plan_for(g);
+    refuse_without_algorithm(p);
     CUBLAS_CHECK(run_plan(s, p, p->chosen, d, a, b, c, alpha));
 }
 
@@ -241,15 +249,16 @@ static void trial_close(Trial *t)
     stream_destroy(t->stream);
 }
 
-// False when the candidate does not run. Otherwise its time, and whether it gives the same bits as candidate
-// 0.
-static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *same)
+// False when the candidate does not run; p->status says why. Otherwise its time, and whether it gives the
+// same bits as candidate 0.
+static bool try_candidate(Trial *t, Plan *p, int which, float *ms, bool *same)
 {
     static const float one = 1;
     const float *alpha = p->shape.device_alpha ? lt.zero_one + 1 : &one;
     void *out = which ? t->d : t->first_d;
     CUDA_CHECK(cudaMemsetAsync(out, 0, t->bytes_d, t->stream));
-    if (run_plan(t->stream, p, which, out, t->a, t->b, NULL, alpha) != CUBLAS_STATUS_SUCCESS)
+    p->status = run_plan(t->stream, p, which, out, t->a, t->b, NULL, alpha);
+    if (p->status != CUBLAS_STATUS_SUCCESS)
         return false;
     unsigned long long differences = 0;
     if (which) {
@@ -275,13 +284,13 @@ static bool try_candidate(Trial *t, const Plan *p, int which, float *ms, bool *s
     return true;
 }
 
-void gemm_tune(const GemmShape *g)
+bool gemm_try(const GemmShape *g)
 {
     if (g->m <= 0 || g->n <= 0)
-        return;
+        return true;
     Plan *p = plan_for(g);
-    if (p->tuned)
-        return;
+    if (p->tuned || p->candidates == 0)
+        return p->candidates > 0;
     p->tuned = true;
     Trial t;
     trial_open(&t, g);
@@ -290,7 +299,7 @@ void gemm_tune(const GemmShape *g)
         bool same;
         if (!try_candidate(&t, p, i, &ms, &same)) {
             if (i == 0)
-                break; // nothing to compare with: keep the library's order
+                p->candidates = 0; // nothing to compare with
             continue;
         }
         if (i == 0)
@@ -305,6 +314,13 @@ void gemm_tune(const GemmShape *g)
         }
     }
     trial_close(&t);
+    return p->candidates > 0;
+}
+
+void gemm_tune(const GemmShape *g)
+{
+    if (!gemm_try(g))
+        refuse_without_algorithm(plan_for(g));
 }
 
 // ---- opening, closing, reporting -------------------------------------------------------------------------

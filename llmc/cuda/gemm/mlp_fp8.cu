@@ -2,9 +2,10 @@
 // fp8_codes.cu.
 //
 // There cuBLASLt multiplies a slab of rows into fp32 scratch and an elementwise kernel makes the results from
-// it: on the FP8 units where the GPU has them, else, and for extents that they do not take, from the values
-// of the codes, which bf16 holds exactly. Gradients of weights are one product on the FP8 units, with the
-// scales' product as alpha; else products of such values, slabs of tokens one after the other.
+// it: on the FP8 units where the GPU and cuBLASLt have them, else, and for extents that they do not take,
+// from the values of the codes, which bf16 holds exactly. Gradients of weights are one product on the FP8
+// units, with the scales' product as alpha; else products of such values, slabs of tokens one after the
+// other.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/fp8_codes.cuh"
 #include "llmc/cuda/gemm/gemm.cuh"
@@ -49,10 +50,12 @@ static Slab slab_of(Stream s)
     return lay_out(scratch_of(s, SCRATCH_FP8_SLAB, slab_bytes(&slab)));
 }
 
+static bool refused; // cuBLASLt has no algorithm for an FP8 product of mlp_fp8_reserve
+
 // Whether the FP8 units take a product of these extents.
 static bool takes_units(int m, int n, int k)
 {
-    return m % FP8_ALIGN == 0 && n % FP8_ALIGN == 0 && k % FP8_ALIGN == 0;
+    return device_has_fp8() && !refused && m % FP8_ALIGN == 0 && n % FP8_ALIGN == 0 && k % FP8_ALIGN == 0;
 }
 
 static GemmShape units_shape(int rows, int in, int out)
@@ -75,6 +78,7 @@ void mlp_fp8_reserve(const OpSizes *z)
 {
     sm90_fp8_gemm_reserve(); // for the self-check, too
     sm90_fp8_codes_reserve();
+    refused = false;
     if (!z->fp8_mlp && !z->fp8_qkv)
         return;
     Slab slab = lay_out(NULL);
@@ -83,12 +87,16 @@ void mlp_fp8_reserve(const OpSizes *z)
         return;
     if (device_has_wgmma())
         return;
-    int most = (int)min_i64(z->tokens, SLAB_ROWS), d = z->dim, F = z->mlp_dim;
-    GemmShape units[] = {units_shape(most, d, F), units_shape(most, F, d)},
+    int most = (int)min_i64(z->tokens, SLAB_ROWS), whole = most / FP8_ALIGN * FP8_ALIGN, d = z->dim,
+        F = z->mlp_dim;
+    GemmShape units[] = {units_shape(whole, d, F), units_shape(whole, F, d)},
               values[] = {gemm_shape(most, F, d, false, true, CUDA_R_32F, false),
                           gemm_shape(most, d, F, false, true, CUDA_R_32F, false)};
-    for (int i = 0; i < 2; i++)
-        gemm_tune(device_has_fp8() && most % FP8_ALIGN == 0 ? &units[i] : &values[i]);
+    bool takes = takes_units(whole, d, F);
+    for (int i = 0; i < 2 && takes; i++)
+        refused |= !gemm_try(&units[i]);
+    for (int i = 0; i < 2 && (!takes || refused); i++)
+        gemm_tune(&values[i]);
 }
 
 const char *mlp_description(void)
@@ -101,9 +109,12 @@ const char *mlp_description(void)
              !z->fp8_qkv  ? "MLP"
              : z->fp8_mlp ? "MLP and QKV"
                           : "QKV",
-             device_has_wgmma() ? ", own product"
-             : device_has_fp8() ? " by cuBLASLt"
-                                : " emulated in bf16 (no FP8 units on this path)");
+             device_has_wgmma()  ? ", own product"
+             : !device_has_fp8() ? " emulated in bf16 (no FP8 units)"
+             : refused           ? " emulated in bf16 (cuBLASLt has no algorithm for its products in FP8)"
+             : takes_units(FP8_ALIGN, z->dim, z->mlp_dim)
+                 ? " on the FP8 units by cuBLASLt"
+                 : " emulated in bf16 (widths that are no multiples of 16)");
     return text;
 }
 
@@ -211,7 +222,7 @@ __global__ __launch_bounds__(THREADS) void slab_kernel(const SlabResult r, int64
 static void slab_sums(Stream s, const Slab *slab, const Fp8Product *p, int row, int rows, bool *decoded)
 {
     const uint8_t *x = p->x8 + (int64_t)row * p->in;
-    if (device_has_fp8() && takes_units(rows, p->in, p->out)) {
+    if (takes_units(rows, p->in, p->out)) {
         GemmShape g = units_shape(rows, p->in, p->out);
         gemm(s, &g, slab->sums, x, p->w8, NULL, 1);
         return;
@@ -307,7 +318,7 @@ static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
     Slab slab = slab_of(s);
     alpha_kernel<<<1, 1, 0, s>>>(slab.alpha, g->scale_a, g->scale_b);
     CHECK_LAUNCH();
-    if (device_has_fp8() && takes_units(g->m, g->n, N)) {
+    if (takes_units(g->m, g->n, N)) {
         GemmShape shape = units_weight_grad(g, N);
         gemm_scaled(s, shape, g->dw, g->a8, g->b8, g->fresh ? NULL : g->dw, slab.alpha);
     } else

@@ -3,8 +3,8 @@
 //
 // FP8: x, the weight and the gradient are quantised and stored plain and transposed, as FP8 GEMMs need them.
 // Logits come from sm90_head_logits.cuh where it fits, else from cuBLASLt. Without FP8 units (older GPUs,
-// widths that are no multiple of 16) the same quantised values are kept in bf16, which represents them
-// exactly.
+// widths that are no multiple of 16, products for which cuBLASLt has no algorithm) the same quantised values
+// are kept in bf16, which represents them exactly.
 #include "llmc/base/arena.h"
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
@@ -20,8 +20,7 @@
 #endif
 enum { EVAL_ROWS = 8192, FP32_EVAL_ROWS = 4096 }; // of a chunk whose logits do not exist; do, in fp32
 
-// FP8 products on the tensor cores; else the same values in bf16.
-static bool head_uses_fp8_units(int d) { return device_has_fp8() && d % FP8_ALIGN == 0; }
+static bool refused; // cuBLASLt has no algorithm for an FP8 product of head_reserve
 
 // ---- scratch ---------------------------------------------------------------------------------------------
 
@@ -37,7 +36,11 @@ static int eval_rows(int N, int d, int Vp)
     return (int)min_i64(sm90_head_fits(HEAD_BF16, d, Vp) ? EVAL_ROWS : FP32_EVAL_ROWS, N);
 }
 
-static bool weight_in_fp8(int Vp, int d) { return head_uses_fp8_units(d) && Vp % FP8_ALIGN == 0; }
+// FP8 products on the tensor cores; else the same values in bf16.
+static bool weight_in_fp8(int Vp, int d)
+{
+    return device_has_fp8() && !refused && d % FP8_ALIGN == 0 && Vp % FP8_ALIGN == 0;
+}
 
 typedef struct {
     void *logits;                // (logit_rows, Vp) bf16, or as many fractions; (eval_rows, Vp) fp32
@@ -131,14 +134,16 @@ void head_reserve(const OpSizes *z)
 {
     int d = z->dim, Vp = z->vocab_padded, tokens = (int)round_up(z->tokens, FP8_ALIGN),
         rows = chunk_rows(tokens);
-    bool units = z->fp8_head && tokens && head_uses_fp8_units(d);
     sm90_head_open();
+    refused = false;
+    bool units = z->fp8_head && tokens && weight_in_fp8(Vp, d);
     if (units) {
         GemmShape shapes[] = {fp8_input_gradient(rows, d, Vp), fp8_weight_gradient(rows, d, Vp, tokens),
                               fp8_logits(logit_rows(tokens, true), d, Vp)};
         for (int i = 0; i < (sm90_head_fits(HEAD_FP8, d, Vp) ? 2 : 3); i++)
-            gemm_tune(&shapes[i]);
-    } else if (rows) {
+            refused |= !gemm_try(&shapes[i]);
+    }
+    if (rows && (!units || refused)) {
         GemmShape shapes[] = {gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false),
                               gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false),
                               gemm_shape(Vp, d, rows, true, false, CUDA_R_32F, true)};
@@ -159,9 +164,11 @@ const char *head_description(void)
     if (!z->fp8_head)
         return sm90_head_fits(HEAD_BF16, d, Vp) ? "head in bf16, own product in validation" : "head in bf16";
     if (!device_has_fp8())
-        return "FP8 head emulated in bf16 (no FP8 units on this path)";
-    if (!head_uses_fp8_units(d))
-        return "FP8 head emulated in bf16 (the width is no multiple of 16)";
+        return "FP8 head emulated in bf16 (no FP8 units)";
+    if (refused)
+        return "FP8 head emulated in bf16 (cuBLASLt has no algorithm for its products in FP8)";
+    if (!weight_in_fp8(Vp, d))
+        return "FP8 head emulated in bf16 (width or vocabulary are no multiples of 16)";
     if (sm90_head_fits(HEAD_FP8, d, Vp))
         return "FP8 head on the FP8 units, own product for the logits";
     return device_has_wgmma()
