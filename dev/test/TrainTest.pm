@@ -11,7 +11,7 @@ use Test::More;
 use Time::HiRes qw(sleep stat time);
 
 our @EXPORT = qw($root $dir $trainer $exact @tiny @gpus write_shard slurp spew documents start finish run run_ok run_together refuses losses log_text
-    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite);
+    tensors floats to_bf16 same_state distance val_losses newest checkpoint checkpoints logs mpirun have_mpi rewrite first_port);
 
 our $root = dirname(dirname(dirname(abs_path(__FILE__))));
 our $dir = tempdir(CLEANUP => 1);
@@ -86,6 +86,9 @@ sub finish {
 }
 
 sub run { return finish(start(@_)) }
+
+# The first of 40 ports, as child.h has them.
+sub first_port { return 20000 + $$ % 300 * 40 }
 
 sub run_ok {
     my ($what, @command) = @_;

@@ -32,7 +32,7 @@ $ENV{PATH} = "$dir/bin:$ENV{PATH}";
 delete @ENV{qw(TRAIN_GPT_SECRET SLURM_SUBMIT_DIR)};
 mkdir $ENV{TMPDIR} = "$dir/tmp";
 my $script = "$dir/copy/scripts/multi_node_ssh.sh";
-$ENV{PORT} = 20000 + $$ % 500 * 40;
+$ENV{PORT} = first_port;
 
 # All secrets since the last call.
 sub secrets { my @all = split /\n/, slurp("$dir/secrets"); unlink "$dir/secrets"; return @all }

@@ -137,7 +137,7 @@ for my $ranks (1, 2, 8) {
 # ---- what cannot work --------------------------------------------------------------------------------------------------
 
 # Ranks as something else starts them, here from one list of options each.
-my $port = 20000 + $$ % 500 * 40;
+my $port = first_port;
 sub started {
     my @options = @_;
     my @runs;

@@ -72,7 +72,7 @@ mkdir "$dir/copy";
 spew("$dir/copy/train_$_.bin", slurp("$dir/train_$_.bin")) for 1 .. 3;
 spew("$dir/copy/train_4.bin", substr($good, 0, 10024) . "\xff\xff" . substr $good, 10026);
 my @ranks = map {
-    local @ENV{qw(RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_PORT)} = ($_, 2, 2, 20000 + $$ % 500 * 40);
+    local @ENV{qw(RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_PORT)} = ($_, 2, 2, first_port);
     start($trainer, @tiny, '--out', "$dir/one", $_ ? ('--train-files', "$dir/copy/train_*.bin") : ());
 } 0, 1;
 my (@status, $text);

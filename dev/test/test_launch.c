@@ -548,7 +548,7 @@ static int answer(void) { return 5; }
 int main(void)
 {
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int port = 20000 + getpid() % 500 * 40; // others run at the same time: 40 ports each
+    int port = first_port();
     PART(test_choice());
     PART(test_launched());
     PART(test_parent());

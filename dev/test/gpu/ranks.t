@@ -29,7 +29,7 @@ my @most = $gpus >= 4 ? @four : @two;
 my $other_gpu = $gpus - 1;
 diag $gpus == 1 ? 'two ranks on one GPU, without NCCL' : "$gpus GPUs";
 my $helper = $ENV{TEST_COMM} // "$root/build/cuda/test_comm_gpu";
-my $port = 20000 + $$ % 10000;
+my $port = first_port;
 
 write_shard('train_1.bin', documents(200_000, 1));
 write_shard('val.bin', documents(9000, 2));
