@@ -185,7 +185,7 @@ sub pictured {
 }
 for my $name (map {tr{/}{_}r} @NAMES) {
     mkdir "$dir/$name-watched";
-    spew("$dir/$name-watched/$name.jsonl", json_text(0));
+    spew($_, json_text(0)) for "$dir/$name-watched/$name.jsonl", "$dir/$name.jsonl";
     my $out = pictured('a folder and a file ' . RunLog::printable($name), '--', "$name-watched", "$dir/$name.jsonl");
     like($out, qr/^A .*watched .*\nB .*\.jsonl /, 'in a line each');
 }

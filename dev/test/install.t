@@ -38,7 +38,10 @@ chdir $dir or die;
 run_ok("seed $_", "$at/bin/train_gpt_cpu", @tiny, qw(--num-scheduled 3 --num-extension 1 --out), "$dir/runs$_", '--seed', $_) for 1, 2;
 my @tools = map { m{([^/]+)$} } glob("'$at'/bin/train_gpt_*");
 @tools = grep { $_ ne 'train_gpt_cpu' } @tools;
+my $python = grep { -x "$_/python3" } split /:/, $ENV{PATH};
+diag 'no python3 here: its tools are left out' if !$python;
 for my $tool (@tools) {
+    next if !$python && slurp("$at/bin/$tool") =~ /^#!.*python3/;
     my ($help) = run_ok("$tool --help", "$at/bin/$tool", '--help');
     like($help, qr/^usage: /m, 'says how it is used');
 }
