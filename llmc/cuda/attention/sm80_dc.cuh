@@ -265,8 +265,7 @@ static void launch(void (*kernel)(Dc), int64_t ctas, int threads, int elements, 
               "mixed attention with heads of width %d needs %d bytes of shared memory in a block: too much "
               "for this GPU",
               a.v.e, bytes);
-    kernel<<<(unsigned)ctas, (unsigned)threads, (size_t)bytes, s>>>(a);
-    CHECK_LAUNCH();
+    launch_pdl(kernel, (unsigned)ctas, (unsigned)threads, (size_t)bytes, s, a);
 }
 
 static Dc dc_of(const DcForward *f, bool backward, int N, int H, int e)

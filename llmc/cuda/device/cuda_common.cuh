@@ -32,6 +32,8 @@ __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call,
     } while (0)
 #define CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 
+#include "llmc/cuda/device/launch.cuh"
+
 // ---- the device -------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -153,7 +155,6 @@ static inline int head_lanes(int e)
             constexpr int VPL = 8; \
             call; \
         } \
-        CHECK_LAUNCH(); \
     } while (0)
 
 // ---- reductions -------------------------------------------------------------------------------------------

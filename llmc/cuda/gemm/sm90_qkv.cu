@@ -196,6 +196,7 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     shared_storage_init(g.m);
+    pdl_begin();
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP && elect_one())
@@ -240,7 +241,7 @@ bool sm90_qkv(Stream s, const QkvProductForward *a, int N, int H, int e)
                 map_w = tile_map_bf16(a->w, 1, PLANES * d, d, PANEL),
                 map_out = tile_map_bf16(a->qkv, PLANES, N, d, WARPGROUP_M),
                 map_v = tile_map_bf16(a->v, 1, N, d, WARPGROUP_M);
-    sm90_qkv_kernel<<<blocks, TILE_THREADS, TILE_SHARED_BYTES, s>>>(map_x, map_w, map_out, map_v, work);
-    CHECK_LAUNCH();
+    launch_pdl(sm90_qkv_kernel, blocks, TILE_THREADS, TILE_SHARED_BYTES, s, map_x, map_w, map_out, map_v,
+               work);
     return true;
 }

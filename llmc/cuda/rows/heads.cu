@@ -51,6 +51,7 @@ __global__ __launch_bounds__(ROW_THREADS,
                              CTAS) void heads_forward_kernel(const __grid_constant__ HeadsForward a, int N,
                                                              int H, int e)
 {
+    pdl_begin();
     unsigned heads = (unsigned)N * (unsigned)H, id = blockIdx.x * ROW_THREADS + threadIdx.x,
              unit = min(id / LANES, heads - 1); // no 64-bit divisions
     bool has = id / LANES < heads;              // lanes of none take part in sums
@@ -127,6 +128,7 @@ __device__ __forceinline__ void norm_rotate_any(floatX *out, float *rstd, const 
 
 __global__ __launch_bounds__(ROW_THREADS) void heads_forward_any_kernel(HeadsForward a, int N, int H, int e)
 {
+    pdl_begin();
     int64_t unit = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
     int lane = threadIdx.x % WARP;
     if (unit >= (int64_t)N * H)
@@ -160,10 +162,11 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
     assert(a->qk % 4 == 0 && (!a->paired || H % 2 == 0));
     int64_t heads = (int64_t)N * H;
     if (!heads_in_vectors(a->qk, e))
-        heads_forward_any_kernel<<<ceil_div(heads, ROW_WARPS), ROW_THREADS, 0, s>>>(*a, N, H, e);
+        launch_pdl(heads_forward_any_kernel, ceil_div(heads, ROW_WARPS), ROW_THREADS, 0, s, *a, N, H, e);
     else if (a->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2)
-        heads_forward_kernel<16><<<ceil_div(heads * 16, ROW_THREADS), ROW_THREADS, 0, s>>>(*a, N, H, e);
+        launch_pdl(heads_forward_kernel<16>, ceil_div(heads * 16, ROW_THREADS), ROW_THREADS, 0, s, *a, N, H,
+                   e);
     else
-        heads_forward_kernel<32><<<ceil_div(heads * 32, ROW_THREADS), ROW_THREADS, 0, s>>>(*a, N, H, e);
-    CHECK_LAUNCH();
+        launch_pdl(heads_forward_kernel<32>, ceil_div(heads * 32, ROW_THREADS), ROW_THREADS, 0, s, *a, N, H,
+                   e);
 }

@@ -88,6 +88,7 @@ template <int TERMS>
 __global__ __launch_bounds__(ROW_THREADS, 2) void stream_mix_kernel(const __grid_constant__ StreamMix a,
                                                                     int N, int d)
 {
+    pdl_begin();
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (row >= N)
         return;
@@ -130,8 +131,7 @@ void stream_mix(Stream s, const StreamMix *a, int N, int d)
     assert(a->terms >= 1 && a->terms <= MIX_STREAMS && d % 8 == 0);
     if (N <= 0)
         return;
-    kernels[a->terms - 1]<<<(unsigned)ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(*a, N, d);
-    CHECK_LAUNCH();
+    launch_pdl(kernels[a->terms - 1], (unsigned)ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s, *a, N, d);
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -405,6 +405,7 @@ template <int STREAMS, int READERS, bool NORM>
 __global__ __launch_bounds__(ROW_THREADS, STREAMS == 2 && NORM ? 1 : 2) void stream_grads_kernel(
     const __grid_constant__ GradCall call, int N, int d, float *partials, unsigned *counter)
 {
+    pdl_begin();
     int lane = threadIdx.x % WARP;
     LaneReader l = lane_reader<READERS>(call, STREAMS, lane);
     float mine = 0;
@@ -455,6 +456,6 @@ void stream_grads(Stream s, const StreamGrad *a, int count, int N, int d)
     float *partials =
         scalars ? scratch_floats(s, SCRATCH_MIX, (size_t)blocks * STREAM_GRADS * MIX_STREAMS) : NULL;
     GradKernel kernel = count == 1 ? grad_kernel<1>(readers, norm) : grad_kernel<2>(readers, norm);
-    kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials, scratch_counter(s, SCRATCH_MIX));
-    CHECK_LAUNCH();
+    launch_pdl(kernel, (unsigned)blocks, ROW_THREADS, 0, s, call, N, d, partials,
+               scratch_counter(s, SCRATCH_MIX));
 }
