@@ -124,12 +124,19 @@ static void check_stages(void)
        "stages end at 417, 833, 1250 and 1290");
     ok(schedule_most_tokens(&c) == 49152 && schedule_sizes_differ(&c),
        "the largest micro-batch has 49152 tokens");
+    int smaller[3] = {0};
+    schedule_smaller_launches(&c, smaller, 3);
+    ok(smaller[0] == 16384 && smaller[1] == 32768 && !smaller[2], "the smaller ones %d and %d", smaller[0],
+       smaller[1]);
     c.stage_starts = STARTS_UP;
     ok(schedule_stage(&c, 833).index == 1 && schedule_stage(&c, 834).index == 2,
        "rounded up, the third begins a step later");
     Config plain = preset("2025-10-27", "2245", "40");
     ok(!schedule_sizes_differ(&plain) && schedule_most_tokens(&plain) == 32768,
        "the first preset has one size");
+    int none[2] = {0};
+    schedule_smaller_launches(&plain, none, 2);
+    ok(!none[0], "and none that is smaller");
 }
 
 // Weights of the loss of the record of July 2026: 423 and 847 are where its second and third stage begin.

@@ -13,9 +13,12 @@ typedef enum { ATTENTION_AUTO, ATTENTION_CUDNN, ATTENTION_OWN } AttentionKernels
 // Whether the backend compares its kernels with others before the first op; auto: unless they passed before.
 typedef enum { SELF_CHECK_NEVER, SELF_CHECK_AUTO, SELF_CHECK_ALWAYS } SelfCheck;
 
+enum { SMALLER_SIZES = 4 };
+
 typedef struct {
-    int tokens;      // largest N of a training micro-batch
-    int eval_tokens; // largest N of a forward-only sequence
+    int tokens;                 // largest N of a training micro-batch
+    int smaller[SMALLER_SIZES]; // others, whose products are to be timed at the start, too; 0: no more
+    int eval_tokens;            // largest N of a forward-only sequence
     int dim, heads, mlp_dim, vocab_padded;
     int max_documents; // most documents in one packed sequence, 0: no limit known
     bool fp8_head, fp8_mlp, fp8_qkv;

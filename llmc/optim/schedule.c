@@ -143,6 +143,18 @@ int schedule_most_launch_tokens(const Config *c)
     return schedule_launch_tokens(c, schedule_most_tokens(c));
 }
 
+void schedule_smaller_launches(const Config *c, int *tokens, int room)
+{
+    int count = count_stages(c), most = schedule_most_launch_tokens(c), found = 0;
+    for (int k = 0; k <= count && found < room; k++) {
+        int size = schedule_launch_tokens(c, stage(c, k, count).micro_batch_tokens), i = 0;
+        while (i < found && tokens[i] != size)
+            i++;
+        if (i == found && size < most)
+            tokens[found++] = size;
+    }
+}
+
 bool schedule_sizes_differ(const Config *c)
 {
     int count = count_stages(c);

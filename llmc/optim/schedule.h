@@ -29,6 +29,8 @@ int schedule_most_tokens(const Config *c);    // largest micro-batch of all stag
 // Tokens of a launch of a micro-batch of N, of the largest one.
 int schedule_launch_tokens(const Config *c, int N);
 int schedule_most_launch_tokens(const Config *c);
+// Launches of other stages that are smaller than the largest, each size once; tokens (room) in: zeros.
+void schedule_smaller_launches(const Config *c, int *tokens, int room);
 bool schedule_sizes_differ(
     const Config *c);                     // whether stages have micro-batches or documents of several sizes
 bool schedule_has_prefix(const Stage *s); // whether the loss has a prefix term at some step of the stage

@@ -343,20 +343,23 @@ static void reserve_backend(const Trainer *t, bool need_training)
     const Config *c = t->config;
     // Ranks watch each other; one alone has the watchdog. A wait may cover a whole validation.
     double wait_limit = comm_size() == 1 ? 5.0 * c->timeout : 0;
-    backend_reserve(&(OpSizes){.tokens = need_training ? schedule_most_launch_tokens(c) : 0,
-                               .wait_limit = wait_limit,
-                               .eval_tokens = t->part_tokens,
-                               .dim = c->model_dim,
-                               .heads = c->num_heads,
-                               .mlp_dim = c->mlp_dim,
-                               .vocab_padded = config_vocab_padded(c),
-                               .fp8_head = c->head == HEAD_FP8,
-                               .fp8_mlp = c->mlp != MLP_BF16 && need_training,
-                               .fp8_qkv = c->qkv == QKV_FP8 && need_training,
-                               .deterministic = c->deterministic,
-                               .portable = c->portable,
-                               .attention = (AttentionKernels)c->attention,
-                               .self_check = (SelfCheck)c->self_check});
+    OpSizes sizes = {.tokens = need_training ? schedule_most_launch_tokens(c) : 0,
+                     .wait_limit = wait_limit,
+                     .eval_tokens = t->part_tokens,
+                     .dim = c->model_dim,
+                     .heads = c->num_heads,
+                     .mlp_dim = c->mlp_dim,
+                     .vocab_padded = config_vocab_padded(c),
+                     .fp8_head = c->head == HEAD_FP8,
+                     .fp8_mlp = c->mlp != MLP_BF16 && need_training,
+                     .fp8_qkv = c->qkv == QKV_FP8 && need_training,
+                     .deterministic = c->deterministic,
+                     .portable = c->portable,
+                     .attention = (AttentionKernels)c->attention,
+                     .self_check = (SelfCheck)c->self_check};
+    if (need_training)
+        schedule_smaller_launches(c, sizes.smaller, SMALLER_SIZES);
+    backend_reserve(&sizes);
 }
 
 static void allocate_state(Trainer *t, bool need_training)

@@ -325,9 +325,9 @@ void gemm_tune(const GemmShape *g)
 
 // ---- opening, closing, reporting -------------------------------------------------------------------------
 
-static void tune_model(const OpSizes *z)
+static void tune_model(const OpSizes *z, int N)
 {
-    int N = z->tokens, d = z->dim, F = z->mlp_dim;
+    int d = z->dim, F = z->mlp_dim;
     GemmShape qkv = gemm_shape(N, d, d, false, true, CUDA_R_16BF, false);
     qkv.batch = 3;
     qkv.stride_b = (int64_t)d * d;
@@ -353,9 +353,9 @@ static void tune_model(const OpSizes *z)
         if (own)
             continue;
         gemm_tune(&shapes[i]);
-        shapes[i].accumulate = false;
-        if (i >= WEIGHTS)
-            gemm_tune(&shapes[i]); // of a step's first micro-batch
+        shapes[i].accumulate = false; // O onto nothing; weights in a step's first micro-batch
+        if (i == 1 || i >= WEIGHTS)
+            gemm_tune(&shapes[i]);
     }
 }
 
@@ -368,7 +368,9 @@ void matmul_reserve(const OpSizes *sizes)
     CUDA_CHECK(cudaMemcpy(lt.zero_one, zero_one, sizeof zero_one, cudaMemcpyHostToDevice));
     sm90_weight_grad_reserve();
     if (sizes->tokens > 0)
-        tune_model(sizes);
+        tune_model(sizes, sizes->tokens);
+    for (int i = 0; i < SMALLER_SIZES && sizes->smaller[i]; i++)
+        tune_model(sizes, sizes->smaller[i]);
 }
 
 void matmul_close(void)

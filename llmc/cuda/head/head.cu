@@ -10,25 +10,24 @@
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 
-#ifndef HEAD_CHUNK_ROWS
-#define HEAD_CHUNK_ROWS \
-    8192 // long enough that adding to the fp32 weight gradient costs little beside the product
-#endif
-#ifndef HEAD_LOGIT_ROWS
-#define HEAD_LOGIT_ROWS \
-    4096 // of a chunk, whose logits exist at a time: half the memory of the next size, 1% more time
-#endif
-enum { EVAL_ROWS = 8192, FP32_EVAL_ROWS = 4096 }; // of a chunk whose logits do not exist; do, in fp32
+enum {
+    CHUNK_ROWS = 8192, // long enough that adding to the fp32 weight gradient costs little beside the product
+    LOGIT_ROWS = 4096, // of a chunk, whose logits exist at a time: half the memory of 8192, 1% slower
+    LARGE_BATCH = 49152,  // from here on twice as many of both: 1.2 GB more where activations take 15
+    EVAL_ROWS = 8192,     // of a chunk whose logits do not exist
+    FP32_EVAL_ROWS = 4096 // of one whose logits do, in fp32
+};
 
 static bool refused; // cuBLASLt has no algorithm for an FP8 product of head_reserve
 
 // ---- scratch ---------------------------------------------------------------------------------------------
 
 // Rows of a chunk; of it those whose logits exist at a time; rows of a chunk of evaluation.
-static int chunk_rows(int N) { return (int)min_i64(HEAD_CHUNK_ROWS, round_up(N, FP8_ALIGN)); }
+static int times_base(int N) { return N >= LARGE_BATCH ? 2 : 1; }
+static int chunk_rows(int N) { return (int)min_i64(times_base(N) * CHUNK_ROWS, round_up(N, FP8_ALIGN)); }
 static int logit_rows(int N, bool units)
 {
-    return units ? (int)min_i64(HEAD_LOGIT_ROWS, chunk_rows(N)) : chunk_rows(N);
+    return units ? (int)min_i64(times_base(N) * LOGIT_ROWS, chunk_rows(N)) : chunk_rows(N);
 }
 
 static int eval_rows(int N, int d, int Vp)
@@ -130,12 +129,10 @@ static GemmShape fp8_weight_gradient(int rows, int d, int Vp, int tokens)
     return g;
 }
 
-void head_reserve(const OpSizes *z)
+// For batches of N tokens.
+static void reserve_training(const OpSizes *z, int N)
 {
-    int d = z->dim, Vp = z->vocab_padded, tokens = (int)round_up(z->tokens, FP8_ALIGN),
-        rows = chunk_rows(tokens);
-    sm90_head_open();
-    refused = false;
+    int d = z->dim, Vp = z->vocab_padded, tokens = (int)round_up(N, FP8_ALIGN), rows = chunk_rows(tokens);
     bool units = z->fp8_head && tokens && weight_in_fp8(Vp, d);
     if (units) {
         GemmShape shapes[] = {fp8_input_gradient(rows, d, Vp), fp8_weight_gradient(rows, d, Vp, tokens),
@@ -150,6 +147,16 @@ void head_reserve(const OpSizes *z)
         for (int i = 0; i < 3; i++)
             gemm_tune(&shapes[i]);
     }
+}
+
+void head_reserve(const OpSizes *z)
+{
+    int d = z->dim, Vp = z->vocab_padded;
+    sm90_head_open();
+    refused = false;
+    reserve_training(z, z->tokens);
+    for (int i = 0; i < SMALLER_SIZES && z->smaller[i]; i++)
+        reserve_training(z, z->smaller[i]);
     int eval = eval_rows((int)max_i64(z->tokens, z->eval_tokens), d, Vp);
     if (z->eval_tokens >= eval && !sm90_head_fits(HEAD_BF16, d, Vp)) {
         GemmShape shape = gemm_shape(eval, Vp, d, false, true, CUDA_R_32F, false);
