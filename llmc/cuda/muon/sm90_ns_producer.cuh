@@ -204,13 +204,14 @@ static __device__ __forceinline__ Operands operands_of(const Task &w, const Slic
     return o;
 }
 
-// Loads of a k step that the compiler knows of are issued back to back. With a branch around each, every one
-// waits until TMA has read the arguments of the one before, and the last is issued twice as late.
+// What a CTA loads at each k step of a tile. Loads that the compiler knows of are issued back to back; with a
+// branch around each, every one waits until TMA has read the arguments of the one before, and the last is
+// issued more than twice as late.
 enum StageLoads {
-    LOAD_RAW,
-    LOAD_NEEDED, // any of a and b
-    LOAD_NARROW, // both boxes of a, one of b: the second CTA of a narrow tile
-    LOAD_WIDE    // both boxes of a, two of b
+    LOAD_RAW,    // raw sums
+    LOAD_NEEDED, // any boxes of a and b
+    LOAD_NARROW, // both of a, one of b: the second CTA of a narrow tile
+    LOAD_WIDE    // both of a, two of b
 };
 static __device__ __forceinline__ StageLoads loads_of(const Operands &o)
 {
