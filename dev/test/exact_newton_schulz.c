@@ -1,7 +1,7 @@
 // Newton-Schulz in exact arithmetic (the fp32 build, where the CPU primitives run in double): coefficients,
 // the polar error each variant must have, Gram form = standard form, invariances, shapes, options. Expected
 // errors are those of independent float64 experiments, as mean and spread over 8 random matrices.
-#include "dev/test/ns_reference.h"
+#include "dev/test/ns_known.h"
 #include "dev/test/polar_express.h"
 #include "dev/test/tap.h"
 #include "llmc/base/floatx.h"
@@ -290,6 +290,37 @@ static void test_scalar_map(void)
     free_frames(&f);
 }
 
+// The results that test_ns_gpu holds large matrices against, here beside the test's own iteration.
+static void test_known_results(void)
+{
+    enum { N = 64, M = 345 };
+    static const char *const variants[] = {"polar", "gram", "turbo", "turbo-gram"};
+    Random r = {12};
+    Known k = known_new(&r, N, M);
+    for (int i = 0; i < N; i++)
+        k.sigma[i] = singular_value(LOG_UNIFORM, i, N, &r);
+    double *g = known_matrix(&k, k.sigma), worst = 0, size = 0, least = INFINITY;
+    float *u = to_float(g, N * M);
+    for (int v = 0; v < 4; v++) {
+        NsOptions o = options(variants[v], NULL, 0, NULL, NULL);
+        double *known = known_result(&k, &o), *reference = reference_newton_schulz(&o, u, N, M);
+        worst = larger_error(worst, relative_error(known, reference, N * M));
+        free(known);
+        free(reference);
+    }
+    ok_at_most(worst, 1e-5, "known results of all variants"); // the matrix is rounded to fp32
+    for (int j = 0; j < M; j++) {
+        size = 0;
+        for (int i = 0; i < N; i++)
+            size += g[i * M + j] * g[i * M + j];
+        least = fmin(least, size / (dot(g, g, N * M) / M));
+    }
+    ok(least > 0.1, "no column of such a matrix is small: %.2f of the mean square", least);
+    free(g);
+    free(u);
+    known_free(&k);
+}
+
 static const char *const variant_names[] = {"kj", "you", "polar", "gram", "turbo", "turbo-gram"};
 
 // ---- invariances ------------------------------------------------------------------------------------------
@@ -535,6 +566,7 @@ int main(void)
     PART(test_options());
     PART(test_refused_options());
     PART(test_scalar_map());
+    PART(test_known_results());
     PART(test_gram_equals_standard());
     for (int v = 0; v < 6; v++)
         PART(test_invariances(variant_names[v]));

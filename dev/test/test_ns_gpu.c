@@ -204,6 +204,8 @@ static void test_variants(void)
     }
 }
 
+#include "dev/test/ns_gpu_large.h"
+
 // Shapes that one kernel iterates on: one and two blocks a matrix, whole and cut boxes, one to many turns
 // with x, transposed.
 static void test_small(void)
@@ -425,6 +427,7 @@ int main(int argc, char **argv)
     PART(test_primitives());
     PART(test_spectra());
     PART(test_variants());
+    PART(test_large_variants());
     PART(test_small());
     for (int i = 0; i < 2; i++) {
         PART(test_groups(i ? "turbo-gram" : "polar", 256, 768));

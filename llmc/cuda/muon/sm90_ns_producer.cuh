@@ -204,24 +204,44 @@ static __device__ __forceinline__ Operands operands_of(const Task &w, const Slic
     return o;
 }
 
+// What a CTA loads at each k step of a tile. Loads that the compiler knows of are issued back to back; with a
+// branch around each, every one waits until TMA has read the arguments of the one before, and the last is
+// issued more than twice as late.
+enum StageLoads {
+    LOAD_RAW,    // raw sums
+    LOAD_NEEDED, // any boxes of a and b
+    LOAD_NARROW, // both of a, one of b: the second CTA of a narrow tile
+    LOAD_WIDE    // both of a, two of b
+};
+static __device__ __forceinline__ StageLoads loads_of(const Operands &o)
+{
+    if (o.w.kind == TASK_AOL)
+        return LOAD_RAW;
+    if (o.b_count == 0 || o.a_row[0] < 0 || o.a_row[1] < 0)
+        return LOAD_NEEDED;
+    return o.b_count == 1 ? LOAD_NARROW : LOAD_WIDE;
+}
+
 // k step k to k + 63.
+template <StageLoads LOADS>
 static __device__ __forceinline__ void load_operands(const SharedMemory &m, const Operands &o, int stage,
                                                      int k)
 {
+    constexpr bool known = LOADS != LOAD_NEEDED;
     uint64_t *full = m.full(stage);
     uint8_t *b = m.b(stage) + o.b_first * BOX_BYTES;
     const uint16_t both = 3;
     bool along = o.w.kind == TASK_FULL;
     int x = along ? o.b_at : k, y = along ? k : o.b_at;
     mbarrier_arrive_expect_tx(full, o.bytes);
-    if (o.b_count > 0)
+    if (known || o.b_count > 0)
         tma_load_multicast(b, &o.w.b, full, x, y, o.matrix, both);
-    if (o.b_count > 1)
+    if (known ? LOADS == LOAD_WIDE : o.b_count > 1)
         tma_load_multicast(b + BOX_BYTES, &o.w.b, full, along ? x + BOX_SIDE : x, along ? y : y + BOX_SIDE,
                            o.matrix, both);
 #pragma unroll
     for (int i = 0; i < CONSUMERS; i++)
-        if (o.a_row[i] >= 0)
+        if (known || o.a_row[i] >= 0)
             tma_load(m.a(stage) + i * BOX_BYTES, &o.w.a, full, k, o.a_row[i], o.matrix);
 }
 
@@ -280,21 +300,20 @@ static __device__ __forceinline__ int epilogue_stages(const Task &w)
 }
 
 // The stages of a tile: operands, or raw sums.
-template <bool RAW>
+template <StageLoads LOADS>
 static __device__ __forceinline__ void produce_stages(const SharedMemory &m, PipelineState<STAGES> &pipe,
-                                                      const Task &w, const Slice &t, int rank)
+                                                      const Operands &o, const Slice &t, int rank)
 {
-    int stages = stages_of(w), prefetch_at = rank == 0 ? max(0, stages - PREFETCH_STAGES) : -1;
-    Operands o = operands_of(w, t, rank);
+    int stages = stages_of(o.w), prefetch_at = rank == 0 ? max(0, stages - PREFETCH_STAGES) : -1;
 #pragma unroll 1
     for (int i = 0; i < stages; i++, pipe.advance()) {
         if (i == prefetch_at)
             mbarrier_arrive(m.prefetch_next());
         mbarrier_wait(m.empty(pipe.stage), pipe.parity ^ 1);
-        if (RAW)
-            load_raw(m, w, t, pipe.stage, i, rank);
+        if (LOADS == LOAD_RAW)
+            load_raw(m, o.w, t, pipe.stage, i, rank);
         else
-            load_operands(m, o, pipe.stage, i * DEPTH);
+            load_operands<LOADS>(m, o, pipe.stage, i * DEPTH);
     }
 }
 
@@ -302,10 +321,16 @@ static __device__ __forceinline__ void produce_tile(const SharedMemory &m, const
                                                     PipelineState<STAGES> &pipe, const Slice &t, int rank)
 {
     const Task &w = c.task[t.task];
-    if (w.kind == TASK_AOL)
-        produce_stages<true>(m, pipe, w, t, rank);
+    Operands o = operands_of(w, t, rank);
+    StageLoads loads = loads_of(o);
+    if (loads == LOAD_WIDE)
+        produce_stages<LOAD_WIDE>(m, pipe, o, t, rank);
+    else if (loads == LOAD_NARROW)
+        produce_stages<LOAD_NARROW>(m, pipe, o, t, rank);
+    else if (loads == LOAD_NEEDED)
+        produce_stages<LOAD_NEEDED>(m, pipe, o, t, rank);
     else
-        produce_stages<false>(m, pipe, w, t, rank);
+        produce_stages<LOAD_RAW>(m, pipe, o, t, rank);
     for (int half = 0; half < epilogue_stages(w); half++, pipe.advance()) {
         mbarrier_wait(m.empty(pipe.stage), pipe.parity ^ 1);
         load_addend(m, w, t, pipe.stage, half, rank);
