@@ -3,6 +3,7 @@
 #include "llmc/base/floatx.h"
 #include "llmc/ops/backend.h"
 #include "llmc/ops/embedding.h"
+#include "llmc/ops/matmul.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -40,6 +41,26 @@ typedef struct {
     ValueMix value;
 } HeadsForward;
 void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e);
+
+// The product that makes raw q, k and v, and heads_forward in one: they are the planes of alpha x w^T,
+// rounded to floatX. qk = e.
+typedef struct {
+    HeadsForward heads;  // but for raw_*, which are not read
+    floatX *raw;         // (3, N, d) scratch for raw q, k, v; q may be its first plane, v its last
+    const floatX *x, *w; // (N, d), (3, d, d)
+    const float *alpha;  // (1) fp32, or NULL: 1
+} QkvHeadsForward;
+void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e);
+// What is left to do when the product has filled the planes.
+static inline HeadsForward qkv_heads_planes(const QkvHeadsForward *a, int N, int d)
+{
+    int64_t plane = (int64_t)N * d;
+    HeadsForward rest = a->heads;
+    rest.raw_q = a->raw;
+    rest.raw_k = a->raw + plane;
+    rest.raw_v = a->raw + 2 * plane;
+    return rest;
+}
 
 typedef struct {
     const HeadsForward *forward; // as it was called; raw_* are not read

@@ -17,12 +17,12 @@
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 #include "llmc/cuda/gemm/sm90_weight_grad.cuh"
 #include "llmc/cuda/head/fp8.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 #include "llmc/cuda/muon/ns_gpu.h"
-#include "llmc/cuda/rows/qkv.cuh"
 #include <stdlib.h>
 #include <vector>
 
