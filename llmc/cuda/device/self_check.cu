@@ -325,12 +325,41 @@ static void check_weight_grad(Stream s)
 
 // ---- QKV -------------------------------------------------------------------------------------------------
 
+enum { QKV_N = 300, QKV_H = 2, QKV_E = 128, QKV_D = QKV_H * QKV_E, QKV_ANGLES = QKV_E / 4 };
+
+// Head of a plane (q, k, v) as the product gives it, rounded to bf16. Seeds: 5 of x, 6 of w.
+static void raw_head(double *y, int plane, int row, int head, double factor)
+{
+    std::vector<double> x = pattern_of(5, row * QKV_D, QKV_D),
+                        w = pattern_of(6, (plane * QKV_D + head * QKV_E) * QKV_D, QKV_E * QKV_D);
+    for (int i = 0; i < QKV_E; i++)
+        y[i] = rounded_to_bf16(factor * dot(x.data(), &w[(size_t)(i * QKV_D)], 1, QKV_D));
+}
+
+static double rstd_of(const double *y)
+{
+    double squares = 0;
+    for (int i = 0; i < QKV_E; i++)
+        squares += y[i] * y[i];
+    return 1 / sqrt(squares / QKV_E);
+}
+
+// Cosine and sine (seeds 7, 8) of angle j at a position; of those that are no angles 1 and 0.
+static double cos_of(int position, int j)
+{
+    return j < QKV_ANGLES ? (double)pattern(7, position * QKV_ANGLES + j) : 1;
+}
+static double sin_of(int position, int j)
+{
+    return j < QKV_ANGLES ? (double)pattern(8, position * QKV_ANGLES + j) : 0;
+}
+
 static void check_qkv(Stream s)
 {
-    enum { N = 300, H = 2, E = 128, D = H * E, HALF = E / 2, ANGLES = E / 4 };
+    enum { N = QKV_N, H = QKV_H, E = QKV_E, D = QKV_D, HALF = E / 2 };
     Arena m(s);
-    floatX *x = m.filled(N * D, 5), *w = m.filled(3 * D * D, 6), *cos = m.filled(N * ANGLES, 7),
-           *sin = m.filled(N * ANGLES, 8);
+    floatX *x = m.filled(N * D, 5), *w = m.filled(3 * D * D, 6), *cos = m.filled(N * QKV_ANGLES, 7),
+           *sin = m.filled(N * QKV_ANGLES, 8);
     floatX *qkv = m.take<floatX>(3 * N * D), *v = m.take<floatX>(N * D);
     float *rstd_q = m.take<float>(N * H), *rstd_k = m.take<float>(N * H), one = 1, *scale = m.take<float>(1);
     CUDA_CHECK(cudaMemcpyAsync(scale, &one, sizeof one, cudaMemcpyHostToDevice, s));
@@ -338,27 +367,67 @@ static void check_qkv(Stream s)
     if (!sm90_qkv(s, &a, N, H, E))
         return;
     Distance d;
-    std::vector<double> host_w = pattern_of(6, 0, 3 * D * D);
     for (int row : {0, 63, 200, N - 1})
         for (int head = 0; head < 3 * H; head++) {
             int plane = head / H, col = head % H * E;
             std::vector<floatX> got = m.read((plane == 2 ? v : qkv + plane * N * D) + row * D + col, E);
-            std::vector<double> host_x = pattern_of(5, row * D, D);
-            double y[E], squares = 0;
-            for (int i = 0; i < E; i++) {
-                y[i] = dot(host_x.data(), &host_w[(size_t)((plane * D + col + i) * D)], 1, D);
-                squares += y[i] * y[i];
-            }
-            double rstd = plane == 2 ? 1 : 1 / sqrt(squares / E);
+            double y[E];
+            raw_head(y, plane, row, head % H, 1);
+            double rstd = plane == 2 ? 1 : rstd_of(y);
             for (int i = 0; i < HALF; i++) {
-                bool turns = plane < 2 && i < ANGLES;
-                double c = turns ? (double)pattern(7, row * ANGLES + i) : 1,
-                       t = turns ? (double)pattern(8, row * ANGLES + i) : 0;
+                double c = plane < 2 ? cos_of(row, i) : 1, t = plane < 2 ? sin_of(row, i) : 0;
                 d.add(at(got, i), rstd * (y[i] * c + y[i + HALF] * t));
                 d.add(at(got, i + HALF), rstd * (y[i + HALF] * c - y[i] * t));
             }
         }
     require(d, "q, k and v");
+}
+
+// With pairs of heads, whose positions differ, and the key offset; the second time with a factor.
+static void check_qkv_heads(Stream s, float factor)
+{
+    enum { N = QKV_N, H = QKV_H, E = QKV_E, D = QKV_D };
+    Arena m(s);
+    ProductContext context = {s, NULL};
+    floatX *raw = m.take<floatX>(3 * N * D), *k = m.take<floatX>((N + 1) * D);
+    float *alpha = m.take<float>(1);
+    CUDA_CHECK(cudaMemcpyAsync(alpha, &factor, sizeof factor, cudaMemcpyHostToDevice, s));
+    QkvHeadsForward a = {};
+    a.heads.qk = E;
+    a.heads.q = raw;
+    a.heads.k = k;
+    a.heads.v = raw + 2 * N * D;
+    a.heads.rstd_q = m.take<float>(N * H);
+    a.heads.rstd_k = m.take<float>(N * H);
+    a.heads.cos = m.filled(2 * N * QKV_ANGLES, 7);
+    a.heads.sin = m.filled(2 * N * QKV_ANGLES, 8);
+    a.heads.paired = a.heads.offset = true;
+    a.raw = raw;
+    a.x = m.filled(N * D, 5);
+    a.w = m.filled(3 * D * D, 6);
+    a.alpha = factor == 1 ? NULL : alpha;
+    if (!sm90_qkv_heads(&context, &a, N, H, E))
+        return;
+    Distance d;
+    for (int row : {0, 64, 200, N - 1})
+        for (int head = 0; head < 3 * H; head++) {
+            int plane = head / H, n = head % H, position = 2 * row + n;
+            const floatX *of_plane = plane == 1 ? k : raw + plane * N * D;
+            std::vector<floatX> got = m.read(of_plane + row * D + n * E, E);
+            double now[E], above[E];
+            raw_head(now, plane, row, n, (double)factor);
+            raw_head(above, plane, plane == 1 && row ? row - 1 : row, n, (double)factor);
+            double rstd = plane == 2 ? 1 : rstd_of(now), rstd_above = plane == 2 ? 1 : rstd_of(above);
+            for (int i = 0; i < E; i += 2) {
+                double c = plane < 2 ? cos_of(position, i / 2) : 1,
+                       t = plane < 2 ? sin_of(position, i / 2) : 0;
+                bool moved = i >= E / 2;
+                d.add(at(got, i), moved ? rstd_above * above[i] : rstd * (now[i] * c + now[i + 1] * t));
+                d.add(at(got, i + 1),
+                      moved ? rstd_above * above[i + 1] : rstd * (now[i + 1] * c - now[i] * t));
+            }
+        }
+    require(d, factor == 1 ? "q, k and v of heads" : "q, k and v of heads, with a factor");
 }
 
 // ---- head ------------------------------------------------------------------------------------------------
@@ -510,6 +579,8 @@ static void check_all(void)
         check_fp8_codes(s);
         check_weight_grad(s);
         check_qkv(s);
+        check_qkv_heads(s, 1);
+        check_qkv_heads(s, -0.7f);
         check_head(s, HEAD_BF16);
         if (device_has_fp8())
             check_head(s, HEAD_FP8);
