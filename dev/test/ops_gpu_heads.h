@@ -3,7 +3,7 @@
 
 // ---- before attention -------------------------------------------------------------------------------------
 
-// Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q and v in place,
+// Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q, k and v in place,
 // heads of q and k of another width; 3 gates, paired, where the number of heads is even; 4 factors, key
 // offset, that width, paired; 5 gates, key offset, that width. From 6 on those of qkv_heads.
 typedef struct {
@@ -21,7 +21,7 @@ static HeadsVariant heads_variant(const Case *c)
                                        {0},
                                        {.gates = true, .offset = true, .in_place = true},
                                        {.factors = true, .offset = true, .in_place = true, .scaled = true},
-                                       {.gates = true, .paired = true},
+                                       {.gates = true, .paired = true, .in_place = true},
                                        {.paired = true, .offset = true, .in_place = true, .scaled = true},
                                        {.offset = true}};
     HeadsVariant v = all[c->variant + (strcmp(c->name, "qkv_heads") ? 0 : HEADS_VARIANTS)];
@@ -87,7 +87,8 @@ DESCRIBE(heads_forward)
     HeadsVariant v = heads_variant(c);
     int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
     add(c, "q", FLOATX, v.in_place ? INOUT : OUT, m, 3);
-    add(c, "k", FLOATX, v.offset ? INOUT : OUT, v.offset ? m + width : m, 1); // of row N a half is left alone
+    bool kept = v.offset || v.in_place; // with the offset half of row N is left alone
+    add(c, "k", FLOATX, kept ? INOUT : OUT, v.offset ? m + width : m, 3);
     add(c, "v", FLOATX, v.in_place ? INOUT : OUT, n, 1);
     add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0);
     add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0);
@@ -108,7 +109,7 @@ RUN(heads_forward)
     a.rstd_q = p[3];
     a.rstd_k = p[4];
     a.raw_q = in_place ? p[0] : p[6];
-    a.raw_k = p[7];
+    a.raw_k = in_place ? p[1] : p[7];
     a.raw_v = in_place ? p[2] : p[8];
     o->heads_forward(stream, &a, N, H, e);
 }
@@ -140,12 +141,12 @@ RUN(qkv_heads)
     char *raw = p[6];
     QkvHeadsForward a = {heads_shared(c, p + 10, p[5]), p[6], p[7], p[8], v.scaled ? p[9] : NULL};
     a.heads.q = v.in_place ? p[6] : p[0];
-    a.heads.k = p[1];
+    a.heads.k = v.in_place && !v.offset ? (void *)(raw + plane) : p[1];
     a.heads.v = v.in_place ? (void *)(raw + 2 * plane) : p[2];
     a.heads.rstd_q = p[3];
     a.heads.rstd_k = p[4];
     o->qkv_heads_forward(&on_stream, &a, N, H, e);
-    if (v.in_place)
+    if (v.in_place && v.offset)
         o->copy_on_device(stream, raw + plane, raw, plane);
 }
 

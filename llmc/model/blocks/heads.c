@@ -56,7 +56,7 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
     l->q = plan_take(b, 2 * N * wide + n, sizeof(floatX));
     l->raw_k = l->q + N * wide;
     l->v = l->raw_k + N * wide;
-    l->k = plan_take(b, (N + spec->heads.offset) * wide, sizeof(floatX));
+    l->k = spec->heads.offset ? plan_take(b, (N + 1) * wide, sizeof(floatX)) : l->raw_k;
     l->rstd_q = plan_take(b, N * H, sizeof(float));
     l->rstd_k = plan_take(b, N * H, sizeof(float));
     l->lse = plan_take(b, N * H, sizeof(float));
