@@ -23,6 +23,7 @@
 #include "llmc/cuda/head/fp8.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 #include "llmc/cuda/muon/ns_gpu.h"
+#include <algorithm>
 #include <stdlib.h>
 #include <vector>
 
@@ -327,31 +328,29 @@ static void check_weight_grad(Stream s)
 
 enum { QKV_N = 300, QKV_H = 2, QKV_E = 128, QKV_D = QKV_H * QKV_E, QKV_ANGLES = QKV_E / 4 };
 
-// Head of a plane (q, k, v) as the product gives it, rounded to bf16. Seeds: 5 of x, 6 of w.
-static void raw_head(double *y, int plane, int row, int head, double factor)
+// A head of a plane (q, k, v): the product, rounded to bf16, and of q and k its norm.
+static std::vector<double> normed_head(int plane, int row, int head, double factor)
 {
-    std::vector<double> x = pattern_of(5, row * QKV_D, QKV_D),
+    std::vector<double> x = pattern_of(5, row * QKV_D, QKV_D), y((size_t)QKV_E),
                         w = pattern_of(6, (plane * QKV_D + head * QKV_E) * QKV_D, QKV_E * QKV_D);
-    for (int i = 0; i < QKV_E; i++)
-        y[i] = rounded_to_bf16(factor * dot(x.data(), &w[(size_t)(i * QKV_D)], 1, QKV_D));
-}
-
-static double rstd_of(const double *y)
-{
     double squares = 0;
-    for (int i = 0; i < QKV_E; i++)
+    for (size_t i = 0; i < QKV_E; i++) {
+        y[i] = rounded_to_bf16(factor * dot(x.data(), &w[i * QKV_D], 1, QKV_D));
         squares += y[i] * y[i];
-    return 1 / sqrt(squares / QKV_E);
+    }
+    for (size_t i = 0; i < QKV_E && plane < 2; i++)
+        y[i] /= sqrt(squares / QKV_E);
+    return y;
 }
 
-// Cosine and sine (seeds 7, 8) of angle j at a position; of those that are no angles 1 and 0.
-static double cos_of(int position, int j)
+// Cosine and sine of rotation j of a head at a position.
+struct Turn {
+    double c, s;
+};
+static Turn turn_of(int plane, int position, int j)
 {
-    return j < QKV_ANGLES ? (double)pattern(7, position * QKV_ANGLES + j) : 1;
-}
-static double sin_of(int position, int j)
-{
-    return j < QKV_ANGLES ? (double)pattern(8, position * QKV_ANGLES + j) : 0;
+    int64_t i = position * QKV_ANGLES + j;
+    return plane == 2 || j >= QKV_ANGLES ? Turn{1, 0} : Turn{(double)pattern(7, i), (double)pattern(8, i)};
 }
 
 static void check_qkv(Stream s)
@@ -369,21 +368,19 @@ static void check_qkv(Stream s)
     Distance d;
     for (int row : {0, 63, 200, N - 1})
         for (int head = 0; head < 3 * H; head++) {
-            int plane = head / H, col = head % H * E;
-            std::vector<floatX> got = m.read((plane == 2 ? v : qkv + plane * N * D) + row * D + col, E);
-            double y[E];
-            raw_head(y, plane, row, head % H, 1);
-            double rstd = plane == 2 ? 1 : rstd_of(y);
-            for (int i = 0; i < HALF; i++) {
-                double c = plane < 2 ? cos_of(row, i) : 1, t = plane < 2 ? sin_of(row, i) : 0;
-                d.add(at(got, i), rstd * (y[i] * c + y[i + HALF] * t));
-                d.add(at(got, i + HALF), rstd * (y[i + HALF] * c - y[i] * t));
+            int plane = head / H, n = head % H;
+            std::vector<floatX> got = m.read((plane == 2 ? v : qkv + plane * N * D) + row * D + n * E, E);
+            std::vector<double> y = normed_head(plane, row, n, 1);
+            for (size_t i = 0; i < HALF; i++) {
+                Turn t = turn_of(plane, row, (int)i);
+                d.add(at(got, i), y[i] * t.c + y[i + HALF] * t.s);
+                d.add(at(got, i + HALF), y[i + HALF] * t.c - y[i] * t.s);
             }
         }
     require(d, "q, k and v");
 }
 
-// With pairs of heads, whose positions differ, and the key offset; the second time with a factor.
+// With pairs of heads, whose positions differ, and the key offset; factor 1: without one.
 static void check_qkv_heads(Stream s, float factor)
 {
     enum { N = QKV_N, H = QKV_H, E = QKV_E, D = QKV_D };
@@ -411,20 +408,15 @@ static void check_qkv_heads(Stream s, float factor)
     Distance d;
     for (int row : {0, 64, 200, N - 1})
         for (int head = 0; head < 3 * H; head++) {
-            int plane = head / H, n = head % H, position = 2 * row + n;
-            const floatX *of_plane = plane == 1 ? k : raw + plane * N * D;
-            std::vector<floatX> got = m.read(of_plane + row * D + n * E, E);
-            double now[E], above[E];
-            raw_head(now, plane, row, n, (double)factor);
-            raw_head(above, plane, plane == 1 && row ? row - 1 : row, n, (double)factor);
-            double rstd = plane == 2 ? 1 : rstd_of(now), rstd_above = plane == 2 ? 1 : rstd_of(above);
-            for (int i = 0; i < E; i += 2) {
-                double c = plane < 2 ? cos_of(position, i / 2) : 1,
-                       t = plane < 2 ? sin_of(position, i / 2) : 0;
-                bool moved = i >= E / 2;
-                d.add(at(got, i), moved ? rstd_above * above[i] : rstd * (now[i] * c + now[i + 1] * t));
-                d.add(at(got, i + 1),
-                      moved ? rstd_above * above[i + 1] : rstd * (now[i + 1] * c - now[i] * t));
+            int plane = head / H, n = head % H, above = plane == 1 ? max(row - 1, 0) : row;
+            std::vector<floatX> got = m.read((plane == 1 ? k : raw + plane * N * D) + row * D + n * E, E);
+            std::vector<double> y = normed_head(plane, row, n, (double)factor),
+                                moved = normed_head(plane, above, n, (double)factor);
+            std::copy(moved.begin() + E / 2, moved.end(), y.begin() + E / 2);
+            for (size_t i = 0; i < E; i += 2) {
+                Turn t = turn_of(plane, 2 * row + n, (int)i / 2);
+                d.add(at(got, i), y[i] * t.c + y[i + 1] * t.s);
+                d.add(at(got, i + 1), y[i + 1] * t.c - y[i] * t.s);
             }
         }
     require(d, factor == 1 ? "q, k and v of heads" : "q, k and v of heads, with a factor");

@@ -9,9 +9,9 @@
 // steps: TMA loads the angles into the warp's rows of the staging buffer while it takes the norm; then it
 // rotates, overwrites the angles with the head, and TMA stores it from there.
 //
-// Budget of a warp and head: 150 instructions for the norm, 300 (halves) or 370 (pairs) for the rotation and
-// the store; two warps a scheduler, two heads a tile, against some 1000 cycles a k step. Registers: 128 sums
-// + 64 packed + 4 angles of 232; no spills.
+// Budget of a warp and head: 230 instructions for the norm, 350 (halves) or 420 (pairs) for the rotation and
+// the store; two warps a scheduler, two heads a tile, and 1024 cycles a k step at the tensor cores' peak.
+// Registers: 128 sums + 64 packed + 4 angles of 232; no spills.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"
@@ -100,7 +100,7 @@ static __device__ __forceinline__ uint64_t *angles_full(const Consumer &g)
 }
 
 // Loads cosines and sines of a head of q or k for the warp's rows, once TMA has read what was stored from
-// there. Boxes are wider than a row of angles: of what is behind it nothing is read.
+// there. The first half of a box has the head's; the second, of another position or zeros, is not read.
 static __device__ __forceinline__ void load_angles(const Consumer &g, const QkvMaps &maps,
                                                    const QkvWork &work, int row, int head)
 {
