@@ -31,8 +31,8 @@ enum {
 #define SCALE 0.1f
 
 static Stream stream;
-static floatX *t[TENSORS], *k_shifted, *dqkv, *values, *gate_w, *cosine,
-    *sine; // t: (N, D); k_shifted: (N + 1, D)
+static floatX *t[TENSORS], *k_shifted, *dqkv, *raw, *weights, *values, *gate_w, *cosine,
+    *sine; // t: (N, D); k_shifted: (N + 1, D); raw: (3, N, D)
 static float *columns, *dcolumns, *rstd_q, *rstd_k, *lse, *gate, *leads, *dgate_w;
 static int32_t *tokens, *table, *host_table;
 static void *scratch, *dc_scratch;
@@ -97,6 +97,8 @@ static void make_inputs(void)
         t[i] = tensor((int64_t)MOST_N * D, 1);
     k_shifted = tensor((int64_t)(MOST_N + 1) * D, 1);
     dqkv = tensor((int64_t)MOST_N * 3 * D, 1);
+    raw = tensor((int64_t)MOST_N * 3 * D, 1);
+    weights = tensor((int64_t)3 * D * D, 0.1f);
     values = tensor((int64_t)ROWS * D, 1);
     gate_w = tensor(12 * (int64_t)H, 1);
     cosine = tensor((int64_t)2 * MOST_N * (E / 4), 1);
@@ -166,6 +168,28 @@ static void heads_forward_of(Values kind)
 OP(heads) { heads_forward_of(NO_VALUES); }
 OP(heads_gates) { heads_forward_of(GATES); }
 OP(heads_factors) { heads_forward_of(FACTORS); }
+
+// Raw q, k and v and all of that, as two ops and as one; q and v in place, as in training.
+static void product_and_heads(Values kind, bool together)
+{
+    ProductContext on_stream = {stream, NULL};
+    QkvHeadsForward a = {heads_of(kind), raw, t[5], weights, NULL};
+    a.heads.q = raw;
+    a.heads.v = raw + (int64_t)2 * N * D;
+    if (together) {
+        qkv_heads_forward(&on_stream, &a, N, H, E);
+        return;
+    }
+    HeadsForward heads = qkv_heads_planes(&a, N, D);
+    matmul_forward(&on_stream, &(Product){raw, t[5], weights, NULL, NULL, N, D, D, 3});
+    heads_forward(stream, &heads, N, H, E);
+}
+OP(two_ops) { product_and_heads(NO_VALUES, false); }
+OP(two_ops_gates) { product_and_heads(GATES, false); }
+OP(two_ops_factors) { product_and_heads(FACTORS, false); }
+OP(qkv_heads) { product_and_heads(NO_VALUES, true); }
+OP(qkv_heads_gates) { product_and_heads(GATES, true); }
+OP(qkv_heads_factors) { product_and_heads(FACTORS, true); }
 
 static void heads_backward_of(Values kind)
 {
@@ -344,11 +368,22 @@ static void bench_before(void)
     report("heads_backward, factors, sums", op_heads_backward_factors, 4, 8, 0);
 }
 
+static void bench_products(void)
+{
+    report("product, heads_forward", op_two_ops, 4, 4, 0);
+    report("product, heads_forward, gates", op_two_ops_gates, 5, 4, 0);
+    report("product, heads_forward, factors", op_two_ops_factors, 6, 4, 0);
+    report("qkv_heads_forward", op_qkv_heads, 2, 2, 0);
+    report("qkv_heads_forward, gates", op_qkv_heads_gates, 5, 2, 0);
+    report("qkv_heads_forward, factors", op_qkv_heads_factors, 6, 2, 0);
+}
+
 static void bench_rows(void)
 {
     int given = width;
     bench_before();
     if (given == E) {
+        bench_products();
         width = NARROW;
         bench_before();
         width = given;

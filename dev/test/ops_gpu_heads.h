@@ -3,12 +3,13 @@
 
 // ---- before attention -------------------------------------------------------------------------------------
 
-// Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q and v in place,
+// Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q, k and v in place,
 // heads of q and k of another width; 3 gates, paired, where the number of heads is even; 4 factors, key
-// offset, that width, paired; 5 gates, key offset, that width.
+// offset, that width, paired; 5 gates, key offset, that width. From 6 on those of qkv_heads.
 typedef struct {
-    bool gates, factors, other_width, paired, offset, in_place;
+    bool gates, factors, other_width, paired, offset, in_place, scaled;
 } HeadsVariant;
+enum { HEADS_VARIANTS = 6, QKV_HEADS_VARIANTS = 6, FACTOR_STRIDE = 5 };
 static HeadsVariant heads_variant(const Case *c)
 {
     static const HeadsVariant all[] = {{0},
@@ -16,13 +17,17 @@ static HeadsVariant heads_variant(const Case *c)
                                        {.factors = true, .in_place = true, .other_width = true},
                                        {.gates = true, .paired = true},
                                        {.factors = true, .other_width = true, .paired = true, .offset = true},
-                                       {.gates = true, .other_width = true, .offset = true}};
-    HeadsVariant v = all[c->variant];
+                                       {.gates = true, .other_width = true, .offset = true},
+                                       {0},
+                                       {.gates = true, .offset = true, .in_place = true},
+                                       {.factors = true, .offset = true, .in_place = true, .scaled = true},
+                                       {.gates = true, .paired = true, .in_place = true},
+                                       {.paired = true, .offset = true, .in_place = true, .scaled = true},
+                                       {.offset = true}};
+    HeadsVariant v = all[c->variant + (strcmp(c->name, "qkv_heads") ? 0 : HEADS_VARIANTS)];
     v.paired &= c->z.H % 2 == 0;
     return v;
 }
-enum { HEADS_VARIANTS = 6, FACTOR_STRIDE = 5 };
-
 static int heads_width(const Case *c) // of q and k
 {
     return heads_variant(c).other_width ? (int)round_up(3 * c->z.e / 4, 4) : c->z.e;
@@ -82,7 +87,8 @@ DESCRIBE(heads_forward)
     HeadsVariant v = heads_variant(c);
     int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
     add(c, "q", FLOATX, v.in_place ? INOUT : OUT, m, 3);
-    add(c, "k", FLOATX, v.offset ? INOUT : OUT, v.offset ? m + width : m, 1); // of row N a half is left alone
+    bool kept = v.offset || v.in_place; // with the offset half of row N is left alone
+    add(c, "k", FLOATX, kept ? INOUT : OUT, v.offset ? m + width : m, 3);
     add(c, "v", FLOATX, v.in_place ? INOUT : OUT, n, 1);
     add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0);
     add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0);
@@ -103,9 +109,45 @@ RUN(heads_forward)
     a.rstd_q = p[3];
     a.rstd_k = p[4];
     a.raw_q = in_place ? p[0] : p[6];
-    a.raw_k = p[7];
+    a.raw_k = in_place ? p[1] : p[7];
     a.raw_v = in_place ? p[2] : p[8];
     o->heads_forward(stream, &a, N, H, e);
+}
+
+// With the product. In place: q and v are planes of `raw`; what is in the plane between them is not looked
+// at.
+DESCRIBE(qkv_heads)
+{
+    SIZES;
+    HeadsVariant v = heads_variant(c);
+    int64_t n = (int64_t)N * d;
+    add(c, "q", FLOATX, v.in_place ? IN : OUT, n, 1);
+    add(c, "k", FLOATX, INOUT, n + d, 1); // behind its last row nothing is written, but for the offset a half
+    add(c, "v", FLOATX, v.in_place ? IN : OUT, n, 1);
+    add(c, "rstd_q", FP32, OUT, (int64_t)N * H, 0);
+    add(c, "rstd_k", FP32, OUT, (int64_t)N * H, 0);
+    add(c, "gate", FP32, v.gates ? OUT : IN, (int64_t)N * H, 1);
+    add(c, "raw", FLOATX, v.in_place ? OUT : IN, 3 * n, 1);
+    add(c, "x", FLOATX, IN, n, 1.7);
+    add(c, "w", FLOATX, IN, (int64_t)3 * d * d, 0.1);
+    add(c, "alpha", FP32, IN, 1, 2);
+    describe_heads(c);
+}
+RUN(qkv_heads)
+{
+    SIZES;
+    HeadsVariant v = heads_variant(c);
+    size_t plane = (size_t)N * (size_t)d * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
+    char *raw = p[6];
+    QkvHeadsForward a = {heads_shared(c, p + 10, p[5]), p[6], p[7], p[8], v.scaled ? p[9] : NULL};
+    a.heads.q = v.in_place ? p[6] : p[0];
+    a.heads.k = v.in_place && !v.offset ? (void *)(raw + plane) : p[1];
+    a.heads.v = v.in_place ? (void *)(raw + 2 * plane) : p[2];
+    a.heads.rstd_q = p[3];
+    a.heads.rstd_k = p[4];
+    o->qkv_heads_forward(&on_stream, &a, N, H, e);
+    if (v.in_place && v.offset)
+        o->copy_on_device(stream, raw + plane, raw, plane);
 }
 
 DESCRIBE(heads_backward)

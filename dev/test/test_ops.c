@@ -289,6 +289,35 @@ static void test_qkv_product(void)
     ok(!memcmp(parts, whole, 2 * plane) && !memcmp(v[0], whole + 2 * NN, plane), "   v in place of v_raw");
 }
 
+// The same of the records of 2026: pairs of heads, key offset, a mixture; q and v in place.
+static void test_qkv_heads(void)
+{
+    pool_reset();
+    Tensor c, s, x = random_tensor(NN, 1), w = random_tensor(3 * D * D, 0.1), extra = random_tensor(NN, 1);
+    Tensor32 alpha = random_tensor32(1, 1);
+    floatX *parts = halves(3 * NN), *whole = halves(3 * NN), *q = halves(NN), *v = halves(NN),
+           *k[2] = {halves(NN + D), halves(NN + D)};
+    float *rstd[2] = {floats(2 * N * H), floats(2 * N * H)};
+    size_t plane = NN * sizeof(floatX);
+    rope_test_tables(&c, &s, 2 * N);
+    HeadsForward f =
+        {E,   q,   k[0], v,    rstd[0],           rstd[0] + N * H, parts, parts + NN, parts + 2 * NN,
+         c.x, s.x, true, true, {.extra = extra.x}};
+    matmul_forward(NULL, &(Product){parts, x.x, w.x, NULL, alpha.x, N, D, D, 3});
+    heads_forward(NULL, &f, N, H, E);
+    QkvHeadsForward together = {f, whole, x.x, w.x, alpha.x};
+    together.heads.q = whole;
+    together.heads.k = k[1];
+    together.heads.v = whole + 2 * NN;
+    together.heads.rstd_q = rstd[1];
+    together.heads.rstd_k = rstd[1] + N * H;
+    qkv_heads_forward(&(ProductContext){NULL, NULL}, &together, N, H, E);
+    ok(!memcmp(q, whole, plane) && !memcmp(v, whole + 2 * NN, plane) &&
+           !memcmp(k[0], k[1], plane + D * sizeof(floatX)),
+       "qkv of heads with its product: q, k and v");
+    ok(!memcmp(rstd[0], rstd[1], 2 * N * H * sizeof(float)), "   rstd");
+}
+
 // The gradient of the raw q or k, in dqkv, from that of the rotated one, dy, where no head is rotated and
 // rstd is 1: dx = dy - y mean(dy y). dy may be rounded on the way to dx, which is rounded, too; beside both
 // roundings 1e-5 of the root mean square of `size`.
@@ -525,6 +554,7 @@ int main(void)
     PART(test_relu2_gradient_bits());
     PART(test_qkv());
     PART(test_qkv_product());
+    PART(test_qkv_heads());
     PART(test_attention(1, 5));
     PART(test_attention(253, 0));
     PART(test_attention(253, 9));

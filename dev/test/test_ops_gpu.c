@@ -23,7 +23,8 @@
 #define FP32_ATOM 1e-5
 // clang-format off
 #define OPS(X) \
-    X(backend_open) X(backend_reserve) X(backend_close) X(device_alloc) X(device_free) X(embed_forward) \
+    X(backend_open) X(backend_reserve) X(backend_close) X(device_alloc) X(device_free) X(copy_on_device) \
+    X(embed_forward) \
     X(embed_backward) X(embedding_grad) X(coefficients_forward) X(coefficients_backward) \
     X(mix_rmsnorm_forward) X(mix_rmsnorm_backward) X(rmsnorm_forward) X(rmsnorm_backward) \
     X(matmul_forward) X(matmul_backward_input) X(matmul_weight_grads) X(matmul_relu2_forward) \
@@ -34,7 +35,8 @@
     X(rows_load) X(rows_store) X(rows_take) X(rows_add) \
     X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_forward) \
     X(weight_scale_backward) \
-    X(heads_forward) X(heads_backward) X(heads_output_forward) X(heads_output_backward) \
+    X(heads_forward) X(qkv_heads_forward) X(heads_backward) X(heads_output_forward) \
+    X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
     X(dc_scratch_bytes) X(quantize_codes) X(scale_quotient) X(scales_follow) X(matmul_fp8_relu2_codes) \
@@ -351,17 +353,25 @@ static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const voi
         ops[w].backend_close();
 }
 
+typedef enum { ALL_CASES, ELEMENTWISE, QKV_CASES } Selection;
 typedef struct {
     Sizes z;
-    bool elementwise_only;
+    Selection cases;
 } Round;
+
+static bool selected(const Round *r, const Case *c)
+{
+    if (r->cases == ELEMENTWISE)
+        return c->elementwise;
+    return r->cases == ALL_CASES || strstr(c->name, "qkv");
+}
 
 static void run_round(const void *argument)
 {
     const Round *r = argument;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         bool dc = !strcmp(cases[i].name, "dc");
-        if ((r->elementwise_only && !cases[i].elementwise) || !tap_wanted(cases[i].name) ||
+        if (!selected(r, &cases[i]) || !tap_wanted(cases[i].name) ||
             (without_fp8 && strcmp(cases[i].name, "head_train")))
             continue;
         // The CUDA kernels refuse the widths; and the one weight of a single token is rounded to bf16 for a
@@ -396,13 +406,15 @@ int main(int argc, char **argv)
     argv += portable;
     const char *directory = argc > 1 ? argv[1] : "build/ref";
     static const Round rounds[] = {
-        {{1, 2, 32, 64, 128}, false},         {{37, 3, 24, 216, 384}, false},
-        {{130, 2, 128, 512, 1024}, false},    {{70, 3, 128, 264, 384}, false},
-        {{17003, 3, 32, 1544, 384}, false},   {{333, 5, 64, 1288, 640}, false},
-        {{1031, 5, 216, 2056, 384}, false},   {{257, 4, 256, 2048, 1280}, false},
-        {{100, 16, 128, 1024, 61440}, false}, {{517, 6, 128, 3072, 50304}, false},
-        {{8233, 3, 32, 96, 2048}, false},     {{4133, 3, 128, 776, 384}, false},
-        {{61, 6, 8, 192, 384}, false},        {{32768, 6, 128, 3072, 50304}, true},
+        {{1, 2, 32, 64, 128}, ALL_CASES},         {{37, 3, 24, 216, 384}, ALL_CASES},
+        {{130, 2, 128, 512, 1024}, ALL_CASES},    {{70, 3, 128, 264, 384}, ALL_CASES},
+        {{17003, 3, 32, 1544, 384}, ALL_CASES},   {{333, 5, 64, 1288, 640}, ALL_CASES},
+        {{1031, 5, 216, 2056, 384}, ALL_CASES},   {{257, 4, 256, 2048, 1280}, ALL_CASES},
+        {{100, 16, 128, 1024, 61440}, ALL_CASES}, {{517, 6, 128, 3072, 50304}, ALL_CASES},
+        {{8233, 3, 32, 96, 2048}, ALL_CASES},     {{4133, 3, 128, 776, 384}, ALL_CASES},
+        {{61, 6, 8, 192, 384}, ALL_CASES},        {{32768, 6, 128, 3072, 50304}, ELEMENTWISE},
+        {{1, 2, 128, 64, 128}, QKV_CASES},        {{300, 6, 128, 64, 128}, QKV_CASES},
+        {{2000, 6, 128, 64, 128}, QKV_CASES},     {{16432, 6, 128, 64, 128}, QKV_CASES},
     };
 #define X(f) ops[GPU].f = f;
     OPS(X)

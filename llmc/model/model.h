@@ -26,8 +26,8 @@ typedef struct {
 
 // What a layer of ATTENTION_HEADS works with, as LayerActs.
 typedef struct {
-    floatX *q, *k, *v;       // q and v are the first and the last plane of the product, k is apart
-    floatX *raw_k;           // the plane between
+    floatX *q, *k, *v;       // planes of the product; with key offset k is apart
+    floatX *raw_k;           // the plane between q and v
     floatX *y, *mixed, *out; // what attention gives; and DC; and XSA and gate. The same where there is none
     float *rstd_q, *rstd_k, *lse, *gate, *dc_lse;
     floatX *dy, *dq, *dk, *dv; // gradients

@@ -25,8 +25,8 @@ typedef struct {
     const floatX *cos, *sin;   // (N, e/4)
 } QkvForward;
 void qkv_forward(Stream s, const QkvForward *a, int N, int H, int e);
-// The product that makes q, k and v_raw, and qkv_forward in one: they are the planes of x w^T. Raw q and k
-// need not be rounded.
+// The product that makes q, k and v_raw, and qkv_forward in one: they are the planes of x w^T, rounded to
+// floatX.
 typedef struct {
     floatX *qkv;         // (3, N, d) out: q, k as qkv_forward leaves them, and v_raw
     floatX *v;           // (N, d) out; may be the last plane of qkv

@@ -152,6 +152,8 @@ COST(dc_decode, (const DcForward *a, int N, int H, int e), 0, floatx_bytes(N, H,
 
 COST(heads_forward, (const HeadsForward *a, int N, int H, int e), 0,
      floatx_bytes(N, H, 4 * a->qk + e * (2 + !!a->value.table + !!a->value.extra)))
+COST(qkv_heads_forward, (const HeadsForward *a, int N, int d), 6 * count3(N, d, d),
+     floatx_bytes(N, d, 4 + !!a->value.table + !!a->value.extra) + floatx_bytes(3, d, d))
 COST(heads_backward, (const HeadsBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H,
                   a->forward->qk *(6 + !!a->dq_add + !!a->dk_add) +

@@ -3,6 +3,7 @@
 #include "llmc/base/floatx.h"
 #include "llmc/ops/backend.h"
 #include "llmc/ops/embedding.h"
+#include "llmc/ops/matmul.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,8 +31,8 @@ typedef struct {
 typedef struct {
     int qk;    // width of a head of q and k; a multiple of 4
     floatX *q; // (N, H qk) out; may be raw_q
-    floatX *k; // (N, H qk) out, not over raw_k; with offset (N + 1, H qk): row N has the offset channels of
-               // k_{N-1}, which only backward reads
+    floatX *k; // (N, H qk) out; may be raw_k without offset; with it (N + 1, H qk), elsewhere: row N has the
+               // offset channels of k_{N-1}, which only backward reads
     floatX *v; // (N, d) out; may be raw_v
     float *rstd_q, *rstd_k;              // (N, H) out, kept for backward
     const floatX *raw_q, *raw_k, *raw_v; // (N, H qk), (N, H qk), (N, d) as products made them
@@ -40,6 +41,26 @@ typedef struct {
     ValueMix value;
 } HeadsForward;
 void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e);
+
+// The product that makes raw q, k and v, and heads_forward in one: they are the planes of alpha x w^T,
+// rounded to floatX. qk = e.
+typedef struct {
+    HeadsForward heads; // but for raw_*, which are not read
+    floatX *raw; // (3, N, d) scratch for raw q, k, v, which may be planes of it where heads allows that
+    const floatX *x, *w; // (N, d), (3, d, d)
+    const float *alpha;  // (1) fp32, or NULL: 1
+} QkvHeadsForward;
+void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e);
+// What is left to do when the product has filled the planes.
+static inline HeadsForward qkv_heads_planes(const QkvHeadsForward *a, int N, int d)
+{
+    int64_t plane = (int64_t)N * d;
+    HeadsForward rest = a->heads;
+    rest.raw_q = a->raw;
+    rest.raw_k = a->raw + plane;
+    rest.raw_v = a->raw + 2 * plane;
+    return rest;
+}
 
 typedef struct {
     const HeadsForward *forward; // as it was called; raw_* are not read

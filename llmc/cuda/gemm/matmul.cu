@@ -1,8 +1,8 @@
 // Plans of the model's matrix products, and the ops that run them.
 #include "llmc/cuda/gemm/gemm.cuh"
-#include "llmc/cuda/rows/qkv.cuh"
 #include "llmc/cuda/gemm/sm90_weight_grad.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
+#include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // sm90 GEMM of bf16 operands: instances and launch of sm90_gemm_kernel.cuh.
 #include "llmc/cuda/gemm/sm90_gemm_kernel.cuh"
 #include "llmc/cuda/device/device.h"
-#include "llmc/cuda/rows/qkv.cuh"
+#include "llmc/cuda/gemm/sm90_qkv.cuh"
 
 // ---- launch ----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
-// Heads of the records of 2026 before attention: norm, rope on pairs, key offset, values. Backward:
-// heads_backward.cu.
+// Heads of the records of 2026 before attention: norm, rope on pairs, key offset, values; where the product's
+// epilogue does the others (sm90_qkv.cu), values alone. Backward: heads_backward.cu.
 //
 // Heads of q and k of multiples of 16, of v of multiples of 8, up to 256: half a warp a head of a token (a
 // warp above 128), a 16-byte vector a lane, all loads before the first store. Other widths: pair by pair.
 //
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: forward q, k, v in and out 9216 (2.2 ns; 35 us for
 // 16384 tokens), 1536 more for each of u and extra (6 us); at qk = 96 7680. Angles and scalars: some 300.
+#include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/rows/heads.cuh"
 
 namespace
@@ -46,29 +47,69 @@ __device__ __forceinline__ uint4 norm_rotate(const float (&x)[8], float rstd, co
     return pack8(y);
 }
 
+// Lane j of a head, which is unit t * H + n; those of none take part in sums.
+struct HeadLane {
+    unsigned unit;
+    int64_t t;
+    int n, j;
+    bool has;
+};
+
+template <int LANES> __device__ __forceinline__ HeadLane head_lane(int N, int H)
+{
+    unsigned heads = (unsigned)N * (unsigned)H, id = blockIdx.x * ROW_THREADS + threadIdx.x,
+             unit = min(id / LANES, heads - 1); // no 64-bit divisions
+    return {unit, unit / (unsigned)H, (int)(unit % (unsigned)H), (int)id % LANES, id / LANES < heads};
+}
+
+// What v is made of, for a vector.
+struct ValueParts {
+    const floatX *u_row; // of the table, or NULL
+    uint4 raw, extra, u;
+};
+
+__device__ __forceinline__ ValueParts load_value(const HeadsForward &a, const HeadLane &l, int H, int e)
+{
+    const ValueMix &m = a.value;
+    int values = e / 8, at = (int)l.unit * values + l.j;
+    bool has = l.has && l.j < values;
+    const floatX *u_row = m.table ? m.table + (int64_t)m.tokens[l.t] * H * e : NULL;
+    return {u_row, vector_or_zero(a.raw_v, at, has), vector_or_zero(m.extra, at, has && m.extra),
+            vector_or_zero(u_row, l.n * values + l.j, has && u_row)};
+}
+
+// gate: value_gate's, or 0 without a table
+__device__ __forceinline__ void store_value(const HeadsForward &a, const HeadLane &l, const ValueParts &p,
+                                            float gate, int e)
+{
+    float v[8], u[8];
+    unpack8(p.raw, v);
+    unpack8(p.u, u);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] += gate * u[i];
+    add8(v, p.extra);
+    if (l.has && l.j < e / 8)
+        store_vec(a.v, (int)l.unit * (e / 8) + l.j, pack8(v));
+    if (l.has && l.j == 0 && p.u_row && a.value.gate_w)
+        a.value.gate[l.unit] = gate;
+}
+
 template <int LANES>
 __global__ __launch_bounds__(ROW_THREADS,
                              CTAS) void heads_forward_kernel(const __grid_constant__ HeadsForward a, int N,
                                                              int H, int e)
 {
     pdl_begin();
-    unsigned heads = (unsigned)N * (unsigned)H, id = blockIdx.x * ROW_THREADS + threadIdx.x,
-             unit = min(id / LANES, heads - 1); // no 64-bit divisions
-    bool has = id / LANES < heads;              // lanes of none take part in sums
-    int j = (int)id % LANES, n = (int)(unit % (unsigned)H), qk = a.qk, d = H * e;
-    int keys = qk / 8, values = e / 8, key_at = (int)unit * keys + j, value_at = (int)unit * values + j;
-    bool key = has && j < keys, value = has && j < values, below = a.offset && j >= keys / 2;
-    int64_t t = unit / (unsigned)H;
-    const ValueMix &m = a.value;
-    const floatX *u_row = m.table ? m.table + (int64_t)m.tokens[t] * d : NULL;
-    uint4 raw_q = vector_or_zero(a.raw_q, key_at, key), raw_k = vector_or_zero(a.raw_k, key_at, key),
-          raw_v = vector_or_zero(a.raw_v, value_at, value),
-          extra = vector_or_zero(m.extra, value_at, value && m.extra),
-          u = vector_or_zero(u_row, n * values + j, value && u_row);
-    Rotation turn = load_rotation(a, t, n, j);
-    float gate = u_row ? value_gate<LANES>(m, t, n, u_row, H, d, j) : 0;
+    HeadLane l = head_lane<LANES>(N, H);
+    int qk = a.qk, keys = qk / 8, key_at = (int)l.unit * keys + l.j;
+    bool key = l.has && l.j < keys, below = a.offset && l.j >= keys / 2;
+    uint4 raw_q = vector_or_zero(a.raw_q, key_at, key), raw_k = vector_or_zero(a.raw_k, key_at, key);
+    ValueParts value = load_value(a, l, H, e);
+    Rotation turn = load_rotation(a, l.t, l.n, l.j);
+    float gate = value.u_row ? value_gate<LANES>(a.value, l.t, l.n, value.u_row, H, H * e, l.j) : 0;
 
-    float q[8], k[8], v[8], x[8];
+    float q[8], k[8];
     unpack8(raw_q, q);
     unpack8(raw_k, k);
     float sums[2] = {dot8(q, q), dot8(k, k)};
@@ -78,25 +119,29 @@ __global__ __launch_bounds__(ROW_THREADS,
     uint4 y = norm_rotate(k, rstd_k, turn);
     if (key)
         store_vec(a.q, key_at, norm_rotate(q, rstd_q, turn));
-    if (key && (!below || t == 0))
+    if (key && (!below || l.t == 0))
         store_vec(a.k, key_at, y);
     if (key && below)
         store_vec(a.k, key_at + H * keys, y);
 
-    unpack8(raw_v, v);
-    unpack8(u, x);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] += gate * x[i];
-    add8(v, extra);
-    if (value)
-        store_vec(a.v, value_at, pack8(v));
-    if (has && j == 0) {
-        a.rstd_q[unit] = rstd_q;
-        a.rstd_k[unit] = rstd_k;
-        if (u_row && m.gate_w)
-            m.gate[unit] = gate;
+    store_value(a, l, value, gate, e);
+    if (l.has && l.j == 0) {
+        a.rstd_q[l.unit] = rstd_q;
+        a.rstd_k[l.unit] = rstd_k;
     }
+}
+
+// v alone, of heads of up to 8 VALUE_LANES channels.
+enum { VALUE_LANES = 16 };
+__global__ __launch_bounds__(ROW_THREADS,
+                             CTAS) void heads_values_kernel(const __grid_constant__ HeadsForward a, int N,
+                                                            int H, int e)
+{
+    pdl_begin();
+    HeadLane l = head_lane<VALUE_LANES>(N, H);
+    ValueParts value = load_value(a, l, H, e);
+    float gate = value.u_row ? value_gate<VALUE_LANES>(a.value, l.t, l.n, value.u_row, H, H * e, l.j) : 0;
+    store_value(a, l, value, gate, e);
 }
 
 // ---- any width: one warp a head of a token ----------------------------------------------------------------
@@ -169,4 +214,24 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
     else
         launch_pdl(heads_forward_kernel<32>, ceil_div(heads * 32, ROW_THREADS), ROW_THREADS, 0, s, *a, N, H,
                    e);
+}
+
+void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e)
+{
+    OP_SCOPE(qkv_heads_forward, &a->heads, N, H * e);
+    int d = H * e;
+    HeadsForward heads = qkv_heads_planes(a, N, d);
+    assert(heads.qk == e && (!heads.paired || H % 2 == 0));
+    if (N <= 0)
+        return;
+    if (!sm90_qkv_heads(c, a, N, H, e)) {
+        Product p = {a->raw, a->x, a->w, NULL, a->alpha, N, d, d, 3};
+        matmul_forward(c, &p);
+        heads_forward(c->stream, &heads, N, H, e);
+    } else if (heads.value.table || heads.value.extra) {
+        assert(e <= 8 * VALUE_LANES);
+        int64_t lanes = (int64_t)N * H * VALUE_LANES;
+        launch_pdl(heads_values_kernel, ceil_div(lanes, ROW_THREADS), ROW_THREADS, 0, c->stream, heads, N, H,
+                   e);
+    }
 }

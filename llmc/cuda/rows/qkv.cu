@@ -1,4 +1,5 @@
 // Rotary tables; QK norm, rotation and value mix in one pass over q, k and v. Backward: qkv_backward.cu.
+#include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/rows/qkv.cuh"
 
 static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23

@@ -6,12 +6,6 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
-void sm90_qkv_reserve(void);
-bool sm90_qkv_takes(int e); // heads of this width
-// qkv_product_forward; with value embeddings v is left alone.
-// False, with nothing queued, when the chip, the build, the head width or the alignment do not allow it.
-bool sm90_qkv(Stream s, const QkvProductForward *a, int N, int H, int e);
-
 static inline bool qkv_fast_path(int N, int H, int e)
 {
     return e >= 32 && e <= 512 && (e & (e - 1)) == 0 && (int64_t)N * H * e < (int64_t)1 << 34;

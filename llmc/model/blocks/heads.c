@@ -56,7 +56,7 @@ static void plan(Acts *a, const Model *m, int i, PlanArena *b)
     l->q = plan_take(b, 2 * N * wide + n, sizeof(floatX));
     l->raw_k = l->q + N * wide;
     l->v = l->raw_k + N * wide;
-    l->k = plan_take(b, (N + spec->heads.offset) * wide, sizeof(floatX));
+    l->k = spec->heads.offset ? plan_take(b, (N + 1) * wide, sizeof(floatX)) : l->raw_k;
     l->rstd_q = plan_take(b, N * H, sizeof(float));
     l->rstd_k = plan_take(b, N * H, sizeof(float));
     l->lse = plan_take(b, N * H, sizeof(float));
@@ -260,6 +260,15 @@ static void qkv_backward_fp8(const Pass *p, int i, const HeadsWeights *w, const 
 
 // ---- forward ----------------------------------------------------------------------------------------------
 
+static bool in_fp8(const Pass *p) { return p->a->backward && p->m->config->qkv == QKV_FP8; }
+
+// One op makes q, k and v of one width from the input, but for a cache, whose rows are few.
+static bool is_one_op(const Pass *p)
+{
+    const Config *c = p->m->config;
+    return record_key_width(c) * c->num_heads == c->model_dim && !in_fp8(p) && !p->b->texts.cache;
+}
+
 // Raw q, k and v; where they are of one width as planes of one product.
 static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
 {
@@ -273,6 +282,27 @@ static void qkv_product(const Pass *p, int i, const HeadsWeights *w, const Block
     if (planes == 2 && pass_runs(p->a, USES(l->v, io->h)))
         matmul_forward(p->products, &(Product){l->v, io->h, part_x(e.w, 2 * (int64_t)wide * d), NULL, e.alpha,
                                                N, d, d, 1});
+}
+
+// q, k and v as attention takes them.
+static void prepare_heads(const Pass *p, int i, const HeadsWeights *w, const BlockPort *io)
+{
+    const HeadsActs *l = &p->a->heads[i];
+    int N = p->b->N, H = p->m->config->num_heads, e = p->m->config->model_dim / H;
+    HeadsForward heads = heads_of(p, i, io);
+    const ValueMix *v = &heads.value;
+    if (is_one_op(p)) {
+        QkvHeadsForward qkv = {heads, l->q, io->h, w->scaled_qkv.w, w->scaled_qkv.alpha};
+        if (pass_runs(p->a, USES(l->q, l->k, l->rstd_q, l->rstd_k, io->h, v->extra, v->gate, v->factor)))
+            qkv_heads_forward(p->products, &qkv, N, H, e);
+        return;
+    }
+    if (in_fp8(p))
+        qkv_product_fp8(p, i, w, io);
+    else
+        qkv_product(p, i, w, io);
+    if (pass_runs(p->a, USES(l->q, l->k, l->rstd_q, l->rstd_k, v->extra, v->gate, v->h, v->factor)))
+        heads_forward(p->s, &heads, N, H, e);
 }
 
 // Attention and DC over whole documents, or over a cache.
@@ -322,18 +352,11 @@ static void forward(const Pass *p, int i, const BlockPort *io)
     const HeadsActs *l = &a->heads[i];
     int N = p->b->N, H = p->m->config->num_heads, d = p->m->config->model_dim, e = d / H;
     HeadsWeights w = weights_of(p, i);
-    HeadsForward heads = heads_of(p, i, io);
     HeadsOutput output = output_of(p, i);
     EffectiveWeight o = w.scaled_o;
     scale_weight(p, i, SCALED_QKV, w.qkv);
     scale_weight(p, i, SCALED_O, w.o);
-    if (a->backward && p->m->config->qkv == QKV_FP8)
-        qkv_product_fp8(p, i, &w, io);
-    else
-        qkv_product(p, i, &w, io);
-    if (pass_runs(a, USES(l->q, l->k, l->rstd_q, l->rstd_k, heads.value.extra, heads.value.gate,
-                          heads.value.h, heads.value.factor)))
-        heads_forward(p->s, &heads, N, H, e);
+    prepare_heads(p, i, &w, io);
     attend(p, i);
     if (has_output_op(&p->m->record->layers[i].heads) &&
         pass_runs(a, USES(l->out, l->mixed, l->v, output.alpha, output.gate)))
