@@ -268,6 +268,6 @@ void generator_backward(Stream s, const GeneratorBackward *a, int N, int d)
         *a, *g, partials, ctas, partials + (size_t)ctas * count, scratch_counter(s, SCRATCH_GENERATOR));
     CHECK_LAUNCH();
     ProductContext c = {s, NULL};
-    InputGrad p = {a->dx, a->dpre, g->w1, N, d, g->width};
+    InputGrad p = {a->dx, a->dpre, g->w1, N, d, g->width, a->residual};
     matmul_backward_input(&c, &p);
 }
