@@ -441,6 +441,16 @@ __global__ __launch_bounds__(ROW_THREADS, DX &&DOTS ? 1 : 2) void several_stream
         add_dscalars<STREAMS * SUMS>(call.lane, mine, partials, counter);
 }
 
+typedef void (*SeveralKernel)(SeveralCall, int, int, float *, unsigned *);
+
+static SeveralKernel several_kernel(int streams, bool dx, bool dots)
+{
+    return dx && dots               ? several_streams_kernel<STREAM_PAIR, STREAM_READERS, true, true>
+           : dx                     ? several_streams_kernel<STREAM_PAIR, STREAM_READERS, true, false>
+           : streams == STREAM_PAIR ? several_streams_kernel<STREAM_PAIR, MIX_STREAMS, false, true>
+                                    : several_streams_kernel<STREAM_GRADS, MIX_STREAMS, false, true>;
+}
+
 // Which g of the call the reader has; a new one behind them.
 static int sum_of(SeveralCall *call, const StreamReader *r, int d)
 {
@@ -482,11 +492,7 @@ static void several_streams(Stream s, const StreamGrad *a, int count, bool dx, i
     }
     float *partials = partial_sums(s, call.lane, blocks);
     unsigned *counter = scratch_counter(s, SCRATCH_MIX);
-    void (*kernel)(SeveralCall, int, int, float *, unsigned *) =
-        dx && dots             ? several_streams_kernel<STREAM_PAIR, STREAM_READERS, true, true>
-        : dx                   ? several_streams_kernel<STREAM_PAIR, STREAM_READERS, true, false>
-        : count == STREAM_PAIR ? several_streams_kernel<STREAM_PAIR, MIX_STREAMS, false, true>
-                               : several_streams_kernel<STREAM_GRADS, MIX_STREAMS, false, true>;
+    SeveralKernel kernel = several_kernel(count, dx, dots != 0);
     kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials, counter);
     CHECK_LAUNCH();
 }
