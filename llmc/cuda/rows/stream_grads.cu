@@ -1,6 +1,5 @@
-// Gradients of streams, and of the coefficients of their sums. One warp a row. A warp takes a row in spans of
-// CHUNK vectors a lane: all loads of a span are issued before the first is used. Of rows longer than a span
-// what a norm needs is loaded twice, the second time from the L1 cache.
+// Gradients of streams, and of the coefficients of their sums. One warp a row, every tensor loaded once; of
+// rows of more than 768 channels what a norm needs is loaded twice.
 //
 // Bound by memory. At 4.27 TB/s, d = 768, a stream of 16384 tokens has 25.2 MB, 5.9 us. Computed so, and
 // measured on an H200 (bench_mixes), us for 16384 | 49152 tokens:
@@ -89,16 +88,26 @@ typedef struct {
     unsigned dots;         // bit k: reader k's g . x is wanted
 } GradCall;
 
-// What a warp has of the row at a time. With norms x is h, if it is not given: its place has what is beside.
-template <int READERS, int NORMS, int CHUNK> struct GradSpan {
-    uint4 g[READERS][CHUNK], x[CHUNK], dx[CHUNK];
+// A warp takes a row in blocks of BLOCK vectors a lane, and these in steps of CHUNK, whose loads are all
+// issued before the first is used. Of a block it holds h and the gradient without the norm's mean, which is
+// known behind the first block: dx = y - rstd mean h.
+enum { BLOCK = 3 };
+
+// With norms x is h, if it is not given: its place has what is beside.
+template <int READERS, int NORMS, int CHUNK> struct GradStep {
+    uint4 g[READERS][CHUNK], x[CHUNK];
     uint4 dh[NORMS ? NORMS : 1][CHUNK], h[CHUNK];
 };
 
-// Of one row: what its spans have in common.
+struct GradBlock {
+    float y[BLOCK][8];
+    uint4 h[BLOCK];
+};
+
+// Of one row: what its blocks have in common.
 template <int READERS, int NORMS> struct GradRow {
-    float c, rstd, mean, lead[NORMS ? NORMS : 1]; // c: the coefficient of the lane's reader
-    float dot[READERS], beside;                   // the lane's parts
+    float c, rstd, lead[NORMS ? NORMS : 1]; // c: the coefficient of the lane's reader
+    float dot[READERS], beside, norm_dot;   // the lane's parts; norm_dot: of dh h
 };
 
 static __device__ __forceinline__ const floatX *reader_row(const StreamReader &r, int row, int d)
@@ -107,21 +116,21 @@ static __device__ __forceinline__ const floatX *reader_row(const StreamReader &r
 }
 
 template <int READERS, int NORMS, int CHUNK>
-static __device__ __forceinline__ void
-load_grad_span(GradSpan<READERS, NORMS, CHUNK> &u, const GradCall &call, int row, int first, int d, int lane)
+static __device__ __forceinline__ void load_step(GradStep<READERS, NORMS, CHUNK> &u, const GradCall &call,
+                                                 int row, int first, int d, int lane)
 {
     const StreamGrad &a = call.a;
     int left = d / 8 - first;
     int64_t at = (int64_t)row * d + 8 * first,
             x_at = a.x && a.rows ? (int64_t)a.rows[row] * d + 8 * first : at;
     const floatX *x = a.x ? a.x : NORMS ? a.beside : a.h;
+    bool wanted = a.x || !NORMS ? call.dots != 0 : x != NULL;
 #pragma unroll
     for (int k = 0; k < NORMS; k++)
         load_row(u.dh[k], a.norm[k].dh + at, k < a.norms ? left : 0, lane);
     if (NORMS)
         load_row(u.h, a.h + at, left, lane);
-    load_row(u.x, x + x_at, (a.x || !NORMS ? call.dots != 0 : x != NULL) ? left : 0, lane);
-    load_row(u.dx, a.dx + at, a.accumulate ? left : 0, lane);
+    load_row(u.x, x + x_at, wanted ? left : 0, lane);
 #pragma unroll
     for (int k = 0; k < READERS; k++)
         load_row(u.g[k], reader_row(a.reader[k], row, d) + 8 * first, k < a.readers ? left : 0, lane);
@@ -138,108 +147,109 @@ static __device__ __forceinline__ void add_lead(float (&dh)[8], float lead, int 
     }
 }
 
-// The sum of all dh of vector i. leads: of the row's first vectors.
-template <int NORMS, int CHUNK>
-static __device__ __forceinline__ void sum_dh(float (&dh)[8], const uint4 (&u)[NORMS][CHUNK], int i,
-                                              const StreamGrad &a, const float (&lead)[NORMS], bool leads,
-                                              int lane)
+// Vector i of a step, `at` of the block. Readers and norms that are not there have zeros.
+template <int READERS, int NORMS, int CHUNK>
+static __device__ __forceinline__ void grad_vector(GradRow<READERS, NORMS> &r, GradBlock &b, int at,
+                                                   const GradStep<READERS, NORMS, CHUNK> &u, int i,
+                                                   const StreamGrad &a, bool leads, int lane)
 {
+    float x[8], g[8], h[8];
+    unpack8(u.x[i], x);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        b.y[at][e] = 0;
 #pragma unroll
     for (int k = 0; k < NORMS; k++) {
-        if (k >= a.norms)
-            break;
-        float more[8];
-        unpack8(u[k][i], more);
+        unpack8(u.dh[k][i], g);
+        if (leads && a.norm[k].lead)
+            add_lead(g, r.lead[k], lane);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            dh[e] = k ? dh[e] + more[e] : more[e];
-        if (leads && a.norm[k].lead)
-            add_lead(dh, lead[k], lane);
+            b.y[at][e] += g[e];
+    }
+    if (NORMS) {
+        b.h[at] = u.h[i];
+        unpack8(u.h[i], h);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            r.norm_dot += b.y[at][e] * h[e];
+            b.y[at][e] *= r.rstd;
+            h[e] = a.x ? x[e] : h[e];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < READERS; k++) {
+        if (k >= a.readers)
+            break;
+        float c = __shfl_sync(FULL, r.c, k);
+        unpack8(u.g[k][i], g);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            b.y[at][e] += c * g[e];
+            r.dot[k] += g[e] * (NORMS ? h[e] : x[e]);
+            if (NORMS && k == 0)
+                r.beside += g[e] * x[e];
+        }
     }
 }
 
-// The sum of dh h over the lane's vectors of a span.
-template <int NORMS, int CHUNK>
-static __device__ __forceinline__ float norm_dot(const uint4 (&udh)[NORMS][CHUNK], const uint4 (&uh)[CHUNK],
-                                                 const StreamGrad &a, const float (&lead)[NORMS], bool leads,
-                                                 int lane)
+// y of a block, and the lane's parts of the sums.
+template <int READERS, int NORMS>
+static __device__ __forceinline__ void grad_block(GradRow<READERS, NORMS> &r, GradBlock &b,
+                                                  const GradCall &call, int row, int first, int d, int lane)
+{
+    constexpr int CHUNK = READERS + NORMS <= 2 ? BLOCK : 1;
+#pragma unroll
+    for (int at = 0; at < BLOCK; at += CHUNK) {
+        if (at > 0 && first + at * WARP >= d / 8)
+            break;
+        GradStep<READERS, NORMS, CHUNK> u;
+        load_step(u, call, row, first + at * WARP, d, lane);
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++)
+            grad_vector(r, b, at + i, u, i, call.a, first == 0 && at + i == 0, lane);
+    }
+}
+
+// The lane's part of dh h behind the first block.
+static __device__ __forceinline__ float norm_dot_behind(const StreamGrad &a, int row, int d, int lane)
 {
     float dot = 0;
-#pragma unroll
-    for (int i = 0; i < CHUNK; i++) {
+    for (int v = BLOCK * WARP + lane; v < d / 8; v += WARP) {
         float dh[8], h[8];
-        sum_dh(dh, udh, i, a, lead, leads && i == 0, lane);
-        unpack8(uh[i], h);
+        unpack8(load_vec(a.h + (int64_t)row * d, v), h);
+        for (int k = 0; k < a.norms; k++) {
+            unpack8(load_vec(a.norm[k].dh + (int64_t)row * d, v), dh);
 #pragma unroll
-        for (int e = 0; e < 8; e++)
-            dot += dh[e] * h[e];
+            for (int e = 0; e < 8; e++)
+                dot += dh[e] * h[e];
+        }
     }
     return dot;
 }
 
-// mean(dh h) over a whole row, of which `u` has the first span.
-template <int READERS, int NORMS, int CHUNK>
-static __device__ __forceinline__ float norm_mean(const GradSpan<READERS, NORMS, CHUNK> &u,
-                                                  const StreamGrad &a, const float (&lead)[NORMS], int row,
-                                                  int d, int lane)
+// scale: rstd mean
+static __device__ __forceinline__ void store_block(const GradBlock &b, bool norms, float scale,
+                                                   const StreamGrad &a, int row, int first, int d, int lane)
 {
-    float dot = norm_dot(u.dh, u.h, a, lead, true, lane);
-    for (int first = CHUNK * WARP; first < d / 8; first += CHUNK * WARP) {
-        uint4 dh[NORMS][CHUNK], h[CHUNK];
-        int64_t at = (int64_t)row * d + 8 * first;
+    floatX *to = a.dx + (int64_t)row * d;
 #pragma unroll
-        for (int k = 0; k < NORMS; k++)
-            load_row(dh[k], a.norm[k].dh + at, k < a.norms ? d / 8 - first : 0, lane);
-        load_row(h, a.h + at, d / 8 - first, lane);
-        dot += norm_dot(dh, h, a, lead, false, lane);
-    }
-    return warp_sum(dot) / (float)d;
-}
-
-// dx of the lane's vectors of a span, and their part of every g . x.
-template <int READERS, int NORMS, int CHUNK>
-static __device__ __forceinline__ void grad_span(GradRow<READERS, NORMS> &r,
-                                                 const GradSpan<READERS, NORMS, CHUNK> &u,
-                                                 const StreamGrad &a, int row, int first, int d, int lane)
-{
-    int left = d / 8 - first;
+    for (int i = 0; i < BLOCK; i++) {
+        int v = first + lane + WARP * i;
+        if (!a.dx || v >= d / 8)
+            continue;
+        float dx[8], more[8];
+        unpack8(b.h[i], more);
 #pragma unroll
-    for (int i = 0; i < CHUNK; i++) {
-        if (CHUNK > 1 && WARP * i >= left)
-            break;
-        int v = lane + WARP * i;
-        float dx[8], x[8], g[8];
-        unpack8(u.dx[i], dx); // zeros unless dx is added to
-        if constexpr (NORMS > 0) {
-            sum_dh(g, u.dh, i, a, r.lead, i == 0 && first == 0, lane);
-            unpack8(u.h[i], x);
+        for (int e = 0; e < 8; e++)
+            dx[e] = norms ? b.y[i][e] - scale * more[e] : b.y[i][e];
+        if (a.accumulate) {
+            unpack8(load_vec(to, v), more);
 #pragma unroll
             for (int e = 0; e < 8; e++)
-                dx[e] += r.rstd * (g[e] - x[e] * r.mean);
+                dx[e] += more[e];
         }
-        if (!NORMS || a.x) // else x is h
-            unpack8(u.x[i], x);
-#pragma unroll
-        for (int k = 0; k < READERS; k++) {
-            if (k >= a.readers)
-                break;
-            float c = __shfl_sync(FULL, r.c, k);
-            unpack8(u.g[k][i], g);
-#pragma unroll
-            for (int e = 0; e < 8; e++) {
-                dx[e] += c * g[e];
-                r.dot[k] += g[e] * x[e];
-            }
-            if (!NORMS || k > 0 || !a.beside)
-                continue;
-            float beside[8];
-            unpack8(u.x[i], beside);
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                r.beside += g[e] * beside[e];
-        }
-        if (a.dx && v < left)
-            store_vec(a.dx + (int64_t)row * d, first + v, pack8(dx));
+        store_vec(to, v, pack8(dx));
     }
 }
 
@@ -248,30 +258,26 @@ template <int READERS, int NORMS>
 static __device__ __forceinline__ float grad_row(const GradCall &call, const Lane &l, int row, int d,
                                                  int lane)
 {
-    constexpr int TENSORS = READERS + NORMS + (NORMS > 0) + 2, CHUNK = TENSORS <= 5 ? 3 : 1;
-    GradSpan<READERS, NORMS, CHUNK> u;
     GradRow<READERS, NORMS> r;
     const StreamGrad &a = call.a;
-    float column = lane_column(l, row), mine = 0;
+    float column = lane_column(l, row), mine = 0, scale = 0;
     r.rstd = a.rstd ? a.rstd[row] : 1;
 #pragma unroll
     for (int k = 0; k < NORMS; k++) {
         const StreamNorm &norm = a.norm[k];
         r.lead[k] = k < a.norms && lane < norm.leads ? norm.lead[(int64_t)row * norm.leads + lane] : 0;
     }
-    load_grad_span(u, call, row, 0, d, lane);
     r.c = l.plus + l.scalar * column;
-    r.beside = 0;
+    r.beside = r.norm_dot = 0;
 #pragma unroll
     for (int k = 0; k < READERS; k++)
         r.dot[k] = 0;
-    if constexpr (NORMS > 0)
-        r.mean = norm_mean(u, a, r.lead, row, d, lane);
-
-    for (int first = 0; first < d / 8; first += CHUNK * WARP) {
-        if (first)
-            load_grad_span(u, call, row, first, d, lane);
-        grad_span(r, u, a, row, first, d, lane);
+    for (int first = 0; first < d / 8; first += BLOCK * WARP) {
+        GradBlock b;
+        grad_block(r, b, call, row, first, d, lane);
+        if (NORMS && first == 0)
+            scale = r.rstd / (float)d * warp_sum(r.norm_dot + norm_dot_behind(a, row, d, lane));
+        store_block(b, NORMS > 0, scale, a, row, first, d, lane);
     }
 
 #pragma unroll
@@ -296,7 +302,7 @@ static __device__ __forceinline__ float grad_row(const GradCall &call, const Lan
 
 // partials NULL: no dscalar is wanted.
 template <int READERS, int NORMS>
-__global__ __launch_bounds__(ROW_THREADS, READERS > 6 ? 1 : 2) void stream_grad_kernel(
+__global__ __launch_bounds__(ROW_THREADS, READERS + NORMS > 7 ? 1 : 2) void stream_grad_kernel(
     const __grid_constant__ GradCall call, int N, int d, float *partials, unsigned *counter)
 {
     int lane = threadIdx.x % WARP;
@@ -312,9 +318,10 @@ typedef void (*GradKernel)(GradCall, int, int, float *, unsigned *);
 
 template <int READERS> static GradKernel grad_kernel(int norms)
 {
-    return norms > 1 ? stream_grad_kernel < READERS < 4 ? 4 : READERS, STREAM_NORMS >
-       : norms > 0   ? stream_grad_kernel<READERS, 1>
-                     : stream_grad_kernel<READERS, 0>;
+    constexpr int SOME = READERS < 4 ? 4 : READERS; // with more norms than one there are no kernels for fewer
+    return norms > 1   ? stream_grad_kernel<SOME, STREAM_NORMS>
+           : norms > 0 ? stream_grad_kernel<READERS, 1>
+                       : stream_grad_kernel<READERS, 0>;
 }
 
 static LaneReader lane_reader(const StreamReader *r)
