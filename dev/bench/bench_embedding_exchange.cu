@@ -280,7 +280,7 @@ static double time_beside(Way way)
     Event *reached = event_create();
     int N = config.micro_batch_tokens;
     ProductContext products = {side, &shared};
-    InputGrad g = {narrow, wide, weight, N, d, config.mlp_dim};
+    InputGrad g = {narrow, wide, weight, N, d, config.mlp_dim, NULL};
     for (int i = -WARM_UP; i < BESIDE_REPEATS; i++) {
         prepare();
         event_record(reached, stream);

@@ -70,70 +70,125 @@ OP(mix_last)
     stream_mix(stream, &a, N, D);
 }
 
-OP(grad_norm)
+static StreamReader reader(int x, StreamFactor c, float *dscalar, float *dcolumn)
+{
+    return (StreamReader){S.x[x], 0, c, dscalar, dcolumn};
+}
+static StreamReader scalar_reader(int x) { return reader(x, scalar(0), small + 32, NULL); }
+static StreamReader column_reader(int x, int k) { return reader(x, column(k), NULL, S.dcolumns + k); }
+
+// A stream that is h / rstd, with so many readers and norms.
+static StreamGrad grad_of_h(int readers, int norms)
 {
     StreamGrad a = {.dx = S.x[0],
-                    .reader = {{S.x[1], 0, scalar(0), small + 32, NULL}},
-                    .readers = 1,
-                    .dh = S.x[2],
+                    .reader = {scalar_reader(1)},
+                    .readers = readers,
+                    .norms = norms,
                     .h = S.x[3],
                     .rstd = S.rstd};
+    for (int k = 1; k < readers; k++)
+        a.reader[k] = reader(3 + k, column(k), NULL, NULL);
+    for (int k = 0; k < norms; k++)
+        a.norm[k].dh = S.x[k ? 7 + k : 2];
+    return a;
+}
+
+OP(grad_norm)
+{
+    StreamGrad a = grad_of_h(1, 1);
     stream_grads(stream, &a, 1, N, D);
 }
 OP(grad_norm_lead)
 {
-    StreamGrad a = {.dx = S.x[0],
-                    .reader = {{S.x[1], 0, scalar(0), small + 32, NULL}},
-                    .readers = 1,
-                    .dh = S.x[2],
-                    .dh_lead = S.dcolumns,
-                    .leads = 6,
-                    .h = S.x[3],
-                    .rstd = S.rstd};
+    StreamGrad a = grad_of_h(1, 1);
+    a.norm[0].lead = S.dcolumns;
+    a.norm[0].leads = 6;
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_norm_beside)
+{
+    StreamGrad a = grad_of_h(1, 1);
+    a.beside = S.x[4];
+    a.dbeside = small + 33;
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_4) // with a norm
+{
+    StreamGrad a = grad_of_h(4, 1);
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_5)
+{
+    StreamGrad a = grad_of_h(5, 1);
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_3_norms)
+{
+    StreamGrad a = grad_of_h(4, 3);
+    for (int k = 0; k < 2; k++) {
+        a.norm[k].lead = S.dcolumns;
+        a.norm[k].leads = 6;
+    }
+    stream_grads(stream, &a, 1, N, D);
+}
+OP(grad_add_norm) // the second and third of them one by one
+{
+    StreamGrad a = grad_of_h(0, 1);
+    a.accumulate = true;
     stream_grads(stream, &a, 1, N, D);
 }
 OP(grad_kept)
 {
     StreamGrad a = {.dx = S.x[0],
                     .x = S.x[4],
-                    .reader = {{S.x[1], 0, scalar(0), small + 32, NULL},
-                               {S.x[5], 0, column(3), NULL, S.dcolumns + 3},
-                               {S.x[6], 0, column(4), NULL, S.dcolumns + 4}},
+                    .reader = {scalar_reader(1), column_reader(5, 3), column_reader(6, 4)},
                     .readers = 3,
-                    .dh = S.x[2],
+                    .norm = {{.dh = S.x[2]}},
+                    .norms = 1,
                     .h = S.x[3],
                     .rstd = S.rstd};
     stream_grads(stream, &a, 1, N, D);
 }
-static void grad_injections(bool accumulate)
+// Two streams with the same sums, from x[4] on.
+static void grad_pair(int readers, bool dots, bool accumulate)
 {
-    StreamGrad a[2] = {{.dx = S.x[0], .x = S.x[2], .readers = MIX_STREAMS, .accumulate = accumulate},
-                       {.dx = S.x[1], .x = S.x[3], .readers = MIX_STREAMS, .accumulate = accumulate}};
+    StreamGrad a[2] = {{.dx = S.x[0], .x = S.x[2], .readers = readers, .accumulate = accumulate},
+                       {.dx = S.x[1], .x = S.x[3], .readers = readers, .accumulate = accumulate}};
     for (int s = 0; s < 2; s++)
-        for (int k = 0; k < MIX_STREAMS; k++)
+        for (int k = 0; k < readers; k++)
             a[s].reader[k] =
-                (StreamReader){S.x[4 + k], 0, column(18 + 2 * k + s), NULL, S.dcolumns + 18 + 2 * k + s};
+                reader(4 + k, column(18 + 2 * k + s), NULL, dots ? S.dcolumns + 18 + 2 * k + s : NULL);
     stream_grads(stream, a, 2, N, D);
 }
-OP(grad_columns) // before the generator of the columns: no gradient of the streams yet
+OP(grad_pair_6) { grad_pair(6, false, false); }
+OP(grad_pair_more) { grad_pair(6, false, true); }
+OP(grad_pair_9) { grad_pair(9, false, false); }
+OP(grad_pair_dots) { grad_pair(6, true, false); }
+// Before the generator of the columns: no gradient of the streams yet.
+static void grad_columns(int streams, int sums)
 {
-    StreamGrad a[2] = {{.x = S.x[2], .readers = 5}, {.x = S.x[3], .readers = 5}};
-    for (int s = 0; s < 2; s++)
-        for (int k = 0; k < 5; k++)
-            a[s].reader[k] =
-                (StreamReader){S.x[4 + k], 0, column(18 + 2 * k + s), NULL, S.dcolumns + 18 + 2 * k + s};
-    stream_grads(stream, a, 2, N, D);
+    StreamGrad a[STREAM_GRADS] = {0};
+    for (int s = 0; s < streams; s++) {
+        a[s].x = S.x[s];
+        a[s].readers = sums;
+        for (int k = 0; k < sums; k++)
+            a[s].reader[k] = column_reader(5 + k, sums * s + k);
+    }
+    stream_grads(stream, a, streams, N, D);
 }
+OP(grad_columns) { grad_columns(2, 5); }
+OP(grad_columns_4) { grad_columns(4, 3); }
+OP(grad_columns_5) { grad_columns(5, 1); }
 OP(grad_branch) // of what an MLP gives
 {
-    StreamGrad a = {.dx = S.x[0],
-                    .x = S.x[1],
-                    .reader = {{S.x[2], 0, scalar(0), small + 32, NULL}},
-                    .readers = 1};
+    StreamGrad a = {.dx = S.x[0], .x = S.x[1], .reader = {scalar_reader(2)}, .readers = 1};
     stream_grads(stream, &a, 1, N, D);
 }
-OP(grad_injections) { grad_injections(false); }
-OP(grad_injections_more) { grad_injections(true); }
+OP(grad_factor) // of its factor alone
+{
+    StreamGrad a = {.x = S.x[1], .reader = {scalar_reader(2)}, .readers = 1};
+    stream_grads(stream, &a, 1, N, D);
+}
 
 OP(signed_gather) { signed_gather(stream, S.x[0], bigram, rows, &signs, N, D, D); }
 OP(table_grad_signs)
@@ -153,13 +208,15 @@ OP(generator_forward)
     Generator g = generator();
     generator_forward(stream, S.columns, S.pre, &g, S.x[0], N, D);
 }
-OP(generator_backward)
+static void backward_of_generator(const floatX *residual)
 {
     Generator g = generator();
-    GeneratorBackward a = {&g,         S.x[0], S.x[1], S.dw2, S.dw2 + K * WIDTH, S.dw2 + K * WIDTH + K,
-                           S.dcolumns, S.pre};
+    GeneratorBackward a = {&g,         S.x[0], S.x[1],  S.dw2, S.dw2 + K * WIDTH, S.dw2 + K * WIDTH + K,
+                           S.dcolumns, S.pre,  residual};
     generator_backward(stream, &a, N, D);
 }
+OP(generator_backward) { backward_of_generator(NULL); }
+OP(generator_backward_residual) { backward_of_generator(S.x[2]); }
 
 OP(adam)
 {
@@ -256,16 +313,27 @@ static void bench_all(void)
     report("stream_mix, 6 terms, h alone", op_mix_last, 7 * t, 0);
     report("stream_grads, norm", op_grad_norm, 4 * t, 0);
     report("stream_grads, norm, lead", op_grad_norm_lead, 4 * t, 0);
+    report("stream_grads, norm, factor beside", op_grad_norm_beside, 5 * t, 0);
     report("stream_grads, norm, 3 readers", op_grad_kept, 7 * t, 0);
+    report("stream_grads, norm, from h, 4 readers", op_grad_4, 7 * t, 0);
+    report("stream_grads, norm, from h, 5 readers", op_grad_5, 8 * t, 0);
+    report("stream_grads, 3 norms, 4 readers", op_grad_3_norms, 9 * t, 0);
+    report("stream_grads, norm added to", op_grad_add_norm, 4 * t, 0);
     report("stream_grads, branch", op_grad_branch, 3 * t, 0);
+    report("stream_grads, factor alone", op_grad_factor, 2 * t, 0);
     report("stream_grads, columns of 2 streams", op_grad_columns, 7 * t, 0);
-    report("stream_grads, 2 streams, 6 readers", op_grad_injections, 10 * t, 0);
-    report("stream_grads, 2 streams added to", op_grad_injections_more, 12 * t, 0);
+    report("stream_grads, columns of 4 streams, 3 sums", op_grad_columns_4, 7 * t, 0);
+    report("stream_grads, columns of 5 streams, 1 sum", op_grad_columns_5, 6 * t, 0);
+    report("stream_grads, 2 streams, 6 readers", op_grad_pair_dots, 10 * t, 0);
+    report("stream_grads, 2 streams, 6 readers, no dots", op_grad_pair_6, 8 * t, 0);
+    report("stream_grads, 2 streams added to, no dots", op_grad_pair_more, 10 * t, 0);
+    report("stream_grads, 2 streams, 9 readers, no dots", op_grad_pair_9, 11 * t, 0);
     report("signed_gather", op_signed_gather, 2 * t, 0);
     report("table_grad, signs", op_table_grad_signs, t + of_bigrams, 0);
     report("table_grad, tokens, factors, lead", op_table_grad_factors, t + of_tokens, 0);
     report("generator_forward", op_generator_forward, t + pre + numbers, 0);
     report("generator_backward", op_generator_backward, t + 2 * pre + numbers, 0);
+    report("generator_backward, residual", op_generator_backward_residual, 2 * t + 2 * pre + numbers, 0);
     // Of few rows there is a gradient: those of the others are not cleared.
     report("adam_update_decay, bigram table", op_adam, (double)BIGRAMS * D * 24, 0);
     report("weight_scale_backward, MLP", op_weight_scale, (double)D * F * 10, 0);

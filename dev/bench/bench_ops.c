@@ -126,8 +126,8 @@ OP(qkv_factor) { matmul_forward(&on_stream, &(Product){S.t[0], S.t[4], S.w, NULL
 OP(o_factor) { matmul_forward(&on_stream, &(Product){S.t[3], S.t[4], S.w, S.t[5], small + 20, N, D, D, 1}); }
 OP(proj) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, S.t[3], NULL, N, F, D, 1}); }
 OP(dh_mlp) { matmul_forward(&on_stream, &(Product){S.t[3], S.wide[0], S.w, NULL, NULL, N, F, D, 1}); }
-OP(dyg) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, N, D, D}); }
-OP(dh_qkv) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, N, D, 3 * D}); }
+OP(dyg) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.t[4], S.w, N, D, D, NULL}); }
+OP(dh_qkv) { matmul_backward_input(&on_stream, &(InputGrad){S.t[3], S.dqkv, S.w, N, D, 3 * D, NULL}); }
 OP(dw_o) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.t[4], D, D, false}, 1, N); }
 OP(dw_qkv) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.dqkv, S.t[4], 3 * D, D, false}, 1, N); }
 OP(dw_mlp) { matmul_weight_grads(&on_stream, &(WeightGrad){S.dw, S.t[3], S.wide[0], D, F, false}, 1, N); }

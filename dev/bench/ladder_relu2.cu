@@ -171,7 +171,7 @@ __global__ void square_pass(floatX *y, int64_t vectors)
 static void run4(Stream s, int i)
 {
     ProductContext c = {s, NULL};
-    InputGrad g = {set[i].y, set[i].x, w, N, F, D};
+    InputGrad g = {set[i].y, set[i].x, w, N, F, D, NULL};
     matmul_backward_input(&c, &g); // y = x w
     square_pass<<<(unsigned)((int64_t)N * F / 8 / 256), 256, 0, s>>>(set[i].y, (int64_t)N * F / 8);
 }

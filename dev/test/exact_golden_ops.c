@@ -203,8 +203,8 @@ static void generator_case(void)
     const float *x = get("x");
     generator_forward(NULL, out, pre, &g, x, ROWS, D);
     check("out.y", out, ROWS * NUMBERS);
-    generator_backward(NULL, &(GeneratorBackward){&g, dx, dpre, dw2, db2, &dscale, get("dout.y"), pre}, ROWS,
-                       D);
+    generator_backward(NULL, &(GeneratorBackward){&g, dx, dpre, dw2, db2, &dscale, get("dout.y"), pre, NULL},
+                       ROWS, D);
     matmul_weight_grads(NULL, &(WeightGrad){dw1, dpre, x, WIDTH, D, .fresh = true}, 1, ROWS);
     check("d.x", dx, ROWS * D);
     check("d.w1", dw1, WIDTH * D);

@@ -351,7 +351,7 @@ static void backward_products(int N, int in, int out)
     double *e = doubles(N * in + in * out);
     floatX *dx = halves(N * in);
     ref_product(e, dy.d, w.d, false, false, N, in, out);
-    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, N, in, out});
+    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, N, in, out, NULL});
     check_x("   dx", dx, e, N * in);
     ref_product(e, dy.d, x.d, true, false, out, in, N);
     for (int i = 0; i < in * out; i++)

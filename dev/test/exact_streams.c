@@ -86,15 +86,16 @@ static void amax_case(void)
 
 // ---- the gradient of streams ------------------------------------------------------------------------------
 
-// Two streams with the same readers; the first has a norm, too.
+// Streams with the same readers; the first has norms, too, of which the second has no leads.
 static struct {
-    int N, d, readers, streams, vocab, leads;
-    bool norm;
-    Tensor x[2], g[MIX_STREAMS], dh;
+    int N, d, readers, streams, vocab, leads, norms;
+    Tensor x[STREAM_GRADS], g[STREAM_READERS], dh[STREAM_NORMS], beside;
     int32_t *rows; // of the second
-    Tensor32 lead;
-    Factor factor[2][MIX_STREAMS];
+    Tensor32 lead[STREAM_NORMS];
+    Factor factor[STREAM_GRADS][STREAM_READERS];
 } sg;
+
+static bool has_lead(int norm) { return norm != 1; }
 
 static double stream_loss(void)
 {
@@ -102,36 +103,40 @@ static double stream_loss(void)
     double sum = 0, h[512];
     for (int t = 0; t < N; t++) {
         for (int k = 0; k < sg.streams; k++) {
-            const double *x = sg.x[k].d + (k && sg.rows ? sg.rows[t] : t) * d;
+            const double *x = sg.x[k].d + (k == 1 && sg.rows ? sg.rows[t] : t) * d;
             for (int r = 0; r < sg.readers; r++)
                 sum += ref_factor(&sg.factor[k][r], t) * inner(x, sg.g[r].d + t * d, d);
         }
-        if (!sg.norm)
-            continue;
-        ref_rms(h, sg.x[0].d + t * d, d);
-        sum += inner(h, sg.dh.d + t * d, d) + inner(h, sg.lead.d + t * sg.leads, sg.leads);
+        for (int k = 0; k < sg.norms; k++) {
+            ref_rms(h, sg.x[0].d + t * d, d);
+            sum += inner(h, sg.dh[k].d + t * d, d);
+            sum += has_lead(k) ? inner(h, sg.lead[k].d + t * sg.leads, sg.leads) : 0;
+        }
     }
     return sum;
 }
 
-static void stream_inputs(int N, int d, int readers, int streams, bool norm, bool rows)
+static void stream_inputs(int N, int d, int readers, int streams, int norms, bool rows)
 {
     pool_reset();
     sg.N = N;
     sg.d = d;
     sg.readers = readers;
     sg.streams = streams;
-    sg.norm = norm;
+    sg.norms = norms;
     sg.vocab = 3;
     sg.leads = 6;
     sg.rows = rows ? random_tokens(N, sg.vocab) : NULL;
-    sg.dh = random_tensor(N * d, 1);
-    sg.lead = random_tensor32(N * sg.leads, 1);
-    for (int k = 0; k < 2; k++)
-        sg.x[k] = random_tensor(k && rows ? sg.vocab * d : N * d, 1);
+    sg.beside = random_tensor(N * d, 1);
+    for (int k = 0; k < norms; k++) {
+        sg.dh[k] = random_tensor(N * d, 1);
+        sg.lead[k] = random_tensor32(N * sg.leads, 1);
+    }
+    for (int k = 0; k < streams; k++)
+        sg.x[k] = random_tensor(k == 1 && rows ? sg.vocab * d : N * d, 1);
     for (int r = 0; r < readers; r++) {
         sg.g[r] = random_tensor(N * d, 1);
-        for (int k = 0; k < 2; k++)
+        for (int k = 0; k < streams; k++)
             sg.factor[k][r] = random_factor((r + k) % 4, N);
     }
 }
@@ -155,27 +160,42 @@ static void check_factors(const StreamGrad *a, int k)
     }
 }
 
-// from_h: the stream is given by h and rstd alone.
-static void stream_case(int N, int d, int readers, int streams, bool norm, bool rows, bool from_h)
+static void check_beside(const StreamGrad *a)
 {
-    stream_inputs(N, d, readers, streams, norm, rows);
+    double e = -0.25;
+    for (int i = 0; i < sg.N * sg.d; i++)
+        e += sg.g[0].d[i] * sg.beside.d[i];
+    check("   the factor of the stream beside it", a->dbeside, &e, 1);
+}
+
+// from_h: the stream is given by h and rstd alone; with norms another of its sum is beside it. More than a
+// pair of streams: no dx is wanted.
+static void stream_case(int N, int d, int readers, int streams, int norms, bool rows, bool from_h)
+{
+    stream_inputs(N, d, readers, streams, norms, rows);
     int n = N * d;
     floatX *h = halves(n), *dx = halves(n), *wide = halves(3 * n);
-    float *rstd = floats(N);
+    float *rstd = floats(N), dbeside = -0.25f;
     rmsnorm_forward(NULL, h, rstd, sg.x[0].x, N, d);
-    StreamGrad a[2] = {{.dx = dx, .accumulate = streams == 2, .x = from_h ? NULL : sg.x[0].x},
-                       {.dx = rows ? NULL : halves(n), .x = sg.x[1].x, .rows = sg.rows}};
+    StreamGrad a[STREAM_GRADS] = {
+        {.dx = dx, .accumulate = streams == 2, .x = from_h ? NULL : sg.x[0].x, .norms = norms}};
+    for (int k = 1; k < streams; k++)
+        a[k] = (StreamGrad){.dx = rows ? NULL : halves(n), .x = sg.x[k].x, .rows = k == 1 ? sg.rows : NULL};
+    for (int k = 0; k < streams && streams > STREAM_PAIR; k++)
+        a[k].dx = NULL;
     double *before = doubles(n);
     for (int i = 0; i < n && streams == 2; i++)
         before[i] = x_to_float(dx[i] = float_to_x((float)uniform(-1, 1)));
-    if (norm || from_h) {
+    if (norms || from_h) {
         a[0].h = h;
         a[0].rstd = rstd;
     }
-    if (norm) {
-        a[0].dh = sg.dh.x;
-        a[0].dh_lead = sg.lead.x;
-        a[0].leads = sg.leads;
+    for (int k = 0; k < norms; k++)
+        a[0].norm[k] = has_lead(k) ? (StreamNorm){sg.dh[k].x, sg.lead[k].x, sg.leads}
+                                   : (StreamNorm){sg.dh[k].x, NULL, 0};
+    if (norms && from_h) {
+        a[0].beside = sg.beside.x;
+        a[0].dbeside = &dbeside;
     }
     for (int t = 0; t < N && readers > 1; t++) // one reader's gradient is the last third of wider rows
         memcpy(wide + (3 * t + 2) * d, sg.g[1].x + t * d, sizeof(floatX) * (size_t)d);
@@ -189,7 +209,7 @@ static void stream_case(int N, int d, int readers, int streams, bool norm, bool 
         }
     }
     stream_grads(NULL, a, streams, N, d);
-    printf("# gradient of %d streams, %d readers%s%s, N %d, d %d\n", streams, readers, norm ? ", norm" : "",
+    printf("# gradient of %d streams, %d readers, %d norms%s, N %d, d %d\n", streams, readers, norms,
            from_h ? ", from h" : "", N, d);
     for (int k = 0; k < streams; k++) {
         if (a[k].dx) {
@@ -200,12 +220,14 @@ static void stream_case(int N, int d, int readers, int streams, bool norm, bool 
         }
         check_factors(a, k);
     }
+    if (a[0].beside)
+        check_beside(a);
 }
 
 // dx in place of a reader's gradient, without gradients of coefficients.
 static void stream_in_place_case(int N, int d)
 {
-    stream_inputs(N, d, 2, 1, false, false);
+    stream_inputs(N, d, 2, 1, 0, false);
     double *e = central_differences(sg.x[0].d, N * d, stream_loss);
     StreamGrad a = {sg.g[1].x, .x = sg.x[0].x, .readers = 2};
     for (int r = 0; r < 2; r++)
@@ -289,13 +311,14 @@ static void net_case(int N, int d)
     floatX *dy = halves(n), *dz = halves(n), *dx = halves(n), *dc = halves(n), *dx0 = halves(n),
            *db = halves(n);
     float *dk = floats(N * COLUMNS), dr = 0, ds = 0;
-    StreamGrad y_grad = {dy, .dh = net.dout.x, .h = out, .rstd = rstd_out};
+    StreamGrad y_grad = {dy, .norm = {{net.dout.x}}, .norms = 1, .h = out, .rstd = rstd_out};
     StreamGrad z_grad = {dz, .x = z, .reader = {{dy, 0, last, NULL, dk + K4}}, .readers = 1};
     StreamGrad t_grad = {.x = net.table.x,
                          .rows = net.rows,
                          .reader = {{dy, 0, column(K6), NULL, dk + K6}},
                          .readers = 1};
-    StreamGrad x_grad = {dx, .reader = {{dz}}, .readers = 1, .dh = net.dh.x, .h = h, .rstd = rstd};
+    StreamGrad x_grad = {dx,         .reader = {{dz}}, .readers = 1, .norm = {{net.dh.x}},
+                         .norms = 1, .h = h,           .rstd = rstd};
     StreamGrad c_grad = {dc, .x = c,
                          .reader = {{dx, 0, r, &dr},
                                     {dz, 0, skip, &ds, dk + K3},
@@ -434,7 +457,7 @@ static double generator_loss(void)
     return inner(ge.out, ge.dout.d, ge.dout.n);
 }
 
-static void generator_case(int N, int d, int width, int K)
+static void generator_case(int N, int d, int width, int K, bool residual)
 {
     pool_reset();
     ge.N = N;
@@ -458,7 +481,11 @@ static void generator_case(int N, int d, int width, int K)
     check("   out", out, ge.out, N * K);
     db2[0] = -2;
     dw2[1] = 3;
-    generator_backward(NULL, &(GeneratorBackward){&g, dx, dpre, dw2, db2, &dscale, ge.dout.x, pre}, N, d);
+    Tensor add = random_tensor(N * d, 1);
+    generator_backward(NULL,
+                       &(GeneratorBackward){&g, dx, dpre, dw2, db2, &dscale, ge.dout.x, pre,
+                                            residual ? add.x : NULL},
+                       N, d);
     matmul_weight_grads(NULL, &(WeightGrad){dw1, dpre, ge.x.x, width, d, .fresh = true}, 1, N);
     double *ew2 = central_differences(ge.w2.d, K * width, generator_loss),
            *eb2 = central_differences(ge.b2.d, K, generator_loss),
@@ -466,7 +493,10 @@ static void generator_case(int N, int d, int width, int K)
     eb2[0] -= 2;
     ew2[1] += 3;
     escale[0] += 0.5;
-    check_x("   gradient of x", dx, central_differences(ge.x.d, N * d, generator_loss), N * d);
+    double *ex = central_differences(ge.x.d, N * d, generator_loss);
+    for (int i = 0; i < N * d && residual; i++)
+        ex[i] += add.d[i];
+    check_x("   gradient of x", dx, ex, N * d);
     check("   of w1", dw1, central_differences(ge.w1.d, width * d, generator_loss), width * d);
     check("   of w2", dw2, ew2, K * width);
     check("   of b2", db2, eb2, K);
@@ -517,19 +547,22 @@ int main(void)
     mix_case(1, 8, 3, false, true);
     mix_case(5, 16, 5, false, false);
     amax_case();
-    stream_case(6, 20, 2, 1, true, false, false);
-    stream_case(40, 12, 1, 1, true, false, true);
-    stream_case(5, 16, 6, 2, false, false, false);
-    stream_case(9, 12, 4, 2, true, true, false);
-    stream_case(1, 8, 2, 1, false, false, true);
+    stream_case(6, 20, 2, 1, 1, false, false);
+    stream_case(40, 12, 1, 1, 1, false, true);
+    stream_case(7, 12, 4, 1, 3, false, true);
+    stream_case(3, 20, 12, 1, 2, false, false);
+    stream_case(5, 16, 6, 2, 0, false, false);
+    stream_case(9, 12, 12, 2, 0, true, false);
+    stream_case(8, 12, 6, 5, 0, true, false);
+    stream_case(1, 8, 2, 1, 0, false, true);
     stream_in_place_case(5, 12);
     net_case(9, 20);
     gather_case(30, 24, 24, 4);
     gather_case(41, 96, 40, 2);
     gather_case(1, 24, 24, 1);
-    generator_case(7, 20, 8, 5);
-    generator_case(11, 16, 64, 41);
-    generator_case(1, 12, 3, 64);
+    generator_case(7, 20, 8, 5, true);
+    generator_case(11, 16, 64, 41, false);
+    generator_case(1, 12, 3, 64, true);
     adam_case(9001);
     adam_case(13);
     backend_close();

@@ -99,7 +99,7 @@ static void check_shared(const LayerData *l)
     char name[128];
     SharedSms shared = {SMS, 1};
     ProductContext c = {stream, &shared};
-    matmul_backward_input(&c, &(InputGrad){l->gdx, l->gdy, l->gw, N, in, out});
+    matmul_backward_input(&c, &(InputGrad){l->gdx, l->gdy, l->gw, N, in, out, NULL});
     after = to_host(l->gdx, x_bytes);
     ok(!memcmp(before, after, x_bytes),
        "matmul_backward_input %d x %d x %d beside a reduction: the same bits", N, out, in);
@@ -162,7 +162,7 @@ static void check_products(int in, int out) // multiples of 16
                   y = to_host(gy, y_count * 2));
     free(y);
 
-    matmul_backward_input(&on_stream, &(InputGrad){gdx, gdy, gw, N, in, out});
+    matmul_backward_input(&on_stream, &(InputGrad){gdx, gdy, gw, N, in, out, NULL});
     snprintf(name, sizeof name, "matmul_backward_input %d x %d x %d", N, out, in);
     check_samples(name, &(Sampled){N, in, out, out, 1, 1, in, false, 1}, dy, w, NULL,
                   y = to_host(gdx, x_bytes));

@@ -3,9 +3,9 @@
 
 // ---- coefficients of streams ------------------------------------------------------------------------------
 
-// Coefficients of both streams of stream_grads side by side: reader k of stream s has number s * MIX_STREAMS
-// + k.
-enum { NUMBERS = STREAM_GRADS * MIX_STREAMS };
+// Coefficients of all streams of stream_grads side by side: reader k of stream s has number s *
+// STREAM_READERS + k.
+enum { NUMBERS = STREAM_GRADS * STREAM_READERS };
 
 // The four kinds in turn: 1, a scalar, a column, a constant and both.
 static StreamFactor number_factor(const float *scalars, const float *columns, int number, int kind)
@@ -74,38 +74,38 @@ RUN(stream_mix)
 // ---- the gradients of streams -----------------------------------------------------------------------------
 
 typedef struct {
-    int streams, readers;
-    bool norm[STREAM_GRADS];
-    bool from_h, gathered; // the first stream is h / rstd; the last is rows of a table
+    int streams, readers, norms;   // norms: of the first stream, the second one without leads
+    bool from_h, beside, gathered; // the first stream is h / rstd; the last is rows of a table
     bool accumulate, in_place, no_dx, other_g, dscalar, dcolumn;
 } GradVariant;
 static const GradVariant grad_variants[] = {
-    {.streams = 1, .readers = 1, .norm = {true}, .from_h = true, .dscalar = true},
-    {.streams = 1, .readers = 2, .norm = {true}, .accumulate = true, .dscalar = true, .dcolumn = true},
+    {.streams = 1, .readers = 1, .norms = 1, .from_h = true, .dscalar = true},
+    {.streams = 1, .readers = 1, .norms = 1, .from_h = true, .beside = true, .dscalar = true},
+    {.streams = 1, .readers = 2, .norms = 1, .accumulate = true, .dscalar = true, .dcolumn = true},
     {.streams = 1, .readers = 3, .in_place = true},
-    {.streams = 1, .readers = 0, .norm = {true}},
-    {.streams = 1, .readers = 6, .norm = {true}, .dcolumn = true, .other_g = true},
+    {.streams = 1, .readers = 0, .norms = 3, .accumulate = true},
+    {.streams = 1, .readers = 4, .norms = 3, .from_h = true, .beside = true, .dscalar = true},
+    {.streams = 1, .readers = 6, .norms = 1, .dcolumn = true},
+    {.streams = 1, .readers = 12, .norms = 2, .dscalar = true, .dcolumn = true},
     {.streams = 1, .readers = 1, .gathered = true, .no_dx = true, .dcolumn = true},
     {.streams = 2, .readers = 6, .dcolumn = true, .dscalar = true},
-    {.streams = 2, .readers = 4, .norm = {true, true}, .gathered = true, .dscalar = true, .accumulate = true},
-    {.streams = 2,
-     .readers = 2,
-     .other_g = true,
-     .from_h = true,
-     .accumulate = true,
-     .dscalar = true,
-     .dcolumn = true},
+    {.streams = 2, .readers = 11, .other_g = true, .accumulate = true},
+    {.streams = 2, .readers = 2, .other_g = true, .gathered = true, .no_dx = true, .dscalar = true},
+    {.streams = 5, .readers = 5, .other_g = true, .no_dx = true, .dcolumn = true},
+    {.streams = 4, .readers = 3, .gathered = true, .no_dx = true, .dscalar = true, .dcolumn = true},
 };
-enum { STREAM_GRADS_VARIANTS = sizeof grad_variants / sizeof *grad_variants, LEADS = 6, GRADS = 3 };
-enum { DX, X = 2, DH = 4, NORM_H = 6, RSTD = 8, DSCALAR = 10, DCOLUMN, SCALARS, COLUMNS, LEAD, ROWS, G };
+enum { STREAM_GRADS_VARIANTS = sizeof grad_variants / sizeof *grad_variants, LEADS = 6, GRADS = 4 };
+enum { DX, X = DX + STREAM_PAIR, DH = X + STREAM_GRADS, NORM_H = DH + STREAM_NORMS, RSTD, BESIDE, DBESIDE };
+enum { DSCALAR = DBESIDE + 1, DCOLUMN, SCALARS, COLUMNS, LEAD, ROWS, G };
 
-// Of each of DX, X, DH, NORM_H and RSTD two. G: the first channels of wider rows, and GRADS plain ones.
+// Reader k has the memory k % GRADS, with rows that are 8 channels wider for each k / GRADS.
+enum { OTHER_ROWS = STREAM_READERS / GRADS * 8 };
 DESCRIBE(stream_grads)
 {
     SIZES;
     const GradVariant *v = &grad_variants[c->variant];
     int64_t n = (int64_t)N * d;
-    for (int s = 0; s < STREAM_GRADS; s++) {
+    for (int s = 0; s < STREAM_PAIR; s++) {
         bool wanted = s < v->streams && !v->no_dx;
         add(c, "dx", FLOATX, !wanted ? IN : v->accumulate || v->in_place ? INOUT : OUT, wanted ? n : 8, 1);
     }
@@ -115,45 +115,46 @@ DESCRIBE(stream_grads)
             : v->gathered && s == v->streams - 1 ? (int64_t)Vp * d
                                                  : n,
             1);
-    for (int s = 0; s < STREAM_GRADS; s++)
-        add(c, "dh", FLOATX, IN, v->norm[s] ? n : 8, 1);
-    for (int s = 0; s < STREAM_GRADS; s++)
-        add(c, "h", FLOATX, IN, v->norm[s] || (s == 0 && v->from_h) ? n : 8, 1.7);
-    for (int s = 0; s < STREAM_GRADS; s++)
-        add(c, "rstd", FP32, IN, N, 1);
+    for (int k = 0; k < STREAM_NORMS; k++)
+        add(c, "dh", FLOATX, IN, k < v->norms ? n : 8, 1);
+    add(c, "h", FLOATX, IN, v->norms || v->from_h ? n : 8, 1.7);
+    add(c, "rstd", FP32, IN, N, 1);
+    add(c, "beside", FLOATX, IN, v->beside ? n : 8, 1);
+    add(c, "dbeside", FP32, v->beside ? INOUT : IN, 1, 1);
     add(c, "dscalar", FP32, v->dscalar ? INOUT : IN, NUMBERS, 1);
     add(c, "dcolumn", FP32, v->dcolumn ? INOUT : IN, (int64_t)N * NUMBERS, 1);
     add(c, "scalars", FP32, IN, NUMBERS, 1);
     add(c, "columns", FP32, IN, (int64_t)N * NUMBERS, 1);
     add(c, "lead", FP32, IN, (int64_t)N * LEADS, 1);
     add(c, "rows", INT32, IN, N, Vp);
-    add(c, "g", FLOATX, IN, n + 8 * (int64_t)N, 1);
-    for (int k = 1; k <= GRADS; k++)
-        add(c, "g", FLOATX, IN, k < v->readers || v->other_g ? n : 8, 1);
+    for (int k = 0; k < GRADS; k++)
+        add(c, "g", FLOATX, IN, k < v->readers || v->other_g ? N * (int64_t)(d + OTHER_ROWS) : 8, 1);
     // Variances: column (or 1) and g and x 1/3 each, x from h more.
     c->buffer[DSCALAR].spread = 0.2 * sqrt((double)N * d);
+    c->buffer[DBESIDE].spread = 0.3 * sqrt((double)N * d);
     c->buffer[DCOLUMN].spread = 0.3 * sqrt(d);
 }
 static void fix_stream_grads(Case *c)
 {
-    for (int s = 0; s < STREAM_GRADS; s++)
-        for (int t = 0; t < c->z.N; t++)
-            c->master[RSTD + s][t] = to_bf16_value(0.5 + (double)fabsf(c->master[RSTD + s][t]));
+    for (int t = 0; t < c->z.N; t++)
+        c->master[RSTD][t] = to_bf16_value(0.5 + (double)fabsf(c->master[RSTD][t]));
 }
 
 static StreamReader case_reader(const Case *c, void **p, int s, int k)
 {
     const GradVariant *v = &grad_variants[c->variant];
-    int number = s * MIX_STREAMS + k, which = k % (GRADS + 1);
-    if (s == 1 && k == 1 && v->other_g)
-        which = GRADS;
-    StreamReader r = {.g = p[G + which], .c = number_factor(p[SCALARS], p[COLUMNS], number, s + k + 1)};
-    if (which == 0)
-        r.pitch = c->d + 8;
-    if (k == 0 && v->in_place) {
-        r.g = p[DX + s];
-        r.pitch = 0;
+    int number = s * STREAM_READERS + k;
+    StreamReader r = {.g = p[G + k % GRADS],
+                      .pitch = c->d + k / GRADS * 8,
+                      .c = number_factor(p[SCALARS], p[COLUMNS], number, s + k + 1)};
+    if (s == 1 && k == 1 && v->other_g) { // a sum that the other streams are not in
+        r.g = p[G + GRADS - 1];
+        r.pitch = c->d + OTHER_ROWS;
     }
+    if (k == 0)
+        r.pitch = 0;
+    if (k == 0 && v->in_place)
+        r.g = p[DX + s];
     if (v->dscalar && r.c.scalar)
         r.dscalar = (float *)p[DSCALAR] + number;
     if (v->dcolumn && r.c.column)
@@ -173,15 +174,17 @@ RUN(stream_grads)
         a[s].readers = v->readers;
         for (int k = 0; k < v->readers; k++)
             a[s].reader[k] = case_reader(c, p, s, k);
-        if (v->norm[s] || !a[s].x) {
-            a[s].h = p[NORM_H + s];
-            a[s].rstd = p[RSTD + s];
-        }
-        if (v->norm[s]) {
-            a[s].dh = p[DH + s];
-            a[s].dh_lead = s == 0 ? p[LEAD] : NULL;
-            a[s].leads = s == 0 ? LEADS : 0;
-        }
+    }
+    if (v->norms || v->from_h) {
+        a[0].h = p[NORM_H];
+        a[0].rstd = p[RSTD];
+    }
+    a[0].norms = v->norms;
+    for (int k = 0; k < v->norms; k++)
+        a[0].norm[k] = k == 1 ? (StreamNorm){p[DH + k], NULL, 0} : (StreamNorm){p[DH + k], p[LEAD], LEADS};
+    if (v->beside) {
+        a[0].beside = p[BESIDE];
+        a[0].dbeside = p[DBESIDE];
     }
     o->stream_grads(stream, a, v->streams, N, d);
 }
@@ -320,7 +323,7 @@ RUN(generator_forward)
     o->generator_forward(stream, p[5], p[6], &g, p[4], N, d);
 }
 
-// Variant 1: no gradient of the scale.
+// Variant 1: no gradient of the scale; 0 and 1: something is added to dx.
 DESCRIBE(generator_backward)
 {
     SIZES;
@@ -334,11 +337,14 @@ DESCRIBE(generator_backward)
     add(c, "db2", FP32, INOUT, g.K, 1);
     add(c, "dscale", FP32, INOUT, 1, 1);
     c->buffer[c->count - 1].spread = 0.3 * sqrt((double)N * g.K);
+    add(c, "residual", FLOATX, IN, c->variant < 2 ? (int64_t)N * d : 8, 1);
 }
 RUN(generator_backward)
 {
     SIZES;
     Generator g = case_generator(c, p);
-    GeneratorBackward a = {&g, p[6], p[7], p[8], p[9], c->variant == 1 ? NULL : p[10], p[4], p[5]};
+    GeneratorBackward a = {&g,   p[6], p[7],
+                           p[8], p[9], c->variant == 1 ? NULL : p[10],
+                           p[4], p[5], c->variant < 2 ? p[11] : NULL};
     o->generator_backward(stream, &a, N, d);
 }

@@ -50,7 +50,7 @@ DESCRIBE(matmul_input)
 RUN(matmul_input)
 {
     SIZES;
-    o->matmul_backward_input(&on_stream, &(InputGrad){p[0], p[1], p[2], N, d, F});
+    o->matmul_backward_input(&on_stream, &(InputGrad){p[0], p[1], p[2], N, d, F, NULL});
 }
 // Variant 1: two products at once; 2: the first of them begins anew; 3: a single one does.
 DESCRIBE(matmul_weight)

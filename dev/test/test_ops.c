@@ -130,7 +130,7 @@ static void test_products(int n, int in, int out)
     matmul_forward(NULL, &(Product){y, x.x, w.x, r.x, NULL, n, in, out, 1});
     check("product with residual", y, e, n * out);
     ref_product(e, dy.d, w.d, false, false, n, in, out);
-    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, n, in, out});
+    matmul_backward_input(NULL, &(InputGrad){dx, dy.x, w.x, n, in, out, NULL});
     check("   dx", dx, e, n * in);
     ref_product(e, dy.d, x.d, true, false, out, in, n);
     for (int i = 0; i < in * out; i++)

@@ -86,7 +86,7 @@ typedef struct {
 typedef struct {
     int N, H, e, F, Vp;
 } Sizes;
-enum { MAX_BUFFERS = 24 };
+enum { MAX_BUFFERS = 32 };
 typedef struct Case Case;
 struct Case {
     const char *name;

@@ -311,6 +311,34 @@ static void check_network_refusals(void)
     refused("value embedding 6 is not there");
 }
 
+// ---- gradients that nodes share ---------------------------------------------------------------------------
+
+// Behind layers 0 to 9 the MLP's factor is taken with the gradient of the sum before the MLP; layer 5's
+// output is read by layer 6's mix alone, and the last layer's by the output's sum and generator nu.
+static void check_shared_gradients(void)
+{
+    static Network n;
+    Error e;
+    int factors = 0, sums = 0, added = 0;
+    bool good = network_compile(&n, record_find("2026-07-17"), &e);
+    for (int i = 0; i < n.count && good; i++) {
+        const Node *a = &n.node[i];
+        if (a->kind == NODE_MLP && a->taken_with != NONE) {
+            good = a->taken_with == a->input;
+            factors++;
+        }
+        if (a->kind == NODE_SUM && a->sum != NONE) {
+            const Node *of = &n.node[a->sum];
+            good = of->kind == NODE_SUM ? of->layer == 6 : of->added == n.output;
+            sums++;
+        }
+        added += a->added != NONE;
+    }
+    ok(good && factors == 10 && sums == 2 && added == 1,
+       "2026-07-17: %d factors of MLPs are taken with other gradients, %d sums have the gradient of another",
+       factors, sums);
+}
+
 int main(void)
 {
     Error e;
@@ -327,6 +355,7 @@ int main(void)
            record_network(record_find("2025-12-10")) == record_find("2025-11-18"),
        "2025-11-29 and 2025-12-10 have the network of 2025-11-18");
     PART(check_networks_2026());
+    PART(check_shared_gradients());
     PART(check_refusals());
     PART(check_network_refusals());
     ok(!record_find("2025-10-28") && !record_find(""), "no other names");

@@ -73,5 +73,6 @@ void generator_backward(Stream s, const GeneratorBackward *a, int N, int d)
         dscale += share[j];
     if (a->dscale)
         *a->dscale += (float)dscale;
-    matmul_backward_input(&(ProductContext){s, NULL}, &(InputGrad){a->dx, a->dpre, g->w1, N, d, width});
+    matmul_backward_input(&(ProductContext){s, NULL},
+                          &(InputGrad){a->dx, a->dpre, g->w1, N, d, width, a->residual});
 }

@@ -77,13 +77,18 @@ static void load_stream(const StreamGrad *a, int t, int d, float *restrict x, fl
 
 static void norm_gradient(const StreamGrad *a, int t, int d, float *dx, const float *h)
 {
-    load_row(dx, a->dh + (int64_t)t * d, d);
-    for (int i = 0; i < a->leads; i++)
-        dx[i] += a->dh_lead[(int64_t)t * a->leads + i];
+    for (int k = 0; k < a->norms; k++) {
+        const StreamNorm *norm = &a->norm[k];
+        add_row(dx, 1, norm->dh + (int64_t)t * d, d);
+        for (int i = 0; i < norm->leads; i++)
+            dx[i] += norm->lead[(int64_t)t * norm->leads + i];
+    }
     rms_backward(dx, dx, h, a->rstd[t], d);
 }
 
-// sums: of column * (g . x), one a reader.
+enum { BESIDE = STREAM_READERS, GRAD_SUMS };
+
+// sums: of column * (g . x), one a reader; of the first's g . beside.
 static void stream_row(const StreamGrad *a, int t, int d, double *sums)
 {
     float *arena = cpu_scratch(4 * (size_t)round_up(d, 16)), *dx = scratch_take(&arena, (size_t)d),
@@ -91,7 +96,7 @@ static void stream_row(const StreamGrad *a, int t, int d, double *sums)
     load_stream(a, t, d, x, h);
     for (int i = 0; i < d; i++)
         dx[i] = 0;
-    if (a->dh)
+    if (a->norms)
         norm_gradient(a, t, d, dx, h);
     if (a->accumulate)
         add_row(dx, 1, a->dx + (int64_t)t * d, d);
@@ -107,25 +112,33 @@ static void stream_row(const StreamGrad *a, int t, int d, double *sums)
         if (r->dcolumn)
             r->dcolumn[(int64_t)t * r->c.stride] = scalar_of(&r->c) * p;
     }
+    if (a->beside) {
+        load_row(g, a->reader[0].g + (int64_t)t * (a->reader[0].pitch ? a->reader[0].pitch : d), d);
+        load_row(x, a->beside + (int64_t)t * d, d);
+        sums[BESIDE] += dot(g, x, d);
+    }
     if (a->dx)
         store_row(a->dx + (int64_t)t * d, dx, d);
 }
 
 static void stream_grad(const StreamGrad *a, int N, int d)
 {
-    double sums[PARTS][MIX_STREAMS] = {{0}};
-    assert(a->readers <= MIX_STREAMS && (a->x || a->h));
+    double sums[PARTS][GRAD_SUMS] = {{0}}, total[GRAD_SUMS] = {0};
+    assert(a->readers <= STREAM_READERS && a->norms <= STREAM_NORMS && (a->x || a->h));
+    assert(!a->beside || (a->readers && a->norms && !a->x));
 #pragma omp parallel for schedule(static) if ((int64_t)N * d > SERIAL_ELEMENTS)
     for (int part = 0; part < PARTS; part++)
         for (int t = part_begin(N, part); t < part_begin(N, part + 1); t++)
             stream_row(a, t, d, sums[part]);
-    for (int k = 0; k < a->readers; k++) {
-        double total = 0;
+    for (int k = 0; k < GRAD_SUMS; k++)
         for (int part = 0; part < PARTS; part++)
-            total += sums[part][k];
+            total[k] += sums[part][k];
+    for (int k = 0; k < a->readers; k++) {
         if (a->reader[k].dscalar)
-            *a->reader[k].dscalar += (float)total;
+            *a->reader[k].dscalar += (float)total[k];
     }
+    if (a->beside)
+        *a->dbeside += (float)total[BESIDE];
 }
 
 void stream_grads(Stream s, const StreamGrad *a, int count, int N, int d)

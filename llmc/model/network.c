@@ -33,7 +33,9 @@ static int add_node(Compiler *c, NodeKind kind)
                                .input = NONE,
                                .extra = NONE,
                                .lout = NONE,
-                               .sum = NONE};
+                               .sum = NONE,
+                               .taken_with = NONE,
+                               .added = NONE};
     return n->count++;
 }
 
@@ -298,6 +300,78 @@ static void check_columns(Compiler *c)
     }
 }
 
+// ---- gradients that are taken together --------------------------------------------------------------------
+
+static bool is_as_it_is(const NodeTerm *t) { return t->coefficient == NONE && !t->column && t->plus == 0; }
+
+// The sum that adds stream k as it is, if no other reads it; NONE.
+static int only_sum(const Network *n, int k)
+{
+    int sum = NONE, readers = 0;
+    for (int i = k + 1; i < n->count; i++) {
+        for (int j = 0; j < n->node[i].terms; j++) {
+            if (n->node[i].term[j].node != k)
+                continue;
+            readers++;
+            if (is_as_it_is(&n->node[i].term[j]) && !n->node[i].into_v)
+                sum = i;
+        }
+    }
+    return readers == 1 ? sum : NONE;
+}
+
+// A sum whose norm nobody reads, and that one other sum adds as it is, has the gradient of that; where a
+// generator reads it, too, the generator's dx, to which that of the sum is added.
+static void share_gradient(Network *n, int k)
+{
+    Node *a = &n->node[k];
+    int sum = only_sum(n, k), generator = NONE, generators = 0;
+    for (int i = k + 1; i < n->count; i++) {
+        if (n->node[i].kind == NODE_GENERATOR && n->node[i].input == k) {
+            generator = i;
+            generators++;
+        }
+    }
+    if (a->kind != NODE_SUM || a->normalised || a->into_v || sum == NONE || generators > 1 || generator > sum)
+        return;
+    a->sum = generators ? generator : sum;
+    if (generators)
+        n->node[generator].added = sum;
+}
+
+static bool is_taken(const Network *n, int stream)
+{
+    for (int i = 0; i < n->count; i++) {
+        if (n->node[i].taken_with == stream)
+            return true;
+    }
+    return false;
+}
+
+// The gradient of an MLP's factor is <g, y>, g that of the sum: with that of another stream of the sum, which
+// reads g and takes h for the stream, y alone is loaded more.
+static void take_factor(Network *n, int k)
+{
+    Node *a = &n->node[k];
+    if (a->kind != NODE_MLP || a->sum == NONE || a->lout == NONE)
+        return;
+    const Node *sum = &n->node[a->sum];
+    for (int i = 0; i < sum->terms && a->taken_with == NONE; i++) {
+        int other = sum->term[i].node;
+        if (other != NONE && n->node[other].kind == NODE_SUM && n->node[other].normalised &&
+            !is_taken(n, other))
+            a->taken_with = other;
+    }
+}
+
+static void join_gradients(Network *n)
+{
+    for (int k = 0; k < n->count; k++)
+        share_gradient(n, k);
+    for (int k = 0; k < n->count; k++)
+        take_factor(n, k);
+}
+
 bool network_compile(Network *n, const Record *r, Error *e)
 {
     Compiler c =
@@ -316,6 +390,8 @@ bool network_compile(Network *n, const Record *r, Error *e)
         find_readers(&c);
     if (!c.failed)
         check_columns(&c);
+    if (!c.failed)
+        join_gradients(n);
     return !c.failed;
 }
 

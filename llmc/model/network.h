@@ -24,11 +24,14 @@ typedef struct {
     int extra; // the sum that is added to v; NONE
     int lin;   // factor of Wq, Wk and Wv, in Network.terms
     int lout;  // of Wo; NODE_MLP: of what it gives, which backward takes as one of its second matrix; NONE
-    // NODE_ATTENTION, NODE_MLP: the only sum that reads it, when it adds it as it is or times a factor that
-    // is the block's: they have one gradient. NONE
+    // The only sum that reads it, when it adds it as it is (NODE_ATTENTION, NODE_MLP: or times a factor that
+    // is the block's), or the generator whose dx is its gradient: they have one gradient. NONE
     int sum;
+    // NODE_MLP: with the gradient of which stream that of lout is taken; NONE: by an op of its own
+    int taken_with;
     // NODE_GENERATOR
     int scale; // in Network.terms
+    int added; // its dx is the whole gradient of its input, with that of this sum added to it; NONE
     // NODE_SUM
     NodeTerm term[MIX_STREAMS];
     int terms;

@@ -80,21 +80,29 @@ static void take_node(Acts *a, const Model *m, int k, PlanArena *b)
         x->h = plan_take(b, stream, sizeof(floatX));
         x->rstd = plan_take(b, N, sizeof(float));
     }
-    if (a->backward && !n->into_v && n->sum == NONE)
-        x->dx = plan_take(b, stream, sizeof(floatX));
-    for (int i = 0; i < n->terms; i++) {
-        int term = n->term[i].node;
-        if (term != NONE && m->network.node[term].sum == k)
-            a->node[term].dx = x->dx;
-    }
     if (n->kind == NODE_ATTENTION || n->kind == NODE_MLP)
         take_block(x, m, n, a, b);
+}
+
+// Behind those of the nodes that follow: it may have that of one of them.
+static void take_gradient(Acts *a, const Model *m, int k, PlanArena *b)
+{
+    const Node *n = &m->network.node[k];
+    NodeActs *x = &a->node[k];
+    if (n->kind == NODE_GENERATOR || n->into_v)
+        return;
+    if (n->sum == NONE)
+        x->dx = plan_take(b, (size_t)a->tokens * (size_t)m->config->model_dim, sizeof(floatX));
+    else
+        x->dx = m->network.node[n->sum].kind == NODE_GENERATOR ? a->node[n->sum].dh : a->node[n->sum].dx;
 }
 
 void network_plan(Acts *a, const Model *m, PlanArena *b)
 {
     for (int k = 0; k < m->network.count; k++)
         take_node(a, m, k, b);
+    for (int k = m->network.count - 1; k >= 0 && a->backward; k--)
+        take_gradient(a, m, k, b);
     a->xf = a->node[m->network.output].h;
 }
 
@@ -202,12 +210,10 @@ void node_forward(const Pass *p, int k)
 typedef struct {
     StreamReader reader[MAX_READERS];
     int readers;
-    struct {
-        const floatX *dh;
-        const float *lead; // see StreamGrad; NULL
-        int leads;
-    } norm[MAX_LAYERS];
+    StreamNorm norm[MAX_LAYERS];
     int norms;
+    const floatX *beside; // see StreamGrad
+    float *dbeside;
 } Readers;
 
 // Whether backward comes to the generator of a term's column before it comes to the term's stream, or the
@@ -235,25 +241,49 @@ static void add_reader(Readers *r, StreamReader reader)
     r->reader[r->readers++] = reader;
 }
 
+// Puts the reader in front; the factor of the MLP in its sum, term t, is taken with the stream's gradient.
+static void take_factor(const Pass *p, Readers *r, const NodeTerm *t)
+{
+    StreamReader first = r->reader[r->readers - 1];
+    r->reader[r->readers - 1] = r->reader[0];
+    r->reader[0] = first;
+    r->beside = p->a->node[t->node].x;
+    r->dbeside = part(p->a->dcoef, t->coefficient);
+}
+
 // attention: whose value gates read what the norm gives; or NULL
 static void add_norm(Readers *r, const floatX *dh, const HeadsActs *attention)
 {
     assert(r->norms < MAX_LAYERS);
-    r->norm[r->norms].dh = dh;
-    r->norm[r->norms].leads = attention ? attention->leads : 0;
-    r->norm[r->norms++].lead = attention ? attention->dh_lead : NULL;
+    r->norm[r->norms++] =
+        attention ? (StreamNorm){dh, attention->dh_lead, attention->leads} : (StreamNorm){dh, NULL, 0};
+}
+
+// The term of a sum whose factor is taken with the gradient of stream k; NULL.
+static const NodeTerm *factor_with(const Network *net, int sum, int k)
+{
+    const Node *n = &net->node[sum];
+    for (int j = 0; j < n->terms; j++) {
+        if (n->term[j].node != NONE && net->node[n->term[j].node].taken_with == k)
+            return &n->term[j];
+    }
+    return NULL;
 }
 
 static void find_readers(const Pass *p, int k, Readers *r)
 {
     const Network *net = &p->m->network;
     const Acts *a = p->a;
-    r->readers = r->norms = 0;
+    *r = (Readers){0};
     for (int i = k + 1; i < net->count; i++) {
         const Node *n = &net->node[i];
         for (int j = 0; j < n->terms; j++) {
-            if (n->term[j].node == k)
-                add_reader(r, reader_of(p, i, &n->term[j], !taken_early(net, &n->term[j])));
+            if (n->term[j].node != k)
+                continue;
+            add_reader(r, reader_of(p, i, &n->term[j], !taken_early(net, &n->term[j])));
+            const NodeTerm *factor = factor_with(net, i, k);
+            if (factor && !r->beside)
+                take_factor(p, r, factor);
         }
         if (n->input != k)
             continue;
@@ -268,12 +298,16 @@ static void find_readers(const Pass *p, int k, Readers *r)
 
 static void run_stream_grads(const Pass *p, const StreamGrad *g, int count)
 {
-    const void *uses[STREAM_GRADS * (6 + 3 * MIX_STREAMS)];
+    const void *uses[STREAM_GRADS * (5 + 2 * STREAM_NORMS + 3 * STREAM_READERS)];
     int n = 0;
     for (int k = 0; k < count; k++) {
-        const void *own[] = {g[k].dx, g[k].x, g[k].dh, g[k].dh_lead, g[k].h, g[k].rstd};
+        const void *own[] = {g[k].dx, g[k].x, g[k].h, g[k].rstd, g[k].beside};
         for (size_t i = 0; i < sizeof own / sizeof *own; i++)
             uses[n++] = own[i];
+        for (int i = 0; i < g[k].norms; i++) {
+            uses[n++] = g[k].norm[i].dh;
+            uses[n++] = g[k].norm[i].lead;
+        }
         for (int i = 0; i < g[k].readers; i++) {
             uses[n++] = g[k].reader[i].g;
             uses[n++] = g[k].reader[i].c.column;
@@ -284,62 +318,111 @@ static void run_stream_grads(const Pass *p, const StreamGrad *g, int count)
         stream_grads(p->s, g, count, p->b->N, p->m->config->model_dim);
 }
 
-// Readers that two streams have in common go first, each at the same place in both lists: their gradient is
-// loaded once.
-static void common_first(Readers *x, Readers *y)
-{
-    int common = 0;
-    for (int i = 0; i < x->readers; i++)
-        for (int j = common; j < y->readers; j++) {
-            StreamReader a = x->reader[i], b = y->reader[j];
-            if (a.g != b.g)
-                continue;
-            x->reader[i] = x->reader[common];
-            y->reader[j] = y->reader[common];
-            x->reader[common] = a;
-            y->reader[common++] = b;
-            break;
-        }
-}
-
-// Part i of the gradient of stream k: an op reads MIX_STREAMS gradients of sums and that of one norm.
+// Part i of the gradient of stream k: an op reads so many gradients of sums, and of norms.
 static StreamGrad gradient_part(const Pass *p, int k, const Readers *r, int i)
 {
     const Node *n = &p->m->network.node[k];
     const NodeActs *x = &p->a->node[k];
     StreamGrad g = {.dx = x->dx, .accumulate = i > 0};
-    for (int j = i * MIX_STREAMS; j < r->readers && g.readers < MIX_STREAMS; j++)
+    for (int j = i * STREAM_READERS; j < r->readers && g.readers < STREAM_READERS; j++)
         g.reader[g.readers++] = r->reader[j];
-    g.x = i < r->norms || (n->kind == NODE_SUM && !n->kept) ? NULL : x->x; // a norm is loaded anyway
-    if (i < r->norms) {
-        g.dh = r->norm[i].dh;
-        g.dh_lead = r->norm[i].lead;
-        g.leads = r->norm[i].leads;
-    }
-    if (g.dh || !g.x) {
+    for (int j = i * STREAM_NORMS; j < r->norms && g.norms < STREAM_NORMS; j++)
+        g.norm[g.norms++] = r->norm[j];
+    g.x = g.norms || (n->kind == NODE_SUM && !n->kept) ? NULL : x->x; // with norms h is loaded anyway
+    if (!g.x) {
         g.h = x->h;
         g.rstd = x->rstd;
+    }
+    if (i == 0) {
+        g.beside = r->beside;
+        g.dbeside = r->dbeside;
     }
     return g;
 }
 
-// Of stream k, or of k and the one behind it.
-static void stream_gradients(const Pass *p, int k, int count)
+static void stream_gradient(const Pass *p, int k)
 {
-    Readers r[STREAM_GRADS];
-    int parts = 0;
-    for (int s = 0; s < count; s++) {
-        find_readers(p, k + s, &r[s]);
-        parts = (int)max_i64(parts, max_i64(r[s].norms, ceil_div(r[s].readers, MIX_STREAMS)));
-    }
-    if (count == 2)
-        common_first(&r[0], &r[1]);
+    Readers r;
+    find_readers(p, k, &r);
+    int64_t parts = max_i64(ceil_div(r.norms, STREAM_NORMS), ceil_div(r.readers, STREAM_READERS));
     for (int i = 0; i < parts; i++) {
-        StreamGrad g[STREAM_GRADS];
-        for (int s = 0; s < count; s++)
-            g[s] = gradient_part(p, k + s, &r[s], i);
-        run_stream_grads(p, g, count);
+        StreamGrad g = gradient_part(p, k, &r, i);
+        run_stream_grads(p, &g, 1);
     }
+}
+
+// ---- gradients of several streams at once -----------------------------------------------------------------
+
+// A reader of one of them. stream: without readers.
+typedef struct {
+    StreamGrad *stream;
+    StreamReader reader;
+    bool done;
+} Reading;
+
+// What one op takes.
+typedef struct {
+    StreamGrad g[STREAM_GRADS];
+    StreamGrad *stream[STREAM_GRADS];  // whose they are
+    const floatX *sum[STREAM_READERS]; // the different gradients that their readers have
+    int streams, sums;
+} Readings;
+
+// False: it has to go into another op.
+static bool add_reading(Readings *to, const Reading *add, int most_streams, int most_sums)
+{
+    int s = 0, k = 0;
+    while (s < to->streams && to->stream[s] != add->stream)
+        s++;
+    while (k < to->sums && to->sum[k] != add->reader.g)
+        k++;
+    if (s == most_streams || k == most_sums)
+        return false;
+    for (int i = 0; s < to->streams && i < to->g[s].readers; i++) {
+        if (to->g[s].reader[i].g == add->reader.g)
+            return false;
+    }
+    if (s == to->streams) {
+        to->stream[to->streams] = add->stream;
+        to->g[to->streams++] = *add->stream;
+    }
+    if (k == to->sums)
+        to->sum[to->sums++] = add->reader.g;
+    to->g[s].reader[to->g[s].readers++] = add->reader;
+    return true;
+}
+
+// In as few ops as take them. Those of a stream are added to what an op before has written.
+static void run_readings(const Pass *p, Reading *list, int count, int most_streams, int most_sums)
+{
+    for (int left = count; left > 0;) {
+        Readings now = {.streams = 0};
+        for (int i = 0; i < count; i++) {
+            if (list[i].done || !add_reading(&now, &list[i], most_streams, most_sums))
+                continue;
+            list[i].done = true;
+            left--;
+        }
+        run_stream_grads(p, now.g, now.streams);
+        for (int i = 0; i < now.streams; i++)
+            now.stream[i]->accumulate = true;
+    }
+}
+
+// Of stream k and the one behind it.
+static void pair_gradients(const Pass *p, int k)
+{
+    Reading list[STREAM_PAIR * MAX_READERS];
+    StreamGrad stream[STREAM_PAIR];
+    int count = 0;
+    for (int s = 0; s < STREAM_PAIR; s++) {
+        Readers r;
+        find_readers(p, k + s, &r);
+        stream[s] = (StreamGrad){.dx = p->a->node[k + s].dx, .x = p->a->node[k + s].x};
+        for (int i = 0; i < r.readers; i++)
+            list[count++] = (Reading){&stream[s], r.reader[i], false};
+    }
+    run_readings(p, list, count, STREAM_PAIR, STREAM_READERS);
 }
 
 // The embedding and the bigram behind it are read by the same sums.
@@ -372,7 +455,7 @@ static StreamGrad coefficients_of(const Pass *p, const NodeTerm *t)
 }
 
 // Streams take the gradient of a sum where backward comes to them; what is no stream takes it here, and so
-// does the factor of an MLP's stream, which has the sum's gradient.
+// does the factor of an MLP's stream, which has the sum's gradient, unless it is taken with another stream's.
 static void sum_backward(const Pass *p, int k)
 {
     const Network *net = &p->m->network;
@@ -381,7 +464,8 @@ static void sum_backward(const Pass *p, int k)
         const NodeTerm *t = &n->term[i];
         if (t->node == NONE)
             table_term_backward(p, k, t);
-        else if (t->coefficient != NONE && net->node[t->node].sum == k) {
+        else if (t->coefficient != NONE && net->node[t->node].sum == k &&
+                 net->node[t->node].taken_with == NONE) {
             StreamGrad factor = {.x = p->a->node[t->node].x,
                                  .reader = {reader_of(p, k, t, true)},
                                  .readers = 1};
@@ -390,32 +474,27 @@ static void sum_backward(const Pass *p, int k)
     }
 }
 
-// Adds the reader to those of the same stream.
-static void add_coefficients(StreamGrad *g, int *count, StreamGrad stream, StreamReader reader)
-{
-    int i = 0;
-    while (i < *count && (g[i].x != stream.x || g[i].rows != stream.rows || g[i].readers == MIX_STREAMS))
-        i++;
-    if (i == *count)
-        g[(*count)++] = stream;
-    g[i].reader[g[i].readers++] = reader;
-}
-
-// The gradients of the columns of generator k whose streams backward has not come to. Streams go in pairs:
-// those of a pair are mostly read by the same sums.
+// The gradients of the columns of generator k whose streams backward has not come to.
 static void columns_backward(const Pass *p, int k)
 {
     const Network *net = &p->m->network;
-    StreamGrad g[GENERATOR_MOST]; // a column has one term
-    int count = 0;
+    Reading list[GENERATOR_MOST]; // a column has one term
+    StreamGrad stream[GENERATOR_MOST];
+    int count = 0, streams = 0;
     for (int i = k + 1; i < net->count; i++)
         for (int j = 0; j < net->node[i].terms; j++) {
             const NodeTerm *t = &net->node[i].term[j];
-            if (t->column && net->generator[column_generator(t->column)] == k && taken_early(net, t))
-                add_coefficients(g, &count, coefficients_of(p, t), reader_of(p, i, t, true));
+            if (!t->column || net->generator[column_generator(t->column)] != k || !taken_early(net, t))
+                continue;
+            StreamGrad of = coefficients_of(p, t);
+            int s = 0;
+            while (s < streams && (stream[s].x != of.x || stream[s].rows != of.rows))
+                s++;
+            if (s == streams)
+                stream[streams++] = of;
+            list[count++] = (Reading){&stream[s], reader_of(p, i, t, true), false};
         }
-    for (int i = 0; i < count; i += STREAM_GRADS)
-        run_stream_grads(p, g + i, count - i < STREAM_GRADS ? count - i : STREAM_GRADS);
+    run_readings(p, list, count, STREAM_GRADS, MIX_STREAMS);
 }
 
 static void generator_node_backward(const Pass *p, int k)
@@ -429,6 +508,7 @@ static void generator_node_backward(const Pass *p, int k)
     Generator g = generator_weights(p, n);
     GeneratorBackward back = {.generator = &g,
                               .dx = x->dh,
+                              .residual = n->added == NONE ? NULL : p->a->node[n->added].dx,
                               .dpre = x->dpre,
                               .dw2 = param_grad(w, m->generator[n->layer].out),
                               .db2 = param_grad(w, m->generator[n->layer].bias),
@@ -436,7 +516,7 @@ static void generator_node_backward(const Pass *p, int k)
                               .dout = x->dcolumns,
                               .pre = x->pre};
     WeightGrad dw1 = {param_grad(w, m->generator[n->layer].in), x->dpre, input, g.width, d, false};
-    if (pass_runs(p->a, USES(x->dh, x->dpre, x->dcolumns, x->pre)))
+    if (pass_runs(p->a, USES(x->dh, x->dpre, x->dcolumns, x->pre, back.residual)))
         generator_backward(p->s, &back, N, d);
     if (pass_runs(p->a, USES(x->dpre, input)))
         matmul_weight_grads(p->products, &dw1, 1, N);
@@ -457,10 +537,10 @@ void node_backward(const Pass *p, int k)
     const Node *n = &p->m->network.node[k];
     BlockPort port;
     if (k > 0 && paired_with_next(&p->m->network, k - 1))
-        stream_gradients(p, k - 1, 2);
+        pair_gradients(p, k - 1);
     else if (n->kind != NODE_GENERATOR && !n->into_v && n->sum == NONE &&
              !paired_with_next(&p->m->network, k))
-        stream_gradients(p, k, 1);
+        stream_gradient(p, k);
     switch (n->kind) {
     case NODE_EMBED:
         embed_backward_block(p, p->a->node[k].dx, NULL);

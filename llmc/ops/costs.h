@@ -56,13 +56,25 @@ COST(rows_store, (int count, int bytes), 0, 2.0 * count * bytes)
 COST(rows_take, (int count, int width), 0, fp32_bytes(count, width, 3))
 COST(rows_add, (int count, int width), 0, fp32_bytes(count, width, 3))
 COST(stream_mix, (const StreamMix *a, int N, int d), 0, floatx_bytes(N, d, a->terms + !!a->y + !!a->h))
+static inline bool stream_grads_loaded(const StreamGrad *a, int i, const floatX *g) // by a stream before i
+{
+    for (int s = 0; s < i; s++)
+        for (int k = 0; k < a[s].readers; k++)
+            if (a[s].reader[k].g == g)
+                return true;
+    return false;
+}
 static inline OpCost cost_stream_grads(const StreamGrad *a, int count, int N, int d)
 {
     int tensors = 0;
     for (int i = 0; i < count; i++) {
-        tensors += !!a[i].x + !!a[i].h + !!a[i].dh + !!a[i].dx + (a[i].dx && a[i].accumulate);
-        for (int k = 0; k < a[i].readers; k++)
-            tensors += i == 0 || k >= a[0].readers || a[0].reader[k].g != a[i].reader[k].g;
+        bool dots = false;
+        for (int k = 0; k < a[i].readers; k++) {
+            dots |= a[i].reader[k].dscalar || a[i].reader[k].dcolumn;
+            tensors += !stream_grads_loaded(a, i, a[i].reader[k].g);
+        }
+        tensors += a[i].norms + (a[i].norms || (dots && !a[i].x)) + (dots && a[i].x) + !!a[i].beside +
+                   !!a[i].dx + (a[i].dx && a[i].accumulate);
     }
     OpCost cost = {0, floatx_bytes(N, d, tensors)};
     return cost;
@@ -76,7 +88,8 @@ COST(matmul_forward, (const Product *p), 2 * count3(p->N, p->in, p->out) * p->pl
      floatx_bytes(p->N, p->in, 1) + floatx_bytes(p->in, p->out, p->planes) +
          floatx_bytes(p->N, p->out, p->planes + !!p->residual))
 COST(matmul_backward_input, (const InputGrad *g), 2 * count3(g->N, g->in, g->out),
-     floatx_bytes(g->N, g->in, 1) + floatx_bytes(g->in, g->out, 1) + floatx_bytes(g->N, g->out, 1))
+     floatx_bytes(g->N, g->in, 1 + !!g->residual) + floatx_bytes(g->in, g->out, 1) +
+         floatx_bytes(g->N, g->out, 1))
 COST(weight_scale_forward, (int64_t n), 0, floatx_bytes(n, 2, 1))
 COST(weight_scale_backward, (int64_t n), 0, fp32_bytes(n, 2, 1) + floatx_bytes(n, 1, 1))
 static inline OpCost cost_matmul_weight_grads(const WeightGrad *g, int count, int N)
@@ -98,7 +111,7 @@ COST(generator_forward, (const Generator *g, int N, int d), 2 * count3(N, g->wid
      floatx_bytes(N, d + g->width, 1) + fp32_bytes(N, g->K, 1))
 COST(generator_backward, (const GeneratorBackward *a, int N, int d),
      2 * count3(N, a->generator->width, d + 2.0 * a->generator->K),
-     floatx_bytes(N, d + 2 * a->generator->width, 1) + fp32_bytes(N, a->generator->K, 1))
+     floatx_bytes(N, d *(1 + !!a->residual) + 2 * a->generator->width, 1) + fp32_bytes(N, a->generator->K, 1))
 
 // ---- the MLP in FP8 ---------------------------------------------------------------------------------------
 

@@ -22,13 +22,14 @@ void generator_forward(Stream s, float *out, floatX *pre, const Generator *g, co
 // The gradient of w1 is left to matmul_weight_grads: dw1 += dpre^T x.
 typedef struct {
     const Generator *generator;
-    floatX *dx;        // (N, d) out
-    floatX *dpre;      // (N, width) out
-    float *dw2;        // (K, width) +=
-    float *db2;        // (K) +=
-    float *dscale;     // (1) +=, or NULL
-    const float *dout; // (N, K)
-    const floatX *pre; // (N, width) as forward gave it
+    floatX *dx;             // (N, d) out
+    floatX *dpre;           // (N, width) out
+    float *dw2;             // (K, width) +=
+    float *db2;             // (K) +=
+    float *dscale;          // (1) +=, or NULL
+    const float *dout;      // (N, K)
+    const floatX *pre;      // (N, width) as forward gave it
+    const floatX *residual; // (N, d) added to dx, or NULL
 } GeneratorBackward;
 void generator_backward(Stream s, const GeneratorBackward *a, int N, int d);
 

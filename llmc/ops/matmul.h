@@ -28,11 +28,12 @@ typedef struct {
     int N, in, out, planes;
 } Product;
 void matmul_forward(const ProductContext *c, const Product *p);
-// dx = dy w
+// dx = dy w (+ residual)
 typedef struct {
     floatX *dx;           // (N, in) out
     const floatX *dy, *w; // (N, out), (out, in)
     int N, in, out;
+    const floatX *residual; // (N, in) or NULL
 } InputGrad;
 void matmul_backward_input(const ProductContext *c, const InputGrad *g);
 // dw += a^T b, or dw = a^T b when fresh, for each of `count` (1 or 2) products over the same N tokens:

@@ -12,8 +12,12 @@ extern "C" {
 #endif
 
 enum {
-    MIX_STREAMS = 6,  // most streams of a sum, and most sums of a stream
-    STREAM_LEADS = 32 // most leading channels
+    MIX_STREAMS = 6,     // most streams of a sum
+    STREAM_READERS = 12, // most sums of a stream
+    STREAM_NORMS = 3,    // most gradients of a stream's norm
+    STREAM_LEADS = 32,   // most leading channels
+    STREAM_PAIR = 2,     // most streams at a time, and
+    STREAM_GRADS = 5     // when no dx is wanted
 };
 
 // c_t = plus + scalar * column[t * stride].  All zero: 1.
@@ -54,23 +58,33 @@ typedef struct {
     float *dcolumn; // out: dcolumn[t * stride] = scalar * (g_t . x_t); or NULL
 } StreamReader;
 
-// dx = sum of c * g  + rms-backward(dh).
+// Who reads h = rms(x).
+typedef struct {
+    const floatX *dh;  // (N, d) gradient of h
+    const float *lead; // (N, leads) added to dh's first `leads` channels, or NULL
+    int leads;         // at most STREAM_LEADS
+} StreamNorm;
+
+// dx = sum of c * g  + rms-backward(sum of dh).
 typedef struct {
     floatX *dx;          // (N, d) out; may be the g of a reader; NULL when only the coefficients' are wanted
     bool accumulate;     // dx += instead
     const floatX *x;     // (N, d) the stream, or a table; NULL: h / rstd is taken for it
     const int32_t *rows; // (N) as in StreamTerm
-    StreamReader reader[MIX_STREAMS];
+    StreamReader reader[STREAM_READERS];
     int readers;
-    const floatX *dh;     // (N, d) gradient of h = rms(x), or NULL
-    const float *dh_lead; // (N, leads) added to dh's first `leads` channels, or NULL
-    int leads;            // at most STREAM_LEADS
-    const floatX *h;      // (N, d) and
-    const float *rstd;    // (N) as stream_mix gave them; needed with dh, or without x
+    StreamNorm norm[STREAM_NORMS];
+    int norms;
+    const floatX *h;   // (N, d) and
+    const float *rstd; // (N) as stream_mix gave them; needed with norms, or without x
+    // With norms, without x: another stream (N, d) that reader[0]'s sum reads times a scalar, and the
+    // gradient (1) of that: += sum over t of g_t . beside_t; or NULL.
+    const floatX *beside;
+    float *dbeside;
 } StreamGrad;
-enum { STREAM_GRADS = 2 }; // most at a time
-// Of `count` streams at once: a g that is at the same place in the readers of both is loaded once. With two
-// no dx may be a g.
+// Of `count` streams at once. Of several, all have x, none has norms, no dx is a g, no stream has one g
+// twice, and each g is loaded once, however many of them have it: of at most STREAM_READERS different ones,
+// or MIX_STREAMS when no dx is wanted.
 void stream_grads(Stream s, const StreamGrad *a, int count, int N, int d);
 
 #ifdef __cplusplus

@@ -30,7 +30,7 @@ static void plan_scratch(const OpSizes *z)
     size_t tokens = (size_t)max_i64(z->tokens, 1), d = (size_t)z->dim, F = (size_t)z->mlp_dim;
     size_t ctas = (size_t)device_state.sms * 16; // of the reductions with a persistent grid, at most
     plan_floats(SCRATCH_ROPE, 4 * d / (size_t)z->heads);
-    plan_floats(SCRATCH_MIX, STREAM_GRADS * MIX_STREAMS * ctas);
+    plan_floats(SCRATCH_MIX, WARP * ctas);
     plan_floats(SCRATCH_EMBED, (MAX_GATE_INPUTS + 1) * ((tokens + 127) / 128));
     plan_floats(SCRATCH_TABLE_GRAD, (tokens + 31) / 32 * (2 * d + 2));
     plan_floats(SCRATCH_GENERATOR,

@@ -449,10 +449,10 @@ void matmul_backward_input(const ProductContext *c, const InputGrad *p)
                        .depth = p->out,
                        .cols = p->in,
                        .planes = 1};
-    if (sm90_gemm_pays(p->N, p->out, p->in, 1) && sm90_gemm(c, &own))
+    if (!p->residual && sm90_gemm_pays(p->N, p->out, p->in, 1) && sm90_gemm(c, &own))
         return;
-    GemmShape g = gemm_shape(p->N, p->in, p->out, false, false, CUDA_R_16BF, false);
-    gemm(c->stream, &g, p->dx, p->dy, p->w, NULL, 1);
+    GemmShape g = gemm_shape(p->N, p->in, p->out, false, false, CUDA_R_16BF, p->residual != NULL);
+    gemm(c->stream, &g, p->dx, p->dy, p->w, p->residual, 1);
 }
 
 void matmul_weight_grads(const ProductContext *c, const WeightGrad *g, int count, int N)

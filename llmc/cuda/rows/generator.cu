@@ -269,6 +269,6 @@ void generator_backward(Stream s, const GeneratorBackward *a, int N, int d)
     launch_pdl(generator_sums_kernel, (unsigned)sum_ctas, SUM_STRIPES * WARP, 0, s, *a, *g, partials, ctas,
                partials + (size_t)ctas * count, scratch_counter(s, SCRATCH_GENERATOR));
     ProductContext c = {s, NULL};
-    InputGrad p = {a->dx, a->dpre, g->w1, N, d, g->width};
+    InputGrad p = {a->dx, a->dpre, g->w1, N, d, g->width, a->residual};
     matmul_backward_input(&c, &p);
 }

@@ -106,7 +106,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     LayerActs *l = &a->layer[i];
     if (pass_runs(a, USES(l->dyg, io->dout)))
         matmul_backward_input(p->products,
-                              &(InputGrad){l->dyg, io->dout, part_x(w.qkvo, 3 * square), N, d, d});
+                              &(InputGrad){l->dyg, io->dout, part_x(w.qkvo, 3 * square), N, d, d, NULL});
     floatX *dv = m->layer[i].value_embed ? l->dv : NULL;
     AttentionForward attention = attention_of(p, i, io->h);
     AttentionBackward g = {.forward = &attention,
@@ -135,7 +135,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     if (pass_runs(a, USES(l->dqkv, io->h, io->dout, l->yg)))
         matmul_weight_grads(p->products, grads, 2, N);
     if (pass_runs(a, USES(io->dh, l->dqkv)))
-        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w.qkvo, N, d, 3 * d});
+        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w.qkvo, N, d, 3 * d, NULL});
 }
 
 const Block attention_block = {plan, forward, backward};

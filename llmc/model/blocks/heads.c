@@ -428,7 +428,7 @@ static void products_backward(const Pass *p, int i, const HeadsWeights *w, const
     if (!fp8 && pass_runs(p->a, USES(l->dqkv, io->h, io->dout, l->out)))
         matmul_weight_grads(p->products, grads, 2, N);
     if (!fp8 && pass_runs(p->a, USES(io->dh, l->dqkv)))
-        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w->scaled_qkv.w, N, d, wide});
+        matmul_backward_input(p->products, &(InputGrad){io->dh, l->dqkv, w->scaled_qkv.w, N, d, wide, NULL});
 }
 
 static void backward(const Pass *p, int i, const BlockPort *io)
@@ -441,7 +441,7 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     HeadsWeights w = weights_of(p, i);
     HeadsForward heads = heads_of(p, i, io);
     if (pass_runs(a, USES(l->dy, io->dout)))
-        matmul_backward_input(p->products, &(InputGrad){l->dy, io->dout, w.scaled_o.w, N, d, d});
+        matmul_backward_input(p->products, &(InputGrad){l->dy, io->dout, w.scaled_o.w, N, d, d, NULL});
     attend_backward(p, i);
     HeadsBackward back = {.forward = &heads,
                           .dqkv = l->dqkv,
