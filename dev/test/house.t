@@ -92,23 +92,6 @@ my $cpu = join '', map { $text{$_} } grep { m{^llmc/cpu/} } @sources;
 cmp_ok(scalar(() = $cpu =~ /Stream s,/g), '>', 60, 'ops of the CPU are found');
 none('and ops of the CPU have none but streams and contexts', map { my $file = $_; map { "$file: $_" } unread_parameters($text{$file} =~ s{$comment}{}gr) } grep { m{^llmc/cpu/} } @sources);
 
-# ---- early launches --------------------------------------------------------------------------------------------
-
-# In a file without <<<>>> kernels are launched early (device/launch.cuh): each waits for those before it.
-sub kernels_that_do_not_wait {
-    my ($code) = @_;
-    my @kernels;
-    while ($code =~ /^(?:template [^\n]*\n)?[^\n]*__global__(.*?)^\{\n(.*?)^\}/gms) {
-        my ($head, $body) = ($1, $2);
-        push @kernels, $head =~ /(\w+)\((?!\w+\s*,\s*\w+\)|\w+\))/ ? $1 : $head if $body !~ /\bpdl_(?:begin|wait)\(|^    backward</m;
-    }
-    return @kernels;
-}
-is(join(' ', kernels_that_do_not_wait("__global__ void a(int n)\n{\n    pdl_begin();\n}\n__global__ void __launch_bounds__(THREADS, 1) b(int n)\n{\n    n++;\n}\n")), 'b', 'kernels that do not wait are found');
-my @early = grep { m{^llmc/cuda/} && $text{$_} !~ /<<</ } @sources;
-cmp_ok(scalar(() = map { $text{$_} =~ /__global__/g } @early), '>', 60, 'kernels that are launched early are found');
-none('and all wait', map { my $file = $_; map { "$file: $_" } kernels_that_do_not_wait($text{$file} =~ s{$comment}{}gr) } @early);
-
 # ---- layout --------------------------------------------------------------------------------------------------
 
 # Versions of clang-format lay out some things differently. The tables of records are laid out by hand.

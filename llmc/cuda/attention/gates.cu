@@ -28,7 +28,6 @@ template <int VPL>
 __global__ __launch_bounds__(ROW_THREADS) void gate_kernel(floatX *y, const floatX *h, const floatX *gate_w,
                                                            int inputs, int N, int H, int e)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, d = H * e,
         vectors = d / 8;
     if (row >= N)
@@ -98,7 +97,6 @@ template <int VPL>
 __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackward a, int N, int H,
                                                                        float *partials, unsigned *counter)
 {
-    pdl_begin();
     extern __shared__ float shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % HALF_WARP,
         my_head = lane / HALF_WARP + 2 * j, d = H * 128, inputs = a.gate_inputs;
@@ -146,7 +144,6 @@ __global__ __launch_bounds__(THREADS, 1) void gate_backward_128_kernel(GateBackw
 __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBackward a, int N, int H, int e,
                                                                         float *partials, unsigned *counter)
 {
-    pdl_begin();
     extern __shared__ float shared[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, d = H * e, inputs = a.gate_inputs,
         pairs = H * inputs;
@@ -180,7 +177,6 @@ __global__ __launch_bounds__(ROW_THREADS) void gate_backward_any_kernel(GateBack
 __global__ __launch_bounds__(ROW_THREADS) void row_sums_kernel(float *sums, const floatX *dy, const floatX *y,
                                                                int64_t rows, int e, int lanes)
 {
-    pdl_begin();
     int64_t row = ((int64_t)blockIdx.x * ROW_THREADS + threadIdx.x) >> __ffs(lanes) - 1;
     int j = threadIdx.x & (lanes - 1);
     bool has = row < rows && 8 * j < e;
@@ -196,7 +192,8 @@ void attention_row_sums(Stream s, float *sums, const floatX *dy, const floatX *y
 {
     int lanes = head_lanes(e);
     unsigned blocks = (unsigned)ceil_div(rows * lanes, ROW_THREADS);
-    launch_pdl(row_sums_kernel, blocks, ROW_THREADS, 0, s, sums, dy, y, rows, e, lanes);
+    row_sums_kernel<<<blocks, ROW_THREADS, 0, s>>>(sums, dy, y, rows, e, lanes);
+    CHECK_LAUNCH();
 }
 
 void attention_gate_forward(Stream s, const AttentionCall *c)
@@ -204,8 +201,9 @@ void attention_gate_forward(Stream s, const AttentionCall *c)
     if (c->N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(c->N, ROW_WARPS);
-    DISPATCH_WIDTH(c->H * c->e, (launch_pdl(gate_kernel<VPL>, blocks, ROW_THREADS, 0, s, c->y, c->h,
-                                            c->gate_w, c->gate_inputs, c->N, c->H, c->e)));
+    DISPATCH_WIDTH(c->H * c->e,
+                   (gate_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(c->y, c->h, c->gate_w, c->gate_inputs,
+                                                                    c->N, c->H, c->e)));
 }
 
 size_t attention_gate_sums(int H)
@@ -223,8 +221,8 @@ void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int 
         unsigned blocks = (unsigned)min_i64(ceil_div(N, WARPS), device_state.sms);
         size_t bytes = WARPS * pairs * sizeof(float);
         float *partials = scratch_floats(s, SCRATCH_GATES, blocks * pairs);
-        DISPATCH_WIDTH(H * e, (launch_pdl(gate_backward_128_kernel<VPL>, blocks, THREADS, bytes, s, *a, N, H,
-                                          partials, counter)));
+        DISPATCH_WIDTH(H * e, (gate_backward_128_kernel<VPL>
+                               <<<blocks, THREADS, bytes, s>>>(*a, N, H, partials, counter)));
     } else {
         unsigned blocks = (unsigned)row_blocks(N, BACKWARD_CTAS);
         size_t bytes = ROW_WARPS * pairs * sizeof(float);
@@ -232,6 +230,7 @@ void attention_gate_backward(Stream s, const GateBackward *a, int N, int H, int 
         if (bytes > 48 * 1024)
             CUDA_CHECK(cudaFuncSetAttribute(gate_backward_any_kernel,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        launch_pdl(gate_backward_any_kernel, blocks, ROW_THREADS, bytes, s, *a, N, H, e, partials, counter);
+        gate_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(*a, N, H, e, partials, counter);
     }
+    CHECK_LAUNCH();
 }

@@ -67,7 +67,6 @@ template <int QK, int E> constexpr int queries_bytes()
 template <int QK, int E>
 __global__ void __launch_bounds__(TILE_THREADS) attention_backward_queries_kernel(AttentionCall c)
 {
-    pdl_begin();
     constexpr int MB = ROW_BLOCKS<E>, ROWS = QUERIES<E>, K_STEP = STEP * PITCH<QK>;
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[ROWS];
@@ -192,7 +191,6 @@ static __device__ __forceinline__ void load_stage(floatX *stage, QueryStage *que
 template <int QK, int E>
 __global__ void __launch_bounds__(KEY_THREADS<E>) attention_backward_keys_kernel(AttentionCall c)
 {
-    pdl_begin();
     constexpr int NT = KEY_THREADS<E>, K_COLUMNS = QK / SPLIT<E>, V_COLUMNS = E / SPLIT<E>,
                   STAGE = STEP * (PITCH<QK> + PITCH<E>);
     constexpr bool LEFT = SPLIT<E> == 1;
@@ -265,9 +263,9 @@ template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
     dim3 queries((unsigned)ceil_div(c->N, QUERIES<E>), (unsigned)c->H),
         keys((unsigned)ceil_div(c->N, TILE), (unsigned)c->H);
-    launch_pdl(attention_backward_queries_kernel<QK, E>, queries, TILE_THREADS, queries_bytes<QK, E>(), s,
-               *c);
-    launch_pdl(attention_backward_keys_kernel<QK, E>, keys, KEY_THREADS<E>, keys_bytes<QK, E>(), s, *c);
+    attention_backward_queries_kernel<QK, E><<<queries, TILE_THREADS, queries_bytes<QK, E>(), s>>>(*c);
+    attention_backward_keys_kernel<QK, E><<<keys, KEY_THREADS<E>, keys_bytes<QK, E>(), s>>>(*c);
+    CHECK_LAUNCH();
 }
 
 } // namespace attention

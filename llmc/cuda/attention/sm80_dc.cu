@@ -69,7 +69,6 @@ static __device__ __forceinline__ void add_rows(floatX *head, const float (&acc)
 template <int E>
 __global__ void __launch_bounds__(TILE_THREADS, 3) dc_forward_kernel(const __grid_constant__ Dc a)
 {
-    pdl_begin();
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[TILE];
     int first = blockIdx.x * TILE, N = a.qk.N, H = a.qk.H;

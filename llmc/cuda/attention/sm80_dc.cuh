@@ -265,7 +265,8 @@ static void launch(void (*kernel)(Dc), int64_t ctas, int threads, int elements, 
               "mixed attention with heads of width %d needs %d bytes of shared memory in a block: too much "
               "for this GPU",
               a.v.e, bytes);
-    launch_pdl(kernel, (unsigned)ctas, (unsigned)threads, (size_t)bytes, s, a);
+    kernel<<<(unsigned)ctas, (unsigned)threads, (size_t)bytes, s>>>(a);
+    CHECK_LAUNCH();
 }
 
 static Dc dc_of(const DcForward *f, bool backward, int N, int H, int e)

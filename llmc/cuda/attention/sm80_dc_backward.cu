@@ -87,7 +87,6 @@ static __device__ __forceinline__ void norm_backward(int first, const Rows &r, c
 template <int E>
 __global__ void __launch_bounds__(TILE_THREADS, 2) dc_backward_queries_kernel(const __grid_constant__ Dc a)
 {
-    pdl_begin();
     constexpr int C = CHUNK<E>, LAST = CHUNKS<E> - 1, UNROLL = E < 64 ? E / 16 : 1;
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[TILE];
@@ -193,7 +192,6 @@ template <int E>
 __global__ void __launch_bounds__(KEY_WARPS *WARP, 16 / KEY_WARPS)
     dc_backward_keys_kernel(const __grid_constant__ Dc a)
 {
-    pdl_begin();
     constexpr int C = CHUNK<E>, THREADS = KEY_WARPS * WARP;
     extern __shared__ __align__(16) floatX shared[];
     __shared__ float w2[KEY_SIDE];

@@ -105,7 +105,6 @@ template <int QK, int E> constexpr int forward_bytes()
 template <int QK, int E>
 __global__ void __launch_bounds__(TILE_THREADS) attention_forward_kernel(AttentionCall c)
 {
-    pdl_begin();
     constexpr int MB = ROW_BLOCKS<E>, ROWS = QUERIES<E>;
     extern __shared__ __align__(16) floatX shared[];
     __shared__ Span span[ROWS];
@@ -171,7 +170,8 @@ template <int QK, int E> static bool prepare(Error *error)
 template <int QK, int E> static void launch(const AttentionCall *c, Stream s)
 {
     dim3 grid((unsigned)ceil_div(c->N, QUERIES<E>), (unsigned)c->H);
-    launch_pdl(attention_forward_kernel<QK, E>, grid, TILE_THREADS, forward_bytes<QK, E>(), s, *c);
+    attention_forward_kernel<QK, E><<<grid, TILE_THREADS, forward_bytes<QK, E>(), s>>>(*c);
+    CHECK_LAUNCH();
 }
 
 } // namespace attention

@@ -415,7 +415,6 @@ static __device__ __forceinline__ void backward(const Maps &maps, const Argument
         fence_mbarrier_init();
     }
     __syncthreads();
-    pdl_begin();
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0),
         group = warp / (WARPGROUP / WARP); // warp-uniform
     if (group == 2) {
@@ -448,7 +447,6 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
 template <int QK>
 __global__ void __launch_bounds__(2 * WARPGROUP) round_kernel(const __grid_constant__ Arguments a)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, half = threadIdx.x / WARPGROUP, item = (int)blockIdx.x / 2,
         head = item % a.H;
     int tile = item / a.H * (KEYS / QUERIES) + blockIdx.x % 2;
@@ -534,11 +532,12 @@ template <int QK> static void launch(const AttentionCall *c, const Arguments &a,
     if (c->dk) {
         maps.dk = keys_map<QK>(c->dk, c, WARPGROUP_KEYS);
         maps.dv = rows_map(c->dv, c, WARPGROUP_KEYS);
-        launch_pdl(backward_kernel<QK>, blocks, BLOCK_THREADS, SHARED_BYTES, s, maps, a);
+        backward_kernel<QK><<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(maps, a);
     } else
-        launch_pdl(backward_qkv_kernel, blocks, BLOCK_THREADS, SHARED_BYTES, s, maps, a);
+        backward_qkv_kernel<<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(maps, a);
     if (c->dq)
-        launch_pdl(round_kernel<QK>, (unsigned)a.items * (KEYS / QUERIES), 2 * WARPGROUP, 0, s, a);
+        round_kernel<QK><<<(unsigned)a.items *(KEYS / QUERIES), 2 * WARPGROUP, 0, s>>>(a);
+    CHECK_LAUNCH();
 }
 
 void attention_sm90_backward(const AttentionCall *c, Stream s)

@@ -357,7 +357,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         fence_mbarrier_init();
     }
     __syncthreads();
-    pdl_begin();
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0),
         group = warp / (WARPGROUP / WARP); // warp-uniform
     if (group == CONSUMERS) {
@@ -385,7 +384,8 @@ template <int QK> static void launch(const AttentionCall *c, const Arguments &a,
     CUtensorMap q = keys_map<QK>(c->q, c, WARPGROUP_QUERIES), k = keys_map<QK>(c->k, c, KEYS),
                 v = rows_map(c->v, c, KEYS), y = rows_map(c->y, c, WARPGROUP_QUERIES);
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    launch_pdl(forward_kernel<QK>, blocks, THREADS, SHARED_BYTES, s, q, k, v, y, a);
+    forward_kernel<QK><<<blocks, THREADS, SHARED_BYTES, s>>>(q, k, v, y, a);
+    CHECK_LAUNCH();
 }
 
 } // namespace attention_queries

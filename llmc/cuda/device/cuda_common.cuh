@@ -32,8 +32,6 @@ __attribute__((noreturn)) void cuda_failed(cudaError_t status, const char *call,
     } while (0)
 #define CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 
-#include "llmc/cuda/device/launch.cuh"
-
 // ---- the device -------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -155,6 +153,7 @@ static inline int head_lanes(int e)
             constexpr int VPL = 8; \
             call; \
         } \
+        CHECK_LAUNCH(); \
     } while (0)
 
 // ---- reductions -------------------------------------------------------------------------------------------

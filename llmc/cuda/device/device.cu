@@ -5,7 +5,7 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 #include <string.h>
 
-enum { FIRST_WITH_BULK_COPIES = 900, FIRST_WITH_FP8 = 89, FIRST_HOPPER = 90 };
+enum { FIRST_WITH_BULK_COPIES = 900, FIRST_WITH_FP8 = 89, HOPPER = 90 };
 
 // code[0]: __CUDA_ARCH__ of the code that runs here; code[1]: it may use the instructions of sm_90a.
 __global__ void device_probe_kernel(int *code)
@@ -65,7 +65,7 @@ void cuda_failed(cudaError_t status, const char *call, const char *file, int lin
 static const char *architecture(const DeviceState *s)
 {
     static char text[16];
-    snprintf(text, sizeof text, "%d%s", s->compute, s->compute >= FIRST_HOPPER ? "a" : "");
+    snprintf(text, sizeof text, "%d%s", s->compute, s->compute >= HOPPER ? "a" : "");
     return text;
 }
 
@@ -85,7 +85,7 @@ static void probe_code(DeviceState *s)
     CUDA_CHECK(cudaFree(device_code));
     s->code = code[0];
     s->wgmma_code = code[1];
-    if (s->compute == FIRST_HOPPER && !s->wgmma_code)
+    if (s->compute == HOPPER && !s->wgmma_code)
         note("built without the instructions of sm_90a: slower kernels than this GPU could run; rebuild with "
              "make GPU_ARCH=90a");
 }
@@ -153,7 +153,7 @@ const char *device_path(void)
         return "kernels for Hopper (wgmma, TMA)";
     if (s->portable)
         return "portable kernels (--portable)";
-    if (s->compute == FIRST_HOPPER)
+    if (s->compute == HOPPER)
         return "portable kernels (built without sm_90a)";
     snprintf(text, sizeof text, "portable kernels (compute capability %d.%d has no wgmma)%s", s->compute / 10,
              s->compute % 10, device_has_bulk_copies() ? ", rows by bulk copies" : "");

@@ -78,7 +78,7 @@ typedef struct {
     uint32_t call;
     int tag;
     uint64_t begin, end;
-    bool computes, collective; // a kernel; one of NCCL
+    bool collective;
 } Record;
 typedef struct {
     Record *record;
@@ -103,12 +103,6 @@ static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *max_rec
     *max_records = 0;
 }
 
-static Record kernel_record(const CUpti_ActivityKernel9 *k)
-{
-    bool collective = !strncmp(k->name, "nccl", 4);
-    return (Record){k->correlationId, 0, k->start, k->end, !collective, collective};
-}
-
 // Records of every kind begin alike; of later versions of a kind, fields before the new ones keep their
 // places.
 static void take_record(const CUpti_Activity *a)
@@ -122,13 +116,14 @@ static void take_record(const CUpti_Activity *a)
         add(&tags, (Record){.call = x->correlationId, .tag = (int)x->externalId});
         break;
     case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
-        add(&times, kernel_record(kernel));
+        add(&times, (Record){kernel->correlationId, 0, kernel->start, kernel->end,
+                             !strncmp(kernel->name, "nccl", 4)});
         break;
     case CUPTI_ACTIVITY_KIND_MEMCPY:
-        add(&times, (Record){copy->correlationId, 0, copy->start, copy->end, false, false});
+        add(&times, (Record){copy->correlationId, 0, copy->start, copy->end, false});
         break;
     case CUPTI_ACTIVITY_KIND_MEMSET:
-        add(&times, (Record){fill->correlationId, 0, fill->start, fill->end, false, false});
+        add(&times, (Record){fill->correlationId, 0, fill->start, fill->end, false});
         break;
     default:
         break;
@@ -199,21 +194,6 @@ static int by_begin(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-// Of times sorted by begin: a kernel that was launched early (PDL) counts from the end of the one before it,
-// for which it has waited.
-static void leave_out_waits(void)
-{
-    uint64_t until = 0;
-    for (size_t i = 0; i < times.count; i++) {
-        Record *r = &times.record[i];
-        if (!r->computes)
-            continue;
-        if (r->begin < until)
-            r->begin = until < r->end ? until : r->end;
-        until = r->end > until ? r->end : until;
-    }
-}
-
 static double busy_ms(bool collectives) // of times sorted by begin
 {
     uint64_t busy = 0, until = 0;
@@ -239,9 +219,6 @@ double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
     if (lost)
         note("CUPTI lost %zu records: the times of ops are too low", lost);
     memset(ms, 0, TRACE_TAGS * sizeof *ms);
-    if (times.count)
-        qsort(times.record, times.count, sizeof *times.record, by_begin);
-    leave_out_waits();
     if (tags.count)
         qsort(tags.record, tags.count, sizeof *tags.record, by_call);
     for (size_t i = 0; i < times.count; i++) {
@@ -251,6 +228,8 @@ double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
         ms[found ? found->tag : TRACE_TAGS - 1] +=
             1e-6 * (double)(times.record[i].end - times.record[i].begin);
     }
+    if (times.count)
+        qsort(times.record, times.count, sizeof *times.record, by_begin);
     double all = busy_ms(true);
     *exposed = all - busy_ms(false);
     return all;

@@ -8,7 +8,6 @@ enum { THREADS = 256 };
 
 __global__ __launch_bounds__(THREADS) void amax_kernel(float *amax, const uint4 *x, int64_t vectors)
 {
-    pdl_begin();
     uint32_t most = 0;
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     for (; v < vectors; v += step)
@@ -24,14 +23,14 @@ void amax_accumulate(Stream s, float *amax, const floatX *x, int64_t n)
     unsigned blocks = (unsigned)min_i64(ceil_div(vectors, 4 * THREADS), 8 * device_state.sms);
     if (n <= 0)
         return;
-    launch_pdl(amax_kernel, blocks, THREADS, 0, s, amax, (const uint4 *)x, vectors);
+    amax_kernel<<<blocks, THREADS, 0, s>>>(amax, (const uint4 *)x, vectors);
+    CHECK_LAUNCH();
 }
 
 // A block sums the squares of 64 columns, two a lane; its warps share the rows and are added in their order.
 enum { BOUND_COLS = 2 * WARP, BOUND_WARPS = THREADS / WARP };
 __global__ __launch_bounds__(THREADS) void relu2_bound_kernel(float *amax, const floatX *w, int in, int out)
 {
-    pdl_begin();
     __shared__ float2 sums[BOUND_WARPS][WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, col = blockIdx.x * BOUND_COLS + 2 * lane;
     float2 sum = {0, 0};
@@ -56,7 +55,8 @@ __global__ __launch_bounds__(THREADS) void relu2_bound_kernel(float *amax, const
 void amax_relu2_bound(Stream s, float *amax, const floatX *w, int in, int out)
 {
     OP_SCOPE(amax_relu2_bound, in, out);
-    launch_pdl(relu2_bound_kernel, (unsigned)ceil_div(out, BOUND_COLS), THREADS, 0, s, amax, w, in, out);
+    relu2_bound_kernel<<<(unsigned)ceil_div(out, BOUND_COLS), THREADS, 0, s>>>(amax, w, in, out);
+    CHECK_LAUNCH();
 }
 
 static __device__ __forceinline__ float at_least(float amax, float least) // NaN stays
@@ -68,7 +68,6 @@ static __device__ __forceinline__ float largest_weight(float amax) { return at_l
 
 __global__ void scale_kernel(float *scale, float *amax, float factor)
 {
-    pdl_begin();
     *scale = at_least(*amax, 1e-12f) * factor;
     *amax = 0;
 }
@@ -76,7 +75,6 @@ __global__ void scale_kernel(float *scale, float *amax, float factor)
 // next NULL: always exact
 __global__ void weight_scale_kernel(float *scale, float *next, float *amax, float factor, const float *exact)
 {
-    pdl_begin();
     float largest = largest_weight(*amax);
     *scale = next && *exact == 0 ? *next : to_bf16(__fdiv_rn(largest, E4M3_LARGEST));
     if (next)
@@ -86,14 +84,12 @@ __global__ void weight_scale_kernel(float *scale, float *next, float *amax, floa
 
 __global__ void scale_quotient_kernel(float *scale, float *amax)
 {
-    pdl_begin();
     *scale = __fdiv_rn(at_least(*amax, 1e-12f), E4M3_LARGEST);
     *amax = 0;
 }
 
 __global__ void scales_follow_kernel(float *scale, float *amax, float factor, float least, int n)
 {
-    pdl_begin();
     int i = (int)(blockIdx.x * THREADS + threadIdx.x);
     if (i >= n)
         return;
@@ -104,25 +100,29 @@ __global__ void scales_follow_kernel(float *scale, float *amax, float factor, fl
 void scale_from_amax(Stream s, float *scale, float *amax, float factor)
 {
     OP_SCOPE(scale_from_amax);
-    launch_pdl(scale_kernel, 1, 1, 0, s, scale, amax, factor);
+    scale_kernel<<<1, 1, 0, s>>>(scale, amax, factor);
+    CHECK_LAUNCH();
 }
 
 void scale_exact(Stream s, float *scale, float *amax)
 {
     OP_SCOPE(scale_exact);
-    launch_pdl(weight_scale_kernel, 1, 1, 0, s, scale, nullptr, amax, 0, nullptr);
+    weight_scale_kernel<<<1, 1, 0, s>>>(scale, NULL, amax, 0, NULL);
+    CHECK_LAUNCH();
 }
 
 void scale_delayed(Stream s, float *scale, float *next, float *amax, float factor, const float *exact)
 {
     OP_SCOPE(scale_delayed);
-    launch_pdl(weight_scale_kernel, 1, 1, 0, s, scale, next, amax, factor, exact);
+    weight_scale_kernel<<<1, 1, 0, s>>>(scale, next, amax, factor, exact);
+    CHECK_LAUNCH();
 }
 
 void scale_quotient(Stream s, float *scale, float *amax)
 {
     OP_SCOPE(scale_quotient);
-    launch_pdl(scale_quotient_kernel, 1, 1, 0, s, scale, amax);
+    scale_quotient_kernel<<<1, 1, 0, s>>>(scale, amax);
+    CHECK_LAUNCH();
 }
 
 void scales_follow(Stream s, float *scale, float *amax, float factor, float least, int n)
@@ -130,8 +130,8 @@ void scales_follow(Stream s, float *scale, float *amax, float factor, float leas
     OP_SCOPE(scales_follow, n);
     if (n <= 0)
         return;
-    launch_pdl(scales_follow_kernel, (unsigned)ceil_div(n, THREADS), THREADS, 0, s, scale, amax, factor,
-               least, n);
+    scales_follow_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(scale, amax, factor, least, n);
+    CHECK_LAUNCH();
 }
 
 // ---- quantisation ----------------------------------------------------------------------------------------
@@ -196,7 +196,6 @@ struct ScaledWithAmax : Scaled {
 template <class Source>
 __global__ __launch_bounds__(THREADS) void quantize_kernel(uint4 *codes, const Source source, int64_t vectors)
 {
-    pdl_begin();
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const uint4 *x = reinterpret_cast<const uint4 *>(source.x);
     uint32_t most = 0;
@@ -222,8 +221,8 @@ static void quantize(Stream s, uint8_t *codes, uint8_t *transposed, const Source
         transpose_tiles(s, &t, source);
         return;
     }
-    launch_pdl(quantize_kernel<Source>, (unsigned)ceil_div(vectors, THREADS), THREADS, 0, s, (uint4 *)codes,
-               source, vectors);
+    quantize_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>((uint4 *)codes, source, vectors);
+    CHECK_LAUNCH();
 }
 
 void quantize_e4m3(Stream s, uint8_t *codes, const floatX *x, const float *scale, int rows, int cols,

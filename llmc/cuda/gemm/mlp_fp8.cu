@@ -120,7 +120,6 @@ const char *mlp_description(void)
 
 __global__ __launch_bounds__(THREADS) void decode_kernel(uint4 *values, const uint2 *codes, int64_t vectors)
 {
-    pdl_begin();
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (v >= vectors)
         return;
@@ -134,8 +133,9 @@ __global__ __launch_bounds__(THREADS) void decode_kernel(uint4 *values, const ui
 
 static void decode(Stream s, floatX *values, const uint8_t *codes, int64_t n)
 {
-    launch_pdl(decode_kernel, (unsigned)ceil_div(n / 8, THREADS), THREADS, 0, s, (uint4 *)values,
-               (const uint2 *)codes, n / 8);
+    decode_kernel<<<(unsigned)ceil_div(n / 8, THREADS), THREADS, 0, s>>>((uint4 *)values,
+                                                                         (const uint2 *)codes, n / 8);
+    CHECK_LAUNCH();
 }
 
 // What becomes of a slab of sums (rows, out), eight elements a thread: the product; relu^2 of it, and its
@@ -198,7 +198,6 @@ static __device__ __forceinline__ void slab_results(float (&f)[8], const SlabRes
 
 __global__ __launch_bounds__(THREADS) void slab_kernel(const SlabResult r, int64_t vectors)
 {
-    pdl_begin();
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     float f[8] = {0}, g[8];
     if (v < vectors)
@@ -258,7 +257,8 @@ static void product_in_slabs(Stream s, const Fp8Product *p, const SlabResult *wh
         r.residual = r.residual ? r.residual + at : NULL;
         r.codes = r.codes ? r.codes + at : NULL;
         r.y8 = r.y8 ? r.y8 + at : NULL;
-        launch_pdl(slab_kernel, (unsigned)ceil_div(vectors, THREADS), THREADS, 0, s, r, vectors);
+        slab_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(r, vectors);
+        CHECK_LAUNCH();
         row += rows;
     }
 }
@@ -271,7 +271,6 @@ __global__ __launch_bounds__(THREADS) void decode_columns_kernel(uint4 *values, 
                                                                  int64_t pitch, int cols, int there,
                                                                  int64_t vectors)
 {
-    pdl_begin();
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = v / (cols / 8);
     int col = (int)(v % (cols / 8)) * 8;
     if (v >= vectors)
@@ -287,15 +286,13 @@ static void decode_columns(Stream s, floatX *values, const uint8_t *codes, int r
                            int there)
 {
     int64_t vectors = (int64_t)rows * cols / 8;
-    launch_pdl(decode_columns_kernel, (unsigned)ceil_div(vectors, THREADS), THREADS, 0, s, (uint4 *)values,
-               codes, pitch, cols, there, vectors);
+    decode_columns_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>((uint4 *)values, codes,
+                                                                                   pitch, cols, there,
+                                                                                   vectors);
+    CHECK_LAUNCH();
 }
 
-__global__ void alpha_kernel(float *alpha, const float *a, const float *b)
-{
-    pdl_begin();
-    *alpha = *a * *b;
-}
+__global__ void alpha_kernel(float *alpha, const float *a, const float *b) { *alpha = *a * *b; }
 
 // Products of the codes' values, slab by slab.
 static void weight_grad_in_slabs(Stream s, const Slab *slab, const Fp8WeightGrad *g, int N)
@@ -319,7 +316,8 @@ static void weight_grad_in_slabs(Stream s, const Slab *slab, const Fp8WeightGrad
 static void weight_grad(Stream s, const Fp8WeightGrad *g, int N)
 {
     Slab slab = slab_of(s);
-    launch_pdl(alpha_kernel, 1, 1, 0, s, slab.alpha, g->scale_a, g->scale_b);
+    alpha_kernel<<<1, 1, 0, s>>>(slab.alpha, g->scale_a, g->scale_b);
+    CHECK_LAUNCH();
     if (takes_units(g->m, g->n, N)) {
         GemmShape shape = units_weight_grad(g, N);
         gemm_scaled(s, shape, g->dw, g->a8, g->b8, g->fresh ? NULL : g->dw, slab.alpha);

@@ -37,7 +37,6 @@ template <bool BACKWARD>
 __global__ __launch_bounds__(THREADS) void relu2_kernel(floatX *out, const float *product, const floatX *y,
                                                         int64_t vectors)
 {
-    pdl_begin();
     int64_t v = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (v >= vectors)
         return;
@@ -67,8 +66,10 @@ static void product_in_slabs(Stream s, floatX *out, const floatX *x, const float
         int64_t at = (int64_t)row * width, vectors = (int64_t)rows * width / 8;
         GemmShape g = gemm_shape(rows, width, in, false, false, CUDA_R_32F, false);
         gemm(s, &g, slab, x + (int64_t)row * in, w, NULL, 1);
-        launch_pdl(relu2_kernel<BACKWARD>, (unsigned)ceil_div(vectors, THREADS), THREADS, 0, s, out + at,
-                   slab, BACKWARD ? y + at : nullptr, vectors);
+        relu2_kernel<BACKWARD>
+            <<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(out + at, slab,
+                                                                      BACKWARD ? y + at : NULL, vectors);
+        CHECK_LAUNCH();
     }
 }
 

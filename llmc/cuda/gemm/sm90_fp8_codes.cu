@@ -342,7 +342,6 @@ __global__ void TILE_CLUSTER __launch_bounds__(CODES_THREADS, 1)
     for (int i = 0; threadIdx.x == 0 && i < 2 * BUFFERS * MATH_WARPS; i++)
         mbarrier_init(rows_full(m, 0, i), 1);
     shared_storage_init(m);
-    pdl_begin();
     if (group == 2) {
         setmaxnreg_dec<LOADING_REGISTERS>();
         if (warp == MATH_WARPS && elect_one())
@@ -394,8 +393,8 @@ static bool launch(const ProductContext *c, CodesKind kind, const Fp8Product *p,
     CUtensorMap map_x = tile_map_bf16(p->x8, 1, p->N, pairs, TILE_M),
                 map_w = tile_map_bf16(p->w8, 1, p->out, pairs, PANEL),
                 map_y = work.y8 ? tile_map_bf16(work.y8, 1, p->N, p->out / 2, TILE_M) : map_x;
-    launch_pdl(kernels[kind], blocks, CODES_THREADS, CODES_SHARED_BYTES, c->stream, map_x, map_w, map_y,
-               work);
+    kernels[kind]<<<blocks, CODES_THREADS, CODES_SHARED_BYTES, c->stream>>>(map_x, map_w, map_y, work);
+    CHECK_LAUNCH();
     return true;
 }
 

@@ -38,8 +38,8 @@ static bool launch(const ProductContext *c, Fp8Kernel kernel, const int (&when)[
                 map_w = tile_map_bf16(p->w8, 1, p->out, pairs, PANEL),
                 map_out = tile_map_bf16(out, 1, p->N, p->out, WARPGROUP_M),
                 map_source = source ? tile_map_bf16(source, 1, p->N, p->out, WARPGROUP_M) : map_out;
-    launch_pdl(kernel, blocks, TILE_THREADS, SHARED_BYTES, c->stream, map_x, map_w, map_out, map_source,
-               work);
+    kernel<<<blocks, TILE_THREADS, SHARED_BYTES, c->stream>>>(map_x, map_w, map_out, map_source, work);
+    CHECK_LAUNCH();
     return true;
 }
 

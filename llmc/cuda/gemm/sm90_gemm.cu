@@ -64,8 +64,9 @@ bool sm90_gemm(const ProductContext *c, const Sm90Product *p)
         if (kernels[i].layout != p->layout || kernels[i].epilogue != p->epilogue ||
             kernels[i].scaled != (p->alpha != NULL))
             continue;
-        launch_pdl(kernels[i].kernel, blocks, TILE_THREADS, SHARED_BYTES, c->stream, map_x, map_w, map_out,
-                   map_source, work);
+        kernels[i].kernel<<<blocks, TILE_THREADS, SHARED_BYTES, c->stream>>>(map_x, map_w, map_out,
+                                                                             map_source, work);
+        CHECK_LAUNCH();
         return true;
     }
     assert(!"a kernel for this product");

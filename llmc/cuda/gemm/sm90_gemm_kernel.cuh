@@ -350,7 +350,6 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     for (int i = 0; threadIdx.x == 0 && i < SOURCE_BARRIERS; i++)
         mbarrier_init(source_full(g.m, i), 1);
     shared_storage_init(g.m);
-    pdl_begin();
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP && elect_one())

@@ -366,7 +366,6 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     for (int i = 0; threadIdx.x == 0 && i < CONSUMER_WARPS; i++)
         mbarrier_init(g.m.empty(STAGES) + i, 1);
     shared_storage_init(g.m);
-    pdl_begin();
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp == CONSUMER_WARPS && elect_one())
@@ -425,7 +424,8 @@ static bool launch(Stream s, SharedSms *shared, QkvKernel kernel, const QkvMatri
                     .v = tile_map_bf16(m.v, 1, N, d, WARP_ROWS),
                     .cos = tile_map_bf16(m.cos, 1, N, angles, WARP_ROWS),
                     .sin = tile_map_bf16(m.sin, 1, N, angles, WARP_ROWS)};
-    launch_pdl(kernel, blocks, TILE_THREADS, SHARED_BYTES, s, maps, *work);
+    kernel<<<blocks, TILE_THREADS, SHARED_BYTES, s>>>(maps, *work);
+    CHECK_LAUNCH();
     return true;
 }
 

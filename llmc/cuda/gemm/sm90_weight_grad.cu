@@ -295,7 +295,6 @@ __global__ void TILE_CLUSTER __launch_bounds__(TILE_THREADS, 1)
     Consumer g = {{shared}, Pipeline(), warp / 4, 0, warp}; // warpgroup 2 is the producer
     int rank = cluster_rank();
     shared_storage_init(g.m);
-    pdl_begin();
     int cluster = claim_cluster_index(g.m, work, rank);
     if (g.group == 2) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
@@ -360,7 +359,8 @@ bool sm90_weight_grad(const ProductContext *c, const WeightGrad *g, int count, i
         maps.dw[i] = tile_map_fp32(g[i].dw, g[i].m, g[i].n);
     }
     work.sets = (int)ceil_div(work.tiles, work.clusters);
-    launch_pdl(sm90_weight_grad_kernel, CLUSTER * (unsigned)work.clusters, TILE_THREADS, SHARED_BYTES,
-               c->stream, maps, work);
+    sm90_weight_grad_kernel<<<CLUSTER *(unsigned)work.clusters, TILE_THREADS, SHARED_BYTES, c->stream>>>(
+        maps, work);
+    CHECK_LAUNCH();
     return true;
 }

@@ -9,7 +9,6 @@ __global__ __launch_bounds__(THREADS) void weight_scale_forward_kernel(floatX *o
                                                                        const float *alpha, int64_t n,
                                                                        int64_t vectors)
 {
-    pdl_begin();
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     float a = *alpha, f[8];
     for (int64_t i = thread; i < vectors; i += step) {
@@ -31,7 +30,8 @@ void weight_scale_forward(Stream s, floatX *out, const floatX *w, const float *a
     int64_t vectors = (uintptr_t)out % 16 == 0 && (uintptr_t)w % 16 == 0 ? n / 8 : 0;
     unsigned ctas = (unsigned)min_i64(ceil_div(max_i64(vectors, n - 8 * vectors), THREADS),
                                       (int64_t)CTAS * device_state.sms);
-    launch_pdl(weight_scale_forward_kernel, ctas, THREADS, 0, s, out, w, alpha, n, vectors);
+    weight_scale_forward_kernel<<<ctas, THREADS, 0, s>>>(out, w, alpha, n, vectors);
+    CHECK_LAUNCH();
 }
 
 static __device__ __forceinline__ void scale_step(float &dw, float &dot, float w, float alpha)
@@ -45,7 +45,6 @@ __global__ __launch_bounds__(THREADS) void weight_scale_kernel(float *dw, float 
                                                                const float *alpha, int64_t n, int64_t vectors,
                                                                float *partials, unsigned *counter)
 {
-    pdl_begin();
     int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x, step = (int64_t)gridDim.x * THREADS;
     float dot[1] = {0}, a = *alpha;
 #pragma unroll 4
@@ -72,6 +71,8 @@ void weight_scale_backward(Stream s, float *dw, float *dalpha, const floatX *w, 
     int64_t vectors = (uintptr_t)dw % 16 == 0 && (uintptr_t)w % 8 == 0 ? n / 4 : 0;
     int64_t most = vectors > n - 4 * vectors ? vectors : n - 4 * vectors;
     unsigned ctas = (unsigned)min_i64(ceil_div(most, THREADS), (int64_t)CTAS * device_state.sms);
-    launch_pdl(weight_scale_kernel, ctas, THREADS, 0, s, dw, dalpha, w, alpha, n, vectors,
-               scratch_floats(s, SCRATCH_WEIGHT_SCALE, ctas), scratch_counter(s, SCRATCH_WEIGHT_SCALE));
+    weight_scale_kernel<<<ctas, THREADS, 0, s>>>(dw, dalpha, w, alpha, n, vectors,
+                                                 scratch_floats(s, SCRATCH_WEIGHT_SCALE, ctas),
+                                                 scratch_counter(s, SCRATCH_WEIGHT_SCALE));
+    CHECK_LAUNCH();
 }

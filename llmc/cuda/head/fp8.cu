@@ -64,7 +64,6 @@ void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, cons
 
 __global__ void fp8_round_kernel(floatX *out, const floatX *x, float scale, int64_t n)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
         out[i] = __float2bfloat16(fp8_value(to_float(x[i]) / scale, __NV_E4M3));
@@ -74,6 +73,6 @@ void fp8_round(Stream s, floatX *out, const floatX *x, float scale, int64_t n)
 {
     if (n <= 0)
         return;
-    launch_pdl(fp8_round_kernel, (unsigned)ceil_div(n, TRANSPOSE_THREADS), TRANSPOSE_THREADS, 0, s, out, x,
-               scale, n);
+    fp8_round_kernel<<<(unsigned)ceil_div(n, TRANSPOSE_THREADS), TRANSPOSE_THREADS, 0, s>>>(out, x, scale, n);
+    CHECK_LAUNCH();
 }

@@ -53,7 +53,6 @@ template <class Source, bool VECTORS>
 __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const TransposeOut t,
                                                                           const Source source)
 {
-    pdl_begin();
     __shared__ uint4 tile[TRANSPOSE_TILE * TRANSPOSE_WORDS / 4];
     uint32_t *words = reinterpret_cast<uint32_t *>(tile);
     // Rows in descending order: the last rows are what the kernel before this one has left in L2.
@@ -114,7 +113,8 @@ template <class Source> static void transpose_tiles(Stream s, const TransposeOut
     bool vectors =
         t->rows_padded % 16 == 0 && t->transposed_pitch % 16 == 0 && (uintptr_t)t->transposed % 16 == 0;
     if (vectors)
-        launch_pdl(fp8_transpose_kernel<Source, true>, grid, TRANSPOSE_THREADS, 0, s, *t, source);
+        fp8_transpose_kernel<Source, true><<<grid, TRANSPOSE_THREADS, 0, s>>>(*t, source);
     else
-        launch_pdl(fp8_transpose_kernel<Source, false>, grid, TRANSPOSE_THREADS, 0, s, *t, source);
+        fp8_transpose_kernel<Source, false><<<grid, TRANSPOSE_THREADS, 0, s>>>(*t, source);
+    CHECK_LAUNCH();
 }

@@ -16,7 +16,6 @@ enum { ROWS = WARP, GROUPS = 8 }; // of a block of loss_from_sums
 // factors: (n, the first target's code)
 template <int TERMS> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
 {
-    pdl_begin();
     __shared__ float shared[GROUPS][ROWS];
     int lane = threadIdx.x % ROWS, group = threadIdx.x / ROWS, row = blockIdx.x * ROWS + lane;
     float sum = 0;
@@ -62,9 +61,10 @@ void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a)
         return;
     unsigned blocks = (unsigned)ceil_div(a->rows, ROWS);
     if (one_term(&a->targets))
-        launch_pdl(loss_from_sums_kernel<1>, blocks, ROWS * GROUPS, 0, s, *f, *a);
+        loss_from_sums_kernel<1><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
     else
-        launch_pdl(loss_from_sums_kernel<MAX_TERMS>, blocks, ROWS * GROUPS, 0, s, *f, *a);
+        loss_from_sums_kernel<MAX_TERMS><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
+    CHECK_LAUNCH();
 }
 
 namespace

@@ -173,7 +173,6 @@ __global__ __launch_bounds__(MAX_THREADS, 1) void loss_gradient_staged_kernel(co
     __shared__ uint64_t barrier[2];
     __shared__ float shared[WARP];
     int vectors = Vp / 8;
-    pdl_begin();
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++)
             mbarrier_init(&barrier[i], 1);
@@ -209,7 +208,6 @@ __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(const 
                                                                           const RowTargets targets, int rows,
                                                                           int Vp)
 {
-    pdl_begin();
     __shared__ float shared[WARP];
     int row = blockIdx.x;
     int64_t at = (int64_t)row * Vp;
@@ -248,7 +246,6 @@ __global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(con
                                                                              const RowTargets targets,
                                                                              int rows, int Vp)
 {
-    pdl_begin();
     __shared__ uint4 held[IN_SHARED * HELD_THREADS];
     __shared__ float shared[WARP];
     int row = blockIdx.x, vectors = Vp / 8;
@@ -328,8 +325,10 @@ __global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(con
 template <GradientForm FORM, int TERMS>
 static void launch_held(Stream s, const LossForm *f, const LossGradient *a)
 {
-    launch_pdl(loss_gradient_held_kernel<FORM, TERMS>, (unsigned)a->rows_padded, HELD_THREADS, 0, s, *f,
-               a->losses, a->logits, a->codes, a->targets, a->rows, a->Vp);
+    loss_gradient_held_kernel<FORM, TERMS>
+        <<<(unsigned)a->rows_padded, HELD_THREADS, 0, s>>>(*f, a->losses, a->logits, a->codes, a->targets,
+                                                           a->rows, a->Vp);
+    CHECK_LAUNCH();
 }
 
 // ---- launch ----------------------------------------------------------------------------------------------
@@ -359,15 +358,18 @@ static void launch_loss_gradient(Stream s, const LossForm *f, const LossGradient
     }
     size_t stage_bytes = (size_t)a->Vp * 4;
     if (!device_has_bulk_copies() || stage_bytes + 2048 > device_state.shared_block) {
-        launch_pdl(loss_gradient_plain_kernel<FORM, TERMS>, (unsigned)a->rows_padded, 512, 0, s, *f,
-                   a->losses, a->logits, a->codes, a->targets, a->rows, a->Vp);
+        loss_gradient_plain_kernel<FORM, TERMS>
+            <<<(unsigned)a->rows_padded, 512, 0, s>>>(*f, a->losses, a->logits, a->codes, a->targets, a->rows,
+                                                      a->Vp);
     } else {
         int threads = threads_for(a->Vp / 8), blocks = (int)min_i64(a->rows_padded, device_state.sms);
         CUDA_CHECK(cudaFuncSetAttribute(loss_gradient_staged_kernel<FORM, TERMS>,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, (int)stage_bytes));
-        launch_pdl(loss_gradient_staged_kernel<FORM, TERMS>, (unsigned)blocks, threads, stage_bytes, s, *f,
-                   a->losses, a->logits, a->codes, a->targets, a->rows, a->rows_padded, a->Vp);
+        loss_gradient_staged_kernel<FORM, TERMS>
+            <<<(unsigned)blocks, threads, stage_bytes, s>>>(*f, a->losses, a->logits, a->codes, a->targets,
+                                                            a->rows, a->rows_padded, a->Vp);
     }
+    CHECK_LAUNCH();
 }
 
 template <GradientForm FORM> static void launch_for_terms(Stream s, const LossForm *f, const LossGradient *a)
@@ -400,7 +402,6 @@ void loss_gradient_rows(Stream s, const LossForm *f, const LossGradient *a)
 template <bool MASKED>
 __global__ __launch_bounds__(EVAL_THREADS) void loss_rows_kernel(const LossForm f, const LossRows a)
 {
-    pdl_begin();
     __shared__ float shared[WARP];
     int at = blockIdx.x, target = a.targets[at];
     const float *row = a.logits + (int64_t)at * a.Vp;
@@ -423,14 +424,14 @@ void loss_rows(Stream s, const LossForm *f, const LossRows *a)
     if (a->rows <= 0)
         return;
     if (a->mask.impossible)
-        launch_pdl(loss_rows_kernel<true>, (unsigned)a->rows, EVAL_THREADS, 0, s, *f, *a);
+        loss_rows_kernel<true><<<(unsigned)a->rows, EVAL_THREADS, 0, s>>>(*f, *a);
     else
-        launch_pdl(loss_rows_kernel<false>, (unsigned)a->rows, EVAL_THREADS, 0, s, *f, *a);
+        loss_rows_kernel<false><<<(unsigned)a->rows, EVAL_THREADS, 0, s>>>(*f, *a);
+    CHECK_LAUNCH();
 }
 
 __global__ void softcap_kernel(const LossForm f, float *z, int64_t n)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
         z[i] = capped(z[i], f);
@@ -440,13 +441,13 @@ void softcap(Stream s, const LossForm *f, float *z, int64_t n)
 {
     if (n <= 0)
         return;
-    launch_pdl(softcap_kernel, (unsigned)ceil_div(n, 256), 256, 0, s, *f, z, n);
+    softcap_kernel<<<(unsigned)ceil_div(n, 256), 256, 0, s>>>(*f, z, n);
+    CHECK_LAUNCH();
 }
 
 // One CTA, and in double: an fp32 sum of a few hundred thousand losses would lose its last digits.
 __global__ void sum_in_order_kernel(float *out, const float *x, int n)
 {
-    pdl_begin();
     __shared__ double sums[1024];
     double sum = 0;
     for (int i = threadIdx.x; i < n; i += 1024)
@@ -463,5 +464,6 @@ __global__ void sum_in_order_kernel(float *out, const float *x, int n)
 
 void sum_in_order(Stream s, float *out, const float *x, int n)
 {
-    launch_pdl(sum_in_order_kernel, 1, 1024, 0, s, out, x, n);
+    sum_in_order_kernel<<<1, 1024, 0, s>>>(out, x, n);
+    CHECK_LAUNCH();
 }

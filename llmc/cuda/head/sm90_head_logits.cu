@@ -348,7 +348,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         fence_mbarrier_init();
     }
     cluster_sync_relaxed();
-    pdl_begin();
     if (group < 2) {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume<MODE, COLS, MASKED>(m, k, group, rank);
@@ -405,7 +404,7 @@ static void launch(Stream s, const CUtensorMap &map_x, const CUtensorMap &map_w,
     size_t shared = (size_t)(k.slabs * COLS * TILE_K_BYTES + k.stages * STAGE_BYTES + BARRIER_BYTES);
     int64_t clusters = min_i64(ceil_div(k.col_tiles, CLUSTER), device_state.sms / CLUSTER);
     cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = cluster_launch(attributes, s, {CLUSTER, THREADS, shared}, clusters, true);
+    cudaLaunchConfig_t config = cluster_launch(attributes, s, {CLUSTER, THREADS, shared}, clusters, false);
     CUDA_CHECK(cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS, MASKED>, map_x, map_w, k));
 }
 

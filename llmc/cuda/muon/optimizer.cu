@@ -24,7 +24,6 @@ __global__ __launch_bounds__(THREADS) void adam_vector_kernel(floatX *p, floatX 
                                                               const StepParams *step, AdamRule rule,
                                                               int64_t vectors)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= vectors)
         return;
@@ -53,7 +52,6 @@ template <class T>
 __global__ __launch_bounds__(THREADS) void adam_kernel(T *p, T *m, T *v, float *grad, const StepParams *step,
                                                        AdamRule rule, int64_t n)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= n)
         return;
@@ -72,11 +70,12 @@ void adam_update(Stream s, floatX *p, floatX *m, floatX *v, float *grad, const S
     int64_t vectors = aligned16(p) && aligned16(m) && aligned16(v) && aligned16(grad) ? n / 8 : 0,
             rest = n - 8 * vectors, at = 8 * vectors;
     if (vectors)
-        launch_pdl(adam_vector_kernel, (unsigned)ceil_div(vectors, THREADS), THREADS, 0, s, p, m, v, grad,
-                   step, rule, vectors);
+        adam_vector_kernel<<<(unsigned)ceil_div(vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule,
+                                                                                    vectors);
     if (rest)
-        launch_pdl(adam_kernel<floatX>, (unsigned)ceil_div(rest, THREADS), THREADS, 0, s, p + at, m + at,
-                   v + at, grad + at, step, rule, rest);
+        adam_kernel<<<(unsigned)ceil_div(rest, THREADS), THREADS, 0, s>>>(p + at, m + at, v + at, grad + at,
+                                                                          step, rule, rest);
+    CHECK_LAUNCH();
 }
 
 void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const StepParams *step,
@@ -84,8 +83,8 @@ void adam_update_fp32(Stream s, float *p, float *m, float *v, float *grad, const
 {
     OP_SCOPE(adam_update_fp32, n);
     if (n > 0)
-        launch_pdl(adam_kernel<float>, (unsigned)ceil_div(n, THREADS), THREADS, 0, s, p, m, v, grad, step,
-                   rule, n);
+        adam_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, s>>>(p, m, v, grad, step, rule, n);
+    CHECK_LAUNCH();
 }
 
 static __device__ __forceinline__ void adam_decay_step(float &p, float &m, float &v, float g, RuleStep now,
@@ -105,7 +104,6 @@ __global__ __launch_bounds__(THREADS) void adam_decay_kernel(floatX *p, float *m
                                                              const StepParams *step, AdamRule rule, int64_t n,
                                                              int64_t vectors)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     float scale = step->grad_scale;
     RuleStep now = step->rule[rule.rule];
@@ -145,8 +143,9 @@ void adam_update_decay(Stream s, floatX *p, float *m, float *v, float *grad, con
         return;
     bool aligned = (uintptr_t)p % 8 == 0 && aligned16(m) && aligned16(v) && aligned16(grad);
     int64_t vectors = aligned ? n / 4 : 0;
-    launch_pdl(adam_decay_kernel, (unsigned)ceil_div(n - 3 * vectors, THREADS), THREADS, 0, s, p, m, v, grad,
-               step, rule, n, vectors);
+    adam_decay_kernel<<<(unsigned)ceil_div(n - 3 * vectors, THREADS), THREADS, 0, s>>>(p, m, v, grad, step,
+                                                                                       rule, n, vectors);
+    CHECK_LAUNCH();
 }
 
 // ---- NorMuon's momentum -----------------------------------------------------------------------------------
@@ -161,7 +160,6 @@ static __device__ __forceinline__ void momentum_step(float &u, float &m, float s
 __global__ __launch_bounds__(THREADS) void momentum_kernel(float *u, float *momentum, const StepParams *step,
                                                            int64_t n, int64_t vectors)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     float scale = step->grad_scale, mu = step->muon_momentum;
     if (i < vectors) {
@@ -185,8 +183,9 @@ void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *ste
     if (n <= 0)
         return;
     int64_t vectors = aligned16(u) && aligned16(momentum) ? n / 4 : 0;
-    launch_pdl(momentum_kernel, (unsigned)ceil_div(n - 3 * vectors, THREADS), THREADS, 0, s, u, momentum,
-               step, n, vectors);
+    momentum_kernel<<<(unsigned)ceil_div(n - 3 * vectors, THREADS), THREADS, 0, s>>>(u, momentum, step, n,
+                                                                                     vectors);
+    CHECK_LAUNCH();
 }
 
 // ---- NorMuon's update -------------------------------------------------------------------------------------
@@ -199,7 +198,6 @@ void normuon_momentum(Stream s, float *u, float *momentum, const StepParams *ste
 template <class T>
 __global__ __launch_bounds__(STRIP) void column_squares_kernel(float *sums, const T *o, int rows, int cols)
 {
-    pdl_begin();
     int col = blockIdx.x * STRIP + threadIdx.x, first = blockIdx.y * CHUNK, end = min(first + CHUNK, rows);
     if (col >= cols)
         return;
@@ -217,7 +215,6 @@ template <class T>
 __global__ __launch_bounds__(STRIP) void row_squares_kernel(float *sums, const T *o, int64_t all_rows,
                                                             int cols)
 {
-    pdl_begin();
     int64_t row = (int64_t)blockIdx.x * (STRIP / WARP) + threadIdx.x / WARP;
     if (row >= all_rows)
         return;
@@ -237,7 +234,6 @@ __global__ __launch_bounds__(1024) void second_moment_kernel(float *factor, floa
                                                              int chunks, int count, int stride, int elements,
                                                              float beta2)
 {
-    pdl_begin();
     __shared__ float shared[WARP];
     const float *mine = sums + (int64_t)blockIdx.x * chunks * count;
     float *s = second + (int64_t)blockIdx.x * stride, *f = factor + (int64_t)blockIdx.x * count, before = 0,
@@ -280,7 +276,6 @@ template <class T, int VECTOR>
 __global__ __launch_bounds__(THREADS) void update_kernel(NormuonUpdate a, const T *o, const float *factor,
                                                          const StepParams *step)
 {
-    pdl_begin();
     int i = (blockIdx.x * THREADS + threadIdx.x) * VECTOR, b = blockIdx.y;
     if (i >= a.rows * a.cols)
         return;
@@ -352,21 +347,23 @@ static void update_slice(Stream s, const NormuonUpdate *a, const StepParams *ste
     float *factor = scratch, *sums = scratch + (size_t)a->batch * (size_t)count;
     if (a->per_column) {
         dim3 grid((unsigned)ceil_div(a->cols, STRIP), (unsigned)chunks, (unsigned)a->batch);
-        launch_pdl(column_squares_kernel<T>, grid, STRIP, 0, s, sums, o, a->rows, a->cols);
+        column_squares_kernel<T><<<grid, STRIP, 0, s>>>(sums, o, a->rows, a->cols);
     } else {
         int64_t rows = (int64_t)a->batch * a->rows;
-        launch_pdl(row_squares_kernel<T>, (unsigned)ceil_div(rows, STRIP / WARP), STRIP, 0, s, sums, o, rows,
-                   a->cols);
+        row_squares_kernel<T>
+            <<<(unsigned)ceil_div(rows, STRIP / WARP), STRIP, 0, s>>>(sums, o, rows, a->cols);
     }
-    launch_pdl(second_moment_kernel, (unsigned)a->batch, 1024, 0, s, factor, a->second, sums, chunks, count,
-               a->rows > a->cols ? a->rows : a->cols, a->per_column ? a->rows : a->cols, a->beta2);
+    second_moment_kernel<<<(unsigned)a->batch, 1024, 0, s>>>(factor, a->second, sums, chunks, count,
+                                                             a->rows > a->cols ? a->rows : a->cols,
+                                                             a->per_column ? a->rows : a->cols, a->beta2);
     bool vector = a->cols % 4 == 0 && a->stride % 4 == 0 && aligned16(a->o) && aligned16(a->w) &&
                   aligned16(a->wx) && aligned16(a->grad);
     dim3 grid((unsigned)ceil_div(each, THREADS * (vector ? 4 : 1)), (unsigned)a->batch);
     if (vector)
-        launch_pdl(update_kernel<T, 4>, grid, THREADS, 0, s, *a, o, factor, step);
+        update_kernel<T, 4><<<grid, THREADS, 0, s>>>(*a, o, factor, step);
     else
-        launch_pdl(update_kernel<T, 1>, grid, THREADS, 0, s, *a, o, factor, step);
+        update_kernel<T, 1><<<grid, THREADS, 0, s>>>(*a, o, factor, step);
+    CHECK_LAUNCH();
 }
 
 void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
@@ -402,7 +399,6 @@ void normuon_update(Stream s, const NormuonUpdate *a, const StepParams *step)
 __global__ __launch_bounds__(THREADS) void cast_kernel(floatX *wx, const float *w, int64_t n, int64_t vectors,
                                                        bool truncate)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < vectors) {
         float4 a = reinterpret_cast<const float4 *>(w)[2 * i],
@@ -423,6 +419,6 @@ void cast_weights(Stream s, floatX *wx, const float *w, int64_t n, bool truncate
     if (n <= 0)
         return;
     int64_t vectors = aligned16(wx) && aligned16(w) ? n / 8 : 0;
-    launch_pdl(cast_kernel, (unsigned)ceil_div(n - 7 * vectors, THREADS), THREADS, 0, s, wx, w, n, vectors,
-               truncate);
+    cast_kernel<<<(unsigned)ceil_div(n - 7 * vectors, THREADS), THREADS, 0, s>>>(wx, w, n, vectors, truncate);
+    CHECK_LAUNCH();
 }

@@ -15,7 +15,6 @@ static __device__ __forceinline__ float gate_dot(const floatX *row, const floatX
 template <int VPL>
 __global__ __launch_bounds__(ROW_THREADS) void embed_forward_kernel(const EmbedForward a, int N, int d)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, t = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (t >= N)
         return;
@@ -59,7 +58,7 @@ void embed_forward(Stream s, const EmbedForward *a, int N, int d)
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (launch_pdl(embed_forward_kernel<VPL>, blocks, ROW_THREADS, 0, s, *a, N, d)));
+    DISPATCH_WIDTH(d, (embed_forward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(*a, N, d)));
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -166,7 +165,6 @@ template <int VPL>
 __global__ __launch_bounds__(ROW_THREADS) void embed_backward_kernel(EmbedBackward a, int N, int d,
                                                                      float *partials, unsigned *counter)
 {
-    pdl_begin();
     __shared__ float sums[ROW_WARPS][MAX_GATE_INPUTS + 1];
     __shared__ bool last;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = (blockIdx.x * ROW_WARPS + warp) * RUN,
@@ -210,6 +208,7 @@ void embed_backward(Stream s, const EmbedBackward *a, int N, int d)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS * RUN);
     float *partials = scratch_floats(s, SCRATCH_EMBED, (size_t)blocks * (size_t)(a->gate_inputs + 1));
-    DISPATCH_WIDTH(d, (launch_pdl(embed_backward_kernel<VPL>, blocks, ROW_THREADS, 0, s, *a, N, d, partials,
-                                  scratch_counter(s, SCRATCH_EMBED))));
+    DISPATCH_WIDTH(d,
+                   (embed_backward_kernel<VPL>
+                    <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, scratch_counter(s, SCRATCH_EMBED))));
 }

@@ -86,7 +86,6 @@ static __device__ __forceinline__ void add_transposed_product(float (&sum)[4][4]
 // A CTA a tile: hidden [token][unit], w2 [unit][number].
 __global__ __launch_bounds__(THREADS) void generator_kernel(float *out, const floatX *pre, Generator g, int N)
 {
-    pdl_begin();
     __shared__ __align__(16) Tile hidden, w2;
     int first = blockIdx.x * TILE, rows = min(TILE, N - first), K = g.K;
     for (int i = threadIdx.x; i < TILE * g.width / 8; i += THREADS) {
@@ -127,7 +126,8 @@ void generator_forward(Stream s, float *out, floatX *pre, const Generator *g, co
     ProductContext c = {s, NULL};
     Product p = {pre, x, g->w1, NULL, NULL, N, d, g->width, 1};
     matmul_forward(&c, &p);
-    launch_pdl(generator_kernel, (unsigned)ceil_div(N, TILE), THREADS, 0, s, out, pre, *g, N);
+    generator_kernel<<<(unsigned)ceil_div(N, TILE), THREADS, 0, s>>>(out, pre, *g, N);
+    CHECK_LAUNCH();
 }
 
 // ---- backward ---------------------------------------------------------------------------------------------
@@ -185,7 +185,6 @@ static __device__ __forceinline__ void store_dpre(const BackwardTiles &s, const 
 __global__ __launch_bounds__(THREADS, CTAS) void generator_backward_kernel(GeneratorBackward a, Generator g,
                                                                            int N, float *partials)
 {
-    pdl_begin();
     extern __shared__ __align__(16) unsigned char memory[];
     BackwardTiles &s = *reinterpret_cast<BackwardTiles *>(memory);
     int row = threadIdx.x / 16, col = threadIdx.x % 16, width = g.width, K = g.K;
@@ -231,7 +230,6 @@ __global__ __launch_bounds__(SUM_STRIPES *WARP) void generator_sums_kernel(Gener
                                                                            float *scale_partials,
                                                                            unsigned *counter)
 {
-    pdl_begin();
     __shared__ float stripes[SUM_STRIPES][WARP];
     int lane = threadIdx.x % WARP, stripe = threadIdx.x / WARP, i = blockIdx.x * WARP + lane;
     int products = g.K * g.width, count = products + g.K;
@@ -264,10 +262,11 @@ void generator_backward(Stream s, const GeneratorBackward *a, int N, int d)
     float *partials = scratch_floats(s, SCRATCH_GENERATOR, (size_t)ctas * count + (size_t)sum_ctas);
     CUDA_CHECK(cudaFuncSetAttribute(generator_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     sizeof(BackwardTiles)));
-    launch_pdl(generator_backward_kernel, (unsigned)ctas, THREADS, sizeof(BackwardTiles), s, *a, *g, N,
-               partials);
-    launch_pdl(generator_sums_kernel, (unsigned)sum_ctas, SUM_STRIPES * WARP, 0, s, *a, *g, partials, ctas,
-               partials + (size_t)ctas * count, scratch_counter(s, SCRATCH_GENERATOR));
+    generator_backward_kernel<<<(unsigned)ctas, THREADS, sizeof(BackwardTiles), s>>>(*a, *g, N, partials);
+    CHECK_LAUNCH();
+    generator_sums_kernel<<<(unsigned)sum_ctas, SUM_STRIPES * WARP, 0, s>>>(
+        *a, *g, partials, ctas, partials + (size_t)ctas * count, scratch_counter(s, SCRATCH_GENERATOR));
+    CHECK_LAUNCH();
     ProductContext c = {s, NULL};
     InputGrad p = {a->dx, a->dpre, g->w1, N, d, g->width, a->residual};
     matmul_backward_input(&c, &p);

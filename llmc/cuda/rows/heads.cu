@@ -100,7 +100,6 @@ __global__ __launch_bounds__(ROW_THREADS,
                              CTAS) void heads_forward_kernel(const __grid_constant__ HeadsForward a, int N,
                                                              int H, int e)
 {
-    pdl_begin();
     HeadLane l = head_lane<LANES>(N, H);
     int qk = a.qk, keys = qk / 8, key_at = (int)l.unit * keys + l.j;
     bool key = l.has && l.j < keys, below = a.offset && l.j >= keys / 2;
@@ -137,7 +136,6 @@ __global__ __launch_bounds__(ROW_THREADS,
                              CTAS) void heads_values_kernel(const __grid_constant__ HeadsForward a, int N,
                                                             int H, int e)
 {
-    pdl_begin();
     HeadLane l = head_lane<VALUE_LANES>(N, H);
     ValueParts value = load_value(a, l, H, e);
     float gate = value.u_row ? value_gate<VALUE_LANES>(a.value, l.t, l.n, value.u_row, H, H * e, l.j) : 0;
@@ -173,7 +171,6 @@ __device__ __forceinline__ void norm_rotate_any(floatX *out, float *rstd, const 
 
 __global__ __launch_bounds__(ROW_THREADS) void heads_forward_any_kernel(HeadsForward a, int N, int H, int e)
 {
-    pdl_begin();
     int64_t unit = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
     int lane = threadIdx.x % WARP;
     if (unit >= (int64_t)N * H)
@@ -207,13 +204,12 @@ void heads_forward(Stream s, const HeadsForward *a, int N, int H, int e)
     assert(a->qk % 4 == 0 && (!a->paired || H % 2 == 0));
     int64_t heads = (int64_t)N * H;
     if (!heads_in_vectors(a->qk, e))
-        launch_pdl(heads_forward_any_kernel, ceil_div(heads, ROW_WARPS), ROW_THREADS, 0, s, *a, N, H, e);
+        heads_forward_any_kernel<<<ceil_div(heads, ROW_WARPS), ROW_THREADS, 0, s>>>(*a, N, H, e);
     else if (a->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2)
-        launch_pdl(heads_forward_kernel<16>, ceil_div(heads * 16, ROW_THREADS), ROW_THREADS, 0, s, *a, N, H,
-                   e);
+        heads_forward_kernel<16><<<ceil_div(heads * 16, ROW_THREADS), ROW_THREADS, 0, s>>>(*a, N, H, e);
     else
-        launch_pdl(heads_forward_kernel<32>, ceil_div(heads * 32, ROW_THREADS), ROW_THREADS, 0, s, *a, N, H,
-                   e);
+        heads_forward_kernel<32><<<ceil_div(heads * 32, ROW_THREADS), ROW_THREADS, 0, s>>>(*a, N, H, e);
+    CHECK_LAUNCH();
 }
 
 void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N, int H, int e)
@@ -231,7 +227,7 @@ void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N,
     } else if (heads.value.table || heads.value.extra) {
         assert(e <= 8 * VALUE_LANES);
         int64_t lanes = (int64_t)N * H * VALUE_LANES;
-        launch_pdl(heads_values_kernel, ceil_div(lanes, ROW_THREADS), ROW_THREADS, 0, c->stream, heads, N, H,
-                   e);
+        heads_values_kernel<<<ceil_div(lanes, ROW_THREADS), ROW_THREADS, 0, c->stream>>>(heads, N, H, e);
+        CHECK_LAUNCH();
     }
 }

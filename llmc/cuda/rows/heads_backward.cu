@@ -228,7 +228,6 @@ template <int LANES, bool GATES>
 __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backward_kernel(
     const __grid_constant__ Backward a, int N, int H, int e, float *partials, unsigned *counter)
 {
-    pdl_begin();
     extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
     const ValueMix &m = a.f.value;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % LANES, keys = a.f.qk / 8,
@@ -291,7 +290,6 @@ __global__ __launch_bounds__(ROW_THREADS, 2) void heads_backward_any_kernel(Back
                                                                             float *partials,
                                                                             unsigned *counter)
 {
-    pdl_begin();
     extern __shared__ float shared[];
     const ValueMix &m = a.f.value;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, qk = a.f.qk, width = H * qk, d = H * e;
@@ -347,11 +345,10 @@ static void launch(Stream s, const Backward &a, int blocks, size_t bytes, float 
 {
     unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     if (bytes)
-        launch_pdl(heads_backward_kernel<LANES, true>, blocks, ROW_THREADS, bytes, s, a, N, H, e, partials,
-                   counter);
+        heads_backward_kernel<LANES, true><<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
     else
-        launch_pdl(heads_backward_kernel<LANES, false>, ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s, a, N, H, e,
-                   nullptr, nullptr);
+        heads_backward_kernel<LANES, false>
+            <<<ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(a, N, H, e, NULL, NULL);
 }
 
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
@@ -377,7 +374,8 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
         if (bytes > STATIC_SHARED)
             CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
                                             cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-        launch_pdl(heads_backward_any_kernel, blocks, ROW_THREADS, bytes, s, both, N, H, e, partials,
-                   scratch_counter(s, SCRATCH_HEADS));
+        heads_backward_any_kernel<<<blocks, ROW_THREADS, bytes, s>>>(both, N, H, e, partials,
+                                                                     scratch_counter(s, SCRATCH_HEADS));
     }
+    CHECK_LAUNCH();
 }

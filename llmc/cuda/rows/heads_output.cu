@@ -63,7 +63,6 @@ __device__ __forceinline__ float gate_of(const HeadsOutput &a, const HeadVector 
 __global__ __launch_bounds__(THREADS) void heads_output_forward_kernel(HeadsOutput a, int N, int H, int e,
                                                                        int lanes)
 {
-    pdl_begin();
     HeadVector p = head_vector(N, H, e, lanes);
     bool has = p.head && 8 * p.j < e;
     float y[8], v[8], gate = gate_of(a, p), alpha = alpha_of(a, p), along = 0;
@@ -113,7 +112,6 @@ __global__ __launch_bounds__(THREADS,
                              CTAS) void heads_output_backward_kernel(const __grid_constant__ Backward a,
                                                                      int N, int H, int e, int lanes)
 {
-    pdl_begin();
     HeadVector p = head_vector(N, H, e, lanes);
     float gate = gate_of(a.f, p), alpha = alpha_of(a.f, p), y[8], v[8], g[8], sums[4] = {};
     Vectors of = load_vectors(a, p, e, lanes);
@@ -171,7 +169,8 @@ void heads_output_forward(Stream s, const HeadsOutput *a, int N, int H, int e)
     check_width(e, "heads_output_forward");
     int lanes = head_lanes(e);
     unsigned blocks = (unsigned)ceil_div((int64_t)N * H * lanes, THREADS);
-    launch_pdl(heads_output_forward_kernel, blocks, THREADS, 0, s, *a, N, H, e, lanes);
+    heads_output_forward_kernel<<<blocks, THREADS, 0, s>>>(*a, N, H, e, lanes);
+    CHECK_LAUNCH();
 }
 
 void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H, int e)
@@ -183,5 +182,6 @@ void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H,
     Backward both = {*a, *a->forward};
     int lanes = (int)ceil_div(head_lanes(e), VECTORS);
     unsigned blocks = (unsigned)ceil_div((int64_t)N * H * lanes, THREADS);
-    launch_pdl(heads_output_backward_kernel, blocks, THREADS, 0, s, both, N, H, e, lanes);
+    heads_output_backward_kernel<<<blocks, THREADS, 0, s>>>(both, N, H, e, lanes);
+    CHECK_LAUNCH();
 }

@@ -8,7 +8,6 @@ enum { THREADS = 256 };
 __global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency,
                                    const int32_t *position, int rows, int count)
 {
-    pdl_begin();
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, row = i / count;
     if (row >= rows)
         return;
@@ -24,7 +23,6 @@ struct Frequencies {
 };
 __global__ void store_frequencies_kernel(float *out, Frequencies in, int count)
 {
-    pdl_begin();
     for (int i = threadIdx.x; i < count; i += blockDim.x)
         out[i] = in.f[i];
 }
@@ -41,9 +39,10 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, con
     for (int i = 0; i < count; i++)
         by_value.f[i] = frequency[i];
     float *scratch = scratch_floats(s, SCRATCH_ROPE, (size_t)count);
-    launch_pdl(store_frequencies_kernel, 1, 256, 0, s, scratch, by_value, count);
+    store_frequencies_kernel<<<1, 256, 0, s>>>(scratch, by_value, count);
     int64_t blocks = ceil_div((int64_t)rows * count, THREADS);
-    launch_pdl(rope_tables_kernel, (unsigned)blocks, THREADS, 0, s, cos, sin, scratch, position, rows, count);
+    rope_tables_kernel<<<(unsigned)blocks, THREADS, 0, s>>>(cos, sin, scratch, position, rows, count);
+    CHECK_LAUNCH();
 }
 
 // ---- one rotation -----------------------------------------------------------------------------------------
@@ -100,7 +99,6 @@ static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const 
 
 __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int N, int H, int e)
 {
-    pdl_begin();
     unsigned half = e / 16, per_row = H * half, all = N * per_row,
              id = blockIdx.x * THREADS + threadIdx.x; // 64-bit divisions are slow
     // Groups beyond the end leave; the shuffles of the rest of their warp stay within groups.
@@ -125,7 +123,6 @@ __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int 
 // Any head width: one warp a head.
 __global__ __launch_bounds__(THREADS) void qkv_forward_any_kernel(QkvForward a, int N, int H, int e)
 {
-    pdl_begin();
     int64_t unit = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
     int lane = threadIdx.x % WARP, half = e / 2, turning = e / 4;
     if (unit >= (int64_t)N * H)
@@ -164,11 +161,12 @@ void qkv_forward(Stream s, const QkvForward *a, int N, int H, int e)
     if (N <= 0)
         return;
     if (qkv_fast_path(N, H, e))
-        launch_pdl(qkv_forward_kernel, (unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s,
-                   *a, N, H, e);
+        qkv_forward_kernel<<<(unsigned)ceil_div((int64_t)N * H * (e / 16), THREADS), THREADS, 0, s>>>(*a, N,
+                                                                                                      H, e);
     else
-        launch_pdl(qkv_forward_any_kernel, (unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s,
-                   *a, N, H, e);
+        qkv_forward_any_kernel<<<(unsigned)ceil_div((int64_t)N * H * WARP, THREADS), THREADS, 0, s>>>(*a, N,
+                                                                                                      H, e);
+    CHECK_LAUNCH();
 }
 
 // v alone, where the product has done everything else. One warp a token.
@@ -178,7 +176,6 @@ __global__ __launch_bounds__(ROW_THREADS) void mix_value_kernel(floatX *v, const
                                                                 const int32_t *tokens, const float *lambda,
                                                                 int N, int d)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (row >= N)
         return;
@@ -205,7 +202,8 @@ void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int
         qkv_forward(s, &rest, N, H, e);
     } else if (a->value_embed) {
         unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-        DISPATCH_WIDTH(d, (launch_pdl(mix_value_kernel<VPL>, blocks, ROW_THREADS, 0, s, a->v, rest.v_raw,
-                                      a->value_embed, a->tokens, a->lambda, N, d)));
+        DISPATCH_WIDTH(d,
+                       (mix_value_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->v, rest.v_raw, a->value_embed,
+                                                                             a->tokens, a->lambda, N, d)));
     }
 }

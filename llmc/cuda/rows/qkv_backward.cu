@@ -46,7 +46,6 @@ __device__ __forceinline__ void unrotate_gradient(floatX *out, Pair dy, Pair y, 
 __global__ __launch_bounds__(BACKWARD_THREADS) void qkv_backward_kernel(QkvBackward a, int N, int H, int e,
                                                                         float *partials, unsigned *counter)
 {
-    pdl_begin();
     unsigned half = e / 16, per_row = H * half, all = N * per_row;
     int d = H * e;
     float sums[2] = {0, 0}, lambda = a.lambda[0];
@@ -102,7 +101,6 @@ __global__ __launch_bounds__(BACKWARD_THREADS, 1) void qkv_backward_any_kernel(Q
                                                                                int e, float *partials,
                                                                                unsigned *counter)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, turning = e / 4, d = H * e;
     int64_t units = (int64_t)N * H, step = (int64_t)gridDim.x * (BACKWARD_THREADS / WARP);
     float sums[2] = {0, 0};
@@ -151,7 +149,6 @@ __global__ __launch_bounds__(THREADS, 3) void q_backward_kernel(const __grid_con
                                                                 const __grid_constant__ DqSums kept, int N,
                                                                 int H)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, head = blockIdx.x % H, tile = blockIdx.x / H, d = H * WIDTH;
     int first = tile * QUERIES + threadIdx.x / WARP * 16 + lane / 4;
     const float4 *sums = (const float4 *)(kept.sums + (int64_t)blockIdx.x * TILE_FLOATS) + threadIdx.x;
@@ -207,14 +204,16 @@ void qkv_backward(Stream s, const QkvBackward *a, int N, int H, int e)
     float *partials = scratch_floats(s, SCRATCH_QKV, (size_t)blocks * 2);
     unsigned *counter = scratch_counter(s, SCRATCH_QKV);
     if (fast)
-        launch_pdl(qkv_backward_kernel, blocks, BACKWARD_THREADS, 0, s, *a, N, H, e, partials, counter);
+        qkv_backward_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
     else
-        launch_pdl(qkv_backward_any_kernel, blocks, BACKWARD_THREADS, 0, s, *a, N, H, e, partials, counter);
+        qkv_backward_any_kernel<<<blocks, BACKWARD_THREADS, 0, s>>>(*a, N, H, e, partials, counter);
+    CHECK_LAUNCH();
 }
 
 void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N, int H)
 {
     if (N <= 0)
         return;
-    launch_pdl(q_backward_kernel, (unsigned)(ceil_div(N, QUERIES) * H), THREADS, 0, s, *a, *sums, N, H);
+    q_backward_kernel<<<(unsigned)(ceil_div(N, QUERIES) * H), THREADS, 0, s>>>(*a, *sums, N, H);
+    CHECK_LAUNCH();
 }

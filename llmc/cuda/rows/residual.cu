@@ -34,7 +34,6 @@ static __device__ __forceinline__ float last_factor(const Coefficient &t, const 
 
 __global__ void coefficients_forward_kernel(float *coef, const float *scalars, Coefficients c, int count)
 {
-    pdl_begin();
     int i = threadIdx.x;
     if (i >= count)
         return;
@@ -50,7 +49,6 @@ __global__ void coefficients_forward_kernel(float *coef, const float *scalars, C
 __global__ void coefficients_backward_kernel(float *dscalars, float *dcoef, const float *scalars,
                                              Coefficients c, int count)
 {
-    pdl_begin();
     for (int i = 0; i < count; i++) {
         Coefficient t = c.term[i];
         int index;
@@ -67,16 +65,17 @@ __global__ void coefficients_backward_kernel(float *dscalars, float *dcoef, cons
 void coefficients_forward(Stream s, float *coef, const float *scalars, const Coefficient *terms, int count)
 {
     OP_SCOPE(coefficients_forward);
-    launch_pdl(coefficients_forward_kernel, 1, MAX_COEFFICIENTS, 0, s, coef, scalars,
-               coefficients(terms, count), count);
+    coefficients_forward_kernel<<<1, MAX_COEFFICIENTS, 0, s>>>(coef, scalars, coefficients(terms, count),
+                                                               count);
+    CHECK_LAUNCH();
 }
 
 void coefficients_backward(Stream s, float *dscalars, float *dcoef, const float *scalars,
                            const Coefficient *terms, int count)
 {
     OP_SCOPE(coefficients_backward);
-    launch_pdl(coefficients_backward_kernel, 1, 1, 0, s, dscalars, dcoef, scalars, coefficients(terms, count),
-               count);
+    coefficients_backward_kernel<<<1, 1, 0, s>>>(dscalars, dcoef, scalars, coefficients(terms, count), count);
+    CHECK_LAUNCH();
 }
 
 // ---- forward ----------------------------------------------------------------------------------------------
@@ -88,7 +87,6 @@ __global__ __launch_bounds__(ROW_THREADS) void mix_rmsnorm_kernel(floatX *x_out,
                                                                   const floatX *skip, const float *coef,
                                                                   int N, int d)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (row >= N)
         return;
@@ -140,8 +138,9 @@ void mix_rmsnorm_forward(Stream s, const MixForward *a, int N, int d)
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (launch_pdl(mix_rmsnorm_kernel<VPL>, blocks, ROW_THREADS, 0, s, a->x_out, a->h, a->rstd,
-                                  a->x, a->x0, a->skip, a->coef, N, d)));
+    DISPATCH_WIDTH(d,
+                   (mix_rmsnorm_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->x_out, a->h, a->rstd, a->x,
+                                                                           a->x0, a->skip, a->coef, N, d)));
 }
 
 void rmsnorm_forward(Stream s, floatX *h, float *rstd, const floatX *x, int N, int d)
@@ -306,7 +305,6 @@ __global__ __launch_bounds__(ROW_THREADS,
                                                                                 float *partials,
                                                                                 unsigned *counter)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP;
     const float coef[3] = {a.coef[0], a.coef[1], a.coef[2]};
     float sums[3] = {0, 0, 0};
@@ -323,8 +321,8 @@ void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
     int blocks = row_blocks(N, 8);
     float *partials = scratch_floats(s, SCRATCH_MIX, (size_t)blocks * 3);
     unsigned *counter = scratch_counter(s, SCRATCH_MIX);
-    DISPATCH_WIDTH(d, (launch_pdl(mix_rmsnorm_backward_kernel<VPL>, blocks, ROW_THREADS, 0, s, *a, N, d,
-                                  partials, counter)));
+    DISPATCH_WIDTH(d, (mix_rmsnorm_backward_kernel<VPL>
+                       <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, counter)));
 }
 
 template <int VPL>
@@ -332,7 +330,6 @@ __global__ __launch_bounds__(ROW_THREADS) void rmsnorm_backward_kernel(floatX *d
                                                                        const floatX *h, const float *rstd,
                                                                        int N, int d)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (row >= N)
         return;
@@ -373,6 +370,5 @@ void rmsnorm_backward(Stream s, floatX *dx, const floatX *dh, const floatX *h, c
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (launch_pdl(rmsnorm_backward_kernel<VPL>, blocks, ROW_THREADS, 0, s, dx, dh, h, rstd, N,
-                                  d)));
+    DISPATCH_WIDTH(d, (rmsnorm_backward_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(dx, dh, h, rstd, N, d)));
 }

@@ -9,7 +9,6 @@ template <Move MOVE>
 __global__ __launch_bounds__(ROW_THREADS) void move_rows_kernel(float4 *packed, float4 *table,
                                                                 const int32_t *rows, int count, int vectors)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, k = blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
     if (k >= count || rows[k] < 0)
         return;
@@ -35,8 +34,9 @@ static void move_rows(Stream s, void *packed, void *table, const int32_t *rows, 
     if (count <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(count, ROW_WARPS);
-    launch_pdl(move_rows_kernel<MOVE>, blocks, ROW_THREADS, 0, s, (float4 *)packed, (float4 *)table, rows,
-               count, bytes / 16);
+    move_rows_kernel<MOVE>
+        <<<blocks, ROW_THREADS, 0, s>>>((float4 *)packed, (float4 *)table, rows, count, bytes / 16);
+    CHECK_LAUNCH();
 }
 
 void rows_load(Stream s, void *out, const void *table, const int32_t *rows, int count, int bytes)

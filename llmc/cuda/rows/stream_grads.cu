@@ -305,7 +305,6 @@ template <int READERS, int NORMS>
 __global__ __launch_bounds__(ROW_THREADS, READERS + NORMS > 7 ? 1 : 2) void stream_grad_kernel(
     const __grid_constant__ GradCall call, int N, int d, float *partials, unsigned *counter)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP;
     Lane l = lane_of(call.lane, lane);
     float mine = 0;
@@ -358,8 +357,8 @@ static void one_stream(Stream s, const StreamGrad *a, int N, int d)
     if (a->beside)
         call.lane[n].dscalar = a->dbeside;
     float *partials = partial_sums(s, call.lane, blocks);
-    launch_pdl(kernel, (unsigned)blocks, ROW_THREADS, 0, s, call, N, d, partials,
-               scratch_counter(s, SCRATCH_MIX));
+    kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials, scratch_counter(s, SCRATCH_MIX));
+    CHECK_LAUNCH();
 }
 
 // ---- several streams --------------------------------------------------------------------------------------
@@ -440,7 +439,6 @@ template <int STREAMS, int SUMS, bool DX, bool DOTS>
 __global__ __launch_bounds__(ROW_THREADS, DX &&DOTS ? 1 : 2) void several_streams_kernel(
     const __grid_constant__ SeveralCall call, int N, int d, float *partials, unsigned *counter)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP;
     Lane l = lane_of(call.lane, lane);
     float mine = 0;
@@ -502,7 +500,8 @@ static void several_streams(Stream s, const StreamGrad *a, int count, bool dx, i
     float *partials = partial_sums(s, call.lane, blocks);
     unsigned *counter = scratch_counter(s, SCRATCH_MIX);
     SeveralKernel kernel = several_kernel(count, dx, dots != 0);
-    launch_pdl(kernel, (unsigned)blocks, ROW_THREADS, 0, s, call, N, d, partials, counter);
+    kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials, counter);
+    CHECK_LAUNCH();
 }
 
 void stream_grads(Stream s, const StreamGrad *a, int count, int N, int d)

@@ -80,7 +80,6 @@ template <int TERMS>
 __global__ __launch_bounds__(ROW_THREADS, 2) void stream_mix_kernel(const __grid_constant__ StreamMix a,
                                                                     int N, int d)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, row = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = d / 8;
     if (row >= N)
         return;
@@ -123,5 +122,6 @@ void stream_mix(Stream s, const StreamMix *a, int N, int d)
     assert(a->terms >= 1 && a->terms <= MIX_STREAMS && d % 8 == 0);
     if (N <= 0)
         return;
-    launch_pdl(kernels[a->terms - 1], (unsigned)ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s, *a, N, d);
+    kernels[a->terms - 1]<<<(unsigned)ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(*a, N, d);
+    CHECK_LAUNCH();
 }

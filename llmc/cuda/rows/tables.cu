@@ -28,7 +28,6 @@ __global__ __launch_bounds__(ROW_THREADS) void signed_gather_kernel(floatX *out,
                                                                     const int32_t *rows, RowSigns signs,
                                                                     int N, int d, int width)
 {
-    pdl_begin();
     int lane = threadIdx.x % WARP, t = blockIdx.x * ROW_WARPS + threadIdx.x / WARP, vectors = width / 8;
     if (t >= N)
         return;
@@ -55,8 +54,8 @@ void signed_gather(Stream s, floatX *out, const floatX *table, const int32_t *ro
     if (N <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
-    DISPATCH_WIDTH(d, (launch_pdl(signed_gather_kernel<VPL>, blocks, ROW_THREADS, 0, s, out, table, rows,
-                                  *signs, N, d, width)));
+    DISPATCH_WIDTH(d, (signed_gather_kernel<VPL>
+                       <<<blocks, ROW_THREADS, 0, s>>>(out, table, rows, *signs, N, d, width)));
 }
 
 // ---- rows of a table --------------------------------------------------------------------------------------
@@ -267,7 +266,6 @@ __global__ __launch_bounds__(SUM_THREADS,
                                                              const float *scale, TokenRows rows, int N,
                                                              int width, float *partials, int2 *open)
 {
-    pdl_begin();
     __shared__ Place<READERS> places[SUM_WARPS][DEPTH];
     static_assert(SEGMENT <= WARP, "a lane holds one position, and one row of the table");
     int lane = threadIdx.x % WARP, strips = (width + STRIP - 1) / STRIP,
@@ -381,7 +379,6 @@ __global__ __launch_bounds__(ROW_THREADS, 3) void rows_join_kernel(float *dtable
                                                                    int segments, int width,
                                                                    const float *partials, const int2 *open)
 {
-    pdl_begin();
     __shared__ float4 shares[ROW_WARPS][WARP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first_segment = blockIdx.y * ROW_WARPS,
         segment = first_segment + warp, column = blockIdx.x * JOIN_COLUMNS + 4 * lane;
@@ -437,10 +434,12 @@ static void rows_grad(Stream s, float *dtable, const RowReader *readers, const f
     dim3 join((unsigned)ceil_div(width, JOIN_COLUMNS), (unsigned)ceil_div(segments, ROW_WARPS));
     float *partials = scratch_floats(s, SCRATCH_TABLE_GRAD, (size_t)segments * (2 * (size_t)width + 2));
     int2 *open = reinterpret_cast<int2 *>(partials + segments * 2 * width);
-    launch_pdl(rows_grad_kernel<READERS>, (unsigned)ceil_div(warps, SUM_WARPS), SUM_THREADS, 0, s, dtable,
-               all, scale, *rows, N, width, partials, open);
-    launch_pdl(rows_join_kernel, join, ROW_THREADS, 0, s, dtable, scale, (int)segments, width, partials,
-               open);
+    rows_grad_kernel<READERS><<<(unsigned)ceil_div(warps, SUM_WARPS), SUM_THREADS, 0, s>>>(dtable, all, scale,
+                                                                                           *rows, N, width,
+                                                                                           partials, open);
+    CHECK_LAUNCH();
+    rows_join_kernel<<<join, ROW_THREADS, 0, s>>>(dtable, scale, (int)segments, width, partials, open);
+    CHECK_LAUNCH();
 }
 
 void embedding_grad(Stream s, float *dtable, const floatX *g, const float *scale, const TokenRows *rows,

@@ -157,4 +157,14 @@ static __device__ __forceinline__ void remote_counter_wait(const uint32_t *count
                      : "memory");
 }
 
+// ---- programmatic dependent launch ------------------------------------------------------------------------
+
+// The next kernel of the stream may launch once all CTAs of this one have called this or exited.
+static __device__ __forceinline__ void pdl_launch_dependents()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// Waits until the kernels before this one are complete and their writes are visible.
+static __device__ __forceinline__ void pdl_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 #endif
