@@ -5,19 +5,20 @@
 // the packed tile under the next tile's WGMMAs. A row of a head lies in four neighbouring lanes, and the two
 // elements that rotate together lie in the same lane: the norm needs two shuffles, the rotation none.
 //
-// A warp does this for its own 16 rows, without barriers of the warpgroup, in two events a head, at fixed k
-// steps: TMA loads the angles into the warp's rows of the staging buffer while it takes the norm; then it
-// rotates, overwrites the angles with the head, and TMA stores it from there.
+// A warp does this for its own 16 rows, without barriers of the warpgroup, in three events a head, at fixed k
+// steps: TMA loads the angles into the warp's rows of the staging buffer while it takes the norm; it rotates;
+// it scales what does not rotate, overwrites the angles with the head, and TMA stores it from there.
 //
-// Budget of a warp and head: 230 instructions for the norm, 350 (halves) or 420 (pairs) for the rotation and
-// the store; two warps a scheduler, two heads a tile, and 1024 cycles a k step at the tensor cores' peak.
+// Budget of a warp and head: 230 instructions for the norm, 350 (halves) or 420 (pairs) for the other two
+// events; two warps a scheduler, two heads a tile, and 1024 cycles a k step at the tensor cores' peak. An
+// event delays the WGMMAs behind those that are in flight: none should take longer than they do.
 // Registers: 128 sums + 64 packed + 4 angles of 232; no spills.
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 
 // K steps of a tile's mainloop after which the epilogue of the previous tile advances.
-enum { NORM_0, ROTATE_0, NORM_1, ROTATE_1, EVENTS };
+enum { NORM_0, ROTATE_0, STORE_0, NORM_1, ROTATE_1, STORE_1, EVENTS };
 enum {
     HEAD = HALF_N,
     ANGLES = HEAD / 4,
@@ -176,13 +177,16 @@ static __device__ __forceinline__ void rotate_pair(uint32_t &x, uint32_t angle, 
     x = pack2(even * c + odd * s, odd * c - even * s);
 }
 
-// Norm and rotation of head SIDE, by the angles in the staging buffer.
-template <int SIDE, Rope ROPE>
+enum { EARLY_ANGLES = 3 * ANGLES / 4 }; // those of the first of the two events
+
+// Norm and rotation of the channels of angles FIRST to END - 1 of head SIDE, by the angles in the staging
+// buffer.
+template <int SIDE, Rope ROPE, int FIRST, int END>
 static __device__ __forceinline__ void rotate_head(PackedTile &t, const Consumer &g)
 {
     uint32_t *x = t.pair + 32 * SIDE, address = angles_address(g);
 #pragma unroll
-    for (int c = 0; c < ANGLES / 8; c++) {
+    for (int c = FIRST / 8; c < END / 8; c++) {
         uint32_t angles[4]; // eight cosines of both rows, then their sines
         ldmatrix_x4(angles, address ^ c << 4);
 #pragma unroll
@@ -198,6 +202,12 @@ static __device__ __forceinline__ void rotate_head(PackedTile &t, const Consumer
             }
         }
     }
+}
+
+// Norm of the channels of head SIDE that do not rotate.
+template <int SIDE, Rope ROPE> static __device__ __forceinline__ void scale_others(PackedTile &t)
+{
+    uint32_t *x = t.pair + 32 * SIDE;
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         bool rotated = ROPE == ROPE_HALVES ? i % 16 < 8 : i < 16;
@@ -273,10 +283,20 @@ static __device__ __forceinline__ void norm_event(PackedTile &t, const Consumer 
     }
 }
 
-// Of q and k: rotates and stores the head. Of v: scales and stores it, where there is a scale.
+// Of q and k: rotates most of the head.
 template <int SIDE, Rope ROPE>
-static __device__ __forceinline__ void rotate_event(PackedTile &t, const Consumer &g, const QkvMaps &maps,
-                                                    const QkvWork &work)
+static __device__ __forceinline__ void rotate_event(PackedTile &t, const Consumer &g, const QkvWork &work)
+{
+    if (t.head + SIDE >= work.first_v)
+        return;
+    mbarrier_wait(angles_full(g), SIDE); // a tile of q and k loads twice: the phases alternate
+    rotate_head<SIDE, ROPE, 0, EARLY_ANGLES>(t, g);
+}
+
+// Of q and k: finishes and stores the head. Of v: scales and stores it, where there is a scale.
+template <int SIDE, Rope ROPE>
+static __device__ __forceinline__ void store_event(PackedTile &t, const Consumer &g, const QkvMaps &maps,
+                                                   const QkvWork &work)
 {
     int head = t.head + SIDE;
     if (head >= work.end || (head >= work.first_v && !work.v_scale))
@@ -289,8 +309,8 @@ static __device__ __forceinline__ void rotate_event(PackedTile &t, const Consume
         store_rows<SIDE>(t, g, &maps.v, &maps.v, (head - work.first_v) * HEAD, 0);
         return;
     }
-    mbarrier_wait(angles_full(g), SIDE); // a tile of q and k loads twice: the phases alternate
-    rotate_head<SIDE, ROPE>(t, g);
+    rotate_head<SIDE, ROPE, EARLY_ANGLES, ANGLES>(t, g);
+    scale_others<SIDE, ROPE>(t);
     bool key = head >= work.H, shifted = key && work.first_key;
     int col = (key ? head - work.H : head) * HEAD;
     const CUtensorMap *out = &maps.plane[key];
@@ -313,11 +333,15 @@ static __device__ __forceinline__ void consume_tile(PackedTile &t, float scale, 
         if (before && k == work.at[NORM_0])
             norm_event<0>(t, g, maps, work);
         if (before && k == work.at[ROTATE_0])
-            rotate_event<0, ROPE>(t, g, maps, work);
+            rotate_event<0, ROPE>(t, g, work);
+        if (before && k == work.at[STORE_0])
+            store_event<0, ROPE>(t, g, maps, work);
         if (before && k == work.at[NORM_1])
             norm_event<1>(t, g, maps, work);
         if (before && k == work.at[ROTATE_1])
-            rotate_event<1, ROPE>(t, g, maps, work);
+            rotate_event<1, ROPE>(t, g, work);
+        if (before && k == work.at[STORE_1])
+            store_event<1, ROPE>(t, g, maps, work);
     }
     mainloop_finish<COLS>(sum, g);
 #pragma unroll
@@ -343,10 +367,12 @@ static __device__ __forceinline__ void consume(Consumer &g, const QkvMaps &maps,
     if (half)
         consume_tile<ROPE, SCALED, HALF_N>(t, scale, g, maps, work, tile_coord(s, index, rank));
     norm_event<0>(t, g, maps, work);
-    rotate_event<0, ROPE>(t, g, maps, work);
+    rotate_event<0, ROPE>(t, g, work);
+    store_event<0, ROPE>(t, g, maps, work);
     if (!half) {
         norm_event<1>(t, g, maps, work);
-        rotate_event<1, ROPE>(t, g, maps, work);
+        rotate_event<1, ROPE>(t, g, work);
+        store_event<1, ROPE>(t, g, maps, work);
     }
     if (elect_one())
         tma_store_wait();
@@ -403,7 +429,7 @@ struct QkvMatrices {
 static bool launch(Stream s, SharedSms *shared, QkvKernel kernel, const QkvMatrices &m, QkvWork *work)
 {
     // in twelfths of the k steps
-    static const int when[EVENTS] = {1, 3, 6, 8};
+    static const int when[EVENTS] = {0, 2, 4, 6, 8, 10};
     int N = work->N, d = work->H * HEAD, angles = (work->paired ? 2 : 1) * ANGLES;
     unsigned blocks;
     const void *operands[] = {m.x, m.w, m.q, m.k, m.raw_v, m.v, m.cos, m.sin};
