@@ -84,6 +84,8 @@ for (['tiny', 10, [(grep { $_ ne '--verbose' } @options), '--launch-tokens', 64]
 }
 refuses('a launch that is no longer than documents', 2, qr/error: --launch-tokens 48: documents have up to 60 tokens \(--max-document\), and a launch must have more$/,
     $trainer, @options, '--launch-tokens', 48);
+refuses('scales that follow micro-batches', 2, qr/error: --launch-tokens: not with --mlp fp8-backward, whose scales follow whole micro-batches; use a lower --micro-batch-tokens$/,
+    $trainer, @options, qw(--launch-tokens 64 --mlp fp8-backward));
 refuses('an odd number', 2, qr/error: --launch-tokens 70 is not a multiple of 16$/, $trainer, @options, '--launch-tokens', 70);
 refuses('a preset of 2026', 2, qr/error: --launch-tokens: the network of 2026-07-17 does not offer it; use a lower --micro-batch-tokens$/,
     $trainer, qw(--preset tiny-2026 --launch-tokens 512));

@@ -52,7 +52,7 @@ for my $preset (@presets) {
     cmp_ok(scalar(grep { /$of_hopper/ } five_steps('9.0 80', '--preset', $preset)), '>=', 8, 'with kernels for Hopper');
 }
 five_steps('9.0 80', @$_) for [qw(--preset 2025-10-27 --deterministic)], [qw(--preset 2025-11-18 --head bf16 --launch-tokens 8192)],
-    [qw(--preset 2025-11-18 --mlp fp8)], [qw(--preset 2026-07-17 --mlp bf16 --deterministic)], [qw(--preset 2026-08-03 --mlp bf16 --qkv bf16)];
+    [qw(--preset 2025-11-18 --mlp fp8)], [qw(--preset 2025-11-18 --mlp fp8-backward)], [qw(--preset 2026-07-17 --mlp bf16 --deterministic)], [qw(--preset 2026-08-03 --mlp bf16 --qkv bf16)];
 for (['9.0 80', '--portable'], ['8.0 40'], ['8.9 24'], ['12.0 32']) {
     my ($on, @options) = @$_;
     is(scalar(grep { /$of_hopper/ } five_steps($on, '--preset', $_, @options)), 0, 'with kernels for all GPUs') for qw(2025-11-18 2026-08-06);

@@ -198,14 +198,15 @@ static bool check_fp8_scales(const Record *r, Error *e)
     const Fp8Scales *s = &r->fp8;
     if (!s->headroom)
         return true;
-    bool good = s->headroom >= 1 && s->qkv_input > 0 && s->qkv_gradient > 0 && !r->mlp_scales.post &&
-                !r->mlp_scales.up_alone;
+    bool good = s->headroom >= 1 && s->qkv_input >= 0 && (s->qkv_input > 0) == (s->qkv_gradient > 0) &&
+                !r->mlp_scales.post && !r->mlp_scales.up_alone;
     for (int k = 0; k < DELAYED_KINDS; k++)
         good = good && s->mlp[k].range > 0 && s->mlp[k].least > 0;
-    return good || error_set(e,
-                             "record %s: scales of FP8 in both directions have a headroom of at least 1, "
-                             "ranges above 0, and none of the forward's beside them",
-                             r->name);
+    return good ||
+           error_set(e,
+                     "record %s: scales of FP8 in both directions have a headroom of at least 1, "
+                     "ranges above 0 (q, k and v: both or none), and none of the forward's beside them",
+                     r->name);
 }
 
 // Whether the tables are consistent and within what the ops can do.

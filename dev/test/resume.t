@@ -32,14 +32,14 @@ for my $stop (1, 5, 6, 7, 8, 9, 10, 16, 19) {
 ok(keys %shard >= 3, 'the stops lay in several shards: ' . join ' ', sort keys %shard);
 is_deeply([sort { $a <=> $b } keys %window], [3, 7, 11, 13], 'and in all windows of the schedule');
 
-# FP8: codes and scales follow from the weights and are no state.
-{
-    my @fp8 = (@tiny, qw(--head fp8 --mlp fp8));
-    run_ok('FP8', $trainer, @fp8, '--out', "$dir/fp8");
+# FP8: codes and scales of the forward follow from the weights and are no state; those of both ways are.
+for my $mlp (qw(fp8 fp8-backward)) {
+    my @fp8 = (@tiny, qw(--head fp8 --mlp), $mlp);
+    run_ok($mlp, $trainer, @fp8, '--out', "$dir/$mlp");
     for my $stop (7, 10) {
-        run_ok("FP8: stop at $stop", $trainer, @fp8, '--out', "$dir/fp8_$stop", '--stop-at', $stop);
-        run_ok("FP8: resume at $stop", $trainer, @tiny, qw(--head fp8 --out), "$dir/fp8_$stop", '--resume', "$dir/fp8_$stop"); # --mlp as it was
-        is(same_state(map { checkpoint("$dir/$_", 20) } 'fp8', "fp8_$stop"), '', "FP8: $stop + " . (20 - $stop) . ' steps end in the same bits as 20');
+        run_ok("$mlp: stop at $stop", $trainer, @fp8, '--out', "$dir/${mlp}_$stop", '--stop-at', $stop);
+        run_ok("$mlp: resume at $stop", $trainer, @tiny, qw(--head fp8 --out), "$dir/${mlp}_$stop", '--resume', "$dir/${mlp}_$stop"); # --mlp as it was
+        is(same_state(map { checkpoint("$dir/$_", 20) } $mlp, "${mlp}_$stop"), '', "$mlp: $stop + " . (20 - $stop) . ' steps end in the same bits as 20');
     }
 }
 

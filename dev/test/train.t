@@ -163,6 +163,9 @@ run_ok('FP8 MLP', $trainer, @tiny, '--out', "$dir/fp8_mlp", '--mlp', 'fp8');
 cmp_ok(abs(val_losses("$dir/fp8_mlp")->{20} - $val->{20}), '<', 0.1, 'the FP8 MLP learns about the same');
 isnt(losses("$dir/fp8_mlp")->{20}, $one->{20}, 'and is not that of bf16');
 is(val_losses("$dir/fp8_mlp")->{0}, $val->{0}, 'whose validation it has');
+run_ok('FP8 MLP both ways', $trainer, @tiny, '--out', "$dir/fp8_both", '--mlp', 'fp8-backward');
+cmp_ok(abs(val_losses("$dir/fp8_both")->{20} - $val->{20}), '<', 0.1, 'the FP8 MLP both ways learns about the same');
+isnt(losses("$dir/fp8_both")->{20}, losses("$dir/fp8_mlp")->{20}, 'and is not that of the forward alone');
 
 # A step of 2e13 FLOPs: the line is there before it, and the run is not waited for.
 write_shard('long_1.bin', documents(140000, 3));

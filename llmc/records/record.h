@@ -242,7 +242,8 @@ typedef struct {
     struct {
         double range, least; // before the first step; the least scale
     } mlp[DELAYED_KINDS];
-    double qkv_input, qkv_gradient; // ranges
+    double qkv_input, qkv_gradient; // ranges; 0: there is no --qkv fp8
+    bool forward_too;               // --mlp fp8 has a meaning as well, by mlp_scales
 } Fp8Scales;
 
 typedef struct Record {
@@ -265,7 +266,7 @@ typedef struct Record {
     int smear_lambda;            // scalar
     HeadSpec head;
     MlpScales mlp_scales; // --mlp fp8
-    Fp8Scales fp8;        // or these: --mlp fp8 has no meaning then
+    Fp8Scales fp8;        // --mlp fp8-backward, --qkv fp8
     const char *skips; // as older checkpoints call this network, in "option.skips"; NULL: there are none
 } Record;
 

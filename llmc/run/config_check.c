@@ -59,11 +59,12 @@ double config_stop_after(const Config *c)
 
 static bool check_fp8(const Config *c, Error *e)
 {
-    bool both = config_record(c)->fp8.headroom != 0;
+    const Fp8Scales *scales = &config_record(c)->fp8;
+    bool both = scales->headroom != 0;
     if (c->mlp != MLP_BF16 && (c->model_dim % FP8_MULTIPLE || c->mlp_dim % FP8_MULTIPLE))
         return error_set(e, "--mlp %s: --model-dim and --mlp-dim must be multiples of %d",
                          c->mlp == MLP_FP8 ? "fp8" : "fp8-backward", FP8_MULTIPLE);
-    if (c->mlp == MLP_FP8 && both)
+    if (c->mlp == MLP_FP8 && both && !scales->forward_too)
         return error_set(
             e, "--mlp fp8: the scales of preset %s are for both directions; use fp8-backward or bf16",
             c->network);
@@ -72,7 +73,7 @@ static bool check_fp8(const Config *c, Error *e)
                          c->network);
     if (c->qkv == QKV_BF16)
         return true;
-    if (!both)
+    if (!both || !scales->qkv_input)
         return error_set(e, "--qkv fp8: preset %s has no scales for that; use bf16", c->network);
     int rows = 2 * c->num_heads * record_key_width(c) + c->model_dim;
     if (c->model_dim % FP8_MULTIPLE || rows % FP8_MULTIPLE)
@@ -92,6 +93,9 @@ bool config_check_launches(const Config *c, Error *e)
         return error_set(
             e, "--launch-tokens: the network of %s does not offer it; use a lower --micro-batch-tokens",
             c->network);
+    if (c->mlp == MLP_FP8_BACKWARD)
+        return error_set(e, "--launch-tokens: not with --mlp fp8-backward, whose scales follow whole "
+                            "micro-batches; use a lower --micro-batch-tokens");
     if (c->launch_tokens % 16)
         return error_set(e, "--launch-tokens %d is not a multiple of 16", c->launch_tokens);
     for (int step = 0; step < total;) {

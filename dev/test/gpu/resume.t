@@ -17,8 +17,8 @@ my @long = map { (256, grep { $_ != 256 } documents($_, $_)) } 900, 300, 1500, 7
 write_shard("long_$_.bin", (@long) x 6) for 1 .. 5;
 my @wide = (qw(--head bf16 --model-dim 256 --num-heads 2 --block-size 64 --micro-batch-tokens 4096 --micro-batches 2), '--train-files', "$dir/long_*.bin");
 my %options = (wide => \@wide, bf16 => [qw(--head bf16)], fp8 => [qw(--head fp8 --mlp fp8 --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)],
-    portable => [qw(--head fp8 --mlp fp8 --portable)]);
-my %stops = (bf16 => [1, 2, 5, 6, 7], wide => [1, 6, 7], fp8 => [6, 7], portable => [6, 7]);
+    both => [qw(--head fp8 --mlp fp8-backward --model-dim 64 --micro-batch-tokens 80 --val-tokens 640)], portable => [qw(--head fp8 --mlp fp8 --portable)]);
+my %stops = (bf16 => [1, 2, 5, 6, 7], wide => [1, 6, 7], fp8 => [6, 7], both => [6, 7], portable => [6, 7]);
 
 sub command { # of a run to step 12 and its folder
     my ($name, $folder, @more) = @_;
