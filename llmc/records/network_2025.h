@@ -29,7 +29,8 @@ enum { NETWORK_2025_PARAMS = 9 };
 // bf16: its scales both ways are those of August 2026.
 #define NETWORK \
     .fp8 = {.headroom = 1.25, .forward_too = true, \
-            .mlp = {[DELAYED_INPUT] = {8, 1e-6}, [DELAYED_POST] = {16, 1e-6}, [DELAYED_GRADIENT] = {1, 1e-7}}}, \
+            .mlp = {[DELAYED_INPUT] = {8, 1e-6}, [DELAYED_POST] = {16, 1e-6}, \
+                    [DELAYED_GRADIENT] = {1, 1e-7}}}, \
     .params = network_2025_params, .num_params = NETWORK_2025_PARAMS, .smear_lambda = SMEAR, \
     .head = {.cap = 30, .slope = 7.5f, .range_w = 0.875f, .range_g = 1}, \
     .output = {{RUNNING, {1, NONE, NONE}}, {BACKOUT_FROM, {-1, BACKOUT, NONE}}}
