@@ -243,6 +243,24 @@ static double sdpa_loss(void)
     return inner(at.y, at.dyg.d, at.dyg.n);
 }
 
+// Sums of dy * y that are given count: the right ones make the same dq, doubled ones another.
+static void given_delta_case(const Case *c, const SdpaForward *f, const floatX *dq, void *scratch)
+{
+    int N = c->N, H = c->H, e = c->e, n = N * H * e, wide = N * H * f->qk;
+    floatX *again = halves(wide), *dk = halves(wide), *dv = halves(n);
+    float *delta = floats(N * H);
+    SdpaBackward b = {f, again, dk, dv, at.dyg.x, scratch, delta};
+    for (int i = 0; i < N * H; i++)
+        delta[i] = (float)inner(at.dyg.d + i * e, at.y + i * e, e);
+    sdpa_backward(NULL, &b, N, H, e);
+    check(c, "with sums of dy y given", of_x(again, wide), of_x(dq, wide), wide);
+    for (int i = 0; i < N * H; i++)
+        delta[i] *= 2;
+    sdpa_backward(NULL, &b, N, H, e);
+    double off = relative_error(of_x(again, wide), of_x(dq, wide), wide);
+    ok(off > 0.01, "   others make another gradient of q: %g", off);
+}
+
 static void sdpa_case(const Case *c, int qk) // qk: width of a head of q and k
 {
     int N = c->N, H = c->H, e = c->e, n = N * H * e, wide = N * H * qk;
@@ -280,6 +298,7 @@ static void sdpa_case(const Case *c, int qk) // qk: width of a head of q and k
     check(c, "gradient of q", of_x(dq, wide), eq, wide);
     check(c, "gradient of k", of_x(dk, wide), ek, wide);
     check(c, "gradient of v", of_x(dv, n), ev, n);
+    given_delta_case(c, &f, dq, scratch);
 }
 
 // ---- rope -------------------------------------------------------------------------------------------------

@@ -289,8 +289,9 @@ static void output_case(int N, int H, int e, bool with_alpha, bool with_gate)
     for (int c = 0; c < e; c++) // a head without a direction
         ho.v.d[c] = x_to_float(ho.v.x[c] = float_to_x(0));
     floatX *out = halves(n), *dy = ho.dout.x, *dv = halves(n);
+    double *delta = doubles(N * H);
     HeadsOutput f = {out, ho.y.x, ho.v.x, with_alpha ? ho.alpha.x : NULL, with_gate ? ho.gate.x : NULL, 7, 9};
-    HeadsOutputBackward b = {&f, dy, dv, floats(N * 7), floats(N * 9), ho.dout.x};
+    HeadsOutputBackward b = {&f, dy, dv, floats(N * 7), floats(N * 9), ho.dout.x, floats(N * H)};
     heads_output_forward(NULL, &f, N, H, e);
     output_loss();
     printf("# what attention gives: N %d, H %d, e %d%s%s\n", N, H, e, with_alpha ? ", XSA" : "",
@@ -298,6 +299,9 @@ static void output_case(int N, int H, int e, bool with_alpha, bool with_gate)
     check_x("   out", out, ho.out, n);
     heads_output_backward(NULL, &b, N, H, e);
     check_x("   gradient of y, in place", dy, central_differences(ho.y.d, n, output_loss), n);
+    for (int i = 0; i < n; i++)
+        delta[i / e] += x_to_float(dy[i]) * ho.y.d[i];
+    check("   its sums with y", b.delta, delta, N * H);
     if (with_alpha) {
         double *e_v =
             central_differences(ho.v.d + e, n - e, output_loss); // near 0 the step would pass the floor

@@ -30,7 +30,8 @@ static HeadsVariant heads_variant(const Case *c)
 }
 static int heads_width(const Case *c) // of q and k
 {
-    return heads_variant(c).other_width ? (int)round_up(3 * c->z.e / 4, 4) : c->z.e;
+    int multiple = strcmp(c->name, "sdpa_heads") ? 4 : 8; // what attention takes
+    return heads_variant(c).other_width ? (int)round_up(3 * c->z.e / 4, multiple) : c->z.e;
 }
 
 static int heads_groups(const Case *c) { return c->z.H % 2 ? 1 : 2; }
@@ -269,6 +270,8 @@ DESCRIBE(heads_output_backward)
     add(c, "y", FLOATX, IN, n, 1);
     add(c, "v", FLOATX, IN, n, 1);
     add(c, "columns", FP32, IN, (int64_t)N * output_stride(c), 1);
+    add(c, "delta", FP32, OUT, (int64_t)N * H, 0);
+    c->buffer[7].spread = sqrt((double)e) / 3; // of dy and y, without gate and XSA
 }
 RUN(heads_output_backward)
 {
@@ -279,6 +282,7 @@ RUN(heads_output_backward)
                              .dv = p[1],
                              .dalpha = (float *)p[2] + 1,
                              .dgate = (float *)p[2] + H + 2,
-                             .dout = c->variant == 1 ? p[0] : p[3]};
+                             .dout = c->variant == 1 ? p[0] : p[3],
+                             .delta = p[7]};
     o->heads_output_backward(stream, &a, N, H, e);
 }

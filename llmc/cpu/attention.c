@@ -226,7 +226,8 @@ typedef struct {
     int wide, d;      // elements from a row to the next of dq and dk, and of dv
     const floatX *dy; // (N, d), with a gate of its result
     Gate gate;
-    float *dgate; // (N, H), with a gate
+    float *dgate;       // (N, H), with a gate
+    const float *delta; // (N, H) sums of dy * y, or NULL: computed here
     int H, e;
 } Gradients;
 
@@ -279,10 +280,11 @@ static void backward_block(const Head *h, const Gradients *g, int head, const Bl
     int64_t at = (int64_t)b->q0 * h->d + head * e;
     load_block(w->q, h->q + (int64_t)b->q0 * h->wide, b->rows, qk, h->wide);
     load_block(w->dy, g->dy + at, b->rows, e, h->d);
-    load_block(w->dq, g->forward->y + at, b->rows, e, h->d); // for its sum alone
+    if (!g->delta)
+        load_block(w->dq, g->forward->y + at, b->rows, e, h->d); // for its sum alone
     for (int i = 0; i < b->rows; i++) {
         int64_t of_head = (int64_t)(b->q0 + i) * g->H + head;
-        w->delta[i] = dot(w->dy + i * e, w->dq + i * e, e);
+        w->delta[i] = g->delta ? g->delta[of_head] : dot(w->dy + i * e, w->dq + i * e, e);
         w->lse[i] = g->forward->lse[of_head];
         if (!g->gate.h)
             continue;
@@ -354,6 +356,7 @@ void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
                           .wide = H * a->forward->qk,
                           .d = H * e,
                           .dy = a->dy,
+                          .delta = a->delta,
                           .H = H,
                           .e = e});
 }

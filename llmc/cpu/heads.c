@@ -232,6 +232,14 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
     }
 }
 
+void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_heads_backward, a, N, H, e);
+    int pairs = a->heads.forward->paired ? 2 : 1;
+    sdpa_backward(s, &a->sdpa, N * pairs, H / pairs, e);
+    heads_backward(s, &a->heads, N, H, e);
+}
+
 // ---- XSA and gate -----------------------------------------------------------------------------------------
 
 #define XSA_FLOOR 1e-8f
@@ -316,5 +324,10 @@ void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H,
             a->dalpha[(int64_t)t * f->alpha_stride + n] = xsa_backward(a->dv + head * e, g, y, v, &x, e);
         }
         store_row(a->dy + head * e, g, e);
+        if (a->delta) {
+            load_row(g, a->dy + head * e, e);
+            load_row(y, f->y + head * e, e);
+            a->delta[head] = dot(g, y, e);
+        }
     }
 }

@@ -75,7 +75,8 @@ typedef struct {
     const SdpaForward *forward; // as it was called
     floatX *dq, *dk, *dv;       // (N, H qk), (N, H qk), (N, d) out; none of them over dy
     const floatX *dy;           // (N, d)
-    void *scratch; // sdpa_scratch_bytes() on 256 bytes, whatever they hold; free again after the op
+    void *scratch;      // sdpa_scratch_bytes() on 256 bytes, whatever they hold; free again after the op
+    const float *delta; // (N, H) as heads_output_backward gives it; NULL: it is computed here
 } SdpaBackward;
 size_t sdpa_scratch_bytes(int N, int H, int qk, int e); // 0: NULL will do, or backend_reserve is to come
 void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e);

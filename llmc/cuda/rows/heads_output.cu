@@ -10,7 +10,7 @@
 namespace
 {
 
-enum { THREADS = 256, CTAS = 4, VECTORS = 2 }; // backward: of a multiprocessor; of a thread
+enum { THREADS = 256, CTAS = 3, VECTORS = 2 }; // backward: of a multiprocessor; of a thread
 const float XSA_FLOOR = 1e-8f;
 
 // The thread's head of all tokens' and its first vector of it.
@@ -100,7 +100,7 @@ __device__ __forceinline__ Vectors load_vectors(const Backward &a, const HeadVec
     for (int i = 0; i < VECTORS; i++) {
         x.has[i] = p.head && 8 * (p.j + lanes * i) < e;
         x.g[i] = vector_or_zero(a.b.dout + p.at, lanes * i, x.has[i]);
-        x.y[i] = vector_or_zero(a.f.y + p.at, lanes * i, x.has[i] && (a.f.alpha || a.f.gate));
+        x.y[i] = vector_or_zero(a.f.y + p.at, lanes * i, x.has[i] && (a.f.alpha || a.f.gate || a.b.delta));
         x.v[i] = vector_or_zero(a.f.v + p.at, lanes * i, x.has[i] && a.f.alpha);
     }
     return x;
@@ -113,7 +113,7 @@ __global__ __launch_bounds__(THREADS,
                                                                      int N, int H, int e, int lanes)
 {
     HeadVector p = head_vector(N, H, e, lanes);
-    float gate = gate_of(a.f, p), alpha = alpha_of(a.f, p), y[8], v[8], g[8], sums[4] = {};
+    float gate = gate_of(a.f, p), alpha = alpha_of(a.f, p), y[8], v[8], g[8], sums[4] = {}, delta[1] = {};
     Vectors of = load_vectors(a, p, e, lanes);
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
@@ -145,11 +145,19 @@ __global__ __launch_bounds__(THREADS,
             dv[k] = -x.share * (along * g[k] + back * y[k] - shrink * v[k]);
             g[k] -= x.share * back * v[k];
         }
+        uint4 dy = pack8(g);
+        unpack8(dy, g);
+        delta[0] += dot8(g, y);
         if (of.has[i] && a.f.alpha)
             store_vec(a.b.dv + p.at, lanes * i, pack8(dv));
         if (of.has[i])
-            store_vec(a.b.dy + p.at, lanes * i, pack8(g));
+            store_vec(a.b.dy + p.at, lanes * i, dy);
     }
+    if (!a.b.delta)
+        return;
+    head_sums(delta, lanes);
+    if (p.head && p.j == 0)
+        a.b.delta[(int64_t)p.t * H + p.n] = delta[0];
 }
 
 void check_width(int e, const char *op)
