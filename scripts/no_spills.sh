@@ -15,7 +15,6 @@ chain_kernel<__nv_bfloat16> 60 the same epilogue (32 without it), and the other 
 q_backward_kernel 16 three CTAs a multiprocessor, 168 registers, for more loads in flight (none with two); bound by memory
 attention::dc_backward_queries_kernel<128> 28 two stages, as GPUs with 99 KB a block need (none with three)
 attention::dc_backward_queries_kernel<64> 16 the same
-heads_backward_kernel<16,true,true> 24 three CTAs a multiprocessor, 80 registers, for more loads in flight
 load_kept_kernel<float> 8 three CTAs a multiprocessor, for more loads in flight; fp32 alone
 gate_backward_128_kernel<6> 68 model widths of 1025 to 1536, which no preset has
 gate_backward_128_kernel<8> 368 model widths of 1537 to 2048, which no preset has
@@ -40,7 +39,6 @@ if c++filt <"$said" | awk -v known="$known" '
         kernel = bytes = $0
         sub(/^[^\047]*\047(void )?(\(anonymous namespace\)::)?/, "", kernel)
         sub(/(\(|\047).*/, "", kernel)
-        gsub(/ /, "", kernel)
         sub(/.*\047, /, "", bytes)
         if (bytes + 0 <= may[kernel] + 0) next
         spilled = 1

@@ -5,13 +5,13 @@
 
 // Variants: 0 a short window; 1 a long one; 2 pairs of heads, where their number is even; 3 a window of its
 // own token; 4 q and k of three quarters of v's width, as in the records of August 2026; 5 the same, pairs;
-// 6 of half of it, a long window.
-enum { SDPA_VARIANTS = 7 };
+// 6 of half of it, a long window; 7 sums of dy y are given, and not the right ones: it is they that count.
+enum { SDPA_VARIANTS = 8 };
 static const float SDPA_SCALE = 0.1f, SDPA_LARGEST = 1.7f; // of scores; of q and k
 static bool sdpa_is_paired(const Case *c) { return (c->variant == 2 || c->variant == 5) && c->z.H % 2 == 0; }
 static int sdpa_width(const Case *c)
 {
-    int quarters = c->variant < 4 ? 4 : c->variant < 6 ? 3 : 2;
+    int quarters = c->variant < 4 || c->variant == 7 ? 4 : c->variant < 6 ? 3 : 2;
     return (int)round_up(quarters * c->z.e / 4, 8);
 }
 
@@ -50,6 +50,7 @@ DESCRIBE(sdpa)
     add(c, "dy", FLOATX, IN, n, 1);
     add(c, "table", DOCUMENTS, IN, sdpa_is_paired(c) ? 2 * (int64_t)N : N, sdpa_is_paired(c) ? 2 : 1);
     add(c, "scratch", SDPA_SCRATCH, OUT, 0, 0);
+    add(c, "delta", FP32, IN, (int64_t)N * H, 2);
     c->buffer[2].varies = true;
     c->buffer[2].spread = c->buffer[3].spread = 0.05;
     sdpa_roundings(c);
@@ -57,7 +58,7 @@ DESCRIBE(sdpa)
 RUN(sdpa)
 {
     SIZES;
-    static const int windows[SDPA_VARIANTS] = {17, 700, 129, 0, 150, 257, 700};
+    static const int windows[SDPA_VARIANTS] = {17, 700, 129, 0, 150, 257, 700, 300};
     bool paired = sdpa_is_paired(c);
     int rows = paired ? 2 * N : N, heads = paired ? H / 2 : H;
     SdpaForward f = {.y = p[0],
@@ -71,86 +72,9 @@ RUN(sdpa)
                      .window = windows[c->variant],
                      .scale = SDPA_SCALE};
     SdpaBackward b = {.forward = &f, .dq = p[2], .dk = p[3], .dv = p[4], .dy = p[8], .scratch = p[10]};
+    b.delta = c->variant == 7 ? p[11] : NULL;
     o->sdpa_forward(stream, &f, rows, heads, e);
     o->sdpa_backward(stream, &b, rows, heads, e);
-}
-
-// ---- attention and heads, backward in one
-// ------------------------------------------------------------------
-
-// Variants: those of heads_forward. q and k are what attention takes, with the key offset shifted already.
-DESCRIBE(sdpa_heads)
-{
-    SIZES;
-    HeadsVariant v = heads_variant(c);
-    int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
-    add(c, "dqkv", FLOATX, OUT, 2 * m + n, 0);
-    add(c, "dgate_w", FP32, v.gates ? INOUT : IN, gate_inputs(c) * (int64_t)H, 1);
-    add(c, "dh_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
-    add(c, "du_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
-    add(c, "dfactor", FP32, v.factors ? INOUT : IN, (int64_t)N * FACTOR_STRIDE, 1);
-    add(c, "dq", FLOATX, OUT, m, 0);
-    add(c, "dk", FLOATX, OUT, m, 0);
-    add(c, "dv", FLOATX, OUT, n, 0);
-    add(c, "y", FLOATX, OUT, n, 0);
-    add(c, "lse", FP32, OUT, (int64_t)N * H, 0);
-    add(c, "q", FLOATX, IN, m, (double)SDPA_LARGEST);
-    add(c, "k", FLOATX, IN, m + width, (double)SDPA_LARGEST);
-    add(c, "v", FLOATX, IN, n, 1);
-    add(c, "dy", FLOATX, IN, n, 1);
-    add(c, "more", FLOATX, IN, m, 0.1);
-    add(c, "rstd_q", FP32, IN, (int64_t)N * H, 1);
-    add(c, "rstd_k", FP32, IN, (int64_t)N * H, 1);
-    add(c, "gate", FP32, IN, (int64_t)N * H, 1);
-    add(c, "table", DOCUMENTS, IN, v.paired ? 2 * (int64_t)N : N, v.paired ? 2 : 1);
-    add(c, "scratch", SDPA_SCRATCH, OUT, 0, 0);
-    describe_heads(c);
-    c->buffer[0].varies = true;
-    c->buffer[1].spread = 0.2 * sqrt((double)N * e); // as of heads_backward
-    if (N == 1 && v.paired)                          // as of sdpa
-        c->buffer[0].rounding = c->buffer[7].rounding = c->buffer[8].rounding = 0x1p-9 / sqrt(3);
-}
-RUN(sdpa_heads)
-{
-    SIZES;
-    static const int windows[HEADS_VARIANTS] = {17, 700, 129, 128, 640, 384};
-    HeadsVariant v = heads_variant(c);
-    int rows = v.paired ? 2 * N : N, heads = v.paired ? H / 2 : H;
-    size_t bytes =
-        (size_t)N * (size_t)(H * heads_width(c)) * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
-    SdpaForward f = {.y = p[8],
-                     .lse = p[9],
-                     .q = p[10],
-                     .k = p[11],
-                     .v = p[12],
-                     .qk = heads_width(c),
-                     .table = p[18],
-                     .slots = table_slots,
-                     .window = windows[c->variant],
-                     .scale = SDPA_SCALE};
-    HeadsForward h = heads_shared(c, p + 20, p[17]);
-    h.q = p[10];
-    h.k = p[11];
-    h.rstd_q = p[15];
-    h.rstd_k = p[16];
-    SdpaHeadsBackward a =
-        {.sdpa = {.forward = &f, .dq = p[5], .dk = p[6], .dv = p[7], .dy = p[13], .scratch = p[19]},
-         .heads = {.forward = &h,
-                   .dqkv = p[0],
-                   .dq = p[5],
-                   .dk = p[6],
-                   .dv = p[7],
-                   .dgate_w = p[1],
-                   .dh_lead = p[2],
-                   .du_lead = p[3],
-                   .dfactor = (float *)p[4] + 1}};
-    if (c->variant % 2)
-        a.heads.dq_add = a.heads.dk_add = p[14];
-    o->sdpa_forward(stream, &f, rows, heads, e);
-    o->sdpa_heads_backward(stream, &a, N, H, e);
-    // dq need not have been written; the others are compared by the case of sdpa
-    for (int i = 5; i < 7; i++)
-        o->copy_on_device(stream, p[i], p[10], bytes);
 }
 
 // ---- DC ---------------------------------------------------------------------------------------------------

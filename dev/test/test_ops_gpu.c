@@ -35,8 +35,7 @@
     X(rows_load) X(rows_store) X(rows_take) X(rows_add) \
     X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_forward) \
     X(weight_scale_backward) \
-    X(heads_forward) X(qkv_heads_forward) X(heads_backward) X(sdpa_heads_backward) \
-    X(heads_output_forward) \
+    X(heads_forward) X(qkv_heads_forward) X(heads_backward) X(heads_output_forward) \
     X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \

@@ -1,7 +1,6 @@
 // Contracts: heads of the records of 2026, before and after attention. Conventions: llmc/ops/ops.h.
 #pragma once
 #include "llmc/base/floatx.h"
-#include "llmc/ops/attention.h"
 #include "llmc/ops/backend.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/matmul.h"
@@ -77,14 +76,6 @@ typedef struct {
 } HeadsBackward;
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e);
 
-// sdpa_backward and heads_backward in one. dq may stay in fp32 between them: it is written where it is
-// needed.
-typedef struct {
-    SdpaBackward sdpa;   // of rows 2 N and heads H / 2 when the heads are paired; dq is scratch
-    HeadsBackward heads; // dq, dk and dv are those of `sdpa`
-} SdpaHeadsBackward;
-void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e);
-
 // ---- what attention gives ---------------------------------------------------------------------------------
 
 // out_n = gate_n * (y_n - tanh(alpha_n) (y_n . v_n) / max(v_n . v_n, 1e-8) v_n) for each head n of a token.
@@ -104,7 +95,7 @@ typedef struct {
     floatX *dv;                 // (N, d) out, with alpha: v's gradient but for that of attention
     float *dalpha, *dgate;      // out, where alpha and gate are, with the same strides
     const floatX *dout;         // (N, d)
-    float *delta;               // (N, H) out: dy_n . y_n, of dy as it is stored, for sdpa_backward; or NULL
+    float *delta; // (N, H) out: dy_n . y_n, of dy as it is stored, for sdpa_backward; or NULL
 } HeadsOutputBackward;
 void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H, int e);
 

@@ -4,14 +4,9 @@
 // head (a warp above 128), a 16-byte vector a lane. Other widths: pair by pair. All loads of a head come
 // before its first store, which the compiler cannot move them over; the sums of a head are made at once.
 //
-// After attention's backward on sm90 q's gradient is read from its fp32 sums (sm90_attention.cuh), where a
-// head lies two columns at a time: there a lane has four pairs of q, 32 columns apart, in place of a vector.
-//
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: dq, dk, dv, q, k in, dqkv out 12288 (2.9 ns; 47 us
-// for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984. dq from sums:
-// 1536 more.
+// for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984.
 #include "llmc/cuda/attention/gates.cuh"
-#include "llmc/cuda/attention/sm90_attention.cuh"
 #include "llmc/cuda/rows/heads.cuh"
 
 namespace
@@ -20,8 +15,8 @@ namespace
 const size_t STATIC_SHARED = 48 * 1024; // that a kernel has without asking
 
 // CTAs of a multiprocessor, for loads in flight: four where registers are not spilled, and three with gates,
-// whose kernel takes half as long again with four. sums: q comes from attention's sums.
-constexpr int ctas(int lanes, bool gates, bool sums) { return lanes == WARP || gates || sums ? 3 : 4; }
+// whose kernel takes half as long again with four.
+constexpr int ctas(int lanes, bool gates) { return lanes == WARP || gates ? 3 : 4; }
 
 struct Backward {
     HeadsBackward b; // without `forward`
@@ -229,119 +224,9 @@ __device__ __forceinline__ uint4 unrotate8(const float (&g)[8], uint4 u, const R
     return pack8(dx);
 }
 
-// ---- q from attention's sums ------------------------------------------------------------------------------
-
-// Heads of at most 128 columns, of which the first half turns.
-enum { PAIRS = 4, TURNING = 2, PAIR_LANES = 16, TILE = dq_accumulator::QUERIES };
-
-// Pairs 16 i + j of a head of q in lane j, i < 4: its gradient, q itself, cosine and sine.
-struct QueryPairs {
-    float2 g[PAIRS];
-    uint32_t y[PAIRS], turn[TURNING];
-};
-
-// Row of the sums that has head n of token t, and the number of its tile.
-struct SumsAt {
-    int row, tile;
-};
-__device__ __forceinline__ SumsAt sums_at(const HeadsForward &f, int t, int n, int H)
-{
-    int heads = f.paired ? H / 2 : H, second = f.paired && n >= heads, row = f.paired ? 2 * t + second : t;
-    return {row, row / TILE * heads + n - (second ? heads : 0)};
-}
-
-// The token of the warp's turn. Rows r and r + 8 of a tile share the sectors of its sums: warps of one CTA
-// take both. (Of paired heads a token is two rows, and eight tokens in a row are such.)
-template <bool SUMS> __device__ __forceinline__ int token_of_turn(const HeadsForward &f, int turn)
-{
-    return !SUMS || f.paired ? turn : (turn & ~12) | (turn & 4) << 1 | (turn & 8) >> 1;
-}
-
-// Its id, for the table.
-template <bool SUMS> __device__ __forceinline__ int load_token(const HeadsForward &f, int turn, int N)
-{
-    int t = token_of_turn<SUMS>(f, turn);
-    return f.value.table && t < N ? f.value.tokens[t] : 0;
-}
-
-// Of head n of token t.
-__device__ __forceinline__ QueryPairs load_query(const Backward &a, const DqSums &kept, int t, int n, int H,
-                                                 int j)
-{
-    SumsAt at = sums_at(a.f, t, n, H);
-    int groups = a.f.qk / 8,
-        thread = at.row % TILE / 16 * WARP + at.row % 8 * 4 + j % 4; // of those that made the tile
-    int sum = (at.tile * groups * dq_accumulator::THREADS + thread) * 2 + at.row % 16 / 8,
-        first = (t * H + n) * (a.f.qk / 2) + j, angle = (int)position_of(a.f, t, n) * (a.f.qk / 4) + j;
-    QueryPairs x;
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        int group = 4 * i + j / 4;
-        bool has = group < groups;
-        x.g[i] =
-            has ? ((const float2 *)kept.sums)[sum + group * dq_accumulator::THREADS * 2] : make_float2(0, 0);
-        x.y[i] = has ? ((const uint32_t *)a.f.q)[first + PAIR_LANES * i] : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < TURNING; i++) {
-        int at_pair = angle + PAIR_LANES * i;
-        x.turn[i] = PAIR_LANES * i + j < a.f.qk / 4
-                        ? ((const uint16_t *)a.f.cos)[at_pair] | ((const uint16_t *)a.f.sin)[at_pair] << 16
-                        : 0x3f80; // one, zero
-    }
-    return x;
-}
-
-__device__ __forceinline__ float2 two_of(uint32_t u)
-{
-    return {__uint_as_float(u << 16), __uint_as_float(u & 0xffff0000u)};
-}
-
-// g becomes the whole gradient. add: of all heads, or NULL.  Returns the lane's part of g . y.
-__device__ __forceinline__ float query_gradient(QueryPairs &x, const floatX *add, int head, float scale,
-                                                int qk, int j)
-{
-    float dot = 0;
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        int pair = PAIR_LANES * i + j;
-        float2 y = two_of(x.y[i]), more = add && pair < qk / 2
-                                              ? two_of(((const uint32_t *)add)[head * (qk / 2) + pair])
-                                              : make_float2(0, 0);
-        x.g[i] = {scale * x.g[i].x + more.x, scale * x.g[i].y + more.y};
-        dot += x.g[i].x * y.x + x.g[i].y * y.y;
-    }
-    return dot;
-}
-
-__device__ __forceinline__ void store_query(floatX *to, const QueryPairs &x, float rstd, float mean, int qk,
-                                            int j)
-{
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) {
-        int pair = PAIR_LANES * i + j;
-        float2 turn = i < TURNING ? two_of(x.turn[i]) : make_float2(1, 0);
-        float scale = mean * __fdividef(1, turn.x * turn.x + turn.y * turn.y);
-        float2 dx = unrotate(x.g[i], two_of(x.y[i]), rstd * turn.x, rstd * turn.y, scale);
-        if (pair < qk / 2)
-            store_two(to + 2 * pair, dx.x, dx.y);
-    }
-}
-
-// ---- the kernel -------------------------------------------------------------------------------------------
-
-// With a tile's first row: its state is zero between calls of attention's backward.
-__device__ __forceinline__ void clear_state(const HeadsForward &f, unsigned *state, int t, int n, int H)
-{
-    SumsAt at = sums_at(f, t, n, H);
-    if (at.row % TILE == 0)
-        *(uint2 *)(state + 2 * at.tile) = make_uint2(0, 0);
-}
-
-template <int LANES, bool GATES, bool SUMS>
-__global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES, SUMS)) void heads_backward_kernel(
-    const __grid_constant__ Backward a, const __grid_constant__ DqSums kept, int N, int H, int e,
-    float *partials, unsigned *counter)
+template <int LANES, bool GATES>
+__global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backward_kernel(
+    const __grid_constant__ Backward a, int N, int H, int e, float *partials, unsigned *counter)
 {
     extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
     const ValueMix &m = a.f.value;
@@ -353,59 +238,39 @@ __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES, SUMS)) void heads_b
     if (GATES)
         clear_sums(gate_sums, inputs, H, lane);
     int first = blockIdx.x * ROW_WARPS + warp, rows = gridDim.x * ROW_WARPS,
-        turns = SUMS ? (N + 15) / 16 * 16 : N;
-    int next = load_token<SUMS>(a.f, first, N);
-    for (int turn = first; turn < turns; turn += rows) {
-        int t = token_of_turn<SUMS>(a.f, turn), token = next;
+        next = m.table && first < N ? m.tokens[first] : 0;
+    for (int t = first; t < N; t += rows) {
+        int token = next;
         TokenSums of_token = {};
-        next = load_token<SUMS>(a.f, turn + rows, N);
-        if (SUMS && t >= N)
-            continue;
+        next = m.table && t + rows < N ? m.tokens[t + rows] : 0;
 #pragma unroll 1
         for (int n = lane / LANES; n - lane / LANES < H; n += WARP / LANES) {
             bool key = n < H && j < keys, value = n < H && j < values;
             int head = t * H + n, q_at = head * keys + j, v_at = head * values + j,
                 k_at = q_at + (below ? H * keys : 0); // there row N has no gradient
             bool given = key && !(below && t + 1 == N);
-            KeyVectors of_q = {};
-            if constexpr (!SUMS)
-                of_q = load_keys(q, q_at, key, key);
-            KeyVectors of_k = load_keys(k, k_at, key, given);
-            QueryPairs pairs = {};
-            if (SUMS && n < H)
-                pairs = load_query(a, kept, t, n, H, j);
+            KeyVectors of_q = load_keys(q, q_at, key, key), of_k = load_keys(k, k_at, key, given);
             uint4 dv = vector_or_zero(a.b.dv, v_at, value),
                   more = vector_or_zero(a.b.dv_add, v_at, value && a.b.dv_add),
                   u = vector_or_zero(m.table, (token * H + n) * values + j, value && m.table);
-            Rotation rotation = load_rotation(a.f, t, n, j);
+            Rotation turn = load_rotation(a.f, t, n, j);
             HeadGate of_head = load_gate<GATES>(m, t, n, m.table + (int64_t)token * H * e, H, H * e, j);
-            float rstd_q = key || (SUMS && n < H) ? a.f.rstd_q[head] : 0, rstd_k = key ? a.f.rstd_k[head] : 0;
+            float rstd_q = key ? a.f.rstd_q[head] : 0, rstd_k = key ? a.f.rstd_k[head] : 0;
 
             float g_q[8], g_k[8], g_v[8];
-            if constexpr (!SUMS)
-                gradient(g_q, of_q, q, q_at, key, 0, false);
+            gradient(g_q, of_q, q, q_at, key, 0, false);
             gradient(g_k, of_k, k, k_at, given, q_at, key && below && t == 0);
             unpack8(dv, g_v);
             add8(g_v, more);
-            float sums[3] = {0, dot_of(g_k, of_k.y), dot_of(g_v, u)};
-            if constexpr (SUMS) {
-                sums[0] = query_gradient(pairs, n < H ? q.add : NULL, head, kept.scale, a.f.qk, j);
-            } else
-                sums[0] = dot_of(g_q, of_q.y);
+            float sums[3] = {dot_of(g_q, of_q.y), dot_of(g_k, of_k.y), dot_of(g_v, u)};
             int row = t * H * (2 * keys + values), out = row + n * keys + j;
             if (value)
                 store_vec(a.b.dqkv, row + 2 * H * keys + n * values + j, pack8(g_v));
             lane_sums<LANES>(sums);
             float mean_q = __fdividef(sums[0], (float)a.f.qk), mean_k = __fdividef(sums[1], (float)a.f.qk);
             if (key) {
-                if constexpr (!SUMS)
-                    store_vec(a.b.dqkv, out, unrotate8(g_q, of_q.y, rotation, rstd_q, mean_q));
-                store_vec(a.b.dqkv, out + H * keys, unrotate8(g_k, of_k.y, rotation, rstd_k, mean_k));
-            }
-            if (SUMS && n < H) {
-                store_query(a.b.dqkv + (int64_t)8 * (out - j), pairs, rstd_q, mean_q, a.f.qk, j);
-                if (j == 0)
-                    clear_state(a.f, kept.state, t, n, H);
+                store_vec(a.b.dqkv, out, unrotate8(g_q, of_q.y, turn, rstd_q, mean_q));
+                store_vec(a.b.dqkv, out + H * keys, unrotate8(g_k, of_k.y, turn, rstd_k, mean_k));
             }
             if (m.table && GATES)
                 add_gate(of_token, gate_sums, of_head, inputs, n, sums[2], H, j);
@@ -474,60 +339,37 @@ void check_groups(const ValueMix *m, const char *op)
 } // namespace
 
 // bytes: of shared memory
-template <int LANES, bool SUMS>
-static void launch(Stream s, const Backward &a, const DqSums &kept, int blocks, size_t bytes, float *partials,
-                   int N, int H, int e)
+template <int LANES>
+static void launch(Stream s, const Backward &a, int blocks, size_t bytes, float *partials, int N, int H,
+                   int e)
 {
-    unsigned *counter = scratch_counter(s, SCRATCH_HEADS), all = (unsigned)ceil_div(N, 16) * 16 / ROW_WARPS;
+    unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     if (bytes)
-        heads_backward_kernel<LANES, true, SUMS>
-            <<<blocks, ROW_THREADS, bytes, s>>>(a, kept, N, H, e, partials, counter);
+        heads_backward_kernel<LANES, true><<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
     else
-        heads_backward_kernel<LANES, false, SUMS><<<all, ROW_THREADS, 0, s>>>(a, kept, N, H, e, NULL, NULL);
+        heads_backward_kernel<LANES, false>
+            <<<ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(a, N, H, e, NULL, NULL);
 }
 
-// What the gates' sums of a warp take, in floats.
-static size_t gate_sums(const HeadsBackward *a, int H)
+void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
 {
-    const ValueMix *m = &a->forward->value;
-    return m->table && m->gate_w ? (size_t)(H * 2 * m->gate_inputs) : 0;
-}
-
-static bool in_vectors(const HeadsBackward *a, int H, int e)
-{
-    return heads_in_vectors(a->forward->qk, e) &&
-           ROW_WARPS * gate_sums(a, H) * sizeof(float) <= STATIC_SHARED;
-}
-
-// Whether half a warp is enough for a head.
-static bool is_narrow(const HeadsForward *f, int e)
-{
-    return f->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2 && !(f->value.table && f->value.groups > 16);
-}
-
-bool heads_backward_takes_sums(const HeadsBackward *a, int H, int e)
-{
-    return in_vectors(a, H, e) && is_narrow(a->forward, e);
-}
-
-// kept: q's gradient, or NULL: it is a->dq
-static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int N, int H, int e)
-{
+    OP_SCOPE(heads_backward, a, N, H, e);
     if (N <= 0)
         return;
     const HeadsForward *f = a->forward;
+    bool gates = f->value.table && f->value.gate_w;
+    bool narrow = f->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2 && !(f->value.table && f->value.groups > 16);
     Backward both = {*a, *f};
-    size_t sums = gate_sums(a, H), bytes = ROW_WARPS * sums * sizeof(float);
-    bool vectors = in_vectors(a, H, e);
-    int blocks = row_blocks(N, vectors ? ctas(WARP, sums > 0, kept) : 8); // as many as are resident
+    size_t sums = gates ? (size_t)(H * 2 * f->value.gate_inputs) : 0,
+           bytes = ROW_WARPS * sums * sizeof(float);
+    bool vectors = heads_in_vectors(f->qk, e) && bytes <= STATIC_SHARED;
+    int blocks = row_blocks(N, vectors ? ctas(WARP, gates) : 8); // as many as are resident
     float *partials = scratch_floats(s, SCRATCH_HEADS, (size_t)blocks * sums);
     check_groups(&f->value, "heads_backward");
-    if (kept) {
-        launch<16, true>(s, both, *kept, blocks, bytes, partials, N, H, e);
-    } else if (vectors && is_narrow(f, e)) {
-        launch<16, false>(s, both, {}, blocks, bytes, partials, N, H, e);
+    if (vectors && narrow) {
+        launch<16>(s, both, blocks, bytes, partials, N, H, e);
     } else if (vectors) {
-        launch<32, false>(s, both, {}, blocks, bytes, partials, N, H, e);
+        launch<32>(s, both, blocks, bytes, partials, N, H, e);
     } else {
         if (bytes > STATIC_SHARED)
             CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
@@ -536,16 +378,4 @@ static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int N, int
                                                                      scratch_counter(s, SCRATCH_HEADS));
     }
     CHECK_LAUNCH();
-}
-
-void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
-{
-    OP_SCOPE(heads_backward, a, N, H, e);
-    run(s, a, NULL, N, H, e);
-}
-
-void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, int N, int H, int e)
-{
-    assert(heads_backward_takes_sums(a, H, e));
-    run(s, a, sums, N, H, e);
 }
