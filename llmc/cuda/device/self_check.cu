@@ -12,113 +12,30 @@
 // where the kernel does, so that a chain has one rounding, too. One wrong element among all that are
 // compared, at most 4096, makes more than 1%. The head's sums of exponentials have a limit of their own.
 #include "llmc/cuda/device/self_check.cuh"
+#include "llmc/cuda/device/self_check_tools.cuh"
 #include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/check_cache.h"
 #include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
-#include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 #include "llmc/cuda/gemm/sm90_weight_grad.cuh"
 #include "llmc/cuda/head/fp8.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 #include "llmc/cuda/muon/ns_gpu.h"
-#include <algorithm>
 #include <stdlib.h>
-#include <vector>
+
+using namespace self_check_tools;
 
 namespace
 {
 
-const double ROUNDING_LIMIT = 0x1p-8;
 // Of sums of e^z. In training z = 15 t - 15 with the hardware's tanh t, good to 2^-11: e^z is off by
 // 15 x 2^-11 = 0.7% at most. The FP8 units keep 13 bits behind the leading one of the largest addend: sums
 // below 16 in 8 steps of 32 products are off by 8 x 16 x 2^-14 = 0.008, a quarter of that in the logit, and
 // dz/dlogit is at most 1: 0.2%. The limit is twice the two together. Validation's forms are better than that.
 const double HEAD_LIMIT = 2 * (0.0073 + 0.002);
-enum { ROWS_CHECKED = 4, THREADS_FILL = 256 };
-
-// ---- inputs ----------------------------------------------------------------------------------------------
-
-__host__ __device__ __forceinline__ float pattern(uint32_t seed, int64_t i)
-{
-    uint32_t x = (uint32_t)i * 2654435761u + seed * 40503u;
-    x = (x ^ x >> 15) * 2246822519u;
-    x ^= x >> 13;
-    return (float)(int)(x & 255) / 128 - 1;
-}
-
-__global__ void fill_pattern_kernel(floatX *out, int64_t n, uint32_t seed)
-{
-    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n)
-        out[i] = __float2bfloat16(pattern(seed, i));
-}
-
-static std::vector<double> pattern_of(uint32_t seed, int64_t first, int64_t n)
-{
-    std::vector<double> x((size_t)n);
-    for (int64_t i = 0; i < n; i++)
-        x[(size_t)i] = (double)pattern(seed, first + i);
-    return x;
-}
-
-// sum of x[i] y[i * step], i < n
-static double dot(const double *x, const double *y, int64_t step, int n)
-{
-    double sum = 0;
-    for (int i = 0; i < n; i++)
-        sum += x[i] * y[i * step];
-    return sum;
-}
-
-static double rounded_to_bf16(double x) { return (double)__bfloat162float(__float2bfloat16((float)x)); }
-
-// An element of what has been read back.
-static double at(const std::vector<floatX> &a, int64_t i) { return (double)__bfloat162float(a[(size_t)i]); }
-
-// Device memory of one check.
-struct Arena {
-    Stream stream;
-    std::vector<void *> pieces;
-    explicit Arena(Stream s) : stream(s) {}
-    ~Arena()
-    {
-        for (void *p : pieces)
-            CUDA_CHECK(cudaFree(p));
-    }
-    template <class T> T *take(int64_t n)
-    {
-        void *p = device_malloc((size_t)n * sizeof(T), "self-check: matrices");
-        CUDA_CHECK(cudaMemsetAsync(p, 0, (size_t)n * sizeof(T), stream));
-        pieces.push_back(p);
-        return (T *)p;
-    }
-    floatX *filled(int64_t n, uint32_t seed)
-    {
-        floatX *p = take<floatX>(n);
-        fill_pattern_kernel<<<(unsigned)ceil_div(n, THREADS_FILL), THREADS_FILL, 0, stream>>>(p, n, seed);
-        CHECK_LAUNCH();
-        return p;
-    }
-    template <class T> std::vector<T> read(const T *from, int64_t n)
-    {
-        std::vector<T> host((size_t)n);
-        copy_to_host(stream, host.data(), from, (size_t)n * sizeof(T));
-        stream_synchronize(stream); // under the watchdog
-        return host;
-    }
-};
-
-// Relative distance in the 2-norm of everything added; a NaN stays.
-struct Distance {
-    double difference = 0, size = 0;
-    void add(double got, double want)
-    {
-        difference += (got - want) * (got - want);
-        size += want * want;
-    }
-};
+enum { ROWS_CHECKED = 4 };
 
 static void fail(const char *what) __attribute__((noreturn));
 static void fail(const char *what)
@@ -132,7 +49,12 @@ static void fail(const char *what)
 // All that is wrong, for one message: one kernel or all of them is the first question.
 static Error wrong;
 
-static void require(const Distance &d, const char *kernel, double limit = ROUNDING_LIMIT)
+} // namespace
+
+namespace self_check_tools
+{
+
+void require(const Distance &d, const char *kernel, double limit)
 {
     double distance = sqrt(d.difference / fmax(d.size, 1e-30));
     if (distance <= limit)
@@ -142,6 +64,11 @@ static void require(const Distance &d, const char *kernel, double limit = ROUNDI
               before.text[0] ? before.text : "these differ from the host's: ", before.text[0] ? ", " : "",
               kernel, distance, limit);
 }
+
+} // namespace self_check_tools
+
+namespace
+{
 
 // ---- GEMM ------------------------------------------------------------------------------------------------
 
@@ -324,104 +251,6 @@ static void check_weight_grad(Stream s)
     require(d, "weight gradients");
 }
 
-// ---- QKV -------------------------------------------------------------------------------------------------
-
-enum { QKV_N = 300, QKV_H = 2, QKV_E = 128, QKV_D = QKV_H * QKV_E, QKV_ANGLES = QKV_E / 4 };
-
-// A head of a plane (q, k, v): the product, rounded to bf16, and of q and k its norm.
-static std::vector<double> normed_head(int plane, int row, int head, double factor)
-{
-    std::vector<double> x = pattern_of(5, row * QKV_D, QKV_D), y((size_t)QKV_E),
-                        w = pattern_of(6, (plane * QKV_D + head * QKV_E) * QKV_D, QKV_E * QKV_D);
-    double squares = 0;
-    for (size_t i = 0; i < QKV_E; i++) {
-        y[i] = rounded_to_bf16(factor * dot(x.data(), &w[i * QKV_D], 1, QKV_D));
-        squares += y[i] * y[i];
-    }
-    for (size_t i = 0; i < QKV_E && plane < 2; i++)
-        y[i] /= sqrt(squares / QKV_E);
-    return y;
-}
-
-// Cosine and sine of rotation j of a head at a position.
-struct Turn {
-    double c, s;
-};
-static Turn turn_of(int plane, int position, int j)
-{
-    int64_t i = position * QKV_ANGLES + j;
-    return plane == 2 || j >= QKV_ANGLES ? Turn{1, 0} : Turn{(double)pattern(7, i), (double)pattern(8, i)};
-}
-
-static void check_qkv(Stream s)
-{
-    enum { N = QKV_N, H = QKV_H, E = QKV_E, D = QKV_D, HALF = E / 2 };
-    Arena m(s);
-    floatX *x = m.filled(N * D, 5), *w = m.filled(3 * D * D, 6), *cos = m.filled(N * QKV_ANGLES, 7),
-           *sin = m.filled(N * QKV_ANGLES, 8);
-    floatX *qkv = m.take<floatX>(3 * N * D), *v = m.take<floatX>(N * D);
-    float *rstd_q = m.take<float>(N * H), *rstd_k = m.take<float>(N * H), one = 1, *scale = m.take<float>(1);
-    CUDA_CHECK(cudaMemcpyAsync(scale, &one, sizeof one, cudaMemcpyHostToDevice, s));
-    const QkvProductForward a = {qkv, v, x, w, rstd_q, rstd_k, NULL, NULL, scale, cos, sin};
-    if (!sm90_qkv(s, &a, N, H, E))
-        return;
-    Distance d;
-    for (int row : {0, 63, 200, N - 1})
-        for (int head = 0; head < 3 * H; head++) {
-            int plane = head / H, n = head % H;
-            std::vector<floatX> got = m.read((plane == 2 ? v : qkv + plane * N * D) + row * D + n * E, E);
-            std::vector<double> y = normed_head(plane, row, n, 1);
-            for (size_t i = 0; i < HALF; i++) {
-                Turn t = turn_of(plane, row, (int)i);
-                d.add(at(got, i), y[i] * t.c + y[i + HALF] * t.s);
-                d.add(at(got, i + HALF), y[i + HALF] * t.c - y[i] * t.s);
-            }
-        }
-    require(d, "q, k and v");
-}
-
-// With pairs of heads, whose positions differ, and the key offset; factor 1: without one.
-static void check_qkv_heads(Stream s, float factor)
-{
-    enum { N = QKV_N, H = QKV_H, E = QKV_E, D = QKV_D };
-    Arena m(s);
-    ProductContext context = {s, NULL};
-    floatX *raw = m.take<floatX>(3 * N * D), *k = m.take<floatX>((N + 1) * D);
-    float *alpha = m.take<float>(1);
-    CUDA_CHECK(cudaMemcpyAsync(alpha, &factor, sizeof factor, cudaMemcpyHostToDevice, s));
-    QkvHeadsForward a = {};
-    a.heads.qk = E;
-    a.heads.q = raw;
-    a.heads.k = k;
-    a.heads.v = raw + 2 * N * D;
-    a.heads.rstd_q = m.take<float>(N * H);
-    a.heads.rstd_k = m.take<float>(N * H);
-    a.heads.cos = m.filled(2 * N * QKV_ANGLES, 7);
-    a.heads.sin = m.filled(2 * N * QKV_ANGLES, 8);
-    a.heads.paired = a.heads.offset = true;
-    a.raw = raw;
-    a.x = m.filled(N * D, 5);
-    a.w = m.filled(3 * D * D, 6);
-    a.alpha = factor == 1 ? NULL : alpha;
-    if (!sm90_qkv_heads(&context, &a, N, H, E))
-        return;
-    Distance d;
-    for (int row : {0, 64, 200, N - 1})
-        for (int head = 0; head < 3 * H; head++) {
-            int plane = head / H, n = head % H, above = plane == 1 ? max(row - 1, 0) : row;
-            std::vector<floatX> got = m.read((plane == 1 ? k : raw + plane * N * D) + row * D + n * E, E);
-            std::vector<double> y = normed_head(plane, row, n, (double)factor),
-                                moved = normed_head(plane, above, n, (double)factor);
-            std::copy(moved.begin() + E / 2, moved.end(), y.begin() + E / 2);
-            for (size_t i = 0; i < E; i += 2) {
-                Turn t = turn_of(plane, 2 * row + n, (int)i / 2);
-                d.add(at(got, i), y[i] * t.c + y[i + 1] * t.s);
-                d.add(at(got, i + 1), y[i + 1] * t.c - y[i] * t.s);
-            }
-        }
-    require(d, factor == 1 ? "q, k and v of heads" : "q, k and v of heads, with a factor");
-}
-
 // ---- head ------------------------------------------------------------------------------------------------
 
 static void check_head(Stream s, HeadMode mode)
@@ -571,8 +400,6 @@ static void check_all(void)
         check_fp8_codes(s);
         check_weight_grad(s);
         check_qkv(s);
-        check_qkv_heads(s, 1);
-        check_qkv_heads(s, -0.7f);
         check_head(s, HEAD_BF16);
         if (device_has_fp8())
             check_head(s, HEAD_FP8);
