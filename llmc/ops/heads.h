@@ -95,7 +95,7 @@ typedef struct {
     floatX *dv;                 // (N, d) out, with alpha: v's gradient but for that of attention
     float *dalpha, *dgate;      // out, where alpha and gate are, with the same strides
     const floatX *dout;         // (N, d)
-    float *delta; // (N, H) out: dy_n . y_n, of dy as it is stored, for sdpa_backward; or NULL
+    float *delta;               // (N, H) out: dy_n . y_n, of dy as it is stored, for sdpa_backward; or NULL
 } HeadsOutputBackward;
 void heads_output_backward(Stream s, const HeadsOutputBackward *a, int N, int H, int e);
 
