@@ -32,7 +32,7 @@ typedef struct {
     float *rstd_q, *rstd_k, *lse, *gate, *dc_lse;
     floatX *dy, *dq, *dk, *dv; // gradients
     floatX *dv_output, *dq_dc, *dk_dc, *dv_dc;
-    float *delta; // (N, H) dy . y, where heads_output_backward knows it
+    float *delta; // (N, H) of sdpa_backward, where heads_output_backward makes it
     floatX *dqkv; // (N, 2 H qk + d)
     // With QKV_FP8: codes of the input and of dqkv, and transposed.
     uint8_t *h8, *h8t, *dqkv8, *dqkv8t;

@@ -12,10 +12,10 @@
 // where the kernel does, so that a chain has one rounding, too. One wrong element among all that are
 // compared, at most 4096, makes more than 1%. The head's sums of exponentials have a limit of their own.
 #include "llmc/cuda/device/self_check.cuh"
-#include "llmc/cuda/device/self_check_tools.cuh"
 #include "llmc/cuda/attention/attention.h"
 #include "llmc/cuda/device/check_cache.h"
 #include "llmc/cuda/device/device.h"
+#include "llmc/cuda/device/self_check_tools.cuh"
 #include "llmc/cuda/gemm/sm90_fp8_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_gemm.cuh"
 #include "llmc/cuda/gemm/sm90_tile.cuh"

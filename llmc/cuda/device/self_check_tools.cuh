@@ -1,7 +1,7 @@
 // What the parts of the start-up check share: inputs, memory of a check, distances.
 #pragma once
+#include "llmc/cuda/device/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/device/device.h"
-#include "llmc/cuda/device/cuda_common.cuh"
 #include <vector>
 
 namespace self_check_tools

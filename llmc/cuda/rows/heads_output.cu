@@ -108,6 +108,7 @@ __device__ __forceinline__ Vectors load_vectors(const Backward &a, const HeadVec
 
 // With u = y.v / |v|^2, w = g.v / |v|^2, share = tanh(alpha), and g the gradient of y - share u v:
 //   dy = g - share w v,  dv = -share (u g + w y - 2 u w v),  dalpha = -(1 - share^2) (y.v) w.
+// delta is dy.y of the rounded dy, which attention's backward takes.
 __global__ __launch_bounds__(THREADS,
                              CTAS) void heads_output_backward_kernel(const __grid_constant__ Backward a,
                                                                      int N, int H, int e, int lanes)
