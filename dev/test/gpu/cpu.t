@@ -67,7 +67,7 @@ like(device_line('gpu'), qr/ (kernels for Hopper|portable kernels \(c)/, 'the lo
 like(device_line('portable'), qr/portable kernels \(--portable\), head in bf16, .*own kernels for any GPU \(not cuDNN: --portable\)/,
     'and that --portable was heeded');
 my $units = device_line('portable') =~ /compute capability (\d+\.\d+)/ && $1 >= 8.9; # Ada and later
-like(device_line('fp8_portable'), $units ? qr/FP8 head on the FP8 units, logits by cuBLASLt/ : qr/FP8 head emulated in bf16 \(no FP8 units\)/,
+like(device_line('fp8_portable'), $units ? qr/FP8 head on the FP8 units, products by cuBLASLt/ : qr/FP8 head emulated in bf16 \(no FP8 units\)/,
     'for the FP8 head, too');
 my @other = grep { !/^option\./ } split / /, same_state(map { checkpoint("$dir/$_", 20) } qw(gpu portable));
 ok(@other > 0, 'the two paths are two: other bits in ' . @other . ' tensors');

@@ -2,6 +2,7 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/device/device.h"
+#include <cuda_fp8.h>
 #include <vector>
 
 namespace self_check_tools
@@ -43,6 +44,13 @@ inline double dot(const double *x, const double *y, int64_t step, int n)
         sum += x[i] * y[i * step];
     return sum;
 }
+
+inline double code_value(uint8_t code, __nv_fp8_interpretation_t kind = __NV_E4M3)
+{
+    return (double)__half2float(__half(__nv_cvt_fp8_to_halfraw(code, kind)));
+}
+
+inline double e4m3(float x) { return code_value(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)); }
 
 inline double rounded_to_bf16(double x) { return (double)__bfloat162float(__float2bfloat16((float)x)); }
 
@@ -95,6 +103,7 @@ struct Distance {
 // Notes the kernel among those that are wrong when the distance is above the limit, or no number.
 void require(const Distance &d, const char *kernel, double limit = ROUNDING_LIMIT);
 
-void check_qkv(Stream s); // self_check_qkv.cu
+void check_qkv(Stream s);  // self_check_qkv.cu
+void check_head(Stream s); // self_check_head.cu
 
 } // namespace self_check_tools

@@ -22,6 +22,7 @@ struct Quantise {
         uint4 a, b;
     };
     const floatX *x;
+    const float *factors;
     float scale;
     int cols;
     __device__ __forceinline__ Raw load(int row, int col) const
@@ -29,15 +30,15 @@ struct Quantise {
         const uint4 *at = reinterpret_cast<const uint4 *>(x + (int64_t)row * cols + col);
         return {at[0], at[1]};
     }
-    __device__ __forceinline__ uint4 codes(const Raw &raw, int, int) const
+    __device__ __forceinline__ uint4 codes(const Raw &raw, int row, int) const
     {
-        float f[8], g[8];
+        float f[8], g[8], factor = factors ? factors[row] : 1;
         unpack8(raw.a, f);
         unpack8(raw.b, g);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            f[k] /= scale;
-            g[k] /= scale; // its product with 1/scale may round otherwise
+            f[k] = f[k] * factor / scale;
+            g[k] = g[k] * factor / scale; // its product with 1/scale may round otherwise
         }
         return make_uint4(encode4(f[0], f[1], f[2], f[3], __NV_E4M3),
                           encode4(f[4], f[5], f[6], f[7], __NV_E4M3),
@@ -50,15 +51,15 @@ struct Quantise {
 
 void fp8_quantize(Stream s, const Fp8Quantize *q)
 {
-    TransposeOut t = {q->plain,       q->transposed, q->rows_padded,  q->rows,
-                      q->rows_padded, q->cols,       q->product_order};
-    transpose_tiles(s, &t, Quantise{q->x, q->scale, q->cols});
+    TransposeOut t = {q->plain,       q->transposed, q->rows_padded,   q->rows,
+                      q->rows_padded, q->cols,       q->product_order, q->interleaved};
+    transpose_tiles(s, &t, Quantise{q->x, q->factors, q->scale, q->cols});
 }
 
 void fp8_transpose(Stream s, uint8_t *transposed, int64_t transposed_pitch, const uint8_t *x, int rows,
                    int cols)
 {
-    TransposeOut t = {NULL, transposed, transposed_pitch, rows, rows, cols, false};
+    TransposeOut t = {NULL, transposed, transposed_pitch, rows, rows, cols, false, false};
     transpose_tiles(s, &t, Bytes{x, cols});
 }
 

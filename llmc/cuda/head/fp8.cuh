@@ -22,13 +22,15 @@ static __device__ __forceinline__ float fp8_value(float x, __nv_fp8_interpretati
 }
 
 typedef struct {
-    uint8_t *plain;      // (rows_padded, cols) = e4m3(x / scale)
-    uint8_t *transposed; // (cols, rows_padded), its transpose
+    uint8_t *plain;      // (rows_padded, cols) = e4m3(x / scale), or NULL
+    uint8_t *transposed; // (cols, rows_padded), its transpose, or NULL
     const floatX *x;     // (rows, cols)
     float scale;
     int rows, rows_padded, cols; // rows beyond `rows` are zero; cols and rows_padded multiples of 16
     bool product_order;          // plain has row r where product_row(r) says (fp8_transpose.cuh); rows a
                                  // multiple of 32 then
+    const float *factors;        // (rows) e4m3(x factor / scale), or NULL: 1
+    bool interleaved;            // as TransposeOut has it
 } Fp8Quantize;
 void fp8_quantize(Stream s, const Fp8Quantize *q);
 // out = the values of e4m3(x / scale), in bf16, for the products without FP8 units.  n elements

@@ -6,15 +6,18 @@
 // neither access has bank conflicts. Bound by memory.
 #pragma once
 #include "llmc/cuda/head/fp8.cuh"
+#include "llmc/cuda/head/sm90_head_gradient.cuh"
 
 enum { TRANSPOSE_TILE = 128, TRANSPOSE_THREADS = 256, TRANSPOSE_WORDS = TRANSPOSE_TILE / 4 };
 
 typedef struct {
     uint8_t *plain;      // (rows_padded, cols), or NULL
-    uint8_t *transposed; // (cols, ...), transposed_pitch bytes between rows
+    uint8_t *transposed; // (cols, ...), transposed_pitch bytes between rows, or NULL
     int64_t transposed_pitch;
     int rows, rows_padded, cols; // rows beyond `rows` are zero; cols a multiple of 16
     bool product_order;          // plain has its rows in the order of product_row
+    bool interleaved; // transposed has the rows of x in the order of interleaved_row; no plain then, and
+                      // rows_padded a multiple of 16
 } TransposeOut;
 
 // Row `row` of the plain matrix in the order that sm90_head_logits.cu wants: the 8 neighbouring output
@@ -64,13 +67,14 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
     uint32_t most = 0;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        int row = row0 + 4 * rg + r;
+        int place = row0 + 4 * rg + r, row = t.interleaved ? row_at_place(place) : place;
         if (row < t.rows && col < t.cols)
             raw[r] = source.load(row, col);
     }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        int row = row0 + 4 * rg + r, to = t.product_order ? product_row(row) : row;
+        int place = row0 + 4 * rg + r, row = t.interleaved ? row_at_place(place) : place,
+            to = t.product_order ? product_row(row) : row;
         in[r] = row < t.rows && col < t.cols ? source.codes(raw[r], row, col) : make_uint4(0, 0, 0, 0);
         if (t.plain && row < t.rows_padded && col < t.cols)
             *reinterpret_cast<uint4 *>(t.plain + (int64_t)to * t.cols + col) = in[r];
@@ -79,6 +83,8 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
     }
     if constexpr (Source::HAS_AMAX)
         amax_bits(source.amax, most);
+    if (!t.transposed)
+        return;
     const uint32_t quads[4][4] = {{in[0].x, in[1].x, in[2].x, in[3].x},
                                   {in[0].y, in[1].y, in[2].y, in[3].y},
                                   {in[0].z, in[1].z, in[2].z, in[3].z},

@@ -1,19 +1,23 @@
 // The output head: three GEMMs and the loss, in chunks of rows, so that the logits of a whole batch never
 // exist at once.
 //
-// FP8: x, the weight and the gradient are quantised and stored plain and transposed, as FP8 GEMMs need them.
-// Logits come from sm90_head_logits.cuh where it fits, else from cuBLASLt. Without FP8 units (older GPUs,
-// widths that are no multiple of 16, products for which cuBLASLt has no algorithm) the same quantised values
-// are kept in bf16, which represents them exactly.
+// FP8 on Hopper: the epilogue of the logits' product stores the gradient as codes that are still to be
+// scaled by row, and the two products of the gradient read them as they are (sm90_head_gradient.cuh).
+// Elsewhere cuBLASLt makes bf16 logits; x, the weight and the gradient are quantised and stored plain and
+// transposed, as its FP8 products need them. Without FP8 units (older GPUs, widths that are no multiple of
+// 16, products for which cuBLASLt has no algorithm) the same quantised values are kept in bf16, which
+// represents them exactly.
 #include "llmc/base/arena.h"
 #include "llmc/cuda/gemm/gemm.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
+#include "llmc/cuda/head/sm90_head_gradient.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 
 enum {
     CHUNK_ROWS = 8192, // long enough that adding to the fp32 weight gradient costs little beside the product
     LOGIT_ROWS = 4096, // of a chunk, whose logits exist at a time: half the memory of 8192, 1% slower
-    LARGE_BATCH = 49152,  // from here on twice as many of both: 1.2 GB more where activations take 15
+    CODE_ROWS = 16384, // of a chunk of codes, a byte an element
+    LARGE_BATCH = 49152,  // from here on a chunk of codes: 2.5 GB where activations take 15
     EVAL_ROWS = 8192,     // of a chunk whose logits do not exist
     FP32_EVAL_ROWS = 4096 // of one whose logits do, in fp32
 };
@@ -22,12 +26,19 @@ static bool refused; // cuBLASLt has no algorithm for an FP8 product of head_res
 
 // ---- scratch ---------------------------------------------------------------------------------------------
 
-// Rows of a chunk; of it those whose logits exist at a time; rows of a chunk of evaluation.
-static int times_base(int N) { return N >= LARGE_BATCH ? 2 : 1; }
-static int chunk_rows(int N) { return (int)min_i64(times_base(N) * CHUNK_ROWS, round_up(N, FP8_ALIGN)); }
-static int logit_rows(int N, bool units)
+// How a batch is trained on: the forms of the head comment.
+typedef enum { PRODUCTS_BF16, PRODUCTS_FP8, PRODUCTS_OF_CODES } Products;
+
+// Rows of a chunk; of it those whose logits exist at a time.
+static int chunk_rows(Products how, int N)
 {
-    return units ? (int)min_i64(times_base(N) * LOGIT_ROWS, chunk_rows(N)) : chunk_rows(N);
+    int most = how != PRODUCTS_OF_CODES ? CHUNK_ROWS : N >= LARGE_BATCH ? LARGE_BATCH : CODE_ROWS;
+    return (int)min_i64(most, round_up(N, FP8_ALIGN));
+}
+
+static int logit_rows(Products how, int N)
+{
+    return how == PRODUCTS_FP8 ? (int)min_i64(LOGIT_ROWS, chunk_rows(how, N)) : chunk_rows(how, N);
 }
 
 static int eval_rows(int N, int d, int Vp)
@@ -41,38 +52,64 @@ static bool weight_in_fp8(int Vp, int d)
     return device_has_fp8() && !refused && d % FP8_ALIGN == 0 && Vp % FP8_ALIGN == 0;
 }
 
+static Products products_of(HeadMode mode, int Vp, int d)
+{
+    if (mode != HEAD_FP8 || !weight_in_fp8(Vp, d))
+        return PRODUCTS_BF16;
+    return sm90_head_fits(HEAD_FP8, d, Vp) ? PRODUCTS_OF_CODES : PRODUCTS_FP8;
+}
+
 typedef struct {
-    void *logits;                // (logit_rows, Vp) bf16, or as many fractions; (eval_rows, Vp) fp32
-    uint8_t *g8, *g8_transposed; // (chunk_rows, Vp), (Vp, chunk_rows)
-    uint8_t *x8, *x8_transposed; // (tokens, d), (d, tokens), N padded; or bf16 values in x8
+    void *logits;           // (logit_rows, Vp) bf16; (eval_rows, Vp) fp32
+    uint8_t *g8;            // (chunk_rows, Vp) e5m2; of PRODUCTS_OF_CODES, as sm90_head_gradient.cuh has them
+    uint8_t *g8_transposed; // (Vp, chunk_rows)
+    uint8_t *x8, *x8_transposed; // (tokens, d), N padded, or bf16 values in x8; (d, tokens), or of codes (d,
+                                 // chunk_rows)
     floatX *tail;                // (16, d): gradient of padded rows has nowhere else to go
     float *losses;               // (N)
-    float *sums; // sm90_head_logits.cuh: (parts, pitch), (pitch) target logits, (pitch, 2) factors, (pitch)
-                 // of each further term
+    // Sums and target logits of sm90_head_logits.cuh, (parts, pitch) and (terms, pitch); further of codes.
+    float *sums, *target_logits;
+    uint8_t *excess;                                  // (parts, pitch)
+    float *base, *dx_factors, *x_factors, *dw_factor; // (pitch) each; dw_factor (1)
     size_t bytes;
 } Scratch;
+
+static void take_sums(Scratch *s, Arena *a, HeadMode mode, int Vp, size_t pitch)
+{
+    s->sums = (float *)arena_take(a, (size_t)sm90_head_parts(mode, Vp) * pitch, sizeof(float));
+    s->target_logits = (float *)arena_take(a, (mode == HEAD_FP8 ? MAX_TERMS : 1) * pitch, sizeof(float));
+}
 
 // Pointers into `base`; NULL: the size alone.
 static Scratch train_scratch(void *base, HeadMode mode, int N, int width, int vocabulary)
 {
-    bool units = mode == HEAD_FP8 && weight_in_fp8(vocabulary, width);
-    size_t d = (size_t)width, Vp = (size_t)vocabulary, rows = (size_t)chunk_rows(N),
-           at_a_time = (size_t)logit_rows(N, units), tokens = (size_t)round_up(N, FP8_ALIGN);
+    Products how = products_of(mode, vocabulary, width);
+    size_t d = (size_t)width, Vp = (size_t)vocabulary, rows = (size_t)chunk_rows(how, N),
+           at_a_time = (size_t)logit_rows(how, N), tokens = (size_t)round_up(N, FP8_ALIGN);
+    bool units = how != PRODUCTS_BF16;
     Arena a = {(char *)base, 0};
     Scratch s = {};
-    s.logits = arena_take(&a, at_a_time * Vp, sizeof(floatX));
     s.losses = (float *)arena_take(&a, (size_t)N, sizeof(float));
     if (mode == HEAD_FP8)
         s.x8 = (uint8_t *)arena_take(&a, tokens * d, units ? 1 : sizeof(floatX));
-    if (units) {
-        s.x8_transposed = (uint8_t *)arena_take(&a, tokens * d, 1);
+    if (units)
         s.g8 = (uint8_t *)arena_take(&a, rows * Vp, 1);
+    if (how == PRODUCTS_OF_CODES) {
+        size_t pitch = (size_t)round_up((int64_t)rows, FP8_ALIGN);
+        s.x8_transposed = (uint8_t *)arena_take(&a, d * rows, 1);
+        take_sums(&s, &a, HEAD_FP8, vocabulary, pitch);
+        s.excess = (uint8_t *)arena_take(&a, (size_t)sm90_head_parts(HEAD_FP8, vocabulary) * pitch, 1);
+        s.base = (float *)arena_take(&a, pitch, sizeof(float));
+        s.dx_factors = (float *)arena_take(&a, pitch, sizeof(float));
+        s.x_factors = (float *)arena_take(&a, pitch, sizeof(float));
+        s.dw_factor = (float *)arena_take(&a, 1, sizeof(float));
+    } else {
+        s.logits = arena_take(&a, at_a_time * Vp, sizeof(floatX));
+    }
+    if (how == PRODUCTS_FP8) {
+        s.x8_transposed = (uint8_t *)arena_take(&a, tokens * d, 1);
         s.g8_transposed = (uint8_t *)arena_take(&a, rows * Vp, 1);
         s.tail = (floatX *)arena_take(&a, FP8_ALIGN * d, sizeof(floatX));
-    }
-    if (units && sm90_head_fits(HEAD_FP8, width, vocabulary)) {
-        size_t parts = (size_t)sm90_head_parts(HEAD_FP8, width, vocabulary);
-        s.sums = (float *)arena_take(&a, at_a_time * (parts + 2 + MAX_TERMS), sizeof(float));
     }
     s.bytes = a.used;
     return s;
@@ -85,8 +122,7 @@ static Scratch eval_scratch(void *base, int N, int d, int Vp)
     Scratch s = {};
     s.losses = (float *)arena_take(&a, (size_t)N, sizeof(float));
     if (sm90_head_fits(HEAD_BF16, d, Vp))
-        s.sums = (float *)arena_take(&a, pitch * ((size_t)sm90_head_parts(HEAD_BF16, d, Vp) + 2 + MAX_TERMS),
-                                     sizeof(float));
+        take_sums(&s, &a, HEAD_BF16, Vp, pitch);
     else
         s.logits = arena_take(&a, rows * (size_t)Vp, sizeof(float));
     s.bytes = a.used;
@@ -132,15 +168,16 @@ static GemmShape fp8_weight_gradient(int rows, int d, int Vp, int tokens)
 // For batches of N tokens.
 static void reserve_training(const OpSizes *z, int N)
 {
-    int d = z->dim, Vp = z->vocab_padded, tokens = (int)round_up(N, FP8_ALIGN), rows = chunk_rows(tokens);
-    bool units = z->fp8_head && tokens && weight_in_fp8(Vp, d);
-    if (units) {
+    int d = z->dim, Vp = z->vocab_padded, tokens = (int)round_up(N, FP8_ALIGN);
+    HeadMode mode = z->fp8_head ? HEAD_FP8 : HEAD_BF16;
+    int rows = chunk_rows(PRODUCTS_FP8, tokens); // as many as of PRODUCTS_BF16
+    if (rows && products_of(mode, Vp, d) == PRODUCTS_FP8) {
         GemmShape shapes[] = {fp8_input_gradient(rows, d, Vp), fp8_weight_gradient(rows, d, Vp, tokens),
-                              fp8_logits(logit_rows(tokens, true), d, Vp)};
-        for (int i = 0; i < (sm90_head_fits(HEAD_FP8, d, Vp) ? 2 : 3); i++)
+                              fp8_logits(logit_rows(PRODUCTS_FP8, tokens), d, Vp)};
+        for (int i = 0; i < 3; i++)
             refused |= !gemm_try(&shapes[i]);
     }
-    if (rows && (!units || refused)) {
+    if (rows && products_of(mode, Vp, d) == PRODUCTS_BF16) {
         GemmShape shapes[] = {gemm_shape(rows, Vp, d, false, true, CUDA_R_16BF, false),
                               gemm_shape(rows, d, Vp, false, false, CUDA_R_16BF, false),
                               gemm_shape(Vp, d, rows, true, false, CUDA_R_32F, true)};
@@ -177,10 +214,10 @@ const char *head_description(void)
     if (!weight_in_fp8(Vp, d))
         return "FP8 head emulated in bf16 (width or vocabulary are no multiples of 16)";
     if (sm90_head_fits(HEAD_FP8, d, Vp))
-        return "FP8 head on the FP8 units, own product for the logits";
+        return "FP8 head on the FP8 units, own products";
     return device_has_wgmma()
-               ? "FP8 head on the FP8 units, logits by cuBLASLt (a width above 1536, or odd vocabulary)"
-               : "FP8 head on the FP8 units, logits by cuBLASLt";
+               ? "FP8 head on the FP8 units, products by cuBLASLt (a width above 768, or odd vocabulary)"
+               : "FP8 head on the FP8 units, products by cuBLASLt";
 }
 
 // ---- the weight ------------------------------------------------------------------------------------------
@@ -196,8 +233,14 @@ void head_quantize(Stream s, const HeadSpec *spec, void *w8, const floatX *w, in
     OP_SCOPE(head_quantize, Vp, d);
     uint8_t *codes = (uint8_t *)w8;
     float scale = head_scales(spec, d).w;
-    Fp8Quantize q = {codes, codes + (size_t)Vp * (size_t)d, w, scale, Vp, Vp,
-                     d,     sm90_head_fits(HEAD_FP8, d, Vp)};
+    Fp8Quantize q = {.plain = codes,
+                     .transposed = codes + (size_t)Vp * (size_t)d,
+                     .x = w,
+                     .scale = scale,
+                     .rows = Vp,
+                     .rows_padded = Vp,
+                     .cols = d,
+                     .product_order = sm90_head_fits(HEAD_FP8, d, Vp)};
     if (weight_in_fp8(Vp, d))
         fp8_quantize(s, &q);
     else
@@ -246,46 +289,90 @@ static void chunk_in_bf16(Stream s, const Task *t, GradientForm form, int row, i
     gemm(s, &dw, t->a.dw, logits, x, t->a.dw, t->scales.g * t->scales.x);
 }
 
-// Logits and losses of rows from `row` on by sm90_head_logits.cuh; what the gradient needs.
-static SumLosses row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows)
+// Bases of the rows' codes, from the first parts alone, whose sums are then made again.
+static void estimate_bases(Stream s, const HeadLogits *logits, float *base)
 {
-    int d = t->a.d, Vp = t->a.Vp, pitch = (int)round_up(rows, FP8_ALIGN),
-        parts = sm90_head_parts(mode, d, Vp);
+    HeadLogits a = *logits;
+    a.codes = NULL;
+    a.Vp = (int)min_i64(a.Vp, ESTIMATE_PARTS * PART_COLS);
+    sm90_head_logits(s, &a);
+    bases_from_sums(s, base, a.sums, sm90_head_parts(HEAD_FP8, a.Vp), a.pitch, a.rows);
+}
+
+// Logits and losses of rows from `row` on by sm90_head_logits.cuh; in training codes and factors of the
+// gradient, too.
+static void row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows, int pitch)
+{
     bool fp8 = mode == HEAD_FP8;
-    RowTargets targets = targets_from(t, row);
+    const Scratch *scratch = &t->scratch;
+    int d = t->a.d, Vp = t->a.Vp;
     HeadLogits a = {
         .mode = mode,
         .form = t->form,
-        .one_minus_sigmoid = fp8 ? (uint16_t *)t->scratch.logits : NULL,
-        .sums = t->scratch.sums,
-        .target_logit = t->scratch.sums + (int64_t)parts * pitch,
-        .x = fp8 ? (const void *)(t->scratch.x8 + (int64_t)row * d) : t->a.x + (int64_t)row * d,
+        .codes = scratch->g8,
+        .excess = scratch->excess,
+        .base = scratch->base,
+        .sums = scratch->sums,
+        .target_logits = scratch->target_logits,
+        .x = fp8 ? (const void *)(scratch->x8 + (int64_t)row * d) : t->a.x + (int64_t)row * d,
         .w = fp8 ? t->a.w8 : t->a.w,
-        .targets = targets.targets,
+        .targets = targets_from(t, row),
         .scale = t->scales.x * t->scales.w,
         .rows = rows,
         .d = d,
         .Vp = Vp,
-        .sums_pitch = pitch,
+        .pitch = pitch,
         .mask = mask_from(t, row),
     };
-    sm90_head_logits(s, &a);
     SumLosses l = {
-        .losses = t->scratch.losses + row,
-        .factors = (float2 *)(a.target_logit + pitch),
-        .further_factors = a.target_logit + 3 * pitch,
-        .sums = a.sums,
-        .target_logit = a.target_logit,
-        .one_minus_sigmoid = a.one_minus_sigmoid,
-        .targets = targets,
+        .losses = scratch->losses + row,
+        .sums = scratch->sums,
+        .target_logits = scratch->target_logits,
+        .targets = a.targets,
         .mask = a.mask,
-        .parts = parts,
+        .parts = sm90_head_parts(mode, Vp),
         .pitch = pitch,
         .rows = rows,
         .Vp = Vp,
+        .codes = scratch->g8,
+        .excess = scratch->excess,
+        .base = scratch->base,
+        .dx_factors = scratch->dx_factors,
+        .x_factors = scratch->x_factors,
+        .dw_factor = scratch->dw_factor,
+        .scale_x = t->scales.x,
+        .scale_w = t->scales.w,
     };
+    if (fp8)
+        estimate_bases(s, &a, scratch->base);
+    sm90_head_logits(s, &a);
     loss_from_sums(s, &t->form, &l);
-    return l;
+}
+
+// The transpose of the weight's codes.
+static const uint8_t *w8_transposed(const Task *t)
+{
+    return (const uint8_t *)t->a.w8 + (size_t)t->a.Vp * (size_t)t->a.d;
+}
+
+static void chunk_of_codes(Stream s, const Task *t, int row, int rows)
+{
+    const Scratch *scratch = &t->scratch;
+    int d = t->a.d, padded = (int)round_up(rows, FP8_ALIGN);
+    row_losses(s, t, HEAD_FP8, row, rows, padded);
+    Fp8Quantize q = {.transposed = scratch->x8_transposed,
+                     .x = t->a.x + (int64_t)row * d,
+                     .scale = t->scales.x,
+                     .rows = rows,
+                     .rows_padded = padded,
+                     .cols = d,
+                     .factors = scratch->x_factors,
+                     .interleaved = true};
+    fp8_quantize(s, &q);
+    HeadProduct dx = {scratch->g8, w8_transposed(t), rows, d, t->a.Vp, t->a.Vp},
+                dw = {scratch->g8, scratch->x8_transposed, rows, d, t->a.Vp, padded};
+    sm90_head_dx(s, &dx, t->a.dx + (int64_t)row * d, scratch->dx_factors);
+    sm90_head_dw(s, &dw, t->a.dw, scratch->dw_factor);
 }
 
 // Logits, losses and gradient of `rows` rows from `row` on, `at` rows into the chunk of `chunk` rows. Rows
@@ -293,40 +380,55 @@ static SumLosses row_losses(Stream s, const Task *t, HeadMode mode, int row, int
 static void gradient_in_fp8(Stream s, const Task *t, int row, int rows, int at, int chunk)
 {
     int d = t->a.d, Vp = t->a.Vp, padded = (int)round_up(rows, FP8_ALIGN);
-    uint8_t *g8 = t->scratch.g8 + (int64_t)at * Vp, *g8_transposed = t->scratch.g8_transposed + at;
-    if (sm90_head_fits(HEAD_FP8, d, Vp)) {
-        SumLosses l = row_losses(s, t, HEAD_FP8, row, rows);
-        gradient_from_one_minus_sigmoid(s, &t->form, g8, g8_transposed, chunk, &l, padded);
-    } else {
-        floatX *logits = (floatX *)t->scratch.logits;
-        LossGradient gradient =
-            {GRADIENT_E5M2, t->scratch.losses + row, logits, g8, targets_from(t, row), rows, padded, Vp};
-        GemmShape product = fp8_logits(padded, d, Vp);
-        gemm(s, &product, logits, t->scratch.x8 + (int64_t)row * d, t->a.w8, NULL, t->scales.x * t->scales.w);
-        loss_gradient_rows(s, &t->form, &gradient);
-        fp8_transpose(s, g8_transposed, chunk, g8, padded, Vp);
-    }
+    uint8_t *g8 = t->scratch.g8 + (int64_t)at * Vp;
+    floatX *logits = (floatX *)t->scratch.logits;
+    LossGradient gradient =
+        {GRADIENT_E5M2, t->scratch.losses + row, logits, g8, targets_from(t, row), rows, padded, Vp};
+    GemmShape product = fp8_logits(padded, d, Vp);
+    gemm(s, &product, logits, t->scratch.x8 + (int64_t)row * d, t->a.w8, NULL, t->scales.x * t->scales.w);
+    loss_gradient_rows(s, &t->form, &gradient);
+    fp8_transpose(s, t->scratch.g8_transposed + at, chunk, g8, padded, Vp);
 }
 
 // FP8 products want extents of whole sixteens.
 static void chunk_in_fp8(Stream s, const Task *t, int row, int rows)
 {
     int d = t->a.d, Vp = t->a.Vp, padded = (int)round_up(rows, FP8_ALIGN),
-        whole = rows / FP8_ALIGN * FP8_ALIGN, step = logit_rows(t->a.N, true);
+        whole = rows / FP8_ALIGN * FP8_ALIGN, step = logit_rows(PRODUCTS_FP8, t->a.N);
     float sx = t->scales.x, sw = t->scales.w, sg = t->scales.g;
-    const uint8_t *w8_transposed = (const uint8_t *)t->a.w8 + (size_t)Vp * (size_t)d, *g8 = t->scratch.g8;
+    const uint8_t *w8 = w8_transposed(t), *g8 = t->scratch.g8;
     floatX *tail_dx = t->scratch.tail;
     GemmShape dx = fp8_input_gradient(whole, d, Vp), tail = fp8_input_gradient(FP8_ALIGN, d, Vp);
     GemmShape dw = fp8_weight_gradient(padded, d, Vp, t->tokens);
     for (int at = 0; at < rows; at += step)
         gradient_in_fp8(s, t, row + at, (int)min_i64(step, rows - at), at, padded);
-    gemm(s, &dx, t->a.dx + (int64_t)row * d, g8, w8_transposed, NULL, sg * sw);
+    gemm(s, &dx, t->a.dx + (int64_t)row * d, g8, w8, NULL, sg * sw);
     if (whole < rows) {
-        gemm(s, &tail, tail_dx, g8 + (int64_t)whole * Vp, w8_transposed, NULL, sg * sw);
+        gemm(s, &tail, tail_dx, g8 + (int64_t)whole * Vp, w8, NULL, sg * sw);
         copy_on_device(s, t->a.dx + (int64_t)(row + whole) * d, tail_dx,
                        (size_t)(rows - whole) * (size_t)d * sizeof(floatX));
     }
     gemm(s, &dw, t->a.dw, t->scratch.g8_transposed, t->scratch.x8_transposed + row, t->a.dw, sx * sg);
+}
+
+// x as the products want it.
+static void quantize_x(Stream s, Task *t, Products how)
+{
+    const HeadLoss *a = &t->a;
+    if (how != PRODUCTS_BF16) {
+        Fp8Quantize q = {.plain = t->scratch.x8,
+                         .transposed = how == PRODUCTS_FP8 ? t->scratch.x8_transposed : NULL,
+                         .x = a->x,
+                         .scale = t->scales.x,
+                         .rows = a->N,
+                         .rows_padded = t->tokens,
+                         .cols = a->d};
+        fp8_quantize(s, &q);
+    } else if (a->mode == HEAD_FP8) {
+        fp8_round(s, (floatX *)t->scratch.x8, a->x, t->scales.x, (int64_t)a->N * a->d);
+        t->a.x = (const floatX *)t->scratch.x8;
+        t->a.w = (const floatX *)a->w8;
+    }
 }
 
 static Task task_of(const HeadLoss *a, HeadMode mode)
@@ -343,30 +445,29 @@ static Task task_of(const HeadLoss *a, HeadMode mode)
 void head_loss_train(Stream s, const HeadLoss *a)
 {
     OP_SCOPE(head_loss_train, a->N, a->d, a->Vp);
-    int N = a->N, d = a->d, Vp = a->Vp;
-    if (N <= 0)
+    if (a->N <= 0)
         return;
     assert(a->num_targets >= 1 && a->num_targets <= MAX_TARGETS && (uintptr_t)a->scratch % 256 == 0);
-    bool fp8 = a->mode == HEAD_FP8, units = fp8 && weight_in_fp8(Vp, d);
+    Products how = products_of(a->mode, a->Vp, a->d);
     Task t = task_of(a, a->mode);
-    t.scratch = train_scratch(a->scratch, a->mode, N, d, Vp);
-    if (units) {
-        Fp8Quantize q = {t.scratch.x8, t.scratch.x8_transposed, a->x, t.scales.x, N, t.tokens, d, false};
-        fp8_quantize(s, &q);
-    } else if (fp8) {
-        fp8_round(s, (floatX *)t.scratch.x8, a->x, t.scales.x, (int64_t)N * d);
-        t.a.x = (const floatX *)t.scratch.x8;
-        t.a.w = (const floatX *)a->w8;
-    }
-    int step = chunk_rows(N);
-    for (int row = 0; row < N; row += step) {
-        int rows = (int)min_i64(step, N - row);
-        if (units)
+    t.scratch = train_scratch(a->scratch, a->mode, a->N, a->d, a->Vp);
+    quantize_x(s, &t, how);
+    int step = chunk_rows(how, a->N);
+    for (int row = 0; row < a->N; row += step) {
+        int rows = (int)min_i64(step, a->N - row);
+        switch (how) {
+        case PRODUCTS_OF_CODES:
+            chunk_of_codes(s, &t, row, rows);
+            break;
+        case PRODUCTS_FP8:
             chunk_in_fp8(s, &t, row, rows);
-        else
-            chunk_in_bf16(s, &t, fp8 ? GRADIENT_E5M2_AS_BF16 : GRADIENT_BF16, row, rows);
+            break;
+        case PRODUCTS_BF16:
+            chunk_in_bf16(s, &t, a->mode == HEAD_FP8 ? GRADIENT_E5M2_AS_BF16 : GRADIENT_BF16, row, rows);
+            break;
+        }
     }
-    sum_in_order(s, a->loss, t.scratch.losses, N);
+    sum_in_order(s, a->loss, t.scratch.losses, a->N);
 }
 
 // ---- evaluation ------------------------------------------------------------------------------------------
@@ -388,7 +489,7 @@ void head_loss_eval(Stream s, const HeadLoss *a)
     for (int row = 0; row < N; row += step) {
         int rows = (int)min_i64(step, N - row);
         if (sm90_head_fits(HEAD_BF16, d, Vp)) {
-            row_losses(s, &t, HEAD_BF16, row, rows);
+            row_losses(s, &t, HEAD_BF16, row, rows, (int)round_up(rows, FP8_ALIGN));
             continue;
         }
         float *logits = (float *)t.scratch.logits;

@@ -1,58 +1,161 @@
-// FP8 head behind sm90_head_logits.cu: loss of every row from its partial sums, then the gradient, plain and
-// transposed. Bound by memory and by the special-function units (one exponential an element): 13.8 ms a step
-// (window 11, one H200).
+// Behind sm90_head_logits.cu: loss of every row from the sums of its parts. In training also the row's
+// factors, the codes of its targets, and a lower base of its codes where the estimate was too low
+// (sm90_head_gradient.cuh).
 //
-// With v = F (1 - sig), as stored, F = 65534, S the row's sum of e^(z - cap) and W that of its weights, the
-// code of a gradient stands for
-//   1/sg W softmax * cap/slope sig (1 - sig) = v (F - v) * 2^(c v + n),  c = -cap log2(e) / F,
-//   n = log2(cap / (slope sg F^2)) - log2 S + log2 W.
-// The first target's element, a difference of nearly equal numbers once the model is sure, is computed from
-// its logit in fp32; those of further targets and the prefix, of which a model never is, from the stored v.
-#include "llmc/cuda/head/fp8_transpose.cuh"
+// The gradient of a target, W p - w, is a difference of nearly equal numbers once the model is sure of it. So
+// it is computed from the target's logit in fp32, and its code replaces that of W p.
 #include "llmc/cuda/head/head_loss.cuh"
+#include "llmc/cuda/head/sm90_head_gradient.cuh"
 
-enum { ROWS = WARP, GROUPS = 8 }; // of a block of loss_from_sums
+enum { ROWS = WARP, GROUPS = 8, ROWS_OF_GROUP = ROWS / GROUPS }; // of a block
 
-// factors: (n, the first target's code)
-template <int TERMS> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
+namespace
 {
-    __shared__ float shared[GROUPS][ROWS];
-    int lane = threadIdx.x % ROWS, group = threadIdx.x / ROWS, row = blockIdx.x * ROWS + lane;
-    float sum = 0;
-    for (int p = group; row < a.rows && p < a.parts; p += GROUPS)
-        sum += a.sums[(int64_t)p * a.pitch + row];
-    shared[group][lane] = sum;
-    __syncthreads();
-    if (group || row >= a.rows)
-        return;
-    for (int g = 1; g < GROUPS; g++)
-        sum += shared[g][lane];
+
+// What the threads of a block know of its rows.
+template <int TERMS> struct RowState {
+    float sum[GROUPS][ROWS];
+    int most[GROUPS][ROWS]; // excess of a part
+    int exponent[ROWS];     // base of all codes, where it is not the estimate
+    bool low[ROWS];         // the estimate was too low
+    int token[TERMS][ROWS]; // negative: none
+    uint32_t code[TERMS][ROWS];
+};
+
+// 1 - sig of a logit.
+static __device__ __forceinline__ float one_minus_sigmoid(const LossForm &f, float logit)
+{
+    return 1 / (1 + expf((logit + f.shift) / f.slope));
+}
+
+// Sum of the weights of a row that has all terms.
+static __device__ __forceinline__ float all_weights(const RowTargets &t)
+{
+    float all = t.prefix ? *t.prefix_weight : 0;
+    for (int k = 0; k < t.count; k++)
+        all += t.weight ? t.weight[k] : 1;
+    return all;
+}
+
+// Loss and factors of row `row`, lane `lane` of the block.
+template <int TERMS, bool TRAINING>
+static __device__ __forceinline__ void finish_row(RowState<TERMS> &shared, const LossForm &f,
+                                                  const SumLosses &a, int row, int lane)
+{
+    float sum = shared.sum[0][lane];
+    int most = shared.most[0][lane];
+    for (int g = 1; g < GROUPS; g++) {
+        sum += shared.sum[g][lane];
+        most = max(most, shared.most[g][lane]);
+    }
     Wanted<TERMS> wanted(a.targets, row);
-    float norm = log2f(sum), loss = 0, code[TERMS];
+    float log2_sum = log2f(sum), loss = 0, fraction = 1, inverse = wanted.sum > 0 ? 1 / wanted.sum : 0;
+    if (TRAINING) {
+        int base = (int)a.base[row],
+            exponent = max((int)ceilf(log2_sum), base + most); // whatever log2f rounds
+        shared.low[lane] = exponent > base;
+        shared.exponent[lane] = max(exponent, base);
+        fraction = exp2f((float)max(exponent, base)) / sum;
+    }
 #pragma unroll
     for (int k = 0; k < TERMS; k++) {
-        float one_minus_sigmoid = 0, share = 0;
-        if (wanted.token[k] < 0) // nothing was written there
-            one_minus_sigmoid = 0;
-        else if (k == 0)
-            one_minus_sigmoid = 1 / (1 + expf((a.target_logit[row] + f.shift) / f.slope));
-        else
-            one_minus_sigmoid =
-                (float)(a.one_minus_sigmoid[(int64_t)row * a.Vp + wanted.token[k]] - 1) / FRACTIONS;
+        float share = 0;
+        if (TRAINING)
+            shared.token[k][lane] = wanted.token[k];
+        if (wanted.token[k] < 0) // its logit was not stored
+            continue;
+        float rest = one_minus_sigmoid(f, a.target_logits[(int64_t)k * a.pitch + row]);
+        bool masked = TERMS == 1 && target_is_masked(a.mask, row, wanted.token[k]);
+        loss += wanted.weight[k] * ((masked ? f.cap - HEAD_MASKED : f.cap * rest) + logf(sum));
 #pragma unroll
         for (int i = 0; i < TERMS; i++)
             share += wanted.token[i] == wanted.token[k] ? wanted.weight[i] : 0;
-        if (TERMS == 1 && target_is_masked(a.mask, row, wanted.token[k]))
-            loss += wanted.weight[k] * (f.cap - HEAD_MASKED + logf(sum));
-        else
-            loss += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
-        code[k] = target_code(f, one_minus_sigmoid, norm, wanted.sum, share);
+        float p = exp2f(-f.cap_log2 * rest - log2_sum),
+              g = (p - share * inverse) * 4 * rest * (1 - rest) * (1 << CODE_TOP) / fraction;
+        if (TRAINING)
+            shared.code[k][lane] = encode4(g, 0, 0, 0, __NV_E5M2);
     }
     a.losses[row] = loss;
-    a.factors[row] = make_float2(f.code_log2 - norm + log2f(wanted.sum), code[0]);
-#pragma unroll
-    for (int k = 1; k < TERMS; k++)
-        a.further_factors[(k - 1) * a.pitch + row] = code[k];
+    if (!TRAINING)
+        return;
+    float slope = f.steepness / (4 << CODE_TOP), all = all_weights(a.targets), least = 1 << (SLACK + 1);
+    a.dx_factors[row] = fraction * wanted.sum * slope * a.scale_w;
+    a.x_factors[row] = all > 0 ? fraction * wanted.sum / (least * all) : 0;
+    if (row == 0)
+        *a.dw_factor = least * all * slope * a.scale_x;
+}
+
+// Four positive codes with their exponents lowered; codes that get below zero become zero. No borrow crosses
+// a byte: the highest bits are set, and shifts are below 128.
+static __device__ __forceinline__ uint32_t lowered(uint32_t codes, uint32_t shifts)
+{
+    const uint32_t high = 0x80808080u;
+    uint32_t less = (codes | high) - shifts, kept = less & high;
+    return less & (kept - (kept >> 7));
+}
+
+// Lowers all codes of row `row` to the base of its sum. A warp.
+static __device__ __forceinline__ void lower_row(const SumLosses &a, int row, int exponent)
+{
+    int lane = threadIdx.x % WARP, base = (int)a.base[row];
+    uint4 *codes = reinterpret_cast<uint4 *>(a.codes + (int64_t)row * a.Vp);
+#pragma unroll 4
+    for (int v = lane; v < a.Vp / 16; v += WARP) {
+        int excess = a.excess[(int64_t)(v * 16 / PART_COLS) * a.pitch + row];
+        uint32_t by = 0x01010101u * (uint32_t)(SHIFT_UNIT * min(exponent - base - excess, (int)MAX_SHIFT));
+        uint4 u = codes[v];
+        codes[v] = make_uint4(lowered(u.x, by), lowered(u.y, by), lowered(u.z, by), lowered(u.w, by));
+    }
+}
+
+template <int TERMS, bool TRAINING> __global__ void loss_from_sums_kernel(const LossForm f, const SumLosses a)
+{
+    __shared__ RowState<TERMS> shared;
+    int lane = threadIdx.x % ROWS, group = threadIdx.x / ROWS, row = blockIdx.x * ROWS + lane, most = 0;
+    float sum = 0;
+    for (int p = group; row < a.rows && p < a.parts; p += GROUPS) {
+        sum += a.sums[(int64_t)p * a.pitch + row];
+        if (TRAINING)
+            most = max(most, (int)a.excess[(int64_t)p * a.pitch + row]);
+    }
+    shared.sum[group][lane] = sum;
+    shared.most[group][lane] = most;
+    __syncthreads();
+    if (group == 0 && row < a.rows)
+        finish_row<TERMS, TRAINING>(shared, f, a, row, lane);
+    if (!TRAINING)
+        return;
+    __syncthreads();
+    for (int i = 0; i < ROWS_OF_GROUP; i++) {
+        int of_block = group * ROWS_OF_GROUP + i, r = blockIdx.x * ROWS + of_block;
+        if (r >= a.rows)
+            break;
+        if (shared.low[of_block])
+            lower_row(a, r, shared.exponent[of_block]);
+        __syncwarp();
+        if (lane < TERMS && shared.token[lane % TERMS][of_block] >= 0)
+            a.codes[(int64_t)r * a.Vp + shared.token[lane % TERMS][of_block]] =
+                (uint8_t)shared.code[lane % TERMS][of_block];
+    }
+}
+
+__global__ void bases_from_sums_kernel(float *base, const float *sums, int parts, int pitch, int rows)
+{
+    int row = blockIdx.x * blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (row >= rows)
+        return;
+    for (int p = 0; p < parts; p++)
+        sum += sums[(int64_t)p * pitch + row];
+    base[row] = ceilf(log2f(sum)) + SLACK;
+}
+
+} // namespace
+
+void bases_from_sums(Stream s, float *base, const float *sums, int parts, int pitch, int rows)
+{
+    bases_from_sums_kernel<<<(unsigned)ceil_div(rows, 256), 256, 0, s>>>(base, sums, parts, pitch, rows);
+    CHECK_LAUNCH();
 }
 
 void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a)
@@ -60,74 +163,11 @@ void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a)
     if (a->rows <= 0)
         return;
     unsigned blocks = (unsigned)ceil_div(a->rows, ROWS);
-    if (one_term(&a->targets))
-        loss_from_sums_kernel<1><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
+    if (!a->codes)
+        loss_from_sums_kernel<1, false><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
+    else if (one_term(&a->targets))
+        loss_from_sums_kernel<1, true><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
     else
-        loss_from_sums_kernel<MAX_TERMS><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
+        loss_from_sums_kernel<MAX_TERMS, true><<<blocks, ROWS * GROUPS, 0, s>>>(*f, *a);
     CHECK_LAUNCH();
-}
-
-namespace
-{
-
-template <int TERMS> struct Gradient {
-    static constexpr bool HAS_AMAX = false;
-    struct Raw {
-        uint4 a, b;
-    };
-    const uint16_t *one_minus_sigmoid;
-    const float2 *factors;
-    const float *further_factors;
-    RowTargets targets;
-    float exponent; // c
-    int cols, pitch;
-    __device__ __forceinline__ Raw load(int row, int col) const
-    {
-        const uint4 *at = reinterpret_cast<const uint4 *>(one_minus_sigmoid + (int64_t)row * cols + col);
-        return {at[0], at[1]};
-    }
-    __device__ __forceinline__ uint4 codes(const Raw &raw, int row, int col) const
-    {
-        float g[16];
-        float2 factor = factors[row];
-        unpack_fractions(raw.a, g);
-        unpack_fractions(raw.b, g + 8);
-#pragma unroll
-        for (int k = 0; k < 16; k++)
-            g[k] = exp2_fast(fmaf(g[k], exponent, factor.x)) * (g[k] * (FRACTIONS - g[k]));
-#pragma unroll
-        for (int i = TERMS - 1; i >= 0;
-             i--) { // the first one last: where they are one token its code is kept
-            int token = i == 0 ? targets.targets[row] : term_token<TERMS>(targets, row, i), at = token - col;
-            if ((unsigned)at < 16) { // rare
-                float code = i == 0 ? factor.y : further_factors[(i - 1) * pitch + row];
-#pragma unroll
-                for (int k = 0; k < 16; k++)
-                    g[k] = k == at ? code : g[k];
-            }
-        }
-        return make_uint4(encode4(g[0], g[1], g[2], g[3], __NV_E5M2),
-                          encode4(g[4], g[5], g[6], g[7], __NV_E5M2),
-                          encode4(g[8], g[9], g[10], g[11], __NV_E5M2),
-                          encode4(g[12], g[13], g[14], g[15], __NV_E5M2));
-    }
-};
-
-} // namespace
-
-void gradient_from_one_minus_sigmoid(Stream s, const LossForm *f, uint8_t *g8, uint8_t *g8_transposed,
-                                     int64_t transposed_pitch, const SumLosses *a, int rows_padded)
-{
-    if (rows_padded <= 0)
-        return;
-    TransposeOut t = {g8, g8_transposed, transposed_pitch, a->rows, rows_padded, a->Vp, false};
-    float exponent = -f->cap_log2 / FRACTIONS;
-    if (one_term(&a->targets))
-        transpose_tiles(s, &t,
-                        Gradient<1>{a->one_minus_sigmoid, a->factors, a->further_factors, a->targets,
-                                    exponent, a->Vp, a->pitch});
-    else
-        transpose_tiles(s, &t,
-                        Gradient<MAX_TERMS>{a->one_minus_sigmoid, a->factors, a->further_factors, a->targets,
-                                            exponent, a->Vp, a->pitch});
 }

@@ -147,6 +147,12 @@ static __device__ __forceinline__ void unpack_fractions(uint4 u, float *f)
         f[k] = __uint_as_float(__byte_perm(w[k / 2], 0x4b000000, k % 2 ? 0x7632 : 0x7610)) - 8388609;
 }
 
+// e^(z - cap) from t = tanh((l + shift) / slope / 2): z - cap = cap (t - 1) / 2.
+static __device__ __forceinline__ float exp_minus_cap(float t, const LossForm &f)
+{
+    return exp2_fast(fmaf(t, 0.5f * f.cap_log2, -0.5f * f.cap_log2));
+}
+
 // Sum of e^(z - cap) of eight logits in units of `unit`, in training: sig(x) = (1 + t) / 2 with the
 // hardware's t = tanh(x / 2), good to 2^-11 of t. packed: 1 - sig.
 static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, const LossForm &f,
@@ -158,7 +164,7 @@ static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, 
         s[i] = tanh_fast(fmaf(s[i], unit * f.tanh_scale, f.tanh_shift));
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        part += exp2_fast(fmaf(s[i], 0.5f * f.cap_log2, -0.5f * f.cap_log2)); // z - cap = cap (t - 1) / 2
+        part += exp_minus_cap(s[i], f);
     *packed = pack_halves(s);
     return part;
 }
@@ -196,23 +202,29 @@ typedef struct {
 } LossRows;
 void loss_rows(Stream s, const LossForm *f, const LossRows *a);
 
-// The same in two steps, from the output of sm90_head_logits.cuh.
+// Bases of rows' codes from the sums of some of their parts (sm90_head_gradient.cuh).
+//   base (rows) out; sums (parts, pitch)
+void bases_from_sums(Stream s, float *base, const float *sums, int parts, int pitch, int rows);
+
+// Losses of rows from the sums of sm90_head_logits.cuh, and in training what turns its codes into the
+// gradient (sm90_head_gradient.cuh).
 typedef struct {
-    float *losses;                     // (rows) out
-    float2 *factors;                   // (rows) out: what the second step needs of a row
-    float *further_factors;            // (MAX_TERMS - 1, pitch) out: the same of the terms behind the first
-    const float *sums;                 // (parts, pitch)
-    const float *target_logit;         // (rows), of the first target
-    const uint16_t *one_minus_sigmoid; // (rows, Vp); NULL when rows have one term
+    float *losses;              // (rows) out
+    const float *sums;          // (parts, pitch)
+    const float *target_logits; // (terms, pitch)
     RowTargets targets;
     RowMask mask; // evaluation
     int parts, pitch, rows, Vp;
+    // Training; codes NULL: evaluation.
+    uint8_t *codes;        // (rows, Vp) in/out
+    const uint8_t *excess; // (parts, pitch)
+    const float *base;     // (rows)
+    float *dx_factors;     // (rows) out, scale_w in them
+    float *x_factors;      // (rows) out, at most 1
+    float *dw_factor;      // (1) out, scale_x in it
+    float scale_x, scale_w;
 } SumLosses;
 void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a);
-// g8 (rows_padded, Vp) = e5m2(g / sg), g8_transposed its transpose, transposed_pitch bytes between rows; rows
-// from a->rows on are zero.
-void gradient_from_one_minus_sigmoid(Stream s, const LossForm *f, uint8_t *g8, uint8_t *g8_transposed,
-                                     int64_t transposed_pitch, const SumLosses *a, int rows_padded);
 // z = cap sig((z + shift) / slope), in place.  n elements
 void softcap(Stream s, const LossForm *f, float *z, int64_t n);
 // out (1) = sum of x (n), in a fixed order

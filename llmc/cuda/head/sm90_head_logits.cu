@@ -8,13 +8,12 @@
 //   warps       two consumer warpgroups (240 registers) in strict alternation (ping-pong, an ordered
 //               barrier): one issues WGMMA while the other runs its epilogue; warpgroup 2: one producer
 //               thread for x, one for w (24)
-//   bound       operand and result traffic as much as tensor cores, because K = d is short; FP8 1030
-//               TFLOP/s in a burst
+//   bound       operand and result traffic as much as tensor cores, because K = d is short
 //
-// The epilogue stores 1 - sig((logit + shift) / slope) in 16 bits instead of the logit: an error of 2^-17 in
-// sig is one of 2e-4 in the softmax, 1/50 of that of a bf16 logit, and the gradient need not compute the
-// sigmoid again.
+// In FP8 the epilogue stores the gradient itself, relative to the largest element of a row's part, instead
+// of the logit (sm90_head_gradient.cuh): one byte where bf16 takes two, and no pass over the logits follows.
 #include "llmc/cuda/head/sm90_head_logits.cuh"
+#include "llmc/cuda/head/sm90_head_gradient.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/sm90/sm90_launch.cuh"
 
@@ -36,8 +35,8 @@ enum {
 
 struct Work {
     HeadLogits a;
-    int row_tiles, col_tiles;
-    int slabs, stages; // a slab: TILE_K_BYTES columns of the CTA's rows of the weight
+    int row_tiles, col_tiles; // row tiles: those of a cluster, the first of which is blockIdx.y of these
+    int slabs, stages;        // a slab: TILE_K_BYTES columns of the CTA's rows of the weight
 };
 
 #if HOPPER
@@ -53,15 +52,16 @@ static __device__ __forceinline__ void wgmma_row_bytes(float (&d)[COLS / 2], uin
         wgmma<__nv_bfloat16, COLS, false, false>(d, a, b, accumulate);
 }
 
+// Addresses in shared memory, kept in registers: w (slabs, COLS, TILE_K_BYTES), x (stages, TILE_M,
+// TILE_K_BYTES), barriers.
 template <int COLS> struct SharedStorage {
-    uint8_t *base;
-    int slabs, stages;
-    __device__ __forceinline__ uint8_t *w(int slab) const { return base + slab * (COLS * TILE_K_BYTES); }
-    __device__ __forceinline__ uint8_t *x(int stage) const { return w(slabs) + stage * STAGE_BYTES; }
-    __device__ __forceinline__ uint64_t *full(int stage) const { return (uint64_t *)x(stages) + stage; }
-    __device__ __forceinline__ uint64_t *empty(int stage) const { return full(MAX_STAGES) + stage; }
-    __device__ __forceinline__ uint64_t *w_full(int slab) const { return empty(MAX_STAGES) + slab; }
-    __device__ __forceinline__ uint64_t *w_empty() const { return w_full(MAX_SLABS); }
+    uint32_t w0, x0, barriers;
+    __device__ __forceinline__ uint32_t w(int slab) const { return w0 + slab * (COLS * TILE_K_BYTES); }
+    __device__ __forceinline__ uint32_t x(int stage) const { return x0 + stage * STAGE_BYTES; }
+    __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 * stage; }
+    __device__ __forceinline__ uint32_t empty(int stage) const { return full(MAX_STAGES + stage); }
+    __device__ __forceinline__ uint32_t w_full(int slab) const { return full(2 * MAX_STAGES + slab); }
+    __device__ __forceinline__ uint32_t w_empty() const { return full(2 * MAX_STAGES + MAX_SLABS); }
 };
 
 // FP8: the warpgroups share one pipeline and issue WGMMA strictly in turn; without that order both run their
@@ -98,17 +98,17 @@ static __device__ __forceinline__ void produce_x(const SharedStorage<COLS> &m, c
                                                  const Work &k, int group, int rank)
 {
     StageRange ring = pipeline_of<MODE>(group, k.stages, 1); // the stages begin empty
-    int count = 0;
+    int count = 0, first_row = blockIdx.y * k.row_tiles * TILE_M;
     for (int first = blockIdx.x - rank; first < k.col_tiles; first += gridDim.x)
         for (int tile = 0; tile < k.row_tiles; tile++, count++) {
             if (count % rings<MODE>() != group)
                 continue;
             for (int slab = 0; slab < k.slabs; slab++) {
-                uint64_t *full = m.full(ring.stage);
+                uint32_t full = m.full(ring.stage);
                 mbarrier_wait(m.empty(ring.stage), ring.parity);
                 mbarrier_arrive_expect_tx(full, STAGE_BYTES);
                 tma_load_multicast(m.x(ring.stage) + rank * (MULTICAST_ROWS * TILE_K_BYTES), map, full,
-                                   slab * TILE_K_BYTES, tile * TILE_M + rank * MULTICAST_ROWS, 0,
+                                   slab * TILE_K_BYTES, first_row + tile * TILE_M + rank * MULTICAST_ROWS, 0,
                                    (1 << CLUSTER) - 1);
                 ring.advance(1);
             }
@@ -151,17 +151,19 @@ static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const Sh
                                                 uint32_t weight_parity, bool signal_next, int group)
 {
     int lane = threadIdx.x % WARP, previous = 0;
+    uint64_t b = smem_descriptor(m.w0, 0);
     for (int slab = 0; slab < slabs; slab++) {
         if (new_weight)
             mbarrier_wait(m.w_full(slab), weight_parity);
         mbarrier_wait(m.full(ring.stage), ring.parity);
-        uint64_t a = smem_descriptor(m.x(ring.stage), 0), b = smem_descriptor(m.w(slab), 0);
+        uint64_t a = smem_descriptor(m.x(ring.stage), 0);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < TILE_K_BYTES / 32; i++)
             wgmma_row_bytes<MODE, COLS>(sum, descriptor_advance(a, 32 * i), descriptor_advance(b, 32 * i),
                                         slab + i > 0);
         wgmma_commit();
+        b = descriptor_advance(b, COLS * TILE_K_BYTES);
         if (slab > 0) {
             wgmma_wait<1>();
             if (lane < CLUSTER)
@@ -214,19 +216,23 @@ static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit,
 }
 
 // What a tile's epilogue reads for the thread's two rows, loaded one tile ahead to hide the latency.
-template <int COLS> struct RowData {
-    int target[2];
+template <int COLS, int TERMS> struct RowData {
+    int target[2][TERMS];
+    float base[2];                 // of codes
     uint32_t masked[2][COLS / 32]; // bits of the tile's columns; MASKED
 };
 
 // Of rows `row` and row + 8 and column tile `tile`.
-template <int COLS, bool MASKED>
-static __device__ __forceinline__ void prefetch(RowData<COLS> &data, const Work &k, int tile, int row)
+template <int COLS, bool MASKED, int TERMS>
+static __device__ __forceinline__ void prefetch(RowData<COLS, TERMS> &data, const Work &k, int tile, int row)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
-        data.target[h] = r < k.a.rows ? __ldg(k.a.targets + r) : -1;
+#pragma unroll
+        for (int i = 0; i < TERMS; i++)
+            data.target[h][i] = r < k.a.rows ? term_token<TERMS>(k.a.targets, r, i) : -1;
+        data.base[h] = k.a.base && r < k.a.rows ? __ldg(k.a.base + r) : 0;
 #pragma unroll
         for (int b = 0; MASKED && b < COLS / 32; b++) {
             int word = tile * (COLS / 32) + b;
@@ -235,67 +241,160 @@ static __device__ __forceinline__ void prefetch(RowData<COLS> &data, const Work 
     }
 }
 
-// Epilogue for the thread's rows `row` and `row` + 8: 8 of every 32 columns, which are neighbours in product
-// order.
-template <HeadMode MODE, int COLS, bool MASKED>
-static __device__ __forceinline__ void epilogue_tile(const float (&sum)[COLS / 2], const Work &k, int tile,
-                                                     int row, const RowData<COLS> &data)
+// Logits of the targets of the thread's two rows that are among its columns.
+template <HeadMode MODE, int COLS, int TERMS>
+static __device__ __forceinline__ void store_target_logits(const float (&sum)[COLS / 2], const Work &k,
+                                                           int col0, int row,
+                                                           const RowData<COLS, TERMS> &data)
 {
-    const HeadLogits &a = k.a;
-    int q = threadIdx.x % 4, col0 = tile * COLS;
+    int q = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        int at = data.target[h] - col0;
-        if ((unsigned)at < COLS) { // rare
+        bool any = false;
+#pragma unroll
+        for (int term = 0; term < TERMS; term++)
+            any |= (unsigned)(data.target[h][term] - col0) < COLS;
+        if (!any) // almost always
+            continue;
+#pragma unroll 1
+        for (int term = 0; term < TERMS; term++) {
+            int at = term_token<TERMS>(k.a.targets, row + 8 * h, term) - col0;
 #pragma unroll
             for (int i = 0; i < COLS / 4; i++) {
                 int column = MODE == HEAD_FP8 ? i / 8 * 32 + 8 * q + i % 8 : i / 2 * 8 + 2 * q + i % 2;
                 if (at == column)
-                    a.target_logit[row + 8 * h] = sum[i / 2 * 4 + 2 * h + i % 2] * a.scale;
+                    k.a.target_logits[(int64_t)term * k.a.pitch + row + 8 * h] =
+                        sum[i / 2 * 4 + 2 * h + i % 2] * k.a.scale;
             }
+        }
+    }
+}
+
+// The sum of e^(z - cap) of one of the thread's rows over its columns of a tile.
+template <HeadMode MODE, int COLS, bool MASKED>
+static __device__ __forceinline__ float row_sum(const float (&sum)[COLS / 2], const Work &k, int h, int col0,
+                                                const uint32_t *masked)
+{
+    const LossForm &f = k.a.form;
+    float total = 0;
+#pragma unroll
+    for (int b = 0; b < COLS / 32; b++) {
+        float s[8], part = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            s[i] = sum[16 * b + i / 2 * 4 + 2 * h + i % 2];
+        if (MODE == HEAD_BF16)
+            part = exp_sum_exact<MASKED>(s, k.a.scale, f, MASKED ? masked[b] >> 2 * (threadIdx.x % 4) : 0);
+#pragma unroll
+        for (int i = 0; MODE == HEAD_FP8 && i < 8; i++)
+            part += exp_minus_cap(tanh_fast(fmaf(s[i], k.a.scale * f.tanh_scale, f.tanh_shift)), f);
+        total += col0 + 32 * b < k.a.Vp ? part : 0;
+    }
+    return total;
+}
+
+// The same of both rows, with the codes of the gradient: sig(x) = (1 + t) / 2 with the hardware's
+// t = tanh(x / 2), good to 2^-11 of t. Replaces the sums of products by t. One warp of a scheduler
+// is here while the other waits for WGMMA, so that what hides latency is independent instructions: both rows
+// at a time, CHAINS sums and maxima of each. WHOLE: all columns of the tile are there.
+template <int COLS, bool WHOLE>
+static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&sum)[COLS / 2], const Work &k,
+                                                     int tile, int row, const float (&base)[2])
+{
+    enum { CHAINS = 4 };
+    const LossForm &f = k.a.form;
+    int q = threadIdx.x % 4, col0 = tile * COLS;
+    float scale = k.a.scale * f.tanh_scale, half_cap = 0.5f * f.cap_log2, part[2][CHAINS], most[2][CHAINS],
+          ref[2], offset[2];
+#pragma unroll
+    for (int i = 0; i < 2 * CHAINS; i++) {
+        part[i % 2][i / 2] = 0;
+        most[i % 2][i / 2] = -1;
+    }
+#pragma unroll
+    for (int i = 0; i < COLS / 2; i++) {
+        int h = i / 2 % 2, chain = (i / 4 * 2 + i % 2) % CHAINS;
+        sum[i] = tanh_fast(fmaf(sum[i], scale, f.tanh_shift));
+        if (WHOLE || col0 + i / 16 * 32 < k.a.Vp)
+            most[h][chain] = fmaxf(most[h][chain], sum[i]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float m = fmaxf(fmaxf(most[h][0], most[h][1]), fmaxf(most[h][2], most[h][3]));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        ref[h] = fmaxf(base[h], ceilf(fmaf(m, half_cap, -half_cap))); // z - cap = cap (t - 1) / 2
+        offset[h] = CODE_TOP - half_cap - ref[h];
+    }
+    uint8_t *out = k.a.codes + (int64_t)row * k.a.Vp + col0 + 8 * q, *out8 = out + (int64_t)8 * k.a.Vp;
+#pragma unroll
+    for (int b = 0; b < COLS / 32; b++) {
+        bool inside = WHOLE || col0 + 32 * b < k.a.Vp;
+        float g[2][8];
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            int h = i / 2 % 2, column = i / 4 * 2 + i % 2;
+            float t = sum[16 * b + i], e = exp2_fast(fmaf(t, half_cap, offset[h]));
+            part[h][column % CHAINS] += inside ? e : 0;
+            g[h][column] = e * fmaf(-t, t, 1);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint2 codes = make_uint2(encode4(g[h][0], g[h][1], g[h][2], g[h][3], __NV_E5M2),
+                                     encode4(g[h][4], g[h][5], g[h][6], g[h][7], __NV_E5M2));
+            if (inside && row + 8 * h < k.a.rows)
+                *reinterpret_cast<uint2 *>((h ? out8 : out) + 32 * b) = codes;
         }
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        if (q == 0 && row + 8 * h < k.a.rows && tile < k.col_tiles)
+            k.a.excess[(int64_t)tile * k.a.pitch + row + 8 * h] = (uint8_t)(ref[h] - base[h]);
+        total[h] = (part[h][0] + part[h][1] + (part[h][2] + part[h][3])) * exp2f(ref[h] - CODE_TOP);
+    }
+}
+
+// Epilogue for the thread's rows `row` and `row` + 8. FP8: 8 of every 32 columns, which are neighbours in
+// product order.
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
+static __device__ __forceinline__ void epilogue_tile(float (&sum)[COLS / 2], const Work &k, int tile, int row,
+                                                     const RowData<COLS, TERMS> &data)
+{
+    int col0 = tile * COLS;
+    float total[2];
+    if (MODE == HEAD_BF16 || CODES)
+        store_target_logits<MODE, COLS, TERMS>(sum, k, col0, row, data);
+    if constexpr (!CODES) {
+        total[0] = row_sum<MODE, COLS, MASKED>(sum, k, 0, col0, data.masked[0]);
+        total[1] = row_sum<MODE, COLS, MASKED>(sum, k, 1, col0, data.masked[1]);
+    } else if (col0 + COLS <= k.a.Vp) {
+        codes_of_rows<COLS, true>(total, sum, k, tile, row, data.base);
+    } else {
+        codes_of_rows<COLS, false>(total, sum, k, tile, row, data.base);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
-        bool there = r < a.rows;
-        uint16_t *out = a.one_minus_sigmoid + (int64_t)r * a.Vp + col0 + 8 * q;
-        float total = 0;
-#pragma unroll
-        for (int b = 0; b < COLS / 32; b++) {
-            bool inside = col0 + 32 * b < a.Vp;
-            float s[8], part;
-            uint4 packed;
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                s[i] = sum[16 * b + i / 2 * 4 + 2 * h + i % 2];
-            if (MODE == HEAD_FP8)
-                part = exp_sum_fast(s, a.scale, a.form, &packed);
-            else
-                part = exp_sum_exact<MASKED>(s, a.scale, a.form, MASKED ? data.masked[h][b] >> 2 * q : 0);
-            total += inside ? part : 0;
-            if (MODE == HEAD_FP8 && there && inside)
-                *reinterpret_cast<uint4 *>(out + 32 * b) = packed;
-        }
-        total += __shfl_xor_sync(0xffffffffu, total, 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        if (q == 0 && there && tile < k.col_tiles)
-            a.sums[(int64_t)tile * a.sums_pitch + r] = total;
+        total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
+        total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
+        if (threadIdx.x % 4 == 0 && r < k.a.rows && tile < k.col_tiles)
+            k.a.sums[(int64_t)tile * k.a.pitch + r] = total[h];
     }
 }
 
 // Tiles in the order of the rows, for one slab of w after the other; every second tile is this warpgroup's.
-template <HeadMode MODE, int COLS, bool MASKED>
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
 static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, const Work &k, int group,
                                                int rank)
 {
-    int lane = threadIdx.x % WARP, row0 = threadIdx.x % WARPGROUP / WARP * 16 + lane / 4, t = group;
+    int lane = threadIdx.x % WARP, t = group,
+        row0 = blockIdx.y * k.row_tiles * TILE_M + threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
     uint32_t weight_parity = 0;
     bool new_weight = true, begun = group > 0;
     constexpr bool ORDERED = rings<MODE>() == 1;
     StageRange ring = pipeline_of<MODE>(group, k.stages, 0);
-    RowData<COLS> data, ahead;
-    prefetch<COLS, MASKED>(ahead, k, blockIdx.x, t * TILE_M + row0);
+    RowData<COLS, TERMS> data, ahead;
+    prefetch<COLS, MASKED, TERMS>(ahead, k, blockIdx.x, t * TILE_M + row0);
     if (ORDERED)
         ring.advance(group * k.slabs);
     for (int first = blockIdx.x - rank; first < k.col_tiles;) {
@@ -312,9 +411,9 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
         if (last_of_weight && !last_weight && lane == 0)
             mbarrier_arrive_remote(m.w_empty(), rank); // otherwise nobody waits for it
         data = ahead;
-        prefetch<COLS, MASKED>(ahead, k, first + rank + (last_of_weight ? (int)gridDim.x : 0),
-                               next * TILE_M + row0);
-        epilogue_tile<MODE, COLS, MASKED>(sum, k, first + rank, t * TILE_M + row0, data);
+        prefetch<COLS, MASKED, TERMS>(ahead, k, first + rank + (last_of_weight ? (int)gridDim.x : 0),
+                                      next * TILE_M + row0);
+        epilogue_tile<MODE, COLS, MASKED, CODES, TERMS>(sum, k, first + rank, t * TILE_M + row0, data);
         if (last_of_weight) {
             first += gridDim.x;
             weight_parity ^= 1;
@@ -326,17 +425,18 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
 
 #endif
 
-template <HeadMode MODE, int COLS, bool MASKED>
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
 __global__ void __launch_bounds__(THREADS, 1)
     head_logits_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                        const Work k)
 {
 #if HOPPER
     extern __shared__ __align__(1024) uint8_t shared[];
-    SharedStorage<COLS> m = {shared, k.slabs, k.stages};
-    int rank = cluster_rank(), group = threadIdx.x / WARPGROUP;
+    uint32_t base = shared_address(shared), x0 = base + k.slabs * (COLS * TILE_K_BYTES);
+    SharedStorage<COLS> m = {base, x0, x0 + k.stages * STAGE_BYTES};
+    int rank = cluster_rank(), group = uniform_warp() / (WARPGROUP / WARP);
     if (threadIdx.x == 0) {
-        if (shared_address(shared) % 1024)
+        if (base % 1024)
             __trap(); // the swizzle counts from multiples of 1024 bytes
         for (int i = 0; i < k.stages; i++) {
             mbarrier_init(m.full(i), 1);
@@ -350,7 +450,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     cluster_sync_relaxed();
     if (group < 2) {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<MODE, COLS, MASKED>(m, k, group, rank);
+        consume<MODE, COLS, MASKED, CODES, TERMS>(m, k, group, rank);
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         int warp = (threadIdx.x - 2 * WARPGROUP) / WARP;
@@ -371,26 +471,27 @@ void sm90_head_open(void)
     if (!device_has_wgmma())
         return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 192, false>, most, MAX_SHARED));
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_FP8, 96, false>, most, MAX_SHARED));
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_BF16, 96, false>, most, MAX_SHARED));
-    CUDA_CHECK(cudaFuncSetAttribute(head_logits_kernel<HEAD_BF16, 96, true>, most, MAX_SHARED));
+    const void *kernels[] = {(const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, true, 1>,
+                             (const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, true, MAX_TERMS>,
+                             (const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, false, 1>,
+                             (const void *)head_logits_kernel<HEAD_BF16, 96, false, false, 1>,
+                             (const void *)head_logits_kernel<HEAD_BF16, 96, true, false, 1>};
+    for (const void *kernel : kernels)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, most, MAX_SHARED));
+    sm90_head_gradient_open();
 }
 
 static int row_bytes(HeadMode mode, int d) { return mode == HEAD_FP8 ? d : 2 * d; }
 static int slabs_of(HeadMode mode, int d) { return (int)ceil_div(row_bytes(mode, d), TILE_K_BYTES); }
-static int cols_of(HeadMode mode, int d)
-{
-    return mode == HEAD_FP8 && slabs_of(mode, d) <= MAX_SLABS / 2 ? 192 : 96;
-}
+static int cols_of(HeadMode mode) { return mode == HEAD_FP8 ? PART_COLS : 96; }
 
 bool sm90_head_fits(HeadMode mode, int d, int Vp)
 {
-    return device_has_wgmma() && row_bytes(mode, d) % 16 == 0 && slabs_of(mode, d) <= MAX_SLABS &&
-           Vp % 32 == 0;
+    return device_has_wgmma() && row_bytes(mode, d) % 16 == 0 &&
+           slabs_of(mode, d) <= (mode == HEAD_FP8 ? MAX_SLABS / 2 : MAX_SLABS) && Vp % 32 == 0;
 }
 
-int sm90_head_parts(HeadMode mode, int d, int Vp) { return (int)ceil_div(Vp, cols_of(mode, d)); }
+int sm90_head_parts(HeadMode mode, int Vp) { return (int)ceil_div(Vp, cols_of(mode)); }
 
 // Tensor map of a (rows, bytes) matrix, boxes of TILE_K_BYTES bytes and box_rows rows.
 static CUtensorMap bytes_map(const void *base, int rows, int bytes, int box_rows)
@@ -398,30 +499,37 @@ static CUtensorMap bytes_map(const void *base, int rows, int bytes, int box_rows
     return tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, base, 1, rows, bytes, bytes, box_rows);
 }
 
-template <HeadMode MODE, int COLS, bool MASKED = false>
-static void launch(Stream s, const CUtensorMap &map_x, const CUtensorMap &map_w, const Work &k)
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
+static void launch(Stream s, const HeadLogits *a)
 {
-    size_t shared = (size_t)(k.slabs * COLS * TILE_K_BYTES + k.stages * STAGE_BYTES + BARRIER_BYTES);
-    int64_t clusters = min_i64(ceil_div(k.col_tiles, CLUSTER), device_state.sms / CLUSTER);
+    int bytes = row_bytes(MODE, a->d), slabs = slabs_of(MODE, a->d), col_tiles = (int)ceil_div(a->Vp, COLS),
+        room = (MAX_SHARED - BARRIER_BYTES - slabs * COLS * TILE_K_BYTES) / STAGE_BYTES,
+        stages = (int)min_i64(MAX_STAGES, room) / 2 * 2;
+    size_t shared = (size_t)(slabs * COLS * TILE_K_BYTES + stages * STAGE_BYTES + BARRIER_BYTES);
+    int most = device_state.sms / CLUSTER, clusters = (int)min_i64(ceil_div(col_tiles, CLUSTER), most);
+    // Few columns: clusters share their rows. Each warpgroup has one tile at least.
+    int row_tiles = (int)max_i64(2, ceil_div(a->rows, TILE_M)), splits = (int)max_i64(1, most / clusters);
+    row_tiles = (int)max_i64(2, ceil_div(row_tiles, splits));
+    Work k = {*a, row_tiles, col_tiles, slabs, stages};
+    CUtensorMap map_x = bytes_map(a->x, a->rows, bytes, MULTICAST_ROWS),
+                map_w = bytes_map(a->w, a->Vp, bytes, COLS);
     cudaLaunchAttribute attributes[2];
     cudaLaunchConfig_t config = cluster_launch(attributes, s, {CLUSTER, THREADS, shared}, clusters, false);
-    CUDA_CHECK(cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS, MASKED>, map_x, map_w, k));
+    config.gridDim.y = (unsigned)ceil_div(max_i64(1, ceil_div(a->rows, TILE_M)), row_tiles);
+    CUDA_CHECK(
+        cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS, MASKED, CODES, TERMS>, map_x, map_w, k));
 }
 
 void sm90_head_logits(Stream s, const HeadLogits *a)
 {
-    int bytes = row_bytes(a->mode, a->d), slabs = slabs_of(a->mode, a->d), cols = cols_of(a->mode, a->d);
-    int room = (MAX_SHARED - BARRIER_BYTES - slabs * cols * TILE_K_BYTES) / STAGE_BYTES;
-    int row_tiles = (int)max_i64(2, ceil_div(a->rows, TILE_M)); // each warpgroup has one at least
-    Work k = {*a, row_tiles, (int)ceil_div(a->Vp, cols), slabs, (int)min_i64(MAX_STAGES, room) / 2 * 2};
-    CUtensorMap map_x = bytes_map(a->x, a->rows, bytes, MULTICAST_ROWS),
-                map_w = bytes_map(a->w, a->Vp, bytes, cols);
     if (a->mode == HEAD_BF16 && a->mask.impossible)
-        launch<HEAD_BF16, 96, true>(s, map_x, map_w, k);
+        launch<HEAD_BF16, 96, true, false, 1>(s, a);
     else if (a->mode == HEAD_BF16)
-        launch<HEAD_BF16, 96>(s, map_x, map_w, k);
-    else if (cols == 192)
-        launch<HEAD_FP8, 192>(s, map_x, map_w, k);
+        launch<HEAD_BF16, 96, false, false, 1>(s, a);
+    else if (!a->codes)
+        launch<HEAD_FP8, PART_COLS, false, false, 1>(s, a);
+    else if (one_term(&a->targets))
+        launch<HEAD_FP8, PART_COLS, false, true, 1>(s, a);
     else
-        launch<HEAD_FP8, 96>(s, map_x, map_w, k);
+        launch<HEAD_FP8, PART_COLS, false, true, MAX_TERMS>(s, a);
 }

@@ -4,21 +4,28 @@
 
 // Call before any other function here, outside of graph capture.
 void sm90_head_open(void);
-// False: the caller uses cuBLASLt.
+// False: the caller uses cuBLASLt. HEAD_FP8: the products of sm90_head_gradient.cu fit, too.
 bool sm90_head_fits(HeadMode mode, int d, int Vp);
-int sm90_head_parts(HeadMode mode, int d, int Vp); // sums of a row
+int sm90_head_parts(HeadMode mode, int Vp); // sums of a row
+
+// Columns from which the base of a row's codes is estimated: the first of a vocabulary whose tokens have the
+// order of their merges are frequent ones. 3% of GPT-2's.
+enum { ESTIMATE_PARTS = 8 };
 
 typedef struct {
     HeadMode mode;
     LossForm form;
-    uint16_t *one_minus_sigmoid; // (rows, Vp) out: see pack_halves; HEAD_BF16: NULL
-    float *sums; // (parts, sums_pitch) out: sums of e^(z - cap) over a part's columns, from unrounded logits
-    float *target_logit; // (rows) out: the target's logit
+    uint8_t *codes;    // (rows, Vp) out: of the gradient (sm90_head_gradient.cuh); NULL: sums alone
+    uint8_t *excess;   // (parts, pitch) out: how far a part's codes are above the row's base
+    const float *base; // (rows), integers
+    float *sums;       // (parts, pitch) out: sums of e^(z - cap) over a part's columns, from unrounded logits
+    float *target_logits; // (terms, pitch) out: the logits of a row's targets, as far as it has them; not in
+                          // FP8 without codes
     const void *x,
         *w; // (rows, d), (Vp, d): bf16; or e4m3, w with its rows in product order (fp8_transpose.cuh)
-    const int32_t *targets; // (rows); negative: none, and no target logit
-    float scale;            // logit = scale * sum of products
-    int rows, d, Vp, sums_pitch;
+    RowTargets targets;
+    float scale; // logit = scale * sum of products
+    int rows, d, Vp, pitch;
     RowMask mask; // HEAD_BF16
 } HeadLogits;
 void sm90_head_logits(Stream s, const HeadLogits *a);

@@ -17,9 +17,11 @@
 
 #if SM90_OR_LATER
 
+// Functions that take a place in shared memory take a pointer or its address in the shared window.
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
+static __device__ __forceinline__ uint32_t shared_address(uint32_t address) { return address; }
 
 #endif

@@ -9,7 +9,7 @@
 
 #if SM90_OR_LATER
 
-static __device__ __forceinline__ void mbarrier_init(uint64_t *barrier, uint32_t arrivals)
+template <class Place> static __device__ __forceinline__ void mbarrier_init(Place barrier, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
@@ -21,7 +21,8 @@ static __device__ __forceinline__ void fence_mbarrier_init()
 }
 
 // Arrives once and adds `bytes` to the transaction count of the phase.
-static __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *barrier, uint32_t bytes)
+template <class Place>
+static __device__ __forceinline__ void mbarrier_arrive_expect_tx(Place barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
@@ -35,7 +36,7 @@ static __device__ __forceinline__ void mbarrier_expect_tx(uint64_t *barrier, uin
                  : "memory");
 }
 // Waits until the phase of this parity is complete.
-static __device__ __forceinline__ void mbarrier_wait(uint64_t *barrier, uint32_t parity)
+template <class Place> static __device__ __forceinline__ void mbarrier_wait(Place barrier, uint32_t parity)
 {
     uint32_t address = shared_address(barrier), done = 0;
     while (!done)
@@ -73,7 +74,7 @@ static __device__ __forceinline__ bool mbarrier_test(uint64_t *barrier, uint32_t
 // One lane may arrive for all threads that it has synchronised with (__syncwarp, named_barrier_sync): bar
 // and bar.warp.sync synchronise, the arrival releases, the wait acquires, and causality order is transitive
 // over all three.
-static __device__ __forceinline__ void mbarrier_arrive(uint64_t *barrier)
+template <class Place> static __device__ __forceinline__ void mbarrier_arrive(Place barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -14,6 +14,15 @@ static __device__ __forceinline__ void ldmatrix_x4(uint32_t (&b)[4], uint32_t ad
                  : "memory");
 }
 
+// The same, each matrix transposed.
+static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&b)[4], uint32_t address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(address)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t *b)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),

@@ -21,7 +21,8 @@ template <int COUNT> static __device__ __forceinline__ void setmaxnreg_inc()
 
 // Shared-memory descriptor of a tile with rows of 128 bytes under the 128-byte swizzle; groups of 8 rows are
 // 1024 bytes apart. `leading`: bytes between neighbouring panels of 64 columns, for MN-major operands.
-static __device__ __forceinline__ uint64_t smem_descriptor(const void *tile, uint32_t leading)
+template <class Place>
+static __device__ __forceinline__ uint64_t smem_descriptor(Place tile, uint32_t leading)
 {
     uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
     return address | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -151,6 +152,27 @@ static __device__ __forceinline__ void wgmma_e4m3(float (&d)[COUNT], uint64_t a,
         WGMMA_SS_192("m64n192k32", "e4m3", "");
     if constexpr (COLS == 256)
         WGMMA_SS_256("m64n256k32", "e4m3", "");
+}
+
+// d (64, 192) = a (64, 32) b (32, 192), or += when accumulate, of e5m2 and e4m3, both K-major.
+static __device__ __forceinline__ void wgmma_e5m2_192(float (&d)[96], uint64_t a, uint64_t b, bool accumulate)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %98, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e5m2.e4m3 {" WGMMA_R0_95 "}, %96, %97, "
+                 "p, 1, 1;\n\t}"
+                 : WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64)
+                 : "l"(a), "l"(b), "r"((int)accumulate));
+}
+// The same with a in registers: byte i of a[0] and a[2] is element (t / 4, 4 (t % 4) + i), 16 columns apart,
+// of the warp's 16 rows; a[1] and a[3] are 8 rows below.
+static __device__ __forceinline__ void wgmma_rs_e5m2_192(float (&d)[96], const uint32_t (&a)[4], uint64_t b,
+                                                         bool accumulate)
+{
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %101, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n192k32.f32.e5m2.e4m3 {" WGMMA_R0_95 "}, "
+                 "{%96, %97, %98, %99}, %100, p, 1, 1;\n\t}"
+                 : WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)accumulate));
 }
 
 #define WGMMA_RS_128(TYPE, B_MAJOR, PREDICATE, ...) \

@@ -1,0 +1,285 @@
+// Start-up check of the head: logits, losses, codes of the gradient and its products.
+#include "llmc/cuda/device/self_check_tools.cuh"
+#include "llmc/cuda/head/sm90_head_gradient.cuh"
+#include "llmc/cuda/head/sm90_head_logits.cuh"
+
+namespace self_check_tools
+{
+
+// Of sums of e^z. In training z = 15 t - 15 with the hardware's tanh t, good to 2^-11: e^z is off by
+// 15 x 2^-11 = 0.7% at most. The FP8 units keep 13 bits behind the leading one of the largest addend: sums
+// below 16 in 8 steps of 32 products are off by 8 x 16 x 2^-14 = 0.008, a quarter of that in the logit, and
+// dz/dlogit is at most 1: 0.2%. The limit is twice the two together. Validation's forms are better than that.
+const double HEAD_LIMIT = 2 * (0.0073 + 0.002);
+// Of gradients in e5m2: the error of a code is at most half a step, a step at most 1/4 of it, and uniform:
+// 1/8 / sqrt 3 = 0.072 in the root mean square. 1 - sig, which the hardware's tanh gives, adds less than
+// HEAD_LIMIT here. Of x in e4m3: 1/16 / sqrt 3.
+const double CODE_LIMIT = 0.0722 + HEAD_LIMIT, X_LIMIT = 0.0361;
+// Of products of codes that were read back: sums of 192 or 256 products keep 13 bits behind the leading one
+// of the largest addend (8 steps), then results are rounded to bf16.
+const double PRODUCT_LIMIT = 8 * 0x1p-13 + 0x1p-9;
+enum { ROWS = 130, PADDED = 144, D = 256, VP = 416, PITCH = 256, TARGETS = 2 }; // parts of 192, 192, 32
+
+static const HeadSpec spec = {20, 6, 1, 0, 1, 1};
+static const float weights[TARGETS] = {1, 0.5f}, LOGIT_SCALE = 0.25f, SCALE_X = 0.5f, SCALE_W = 0.5f;
+
+static double capped(double logit) { return spec.cap / (1 + exp(-(logit + spec.shift) / spec.slope)); }
+static int target_of(int row) { return row % 7 == 6 ? -1 : row * 37 % VP; }
+
+// One set of operands, on the device and, quantised in FP8, on the host.
+struct Operands {
+    std::vector<double> x, w;
+    HeadLogits a;
+    uint8_t *w8_transposed;
+    Operands(Arena *m, HeadMode mode, int count);
+    double logit(int row, int col) const
+    {
+        return (double)LOGIT_SCALE * dot(&x[(size_t)(row * D)], &w[(size_t)(col * D)], 1, D);
+    }
+};
+
+Operands::Operands(Arena *m, HeadMode mode, int count)
+    : x(pattern_of(9, 0, ROWS * D)), w(pattern_of(10, 0, VP * D)), a(), w8_transposed()
+{
+    floatX *device_x = m->filled(ROWS * D, 9), *device_w = m->filled(VP * D, 10);
+    int parts = sm90_head_parts(mode, VP);
+    int32_t host_targets[ROWS], *targets = m->take<int32_t>(ROWS);
+    float *weight = m->take<float>(TARGETS);
+    for (int row = 0; row < ROWS; row++)
+        host_targets[row] = target_of(row);
+    CUDA_CHECK(
+        cudaMemcpyAsync(targets, host_targets, sizeof host_targets, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(weight, weights, sizeof weights, cudaMemcpyHostToDevice, m->stream));
+    a.mode = mode;
+    a.form = loss_form(&spec, D);
+    a.sums = m->take<float>(parts * PITCH);
+    a.target_logits = m->take<float>(MAX_TERMS * PITCH);
+    a.x = device_x;
+    a.w = device_w;
+    a.targets = {targets, weight, count, ROWS, NULL, NULL};
+    a.scale = LOGIT_SCALE;
+    a.rows = ROWS;
+    a.d = D;
+    a.Vp = VP;
+    a.pitch = PITCH;
+    if (mode == HEAD_BF16)
+        return;
+    uint8_t *x8 = m->take<uint8_t>(PADDED * D), *w8 = m->take<uint8_t>(VP * D);
+    w8_transposed = m->take<uint8_t>(VP * D);
+    Fp8Quantize of_x =
+        {.plain = x8, .x = device_x, .scale = 1, .rows = ROWS, .rows_padded = PADDED, .cols = D};
+    Fp8Quantize of_w = {.plain = w8,
+                        .transposed = w8_transposed,
+                        .x = device_w,
+                        .scale = 1,
+                        .rows = VP,
+                        .rows_padded = VP,
+                        .cols = D,
+                        .product_order = true};
+    fp8_quantize(m->stream, &of_x);
+    fp8_quantize(m->stream, &of_w);
+    a.x = x8;
+    a.w = w8;
+    a.codes = m->take<uint8_t>(ROWS * VP);
+    a.excess = m->take<uint8_t>(parts * PITCH);
+    a.base = m->take<float>(PITCH);
+    for (double &v : x)
+        v = e4m3((float)v);
+    for (double &v : w)
+        v = e4m3((float)v);
+}
+
+// Sums of the parts of some rows, and logits of targets.
+static void check_sums(Arena *m, const Operands &o)
+{
+    bool fp8 = o.a.mode == HEAD_FP8;
+    int parts = sm90_head_parts(o.a.mode, VP), cols = fp8 ? PART_COLS : 96;
+    std::vector<float> got = m->read(o.a.sums, parts * PITCH), logits = m->read(o.a.target_logits, PITCH);
+    Distance d, d_target;
+    for (int row : {0, 63, 64, ROWS - 1}) {
+        for (int part = 0; part < parts; part++) {
+            double total = 0;
+            for (int j = part * cols; j < (part + 1) * cols && j < VP; j++)
+                total += exp(capped(o.logit(row, j)) - (double)spec.cap);
+            d.add((double)got[(size_t)(part * PITCH + row)] / total, 1);
+        }
+        if (target_of(row) >= 0)
+            d_target.add((double)logits[(size_t)row], o.logit(row, target_of(row)));
+    }
+    require(d_target, fp8 ? "the FP8 head's logits" : "the logits of validation", HEAD_LIMIT);
+    require(d, fp8 ? "the FP8 head's sums" : "the head of validation", HEAD_LIMIT);
+}
+
+// Gradient of a row's logits, in double; the sum of its weights.
+static double gradient_of(const Operands &o, int row, int count, std::vector<double> *g)
+{
+    double sum = 0, all = 0, z[VP];
+    for (int j = 0; j < VP; j++)
+        sum += exp(z[j] = capped(o.logit(row, j)));
+    for (int k = 0; k < count; k++)
+        all += row + k < ROWS && target_of(row + k) >= 0 ? (double)weights[k] : 0;
+    for (int j = 0; j < VP; j++) {
+        double sig = z[j] / (double)spec.cap, wanted = 0;
+        for (int k = 0; k < count; k++)
+            wanted += row + k < ROWS && target_of(row + k) == j ? (double)weights[k] : 0;
+        (*g)[(size_t)j] =
+            (all * exp(z[j]) / sum - wanted) * (double)(spec.cap / spec.slope) * sig * (1 - sig);
+    }
+    return all;
+}
+
+// What the training kernels have made of the operands, read back.
+struct Gradient {
+    std::vector<uint8_t> codes, x8;
+    std::vector<float> dx_factors, x_factors, dw_factor;
+    double code(int row, int col) const { return code_value(codes[(size_t)(row * VP + col)], __NV_E5M2); }
+    double x(int row, int c) const { return code_value(x8[(size_t)(c * PADDED + interleaved_row(row))]); }
+};
+
+// Bases of the codes, estimated from the first part; then, of two rows of three, lower ones: that of the
+// row's own sum, and one that is too low.
+static void make_bases(Arena *m, const Operands &o)
+{
+    float *base = (float *)o.a.base;
+    HeadLogits first = o.a;
+    first.codes = NULL;
+    first.Vp = PART_COLS;
+    sm90_head_logits(m->stream, &first);
+    bases_from_sums(m->stream, base, first.sums, 1, PITCH, ROWS);
+    std::vector<float> got = m->read(base, ROWS);
+    Distance d;
+    for (int row = 0; row < ROWS; row++) {
+        double sum = 0;
+        for (int j = 0; row % 16 == 1 && j < PART_COLS; j++)
+            sum += exp2((capped(o.logit(row, j)) - (double)spec.cap) / log(2));
+        double above = (double)got[(size_t)row] - SLACK - log2(sum);
+        d.add(row % 16 == 1 && !(above > -0.02 && above < 1.02) ? 1 : 0, 0);
+        got[(size_t)row] -= (float)(row % 3 == 0 ? 0 : row % 3 == 1 ? SLACK - 1 : SLACK + 9);
+    }
+    require(d, "the FP8 head's estimate", 0);
+    CUDA_CHECK(cudaMemcpyAsync(base, got.data(), ROWS * sizeof(float), cudaMemcpyHostToDevice, m->stream));
+    stream_synchronize(m->stream);
+}
+
+static void check_codes(const Operands &o, const Gradient &g, int count)
+{
+    Distance d, d_x;
+    std::vector<double> want((size_t)VP);
+    for (int row : {0, 6, 63, 64, 100, ROWS - 1}) {
+        double factor = (double)g.dx_factors[(size_t)row] / (double)SCALE_W,
+               all = gradient_of(o, row, count, &want);
+        for (int j = 0; j < VP; j++)
+            d.add(factor * g.code(row, j), want[(size_t)j]);
+        for (int c = 0; c < D; c++)
+            d_x.add(g.x(row, c) * (double)SCALE_X,
+                    (double)(g.x_factors[(size_t)row] * pattern(9, row * D + c)));
+        if (all == 0 && (factor != 0 || g.x_factors[(size_t)row] != 0))
+            d.add(1, 0);
+        if (all != 0 && factor != 0) // both factors are of the same gradient
+            d_x.add((double)(g.x_factors[(size_t)row] * g.dw_factor[0] / SCALE_X) / factor, 1);
+    }
+    require(d, "the FP8 head's codes", CODE_LIMIT);
+    require(d_x, "the FP8 head's x", X_LIMIT);
+}
+
+static void check_products(Arena *m, const Operands &o, const Gradient &g, const uint8_t *x8,
+                           const float *dx_factors, const float *dw_factor)
+{
+    floatX *dx = m->take<floatX>(ROWS * D);
+    float *dw = m->take<float>(VP * D);
+    HeadProduct of_x = {o.a.codes, o.w8_transposed, ROWS, D, VP, VP},
+                of_w = {o.a.codes, x8, ROWS, D, VP, PADDED};
+    sm90_head_dx(m->stream, &of_x, dx, dx_factors);
+    sm90_head_dw(m->stream, &of_w, dw, dw_factor);
+    sm90_head_dw(m->stream, &of_w, dw, dw_factor); // is added to
+    std::vector<floatX> got_x = m->read(dx, ROWS * D);
+    std::vector<float> got_w = m->read(dw, VP * D);
+    Distance d_x, d_w;
+    for (int row : {0, 63, 64, 121, ROWS - 1})
+        for (int c = 0; c < D; c++) {
+            double sum = 0;
+            for (int j = 0; j < VP; j++)
+                sum += g.code(row, j) * o.w[(size_t)(j * D + c)];
+            d_x.add(at(got_x, row * D + c), sum * (double)g.dx_factors[(size_t)row]);
+        }
+    for (int j : {0, 1, 63, 191, 192, 300, VP - 1})
+        for (int c = 0; c < D; c++) {
+            double sum = 0;
+            for (int row = 0; row < ROWS; row++)
+                sum += g.code(row, j) * g.x(row, c);
+            d_w.add((double)got_w[(size_t)(j * D + c)], 2 * sum * (double)g.dw_factor[0]);
+        }
+    require(d_x, "the FP8 head's dx", PRODUCT_LIMIT);
+    require(d_w, "the FP8 head's dw", PRODUCT_LIMIT);
+}
+
+// Losses of some rows, then the gradient. count: targets of a row
+static void check_training(Stream s, int count)
+{
+    Arena m(s);
+    Operands o(&m, HEAD_FP8, count);
+    make_bases(&m, o);
+    sm90_head_logits(s, &o.a);
+    check_sums(&m, o);
+    float *losses = m.take<float>(ROWS), *dx_factors = m.take<float>(PITCH),
+          *x_factors = m.take<float>(PITCH), *dw_factor = m.take<float>(1);
+    SumLosses l = {.losses = losses,
+                   .sums = o.a.sums,
+                   .target_logits = o.a.target_logits,
+                   .targets = o.a.targets,
+                   .mask = {},
+                   .parts = sm90_head_parts(HEAD_FP8, VP),
+                   .pitch = PITCH,
+                   .rows = ROWS,
+                   .Vp = VP,
+                   .codes = o.a.codes,
+                   .excess = o.a.excess,
+                   .base = o.a.base,
+                   .dx_factors = dx_factors,
+                   .x_factors = x_factors,
+                   .dw_factor = dw_factor,
+                   .scale_x = SCALE_X,
+                   .scale_w = SCALE_W};
+    loss_from_sums(s, &o.a.form, &l);
+    uint8_t *x8 = m.take<uint8_t>(PADDED * D);
+    Fp8Quantize of_x = {.transposed = x8,
+                        .x = m.filled(ROWS * D, 9),
+                        .scale = SCALE_X,
+                        .rows = ROWS,
+                        .rows_padded = PADDED,
+                        .cols = D,
+                        .factors = x_factors,
+                        .interleaved = true};
+    fp8_quantize(s, &of_x);
+    Gradient g = {m.read(o.a.codes, ROWS * VP), m.read(x8, PADDED * D), m.read(dx_factors, PITCH),
+                  m.read(x_factors, PITCH), m.read(dw_factor, 1)};
+    std::vector<float> got = m.read(losses, ROWS);
+    Distance d;
+    for (int row : {0, 6, 63, 64, ROWS - 1}) {
+        double sum = 0, want = 0;
+        for (int j = 0; j < VP; j++)
+            sum += exp(capped(o.logit(row, j)));
+        for (int k = 0; k < count && row + k < ROWS; k++)
+            want += target_of(row + k) < 0
+                        ? 0
+                        : (double)weights[k] * (log(sum) - capped(o.logit(row, target_of(row + k))));
+        d.add((double)got[(size_t)row], want);
+    }
+    require(d, "the FP8 head's losses", HEAD_LIMIT);
+    check_codes(o, g, count);
+    check_products(&m, o, g, x8, dx_factors, dw_factor);
+}
+
+void check_head(Stream s)
+{
+    if (sm90_head_fits(HEAD_BF16, D, VP)) {
+        Arena m(s);
+        Operands o(&m, HEAD_BF16, 1);
+        sm90_head_logits(s, &o.a);
+        check_sums(&m, o);
+    }
+    for (int count = 1; device_has_fp8() && sm90_head_fits(HEAD_FP8, D, VP) && count <= TARGETS; count++)
+        check_training(s, count);
+}
+
+} // namespace self_check_tools

@@ -1,0 +1,45 @@
+// The gradient of the FP8 head's logits as sm90_head_logits.cu stores it, and its two products.
+//
+// A code is e5m2 of a positive number:
+//   code = 2^(CODE_TOP + z - base) (1 - t^2),  z = log2 e^(z - cap),  1 - t^2 = 4 sig (1 - sig).
+// The sum S of a row is known only when all of its parts (PART_COLS columns) are there. So `base` is an
+// estimate of log2 S, from the first columns alone, and SLACK above it:
+//   gradient = code (2^base / S) W cap/(4 slope) 2^-CODE_TOP
+// holds whatever the base, and a code is rounded once. Where an estimate was too low by more than SLACK, a
+// part's codes may not reach CODE_TOP: the part takes a higher base, by `excess`, and when S is known all
+// codes of the row are lowered to the base of S. Targets' codes are then written anew and may be negative.
+#pragma once
+#include "llmc/cuda/device/cuda_common.cuh"
+
+enum {
+    PART_COLS = 192,
+    CODE_TOP = 15, // codes reach 2^15, the largest power of two in e5m2
+    SLACK = 6, // 2^base / S is between 1 and 2^(SLACK + 1): x of the weight gradient is scaled by it in e4m3
+    SHIFT_UNIT = 4, // of an e5m2 code, as an integer: one in its exponent
+    MAX_SHIFT = 31, // nothing is left of a code
+};
+
+// Place of row `row` in the lines of x8 of the weight gradient: within sixteen rows the one in which ldmatrix
+// of the 16-bit elements of codes, transposed, leaves a thread four neighbours.
+static __host__ __device__ __forceinline__ int interleaved_row(int row)
+{
+    return (row & ~15) | (row & 7) / 2 * 4 | (row & 8) / 4 | (row & 1);
+}
+// The row at a place: the inverse.
+static __host__ __device__ __forceinline__ int row_at_place(int place)
+{
+    return (place & ~15) | (place & 2) * 4 | (place & 12) / 2 | (place & 1);
+}
+
+typedef struct {
+    const uint8_t *codes; // (rows, Vp)
+    const uint8_t *b;     // e4m3: w^T (d, Vp) of dx; x^T (d, b_pitch) of dw, in the order of interleaved_row
+    int rows, d, Vp, b_pitch;
+} HeadProduct;
+
+// Call before the others, outside of graph capture.
+void sm90_head_gradient_open(void);
+// dx (rows, d) = factors (rows) * codes w
+void sm90_head_dx(Stream s, const HeadProduct *p, floatX *dx, const float *factors);
+// dw (Vp, d) += factor (1) * codes^T x
+void sm90_head_dw(Stream s, const HeadProduct *p, float *dw, const float *factor);
