@@ -17,8 +17,8 @@ refuses('a device that does not exist', 1, $device, $gpu, @tiny, qw(--device 99 
     refuses('no device at all', 1, qr/^train_gpt: error: no CUDA device .*nvidia-smi/m, $gpu, @tiny, '--out', "$dir/none");
 }
 
-# A million tokens in one micro-batch of a wide network: one layer's hidden values alone take 128 GiB.
-my $tokens = 1 << 20;
+# Two million tokens in one micro-batch of a wide network: one layer's hidden values alone take 256 GiB.
+my $tokens = 1 << 21;
 my $documents = pack('S<*', 256, (97) x 1023) x ($tokens / 1024 + 2);
 spew("$dir/long.bin", pack('l<256', 20240520, 1, length($documents) / 2, 257, 257, (0) x 251) . $documents);
 my @absurd = ($gpu, @tiny, '--micro-batches', 1, '--micro-batch-tokens', $tokens, '--val-tokens', $tokens, '--mlp-dim', 65536,
