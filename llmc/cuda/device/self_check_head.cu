@@ -110,14 +110,21 @@ static void check_sums(Arena *m, const Operands &o)
     require(d, fp8 ? "the FP8 head's sums" : "the head of validation", HEAD_LIMIT);
 }
 
+// Sum of the weights of a row's targets.
+static double weights_of(int row, int count)
+{
+    double all = 0;
+    for (int k = 0; k < count; k++)
+        all += row + k < ROWS && target_of(row + k) >= 0 ? (double)weights[k] : 0;
+    return all;
+}
+
 // Gradient of a row's logits, in double; the sum of its weights.
 static double gradient_of(const Operands &o, int row, int count, std::vector<double> *g)
 {
-    double sum = 0, all = 0, z[VP];
+    double sum = 0, all = weights_of(row, count), z[VP];
     for (int j = 0; j < VP; j++)
         sum += exp(z[j] = capped(o.logit(row, j)));
-    for (int k = 0; k < count; k++)
-        all += row + k < ROWS && target_of(row + k) >= 0 ? (double)weights[k] : 0;
     for (int j = 0; j < VP; j++) {
         double sig = z[j] / (double)spec.cap, wanted = 0;
         for (int k = 0; k < count; k++)
@@ -138,25 +145,32 @@ struct Gradient {
 
 // Bases of the codes, estimated from the first part; then, of two rows of three, lower ones: that of the
 // row's own sum, and one that is too low.
-static void make_bases(Arena *m, const Operands &o)
+static void make_bases(Arena *m, const Operands &o, int count)
 {
+    const double share = (double)PART_COLS / VP;
     float *base = (float *)o.a.base;
     HeadLogits first = o.a;
     first.codes = NULL;
     first.Vp = PART_COLS;
     sm90_head_logits(m->stream, &first);
-    bases_from_sums(m->stream, base, first.sums, 1, PITCH, ROWS);
+    BasesFromSums b = {base, first.sums, o.a.targets, (float)share, 1, PITCH, ROWS};
+    bases_from_sums(m->stream, &o.a.form, &b);
     std::vector<float> got = m->read(base, ROWS);
     Distance d;
-    for (int row = 0; row < ROWS; row++) {
-        double sum = 0;
-        for (int j = 0; row % 16 == 1 && j < PART_COLS; j++)
-            sum += exp2((capped(o.logit(row, j)) - (double)spec.cap) / log(2));
+    for (int row = 1; row < ROWS; row += 16) {
+        double sum = 0, all = weights_of(row, count);
+        for (int j = 0; j < PART_COLS; j++)
+            sum += exp(capped(o.logit(row, j)) - (double)spec.cap);
         double above = (double)got[(size_t)row] - SLACK - log2(sum);
-        d.add(row % 16 == 1 && !(above > -0.02 && above < 1.02) ? 1 : 0, 0);
-        got[(size_t)row] -= (float)(row % 3 == 0 ? 0 : row % 3 == 1 ? SLACK - 1 : SLACK + 9);
+        double unit = above + (all > 0 ? log2(all * (double)(spec.cap / spec.slope) * share) +
+                                             log2((double)o.a.form.code_factor)
+                                       : 0);
+        bool right = above > -0.02 && above < 1.02 && fabs(unit - floor(unit + 0.5)) < 0.02;
+        d.add(right ? 0 : 1, 0);
     }
     require(d, "the FP8 head's estimate", 0);
+    for (int row = 0; row < ROWS; row++)
+        got[(size_t)row] -= (float)(row % 3 == 0 ? 0 : row % 3 == 1 ? SLACK - 1 : SLACK + 9);
     CUDA_CHECK(cudaMemcpyAsync(base, got.data(), ROWS * sizeof(float), cudaMemcpyHostToDevice, m->stream));
     stream_synchronize(m->stream);
 }
@@ -218,7 +232,7 @@ static void check_training(Stream s, int count)
 {
     Arena m(s);
     Operands o(&m, HEAD_FP8, count);
-    make_bases(&m, o);
+    make_bases(&m, o, count);
     sm90_head_logits(s, &o.a);
     check_sums(&m, o);
     float *losses = m.take<float>(ROWS), *dx_factors = m.take<float>(PITCH),

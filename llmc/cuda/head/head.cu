@@ -296,7 +296,14 @@ static void estimate_bases(Stream s, const HeadLogits *logits, float *base)
     a.codes = NULL;
     a.Vp = (int)min_i64(a.Vp, ESTIMATE_PARTS * PART_COLS);
     sm90_head_logits(s, &a);
-    bases_from_sums(s, base, a.sums, sm90_head_parts(HEAD_FP8, a.Vp), a.pitch, a.rows);
+    BasesFromSums b = {.base = base,
+                       .sums = a.sums,
+                       .targets = a.targets,
+                       .share = (float)a.Vp / (float)logits->Vp,
+                       .parts = sm90_head_parts(HEAD_FP8, a.Vp),
+                       .pitch = a.pitch,
+                       .rows = a.rows};
+    bases_from_sums(s, &a.form, &b);
 }
 
 // Logits and losses of rows from `row` on by sm90_head_logits.cuh; in training codes and factors of the

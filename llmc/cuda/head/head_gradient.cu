@@ -16,8 +16,7 @@ namespace
 template <int TERMS> struct RowState {
     float sum[GROUPS][ROWS];
     int most[GROUPS][ROWS]; // excess of a part
-    int exponent[ROWS];     // base of all codes, where it is not the estimate
-    bool low[ROWS];         // the estimate was too low
+    int rise[ROWS];         // of the base: 0 unless the estimate was too low
     int token[TERMS][ROWS]; // negative: none
     uint32_t code[TERMS][ROWS];
 };
@@ -51,11 +50,10 @@ static __device__ __forceinline__ void finish_row(RowState<TERMS> &shared, const
     Wanted<TERMS> wanted(a.targets, row);
     float log2_sum = log2f(sum), loss = 0, fraction = 1, inverse = wanted.sum > 0 ? 1 / wanted.sum : 0;
     if (TRAINING) {
-        int base = (int)a.base[row],
-            exponent = max((int)ceilf(log2_sum), base + most); // whatever log2f rounds
-        shared.low[lane] = exponent > base;
-        shared.exponent[lane] = max(exponent, base);
-        fraction = exp2f((float)max(exponent, base)) / sum;
+        float base = a.base[row];
+        int rise = max((int)ceilf(log2_sum - base), most); // at least 0, whatever log2f rounds
+        shared.rise[lane] = rise;
+        fraction = exp2f(base + (float)rise) / sum;
     }
 #pragma unroll
     for (int k = 0; k < TERMS; k++) {
@@ -94,15 +92,15 @@ static __device__ __forceinline__ uint32_t lowered(uint32_t codes, uint32_t shif
     return less & (kept - (kept >> 7));
 }
 
-// Lowers all codes of row `row` to the base of its sum. A warp.
-static __device__ __forceinline__ void lower_row(const SumLosses &a, int row, int exponent)
+// Lowers all codes of row `row` to a base that is `rise` higher. A warp.
+static __device__ __forceinline__ void lower_row(const SumLosses &a, int row, int rise)
 {
-    int lane = threadIdx.x % WARP, base = (int)a.base[row];
+    int lane = threadIdx.x % WARP;
     uint4 *codes = reinterpret_cast<uint4 *>(a.codes + (int64_t)row * a.Vp);
 #pragma unroll 4
     for (int v = lane; v < a.Vp / 16; v += WARP) {
         int excess = a.excess[(int64_t)(v * 16 / PART_COLS) * a.pitch + row];
-        uint32_t by = 0x01010101u * (uint32_t)(SHIFT_UNIT * min(exponent - base - excess, (int)MAX_SHIFT));
+        uint32_t by = 0x01010101u * (uint32_t)(SHIFT_UNIT * min(rise - excess, (int)MAX_SHIFT));
         uint4 u = codes[v];
         codes[v] = make_uint4(lowered(u.x, by), lowered(u.y, by), lowered(u.z, by), lowered(u.w, by));
     }
@@ -130,8 +128,8 @@ template <int TERMS, bool TRAINING> __global__ void loss_from_sums_kernel(const 
         int of_block = group * ROWS_OF_GROUP + i, r = blockIdx.x * ROWS + of_block;
         if (r >= a.rows)
             break;
-        if (shared.low[of_block])
-            lower_row(a, r, shared.exponent[of_block]);
+        if (shared.rise[of_block] > 0)
+            lower_row(a, r, shared.rise[of_block]);
         __syncwarp();
         if (lane < TERMS && shared.token[lane % TERMS][of_block] >= 0)
             a.codes[(int64_t)r * a.Vp + shared.token[lane % TERMS][of_block]] =
@@ -139,22 +137,31 @@ template <int TERMS, bool TRAINING> __global__ void loss_from_sums_kernel(const 
     }
 }
 
-__global__ void bases_from_sums_kernel(float *base, const float *sums, int parts, int pitch, int rows)
+// The fraction of the base makes 2^(CODE_TOP - base) share sum a power of two times gradient / sg over p (1 -
+// t^2).
+template <int TERMS> __global__ void bases_from_sums_kernel(const LossForm f, const BasesFromSums a)
 {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
     float sum = 0;
-    if (row >= rows)
+    if (row >= a.rows)
         return;
-    for (int p = 0; p < parts; p++)
-        sum += sums[(int64_t)p * pitch + row];
-    base[row] = ceilf(log2f(sum)) + SLACK;
+    for (int p = 0; p < a.parts; p++)
+        sum += a.sums[(int64_t)p * a.pitch + row];
+    Wanted<TERMS> wanted(a.targets, row);
+    float scale = wanted.sum > 0 ? log2f(wanted.sum * f.steepness * f.code_factor * a.share) : 0;
+    a.base[row] = log2f(sum) + SLACK + (ceilf(scale) - scale);
 }
 
 } // namespace
 
-void bases_from_sums(Stream s, float *base, const float *sums, int parts, int pitch, int rows)
+void bases_from_sums(Stream s, const LossForm *f, const BasesFromSums *a)
 {
-    bases_from_sums_kernel<<<(unsigned)ceil_div(rows, 256), 256, 0, s>>>(base, sums, parts, pitch, rows);
+    const int threads = 256;
+    unsigned blocks = (unsigned)ceil_div(a->rows, threads);
+    if (one_term(&a->targets))
+        bases_from_sums_kernel<1><<<blocks, threads, 0, s>>>(*f, *a);
+    else
+        bases_from_sums_kernel<MAX_TERMS><<<blocks, threads, 0, s>>>(*f, *a);
     CHECK_LAUNCH();
 }
 

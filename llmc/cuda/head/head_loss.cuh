@@ -202,9 +202,15 @@ typedef struct {
 } LossRows;
 void loss_rows(Stream s, const LossForm *f, const LossRows *a);
 
-// Bases of rows' codes from the sums of some of their parts (sm90_head_gradient.cuh).
-//   base (rows) out; sums (parts, pitch)
-void bases_from_sums(Stream s, float *base, const float *sums, int parts, int pitch, int rows);
+// Bases of rows' codes from the sums of their first parts (sm90_head_gradient.cuh).
+typedef struct {
+    float *base;       // (rows) out
+    const float *sums; // (parts, pitch)
+    RowTargets targets;
+    float share; // of all columns
+    int parts, pitch, rows;
+} BasesFromSums;
+void bases_from_sums(Stream s, const LossForm *f, const BasesFromSums *a);
 
 // Losses of rows from the sums of sm90_head_logits.cuh, and in training what turns its codes into the
 // gradient (sm90_head_gradient.cuh).

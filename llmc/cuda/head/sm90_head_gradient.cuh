@@ -8,6 +8,10 @@
 // holds whatever the base, and a code is rounded once. Where an estimate was too low by more than SLACK, a
 // part's codes may not reach CODE_TOP: the part takes a higher base, by `excess`, and when S is known all
 // codes of the row are lowered to the base of S. Targets' codes are then written anew and may be negative.
+//
+// The fraction of the base is such that, if the other columns had the same sums as the first, codes are
+// powers of two times e5m2(gradient / sg): of rows in which all columns are alike, as at the start of a
+// training, all elements have one rounding error, and it should be that of a fixed scale.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 

@@ -305,7 +305,7 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
     const LossForm &f = k.a.form;
     int q = threadIdx.x % 4, col0 = tile * COLS;
     float scale = k.a.scale * f.tanh_scale, half_cap = 0.5f * f.cap_log2, part[2][CHAINS], most[2][CHAINS],
-          ref[2], offset[2];
+          excess[2], offset[2];
 #pragma unroll
     for (int i = 0; i < 2 * CHAINS; i++) {
         part[i % 2][i / 2] = 0;
@@ -323,8 +323,8 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
         float m = fmaxf(fmaxf(most[h][0], most[h][1]), fmaxf(most[h][2], most[h][3]));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-        ref[h] = fmaxf(base[h], ceilf(fmaf(m, half_cap, -half_cap))); // z - cap = cap (t - 1) / 2
-        offset[h] = CODE_TOP - half_cap - ref[h];
+        excess[h] = fmaxf(0, ceilf(fmaf(m, half_cap, -half_cap) - base[h])); // z - cap = cap (t - 1) / 2
+        offset[h] = CODE_TOP - half_cap - base[h] - excess[h];
     }
     uint8_t *out = k.a.codes + (int64_t)row * k.a.Vp + col0 + 8 * q, *out8 = out + (int64_t)8 * k.a.Vp;
 #pragma unroll
@@ -349,8 +349,9 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (q == 0 && row + 8 * h < k.a.rows && tile < k.col_tiles)
-            k.a.excess[(int64_t)tile * k.a.pitch + row + 8 * h] = (uint8_t)(ref[h] - base[h]);
-        total[h] = (part[h][0] + part[h][1] + (part[h][2] + part[h][3])) * exp2f(ref[h] - CODE_TOP);
+            k.a.excess[(int64_t)tile * k.a.pitch + row + 8 * h] = (uint8_t)excess[h];
+        total[h] =
+            (part[h][0] + part[h][1] + (part[h][2] + part[h][3])) * exp2f(base[h] + excess[h] - CODE_TOP);
     }
 }
 

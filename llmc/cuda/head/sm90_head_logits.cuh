@@ -17,7 +17,7 @@ typedef struct {
     LossForm form;
     uint8_t *codes;    // (rows, Vp) out: of the gradient (sm90_head_gradient.cuh); NULL: sums alone
     uint8_t *excess;   // (parts, pitch) out: how far a part's codes are above the row's base
-    const float *base; // (rows), integers
+    const float *base; // (rows)
     float *sums;       // (parts, pitch) out: sums of e^(z - cap) over a part's columns, from unrounded logits
     float *target_logits; // (terms, pitch) out: the logits of a row's targets, as far as it has them; not in
                           // FP8 without codes
