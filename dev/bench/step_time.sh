@@ -12,11 +12,13 @@ shift 2
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
 ((gpus)) || { echo "$name: no GPU here" >&2; exit 1; }
 work=$(mktemp -d)
+window="window 11"
+[[ $* != *--window-schedule* ]] || window="window of the options"
 set -m # a group of processes for each job: what still trains is ended with its trainer where another has failed
 trap 'exec 2>/dev/null; for job in $(jobs -p); do kill -- -"$job" || true; done; wait; rm -rf "$work"' EXIT
 
 shape() { # STAGE: what its time is of
-    local length=$((steps / stages)) of="window 11"
+    local length=$((steps / stages)) of=$window
     ((stages == 1)) || of="stage $1 of $stages"
     echo "$of, steps $((length * ($1 - 1) + length / 4))-$((length * $1 - 2))"
 }
