@@ -1,5 +1,5 @@
-// Writes a byte matrix plain and transposed: FP8 WGMMA wants both operands K-major, so every operand of the
-// head exists twice. The source of the bytes is a template parameter.
+// Writes a byte matrix plain and transposed: FP8 WGMMA wants both operands K-major, so most operands of the
+// head exist twice. The source of the bytes is a template parameter.
 //
 // A CTA transposes a tile of 128 x 128 bytes. A thread takes 4 rows x 16 columns and transposes 4 x 4 bytes
 // in registers; the tile in shared memory consists of words of 4 rows, XOR-swizzled by the column so that

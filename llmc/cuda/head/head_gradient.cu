@@ -1,5 +1,5 @@
 // Behind sm90_head_logits.cu: loss of every row from the sums of its parts. In training also the row's
-// factors, the codes of its targets, and a lower base of its codes where the estimate was too low
+// factors, the codes of its targets, and a higher base of its codes where the estimate was too low
 // (sm90_head_gradient.cuh).
 //
 // The gradient of a target, W p - w, is a difference of nearly equal numbers once the model is sure of it. So
@@ -83,8 +83,9 @@ static __device__ __forceinline__ void finish_row(RowState<TERMS> &shared, const
         *a.dw_factor = least * all * slope * a.scale_x;
 }
 
-// Four positive codes with their exponents lowered; codes that get below zero become zero. No borrow crosses
-// a byte: the highest bits are set, and shifts are below 128.
+// Four positive codes with their exponents lowered. Below the normal numbers of the result only zero is
+// exact: at 2^-30 of CODE_TOP a code loses its leading bit, then becomes zero. No borrow crosses a byte: the
+// highest bits are set, and shifts are below 128.
 static __device__ __forceinline__ uint32_t lowered(uint32_t codes, uint32_t shifts)
 {
     const uint32_t high = 0x80808080u;
@@ -137,8 +138,8 @@ template <int TERMS, bool TRAINING> __global__ void loss_from_sums_kernel(const 
     }
 }
 
-// The fraction of the base makes 2^(CODE_TOP - base) share sum a power of two times gradient / sg over p (1 -
-// t^2).
+// The fraction of the base makes 2^(CODE_TOP - base) sum / share, which a code is of p (1 - t^2), a power of
+// two times W cap/(4 slope) / sg.
 template <int TERMS> __global__ void bases_from_sums_kernel(const LossForm f, const BasesFromSums a)
 {
     int row = blockIdx.x * blockDim.x + threadIdx.x;

@@ -225,7 +225,10 @@ __global__ __launch_bounds__(MAX_THREADS) void loss_gradient_plain_kernel(const 
 // multiprocessor.
 enum { HELD_THREADS = 512, IN_REGISTERS = 8, IN_SHARED = 5, HELD_VECTORS = IN_REGISTERS + IN_SHARED };
 
-// Eight gradients of a row from what exp_sum_fast packed, as head_gradient.cu has them.
+// Eight gradients of a row from what exp_sum_fast packed. With v = F (1 - sig), F = FRACTIONS, S the row's
+// sum of e^(z - cap) and W that of its weights, a code stands for
+//   1/sg W softmax * cap/slope sig (1 - sig) = v (F - v) * 2^(c v + n),  c = -cap log2(e) / F,
+//   n = log2(cap / (slope sg F^2)) - log2 S + log2 W.
 template <GradientForm FORM>
 static __device__ __forceinline__ void write_held(floatX *row, uint8_t *codes, int v, uint4 packed,
                                                   float exponent, float n)

@@ -10,8 +10,8 @@
 //               thread for x, one for w (24)
 //   bound       operand and result traffic as much as tensor cores, because K = d is short
 //
-// In FP8 the epilogue stores the gradient itself, relative to the largest element of a row's part, instead
-// of the logit (sm90_head_gradient.cuh): one byte where bf16 takes two, and no pass over the logits follows.
+// In FP8 the epilogue stores the gradient itself, relative to an estimate of the row's sum, instead of the
+// logit (sm90_head_gradient.cuh): one byte where bf16 takes two, and no pass over the logits follows.
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 #include "llmc/cuda/head/sm90_head_gradient.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
