@@ -4,7 +4,8 @@
 //       --portable: on the kernels that every supported GPU runs; --without-fp8: only the ops with products
 //       in FP8, as a GPU without FP8 units computes them; DIR holds libref_bf16.so and libref_fp32.so: the
 //       CPU backend in its two builds (default build/ref); ROUNDS: only the first so many sizes, for runs
-//       under compute-sanitizer. TEST_FILTER: only ops whose name contains it
+//       under compute-sanitizer. TEST_FILTER: only ops whose name contains it. TEST_SHARE=K/M: of all cases
+//       each M-th from the K-th on, so that M programs at once run all
 //
 // The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the
 // bf16 CPU build is what a plain implementation with the same storage types gives, and the GPU's distance
@@ -340,6 +341,21 @@ static void check_case(Case *c, Sizes z, int variant)
 
 // ---- main -------------------------------------------------------------------------------------------------
 
+static int share, shares = 1, cases_seen; // TEST_SHARE, from 0 on
+
+static void read_share(void)
+{
+    const char *text = getenv("TEST_SHARE");
+    char rest;
+    if (text && (sscanf(text, "%d/%d%c", &share, &shares, &rest) != 2 || share-- < 1 || share >= shares)) {
+        fprintf(stderr, "test_ops_gpu: TEST_SHARE=%s: it is K/M, K from 1 to M\n", text);
+        exit(2);
+    }
+}
+
+// Whether the next case is one of this share. Called for the same cases in all.
+static bool is_of_share(void) { return cases_seen++ % shares == share; }
+
 static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const void *), const void *argument)
 {
     for (int w = 0; w < (cpu ? BACKENDS : 1); w++) {
@@ -380,6 +396,8 @@ static void run_round(const void *argument)
         // product, which is no average of many roundings.
         if (dc && (r->z.e > 128 || r->z.N < 2))
             continue;
+        if (!is_of_share())
+            continue;
         for (int v = 0; v < cases[i].variants; v++)
             check_case(&cases[i], r->z, v);
     }
@@ -402,6 +420,7 @@ static OpSizes sizes_for(Sizes z)
 
 int main(int argc, char **argv)
 {
+    read_share();
     without_fp8 = argc > 1 && !strcmp(argv[1], "--without-fp8");
     portable = without_fp8 || (argc > 1 && !strcmp(argv[1], "--portable"));
     argc -= portable;
@@ -434,17 +453,19 @@ int main(int argc, char **argv)
     if (wanted < all)
         return tap_done();
     OpSizes full = sizes_for(FULL);
-    with_backends(&full, true, check_full_size, NULL);
-    if (tap_wanted("matmul_fp8"))
+    if (is_of_share())
+        with_backends(&full, true, check_full_size, NULL);
+    if (tap_wanted("matmul_fp8") && is_of_share())
         with_backends(&full, false, check_fp8_mlps, NULL);
-    if (tap_wanted("matmul_fp8_both"))
+    if (tap_wanted("matmul_fp8_both") && is_of_share())
         with_backends(&full, true, check_fp8_both, NULL);
     if (without_fp8)
         return tap_done();
-    if (tap_wanted("truncate"))
+    if (tap_wanted("truncate") && is_of_share())
         with_backends(&full, false, check_truncated, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};
     OpSizes sizes = sizes_for(two_streams);
-    with_backends(&sizes, false, check_streams, &two_streams);
+    if (is_of_share())
+        with_backends(&sizes, false, check_streams, &two_streams);
     return tap_done();
 }
