@@ -211,7 +211,7 @@ enum { ESTIMATED = 8 * 192 };
 static bool head_has_own_codes(const Head *h)
 {
     return h->mode == HEAD_FP8 && device_has_wgmma() && !without_fp8 && h->d % 16 == 0 && h->d <= 768 &&
-           h->Vp % 32 == 0;
+           h->Vp % 32 == 0 && h->Vp > ESTIMATED;
 }
 
 static double square_of(const float *x, int d)
@@ -244,7 +244,7 @@ static void head_gradient(const Head *h, int row, double *g)
 // Root mean square of the errors of dx and of dw, which the roundings of both sides leave.
 static void code_errors(const Head *h, double *dx, double *dw)
 {
-    const double code = h->Vp > ESTIMATED ? 2.0 / (16 * 12) : 0, x = 2.0 / (64 * 12);
+    const double code = 2.0 / (16 * 12), x = 2.0 / (64 * 12);
     double of_dx = 0, of_dw = 0, step = ldexp((double)head_scales(h->spec, h->d).g, -16);
     double *size_w = xcalloc((size_t)h->Vp, sizeof *size_w);
 #pragma omp parallel for
@@ -262,7 +262,7 @@ static void code_errors(const Head *h, double *dx, double *dw)
         }
         head_gradient(h, i, g);
         for (int j = 0; j < h->Vp; j++) {
-            double error = code > 0 ? g[j] * g[j] * code + step * step / 12 : 0;
+            double error = g[j] * g[j] * code + step * step / 12;
             of_dx += error * size_w[j];
             squares += error + g[j] * g[j] * x;
         }

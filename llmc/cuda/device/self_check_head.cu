@@ -21,7 +21,8 @@ const double PRODUCT_LIMIT = 8 * 0x1p-13 + 0x1p-9;
 enum { ROWS = 130, PADDED = 144, D = 256, VP = 416, PITCH = 256, TARGETS = 2 }; // parts of 192, 192, 32
 
 static const HeadSpec spec = {20, 6, 1, 0, 1, 1};
-static const float weights[TARGETS] = {1, 0.5f}, LOGIT_SCALE = 0.25f, SCALE_X = 0.5f, SCALE_W = 0.5f;
+static const float weights[TARGETS] = {1, 0.5f}, LOGIT_SCALE = 0.25f, SHARE = (float)PART_COLS / VP,
+                   SCALE_X = 0.5f, SCALE_W = 0.5f;
 
 static double capped(double logit) { return spec.cap / (1 + exp(-(logit + spec.shift) / spec.slope)); }
 static int target_of(int row) { return row % 7 == 6 ? -1 : row * 37 % VP; }
@@ -147,13 +148,12 @@ struct Gradient {
 // row's own sum, and one that is too low.
 static void make_bases(Arena *m, const Operands &o, int count)
 {
-    const double share = (double)PART_COLS / VP;
     float *base = (float *)o.a.base;
     HeadLogits first = o.a;
     first.codes = NULL;
     first.Vp = PART_COLS;
     sm90_head_logits(m->stream, &first);
-    BasesFromSums b = {base, first.sums, o.a.targets, (float)share, 1, PITCH, ROWS};
+    BasesFromSums b = {base, first.sums, o.a.targets, SHARE, 1, PITCH, ROWS};
     bases_from_sums(m->stream, &o.a.form, &b);
     std::vector<float> got = m->read(base, ROWS);
     Distance d;
@@ -162,7 +162,7 @@ static void make_bases(Arena *m, const Operands &o, int count)
         for (int j = 0; j < PART_COLS; j++)
             sum += exp(capped(o.logit(row, j)) - (double)spec.cap);
         double above = (double)got[(size_t)row] - SLACK - log2(sum);
-        double unit = above + (all > 0 ? log2(all * (double)(spec.cap / spec.slope) * share) +
+        double unit = above + (all > 0 ? log2(all * (double)(spec.cap / spec.slope) * (double)SHARE) +
                                              log2((double)o.a.form.code_factor)
                                        : 0);
         bool right = above > -0.02 && above < 1.02 && fabs(unit - floor(unit + 0.5)) < 0.02;

@@ -36,6 +36,14 @@ static __device__ __forceinline__ float all_weights(const RowTargets &t)
     return all;
 }
 
+// f, or the power of two that it differs from by roundings alone, 2^-13 of it at most: the x of a weight
+// gradient that is scaled by that has the codes of the unscaled x, ties included.
+static __device__ __forceinline__ float power_of_two_nearby(float f)
+{
+    float power = ldexpf(1, (int)rintf(log2f(f)));
+    return fabsf(f - power) <= power * 0x1p-13f ? power : f;
+}
+
 // Loss and factors of row `row`, lane `lane` of the block.
 template <int TERMS, bool TRAINING>
 static __device__ __forceinline__ void finish_row(RowState<TERMS> &shared, const LossForm &f,
@@ -76,11 +84,12 @@ static __device__ __forceinline__ void finish_row(RowState<TERMS> &shared, const
     a.losses[row] = loss;
     if (!TRAINING)
         return;
-    float slope = f.steepness / (4 << CODE_TOP), all = all_weights(a.targets), least = 1 << (SLACK + 1);
+    float slope = f.steepness / (4 << CODE_TOP), unit = f.steepness * f.code_factor,
+          all = all_weights(a.targets), most_x = exp2f(ceilf(log2f(all * unit)) + SLACK + 1) / unit;
     a.dx_factors[row] = fraction * wanted.sum * slope * a.scale_w;
-    a.x_factors[row] = all > 0 ? fraction * wanted.sum / (least * all) : 0;
+    a.x_factors[row] = all > 0 ? power_of_two_nearby(fraction * wanted.sum / most_x) : 0;
     if (row == 0)
-        *a.dw_factor = least * all * slope * a.scale_x;
+        *a.dw_factor = all > 0 ? most_x * slope * a.scale_x : 0;
 }
 
 // Four positive codes with their exponents lowered. Below the normal numbers of the result only zero is

@@ -10,8 +10,9 @@
 // codes of the row are lowered to the base of S. Targets' codes are then written anew and may be negative.
 //
 // The fraction of the base is such that, if the other columns had the same sums as the first, codes are
-// powers of two times e5m2(gradient / sg): of rows in which all columns are alike, as at the start of a
-// training, all elements have one rounding error, and it should be that of a fixed scale.
+// powers of two times e5m2(gradient / sg), and so are the factors with which x is scaled for dw: of rows in
+// which all columns are alike, as at the start of a training, all elements have one rounding error, and it
+// should be that of a fixed scale. Where the first columns are all there are, all codes are those of it.
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh"
 
