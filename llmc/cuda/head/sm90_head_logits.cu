@@ -320,9 +320,7 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float m = fmaxf(fmaxf(most[h][0], most[h][1]), fmaxf(most[h][2], most[h][3]));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+        float m = quad_max(fmaxf(fmaxf(most[h][0], most[h][1]), fmaxf(most[h][2], most[h][3])));
         excess[h] = fmaxf(0, ceilf(fmaf(m, half_cap, -half_cap) - base[h])); // z - cap = cap (t - 1) / 2
         offset[h] = CODE_TOP - half_cap - base[h] - excess[h];
     }
@@ -376,8 +374,7 @@ static __device__ __forceinline__ void epilogue_tile(float (&sum)[COLS / 2], con
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
-        total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
-        total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
+        total[h] = quad_sum(total[h]);
         if (threadIdx.x % 4 == 0 && r < k.a.rows && tile < k.col_tiles)
             k.a.sums[(int64_t)tile * k.a.pitch + r] = total[h];
     }
