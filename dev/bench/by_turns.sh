@@ -4,7 +4,7 @@
 #   dev/bench/by_turns.sh [--csv FILE] TRAIN_FILES VAL_FILES 'PROGRAM [option ...]' 'PROGRAM [option ...]' ...
 #   ROUNDS=2  turns of each
 #   STEPS=36  steps of a turn; of each stage all but the first quarter and the last two are timed
-#   STAGES=1  3: those of a preset of 2026, so that many equal parts of STEPS; else all steps are at window 11
+#   STAGES=1  3: those of a preset of 2026, so that many equal parts of STEPS; else all steps are at window 11, or as the options say
 #   GPU=0     which one
 # Every time is printed, and its row written, as soon as it is there; the means and their ratios to the first program's come last.
 #   dev/bench/by_turns.sh 'corpus/s0_train_*.bin' 'corpus/v_val_*.bin' '../before/train_gpt --window-schedule 3' './train_gpt --window-schedule 3'

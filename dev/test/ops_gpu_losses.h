@@ -207,7 +207,7 @@ static Head head_of_case(const Case *c)
 // is the plain error: of a code half a step at most, uniform, and a step is at most 1/4 of e5m2 and 1/8 of
 // e4m3; twice, for two that are independent. A fixed scale has steps of 2^-16 below its normal numbers.
 
-enum { ESTIMATED = 8 * 192 };
+enum { ESTIMATED = 8 * 192 }; // ESTIMATE_PARTS * PART_COLS of sm90_head_logits.cuh, which is C++
 static bool head_has_own_codes(const Head *h)
 {
     return h->mode == HEAD_FP8 && device_has_wgmma() && !without_fp8 && h->d % 16 == 0 && h->d <= 768 &&

@@ -347,10 +347,14 @@ static void read_share(void)
 {
     const char *text = getenv("TEST_SHARE");
     char rest;
-    if (text && (sscanf(text, "%d/%d%c", &share, &shares, &rest) != 2 || share-- < 1 || share >= shares)) {
+    int number;
+    if (!text)
+        return;
+    if (sscanf(text, "%d/%d%c", &number, &shares, &rest) != 2 || number < 1 || number > shares) {
         fprintf(stderr, "test_ops_gpu: TEST_SHARE=%s: it is K/M, K from 1 to M\n", text);
         exit(2);
     }
+    share = number - 1;
 }
 
 // Whether the next case is one of this share. Called for the same cases in all.

@@ -20,6 +20,8 @@ enum { MAX_TARGETS = 3 };
 
 // Constants of a record. HEAD_FP8: x8 = e4m3(x / sx), w8 = e4m3(w / sw), logits = sx sw x8 w8^T;
 // g8 = e5m2(g / sg); dx = sg sw g8 w8; dw = sx sg g8^T x8; conversions saturate. Each scale is range / 448.
+// A backend may scale g, and x of dw, by a factor of the row before it rounds them, and divide by it after
+// the product: the same formats and sizes of error, other codes (llmc/cuda/head/sm90_head_gradient.cuh).
 enum { HEAD_MASKED = -60 };
 enum { HEAD_MOST_CAP = 60 }; // e^-cap, and a sum of so many, is a normal fp32 number
 typedef struct {

@@ -1,5 +1,6 @@
 // Start-up check of the head: logits, losses, codes of the gradient and its products.
 #include "llmc/cuda/device/self_check_tools.cuh"
+#include "llmc/cuda/head/fp8_transpose.cuh"
 #include "llmc/cuda/head/sm90_head_gradient.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
 

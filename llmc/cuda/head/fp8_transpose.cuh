@@ -6,7 +6,6 @@
 // neither access has bank conflicts. Bound by memory.
 #pragma once
 #include "llmc/cuda/head/fp8.cuh"
-#include "llmc/cuda/head/sm90_head_gradient.cuh"
 
 enum { TRANSPOSE_TILE = 128, TRANSPOSE_THREADS = 256, TRANSPOSE_WORDS = TRANSPOSE_TILE / 4 };
 
@@ -25,6 +24,18 @@ typedef struct {
 static __host__ __device__ __forceinline__ int product_row(int row)
 {
     return (row & ~31) | (row % 8 / 2 * 8 + row % 32 / 8 * 2 + row % 2);
+}
+
+// Column of row `row` in a transposed matrix that is B of sm90_head_gradient.cu's dw: within sixteen rows the
+// order of K in which ldmatrix.trans, of 16-bit elements, leaves four neighbours of A to a thread.
+static __host__ __device__ __forceinline__ int interleaved_row(int row)
+{
+    return (row & ~15) | (row & 7) / 2 * 4 | (row & 8) / 4 | (row & 1);
+}
+// Its inverse.
+static __host__ __device__ __forceinline__ int row_of_interleaved(int column)
+{
+    return (column & ~15) | (column & 2) * 4 | (column & 12) / 2 | (column & 1);
 }
 
 // Transposes 4 x 4 bytes.
@@ -49,6 +60,12 @@ static __device__ __forceinline__ void store_bytes(uint8_t *to, uint4 u, int cou
     }
 }
 
+// Row of the source that is column `column` of the transposed matrix.
+static __device__ __forceinline__ int source_row(const TransposeOut &t, int column)
+{
+    return t.interleaved ? row_of_interleaved(column) : column;
+}
+
 // Source: a struct with a type Raw, `Raw load(row, col)` of 16 columns, `uint4 codes(Raw, row, col)`, and
 // HAS_AMAX: whether it has `float *amax`, too, and `uint32_t largest(Raw)`, bits of the largest magnitude.
 // VECTORS: rows_padded, transposed and its pitch are multiples of 16.
@@ -67,14 +84,13 @@ __global__ __launch_bounds__(TRANSPOSE_THREADS) void fp8_transpose_kernel(const 
     uint32_t most = 0;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        int place = row0 + 4 * rg + r, row = t.interleaved ? row_at_place(place) : place;
+        int row = source_row(t, row0 + 4 * rg + r);
         if (row < t.rows && col < t.cols)
             raw[r] = source.load(row, col);
     }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        int place = row0 + 4 * rg + r, row = t.interleaved ? row_at_place(place) : place,
-            to = t.product_order ? product_row(row) : row;
+        int row = source_row(t, row0 + 4 * rg + r), to = t.product_order ? product_row(row) : row;
         in[r] = row < t.rows && col < t.cols ? source.codes(raw[r], row, col) : make_uint4(0, 0, 0, 0);
         if (t.plain && row < t.rows_padded && col < t.cols)
             *reinterpret_cast<uint4 *>(t.plain + (int64_t)to * t.cols + col) = in[r];

@@ -16,8 +16,8 @@
 enum {
     CHUNK_ROWS = 8192, // long enough that adding to the fp32 weight gradient costs little beside the product
     LOGIT_ROWS = 4096, // of a chunk, whose logits exist at a time: half the memory of 8192, 1% slower
-    CODE_ROWS = 16384, // of a chunk of codes, a byte an element
-    LARGE_BATCH = 49152,  // from here on a chunk of codes: 2.5 GB where activations take 15
+    CODE_ROWS = 16384, // of a chunk of codes, a byte an element: 0.8 GB
+    LARGE_BATCH = 49152,  // rows from which on chunks of codes have as many: 2.5 GB where activations take 15
     EVAL_ROWS = 8192,     // of a chunk whose logits do not exist
     FP32_EVAL_ROWS = 4096 // of one whose logits do, in fp32
 };
@@ -67,8 +67,8 @@ typedef struct {
                                  // chunk_rows)
     floatX *tail;                // (16, d): gradient of padded rows has nowhere else to go
     float *losses;               // (N)
-    // Sums and target logits of sm90_head_logits.cuh, (parts, pitch) and (terms, pitch); further of codes.
-    float *sums, *target_logits;
+    float *sums, *target_logits; // of sm90_head_logits.cuh: (parts, pitch), (terms, pitch)
+    // Of codes:
     uint8_t *excess;                                  // (parts, pitch)
     float *base, *dx_factors, *x_factors, *dw_factor; // (pitch) each; dw_factor (1)
     size_t bytes;

@@ -242,7 +242,7 @@ static __device__ __forceinline__ void write_held(floatX *row, uint8_t *codes, i
 }
 
 // Loss and e5m2 gradient. Of a row 1 - sig is kept, in 16 bits: the second pass has one exponential an
-// element. Elements of targets are computed from their logits, as head_gradient.cu says.
+// element. Elements of targets are computed from their logits, as head_sums.cu says.
 template <GradientForm FORM, int TERMS>
 __global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(const LossForm f, float *losses,
                                                                              floatX *logits, uint8_t *codes,
@@ -311,12 +311,12 @@ __global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(con
     for (int k = 0; k < TERMS; k++) {
         if (wanted.token[k] < 0)
             continue;
-        float one_minus_sigmoid = 1 / (1 + expf((target_logit[k] + f.shift) / f.slope)), share = 0;
+        float rest = one_minus_sigmoid(f, target_logit[k]), share = 0;
 #pragma unroll
         for (int i = 0; i < TERMS; i++)
             share += wanted.token[i] == wanted.token[k] ? wanted.weight[i] : 0;
-        float code = target_code(f, one_minus_sigmoid, norm, wanted.sum, share);
-        total += wanted.weight[k] * (f.cap * one_minus_sigmoid + logf(sum));
+        float code = target_code(f, rest, norm, wanted.sum, share);
+        total += wanted.weight[k] * (f.cap * rest + logf(sum));
         if (FORM == GRADIENT_E5M2)
             row_codes[wanted.token[k]] = (uint8_t)encode4(code, 0, 0, 0, __NV_E5M2);
         else

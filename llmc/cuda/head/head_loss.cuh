@@ -169,6 +169,12 @@ static __device__ __forceinline__ float exp_sum_fast(float (&s)[8], float unit, 
     return part;
 }
 
+// 1 - sig of a logit, in full precision.
+static __device__ __forceinline__ float one_minus_sigmoid(const LossForm &f, float logit)
+{
+    return 1 / (1 + expf((logit + f.shift) / f.slope));
+}
+
 // Code of a target's gradient. wanted: the sum of the weights whose target it is
 static __device__ __forceinline__ float target_code(const LossForm &f, float one_minus_sigmoid, float norm,
                                                     float weights, float wanted)

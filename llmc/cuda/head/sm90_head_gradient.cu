@@ -1,19 +1,19 @@
 // Products of the FP8 head's gradient: dx = g w, dw += g^T x. The e5m2 codes of g exist once, row by row,
 // with a factor each row (sm90_head_gradient.cuh).
 //
-//   tile        128 x 192 x 128 bytes, 5 stages of 40 KB; 96 sums a thread in the tensor cores and 96 in
-//   fp32:
-//               FP8 sums keep 13 bits behind the leading one, so they are added up every 1024 of K
+//   tile        128 x 192 x 128 bytes, 5 stages of 40 KB. Of 192 accumulators a thread 96 are WGMMA's and 96
+//               are fp32 sums of these, added up every 1024 of K: FP8 WGMMA keeps 13 bits behind the leading
+//               one of a sum
 //   cluster     2 CTAs, one below the other; each loads half of B and multicasts it
 //   warps       two consumer warpgroups of 64 rows each (240 registers), one producer thread
 //   dx          both operands from shared memory
 //   dw          K goes down the rows of g, and FP8 WGMMA wants K contiguous: A goes through ldmatrix.trans
-//   and
-//               two byte permutations a register, and enters WGMMA from registers, one half of a stage under
-//               the WGMMA of the other. A transposed copy of g in memory would cost its bytes twice more
-//   schedule    persistent; the tiles of a row of tiles are neighbours, so that g comes to L2 once
-//   bound       energy: 690 W in both. Adding up every 256 of K costs dw 5%; exponents that are shifted in
-//               registers, four codes in 7 instructions, cost it 25%; clusters of 4 are 5% slower
+//               and two byte permutations a register, and enters WGMMA from registers. One half of a stage
+//               is loaded under the WGMMA of the other
+//   schedule    persistent; the column tiles of a row of tiles are consecutive, so that they share g in L2
+//   bound       power: 690 W. Adding up every 256 of K in place of 1024 costs dw 5%. A dw that also shifted
+//               exponents in registers, four codes in 7 instructions, took a third longer. Clusters of 4 were
+//               4 to 10% slower (dev/notes/2026-11-27_head_gradient_as_codes.md)
 #include "llmc/cuda/head/sm90_head_gradient.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
 #include "llmc/cuda/sm90/sm90_launch.cuh"

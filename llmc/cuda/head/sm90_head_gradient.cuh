@@ -20,21 +20,7 @@ enum {
     PART_COLS = 192,
     CODE_TOP = 15, // codes reach 2^15, the largest power of two in e5m2
     SLACK = 6, // 2^base / S is between 1 and 2^(SLACK + 1): x of the weight gradient is scaled by it in e4m3
-    SHIFT_UNIT = 4, // of an e5m2 code, as an integer: one in its exponent
-    MAX_SHIFT = 31, // nothing is left of a code
 };
-
-// Place of row `row` in the lines of x8 of the weight gradient: within sixteen rows the one in which ldmatrix
-// of the 16-bit elements of codes, transposed, leaves a thread four neighbours.
-static __host__ __device__ __forceinline__ int interleaved_row(int row)
-{
-    return (row & ~15) | (row & 7) / 2 * 4 | (row & 8) / 4 | (row & 1);
-}
-// The row at a place: the inverse.
-static __host__ __device__ __forceinline__ int row_at_place(int place)
-{
-    return (place & ~15) | (place & 2) * 4 | (place & 12) / 2 | (place & 1);
-}
 
 typedef struct {
     const uint8_t *codes; // (rows, Vp)

@@ -8,7 +8,8 @@
 //   warps       two consumer warpgroups (240 registers) in strict alternation (ping-pong, an ordered
 //               barrier): one issues WGMMA while the other runs its epilogue; warpgroup 2: one producer
 //               thread for x, one for w (24)
-//   bound       operand and result traffic as much as tensor cores, because K = d is short
+//   bound       FP8: 690 W, the limit, with the tensor cores busy little more than half of the time (two
+//               special functions an element in the epilogue); bf16: operand traffic as much as tensor cores
 //
 // In FP8 the epilogue stores the gradient itself, relative to an estimate of the row's sum, instead of the
 // logit (sm90_head_gradient.cuh): one byte where bf16 takes two, and no pass over the logits follows.
@@ -52,7 +53,7 @@ static __device__ __forceinline__ void wgmma_row_bytes(float (&d)[COLS / 2], uin
         wgmma<__nv_bfloat16, COLS, false, false>(d, a, b, accumulate);
 }
 
-// Addresses in shared memory, kept in registers: w (slabs, COLS, TILE_K_BYTES), x (stages, TILE_M,
+// Addresses in shared memory: w (slabs, COLS, TILE_K_BYTES), x (stages, TILE_M,
 // TILE_K_BYTES), barriers.
 template <int COLS> struct SharedStorage {
     uint32_t w0, x0, barriers;

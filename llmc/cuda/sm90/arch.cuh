@@ -17,7 +17,8 @@
 
 #if SM90_OR_LATER
 
-// Functions that take a place in shared memory take a pointer or its address in the shared window.
+// Wrappers with a template parameter Address take a pointer to shared memory or its address in the shared
+// window.
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);

@@ -9,7 +9,8 @@
 
 #if SM90_OR_LATER
 
-template <class Place> static __device__ __forceinline__ void mbarrier_init(Place barrier, uint32_t arrivals)
+template <class Address>
+static __device__ __forceinline__ void mbarrier_init(Address barrier, uint32_t arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
@@ -21,8 +22,8 @@ static __device__ __forceinline__ void fence_mbarrier_init()
 }
 
 // Arrives once and adds `bytes` to the transaction count of the phase.
-template <class Place>
-static __device__ __forceinline__ void mbarrier_arrive_expect_tx(Place barrier, uint32_t bytes)
+template <class Address>
+static __device__ __forceinline__ void mbarrier_arrive_expect_tx(Address barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
@@ -36,7 +37,8 @@ static __device__ __forceinline__ void mbarrier_expect_tx(uint64_t *barrier, uin
                  : "memory");
 }
 // Waits until the phase of this parity is complete.
-template <class Place> static __device__ __forceinline__ void mbarrier_wait(Place barrier, uint32_t parity)
+template <class Address>
+static __device__ __forceinline__ void mbarrier_wait(Address barrier, uint32_t parity)
 {
     uint32_t address = shared_address(barrier), done = 0;
     while (!done)
@@ -74,7 +76,7 @@ static __device__ __forceinline__ bool mbarrier_test(uint64_t *barrier, uint32_t
 // One lane may arrive for all threads that it has synchronised with (__syncwarp, named_barrier_sync): bar
 // and bar.warp.sync synchronise, the arrival releases, the wait acquires, and causality order is transitive
 // over all three.
-template <class Place> static __device__ __forceinline__ void mbarrier_arrive(Place barrier)
+template <class Address> static __device__ __forceinline__ void mbarrier_arrive(Address barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -91,8 +91,8 @@ static __device__ __forceinline__ void st_async_u32(uint32_t *place, uint32_t va
 // flush all writes of the thread at the cost of a whole stage. A remote arrive at a CTA that has exited is
 // an unspecified launch failure ("CTA not present" in the driver's log). So a CTA waits at its end for the
 // release of every stage it has filled; where it cannot, use cluster_sync.
-template <class Place>
-static __device__ __forceinline__ void mbarrier_arrive_remote(Place barrier, int rank, uint32_t times = 1)
+template <class Address>
+static __device__ __forceinline__ void mbarrier_arrive_remote(Address barrier, int rank, uint32_t times = 1)
 {
     asm volatile("{\n\t.reg .b32 remote;\n\t"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n\t" MBARRIER_ARRIVE_REMOTE

@@ -8,8 +8,8 @@
 
 // Loads the box of `map` at column x, row y of matrix z to the same shared address in every CTA of the
 // cluster whose bit is set in `blocks`; completes on the mbarrier at the same address in each of them.
-template <class Place, class Barrier>
-static __device__ __forceinline__ void tma_load_multicast(Place to, const CUtensorMap *map, Barrier barrier,
+template <class Address, class Barrier>
+static __device__ __forceinline__ void tma_load_multicast(Address to, const CUtensorMap *map, Barrier barrier,
                                                           int x, int y, int z, uint16_t blocks)
 {
     asm volatile(

@@ -21,8 +21,8 @@ template <int COUNT> static __device__ __forceinline__ void setmaxnreg_inc()
 
 // Shared-memory descriptor of a tile with rows of 128 bytes under the 128-byte swizzle; groups of 8 rows are
 // 1024 bytes apart. `leading`: bytes between neighbouring panels of 64 columns, for MN-major operands.
-template <class Place>
-static __device__ __forceinline__ uint64_t smem_descriptor(Place tile, uint32_t leading)
+template <class Address>
+static __device__ __forceinline__ uint64_t smem_descriptor(Address tile, uint32_t leading)
 {
     uint64_t address = (shared_address(tile) & 0x3ffff) >> 4;
     return address | (uint64_t)(leading >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;

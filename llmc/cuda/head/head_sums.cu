@@ -8,6 +8,7 @@
 #include "llmc/cuda/head/sm90_head_gradient.cuh"
 
 enum { ROWS = WARP, GROUPS = 8, ROWS_OF_GROUP = ROWS / GROUPS }; // of a block
+enum { EXPONENT_ONE = 4, MAX_SHIFT = 31 }; // one in an e5m2 code's exponent; nothing is left of a code
 
 namespace
 {
@@ -20,12 +21,6 @@ template <int TERMS> struct RowState {
     int token[TERMS][ROWS]; // negative: none
     uint32_t code[TERMS][ROWS];
 };
-
-// 1 - sig of a logit.
-static __device__ __forceinline__ float one_minus_sigmoid(const LossForm &f, float logit)
-{
-    return 1 / (1 + expf((logit + f.shift) / f.slope));
-}
 
 // Sum of the weights of a row that has all terms.
 static __device__ __forceinline__ float all_weights(const RowTargets &t)
@@ -110,7 +105,7 @@ static __device__ __forceinline__ void lower_row(const SumLosses &a, int row, in
 #pragma unroll 4
     for (int v = lane; v < a.Vp / 16; v += WARP) {
         int excess = a.excess[(int64_t)(v * 16 / PART_COLS) * a.pitch + row];
-        uint32_t by = 0x01010101u * (uint32_t)(SHIFT_UNIT * min(rise - excess, (int)MAX_SHIFT));
+        uint32_t by = 0x01010101u * (uint32_t)(EXPONENT_ONE * min(rise - excess, (int)MAX_SHIFT));
         uint4 u = codes[v];
         codes[v] = make_uint4(lowered(u.x, by), lowered(u.y, by), lowered(u.z, by), lowered(u.w, by));
     }
