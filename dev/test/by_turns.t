@@ -32,7 +32,7 @@ for my $t (1 .. $o{'--stop-at'}) {
 END
 chmod 0755, "$dir/bin/nvidia-smi", "$dir/trainer";
 $ENV{PATH} = "$dir/bin:$ENV{PATH}";
-delete $ENV{$_} for qw(STEPS STAGES ROUNDS GPU TRAINER);
+delete $ENV{$_} for qw(STEPS STAGES ROUNDS GPU GPUS TRAINER);
 
 my @turns = ("$root/dev/bench/by_turns.sh", '--csv', "$dir/rows.csv", 'train', 'val');
 {
@@ -48,6 +48,14 @@ my @turns = ("$root/dev/bench/by_turns.sh", '--csv', "$dir/rows.csv", 'train', '
 }
 my ($out) = run_ok('one stage', @turns, "$dir/trainer --seed 100");
 like($out, qr/^turn 2: 100\.00 ms, window 11, steps 9-34: /m, 'is all steps at one window');
+{
+    local ($ENV{GPUS}, $ENV{ROUNDS}) = (2, 1);
+    ($out) = run_ok('two GPUs', @turns, "$dir/trainer --seed 100");
+    like($out, qr/^turn 1: 50\.00 ms, window 11, steps 9-34: /m, 'train together');
+    like((split /\n/, slurp("$dir/rows.csv"))[-1], qr/,2 x X,"step, by turns",/, 'and the row says so');
+    $ENV{GPUS} = 3;
+    refuses('more GPUs than there are', 2, qr/^by_turns\.sh: GPUS=3: this machine has 2/, @turns, "$dir/trainer --seed 100");
+}
 refuses('no program', 2, qr/^by_turns\.sh: no program: /, @turns);
 {
     my ($status, $said, $err) = run(@turns, "$dir/trainer --seed 5", "$dir/trainer --seed 13");
