@@ -440,13 +440,14 @@ static void check_head(HeadMode mode)
               .N = PERIOD,
               .d = d,
               .Vp = FULL.Vp};
-    loss_naive = plain_loss_error(&h, loss_naive, truth.loss);
-    if (head_has_own_codes(&h)) {
-        double of_dx, of_dw;
-        code_errors(&h, &of_dx, &of_dw);
-        dx_naive = fmax(dx_naive, of_dx / root_mean_square(truth.dx, n));
-        dw_naive = fmax(dw_naive, of_dw / root_mean_square(truth.dw, nw));
-    }
+    CutErrors cuts = {0};
+    if (cuts_sums(&h))
+        cuts = cut_errors(&h);
+    double of_dx, of_dw;
+    head_rounding(&h, &cuts, &of_dx, &of_dw);
+    loss_naive = plain_loss_error(&h, &cuts, loss_naive, truth.loss);
+    dx_naive = fmax(dx_naive, of_dx / root_mean_square(truth.dx, n));
+    dw_naive = fmax(dw_naive, of_dw / root_mean_square(truth.dw, nw));
     ok(loss <= 2 * loss_naive + FP32_ATOM, "%s, full size, loss: %.2g (%.2g)", name, loss, loss_naive);
     ok(dx <= 2 * dx_naive + FP32_ATOM, "%s, full size, dx: %.2g (%.2g)", name, dx, dx_naive);
     ok(dw <= 2 * dw_naive + FP32_ATOM, "%s, full size, dw: %.2g (%.2g)", name, dw, dw_naive);

@@ -88,13 +88,15 @@ static double softcapped(const Head *h, double logit)
     return (double)spec->cap / (1 + exp(-(logit + (double)spec->shift) / (double)spec->slope));
 }
 
-// Terms of a row's loss: tokens and their weights; returns their number.
+// Terms of a row's loss: tokens and their weights; returns their number. A row without a target has none.
 static int loss_terms(const Head *h, int row, int token[MAX_TARGETS + 1], double weight[MAX_TARGETS + 1])
 {
     int count = 0;
-    for (; count < h->num_targets && row + count < h->N; count++) {
-        token[count] = (int)h->targets[row + count];
-        weight[count] = (double)h->weight[count];
+    for (int k = 0; k < h->num_targets && row + k < h->N; k++) {
+        if (h->targets[row + k] < 0)
+            continue;
+        token[count] = (int)h->targets[row + k];
+        weight[count++] = (double)h->weight[k];
     }
     if (h->prefix && h->prefix[row] >= 0) {
         token[count] = (int)h->prefix[row];
@@ -103,36 +105,117 @@ static int loss_terms(const Head *h, int row, int token[MAX_TARGETS + 1], double
     return count;
 }
 
-// Losses of the plain FP8 computation where tensor cores make the logits: of sums cut as they cut them, then
-// stored in bf16, too.
-static void fp8_losses_with_cuts(const Head *h, double *cut, double *stored)
+static double square_of(const float *x, int d)
+{
+    double sum = 0;
+    for (int c = 0; c < d; c++)
+        sum += (double)x[c] * (double)x[c];
+    return sum;
+}
+
+// Whether the products' FP8 codes go through tensor cores, which cut sums.
+static bool cuts_sums(const Head *h) { return h->mode == HEAD_FP8 && device_has_fp8() && h->d % 16 == 0; }
+
+// What sums in tensor cores change in the plain FP8 computation.
+typedef struct {
+    double cut, stored; // the loss of sums that are cut; and of those stored in bf16, too
+    double dx, dw;      // root mean square of what targets' codes leave that may be rounded either way
+} CutErrors;
+
+// A row's logits: exact[], and cut[] as tensor cores make them.  x, w  FP8 values, rows of `pitch`
+static void row_logits(const Head *h, const float *x, const float *w, int pitch, double *exact, double *cut)
+{
+    HeadScales scale = head_scales(h->spec, h->d);
+    double unit = (double)scale.x * (double)scale.w;
+    for (int j = 0; j < h->Vp; j++) {
+        const float *column = w + (int64_t)j * pitch;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < pitch; k++)
+            sum += x[k] * column[k];
+        exact[j] = unit * (double)sum;
+        cut[j] = unit * (double)fp8_sum(x, column, pitch);
+    }
+}
+
+// The gradient of a logit z of which softmax makes p, with the weights of a row's terms, all and this
+// token's.
+static double logit_gradient(const Head *h, double z, double p, double all, double wanted)
+{
+    double cap = (double)h->spec->cap, sig = z / cap;
+    return (all * p - wanted) * cap / (double)h->spec->slope * sig * (1 - sig);
+}
+
+static double e5m2_of(double g, double scale)
+{
+    return (double)e5m2_to_float(float_to_e5m2((float)(g / scale))) * scale;
+}
+
+// How far apart the codes of a gradient may be that two computations of its row give.  g[]: exact, cut and
+// stored. The error of either computation is at most twice what those change, and some roundings of fp32.
+static double step_between(const double g[3], double scale)
+{
+    double error = 2 * fmax(fabs(g[1] - g[0]), fabs(g[2] - g[0])) + 1e-6 * fabs(g[0]);
+    return e5m2_of(g[0] + error, scale) - e5m2_of(g[0] - error, scale);
+}
+
+// Of one row: adds to the losses, and to squares of the errors of dx and dw. z[]: capped logits, exact,
+// cut, and stored in bf16; sum[]: of their e^z.
+static void add_cut_errors(const Head *h, int row, double *const z[3], const double sum[3], CutErrors *to)
+{
+    double weight[MAX_TARGETS + 1], all = 0, scale = (double)head_scales(h->spec, h->d).g;
+    int token[MAX_TARGETS + 1], count = loss_terms(h, row, token, weight);
+    for (int k = 0; k < count; k++)
+        all += weight[k];
+    to->cut += all * log(sum[1]);
+    to->stored += all * log(sum[2]);
+    for (int k = 0; k < count; k++) {
+        int t = token[k];
+        double wanted = 0, g[3];
+        bool first = true;
+        for (int i = 0; i < count; i++) {
+            wanted += token[i] == t ? weight[i] : 0;
+            first &= i >= k || token[i] != t;
+        }
+        for (int i = 0; i < 3; i++)
+            g[i] = logit_gradient(h, z[i][t], exp(z[i][t]) / sum[i], all, wanted);
+        double step = first ? step_between(g, scale) : 0;
+        to->cut -= weight[k] * z[1][t];
+        to->stored -= weight[k] * z[2][t];
+        to->dx += step * step * square_of(h->w + (int64_t)t * h->d, h->d);
+        to->dw += step * step * square_of(h->x + (int64_t)row * h->d, h->d);
+    }
+}
+
+static CutErrors cut_errors(const Head *h)
 {
     int pitch = (int)round_up(h->d, 32);
     HeadScales scale = head_scales(h->spec, h->d);
     float *x = fp8_rows(h->x, h->N, h->d, scale.x), *w = fp8_rows(h->w, h->Vp, h->d, scale.w);
-    double loss[2] = {0, 0};
-#pragma omp parallel for reduction(+ : loss[:2]) schedule(dynamic, 1)
+    double cut = 0, stored = 0, dx = 0, dw = 0;
+#pragma omp parallel for reduction(+ : cut, stored, dx, dw) schedule(dynamic, 1)
     for (int i = 0; i < h->N; i++) {
-        double sum[2] = {0, 0}, weights = 0, weight_of[MAX_TARGETS + 1];
-        int token[MAX_TARGETS + 1], count = loss_terms(h, i, token, weight_of);
+        double *z[3], sum[3] = {0};
+        CutErrors row = {0};
+        for (int k = 0; k < 3; k++)
+            z[k] = xcalloc((size_t)h->Vp, sizeof *z[k]);
+        row_logits(h, x + (int64_t)i * pitch, w, pitch, z[0], z[1]);
         for (int j = 0; j < h->Vp; j++) {
-            float logit = scale.x * scale.w * fp8_sum(x + (int64_t)i * pitch, w + (int64_t)j * pitch, pitch);
-            double z[2] = {softcapped(h, logit), softcapped(h, to_bf16_value(logit))}, weight = 0;
-            for (int k = 0; k < count; k++)
-                weight += token[k] == j ? weight_of[k] : 0;
-            weights += weight;
-            for (int k = 0; k < 2; k++) {
-                sum[k] += exp(z[k]);
-                loss[k] -= weight * z[k];
-            }
+            z[2][j] = to_bf16_value(z[1][j]);
+            for (int k = 0; k < 3; k++)
+                sum[k] += exp(z[k][j] = softcapped(h, z[k][j]));
         }
-        for (int k = 0; k < 2; k++)
-            loss[k] += weights * log(sum[k]);
+        add_cut_errors(h, i, z, sum, &row);
+        cut += row.cut;
+        stored += row.stored;
+        dx += row.dx;
+        dw += row.dw;
+        for (int k = 0; k < 3; k++)
+            free(z[k]);
     }
     free(x);
     free(w);
-    *cut = loss[0];
-    *stored = loss[1];
+    return (CutErrors){cut, stored, sqrt(dx / ((double)h->N * h->d)), sqrt(dw / ((double)h->Vp * h->d))};
 }
 
 // What rounding the targets' logits to bf16 does to the loss, as a root of the mean square: a unit u in the
@@ -163,14 +246,14 @@ static double loss_spread(const Head *h)
 // A loss is one number, a sum of as many roundings as there are tokens, and the plain computation's error in
 // it near zero by chance every now and then: its root mean square is the error where that is larger. Cuts of
 // FP8 sums all shrink the logits, so what they
-// do is no such sum and counts whole.  library: the error of the bf16 build; truth: the loss
-static double plain_loss_error(const Head *h, double library, double truth)
+// do is no such sum and counts whole.  e: used where cuts_sums(h);
+// library: the error of the bf16 build; truth: the loss
+static double plain_loss_error(const Head *h, const CutErrors *e, double library, double truth)
 {
-    double cut, stored, spread = loss_spread(h) / truth;
-    if (h->mode != HEAD_FP8 || !device_has_fp8() || h->d % 16)
+    double spread = loss_spread(h) / truth;
+    if (!cuts_sums(h))
         return fmax(library, spread);
-    fp8_losses_with_cuts(h, &cut, &stored);
-    return fmax(fabs(stored / truth - 1), hypot(cut / truth - 1, spread));
+    return fmax(fabs(e->stored / truth - 1), hypot(e->cut / truth - 1, spread));
 }
 
 static const HeadSpec *head_spec(const Case *c);
@@ -214,30 +297,20 @@ static bool head_has_own_codes(const Head *h)
            h->Vp % 32 == 0 && h->Vp > ESTIMATED;
 }
 
-static double square_of(const float *x, int d)
-{
-    double sum = 0;
-    for (int c = 0; c < d; c++)
-        sum += (double)x[c] * (double)x[c];
-    return sum;
-}
-
 // Logits of a row to the gradient of its loss.
 static void head_gradient(const Head *h, int row, double *g)
 {
-    double weight[MAX_TARGETS + 1], sum = 0, all = 0, cap = (double)h->spec->cap;
+    double weight[MAX_TARGETS + 1], sum = 0, all = 0;
     int token[MAX_TARGETS + 1], count = loss_terms(h, row, token, weight);
-    for (int j = 0; j < h->Vp; j++) {
-        g[j] = softcapped(h, g[j]);
-        sum += exp(g[j]);
-    }
+    for (int j = 0; j < h->Vp; j++)
+        sum += exp(g[j] = softcapped(h, g[j]));
     for (int k = 0; k < count; k++)
-        all += token[k] >= 0 ? weight[k] : 0;
+        all += weight[k];
     for (int j = 0; j < h->Vp; j++) {
-        double wanted = 0, sig = g[j] / cap;
+        double wanted = 0;
         for (int k = 0; k < count; k++)
             wanted += token[k] == j ? weight[k] : 0;
-        g[j] = (all * exp(g[j]) / sum - wanted) * cap / (double)h->spec->slope * sig * (1 - sig);
+        g[j] = logit_gradient(h, g[j], exp(g[j]) / sum, all, wanted);
     }
 }
 
@@ -274,18 +347,27 @@ static void code_errors(const Head *h, double *dx, double *dw)
     *dw = sqrt(of_dw / ((double)h->Vp * h->d));
 }
 
-// Sets what roundings leave to the elements of dx and dw.
-static void expect_own_codes(Case *c)
+// What roundings leave to an element of dx and of dw, root mean square, where it is no sum of many.
+static void head_rounding(const Head *h, const CutErrors *e, double *dx, double *dw)
+{
+    *dx = e->dx;
+    *dw = e->dw;
+    if (head_has_own_codes(h))
+        code_errors(h, dx, dw);
+}
+
+// Sets it for the buffers of a case.
+static CutErrors expect_rounding(Case *c)
 {
     Head h = head_of_case(c);
-    if (!head_has_own_codes(&h))
-        return;
+    CutErrors e = {0};
+    double dx, dw;
+    if (cuts_sums(&h))
+        e = cut_errors(&h);
+    head_rounding(&h, &e, &dx, &dw);
     for (int i = 0; i < c->count; i++) {
-        double dx, dw;
-        if (strcmp(c->buffer[i].name, "dx"))
-            continue;
-        code_errors(&h, &dx, &dw);
-        c->buffer[i].rounding = dx;
-        c->buffer[i + 1].rounding = fmax(c->buffer[i + 1].rounding, dw);
+        double rounding = !strcmp(c->buffer[i].name, "dx") ? dx : !strcmp(c->buffer[i].name, "dw") ? dw : 0;
+        c->buffer[i].rounding = fmax(c->buffer[i].rounding, rounding);
     }
+    return e;
 }
