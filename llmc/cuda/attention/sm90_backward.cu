@@ -10,11 +10,11 @@
 // them. All products are transposed (keys are rows), so that p^T and ds^T, the accumulators of one WGMMA,
 // are the register operand A of the next. Two consumer warpgroups own 64 keys each and hold dk and dv in
 // registers; only ds^T passes through shared memory, because dq sums over the keys of both: each warpgroup
-// computes half of dq's columns, or 64 and 32 of 96. Warpgroup 2: one producer and tile-scheduler warp, two
-// warps that by turns reduce dq tiles to global memory (cp.reduce.async.bulk), each during the next tile.
-// dk and dv are staged in shared memory where the item's k and ds were, and stored by TMA, which is waited
-// for under the next item's first scores. k, v, dk and dv leave L2 before q, dy and dq, which several CTAs
-// read.
+// computes half of dq's columns, or 64 and 32 of 96. In a tile of which no query sees its keys a warpgroup
+// has only that to do. Warpgroup 2: one producer and tile-scheduler warp, two warps that by turns reduce dq
+// tiles to global memory (cp.reduce.async.bulk), each during the next tile. dk and dv are staged in shared
+// memory where the item's k and ds were, and stored by TMA; when the next item's first two tiles write there,
+// they wait for its reads. k, v, dk and dv leave L2 before q, dy and dq, which several CTAs read.
 //
 //   tensor cores 5 products of 64 x 128 x 128 a tile: 2560 cycles
 //   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes:
@@ -182,32 +182,6 @@ static __device__ __forceinline__ void store_panel(const CUtensorMap *map, const
         tma_store(map, from, panel * PANEL, head, row);
 }
 
-// Epilogue: the warpgroup's rows of scale dk and dv by TMA from the item's slot of k and from ds, which no
-// product reads any more. The warpgroup's first thread stores; it waits for the reads (tma_store_wait_read)
-// before anything is written there again.
-template <int QK>
-static __device__ __forceinline__ void store_item(const Shared &m, const Maps &maps, int slot,
-                                                  const float (&dk)[QK / 2], const float (&dv)[64],
-                                                  int thread, int group, float scale)
-{
-    const Item *item = m.item(slot);
-    int lane = thread % WARP, row = (thread / WARP * 16 + lane % 16) * 128;
-    named_barrier_sync(1, 2 * WARPGROUP); // both have read k and ds
-    stage_rows<WIDTH>(m.ds(0) + row, dv, 1, lane);
-    stage_rows<QK>(m.k(slot) + row, dk, scale, lane);
-    fence_proxy_async_shared(); // for TMA
-    named_barrier_sync(2 + group, WARPGROUP);
-    if (thread % WARPGROUP)
-        return;
-    int key = item->key0 + group * WARPGROUP_KEYS;
-    for (int p = 0; p < 2; p++) {
-        int at = p * KEY_PANEL_BYTES + group * WARPGROUP_KEYS * 128;
-        store_panel<WIDTH>(&maps.dv, m.ds(0) + at, item->head, p, key);
-        store_panel<QK>(&maps.dk, m.k(slot) + at, item->head, p, key);
-    }
-    tma_store_commit();
-}
-
 // Epilogue: gradient of v_raw from dv (64, 128), and dv itself if wanted.  row: first row of the thread
 static __device__ __forceinline__ void finish_values(const float (&sum)[64], const Item *item, int row,
                                                      int warp, const Arguments &a)
@@ -284,109 +258,219 @@ static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, co
     }
 }
 
+// Where a consumer warpgroup is in what it shares with other warps, and which of its threads this is.
+struct Consumer {
+    int thread, lane, group;
+    Pipeline ring, slots;
+    uint32_t dq_parity = 1, buffer = 0; // buffer: of ds
+    int storing = 0; // bulk groups that store dk and dv of the item before, of which reads are not waited for
+};
+
+// Before each of an item's first two tiles writes its ds: waits until the stores of the item before have read
+// it, and for the second until they have read k, too, which is released.
+static __device__ __forceinline__ void free_stored(Consumer &c, const Shared &m)
+{
+    if (c.storing == 0)
+        return;
+    if (c.thread % WARPGROUP == 0) {
+        if (c.storing == 2)
+            tma_store_wait_read<1>();
+        else
+            tma_store_wait_read();
+    }
+    named_barrier_sync(2 + c.group, WARPGROUP);
+    if (--c.storing == 0)
+        mbarrier_arrive(m.keys_empty(c.slots.stage ^ 1));
+}
+
+// Writes the tile's ds, and issues dq from both warpgroups'.
+static __device__ __forceinline__ void exchange_ds(const Consumer &c, const Shared &m, float (&dq)[32],
+                                                   const uint32_t (&ds)[16])
+{
+    uint8_t *buffer = m.ds(c.buffer);
+    store_gradients(buffer + (c.thread / WARP * 16 + c.lane % 16) * 128, ds, c.lane);
+    fence_proxy_async_shared(); // for WGMMA
+    named_barrier_sync(1, 2 * WARPGROUP);
+    wgmma_fence();
+    mma_keys(dq, buffer, m.k(c.slots.stage), c.group);
+    wgmma_commit();
+}
+
+// Hands the tile's dq over to be reduced.
+template <int QK>
+static __device__ __forceinline__ void hand_over_dq(Consumer &c, const Shared &m, const float (&dq)[32])
+{
+    stage_dq(m.dq(c.group) + c.thread % WARPGROUP * 16, dq, QK == WIDTH ? PANEL : dq_columns<QK>(c.group));
+    fence_proxy_async_shared(); // for the bulk reduction
+    __syncwarp();
+    if (c.lane == 0)
+        mbarrier_arrive(m.dq_full((int)c.buffer));
+    c.buffer ^= 1;
+}
+
+// A tile of which no query sees the warpgroup's keys: its ds is zero, what remains is its half of dq.
+template <int QK> static __device__ __forceinline__ void pass_tile(Consumer &c, const Shared &m)
+{
+    const uint32_t zeros[16] = {};
+    float dq[32];
+    mbarrier_wait(m.queries_full(c.ring.stage), c.ring.parity);
+    mbarrier_arrive(m.queries_empty(c.ring.stage));
+    c.ring.advance();
+    free_stored(c, m);
+    exchange_ds(c, m, dq, zeros);
+    mbarrier_wait(m.dq_empty(), c.dq_parity);
+    c.dq_parity ^= 1;
+    wgmma_wait<0>();
+    hand_over_dq<QK>(c, m, dq);
+}
+
+// The tiles from `tile` to `end`, exclusive, of which there is at least one: dk and dv.  parity: of the
+// item's values
+template <int QK>
+static __device__ __forceinline__ void compute_tiles(Consumer &c, const Shared &m, const Arguments &a,
+                                                     const Item *item, int tile, int end, uint32_t parity,
+                                                     float (&dk)[QK / 2], float (&dv)[64])
+{
+    const int my_row = c.thread / WARP * 16 + c.lane / 4;
+    const uint8_t *k = m.k(c.slots.stage);
+    float s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
+    mbarrier_wait(m.queries_full(c.ring.stage), c.ring.parity);
+    wgmma_fence();
+    mma_rows<QK>(s, k, m.q(c.ring.stage), c.group);
+    wgmma_commit();
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        dv[i] = 0;
+#pragma unroll
+    for (int i = 0; i < QK / 2; i++)
+        dk[i] = 0;
+    mbarrier_wait(m.values_full(), parity);
+#pragma unroll 1
+    do {
+        const uint8_t *q = m.q(c.ring.stage), *dy = m.dy(c.ring.stage);
+        uint32_t p[16], ds[16];
+        wgmma_wait<0>(); // the scores
+        wgmma_fence();
+        mma_rows<WIDTH>(t, m.v(), dy, c.group);
+        wgmma_commit();
+        const float *lse = m.stage(c.ring.stage)->lse + 2 * (c.lane % 4);
+        if (tile <= item->first + c.group || tile >= item->full_end[c.group]) {
+            int from = tile * QUERIES - item->key0 - my_row + 2 * (c.lane % 4), behind[2] = {from, from - 8},
+                count[2] = {item->count[my_row], item->count[my_row + 8]};
+            softmax_weights<true>(s, lse, a.scale_log2, behind, count);
+        } else
+            softmax_weights<false>(s, lse, a.scale_log2, {}, {});
+        wgmma_wait<0>();
+        if (tile + 1 == end && c.lane == 0)
+            mbarrier_arrive(m.values_empty());
+        free_stored(c, m);
+        gradients(p, ds, s, t, m.stage(c.ring.stage)->row_sum + 2 * (c.lane % 4));
+        wgmma_fence();
+        mma_fragments<WIDTH>(dv, p, dy);
+        mma_fragments<QK>(dk, ds, q);
+        wgmma_commit();
+        exchange_ds(c, m, t, ds);
+        wgmma_wait<1>(); // dk and dv are complete: their operands are free
+        mbarrier_arrive(m.queries_empty(c.ring.stage));
+        c.ring.advance();
+        if (tile + 1 < end)
+            mbarrier_wait(m.queries_full(c.ring.stage), c.ring.parity);
+        wgmma_fence();
+        mma_rows<QK>(s, k, m.q(c.ring.stage), c.group); // the next scores; discarded after the last tile
+        wgmma_commit();
+        mbarrier_wait(m.dq_empty(), c.dq_parity);
+        c.dq_parity ^= 1;
+        wgmma_wait<1>();
+        hand_over_dq<QK>(c, m, t);
+    } while (++tile < end);
+    wgmma_wait<0>();
+}
+
+// Epilogue: the warpgroup's rows of scale dk and dv by TMA from the item's slot of k and from ds, which no
+// product reads any more. The warpgroup's first thread stores, in two bulk groups: a panel of dv from the ds
+// that the next tile writes, then all else. free_stored waits for them.
+template <int QK>
+static __device__ __forceinline__ void store_item(Consumer &c, const Shared &m, const Maps &maps,
+                                                  const float (&dk)[QK / 2], const float (&dv)[64],
+                                                  float scale)
+{
+    int row = (c.thread / WARP * 16 + c.lane % 16) * 128, at = c.group * WARPGROUP_KEYS * 128,
+        first = (int)c.buffer, second = first ^ 1;
+    const Item *item = m.item(c.slots.stage);
+    uint8_t *k = m.k(c.slots.stage);
+    named_barrier_sync(1, 2 * WARPGROUP); // both have read k and ds
+    stage_rows<WIDTH>(m.ds(0) + row, dv, 1, c.lane);
+    stage_rows<QK>(k + row, dk, scale, c.lane);
+    fence_proxy_async_shared(); // for TMA
+    named_barrier_sync(2 + c.group, WARPGROUP);
+    c.storing = 2;
+    if (c.thread % WARPGROUP)
+        return;
+    int key = item->key0 + c.group * WARPGROUP_KEYS;
+    store_panel<WIDTH>(&maps.dv, m.ds(first) + at, item->head, first, key);
+    tma_store_commit();
+    store_panel<WIDTH>(&maps.dv, m.ds(second) + at, item->head, second, key);
+    for (int p = 0; p < 2; p++)
+        store_panel<QK>(&maps.dk, k + p * KEY_PANEL_BYTES + at, item->head, p, key);
+    tma_store_commit();
+}
+
 template <int QK, bool QKV>
 static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps, const Arguments &a,
                                                int group)
 {
-    bool storing = false; // dk of the item before, from its slot of k
-    int thread;           // read once: the compiler would read %tid in each iteration and wait for it
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    int lane = thread % WARP, my_row = thread / WARP * 16 + lane / 4;
-    Pipeline ring, slots;
-    uint32_t value_parity = 0, dq_parity = 1, buffer = 0;
-    for (;; slots.advance()) {
-        const Item *item = m.item(slots.stage);
-        mbarrier_wait(m.keys_full(slots.stage), slots.parity);
-        int tile = item->first, last = item->last;
+    Consumer c;
+    // Read once: the compiler would read %tid in each iteration and wait for it.
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(c.thread));
+    c.lane = c.thread % WARP;
+    c.group = group;
+    uint32_t value_parity = 0;
+    for (;; c.slots.advance(), value_parity ^= 1) {
+        const Item *item = m.item(c.slots.stage);
+        mbarrier_wait(m.keys_full(c.slots.stage), c.slots.parity);
+        int tile = item->first, last = item->last, end = item->end[group];
         if (tile == last) {
-            if (thread % WARPGROUP == 0)
+            if (c.thread % WARPGROUP == 0)
                 tma_store_wait();
             break;
         }
-        float dk[QK / 2], dv[64], s[32], t[32]; // s: scores, then weights; t: gradients of weights, then dq
-        mbarrier_wait(m.queries_full(ring.stage), ring.parity);
-        wgmma_fence();
-        mma_rows<QK>(s, m.k(slots.stage), m.q(ring.stage), group);
-        wgmma_commit();
+        float dk[QK / 2], dv[64];
+        if (group == 1) { // the queries of the first tile come before its keys
+            pass_tile<QK>(c, m);
+            tile++;
+        }
+        if (tile < end) {
+            compute_tiles<QK>(c, m, a, item, tile, end, value_parity, dk, dv);
+            tile = end;
+        } else { // no keys
 #pragma unroll
-        for (int i = 0; i < 64; i++)
-            dv[i] = 0;
+            for (int i = 0; i < 64; i++)
+                dv[i] = 0;
 #pragma unroll
-        for (int i = 0; i < QK / 2; i++)
-            dk[i] = 0;
-        mbarrier_wait(m.values_full(), value_parity);
-        value_parity ^= 1;
-        if (!QKV && storing) {
-            if (thread % WARPGROUP == 0)
-                tma_store_wait_read();
-            named_barrier_sync(2 + group, WARPGROUP);
-            mbarrier_arrive(m.keys_empty(slots.stage ^ 1));
+            for (int i = 0; i < QK / 2; i++)
+                dk[i] = 0;
+            mbarrier_wait(m.values_full(), value_parity);
+            if (c.lane == 0)
+                mbarrier_arrive(m.values_empty());
         }
 #pragma unroll 1
-        do {
-            const uint8_t *q = m.q(ring.stage), *dy = m.dy(ring.stage);
-            uint32_t p[16], ds[16];
-            wgmma_wait<0>(); // the scores
-            wgmma_fence();
-            mma_rows<WIDTH>(t, m.v(), dy, group);
-            wgmma_commit();
-            const float *lse = m.stage(ring.stage)->lse + 2 * (lane % 4);
-            if (tile <= item->first + group || tile >= item->full_end[group]) {
-                int from = tile * QUERIES - item->key0 - my_row + 2 * (lane % 4),
-                    behind[2] = {from, from - 8}, count[2] = {item->count[my_row], item->count[my_row + 8]};
-                softmax_weights<true>(s, lse, a.scale_log2, behind, count);
-            } else
-                softmax_weights<false>(s, lse, a.scale_log2, {}, {});
-            wgmma_wait<0>();
-            if (tile + 1 == last && lane == 0)
-                mbarrier_arrive(m.values_empty());
-            gradients(p, ds, s, t, m.stage(ring.stage)->row_sum + 2 * (lane % 4));
-            wgmma_fence();
-            mma_fragments<WIDTH>(dv, p, dy);
-            mma_fragments<QK>(dk, ds, q);
-            wgmma_commit();
-            uint8_t *ds_buffer = m.ds(buffer);
-            store_gradients(ds_buffer + (thread / WARP * 16 + lane % 16) * 128, ds, lane);
-            fence_proxy_async_shared(); // for WGMMA
-            named_barrier_sync(1, 2 * WARPGROUP);
-            wgmma_fence();
-            mma_keys(t, ds_buffer, m.k(slots.stage), group);
-            wgmma_commit();
-            wgmma_wait<1>(); // dk and dv are complete: their operands are free
-            mbarrier_arrive(m.queries_empty(ring.stage));
-            ring.advance();
-            if (tile + 1 < last)
-                mbarrier_wait(m.queries_full(ring.stage), ring.parity);
-            wgmma_fence();
-            mma_rows<QK>(s, m.k(slots.stage), m.q(ring.stage),
-                         group); // the next scores; discarded after the last tile
-            wgmma_commit();
-            mbarrier_wait(m.dq_empty(), dq_parity);
-            dq_parity ^= 1;
-            wgmma_wait<1>();
-            stage_dq(m.dq(group) + thread % WARPGROUP * 16, t, QK == WIDTH ? PANEL : dq_columns<QK>(group));
-            fence_proxy_async_shared(); // for the bulk reduction
-            __syncwarp();
-            if (lane == 0)
-                mbarrier_arrive(m.dq_full((int)buffer));
-            buffer ^= 1;
-        } while (++tile < last);
-        wgmma_wait<0>();
+        for (; tile < last; tile++)
+            pass_tile<QK>(c, m);
         if constexpr (!QKV) {
-            store_item<QK>(m, maps, slots.stage, dk, dv, thread, group, a.scale);
-            storing = true;
+            free_stored(c, m); // of one tile, this item
+            store_item<QK>(c, m, maps, dk, dv, a.scale);
         } else {
             Angles angles[2];
             float rstd[2] = {};
-            int head = item->head, row = item->key0 + my_row;
+            int head = item->head, my_row = c.thread / WARP * 16 + c.lane / 4, row = item->key0 + my_row;
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 angles[r] = load_angles(a.cos, a.sin, row + 8 * r, row + 8 * r < a.N);
                 if (row + 8 * r < a.N)
                     rstd[r] = a.rstd_k[(int64_t)(row + 8 * r) * a.H + head];
             }
-            finish_values(dv, item, row, thread / WARP, a);
-            finish_keys(m, slots.stage, dk, head, row, my_row, angles, rstd, a);
+            finish_values(dv, item, row, c.thread / WARP, a);
+            finish_keys(m, c.slots.stage, dk, head, row, my_row, angles, rstd, a);
         }
     }
 }

@@ -60,6 +60,7 @@ struct Arguments {
 struct alignas(8) Item {
     int key0, head;
     int first, last; // tiles of queries, last exclusive; empty: no more work
+    int end[2];      // the warpgroup's, which starts at first + group; may lie before that
     int full_end[2]; // tiles from the warpgroup's second to here, exclusive, are seen whole by all its keys
     int before[2];   // partial sums of the first two tiles of dq that are added before the item's
     int late;        // of the i-th tile, i > 1, it is i / 2, or one less from tile number `late` on
@@ -167,7 +168,9 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, int 
             last_seen = key + count[i];
         item->count[4 * lane + i] = count[i];
     }
-    int seen = __reduce_max_sync(0xffffffffu, last_seen);
+    int seen[2];
+    for (int g = 0; g < 2; g++)
+        seen[g] = __reduce_max_sync(0xffffffffu, lane / 16 == g ? last_seen : 0);
     int whole[2] = {__shfl_sync(0xffffffffu, first_key + count[0], 0),
                     __shfl_sync(0xffffffffu, first_key + count[0], 16)};
     if (lane)
@@ -175,9 +178,11 @@ static __device__ __forceinline__ void describe_item(Item *item, int index, int 
     item->key0 = key0;
     item->head = index % a.H;
     item->first = key0 / QUERIES;
-    item->last = (seen + QUERIES - 1) / QUERIES;
-    for (int g = 0; g < 2; g++)
+    item->last = (max(seen[0], seen[1]) + QUERIES - 1) / QUERIES;
+    for (int g = 0; g < 2; g++) {
+        item->end[g] = (seen[g] + QUERIES - 1) / QUERIES;
         item->full_end[g] = whole[g] / QUERIES;
+    }
     describe_order(item, begin, first_end, a);
 }
 
