@@ -294,63 +294,78 @@ static __device__ __forceinline__ float row_sum(const float (&sum)[COLS / 2], co
     return total;
 }
 
+// Codes of 32 columns of one of the thread's rows, from t; adds e^(z - cap) to `part`, in the units of the
+// codes.
+static __device__ __forceinline__ uint2 codes_of_block(const float (&t)[8], float half_cap, float offset,
+                                                       float (&part)[4])
+{
+    float g[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float e = exp2_fast(fmaf(t[i], half_cap, offset)); // z - cap = cap (t - 1) / 2
+        part[i % 4] += e;
+        g[i] = e * fmaf(-t[i], t[i], 1);
+    }
+    return make_uint2(encode4(g[0], g[1], g[2], g[3], __NV_E5M2), encode4(g[4], g[5], g[6], g[7], __NV_E5M2));
+}
+
 // The same of both rows, with the codes of the gradient: sig(x) = (1 + t) / 2 with the hardware's
-// t = tanh(x / 2), good to 2^-11 of t. Replaces the sums of products by t. One warp of a scheduler
-// is here while the other waits for WGMMA, so that what hides latency is independent instructions: both rows
-// at a time, CHAINS sums and maxima of each. WHOLE: all columns of the tile are there.
+// t = tanh(x / 2), good to 2^-11 of t. One warp of a scheduler is here while the other waits for WGMMA, so
+// that what hides latency is independent instructions: both rows at a time, four sums of each. WHOLE: all
+// columns of the tile are there. A part whose sum is above 2^CODE_TOP may have codes above it, too: its codes
+// are made again, lower by an excess that keeps even the sum below.
 template <int COLS, bool WHOLE>
 static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&sum)[COLS / 2], const Work &k,
                                                      int tile, int row, const float (&base)[2])
 {
-    enum { CHAINS = 4 };
     const LossForm &f = k.a.form;
     int q = threadIdx.x % 4, col0 = tile * COLS;
-    float scale = k.a.scale * f.tanh_scale, half_cap = 0.5f * f.cap_log2, part[2][CHAINS], most[2][CHAINS],
-          excess[2], offset[2];
-#pragma unroll
-    for (int i = 0; i < 2 * CHAINS; i++) {
-        part[i % 2][i / 2] = 0;
-        most[i % 2][i / 2] = -1;
-    }
-#pragma unroll
-    for (int i = 0; i < COLS / 2; i++) {
-        int h = i / 2 % 2, chain = (i / 4 * 2 + i % 2) % CHAINS;
-        sum[i] = tanh_fast(fmaf(sum[i], scale, f.tanh_shift));
-        if (WHOLE || col0 + i / 16 * 32 < k.a.Vp)
-            most[h][chain] = fmaxf(most[h][chain], sum[i]);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float m = quad_max(fmaxf(fmaxf(most[h][0], most[h][1]), fmaxf(most[h][2], most[h][3])));
-        excess[h] = fmaxf(0, ceilf(fmaf(m, half_cap, -half_cap) - base[h])); // z - cap = cap (t - 1) / 2
-        offset[h] = CODE_TOP - half_cap - base[h] - excess[h];
-    }
+    float scale = k.a.scale * f.tanh_scale, half_cap = 0.5f * f.cap_log2, part[2][4];
     uint8_t *out = k.a.codes + (int64_t)row * k.a.Vp + col0 + 8 * q, *out8 = out + (int64_t)8 * k.a.Vp;
 #pragma unroll
+    for (int i = 0; i < 8; i++)
+        part[i % 2][i / 2] = 0;
+#pragma unroll
     for (int b = 0; b < COLS / 32; b++) {
-        bool inside = WHOLE || col0 + 32 * b < k.a.Vp;
-        float g[2][8];
+        if (!WHOLE && col0 + 32 * b >= k.a.Vp)
+            break;
+        float t[2][8];
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            int h = i / 2 % 2, column = i / 4 * 2 + i % 2;
-            float t = sum[16 * b + i], e = exp2_fast(fmaf(t, half_cap, offset[h]));
-            part[h][column % CHAINS] += inside ? e : 0;
-            g[h][column] = e * fmaf(-t, t, 1);
+            float &x = sum[16 * b + i];
+            x = tanh_fast(fmaf(x, scale, f.tanh_shift));
+            t[i / 2 % 2][i / 4 * 2 + i % 2] = x;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            uint2 codes = make_uint2(encode4(g[h][0], g[h][1], g[h][2], g[h][3], __NV_E5M2),
-                                     encode4(g[h][4], g[h][5], g[h][6], g[h][7], __NV_E5M2));
-            if (inside && row + 8 * h < k.a.rows)
+            uint2 codes = codes_of_block(t[h], half_cap, CODE_TOP - half_cap - base[h], part[h]);
+            if (row + 8 * h < k.a.rows)
                 *reinterpret_cast<uint2 *>((h ? out8 : out) + 32 * b) = codes;
         }
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
+        total[h] = quad_sum(part[h][0] + part[h][1] + (part[h][2] + part[h][3]));
+        float excess = 0;
+        if (total[h] > 1 << CODE_TOP) { // rare
+            excess = ceilf(log2f(total[h])) - CODE_TOP;
+#pragma unroll 1
+            for (int b = 0; b < COLS / 32 && (WHOLE || col0 + 32 * b < k.a.Vp); b++) {
+                float t[8], unused[4];
+#pragma unroll
+                for (int c = 0; c < COLS / 32; c++) { // registers have no index
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        t[i] = c == b ? sum[16 * c + i / 2 * 4 + 2 * h + i % 2] : t[i];
+                }
+                uint2 codes = codes_of_block(t, half_cap, CODE_TOP - half_cap - base[h] - excess, unused);
+                if (row + 8 * h < k.a.rows)
+                    *reinterpret_cast<uint2 *>((h ? out8 : out) + 32 * b) = codes;
+            }
+        }
         if (q == 0 && row + 8 * h < k.a.rows && tile < k.col_tiles)
-            k.a.excess[(int64_t)tile * k.a.pitch + row + 8 * h] = (uint8_t)excess[h];
-        total[h] =
-            (part[h][0] + part[h][1] + (part[h][2] + part[h][3])) * exp2f(base[h] + excess[h] - CODE_TOP);
+            k.a.excess[(int64_t)tile * k.a.pitch + row + 8 * h] = (uint8_t)excess;
+        total[h] *= exp2f(base[h] - CODE_TOP);
     }
 }
 
@@ -365,8 +380,9 @@ static __device__ __forceinline__ void epilogue_tile(float (&sum)[COLS / 2], con
     if (MODE == HEAD_BF16 || CODES)
         store_target_logits<MODE, COLS, TERMS>(sum, k, col0, row, data);
     if constexpr (!CODES) {
-        total[0] = row_sum<MODE, COLS, MASKED>(sum, k, 0, col0, data.masked[0]);
-        total[1] = row_sum<MODE, COLS, MASKED>(sum, k, 1, col0, data.masked[1]);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            total[h] = quad_sum(row_sum<MODE, COLS, MASKED>(sum, k, h, col0, data.masked[h]));
     } else if (col0 + COLS <= k.a.Vp) {
         codes_of_rows<COLS, true>(total, sum, k, tile, row, data.base);
     } else {
@@ -375,7 +391,6 @@ static __device__ __forceinline__ void epilogue_tile(float (&sum)[COLS / 2], con
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
-        total[h] = quad_sum(total[h]);
         if (threadIdx.x % 4 == 0 && r < k.a.rows && tile < k.col_tiles)
             k.a.sums[(int64_t)tile * k.a.pitch + r] = total[h];
     }
