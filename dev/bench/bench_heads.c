@@ -266,6 +266,26 @@ OP(sdpa_paired)
     SdpaForward a = sdpa_of();
     sdpa_forward(stream, &a, 2 * N, H / 2, E);
 }
+static void sdpa_heads_backward_of(Values kind)
+{
+    SdpaForward f = sdpa_of();
+    HeadsForward heads = heads_of(kind);
+    SdpaHeadsBackward a =
+        {.sdpa = {.forward = &f, .dq = t[4], .dk = t[5], .dv = t[6], .dy = t[7], .scratch = scratch},
+         .heads = {.forward = &heads,
+                   .dqkv = dqkv,
+                   .dq = t[4],
+                   .dk = t[5],
+                   .dv = t[6],
+                   .dgate_w = dgate_w,
+                   .dh_lead = leads,
+                   .du_lead = leads + 6 * (int64_t)MOST_N,
+                   .dfactor = dcolumns}};
+    sdpa_heads_backward(stream, &a, N, H, E);
+}
+OP(sdpa_heads_backward) { sdpa_heads_backward_of(NO_VALUES); }
+OP(sdpa_heads_backward_gates) { sdpa_heads_backward_of(GATES); }
+OP(sdpa_heads_backward_factors) { sdpa_heads_backward_of(FACTORS); }
 OP(sdpa_backward) { sdpa_backward_of(N, H); }
 OP(sdpa_paired_backward) { sdpa_backward_of(2 * N, H / 2); }
 
@@ -403,6 +423,9 @@ static void bench_attention(int plain_window, int paired_window)
     window = plain_window;
     report("sdpa_forward", op_sdpa, 2, 2, forward * pairs(window));
     report("sdpa_backward", op_sdpa_backward, 4, 4, backward * pairs(window));
+    report("sdpa_heads_backward", op_sdpa_heads_backward, 4, 5, backward * pairs(window));
+    report("sdpa_heads_backward, gates", op_sdpa_heads_backward_gates, 5, 5, backward * pairs(window));
+    report("sdpa_heads_backward, factors", op_sdpa_heads_backward_factors, 5, 5, backward * pairs(window));
     make_table(2);
     window = paired_window;
     report("sdpa_forward, pairs", op_sdpa_paired, 2, 2, forward / 2 * pairs(window));

@@ -55,6 +55,7 @@ static Case cases[] = {
     CASE(heads_output_forward, fix_values, 3, true),
     CASE(heads_output_backward, fix_values, 3, true),
     CASE(sdpa, NULL, SDPA_VARIANTS, false),
+    CASE(sdpa_heads, fix_angles_by_name, HEADS_VARIANTS, false),
     CASE(dc, NULL, 3, false),
     CASE(decode, fix_decode, 4, false),
     CASE(dc_decode, fix_dc_decode, 2, false),

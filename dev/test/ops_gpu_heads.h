@@ -30,7 +30,8 @@ static HeadsVariant heads_variant(const Case *c)
 }
 static int heads_width(const Case *c) // of q and k
 {
-    return heads_variant(c).other_width ? (int)round_up(3 * c->z.e / 4, 4) : c->z.e;
+    int multiple = strcmp(c->name, "sdpa_heads") ? 4 : 8; // what attention takes
+    return heads_variant(c).other_width ? (int)round_up(3 * c->z.e / 4, multiple) : c->z.e;
 }
 
 static int heads_groups(const Case *c) { return c->z.H % 2 ? 1 : 2; }

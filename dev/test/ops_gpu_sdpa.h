@@ -77,6 +77,85 @@ RUN(sdpa)
     o->sdpa_backward(stream, &b, rows, heads, e);
 }
 
+// ---- attention and heads, backward in one ----------------------------------------------------------------
+
+// Variants: those of heads_forward. q and k are what attention takes, with the key offset shifted already.
+DESCRIBE(sdpa_heads)
+{
+    SIZES;
+    HeadsVariant v = heads_variant(c);
+    int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
+    add(c, "dqkv", FLOATX, OUT, 2 * m + n, 0);
+    add(c, "dgate_w", FP32, v.gates ? INOUT : IN, gate_inputs(c) * (int64_t)H, 1);
+    add(c, "dh_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
+    add(c, "du_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
+    add(c, "dfactor", FP32, v.factors ? INOUT : IN, (int64_t)N * FACTOR_STRIDE, 1);
+    add(c, "dq", FLOATX, OUT, m, 0);
+    add(c, "dk", FLOATX, OUT, m, 0);
+    add(c, "dv", FLOATX, OUT, n, 0);
+    add(c, "y", FLOATX, OUT, n, 0);
+    add(c, "lse", FP32, OUT, (int64_t)N * H, 0);
+    add(c, "q", FLOATX, IN, m, (double)SDPA_LARGEST);
+    add(c, "k", FLOATX, IN, m + width, (double)SDPA_LARGEST);
+    add(c, "v", FLOATX, IN, n, 1);
+    add(c, "dy", FLOATX, IN, n, 1);
+    add(c, "more", FLOATX, IN, m, 0.1);
+    add(c, "rstd_q", FP32, IN, (int64_t)N * H, 1);
+    add(c, "rstd_k", FP32, IN, (int64_t)N * H, 1);
+    add(c, "gate", FP32, IN, (int64_t)N * H, 1);
+    add(c, "table", DOCUMENTS, IN, v.paired ? 2 * (int64_t)N : N, v.paired ? 2 : 1);
+    add(c, "scratch", SDPA_SCRATCH, OUT, 0, 0);
+    describe_heads(c);
+    c->buffer[0].varies = true;
+    c->buffer[1].spread = 0.2 * sqrt((double)N * e); // as of heads_backward
+    for (int i = 1; i < 5; i++)
+        c->buffer[i].follows = 1 + 7; // sums of dv u
+    if (N == 1 && v.paired)           // as of sdpa
+        c->buffer[0].rounding = c->buffer[7].rounding = c->buffer[8].rounding = 0x1p-9 / sqrt(3);
+}
+RUN(sdpa_heads)
+{
+    SIZES;
+    static const int windows[HEADS_VARIANTS] = {17, 700, 129, 128, 640, 384};
+    HeadsVariant v = heads_variant(c);
+    int rows = v.paired ? 2 * N : N, heads = v.paired ? H / 2 : H;
+    size_t bytes =
+        (size_t)N * (size_t)(H * heads_width(c)) * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16));
+    SdpaForward f = {.y = p[8],
+                     .lse = p[9],
+                     .q = p[10],
+                     .k = p[11],
+                     .v = p[12],
+                     .qk = heads_width(c),
+                     .table = p[18],
+                     .slots = table_slots,
+                     .window = windows[c->variant],
+                     .scale = SDPA_SCALE};
+    HeadsForward h = heads_shared(c, p + 20, p[17]);
+    h.q = p[10];
+    h.k = p[11];
+    h.rstd_q = p[15];
+    h.rstd_k = p[16];
+    SdpaHeadsBackward a =
+        {.sdpa = {.forward = &f, .dq = p[5], .dk = p[6], .dv = p[7], .dy = p[13], .scratch = p[19]},
+         .heads = {.forward = &h,
+                   .dqkv = p[0],
+                   .dq = p[5],
+                   .dk = p[6],
+                   .dv = p[7],
+                   .dgate_w = p[1],
+                   .dh_lead = p[2],
+                   .du_lead = p[3],
+                   .dfactor = (float *)p[4] + 1}};
+    if (c->variant % 2)
+        a.heads.dq_add = a.heads.dk_add = p[14];
+    o->sdpa_forward(stream, &f, rows, heads, e);
+    o->sdpa_heads_backward(stream, &a, N, H, e);
+    // dq need not have been written; the others are compared by the case of sdpa
+    for (int i = 5; i < 7; i++)
+        o->copy_on_device(stream, p[i], p[10], bytes);
+}
+
 // ---- DC ---------------------------------------------------------------------------------------------------
 
 // Variants: 0 of record 89, q and k as wide as v; 1 fewer keys, narrower q and k; 2 the most keys that the

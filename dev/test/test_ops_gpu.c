@@ -36,7 +36,8 @@
     X(rows_load) X(rows_store) X(rows_take) X(rows_add) \
     X(generator_forward) X(generator_backward) X(adam_update_decay) X(weight_scale_forward) \
     X(weight_scale_backward) \
-    X(heads_forward) X(qkv_heads_forward) X(heads_backward) X(heads_output_forward) \
+    X(heads_forward) X(qkv_heads_forward) X(heads_backward) X(sdpa_heads_backward) \
+    X(heads_output_forward) \
     X(heads_output_backward) \
     X(attention_table_ints) X(attention_table_build) X(sdpa_forward) X(sdpa_scratch_bytes) \
     X(sdpa_backward) X(dc_forward) X(dc_backward) X(sdpa_decode) X(attention_decode) X(dc_decode) \
@@ -82,6 +83,7 @@ typedef struct {
     double rounding; // what roundings leave to an element, root mean square, where the plain computation's
                      // error may be small by chance; else 0
     bool varies;     // the GPU may add up in any order, unless `deterministic`
+    int follows;     // 1 + the number of the output whose errors its terms have, independent ones; else 0
 } Buffer;
 
 typedef struct {
@@ -106,7 +108,7 @@ struct Case {
 static void add(Case *c, const char *name, Kind kind, Role role, int64_t count, double scale)
 {
     assert(c->count < MAX_BUFFERS);
-    c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0, 0, false};
+    c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0, 0, false, 0};
 }
 
 enum { SHORT = 1 << 14 }; // not worth a second thread
@@ -312,6 +314,9 @@ static void check_case(Case *c, Sizes z, int variant)
             continue;
         same &= b->varies || memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);
+        if (b->follows)
+            plain = fmax(plain, distance(naive[b->follows - 1], NAIVE, truth[b->follows - 1],
+                                         &c->buffer[b->follows - 1]));
         if (b->rounding > 0)
             plain = fmax(plain, b->rounding * sqrt((double)b->count / size_of(truth[i], b)));
         if (!strcmp(c->name, "head_train") && !strcmp(b->name, "loss")) {

@@ -232,6 +232,14 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
     }
 }
 
+void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_heads_backward, a, N, H, e);
+    int pairs = a->heads.forward->paired ? 2 : 1;
+    sdpa_backward(s, &a->sdpa, N * pairs, H / pairs, e);
+    heads_backward(s, &a->heads, N, H, e);
+}
+
 // ---- XSA and gate -----------------------------------------------------------------------------------------
 
 #define XSA_FLOOR 1e-8f

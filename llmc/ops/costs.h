@@ -171,6 +171,13 @@ COST(heads_backward, (const HeadsBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H,
                   a->forward->qk *(6 + !!a->dq_add + !!a->dk_add) +
                       e * (2 + !!a->dv_add + !!a->forward->value.table)))
+static inline OpCost cost_sdpa_heads_backward(const SdpaHeadsBackward *a, int N, int H, int e)
+{
+    int pairs = a->heads.forward->paired ? 2 : 1;
+    OpCost sdpa = cost_sdpa_backward(&a->sdpa, N * pairs, H / pairs, e),
+           heads = cost_heads_backward(&a->heads, N, H, e);
+    return (OpCost){sdpa.flops + heads.flops, sdpa.bytes + heads.bytes};
+}
 COST(heads_output_forward, (const HeadsOutput *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 2 + !!a->alpha))
 COST(heads_output_backward, (const HeadsOutputBackward *a, int N, int H, int e), 0,

@@ -1,6 +1,7 @@
 // Contracts: heads of the records of 2026, before and after attention. Conventions: llmc/ops/ops.h.
 #pragma once
 #include "llmc/base/floatx.h"
+#include "llmc/ops/attention.h"
 #include "llmc/ops/backend.h"
 #include "llmc/ops/embedding.h"
 #include "llmc/ops/matmul.h"
@@ -75,6 +76,14 @@ typedef struct {
     float *dfactor; // out: dfactor[t * stride + group] = sum of dv_n . u_n over the group's heads
 } HeadsBackward;
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e);
+
+// sdpa_backward and heads_backward in one. dq may stay in fp32 between them: it is written where it is
+// needed.
+typedef struct {
+    SdpaBackward sdpa;   // of rows 2 N and heads H / 2 when the heads are paired; dq is scratch
+    HeadsBackward heads; // dq, dk and dv are those of `sdpa`
+} SdpaHeadsBackward;
+void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e);
 
 // ---- what attention gives ---------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
 #include "llmc/base/common.h"
 #include "llmc/ops/attention.h"
 #include "llmc/ops/costs.h"
+#include "llmc/ops/heads.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -57,6 +58,12 @@ typedef struct {
 void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N,
                 int H); // q's part of dqkv, dlambda
 
+// ---- heads_backward after sm90_backward.cu (llmc/cuda/rows/heads_backward.cu) -----------------------------
+
+bool heads_backward_takes_sums(const HeadsBackward *a, int H, int e);
+// The same with q's gradient from `sums`; a->dq is not read.
+void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, int N, int H, int e);
+
 // ---- one call --------------------------------------------------------------------------------------------
 
 // Everything a pass reads and writes; all pointers are device memory owned by the caller. N tokens, d = H e,
@@ -70,15 +77,15 @@ typedef struct {
     floatX *y;            // (N, d) forward: out; backward: in
     float *lse;           // (N, H) forward: out; backward: in
     const floatX *dy;     // (N, d)
-    floatX *dq, *dk, *dv; // (N, d) out; without dq and dk Hopper's kernels leave dq in dq_sum, do k's and v's
-                          // part of qkv, and may be without dv
+    floatX *dq, *dk, *dv; // (N, d) out; without dq Hopper's kernels leave it in dq_sum; without dk, too, they
+                          // do k's and v's part of qkv, and may be without dv
     const QkvBackward *qkv; // without dq and dk
     const float *row_sums;  // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch; // (N, H) cuDNN: its own row sums
     float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats
-    unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits for
-                        // q_backward
+    unsigned *dq_state; // Hopper's kernels: attention_sm90_states(N, H), zeros but while dq_sum waits to
+                        // be read
     float *value_sums;  // Hopper's kernels, without dk: (attention_sm90_value_sums(N, H), 2), for dlambda
     unsigned *counters; // Hopper's kernels: attention_sm90_counters(), zeros between calls
     // Parts of the table (its layout: attention.c). Empty slots have length 0 and start at N.

@@ -3,7 +3,7 @@
 // k of 96 columns where v has 128; other narrow heads go to the portable ones.
 //
 // dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
-// of dy * y are another, where they are not given: 4 d.
+// of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads the sums.
 #include "llmc/cuda/attention/attention.h"
 
 bool backend_takes_heads(int qk, int e)
@@ -68,15 +68,15 @@ size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
     return row_sum_bytes(N, H) + (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : 0);
 }
 
-void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
+// dq: out, or NULL: Hopper's kernels leave it in the sums that are returned
+static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, int N, int H, int e)
 {
-    OP_SCOPE(sdpa_backward, a, N, H, e);
     assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
     AttentionCall c = call_of(a->forward, N, H, e, true);
     Error error;
     c.row_sums = a->delta ? a->delta : a->scratch;
     c.dy = a->dy;
-    c.dq = a->dq;
+    c.dq = dq;
     c.dk = a->dk;
     c.dv = a->dv;
     attention_take_counters(&c, s, true);
@@ -89,4 +89,24 @@ void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
         check_prepared(attention_sm80_prepare_backward(c.qk, e, &error), &error);
         attention_sm80_backward(&c, s);
     }
+    return (DqSums){.sums = c.dq_sum, .state = c.dq_state, .scale = c.scale};
+}
+
+void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_backward, a, N, H, e);
+    backward(s, a, a->dq, N, H, e);
+}
+
+void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(sdpa_heads_backward, a, N, H, e);
+    const HeadsForward *f = a->heads.forward;
+    int pairs = f->paired ? 2 : 1;
+    bool in_sums = by_sm90(f->qk, e, true) && heads_backward_takes_sums(&a->heads, H, e);
+    DqSums sums = backward(s, &a->sdpa, in_sums ? NULL : a->sdpa.dq, N * pairs, H / pairs, e);
+    if (in_sums)
+        heads_backward_from_sums(s, &a->heads, &sums, N, H, e);
+    else
+        heads_backward(s, &a->heads, N, H, e);
 }

@@ -4,9 +4,14 @@
 // head (a warp above 128), a 16-byte vector a lane. Other widths: pair by pair. All loads of a head come
 // before its first store, which the compiler cannot move them over; the sums of a head are made at once.
 //
+// After attention's backward on sm90 q's gradient is read from its fp32 sums (sm90_attention.cuh) by a kernel
+// of its own, a CTA a tile of them.
+//
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: dq, dk, dv, q, k in, dqkv out 12288 (2.9 ns; 47 us
-// for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984.
+// for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984. dq from sums:
+// 1536 more.
 #include "llmc/cuda/attention/gates.cuh"
+#include "llmc/cuda/attention/sm90_attention.cuh"
 #include "llmc/cuda/rows/heads.cuh"
 
 namespace
@@ -224,7 +229,8 @@ __device__ __forceinline__ uint4 unrotate8(const float (&g)[8], uint4 u, const R
     return pack8(dx);
 }
 
-template <int LANES, bool GATES>
+// QUERIES: q's part, too
+template <int LANES, bool GATES, bool QUERIES>
 __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backward_kernel(
     const __grid_constant__ Backward a, int N, int H, int e, float *partials, unsigned *counter)
 {
@@ -249,39 +255,118 @@ __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backwar
             int head = t * H + n, q_at = head * keys + j, v_at = head * values + j,
                 k_at = q_at + (below ? H * keys : 0); // there row N has no gradient
             bool given = key && !(below && t + 1 == N);
-            KeyVectors of_q = load_keys(q, q_at, key, key), of_k = load_keys(k, k_at, key, given);
+            KeyVectors of_q = {}, of_k = load_keys(k, k_at, key, given);
+            if constexpr (QUERIES)
+                of_q = load_keys(q, q_at, key, key);
             uint4 dv = vector_or_zero(a.b.dv, v_at, value),
                   more = vector_or_zero(a.b.dv_add, v_at, value && a.b.dv_add),
                   u = vector_or_zero(m.table, (token * H + n) * values + j, value && m.table);
             Rotation turn = load_rotation(a.f, t, n, j);
             HeadGate of_head = load_gate<GATES>(m, t, n, m.table + (int64_t)token * H * e, H, H * e, j);
-            float rstd_q = key ? a.f.rstd_q[head] : 0, rstd_k = key ? a.f.rstd_k[head] : 0;
+            float rstd_q = QUERIES && key ? a.f.rstd_q[head] : 0, rstd_k = key ? a.f.rstd_k[head] : 0;
 
             float g_q[8], g_k[8], g_v[8];
-            gradient(g_q, of_q, q, q_at, key, 0, false);
+            if constexpr (QUERIES)
+                gradient(g_q, of_q, q, q_at, key, 0, false);
             gradient(g_k, of_k, k, k_at, given, q_at, key && below && t == 0);
             unpack8(dv, g_v);
             add8(g_v, more);
-            float sums[3] = {dot_of(g_q, of_q.y), dot_of(g_k, of_k.y), dot_of(g_v, u)};
+            float sums[2 + QUERIES] = {dot_of(g_k, of_k.y), dot_of(g_v, u)};
+            if constexpr (QUERIES)
+                sums[2] = dot_of(g_q, of_q.y);
             int row = t * H * (2 * keys + values), out = row + n * keys + j;
             if (value)
                 store_vec(a.b.dqkv, row + 2 * H * keys + n * values + j, pack8(g_v));
             lane_sums<LANES>(sums);
-            float mean_q = __fdividef(sums[0], (float)a.f.qk), mean_k = __fdividef(sums[1], (float)a.f.qk);
-            if (key) {
-                store_vec(a.b.dqkv, out, unrotate8(g_q, of_q.y, turn, rstd_q, mean_q));
+            float mean_k = __fdividef(sums[0], (float)a.f.qk);
+            if (key)
                 store_vec(a.b.dqkv, out + H * keys, unrotate8(g_k, of_k.y, turn, rstd_k, mean_k));
+            if constexpr (QUERIES) {
+                float mean_q = __fdividef(sums[2], (float)a.f.qk);
+                if (key)
+                    store_vec(a.b.dqkv, out, unrotate8(g_q, of_q.y, turn, rstd_q, mean_q));
             }
             if (m.table && GATES)
-                add_gate(of_token, gate_sums, of_head, inputs, n, sums[2], H, j);
+                add_gate(of_token, gate_sums, of_head, inputs, n, sums[1], H, j);
             else if (m.table)
-                add_factor(of_token, group, n, sums[2], H, j);
+                add_factor(of_token, group, n, sums[1], H, j);
         }
         if (m.table)
             store_sums<LANES, GATES>(of_token, a.b, m, t, lane);
     }
     if (GATES)
         add_gate_sums(a.b.dgate_w, shared, H * inputs, partials, counter);
+}
+
+// ---- q from attention's sums ------------------------------------------------------------------------------
+
+// A CTA takes a tile of the sums, a quad of lanes two of its rows: of paired heads half a token is a row.
+// Columns of the sums, two by two, become vectors by shuffles. It clears the tile's state, too.
+template <int QK>
+__global__ __launch_bounds__(dq_accumulator::THREADS,
+                             3) void query_backward_kernel(const __grid_constant__ Backward a,
+                                                           const __grid_constant__ DqSums kept, int N, int H,
+                                                           int e)
+{
+    constexpr int GROUPS = QK / 8, VECTORS = GROUPS / 4; // a row's, of 8 columns; a lane's of them
+    const HeadsForward &f = a.f;
+    int pairs = f.paired ? 2 : 1, heads = H / pairs, lane = threadIdx.x % WARP, quad = lane % 4;
+    int first = blockIdx.x / heads * dq_accumulator::QUERIES + threadIdx.x / WARP * 16 + lane / 4;
+    const float4 *sums =
+        (const float4 *)(kept.sums + (int64_t)blockIdx.x * (dq_accumulator::QUERIES * QK)) + threadIdx.x;
+    float4 sum[GROUPS];
+    uint4 y[2][VECTORS];
+    Rotation turn[2][VECTORS];
+    float rstd[2];
+    int number[2]; // of the head among all of all tokens
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++)
+        sum[g] = __ldcs(sums + g * dq_accumulator::THREADS);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = first + 8 * r;
+        bool has = row < N * pairs;
+        number[r] = row * heads + (int)blockIdx.x % heads;
+        rstd[r] = has ? f.rstd_q[number[r]] : 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            y[r][k] = vector_or_zero(f.q, number[r] * GROUPS + 4 * k + quad, has);
+            turn[r][k] = load_rotation(f, has ? number[r] / H : 0, number[r] % H, 4 * k + quad);
+        }
+    }
+    if (threadIdx.x < 2)
+        kept.state[2 * blockIdx.x + threadIdx.x] = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        bool has = first + 8 * r < N * pairs;
+        float g[VECTORS][8], dot = 0;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            uint32_t even[4], odd[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float4 s = sum[4 * k + i];
+                even[i] = __float_as_uint(kept.scale * (r ? s.z : s.x));
+                odd[i] = __float_as_uint(kept.scale * (r ? s.w : s.y));
+            }
+            transpose_quad(even);
+            transpose_quad(odd);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                g[k][2 * i] = __uint_as_float(even[i]);
+                g[k][2 * i + 1] = __uint_as_float(odd[i]);
+            }
+            if (a.b.dq_add)
+                add8(g[k], vector_or_zero(a.b.dq_add, number[r] * GROUPS + 4 * k + quad, has));
+            dot += dot_of(g[k], y[r][k]);
+        }
+        float mean = quad_sum(dot) / QK;
+        int out = number[r] / H * (H * (2 * GROUPS + e / 8)) + number[r] % H * GROUPS + quad;
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            if (has)
+                store_vec(a.b.dqkv, out + 4 * k, unrotate8(g[k], y[r][k], turn[r][k], rstd[r], mean));
+    }
 }
 
 // ---- any width: one warp a token, head by head ------------------------------------------------------------
@@ -339,37 +424,74 @@ void check_groups(const ValueMix *m, const char *op)
 } // namespace
 
 // bytes: of shared memory
-template <int LANES>
+template <int LANES, bool QUERIES>
 static void launch(Stream s, const Backward &a, int blocks, size_t bytes, float *partials, int N, int H,
                    int e)
 {
     unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     if (bytes)
-        heads_backward_kernel<LANES, true><<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
+        heads_backward_kernel<LANES, true, QUERIES>
+            <<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
     else
-        heads_backward_kernel<LANES, false>
+        heads_backward_kernel<LANES, false, QUERIES>
             <<<ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(a, N, H, e, NULL, NULL);
 }
 
-void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
+// What the gates' sums of a warp take, in floats.
+static size_t gate_sums(const HeadsBackward *a, int H)
 {
-    OP_SCOPE(heads_backward, a, N, H, e);
+    const ValueMix *m = &a->forward->value;
+    return m->table && m->gate_w ? (size_t)(H * 2 * m->gate_inputs) : 0;
+}
+
+static bool in_vectors(const HeadsBackward *a, int H, int e)
+{
+    return heads_in_vectors(a->forward->qk, e) &&
+           ROW_WARPS * gate_sums(a, H) * sizeof(float) <= STATIC_SHARED;
+}
+
+// Whether half a warp is enough for a head.
+static bool is_narrow(const HeadsForward *f, int e)
+{
+    return f->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2 && !(f->value.table && f->value.groups > 16);
+}
+
+bool heads_backward_takes_sums(const HeadsBackward *a, int H, int e)
+{
+    int qk = a->forward->qk;
+    return (qk == attention_sm90::WIDTH || qk == attention_sm90::NARROW) && in_vectors(a, H, e) &&
+           is_narrow(a->forward, e);
+}
+
+static void query_backward(Stream s, const Backward &a, const DqSums &kept, int N, int H, int e)
+{
+    int pairs = a.f.paired ? 2 : 1, tiles = (int)ceil_div((int64_t)N * pairs, dq_accumulator::QUERIES);
+    unsigned blocks = (unsigned)(tiles * (H / pairs));
+    auto kernel = a.f.qk == attention_sm90::WIDTH ? query_backward_kernel<attention_sm90::WIDTH>
+                                                  : query_backward_kernel<attention_sm90::NARROW>;
+    kernel<<<blocks, dq_accumulator::THREADS, 0, s>>>(a, kept, N, H, e);
+    CHECK_LAUNCH();
+}
+
+// kept: q's gradient, or NULL: it is a->dq
+static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int N, int H, int e)
+{
     if (N <= 0)
         return;
     const HeadsForward *f = a->forward;
-    bool gates = f->value.table && f->value.gate_w;
-    bool narrow = f->qk <= MAX_HEAD / 2 && e <= MAX_HEAD / 2 && !(f->value.table && f->value.groups > 16);
     Backward both = {*a, *f};
-    size_t sums = gates ? (size_t)(H * 2 * f->value.gate_inputs) : 0,
-           bytes = ROW_WARPS * sums * sizeof(float);
-    bool vectors = heads_in_vectors(f->qk, e) && bytes <= STATIC_SHARED;
-    int blocks = row_blocks(N, vectors ? ctas(WARP, gates) : 8); // as many as are resident
+    size_t sums = gate_sums(a, H), bytes = ROW_WARPS * sums * sizeof(float);
+    bool vectors = in_vectors(a, H, e);
+    int blocks = row_blocks(N, vectors ? ctas(WARP, sums > 0) : 8); // as many as are resident
     float *partials = scratch_floats(s, SCRATCH_HEADS, (size_t)blocks * sums);
     check_groups(&f->value, "heads_backward");
-    if (vectors && narrow) {
-        launch<16>(s, both, blocks, bytes, partials, N, H, e);
+    if (kept) {
+        query_backward(s, both, *kept, N, H, e);
+        launch<16, false>(s, both, blocks, bytes, partials, N, H, e);
+    } else if (vectors && is_narrow(f, e)) {
+        launch<16, true>(s, both, blocks, bytes, partials, N, H, e);
     } else if (vectors) {
-        launch<32>(s, both, blocks, bytes, partials, N, H, e);
+        launch<32, true>(s, both, blocks, bytes, partials, N, H, e);
     } else {
         if (bytes > STATIC_SHARED)
             CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
@@ -378,4 +500,16 @@ void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
                                                                      scratch_counter(s, SCRATCH_HEADS));
     }
     CHECK_LAUNCH();
+}
+
+void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
+{
+    OP_SCOPE(heads_backward, a, N, H, e);
+    run(s, a, NULL, N, H, e);
+}
+
+void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, int N, int H, int e)
+{
+    assert(heads_backward_takes_sums(a, H, e));
+    run(s, a, sums, N, H, e);
 }

@@ -369,14 +369,13 @@ static void forward(const Pass *p, int i, const BlockPort *io)
 
 // ---- backward ---------------------------------------------------------------------------------------------
 
-// From the gradient l->dy of l->out to those of q, k and v, in parts.
-static void attend_backward(const Pass *p, int i)
+// From the gradient l->dy of l->out to that of l->y, and what DC gives to those of q, k and v.
+static void output_backward(const Pass *p, int i)
 {
     Acts *a = p->a;
     const HeadsSpec *spec = &p->m->record->layers[i].heads;
     const HeadsActs *l = &a->heads[i];
-    int N = p->b->N, H = p->m->config->num_heads, e = p->m->config->model_dim / H,
-        pairs = spec->paired ? 2 : 1;
+    int N = p->b->N, H = p->m->config->num_heads, e = p->m->config->model_dim / H;
     HeadsOutput output = output_of(p, i);
     float *dalpha = column_grad(p, spec->xsa), *dgate = column_grad(p, spec->gate),
           *dw1 = column_grad(p, spec->dc_weights), *dw2 = column_grad(p, spec->dc_factors);
@@ -391,10 +390,6 @@ static void attend_backward(const Pass *p, int i)
                                               l->dc_lse, l->q, l->k, dc.w1)))
         dc_backward(p->s, &(DcBackward){&dc, l->dq_dc, l->dk_dc, l->dv_dc, dw1, dw2, l->dy, l->dc_scratch}, N,
                     H, e);
-    SdpaForward sdpa = sdpa_of(p, i);
-    if (pass_runs(a, USES(l->dq, l->dk, l->dv, l->dy, l->delta, l->scratch, l->y, l->lse, l->q, l->k)))
-        sdpa_backward(p->s, &(SdpaBackward){&sdpa, l->dq, l->dk, l->dv, l->dy, l->scratch, l->delta},
-                      N * pairs, H / pairs, e);
 }
 
 // Gradient of the rows of the value embedding.
@@ -445,7 +440,8 @@ static void backward(const Pass *p, int i, const BlockPort *io)
     HeadsForward heads = heads_of(p, i, io);
     if (pass_runs(a, USES(l->dy, io->dout)))
         matmul_backward_input(p->products, &(InputGrad){l->dy, io->dout, w.scaled_o.w, N, d, d, NULL});
-    attend_backward(p, i);
+    output_backward(p, i);
+    SdpaForward sdpa = sdpa_of(p, i);
     HeadsBackward back = {.forward = &heads,
                           .dqkv = l->dqkv,
                           .dq = l->dq,
@@ -459,10 +455,11 @@ static void backward(const Pass *p, int i, const BlockPort *io)
                           .dh_lead = l->dh_lead,
                           .du_lead = l->du_lead,
                           .dfactor = spec->value_embed ? column_grad(p, spec->heads.value_column) : NULL};
-    if (pass_runs(a, USES(l->dqkv, l->dq, l->dk, l->dv, back.dq_add, back.dk_add, back.dv_add, l->dh_lead,
-                          l->du_lead, back.dfactor, l->q, l->k, l->rstd_q, l->rstd_k, heads.value.gate,
-                          heads.value.h, heads.value.factor)))
-        heads_backward(p->s, &back, N, H, e);
+    SdpaHeadsBackward both = {{&sdpa, l->dq, l->dk, l->dv, l->dy, l->scratch, l->delta}, back};
+    if (pass_runs(a, USES(l->dqkv, l->dq, l->dk, l->dv, l->dy, l->delta, l->scratch, l->y, l->lse,
+                          back.dq_add, back.dk_add, back.dv_add, l->dh_lead, l->du_lead, back.dfactor, l->q,
+                          l->k, l->rstd_q, l->rstd_k, heads.value.gate, heads.value.h, heads.value.factor)))
+        sdpa_heads_backward(p->s, &both, N, H, e);
     if (spec->value_embed)
         value_rows_backward(p, i, &heads);
     products_backward(p, i, &w, io);
