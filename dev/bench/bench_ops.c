@@ -145,6 +145,25 @@ OP(dw_mlps)
 OP(relu2_forward) { matmul_relu2_forward(&on_stream, S.wide[0], S.t[3], S.w, N, D, F); }
 OP(relu2_backward) { matmul_relu2_backward(&on_stream, S.wide[1], S.t[3], S.w, S.wide[0], N, D, F); }
 
+// The MLP's backward, so many rows at a time, which share the memory of dpre: it might then stay in L2.
+static void mlp_backward_by(int rows)
+{
+    for (int row = 0; row < N; row += rows) {
+        const floatX *dy = S.t[3] + (int64_t)row * D, *h = S.t[4] + (int64_t)row * D,
+                     *y = S.wide[0] + (int64_t)row * F;
+        floatX *dpre = S.wide[1];
+        WeightGrad g[] = {{S.dw, dy, y, D, F, row == 0}, {S.dw + D * F, h, dpre, D, F, row == 0}};
+        matmul_relu2_backward(&on_stream, dpre, dy, S.w, y, rows, D, F);
+        matmul_forward(&on_stream,
+                       &(Product){S.t[5] + (int64_t)row * D, dpre, S.w, NULL, NULL, rows, F, D, 1});
+        matmul_weight_grads(&on_stream, g, 2, rows);
+    }
+}
+OP(mlp_backward) { mlp_backward_by(N); }
+OP(mlp_backward_16384) { mlp_backward_by(16384); }
+OP(mlp_backward_8192) { mlp_backward_by(8192); }
+OP(mlp_backward_4096) { mlp_backward_by(4096); }
+
 OP(quantize_h) { quantize_e4m3(stream, S.h8, S.t[3], scales + SCALE_H, N, D, QUANTIZE_INVERSE, false); }
 OP(quantize_up) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, QUANTIZE_INVERSE, true); }
 OP(quantize_down) { quantize_e4m3(stream, S.mlp_w8, S.w, scales + SCALE_W, D, F, QUANTIZE_INVERSE, false); }
@@ -316,6 +335,10 @@ static void bench_products(void)
     report("fc or proj weights", op_dw_mlp, 0, mlp);
     report("QKV and O weights, together", op_dw_attention, 0, 4 * square_ops);
     report("fc and proj weights, together", op_dw_mlps, 0, 2 * mlp);
+    report("MLP backward", op_mlp_backward, 0, 4 * mlp);
+    report("MLP backward, 16384 rows at a time", op_mlp_backward_16384, 0, 4 * mlp);
+    report("MLP backward, 8192 rows at a time", op_mlp_backward_8192, 0, 4 * mlp);
+    report("MLP backward, 4096 rows at a time", op_mlp_backward_4096, 0, 4 * mlp);
     report("head, FP8, training", op_head_fp8, 0, 3 * head);
     report("head, bf16, training", op_head_bf16, 0, 3 * head);
     report("head, FP8, training, three targets", op_head_fp8_targets, 0, 3 * head);
