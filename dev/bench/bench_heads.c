@@ -191,18 +191,23 @@ OP(qkv_heads) { product_and_heads(NO_VALUES, true); }
 OP(qkv_heads_gates) { product_and_heads(GATES, true); }
 OP(qkv_heads_factors) { product_and_heads(FACTORS, true); }
 
+// The gradients of q, k and v are three tensors in a row.
+static HeadsBackward gradients_of(const HeadsForward *f, floatX **of_qkv)
+{
+    return (HeadsBackward){.forward = f,
+                           .dqkv = dqkv,
+                           .dq = of_qkv[0],
+                           .dk = of_qkv[1],
+                           .dv = of_qkv[2],
+                           .dgate_w = dgate_w,
+                           .dh_lead = leads,
+                           .du_lead = leads + 6 * (int64_t)MOST_N,
+                           .dfactor = dcolumns};
+}
 static void heads_backward_of(Values kind)
 {
     HeadsForward f = heads_of(kind);
-    HeadsBackward a = {.forward = &f,
-                       .dqkv = dqkv,
-                       .dq = t[7],
-                       .dk = t[8],
-                       .dv = t[9],
-                       .dgate_w = dgate_w,
-                       .dh_lead = leads,
-                       .du_lead = leads + 6 * (int64_t)MOST_N,
-                       .dfactor = dcolumns};
+    HeadsBackward a = gradients_of(&f, t + 7);
     if (kind == FACTORS) {
         a.dq_add = t[10];
         a.dk_add = t[11];
@@ -272,15 +277,7 @@ static void sdpa_heads_backward_of(Values kind)
     HeadsForward heads = heads_of(kind);
     SdpaHeadsBackward a =
         {.sdpa = {.forward = &f, .dq = t[4], .dk = t[5], .dv = t[6], .dy = t[7], .scratch = scratch},
-         .heads = {.forward = &heads,
-                   .dqkv = dqkv,
-                   .dq = t[4],
-                   .dk = t[5],
-                   .dv = t[6],
-                   .dgate_w = dgate_w,
-                   .dh_lead = leads,
-                   .du_lead = leads + 6 * (int64_t)MOST_N,
-                   .dfactor = dcolumns}};
+         .heads = gradients_of(&heads, t + 4)};
     sdpa_heads_backward(stream, &a, N, H, E);
 }
 OP(sdpa_heads_backward) { sdpa_heads_backward_of(NO_VALUES); }

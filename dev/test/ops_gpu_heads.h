@@ -151,19 +151,42 @@ RUN(qkv_heads)
         o->copy_on_device(stream, raw + plane, raw, plane);
 }
 
-DESCRIBE(heads_backward)
+// What the backward gives, and, in this role, the gradients of q, k and v: buffers 0 to 7.
+static void describe_gradients(Case *c, Role role)
 {
     SIZES;
     HeadsVariant v = heads_variant(c);
-    int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
+    int64_t n = (int64_t)N * d, m = (int64_t)N * H * heads_width(c);
     add(c, "dqkv", FLOATX, OUT, 2 * m + n, 0);
     add(c, "dgate_w", FP32, v.gates ? INOUT : IN, gate_inputs(c) * (int64_t)H, 1);
     add(c, "dh_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
     add(c, "du_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
     add(c, "dfactor", FP32, v.factors ? INOUT : IN, (int64_t)N * FACTOR_STRIDE, 1);
-    add(c, "dq", FLOATX, IN, m, 1);
-    add(c, "dk", FLOATX, IN, m, 1);
-    add(c, "dv", FLOATX, IN, n, 1);
+    add(c, "dq", FLOATX, role, m, 1);
+    add(c, "dk", FLOATX, role, m, 1);
+    add(c, "dv", FLOATX, role, n, 1);
+    // Variances of a weight's N terms: dv . u 2 e / 9 (twice the terms with dv_add), the input 1/3 or 1, the
+    // gate's slope about 1/3.
+    c->buffer[1].spread = 0.2 * sqrt((double)N * e);
+}
+static HeadsBackward heads_gradients(const HeadsForward *f, void **p)
+{
+    return (HeadsBackward){.forward = f,
+                           .dqkv = p[0],
+                           .dq = p[5],
+                           .dk = p[6],
+                           .dv = p[7],
+                           .dgate_w = p[1],
+                           .dh_lead = p[2],
+                           .du_lead = p[3],
+                           .dfactor = (float *)p[4] + 1};
+}
+
+DESCRIBE(heads_backward)
+{
+    SIZES;
+    int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
+    describe_gradients(c, IN);
     add(c, "dq_add", FLOATX, IN, m, 1);
     add(c, "dk_add", FLOATX, IN, m, 1);
     add(c, "dv_add", FLOATX, IN, n, 1);
@@ -173,9 +196,6 @@ DESCRIBE(heads_backward)
     add(c, "rstd_k", FP32, IN, (int64_t)N * H, 1);
     add(c, "gate", FP32, IN, (int64_t)N * H, 1);
     describe_heads(c);
-    // Variances of a weight's N terms: dv . u 2 e / 9 (twice the terms with dv_add), the input 1/3 or 1, the
-    // gate's slope about 1/3.
-    c->buffer[1].spread = 0.2 * sqrt((double)N * e);
 }
 RUN(heads_backward)
 {
@@ -185,15 +205,7 @@ RUN(heads_backward)
     f.k = p[12];
     f.rstd_q = p[13];
     f.rstd_k = p[14];
-    HeadsBackward a = {.forward = &f,
-                       .dqkv = p[0],
-                       .dq = p[5],
-                       .dk = p[6],
-                       .dv = p[7],
-                       .dgate_w = p[1],
-                       .dh_lead = p[2],
-                       .du_lead = p[3],
-                       .dfactor = (float *)p[4] + 1};
+    HeadsBackward a = heads_gradients(&f, p);
     if (c->variant == 1 || c->variant == 4) {
         a.dq_add = p[8];
         a.dk_add = p[9];

@@ -85,14 +85,7 @@ DESCRIBE(sdpa_heads)
     SIZES;
     HeadsVariant v = heads_variant(c);
     int64_t n = (int64_t)N * d, width = (int64_t)H * heads_width(c), m = N * width;
-    add(c, "dqkv", FLOATX, OUT, 2 * m + n, 0);
-    add(c, "dgate_w", FP32, v.gates ? INOUT : IN, gate_inputs(c) * (int64_t)H, 1);
-    add(c, "dh_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
-    add(c, "du_lead", FP32, v.gates ? OUT : IN, gate_inputs(c) / 2 * (int64_t)N, 1);
-    add(c, "dfactor", FP32, v.factors ? INOUT : IN, (int64_t)N * FACTOR_STRIDE, 1);
-    add(c, "dq", FLOATX, OUT, m, 0);
-    add(c, "dk", FLOATX, OUT, m, 0);
-    add(c, "dv", FLOATX, OUT, n, 0);
+    describe_gradients(c, OUT);
     add(c, "y", FLOATX, OUT, n, 0);
     add(c, "lse", FP32, OUT, (int64_t)N * H, 0);
     add(c, "q", FLOATX, IN, m, (double)SDPA_LARGEST);
@@ -107,7 +100,6 @@ DESCRIBE(sdpa_heads)
     add(c, "scratch", SDPA_SCRATCH, OUT, 0, 0);
     describe_heads(c);
     c->buffer[0].varies = true;
-    c->buffer[1].spread = 0.2 * sqrt((double)N * e); // as of heads_backward
     for (int i = 1; i < 5; i++)
         c->buffer[i].follows = 1 + 7; // sums of dv u
     if (N == 1 && v.paired)           // as of sdpa
@@ -138,15 +130,7 @@ RUN(sdpa_heads)
     h.rstd_k = p[16];
     SdpaHeadsBackward a =
         {.sdpa = {.forward = &f, .dq = p[5], .dk = p[6], .dv = p[7], .dy = p[13], .scratch = p[19]},
-         .heads = {.forward = &h,
-                   .dqkv = p[0],
-                   .dq = p[5],
-                   .dk = p[6],
-                   .dv = p[7],
-                   .dgate_w = p[1],
-                   .dh_lead = p[2],
-                   .du_lead = p[3],
-                   .dfactor = (float *)p[4] + 1}};
+         .heads = heads_gradients(&h, p)};
     if (c->variant % 2)
         a.heads.dq_add = a.heads.dk_add = p[14];
     o->sdpa_forward(stream, &f, rows, heads, e);

@@ -324,6 +324,13 @@ template <int QK> static __device__ __forceinline__ void pass_tile(Consumer &c, 
     hand_over_dq<QK>(c, m, dq);
 }
 
+template <int COUNT> static __device__ __forceinline__ void clear(float (&x)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] = 0;
+}
+
 // The tiles from `tile` to `end`, exclusive, of which there is at least one: dk and dv.  parity: of the
 // item's values
 template <int QK>
@@ -338,12 +345,8 @@ static __device__ __forceinline__ void compute_tiles(Consumer &c, const Shared &
     wgmma_fence();
     mma_rows<QK>(s, k, m.q(c.ring.stage), c.group);
     wgmma_commit();
-#pragma unroll
-    for (int i = 0; i < 64; i++)
-        dv[i] = 0;
-#pragma unroll
-    for (int i = 0; i < QK / 2; i++)
-        dk[i] = 0;
+    clear(dv);
+    clear(dk);
     mbarrier_wait(m.values_full(), parity);
 #pragma unroll 1
     do {
@@ -443,12 +446,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
             compute_tiles<QK>(c, m, a, item, tile, end, value_parity, dk, dv);
             tile = end;
         } else { // no keys
-#pragma unroll
-            for (int i = 0; i < 64; i++)
-                dv[i] = 0;
-#pragma unroll
-            for (int i = 0; i < QK / 2; i++)
-                dk[i] = 0;
+            clear(dv);
+            clear(dk);
             mbarrier_wait(m.values_full(), value_parity);
             if (c.lane == 0)
                 mbarrier_arrive(m.values_empty());
