@@ -96,7 +96,7 @@ my @stages = (qw(--model-dim 192 --mlp-dim 128 --block-size 1 --micro-batch-toke
     --val-tokens 1024 --val-every 10), '--stage-tokens', '128,192,256,256', '--stage-documents', '40,60,80,80', @of_both);
 # 2026-05-27 has codes of the MLP's first product alone, and no delayed scales; 2025-11-18 has scales of the MLP alone.
 my @both = (['2026-05-27', 20, 0, @stages, qw(--mlp fp8 --qkv bf16)], ['2026-08-03', 20, 11, @stages], ['2026-08-06', 20, 11, @stages],
-    ['2025-11-18', 20, 12, @stages, qw(--num-heads 2 --window-schedule 3,7,11 --qkv bf16)], ['toy-2026-08', 8, 6, qw(--model-dim 256 --num-heads 2 --mlp-dim 512 --val-every 8 --repeat), @of_both]);
+    ['2025-11-18', 20, 12, @stages, qw(--num-heads 2 --qkv bf16), '--window-schedule', '3,7,11'], ['toy-2026-08', 8, 6, qw(--model-dim 256 --num-heads 2 --mlp-dim 512 --val-every 8 --repeat), @of_both]);
 sub scales { my ($x) = tensors(checkpoint("$dir/$_[0]", $_[1])); return map { @{floats($x->{$_})} } sort grep { /^fp8/ } keys %$x }
 sub factor { # the largest between two runs' scales, and how many there are
     my ($step, @runs) = @_;
