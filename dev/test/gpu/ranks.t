@@ -168,6 +168,20 @@ well(@$_) for @cases;
 cmp_ok(most_apart('one', $_, 10, 50), '<=', $limit, "with the losses of a run in one piece ($_)") for map { $_->[1]{name} } @cases[1 .. $#cases];
 is(same_state(newest("$dir/bits1"), newest("$dir/bits4")), '', '6 + 3 steps: the same bits');
 
+# ---- a network of 2026 -------------------------------------------------------------------------------------------------
+
+# Rows of the table by pairs of tokens travel by themselves, or all of them: the same bits (row_exchange.t has more cases on the CPU).
+srand 7;
+write_shard('pairs_1.bin', map { $_ % 512 ? int rand 256 : 256 } 0 .. 46_000); # no pair is frequent
+my @pairs = (qw(--preset tiny-2026 --deterministic --model-dim 48 --mlp-dim 64 --micro-batches 4 --micro-batch-tokens 192 --num-scheduled 10 --num-extension 2
+    --val-tokens 512 --val-every 5), '--stage-tokens', '64,128,192', '--train-files', "$dir/pairs_1.bin", '--val-files', "$dir/val.bin");
+@cases = (['one GPU, a table by pairs', launched('pairs', @pairs, '--device', $other_gpu)], ['two GPUs, all of its rows', launched('dense', @pairs, @two)],
+    ['two GPUs, touched rows', launched('rows', @pairs, @other_two, qw(--pair-exchange rows))]);
+well(@$_) for @cases;
+is(same_state(newest("$dir/dense"), newest("$dir/rows")), 'option.pair-exchange', 'a table by pairs, exchanged by rows: the same bits');
+is_deeply(losses("$dir/rows"), losses("$dir/dense"), 'and losses');
+cmp_ok(most_apart('pairs', 'dense', 1, 1), '<=', 1e-5, 'the first of them that of one GPU, but for the order of a sum');
+
 # ---- what happens to a rank --------------------------------------------------------------------------------------------
 
 my @other = (@long, '--train-files', write_shard('other.bin', documents(150_000, 3)));
