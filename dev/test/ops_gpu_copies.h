@@ -83,6 +83,7 @@ static void check_truncated_update(int rows, int cols, int batch, bool per_colum
 
 static void check_truncated(const void *unused)
 {
+    begin_data("truncated", 0, 0);
     (void)unused;
     check_truncated_cast(100003, 0);
     check_truncated_cast(1000, 1);

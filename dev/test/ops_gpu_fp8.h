@@ -266,6 +266,7 @@ static void check_fp8_mlp(int N, int d, int F)
 // run.
 static void check_fp8_mlps(const void *unused)
 {
+    begin_data("FP8 MLP", 0, 0);
     (void)unused;
     check_weight_scales();
     static const int sizes[][3] = {{1, 16, 16},        {37, 64, 256},     {130, 144, 560},

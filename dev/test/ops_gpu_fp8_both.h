@@ -449,6 +449,7 @@ static void check_fp8_weight_grads(int m, int n, int N)
 // tail tiles in halves, a training run.
 static void check_fp8_both(const void *unused)
 {
+    begin_data("FP8 both ways", 0, 0);
     (void)unused;
     static const int sizes[][3] = {{1, 16, 16},      {16, 16, 16},      {37, 64, 256},     {272, 48, 80},
                                    {130, 144, 560},  {1040, 768, 3072}, {1031, 768, 3072}, {4133, 384, 1552},

@@ -139,6 +139,7 @@ static void check_scaled_products(const LayerData *l)
 
 static void check_products(int in, int out) // multiples of 16
 {
+    begin_data("products", in, out);
     int N = FULL.N;
     size_t x_bytes = (size_t)N * (size_t)in * 2, w_bytes = (size_t)in * (size_t)out * 2,
            y_count = (size_t)N * (size_t)out;
@@ -228,6 +229,7 @@ static void check_relu2_samples(const char *name, const bf16 *x, const bf16 *w, 
 // k steps.
 static void check_relu2(void)
 {
+    begin_data("relu2", 0, 0);
     int N = FULL.N, d = FULL.H * FULL.e, F = FULL.F;
     int64_t results = (int64_t)N * F;
     size_t x_bytes = (size_t)N * (size_t)d * 2, w_bytes = (size_t)d * (size_t)F * 2,
@@ -405,6 +407,7 @@ static void check_repetition(const char *name, const HeadResult *gpu, const Head
 
 static void check_head(HeadMode mode)
 {
+    begin_data("head", mode, 0);
     int d = FULL.H * FULL.e;
     int64_t n = (int64_t)PERIOD * d, nw = (int64_t)FULL.Vp * d, times = FULL.N / PERIOD;
     const char *name = mode == HEAD_FP8 ? "FP8 head" : "bf16 head";

@@ -223,6 +223,7 @@ static char *streams_run(const StreamOp *op[2], const StreamOps o[2], const Stre
 
 static void check_streams(const void *argument)
 {
+    begin_data("streams", 0, 0);
     static const StreamOp mix = {"mix_rmsnorm_backward", run_mix, result_mix},
                           qkv = {"qkv_backward", run_qkv, result_qkv},
                           attention = {"attention_forward", run_attention, result_attention},
