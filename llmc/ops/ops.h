@@ -11,9 +11,9 @@
 //   Host values (window, scale, sizes) are frozen at capture. No op allocates: what it needs beyond its
 //   arguments belongs to its stream, so that two streams may run the same op at once, and is reserved by
 //   backend_reserve(), for further streams at their first op or capture. Reductions have a fixed order: the
-//   same input gives the same bits. Only q's part of attention_backward's dqkv and sdpa_backward's dq may
-//   differ in their last bits from run to run, unless `deterministic` is asked for, which costs these ops up
-//   to 6% of their time on Hopper.
+//   same input gives the same bits. Only q's part of attention_backward's and sdpa_heads_backward's dqkv and
+//   sdpa_backward's dq may differ in their last bits from run to run, unless `deterministic` is asked for,
+//   which costs these ops up to 6% of their time on Hopper.
 // Formulas: the network of the NanoGPT speedrun (track 1); each op states its own.
 #pragma once
 #include "llmc/ops/backend.h"

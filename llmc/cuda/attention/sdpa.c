@@ -103,6 +103,7 @@ void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int
     OP_SCOPE(sdpa_heads_backward, a, N, H, e);
     const HeadsForward *f = a->heads.forward;
     int pairs = f->paired ? 2 : 1;
+    assert(H % pairs == 0);
     bool in_sums = by_sm90(f->qk, e, true) && heads_backward_takes_sums(&a->heads, H, e);
     DqSums sums = backward(s, &a->sdpa, in_sums ? NULL : a->sdpa.dq, N * pairs, H / pairs, e);
     if (in_sums)

@@ -351,7 +351,7 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
             excess = ceilf(log2f(total[h])) - CODE_TOP;
 #pragma unroll 1
             for (int b = 0; b < COLS / 32 && (WHOLE || col0 + 32 * b < k.a.Vp); b++) {
-                float t[8], unused[4];
+                float t[8], unused[4] = {};
 #pragma unroll
                 for (int c = 0; c < COLS / 32; c++) { // registers have no index
 #pragma unroll
