@@ -111,15 +111,18 @@ ok("@{floats($end->{qk_bank})}" ne "@{rounded(floats($end->{qk_bank}))}", 'bf16 
 
 # ---- several ranks -----------------------------------------------------------------------------------------------------
 
-# Sums in another order. How far that goes is measured by a run whose first weights are moved by one unit in the last place (of bf16
-# for what is stored so): each of 8 steps may add one such error.
+# Sums in another order. How far that goes is measured by runs whose first weights are moved by one unit in the last place (of bf16
+# for what is stored so): each of 8 steps may add one such error. The largest of three runs, since a small gradient, a difference of larger
+# terms, is moved by far more in one of them than in another.
 my $seed = 5;
 my $move = sub { ($seed = ($seed * 1103515245 + 12345) % 2**31) & 65536 ? 1 : -1 };
-my $moved = rewrite($init, "$dir/moved.safetensors", sub {
-    my ($name, $x) = @_;
-    $x->{bytes} = pack 'V*', map { $_ & 0x7fffffff ? $_ + $move->() : $_ } unpack 'V*', $x->{bytes} if $name !~ /embed.weight|lm_head|sign/;
-    return 1;
-});
+sub moved {
+    return rewrite($init, "$dir/moved.safetensors", sub {
+        my ($name, $x) = @_;
+        $x->{bytes} = pack 'V*', map { $_ & 0x7fffffff ? $_ + $move->() : $_ } unpack 'V*', $x->{bytes} if $name !~ /embed.weight|lm_head|sign/;
+        return 1;
+    });
+}
 sub distances {
     my ($one, $other) = map { (tensors(newest($_)))[0] } @_;
     my (%sum, %count);
@@ -130,7 +133,11 @@ sub distances {
     }
     return {map { $_ => sqrt $sum{$_} / $count{$_} } keys %sum};
 }
-my $yardstick = distances($whole, train($exact, 'yardstick', '--init-from', $moved));
+my $yardstick = {};
+for my $run (1 .. 3) {
+    my $found = distances($whole, train($exact, "yardstick$run", '--init-from', moved()));
+    for (keys %$found) { $yardstick->{$_} = $found->{$_} if $found->{$_} > ($yardstick->{$_} // 0) }
+}
 for my $ranks (2, 4) {
     my $folder = train($exact, "ranks$ranks", '--ranks', $ranks);
     my $found = distances($whole, $folder);
