@@ -47,15 +47,10 @@
 // cost 26 us where it is read and cleared (32768 tokens, window 384). 2026-11-23, all slower
 // (dev/notes/2026-11-23_order_of_dq.md): the fixed order with claims two, four and more tiles ahead, or with
 // its signal a tile later.
-#include "llmc/cuda/attention/sm90_backward_producer.cuh"
-#include "llmc/cuda/rows/qkv_row.cuh"
+#include "llmc/cuda/attention/sm90_backward_epilogue.cuh"
 
 namespace attention_sm90
 {
-
-struct Maps {
-    CUtensorMap q, k, v, dy, dk, dv; // boxes: queries' of 64 rows, k's and v's of 128, dk's and dv's of 64
-};
 
 #if HOPPER
 
@@ -151,141 +146,9 @@ static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq
                 make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
 }
 
-// Epilogue: the warp's 16 rows of accumulators (64, COLS) times `factor` to panels of 64 columns as bf16,
-// under the 128-byte swizzle.  row: the lane's, in the first panel
-template <int COLS>
-static __device__ __forceinline__ void stage_rows(uint8_t *row, const float (&sum)[COLS / 2], float factor,
-                                                  int lane)
-{
-    uint32_t address = shared_address(row);
-#pragma unroll
-    for (int g = 0; g < COLS / 8; g += 2) {
-        uint32_t x[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            x[i] = pack2(sum[4 * g + 2 * i] * factor, sum[4 * g + 2 * i + 1] * factor);
-        stmatrix_x4(address + g / 8 * KEY_PANEL_BYTES + ((g % 8 + lane / 16 ^ lane % 8) << 4), x);
-    }
-}
-
-// Stores a panel of 64 rows of a head, which are not read again soon.
-template <int QK>
-static __device__ __forceinline__ void store_panel(const CUtensorMap *map, const uint8_t *from, int head,
-                                                   int panel, int row)
-{
-    if constexpr (QK == WIDTH)
-        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, "
-                     "%3}], [%1], %4;" ::"l"((uint64_t)map),
-                     "r"(shared_address(from)), "r"(head * WIDTH + panel * PANEL), "r"(row), "l"(EVICT_FIRST)
-                     : "memory");
-    else
-        tma_store(map, from, panel * PANEL, head, row);
-}
-
-// Epilogue: gradient of v_raw from dv (64, 128), and dv itself if wanted.  row: first row of the thread
-static __device__ __forceinline__ void finish_values(const float (&sum)[64], const Item *item, int row,
-                                                     int warp, const Arguments &a)
-{
-    int quad = threadIdx.x % 4, d = a.H * WIDTH, column = item->head * WIDTH;
-    uint4 raw[2][4] = {}, embed[2][4] = {};
-    float lambda = a.lambda[0], sums[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int64_t n = row + 8 * i;
-        if (n >= a.N)
-            continue;
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            raw[i][k] = load_vec(a.v_raw + n * d + column, 4 * k + quad);
-        if (!a.value_embed)
-            continue;
-        const floatX *from = a.value_embed + (int64_t)a.tokens[n] * d + column;
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            embed[i][k] = load_vec(from, 4 * k + quad);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int64_t n = row + 8 * i;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            uint32_t x[4];
-#pragma unroll
-            for (int g = 0; g < 4; g++)
-                x[g] = pack2(sum[4 * (4 * k + g) + 2 * i], sum[4 * (4 * k + g) + 2 * i + 1]);
-            transpose_quad(x);
-            uint4 dv = make_uint4(x[0], x[1], x[2], x[3]);
-            if (n >= a.N)
-                continue;
-            if (a.dv)
-                store_vec(a.dv + n * d + column, 4 * k + quad, dv);
-            store_vec(a.dqkv + (3 * n + 2) * d + column, 4 * k + quad,
-                      value_gradient(dv, raw[i][k], embed[i][k], true, lambda, sums));
-        }
-    }
-    sums[0] = warp_sum(sums[0]);
-    sums[1] = warp_sum(sums[1]);
-    if (threadIdx.x % WARP == 0)
-        ((float2 *)a.value_sums)[(item->key0 / KEYS * a.H + item->head) * CONSUMER_WARPS + warp] =
-            make_float2(sums[0], sums[1]);
-}
-
-// Epilogue: gradient of the raw k from dk (64, 128); releases the item's k.  row: first row of the thread,
-// my_row: the same in the item
-static __device__ __forceinline__ void finish_keys(const Shared &m, int slot, const float (&sum)[64],
-                                                   int head, int row, int my_row, const Angles (&angles)[2],
-                                                   const float (&rstd)[2], const Arguments &a)
-{
-    RowPairs k[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int at = (my_row + 8 * r) * 128 + threadIdx.x % 4 * 4;
-#pragma unroll
-        for (int i = 0; i < 16; i++) // groups of columns; rows have 128 swizzled bytes
-            k[r].x[i / 8][i % 8 / 4][i % 4] =
-                *(const uint32_t *)(m.k(slot) + i / 8 * KEY_PANEL_BYTES + (at ^ (i % 8 ^ my_row % 8) << 4));
-    }
-    mbarrier_arrive(m.keys_empty(slot));
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float d[2][8][2];
-        int n = row + 8 * r;
-#pragma unroll
-        for (int i = 0; i < 32; i++)
-            d[i / 16][i / 2 % 8][i % 2] = a.scale * sum[i / 2 * 4 + 2 * r + i % 2];
-        finish_row(a.dqkv + (3 * (int64_t)n + 1) * a.H * WIDTH + head * WIDTH, d, k[r], angles[r], rstd[r],
-                   n < a.N);
-    }
-}
-
-// Where a consumer warpgroup is in what it shares with other warps, and which of its threads this is.
-struct Consumer {
-    int thread, lane, group;
-    Pipeline ring, slots;
-    uint32_t dq_parity = 1, buffer = 0; // buffer: of ds
-    int storing = 0; // bulk groups that store dk and dv of the item before, of which reads are not waited for
-};
-
-// Before each of an item's first two tiles writes its ds: waits until the stores of the item before have read
-// it, and for the second until they have read k, too, which is released.
-static __device__ __forceinline__ void free_stored(Consumer &c, const Shared &m)
-{
-    if (c.storing == 0)
-        return;
-    if (c.thread % WARPGROUP == 0) {
-        if (c.storing == 2)
-            tma_store_wait_read<1>();
-        else
-            tma_store_wait_read();
-    }
-    named_barrier_sync(2 + c.group, WARPGROUP);
-    if (--c.storing == 0)
-        mbarrier_arrive(m.keys_empty(c.slots.stage ^ 1));
-}
-
-// Writes the tile's ds, and issues dq from both warpgroups'.
-static __device__ __forceinline__ void exchange_ds(const Consumer &c, const Shared &m, float (&dq)[32],
-                                                   const uint32_t (&ds)[16])
+// Stores the warpgroup's ds for both, waits for the other's, and issues the WGMMA of dq.
+static __device__ __forceinline__ void publish_ds(const Consumer &c, const Shared &m, float (&dq)[32],
+                                                  const uint32_t (&ds)[16])
 {
     uint8_t *buffer = m.ds(c.buffer);
     store_gradients(buffer + (c.thread / WARP * 16 + c.lane % 16) * 128, ds, c.lane);
@@ -296,9 +159,9 @@ static __device__ __forceinline__ void exchange_ds(const Consumer &c, const Shar
     wgmma_commit();
 }
 
-// Hands the tile's dq over to be reduced.
+// Stages the tile's dq and publishes it to the reduction warps.
 template <int QK>
-static __device__ __forceinline__ void hand_over_dq(Consumer &c, const Shared &m, const float (&dq)[32])
+static __device__ __forceinline__ void publish_dq(Consumer &c, const Shared &m, const float (&dq)[32])
 {
     stage_dq(m.dq(c.group) + c.thread % WARPGROUP * 16, dq, QK == WIDTH ? PANEL : dq_columns<QK>(c.group));
     fence_proxy_async_shared(); // for the bulk reduction
@@ -308,20 +171,20 @@ static __device__ __forceinline__ void hand_over_dq(Consumer &c, const Shared &m
     c.buffer ^= 1;
 }
 
-// A tile of which no query sees the warpgroup's keys: its ds is zero, what remains is its half of dq.
-template <int QK> static __device__ __forceinline__ void pass_tile(Consumer &c, const Shared &m)
+// A tile that is masked for all of the warpgroup's keys: ds is zero, and only its half of dq is computed.
+template <int QK> static __device__ __forceinline__ void masked_tile(Consumer &c, const Shared &m)
 {
     const uint32_t zeros[16] = {};
     float dq[32];
     mbarrier_wait(m.queries_full(c.ring.stage), c.ring.parity);
     mbarrier_arrive(m.queries_empty(c.ring.stage));
     c.ring.advance();
-    free_stored(c, m);
-    exchange_ds(c, m, dq, zeros);
+    wait_stores(c, m);
+    publish_ds(c, m, dq, zeros);
     mbarrier_wait(m.dq_empty(), c.dq_parity);
     c.dq_parity ^= 1;
     wgmma_wait<0>();
-    hand_over_dq<QK>(c, m, dq);
+    publish_dq<QK>(c, m, dq);
 }
 
 template <int COUNT> static __device__ __forceinline__ void clear(float (&x)[COUNT])
@@ -366,13 +229,13 @@ static __device__ __forceinline__ void compute_tiles(Consumer &c, const Shared &
         wgmma_wait<0>();
         if (tile + 1 == end && c.lane == 0)
             mbarrier_arrive(m.values_empty());
-        free_stored(c, m);
+        wait_stores(c, m);
         gradients(p, ds, s, t, m.stage(c.ring.stage)->row_sum + 2 * (c.lane % 4));
         wgmma_fence();
         mma_fragments<WIDTH>(dv, p, dy);
         mma_fragments<QK>(dk, ds, q);
         wgmma_commit();
-        exchange_ds(c, m, t, ds);
+        publish_ds(c, m, t, ds);
         wgmma_wait<1>(); // dk and dv are complete: their operands are free
         mbarrier_arrive(m.queries_empty(c.ring.stage));
         c.ring.advance();
@@ -384,38 +247,9 @@ static __device__ __forceinline__ void compute_tiles(Consumer &c, const Shared &
         mbarrier_wait(m.dq_empty(), c.dq_parity);
         c.dq_parity ^= 1;
         wgmma_wait<1>();
-        hand_over_dq<QK>(c, m, t);
+        publish_dq<QK>(c, m, t);
     } while (++tile < end);
     wgmma_wait<0>();
-}
-
-// Epilogue: the warpgroup's rows of scale dk and dv by TMA from the item's slot of k and from ds, which no
-// product reads any more. The warpgroup's first thread stores, in two bulk groups: a panel of dv from the ds
-// that the next tile writes, then all else. free_stored waits for them.
-template <int QK>
-static __device__ __forceinline__ void store_item(Consumer &c, const Shared &m, const Maps &maps,
-                                                  const float (&dk)[QK / 2], const float (&dv)[64],
-                                                  float scale)
-{
-    int row = (c.thread / WARP * 16 + c.lane % 16) * 128, at = c.group * WARPGROUP_KEYS * 128,
-        first = (int)c.buffer, second = first ^ 1;
-    const Item *item = m.item(c.slots.stage);
-    uint8_t *k = m.k(c.slots.stage);
-    named_barrier_sync(1, 2 * WARPGROUP); // both have read k and ds
-    stage_rows<WIDTH>(m.ds(0) + row, dv, 1, c.lane);
-    stage_rows<QK>(k + row, dk, scale, c.lane);
-    fence_proxy_async_shared(); // for TMA
-    named_barrier_sync(2 + c.group, WARPGROUP);
-    c.storing = 2;
-    if (c.thread % WARPGROUP)
-        return;
-    int key = item->key0 + c.group * WARPGROUP_KEYS;
-    store_panel<WIDTH>(&maps.dv, m.ds(first) + at, item->head, first, key);
-    tma_store_commit();
-    store_panel<WIDTH>(&maps.dv, m.ds(second) + at, item->head, second, key);
-    for (int p = 0; p < 2; p++)
-        store_panel<QK>(&maps.dk, k + p * KEY_PANEL_BYTES + at, item->head, p, key);
-    tma_store_commit();
 }
 
 template <int QK, bool QKV>
@@ -438,8 +272,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
             break;
         }
         float dk[QK / 2], dv[64];
-        if (group == 1) { // the queries of the first tile come before its keys
-            pass_tile<QK>(c, m);
+        if (group == 1) { // causal: no query of the first tile sees its keys
+            masked_tile<QK>(c, m);
             tile++;
         }
         if (tile < end) {
@@ -454,9 +288,9 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
         }
 #pragma unroll 1
         for (; tile < last; tile++)
-            pass_tile<QK>(c, m);
+            masked_tile<QK>(c, m);
         if constexpr (!QKV) {
-            free_stored(c, m); // of one tile, this item
+            wait_stores(c, m); // an item of one tile has waited for the first bulk group alone
             store_item<QK>(c, m, maps, dk, dv, a.scale);
         } else {
             Angles angles[2];

@@ -60,7 +60,8 @@ struct Arguments {
 struct alignas(8) Item {
     int key0, head;
     int first, last; // tiles of queries, last exclusive; empty: no more work
-    int end[2];      // the warpgroup's, which starts at first + group; may lie before that
+    int end[2];      // of the tiles that see keys of the warpgroup; they begin at first + group. Without
+                     // keys: 0
     int full_end[2]; // tiles from the warpgroup's second to here, exclusive, are seen whole by all its keys
     int before[2];   // partial sums of the first two tiles of dq that are added before the item's
     int late;        // of the i-th tile, i > 1, it is i / 2, or one less from tile number `late` on

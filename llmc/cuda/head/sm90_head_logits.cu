@@ -347,13 +347,13 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
     for (int h = 0; h < 2; h++) {
         total[h] = quad_sum(part[h][0] + part[h][1] + (part[h][2] + part[h][3]));
         float excess = 0;
-        if (total[h] > 1 << CODE_TOP) { // rare
+        if (total[h] > 1 << CODE_TOP) { // the estimate of the row's sum was too low
             excess = ceilf(log2f(total[h])) - CODE_TOP;
 #pragma unroll 1
             for (int b = 0; b < COLS / 32 && (WHOLE || col0 + 32 * b < k.a.Vp); b++) {
                 float t[8], unused[4] = {};
 #pragma unroll
-                for (int c = 0; c < COLS / 32; c++) { // registers have no index
+                for (int c = 0; c < COLS / 32; c++) { // registers cannot be indexed
 #pragma unroll
                     for (int i = 0; i < 8; i++)
                         t[i] = c == b ? sum[16 * c + i / 2 * 4 + 2 * h + i % 2] : t[i];

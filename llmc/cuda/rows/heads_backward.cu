@@ -300,8 +300,8 @@ __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backwar
 
 // ---- q from attention's sums ------------------------------------------------------------------------------
 
-// A CTA takes a tile of the sums, a quad of lanes two of its rows: of paired heads half a token is a row.
-// Columns of the sums, two by two, become vectors by shuffles. It clears the tile's state, too.
+// A CTA per tile of the sums, a quad of lanes per two rows (with paired heads a token has two rows).
+// transpose_quad turns a lane's pairs of columns into vectors of 8. The tile's state is reset to 0.
 template <int QK>
 __global__ __launch_bounds__(dq_accumulator::THREADS,
                              3) void query_backward_kernel(const __grid_constant__ Backward a,
@@ -318,7 +318,7 @@ __global__ __launch_bounds__(dq_accumulator::THREADS,
     uint4 y[2][VECTORS];
     Rotation turn[2][VECTORS];
     float rstd[2];
-    int number[2]; // of the head among all of all tokens
+    int number[2]; // t * H + n of the row's token and head
 #pragma unroll
     for (int g = 0; g < GROUPS; g++)
         sum[g] = __ldcs(sums + g * dq_accumulator::THREADS);
