@@ -79,7 +79,8 @@ typedef struct {
     Role role;
     int64_t count;
     double scale;  // inputs are uniform in (-scale, scale); integers in [0, scale)
-    double spread; // standard deviation of a sum of random signs, which may come near zero by chance; else 0
+    double spread; // standard deviation of a sum of random signs, which may come near zero by chance; else 0;
+                   // with `follows` in units of that output's root mean square
     double rounding; // what roundings leave to an element, root mean square, where the plain computation's
                      // error may be small by chance; else 0
     bool varies;     // the GPU may add up in any order, unless `deterministic`
@@ -319,6 +320,12 @@ static void check_case(Case *c, Sizes z, int variant)
     run_case(c, GPU, again);
     run_case(c, NAIVE, naive);
     run_case(c, TRUTH, truth);
+    for (int i = 0; i < c->count; i++) {
+        Buffer *b = &c->buffer[i];
+        const Buffer *terms = b->follows ? &c->buffer[b->follows - 1] : NULL;
+        if (terms)
+            b->spread *= sqrt(size_of(truth[b->follows - 1], terms) / (double)terms->count);
+    }
     bool same = true, good = true;
     char text[1024] = "";
     for (int i = 0; i < c->count; i++) {

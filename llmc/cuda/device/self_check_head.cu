@@ -32,6 +32,7 @@ static int target_of(int row) { return row % 7 == 6 ? -1 : row * 37 % VP; }
 struct Operands {
     std::vector<double> x, w;
     HeadLogits a;
+    RowTargets targets;
     uint8_t *w8_transposed;
     Operands(Arena *m, HeadMode mode, int count);
     double logit(int row, int col) const
@@ -41,24 +42,23 @@ struct Operands {
 };
 
 Operands::Operands(Arena *m, HeadMode mode, int count)
-    : x(pattern_of(9, 0, ROWS * D)), w(pattern_of(10, 0, VP * D)), a(), w8_transposed()
+    : x(pattern_of(9, 0, ROWS * D)), w(pattern_of(10, 0, VP * D)), a(), targets(), w8_transposed()
 {
     floatX *device_x = m->filled(ROWS * D, 9), *device_w = m->filled(VP * D, 10);
     int parts = sm90_head_parts(mode, VP);
-    int32_t host_targets[ROWS], *targets = m->take<int32_t>(ROWS);
+    int32_t host_targets[ROWS], *device_targets = m->take<int32_t>(ROWS);
     float *weight = m->take<float>(TARGETS);
     for (int row = 0; row < ROWS; row++)
         host_targets[row] = target_of(row);
-    CUDA_CHECK(
-        cudaMemcpyAsync(targets, host_targets, sizeof host_targets, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(device_targets, host_targets, sizeof host_targets, cudaMemcpyHostToDevice,
+                               m->stream));
     CUDA_CHECK(cudaMemcpyAsync(weight, weights, sizeof weights, cudaMemcpyHostToDevice, m->stream));
     a.mode = mode;
     a.form = loss_form(&spec, D);
     a.sums = m->take<float>(parts * PITCH);
-    a.target_logits = m->take<float>(MAX_TERMS * PITCH);
     a.x = device_x;
     a.w = device_w;
-    a.targets = {targets, weight, count, ROWS, NULL, NULL};
+    targets = {device_targets, weight, count, ROWS, NULL, NULL};
     a.scale = LOGIT_SCALE;
     a.rows = ROWS;
     a.d = D;
@@ -91,24 +91,20 @@ Operands::Operands(Arena *m, HeadMode mode, int count)
         v = e4m3((float)v);
 }
 
-// Sums of the parts of some rows, and logits of targets.
+// Sums of the parts of some rows.
 static void check_sums(Arena *m, const Operands &o)
 {
     bool fp8 = o.a.mode == HEAD_FP8;
     int parts = sm90_head_parts(o.a.mode, VP), cols = fp8 ? PART_COLS : 96;
-    std::vector<float> got = m->read(o.a.sums, parts * PITCH), logits = m->read(o.a.target_logits, PITCH);
-    Distance d, d_target;
-    for (int row : {0, 63, 64, 65, ROWS - 1}) {
+    std::vector<float> got = m->read(o.a.sums, parts * PITCH);
+    Distance d;
+    for (int row : {0, 63, 64, 65, ROWS - 1})
         for (int part = 0; part < parts; part++) {
             double total = 0;
             for (int j = part * cols; j < (part + 1) * cols && j < VP; j++)
                 total += exp(capped(o.logit(row, j)) - (double)spec.cap);
             d.add((double)got[(size_t)(part * PITCH + row)] / total, 1);
         }
-        if (target_of(row) >= 0)
-            d_target.add((double)logits[(size_t)row], o.logit(row, target_of(row)));
-    }
-    require(d_target, fp8 ? "the FP8 head's logits" : "the logits of validation", HEAD_LIMIT);
     require(d, fp8 ? "the FP8 head's sums" : "the head of validation", HEAD_LIMIT);
 }
 
@@ -154,7 +150,7 @@ static void make_bases(Arena *m, const Operands &o, int count)
     first.codes = NULL;
     first.Vp = PART_COLS;
     sm90_head_logits(m->stream, &first);
-    BasesFromSums b = {base, first.sums, o.a.targets, SHARE, 1, PITCH, ROWS};
+    BasesFromSums b = {base, first.sums, o.targets, SHARE, 1, PITCH, ROWS};
     bases_from_sums(m->stream, &o.a.form, &b);
     std::vector<float> got = m->read(base, ROWS);
     Distance d;
@@ -228,6 +224,41 @@ static void check_products(Arena *m, const Operands &o, const Gradient &g, const
     require(d_w, "the FP8 head's dw", PRODUCT_LIMIT);
 }
 
+// From the sums of all parts: of training with FP8's operands, of evaluation with those in bf16.
+static SumLosses losses_of(Arena *m, const Operands &o)
+{
+    return {.losses = m->take<float>(ROWS),
+            .sums = o.a.sums,
+            .x = o.a.x,
+            .w = o.a.w,
+            .targets = o.targets,
+            .mask = {},
+            .parts = sm90_head_parts(o.a.mode, VP),
+            .pitch = PITCH,
+            .rows = ROWS,
+            .d = D,
+            .Vp = VP,
+            .scale_x = SCALE_X,
+            .scale_w = SCALE_W};
+}
+
+static void check_losses(Arena *m, const Operands &o, const float *losses, int count, const char *what)
+{
+    std::vector<float> got = m->read(losses, ROWS);
+    Distance d;
+    for (int row : {0, 6, 63, 64, 65, 128, ROWS - 1}) {
+        double sum = 0, want = 0;
+        for (int j = 0; j < VP; j++)
+            sum += exp(capped(o.logit(row, j)));
+        for (int k = 0; k < count && row + k < ROWS; k++)
+            want += target_of(row + k) < 0
+                        ? 0
+                        : (double)weights[k] * (log(sum) - capped(o.logit(row, target_of(row + k))));
+        d.add((double)got[(size_t)row], want);
+    }
+    require(d, what, HEAD_LIMIT);
+}
+
 // Losses of some rows, then the gradient. count: targets of a row
 static void check_training(Stream s, int count)
 {
@@ -236,25 +267,15 @@ static void check_training(Stream s, int count)
     make_bases(&m, o, count);
     sm90_head_logits(s, &o.a);
     check_sums(&m, o);
-    float *losses = m.take<float>(ROWS), *dx_factors = m.take<float>(PITCH),
-          *x_factors = m.take<float>(PITCH), *dw_factor = m.take<float>(1);
-    SumLosses l = {.losses = losses,
-                   .sums = o.a.sums,
-                   .target_logits = o.a.target_logits,
-                   .targets = o.a.targets,
-                   .mask = {},
-                   .parts = sm90_head_parts(HEAD_FP8, VP),
-                   .pitch = PITCH,
-                   .rows = ROWS,
-                   .Vp = VP,
-                   .codes = o.a.codes,
-                   .excess = o.a.excess,
-                   .base = o.a.base,
-                   .dx_factors = dx_factors,
-                   .x_factors = x_factors,
-                   .dw_factor = dw_factor,
-                   .scale_x = SCALE_X,
-                   .scale_w = SCALE_W};
+    float *dx_factors = m.take<float>(PITCH), *x_factors = m.take<float>(PITCH),
+          *dw_factor = m.take<float>(1);
+    SumLosses l = losses_of(&m, o);
+    l.codes = o.a.codes;
+    l.excess = o.a.excess;
+    l.base = o.a.base;
+    l.dx_factors = dx_factors;
+    l.x_factors = x_factors;
+    l.dw_factor = dw_factor;
     loss_from_sums(s, &o.a.form, &l);
     uint8_t *x8 = m.take<uint8_t>(PADDED * D);
     Fp8Quantize of_x = {.transposed = x8,
@@ -268,19 +289,7 @@ static void check_training(Stream s, int count)
     fp8_quantize(s, &of_x);
     Gradient g = {m.read(o.a.codes, ROWS * VP), m.read(x8, PADDED * D), m.read(dx_factors, PITCH),
                   m.read(x_factors, PITCH), m.read(dw_factor, 1)};
-    std::vector<float> got = m.read(losses, ROWS);
-    Distance d;
-    for (int row : {0, 6, 63, 64, 65, 128, ROWS - 1}) {
-        double sum = 0, want = 0;
-        for (int j = 0; j < VP; j++)
-            sum += exp(capped(o.logit(row, j)));
-        for (int k = 0; k < count && row + k < ROWS; k++)
-            want += target_of(row + k) < 0
-                        ? 0
-                        : (double)weights[k] * (log(sum) - capped(o.logit(row, target_of(row + k))));
-        d.add((double)got[(size_t)row], want);
-    }
-    require(d, "the FP8 head's losses", HEAD_LIMIT);
+    check_losses(&m, o, l.losses, count, "the FP8 head's losses");
     check_codes(o, g, count);
     check_products(&m, o, g, x8, dx_factors, dw_factor);
 }
@@ -292,6 +301,9 @@ void check_head(Stream s)
         Operands o(&m, HEAD_BF16, 1);
         sm90_head_logits(s, &o.a);
         check_sums(&m, o);
+        SumLosses l = losses_of(&m, o);
+        loss_from_sums(s, &o.a.form, &l);
+        check_losses(&m, o, l.losses, 1, "the losses of validation");
     }
     for (int count = 1; device_has_fp8() && sm90_head_fits(HEAD_FP8, D, VP) && count <= TARGETS; count++)
         check_training(s, count);

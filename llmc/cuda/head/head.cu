@@ -17,8 +17,9 @@ enum {
     CHUNK_ROWS = 8192, // long enough that adding to the fp32 weight gradient costs little beside the product
     LOGIT_ROWS = 4096, // of a chunk, whose logits exist at a time: half the memory of 8192, 1% slower
     CODE_ROWS = 16384, // of a chunk of codes, a byte an element: 0.8 GB
-    LARGE_BATCH = 49152,  // rows from which on chunks of codes have as many: 2.5 GB where activations take 15
-    EVAL_ROWS = 8192,     // of a chunk whose logits do not exist
+    LARGE_BATCH =
+        49152,        // if the largest batch has them, chunks of codes do: 2.5 GB where activations take 15
+    EVAL_ROWS = 8192, // of a chunk whose logits do not exist
     FP32_EVAL_ROWS = 4096 // of one whose logits do, in fp32
 };
 
@@ -32,7 +33,8 @@ typedef enum { PRODUCTS_BF16, PRODUCTS_FP8, PRODUCTS_OF_CODES } Products;
 // Rows of a chunk; of it those whose logits exist at a time.
 static int chunk_rows(Products how, int N)
 {
-    int most = how != PRODUCTS_OF_CODES ? CHUNK_ROWS : N >= LARGE_BATCH ? LARGE_BATCH : CODE_ROWS;
+    bool large = max_i64(N, device_state.sizes.tokens) >= LARGE_BATCH;
+    int most = how != PRODUCTS_OF_CODES ? CHUNK_ROWS : large ? LARGE_BATCH : CODE_ROWS;
     return (int)min_i64(most, round_up(N, FP8_ALIGN));
 }
 
@@ -67,17 +69,16 @@ typedef struct {
                                  // chunk_rows)
     floatX *tail;                // (16, d): gradient of padded rows has nowhere else to go
     float *losses;               // (N)
-    float *sums, *target_logits; // of sm90_head_logits.cuh: (parts, pitch), (terms, pitch)
+    float *sums;                 // of sm90_head_logits.cuh: (parts, pitch)
     // Of codes:
     uint8_t *excess;                                  // (parts, pitch)
     float *base, *dx_factors, *x_factors, *dw_factor; // (pitch) each; dw_factor (1)
     size_t bytes;
 } Scratch;
 
-static void take_sums(Scratch *s, Arena *a, HeadMode mode, int Vp, size_t pitch)
+static float *take_sums(Arena *a, HeadMode mode, int Vp, size_t pitch)
 {
-    s->sums = (float *)arena_take(a, (size_t)sm90_head_parts(mode, Vp) * pitch, sizeof(float));
-    s->target_logits = (float *)arena_take(a, (mode == HEAD_FP8 ? MAX_TERMS : 1) * pitch, sizeof(float));
+    return (float *)arena_take(a, (size_t)sm90_head_parts(mode, Vp) * pitch, sizeof(float));
 }
 
 // Pointers into `base`; NULL: the size alone.
@@ -97,7 +98,7 @@ static Scratch train_scratch(void *base, HeadMode mode, int N, int width, int vo
     if (how == PRODUCTS_OF_CODES) {
         size_t pitch = (size_t)round_up((int64_t)rows, FP8_ALIGN);
         s.x8_transposed = (uint8_t *)arena_take(&a, d * rows, 1);
-        take_sums(&s, &a, HEAD_FP8, vocabulary, pitch);
+        s.sums = take_sums(&a, HEAD_FP8, vocabulary, pitch);
         s.excess = (uint8_t *)arena_take(&a, (size_t)sm90_head_parts(HEAD_FP8, vocabulary) * pitch, 1);
         s.base = (float *)arena_take(&a, pitch, sizeof(float));
         s.dx_factors = (float *)arena_take(&a, pitch, sizeof(float));
@@ -122,7 +123,7 @@ static Scratch eval_scratch(void *base, int N, int d, int Vp)
     Scratch s = {};
     s.losses = (float *)arena_take(&a, (size_t)N, sizeof(float));
     if (sm90_head_fits(HEAD_BF16, d, Vp))
-        take_sums(&s, &a, HEAD_BF16, Vp, pitch);
+        s.sums = take_sums(&a, HEAD_BF16, Vp, pitch);
     else
         s.logits = arena_take(&a, rows * (size_t)Vp, sizeof(float));
     s.bytes = a.used;
@@ -290,7 +291,7 @@ static void chunk_in_bf16(Stream s, const Task *t, GradientForm form, int row, i
 }
 
 // Bases of the rows' codes, from the first parts alone, whose sums are then made again.
-static void estimate_bases(Stream s, const HeadLogits *logits, float *base)
+static void estimate_bases(Stream s, const HeadLogits *logits, const RowTargets *targets, float *base)
 {
     HeadLogits a = *logits;
     a.codes = NULL;
@@ -298,7 +299,7 @@ static void estimate_bases(Stream s, const HeadLogits *logits, float *base)
     sm90_head_logits(s, &a);
     BasesFromSums b = {.base = base,
                        .sums = a.sums,
-                       .targets = a.targets,
+                       .targets = *targets,
                        .share = (float)a.Vp / (float)logits->Vp,
                        .parts = sm90_head_parts(HEAD_FP8, a.Vp),
                        .pitch = a.pitch,
@@ -320,10 +321,8 @@ static void row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows
         .excess = scratch->excess,
         .base = scratch->base,
         .sums = scratch->sums,
-        .target_logits = scratch->target_logits,
         .x = fp8 ? (const void *)(scratch->x8 + (int64_t)row * d) : t->a.x + (int64_t)row * d,
         .w = fp8 ? t->a.w8 : t->a.w,
-        .targets = targets_from(t, row),
         .scale = t->scales.x * t->scales.w,
         .rows = rows,
         .d = d,
@@ -334,24 +333,26 @@ static void row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows
     SumLosses l = {
         .losses = scratch->losses + row,
         .sums = scratch->sums,
-        .target_logits = scratch->target_logits,
-        .targets = a.targets,
+        .x = a.x,
+        .w = a.w,
+        .targets = targets_from(t, row),
         .mask = a.mask,
         .parts = sm90_head_parts(mode, Vp),
         .pitch = pitch,
         .rows = rows,
+        .d = d,
         .Vp = Vp,
+        .scale_x = t->scales.x,
+        .scale_w = t->scales.w,
         .codes = scratch->g8,
         .excess = scratch->excess,
         .base = scratch->base,
         .dx_factors = scratch->dx_factors,
         .x_factors = scratch->x_factors,
         .dw_factor = scratch->dw_factor,
-        .scale_x = t->scales.x,
-        .scale_w = t->scales.w,
     };
     if (fp8)
-        estimate_bases(s, &a, scratch->base);
+        estimate_bases(s, &a, &l.targets, scratch->base);
     sm90_head_logits(s, &a);
     loss_from_sums(s, &t->form, &l);
 }

@@ -5,11 +5,12 @@
 //   pipeline    the CTA keeps COLS rows of w in smem for all rows of x; x streams through up to 12 stages
 //               of 64 x 128 bytes. Half the traffic of square tiles
 //   cluster     2 CTAs with different rows of w; each loads half of every stage of x and multicasts it
-//   warps       two consumer warpgroups (240 registers) in strict alternation (ping-pong, an ordered
-//               barrier): one issues WGMMA while the other runs its epilogue; warpgroup 2: one producer
-//               thread for x, one for w (24)
-//   bound       FP8: 690 W, the limit, with the tensor cores busy little more than half of the time (two
-//               special functions an element in the epilogue); bf16: operand traffic as much as tensor cores
+//   warps       FP8: three consumer warpgroups (160 registers) strictly in turn (an ordered barrier): one
+//               issues WGMMA while the others run their epilogues, which take longer than the mainloop.
+//               With two the head's three products took 3% more time. bf16: two (240 registers), unordered.
+//               The last warpgroup: one producer thread for x (bf16: two), one for w (24)
+//   bound       FP8: 690 W, the limit (two special functions an element in the epilogue); bf16: operand
+//               traffic as much as tensor cores
 //
 // In FP8 the epilogue stores the gradient itself, relative to an estimate of the row's sum, instead of the
 // logit (sm90_head_gradient.cuh): one byte where bf16 takes two, and no pass over the logits follows.
@@ -20,10 +21,8 @@
 
 enum {
     TILE_M = 64,
-    TILE_K_BYTES = 128,      // of a tile, of a stage: bytes, the width of the swizzle
-    WARPGROUP = 128,         // threads of a warpgroup
-    THREADS = 3 * WARPGROUP, // two consumer warpgroups, one of producers
-    CONSUMER_REGISTERS = 240,
+    TILE_K_BYTES = 128, // of a tile, of a stage: bytes, the width of the swizzle
+    WARPGROUP = 128,    // threads of a warpgroup
     PRODUCER_REGISTERS = 24,
     CLUSTER = 2,
     MULTICAST_ROWS = TILE_M / CLUSTER,
@@ -39,6 +38,18 @@ struct Work {
     int row_tiles, col_tiles; // row tiles: those of a cluster, the first of which is blockIdx.y of these
     int slabs, stages;        // a slab: TILE_K_BYTES columns of the CTA's rows of the weight
 };
+
+// Consumer warpgroups of a CTA. Without their order all would run their mainloops at the same time, at a part
+// of the speed, and then leave the tensor cores idle together. In bf16 a warpgroup with its narrow tiles does
+// not fill the tensor cores: two run unordered, each with a pipeline of its own.
+template <HeadMode MODE> static __host__ __device__ __forceinline__ constexpr int consumers()
+{
+    return MODE == HEAD_FP8 ? 3 : 2;
+}
+template <HeadMode MODE> static __host__ __device__ __forceinline__ constexpr int threads()
+{
+    return (consumers<MODE>() + 1) * WARPGROUP;
+}
 
 #if HOPPER
 
@@ -65,10 +76,7 @@ template <int COLS> struct SharedStorage {
     __device__ __forceinline__ uint32_t w_empty() const { return full(2 * MAX_STAGES + MAX_SLABS); }
 };
 
-// FP8: the warpgroups share one pipeline and issue WGMMA strictly in turn; without that order both run their
-// mainloops at the same time, at half the speed, and then leave the tensor cores idle together. bf16: one
-// warpgroup with its narrow tiles does not fill the tensor cores; both run unordered, each with a pipeline
-// of its own.
+// FP8: the warpgroups share one pipeline.
 template <HeadMode MODE> static __device__ __forceinline__ constexpr int rings()
 {
     return MODE == HEAD_FP8 ? 1 : 2;
@@ -140,9 +148,9 @@ static __device__ __forceinline__ void order_barrier_wait(int group)
     named_barrier_sync(1 + group, 2 * WARPGROUP);
 }
 
-static __device__ __forceinline__ void order_barrier_arrive(int group)
+template <HeadMode MODE> static __device__ __forceinline__ void order_barrier_arrive(int group)
 {
-    named_barrier_arrive(1 + (1 - group), 2 * WARPGROUP);
+    named_barrier_arrive(1 + (group + 1) % consumers<MODE>(), 2 * WARPGROUP);
 }
 
 // sum (64, COLS) = the mainloop of one tile.
@@ -174,7 +182,7 @@ static __device__ __forceinline__ void mma_tile(float (&sum)[COLS / 2], const Sh
         ring.advance(1);
     }
     if (signal_next)
-        order_barrier_arrive(group);
+        order_barrier_arrive<MODE>(group);
     wgmma_wait<0>();
     wgmma_fence_registers(sum);
     if (lane < CLUSTER)
@@ -217,56 +225,23 @@ static __device__ __forceinline__ float exp_sum_exact(float (&s)[8], float unit,
 }
 
 // What a tile's epilogue reads for the thread's two rows, loaded one tile ahead to hide the latency.
-template <int COLS, int TERMS> struct RowData {
-    int target[2][TERMS];
+template <int COLS> struct RowData {
     float base[2];                 // of codes
     uint32_t masked[2][COLS / 32]; // bits of the tile's columns; MASKED
 };
 
 // Of rows `row` and row + 8 and column tile `tile`.
-template <int COLS, bool MASKED, int TERMS>
-static __device__ __forceinline__ void prefetch(RowData<COLS, TERMS> &data, const Work &k, int tile, int row)
+template <int COLS, bool MASKED>
+static __device__ __forceinline__ void prefetch(RowData<COLS> &data, const Work &k, int tile, int row)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int r = row + 8 * h;
-#pragma unroll
-        for (int i = 0; i < TERMS; i++)
-            data.target[h][i] = r < k.a.rows ? term_token<TERMS>(k.a.targets, r, i) : -1;
         data.base[h] = k.a.base && r < k.a.rows ? __ldg(k.a.base + r) : 0;
 #pragma unroll
         for (int b = 0; MASKED && b < COLS / 32; b++) {
             int word = tile * (COLS / 32) + b;
             data.masked[h][b] = r < k.a.rows && word < k.a.mask.words ? mask_word(k.a.mask, r, word) : 0;
-        }
-    }
-}
-
-// Logits of the targets of the thread's two rows that are among its columns.
-template <HeadMode MODE, int COLS, int TERMS>
-static __device__ __forceinline__ void store_target_logits(const float (&sum)[COLS / 2], const Work &k,
-                                                           int col0, int row,
-                                                           const RowData<COLS, TERMS> &data)
-{
-    int q = threadIdx.x % 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        bool any = false;
-#pragma unroll
-        for (int term = 0; term < TERMS; term++)
-            any |= (unsigned)(data.target[h][term] - col0) < COLS;
-        if (!any) // almost always
-            continue;
-#pragma unroll 1
-        for (int term = 0; term < TERMS; term++) {
-            int at = term_token<TERMS>(k.a.targets, row + 8 * h, term) - col0;
-#pragma unroll
-            for (int i = 0; i < COLS / 4; i++) {
-                int column = MODE == HEAD_FP8 ? i / 8 * 32 + 8 * q + i % 8 : i / 2 * 8 + 2 * q + i % 2;
-                if (at == column)
-                    k.a.target_logits[(int64_t)term * k.a.pitch + row + 8 * h] =
-                        sum[i / 2 * 4 + 2 * h + i % 2] * k.a.scale;
-            }
         }
     }
 }
@@ -371,14 +346,12 @@ static __device__ __forceinline__ void codes_of_rows(float (&total)[2], float (&
 
 // Epilogue for the thread's rows `row` and `row` + 8. FP8: 8 of every 32 columns, which are neighbours in
 // product order.
-template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES>
 static __device__ __forceinline__ void epilogue_tile(float (&sum)[COLS / 2], const Work &k, int tile, int row,
-                                                     const RowData<COLS, TERMS> &data)
+                                                     const RowData<COLS> &data)
 {
     int col0 = tile * COLS;
     float total[2];
-    if (MODE == HEAD_BF16 || CODES)
-        store_target_logits<MODE, COLS, TERMS>(sum, k, col0, row, data);
     if constexpr (!CODES) {
 #pragma unroll
         for (int h = 0; h < 2; h++)
@@ -396,8 +369,8 @@ static __device__ __forceinline__ void epilogue_tile(float (&sum)[COLS / 2], con
     }
 }
 
-// Tiles in the order of the rows, for one slab of w after the other; every second tile is this warpgroup's.
-template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
+// Tiles in the order of the rows, for one slab of w after the other; the warpgroups take them in turn.
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES>
 static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, const Work &k, int group,
                                                int rank)
 {
@@ -406,28 +379,29 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
     uint32_t weight_parity = 0;
     bool new_weight = true, begun = group > 0;
     constexpr bool ORDERED = rings<MODE>() == 1;
+    constexpr int GROUPS = consumers<MODE>();
     StageRange ring = pipeline_of<MODE>(group, k.stages, 0);
-    RowData<COLS, TERMS> data, ahead;
-    prefetch<COLS, MASKED, TERMS>(ahead, k, blockIdx.x, t * TILE_M + row0);
+    RowData<COLS> data, ahead;
+    prefetch<COLS, MASKED>(ahead, k, blockIdx.x, t * TILE_M + row0);
     if (ORDERED)
         ring.advance(group * k.slabs);
     for (int first = blockIdx.x - rank; first < k.col_tiles;) {
-        bool last_of_weight = t + 2 >= k.row_tiles, last_weight = first + (int)gridDim.x >= k.col_tiles;
-        int next = last_of_weight ? t + 2 - k.row_tiles : t + 2;
+        bool last_of_weight = t + GROUPS >= k.row_tiles, last_weight = first + (int)gridDim.x >= k.col_tiles;
+        int next = t + GROUPS - (last_of_weight ? k.row_tiles : 0);
         float sum[COLS / 2];
-        bool more = !last_weight || t + 1 < k.row_tiles; // the next tile, the other warpgroup's
+        bool more = !last_weight || t + 1 < k.row_tiles; // the next tile, another warpgroup's
         if (ORDERED && begun)
             order_barrier_wait(group);
         begun = true;
         mma_tile<MODE, COLS>(sum, m, k.slabs, ring, new_weight, weight_parity, ORDERED && more, group);
         if (ORDERED)
-            ring.advance(k.slabs); // the other warpgroup's stages
+            ring.advance((GROUPS - 1) * k.slabs); // the others' stages
         if (last_of_weight && !last_weight && lane == 0)
             mbarrier_arrive_remote(m.w_empty(), rank); // otherwise nobody waits for it
         data = ahead;
-        prefetch<COLS, MASKED, TERMS>(ahead, k, first + rank + (last_of_weight ? (int)gridDim.x : 0),
-                                      next * TILE_M + row0);
-        epilogue_tile<MODE, COLS, MASKED, CODES, TERMS>(sum, k, first + rank, t * TILE_M + row0, data);
+        prefetch<COLS, MASKED>(ahead, k, first + rank + (last_of_weight ? (int)gridDim.x : 0),
+                               next * TILE_M + row0);
+        epilogue_tile<MODE, COLS, MASKED, CODES>(sum, k, first + rank, t * TILE_M + row0, data);
         if (last_of_weight) {
             first += gridDim.x;
             weight_parity ^= 1;
@@ -439,8 +413,8 @@ static __device__ __forceinline__ void consume(const SharedStorage<COLS> &m, con
 
 #endif
 
-template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
-__global__ void __launch_bounds__(THREADS, 1)
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES>
+__global__ void __launch_bounds__(threads<MODE>(), 1)
     head_logits_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                        const Work k)
 {
@@ -458,16 +432,16 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         for (int i = 0; i < k.slabs; i++)
             mbarrier_init(m.w_full(i), 1);
-        mbarrier_init(m.w_empty(), 2 * WARPGROUP / WARP);
+        mbarrier_init(m.w_empty(), consumers<MODE>() * WARPGROUP / WARP);
         fence_mbarrier_init();
     }
     cluster_sync_relaxed();
-    if (group < 2) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume<MODE, COLS, MASKED, CODES, TERMS>(m, k, group, rank);
+    if (group < consumers<MODE>()) {
+        setmaxnreg_inc<MODE == HEAD_FP8 ? 160 : 240>();
+        consume<MODE, COLS, MASKED, CODES>(m, k, group, rank);
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        int warp = (threadIdx.x - 2 * WARPGROUP) / WARP;
+        int warp = (threadIdx.x - consumers<MODE>() * WARPGROUP) / WARP;
         if (threadIdx.x % WARP == 0) {
             if (warp < rings<MODE>())
                 produce_x<MODE, COLS>(m, &map_x, k, warp, rank);
@@ -485,11 +459,10 @@ void sm90_head_open(void)
     if (!device_has_wgmma())
         return;
     cudaFuncAttribute most = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    const void *kernels[] = {(const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, true, 1>,
-                             (const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, true, MAX_TERMS>,
-                             (const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, false, 1>,
-                             (const void *)head_logits_kernel<HEAD_BF16, 96, false, false, 1>,
-                             (const void *)head_logits_kernel<HEAD_BF16, 96, true, false, 1>};
+    const void *kernels[] = {(const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, true>,
+                             (const void *)head_logits_kernel<HEAD_FP8, PART_COLS, false, false>,
+                             (const void *)head_logits_kernel<HEAD_BF16, 96, false, false>,
+                             (const void *)head_logits_kernel<HEAD_BF16, 96, true, false>};
     for (const void *kernel : kernels)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, most, MAX_SHARED));
     sm90_head_gradient_open();
@@ -513,8 +486,7 @@ static CUtensorMap bytes_map(const void *base, int rows, int bytes, int box_rows
     return tensor_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, base, 1, rows, bytes, bytes, box_rows);
 }
 
-template <HeadMode MODE, int COLS, bool MASKED, bool CODES, int TERMS>
-static void launch(Stream s, const HeadLogits *a)
+template <HeadMode MODE, int COLS, bool MASKED, bool CODES> static void launch(Stream s, const HeadLogits *a)
 {
     int bytes = row_bytes(MODE, a->d), slabs = slabs_of(MODE, a->d), col_tiles = (int)ceil_div(a->Vp, COLS),
         room = (MAX_SHARED - BARRIER_BYTES - slabs * COLS * TILE_K_BYTES) / STAGE_BYTES,
@@ -522,28 +494,27 @@ static void launch(Stream s, const HeadLogits *a)
     size_t shared = (size_t)(slabs * COLS * TILE_K_BYTES + stages * STAGE_BYTES + BARRIER_BYTES);
     int most = device_state.sms / CLUSTER, clusters = (int)min_i64(ceil_div(col_tiles, CLUSTER), most);
     // Few columns: clusters share their rows. Each warpgroup has one tile at least.
-    int row_tiles = (int)max_i64(2, ceil_div(a->rows, TILE_M)), splits = (int)max_i64(1, most / clusters);
-    row_tiles = (int)max_i64(2, ceil_div(row_tiles, splits));
+    const int least = consumers<MODE>();
+    int row_tiles = (int)max_i64(least, ceil_div(a->rows, TILE_M)), splits = (int)max_i64(1, most / clusters);
+    row_tiles = (int)max_i64(least, ceil_div(row_tiles, splits));
     Work k = {*a, row_tiles, col_tiles, slabs, stages};
     CUtensorMap map_x = bytes_map(a->x, a->rows, bytes, MULTICAST_ROWS),
                 map_w = bytes_map(a->w, a->Vp, bytes, COLS);
     cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = cluster_launch(attributes, s, {CLUSTER, THREADS, shared}, clusters, false);
+    cudaLaunchConfig_t config =
+        cluster_launch(attributes, s, {CLUSTER, threads<MODE>(), shared}, clusters, false);
     config.gridDim.y = (unsigned)ceil_div(max_i64(1, ceil_div(a->rows, TILE_M)), row_tiles);
-    CUDA_CHECK(
-        cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS, MASKED, CODES, TERMS>, map_x, map_w, k));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, head_logits_kernel<MODE, COLS, MASKED, CODES>, map_x, map_w, k));
 }
 
 void sm90_head_logits(Stream s, const HeadLogits *a)
 {
     if (a->mode == HEAD_BF16 && a->mask.impossible)
-        launch<HEAD_BF16, 96, true, false, 1>(s, a);
+        launch<HEAD_BF16, 96, true, false>(s, a);
     else if (a->mode == HEAD_BF16)
-        launch<HEAD_BF16, 96, false, false, 1>(s, a);
-    else if (!a->codes)
-        launch<HEAD_FP8, PART_COLS, false, false, 1>(s, a);
-    else if (one_term(&a->targets))
-        launch<HEAD_FP8, PART_COLS, false, true, 1>(s, a);
+        launch<HEAD_BF16, 96, false, false>(s, a);
+    else if (a->codes)
+        launch<HEAD_FP8, PART_COLS, false, true>(s, a);
     else
-        launch<HEAD_FP8, PART_COLS, false, true, MAX_TERMS>(s, a);
+        launch<HEAD_FP8, PART_COLS, false, false>(s, a);
 }

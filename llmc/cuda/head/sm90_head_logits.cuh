@@ -19,11 +19,8 @@ typedef struct {
     uint8_t *excess;   // (parts, pitch) out: how far a part's codes are above the row's base
     const float *base; // (rows)
     float *sums;       // (parts, pitch) out: sums of e^(z - cap) over a part's columns, from unrounded logits
-    float *target_logits; // (terms, pitch) out: the logits of a row's targets, as far as it has them; not in
-                          // FP8 without codes
     const void *x,
-        *w; // (rows, d), (Vp, d): bf16; or e4m3, w with its rows in product order (fp8_transpose.cuh)
-    RowTargets targets;
+        *w;      // (rows, d), (Vp, d): bf16; or e4m3, w with its rows in product order (fp8_transpose.cuh)
     float scale; // logit = scale * sum of products
     int rows, d, Vp, pitch;
     RowMask mask; // HEAD_BF16
