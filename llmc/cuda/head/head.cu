@@ -17,9 +17,9 @@ enum {
     CHUNK_ROWS = 8192, // long enough that adding to the fp32 weight gradient costs little beside the product
     LOGIT_ROWS = 4096, // of a chunk, whose logits exist at a time: half the memory of 8192, 1% slower
     CODE_ROWS = 16384, // of a chunk of codes, a byte an element: 0.8 GB
-    LARGE_BATCH =
-        49152,        // if the largest batch has them, chunks of codes do: 2.5 GB where activations take 15
-    EVAL_ROWS = 8192, // of a chunk whose logits do not exist
+    // If the largest batch has as many, chunks of codes do: 2.5 GB where activations take 15.
+    LARGE_BATCH = 49152,
+    EVAL_ROWS = 8192,     // of a chunk whose logits do not exist
     FP32_EVAL_ROWS = 4096 // of one whose logits do, in fp32
 };
 

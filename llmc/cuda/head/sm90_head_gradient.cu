@@ -209,24 +209,38 @@ static __device__ __forceinline__ void store_dx(const float (&total)[96], const 
     }
 }
 
-static __device__ __forceinline__ void add_dw(const float (&total)[96], const Consumer &g, const Work &k,
-                                              TileCoord at)
+// old: registers that nobody reads. All of dw is read before any of it is written, or each read would wait
+// for the write before it.
+static __device__ __forceinline__ void add_dw(const float (&total)[96], float (&old)[96], const Consumer &g,
+                                              const Work &k, TileCoord at)
 {
-    float factor = *k.factors;
+    float factor = *k.factors, *to[2];
+    bool inside[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = at.row + g.group * WARPGROUP_M + g.warp * 16 + g.lane / 4 * 2 + h;
-        if (row >= k.p.Vp)
-            continue;
-        float *to = k.dw + (int64_t)row * k.p.d;
+        to[h] = k.dw + (int64_t)row * k.p.d + at.col + 2 * (g.lane % 4);
+        inside[h] = row < k.p.Vp;
+    }
 #pragma unroll
-        for (int j = 0; j < TILE_N / 8; j++) {
-            int col = at.col + 8 * j + 2 * (g.lane % 4);
-            if (col >= k.p.d)
-                continue;
-            float2 *place = reinterpret_cast<float2 *>(to + col), old = *place;
-            *place = make_float2(fmaf(total[4 * j + 2 * h], factor, old.x),
-                                 fmaf(total[4 * j + 2 * h + 1], factor, old.y));
+    for (int j = 0; j < TILE_N / 8; j++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 read = {};
+            if (inside[h] && at.col + 8 * j < k.p.d)
+                read = *reinterpret_cast<const float2 *>(to[h] + 8 * j);
+            old[4 * j + 2 * h] = read.x;
+            old[4 * j + 2 * h + 1] = read.y;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < TILE_N / 8; j++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int i = 4 * j + 2 * h;
+            if (inside[h] && at.col + 8 * j < k.p.d)
+                *reinterpret_cast<float2 *>(to[h] + 8 * j) =
+                    make_float2(fmaf(total[i], factor, old[i]), fmaf(total[i + 1], factor, old[i + 1]));
         }
     }
 }
@@ -259,7 +273,7 @@ static __device__ __forceinline__ void consume_tile(Consumer &g, const Work &k, 
             total[i] += sum[i];
     }
     if (WHICH == WEIGHT_GRADIENT)
-        add_dw(total, g, k, at);
+        add_dw(total, sum, g, k, at);
     else
         store_dx(total, g, k, at);
 }
