@@ -290,6 +290,20 @@ static double size_of(const void *truth, const Buffer *b)
     return size > 0 ? size : 1;
 }
 
+// The most by which the root mean square of independent errors, as large as the elements that they are of,
+// exceeds what is expected: four standard deviations. Of n elements alike it has 1 / sqrt(2 n); of others n
+// is the square of the sum of squares over the sum of fourth powers.
+static double chance(const void *truth, const Buffer *b)
+{
+    double squares = 0, fourths = 0;
+    for (int64_t k = 0; k < b->count; k++) {
+        double t = decode(truth, TRUTH, b, k);
+        squares += t * t;
+        fourths += t * t * t * t;
+    }
+    return fourths > 0 ? 1 + 4 * sqrt(fourths / 2) / squares : 1;
+}
+
 static double distance(const void *x, Which w, const void *truth, const Buffer *b)
 {
     double difference = 0;
@@ -335,7 +349,8 @@ static void check_case(Case *c, Sizes z, int variant)
         same &= b->varies || memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);
         if (b->follows)
-            plain = fmax(plain, distance(naive[b->follows - 1], NAIVE, truth[b->follows - 1],
+            plain = chance(truth[i], b) *
+                    fmax(plain, distance(naive[b->follows - 1], NAIVE, truth[b->follows - 1],
                                          &c->buffer[b->follows - 1]));
         if (b->rounding > 0)
             plain = fmax(plain, b->rounding * sqrt((double)b->count / size_of(truth[i], b)));
