@@ -292,6 +292,9 @@ static void check_refusals(void)
     refused("--modeldim 3", "unknown option --modeldim; see --help");
     refused("model", "unexpected argument 'model'");
     refused("-seed 3", "unexpected argument '-seed'");
+    refused("--seed 3 4", "unexpected argument '4'; options start with --");
+    refused("--train-files a.bin b.bin",
+            "unexpected argument 'b.bin' behind --train-files; a value with * or spaces needs quotes");
     refused("--seed", "--seed: needs a value");
     refused("--preset 2024", "no preset '2024'");
     refused("--num-heads 0", "out of range, must be 1 to 256");

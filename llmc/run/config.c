@@ -7,6 +7,11 @@
 bool argument_take(int argc, char **argv, int *i, const Option **o, const char **value, Error *e)
 {
     const char *arg = argv[(*i)++];
+    if (strncmp(arg, "--", 2) && *o && (*o)->type == OPT_TEXT)
+        return error_set(e,
+                         "unexpected argument '%s' behind --%s; a value with * or spaces needs quotes, "
+                         "options start with --, see --help",
+                         arg, (*o)->name);
     if (strncmp(arg, "--", 2))
         return error_set(e, "unexpected argument '%s'; options start with --, see --help", arg);
     char name[64];

@@ -30,7 +30,8 @@ bool option_set(Config *c, const Option *o, const char *text, Error *e);
 // Options that say what this process does, with which files and on which machine: not part of a run that goes
 // on.
 bool option_of_process(const Config *c, const Option *o);
-// One argument, "--name value", "--name=value" or a flag; *i moves past what was taken.
+// One argument, "--name value", "--name=value" or a flag; *i moves past what was taken. *o: the option
+// before, or NULL; then the argument's.
 bool argument_take(int argc, char **argv, int *i, const Option **o, const char **value, Error *e);
 // Options by a record's name; false with a line that names the records when there is none.
 bool preset_apply(Config *c, const char *name, Error *e);
