@@ -16,7 +16,7 @@ static struct {
     Op *entered; // the outermost of them
     Op op[TRACE_TAGS];
     int count;
-    double ms[TRACE_TAGS], busy_ms, exposed_ms;
+    double ms[TRACE_TAGS], busy_ms, exposed_ms, span_ms;
     int order[TRACE_TAGS]; // ops by falling time
 
     // the current micro-batch
@@ -110,7 +110,7 @@ void profile_stop(Stream s)
 {
     profile.on = false;
     profile.cu_seqlens = NULL;
-    profile.busy_ms = trace_stop(s, profile.ms, &profile.exposed_ms);
+    profile.busy_ms = trace_stop(s, profile.ms, &profile.exposed_ms, &profile.span_ms);
     for (int i = 0; i < profile.count; i++)
         profile.order[i] = i;
     qsort(profile.order, (size_t)profile.count, sizeof *profile.order, by_falling_time);
@@ -125,6 +125,7 @@ double profile_device_ms(void)
 }
 
 double profile_busy_ms(void) { return profile.busy_ms; }
+double profile_span_ms(void) { return profile.span_ms; }
 double profile_exposed_ms(void) { return profile.exposed_ms; }
 
 // ---- what the machine can do ------------------------------------------------------------------------------

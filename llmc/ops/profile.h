@@ -47,6 +47,7 @@ void profile_start(void);
 void profile_stop(Stream s);
 double profile_device_ms(void); // sum of kernels, copies and fills between the two, inside and outside of ops
 double profile_busy_ms(void); // the time in which at least one of them ran: one may begin while another ends
+double profile_span_ms(void); // from the begin of the first to the end of the last
 double profile_exposed_ms(void); // of it, the time in which nothing but collectives between ranks ran
 
 // Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX
@@ -71,8 +72,9 @@ bool trace_open(Error *e);
 void trace_start(void);
 void trace_enter(int tag, const char *name);
 void trace_leave(int tag);
-// Returns the time in which anything ran, ms; exposed: of it, the time in which nothing but collectives did.
-double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed);
+// Returns the time in which anything ran, ms; exposed: of it, the time in which nothing but collectives did;
+// span: from the begin of the first to the end of the last.
+double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed, double *span);
 
 #ifdef __cplusplus
 }

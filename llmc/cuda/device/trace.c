@@ -210,7 +210,7 @@ static double busy_ms(bool collectives) // of times sorted by begin
     return 1e-6 * (double)busy;
 }
 
-double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
+double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed, double *span)
 {
     stream_synchronize(s);
     must(cupti.flush(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED), "flush");
@@ -231,6 +231,10 @@ double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
     if (times.count)
         qsort(times.record, times.count, sizeof *times.record, by_begin);
     double all = busy_ms(true);
+    uint64_t last = 0;
+    for (size_t i = 0; i < times.count; i++)
+        last = times.record[i].end > last ? times.record[i].end : last;
+    *span = times.count ? 1e-6 * (double)(last - times.record[0].begin) : 0;
     *exposed = all - busy_ms(false);
     return all;
 }
@@ -244,9 +248,9 @@ bool trace_open(Error *e)
 }
 
 void trace_start(void) { assert(!"trace_open refused"); }
-double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed)
+double trace_stop(Stream s, double ms[TRACE_TAGS], double *exposed, double *span)
 {
-    assert(!"trace_open refused" && s && ms && exposed);
+    assert(!"trace_open refused" && s && ms && exposed && span);
     return 0;
 }
 
