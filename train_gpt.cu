@@ -73,6 +73,7 @@ typedef struct {
     int unproved; // step of the last checkpoint, when no loss has been computed from it yet; -1: none
     int timed_from, profile_at; // steps: --profile compares with those between the two; 0: no profile
     double timed_ms;            // train_ms at timed_from
+    double timed_joules;        // the device's counter then
     double tokens_left;         // of all steps that are not reported yet
 } Run;
 
@@ -164,8 +165,10 @@ static void finish_step(Run *r)
     r->queued = -1;
     double loss = trainer_finish_step(&r->trainer, step);
     lap_clock(r);
-    if (step + 1 == r->timed_from)
+    if (step + 1 == r->timed_from) {
         r->timed_ms = r->trainer.train_ms;
+        r->timed_joules = backend_energy();
+    }
     const Config *c = &r->config;
     double tokens = trainer_step_tokens(&r->trainer, step);
     double flops = tokens * mfu_flops_per_token(&r->trainer.model.params, c, step);
@@ -213,7 +216,7 @@ static void profile_steps(Run *r)
 {
     Trainer *t = &r->trainer;
     int timed = r->profile_at - r->timed_from;
-    double step_ms = (t->train_ms - r->timed_ms) / timed;
+    double step_ms = (t->train_ms - r->timed_ms) / timed, joules = backend_energy() - r->timed_joules;
     char *line;
     stop_clock(r);
     Ceilings ceilings = trainer_ceilings(t);
@@ -237,6 +240,9 @@ static void profile_steps(Run *r)
                    sum_ms / step_ms, sum_ms, step_ms, timed);
     logger_profile(r->logger, "time with a kernel running / time of these steps: %.3f (%.3f of %.3f ms)",
                    span_ms > 0 ? busy_ms / span_ms : 0, busy_ms, span_ms);
+    if (timed * step_ms > 1e3 && joules > 0) // the counter moves ten times a second
+        logger_profile(r->logger, "energy of a step: %.1f J, %.0f W (this GPU, mean of %d steps)",
+                       joules / timed, 1e3 * joules / (timed * step_ms), timed);
     if (comm_size() > 1)
         logger_profile(r->logger,
                        "exposed communication: %.3f ms a step, in which nothing but collectives ran",
@@ -263,8 +269,10 @@ static bool train(Run *r)
     r->queued = r->unproved = -1;
     for (int step = t->step; step < total; step++)
         r->tokens_left += trainer_step_tokens(t, step);
-    if (c->profile)
+    if (c->profile) {
         r->profile_at = profile_plan(c, t->step, end, &r->timed_from);
+        backend_energy(); // the first reading opens NVML, which takes some time
+    }
     while (t->step < end && !stop) {
         bool validation = t->step == 0 || step_is_due(t->step, c->val_every),
              checkpoint = t->step > r->first_step && step_is_due(t->step, c->checkpoint_every),

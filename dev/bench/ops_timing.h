@@ -16,7 +16,6 @@ enum {
 static char **filters; // up to a NULL
 static double sustained;
 static double energy_seconds; // 0: no energy is measured
-static EnergyCounter energy;
 static double idle_watts;
 static double copy_rate, product_rate; // bytes and operations a second
 
@@ -92,7 +91,7 @@ static void print_row(const char *name, double t, double bytes, double operation
 static double measure_idle_watts(void)
 {
     EnergySpan span = {0};
-    for (double end = seconds_now() + energy_seconds; seconds_now() < end; energy_poll(&energy, &span))
+    for (double end = seconds_now() + energy_seconds; seconds_now() < end; energy_poll(&span))
         usleep(10000);
     return energy_watts(&span);
 }
@@ -112,7 +111,7 @@ static void report_energy(const char *name, void (*op)(void), double once)
         event_synchronize(done[i % 2]);
         now = seconds_now();
         if (now > warm) {
-            energy_poll(&energy, &span);
+            energy_poll(&span);
             from = from ? from : now;
             calls += now > from ? launches * REPEATS : 0;
         }
@@ -139,7 +138,6 @@ static void timing_begin(void)
 {
     if (!energy_seconds)
         return;
-    energy = energy_open();
     idle_watts = measure_idle_watts();
     figure("idle", "clocks up", idle_watts, "W");
     printf("idle %.0f W, taken off from every op's mJ\n", idle_watts);

@@ -2,6 +2,7 @@
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
 #include "llmc/base/memory.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -81,6 +82,7 @@ void backend_close(void)
 }
 
 const char *backend_device_name(void) { return NULL; }
+double backend_energy(void) { return NAN; }
 bool backend_is_asynchronous(void) { return false; }
 const char *backend_description(void) { return backend.description; }
 

@@ -44,7 +44,10 @@ void backend_open(int index);
 void backend_reserve(const OpSizes *sizes);
 void backend_close(void);
 const char *backend_device_name(void); // of a GPU, as the driver has it; NULL: a CPU
-bool backend_is_asynchronous(void);    // ops are still running when they return
+// Joules that the device has taken since some moment, of a counter that moves every 0.02 to 0.1 s; NaN: it
+// has none.
+double backend_energy(void);
+bool backend_is_asynchronous(void); // ops are still running when they return
 const char *
 backend_description(void); // one line: device, threads, libraries and their versions, paths taken and why
 // Version lines for the log header, one by one from index 0; NULL after the last.
