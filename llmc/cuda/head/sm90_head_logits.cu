@@ -50,6 +50,14 @@ template <HeadMode MODE> static __host__ __device__ __forceinline__ constexpr in
 {
     return (consumers<MODE>() + 1) * WARPGROUP;
 }
+// Of a thread; with the producers' all warpgroups have 512 at most, 128 threads each of 65536.
+template <HeadMode MODE> static __host__ __device__ __forceinline__ constexpr int consumer_registers()
+{
+    return MODE == HEAD_FP8 ? 160 : 240;
+}
+static_assert(consumers<HEAD_FP8>() * consumer_registers<HEAD_FP8>() + PRODUCER_REGISTERS <= 512 &&
+                  consumers<HEAD_BF16>() * consumer_registers<HEAD_BF16>() + PRODUCER_REGISTERS <= 512,
+              "a multiprocessor's registers");
 
 #if HOPPER
 
@@ -437,7 +445,7 @@ __global__ void __launch_bounds__(threads<MODE>(), 1)
     }
     cluster_sync_relaxed();
     if (group < consumers<MODE>()) {
-        setmaxnreg_inc<MODE == HEAD_FP8 ? 160 : 240>();
+        setmaxnreg_inc<consumer_registers<MODE>()>();
         consume<MODE, COLS, MASKED, CODES>(m, k, group, rank);
     } else {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
