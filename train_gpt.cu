@@ -9,6 +9,7 @@
 #include "llmc/run/evaluate.h"
 #include "llmc/run/mfu.h"
 #include "llmc/run/profile_plan.h"
+#include "llmc/run/profile_report.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_folder.h"
 #include "llmc/run/run_log.h"
@@ -209,15 +210,12 @@ static void queue_step(Run *r)
 }
 
 // Steps like all others, under the tracer. The table comes from steps that run op by op; whether the device
-// ever waits for the host shows in steps as they run otherwise, one queued while the other runs. Their
-// kernels together are compared with the time that a step takes when nobody looks: at the power limit they
-// are faster after the pause before them.
+// ever waits for the host shows in steps as they run otherwise, one queued while the other runs.
 static void profile_steps(Run *r)
 {
     Trainer *t = &r->trainer;
-    int timed = r->profile_at - r->timed_from;
-    double step_ms = (t->train_ms - r->timed_ms) / timed, joules = backend_energy() - r->timed_joules;
-    char *line;
+    UntracedSteps untraced = {r->profile_at - r->timed_from, t->train_ms - r->timed_ms,
+                              backend_energy() - r->timed_joules};
     stop_clock(r);
     Ceilings ceilings = trainer_ceilings(t);
     start_clock(r);
@@ -229,24 +227,10 @@ static void profile_steps(Run *r)
             queue_step(r);
         finish_step(r);
         profile_stop(t->stream);
-        for (int i = 0; op_by_op && (line = profile_line(i, PROFILE_TRACED, &ceilings)); i++) {
-            logger_profile(r->logger, "%s", line);
-            free(line);
-        }
+        if (op_by_op)
+            profile_report_ops(r->logger, &ceilings);
     }
-    double sum_ms = profile_device_ms() / PROFILE_TRACED, busy_ms = profile_busy_ms() / PROFILE_TRACED,
-           span_ms = profile_span_ms() / PROFILE_TRACED;
-    logger_profile(r->logger, "sum of kernel times / step time: %.3f (%.3f of %.3f ms, mean of %d steps)",
-                   sum_ms / step_ms, sum_ms, step_ms, timed);
-    logger_profile(r->logger, "time with a kernel running / time of these steps: %.3f (%.3f of %.3f ms)",
-                   span_ms > 0 ? busy_ms / span_ms : 0, busy_ms, span_ms);
-    if (timed * step_ms > 1e3 && joules > 0) // the counter moves ten times a second
-        logger_profile(r->logger, "energy of a step: %.1f J, %.0f W (this GPU, mean of %d steps)",
-                       joules / timed, 1e3 * joules / (timed * step_ms), timed);
-    if (comm_size() > 1)
-        logger_profile(r->logger,
-                       "exposed communication: %.3f ms a step, in which nothing but collectives ran",
-                       profile_exposed_ms() / PROFILE_TRACED);
+    profile_report_steps(r->logger, &untraced, comm_size() > 1);
 }
 
 // On all ranks at the same step: a signal, or the end of --stop-after by the clock of rank 0.

@@ -101,8 +101,9 @@ DESCRIBE(sdpa_heads)
     describe_heads(c);
     c->buffer[0].varies = true;
     for (int i = 1; i < 5; i++)
-        c->buffer[i].follows = 1 + 7;                    // sums of dv u
-    c->buffer[1].spread *= sqrt(3);                      // dv of heads_backward is uniform in (-1, 1)
+        c->buffer[i].follows = 1 + 7; // sums of dv u
+    c->buffer[1].spread *= sqrt(3);   // dv of heads_backward is uniform in (-1, 1)
+    c->buffer[4].by_token = true;
     c->buffer[4].spread = sqrt(d / 3.0 / FACTOR_STRIDE); // a token's sums have d terms together, u is uniform
     if (N == 1 && v.paired)                              // as of sdpa
         c->buffer[0].rounding = c->buffer[7].rounding = c->buffer[8].rounding = 0x1p-9 / sqrt(3);

@@ -85,6 +85,7 @@ typedef struct {
                      // error may be small by chance; else 0
     bool varies;     // the GPU may add up in any order, unless `deterministic`
     int follows;     // 1 + the number of the output whose errors its terms have, independent ones; else 0
+    bool by_token;   // then: it has a token's sums of them
 } Buffer;
 
 typedef struct {
@@ -109,7 +110,7 @@ struct Case {
 static void add(Case *c, const char *name, Kind kind, Role role, int64_t count, double scale)
 {
     assert(c->count < MAX_BUFFERS);
-    c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0, 0, false, 0};
+    c->buffer[c->count++] = (Buffer){name, kind, role, count, scale, 0, 0, false, 0, false};
 }
 
 enum { SHORT = 1 << 14 }; // not worth a second thread
@@ -290,18 +291,24 @@ static double size_of(const void *truth, const Buffer *b)
     return size > 0 ? size : 1;
 }
 
-// The most by which the root mean square of independent errors, as large as the elements that they are of,
-// exceeds what is expected: four standard deviations. Of n elements alike it has 1 / sqrt(2 n); of others n
-// is the square of the sum of squares over the sum of fourth powers.
-static double chance(const void *truth, const Buffer *b)
+// How much larger than expected the error of sums over tokens may be: four standard deviations of its root
+// mean square. A weight's rounding is common to all channels of a token, so a sum's error is a product of two
+// random numbers, and the mean square of n alike deviates by sqrt(8 / n). Of tokens of different size n is
+// the square of the sum of squares over the sum of fourth powers. b: the terms
+static double chance(const void *truth, const Buffer *b, int tokens)
 {
     double squares = 0, fourths = 0;
-    for (int64_t k = 0; k < b->count; k++) {
-        double t = decode(truth, TRUTH, b, k);
-        squares += t * t;
-        fourths += t * t * t * t;
+    int64_t width = b->count / tokens;
+    for (int n = 0; n < tokens; n++) {
+        double size = 0;
+        for (int64_t k = 0; k < width; k++) {
+            double t = decode(truth, TRUTH, b, n * width + k);
+            size += t * t;
+        }
+        squares += size;
+        fourths += size * size;
     }
-    return fourths > 0 ? 1 + 4 * sqrt(fourths / 2) / squares : 1;
+    return squares > 0 ? 1 + 4 * sqrt(2 * fourths) / squares : 1;
 }
 
 static double distance(const void *x, Which w, const void *truth, const Buffer *b)
@@ -336,9 +343,9 @@ static void check_case(Case *c, Sizes z, int variant)
     run_case(c, TRUTH, truth);
     for (int i = 0; i < c->count; i++) {
         Buffer *b = &c->buffer[i];
-        const Buffer *terms = b->follows ? &c->buffer[b->follows - 1] : NULL;
-        if (terms)
-            b->spread *= sqrt(size_of(truth[b->follows - 1], terms) / (double)terms->count);
+        int terms = b->follows - 1;
+        if (b->follows)
+            b->spread *= sqrt(size_of(truth[terms], &c->buffer[terms]) / (double)c->buffer[terms].count);
     }
     bool same = true, good = true;
     char text[1024] = "";
@@ -348,10 +355,14 @@ static void check_case(Case *c, Sizes z, int variant)
             continue;
         same &= b->varies || memcmp(first[i], again[i], (size_t)b->count * element_bytes(GPU, b->kind)) == 0;
         double gpu = distance(first[i], GPU, truth[i], b), plain = distance(naive[i], NAIVE, truth[i], b);
-        if (b->follows)
-            plain = chance(truth[i], b) *
-                    fmax(plain, distance(naive[b->follows - 1], NAIVE, truth[b->follows - 1],
-                                         &c->buffer[b->follows - 1]));
+        if (b->follows) {
+            int terms = b->follows - 1;
+            plain = fmax(plain, distance(naive[terms], NAIVE, truth[terms], &c->buffer[terms]));
+            // The GPU's own terms have a limit of their own. Below, twice `plain` is allowed.
+            if (b->by_token)
+                plain = fmax(plain, chance(truth[terms], &c->buffer[terms], z.N) / 2 *
+                                        distance(first[terms], GPU, truth[terms], &c->buffer[terms]));
+        }
         if (b->rounding > 0)
             plain = fmax(plain, b->rounding * sqrt((double)b->count / size_of(truth[i], b)));
         if (!strcmp(c->name, "head_train") && !strcmp(b->name, "loss")) {

@@ -7,13 +7,14 @@
 bool argument_take(int argc, char **argv, int *i, const Option **o, const char **value, Error *e)
 {
     const char *arg = argv[(*i)++];
-    if (strncmp(arg, "--", 2) && *o && (*o)->type == OPT_TEXT)
-        return error_set(e,
-                         "unexpected argument '%s' behind --%s; a value with * or spaces needs quotes, "
-                         "options start with --, see --help",
-                         arg, (*o)->name);
-    if (strncmp(arg, "--", 2))
+    if (strncmp(arg, "--", 2)) {
+        if (*o && (*o)->type == OPT_TEXT)
+            return error_set(e,
+                             "unexpected argument '%s' behind --%s; a value with * or spaces needs quotes, "
+                             "options start with --, see --help",
+                             arg, (*o)->name);
         return error_set(e, "unexpected argument '%s'; options start with --, see --help", arg);
+    }
     char name[64];
     size_t length = strcspn(arg + 2, "=");
     snprintf(name, sizeof name, "%.*s", (int)min_i64((int64_t)length, 63), arg + 2);

@@ -102,7 +102,11 @@ const Option config_options[] = {
      "GPU, driver and build of the program, remembered in $XDG_CACHE_HOME/train_gpt or ~/.cache/train_gpt; "
      "always: at every start",
      false, NULL},
-    {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL, "time every op: after N steps, the next 4 without a validation or checkpoint in between run under a tracer, and a table is printed, with the energy of a step where the GPU counts it; training goes on and nothing in its mathematics changes; 0: no", false, NULL},
+    {"profile", OPT_INT, AT(profile), "0", 0, 1e9, NULL,
+     "time every op: after N steps, the next 4 without a validation or checkpoint in between run under a "
+     "tracer, and a table is printed, with the energy of a step where the GPU counts it; training goes on and "
+     "nothing in its mathematics changes; 0: no",
+     false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
     {"ranks", OPT_INT, AT(ranks), "1", 1, 8, NULL, "processes that share the work of the CPU program: 1, 2, 4 or 8", false, NULL},
     {"device", OPT_INT, AT(device), "-1", -1, 1023, NULL, "the one GPU of this rank; -1: as --gpus says", false, NULL},

@@ -6,8 +6,8 @@
 //               of 64 x 128 bytes. Half the traffic of square tiles
 //   cluster     2 CTAs with different rows of w; each loads half of every stage of x and multicasts it
 //   warps       FP8: three consumer warpgroups (160 registers) strictly in turn (an ordered barrier): one
-//               issues WGMMA while the others run their epilogues, which take longer than the mainloop.
-//               With two the head's three products took 3% more time. bf16: two (240 registers), unordered.
+//               issues WGMMA while the others run their epilogues. With two the head's three products took
+//               3% more time. bf16: two (240 registers), unordered.
 //               The last warpgroup: one producer thread for x (bf16: two), one for w (24)
 //   bound       FP8: 690 W, the limit (two special functions an element in the epilogue); bf16: operand
 //               traffic as much as tensor cores
