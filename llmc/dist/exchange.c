@@ -84,10 +84,10 @@ static void place_own(Exchange *x, const Params *p, Arena *a)
     }
 }
 
-void exchange_create(Exchange *x, const Params *p, bool by_rows)
+void exchange_create(Exchange *x, const Params *p, PairExchange how)
 {
     exchange_plan(x, p, comm_rank(), comm_size());
-    row_exchange_create(&x->rows, p, by_rows);
+    row_exchange_create(&x->rows, p, how);
     if (x->size == 1)
         return;
     comm_connect();

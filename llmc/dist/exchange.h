@@ -57,7 +57,7 @@ typedef struct {
 // The table alone, for `size` ranks: no memory, no device.
 void exchange_plan(Exchange *x, const Params *p, int rank, int size);
 void exchange_replan(Exchange *x, const Params *p); // after parameters have parted: buckets and stages anew
-void exchange_create(Exchange *x, const Params *p, bool by_rows); // by_rows: --pair-exchange rows
+void exchange_create(Exchange *x, const Params *p, PairExchange how);
 void exchange_free(Exchange *x);
 
 // Of step t (or any other that updates the same tensors):

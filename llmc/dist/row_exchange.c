@@ -7,11 +7,13 @@ enum {
     STEPS_OF_SIZE = 32
 }; // sizes of chunks are multiples of so much of the largest: few graphs are captured
 
-void row_exchange_create(RowExchange *x, const Params *p, bool wanted)
+void row_exchange_create(RowExchange *x, const Params *p, PairExchange how)
 {
     const Param *a = params_of(p, ROLE_BIGRAM, 0);
     *x = (RowExchange){.param = -1, .size = comm_size()};
-    if (!wanted || !a || x->size == 1 || a->spec->sharding != SHARD_ROWS)
+    if (how == EXCHANGE_DENSE || !a || x->size == 1 || a->spec->sharding != SHARD_ROWS)
+        return;
+    if (a->rows % x->size && how == EXCHANGE_AUTO)
         return;
     if (a->rows % x->size)
         fatal(EXIT_USAGE, "--pair-exchange rows: the %lld rows of %s cannot be split over %d ranks",

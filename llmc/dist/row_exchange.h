@@ -22,6 +22,12 @@
 #include "llmc/dist/comm.h"
 #include "llmc/model/params.h"
 
+typedef enum {
+    EXCHANGE_AUTO, // by rows where they can be split over the ranks, else dense
+    EXCHANGE_DENSE,
+    EXCHANGE_ROWS
+} PairExchange; // --pair-exchange
+
 // The rows of a step. Chunk o of a list, `count` entries, holds rows of owner o, rising, then -1.
 typedef struct {
     const int32_t *values, *gradients; // device: (ranks, num_values), (ranks, num_gradients); not owned
@@ -39,9 +45,9 @@ typedef struct {
     RowLists now;              // of the step whose ops are queued, set by the caller
 } RowExchange;
 
-// The table that the options ask for, if there is one and there are several ranks. Fatal with a line when its
-// rows cannot be split.
-void row_exchange_create(RowExchange *x, const Params *p, bool wanted);
+// The table, if there is one and there are several ranks. Fatal with a line when EXCHANGE_ROWS asks for rows
+// that cannot be split.
+void row_exchange_create(RowExchange *x, const Params *p, PairExchange how);
 void row_exchange_free(RowExchange *x);
 void row_exchange_warm_up(const RowExchange *x, Stream s); // the collective once, on nothing
 // On s, in grad (the whole table, fp32): the own rows become sums over the ranks, touched rows of others

@@ -168,7 +168,7 @@ void optimizer_create(Optimizer *o, const Model *m)
         if (o->batches[i].rules && o->batches[i].own)
             upload_rules(o, p, &o->batches[i]);
     }
-    exchange_create(&o->exchange, p, c->pair_exchange == EXCHANGE_ROWS);
+    exchange_create(&o->exchange, p, (PairExchange)c->pair_exchange);
 }
 
 void optimizer_free(Optimizer *o)

@@ -65,7 +65,7 @@ typedef struct Config {
     const char *gpus;
     int ranks, device, timeout, threads;
     int graphs;
-    int pair_exchange; // EXCHANGE_DENSE or EXCHANGE_ROWS
+    int pair_exchange; // PairExchange
     int attention;     // AttentionKernels
     int self_check;    // SelfCheck
     // sampling
@@ -82,7 +82,6 @@ enum { COOLDOWN_FROM_SHARE, COOLDOWN_FROM_STEP, COOLDOWN_TO_FLOOR };
 enum { ROPE_DOUBLE, ROPE_FP32 };
 enum { MASK_NONE, MASK_LAST, MASK_ALL };
 enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };
-enum { EXCHANGE_DENSE, EXCHANGE_ROWS };
 enum { MIN_PROFILE = 6 };
 enum {
     MAX_HEAD_DIM = 1024,

@@ -175,7 +175,7 @@ srand 7;
 write_shard('pairs_1.bin', map { $_ % 512 ? int rand 256 : 256 } 0 .. 46_000); # no pair is frequent
 my @pairs = (qw(--preset tiny-2026 --deterministic --model-dim 48 --mlp-dim 64 --micro-batches 4 --micro-batch-tokens 192 --num-scheduled 10 --num-extension 2
     --val-tokens 512 --val-every 5), '--stage-tokens', '64,128,192', '--train-files', "$dir/pairs_1.bin", '--val-files', "$dir/val.bin");
-@cases = (['one GPU, a table by pairs', launched('pairs', @pairs, '--device', $other_gpu)], ['two GPUs, all of its rows', launched('dense', @pairs, @two)],
+@cases = (['one GPU, a table by pairs', launched('pairs', @pairs, '--device', $other_gpu)], ['two GPUs, all of its rows', launched('dense', @pairs, @two, qw(--pair-exchange dense))],
     ['two GPUs, touched rows', launched('rows', @pairs, @other_two, qw(--pair-exchange rows))]);
 well(@$_) for @cases;
 is(same_state(newest("$dir/dense"), newest("$dir/rows")), 'option.pair-exchange', 'a table by pairs, exchanged by rows: the same bits');
