@@ -146,14 +146,20 @@ static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq
                 make_float4(dq[4 * g], dq[4 * g + 1], dq[4 * g + 2], dq[4 * g + 3]);
 }
 
-// Stores the warpgroup's ds for both, waits for the other's, and issues the WGMMA of dq.
+// Stores the warpgroup's ds for both, waits for the other's, and issues the WGMMA of dq. Each warpgroup
+// arrives at a barrier of its own and waits at the other's: it may come from masked_tile while the other
+// comes from compute_tiles, and the threads that wait at one barrier shall wait at one instruction. Two pairs
+// in turn, as the buffers: with one pair a warpgroup could arrive for the next tile before the other has
+// waited for this one.
 static __device__ __forceinline__ void publish_ds(const Consumer &c, const Shared &m, float (&dq)[32],
                                                   const uint32_t (&ds)[16])
 {
     uint8_t *buffer = m.ds(c.buffer);
     store_gradients(buffer + (c.thread / WARP * 16 + c.lane % 16) * 128, ds, c.lane);
     fence_proxy_async_shared(); // for WGMMA
-    named_barrier_sync(1, 2 * WARPGROUP);
+    int arrived = 4 + 2 * (int)c.buffer;
+    named_barrier_arrive(arrived + c.group, 2 * WARPGROUP);
+    named_barrier_sync(arrived + (c.group ^ 1), 2 * WARPGROUP);
     wgmma_fence();
     mma_keys(dq, buffer, m.k(c.slots.stage), c.group);
     wgmma_commit();
