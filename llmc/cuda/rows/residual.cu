@@ -299,11 +299,14 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
     }
 }
 
+// CTAs of a multiprocessor, so many as are launched (see stream_grads.cu).
+static constexpr int mix_ctas(int vpl) { return vpl <= 3 ? 2 : 1; }
+
 template <int VPL>
-__global__ __launch_bounds__(ROW_THREADS,
-                             VPL <= 3 ? 2 : 1) void mix_rmsnorm_backward_kernel(MixBackward a, int N, int d,
-                                                                                float *partials,
-                                                                                unsigned *counter)
+__global__ __launch_bounds__(ROW_THREADS, mix_ctas(VPL)) void mix_rmsnorm_backward_kernel(MixBackward a,
+                                                                                          int N, int d,
+                                                                                          float *partials,
+                                                                                          unsigned *counter)
 {
     int lane = threadIdx.x % WARP;
     const float coef[3] = {a.coef[0], a.coef[1], a.coef[2]};
@@ -313,16 +316,19 @@ __global__ __launch_bounds__(ROW_THREADS,
     grid_accumulate<3>(a.dcoef, sums, partials, counter);
 }
 
+template <int VPL> static void mix_backward(Stream s, const MixBackward *a, int N, int d)
+{
+    int blocks = row_blocks(N, mix_ctas(VPL));
+    float *partials = scratch_floats(s, SCRATCH_MIX, (size_t)blocks * 3);
+    mix_rmsnorm_backward_kernel<VPL>
+        <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, scratch_counter(s, SCRATCH_MIX));
+}
+
 void mix_rmsnorm_backward(Stream s, const MixBackward *a, int N, int d)
 {
     OP_SCOPE(mix_rmsnorm_backward, a, N, d);
-    if (N <= 0)
-        return;
-    int blocks = row_blocks(N, 8);
-    float *partials = scratch_floats(s, SCRATCH_MIX, (size_t)blocks * 3);
-    unsigned *counter = scratch_counter(s, SCRATCH_MIX);
-    DISPATCH_WIDTH(d, (mix_rmsnorm_backward_kernel<VPL>
-                       <<<blocks, ROW_THREADS, 0, s>>>(*a, N, d, partials, counter)));
+    if (N > 0)
+        DISPATCH_WIDTH(d, mix_backward<VPL>(s, a, N, d));
 }
 
 template <int VPL>

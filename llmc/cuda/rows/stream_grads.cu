@@ -8,7 +8,6 @@
 #include "llmc/cuda/device/cuda_common.cuh"
 
 static const unsigned FULL = 0xffffffffu;
-enum { GRAD_CTAS = 8 /* CTAs a multiprocessor, at most */ };
 
 // A lane of a warp adds up one dot product: of a reader's g and x, say. It loads the reader's coefficient,
 // and writes the gradients.
@@ -65,6 +64,8 @@ static __device__ __forceinline__ void add_dscalars(const LaneReader *readers, f
         return;
     __threadfence();
     for (int j = warp; j < COUNT; j += ROW_WARPS) {
+        if (!readers[j].dscalar)
+            continue;
         float x = 0;
         for (int b = lane; b < gridDim.x; b += WARP)
             x += __ldcg(partials + b * COUNT + j);
@@ -301,8 +302,19 @@ static __device__ __forceinline__ float grad_row(const GradCall &call, const Lan
 }
 
 // partials NULL: no dscalar is wanted.
+// CTAs of a multiprocessor, so many as are launched: where more are, each that follows another begins without
+// a load in flight, and the sum over CTAs at the end gets longer.
+static constexpr int grad_ctas(int readers, int norms)
+{
+    return readers + norms > 7 ? 1 : norms || readers > 4 ? 2 : 3;
+}
+static constexpr int several_ctas(int streams, bool dx, bool dots)
+{
+    return dx && dots ? 1 : dx || streams > STREAM_PAIR ? 2 : 3;
+}
+
 template <int READERS, int NORMS>
-__global__ __launch_bounds__(ROW_THREADS, READERS + NORMS > 7 ? 1 : 2) void stream_grad_kernel(
+__global__ __launch_bounds__(ROW_THREADS, grad_ctas(READERS, NORMS)) void stream_grad_kernel(
     const __grid_constant__ GradCall call, int N, int d, float *partials, unsigned *counter)
 {
     int lane = threadIdx.x % WARP;
@@ -314,14 +326,22 @@ __global__ __launch_bounds__(ROW_THREADS, READERS + NORMS > 7 ? 1 : 2) void stre
         add_dscalars<READERS + 1>(call.lane, mine, partials, counter);
 }
 
-typedef void (*GradKernel)(GradCall, int, int, float *, unsigned *);
+typedef struct {
+    void (*kernel)(GradCall, int, int, float *, unsigned *);
+    int ctas; // of a multiprocessor
+} GradKernel;
+
+template <int READERS, int NORMS> static GradKernel grad_kernel_of(void)
+{
+    return {stream_grad_kernel<READERS, NORMS>, grad_ctas(READERS, NORMS)};
+}
 
 template <int READERS> static GradKernel grad_kernel(int norms)
 {
     constexpr int SOME = READERS < 4 ? 4 : READERS; // with more norms than one there are no kernels for fewer
-    return norms > 1   ? stream_grad_kernel<SOME, STREAM_NORMS>
-           : norms > 0 ? stream_grad_kernel<READERS, 1>
-                       : stream_grad_kernel<READERS, 0>;
+    return norms > 1   ? grad_kernel_of<SOME, STREAM_NORMS>()
+           : norms > 0 ? grad_kernel_of<READERS, 1>()
+                       : grad_kernel_of<READERS, 0>();
 }
 
 static LaneReader lane_reader(const StreamReader *r)
@@ -342,7 +362,7 @@ static float *partial_sums(Stream s, const LaneReader *lanes, int blocks)
 static void one_stream(Stream s, const StreamGrad *a, int N, int d)
 {
     GradCall call = {};
-    int n = a->readers, blocks = row_blocks(N, GRAD_CTAS);
+    int n = a->readers;
     n = n <= 1 && a->norms <= 1 ? 1 : n <= 2 && a->norms <= 1 ? 2 : n <= 4 ? 4 : n <= 6 ? 6 : STREAM_READERS;
     GradKernel kernel = n == 1   ? grad_kernel<1>(a->norms)
                         : n == 2 ? grad_kernel<2>(a->norms)
@@ -356,8 +376,10 @@ static void one_stream(Stream s, const StreamGrad *a, int N, int d)
     }
     if (a->beside)
         call.lane[n].dscalar = a->dbeside;
+    int blocks = row_blocks(N, kernel.ctas);
     float *partials = partial_sums(s, call.lane, blocks);
-    kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials, scratch_counter(s, SCRATCH_MIX));
+    kernel.kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials,
+                                                           scratch_counter(s, SCRATCH_MIX));
     CHECK_LAUNCH();
 }
 
@@ -436,7 +458,7 @@ static __device__ __forceinline__ float several_row(const SeveralCall &call, con
 }
 
 template <int STREAMS, int SUMS, bool DX, bool DOTS>
-__global__ __launch_bounds__(ROW_THREADS, DX &&DOTS ? 1 : 2) void several_streams_kernel(
+__global__ __launch_bounds__(ROW_THREADS, several_ctas(STREAMS, DX, DOTS)) void several_streams_kernel(
     const __grid_constant__ SeveralCall call, int N, int d, float *partials, unsigned *counter)
 {
     int lane = threadIdx.x % WARP;
@@ -448,14 +470,22 @@ __global__ __launch_bounds__(ROW_THREADS, DX &&DOTS ? 1 : 2) void several_stream
         add_dscalars<STREAMS * SUMS>(call.lane, mine, partials, counter);
 }
 
-typedef void (*SeveralKernel)(SeveralCall, int, int, float *, unsigned *);
+typedef struct {
+    void (*kernel)(SeveralCall, int, int, float *, unsigned *);
+    int ctas; // of a multiprocessor
+} SeveralKernel;
+
+template <int STREAMS, int SUMS, bool DX, bool DOTS> static SeveralKernel several_kernel_of(void)
+{
+    return {several_streams_kernel<STREAMS, SUMS, DX, DOTS>, several_ctas(STREAMS, DX, DOTS)};
+}
 
 static SeveralKernel several_kernel(int streams, bool dx, bool dots)
 {
-    return dx && dots               ? several_streams_kernel<STREAM_PAIR, STREAM_READERS, true, true>
-           : dx                     ? several_streams_kernel<STREAM_PAIR, STREAM_READERS, true, false>
-           : streams == STREAM_PAIR ? several_streams_kernel<STREAM_PAIR, MIX_STREAMS, false, true>
-                                    : several_streams_kernel<STREAM_GRADS, MIX_STREAMS, false, true>;
+    return dx && dots               ? several_kernel_of<STREAM_PAIR, STREAM_READERS, true, true>()
+           : dx                     ? several_kernel_of<STREAM_PAIR, STREAM_READERS, true, false>()
+           : streams == STREAM_PAIR ? several_kernel_of<STREAM_PAIR, MIX_STREAMS, false, true>()
+                                    : several_kernel_of<STREAM_GRADS, MIX_STREAMS, false, true>();
 }
 
 // Which g of the call the reader has; a new one behind them.
@@ -476,7 +506,7 @@ static int sum_of(SeveralCall *call, const StreamReader *r, int d)
 static void several_streams(Stream s, const StreamGrad *a, int count, bool dx, int N, int d)
 {
     SeveralCall call = {};
-    int most = dx ? STREAM_READERS : MIX_STREAMS, blocks = row_blocks(N, GRAD_CTAS);
+    int most = dx ? STREAM_READERS : MIX_STREAMS;
     unsigned dots = 0;
     call.streams = count;
     for (int i = 0; i < count; i++) {
@@ -497,10 +527,11 @@ static void several_streams(Stream s, const StreamGrad *a, int count, bool dx, i
         }
         dots |= call.dots[i];
     }
-    float *partials = partial_sums(s, call.lane, blocks);
-    unsigned *counter = scratch_counter(s, SCRATCH_MIX);
     SeveralKernel kernel = several_kernel(count, dx, dots != 0);
-    kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials, counter);
+    int blocks = row_blocks(N, kernel.ctas);
+    float *partials = partial_sums(s, call.lane, blocks);
+    kernel.kernel<<<(unsigned)blocks, ROW_THREADS, 0, s>>>(call, N, d, partials,
+                                                           scratch_counter(s, SCRATCH_MIX));
     CHECK_LAUNCH();
 }
 
