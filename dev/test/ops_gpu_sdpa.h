@@ -111,7 +111,7 @@ DESCRIBE(sdpa_heads)
 RUN(sdpa_heads)
 {
     SIZES;
-    static const int windows[HEADS_VARIANTS] = {17, 700, 129, 128, 640, 384};
+    static const int windows[HEADS_VARIANTS] = {17, 700, 129, 128, 640, 384, 200, 90};
     HeadsVariant v = heads_variant(c);
     int rows = v.paired ? 2 * N : N, heads = v.paired ? H / 2 : H;
     size_t bytes =
@@ -134,13 +134,16 @@ RUN(sdpa_heads)
     SdpaHeadsBackward a =
         {.sdpa = {.forward = &f, .dq = p[5], .dk = p[6], .dv = p[7], .dy = p[13], .scratch = p[19]},
          .heads = heads_gradients(&h, p)};
-    if (c->variant % 2)
+    if (c->variant % 2 && c->variant != 7)
         a.heads.dq_add = a.heads.dk_add = p[14];
     o->sdpa_forward(stream, &f, rows, heads, e);
     o->sdpa_heads_backward(stream, &a, N, H, e);
-    // dq need not have been written; the others are compared by the case of sdpa
+    // These need not have been written; the case of sdpa compares them.
     for (int i = 5; i < 7; i++)
         o->copy_on_device(stream, p[i], p[10], bytes);
+    if (!h.value.table)
+        o->copy_on_device(stream, p[7], p[12],
+                          (size_t)N * (size_t)d * (o == &ops[TRUTH] ? sizeof(float) : sizeof(bf16)));
 }
 
 // ---- DC ---------------------------------------------------------------------------------------------------

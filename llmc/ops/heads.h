@@ -77,10 +77,10 @@ typedef struct {
 } HeadsBackward;
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e);
 
-// sdpa_backward and heads_backward in one. dq may stay in fp32 between them: it is written where it is
-// needed.
+// sdpa_backward and heads_backward in one. dq, dk and dv may stay in fp32 between them: they are written
+// where they are needed.
 typedef struct {
-    SdpaBackward sdpa;   // of rows 2 N and heads H / 2 when the heads are paired; dq is scratch
+    SdpaBackward sdpa;   // of rows 2 N and heads H / 2 when the heads are paired; dq, dk and dv are scratch
     HeadsBackward heads; // dq, dk and dv are those of `sdpa`
 } SdpaHeadsBackward;
 void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e);

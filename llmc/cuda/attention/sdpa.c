@@ -68,8 +68,10 @@ size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
     return row_sum_bytes(N, H) + (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : 0);
 }
 
-// dq: out, or NULL: Hopper's kernels leave it in the sums that are returned
-static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, int N, int H, int e)
+// dq: out, or NULL: Hopper's kernels leave it in the sums that are returned.  heads, values: see
+// AttentionCall.heads; values: v's part
+static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsBackward *heads, bool values,
+                       int N, int H, int e)
 {
     assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
     AttentionCall c = call_of(a->forward, N, H, e, true);
@@ -78,7 +80,8 @@ static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, int N, int H
     c.dy = a->dy;
     c.dq = dq;
     c.dk = a->dk;
-    c.dv = a->dv;
+    c.dv = values ? NULL : a->dv;
+    c.heads = heads;
     attention_take_counters(&c, s, true);
     if (!a->delta)
         attention_row_sums(s, a->scratch, a->dy, a->forward->y, (int64_t)N * H, e);
@@ -95,7 +98,7 @@ static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, int N, int H
 void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
 {
     OP_SCOPE(sdpa_backward, a, N, H, e);
-    backward(s, a, a->dq, N, H, e);
+    backward(s, a, a->dq, NULL, false, N, H, e);
 }
 
 void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e)
@@ -104,10 +107,13 @@ void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int
     const HeadsForward *f = a->heads.forward;
     int pairs = f->paired ? 2 : 1;
     assert(H % pairs == 0);
-    bool in_sums = by_sm90(f->qk, e, true) && heads_backward_takes_sums(&a->heads, H, e);
-    DqSums sums = backward(s, &a->sdpa, in_sums ? NULL : a->sdpa.dq, N * pairs, H / pairs, e);
+    bool in_sums = by_sm90(f->qk, e, true) && heads_backward_takes_sums(&a->heads, H, e),
+         keys = in_sums && !f->offset && !a->heads.dk_add,
+         values = keys && !f->value.table && !a->heads.dv_add;
+    DqSums sums = backward(s, &a->sdpa, in_sums ? NULL : a->sdpa.dq, keys ? &a->heads : NULL, values,
+                           N * pairs, H / pairs, e);
     if (in_sums)
-        heads_backward_from_sums(s, &a->heads, &sums, N, H, e);
+        heads_backward_from_sums(s, &a->heads, &sums, keys, values, N, H, e);
     else
         heads_backward(s, &a->heads, N, H, e);
 }

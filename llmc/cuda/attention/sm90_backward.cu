@@ -258,7 +258,7 @@ static __device__ __forceinline__ void compute_tiles(Consumer &c, const Shared &
     wgmma_wait<0>();
 }
 
-template <int QK, bool QKV>
+template <int QK, Ending ENDING>
 static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps, const Arguments &a,
                                                int group)
 {
@@ -295,9 +295,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
 #pragma unroll 1
         for (; tile < last; tile++)
             masked_tile<QK>(c, m);
-        if constexpr (!QKV) {
-            wait_stores(c, m); // an item of one tile has waited for the first bulk group alone
-            store_item<QK>(c, m, maps, dk, dv, a.scale);
+        if constexpr (ENDING != QKV) {
+            store_item<QK, ENDING>(c, m, maps, a, dk, dv);
         } else {
             Angles angles[2];
             float rstd[2] = {};
@@ -316,7 +315,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
 
 #endif
 
-template <int QK, bool QKV>
+template <int QK, Ending ENDING>
 static __device__ __forceinline__ void backward(const Maps &maps, const Arguments &a)
 {
 #if HOPPER
@@ -341,29 +340,35 @@ static __device__ __forceinline__ void backward(const Maps &maps, const Argument
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0),
         group = warp / (WARPGROUP / WARP); // warp-uniform
     if (group == 2) {
-        setmaxnreg_dec<QKV ? QKV_PRODUCER_REGISTERS : PRODUCER_REGISTERS>();
+        setmaxnreg_dec<ENDING == QKV ? QKV_PRODUCER_REGISTERS : PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP)
             produce<QK>(m, a, &maps.q, &maps.k, &maps.v, &maps.dy);
         else if (warp <= 2 * WARPGROUP / WARP + 2 && threadIdx.x % WARP == 0)
             reduce_dq<QK>(m, a, warp - 2 * WARPGROUP / WARP - 1);
     } else {
-        setmaxnreg_inc<QKV ? QKV_CONSUMER_REGISTERS : CONSUMER_REGISTERS>();
-        consume<QK, QKV>(m, maps, a, group);
+        setmaxnreg_inc<ENDING == QKV ? QKV_CONSUMER_REGISTERS : CONSUMER_REGISTERS>();
+        consume<QK, ENDING>(m, maps, a, group);
     }
 #endif
 }
 
-// To dk and dv, or to q, k, v's gradients.
+// To dk and dv, or to q, k, v's gradients, of the networks of 2025 and of those of 2026.
 template <int QK>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
 {
-    backward<QK, false>(maps, a);
+    backward<QK, GRADIENTS>(maps, a);
 }
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_qkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
 {
-    backward<WIDTH, true>(maps, a);
+    backward<WIDTH, QKV>(maps, a);
+}
+template <int QK>
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    backward_heads_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
+{
+    backward<QK, HEADS>(maps, a);
 }
 
 // Rounds accumulator tiles to dq. One CTA per tile of an item.
@@ -423,12 +428,11 @@ bool attention_sm90_prepare(int e, Error *error)
         return error_set(error, "%s", device_path());
     if (!tensor_maps_known())
         return error_set(error, "the driver makes no tensor maps");
-    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<WIDTH>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    SHARED_BYTES));
-    CUDA_CHECK(
-        cudaFuncSetAttribute(backward_qkv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
-    CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<NARROW>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    SHARED_BYTES));
+    const void *kernels[] = {(const void *)backward_kernel<WIDTH>, (const void *)backward_kernel<NARROW>,
+                             (const void *)backward_heads_kernel<WIDTH>,
+                             (const void *)backward_heads_kernel<NARROW>, (const void *)backward_qkv_kernel};
+    for (const void *kernel : kernels)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     prepare_forward();
     return true;
 }
@@ -447,12 +451,25 @@ size_t attention_sm90_value_sums(int N, int H)
 
 size_t attention_sm90_counters(void) { return sizeof(Progress) / sizeof(unsigned); }
 
+// Where k's part of heads->dqkv lies, and v's; or dv of its own.
+template <int QK> static void heads_maps(Maps *maps, const AttentionCall *c, int pairs)
+{
+    int tokens = c->N / pairs, heads = c->H * pairs, wide = heads * (2 * QK + WIDTH);
+    floatX *dk = c->heads->dqkv + heads * QK, *dv = c->dv ? c->dv : dk + heads * QK;
+    maps->dk = tensor_map_of_pairs(dk, tokens, pairs, c->H, QK, wide, WARPGROUP_KEYS);
+    maps->dv =
+        tensor_map_of_pairs(dv, tokens, pairs, c->H, WIDTH, c->dv ? heads * WIDTH : wide, WARPGROUP_KEYS);
+}
+
 template <int QK> static void launch(const AttentionCall *c, const Arguments &a, Stream s)
 {
     Maps maps = {keys_map<QK>(c->q, c, QUERIES), keys_map<QK>(c->k, c, KEYS), rows_map(c->v, c, KEYS),
                  rows_map(c->dy, c, QUERIES)};
     unsigned blocks = (unsigned)min_i64(a.items, device_state.sms);
-    if (c->dk) {
+    if (c->heads) {
+        heads_maps<QK>(&maps, c, a.pairs);
+        backward_heads_kernel<QK><<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(maps, a);
+    } else if (c->dk) {
         maps.dk = keys_map<QK>(c->dk, c, WARPGROUP_KEYS);
         maps.dv = rows_map(c->dv, c, WARPGROUP_KEYS);
         backward_kernel<QK><<<blocks, BLOCK_THREADS, SHARED_BYTES, s>>>(maps, a);
@@ -465,7 +482,7 @@ template <int QK> static void launch(const AttentionCall *c, const Arguments &a,
 
 void attention_sm90_backward(const AttentionCall *c, Stream s)
 {
-    assert(attention_sm90_takes(c->qk, c->e) && (c->qk == WIDTH || c->dk));
+    assert(attention_sm90_takes(c->qk, c->e) && (c->qk == WIDTH || c->dk || c->heads));
     Arguments a = {.lse = c->lse,
                    .row_sums = c->row_sums,
                    .dq = c->dq,
@@ -484,7 +501,13 @@ void attention_sm90_backward(const AttentionCall *c, Stream s)
                    .N = c->N,
                    .H = c->H,
                    .items = (int)ceil_div(c->N, KEYS) * c->H};
-    if (!c->dk) {
+    if (c->heads) {
+        const HeadsForward *f = c->heads->forward;
+        a.cos = f->cos;
+        a.sin = f->sin;
+        a.rstd_k = f->rstd_k;
+        a.pairs = f->paired ? 2 : 1;
+    } else if (!c->dk) {
         const QkvBackward *n = c->qkv;
         a.dqkv = n->dqkv;
         a.cos = n->cos;

@@ -11,6 +11,10 @@ struct Maps {
     CUtensorMap q, k, v, dy, dk, dv; // boxes: queries' of 64 rows, k's and v's of 128, dk's and dv's of 64
 };
 
+// What becomes of dk and dv: tensors; gradients of raw q, k, v of the networks of 2025; of those of 2026, or
+// of raw k alone.
+enum Ending { GRADIENTS, QKV, HEADS };
+
 #if HOPPER
 
 // Pipeline state of a consumer warpgroup.
@@ -20,6 +24,73 @@ struct Consumer {
     uint32_t dq_parity = 1, buffer = 0; // buffer: of ds
     int storing = 0; // bulk groups of the item before whose reads of shared memory may be in flight
 };
+
+// ---- heads' backward --------------------------------------------------------------------------------------
+
+// Cosines and sines of the thread's pairs of a row, and the row's norm. A row of rope has QK / 4 angles; the
+// thread has pair 4 g + lane % 4 of group g of eight columns.
+template <int QK> struct KeyRow {
+    floatX cos[QK / 16], sin[QK / 16];
+    float rstd;
+};
+
+// Of row `row` of the pass: a token's, or one of the two of a token with half of its heads each, whose
+// positions go by the parity of the head.
+template <int QK>
+static __device__ __forceinline__ KeyRow<QK> load_key_row(const Arguments &a, int row, int head)
+{
+    KeyRow<QK> r = {};
+    if (row >= a.N)
+        return r;
+    int position = a.pairs == 2 ? (row & ~1) + ((head + a.H * (row & 1)) & 1) : row;
+    int64_t at = (int64_t)position * (QK / 4) + threadIdx.x % 4;
+    r.rstd = __ldg(a.rstd_k + (int64_t)row * a.H + head);
+#pragma unroll
+    for (int g = 0; g < QK / 16; g++) {
+        r.cos[g] = __ldg(a.cos + at + 4 * g);
+        r.sin[g] = __ldg(a.sin + at + 4 * g);
+    }
+    return r;
+}
+
+// dk, without the factor `scale`, becomes the gradient of raw k (llmc/ops/heads.h): with y = R x^ the keys as
+// attention took them, x^ = x rstd, and cos, sin rounded: dx = rstd R'(dy - y m / (cos^2 + sin^2)), m the
+// mean of dy y over the head.  HALF: the thread's row of the two, `row` the number of it in the item
+template <int QK, int HALF>
+static __device__ __forceinline__ void finish_key_row(float (&dk)[QK / 2], const uint8_t *keys,
+                                                      const KeyRow<QK> &r, int row, float scale)
+{
+    uint32_t y[QK / 8];
+    float dot[2] = {0, 0};
+#pragma unroll
+    for (int g = 0; g < QK / 8; g++) { // rows have 128 swizzled bytes
+        int at = row * 128 + ((g % 8 ^ row % 8) << 4) + (int)threadIdx.x % 4 * 4;
+        y[g] = *(const uint32_t *)(keys + g / 8 * KEY_PANEL_BYTES + at);
+    }
+#pragma unroll
+    for (int g = 0; g < QK / 8; g++) {
+        float *d = dk + 4 * g + 2 * HALF;
+        d[0] *= scale;
+        d[1] *= scale;
+        dot[0] += d[0] * __uint_as_float(y[g] << 16);
+        dot[1] += d[1] * __uint_as_float(y[g] & 0xffff0000u);
+    }
+    float mean = quad_sum(dot[0] + dot[1]) / QK;
+#pragma unroll
+    for (int g = 0; g < QK / 8; g++) {
+        float *d = dk + 4 * g + 2 * HALF, y0 = __uint_as_float(y[g] << 16),
+              y1 = __uint_as_float(y[g] & 0xffff0000u);
+        if (g < QK / 16) {
+            float cos = to_float(r.cos[g]), sin = to_float(r.sin[g]),
+                  m = __fdividef(mean, cos * cos + sin * sin), even = d[0] - y0 * m, odd = d[1] - y1 * m;
+            d[0] = r.rstd * (even * cos - odd * sin);
+            d[1] = r.rstd * (odd * cos + even * sin);
+        } else {
+            d[0] = r.rstd * (d[0] - y0 * mean);
+            d[1] = r.rstd * (d[1] - y1 * mean);
+        }
+    }
+}
 
 // ---- dk and dv -------------------------------------------------------------------------------------------
 
@@ -40,12 +111,15 @@ static __device__ __forceinline__ void stage_rows(uint8_t *row, const float (&su
     }
 }
 
-// Stores a panel of 64 rows of a head, which are not read again soon.
-template <int QK>
+// Stores a panel of 64 rows of a head. GRADIENTS: they are not read again soon. HEADS: a row is one of
+// `pairs` of a token.
+template <int QK, Ending ENDING>
 static __device__ __forceinline__ void store_panel(const CUtensorMap *map, const uint8_t *from, int head,
-                                                   int panel, int row)
+                                                   int panel, int row, int pairs)
 {
-    if constexpr (QK == WIDTH)
+    if constexpr (ENDING == HEADS)
+        tma_store_4d(map, from, panel * PANEL, head, 0, pairs == 2 ? row / 2 : row);
+    else if constexpr (QK == WIDTH)
         asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, "
                      "%3}], [%1], %4;" ::"l"((uint64_t)map),
                      "r"(shared_address(from)), "r"(head * WIDTH + panel * PANEL), "r"(row), "l"(EVICT_FIRST)
@@ -71,32 +145,44 @@ static __device__ __forceinline__ void wait_stores(Consumer &c, const Shared &m)
         mbarrier_arrive(m.keys_empty(c.slots.stage ^ 1));
 }
 
-// Epilogue: the warpgroup's rows of scale dk and dv by TMA from the item's slot of k and from ds, which no
-// WGMMA reads any more. The warpgroup's first thread stores, in two bulk groups: the panel of dv that lies in
-// the ds buffer of the next tile, then the rest. wait_stores waits for their reads.
-template <int QK>
+// Epilogue: the warpgroup's rows of scale dk, or with HEADS of the gradient of raw k, and of dv by TMA from
+// the item's slot of k and from ds, which no WGMMA reads any more. The warpgroup's first thread stores, in
+// two bulk groups: the panel of dv that lies in the ds buffer of the next tile, then the rest. wait_stores
+// waits for their reads.
+template <int QK, Ending ENDING>
 static __device__ __forceinline__ void store_item(Consumer &c, const Shared &m, const Maps &maps,
-                                                  const float (&dk)[QK / 2], const float (&dv)[64],
-                                                  float scale)
+                                                  const Arguments &a, float (&dk)[QK / 2],
+                                                  const float (&dv)[64])
 {
-    int row = (c.thread / WARP * 16 + c.lane % 16) * 128, at = c.group * WARPGROUP_KEYS * 128,
-        first = (int)c.buffer, second = first ^ 1;
     const Item *item = m.item(c.slots.stage);
+    int row = (c.thread / WARP * 16 + c.lane % 16) * 128, at = c.group * WARPGROUP_KEYS * 128,
+        first = (int)c.buffer, second = first ^ 1, my_row = c.thread / WARP * 16 + c.lane / 4;
     uint8_t *k = m.k(c.slots.stage);
+    KeyRow<QK> rows[2];
+    if constexpr (ENDING == HEADS)
+        for (int r = 0; r < 2; r++) // here: the barrier hides some of the latency
+            rows[r] = load_key_row<QK>(a, item->key0 + my_row + 8 * r, item->head);
+    wait_stores(c, m);                    // an item of one tile has waited for the first bulk group alone
     named_barrier_sync(1, 2 * WARPGROUP); // both have read k and ds
     stage_rows<WIDTH>(m.ds(0) + row, dv, 1, c.lane);
-    stage_rows<QK>(k + row, dk, scale, c.lane);
+    if constexpr (ENDING == HEADS) {
+        finish_key_row<QK, 0>(dk, k, rows[0], my_row, a.scale);
+        finish_key_row<QK, 1>(dk, k, rows[1], my_row + 8, a.scale);
+        __syncwarp(); // the warp has read its rows of k
+        stage_rows<QK>(k + row, dk, 1, c.lane);
+    } else
+        stage_rows<QK>(k + row, dk, a.scale, c.lane);
     fence_proxy_async_shared(); // for TMA
     named_barrier_sync(2 + c.group, WARPGROUP);
     c.storing = 2;
     if (c.thread % WARPGROUP)
         return;
     int key = item->key0 + c.group * WARPGROUP_KEYS;
-    store_panel<WIDTH>(&maps.dv, m.ds(first) + at, item->head, first, key);
+    store_panel<WIDTH, ENDING>(&maps.dv, m.ds(first) + at, item->head, first, key, a.pairs);
     tma_store_commit();
-    store_panel<WIDTH>(&maps.dv, m.ds(second) + at, item->head, second, key);
+    store_panel<WIDTH, ENDING>(&maps.dv, m.ds(second) + at, item->head, second, key, a.pairs);
     for (int p = 0; p < 2; p++)
-        store_panel<QK>(&maps.dk, k + p * KEY_PANEL_BYTES + at, item->head, p, key);
+        store_panel<QK, ENDING>(&maps.dk, k + p * KEY_PANEL_BYTES + at, item->head, p, key, a.pairs);
     tma_store_commit();
 }
 

@@ -40,8 +40,9 @@ struct Arguments {
     const float *lse, *row_sums;
     floatX *dq;              // (N, H QK); NULL: q, k, v's backward reads dq_sum
     floatX *dqkv, *dv;       // backward_qkv_kernel's: (N, 3 d), and dv (N, d) or NULL
-    const floatX *cos, *sin; // (N, WIDTH / 4)
+    const floatX *cos, *sin; // (N, WIDTH / 4); backward_heads_kernel's: (N, QK / 4)
     const float *rstd_k, *lambda;
+    int pairs; // backward_heads_kernel's: rows and thirds, or so, of the heads of a token
     const floatX *v_raw, *value_embed;
     const int32_t *tokens;
     float *value_sums; // (items, CONSUMER_WARPS, 2)

@@ -229,12 +229,15 @@ __device__ __forceinline__ uint4 unrotate8(const float (&g)[8], uint4 u, const R
     return pack8(dx);
 }
 
-// QUERIES: q's part, too
-template <int LANES, bool GATES, bool QUERIES>
+// What is left to do of dqkv, or beside q's part: nothing, v's part, k's as well; ALL: q's, too.
+enum Parts { NOTHING, VALUES, KEYS_AND_VALUES, ALL };
+
+template <int LANES, bool GATES, Parts PARTS>
 __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backward_kernel(
     const __grid_constant__ Backward a, int N, int H, int e, float *partials, unsigned *counter)
 {
     extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
+    constexpr bool QUERIES = PARTS == ALL, KEYS = PARTS != VALUES;
     const ValueMix &m = a.f.value;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % LANES, keys = a.f.qk / 8,
         values = e / 8, inputs = GATES ? 2 * m.gate_inputs : 0, group = m.table && !GATES ? H / m.groups : 1;
@@ -251,7 +254,7 @@ __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backwar
         next = m.table && t + rows < N ? m.tokens[t + rows] : 0;
 #pragma unroll 1
         for (int n = lane / LANES; n - lane / LANES < H; n += WARP / LANES) {
-            bool key = n < H && j < keys, value = n < H && j < values;
+            bool key = KEYS && n < H && j < keys, value = n < H && j < values;
             int head = t * H + n, q_at = head * keys + j, v_at = head * values + j,
                 k_at = q_at + (below ? H * keys : 0); // there row N has no gradient
             bool given = key && !(below && t + 1 == N);
@@ -261,17 +264,18 @@ __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backwar
             uint4 dv = vector_or_zero(a.b.dv, v_at, value),
                   more = vector_or_zero(a.b.dv_add, v_at, value && a.b.dv_add),
                   u = vector_or_zero(m.table, (token * H + n) * values + j, value && m.table);
-            Rotation turn = load_rotation(a.f, t, n, j);
+            Rotation turn = KEYS ? load_rotation(a.f, t, n, j) : Rotation{};
             HeadGate of_head = load_gate<GATES>(m, t, n, m.table + (int64_t)token * H * e, H, H * e, j);
             float rstd_q = QUERIES && key ? a.f.rstd_q[head] : 0, rstd_k = key ? a.f.rstd_k[head] : 0;
 
-            float g_q[8], g_k[8], g_v[8];
+            float g_q[8], g_k[8] = {}, g_v[8];
             if constexpr (QUERIES)
                 gradient(g_q, of_q, q, q_at, key, 0, false);
-            gradient(g_k, of_k, k, k_at, given, q_at, key && below && t == 0);
+            if constexpr (KEYS)
+                gradient(g_k, of_k, k, k_at, given, q_at, key && below && t == 0);
             unpack8(dv, g_v);
             add8(g_v, more);
-            float sums[2 + QUERIES] = {dot_of(g_k, of_k.y), dot_of(g_v, u)};
+            float sums[2 + QUERIES] = {KEYS ? dot_of(g_k, of_k.y) : 0, dot_of(g_v, u)};
             if constexpr (QUERIES)
                 sums[2] = dot_of(g_q, of_q.y);
             int row = t * H * (2 * keys + values), out = row + n * keys + j;
@@ -424,16 +428,16 @@ void check_groups(const ValueMix *m, const char *op)
 } // namespace
 
 // bytes: of shared memory
-template <int LANES, bool QUERIES>
+template <int LANES, Parts PARTS>
 static void launch(Stream s, const Backward &a, int blocks, size_t bytes, float *partials, int N, int H,
                    int e)
 {
     unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     if (bytes)
-        heads_backward_kernel<LANES, true, QUERIES>
+        heads_backward_kernel<LANES, true, PARTS>
             <<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
     else
-        heads_backward_kernel<LANES, false, QUERIES>
+        heads_backward_kernel<LANES, false, PARTS>
             <<<ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(a, N, H, e, NULL, NULL);
 }
 
@@ -474,7 +478,7 @@ static void query_backward(Stream s, const Backward &a, const DqSums &kept, int 
 }
 
 // kept: q's gradient, or NULL: it is a->dq
-static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int N, int H, int e)
+static void run(Stream s, const HeadsBackward *a, const DqSums *kept, Parts parts, int N, int H, int e)
 {
     if (N <= 0)
         return;
@@ -487,11 +491,14 @@ static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int N, int
     check_groups(&f->value, "heads_backward");
     if (kept) {
         query_backward(s, both, *kept, N, H, e);
-        launch<16, false>(s, both, blocks, bytes, partials, N, H, e);
+        if (parts == KEYS_AND_VALUES)
+            launch<16, KEYS_AND_VALUES>(s, both, blocks, bytes, partials, N, H, e);
+        else if (parts == VALUES)
+            launch<16, VALUES>(s, both, blocks, bytes, partials, N, H, e);
     } else if (vectors && is_narrow(f, e)) {
-        launch<16, true>(s, both, blocks, bytes, partials, N, H, e);
+        launch<16, ALL>(s, both, blocks, bytes, partials, N, H, e);
     } else if (vectors) {
-        launch<32, true>(s, both, blocks, bytes, partials, N, H, e);
+        launch<32, ALL>(s, both, blocks, bytes, partials, N, H, e);
     } else {
         if (bytes > STATIC_SHARED)
             CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
@@ -505,11 +512,12 @@ static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int N, int
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_backward, a, N, H, e);
-    run(s, a, NULL, N, H, e);
+    run(s, a, NULL, ALL, N, H, e);
 }
 
-void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, int N, int H, int e)
+void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, bool keys_done,
+                              bool values_done, int N, int H, int e)
 {
-    assert(heads_backward_takes_sums(a, H, e));
-    run(s, a, sums, N, H, e);
+    assert(heads_backward_takes_sums(a, H, e) && (keys_done || !values_done));
+    run(s, a, sums, values_done ? NOTHING : keys_done ? VALUES : KEYS_AND_VALUES, N, H, e);
 }

@@ -32,7 +32,7 @@ static CUtensorMap encode(CUtensorMapDataType type, unsigned rank, const void *b
                           const cuuint64_t *strides, const cuuint32_t *box)
 {
     CUtensorMap map;
-    const cuuint32_t steps[3] = {1, 1, 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
     if (!tensor_maps_known())
         fatal(EXIT_BAD_INPUT,
               "the driver has no cuTensorMapEncodeTiled: update it to one for CUDA 12.0 or later");
@@ -66,6 +66,16 @@ CUtensorMap tensor_map_of_heads(const void *base, int rows, int heads, int width
                strides[2] = {head, head * (cuuint64_t)heads};
     cuuint32_t box[3] = {64, 1, (cuuint32_t)box_rows};
     return encode(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, base, sizes, strides, box);
+}
+
+CUtensorMap tensor_map_of_pairs(const void *base, int tokens, int pairs, int heads, int width, int pitch,
+                                int box_rows)
+{
+    cuuint64_t head = (cuuint64_t)width * 2,
+               sizes[4] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)pairs, (cuuint64_t)tokens},
+               strides[3] = {head, head * (cuuint64_t)heads, (cuuint64_t)pitch * 2};
+    cuuint32_t box[4] = {64, 1, (cuuint32_t)pairs, (cuuint32_t)(box_rows / pairs)};
+    return encode(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, base, sizes, strides, box);
 }
 
 // ---- clusters --------------------------------------------------------------------------------------------

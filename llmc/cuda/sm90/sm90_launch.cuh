@@ -14,6 +14,11 @@ CUtensorMap tensor_map(CUtensorMapDataType type, const void *base, int planes, i
 // coordinates (column, head, row). Columns behind the head's last load as zeros: they are not those of the
 // next.
 CUtensorMap tensor_map_of_heads(const void *base, int rows, int heads, int width, int box_rows);
+// The same of (tokens, pairs, heads, width) with `pitch` elements from token to token: boxes of 64 columns of
+// one head and box_rows rows, the pairs of a token one behind the other, with coordinates (column, head, 0,
+// token).
+CUtensorMap tensor_map_of_pairs(const void *base, int tokens, int pairs, int heads, int width, int pitch,
+                                int box_rows);
 
 typedef struct {
     int blocks, threads; // of a cluster; of a block

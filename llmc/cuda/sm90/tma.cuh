@@ -54,6 +54,16 @@ static __device__ __forceinline__ void tma_store(const CUtensorMap *map, const v
                  "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+// The same for maps of four dimensions.
+static __device__ __forceinline__ void tma_store_4d(const CUtensorMap *map, const void *from, int x, int y,
+                                                    int z, int w)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+            (uint64_t)map),
+        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
 // Commits this thread's stores since the last call as one bulk group.
 static __device__ __forceinline__ void tma_store_commit()
 {
