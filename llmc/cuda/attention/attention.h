@@ -84,7 +84,7 @@ typedef struct {
     const QkvBackward *qkv;     // without dq and dk
     const HeadsBackward *heads; // Hopper's kernels: k's part of its dqkv is written in place of dk, and
                                 // without dv v's part, too; no key offset, nothing else is added. NULL: none
-    const float *row_sums; // (N, H) backward: in: sum over the head of dy * y
+    const float *row_sums;      // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch; // (N, H) cuDNN: its own row sums
     float *dq_sum;      // cuDNN: (N, d); Hopper's kernels: attention_sm90_sums(N, H, qk) floats

@@ -42,7 +42,7 @@ struct Arguments {
     floatX *dqkv, *dv;       // backward_qkv_kernel's: (N, 3 d), and dv (N, d) or NULL
     const floatX *cos, *sin; // (N, WIDTH / 4); backward_heads_kernel's: (N, QK / 4)
     const float *rstd_k, *lambda;
-    int pairs; // backward_heads_kernel's: rows and thirds, or so, of the heads of a token
+    int pairs; // backward_heads_kernel's: rows of a token, 2 where its heads are paired
     const floatX *v_raw, *value_embed;
     const int32_t *tokens;
     float *value_sums; // (items, CONSUMER_WARPS, 2)
