@@ -3,8 +3,9 @@
 # as machines differ by five and a GPU's clock by what it did before.
 #   dev/bench/by_turns.sh [--csv FILE] TRAIN_FILES VAL_FILES 'PROGRAM [option ...]' 'PROGRAM [option ...]' ...
 #   ROUNDS=2  turns of each
-#   STEPS=36  steps of a turn; of each stage all but the first quarter and the last two are timed
-#   STAGES=1  3: those of a preset of 2026, so that many equal parts of STEPS; else all steps are at window 11, or as the options say
+#   STEPS=36  steps of a turn; of each stage all but the first quarter and the last two are timed, of several stages all but six at least
+#   STAGES=1  3: those of a preset of 2026, so that many equal parts of STEPS (48, say); else all steps are at window 11, or as the
+#             options say
 #   GPU=0     which GPU trains
 #   GPUS=1    2, 4, ...: so many train together, and GPU does not matter
 # Every time is printed, and its row written, as soon as it is there; the means and their ratios to the first program's come last.

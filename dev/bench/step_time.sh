@@ -6,7 +6,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [[ $# -ge 2 ]] || { echo "usage: $name TRAIN_FILES VAL_FILES [options]" >&2; exit 2; }
 [[ $steps =~ ^[1-9][0-9]{0,5}$ ]] && ((steps >= 4)) || { echo "$name: STEPS=$steps is no number of steps from 4 on" >&2; exit 2; }
 stages=${stages:-1}
-[[ $stages =~ ^[1-9]$ ]] && ((steps / stages >= 4)) || { echo "$name: STAGES=$stages: at most 9, of four steps and more" >&2; exit 2; }
+[[ $stages =~ ^[1-9]$ ]] && ((stages == 1 || steps / stages >= 10)) || { echo "$name: STAGES=$stages: at most 9, of ten steps and more" >&2; exit 2; }
+# The steps of a stage that are not timed, beside its last two. Where the batch has become larger, the first five steps are told too short, by
+# most of the difference between two steps in all: the host's clock is ahead of the queue, and the last of it comes in the fifth.
+skipped=$((steps / stages / 4))
+((stages == 1 || skipped >= 6)) || skipped=6
 train=$1 val=$2 trainer=${TRAINER:-./train_gpt}
 shift 2
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
@@ -20,7 +24,7 @@ trap 'exec 2>/dev/null; for job in $(jobs -p); do kill -- -"$job" || true; done;
 shape() { # STAGE: what its time is of
     local length=$((steps / stages)) of=$window
     ((stages == 1)) || of="stage $1 of $stages"
-    echo "$of, steps $((length * ($1 - 1) + length / 4))-$((length * $1 - 2))"
+    echo "$of, steps $((length * ($1 - 1) + skipped))-$((length * $1 - 2))"
 }
 
 step_time() { # NAME GPUS options: trains, writes the mean time of steps of each stage to NAME.ms, a line a stage
@@ -29,11 +33,11 @@ step_time() { # NAME GPUS options: trains, writes the mean time of steps of each
     ((stages == 1)) || schedule=(--num-scheduled "$steps" --num-extension 4)
     "$trainer" --gpus "$list" "${schedule[@]}" --val-every 0 --repeat --train-files "$train" --val-files "$val" \
         --stop-at $((steps + 4)) --out "$work/$name" "$@" >"$work/$name.txt" 2>&1 || { tail -n 3 "$work/$name.txt" >&2; return 1; }
-    # train_time is cumulative: its difference over the timed steps, all of a stage but its first quarter and its last two. Without a graph
-    # the host is half a step behind the queue and catches up in the last step before a pause: the two before the profiled ones are left out.
-    awk -F'[:/ ]' -v length_="$((steps / stages))" -v stages="$stages" '
+    # train_time is cumulative: its difference over the timed steps. Without a graph the host is half a step behind the queue and catches up
+    # in the last step before a pause: the two before the profiled ones are left out.
+    awk -F'[:/ ]' -v length_="$((steps / stages))" -v stages="$stages" -v skipped="$skipped" '
         /^step:[0-9]+\/[0-9]+ train_time:/ { sub("ms", "", $5); at[$2] = $5 }
-        END { for (k = 0; k < stages; k++) { from = k * length_ + int(length_ / 4); to = (k + 1) * length_ - 2
+        END { for (k = 0; k < stages; k++) { from = k * length_ + skipped; to = (k + 1) * length_ - 2
                   printf "%.2f\n", (at[to] - at[from]) / (to - from) } }' "$work/$name"/*/*.txt >"$work/$name.ms"
     rm -rf "${work:?}/$name"
 }

@@ -13,7 +13,7 @@ spew("$dir/bin/nvidia-smi", <<'END');
 #!/bin/sh
 case $1 in -L) echo 'GPU 0: X (UUID: 0)'; echo 'GPU 1: X (UUID: 1)';; *) echo X; echo X;; esac
 END
-# A step of stage k of three takes --seed + k ms on one GPU, half of that on two; the first three of a stage and the last 100 more.
+# A step of stage k of three takes --seed + k ms on one GPU, half of that on two; the first six of a stage and the last 100 more.
 spew("$dir/trainer", <<'END');
 #!/usr/bin/env perl
 my %o;
@@ -26,7 +26,7 @@ mkdir $o{'--out'}; mkdir "$o{'--out'}/run";
 open my $log, '>', "$o{'--out'}/run/x.txt";
 for my $t (1 .. $o{'--stop-at'}) {
     my ($k, $in) = (int(($t - 1) / $length), ($t - 1) % $length + 1);
-    $ms += ($o{'--seed'} + $k) / $gpus + ($in <= 3 || $in == $length ? 100 : 0);
+    $ms += ($o{'--seed'} + $k) / $gpus + ($in <= 6 || $in == $length ? 100 : 0);
     printf $log "step:%d/%d train_time:%.2fms step_avg:1ms\n", $t, 99, $ms;
 }
 END
@@ -36,15 +36,15 @@ delete $ENV{$_} for qw(STEPS STAGES ROUNDS GPU GPUS TRAINER);
 
 my @turns = ("$root/dev/bench/by_turns.sh", '--csv', "$dir/rows.csv", 'train', 'val');
 {
-    local ($ENV{STEPS}, $ENV{STAGES}) = (36, 3);
+    local ($ENV{STEPS}, $ENV{STAGES}) = (48, 3);
     my ($out) = run_ok('two programs in three stages', @turns, "$dir/trainer --seed 100", "$dir/trainer --seed 90 --mlp fp8");
     my @times = $out =~ /^turn (\d): (\S+) ms, stage (\d) of 3, steps (\S+): \S+ --seed (\d+)/mg;
-    my @wanted = map { my $r = $_; map { my $s = $_; map { ($r, sprintf('%.2f', $s + $_ - 1), $_, (12 * $_ - 9) . '-' . (12 * $_ - 2), $s) } 1 .. 3 } 100, 90 } 1, 2;
-    is_deeply(\@times, \@wanted, 'by turns, every stage from its second quarter on, without its last two steps');
-    like($out, qr/^mean: 91\.00 ms, 0\.901 of the first, stage 2 of 3, steps 15-22: \S+ --seed 90 --mlp fp8$/m, 'and the means');
+    my @wanted = map { my $r = $_; map { my $s = $_; map { ($r, sprintf('%.2f', $s + $_ - 1), $_, (16 * $_ - 10) . '-' . (16 * $_ - 2), $s) } 1 .. 3 } 100, 90 } 1, 2;
+    is_deeply(\@times, \@wanted, 'by turns, every stage without its first six steps and its last two');
+    like($out, qr/^mean: 91\.00 ms, 0\.901 of the first, stage 2 of 3, steps 22-30: \S+ --seed 90 --mlp fp8$/m, 'and the means');
     my @rows = split /\n/, slurp("$dir/rows.csv");
     is(scalar @rows, 1 + 12, 'a row for each time');
-    like($rows[-1], qr/,1 x X,"step, by turns","\S+ --seed 90 --mlp fp8, stage 3 of 3, steps 27-34, turn 2",92\.00,ms,/, 'that says of what');
+    like($rows[-1], qr/,1 x X,"step, by turns","\S+ --seed 90 --mlp fp8, stage 3 of 3, steps 38-46, turn 2",92\.00,ms,/, 'that says of what');
 }
 my ($out) = run_ok('one stage', @turns, "$dir/trainer --seed 100");
 like($out, qr/^turn 2: 100\.00 ms, window 11, steps 9-34: /m, 'is all steps at one window');
@@ -64,12 +64,12 @@ refuses('no program', 2, qr/^by_turns\.sh: no program: /, @turns);
 }
 {
     local ($ENV{STEPS}, $ENV{STAGES}) = (35, 9);
-    refuses('stages of three steps', 2, qr/STAGES=9: at most 9, of four steps and more/, @turns, "$dir/trainer --seed 100");
+    refuses('stages of three steps', 2, qr/STAGES=9: at most 9, of ten steps and more/, @turns, "$dir/trainer --seed 100");
 }
 {
-    local ($ENV{STEPS}, $ENV{STAGES}, $ENV{TRAINER}) = (36, 3, "$dir/trainer");
+    local ($ENV{STEPS}, $ENV{STAGES}, $ENV{TRAINER}) = (48, 3, "$dir/trainer");
     ($out) = run_ok('scaling over stages', "$root/dev/bench/scaling.sh", 'train', 'val', '--seed', 100);
-    like($out, qr/^1 GPU, stage 2 of 3, steps 15-22: 101\.00 ms a step \(101\.00 101\.00\)$/m, 'one GPU, the mean of both');
-    like($out, qr/^2 GPUs, stage 3 of 3, steps 27-34: 51\.00 ms a step, 2\.00 times one GPU$/m, 'two');
+    like($out, qr/^1 GPU, stage 2 of 3, steps 22-30: 101\.00 ms a step \(101\.00 101\.00\)$/m, 'one GPU, the mean of both');
+    like($out, qr/^2 GPUs, stage 3 of 3, steps 38-46: 51\.00 ms a step, 2\.00 times one GPU$/m, 'two');
 }
 done_testing;
