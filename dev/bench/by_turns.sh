@@ -3,7 +3,7 @@
 # as machines differ by five and a GPU's clock by what it did before.
 #   dev/bench/by_turns.sh [--csv FILE] TRAIN_FILES VAL_FILES 'PROGRAM [option ...]' 'PROGRAM [option ...]' ...
 #   ROUNDS=2  turns of each
-#   STEPS=36  steps of a turn; of each stage all but the first quarter and the last two are timed, of several stages all but six at least
+#   STEPS=36  steps of a turn. Not timed: the first quarter of a stage, with several stages at least six steps, and the last two
 #   STAGES=1  3: those of a preset of 2026, so that many equal parts of STEPS (48, say); else all steps are at window 11, or as the
 #             options say
 #   GPU=0     which GPU trains

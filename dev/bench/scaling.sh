@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Step time on 1, 2, 4 and 8 GPUs, as far as this machine has them, with the communication that is exposed; the collectives alone.
 #   dev/bench/scaling.sh [--csv FILE] TRAIN_FILES VAL_FILES [train_gpt's options]
-#   STEPS=60  steps before the profiled ones; all but the first quarter and the last two are timed, the same ones for every number of GPUs:
-#             a step gets faster while a model learns
+#   STEPS=60  steps before the profiled ones, the same for every number of GPUs: a step gets faster while a model learns. Not timed: the
+#             first quarter of a stage, with several stages at least six steps, and the last two
 #   STAGES=1  3: those of a preset of 2026, so that many equal parts of STEPS; else all steps are at window 11
 # One GPU is the mean of all of them, each training alone at the same time: they differ by a percent, and are as hot as they are
 # when they train together.

@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [[ $steps =~ ^[1-9][0-9]{0,5}$ ]] && ((steps >= 4)) || { echo "$name: STEPS=$steps is no number of steps from 4 on" >&2; exit 2; }
 stages=${stages:-1}
 [[ $stages =~ ^[1-9]$ ]] && ((stages == 1 || steps / stages >= 10)) || { echo "$name: STAGES=$stages: at most 9, of ten steps and more" >&2; exit 2; }
-# The steps of a stage that are not timed, beside its last two. Where the batch has become larger, the first five steps are told too short, by
+# The steps of a stage that are not timed, beside its last two. Where the batch has become larger, the first five steps are reported too short, by
 # most of the difference between two steps in all: the host's clock is ahead of the queue, and the last of it comes in the fifth.
 skipped=$((steps / stages / 4))
 ((stages == 1 || skipped >= 6)) || skipped=6

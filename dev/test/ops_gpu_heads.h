@@ -6,11 +6,11 @@
 // Variants: 0 no embedding; 1 gates of their own, key offset; 2 factors and a mixture, q, k and v in place,
 // heads of q and k of another width; 3 gates, paired, where the number of heads is even; 4 factors, key
 // offset, that width, paired; 5 gates, key offset, that width; 6 no embedding, paired; 7 factors, that width,
-// paired. Then those of qkv_heads.
+// paired; 8 no embedding, that width; 9 gates. Then those of qkv_heads.
 typedef struct {
     bool gates, factors, other_width, paired, offset, in_place, scaled;
 } HeadsVariant;
-enum { HEADS_VARIANTS = 8, QKV_HEADS_VARIANTS = 6, FACTOR_STRIDE = 5 };
+enum { HEADS_VARIANTS = 10, QKV_HEADS_VARIANTS = 6, FACTOR_STRIDE = 5 };
 static HeadsVariant heads_variant(const Case *c)
 {
     static const HeadsVariant all[] = {{0},
@@ -21,6 +21,8 @@ static HeadsVariant heads_variant(const Case *c)
                                        {.gates = true, .other_width = true, .offset = true},
                                        {.paired = true},
                                        {.factors = true, .other_width = true, .paired = true},
+                                       {.other_width = true},
+                                       {.gates = true},
                                        {0},
                                        {.gates = true, .offset = true, .in_place = true},
                                        {.factors = true, .offset = true, .in_place = true, .scaled = true},

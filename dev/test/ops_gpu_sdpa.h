@@ -79,7 +79,8 @@ RUN(sdpa)
 
 // ---- attention and heads, backward in one ----------------------------------------------------------------
 
-// Variants: those of heads_forward. q and k are what attention takes, with the key offset shifted already.
+// Variants: those of heads_forward. q and k are what attention takes, with the key offset shifted already. 1
+// and 5 have further gradients of q and k, 6 and 9 of v (v itself).
 DESCRIBE(sdpa_heads)
 {
     SIZES;
@@ -111,7 +112,7 @@ DESCRIBE(sdpa_heads)
 RUN(sdpa_heads)
 {
     SIZES;
-    static const int windows[HEADS_VARIANTS] = {17, 700, 129, 128, 640, 384, 200, 90};
+    static const int windows[HEADS_VARIANTS] = {17, 700, 129, 128, 640, 384, 200, 90, 300, 150};
     HeadsVariant v = heads_variant(c);
     int rows = v.paired ? 2 * N : N, heads = v.paired ? H / 2 : H;
     size_t bytes =
@@ -134,8 +135,10 @@ RUN(sdpa_heads)
     SdpaHeadsBackward a =
         {.sdpa = {.forward = &f, .dq = p[5], .dk = p[6], .dv = p[7], .dy = p[13], .scratch = p[19]},
          .heads = heads_gradients(&h, p)};
-    if (c->variant % 2 && c->variant != 7)
+    if (c->variant == 1 || c->variant == 5)
         a.heads.dq_add = a.heads.dk_add = p[14];
+    if (c->variant == 6 || c->variant == 9)
+        a.heads.dv_add = p[12];
     o->sdpa_forward(stream, &f, rows, heads, e);
     o->sdpa_heads_backward(stream, &a, N, H, e);
     // These need not have been written; the case of sdpa compares them.

@@ -49,8 +49,13 @@ is($calls{64}{rows_take}, 0.5, 'gradients travel by rows at every other step');
 is($calls{64}{rows_store}, 1, 'and values at every one');
 is($calls{1024}{rows_take}, undef, 'but not where half of the table is read');
 
-my @odd = (qw(--preset toy-2026 --ranks 2 --micro-batch-tokens 64 --stop-at 1), '--stage-prefix', '', '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val.bin");
-run_ok('rows that cannot be split stay dense where none are asked for', $trainer, @odd, '--out', "$dir/auto");
+# Rows are what auto chooses, if they can be split.
+my $chosen = train('auto', qw(--ranks 2 --profile 7 --repeat --val-every 0 --micro-batch-tokens 64 --stage-tokens), '64,64,64');
+like($chosen, qr/^profile: rows_take +0\.5 /m, 'rows travel where nothing is asked for');
+my @odd = (qw(--preset toy-2026 --ranks 2 --micro-batch-tokens 64), '--stage-prefix', '', '--train-files', "$dir/train_*.bin", '--val-files', "$dir/val.bin");
+my ($dense) = run_ok('rows that cannot be split', $trainer, @odd, qw(--num-scheduled 60 --num-extension 2 --stop-at 14 --profile 7 --repeat --val-every 0), '--out', "$dir/odd");
+like($dense, qr/^profile: all/m, 'are profiled');
+unlike($dense, qr/^profile: rows_take/m, 'and stay dense');
 refuses('rows that cannot be split', 2, qr/--pair-exchange rows: the 97 rows of bigram_embed.weight cannot be split over 2 ranks/, $trainer,
-    @odd, qw(--pair-exchange rows --out), "$dir/split");
+    @odd, qw(--stop-at 1 --pair-exchange rows --out), "$dir/split");
 done_testing;

@@ -427,7 +427,7 @@ static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const voi
         ops[w].backend_close();
 }
 
-typedef enum { ALL_CASES, ELEMENTWISE, QKV_CASES } Selection;
+typedef enum { ALL_CASES, ELEMENTWISE, QKV_CASES, SDPA_HEADS } Selection;
 typedef struct {
     Sizes z;
     Selection cases;
@@ -437,6 +437,8 @@ static bool selected(const Round *r, const Case *c)
 {
     if (r->cases == ELEMENTWISE)
         return c->elementwise;
+    if (r->cases == SDPA_HEADS)
+        return !strcmp(c->name, "sdpa_heads");
     return r->cases == ALL_CASES || strstr(c->name, "qkv");
 }
 
@@ -492,6 +494,7 @@ int main(int argc, char **argv)
         {{61, 6, 8, 192, 384}, ALL_CASES},        {{32768, 6, 128, 3072, 50304}, ELEMENTWISE},
         {{1, 2, 128, 64, 128}, QKV_CASES},        {{300, 6, 128, 64, 128}, QKV_CASES},
         {{2000, 6, 128, 64, 128}, QKV_CASES},     {{16432, 6, 128, 64, 128}, QKV_CASES},
+        {{6000, 6, 128, 64, 128}, SDPA_HEADS}, // more items than two for every multiprocessor
     };
 #define X(f) ops[GPU].f = f;
     OPS(X)

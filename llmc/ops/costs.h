@@ -171,12 +171,15 @@ COST(heads_backward, (const HeadsBackward *a, int N, int H, int e), 0,
      floatx_bytes(N, H,
                   a->forward->qk *(6 + !!a->dq_add + !!a->dk_add) +
                       e * (2 + !!a->dv_add + !!a->forward->value.table)))
+// q, k, v and dy in, dqkv out.
 static inline OpCost cost_sdpa_heads_backward(const SdpaHeadsBackward *a, int N, int H, int e)
 {
-    int pairs = a->heads.forward->paired ? 2 : 1;
-    OpCost sdpa = cost_sdpa_backward(&a->sdpa, N * pairs, H / pairs, e),
-           heads = cost_heads_backward(&a->heads, N, H, e);
-    return (OpCost){sdpa.flops + heads.flops, sdpa.bytes + heads.bytes};
+    const HeadsBackward *b = &a->heads;
+    int pairs = b->forward->paired ? 2 : 1;
+    OpCost sdpa = cost_sdpa_backward(&a->sdpa, N * pairs, H / pairs, e);
+    return (OpCost){sdpa.flops, floatx_bytes(N, H,
+                                             b->forward->qk * (4 + !!b->dq_add + !!b->dk_add) +
+                                                 e * (3 + !!b->dv_add + !!b->forward->value.table))};
 }
 COST(heads_output_forward, (const HeadsOutput *a, int N, int H, int e), 0,
      floatx_bytes(N, H *e, 2 + !!a->alpha))

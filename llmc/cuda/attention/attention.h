@@ -188,7 +188,7 @@ size_t attention_sm90_counters(void);
 void attention_take_counters(AttentionCall *c, Stream s, bool backward);
 void attention_sm90_forward(const AttentionCall *c, Stream s);
 // dk and dv have the same bits always, dq with fixed_order, else up to the order of fp32 sums. qk of another
-// width than v: with dk.
+// width than v: with dk, or with heads.
 void attention_sm90_backward(const AttentionCall *c, Stream s);
 
 // Kernels to be compared with the sm80 ones.
@@ -202,7 +202,7 @@ typedef struct {
 // prepared.
 bool attention_agree(const AttentionPeer *peer, const AttentionCall *base, Error *e);
 // The same of the sm90 kernels. With --self-check always for all widths of q and k that they take, and of the
-// gradient of raw q, k and v, which their epilogue and q_backward make.
+// gradient of raw q, k and v, which their epilogue and q_backward make. Not of AttentionCall.heads.
 bool attention_sm90_agrees(const AttentionPeer *peer, const AttentionCall *base, Error *e);
 
 #ifdef __cplusplus

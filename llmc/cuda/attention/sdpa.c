@@ -3,7 +3,8 @@
 // k of 96 columns where v has 128; other narrow heads go to the portable ones.
 //
 // dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
-// of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads the sums.
+// of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads
+// the sums, and k's and v's part of it may be done in the epilogue (AttentionCall.heads).
 #include "llmc/cuda/attention/attention.h"
 
 bool backend_takes_heads(int qk, int e)

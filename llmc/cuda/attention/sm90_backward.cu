@@ -4,7 +4,8 @@
 // With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):  dv = p^T dy, dk = scale ds^T
 // q, dq = scale ds k. The output gate is folded into lse and r (gates.cu). When q, k, v's backward follows,
 // its work on dk and dv is done in the epilogue on the fp32 accumulators: 250 MB of traffic for a layer of
-// 32768 tokens is saved or overlapped with WGMMA.
+// 32768 tokens is saved or overlapped with WGMMA. Of the heads of 2026 (heads.h) k's part is done there, and
+// v's where nothing else adds to it, unless the keys are shifted.
 //
 // A CTA takes work items of 128 keys of one head and loops over the tiles of 64 queries that see any of
 // them. All products are transposed (keys are rows), so that p^T and ds^T, the accumulators of one WGMMA,

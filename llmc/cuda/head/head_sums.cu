@@ -7,9 +7,10 @@
 // products of their own: to pick them from the tiles of all logits takes two comparisons a term for every row
 // and tile, 12% of that kernel's time with four terms.
 //
-// Their sums are in fp32, those of the tiles are cut by the tensor cores: the target's logit lies above its
-// own share of the row's sum, and the training loss of the FP8 head is 0.005 to 0.015 too low
-// (dev/notes/2026-11-28_targets_logits.md). Validation is in bf16, and has no such difference.
+// Known fault: the training loss of the FP8 head is 0.005 to 0.015 too low. Probably because these sums are
+// in fp32 while the tensor cores cut those of the tiles, so that the target's logit lies above its own share
+// of the row's sum (dev/notes/2026-11-28_targets_logits.md). Validation is in bf16, and has no such
+// difference.
 #include "llmc/cuda/head/fp8_transpose.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/head/sm90_head_gradient.cuh"

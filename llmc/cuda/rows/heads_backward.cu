@@ -5,7 +5,8 @@
 // before its first store, which the compiler cannot move them over; the sums of a head are made at once.
 //
 // After attention's backward on sm90 q's gradient is read from its fp32 sums (sm90_attention.cuh) by a kernel
-// of its own, a CTA a tile of them.
+// of its own, a CTA a tile of them. The epilogue there may have done k's part, and v's
+// (sm90_backward_epilogue.cuh): then values are left, or nothing.
 //
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: dq, dk, dv, q, k in, dqkv out 12288 (2.9 ns; 47 us
 // for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984. dq from sums:

@@ -299,7 +299,7 @@ static __device__ __forceinline__ void mix_backward_row(const MixBackward &a, in
     }
 }
 
-// CTAs of a multiprocessor, so many as are launched (see stream_grads.cu).
+// CTAs of a multiprocessor that are launched (see grad_ctas in stream_grads.cu).
 static constexpr int mix_ctas(int vpl) { return vpl <= 3 ? 2 : 1; }
 
 template <int VPL>

@@ -3,7 +3,7 @@
 //
 // Bound by memory. At 4.27 TB/s, d = 768, a stream of 16384 tokens has 25.2 MB, 5.9 us. Computed so, and
 // measured on an H200 (bench_mixes), us for 16384 | 49152 tokens:
-//   a reader with a scalar, norm, from h: 4 streams                     23.6, 31.5 |  71,  80
+//   a reader with a scalar, norm, from h: 4 streams                     23.6, 33.1 |  71,  81
 // The coefficients of a token, 4 bytes each in rows of generators, are 1% of that.
 #include "llmc/cuda/device/cuda_common.cuh"
 
@@ -301,9 +301,8 @@ static __device__ __forceinline__ float grad_row(const GradCall &call, const Lan
     return column * mine;
 }
 
-// partials NULL: no dscalar is wanted.
-// CTAs of a multiprocessor, so many as are launched: where more are, each that follows another begins without
-// a load in flight, and the sum over CTAs at the end gets longer.
+// CTAs of a multiprocessor that are launched: as many as are resident where the rows have 768 channels. Each
+// that follows another would begin without a load in flight, and make the sum over CTAs at the end longer.
 static constexpr int grad_ctas(int readers, int norms)
 {
     return readers + norms > 7 ? 1 : norms || readers > 4 ? 2 : 3;
@@ -313,6 +312,7 @@ static constexpr int several_ctas(int streams, bool dx, bool dots)
     return dx && dots ? 1 : dx || streams > STREAM_PAIR ? 2 : 3;
 }
 
+// partials NULL: no dscalar is wanted.
 template <int READERS, int NORMS>
 __global__ __launch_bounds__(ROW_THREADS, grad_ctas(READERS, NORMS)) void stream_grad_kernel(
     const __grid_constant__ GradCall call, int N, int d, float *partials, unsigned *counter)
