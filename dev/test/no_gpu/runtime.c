@@ -233,12 +233,6 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *e, cudaGraph_t graph, unsigned
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphUpload(cudaGraphExec_t e, cudaStream_t s)
-{
-    (void)e, (void)s;
-    return cudaSuccess;
-}
-
 cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s)
 {
     (void)e, (void)s;

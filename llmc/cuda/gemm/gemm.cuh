@@ -26,9 +26,9 @@ void gemm(Stream s, const GemmShape *g, void *d, const void *a, const void *b, c
 // alpha: (1) fp32 in device memory, or NULL: 1
 void gemm_scaled(Stream s, GemmShape g, void *d, const void *a, const void *b, const void *c,
                  const float *alpha);
-// Times the library's candidates, in graphs on memory of its own, and keeps the fastest of those that give
-// the same bits as its first choice: so the choice, which depends on the clock, never changes a result. A
-// shape that was not tuned runs with the first choice. Fatal where the library cannot multiply these.
+// Times the library's candidates on memory of its own and keeps the fastest of those that give the same bits
+// as its first choice: so the choice, which depends on the clock, never changes a result. A shape that was
+// not tuned runs with the first choice. Fatal where the library cannot multiply these.
 void gemm_tune(const GemmShape *g);
 // The same; but false where it has no algorithm, or refuses to launch the first that it names.
 bool gemm_try(const GemmShape *g);

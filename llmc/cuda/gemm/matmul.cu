@@ -14,11 +14,7 @@
                   cublasLtGetStatusString(status_), cublasLtGetStatusName(status_)); \
     } while (0)
 
-enum {
-    CANDIDATES = 12,
-    GRAPH_PRODUCTS = 4, // in the graph that is timed
-    TIMED_LAUNCHES = 2  // of that graph; the shorter one counts
-};
+enum { CANDIDATES = 12, TIMED_RUNS = 3 };
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
 
 typedef struct {
@@ -253,60 +249,14 @@ static void trial_close(Trial *t)
     stream_destroy(t->stream);
 }
 
-// GRAPH_PRODUCTS of a candidate's products, one behind the other; NULL when it cannot be captured.
-static cudaGraphExec_t capture_candidate(Trial *t, const Plan *p, int which, const float *alpha)
-{
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    CUDA_CHECK(cudaStreamBeginCapture(t->stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < GRAPH_PRODUCTS && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = run_plan(t->stream, p, which, t->d, t->a, t->b, NULL, alpha);
-    cudaError_t error = cudaStreamEndCapture(t->stream, &graph);
-
-    if (status == CUBLAS_STATUS_SUCCESS && error == cudaSuccess &&
-        cudaGraphInstantiate(&exec, graph, cudaGraphInstantiateFlagUseNodePriority) != cudaSuccess)
-        exec = NULL;
-    if (!exec)
-        (void)cudaGetLastError(); // this candidate's, not the next check's
-    if (graph)
-        CUDA_CHECK(cudaGraphDestroy(graph));
-    return exec;
-}
-
-// Milliseconds of one product, the mean of a graph of them; INFINITY when there is no such graph. A step is a
-// graph, too: there a fill that the library queues before its kernel takes its time, while in an idle stream
-// it can be over before the host has queued the kernel. A candidate that takes `enough` or longer is launched
-// once.
-static float time_in_graph(Trial *t, const Plan *p, int which, const float *alpha, float enough)
-{
-    float best = INFINITY;
-    cudaGraphExec_t exec = capture_candidate(t, p, which, alpha);
-    if (!exec)
-        return best;
-    CUDA_CHECK(cudaGraphUpload(exec, t->stream)); // else the first launch would do it
-    for (int i = 0; i < TIMED_LAUNCHES && (i == 0 || best < enough); i++) {
-        float now;
-        CUDA_CHECK(cudaEventRecord(t->begin, t->stream));
-        CUDA_CHECK(cudaGraphLaunch(exec, t->stream));
-        CUDA_CHECK(cudaEventRecord(t->end, t->stream));
-        CUDA_CHECK(cudaEventSynchronize(t->end));
-        CUDA_CHECK(cudaEventElapsedTime(&now, t->begin, t->end));
-        best = fminf(best, now / GRAPH_PRODUCTS);
-    }
-    CUDA_CHECK(cudaGraphExecDestroy(exec));
-    return best;
-}
-
-// False when the candidate does not run; p->status says why. Otherwise its time, INFINITY if it runs in a
-// stream only, and whether it gives the same bits as candidate 0.
+// False when the candidate does not run; p->status says why. Otherwise its time, and whether it gives the
+// same bits as candidate 0.
 static bool try_candidate(Trial *t, Plan *p, int which, float *ms, bool *same)
 {
     static const float one = 1;
     const float *alpha = p->shape.device_alpha ? lt.zero_one + 1 : &one;
     void *out = which ? t->d : t->first_d;
     CUDA_CHECK(cudaMemsetAsync(out, 0, t->bytes_d, t->stream));
-    // Not captured: a first call may load or allocate, which a capture refuses.
     p->status = run_plan(t->stream, p, which, out, t->a, t->b, NULL, alpha);
     if (p->status != CUBLAS_STATUS_SUCCESS)
         return false;
@@ -320,7 +270,17 @@ static bool try_candidate(Trial *t, Plan *p, int which, float *ms, bool *same)
     }
     CUDA_CHECK(cudaStreamSynchronize(t->stream));
     *same = differences == 0;
-    *ms = time_in_graph(t, p, which, alpha, which ? 1.1f * p->chosen_ms : INFINITY);
+    *ms = INFINITY;
+    for (int i = 0; i < TIMED_RUNS; i++) {
+        float now;
+        CUDA_CHECK(cudaEventRecord(t->begin, t->stream));
+        run_plan(t->stream, p, which, t->d, t->a, t->b, NULL, alpha);
+        CUDA_CHECK(cudaEventRecord(t->end, t->stream));
+        CUDA_CHECK(cudaEventSynchronize(t->end));
+        CUDA_CHECK(cudaEventElapsedTime(&now, t->begin, t->end));
+        if (now < *ms)
+            *ms = now;
+    }
     return true;
 }
 
@@ -347,7 +307,7 @@ bool gemm_try(const GemmShape *g)
         if (ms < p->fastest_ms)
             p->fastest_ms = ms;
         p->same_bits += same;
-        // A challenger must be clearly faster: so few launches do not tell two percent apart.
+        // A challenger must be clearly faster: three runs do not tell two percent apart.
         if (same && ms < 0.98f * p->chosen_ms) {
             p->chosen = i;
             p->chosen_ms = ms;
