@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [[ $steps =~ ^[1-9][0-9]{0,5}$ ]] && ((steps >= 4)) || { echo "$name: STEPS=$steps is no number of steps from 4 on" >&2; exit 2; }
 stages=${stages:-1}
 [[ $stages =~ ^[1-9]$ ]] && ((stages == 1 || steps / stages >= 10)) || { echo "$name: STAGES=$stages: at most 9, of ten steps and more" >&2; exit 2; }
-# The steps of a stage that are not timed, beside its last two. Where the batch has become larger, the first five steps are reported too short, by
-# most of the difference between two steps in all: the host's clock is ahead of the queue, and the last of it comes in the fifth.
+# The steps of a stage that are not timed, beside its last two. Where the batch grows, the log reports the first five steps too short: 137 ms
+# in all for steps of 473 ms after steps of 312 (preset 2026-07-17, one H200), 85 of them in the fifth. Probably the host runs ahead of the queue.
 skipped=$((steps / stages / 4))
 ((stages == 1 || skipped >= 6)) || skipped=6
 train=$1 val=$2 trainer=${TRAINER:-./train_gpt}

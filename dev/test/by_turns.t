@@ -63,8 +63,8 @@ refuses('no program', 2, qr/^by_turns\.sh: no program: /, @turns);
     like($said, qr/^turn 1: 5\.00 ms/m, 'after what was timed');
 }
 {
-    local ($ENV{STEPS}, $ENV{STAGES}) = (35, 9);
-    refuses('stages of three steps', 2, qr/STAGES=9: at most 9, of ten steps and more/, @turns, "$dir/trainer --seed 100");
+    local ($ENV{STEPS}, $ENV{STAGES}) = (29, 3);
+    refuses('stages of nine steps', 2, qr/STAGES=3: at most 9, of ten steps and more/, @turns, "$dir/trainer --seed 100");
 }
 {
     local ($ENV{STEPS}, $ENV{STAGES}, $ENV{TRAINER}) = (48, 3, "$dir/trainer");

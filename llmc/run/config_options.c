@@ -112,7 +112,11 @@ const Option config_options[] = {
     {"device", OPT_INT, AT(device), "-1", -1, 1023, NULL, "the one GPU of this rank; -1: as --gpus says", false, NULL},
     {"timeout", OPT_INT, AT(timeout), "120", 1, 1e6, NULL, "seconds without progress, or without an answer from another rank, after which all ranks end", false, NULL},
     {"graphs", OPT_CHOICE, AT(graphs), "on", 0, 0, "off|on", "a step is captured as a CUDA graph, or its ops are queued one by one", false, NULL},
-    {"pair-exchange", OPT_CHOICE, AT(pair_exchange), "auto", 0, 0, "auto|dense|rows", "what ranks send each other of a table that is read by pairs of tokens: all of it, or the rows that micro-batches touch (auto: those where the ranks share its rows evenly; that takes as much memory as its fp32 gradient more); the same run", false, NULL},
+    {"pair-exchange", OPT_CHOICE, AT(pair_exchange), "auto", 0, 0, "auto|dense|rows",
+     "what ranks send each other of a table that is read by pairs of tokens: all of it, or the rows that "
+     "micro-batches touch, which takes as much memory as its fp32 gradient more (auto: rows where the ranks "
+     "share them evenly); the same run",
+     false, NULL},
     {"threads", OPT_INT, AT(threads), "0", 0, 4096, NULL, "CPU threads of a rank; 0: one for each core, which the ranks of a machine share", false, NULL},
 
     {"sample", OPT_TEXT, AT(sample), NULL, 0, 0, NULL, "write text that continues this prompt, or each prompt of a file (@FILE) or of standard input (-): a line each, with \\n for a line break; with --init-from or --resume and no --train-files given: only that", false, "Sampling"},

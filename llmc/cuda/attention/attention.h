@@ -60,11 +60,12 @@ void q_backward(Stream s, const QkvBackward *a, const DqSums *sums, int N,
 
 // ---- heads_backward after sm90_backward.cu (llmc/cuda/rows/heads_backward.cu) -----------------------------
 
+enum { PLANE_Q = 1, PLANE_K = 2, PLANE_V = 4, PLANES_ALL = 7 }; // of dqkv
 bool heads_backward_takes_sums(const HeadsBackward *a, int H, int e);
-// The same with q's gradient from `sums`; a->dq is not read. keys_done: k's part of dqkv is there, and v's
-// where values_done, too.
-void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, bool keys_done,
-                              bool values_done, int N, int H, int e);
+// The same with q's gradient from `sums`; a->dq is not read. planes: those to write, q's and with k's v's,
+// too.
+void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, int planes, int N, int H,
+                              int e);
 
 // ---- one call --------------------------------------------------------------------------------------------
 
@@ -82,8 +83,8 @@ typedef struct {
     floatX *dq, *dk, *dv; // (N, d) out; without dq Hopper's kernels leave it in dq_sum; without dk, too, they
                           // do k's and v's part of qkv, and may be without dv
     const QkvBackward *qkv;     // without dq and dk
-    const HeadsBackward *heads; // Hopper's kernels: k's part of its dqkv is written in place of dk, and
-                                // without dv v's part, too; no key offset, nothing else is added. NULL: none
+    const HeadsBackward *heads; // Hopper's kernels: k's plane of its dqkv is out in place of dk, and without
+                                // dv v's plane, too; no key offset, dk_add or (without dv) dv_add. NULL: none
     const float *row_sums;      // (N, H) backward: in: sum over the head of dy * y
     // scratch of backward
     float *row_scratch; // (N, H) cuDNN: its own row sums

@@ -3,8 +3,8 @@
 // k of 96 columns where v has 128; other narrow heads go to the portable ones.
 //
 // dq of Hopper's kernels is a sum in fp32, rounded to bf16 by a pass of its own: 6 d bytes a token. Row sums
-// of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads
-// the sums, and k's and v's part of it may be done in the epilogue (AttentionCall.heads).
+// of dy * y are another, where they are not given: 4 d. Where heads_backward follows, it reads the sums, and
+// the planes of k and v may be written by attention's epilogue (AttentionCall.heads).
 #include "llmc/cuda/attention/attention.h"
 
 bool backend_takes_heads(int qk, int e)
@@ -69,9 +69,9 @@ size_t sdpa_scratch_bytes(int N, int H, int qk, int e)
     return row_sum_bytes(N, H) + (by_sm90(qk, e, true) ? attention_sm90_sums(N, H, qk) * sizeof(float) : 0);
 }
 
-// dq: out, or NULL: Hopper's kernels leave it in the sums that are returned.  heads, values: see
-// AttentionCall.heads; values: v's part
-static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsBackward *heads, bool values,
+// dq: out, or NULL: Hopper's kernels leave it in the sums that are returned.  planes: of heads->dqkv, written
+// in place of dk (PLANE_K) and dv (PLANE_V)
+static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsBackward *heads, int planes,
                        int N, int H, int e)
 {
     assert(a->scratch && (uintptr_t)a->scratch % 256 == 0);
@@ -81,8 +81,8 @@ static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsB
     c.dy = a->dy;
     c.dq = dq;
     c.dk = a->dk;
-    c.dv = values ? NULL : a->dv;
-    c.heads = heads;
+    c.dv = planes & PLANE_V ? NULL : a->dv;
+    c.heads = planes & PLANE_K ? heads : NULL;
     attention_take_counters(&c, s, true);
     if (!a->delta)
         attention_row_sums(s, a->scratch, a->dy, a->forward->y, (int64_t)N * H, e);
@@ -99,7 +99,7 @@ static DqSums backward(Stream s, const SdpaBackward *a, floatX *dq, const HeadsB
 void sdpa_backward(Stream s, const SdpaBackward *a, int N, int H, int e)
 {
     OP_SCOPE(sdpa_backward, a, N, H, e);
-    backward(s, a, a->dq, NULL, false, N, H, e);
+    backward(s, a, a->dq, NULL, 0, N, H, e);
 }
 
 void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int e)
@@ -111,10 +111,11 @@ void sdpa_heads_backward(Stream s, const SdpaHeadsBackward *a, int N, int H, int
     bool in_sums = by_sm90(f->qk, e, true) && heads_backward_takes_sums(&a->heads, H, e),
          keys = in_sums && !f->offset && !a->heads.dk_add,
          values = keys && !f->value.table && !a->heads.dv_add;
-    DqSums sums = backward(s, &a->sdpa, in_sums ? NULL : a->sdpa.dq, keys ? &a->heads : NULL, values,
-                           N * pairs, H / pairs, e);
+    int planes = (keys ? PLANE_K : 0) | (values ? PLANE_V : 0); // by attention's epilogue
+    DqSums sums =
+        backward(s, &a->sdpa, in_sums ? NULL : a->sdpa.dq, &a->heads, planes, N * pairs, H / pairs, e);
     if (in_sums)
-        heads_backward_from_sums(s, &a->heads, &sums, keys, values, N, H, e);
+        heads_backward_from_sums(s, &a->heads, &sums, PLANES_ALL & ~planes, N, H, e);
     else
         heads_backward(s, &a->heads, N, H, e);
 }

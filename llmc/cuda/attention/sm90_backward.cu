@@ -4,8 +4,8 @@
 // With p = exp(s - lse), r = rowsum(dy * y) (given), ds = p * (dy v^T - r):  dv = p^T dy, dk = scale ds^T
 // q, dq = scale ds k. The output gate is folded into lse and r (gates.cu). When q, k, v's backward follows,
 // its work on dk and dv is done in the epilogue on the fp32 accumulators: 250 MB of traffic for a layer of
-// 32768 tokens is saved or overlapped with WGMMA. Of the heads of 2026 (heads.h) k's part is done there, and
-// v's where nothing else adds to it, unless the keys are shifted.
+// 32768 tokens is saved or overlapped with WGMMA. Where heads_backward follows, the epilogue does k's part of
+// that (AttentionCall.heads).
 //
 // A CTA takes work items of 128 keys of one head and loops over the tiles of 64 queries that see any of
 // them. All products are transposed (keys are rows), so that p^T and ds^T, the accumulators of one WGMMA,
@@ -15,7 +15,8 @@
 // has only that to do. Warpgroup 2: one producer and tile-scheduler warp, two warps that by turns reduce dq
 // tiles to global memory (cp.reduce.async.bulk), each during the next tile. dk and dv are staged in shared
 // memory where the item's k and ds were, and stored by TMA; when the next item's first two tiles write there,
-// they wait for its reads. k, v, dk and dv leave L2 before q, dy and dq, which several CTAs read.
+// they wait for its reads. k, v, dk and dv (not dqkv) are evicted from L2 before q, dy and dq, which several
+// CTAs read.
 //
 //   tensor cores 5 products of 64 x 128 x 128 a tile: 2560 cycles
 //   shared mem.  operands 256 KB, ds 16, dq 64, loads of q and dy 32 KB a tile: 2940 cycles at 128 bytes:
@@ -148,19 +149,19 @@ static __device__ __forceinline__ void stage_dq(uint8_t *share, const float (&dq
 }
 
 // Stores the warpgroup's ds for both, waits for the other's, and issues the WGMMA of dq. Each warpgroup
-// arrives at a barrier of its own and waits at the other's: it may come from masked_tile while the other
-// comes from compute_tiles, and the threads that wait at one barrier shall wait at one instruction. Two pairs
-// in turn, as the buffers: with one pair a warpgroup could arrive for the next tile before the other has
-// waited for this one.
+// arrives at a barrier of its own and waits at the other's: all threads that wait at a barrier must do so at
+// one instruction (synccheck), and one warpgroup may be in masked_tile while the other is in compute_tiles.
+// The pairs of barriers alternate with the buffers: with one pair a warpgroup could arrive for the next tile
+// before the other has waited for this one.
 static __device__ __forceinline__ void publish_ds(const Consumer &c, const Shared &m, float (&dq)[32],
                                                   const uint32_t (&ds)[16])
 {
     uint8_t *buffer = m.ds(c.buffer);
     store_gradients(buffer + (c.thread / WARP * 16 + c.lane % 16) * 128, ds, c.lane);
     fence_proxy_async_shared(); // for WGMMA
-    int arrived = 4 + 2 * (int)c.buffer;
-    named_barrier_arrive(arrived + c.group, 2 * WARPGROUP);
-    named_barrier_sync(arrived + (c.group ^ 1), 2 * WARPGROUP);
+    int pair = BARRIER_DS + 2 * (int)c.buffer;
+    named_barrier_arrive(pair + c.group, 2 * WARPGROUP);
+    named_barrier_sync(pair + (c.group ^ 1), 2 * WARPGROUP);
     wgmma_fence();
     mma_keys(dq, buffer, m.k(c.slots.stage), c.group);
     wgmma_commit();
@@ -259,7 +260,7 @@ static __device__ __forceinline__ void compute_tiles(Consumer &c, const Shared &
     wgmma_wait<0>();
 }
 
-template <int QK, Ending ENDING>
+template <int QK, DkvEpilogue EPILOGUE>
 static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps, const Arguments &a,
                                                int group)
 {
@@ -296,8 +297,8 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
 #pragma unroll 1
         for (; tile < last; tile++)
             masked_tile<QK>(c, m);
-        if constexpr (ENDING != QKV) {
-            store_item<QK, ENDING>(c, m, maps, a, dk, dv);
+        if constexpr (EPILOGUE != EPILOGUE_QKV) {
+            store_item<QK, EPILOGUE>(c, m, maps, a, dk, dv);
         } else {
             Angles angles[2];
             float rstd[2] = {};
@@ -316,7 +317,7 @@ static __device__ __forceinline__ void consume(const Shared &m, const Maps &maps
 
 #endif
 
-template <int QK, Ending ENDING>
+template <int QK, DkvEpilogue EPILOGUE>
 static __device__ __forceinline__ void backward(const Maps &maps, const Arguments &a)
 {
 #if HOPPER
@@ -341,35 +342,35 @@ static __device__ __forceinline__ void backward(const Maps &maps, const Argument
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / WARP, 0),
         group = warp / (WARPGROUP / WARP); // warp-uniform
     if (group == 2) {
-        setmaxnreg_dec<ENDING == QKV ? QKV_PRODUCER_REGISTERS : PRODUCER_REGISTERS>();
+        setmaxnreg_dec<EPILOGUE == EPILOGUE_QKV ? QKV_PRODUCER_REGISTERS : PRODUCER_REGISTERS>();
         if (warp == 2 * WARPGROUP / WARP)
             produce<QK>(m, a, &maps.q, &maps.k, &maps.v, &maps.dy);
         else if (warp <= 2 * WARPGROUP / WARP + 2 && threadIdx.x % WARP == 0)
             reduce_dq<QK>(m, a, warp - 2 * WARPGROUP / WARP - 1);
     } else {
-        setmaxnreg_inc<ENDING == QKV ? QKV_CONSUMER_REGISTERS : CONSUMER_REGISTERS>();
-        consume<QK, ENDING>(m, maps, a, group);
+        setmaxnreg_inc<EPILOGUE == EPILOGUE_QKV ? QKV_CONSUMER_REGISTERS : CONSUMER_REGISTERS>();
+        consume<QK, EPILOGUE>(m, maps, a, group);
     }
 #endif
 }
 
-// To dk and dv, or to q, k, v's gradients, of the networks of 2025 and of those of 2026.
+// By what the epilogue stores.
 template <int QK>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
 {
-    backward<QK, GRADIENTS>(maps, a);
+    backward<QK, EPILOGUE_GRADIENTS>(maps, a);
 }
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_qkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
 {
-    backward<WIDTH, QKV>(maps, a);
+    backward<WIDTH, EPILOGUE_QKV>(maps, a);
 }
 template <int QK>
 __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     backward_heads_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Arguments a)
 {
-    backward<QK, HEADS>(maps, a);
+    backward<QK, EPILOGUE_HEADS>(maps, a);
 }
 
 // Rounds accumulator tiles to dq. One CTA per tile of an item.

@@ -11,9 +11,9 @@ struct Maps {
     CUtensorMap q, k, v, dy, dk, dv; // boxes: queries' of 64 rows, k's and v's of 128, dk's and dv's of 64
 };
 
-// What becomes of dk and dv: tensors; gradients of raw q, k, v of the networks of 2025; of those of 2026, or
-// of raw k alone.
-enum Ending { GRADIENTS, QKV, HEADS };
+// What the epilogue stores: dk and dv; the gradients of raw k and v of attention.h; the gradient of raw k of
+// heads.h, and dv.
+enum DkvEpilogue { EPILOGUE_GRADIENTS, EPILOGUE_QKV, EPILOGUE_HEADS };
 
 #if HOPPER
 
@@ -111,13 +111,13 @@ static __device__ __forceinline__ void stage_rows(uint8_t *row, const float (&su
     }
 }
 
-// Stores a panel of 64 rows of a head. GRADIENTS: they are not read again soon. HEADS: a row is one of
-// `pairs` of a token.
-template <int QK, Ending ENDING>
+// Stores a panel of 64 rows of a head. With EPILOGUE_GRADIENTS they are not read again soon.
+// With EPILOGUE_HEADS a token has `pairs` rows.
+template <int QK, DkvEpilogue EPILOGUE>
 static __device__ __forceinline__ void store_panel(const CUtensorMap *map, const uint8_t *from, int head,
                                                    int panel, int row, int pairs)
 {
-    if constexpr (ENDING == HEADS)
+    if constexpr (EPILOGUE == EPILOGUE_HEADS)
         tma_store_4d(map, from, panel * PANEL, head, 0, pairs == 2 ? row / 2 : row);
     else if constexpr (QK == WIDTH)
         asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%2, "
@@ -140,16 +140,16 @@ static __device__ __forceinline__ void wait_stores(Consumer &c, const Shared &m)
         else
             tma_store_wait_read();
     }
-    named_barrier_sync(2 + c.group, WARPGROUP);
+    named_barrier_sync(BARRIER_WARPGROUP + c.group, WARPGROUP);
     if (--c.storing == 0)
         mbarrier_arrive(m.keys_empty(c.slots.stage ^ 1));
 }
 
-// Epilogue: the warpgroup's rows of scale dk, or with HEADS of the gradient of raw k, and of dv by TMA from
-// the item's slot of k and from ds, which no WGMMA reads any more. The warpgroup's first thread stores, in
-// two bulk groups: the panel of dv that lies in the ds buffer of the next tile, then the rest. wait_stores
-// waits for their reads.
-template <int QK, Ending ENDING>
+// Epilogue: the warpgroup's rows of scale dk, or with EPILOGUE_HEADS of the gradient of raw k, and of dv by
+// TMA from the item's slot of k and from ds, which no WGMMA reads any more. The warpgroup's first thread
+// stores, in two bulk groups: the panel of dv that lies in the ds buffer of the next tile, then the rest.
+// wait_stores waits for their reads.
+template <int QK, DkvEpilogue EPILOGUE>
 static __device__ __forceinline__ void store_item(Consumer &c, const Shared &m, const Maps &maps,
                                                   const Arguments &a, float (&dk)[QK / 2],
                                                   const float (&dv)[64])
@@ -159,13 +159,13 @@ static __device__ __forceinline__ void store_item(Consumer &c, const Shared &m, 
         first = (int)c.buffer, second = first ^ 1, my_row = c.thread / WARP * 16 + c.lane / 4;
     uint8_t *k = m.k(c.slots.stage);
     KeyRow<QK> rows[2];
-    if constexpr (ENDING == HEADS)
+    if constexpr (EPILOGUE == EPILOGUE_HEADS)
         for (int r = 0; r < 2; r++) // here: the barrier hides some of the latency
             rows[r] = load_key_row<QK>(a, item->key0 + my_row + 8 * r, item->head);
-    wait_stores(c, m);                    // an item of one tile has waited for the first bulk group alone
-    named_barrier_sync(1, 2 * WARPGROUP); // both have read k and ds
+    wait_stores(c, m); // an item of one tile has waited for the first bulk group alone
+    named_barrier_sync(BARRIER_CONSUMERS, 2 * WARPGROUP); // both have read k and ds
     stage_rows<WIDTH>(m.ds(0) + row, dv, 1, c.lane);
-    if constexpr (ENDING == HEADS) {
+    if constexpr (EPILOGUE == EPILOGUE_HEADS) {
         finish_key_row<QK, 0>(dk, k, rows[0], my_row, a.scale);
         finish_key_row<QK, 1>(dk, k, rows[1], my_row + 8, a.scale);
         __syncwarp(); // the warp has read its rows of k
@@ -173,16 +173,16 @@ static __device__ __forceinline__ void store_item(Consumer &c, const Shared &m, 
     } else
         stage_rows<QK>(k + row, dk, a.scale, c.lane);
     fence_proxy_async_shared(); // for TMA
-    named_barrier_sync(2 + c.group, WARPGROUP);
+    named_barrier_sync(BARRIER_WARPGROUP + c.group, WARPGROUP);
     c.storing = 2;
     if (c.thread % WARPGROUP)
         return;
     int key = item->key0 + c.group * WARPGROUP_KEYS;
-    store_panel<WIDTH, ENDING>(&maps.dv, m.ds(first) + at, item->head, first, key, a.pairs);
+    store_panel<WIDTH, EPILOGUE>(&maps.dv, m.ds(first) + at, item->head, first, key, a.pairs);
     tma_store_commit();
-    store_panel<WIDTH, ENDING>(&maps.dv, m.ds(second) + at, item->head, second, key, a.pairs);
+    store_panel<WIDTH, EPILOGUE>(&maps.dv, m.ds(second) + at, item->head, second, key, a.pairs);
     for (int p = 0; p < 2; p++)
-        store_panel<QK, ENDING>(&maps.dk, k + p * KEY_PANEL_BYTES + at, item->head, p, key, a.pairs);
+        store_panel<QK, EPILOGUE>(&maps.dk, k + p * KEY_PANEL_BYTES + at, item->head, p, key, a.pairs);
     tma_store_commit();
 }
 

@@ -57,6 +57,9 @@ struct Arguments {
     int window, slots, N, H, items; // items: tiles of keys times heads
 };
 
+// Named barriers of the consumer warpgroups: of both; of one, by its number; of ds, by buffer and number.
+enum { BARRIER_CONSUMERS = 1, BARRIER_WARPGROUP = 2, BARRIER_DS = 4 };
+
 // A work item: 128 keys of one head. Query tiles have 64 queries, key tiles 128 keys.
 struct alignas(8) Item {
     int key0, head;

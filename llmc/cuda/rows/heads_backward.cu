@@ -5,8 +5,8 @@
 // before its first store, which the compiler cannot move them over; the sums of a head are made at once.
 //
 // After attention's backward on sm90 q's gradient is read from its fp32 sums (sm90_attention.cuh) by a kernel
-// of its own, a CTA a tile of them. The epilogue there may have done k's part, and v's
-// (sm90_backward_epilogue.cuh): then values are left, or nothing.
+// of its own, a CTA a tile of them. The planes of k and v may be written by the epilogue of attention's
+// backward (sm90_backward_epilogue.cuh).
 //
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: dq, dk, dv, q, k in, dqkv out 12288 (2.9 ns; 47 us
 // for 16384 tokens), 1536 more for u and for each further gradient (6 us); at qk = 96 9984. dq from sums:
@@ -230,15 +230,14 @@ __device__ __forceinline__ uint4 unrotate8(const float (&g)[8], uint4 u, const R
     return pack8(dx);
 }
 
-// What is left to do of dqkv, or beside q's part: nothing, v's part, k's as well; ALL: q's, too.
-enum Parts { NOTHING, VALUES, KEYS_AND_VALUES, ALL };
-
-template <int LANES, bool GATES, Parts PARTS>
+// Writes these planes of dqkv; v's is one of them.
+template <int LANES, bool GATES, int PLANES>
 __global__ __launch_bounds__(ROW_THREADS, ctas(LANES, GATES)) void heads_backward_kernel(
     const __grid_constant__ Backward a, int N, int H, int e, float *partials, unsigned *counter)
 {
     extern __shared__ float shared[]; // (ROW_WARPS, H, 2 I) with gates
-    constexpr bool QUERIES = PARTS == ALL, KEYS = PARTS != VALUES;
+    constexpr bool QUERIES = PLANES & PLANE_Q, KEYS = PLANES & PLANE_K;
+    static_assert(PLANES & PLANE_V);
     const ValueMix &m = a.f.value;
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, j = lane % LANES, keys = a.f.qk / 8,
         values = e / 8, inputs = GATES ? 2 * m.gate_inputs : 0, group = m.table && !GATES ? H / m.groups : 1;
@@ -429,16 +428,16 @@ void check_groups(const ValueMix *m, const char *op)
 } // namespace
 
 // bytes: of shared memory
-template <int LANES, Parts PARTS>
+template <int LANES, int PLANES>
 static void launch(Stream s, const Backward &a, int blocks, size_t bytes, float *partials, int N, int H,
                    int e)
 {
     unsigned *counter = scratch_counter(s, SCRATCH_HEADS);
     if (bytes)
-        heads_backward_kernel<LANES, true, PARTS>
+        heads_backward_kernel<LANES, true, PLANES>
             <<<blocks, ROW_THREADS, bytes, s>>>(a, N, H, e, partials, counter);
     else
-        heads_backward_kernel<LANES, false, PARTS>
+        heads_backward_kernel<LANES, false, PLANES>
             <<<ceil_div(N, ROW_WARPS), ROW_THREADS, 0, s>>>(a, N, H, e, NULL, NULL);
 }
 
@@ -479,7 +478,7 @@ static void query_backward(Stream s, const Backward &a, const DqSums &kept, int 
 }
 
 // kept: q's gradient, or NULL: it is a->dq
-static void run(Stream s, const HeadsBackward *a, const DqSums *kept, Parts parts, int N, int H, int e)
+static void run(Stream s, const HeadsBackward *a, const DqSums *kept, int planes, int N, int H, int e)
 {
     if (N <= 0)
         return;
@@ -492,14 +491,14 @@ static void run(Stream s, const HeadsBackward *a, const DqSums *kept, Parts part
     check_groups(&f->value, "heads_backward");
     if (kept) {
         query_backward(s, both, *kept, N, H, e);
-        if (parts == KEYS_AND_VALUES)
-            launch<16, KEYS_AND_VALUES>(s, both, blocks, bytes, partials, N, H, e);
-        else if (parts == VALUES)
-            launch<16, VALUES>(s, both, blocks, bytes, partials, N, H, e);
+        if (planes & PLANE_K)
+            launch<16, PLANE_K | PLANE_V>(s, both, blocks, bytes, partials, N, H, e);
+        else if (planes & PLANE_V)
+            launch<16, PLANE_V>(s, both, blocks, bytes, partials, N, H, e);
     } else if (vectors && is_narrow(f, e)) {
-        launch<16, ALL>(s, both, blocks, bytes, partials, N, H, e);
+        launch<16, PLANES_ALL>(s, both, blocks, bytes, partials, N, H, e);
     } else if (vectors) {
-        launch<32, ALL>(s, both, blocks, bytes, partials, N, H, e);
+        launch<32, PLANES_ALL>(s, both, blocks, bytes, partials, N, H, e);
     } else {
         if (bytes > STATIC_SHARED)
             CUDA_CHECK(cudaFuncSetAttribute(heads_backward_any_kernel,
@@ -513,12 +512,13 @@ static void run(Stream s, const HeadsBackward *a, const DqSums *kept, Parts part
 void heads_backward(Stream s, const HeadsBackward *a, int N, int H, int e)
 {
     OP_SCOPE(heads_backward, a, N, H, e);
-    run(s, a, NULL, ALL, N, H, e);
+    run(s, a, NULL, PLANES_ALL, N, H, e);
 }
 
-void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, bool keys_done,
-                              bool values_done, int N, int H, int e)
+void heads_backward_from_sums(Stream s, const HeadsBackward *a, const DqSums *sums, int planes, int N, int H,
+                              int e)
 {
-    assert(heads_backward_takes_sums(a, H, e) && (keys_done || !values_done));
-    run(s, a, sums, values_done ? NOTHING : keys_done ? VALUES : KEYS_AND_VALUES, N, H, e);
+    assert(heads_backward_takes_sums(a, H, e) && planes & PLANE_Q &&
+           (planes & PLANE_V || !(planes & PLANE_K)));
+    run(s, a, sums, planes, N, H, e);
 }

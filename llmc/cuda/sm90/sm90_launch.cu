@@ -40,9 +40,10 @@ static CUtensorMap encode(CUtensorMapDataType type, unsigned rank, const void *b
                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
-        fatal(EXIT_BAD_INPUT, "CUDA: no tensor map for %lld x %lld x %lld, rows of %lld bytes (error %d)",
-              rank > 2 ? (long long)sizes[2] : 1, (long long)sizes[1], (long long)sizes[0],
-              (long long)strides[0], (int)r);
+        fatal(EXIT_BAD_INPUT,
+              "CUDA: no tensor map for %lld x %lld x %lld x %lld, pitch %lld bytes (error %d)",
+              rank > 3 ? (long long)sizes[3] : 1, rank > 2 ? (long long)sizes[2] : 1, (long long)sizes[1],
+              (long long)sizes[0], (long long)strides[0], (int)r);
     return map;
 }
 
