@@ -77,7 +77,7 @@ for (['8.0 40', $no_units], ['8.9 24', $units], ['9.0 80', $units], ['12.0 32', 
 my ($status, undef, $err) = stand_in($gpu, qw(--preset 2025-11-18), @five, qw(--self-check always --out), "$dir/check");
 is($status, 4, 'the self-check fails');
 like($err, qr/\A[^\n]*the self-check found wrong results[^\n]*: products \(NN\) by 1 [^\n]+\n\z/, 'in one line');
-is(scalar(() = $err =~ / by 1 \(limit /g), 20, 'which names all kernels');
+is(scalar(() = $err =~ / by 1 \(limit /g), 22, 'which names all kernels');
 
 {
     local $ENV{NO_GPU} = '9.0 2';

@@ -227,10 +227,11 @@ static void check_products(Arena *m, const Operands &o, const Gradient &g, const
 // From the sums of all parts: of training with FP8's operands, of evaluation with those in bf16.
 static SumLosses losses_of(Arena *m, const Operands &o)
 {
+    bool fp8 = o.a.mode == HEAD_FP8;
     return {.losses = m->take<float>(ROWS),
             .sums = o.a.sums,
-            .x = o.a.x,
-            .w = o.a.w,
+            .x = fp8 ? NULL : (const floatX *)o.a.x,
+            .w = fp8 ? NULL : (const floatX *)o.a.w,
             .targets = o.targets,
             .mask = {},
             .parts = sm90_head_parts(o.a.mode, VP),
@@ -259,6 +260,23 @@ static void check_losses(Arena *m, const Operands &o, const float *losses, int c
     require(d, what, HEAD_LIMIT);
 }
 
+// Returns (MAX_TERMS, PITCH), of which some rows have been checked.
+static const float *target_logits(Arena *m, const Operands &o, int count)
+{
+    float *logits = m->take<float>(MAX_TERMS * PITCH);
+    TargetLogits t = {logits, (const uint8_t *)o.a.x, (const uint8_t *)o.a.w, o.targets, ROWS, D, PITCH};
+    sm90_target_logits(m->stream, &t);
+    std::vector<float> got = m->read(logits, MAX_TERMS * PITCH);
+    Distance d;
+    for (int row : {0, 7, 8, 16, 63, 64, 65, ROWS - 1})
+        for (int k = 0; k < count && row + k < ROWS; k++)
+            if (target_of(row + k) >= 0)
+                d.add((double)(got[(size_t)(k * PITCH + row)] * LOGIT_SCALE),
+                      o.logit(row, target_of(row + k)));
+    require(d, "targets of the head", HEAD_LIMIT);
+    return logits;
+}
+
 // Losses of some rows, then the gradient. count: targets of a row
 static void check_training(Stream s, int count)
 {
@@ -270,6 +288,7 @@ static void check_training(Stream s, int count)
     float *dx_factors = m.take<float>(PITCH), *x_factors = m.take<float>(PITCH),
           *dw_factor = m.take<float>(1);
     SumLosses l = losses_of(&m, o);
+    l.target_logits = target_logits(&m, o, count);
     l.codes = o.a.codes;
     l.excess = o.a.excess;
     l.base = o.a.base;
@@ -294,6 +313,47 @@ static void check_training(Stream s, int count)
     check_products(&m, o, g, x8, dx_factors, dw_factor);
 }
 
+// Whether a target's logit is that of its tile, of sums that the tensor cores cut by 2.5%: behind 32 products
+// of 2 those just below 2^-7 are dropped. All columns are alike, so a part's sum is COLUMNS e^(z - cap); the
+// sum in fp32 would be 7% off.
+static void check_target_bits(Stream s)
+{
+    enum { COLUMNS = 32 };
+    Arena m(s);
+    std::vector<uint8_t> x((size_t)(ROWS * D)), w((size_t)(COLUMNS * D));
+    for (size_t i = 0; i < x.size(); i++)
+        x[i] = __nv_cvt_float_to_fp8(i % D < 32 ? 2 : 0.9375f, __NV_SATFINITE, __NV_E4M3);
+    for (size_t i = 0; i < w.size(); i++)
+        w[i] = __nv_cvt_float_to_fp8(i % D < 32 ? 1 : 0x1p-7f, __NV_SATFINITE, __NV_E4M3);
+    uint8_t *device_x = m.take<uint8_t>(ROWS * D), *device_w = m.take<uint8_t>(COLUMNS * D);
+    int32_t *targets = m.take<int32_t>(ROWS);
+    float *sums = m.take<float>(PITCH), *logits = m.take<float>(MAX_TERMS * PITCH);
+    CUDA_CHECK(cudaMemcpyAsync(device_x, x.data(), x.size(), cudaMemcpyHostToDevice, s));
+    CUDA_CHECK(cudaMemcpyAsync(device_w, w.data(), w.size(), cudaMemcpyHostToDevice, s));
+    CUDA_CHECK(cudaMemsetAsync(targets, 0, ROWS * sizeof *targets, s));
+    HeadLogits a = {};
+    a.mode = HEAD_FP8;
+    a.form = loss_form(&spec, D);
+    a.sums = sums;
+    a.x = device_x;
+    a.w = device_w;
+    a.scale = LOGIT_SCALE / 4;
+    a.rows = ROWS;
+    a.d = D;
+    a.Vp = COLUMNS;
+    a.pitch = PITCH;
+    TargetLogits t = {logits, device_x, device_w, {targets, NULL, 1, ROWS, NULL, NULL}, ROWS, D, PITCH};
+    sm90_head_logits(s, &a);
+    sm90_target_logits(s, &t);
+    std::vector<float> sum = m.read(sums, PITCH), logit = m.read(logits, MAX_TERMS * PITCH);
+    Distance d;
+    for (int row = 0; row < ROWS; row++) {
+        double z = capped((double)(logit[(size_t)row] * a.scale));
+        d.add((double)sum[(size_t)row] / (COLUMNS * exp(z - (double)spec.cap)), 1);
+    }
+    require(d, "targets beside tiles", HEAD_LIMIT);
+}
+
 void check_head(Stream s)
 {
     if (sm90_head_fits(HEAD_BF16, D, VP)) {
@@ -307,6 +367,8 @@ void check_head(Stream s)
     }
     for (int count = 1; device_has_fp8() && sm90_head_fits(HEAD_FP8, D, VP) && count <= TARGETS; count++)
         check_training(s, count);
+    if (device_has_fp8() && sm90_head_fits(HEAD_FP8, D, VP))
+        check_target_bits(s);
 }
 
 } // namespace self_check_tools

@@ -71,6 +71,7 @@ typedef struct {
     float *losses;               // (N)
     float *sums;                 // of sm90_head_logits.cuh: (parts, pitch)
     // Of codes:
+    float *target_logits;                             // (MAX_TERMS, pitch)
     uint8_t *excess;                                  // (parts, pitch)
     float *base, *dx_factors, *x_factors, *dw_factor; // (pitch) each; dw_factor (1)
     size_t bytes;
@@ -99,6 +100,7 @@ static Scratch train_scratch(void *base, HeadMode mode, int N, int width, int vo
         size_t pitch = (size_t)round_up((int64_t)rows, FP8_ALIGN);
         s.x8_transposed = (uint8_t *)arena_take(&a, d * rows, 1);
         s.sums = take_sums(&a, HEAD_FP8, vocabulary, pitch);
+        s.target_logits = (float *)arena_take(&a, MAX_TERMS * pitch, sizeof(float));
         s.excess = (uint8_t *)arena_take(&a, (size_t)sm90_head_parts(HEAD_FP8, vocabulary) * pitch, 1);
         s.base = (float *)arena_take(&a, pitch, sizeof(float));
         s.dx_factors = (float *)arena_take(&a, pitch, sizeof(float));
@@ -333,8 +335,8 @@ static void row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows
     SumLosses l = {
         .losses = scratch->losses + row,
         .sums = scratch->sums,
-        .x = a.x,
-        .w = a.w,
+        .x = fp8 ? NULL : (const floatX *)a.x,
+        .w = fp8 ? NULL : (const floatX *)a.w,
         .targets = targets_from(t, row),
         .mask = a.mask,
         .parts = sm90_head_parts(mode, Vp),
@@ -344,6 +346,7 @@ static void row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows
         .Vp = Vp,
         .scale_x = t->scales.x,
         .scale_w = t->scales.w,
+        .target_logits = scratch->target_logits,
         .codes = scratch->g8,
         .excess = scratch->excess,
         .base = scratch->base,
@@ -351,8 +354,12 @@ static void row_losses(Stream s, const Task *t, HeadMode mode, int row, int rows
         .x_factors = scratch->x_factors,
         .dw_factor = scratch->dw_factor,
     };
-    if (fp8)
+    if (fp8) {
         estimate_bases(s, &a, &l.targets, scratch->base);
+        TargetLogits of_targets =
+            {scratch->target_logits, (const uint8_t *)a.x, (const uint8_t *)a.w, l.targets, rows, d, pitch};
+        sm90_target_logits(s, &of_targets);
+    }
     sm90_head_logits(s, &a);
     loss_from_sums(s, &t->form, &l);
 }

@@ -221,20 +221,21 @@ void bases_from_sums(Stream s, const LossForm *f, const BasesFromSums *a);
 // Losses of rows from the sums of sm90_head_logits.cuh, and in training what turns its codes into the
 // gradient (sm90_head_gradient.cuh).
 typedef struct {
-    float *losses;     // (rows) out
-    const float *sums; // (parts, pitch)
-    const void *x, *w; // (rows, d), (Vp, d) as sm90_head_logits.cuh has them: e4m3 in training, else bf16
+    float *losses;       // (rows) out
+    const float *sums;   // (parts, pitch)
+    const floatX *x, *w; // (rows, d), (Vp, d); evaluation
     RowTargets targets;
     RowMask mask; // evaluation
     int parts, pitch, rows, d, Vp;
     float scale_x, scale_w; // logit = scale_x scale_w * sum of products
     // Training; codes NULL: evaluation.
-    uint8_t *codes;        // (rows, Vp) in/out
-    const uint8_t *excess; // (parts, pitch)
-    const float *base;     // (rows)
-    float *dx_factors;     // (rows) out, scale_w in them
-    float *x_factors;      // (rows) out, at most 1
-    float *dw_factor;      // (1) out, scale_x in it
+    const float *target_logits; // (MAX_TERMS, pitch) of sm90_target_logits
+    uint8_t *codes;             // (rows, Vp) in/out
+    const uint8_t *excess;      // (parts, pitch)
+    const float *base;          // (rows)
+    float *dx_factors;          // (rows) out, scale_w in them
+    float *x_factors;           // (rows) out, at most 1
+    float *dw_factor;           // (1) out, scale_x in it
 } SumLosses;
 void loss_from_sums(Stream s, const LossForm *f, const SumLosses *a);
 // z = cap sig((z + shift) / slope), in place.  n elements

@@ -3,14 +3,9 @@
 // (sm90_head_gradient.cuh).
 //
 // The gradient of a target, W p - w, is a difference of nearly equal numbers once the model is sure of it. So
-// it is computed from the target's logit in fp32, and its code replaces that of W p. Those logits are
-// products of their own: to pick them from the tiles of all logits takes two comparisons a term for every row
-// and tile, 12% of that kernel's time with four terms.
-//
-// Known fault: the training loss of the FP8 head is 0.005 to 0.015 too low. Probably because these sums are
-// in fp32 while the tensor cores cut those of the tiles, so that the target's logit lies above its own share
-// of the row's sum (dev/notes/2026-11-28_targets_logits.md). Validation is in bf16, and has no such
-// difference.
+// it is computed from the target's logit in fp32, and its code replaces that of W p. The logit comes from
+// sm90_target_logits.cu, in validation from a dot product here: its products in bf16 lose nothing that
+// counts.
 #include "llmc/cuda/head/fp8_transpose.cuh"
 #include "llmc/cuda/head/head_loss.cuh"
 #include "llmc/cuda/head/sm90_head_gradient.cuh"
@@ -26,7 +21,7 @@ template <int TERMS> struct RowState {
     float sum[GROUPS][ROWS];
     int most[GROUPS][ROWS]; // excess of a part
     int rise[ROWS];         // of the base: 0 unless the estimate was too low
-    float logit[TERMS][ROWS];
+    float logit[ROWS];      // evaluation
     int token[TERMS][ROWS]; // negative: none
     uint32_t code[TERMS][ROWS];
 };
@@ -48,48 +43,24 @@ static __device__ __forceinline__ float power_of_two_nearby(float f)
     return fabsf(f - power) <= power * 0x1p-13f ? power : f;
 }
 
-// Vector `v` of row `row` of a matrix (..., 8 * vectors): e4m3 in training, else bf16.
-template <bool TRAINING>
-static __device__ __forceinline__ void load_values(float (&f)[8], const void *x, int row, int vectors, int v)
+// Logit of the target of row `row`, `of_block` of the block, in evaluation. A warp; d is a multiple of 8. A
+// row without a target gets another token's.
+static __device__ __forceinline__ void target_logit(RowState<1> &shared, const SumLosses &a, int row,
+                                                    int of_block)
 {
-    int64_t at = (int64_t)row * vectors + v;
-    if (TRAINING)
-        unpack_e4m3(__ldg(static_cast<const uint2 *>(x) + at), f);
-    else
-        unpack8(__ldg(static_cast<const uint4 *>(x) + at), f);
-}
-
-// Logits of the targets of row `row`, `of_block` of the block. A warp; d is a multiple of 8. A term that the
-// row does not have gets another token's.
-template <int TERMS, bool TRAINING>
-static __device__ __forceinline__ void target_logits(RowState<TERMS> &shared, const SumLosses &a, int row,
-                                                     int of_block)
-{
-    int vectors = a.d / 8, w_row[TERMS];
-    float sum[TERMS];
-#pragma unroll
-    for (int k = 0; k < TERMS; k++) {
-        int token = max(term_token<TERMS>(a.targets, row, k), 0);
-        w_row[k] = TRAINING ? product_row(token) : token;
-        sum[k] = 0;
-    }
+    int vectors = a.d / 8, token = max(term_token<1>(a.targets, row, 0), 0);
+    float sum = 0;
     for (int v = threadIdx.x % WARP; v < vectors; v += WARP) {
         float x[8], w[8];
-        load_values<TRAINING>(x, a.x, row, vectors, v);
+        unpack8(load_vec(a.x + (int64_t)row * a.d, v), x);
+        unpack8(load_vec(a.w + (int64_t)token * a.d, v), w);
 #pragma unroll
-        for (int k = 0; k < TERMS; k++) {
-            load_values<TRAINING>(w, a.w, w_row[k], vectors, v);
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                sum[k] = fmaf(x[i], w[i], sum[k]);
-        }
+        for (int i = 0; i < 8; i++)
+            sum = fmaf(x[i], w[i], sum);
     }
-#pragma unroll
-    for (int k = 0; k < TERMS; k++) {
-        sum[k] = warp_sum(sum[k]);
-        if (threadIdx.x % WARP == 0)
-            shared.logit[k][of_block] = sum[k] * (a.scale_x * a.scale_w);
-    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0)
+        shared.logit[of_block] = sum;
 }
 
 // Loss and factors of row `row`, lane `lane` of the block.
@@ -118,7 +89,8 @@ static __device__ __forceinline__ void finish_row(RowState<TERMS> &shared, const
             shared.token[k][lane] = wanted.token[k];
         if (wanted.token[k] < 0)
             continue;
-        float rest = one_minus_sigmoid(f, shared.logit[k][lane]);
+        float sum_of_products = TRAINING ? a.target_logits[(int64_t)k * a.pitch + row] : shared.logit[lane],
+              rest = one_minus_sigmoid(f, sum_of_products * (a.scale_x * a.scale_w));
         bool masked = TERMS == 1 && target_is_masked(a.mask, row, wanted.token[k]);
         loss += wanted.weight[k] * ((masked ? f.cap - HEAD_MASKED : f.cap * rest) + logf(sum));
 #pragma unroll
@@ -176,11 +148,12 @@ template <int TERMS, bool TRAINING> __global__ void loss_from_sums_kernel(const 
     }
     shared.sum[group][lane] = sum;
     shared.most[group][lane] = most;
-    for (int i = 0; i < ROWS_OF_GROUP; i++) {
-        int of_block = group * ROWS_OF_GROUP + i, r = blockIdx.x * ROWS + of_block;
-        if (r < a.rows)
-            target_logits<TERMS, TRAINING>(shared, a, r, of_block);
-    }
+    if constexpr (!TRAINING)
+        for (int i = 0; i < ROWS_OF_GROUP; i++) {
+            int of_block = group * ROWS_OF_GROUP + i, r = blockIdx.x * ROWS + of_block;
+            if (r < a.rows)
+                target_logit(shared, a, r, of_block);
+        }
     __syncthreads();
     if (group == 0 && row < a.rows)
         finish_row<TERMS, TRAINING>(shared, f, a, row, lane);

@@ -473,6 +473,7 @@ void sm90_head_open(void)
                              (const void *)head_logits_kernel<HEAD_BF16, 96, true, false>};
     for (const void *kernel : kernels)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, most, MAX_SHARED));
+    sm90_target_logits_open();
     sm90_head_gradient_open();
 }
 
@@ -483,8 +484,9 @@ static int cols_of(HeadMode mode) { return mode == HEAD_FP8 ? PART_COLS : 96; }
 bool sm90_head_fits(HeadMode mode, int d, int Vp)
 {
     return device_has_wgmma() && row_bytes(mode, d) % 16 == 0 &&
-           slabs_of(mode, d) <= (mode == HEAD_FP8 ? MAX_SLABS / 2 : MAX_SLABS) && Vp % 32 == 0;
+           (mode == HEAD_FP8 ? d <= HEAD_LOGITS_WIDTH : slabs_of(mode, d) <= MAX_SLABS) && Vp % 32 == 0;
 }
+static_assert((int)HEAD_LOGITS_WIDTH == MAX_SLABS / 2 * TILE_K_BYTES, "the weight's rows in shared memory");
 
 int sm90_head_parts(HeadMode mode, int Vp) { return (int)ceil_div(Vp, cols_of(mode)); }
 

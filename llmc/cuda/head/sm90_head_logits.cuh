@@ -8,6 +8,8 @@ void sm90_head_open(void);
 bool sm90_head_fits(HeadMode mode, int d, int Vp);
 int sm90_head_parts(HeadMode mode, int Vp); // sums of a row
 
+enum { HEAD_LOGITS_WIDTH = 768 }; // most columns of x that sm90_head_fits takes in FP8
+
 // Columns from which the base of a row's codes is estimated: the first of a vocabulary whose tokens have the
 // order of their merges are frequent ones. 3% of GPT-2's.
 enum { ESTIMATE_PARTS = 8 };
@@ -26,3 +28,14 @@ typedef struct {
     RowMask mask; // HEAD_BF16
 } HeadLogits;
 void sm90_head_logits(Stream s, const HeadLogits *a);
+
+// Sums of products of the rows' targets, before `scale`: bit for bit those of the tiles. A term that a row
+// does not have gets another token's.
+typedef struct {
+    float *logits;        // (MAX_TERMS, pitch) out: as many terms as there are
+    const uint8_t *x, *w; // (rows, d), (Vp, d) of HEAD_FP8
+    RowTargets targets;
+    int rows, d, pitch;
+} TargetLogits;
+void sm90_target_logits_open(void); // for sm90_head_open
+void sm90_target_logits(Stream s, const TargetLogits *a);

@@ -78,8 +78,8 @@ template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
                  ", p, 1, 1" MAJOR ";\n\t}" \
                  : __VA_ARGS__ \
                  : "l"(a), "l"(b), "r"((int)accumulate))
-#define WGMMA_SS_64(TYPE, MAJOR) \
-    WGMMA_SS("m64n64k16", TYPE, WGMMA_R0_31, "%32", "%33", "%34", MAJOR, WGMMA_D32(0))
+#define WGMMA_SS_64(SHAPE, TYPE, MAJOR) \
+    WGMMA_SS(SHAPE, TYPE, WGMMA_R0_31, "%32", "%33", "%34", MAJOR, WGMMA_D32(0))
 #define WGMMA_SS_96(SHAPE, TYPE, MAJOR) \
     WGMMA_SS(SHAPE, TYPE, WGMMA_R0_47, "%48", "%49", "%50", MAJOR, WGMMA_D32(0), WGMMA_D16(32))
 #define WGMMA_SS_128(SHAPE, TYPE, MAJOR) \
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void wgmma(float (&d)[COUNT], uint64_t a, uint
 #define WGMMA_CASES(TYPE, MAJOR) \
     do { \
         if constexpr (COLS == 64) \
-            WGMMA_SS_64(TYPE, MAJOR); \
+            WGMMA_SS_64("m64n64k16", TYPE, MAJOR); \
         if constexpr (COLS == 96) \
             WGMMA_SS_96("m64n96k16", TYPE, MAJOR); \
         if constexpr (COLS == 128) \
@@ -143,7 +143,11 @@ static __device__ __forceinline__ void wgmma(float (&d)[COUNT], uint64_t a, uint
 template <int COLS, int COUNT>
 static __device__ __forceinline__ void wgmma_e4m3(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate)
 {
-    static_assert(COUNT >= COLS / 2 && (COLS == 96 || COLS == 128 || COLS == 192 || COLS == 256), "shape");
+    static_assert(COUNT >= COLS / 2 &&
+                      (COLS == 64 || COLS == 96 || COLS == 128 || COLS == 192 || COLS == 256),
+                  "shape");
+    if constexpr (COLS == 64)
+        WGMMA_SS_64("m64n64k32", "e4m3", "");
     if constexpr (COLS == 96)
         WGMMA_SS_96("m64n96k32", "e4m3", "");
     if constexpr (COLS == 128)
