@@ -233,6 +233,29 @@ static void profile_steps(Run *r)
     profile_report_steps(r->logger, &untraced, comm_size() > 1);
 }
 
+static void check_energy(void)
+{
+    if (comm_size() > 1)
+        fatal(EXIT_USAGE,
+              "--profile-energy: %d ranks share the run; ops are repeated on one GPU alone, --gpus 1",
+              comm_size());
+    if (isnan(backend_energy()))
+        fatal(EXIT_USAGE,
+              "--profile-energy: this device has no counter of its energy, as GPUs since Volta have");
+}
+
+// The weights and the optimizer's state are lost.
+static void profile_energy_of_ops(Run *r)
+{
+    Trainer *t = &r->trainer;
+    comm_patience(true); // two minutes and more
+    trainer_record_ops(t);
+    profile_energy(t->stream, r->config.profile_energy);
+    comm_patience(false);
+    logger_profile(r->logger, "energy: ops of step %d, each %g s alone", t->step, r->config.profile_energy);
+    profile_report_energy(r->logger);
+}
+
 // On all ranks at the same step: a signal, or the end of --stop-after by the clock of rank 0.
 static bool asked_to_stop(const Config *c)
 {
@@ -433,6 +456,8 @@ static int train_run(Run *r, int argc, char **argv)
     Error e;
     if (c->profile && !profile_open(&e))
         fatal(EXIT_USAGE, "--profile: %s", e.text);
+    if (c->profile_energy > 0)
+        check_energy();
     trainer_create(t, &r->config, true, true);
     note_large_step(t);
     int total = config_total_steps(c); // which small data shorten
@@ -466,6 +491,8 @@ static int train_run(Run *r, int argc, char **argv)
         validate(r, true);
         evaluate(r, true);
     }
+    if (c->profile_energy > 0 && !stopped && !done)
+        profile_energy_of_ops(r);
     char *sha256 = file_hash_finish(hash);
     if (done)
         logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);
@@ -487,8 +514,8 @@ static int use_run(Run *r)
     Error e;
     double loss;
     const char *weights = *c->resume ? c->resume : c->init_from;
-    if (c->profile)
-        fatal(EXIT_USAGE, "--profile: nothing is trained here");
+    if (c->profile || c->profile_energy > 0)
+        fatal(EXIT_USAGE, "--profile%s: nothing is trained here", c->profile ? "" : "-energy");
     if (!*weights)
         fatal(EXIT_USAGE, "--eval-only, --eval, --describe, and --sample without training need weights: "
                           "--init-from or --resume");

@@ -13,7 +13,6 @@
 // cache), and the graph is timed; the best of ROUNDS counts. Shares are of ceilings measured in the same run:
 // a copy of 208 MB for bytes, a bf16 product of 8192 x 8192 x 8192 for operations. Bytes are those an op must
 // read and write at least, operations 2 per multiply and add.
-#include "dev/bench/energy.h"
 #include "dev/bench/ops_buffers.h"
 #include "dev/bench/ops_timing.h"
 #include "llmc/cuda/attention/attention.h"

@@ -1,13 +1,12 @@
 // Timing of benches of ops: graphs of an op's calls, in bursts, in turn with other ops, or alone for energy.
 // Before this file: write_shape(), what a row says of its shape.
 #pragma once
-#include "dev/bench/energy.h"
 #include "dev/bench/figures.h"
 #include "dev/bench/ops_arrays.h"
+#include "llmc/ops/energy.h"
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     REPEATS = 6, // calls in a graph
@@ -87,50 +86,22 @@ static void print_row(const char *name, double t, double bytes, double operation
     fflush(stdout);
 }
 
-// The power of an idle GPU whose clocks are still up, as between the ops of a step.
-static double measure_idle_watts(void)
-{
-    EnergySpan span = {0};
-    for (double end = seconds_now() + energy_seconds; seconds_now() < end; energy_poll(&span))
-        usleep(10000);
-    return energy_watts(&span);
-}
+static void launch_graph(Stream s, void *graph) { graph_launch(graph, s); }
 
-// Runs the op alone for energy_seconds. About 30 ms of work are queued at a time, and the next while they
-// run: the GPU never waits.
+// Runs the op alone for energy_seconds.
 static void report_energy(const char *name, void (*op)(void), double once)
 {
     char shape[96];
-    EnergySpan span = {0};
-    Event *done[2] = {event_create(), event_create()};
     Graph *g = graph_of(op);
-    int launches = 1 + (int)(0.03 / (once * REPEATS));
-    double calls = 0, from = 0, now = 0;
-    double warm = seconds_now() + energy_seconds / 4, end = warm + energy_seconds;
-    for (int i = 0; now < end; i++) {
-        event_synchronize(done[i % 2]);
-        now = seconds_now();
-        if (now > warm) {
-            energy_poll(&span);
-            from = from ? from : now;
-            calls += now > from ? launches * REPEATS : 0;
-        }
-        for (int k = 0; k < launches; k++)
-            graph_launch(g, stream);
-        event_record(done[i % 2], stream);
-    }
-    stream_synchronize(stream);
-    double seconds = (now - from) / calls, watts = energy_watts(&span);
+    EnergyOfWork e = energy_of_work(stream, launch_graph, g, once * REPEATS, energy_seconds);
+    double seconds = e.seconds / REPEATS, mJ = (e.watts - idle_watts) * seconds * 1e3;
     write_shape(shape, sizeof shape, ", alone at the power limit");
     figure(name, shape, seconds * 1e6, "us");
-    figure(name, shape, watts, "W");
-    figure(name, shape, (watts - idle_watts) * seconds * 1e3, "mJ");
-    printf("%-34s %9.1f us %6.0f W %9.2f mJ\n", name, seconds * 1e6, watts,
-           (watts - idle_watts) * seconds * 1e3);
+    figure(name, shape, e.watts, "W");
+    figure(name, shape, mJ, "mJ");
+    printf("%-34s %9.1f us %6.0f W %9.2f mJ\n", name, seconds * 1e6, e.watts, mJ);
     fflush(stdout);
     graph_destroy(g);
-    event_destroy(done[0]);
-    event_destroy(done[1]);
 }
 
 // Before the first report().
@@ -138,7 +109,7 @@ static void timing_begin(void)
 {
     if (!energy_seconds)
         return;
-    idle_watts = measure_idle_watts();
+    idle_watts = energy_idle_watts(energy_seconds);
     figure("idle", "clocks up", idle_watts, "W");
     printf("idle %.0f W, taken off from every op's mJ\n", idle_watts);
 }

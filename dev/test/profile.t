@@ -8,7 +8,7 @@ use TrainTest;
 use Test::More;
 
 # Every function that queues work on a stream, but for those that are no op.
-my %other = map { $_ => 1 } qw(event_record graph_launch profile_stop stream_destroy stream_synchronize stream_wait ns_chain_begin ns_chain_end);
+my %other = map { $_ => 1 } qw(event_record graph_launch profile_energy profile_record profile_stop stream_destroy stream_synchronize stream_wait ns_chain_begin ns_chain_end);
 my @ops = grep { !$other{$_} } map { slurp($_) =~ /^void (\w+)\((?:Stream s|const ProductContext \*c|NsChain \*chain)\b/mg } glob("$root/llmc/ops/*.h"), "$root/llmc/dist/comm.h";
 cmp_ok(scalar @ops, '>', 40, scalar(@ops) . ' ops in the contracts');
 my %cost = map { $_ => 1 } slurp("$root/llmc/ops/costs.h") =~ /^(?:COST\(|static inline OpCost cost_)(\w+)/mg;
@@ -63,6 +63,10 @@ SKIP: {
     refuses('too few steps before it', 2, qr/--profile 5: needs at least 6 steps/, $trainer, @tiny, '--profile', 5);
     refuses('more steps than the run has', 2, qr/--profile 17: needs 21 steps, and the run has 20/, $trainer, @tiny, '--profile', 17,
         '--out', "$dir/long");
+    refuses('energy without a counter', 2, qr/--profile-energy: this device has no counter of its energy/, $trainer, @tiny, qw(--profile-energy 1 --stop-at 4),
+        '--out', "$dir/energy");
+    refuses('energy of the last step', 2, qr/--profile-energy: needs --stop-at before the last step, 20:/, $trainer, @tiny, '--profile-energy', 1);
+    refuses('energy where nothing is trained', 2, qr/--profile-energy: nothing is trained here/, $trainer, @tiny, qw(--profile-energy 1 --stop-at 4 --eval-only --init-from a));
     refuses('nothing to time', 2, qr/--profile: nothing is trained here/, $trainer, @tiny, '--profile', 8, '--eval-only', '--init-from', 'a');
 }
 done_testing;

@@ -1,4 +1,5 @@
 #include "llmc/ops/profile.h"
+#include "llmc/ops/energy.h"
 #include "llmc/ops/ops.h"
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,9 @@ typedef struct {
     const char *name;
     int64_t calls;
     double flops, bytes;
+    Graph **graph; // of its calls, when they are recorded
+    int graphs;
+    double seconds, watts; // of all of them; mean power meanwhile
 } Op;
 
 enum { OUTSIDE = TRACE_TAGS - 1, NOT_TRACED = -1 };
@@ -17,7 +21,10 @@ static struct {
     Op op[TRACE_TAGS];
     int count;
     double ms[TRACE_TAGS], busy_ms, exposed_ms, span_ms;
-    int order[TRACE_TAGS]; // ops by falling time
+    int order[TRACE_TAGS]; // ops by falling time or energy
+    bool recording;
+    Stream recorded;
+    double idle_watts;
 
     // the current micro-batch
     const int32_t *cu_seqlens;
@@ -48,6 +55,10 @@ int profile_enter(const char *name, OpCost cost)
         profile.entered->calls++;
         profile_count(cost);
     }
+    if (profile.recording) {
+        profile.entered = &profile.op[find_op(name)];
+        graph_begin(profile.recorded);
+    }
     return tag;
 }
 
@@ -61,8 +72,14 @@ void profile_count(OpCost cost)
 
 void profile_leave(int *scope)
 {
-    if (--profile.depth == 0)
-        trace_leave(*scope);
+    if (--profile.depth)
+        return;
+    trace_leave(*scope);
+    if (profile.recording) {
+        Op *op = profile.entered;
+        op->graph = xrealloc(op->graph, (size_t)(op->graphs + 1), sizeof *op->graph);
+        op->graph[op->graphs++] = graph_end(profile.recorded);
+    }
 }
 
 void profile_batch(const int32_t *cu_seqlens, int N, int token_rows, int pair_rows)
@@ -127,6 +144,76 @@ double profile_device_ms(void)
 double profile_busy_ms(void) { return profile.busy_ms; }
 double profile_span_ms(void) { return profile.span_ms; }
 double profile_exposed_ms(void) { return profile.exposed_ms; }
+
+// ---- energy -----------------------------------------------------------------------------------------------
+
+void profile_record(Stream s)
+{
+    profile.count = 0;
+    profile.recorded = s;
+    profile.recording = true;
+}
+
+void profile_record_stop(void) { profile.recording = false; }
+
+static void launch_all(Stream s, void *work)
+{
+    const Op *op = work;
+    for (int i = 0; i < op->graphs; i++)
+        graph_launch(op->graph[i], s);
+}
+
+static double joules(const Op *op) { return (op->watts - profile.idle_watts) * op->seconds; }
+
+static int by_falling_energy(const void *a, const void *b)
+{
+    double x = joules(&profile.op[*(const int *)a]), y = joules(&profile.op[*(const int *)b]);
+    return x < y ? 1 : x > y ? -1 : *(const int *)a - *(const int *)b;
+}
+
+void profile_energy(Stream s, double seconds)
+{
+    profile.idle_watts = energy_idle_watts(seconds);
+    for (int i = 0; i < profile.count; i++) {
+        Op *op = &profile.op[i];
+        launch_all(s, op); // uploads the graphs
+        stream_synchronize(s);
+        double begin = seconds_now();
+        launch_all(s, op);
+        stream_synchronize(s);
+        EnergyOfWork e = energy_of_work(s, launch_all, op, seconds_now() - begin, seconds);
+        op->seconds = e.seconds;
+        op->watts = e.watts;
+        for (int k = 0; k < op->graphs; k++)
+            graph_destroy(op->graph[k]);
+        free(op->graph);
+        op->graph = NULL;
+        profile.order[i] = i;
+    }
+    qsort(profile.order, (size_t)profile.count, sizeof *profile.order, by_falling_energy);
+}
+
+char *profile_energy_line(int index)
+{
+    double all = 0, seconds = 0;
+    for (int i = 0; i < profile.count; i++) {
+        all += joules(&profile.op[i]);
+        seconds += profile.op[i].seconds;
+    }
+    if (index == 0)
+        return format_string("%-22s %6s %10s %6s %10s %10s %6s less %.0f W idle", "op", "calls", "us a call",
+                             "W", "mJ a call", "J a step", "share", profile.idle_watts);
+    if (index == profile.count + 1)
+        return format_string(
+            "%-22s %6s %10s %6s %10s %10.3f        %.3f with the idle power in these %.3f ms", "all", "", "",
+            "", "", all, all + profile.idle_watts * seconds, 1e3 * seconds);
+    if (index > profile.count)
+        return NULL;
+    const Op *op = &profile.op[profile.order[index - 1]];
+    return format_string("%-22s %6d %10.2f %6.0f %10.4f %10.3f %5.1f%%", op->name, op->graphs,
+                         1e6 * op->seconds / op->graphs, op->watts, 1e3 * joules(op) / op->graphs, joules(op),
+                         100 * joules(op) / all);
+}
 
 // ---- what the machine can do ------------------------------------------------------------------------------
 

@@ -62,6 +62,18 @@ Ceilings profile_ceilings(Stream s, void *memory, size_t bytes);
 // caller, NULL after the last. steps: that the ops are of.
 char *profile_line(int index, int steps, const Ceilings *c);
 
+// ---- energy -----------------------------------------------------------------------------------------------
+
+// Between the two ops are captured, each as a graph, in place of being run. On a backend that has graphs.
+void profile_record(Stream s);
+void profile_record_stop(void);
+// Repeats the recorded ops for so many seconds, one name after the other, and forgets them. What they write
+// is of no use afterwards: what they add to is added to again and again.
+void profile_energy(Stream s, double seconds);
+// One line of the table of it, by falling energy, less that of the idle device; owned by the caller, NULL
+// after the last.
+char *profile_energy_line(int index);
+
 // ---- what a backend provides ------------------------------------------------------------------------------
 
 // Time on the device by tag: the number of the op, from 0; TRACE_TAGS - 1 is what runs outside of any op, as

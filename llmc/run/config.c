@@ -51,7 +51,7 @@ bool option_of_process(const Config *c, const Option *o)
 {
     static const char own[] =
         " config out init-from save-init resume stop-at stop-after eval-only eval-items describe profile "
-        "gpus ranks device timeout "
+        "profile-energy gpus ranks device timeout "
         "graphs threads self-check verbose help ";
     char name[64];
     snprintf(name, sizeof name, " %s ", o->name);

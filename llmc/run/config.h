@@ -61,7 +61,8 @@ typedef struct Config {
     const char *eval, *eval_items; // files of evaluations, see eval_set.h; where the losses of items go
     int eval_every;
     bool deterministic, portable;
-    int profile; // steps before the profiled ones; 0: none
+    int profile;           // steps before the profiled ones; 0: none
+    double profile_energy; // seconds of each op; 0: no
     const char *gpus;
     int ranks, device, timeout, threads;
     int graphs;

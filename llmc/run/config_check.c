@@ -150,6 +150,11 @@ static bool check_steps(const Config *c, Error *e)
     if (c->profile && c->profile < MIN_PROFILE)
         return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile,
                          MIN_PROFILE);
+    if (c->profile_energy > 0 && (!c->stop_at || c->stop_at == config_total_steps(c)))
+        return error_set(e,
+                         "--profile-energy: needs --stop-at before the last step, %d: nothing can follow, "
+                         "as ops that are repeated leave no model behind",
+                         config_total_steps(c));
     if (c->repeat && (c->epochs > 1 || config_given(c, "epochs")))
         return error_set(e, "--repeat and --epochs exclude each other: one is without end, one ends");
     if (c->portable && c->attention == ATTENTION_CUDNN)

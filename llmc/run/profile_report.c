@@ -26,3 +26,12 @@ void profile_report_steps(Logger *l, const UntracedSteps *u, bool several_ranks)
         logger_profile(l, "exposed communication: %.3f ms a step, in which nothing but collectives ran",
                        profile_exposed_ms() / PROFILE_TRACED);
 }
+
+void profile_report_energy(Logger *l)
+{
+    char *line;
+    for (int i = 0; (line = profile_energy_line(i)); i++) {
+        logger_profile(l, "%s", line);
+        free(line);
+    }
+}

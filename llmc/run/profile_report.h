@@ -12,3 +12,5 @@ typedef struct {
 void profile_report_ops(Logger *l, const Ceilings *c);
 // Of the same, beside steps that nobody traced. With several ranks also what they wait for each other.
 void profile_report_steps(Logger *l, const UntracedSteps *u, bool several_ranks);
+// Of profile_energy's ops, those of one step.
+void profile_report_energy(Logger *l);

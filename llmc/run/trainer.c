@@ -324,6 +324,15 @@ double trainer_finish_step(Trainer *t, int step)
     return comm_sum(sum) / trainer_step_tokens(t, step);
 }
 
+void trainer_record_ops(Trainer *t)
+{
+    t->step--;
+    profile_record(t->stream);
+    step_ops(t);
+    profile_record_stop();
+    t->step++;
+}
+
 Ceilings trainer_ceilings(Trainer *t) { return profile_ceilings(t->stream, t->acts_memory, t->acts_bytes); }
 
 void trainer_warm_up(Trainer *t)
