@@ -11,7 +11,7 @@ use Test::More;
 my $gpu = "$root/train_gpt";
 my ($limit) = map { /([\d.]+)/ } `nvidia-smi -i $ENV{CUDA_VISIBLE_DEVICES} --query-gpu=enforced.power.limit --format=csv,noheader,nounits 2>/dev/null`;
 plan skip_all => 'no GPU that tells its power' if !$limit;
-write_shard('train_1.bin', documents(6000, 1));
+write_shard('train_1.bin', documents(24000, 1));
 write_shard('val.bin', documents(700, 2));
 my @short = (@tiny, '--stop-at', 8, '--deterministic');
 

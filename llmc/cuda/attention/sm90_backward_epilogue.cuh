@@ -72,19 +72,15 @@ static __device__ __forceinline__ void finish_key_row(float (&dk)[QK / 2], const
         float *d = dk + 4 * g + 2 * HALF;
         d[0] *= scale;
         d[1] *= scale;
-        dot[0] += d[0] * __uint_as_float(y[g] << 16);
-        dot[1] += d[1] * __uint_as_float(y[g] & 0xffff0000u);
+        dot[0] += d[0] * low(y[g]);
+        dot[1] += d[1] * high(y[g]);
     }
     float mean = quad_sum(dot[0] + dot[1]) / QK;
 #pragma unroll
     for (int g = 0; g < QK / 8; g++) {
-        float *d = dk + 4 * g + 2 * HALF, y0 = __uint_as_float(y[g] << 16),
-              y1 = __uint_as_float(y[g] & 0xffff0000u);
+        float *d = dk + 4 * g + 2 * HALF, y0 = low(y[g]), y1 = high(y[g]);
         if (g < QK / 16) {
-            float cos = to_float(r.cos[g]), sin = to_float(r.sin[g]),
-                  m = __fdividef(mean, cos * cos + sin * sin), even = d[0] - y0 * m, odd = d[1] - y1 * m;
-            d[0] = r.rstd * (even * cos - odd * sin);
-            d[1] = r.rstd * (odd * cos + even * sin);
+            unrotate(d[0], d[1], y0, y1, to_float(r.cos[g]), to_float(r.sin[g]), mean, r.rstd);
         } else {
             d[0] = r.rstd * (d[0] - y0 * mean);
             d[1] = r.rstd * (d[1] - y1 * mean);
