@@ -4,8 +4,9 @@
 //       --portable: on the kernels that every supported GPU runs; --without-fp8: only the ops with products
 //       in FP8, as a GPU without FP8 units computes them; DIR holds libref_bf16.so and libref_fp32.so: the
 //       CPU backend in its two builds (default build/ref); ROUNDS: only the first so many sizes, for runs
-//       under compute-sanitizer. TEST_FILTER: only ops whose name contains it. TEST_SHARE=K/M: of all cases
-//       each M-th from the K-th on, so that M programs at once run all
+//       under compute-sanitizer. TEST_FILTER: only ops whose name contains it. TEST_SIZES: only sizes whose
+//       text contains it, like "N=130 H=2 e=128 F=512 Vp=1024". TEST_SHARE=K/M: of all cases each M-th from
+//       the K-th on, so that M programs at once run all
 //
 // The same inputs, representable in bf16, go through three backends: the fp32 CPU build is the truth, the
 // bf16 CPU build is what a plain implementation with the same storage types gives, and the GPU's distance
@@ -412,6 +413,14 @@ static void read_share(void)
 // Whether the next case is one of this share. Called for the same cases in all.
 static bool is_of_share(void) { return cases_seen++ % shares == share; }
 
+static bool sizes_wanted(Sizes z)
+{
+    const char *filter = getenv("TEST_SIZES");
+    char text[64];
+    snprintf(text, sizeof text, "N=%d H=%d e=%d F=%d Vp=%d", z.N, z.H, z.e, z.F, z.Vp);
+    return !filter || strstr(text, filter);
+}
+
 static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const void *), const void *argument)
 {
     for (int w = 0; w < (cpu ? BACKENDS : 1); w++) {
@@ -507,12 +516,13 @@ int main(int argc, char **argv)
     size_t all = sizeof rounds / sizeof *rounds, wanted = argc > 2 ? (size_t)atoi(argv[2]) : all;
     for (size_t i = 0; i < all && i < wanted; i++) {
         OpSizes sizes = sizes_for(rounds[i].z);
-        with_backends(&sizes, true, run_round, &rounds[i]);
+        if (sizes_wanted(rounds[i].z))
+            with_backends(&sizes, true, run_round, &rounds[i]);
     }
     if (wanted < all)
         return tap_done();
     OpSizes full = sizes_for(FULL);
-    if (is_of_share())
+    if (tap_wanted("matmul, head_train: full size") && sizes_wanted(FULL) && is_of_share())
         with_backends(&full, true, check_full_size, NULL);
     if (tap_wanted("matmul_fp8") && is_of_share())
         with_backends(&full, false, check_fp8_mlps, NULL);
@@ -524,7 +534,7 @@ int main(int argc, char **argv)
         with_backends(&full, false, check_truncated, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};
     OpSizes sizes = sizes_for(two_streams);
-    if (is_of_share())
+    if (tap_wanted("two streams") && sizes_wanted(two_streams) && is_of_share())
         with_backends(&sizes, false, check_streams, &two_streams);
     return tap_done();
 }
