@@ -235,23 +235,29 @@ static void profile_steps(Run *r)
 
 static void check_energy(void)
 {
-    if (comm_size() > 1)
-        fatal(EXIT_USAGE,
-              "--profile-energy: %d ranks share the run; ops are repeated on one GPU alone, --gpus 1",
-              comm_size());
     if (isnan(backend_energy()))
         fatal(EXIT_USAGE,
-              "--profile-energy: this device has no counter of its energy, as GPUs since Volta have");
+              "--profile-energy: this device does not tell its energy: GPUs since Volta do, where "
+              "the driver's libnvidia-ml.so.1 is found");
+    if (comm_size() > 1)
+        fatal(EXIT_USAGE, "--profile-energy: %d ranks share the run; give --gpus 1", comm_size());
 }
 
-// The weights and the optimizer's state are lost.
-static void profile_energy_of_ops(Run *r)
+// Behind the last step that was trained, when all is saved: the weights and the optimizer's state are lost.
+static void profile_energy_of_ops(Run *r, bool stopped, bool done)
 {
     Trainer *t = &r->trainer;
-    comm_patience(true); // two minutes and more
+    const char *reason = stopped || interrupted  ? "the run was stopped"
+                         : done                  ? "it is the last step"
+                         : trainer_has_parted(t) ? "tied tables part behind it"
+                                                 : NULL;
+    if (reason) {
+        logger_message(r->logger, "--profile-energy: no op is measured after step %d: %s", t->step, reason);
+        return;
+    }
+    nothing_to_save = true; // a signal ends it
     trainer_record_ops(t);
     profile_energy(t->stream, r->config.profile_energy);
-    comm_patience(false);
     logger_profile(r->logger, "energy: ops of step %d, each %g s alone", t->step, r->config.profile_energy);
     profile_report_energy(r->logger);
 }
@@ -491,8 +497,8 @@ static int train_run(Run *r, int argc, char **argv)
         validate(r, true);
         evaluate(r, true);
     }
-    if (c->profile_energy > 0 && !stopped && !done)
-        profile_energy_of_ops(r);
+    if (c->profile_energy > 0)
+        profile_energy_of_ops(r, stopped, done);
     char *sha256 = file_hash_finish(hash);
     if (done)
         logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);

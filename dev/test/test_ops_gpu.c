@@ -421,6 +421,12 @@ static bool sizes_wanted(Sizes z)
     return !filter || strstr(text, filter);
 }
 
+// Of a part that stands beside the rounds.
+static bool part_wanted(const char *name, Sizes z)
+{
+    return sizes_wanted(z) && tap_wanted(name) && is_of_share();
+}
+
 static void with_backends(const OpSizes *sizes, bool cpu, void (*body)(const void *), const void *argument)
 {
     for (int w = 0; w < (cpu ? BACKENDS : 1); w++) {
@@ -522,19 +528,19 @@ int main(int argc, char **argv)
     if (wanted < all)
         return tap_done();
     OpSizes full = sizes_for(FULL);
-    if (tap_wanted("matmul, head_train: full size") && sizes_wanted(FULL) && is_of_share())
+    if (part_wanted("matmul matmul_relu2 head_train", FULL)) // of what check_full_size has
         with_backends(&full, true, check_full_size, NULL);
-    if (tap_wanted("matmul_fp8") && is_of_share())
+    if (part_wanted("matmul_fp8", FULL))
         with_backends(&full, false, check_fp8_mlps, NULL);
-    if (tap_wanted("matmul_fp8_both") && is_of_share())
+    if (part_wanted("matmul_fp8_both", FULL))
         with_backends(&full, true, check_fp8_both, NULL);
     if (without_fp8)
         return tap_done();
-    if (tap_wanted("truncate") && is_of_share())
+    if (part_wanted("truncate", FULL))
         with_backends(&full, false, check_truncated, NULL);
     static const Sizes two_streams = {8192, 6, 128, 128, 128};
     OpSizes sizes = sizes_for(two_streams);
-    if (tap_wanted("two streams") && sizes_wanted(two_streams) && is_of_share())
+    if (part_wanted("two streams", two_streams))
         with_backends(&sizes, false, check_streams, &two_streams);
     return tap_done();
 }

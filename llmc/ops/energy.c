@@ -3,28 +3,33 @@
 #include <math.h>
 #include <unistd.h>
 
-enum { FEWEST_MOVES = 3 };
+enum {
+    FEWEST_MOVES = 3,
+    LONGEST = 20
+};                                 // moves of the counter for a mean; so many times as long as asked for
 static const double QUEUED = 0.03; // seconds of work that are queued at a time
 
 // Two readings of the counter: only moments at which it has moved are taken.
 typedef struct {
     double first_s, last_s;
     double first, last, seen; // J
-    int edges;
+    int moves;
 } EnergySpan;
 
 static void read_counter(EnergySpan *span)
 {
     double joules = backend_energy(), now = seconds_now();
     if (isnan(joules))
-        fatal(EXIT_DEVICE, "NVML gives no energy of this GPU: those before Volta have no counter");
-    if (!span->edges || joules == span->seen) {
-        span->edges += !span->edges;
+        fatal(EXIT_DEVICE, "the device's counter of energy cannot be read");
+    if (!span->first_s) { // not known since when it has stood there
+        span->first_s = now;
         span->seen = joules;
         return;
     }
+    if (joules == span->seen)
+        return;
     span->seen = joules;
-    if (span->edges++ == 1) {
+    if (span->moves++ == 0) {
         span->first_s = now;
         span->first = joules;
     }
@@ -32,19 +37,28 @@ static void read_counter(EnergySpan *span)
     span->last = joules;
 }
 
+// Whether to go on at `now` with what was to take until `end`.
+static bool goes_on(const EnergySpan *span, double now, double end, double seconds)
+{
+    return now < end || (span->moves < FEWEST_MOVES && now < end + LONGEST * seconds);
+}
+
 static double watts(const EnergySpan *span)
 {
-    if (span->edges <= FEWEST_MOVES)
-        fatal(EXIT_USAGE, "the counter of the GPU's energy moved %d times only: ask for more seconds",
-              span->edges - 1);
+    if (span->moves < FEWEST_MOVES)
+        fatal(EXIT_DEVICE, "the device's counter of energy moved %d times only: ask for more seconds",
+              span->moves);
     return (span->last - span->first) / (span->last_s - span->first_s);
 }
 
 double energy_idle_watts(double seconds)
 {
     EnergySpan span = {0};
-    for (double end = seconds_now() + seconds; seconds_now() < end; read_counter(&span))
+    double now = seconds_now(), end = now + seconds;
+    for (; goes_on(&span, now, end, seconds); now = seconds_now()) {
+        read_counter(&span);
         usleep(10000);
+    }
     return watts(&span);
 }
 
@@ -56,7 +70,7 @@ EnergyOfWork energy_of_work(Stream s, void (*queue)(Stream s, void *work), void 
     Event *done[2] = {event_create(), event_create()};
     int pieces = 1 + (int)(QUEUED / once);
     double warm = seconds_now() + seconds / 4, end = warm + seconds, count = 0, from = 0, now = 0;
-    for (int i = 0; now < end; i++) {
+    for (int i = 0; goes_on(&span, now, end, seconds); i++) {
         event_synchronize(done[i % 2]);
         now = seconds_now();
         if (now > warm) {

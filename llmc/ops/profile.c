@@ -8,7 +8,7 @@ typedef struct {
     const char *name;
     int64_t calls;
     double flops, bytes;
-    Graph **graph; // of its calls, when they are recorded
+    Graph **graph; // (graphs) one a call, from profile_record to profile_energy
     int graphs;
     double seconds, watts; // of all of them; mean power meanwhile
 } Op;
@@ -48,17 +48,16 @@ int profile_enter(const char *name, OpCost cost)
 {
     if (profile.depth++)
         return NOT_TRACED;
-    int tag = profile.on ? find_op(name) : NOT_TRACED;
+    int op = profile.on || profile.recording ? find_op(name) : NOT_TRACED, tag = profile.on ? op : NOT_TRACED;
     trace_enter(tag, name);
+    if (op != NOT_TRACED)
+        profile.entered = &profile.op[op];
     if (profile.on) {
-        profile.entered = &profile.op[tag];
         profile.entered->calls++;
         profile_count(cost);
     }
-    if (profile.recording) {
-        profile.entered = &profile.op[find_op(name)];
+    if (profile.recording)
         graph_begin(profile.recorded);
-    }
     return tag;
 }
 
@@ -173,7 +172,6 @@ static int by_falling_energy(const void *a, const void *b)
 
 void profile_energy(Stream s, double seconds)
 {
-    profile.idle_watts = energy_idle_watts(seconds);
     for (int i = 0; i < profile.count; i++) {
         Op *op = &profile.op[i];
         launch_all(s, op); // uploads the graphs
@@ -190,6 +188,7 @@ void profile_energy(Stream s, double seconds)
         op->graph = NULL;
         profile.order[i] = i;
     }
+    profile.idle_watts = energy_idle_watts(seconds); // last: the clocks are still up
     qsort(profile.order, (size_t)profile.count, sizeof *profile.order, by_falling_energy);
 }
 
@@ -210,7 +209,7 @@ char *profile_energy_line(int index)
     if (index > profile.count)
         return NULL;
     const Op *op = &profile.op[profile.order[index - 1]];
-    return format_string("%-22s %6d %10.2f %6.0f %10.4f %10.3f %5.1f%%", op->name, op->graphs,
+    return format_string("%-22s %6d %10.2f %6.0f %10.4g %10.3f %5.1f%%", op->name, op->graphs,
                          1e6 * op->seconds / op->graphs, op->watts, 1e3 * joules(op) / op->graphs, joules(op),
                          100 * joules(op) / all);
 }

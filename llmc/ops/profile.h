@@ -68,7 +68,9 @@ char *profile_line(int index, int steps, const Ceilings *c);
 void profile_record(Stream s);
 void profile_record_stop(void);
 // Repeats the recorded ops for so many seconds, one name after the other, and forgets them. What they write
-// is of no use afterwards: what they add to is added to again and again.
+// is of no use afterwards: what they add to is added to again and again. What they read is what the ops
+// before left there, in memory that ops share, too: numbers, of which the power depends a little, but not
+// those of a step.
 void profile_energy(Stream s, double seconds);
 // One line of the table of it, by falling energy, less that of the idle device; owned by the caller, NULL
 // after the last.

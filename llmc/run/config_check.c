@@ -150,6 +150,9 @@ static bool check_steps(const Config *c, Error *e)
     if (c->profile && c->profile < MIN_PROFILE)
         return error_set(e, "--profile %d: needs at least %d steps before it, to compare with", c->profile,
                          MIN_PROFILE);
+    if (c->profile_energy > 0 && c->profile_energy < LEAST_ENERGY)
+        return error_set(e, "--profile-energy %g: give %g seconds or more, as the counter moves seldom",
+                         c->profile_energy, LEAST_ENERGY);
     if (c->profile_energy > 0 && (!c->stop_at || c->stop_at == config_total_steps(c)))
         return error_set(e,
                          "--profile-energy: needs --stop-at before the last step, %d: nothing can follow, "

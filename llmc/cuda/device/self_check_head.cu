@@ -313,10 +313,10 @@ static void check_training(Stream s, int count)
     check_products(&m, o, g, x8, dx_factors, dw_factor);
 }
 
-// Whether a target's logit is that of its tile, of sums that the tensor cores cut by 2.5%: behind 32 products
-// of 2 those just below 2^-7 are dropped. All columns are alike, so a part's sum is COLUMNS e^(z - cap); the
-// sum in fp32 would be 7% off.
-static void check_target_bits(Stream s)
+// Whether a target's logit is cut as its tile's is, to HEAD_LIMIT, where the tensor cores cut 2.5% of the
+// sums: behind 32 products of 2 those just below 2^-7 are dropped. All columns are alike, so a part's sum is
+// COLUMNS e^(z - cap); the sum in fp32 would be 7% off.
+static void check_target_cuts(Stream s)
 {
     enum { COLUMNS = 32 };
     Arena m(s);
@@ -368,7 +368,7 @@ void check_head(Stream s)
     for (int count = 1; device_has_fp8() && sm90_head_fits(HEAD_FP8, D, VP) && count <= TARGETS; count++)
         check_training(s, count);
     if (device_has_fp8() && sm90_head_fits(HEAD_FP8, D, VP))
-        check_target_bits(s);
+        check_target_cuts(s);
 }
 
 } // namespace self_check_tools

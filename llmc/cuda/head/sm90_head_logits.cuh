@@ -32,8 +32,8 @@ void sm90_head_logits(Stream s, const HeadLogits *a);
 // Sums of products of the rows' targets, before `scale`: bit for bit those of the tiles. A term that a row
 // does not have gets another token's.
 typedef struct {
-    float *logits;        // (MAX_TERMS, pitch) out: as many terms as there are
-    const uint8_t *x, *w; // (rows, d), (Vp, d) of HEAD_FP8
+    float *logits;        // (MAX_TERMS, pitch) out: the first targets.count rows, and the last for the prefix
+    const uint8_t *x, *w; // e4m3 (rows, d), (Vp, d) in the rows' order of HEAD_FP8 (product_row)
     RowTargets targets;
     int rows, d, pitch;
 } TargetLogits;

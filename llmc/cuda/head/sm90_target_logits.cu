@@ -1,14 +1,14 @@
 // Logits of the rows' targets in FP8, with the bits that they have in the tiles of sm90_head_logits.cu.
 //
-// The tensor cores add 32 products at a time, each cut to 14 bits behind the largest
+// The tensor cores add 32 products at a time, each cut 13 bits behind the leading one of the largest
 // (dev/notes/2026-11-21_how_tensor_cores_add.md): a dot product in fp32 gives another number, by which the
 // row's loss and its target's gradient would be off (dev/notes/2026-11-28_targets_logits.md). An element of a
 // WGMMA depends on its row of a and its row of b alone, so the same instructions over the same steps of K
 // give the tile's bits, whatever the tile's width.
 //
 //   CTA     one warpgroup: 64 rows of x and, term by term, the rows of w of their targets, gathered
-//   tile    64 x 64 of m64n64k32, of which the diagonal is kept: 64 times the products that are needed, and
-//           1% of those of the logits
+//   tile    64 x 64 of m64n64k32, of which the diagonal is kept: 64 times the products that are needed, and a
+//           term 0.13% of those of the logits
 //   smem    x and w in slabs of 64 rows x 128 bytes, as TMA would lay them out: 96 KB at d 768, so that two
 //           CTAs hide each other's loads
 #include "llmc/cuda/head/fp8_transpose.cuh"
