@@ -241,7 +241,11 @@ build/no_gpu/no_gpu.so: $(addprefix dev/test/no_gpu/,runtime.c kernels.c product
 build/no_gpu/refusals: dev/test/no_gpu/refusals.c build/no_gpu/no_gpu.so
 	@echo "  cc    $<"
 	$(Q)$(CC) $(CUDA_CFLAGS) $(filter %.c %.so,$^) -Wl,-rpath,$(CURDIR)/build/no_gpu -o $@
-NO_GPU := build/no_gpu/no_gpu.so build/no_gpu/refusals
+build/no_gpu/nvml/libnvidia-ml.so.1: dev/test/no_gpu/nvml.c $(CUDA)/flags
+	@mkdir -p $(@D)
+	@echo "  cc    $<"
+	$(Q)$(CC) $(CUDA_CFLAGS) -shared -fPIC $< -o $@
+NO_GPU := build/no_gpu/no_gpu.so build/no_gpu/refusals build/no_gpu/nvml/libnvidia-ml.so.1
 REF := build/ref/libref_bf16.so build/ref/libref_fp32.so
 test-gpu-programs: train_gpt $(GPU_TESTS) $(REF) $(if $(NCCL_VERSION),build/one_gpu/libnccl.so.2)
 test-gpu:

@@ -6,6 +6,7 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use TrainTest;
+use Time::HiRes qw(sleep);
 use Test::More;
 
 my ($gpu, $stand_in, $refusals) = ("$root/train_gpt", "$root/build/no_gpu/no_gpu.so", "$root/build/no_gpu/refusals");
@@ -92,5 +93,30 @@ for (['8.9 24', '2025-11-18', 0], ['8.9 6', '2025-11-18', 1], ['12.0 24', '2026-
     my ($on, $preset, $launches) = @$_;
     five_steps($on, '--preset', $preset);
     is(says_memory(), $launches, $launches ? 'in launches that fit, and says so' : 'at once');
+}
+
+# ---- energy ------------------------------------------------------------------------------------------------------------
+
+# A microjoule for each launch of an op's graph (no_gpu/nvml.c): what the table must say of every op.
+{
+    local $ENV{LD_LIBRARY_PATH} = "$root/build/no_gpu/nvml";
+    local $ENV{LD_PRELOAD} = $stand_in;
+    my @measured = ($gpu, @tiny, qw(--self-check never --gpus 1 --stop-at 2 --val-every 0 --profile-energy 0.5 --out));
+    my ($out) = run_ok('a run that measures energy', @measured, "$dir/energy");
+    my %mJ = $out =~ /^profile: ([a-z]\w+) +\d+ +[\d.]+ +\d+ +(-?[\d.e-]+) +-?[\d.]+ +-?[\d.]+%$/mg;
+    cmp_ok(scalar keys %mJ, '>', 20, keys(%mJ) . ' ops in the table');
+    is(join(' ', map {"$_ $mJ{$_}"} grep { abs($mJ{$_} - 1e-3) > 1e-4 } sort keys %mJ), '', 'each with the microjoule of a launch');
+
+    local $ENV{NO_GPU_COUNTER} = 1000;
+    my ($status, undef, $err) = run(@measured, "$dir/stuck");
+    is($status, 4, 'a counter that stands still');
+    like($err, qr/error: the device's counter of energy moved 0 times only: ask for more seconds\n\z/, 'ends the run, which one line says');
+    is(scalar(() = checkpoints("$dir/stuck")), 1, 'and its checkpoint is there');
+    my $run = start(@measured, "$dir/signal");
+    for (1 .. 100) { last if () = checkpoints("$dir/signal"); sleep 0.1 }
+    sleep 0.5;
+    kill INT => $run->{pid};
+    ($status) = finish($run, 3);
+    is($status, 3, 'a signal ends it at once');
 }
 done_testing;

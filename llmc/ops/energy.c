@@ -3,11 +3,9 @@
 #include <math.h>
 #include <unistd.h>
 
-enum {
-    FEWEST_MOVES = 3,
-    LONGEST = 20
-};                                 // moves of the counter for a mean; so many times as long as asked for
-static const double QUEUED = 0.03; // seconds of work that are queued at a time
+enum { FEWEST_MOVES = 3, LONGEST = 10 }; // moves that a mean needs; so many times the seconds asked for
+static const double QUEUED = 0.03;       // seconds of work that are queued at a time
+static const double SHORTEST = 1e-6;     // of a piece, less than a launch takes
 
 // Two readings of the counter: only moments at which it has moved are taken.
 typedef struct {
@@ -68,7 +66,7 @@ EnergyOfWork energy_of_work(Stream s, void (*queue)(Stream s, void *work), void 
 {
     EnergySpan span = {0};
     Event *done[2] = {event_create(), event_create()};
-    int pieces = 1 + (int)(QUEUED / once);
+    int pieces = 1 + (int)(QUEUED / fmax(once, SHORTEST));
     double warm = seconds_now() + seconds / 4, end = warm + seconds, count = 0, from = 0, now = 0;
     for (int i = 0; goes_on(&span, now, end, seconds); i++) {
         event_synchronize(done[i % 2]);

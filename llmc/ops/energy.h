@@ -6,7 +6,7 @@ extern "C" {
 #endif
 
 // Mean power of the device, W, while nothing runs. Right after work its clocks are still up, as between the
-// ops of a step. Fatal where the counter cannot be read, and where it hardly moves in twenty times so many
+// ops of a step. Fatal where the counter cannot be read, and where it hardly moves in ten times so many
 // seconds.
 double energy_idle_watts(double seconds);
 
