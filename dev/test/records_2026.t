@@ -193,7 +193,7 @@ refuses('one order of all micro-batches on two ranks', 2, qr/--fp8-scales sequen
 
 # ---- MLP up alone in FP8 -----------------------------------------------------------------------------------------------
 
-my @may = (qw(--preset 2026-05-27 --model-dim 48 --mlp-dim 64 --block-size 1 --stage-tokens 32,48,64,64 --stage-documents 20,40,40,40 --micro-batch-tokens 64),
+my @may = (qw(--preset 2026-05-27 --model-dim 48 --mlp-dim 64 --block-size 1 --micro-batch-tokens 64 --stage-tokens), '32,48,64,64', '--stage-documents', '20,40,40,40',
     qw(--num-scheduled 5 --num-extension 3 --val-tokens 512 --head bf16));
 my $may = train($trainer, 'may', @may);
 like(log_text($may, 'jsonl'), qr/; head bf16, MLP fp8 \(up alone\), QKV bf16/, '2026-05-27: the log says what is FP8');

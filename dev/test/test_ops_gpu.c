@@ -511,6 +511,14 @@ int main(int argc, char **argv)
         {{2000, 6, 128, 64, 128}, QKV_CASES},     {{16432, 6, 128, 64, 128}, QKV_CASES},
         {{6000, 6, 128, 64, 128}, SDPA_HEADS}, // more items than two for every multiprocessor
     };
+    static const Sizes two_streams = {8192, 6, 128, 128, 128};
+    bool any = sizes_wanted(FULL) || sizes_wanted(two_streams);
+    for (size_t i = 0; i < sizeof rounds / sizeof *rounds; i++)
+        any |= sizes_wanted(rounds[i].z);
+    if (!any) {
+        fprintf(stderr, "test_ops_gpu: no size has TEST_SIZES=%s in its text\n", getenv("TEST_SIZES"));
+        return 2;
+    }
 #define X(f) ops[GPU].f = f;
     OPS(X)
 #undef X
@@ -538,7 +546,6 @@ int main(int argc, char **argv)
         return tap_done();
     if (part_wanted("truncate", FULL))
         with_backends(&full, false, check_truncated, NULL);
-    static const Sizes two_streams = {8192, 6, 128, 128, 128};
     OpSizes sizes = sizes_for(two_streams);
     if (part_wanted("two streams", two_streams))
         with_backends(&sizes, false, check_streams, &two_streams);
