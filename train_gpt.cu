@@ -233,35 +233,6 @@ static void profile_steps(Run *r)
     profile_report_steps(r->logger, &untraced, comm_size() > 1);
 }
 
-static void check_energy(void)
-{
-    if (isnan(backend_energy()))
-        fatal(EXIT_USAGE,
-              "--profile-energy: this device does not tell its energy: GPUs since Volta do, where "
-              "the driver's libnvidia-ml.so.1 is found");
-    if (comm_size() > 1)
-        fatal(EXIT_USAGE, "--profile-energy: %d ranks share the run; give --gpus 1", comm_size());
-}
-
-// Behind the last step that was trained, when all is saved: the weights and the optimizer's state are lost.
-static void profile_energy_of_ops(Run *r, bool stopped, bool done)
-{
-    Trainer *t = &r->trainer;
-    const char *reason = stopped || interrupted  ? "the run was stopped"
-                         : done                  ? "it is the last step"
-                         : trainer_has_parted(t) ? "tied tables part behind it"
-                                                 : NULL;
-    if (reason) {
-        logger_message(r->logger, "--profile-energy: no op is measured after step %d: %s", t->step, reason);
-        return;
-    }
-    nothing_to_save = true; // a signal ends it
-    trainer_record_ops(t);
-    profile_energy(t->stream, r->config.profile_energy);
-    logger_profile(r->logger, "energy: ops of step %d, each %g s alone", t->step, r->config.profile_energy);
-    profile_report_energy(r->logger);
-}
-
 // On all ranks at the same step: a signal, or the end of --stop-after by the clock of rank 0.
 static bool asked_to_stop(const Config *c)
 {
@@ -463,7 +434,7 @@ static int train_run(Run *r, int argc, char **argv)
     if (c->profile && !profile_open(&e))
         fatal(EXIT_USAGE, "--profile: %s", e.text);
     if (c->profile_energy > 0)
-        check_energy();
+        profile_check_energy();
     trainer_create(t, &r->config, true, true);
     note_large_step(t);
     int total = config_total_steps(c); // which small data shorten
@@ -497,8 +468,13 @@ static int train_run(Run *r, int argc, char **argv)
         validate(r, true);
         evaluate(r, true);
     }
-    if (c->profile_energy > 0)
-        profile_energy_of_ops(r, stopped, done);
+    if (c->profile_energy > 0) {
+        const char *reason = stopped || interrupted ? "the run was stopped"
+                             : done                 ? "it is the last step"
+                                                    : NULL;
+        nothing_to_save = !reason; // a signal ends it
+        profile_report_energy(r->logger, t, c->profile_energy, reason);
+    }
     char *sha256 = file_hash_finish(hash);
     if (done)
         logger_validation_data(r->logger, sha256, validation_vocab_size(t->validation), c->val_tokens);

@@ -64,15 +64,14 @@ char *profile_line(int index, int steps, const Ceilings *c);
 
 // ---- energy -----------------------------------------------------------------------------------------------
 
-// Between the two ops are captured, each as a graph, in place of being run. On a backend that has graphs.
+// Between the two calls each op is captured as a graph and not run. Only on a backend that has graphs.
 void profile_record(Stream s);
 void profile_record_stop(void);
-// Repeats the recorded ops for so many seconds, one name after the other, and forgets them. What they write
-// is of no use afterwards: what they add to is added to again and again. What they read is what the ops
-// before left there, in memory that ops share, too: numbers, of which the power depends a little, but not
-// those of a step.
+// Launches the recorded ops of each name again and again for so many seconds, and frees their graphs. The
+// device memory that they write is of no use afterwards: gradients are added to each time. Ops that share
+// memory read what others left there, not the values of a step; the power depends on values a little.
 void profile_energy(Stream s, double seconds);
-// One line of the table of it, by falling energy, less that of the idle device; owned by the caller, NULL
+// One line of its table: energies less that of the idle device, the largest first. Owned by the caller, NULL
 // after the last.
 char *profile_energy_line(int index);
 

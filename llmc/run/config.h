@@ -84,7 +84,6 @@ enum { ROPE_DOUBLE, ROPE_FP32 };
 enum { MASK_NONE, MASK_LAST, MASK_ALL };
 enum { SCALES_BY_MICRO_BATCH, SCALES_SEQUENTIAL };
 enum { MIN_PROFILE = 6 };
-#define LEAST_ENERGY 0.5 // seconds of --profile-energy
 enum {
     MAX_HEAD_DIM = 1024,
     MAX_WINDOWS = 64,

@@ -139,6 +139,8 @@ static bool check_sizes(const Config *c, Error *e)
     return true;
 }
 
+static const double LEAST_ENERGY = 0.5; // seconds of --profile-energy
+
 static bool check_steps(const Config *c, Error *e)
 {
     if (c->num_scheduled > 1000000000 - c->num_extension)

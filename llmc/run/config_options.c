@@ -108,8 +108,8 @@ const Option config_options[] = {
      "nothing in its mathematics changes; 0: no",
      false, NULL},
     {"profile-energy", OPT_FLOAT, AT(profile_energy), "0", 0, 600, NULL,
-     "after the step that --stop-at names is saved, repeat each op of it alone for so many seconds, and print "
-     "the mJ of a call less those of the idle GPU. Adam steps at every other step. 2 seconds are enough, 0.5 "
+     "after the step that --stop-at names is saved, repeat each op of it alone for so many seconds, and "
+     "print the mJ of a call less those of the idle GPU. Adam steps at every other step. 2 seconds are enough, 0.5 "
      "the least; one GPU that counts its energy; 0: no",
      false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},

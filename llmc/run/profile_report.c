@@ -1,5 +1,6 @@
 #include "llmc/run/profile_report.h"
 #include "llmc/run/profile_plan.h"
+#include <math.h>
 #include <stdlib.h>
 
 void profile_report_ops(Logger *l, const Ceilings *c)
@@ -27,9 +28,28 @@ void profile_report_steps(Logger *l, const UntracedSteps *u, bool several_ranks)
                        profile_exposed_ms() / PROFILE_TRACED);
 }
 
-void profile_report_energy(Logger *l)
+void profile_check_energy(void)
+{
+    if (isnan(backend_energy()))
+        fatal(EXIT_USAGE,
+              "--profile-energy: this device does not tell its energy: GPUs since Volta do, where "
+              "the driver's libnvidia-ml.so.1 is found");
+    if (comm_size() > 1)
+        fatal(EXIT_USAGE, "--profile-energy: %d ranks share the run; give --gpus 1", comm_size());
+}
+
+void profile_report_energy(Logger *l, Trainer *t, double seconds, const char *reason)
 {
     char *line;
+    if (!reason && trainer_has_untied(t))
+        reason = "tied parameters are untied after it";
+    if (reason) {
+        logger_message(l, "--profile-energy: no op is measured after step %d: %s", t->step, reason);
+        return;
+    }
+    trainer_record_ops(t);
+    profile_energy(t->stream, seconds);
+    logger_profile(l, "energy: ops of step %d, each %g s alone", t->step, seconds);
     for (int i = 0; (line = profile_energy_line(i)); i++) {
         logger_profile(l, "%s", line);
         free(line);

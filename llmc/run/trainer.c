@@ -324,14 +324,14 @@ double trainer_finish_step(Trainer *t, int step)
     return comm_sum(sum) / trainer_step_tokens(t, step);
 }
 
-bool trainer_has_parted(const Trainer *t)
+bool trainer_has_untied(const Trainer *t)
 {
     return !t->model.params.tied && t->step - 1 == t->model.params.last_tied;
 }
 
 void trainer_record_ops(Trainer *t)
 {
-    assert(!trainer_has_parted(t));
+    assert(!trainer_has_untied(t));
     t->step--;
     profile_record(t->stream);
     step_ops(t);

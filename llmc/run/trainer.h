@@ -104,10 +104,10 @@ bool trainer_queue_step(Trainer *t, Error *e);
 double trainer_step_tokens(const Trainer *t, int step); // over all ranks
 // Waits for queued step `step` and returns its training loss per token, the mean over all ranks.
 double trainer_finish_step(Trainer *t, int step);
-// Has the ops of the last step recorded (profile.h), which is over. They are not run. Not after the step that
-// parts tied tables: its ops are those of before.
+// Records the ops of the last step (profile.h), which is over, without running them. Not after the last step
+// with tied parameters: the ops of untied ones would be recorded.
 void trainer_record_ops(Trainer *t);
-bool trainer_has_parted(const Trainer *t); // the last step was that one
+bool trainer_has_untied(const Trainer *t); // the last step was that one
 // What the device can do, measured in the memory of the activations: between two steps.
 Ceilings trainer_ceilings(Trainer *t);
 // Mean validation loss over all ranks, with the windows of the next step; `final`: those of the last
