@@ -63,9 +63,10 @@ SKIP: {
     refuses('too few steps before it', 2, qr/--profile 5: needs at least 6 steps/, $trainer, @tiny, '--profile', 5);
     refuses('more steps than the run has', 2, qr/--profile 17: needs 21 steps, and the run has 20/, $trainer, @tiny, '--profile', 17,
         '--out', "$dir/long");
-    refuses('energy without a counter', 2, qr/--profile-energy: this device does not tell its energy/, $trainer, @tiny, qw(--profile-energy 1 --stop-at 4),
+    my $cpu = "$root/train_gpt_cpu"; # a GPU has a counter
+    refuses('energy without a counter', 2, qr/--profile-energy: this device does not tell its energy/, $cpu, @tiny, qw(--profile-energy 1 --stop-at 4),
         '--out', "$dir/energy");
-    refuses('also with several ranks', 2, qr/--profile-energy: this device does not tell its energy/, $trainer, @tiny, qw(--ranks 2 --profile-energy 1 --stop-at 4),
+    refuses('also with several ranks', 2, qr/--profile-energy: this device does not tell its energy/, $cpu, @tiny, qw(--ranks 2 --profile-energy 1 --stop-at 4),
         '--out', "$dir/energy");
     refuses('too short a time', 2, qr/--profile-energy 0\.1: give 0\.5 seconds or more/, $trainer, @tiny, qw(--profile-energy 0.1 --stop-at 4));
     refuses('energy of the last step', 2, qr/--profile-energy: needs --stop-at before the last step, 20:/, $trainer, @tiny, '--profile-energy', 1);
