@@ -39,6 +39,19 @@ like($out, qr/^  \+0\.0100  their mean$/m, 'and the mean of two runs');
 is($status, '1', 'beside one run 0.01 counts');
 like($out, qr/^steps 5 to 6: 1 of PyTorch/m, 'from a step on');
 
+# Differences by stages of two steps: +0.004 and -0.002, -0.001; +0.030 and +0.031.
+spew("$dir/pairs.csv", join "\n", 'step,a_pytorch,a_ours,b_pytorch,b_ours,b_ours_again,short_pytorch,short_ours', '1,5.000,5.004,5,4.998,4.998,5,4.999', '2,4.000,4.004,4,3.998,3.998,4,3.999',
+    '3,3.000,3.030,3,3.032,3.030,,', '4,2.000,2.030,2,2.032,2.030,,', '');
+($status, $out) = run($tool, '--stages', 2, '--pairs', "$dir/pairs.csv");
+is($status, '1', 'pairs of which a stage does not pass');
+like($out, qr/^b +-0\.0020  \+0\.0310\nshort +-0\.0010\nsteps 1 to 2: 3 pairs, mean \+0\.0003, standard error 0\.0019: passes$/m, 'the mean of further runs, a pair without the last stage');
+like($out, qr/^steps 3 to 4: 2 pairs, mean \+0\.0305, standard error 0\.0005: further from zero/m, 'a difference that is no chance');
+($status, $out) = run($tool, '--pairs', "$root/dev/notes/2026-11-28_seeds_beside_pytorch.csv");
+is($status, '0', 'those that are kept pass');
+refuses('pairs and runs', 2, qr/beside_losses: --pairs has all runs in its file: give no others/, $tool, '--pairs', "$dir/pairs.csv", '9');
+refuses('no pairs', 2, qr/beside_losses: .*kept\.csv: no column NAME_pytorch/, $tool, '--pairs', "$dir/kept.csv");
+spew("$dir/half.csv", "step,a_pytorch\n1,5\n2,4\n3,3\n");
+refuses('half a pair', 2, qr/beside_losses: .*half\.csv: a_pytorch: no column a_ours/, $tool, '--pairs', "$dir/half.csv");
 refuses('no such record', 2, qr/beside_losses: .*kept\.csv: no column original_8$/m, $tool, '--csv', "$dir/kept.csv", '8', $near);
 refuses('a run that is too short', 2, qr/beside_losses: 2026-01-01_tiny_00000003: no training loss of step 5$/m, $tool, '--csv', "$dir/kept.csv", '9', $short);
 refuses('no run', 2, qr/beside_losses: give a record and one run or more/, $tool, '89');
