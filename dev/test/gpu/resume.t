@@ -43,6 +43,31 @@ for (@parts) {
     is_deeply(losses("$dir/$folder"), losses("$dir/$name"), 'with the same losses on the way');
 }
 
+# The small networks of 2026 over their stages, which begin at steps 2, 3 and 5; embedding and head part after step 3. Codes in FP8: the
+# scales of record 89 follow the micro-batch before, those of 90 the step before.
+write_shard('val_2026.bin', documents(3000, 2));
+my @files = ('--train-files', "$dir/train_*.bin", '--val-files', "$dir/val_2026.bin");
+my @six = qw(--preset toy-2026 --model-dim 768 --num-heads 6);
+my %records = (89 => [@six, qw(--mlp fp8 --head fp8)], 90 => [qw(--preset toy-2026-08 --model-dim 256 --num-heads 2 --mlp fp8-backward --qkv fp8 --head fp8)], bf16 => [@six, qw(--mlp bf16)]);
+my @record_parts = map { my $name = $_; map { [$name, $_, "record_$name$_"] } 1 .. ($name eq 'bf16' ? 5 : 7) } sort keys %records;
+
+sub record_command { # of a run of 8 steps and its folder
+    my ($name, $folder, @more) = @_;
+    return ($gpu, @{$records{$name}}, qw(--mlp-dim 512 --micro-batches 4 --repeat --deterministic --val-every 4), @files, @more, '--out', "$dir/$folder");
+}
+
+run_together((map { ["record $_: 8 steps", record_command($_, "record_$_")] } sort keys %records),
+    map { my ($name, $stop, $folder) = @$_; ["record $name: stop at $stop", record_command($name, $folder, '--stop-at', $stop)] } @record_parts);
+run_together(map { my ($name, $stop, $folder) = @$_; ["record $name: resume at $stop", record_command($name, $folder, '--resume', checkpoint("$dir/$folder", $stop))] } @record_parts);
+for (@record_parts) {
+    my ($name, $stop, $folder) = @$_;
+    my ($whole, $end) = map { checkpoint("$dir/$_", 8) } "record_$name", $folder;
+    is(same_state($whole, $end), '', "record $name: $stop + " . (8 - $stop) . ' steps end in the state of 8');
+    ok(contents($whole) eq contents($end), 'tensors byte for byte the same in the file');
+}
+my ($scaled) = map { join ' ', sort grep { /scale/ } keys %{(tensors(checkpoint("$dir/$_", 8)))[0]} } 'record_89';
+like($scaled, qr/fp8\.mlp_activation\.3\.scale fp8\.mlp_down\.next_scale/, 'a checkpoint of record 89 has its scales');
+
 # A run's options as it wrote them: once more, and the state is the same.
 my ($file) = glob "'$dir/bf16'/*/run.toml";
 run_ok('--config run.toml', $gpu, '--config', $file // 'none', '--out', "$dir/repeated");
