@@ -27,6 +27,7 @@ static const Field fields[] = {
 static const StageSpec stages[] = {{.window = 3}, {.window = 7}, {.window = 11}, {.window = 13}};
 
 const Record record_2025_10_27 = {
-    .name = "2025-10-27", .fields = fields, .stages = stages, .num_stages = 4,
+    .name = "2025-10-27", .note = "record 42; not run on FineWeb", .fields = fields, .stages = stages,
+    .num_stages = 4,
     .layers = layers, .num_layers = LAYERS, NETWORK, .skips = "unet",
 };

@@ -19,5 +19,6 @@ static const Field fields[] = {{"lambda-init", "1.1"}, {"num-scheduled", "2185"}
 
 const Record record_2025_11_18 = {
     .name = "2025-11-18", .based_on = &record_2025_11_10, .fields = fields,
+    .note = "record 45; not run on FineWeb",
     .layers = layers, .num_layers = LAYERS, NETWORK, .skips = "single",
 };

@@ -15,6 +15,7 @@ static const Field fields[] = {
 
 const Record record_2026_08_03 = {
     .name = "2026-08-03", .fields = fields, .stages = stages_2026, .num_stages = STAGES_2026,
+    .note = "record 90; not run on FineWeb",
     .layers = layers, .num_layers = LAYERS, .params = network_2026_params, .num_params = NETWORK_2026_PARAMS,
     .generators = generators, .num_generators = 4, .dc_keys = 112, NETWORK_2026, FP8_SCALES_2026_08,
     OUTPUT_2026(3, 7, 9),

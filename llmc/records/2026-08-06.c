@@ -8,4 +8,5 @@ static const Field fields[] = {
 
 const Record record_2026_08_06 = {
     .name = "2026-08-06", .based_on = &record_2026_08_03, .fields = fields,
+    .note = "record 91; not run on FineWeb",
 };
