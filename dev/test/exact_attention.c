@@ -279,7 +279,7 @@ static void sdpa_case(const Case *c, int qk) // qk: width of a head of q and k
     SdpaForward f = {y, lse, at.q.x, at.k.x, at.v.x, qk, table, slots, c->window, (float)at.a.scale};
     void *scratch = take(sdpa_scratch_bytes(N, H, qk, e), 1);
     sdpa_forward(NULL, &f, N, H, e);
-    sdpa_backward(NULL, &(SdpaBackward){&f, dq, dk, dv, at.dyg.x, scratch}, N, H, e);
+    sdpa_backward(NULL, &(SdpaBackward){&f, dq, dk, dv, at.dyg.x, scratch, NULL}, N, H, e);
     sdpa_loss();
     check(c, "y", of_x(y, n), at.y, n);
     check(c, "lse", of_float(lse, N * H), at.lse, N * H);

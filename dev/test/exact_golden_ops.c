@@ -126,7 +126,8 @@ static void xsa_case(void)
     HeadsOutput f = {out, get("y"), get("v"), get("alpha"), NULL, H, 0};
     heads_output_forward(NULL, &f, N, H, E);
     check("out.y", out, N * D);
-    heads_output_backward(NULL, &(HeadsOutputBackward){&f, dy, dv, dalpha, NULL, get("dout.y")}, N, H, E);
+    heads_output_backward(NULL, &(HeadsOutputBackward){&f, dy, dv, dalpha, NULL, get("dout.y"), NULL}, N, H,
+                          E);
     check("d.y", dy, N * D);
     check("d.v", dv, N * D);
     check("d.alpha", dalpha, N * H);
@@ -158,7 +159,7 @@ static void attend_case(const char *name, int tokens, int heads, int qk, int e, 
                      scale};
     void *scratch = take(sdpa_scratch_bytes(rows, H2, qk, e), 1);
     sdpa_forward(NULL, &f, rows, H2, e);
-    sdpa_backward(NULL, &(SdpaBackward){&f, dq, dk, dv, get("dout.y"), scratch}, rows, H2, e);
+    sdpa_backward(NULL, &(SdpaBackward){&f, dq, dk, dv, get("dout.y"), scratch, NULL}, rows, H2, e);
     check("out.y", f.y, n);
     check("d.q", dq, wide);
     check("d.k", dk, wide);

@@ -327,7 +327,7 @@ static void output_floor_case(int e)
     HeadsOutput f = {got, y.x, v.x, &alpha, NULL, 1, 0};
     heads_output_forward(NULL, &f, 1, 1, e);
     check_x("XSA below the floor: out", got, out, e);
-    heads_output_backward(NULL, &(HeadsOutputBackward){&f, dy, got_dv, &dalpha, NULL, g.x}, 1, 1, e);
+    heads_output_backward(NULL, &(HeadsOutputBackward){&f, dy, got_dv, &dalpha, NULL, g.x, NULL}, 1, 1, e);
     check_x("   gradient of v", got_dv, dv, e);
 }
 

@@ -95,6 +95,17 @@ for (['8.9 24', '2025-11-18', 0], ['8.9 6', '2025-11-18', 1], ['12.0 24', '2026-
     is(says_memory(), $launches, $launches ? 'in launches that fit, and says so' : 'at once');
 }
 
+# What offers no launches ends with the options that fit, and fits with them.
+for (['8.9 8', '2026-07-17'], ['8.9 6', '2025-11-18', qw(--mlp fp8-backward)]) {
+    my ($on, $preset, @options) = @$_;
+    local ($ENV{NO_GPU}, $ENV{NO_GPU_LAUNCHES}) = ($on, "$dir/none.launches");
+    my @command = ($gpu, '--preset', $preset, @options, @five);
+    my ($status, undef, $err) = stand_in(@command, '--out', "$dir/small");
+    my ($give) = $err =~ /^train_gpt: error: activations of \d+ tokens take \d+ MiB, and \d+ are free: give (--micro-batches .+), as many tokens a step, cut into other documents$/m;
+    ok($status eq 1 && $give, "$preset on $on GiB says what would fit: " . ($give // "$status $err"));
+    five_steps($on, '--preset', $preset, @options, split / /, $give // '');
+}
+
 # ---- energy ------------------------------------------------------------------------------------------------------------
 
 # A microjoule for each launch of an op's graph (no_gpu/nvml.c): what the table must say of every op.

@@ -131,7 +131,16 @@ static void check_stages(void)
     c.stage_starts = STARTS_UP;
     ok(schedule_stage(&c, 833).index == 1 && schedule_stage(&c, 834).index == 2,
        "rounded up, the third begins a step later");
+    char *half = schedule_divided(&c, 2), *none_such = schedule_divided(&c, 2048);
+    ok(!strcmp(half, "--micro-batches 16 --micro-batch-tokens 16384 --stage-tokens 8192,16384,24576"),
+       "halves of micro-batches: %s", half);
+    ok(!none_such, "no size has parts of less than 16 tokens");
+    free(half);
     Config plain = preset("2025-10-27", "2245", "40");
+    char *quarter = schedule_divided(&plain, 4);
+    ok(!strcmp(quarter, "--micro-batches 32 --micro-batch-tokens 8192"), "quarters without stages: %s",
+       quarter);
+    free(quarter);
     ok(!schedule_sizes_differ(&plain) && schedule_most_tokens(&plain) == 32768,
        "the first preset has one size");
     int none[2] = {0};

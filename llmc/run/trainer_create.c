@@ -196,10 +196,33 @@ static void allocate_mask(Trainer *t)
 
 enum { LAUNCH_STEP = 1024, SPARE = 768 << 20 }; // tokens; bytes: batches, scratch, libraries' workspaces
 
+enum { MOST_PARTS = 8 };
+
+// Ends the program with the options with which activations fit, where smaller micro-batches do that. They are
+// another batch, so the user decides.
+static void suggest_micro_batches(const Trainer *t, size_t spare)
+{
+    const Config *c = t->config;
+    int most = schedule_most_tokens(c);
+    bool whole_validation = t->validation && record_crosses_documents(t->model.record);
+    if (whole_validation && acts_bytes(&t->model, t->sequence_tokens, false) + SPARE > spare)
+        return;
+    for (int parts = 2; parts <= MOST_PARTS; parts *= 2) {
+        char *options = schedule_divided(c, parts);
+        if (options && acts_bytes(&t->model, most / parts, true) + SPARE <= spare)
+            fatal(
+                EXIT_BAD_INPUT,
+                "activations of %d tokens take %.0f MiB, and %.0f are free: give %s, as many tokens a step, "
+                "cut into other documents",
+                most, (double)acts_bytes(&t->model, most, true) / 1048576, (double)spare / 1048576, options);
+        free(options);
+    }
+}
+
 // Training whose activations do not fit into the GPU's memory gets launches of as many tokens as do, unless
-// the command line says how many, or the record offers none: device_alloc then says what is missing. What is
-// free is what model and optimizer have left. Returns a line that says so, owned by the caller; NULL: nothing
-// was changed.
+// the command line says how many, or the record offers none: then the program ends, and says what would fit
+// if it can. What is free is what model and optimizer have left. Returns a line that says so, owned by the
+// caller; NULL: nothing was changed.
 static char *fit_launches(Trainer *t)
 {
     Config *c = t->config, tried = *c;
@@ -212,8 +235,12 @@ static char *fit_launches(Trainer *t)
         n = (n - 1) / LAUNCH_STEP * LAUNCH_STEP;
     n = (int)-comm_max(-n);
     tried.launch_tokens = n;
-    if (n == most || !config_check_launches(&tried, &e))
+    if (n == most)
         return NULL;
+    if (!config_check_launches(&tried, &e)) {
+        suggest_micro_batches(t, spare);
+        return NULL;
+    }
     c->launch_tokens = n;
     return format_string(
         "activations of %d tokens take %.0f MiB, and %.0f are free: launches of %d tokens "
