@@ -192,9 +192,9 @@ sub to_bf16 { return pack 'v*', map { ($_ + 0x7fff + ($_ >> 16 & 1)) >> 16 } unp
 
 # rewrite($from, $to, sub { my ($name, $tensor) = @_; ... }): a copy of a safetensors file whose tensors the function changed or
 # replaced; a tensor it returns false for is left out. Checksums are left out too: the copy is of the format
-# that had none.
+# that had none. Behind them come more tensors, name => {dtype, shape, bytes}.
 sub rewrite {
-    my ($from, $to, $change) = @_;
+    my ($from, $to, $change, %more) = @_;
     my ($tensors, $metadata) = tensors($from);
     my ($at, %header, $data) = (0);
     for my $name (sort { $tensors->{$a}{data_offsets}[0] <=> $tensors->{$b}{data_offsets}[0] } keys %$tensors) {
@@ -203,6 +203,12 @@ sub rewrite {
         my $end = $at + length $tensor->{bytes};
         $header{$name} = {dtype => $tensor->{dtype}, shape => $tensor->{shape}, data_offsets => [$at, $end]};
         $data .= $tensor->{bytes};
+        $at = $end;
+    }
+    for my $name (sort keys %more) {
+        my $end = $at + length $more{$name}{bytes};
+        $header{$name} = {dtype => $more{$name}{dtype}, shape => $more{$name}{shape}, data_offsets => [$at, $end]};
+        $data .= $more{$name}{bytes};
         $at = $end;
     }
     delete @$metadata{grep { /^crc32c/ } keys %$metadata};

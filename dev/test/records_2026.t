@@ -80,6 +80,11 @@ my $other = rewrite($init, "$dir/padded.safetensors", sub {
 });
 is(same_state(newest($whole), newest(train($exact, 'padded', '--init-from', $other))), '', 'banks with more matrices, or without the padding, in BF16: the same run');
 
+# What the PyTorch program of record 89 writes besides, without metadata.
+my %scales = map { ("_mlp_down_${_}_scales" => {dtype => 'F32', shape => [12], bytes => pack 'f<*', (1) x 12}) } qw(act proj proj_next);
+my $theirs = rewrite($init, "$dir/theirs.safetensors", sub { %{$_[2]} = (); return 1 }, %scales);
+is(same_state(newest($whole), newest(train($exact, 'theirs', '--init-from', $theirs))), '', 'a file with the scales of FP8 of another program: the same run');
+
 sub refused {
     my ($what, $pattern, $tensor, $change) = @_;
     my $file = rewrite($init, "$dir/refused.safetensors", sub { $change->($_[1]) if $_[0] eq $tensor; return $_[0] ne $tensor || $_[1]{shape} });
