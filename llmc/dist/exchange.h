@@ -5,13 +5,13 @@
 // last micro-batch's backward has left that stage, and its new value is needed when the next step's forward
 // comes there.
 //
-//   bucket                            stage   gradient                                        owner new value
-//   a tensor sharded by rows          lowest  reduce-scatter of rows, at steps that update it rank r: r-th
-//   1/R  all-gather, the step after R slots [kR, kR + R) of a pool of lowest  reduce-scatter, out of place
-//   rank r: kR + r    all-gather, every step
-//     tensors that are dealt out whole
-//   all replicated pools              -       all-reduce, one bucket, after stage 0           all alike made
-//   by every rank
+// A bucket is one of these. R ranks; "lowest": the lowest stage that uses one of its tensors.
+//   Tensor sharded by rows. Stage: lowest. Gradient: reduce-scatter of rows, at steps that update it. Rank r
+//     owns the r-th 1/R. New value: all-gather, in the step after.
+//   Slots [kR, kR + R) of a pool of tensors that are dealt out whole. Stage: lowest. Gradient:
+//     reduce-scatter, out of place. Rank r owns slot kR + r. New value: all-gather, every step.
+//   All replicated pools. No stage: behind stage 0. Gradient: all-reduce, one bucket. Every rank makes the
+//     new value.
 //
 // A tensor that is one with another for now (UpdateSpec) has no bucket, and the other one's stage is the
 // lowest of both.

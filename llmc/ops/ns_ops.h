@@ -74,9 +74,8 @@ void ns_load_rows(Stream s, NsDtype dtype, const NsLoad *l);
 void ns_gram(NsChain *chain, void *a, const void *x, int n, int m);
 
 // c = alpha a b + beta d, for a product that is symmetric because a and b commute: the lower triangle is
-// computed and
-// mirrored, which also removes the asymmetry that rounding brings in.  q = c + diagonal I, from the rounded
-// c.
+// computed and mirrored, which also removes the asymmetry that rounding brings in.  q = c + diagonal I, from
+// the rounded c.
 typedef struct {
     void *c, *q;           // (batch, n, n) out, either may be NULL
     const void *a, *b, *d; // (batch, n, n), may be one tensor; beta = 0 leaves d out
@@ -96,15 +95,14 @@ typedef struct {
 void ns_apply(NsChain *chain, const NsApply *p);
 
 // Almost-orthogonal scaling in two steps. raw = x x^T unrounded, in a form of the backend's own: in fp16 the
-// entries of small
-// rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m);  unit (batch, n) fp32 from ns_load_rows,
+// entries of small rows would vanish.  raw ns_raw_bytes() out;  x (batch, n, m);  unit (batch, n) fp32 from
+// ns_load_rows,
 //                     NULL: 1, for both steps
 size_t ns_raw_bytes(NsDtype dtype, int n, int m, int batch);
 void ns_gram_raw(NsChain *chain, void *raw, const void *x, const float *unit, int n, int m);
 #define NS_AOL_LEAST 1e-36f
 // s_i = gain / sqrt(1.02 * sum_j |raw_ij| unit_j / unit_i), 0 where the sum is below NS_AOL_LEAST: the
-// product of two scales must
-//   stay finite. With units diag(s) x is what it would be without.
+// product of two scales must stay finite. With units diag(s) x is what it would be without.
 //   a = diag(s) raw diag(s), in fp32, rounded once.
 //   scale (batch, n) fp32 out: s;  a (batch, n, n) out, exactly symmetric
 void ns_aol(NsChain *chain, float *scale, void *a, const void *raw, const float *unit, float gain, int n,

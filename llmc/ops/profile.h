@@ -51,8 +51,7 @@ double profile_span_ms(void); // from the begin of the first to the end of the l
 double profile_exposed_ms(void); // of it, the time in which nothing but collectives between ranks ran
 
 // Measures what the machine can do: a large copy (bytes read and written a second), and a product of floatX
-// matrices (operations
-// a second).  memory: `bytes` of device memory, overwritten
+// matrices (operations a second).  memory: `bytes` of device memory, overwritten
 typedef struct {
     double copy, product;
 } Ceilings;

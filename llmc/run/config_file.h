@@ -20,9 +20,8 @@ typedef struct {
 bool config_arguments(Arguments *all, int argc, char **argv, Error *e);
 bool arguments_name(int argc, char **argv, const char *option); // not in a file
 // Whether something is trained; else the run validates, evaluates or samples with given weights. --sample,
-// and
-// --eval with weights, ask for nothing else where no data are named and nothing for every so many steps; of
-// what a command line asks, a run file's data do not count. argc 0: files and the command line are one.
+// and --eval with weights, ask for nothing else where no data are named and nothing for every so many steps;
+// of what a command line asks, a run file's data do not count. argc 0: files and the command line are one.
 bool config_trains(const Config *c, int argc, char **argv);
 // Adds the options of such a text as arguments "--name=value".
 //   path   of the file, for messages
