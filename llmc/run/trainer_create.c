@@ -196,6 +196,13 @@ static void allocate_mask(Trainer *t)
 
 enum { LAUNCH_STEP = 1024, SPARE = 768 << 20 }; // tokens; bytes: batches, scratch, libraries' workspaces
 
+// On the rank that has least.
+static size_t least_bytes_free(void)
+{
+    size_t here = device_bytes_free(), most = INT64_MAX;
+    return (size_t)-comm_max(-(int64_t)(here < most ? here : most));
+}
+
 enum { MOST_PARTS = 8 };
 
 // Ends the program with the options with which activations fit, where smaller micro-batches do that. They are
@@ -228,12 +235,11 @@ static char *fit_launches(Trainer *t)
     Config *c = t->config, tried = *c;
     Error e;
     int most = schedule_most_tokens(c), n = most;
-    size_t spare = device_bytes_free(), all = acts_bytes(&t->model, most, true);
     if (c->launch_tokens || config_given(c, "launch-tokens"))
         return NULL;
+    size_t spare = least_bytes_free(), all = acts_bytes(&t->model, most, true);
     while (n > LAUNCH_STEP && acts_bytes(&t->model, n, true) + SPARE > spare)
         n = (n - 1) / LAUNCH_STEP * LAUNCH_STEP;
-    n = (int)-comm_max(-n);
     tried.launch_tokens = n;
     if (n == most)
         return NULL;
@@ -252,8 +258,8 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 // Tokens of a validation sequence that are evaluated at a time: the whole sequence, or as much of it as fits
 // where a training micro-batch does, but no document is cut, and none is read without those before it that it
-// depends on. So small micro-batches make the whole program
-// small. Scratch of ops is not known yet, and not counted.
+// depends on. So small micro-batches make the whole program small. Scratch of ops is not known yet, and not
+// counted.
 static int plan_parts(const Trainer *t)
 {
     size_t train = acts_bytes(&t->model, schedule_most_launch_tokens(t->config), true);
