@@ -53,6 +53,11 @@ static bool output_open(Output *out, const TokenizeOptions *o, const Tokenizer *
     return true;
 }
 
+static char *val_path(const Output *out)
+{
+    return out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
+}
+
 static char *train_path(const Output *out, int number)
 {
     return format_string("%s_train_%06d.bin", out->prefix, number);
@@ -80,7 +85,7 @@ static bool open_train(Output *out, Error *e)
 
 static bool open_val(Output *out, Error *e)
 {
-    char *path = out->o->val_out ? xstrdup(out->o->val_out) : format_string("%s_val_000000.bin", out->prefix);
+    char *path = val_path(out);
     bool good =
         shard_writer_open(&out->val, path, tokenizer_vocab_size(out->t), tokenizer_document(out->t), e);
     free(path);
@@ -121,6 +126,17 @@ static void remove_older(const Output *out)
     }
     if (removed)
         note("removed %d shards of an older %s data set", removed, out->prefix);
+}
+
+// A call that writes one of the two sets leaves the other, which may be of the same text.
+static void note_other_set(const Output *out)
+{
+    char *other = out->val.path ? train_path(out, 1) : val_path(out), shown[1024];
+    escape_text(shown, sizeof shown, other);
+    if (!(out->val.path && out->train_count) && !access(other, F_OK))
+        note("%s is of an earlier call and stays: training and validation must not have the same text",
+             shown);
+    free(other);
 }
 
 // Complaints that can only be made once everything was read.
@@ -173,6 +189,7 @@ static bool output_publish(Output *out, Error *e)
     }
     if (out->train_count)
         remove_older(out);
+    note_other_set(out);
     if (out->train_count > 1 && last->tokens < out->o->shard_tokens / 20) {
         note("the last shard is small; training needs one whole step (8 micro-batches) from every shard, or "
              "move it away");

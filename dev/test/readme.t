@@ -128,7 +128,7 @@ SKIP: {
         ok($status eq '0' && -s 'page.html', "runs: $command") or diag "$out$err";
     }
     for my $seed (1, 2) { # two whole logs where scripts/speedrun_8xH100.sh puts them
-        my $folder = "runs/speedrun_2025-10-27/$seed/2026-01-02_2025-10-27_0123456$seed";
+        my $folder = "runs/speedrun_2026-08-06/$seed/2026-01-02_2025-10-27_0123456$seed";
         my $rule = '=' x 100;
         system 'mkdir', '-p', $folder;
         spew("$folder/$seed.txt",

@@ -55,6 +55,18 @@ sub refuses {
     ok($got eq $status && @lines == 1 && $err =~ $pattern, "$what: " . ($lines[0] // 'no message')) or diag "status $got: $err";
 }
 
+# A call for one set leaves the other one of that name, and says so.
+{
+    spew("$dir/two.txt", join "\n\n", map { "text number $_" } 1 .. 200);
+    my @two = ('--input', "$dir/two.txt", qw(--vocab bytes --split blank-lines --name two --out), "$dir/two");
+    my (undef, undef, $fresh) = run(@two, '--val-fraction', 0.1);
+    my (undef, undef, $train) = run(@two);
+    my (undef, undef, $val) = run(@two, '--val-fraction', 1);
+    unlike($fresh, qr/earlier call/, 'both sets: no remark');
+    like($train, qr{note: .*two_val_000000\.bin is of an earlier call and stays: }, 'training alone: the older validation set is named');
+    like($val, qr{note: .*two_train_000001\.bin is of an earlier call and stays: }, 'validation alone: the older training set');
+}
+
 # ---- text files, folders, standard input -------------------------------------------------------------------------------
 
 my $seed = 7;
