@@ -131,9 +131,11 @@ static void remove_older(const Output *out)
 // A call that writes one of the two sets leaves the other, which may be of the same text.
 static void note_other_set(const Output *out)
 {
+    if (out->val.path && out->train_count)
+        return;
     char *other = out->val.path ? train_path(out, 1) : val_path(out), shown[1024];
     escape_text(shown, sizeof shown, other);
-    if (!(out->val.path && out->train_count) && !access(other, F_OK))
+    if (!access(other, F_OK))
         note("%s is of an earlier call and stays: training and validation must not have the same text",
              shown);
     free(other);

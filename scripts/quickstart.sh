@@ -27,13 +27,18 @@ say "the model to beat: order-2 byte statistics of the same text"
 ./order2 $data/train.jsonl $data/val.jsonl | tee $data/order2.txt
 
 say "training with $trainer"
-# The run before stays until this one has a checkpoint: a mistake in PRESET or STEPS costs nothing.
-restore() { if ! compgen -G "$out/*/*.safetensors" >/dev/null && [[ -d $out.before ]]; then rm -rf $out; mv $out.before $out; fi; }
-if [[ -d $out ]]; then rm -rf $out.before; mv $out $out.before; fi
-trap restore EXIT
+# The run before is kept until this one has a checkpoint: a mistake in PRESET or STEPS must not delete it.
+has_checkpoint() { compgen -G "$1/*/*.safetensors" >/dev/null; }
+one_run() {
+    if has_checkpoint $out; then rm -rf $out.before; fi
+    if [[ -d $out.before ]]; then rm -rf $out; mv $out.before $out; fi
+}
+one_run
+if [[ -d $out ]]; then mv $out $out.before; fi
+trap one_run EXIT
 $trainer "${network[@]}" --repeat --out $out \
     --train-files "$data/bytes_train_*.bin" --val-files "$data/heldout_val_*.bin"
-rm -rf $out.before
+one_run
 
 say "validation on all of the held-out text, and a sample"
 tokens=$(od -An -td4 -j8 -N4 $data/heldout_val_000000.bin)

@@ -48,6 +48,10 @@ like($out, qr/^b +-0\.0020  \+0\.0310\nshort +-0\.0010\nsteps 1 to 2: 3 pairs, m
 like($out, qr/^steps 3 to 4: 2 pairs, mean \+0\.0305, standard error 0\.0005: further from zero/m, 'a difference that is no chance');
 ($status, $out) = run($tool, '--pairs', "$root/dev/notes/2026-11-28_seeds_beside_pytorch.csv");
 is($status, '0', 'those that are kept pass');
+spew("$dir/one.csv", "step,a_pytorch,a_ours\n1,5,5\n2,4,4\n");
+($status, $out) = run($tool, qw(--stages 1 --pairs), "$dir/one.csv");
+is($status, '1', 'one pair is not enough');
+like($out, qr/^steps 1 to 2: 1 pairs, and a standard error needs two$/m, 'and the line says why');
 refuses('pairs and runs', 2, qr/beside_losses: --pairs has all runs in its file: give no others/, $tool, '--pairs', "$dir/pairs.csv", '9');
 refuses('no pairs', 2, qr/beside_losses: .*kept\.csv: no column NAME_pytorch/, $tool, '--pairs', "$dir/kept.csv");
 spew("$dir/half.csv", "step,a_pytorch\n1,5\n2,4\n3,3\n");

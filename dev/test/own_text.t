@@ -210,4 +210,17 @@ my @quickstart = map { JSON::PP::decode_json($_)->{text} } split /^/,
     slurp("$dir/q/data/quickstart/text.jsonl");
 ok(!(grep { length > 500 } @quickstart) && $quickstart[0] =~ /\A\w+ \w+:\n/,
     'whose documents keep the lines of the play');
+
+# A mistake leaves the run before; a new run takes its place, and nothing else stays.
+sub kept { return join ' ', map { s{.*/runs/}{}r } sort glob "$dir/q/runs/*/*/*.safetensors" }
+my $first = kept();
+{
+    local $ENV{STEPS} = 'two';
+    my ($status) = run("$dir/q/scripts/quickstart.sh");
+    isnt($status, 0, 'STEPS=two is refused');
+    is(kept(), $first, 'and the run before is there');
+}
+run_ok('quickstart again', "$dir/q/scripts/quickstart.sh");
+like(kept(), qr{\Aquickstart/\S+\z}, 'has one run');
+isnt(kept(), $first, 'the new one');
 done_testing();

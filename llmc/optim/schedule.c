@@ -133,19 +133,19 @@ int schedule_most_tokens(const Config *c)
     return most;
 }
 
-char *schedule_divided(const Config *c, int parts)
+char *schedule_divided(const Config *c, int divisor)
 {
     double tokens[MAX_WINDOWS + 1];
     int count = *c->stage_tokens ? parse_list(c->stage_tokens, tokens) : 0;
-    bool whole = c->micro_batch_tokens % (16 * parts) == 0;
+    bool whole = c->micro_batch_tokens % (16 * divisor) == 0;
     for (int k = 0; k < count; k++)
-        whole = whole && (int)tokens[k] % (16 * parts) == 0;
+        whole = whole && (int)tokens[k] % (16 * divisor) == 0;
     if (!whole)
         return NULL;
-    char *text = format_string("--micro-batches %d --micro-batch-tokens %d", c->micro_batches * parts,
-                               c->micro_batch_tokens / parts);
+    char *text = format_string("--micro-batches %d --micro-batch-tokens %d", c->micro_batches * divisor,
+                               c->micro_batch_tokens / divisor);
     for (int k = 0; k < count; k++) {
-        char *longer = format_string("%s%s%d", text, k ? "," : " --stage-tokens ", (int)tokens[k] / parts);
+        char *longer = format_string("%s%s%d", text, k ? "," : " --stage-tokens ", (int)tokens[k] / divisor);
         free(text);
         text = longer;
     }

@@ -31,9 +31,9 @@ int schedule_launch_tokens(const Config *c, int N);
 int schedule_most_launch_tokens(const Config *c);
 // Launches of other stages that are smaller than the largest, each size once; tokens (room) in: zeros.
 void schedule_smaller_launches(const Config *c, int *tokens, int room);
-// Options for micro-batches of a share 1 / parts of the tokens, and so many times as many of them, owned by
-// the caller; NULL: a size has no such share.
-char *schedule_divided(const Config *c, int parts);
+// Options for micro-batches of 1 / divisor of the tokens, and `divisor` times as many of them, owned by the
+// caller; NULL: a size would be no multiple of 16.
+char *schedule_divided(const Config *c, int divisor);
 bool schedule_sizes_differ(
     const Config *c);                     // whether stages have micro-batches or documents of several sizes
 bool schedule_has_prefix(const Stage *s); // whether the loss has a prefix term at some step of the stage

@@ -109,8 +109,8 @@ const Option config_options[] = {
      false, NULL},
     {"profile-energy", OPT_FLOAT, AT(profile_energy), "0", 0, 600, NULL,
      "after the step that --stop-at names is saved, repeat each op of it alone for so many seconds, and "
-     "print the mJ of a call less those of the idle GPU. Adam steps at every other step. 2 seconds are enough, 0.5 "
-     "the least; one GPU that counts its energy; 0: no",
+     "print the mJ of a call less those of the idle GPU. Adam steps at every other step. 2 seconds are "
+     "enough, 0.5 the least; one GPU that counts its energy; 0: no",
      false, NULL},
     {"gpus", OPT_TEXT, AT(gpus), "all", 0, 0, NULL, "GPUs of this machine, one process each: a number, a list like 0,1 (2, for the third alone), or all that can share the micro-batches", false, NULL},
     {"ranks", OPT_INT, AT(ranks), "1", 1, 8, NULL, "processes that share the work of the CPU program: 1, 2, 4 or 8", false, NULL},

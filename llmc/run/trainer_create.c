@@ -195,6 +195,7 @@ static void allocate_mask(Trainer *t)
 }
 
 enum { LAUNCH_STEP = 1024, SPARE = 768 << 20 }; // tokens; bytes: batches, scratch, libraries' workspaces
+enum { MOST_DIVISOR = 8 };                      // of the tokens of a micro-batch
 
 // On the rank that has least.
 static size_t least_bytes_free(void)
@@ -203,25 +204,26 @@ static size_t least_bytes_free(void)
     return (size_t)-comm_max(-(int64_t)(here < most ? here : most));
 }
 
-enum { MOST_PARTS = 8 };
-
-// Ends the program with the options with which activations fit, where smaller micro-batches do that. They are
-// another batch, so the user decides.
+// Fatal, with the options that would fit, where smaller micro-batches do. They cut other documents, which is
+// another run: the program does not take them by itself.
 static void suggest_micro_batches(const Trainer *t, size_t spare)
 {
     const Config *c = t->config;
     int most = schedule_most_tokens(c);
+    size_t all = acts_bytes(&t->model, most, true);
     bool whole_validation = t->validation && record_crosses_documents(t->model.record);
+    if (all <= spare) // may fit: what SPARE is for can take less
+        return;
     if (whole_validation && acts_bytes(&t->model, t->sequence_tokens, false) + SPARE > spare)
         return;
-    for (int parts = 2; parts <= MOST_PARTS; parts *= 2) {
-        char *options = schedule_divided(c, parts);
-        if (options && acts_bytes(&t->model, most / parts, true) + SPARE <= spare)
+    for (int divisor = 2; divisor <= MOST_DIVISOR; divisor *= 2) {
+        char *options = schedule_divided(c, divisor);
+        if (options && acts_bytes(&t->model, most / divisor, true) + SPARE <= spare)
             fatal(
                 EXIT_BAD_INPUT,
                 "activations of %d tokens take %.0f MiB, and %.0f are free: give %s, as many tokens a step, "
                 "cut into other documents",
-                most, (double)acts_bytes(&t->model, most, true) / 1048576, (double)spare / 1048576, options);
+                most, (double)all / 1048576, (double)spare / 1048576, options);
         free(options);
     }
 }
