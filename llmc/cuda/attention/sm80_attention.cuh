@@ -1,6 +1,5 @@
 // What the program's own attention kernels share: tiles in shared memory, products of tiles on the tensor
-// cores (mma.sync), and which positions of the other side a row sees. After the PTX manual, "mma.m16n8k16",
-// "ldmatrix" and "cp.async".
+// cores (mma.sync), and which positions of the other side a row sees.
 //
 // A tile is ROWS x E bf16 with rows of E + 8 elements: 16 bytes more than a multiple of 128 bytes put the
 // eight rows that ldmatrix reads together on different banks. Head widths between the instances of E are
@@ -9,6 +8,7 @@
 #pragma once
 #include "llmc/cuda/device/cuda_common.cuh" // first: it includes C headers as C
 #include "llmc/cuda/attention/attention.h"
+#include "llmc/cuda/sm80/sm80.cuh"
 
 namespace attention
 {
@@ -62,44 +62,19 @@ static __device__ __forceinline__ void load_tile(floatX *tile, const floatX *hea
         int row = i / VECTORS, column = i % VECTORS * 8,
             bytes = (unsigned)(first + row) < (unsigned)c.N && column < c.e ? 16 : 0;
         const floatX *from = bytes ? head + (int64_t)(first + row) * (c.H * c.e) + column : head;
-        uint32_t to = (uint32_t)__cvta_generic_to_shared(tile + row * PITCH<E> + column);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                     : "memory");
+        sm80::copy_async(tile + row * PITCH<E> + column, from, bytes);
     }
-}
-
-static __device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> static __device__ __forceinline__ void wait_loads()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // ---- products --------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const floatX *row)
-{
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
-
-static __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const floatX *row)
-{
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(row);
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(from)
-                 : "memory");
-}
+using sm80::commit_loads;
+using sm80::ldmatrix;
+using sm80::wait_loads;
 
 static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    sm80::mma<floatX>(d, a, b0, b1);
 }
 
 // s += (the warp's 16 rows of a) b^T, over the whole width.  a: from the warp's first row; b: 8 NB rows;
@@ -148,7 +123,7 @@ static __device__ __forceinline__ void product_weights(float (&acc)[NA][4], cons
 #pragma unroll
         for (int j = 0; j < NA; j += 2) {
             uint32_t right[4];
-            ldmatrix_transposed(right, b_row + n * 8 * PITCH<E> + j * 8);
+            ldmatrix<true>(right, b_row + n * 8 * PITCH<E> + j * 8);
             mma(acc[j], left, right[0], right[1]);
             mma(acc[j + 1], left, right[2], right[3]);
         }
@@ -204,7 +179,7 @@ static __device__ __forceinline__ void product_weights(float (&acc)[MB][NA][4], 
 #pragma unroll
         for (int j = 0; j < NA; j += 2) {
             uint32_t right[4];
-            ldmatrix_transposed(right, b_row + n * 8 * PITCH<E> + j * 8);
+            ldmatrix<true>(right, b_row + n * 8 * PITCH<E> + j * 8);
 #pragma unroll
             for (int m = 0; m < MB; m++) {
                 mma(acc[m][j], left[m], right[0], right[1]);

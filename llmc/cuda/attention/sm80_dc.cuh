@@ -167,15 +167,12 @@ static __device__ __forceinline__ void load_chunk(floatX *tile, const floatX *he
     constexpr int VECTORS = C / 8, STEP = THREADS / VECTORS; // rows from one of a thread's to the next
     int row = threadIdx.x / VECTORS, at = column + threadIdx.x % VECTORS * 8;
     const floatX *from = head + (int64_t)(first + row) * d + at;
-    uint32_t to = (uint32_t)__cvta_generic_to_shared(tile + row * PITCH<C> + threadIdx.x % VECTORS * 8);
+    floatX *to = tile + row * PITCH<C> + threadIdx.x % VECTORS * 8;
 #pragma unroll
     for (int k = 0; k < (ROWS + STEP - 1) / STEP; k++) {
         int bytes = (unsigned)(first + row + k * STEP) < (unsigned)N && at < e ? 16 : 0; // 0: zeros, unread
         if (ROWS % STEP == 0 || row + k * STEP < ROWS)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + k * STEP * PITCH<C> *
-                                                                                        (int)sizeof(floatX)),
-                         "l"(from), "r"(bytes)
-                         : "memory");
+            sm80::copy_async(to + k * STEP * PITCH<C>, from, bytes);
         from += STEP * d;
     }
 }
@@ -249,7 +246,7 @@ static __device__ __forceinline__ void weigh(float (&acc)[C / 8][4], const Fragm
 #pragma unroll
         for (int j = 0; j < C / 8; j += 2) {
             uint32_t right[4];
-            ldmatrix_transposed(right, row + n * 16 * PITCH<C> + j * 8);
+            ldmatrix<true>(right, row + n * 16 * PITCH<C> + j * 8);
             mma(acc[j], p[n], right[0], right[1]);
             mma(acc[j + 1], p[n], right[2], right[3]);
         }

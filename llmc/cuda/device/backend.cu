@@ -64,7 +64,6 @@ void backend_reserve(const OpSizes *sizes)
     plan_scratch(sizes);
     sm90_gemm_reserve();
     matmul_reserve(sizes); // leaves to the above what that can do
-    relu2_reserve(sizes);
     mlp_fp8_reserve(sizes);
     head_reserve(sizes);
     attention_reserve(sizes);

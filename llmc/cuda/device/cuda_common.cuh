@@ -57,7 +57,6 @@ void *device_malloc(size_t size, const char *what);
 void matmul_reserve(const OpSizes *sizes); // cuBLASLt handle and the plans of the model's products
 void matmul_close(void);
 const char *matmul_description(void);
-void relu2_reserve(const OpSizes *sizes);
 void mlp_fp8_reserve(const OpSizes *sizes);
 const char *mlp_description(void);
 void head_reserve(const OpSizes *sizes);
@@ -255,6 +254,8 @@ static __device__ __forceinline__ void amax_bits(float *amax, uint32_t bits)
     if (threadIdx.x % WARP == 0 && bits > *reinterpret_cast<volatile unsigned *>(most))
         atomicMax(most, bits);
 }
+
+static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23, of every norm of rows
 
 static __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -23,7 +23,6 @@ static const char *const names[SCRATCHES] = {
     [SCRATCH_NS_CHAIN] = "scratch: counters of Newton-Schulz",
     [SCRATCH_LIBRARY] = "scratch: workspace of matrix products",
     [SCRATCH_WEIGHT_GRADS] = "scratch: counters of weight gradients",
-    [SCRATCH_RELU2] = "scratch: slab of the MLP products",
     [SCRATCH_FP8_SLAB] = "scratch: slab of FP8 products",
     [SCRATCH_ATTENTION] = "attention: counters",
     [SCRATCH_DQ_STATE] = "attention: counters",

@@ -22,7 +22,6 @@ typedef enum {
     SCRATCH_NS_CHAIN,
     SCRATCH_LIBRARY,      // workspace of cuBLASLt
     SCRATCH_WEIGHT_GRADS, // sm90_weight_grad.cu
-    SCRATCH_RELU2,        // relu2.cu
     SCRATCH_FP8_SLAB,     // mlp_fp8.cu
     SCRATCH_ATTENTION,    // sm90 kernels, counters of forward and backward
     SCRATCH_DQ_STATE,     // sm90 kernels, backward

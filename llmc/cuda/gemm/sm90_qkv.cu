@@ -54,8 +54,6 @@ struct QkvWork {
 
 #if HOPPER
 
-static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-
 // A tile in registers, between its mainloop and its store. pair[2 g + h]: columns 8 g + 2 (lane % 4) and the
 // next of row lane / 4 + 8 h.
 struct PackedTile {

@@ -5,6 +5,7 @@
 // special-function units, not memory: two exponentials an element and pass; four elements share one
 // reciprocal.
 #include "llmc/cuda/head/head_loss.cuh"
+#include "llmc/cuda/sm80/sm80.cuh"
 #include "llmc/cuda/sm90/barrier.cuh"
 #include "llmc/cuda/sm90/tma.cuh"
 
@@ -268,11 +269,8 @@ __global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(con
 #pragma unroll
     for (int i = 0; i < IN_SHARED; i++) {
         int v = threadIdx.x + (IN_REGISTERS + i) * HELD_THREADS;
-        uint32_t to = (uint32_t)__cvta_generic_to_shared(mine + i * HELD_THREADS);
         if (v < vectors)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                         "l"(reinterpret_cast<const uint4 *>(out) + v)
-                         : "memory");
+            sm80::copy_async(mine + i * HELD_THREADS, reinterpret_cast<const uint4 *>(out) + v, 16);
     }
     Wanted<TERMS> wanted(targets, row);
     float sum = 0, target_logit[TERMS];
@@ -284,7 +282,7 @@ __global__ __launch_bounds__(HELD_THREADS, 2) void loss_gradient_held_kernel(con
         if ((int)threadIdx.x + i * HELD_THREADS >= vectors)
             continue;
         if (i == IN_REGISTERS)
-            asm volatile("cp.async.wait_all;" ::: "memory"); // what this thread has queued itself
+            sm80::wait_all_loads(); // what this thread has queued itself
         float l[8];
         uint4 &u = i < IN_REGISTERS ? kept[i % IN_REGISTERS]
                                     : mine[(i < IN_REGISTERS ? 0 : i - IN_REGISTERS) * HELD_THREADS];

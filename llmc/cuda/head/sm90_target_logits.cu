@@ -13,6 +13,7 @@
 //           CTAs hide each other's loads
 #include "llmc/cuda/head/fp8_transpose.cuh"
 #include "llmc/cuda/head/sm90_head_logits.cuh"
+#include "llmc/cuda/sm80/sm80.cuh"
 #include "llmc/cuda/sm90/sm90.cuh"
 
 enum {
@@ -35,15 +36,13 @@ static __device__ __forceinline__ void load_slabs(uint8_t *slabs, const uint8_t 
         uint8_t *to =
             slabs + chunk / CHUNKS * SLAB_BYTES + row * SLAB_COLS + ((chunk % CHUNKS ^ row % CHUNKS) << 4);
         const uint8_t *source = from + (int64_t)row_of[row] * d + (bytes ? 16 * chunk : 0);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(source),
-                     "r"(bytes)
-                     : "memory");
+        sm80::copy_async(to, source, bytes);
     }
 }
 
 static __device__ __forceinline__ void wait_for_slabs()
 {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    sm80::wait_all_loads();
     fence_proxy_async_shared(); // for WGMMA
     __syncthreads();
 }

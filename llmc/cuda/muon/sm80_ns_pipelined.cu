@@ -3,12 +3,17 @@
 // A block computes a SIDE x SIDE tile, each of its four warps a quarter: 64 x 64 sums a warp, so that 8
 // matrices of 8 x 16 that it reads from shared memory serve 32 products (mma.sync). Operands come in steps of
 // DEPTH, STAGES - 1 of them on their way (cp.async). The result goes through shared memory, in fp32, so that
-// plain and mirrored tile are both written row by row. After the PTX manual, "mma.m16n8k16", "ldmatrix" and
-// "cp.async".
+// plain and mirrored tile are both written row by row.
 #include "llmc/cuda/muon/ns_result.cuh"
+#include "llmc/cuda/sm80/sm80.cuh"
 
 namespace
 {
+
+using sm80::commit_loads;
+using sm80::ldmatrix;
+using sm80::mma;
+using sm80::wait_loads;
 
 enum { SIDE = 128, DEPTH = 32, STAGES = 3, THREADS = 128, WARP_SIDE = 64, RESULT_PITCH = SIDE + 1 };
 // Rows of tiles: 16 bytes more than they hold put the eight that ldmatrix reads together on different banks.
@@ -27,49 +32,11 @@ __device__ __forceinline__ void load_tile(uint16_t *tile, const uint16_t *from, 
     for (int i = threadIdx.x; i < HEIGHT * VECTORS; i += THREADS) {
         int r = i / VECTORS, c = i % VECTORS * 8, bytes = row0 + r < rows && col0 + c < cols ? 16 : 0;
         const uint16_t *source = bytes ? from + (int64_t)(row0 + r) * pitch + col0 + c : from;
-        uint32_t to = (uint32_t)__cvta_generic_to_shared(tile + r * PITCH + c);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(source), "r"(bytes)
-                     : "memory");
+        sm80::copy_async(tile + r * PITCH + c, source, bytes);
     }
 }
 
-__device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wait_loads()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // ---- products --------------------------------------------------------------------------------------------
-
-template <bool TRANSPOSED> __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const uint16_t *row)
-{
-    uint32_t from = (uint32_t)__cvta_generic_to_shared(row);
-    if (TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(from)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(from)
-                     : "memory");
-}
-
-template <typename T>
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    if (std::is_same<T, __half>::value)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                     "{%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-                     "{%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Sums of the warp's quarter: lane l of block (m, n) holds rows 16 m + l/4 and + 8, columns 8 n + 2 (l%4) and
 // the next. BY_ROWS: b's tile is (SIDE, DEPTH), else (DEPTH, SIDE).

@@ -1,8 +1,7 @@
 // Token embeddings: gather, smear of the previous token, norm.
 #include "llmc/cuda/device/cuda_common.cuh"
 
-static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-enum { RUN = 16 };                                   // rows a warp walks in embed_backward
+enum { RUN = 16 }; // rows a warp walks in embed_backward
 
 // gate . row[0:inputs], given to all lanes.
 static __device__ __forceinline__ float gate_dot(const floatX *row, const floatX *gate, int inputs, int lane)

@@ -6,93 +6,22 @@
 //
 // Bytes a token at d = 768, qk = e = 128, at 4.27 TB/s: forward q, k, v in and out 9216 (2.2 ns; 35 us for
 // 16384 tokens), 1536 more for each of u and extra (6 us); at qk = 96 7680. Angles and scalars: some 300.
+#include "llmc/cuda/gemm/sm80_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/rows/heads.cuh"
 
 namespace
 {
 
-enum { CTAS = 4 };                            // a multiprocessor, for loads in flight
-const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-
-// gate_n of a token, by all of the LANES lanes of a head; lane c has input c.
-template <int LANES>
-__device__ __forceinline__ float value_gate(const ValueMix &m, int64_t t, int n, const floatX *u, int H,
-                                            int d, int c)
-{
-    static_assert(LANES >= MAX_GATE_INPUTS);
-    if (!m.gate_w)
-        return m.factor[t * m.stride + n / (H / m.groups)];
-    int inputs = m.gate_inputs;
-    float x[1] = {};
-    if (c < 2 * inputs)
-        x[0] = to_float(m.gate_w[n * 2 * inputs + c]) * to_float(c < inputs ? m.h[t * d + c] : u[c - inputs]);
-    lane_sums<LANES>(x);
-    return 2 * sigmoid(x[0]);
-}
+enum { CTAS = 4 }; // a multiprocessor, for loads in flight
 
 // ---- vectors ----------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint4 norm_rotate(const float (&x)[8], float rstd, const Rotation &turn)
-{
-    float y[8], c[4], s[4];
-    unpack4(turn.c, c);
-    unpack4(turn.s, s);
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float even = x[2 * k] * rstd, odd = x[2 * k + 1] * rstd;
-        y[2 * k] = even * c[k] + odd * s[k];
-        y[2 * k + 1] = odd * c[k] - even * s[k];
-    }
-    return pack8(y);
-}
-
-// Lane j of a head, which is unit t * H + n; those of none take part in sums.
-struct HeadLane {
-    unsigned unit;
-    int64_t t;
-    int n, j;
-    bool has;
-};
 
 template <int LANES> __device__ __forceinline__ HeadLane head_lane(int N, int H)
 {
     unsigned heads = (unsigned)N * (unsigned)H, id = blockIdx.x * ROW_THREADS + threadIdx.x,
              unit = min(id / LANES, heads - 1); // no 64-bit divisions
     return {unit, unit / (unsigned)H, (int)(unit % (unsigned)H), (int)id % LANES, id / LANES < heads};
-}
-
-// What v is made of, for a vector.
-struct ValueParts {
-    const floatX *u_row; // of the table, or NULL
-    uint4 raw, extra, u;
-};
-
-__device__ __forceinline__ ValueParts load_value(const HeadsForward &a, const HeadLane &l, int H, int e)
-{
-    const ValueMix &m = a.value;
-    int values = e / 8, at = (int)l.unit * values + l.j;
-    bool has = l.has && l.j < values;
-    const floatX *u_row = m.table ? m.table + (int64_t)m.tokens[l.t] * H * e : NULL;
-    return {u_row, vector_or_zero(a.raw_v, at, has), vector_or_zero(m.extra, at, has && m.extra),
-            vector_or_zero(u_row, l.n * values + l.j, has && u_row)};
-}
-
-// gate: value_gate's, or 0 without a table
-__device__ __forceinline__ void store_value(const HeadsForward &a, const HeadLane &l, const ValueParts &p,
-                                            float gate, int e)
-{
-    float v[8], u[8];
-    unpack8(p.raw, v);
-    unpack8(p.u, u);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] += gate * u[i];
-    add8(v, p.extra);
-    if (l.has && l.j < e / 8)
-        store_vec(a.v, (int)l.unit * (e / 8) + l.j, pack8(v));
-    if (l.has && l.j == 0 && p.u_row && a.value.gate_w)
-        a.value.gate[l.unit] = gate;
 }
 
 template <int LANES>
@@ -102,9 +31,10 @@ __global__ __launch_bounds__(ROW_THREADS,
 {
     HeadLane l = head_lane<LANES>(N, H);
     int qk = a.qk, keys = qk / 8, key_at = (int)l.unit * keys + l.j;
-    bool key = l.has && l.j < keys, below = a.offset && l.j >= keys / 2;
+    bool key = l.has && l.j < keys;
     uint4 raw_q = vector_or_zero(a.raw_q, key_at, key), raw_k = vector_or_zero(a.raw_k, key_at, key);
-    ValueParts value = load_value(a, l, H, e);
+    uint4 raw_v = vector_or_zero(a.raw_v, (int)l.unit * (e / 8) + l.j, l.has && l.j < e / 8);
+    ValueParts value = load_value(a, l, raw_v, H, e);
     Rotation turn = load_rotation(a, l.t, l.n, l.j);
     float gate = value.u_row ? value_gate<LANES>(a.value, l.t, l.n, value.u_row, H, H * e, l.j) : 0;
 
@@ -115,13 +45,10 @@ __global__ __launch_bounds__(ROW_THREADS,
     lane_sums<LANES>(sums);
     float rstd_q = 1.0f / sqrtf(sums[0] / (float)qk + RMS_EPS),
           rstd_k = 1.0f / sqrtf(sums[1] / (float)qk + RMS_EPS);
-    uint4 y = norm_rotate(k, rstd_k, turn);
     if (key)
         store_vec(a.q, key_at, norm_rotate(q, rstd_q, turn));
-    if (key && (!below || l.t == 0))
-        store_vec(a.k, key_at, y);
-    if (key && below)
-        store_vec(a.k, key_at + H * keys, y);
+    if (key)
+        store_key(a, l, norm_rotate(k, rstd_k, turn), H);
 
     store_value(a, l, value, gate, e);
     if (l.has && l.j == 0) {
@@ -137,7 +64,8 @@ __global__ __launch_bounds__(ROW_THREADS,
                                                             int H, int e)
 {
     HeadLane l = head_lane<VALUE_LANES>(N, H);
-    ValueParts value = load_value(a, l, H, e);
+    uint4 raw_v = vector_or_zero(a.raw_v, (int)l.unit * (e / 8) + l.j, l.has && l.j < e / 8);
+    ValueParts value = load_value(a, l, raw_v, H, e);
     float gate = value.u_row ? value_gate<VALUE_LANES>(a.value, l.t, l.n, value.u_row, H, H * e, l.j) : 0;
     store_value(a, l, value, gate, e);
 }
@@ -220,11 +148,12 @@ void qkv_heads_forward(const ProductContext *c, const QkvHeadsForward *a, int N,
     assert(heads.qk == e && (!heads.paired || H % 2 == 0));
     if (N <= 0)
         return;
-    if (!sm90_qkv_heads(c, a, N, H, e)) {
+    bool own = sm90_qkv_heads(c, a, N, H, e);
+    if (!own && !sm80_qkv_heads(c->stream, a, N, H, e)) {
         Product p = {a->raw, a->x, a->w, NULL, a->alpha, N, d, d, 3};
         matmul_forward(c, &p);
         heads_forward(c->stream, &heads, N, H, e);
-    } else if (heads.value.table || heads.value.extra) {
+    } else if (own && (heads.value.table || heads.value.extra)) {
         assert(e <= 8 * VALUE_LANES);
         int64_t lanes = (int64_t)N * H * VALUE_LANES;
         heads_values_kernel<<<ceil_div(lanes, ROW_THREADS), ROW_THREADS, 0, c->stream>>>(heads, N, H, e);

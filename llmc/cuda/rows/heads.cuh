@@ -75,6 +75,92 @@ static __device__ __forceinline__ Rotation load_rotation(const HeadsForward &a, 
     return {*(const uint2 *)(a.cos + at), *(const uint2 *)(a.sin + at)};
 }
 
+// ---- forward, in vectors --------------------------------------------------------------------------------
+
+// gate_n of a token, by all of the LANES lanes of a head; lane c has input c.
+template <int LANES>
+static __device__ __forceinline__ float value_gate(const ValueMix &m, int64_t t, int n, const floatX *u,
+                                                   int H, int d, int c)
+{
+    static_assert(LANES >= MAX_GATE_INPUTS);
+    if (!m.gate_w)
+        return m.factor[t * m.stride + n / (H / m.groups)];
+    int inputs = m.gate_inputs;
+    float x[1] = {};
+    if (c < 2 * inputs)
+        x[0] = to_float(m.gate_w[n * 2 * inputs + c]) * to_float(c < inputs ? m.h[t * d + c] : u[c - inputs]);
+    lane_sums<LANES>(x);
+    return 2 * sigmoid(x[0]);
+}
+
+static __device__ __forceinline__ uint4 norm_rotate(const float (&x)[8], float rstd, const Rotation &turn)
+{
+    float y[8], c[4], s[4];
+    unpack4(turn.c, c);
+    unpack4(turn.s, s);
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float even = x[2 * k] * rstd, odd = x[2 * k + 1] * rstd;
+        y[2 * k] = even * c[k] + odd * s[k];
+        y[2 * k + 1] = odd * c[k] - even * s[k];
+    }
+    return pack8(y);
+}
+
+// Lane j of a head, which is unit t * H + n; those of none take part in sums.
+struct HeadLane {
+    unsigned unit;
+    int64_t t;
+    int n, j;
+    bool has;
+};
+
+// A vector of k, whose second half belongs to the row below with an offset; row 0 keeps its own.
+static __device__ __forceinline__ void store_key(const HeadsForward &a, const HeadLane &l, uint4 y, int H)
+{
+    int keys = a.qk / 8, at = (int)l.unit * keys + l.j;
+    bool below = a.offset && l.j >= keys / 2;
+    if (!below || l.t == 0)
+        store_vec(a.k, at, y);
+    if (below)
+        store_vec(a.k, at + H * keys, y);
+}
+
+// What v is made of, for a vector.
+struct ValueParts {
+    const floatX *u_row; // of the table, or NULL
+    uint4 raw, extra, u;
+};
+
+// raw: the lane's vector of raw v
+static __device__ __forceinline__ ValueParts load_value(const HeadsForward &a, const HeadLane &l, uint4 raw,
+                                                        int H, int e)
+{
+    const ValueMix &m = a.value;
+    int values = e / 8, at = (int)l.unit * values + l.j;
+    bool has = l.has && l.j < values;
+    const floatX *u_row = m.table ? m.table + (int64_t)m.tokens[l.t] * H * e : NULL;
+    return {u_row, raw, vector_or_zero(m.extra, at, has && m.extra),
+            vector_or_zero(u_row, l.n * values + l.j, has && u_row)};
+}
+
+// gate: value_gate's, or 0 without a table
+static __device__ __forceinline__ void store_value(const HeadsForward &a, const HeadLane &l,
+                                                   const ValueParts &p, float gate, int e)
+{
+    float v[8], u[8];
+    unpack8(p.raw, v);
+    unpack8(p.u, u);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] += gate * u[i];
+    add8(v, p.extra);
+    if (l.has && l.j < e / 8)
+        store_vec(a.v, (int)l.unit * (e / 8) + l.j, pack8(v));
+    if (l.has && l.j == 0 && p.u_row && a.value.gate_w)
+        a.value.gate[l.unit] = gate;
+}
+
 // ---- pairs: heads of any width ----------------------------------------------------------------------------
 
 static __device__ __forceinline__ float2 load_two(const floatX *p)

@@ -1,8 +1,8 @@
 // Rotary tables; QK norm, rotation and value mix in one pass over q, k and v. Backward: qkv_backward.cu.
+#include "llmc/cuda/gemm/sm80_qkv.cuh"
 #include "llmc/cuda/gemm/sm90_qkv.cuh"
 #include "llmc/cuda/rows/qkv.cuh"
 
-static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
 enum { THREADS = 256 };
 
 __global__ void rope_tables_kernel(floatX *cos_out, floatX *sin_out, const float *frequency,
@@ -45,57 +45,7 @@ void rope_tables(Stream s, floatX *cos, floatX *sin, const float *frequency, con
     CHECK_LAUNCH();
 }
 
-// ---- one rotation -----------------------------------------------------------------------------------------
-
-// y = R x of a pair of vectors.
-static __device__ __forceinline__ void rotate(float (&x1)[8], float (&x2)[8], const float (&c)[8],
-                                              const float (&s)[8])
-{
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        float y1 = x1[k] * c[k] + x2[k] * s[k], y2 = x2[k] * c[k] - x1[k] * s[k];
-        x1[k] = y1;
-        x2[k] = y2;
-    }
-}
-
 // ---- forward ----------------------------------------------------------------------------------------------
-
-static __device__ __forceinline__ void norm_and_rotate(floatX *head, Pair in, float *rstd, int j, int e,
-                                                       const float (&c)[8], const float (&s)[8],
-                                                       unsigned mask)
-{
-    int half = e / 16; // vectors of a half
-    float x1[8], x2[8], sum = 0;
-    unpack8(in.lo, x1);
-    unpack8(in.hi, x2);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        sum += x1[k] * x1[k] + x2[k] * x2[k];
-    float r = 1.0f / sqrtf(group_sum(sum, half, mask) / (float)e + RMS_EPS);
-    if (j == 0)
-        *rstd = r;
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        x1[k] *= r;
-        x2[k] *= r;
-    }
-    rotate(x1, x2, c, s);
-    store_vec(head, j, pack8(x1));
-    store_vec(head, j + half, pack8(x2));
-}
-
-static __device__ __forceinline__ uint4 mix_value(uint4 raw, uint4 embed, const float *lambda,
-                                                  bool with_embed)
-{
-    float x[8], t[8];
-    unpack8(raw, x);
-    unpack8(embed, t);
-#pragma unroll
-    for (int k = 0; k < 8; k++)
-        x[k] = with_embed ? lambda[0] * x[k] + lambda[1] * t[k] : lambda[0] * x[k];
-    return pack8(x);
-}
 
 __global__ __launch_bounds__(THREADS) void qkv_forward_kernel(QkvForward a, int N, int H, int e)
 {
@@ -192,15 +142,16 @@ void qkv_product_forward(Stream s, const QkvProductForward *a, int N, int H, int
 {
     OP_SCOPE(qkv_product_forward, a->value_embed, N, H * e);
     int d = H * e;
-    QkvForward rest = qkv_planes(a, N, d);
     if (N <= 0)
         return;
-    if (!sm90_qkv(s, a, N, H, e)) {
+    QkvForward rest = qkv_planes(a, N, d);
+    bool own = sm90_qkv(s, a, N, H, e);
+    if (!own && !sm80_qkv(s, a, N, H, e)) {
         ProductContext c = {s, NULL};
         Product p = {a->qkv, a->x, a->w, NULL, NULL, N, d, d, 3};
         matmul_forward(&c, &p);
         qkv_forward(s, &rest, N, H, e);
-    } else if (a->value_embed) {
+    } else if (own && a->value_embed) {
         unsigned blocks = (unsigned)ceil_div(N, ROW_WARPS);
         DISPATCH_WIDTH(d,
                        (mix_value_kernel<VPL><<<blocks, ROW_THREADS, 0, s>>>(a->v, rest.v_raw, a->value_embed,

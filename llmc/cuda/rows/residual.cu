@@ -2,8 +2,6 @@
 // registers.
 #include "llmc/cuda/device/cuda_common.cuh"
 
-static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-
 // ---- coefficients -----------------------------------------------------------------------------------------
 
 struct Coefficients {

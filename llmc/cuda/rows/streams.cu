@@ -8,8 +8,6 @@
 // The coefficients of a token, 4 bytes each in rows of generators, are 1% of that.
 #include "llmc/cuda/device/cuda_common.cuh"
 
-static const float RMS_EPS = 1.1920928955078125e-7f; // 2^-23
-
 static __device__ __forceinline__ float scalar_of(const StreamFactor &c) { return c.scalar ? *c.scalar : 1; }
 
 static __device__ __forceinline__ float column_of(const StreamFactor &c, int row)

@@ -7,6 +7,7 @@
 // Measured, 49152 tokens: 109 with r 39783 (limit 75), 60 with r 13024 (limit 36), of which joining partial
 // sums takes up to 9. Slower: 8 or 16 positions in flight, red.global.add in place of load, add and store.
 #include "llmc/cuda/device/cuda_common.cuh"
+#include "llmc/cuda/sm80/sm80.cuh"
 
 enum {
     SEGMENT = 32,     // positions a warp sums
@@ -94,29 +95,13 @@ static __device__ __forceinline__ int find_row(const int32_t *row_start, int row
     return lo;
 }
 
-// Queues the copy of 16 or 4 bytes to shared memory; zeros where it is not wanted.
-static __device__ __forceinline__ void copy16(void *to, const void *from, bool wanted)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(wanted ? 16 : 0)
-                 : "memory");
-}
+// Queues the copy of 4 bytes to shared memory; zeros where it is not wanted.
 static __device__ __forceinline__ void copy4(void *to, const void *from, bool wanted)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
                  "l"(from), "r"(wanted ? 4 : 0)
                  : "memory");
 }
-static __device__ __forceinline__ void copies_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int PENDING> static __device__ __forceinline__ void copies_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 namespace
 {
 
@@ -169,7 +154,7 @@ static __device__ __forceinline__ void load_place(const DeviceReader &a, uint4 *
                                                   uint32_t *bits, int t, int sign_row, const Lane &l)
 {
     int lane = threadIdx.x % WARP;
-    copy16(g + lane, a.r.g + (l.there ? (int64_t)t * a.r.pitch + l.column : 0), l.there);
+    sm80::copy_async(g + lane, a.r.g + (l.there ? (int64_t)t * a.r.pitch + l.column : 0), l.there ? 16 : 0);
     if (a.signs.bits)
         copy4(bits + lane, a.signs.bits + (l.there ? (int64_t)sign_row * a.sign_words + l.column / 32 : 0),
               l.there);
@@ -307,21 +292,21 @@ __global__ __launch_bounds__(SUM_THREADS,
         if (!(tokens.inside >> i & 1))
             return;
         const float *from = row_at(i);
-        copy16(&place[i % DEPTH].old[0][lane], from + (there1 ? column1 : 0), there1);
-        copy16(&place[i % DEPTH].old[1][lane], from + (there2 ? column2 : 0), there2);
+        sm80::copy_async(&place[i % DEPTH].old[0][lane], from + (there1 ? column1 : 0), there1 ? 16 : 0);
+        sm80::copy_async(&place[i % DEPTH].old[1][lane], from + (there2 ? column2 : 0), there2 ? 16 : 0);
     };
 #pragma unroll 1
     for (int i = 0; i < DEPTH; i++) {
         if (i < count)
             load_row_of_table(i);
-        copies_commit();
+        sm80::commit_loads();
     }
 
     float sum[8] = {};
 #pragma unroll 1
     for (int i = 0; i < count; i++) {
         const Place<READERS> &p = place[i % DEPTH];
-        copies_wait<DEPTH - 1>();
+        sm80::wait_loads<DEPTH - 1>();
         __syncwarp(); // leads are read by other lanes than those that load them
         int t = __shfl_sync(0xffffffffu, position, i);
 #pragma unroll
@@ -349,7 +334,7 @@ __global__ __launch_bounds__(SUM_THREADS,
             load_gradients(i + DEPTH);
             load_row_of_table(i + DEPTH);
         }
-        copies_commit();
+        sm80::commit_loads();
     }
 }
 

@@ -1,0 +1,65 @@
+// The sm80 layer: thin wrappers of the instructions that every supported GPU has, one of each. After the PTX
+// manual, "cp.async", "ldmatrix" and "mma.m16n8k16".
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+#include <type_traits>
+
+namespace sm80
+{
+
+// Queues the copy of 16 bytes from global to shared memory past the L1 cache; of the first `bytes` of them,
+// and zeros for the others.
+static __device__ __forceinline__ void copy_async(void *to, const void *from, int bytes)
+{
+    uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void commit_loads() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> static __device__ __forceinline__ void wait_loads()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// For all copies that this thread has queued.
+static __device__ __forceinline__ void wait_all_loads() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Four matrices of 8 x 8 elements of 16 bits. row: in shared memory, the lane's row of 16 bytes; lanes 8 i to
+// 8 i + 7 name those of matrix i.
+template <bool TRANSPOSED = false>
+static __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void *row)
+{
+    uint32_t from = (uint32_t)__cvta_generic_to_shared(row);
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(from)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(from)
+                     : "memory");
+}
+
+// d (16, 8) += a (16, 16) b (16, 8), T: bf16 or fp16. Lane l has rows l / 4 and l / 4 + 8, columns 2 (l % 4)
+// and the next of d.
+template <typename T>
+static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    if (std::is_same<T, __half>::value)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                     "{%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+                     "{%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+} // namespace sm80
