@@ -11,14 +11,15 @@ namespace
 
 using namespace sm80;
 
-enum { HEAD = SIDE, PAIRS = HEAD / 16, VECTORS = HEAD / 8 };
+enum { HEAD = TILE_COLS, PAIRS = HEAD / 16, VECTORS = HEAD / 8 };
 
 // The product of a tile, as bf16, in shared memory. Returns its head among those of q, k and v.
+template <int ROWS>
 __device__ __forceinline__ int multiply(floatX *shared, const Sm80Product &p, int col_tiles, float factor)
 {
     int head = blockIdx.x % col_tiles;
     Sums sum = {};
-    mainloop<W_BY_OUTPUT, true>(sum, shared, p, blockIdx.x / col_tiles * SIDE, head * HEAD);
+    mainloop<ROWS, W_BY_OUTPUT, true>(sum, shared, p, blockIdx.x / col_tiles * ROWS, head * HEAD);
     stage_sums(shared, sum, [=](float x) { return x * factor; });
     __syncthreads();
     return head;
@@ -26,23 +27,25 @@ __device__ __forceinline__ int multiply(floatX *shared, const Sm80Product &p, in
 
 // ---- halves that rotate (records of 2025) -----------------------------------------------------------------
 
-__global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_kernel(Sm80Product p, int col_tiles, QkvForward a,
-                                                                 floatX *raw_v, int H)
+template <int ROWS>
+__global__ __launch_bounds__(Tile<ROWS>::THREADS,
+                             Tile<ROWS>::CTAS) void sm80_qkv_kernel(Sm80Product p, int col_tiles,
+                                                                    QkvForward a, floatX *raw_v, int H)
 {
     extern __shared__ __align__(128) floatX shared[];
-    int head = multiply(shared, p, col_tiles, 1), which = head / H, h = head % H,
-        row0 = blockIdx.x / col_tiles * SIDE;
+    int head = multiply<ROWS>(shared, p, col_tiles, 1), which = head / H, h = head % H,
+        row0 = blockIdx.x / col_tiles * ROWS;
     floatX *key = which == 0 ? a.q : a.k;
     float *rstd = which == 0 ? a.rstd_q : a.rstd_k;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < SIDE * PAIRS; i += THREADS) {
+    for (int i = threadIdx.x; i < ROWS * PAIRS; i += Tile<ROWS>::THREADS) {
         int row = i / PAIRS, j = i % PAIRS, n = row0 + row;
         unsigned mask = __ballot_sync(WHOLE_WARP, n < p.N);
         if (n >= p.N)
             continue;
         int64_t unit = (int64_t)n * H + h, at = unit * HEAD;
-        Pair x = {*(const uint4 *)(shared + side_chunk(row, j)),
-                  *(const uint4 *)(shared + side_chunk(row, j + PAIRS))};
+        Pair x = {*(const uint4 *)(shared + col_chunk(row, j)),
+                  *(const uint4 *)(shared + col_chunk(row, j + PAIRS))};
         if (which < 2) {
             float c[8], s[8];
             load_rotation(c, s, a.cos, a.sin, n, j, HEAD);
@@ -81,18 +84,20 @@ __device__ __forceinline__ void store_query_or_key(const HeadsForward &a, const 
         (query ? a.rstd_q : a.rstd_k)[l.unit] = rstd;
 }
 
-__global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_heads_kernel(Sm80Product p, int col_tiles,
-                                                                       HeadsForward a, const float *alpha,
-                                                                       int H)
+template <int ROWS>
+__global__ __launch_bounds__(Tile<ROWS>::THREADS,
+                             Tile<ROWS>::CTAS) void sm80_qkv_heads_kernel(Sm80Product p, int col_tiles,
+                                                                          HeadsForward a, const float *alpha,
+                                                                          int H)
 {
     extern __shared__ __align__(128) floatX shared[];
-    int head = multiply(shared, p, col_tiles, alpha ? *alpha : 1), which = head / H, n = head % H,
-        row0 = blockIdx.x / col_tiles * SIDE;
+    int head = multiply<ROWS>(shared, p, col_tiles, alpha ? *alpha : 1), which = head / H, n = head % H,
+        row0 = blockIdx.x / col_tiles * ROWS;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < SIDE * VECTORS; i += THREADS) {
+    for (int i = threadIdx.x; i < ROWS * VECTORS; i += Tile<ROWS>::THREADS) {
         int row = i / VECTORS, j = i % VECTORS, t = min(row0 + row, p.N - 1);
         HeadLane l = {(unsigned)(t * H + n), t, n, j, row0 + row < p.N};
-        uint4 u = *(const uint4 *)(shared + side_chunk(row, j));
+        uint4 u = *(const uint4 *)(shared + col_chunk(row, j));
         if (which < 2) {
             store_query_or_key(a, l, u, which == 0, H);
             continue;
@@ -116,7 +121,11 @@ bool sm80_qkv(Stream s, const QkvProductForward *a, int N, int H, int e)
     QkvForward rest = qkv_planes(a, N, H * e);
     if (e != HEAD || !in_vectors(p))
         return false;
-    launch(sm80_qkv_kernel, s, p, rest, a->qkv + (int64_t)2 * N * H * e, H);
+    floatX *raw_v = a->qkv + (int64_t)2 * N * H * e;
+    if (sm80_tall_tiles())
+        launch<TALL>(sm80_qkv_kernel<TALL>, s, p, rest, raw_v, H);
+    else
+        launch<SQUARE>(sm80_qkv_kernel<SQUARE>, s, p, rest, raw_v, H);
     return true;
 }
 
@@ -125,6 +134,9 @@ bool sm80_qkv_heads(Stream s, const QkvHeadsForward *a, int N, int H, int e)
     Sm80Product p = qkv_product(a->x, a->w, N, H * e);
     if (e != HEAD || !in_vectors(p) || (int64_t)N * H * VECTORS > INT32_MAX)
         return false;
-    launch(sm80_qkv_heads_kernel, s, p, a->heads, a->alpha, H);
+    if (sm80_tall_tiles())
+        launch<TALL>(sm80_qkv_heads_kernel<TALL>, s, p, a->heads, a->alpha, H);
+    else
+        launch<SQUARE>(sm80_qkv_heads_kernel<SQUARE>, s, p, a->heads, a->alpha, H);
     return true;
 }

@@ -22,6 +22,7 @@
 #pragma once
 #include "llmc/cuda/gemm/sm90_tile.cuh"
 #include "llmc/cuda/gemm/fp8_codes.cuh"
+#include "llmc/cuda/gemm/relu2.cuh"
 
 // K steps of a tile's mainloop after which the epilogue of the previous tile and the load of this tile's C
 // advance.
@@ -198,22 +199,6 @@ static __device__ __forceinline__ void consume(Consumer &g, const CUtensorMap *o
 // The packed tile is the product as bf16 holds it. The factors are applied to it in the staging buffer, a
 // quarter of 64 columns after the other: TMA loads the quarter of C, the threads replace their elements by
 // the gradient, TMA stores it from there. Two quarters alternate. A warp does this for its own 16 rows.
-
-static __device__ __forceinline__ float sqrt_approx(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// x * 2 sqrt(y), of pairs of bf16. 4 y is exact; ftz: a y below 2^-128 gives 0.
-static __device__ __forceinline__ uint32_t drelu2_pair(uint32_t x, uint32_t y)
-{
-    __nv_bfloat162 four_y = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&y), __float2bfloat162_rn(4));
-    uint32_t u = *reinterpret_cast<uint32_t *>(&four_y);
-    return pack2(__uint_as_float(x << 16) * sqrt_approx(__uint_as_float(u << 16)),
-                 __uint_as_float(x & 0xffff0000u) * sqrt_approx(__uint_as_float(u & 0xffff0000u)));
-}
 
 static __device__ __forceinline__ uint64_t *quarter_full(const Consumer &g, int quarter)
 {
