@@ -8,18 +8,18 @@ namespace
 using namespace sm80;
 
 // y: the forward result, or NULL: the tile is what is stored
-template <int ROWS, bool VECTORS, bool BACKWARD>
+template <bool VECTORS, bool BACKWARD>
 __device__ __forceinline__ void store_tile(const floatX *tile, const Sm80Product &p, const floatX *y,
                                            int row0, int col0)
 {
-    using T = Tile<ROWS>;
-    constexpr int STRIDE = T::THREADS / COL_CHUNKS, BATCH = 8; // loads of y before the first is used
+    constexpr int STRIDE = THREADS / COL_CHUNKS, EACH = TILE_ROWS / STRIDE,
+                  BATCH = 8; // loads of y before the first is used
     int row = threadIdx.x / COL_CHUNKS, chunk = threadIdx.x % COL_CHUNKS, left = p.N - row0 - row,
         cols = p.width - col0 - chunk * CHUNK, pitch = STRIDE * p.width;
     int64_t first = (int64_t)(row0 + row) * p.width + col0 + chunk * CHUNK;
     const floatX *from = tile + col_chunk(row, chunk);
 #pragma unroll
-    for (int b = 0; b < T::CHUNKS_EACH; b += BATCH) {
+    for (int b = 0; b < EACH; b += BATCH) {
         uint4 of_y[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
@@ -47,39 +47,28 @@ __device__ __forceinline__ void store_tile(const floatX *tile, const Sm80Product
     }
 }
 
-template <int ROWS, bool VECTORS, bool BACKWARD>
-__global__ __launch_bounds__(Tile<ROWS>::THREADS, Tile<ROWS>::CTAS) void relu2_gemm_kernel(Sm80Product p,
-                                                                                           int col_tiles,
-                                                                                           const floatX *y)
+template <bool VECTORS, bool BACKWARD>
+__global__ __launch_bounds__(THREADS, CTAS) void relu2_gemm_kernel(Sm80Product p, int col_tiles,
+                                                                   const floatX *y)
 {
     extern __shared__ __align__(128) floatX shared[];
-    int row0 = blockIdx.x / col_tiles * ROWS, col0 = blockIdx.x % col_tiles * TILE_COLS;
+    int row0 = blockIdx.x / col_tiles * TILE_ROWS, col0 = blockIdx.x % col_tiles * TILE_COLS;
     Sums sum = {};
-    mainloop<ROWS, W_BY_INPUT, VECTORS>(sum, shared, p, row0, col0);
+    mainloop<W_BY_INPUT, VECTORS>(sum, shared, p, row0, col0);
     stage_sums(shared, sum, [](float x) { // NaN stays
         return BACKWARD ? x : x > 0 ? x * x : x <= 0 ? 0 : x;
     });
     __syncthreads();
-    store_tile<ROWS, VECTORS, BACKWARD>(shared, p, y, row0, col0);
+    store_tile<VECTORS, BACKWARD>(shared, p, y, row0, col0);
 }
 
 template <bool BACKWARD> void launch_relu2(Stream s, const Sm80Product &p, const floatX *y)
 {
-    if (!in_vectors(p) || (uintptr_t)y % 16)
-        launch<SQUARE>(relu2_gemm_kernel<SQUARE, false, BACKWARD>, s, p, y);
-    else if (sm80_tall_tiles())
-        launch<TALL>(relu2_gemm_kernel<TALL, true, BACKWARD>, s, p, y);
-    else
-        launch<SQUARE>(relu2_gemm_kernel<SQUARE, true, BACKWARD>, s, p, y);
+    bool vectors = in_vectors(p) && (uintptr_t)y % 16 == 0;
+    launch(vectors ? relu2_gemm_kernel<true, BACKWARD> : relu2_gemm_kernel<false, BACKWARD>, s, p, y);
 }
 
 } // namespace
-
-bool sm80_tall_tiles(void)
-{
-    int compute = device_state.compute;
-    return compute == 80 || (compute >= 90 && compute < 120);
-}
 
 void sm80_gemm_relu2(Stream s, const Sm80Product &p) { launch_relu2<false>(s, p, NULL); }
 void sm80_gemm_drelu2(Stream s, const Sm80Product &p, const floatX *y) { launch_relu2<true>(s, p, y); }

@@ -12,6 +12,3 @@ struct Sm80Product {
 void sm80_gemm_relu2(Stream s, const Sm80Product &p);
 // w (in, width). bf16(sum) * 2 sqrt(y).  y (N, width): the result of the forward product
 void sm80_gemm_drelu2(Stream s, const Sm80Product &p, const floatX *y);
-
-// Whether the GPU takes the taller tile of sm80_tile.cuh: A100 and later data center GPUs.
-bool sm80_tall_tiles(void);

@@ -1,6 +1,7 @@
 // sm80 QKV product with norm, rope, key offset and values in its epilogue, for heads of 128: a tile has a
 // head of 128 tokens. As in the passes of qkv.cu and heads.cu, which take other widths, sums are rounded to
 // bf16 first; here they do not go through memory: at d = 768 9.2 KB a token.
+#include "llmc/cuda/device/device.h"
 #include "llmc/cuda/gemm/sm80_qkv.cuh"
 #include "llmc/cuda/gemm/sm80_tile.cuh"
 #include "llmc/cuda/rows/heads.cuh"
@@ -14,12 +15,11 @@ using namespace sm80;
 enum { HEAD = TILE_COLS, PAIRS = HEAD / 16, VECTORS = HEAD / 8 };
 
 // The product of a tile, as bf16, in shared memory. Returns its head among those of q, k and v.
-template <int ROWS>
 __device__ __forceinline__ int multiply(floatX *shared, const Sm80Product &p, int col_tiles, float factor)
 {
     int head = blockIdx.x % col_tiles;
     Sums sum = {};
-    mainloop<ROWS, W_BY_OUTPUT, true>(sum, shared, p, blockIdx.x / col_tiles * ROWS, head * HEAD);
+    mainloop<W_BY_OUTPUT, true>(sum, shared, p, blockIdx.x / col_tiles * TILE_ROWS, head * HEAD);
     stage_sums(shared, sum, [=](float x) { return x * factor; });
     __syncthreads();
     return head;
@@ -27,18 +27,16 @@ __device__ __forceinline__ int multiply(floatX *shared, const Sm80Product &p, in
 
 // ---- halves that rotate (records of 2025) -----------------------------------------------------------------
 
-template <int ROWS>
-__global__ __launch_bounds__(Tile<ROWS>::THREADS,
-                             Tile<ROWS>::CTAS) void sm80_qkv_kernel(Sm80Product p, int col_tiles,
-                                                                    QkvForward a, floatX *raw_v, int H)
+__global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_kernel(Sm80Product p, int col_tiles, QkvForward a,
+                                                                 floatX *raw_v, int H)
 {
     extern __shared__ __align__(128) floatX shared[];
-    int head = multiply<ROWS>(shared, p, col_tiles, 1), which = head / H, h = head % H,
-        row0 = blockIdx.x / col_tiles * ROWS;
+    int head = multiply(shared, p, col_tiles, 1), which = head / H, h = head % H,
+        row0 = blockIdx.x / col_tiles * TILE_ROWS;
     floatX *key = which == 0 ? a.q : a.k;
     float *rstd = which == 0 ? a.rstd_q : a.rstd_k;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < ROWS * PAIRS; i += Tile<ROWS>::THREADS) {
+    for (int i = threadIdx.x; i < TILE_ROWS * PAIRS; i += THREADS) {
         int row = i / PAIRS, j = i % PAIRS, n = row0 + row;
         unsigned mask = __ballot_sync(WHOLE_WARP, n < p.N);
         if (n >= p.N)
@@ -84,17 +82,15 @@ __device__ __forceinline__ void store_query_or_key(const HeadsForward &a, const 
         (query ? a.rstd_q : a.rstd_k)[l.unit] = rstd;
 }
 
-template <int ROWS>
-__global__ __launch_bounds__(Tile<ROWS>::THREADS,
-                             Tile<ROWS>::CTAS) void sm80_qkv_heads_kernel(Sm80Product p, int col_tiles,
-                                                                          HeadsForward a, const float *alpha,
-                                                                          int H)
+__global__ __launch_bounds__(THREADS, CTAS) void sm80_qkv_heads_kernel(Sm80Product p, int col_tiles,
+                                                                       HeadsForward a, const float *alpha,
+                                                                       int H)
 {
     extern __shared__ __align__(128) floatX shared[];
-    int head = multiply<ROWS>(shared, p, col_tiles, alpha ? *alpha : 1), which = head / H, n = head % H,
-        row0 = blockIdx.x / col_tiles * ROWS;
+    int head = multiply(shared, p, col_tiles, alpha ? *alpha : 1), which = head / H, n = head % H,
+        row0 = blockIdx.x / col_tiles * TILE_ROWS;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < ROWS * VECTORS; i += Tile<ROWS>::THREADS) {
+    for (int i = threadIdx.x; i < TILE_ROWS * VECTORS; i += THREADS) {
         int row = i / VECTORS, j = i % VECTORS, t = min(row0 + row, p.N - 1);
         HeadLane l = {(unsigned)(t * H + n), t, n, j, row0 + row < p.N};
         uint4 u = *(const uint4 *)(shared + col_chunk(row, j));
@@ -113,30 +109,32 @@ Sm80Product qkv_product(const floatX *x, const floatX *w, int N, int d)
     return {.out = NULL, .x = x, .w = w, .N = N, .in = d, .width = 3 * d};
 }
 
+// Data center GPUs from Hopper on have products in the library that are faster than mma.sync by more than the
+// pass costs: 245 us and 344 to 414 on an H200 (N 32768). Elsewhere the library has mma.sync, too.
+bool takes(const Sm80Product &p, int e)
+{
+    bool library_has_mma = device_state.compute < 90 || device_state.compute >= 120 || !device_has_fp8();
+    return e == HEAD && library_has_mma && in_vectors(p);
+}
+
 } // namespace
 
 bool sm80_qkv(Stream s, const QkvProductForward *a, int N, int H, int e)
 {
     Sm80Product p = qkv_product(a->x, a->w, N, H * e);
     QkvForward rest = qkv_planes(a, N, H * e);
-    if (e != HEAD || !in_vectors(p))
+    if (!takes(p, e))
         return false;
     floatX *raw_v = a->qkv + (int64_t)2 * N * H * e;
-    if (sm80_tall_tiles())
-        launch<TALL>(sm80_qkv_kernel<TALL>, s, p, rest, raw_v, H);
-    else
-        launch<SQUARE>(sm80_qkv_kernel<SQUARE>, s, p, rest, raw_v, H);
+    launch(sm80_qkv_kernel, s, p, rest, raw_v, H);
     return true;
 }
 
 bool sm80_qkv_heads(Stream s, const QkvHeadsForward *a, int N, int H, int e)
 {
     Sm80Product p = qkv_product(a->x, a->w, N, H * e);
-    if (e != HEAD || !in_vectors(p) || (int64_t)N * H * VECTORS > INT32_MAX)
+    if (!takes(p, e) || (int64_t)N * H * VECTORS > INT32_MAX)
         return false;
-    if (sm80_tall_tiles())
-        launch<TALL>(sm80_qkv_heads_kernel<TALL>, s, p, a->heads, a->alpha, H);
-    else
-        launch<SQUARE>(sm80_qkv_heads_kernel<SQUARE>, s, p, a->heads, a->alpha, H);
+    launch(sm80_qkv_heads_kernel, s, p, a->heads, a->alpha, H);
     return true;
 }
