@@ -102,5 +102,9 @@ ok($status eq '0' && $out =~ /TRAIN_GPT_SECRET/ && $out !~ /^set /m, '--help');
     ($status, $out) = run("$dir/copy/scripts/multi_node.slurm", '--preset', 'x');
     is($out, "srun --kill-on-bad-exit=1 ./train_gpt --preset x, port 23456\n", 'Slurm: a port from the number of the job');
     like((secrets())[0], qr/^[0-9a-f]{64}$/, 'and a secret');
+    delete $ENV{SLURM_JOB_ID};
+    ($status, $out, $err) = run("$dir/copy/scripts/multi_node.slurm", '--preset', 'x');
+    ok($status eq '2' && $out eq '' && $err =~ /\Amulti_node\.slurm: error: this is no job of Slurm: give the script to sbatch, [^\n]+\n\z/, 'outside of Slurm: one line')
+        or diag "$status $out$err";
 }
 done_testing;
