@@ -141,6 +141,8 @@ sub refused {
 my $good = write_log(log_text());
 my @second = (loss => '3.2750', seed => 2);
 refused('one log', qr/one log only/, $good);
+refused('a pattern that the shell hands on', qr{/none/\*/\*\.txt: no file matches this pattern; are the runs in another}, $_ ? $good : (), "$DIR/none/*/*.txt") for 0, 1;
+refused('one log with such a name', qr/one log only/, write_log(log_text(), 'a[1]*.txt'));
 refused('the same file twice', qr/the same run/, $good, $good);
 refused('a copy under another name', qr/the same run/, $good, write_log(log_text()));
 refused('a copy with another header', qr/the same run/, $good, write_log(log_text() =~ s/--seed 1/--seed 3/r));
@@ -322,7 +324,8 @@ SKIP: {
     like(slurp("$DIR/a.svg"), qr/<svg.*two/s, 'SVG with labels');
 }
 for (
-    [2, qr/--output/, '--output', 'x.gif', $good], [2, qr/2 labels for 1 logs/, '--output', "$DIR/b.png", '--label', 'a', '--label', 'b', $good],
+    [2, qr/--output FILE\.png or FILE\.svg is missing/, $good], [2, qr/--output "x\.jpg": a picture ends in \.png or \.svg/, '--output', 'x.jpg', "$DIR/absent.txt"],
+    [2, qr/2 labels for 1 logs/, '--output', "$DIR/b.png", '--label', 'a', '--label', 'b', $good],
     [2, qr/loss, validation or step-time/, '--output', "$DIR/b.png", '--quantity', 'memory', $good], [1, qr/no such file/, '--output', "$DIR/b.png", "$DIR/absent.txt"],
     [1, qr/line 1: not JSON/, '--output', "$DIR/b.png", write_log("x\n", 'bad.jsonl')], [1, qr/nothing to plot/, '--output', "$DIR/b.png", '--from', 900, $good],
   )
