@@ -286,7 +286,9 @@ install-files:
 	@$(CPU)/manual zsh >'$(AT)/share/zsh/site-functions/_train_gpt'
 	@echo "installed in $(AT): $(notdir $(filter bin/%,$(INSTALLED)))"
 uninstall:
-	@rm -rf $(addprefix '$(AT)'/,$(INSTALLED) bin/train_gpt share/train_gpt)
+	@there=$$(cd '$(AT)/bin' 2>/dev/null && ls -d $(sort train_gpt $(notdir $(filter bin/%,$(INSTALLED)))) 2>/dev/null); \
+	  rm -rf $(addprefix '$(AT)'/,$(INSTALLED) bin/train_gpt share/train_gpt) && \
+	  echo "removed from $(AT):" $${there:-nothing, no program was there}
 # A tarball has no git: its file VERSION says what it is, and scripts/embed_source.sh puts that into the program.
 dist:
 	@git rev-parse --git-dir >/dev/null 2>&1 || { echo "make dist: this is no git checkout" >&2; exit 1; }

@@ -106,8 +106,12 @@ SKIP: {
 # ---- uninstall -----------------------------------------------------------------------------------------------
 
 spew("$at/bin/train_gpt_own", "someone else's\n");
-make('uninstall', "DESTDIR=$stage", 'PREFIX=/opt/gpt');
+($out) = make('uninstall', "DESTDIR=$stage", 'PREFIX=/opt/gpt');
 is(join(' ', files($stage)), 'opt/gpt/bin/train_gpt_own', 'takes away what was installed, and nothing else');
+like($out, qr{^removed from \Q$stage\E/opt/gpt: order2 tokenize train_gpt_compare train_gpt_cpu (?:train_gpt_\w+ ?)+$}m, 'says what');
+unlike($out, qr/train_gpt_own/, 'and names nothing else');
+($out) = make('uninstall', "DESTDIR=$stage", 'PREFIX=/opt/gpt');
+is($out, "removed from $stage/opt/gpt: nothing, no program was there\n", 'nor what is not there');
 
 # ---- a release -----------------------------------------------------------------------------------------------
 
