@@ -83,7 +83,19 @@ my @c = map { made_up_run("c$_", 0.0015 * $_, 100 + $_) } 1 .. 3;
 like(verdict(\@a, \@c), qr{No set is shown to be better in the validation loss at step 60: a has 0\.\d+ against 0\.\d+ of b, 0\.\d+ less \(.*\), but sets of runs that are alike differ as much in \d+ of 100 comparisons .* between -0\.\d+ and 0\.\d+ less}, 'what can be chance');
 like(verdict(\@a, \@c), qr{^No set is better in the time of a step: 102\.00 ms in both\.$}m, 'the same times');
 like(verdict([$a[0]], [$b[0]]), qr{a has the lower .* cannot be said: a set of one run has no spread}, 'one run in a set');
-like(verdict([$a[0], $a[0]], [$b[0], $b[0]]), qr{are they copies of one run\?}, 'copies of a run');
+like(verdict([$a[0], $a[0]], [$b[0], $b[0]]), qr{^compare: note: b: b1\.jsonl \(2\) has .*^a has the lower .* cannot be said: a set of one run has no spread}ms, 'copies of a run');
+{ # A run and its copy, or one of the same seed, are one run, whatever the other set holds.
+    my $copy = spew("$dir/copy.jsonl", slurp($a[0]));
+    my $seed = spew("$dir/seed.jsonl", slurp($a[0]) =~ s/"ms":101\.000/"ms":103.000/gr);
+    my ($alone, $copied, $repeated) = map { verdict([$a[0], @$_], \@b) } [], [$copy], [$seed];
+    my $note = qr{compare: note: a: copy\.jsonl has the losses of a1\.jsonl and the step times of a1\.jsonl: they count once\n};
+    is($copied =~ s/\A$note//r, $alone, 'a copy in one set changes nothing');
+    like($copied, qr{\A$note}, 'which a note says');
+    like(slurp("$dir/v.html"), qr{<b>The same:</b> seed\.jsonl has the losses of a1\.jsonl: they count once\.</p>}, 'and the page');
+    unlike($repeated, qr{cannot be said.*cannot be said}s, 'one of the same seed has times of its own');
+    my ($two, $three) = map { verdict([@a[0, 1], @$_], \@b) } [], [$copy];
+    is($three =~ s/\A$note//r, $two, 'beside another run it does not make the spread smaller');
+}
 my $short = spew("$dir/short.jsonl", join "\n", (split /\n/, slurp($b[0]))[0 .. 30]);
 like(verdict(\@a, [$short]), qr{validation loss at step 20, the last one that all runs have \(one goes on to 60\): }, 'a run that is behind');
 my @bare = map { spew("$dir/bare$_.jsonl", join '', grep {/"loss"/} map {"$_\n"} split /\n/, slurp("$dir/$_.jsonl")) } qw(a1 b1);
