@@ -5,6 +5,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin, "$FindBin::Bin/../../scripts";
+use File::Basename qw(basename);
 use JSON::PP ();
 use TrainTest;
 use RunLog;
@@ -173,6 +174,7 @@ my $large = start($trainer, @tiny, qw(--model-dim 512 --mlp-dim 2048 --num-heads
     '--train-files', "$dir/long_1.bin", '--val-files', "$dir/long_1.bin", '--out', "$dir/large");
 my $end = time + 60;
 select undef, undef, undef, 0.02 while !-s "$large->{out}.2" && time < $end;
+is(slurp("/proc/$large->{pid}/comm"), basename($trainer) . "\n", 'ps and top show the name of the program');
 kill 'KILL', $large->{pid};
 like((finish($large))[2], qr/\Atrain_gpt: note: \d+\.\d million parameters and 65536 tokens a step are for a GPU: a step will take very long on the CPU; .*\n\z/, 'a step that is too large for a CPU has a line');
 is((run($trainer, @tiny, qw(--stop-at 1 --out), "$dir/small"))[2], '', 'and a small one none');

@@ -2,6 +2,7 @@
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/gemm.h"
 #include "llmc/base/memory.h"
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,10 +30,14 @@ static int thread_limit(void)
 // libgomp reads the limit before main.
 void backend_prepare_process(char **argv)
 {
+    const char *self = "/proc/self/exe";
+    char path[PATH_MAX] = "";
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY"))
         return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
-    execv("/proc/self/exe", argv); // on failure: go on, only slower
+    if (readlink(self, path, sizeof path - 1) > 0)
+        execv(path, argv); // ps shows its name; that of the link is "exe"
+    execv(self, argv);     // on failure: go on, only slower
 }
 
 int backend_device_count(void) { return 1; }
