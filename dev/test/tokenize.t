@@ -73,7 +73,7 @@ my $seed = 7;
 sub random { $seed = ($seed * 1103515245 + 12345) % 2**31; return int($seed / 65536) % $_[0] }
 sub words { my ($n) = @_; return join '', map { join('', map { chr 97 + random(26) } 0 .. random(7)) . (random(9) ? ' ' : "\n") } 1 .. $n }
 
-make_path("$dir/texts/b/deep", "$dir/texts/a.d");
+make_path("$dir/texts/b/deep", "$dir/texts/a.d", "$dir/packed");
 my %text = ('texts/B.txt' => 'capital', 'texts/a.d/x' => "x\n", 'texts/a.txt' => "caf\xC3\xA9", 'texts/b/1' => '', 'texts/b/deep/2' => 'two');
 spew("$dir/$_", $text{$_}) for keys %text;
 spew("$dir/texts/.hidden", 'not this');
@@ -154,6 +154,21 @@ for my $case (['cut off', '{"text": "a', qr/bad.jsonl:2: not a JSON record/], ['
 {
     spew("$dir/bad.jsonl", qq({"text": "good"}\n$case->[1]\n{"text": "good"}\n));
     refuses("record $case->[0]", 1, $case->[2], @to, "$dir/bad.jsonl");
+}
+{
+    my @packed = (['gzip', 'gzip -dc', "\x1f\x8b\x08\0"], ['xz', 'xz -dc', "\xfd7zXZ\0"], ['zstd', 'zstd -dc', "\x28\xb5\x2f\xfd"],
+        ['bzip2', 'bzip2 -dc', 'BZh91AY&SY'], ['zip', 'unzip -p', "PK\3\4"]);
+    for (@packed) {
+        my ($name, $unpack, $begin) = @$_;
+        my $path = spew("$dir/packed/a.$name", $begin . "\0" x 1000);
+        my $line = qr/ is compressed \($name\), not text; unpack it, or pipe in what \Q$unpack\E writes of it$/;
+        refuses("a file of $name", 1, qr/\Atokenize: error: \Q$path\E$line/, @to, "$dir/texts", $path);
+        refuses('in a pipe', 1, qr/\Atokenize: error: standard input$line/, \slurp($path), @to, '-');
+        refuses('as JSONL', 1, $line, @to, '--format', 'jsonl', $path);
+    }
+    refuses('one in a folder', 1, qr{/packed/a\.bzip2 is compressed}, @to, '--split', 'blank-lines', "$dir/packed");
+    my ($got, undef, $said) = run('--vocab', 'bytes', '--out', "$dir/short", spew("$dir/short.txt", "BZh91AY&S"));
+    is("$got $said", '0 ', 'text that begins nearly so is text');
 }
 spew("$dir/late.jsonl", slurp("$dir/many.jsonl") . "oops\n");
 refuses('a bad record far into a file', 1, qr/late.jsonl:1504: /, @to, "$dir/late.jsonl");

@@ -205,6 +205,27 @@ static bool read_more(TextReader *r, TextChunk *c, Error *e)
     return true;
 }
 
+// The first bytes of a file must not be those of a compressed one.
+static bool check_is_text(const TextChunk *c, Error *e)
+{
+    static const struct {
+        size_t at; // bzip2: behind "BZh" and a digit
+        const char *bytes, *name, *unpack;
+    } formats[] = {
+        {0, "\x1f\x8b\x08", "gzip", "gzip -dc"},     {0, "\xfd\x37zXZ", "xz", "xz -dc"},
+        {0, "\x28\xb5\x2f\xfd", "zstd", "zstd -dc"}, {4, "1AY&SY", "bzip2", "bzip2 -dc"},
+        {0, "PK\x03\x04", "zip", "unzip -p"},
+    };
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        size_t at = formats[i].at, n = strlen(formats[i].bytes);
+        bool text = c->len < at + n || memcmp(c->bytes + at, formats[i].bytes, n) != 0;
+        if (!text)
+            return error_set(e, "%s is compressed (%s), not text; unpack it, or pipe in what %s writes of it",
+                             text_file_name(c->file), formats[i].name, formats[i].unpack);
+    }
+    return true;
+}
+
 static void keep_rest(TextReader *r, TextChunk *c, size_t end)
 {
     r->kept_len = c->len - end;
@@ -248,6 +269,8 @@ ChunkStatus text_reader_next(TextReader *r, TextChunk *c, Error *e)
             if (!read_more(r, c, e))
                 return CHUNK_ERROR;
         }
+        if (r->file_begins && !check_is_text(c, e))
+            return CHUNK_ERROR;
         if (c->split) {
             end = find_pieces(r, c);
         } else if (!r->file_ends) {
