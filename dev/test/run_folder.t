@@ -77,6 +77,9 @@ is(join(' ', sort { $a <=> $b } keys %{val_losses("$dir/given")}), '16 17 18 19 
 is((tensors($whole))[1]{'option.val-every'}, 5, 'and with another --out the run goes on in a folder of its own');
 refuses('an option that shapes the model', 1, qr/made with --mlp-dim 128, but this run has 64; leave --mlp-dim out to resume with/,
     $trainer, '--resume', $first, '--mlp-dim', 64);
+refuses('and one that is a fraction, in few digits', 1, qr/made with --muon-rate 0\.\d{1,4}, but this run has 0\.07; /, $trainer, '--resume', $first, '--muon-rate', 0.07);
+run_ok('numbers of 17 digits, as older checkpoints have them,', $trainer, '--resume',
+    rewrite($sixteen, "$dir/digits.safetensors", sub { $_ = sprintf '%.17g', $_ for grep { /^0\.\d+$/ } values %{$_[2]}; 1 }), '--out', "$dir/digits");
 run_ok('--epochs where the run had --repeat', $trainer, '--resume', rewrite($sixteen, "$dir/repeat.safetensors", sub { $_[2]{'option.repeat'} = '1' }),
     '--epochs', 2, '--out', "$dir/epochs");
 refuses("$_->[0] of a checkpoint", 1, $_->[2], $trainer, '--resume', rewrite($sixteen, "$dir/bad.safetensors", sub { $_[2]{"option.$_->[0]"} = $_->[1]; 1 }))

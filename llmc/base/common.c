@@ -2,6 +2,7 @@
 #include "llmc/base/utf8.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdarg.h>
@@ -178,6 +179,15 @@ char *format_string(const char *format, ...)
     va_end(again);
     va_end(args);
     return s;
+}
+
+char *format_number(double x)
+{
+    char text[40];
+    snprintf(text, sizeof text, "%.0f", fabs(x) < 1e15 ? x : 0); // not 1e+05
+    for (int digits = 1; digits <= 17 && strtod(text, NULL) != x; digits++)
+        snprintf(text, sizeof text, "%.*g", digits, x);
+    return xstrdup(text);
 }
 
 int make_folders(const char *path)

@@ -57,6 +57,9 @@ char *xstrdup(const char *s);
 // printf into a fresh string, owned by the caller.
 char *format_string(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+// A finite number in the fewest digits that strtod reads back as the same double, owned by the caller.
+char *format_number(double x);
+
 // A regular file for reading (O_CLOEXEC): its descriptor, and its size in *bytes. -1 with "<what> <path>:
 // ..." in `e` when it cannot be opened, or is a folder, a device, or a FIFO, which would keep the program
 // waiting.

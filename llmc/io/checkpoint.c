@@ -277,6 +277,13 @@ const char *checkpoint_option(const void *st, const char *name)
     return value;
 }
 
+// The value of an option as this program writes it. Older ones wrote all 17 digits of a number. Owned by the
+// caller.
+static char *option_text(int option, const char *value)
+{
+    return config_option_is_number(option) ? format_number(strtod(value, NULL)) : xstrdup(value);
+}
+
 // An option that the file does not know is younger than the file: the run that wrote it did what is now the
 // default.
 static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
@@ -293,7 +300,7 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
         char *usual = config_option_value(&standard, i);
         const char *known = checkpoint_option(st, name),
                    *older = config_older_value(name, checkpoint_option, st);
-        const char *theirs = known ? known : older ? older : usual;
+        char *theirs = option_text(i, known ? known : older ? older : usual);
         bool same = !strcmp(theirs, mine);
         if (!same)
             error_set(e,
@@ -304,6 +311,7 @@ static bool check_options(const Trainer *t, const SafeTensors *st, Error *e)
                       other_preset ? " and " : "", mine, other_preset ? "preset" : name);
         free(mine);
         free(usual);
+        free(theirs);
         if (!same)
             return false;
     }

@@ -58,15 +58,9 @@ void json_text(JsonRecord *r, const char *name, const char *text)
 
 static void put_number(JsonRecord *r, double x)
 {
-    char text[40];
-    if (!isfinite(x)) {
-        fputs("null", r->f);
-        return;
-    }
-    snprintf(text, sizeof text, "%.0f", fabs(x) < 1e15 ? x : 0); // not 1e+05
-    for (int digits = 1; digits <= 17 && strtod(text, NULL) != x; digits++)
-        snprintf(text, sizeof text, "%.*g", digits, x);
+    char *text = isfinite(x) ? format_number(x) : xstrdup("null");
     fputs(text, r->f);
+    free(text);
 }
 
 void json_number(JsonRecord *r, const char *name, double x)

@@ -296,16 +296,6 @@ static void write_text(FILE *f, const char *text)
     fputc('"', f);
 }
 
-// In the fewest digits that are read back the same.
-static void write_number(FILE *f, const char *value)
-{
-    double x = strtod(value, NULL);
-    char text[40] = "";
-    for (int digits = 15; digits <= 17 && strtod(text, NULL) != x; digits++)
-        snprintf(text, sizeof text, "%.*g", digits, x);
-    fputs(*text ? text : "0", f);
-}
-
 static void write_option(FILE *f, const Option *o, const char *value)
 {
     fprintf(f, "%s = ", o->name);
@@ -314,7 +304,7 @@ static void write_option(FILE *f, const Option *o, const char *value)
     else if (is_text(o))
         write_text(f, value);
     else
-        write_number(f, value);
+        fputs(value, f);
     fputc('\n', f);
 }
 

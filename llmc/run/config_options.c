@@ -271,7 +271,7 @@ char *config_option_value(const Config *c, int index)
     case OPT_INT64:
         return format_string("%lld", (long long)*(const int64_t *)field);
     case OPT_FLOAT:
-        return format_string("%.17g", *(const double *)field);
+        return format_number(*(const double *)field);
     case OPT_FLAG:
         return format_string("%d", *(const bool *)field);
     case OPT_TEXT:
