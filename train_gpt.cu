@@ -460,6 +460,7 @@ static int train_run(Run *r, int argc, char **argv)
     if (*c->resume)
         logger_message(r->logger, "resumed %s: %d of %d steps are done", c->resume, t->step, total);
     note_unused(c, true);
+    note_full_disk(t, &r->folder);
     FileHash *hash = comm_rank() == 0 ? file_hash_start(validation_path(t->validation)) : NULL;
     bool stopped = train(r);
     bool done = t->step == total;

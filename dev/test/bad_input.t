@@ -253,10 +253,20 @@ SKIP: {
     run_ok('a run with one checkpoint', $trainer, @tiny, '--out', "$dir/one", '--stop-at', 5);
     my $room = length(slurp(checkpoint("$dir/one", 5))) / 2; # and what the run took
     $room += -s for glob "$dir/one/*/*";
-    skip 'cannot mount a small file system', 2 if system('mount', '-t', 'tmpfs', '-o', 'size=' . int($room), 'none', $mount) != 0;
+    skip 'cannot mount a small file system', 7 if system('mount', '-t', 'tmpfs', '-o', 'size=' . int($room), 'none', $mount) != 0;
     ($status, $out, $err) = run($trainer, @tiny, '--out', $mount, '--checkpoint-every', 5); # the first fits, the second does not
     ok($status eq '1' && $err =~ /step_000010\.safetensors: .*No space left on device/, 'a full file system is named') or diag "$status $err";
     ok(eval { tensors(checkpoint("$mount", 5)); 1 }, 'and the checkpoint before is whole') or diag $@;
+    unlike($err, qr/ are free on this disk/, 'there was room for one at the start');
+    my $size = -s checkpoint("$dir/whole", 20);
+    for my $ranks (1, 2) {
+        system "umount '$mount'; mount -t tmpfs -o size=" . ($size & ~4095) . " none '$mount'";
+        ($status, $out, $err) = run($trainer, @large, '--ranks', $ranks, '--out', $mount);
+        my @lines = split /\n/, $err;
+        my ($free, $needed) = $lines[0] =~ / note: \Q$mount\E\S+: ([\d.]+) MiB are free on this disk, and a checkpoint takes ([\d.]+): make room before one is saved$/;
+        ok($status eq '1' && $free && $lines[1] =~ /checkpoint not saved/ && $err !~ /are free.*are free/s, "too little room has a note at the start, $ranks ranks: $lines[0]") or diag $err;
+        cmp_ok(abs(($needed // 0) - $size / 2**20), '<', 0.1, "which knows the size of a checkpoint, $size bytes");
+    }
     system "umount '$mount'";
 }
 done_testing;

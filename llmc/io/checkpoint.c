@@ -177,6 +177,17 @@ static bool save(Trainer *t, const char *path, bool state, Error *e)
     return true;
 }
 
+int64_t checkpoint_bytes(const Trainer *t)
+{
+    StateTensor x;
+    int64_t bytes = weights_bytes(t);
+    for (Part part = STATE; part < PARTS; part++) {
+        for (int i = 0; nth_tensor(t, part, i, &x); i++)
+            bytes += x.rows * x.cols * (int64_t)element_bytes(x.half);
+    }
+    return bytes;
+}
+
 // Rank 0 may wait for a slow disk.
 static bool save_patiently(Trainer *t, const char *path, bool state, Error *e)
 {

@@ -19,6 +19,8 @@ bool weights_load(Trainer *t, const char *path, Error *e);
 // even step, saving moves the ranks' shares of it to rank 0: this run and one resumed from the file then go
 // on with the same sums.
 bool checkpoint_save(Trainer *t, const char *path, Error *e);
+// The size of the tensors of such a file after this step.
+int64_t checkpoint_bytes(const Trainer *t);
 // Refuses options that shape the model and differ, by name, and other training shards (loader_continues); a
 // checkpoint without a list of them gets a note.
 bool checkpoint_load(Trainer *t, const char *path, Error *e);

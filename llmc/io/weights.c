@@ -119,6 +119,21 @@ void weights_declare(const Trainer *t, SafeWriter *w)
     }
 }
 
+int64_t weights_bytes(const Trainer *t)
+{
+    const Params *p = &t->model.params;
+    int64_t sum = 0;
+    for (int i = 0; i < p->count; i++) {
+        FileTensor f = weights_tensor(t->config, &p->list[i]);
+        int64_t bytes = (int64_t)element_bytes(is_half(&p->list[i]));
+        for (int k = 0; k < f.ndim; k++)
+            bytes *= f.shape[k];
+        if (!is_known(p, t->config, i, &f))
+            sum += bytes;
+    }
+    return sum;
+}
+
 // As it is in a file, from what the device holds; stored is given up or returned.
 static void *to_file(const Param *a, void *stored)
 {

@@ -19,6 +19,7 @@ typedef struct {
 FileTensor weights_tensor(const Config *c, const Param *a);
 
 void weights_declare(const Trainer *t, SafeWriter *w);
+int64_t weights_bytes(const Trainer *t); // of what it declares
 // Collective. Brings every rank's parameters to rank 0 and writes them there; w is NULL elsewhere. The
 // weights of all ranks are complete.
 bool weights_write(Trainer *t, SafeWriter *w, Error *e);

@@ -10,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -378,6 +379,13 @@ char *run_folder_options(const RunFolder *f, int step)
         return first;
     free(first);
     return format_string("%s/run_%06d.toml", f->path, step);
+}
+
+int64_t run_folder_free(const RunFolder *f)
+{
+    struct statvfs s;
+    bool known = statvfs(f->path, &s) == 0 && s.f_blocks > 0;
+    return known ? (int64_t)(s.f_bavail * s.f_frsize) : INT64_MAX;
 }
 
 void run_folder_close(RunFolder *f)

@@ -48,6 +48,8 @@ bool run_folder_prepare(RunFolder *f, const char *out, bool out_given, const cha
 bool run_folder_open(RunFolder *f, const char *preset, Error *e);
 // Where the options of this process belong, after so many steps of the run; owned by the caller.
 char *run_folder_options(const RunFolder *f, int step);
+// Bytes that its file system has free for files in it; INT64_MAX where that is not known.
+int64_t run_folder_free(const RunFolder *f);
 void run_folder_close(RunFolder *f);
 
 // Removes checkpoints of earlier steps than `step`, so that with that one `keep` are left; 0 keeps all. What

@@ -1,5 +1,6 @@
 #include "llmc/run/run_log.h"
 #include "llmc/base/memory.h"
+#include "llmc/io/checkpoint.h"
 #include "llmc/run/config_file.h"
 #include "llmc/run/mfu.h"
 #include <stdlib.h>
@@ -99,4 +100,12 @@ void note_large_step(const Trainer *t)
         note("%.1f million parameters and %.0f tokens a step are for a GPU: a step will take very long on "
              "the CPU; presets tiny and tiny-2026 are made for it",
              1e-6 * (double)params_total(&t->model.params), tokens);
+}
+
+void note_full_disk(const Trainer *t, const RunFolder *f)
+{
+    int64_t needed = checkpoint_bytes(t), there = run_folder_free(f);
+    if (there < needed)
+        note("%s: %.1f MiB are free on this disk, and a checkpoint takes %.1f: make room before one is saved",
+             f->path, (double)there / 1048576, (double)needed / 1048576);
 }

@@ -2,6 +2,7 @@
 // not write.
 #pragma once
 #include "llmc/io/logger.h"
+#include "llmc/run/run_folder.h"
 #include "llmc/run/trainer.h"
 
 // Options, backend and ranks, data, model and optimizer.
@@ -15,3 +16,5 @@ void note_stop(const Config *c, int argc, char **argv);
 void note_unused(const Config *c, bool training);
 // Where a step of the network is too large for a CPU. Before anything that takes long.
 void note_large_step(const Trainer *t);
+// Where the disk has no room for a checkpoint. It may have when one is saved: the run goes on.
+void note_full_disk(const Trainer *t, const RunFolder *f);
